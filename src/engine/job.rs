@@ -1,0 +1,282 @@
+//! Jobs, and where to find them: by key in a step, by id in about two.
+//!
+//! A job knows its tube and which structure it stands in; it does not know the rules by
+//! which it moves (`queue.rs`) nor anything of connections but their keys.
+
+use super::body::Body;
+use super::heap::Entry;
+use super::index::{Chained, Index};
+use super::keys::{ConnKey, JobKey, TubeKey};
+use super::list::{Linked, Links, NIL};
+use super::pages::Pages;
+use super::time::Nanos;
+use std::collections::TryReserveError;
+
+/// One job.
+#[derive(Debug)]
+pub struct Job {
+    /// What clients call it; never used twice.
+    pub id: u64,
+    /// The tube in which it is from the first to the last.
+    pub tube: TubeKey,
+    /// The least comes first.
+    pub pri: u32,
+    /// The delay it was last given, whether or not that is over.
+    pub delay_secs: u32,
+    /// How long a worker may hold it; at least 1.
+    pub ttr_secs: u32,
+    /// How often it went through what.
+    pub counts: Counts,
+    /// When it was put.
+    pub created_at: Nanos,
+    /// Where it stands.
+    pub state: State,
+    /// What it carries.
+    pub body: Body,
+    /// The next job in the same bucket of the index.
+    next_in_bucket: u32,
+}
+
+/// How often a job went through what.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each is named after its line in stats-job")]
+pub struct Counts {
+    pub reserves: u32,
+    pub timeouts: u32,
+    pub releases: u32,
+    pub buries: u32,
+    pub kicks: u32,
+}
+
+/// Where a job stands, with its place there.
+#[derive(Clone, Copy, Debug)]
+pub enum State {
+    /// Nowhere: on its way from one place to another.
+    Moving,
+    /// In the ready heap of its tube.
+    Ready {
+        /// The place in the heap.
+        place: u32,
+    },
+    /// In the delay heap of its tube.
+    Delayed {
+        /// The place in the heap.
+        place: u32,
+    },
+    /// In the heap of reserved jobs of a connection.
+    Reserved {
+        /// Whose.
+        by: ConnKey,
+        /// The place in the heap.
+        place: u32,
+    },
+    /// In the list of buried jobs of its tube.
+    Buried(Links),
+}
+
+/// A ready job as its tube orders it: the least priority, then the least id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ReadyEntry {
+    /// The priority.
+    pub pri: u32,
+    /// The id.
+    pub id: u64,
+    /// The job.
+    pub job: JobKey,
+}
+
+/// A delayed job as its tube orders it: the soonest, then the least id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DelayedEntry {
+    /// When the delay is over.
+    pub due: Nanos,
+    /// The id.
+    pub id: u64,
+    /// The job.
+    pub job: JobKey,
+}
+
+/// A reserved job as its connection orders it: the soonest deadline, then the first
+/// reserved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ReservedEntry {
+    /// When the TTR runs out.
+    pub deadline: Nanos,
+    /// How many reservations there had been before this one.
+    pub turn: u64,
+    /// The job.
+    pub job: JobKey,
+    /// The connection.
+    pub by: ConnKey,
+}
+
+/// All jobs.
+#[derive(Debug, Default)]
+pub struct Jobs {
+    pages: Pages<Job>,
+    by_id: Index,
+}
+
+impl Job {
+    /// A new job in no place yet. A `ttr_secs` of 0 becomes 1.
+    pub fn new(id: u64, tube: TubeKey, terms: Terms, body: Body, created_at: Nanos) -> Job {
+        Job {
+            id,
+            tube,
+            pri: terms.pri,
+            delay_secs: terms.delay_secs,
+            ttr_secs: terms.ttr_secs.max(1),
+            counts: Counts::default(),
+            created_at,
+            state: State::Moving,
+            body,
+            next_in_bucket: NIL,
+        }
+    }
+}
+
+/// The numbers that a client puts a job with.
+#[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "each is named after its word in the protocol")]
+pub struct Terms {
+    pub pri: u32,
+    pub delay_secs: u32,
+    pub ttr_secs: u32,
+}
+
+impl Jobs {
+    /// How many jobs there are.
+    pub fn len(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// Whether there is no job.
+    pub fn is_empty(&self) -> bool {
+        self.pages.is_empty()
+    }
+
+    /// The job that clients call `id`.
+    pub fn find(&self, id: u64) -> Option<JobKey> {
+        let is_it = |pages: &Pages<Job>, key| pages.get(key).is_some_and(|job| job.id == id);
+        self.by_id.find(&self.pages, hash(id), is_it).map(JobKey)
+    }
+
+    /// Makes sure that the next [`Jobs::insert`] needs no memory.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
+        self.pages.try_reserve_one()?;
+        self.by_id.try_reserve_one()
+    }
+
+    /// Adds a job whose id no other has.
+    ///
+    /// # Panics
+    /// There was no successful [`Jobs::try_reserve_one`] before.
+    pub fn insert(&mut self, job: Job) -> JobKey {
+        let key = self.pages.insert(job);
+        self.by_id.insert(&mut self.pages, key);
+        JobKey(key)
+    }
+
+    /// Takes out a job that stands nowhere any more.
+    pub fn remove(&mut self, key: JobKey) -> Job {
+        self.by_id.remove(&mut self.pages, key.0);
+        self.pages.remove(key.0).expect(KEY_IS_GOOD)
+    }
+}
+
+impl std::ops::Index<JobKey> for Jobs {
+    type Output = Job;
+
+    fn index(&self, key: JobKey) -> &Job {
+        self.pages.get(key.0).expect(KEY_IS_GOOD)
+    }
+}
+
+impl std::ops::IndexMut<JobKey> for Jobs {
+    fn index_mut(&mut self, key: JobKey) -> &mut Job {
+        self.pages.get_mut(key.0).expect(KEY_IS_GOOD)
+    }
+}
+
+const KEY_IS_GOOD: &str = "a job's key leaves every structure before the job is removed";
+
+/// Sixteen ids in a row share a neighbourhood, so that a queue that is worked off in
+/// order stays in the processor's cache; the neighbourhoods are scattered, so that no
+/// pattern of ids left behind makes long chains.
+fn hash(id: u64) -> u64 {
+    const SCATTER: u64 = 0x9e37_79b9_7f4a_7c15;
+    let neighbourhood = (id >> 4).wrapping_mul(SCATTER);
+    (neighbourhood ^ (neighbourhood >> 32)) << 4 | (id & 15)
+}
+
+impl Chained for Pages<Job> {
+    fn hash(&self, key: u32) -> u64 {
+        hash(self.get(key).expect(KEY_IS_GOOD).id)
+    }
+
+    fn next(&self, key: u32) -> u32 {
+        self.get(key).expect(KEY_IS_GOOD).next_in_bucket
+    }
+
+    fn set_next(&mut self, key: u32, next: u32) {
+        self.get_mut(key).expect(KEY_IS_GOOD).next_in_bucket = next;
+    }
+}
+
+/// For the lists of buried jobs.
+impl Linked for Jobs {
+    fn links(&self, key: u32) -> Links {
+        match self[JobKey(key)].state {
+            State::Buried(links) => links,
+            State::Moving
+            | State::Ready { .. }
+            | State::Delayed { .. }
+            | State::Reserved { .. } => {
+                unreachable!("only buried jobs stand in a list of buried jobs")
+            }
+        }
+    }
+
+    fn links_mut(&mut self, key: u32) -> &mut Links {
+        let state = &mut self[JobKey(key)].state;
+        if !matches!(state, State::Buried(_)) {
+            *state = State::Buried(Links::LOOSE);
+        }
+        match state {
+            State::Buried(links) => links,
+            State::Moving
+            | State::Ready { .. }
+            | State::Delayed { .. }
+            | State::Reserved { .. } => {
+                unreachable!("it was just made a buried one")
+            }
+        }
+    }
+}
+
+impl Entry for ReadyEntry {
+    type Owners = Jobs;
+
+    fn stands_at(self, place: u32, jobs: &mut Jobs) {
+        jobs[self.job].state = State::Ready { place };
+    }
+}
+
+impl Entry for DelayedEntry {
+    type Owners = Jobs;
+
+    fn stands_at(self, place: u32, jobs: &mut Jobs) {
+        jobs[self.job].state = State::Delayed { place };
+    }
+}
+
+impl Entry for ReservedEntry {
+    type Owners = Jobs;
+
+    fn stands_at(self, place: u32, jobs: &mut Jobs) {
+        jobs[self.job].state = State::Reserved { by: self.by, place };
+    }
+}

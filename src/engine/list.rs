@@ -1,0 +1,140 @@
+//! A first-in, first-out list threaded through the entries of a slab.
+//!
+//! The list owns only its two ends and its length; the links live inside the entries, so
+//! that joining, leaving from the middle and leaving at the front cost the same few
+//! writes and no allocation. It must not know what the entries are: a store that
+//! implements [`Linked`] lends it the links of each key.
+
+/// The key that no entry has.
+pub const NIL: u32 = u32::MAX;
+
+/// The two neighbours of an entry that stands in a list; [`NIL`] at either end.
+#[derive(Clone, Copy, Debug)]
+pub struct Links {
+    previous: u32,
+    next: u32,
+}
+
+impl Links {
+    /// The links of an entry that stands in no list.
+    pub const LOOSE: Links = Links { previous: NIL, next: NIL };
+}
+
+/// A store whose entries carry the links of a list.
+pub trait Linked {
+    /// The links of the entry under `key`.
+    fn links(&self, key: u32) -> Links;
+
+    /// The same, to be changed.
+    fn links_mut(&mut self, key: u32) -> &mut Links;
+}
+
+/// The ends of a list whose links are in `S`.
+#[derive(Clone, Copy, Debug)]
+pub struct List {
+    head: u32,
+    tail: u32,
+    len: u32,
+}
+
+impl Default for List {
+    fn default() -> List {
+        List { head: NIL, tail: NIL, len: 0 }
+    }
+}
+
+impl List {
+    /// How many entries stand in the list.
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Whether no entry stands in the list.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The entry that has stood longest.
+    pub fn front(&self) -> Option<u32> {
+        (self.head != NIL).then_some(self.head)
+    }
+
+    /// Puts the entry under `key`, which must stand in no list, at the end.
+    pub fn push_back<S: Linked>(&mut self, store: &mut S, key: u32) {
+        *store.links_mut(key) = Links { previous: self.tail, next: NIL };
+        match self.tail {
+            NIL => self.head = key,
+            tail => store.links_mut(tail).next = key,
+        }
+        self.tail = key;
+        self.len += 1;
+    }
+
+    /// Takes out the entry under `key`, which must stand in this list.
+    pub fn remove<S: Linked>(&mut self, store: &mut S, key: u32) {
+        let Links { previous, next } = std::mem::replace(store.links_mut(key), Links::LOOSE);
+        match previous {
+            NIL => self.head = next,
+            previous => store.links_mut(previous).next = next,
+        }
+        match next {
+            NIL => self.tail = previous,
+            next => store.links_mut(next).previous = previous,
+        }
+        self.len -= 1;
+    }
+
+    /// Takes out the entry that has stood longest.
+    pub fn pop_front<S: Linked>(&mut self, store: &mut S) -> Option<u32> {
+        let key = self.front()?;
+        self.remove(store, key);
+        Some(key)
+    }
+
+    /// The keys from front to back.
+    pub fn iter<'a, S: Linked>(&self, store: &'a S) -> impl Iterator<Item = u32> + 'a {
+        let some = |key: u32| (key != NIL).then_some(key);
+        std::iter::successors(some(self.head), move |&key| some(store.links(key).next))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::VecDeque;
+
+    impl Linked for Vec<Links> {
+        fn links(&self, key: u32) -> Links {
+            self[key as usize]
+        }
+        fn links_mut(&mut self, key: u32) -> &mut Links {
+            &mut self[key as usize]
+        }
+    }
+
+    #[test]
+    fn behaves_as_a_deque_under_random_steps() {
+        const KEYS: u32 = 40;
+        let mut random = fastrand::Rng::with_seed(7);
+        let mut store = vec![Links::LOOSE; KEYS as usize];
+        let mut list = List::default();
+        let mut model: VecDeque<u32> = VecDeque::new();
+        for _ in 0..20_000 {
+            let key = random.u32(..KEYS);
+            match (random.u8(..3), model.iter().position(|&k| k == key)) {
+                (0, _) => assert_eq!(list.pop_front(&mut store), model.pop_front()),
+                (_, Some(at)) => {
+                    list.remove(&mut store, key);
+                    model.remove(at);
+                }
+                (_, None) => {
+                    list.push_back(&mut store, key);
+                    model.push_back(key);
+                }
+            }
+            assert_eq!(list.front(), model.front().copied());
+            assert_eq!(list.len() as usize, model.len());
+            assert!(list.iter(&store).eq(model.iter().copied()));
+        }
+    }
+}

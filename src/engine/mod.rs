@@ -1,0 +1,23 @@
+//! The whole server without sockets, clock and disk: plain structs, mutated in place,
+//! driven by calls.
+//!
+//! Nothing in here may name the operating system; `tests/tidy.rs` sees to that.
+
+pub mod body;
+pub mod command;
+pub mod conn;
+pub mod heap;
+pub mod index;
+pub mod job;
+pub mod keys;
+pub mod list;
+pub mod output;
+pub mod pages;
+pub mod queue;
+pub mod reply;
+pub mod server;
+pub mod stats;
+pub mod time;
+pub mod tube;
+pub mod waiting;
+pub mod wheel;

@@ -1,0 +1,245 @@
+//! Bytes on their way to a client.
+//!
+//! Formatted replies gather in one buffer; large bodies are not copied into it but noted
+//! at their position and sent from where they are:
+//!
+//! ```text
+//! text    RESERVED 7 60000 CR LF INSERTED 8 CR LF ...
+//!                               ^
+//! bodies                        60000 bytes and CR LF
+//! ```
+//!
+//! The loop asks for the next slices and says how much of them the kernel took. An output
+//! with nothing in it owns no memory: it borrows a buffer from a pool.
+
+use super::body::Body;
+use std::collections::{TryReserveError, VecDeque};
+use std::io::IoSlice;
+use std::rc::Rc;
+
+/// What one client is still to be sent.
+#[derive(Debug, Default)]
+pub struct Output {
+    text: Vec<u8>,
+    bodies: VecDeque<SharedBody>,
+    /// How much of `text` has been sent.
+    text_sent: usize,
+    /// How much of the first of `bodies` has been sent.
+    body_sent: usize,
+    /// How many bytes are still to be sent in all.
+    len: usize,
+}
+
+#[derive(Debug)]
+struct SharedBody {
+    /// The body goes before the byte of `text` at this index.
+    at: usize,
+    bytes: Rc<Vec<u8>>,
+}
+
+/// Buffers of outputs that were sent whole, for the next ones.
+#[derive(Debug, Default)]
+pub struct Pool(Vec<Vec<u8>>);
+
+impl Output {
+    /// How many bytes are still to be sent.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether everything has been sent.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Adds bytes.
+    ///
+    /// # Errors
+    /// There is no memory for them.
+    pub fn push(&mut self, bytes: &[u8], pool: &mut Pool) -> Result<(), TryReserveError> {
+        if self.text.capacity() == 0 {
+            self.text = pool.0.pop().unwrap_or_default();
+        }
+        self.text.try_reserve(bytes.len())?;
+        self.text.extend_from_slice(bytes);
+        self.len += bytes.len();
+        Ok(())
+    }
+
+    /// Adds the bytes of a body, with its CR LF.
+    ///
+    /// # Errors
+    /// There is no memory for them.
+    pub fn push_body(&mut self, body: &Body, pool: &mut Pool) -> Result<(), TryReserveError> {
+        match body {
+            Body::Small(bytes) => self.push(bytes, pool),
+            Body::Large(bytes) => {
+                self.bodies.try_reserve(1)?;
+                self.bodies.push_back(SharedBody { at: self.text.len(), bytes: Rc::clone(bytes) });
+                self.len += bytes.len();
+                Ok(())
+            }
+        }
+    }
+
+    /// Puts the next bytes to be sent into `slices`; says how many slices.
+    pub fn next_slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
+        let mut filled = 0;
+        let mut text_at = self.text_sent;
+        let mut body_from = self.body_sent;
+        let mut bodies = self.bodies.iter().peekable();
+        while filled < slices.len() {
+            let text_end = bodies.peek().map_or(self.text.len(), |body| body.at);
+            slices[filled] = if text_at < text_end {
+                let text = &self.text[text_at..text_end];
+                text_at = text_end;
+                IoSlice::new(text)
+            } else if let Some(body) = bodies.next() {
+                IoSlice::new(&body.bytes[std::mem::take(&mut body_from)..])
+            } else {
+                break;
+            };
+            filled += 1;
+        }
+        filled
+    }
+
+    /// The first `count` of the bytes to be sent have been sent.
+    pub fn sent(&mut self, mut count: usize, pool: &mut Pool) {
+        self.len -= count;
+        if self.len == 0 {
+            let Output { text, .. } = std::mem::take(self);
+            pool.give_back(text);
+            return;
+        }
+        while count > 0 {
+            let text_end = self.bodies.front().map_or(self.text.len(), |body| body.at);
+            let text = (text_end - self.text_sent).min(count);
+            self.text_sent += text;
+            count -= text;
+            let Some(body) = self.bodies.front().filter(|_| self.text_sent == text_end) else {
+                break;
+            };
+            let of_body = (body.bytes.len() - self.body_sent).min(count);
+            self.body_sent += of_body;
+            count -= of_body;
+            if self.body_sent == body.bytes.len() {
+                self.bodies.pop_front();
+                self.body_sent = 0;
+            }
+        }
+        self.forget_what_was_sent();
+    }
+
+    /// A client that is always a little behind must not make its output grow for ever.
+    fn forget_what_was_sent(&mut self) {
+        const WORTH_MOVING: usize = 16 * 1024;
+        if self.text_sent < WORTH_MOVING || self.text_sent < self.text.len() / 2 {
+            return;
+        }
+        self.text.drain(..self.text_sent);
+        for body in &mut self.bodies {
+            body.at -= self.text_sent;
+        }
+        self.text_sent = 0;
+    }
+}
+
+impl Pool {
+    const MAX_BUFFERS: usize = 64;
+    const MAX_CAPACITY: usize = 16 * 1024;
+
+    fn give_back(&mut self, mut buffer: Vec<u8>) {
+        let is_welcome = (1..=Pool::MAX_CAPACITY).contains(&buffer.capacity());
+        if is_welcome && self.0.len() < Pool::MAX_BUFFERS {
+            buffer.clear();
+            self.0.push(buffer);
+        }
+    }
+}
+
+/// `number` in decimal.
+pub fn decimal(mut number: u64, buffer: &mut [u8; 20]) -> &[u8] {
+    let mut at = buffer.len();
+    loop {
+        at -= 1;
+        buffer[at] = b'0' + u8::try_from(number % 10).expect("a digit is small");
+        number /= 10;
+        if number == 0 {
+            return &buffer[at..];
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::body::{CR_LF, Upload};
+
+    fn body(len: usize, fill: u8) -> Body {
+        let mut upload = Upload::try_new(u32::try_from(len).unwrap()).unwrap();
+        upload.take(&vec![fill; len]);
+        upload.take(CR_LF);
+        upload.finish().unwrap()
+    }
+
+    #[test]
+    fn whatever_the_kernel_takes_the_bytes_arrive_in_order() {
+        let mut random = fastrand::Rng::with_seed(2);
+        let mut pool = Pool::default();
+        let mut output = Output::default();
+        let (mut expected, mut arrived) = (Vec::new(), Vec::new());
+        for round in 0..2_000_u32 {
+            if random.bool() {
+                let body = body(random.usize(..9_000), b'a' + random.u8(..26));
+                output.push_body(&body, &mut pool).unwrap();
+                expected.extend_from_slice(body.bytes());
+            } else {
+                let text = vec![b'0' + random.u8(..10); random.usize(..300)];
+                output.push(&text, &mut pool).unwrap();
+                expected.extend_from_slice(&text);
+            }
+            while !output.is_empty() && (round % 50 == 0 || random.u8(..3) == 0) {
+                let mut slices = [IoSlice::new(&[]); 4];
+                let filled = output.next_slices(&mut slices);
+                let next: Vec<u8> =
+                    slices[..filled].iter().flat_map(|slice| slice.iter().copied()).collect();
+                let taken = random.usize(1..=next.len());
+                arrived.extend_from_slice(&next[..taken]);
+                output.sent(taken, &mut pool);
+            }
+            assert_eq!(arrived.len() + output.len(), expected.len());
+        }
+        assert!(expected.starts_with(&arrived));
+    }
+
+    #[test]
+    fn an_empty_output_owns_nothing() {
+        let mut pool = Pool::default();
+        let mut output = Output::default();
+        output.push(b"TOUCHED\r\n", &mut pool).unwrap();
+        output.sent(9, &mut pool);
+        assert_eq!(output.text.capacity(), 0);
+        assert_eq!(pool.0.len(), 1);
+    }
+
+    #[test]
+    fn a_client_that_is_always_behind_costs_no_more() {
+        let mut pool = Pool::default();
+        let mut output = Output::default();
+        output.push(&[b'x'; 1000], &mut pool).unwrap();
+        for _ in 0..10_000 {
+            output.push(&[b'x'; 1000], &mut pool).unwrap();
+            output.sent(1000, &mut pool);
+        }
+        assert!(output.text.capacity() < 100_000);
+    }
+
+    #[test]
+    fn decimals() {
+        let mut buffer = [0; 20];
+        for number in [0, 9, 10, 4_294_967_296, u64::MAX] {
+            assert_eq!(decimal(number, &mut buffer), number.to_string().as_bytes());
+        }
+    }
+}

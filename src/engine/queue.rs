@@ -1,0 +1,670 @@
+//! The rules: how jobs come, move between their states, and go.
+//!
+//! ```text
+//!    put with delay               release with delay
+//!   ----------------> [delayed] <--------------------.
+//!                       |                             |
+//!                       | time passes, kick           |
+//!   put                 v              reserve        |        delete
+//!   ----------------> [ready] --------------------> [reserved] --------> gone
+//!                       ^  ^                          |  |
+//!                       |   `---- release, timeout ---'  |
+//!                       | kick                           |
+//!                    [buried] <------------------- bury -'
+//! ```
+//!
+//! Delete also takes ready, delayed and buried jobs, and reserve-job reserves them.
+//!
+//! Every move is the same two steps: the job leaves where it stands, then it enters where
+//! it goes; the counts are kept there and nowhere else. A job that becomes ready is
+//! offered to whoever waits at its tube (`waiting.rs`), in a step that can be seen in
+//! [`Queue::make_ready`]. Who got a job, or waited in vain, is told in [`Queue::answers`];
+//! the rules know connections by key and never speak to them.
+
+use super::body::Body;
+use super::heap::Heap;
+use super::job::{DelayedEntry, Job, Jobs, ReadyEntry, ReservedEntry, State, Terms};
+use super::keys::{ConnKey, JobKey, TubeKey};
+use super::time::Nanos;
+use super::tube::{Pause, Tubes};
+use super::waiting::{Ticket, Watches, Watching};
+use super::wheel::{TimerKey, Wheel};
+use slab::Slab;
+use std::collections::{TryReserveError, VecDeque};
+
+/// All jobs, tubes and clients, and the rules for them.
+#[derive(Debug)]
+pub struct Queue {
+    /// The jobs.
+    pub jobs: Jobs,
+    /// The tubes.
+    pub tubes: Tubes,
+    /// What the rules know of the connections.
+    pub clients: Clients,
+    /// Who watches what.
+    pub watches: Watches,
+    /// What waiting connections are to be told, in the order in which it came to be.
+    pub answers: VecDeque<(ConnKey, Answer)>,
+    /// The sums for `stats`.
+    pub totals: Totals,
+    pub(super) last_ticket: Ticket,
+    reservations: u64,
+    wheel: Wheel<TimerOwner>,
+}
+
+/// Why a connection waits no longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It now holds this job.
+    Reserved(JobKey),
+    /// A job that it holds has a second or less to its deadline.
+    DeadlineSoon,
+    /// Its own timeout is over.
+    TimedOut,
+}
+
+/// How many jobs are in which state, and how many did what.
+#[derive(Clone, Copy, Debug, Default)]
+#[expect(missing_docs, reason = "each is named after its line in stats")]
+pub struct Totals {
+    pub urgent: u64,
+    pub ready: u64,
+    pub reserved: u64,
+    pub delayed: u64,
+    pub buried: u64,
+    pub timeouts: u64,
+    pub total_jobs: u64,
+    pub producers: u64,
+    pub workers: u64,
+    pub waiting: u64,
+}
+
+/// What the rules know of each connection.
+#[derive(Debug, Default)]
+pub struct Clients(Slab<Client>);
+
+/// What the rules know of a connection.
+#[derive(Debug)]
+pub struct Client {
+    /// The tube for its puts.
+    pub used: TubeKey,
+    /// The tubes from which it reserves.
+    pub watching: Watching,
+    /// The jobs that it holds.
+    reserved: Heap<ReservedEntry>,
+    /// Until when it waits, if there is an end to that.
+    wait_until: Option<Nanos>,
+    /// Goes off when its next deadline, safety margin or timeout is due.
+    timer: TimerKey,
+    is_producer: bool,
+    is_worker: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum TimerOwner {
+    Tube(TubeKey),
+    Client(ConnKey),
+}
+
+/// Jobs with a priority below this count as urgent.
+const URGENT_BELOW: u32 = 1024;
+
+/// A waiting worker is warned when a job that it holds is this close to its deadline.
+const SAFETY_MARGIN: Nanos = Nanos::from_secs(1);
+
+/// How many moves of jobs a tick makes before it lets others have their turn.
+const MOVES_PER_TICK: u32 = 1000;
+
+impl Queue {
+    /// An empty queue with the `default` tube.
+    pub fn new(now: Nanos) -> Queue {
+        let mut queue = Queue {
+            jobs: Jobs::default(),
+            tubes: Tubes::default(),
+            clients: Clients::default(),
+            watches: Watches::default(),
+            answers: VecDeque::new(),
+            totals: Totals::default(),
+            last_ticket: Ticket::default(),
+            reservations: 0,
+            wheel: Wheel::new(now),
+        };
+        let default = queue.find_or_create_tube("default");
+        assert_eq!(default.ok(), Some(Tubes::DEFAULT), "the first tube has the first key");
+        queue
+    }
+
+    // ---- Connections ----
+
+    /// A new connection, which uses and watches `default`.
+    pub fn connect(&mut self) -> ConnKey {
+        let entry = self.clients.0.vacant_entry();
+        let conn = ConnKey::from_index(entry.key());
+        entry.insert(Client {
+            used: Tubes::DEFAULT,
+            watching: Watching::default(),
+            reserved: Heap::default(),
+            wait_until: None,
+            timer: self.wheel.create(TimerOwner::Client(conn)),
+            is_producer: false,
+            is_worker: false,
+        });
+        self.tubes[Tubes::DEFAULT].using += 1;
+        self.add_watch(conn, Tubes::DEFAULT).expect("there is memory for one watch");
+        conn
+    }
+
+    /// The connection is gone: it stops waiting, and the jobs that it held are ready again,
+    /// in the order in which they were reserved.
+    pub fn disconnect(&mut self, conn: ConnKey, now: Nanos) {
+        self.stop_waiting(conn);
+        let watched: Vec<TubeKey> = self.clients[conn].watching.tubes(&self.watches).collect();
+        for tube in watched {
+            self.remove_watch(conn, tube);
+            self.remove_tube_if_idle(tube);
+        }
+        let mut held: Vec<ReservedEntry> = self.clients[conn].reserved.iter().collect();
+        held.sort_unstable_by_key(|held| held.turn);
+        for held in held {
+            self.make_ready(held.job, now);
+        }
+        let client = self.clients.0.remove(conn.index());
+        self.wheel.destroy(client.timer);
+        self.totals.producers -= u64::from(client.is_producer);
+        self.totals.workers -= u64::from(client.is_worker);
+        self.tubes[client.used].using -= 1;
+        self.remove_tube_if_idle(client.used);
+    }
+
+    /// The connection counts as a producer from now on.
+    pub fn becomes_producer(&mut self, conn: ConnKey) {
+        let was_one = std::mem::replace(&mut self.clients[conn].is_producer, true);
+        self.totals.producers += u64::from(!was_one);
+    }
+
+    /// The connection counts as a worker from now on.
+    pub fn becomes_worker(&mut self, conn: ConnKey) {
+        let was_one = std::mem::replace(&mut self.clients[conn].is_worker, true);
+        self.totals.workers += u64::from(!was_one);
+    }
+
+    // ---- Tubes ----
+
+    /// The connection puts into the tube of this name from now on.
+    ///
+    /// # Errors
+    /// There is no memory for the tube.
+    pub fn use_tube(&mut self, conn: ConnKey, name: &str) -> Result<(), TryReserveError> {
+        let tube = self.find_or_create_tube(name)?;
+        self.tubes[tube].using += 1;
+        let left = std::mem::replace(&mut self.clients[conn].used, tube);
+        self.tubes[left].using -= 1;
+        self.remove_tube_if_idle(left);
+        Ok(())
+    }
+
+    /// The connection reserves from the tube of this name too.
+    ///
+    /// # Errors
+    /// There is no memory for the tube or the watch.
+    pub fn watch(&mut self, conn: ConnKey, name: &str) -> Result<(), TryReserveError> {
+        let tube = self.find_or_create_tube(name)?;
+        let added = self.add_watch(conn, tube);
+        self.remove_tube_if_idle(tube);
+        added
+    }
+
+    /// The connection reserves from the tube of this name no more. `false` when it is the
+    /// only one that it watches: then it stays.
+    pub fn ignore(&mut self, conn: ConnKey, name: &str) -> bool {
+        let Some(tube) = self.tubes.find(name) else { return true };
+        let watching = &self.clients[conn].watching;
+        let is_last =
+            watching.len() == 1 && watching.tubes(&self.watches).any(|watched| watched == tube);
+        if is_last {
+            return false;
+        }
+        self.remove_watch(conn, tube);
+        self.remove_tube_if_idle(tube);
+        true
+    }
+
+    /// No job of the tube of this name is reserved for so long. `false` when there is no
+    /// such tube.
+    pub fn pause(&mut self, name: &str, secs: u32, now: Nanos) -> bool {
+        let Some(key) = self.tubes.find(name) else { return false };
+        let until = now + Nanos::from_secs(secs);
+        let tube = &mut self.tubes[key];
+        tube.pauses += 1;
+        tube.pause = Some(Pause { secs, until });
+        if secs == 0 {
+            // Quirk: no time at all, so it only ends what pause there was; pinned by
+            // tests/scripts/pause.txt.
+            self.end_pause(key, now);
+        } else {
+            self.wheel.set_no_later_than(tube.timer, until);
+        }
+        true
+    }
+
+    fn end_pause(&mut self, key: TubeKey, now: Nanos) {
+        self.tubes[key].pause = None;
+        self.serve_waiting(key, now);
+        if self.tubes[key].offer().is_some() {
+            self.unsettle(key);
+        }
+    }
+
+    fn find_or_create_tube(&mut self, name: &str) -> Result<TubeKey, TryReserveError> {
+        if let Some(tube) = self.tubes.find(name) {
+            return Ok(tube);
+        }
+        // The timer needs to know the tube and the tube its timer.
+        let timer = self.wheel.create(TimerOwner::Tube(Tubes::DEFAULT));
+        match self.tubes.create(name, timer) {
+            Ok(tube) => {
+                self.wheel.give_to(timer, TimerOwner::Tube(tube));
+                Ok(tube)
+            }
+            Err(no_memory) => {
+                self.wheel.destroy(timer);
+                Err(no_memory)
+            }
+        }
+    }
+
+    fn remove_tube_if_idle(&mut self, tube: TubeKey) {
+        if let Some(timer) = self.tubes.remove_if_idle(tube) {
+            self.wheel.destroy(timer);
+        }
+    }
+
+    // ---- Jobs ----
+
+    /// A new job in the tube that the connection uses.
+    ///
+    /// # Errors
+    /// There is no memory for it: nothing has happened.
+    pub fn put(
+        &mut self,
+        conn: ConnKey,
+        id: u64,
+        terms: Terms,
+        body: Body,
+        now: Nanos,
+    ) -> Result<JobKey, TryReserveError> {
+        let key = self.clients[conn].used;
+        let tube = &mut self.tubes[key];
+        self.jobs.try_reserve_one()?;
+        tube.ready.try_reserve(1)?;
+        tube.delayed.try_reserve(usize::from(terms.delay_secs > 0))?;
+        tube.total_jobs += 1;
+        self.totals.total_jobs += 1;
+        let job = self.jobs.insert(Job::new(id, key, terms, body, now));
+        if terms.delay_secs > 0 {
+            self.make_delayed(job, now);
+        } else {
+            self.make_ready(job, now);
+        }
+        Ok(job)
+    }
+
+    /// The best job for the connection, which holds it from then on.
+    pub fn reserve(&mut self, conn: ConnKey, now: Nanos) -> Option<JobKey> {
+        let offer = self.best_offer(conn)?;
+        self.make_reserved(offer.job, conn, now);
+        Some(offer.job)
+    }
+
+    /// The job `id` for the connection, unless somebody holds it already.
+    pub fn reserve_job(&mut self, conn: ConnKey, id: u64, now: Nanos) -> Option<JobKey> {
+        let job = self.jobs.find(id)?;
+        if matches!(self.jobs[job].state, State::Reserved { .. }) {
+            return None;
+        }
+        self.make_reserved(job, conn, now);
+        Some(job)
+    }
+
+    /// Removes the job `id`, unless somebody else holds it. `false` when there is no such
+    /// job.
+    pub fn delete(&mut self, conn: ConnKey, id: u64) -> bool {
+        let Some(job) = self.jobs.find(id) else { return false };
+        if matches!(self.jobs[job].state, State::Reserved { by, .. } if by != conn) {
+            return false;
+        }
+        self.leave(job);
+        let tube = self.jobs.remove(job).tube;
+        self.tubes[tube].deletes += 1;
+        self.remove_tube_if_idle(tube);
+        true
+    }
+
+    /// Gives back a job that the connection holds, with a new priority and delay, and says
+    /// where it went. Nothing when it holds no such job.
+    pub fn release(
+        &mut self,
+        conn: ConnKey,
+        id: u64,
+        pri: u32,
+        delay_secs: u32,
+        now: Nanos,
+    ) -> Option<State> {
+        let key = self.held(conn, id)?;
+        let job = &mut self.jobs[key];
+        job.pri = pri;
+        job.delay_secs = delay_secs;
+        job.counts.releases += 1;
+        if delay_secs > 0 {
+            self.make_delayed(key, now);
+        } else {
+            self.make_ready(key, now);
+        }
+        Some(self.jobs[key].state)
+    }
+
+    /// Buries a job that the connection holds, with a new priority. `false` when it holds
+    /// no such job.
+    pub fn bury(&mut self, conn: ConnKey, id: u64, pri: u32) -> bool {
+        let Some(key) = self.held(conn, id) else { return false };
+        let job = &mut self.jobs[key];
+        job.pri = pri;
+        job.counts.buries += 1;
+        self.make_buried(key);
+        true
+    }
+
+    /// Moves the deadline of a job that the connection holds to a full TTR from now.
+    /// `false` when it holds no such job.
+    pub fn touch(&mut self, conn: ConnKey, id: u64, now: Nanos) -> bool {
+        let Some(key) = self.held(conn, id) else { return false };
+        let job = &self.jobs[key];
+        let State::Reserved { place, .. } = job.state else { return false };
+        let deadline = now + Nanos::from_secs(job.ttr_secs);
+        let reserved = &mut self.clients[conn].reserved;
+        let entry = ReservedEntry { deadline, ..reserved.at(place) };
+        reserved.replace(place, entry, &mut self.jobs);
+        self.set_client_timer(conn);
+        true
+    }
+
+    /// Makes up to `bound` jobs of the tube ready: buried ones if there are any, else
+    /// delayed ones. Says how many.
+    pub fn kick(&mut self, tube: TubeKey, bound: u32, now: Nanos) -> u32 {
+        let are_buried = !self.tubes[tube].buried.is_empty();
+        let in_tube = if are_buried {
+            self.tubes[tube].buried.len() as usize
+        } else {
+            self.tubes[tube].delayed.len()
+        };
+        let count = bound.min(u32::try_from(in_tube).unwrap_or(u32::MAX));
+        for _ in 0..count {
+            let tube = &self.tubes[tube];
+            let next = if are_buried {
+                tube.buried.front().map(JobKey)
+            } else {
+                tube.delayed.first().map(|entry| entry.job)
+            };
+            self.kick_one(next.expect("as many were just counted"), now);
+        }
+        count
+    }
+
+    /// Makes the job `id` ready. `false` when there is no such buried or delayed job.
+    pub fn kick_job(&mut self, id: u64, now: Nanos) -> bool {
+        let Some(job) = self.jobs.find(id) else { return false };
+        if !matches!(self.jobs[job].state, State::Buried(_) | State::Delayed { .. }) {
+            return false;
+        }
+        self.kick_one(job, now);
+        true
+    }
+
+    fn kick_one(&mut self, job: JobKey, now: Nanos) {
+        self.jobs[job].counts.kicks += 1;
+        self.make_ready(job, now);
+    }
+
+    fn held(&self, conn: ConnKey, id: u64) -> Option<JobKey> {
+        let is_held = |&job: &JobKey| matches!(self.jobs[job].state, State::Reserved { by, .. } if by == conn);
+        self.jobs.find(id).filter(is_held)
+    }
+
+    /// How long the job may still be held, or is still delayed; no moment in other states.
+    pub fn due(&self, job: &Job) -> Option<Nanos> {
+        match job.state {
+            State::Reserved { by, place } => Some(self.clients[by].reserved.at(place).deadline),
+            State::Delayed { place } => Some(self.tubes[job.tube].delayed.at(place).due),
+            State::Ready { .. } | State::Buried(_) | State::Moving => None,
+        }
+    }
+
+    // ---- Moves ----
+
+    /// Takes the job out of where it stands.
+    fn leave(&mut self, key: JobKey) {
+        let Job { state, tube, .. } = self.jobs[key];
+        let tube = &mut self.tubes[tube];
+        match state {
+            State::Moving => {}
+            State::Ready { place } => {
+                let entry = tube.ready.remove(place, &mut self.jobs);
+                let urgent = u32::from(entry.pri < URGENT_BELOW);
+                tube.urgent -= urgent;
+                self.totals.urgent -= u64::from(urgent);
+                self.totals.ready -= 1;
+            }
+            State::Delayed { place } => {
+                tube.delayed.remove(place, &mut self.jobs);
+                self.totals.delayed -= 1;
+            }
+            State::Reserved { by, place } => {
+                self.clients[by].reserved.remove(place, &mut self.jobs);
+                tube.reserved -= 1;
+                self.totals.reserved -= 1;
+            }
+            State::Buried(_) => {
+                tube.buried.remove(&mut self.jobs, key.0);
+                self.totals.buried -= 1;
+            }
+        }
+        self.jobs[key].state = State::Moving;
+    }
+
+    /// The job becomes ready, and is offered to whoever waits for it. Should there be no
+    /// memory for that, it is buried.
+    fn make_ready(&mut self, key: JobKey, now: Nanos) {
+        self.leave(key);
+        let Job { id, pri, tube: tube_key, .. } = self.jobs[key];
+        let tube = &mut self.tubes[tube_key];
+        if tube.ready.try_reserve(1).is_err() {
+            return self.make_buried(key);
+        }
+        tube.ready.insert(ReadyEntry { pri, id, job: key }, &mut self.jobs);
+        let urgent = u32::from(pri < URGENT_BELOW);
+        tube.urgent += urgent;
+        self.totals.urgent += u64::from(urgent);
+        self.totals.ready += 1;
+
+        self.serve_waiting(tube_key, now);
+        if self.tubes[tube_key].offer().is_some_and(|offer| offer.job == key) {
+            self.unsettle(tube_key);
+        }
+    }
+
+    /// Hands jobs of the tube to those who wait for them, for as long as there are both.
+    fn serve_waiting(&mut self, tube: TubeKey, now: Nanos) {
+        while let Some(offer) = self.tubes[tube].offer() {
+            let Some(conn) = self.longest_waiting(tube) else { break };
+            self.stop_waiting(conn);
+            self.make_reserved(offer.job, conn, now);
+            self.answers.push_back((conn, Answer::Reserved(offer.job)));
+        }
+    }
+
+    /// The job is delayed by what its terms say. Should there be no memory for that, it is
+    /// buried.
+    fn make_delayed(&mut self, key: JobKey, now: Nanos) {
+        self.leave(key);
+        let Job { id, delay_secs, tube, .. } = self.jobs[key];
+        let tube = &mut self.tubes[tube];
+        if tube.delayed.try_reserve(1).is_err() {
+            return self.make_buried(key);
+        }
+        let due = now + Nanos::from_secs(delay_secs);
+        tube.delayed.insert(DelayedEntry { due, id, job: key }, &mut self.jobs);
+        self.wheel.set_no_later_than(tube.timer, due);
+        self.totals.delayed += 1;
+    }
+
+    fn make_reserved(&mut self, key: JobKey, by: ConnKey, now: Nanos) {
+        self.leave(key);
+        let job = &mut self.jobs[key];
+        job.counts.reserves += 1;
+        let deadline = now + Nanos::from_secs(job.ttr_secs);
+        let entry = ReservedEntry { deadline, turn: self.reservations, job: key, by };
+        self.reservations += 1;
+        self.tubes[job.tube].reserved += 1;
+        self.totals.reserved += 1;
+        self.clients[by].reserved.insert(entry, &mut self.jobs);
+        self.set_client_timer(by);
+    }
+
+    fn make_buried(&mut self, key: JobKey) {
+        self.leave(key);
+        let tube = self.jobs[key].tube;
+        self.tubes[tube].buried.push_back(&mut self.jobs, key.0);
+        self.totals.buried += 1;
+    }
+
+    // ---- Waiting and time ----
+
+    /// The connection waits, until a job comes, its timeout is over, or a job that it
+    /// holds comes near its deadline.
+    pub fn wait(&mut self, conn: ConnKey, until: Option<Nanos>) {
+        self.clients[conn].wait_until = until;
+        self.join_lines(conn);
+        self.totals.waiting += 1;
+        self.set_client_timer(conn);
+    }
+
+    /// The connection waits no more.
+    pub fn stop_waiting(&mut self, conn: ConnKey) {
+        if self.clients[conn].watching.is_waiting() {
+            self.leave_lines(conn);
+            self.totals.waiting -= 1;
+        }
+    }
+
+    /// Whether a job that the connection holds has a second or less to its deadline.
+    pub fn is_deadline_soon(&self, conn: ConnKey, now: Nanos) -> bool {
+        let soonest = self.clients[conn].reserved.first();
+        soonest.is_some_and(|held| held.deadline <= now + SAFETY_MARGIN)
+    }
+
+    /// When [`Queue::tick`] has something to do; at or before that, never after.
+    pub fn next_due(&self) -> Option<Nanos> {
+        self.wheel.next_due()
+    }
+
+    /// Does what is due, but no more at once than others can wait for.
+    pub fn tick(&mut self, now: Nanos) {
+        let mut moves_left = MOVES_PER_TICK;
+        while moves_left > 0 {
+            moves_left -= 1;
+            match self.wheel.pop_due(now) {
+                Some(TimerOwner::Tube(tube)) => self.tube_is_due(tube, now, &mut moves_left),
+                Some(TimerOwner::Client(conn)) => self.client_is_due(conn, now, &mut moves_left),
+                None => break,
+            }
+        }
+    }
+
+    fn tube_is_due(&mut self, key: TubeKey, now: Nanos, moves_left: &mut u32) {
+        if self.tubes[key].pause.is_some_and(|pause| pause.until <= now) {
+            self.end_pause(key, now);
+        }
+        while let Some(first) = self.tubes[key].delayed.first().filter(|first| first.due <= now) {
+            if *moves_left == 0 {
+                break;
+            }
+            *moves_left -= 1;
+            self.make_ready(first.job, now);
+        }
+        let tube = &self.tubes[key];
+        let delay_over = tube.delayed.first().map(|first| first.due);
+        let pause_over = tube.pause.map(|pause| pause.until);
+        if let Some(next) = delay_over.into_iter().chain(pause_over).min() {
+            self.wheel.set_no_later_than(tube.timer, next);
+        }
+    }
+
+    fn client_is_due(&mut self, conn: ConnKey, now: Nanos, moves_left: &mut u32) {
+        while let Some(held) =
+            self.clients[conn].reserved.first().filter(|held| held.deadline <= now)
+        {
+            if *moves_left == 0 {
+                break;
+            }
+            *moves_left -= 1;
+            self.jobs[held.job].counts.timeouts += 1;
+            self.totals.timeouts += 1;
+            self.make_ready(held.job, now);
+        }
+        if self.clients[conn].watching.is_waiting() {
+            let is_over = self.clients[conn].wait_until.is_some_and(|until| until <= now);
+            if self.is_deadline_soon(conn, now) {
+                self.give_up_waiting(conn, Answer::DeadlineSoon);
+            } else if is_over {
+                self.give_up_waiting(conn, Answer::TimedOut);
+            }
+        }
+        self.set_client_timer(conn);
+    }
+
+    /// The connection waits no more and is told why.
+    pub fn give_up_waiting(&mut self, conn: ConnKey, why: Answer) {
+        self.stop_waiting(conn);
+        self.answers.push_back((conn, why));
+    }
+
+    /// The timer of a connection goes off when the first of these is due: the deadline of
+    /// a job that it holds; while it waits, a second before that, and the timeout.
+    fn set_client_timer(&mut self, conn: ConnKey) {
+        let client = &self.clients[conn];
+        let is_waiting = client.watching.is_waiting();
+        let deadline = client.reserved.first().map(|held| held.deadline);
+        let warning =
+            deadline.filter(|_| is_waiting).map(|deadline| deadline.before(SAFETY_MARGIN));
+        let timeout = client.wait_until.filter(|_| is_waiting);
+        if let Some(next) = deadline.into_iter().chain(warning).chain(timeout).min() {
+            self.wheel.set_no_later_than(client.timer, next);
+        }
+    }
+}
+
+impl std::ops::Index<ConnKey> for Clients {
+    type Output = Client;
+
+    fn index(&self, conn: ConnKey) -> &Client {
+        &self.0[conn.index()]
+    }
+}
+
+impl std::ops::IndexMut<ConnKey> for Clients {
+    fn index_mut(&mut self, conn: ConnKey) -> &mut Client {
+        &mut self.0[conn.index()]
+    }
+}
+
+impl Clients {
+    /// How many connections there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is no connection.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}

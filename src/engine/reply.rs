@@ -1,0 +1,125 @@
+//! From replies to bytes: every word that the server ever says.
+
+use super::body::{Body, CR_LF};
+use super::command::Rejection;
+use super::output::{Output, Pool, decimal};
+use std::collections::TryReserveError;
+
+/// One reply, in the protocol's own words.
+#[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "each is named after its word")]
+pub enum Reply<'a> {
+    Inserted {
+        id: u64,
+    },
+    Using {
+        tube: &'a str,
+    },
+    Reserved {
+        id: u64,
+        body: &'a Body,
+    },
+    Found {
+        id: u64,
+        body: &'a Body,
+    },
+    Watching {
+        count: usize,
+    },
+    Kicked {
+        count: u32,
+    },
+    /// To `kick-job`.
+    KickedJob,
+    /// A YAML document, for all the `stats` and `list` commands.
+    Document {
+        text: &'a str,
+    },
+    Deleted,
+    Released,
+    Buried,
+    Touched,
+    Paused,
+    TimedOut,
+    DeadlineSoon,
+    NotFound,
+    NotIgnored,
+    BadFormat,
+    UnknownCommand,
+    ExpectedCrLf,
+    JobTooBig,
+    Draining,
+    OutOfMemory,
+}
+
+impl Reply<'_> {
+    /// Adds the bytes of this reply to `output`.
+    ///
+    /// # Errors
+    /// There is no memory for them; part of the reply may have been added.
+    pub fn write(self, output: &mut Output, pool: &mut Pool) -> Result<(), TryReserveError> {
+        let mut out = Writer { output, pool };
+        match self {
+            Reply::Inserted { id } => out.word_and_number("INSERTED ", id),
+            Reply::Using { tube } => out.push(&[b"USING ", tube.as_bytes(), CR_LF]),
+            Reply::Reserved { id, body } => out.job("RESERVED ", id, body),
+            Reply::Found { id, body } => out.job("FOUND ", id, body),
+            Reply::Watching { count } => out.word_and_number("WATCHING ", count as u64),
+            Reply::Kicked { count } => out.word_and_number("KICKED ", u64::from(count)),
+            Reply::Document { text } => {
+                out.word_and_number("OK ", text.len() as u64)?;
+                out.push(&[text.as_bytes(), CR_LF])
+            }
+            Reply::KickedJob => out.line("KICKED\r\n"),
+            Reply::Deleted => out.line("DELETED\r\n"),
+            Reply::Released => out.line("RELEASED\r\n"),
+            Reply::Buried => out.line("BURIED\r\n"),
+            Reply::Touched => out.line("TOUCHED\r\n"),
+            Reply::Paused => out.line("PAUSED\r\n"),
+            Reply::TimedOut => out.line("TIMED_OUT\r\n"),
+            Reply::DeadlineSoon => out.line("DEADLINE_SOON\r\n"),
+            Reply::NotFound => out.line("NOT_FOUND\r\n"),
+            Reply::NotIgnored => out.line("NOT_IGNORED\r\n"),
+            Reply::BadFormat => out.line("BAD_FORMAT\r\n"),
+            Reply::UnknownCommand => out.line("UNKNOWN_COMMAND\r\n"),
+            Reply::ExpectedCrLf => out.line("EXPECTED_CRLF\r\n"),
+            Reply::JobTooBig => out.line("JOB_TOO_BIG\r\n"),
+            Reply::Draining => out.line("DRAINING\r\n"),
+            Reply::OutOfMemory => out.line("OUT_OF_MEMORY\r\n"),
+        }
+    }
+}
+
+impl From<Rejection> for Reply<'_> {
+    fn from(rejection: Rejection) -> Self {
+        match rejection {
+            Rejection::BadFormat => Reply::BadFormat,
+            Rejection::UnknownCommand => Reply::UnknownCommand,
+        }
+    }
+}
+
+struct Writer<'a> {
+    output: &'a mut Output,
+    pool: &'a mut Pool,
+}
+
+impl Writer<'_> {
+    fn line(&mut self, line: &'static str) -> Result<(), TryReserveError> {
+        self.push(&[line.as_bytes()])
+    }
+
+    fn word_and_number(&mut self, word: &'static str, number: u64) -> Result<(), TryReserveError> {
+        self.push(&[word.as_bytes(), decimal(number, &mut [0; 20]), CR_LF])
+    }
+
+    fn job(&mut self, word: &'static str, id: u64, body: &Body) -> Result<(), TryReserveError> {
+        self.push(&[word.as_bytes(), decimal(id, &mut [0; 20]), b" "])?;
+        self.push(&[decimal(body.len() as u64, &mut [0; 20]), CR_LF])?;
+        self.output.push_body(body, self.pool)
+    }
+
+    fn push(&mut self, parts: &[&[u8]]) -> Result<(), TryReserveError> {
+        parts.iter().try_for_each(|part| self.output.push(part, self.pool))
+    }
+}

@@ -1,0 +1,556 @@
+//! The whole server as one value: bytes in, bytes out, and time as a parameter.
+//!
+//! The event loop (or a test) says what happened to a connection: [`Server::connect`],
+//! [`Server::receive`], [`Server::half_close`], [`Server::end_input`], [`Server::sent`],
+//! [`Server::disconnect`]; that time has passed: [`Server::tick`]; and then looks after
+//! the connections in [`Server::take_attention`]: their output is to be sent, they may
+//! be read from again, or they are to be closed. Nothing is called back.
+//!
+//! A command may answer other connections than its own: those that waited. They go on
+//! with what they had already sent before the call returns.
+
+use super::body::{Body, Upload};
+use super::command::{self, Command, Counter};
+use super::conn::{Conn, Phase, Put, Step};
+use super::job::{State, Terms};
+use super::keys::{ConnKey, JobKey};
+use super::output::{Output, Pool};
+use super::queue::{Answer, Queue};
+use super::reply::Reply;
+use super::stats::{self, Facts, ServerStats};
+use super::time::Nanos;
+use super::tube::Tube;
+use slab::Slab;
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+/// What the operator chose.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// The largest body allowed, in bytes without CR LF.
+    pub max_job_size: u32,
+    /// The size of a binlog file, in bytes; told in `stats`.
+    pub binlog_file_size: u32,
+}
+
+/// The server.
+#[derive(Debug)]
+pub struct Server {
+    queue: Queue,
+    /// Under the same keys as the clients of the queue.
+    conns: Slab<Conn>,
+    pool: Pool,
+    settings: Settings,
+    facts: Facts,
+    commands: [u64; Counter::COUNT],
+    total_connections: u64,
+    last_id: u64,
+    is_draining: bool,
+    /// The connections that the loop must look at.
+    attention: Vec<ConnKey>,
+    /// Connections that waited and may go on with what they had sent before.
+    answered: VecDeque<ConnKey>,
+}
+
+impl Server {
+    /// A server without jobs and connections.
+    pub fn new(settings: Settings, facts: Facts, now: Nanos) -> Server {
+        Server {
+            queue: Queue::new(now),
+            conns: Slab::new(),
+            pool: Pool::default(),
+            settings,
+            facts,
+            commands: [0; Counter::COUNT],
+            total_connections: 0,
+            last_id: 0,
+            is_draining: false,
+            attention: Vec::new(),
+            answered: VecDeque::new(),
+        }
+    }
+
+    // ---- What happens to connections ----
+
+    /// A client has connected.
+    pub fn connect(&mut self) -> ConnKey {
+        self.total_connections += 1;
+        let key = self.queue.connect();
+        let index = self.conns.insert(Conn::default());
+        assert_eq!(index, key.index(), "connections come and go in both slabs at once");
+        key
+    }
+
+    /// Bytes have arrived from a client: runs every command that is complete.
+    pub fn receive(&mut self, key: ConnKey, bytes: &[u8], now: Nanos) {
+        let conn = &mut self.conns[key.index()];
+        if conn.input.is_empty() {
+            let rest = self.run(key, bytes, now);
+            self.keep(key, rest);
+        } else {
+            self.keep(key, bytes);
+            self.run_kept(key, now);
+        }
+        self.run_answered(now);
+    }
+
+    /// A client has shut down its sending side, though not all that it sent may have
+    /// arrived yet: it will not wait any more.
+    pub fn half_close(&mut self, key: ConnKey, now: Nanos) {
+        let conn = &mut self.conns[key.index()];
+        conn.is_half_closed = true;
+        if matches!(conn.phase, Phase::Waiting) {
+            self.queue.give_up_waiting(key, Answer::TimedOut);
+        }
+        self.deliver_answers();
+        self.run_answered(now);
+    }
+
+    /// Everything that a client sent has arrived; nothing more will.
+    pub fn end_input(&mut self, key: ConnKey, now: Nanos) {
+        self.conns[key.index()].input_ended = true;
+        self.attend(key);
+        self.half_close(key, now);
+    }
+
+    /// The first `count` bytes of the output of a connection have been sent. It may be
+    /// able to [`Server::resume`] then.
+    pub fn sent(&mut self, key: ConnKey, count: usize) {
+        self.conns[key.index()].output.sent(count, &mut self.pool);
+    }
+
+    /// Runs what a client sent while its replies could not be taken.
+    pub fn resume(&mut self, key: ConnKey, now: Nanos) {
+        if self.can_resume(key) {
+            self.run_kept(key, now);
+            self.run_answered(now);
+        }
+    }
+
+    /// A connection is gone; its key may be used again.
+    pub fn disconnect(&mut self, key: ConnKey, now: Nanos) {
+        self.queue.disconnect(key, now);
+        self.conns.remove(key.index());
+        self.deliver_answers();
+        self.run_answered(now);
+    }
+
+    /// Time has passed: does what is due, though perhaps not all of it at once.
+    pub fn tick(&mut self, now: Nanos) {
+        self.queue.tick(now);
+        self.deliver_answers();
+        self.run_answered(now);
+    }
+
+    /// When [`Server::tick`] has something to do; at or before that, never after.
+    pub fn next_due(&self) -> Option<Nanos> {
+        self.queue.next_due()
+    }
+
+    /// From now on puts are refused, so that the queue runs empty.
+    pub fn drain(&mut self) {
+        self.is_draining = true;
+    }
+
+    // ---- What the loop asks ----
+
+    /// The connection is to be among the next that [`Server::take_attention`] names.
+    pub fn attend(&mut self, key: ConnKey) {
+        let conn = &mut self.conns[key.index()];
+        if !std::mem::replace(&mut conn.has_attention, true) {
+            self.attention.push(key);
+        }
+    }
+
+    /// Moves the keys of the connections that are to be looked after to `keys`. Some may
+    /// have been disconnected meanwhile, and their keys given to new ones.
+    pub fn take_attention(&mut self, keys: &mut Vec<ConnKey>) {
+        for key in &self.attention {
+            if let Some(conn) = self.conns.get_mut(key.index()) {
+                conn.has_attention = false;
+            }
+        }
+        keys.append(&mut self.attention);
+    }
+
+    /// Whether there are such connections.
+    pub fn has_attention(&self) -> bool {
+        !self.attention.is_empty()
+    }
+
+    /// Whether anything that the client sends now could be used.
+    pub fn wants_input(&self, key: ConnKey) -> bool {
+        let conn = &self.conns[key.index()];
+        conn.takes_commands() && !conn.input_ended
+    }
+
+    /// Whether [`Server::resume`] has something to do.
+    pub fn can_resume(&self, key: ConnKey) -> bool {
+        let conn = &self.conns[key.index()];
+        conn.is_held_up && conn.takes_commands()
+    }
+
+    /// Whether anything is to be sent to the client.
+    pub fn has_output(&self, key: ConnKey) -> bool {
+        !self.conns[key.index()].output.is_empty()
+    }
+
+    /// Puts the next bytes for the client into `slices`; says how many slices.
+    pub fn next_output<'a>(&'a self, key: ConnKey, slices: &mut [IoSlice<'a>]) -> usize {
+        self.conns[key.index()].output.next_slices(slices)
+    }
+
+    /// Whether the connection is to be closed.
+    pub fn is_finished(&self, key: ConnKey) -> bool {
+        self.conns[key.index()].is_finished()
+    }
+
+    /// How many connections and jobs there are.
+    pub fn size(&self) -> (usize, usize) {
+        (self.conns.len(), self.queue.jobs.len())
+    }
+
+    // ---- Running commands ----
+
+    /// Runs all complete commands of `input`, and returns what is left of it.
+    fn run<'a>(&mut self, key: ConnKey, mut input: &'a [u8], now: Nanos) -> &'a [u8] {
+        loop {
+            match self.conns[key.index()].next_step(&mut input) {
+                Step::Line(line) => self.run_line(key, line, now),
+                Step::TooLongLine => self.say(key, Reply::BadFormat),
+                Step::Put(id, terms, body) => self.finish_put(key, id, terms, body, now),
+                Step::Unwanted(reply) => self.say(key, reply),
+                Step::Pause => break,
+            }
+            self.deliver_answers();
+        }
+        let conn = &mut self.conns[key.index()];
+        conn.is_held_up = !input.is_empty() && !conn.takes_commands();
+        input
+    }
+
+    /// Runs what a connection sent earlier.
+    fn run_kept(&mut self, key: ConnKey, now: Nanos) {
+        let mut input = std::mem::take(&mut self.conns[key.index()].input);
+        let left = self.run(key, &input, now).len();
+        input.drain(..input.len() - left);
+        let conn = &mut self.conns[key.index()];
+        if left > 0 && !matches!(conn.phase, Phase::Closing) {
+            conn.input = input;
+        }
+    }
+
+    /// Keeps what cannot be used yet.
+    fn keep(&mut self, key: ConnKey, rest: &[u8]) {
+        let conn = &mut self.conns[key.index()];
+        if rest.is_empty() || matches!(conn.phase, Phase::Closing) {
+            return;
+        }
+        if conn.input.try_reserve(rest.len()).is_ok() {
+            conn.input.extend_from_slice(rest);
+        } else {
+            self.abandon(key);
+        }
+    }
+
+    /// Lets the connections that were answered go on, and those that they answer in turn.
+    fn run_answered(&mut self, now: Nanos) {
+        while let Some(key) = self.answered.pop_front() {
+            if self.can_resume(key) {
+                self.run_kept(key, now);
+            }
+        }
+    }
+
+    fn run_line(&mut self, key: ConnKey, line: &[u8], now: Nanos) {
+        match command::parse(line) {
+            Ok(command) => {
+                if let Some(counter) = command.counter() {
+                    self.commands[counter as usize] += 1;
+                }
+                self.execute(key, command, now);
+            }
+            Err(rejection) => self.say(key, rejection.into()),
+        }
+    }
+
+    #[expect(clippy::too_many_lines, reason = "one arm for each command, and nothing else")]
+    fn execute(&mut self, key: ConnKey, command: Command<'_>, now: Nanos) {
+        match command {
+            Command::Put { pri, delay_secs, ttr_secs, body_len, trailing } => {
+                self.begin_put(key, Terms { pri, delay_secs, ttr_secs }, body_len, trailing);
+            }
+            Command::Reserve => self.reserve(key, None, now),
+            Command::ReserveWithTimeout { timeout_secs } => {
+                self.reserve(key, Some(timeout_secs), now)
+            }
+            Command::ReserveJob { id } => self.reserve_job(key, id, now),
+            Command::Delete { id } => {
+                let is_done = self.queue.delete(key, id);
+                self.say_if(key, is_done, Reply::Deleted);
+            }
+            Command::Release { id, pri, delay_secs } => self.release(key, id, pri, delay_secs, now),
+            Command::Bury { id, pri } => {
+                let is_done = self.queue.bury(key, id, pri);
+                self.say_if(key, is_done, Reply::Buried);
+            }
+            Command::Touch { id } => {
+                let is_done = self.queue.touch(key, id, now);
+                self.say_if(key, is_done, Reply::Touched);
+            }
+            Command::Kick { bound } => {
+                let count = self.queue.kick(self.queue.clients[key].used, bound, now);
+                self.say(key, Reply::Kicked { count });
+            }
+            Command::KickJob { id } => {
+                let is_done = self.queue.kick_job(id, now);
+                self.say_if(key, is_done, Reply::KickedJob);
+            }
+
+            Command::Use { tube } => self.use_tube(key, tube),
+            Command::Watch { tube } => self.watch(key, tube),
+            Command::Ignore { tube } => self.ignore(key, tube),
+            Command::PauseTube { tube: Some(tube), pause_secs } => {
+                let is_done = self.queue.pause(tube, pause_secs, now);
+                self.say_if(key, is_done, Reply::Paused);
+            }
+            Command::PauseTube { tube: None, .. } => self.say(key, Reply::BadFormat),
+
+            Command::Peek { id } => self.say_found(key, self.queue.jobs.find(id)),
+            Command::PeekReady => {
+                let first = self.used_tube(key).ready.first();
+                self.say_found(key, first.map(|entry| entry.job));
+            }
+            Command::PeekDelayed => {
+                let first = self.used_tube(key).delayed.first();
+                self.say_found(key, first.map(|entry| entry.job));
+            }
+            Command::PeekBuried => {
+                let first = self.used_tube(key).buried.front();
+                self.say_found(key, first.map(JobKey::from_list));
+            }
+
+            Command::Stats => {
+                let text = self.stats(now);
+                self.say(key, Reply::Document { text: &text });
+            }
+            Command::StatsJob { id } => {
+                let queue = &self.queue;
+                let text = queue.jobs.find(id).map(|job| stats::job(&queue.jobs[job], queue, now));
+                self.say_document(key, text);
+            }
+            Command::StatsTube { tube } => {
+                let queue = &self.queue;
+                let text = queue
+                    .tubes
+                    .find(tube)
+                    .map(|tube| stats::tube(&queue.tubes[tube], queue.count_waiting(tube), now));
+                self.say_document(key, text);
+            }
+            Command::ListTubes => {
+                let text = stats::list(self.queue.tubes.iter().map(|tube| &*tube.name));
+                self.say(key, Reply::Document { text: &text });
+            }
+            Command::ListTubesWatched => {
+                let watched = self.queue.clients[key].watching.tubes(&self.queue.watches);
+                let text = stats::list(watched.map(|tube| &*self.queue.tubes[tube].name));
+                self.say(key, Reply::Document { text: &text });
+            }
+            Command::ListTubeUsed => {
+                let tube = self.used_tube(key).name.clone();
+                self.say(key, Reply::Using { tube: &tube });
+            }
+
+            Command::Quit => {
+                self.conns[key.index()].phase = Phase::Closing;
+                self.attend(key);
+            }
+        }
+    }
+
+    // ---- Putting ----
+
+    fn begin_put(&mut self, key: ConnKey, terms: Terms, body_len: u32, trailing: bool) {
+        if body_len > self.settings.max_job_size {
+            return self.refuse_body(key, body_len, Reply::JobTooBig);
+        }
+        if trailing {
+            // Quirk: the body is read as commands; pinned by tests/scripts/put-trailing.txt.
+            return self.say(key, Reply::BadFormat);
+        }
+        self.queue.becomes_producer(key);
+        let Ok(upload) = Upload::try_new(body_len) else {
+            return self.refuse_body(key, body_len, Reply::OutOfMemory);
+        };
+        self.last_id += 1;
+        self.conns[key.index()].phase = Phase::Body(Put { id: self.last_id, terms, upload });
+    }
+
+    fn refuse_body(&mut self, key: ConnKey, body_len: u32, reply: Reply<'static>) {
+        let left = u64::from(body_len) + 2;
+        self.conns[key.index()].phase = Phase::UnwantedBody { left, reply };
+    }
+
+    fn finish_put(&mut self, key: ConnKey, id: u64, terms: Terms, body: Option<Body>, now: Nanos) {
+        let reply = match body {
+            None => Reply::ExpectedCrLf,
+            Some(_) if self.is_draining => Reply::Draining,
+            Some(body) => match self.queue.put(key, id, terms, body, now) {
+                Ok(_) => Reply::Inserted { id },
+                Err(_) => Reply::OutOfMemory,
+            },
+        };
+        self.say(key, reply);
+    }
+
+    // ---- Reserving and giving back ----
+
+    fn reserve(&mut self, key: ConnKey, timeout_secs: Option<u32>, now: Nanos) {
+        self.queue.becomes_worker(key);
+        if let Some(job) = self.queue.reserve(key, now) {
+            return self.say_reserved(key, job);
+        }
+        if self.queue.is_deadline_soon(key, now) {
+            return self.say(key, Reply::DeadlineSoon);
+        }
+        if timeout_secs == Some(0) || self.conns[key.index()].is_half_closed {
+            return self.say(key, Reply::TimedOut);
+        }
+        self.conns[key.index()].phase = Phase::Waiting;
+        self.queue.wait(key, timeout_secs.map(|secs| now + Nanos::from_secs(secs)));
+    }
+
+    fn reserve_job(&mut self, key: ConnKey, id: u64, now: Nanos) {
+        match self.queue.reserve_job(key, id, now) {
+            Some(job) => {
+                self.queue.becomes_worker(key);
+                self.say_reserved(key, job);
+            }
+            None => self.say(key, Reply::NotFound),
+        }
+    }
+
+    fn release(&mut self, key: ConnKey, id: u64, pri: u32, delay_secs: u32, now: Nanos) {
+        let reply = match self.queue.release(key, id, pri, delay_secs, now) {
+            None => Reply::NotFound,
+            // There was no memory to do as it was told.
+            Some(State::Buried(_)) => Reply::Buried,
+            Some(
+                State::Ready { .. }
+                | State::Delayed { .. }
+                | State::Reserved { .. }
+                | State::Moving,
+            ) => Reply::Released,
+        };
+        self.say(key, reply);
+    }
+
+    // ---- Tubes ----
+
+    fn use_tube(&mut self, key: ConnKey, tube: &str) {
+        match self.queue.use_tube(key, tube) {
+            Ok(()) => self.say(key, Reply::Using { tube }),
+            Err(_) => self.say(key, Reply::OutOfMemory),
+        }
+    }
+
+    fn watch(&mut self, key: ConnKey, tube: &str) {
+        match self.queue.watch(key, tube) {
+            Ok(()) => self.say_watching(key),
+            Err(_) => self.say(key, Reply::OutOfMemory),
+        }
+    }
+
+    fn ignore(&mut self, key: ConnKey, tube: &str) {
+        if self.queue.ignore(key, tube) {
+            self.say_watching(key);
+        } else {
+            self.say(key, Reply::NotIgnored);
+        }
+    }
+
+    fn say_watching(&mut self, key: ConnKey) {
+        let count = self.queue.clients[key].watching.len();
+        self.say(key, Reply::Watching { count });
+    }
+
+    fn used_tube(&self, key: ConnKey) -> &Tube {
+        &self.queue.tubes[self.queue.clients[key].used]
+    }
+
+    fn stats(&self, now: Nanos) -> String {
+        let server = ServerStats {
+            facts: &self.facts,
+            commands: &self.commands,
+            max_job_size: self.settings.max_job_size,
+            binlog_file_size: self.settings.binlog_file_size,
+            total_connections: self.total_connections,
+            is_draining: self.is_draining,
+        };
+        stats::server(&server, &self.queue, now)
+    }
+
+    // ---- Speaking ----
+
+    /// Tells those who waited what they waited for.
+    fn deliver_answers(&mut self) {
+        while let Some((key, answer)) = self.queue.answers.pop_front() {
+            self.conns[key.index()].phase = Phase::Line;
+            match answer {
+                Answer::Reserved(job) => self.say_reserved(key, job),
+                Answer::DeadlineSoon => self.say(key, Reply::DeadlineSoon),
+                Answer::TimedOut => self.say(key, Reply::TimedOut),
+            }
+            self.answered.push_back(key);
+        }
+    }
+
+    fn say(&mut self, key: ConnKey, reply: Reply<'_>) {
+        let conn = &mut self.conns[key.index()];
+        match reply.write(&mut conn.output, &mut self.pool) {
+            Ok(()) => self.attend(key),
+            Err(_) => self.abandon(key),
+        }
+    }
+
+    fn say_if(&mut self, key: ConnKey, is_done: bool, reply: Reply<'_>) {
+        self.say(key, if is_done { reply } else { Reply::NotFound });
+    }
+
+    fn say_document(&mut self, key: ConnKey, text: Option<String>) {
+        match text {
+            Some(text) => self.say(key, Reply::Document { text: &text }),
+            None => self.say(key, Reply::NotFound),
+        }
+    }
+
+    fn say_found(&mut self, key: ConnKey, job: Option<JobKey>) {
+        match job {
+            Some(job) => self.say_job(key, job, |id, body| Reply::Found { id, body }),
+            None => self.say(key, Reply::NotFound),
+        }
+    }
+
+    fn say_reserved(&mut self, key: ConnKey, job: JobKey) {
+        self.say_job(key, job, |id, body| Reply::Reserved { id, body });
+    }
+
+    fn say_job(&mut self, key: ConnKey, job: JobKey, reply: fn(u64, &Body) -> Reply<'_>) {
+        let job = &self.queue.jobs[job];
+        let conn = &mut self.conns[key.index()];
+        match reply(job.id, &job.body).write(&mut conn.output, &mut self.pool) {
+            Ok(()) => self.attend(key),
+            Err(_) => self.abandon(key),
+        }
+    }
+
+    /// There is no memory to go on with this client: what it has not been sent is
+    /// dropped, so that it cannot mistake half a reply for a whole one.
+    fn abandon(&mut self, key: ConnKey) {
+        let conn = &mut self.conns[key.index()];
+        conn.input = Vec::new();
+        conn.output = Output::default();
+        conn.phase = Phase::Closing;
+        self.attend(key);
+    }
+}

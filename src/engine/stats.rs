@@ -1,0 +1,211 @@
+//! The YAML documents: `stats`, `stats-job`, `stats-tube` and the lists.
+//!
+//! Telling only: nothing is counted here. Names, order and quotes of the lines are part
+//! of the protocol; clients compare whole documents (BEHAVIOUR.md, section 6).
+
+use super::command::Counter;
+use super::job::{Job, State};
+use super::queue::{Queue, Totals};
+use super::time::Nanos;
+use super::tube::Tube;
+use std::fmt::{Display, Write};
+
+/// What the process says of itself in `stats`.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// The process id.
+    pub pid: u32,
+    /// 16 hex digits, new at each start.
+    pub instance_id: String,
+    /// The host's own name for itself.
+    pub hostname: String,
+    /// The version of the operating system, as uname tells it.
+    pub os_version: String,
+    /// The kind of machine, as uname tells it.
+    pub platform: String,
+    /// When the server began.
+    pub started_at: Nanos,
+    /// Reads how much processor time the process has had.
+    pub processor_time: fn() -> ProcessorTime,
+}
+
+/// Processor time, in microseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ProcessorTime {
+    /// In the program itself.
+    pub user_us: u64,
+    /// In the system on its behalf.
+    pub system_us: u64,
+}
+
+/// What `stats` tells beside the sums of the queue.
+#[derive(Debug)]
+pub struct ServerStats<'a> {
+    /// Of the process.
+    pub facts: &'a Facts,
+    /// By [`Counter`].
+    pub commands: &'a [u64; Counter::COUNT],
+    /// The largest body allowed, in bytes.
+    pub max_job_size: u32,
+    /// The size of a binlog file, in bytes.
+    pub binlog_file_size: u32,
+    /// Connections since the start.
+    pub total_connections: u64,
+    /// Whether puts are refused.
+    pub is_draining: bool,
+}
+
+/// The version of C beanstalkd that this server stands in for, as clients parse it.
+pub const VERSION: &str = "1.13";
+
+/// A document of `key: value` lines.
+struct Yaml(String);
+
+impl Yaml {
+    fn new() -> Yaml {
+        Yaml("---\n".to_owned())
+    }
+
+    fn line(&mut self, key: &str, value: impl Display) -> &mut Yaml {
+        writeln!(self.0, "{key}: {value}").expect(STRINGS_TAKE_ALL);
+        self
+    }
+
+    fn quoted(&mut self, key: &str, value: impl Display) -> &mut Yaml {
+        writeln!(self.0, "{key}: \"{value}\"").expect(STRINGS_TAKE_ALL);
+        self
+    }
+}
+
+const STRINGS_TAKE_ALL: &str = "writing to a string cannot fail";
+
+/// The list of the given names.
+pub fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let mut yaml = Yaml::new();
+    for name in names {
+        yaml.0.push_str("- ");
+        yaml.0.push_str(name);
+        yaml.0.push('\n');
+    }
+    yaml.0
+}
+
+/// The answer to `stats-job`.
+pub fn job(job: &Job, queue: &Queue, now: Nanos) -> String {
+    let state = match job.state {
+        State::Ready { .. } => "ready",
+        State::Delayed { .. } => "delayed",
+        State::Reserved { .. } => "reserved",
+        State::Buried(_) => "buried",
+        State::Moving => unreachable!("between commands every job stands somewhere"),
+    };
+    let mut yaml = Yaml::new();
+    yaml.line("id", job.id)
+        .quoted("tube", &queue.tubes[job.tube].name)
+        .line("state", state)
+        .line("pri", job.pri)
+        .line("age", now.since(job.created_at).whole_secs())
+        .line("delay", job.delay_secs)
+        .line("ttr", job.ttr_secs)
+        .line("time-left", queue.due(job).map_or(0, |due| due.secs_left(now)))
+        .line("file", 0)
+        .line("reserves", job.counts.reserves)
+        .line("timeouts", job.counts.timeouts)
+        .line("releases", job.counts.releases)
+        .line("buries", job.counts.buries)
+        .line("kicks", job.counts.kicks);
+    yaml.0
+}
+
+/// The answer to `stats-tube`. `waiting` is how many of the connections that watch the
+/// tube wait.
+pub fn tube(tube: &Tube, waiting: usize, now: Nanos) -> String {
+    let mut yaml = Yaml::new();
+    yaml.quoted("name", &tube.name)
+        .line("current-jobs-urgent", tube.urgent)
+        .line("current-jobs-ready", tube.ready.len())
+        .line("current-jobs-reserved", tube.reserved)
+        .line("current-jobs-delayed", tube.delayed.len())
+        .line("current-jobs-buried", tube.buried.len())
+        .line("total-jobs", tube.total_jobs)
+        .line("current-using", tube.using)
+        .line("current-watching", tube.watching)
+        .line("current-waiting", waiting)
+        .line("cmd-delete", tube.deletes)
+        .line("cmd-pause-tube", tube.pauses)
+        .line("pause", tube.pause.map_or(0, |pause| pause.secs))
+        .line("pause-time-left", tube.pause.map_or(0, |pause| pause.until.secs_left(now)));
+    yaml.0
+}
+
+/// The answer to `stats`.
+pub fn server(server: &ServerStats<'_>, queue: &Queue, now: Nanos) -> String {
+    let mut yaml = Yaml::new();
+    current_jobs(&mut yaml, &queue.totals);
+    commands(&mut yaml, server.commands);
+    yaml.line("job-timeouts", queue.totals.timeouts)
+        .line("total-jobs", queue.totals.total_jobs)
+        .line("max-job-size", server.max_job_size)
+        .line("current-tubes", queue.tubes.len())
+        .line("current-connections", queue.clients.len())
+        .line("current-producers", queue.totals.producers)
+        .line("current-workers", queue.totals.workers)
+        .line("current-waiting", queue.totals.waiting)
+        .line("total-connections", server.total_connections);
+    process(&mut yaml, server.facts, now);
+    yaml.line("binlog-oldest-index", 0)
+        .line("binlog-current-index", 0)
+        .line("binlog-records-migrated", 0)
+        .line("binlog-records-written", 0)
+        .line("binlog-max-size", server.binlog_file_size)
+        .line("draining", server.is_draining)
+        .line("id", &server.facts.instance_id)
+        .quoted("hostname", &server.facts.hostname)
+        .quoted("os", &server.facts.os_version)
+        .quoted("platform", &server.facts.platform);
+    yaml.0
+}
+
+fn current_jobs(yaml: &mut Yaml, totals: &Totals) {
+    yaml.line("current-jobs-urgent", totals.urgent)
+        .line("current-jobs-ready", totals.ready)
+        .line("current-jobs-reserved", totals.reserved)
+        .line("current-jobs-delayed", totals.delayed)
+        .line("current-jobs-buried", totals.buried);
+}
+
+fn commands(yaml: &mut Yaml, counts: &[u64; Counter::COUNT]) {
+    let count = |counter: Counter| counts[counter as usize];
+    yaml.line("cmd-put", count(Counter::Put))
+        .line("cmd-peek", count(Counter::Peek))
+        .line("cmd-peek-ready", count(Counter::PeekReady))
+        .line("cmd-peek-delayed", count(Counter::PeekDelayed))
+        .line("cmd-peek-buried", count(Counter::PeekBuried))
+        .line("cmd-reserve", count(Counter::Reserve))
+        .line("cmd-reserve-with-timeout", count(Counter::ReserveWithTimeout))
+        .line("cmd-delete", count(Counter::Delete))
+        .line("cmd-release", count(Counter::Release))
+        .line("cmd-use", count(Counter::Use))
+        .line("cmd-watch", count(Counter::Watch))
+        .line("cmd-ignore", count(Counter::Ignore))
+        .line("cmd-bury", count(Counter::Bury))
+        .line("cmd-kick", count(Counter::Kick))
+        .line("cmd-touch", count(Counter::Touch))
+        .line("cmd-stats", count(Counter::Stats))
+        .line("cmd-stats-job", count(Counter::StatsJob))
+        .line("cmd-stats-tube", count(Counter::StatsTube))
+        .line("cmd-list-tubes", count(Counter::ListTubes))
+        .line("cmd-list-tube-used", count(Counter::ListTubeUsed))
+        .line("cmd-list-tubes-watched", count(Counter::ListTubesWatched))
+        .line("cmd-pause-tube", count(Counter::PauseTube));
+}
+
+fn process(yaml: &mut Yaml, facts: &Facts, now: Nanos) {
+    let processor = (facts.processor_time)();
+    let seconds = |us: u64| format!("{}.{:06}", us / 1_000_000, us % 1_000_000);
+    yaml.line("pid", facts.pid)
+        .quoted("version", VERSION)
+        .line("rusage-utime", seconds(processor.user_us))
+        .line("rusage-stime", seconds(processor.system_us))
+        .line("uptime", now.since(facts.started_at).whole_secs());
+}

@@ -1,0 +1,199 @@
+//! Tubes: named queues, and the one rule for when a tube goes.
+//!
+//! A tube comes with the first who uses or watches it and goes when nobody does and no
+//! job is in it. `default` stays for ever. The rules by which jobs move are in `queue.rs`,
+//! how workers wait at a tube in `waiting.rs`.
+
+use super::heap::Heap;
+use super::index::{Chained, Index};
+use super::job::{DelayedEntry, ReadyEntry};
+use super::keys::TubeKey;
+use super::list::{List, NIL};
+use super::pages::Pages;
+use super::time::Nanos;
+use super::waiting::PlaceInLine;
+use super::wheel::TimerKey;
+use std::collections::TryReserveError;
+use std::hash::{BuildHasher, RandomState};
+
+/// One tube.
+#[derive(Debug)]
+pub struct Tube {
+    /// What clients call it.
+    pub name: Box<str>,
+    /// The ready jobs.
+    pub ready: Heap<ReadyEntry>,
+    /// The delayed jobs.
+    pub delayed: Heap<DelayedEntry>,
+    /// The buried jobs.
+    pub buried: List,
+    /// How many of the ready jobs are urgent.
+    pub urgent: u32,
+    /// How many of its jobs connections hold reserved.
+    pub reserved: u32,
+    /// How many connections use it.
+    pub using: u32,
+    /// How many connections watch it.
+    pub watching: u32,
+    /// The watching connections that wait, or did when last looked at.
+    pub line: Heap<PlaceInLine>,
+    /// The watches whose connection knows, or believes less, what this tube offers.
+    pub settled: List,
+    /// The pause in force.
+    pub pause: Option<Pause>,
+    /// Goes off when the first delayed job is due and when a pause ends.
+    pub timer: TimerKey,
+    /// How many jobs were put.
+    pub total_jobs: u64,
+    /// How many times a job was deleted.
+    pub deletes: u64,
+    /// How many times it was paused.
+    pub pauses: u64,
+    hash: u64,
+    next_in_bucket: u32,
+    /// The place among all tubes.
+    place: u32,
+}
+
+/// A pause of a tube, as a client asked for it.
+#[derive(Clone, Copy, Debug)]
+pub struct Pause {
+    /// How long, in seconds.
+    pub secs: u32,
+    /// When it ends.
+    pub until: Nanos,
+}
+
+/// All tubes.
+#[derive(Debug, Default)]
+pub struct Tubes {
+    pages: Pages<Tube>,
+    by_name: Index,
+    /// As `list-tubes` lists them.
+    order: Vec<TubeKey>,
+    hasher: RandomState,
+}
+
+impl Tube {
+    /// The job that a worker gets here next; none while the tube is paused.
+    pub fn offer(&self) -> Option<ReadyEntry> {
+        if self.pause.is_some() { None } else { self.ready.first() }
+    }
+
+    /// Whether nobody uses or watches the tube and no job is in it.
+    fn is_idle(&self) -> bool {
+        self.using == 0
+            && self.watching == 0
+            && self.reserved == 0
+            && self.ready.is_empty()
+            && self.delayed.is_empty()
+            && self.buried.is_empty()
+    }
+}
+
+impl Tubes {
+    /// The tube that always exists.
+    pub const DEFAULT: TubeKey = TubeKey(0);
+
+    /// How many tubes there are.
+    pub fn len(&self) -> usize {
+        self.order.len()
+    }
+
+    /// Whether there is no tube; only before the default one was made.
+    pub fn is_empty(&self) -> bool {
+        self.order.is_empty()
+    }
+
+    /// The tube of this name.
+    pub fn find(&self, name: &str) -> Option<TubeKey> {
+        let is_it =
+            |pages: &Pages<Tube>, key| pages.get(key).is_some_and(|tube| &*tube.name == name);
+        self.by_name.find(&self.pages, self.hasher.hash_one(name), is_it).map(TubeKey)
+    }
+
+    /// Makes a tube of a name that no other has.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn create(&mut self, name: &str, timer: TimerKey) -> Result<TubeKey, TryReserveError> {
+        self.pages.try_reserve_one()?;
+        self.by_name.try_reserve_one()?;
+        self.order.try_reserve(1)?;
+        let tube = Tube {
+            name: name.into(),
+            ready: Heap::default(),
+            delayed: Heap::default(),
+            buried: List::default(),
+            urgent: 0,
+            reserved: 0,
+            using: 0,
+            watching: 0,
+            line: Heap::default(),
+            settled: List::default(),
+            pause: None,
+            timer,
+            total_jobs: 0,
+            deletes: 0,
+            pauses: 0,
+            hash: self.hasher.hash_one(name),
+            next_in_bucket: NIL,
+            place: u32::try_from(self.order.len()).expect("keys are u32"),
+        };
+        let key = self.pages.insert(tube);
+        self.by_name.insert(&mut self.pages, key);
+        self.order.push(TubeKey(key));
+        Ok(TubeKey(key))
+    }
+
+    /// Removes the tube if it is time for it to go; says what its timer was.
+    pub fn remove_if_idle(&mut self, key: TubeKey) -> Option<TimerKey> {
+        if key == Tubes::DEFAULT || !self[key].is_idle() {
+            return None;
+        }
+        self.by_name.remove(&mut self.pages, key.0);
+        let tube = self.pages.remove(key.0).expect(KEY_IS_GOOD);
+        // Quirk: the last tube of the list takes the place of the one that goes; pinned by
+        // tests/scripts/list-tubes-order.txt.
+        self.order.swap_remove(tube.place as usize);
+        if let Some(&moved) = self.order.get(tube.place as usize) {
+            self[moved].place = tube.place;
+        }
+        Some(tube.timer)
+    }
+
+    /// All tubes, in the order of `list-tubes`.
+    pub fn iter(&self) -> impl Iterator<Item = &Tube> {
+        self.order.iter().map(|&key| &self[key])
+    }
+}
+
+impl std::ops::Index<TubeKey> for Tubes {
+    type Output = Tube;
+
+    fn index(&self, key: TubeKey) -> &Tube {
+        self.pages.get(key.0).expect(KEY_IS_GOOD)
+    }
+}
+
+impl std::ops::IndexMut<TubeKey> for Tubes {
+    fn index_mut(&mut self, key: TubeKey) -> &mut Tube {
+        self.pages.get_mut(key.0).expect(KEY_IS_GOOD)
+    }
+}
+
+const KEY_IS_GOOD: &str = "a tube stays while anything refers to it";
+
+impl Chained for Pages<Tube> {
+    fn hash(&self, key: u32) -> u64 {
+        self.get(key).expect(KEY_IS_GOOD).hash
+    }
+
+    fn next(&self, key: u32) -> u32 {
+        self.get(key).expect(KEY_IS_GOOD).next_in_bucket
+    }
+
+    fn set_next(&mut self, key: u32, next: u32) {
+        self.get_mut(key).expect(KEY_IS_GOOD).next_in_bucket = next;
+    }
+}

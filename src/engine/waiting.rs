@@ -1,0 +1,339 @@
+//! The story of waiting: how workers and tubes find each other.
+//!
+//! Two questions are asked all day. A job became ready: which of the connections that
+//! watch its tube has waited longest? And a worker asks for a job: which of the tubes it
+//! watches offers the best one? A worker may watch a thousand tubes and a tube may have a
+//! thousand workers, so neither side can afford to keep the other up to date at each
+//! step. Both answers are therefore kept lazily, for each pair of a connection and a tube
+//! it watches, in a [`Watch`]:
+//!
+//! ```text
+//!      connection                     watch                        tube
+//!   out_of_line  ──(not in line)──  place in line  ──(in line)──  line     (oldest ticket first)
+//!   unsure       ──(look again)───  view           ──(settled)──  settled
+//!   offers  (best first)  ────────  place in offers
+//! ```
+//!
+//! **The line.** A connection that begins to wait draws a ticket and joins the line of each
+//! watched tube in which it does not stand already. When it stops waiting, it stays where
+//! it stands. Who looks for the longest-waiting one takes the front of the line: somebody
+//! who no longer waits is sent out of the line, somebody who waits with a newer ticket is
+//! moved back to where that belongs. A ticket in line is never newer than the one its
+//! holder has, so the first that is true is the oldest. Each step of that work was paid
+//! for by an earlier wait.
+//!
+//! **The offers.** A connection files each watched tube under the best job it offered when
+//! last looked at. When a tube's offer gets worse or goes, nothing is done: the connection
+//! finds out when it comes to it. When it gets better, all connections that were settled
+//! about that tube become unsure of it, once, and look again when they next ask. So what
+//! is filed is never worse than what is there, and the first that is true is the best.
+//!
+//! After each command this holds: nobody waits while a tube that he watches has an offer.
+
+use super::heap::{Entry, Heap};
+use super::job::ReadyEntry;
+use super::keys::{ConnKey, TubeKey, WatchKey};
+use super::list::{Linked, Links, List, NIL};
+use super::pages::Pages;
+use super::queue::Queue;
+use std::collections::TryReserveError;
+
+/// One connection watching one tube.
+#[derive(Debug)]
+pub struct Watch {
+    conn: ConnKey,
+    tube: TubeKey,
+    /// The place in the tube's line; [`NIL`] out of line.
+    place_in_line: u32,
+    /// The neighbours among those that the connection has out of line.
+    out_of_line: Links,
+    /// The place among the connection's offers; [`NIL`] when it filed none.
+    place_in_offers: u32,
+    /// Whether the connection must look again before it trusts what it filed.
+    is_unsure: bool,
+    /// The neighbours in the tube's `settled` or the connection's `unsure`.
+    view: Links,
+}
+
+/// All watches.
+#[derive(Debug, Default)]
+pub struct Watches(Pages<Watch>);
+
+/// What a connection knows of the tubes that it watches.
+#[derive(Debug, Default)]
+pub struct Watching {
+    /// Its watches, as `list-tubes-watched` lists them.
+    watches: Vec<WatchKey>,
+    /// Those that do not stand in their tube's line.
+    out_of_line: List,
+    /// Those whose tube may offer something better than what was filed.
+    unsure: List,
+    /// What the others offered when last looked at.
+    offers: Heap<Offer>,
+    /// The ticket drawn at the beginning of the wait; none while not waiting.
+    ticket: Option<Ticket>,
+}
+
+/// The order in which connections began to wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(u64);
+
+/// A watch in a tube's line, under the ticket that its connection had when last looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PlaceInLine {
+    ticket: Ticket,
+    watch: WatchKey,
+}
+
+/// A watch under the best job that its tube offered when last looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Offer {
+    pri: u32,
+    id: u64,
+    watch: WatchKey,
+}
+
+impl Queue {
+    /// The best job that the tubes watched by `conn` offer, unless that is nothing.
+    pub(super) fn best_offer(&mut self, conn: ConnKey) -> Option<ReadyEntry> {
+        let watching = &mut self.clients[conn].watching;
+        while let Some(key) = watching.unsure.pop_front(&mut ByView(&mut self.watches)) {
+            let watch = &mut self.watches[WatchKey(key)];
+            watch.is_unsure = false;
+            let (tube, place) = (&mut self.tubes[watch.tube], watch.place_in_offers);
+            tube.settled.push_back(&mut ByView(&mut self.watches), key);
+            watching.file(WatchKey(key), place, tube.offer(), &mut self.watches);
+        }
+        while let Some(filed) = watching.offers.first() {
+            let watch = &self.watches[filed.watch];
+            let offer = self.tubes[watch.tube].offer();
+            if let Some(offer) =
+                offer.filter(|offer| (offer.pri, offer.id) == (filed.pri, filed.id))
+            {
+                return Some(offer);
+            }
+            watching.file(filed.watch, watch.place_in_offers, offer, &mut self.watches);
+        }
+        None
+    }
+
+    /// The tube offers something better than before: whoever was settled about it must
+    /// look again.
+    pub(super) fn unsettle(&mut self, tube: TubeKey) {
+        let settled = &mut self.tubes[tube].settled;
+        while let Some(key) = settled.pop_front(&mut ByView(&mut self.watches)) {
+            let watch = &mut self.watches[WatchKey(key)];
+            watch.is_unsure = true;
+            let conn = watch.conn;
+            let unsure = &mut self.clients[conn].watching.unsure;
+            unsure.push_back(&mut ByView(&mut self.watches), key);
+        }
+    }
+
+    /// The connection joins the lines of all tubes that it watches.
+    pub(super) fn join_lines(&mut self, conn: ConnKey) {
+        self.last_ticket = Ticket(self.last_ticket.0 + 1);
+        let ticket = self.last_ticket;
+        let watching = &mut self.clients[conn].watching;
+        watching.ticket = Some(ticket);
+        while let Some(key) = watching.out_of_line.pop_front(&mut ByLine(&mut self.watches)) {
+            let place = PlaceInLine { ticket, watch: WatchKey(key) };
+            let tube = self.watches[place.watch].tube;
+            self.tubes[tube].line.insert(place, &mut self.watches);
+        }
+    }
+
+    /// The connection waits no more, wherever it still stands in line.
+    pub(super) fn leave_lines(&mut self, conn: ConnKey) {
+        self.clients[conn].watching.ticket = None;
+    }
+
+    /// The connection that has waited longest of those that watch the tube.
+    pub(super) fn longest_waiting(&mut self, tube: TubeKey) -> Option<ConnKey> {
+        let line = &mut self.tubes[tube].line;
+        while let Some(front) = line.first() {
+            let conn = self.watches[front.watch].conn;
+            let watching = &mut self.clients[conn].watching;
+            match watching.ticket {
+                Some(ticket) if ticket == front.ticket => return Some(conn),
+                Some(ticket) => {
+                    line.replace(0, PlaceInLine { ticket, ..front }, &mut self.watches);
+                }
+                None => {
+                    line.remove(0, &mut self.watches);
+                    self.watches[front.watch].place_in_line = NIL;
+                    let out = &mut watching.out_of_line;
+                    out.push_back(&mut ByLine(&mut self.watches), front.watch.0);
+                }
+            }
+        }
+        None
+    }
+
+    /// How many of the connections that watch the tube wait.
+    pub(super) fn count_waiting(&self, tube: TubeKey) -> usize {
+        // All who wait stand in line; some who stand there do not wait.
+        let conns = self.tubes[tube].line.iter().map(|place| self.watches[place.watch].conn);
+        conns.filter(|&conn| self.clients[conn].watching.ticket.is_some()).count()
+    }
+
+    /// The connection watches the tube from now on, if it did not already.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub(super) fn add_watch(
+        &mut self,
+        conn: ConnKey,
+        tube: TubeKey,
+    ) -> Result<(), TryReserveError> {
+        let watching = &mut self.clients[conn].watching;
+        if watching.find(tube, &self.watches).is_some() {
+            return Ok(());
+        }
+        watching.watches.try_reserve(1)?;
+        self.watches.0.try_reserve_one()?;
+        let key = self.watches.0.insert(Watch {
+            conn,
+            tube,
+            place_in_line: NIL,
+            out_of_line: Links::LOOSE,
+            place_in_offers: NIL,
+            is_unsure: true,
+            view: Links::LOOSE,
+        });
+        watching.watches.push(WatchKey(key));
+        watching.out_of_line.push_back(&mut ByLine(&mut self.watches), key);
+        watching.unsure.push_back(&mut ByView(&mut self.watches), key);
+        self.tubes[tube].watching += 1;
+        Ok(())
+    }
+
+    /// The connection watches the tube no more; says whether it did.
+    pub(super) fn remove_watch(&mut self, conn: ConnKey, tube: TubeKey) -> bool {
+        let watching = &mut self.clients[conn].watching;
+        let Some(place) = watching.find(tube, &self.watches) else { return false };
+        // Quirk: the last of the list takes the place of the one that goes; pinned by
+        // tests/scripts/list-tubes-watched-order.txt.
+        let WatchKey(key) = watching.watches.swap_remove(place);
+        let watch = &self.watches[WatchKey(key)];
+        let (place_in_line, place_in_offers) = (watch.place_in_line, watch.place_in_offers);
+        let is_unsure = watch.is_unsure;
+        let tube = &mut self.tubes[tube];
+        if place_in_line == NIL {
+            watching.out_of_line.remove(&mut ByLine(&mut self.watches), key);
+        } else {
+            tube.line.remove(place_in_line, &mut self.watches);
+        }
+        if place_in_offers != NIL {
+            watching.offers.remove(place_in_offers, &mut self.watches);
+        }
+        let view = if is_unsure { &mut watching.unsure } else { &mut tube.settled };
+        view.remove(&mut ByView(&mut self.watches), key);
+        tube.watching -= 1;
+        self.watches.0.remove(key);
+        true
+    }
+}
+
+impl Watching {
+    /// How many tubes are watched.
+    pub fn len(&self) -> usize {
+        self.watches.len()
+    }
+
+    /// Whether no tube is watched; never while the connection lives.
+    pub fn is_empty(&self) -> bool {
+        self.watches.is_empty()
+    }
+
+    /// Whether the connection waits for a job.
+    pub fn is_waiting(&self) -> bool {
+        self.ticket.is_some()
+    }
+
+    /// The watched tubes, in the order of `list-tubes-watched`.
+    pub fn tubes<'a>(&'a self, watches: &'a Watches) -> impl Iterator<Item = TubeKey> + 'a {
+        self.watches.iter().map(|&watch| watches[watch].tube)
+    }
+
+    fn find(&self, tube: TubeKey, watches: &Watches) -> Option<usize> {
+        self.watches.iter().position(|&watch| watches[watch].tube == tube)
+    }
+
+    /// Files what the tube of `watch` offers, in the stead of what stands at `place`.
+    fn file(
+        &mut self,
+        watch: WatchKey,
+        place: u32,
+        offer: Option<ReadyEntry>,
+        watches: &mut Watches,
+    ) {
+        match offer.map(|ReadyEntry { pri, id, .. }| Offer { pri, id, watch }) {
+            Some(offer) if place == NIL => self.offers.insert(offer, watches),
+            Some(offer) => self.offers.replace(place, offer, watches),
+            None if place == NIL => {}
+            None => {
+                self.offers.remove(place, watches);
+                watches[watch].place_in_offers = NIL;
+            }
+        }
+    }
+}
+
+impl Entry for PlaceInLine {
+    type Owners = Watches;
+
+    fn stands_at(self, place: u32, watches: &mut Watches) {
+        watches[self.watch].place_in_line = place;
+    }
+}
+
+impl Entry for Offer {
+    type Owners = Watches;
+
+    fn stands_at(self, place: u32, watches: &mut Watches) {
+        watches[self.watch].place_in_offers = place;
+    }
+}
+
+impl std::ops::Index<WatchKey> for Watches {
+    type Output = Watch;
+
+    fn index(&self, key: WatchKey) -> &Watch {
+        self.0.get(key.0).expect(KEY_IS_GOOD)
+    }
+}
+
+impl std::ops::IndexMut<WatchKey> for Watches {
+    fn index_mut(&mut self, key: WatchKey) -> &mut Watch {
+        self.0.get_mut(key.0).expect(KEY_IS_GOOD)
+    }
+}
+
+const KEY_IS_GOOD: &str = "a watch leaves every structure before it is removed";
+
+/// The watches, linked by where they are out of line.
+struct ByLine<'a>(&'a mut Watches);
+
+/// The watches, linked by who must look at them again or need not.
+struct ByView<'a>(&'a mut Watches);
+
+impl Linked for ByLine<'_> {
+    fn links(&self, key: u32) -> Links {
+        self.0[WatchKey(key)].out_of_line
+    }
+
+    fn links_mut(&mut self, key: u32) -> &mut Links {
+        &mut self.0[WatchKey(key)].out_of_line
+    }
+}
+
+impl Linked for ByView<'_> {
+    fn links(&self, key: u32) -> Links {
+        self.0[WatchKey(key)].view
+    }
+
+    fn links_mut(&mut self, key: u32) -> &mut Links {
+        &mut self.0[WatchKey(key)].view
+    }
+}

@@ -1,0 +1,386 @@
+//! The timer wheel: who wants to be called when.
+//!
+//! Eight levels of 64 slots. A slot of the lowest level is one tick (2^16 ns, about
+//! 66 us), a slot of each level above is 64 slots of the level below, and the eight
+//! together span every [`Nanos`] there is:
+//!
+//! ```text
+//! level 7   |. . . . . . . . . . . . . . . .|   1 slot =  9 years
+//!    ...
+//! level 1   |. . . x . . . . . . . . . . . .|   1 slot =  4.2 ms
+//! level 0   |. x . . . x . . . . . . . . . .|   1 slot = 66 us
+//! ```
+//!
+//! A timer stands on the level of the highest digit, in base 64, in which its tick differs
+//! from the present one. When the present reaches a slot above level 0, the slot's timers
+//! move down; each timer moves at most seven times in its life. Setting and
+//! cancelling cost a few writes, whatever the number of timers.
+//!
+//! Moments are rounded up to the tick, so a timer is never early. The wheel knows nothing
+//! of what it wakes: an owner is a value that it hands back.
+
+use super::list::{Linked, Links, List};
+use super::time::Nanos;
+use slab::Slab;
+
+/// The name of a timer, from [`Wheel::create`] until [`Wheel::destroy`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimerKey(u32);
+
+/// A set of timers, each with an owner of type `T`.
+#[derive(Debug)]
+pub struct Wheel<T> {
+    /// The present, in ticks: everything before it has been handed out or is in `due`.
+    present: u64,
+    levels: [Level; LEVELS],
+    /// Timers whose moment has come, in the order in which they are handed out.
+    due: List,
+    timers: Timers<T>,
+}
+
+const TICK_BITS: u32 = 16;
+const SLOT_BITS: u32 = 6;
+const SLOTS: usize = 1 << SLOT_BITS;
+const LEVELS: usize = 8;
+
+#[derive(Debug)]
+struct Timers<T>(Slab<Timer<T>>);
+
+#[derive(Debug)]
+struct Timer<T> {
+    owner: T,
+    place: Place,
+    links: Links,
+}
+
+/// Where a timer stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// Not set.
+    Idle,
+    /// In the list of those to be handed out.
+    Due,
+    /// In the wheel, for this tick.
+    Set { tick: u64 },
+}
+
+#[derive(Debug)]
+struct Level {
+    /// A bit for each slot: whether it has a timer.
+    occupied: u64,
+    slots: [Slot; SLOTS],
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Slot {
+    timers: List,
+    /// No timer of this slot is sooner than this tick. A cancelled timer may leave it too
+    /// low: that costs a wake-up for nothing, once.
+    earliest: u64,
+}
+
+impl<T: Copy> Wheel<T> {
+    /// A wheel without timers that starts at `now`.
+    pub fn new(now: Nanos) -> Wheel<T> {
+        Wheel {
+            present: tick_at_or_before(now),
+            levels: std::array::from_fn(|_| Level::new()),
+            due: List::default(),
+            timers: Timers(Slab::new()),
+        }
+    }
+
+    /// A new timer of `owner`, not set.
+    pub fn create(&mut self, owner: T) -> TimerKey {
+        let key = self.timers.0.insert(Timer { owner, place: Place::Idle, links: Links::LOOSE });
+        TimerKey(u32::try_from(key).expect("fewer than 2^32 connections and tubes fit in memory"))
+    }
+
+    /// The timer has another owner from now on.
+    pub fn give_to(&mut self, timer: TimerKey, owner: T) {
+        self.timers.0[timer.0 as usize].owner = owner;
+    }
+
+    /// Cancels the timer and forgets it.
+    pub fn destroy(&mut self, timer: TimerKey) {
+        self.cancel(timer);
+        self.timers.0.remove(timer.0 as usize);
+    }
+
+    /// Sets the timer to `at`, instead of what it was set to.
+    pub fn set(&mut self, timer: TimerKey, at: Nanos) {
+        self.cancel(timer);
+        self.enter(timer.0, tick_at_or_after(at));
+    }
+
+    /// Sets the timer so that it goes off at `at` or sooner. Leaving a timer too soon is
+    /// cheaper than moving it each time the moment moves back; who is woken early looks,
+    /// finds nothing due, and sets it anew.
+    pub fn set_no_later_than(&mut self, timer: TimerKey, at: Nanos) {
+        let tick = tick_at_or_after(at);
+        match self.timers.0[timer.0 as usize].place {
+            Place::Due => {}
+            Place::Set { tick: earlier } if earlier <= tick => {}
+            Place::Set { .. } | Place::Idle => {
+                self.cancel(timer);
+                self.enter(timer.0, tick);
+            }
+        }
+    }
+
+    /// The timer will not go off.
+    pub fn cancel(&mut self, timer: TimerKey) {
+        let place = std::mem::replace(&mut self.timers.0[timer.0 as usize].place, Place::Idle);
+        match place {
+            Place::Idle => {}
+            Place::Due => self.due.remove(&mut self.timers, timer.0),
+            Place::Set { tick } => {
+                let (level, slot) = position(self.present, tick);
+                let list = &mut self.levels[level].slots[slot].timers;
+                list.remove(&mut self.timers, timer.0);
+                if list.is_empty() {
+                    self.levels[level].occupied &= !(1 << slot);
+                }
+            }
+        }
+    }
+
+    /// Takes out one timer that is due at `now` and says whose it is; soonest first, but
+    /// for those that lie within one tick.
+    pub fn pop_due(&mut self, now: Nanos) -> Option<T> {
+        self.advance(tick_at_or_before(now));
+        let key = self.due.pop_front(&mut self.timers)?;
+        let timer = &mut self.timers.0[key as usize];
+        timer.place = Place::Idle;
+        Some(timer.owner)
+    }
+
+    /// When to ask [`Wheel::pop_due`] again: at or before the soonest timer, never after
+    /// it. `None` without timers.
+    pub fn next_due(&self) -> Option<Nanos> {
+        if !self.due.is_empty() {
+            return Some(moment(self.present));
+        }
+        let (level, slot) = self.first_occupied()?;
+        Some(moment(self.levels[level].slots[slot].earliest))
+    }
+
+    /// Moves the present to `tick` or to the first tick that makes a timer due, whichever
+    /// is sooner.
+    fn advance(&mut self, tick: u64) {
+        while self.due.is_empty() {
+            let Some((level, slot)) = self.first_occupied() else { break };
+            let start = slot_start(self.present, level, slot);
+            if start > tick {
+                break;
+            }
+            self.present = start;
+            self.empty_slot(level, slot);
+        }
+        if self.due.is_empty() {
+            self.present = self.present.max(tick);
+        }
+    }
+
+    /// Moves the timers of a slot that the present has reached to where they stand now: a
+    /// level below, or among the due.
+    fn empty_slot(&mut self, level: usize, slot: usize) {
+        let mut timers = std::mem::take(&mut self.levels[level].slots[slot].timers);
+        self.levels[level].occupied &= !(1 << slot);
+        while let Some(key) = timers.pop_front(&mut self.timers) {
+            match self.timers.0[key as usize].place {
+                Place::Set { tick } => self.enter(key, tick),
+                Place::Idle | Place::Due => unreachable!("only a set timer stands in a slot"),
+            }
+        }
+    }
+
+    /// Puts a timer that stands nowhere to where its tick belongs.
+    fn enter(&mut self, key: u32, tick: u64) {
+        if tick <= self.present {
+            self.timers.0[key as usize].place = Place::Due;
+            self.due.push_back(&mut self.timers, key);
+            return;
+        }
+        let (level, index) = position(self.present, tick);
+        let level = &mut self.levels[level];
+        let slot = &mut level.slots[index];
+        let known = if slot.timers.is_empty() { u64::MAX } else { slot.earliest };
+        slot.earliest = known.min(tick);
+        slot.timers.push_back(&mut self.timers, key);
+        level.occupied |= 1 << index;
+        self.timers.0[key as usize].place = Place::Set { tick };
+    }
+
+    /// The slot that the present reaches first. Lower levels come first: their timers
+    /// share all higher digits with the present.
+    fn first_occupied(&self) -> Option<(usize, usize)> {
+        let level = self.levels.iter().position(|level| level.occupied != 0)?;
+        Some((level, self.levels[level].occupied.trailing_zeros() as usize))
+    }
+}
+
+impl Level {
+    fn new() -> Level {
+        Level { occupied: 0, slots: [Slot::default(); SLOTS] }
+    }
+}
+
+impl<T> Linked for Timers<T> {
+    fn links(&self, key: u32) -> Links {
+        self.0[key as usize].links
+    }
+
+    fn links_mut(&mut self, key: u32) -> &mut Links {
+        &mut self.0[key as usize].links
+    }
+}
+
+/// The level and slot of a later `tick`.
+fn position(present: u64, tick: u64) -> (usize, usize) {
+    let highest_difference = 63 - (present ^ tick).leading_zeros();
+    let level = highest_difference / SLOT_BITS;
+    (level as usize, digit(tick, level))
+}
+
+/// The digit of `tick` that names its slot on `level`.
+fn digit(tick: u64, level: u32) -> usize {
+    let digit = (tick >> (level * SLOT_BITS)) % SLOTS as u64;
+    usize::try_from(digit).expect("a digit in base 64 is small")
+}
+
+/// The first tick of a slot: the present with this digit on `level` and zeros below.
+fn slot_start(present: u64, level: usize, slot: usize) -> u64 {
+    let shift = level * SLOT_BITS as usize;
+    let above = present >> shift >> SLOT_BITS << SLOT_BITS;
+    (above | slot as u64) << shift
+}
+
+fn tick_at_or_before(at: Nanos) -> u64 {
+    at.as_nanos() >> TICK_BITS
+}
+
+fn tick_at_or_after(at: Nanos) -> u64 {
+    // Rounding up the very latest moments would leave the wheel; they stand for never.
+    at.as_nanos().div_ceil(1 << TICK_BITS).min(u64::MAX >> TICK_BITS)
+}
+
+fn moment(tick: u64) -> Nanos {
+    Nanos::from_nanos(tick.saturating_mul(1 << TICK_BITS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    fn due_now(wheel: &mut Wheel<u32>, now: Nanos) -> Vec<u32> {
+        std::iter::from_fn(|| wheel.pop_due(now)).collect()
+    }
+
+    #[test]
+    fn never_early_and_at_most_one_tick_late() {
+        let mut wheel = Wheel::new(Nanos::ZERO);
+        let timer = wheel.create(1);
+        let at = Nanos::from_millis(5);
+        wheel.set(timer, at);
+        assert_eq!(due_now(&mut wheel, at), []);
+        let wake = wheel.next_due().expect("a timer is set");
+        assert!(wake >= at && wake.since(at) < Nanos::from_nanos(1 << TICK_BITS));
+        assert_eq!(due_now(&mut wheel, wake), [1]);
+        assert_eq!(wheel.next_due(), None);
+    }
+
+    #[test]
+    fn reaches_the_latest_moment_there_is() {
+        let mut wheel = Wheel::new(Nanos::ZERO);
+        let timer = wheel.create(1);
+        for secs in [1, 60, 86_400, u32::MAX] {
+            let at = Nanos::from_secs(secs);
+            wheel.set(timer, at);
+            assert_eq!(due_now(&mut wheel, Nanos::from_nanos(at.as_nanos() - 1)), []);
+            assert_eq!(due_now(&mut wheel, at + Nanos::from_millis(1)), [1]);
+        }
+        wheel.set(timer, Nanos::from_nanos(u64::MAX));
+        assert_eq!(due_now(&mut wheel, Nanos::from_secs(u32::MAX)), []);
+    }
+
+    #[test]
+    fn a_moment_in_the_past_is_due_at_once() {
+        let now = Nanos::from_secs(100);
+        let mut wheel = Wheel::new(now);
+        let timer = wheel.create(1);
+        wheel.set(timer, Nanos::from_secs(3));
+        assert!(wheel.next_due().is_some_and(|due| due <= now));
+        assert_eq!(due_now(&mut wheel, now), [1]);
+    }
+
+    #[test]
+    fn set_no_later_than_only_ever_brings_forward() {
+        let mut wheel = Wheel::new(Nanos::ZERO);
+        let timer = wheel.create(1);
+        wheel.set_no_later_than(timer, Nanos::from_secs(2));
+        wheel.set_no_later_than(timer, Nanos::from_secs(9));
+        let late = |secs| Nanos::from_secs(secs) + Nanos::from_millis(1);
+        assert_eq!(due_now(&mut wheel, late(2)), [1]);
+        wheel.set_no_later_than(timer, Nanos::from_secs(9));
+        wheel.set_no_later_than(timer, Nanos::from_secs(5));
+        assert_eq!(due_now(&mut wheel, late(5)), [1]);
+    }
+
+    #[test]
+    fn behaves_as_a_sorted_map_under_random_steps() {
+        const TIMERS: usize = 60;
+        let mut random = fastrand::Rng::with_seed(3);
+        let mut now = Nanos::from_secs(1_000);
+        let mut wheel = Wheel::new(now);
+        let names: Vec<u32> = (0..).take(TIMERS).collect();
+        let keys: Vec<TimerKey> = names.iter().map(|&name| wheel.create(name)).collect();
+        let mut model: BTreeMap<u32, u64> = BTreeMap::new();
+        for _ in 0..60_000 {
+            let name = random.u32(..60);
+            let key = keys[name as usize];
+            match random.u8(..8) {
+                0 => {
+                    wheel.cancel(key);
+                    model.remove(&name);
+                }
+                1..5 => {
+                    // From nanoseconds to decades, so that every level is used.
+                    let span = random.u64(..) >> random.u32(4..64);
+                    let at = now + Nanos::from_nanos(span);
+                    wheel.set(key, at);
+                    model.insert(name, tick_at_or_after(at));
+                }
+                _ => {
+                    now = now + Nanos::from_nanos(random.u64(..) >> random.u32(20..64));
+                    let mut fired = due_now(&mut wheel, now);
+                    fired.sort_unstable();
+                    let tick = tick_at_or_before(now);
+                    let expected: Vec<u32> = model
+                        .iter()
+                        .filter(|&(_, &at)| at <= tick)
+                        .map(|(&name, _)| name)
+                        .collect();
+                    assert_eq!(fired, expected);
+                    model.retain(|_, at| *at > tick);
+                }
+            }
+            let soonest = model.values().min().copied();
+            assert_eq!(wheel.next_due().is_some(), soonest.is_some());
+            if let (Some(wake), Some(soonest)) = (wheel.next_due(), soonest) {
+                assert!(wake <= moment(soonest));
+            }
+        }
+    }
+
+    #[test]
+    fn timers_that_are_due_come_out_in_order_of_time() {
+        let mut wheel = Wheel::new(Nanos::ZERO);
+        for name in [5, 3, 900, 70, 64, 4_096] {
+            let timer = wheel.create(name);
+            wheel.set(timer, Nanos::from_millis(u64::from(name)));
+        }
+        assert_eq!(due_now(&mut wheel, Nanos::from_secs(60)), [3, 5, 64, 70, 900, 4_096]);
+    }
+}

@@ -1,0 +1,64 @@
+//! A drop-in replacement of beanstalkd, the simple, fast work queue.
+//!
+//! One process, one thread, one poll loop. This page is the map of the house; each room
+//! tells its own story at its head.
+//!
+//! # Rooms
+//!
+//! Two wings. [`engine`] is the whole server without sockets, clock and disk: plain
+//! structs, mutated in place, driven by calls. [`os`] is everything that touches the
+//! operating system. The engine never names `os`. Within a wing, imports run downward.
+//!
+//! | floor | room | owns |
+//! |---|---|---|
+//! | 7 | `main` | parse, run, report; exit codes are given here |
+//! | 7 | [`startup`] | the steps before the first client, and how each can fail |
+//! | 7 | [`options`] | flags to [`options::Options`], with what each means |
+//! | 6 | [`os::event_loop`] | the one loop: readiness, one read a turn, flush |
+//! | 5 | [`os::listen`], [`os::stream`] | listening sockets; one accepted socket |
+//! | 5 | [`os::process`] | clock, signals, user, limits. All `unsafe` is here |
+//! | 4 | [`engine::server`] | the whole state; runs commands; the calls of the loop |
+//! | 3 | [`engine::conn`] | one client's state machine: bytes to lines and bodies |
+//! | 3 | [`engine::stats`] | the YAML documents |
+//! | 2 | [`engine::queue`] | the rules: put, reserve, release, bury, kick, delete, time |
+//! | 2 | [`engine::waiting`] | how workers and tubes find each other |
+//! | 1 | [`engine::job`], [`engine::tube`] | jobs and tubes, and where to find them |
+//! | 1 | [`engine::command`] | a line to a [`engine::command::Command`] |
+//! | 1 | [`engine::reply`], [`engine::output`] | replies to bytes; bytes on their way out |
+//! | 1 | [`engine::body`] | the bytes of a job |
+//! | 0 | [`engine::heap`], [`engine::list`], [`engine::wheel`] | indexed heap; linked list; timer wheel |
+//! | 0 | [`engine::pages`], [`engine::index`] | a slab that gives memory back; a hash index that never rebuilds |
+//! | 0 | [`engine::time`], [`engine::keys`] | nanoseconds; names of things |
+//!
+//! `tube` and `waiting` know each other: a tube keeps its line, and the line is told in
+//! `waiting`.
+//!
+//! # How a command travels
+//!
+//! ```text
+//! event_loop  readable: read into the scratch buffer
+//!   server.receive(conn, bytes, now)
+//!     conn.next_step         cuts a line or a body out of the bytes
+//!       command::parse       the line becomes a Command, or earns BAD_FORMAT
+//!     server.execute         one arm for each command
+//!       queue.put ...        the rules move jobs; whoever waited is noted in queue.answers
+//!     reply.write            into the output of the connection
+//!     server.deliver_answers into the outputs of those who waited
+//! event_loop  all reads of the turn are done: one write for each connection with output
+//! ```
+//!
+//! # Invariants
+//!
+//! - Every job stands in exactly one structure, and its [`engine::job::State`] says in
+//!   which and where.
+//! - Counts are changed where a job enters or leaves a structure, and nowhere else.
+//! - After each command nobody waits while a tube that he watches has an offer.
+//! - A timer is never later than what it is for; it may be sooner, and then finds nothing.
+//! - No step of a command costs more when other tubes, jobs or connections are added,
+//!   but for those commands that list them.
+//! - `now` is a parameter. Clocks are read in `os::process`.
+
+pub mod engine;
+pub mod options;
+pub mod os;
+pub mod startup;

@@ -1,0 +1,44 @@
+//! The program: parse, run, report. What failed and how the process ends is told here
+//! and nowhere else.
+
+use beanstalkd::options::{self, Options, Request};
+use beanstalkd::os::process::{self, Signal};
+use beanstalkd::startup::{self, StartupError};
+use std::process::ExitCode;
+
+/// What a shell reports for a process that SIGTERM has ended: expected of the first
+/// process of a container.
+const ENDED_BY_SIGTERM: u8 = 128 + 15;
+
+fn main() -> ExitCode {
+    match options::parse(std::env::args_os().skip(1)) {
+        Ok(Request::Help) => print!("{}", options::usage()),
+        Ok(Request::Version) => println!("{}", options::version()),
+        Ok(Request::Serve(options)) => {
+            return serve(&options).unwrap_or_else(|error| report(&error));
+        }
+        Err(error) => {
+            let code = report(&StartupError::Usage(error));
+            eprint!("{}", options::usage());
+            return code;
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn serve(options: &Options) -> Result<ExitCode, StartupError> {
+    startup::start_logging(options);
+    let signal = startup::start(options)?
+        .run()
+        .map_err(|error| StartupError::System("wait for events any more", error))?;
+    log::info!("stopped by {signal:?}");
+    match signal {
+        Signal::Terminate if process::is_first_process() => Ok(ExitCode::from(ENDED_BY_SIGTERM)),
+        Signal::Terminate | Signal::Interrupt | Signal::Drain => Ok(ExitCode::SUCCESS),
+    }
+}
+
+fn report(error: &StartupError) -> ExitCode {
+    eprintln!("beanstalkd: {error}");
+    ExitCode::from(error.exit_code())
+}

@@ -1,0 +1,324 @@
+//! From the command line to [`Options`]: every flag, what it means, and its default.
+//!
+//! Flags are those of C beanstalkd, with long forms beside them. What is typed here is
+//! decided here: what comes out needs no further checks.
+
+use crate::os::listen::Address;
+use getopts::{Matches, ParsingStyle};
+use log::LevelFilter;
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// What the operator asks for.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Request {
+    /// To serve.
+    Serve(Options),
+    /// To be told how to call the program.
+    Help,
+    /// To be told the version.
+    Version,
+}
+
+/// How to serve.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Where to keep the binlog, if there is to be one.
+    pub binlog_dir: Option<PathBuf>,
+    /// The size of a binlog file, in bytes; a multiple of 4096.
+    pub binlog_file_size: u32,
+    /// When to sync the binlog.
+    pub fsync: Fsync,
+    /// Where to listen.
+    pub listen: Address,
+    /// The TCP port; 0 lets the kernel choose.
+    pub port: u16,
+    /// Whether `listen` or `port` were named rather than left as they are.
+    pub names_address: bool,
+    /// Whom to become after binding: a name, or numbers.
+    pub user: Option<String>,
+    /// The largest body allowed, in bytes.
+    pub max_job_size: u32,
+    /// What to log.
+    pub log_level: LevelFilter,
+    /// What the operator should know about the flags given.
+    pub warnings: Vec<String>,
+}
+
+/// When records of the binlog are synced to disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fsync {
+    /// At most so many milliseconds after they were written; 0 is before the reply.
+    Within {
+        /// The span in milliseconds.
+        millis: u32,
+    },
+    /// When the system likes.
+    Never,
+}
+
+/// Why the command line makes no sense.
+#[derive(Debug, PartialEq, Eq)]
+pub struct UsageError(String);
+
+const DEFAULT_FSYNC_MS: u32 = 50;
+const DEFAULT_PORT: u16 = 11300;
+const DEFAULT_FILE_SIZE: u32 = 10 * 1024 * 1024;
+const DEFAULT_MAX_JOB_SIZE: u32 = 65535;
+
+/// The largest body that may be allowed: 1 GiB.
+pub const MAX_JOB_SIZE: u32 = 1 << 30;
+
+/// Binlog files are multiples of this many bytes.
+const FILE_SIZE_UNIT: u32 = 4096;
+
+/// Reads the arguments that follow the program's name.
+///
+/// # Errors
+/// They make no sense: what to tell the operator.
+pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, UsageError> {
+    let matches = flags().parse(arguments).map_err(|error| UsageError(describe(&error)))?;
+    if matches.opt_present("h") {
+        return Ok(Request::Help);
+    }
+    if matches.opt_present("v") {
+        return Ok(Request::Version);
+    }
+    if let Some(argument) = matches.free.first() {
+        return Err(UsageError(format!("unknown argument: {argument}")));
+    }
+    options(&matches).map(Request::Serve)
+}
+
+/// What `-v` prints.
+pub fn version() -> String {
+    format!(
+        "beanstalkd {} ({} {})",
+        crate::engine::stats::VERSION,
+        env!("CARGO_PKG_NAME"),
+        env!("CARGO_PKG_VERSION")
+    )
+}
+
+/// What `-h` prints, and what follows a complaint about the command line.
+pub fn usage() -> String {
+    flags().usage("Use: beanstalkd [OPTIONS]")
+}
+
+fn flags() -> getopts::Options {
+    let mut flags = getopts::Options::new();
+    // As in C, the last of several wins; getopts calls that "multi".
+    flags
+        .parsing_style(ParsingStyle::FloatingFrees)
+        .optmulti("b", "binlog-dir", "keep a binlog in this directory (default: none)", "DIR")
+        .optmulti(
+            "f",
+            "fsync-ms",
+            "sync the binlog at most MS milliseconds after a write; 0 is before each reply (default: 50)",
+            "MS",
+        )
+        .optflagmulti("F", "no-fsync", "never sync the binlog")
+        .optmulti(
+            "l",
+            "listen",
+            "listen on this IPv4 or IPv6 address or host name, or on unix:PATH (default: all addresses)",
+            "ADDR",
+        )
+        .optmulti("p", "port", "listen on this TCP port (default: 11300)", "PORT")
+        .optmulti(
+            "s",
+            "binlog-file-size",
+            "size of a binlog file, rounded up to a multiple of 4096 (default: 10485760)",
+            "BYTES",
+        )
+        .optmulti(
+            "u",
+            "user",
+            "become this user, and its group, after binding: a name, UID or UID:GID (default: stay)",
+            "USER",
+        )
+        .optmulti("z", "max-job-size", "largest job allowed, at most 1073741824 (default: 65535)", "BYTES")
+        .optflagmulti("c", "", "ignored: the binlog is always compacted")
+        .optflagmulti("n", "", "ignored: the binlog is always compacted")
+        .optflagmulti("v", "version", "show the version")
+        .optflagmulti("V", "verbose", "log more: info, twice debug, thrice trace (default: warnings)")
+        .optflagmulti("h", "help", "show this help");
+    flags
+}
+
+fn options(matches: &Matches) -> Result<Options, UsageError> {
+    let mut warnings = Vec::new();
+    for flag in ["c", "n"] {
+        if matches.opt_present(flag) {
+            warnings.push(format!("-{flag} has no effect: the binlog is always compacted"));
+        }
+    }
+    let fsync_millis = number(matches, "f")?.unwrap_or(DEFAULT_FSYNC_MS);
+    Ok(Options {
+        binlog_dir: last(matches, "b").map(PathBuf::from),
+        binlog_file_size: file_size(matches)?,
+        fsync: if matches.opt_present("F") {
+            Fsync::Never
+        } else {
+            Fsync::Within { millis: fsync_millis }
+        },
+        listen: last(matches, "l").map_or(Address::All, |address| listen_address(&address)),
+        port: number(matches, "p")?.unwrap_or(DEFAULT_PORT),
+        names_address: matches.opt_present("l") || matches.opt_present("p"),
+        user: last(matches, "u"),
+        max_job_size: max_job_size(matches, &mut warnings)?,
+        log_level: log_level(matches.opt_count("V")),
+        warnings,
+    })
+}
+
+fn listen_address(address: &str) -> Address {
+    match address.strip_prefix("unix:") {
+        Some(path) => Address::Unix(path.into()),
+        None => Address::Host(address.to_owned()),
+    }
+}
+
+fn file_size(matches: &Matches) -> Result<u32, UsageError> {
+    let asked: u32 = number(matches, "s")?.unwrap_or(DEFAULT_FILE_SIZE);
+    let rounded = asked.max(1).checked_next_multiple_of(FILE_SIZE_UNIT);
+    rounded
+        .ok_or_else(|| UsageError(format!("-s {asked}: a binlog file cannot be as large as that")))
+}
+
+fn max_job_size(matches: &Matches, warnings: &mut Vec<String>) -> Result<u32, UsageError> {
+    let asked: u64 = number(matches, "z")?.unwrap_or(u64::from(DEFAULT_MAX_JOB_SIZE));
+    if asked > u64::from(MAX_JOB_SIZE) {
+        warnings.push(format!(
+            "-z {asked}: the largest job is set to {MAX_JOB_SIZE} bytes, which is the most"
+        ));
+    }
+    Ok(u32::try_from(asked).map_or(MAX_JOB_SIZE, |size| size.min(MAX_JOB_SIZE)))
+}
+
+fn log_level(verbosity: usize) -> LevelFilter {
+    match verbosity {
+        0 => LevelFilter::Warn,
+        1 => LevelFilter::Info,
+        2 => LevelFilter::Debug,
+        _ => LevelFilter::Trace,
+    }
+}
+
+fn last(matches: &Matches, flag: &str) -> Option<String> {
+    matches.opt_strs(flag).pop()
+}
+
+fn number<N: FromStr>(matches: &Matches, flag: &str) -> Result<Option<N>, UsageError> {
+    let Some(text) = last(matches, flag) else { return Ok(None) };
+    // `FromStr` would take a sign too.
+    let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = text.parse().ok().filter(|_| is_plain);
+    number.map(Some).ok_or_else(|| UsageError(format!("-{flag} {text}: not a number in range")))
+}
+
+fn describe(error: &getopts::Fail) -> String {
+    let dashes = |name: &str| if name.len() == 1 { "-" } else { "--" };
+    match error {
+        getopts::Fail::UnrecognizedOption(name) => format!("unknown flag: {}{name}", dashes(name)),
+        getopts::Fail::ArgumentMissing(name) => {
+            format!("flag requires an argument: {}{name}", dashes(name))
+        }
+        getopts::Fail::UnexpectedArgument(name) => {
+            format!("flag takes no argument: {}{name}", dashes(name))
+        }
+        getopts::Fail::OptionMissing(_) | getopts::Fail::OptionDuplicated(_) => error.to_string(),
+    }
+}
+
+impl fmt::Display for UsageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(arguments: &[&str]) -> Result<Request, UsageError> {
+        parse(arguments.iter().map(OsString::from))
+    }
+
+    fn options(arguments: &[&str]) -> Options {
+        match request(arguments) {
+            Ok(Request::Serve(options)) => options,
+            other => panic!("{arguments:?} gave {other:?}"),
+        }
+    }
+
+    fn complaint(arguments: &[&str]) -> String {
+        request(arguments).expect_err("these arguments make no sense").to_string()
+    }
+
+    #[test]
+    fn defaults() {
+        let options = options(&[]);
+        assert_eq!(options.listen, Address::All);
+        assert_eq!((options.port, options.max_job_size), (11300, 65535));
+        assert_eq!(options.binlog_file_size, 10_485_760);
+        assert_eq!(options.fsync, Fsync::Within { millis: 50 });
+        assert_eq!(options.log_level, LevelFilter::Warn);
+        assert_eq!((options.binlog_dir, options.user, options.names_address), (None, None, false));
+    }
+
+    #[test]
+    fn flags_cluster_and_take_their_argument_attached_or_apart() {
+        assert_eq!(options(&["-p12"]).port, 12);
+        assert_eq!(options(&["-p", "12"]).port, 12);
+        assert_eq!(options(&["--port=12"]).port, 12);
+        assert_eq!(options(&["--port", "12"]).port, 12);
+        assert_eq!(options(&["-VVV"]).log_level, LevelFilter::Trace);
+        let clustered = options(&["-VFVu", "nobody"]);
+        assert_eq!(clustered.log_level, LevelFilter::Debug);
+        assert_eq!(clustered.fsync, Fsync::Never);
+        assert_eq!(clustered.user.as_deref(), Some("nobody"));
+    }
+
+    #[test]
+    fn the_last_one_wins() {
+        assert_eq!(options(&["-p1", "-p", "2"]).port, 2);
+        assert_eq!(options(&["-l", "::1", "-lunix:/x"]).listen, Address::Unix("/x".into()));
+        assert_eq!(options(&["-l", "localhost"]).listen, Address::Host("localhost".into()));
+    }
+
+    #[test]
+    fn sizes_are_brought_into_range() {
+        assert_eq!(options(&["-z", "0"]).max_job_size, 0);
+        let lowered = options(&["-z", "99999999999"]);
+        assert_eq!(lowered.max_job_size, MAX_JOB_SIZE);
+        assert_eq!(lowered.warnings.len(), 1);
+        assert_eq!(options(&["-s", "1"]).binlog_file_size, 4096);
+        assert_eq!(options(&["-s", "4097"]).binlog_file_size, 8192);
+        assert!(complaint(&["-s", "4294967295"]).contains("4294967295"));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_named() {
+        assert_eq!(complaint(&["-X"]), "unknown flag: -X");
+        assert_eq!(complaint(&["--nosuch"]), "unknown flag: --nosuch");
+        assert_eq!(complaint(&["-p"]), "flag requires an argument: -p");
+        assert_eq!(complaint(&["--help=1"]), "flag takes no argument: --help");
+        assert_eq!(complaint(&["work"]), "unknown argument: work");
+        for arguments in
+            [["-p", "65536"], ["-p", "x"], ["-z", "1x"], ["-z", "-1"], ["-f", ""], ["-s", "+1"]]
+        {
+            assert!(complaint(&arguments).contains("not a number in range"), "{arguments:?}");
+        }
+    }
+
+    #[test]
+    fn help_and_version_come_before_anything_else() {
+        assert_eq!(request(&["-h", "what"]), Ok(Request::Help));
+        assert_eq!(request(&["--version"]), Ok(Request::Version));
+        assert_eq!(version(), "beanstalkd 1.13 (beanstalkd-server 0.1.0)");
+        assert!(usage().starts_with("Use: beanstalkd"));
+    }
+}

@@ -1,0 +1,379 @@
+//! The one loop: waits for sockets, timers and signals, and lets the server do its work.
+//!
+//! One turn:
+//!
+//! ```text
+//! wait for events -> tick -> accept -> each ready connection once: read, run -> flush
+//! ```
+//!
+//! Sockets are registered once, for both directions, and edge-triggered; what the events
+//! said is remembered until the system says "would block". A connection with work left
+//! stands on a list, and while that list is not empty the loop does not sleep. Nothing
+//! is written before all reads of the turn are done, so that whatever must happen before a
+//! reply leaves can happen once for the whole turn.
+//!
+//! The loop knows no command and no rule: the server says of each connection whether it
+//! may be read from, what is to be sent, and when it is over.
+
+use super::listen::Listener;
+use super::process::{Clock, Signal, Signals};
+use super::stream::Stream;
+use crate::engine::keys::ConnKey;
+use crate::engine::server::Server;
+use crate::engine::time::Nanos;
+use log::{debug, error, info, warn};
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token};
+use std::io::{self, ErrorKind, IoSlice};
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+/// The loop and all that it serves.
+#[derive(Debug)]
+pub struct EventLoop {
+    poll: Poll,
+    server: Server,
+    clock: Clock,
+    signals: Signals,
+    listeners: Vec<Accepting>,
+    acceptance: Acceptance,
+    /// By the index of their key.
+    clients: Vec<Option<Client>>,
+    /// Connections to be served in the next turn.
+    ready: Vec<ConnKey>,
+    /// Connections to be looked after at the end of the turn; empty between turns.
+    attention: Vec<ConnKey>,
+    /// What was just read; used for one connection after the other.
+    scratch: Box<[u8]>,
+    stop: Option<Signal>,
+}
+
+/// A listening socket and whether somebody waits there.
+#[derive(Debug)]
+struct Accepting {
+    listener: Listener,
+    is_ready: bool,
+}
+
+/// How accepting goes.
+#[derive(Debug, Default)]
+struct Acceptance {
+    /// When to try again, after the system had no descriptor or memory left.
+    held_until: Option<Nanos>,
+    /// When that was last told in the log.
+    complained_at: Option<Nanos>,
+}
+
+/// One socket and what is known of it.
+#[derive(Debug)]
+struct Client {
+    stream: Stream,
+    /// Reading may give something.
+    is_readable: bool,
+    /// Writing may take something.
+    is_writable: bool,
+    /// The client has shut down its sending side.
+    is_half_closed: bool,
+    /// A short read does not mean that all was read: a half-close gives no new event, and
+    /// the system stops reading at urgent data.
+    reads_to_the_end: bool,
+    /// On the list of the ready.
+    is_queued: bool,
+}
+
+/// Large enough for a put of the default size limit in one read.
+const SCRATCH_LEN: usize = 68 * 1024;
+const EVENTS_PER_TURN: usize = 1024;
+const ACCEPTS_PER_TURN: usize = 256;
+const SLICES_PER_WRITE: usize = 16;
+
+/// How long to wait for a free descriptor when no connection of our own is closed.
+const ACCEPT_AGAIN: Nanos = Nanos::from_secs(1);
+const COMPLAIN_AGAIN: Nanos = Nanos::from_secs(60);
+
+const SIGNALS: Token = Token(usize::MAX);
+
+impl EventLoop {
+    /// Makes the loop.
+    ///
+    /// # Errors
+    /// The system has no means for it.
+    pub fn new(
+        server: Server,
+        clock: Clock,
+        signals: Signals,
+        listeners: Vec<Listener>,
+    ) -> io::Result<EventLoop> {
+        let poll = Poll::new()?;
+        let registry = poll.registry();
+        registry.register(&mut SourceFd(&signals.as_raw_fd()), SIGNALS, Interest::READABLE)?;
+        let mut accepting = Vec::new();
+        for (index, mut listener) in listeners.into_iter().enumerate() {
+            registry.register(&mut listener, listener_token(index), Interest::READABLE)?;
+            accepting.push(Accepting { listener, is_ready: false });
+        }
+        Ok(EventLoop {
+            poll,
+            server,
+            clock,
+            signals,
+            listeners: accepting,
+            acceptance: Acceptance::default(),
+            clients: Vec::new(),
+            ready: Vec::new(),
+            attention: Vec::new(),
+            scratch: vec![0; SCRATCH_LEN].into_boxed_slice(),
+            stop: None,
+        })
+    }
+
+    /// Serves until a signal ends it; says which.
+    ///
+    /// # Errors
+    /// The system does not let the loop wait for events any more.
+    pub fn run(mut self) -> io::Result<Signal> {
+        let mut events = Events::with_capacity(EVENTS_PER_TURN);
+        loop {
+            self.wait(&mut events)?;
+            if let Some(signal) = self.stop {
+                return Ok(signal);
+            }
+            self.server.tick(self.clock.now());
+            self.accept();
+            self.serve_ready();
+            self.flush();
+        }
+    }
+
+    // ---- Waiting ----
+
+    fn wait(&mut self, events: &mut Events) -> io::Result<()> {
+        let timeout = self.timeout();
+        match self.poll.poll(events, timeout) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(()),
+            Err(error) => return Err(error),
+        }
+        for event in events.iter() {
+            match event.token() {
+                SIGNALS => self.take_signals(),
+                token => match listener_index(token, self.listeners.len()) {
+                    Some(index) => self.listeners[index].is_ready = true,
+                    None => self.note(ConnKey::from_index(token.0), event),
+                },
+            }
+        }
+        Ok(())
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        let somebody_connects = self.listeners.iter().any(|accepting| accepting.is_ready);
+        let has_work = !self.ready.is_empty()
+            || self.server.has_attention()
+            || (somebody_connects && self.acceptance.held_until.is_none());
+        if has_work {
+            return Some(Duration::ZERO);
+        }
+        let next = self.server.next_due().into_iter().chain(self.acceptance.held_until).min()?;
+        Some(Duration::from_nanos(next.since(self.clock.now()).as_nanos()))
+    }
+
+    /// Remembers what an event says.
+    fn note(&mut self, key: ConnKey, event: &mio::event::Event) {
+        let Some(client) = client(&mut self.clients, key) else { return };
+        client.is_readable |= event.is_readable() || event.is_read_closed() || event.is_error();
+        client.is_writable |= event.is_writable() || event.is_write_closed() || event.is_error();
+        client.is_half_closed |= event.is_read_closed();
+        client.reads_to_the_end |= event.is_read_closed() || event.is_priority();
+        self.queue(key);
+    }
+
+    fn take_signals(&mut self) {
+        while let Some(signal) = self.signals.next() {
+            match signal {
+                Signal::Drain => {
+                    info!("SIGUSR1: draining, puts are refused from now on");
+                    self.server.drain();
+                }
+                Signal::Terminate | Signal::Interrupt => self.stop = Some(signal),
+            }
+        }
+    }
+
+    // ---- Accepting ----
+
+    fn accept(&mut self) {
+        if self.acceptance.held_until.is_some_and(|until| self.clock.now() < until) {
+            return;
+        }
+        self.acceptance.held_until = None;
+        for index in 0..self.listeners.len() {
+            for _ in 0..ACCEPTS_PER_TURN {
+                if !self.listeners[index].is_ready || self.acceptance.held_until.is_some() {
+                    break;
+                }
+                self.accept_one(index);
+            }
+        }
+    }
+
+    fn accept_one(&mut self, index: usize) {
+        let accepting = &mut self.listeners[index];
+        match accepting.listener.accept() {
+            Ok(stream) => self.connect(stream),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => accepting.is_ready = false,
+            // The client has gone already, or a signal came; there may be others.
+            Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => self.hold_accepting(&error),
+        }
+    }
+
+    /// There is no descriptor left, or no memory in the kernel. The edge of the event is
+    /// gone, so the listener stays marked as ready and is tried again when a connection
+    /// is closed, or after a while.
+    fn hold_accepting(&mut self, error: &io::Error) {
+        let now = self.clock.now();
+        self.acceptance.held_until = Some(now + ACCEPT_AGAIN);
+        let is_news = self.acceptance.complained_at.is_none_or(|at| at + COMPLAIN_AGAIN <= now);
+        if is_news {
+            self.acceptance.complained_at = Some(now);
+            let (connections, _) = self.server.size();
+            warn!("cannot accept more connections at present, {connections} are open: {error}");
+        }
+    }
+
+    fn connect(&mut self, mut stream: Stream) {
+        let key = self.server.connect();
+        let interest = Interest::READABLE | Interest::WRITABLE | Interest::PRIORITY;
+        let registry = self.poll.registry();
+        if let Err(error) = registry.register(&mut stream, Token(key.index()), interest) {
+            error!("cannot serve a new connection: {error}");
+            self.server.disconnect(key, self.clock.now());
+            return;
+        }
+        debug!("connection {} opened", key.index());
+        if self.clients.len() <= key.index() {
+            self.clients.resize_with(key.index() + 1, || None);
+        }
+        self.clients[key.index()] = Some(Client {
+            stream,
+            is_readable: false,
+            is_writable: true,
+            is_half_closed: false,
+            reads_to_the_end: false,
+            is_queued: false,
+        });
+    }
+
+    // ---- Serving ----
+
+    fn serve_ready(&mut self) {
+        for key in std::mem::take(&mut self.ready) {
+            let Some(client) = client(&mut self.clients, key) else { continue };
+            client.is_queued = false;
+            self.serve(key);
+        }
+    }
+
+    /// Lets one connection have its turn: one read at most, so that nobody is starved.
+    fn serve(&mut self, key: ConnKey) {
+        let Some(client) = client(&mut self.clients, key) else { return };
+        if std::mem::take(&mut client.is_half_closed) {
+            self.server.half_close(key, self.clock.now());
+        }
+        self.server.resume(key, self.clock.now());
+        // Whatever comes of it, the connection is looked after at the end of the turn.
+        self.server.attend(key);
+        if !client.is_readable || !self.server.wants_input(key) {
+            return;
+        }
+        match client.stream.read(&mut self.scratch) {
+            Ok(0) => {
+                client.is_readable = false;
+                self.server.end_input(key, self.clock.now());
+            }
+            Ok(count) => {
+                client.is_readable = count == self.scratch.len() || client.reads_to_the_end;
+                self.server.receive(key, &self.scratch[..count], self.clock.now());
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => client.is_readable = false,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => self.close(key, Some(&error)),
+        }
+    }
+
+    // ---- Sending ----
+
+    /// Sends what the turn has brought, and closes what is over.
+    fn flush(&mut self) {
+        let mut attention = std::mem::take(&mut self.attention);
+        self.server.take_attention(&mut attention);
+        for key in attention.drain(..) {
+            self.flush_one(key);
+        }
+        self.attention = attention;
+    }
+
+    fn flush_one(&mut self, key: ConnKey) {
+        if let Err(error) = self.send(key) {
+            return self.close(key, Some(&error));
+        }
+        let Some(client) = client(&mut self.clients, key) else { return };
+        if self.server.is_finished(key) {
+            return self.close(key, None);
+        }
+        let may_write = client.is_writable && self.server.has_output(key);
+        let may_read = client.is_readable && self.server.wants_input(key);
+        if may_write || may_read || self.server.can_resume(key) {
+            self.queue(key);
+        }
+    }
+
+    /// Sends what the system takes at once.
+    fn send(&mut self, key: ConnKey) -> io::Result<()> {
+        let Some(client) = client(&mut self.clients, key) else { return Ok(()) };
+        let mut slices = [IoSlice::new(&[]); SLICES_PER_WRITE];
+        let filled = self.server.next_output(key, &mut slices);
+        if filled == 0 || !client.is_writable {
+            return Ok(());
+        }
+        match client.stream.write(&slices[..filled]) {
+            Ok(count) => self.server.sent(key, count),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => client.is_writable = false,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn queue(&mut self, key: ConnKey) {
+        let Some(client) = client(&mut self.clients, key) else { return };
+        if !std::mem::replace(&mut client.is_queued, true) {
+            self.ready.push(key);
+        }
+    }
+
+    fn close(&mut self, key: ConnKey, why: Option<&io::Error>) {
+        match why {
+            Some(error) => debug!("connection {} lost: {error}", key.index()),
+            None => debug!("connection {} closed", key.index()),
+        }
+        self.clients[key.index()] = None;
+        self.server.disconnect(key, self.clock.now());
+        // A descriptor is free.
+        self.acceptance.held_until = None;
+    }
+}
+
+fn client(clients: &mut [Option<Client>], key: ConnKey) -> Option<&mut Client> {
+    clients.get_mut(key.index())?.as_mut()
+}
+
+fn listener_token(index: usize) -> Token {
+    Token(usize::MAX - 1 - index)
+}
+
+fn listener_index(token: Token, count: usize) -> Option<usize> {
+    (0..count).find(|&index| listener_token(index) == token)
+}

@@ -1,0 +1,270 @@
+//! Listening sockets: TCP, Unix, and those inherited from a service manager.
+
+use super::stream::Stream;
+use mio::event::Source;
+use mio::net::{TcpListener, UnixListener};
+use mio::{Interest, Registry, Token};
+use socket2::{Domain, SockAddr, Socket, Type};
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+/// Where to listen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// On all addresses of the machine, IPv4 and IPv6.
+    All,
+    /// On this address, or on all addresses that this name has.
+    Host(String),
+    /// At this path.
+    Unix(PathBuf),
+}
+
+/// A socket on which clients connect.
+#[derive(Debug)]
+#[expect(missing_docs, reason = "each is named after its family")]
+pub enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+/// Why there is no listening socket.
+#[derive(Debug)]
+pub enum ListenError {
+    /// The name has no address, or cannot be looked up.
+    Resolve(String, io::Error),
+    /// The socket cannot be made, or not be bound to this address.
+    Bind(String, io::Error),
+    /// Something that is no socket is in the way.
+    NotASocket(PathBuf),
+    /// An inherited descriptor is not what it should be.
+    Inherited(usize, String),
+}
+
+/// Thousands of clients may connect in the same moment: a connection that finds no place
+/// in the backlog tries again only a second later.
+const BACKLOG: i32 = 4096;
+
+/// Opens all sockets for `address`; `port` counts for TCP only, and 0 lets the kernel
+/// choose one.
+///
+/// # Errors
+/// One of them cannot be opened.
+pub fn open(address: &Address, port: u16) -> Result<Vec<Listener>, ListenError> {
+    match address {
+        Address::All => open_all(port).map(|listener| vec![listener]),
+        Address::Host(host) => open_host(host, port),
+        Address::Unix(path) => open_unix(path).map(|listener| vec![listener]),
+    }
+}
+
+/// One socket that serves IPv6 and IPv4, or IPv4 alone where the machine has no IPv6.
+fn open_all(port: u16) -> Result<Listener, ListenError> {
+    let both = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+    match open_tcp(both) {
+        Err(ListenError::Bind(_, error)) if is_missing_family(&error) => {
+            open_tcp(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)))
+        }
+        result => result,
+    }
+}
+
+fn is_missing_family(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL))
+}
+
+fn open_host(host: &str, port: u16) -> Result<Vec<Listener>, ListenError> {
+    // Literals never ask the resolver, which needs files that a bare machine has not.
+    let addresses: Vec<IpAddr> = match host.parse() {
+        Ok(address) => vec![address],
+        Err(_) => resolve(host)?,
+    };
+    let mut listeners = Vec::new();
+    let mut port = port;
+    for address in addresses {
+        let listener = open_tcp(SocketAddr::new(address, port))?;
+        if let (0, Listener::Tcp(listener)) = (port, &listener) {
+            // All addresses of a name share the port that was chosen for the first.
+            port = listener.local_addr().map_or(0, |address| address.port());
+        }
+        listeners.push(listener);
+    }
+    Ok(listeners)
+}
+
+fn resolve(host: &str) -> Result<Vec<IpAddr>, ListenError> {
+    let found = (host, 0)
+        .to_socket_addrs()
+        .map_err(|error| ListenError::Resolve(host.to_owned(), error))?;
+    let mut addresses: Vec<IpAddr> = Vec::new();
+    for address in found.map(|address| address.ip()) {
+        if !addresses.contains(&address) {
+            addresses.push(address);
+        }
+    }
+    if addresses.is_empty() {
+        return Err(ListenError::Resolve(host.to_owned(), io::ErrorKind::NotFound.into()));
+    }
+    Ok(addresses)
+}
+
+fn open_tcp(address: SocketAddr) -> Result<Listener, ListenError> {
+    let open = || {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+        socket.set_reuse_address(true)?;
+        if address.is_ipv6() {
+            let is_for_both = address.ip() == Ipv6Addr::UNSPECIFIED;
+            socket.set_only_v6(!is_for_both)?;
+        }
+        listen(&socket, &address.into())?;
+        Ok(Listener::Tcp(prepare_tcp(socket)?))
+    };
+    open().map_err(|error| ListenError::Bind(address.to_string(), error))
+}
+
+/// Accepted sockets inherit these: replies are not held back, and clients whose machine
+/// has gone are noticed at last.
+fn prepare_tcp(socket: Socket) -> io::Result<TcpListener> {
+    socket.set_tcp_nodelay(true)?;
+    socket.set_keepalive(true)?;
+    socket.set_nonblocking(true)?;
+    Ok(TcpListener::from_std(socket.into()))
+}
+
+fn open_unix(path: &Path) -> Result<Listener, ListenError> {
+    let name = || format!("unix:{}", path.display());
+    remove_stale_socket(path)?;
+    let open = || {
+        let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+        listen(&socket, &SockAddr::unix(path)?)?;
+        socket.set_nonblocking(true)?;
+        Ok(Listener::Unix(UnixListener::from_std(socket.into())))
+    };
+    open().map_err(|error| ListenError::Bind(name(), error))
+}
+
+/// A server that was killed leaves its socket behind.
+fn remove_stale_socket(path: &Path) -> Result<(), ListenError> {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if found.file_type().is_socket() => std::fs::remove_file(path)
+            .map_err(|error| ListenError::Bind(format!("unix:{}", path.display()), error)),
+        Ok(_) => Err(ListenError::NotASocket(path.to_owned())),
+        // Whatever else is wrong with the path, binding to it will say.
+        Err(_) => Ok(()),
+    }
+}
+
+fn listen(socket: &Socket, address: &SockAddr) -> io::Result<()> {
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+/// Takes over sockets from a service manager.
+///
+/// # Errors
+/// One of them is not a listening stream socket, TCP or Unix.
+pub fn adopt(descriptors: Vec<OwnedFd>) -> Result<Vec<Listener>, ListenError> {
+    let adopt = |(index, descriptor)| {
+        adopt_one(Socket::from(descriptor)).map_err(|why| ListenError::Inherited(index, why))
+    };
+    descriptors.into_iter().enumerate().map(adopt).collect()
+}
+
+fn adopt_one(socket: Socket) -> Result<Listener, String> {
+    let address = socket.local_addr().map_err(|error| format!("it is no socket: {error}"))?;
+    let kind = socket.r#type().map_err(|error| error.to_string())?;
+    if kind != Type::STREAM || !socket.is_listener().unwrap_or(false) {
+        return Err("it is not a listening stream socket".to_owned());
+    }
+    if address.as_socket().is_some() {
+        return prepare_tcp(socket).map(Listener::Tcp).map_err(|error| error.to_string());
+    }
+    if address.domain() != Domain::UNIX {
+        return Err("it is neither a TCP nor a Unix socket".to_owned());
+    }
+    socket.set_nonblocking(true).map_err(|error| error.to_string())?;
+    Ok(Listener::Unix(UnixListener::from_std(socket.into())))
+}
+
+impl Listener {
+    /// Takes the next client that has connected, and says from where.
+    ///
+    /// # Errors
+    /// As the system says; `WouldBlock` when there is none.
+    pub fn accept(&self) -> io::Result<Stream> {
+        match self {
+            Listener::Tcp(listener) => listener.accept().map(|(stream, _)| Stream::Tcp(stream)),
+            Listener::Unix(listener) => listener.accept().map(|(stream, _)| Stream::Unix(stream)),
+        }
+    }
+
+    fn source(&mut self) -> &mut dyn Source {
+        match self {
+            Listener::Tcp(listener) => listener,
+            Listener::Unix(listener) => listener,
+        }
+    }
+}
+
+impl Source for Listener {
+    fn register(
+        &mut self,
+        registry: &Registry,
+        token: Token,
+        interests: Interest,
+    ) -> io::Result<()> {
+        self.source().register(registry, token, interests)
+    }
+
+    fn reregister(
+        &mut self,
+        registry: &Registry,
+        token: Token,
+        interests: Interest,
+    ) -> io::Result<()> {
+        self.source().reregister(registry, token, interests)
+    }
+
+    fn deregister(&mut self, registry: &Registry) -> io::Result<()> {
+        self.source().deregister(registry)
+    }
+}
+
+/// The address, as it would be given to a client.
+impl fmt::Display for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Listener::Tcp(listener) => match listener.local_addr() {
+                Ok(address) => write!(f, "{address}"),
+                Err(error) => write!(f, "an unknown address ({error})"),
+            },
+            Listener::Unix(listener) => match listener.local_addr() {
+                Ok(address) => match address.as_pathname() {
+                    Some(path) => write!(f, "unix:{}", path.display()),
+                    None => write!(f, "an unnamed Unix socket"),
+                },
+                Err(error) => write!(f, "an unknown Unix socket ({error})"),
+            },
+        }
+    }
+}
+
+impl fmt::Display for ListenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ListenError::Resolve(host, error) => {
+                write!(f, "cannot find the address of {host}: {error}")
+            }
+            ListenError::Bind(address, error) => write!(f, "cannot listen on {address}: {error}"),
+            ListenError::NotASocket(path) => {
+                write!(f, "cannot listen on unix:{0}: {0} exists and is no socket", path.display())
+            }
+            ListenError::Inherited(index, why) => {
+                write!(f, "cannot listen on inherited descriptor {}: {why}", index + 3)
+            }
+        }
+    }
+}

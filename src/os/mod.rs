@@ -1,0 +1,8 @@
+//! Everything that touches the operating system: sockets, signals, users, the clock.
+//!
+//! Nothing in here knows a command or a rule.
+
+pub mod event_loop;
+pub mod listen;
+pub mod process;
+pub mod stream;

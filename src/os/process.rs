@@ -1,0 +1,350 @@
+//! The process itself: clock, signals, user, limits, and what `stats` tells of them.
+//!
+//! All `unsafe` of the project is in this file: calls into libc that neither std nor the
+//! other packages offer, each with the reason why it is sound. Nothing here knows what
+//! the server does.
+#![allow(unsafe_code, reason = "this is the room for it")]
+
+use crate::engine::stats::ProcessorTime;
+use crate::engine::time::Nanos;
+use std::ffi::{CStr, CString};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// A clock that shows the time of day as it was at the start plus what has passed since:
+/// moments compare across restarts, and setting the system's clock moves nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    started: Instant,
+    started_at: Nanos,
+}
+
+impl Clock {
+    /// Starts the clock.
+    #[expect(clippy::disallowed_methods, reason = "the one place where clocks are read")]
+    pub fn start() -> Clock {
+        Clock { started: Instant::now(), started_at: nanos(time_of_day()) }
+    }
+
+    /// The present moment; never before an earlier one.
+    #[expect(clippy::disallowed_methods, reason = "the one place where clocks are read")]
+    pub fn now(&self) -> Nanos {
+        self.started_at + nanos(Instant::now() - self.started)
+    }
+}
+
+/// The time of day as the system has it, since 1970.
+#[expect(clippy::disallowed_methods, reason = "the one place where clocks are read")]
+pub fn time_of_day() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+fn nanos(span: Duration) -> Nanos {
+    Nanos::from_nanos(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// A moment of the day in UTC, for the log: `2026-11-21T14:03:55.120Z`.
+pub fn utc(since_1970: Duration) -> String {
+    let seconds = libc::time_t::try_from(since_1970.as_secs()).unwrap_or(libc::time_t::MAX);
+    let mut broken_down = MaybeUninit::<libc::tm>::zeroed();
+    // SAFETY: both pointers are to live values of the right type, and all zeros is a valid
+    // `tm` should the year not fit one.
+    let tm = unsafe {
+        libc::gmtime_r(&raw const seconds, broken_down.as_mut_ptr());
+        broken_down.assume_init()
+    };
+    format!(
+        "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z",
+        tm.tm_year + 1900,
+        tm.tm_mon + 1,
+        tm.tm_mday,
+        tm.tm_hour,
+        tm.tm_min,
+        tm.tm_sec,
+        since_1970.subsec_millis()
+    )
+}
+
+/// What uname tells.
+#[derive(Clone, Debug)]
+pub struct Uname {
+    /// The host's name.
+    pub hostname: String,
+    /// The version of the operating system.
+    pub version: String,
+    /// The kind of machine.
+    pub machine: String,
+}
+
+/// Asks the kernel who it is.
+pub fn uname() -> Uname {
+    let mut names = MaybeUninit::<libc::utsname>::zeroed();
+    // SAFETY: the pointer is to a live `utsname`; all zeros is a valid one (empty strings).
+    let names = unsafe {
+        libc::uname(names.as_mut_ptr());
+        names.assume_init()
+    };
+    let text = |field: &[libc::c_char]| {
+        // SAFETY: the kernel ends each field with a zero byte within its array.
+        unsafe { CStr::from_ptr(field.as_ptr()) }.to_string_lossy().into_owned()
+    };
+    Uname {
+        hostname: text(&names.nodename),
+        version: text(&names.version),
+        machine: text(&names.machine),
+    }
+}
+
+/// How much processor time this process has had.
+pub fn processor_time() -> ProcessorTime {
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the pointer is to a live `rusage`; all zeros is a valid one.
+    let usage = unsafe {
+        libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
+        usage.assume_init()
+    };
+    let micros = |time: libc::timeval| {
+        let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+        seconds * 1_000_000 + u64::try_from(time.tv_usec).unwrap_or(0)
+    };
+    ProcessorTime { user_us: micros(usage.ru_utime), system_us: micros(usage.ru_stime) }
+}
+
+/// 16 hex digits that no other instance has.
+///
+/// # Errors
+/// The kernel gives no random bytes.
+pub fn instance_id() -> io::Result<String> {
+    let mut bytes = [0_u8; 8];
+    // SAFETY: the pointer and the length are those of a live array.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if usize::try_from(got) != Ok(bytes.len()) {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(format!("{:016x}", u64::from_ne_bytes(bytes)))
+}
+
+/// Raises the soft limit of open files to the hard one; says what it is now.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn raise_file_limit() -> io::Result<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the pointer is to a live `rlimit`.
+    check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) })?;
+    if limit.rlim_cur < limit.rlim_max {
+        limit.rlim_cur = limit.rlim_max;
+        // SAFETY: the pointer is to a live `rlimit`.
+        check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })?;
+    }
+    Ok(limit.rlim_cur)
+}
+
+/// Whether this process is the first of its machine or container.
+pub fn is_first_process() -> bool {
+    std::process::id() == 1
+}
+
+// ---- Signals ----
+
+/// What a signal asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// SIGTERM.
+    Terminate,
+    /// SIGINT.
+    Interrupt,
+    /// SIGUSR1.
+    Drain,
+}
+
+/// Signals as a descriptor that becomes readable.
+#[derive(Debug)]
+pub struct Signals(OwnedFd);
+
+impl Signals {
+    /// Takes the signals that the server knows out of their usual course. SIGPIPE is
+    /// ignored already: Rust's runtime does that before `main`.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn take() -> io::Result<Signals> {
+        let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
+        // SAFETY: `sigemptyset` initialises the set, and only then is it read; the numbers
+        // are those of real signals, and -1 asks for a new descriptor.
+        let fd = unsafe {
+            libc::sigemptyset(set.as_mut_ptr());
+            for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGUSR1] {
+                libc::sigaddset(set.as_mut_ptr(), signal);
+            }
+            check(libc::sigprocmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut()))?;
+            libc::signalfd(-1, set.as_ptr(), libc::SFD_NONBLOCK | libc::SFD_CLOEXEC)
+        };
+        check(fd)?;
+        // SAFETY: the descriptor was just made and nobody else knows it.
+        Ok(Signals(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// The next signal that has arrived.
+    pub fn next(&self) -> Option<Signal> {
+        let mut info = MaybeUninit::<libc::signalfd_siginfo>::zeroed();
+        let size = size_of::<libc::signalfd_siginfo>();
+        // SAFETY: the pointer and the length are those of a live value, for which all
+        // bytes are valid.
+        let (count, info) = unsafe {
+            let count = libc::read(self.0.as_raw_fd(), info.as_mut_ptr().cast(), size);
+            (count, info.assume_init())
+        };
+        if usize::try_from(count) != Ok(size) {
+            return None;
+        }
+        match libc::c_int::try_from(info.ssi_signo) {
+            Ok(libc::SIGTERM) => Some(Signal::Terminate),
+            Ok(libc::SIGINT) => Some(Signal::Interrupt),
+            Ok(libc::SIGUSR1) => Some(Signal::Drain),
+            _ => None,
+        }
+    }
+}
+
+impl AsRawFd for Signals {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+// ---- Inherited sockets ----
+
+/// The descriptors that a service manager handed to this process, by the protocol of
+/// `sd_listen_fds(3)`.
+pub fn inherited_sockets() -> Vec<OwnedFd> {
+    const FIRST: RawFd = 3;
+    let number = |name| std::env::var(name).ok().and_then(|value| value.parse::<u32>().ok());
+    if number("LISTEN_PID") != Some(std::process::id()) {
+        return Vec::new();
+    }
+    let count = number("LISTEN_FDS").and_then(|count| RawFd::try_from(count).ok()).unwrap_or(0);
+    let is_open = |&fd: &RawFd| {
+        // SAFETY: asking for the flags of a descriptor is sound whatever the number.
+        let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
+        // SAFETY: as above; it is set to be closed should this process ever run another.
+        flags >= 0 && unsafe { libc::fcntl(fd, libc::F_SETFD, flags | libc::FD_CLOEXEC) } >= 0
+    };
+    // SAFETY: they are open, and who set LISTEN_PID to this process gave them to it; this
+    // is called once, before anything else opens or owns a descriptor of these numbers.
+    (FIRST..FIRST.saturating_add(count))
+        .take_while(is_open)
+        .map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
+        .collect()
+}
+
+// ---- The user ----
+
+/// A user and a group to become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    uid: libc::uid_t,
+    gid: libc::gid_t,
+}
+
+/// Why a user cannot be found.
+#[derive(Debug)]
+pub enum UserError {
+    /// The user database has no such name.
+    Unknown,
+    /// The user database cannot be read.
+    Database(io::Error),
+}
+
+/// Who `user` is: `UID`, `UID:GID` or a name. Numbers stand for themselves, and without a
+/// GID the group has the number of the user; only names need the user database.
+///
+/// # Errors
+/// There is no such user.
+pub fn find_user(user: &str) -> Result<Identity, UserError> {
+    let (uid, gid) = user.split_once(':').unwrap_or((user, user));
+    if let (Ok(uid), Ok(gid)) = (uid.parse(), gid.parse()) {
+        return Ok(Identity { uid, gid });
+    }
+    find_user_by_name(user)
+}
+
+fn find_user_by_name(name: &str) -> Result<Identity, UserError> {
+    const LARGEST_ENTRY: usize = 1024 * 1024;
+    let name = CString::new(name).map_err(|_| UserError::Unknown)?;
+    let mut entry = MaybeUninit::<libc::passwd>::zeroed();
+    let mut strings = vec![0; 4096];
+    loop {
+        let mut found = std::ptr::null_mut();
+        // SAFETY: all pointers are to live values, and the length is that of the buffer.
+        let error = unsafe {
+            let buffer = (strings.as_mut_ptr(), strings.len());
+            libc::getpwnam_r(name.as_ptr(), entry.as_mut_ptr(), buffer.0, buffer.1, &raw mut found)
+        };
+        match error {
+            libc::ERANGE if strings.len() < LARGEST_ENTRY => strings.resize(strings.len() * 4, 0),
+            0 if found.is_null() => return Err(UserError::Unknown),
+            // What other systems say of a missing name, or of a missing database.
+            libc::ENOENT | libc::ESRCH => return Err(UserError::Unknown),
+            0 => {
+                // SAFETY: the call has succeeded and `found` points to `entry`.
+                let entry = unsafe { entry.assume_init() };
+                return Ok(Identity { uid: entry.pw_uid, gid: entry.pw_gid });
+            }
+            error => return Err(UserError::Database(io::Error::from_raw_os_error(error))),
+        }
+    }
+}
+
+/// Becomes another user for good: supplementary groups, group and user, in this order,
+/// since the last step gives up the right to the first two.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn become_user(identity: Identity) -> io::Result<()> {
+    let Identity { uid, gid } = identity;
+    // SAFETY: plain numbers; the list of groups has exactly one entry.
+    unsafe {
+        if libc::geteuid() == 0 {
+            check(libc::setgroups(1, &raw const gid))?;
+        }
+        check(libc::setresgid(gid, gid, gid))?;
+        check(libc::setresuid(uid, uid, uid))
+    }
+}
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_are_told_in_utc() {
+        assert_eq!(utc(Duration::ZERO), "1970-01-01T00:00:00.000Z");
+        assert_eq!(utc(Duration::from_millis(1_709_210_096_007)), "2024-02-29T12:34:56.007Z");
+    }
+
+    #[test]
+    fn numeric_users_need_no_database() {
+        assert_eq!(find_user("65534").ok(), Some(Identity { uid: 65534, gid: 65534 }));
+        assert_eq!(find_user("12:34").ok(), Some(Identity { uid: 12, gid: 34 }));
+        assert_eq!(find_user("root").ok(), Some(Identity { uid: 0, gid: 0 }));
+        assert!(matches!(find_user("no such user"), Err(UserError::Unknown)));
+        assert!(matches!(find_user("12:x"), Err(UserError::Unknown)));
+    }
+
+    #[test]
+    fn the_process_knows_itself() {
+        assert!(!uname().hostname.is_empty());
+        let id = instance_id().unwrap();
+        assert!(id.len() == 16 && id.bytes().all(|digit| digit.is_ascii_hexdigit()));
+        assert_ne!(id, instance_id().unwrap());
+        let clock = Clock::start();
+        assert!(clock.now() <= clock.now());
+    }
+}

@@ -1,0 +1,149 @@
+//! From options to a running loop: every step that can fail before the first client is
+//! served, in the order that matters, and how each failure is told.
+//!
+//! Sockets are bound before the user is changed, so that ports below 1024 can be had;
+//! everything that outlives the start is done as the user.
+
+use crate::engine::server::{Server, Settings};
+use crate::engine::stats::Facts;
+use crate::options::{Options, UsageError};
+use crate::os::event_loop::EventLoop;
+use crate::os::listen::{self, ListenError, Listener};
+use crate::os::process::{self, Clock, Signals, UserError};
+use log::{info, warn};
+use std::fmt;
+use std::io;
+use std::io::Write;
+use std::path::PathBuf;
+
+/// Why the server does not start.
+#[derive(Debug)]
+pub enum StartupError {
+    /// The command line makes no sense.
+    Usage(UsageError),
+    /// The binlog was asked for, and there is none yet.
+    NoBinlogYet(PathBuf),
+    /// The system lacks something that the server cannot do without.
+    System(&'static str, io::Error),
+    /// A socket cannot be had.
+    Listen(ListenError),
+    /// The user to become cannot be found.
+    FindUser(String, UserError),
+    /// The user cannot be changed.
+    BecomeUser(String, io::Error),
+}
+
+impl StartupError {
+    /// The exit code; those that C beanstalkd has are the same.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            StartupError::System(..) => 1,
+            StartupError::Usage(_) | StartupError::NoBinlogYet(_) => 5,
+            StartupError::FindUser(_, UserError::Database(_)) => 32,
+            StartupError::FindUser(_, UserError::Unknown) => 33,
+            StartupError::BecomeUser(..) => 34,
+            StartupError::Listen(_) => 111,
+        }
+    }
+}
+
+/// Sets up logging on stderr: a line has the time in UTC, the level and the message.
+pub fn start_logging(options: &Options) {
+    env_logger::Builder::new()
+        .filter_level(options.log_level)
+        .parse_default_env()
+        .format(|out, record| {
+            let now = process::utc(process::time_of_day());
+            writeln!(out, "{now} {:5} {}", record.level(), record.args())
+        })
+        .init();
+}
+
+/// Does all that must be done before the first client can be served.
+///
+/// # Errors
+/// One step fails; nothing is served.
+pub fn start(options: &Options) -> Result<EventLoop, StartupError> {
+    for warning in &options.warnings {
+        warn!("{warning}");
+    }
+    if let Some(directory) = &options.binlog_dir {
+        return Err(StartupError::NoBinlogYet(directory.clone()));
+    }
+    match process::raise_file_limit() {
+        Ok(limit) => info!("up to {limit} open files"),
+        Err(error) => warn!("cannot raise the limit of open files: {error}"),
+    }
+    let signals = Signals::take().map_err(|error| StartupError::System("take signals", error))?;
+    let listeners = listeners(options).map_err(StartupError::Listen)?;
+    for listener in &listeners {
+        info!("listening on {listener}");
+    }
+    if let Some(user) = &options.user {
+        become_user(user)?;
+    }
+    let clock = Clock::start();
+    let facts = facts(&clock).map_err(|error| StartupError::System("get random bytes", error))?;
+    let settings =
+        Settings { max_job_size: options.max_job_size, binlog_file_size: options.binlog_file_size };
+    let server = Server::new(settings, facts, clock.now());
+    EventLoop::new(server, clock, signals, listeners)
+        .map_err(|error| StartupError::System("wait for events", error))
+}
+
+fn listeners(options: &Options) -> Result<Vec<Listener>, ListenError> {
+    let inherited = process::inherited_sockets();
+    if inherited.is_empty() {
+        return listen::open(&options.listen, options.port);
+    }
+    if options.names_address {
+        warn!("-l and -p have no effect: the sockets are inherited");
+    }
+    listen::adopt(inherited)
+}
+
+fn become_user(user: &str) -> Result<(), StartupError> {
+    let identity =
+        process::find_user(user).map_err(|error| StartupError::FindUser(user.to_owned(), error))?;
+    process::become_user(identity).map_err(|error| StartupError::BecomeUser(user.to_owned(), error))
+}
+
+fn facts(clock: &Clock) -> io::Result<Facts> {
+    let names = process::uname();
+    Ok(Facts {
+        pid: std::process::id(),
+        instance_id: process::instance_id()?,
+        hostname: names.hostname,
+        os_version: names.version,
+        platform: names.machine,
+        started_at: clock.now(),
+        processor_time: process::processor_time,
+    })
+}
+
+impl fmt::Display for StartupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StartupError::Usage(error) => write!(f, "{error}"),
+            StartupError::NoBinlogYet(directory) => write!(
+                f,
+                "-b {}: this version keeps no binlog; without -b jobs are kept in memory only",
+                directory.display()
+            ),
+            StartupError::System(what, error) => write!(f, "cannot {what}: {error}"),
+            StartupError::Listen(error) => write!(f, "{error}"),
+            StartupError::FindUser(user, UserError::Unknown) => {
+                write!(f, "-u {user}: no such user")
+            }
+            StartupError::FindUser(user, UserError::Database(error)) => {
+                write!(
+                    f,
+                    "-u {user}: cannot read the user database, give a number instead: {error}"
+                )
+            }
+            StartupError::BecomeUser(user, error) => {
+                write!(f, "-u {user}: cannot become this user: {error}")
+            }
+        }
+    }
+}
