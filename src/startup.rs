@@ -37,8 +37,8 @@ impl StartupError {
     /// The exit code; those that C beanstalkd has are the same.
     pub fn exit_code(&self) -> u8 {
         match self {
-            StartupError::System(..) => 1,
-            StartupError::Usage(_) | StartupError::NoBinlogYet(_) => 5,
+            StartupError::System(..) | StartupError::NoBinlogYet(_) => 1,
+            StartupError::Usage(_) => 5,
             StartupError::FindUser(_, UserError::Database(_)) => 32,
             StartupError::FindUser(_, UserError::Unknown) => 33,
             StartupError::BecomeUser(..) => 34,

@@ -18,7 +18,7 @@
 //! Every move is the same two steps: the job leaves where it stands, then it enters where
 //! it goes; the counts are kept there and nowhere else. A job that becomes ready is
 //! offered to whoever waits at its tube (`waiting.rs`), in a step that can be seen in
-//! [`Queue::make_ready`]. Who got a job, or waited in vain, is told in [`Queue::answers`];
+//! `make_ready`. Who got a job, or waited in vain, is told in [`Queue::answers`];
 //! the rules know connections by key and never speak to them.
 
 use super::body::Body;
@@ -158,15 +158,14 @@ impl Queue {
     /// in the order in which they were reserved.
     pub fn disconnect(&mut self, conn: ConnKey, now: Nanos) {
         self.stop_waiting(conn);
-        let watched: Vec<TubeKey> = self.clients[conn].watching.tubes(&self.watches).collect();
-        for tube in watched {
-            self.remove_watch(conn, tube);
-            self.remove_tube_if_idle(tube);
-        }
         let mut held: Vec<ReservedEntry> = self.clients[conn].reserved.iter().collect();
         held.sort_unstable_by_key(|held| held.turn);
         for held in held {
             self.make_ready(held.job, now);
+        }
+        while let Some(tube) = self.clients[conn].watching.first(&self.watches) {
+            self.remove_watch(conn, tube);
+            self.remove_tube_if_idle(tube);
         }
         let client = self.clients.0.remove(conn.index());
         self.wheel.destroy(client.timer);
@@ -239,7 +238,7 @@ impl Queue {
         tube.pause = Some(Pause { secs, until });
         if secs == 0 {
             // Quirk: no time at all, so it only ends what pause there was; pinned by
-            // tests/scripts/pause.txt.
+            // tests/scripts/pause-tube-anew.txt.
             self.end_pause(key, now);
         } else {
             self.wheel.set_no_later_than(tube.timer, until);

@@ -375,7 +375,7 @@ impl Server {
             return self.refuse_body(key, body_len, Reply::JobTooBig);
         }
         if trailing {
-            // Quirk: the body is read as commands; pinned by tests/scripts/put-trailing.txt.
+            // Quirk: the body is read as commands; pinned by tests/scripts/put-bad-format.txt.
             return self.say(key, Reply::BadFormat);
         }
         self.queue.becomes_producer(key);

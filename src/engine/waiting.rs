@@ -213,7 +213,7 @@ impl Queue {
         let watching = &mut self.clients[conn].watching;
         let Some(place) = watching.find(tube, &self.watches) else { return false };
         // Quirk: the last of the list takes the place of the one that goes; pinned by
-        // tests/scripts/list-tubes-watched-order.txt.
+        // tests/scripts/list-tubes-order.txt.
         let WatchKey(key) = watching.watches.swap_remove(place);
         let watch = &self.watches[WatchKey(key)];
         let (place_in_line, place_in_offers) = (watch.place_in_line, watch.place_in_offers);
@@ -249,6 +249,11 @@ impl Watching {
     /// Whether the connection waits for a job.
     pub fn is_waiting(&self) -> bool {
         self.ticket.is_some()
+    }
+
+    /// The first of the watched tubes.
+    pub fn first(&self, watches: &Watches) -> Option<TubeKey> {
+        self.watches.first().map(|&watch| watches[watch].tube)
     }
 
     /// The watched tubes, in the order of `list-tubes-watched`.
