@@ -1,0 +1,497 @@
+//! The binary itself: flags, exit codes, sockets, inherited sockets, signals, limits.
+#![allow(clippy::disallowed_methods, reason = "a test looks at the clock from outside")]
+#![allow(clippy::unwrap_used, reason = "in a test it is an assertion")]
+
+mod support;
+
+use rustix::process::Signal;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+use support::{BEANSTALKD, Daemon, connect, start_on_loopback};
+
+/// Runs the binary until it ends by itself, which it must.
+fn run(arguments: &[&str]) -> Output {
+    let mut command = Command::new(BEANSTALKD);
+    command.args(arguments).env_remove("RUST_LOG").stdin(Stdio::null());
+    command.output().expect("the binary starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("the program writes text")
+}
+
+/// Starts the binary on a TCP port of its own choice; `-V` makes it tell which.
+fn start_on_own_port(arguments: &[&str]) -> (Daemon, SocketAddr) {
+    let all: Vec<&str> = ["-V", "-p", "0"].iter().chain(arguments).copied().collect();
+    let mut daemon = Daemon::start(Path::new(BEANSTALKD), &all);
+    let line = daemon.wait_for_log("listening on ");
+    let (_, address) = line.split_once("listening on ").expect("it was just found");
+    (daemon, address.parse().expect("an address was logged"))
+}
+
+/// Sends a request and reads one line of reply.
+fn ask(stream: impl Read + Write, request: &str) -> String {
+    let mut stream = BufReader::new(stream);
+    stream.get_mut().write_all(request.as_bytes()).expect("the server reads");
+    let mut line = String::new();
+    stream.read_line(&mut line).expect("the server answers");
+    line
+}
+
+/// The value of a key in `stats`.
+fn stat(address: SocketAddr, key: &str) -> String {
+    let mut stream = connect(address);
+    stream.write_all(b"stats\r\nquit\r\n").expect("the server reads");
+    let mut document = String::new();
+    stream.read_to_string(&mut document).expect("the server answers and closes");
+    let value = document.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(": "));
+    value.unwrap_or_else(|| panic!("no {key} in {document}")).to_owned()
+}
+
+// ---- Flags and exit codes ----
+
+#[test]
+fn version_and_help_go_to_stdout() {
+    for flag in ["-v", "--version"] {
+        let output = run(&[flag]);
+        assert_eq!(text(&output.stdout), "beanstalkd 1.13 (beanstalkd-server 0.1.0)\n");
+        assert_eq!(output.status.code(), Some(0));
+    }
+    for flag in ["-h", "--help"] {
+        let output = run(&[flag]);
+        assert!(text(&output.stdout).contains("--max-job-size BYTES"));
+        assert_eq!(output.status.code(), Some(0));
+    }
+}
+
+#[test]
+fn a_wrong_command_line_is_told_with_the_usage() {
+    for arguments in [&["-X"][..], &["-p"], &["-z", "1x"], &["-p", "70000"], &["what"]] {
+        let output = run(arguments);
+        let complaint = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(5), "{arguments:?}");
+        assert!(complaint.starts_with("beanstalkd: ") && complaint.contains("Use: beanstalkd"));
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn a_binlog_is_refused_rather_than_left_out() {
+    let directory = tempfile::tempdir().unwrap();
+    let output = run(&["-b", directory.path().to_str().unwrap(), "-p", "0"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("keeps no binlog"));
+}
+
+#[test]
+fn old_flags_are_accepted_with_a_warning() {
+    let (mut daemon, _) = start_on_loopback(&["-c", "-n", "-z", "2000000000"]);
+    daemon.wait_for_log("-c has no effect");
+    daemon.wait_for_log("-n has no effect");
+    daemon.wait_for_log("-z 2000000000");
+}
+
+#[test]
+fn what_cannot_be_bound_is_named() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    for (arguments, named) in [
+        (&["-l", "127.0.0.1", "-p", &port][..], "127.0.0.1"),
+        (&["-l", "192.0.2.1", "-p", "0"], "192.0.2.1"),
+        (&["-l", "no such host", "-p", "0"], "no such host"),
+        (&["-l", "unix:/no/such/directory/socket"], "/no/such/directory"),
+    ] {
+        let output = run(arguments);
+        assert_eq!(output.status.code(), Some(111), "{arguments:?}");
+        assert!(text(&output.stderr).contains(named), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn an_unknown_user_is_named() {
+    let output = run(&["-l", "127.0.0.1", "-p", "0", "-u", "nosuchuser"]);
+    assert_eq!(output.status.code(), Some(33));
+    assert!(text(&output.stderr).contains("nosuchuser"));
+}
+
+#[test]
+fn the_user_is_changed_with_all_groups() {
+    if !rustix::process::getuid().is_root() {
+        eprintln!("SKIPPED: only root may change the user");
+        return;
+    }
+    let (daemon, address) = start_on_own_port(&["-l", "127.0.0.1", "-u", "12345:23456"]);
+    assert!(stat(address, "pid").parse::<u32>().is_ok());
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.child.id())).unwrap();
+    let line = |key: &str| {
+        let line = status.lines().find(|line| line.starts_with(key)).unwrap();
+        line.split_whitespace().skip(1).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(line("Uid:"), "12345 12345 12345 12345");
+    assert_eq!(line("Gid:"), "23456 23456 23456 23456");
+    assert_eq!(line("Groups:"), "23456");
+}
+
+#[test]
+fn verbosity_comes_from_flags_and_environment() {
+    let (mut daemon, address) = start_on_loopback(&["-VV"]);
+    let line = daemon.wait_for_log("listening on ");
+    assert!(line.contains(" INFO ") && line.contains('T') && line.contains('Z'), "{line}");
+    ask(connect(address), "list-tube-used\r\n");
+    daemon.wait_for_log("DEBUG connection 0 opened");
+
+    let mut command = Command::new(BEANSTALKD);
+    command.args(["-l", "127.0.0.1", "-p", "0"]).env("RUST_LOG", "info");
+    let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(line.contains(" INFO "), "{line}");
+}
+
+#[test]
+fn requests_are_not_logged_below_trace() {
+    let (daemon, address) = start_on_loopback(&["-VV"]);
+    for _ in 0..100 {
+        ask(connect(address), "use some-tube\r\n");
+    }
+    daemon.signal(Signal::TERM);
+    let (_, log) = daemon.wait();
+    assert!(!log.contains("some-tube"));
+}
+
+// ---- Listening ----
+
+#[test]
+fn the_default_serves_ipv4_and_ipv6() {
+    let (_daemon, address) = start_on_own_port(&[]);
+    assert_eq!(ask(connect(([127, 0, 0, 1], address.port()).into()), "use a\r\n"), "USING a\r\n");
+    match TcpStream::connect((std::net::Ipv6Addr::LOCALHOST, address.port())) {
+        Ok(stream) => assert_eq!(ask(stream, "use a\r\n"), "USING a\r\n"),
+        Err(error) => {
+            assert!(address.is_ipv4(), "IPv6 is bound but refuses: {error}");
+            eprintln!("SKIPPED: this machine has no IPv6");
+        }
+    }
+}
+
+#[test]
+fn addresses_and_names_are_listened_on() {
+    for name in ["127.0.0.1", "localhost"] {
+        let (_daemon, address) = start_on_own_port(&["-l", name]);
+        assert_eq!(ask(connect(address), "use a\r\n"), "USING a\r\n");
+    }
+}
+
+#[test]
+fn a_stale_unix_socket_is_replaced_and_nothing_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    drop(UnixListener::bind(&path).unwrap());
+    assert!(path.exists(), "the listener has left its socket behind");
+    let listen = format!("unix:{}", path.display());
+    let mut daemon = Daemon::start(Path::new(BEANSTALKD), &["-V", "-l", &listen]);
+    daemon.wait_for_log(&listen);
+    assert_eq!(ask(UnixStream::connect(&path).unwrap(), "use a\r\n"), "USING a\r\n");
+
+    let file = directory.path().join("file");
+    std::fs::write(&file, "precious").unwrap();
+    let output = run(&["-l", &format!("unix:{}", file.display())]);
+    assert_eq!(output.status.code(), Some(111));
+    assert!(text(&output.stderr).contains("is no socket"));
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
+}
+
+#[test]
+fn inherited_sockets_are_used_instead_of_flags() {
+    let (mut daemon, address) = start_on_loopback(&["-l", "192.0.2.1", "-p", "1"]);
+    daemon.wait_for_log("-l and -p have no effect");
+    assert_eq!(ask(connect(address), "use a\r\n"), "USING a\r\n");
+
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let _daemon = Daemon::with_inherited(Path::new(BEANSTALKD), &[], listener);
+    assert_eq!(ask(UnixStream::connect(&path).unwrap(), "use a\r\n"), "USING a\r\n");
+}
+
+#[test]
+fn all_inherited_sockets_are_served() {
+    let first = TcpListener::bind("127.0.0.1:0").unwrap();
+    let second = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addresses = [first.local_addr().unwrap(), second.local_addr().unwrap()];
+    let mut command = Command::new("sh");
+    let script = r#"exec 3<&0 4<&1 </dev/null >/dev/null; LISTEN_PID=$$ LISTEN_FDS=2 exec "$0""#;
+    command.args(["-c", script, BEANSTALKD]);
+    command.stdin(OwnedFd::from(first)).stdout(OwnedFd::from(second)).stderr(Stdio::piped());
+    let _daemon = Daemon { child: command.spawn().unwrap() };
+    for address in addresses {
+        assert_eq!(ask(connect(address), "use a\r\n"), "USING a\r\n");
+    }
+}
+
+#[test]
+fn inherited_descriptors_of_another_kind_are_refused() {
+    let datagram = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let (status, log) = Daemon::with_inherited(Path::new(BEANSTALKD), &[], datagram).wait();
+    assert_eq!(status.code(), Some(111));
+    assert!(log.contains("inherited descriptor 3"), "{log}");
+
+    let (here, _there) = UnixStream::pair().unwrap();
+    let (status, log) = Daemon::with_inherited(Path::new(BEANSTALKD), &[], here).wait();
+    assert_eq!(status.code(), Some(111));
+    assert!(log.contains("inherited descriptor 3"), "{log}");
+}
+
+#[test]
+fn sockets_meant_for_another_process_are_left_alone() {
+    let mut command = Command::new(BEANSTALKD);
+    command
+        .args(["-V", "-l", "127.0.0.1", "-p", "0"])
+        .env("LISTEN_PID", "1")
+        .env("LISTEN_FDS", "1");
+    command.stdin(Stdio::null());
+    let mut daemon = Daemon::spawn(command);
+    daemon.wait_for_log("listening on 127.0.0.1:");
+}
+
+// ---- Signals ----
+
+#[test]
+fn term_and_int_stop_with_success() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let (daemon, address) = start_on_loopback(&[]);
+        assert_eq!(ask(connect(address), "use a\r\n"), "USING a\r\n");
+        daemon.signal(signal);
+        let (status, log) = daemon.wait();
+        assert_eq!((status.code(), log.as_str()), (Some(0), ""));
+    }
+}
+
+#[test]
+fn usr1_drains() {
+    let (daemon, address) = start_on_loopback(&[]);
+    let stream = connect(address);
+    assert_eq!(ask(&stream, "put 0 0 9 1\r\na\r\n"), "INSERTED 1\r\n");
+    daemon.signal(Signal::USR1);
+    assert_eq!(ask(&stream, "put 0 0 9 1\r\na\r\n"), "DRAINING\r\n");
+    assert_eq!(ask(&stream, "reserve\r\n"), "RESERVED 1 1\r\n");
+    assert_eq!(stat(address, "draining"), "true");
+}
+
+#[test]
+fn the_first_process_of_a_container_ends_as_if_killed() {
+    let namespace = Command::new("unshare").args(["--fork", "--pid", "true"]).output();
+    if !namespace.is_ok_and(|output| output.status.success()) {
+        eprintln!("SKIPPED: no new process namespace can be had here");
+        return;
+    }
+    // The outer process gets the log's pipe and passes on the exit code of the inner one.
+    let script = r#"unshare --fork --pid "$0" -V -l 127.0.0.1 -p 0 & wait $!"#;
+    for (name, code) in [("TERM", 143), ("INT", 0)] {
+        let mut command = Command::new("sh");
+        command.args(["-c", script, BEANSTALKD]).stdin(Stdio::null());
+        let mut daemon = Daemon::spawn(command);
+        let line = daemon.wait_for_log("listening on ");
+        let address: SocketAddr = line.split("listening on ").nth(1).unwrap().parse().unwrap();
+        // Inside it is the first; outside it is the child of a child.
+        assert_eq!(stat(address, "pid"), "1");
+        let inner = descendant(daemon.child.id());
+        let killed = Command::new("kill").args([&format!("-{name}"), &inner.to_string()]).status();
+        assert!(killed.unwrap().success());
+        assert_eq!(daemon.wait().0.code(), Some(code), "{name}");
+    }
+}
+
+/// The last of a chain of only children.
+fn descendant(mut pid: u32) -> u32 {
+    while let Some(child) = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))
+        .ok()
+        .and_then(|children| children.split_whitespace().next()?.parse().ok())
+    {
+        pid = child;
+    }
+    pid
+}
+
+// ---- Limits ----
+
+#[test]
+fn the_soft_limit_of_open_files_is_raised() {
+    let mut command = Command::new("sh");
+    command.args(["-c", r#"ulimit -Sn 50; exec "$0" -V -l 127.0.0.1 -p 0"#, BEANSTALKD]);
+    let mut daemon = Daemon::spawn(command);
+    daemon.wait_for_log("listening on ");
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", daemon.child.id())).unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let numbers: Vec<&str> = line.split_whitespace().skip(3).take(2).collect();
+    assert_eq!(numbers[0], numbers[1]);
+}
+
+#[test]
+fn at_the_descriptor_limit_clients_are_served_and_accepting_resumes() {
+    let mut command = Command::new("sh");
+    command.args(["-c", r#"ulimit -n 32; exec "$0" -V -l 127.0.0.1 -p 0"#, BEANSTALKD]);
+    let mut daemon = Daemon::spawn(command);
+    let line = daemon.wait_for_log("listening on ");
+    let address: SocketAddr = line.split("listening on ").nth(1).unwrap().parse().unwrap();
+    let mut clients: Vec<TcpStream> = (0..64).map(|_| connect(address)).collect();
+    daemon.wait_for_log("cannot accept more connections at present");
+
+    // Those who were let in are served.
+    assert_eq!(ask(&clients[0], "use a\r\n"), "USING a\r\n");
+    let used_before = processor_ticks(daemon.child.id());
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(processor_ticks(daemon.child.id()) - used_before <= 2, "the server spins");
+
+    // When they leave, those who wait are let in, down to the last.
+    let last = clients.pop().unwrap();
+    drop(clients);
+    assert_eq!(ask(&last, "use a\r\n"), "USING a\r\n");
+    daemon.signal(Signal::TERM);
+    let (status, log) = daemon.wait();
+    assert_eq!(status.code(), Some(0));
+    assert!(!log.contains("cannot accept"), "told once is enough: {log}");
+}
+
+/// The processor time that a process has had, in ticks of 10 ms.
+fn processor_ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let after_name = stat.rsplit(')').next().unwrap();
+    let fields: Vec<&str> = after_name.split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+#[test]
+fn ten_thousand_clients_find_room_in_the_backlog() {
+    let files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let count = 10_000.min(files.current.unwrap_or(u64::MAX).saturating_sub(500)).min(10_000);
+    let (_daemon, address) = start_on_own_port(&["-l", "127.0.0.1"]);
+    let start = Instant::now();
+    let mut clients: Vec<TcpStream> = (0..count).map(|_| connect(address)).collect();
+    eprintln!("{count} connections in {:?}", start.elapsed());
+    let last = clients.pop().unwrap();
+    assert_eq!(ask(&last, "use a\r\n"), "USING a\r\n");
+    assert_eq!(stat(address, "current-connections"), (count + 1).to_string());
+}
+
+#[test]
+fn a_client_that_never_reads_costs_bounded_memory() {
+    let (daemon, address) = start_on_loopback(&["-z", "1000000"]);
+    let mut hostile = connect(address);
+    let body = vec![b'x'; 1_000_000];
+    hostile.write_all(b"put 0 0 9 1000000\r\n").unwrap();
+    hostile.write_all(&body).unwrap();
+    assert_eq!(ask(&hostile, "\r\n"), "INSERTED 1\r\n");
+    // The answers to these would be 200 GB; the server stops listening long before.
+    hostile.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
+    let requests = b"peek 1\r\nstats\r\n".repeat(10_000);
+    for _ in 0..20 {
+        if hostile.write_all(&requests).is_err() {
+            break;
+        }
+    }
+    assert_eq!(ask(connect(address), "use a\r\n"), "USING a\r\n", "others are served");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.child.id())).unwrap();
+    let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let kib: u64 = rss.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(kib < 32 * 1024, "{kib} KiB");
+}
+
+// ---- The stream of bytes ----
+
+#[test]
+fn urgent_data_is_no_part_of_the_stream_and_holds_nothing_up() {
+    let (_daemon, address) = start_on_loopback(&[]);
+    let stream = connect(address);
+    for _ in 0..50 {
+        send(&stream, b"use a\r\nuse b\r", false);
+        send(&stream, b"!", true);
+        send(&stream, b"\nuse c\r\n", false);
+        let mut replies = [0; 27];
+        (&stream).read_exact(&mut replies).unwrap();
+        assert_eq!(&replies, b"USING a\r\nUSING b\r\nUSING c\r\n");
+    }
+}
+
+fn send(stream: &TcpStream, bytes: &[u8], is_urgent: bool) {
+    let flags =
+        if is_urgent { rustix::net::SendFlags::OOB } else { rustix::net::SendFlags::empty() };
+    assert_eq!(rustix::net::send(stream, bytes, flags).unwrap(), bytes.len());
+}
+
+#[test]
+fn a_large_body_passes_unchanged() {
+    const LEN: usize = 100_000_000;
+    let (_daemon, address) = start_on_loopback(&["-z", "1073741824"]);
+    let body: Vec<u8> = (0..=250).cycle().take(LEN).collect();
+    let mut stream = connect(address);
+    write!(stream, "put 0 0 60 {LEN}\r\n").unwrap();
+    stream.write_all(&body).unwrap();
+    assert_eq!(ask(&stream, "\r\n"), "INSERTED 1\r\n");
+    let mut stream = BufReader::new(stream);
+    stream.get_mut().write_all(b"reserve\r\ndelete 1\r\n").unwrap();
+    let mut line = String::new();
+    stream.read_line(&mut line).unwrap();
+    assert_eq!(line, format!("RESERVED 1 {LEN}\r\n"));
+    // Deleted while it is still being sent.
+    let mut received = vec![0; LEN + 2];
+    stream.read_exact(&mut received).unwrap();
+    assert!(received[..LEN] == body[..] && received.ends_with(b"\r\n"));
+    line.clear();
+    stream.read_line(&mut line).unwrap();
+    assert_eq!(line, "DELETED\r\n");
+}
+
+#[test]
+fn pipelining_has_no_end() {
+    const COUNT: usize = 100_000;
+    let (_daemon, address) = start_on_loopback(&[]);
+    let stream = connect(address);
+    let mut writer = stream.try_clone().unwrap();
+    let sender = std::thread::spawn(move || {
+        writer.write_all(&b"put 0 0 9 3\r\nabc\r\n".repeat(COUNT)).unwrap();
+        writer.write_all(&b"reserve-with-timeout 0\r\n".repeat(COUNT)).unwrap();
+        writer.shutdown(Shutdown::Write).unwrap();
+    });
+    let mut lines = BufReader::new(stream).lines();
+    for id in 1..=COUNT {
+        assert_eq!(lines.next().unwrap().unwrap(), format!("INSERTED {id}"));
+    }
+    for id in 1..=COUNT {
+        assert_eq!(lines.next().unwrap().unwrap(), format!("RESERVED {id} 3"));
+        assert_eq!(lines.next().unwrap().unwrap(), "abc");
+    }
+    assert!(lines.next().is_none(), "then the server closes");
+    sender.join().unwrap();
+}
+
+#[test]
+fn a_client_that_resets_its_connection_while_waiting_leaves_no_worker_behind() {
+    let (_daemon, address) = start_on_loopback(&[]);
+    let waiting = connect(address);
+    (&waiting).write_all(b"reserve\r\n").unwrap();
+    while stat(address, "current-waiting") != "1" {}
+    // Closing with a linger of zero sends a reset.
+    socket2::SockRef::from(&waiting).set_linger(Some(Duration::ZERO)).unwrap();
+    drop(waiting);
+    while stat(address, "current-waiting") != "0" {}
+    let stream = connect(address);
+    assert_eq!(ask(&stream, "put 0 0 9 1\r\na\r\n"), "INSERTED 1\r\n");
+    assert_eq!(ask(&stream, "reserve-with-timeout 0\r\n"), "RESERVED 1 1\r\n");
+}
+
+#[test]
+fn no_wait_ends_early() {
+    let (_daemon, address) = start_on_loopback(&[]);
+    let stream = connect(address);
+    let start = Instant::now();
+    assert_eq!(ask(&stream, "reserve-with-timeout 1\r\n"), "TIMED_OUT\r\n");
+    assert!(start.elapsed() >= Duration::from_secs(1));
+}

@@ -1,0 +1,196 @@
+//! What the compiler does not check: who may name whom, and that pages say what is so.
+
+use std::path::{Path, PathBuf};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: impl AsRef<Path>) -> String {
+    let path = root().join(path);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn sources_in(directory: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(root().join(directory)).expect("the directory is there");
+    let mut paths: Vec<PathBuf> =
+        entries.map(|entry| entry.expect("it can be read").path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
+    paths.sort();
+    assert!(!paths.is_empty(), "no sources in {directory}");
+    paths
+}
+
+#[test]
+fn the_engine_names_no_operating_system_and_no_clock() {
+    const FORBIDDEN: [&str; 13] = [
+        "crate::os",
+        "mio",
+        "socket2",
+        "libc",
+        "std::fs",
+        "std::net",
+        "std::os",
+        "std::env",
+        "std::process",
+        "std::thread",
+        "Instant",
+        "SystemTime",
+        "unsafe",
+    ];
+    for path in sources_in("src/engine") {
+        let source = read(&path);
+        let code = source.lines().filter(|line| !line.trim_start().starts_with("//"));
+        for (number, line) in code.enumerate() {
+            let words: Vec<&str> = line
+                .split(|char: char| !char.is_alphanumeric() && char != '_' && char != ':')
+                .collect();
+            for forbidden in FORBIDDEN {
+                let is_named = words
+                    .iter()
+                    .any(|word| *word == forbidden || word.starts_with(&format!("{forbidden}::")));
+                assert!(
+                    !is_named,
+                    "{}: code line {number} names {forbidden}: {line}",
+                    path.display()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn imports_of_the_engine_run_downward() {
+    // The floors of the map in lib.rs, from the ground up.
+    const FLOORS: [&[&str]; 5] = [
+        &["heap", "list", "wheel", "pages", "index", "time", "keys"],
+        &["job", "tube", "command", "reply", "output", "body"],
+        &["queue", "waiting"],
+        &["conn", "stats"],
+        &["server"],
+    ];
+    let floor = |room: &str| FLOORS.iter().position(|rooms| rooms.contains(&room));
+    for path in sources_in("src/engine") {
+        let room = path.file_stem().expect("a source has a name").to_string_lossy().into_owned();
+        if room == "mod" {
+            continue;
+        }
+        let own = floor(&room).unwrap_or_else(|| panic!("{room} stands on no floor"));
+        for line in read(&path).lines().filter_map(|line| line.strip_prefix("use super::")) {
+            let named = line.split([':', ';']).next().expect("an import names something");
+            let other = floor(named).unwrap_or(own);
+            // A tube keeps the line of those who wait for it; lib.rs says so.
+            let is_known = (room.as_str(), named) == ("tube", "waiting");
+            assert!(other <= own || is_known, "{room} imports {named}, which is above it");
+        }
+    }
+}
+
+#[test]
+fn unsafe_is_in_one_room_only() {
+    for directory in ["src", "src/engine", "src/os"] {
+        for path in sources_in(directory) {
+            let is_the_room = path.ends_with("src/os/process.rs");
+            assert!(
+                is_the_room || !read(&path).contains("unsafe_code"),
+                "{} switches a lint off that it must not",
+                path.display()
+            );
+        }
+    }
+}
+
+#[test]
+fn every_file_opens_with_what_it_is_for() {
+    for directory in ["src", "src/engine", "src/os", "tests", "tests/support", "tests/script"] {
+        for path in sources_in(directory) {
+            assert!(read(&path).starts_with("//! "), "{} has no head", path.display());
+        }
+    }
+}
+
+#[test]
+fn quirks_name_scripts_that_exist() {
+    for directory in ["src/engine", "src/os"] {
+        for path in sources_in(directory) {
+            let source = read(&path).replace("// ", "").replace('\n', " ");
+            for (at, _) in source.match_indices("Quirk:") {
+                let rest = &source[at..];
+                let script =
+                    rest.split_once("tests/scripts/").map(|(_, rest)| rest.split(".txt").next());
+                let name = script
+                    .flatten()
+                    .unwrap_or_else(|| panic!("{}: a quirk names no script", path.display()));
+                let script = root().join("tests/scripts").join(format!("{name}.txt"));
+                assert!(script.is_file(), "{}: there is no {}", path.display(), script.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn the_man_page_has_the_flags_and_defaults_of_the_program() {
+    let page = read("man/beanstalkd.1");
+    let usage = beanstalkd::options::usage();
+    let mut flags = 0;
+    for line in usage.lines().filter(|line| line.trim_start().starts_with('-')) {
+        for word in line.split([' ', ',']).filter(|word| word.starts_with('-')) {
+            let name =
+                word.trim_start_matches('-').split([' ', '=']).next().expect("a flag has a name");
+            let written =
+                if word.starts_with("--") { format!("Fl -{name}") } else { format!("Fl {name}") };
+            assert!(page.contains(&written), "man/beanstalkd.1 has no {written}");
+            flags += 1;
+        }
+        if let Some((_, default)) = line.split_once("(default: ") {
+            let default = default.trim_end_matches(')');
+            if default.parse::<u64>().is_ok() {
+                assert!(
+                    page.contains(default),
+                    "man/beanstalkd.1 does not know the default {default}"
+                );
+            }
+        }
+    }
+    assert!(flags >= 24, "the usage text has changed its form");
+    let documented = page.lines().filter(|line| line.starts_with(".It Fl ")).count();
+    let lines = usage.lines().filter(|line| line.trim_start().starts_with('-')).count();
+    assert!(documented >= lines - 1, "man/beanstalkd.1 documents {documented} of {lines} flags");
+}
+
+#[test]
+fn the_protocol_page_has_every_command_and_reply() {
+    let page = read("man/beanstalkd-protocol.7");
+    let commands = read("src/engine/command.rs");
+    let (commands, _) = commands.split_once("#[cfg(test)]").expect("its tests come last");
+    for line in commands.lines().filter_map(|line| line.trim().strip_prefix("(\"")) {
+        let word = line.split('"').next().expect("a string ends").trim_end();
+        assert!(page.contains(word), "man/beanstalkd-protocol.7 does not know {word}");
+    }
+    let replies = read("src/engine/reply.rs");
+    let words = replies.split('"').filter(|text| {
+        let word = text.trim_end_matches("\\r\\n").trim_end();
+        word.len() > 1 && word.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_')
+    });
+    let mut count = 0;
+    for word in words {
+        let word = word.trim_end_matches("\\r\\n").trim_end();
+        assert!(page.contains(word), "man/beanstalkd-protocol.7 does not know {word}");
+        count += 1;
+    }
+    assert!(count >= 20, "reply.rs has changed its form");
+}
+
+#[test]
+fn versions_agree() {
+    let version = env!("CARGO_PKG_VERSION");
+    assert!(
+        read("CHANGELOG.md").contains(&format!("## {version}")),
+        "CHANGELOG.md has no {version}"
+    );
+    assert!(
+        read("README.md").contains(&beanstalkd::options::version()),
+        "README.md shows another version"
+    );
+    assert!(read("man/beanstalkd.1").contains(&beanstalkd::options::version()));
+}
