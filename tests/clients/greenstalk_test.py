@@ -1,0 +1,116 @@
+"""Drives the server with greenstalk, a client library that knows nothing of this project.
+
+Usage: greenstalk_test.py SERVER. Starts the server on a socket that it inherits, ends it.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import unittest
+
+import greenstalk
+
+
+class Server:
+    """The server on a loopback port that the kernel chose."""
+
+    def __init__(self, program):
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.address = listener.getsockname()
+        script = 'exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec "$0"'
+        self.process = subprocess.Popen(["sh", "-c", script, program], stdin=listener)
+        listener.close()
+
+    def stop(self):
+        self.process.terminate()
+        return self.process.wait(timeout=10)
+
+
+class Greenstalk(unittest.TestCase):
+    def setUp(self):
+        self.server = Server(PROGRAM)
+        self.addCleanup(lambda: self.assertEqual(self.server.stop(), 0))
+
+    def client(self, **tubes):
+        client = greenstalk.Client(self.server.address, **tubes)
+        self.addCleanup(client.close)
+        return client
+
+    def test_a_job_goes_from_producer_to_worker(self):
+        producer = self.client(use="mail")
+        worker = self.client(watch="mail")
+        job_id = producer.put("hello", priority=5, delay=0, ttr=30)
+        job = worker.reserve(timeout=5)
+        self.assertEqual((job.id, job.body), (job_id, "hello"))
+        self.assertEqual(worker.stats_job(job)["state"], "reserved")
+        worker.touch(job)
+        worker.delete(job)
+        with self.assertRaises(greenstalk.NotFoundError):
+            worker.peek(job_id)
+
+    def test_bodies_are_bytes(self):
+        client = self.client(encoding=None)
+        body = bytes(range(256)) * 100
+        client.put(body)
+        self.assertEqual(client.reserve().body, body)
+
+    def test_jobs_are_released_buried_and_kicked(self):
+        client = self.client()
+        client.put("a")
+        job = client.reserve()
+        client.release(job, priority=1, delay=0)
+        job = client.reserve()
+        client.bury(job)
+        self.assertEqual(client.peek_buried().id, job.id)
+        self.assertEqual(client.kick(10), 1)
+        job = client.reserve_job(job.id)
+        self.assertEqual(client.stats_job(job)["kicks"], 1)
+        client.bury(job)
+        client.kick_job(job)
+        self.assertEqual(client.peek_ready().id, job.id)
+
+    def test_delays_and_pauses_hold_jobs_back(self):
+        client = self.client()
+        delayed = client.put("later", delay=60)
+        self.assertEqual(client.peek_delayed().id, delayed)
+        client.put("now")
+        client.pause_tube("default", 60)
+        with self.assertRaises(greenstalk.TimedOutError):
+            client.reserve(timeout=0)
+        self.assertEqual(client.stats_tube("default")["pause"], 60)
+
+    def test_a_deadline_is_announced(self):
+        client = self.client()
+        client.put("short", ttr=1)
+        client.reserve()
+        with self.assertRaises(greenstalk.DeadlineSoonError):
+            client.reserve(timeout=5)
+
+    def test_tubes_are_watched_used_and_listed(self):
+        client = self.client(use="one", watch=["one", "two"])
+        self.assertEqual(client.using(), "one")
+        # The client watches both, then ignores default: the last takes its place.
+        self.assertEqual(client.watching(), ["two", "one"])
+        self.assertEqual(client.ignore("one"), 1)
+        with self.assertRaises(greenstalk.NotIgnoredError):
+            client.ignore("two")
+        self.assertEqual(sorted(client.tubes()), ["default", "one", "two"])
+
+    def test_stats_parse(self):
+        stats = self.client().stats()
+        self.assertEqual(str(stats["version"]), "1.13")
+        self.assertEqual(stats["current-connections"], 1)
+        self.assertEqual(stats["pid"], self.server.process.pid)
+
+    def test_a_job_that_is_too_big_loses_nothing(self):
+        client = self.client(encoding=None)
+        with self.assertRaises(greenstalk.JobTooBigError):
+            client.put(b"x" * 65536)
+        client.put(b"x" * 65535)
+        self.assertEqual(len(client.reserve().body), 65535)
+
+
+if __name__ == "__main__":
+    PROGRAM = os.path.abspath(sys.argv.pop(1))
+    unittest.main()
