@@ -1,0 +1,56 @@
+# The words of C beanstalkd's makefile, and what cargo needs to hear for each.
+#
+#   make            build the server
+#   make run        build it and run it on port 11300 (FLAGS='-l 127.0.0.1 -V')
+#   make check      everything that must hold before a commit
+#   make bench      processor time per operation (AGAINST=/usr/bin/beanstalkd beside another)
+#   make install    into PREFIX (/usr/local), below DESTDIR if that is set
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+BINDIR = $(DESTDIR)$(PREFIX)/bin
+MANDIR = $(DESTDIR)$(PREFIX)/share/man
+LICENSEDIR = $(DESTDIR)$(PREFIX)/share/doc/beanstalkd-server
+CARGO ?= cargo
+INSTALL ?= install
+FLAGS ?=
+AGAINST ?=
+
+all:
+	$(CARGO) build --release
+
+run:
+	$(CARGO) run --release -- $(FLAGS)
+
+check: check-style check-man check-clients
+	$(CARGO) test
+
+check-style:
+	$(CARGO) fmt --check
+	$(CARGO) clippy --all-targets -- --deny warnings
+	RUSTDOCFLAGS='--deny warnings' $(CARGO) doc --no-deps --quiet
+
+# Reported as skipped, not as failed, where the tool is missing: .ci/run installs both.
+check-man:
+	@if command -v mandoc >/dev/null; then \
+		cd man && mandoc -T lint -W warning beanstalkd.1 beanstalkd-protocol.7; \
+	else echo 'SKIPPED: mandoc is not installed, the man pages are not checked'; fi
+
+check-clients: all
+	@sh tests/clients/run.sh target/release/beanstalkd
+
+bench:
+	$(CARGO) build --release
+	$(CARGO) bench --bench versus -- target/release/beanstalkd $(AGAINST)
+
+install: all
+	$(INSTALL) -d '$(BINDIR)' '$(MANDIR)/man1' '$(MANDIR)/man7' '$(LICENSEDIR)'
+	$(INSTALL) -m 755 target/release/beanstalkd '$(BINDIR)/beanstalkd'
+	$(INSTALL) -m 644 man/beanstalkd.1 '$(MANDIR)/man1/beanstalkd.1'
+	$(INSTALL) -m 644 man/beanstalkd-protocol.7 '$(MANDIR)/man7/beanstalkd-protocol.7'
+	$(INSTALL) -m 644 LICENSE '$(LICENSEDIR)/LICENSE'
+
+clean:
+	$(CARGO) clean
+
+.PHONY: all run check check-style check-man check-clients bench install clean
