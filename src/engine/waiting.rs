@@ -342,3 +342,189 @@ impl Linked for ByView<'_> {
         &mut self.0[WatchKey(key)].view
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::body::{CR_LF, Upload};
+    use super::super::job::Terms;
+    use super::super::queue::Answer;
+    use super::super::time::Nanos;
+    use super::*;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    const TUBES: [&str; 6] = ["default", "a", "b", "c", "d", "e"];
+    const NOW: Nanos = Nanos::from_secs(100);
+    const LONG: u32 = 1_000_000;
+
+    /// The same rules, with everything looked up anew each time.
+    #[derive(Default)]
+    struct Model {
+        /// By id: the tube and the priority.
+        ready: BTreeMap<u64, (usize, u32)>,
+        held: BTreeMap<u64, (ConnKey, usize)>,
+        watched: BTreeMap<ConnKey, BTreeSet<usize>>,
+        /// The longest-waiting one first.
+        waiting: Vec<ConnKey>,
+        paused: BTreeSet<usize>,
+        answers: Vec<(ConnKey, u64)>,
+    }
+
+    impl Model {
+        fn best(&self, offered: impl Fn(usize) -> bool) -> Option<u64> {
+            let offers = self
+                .ready
+                .iter()
+                .filter(|(_, (tube, _))| offered(*tube) && !self.paused.contains(tube));
+            offers.min_by_key(|&(&id, &(_, pri))| (pri, id)).map(|(&id, _)| id)
+        }
+
+        fn hold(&mut self, conn: ConnKey, id: u64) {
+            let (tube, _) = self.ready.remove(&id).expect("only ready jobs are taken");
+            self.held.insert(id, (conn, tube));
+        }
+
+        fn reserve(&mut self, conn: ConnKey) -> Option<u64> {
+            let id = self.best(|tube| self.watched[&conn].contains(&tube))?;
+            self.hold(conn, id);
+            Some(id)
+        }
+
+        fn make_ready(&mut self, id: u64, tube: usize, pri: u32) {
+            self.ready.insert(id, (tube, pri));
+            self.serve(tube);
+        }
+
+        fn serve(&mut self, tube: usize) {
+            while let Some(id) = self.best(|other| other == tube) {
+                let first = self.waiting.iter().position(|conn| self.watched[conn].contains(&tube));
+                let Some(first) = first else { break };
+                let conn = self.waiting.remove(first);
+                self.hold(conn, id);
+                self.answers.push((conn, id));
+            }
+        }
+    }
+
+    fn put(queue: &mut Queue, conn: ConnKey, id: u64, tube: usize, pri: u32) {
+        let mut upload = Upload::try_new(0).unwrap();
+        upload.take(CR_LF);
+        let terms = Terms { pri, delay_secs: 0, ttr_secs: LONG };
+        queue.use_tube(conn, TUBES[tube]).unwrap();
+        queue.put(conn, id, terms, upload.finish().unwrap(), NOW).unwrap();
+    }
+
+    /// One random step in both worlds.
+    fn step(random: &mut fastrand::Rng, queue: &mut Queue, model: &mut Model, last_id: &mut u64) {
+        let conns: Vec<ConnKey> = model.watched.keys().copied().collect();
+        let tube = random.usize(..TUBES.len());
+        let pri = random.u32(..4);
+        let Some(&conn) = random.choice(&conns) else {
+            let conn = queue.connect();
+            model.watched.insert(conn, BTreeSet::from([0]));
+            return;
+        };
+        let is_waiting = model.waiting.contains(&conn);
+        let held =
+            model.held.iter().find(|(_, (by, _))| *by == conn).map(|(&id, &(_, tube))| (id, tube));
+        match random.u8(..20) {
+            0 if conns.len() < 12 => {
+                let conn = queue.connect();
+                model.watched.insert(conn, BTreeSet::from([0]));
+            }
+            1 => {
+                queue.disconnect(conn, NOW);
+                model.waiting.retain(|&waiting| waiting != conn);
+                model.watched.remove(&conn);
+                // All jobs of one connection were reserved in the order of their turns.
+                let mut given_up: Vec<(u64, usize)> = Vec::new();
+                model.held.retain(|&id, &mut (by, tube)| {
+                    given_up.extend((by == conn).then_some((id, tube)));
+                    by != conn
+                });
+                assert!(given_up.len() <= 1, "the test holds one job at a time");
+                for (id, tube) in given_up {
+                    model.make_ready(id, tube, queue.jobs[queue.jobs.find(id).unwrap()].pri);
+                }
+            }
+            2..5 if !is_waiting => {
+                queue.watch(conn, TUBES[tube]).unwrap();
+                model.watched.get_mut(&conn).unwrap().insert(tube);
+            }
+            5 if !is_waiting => {
+                let watched = model.watched.get_mut(&conn).unwrap();
+                let is_last = watched.len() == 1 && watched.contains(&tube);
+                assert_eq!(queue.ignore(conn, TUBES[tube]), !is_last);
+                if !is_last {
+                    watched.remove(&tube);
+                }
+            }
+            6 => {
+                if queue.pause(TUBES[tube], LONG, NOW) {
+                    model.paused.insert(tube);
+                }
+            }
+            7 | 8 => {
+                queue.pause(TUBES[tube], 0, NOW);
+                model.paused.remove(&tube);
+                model.serve(tube);
+            }
+            9..13 if !is_waiting => {
+                *last_id += 1;
+                put(queue, conn, *last_id, tube, pri);
+                model.make_ready(*last_id, tube, pri);
+            }
+            13..16 if held.is_some() && !is_waiting => {
+                let (id, tube) = held.unwrap();
+                model.held.remove(&id);
+                if random.bool() {
+                    assert!(queue.release(conn, id, pri, 0, NOW).is_some());
+                    model.make_ready(id, tube, pri);
+                } else {
+                    assert!(queue.delete(conn, id));
+                }
+            }
+            _ if held.is_none() && !is_waiting => {
+                let reserved = queue.reserve(conn, NOW).map(|job| queue.jobs[job].id);
+                assert_eq!(reserved, model.reserve(conn));
+                if reserved.is_none() {
+                    queue.wait(conn, None);
+                    model.waiting.push(conn);
+                }
+            }
+            _ => {}
+        }
+        // A tube that is gone comes back without a pause.
+        model.paused.retain(|&tube| queue.tubes.find(TUBES[tube]).is_some());
+    }
+
+    #[test]
+    fn workers_get_the_best_jobs_in_the_order_of_their_waiting() {
+        for seed in 0..30 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut queue = Queue::new(NOW);
+            let mut model = Model::default();
+            let mut last_id = 0;
+            for _ in 0..4_000 {
+                step(&mut random, &mut queue, &mut model, &mut last_id);
+                let answers: Vec<(ConnKey, u64)> = std::mem::take(&mut queue.answers)
+                    .into_iter()
+                    .map(|(conn, answer)| match answer {
+                        Answer::Reserved(job) => (conn, queue.jobs[job].id),
+                        Answer::DeadlineSoon | Answer::TimedOut => panic!("no time passes here"),
+                    })
+                    .collect();
+                assert_eq!(answers, std::mem::take(&mut model.answers), "seed {seed}");
+                for (index, name) in TUBES.iter().enumerate() {
+                    let Some(tube) = queue.tubes.find(name) else { continue };
+                    let is_counted = |conn: &&ConnKey| model.watched[conn].contains(&index);
+                    let waiting = model.waiting.iter().filter(is_counted).count();
+                    assert_eq!(queue.count_waiting(tube), waiting);
+                }
+                assert_eq!(queue.totals.ready, model.ready.len() as u64);
+                assert_eq!(queue.totals.reserved, model.held.len() as u64);
+                assert_eq!(queue.totals.waiting, model.waiting.len() as u64);
+            }
+            assert!(last_id > 100, "the test puts jobs");
+        }
+    }
+}
