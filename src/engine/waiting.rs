@@ -414,6 +414,7 @@ mod tests {
     }
 
     /// One random step in both worlds.
+    #[expect(clippy::too_many_lines, reason = "one arm for each kind of step")]
     fn step(random: &mut fastrand::Rng, queue: &mut Queue, model: &mut Model, last_id: &mut u64) {
         let conns: Vec<ConnKey> = model.watched.keys().copied().collect();
         let tube = random.usize(..TUBES.len());
@@ -458,10 +459,8 @@ mod tests {
                     watched.remove(&tube);
                 }
             }
-            6 => {
-                if queue.pause(TUBES[tube], LONG, NOW) {
-                    model.paused.insert(tube);
-                }
+            6 if queue.pause(TUBES[tube], LONG, NOW) => {
+                model.paused.insert(tube);
             }
             7 | 8 => {
                 queue.pause(TUBES[tube], 0, NOW);
