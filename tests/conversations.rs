@@ -221,7 +221,10 @@ impl EnginePlayer {
             server.sent(key, client.received.len() - before);
             is_moving = true;
         }
-        server.resume(key, now);
+        if server.can_resume(key) {
+            server.resume(key, now);
+            is_moving = true;
+        }
         if server.is_finished(key) {
             server.disconnect(key, now);
             client.key = None;

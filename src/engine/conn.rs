@@ -19,8 +19,8 @@ pub struct Conn {
     pub phase: Phase,
     /// Bytes that have arrived and were not used yet.
     pub input: Vec<u8>,
-    /// Whether commands among them could not be run, because the client waits or does not
-    /// read its replies.
+    /// Whether commands among them could not be run, because the client waits, does not read
+    /// its replies, or has used up its share of the turn.
     pub is_held_up: bool,
     /// Bytes for the client.
     pub output: Output,
@@ -102,7 +102,7 @@ impl Conn {
             Phase::Closing => true,
             Phase::Waiting => false,
             Phase::Line | Phase::TooLongLine | Phase::Body(_) | Phase::UnwantedBody { .. } => {
-                self.input_ended
+                self.input_ended && !self.is_held_up
             }
         };
         is_over && self.output.is_empty()

@@ -46,11 +46,20 @@ pub struct Server {
     total_connections: u64,
     last_id: u64,
     is_draining: bool,
+    /// How much work each connection may make before the others have their turn.
+    work_share: usize,
     /// The connections that the loop must look at.
     attention: Vec<ConnKey>,
     /// Connections that waited and may go on with what they had sent before.
     answered: VecDeque<ConnKey>,
 }
+
+/// How much work all connections together make in one turn of the loop, as far as each
+/// can be left [`SMALLEST_SHARE`]. A command is one piece of work, and so is each
+/// [`OUTPUT_PER_WORK`] of reply: a `stats` takes as long as several `delete`s.
+const WORK_PER_TURN: usize = 1024;
+const SMALLEST_SHARE: usize = 16;
+const OUTPUT_PER_WORK: usize = 128;
 
 impl Server {
     /// A server without jobs and connections.
@@ -65,6 +74,7 @@ impl Server {
             total_connections: 0,
             last_id: 0,
             is_draining: false,
+            work_share: WORK_PER_TURN,
             attention: Vec::new(),
             answered: VecDeque::new(),
         }
@@ -119,7 +129,8 @@ impl Server {
         self.conns[key.index()].output.sent(count, &mut self.pool);
     }
 
-    /// Runs what a client sent while its replies could not be taken.
+    /// Runs what a client sent and could not be run yet, because its replies were not taken
+    /// or others had their turn.
     pub fn resume(&mut self, key: ConnKey, now: Nanos) {
         if self.can_resume(key) {
             self.run_kept(key, now);
@@ -140,6 +151,12 @@ impl Server {
         self.queue.tick(now);
         self.deliver_answers();
         self.run_answered(now);
+    }
+
+    /// The turn is shared among so many connections: a client that sends thousands of
+    /// commands at once has only some of them run before others are heard.
+    pub fn share_turn(&mut self, connections: usize) {
+        self.work_share = (WORK_PER_TURN / connections.max(1)).max(SMALLEST_SHARE);
     }
 
     /// When [`Server::tick`] has something to do; at or before that, never after.
@@ -181,7 +198,7 @@ impl Server {
     /// Whether anything that the client sends now could be used.
     pub fn wants_input(&self, key: ConnKey) -> bool {
         let conn = &self.conns[key.index()];
-        conn.takes_commands() && !conn.input_ended
+        conn.takes_commands() && !conn.is_held_up && !conn.input_ended
     }
 
     /// Whether [`Server::resume`] has something to do.
@@ -212,9 +229,12 @@ impl Server {
 
     // ---- Running commands ----
 
-    /// Runs all complete commands of `input`, and returns what is left of it.
+    /// Runs the complete commands of `input`, up to the connection's share of the turn, and
+    /// returns what is left of it.
     fn run<'a>(&mut self, key: ConnKey, mut input: &'a [u8], now: Nanos) -> &'a [u8] {
-        loop {
+        let mut work_left = self.work_share;
+        while work_left > 0 {
+            let output_before = self.conns[key.index()].output.len();
             match self.conns[key.index()].next_step(&mut input) {
                 Step::Line(line) => self.run_line(key, line, now),
                 Step::TooLongLine => self.say(key, Reply::BadFormat),
@@ -223,9 +243,14 @@ impl Server {
                 Step::Pause => break,
             }
             self.deliver_answers();
+            let said = self.conns[key.index()].output.len().saturating_sub(output_before);
+            work_left = work_left.saturating_sub(1 + said / OUTPUT_PER_WORK);
         }
         let conn = &mut self.conns[key.index()];
-        conn.is_held_up = !input.is_empty() && !conn.takes_commands();
+        conn.is_held_up = !input.is_empty() && (work_left == 0 || !conn.takes_commands());
+        if conn.is_held_up {
+            self.attend(key);
+        }
         input
     }
 
@@ -236,6 +261,8 @@ impl Server {
         input.drain(..input.len() - left);
         let conn = &mut self.conns[key.index()];
         if left > 0 && !matches!(conn.phase, Phase::Closing) {
+            // Half a line must not keep what a whole burst needed.
+            input.shrink_to(2 * left);
             conn.input = input;
         }
     }

@@ -31,6 +31,7 @@
 //! After each command this holds: nobody waits while a tube that he watches has an offer.
 
 use super::heap::{Entry, Heap};
+use super::index::{Chained, Index};
 use super::job::ReadyEntry;
 use super::keys::{ConnKey, TubeKey, WatchKey};
 use super::list::{Linked, Links, List, NIL};
@@ -43,6 +44,10 @@ use std::collections::TryReserveError;
 pub struct Watch {
     conn: ConnKey,
     tube: TubeKey,
+    /// The place in the connection's list.
+    place_in_list: u32,
+    /// The next watch in the same bucket of the index.
+    next_in_bucket: u32,
     /// The place in the tube's line; [`NIL`] out of line.
     place_in_line: u32,
     /// The neighbours among those that the connection has out of line.
@@ -57,7 +62,10 @@ pub struct Watch {
 
 /// All watches.
 #[derive(Debug, Default)]
-pub struct Watches(Pages<Watch>);
+pub struct Watches {
+    pages: Pages<Watch>,
+    by_pair: Index,
+}
 
 /// What a connection knows of the tubes that it watches.
 #[derive(Debug, Default)]
@@ -186,41 +194,39 @@ impl Queue {
         conn: ConnKey,
         tube: TubeKey,
     ) -> Result<(), TryReserveError> {
-        let watching = &mut self.clients[conn].watching;
-        if watching.find(tube, &self.watches).is_some() {
+        if self.watches.find(conn, tube).is_some() {
             return Ok(());
         }
+        let watching = &mut self.clients[conn].watching;
         watching.watches.try_reserve(1)?;
-        self.watches.0.try_reserve_one()?;
-        let key = self.watches.0.insert(Watch {
+        self.watches.try_reserve_one()?;
+        let key = self.watches.insert(Watch {
             conn,
             tube,
+            place_in_list: small(watching.watches.len()),
+            next_in_bucket: NIL,
             place_in_line: NIL,
             out_of_line: Links::LOOSE,
             place_in_offers: NIL,
             is_unsure: true,
             view: Links::LOOSE,
         });
-        watching.watches.push(WatchKey(key));
-        watching.out_of_line.push_back(&mut ByLine(&mut self.watches), key);
-        watching.unsure.push_back(&mut ByView(&mut self.watches), key);
+        watching.watches.push(key);
+        watching.out_of_line.push_back(&mut ByLine(&mut self.watches), key.0);
+        watching.unsure.push_back(&mut ByView(&mut self.watches), key.0);
         self.tubes[tube].watching += 1;
         Ok(())
     }
 
     /// The connection watches the tube no more; says whether it did.
     pub(super) fn remove_watch(&mut self, conn: ConnKey, tube: TubeKey) -> bool {
+        let Some(key) = self.watches.find(conn, tube) else { return false };
+        let Watch { place_in_list, place_in_line, place_in_offers, is_unsure, .. } =
+            self.watches[key];
         let watching = &mut self.clients[conn].watching;
-        let Some(place) = watching.find(tube, &self.watches) else { return false };
-        // Quirk: the last of the list takes the place of the one that goes; pinned by
-        // tests/scripts/list-tubes-order.txt.
-        let WatchKey(key) = watching.watches.swap_remove(place);
-        let watch = &self.watches[WatchKey(key)];
-        let (place_in_line, place_in_offers) = (watch.place_in_line, watch.place_in_offers);
-        let is_unsure = watch.is_unsure;
         let tube = &mut self.tubes[tube];
         if place_in_line == NIL {
-            watching.out_of_line.remove(&mut ByLine(&mut self.watches), key);
+            watching.out_of_line.remove(&mut ByLine(&mut self.watches), key.0);
         } else {
             tube.line.remove(place_in_line, &mut self.watches);
         }
@@ -228,9 +234,15 @@ impl Queue {
             watching.offers.remove(place_in_offers, &mut self.watches);
         }
         let view = if is_unsure { &mut watching.unsure } else { &mut tube.settled };
-        view.remove(&mut ByView(&mut self.watches), key);
+        view.remove(&mut ByView(&mut self.watches), key.0);
         tube.watching -= 1;
-        self.watches.0.remove(key);
+        self.watches.remove(key);
+        // Quirk: the last of the list takes the place of the one that goes; pinned by
+        // tests/scripts/list-tubes-order.txt.
+        watching.watches.swap_remove(place_in_list as usize);
+        if let Some(&moved) = watching.watches.get(place_in_list as usize) {
+            self.watches[moved].place_in_list = place_in_list;
+        }
         true
     }
 }
@@ -261,10 +273,6 @@ impl Watching {
         self.watches.iter().map(|&watch| watches[watch].tube)
     }
 
-    fn find(&self, tube: TubeKey, watches: &Watches) -> Option<usize> {
-        self.watches.iter().position(|&watch| watches[watch].tube == tube)
-    }
-
     /// Files what the tube of `watch` offers, in the stead of what stands at `place`.
     fn file(
         &mut self,
@@ -282,6 +290,57 @@ impl Watching {
                 watches[watch].place_in_offers = NIL;
             }
         }
+    }
+}
+
+impl Watches {
+    fn find(&self, conn: ConnKey, tube: TubeKey) -> Option<WatchKey> {
+        let is_it = |pages: &Pages<Watch>, key| {
+            pages.get(key).is_some_and(|watch| (watch.conn, watch.tube) == (conn, tube))
+        };
+        self.by_pair.find(&self.pages, hash(conn, tube), is_it).map(WatchKey)
+    }
+
+    fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
+        self.pages.try_reserve_one()?;
+        self.by_pair.try_reserve_one()
+    }
+
+    fn insert(&mut self, watch: Watch) -> WatchKey {
+        let key = self.pages.insert(watch);
+        self.by_pair.insert(&mut self.pages, key);
+        WatchKey(key)
+    }
+
+    fn remove(&mut self, key: WatchKey) {
+        self.by_pair.remove(&mut self.pages, key.0);
+        self.pages.remove(key.0);
+    }
+}
+
+/// The keys are small numbers that the server chose; one multiplication scatters them.
+fn hash(conn: ConnKey, tube: TubeKey) -> u64 {
+    let pair = (conn.index() as u64) << 32 | u64::from(tube.0);
+    let scattered = pair.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    scattered ^ (scattered >> 32)
+}
+
+fn small(place: usize) -> u32 {
+    u32::try_from(place).expect("a connection watches fewer tubes than there are keys")
+}
+
+impl Chained for Pages<Watch> {
+    fn hash(&self, key: u32) -> u64 {
+        let watch = self.get(key).expect(KEY_IS_GOOD);
+        hash(watch.conn, watch.tube)
+    }
+
+    fn next(&self, key: u32) -> u32 {
+        self.get(key).expect(KEY_IS_GOOD).next_in_bucket
+    }
+
+    fn set_next(&mut self, key: u32, next: u32) {
+        self.get_mut(key).expect(KEY_IS_GOOD).next_in_bucket = next;
     }
 }
 
@@ -305,13 +364,13 @@ impl std::ops::Index<WatchKey> for Watches {
     type Output = Watch;
 
     fn index(&self, key: WatchKey) -> &Watch {
-        self.0.get(key.0).expect(KEY_IS_GOOD)
+        self.pages.get(key.0).expect(KEY_IS_GOOD)
     }
 }
 
 impl std::ops::IndexMut<WatchKey> for Watches {
     fn index_mut(&mut self, key: WatchKey) -> &mut Watch {
-        self.0.get_mut(key.0).expect(KEY_IS_GOOD)
+        self.pages.get_mut(key.0).expect(KEY_IS_GOOD)
     }
 }
 

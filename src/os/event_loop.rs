@@ -75,7 +75,7 @@ struct Client {
     /// The client has shut down its sending side.
     is_half_closed: bool,
     /// A short read does not mean that all was read: a half-close gives no new event, and
-    /// the system stops reading at urgent data.
+    /// the system stops reading at urgent data, and at descriptors sent over a Unix socket.
     reads_to_the_end: bool,
     /// On the list of the ready.
     is_queued: bool,
@@ -253,6 +253,7 @@ impl EventLoop {
             return;
         }
         debug!("connection {} opened", key.index());
+        let reads_to_the_end = matches!(stream, Stream::Unix(_));
         if self.clients.len() <= key.index() {
             self.clients.resize_with(key.index() + 1, || None);
         }
@@ -261,7 +262,7 @@ impl EventLoop {
             is_readable: false,
             is_writable: true,
             is_half_closed: false,
-            reads_to_the_end: false,
+            reads_to_the_end,
             is_queued: false,
         });
     }
@@ -269,6 +270,7 @@ impl EventLoop {
     // ---- Serving ----
 
     fn serve_ready(&mut self) {
+        self.server.share_turn(self.ready.len());
         for key in std::mem::take(&mut self.ready) {
             let Some(client) = client(&mut self.clients, key) else { continue };
             client.is_queued = false;
@@ -282,7 +284,9 @@ impl EventLoop {
         if std::mem::take(&mut client.is_half_closed) {
             self.server.half_close(key, self.clock.now());
         }
-        self.server.resume(key, self.clock.now());
+        if self.server.can_resume(key) {
+            self.server.resume(key, self.clock.now());
+        }
         // Whatever comes of it, the connection is looked after at the end of the turn.
         self.server.attend(key);
         if !client.is_readable || !self.server.wants_input(key) {
