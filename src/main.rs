@@ -4,6 +4,8 @@
 use beanstalkd::options::{self, Options, Request};
 use beanstalkd::os::process::{self, Signal};
 use beanstalkd::startup::{self, StartupError};
+use std::fmt::Display;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 /// What a shell reports for a process that SIGTERM has ended: expected of the first
@@ -12,17 +14,20 @@ const ENDED_BY_SIGTERM: u8 = 128 + 15;
 
 fn main() -> ExitCode {
     match options::parse(std::env::args_os().skip(1)) {
-        Ok(Request::Help) => print!("{}", options::usage()),
-        Ok(Request::Version) => println!("{}", options::version()),
-        Ok(Request::Serve(options)) => {
-            return serve(&options).unwrap_or_else(|error| report(&error));
-        }
+        Ok(Request::Serve(options)) => serve(&options).unwrap_or_else(|error| report(&error)),
+        Ok(Request::Help) => tell(io::stdout(), options::usage()),
+        Ok(Request::Version) => tell(io::stdout(), options::version()),
         Err(error) => {
             let code = report(&StartupError::Usage(error));
-            eprint!("{}", options::usage());
-            return code;
+            tell(io::stderr(), options::usage());
+            code
         }
     }
+}
+
+/// Whether anybody listens is not for the program to judge: a closed pipe is no failure.
+fn tell(mut to: impl Write, text: impl Display) -> ExitCode {
+    let _ = writeln!(to, "{text}");
     ExitCode::SUCCESS
 }
 
@@ -39,6 +44,6 @@ fn serve(options: &Options) -> Result<ExitCode, StartupError> {
 }
 
 fn report(error: &StartupError) -> ExitCode {
-    eprintln!("beanstalkd: {error}");
+    tell(io::stderr(), format_args!("beanstalkd: {error}"));
     ExitCode::from(error.exit_code())
 }

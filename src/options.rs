@@ -79,6 +79,10 @@ const FILE_SIZE_UNIT: u32 = 4096;
 /// # Errors
 /// They make no sense: what to tell the operator.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, UsageError> {
+    let arguments = arguments.into_iter().map(OsString::into_string);
+    let arguments: Vec<String> = arguments
+        .collect::<Result<_, _>>()
+        .map_err(|argument| UsageError(format!("not UTF-8: {}", argument.display())))?;
     let matches = flags().parse(arguments).map_err(|error| UsageError(describe(&error)))?;
     if matches.opt_present("h") {
         return Ok(Request::Help);
@@ -104,7 +108,7 @@ pub fn version() -> String {
 
 /// What `-h` prints, and what follows a complaint about the command line.
 pub fn usage() -> String {
-    flags().usage("Use: beanstalkd [OPTIONS]")
+    flags().usage("Use: beanstalkd [OPTIONS]").trim_end().to_owned()
 }
 
 fn flags() -> getopts::Options {
@@ -164,7 +168,7 @@ fn options(matches: &Matches) -> Result<Options, UsageError> {
         } else {
             Fsync::Within { millis: fsync_millis }
         },
-        listen: last(matches, "l").map_or(Address::All, |address| listen_address(&address)),
+        listen: listen_address(matches)?,
         port: number(matches, "p")?.unwrap_or(DEFAULT_PORT),
         names_address: matches.opt_present("l") || matches.opt_present("p"),
         user: last(matches, "u"),
@@ -174,10 +178,12 @@ fn options(matches: &Matches) -> Result<Options, UsageError> {
     })
 }
 
-fn listen_address(address: &str) -> Address {
+fn listen_address(matches: &Matches) -> Result<Address, UsageError> {
+    let Some(address) = last(matches, "l") else { return Ok(Address::All) };
     match address.strip_prefix("unix:") {
-        Some(path) => Address::Unix(path.into()),
-        None => Address::Host(address.to_owned()),
+        Some("") => Err(UsageError("-l unix: needs a path".to_owned())),
+        Some(path) => Ok(Address::Unix(path.into())),
+        None => Ok(Address::Host(address)),
     }
 }
 
@@ -189,8 +195,8 @@ fn file_size(matches: &Matches) -> Result<u32, UsageError> {
 }
 
 fn max_job_size(matches: &Matches, warnings: &mut Vec<String>) -> Result<u32, UsageError> {
-    let asked: u64 = number(matches, "z")?.unwrap_or(u64::from(DEFAULT_MAX_JOB_SIZE));
-    if asked > u64::from(MAX_JOB_SIZE) {
+    let asked: u128 = number(matches, "z")?.unwrap_or(u128::from(DEFAULT_MAX_JOB_SIZE));
+    if asked > u128::from(MAX_JOB_SIZE) {
         warnings.push(format!(
             "-z {asked}: the largest job is set to {MAX_JOB_SIZE} bytes, which is the most"
         ));
@@ -307,9 +313,16 @@ mod tests {
         assert_eq!(complaint(&["-p"]), "flag requires an argument: -p");
         assert_eq!(complaint(&["--help=1"]), "flag takes no argument: --help");
         assert_eq!(complaint(&["work"]), "unknown argument: work");
-        for arguments in
-            [["-p", "65536"], ["-p", "x"], ["-z", "1x"], ["-z", "-1"], ["-f", ""], ["-s", "+1"]]
-        {
+        assert_eq!(complaint(&["-l", "unix:"]), "-l unix: needs a path");
+        for arguments in [
+            ["-p", "65536"],
+            ["-p", "x"],
+            ["-z", "1x"],
+            ["-z", "-1"],
+            ["-f", ""],
+            ["-p", "-1"],
+            ["-s", "+1"],
+        ] {
             assert!(complaint(&arguments).contains("not a number in range"), "{arguments:?}");
         }
     }

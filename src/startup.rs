@@ -14,6 +14,7 @@ use log::{info, warn};
 use std::fmt;
 use std::io;
 use std::io::Write;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 /// Why the server does not start.
@@ -70,12 +71,15 @@ pub fn start(options: &Options) -> Result<EventLoop, StartupError> {
     if let Some(directory) = &options.binlog_dir {
         return Err(StartupError::NoBinlogYet(directory.clone()));
     }
+    // Before anything else opens a descriptor.
+    let inherited = process::inherited_sockets().map_err(ListenError::NotOpen);
+    let inherited = inherited.map_err(StartupError::Listen)?;
     match process::raise_file_limit() {
         Ok(limit) => info!("up to {limit} open files"),
         Err(error) => warn!("cannot raise the limit of open files: {error}"),
     }
     let signals = Signals::take().map_err(|error| StartupError::System("take signals", error))?;
-    let listeners = listeners(options).map_err(StartupError::Listen)?;
+    let listeners = listeners(options, inherited).map_err(StartupError::Listen)?;
     for listener in &listeners {
         info!("listening on {listener}");
     }
@@ -91,8 +95,7 @@ pub fn start(options: &Options) -> Result<EventLoop, StartupError> {
         .map_err(|error| StartupError::System("wait for events", error))
 }
 
-fn listeners(options: &Options) -> Result<Vec<Listener>, ListenError> {
-    let inherited = process::inherited_sockets();
+fn listeners(options: &Options, inherited: Vec<OwnedFd>) -> Result<Vec<Listener>, ListenError> {
     if inherited.is_empty() {
         return listen::open(&options.listen, options.port);
     }

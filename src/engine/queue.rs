@@ -49,6 +49,10 @@ pub struct Queue {
     pub totals: Totals,
     pub(super) last_ticket: Ticket,
     reservations: u64,
+    /// The connections whose timer went off; empty between ticks.
+    due_conns: Vec<ConnKey>,
+    /// How many bytes of jobs have been freed since somebody last asked.
+    freed_bytes: usize,
     wheel: Wheel<TimerOwner>,
 }
 
@@ -112,8 +116,9 @@ const URGENT_BELOW: u32 = 1024;
 /// A waiting worker is warned when a job that it holds is this close to its deadline.
 const SAFETY_MARGIN: Nanos = Nanos::from_secs(1);
 
-/// How many moves of jobs a tick makes before it lets others have their turn.
-const MOVES_PER_TICK: u32 = 1000;
+/// How many jobs a tick moves for tubes, and how many for connections, before it lets
+/// others have their turn: a millisecond or two.
+const MOVES_PER_TICK: usize = 5_000;
 
 impl Queue {
     /// An empty queue with the `default` tube.
@@ -127,6 +132,8 @@ impl Queue {
             totals: Totals::default(),
             last_ticket: Ticket::default(),
             reservations: 0,
+            due_conns: Vec::new(),
+            freed_bytes: 0,
             wheel: Wheel::new(now),
         };
         let default = queue.find_or_create_tube("default");
@@ -333,7 +340,8 @@ impl Queue {
             return false;
         }
         self.leave(job);
-        let tube = self.jobs.remove(job).tube;
+        let Job { tube, body, .. } = self.jobs.remove(job);
+        self.freed_bytes += size_of::<Job>() + body.bytes().len();
         self.tubes[tube].deletes += 1;
         self.remove_tube_if_idle(tube);
         true
@@ -383,7 +391,7 @@ impl Queue {
         let reserved = &mut self.clients[conn].reserved;
         let entry = ReservedEntry { deadline, ..reserved.at(place) };
         reserved.replace(place, entry, &mut self.jobs);
-        self.set_client_timer(conn);
+        self.set_client_timer(conn, now);
         true
     }
 
@@ -422,6 +430,11 @@ impl Queue {
     fn kick_one(&mut self, job: JobKey, now: Nanos) {
         self.jobs[job].counts.kicks += 1;
         self.make_ready(job, now);
+    }
+
+    /// How many bytes of jobs have been freed since this was last asked.
+    pub fn take_freed_bytes(&mut self) -> usize {
+        std::mem::take(&mut self.freed_bytes)
     }
 
     fn held(&self, conn: ConnKey, id: u64) -> Option<JobKey> {
@@ -526,7 +539,7 @@ impl Queue {
         self.tubes[job.tube].reserved += 1;
         self.totals.reserved += 1;
         self.clients[by].reserved.insert(entry, &mut self.jobs);
-        self.set_client_timer(by);
+        self.set_client_timer(by, now);
     }
 
     fn make_buried(&mut self, key: JobKey) {
@@ -540,11 +553,11 @@ impl Queue {
 
     /// The connection waits, until a job comes, its timeout is over, or a job that it
     /// holds comes near its deadline.
-    pub fn wait(&mut self, conn: ConnKey, until: Option<Nanos>) {
+    pub fn wait(&mut self, conn: ConnKey, until: Option<Nanos>, now: Nanos) {
         self.clients[conn].wait_until = until;
         self.join_lines(conn);
         self.totals.waiting += 1;
-        self.set_client_timer(conn);
+        self.set_client_timer(conn, now);
     }
 
     /// The connection waits no more.
@@ -566,20 +579,26 @@ impl Queue {
         self.wheel.next_due()
     }
 
-    /// Does what is due, but no more at once than others can wait for.
+    /// Does what is due, but no more at once than others can wait for. Tubes come first: a
+    /// job that is ready beats a timeout.
     pub fn tick(&mut self, now: Nanos) {
+        let mut conns = std::mem::take(&mut self.due_conns);
         let mut moves_left = MOVES_PER_TICK;
-        while moves_left > 0 {
-            moves_left -= 1;
+        for _ in 0..MOVES_PER_TICK {
             match self.wheel.pop_due(now) {
                 Some(TimerOwner::Tube(tube)) => self.tube_is_due(tube, now, &mut moves_left),
-                Some(TimerOwner::Client(conn)) => self.client_is_due(conn, now, &mut moves_left),
+                Some(TimerOwner::Client(conn)) => conns.push(conn),
                 None => break,
             }
         }
+        let mut moves_left = MOVES_PER_TICK;
+        for conn in conns.drain(..) {
+            self.client_is_due(conn, now, &mut moves_left);
+        }
+        self.due_conns = conns;
     }
 
-    fn tube_is_due(&mut self, key: TubeKey, now: Nanos, moves_left: &mut u32) {
+    fn tube_is_due(&mut self, key: TubeKey, now: Nanos, moves_left: &mut usize) {
         if self.tubes[key].pause.is_some_and(|pause| pause.until <= now) {
             self.end_pause(key, now);
         }
@@ -594,11 +613,12 @@ impl Queue {
         let delay_over = tube.delayed.first().map(|first| first.due);
         let pause_over = tube.pause.map(|pause| pause.until);
         if let Some(next) = delay_over.into_iter().chain(pause_over).min() {
-            self.wheel.set_no_later_than(tube.timer, next);
+            // What is left over of a large backlog takes its turn after the others.
+            self.wheel.set_no_later_than(tube.timer, next.max(now));
         }
     }
 
-    fn client_is_due(&mut self, conn: ConnKey, now: Nanos, moves_left: &mut u32) {
+    fn client_is_due(&mut self, conn: ConnKey, now: Nanos, moves_left: &mut usize) {
         while let Some(held) =
             self.clients[conn].reserved.first().filter(|held| held.deadline <= now)
         {
@@ -618,7 +638,7 @@ impl Queue {
                 self.give_up_waiting(conn, Answer::TimedOut);
             }
         }
-        self.set_client_timer(conn);
+        self.set_client_timer(conn, now);
     }
 
     /// The connection waits no more and is told why.
@@ -629,7 +649,7 @@ impl Queue {
 
     /// The timer of a connection goes off when the first of these is due: the deadline of
     /// a job that it holds; while it waits, a second before that, and the timeout.
-    fn set_client_timer(&mut self, conn: ConnKey) {
+    fn set_client_timer(&mut self, conn: ConnKey, now: Nanos) {
         let client = &self.clients[conn];
         let is_waiting = client.watching.is_waiting();
         let deadline = client.reserved.first().map(|held| held.deadline);
@@ -637,7 +657,7 @@ impl Queue {
             deadline.filter(|_| is_waiting).map(|deadline| deadline.before(SAFETY_MARGIN));
         let timeout = client.wait_until.filter(|_| is_waiting);
         if let Some(next) = deadline.into_iter().chain(warning).chain(timeout).min() {
-            self.wheel.set_no_later_than(client.timer, next);
+            self.wheel.set_no_later_than(client.timer, next.max(now));
         }
     }
 }

@@ -48,6 +48,10 @@ pub struct Server {
     is_draining: bool,
     /// How much work each connection may make before the others have their turn.
     work_share: usize,
+    /// How much of that is left to the connection whose commands are run.
+    work_left: usize,
+    /// The moment of the last command.
+    last_moment: Nanos,
     /// The connections that the loop must look at.
     attention: Vec<ConnKey>,
     /// Connections that waited and may go on with what they had sent before.
@@ -60,6 +64,7 @@ pub struct Server {
 const WORK_PER_TURN: usize = 1024;
 const SMALLEST_SHARE: usize = 16;
 const OUTPUT_PER_WORK: usize = 128;
+const IN_LINE_PER_WORK: usize = 8;
 
 impl Server {
     /// A server without jobs and connections.
@@ -75,6 +80,8 @@ impl Server {
             last_id: 0,
             is_draining: false,
             work_share: WORK_PER_TURN,
+            work_left: 0,
+            last_moment: now,
             attention: Vec::new(),
             answered: VecDeque::new(),
         }
@@ -222,6 +229,11 @@ impl Server {
         self.conns[key.index()].is_finished()
     }
 
+    /// How many bytes of jobs have been freed since this was last asked.
+    pub fn take_freed_bytes(&mut self) -> usize {
+        self.queue.take_freed_bytes()
+    }
+
     /// How many connections and jobs there are.
     pub fn size(&self) -> (usize, usize) {
         (self.conns.len(), self.queue.jobs.len())
@@ -232,8 +244,9 @@ impl Server {
     /// Runs the complete commands of `input`, up to the connection's share of the turn, and
     /// returns what is left of it.
     fn run<'a>(&mut self, key: ConnKey, mut input: &'a [u8], now: Nanos) -> &'a [u8] {
-        let mut work_left = self.work_share;
-        while work_left > 0 {
+        self.work_left = self.work_share;
+        while self.work_left > 0 {
+            let now = self.moment(now);
             let output_before = self.conns[key.index()].output.len();
             match self.conns[key.index()].next_step(&mut input) {
                 Step::Line(line) => self.run_line(key, line, now),
@@ -244,14 +257,25 @@ impl Server {
             }
             self.deliver_answers();
             let said = self.conns[key.index()].output.len().saturating_sub(output_before);
-            work_left = work_left.saturating_sub(1 + said / OUTPUT_PER_WORK);
+            self.spend(1 + said / OUTPUT_PER_WORK);
         }
         let conn = &mut self.conns[key.index()];
-        conn.is_held_up = !input.is_empty() && (work_left == 0 || !conn.takes_commands());
+        conn.is_held_up = !input.is_empty() && (self.work_left == 0 || !conn.takes_commands());
         if conn.is_held_up {
             self.attend(key);
         }
         input
+    }
+
+    fn spend(&mut self, work: usize) {
+        self.work_left = self.work_left.saturating_sub(work);
+    }
+
+    /// Every command has a moment of its own, as if the clock were read for each, so that
+    /// what many commands of one read set to the same delay comes due in their order.
+    fn moment(&mut self, now: Nanos) -> Nanos {
+        self.last_moment = now.max(self.last_moment + Nanos::ONE);
+        self.last_moment
     }
 
     /// Runs what a connection sent earlier.
@@ -327,6 +351,7 @@ impl Server {
             }
             Command::Kick { bound } => {
                 let count = self.queue.kick(self.queue.clients[key].used, bound, now);
+                self.spend(count as usize);
                 self.say(key, Reply::Kicked { count });
             }
             Command::KickJob { id } => {
@@ -366,14 +391,7 @@ impl Server {
                 let text = queue.jobs.find(id).map(|job| stats::job(&queue.jobs[job], queue, now));
                 self.say_document(key, text);
             }
-            Command::StatsTube { tube } => {
-                let queue = &self.queue;
-                let text = queue
-                    .tubes
-                    .find(tube)
-                    .map(|tube| stats::tube(&queue.tubes[tube], queue.count_waiting(tube), now));
-                self.say_document(key, text);
-            }
+            Command::StatsTube { tube } => self.stats_tube(key, tube, now),
             Command::ListTubes => {
                 let text = stats::list(self.queue.tubes.iter().map(|tube| &*tube.name));
                 self.say(key, Reply::Document { text: &text });
@@ -444,7 +462,7 @@ impl Server {
             return self.say(key, Reply::TimedOut);
         }
         self.conns[key.index()].phase = Phase::Waiting;
-        self.queue.wait(key, timeout_secs.map(|secs| now + Nanos::from_secs(secs)));
+        self.queue.wait(key, timeout_secs.map(|secs| now + Nanos::from_secs(secs)), now);
     }
 
     fn reserve_job(&mut self, key: ConnKey, id: u64, now: Nanos) {
@@ -515,6 +533,16 @@ impl Server {
             is_draining: self.is_draining,
         };
         stats::server(&server, &self.queue, now)
+    }
+
+    fn stats_tube(&mut self, key: ConnKey, name: &str, now: Nanos) {
+        let Some(tube) = self.queue.tubes.find(name) else {
+            return self.say(key, Reply::NotFound);
+        };
+        let text = stats::tube(&self.queue.tubes[tube], self.queue.count_waiting(tube), now);
+        // Everybody in line was looked at.
+        self.spend(self.queue.tubes[tube].line.len() / IN_LINE_PER_WORK);
+        self.say(key, Reply::Document { text: &text });
     }
 
     // ---- Speaking ----

@@ -55,15 +55,9 @@ impl Nanos {
         Nanos(self.0.saturating_sub(span.0))
     }
 
-    /// Whole seconds from `now` until this moment, as clients are told them: rounded down
-    /// and never negative.
-    ///
-    /// A reply always costs a client some time, so a job reserved with ttr 10 never shows
-    /// a full 10 s left in C beanstalkd, which reads the clock for each command. Here one
-    /// reading may serve many commands, so at least one nanosecond counts as passed.
-    // Quirk: pinned by tests/scripts/stats-job.txt.
+    /// Whole seconds from `now` until this moment, rounded down and never negative.
     pub const fn secs_left(self, now: Nanos) -> u64 {
-        self.since(now).since(Nanos::ONE).whole_secs()
+        self.since(now).whole_secs()
     }
 }
 
@@ -80,11 +74,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_second_left_is_told_as_none() {
-        let now = Nanos::from_secs(5);
+    fn seconds_left_are_rounded_down_and_never_negative() {
+        let now = Nanos::from_millis(5_001);
         assert_eq!(Nanos::from_secs(15).secs_left(now), 9);
         assert_eq!(Nanos::from_secs(5).secs_left(now), 0);
-        assert_eq!(Nanos::from_secs(4).secs_left(now), 0);
     }
 
     #[test]

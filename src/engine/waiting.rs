@@ -545,7 +545,7 @@ mod tests {
                 let reserved = queue.reserve(conn, NOW).map(|job| queue.jobs[job].id);
                 assert_eq!(reserved, model.reserve(conn));
                 if reserved.is_none() {
-                    queue.wait(conn, None);
+                    queue.wait(conn, None, NOW);
                     model.waiting.push(conn);
                 }
             }

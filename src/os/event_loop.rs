@@ -16,7 +16,7 @@
 //! may be read from, what is to be sent, and when it is over.
 
 use super::listen::Listener;
-use super::process::{Clock, Signal, Signals};
+use super::process::{self, Clock, Signal, Signals};
 use super::stream::Stream;
 use crate::engine::keys::ConnKey;
 use crate::engine::server::Server;
@@ -24,6 +24,7 @@ use crate::engine::time::Nanos;
 use log::{debug, error, info, warn};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
@@ -39,10 +40,14 @@ pub struct EventLoop {
     acceptance: Acceptance,
     /// By the index of their key.
     clients: Vec<Option<Client>>,
-    /// Connections to be served in the next turn.
-    ready: Vec<ConnKey>,
+    /// Connections to be served, in this order.
+    ready: VecDeque<ConnKey>,
     /// Connections to be looked after at the end of the turn; empty between turns.
     attention: Vec<ConnKey>,
+    /// How many bytes of jobs were freed and not given back to the system.
+    freed_bytes: usize,
+    /// When something happened last.
+    busy_at: Nanos,
     /// What was just read; used for one connection after the other.
     scratch: Box<[u8]>,
     stop: Option<Signal>,
@@ -84,8 +89,15 @@ struct Client {
 /// Large enough for a put of the default size limit in one read.
 const SCRATCH_LEN: usize = 68 * 1024;
 const EVENTS_PER_TURN: usize = 1024;
+/// When so much time has gone by, what is there is sent before more is read.
+const TURN: Nanos = Nanos::from_millis(5);
 const ACCEPTS_PER_TURN: usize = 256;
 const SLICES_PER_WRITE: usize = 16;
+
+/// Freed memory is given back to the system once it is worth the time that this takes, and
+/// nothing has happened for a while.
+const WORTH_GIVING_BACK: usize = 16 * 1024 * 1024;
+const QUIET: Nanos = Nanos::from_millis(100);
 
 /// How long to wait for a free descriptor when no connection of our own is closed.
 const ACCEPT_AGAIN: Nanos = Nanos::from_secs(1);
@@ -120,8 +132,10 @@ impl EventLoop {
             listeners: accepting,
             acceptance: Acceptance::default(),
             clients: Vec::new(),
-            ready: Vec::new(),
+            ready: VecDeque::new(),
             attention: Vec::new(),
+            freed_bytes: 0,
+            busy_at: clock.now(),
             scratch: vec![0; SCRATCH_LEN].into_boxed_slice(),
             stop: None,
         })
@@ -142,6 +156,7 @@ impl EventLoop {
             self.accept();
             self.serve_ready();
             self.flush();
+            self.give_memory_back();
         }
     }
 
@@ -153,6 +168,9 @@ impl EventLoop {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(()),
             Err(error) => return Err(error),
+        }
+        if !events.is_empty() {
+            self.busy_at = self.clock.now();
         }
         for event in events.iter() {
             match event.token() {
@@ -174,7 +192,9 @@ impl EventLoop {
         if has_work {
             return Some(Duration::ZERO);
         }
-        let next = self.server.next_due().into_iter().chain(self.acceptance.held_until).min()?;
+        let give_back = self.has_much_to_give_back().then(|| self.busy_at + QUIET);
+        let others = self.acceptance.held_until.into_iter().chain(give_back);
+        let next = self.server.next_due().into_iter().chain(others).min()?;
         Some(Duration::from_nanos(next.since(self.clock.now()).as_nanos()))
     }
 
@@ -200,6 +220,21 @@ impl EventLoop {
         }
     }
 
+    // ---- Memory ----
+
+    fn has_much_to_give_back(&self) -> bool {
+        self.freed_bytes >= WORTH_GIVING_BACK
+    }
+
+    /// A backlog that has drained leaves the allocator with memory that nobody else can use.
+    fn give_memory_back(&mut self) {
+        self.freed_bytes += self.server.take_freed_bytes();
+        if self.has_much_to_give_back() && self.busy_at + QUIET <= self.clock.now() {
+            self.freed_bytes = 0;
+            process::give_memory_back();
+        }
+    }
+
     // ---- Accepting ----
 
     fn accept(&mut self) {
@@ -222,9 +257,7 @@ impl EventLoop {
         match accepting.listener.accept() {
             Ok(stream) => self.connect(stream),
             Err(error) if error.kind() == ErrorKind::WouldBlock => accepting.is_ready = false,
-            // The client has gone already, or a signal came; there may be others.
-            Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if concerns_one_client(&error) => {}
             Err(error) => self.hold_accepting(&error),
         }
     }
@@ -269,12 +302,20 @@ impl EventLoop {
 
     // ---- Serving ----
 
+    /// Serves those who are ready, each once, or as many as the turn has time for: the rest
+    /// come first in the next one.
     fn serve_ready(&mut self) {
-        self.server.share_turn(self.ready.len());
-        for key in std::mem::take(&mut self.ready) {
+        let count = self.ready.len();
+        self.server.share_turn(count);
+        let turn_ends = self.clock.now() + TURN;
+        for _ in 0..count {
+            let Some(key) = self.ready.pop_front() else { break };
             let Some(client) = client(&mut self.clients, key) else { continue };
             client.is_queued = false;
             self.serve(key);
+            if self.clock.now() > turn_ends {
+                break;
+            }
         }
     }
 
@@ -354,7 +395,7 @@ impl EventLoop {
     fn queue(&mut self, key: ConnKey) {
         let Some(client) = client(&mut self.clients, key) else { return };
         if !std::mem::replace(&mut client.is_queued, true) {
-            self.ready.push(key);
+            self.ready.push_back(key);
         }
     }
 
@@ -372,6 +413,16 @@ impl EventLoop {
 
 fn client(clients: &mut [Option<Client>], key: ConnKey) -> Option<&mut Client> {
     clients.get_mut(key.index())?.as_mut()
+}
+
+/// Whether accepting failed because of the client that was next, or a signal came: there may
+/// be others. accept(2) has the list.
+fn concerns_one_client(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted)
+        || matches!(
+            error.raw_os_error(),
+            Some(libc::EPROTO | libc::ENETDOWN | libc::EHOSTUNREACH | libc::ENETUNREACH)
+        )
 }
 
 fn listener_token(index: usize) -> Token {

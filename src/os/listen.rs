@@ -8,7 +8,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
@@ -41,7 +41,9 @@ pub enum ListenError {
     /// Something that is no socket is in the way.
     NotASocket(PathBuf),
     /// An inherited descriptor is not what it should be.
-    Inherited(usize, String),
+    Inherited(RawFd, String),
+    /// An inherited descriptor is not even open.
+    NotOpen(RawFd),
 }
 
 /// Thousands of clients may connect in the same moment: a connection that finds no place
@@ -76,37 +78,44 @@ fn is_missing_family(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL))
 }
 
-fn open_host(host: &str, port: u16) -> Result<Vec<Listener>, ListenError> {
+fn open_host(host: &str, mut port: u16) -> Result<Vec<Listener>, ListenError> {
     // Literals never ask the resolver, which needs files that a bare machine has not.
-    let addresses: Vec<IpAddr> = match host.parse() {
-        Ok(address) => vec![address],
-        Err(_) => resolve(host)?,
+    let addresses = match host.parse::<IpAddr>() {
+        Ok(address) => vec![SocketAddr::new(address, port)],
+        Err(_) => resolve(host, port)?,
     };
-    let mut listeners = Vec::new();
-    let mut port = port;
-    for address in addresses {
-        let listener = open_tcp(SocketAddr::new(address, port))?;
-        if let (0, Listener::Tcp(listener)) = (port, &listener) {
-            // All addresses of a name share the port that was chosen for the first.
-            port = listener.local_addr().map_or(0, |address| address.port());
+    let (mut listeners, mut not_here) = (Vec::new(), None);
+    for mut address in addresses {
+        address.set_port(port);
+        match open_tcp(address) {
+            Ok(listener) => {
+                // All addresses of a name share the port that is chosen for the first.
+                port = listener.port().unwrap_or(port);
+                listeners.push(listener);
+            }
+            // A machine without IPv6 may have a name with an IPv6 address all the same.
+            Err(ListenError::Bind(address, error)) if is_missing_family(&error) => {
+                not_here = Some(ListenError::Bind(address, error));
+            }
+            Err(error) => return Err(error),
         }
-        listeners.push(listener);
     }
-    Ok(listeners)
+    match not_here {
+        Some(error) if listeners.is_empty() => Err(error),
+        _ => Ok(listeners),
+    }
 }
 
-fn resolve(host: &str) -> Result<Vec<IpAddr>, ListenError> {
-    let found = (host, 0)
-        .to_socket_addrs()
-        .map_err(|error| ListenError::Resolve(host.to_owned(), error))?;
-    let mut addresses: Vec<IpAddr> = Vec::new();
-    for address in found.map(|address| address.ip()) {
+fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, ListenError> {
+    let failed = |error| ListenError::Resolve(host.to_owned(), error);
+    let mut addresses: Vec<SocketAddr> = Vec::new();
+    for address in (host, port).to_socket_addrs().map_err(failed)? {
         if !addresses.contains(&address) {
             addresses.push(address);
         }
     }
     if addresses.is_empty() {
-        return Err(ListenError::Resolve(host.to_owned(), io::ErrorKind::NotFound.into()));
+        return Err(failed(io::ErrorKind::NotFound.into()));
     }
     Ok(addresses)
 }
@@ -148,7 +157,7 @@ fn open_unix(path: &Path) -> Result<Listener, ListenError> {
 
 /// A server that was killed leaves its socket behind.
 fn remove_stale_socket(path: &Path) -> Result<(), ListenError> {
-    match std::fs::symlink_metadata(path) {
+    match std::fs::metadata(path) {
         Ok(found) if found.file_type().is_socket() => std::fs::remove_file(path)
             .map_err(|error| ListenError::Bind(format!("unix:{}", path.display()), error)),
         Ok(_) => Err(ListenError::NotASocket(path.to_owned())),
@@ -167,10 +176,11 @@ fn listen(socket: &Socket, address: &SockAddr) -> io::Result<()> {
 /// # Errors
 /// One of them is not a listening stream socket, TCP or Unix.
 pub fn adopt(descriptors: Vec<OwnedFd>) -> Result<Vec<Listener>, ListenError> {
-    let adopt = |(index, descriptor)| {
-        adopt_one(Socket::from(descriptor)).map_err(|why| ListenError::Inherited(index, why))
+    let adopt = |descriptor: OwnedFd| {
+        let number = descriptor.as_raw_fd();
+        adopt_one(Socket::from(descriptor)).map_err(|why| ListenError::Inherited(number, why))
     };
-    descriptors.into_iter().enumerate().map(adopt).collect()
+    descriptors.into_iter().map(adopt).collect()
 }
 
 fn adopt_one(socket: Socket) -> Result<Listener, String> {
@@ -198,6 +208,13 @@ impl Listener {
         match self {
             Listener::Tcp(listener) => listener.accept().map(|(stream, _)| Stream::Tcp(stream)),
             Listener::Unix(listener) => listener.accept().map(|(stream, _)| Stream::Unix(stream)),
+        }
+    }
+
+    fn port(&self) -> Option<u16> {
+        match self {
+            Listener::Tcp(listener) => listener.local_addr().ok().map(|address| address.port()),
+            Listener::Unix(_) => None,
         }
     }
 
@@ -262,8 +279,11 @@ impl fmt::Display for ListenError {
             ListenError::NotASocket(path) => {
                 write!(f, "cannot listen on unix:{0}: {0} exists and is no socket", path.display())
             }
-            ListenError::Inherited(index, why) => {
-                write!(f, "cannot listen on inherited descriptor {}: {why}", index + 3)
+            ListenError::Inherited(number, why) => {
+                write!(f, "cannot listen on inherited descriptor {number}: {why}")
+            }
+            ListenError::NotOpen(number) => {
+                write!(f, "cannot listen on inherited descriptor {number}: it is not open")
             }
         }
     }

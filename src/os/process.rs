@@ -142,6 +142,17 @@ pub fn raise_file_limit() -> io::Result<u64> {
     Ok(limit.rlim_cur)
 }
 
+/// Gives memory that was freed back to the system. It may take some 40 ms for each GiB,
+/// so it is for quiet moments.
+pub fn give_memory_back() {
+    // Other C libraries give large spans back by themselves, or not at all.
+    #[cfg(target_env = "gnu")]
+    // SAFETY: a plain number; the allocator is asked to tidy up after itself.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Whether this process is the first of its machine or container.
 pub fn is_first_process() -> bool {
     std::process::id() == 1
@@ -166,7 +177,8 @@ pub struct Signals(OwnedFd);
 
 impl Signals {
     /// Takes the signals that the server knows out of their usual course. SIGPIPE is
-    /// ignored already: Rust's runtime does that before `main`.
+    /// ignored already: Rust's runtime does that before `main`. SIGINT stays ignored where it
+    /// was, so that a shell's background job outlives the Ctrl-C of another.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -176,8 +188,10 @@ impl Signals {
         // are those of real signals, and -1 asks for a new descriptor.
         let fd = unsafe {
             libc::sigemptyset(set.as_mut_ptr());
-            for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGUSR1] {
-                libc::sigaddset(set.as_mut_ptr(), signal);
+            libc::sigaddset(set.as_mut_ptr(), libc::SIGTERM);
+            libc::sigaddset(set.as_mut_ptr(), libc::SIGUSR1);
+            if !is_ignored(libc::SIGINT) {
+                libc::sigaddset(set.as_mut_ptr(), libc::SIGINT);
             }
             check(libc::sigprocmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut()))?;
             libc::signalfd(-1, set.as_ptr(), libc::SFD_NONBLOCK | libc::SFD_CLOEXEC)
@@ -209,6 +223,17 @@ impl Signals {
     }
 }
 
+fn is_ignored(signal: libc::c_int) -> bool {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: without a new action the present one is only written to the live value, for
+    // which all zeros are valid should that fail.
+    let action = unsafe {
+        libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr());
+        action.assume_init()
+    };
+    action.sa_sigaction == libc::SIG_IGN
+}
+
 impl AsRawFd for Signals {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
@@ -218,26 +243,35 @@ impl AsRawFd for Signals {
 // ---- Inherited sockets ----
 
 /// The descriptors that a service manager handed to this process, by the protocol of
-/// `sd_listen_fds(3)`.
-pub fn inherited_sockets() -> Vec<OwnedFd> {
+/// `sd_listen_fds(3)`. To be called once, before the process opens any descriptor.
+///
+/// # Errors
+/// One of them is not open; its number.
+pub fn inherited_sockets() -> Result<Vec<OwnedFd>, RawFd> {
     const FIRST: RawFd = 3;
-    let number = |name| std::env::var(name).ok().and_then(|value| value.parse::<u32>().ok());
+    let number =
+        |name| std::env::var(name).ok().and_then(|value: String| value.parse::<u32>().ok());
     if number("LISTEN_PID") != Some(std::process::id()) {
-        return Vec::new();
+        return Ok(Vec::new());
     }
     let count = number("LISTEN_FDS").and_then(|count| RawFd::try_from(count).ok()).unwrap_or(0);
-    let is_open = |&fd: &RawFd| {
-        // SAFETY: asking for the flags of a descriptor is sound whatever the number.
-        let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
-        // SAFETY: as above; it is set to be closed should this process ever run another.
-        flags >= 0 && unsafe { libc::fcntl(fd, libc::F_SETFD, flags | libc::FD_CLOEXEC) } >= 0
-    };
-    // SAFETY: they are open, and who set LISTEN_PID to this process gave them to it; this
-    // is called once, before anything else opens or owns a descriptor of these numbers.
-    (FIRST..FIRST.saturating_add(count))
-        .take_while(is_open)
-        .map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
-        .collect()
+    let range = FIRST..FIRST.saturating_add(count);
+    // All are looked at before any is taken: an error must not close what others gave.
+    if let Some(closed) = range.clone().find(|&fd| !keep_to_ourselves(fd)) {
+        return Err(closed);
+    }
+    // SAFETY: they are open, and who set LISTEN_PID to this process gave them to it; by the
+    // contract of this function nothing else in the process owns a descriptor yet.
+    Ok(range.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).collect())
+}
+
+/// Has the descriptor closed should this process ever run another; `false` if it is not
+/// open.
+fn keep_to_ourselves(fd: RawFd) -> bool {
+    // SAFETY: asking for the flags of a descriptor is sound whatever the number.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
+    // SAFETY: as above; only a flag of the descriptor is set.
+    flags >= 0 && unsafe { libc::fcntl(fd, libc::F_SETFD, flags | libc::FD_CLOEXEC) } >= 0
 }
 
 // ---- The user ----
@@ -265,10 +299,12 @@ pub enum UserError {
 /// There is no such user.
 pub fn find_user(user: &str) -> Result<Identity, UserError> {
     let (uid, gid) = user.split_once(':').unwrap_or((user, user));
-    if let (Ok(uid), Ok(gid)) = (uid.parse(), gid.parse()) {
-        return Ok(Identity { uid, gid });
+    match (uid.parse(), gid.parse()) {
+        // To the kernel the largest number means "as it is": nobody would be changed.
+        (Ok(u32::MAX), _) | (_, Ok(u32::MAX)) => Err(UserError::Unknown),
+        (Ok(uid), Ok(gid)) => Ok(Identity { uid, gid }),
+        _ => find_user_by_name(user),
     }
-    find_user_by_name(user)
 }
 
 fn find_user_by_name(name: &str) -> Result<Identity, UserError> {
@@ -336,6 +372,8 @@ mod tests {
         assert_eq!(find_user("root").ok(), Some(Identity { uid: 0, gid: 0 }));
         assert!(matches!(find_user("no such user"), Err(UserError::Unknown)));
         assert!(matches!(find_user("12:x"), Err(UserError::Unknown)));
+        assert!(matches!(find_user("4294967295"), Err(UserError::Unknown)));
+        assert!(matches!(find_user("0:4294967295"), Err(UserError::Unknown)));
     }
 
     #[test]
