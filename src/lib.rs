@@ -29,6 +29,7 @@
 //! | 0 | [`engine::heap`], [`engine::list`], [`engine::wheel`] | indexed heap; linked list; timer wheel |
 //! | 0 | [`engine::pages`], [`engine::index`] | a slab that gives memory back; a hash index that never rebuilds |
 //! | 0 | [`engine::time`], [`engine::keys`] | nanoseconds; names of things |
+//! | 0 | [`engine::spare`] | memory held back for the time when there is no more |
 //!
 //! `tube` and `waiting` know each other: a tube keeps its line, and the line is told in
 //! `waiting`.

@@ -176,7 +176,7 @@ impl EnginePlayer {
     fn client(&mut self, name: &str) -> &mut EngineClient {
         let server = &mut self.server;
         self.clients.entry(name.to_owned()).or_insert_with(|| EngineClient {
-            key: Some(server.connect()),
+            key: Some(server.connect().expect("a script needs little memory")),
             sent: VecDeque::new(),
             is_half_closed: false,
             input_ended: false,

@@ -38,6 +38,10 @@ impl ConnKey {
         ConnKey(key.expect("there are fewer than 2^32 - 1 connections"))
     }
 
+    pub(super) fn key(self) -> u32 {
+        self.0
+    }
+
     /// The index of the connection, wherever connections are kept.
     pub fn index(self) -> usize {
         self.0 as usize

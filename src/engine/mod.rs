@@ -16,6 +16,7 @@ pub mod pages;
 pub mod queue;
 pub mod reply;
 pub mod server;
+pub mod spare;
 pub mod stats;
 pub mod time;
 pub mod tube;

@@ -1,6 +1,6 @@
 //! A slab in pages: entries under small integer keys, in memory that comes and goes.
 //!
-//! The slab crate keeps one vector, which is moved when it grows and never gets smaller.
+//! A slab in one vector is moved when it grows, never gets smaller, and cannot fail.
 //! Ten million jobs want neither: here a page of entries is allocated when the others are
 //! full and freed when its last entry goes, so that nothing is ever moved and a drained
 //! backlog leaves nothing behind. It must not know what it holds.

@@ -25,11 +25,11 @@ use super::body::Body;
 use super::heap::Heap;
 use super::job::{DelayedEntry, Job, Jobs, ReadyEntry, ReservedEntry, State, Terms};
 use super::keys::{ConnKey, JobKey, TubeKey};
+use super::pages::Pages;
 use super::time::Nanos;
 use super::tube::{Pause, Tubes};
 use super::waiting::{Ticket, Watches, Watching};
 use super::wheel::{TimerKey, Wheel};
-use slab::Slab;
 use std::collections::{TryReserveError, VecDeque};
 
 /// All jobs, tubes and clients, and the rules for them.
@@ -85,7 +85,7 @@ pub struct Totals {
 
 /// What the rules know of each connection.
 #[derive(Debug, Default)]
-pub struct Clients(Slab<Client>);
+pub struct Clients(Pages<Client>);
 
 /// What the rules know of a connection.
 #[derive(Debug)]
@@ -144,21 +144,31 @@ impl Queue {
     // ---- Connections ----
 
     /// A new connection, which uses and watches `default`.
-    pub fn connect(&mut self) -> ConnKey {
-        let entry = self.clients.0.vacant_entry();
-        let conn = ConnKey::from_index(entry.key());
-        entry.insert(Client {
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn connect(&mut self) -> Result<ConnKey, TryReserveError> {
+        self.clients.0.try_reserve_one()?;
+        // The timer needs to know the connection and the connection its timer.
+        let timer = self.wheel.create(TimerOwner::Tube(Tubes::DEFAULT))?;
+        let key = self.clients.0.insert(Client {
             used: Tubes::DEFAULT,
             watching: Watching::default(),
             reserved: Heap::default(),
             wait_until: None,
-            timer: self.wheel.create(TimerOwner::Client(conn)),
+            timer,
             is_producer: false,
             is_worker: false,
         });
+        let conn = ConnKey::from_index(key as usize);
+        self.wheel.give_to(timer, TimerOwner::Client(conn));
+        if let Err(no_memory) = self.add_watch(conn, Tubes::DEFAULT) {
+            self.wheel.destroy(timer);
+            self.clients.0.remove(key);
+            return Err(no_memory);
+        }
         self.tubes[Tubes::DEFAULT].using += 1;
-        self.add_watch(conn, Tubes::DEFAULT).expect("there is memory for one watch");
-        conn
+        Ok(conn)
     }
 
     /// The connection is gone: it stops waiting, and the jobs that it held are ready again,
@@ -174,7 +184,7 @@ impl Queue {
             self.remove_watch(conn, tube);
             self.remove_tube_if_idle(tube);
         }
-        let client = self.clients.0.remove(conn.index());
+        let client = self.clients.0.remove(conn.key()).expect(CONN_IS_GOOD);
         self.wheel.destroy(client.timer);
         self.totals.producers -= u64::from(client.is_producer);
         self.totals.workers -= u64::from(client.is_worker);
@@ -266,7 +276,7 @@ impl Queue {
             return Ok(tube);
         }
         // The timer needs to know the tube and the tube its timer.
-        let timer = self.wheel.create(TimerOwner::Tube(Tubes::DEFAULT));
+        let timer = self.wheel.create(TimerOwner::Tube(Tubes::DEFAULT))?;
         match self.tubes.create(name, timer) {
             Ok(tube) => {
                 self.wheel.give_to(timer, TimerOwner::Tube(tube));
@@ -298,7 +308,7 @@ impl Queue {
         terms: Terms,
         body: Body,
         now: Nanos,
-    ) -> Result<JobKey, TryReserveError> {
+    ) -> Result<(), TryReserveError> {
         let key = self.clients[conn].used;
         let tube = &mut self.tubes[key];
         self.jobs.try_reserve_one()?;
@@ -312,7 +322,15 @@ impl Queue {
         } else {
             self.make_ready(job, now);
         }
-        Ok(job)
+        Ok(())
+    }
+
+    /// Makes sure that the connection can hold one more job without need of memory.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn try_reserve_room(&mut self, conn: ConnKey) -> Result<(), TryReserveError> {
+        self.clients[conn].reserved.try_reserve(1)
     }
 
     /// The best job for the connection, which holds it from then on.
@@ -666,15 +684,17 @@ impl std::ops::Index<ConnKey> for Clients {
     type Output = Client;
 
     fn index(&self, conn: ConnKey) -> &Client {
-        &self.0[conn.index()]
+        self.0.get(conn.key()).expect(CONN_IS_GOOD)
     }
 }
 
 impl std::ops::IndexMut<ConnKey> for Clients {
     fn index_mut(&mut self, conn: ConnKey) -> &mut Client {
-        &mut self.0[conn.index()]
+        self.0.get_mut(conn.key()).expect(CONN_IS_GOOD)
     }
 }
+
+const CONN_IS_GOOD: &str = "a connection leaves every line before it goes";
 
 impl Clients {
     /// How many connections there are.

@@ -15,13 +15,14 @@ use super::conn::{Conn, Phase, Put, Step};
 use super::job::{State, Terms};
 use super::keys::{ConnKey, JobKey};
 use super::output::{Output, Pool};
+use super::pages::Pages;
 use super::queue::{Answer, Queue};
 use super::reply::Reply;
+use super::spare::Spare;
 use super::stats::{self, Facts, ServerStats};
 use super::time::Nanos;
 use super::tube::Tube;
-use slab::Slab;
-use std::collections::VecDeque;
+use std::collections::{TryReserveError, VecDeque};
 use std::io::IoSlice;
 
 /// What the operator chose.
@@ -38,8 +39,9 @@ pub struct Settings {
 pub struct Server {
     queue: Queue,
     /// Under the same keys as the clients of the queue.
-    conns: Slab<Conn>,
+    conns: Conns,
     pool: Pool,
+    spare: Spare,
     settings: Settings,
     facts: Facts,
     commands: [u64; Counter::COUNT],
@@ -58,6 +60,10 @@ pub struct Server {
     answered: VecDeque<ConnKey>,
 }
 
+/// What the protocol knows of the connections.
+#[derive(Debug, Default)]
+struct Conns(Pages<Conn>);
+
 /// How much work all connections together make in one turn of the loop, as far as each
 /// can be left [`SMALLEST_SHARE`]. A command is one piece of work, and so is each
 /// [`OUTPUT_PER_WORK`] of reply: a `stats` takes as long as several `delete`s.
@@ -71,8 +77,9 @@ impl Server {
     pub fn new(settings: Settings, facts: Facts, now: Nanos) -> Server {
         Server {
             queue: Queue::new(now),
-            conns: Slab::new(),
+            conns: Conns::default(),
             pool: Pool::default(),
+            spare: Spare::default(),
             settings,
             facts,
             commands: [0; Counter::COUNT],
@@ -90,17 +97,29 @@ impl Server {
     // ---- What happens to connections ----
 
     /// A client has connected.
-    pub fn connect(&mut self) -> ConnKey {
-        self.total_connections += 1;
-        let key = self.queue.connect();
-        let index = self.conns.insert(Conn::default());
-        assert_eq!(index, key.index(), "connections come and go in both slabs at once");
+    ///
+    /// # Errors
+    /// There is no memory for it: the client is to be turned away.
+    pub fn connect(&mut self) -> Result<ConnKey, TryReserveError> {
+        let key = self.try_connect();
+        if key.is_err() {
+            self.spare.let_go();
+        }
         key
+    }
+
+    fn try_connect(&mut self) -> Result<ConnKey, TryReserveError> {
+        self.conns.0.try_reserve_one()?;
+        let key = self.queue.connect()?;
+        let conn = self.conns.0.insert(Conn::default());
+        assert_eq!(conn, key.key(), "connections come and go here and in the queue at once");
+        self.total_connections += 1;
+        Ok(key)
     }
 
     /// Bytes have arrived from a client: runs every command that is complete.
     pub fn receive(&mut self, key: ConnKey, bytes: &[u8], now: Nanos) {
-        let conn = &mut self.conns[key.index()];
+        let conn = &mut self.conns[key];
         if conn.input.is_empty() {
             let rest = self.run(key, bytes, now);
             self.keep(key, rest);
@@ -114,7 +133,7 @@ impl Server {
     /// A client has shut down its sending side, though not all that it sent may have
     /// arrived yet: it will not wait any more.
     pub fn half_close(&mut self, key: ConnKey, now: Nanos) {
-        let conn = &mut self.conns[key.index()];
+        let conn = &mut self.conns[key];
         conn.is_half_closed = true;
         if matches!(conn.phase, Phase::Waiting) {
             self.queue.give_up_waiting(key, Answer::TimedOut);
@@ -125,7 +144,7 @@ impl Server {
 
     /// Everything that a client sent has arrived; nothing more will.
     pub fn end_input(&mut self, key: ConnKey, now: Nanos) {
-        self.conns[key.index()].input_ended = true;
+        self.conns[key].input_ended = true;
         self.attend(key);
         self.half_close(key, now);
     }
@@ -133,7 +152,7 @@ impl Server {
     /// The first `count` bytes of the output of a connection have been sent. It may be
     /// able to [`Server::resume`] then.
     pub fn sent(&mut self, key: ConnKey, count: usize) {
-        self.conns[key.index()].output.sent(count, &mut self.pool);
+        self.conns[key].output.sent(count, &mut self.pool);
     }
 
     /// Runs what a client sent and could not be run yet, because its replies were not taken
@@ -148,7 +167,7 @@ impl Server {
     /// A connection is gone; its key may be used again.
     pub fn disconnect(&mut self, key: ConnKey, now: Nanos) {
         self.queue.disconnect(key, now);
-        self.conns.remove(key.index());
+        self.conns.0.remove(key.key());
         self.deliver_answers();
         self.run_answered(now);
     }
@@ -180,7 +199,7 @@ impl Server {
 
     /// The connection is to be among the next that [`Server::take_attention`] names.
     pub fn attend(&mut self, key: ConnKey) {
-        let conn = &mut self.conns[key.index()];
+        let conn = &mut self.conns[key];
         if !std::mem::replace(&mut conn.has_attention, true) {
             self.attention.push(key);
         }
@@ -190,7 +209,7 @@ impl Server {
     /// have been disconnected meanwhile, and their keys given to new ones.
     pub fn take_attention(&mut self, keys: &mut Vec<ConnKey>) {
         for key in &self.attention {
-            if let Some(conn) = self.conns.get_mut(key.index()) {
+            if let Some(conn) = self.conns.0.get_mut(key.key()) {
                 conn.has_attention = false;
             }
         }
@@ -204,29 +223,29 @@ impl Server {
 
     /// Whether anything that the client sends now could be used.
     pub fn wants_input(&self, key: ConnKey) -> bool {
-        let conn = &self.conns[key.index()];
+        let conn = &self.conns[key];
         conn.takes_commands() && !conn.is_held_up && !conn.input_ended
     }
 
     /// Whether [`Server::resume`] has something to do.
     pub fn can_resume(&self, key: ConnKey) -> bool {
-        let conn = &self.conns[key.index()];
+        let conn = &self.conns[key];
         conn.is_held_up && conn.takes_commands()
     }
 
     /// Whether anything is to be sent to the client.
     pub fn has_output(&self, key: ConnKey) -> bool {
-        !self.conns[key.index()].output.is_empty()
+        !self.conns[key].output.is_empty()
     }
 
     /// Puts the next bytes for the client into `slices`; says how many slices.
     pub fn next_output<'a>(&'a self, key: ConnKey, slices: &mut [IoSlice<'a>]) -> usize {
-        self.conns[key.index()].output.next_slices(slices)
+        self.conns[key].output.next_slices(slices)
     }
 
     /// Whether the connection is to be closed.
     pub fn is_finished(&self, key: ConnKey) -> bool {
-        self.conns[key.index()].is_finished()
+        self.conns[key].is_finished()
     }
 
     /// How many bytes of jobs have been freed since this was last asked.
@@ -236,7 +255,7 @@ impl Server {
 
     /// How many connections and jobs there are.
     pub fn size(&self) -> (usize, usize) {
-        (self.conns.len(), self.queue.jobs.len())
+        (self.conns.0.len(), self.queue.jobs.len())
     }
 
     // ---- Running commands ----
@@ -247,8 +266,8 @@ impl Server {
         self.work_left = self.work_share;
         while self.work_left > 0 {
             let now = self.moment(now);
-            let output_before = self.conns[key.index()].output.len();
-            match self.conns[key.index()].next_step(&mut input) {
+            let output_before = self.conns[key].output.len();
+            match self.conns[key].next_step(&mut input) {
                 Step::Line(line) => self.run_line(key, line, now),
                 Step::TooLongLine => self.say(key, Reply::BadFormat),
                 Step::Put(id, terms, body) => self.finish_put(key, id, terms, body, now),
@@ -256,10 +275,10 @@ impl Server {
                 Step::Pause => break,
             }
             self.deliver_answers();
-            let said = self.conns[key.index()].output.len().saturating_sub(output_before);
+            let said = self.conns[key].output.len().saturating_sub(output_before);
             self.spend(1 + said / OUTPUT_PER_WORK);
         }
-        let conn = &mut self.conns[key.index()];
+        let conn = &mut self.conns[key];
         conn.is_held_up = !input.is_empty() && (self.work_left == 0 || !conn.takes_commands());
         if conn.is_held_up {
             self.attend(key);
@@ -280,10 +299,10 @@ impl Server {
 
     /// Runs what a connection sent earlier.
     fn run_kept(&mut self, key: ConnKey, now: Nanos) {
-        let mut input = std::mem::take(&mut self.conns[key.index()].input);
+        let mut input = std::mem::take(&mut self.conns[key].input);
         let left = self.run(key, &input, now).len();
         input.drain(..input.len() - left);
-        let conn = &mut self.conns[key.index()];
+        let conn = &mut self.conns[key];
         if left > 0 && !matches!(conn.phase, Phase::Closing) {
             // Half a line must not keep what a whole burst needed.
             input.shrink_to(2 * left);
@@ -293,7 +312,7 @@ impl Server {
 
     /// Keeps what cannot be used yet.
     fn keep(&mut self, key: ConnKey, rest: &[u8]) {
-        let conn = &mut self.conns[key.index()];
+        let conn = &mut self.conns[key];
         if rest.is_empty() || matches!(conn.phase, Phase::Closing) {
             return;
         }
@@ -407,7 +426,7 @@ impl Server {
             }
 
             Command::Quit => {
-                self.conns[key.index()].phase = Phase::Closing;
+                self.conns[key].phase = Phase::Closing;
                 self.attend(key);
             }
         }
@@ -424,16 +443,18 @@ impl Server {
             return self.say(key, Reply::BadFormat);
         }
         self.queue.becomes_producer(key);
-        let Ok(upload) = Upload::try_new(body_len) else {
+        let upload = self.spare.hold().and_then(|()| Upload::try_new(body_len));
+        let Ok(upload) = upload else {
+            self.spare.let_go();
             return self.refuse_body(key, body_len, Reply::OutOfMemory);
         };
         self.last_id += 1;
-        self.conns[key.index()].phase = Phase::Body(Put { id: self.last_id, terms, upload });
+        self.conns[key].phase = Phase::Body(Put { id: self.last_id, terms, upload });
     }
 
     fn refuse_body(&mut self, key: ConnKey, body_len: u32, reply: Reply<'static>) {
         let left = u64::from(body_len) + 2;
-        self.conns[key.index()].phase = Phase::UnwantedBody { left, reply };
+        self.conns[key].phase = Phase::UnwantedBody { left, reply };
     }
 
     fn finish_put(&mut self, key: ConnKey, id: u64, terms: Terms, body: Option<Body>, now: Nanos) {
@@ -441,8 +462,11 @@ impl Server {
             None => Reply::ExpectedCrLf,
             Some(_) if self.is_draining => Reply::Draining,
             Some(body) => match self.queue.put(key, id, terms, body, now) {
-                Ok(_) => Reply::Inserted { id },
-                Err(_) => Reply::OutOfMemory,
+                Ok(()) => Reply::Inserted { id },
+                Err(_) => {
+                    self.spare.let_go();
+                    Reply::OutOfMemory
+                }
             },
         };
         self.say(key, reply);
@@ -452,20 +476,34 @@ impl Server {
 
     fn reserve(&mut self, key: ConnKey, timeout_secs: Option<u32>, now: Nanos) {
         self.queue.becomes_worker(key);
+        if self.try_reserve_room(key).is_err() {
+            return self.say(key, Reply::OutOfMemory);
+        }
         if let Some(job) = self.queue.reserve(key, now) {
             return self.say_reserved(key, job);
         }
         if self.queue.is_deadline_soon(key, now) {
             return self.say(key, Reply::DeadlineSoon);
         }
-        if timeout_secs == Some(0) || self.conns[key.index()].is_half_closed {
+        if timeout_secs == Some(0) || self.conns[key].is_half_closed {
             return self.say(key, Reply::TimedOut);
         }
-        self.conns[key.index()].phase = Phase::Waiting;
+        self.conns[key].phase = Phase::Waiting;
         self.queue.wait(key, timeout_secs.map(|secs| now + Nanos::from_secs(secs)), now);
     }
 
+    /// Also for the job that comes while the connection waits.
+    fn try_reserve_room(&mut self, key: ConnKey) -> Result<(), TryReserveError> {
+        self.queue.try_reserve_room(key).or_else(|_| {
+            self.spare.let_go();
+            self.queue.try_reserve_room(key)
+        })
+    }
+
     fn reserve_job(&mut self, key: ConnKey, id: u64, now: Nanos) {
+        if self.try_reserve_room(key).is_err() {
+            return self.say(key, Reply::OutOfMemory);
+        }
         match self.queue.reserve_job(key, id, now) {
             Some(job) => {
                 self.queue.becomes_worker(key);
@@ -550,7 +588,7 @@ impl Server {
     /// Tells those who waited what they waited for.
     fn deliver_answers(&mut self) {
         while let Some((key, answer)) = self.queue.answers.pop_front() {
-            self.conns[key.index()].phase = Phase::Line;
+            self.conns[key].phase = Phase::Line;
             match answer {
                 Answer::Reserved(job) => self.say_reserved(key, job),
                 Answer::DeadlineSoon => self.say(key, Reply::DeadlineSoon),
@@ -561,7 +599,7 @@ impl Server {
     }
 
     fn say(&mut self, key: ConnKey, reply: Reply<'_>) {
-        let conn = &mut self.conns[key.index()];
+        let conn = &mut self.conns[key];
         match reply.write(&mut conn.output, &mut self.pool) {
             Ok(()) => self.attend(key),
             Err(_) => self.abandon(key),
@@ -592,7 +630,7 @@ impl Server {
 
     fn say_job(&mut self, key: ConnKey, job: JobKey, reply: fn(u64, &Body) -> Reply<'_>) {
         let job = &self.queue.jobs[job];
-        let conn = &mut self.conns[key.index()];
+        let conn = &mut self.conns[key];
         match reply(job.id, &job.body).write(&mut conn.output, &mut self.pool) {
             Ok(()) => self.attend(key),
             Err(_) => self.abandon(key),
@@ -602,10 +640,27 @@ impl Server {
     /// There is no memory to go on with this client: what it has not been sent is
     /// dropped, so that it cannot mistake half a reply for a whole one.
     fn abandon(&mut self, key: ConnKey) {
-        let conn = &mut self.conns[key.index()];
+        self.spare.let_go();
+        let conn = &mut self.conns[key];
         conn.input = Vec::new();
         conn.output = Output::default();
         conn.phase = Phase::Closing;
         self.attend(key);
     }
 }
+
+impl std::ops::Index<ConnKey> for Conns {
+    type Output = Conn;
+
+    fn index(&self, key: ConnKey) -> &Conn {
+        self.0.get(key.key()).expect(KEY_IS_GOOD)
+    }
+}
+
+impl std::ops::IndexMut<ConnKey> for Conns {
+    fn index_mut(&mut self, key: ConnKey) -> &mut Conn {
+        self.0.get_mut(key.key()).expect(KEY_IS_GOOD)
+    }
+}
+
+const KEY_IS_GOOD: &str = "the loop speaks of a connection until it has disconnected it";

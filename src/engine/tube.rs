@@ -120,8 +120,11 @@ impl Tubes {
         self.pages.try_reserve_one()?;
         self.by_name.try_reserve_one()?;
         self.order.try_reserve(1)?;
+        let mut own_name = String::new();
+        own_name.try_reserve_exact(name.len())?;
+        own_name.push_str(name);
         let tube = Tube {
-            name: name.into(),
+            name: own_name.into_boxed_str(),
             ready: Heap::default(),
             delayed: Heap::default(),
             buried: List::default(),

@@ -479,7 +479,7 @@ mod tests {
         let tube = random.usize(..TUBES.len());
         let pri = random.u32(..4);
         let Some(&conn) = random.choice(&conns) else {
-            let conn = queue.connect();
+            let conn = queue.connect().unwrap();
             model.watched.insert(conn, BTreeSet::from([0]));
             return;
         };
@@ -488,7 +488,7 @@ mod tests {
             model.held.iter().find(|(_, (by, _))| *by == conn).map(|(&id, &(_, tube))| (id, tube));
         match random.u8(..20) {
             0 if conns.len() < 12 => {
-                let conn = queue.connect();
+                let conn = queue.connect().unwrap();
                 model.watched.insert(conn, BTreeSet::from([0]));
             }
             1 => {

@@ -20,8 +20,9 @@
 //! of what it wakes: an owner is a value that it hands back.
 
 use super::list::{Linked, Links, List};
+use super::pages::Pages;
 use super::time::Nanos;
-use slab::Slab;
+use std::collections::TryReserveError;
 
 /// The name of a timer, from [`Wheel::create`] until [`Wheel::destroy`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +45,7 @@ const SLOTS: usize = 1 << SLOT_BITS;
 const LEVELS: usize = 8;
 
 #[derive(Debug)]
-struct Timers<T>(Slab<Timer<T>>);
+struct Timers<T>(Pages<Timer<T>>);
 
 #[derive(Debug)]
 struct Timer<T> {
@@ -86,25 +87,29 @@ impl<T: Copy> Wheel<T> {
             present: tick_at_or_before(now),
             levels: std::array::from_fn(|_| Level::new()),
             due: List::default(),
-            timers: Timers(Slab::new()),
+            timers: Timers(Pages::default()),
         }
     }
 
     /// A new timer of `owner`, not set.
-    pub fn create(&mut self, owner: T) -> TimerKey {
-        let key = self.timers.0.insert(Timer { owner, place: Place::Idle, links: Links::LOOSE });
-        TimerKey(u32::try_from(key).expect("fewer than 2^32 connections and tubes fit in memory"))
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn create(&mut self, owner: T) -> Result<TimerKey, TryReserveError> {
+        self.timers.0.try_reserve_one()?;
+        let timer = Timer { owner, place: Place::Idle, links: Links::LOOSE };
+        Ok(TimerKey(self.timers.0.insert(timer)))
     }
 
     /// The timer has another owner from now on.
     pub fn give_to(&mut self, timer: TimerKey, owner: T) {
-        self.timers.0[timer.0 as usize].owner = owner;
+        self.timers[timer.0].owner = owner;
     }
 
     /// Cancels the timer and forgets it.
     pub fn destroy(&mut self, timer: TimerKey) {
         self.cancel(timer);
-        self.timers.0.remove(timer.0 as usize);
+        self.timers.0.remove(timer.0);
     }
 
     /// Sets the timer to `at`, instead of what it was set to.
@@ -118,7 +123,7 @@ impl<T: Copy> Wheel<T> {
     /// finds nothing due, and sets it anew.
     pub fn set_no_later_than(&mut self, timer: TimerKey, at: Nanos) {
         let tick = tick_at_or_after(at);
-        match self.timers.0[timer.0 as usize].place {
+        match self.timers[timer.0].place {
             Place::Due => {}
             Place::Set { tick: earlier } if earlier <= tick => {}
             Place::Set { .. } | Place::Idle => {
@@ -130,7 +135,7 @@ impl<T: Copy> Wheel<T> {
 
     /// The timer will not go off.
     pub fn cancel(&mut self, timer: TimerKey) {
-        let place = std::mem::replace(&mut self.timers.0[timer.0 as usize].place, Place::Idle);
+        let place = std::mem::replace(&mut self.timers[timer.0].place, Place::Idle);
         match place {
             Place::Idle => {}
             Place::Due => self.due.remove(&mut self.timers, timer.0),
@@ -150,7 +155,7 @@ impl<T: Copy> Wheel<T> {
     pub fn pop_due(&mut self, now: Nanos) -> Option<T> {
         self.advance(tick_at_or_before(now));
         let key = self.due.pop_front(&mut self.timers)?;
-        let timer = &mut self.timers.0[key as usize];
+        let timer = &mut self.timers[key];
         timer.place = Place::Idle;
         Some(timer.owner)
     }
@@ -188,7 +193,7 @@ impl<T: Copy> Wheel<T> {
         let mut timers = std::mem::take(&mut self.levels[level].slots[slot].timers);
         self.levels[level].occupied &= !(1 << slot);
         while let Some(key) = timers.pop_front(&mut self.timers) {
-            match self.timers.0[key as usize].place {
+            match self.timers[key].place {
                 Place::Set { tick } => self.enter(key, tick),
                 Place::Idle | Place::Due => unreachable!("only a set timer stands in a slot"),
             }
@@ -198,7 +203,7 @@ impl<T: Copy> Wheel<T> {
     /// Puts a timer that stands nowhere to where its tick belongs.
     fn enter(&mut self, key: u32, tick: u64) {
         if tick <= self.present {
-            self.timers.0[key as usize].place = Place::Due;
+            self.timers[key].place = Place::Due;
             self.due.push_back(&mut self.timers, key);
             return;
         }
@@ -209,7 +214,7 @@ impl<T: Copy> Wheel<T> {
         slot.earliest = known.min(tick);
         slot.timers.push_back(&mut self.timers, key);
         level.occupied |= 1 << index;
-        self.timers.0[key as usize].place = Place::Set { tick };
+        self.timers[key].place = Place::Set { tick };
     }
 
     /// The slot that the present reaches first. Lower levels come first: their timers
@@ -226,13 +231,29 @@ impl Level {
     }
 }
 
+impl<T> std::ops::Index<u32> for Timers<T> {
+    type Output = Timer<T>;
+
+    fn index(&self, key: u32) -> &Timer<T> {
+        self.0.get(key).expect(KEY_IS_GOOD)
+    }
+}
+
+impl<T> std::ops::IndexMut<u32> for Timers<T> {
+    fn index_mut(&mut self, key: u32) -> &mut Timer<T> {
+        self.0.get_mut(key).expect(KEY_IS_GOOD)
+    }
+}
+
+const KEY_IS_GOOD: &str = "a timer is destroyed by its owner, who forgets the key then";
+
 impl<T> Linked for Timers<T> {
     fn links(&self, key: u32) -> Links {
-        self.0[key as usize].links
+        self[key].links
     }
 
     fn links_mut(&mut self, key: u32) -> &mut Links {
-        &mut self.0[key as usize].links
+        &mut self[key].links
     }
 }
 
@@ -281,7 +302,7 @@ mod tests {
     #[test]
     fn never_early_and_at_most_one_tick_late() {
         let mut wheel = Wheel::new(Nanos::ZERO);
-        let timer = wheel.create(1);
+        let timer = wheel.create(1).unwrap();
         let at = Nanos::from_millis(5);
         wheel.set(timer, at);
         assert_eq!(due_now(&mut wheel, at), []);
@@ -294,7 +315,7 @@ mod tests {
     #[test]
     fn reaches_the_latest_moment_there_is() {
         let mut wheel = Wheel::new(Nanos::ZERO);
-        let timer = wheel.create(1);
+        let timer = wheel.create(1).unwrap();
         for secs in [1, 60, 86_400, u32::MAX] {
             let at = Nanos::from_secs(secs);
             wheel.set(timer, at);
@@ -309,7 +330,7 @@ mod tests {
     fn a_moment_in_the_past_is_due_at_once() {
         let now = Nanos::from_secs(100);
         let mut wheel = Wheel::new(now);
-        let timer = wheel.create(1);
+        let timer = wheel.create(1).unwrap();
         wheel.set(timer, Nanos::from_secs(3));
         assert!(wheel.next_due().is_some_and(|due| due <= now));
         assert_eq!(due_now(&mut wheel, now), [1]);
@@ -318,7 +339,7 @@ mod tests {
     #[test]
     fn set_no_later_than_only_ever_brings_forward() {
         let mut wheel = Wheel::new(Nanos::ZERO);
-        let timer = wheel.create(1);
+        let timer = wheel.create(1).unwrap();
         wheel.set_no_later_than(timer, Nanos::from_secs(2));
         wheel.set_no_later_than(timer, Nanos::from_secs(9));
         let late = |secs| Nanos::from_secs(secs) + Nanos::from_millis(1);
@@ -335,7 +356,7 @@ mod tests {
         let mut now = Nanos::from_secs(1_000);
         let mut wheel = Wheel::new(now);
         let names: Vec<u32> = (0..).take(TIMERS).collect();
-        let keys: Vec<TimerKey> = names.iter().map(|&name| wheel.create(name)).collect();
+        let keys: Vec<TimerKey> = names.iter().map(|&name| wheel.create(name).unwrap()).collect();
         let mut model: BTreeMap<u32, u64> = BTreeMap::new();
         for _ in 0..60_000 {
             let name = random.u32(..60);
@@ -378,7 +399,7 @@ mod tests {
     fn timers_that_are_due_come_out_in_order_of_time() {
         let mut wheel = Wheel::new(Nanos::ZERO);
         for name in [5, 3, 900, 70, 64, 4_096] {
-            let timer = wheel.create(name);
+            let timer = wheel.create(name).unwrap();
             wheel.set(timer, Nanos::from_millis(u64::from(name)));
         }
         assert_eq!(due_now(&mut wheel, Nanos::from_secs(60)), [3, 5, 64, 70, 900, 4_096]);

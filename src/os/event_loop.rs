@@ -21,7 +21,7 @@ use super::stream::Stream;
 use crate::engine::keys::ConnKey;
 use crate::engine::server::Server;
 use crate::engine::time::Nanos;
-use log::{debug, error, info, warn};
+use log::{debug, info, warn};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use std::collections::VecDeque;
@@ -277,26 +277,26 @@ impl EventLoop {
     }
 
     fn connect(&mut self, mut stream: Stream) {
-        let key = self.server.connect();
+        let Ok(key) = self.server.connect() else {
+            return self.hold_accepting(&ErrorKind::OutOfMemory.into());
+        };
         let interest = Interest::READABLE | Interest::WRITABLE | Interest::PRIORITY;
         let registry = self.poll.registry();
         if let Err(error) = registry.register(&mut stream, Token(key.index()), interest) {
-            error!("cannot serve a new connection: {error}");
             self.server.disconnect(key, self.clock.now());
-            return;
+            return self.hold_accepting(&error);
         }
         debug!("connection {} opened", key.index());
-        let reads_to_the_end = matches!(stream, Stream::Unix(_));
         if self.clients.len() <= key.index() {
             self.clients.resize_with(key.index() + 1, || None);
         }
         self.clients[key.index()] = Some(Client {
-            stream,
             is_readable: false,
             is_writable: true,
             is_half_closed: false,
-            reads_to_the_end,
+            reads_to_the_end: matches!(stream, Stream::Unix(_)),
             is_queued: false,
+            stream,
         });
     }
 
