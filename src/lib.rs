@@ -11,10 +11,10 @@
 //!
 //! | floor | room | owns |
 //! |---|---|---|
-//! | 7 | `main` | parse, run, report; exit codes are given here |
-//! | 7 | [`startup`] | the steps before the first client, and how each can fail |
+//! | 7 | `main` | parse, run, report |
+//! | 7 | [`startup`] | the steps before the first client, how each can fail, and its exit code |
 //! | 7 | [`options`] | flags to [`options::Options`], with what each means |
-//! | 6 | [`os::event_loop`] | the one loop: readiness, one read a turn, flush |
+//! | 6 | [`os::event_loop`] | the one loop: readiness, everybody's share of a turn, flush |
 //! | 5 | [`os::listen`], [`os::stream`] | listening sockets; one accepted socket |
 //! | 5 | [`os::process`] | clock, signals, user, limits. All `unsafe` is here |
 //! | 4 | [`engine::server`] | the whole state; runs commands; the calls of the loop |
@@ -31,8 +31,8 @@
 //! | 0 | [`engine::time`], [`engine::keys`] | nanoseconds; names of things |
 //! | 0 | [`engine::spare`] | memory held back for the time when there is no more |
 //!
-//! `tube` and `waiting` know each other: a tube keeps its line, and the line is told in
-//! `waiting`.
+//! Two pairs know each other: `tube` keeps the line that `waiting` tells of, and `waiting` is a
+//! chapter of `queue`, told apart.
 //!
 //! # How a command travels
 //!
@@ -52,11 +52,12 @@
 //!
 //! - Every job stands in exactly one structure, and its [`engine::job::State`] says in
 //!   which and where.
-//! - Counts are changed where a job enters or leaves a structure, and nowhere else.
+//! - How many jobs are where is counted as they enter and leave, and nowhere else.
 //! - After each command nobody waits while a tube that he watches has an offer.
-//! - A timer is never later than what it is for; it may be sooner, and then finds nothing.
-//! - No step of a command costs more when other tubes, jobs or connections are added,
-//!   but for those commands that list them.
+//! - A timer never goes off more than a tick (66 us) after what it is for; it may be sooner,
+//!   and then finds nothing.
+//! - On balance no command costs more when other tubes, jobs or connections are added, but
+//!   for those that list or count them.
 //! - `now` is a parameter. Clocks are read in `os::process`.
 
 pub mod engine;

@@ -1,5 +1,4 @@
-//! The program: parse, run, report. What failed and how the process ends is told here
-//! and nowhere else.
+//! The program: parse, run, report. Failures come here as values and are told once.
 
 use beanstalkd::options::{self, Options, Request};
 use beanstalkd::os::process::{self, Signal};

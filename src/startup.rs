@@ -1,8 +1,7 @@
 //! From options to a running loop: every step that can fail before the first client is
 //! served, in the order that matters, and how each failure is told.
 //!
-//! Sockets are bound before the user is changed, so that ports below 1024 can be had;
-//! everything that outlives the start is done as the user.
+//! Sockets are bound before the user is changed, so that ports below 1024 can be had.
 
 use crate::engine::server::{Server, Settings};
 use crate::engine::stats::Facts;

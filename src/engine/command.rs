@@ -139,8 +139,8 @@ pub fn parse(line: &[u8]) -> Result<Command<'_>, Rejection> {
 }
 
 /// The word that the line begins with, and how to read what follows it.
-// Quirk: words match as prefixes, so `statsx` is a `stats` with bad arguments and
-// `quitting` quits; pinned by tests/scripts/prefix-matching.txt.
+// Quirk: words match as prefixes, so `statsx` is a `stats` with bad arguments; pinned by
+// tests/scripts/prefix-matching.txt.
 fn find<'a>(line: &'a [u8]) -> Option<(&'static str, Parse<'a>)> {
     // Where one word is the beginning of another, the longer one comes first.
     let words: &[(&'static str, Parse<'a>)] = match line.first()? {
@@ -206,7 +206,8 @@ fn bury(mut args: Arguments<'_>) -> Option<Command<'_>> {
     args.none(Command::Bury { id, pri })
 }
 
-// Quirk: what follows the number is ignored; pinned by tests/scripts/numbers.txt.
+// Quirk: what follows the number is ignored; pinned by
+// tests/scripts/reserve-with-timeout-format.txt.
 fn reserve_with_timeout(mut args: Arguments<'_>) -> Option<Command<'_>> {
     let timeout_secs = args.u32()?;
     i32::try_from(timeout_secs).ok()?;

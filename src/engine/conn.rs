@@ -4,7 +4,7 @@
 //! [`Conn::next_step`] cuts the bytes that arrive into lines and bodies, however they are
 //! chunked; what the lines mean is for `server.rs`. Memory is bounded whatever arrives: at
 //! most a line or a body of allowed size is kept while incomplete, anything longer is
-//! dropped as it comes.
+//! dropped as it comes, and a client whose commands are held up is not read from.
 
 use super::body::{Body, CR_LF, Upload};
 use super::command::LINE_MAX;

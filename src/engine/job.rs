@@ -240,20 +240,8 @@ impl Linked for Jobs {
         }
     }
 
-    fn links_mut(&mut self, key: u32) -> &mut Links {
-        let state = &mut self[JobKey(key)].state;
-        if !matches!(state, State::Buried(_)) {
-            *state = State::Buried(Links::LOOSE);
-        }
-        match state {
-            State::Buried(links) => links,
-            State::Moving
-            | State::Ready { .. }
-            | State::Delayed { .. }
-            | State::Reserved { .. } => {
-                unreachable!("it was just made a buried one")
-            }
-        }
+    fn set_links(&mut self, key: u32, links: Links) {
+        self[JobKey(key)].state = State::Buried(links);
     }
 }
 

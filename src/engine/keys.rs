@@ -13,20 +13,13 @@ pub struct JobKey(pub(super) u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TubeKey(pub(super) u32);
 
-/// A connection: the same number in the rules, in the protocol and in the event loop.
+/// A connection: the same number in the rules, in `server.rs` and in the event loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnKey(u32);
 
 /// One connection watching one tube.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WatchKey(pub(super) u32);
-
-impl JobKey {
-    /// The key of a job that was found in a list.
-    pub fn from_list(key: u32) -> JobKey {
-        JobKey(key)
-    }
-}
 
 impl ConnKey {
     /// The key of the connection with this index.

@@ -22,14 +22,14 @@ impl Links {
 
 /// A store whose entries carry the links of a list.
 pub trait Linked {
-    /// The links of the entry under `key`.
+    /// The links of the entry under `key`, which stands in a list.
     fn links(&self, key: u32) -> Links;
 
-    /// The same, to be changed.
-    fn links_mut(&mut self, key: u32) -> &mut Links;
+    /// The entry under `key` stands between these neighbours now.
+    fn set_links(&mut self, key: u32, links: Links);
 }
 
-/// The ends of a list whose links are in `S`.
+/// The ends of a list whose links are in a [`Linked`] store.
 #[derive(Clone, Copy, Debug)]
 pub struct List {
     head: u32,
@@ -61,10 +61,10 @@ impl List {
 
     /// Puts the entry under `key`, which must stand in no list, at the end.
     pub fn push_back<S: Linked>(&mut self, store: &mut S, key: u32) {
-        *store.links_mut(key) = Links { previous: self.tail, next: NIL };
+        store.set_links(key, Links { previous: self.tail, next: NIL });
         match self.tail {
             NIL => self.head = key,
-            tail => store.links_mut(tail).next = key,
+            tail => store.set_links(tail, Links { next: key, ..store.links(tail) }),
         }
         self.tail = key;
         self.len += 1;
@@ -72,14 +72,14 @@ impl List {
 
     /// Takes out the entry under `key`, which must stand in this list.
     pub fn remove<S: Linked>(&mut self, store: &mut S, key: u32) {
-        let Links { previous, next } = std::mem::replace(store.links_mut(key), Links::LOOSE);
+        let Links { previous, next } = store.links(key);
         match previous {
             NIL => self.head = next,
-            previous => store.links_mut(previous).next = next,
+            previous => store.set_links(previous, Links { next, ..store.links(previous) }),
         }
         match next {
             NIL => self.tail = previous,
-            next => store.links_mut(next).previous = previous,
+            next => store.set_links(next, Links { previous, ..store.links(next) }),
         }
         self.len -= 1;
     }
@@ -107,8 +107,8 @@ mod tests {
         fn links(&self, key: u32) -> Links {
             self[key as usize]
         }
-        fn links_mut(&mut self, key: u32) -> &mut Links {
-            &mut self[key as usize]
+        fn set_links(&mut self, key: u32, links: Links) {
+            self[key as usize] = links;
         }
     }
 

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! The loop asks for the next slices and says how much of them the kernel took. An output
-//! with nothing in it owns no memory: it borrows a buffer from a pool.
+//! with nothing in it owns no memory: its first byte borrows a buffer from a pool.
 
 use super::body::Body;
 use std::collections::{TryReserveError, VecDeque};

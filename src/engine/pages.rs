@@ -3,7 +3,7 @@
 //! A slab in one vector is moved when it grows, never gets smaller, and cannot fail.
 //! Ten million jobs want neither: here a page of entries is allocated when the others are
 //! full and freed when its last entry goes, so that nothing is ever moved and a drained
-//! backlog leaves nothing behind. It must not know what it holds.
+//! backlog leaves nothing of it behind. It must not know what it holds.
 
 use super::list::{Linked, Links, List};
 use std::collections::TryReserveError;
@@ -165,8 +165,8 @@ impl<T> Linked for PageTable<T> {
         self.0[key as usize].links
     }
 
-    fn links_mut(&mut self, key: u32) -> &mut Links {
-        &mut self.0[key as usize].links
+    fn set_links(&mut self, key: u32, links: Links) {
+        self.0[key as usize].links = links;
     }
 }
 

@@ -67,6 +67,15 @@ pub enum Answer {
     TimedOut,
 }
 
+/// Where a released job went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Released {
+    /// Among the ready or the delayed.
+    AsTold,
+    /// Among the buried, for want of memory.
+    Buried,
+}
+
 /// How many jobs are in which state, and how many did what.
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(missing_docs, reason = "each is named after its line in stats")]
@@ -116,8 +125,8 @@ const URGENT_BELOW: u32 = 1024;
 /// A waiting worker is warned when a job that it holds is this close to its deadline.
 const SAFETY_MARGIN: Nanos = Nanos::from_secs(1);
 
-/// How many jobs a tick moves for tubes, and how many for connections, before it lets
-/// others have their turn: a millisecond or two.
+/// How many jobs a tick moves for tubes, and how many for connections, and how many timers it
+/// looks at, before it lets others have their turn: a millisecond or two.
 const MOVES_PER_TICK: usize = 5_000;
 
 impl Queue {
@@ -374,7 +383,7 @@ impl Queue {
         pri: u32,
         delay_secs: u32,
         now: Nanos,
-    ) -> Option<State> {
+    ) -> Option<Released> {
         let key = self.held(conn, id)?;
         let job = &mut self.jobs[key];
         job.pri = pri;
@@ -385,7 +394,8 @@ impl Queue {
         } else {
             self.make_ready(key, now);
         }
-        Some(self.jobs[key].state)
+        let is_buried = matches!(self.jobs[key].state, State::Buried(_));
+        Some(if is_buried { Released::Buried } else { Released::AsTold })
     }
 
     /// Buries a job that the connection holds, with a new priority. `false` when it holds
@@ -425,11 +435,7 @@ impl Queue {
         let count = bound.min(u32::try_from(in_tube).unwrap_or(u32::MAX));
         for _ in 0..count {
             let tube = &self.tubes[tube];
-            let next = if are_buried {
-                tube.buried.front().map(JobKey)
-            } else {
-                tube.delayed.first().map(|entry| entry.job)
-            };
+            let next = if are_buried { tube.first_buried() } else { tube.first_delayed() };
             self.kick_one(next.expect("as many were just counted"), now);
         }
         count

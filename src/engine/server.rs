@@ -4,7 +4,8 @@
 //! [`Server::receive`], [`Server::half_close`], [`Server::end_input`], [`Server::sent`],
 //! [`Server::disconnect`]; that time has passed: [`Server::tick`]; and then looks after
 //! the connections in [`Server::take_attention`]: their output is to be sent, they may
-//! be read from again, or they are to be closed. Nothing is called back.
+//! be read from again, or they are to be closed. The
+//! server calls nobody back.
 //!
 //! A command may answer other connections than its own: those that waited. They go on
 //! with what they had already sent before the call returns.
@@ -12,16 +13,17 @@
 use super::body::{Body, Upload};
 use super::command::{self, Command, Counter};
 use super::conn::{Conn, Phase, Put, Step};
-use super::job::{State, Terms};
+use super::job::Terms;
 use super::keys::{ConnKey, JobKey};
 use super::output::{Output, Pool};
 use super::pages::Pages;
-use super::queue::{Answer, Queue};
+use super::queue::{Answer, Queue, Released};
 use super::reply::Reply;
 use super::spare::Spare;
 use super::stats::{self, Facts, ServerStats};
 use super::time::Nanos;
 use super::tube::Tube;
+use log::trace;
 use std::collections::{TryReserveError, VecDeque};
 use std::io::IoSlice;
 
@@ -138,8 +140,7 @@ impl Server {
         if matches!(conn.phase, Phase::Waiting) {
             self.queue.give_up_waiting(key, Answer::TimedOut);
         }
-        self.deliver_answers();
-        self.run_answered(now);
+        self.settle(now);
     }
 
     /// Everything that a client sent has arrived; nothing more will.
@@ -168,15 +169,13 @@ impl Server {
     pub fn disconnect(&mut self, key: ConnKey, now: Nanos) {
         self.queue.disconnect(key, now);
         self.conns.0.remove(key.key());
-        self.deliver_answers();
-        self.run_answered(now);
+        self.settle(now);
     }
 
     /// Time has passed: does what is due, though perhaps not all of it at once.
     pub fn tick(&mut self, now: Nanos) {
         self.queue.tick(now);
-        self.deliver_answers();
-        self.run_answered(now);
+        self.settle(now);
     }
 
     /// The turn is shared among so many connections: a client that sends thousands of
@@ -323,6 +322,12 @@ impl Server {
         }
     }
 
+    /// Tells those who waited, and lets them go on.
+    fn settle(&mut self, now: Nanos) {
+        self.deliver_answers();
+        self.run_answered(now);
+    }
+
     /// Lets the connections that were answered go on, and those that they answer in turn.
     fn run_answered(&mut self, now: Nanos) {
         while let Some(key) = self.answered.pop_front() {
@@ -333,6 +338,7 @@ impl Server {
     }
 
     fn run_line(&mut self, key: ConnKey, line: &[u8], now: Nanos) {
+        trace!("connection {}: {}", key.index(), line.escape_ascii());
         match command::parse(line) {
             Ok(command) => {
                 if let Some(counter) = command.counter() {
@@ -389,16 +395,13 @@ impl Server {
 
             Command::Peek { id } => self.say_found(key, self.queue.jobs.find(id)),
             Command::PeekReady => {
-                let first = self.used_tube(key).ready.first();
-                self.say_found(key, first.map(|entry| entry.job));
+                self.say_found(key, self.used_tube(key).first_ready());
             }
             Command::PeekDelayed => {
-                let first = self.used_tube(key).delayed.first();
-                self.say_found(key, first.map(|entry| entry.job));
+                self.say_found(key, self.used_tube(key).first_delayed());
             }
             Command::PeekBuried => {
-                let first = self.used_tube(key).buried.front();
-                self.say_found(key, first.map(JobKey::from_list));
+                self.say_found(key, self.used_tube(key).first_buried());
             }
 
             Command::Stats => {
@@ -407,8 +410,10 @@ impl Server {
             }
             Command::StatsJob { id } => {
                 let queue = &self.queue;
-                let text = queue.jobs.find(id).map(|job| stats::job(&queue.jobs[job], queue, now));
-                self.say_document(key, text);
+                match queue.jobs.find(id).map(|job| stats::job(&queue.jobs[job], queue, now)) {
+                    Some(text) => self.say(key, Reply::Document { text: &text }),
+                    None => self.say(key, Reply::NotFound),
+                }
             }
             Command::StatsTube { tube } => self.stats_tube(key, tube, now),
             Command::ListTubes => {
@@ -515,15 +520,9 @@ impl Server {
 
     fn release(&mut self, key: ConnKey, id: u64, pri: u32, delay_secs: u32, now: Nanos) {
         let reply = match self.queue.release(key, id, pri, delay_secs, now) {
+            Some(Released::AsTold) => Reply::Released,
+            Some(Released::Buried) => Reply::Buried,
             None => Reply::NotFound,
-            // There was no memory to do as it was told.
-            Some(State::Buried(_)) => Reply::Buried,
-            Some(
-                State::Ready { .. }
-                | State::Delayed { .. }
-                | State::Reserved { .. }
-                | State::Moving,
-            ) => Reply::Released,
         };
         self.say(key, reply);
     }
@@ -608,13 +607,6 @@ impl Server {
 
     fn say_if(&mut self, key: ConnKey, is_done: bool, reply: Reply<'_>) {
         self.say(key, if is_done { reply } else { Reply::NotFound });
-    }
-
-    fn say_document(&mut self, key: ConnKey, text: Option<String>) {
-        match text {
-            Some(text) => self.say(key, Reply::Document { text: &text }),
-            None => self.say(key, Reply::NotFound),
-        }
     }
 
     fn say_found(&mut self, key: ConnKey, job: Option<JobKey>) {

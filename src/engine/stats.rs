@@ -1,7 +1,8 @@
 //! The YAML documents: `stats`, `stats-job`, `stats-tube` and the lists.
 //!
 //! Telling only: nothing is counted here. Names, order and quotes of the lines are part
-//! of the protocol; clients compare whole documents (BEHAVIOUR.md, section 6).
+//! of the protocol; clients compare whole documents. beanstalkd-protocol(7) tells what each
+//! line means.
 
 use super::command::Counter;
 use super::job::{Job, State};

@@ -7,7 +7,7 @@
 use super::heap::Heap;
 use super::index::{Chained, Index};
 use super::job::{DelayedEntry, ReadyEntry};
-use super::keys::TubeKey;
+use super::keys::{JobKey, TubeKey};
 use super::list::{List, NIL};
 use super::pages::Pages;
 use super::time::Nanos;
@@ -37,7 +37,8 @@ pub struct Tube {
     pub watching: u32,
     /// The watching connections that wait, or did when last looked at.
     pub line: Heap<PlaceInLine>,
-    /// The watches whose connection knows, or believes less, what this tube offers.
+    /// The watches whose connection filed this tube under its present offer, or under a
+    /// better one that has gone.
     pub settled: List,
     /// The pause in force.
     pub pause: Option<Pause>,
@@ -78,6 +79,21 @@ impl Tube {
     /// The job that a worker gets here next; none while the tube is paused.
     pub fn offer(&self) -> Option<ReadyEntry> {
         if self.pause.is_some() { None } else { self.ready.first() }
+    }
+
+    /// The ready job that comes first.
+    pub fn first_ready(&self) -> Option<JobKey> {
+        self.ready.first().map(|entry| entry.job)
+    }
+
+    /// The delayed job that is due first.
+    pub fn first_delayed(&self) -> Option<JobKey> {
+        self.delayed.first().map(|entry| entry.job)
+    }
+
+    /// The job that has been buried longest.
+    pub fn first_buried(&self) -> Option<JobKey> {
+        self.buried.front().map(JobKey)
     }
 
     /// Whether nobody uses or watches the tube and no job is in it.

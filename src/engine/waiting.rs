@@ -144,7 +144,7 @@ impl Queue {
         let ticket = self.last_ticket;
         let watching = &mut self.clients[conn].watching;
         watching.ticket = Some(ticket);
-        while let Some(key) = watching.out_of_line.pop_front(&mut ByLine(&mut self.watches)) {
+        while let Some(key) = watching.out_of_line.pop_front(&mut OutOfLine(&mut self.watches)) {
             let place = PlaceInLine { ticket, watch: WatchKey(key) };
             let tube = self.watches[place.watch].tube;
             self.tubes[tube].line.insert(place, &mut self.watches);
@@ -171,7 +171,7 @@ impl Queue {
                     line.remove(0, &mut self.watches);
                     self.watches[front.watch].place_in_line = NIL;
                     let out = &mut watching.out_of_line;
-                    out.push_back(&mut ByLine(&mut self.watches), front.watch.0);
+                    out.push_back(&mut OutOfLine(&mut self.watches), front.watch.0);
                 }
             }
         }
@@ -212,7 +212,7 @@ impl Queue {
             view: Links::LOOSE,
         });
         watching.watches.push(key);
-        watching.out_of_line.push_back(&mut ByLine(&mut self.watches), key.0);
+        watching.out_of_line.push_back(&mut OutOfLine(&mut self.watches), key.0);
         watching.unsure.push_back(&mut ByView(&mut self.watches), key.0);
         self.tubes[tube].watching += 1;
         Ok(())
@@ -226,7 +226,7 @@ impl Queue {
         let watching = &mut self.clients[conn].watching;
         let tube = &mut self.tubes[tube];
         if place_in_line == NIL {
-            watching.out_of_line.remove(&mut ByLine(&mut self.watches), key.0);
+            watching.out_of_line.remove(&mut OutOfLine(&mut self.watches), key.0);
         } else {
             tube.line.remove(place_in_line, &mut self.watches);
         }
@@ -376,19 +376,19 @@ impl std::ops::IndexMut<WatchKey> for Watches {
 
 const KEY_IS_GOOD: &str = "a watch leaves every structure before it is removed";
 
-/// The watches, linked by where they are out of line.
-struct ByLine<'a>(&'a mut Watches);
+/// The watches, linked to others of their connection that stand in no line.
+struct OutOfLine<'a>(&'a mut Watches);
 
 /// The watches, linked by who must look at them again or need not.
 struct ByView<'a>(&'a mut Watches);
 
-impl Linked for ByLine<'_> {
+impl Linked for OutOfLine<'_> {
     fn links(&self, key: u32) -> Links {
         self.0[WatchKey(key)].out_of_line
     }
 
-    fn links_mut(&mut self, key: u32) -> &mut Links {
-        &mut self.0[WatchKey(key)].out_of_line
+    fn set_links(&mut self, key: u32, links: Links) {
+        self.0[WatchKey(key)].out_of_line = links;
     }
 }
 
@@ -397,8 +397,8 @@ impl Linked for ByView<'_> {
         self.0[WatchKey(key)].view
     }
 
-    fn links_mut(&mut self, key: u32) -> &mut Links {
-        &mut self.0[WatchKey(key)].view
+    fn set_links(&mut self, key: u32, links: Links) {
+        self.0[WatchKey(key)].view = links;
     }
 }
 
@@ -495,7 +495,6 @@ mod tests {
                 queue.disconnect(conn, NOW);
                 model.waiting.retain(|&waiting| waiting != conn);
                 model.watched.remove(&conn);
-                // All jobs of one connection were reserved in the order of their turns.
                 let mut given_up: Vec<(u64, usize)> = Vec::new();
                 model.held.retain(|&id, &mut (by, tube)| {
                     given_up.extend((by == conn).then_some((id, tube)));

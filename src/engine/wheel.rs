@@ -13,7 +13,7 @@
 //!
 //! A timer stands on the level of the highest digit, in base 64, in which its tick differs
 //! from the present one. When the present reaches a slot above level 0, the slot's timers
-//! move down; each timer moves at most seven times in its life. Setting and
+//! move down; each timer moves at most seven times from when it is set. Setting and
 //! cancelling cost a few writes, whatever the number of timers.
 //!
 //! Moments are rounded up to the tick, so a timer is never early. The wheel knows nothing
@@ -252,8 +252,8 @@ impl<T> Linked for Timers<T> {
         self[key].links
     }
 
-    fn links_mut(&mut self, key: u32) -> &mut Links {
-        &mut self[key].links
+    fn set_links(&mut self, key: u32, links: Links) {
+        self[key].links = links;
     }
 }
 

@@ -200,7 +200,7 @@ fn adopt_one(socket: Socket) -> Result<Listener, String> {
 }
 
 impl Listener {
-    /// Takes the next client that has connected, and says from where.
+    /// Takes the next client that has connected.
     ///
     /// # Errors
     /// As the system says; `WouldBlock` when there is none.
