@@ -1,7 +1,7 @@
 //! The program: parse, run, report. Failures come here as values and are told once.
 
 use beanstalkd::options::{self, Options, Request};
-use beanstalkd::os::process::{self, Signal};
+use beanstalkd::os::process::{self, Stop};
 use beanstalkd::startup::{self, StartupError};
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -32,13 +32,13 @@ fn tell(mut to: impl Write, text: impl Display) -> ExitCode {
 
 fn serve(options: &Options) -> Result<ExitCode, StartupError> {
     startup::start_logging(options);
-    let signal = startup::start(options)?
+    let stop = startup::start(options)?
         .run()
         .map_err(|error| StartupError::System("wait for events any more", error))?;
-    log::info!("stopped by {signal:?}");
-    match signal {
-        Signal::Terminate if process::is_first_process() => Ok(ExitCode::from(ENDED_BY_SIGTERM)),
-        Signal::Terminate | Signal::Interrupt | Signal::Drain => Ok(ExitCode::SUCCESS),
+    log::info!("stopped: {stop:?}");
+    match stop {
+        Stop::Terminate if process::is_first_process() => Ok(ExitCode::from(ENDED_BY_SIGTERM)),
+        Stop::Terminate | Stop::Interrupt => Ok(ExitCode::SUCCESS),
     }
 }
 

@@ -157,12 +157,10 @@ impl Server {
     }
 
     /// Runs what a client sent and could not be run yet, because its replies were not taken
-    /// or others had their turn.
+    /// or others had their turn: for connections that [`Server::can_resume`].
     pub fn resume(&mut self, key: ConnKey, now: Nanos) {
-        if self.can_resume(key) {
-            self.run_kept(key, now);
-            self.run_answered(now);
-        }
+        self.run_kept(key, now);
+        self.run_answered(now);
     }
 
     /// A connection is gone; its key may be used again.

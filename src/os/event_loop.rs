@@ -6,6 +6,9 @@
 //! wait for events -> tick -> accept -> each ready connection once: read, run -> flush
 //! ```
 //!
+//! Nobody is starved: a connection is read from once a turn, only a share of what it sent is
+//! run before others have theirs, and a turn that takes long ends early.
+//!
 //! Sockets are registered once, for both directions, and edge-triggered; what the events
 //! said is remembered until the system says "would block". A connection with work left
 //! stands on a list, and while that list is not empty the loop does not sleep. Nothing
@@ -16,7 +19,7 @@
 //! may be read from, what is to be sent, and when it is over.
 
 use super::listen::Listener;
-use super::process::{self, Clock, Signal, Signals};
+use super::process::{self, Clock, Signal, Signals, Stop};
 use super::stream::Stream;
 use crate::engine::keys::ConnKey;
 use crate::engine::server::Server;
@@ -36,10 +39,10 @@ pub struct EventLoop {
     server: Server,
     clock: Clock,
     signals: Signals,
-    listeners: Vec<Accepting>,
-    acceptance: Acceptance,
+    doors: Vec<Door>,
+    hold: AcceptHold,
     /// By the index of their key.
-    clients: Vec<Option<Client>>,
+    sockets: Vec<Option<Socket>>,
     /// Connections to be served, in this order.
     ready: VecDeque<ConnKey>,
     /// Connections to be looked after at the end of the turn; empty between turns.
@@ -50,19 +53,19 @@ pub struct EventLoop {
     busy_at: Nanos,
     /// What was just read; used for one connection after the other.
     scratch: Box<[u8]>,
-    stop: Option<Signal>,
+    stop: Option<Stop>,
 }
 
 /// A listening socket and whether somebody waits there.
 #[derive(Debug)]
-struct Accepting {
+struct Door {
     listener: Listener,
     is_ready: bool,
 }
 
 /// How accepting goes.
 #[derive(Debug, Default)]
-struct Acceptance {
+struct AcceptHold {
     /// When to try again, after the system had no descriptor or memory left.
     held_until: Option<Nanos>,
     /// When that was last told in the log.
@@ -71,13 +74,13 @@ struct Acceptance {
 
 /// One socket and what is known of it.
 #[derive(Debug)]
-struct Client {
+struct Socket {
     stream: Stream,
     /// Reading may give something.
     is_readable: bool,
     /// Writing may take something.
     is_writable: bool,
-    /// The client has shut down its sending side.
+    /// The client has shut down its sending side, and the server does not know yet.
     is_half_closed: bool,
     /// A short read does not mean that all was read: a half-close gives no new event, and
     /// the system stops reading at urgent data, and at descriptors sent over a Unix socket.
@@ -88,10 +91,13 @@ struct Client {
 
 /// Large enough for a put of the default size limit in one read.
 const SCRATCH_LEN: usize = 68 * 1024;
+/// More events than these come with the next turn.
 const EVENTS_PER_TURN: usize = 1024;
 /// When so much time has gone by, what is there is sent before more is read.
 const TURN: Nanos = Nanos::from_millis(5);
+/// A storm of new clients must not keep the present ones waiting.
 const ACCEPTS_PER_TURN: usize = 256;
+/// Eight replies with large bodies.
 const SLICES_PER_WRITE: usize = 16;
 
 /// Freed memory is given back to the system once it is worth the time that this takes, and
@@ -119,19 +125,20 @@ impl EventLoop {
         let poll = Poll::new()?;
         let registry = poll.registry();
         registry.register(&mut SourceFd(&signals.as_raw_fd()), SIGNALS, Interest::READABLE)?;
-        let mut accepting = Vec::new();
-        for (index, mut listener) in listeners.into_iter().enumerate() {
-            registry.register(&mut listener, listener_token(index), Interest::READABLE)?;
-            accepting.push(Accepting { listener, is_ready: false });
+        let mut doors = Vec::new();
+        for (index, listener) in listeners.into_iter().enumerate() {
+            let mut source = SourceFd(&listener.as_raw_fd());
+            registry.register(&mut source, listener_token(index), Interest::READABLE)?;
+            doors.push(Door { listener, is_ready: false });
         }
         Ok(EventLoop {
             poll,
             server,
             clock,
             signals,
-            listeners: accepting,
-            acceptance: Acceptance::default(),
-            clients: Vec::new(),
+            doors,
+            hold: AcceptHold::default(),
+            sockets: Vec::new(),
             ready: VecDeque::new(),
             attention: Vec::new(),
             freed_bytes: 0,
@@ -145,12 +152,12 @@ impl EventLoop {
     ///
     /// # Errors
     /// The system does not let the loop wait for events any more.
-    pub fn run(mut self) -> io::Result<Signal> {
+    pub fn run(mut self) -> io::Result<Stop> {
         let mut events = Events::with_capacity(EVENTS_PER_TURN);
         loop {
             self.wait(&mut events)?;
-            if let Some(signal) = self.stop {
-                return Ok(signal);
+            if let Some(stop) = self.stop {
+                return Ok(stop);
             }
             self.server.tick(self.clock.now());
             self.accept();
@@ -175,8 +182,8 @@ impl EventLoop {
         for event in events.iter() {
             match event.token() {
                 SIGNALS => self.take_signals(),
-                token => match listener_index(token, self.listeners.len()) {
-                    Some(index) => self.listeners[index].is_ready = true,
+                token => match listener_index(token, self.doors.len()) {
+                    Some(index) => self.doors[index].is_ready = true,
                     None => self.note(ConnKey::from_index(token.0), event),
                 },
             }
@@ -185,27 +192,27 @@ impl EventLoop {
     }
 
     fn timeout(&self) -> Option<Duration> {
-        let somebody_connects = self.listeners.iter().any(|accepting| accepting.is_ready);
+        let somebody_connects = self.doors.iter().any(|door| door.is_ready);
         let has_work = !self.ready.is_empty()
             || self.server.has_attention()
-            || (somebody_connects && self.acceptance.held_until.is_none());
+            || (somebody_connects && self.hold.held_until.is_none());
         if has_work {
             return Some(Duration::ZERO);
         }
         let give_back = self.has_much_to_give_back().then(|| self.busy_at + QUIET);
-        let others = self.acceptance.held_until.into_iter().chain(give_back);
+        let others = self.hold.held_until.into_iter().chain(give_back);
         let next = self.server.next_due().into_iter().chain(others).min()?;
         Some(Duration::from_nanos(next.since(self.clock.now()).as_nanos()))
     }
 
     /// Remembers what an event says.
     fn note(&mut self, key: ConnKey, event: &mio::event::Event) {
-        let Some(client) = client(&mut self.clients, key) else { return };
-        client.is_readable |= event.is_readable() || event.is_read_closed() || event.is_error();
-        client.is_writable |= event.is_writable() || event.is_write_closed() || event.is_error();
-        client.is_half_closed |= event.is_read_closed();
-        client.reads_to_the_end |= event.is_read_closed() || event.is_priority();
-        self.queue(key);
+        let Some(socket) = socket(&mut self.sockets, key) else { return };
+        socket.is_readable |= event.is_readable() || event.is_read_closed() || event.is_error();
+        socket.is_writable |= event.is_writable() || event.is_write_closed() || event.is_error();
+        socket.is_half_closed |= event.is_read_closed();
+        socket.reads_to_the_end |= event.is_read_closed() || event.is_priority();
+        self.mark_ready(key);
     }
 
     fn take_signals(&mut self) {
@@ -215,7 +222,7 @@ impl EventLoop {
                     info!("SIGUSR1: draining, puts are refused from now on");
                     self.server.drain();
                 }
-                Signal::Terminate | Signal::Interrupt => self.stop = Some(signal),
+                Signal::Stop(stop) => self.stop = Some(stop),
             }
         }
     }
@@ -235,16 +242,16 @@ impl EventLoop {
         }
     }
 
-    // ---- Accepting ----
+    // ---- Door ----
 
     fn accept(&mut self) {
-        if self.acceptance.held_until.is_some_and(|until| self.clock.now() < until) {
+        if self.hold.held_until.is_some_and(|until| self.clock.now() < until) {
             return;
         }
-        self.acceptance.held_until = None;
-        for index in 0..self.listeners.len() {
+        self.hold.held_until = None;
+        for index in 0..self.doors.len() {
             for _ in 0..ACCEPTS_PER_TURN {
-                if !self.listeners[index].is_ready || self.acceptance.held_until.is_some() {
+                if !self.doors[index].is_ready || self.hold.held_until.is_some() {
                     break;
                 }
                 self.accept_one(index);
@@ -253,10 +260,10 @@ impl EventLoop {
     }
 
     fn accept_one(&mut self, index: usize) {
-        let accepting = &mut self.listeners[index];
-        match accepting.listener.accept() {
+        let door = &mut self.doors[index];
+        match door.listener.accept() {
             Ok(stream) => self.connect(stream),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => accepting.is_ready = false,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => door.is_ready = false,
             Err(error) if concerns_one_client(&error) => {}
             Err(error) => self.hold_accepting(&error),
         }
@@ -267,30 +274,32 @@ impl EventLoop {
     /// is closed, or after a while.
     fn hold_accepting(&mut self, error: &io::Error) {
         let now = self.clock.now();
-        self.acceptance.held_until = Some(now + ACCEPT_AGAIN);
-        let is_news = self.acceptance.complained_at.is_none_or(|at| at + COMPLAIN_AGAIN <= now);
+        self.hold.held_until = Some(now + ACCEPT_AGAIN);
+        let is_news = self.hold.complained_at.is_none_or(|at| at + COMPLAIN_AGAIN <= now);
         if is_news {
-            self.acceptance.complained_at = Some(now);
+            self.hold.complained_at = Some(now);
             let (connections, _) = self.server.size();
             warn!("cannot accept more connections at present, {connections} are open: {error}");
         }
     }
 
-    fn connect(&mut self, mut stream: Stream) {
+    fn connect(&mut self, stream: Stream) {
         let Ok(key) = self.server.connect() else {
             return self.hold_accepting(&ErrorKind::OutOfMemory.into());
         };
         let interest = Interest::READABLE | Interest::WRITABLE | Interest::PRIORITY;
         let registry = self.poll.registry();
-        if let Err(error) = registry.register(&mut stream, Token(key.index()), interest) {
+        if let Err(error) =
+            registry.register(&mut SourceFd(&stream.as_raw_fd()), Token(key.index()), interest)
+        {
             self.server.disconnect(key, self.clock.now());
             return self.hold_accepting(&error);
         }
         debug!("connection {} opened", key.index());
-        if self.clients.len() <= key.index() {
-            self.clients.resize_with(key.index() + 1, || None);
+        if self.sockets.len() <= key.index() {
+            self.sockets.resize_with(key.index() + 1, || None);
         }
-        self.clients[key.index()] = Some(Client {
+        self.sockets[key.index()] = Some(Socket {
             is_readable: false,
             is_writable: true,
             is_half_closed: false,
@@ -310,8 +319,8 @@ impl EventLoop {
         let turn_ends = self.clock.now() + TURN;
         for _ in 0..count {
             let Some(key) = self.ready.pop_front() else { break };
-            let Some(client) = client(&mut self.clients, key) else { continue };
-            client.is_queued = false;
+            let Some(socket) = socket(&mut self.sockets, key) else { continue };
+            socket.is_queued = false;
             self.serve(key);
             if self.clock.now() > turn_ends {
                 break;
@@ -321,8 +330,8 @@ impl EventLoop {
 
     /// Lets one connection have its turn: one read at most, so that nobody is starved.
     fn serve(&mut self, key: ConnKey) {
-        let Some(client) = client(&mut self.clients, key) else { return };
-        if std::mem::take(&mut client.is_half_closed) {
+        let Some(socket) = socket(&mut self.sockets, key) else { return };
+        if std::mem::take(&mut socket.is_half_closed) {
             self.server.half_close(key, self.clock.now());
         }
         if self.server.can_resume(key) {
@@ -330,19 +339,19 @@ impl EventLoop {
         }
         // Whatever comes of it, the connection is looked after at the end of the turn.
         self.server.attend(key);
-        if !client.is_readable || !self.server.wants_input(key) {
+        if !socket.is_readable || !self.server.wants_input(key) {
             return;
         }
-        match client.stream.read(&mut self.scratch) {
+        match socket.stream.read(&mut self.scratch) {
             Ok(0) => {
-                client.is_readable = false;
+                socket.is_readable = false;
                 self.server.end_input(key, self.clock.now());
             }
             Ok(count) => {
-                client.is_readable = count == self.scratch.len() || client.reads_to_the_end;
+                socket.is_readable = count == self.scratch.len() || socket.reads_to_the_end;
                 self.server.receive(key, &self.scratch[..count], self.clock.now());
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => client.is_readable = false,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => socket.is_readable = false,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => self.close(key, Some(&error)),
         }
@@ -364,37 +373,37 @@ impl EventLoop {
         if let Err(error) = self.send(key) {
             return self.close(key, Some(&error));
         }
-        let Some(client) = client(&mut self.clients, key) else { return };
+        let Some(socket) = socket(&mut self.sockets, key) else { return };
         if self.server.is_finished(key) {
             return self.close(key, None);
         }
-        let may_write = client.is_writable && self.server.has_output(key);
-        let may_read = client.is_readable && self.server.wants_input(key);
+        let may_write = socket.is_writable && self.server.has_output(key);
+        let may_read = socket.is_readable && self.server.wants_input(key);
         if may_write || may_read || self.server.can_resume(key) {
-            self.queue(key);
+            self.mark_ready(key);
         }
     }
 
     /// Sends what the system takes at once.
     fn send(&mut self, key: ConnKey) -> io::Result<()> {
-        let Some(client) = client(&mut self.clients, key) else { return Ok(()) };
+        let Some(socket) = socket(&mut self.sockets, key) else { return Ok(()) };
         let mut slices = [IoSlice::new(&[]); SLICES_PER_WRITE];
         let filled = self.server.next_output(key, &mut slices);
-        if filled == 0 || !client.is_writable {
+        if filled == 0 || !socket.is_writable {
             return Ok(());
         }
-        match client.stream.write(&slices[..filled]) {
+        match socket.stream.write(&slices[..filled]) {
             Ok(count) => self.server.sent(key, count),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => client.is_writable = false,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => socket.is_writable = false,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
         Ok(())
     }
 
-    fn queue(&mut self, key: ConnKey) {
-        let Some(client) = client(&mut self.clients, key) else { return };
-        if !std::mem::replace(&mut client.is_queued, true) {
+    fn mark_ready(&mut self, key: ConnKey) {
+        let Some(socket) = socket(&mut self.sockets, key) else { return };
+        if !std::mem::replace(&mut socket.is_queued, true) {
             self.ready.push_back(key);
         }
     }
@@ -404,15 +413,15 @@ impl EventLoop {
             Some(error) => debug!("connection {} lost: {error}", key.index()),
             None => debug!("connection {} closed", key.index()),
         }
-        self.clients[key.index()] = None;
+        self.sockets[key.index()] = None;
         self.server.disconnect(key, self.clock.now());
         // A descriptor is free.
-        self.acceptance.held_until = None;
+        self.hold.held_until = None;
     }
 }
 
-fn client(clients: &mut [Option<Client>], key: ConnKey) -> Option<&mut Client> {
-    clients.get_mut(key.index())?.as_mut()
+fn socket(sockets: &mut [Option<Socket>], key: ConnKey) -> Option<&mut Socket> {
+    sockets.get_mut(key.index())?.as_mut()
 }
 
 /// Whether accepting failed because of the client that was next, or a signal came: there may

@@ -1,9 +1,7 @@
 //! Listening sockets: TCP, Unix, and those inherited from a service manager.
 
 use super::stream::Stream;
-use mio::event::Source;
 use mio::net::{TcpListener, UnixListener};
-use mio::{Interest, Registry, Token};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::fmt;
 use std::io;
@@ -41,7 +39,7 @@ pub enum ListenError {
     /// Something that is no socket is in the way.
     NotASocket(PathBuf),
     /// An inherited descriptor is not what it should be.
-    Inherited(RawFd, String),
+    Inherited(RawFd, io::Error),
     /// An inherited descriptor is not even open.
     NotOpen(RawFd),
 }
@@ -183,19 +181,18 @@ pub fn adopt(descriptors: Vec<OwnedFd>) -> Result<Vec<Listener>, ListenError> {
     descriptors.into_iter().map(adopt).collect()
 }
 
-fn adopt_one(socket: Socket) -> Result<Listener, String> {
-    let address = socket.local_addr().map_err(|error| format!("it is no socket: {error}"))?;
-    let kind = socket.r#type().map_err(|error| error.to_string())?;
-    if kind != Type::STREAM || !socket.is_listener().unwrap_or(false) {
-        return Err("it is not a listening stream socket".to_owned());
+fn adopt_one(socket: Socket) -> io::Result<Listener> {
+    let address = socket.local_addr()?;
+    if socket.r#type()? != Type::STREAM || !socket.is_listener()? {
+        return Err(io::Error::other("it is not a listening stream socket"));
     }
     if address.as_socket().is_some() {
-        return prepare_tcp(socket).map(Listener::Tcp).map_err(|error| error.to_string());
+        return prepare_tcp(socket).map(Listener::Tcp);
     }
     if address.domain() != Domain::UNIX {
-        return Err("it is neither a TCP nor a Unix socket".to_owned());
+        return Err(io::Error::other("it is neither a TCP nor a Unix socket"));
     }
-    socket.set_nonblocking(true).map_err(|error| error.to_string())?;
+    socket.set_nonblocking(true)?;
     Ok(Listener::Unix(UnixListener::from_std(socket.into())))
 }
 
@@ -217,36 +214,14 @@ impl Listener {
             Listener::Unix(_) => None,
         }
     }
-
-    fn source(&mut self) -> &mut dyn Source {
-        match self {
-            Listener::Tcp(listener) => listener,
-            Listener::Unix(listener) => listener,
-        }
-    }
 }
 
-impl Source for Listener {
-    fn register(
-        &mut self,
-        registry: &Registry,
-        token: Token,
-        interests: Interest,
-    ) -> io::Result<()> {
-        self.source().register(registry, token, interests)
-    }
-
-    fn reregister(
-        &mut self,
-        registry: &Registry,
-        token: Token,
-        interests: Interest,
-    ) -> io::Result<()> {
-        self.source().reregister(registry, token, interests)
-    }
-
-    fn deregister(&mut self, registry: &Registry) -> io::Result<()> {
-        self.source().deregister(registry)
+impl AsRawFd for Listener {
+    fn as_raw_fd(&self) -> RawFd {
+        match self {
+            Listener::Tcp(listener) => listener.as_raw_fd(),
+            Listener::Unix(listener) => listener.as_raw_fd(),
+        }
     }
 }
 

@@ -17,21 +17,21 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// moments compare across restarts, and setting the system's clock moves nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
-    started: Instant,
-    started_at: Nanos,
+    start: Instant,
+    start_since_1970: Nanos,
 }
 
 impl Clock {
     /// Starts the clock.
     #[expect(clippy::disallowed_methods, reason = "the one place where clocks are read")]
     pub fn start() -> Clock {
-        Clock { started: Instant::now(), started_at: nanos(time_of_day()) }
+        Clock { start: Instant::now(), start_since_1970: nanos(time_of_day()) }
     }
 
     /// The present moment; never before an earlier one.
     #[expect(clippy::disallowed_methods, reason = "the one place where clocks are read")]
     pub fn now(&self) -> Nanos {
-        self.started_at + nanos(Instant::now() - self.started)
+        self.start_since_1970 + nanos(Instant::now() - self.start)
     }
 }
 
@@ -163,12 +163,19 @@ pub fn is_first_process() -> bool {
 /// What a signal asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
+    /// To end.
+    Stop(Stop),
+    /// SIGUSR1: to refuse puts from now on.
+    Drain,
+}
+
+/// The signals that end the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
     /// SIGTERM.
     Terminate,
     /// SIGINT.
     Interrupt,
-    /// SIGUSR1.
-    Drain,
 }
 
 /// Signals as a descriptor that becomes readable.
@@ -215,8 +222,8 @@ impl Signals {
             return None;
         }
         match libc::c_int::try_from(info.ssi_signo) {
-            Ok(libc::SIGTERM) => Some(Signal::Terminate),
-            Ok(libc::SIGINT) => Some(Signal::Interrupt),
+            Ok(libc::SIGTERM) => Some(Signal::Stop(Stop::Terminate)),
+            Ok(libc::SIGINT) => Some(Signal::Stop(Stop::Interrupt)),
             Ok(libc::SIGUSR1) => Some(Signal::Drain),
             _ => None,
         }
