@@ -89,8 +89,7 @@ fn play(script: &Script, player: &mut dyn Player, c_version: Option<&str>) -> Re
             }
             Line::ExpectNothing { client } => {
                 let inbox = inboxes.entry(client.clone()).or_default();
-                inbox.add(&player.receive(client, true).unwrap_or_default());
-                inbox.check_empty()
+                check_nothing_came(player, inbox, client)
             }
             Line::HalfClose { client } => {
                 player.half_close(client);
@@ -112,7 +111,25 @@ fn play(script: &Script, player: &mut dyn Player, c_version: Option<&str>) -> Re
         };
         outcome.map_err(|why| format!("{}:{number}: {why}", script.path.display()))?;
     }
+    // Whatever is said beyond the last expectation is a mistake too.
+    for (client, inbox) in &mut inboxes {
+        inbox.add(&player.receive(client, true).unwrap_or_default());
+        let checked = inbox.check_empty();
+        checked.map_err(|why| format!("{}, the end, {client}: {why}", script.path.display()))?;
+    }
     Ok(())
+}
+
+fn check_nothing_came(
+    player: &mut dyn Player,
+    inbox: &mut script::Inbox,
+    client: &str,
+) -> Result<(), String> {
+    let Some(bytes) = player.receive(client, true) else {
+        return Err(format!("the connection is {}", script::CLOSED));
+    };
+    inbox.add(&bytes);
+    inbox.check_empty()
 }
 
 /// The next line for the client, however many pieces it comes in.

@@ -12,7 +12,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
-use support::{BEANSTALKD, Daemon, connect, start_on_loopback};
+use support::{BEANSTALKD, Daemon, PATIENCE, connect, skip, start_on_loopback, wait_until};
 
 /// Runs the binary until it ends by itself, which it must.
 fn run(arguments: &[&str]) -> Output {
@@ -122,7 +122,7 @@ fn an_unknown_user_is_named() {
 #[test]
 fn the_user_is_changed_with_all_groups() {
     if !rustix::process::getuid().is_root() {
-        eprintln!("SKIPPED: only root may change the user");
+        skip("only root may change the user");
         return;
     }
     let (daemon, address) = start_on_own_port(&["-l", "127.0.0.1", "-u", "12345:23456"]);
@@ -156,14 +156,20 @@ fn verbosity_comes_from_flags_and_environment() {
 }
 
 #[test]
-fn requests_are_not_logged_below_trace() {
-    let (daemon, address) = start_on_loopback(&["-VV"]);
-    for _ in 0..100 {
-        ask(connect(address), "use some-tube\r\n");
-    }
-    daemon.signal(Signal::TERM);
-    let (_, log) = daemon.wait();
-    assert!(!log.contains("some-tube"));
+fn requests_are_logged_at_trace_and_not_below() {
+    let lines_for = |verbosity: &str, requests: usize| {
+        let (daemon, address) = start_on_loopback(&[verbosity]);
+        let stream = connect(address);
+        for _ in 0..requests {
+            ask(&stream, "use some-tube\r\n");
+        }
+        drop(stream);
+        daemon.signal(Signal::TERM);
+        let (_, log) = daemon.wait();
+        log.lines().filter(|line| !line.contains("connection 0 closed")).count()
+    };
+    assert_eq!(lines_for("-VV", 1), lines_for("-VV", 100));
+    assert_eq!(lines_for("-VVV", 1) + 99, lines_for("-VVV", 100));
 }
 
 // ---- Listening ----
@@ -176,7 +182,7 @@ fn the_default_serves_ipv4_and_ipv6() {
         Ok(stream) => assert_eq!(ask(stream, "use a\r\n"), "USING a\r\n"),
         Err(error) => {
             assert!(address.is_ipv4(), "IPv6 is bound but refuses: {error}");
-            eprintln!("SKIPPED: this machine has no IPv6");
+            skip("this machine has no IPv6");
         }
     }
 }
@@ -289,7 +295,7 @@ fn usr1_drains() {
 fn the_first_process_of_a_container_ends_as_if_killed() {
     let namespace = Command::new("unshare").args(["--fork", "--pid", "true"]).output();
     if !namespace.is_ok_and(|output| output.status.success()) {
-        eprintln!("SKIPPED: no new process namespace can be had here");
+        skip("no new process namespace can be had here");
         return;
     }
     for (name, code) in [("TERM", 143), ("INT", 0)] {
@@ -368,16 +374,82 @@ fn processor_ticks(pid: u32) -> u64 {
 }
 
 #[test]
-fn ten_thousand_clients_find_room_in_the_backlog() {
+fn more_than_a_thousand_clients_find_room_in_the_backlog() {
+    let largest = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
+    if largest.trim().parse::<u32>().unwrap() < 1024 {
+        return skip("this machine allows no backlog of 1024");
+    }
+    let (daemon, address) = start_on_own_port(&["-l", "127.0.0.1"]);
+    // While the server stands still nobody is accepted, and who finds no room never connects.
+    daemon.signal(Signal::STOP);
+    let connect = |_| TcpStream::connect_timeout(&address, PATIENCE);
+    let clients: Vec<TcpStream> = (0..1024).map(connect).collect::<Result<_, _>>().unwrap();
+    daemon.signal(Signal::CONT);
+    assert_eq!(ask(clients.last().unwrap(), "use a\r\n"), "USING a\r\n");
+}
+
+#[test]
+fn ten_thousand_clients_are_served() {
     let files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    let count = 10_000.min(files.current.unwrap_or(u64::MAX).saturating_sub(500)).min(10_000);
+    let count = files.current.unwrap_or(u64::MAX).saturating_sub(500).min(10_000);
     let (_daemon, address) = start_on_own_port(&["-l", "127.0.0.1"]);
-    let start = Instant::now();
-    let mut clients: Vec<TcpStream> = (0..count).map(|_| connect(address)).collect();
-    eprintln!("{count} connections in {:?}", start.elapsed());
-    let last = clients.pop().unwrap();
-    assert_eq!(ask(&last, "use a\r\n"), "USING a\r\n");
+    let clients: Vec<TcpStream> = (0..count).map(|_| connect(address)).collect();
+    assert_eq!(ask(clients.last().unwrap(), "use a\r\n"), "USING a\r\n");
     assert_eq!(stat(address, "current-connections"), (count + 1).to_string());
+}
+
+/// A figure in KiB from the status of a process.
+fn status_kib(pid: u32, key: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let value = status.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+    value.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+#[test]
+fn memory_comes_back_after_a_backlog() {
+    const JOBS: usize = 100_000;
+    let (daemon, address) = start_on_loopback(&[]);
+    let rss = || status_kib(daemon.child.id(), "VmRSS:");
+    let stream = connect(address);
+    let mut lines = BufReader::new(&stream).lines();
+    let put = [&b"put 0 0 9 500\r\n"[..], &[b'x'; 500], b"\r\n"].concat();
+    for _ in 0..JOBS / 1000 {
+        (&stream).write_all(&put.repeat(1000)).unwrap();
+        assert!(lines.by_ref().take(1000).all(|line| line.unwrap().starts_with("INSERTED ")));
+    }
+    let full = rss();
+    assert!(full > 50_000, "{full} KiB");
+    for first in (0..JOBS).step_by(1000) {
+        let deletes: String =
+            (first..first + 1000).map(|id| format!("delete {}\r\n", id + 1)).collect();
+        (&stream).write_all(deletes.as_bytes()).unwrap();
+        assert!(lines.by_ref().take(1000).all(|line| line.unwrap() == "DELETED"));
+    }
+    if cfg!(target_env = "gnu") {
+        wait_until("most memory has been given back", || rss() < full / 10);
+    }
+}
+
+#[test]
+fn without_memory_clients_are_told_and_served() {
+    let mut command = Command::new("sh");
+    command.args(["-c", r#"ulimit -v 100000; exec "$0" -V -l 127.0.0.1 -p 0"#, BEANSTALKD]);
+    let mut daemon = Daemon::spawn(command);
+    let line = daemon.wait_for_log("listening on ");
+    let address: SocketAddr = line.split("listening on ").nth(1).unwrap().parse().unwrap();
+    let stream = connect(address);
+    let put = format!("put 0 0 600 60000\r\n{}\r\n", "x".repeat(60_000));
+    let mut replies = (0..10_000).map(|_| ask(&stream, &put));
+    let refusal = replies.find(|reply| !reply.starts_with("INSERTED "));
+    assert_eq!(refusal.as_deref(), Some("OUT_OF_MEMORY\r\n"));
+
+    // Everything else goes on, and puts do once there is room.
+    let clients: Vec<TcpStream> = (0..200).map(|_| connect(address)).collect();
+    for (id, client) in (1..).zip(&clients) {
+        assert_eq!(ask(client, &format!("watch tube-{id}\r\n")), "WATCHING 2\r\n");
+        assert_eq!(ask(client, &format!("delete {id}\r\n")), "DELETED\r\n");
+    }
+    assert!(ask(&stream, &put).starts_with("INSERTED "));
 }
 
 #[test]
@@ -397,9 +469,7 @@ fn a_client_that_never_reads_costs_bounded_memory() {
         }
     }
     assert_eq!(ask(connect(address), "use a\r\n"), "USING a\r\n", "others are served");
-    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.child.id())).unwrap();
-    let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    let kib: u64 = rss.trim().trim_end_matches(" kB").parse().unwrap();
+    let kib = status_kib(daemon.child.id(), "VmRSS:");
     assert!(kib < 32 * 1024, "{kib} KiB");
 }
 
@@ -476,18 +546,18 @@ fn a_client_that_resets_its_connection_while_waiting_leaves_no_worker_behind() {
     let (_daemon, address) = start_on_loopback(&[]);
     let waiting = connect(address);
     (&waiting).write_all(b"reserve\r\n").unwrap();
-    while stat(address, "current-waiting") != "1" {}
+    wait_until("the client waits", || stat(address, "current-waiting") == "1");
     // Closing with a linger of zero sends a reset.
     socket2::SockRef::from(&waiting).set_linger(Some(Duration::ZERO)).unwrap();
     drop(waiting);
-    while stat(address, "current-waiting") != "0" {}
+    wait_until("nobody waits", || stat(address, "current-waiting") == "0");
     let stream = connect(address);
     assert_eq!(ask(&stream, "put 0 0 9 1\r\na\r\n"), "INSERTED 1\r\n");
     assert_eq!(ask(&stream, "reserve-with-timeout 0\r\n"), "RESERVED 1 1\r\n");
 }
 
 #[test]
-fn no_wait_ends_early() {
+fn reserve_with_timeout_does_not_end_early() {
     let (_daemon, address) = start_on_loopback(&[]);
     let stream = connect(address);
     let start = Instant::now();

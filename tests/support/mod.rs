@@ -122,3 +122,21 @@ pub fn version_of(program: &Path) -> Option<String> {
     let version = text.trim().strip_prefix("beanstalkd ")?.to_owned();
     (!version.contains(' ')).then_some(version)
 }
+
+/// Says why a test has nothing to do here. The test runner swallows what `eprintln` prints.
+pub fn skip(why: &str) {
+    use std::io::Write;
+    writeln!(std::io::stderr(), "SKIPPED: {why}").expect("standard error is open");
+}
+
+/// Waits until something is so that comes with no event of its own.
+pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    const PAUSE: Duration = Duration::from_millis(5);
+    for _ in 0..PATIENCE.as_millis() / PAUSE.as_millis() {
+        if is_so() {
+            return;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    panic!("it never came to be that {what}");
+}
