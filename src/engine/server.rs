@@ -654,3 +654,114 @@ impl std::ops::IndexMut<ConnKey> for Conns {
 }
 
 const KEY_IS_GOOD: &str = "the loop speaks of a connection until it has disconnected it";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::stats::ProcessorTime;
+
+    const START: Nanos = Nanos::from_secs(1_000);
+    const SETTINGS: Settings = Settings { max_job_size: 65535, binlog_file_size: 0 };
+
+    fn server() -> Server {
+        let facts = Facts {
+            pid: 1,
+            instance_id: String::new(),
+            hostname: String::new(),
+            os_version: String::new(),
+            platform: String::new(),
+            started_at: START,
+            processor_time: ProcessorTime::default,
+        };
+        Server::new(SETTINGS, facts, START)
+    }
+
+    /// What the connection is to be sent, taken as sent.
+    fn replies(server: &mut Server, key: ConnKey) -> String {
+        let mut slices = [IoSlice::new(&[]); 64];
+        let filled = server.next_output(key, &mut slices);
+        let bytes: Vec<u8> = slices[..filled].iter().flat_map(|slice| slice.to_vec()).collect();
+        server.sent(key, bytes.len());
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn a_burst_of_commands_has_its_share_of_the_turn() {
+        const COMMANDS: usize = 100;
+        let mut server = server();
+        let key = server.connect().unwrap();
+        server.share_turn(1_000);
+        server.receive(key, &b"list-tube-used\r\n".repeat(COMMANDS), START);
+        server.end_input(key, START);
+        let mut turns = 0;
+        let mut answered = 0;
+        loop {
+            turns += 1;
+            let count = replies(&mut server, key).lines().count();
+            assert!((1..=SMALLEST_SHARE).contains(&count), "{count} replies in one turn");
+            answered += count;
+            if !server.can_resume(key) {
+                break;
+            }
+            assert!(!server.wants_input(key) && !server.is_finished(key));
+            server.resume(key, START);
+        }
+        assert_eq!(answered, COMMANDS);
+        assert_eq!(turns, COMMANDS.div_ceil(SMALLEST_SHARE));
+        assert!(server.is_finished(key));
+    }
+
+    #[test]
+    fn commands_that_take_long_use_more_of_the_share() {
+        let mut server = server();
+        let key = server.connect().unwrap();
+        server.share_turn(1_000);
+        server.receive(key, &b"stats\r\n".repeat(20), START);
+        let documents = replies(&mut server, key).matches("OK ").count();
+        assert!((1..=3).contains(&documents), "{documents} documents in one turn");
+        assert!(server.can_resume(key));
+    }
+
+    #[test]
+    fn a_backlog_of_due_jobs_holds_up_no_timeout() {
+        const JOBS: usize = 20_000;
+        let mut server = server();
+        let (producer, worker) = (server.connect().unwrap(), server.connect().unwrap());
+        server.receive(producer, b"use backlog\r\n", START);
+        assert_eq!(replies(&mut server, producer), "USING backlog\r\n");
+        for _ in 0..JOBS {
+            server.receive(producer, b"put 0 1 9 0\r\n\r\n", START);
+            assert!(replies(&mut server, producer).starts_with("INSERTED "));
+        }
+        server.receive(worker, b"reserve-with-timeout 1\r\n", START);
+        let due = START + Nanos::from_secs(1) + Nanos::from_millis(1);
+        server.tick(due);
+        assert_eq!(replies(&mut server, worker), "TIMED_OUT\r\n");
+        let ready = |server: &Server| server.queue.totals.ready;
+        assert!(ready(&server) < JOBS as u64, "the backlog takes several turns");
+        let mut now = due;
+        while let Some(next) = server.next_due() {
+            now = now.max(next);
+            server.tick(now);
+        }
+        assert_eq!(ready(&server), JOBS as u64);
+    }
+
+    #[test]
+    fn half_a_line_does_not_keep_the_memory_of_a_burst() {
+        let mut server = server();
+        let key = server.connect().unwrap();
+        server.receive(key, b"us", START);
+        let mut burst = b"e a\r\n".to_vec();
+        burst.extend_from_slice(&b"use a\r\n".repeat(5_000));
+        burst.extend_from_slice(b"list-tu");
+        server.receive(key, &burst, START);
+        while server.can_resume(key) {
+            replies(&mut server, key);
+            server.resume(key, START);
+        }
+        let input = &server.conns[key].input;
+        assert_eq!(input, b"list-tu");
+        assert!(input.capacity() <= 64, "{} bytes are kept", input.capacity());
+    }
+}
