@@ -29,6 +29,7 @@
 //! | 0 | [`engine::heap`], [`engine::list`], [`engine::wheel`] | indexed heap; linked list; timer wheel |
 //! | 0 | [`engine::pages`], [`engine::index`] | a slab that gives memory back; a hash index that never rebuilds |
 //! | 0 | [`engine::time`], [`engine::keys`] | nanoseconds; names of things |
+//! | 0 | [`engine::table`] | pages and index together: entries under keys, found by hash |
 //! | 0 | [`engine::spare`] | memory held back for the time when there is no more |
 //!
 //! Two pairs know each other: `tube` keeps the line that `waiting` tells of, and `waiting` is a

@@ -117,6 +117,32 @@ pub enum Counter {
 impl Counter {
     /// How many counters there are.
     pub const COUNT: usize = Counter::PauseTube as usize + 1;
+
+    /// Their names in `stats`, in their order.
+    pub const NAMES: [&str; Counter::COUNT] = [
+        "cmd-put",
+        "cmd-peek",
+        "cmd-peek-ready",
+        "cmd-peek-delayed",
+        "cmd-peek-buried",
+        "cmd-reserve",
+        "cmd-reserve-with-timeout",
+        "cmd-delete",
+        "cmd-release",
+        "cmd-use",
+        "cmd-watch",
+        "cmd-ignore",
+        "cmd-bury",
+        "cmd-kick",
+        "cmd-touch",
+        "cmd-stats",
+        "cmd-stats-job",
+        "cmd-stats-tube",
+        "cmd-list-tubes",
+        "cmd-list-tube-used",
+        "cmd-list-tubes-watched",
+        "cmd-pause-tube",
+    ];
 }
 
 /// The longest command line, with its CR LF.

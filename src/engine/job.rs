@@ -5,12 +5,10 @@
 
 use super::body::Body;
 use super::heap::Entry;
-use super::index::{Chained, Index};
-use super::keys::{ConnKey, JobKey, TubeKey};
+use super::keys::{ConnKey, JobKey, Key, TubeKey};
 use super::list::{Linked, Links, NIL};
-use super::pages::Pages;
+use super::table::{Hashed, Table, scatter};
 use super::time::Nanos;
-use std::collections::TryReserveError;
 
 /// One job.
 #[derive(Debug)]
@@ -111,11 +109,7 @@ pub struct ReservedEntry {
 }
 
 /// All jobs.
-#[derive(Debug, Default)]
-pub struct Jobs {
-    pages: Pages<Job>,
-    by_id: Index,
-}
+pub type Jobs = Table<JobKey, Job>;
 
 impl Job {
     /// A new job in no place yet. A `ttr_secs` of 0 becomes 1.
@@ -145,91 +139,37 @@ pub struct Terms {
 }
 
 impl Jobs {
-    /// How many jobs there are.
-    pub fn len(&self) -> usize {
-        self.pages.len()
-    }
-
-    /// Whether there is no job.
-    pub fn is_empty(&self) -> bool {
-        self.pages.is_empty()
-    }
-
     /// The job that clients call `id`.
     pub fn find(&self, id: u64) -> Option<JobKey> {
-        let is_it = |pages: &Pages<Job>, key| pages.get(key).is_some_and(|job| job.id == id);
-        self.by_id.find(&self.pages, hash(id), is_it).map(JobKey)
-    }
-
-    /// Makes sure that the next [`Jobs::insert`] needs no memory.
-    ///
-    /// # Errors
-    /// There is no memory for it.
-    pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
-        self.pages.try_reserve_one()?;
-        self.by_id.try_reserve_one()
-    }
-
-    /// Adds a job whose id no other has.
-    ///
-    /// # Panics
-    /// There was no successful [`Jobs::try_reserve_one`] before.
-    pub fn insert(&mut self, job: Job) -> JobKey {
-        let key = self.pages.insert(job);
-        self.by_id.insert(&mut self.pages, key);
-        JobKey(key)
-    }
-
-    /// Takes out a job that stands nowhere any more.
-    pub fn remove(&mut self, key: JobKey) -> Job {
-        self.by_id.remove(&mut self.pages, key.0);
-        self.pages.remove(key.0).expect(KEY_IS_GOOD)
+        self.find_by(hash(id), |job| job.id == id)
     }
 }
 
-impl std::ops::Index<JobKey> for Jobs {
-    type Output = Job;
+impl Hashed for Job {
+    fn hash(&self) -> u64 {
+        hash(self.id)
+    }
 
-    fn index(&self, key: JobKey) -> &Job {
-        self.pages.get(key.0).expect(KEY_IS_GOOD)
+    fn next_in_bucket(&self) -> u32 {
+        self.next_in_bucket
+    }
+
+    fn next_in_bucket_mut(&mut self) -> &mut u32 {
+        &mut self.next_in_bucket
     }
 }
-
-impl std::ops::IndexMut<JobKey> for Jobs {
-    fn index_mut(&mut self, key: JobKey) -> &mut Job {
-        self.pages.get_mut(key.0).expect(KEY_IS_GOOD)
-    }
-}
-
-const KEY_IS_GOOD: &str = "a job's key leaves every structure before the job is removed";
 
 /// Sixteen ids in a row share a neighbourhood, so that a queue that is worked off in
 /// order stays in the processor's cache; the neighbourhoods are scattered, so that no
 /// pattern of ids left behind makes long chains.
 fn hash(id: u64) -> u64 {
-    const SCATTER: u64 = 0x9e37_79b9_7f4a_7c15;
-    let neighbourhood = (id >> 4).wrapping_mul(SCATTER);
-    (neighbourhood ^ (neighbourhood >> 32)) << 4 | (id & 15)
-}
-
-impl Chained for Pages<Job> {
-    fn hash(&self, key: u32) -> u64 {
-        hash(self.get(key).expect(KEY_IS_GOOD).id)
-    }
-
-    fn next(&self, key: u32) -> u32 {
-        self.get(key).expect(KEY_IS_GOOD).next_in_bucket
-    }
-
-    fn set_next(&mut self, key: u32, next: u32) {
-        self.get_mut(key).expect(KEY_IS_GOOD).next_in_bucket = next;
-    }
+    scatter(id >> 4) << 4 | (id & 15)
 }
 
 /// For the lists of buried jobs.
 impl Linked for Jobs {
     fn links(&self, key: u32) -> Links {
-        match self[JobKey(key)].state {
+        match self[JobKey::from_number(key)].state {
             State::Buried(links) => links,
             State::Moving
             | State::Ready { .. }
@@ -241,7 +181,7 @@ impl Linked for Jobs {
     }
 
     fn set_links(&mut self, key: u32, links: Links) {
-        self[JobKey(key)].state = State::Buried(links);
+        self[JobKey::from_number(key)].state = State::Buried(links);
     }
 }
 

@@ -5,21 +5,45 @@
 
 use super::list::NIL;
 
-/// A job in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct JobKey(pub(super) u32);
+/// A small integer that names one kind of thing.
+pub trait Key: Copy {
+    /// The key with this number.
+    fn from_number(number: u32) -> Self;
 
-/// A tube.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct TubeKey(pub(super) u32);
+    /// The number of this key.
+    fn number(self) -> u32;
+}
 
-/// A connection: the same number in the rules, in `server.rs` and in the event loop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ConnKey(u32);
+macro_rules! keys {
+    ($($(#[$doc:meta])* $name:ident;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(u32);
 
-/// One connection watching one tube.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct WatchKey(pub(super) u32);
+        impl Key for $name {
+            fn from_number(number: u32) -> $name {
+                $name(number)
+            }
+
+            fn number(self) -> u32 {
+                self.0
+            }
+        }
+    )*};
+}
+
+keys! {
+    /// A job in memory.
+    JobKey;
+    /// A tube.
+    TubeKey;
+    /// A connection: the same number in the rules, in `server.rs` and in the event loop.
+    ConnKey;
+    /// One connection watching one tube.
+    WatchKey;
+    /// A timer of a wheel.
+    TimerKey;
+}
 
 impl ConnKey {
     /// The key of the connection with this index.
@@ -27,16 +51,17 @@ impl ConnKey {
     /// # Panics
     /// The index is not below 2^32 - 1; no machine has as many descriptors.
     pub fn from_index(index: usize) -> ConnKey {
-        let key = u32::try_from(index).ok().filter(|&key| key != NIL);
-        ConnKey(key.expect("there are fewer than 2^32 - 1 connections"))
-    }
-
-    pub(super) fn key(self) -> u32 {
-        self.0
+        let number = u32::try_from(index).ok().filter(|&number| number != NIL);
+        ConnKey(number.expect("there are fewer than 2^32 - 1 connections"))
     }
 
     /// The index of the connection, wherever connections are kept.
     pub fn index(self) -> usize {
         self.0 as usize
     }
+}
+
+impl TubeKey {
+    /// The first tube that was made; it stays for ever.
+    pub const FIRST: TubeKey = TubeKey(0);
 }

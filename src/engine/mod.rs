@@ -18,6 +18,7 @@ pub mod reply;
 pub mod server;
 pub mod spare;
 pub mod stats;
+pub mod table;
 pub mod time;
 pub mod tube;
 pub mod waiting;

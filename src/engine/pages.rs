@@ -5,21 +5,25 @@
 //! full and freed when its last entry goes, so that nothing is ever moved and a drained
 //! backlog leaves nothing of it behind. It must not know what it holds.
 
+use super::keys::Key;
 use super::list::{Linked, Links, List};
 use std::collections::TryReserveError;
+use std::marker::PhantomData;
+use std::ops::{Index, IndexMut};
 
 const PAGE_BITS: u32 = 9;
 const PAGE_LEN: usize = 1 << PAGE_BITS;
 
-/// Entries of type `T` under `u32` keys, which are used again.
+/// Entries of type `T` under keys of type `K`, which are used again.
 #[derive(Debug)]
-pub struct Pages<T> {
+pub struct Pages<K, T> {
     pages: PageTable<T>,
     /// The pages that have room, the one to be filled next at the front.
     open: List,
     /// The numbers of pages that have no memory at present.
     absent: Vec<u32>,
     len: usize,
+    keys: PhantomData<K>,
 }
 
 #[derive(Debug)]
@@ -43,13 +47,19 @@ enum Slot<T> {
     Vacant(u32),
 }
 
-impl<T> Default for Pages<T> {
-    fn default() -> Pages<T> {
-        Pages { pages: PageTable(Vec::new()), open: List::default(), absent: Vec::new(), len: 0 }
+impl<K, T> Default for Pages<K, T> {
+    fn default() -> Pages<K, T> {
+        Pages {
+            pages: PageTable(Vec::new()),
+            open: List::default(),
+            absent: Vec::new(),
+            len: 0,
+            keys: PhantomData,
+        }
     }
 }
 
-impl<T> Pages<T> {
+impl<K: Key, T> Pages<K, T> {
     /// How many entries there are.
     pub fn len(&self) -> usize {
         self.len
@@ -61,7 +71,8 @@ impl<T> Pages<T> {
     }
 
     /// The entry under `key`, if there is one.
-    pub fn get(&self, key: u32) -> Option<&T> {
+    pub fn get(&self, key: K) -> Option<&T> {
+        let key = key.number();
         match self.pages.0.get(page_of(key))?.slots.get(slot_of(key))? {
             Slot::Used(entry) => Some(entry),
             Slot::Vacant(_) => None,
@@ -69,7 +80,8 @@ impl<T> Pages<T> {
     }
 
     /// The same, to be changed.
-    pub fn get_mut(&mut self, key: u32) -> Option<&mut T> {
+    pub fn get_mut(&mut self, key: K) -> Option<&mut T> {
+        let key = key.number();
         match self.pages.0.get_mut(page_of(key))?.slots.get_mut(slot_of(key))? {
             Slot::Used(entry) => Some(entry),
             Slot::Vacant(_) => None,
@@ -102,7 +114,7 @@ impl<T> Pages<T> {
     ///
     /// # Panics
     /// There was no successful [`Pages::try_reserve_one`] before.
-    pub fn insert(&mut self, entry: T) -> u32 {
+    pub fn insert(&mut self, entry: T) -> K {
         let number = self.open.front().expect("room was reserved");
         let page = &mut self.pages.0[number as usize];
         let slot = page.vacant;
@@ -121,11 +133,12 @@ impl<T> Pages<T> {
             self.open.remove(&mut self.pages, number);
         }
         self.len += 1;
-        number << PAGE_BITS | slot
+        K::from_number(number << PAGE_BITS | slot)
     }
 
     /// Takes out the entry under `key`, if there is one.
-    pub fn remove(&mut self, key: u32) -> Option<T> {
+    pub fn remove(&mut self, key: K) -> Option<T> {
+        let key = key.number();
         let number = small(page_of(key));
         let page = self.pages.0.get_mut(page_of(key))?;
         let slot = page.slots.get_mut(slot_of(key))?;
@@ -160,6 +173,22 @@ impl<T> Pages<T> {
     }
 }
 
+impl<K: Key, T> Index<K> for Pages<K, T> {
+    type Output = T;
+
+    fn index(&self, key: K) -> &T {
+        self.get(key).expect(KEY_IS_GOOD)
+    }
+}
+
+impl<K: Key, T> IndexMut<K> for Pages<K, T> {
+    fn index_mut(&mut self, key: K) -> &mut T {
+        self.get_mut(key).expect(KEY_IS_GOOD)
+    }
+}
+
+const KEY_IS_GOOD: &str = "who removes an entry sees to it that nobody keeps its key";
+
 impl<T> Linked for PageTable<T> {
     fn links(&self, key: u32) -> Links {
         self.0[key as usize].links
@@ -184,10 +213,13 @@ fn small(index: usize) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::keys::JobKey;
     use super::*;
     use std::collections::BTreeMap;
 
-    fn insert(pages: &mut Pages<u64>, entry: u64) -> u32 {
+    type TestPages = Pages<JobKey, u64>;
+
+    fn insert(pages: &mut TestPages, entry: u64) -> JobKey {
         pages.try_reserve_one().expect("the test needs little memory");
         pages.insert(entry)
     }
@@ -195,7 +227,7 @@ mod tests {
     #[test]
     fn behaves_as_a_map_under_random_steps() {
         let mut random = fastrand::Rng::with_seed(5);
-        let mut pages = Pages::default();
+        let mut pages = TestPages::default();
         let mut model = BTreeMap::new();
         for step in 0..100_000_u64 {
             let filling = (step / 10_000) % 2 == 0;
@@ -203,10 +235,10 @@ mod tests {
                 let key = insert(&mut pages, step);
                 assert_eq!(model.insert(key, step), None);
             } else {
-                let key = random.u32(..6_000);
+                let key = JobKey::from_number(random.u32(..6_000));
                 assert_eq!(pages.remove(key), model.remove(&key));
             }
-            let key = random.u32(..6_000);
+            let key = JobKey::from_number(random.u32(..6_000));
             assert_eq!(pages.get(key), model.get(&key));
             assert_eq!(pages.get_mut(key).copied(), model.get(&key).copied());
             assert_eq!(pages.len(), model.len());
@@ -215,19 +247,19 @@ mod tests {
 
     #[test]
     fn empty_pages_are_freed_and_used_again() {
-        let mut pages = Pages::default();
-        let keys: Vec<u32> =
+        let mut pages = TestPages::default();
+        let keys: Vec<JobKey> =
             (0..PAGE_LEN as u64 * 4).map(|entry| insert(&mut pages, entry)).collect();
         for &key in &keys {
             pages.remove(key);
         }
         assert!(pages.is_empty());
-        let allocated = |pages: &Pages<u64>| {
+        let allocated = |pages: &TestPages| {
             pages.pages.0.iter().filter(|page| page.slots.capacity() > 0).count()
         };
         assert_eq!(allocated(&pages), 1);
-        let again: Vec<u32> = keys.iter().map(|_| insert(&mut pages, 0)).collect();
+        let again: Vec<JobKey> = keys.iter().map(|_| insert(&mut pages, 0)).collect();
         assert_eq!(allocated(&pages), 4);
-        assert!(again.iter().all(|&key| (key as usize) < PAGE_LEN * 4));
+        assert!(again.iter().all(|&key| (key.number() as usize) < PAGE_LEN * 4));
     }
 }

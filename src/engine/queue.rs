@@ -24,12 +24,12 @@
 use super::body::Body;
 use super::heap::Heap;
 use super::job::{DelayedEntry, Job, Jobs, ReadyEntry, ReservedEntry, State, Terms};
-use super::keys::{ConnKey, JobKey, TubeKey};
+use super::keys::{ConnKey, JobKey, Key, TimerKey, TubeKey};
 use super::pages::Pages;
 use super::time::Nanos;
 use super::tube::{Pause, Tubes};
 use super::waiting::{Ticket, Watches, Watching};
-use super::wheel::{TimerKey, Wheel};
+use super::wheel::Wheel;
 use std::collections::{TryReserveError, VecDeque};
 
 /// All jobs, tubes and clients, and the rules for them.
@@ -93,8 +93,7 @@ pub struct Totals {
 }
 
 /// What the rules know of each connection.
-#[derive(Debug, Default)]
-pub struct Clients(Pages<Client>);
+pub type Clients = Pages<ConnKey, Client>;
 
 /// What the rules know of a connection.
 #[derive(Debug)]
@@ -157,10 +156,10 @@ impl Queue {
     /// # Errors
     /// There is no memory for it.
     pub fn connect(&mut self) -> Result<ConnKey, TryReserveError> {
-        self.clients.0.try_reserve_one()?;
+        self.clients.try_reserve_one()?;
         // The timer needs to know the connection and the connection its timer.
         let timer = self.wheel.create(TimerOwner::Tube(Tubes::DEFAULT))?;
-        let key = self.clients.0.insert(Client {
+        let conn = self.clients.insert(Client {
             used: Tubes::DEFAULT,
             watching: Watching::default(),
             reserved: Heap::default(),
@@ -169,11 +168,10 @@ impl Queue {
             is_producer: false,
             is_worker: false,
         });
-        let conn = ConnKey::from_index(key as usize);
         self.wheel.give_to(timer, TimerOwner::Client(conn));
         if let Err(no_memory) = self.add_watch(conn, Tubes::DEFAULT) {
             self.wheel.destroy(timer);
-            self.clients.0.remove(key);
+            self.clients.remove(conn);
             return Err(no_memory);
         }
         self.tubes[Tubes::DEFAULT].using += 1;
@@ -193,7 +191,7 @@ impl Queue {
             self.remove_watch(conn, tube);
             self.remove_tube_if_idle(tube);
         }
-        let client = self.clients.0.remove(conn.key()).expect(CONN_IS_GOOD);
+        let client = self.clients.remove(conn).expect("a connection ends once");
         self.wheel.destroy(client.timer);
         self.totals.producers -= u64::from(client.is_producer);
         self.totals.workers -= u64::from(client.is_worker);
@@ -500,7 +498,7 @@ impl Queue {
                 self.totals.reserved -= 1;
             }
             State::Buried(_) => {
-                tube.buried.remove(&mut self.jobs, key.0);
+                tube.buried.remove(&mut self.jobs, key.number());
                 self.totals.buried -= 1;
             }
         }
@@ -569,7 +567,7 @@ impl Queue {
     fn make_buried(&mut self, key: JobKey) {
         self.leave(key);
         let tube = self.jobs[key].tube;
-        self.tubes[tube].buried.push_back(&mut self.jobs, key.0);
+        self.tubes[tube].buried.push_back(&mut self.jobs, key.number());
         self.totals.buried += 1;
     }
 
@@ -683,33 +681,5 @@ impl Queue {
         if let Some(next) = deadline.into_iter().chain(warning).chain(timeout).min() {
             self.wheel.set_no_later_than(client.timer, next.max(now));
         }
-    }
-}
-
-impl std::ops::Index<ConnKey> for Clients {
-    type Output = Client;
-
-    fn index(&self, conn: ConnKey) -> &Client {
-        self.0.get(conn.key()).expect(CONN_IS_GOOD)
-    }
-}
-
-impl std::ops::IndexMut<ConnKey> for Clients {
-    fn index_mut(&mut self, conn: ConnKey) -> &mut Client {
-        self.0.get_mut(conn.key()).expect(CONN_IS_GOOD)
-    }
-}
-
-const CONN_IS_GOOD: &str = "a connection leaves every line before it goes";
-
-impl Clients {
-    /// How many connections there are.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Whether there is no connection.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
     }
 }

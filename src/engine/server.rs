@@ -41,7 +41,7 @@ pub struct Settings {
 pub struct Server {
     queue: Queue,
     /// Under the same keys as the clients of the queue.
-    conns: Conns,
+    conns: Pages<ConnKey, Conn>,
     pool: Pool,
     spare: Spare,
     settings: Settings,
@@ -62,10 +62,6 @@ pub struct Server {
     answered: VecDeque<ConnKey>,
 }
 
-/// What the protocol knows of the connections.
-#[derive(Debug, Default)]
-struct Conns(Pages<Conn>);
-
 /// How much work all connections together make in one turn of the loop, as far as each
 /// can be left [`SMALLEST_SHARE`]. A command is one piece of work, and so is each
 /// [`OUTPUT_PER_WORK`] of reply: a `stats` takes as long as several `delete`s.
@@ -79,7 +75,7 @@ impl Server {
     pub fn new(settings: Settings, facts: Facts, now: Nanos) -> Server {
         Server {
             queue: Queue::new(now),
-            conns: Conns::default(),
+            conns: Pages::default(),
             pool: Pool::default(),
             spare: Spare::default(),
             settings,
@@ -111,10 +107,10 @@ impl Server {
     }
 
     fn try_connect(&mut self) -> Result<ConnKey, TryReserveError> {
-        self.conns.0.try_reserve_one()?;
+        self.conns.try_reserve_one()?;
         let key = self.queue.connect()?;
-        let conn = self.conns.0.insert(Conn::default());
-        assert_eq!(conn, key.key(), "connections come and go here and in the queue at once");
+        let conn = self.conns.insert(Conn::default());
+        assert_eq!(conn, key, "connections come and go here and in the queue at once");
         self.total_connections += 1;
         Ok(key)
     }
@@ -166,7 +162,7 @@ impl Server {
     /// A connection is gone; its key may be used again.
     pub fn disconnect(&mut self, key: ConnKey, now: Nanos) {
         self.queue.disconnect(key, now);
-        self.conns.0.remove(key.key());
+        self.conns.remove(key);
         self.settle(now);
     }
 
@@ -206,7 +202,7 @@ impl Server {
     /// have been disconnected meanwhile, and their keys given to new ones.
     pub fn take_attention(&mut self, keys: &mut Vec<ConnKey>) {
         for key in &self.attention {
-            if let Some(conn) = self.conns.0.get_mut(key.key()) {
+            if let Some(conn) = self.conns.get_mut(*key) {
                 conn.has_attention = false;
             }
         }
@@ -252,7 +248,7 @@ impl Server {
 
     /// How many connections and jobs there are.
     pub fn size(&self) -> (usize, usize) {
-        (self.conns.0.len(), self.queue.jobs.len())
+        (self.conns.len(), self.queue.jobs.count())
     }
 
     // ---- Running commands ----
@@ -638,22 +634,6 @@ impl Server {
         self.attend(key);
     }
 }
-
-impl std::ops::Index<ConnKey> for Conns {
-    type Output = Conn;
-
-    fn index(&self, key: ConnKey) -> &Conn {
-        self.0.get(key.key()).expect(KEY_IS_GOOD)
-    }
-}
-
-impl std::ops::IndexMut<ConnKey> for Conns {
-    fn index_mut(&mut self, key: ConnKey) -> &mut Conn {
-        self.0.get_mut(key.key()).expect(KEY_IS_GOOD)
-    }
-}
-
-const KEY_IS_GOOD: &str = "the loop speaks of a connection until it has disconnected it";
 
 #[cfg(test)]
 mod tests {

@@ -176,29 +176,9 @@ fn current_jobs(yaml: &mut Yaml, totals: &Totals) {
 }
 
 fn commands(yaml: &mut Yaml, counts: &[u64; Counter::COUNT]) {
-    let count = |counter: Counter| counts[counter as usize];
-    yaml.line("cmd-put", count(Counter::Put))
-        .line("cmd-peek", count(Counter::Peek))
-        .line("cmd-peek-ready", count(Counter::PeekReady))
-        .line("cmd-peek-delayed", count(Counter::PeekDelayed))
-        .line("cmd-peek-buried", count(Counter::PeekBuried))
-        .line("cmd-reserve", count(Counter::Reserve))
-        .line("cmd-reserve-with-timeout", count(Counter::ReserveWithTimeout))
-        .line("cmd-delete", count(Counter::Delete))
-        .line("cmd-release", count(Counter::Release))
-        .line("cmd-use", count(Counter::Use))
-        .line("cmd-watch", count(Counter::Watch))
-        .line("cmd-ignore", count(Counter::Ignore))
-        .line("cmd-bury", count(Counter::Bury))
-        .line("cmd-kick", count(Counter::Kick))
-        .line("cmd-touch", count(Counter::Touch))
-        .line("cmd-stats", count(Counter::Stats))
-        .line("cmd-stats-job", count(Counter::StatsJob))
-        .line("cmd-stats-tube", count(Counter::StatsTube))
-        .line("cmd-list-tubes", count(Counter::ListTubes))
-        .line("cmd-list-tube-used", count(Counter::ListTubeUsed))
-        .line("cmd-list-tubes-watched", count(Counter::ListTubesWatched))
-        .line("cmd-pause-tube", count(Counter::PauseTube));
+    for (name, count) in Counter::NAMES.iter().zip(counts) {
+        yaml.line(name, count);
+    }
 }
 
 fn process(yaml: &mut Yaml, facts: &Facts, now: Nanos) {

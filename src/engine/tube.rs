@@ -5,14 +5,12 @@
 //! how workers wait at a tube in `waiting.rs`.
 
 use super::heap::Heap;
-use super::index::{Chained, Index};
 use super::job::{DelayedEntry, ReadyEntry};
-use super::keys::{JobKey, TubeKey};
+use super::keys::{JobKey, Key, TimerKey, TubeKey};
 use super::list::{List, NIL};
-use super::pages::Pages;
+use super::table::{Hashed, Table};
 use super::time::Nanos;
 use super::waiting::PlaceInLine;
-use super::wheel::TimerKey;
 use std::collections::TryReserveError;
 use std::hash::{BuildHasher, RandomState};
 
@@ -68,8 +66,7 @@ pub struct Pause {
 /// All tubes.
 #[derive(Debug, Default)]
 pub struct Tubes {
-    pages: Pages<Tube>,
-    by_name: Index,
+    table: Table<TubeKey, Tube>,
     /// As `list-tubes` lists them.
     order: Vec<TubeKey>,
     hasher: RandomState,
@@ -93,7 +90,7 @@ impl Tube {
 
     /// The job that has been buried longest.
     pub fn first_buried(&self) -> Option<JobKey> {
-        self.buried.front().map(JobKey)
+        self.buried.front().map(JobKey::from_number)
     }
 
     /// Whether nobody uses or watches the tube and no job is in it.
@@ -109,7 +106,7 @@ impl Tube {
 
 impl Tubes {
     /// The tube that always exists.
-    pub const DEFAULT: TubeKey = TubeKey(0);
+    pub const DEFAULT: TubeKey = TubeKey::FIRST;
 
     /// How many tubes there are.
     pub fn len(&self) -> usize {
@@ -123,9 +120,7 @@ impl Tubes {
 
     /// The tube of this name.
     pub fn find(&self, name: &str) -> Option<TubeKey> {
-        let is_it =
-            |pages: &Pages<Tube>, key| pages.get(key).is_some_and(|tube| &*tube.name == name);
-        self.by_name.find(&self.pages, self.hasher.hash_one(name), is_it).map(TubeKey)
+        self.table.find_by(self.hasher.hash_one(name), |tube| &*tube.name == name)
     }
 
     /// Makes a tube of a name that no other has.
@@ -133,8 +128,7 @@ impl Tubes {
     /// # Errors
     /// There is no memory for it.
     pub fn create(&mut self, name: &str, timer: TimerKey) -> Result<TubeKey, TryReserveError> {
-        self.pages.try_reserve_one()?;
-        self.by_name.try_reserve_one()?;
+        self.table.try_reserve_one()?;
         self.order.try_reserve(1)?;
         let mut own_name = String::new();
         own_name.try_reserve_exact(name.len())?;
@@ -159,10 +153,9 @@ impl Tubes {
             next_in_bucket: NIL,
             place: u32::try_from(self.order.len()).expect("keys are u32"),
         };
-        let key = self.pages.insert(tube);
-        self.by_name.insert(&mut self.pages, key);
-        self.order.push(TubeKey(key));
-        Ok(TubeKey(key))
+        let key = self.table.insert(tube);
+        self.order.push(key);
+        Ok(key)
     }
 
     /// Removes the tube if it is time for it to go; says what its timer was.
@@ -170,8 +163,7 @@ impl Tubes {
         if key == Tubes::DEFAULT || !self[key].is_idle() {
             return None;
         }
-        self.by_name.remove(&mut self.pages, key.0);
-        let tube = self.pages.remove(key.0).expect(KEY_IS_GOOD);
+        let tube = self.table.remove(key);
         // Quirk: the last tube of the list takes the place of the one that goes; pinned by
         // tests/scripts/list-tubes-order.txt.
         self.order.swap_remove(tube.place as usize);
@@ -191,28 +183,26 @@ impl std::ops::Index<TubeKey> for Tubes {
     type Output = Tube;
 
     fn index(&self, key: TubeKey) -> &Tube {
-        self.pages.get(key.0).expect(KEY_IS_GOOD)
+        &self.table[key]
     }
 }
 
 impl std::ops::IndexMut<TubeKey> for Tubes {
     fn index_mut(&mut self, key: TubeKey) -> &mut Tube {
-        self.pages.get_mut(key.0).expect(KEY_IS_GOOD)
+        &mut self.table[key]
     }
 }
 
-const KEY_IS_GOOD: &str = "a tube stays while anything refers to it";
-
-impl Chained for Pages<Tube> {
-    fn hash(&self, key: u32) -> u64 {
-        self.get(key).expect(KEY_IS_GOOD).hash
+impl Hashed for Tube {
+    fn hash(&self) -> u64 {
+        self.hash
     }
 
-    fn next(&self, key: u32) -> u32 {
-        self.get(key).expect(KEY_IS_GOOD).next_in_bucket
+    fn next_in_bucket(&self) -> u32 {
+        self.next_in_bucket
     }
 
-    fn set_next(&mut self, key: u32, next: u32) {
-        self.get_mut(key).expect(KEY_IS_GOOD).next_in_bucket = next;
+    fn next_in_bucket_mut(&mut self) -> &mut u32 {
+        &mut self.next_in_bucket
     }
 }

@@ -31,12 +31,11 @@
 //! After each command this holds: nobody waits while a tube that he watches has an offer.
 
 use super::heap::{Entry, Heap};
-use super::index::{Chained, Index};
 use super::job::ReadyEntry;
-use super::keys::{ConnKey, TubeKey, WatchKey};
+use super::keys::{ConnKey, Key, TubeKey, WatchKey};
 use super::list::{Linked, Links, List, NIL};
-use super::pages::Pages;
 use super::queue::Queue;
+use super::table::{Hashed, Table, scatter};
 use std::collections::TryReserveError;
 
 /// One connection watching one tube.
@@ -61,11 +60,7 @@ pub struct Watch {
 }
 
 /// All watches.
-#[derive(Debug, Default)]
-pub struct Watches {
-    pages: Pages<Watch>,
-    by_pair: Index,
-}
+pub type Watches = Table<WatchKey, Watch>;
 
 /// What a connection knows of the tubes that it watches.
 #[derive(Debug, Default)]
@@ -106,11 +101,11 @@ impl Queue {
     pub(super) fn best_offer(&mut self, conn: ConnKey) -> Option<ReadyEntry> {
         let watching = &mut self.clients[conn].watching;
         while let Some(key) = watching.unsure.pop_front(&mut ByView(&mut self.watches)) {
-            let watch = &mut self.watches[WatchKey(key)];
+            let watch = &mut self.watches[WatchKey::from_number(key)];
             watch.is_unsure = false;
             let (tube, place) = (&mut self.tubes[watch.tube], watch.place_in_offers);
             tube.settled.push_back(&mut ByView(&mut self.watches), key);
-            watching.file(WatchKey(key), place, tube.offer(), &mut self.watches);
+            watching.file(WatchKey::from_number(key), place, tube.offer(), &mut self.watches);
         }
         while let Some(filed) = watching.offers.first() {
             let watch = &self.watches[filed.watch];
@@ -130,7 +125,7 @@ impl Queue {
     pub(super) fn unsettle(&mut self, tube: TubeKey) {
         let settled = &mut self.tubes[tube].settled;
         while let Some(key) = settled.pop_front(&mut ByView(&mut self.watches)) {
-            let watch = &mut self.watches[WatchKey(key)];
+            let watch = &mut self.watches[WatchKey::from_number(key)];
             watch.is_unsure = true;
             let conn = watch.conn;
             let unsure = &mut self.clients[conn].watching.unsure;
@@ -145,7 +140,7 @@ impl Queue {
         let watching = &mut self.clients[conn].watching;
         watching.ticket = Some(ticket);
         while let Some(key) = watching.out_of_line.pop_front(&mut OutOfLine(&mut self.watches)) {
-            let place = PlaceInLine { ticket, watch: WatchKey(key) };
+            let place = PlaceInLine { ticket, watch: WatchKey::from_number(key) };
             let tube = self.watches[place.watch].tube;
             self.tubes[tube].line.insert(place, &mut self.watches);
         }
@@ -171,7 +166,7 @@ impl Queue {
                     line.remove(0, &mut self.watches);
                     self.watches[front.watch].place_in_line = NIL;
                     let out = &mut watching.out_of_line;
-                    out.push_back(&mut OutOfLine(&mut self.watches), front.watch.0);
+                    out.push_back(&mut OutOfLine(&mut self.watches), front.watch.number());
                 }
             }
         }
@@ -212,21 +207,21 @@ impl Queue {
             view: Links::LOOSE,
         });
         watching.watches.push(key);
-        watching.out_of_line.push_back(&mut OutOfLine(&mut self.watches), key.0);
-        watching.unsure.push_back(&mut ByView(&mut self.watches), key.0);
+        watching.out_of_line.push_back(&mut OutOfLine(&mut self.watches), key.number());
+        watching.unsure.push_back(&mut ByView(&mut self.watches), key.number());
         self.tubes[tube].watching += 1;
         Ok(())
     }
 
-    /// The connection watches the tube no more; says whether it did.
-    pub(super) fn remove_watch(&mut self, conn: ConnKey, tube: TubeKey) -> bool {
-        let Some(key) = self.watches.find(conn, tube) else { return false };
+    /// The connection watches the tube no more, if it did.
+    pub(super) fn remove_watch(&mut self, conn: ConnKey, tube: TubeKey) {
+        let Some(key) = self.watches.find(conn, tube) else { return };
         let Watch { place_in_list, place_in_line, place_in_offers, is_unsure, .. } =
             self.watches[key];
         let watching = &mut self.clients[conn].watching;
         let tube = &mut self.tubes[tube];
         if place_in_line == NIL {
-            watching.out_of_line.remove(&mut OutOfLine(&mut self.watches), key.0);
+            watching.out_of_line.remove(&mut OutOfLine(&mut self.watches), key.number());
         } else {
             tube.line.remove(place_in_line, &mut self.watches);
         }
@@ -234,7 +229,7 @@ impl Queue {
             watching.offers.remove(place_in_offers, &mut self.watches);
         }
         let view = if is_unsure { &mut watching.unsure } else { &mut tube.settled };
-        view.remove(&mut ByView(&mut self.watches), key.0);
+        view.remove(&mut ByView(&mut self.watches), key.number());
         tube.watching -= 1;
         self.watches.remove(key);
         // Quirk: the last of the list takes the place of the one that goes; pinned by
@@ -243,7 +238,6 @@ impl Queue {
         if let Some(&moved) = watching.watches.get(place_in_list as usize) {
             self.watches[moved].place_in_list = place_in_list;
         }
-        true
     }
 }
 
@@ -295,53 +289,30 @@ impl Watching {
 
 impl Watches {
     fn find(&self, conn: ConnKey, tube: TubeKey) -> Option<WatchKey> {
-        let is_it = |pages: &Pages<Watch>, key| {
-            pages.get(key).is_some_and(|watch| (watch.conn, watch.tube) == (conn, tube))
-        };
-        self.by_pair.find(&self.pages, hash(conn, tube), is_it).map(WatchKey)
-    }
-
-    fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
-        self.pages.try_reserve_one()?;
-        self.by_pair.try_reserve_one()
-    }
-
-    fn insert(&mut self, watch: Watch) -> WatchKey {
-        let key = self.pages.insert(watch);
-        self.by_pair.insert(&mut self.pages, key);
-        WatchKey(key)
-    }
-
-    fn remove(&mut self, key: WatchKey) {
-        self.by_pair.remove(&mut self.pages, key.0);
-        self.pages.remove(key.0);
+        self.find_by(hash(conn, tube), |watch| (watch.conn, watch.tube) == (conn, tube))
     }
 }
 
-/// The keys are small numbers that the server chose; one multiplication scatters them.
+impl Hashed for Watch {
+    fn hash(&self) -> u64 {
+        hash(self.conn, self.tube)
+    }
+
+    fn next_in_bucket(&self) -> u32 {
+        self.next_in_bucket
+    }
+
+    fn next_in_bucket_mut(&mut self) -> &mut u32 {
+        &mut self.next_in_bucket
+    }
+}
+
 fn hash(conn: ConnKey, tube: TubeKey) -> u64 {
-    let pair = (conn.index() as u64) << 32 | u64::from(tube.0);
-    let scattered = pair.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    scattered ^ (scattered >> 32)
+    scatter(u64::from(conn.number()) << 32 | u64::from(tube.number()))
 }
 
 fn small(place: usize) -> u32 {
     u32::try_from(place).expect("a connection watches fewer tubes than there are keys")
-}
-
-impl Chained for Pages<Watch> {
-    fn hash(&self, key: u32) -> u64 {
-        let watch = self.get(key).expect(KEY_IS_GOOD);
-        hash(watch.conn, watch.tube)
-    }
-
-    fn next(&self, key: u32) -> u32 {
-        self.get(key).expect(KEY_IS_GOOD).next_in_bucket
-    }
-
-    fn set_next(&mut self, key: u32, next: u32) {
-        self.get_mut(key).expect(KEY_IS_GOOD).next_in_bucket = next;
-    }
 }
 
 impl Entry for PlaceInLine {
@@ -360,22 +331,6 @@ impl Entry for Offer {
     }
 }
 
-impl std::ops::Index<WatchKey> for Watches {
-    type Output = Watch;
-
-    fn index(&self, key: WatchKey) -> &Watch {
-        self.pages.get(key.0).expect(KEY_IS_GOOD)
-    }
-}
-
-impl std::ops::IndexMut<WatchKey> for Watches {
-    fn index_mut(&mut self, key: WatchKey) -> &mut Watch {
-        self.pages.get_mut(key.0).expect(KEY_IS_GOOD)
-    }
-}
-
-const KEY_IS_GOOD: &str = "a watch leaves every structure before it is removed";
-
 /// The watches, linked to others of their connection that stand in no line.
 struct OutOfLine<'a>(&'a mut Watches);
 
@@ -384,21 +339,21 @@ struct ByView<'a>(&'a mut Watches);
 
 impl Linked for OutOfLine<'_> {
     fn links(&self, key: u32) -> Links {
-        self.0[WatchKey(key)].out_of_line
+        self.0[WatchKey::from_number(key)].out_of_line
     }
 
     fn set_links(&mut self, key: u32, links: Links) {
-        self.0[WatchKey(key)].out_of_line = links;
+        self.0[WatchKey::from_number(key)].out_of_line = links;
     }
 }
 
 impl Linked for ByView<'_> {
     fn links(&self, key: u32) -> Links {
-        self.0[WatchKey(key)].view
+        self.0[WatchKey::from_number(key)].view
     }
 
     fn set_links(&mut self, key: u32, links: Links) {
-        self.0[WatchKey(key)].view = links;
+        self.0[WatchKey::from_number(key)].view = links;
     }
 }
 

@@ -19,14 +19,11 @@
 //! Moments are rounded up to the tick, so a timer is never early. The wheel knows nothing
 //! of what it wakes: an owner is a value that it hands back.
 
+use super::keys::{Key, TimerKey};
 use super::list::{Linked, Links, List};
 use super::pages::Pages;
 use super::time::Nanos;
 use std::collections::TryReserveError;
-
-/// The name of a timer, from [`Wheel::create`] until [`Wheel::destroy`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TimerKey(u32);
 
 /// A set of timers, each with an owner of type `T`.
 #[derive(Debug)]
@@ -45,7 +42,7 @@ const SLOTS: usize = 1 << SLOT_BITS;
 const LEVELS: usize = 8;
 
 #[derive(Debug)]
-struct Timers<T>(Pages<Timer<T>>);
+struct Timers<T>(Pages<TimerKey, Timer<T>>);
 
 #[derive(Debug)]
 struct Timer<T> {
@@ -98,24 +95,24 @@ impl<T: Copy> Wheel<T> {
     pub fn create(&mut self, owner: T) -> Result<TimerKey, TryReserveError> {
         self.timers.0.try_reserve_one()?;
         let timer = Timer { owner, place: Place::Idle, links: Links::LOOSE };
-        Ok(TimerKey(self.timers.0.insert(timer)))
+        Ok(self.timers.0.insert(timer))
     }
 
     /// The timer has another owner from now on.
     pub fn give_to(&mut self, timer: TimerKey, owner: T) {
-        self.timers[timer.0].owner = owner;
+        self.timers.0[timer].owner = owner;
     }
 
     /// Cancels the timer and forgets it.
     pub fn destroy(&mut self, timer: TimerKey) {
         self.cancel(timer);
-        self.timers.0.remove(timer.0);
+        self.timers.0.remove(timer);
     }
 
     /// Sets the timer to `at`, instead of what it was set to.
     pub fn set(&mut self, timer: TimerKey, at: Nanos) {
         self.cancel(timer);
-        self.enter(timer.0, tick_at_or_after(at));
+        self.enter(timer, tick_at_or_after(at));
     }
 
     /// Sets the timer so that it goes off at `at` or sooner. Leaving a timer too soon is
@@ -123,26 +120,26 @@ impl<T: Copy> Wheel<T> {
     /// finds nothing due, and sets it anew.
     pub fn set_no_later_than(&mut self, timer: TimerKey, at: Nanos) {
         let tick = tick_at_or_after(at);
-        match self.timers[timer.0].place {
+        match self.timers.0[timer].place {
             Place::Due => {}
             Place::Set { tick: earlier } if earlier <= tick => {}
             Place::Set { .. } | Place::Idle => {
                 self.cancel(timer);
-                self.enter(timer.0, tick);
+                self.enter(timer, tick);
             }
         }
     }
 
     /// The timer will not go off.
     pub fn cancel(&mut self, timer: TimerKey) {
-        let place = std::mem::replace(&mut self.timers[timer.0].place, Place::Idle);
+        let place = std::mem::replace(&mut self.timers.0[timer].place, Place::Idle);
         match place {
             Place::Idle => {}
-            Place::Due => self.due.remove(&mut self.timers, timer.0),
+            Place::Due => self.due.remove(&mut self.timers, timer.number()),
             Place::Set { tick } => {
                 let (level, slot) = position(self.present, tick);
                 let list = &mut self.levels[level].slots[slot].timers;
-                list.remove(&mut self.timers, timer.0);
+                list.remove(&mut self.timers, timer.number());
                 if list.is_empty() {
                     self.levels[level].occupied &= !(1 << slot);
                 }
@@ -155,7 +152,7 @@ impl<T: Copy> Wheel<T> {
     pub fn pop_due(&mut self, now: Nanos) -> Option<T> {
         self.advance(tick_at_or_before(now));
         let key = self.due.pop_front(&mut self.timers)?;
-        let timer = &mut self.timers[key];
+        let timer = &mut self.timers.0[TimerKey::from_number(key)];
         timer.place = Place::Idle;
         Some(timer.owner)
     }
@@ -193,7 +190,8 @@ impl<T: Copy> Wheel<T> {
         let mut timers = std::mem::take(&mut self.levels[level].slots[slot].timers);
         self.levels[level].occupied &= !(1 << slot);
         while let Some(key) = timers.pop_front(&mut self.timers) {
-            match self.timers[key].place {
+            let key = TimerKey::from_number(key);
+            match self.timers.0[key].place {
                 Place::Set { tick } => self.enter(key, tick),
                 Place::Idle | Place::Due => unreachable!("only a set timer stands in a slot"),
             }
@@ -201,10 +199,10 @@ impl<T: Copy> Wheel<T> {
     }
 
     /// Puts a timer that stands nowhere to where its tick belongs.
-    fn enter(&mut self, key: u32, tick: u64) {
+    fn enter(&mut self, key: TimerKey, tick: u64) {
         if tick <= self.present {
-            self.timers[key].place = Place::Due;
-            self.due.push_back(&mut self.timers, key);
+            self.timers.0[key].place = Place::Due;
+            self.due.push_back(&mut self.timers, key.number());
             return;
         }
         let (level, index) = position(self.present, tick);
@@ -212,9 +210,9 @@ impl<T: Copy> Wheel<T> {
         let slot = &mut level.slots[index];
         let known = if slot.timers.is_empty() { u64::MAX } else { slot.earliest };
         slot.earliest = known.min(tick);
-        slot.timers.push_back(&mut self.timers, key);
+        slot.timers.push_back(&mut self.timers, key.number());
         level.occupied |= 1 << index;
-        self.timers[key].place = Place::Set { tick };
+        self.timers.0[key].place = Place::Set { tick };
     }
 
     /// The slot that the present reaches first. Lower levels come first: their timers
@@ -231,29 +229,13 @@ impl Level {
     }
 }
 
-impl<T> std::ops::Index<u32> for Timers<T> {
-    type Output = Timer<T>;
-
-    fn index(&self, key: u32) -> &Timer<T> {
-        self.0.get(key).expect(KEY_IS_GOOD)
-    }
-}
-
-impl<T> std::ops::IndexMut<u32> for Timers<T> {
-    fn index_mut(&mut self, key: u32) -> &mut Timer<T> {
-        self.0.get_mut(key).expect(KEY_IS_GOOD)
-    }
-}
-
-const KEY_IS_GOOD: &str = "a timer is destroyed by its owner, who forgets the key then";
-
 impl<T> Linked for Timers<T> {
     fn links(&self, key: u32) -> Links {
-        self[key].links
+        self.0[TimerKey::from_number(key)].links
     }
 
     fn set_links(&mut self, key: u32, links: Links) {
-        self[key].links = links;
+        self.0[TimerKey::from_number(key)].links = links;
     }
 }
 
