@@ -51,6 +51,8 @@ pub struct EventLoop {
     freed_bytes: usize,
     /// When something happened last.
     busy_at: Nanos,
+    /// How much is read at once in this turn.
+    read_len: usize,
     /// What was just read; used for one connection after the other.
     scratch: Box<[u8]>,
     stop: Option<Stop>,
@@ -91,6 +93,10 @@ struct Socket {
 
 /// Large enough for a put of the default size limit in one read.
 const SCRATCH_LEN: usize = 68 * 1024;
+/// When more than a few are ready, each is read from in smaller pieces: what can be run in
+/// a turn is a small share of what one long read brings.
+const FEW: usize = 64;
+const SHORT_READ_LEN: usize = 16 * 1024;
 /// More events than these come with the next turn.
 const EVENTS_PER_TURN: usize = 1024;
 /// When so much time has gone by, what is there is sent before more is read.
@@ -143,6 +149,7 @@ impl EventLoop {
             attention: Vec::new(),
             freed_bytes: 0,
             busy_at: clock.now(),
+            read_len: SCRATCH_LEN,
             scratch: vec![0; SCRATCH_LEN].into_boxed_slice(),
             stop: None,
         })
@@ -316,6 +323,7 @@ impl EventLoop {
     fn serve_ready(&mut self) {
         let count = self.ready.len();
         self.server.share_turn(count);
+        self.read_len = if count > FEW { SHORT_READ_LEN } else { SCRATCH_LEN };
         let turn_ends = self.clock.now() + TURN;
         for _ in 0..count {
             let Some(key) = self.ready.pop_front() else { break };
@@ -342,14 +350,15 @@ impl EventLoop {
         if !socket.is_readable || !self.server.wants_input(key) {
             return;
         }
-        match socket.stream.read(&mut self.scratch) {
+        let scratch = &mut self.scratch[..self.read_len];
+        match socket.stream.read(scratch) {
             Ok(0) => {
                 socket.is_readable = false;
                 self.server.end_input(key, self.clock.now());
             }
             Ok(count) => {
-                socket.is_readable = count == self.scratch.len() || socket.reads_to_the_end;
-                self.server.receive(key, &self.scratch[..count], self.clock.now());
+                socket.is_readable = count == scratch.len() || socket.reads_to_the_end;
+                self.server.receive(key, &scratch[..count], self.clock.now());
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => socket.is_readable = false,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
