@@ -29,9 +29,25 @@ fn text(bytes: &[u8]) -> String {
 fn start_on_own_port(arguments: &[&str]) -> (Daemon, SocketAddr) {
     let all: Vec<&str> = ["-V", "-p", "0"].iter().chain(arguments).copied().collect();
     let mut daemon = Daemon::start(Path::new(BEANSTALKD), &all);
+    let address = logged_address(&mut daemon);
+    (daemon, address)
+}
+
+/// The same under a limit that the shell's `ulimit` sets.
+fn start_with_limit(limit: &str) -> (Daemon, SocketAddr) {
+    let script = format!(r#"ulimit {limit}; exec "$0" -V -l 127.0.0.1 -p 0"#);
+    let mut command = Command::new("sh");
+    command.args(["-c", &script, BEANSTALKD]);
+    let mut daemon = Daemon::spawn(command);
+    let address = logged_address(&mut daemon);
+    (daemon, address)
+}
+
+/// Waits until a server under `-V` has told where it listens.
+fn logged_address(daemon: &mut Daemon) -> SocketAddr {
     let line = daemon.wait_for_log("listening on ");
     let (_, address) = line.split_once("listening on ").expect("it was just found");
-    (daemon, address.parse().expect("an address was logged"))
+    address.parse().expect("an address was logged")
 }
 
 /// Sends a request and reads one line of reply.
@@ -303,8 +319,7 @@ fn the_first_process_of_a_container_ends_as_if_killed() {
         let mut command = Command::new("unshare");
         command.args(["--fork", "--pid", BEANSTALKD, "-V", "-l", "127.0.0.1", "-p", "0"]);
         let mut daemon = Daemon::spawn(command);
-        let line = daemon.wait_for_log("listening on ");
-        let address: SocketAddr = line.split("listening on ").nth(1).unwrap().parse().unwrap();
+        let address = logged_address(&mut daemon);
         // Inside it is the first; outside it is a child.
         assert_eq!(stat(address, "pid"), "1");
         let inner = descendant(daemon.child.id());
@@ -329,10 +344,7 @@ fn descendant(mut pid: u32) -> u32 {
 
 #[test]
 fn the_soft_limit_of_open_files_is_raised() {
-    let mut command = Command::new("sh");
-    command.args(["-c", r#"ulimit -Sn 50; exec "$0" -V -l 127.0.0.1 -p 0"#, BEANSTALKD]);
-    let mut daemon = Daemon::spawn(command);
-    daemon.wait_for_log("listening on ");
+    let (daemon, _) = start_with_limit("-Sn 50");
     let limits = std::fs::read_to_string(format!("/proc/{}/limits", daemon.child.id())).unwrap();
     let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
     let numbers: Vec<&str> = line.split_whitespace().skip(3).take(2).collect();
@@ -341,11 +353,7 @@ fn the_soft_limit_of_open_files_is_raised() {
 
 #[test]
 fn at_the_descriptor_limit_clients_are_served_and_accepting_resumes() {
-    let mut command = Command::new("sh");
-    command.args(["-c", r#"ulimit -n 32; exec "$0" -V -l 127.0.0.1 -p 0"#, BEANSTALKD]);
-    let mut daemon = Daemon::spawn(command);
-    let line = daemon.wait_for_log("listening on ");
-    let address: SocketAddr = line.split("listening on ").nth(1).unwrap().parse().unwrap();
+    let (mut daemon, address) = start_with_limit("-n 32");
     let mut clients: Vec<TcpStream> = (0..64).map(|_| connect(address)).collect();
     daemon.wait_for_log("cannot accept more connections at present");
 
@@ -432,11 +440,7 @@ fn memory_comes_back_after_a_backlog() {
 
 #[test]
 fn without_memory_clients_are_told_and_served() {
-    let mut command = Command::new("sh");
-    command.args(["-c", r#"ulimit -v 100000; exec "$0" -V -l 127.0.0.1 -p 0"#, BEANSTALKD]);
-    let mut daemon = Daemon::spawn(command);
-    let line = daemon.wait_for_log("listening on ");
-    let address: SocketAddr = line.split("listening on ").nth(1).unwrap().parse().unwrap();
+    let (_daemon, address) = start_with_limit("-v 100000");
     let stream = connect(address);
     let put = format!("put 0 0 600 60000\r\n{}\r\n", "x".repeat(60_000));
     let mut replies = (0..10_000).map(|_| ask(&stream, &put));

@@ -242,8 +242,7 @@ impl Queue {
     pub fn ignore(&mut self, conn: ConnKey, name: &str) -> bool {
         let Some(tube) = self.tubes.find(name) else { return true };
         let watching = &self.clients[conn].watching;
-        let is_last =
-            watching.len() == 1 && watching.tubes(&self.watches).any(|watched| watched == tube);
+        let is_last = watching.len() == 1 && watching.first(&self.watches) == Some(tube);
         if is_last {
             return false;
         }

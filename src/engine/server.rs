@@ -246,9 +246,9 @@ impl Server {
         self.queue.take_freed_bytes()
     }
 
-    /// How many connections and jobs there are.
-    pub fn size(&self) -> (usize, usize) {
-        (self.conns.len(), self.queue.jobs.count())
+    /// How many connections there are.
+    pub fn connection_count(&self) -> usize {
+        self.conns.len()
     }
 
     // ---- Running commands ----

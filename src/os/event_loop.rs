@@ -285,7 +285,7 @@ impl EventLoop {
         let is_news = self.hold.complained_at.is_none_or(|at| at + COMPLAIN_AGAIN <= now);
         if is_news {
             self.hold.complained_at = Some(now);
-            let (connections, _) = self.server.size();
+            let connections = self.server.connection_count();
             warn!("cannot accept more connections at present, {connections} are open: {error}");
         }
     }
