@@ -16,24 +16,31 @@
 //! | 7 | [`options`] | flags to [`options::Options`], with what each means |
 //! | 6 | [`os::event_loop`] | the one loop: readiness, everybody's share of a turn, flush |
 //! | 5 | [`os::listen`], [`os::stream`] | listening sockets; one accepted socket |
+//! | 5 | [`os::disk`] | the directory of the binlog: its files, its lock, syncing |
 //! | 5 | [`os::process`] | clock, signals, user, limits. All `unsafe` is here |
 //! | 4 | [`engine::server`] | the whole state; runs commands; the calls of the loop |
 //! | 3 | [`engine::conn`] | one client's state machine: bytes to lines and bodies |
 //! | 3 | [`engine::stats`] | the YAML documents |
 //! | 2 | [`engine::queue`] | the rules: put, reserve, release, bury, kick, delete, time |
 //! | 2 | [`engine::waiting`] | how workers and tubes find each other |
+//! | 2 | [`engine::durable`] | what the binlog is told, and when |
+//! | 2 | [`engine::replay`] | how the queue comes back from the files of a binlog |
+//! | 2 | [`engine::binlog`] | where records go, what space they need, which files there are |
 //! | 1 | [`engine::job`], [`engine::tube`] | jobs and tubes, and where to find them |
 //! | 1 | [`engine::command`] | a line to a [`engine::command::Command`] |
 //! | 1 | [`engine::reply`], [`engine::output`] | replies to bytes; bytes on their way out |
 //! | 1 | [`engine::body`] | the bytes of a job |
+//! | 1 | [`engine::record`], [`engine::scan`] | one record to and from bytes; a file read in whatever state it is |
+//! | 1 | [`engine::segments`] | which jobs belong to which file |
 //! | 0 | [`engine::heap`], [`engine::list`], [`engine::wheel`] | indexed heap; linked list; timer wheel |
 //! | 0 | [`engine::pages`], [`engine::index`] | a slab that gives memory back; a hash index that never rebuilds |
 //! | 0 | [`engine::time`], [`engine::keys`] | nanoseconds; names of things |
 //! | 0 | [`engine::table`] | pages and index together: entries under keys, found by hash |
 //! | 0 | [`engine::spare`] | memory held back for the time when there is no more |
+//! | 0 | [`engine::disk`] | the disk as the binlog sees it |
 //!
-//! Two pairs know each other: `tube` keeps the line that `waiting` tells of, and `waiting` is a
-//! chapter of `queue`, told apart.
+//! Some know each other: `tube` keeps the line that `waiting` tells of, and `waiting`, `durable`
+//! and `replay` are chapters of `queue`, told apart.
 //!
 //! # How a command travels
 //!
@@ -44,9 +51,12 @@
 //!       command::parse       the line becomes a Command, or earns BAD_FORMAT
 //!     server.execute         one arm for each command
 //!       queue.put ...        the rules move jobs; whoever waited is noted in queue.answers
+//!         binlog.put ...     and what becomes of a job is recorded in the batch of the turn
 //!     reply.write            into the output of the connection
 //!     server.deliver_answers into the outputs of those who waited
-//! event_loop  all reads of the turn are done: one write for each connection with output
+//! event_loop  all reads of the turn are done
+//!   server.commit            the batch in one write, and one sync if it is due
+//!   flush                    one write for each connection with output
 //! ```
 //!
 //! # Invariants
@@ -59,6 +69,9 @@
 //!   and then finds nothing.
 //! - On balance no command costs more when other tubes, jobs or connections are added, but
 //!   for those that list or count them.
+//! - No reply leaves before the record of what it tells has been written, and synced if that
+//!   was asked for.
+//! - What an older file of the binlog says never outlives the record that takes it back.
 //! - `now` is a parameter. Clocks are read in `os::process`.
 
 pub mod engine;

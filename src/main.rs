@@ -13,11 +13,12 @@ const ENDED_BY_SIGTERM: u8 = 128 + 15;
 
 fn main() -> ExitCode {
     match options::parse(std::env::args_os().skip(1)) {
-        Ok(Request::Serve(options)) => serve(&options).unwrap_or_else(|error| report(&error)),
+        Ok(Request::Serve(options)) => serve(&options),
         Ok(Request::Help) => tell(io::stdout(), options::usage()),
         Ok(Request::Version) => tell(io::stdout(), options::version()),
         Err(error) => {
-            let code = report(&StartupError::Usage(error));
+            let error = StartupError::Usage(error);
+            let code = report(&error, error.exit_code());
             tell(io::stderr(), options::usage());
             code
         }
@@ -30,19 +31,25 @@ fn tell(mut to: impl Write, text: impl Display) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn serve(options: &Options) -> Result<ExitCode, StartupError> {
+fn serve(options: &Options) -> ExitCode {
     startup::start_logging(options);
-    let stop = startup::start(options)?
-        .run()
-        .map_err(|error| StartupError::System("wait for events any more", error))?;
-    log::info!("stopped: {stop:?}");
-    match stop {
-        Stop::Terminate if process::is_first_process() => Ok(ExitCode::from(ENDED_BY_SIGTERM)),
-        Stop::Terminate | Stop::Interrupt => Ok(ExitCode::SUCCESS),
+    let event_loop = match startup::start(options) {
+        Ok(event_loop) => event_loop,
+        Err(error) => return report(&error, error.exit_code()),
+    };
+    match event_loop.run() {
+        Ok(stop) => {
+            log::info!("stopped: {stop:?}");
+            match stop {
+                Stop::Terminate if process::is_first_process() => ExitCode::from(ENDED_BY_SIGTERM),
+                Stop::Terminate | Stop::Interrupt => ExitCode::SUCCESS,
+            }
+        }
+        Err(error) => report(&error, error.exit_code()),
     }
 }
 
-fn report(error: &StartupError) -> ExitCode {
+fn report(error: &dyn Display, exit_code: u8) -> ExitCode {
     tell(io::stderr(), format_args!("beanstalkd: {error}"));
-    ExitCode::from(error.exit_code())
+    ExitCode::from(exit_code)
 }

@@ -3,6 +3,8 @@
 //! Flags are those of C beanstalkd, with long forms beside them. What is typed here is
 //! decided here: what comes out needs no further checks.
 
+use crate::engine::binlog::Syncing;
+use crate::engine::time::Nanos;
 use crate::os::listen::Address;
 use getopts::{Matches, ParsingStyle};
 use log::LevelFilter;
@@ -30,7 +32,7 @@ pub struct Options {
     /// The size of a binlog file, in bytes; a multiple of 4096.
     pub binlog_file_size: u32,
     /// When to sync the binlog.
-    pub fsync: Fsync,
+    pub fsync: Syncing,
     /// Where to listen.
     pub listen: Address,
     /// The TCP port; 0 lets the kernel choose.
@@ -45,18 +47,6 @@ pub struct Options {
     pub log_level: LevelFilter,
     /// What the operator should know about the flags given.
     pub warnings: Vec<String>,
-}
-
-/// When records of the binlog are synced to disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fsync {
-    /// At most so many milliseconds after they were written; 0 is before the reply.
-    Within {
-        /// The span in milliseconds.
-        millis: u32,
-    },
-    /// When the system likes.
-    Never,
 }
 
 /// Why the command line makes no sense.
@@ -159,15 +149,10 @@ fn options(matches: &Matches) -> Result<Options, UsageError> {
             warnings.push(format!("-{flag} has no effect: the binlog is always compacted"));
         }
     }
-    let fsync_millis = number(matches, "f")?.unwrap_or(DEFAULT_FSYNC_MS);
     Ok(Options {
         binlog_dir: last(matches, "b").map(PathBuf::from),
         binlog_file_size: file_size(matches)?,
-        fsync: if matches.opt_present("F") {
-            Fsync::Never
-        } else {
-            Fsync::Within { millis: fsync_millis }
-        },
+        fsync: fsync(matches)?,
         listen: listen_address(matches)?,
         port: number(matches, "p")?.unwrap_or(DEFAULT_PORT),
         names_address: matches.opt_present("l") || matches.opt_present("p"),
@@ -175,6 +160,15 @@ fn options(matches: &Matches) -> Result<Options, UsageError> {
         max_job_size: max_job_size(matches, &mut warnings)?,
         log_level: log_level(matches.opt_count("V")),
         warnings,
+    })
+}
+
+fn fsync(matches: &Matches) -> Result<Syncing, UsageError> {
+    let millis: u32 = number(matches, "f")?.unwrap_or(DEFAULT_FSYNC_MS);
+    Ok(match millis {
+        _ if matches.opt_present("F") => Syncing::Never,
+        0 => Syncing::EachTurn,
+        millis => Syncing::Within(Nanos::from_millis(millis.into())),
     })
 }
 
@@ -270,7 +264,7 @@ mod tests {
         assert_eq!(options.listen, Address::All);
         assert_eq!((options.port, options.max_job_size), (11300, 65535));
         assert_eq!(options.binlog_file_size, 10_485_760);
-        assert_eq!(options.fsync, Fsync::Within { millis: 50 });
+        assert_eq!(options.fsync, Syncing::Within(Nanos::from_millis(50)));
         assert_eq!(options.log_level, LevelFilter::Warn);
         assert_eq!((options.binlog_dir, options.user, options.names_address), (None, None, false));
     }
@@ -284,7 +278,7 @@ mod tests {
         assert_eq!(options(&["-VVV"]).log_level, LevelFilter::Trace);
         let clustered = options(&["-VFVu", "nobody"]);
         assert_eq!(clustered.log_level, LevelFilter::Debug);
-        assert_eq!(clustered.fsync, Fsync::Never);
+        assert_eq!(clustered.fsync, Syncing::Never);
         assert_eq!(clustered.user.as_deref(), Some("nobody"));
     }
 

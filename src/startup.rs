@@ -3,9 +3,12 @@
 //!
 //! Sockets are bound before the user is changed, so that ports below 1024 can be had.
 
+use crate::engine::binlog::Policy;
+use crate::engine::replay::{Recovered, ReplayError};
 use crate::engine::server::{Server, Settings};
 use crate::engine::stats::Facts;
 use crate::options::{Options, UsageError};
+use crate::os::disk::{Directory, OpenError};
 use crate::os::event_loop::EventLoop;
 use crate::os::listen::{self, ListenError, Listener};
 use crate::os::process::{self, Clock, Signals, UserError};
@@ -14,15 +17,17 @@ use std::fmt;
 use std::io;
 use std::io::Write;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Why the server does not start.
 #[derive(Debug)]
 pub enum StartupError {
     /// The command line makes no sense.
     Usage(UsageError),
-    /// The binlog was asked for, and there is none yet.
-    NoBinlogYet(PathBuf),
+    /// The directory for the binlog cannot be used.
+    OpenBinlog(PathBuf, OpenError),
+    /// What is in it cannot be read, or there is no space to go on.
+    Replay(PathBuf, ReplayError),
     /// The system lacks something that the server cannot do without.
     System(&'static str, io::Error),
     /// A socket cannot be had.
@@ -37,8 +42,9 @@ impl StartupError {
     /// The exit code; those that C beanstalkd has are the same.
     pub fn exit_code(&self) -> u8 {
         match self {
-            StartupError::System(..) | StartupError::NoBinlogYet(_) => 1,
+            StartupError::System(..) | StartupError::Replay(..) => 1,
             StartupError::Usage(_) => 5,
+            StartupError::OpenBinlog(..) => 10,
             StartupError::FindUser(_, UserError::Database(_)) => 32,
             StartupError::FindUser(_, UserError::Unknown) => 33,
             StartupError::BecomeUser(..) => 34,
@@ -67,9 +73,6 @@ pub fn start(options: &Options) -> Result<EventLoop, StartupError> {
     for warning in &options.warnings {
         warn!("{warning}");
     }
-    if let Some(directory) = &options.binlog_dir {
-        return Err(StartupError::NoBinlogYet(directory.clone()));
-    }
     // Before anything else opens a descriptor.
     let inherited = process::inherited_sockets().map_err(ListenError::NotOpen);
     let inherited = inherited.map_err(StartupError::Listen)?;
@@ -89,9 +92,31 @@ pub fn start(options: &Options) -> Result<EventLoop, StartupError> {
     let facts = facts(&clock).map_err(|error| StartupError::System("get random bytes", error))?;
     let settings =
         Settings { max_job_size: options.max_job_size, binlog_file_size: options.binlog_file_size };
-    let server = Server::new(settings, facts, clock.now());
+    let mut server = Server::new(settings, facts, clock.now());
+    if let Some(directory) = &options.binlog_dir {
+        recover(&mut server, directory, options, &clock)?;
+    }
     EventLoop::new(server, clock, signals, listeners)
         .map_err(|error| StartupError::System("wait for events", error))
+}
+
+/// Takes the jobs from the binlog.
+fn recover(
+    server: &mut Server,
+    path: &Path,
+    options: &Options,
+    clock: &Clock,
+) -> Result<(), StartupError> {
+    let directory = Directory::take(path);
+    let directory = directory.map_err(|error| StartupError::OpenBinlog(path.to_owned(), error))?;
+    let policy = Policy { file_size: options.binlog_file_size, sync: options.fsync };
+    let begun_at = clock.now();
+    let recovered = server.recover(Box::new(directory), policy, begun_at);
+    let Recovered { jobs, files, bytes, .. } =
+        recovered.map_err(|error| StartupError::Replay(path.to_owned(), error))?;
+    let took_ms = clock.now().since(begun_at).as_nanos() / 1_000_000;
+    info!("recovered {jobs} jobs from {files} files with {bytes} bytes of records in {took_ms} ms");
+    Ok(())
 }
 
 fn listeners(options: &Options, inherited: Vec<OwnedFd>) -> Result<Vec<Listener>, ListenError> {
@@ -127,11 +152,8 @@ impl fmt::Display for StartupError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             StartupError::Usage(error) => write!(f, "{error}"),
-            StartupError::NoBinlogYet(directory) => write!(
-                f,
-                "-b {}: this version keeps no binlog; without -b jobs are kept in memory only",
-                directory.display()
-            ),
+            StartupError::OpenBinlog(path, error) => write!(f, "-b {}: {error}", path.display()),
+            StartupError::Replay(path, error) => write!(f, "-b {}: {error}", path.display()),
             StartupError::System(what, error) => write!(f, "cannot {what}: {error}"),
             StartupError::Listen(error) => write!(f, "{error}"),
             StartupError::FindUser(user, UserError::Unknown) => {

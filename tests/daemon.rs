@@ -97,14 +97,6 @@ fn a_wrong_command_line_is_told_with_the_usage() {
 }
 
 #[test]
-fn a_binlog_is_refused_rather_than_left_out() {
-    let directory = tempfile::tempdir().unwrap();
-    let output = run(&["-b", directory.path().to_str().unwrap(), "-p", "0"]);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("keeps no binlog"));
-}
-
-#[test]
 fn old_flags_are_accepted_with_a_warning() {
     let (mut daemon, _) = start_on_loopback(&["-c", "-n", "-z", "2000000000"]);
     daemon.wait_for_log("-c has no effect");

@@ -148,7 +148,8 @@ impl Counter {
 /// The longest command line, with its CR LF.
 pub const LINE_MAX: usize = 224;
 
-const TUBE_NAME_MAX: usize = 200;
+/// The longest name of a tube, in bytes.
+pub const TUBE_NAME_MAX: usize = 200;
 
 type Parse<'a> = fn(Arguments<'a>) -> Option<Command<'a>>;
 
@@ -271,10 +272,8 @@ impl<'a> Arguments<'a> {
     }
 
     fn only_tube(self) -> Option<&'a str> {
-        let fits = (1..=TUBE_NAME_MAX).contains(&self.0.len());
-        let is_name = fits && self.0[0] != b'-' && self.0.iter().all(|&byte| is_name_byte(byte));
         // All bytes of a name are ASCII.
-        is_name.then(|| str::from_utf8(self.0).ok()).flatten()
+        is_tube_name(self.0).then(|| str::from_utf8(self.0).ok()).flatten()
     }
 
     fn u32(&mut self) -> Option<u32> {
@@ -321,6 +320,12 @@ impl<'a> Arguments<'a> {
         let number = Arguments(rest).digits()?;
         Some(if negative { number.wrapping_neg() } else { number } as u32)
     }
+}
+
+/// Whether a tube may be called so.
+pub fn is_tube_name(name: &[u8]) -> bool {
+    let fits = (1..=TUBE_NAME_MAX).contains(&name.len());
+    fits && name[0] != b'-' && name.iter().all(|&byte| is_name_byte(byte))
 }
 
 fn is_name_byte(byte: u8) -> bool {

@@ -5,7 +5,7 @@
 
 use super::body::Body;
 use super::heap::Entry;
-use super::keys::{ConnKey, JobKey, Key, TubeKey};
+use super::keys::{ConnKey, JobKey, Key, LogKey, TubeKey};
 use super::list::{Linked, Links, NIL};
 use super::table::{Hashed, Table, scatter};
 use super::time::Nanos;
@@ -31,6 +31,8 @@ pub struct Job {
     pub state: State,
     /// What it carries.
     pub body: Body,
+    /// What the binlog knows of it.
+    pub log: LogKey,
     /// The next job in the same bucket of the index.
     next_in_bucket: u32,
 }
@@ -124,6 +126,7 @@ impl Job {
             created_at,
             state: State::Moving,
             body,
+            log: LogKey::NONE,
             next_in_bucket: NIL,
         }
     }

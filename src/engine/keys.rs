@@ -43,6 +43,8 @@ keys! {
     WatchKey;
     /// A timer of a wheel.
     TimerKey;
+    /// What the binlog knows of a job.
+    LogKey;
 }
 
 impl ConnKey {
@@ -59,6 +61,11 @@ impl ConnKey {
     pub fn index(self) -> usize {
         self.0 as usize
     }
+}
+
+impl LogKey {
+    /// The key of a job that the binlog does not know.
+    pub const NONE: LogKey = LogKey(NIL);
 }
 
 impl TubeKey {

@@ -3,9 +3,12 @@
 //!
 //! Nothing in here may name the operating system; `tests/tidy.rs` sees to that.
 
+pub mod binlog;
 pub mod body;
 pub mod command;
 pub mod conn;
+pub mod disk;
+pub mod durable;
 pub mod heap;
 pub mod index;
 pub mod job;
@@ -14,7 +17,11 @@ pub mod list;
 pub mod output;
 pub mod pages;
 pub mod queue;
+pub mod record;
+pub mod replay;
 pub mod reply;
+pub mod scan;
+pub mod segments;
 pub mod server;
 pub mod spare;
 pub mod stats;

@@ -21,6 +21,7 @@
 //! `make_ready`. Who got a job, or waited in vain, is told in [`Queue::answers`];
 //! the rules know connections by key and never speak to them.
 
+use super::binlog::{Binlog, NoRoom};
 use super::body::Body;
 use super::heap::Heap;
 use super::job::{DelayedEntry, Job, Jobs, ReadyEntry, ReservedEntry, State, Terms};
@@ -47,6 +48,8 @@ pub struct Queue {
     pub answers: VecDeque<(ConnKey, Answer)>,
     /// The sums for `stats`.
     pub totals: Totals,
+    /// Where it is written down what becomes of jobs, if anywhere.
+    pub(super) binlog: Option<Binlog>,
     pub(super) last_ticket: Ticket,
     reservations: u64,
     /// The connections whose timer went off; empty between ticks.
@@ -67,13 +70,17 @@ pub enum Answer {
     TimedOut,
 }
 
-/// Where a released job went.
+/// What came of a command for one job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Released {
-    /// Among the ready or the delayed.
-    AsTold,
-    /// Among the buried, for want of memory.
+pub enum Outcome {
+    /// It is done.
+    Done,
+    /// The job went among the buried instead, for want of memory.
     Buried,
+    /// There is no such job that it could be done to.
+    NotFound,
+    /// There is no space for it in the binlog, and nothing has happened.
+    NoSpace,
 }
 
 /// How many jobs are in which state, and how many did what.
@@ -138,6 +145,7 @@ impl Queue {
             watches: Watches::default(),
             answers: VecDeque::new(),
             totals: Totals::default(),
+            binlog: None,
             last_ticket: Ticket::default(),
             reservations: 0,
             due_conns: Vec::new(),
@@ -277,7 +285,8 @@ impl Queue {
         }
     }
 
-    fn find_or_create_tube(&mut self, name: &str) -> Result<TubeKey, TryReserveError> {
+    /// The tube of this name; made if there is none.
+    pub(super) fn find_or_create_tube(&mut self, name: &str) -> Result<TubeKey, TryReserveError> {
         if let Some(tube) = self.tubes.find(name) {
             return Ok(tube);
         }
@@ -295,6 +304,13 @@ impl Queue {
         }
     }
 
+    /// Removes the tubes that nobody needs.
+    pub(super) fn remove_idle_tubes(&mut self) {
+        for tube in self.tubes.keys() {
+            self.remove_tube_if_idle(tube);
+        }
+    }
+
     fn remove_tube_if_idle(&mut self, tube: TubeKey) {
         if let Some(timer) = self.tubes.remove_if_idle(tube) {
             self.wheel.destroy(timer);
@@ -306,7 +322,7 @@ impl Queue {
     /// A new job in the tube that the connection uses.
     ///
     /// # Errors
-    /// There is no memory for it: nothing has happened.
+    /// There is no room for it: nothing has happened.
     pub fn put(
         &mut self,
         conn: ConnKey,
@@ -314,21 +330,27 @@ impl Queue {
         terms: Terms,
         body: Body,
         now: Nanos,
-    ) -> Result<(), TryReserveError> {
+    ) -> Result<(), NoRoom> {
         let key = self.clients[conn].used;
         let tube = &mut self.tubes[key];
         self.jobs.try_reserve_one()?;
         tube.ready.try_reserve(1)?;
         tube.delayed.try_reserve(usize::from(terms.delay_secs > 0))?;
-        tube.total_jobs += 1;
+        self.make_room_to_put(key, &body)?;
+        self.tubes[key].total_jobs += 1;
         self.totals.total_jobs += 1;
         let job = self.jobs.insert(Job::new(id, key, terms, body, now));
-        if terms.delay_secs > 0 {
-            self.make_delayed(job, now);
-        } else {
-            self.make_ready(job, now);
-        }
+        self.record_put(job, now);
+        self.place_by_terms(job, now);
         Ok(())
+    }
+
+    /// The job is ready, or delayed when its terms say so.
+    fn place_by_terms(&mut self, job: JobKey, now: Nanos) {
+        match self.jobs[job].delay_secs {
+            0 => self.make_ready(job, now),
+            secs => self.make_delayed_until(job, now + Nanos::from_secs(secs)),
+        }
     }
 
     /// Makes sure that the connection can hold one more job without need of memory.
@@ -356,23 +378,26 @@ impl Queue {
         Some(job)
     }
 
-    /// Removes the job `id`, unless somebody else holds it. `false` when there is no such
-    /// job.
-    pub fn delete(&mut self, conn: ConnKey, id: u64) -> bool {
-        let Some(job) = self.jobs.find(id) else { return false };
+    /// Removes the job `id`, unless somebody else holds it.
+    pub fn delete(&mut self, conn: ConnKey, id: u64) -> Outcome {
+        let Some(job) = self.jobs.find(id) else { return Outcome::NotFound };
         if matches!(self.jobs[job].state, State::Reserved { by, .. } if by != conn) {
-            return false;
+            return Outcome::NotFound;
+        }
+        if self.make_room_to_delete().is_err() {
+            return Outcome::NoSpace;
         }
         self.leave(job);
-        let Job { tube, body, .. } = self.jobs.remove(job);
-        self.freed_bytes += size_of::<Job>() + body.bytes().len();
-        self.tubes[tube].deletes += 1;
-        self.remove_tube_if_idle(tube);
-        true
+        let job = self.jobs.remove(job);
+        self.record_delete(&job);
+        self.freed_bytes += size_of::<Job>() + job.body.bytes().len();
+        self.tubes[job.tube].deletes += 1;
+        self.remove_tube_if_idle(job.tube);
+        self.compact();
+        Outcome::Done
     }
 
-    /// Gives back a job that the connection holds, with a new priority and delay, and says
-    /// where it went. Nothing when it holds no such job.
+    /// Gives back a job that the connection holds, with a new priority and delay.
     pub fn release(
         &mut self,
         conn: ConnKey,
@@ -380,30 +405,35 @@ impl Queue {
         pri: u32,
         delay_secs: u32,
         now: Nanos,
-    ) -> Option<Released> {
-        let key = self.held(conn, id)?;
+    ) -> Outcome {
+        let Some(key) = self.held(conn, id) else { return Outcome::NotFound };
+        if self.make_room_to_update().is_err() {
+            return Outcome::NoSpace;
+        }
         let job = &mut self.jobs[key];
         job.pri = pri;
         job.delay_secs = delay_secs;
         job.counts.releases += 1;
-        if delay_secs > 0 {
-            self.make_delayed(key, now);
-        } else {
-            self.make_ready(key, now);
-        }
+        self.record_release(key, now);
+        self.place_by_terms(key, now);
         let is_buried = matches!(self.jobs[key].state, State::Buried(_));
-        Some(if is_buried { Released::Buried } else { Released::AsTold })
+        self.compact();
+        if is_buried { Outcome::Buried } else { Outcome::Done }
     }
 
-    /// Buries a job that the connection holds, with a new priority. `false` when it holds
-    /// no such job.
-    pub fn bury(&mut self, conn: ConnKey, id: u64, pri: u32) -> bool {
-        let Some(key) = self.held(conn, id) else { return false };
+    /// Buries a job that the connection holds, with a new priority.
+    pub fn bury(&mut self, conn: ConnKey, id: u64, pri: u32, now: Nanos) -> Outcome {
+        let Some(key) = self.held(conn, id) else { return Outcome::NotFound };
+        if self.make_room_to_update().is_err() {
+            return Outcome::NoSpace;
+        }
         let job = &mut self.jobs[key];
         job.pri = pri;
         job.counts.buries += 1;
+        self.record_burial(key, now);
         self.make_buried(key);
-        true
+        self.compact();
+        Outcome::Done
     }
 
     /// Moves the deadline of a job that the connection holds to a full TTR from now.
@@ -422,7 +452,10 @@ impl Queue {
 
     /// Makes up to `bound` jobs of the tube ready: buried ones if there are any, else
     /// delayed ones. Says how many.
-    pub fn kick(&mut self, tube: TubeKey, bound: u32, now: Nanos) -> u32 {
+    ///
+    /// # Errors
+    /// There is no space in the binlog for even one.
+    pub fn kick(&mut self, tube: TubeKey, bound: u32, now: Nanos) -> Result<u32, NoRoom> {
         let are_buried = !self.tubes[tube].buried.is_empty();
         let in_tube = if are_buried {
             self.tubes[tube].buried.len() as usize
@@ -430,27 +463,37 @@ impl Queue {
             self.tubes[tube].delayed.len()
         };
         let count = bound.min(u32::try_from(in_tube).unwrap_or(u32::MAX));
-        for _ in 0..count {
+        for kicked in 0..count {
             let tube = &self.tubes[tube];
             let next = if are_buried { tube.first_buried() } else { tube.first_delayed() };
-            self.kick_one(next.expect("as many were just counted"), now);
+            match self.kick_one(next.expect("as many were just counted"), now) {
+                Ok(()) => {}
+                Err(no_room) if kicked == 0 => return Err(no_room),
+                Err(_) => return Ok(kicked),
+            }
         }
-        count
+        Ok(count)
     }
 
-    /// Makes the job `id` ready. `false` when there is no such buried or delayed job.
-    pub fn kick_job(&mut self, id: u64, now: Nanos) -> bool {
-        let Some(job) = self.jobs.find(id) else { return false };
+    /// Makes the job `id` ready, if it is buried or delayed.
+    pub fn kick_job(&mut self, id: u64, now: Nanos) -> Outcome {
+        let Some(job) = self.jobs.find(id) else { return Outcome::NotFound };
         if !matches!(self.jobs[job].state, State::Buried(_) | State::Delayed { .. }) {
-            return false;
+            return Outcome::NotFound;
         }
-        self.kick_one(job, now);
-        true
+        match self.kick_one(job, now) {
+            Ok(()) => Outcome::Done,
+            Err(_) => Outcome::NoSpace,
+        }
     }
 
-    fn kick_one(&mut self, job: JobKey, now: Nanos) {
+    fn kick_one(&mut self, job: JobKey, now: Nanos) -> Result<(), NoRoom> {
+        self.make_room_to_update()?;
         self.jobs[job].counts.kicks += 1;
+        self.record_kick(job);
         self.make_ready(job, now);
+        self.compact();
+        Ok(())
     }
 
     /// How many bytes of jobs have been freed since this was last asked.
@@ -506,7 +549,7 @@ impl Queue {
 
     /// The job becomes ready, and is offered to whoever waits for it. Should there be no
     /// memory for that, it is buried.
-    fn make_ready(&mut self, key: JobKey, now: Nanos) {
+    pub(super) fn make_ready(&mut self, key: JobKey, now: Nanos) {
         self.leave(key);
         let Job { id, pri, tube: tube_key, .. } = self.jobs[key];
         let tube = &mut self.tubes[tube_key];
@@ -535,16 +578,14 @@ impl Queue {
         }
     }
 
-    /// The job is delayed by what its terms say. Should there be no memory for that, it is
-    /// buried.
-    fn make_delayed(&mut self, key: JobKey, now: Nanos) {
+    /// The job is delayed. Should there be no memory for that, it is buried.
+    pub(super) fn make_delayed_until(&mut self, key: JobKey, due: Nanos) {
         self.leave(key);
-        let Job { id, delay_secs, tube, .. } = self.jobs[key];
+        let Job { id, tube, .. } = self.jobs[key];
         let tube = &mut self.tubes[tube];
         if tube.delayed.try_reserve(1).is_err() {
             return self.make_buried(key);
         }
-        let due = now + Nanos::from_secs(delay_secs);
         tube.delayed.insert(DelayedEntry { due, id, job: key }, &mut self.jobs);
         self.wheel.set_no_later_than(tube.timer, due);
         self.totals.delayed += 1;
@@ -563,7 +604,8 @@ impl Queue {
         self.set_client_timer(by, now);
     }
 
-    fn make_buried(&mut self, key: JobKey) {
+    /// The job stands behind all others that are buried.
+    pub(super) fn make_buried(&mut self, key: JobKey) {
         self.leave(key);
         let tube = self.jobs[key].tube;
         self.tubes[tube].buried.push_back(&mut self.jobs, key.number());
@@ -595,14 +637,20 @@ impl Queue {
         soonest.is_some_and(|held| held.deadline <= now + SAFETY_MARGIN)
     }
 
-    /// When [`Queue::tick`] has something to do; at or before that, never after.
+    /// When [`Queue::tick`] or [`Queue::commit`] has something to do; at or before that, never
+    /// after.
     pub fn next_due(&self) -> Option<Nanos> {
-        self.wheel.next_due()
+        let binlog = self.binlog.as_ref().and_then(Binlog::next_due);
+        self.wheel.next_due().into_iter().chain(binlog).min()
     }
 
     /// Does what is due, but no more at once than others can wait for. Tubes come first: a
     /// job that is ready beats a timeout.
     pub fn tick(&mut self, now: Nanos) {
+        if let Some(binlog) = &mut self.binlog {
+            binlog.tick(now);
+            self.compact();
+        }
         let mut conns = std::mem::take(&mut self.due_conns);
         let mut moves_left = MOVES_PER_TICK;
         for _ in 0..MOVES_PER_TICK {

@@ -10,14 +10,17 @@
 //! A command may answer other connections than its own: those that waited. They go on
 //! with what they had already sent before the call returns.
 
+use super::binlog::{Failure, NoRoom, Policy};
 use super::body::{Body, Upload};
 use super::command::{self, Command, Counter};
 use super::conn::{Conn, Phase, Put, Step};
+use super::disk::Disk;
 use super::job::Terms;
 use super::keys::{ConnKey, JobKey};
 use super::output::{Output, Pool};
 use super::pages::Pages;
-use super::queue::{Answer, Queue, Released};
+use super::queue::{Answer, Outcome, Queue};
+use super::replay::{Recovered, ReplayError};
 use super::reply::Reply;
 use super::spare::Spare;
 use super::stats::{self, Facts, ServerStats};
@@ -90,6 +93,22 @@ impl Server {
             attention: Vec::new(),
             answered: VecDeque::new(),
         }
+    }
+
+    /// Takes the jobs from the binlog on `disk`, and keeps it from then on. To be called before
+    /// anybody connects.
+    ///
+    /// # Errors
+    /// The jobs cannot be had, and what is on the disk is as it was; or it has failed.
+    pub fn recover(
+        &mut self,
+        disk: Box<dyn Disk>,
+        policy: Policy,
+        now: Nanos,
+    ) -> Result<Recovered, ReplayError> {
+        let recovered = self.queue.recover(disk, policy, now)?;
+        self.last_id = recovered.last_id;
+        Ok(recovered)
     }
 
     // ---- What happens to connections ----
@@ -178,7 +197,25 @@ impl Server {
         self.work_share = (WORK_PER_TURN / connections.max(1)).max(SMALLEST_SHARE);
     }
 
-    /// When [`Server::tick`] has something to do; at or before that, never after.
+    /// Writes what the turn has brought to the binlog, and syncs it if it is time for that. To
+    /// be called before any output of the turn is sent.
+    ///
+    /// # Errors
+    /// The disk has failed: nothing of the turn may be sent, and no more can be served.
+    pub fn commit(&mut self, now: Nanos) -> Result<(), Failure> {
+        self.queue.commit(now)
+    }
+
+    /// The server ends: whatever was recorded is safe after that.
+    ///
+    /// # Errors
+    /// The disk has failed.
+    pub fn close(&mut self, now: Nanos) -> Result<(), Failure> {
+        self.queue.close_binlog(now)
+    }
+
+    /// When [`Server::tick`] or [`Server::commit`] has something to do; at or before that, never
+    /// after.
     pub fn next_due(&self) -> Option<Nanos> {
         self.queue.next_due()
     }
@@ -356,26 +393,25 @@ impl Server {
             }
             Command::ReserveJob { id } => self.reserve_job(key, id, now),
             Command::Delete { id } => {
-                let is_done = self.queue.delete(key, id);
-                self.say_if(key, is_done, Reply::Deleted);
+                let outcome = self.queue.delete(key, id);
+                self.say_outcome(key, outcome, Reply::Deleted);
             }
-            Command::Release { id, pri, delay_secs } => self.release(key, id, pri, delay_secs, now),
+            Command::Release { id, pri, delay_secs } => {
+                let outcome = self.queue.release(key, id, pri, delay_secs, now);
+                self.say_outcome(key, outcome, Reply::Released);
+            }
             Command::Bury { id, pri } => {
-                let is_done = self.queue.bury(key, id, pri);
-                self.say_if(key, is_done, Reply::Buried);
+                let outcome = self.queue.bury(key, id, pri, now);
+                self.say_outcome(key, outcome, Reply::Buried);
             }
             Command::Touch { id } => {
                 let is_done = self.queue.touch(key, id, now);
                 self.say_if(key, is_done, Reply::Touched);
             }
-            Command::Kick { bound } => {
-                let count = self.queue.kick(self.queue.clients[key].used, bound, now);
-                self.spend(count as usize);
-                self.say(key, Reply::Kicked { count });
-            }
+            Command::Kick { bound } => self.kick(key, bound, now),
             Command::KickJob { id } => {
-                let is_done = self.queue.kick_job(id, now);
-                self.say_if(key, is_done, Reply::KickedJob);
+                let outcome = self.queue.kick_job(id, now);
+                self.say_outcome(key, outcome, Reply::KickedJob);
             }
 
             Command::Use { tube } => self.use_tube(key, tube),
@@ -462,7 +498,8 @@ impl Server {
             Some(_) if self.is_draining => Reply::Draining,
             Some(body) => match self.queue.put(key, id, terms, body, now) {
                 Ok(()) => Reply::Inserted { id },
-                Err(_) => {
+                Err(NoRoom::Space) => Reply::OutOfMemory,
+                Err(NoRoom::Memory) => {
                     self.spare.let_go();
                     Reply::OutOfMemory
                 }
@@ -512,13 +549,14 @@ impl Server {
         }
     }
 
-    fn release(&mut self, key: ConnKey, id: u64, pri: u32, delay_secs: u32, now: Nanos) {
-        let reply = match self.queue.release(key, id, pri, delay_secs, now) {
-            Some(Released::AsTold) => Reply::Released,
-            Some(Released::Buried) => Reply::Buried,
-            None => Reply::NotFound,
-        };
-        self.say(key, reply);
+    fn kick(&mut self, key: ConnKey, bound: u32, now: Nanos) {
+        match self.queue.kick(self.queue.clients[key].used, bound, now) {
+            Ok(count) => {
+                self.spend(count as usize);
+                self.say(key, Reply::Kicked { count });
+            }
+            Err(_) => self.say(key, Reply::OutOfMemory),
+        }
     }
 
     // ---- Tubes ----
@@ -601,6 +639,16 @@ impl Server {
 
     fn say_if(&mut self, key: ConnKey, is_done: bool, reply: Reply<'_>) {
         self.say(key, if is_done { reply } else { Reply::NotFound });
+    }
+
+    fn say_outcome(&mut self, key: ConnKey, outcome: Outcome, done: Reply<'_>) {
+        let reply = match outcome {
+            Outcome::Done => done,
+            Outcome::Buried => Reply::Buried,
+            Outcome::NotFound => Reply::NotFound,
+            Outcome::NoSpace => Reply::OutOfMemory,
+        };
+        self.say(key, reply);
     }
 
     fn say_found(&mut self, key: ConnKey, job: Option<JobKey>) {

@@ -109,7 +109,7 @@ pub fn job(job: &Job, queue: &Queue, now: Nanos) -> String {
         .line("delay", job.delay_secs)
         .line("ttr", job.ttr_secs)
         .line("time-left", queue.due(job).map_or(0, |due| due.secs_left(now)))
-        .line("file", 0)
+        .line("file", queue.file_of(job))
         .line("reserves", job.counts.reserves)
         .line("timeouts", job.counts.timeouts)
         .line("releases", job.counts.releases)
@@ -154,10 +154,11 @@ pub fn server(server: &ServerStats<'_>, queue: &Queue, now: Nanos) -> String {
         .line("current-waiting", queue.totals.waiting)
         .line("total-connections", server.total_connections);
     process(&mut yaml, server.facts, now);
-    yaml.line("binlog-oldest-index", 0)
-        .line("binlog-current-index", 0)
-        .line("binlog-records-migrated", 0)
-        .line("binlog-records-written", 0)
+    let binlog = queue.binlog_figures();
+    yaml.line("binlog-oldest-index", binlog.oldest)
+        .line("binlog-current-index", binlog.current)
+        .line("binlog-records-migrated", binlog.records_migrated)
+        .line("binlog-records-written", binlog.records_written)
         .line("binlog-max-size", server.binlog_file_size)
         .line("draining", server.is_draining)
         .line("id", &server.facts.instance_id)

@@ -173,6 +173,11 @@ impl Tubes {
         Some(tube.timer)
     }
 
+    /// The keys of all tubes there are now.
+    pub fn keys(&self) -> Vec<TubeKey> {
+        self.order.clone()
+    }
+
     /// All tubes, in the order of `list-tubes`.
     pub fn iter(&self) -> impl Iterator<Item = &Tube> {
         self.order.iter().map(|&key| &self[key])

@@ -361,7 +361,7 @@ impl Linked for ByView<'_> {
 mod tests {
     use super::super::body::{CR_LF, Upload};
     use super::super::job::Terms;
-    use super::super::queue::Answer;
+    use super::super::queue::{Answer, Outcome};
     use super::super::time::Nanos;
     use super::*;
     use std::collections::{BTreeMap, BTreeSet};
@@ -489,10 +489,10 @@ mod tests {
                 let (id, tube) = held.unwrap();
                 model.held.remove(&id);
                 if random.bool() {
-                    assert!(queue.release(conn, id, pri, 0, NOW).is_some());
+                    assert_eq!(queue.release(conn, id, pri, 0, NOW), Outcome::Done);
                     model.make_ready(id, tube, pri);
                 } else {
-                    assert!(queue.delete(conn, id));
+                    assert_eq!(queue.delete(conn, id), Outcome::Done);
                 }
             }
             _ if held.is_none() && !is_waiting => {

@@ -3,7 +3,7 @@
 //! One turn:
 //!
 //! ```text
-//! wait for events -> tick -> accept -> each ready connection once: read, run -> flush
+//! wait for events -> tick -> accept -> each ready connection once: read, run -> commit -> flush
 //! ```
 //!
 //! Nobody is starved: a connection is read from once a turn, only a share of what it sent is
@@ -12,8 +12,8 @@
 //! Sockets are registered once, for both directions, and edge-triggered; what the events
 //! said is remembered until the system says "would block". A connection with work left
 //! stands on a list, and while that list is not empty the loop does not sleep. Nothing
-//! is written before all reads of the turn are done, so that whatever must happen before a
-//! reply leaves can happen once for the whole turn.
+//! is sent before all reads of the turn are done and what they changed is in the binlog, so
+//! that one write and one sync serve the whole turn.
 //!
 //! The loop knows no command and no rule: the server says of each connection whether it
 //! may be read from, what is to be sent, and when it is over.
@@ -21,6 +21,7 @@
 use super::listen::Listener;
 use super::process::{self, Clock, Signal, Signals, Stop};
 use super::stream::Stream;
+use crate::engine::binlog::Failure;
 use crate::engine::keys::ConnKey;
 use crate::engine::server::Server;
 use crate::engine::time::Nanos;
@@ -28,6 +29,7 @@ use log::{debug, info, warn};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use std::collections::VecDeque;
+use std::fmt;
 use std::io::{self, ErrorKind, IoSlice};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
@@ -56,6 +58,26 @@ pub struct EventLoop {
     /// What was just read; used for one connection after the other.
     scratch: Box<[u8]>,
     stop: Option<Stop>,
+}
+
+/// Why the loop cannot go on.
+#[derive(Debug)]
+pub enum RunError {
+    /// The system does not let it wait for events any more.
+    Wait(io::Error),
+    /// The binlog cannot be kept any more, so nothing more may be acknowledged.
+    Binlog(Failure),
+}
+
+impl RunError {
+    /// The exit code. For a disk that fails it is that of an input or output error in
+    /// sysexits(3).
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            RunError::Wait(_) => 1,
+            RunError::Binlog(_) => 74,
+        }
+    }
 }
 
 /// A listening socket and whether somebody waits there.
@@ -158,17 +180,19 @@ impl EventLoop {
     /// Serves until a signal ends it; says which.
     ///
     /// # Errors
-    /// The system does not let the loop wait for events any more.
-    pub fn run(mut self) -> io::Result<Stop> {
+    /// It cannot go on.
+    pub fn run(mut self) -> Result<Stop, RunError> {
         let mut events = Events::with_capacity(EVENTS_PER_TURN);
         loop {
-            self.wait(&mut events)?;
+            self.wait(&mut events).map_err(RunError::Wait)?;
             if let Some(stop) = self.stop {
+                self.server.close(self.clock.now()).map_err(RunError::Binlog)?;
                 return Ok(stop);
             }
             self.server.tick(self.clock.now());
             self.accept();
             self.serve_ready();
+            self.server.commit(self.clock.now()).map_err(RunError::Binlog)?;
             self.flush();
             self.give_memory_back();
         }
@@ -449,4 +473,15 @@ fn listener_token(index: usize) -> Token {
 
 fn listener_index(token: Token, count: usize) -> Option<usize> {
     (0..count).find(|&index| listener_token(index) == token)
+}
+
+impl fmt::Display for RunError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RunError::Wait(error) => write!(f, "cannot wait for events any more: {error}"),
+            RunError::Binlog(failure) => {
+                write!(f, "{failure}; nothing more can be acknowledged, so the server ends")
+            }
+        }
+    }
 }

@@ -2,6 +2,7 @@
 //!
 //! Nothing in here knows a command or a rule.
 
+pub mod disk;
 pub mod event_loop;
 pub mod listen;
 pub mod process;

@@ -8,6 +8,7 @@
 use crate::engine::stats::ProcessorTime;
 use crate::engine::time::Nanos;
 use std::ffi::{CStr, CString};
+use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -140,6 +141,53 @@ pub fn raise_file_limit() -> io::Result<u64> {
         check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })?;
     }
     Ok(limit.rlim_cur)
+}
+
+/// Locks the whole file against other processes that do the same, for as long as this process
+/// keeps it open; `false` when another one has it. As C beanstalkd does, so that the two keep
+/// out of each other's way.
+///
+/// # Errors
+/// The file cannot be locked.
+#[expect(clippy::cast_possible_truncation, reason = "libc gives small constants a large type")]
+pub fn lock_file(file: &File) -> io::Result<bool> {
+    let whole = libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    // SAFETY: the descriptor is open, and the pointer is to a live `flock`.
+    match check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const whole) }) {
+        Ok(()) => Ok(true),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::EACCES | libc::EAGAIN) => Ok(false),
+            _ => Err(error),
+        },
+    }
+}
+
+/// Sets space aside for `len` bytes of a file from `offset` on, and lengthens the file so that
+/// it has them; `false` when the file system has no means for that.
+///
+/// # Errors
+/// There is no space, or the file cannot be written to.
+pub fn allocate(file: &File, offset: u64, len: u64) -> io::Result<bool> {
+    let too_large = |_| io::Error::from_raw_os_error(libc::EFBIG);
+    let offset = libc::off_t::try_from(offset).map_err(too_large)?;
+    let len = libc::off_t::try_from(len).map_err(too_large)?;
+    loop {
+        // SAFETY: the descriptor is open; the rest are plain numbers.
+        match check(unsafe { libc::fallocate(file.as_raw_fd(), 0, offset, len) }) {
+            Ok(()) => return Ok(true),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EOPNOTSUPP | libc::ENOSYS) => return Ok(false),
+                _ => return Err(error),
+            },
+        }
+    }
 }
 
 /// Gives memory that was freed back to the system. It may take some 40 ms for each GiB,

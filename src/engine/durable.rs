@@ -1,0 +1,161 @@
+//! A chapter of the rules: what the binlog is told of jobs, and when.
+//!
+//! A record is made of every put, release, bury, kick and delete, and before the job moves: it
+//! says where the job is sent, not who gets it there. Nothing else is recorded. A job that is
+//! reserved, times out or comes back from a lost connection is, after a restart, where its
+//! last record sent it.
+//!
+//! Each of these rules first asks for room, and is refused with nothing changed if there is
+//! none. Each ends with a step of compaction, for which this chapter brings the jobs. Without a
+//! binlog there is always room, and nobody is told.
+
+use super::binlog::{Binlog, Failure, Figures, NoRoom};
+use super::body::Body;
+use super::disk::FileNumber;
+use super::job::{Job, State};
+use super::keys::{JobKey, LogKey, TubeKey};
+use super::queue::Queue;
+use super::record::{self, Fields, Logged};
+use super::time::Nanos;
+
+impl Queue {
+    /// Sees to it that the binlog can take a new job.
+    pub(super) fn make_room_to_put(&mut self, tube: TubeKey, body: &Body) -> Result<(), NoRoom> {
+        let Some(binlog) = &mut self.binlog else { return Ok(()) };
+        binlog.make_room_to_put(record::full_len(&self.tubes[tube].name, body.bytes()))
+    }
+
+    /// Sees to it that the binlog can take what becomes of a job.
+    pub(super) fn make_room_to_update(&mut self) -> Result<(), NoRoom> {
+        self.binlog.as_mut().map_or(Ok(()), Binlog::make_room_to_update)
+    }
+
+    /// Sees to it that the binlog can take the end of a job.
+    pub(super) fn make_room_to_delete(&mut self) -> Result<(), NoRoom> {
+        self.binlog.as_mut().map_or(Ok(()), Binlog::make_room_to_delete)
+    }
+
+    /// A new job is sent where its terms say.
+    pub(super) fn record_put(&mut self, key: JobKey, now: Nanos) {
+        let Some(binlog) = &mut self.binlog else { return };
+        let job = &mut self.jobs[key];
+        let fields = fields(job, by_terms(job, now));
+        job.log = binlog.put(key, &fields, &self.tubes[job.tube].name, job.body.bytes());
+    }
+
+    /// A job is released and sent where its terms say.
+    pub(super) fn record_release(&mut self, key: JobKey, now: Nanos) {
+        self.record_update(key, by_terms(&self.jobs[key], now));
+    }
+
+    /// A job is kicked.
+    pub(super) fn record_kick(&mut self, key: JobKey) {
+        self.record_update(key, (Logged::Ready, Nanos::ZERO));
+    }
+
+    /// A job is buried.
+    pub(super) fn record_burial(&mut self, key: JobKey, now: Nanos) {
+        if let Some(binlog) = &mut self.binlog {
+            let moment = binlog.next_burial(now);
+            self.record_update(key, (Logged::Buried, moment));
+        }
+    }
+
+    fn record_update(&mut self, key: JobKey, state: (Logged, Nanos)) {
+        let Some(binlog) = &mut self.binlog else { return };
+        let job = &self.jobs[key];
+        binlog.update(job.log, &fields(job, state));
+    }
+
+    /// A job is deleted.
+    pub(super) fn record_delete(&mut self, job: &Job) {
+        let Some(binlog) = &mut self.binlog else { return };
+        binlog.delete(job.log, &fields(job, (Logged::Deleted, Nanos::ZERO)));
+    }
+
+    /// Writes what has been recorded in this turn, and syncs it if it is time for that.
+    ///
+    /// # Errors
+    /// The disk has failed.
+    pub fn commit(&mut self, now: Nanos) -> Result<(), Failure> {
+        self.binlog.as_mut().map_or(Ok(()), |binlog| binlog.commit(now))
+    }
+
+    /// No more will be recorded.
+    ///
+    /// # Errors
+    /// The disk has failed.
+    pub fn close_binlog(&mut self, now: Nanos) -> Result<(), Failure> {
+        self.binlog.as_mut().map_or(Ok(()), |binlog| binlog.close(now))
+    }
+
+    /// The number of the file that has the job; 0 without a binlog.
+    pub fn file_of(&self, job: &Job) -> FileNumber {
+        self.binlog.as_ref().map_or(0, |binlog| binlog.file_of(job.log))
+    }
+
+    /// The numbers of the binlog for `stats`.
+    pub fn binlog_figures(&self) -> Figures {
+        self.binlog.as_ref().map(Binlog::figures).unwrap_or_default()
+    }
+
+    /// Moves as many jobs to newer files as it is time for.
+    pub(super) fn compact(&mut self) {
+        while let Some((log, job)) = self.binlog.as_mut().and_then(|binlog| binlog.next_to_move()) {
+            self.move_in_binlog(log, job);
+        }
+    }
+
+    /// Moves all jobs out of files that are not sound, as far as there is room.
+    pub(super) fn empty_damaged_files(&mut self) {
+        while let Some((log, job)) = self.binlog.as_mut().and_then(|binlog| binlog.next_in_danger())
+        {
+            self.move_in_binlog(log, job);
+        }
+    }
+
+    fn move_in_binlog(&mut self, log: LogKey, key: JobKey) {
+        let state = self.present_state(key);
+        let Some(binlog) = &mut self.binlog else { return };
+        let job = &self.jobs[key];
+        let tube = &self.tubes[job.tube].name;
+        binlog.move_here(log, &fields(job, state), tube, job.body.bytes());
+    }
+
+    /// The state of a job as a record has it, and the moment that goes with it.
+    fn present_state(&self, key: JobKey) -> (Logged, Nanos) {
+        let job = &self.jobs[key];
+        let due = || self.due(job).unwrap_or(Nanos::ZERO);
+        let moment =
+            || self.binlog.as_ref().map_or(Nanos::ZERO, |binlog| binlog.moment_of(job.log));
+        match job.state {
+            State::Ready { .. } => (Logged::Ready, Nanos::ZERO),
+            State::Delayed { .. } => (Logged::Delayed, due()),
+            State::Reserved { .. } => (Logged::Reserved, due()),
+            State::Buried(_) => (Logged::Buried, moment()),
+            State::Moving => unreachable!("a step of compaction comes after a job has moved"),
+        }
+    }
+}
+
+fn by_terms(job: &Job, now: Nanos) -> (Logged, Nanos) {
+    match job.delay_secs {
+        0 => (Logged::Ready, Nanos::ZERO),
+        secs => (Logged::Delayed, now + Nanos::from_secs(secs)),
+    }
+}
+
+fn fields(job: &Job, (state, moment): (Logged, Nanos)) -> Fields {
+    let body_len = u32::try_from(job.body.bytes().len());
+    Fields {
+        id: job.id,
+        pri: job.pri,
+        delay_secs: job.delay_secs,
+        ttr_secs: job.ttr_secs,
+        body_len: body_len.expect("a body is not much longer than 2^30 bytes"),
+        created_at: job.created_at,
+        moment,
+        counts: job.counts,
+        state,
+    }
+}

@@ -1,0 +1,355 @@
+//! A chapter of the rules: how a queue comes back from the files of its binlog.
+//!
+//! Records are applied in the order in which they were made. Until all are, jobs are in no
+//! place; then each is put where its last record sent it. Damage is told, with the file and the
+//! offset, and never guessed away: a job whose full record is damaged stays as an older file
+//! has it, or is lost. A file with damage is set aside once its sound jobs are in a new one.
+//!
+//! The bytes that a crash has left behind the last record of all are no damage: nothing that
+//! was acknowledged can be in them, unless the operator chose so.
+
+use super::binlog::{Binlog, Failure, Last, Policy};
+use super::body::Body;
+use super::disk::{Disk, FileNumber};
+use super::job::{Job, Terms};
+use super::keys::JobKey;
+use super::queue::Queue;
+use super::record::{self, Fields, Layout, Logged};
+use super::scan::{Damage, Found, Item, ReadError, Scan};
+use super::segments::{Segment, Segments};
+use super::time::Nanos;
+use log::{error, info, warn};
+use std::collections::{HashSet, TryReserveError};
+use std::fmt;
+use std::io;
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// How many jobs there are.
+    pub jobs: u64,
+    /// How many files were read.
+    pub files: usize,
+    /// How many bytes of records they have.
+    pub bytes: u64,
+    /// The highest id that was ever given out.
+    pub last_id: u64,
+}
+
+/// Why the queue cannot come back.
+#[derive(Debug)]
+pub enum ReplayError {
+    /// The directory cannot be listed.
+    List(io::Error),
+    /// A file cannot be read.
+    Read(FileNumber, ReadError),
+    /// There is too little memory for all jobs.
+    NoMemory(TryReserveError),
+    /// There is no space for new files.
+    Begin(io::Error),
+    /// The disk fails.
+    Failed(Failure),
+}
+
+/// What has been read so far.
+#[derive(Debug)]
+struct Replay<'q> {
+    queue: &'q mut Queue,
+    segments: Segments,
+    last: Last,
+    bytes: u64,
+    /// What is behind the last record of a file, and the place of the file, as long as no record
+    /// was found in a newer one.
+    tail: Option<(usize, Damage)>,
+    /// The jobs that had a damaged full record and no other one.
+    missing: HashSet<u64>,
+    /// How many damaged places were found.
+    damages: u64,
+}
+
+/// More damaged places than that are counted and not told one by one.
+const DAMAGES_TOLD: u64 = 100;
+
+impl Queue {
+    /// Reads what there is on `disk`, and keeps the binlog there from then on. To be called
+    /// while there is neither a job nor a connection.
+    ///
+    /// # Errors
+    /// The files cannot be read, or there is no way to go on with them; they are as they were.
+    pub fn recover(
+        &mut self,
+        mut disk: Box<dyn Disk>,
+        policy: Policy,
+        now: Nanos,
+    ) -> Result<Recovered, ReplayError> {
+        let numbers = disk.list().map_err(ReplayError::List)?;
+        let mut replay = Replay {
+            queue: self,
+            segments: Segments::default(),
+            last: Last::default(),
+            bytes: 0,
+            tail: None,
+            missing: HashSet::new(),
+            damages: 0,
+        };
+        for (index, &number) in numbers.iter().enumerate() {
+            if let Some(before) = index.checked_sub(1).map(|before| numbers[before]) {
+                tell_missing(before, number);
+            }
+            replay.read_file(&mut *disk, number)?;
+            let jobs = replay.segments.job_count();
+            info!("binlog.{number}: read, {} of {} files, {jobs} jobs", index + 1, numbers.len());
+        }
+        replay.tell_tail();
+        replay.place_jobs(now).map_err(ReplayError::NoMemory)?;
+        let Replay { segments, last, bytes, missing, damages, .. } = replay;
+        let recovered =
+            Recovered { jobs: segments.job_count(), files: numbers.len(), bytes, last_id: last.id };
+        if damages > 0 {
+            error!(
+                "the binlog is damaged in {damages} places: {} jobs lost, {} kept",
+                missing.len(),
+                recovered.jobs
+            );
+        }
+        let binlog = Binlog::begin(disk, policy, segments, last, now);
+        self.binlog = Some(binlog.map_err(ReplayError::Begin)?);
+        self.set_damaged_files_aside(now).map_err(ReplayError::Failed)?;
+        Ok(recovered)
+    }
+
+    fn set_damaged_files_aside(&mut self, now: Nanos) -> Result<(), Failure> {
+        self.empty_damaged_files();
+        let Some(binlog) = &mut self.binlog else { return Ok(()) };
+        loop {
+            let damaged = binlog.damaged_files();
+            binlog.commit(now)?;
+            if binlog.damaged_files() == damaged && !binlog.can_retire() {
+                break;
+            }
+        }
+        if binlog.damaged_files() > 0 {
+            warn!("no space to move the sound jobs out of damaged files; they stay as they are");
+        }
+        Ok(())
+    }
+}
+
+fn tell_missing(before: FileNumber, number: FileNumber) {
+    if number - before > 1 {
+        error!(
+            "there is a binlog.{before} and a binlog.{number} but no file between them: \
+             what was recorded there is lost, and deleted jobs may be back"
+        );
+    }
+}
+
+impl Replay<'_> {
+    // ---- One file ----
+
+    fn read_file(&mut self, disk: &mut dyn Disk, number: FileNumber) -> Result<(), ReplayError> {
+        let failed = |error| ReplayError::Read(number, error);
+        let mut scan = Scan::open(disk, number).map_err(failed)?;
+        self.segments.push(Segment::new(number, scan.size(), 0));
+        self.last.id = self.last.id.max(scan.last_id());
+        let source = (scan.layout(), scan.is_checked());
+        loop {
+            match scan.next_item().map_err(failed)? {
+                Item::Record(found) => {
+                    self.tail_is_damage();
+                    self.apply(number, source, found).map_err(ReplayError::NoMemory)?;
+                }
+                Item::Damage(damage) => {
+                    self.tail_is_damage();
+                    self.tell_damage(self.segments.len() - 1, &damage);
+                }
+                Item::End(end) => {
+                    let place = self.segments.len() - 1;
+                    let size = self.segments[place].size;
+                    self.bytes += end.used;
+                    // A damaged file is left at its length.
+                    self.segments[place].used = end.used.min(size);
+                    if let Some(rest) = end.rest {
+                        self.tail_is_damage();
+                        self.tail = Some((place, rest));
+                    }
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// There is more behind what seemed to be the last record of all.
+    fn tail_is_damage(&mut self) {
+        if let Some((place, rest)) = self.tail.take() {
+            self.tell_damage(place, &rest);
+        }
+    }
+
+    fn tell_damage(&mut self, place: usize, damage: &Damage) {
+        self.segments[place].is_damaged = true;
+        self.damages += 1;
+        let fate = match damage.id {
+            Some(id) if self.queue.jobs.find(id).is_some() => {
+                format!("; job {id} stays as it was before")
+            }
+            Some(id) if damage.is_full => {
+                self.missing.insert(id);
+                format!("; job {id} is lost, unless a newer record has it")
+            }
+            Some(id) => format!("; it seems to be of job {id}, which is not there"),
+            None => String::new(),
+        };
+        if self.damages <= DAMAGES_TOLD {
+            let Damage { offset, len, what, .. } = damage;
+            let number = self.segments[place].number;
+            error!("binlog.{number}:{offset}: {what} ({len} bytes){fate}");
+        }
+    }
+
+    /// All has been read.
+    fn tell_tail(&mut self) {
+        let Some((place, Damage { offset, len, what, .. })) = self.tail.take() else { return };
+        let number = self.segments[place].number;
+        if offset == 0 {
+            // Nothing at all is sound: that is no file of ours to be cut.
+            self.segments[place].is_damaged = true;
+            self.damages += 1;
+            error!("binlog.{number}:0: {what} ({len} bytes)");
+        } else {
+            warn!("binlog.{number}:{offset}: the last record is torn, {len} bytes are cut: {what}");
+        }
+    }
+
+    // ---- One record ----
+
+    fn apply(
+        &mut self,
+        number: FileNumber,
+        (layout, is_checked): (Layout, bool),
+        found: Found<'_>,
+    ) -> Result<(), TryReserveError> {
+        let Found { fields, tube, body, .. } = found;
+        if record::is_marker(&fields) {
+            return Ok(());
+        }
+        self.last.id = self.last.id.max(fields.id);
+        let known = self.queue.jobs.find(fields.id);
+        if fields.state == Logged::Deleted {
+            self.missing.remove(&fields.id);
+            if let Some(key) = known {
+                let job = self.queue.jobs.remove(key);
+                self.segments.remove_job(job.log);
+            }
+            return Ok(());
+        }
+        let is_full = tube.is_some();
+        let key = match (known, tube.zip(body)) {
+            (Some(key), None) => key,
+            (known, Some((tube, body))) => {
+                self.missing.remove(&fields.id);
+                self.take_full(number, known, &fields, tube, body)?
+            }
+            // Its full record was in a file that is not needed any more.
+            (None, None) => return Ok(()),
+        };
+        let job = &mut self.queue.jobs[key];
+        job.pri = fields.pri;
+        job.delay_secs = fields.delay_secs;
+        job.ttr_secs = fields.ttr_secs.max(1);
+        job.created_at = fields.created_at;
+        job.counts = fields.counts;
+        // C beanstalkd does not say when a job was buried.
+        let has_moment = is_checked && layout == Layout::V7;
+        self.note_state(key, &fields, is_full, has_moment);
+        Ok(())
+    }
+
+    /// A full record makes a job, or makes it anew.
+    fn take_full(
+        &mut self,
+        number: FileNumber,
+        known: Option<JobKey>,
+        fields: &Fields,
+        tube: &str,
+        body: Body,
+    ) -> Result<JobKey, TryReserveError> {
+        // As long as it will be when it is written anew.
+        let len = record::full_len(tube, body.bytes()) as u64;
+        let tube = self.queue.find_or_create_tube(tube)?;
+        if let Some(key) = known {
+            let job = &mut self.queue.jobs[key];
+            job.tube = tube;
+            job.body = body;
+            self.segments.move_job(job.log, number, len);
+            return Ok(key);
+        }
+        self.queue.jobs.try_reserve_one()?;
+        self.segments.try_reserve_one()?;
+        let Fields { id, pri, delay_secs, ttr_secs, created_at, .. } = *fields;
+        let terms = Terms { pri, delay_secs, ttr_secs };
+        let key = self.queue.jobs.insert(Job::new(id, tube, terms, body, created_at));
+        self.queue.jobs[key].log = self.segments.add_job(key, number, len);
+        Ok(key)
+    }
+
+    fn note_state(&mut self, key: JobKey, fields: &Fields, is_full: bool, has_moment: bool) {
+        let entry = self.segments.entry_mut(self.queue.jobs[key].log);
+        entry.moment = if fields.state != Logged::Buried || has_moment {
+            fields.moment
+        } else if is_full && entry.state == Logged::Buried {
+            // C beanstalkd has moved it to a newer file.
+            entry.moment
+        } else {
+            self.last.buried_at + Nanos::ONE
+        };
+        entry.state = fields.state;
+        if fields.state == Logged::Buried {
+            self.last.buried_at = self.last.buried_at.max(entry.moment);
+        }
+    }
+
+    // ---- All records ----
+
+    /// Puts every job where its last record sent it.
+    fn place_jobs(&mut self, now: Nanos) -> Result<(), TryReserveError> {
+        let mut buried = Vec::new();
+        for key in self.segments.jobs() {
+            let entry = self.segments.entry(self.queue.jobs[key].log);
+            match entry.state {
+                Logged::Buried => {
+                    buried.try_reserve(1)?;
+                    buried.push((entry.moment, key));
+                }
+                Logged::Delayed if entry.moment > now => {
+                    self.queue.make_delayed_until(key, entry.moment);
+                }
+                Logged::Delayed | Logged::Ready | Logged::Reserved | Logged::Deleted => {
+                    self.queue.make_ready(key, now);
+                }
+            }
+        }
+        buried.sort_unstable();
+        for (_, key) in buried {
+            self.queue.make_buried(key);
+        }
+        self.queue.remove_idle_tubes();
+        Ok(())
+    }
+}
+
+impl fmt::Display for ReplayError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ReplayError::List(error) => write!(f, "cannot be listed: {error}"),
+            ReplayError::Read(number, error) => write!(
+                f,
+                "binlog.{number} cannot be read: {error}; without it jobs would be lost, \
+                 so make it readable, or move it away to go on without it"
+            ),
+            ReplayError::NoMemory(error) => write!(f, "too little memory for its jobs: {error}"),
+            ReplayError::Begin(error) => write!(f, "no new file can be made: {error}"),
+            ReplayError::Failed(failure) => write!(f, "{failure}"),
+        }
+    }
+}

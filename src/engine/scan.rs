@@ -1,0 +1,413 @@
+//! Reading one file of the binlog from its head to its end, whatever state it is in.
+//!
+//! A [`Scan`] yields the records that are sound and the places that are not. Where a record
+//! is damaged it goes on with the next one that is sound, found by its length or else by
+//! trying every byte. What the records mean together is for others (`replay.rs`,
+//! `inspect.rs`) to say; nothing is changed here.
+//!
+//! It takes one window of the file and one body into memory at a time, and neither loops nor
+//! panics on any bytes.
+
+use super::body::{Body, Upload};
+use super::disk::{Disk, FileNumber};
+use super::record::{self, Fields, Head, Layout, Malformed, Marker, SHORT_LEN, VERSION_LEN};
+use super::time::Nanos;
+use std::collections::TryReserveError;
+use std::fmt;
+use std::io;
+
+/// One file that is being read.
+#[derive(Debug)]
+pub struct Scan<'d> {
+    disk: &'d mut dyn Disk,
+    number: FileNumber,
+    size: u64,
+    layout: Layout,
+    is_checked: bool,
+    /// What the marker says, or 0.
+    last_id: u64,
+    /// Where the next record begins.
+    offset: u64,
+    /// Damage at the head, which is still to be told.
+    head_damage: Option<Damage>,
+    /// The tube of the record read last; empty if that was a short one.
+    tube: String,
+    /// A piece of the file, and where it begins.
+    window: Vec<u8>,
+    window_at: u64,
+    /// How many more bytes may be looked at in search of the next sound record.
+    search_left: u64,
+}
+
+/// What there is in a file.
+#[derive(Debug)]
+pub enum Item<'a> {
+    /// A sound record.
+    Record(Found<'a>),
+    /// Bytes that are none.
+    Damage(Damage),
+    /// There are no more records.
+    End(End),
+}
+
+/// A sound record, and where it was.
+#[derive(Debug)]
+pub struct Found<'a> {
+    /// Where it begins, in bytes from the start of the file.
+    pub offset: u64,
+    /// Its length in bytes.
+    pub len: u64,
+    /// What it says.
+    pub fields: Fields,
+    /// The tube of the job, in a full record.
+    pub tube: Option<&'a str>,
+    /// The body, in a full record of a job that is not deleted.
+    pub body: Option<Body>,
+}
+
+/// Bytes that should be records and are not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damage {
+    /// Where they begin, in bytes from the start of the file.
+    pub offset: u64,
+    /// How many they are.
+    pub len: u64,
+    /// What is wrong with the first of them.
+    pub what: Fault,
+    /// The job that the record says it is of, which may be wrong too.
+    pub id: Option<u64>,
+    /// Whether it looks like a full record.
+    pub is_full: bool,
+}
+
+/// How a file ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct End {
+    /// How many bytes of the file are in use, up to the end of the last sound record.
+    pub used: u64,
+    /// What is behind that, if it is not just zeros.
+    pub rest: Option<Damage>,
+}
+
+/// What is wrong with a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The file is of a version that nobody knows.
+    Version(i32),
+    /// The marker at the head is damaged.
+    Marker,
+    /// Its fields make no sense.
+    Fields(Malformed),
+    /// It goes on beyond the end of the file.
+    CutShort,
+    /// Zeros, with something behind them.
+    Zeros,
+    /// The checksum is another.
+    Checksum,
+    /// The body does not end in CR LF.
+    BodyEnd,
+}
+
+/// Why a file cannot be read.
+#[derive(Debug)]
+pub enum ReadError {
+    /// The system does not let us.
+    Io(io::Error),
+    /// A body does not fit in memory.
+    NoMemory(TryReserveError),
+}
+
+/// A record, or what stands in its place.
+enum Parsed {
+    Record { fields: Fields, len: u64, body: Option<Body> },
+    Blank,
+    Faulty { what: Fault, id: Option<u64>, is_full: bool, next: Option<u64> },
+}
+
+const WINDOW_LEN: usize = 64 * 1024;
+/// Before the version of a file can be told, and the marker.
+const HEAD_LEN: usize = VERSION_LEN + SHORT_LEN;
+/// A file that is nothing but the heads of huge records is not searched for ever.
+const SEARCH_PER_BYTE: u64 = 16;
+/// A short record may begin with so many zeros.
+const ZEROS_BEFORE_ID: u64 = 16;
+/// Files without checksums are younger than this: 2000-01-01.
+const YEAR_2000: Nanos = Nanos::from_secs(946_684_800);
+
+impl<'d> Scan<'d> {
+    /// Begins to read the file.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn open(disk: &'d mut dyn Disk, number: FileNumber) -> Result<Scan<'d>, ReadError> {
+        let size = disk.size(number).map_err(ReadError::Io)?;
+        let mut scan = Scan {
+            disk,
+            number,
+            size,
+            layout: Layout::V7,
+            is_checked: false,
+            last_id: 0,
+            offset: VERSION_LEN as u64,
+            head_damage: None,
+            tube: String::new(),
+            window: Vec::new(),
+            window_at: 0,
+            search_left: size.saturating_mul(SEARCH_PER_BYTE).max(WINDOW_LEN as u64),
+        };
+        scan.read_head()?;
+        Ok(scan)
+    }
+
+    fn read_head(&mut self) -> Result<(), ReadError> {
+        let head = self.bytes_at(0, HEAD_LEN)?;
+        let Some(&version) = head.first_chunk() else {
+            self.offset = 0;
+            return Ok(());
+        };
+        let marker = Marker::read(&head[VERSION_LEN..]);
+        let damage = |offset, len, what| Damage { offset, len, what, id: None, is_full: false };
+        let version_number = i32::from_ne_bytes(version);
+        match Layout::of_version(version) {
+            Some(layout) => self.layout = layout,
+            None if version_number == 0 => {
+                // An empty file, or one whose first sector is lost: what has a checksum there
+                // is sound nevertheless.
+                self.is_checked = true;
+                self.offset = 0;
+                return Ok(());
+            }
+            None => {
+                let is_ours = matches!(marker, Marker::Sound { .. } | Marker::Damaged);
+                let len = if is_ours { VERSION_LEN as u64 } else { self.size };
+                self.head_damage = Some(damage(0, len, Fault::Version(version_number)));
+            }
+        }
+        match marker {
+            Marker::None | Marker::Blank if self.head_damage.is_some() => self.offset = self.size,
+            Marker::None => {}
+            Marker::Blank => self.is_checked = self.layout == Layout::V7,
+            Marker::Sound { last_id } => {
+                self.is_checked = true;
+                self.last_id = last_id;
+                self.offset = HEAD_LEN as u64;
+            }
+            Marker::Damaged => {
+                self.is_checked = true;
+                self.offset = HEAD_LEN as u64;
+                let place = VERSION_LEN as u64;
+                let marker = damage(place, SHORT_LEN as u64, Fault::Marker);
+                self.head_damage.get_or_insert(marker);
+            }
+        }
+        Ok(())
+    }
+
+    /// The layout of the file.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Whether its records have checksums.
+    pub fn is_checked(&self) -> bool {
+        self.is_checked
+    }
+
+    /// The size of the file in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The last id that was given out before the file was begun, as far as it knows.
+    pub fn last_id(&self) -> u64 {
+        self.last_id
+    }
+
+    /// What comes next; after the end, the end again.
+    ///
+    /// # Errors
+    /// The file cannot be read on.
+    pub fn next_item(&mut self) -> Result<Item<'_>, ReadError> {
+        if let Some(damage) = self.head_damage.take() {
+            return Ok(Item::Damage(damage));
+        }
+        let offset = self.offset;
+        let (what, id, is_full, search_from) = match self.parse(offset)? {
+            Parsed::Record { fields, len, body } => {
+                self.offset = offset + len;
+                let tube = Some(&*self.tube).filter(|tube| !tube.is_empty());
+                return Ok(Item::Record(Found { offset, len, fields, tube, body }));
+            }
+            Parsed::Blank => match self.end_of_zeros(offset)? {
+                None => return Ok(Item::End(End { used: offset, rest: None })),
+                Some(at) => (Fault::Zeros, None, false, at),
+            },
+            Parsed::Faulty { what, id, is_full, next: None } => (what, id, is_full, offset + 1),
+            Parsed::Faulty { what, id, is_full, next: Some(next) } => {
+                let from = match self.parse(next)? {
+                    // Only the body or a field is wrong, and all else follows in its place.
+                    Parsed::Record { .. } => next,
+                    Parsed::Blank => self.end_of_zeros(next)?.unwrap_or(self.size),
+                    Parsed::Faulty { .. } => offset + 1,
+                };
+                (what, id, is_full, from)
+            }
+        };
+        let found = self.search(search_from)?;
+        let len = found.unwrap_or(self.size) - offset;
+        let damage = Damage { offset, len, what, id, is_full };
+        match found {
+            Some(next) => {
+                self.offset = next;
+                Ok(Item::Damage(damage))
+            }
+            None => Ok(Item::End(End { used: offset, rest: Some(damage) })),
+        }
+    }
+
+    /// Reads the record at `offset`, and its tube into `self.tube`.
+    fn parse(&mut self, offset: u64) -> Result<Parsed, ReadError> {
+        let layout = self.layout;
+        let size = self.size;
+        let is_checked = self.is_checked;
+        let faulty = |what| Parsed::Faulty { what, id: None, is_full: false, next: None };
+        let bytes = self.bytes_at(offset, Layout::LONGEST_HEAD)?;
+        let (fields, tube, body_len) = match layout.read(bytes) {
+            Ok(Head::Job { fields, tube, body_len }) => (fields, tube, body_len),
+            Ok(Head::End) => return Ok(Parsed::Blank),
+            // Fewer zeros than a record has, at the end of the file.
+            Err(Malformed::Incomplete(_)) if bytes.iter().all(|&byte| byte == 0) => {
+                return Ok(Parsed::Blank);
+            }
+            Err(Malformed::Incomplete(_)) => return Ok(faulty(Fault::CutShort)),
+            Err(malformed) => return Ok(faulty(Fault::Fields(malformed))),
+        };
+        let head_len = layout.head_len(tube);
+        let len = head_len as u64 + u64::from(body_len);
+        let id = Some(fields.id);
+        let is_full = !tube.is_empty();
+        let faulty = |what, next| Parsed::Faulty { what, id, is_full, next };
+        if len > size - offset {
+            return Ok(faulty(Fault::CutShort, None));
+        }
+        let checksum = is_checked.then(|| record::checksum(&bytes[..head_len], tube));
+        let tube = tube.to_owned();
+        let body = match self.read_body(offset + head_len as u64, body_len)? {
+            Ok(body) => body,
+            Err(bytes) => {
+                self.search_left = self.search_left.saturating_sub(bytes);
+                return Ok(faulty(Fault::BodyEnd, Some(offset + len)));
+            }
+        };
+        if let Some((expected, mut crc)) = checksum {
+            crc.update(body.as_ref().map_or(&[], Body::bytes));
+            if crc.finalize() != expected {
+                self.search_left = self.search_left.saturating_sub(len);
+                return Ok(faulty(Fault::Checksum, Some(offset + len)));
+            }
+        }
+        self.tube = tube;
+        Ok(Parsed::Record { fields, len, body })
+    }
+
+    /// Reads the body at `offset`, if there is to be one. An error has its length, when it
+    /// does not end as it must.
+    fn read_body(&mut self, offset: u64, len: u32) -> Result<Result<Option<Body>, u64>, ReadError> {
+        let Some(len_told) = len.checked_sub(2) else { return Ok(Ok(None)) };
+        let mut upload = Upload::try_new(len_told).map_err(ReadError::NoMemory)?;
+        let mut at = offset;
+        while !upload.is_complete() {
+            let bytes = self.bytes_at(at, WINDOW_LEN)?;
+            if bytes.is_empty() {
+                // The file has become shorter.
+                return Ok(Err(at - offset));
+            }
+            at += upload.take(bytes) as u64;
+        }
+        Ok(upload.finish().map(Some).ok_or(u64::from(len)))
+    }
+
+    /// Where the next sound record is, from `offset` on.
+    fn search(&mut self, mut offset: u64) -> Result<Option<u64>, ReadError> {
+        while offset < self.size && self.search_left > 0 {
+            self.search_left -= 1;
+            let (layout, is_checked) = (self.layout, self.is_checked);
+            let bytes = self.bytes_at(offset, Layout::LONGEST_HEAD)?;
+            let is_likely = match layout.read(bytes) {
+                Ok(Head::Job { fields, .. }) => is_checked || fields.created_at >= YEAR_2000,
+                Ok(Head::End) | Err(_) => false,
+            };
+            if is_likely && matches!(self.parse(offset)?, Parsed::Record { .. }) {
+                return Ok(Some(offset));
+            }
+            offset += 1;
+        }
+        Ok(None)
+    }
+
+    /// Where a record may begin after the zeros from `offset` on, if anything does.
+    fn end_of_zeros(&mut self, offset: u64) -> Result<Option<u64>, ReadError> {
+        let mut at = offset;
+        loop {
+            let bytes = self.bytes_at(at, WINDOW_LEN)?;
+            if bytes.is_empty() {
+                return Ok(None);
+            }
+            if let Some(place) = bytes.iter().position(|&byte| byte != 0) {
+                return Ok(Some((at + place as u64).saturating_sub(ZEROS_BEFORE_ID).max(offset)));
+            }
+            at += bytes.len() as u64;
+        }
+    }
+
+    /// Up to `len` bytes from `offset` on; fewer only at the end of the file.
+    fn bytes_at(&mut self, offset: u64, len: usize) -> Result<&[u8], ReadError> {
+        let len = len.min(usize::try_from(self.size.saturating_sub(offset)).unwrap_or(usize::MAX));
+        let start = usize::try_from(offset.wrapping_sub(self.window_at)).unwrap_or(usize::MAX);
+        let is_there = start.checked_add(len).is_some_and(|end| end <= self.window.len());
+        if is_there {
+            return Ok(&self.window[start..start + len]);
+        }
+        self.window.resize(WINDOW_LEN, 0);
+        let read = self.disk.read(self.number, offset, &mut self.window).map_err(ReadError::Io)?;
+        self.window.truncate(read);
+        self.window_at = offset;
+        Ok(&self.window[..len.min(read)])
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fault::Version(version) => write!(f, "version {version} is not known"),
+            Fault::Marker => f.write_str("the marker of a file with checksums is damaged"),
+            Fault::Fields(malformed) => write!(f, "no record: {malformed}"),
+            Fault::CutShort => f.write_str("the record is cut short"),
+            Fault::Zeros => f.write_str("zeros instead of a record"),
+            Fault::Checksum => f.write_str("the record fails its checksum"),
+            Fault::BodyEnd => f.write_str("the body does not end in CR LF"),
+        }
+    }
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Malformed::Incomplete(_) => "it is cut short",
+            Malformed::NameLength => "the length of the tube's name is out of range",
+            Malformed::Name => "the tube's name is none",
+            Malformed::Id => "the id is out of range",
+            Malformed::State => "the state is out of range",
+            Malformed::BodyLength => "the length of the body is out of range",
+        })
+    }
+}
+
+impl fmt::Display for ReadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ReadError::Io(error) => write!(f, "{error}"),
+            ReadError::NoMemory(error) => write!(f, "{error}"),
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! The real disk under the binlog: one directory of files, its lock, and how writing is made
+//! safe.
+//!
+//! What the records mean, and when files come and go, is not known here.
+
+use super::process;
+use crate::engine::disk::{Disk, FileNumber, LAST_NUMBER};
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// A directory with a binlog.
+#[derive(Debug)]
+pub struct Directory {
+    path: PathBuf,
+    /// To sync it.
+    handle: File,
+    /// Open to be written to.
+    writing: Vec<(FileNumber, File)>,
+    /// The file that was read last.
+    reading: Option<(FileNumber, File)>,
+    /// Given up for a moment when a file is to be opened, so that this never fails because
+    /// clients have all descriptors.
+    spare: Option<File>,
+    /// Locked for as long as it is open.
+    _lock: Option<File>,
+}
+
+/// Why a directory cannot be used.
+#[derive(Debug)]
+pub enum OpenError {
+    /// It cannot be read.
+    Directory(io::Error),
+    /// The file to be locked cannot be opened or made.
+    LockFile(io::Error),
+    /// Another process keeps its binlog there.
+    InUse,
+}
+
+const LOCK_NAME: &str = "lock";
+
+/// Where the system cannot set space aside, zeros are written, so many at a time.
+static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
+
+impl Directory {
+    /// Takes the directory, and keeps everybody else from doing the same. C beanstalkd locks
+    /// in this way too.
+    ///
+    /// # Errors
+    /// It cannot be had.
+    pub fn take(path: &Path) -> Result<Directory, OpenError> {
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(false).mode(0o600);
+        let lock = options.open(path.join(LOCK_NAME)).map_err(OpenError::LockFile)?;
+        match process::lock_file(&lock) {
+            Ok(true) => {}
+            Ok(false) => return Err(OpenError::InUse),
+            Err(error) => return Err(OpenError::LockFile(error)),
+        }
+        let mut directory = Directory::look_into(path).map_err(OpenError::Directory)?;
+        directory._lock = Some(lock);
+        directory.spare = directory.handle.try_clone().ok();
+        Ok(directory)
+    }
+
+    /// Opens the directory only to be read, whoever uses it.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn look_into(path: &Path) -> io::Result<Directory> {
+        Ok(Directory {
+            path: path.to_owned(),
+            handle: File::open(path)?,
+            writing: Vec::new(),
+            reading: None,
+            spare: None,
+            _lock: None,
+        })
+    }
+
+    fn path_of(&self, number: FileNumber) -> PathBuf {
+        self.path.join(format!("binlog.{number}"))
+    }
+
+    /// Opens a file while the spare descriptor is free.
+    fn open(&mut self, number: FileNumber, options: &OpenOptions) -> io::Result<File> {
+        self.spare = None;
+        let file = options.open(self.path_of(number));
+        self.spare = self.handle.try_clone().ok();
+        file
+    }
+
+    /// The file, open to be written to.
+    fn writable(&mut self, number: FileNumber) -> io::Result<&File> {
+        let place = match self.writing.iter().position(|(open, _)| *open == number) {
+            Some(place) => place,
+            None => {
+                let file = self.open(number, OpenOptions::new().write(true))?;
+                self.writing.push((number, file));
+                self.writing.len() - 1
+            }
+        };
+        Ok(&self.writing[place].1)
+    }
+}
+
+impl Disk for Directory {
+    fn list(&mut self) -> io::Result<Vec<FileNumber>> {
+        let mut numbers = Vec::new();
+        for entry in fs::read_dir(&self.path)? {
+            numbers.extend(entry?.file_name().to_str().and_then(number_of));
+        }
+        numbers.sort_unstable();
+        Ok(numbers)
+    }
+
+    fn size(&mut self, number: FileNumber) -> io::Result<u64> {
+        Ok(fs::metadata(self.path_of(number))?.len())
+    }
+
+    fn read(&mut self, number: FileNumber, offset: u64, bytes: &mut [u8]) -> io::Result<usize> {
+        if self.reading.as_ref().is_none_or(|(open, _)| *open != number) {
+            let file = self.open(number, OpenOptions::new().read(true))?;
+            self.reading = Some((number, file));
+        }
+        let (_, file) = self.reading.as_ref().expect("it was just opened");
+        let mut filled = 0;
+        while filled < bytes.len() {
+            match file.read_at(&mut bytes[filled..], offset + filled as u64) {
+                Ok(0) => break,
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(filled)
+    }
+
+    fn create(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true).mode(0o600);
+        let file = self.open(number, &options)?;
+        if let Err(error) = set_space_aside(&file, 0, size) {
+            fs::remove_file(self.path_of(number))?;
+            return Err(error);
+        }
+        self.writing.push((number, file));
+        Ok(())
+    }
+
+    fn extend(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
+        let file = self.writable(number)?;
+        let old_size = file.metadata()?.len();
+        set_space_aside(file, old_size, size).or_else(|error| {
+            file.set_len(old_size)?;
+            Err(error)
+        })
+    }
+
+    fn write(&mut self, number: FileNumber, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.writable(number)?.write_all_at(bytes, offset)
+    }
+
+    fn sync(&mut self, number: FileNumber) -> io::Result<()> {
+        self.writable(number)?.sync_data()
+    }
+
+    fn sync_directory(&mut self) -> io::Result<()> {
+        self.handle.sync_all()
+    }
+
+    fn cut(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
+        self.writable(number)?.set_len(size)
+    }
+
+    fn close(&mut self, number: FileNumber) {
+        self.writing.retain(|(open, _)| *open != number);
+    }
+
+    fn remove(&mut self, number: FileNumber) -> io::Result<()> {
+        self.close(number);
+        match fs::remove_file(self.path_of(number)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            done => done,
+        }
+    }
+
+    fn set_aside(&mut self, number: FileNumber) -> io::Result<String> {
+        self.close(number);
+        let first = format!("binlog.{number}.damaged");
+        let others = (2_u32..).map(|copy| format!("{first}.{copy}"));
+        // What was set aside before stays too.
+        let mut names = std::iter::once(first.clone()).chain(others);
+        let is_free = |name: &String| !self.path.join(name).exists();
+        let name = names.find(is_free).expect("there is no end of names");
+        fs::rename(self.path_of(number), self.path.join(&name))?;
+        Ok(name)
+    }
+}
+
+/// The number in the name of a file of a binlog; nothing for other files.
+fn number_of(name: &str) -> Option<FileNumber> {
+    let digits = name.strip_prefix("binlog.")?;
+    let number = digits.parse().ok().filter(|number| (1..=LAST_NUMBER).contains(number))?;
+    // There is one way to write it.
+    (number.to_string() == digits).then_some(number)
+}
+
+/// Lengthens a file from `from` to `to` bytes, all zeros.
+fn set_space_aside(file: &File, from: u64, to: u64) -> io::Result<()> {
+    if process::allocate(file, from, to - from)? {
+        return Ok(());
+    }
+    let mut offset = from;
+    while offset < to {
+        let left = usize::try_from(to - offset).unwrap_or(usize::MAX);
+        let zeros = &ZEROS[..left.min(ZEROS.len())];
+        file.write_all_at(zeros, offset)?;
+        offset += zeros.len() as u64;
+    }
+    Ok(())
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OpenError::Directory(error) => write!(f, "cannot read the directory: {error}"),
+            OpenError::LockFile(error) => write!(f, "cannot lock the file {LOCK_NAME}: {error}"),
+            OpenError::InUse => f.write_str("another process keeps its binlog there"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_files_of_a_binlog_have_a_number() {
+        assert_eq!(number_of("binlog.1"), Some(1));
+        assert_eq!(number_of("binlog.2147483647"), Some(LAST_NUMBER));
+        for name in [
+            "binlog",
+            "binlog.",
+            "binlog.0",
+            "binlog.01",
+            "binlog.+1",
+            "binlog.7.damaged",
+            "binlog.2147483648",
+            "lock",
+            "xbinlog.1",
+        ] {
+            assert_eq!(number_of(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_the_rest_is_zeros() {
+        let home = tempfile::tempdir().unwrap();
+        let mut directory = Directory::take(home.path()).unwrap();
+        directory.create(3, 8192).unwrap();
+        directory.write(3, 4, b"record").unwrap();
+        directory.extend(3, 10_000).unwrap();
+        directory.sync(3).unwrap();
+        directory.sync_directory().unwrap();
+        assert_eq!(directory.list().unwrap(), [3]);
+        assert_eq!(directory.size(3).unwrap(), 10_000);
+        let mut bytes = [1; 16];
+        assert_eq!(directory.read(3, 2, &mut bytes).unwrap(), 16);
+        assert_eq!(&bytes, b"\0\0record\0\0\0\0\0\0\0\0");
+        assert_eq!(directory.read(3, 9_990, &mut bytes).unwrap(), 10);
+        directory.cut(3, 10).unwrap();
+        assert_eq!(directory.size(3).unwrap(), 10);
+        assert_eq!(directory.create(3, 1).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        assert_eq!(directory.size(3).unwrap(), 10);
+        directory.remove(3).unwrap();
+        directory.remove(3).unwrap();
+        assert!(directory.list().unwrap().is_empty());
+    }
+
+    #[test]
+    fn files_set_aside_keep_out_of_each_others_way() {
+        let home = tempfile::tempdir().unwrap();
+        let mut directory = Directory::take(home.path()).unwrap();
+        for name in ["binlog.3.damaged", "binlog.3.damaged.2"] {
+            directory.create(3, 1).unwrap();
+            assert_eq!(directory.set_aside(3).unwrap(), name);
+            assert!(home.path().join(name).exists());
+        }
+        assert!(directory.list().unwrap().is_empty());
+    }
+}

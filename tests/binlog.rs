@@ -1,0 +1,937 @@
+//! The binlog on a disk of the tests' own: crashes at every step, torn and reordered writes,
+//! flipped bits, full and failing disks.
+//!
+//! The judge is what a client knows: a [`Journal`] of what it asked for and what was
+//! acknowledged. It shares no code with the engine but the parsing of numbers.
+#![allow(clippy::unwrap_used, reason = "in a test it is an assertion")]
+
+mod fake_disk;
+
+use beanstalkd::engine::binlog::{Policy, Syncing};
+use beanstalkd::engine::keys::ConnKey;
+use beanstalkd::engine::replay::Recovered;
+use beanstalkd::engine::server::{Server, Settings};
+use beanstalkd::engine::stats::{Facts, ProcessorTime};
+use beanstalkd::engine::time::Nanos;
+use fake_disk::FakeDisk;
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, IoSlice};
+
+// ---- A server with a client ----
+
+/// The engine on a disk, with one connection. What it says is seen only if it was committed.
+struct Engine {
+    server: Server,
+    conn: ConnKey,
+    now: Nanos,
+    recovered: Recovered,
+    /// A commit has failed.
+    is_dead: bool,
+}
+
+const START: Nanos = Nanos::from_secs(1_700_000_000);
+
+fn facts() -> Facts {
+    Facts {
+        pid: 7,
+        instance_id: String::new(),
+        hostname: String::new(),
+        os_version: String::new(),
+        platform: String::new(),
+        started_at: START,
+        processor_time: ProcessorTime::default,
+    }
+}
+
+impl Engine {
+    /// Starts on what is on the disk; nothing when that fails.
+    fn try_start(disk: &FakeDisk, policy: Policy, now: Nanos) -> Option<Engine> {
+        let settings = Settings { max_job_size: 1 << 20, binlog_file_size: policy.file_size };
+        let mut server = Server::new(settings, facts(), now);
+        let recovered = server.recover(disk.boxed(), policy, now).ok()?;
+        let conn = server.connect().unwrap();
+        Some(Engine { server, conn, now, recovered, is_dead: false })
+    }
+
+    fn start(disk: &FakeDisk, policy: Policy, now: Nanos) -> Engine {
+        Engine::try_start(disk, policy, now).expect("the server starts")
+    }
+
+    /// One turn: all of `input`, and what is said to it; nothing when the disk has failed.
+    fn turn(&mut self, input: &str) -> Option<String> {
+        self.now = self.now + Nanos::from_millis(1);
+        self.server.tick(self.now);
+        self.server.receive(self.conn, input.as_bytes(), self.now);
+        while self.server.can_resume(self.conn) {
+            self.server.resume(self.conn, self.now);
+        }
+        if self.server.commit(self.now).is_err() {
+            self.is_dead = true;
+            return None;
+        }
+        let mut said = Vec::new();
+        loop {
+            let mut slices = [IoSlice::new(&[]); 16];
+            let filled = self.server.next_output(self.conn, &mut slices);
+            if filled == 0 {
+                break;
+            }
+            let before = said.len();
+            slices[..filled].iter().for_each(|slice| said.extend_from_slice(slice));
+            self.server.sent(self.conn, said.len() - before);
+        }
+        Some(String::from_utf8(said).unwrap())
+    }
+
+    /// The same on a disk that works.
+    fn ask(&mut self, input: &str) -> String {
+        self.turn(input).expect("the disk works")
+    }
+
+    /// Lets time pass with nothing to do, at most so many turns.
+    fn idle(&mut self, turns: usize) {
+        for _ in 0..turns {
+            let Some(due) = self.server.next_due() else { break };
+            self.now = self.now.max(due);
+            self.server.tick(self.now);
+            if self.server.commit(self.now).is_err() {
+                self.is_dead = true;
+                break;
+            }
+        }
+    }
+
+    fn put(&mut self, body: &str) -> Option<u64> {
+        let reply = self.ask(&format!("put 0 0 1000 {}\r\n{body}\r\n", body.len()));
+        reply.trim_end().strip_prefix("INSERTED ").map(|id| id.parse().unwrap())
+    }
+
+    fn stat(&mut self, key: &str) -> u64 {
+        let text = self.ask("stats\r\n");
+        field(&text, key).unwrap().parse().unwrap()
+    }
+}
+
+/// The value of a line of a document.
+fn field<'t>(text: &'t str, key: &str) -> Option<&'t str> {
+    let value = |line: &'t str| line.strip_prefix(key)?.strip_prefix(": ");
+    text.lines().find_map(value).map(|value| value.trim_matches('"'))
+}
+
+fn policy(file_size: u32, sync: Syncing) -> Policy {
+    Policy { file_size, sync }
+}
+
+// ---- What a client knows ----
+
+/// A job as a client sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct View {
+    tube: String,
+    body: String,
+    pri: u32,
+    delay_secs: u32,
+    ttr_secs: u32,
+    state: &'static str,
+    /// Of a delayed job: the moment, or when found, how long until then.
+    due: Nanos,
+    /// reserves, timeouts, releases, buries, kicks
+    counts: [u32; 5],
+}
+
+/// All that has become of each job, in order.
+#[derive(Debug, Default)]
+struct Journal {
+    jobs: BTreeMap<u64, Vec<Event>>,
+    safe: Safe,
+}
+
+/// For each job, the last event that nothing may take back: what may be there after a crash is
+/// that or whatever came later. What is not recorded is no such event.
+#[derive(Clone, Debug, Default)]
+struct Safe {
+    acknowledged: BTreeMap<u64, usize>,
+    /// Even when the power is cut.
+    durable: BTreeMap<u64, usize>,
+}
+
+/// What a job became: this, or nothing.
+#[derive(Debug)]
+struct Event {
+    view: Option<View>,
+    is_recorded: bool,
+}
+
+impl Journal {
+    fn add(&mut self, id: u64, view: Option<View>) {
+        let nothing = || vec![Event { view: None, is_recorded: true }];
+        self.jobs.entry(id).or_insert_with(nothing).push(Event { view, is_recorded: true });
+    }
+
+    fn add_unrecorded(&mut self, id: u64, view: View) {
+        let events = self.jobs.get_mut(&id).expect("a job is put first");
+        events.push(Event { view: Some(view), is_recorded: false });
+    }
+
+    /// All replies have come.
+    fn acknowledge(&mut self, is_durable: bool) {
+        for (&id, events) in &self.jobs {
+            let last = events.iter().rposition(|event| event.is_recorded).unwrap();
+            self.safe.acknowledged.insert(id, last);
+        }
+        if is_durable {
+            self.safe.durable = self.safe.acknowledged.clone();
+        }
+    }
+
+    /// Compares what is there with what may be. `safe` is one half of a [`Safe`].
+    fn judge(&self, safe: &BTreeMap<u64, usize>, engine: &mut Engine, when: &str) {
+        for (id, events) in &self.jobs {
+            let first = safe.get(id).copied().unwrap_or(0);
+            let found = view(engine, *id);
+            let now = engine.now;
+            let is_allowed = events[first..].iter().any(|event| is_same(&event.view, &found, now));
+            assert!(
+                is_allowed,
+                "{when}: job {id} is {found:?}, but should be one of {:?}",
+                &events[first..]
+            );
+        }
+        let ids_used = safe.iter().filter(|(_, first)| **first > 0).map(|(&id, _)| id).max();
+        let next = engine.put("next");
+        assert!(next > ids_used, "{when}: {next:?} is given out after {ids_used:?}");
+    }
+
+    fn last(&self, id: u64) -> Option<&View> {
+        self.jobs.get(&id)?.last()?.view.as_ref()
+    }
+}
+
+fn is_same(expected: &Option<View>, found: &Option<View>, now: Nanos) -> bool {
+    let (Some(expected), Some(found)) = (expected, found) else {
+        return expected.is_none() && found.is_none();
+    };
+    let mut expected = expected.clone();
+    if expected.state == "delayed" && expected.due > now {
+        // The server tells whole seconds.
+        expected.due = Nanos::from_secs(u32::try_from(expected.due.secs_left(now)).unwrap());
+    } else {
+        expected.due = Nanos::ZERO;
+        if expected.state == "delayed" {
+            expected.state = "ready";
+        }
+    }
+    expected == *found
+}
+
+/// The job as the server tells of it; `due` is how long it is delayed yet.
+fn view(engine: &mut Engine, id: u64) -> Option<View> {
+    let text = engine.ask(&format!("stats-job {id}\r\n"));
+    if text == "NOT_FOUND\r\n" {
+        return None;
+    }
+    let number = |key: &str| -> u32 { field(&text, key).unwrap().parse().unwrap() };
+    let found = engine.ask(&format!("peek {id}\r\n"));
+    let (_, body) = found.split_once("\r\n").unwrap();
+    Some(View {
+        tube: field(&text, "tube").unwrap().to_owned(),
+        body: body.strip_suffix("\r\n").unwrap().to_owned(),
+        pri: number("pri"),
+        delay_secs: number("delay"),
+        ttr_secs: number("ttr"),
+        state: match field(&text, "state").unwrap() {
+            "ready" => "ready",
+            "delayed" => "delayed",
+            "buried" => "buried",
+            "reserved" => "reserved",
+            other => panic!("no such state: {other}"),
+        },
+        due: Nanos::from_secs(number("time-left")),
+        counts: ["reserves", "timeouts", "releases", "buries", "kicks"].map(number),
+    })
+}
+
+// ---- A client that does everything ----
+
+/// Random commands, the same ones for the same seed as long as the replies are the same.
+struct Worker {
+    random: fastrand::Rng,
+    journal: Journal,
+    held: Vec<u64>,
+    next_id: u64,
+}
+
+const TUBES: [&str; 3] = ["default", "mail", "a-tube-with-a-longer-name"];
+
+impl Worker {
+    fn new(seed: u64) -> Worker {
+        Worker {
+            random: fastrand::Rng::with_seed(seed),
+            journal: Journal::default(),
+            held: Vec::new(),
+            next_id: 1,
+        }
+    }
+
+    /// One turn with a few commands, on a disk that works.
+    fn turn(&mut self, disk: &FakeDisk, engine: &mut Engine) {
+        assert!(self.try_turn(disk, engine), "the disk works");
+    }
+
+    /// The same on one that may not. `false` when it does not: what was done is then
+    /// written down and not acknowledged.
+    fn try_turn(&mut self, disk: &FakeDisk, engine: &mut Engine) -> bool {
+        let count = self.random.usize(1..4);
+        let mut input = String::new();
+        let mut expected = Vec::new();
+        for _ in 0..count {
+            let (line, reply) = self.command(engine.now);
+            input.push_str(&line);
+            expected.push(reply);
+        }
+        let syncs = disk.syncs();
+        let Some(said) = engine.turn(&input) else { return false };
+        if said.contains("OUT_OF_MEMORY") {
+            return false;
+        }
+        self.journal.acknowledge(disk.syncs() > syncs);
+        assert_eq!(said, expected.concat(), "after {input:?}");
+        true
+    }
+
+    /// A command and the reply to it; what becomes of the job is written down.
+    fn command(&mut self, now: Nanos) -> (String, String) {
+        let pri = self.random.u32(..3000);
+        match self.random.u8(..10) {
+            0..=3 => self.put(pri, now),
+            4 | 5 => self.reserve(),
+            6 => self.delete(),
+            _ => self.give_back(pri, now),
+        }
+    }
+
+    fn put(&mut self, pri: u32, now: Nanos) -> (String, String) {
+        let tube = TUBES[self.random.usize(..TUBES.len())];
+        let len = if self.random.u8(..20) == 0 { 3000 } else { self.random.usize(..60) };
+        let body: String =
+            std::iter::repeat_with(|| self.random.alphanumeric()).take(len).collect();
+        let delay_secs = if self.random.u8(..4) == 0 { self.random.u32(1..500) } else { 0 };
+        let id = self.next_id;
+        self.next_id += 1;
+        let line = format!("use {tube}\r\nput {pri} {delay_secs} 1000 {len}\r\n{body}\r\n");
+        // The moment of the command is a few nanoseconds later.
+        let due = now + Nanos::from_millis(1) + Nanos::from_secs(delay_secs);
+        let state = if delay_secs > 0 { "delayed" } else { "ready" };
+        let tube_name = tube.to_owned();
+        self.journal.add(
+            id,
+            Some(View {
+                tube: tube_name,
+                body,
+                pri,
+                delay_secs,
+                ttr_secs: 1000,
+                state,
+                due,
+                counts: [0; 5],
+            }),
+        );
+        (line, format!("USING {tube}\r\nINSERTED {id}\r\n"))
+    }
+
+    /// Any job that is not held.
+    fn reserve(&mut self) -> (String, String) {
+        let free: Vec<u64> = (1..self.next_id)
+            .filter(|id| self.journal.last(*id).is_some() && !self.held.contains(id))
+            .collect();
+        let Some(&id) = self.random.choice(&free) else { return self.nothing() };
+        let mut view = self.journal.last(id).unwrap().clone();
+        let reply = format!("RESERVED {id} {}\r\n{}\r\n", view.body.len(), view.body);
+        // It is not recorded; but a job may be moved while it is reserved.
+        view.counts[0] += 1;
+        view.state = "ready";
+        self.held.push(id);
+        self.journal.add_unrecorded(id, view);
+        (format!("reserve-job {id}\r\n"), reply)
+    }
+
+    fn delete(&mut self) -> (String, String) {
+        let all: Vec<u64> =
+            (1..self.next_id).filter(|id| self.journal.last(*id).is_some()).collect();
+        let Some(&id) = self.random.choice(&all) else { return self.nothing() };
+        self.held.retain(|held| *held != id);
+        self.journal.add(id, None);
+        (format!("delete {id}\r\n"), "DELETED\r\n".to_owned())
+    }
+
+    /// Releases or buries a job that is held, or kicks one.
+    fn give_back(&mut self, pri: u32, now: Nanos) -> (String, String) {
+        if self.held.is_empty() || self.random.u8(..4) == 0 {
+            return self.kick(now);
+        }
+        let id = self.held.swap_remove(self.random.usize(..self.held.len()));
+        let mut view = self.journal.last(id).unwrap().clone();
+        view.pri = pri;
+        let (line, reply) = if self.random.bool() {
+            view.counts[3] += 1;
+            view.state = "buried";
+            (format!("bury {id} {pri}\r\n"), "BURIED\r\n")
+        } else {
+            view.counts[2] += 1;
+            view.delay_secs = if self.random.bool() { 0 } else { self.random.u32(1..500) };
+            view.state = if view.delay_secs > 0 { "delayed" } else { "ready" };
+            view.due = now + Nanos::from_millis(1) + Nanos::from_secs(view.delay_secs);
+            (format!("release {id} {pri} {}\r\n", view.delay_secs), "RELEASED\r\n")
+        };
+        self.journal.add(id, Some(view));
+        (line, reply.to_owned())
+    }
+
+    fn kick(&mut self, now: Nanos) -> (String, String) {
+        let is_kickable = |view: &View| {
+            view.state == "buried"
+                || (view.state == "delayed" && view.due > now + Nanos::from_secs(1))
+        };
+        let kickable: Vec<u64> = (1..self.next_id)
+            .filter(|id| !self.held.contains(id) && self.journal.last(*id).is_some_and(is_kickable))
+            .collect();
+        let Some(&id) = self.random.choice(&kickable) else { return self.nothing() };
+        let mut view = self.journal.last(id).unwrap().clone();
+        view.counts[4] += 1;
+        view.state = "ready";
+        self.journal.add(id, Some(view));
+        (format!("kick-job {id}\r\n"), "KICKED\r\n".to_owned())
+    }
+
+    fn nothing(&self) -> (String, String) {
+        ("list-tubes-watched\r\n".to_owned(), "OK 14\r\n---\n- default\n\r\n".to_owned())
+    }
+}
+
+// ---- Crashes ----
+
+/// The ways in which a machine can stop.
+#[derive(Clone, Copy, Debug)]
+enum Crash {
+    /// The process alone: the system still has all that was written.
+    Kill,
+    /// Only what was synced is sure to be there.
+    PowerCut,
+}
+
+/// Lets a worker work, in three lives on one disk, of which the first two end in good order,
+/// and starts the server on what every crash on the way would have left.
+fn crash_everywhere(seed: u64, policy: Policy, crashes: &[Crash]) {
+    let disk = FakeDisk::default();
+    let mut worker = Worker::new(seed);
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut now = START;
+    let mut count = 0;
+    disk.remember();
+    for turns in [20, 10, 30] {
+        let mut engine = Engine::start(&disk, policy, now);
+        worker.come_back(&mut engine);
+        for turn in 0..turns {
+            let before = worker.journal.safe.clone();
+            worker.turn(&disk, &mut engine);
+            // Between two moments, so that rounding to seconds is the same everywhere.
+            let now = engine.now + Nanos::from_nanos(500_000);
+            for (index, image) in disk.take_history().iter().enumerate() {
+                for crash in crashes {
+                    let when = format!("seed {seed}, turn {turn}/{turns}, step {index}, {crash:?}");
+                    let (files, safe) = match crash {
+                        Crash::Kill => (image.live_files(), &before.acknowledged),
+                        Crash::PowerCut => {
+                            (image.files_after_power_cut(&mut random), &before.durable)
+                        }
+                    };
+                    let mut engine = Engine::start(&FakeDisk::with_files(&files), policy, now);
+                    worker.journal.judge(safe, &mut engine, &when);
+                    count += 1;
+                }
+            }
+        }
+        engine.server.close(engine.now).unwrap();
+        now = engine.now;
+        disk.take_history();
+    }
+    assert!(count > 100, "only {count} crashes were tried");
+}
+
+impl Worker {
+    /// After a restart nothing is held, and each job is what was recorded last or has become
+    /// of it since.
+    fn come_back(&mut self, engine: &mut Engine) {
+        self.held.clear();
+        for (&id, events) in &mut self.journal.jobs {
+            let first = self.journal.safe.acknowledged[&id];
+            let found = view(engine, id);
+            let is_it = |event: &&Event| is_same(&event.view, &found, engine.now);
+            let event = events[first..].iter().find(is_it);
+            let view = event.expect("it comes back as it was").view.clone();
+            events.push(Event { view, is_recorded: true });
+        }
+        self.journal.acknowledge(true);
+    }
+}
+
+/// Seeds to be tried; `BINLOG_SEEDS` is how many times as many.
+fn seeds(range: std::ops::Range<u64>) -> impl Iterator<Item = u64> {
+    let times = std::env::var("BINLOG_SEEDS").map_or(1, |times| times.parse().unwrap());
+    let more = move |seed: u64| (0..times).map(move |round: u64| seed + 1000 * round);
+    range.flat_map(more)
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_when_each_turn_is_synced() {
+    for seed in seeds(0..4) {
+        let policy = policy(4096, Syncing::EachTurn);
+        crash_everywhere(seed, policy, &[Crash::Kill, Crash::PowerCut, Crash::PowerCut]);
+    }
+}
+
+#[test]
+fn nothing_synced_is_lost_when_syncs_come_later() {
+    for seed in seeds(4..12) {
+        let policy = policy(8192, Syncing::Within(Nanos::from_millis(8)));
+        crash_everywhere(seed, policy, &[Crash::Kill, Crash::PowerCut, Crash::PowerCut]);
+    }
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_with_the_process_when_nothing_is_synced() {
+    for seed in seeds(12..16) {
+        crash_everywhere(seed, policy(4096, Syncing::Never), &[Crash::Kill]);
+    }
+}
+
+// ---- Space ----
+
+/// What the files may take, for what is live.
+fn limit(live: u64, file_size: u32) -> u64 {
+    3 * live + 2 * u64::from(file_size)
+}
+
+/// The length of a job's full record.
+fn record_len(tube: &str, body: usize) -> u64 {
+    (84 + tube.len() + body + 2) as u64
+}
+
+#[test]
+fn a_job_released_a_million_times_does_not_grow_the_log() {
+    let disk = FakeDisk::default();
+    let mut engine =
+        Engine::start(&disk, policy(65_536, Syncing::Within(Nanos::from_millis(50))), START);
+    assert_eq!(engine.put("job"), Some(1));
+    let live = record_len("default", 3);
+    let turn = "reserve\r\nrelease 1 7 0\r\n".repeat(100);
+    for _ in 0..10_000 {
+        let said = engine.ask(&turn);
+        assert!(said.ends_with("RELEASED\r\n"));
+        assert!(disk.take_peak() <= limit(live, 65_536));
+    }
+    assert_eq!(field(&engine.ask("stats-job 1\r\n"), "releases"), Some("1000000"));
+    let now = engine.now;
+    let mut again = Engine::start(&disk, policy(65_536, Syncing::Never), now);
+    let text = again.ask("stats-job 1\r\n");
+    assert_eq!(field(&text, "releases"), Some("1000000"));
+    assert_eq!(field(&text, "pri"), Some("7"));
+}
+
+/// Puts and deletes for a long time beside jobs that stay, and watches the disk at each step.
+fn churn(file_size: u32, long_lived: u64, body_len: usize, in_order: bool) {
+    let disk = FakeDisk::default();
+    let mut engine =
+        Engine::start(&disk, policy(file_size, Syncing::Within(Nanos::from_millis(50))), START);
+    let mut random = fastrand::Rng::with_seed(body_len as u64);
+    let body = "x".repeat(body_len);
+    let each = record_len("default", body_len);
+    let rounds = 40 * u64::from(file_size) / each + 1_000;
+    let mut short_lived = std::collections::VecDeque::new();
+    let mut live = 0;
+    let mut needed = 0;
+    for round in 0..rounds {
+        let id = engine.put(&body).expect("there is space");
+        live += each;
+        needed += each;
+        // The long-lived jobs are spread over many files.
+        if round.is_multiple_of(10) && round / 10 < long_lived {
+            continue;
+        }
+        short_lived.push_back(id);
+        if short_lived.len() > 20 {
+            let index = if in_order { 0 } else { random.usize(..short_lived.len()) };
+            let id = short_lived.remove(index).unwrap();
+            assert_eq!(engine.ask(&format!("delete {id}\r\n")), "DELETED\r\n");
+            live -= each;
+            needed += 84;
+        }
+        let peak = disk.take_peak();
+        assert!(peak <= limit(live + each, file_size), "round {round}: {peak} for {live} live");
+    }
+    let written = disk.bytes_written();
+    assert!(written * 10 < needed * 28, "{written} bytes are written where {needed} are needed");
+    // All at once, then one file is enough.
+    let ids: Vec<u64> = (1..=rounds).collect();
+    for some in ids.chunks(50) {
+        let input: String = some.iter().map(|id| format!("delete {id}\r\n")).collect();
+        engine.ask(&input);
+    }
+    engine.idle(200);
+    assert_eq!(disk.live_files().len(), 1, "{:?}", disk.live_files().keys());
+    assert!(disk.used() <= u64::from(file_size));
+}
+
+#[test]
+fn disk_use_is_bounded_beside_long_lived_jobs() {
+    for in_order in [true, false] {
+        churn(16_384, 0, 100, in_order);
+        churn(16_384, 10, 100, in_order);
+        churn(16_384, 200, 10, in_order);
+        churn(16_384, 2_000, 50, in_order);
+        churn(65_536, 150, 10, in_order);
+        churn(65_536, 40, 3_000, in_order);
+    }
+}
+
+#[test]
+fn a_job_larger_than_a_file_works() {
+    let disk = FakeDisk::default();
+    let policy = policy(4096, Syncing::EachTurn);
+    let mut engine = Engine::start(&disk, policy, START);
+    let body = "y".repeat(100_000);
+    for round in 0..20 {
+        let id = engine.put(&body).unwrap();
+        engine.put("small").unwrap();
+        if round < 18 {
+            assert_eq!(engine.ask(&format!("delete {id}\r\n")), "DELETED\r\n");
+        }
+        assert!(disk.used() <= limit(3 * record_len("default", 100_000), 4096));
+    }
+    let now = engine.now;
+    let mut again = Engine::start(&disk, policy, now);
+    assert_eq!(again.ask("peek 39\r\n"), format!("FOUND 39 100000\r\n{body}\r\n"));
+    assert_eq!(again.recovered.jobs, 22);
+}
+
+/// Fills the disk up to the first refusal; says how many jobs there are.
+fn fill(engine: &mut Engine, body: &str) -> u64 {
+    let mut count = 0;
+    while engine.put(body).is_some() {
+        count += 1;
+    }
+    count
+}
+
+#[test]
+fn a_full_disk_refuses_puts_and_nothing_else_at_first() {
+    for capacity in [3 * 8192, 10 * 8192, 50 * 8192 + 4096] {
+        let disk = FakeDisk::default();
+        disk.set_capacity(Some(capacity));
+        let policy = policy(8192, Syncing::EachTurn);
+        let mut engine = Engine::start(&disk, policy, START);
+        let count = fill(&mut engine, "0123456789");
+        assert!(count > 20, "{count} jobs in {capacity} bytes");
+        let before = engine.ask("stats\r\n");
+        assert_eq!(engine.put("0123456789"), None);
+        for key in ["current-jobs-ready", "total-jobs", "current-tubes"] {
+            assert_eq!(field(&before, key), field(&engine.ask("stats\r\n"), key), "{key}");
+        }
+        // Releases go on for a while, and then leave the job where it is.
+        assert!(engine.ask("reserve-job 1\r\n").starts_with("RESERVED"));
+        let mut releases = 0;
+        loop {
+            let said = engine.ask("release 1 5 0\r\n");
+            if said == "OUT_OF_MEMORY\r\n" {
+                break;
+            }
+            assert_eq!(said, "RELEASED\r\n");
+            releases += 1;
+            assert!(releases < 100_000, "there is no end to it");
+            assert!(engine.ask("reserve-job 1\r\n").starts_with("RESERVED"));
+        }
+        assert!(releases >= 20, "only {releases} releases");
+        let job = engine.ask("stats-job 1\r\n");
+        assert_eq!(field(&job, "state"), Some("reserved"));
+        assert_eq!(field(&job, "releases").unwrap(), releases.to_string());
+        assert_eq!(engine.ask("bury 1 9\r\n"), "OUT_OF_MEMORY\r\n");
+        let job = engine.ask("stats-job 1\r\n");
+        assert_eq!(
+            (field(&job, "state"), field(&job, "buries"), field(&job, "pri")),
+            (Some("reserved"), Some("0"), Some("5"))
+        );
+        // Every delete works, to the last one.
+        for id in 1..=count {
+            assert_eq!(engine.ask(&format!("delete {id}\r\n")), "DELETED\r\n");
+        }
+        engine.idle(100);
+        assert!(engine.put("again").is_some(), "there is space again");
+        assert!(disk.used() <= 2 * 8192);
+    }
+}
+
+#[test]
+fn a_kick_on_a_full_disk_counts_what_it_moved() {
+    let disk = FakeDisk::default();
+    disk.set_capacity(Some(40 * 8192));
+    let policy = policy(8192, Syncing::EachTurn);
+    let mut engine = Engine::start(&disk, policy, START);
+    let mut count = 0;
+    while engine.ask("put 0 1000 9 1\r\nx\r\n").starts_with("INSERTED") {
+        count += 1;
+    }
+    let mut kicked = 0;
+    loop {
+        let said = engine.ask("kick 4294967295\r\n");
+        if said == "OUT_OF_MEMORY\r\n" {
+            break;
+        }
+        let some: u64 = said.trim().strip_prefix("KICKED ").unwrap().parse().unwrap();
+        assert!(some > 0);
+        kicked += some;
+        assert_eq!(engine.stat("current-jobs-ready"), kicked);
+        assert_eq!(engine.stat("current-jobs-delayed"), count - kicked);
+    }
+    assert!(kicked > 0 && kicked < count, "{kicked} of {count}");
+    assert_eq!(engine.ask("kick-job 1\r\n"), "NOT_FOUND\r\n");
+    let last = format!("kick-job {count}\r\n");
+    assert_eq!(engine.ask(&last), "OUT_OF_MEMORY\r\n");
+    let now = engine.now;
+    let mut again = Engine::start(&disk, policy, now);
+    assert_eq!(again.stat("current-jobs-ready"), kicked);
+    assert_eq!(again.stat("current-jobs-delayed"), count - kicked);
+}
+
+#[test]
+fn space_that_others_give_back_is_used() {
+    let disk = FakeDisk::default();
+    disk.set_capacity(Some(5 * 8192));
+    let mut engine = Engine::start(&disk, policy(8192, Syncing::EachTurn), START);
+    let count = fill(&mut engine, "job");
+    disk.set_capacity(Some(50 * 8192));
+    assert!(engine.put("job").is_some());
+    assert!(fill(&mut engine, "job") > count);
+}
+
+#[test]
+fn a_full_disk_is_compacted_where_that_makes_space() {
+    let disk = FakeDisk::default();
+    disk.set_capacity(Some(6 * 8192));
+    let mut engine = Engine::start(&disk, policy(8192, Syncing::EachTurn), START);
+    let count = fill(&mut engine, "job");
+    // Every third job stays, so that no file is without one.
+    for id in (1..=count).filter(|id| id % 3 != 0) {
+        assert_eq!(engine.ask(&format!("delete {id}\r\n")), "DELETED\r\n");
+    }
+    engine.idle(100);
+    let more = fill(&mut engine, "job");
+    assert!(more > count / 4, "{more} jobs where there were {count}");
+    assert_eq!(field(&engine.ask("stats-job 3\r\n"), "state"), Some("ready"));
+}
+
+// ---- Faults ----
+
+#[test]
+fn after_a_fault_nothing_is_acknowledged_and_nothing_acknowledged_is_lost() {
+    for (seed, sync) in [(1, Syncing::EachTurn), (2, Syncing::Within(Nanos::from_millis(4)))] {
+        for error in [ErrorKind::Other, ErrorKind::StorageFull] {
+            let policy = policy(4096, sync);
+            for change in 3.. {
+                let disk = FakeDisk::default();
+                let mut engine = Engine::start(&disk, policy, START);
+                disk.fail_from(change, error);
+                let mut worker = Worker::new(seed);
+                let mut turns = 0;
+                while turns < 60 && worker.try_turn(&disk, &mut engine) {
+                    turns += 1;
+                }
+                let image = FakeDisk::with_files(&disk.live_files());
+                let mut again = Engine::start(&image, policy, engine.now);
+                let when = format!("seed {seed}, {error}, change {change}");
+                worker.journal.judge(&worker.journal.safe.acknowledged, &mut again, &when);
+                if turns == 60 {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+// ---- Damage ----
+
+/// Files by their names.
+type Files = BTreeMap<String, Vec<u8>>;
+
+/// A log with all kinds of records in several files, the jobs in it, and when it was closed.
+fn sample() -> (Files, BTreeMap<u64, Option<View>>, Nanos) {
+    let disk = FakeDisk::default();
+    let mut engine = Engine::start(&disk, policy(4096, Syncing::EachTurn), START);
+    let mut worker = Worker::new(21);
+    for _ in 0..40 {
+        worker.turn(&disk, &mut engine);
+    }
+    engine.server.close(engine.now).unwrap();
+    let files = disk.live_files();
+    let now = engine.now + Nanos::from_nanos(500_000);
+    let mut engine =
+        Engine::start(&FakeDisk::with_files(&files), policy(4096, Syncing::EachTurn), now);
+    let ids = 1..worker.next_id;
+    let views = ids.map(|id| (id, view(&mut engine, id))).collect();
+    (files, views, now)
+}
+
+#[test]
+fn no_flipped_bit_hands_out_a_changed_body_or_loses_more_than_it_hit() {
+    let (files, views, now) = sample();
+    assert!(files.len() >= 3, "{:?}", files.keys());
+    let bodies: BTreeMap<u64, &str> = views
+        .iter()
+        .filter_map(|(&id, view)| view.as_ref().map(|view| (id, view.body.as_str())))
+        .collect();
+    let mut tried = 0;
+    for (name, bytes) in &files {
+        for at in (0..bytes.len()).step_by(3) {
+            let mut damaged = files.clone();
+            damaged.get_mut(name).unwrap()[at] ^= 1 << (at % 8);
+            let disk = FakeDisk::with_files(&damaged);
+            let mut engine = Engine::start(&disk, policy(4096, Syncing::EachTurn), now);
+            let mut changed = 0;
+            for (id, before) in &views {
+                let after = view(&mut engine, *id);
+                if let (Some(after), Some(body)) = (&after, bodies.get(id)) {
+                    assert_eq!(after.body, *body, "{name}:{at}");
+                }
+                // It may be a second later by now.
+                let state = |view: &Option<View>| {
+                    view.as_ref().map(|view| (view.state, view.pri, view.counts))
+                };
+                changed += usize::from(state(&after) != state(before));
+            }
+            assert!(changed <= 1, "{name}:{at}: {changed} jobs are not as they were");
+            let is_kept = disk.live_files().keys().any(|name| name.ends_with(".damaged"));
+            let is_last = files.keys().last() == Some(name);
+            assert!(is_kept || is_last, "{name}:{at}: the damaged file is kept");
+            tried += 1;
+        }
+    }
+    assert!(tried > 2_000, "only {tried} bits were flipped");
+}
+
+#[test]
+fn no_bytes_at_all_stop_the_server_from_reading_them() {
+    let (files, ..) = sample();
+    let mut random = fastrand::Rng::with_seed(3);
+    for round in 0..2_000 {
+        let mut mangled = files.clone();
+        for bytes in mangled.values_mut() {
+            for _ in 0..random.usize(..4) {
+                mangle(bytes, &mut random);
+            }
+        }
+        let disk = FakeDisk::with_files(&mangled);
+        let mut engine = Engine::start(&disk, policy(4096, Syncing::EachTurn), START);
+        assert!(engine.put("still works").is_some(), "round {round}");
+        let now = engine.now;
+        // What is damaged was set aside, so that it is not complained of twice.
+        let mut again = Engine::start(&disk, policy(4096, Syncing::EachTurn), now);
+        assert_eq!(
+            again.recovered.jobs,
+            engine.stat("current-jobs-ready")
+                + engine.stat("current-jobs-buried")
+                + engine.stat("current-jobs-delayed"),
+            "round {round}"
+        );
+        assert!(again.put("still works").is_some());
+    }
+}
+
+/// Does something to the bytes that no good disk does.
+fn mangle(bytes: &mut Vec<u8>, random: &mut fastrand::Rng) {
+    if bytes.is_empty() {
+        return;
+    }
+    let at = random.usize(..bytes.len());
+    let len = random.usize(..=(bytes.len() - at).min(300));
+    match random.u8(..6) {
+        0 => bytes[at] ^= 1 << random.u8(..8),
+        1 => bytes[at..at + len].fill(0),
+        2 => bytes[at..at + len].iter_mut().for_each(|byte| *byte = random.u8(..)),
+        3 => bytes.truncate(at),
+        4 => {
+            bytes.drain(at..at + len);
+        }
+        _ => {
+            let piece = bytes[at..at + len].to_vec();
+            let to = random.usize(..bytes.len());
+            bytes.splice(to..to, piece);
+        }
+    }
+}
+
+#[test]
+fn a_torn_tail_is_cut_wherever_it_is_torn() {
+    let (files, views, now) = sample();
+    let (last, bytes) = files.last_key_value().unwrap();
+    for len in 88..bytes.len() {
+        let mut torn = files.clone();
+        let torn_bytes = torn.get_mut(last).unwrap();
+        torn_bytes.truncate(len);
+        torn_bytes.resize(4096, 0);
+        let disk = FakeDisk::with_files(&torn);
+        let mut engine = Engine::start(&disk, policy(4096, Syncing::EachTurn), now);
+        for (id, before) in &views {
+            if let (Some(after), Some(before)) = (view(&mut engine, *id), before) {
+                assert_eq!(after.body, before.body, "cut to {len}");
+            }
+        }
+        assert!(!disk.live_files().keys().any(|name| name.ends_with(".damaged")), "cut to {len}");
+        let left = disk.live_files().get(last).map_or(0, Vec::len);
+        // A short record ends in three zeros.
+        assert!(left <= len + 3, "cut to {len}, and {left} bytes are left");
+    }
+}
+
+#[test]
+fn empty_files_are_empty() {
+    let mut files = BTreeMap::new();
+    files.insert("binlog.3".to_owned(), Vec::new());
+    files.insert("binlog.4".to_owned(), vec![0; 4096]);
+    files.insert("binlog.5".to_owned(), 7_i32.to_ne_bytes().to_vec());
+    files.insert("binlog.6".to_owned(), 5_i32.to_ne_bytes().to_vec());
+    files.insert("notes.txt".to_owned(), b"mine".to_vec());
+    let disk = FakeDisk::with_files(&files);
+    let mut engine = Engine::start(&disk, policy(4096, Syncing::EachTurn), START);
+    assert_eq!(engine.recovered.jobs, 0);
+    assert_eq!(engine.put("first"), Some(1));
+    assert_eq!(engine.stat("binlog-current-index"), 7);
+    engine.idle(10);
+    let names: Vec<String> = disk.live_files().into_keys().collect();
+    assert_eq!(names, ["binlog.7", "notes.txt"]);
+}
+
+#[test]
+fn the_order_of_the_buried_survives_moves_and_restarts() {
+    let disk = FakeDisk::default();
+    let policy = policy(4096, Syncing::Never);
+    let mut now = START;
+    for (round, id) in [5_u64, 2, 9, 1, 7].into_iter().enumerate() {
+        // The clock of the system goes backwards.
+        let mut engine = Engine::start(&disk, policy, now);
+        if round == 0 {
+            (0..10).for_each(|_| assert!(engine.put("job").is_some()));
+        }
+        engine.ask(&format!("reserve-job {id}\r\nbury {id} 0\r\n"));
+        // Many short records, so that all jobs are moved.
+        for _ in 0..200 {
+            let said = engine.ask("reserve-job 10\r\nrelease 10 0 0\r\n");
+            assert!(said.ends_with("RELEASED\r\n"));
+        }
+        assert!(engine.stat("binlog-records-migrated") > 0);
+        now = now.before(Nanos::from_secs(1000));
+    }
+    let mut engine = Engine::start(&disk, policy, now);
+    for id in [5, 2, 9, 1, 7] {
+        assert!(engine.ask("peek-buried\r\n").starts_with(&format!("FOUND {id} ")));
+        assert_eq!(engine.ask("kick 1\r\n"), "KICKED 1\r\n");
+    }
+}
