@@ -21,6 +21,7 @@
 //! | 4 | [`engine::server`] | the whole state; runs commands; the calls of the loop |
 //! | 3 | [`engine::conn`] | one client's state machine: bytes to lines and bodies |
 //! | 3 | [`engine::stats`] | the YAML documents |
+//! | 3 | [`engine::inspect`] | what `--check` and `--dump` tell of the files of a binlog |
 //! | 2 | [`engine::queue`] | the rules: put, reserve, release, bury, kick, delete, time |
 //! | 2 | [`engine::waiting`] | how workers and tubes find each other |
 //! | 2 | [`engine::durable`] | what the binlog is told, and when |

@@ -1,10 +1,13 @@
 //! The program: parse, run, report. Failures come here as values and are told once.
 
-use beanstalkd::options::{self, Options, Request};
+use beanstalkd::engine::inspect::{self, InspectError};
+use beanstalkd::options::{self, Look, Options, Request};
+use beanstalkd::os::disk::Directory;
 use beanstalkd::os::process::{self, Stop};
 use beanstalkd::startup::{self, StartupError};
 use std::fmt::Display;
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 /// What a shell reports for a process that SIGTERM has ended: expected of the first
@@ -15,6 +18,7 @@ fn main() -> ExitCode {
     match options::parse(std::env::args_os().skip(1)) {
         Ok(Request::Serve(options)) => serve(&options),
         Ok(Request::Help) => tell(io::stdout(), options::usage()),
+        Ok(Request::Inspect(look, directory)) => inspect(look, &directory),
         Ok(Request::Version) => tell(io::stdout(), options::version()),
         Err(error) => {
             let error = StartupError::Usage(error);
@@ -46,6 +50,24 @@ fn serve(options: &Options) -> ExitCode {
             }
         }
         Err(error) => report(&error, error.exit_code()),
+    }
+}
+
+/// Tells what is in a binlog; fails when it is not sound.
+fn inspect(look: Look, path: &Path) -> ExitCode {
+    let mut directory = match Directory::look_into(path) {
+        Ok(directory) => directory,
+        Err(error) => return report(&format_args!("-b {}: {error}", path.display()), 1),
+    };
+    let mut out = BufWriter::new(io::stdout().lock());
+    let told = match look {
+        Look::Check => inspect::check(&mut directory, &mut out),
+        Look::Dump => inspect::dump(&mut directory, &mut out),
+    };
+    match told.and_then(|sound| out.flush().map(|()| sound).map_err(InspectError::Output)) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => report(&format_args!("-b {}: {error}", path.display()), 1),
     }
 }
 

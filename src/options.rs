@@ -22,6 +22,17 @@ pub enum Request {
     Help,
     /// To be told the version.
     Version,
+    /// To be told what is in the files of the binlog in this directory.
+    Inspect(Look, PathBuf),
+}
+
+/// What is told of a binlog.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// Of each file, what is in it and whether it is sound.
+    Check,
+    /// Every job.
+    Dump,
 }
 
 /// How to serve.
@@ -83,7 +94,22 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
     if let Some(argument) = matches.free.first() {
         return Err(UsageError(format!("unknown argument: {argument}")));
     }
+    if let Some(look) = look(&matches)? {
+        let directory = last(&matches, "b");
+        let directory =
+            directory.ok_or_else(|| UsageError("no directory: -b is missing".into()))?;
+        return Ok(Request::Inspect(look, directory.into()));
+    }
     options(&matches).map(Request::Serve)
+}
+
+fn look(matches: &Matches) -> Result<Option<Look>, UsageError> {
+    match (matches.opt_present("check"), matches.opt_present("dump")) {
+        (true, true) => Err(UsageError("--check and --dump cannot be had at once".to_owned())),
+        (true, false) => Ok(Some(Look::Check)),
+        (false, true) => Ok(Some(Look::Dump)),
+        (false, false) => Ok(None),
+    }
 }
 
 /// What `-v` prints.
@@ -134,6 +160,8 @@ fn flags() -> getopts::Options {
             "USER",
         )
         .optmulti("z", "max-job-size", "largest job allowed, at most 1073741824 (default: 65535)", "BYTES")
+        .optflagmulti("", "check", "tell what is in the files of -b DIR, and whether it is sound; do not serve")
+        .optflagmulti("", "dump", "tell the jobs in the files of -b DIR, one JSON object a line; do not serve")
         .optflagmulti("c", "", "ignored: the binlog is always compacted")
         .optflagmulti("n", "", "ignored: the binlog is always compacted")
         .optflagmulti("v", "version", "show the version")

@@ -505,6 +505,35 @@ fn nothing_acknowledged_is_lost_with_the_process_when_nothing_is_synced() {
     }
 }
 
+#[test]
+fn records_are_synced_in_time_with_nothing_else_to_do() {
+    let span = Nanos::from_millis(50);
+    let disk = FakeDisk::default();
+    let mut engine = Engine::start(&disk, policy(8192, Syncing::Within(span)), START);
+    for _ in 0..20 {
+        engine.idle(5);
+        assert!(disk.is_all_durable());
+        let put_at = engine.now;
+        assert!(engine.put("job").is_some());
+        let due = engine.server.next_due().expect("there is something to sync");
+        assert!(due > engine.now && due <= put_at + span, "{due:?} for {put_at:?}");
+        assert!(!disk.is_all_durable());
+    }
+    assert!(disk.syncs() <= 22, "{} syncs", disk.syncs());
+}
+
+#[test]
+fn one_sync_serves_a_whole_turn() {
+    let disk = FakeDisk::default();
+    let mut engine = Engine::start(&disk, policy(1 << 20, Syncing::EachTurn), START);
+    engine.ask("put 0 0 9 1\r\nx\r\n");
+    let (writes, syncs) = (disk.writes(), disk.syncs());
+    engine.ask(&"put 0 0 9 1\r\nx\r\n".repeat(500));
+    assert_eq!((disk.writes() - writes, disk.syncs() - syncs), (1, 1));
+    engine.ask("stats\r\n");
+    assert_eq!(disk.syncs() - syncs, 1);
+}
+
 // ---- Space ----
 
 /// What the files may take, for what is live.
@@ -934,4 +963,143 @@ fn the_order_of_the_buried_survives_moves_and_restarts() {
         assert!(engine.ask("peek-buried\r\n").starts_with(&format!("FOUND {id} ")));
         assert_eq!(engine.ask("kick 1\r\n"), "KICKED 1\r\n");
     }
+}
+
+// ---- What others wrote ----
+
+/// The files of a fixture.
+fn fixture(name: &str) -> FakeDisk {
+    let directory =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+    let files = std::fs::read_dir(directory).unwrap().map(|entry| {
+        let entry = entry.unwrap();
+        (entry.file_name().into_string().unwrap(), std::fs::read(entry.path()).unwrap())
+    });
+    FakeDisk::with_files(&files.collect())
+}
+
+/// A job of the fixtures, as short as it can be said: state, tube, pri, delay, ttr, body and
+/// counts.
+type Brief<'t> = (&'t str, &'t str, u32, u32, u32, &'t str, [u32; 5]);
+
+fn check_jobs(engine: &mut Engine, expected: &[(u64, Brief<'_>)]) {
+    assert_eq!(engine.recovered.jobs, expected.len() as u64);
+    for (id, (state, tube, pri, delay_secs, ttr_secs, body, counts)) in expected {
+        let found = view(engine, *id).unwrap_or_else(|| panic!("job {id} is not there"));
+        let expected = View {
+            tube: (*tube).to_owned(),
+            body: (*body).to_owned(),
+            pri: *pri,
+            delay_secs: *delay_secs,
+            ttr_secs: *ttr_secs,
+            state: match *state {
+                "delayed" => "delayed",
+                "buried" => "buried",
+                _ => "ready",
+            },
+            due: found.due,
+            counts: *counts,
+        };
+        assert_eq!(found, expected, "job {id}");
+    }
+}
+
+/// A day in the year in which the fixtures were made.
+const FIXTURE_DAY: Nanos = Nanos::from_secs(1_796_000_000);
+
+#[test]
+#[cfg(target_endian = "little")]
+fn what_c_beanstalkd_wrote_is_read() {
+    let long = "x".repeat(2000);
+    let mut jobs = vec![
+        (1, ("ready", "first", 10, 0, 60, "ready", [0; 5])),
+        (2, ("delayed", "first", 20, 4_000_000_000, 61, "delayed", [0; 5])),
+        (3, ("buried", "first", 31, 0, 62, "buried", [1, 0, 0, 1, 0])),
+        (5, ("delayed", "second-tube", 51, 4_000_000_000, 64, "released", [1, 0, 1, 0, 0])),
+        (6, ("ready", "second-tube", 61, 0, 65, "kicked", [1, 0, 0, 1, 1])),
+        (8, ("ready", "second-tube", 80, 0, 67, &long, [0; 5])),
+    ];
+    let policy = policy(8192, Syncing::EachTurn);
+    for name in ["c-1.12/records", "c-1.12/moved"] {
+        let disk = fixture(name);
+        let mut engine = Engine::start(&disk, policy, FIXTURE_DAY);
+        // The body of job 7 is no text.
+        assert_eq!(engine.ask("delete 7\r\n"), "DELETED\r\n");
+        engine.recovered.jobs -= 1;
+        check_jobs(&mut engine, &jobs);
+        let highest = if name.ends_with("moved") { 68 } else { 8 };
+        assert_eq!(engine.put("next"), Some(highest + 1));
+        engine.ask(&format!("delete {}\r\n", highest + 1));
+        // And once more from what we made of it.
+        engine.ask("reserve-job 1\r\nrelease 1 11 0\r\n");
+        engine.server.close(engine.now).unwrap();
+        let mut again = Engine::start(&disk, policy, engine.now);
+        jobs[0].1 = ("ready", "first", 11, 0, 60, "ready", [1, 0, 1, 0, 0]);
+        check_jobs(&mut again, &jobs);
+        jobs[0].1 = ("ready", "first", 10, 0, 60, "ready", [0; 5]);
+    }
+}
+
+/// A record of version 5. A short one has no tube.
+fn record_v5(id: u64, tube: &str, state: u8, pri: u32, delay_secs: u64, body: &str) -> Vec<u8> {
+    const SECOND_US: u64 = 1_000_000;
+    let body = if tube.is_empty() || state == 0 { String::new() } else { format!("{body}\r\n") };
+    let now_us = FIXTURE_DAY.as_nanos() / 1_000;
+    let mut bytes = (tube.len() as u64).to_ne_bytes().to_vec();
+    bytes.extend(tube.as_bytes());
+    bytes.extend(id.to_ne_bytes());
+    bytes.extend(pri.to_ne_bytes());
+    bytes.extend([0xaa; 4]);
+    bytes.extend((delay_secs * SECOND_US).to_ne_bytes());
+    bytes.extend((90 * SECOND_US).to_ne_bytes());
+    bytes.extend(i32::try_from(body.len()).unwrap().to_ne_bytes());
+    bytes.extend([0xaa; 4]);
+    bytes.extend((now_us - 5 * SECOND_US).to_ne_bytes());
+    bytes.extend((now_us + delay_secs * SECOND_US).to_ne_bytes());
+    for count in [1_u32, 2, 3, 4, 5] {
+        bytes.extend(count.to_ne_bytes());
+    }
+    bytes.push(state);
+    bytes.extend(body.as_bytes());
+    bytes
+}
+
+#[test]
+fn version_5_is_read_and_never_written() {
+    let mut bytes = 5_i32.to_ne_bytes().to_vec();
+    bytes.extend(record_v5(1, "old", 1, 10, 0, "ready"));
+    bytes.extend(record_v5(2, "old", 4, 20, 1000, "delayed"));
+    bytes.extend(record_v5(3, "old", 1, 30, 0, "buried"));
+    bytes.extend(record_v5(3, "", 3, 31, 0, ""));
+    bytes.extend(record_v5(4, "old", 1, 40, 0, "deleted"));
+    bytes.extend(record_v5(4, "", 0, 40, 0, ""));
+    bytes.extend(record_v5(5, "old", 2, 50, 0, "reserved"));
+    bytes.extend(record_v5(9, "", 1, 50, 0, ""));
+    bytes.resize(4096, 0);
+    let counts = [1, 2, 3, 4, 5];
+    let jobs = [
+        (1, ("ready", "old", 10, 0, 90, "ready", counts)),
+        (2, ("delayed", "old", 20, 1000, 90, "delayed", counts)),
+        (3, ("buried", "old", 31, 0, 90, "buried", counts)),
+        (5, ("ready", "old", 50, 0, 90, "reserved", counts)),
+    ];
+    let disk = FakeDisk::with_files(&BTreeMap::from([("binlog.4".to_owned(), bytes)]));
+    let policy = policy(4096, Syncing::EachTurn);
+    let mut engine = Engine::start(&disk, policy, FIXTURE_DAY);
+    check_jobs(&mut engine, &jobs);
+    let delayed = engine.ask("stats-job 2\r\n");
+    assert_eq!((field(&delayed, "age"), field(&delayed, "time-left")), (Some("5"), Some("999")));
+    assert_eq!(engine.put("next"), Some(10));
+    engine.ask("delete 10\r\n");
+    // Many short records, so that all jobs are moved.
+    for _ in 0..200 {
+        engine.ask("reserve-job 1\r\nrelease 1 10 0\r\n");
+    }
+    assert!(engine.stat("binlog-oldest-index") > 4, "the old file is gone");
+    for bytes in disk.live_files().values() {
+        assert_eq!(bytes[..4], 7_i32.to_ne_bytes());
+    }
+    let mut again = Engine::start(&disk, policy, engine.now);
+    again.recovered.jobs -= 1;
+    check_jobs(&mut again, &jobs[1..]);
 }

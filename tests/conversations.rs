@@ -5,14 +5,18 @@
 //! player is a test of its own, so `cargo test --test conversations engine::put` plays
 //! one. `C_BEANSTALKD=/path` names a C beanstalkd that is not on the path.
 
+mod fake_disk;
 mod script;
 mod support;
 
+use beanstalkd::engine::binlog::{Policy, Syncing};
 use beanstalkd::engine::keys::ConnKey;
 use beanstalkd::engine::server::{Server, Settings};
 use beanstalkd::engine::stats::{Facts, ProcessorTime};
 use beanstalkd::engine::time::Nanos;
+use fake_disk::FakeDisk;
 use libtest_mimic::{Arguments, Failed, Trial};
+use rustix::process::Signal;
 use script::{Line, Script};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{ErrorKind, IoSlice, Read, Write};
@@ -22,6 +26,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use support::{Daemon, PATIENCE};
+use tempfile::TempDir;
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
@@ -50,8 +55,7 @@ fn main() -> ExitCode {
         if let (Some(path), Some(version)) = (c_beanstalkd.clone(), c_version.clone()) {
             let is_skipped = script.skips_c;
             let play_c = move || {
-                let directory = tempfile::tempdir()?;
-                let mut player = SocketPlayer::c(&path, &script, directory.path());
+                let mut player = SocketPlayer::c(&path, &script);
                 play(&script, &mut player, Some(&version))
             };
             trials.push(Trial::test(format!("c::{name}"), play_c).with_ignored_flag(is_skipped));
@@ -70,6 +74,8 @@ trait Player {
     fn half_close(&mut self, client: &str);
     fn hang_up(&mut self, client: &str);
     fn drain(&mut self);
+    /// The server ends, in good order or not, and is started again; all clients are gone.
+    fn restart(&mut self, is_crash: bool);
     fn advance(&mut self, span: Duration);
 }
 
@@ -102,6 +108,11 @@ fn play(script: &Script, player: &mut dyn Player, c_version: Option<&str>) -> Re
             }
             Line::Drain => {
                 player.drain();
+                Ok(())
+            }
+            Line::Restart { is_crash } => {
+                player.restart(*is_crash);
+                inboxes.clear();
                 Ok(())
             }
             Line::Advance { span } => {
@@ -152,6 +163,9 @@ fn next_line(player: &mut dyn Player, inbox: &mut script::Inbox, client: &str) -
 /// The engine alone: time is a number, and a connection two queues of bytes.
 struct EnginePlayer {
     server: Server,
+    settings: Settings,
+    /// For the binlog, if there is to be one.
+    disk: Option<FakeDisk>,
     now: Nanos,
     /// No more bytes than this are handed in at once.
     chunk: usize,
@@ -168,26 +182,33 @@ struct EngineClient {
     received: Vec<u8>,
 }
 
+const POLICY: Policy = Policy { file_size: 1 << 20, sync: Syncing::EachTurn };
+
+fn start(settings: Settings, disk: Option<&FakeDisk>, now: Nanos) -> Server {
+    let facts = Facts {
+        pid: 7,
+        instance_id: "0123456789abcdef".to_owned(),
+        hostname: "host".to_owned(),
+        os_version: "version".to_owned(),
+        platform: "machine".to_owned(),
+        started_at: now,
+        processor_time: ProcessorTime::default,
+    };
+    let mut server = Server::new(settings, facts, now);
+    if let Some(disk) = disk {
+        server.recover(disk.boxed(), POLICY, now).expect("the disk works");
+    }
+    server
+}
+
 impl EnginePlayer {
     fn new(script: &Script, chunk: usize) -> EnginePlayer {
-        let now = Nanos::from_secs(1_000_000);
-        let facts = Facts {
-            pid: 7,
-            instance_id: "0123456789abcdef".to_owned(),
-            hostname: "host".to_owned(),
-            os_version: "version".to_owned(),
-            platform: "machine".to_owned(),
-            started_at: now,
-            processor_time: ProcessorTime::default,
-        };
+        let now = Nanos::from_secs(1_700_000_000);
         let settings =
             Settings { max_job_size: script.max_job_size(), binlog_file_size: 10_485_760 };
-        EnginePlayer {
-            server: Server::new(settings, facts, now),
-            now,
-            chunk,
-            clients: BTreeMap::new(),
-        }
+        let disk = script.has_binlog.then(FakeDisk::default);
+        let server = start(settings, disk.as_ref(), now);
+        EnginePlayer { server, settings, disk, now, chunk, clients: BTreeMap::new() }
     }
 
     fn client(&mut self, name: &str) -> &mut EngineClient {
@@ -215,6 +236,7 @@ impl EnginePlayer {
 
     fn pump_one(&mut self, name: &str) -> bool {
         let (server, now) = (&mut self.server, self.now);
+        server.commit(now).expect("the disk works");
         let client = self.clients.get_mut(name).expect("only known clients are pumped");
         let Some(key) = client.key else { return false };
         let mut is_moving = false;
@@ -287,6 +309,17 @@ impl Player for EnginePlayer {
         self.server.drain();
     }
 
+    fn restart(&mut self, is_crash: bool) {
+        let disk = self.disk.as_ref().expect("only scripts with a binlog restart");
+        if is_crash {
+            self.disk = Some(FakeDisk::with_files(&disk.live_files()));
+        } else {
+            self.server.close(self.now).expect("the disk works");
+        }
+        self.clients.clear();
+        self.server = start(self.settings, self.disk.as_ref(), self.now);
+    }
+
     fn advance(&mut self, span: Duration) {
         let span = Nanos::from_nanos(u64::try_from(span.as_nanos()).expect("scripts are short"));
         let end = self.now + span;
@@ -309,6 +342,33 @@ struct SocketPlayer {
     daemon: Daemon,
     address: Address,
     clients: BTreeMap<String, Socket>,
+    arguments: Vec<String>,
+    /// C beanstalkd, if it is played into.
+    c_program: Option<PathBuf>,
+    /// For its files.
+    directory: TempDir,
+}
+
+fn arguments(script: &Script, directory: &Path) -> Vec<String> {
+    let mut arguments: Vec<String> = script.options().into_iter().map(str::to_owned).collect();
+    if script.has_binlog {
+        arguments.extend(["-b".to_owned(), directory.display().to_string()]);
+    }
+    arguments
+}
+
+fn start_ours(arguments: &[String]) -> (Daemon, Address) {
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let (daemon, address) = support::start_on_loopback(&arguments);
+    (daemon, Address::Tcp(address))
+}
+
+fn start_c(program: &Path, arguments: &[String], directory: &Path) -> (Daemon, Address) {
+    let path = directory.join("socket");
+    let listen = format!("unix:{}", path.display());
+    let mut all = vec!["-l", &listen];
+    all.extend(arguments.iter().map(String::as_str));
+    (Daemon::start(program, &all), Address::Unix(path))
 }
 
 enum Address {
@@ -323,17 +383,31 @@ enum Socket {
 
 impl SocketPlayer {
     fn ours(script: &Script) -> SocketPlayer {
-        let (daemon, address) = support::start_on_loopback(&script.options());
-        SocketPlayer { daemon, address: Address::Tcp(address), clients: BTreeMap::new() }
+        let directory = tempfile::tempdir().expect("there is space for files");
+        let arguments = arguments(script, directory.path());
+        let (daemon, address) = start_ours(&arguments);
+        SocketPlayer {
+            daemon,
+            address,
+            clients: BTreeMap::new(),
+            arguments,
+            c_program: None,
+            directory,
+        }
     }
 
-    fn c(program: &Path, script: &Script, directory: &Path) -> SocketPlayer {
-        let path = directory.join("socket");
-        let listen = format!("unix:{}", path.display());
-        let mut options = vec!["-l", &listen];
-        options.extend(script.options());
-        let daemon = Daemon::start(program, &options);
-        SocketPlayer { daemon, address: Address::Unix(path), clients: BTreeMap::new() }
+    fn c(program: &Path, script: &Script) -> SocketPlayer {
+        let directory = tempfile::tempdir().expect("there is space for files");
+        let arguments = arguments(script, directory.path());
+        let (daemon, address) = start_c(program, &arguments, directory.path());
+        SocketPlayer {
+            daemon,
+            address,
+            clients: BTreeMap::new(),
+            arguments,
+            c_program: Some(program.to_owned()),
+            directory,
+        }
     }
 
     fn client(&mut self, name: &str) -> &mut Socket {
@@ -406,7 +480,16 @@ impl Player for SocketPlayer {
 
     fn drain(&mut self) {
         // Both servers look at signals before they look at clients.
-        self.daemon.signal(rustix::process::Signal::USR1);
+        self.daemon.signal(Signal::USR1);
+    }
+
+    fn restart(&mut self, is_crash: bool) {
+        self.clients.clear();
+        self.daemon.end(if is_crash { Signal::KILL } else { Signal::TERM });
+        (self.daemon, self.address) = match &self.c_program {
+            None => start_ours(&self.arguments),
+            Some(program) => start_c(program, &self.arguments, self.directory.path()),
+        };
     }
 
     fn advance(&mut self, span: Duration) {

@@ -11,6 +11,7 @@ pub mod disk;
 pub mod durable;
 pub mod heap;
 pub mod index;
+pub mod inspect;
 pub mod job;
 pub mod keys;
 pub mod list;

@@ -240,7 +240,8 @@ impl Signals {
     pub fn take() -> io::Result<Signals> {
         let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
         // SAFETY: `sigemptyset` initialises the set, and only then is it read; the numbers
-        // are those of real signals, and -1 asks for a new descriptor.
+        // are those of real signals, ignoring one runs no code, and -1 asks for a new
+        // descriptor.
         let fd = unsafe {
             libc::sigemptyset(set.as_mut_ptr());
             libc::sigaddset(set.as_mut_ptr(), libc::SIGTERM);
@@ -249,6 +250,8 @@ impl Signals {
                 libc::sigaddset(set.as_mut_ptr(), libc::SIGINT);
             }
             check(libc::sigprocmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut()))?;
+            // A file that may not grow is an error of that write, not the end.
+            libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
             libc::signalfd(-1, set.as_ptr(), libc::SFD_NONBLOCK | libc::SFD_CLOEXEC)
         };
         check(fd)?;

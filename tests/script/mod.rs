@@ -12,6 +12,8 @@ pub struct Script {
     pub path: PathBuf,
     /// Flags for the server, as they were written.
     options: Vec<String>,
+    /// The server keeps a binlog.
+    pub has_binlog: bool,
     /// C beanstalkd is not played this one.
     pub skips_c: bool,
     /// With their numbers in the file.
@@ -20,13 +22,31 @@ pub struct Script {
 
 #[derive(Clone)]
 pub enum Line {
-    Send { client: String, bytes: Vec<u8> },
-    Expect { client: String, expectation: Expectation },
-    ExpectNothing { client: String },
-    HalfClose { client: String },
-    HangUp { client: String },
+    Send {
+        client: String,
+        bytes: Vec<u8>,
+    },
+    Expect {
+        client: String,
+        expectation: Expectation,
+    },
+    ExpectNothing {
+        client: String,
+    },
+    HalfClose {
+        client: String,
+    },
+    HangUp {
+        client: String,
+    },
     Drain,
-    Advance { span: Duration },
+    /// The server ends and is started again: in good order, or killed.
+    Restart {
+        is_crash: bool,
+    },
+    Advance {
+        span: Duration,
+    },
 }
 
 /// What one received line must be.
@@ -58,8 +78,14 @@ impl Script {
         let text = std::fs::read_to_string(path).expect("a script can be read");
         let name = path.file_stem().expect("it has a name").to_string_lossy().into_owned();
         let path = path.strip_prefix(env!("CARGO_MANIFEST_DIR")).unwrap_or(path).to_owned();
-        let mut script =
-            Script { name, path, options: Vec::new(), skips_c: false, lines: Vec::new() };
+        let mut script = Script {
+            name,
+            path,
+            options: Vec::new(),
+            has_binlog: false,
+            skips_c: false,
+            lines: Vec::new(),
+        };
         for (index, line) in text.lines().enumerate() {
             if let Err(why) = script.add(index + 1, line) {
                 panic!("{}:{}: {why}: {line}", script.path.display(), index + 1);
@@ -110,6 +136,13 @@ impl Script {
         match word {
             "options" => self.options.extend(rest.split_whitespace().map(str::to_owned)),
             "skip" if rest.starts_with("c ") => self.skips_c = true,
+            "binlog" => self.has_binlog = true,
+            "restart" if self.has_binlog => {
+                self.lines.push((number, Line::Restart { is_crash: false }));
+            }
+            "crash" if self.has_binlog => {
+                self.lines.push((number, Line::Restart { is_crash: true }));
+            }
             "drain" => self.lines.push((number, Line::Drain)),
             _ => return Err("no such directive"),
         }

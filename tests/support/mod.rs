@@ -73,6 +73,12 @@ impl Daemon {
         rustix::process::kill_process(self.pid(), signal).expect("the server still runs");
     }
 
+    /// Sends a signal and waits until the server has ended of it.
+    pub fn end(&mut self, signal: rustix::process::Signal) -> ExitStatus {
+        self.signal(signal);
+        self.child.wait().expect("a child can be waited for")
+    }
+
     /// Waits until the server has ended by itself; returns what is left of the log too.
     pub fn wait(mut self) -> (ExitStatus, String) {
         let mut log = String::new();
