@@ -155,7 +155,7 @@ struct Need {
 /// How much is written at once, at most.
 const BATCH_LEN: usize = 256 * 1024;
 /// Longer bodies are not copied into the batch.
-const COPIED_LEN: usize = 32 * 1024;
+const COPIED_LEN: usize = BATCH_LEN / 2;
 
 /// Files take whole blocks of the disk.
 const BLOCK: u64 = 4096;
@@ -216,10 +216,13 @@ impl Binlog {
         binlog.batch.try_reserve_exact(BATCH_LEN).map_err(|_| io::ErrorKind::OutOfMemory)?;
         for place in 0..binlog.segments.len() {
             binlog.sums.disk += on_disk(binlog.segments[place].size);
-            if binlog.cut_segment(place) && policy.sync != Syncing::Never {
-                binlog.disk.sync(binlog.segments[place].number)?;
+            binlog.cut_segment(place);
+            let number = binlog.segments[place].number;
+            if policy.sync != Syncing::Never {
+                // Who wrote it may not have come to that.
+                binlog.disk.sync(number)?;
             }
-            binlog.disk.close(binlog.segments[place].number);
+            binlog.disk.close(number);
         }
         binlog.set_first_space_aside()?;
         Ok(binlog)
@@ -452,20 +455,17 @@ impl Binlog {
         self.unsynced_since.get_or_insert(self.turn_at);
     }
 
-    /// Cuts a segment to its used length; says whether it did. That it stays longer does no
-    /// harm.
-    fn cut_segment(&mut self, place: usize) -> bool {
+    /// Cuts a segment to its used length. That it stays longer does no harm.
+    fn cut_segment(&mut self, place: usize) {
         let Segment { number, size, used, is_damaged, .. } = self.segments[place];
         if size == used || is_damaged || self.failure.is_some() {
-            return false;
+            return;
         }
         if let Err(error) = self.disk.cut(number, used) {
-            debug!("binlog.{number}: cannot be cut to {used} bytes: {error}");
-            return false;
+            return debug!("binlog.{number}: cannot be cut to {used} bytes: {error}");
         }
         self.segments[place].size = used;
         self.sums.disk -= on_disk(size) - on_disk(used);
-        true
     }
 
     // ---- Records ----
@@ -698,8 +698,7 @@ impl Binlog {
         self.check(number, "sync", synced);
     }
 
-    /// Whether a segment can be removed.
-    pub fn can_retire(&self) -> bool {
+    fn can_retire(&self) -> bool {
         self.current > 0 && self.segments[0].is_empty()
     }
 
@@ -781,6 +780,11 @@ impl Binlog {
             records_written: self.sums.records_written,
             records_migrated: self.sums.records_migrated,
         }
+    }
+
+    /// How many files there are.
+    pub fn file_count(&self) -> usize {
+        self.segments.len()
     }
 
     /// How many files are not sound.

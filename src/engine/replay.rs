@@ -121,15 +121,14 @@ impl Queue {
     fn set_damaged_files_aside(&mut self, now: Nanos) -> Result<(), Failure> {
         self.empty_damaged_files();
         let Some(binlog) = &mut self.binlog else { return Ok(()) };
-        loop {
-            let damaged = binlog.damaged_files();
+        // A few files go at a time.
+        let mut left = usize::MAX;
+        while binlog.damaged_files() > 0 && binlog.file_count() < left {
+            left = binlog.file_count();
             binlog.commit(now)?;
-            if binlog.damaged_files() == damaged && !binlog.can_retire() {
-                break;
-            }
         }
         if binlog.damaged_files() > 0 {
-            warn!("no space to move the sound jobs out of damaged files; they stay as they are");
+            warn!("damaged files cannot be set aside yet: they stay as they are");
         }
         Ok(())
     }

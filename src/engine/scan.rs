@@ -315,9 +315,11 @@ impl<'d> Scan<'d> {
     fn read_body(&mut self, offset: u64, len: u32) -> Result<Result<Option<Body>, u64>, ReadError> {
         let Some(len_told) = len.checked_sub(2) else { return Ok(Ok(None)) };
         let mut upload = Upload::try_new(len_told).map_err(ReadError::NoMemory)?;
+        let end = offset + u64::from(len);
         let mut at = offset;
-        while !upload.is_complete() {
-            let bytes = self.bytes_at(at, WINDOW_LEN)?;
+        while at < end {
+            let left = usize::try_from(end - at).unwrap_or(usize::MAX);
+            let bytes = self.bytes_at(at, left.min(WINDOW_LEN))?;
             if bytes.is_empty() {
                 // The file has become shorter.
                 return Ok(Err(at - offset));
