@@ -6,7 +6,7 @@ use beanstalkd::os::disk::Directory;
 use beanstalkd::os::process::{self, Stop};
 use beanstalkd::startup::{self, StartupError};
 use std::fmt::Display;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -67,6 +67,10 @@ fn inspect(look: Look, path: &Path) -> ExitCode {
     match told.and_then(|sound| out.flush().map(|()| sound).map_err(InspectError::Output)) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
+        // Whoever reads it has seen enough.
+        Err(InspectError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => {
+            ExitCode::SUCCESS
+        }
         Err(error) => report(&format_args!("-b {}: {error}", path.display()), 1),
     }
 }

@@ -1,9 +1,9 @@
 //! From options to a running loop: every step that can fail before the first client is
 //! served, in the order that matters, and how each failure is told.
 //!
-//! Sockets are bound before the user is changed, so that ports below 1024 can be had.
+//! Sockets are bound before the user is changed, so that ports below 1024 can be had; the
+//! binlog is opened after that, so that its files are that user's.
 
-use crate::engine::binlog::Policy;
 use crate::engine::replay::{Recovered, ReplayError};
 use crate::engine::server::{Server, Settings};
 use crate::engine::stats::Facts;
@@ -42,6 +42,7 @@ impl StartupError {
     /// The exit code; those that C beanstalkd has are the same.
     pub fn exit_code(&self) -> u8 {
         match self {
+            StartupError::Replay(_, ReplayError::Failed(_)) => 74,
             StartupError::System(..) | StartupError::Replay(..) => 1,
             StartupError::Usage(_) => 5,
             StartupError::OpenBinlog(..) => 10,
@@ -109,13 +110,14 @@ fn recover(
 ) -> Result<(), StartupError> {
     let directory = Directory::take(path);
     let directory = directory.map_err(|error| StartupError::OpenBinlog(path.to_owned(), error))?;
-    let policy = Policy { file_size: options.binlog_file_size, sync: options.fsync };
     let begun_at = clock.now();
-    let recovered = server.recover(Box::new(directory), policy, begun_at);
-    let Recovered { jobs, files, bytes, .. } =
+    let recovered = server.recover(Box::new(directory), options.fsync, begun_at);
+    let Recovered { jobs, files, used_bytes, .. } =
         recovered.map_err(|error| StartupError::Replay(path.to_owned(), error))?;
     let took_ms = clock.now().since(begun_at).as_nanos() / 1_000_000;
-    info!("recovered {jobs} jobs from {files} files with {bytes} bytes of records in {took_ms} ms");
+    info!(
+        "recovered {jobs} jobs from {files} files with {used_bytes} bytes in use, in {took_ms} ms"
+    );
     Ok(())
 }
 

@@ -9,7 +9,7 @@ mod fake_disk;
 mod script;
 mod support;
 
-use beanstalkd::engine::binlog::{Policy, Syncing};
+use beanstalkd::engine::binlog::Syncing;
 use beanstalkd::engine::keys::ConnKey;
 use beanstalkd::engine::server::{Server, Settings};
 use beanstalkd::engine::stats::{Facts, ProcessorTime};
@@ -50,12 +50,13 @@ fn main() -> ExitCode {
             trials.push(Trial::test(format!("{player}::{name}"), play));
         }
         let for_binary = script.clone();
-        let play_binary = move || play(&for_binary, &mut SocketPlayer::ours(&for_binary), None);
+        let play_binary =
+            move || play(&for_binary, &mut SocketPlayer::new(None, &for_binary), None);
         trials.push(Trial::test(format!("binary::{name}"), play_binary));
         if let (Some(path), Some(version)) = (c_beanstalkd.clone(), c_version.clone()) {
             let is_skipped = script.skips_c;
             let play_c = move || {
-                let mut player = SocketPlayer::c(&path, &script);
+                let mut player = SocketPlayer::new(Some(&path), &script);
                 play(&script, &mut player, Some(&version))
             };
             trials.push(Trial::test(format!("c::{name}"), play_c).with_ignored_flag(is_skipped));
@@ -182,8 +183,6 @@ struct EngineClient {
     received: Vec<u8>,
 }
 
-const POLICY: Policy = Policy { file_size: 1 << 20, sync: Syncing::EachTurn };
-
 fn start(settings: Settings, disk: Option<&FakeDisk>, now: Nanos) -> Server {
     let facts = Facts {
         pid: 7,
@@ -196,7 +195,7 @@ fn start(settings: Settings, disk: Option<&FakeDisk>, now: Nanos) -> Server {
     };
     let mut server = Server::new(settings, facts, now);
     if let Some(disk) = disk {
-        server.recover(disk.boxed(), POLICY, now).expect("the disk works");
+        server.recover(disk.boxed(), Syncing::EachTurn, now).expect("the disk works");
     }
     server
 }
@@ -357,17 +356,15 @@ fn arguments(script: &Script, directory: &Path) -> Vec<String> {
     arguments
 }
 
-fn start_ours(arguments: &[String]) -> (Daemon, Address) {
+fn launch(c_program: Option<&Path>, arguments: &[String], directory: &Path) -> (Daemon, Address) {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let (daemon, address) = support::start_on_loopback(&arguments);
-    (daemon, Address::Tcp(address))
-}
-
-fn start_c(program: &Path, arguments: &[String], directory: &Path) -> (Daemon, Address) {
+    let Some(program) = c_program else {
+        let (daemon, address) = support::start_on_loopback(&arguments);
+        return (daemon, Address::Tcp(address));
+    };
     let path = directory.join("socket");
     let listen = format!("unix:{}", path.display());
-    let mut all = vec!["-l", &listen];
-    all.extend(arguments.iter().map(String::as_str));
+    let all = [&["-l", &listen], &arguments[..]].concat();
     (Daemon::start(program, &all), Address::Unix(path))
 }
 
@@ -382,32 +379,13 @@ enum Socket {
 }
 
 impl SocketPlayer {
-    fn ours(script: &Script) -> SocketPlayer {
+    /// Our binary, or a C beanstalkd.
+    fn new(c_program: Option<&Path>, script: &Script) -> SocketPlayer {
         let directory = tempfile::tempdir().expect("there is space for files");
         let arguments = arguments(script, directory.path());
-        let (daemon, address) = start_ours(&arguments);
-        SocketPlayer {
-            daemon,
-            address,
-            clients: BTreeMap::new(),
-            arguments,
-            c_program: None,
-            directory,
-        }
-    }
-
-    fn c(program: &Path, script: &Script) -> SocketPlayer {
-        let directory = tempfile::tempdir().expect("there is space for files");
-        let arguments = arguments(script, directory.path());
-        let (daemon, address) = start_c(program, &arguments, directory.path());
-        SocketPlayer {
-            daemon,
-            address,
-            clients: BTreeMap::new(),
-            arguments,
-            c_program: Some(program.to_owned()),
-            directory,
-        }
+        let (daemon, address) = launch(c_program, &arguments, directory.path());
+        let c_program = c_program.map(Path::to_owned);
+        SocketPlayer { daemon, address, clients: BTreeMap::new(), arguments, c_program, directory }
     }
 
     fn client(&mut self, name: &str) -> &mut Socket {
@@ -486,10 +464,8 @@ impl Player for SocketPlayer {
     fn restart(&mut self, is_crash: bool) {
         self.clients.clear();
         self.daemon.end(if is_crash { Signal::KILL } else { Signal::TERM });
-        (self.daemon, self.address) = match &self.c_program {
-            None => start_ours(&self.arguments),
-            Some(program) => start_c(program, &self.arguments, self.directory.path()),
-        };
+        (self.daemon, self.address) =
+            launch(self.c_program.as_deref(), &self.arguments, self.directory.path());
     }
 
     fn advance(&mut self, span: Duration) {

@@ -297,7 +297,7 @@ fn a_look_inside_changes_nothing_and_disturbs_nobody() {
     assert!(checked.status.success());
     let told = text(&checked.stdout);
     for line in [
-        "binlog.1: version 7 with checksums, 378 of 4096 bytes used, 3 records (2 full), 206 bytes live, 172 dead",
+        "binlog.1: version 7 with checksums, 378 of 4096 bytes used, 3 records (2 full), 206 bytes live, 84 dead",
         "  default: 1 ready, 0 reserved, 0 delayed, 0 buried",
         "  other: 0 ready, 0 reserved, 1 delayed, 0 buried",
     ] {
@@ -350,4 +350,60 @@ fn a_write_that_fails_ends_the_server_with_nothing_acknowledged() {
     assert!(log.starts_with("beanstalkd: binlog.1: cannot write it: File too large"), "{log}");
     let mut served = ours(directory.path(), &[]);
     assert!(served.job(id).unwrap().ends_with(" safe"));
+}
+
+#[test]
+fn what_a_closed_connection_hands_on_waits_for_the_binlog_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut served = ours(directory.path(), &["-f", "0"]);
+    served.put("job");
+    assert!(served.ask("reserve-job 1").starts_with("RESERVED"));
+    let stream = UnixStream::connect(directory.path().join("socket")).unwrap();
+    stream.set_read_timeout(Some(support::PATIENCE)).unwrap();
+    let mut other = stream.try_clone().unwrap();
+    other.write_all(b"list-tube-used\r\nreserve\r\ndelete 1\r\n").unwrap();
+    let mut line = String::new();
+    let mut other = BufReader::new(other);
+    other.read_line(&mut line).unwrap();
+    let size = std::fs::metadata(directory.path().join("binlog.1")).unwrap().len();
+    assert!(size > 300);
+    // The record of the delete cannot be written; it is made when the job becomes free.
+    let limit = Rlimit { current: Some(100), maximum: Some(100) };
+    rustix::process::prlimit(Some(served.daemon.pid()), Resource::Fsize, limit).unwrap();
+    served.send("quit\r\n");
+    let mut rest = String::new();
+    other.read_to_string(&mut rest).unwrap_or_default();
+    assert_eq!(rest, "", "it is acknowledged before it is written");
+    assert_eq!(served.daemon.wait().0.code(), Some(74));
+}
+
+#[test]
+fn clients_that_hold_all_descriptors_do_not_stop_the_binlog() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("socket");
+    let listen = format!("unix:{}", socket.display());
+    let script = r#"ulimit -n 40; exec "$0" "$@""#;
+    let mut command = Command::new("sh");
+    command.args(["-c", script, BEANSTALKD, "-l", &listen, "-s", "8192", "-b", path(&directory)]);
+    let daemon = Daemon::spawn(command);
+    wait_until("the server listens", || socket.exists());
+    let connect = || UnixStream::connect(&socket);
+    let mut served = None;
+    wait_until("the server accepts", || {
+        served = connect().ok();
+        served.is_some()
+    });
+    let client = BufReader::new(served.unwrap());
+    let mut served = Served { daemon, client };
+    served.put("first");
+    // More than it has descriptors for; the rest wait to be accepted.
+    let crowd: Vec<UnixStream> = (0..60).filter_map(|_| connect().ok()).collect();
+    assert!(crowd.len() > 40);
+    for _ in 0..600 {
+        let id = served.put(&"x".repeat(100));
+        assert_eq!(served.ask(&format!("delete {id}")), "DELETED");
+    }
+    let current: u32 =
+        field(&served.ask("stats"), "binlog-current-index").unwrap().parse().unwrap();
+    assert!(current > 5, "only {current} files came and went");
 }

@@ -29,12 +29,13 @@
 
 use super::disk::{Disk, FileNumber, LAST_NUMBER};
 use super::keys::{JobKey, LogKey};
-use super::record::{self, Fields, Layout, SHORT_LEN, VERSION, VERSION_LEN};
+use super::record::{self, FILE_HEAD_LEN, Fields, Layout, SHORT_LEN, VERSION, VERSION_LEN};
 use super::segments::{Segment, Segments};
 use super::time::Nanos;
 use log::{debug, warn};
 use std::collections::TryReserveError;
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 
 /// The files of a binlog and what is known of them.
@@ -46,11 +47,14 @@ pub struct Binlog {
     segments: Segments,
     /// The place of the current one.
     current: usize,
+    /// How many of the oldest are empty and wait to be removed, and what they take on disk.
+    leaving: usize,
+    leaving_bytes: u64,
     /// Records at the end of the current segment that are not written yet.
     batch: Vec<u8>,
     sums: Sums,
     /// How many bytes are to be moved to keep up with the garbage.
-    owed: u64,
+    owed_bytes: u64,
     /// When compaction goes on if nothing else happens.
     idle_step_at: Nanos,
     /// There was nothing that could be moved.
@@ -62,7 +66,7 @@ pub struct Binlog {
     /// Segments before the current one with such records.
     unsynced_closed: Vec<FileNumber>,
     /// A segment could not be removed; when that is tried again.
-    keeps_segments_until: Nanos,
+    remove_again_at: Nanos,
     /// No more space was to be had in this turn.
     has_failed_to_grow: bool,
     /// No more space was to be had, and none has been given back since.
@@ -70,6 +74,8 @@ pub struct Binlog {
     /// The operator has been told so, and not yet that it is over.
     is_full_told: bool,
     last: Last,
+    /// In every record that is written.
+    nonce: u32,
     failure: Option<Failure>,
 }
 
@@ -88,7 +94,7 @@ pub struct Policy {
     /// The size of a file in bytes.
     pub file_size: u32,
     /// When to sync.
-    pub sync: Syncing,
+    pub syncing: Syncing,
 }
 
 /// When records are made to survive a power cut.
@@ -132,9 +138,9 @@ pub enum NoRoom {
 #[derive(Debug, Default)]
 struct Sums {
     /// How many bytes the segments take on disk.
-    disk: u64,
-    /// That of them which are before the current one.
-    closed: u64,
+    disk_bytes: u64,
+    /// How many of those belong to segments before the current one.
+    closed_bytes: u64,
     /// How many short records there is room for in the prepared segments.
     room_ahead: u64,
     records_written: u64,
@@ -146,16 +152,19 @@ struct Sums {
 struct Need {
     /// Its length in bytes.
     len: u64,
-    /// For how many short records there must be room behind it.
-    slots: u64,
-    /// And for how many more, even if no more space is to be had.
-    floor: u64,
+    /// For how many deletes there must be room behind it.
+    deletes: u64,
+    /// And for how many short records more, even if no more space is to be had.
+    least_spare: u64,
 }
 
 /// How much is written at once, at most.
 const BATCH_LEN: usize = 256 * 1024;
 /// Longer bodies are not copied into the batch.
 const COPIED_LEN: usize = BATCH_LEN / 2;
+
+/// More files than that are not kept open to be synced later.
+const UNSYNCED_FILES: usize = 2;
 
 /// Files take whole blocks of the disk.
 const BLOCK: u64 = 4096;
@@ -168,17 +177,22 @@ const IDLE_PAUSE: Nanos = Nanos::from_millis(1);
 /// When that finds no space.
 const STUCK_PAUSE: Nanos = Nanos::from_secs(1);
 
-/// More files than that are not removed in one turn.
-const REMOVALS_PER_TURN: usize = 4;
+/// More files than that are not removed in one turn; it takes a few milliseconds.
+const REMOVALS_PER_TURN: usize = 2;
+const SMALL_REMOVALS_PER_TURN: usize = 16;
+const SMALL_FILE: u32 = 1024 * 1024;
 /// How long to wait when one cannot be.
 const REMOVE_AGAIN: Nanos = Nanos::from_secs(60);
 
 /// A sync takes a while, and is begun so much earlier, though not by more than a quarter.
 const SYNC_MARGIN: Nanos = Nanos::from_millis(5);
 
+/// On a full disk there remains room for so many short records, so that a server that is started
+/// there finds a block for its first file.
+const LAST_SPARE: u64 = (BLOCK + HEAD).div_ceil(SHORT);
+
 const SHORT: u64 = SHORT_LEN as u64;
-/// The version and the marker.
-const HEAD: u64 = (VERSION_LEN + SHORT_LEN) as u64;
+const HEAD: u64 = FILE_HEAD_LEN as u64;
 
 impl Binlog {
     /// A binlog with these segments, which were just read, and the first new one. Room is made
@@ -198,27 +212,30 @@ impl Binlog {
             policy,
             segments,
             current: 0,
+            leaving: 0,
+            leaving_bytes: 0,
             batch: Vec::new(),
             sums: Sums::default(),
-            owed: 0,
+            owed_bytes: 0,
             idle_step_at: Nanos::ZERO,
             is_stuck: false,
             turn_at: now,
             unsynced_since: None,
             unsynced_closed: Vec::new(),
-            keeps_segments_until: Nanos::ZERO,
+            remove_again_at: Nanos::ZERO,
             has_failed_to_grow: false,
             is_full: false,
             is_full_told: false,
             last,
+            nonce: random_nonce(),
             failure: None,
         };
         binlog.batch.try_reserve_exact(BATCH_LEN).map_err(|_| io::ErrorKind::OutOfMemory)?;
         for place in 0..binlog.segments.len() {
-            binlog.sums.disk += on_disk(binlog.segments[place].size);
+            binlog.sums.disk_bytes += on_disk(binlog.segments[place].size);
             binlog.cut_segment(place);
             let number = binlog.segments[place].number;
-            if policy.sync != Syncing::Never {
+            if binlog.is_synced() {
                 // Who wrote it may not have come to that.
                 binlog.disk.sync(number)?;
             }
@@ -235,32 +252,55 @@ impl Binlog {
         let mut number = self.last_number() + 1;
         while self.segments.newest().is_some_and(is_unused) {
             let segment = self.segments.pop_newest();
-            self.sums.disk -= on_disk(segment.size);
+            self.sums.disk_bytes -= on_disk(segment.size);
             self.disk.remove(segment.number)?;
         }
         if !self.segments.is_empty() {
             // There must be no gap.
             number = self.last_number() + 1;
         }
-        self.sums.closed = self.sums.disk;
-        self.current = self.segments.len();
         let jobs = self.segments.job_count();
-        while self.segments.len() == self.current || self.sums.room_ahead < jobs {
+        let mut made = 0;
+        while made == 0 || self.sums.room_ahead < jobs {
             let least = HEAD + jobs.saturating_sub(self.sums.room_ahead).max(1) * SHORT;
             let grown = self.grow(number, self.file_size());
             let grown = grown.or_else(|_| self.grow(number, least));
-            if let Err(error) = grown.or_else(|_| self.grow(number, BLOCK)) {
-                if self.segments.len() == self.current {
-                    return Err(error);
+            match grown.or_else(|_| self.grow(number, BLOCK)) {
+                Ok(()) => {
+                    made += 1;
+                    number += 1;
                 }
-                warn!("binlog.{number}: no space for it: {error}; deletes may be refused");
-                break;
+                Err(_) if self.remove_oldest_if_empty()? => {}
+                Err(error) if made == 0 => return Err(error),
+                Err(error) => {
+                    warn!("binlog.{number}: no space for it: {error}; deletes may be refused");
+                    break;
+                }
             }
-            number += 1;
         }
+        self.current = self.segments.len() - made;
+        let older = self.segments.iter().take(self.current);
+        self.sums.closed_bytes = older.map(|segment| on_disk(segment.size)).sum();
         self.sums.room_ahead -= fresh_room(&self.segments[self.current]);
+        // Ids go on from there, even if all older files go next.
         self.write_marker();
+        self.write_batch();
+        self.sync_if_wanted();
         Ok(())
+    }
+
+    /// Makes space on a disk that is full already; says whether it could.
+    fn remove_oldest_if_empty(&mut self) -> io::Result<bool> {
+        let oldest = self.segments.iter().next();
+        if oldest.is_none_or(|oldest| !oldest.is_empty() || oldest.is_damaged || is_unused(oldest))
+        {
+            return Ok(false);
+        }
+        let segment = self.segments.pop_oldest();
+        self.sums.disk_bytes -= on_disk(segment.size);
+        self.disk.remove(segment.number)?;
+        self.sync_directory();
+        Ok(true)
     }
 
     // ---- Making room ----
@@ -272,8 +312,8 @@ impl Binlog {
     /// There is not; nothing has happened.
     pub fn make_room_to_put(&mut self, len: usize) -> Result<(), NoRoom> {
         self.segments.try_reserve_one()?;
-        let floor = self.spare();
-        self.make_room(Need { len: len as u64, slots: self.segments.job_count() + 1, floor })
+        let deletes = self.segments.job_count() + 1;
+        self.make_room(Need { len: len as u64, deletes, least_spare: self.spare() })
     }
 
     /// Sees to it that there is space for one more short record.
@@ -281,8 +321,8 @@ impl Binlog {
     /// # Errors
     /// There is not; nothing has happened.
     pub fn make_room_to_update(&mut self) -> Result<(), NoRoom> {
-        let floor = self.spare() / 4;
-        self.make_room(Need { len: SHORT, slots: self.segments.job_count(), floor })
+        let deletes = self.segments.job_count();
+        self.make_room(Need { len: SHORT, deletes, least_spare: self.spare() / 2 })
     }
 
     /// Sees to it that there is space for the record of a delete. It was set aside when the job
@@ -300,14 +340,16 @@ impl Binlog {
     fn make_room(&mut self, need: Need) -> Result<(), NoRoom> {
         loop {
             let room = self.room_behind(need.len);
-            let has = |slots: u64| room.is_some_and(|room| room >= need.slots + slots);
+            let has = |spare: u64| room.is_some_and(|room| room >= need.deletes + spare);
             // Rather a smaller spare than more files, while old ones are about to go.
-            let is_enough = has(self.spare()) || (has(self.spare() / 2) && self.is_at_limit());
-            if is_enough || (!self.prepare() && has(need.floor)) {
+            let is_enough = has(self.spare() + LAST_SPARE)
+                || (self.is_at_limit() && has(self.spare() / 2 + LAST_SPARE.min(self.spare() / 4)));
+            if is_enough {
                 return self.take_place(need.len);
             }
-            if self.has_failed_to_grow {
-                return Err(NoRoom::Space);
+            if !self.prepare() {
+                let is_enough = has(need.least_spare + LAST_SPARE);
+                return if is_enough { self.take_place(need.len) } else { Err(NoRoom::Space) };
             }
         }
     }
@@ -323,9 +365,15 @@ impl Binlog {
             // The current segment will be lengthened.
             return Some(self.sums.room_ahead);
         }
-        let next = self.segments.iter().nth(self.current + 1)?;
-        let in_next = (next.size - HEAD).checked_sub(len)? / SHORT;
-        Some(in_next + self.sums.room_ahead - fresh_room(next))
+        // Those that are too small are passed over; only on a full disk are there any.
+        let mut room = self.sums.room_ahead;
+        for next in self.segments.iter().skip(self.current + 1) {
+            room -= fresh_room(next);
+            if let Some(left) = (next.size - HEAD).checked_sub(len) {
+                return Some(left / SHORT + room);
+            }
+        }
+        None
     }
 
     /// Sees to it that the next record, of `len` bytes, fits in the current segment.
@@ -334,19 +382,24 @@ impl Binlog {
             return Ok(());
         }
         if len <= self.fresh_len() {
-            self.advance();
+            while self.segments[self.current].left() < len {
+                self.advance();
+            }
             return Ok(());
+        }
+        if self.failure.is_some() {
+            return Err(NoRoom::Space);
         }
         let segment = &mut self.segments[self.current];
         let (old, new) = (segment.size, segment.used + len);
         match self.disk.extend(segment.number, new) {
             Ok(()) => {
                 segment.size = new;
-                self.sums.disk += on_disk(new) - on_disk(old);
+                self.sums.disk_bytes += on_disk(new) - on_disk(old);
                 Ok(())
             }
             Err(error) => {
-                self.tell_full(self.current_number(), &error);
+                self.note_full(self.current_number(), error);
                 Err(NoRoom::Space)
             }
         }
@@ -362,7 +415,7 @@ impl Binlog {
         self.file_size() - HEAD
     }
 
-    /// For how many short records there shall be room beyond those that must be.
+    /// For how many short records there shall be room beyond those that must be: half a file.
     fn spare(&self) -> u64 {
         self.file_size() / 2 / SHORT
     }
@@ -371,9 +424,9 @@ impl Binlog {
         self.policy.file_size.into()
     }
 
-    /// Whether one more file would be too much, and old ones can go.
+    /// Whether one more file would be too much.
     fn is_at_limit(&self) -> bool {
-        self.current > 0 && self.sums.disk > 3 * self.segments.live_bytes() + self.file_size()
+        !self.is_full && self.sums.disk_bytes > 3 * self.segments.live_bytes() + self.file_size()
     }
 
     /// Makes a segment ahead of need. `false` when there is no space.
@@ -386,7 +439,7 @@ impl Binlog {
         if grown.is_err() && self.can_retire() {
             self.write_batch();
             self.sync_if_wanted();
-            self.retire(REMOVALS_PER_TURN);
+            self.retire();
             grown = self.grow(self.last_number() + 1, self.file_size());
         }
         match grown {
@@ -398,13 +451,24 @@ impl Binlog {
             }
             Err(error) => {
                 self.has_failed_to_grow = true;
-                self.tell_full(self.last_number() + 1, &error);
+                self.note_full(self.last_number() + 1, error);
             }
         }
         !self.has_failed_to_grow
     }
 
-    fn tell_full(&mut self, number: FileNumber, error: &io::Error) {
+    /// A file could not be made or lengthened. If that is not for want of space, the disk fails.
+    fn note_full(&mut self, number: FileNumber, error: io::Error) {
+        use io::ErrorKind::{
+            FileTooLarge, OutOfMemory, PermissionDenied, QuotaExceeded, StorageFull,
+        };
+        let is_want_of_space = matches!(
+            error.kind(),
+            StorageFull | QuotaExceeded | FileTooLarge | OutOfMemory | PermissionDenied
+        );
+        if !is_want_of_space {
+            return self.check(&format!("binlog.{number}: cannot make it"), Err(error));
+        }
         self.is_full = true;
         if !std::mem::replace(&mut self.is_full_told, true) {
             warn!("binlog.{number}: no space for it: {error}; puts are refused until there is");
@@ -412,20 +476,15 @@ impl Binlog {
     }
 
     fn grow(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
-        if number > LAST_NUMBER {
-            return Err(io::Error::other("there are no more numbers for files"));
+        if self.failure.is_some() || number > LAST_NUMBER {
+            return Err(io::Error::new(io::ErrorKind::StorageFull, "no file can be made any more"));
         }
         self.disk.create(number, size)?;
-        if let Err(error) = self.disk.write(number, 0, &VERSION) {
-            self.disk.remove(number)?;
-            return Err(error);
-        }
-        if self.policy.sync != Syncing::Never {
-            let synced = self.disk.sync_directory();
-            self.check(number, "sync the directory of", synced);
-        }
+        let written = self.disk.write(number, 0, &VERSION);
+        self.check(&format!("binlog.{number}: cannot write it"), written);
+        self.sync_directory();
         let segment = Segment::new(number, size, VERSION_LEN as u64);
-        self.sums.disk += on_disk(size);
+        self.sums.disk_bytes += on_disk(size);
         self.sums.room_ahead += fresh_room(&segment);
         self.segments.push(segment);
         self.disk.close(number);
@@ -438,19 +497,22 @@ impl Binlog {
         self.write_batch();
         self.cut_segment(self.current);
         let number = self.current_number();
-        if self.unsynced_since.is_some() && self.policy.sync != Syncing::Never {
+        if self.unsynced_closed.len() == UNSYNCED_FILES {
+            self.sync_if_wanted();
+        }
+        if self.unsynced_since.is_some() && self.is_synced() {
             self.unsynced_closed.push(number);
         } else {
             self.disk.close(number);
         }
-        self.sums.closed += on_disk(self.segments[self.current].size);
+        self.sums.closed_bytes += on_disk(self.segments[self.current].size);
         self.current += 1;
         self.sums.room_ahead -= fresh_room(&self.segments[self.current]);
         self.write_marker();
     }
 
     fn write_marker(&mut self) {
-        record::write_marker(&mut self.batch, self.last.id);
+        record::write_marker(&mut self.batch, self.last.id, self.nonce);
         self.segments[self.current].used += SHORT;
         self.unsynced_since.get_or_insert(self.turn_at);
     }
@@ -465,7 +527,7 @@ impl Binlog {
             return debug!("binlog.{number}: cannot be cut to {used} bytes: {error}");
         }
         self.segments[place].size = used;
-        self.sums.disk -= on_disk(size) - on_disk(used);
+        self.sums.disk_bytes -= on_disk(size) - on_disk(used);
     }
 
     // ---- Records ----
@@ -481,7 +543,7 @@ impl Binlog {
 
     /// Makes a short record of what has become of a job, for which room was made.
     pub fn update(&mut self, key: LogKey, fields: &Fields) {
-        self.segments.entry_mut(key).moment = fields.moment;
+        self.segments.entry_mut(key).due_or_buried_at = fields.due_or_buried_at;
         self.append(fields, "", &[]);
         self.owe(SHORT);
     }
@@ -493,9 +555,9 @@ impl Binlog {
         self.last.buried_at
     }
 
-    /// The moment of the last record of a job.
-    pub fn moment_of(&self, key: LogKey) -> Nanos {
-        self.segments.entry(key).moment
+    /// When a buried job was buried.
+    pub fn buried_at(&self, key: LogKey) -> Nanos {
+        self.segments.entry(key).due_or_buried_at
     }
 
     /// Makes the record of a delete.
@@ -511,8 +573,8 @@ impl Binlog {
         if self.batch.len() + Layout::LONGEST_HEAD + copied_len > BATCH_LEN {
             self.write_batch();
         }
-        record::write(&mut self.batch, fields, tube, body);
-        self.segments[self.current].used += record::full_len(tube, &[]) as u64;
+        record::write(&mut self.batch, fields, tube, body, self.nonce);
+        self.segments[self.current].used += Layout::V7Checked.head_len(tube) as u64;
         if is_copied {
             self.batch.extend_from_slice(body);
             self.segments[self.current].used += body.len() as u64;
@@ -529,7 +591,16 @@ impl Binlog {
 
     /// Garbage has been made.
     fn owe(&mut self, bytes: u64) {
-        self.owed = if self.wants_compaction() { self.owed + PACE * bytes } else { 0 };
+        self.count_leaving();
+        self.owed_bytes = if self.wants_compaction() { self.owed_bytes + PACE * bytes } else { 0 };
+    }
+
+    /// A segment that is not the current one never gets another job.
+    fn count_leaving(&mut self) {
+        while self.leaving < self.current && self.segments[self.leaving].is_empty() {
+            self.leaving_bytes += on_disk(self.segments[self.leaving].size);
+            self.leaving += 1;
+        }
     }
 
     fn wants_compaction(&self) -> bool {
@@ -537,10 +608,7 @@ impl Binlog {
             return false;
         }
         let live = self.segments.live_bytes();
-        // What is empty goes soon anyway.
-        let older = self.segments.iter().take(self.current);
-        let going = older.take_while(|segment| segment.is_empty());
-        let closed = self.sums.closed - going.map(|segment| on_disk(segment.size)).sum::<u64>();
+        let closed = self.sums.closed_bytes - self.leaving_bytes;
         let garbage = (closed + self.segments[self.current].used).saturating_sub(live);
         let set_aside = self.segments.job_count() * SHORT;
         let file_size = self.file_size();
@@ -555,7 +623,7 @@ impl Binlog {
     /// The job that compaction moves next, if it is time for that and there is room. Its full
     /// record is to be made by [`Binlog::move_here`].
     pub fn next_to_move(&mut self) -> Option<(LogKey, JobKey)> {
-        if self.owed == 0 || !self.wants_compaction() {
+        if self.owed_bytes == 0 || !self.wants_compaction() {
             return None;
         }
         self.oldest_to_move()
@@ -570,17 +638,19 @@ impl Binlog {
 
     fn oldest_to_move(&mut self) -> Option<(LogKey, JobKey)> {
         // On a full disk it makes no sense to begin what cannot be finished.
-        let spare = self.room().saturating_sub(self.segments.job_count()) * SHORT;
-        let oldest = self.segments.iter().take(self.current).find(|segment| !segment.is_empty());
+        let spare = self.room().saturating_sub(self.segments.job_count() + LAST_SPARE) * SHORT;
+        self.count_leaving();
+        let oldest = self.segments.iter().take(self.current).nth(self.leaving);
         let oldest = oldest.filter(|segment| !self.is_full || segment.live_bytes() <= spare);
         let first = oldest.and_then(Segment::first_job);
         let found = first.filter(|&key| {
             let len = self.segments.entry(key).len.into();
-            self.make_room(Need { len, slots: self.segments.job_count(), floor: 0 }).is_ok()
+            let deletes = self.segments.job_count();
+            self.make_room(Need { len, deletes, least_spare: 0 }).is_ok()
         });
         self.is_stuck = found.is_none();
         if self.is_stuck {
-            self.owed = 0;
+            self.owed_bytes = 0;
         }
         found.map(|key| (key, self.segments.entry(key).job))
     }
@@ -591,7 +661,8 @@ impl Binlog {
         self.segments.move_job(key, self.current_number(), len);
         self.append(fields, tube, body);
         self.sums.records_migrated += 1;
-        self.owed = self.owed.saturating_sub(len);
+        self.owed_bytes = self.owed_bytes.saturating_sub(len);
+        self.count_leaving();
     }
 
     /// Time has passed: [`Binlog::next_to_move`] may have something.
@@ -599,7 +670,7 @@ impl Binlog {
         self.turn_at = now;
         if self.idle_step_at <= now && self.wants_compaction() {
             self.idle_step_at = now + if self.is_stuck { STUCK_PAUSE } else { IDLE_PAUSE };
-            self.owed = self.owed.max(IDLE_STEP);
+            self.owed_bytes = self.owed_bytes.max(IDLE_STEP.min(self.file_size()));
         }
     }
 
@@ -607,7 +678,7 @@ impl Binlog {
     pub fn next_due(&self) -> Option<Nanos> {
         let step = self.wants_compaction().then_some(self.idle_step_at);
         let sync = self.sync_due();
-        let removal = self.can_retire().then_some(self.keeps_segments_until);
+        let removal = self.has_leaving().then_some(self.remove_again_at);
         [step, sync, removal].into_iter().flatten().min()
     }
 
@@ -619,17 +690,20 @@ impl Binlog {
     /// # Errors
     /// The disk has failed: they may not.
     pub fn commit(&mut self, now: Nanos) -> Result<(), Failure> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        self.turn_at = self.turn_at.max(now);
         self.has_failed_to_grow = false;
         if self.segments.job_count() == 0 {
             self.start_afresh();
         }
         self.write_batch();
-        let may_remove = self.can_retire() && self.keeps_segments_until <= now;
-        if may_remove || self.sync_due().is_some_and(|due| due <= now) {
+        if self.can_retire() || self.sync_due().is_some_and(|due| due <= now) {
             self.sync_if_wanted();
         }
-        if may_remove {
-            self.retire(REMOVALS_PER_TURN);
+        if self.can_retire() {
+            self.retire();
         }
         self.failure.clone().map_or(Ok(()), Err)
     }
@@ -639,15 +713,23 @@ impl Binlog {
     /// # Errors
     /// The disk has failed.
     pub fn close(&mut self, now: Nanos) -> Result<(), Failure> {
-        self.commit(now)?;
-        self.sync_if_wanted();
-        self.retire(usize::MAX);
+        self.retire_all(now)?;
         self.drop_prepared();
         self.cut_segment(self.current);
         self.disk.close(self.current_number());
-        if self.policy.sync != Syncing::Never {
-            let synced = self.disk.sync_directory();
-            self.check(self.current_number(), "sync the directory of", synced);
+        self.sync_directory();
+        self.failure.clone().map_or(Ok(()), Err)
+    }
+
+    /// Removes or sets aside all segments that are not needed, however many.
+    ///
+    /// # Errors
+    /// The disk has failed.
+    pub fn retire_all(&mut self, now: Nanos) -> Result<(), Failure> {
+        self.commit(now)?;
+        self.sync_if_wanted();
+        while self.can_retire() {
+            self.retire_one();
         }
         self.failure.clone().map_or(Ok(()), Err)
     }
@@ -667,14 +749,14 @@ impl Binlog {
                 return debug!("binlog.{number}: cannot be removed: {error}");
             }
             let segment = self.segments.pop_newest();
-            self.sums.disk -= on_disk(segment.size);
+            self.sums.disk_bytes -= on_disk(segment.size);
             self.sums.room_ahead -= fresh_room(&segment);
         }
     }
 
     fn sync_due(&self) -> Option<Nanos> {
         let since = self.unsynced_since?;
-        match self.policy.sync {
+        match self.policy.syncing {
             Syncing::EachTurn => Some(since),
             Syncing::Within(span) => {
                 let quarter = Nanos::from_nanos(span.as_nanos() / 4);
@@ -685,52 +767,74 @@ impl Binlog {
     }
 
     fn sync_if_wanted(&mut self) {
-        if self.unsynced_since.take().is_none() || self.policy.sync == Syncing::Never {
+        if self.unsynced_since.take().is_none() || !self.is_synced() || self.failure.is_some() {
             return;
         }
         for number in std::mem::take(&mut self.unsynced_closed) {
             let synced = self.disk.sync(number);
-            self.check(number, "sync", synced);
+            self.check(&format!("binlog.{number}: cannot sync it"), synced);
             self.disk.close(number);
         }
         let number = self.current_number();
         let synced = self.disk.sync(number);
-        self.check(number, "sync", synced);
+        self.check(&format!("binlog.{number}: cannot sync it"), synced);
     }
 
-    fn can_retire(&self) -> bool {
+    fn sync_directory(&mut self) {
+        if self.is_synced() {
+            let synced = self.disk.sync_directory();
+            self.check("the directory: cannot sync it", synced);
+        }
+    }
+
+    fn is_synced(&self) -> bool {
+        self.policy.syncing != Syncing::Never
+    }
+
+    /// Whether a segment can be removed.
+    fn has_leaving(&self) -> bool {
         self.current > 0 && self.segments[0].is_empty()
     }
 
-    /// Removes the oldest segments as far as no job belongs to them.
-    fn retire(&mut self, limit: usize) {
-        for _ in 0..limit {
-            if !self.can_retire() || self.failure.is_some() {
+    fn can_retire(&self) -> bool {
+        self.has_leaving() && self.remove_again_at <= self.turn_at && self.failure.is_none()
+    }
+
+    /// Removes the oldest segments as far as no job belongs to them, but no more at once than
+    /// others can wait for.
+    fn retire(&mut self) {
+        let is_small = self.policy.file_size <= SMALL_FILE;
+        for _ in 0..if is_small { SMALL_REMOVALS_PER_TURN } else { REMOVALS_PER_TURN } {
+            if !self.can_retire() {
                 return;
             }
-            let Segment { number, size, is_damaged, .. } = self.segments[0];
-            let removed = if is_damaged {
-                let name = self.disk.set_aside(number);
-                name.map(|name| warn!("binlog.{number}: set aside as {name}"))
-            } else {
-                self.disk.remove(number)
-            };
-            if let Err(error) = removed {
-                // No newer one may go before it.
-                self.keeps_segments_until = self.turn_at + REMOVE_AGAIN;
-                return warn!("binlog.{number}: not needed and cannot be removed: {error}");
-            }
-            debug!("binlog.{number}: removed");
-            self.is_full = false;
-            self.segments.pop_oldest();
-            self.current -= 1;
-            self.sums.disk -= on_disk(size);
-            self.sums.closed -= on_disk(size);
-            if self.policy.sync != Syncing::Never {
-                let synced = self.disk.sync_directory();
-                self.check(number, "sync the directory after the removal of", synced);
-            }
+            self.retire_one();
         }
+    }
+
+    fn retire_one(&mut self) {
+        self.count_leaving();
+        let Segment { number, size, is_damaged, .. } = self.segments[0];
+        let removed = if is_damaged {
+            let name = self.disk.set_aside(number);
+            name.map(|name| warn!("binlog.{number}: set aside as {name}"))
+        } else {
+            self.disk.remove(number)
+        };
+        if let Err(error) = removed {
+            // No newer one may go before it.
+            self.remove_again_at = self.turn_at + REMOVE_AGAIN;
+            return warn!("binlog.{number}: not needed and cannot be removed: {error}");
+        }
+        debug!("binlog.{number}: removed");
+        self.is_full = false;
+        self.segments.pop_oldest();
+        self.current -= 1;
+        self.leaving -= 1;
+        self.leaving_bytes -= on_disk(size);
+        self.sums.disk_bytes -= on_disk(size);
+        self.sums.closed_bytes -= on_disk(size);
+        self.sync_directory();
     }
 
     // ---- Writing ----
@@ -752,13 +856,12 @@ impl Binlog {
         }
         let Segment { number, used, .. } = self.segments[self.current];
         let written = self.disk.write(number, used - bytes.len() as u64, bytes);
-        self.check(number, "write", written);
+        self.check(&format!("binlog.{number}: cannot write it"), written);
     }
 
-    fn check(&mut self, number: FileNumber, what: &str, result: io::Result<()>) {
+    fn check(&mut self, what: &str, result: io::Result<()>) {
         if let Err(error) = result {
-            let failure = Failure(format!("binlog.{number}: cannot {what} it: {error}"));
-            self.failure.get_or_insert(failure);
+            self.failure.get_or_insert(Failure(format!("{what}: {error}")));
         }
     }
 
@@ -782,20 +885,21 @@ impl Binlog {
         }
     }
 
-    /// How many files there are.
-    pub fn file_count(&self) -> usize {
-        self.segments.len()
-    }
-
-    /// How many files are not sound.
-    pub fn damaged_files(&self) -> usize {
-        self.segments.iter().filter(|segment| segment.is_damaged).count()
+    /// Whether a file is not sound.
+    pub fn has_damaged(&self) -> bool {
+        self.segments.iter().any(|segment| segment.is_damaged)
     }
 
     /// The number of the file that has the full record of a job.
     pub fn file_of(&self, key: LogKey) -> FileNumber {
         self.segments.entry(key).file
     }
+}
+
+/// The hash of nothing, under keys that std takes from the system.
+fn random_nonce() -> u32 {
+    let hash = RandomState::new().hash_one(());
+    u32::from_ne_bytes(*hash.to_ne_bytes().first_chunk().expect("it is longer"))
 }
 
 /// How many short records there is room for in a segment that is only prepared.

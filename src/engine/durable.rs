@@ -1,22 +1,23 @@
 //! A chapter of the rules: what the binlog is told of jobs, and when.
 //!
-//! A record is made of every put, release, bury, kick and delete, and before the job moves: it
-//! says where the job is sent, not who gets it there. Nothing else is recorded. A job that is
-//! reserved, times out or comes back from a lost connection is, after a restart, where its
-//! last record sent it.
+//! A record is made of every put, release, bury, kick and delete: where the job is sent, not
+//! who gets it there. Nothing else is recorded. A job that was reserved, timed out or came
+//! back from a lost connection is, after a restart, where its last record sent it, unless
+//! compaction has moved it meanwhile: that writes a job as it stands, and a reserved one comes
+//! back ready.
 //!
 //! Each of these rules first asks for room, and is refused with nothing changed if there is
-//! none. Each ends with a step of compaction, for which this chapter brings the jobs. Without a
-//! binlog there is always room, and nobody is told.
+//! none. All but put make garbage, and end with a step of compaction, for which this chapter
+//! brings the jobs. Without a binlog there is always room, and nobody is told.
 
 use super::binlog::{Binlog, Failure, Figures, NoRoom};
 use super::body::Body;
 use super::disk::FileNumber;
-use super::job::{Job, State};
+use super::job::{Destination, Job, State};
 use super::keys::{JobKey, LogKey, TubeKey};
 use super::queue::Queue;
 use super::record::{self, Fields, Logged};
-use super::time::Nanos;
+use super::time::{Drift, Nanos};
 
 impl Queue {
     /// Sees to it that the binlog can take a new job.
@@ -35,42 +36,29 @@ impl Queue {
         self.binlog.as_mut().map_or(Ok(()), Binlog::make_room_to_delete)
     }
 
-    /// A new job is sent where its terms say.
-    pub(super) fn record_put(&mut self, key: JobKey, now: Nanos) {
+    /// A new job is sent there.
+    pub(super) fn record_put(&mut self, key: JobKey, to: Destination) {
         let Some(binlog) = &mut self.binlog else { return };
         let job = &mut self.jobs[key];
-        let fields = fields(job, by_terms(job, now));
+        let fields = fields(job, logged(to), self.drift);
         job.log = binlog.put(key, &fields, &self.tubes[job.tube].name, job.body.bytes());
     }
 
-    /// A job is released and sent where its terms say.
-    pub(super) fn record_release(&mut self, key: JobKey, now: Nanos) {
-        self.record_update(key, by_terms(&self.jobs[key], now));
-    }
-
-    /// A job is kicked.
-    pub(super) fn record_kick(&mut self, key: JobKey) {
-        self.record_update(key, (Logged::Ready, Nanos::ZERO));
-    }
-
-    /// A job is buried.
-    pub(super) fn record_burial(&mut self, key: JobKey, now: Nanos) {
-        if let Some(binlog) = &mut self.binlog {
-            let moment = binlog.next_burial(now);
-            self.record_update(key, (Logged::Buried, moment));
-        }
-    }
-
-    fn record_update(&mut self, key: JobKey, state: (Logged, Nanos)) {
+    /// A job is sent there anew.
+    pub(super) fn record_update(&mut self, key: JobKey, to: Destination, now: Nanos) {
         let Some(binlog) = &mut self.binlog else { return };
         let job = &self.jobs[key];
-        binlog.update(job.log, &fields(job, state));
+        let state = match to {
+            Destination::Ready | Destination::Delayed { .. } => logged(to),
+            Destination::Buried => (Logged::Buried, binlog.next_burial(now)),
+        };
+        binlog.update(job.log, &fields(job, state, self.drift));
     }
 
     /// A job is deleted.
     pub(super) fn record_delete(&mut self, job: &Job) {
         let Some(binlog) = &mut self.binlog else { return };
-        binlog.delete(job.log, &fields(job, (Logged::Deleted, Nanos::ZERO)));
+        binlog.delete(job.log, &fields(job, (Logged::Deleted, Nanos::ZERO), self.drift));
     }
 
     /// Writes what has been recorded in this turn, and syncs it if it is time for that.
@@ -119,33 +107,40 @@ impl Queue {
         let Some(binlog) = &mut self.binlog else { return };
         let job = &self.jobs[key];
         let tube = &self.tubes[job.tube].name;
-        binlog.move_here(log, &fields(job, state), tube, job.body.bytes());
+        binlog.move_here(log, &fields(job, state, self.drift), tube, job.body.bytes());
     }
 
     /// The state of a job as a record has it, and the moment that goes with it.
     fn present_state(&self, key: JobKey) -> (Logged, Nanos) {
         let job = &self.jobs[key];
         let due = || self.due(job).unwrap_or(Nanos::ZERO);
-        let moment =
-            || self.binlog.as_ref().map_or(Nanos::ZERO, |binlog| binlog.moment_of(job.log));
+        let buried_at =
+            || self.binlog.as_ref().map_or(Nanos::ZERO, |binlog| binlog.buried_at(job.log));
         match job.state {
             State::Ready { .. } => (Logged::Ready, Nanos::ZERO),
             State::Delayed { .. } => (Logged::Delayed, due()),
             State::Reserved { .. } => (Logged::Reserved, due()),
-            State::Buried(_) => (Logged::Buried, moment()),
+            State::Buried(_) => (Logged::Buried, buried_at()),
             State::Moving => unreachable!("a step of compaction comes after a job has moved"),
         }
     }
 }
 
-fn by_terms(job: &Job, now: Nanos) -> (Logged, Nanos) {
-    match job.delay_secs {
-        0 => (Logged::Ready, Nanos::ZERO),
-        secs => (Logged::Delayed, now + Nanos::from_secs(secs)),
+/// How a record says where a job is sent, and the moment that goes with it.
+fn logged(to: Destination) -> (Logged, Nanos) {
+    match to {
+        Destination::Ready => (Logged::Ready, Nanos::ZERO),
+        Destination::Delayed { due } => (Logged::Delayed, due),
+        Destination::Buried => (Logged::Buried, Nanos::ZERO),
     }
 }
 
-fn fields(job: &Job, (state, moment): (Logged, Nanos)) -> Fields {
+/// Moments of the engine become the time of day.
+fn fields(job: &Job, (state, moment): (Logged, Nanos), drift: Drift) -> Fields {
+    let due_or_buried_at = match state {
+        Logged::Delayed | Logged::Reserved => moment.ahead_by(drift),
+        Logged::Ready | Logged::Buried | Logged::Deleted => moment,
+    };
     let body_len = u32::try_from(job.body.bytes().len());
     Fields {
         id: job.id,
@@ -153,8 +148,8 @@ fn fields(job: &Job, (state, moment): (Logged, Nanos)) -> Fields {
         delay_secs: job.delay_secs,
         ttr_secs: job.ttr_secs,
         body_len: body_len.expect("a body is not much longer than 2^30 bytes"),
-        created_at: job.created_at,
-        moment,
+        created_at: job.created_at.ahead_by(drift),
+        due_or_buried_at,
         counts: job.counts,
         state,
     }

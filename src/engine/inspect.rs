@@ -1,13 +1,14 @@
 //! A look into the files of a binlog: what `--check` and `--dump` tell.
 //!
-//! Nothing is changed, and nobody is kept out: a server may be writing at the same time. Files
-//! that it removes meanwhile are passed over; what was in them is in newer ones.
+//! Nothing is changed, and nobody is kept out: a server may be writing at the same time. A file
+//! that it removes meanwhile is passed over: its jobs are in newer files by then, which are
+//! looked into too.
 
 use super::body::CR_LF;
 use super::disk::{Disk, FileNumber};
-use super::record::{self, Fields, Layout, Logged};
-use super::scan::{Damage, Found, Item, ReadError, Scan};
-use std::collections::{BTreeMap, HashMap};
+use super::record::{FILE_HEAD_LEN, Fields, Layout, Logged, VERSION_LEN};
+use super::scan::{self, Damage, Found, Item, ReadError, Scan, Tail};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
 use std::rc::Rc;
@@ -30,6 +31,9 @@ struct Survey {
     files: Vec<File>,
     /// Pairs of neighbours between which there is none.
     gaps: Vec<(FileNumber, FileNumber)>,
+    tail: Tail,
+    /// How many files were listed and not there any more.
+    vanished: usize,
 }
 
 /// A live job, as its last record has it.
@@ -51,12 +55,11 @@ struct File {
     size: u64,
     used: u64,
     layout: Layout,
-    is_checked: bool,
     records: u64,
     full_records: u64,
     damages: Vec<Damage>,
-    /// What is behind the last record.
-    rest: Option<Damage>,
+    /// What a crash has left behind the last record.
+    torn: Option<Damage>,
 }
 
 /// How many jobs of a tube are in which state.
@@ -83,26 +86,21 @@ pub fn check(disk: &mut dyn Disk, out: &mut dyn Write) -> Result<bool, InspectEr
 /// # Errors
 /// The files cannot be read, or `out` cannot be written to.
 pub fn dump(disk: &mut dyn Disk, out: &mut dyn Write) -> Result<bool, InspectError> {
-    let survey = Survey::of(disk)?;
-    for (place, file) in survey.files.iter().enumerate() {
-        let Some(mut scan) = open(disk, file.number)? else { continue };
-        loop {
-            match scan.next_item().map_err(|error| InspectError::Read(file.number, error))? {
-                Item::Record(Found { offset, fields, body: Some(body), .. }) => {
-                    let job = survey.jobs.get(&fields.id);
-                    if let Some(job) = job.filter(|job| (job.file, job.offset) == (place, offset)) {
-                        let body = body.bytes();
-                        let body = body.strip_suffix(CR_LF).unwrap_or(body);
-                        tell_job(job, body, out).map_err(InspectError::Output)?;
-                    }
-                }
-                Item::Record(_) | Item::Damage(_) => {}
-                Item::End(_) => break,
-            }
+    let mut told = HashSet::new();
+    let mut survey = Survey::of(disk)?;
+    for _ in 0..LOOKS {
+        survey.dump(disk, &mut told, out)?;
+        if survey.jobs.keys().all(|id| told.contains(id)) {
+            break;
         }
+        // Files have been removed since they were surveyed, and jobs moved before that.
+        survey = Survey::of(disk)?;
     }
     Ok(survey.is_sound())
 }
+
+/// A busy server may always have jobs that come and go between two looks.
+const LOOKS: usize = 5;
 
 /// The file, unless it has been removed meanwhile.
 fn open(disk: &mut dyn Disk, number: FileNumber) -> Result<Option<Scan<'_>>, InspectError> {
@@ -115,82 +113,96 @@ fn open(disk: &mut dyn Disk, number: FileNumber) -> Result<Option<Scan<'_>>, Ins
 
 impl Survey {
     fn of(disk: &mut dyn Disk) -> Result<Survey, InspectError> {
+        for _ in 1..LOOKS {
+            let survey = Survey::attempt(disk)?;
+            // What was read before a file that has gone may have been taken back there.
+            if survey.vanished == 0 {
+                return Ok(survey);
+            }
+        }
+        Survey::attempt(disk)
+    }
+
+    fn attempt(disk: &mut dyn Disk) -> Result<Survey, InspectError> {
         let mut survey = Survey::default();
         let mut last = 0;
         loop {
-            let numbers = disk.list().map_err(InspectError::List)?;
+            let mut numbers = disk.list().map_err(InspectError::List)?;
             // Newer files may come while others are read.
-            let new: Vec<FileNumber> =
-                numbers.into_iter().filter(|&number| number > last).collect();
-            let Some(&newest) = new.last() else { break };
-            for number in new {
+            numbers.retain(|&number| number > last);
+            let Some(&newest) = numbers.last() else { break };
+            survey.gaps.extend(scan::gaps(&numbers));
+            for number in numbers {
                 survey.read(disk, number)?;
             }
             last = newest;
         }
-        survey.judge_tails();
+        if let Some((number, rest)) = survey.tail.take() {
+            survey.numbered(number).torn = Some(rest);
+        }
         Ok(survey)
     }
 
     fn read(&mut self, disk: &mut dyn Disk, number: FileNumber) -> Result<(), InspectError> {
-        let Some(mut scan) = open(disk, number)? else { return Ok(()) };
-        let before = self.files.last().map(|file| file.number);
-        self.gaps
-            .extend(before.filter(|before| number - before > 1).map(|before| (before, number)));
-        let mut file = File {
+        let Some(mut scan) = open(disk, number)? else {
+            self.vanished += 1;
+            return Ok(());
+        };
+        self.files.push(File {
             number,
             size: scan.size(),
             used: 0,
             layout: scan.layout(),
-            is_checked: scan.is_checked(),
             records: 0,
             full_records: 0,
             damages: Vec::new(),
-            rest: None,
-        };
+            torn: None,
+        });
         loop {
-            match scan.next_item().map_err(|error| InspectError::Read(number, error))? {
-                Item::Record(found) if record::is_marker(&found.fields) => {}
+            let item = scan.next_item().map_err(|error| InspectError::Read(number, error))?;
+            if !matches!(item, Item::End(_)) {
+                let followed = self.tail.take();
+                self.note_damage(followed);
+            }
+            match item {
                 Item::Record(found) => {
+                    let file = self.numbered(number);
                     file.records += 1;
                     file.full_records += u64::from(found.tube.is_some());
                     self.apply(&found);
                 }
-                Item::Damage(damage) => file.damages.push(damage),
+                Item::Damage(damage) => self.note_damage(Some((number, damage))),
                 Item::End(end) => {
-                    file.used = end.used;
-                    file.rest = end.rest;
-                    break;
+                    self.numbered(number).used = end.used;
+                    let damage = end.rest.and_then(|rest| self.tail.begins(number, rest));
+                    self.note_damage(damage);
+                    return Ok(());
                 }
             }
         }
-        self.files.push(file);
-        Ok(())
     }
 
-    fn apply(&mut self, found: &Found<'_>) {
-        let Found { offset, len, fields, tube, .. } = *found;
-        if fields.state == Logged::Deleted {
-            self.jobs.remove(&fields.id);
-        } else if let Some(tube) = tube {
-            let tube = Rc::from(tube);
-            let job = Job { file: self.files.len(), offset, len, tube, fields };
-            self.jobs.insert(fields.id, job);
-        } else if let Some(job) = self.jobs.get_mut(&fields.id) {
-            job.fields = fields;
+    fn note_damage(&mut self, damage: Option<(FileNumber, Damage)>) {
+        if let Some((number, damage)) = damage {
+            self.numbered(number).damages.push(damage);
         }
     }
 
-    /// What is behind the last record of all is what a crash leaves; elsewhere it is damage, and
-    /// so is a file with no sound beginning.
-    fn judge_tails(&mut self) {
-        let has_content = |file: &File| file.records > 0 || !file.damages.is_empty();
-        let last = self.files.iter().rposition(has_content).unwrap_or(0);
-        for (place, file) in self.files.iter_mut().enumerate() {
-            let is_tail = |rest: &Damage| place >= last && rest.offset > 0;
-            if file.rest.as_ref().is_some_and(|rest| !is_tail(rest)) {
-                file.damages.extend(file.rest.take());
-            }
+    fn numbered(&mut self, number: FileNumber) -> &mut File {
+        let file = self.files.iter_mut().rfind(|file| file.number == number);
+        file.expect("only files that are read are spoken of")
+    }
+
+    fn apply(&mut self, found: &Found) {
+        let Found { offset, len, fields, ref tube, .. } = *found;
+        if fields.state == Logged::Deleted {
+            self.jobs.remove(&fields.id);
+        } else if let Some(tube) = tube {
+            let file = self.files.len() - 1;
+            let job = Job { file, offset, len, tube: Rc::from(&**tube), fields };
+            self.jobs.insert(fields.id, job);
+        } else if let Some(job) = self.jobs.get_mut(&fields.id) {
+            job.fields = fields;
         }
     }
 
@@ -199,6 +211,34 @@ impl Survey {
     }
 
     // ---- Telling ----
+
+    /// Tells the jobs that were not told before, as far as their files are still there.
+    fn dump(
+        &self,
+        disk: &mut dyn Disk,
+        told: &mut HashSet<u64>,
+        out: &mut dyn Write,
+    ) -> Result<(), InspectError> {
+        for (place, file) in self.files.iter().enumerate() {
+            let Some(mut scan) = open(disk, file.number)? else { continue };
+            loop {
+                match scan.next_item().map_err(|error| InspectError::Read(file.number, error))? {
+                    Item::Record(Found { offset, fields, body: Some(body), .. }) => {
+                        let job = self.jobs.get(&fields.id);
+                        let job = job.filter(|job| (job.file, job.offset) == (place, offset));
+                        if let Some(job) = job.filter(|_| told.insert(fields.id)) {
+                            let body = body.bytes();
+                            let body = body.strip_suffix(CR_LF).unwrap_or(body);
+                            tell_job(job, body, out).map_err(InspectError::Output)?;
+                        }
+                    }
+                    Item::Record(_) | Item::Damage(_) => {}
+                    Item::End(_) => break,
+                }
+            }
+        }
+        Ok(())
+    }
 
     fn tell(&self, out: &mut dyn Write) -> io::Result<()> {
         let mut live = vec![0; self.files.len()];
@@ -230,8 +270,11 @@ impl File {
     fn tell(&self, live: u64, out: &mut dyn Write) -> io::Result<()> {
         let File { number, size, used, records, full_records, .. } = self;
         let version = self.layout.version();
-        let checksums = if self.is_checked { "with checksums" } else { "without checksums" };
-        let dead = used.saturating_sub(live);
+        let checksums =
+            if self.layout.is_checked() { "with checksums" } else { "without checksums" };
+        // The version and the marker are neither.
+        let head = if self.layout.is_checked() { FILE_HEAD_LEN } else { VERSION_LEN };
+        let dead = used.saturating_sub(live).saturating_sub(head as u64);
         writeln!(
             out,
             "binlog.{number}: version {version} {checksums}, {used} of {size} bytes used, \
@@ -241,7 +284,7 @@ impl File {
             let job = id.map_or(String::new(), |id| format!(", job {id}"));
             writeln!(out, "  damage at {offset}: {what} ({len} bytes{job})")?;
         }
-        if let Some(Damage { offset, len, what, .. }) = &self.rest {
+        if let Some(Damage { offset, len, what, .. }) = &self.torn {
             writeln!(out, "  torn at {offset}: {what} ({len} bytes, will be cut)")?;
         }
         Ok(())
@@ -268,8 +311,9 @@ impl fmt::Display for Count {
 }
 
 fn tell_job(job: &Job, body: &[u8], out: &mut dyn Write) -> io::Result<()> {
-    let Fields { id, pri, delay_secs, ttr_secs, counts, state, created_at, moment, .. } =
-        job.fields;
+    let Fields {
+        id, pri, delay_secs, ttr_secs, counts, state, created_at, due_or_buried_at, ..
+    } = job.fields;
     let tube = &job.tube;
     let word = match state {
         Logged::Ready => "ready",
@@ -285,7 +329,7 @@ fn tell_job(job: &Job, body: &[u8], out: &mut dyn Write) -> io::Result<()> {
         created_at.as_nanos()
     )?;
     if state == Logged::Delayed {
-        write!(out, ",\"due_at_ns\":{}", moment.as_nanos())?;
+        write!(out, ",\"due_at_ns\":{}", due_or_buried_at.as_nanos())?;
     }
     write!(
         out,

@@ -74,6 +74,20 @@ pub enum State {
     Buried(Links),
 }
 
+/// Where a job is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// Among the ready.
+    Ready,
+    /// Among the delayed.
+    Delayed {
+        /// When the delay is over.
+        due: Nanos,
+    },
+    /// Among the buried.
+    Buried,
+}
+
 /// A ready job as its tube orders it: the least priority, then the least id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ReadyEntry {
@@ -128,6 +142,16 @@ impl Job {
             body,
             log: LogKey::NONE,
             next_in_bucket: NIL,
+        }
+    }
+}
+
+impl Job {
+    /// Where its terms send it.
+    pub fn destination(&self, now: Nanos) -> Destination {
+        match self.delay_secs {
+            0 => Destination::Ready,
+            secs => Destination::Delayed { due: now + Nanos::from_secs(secs) },
         }
     }
 }

@@ -24,10 +24,10 @@
 use super::binlog::{Binlog, NoRoom};
 use super::body::Body;
 use super::heap::Heap;
-use super::job::{DelayedEntry, Job, Jobs, ReadyEntry, ReservedEntry, State, Terms};
+use super::job::{DelayedEntry, Destination, Job, Jobs, ReadyEntry, ReservedEntry, State, Terms};
 use super::keys::{ConnKey, JobKey, Key, TimerKey, TubeKey};
 use super::pages::Pages;
-use super::time::Nanos;
+use super::time::{Drift, Nanos};
 use super::tube::{Pause, Tubes};
 use super::waiting::{Ticket, Watches, Watching};
 use super::wheel::Wheel;
@@ -50,6 +50,8 @@ pub struct Queue {
     pub totals: Totals,
     /// Where it is written down what becomes of jobs, if anywhere.
     pub(super) binlog: Option<Binlog>,
+    /// How far the time of day is ahead.
+    pub(super) drift: Drift,
     pub(super) last_ticket: Ticket,
     reservations: u64,
     /// The connections whose timer went off; empty between ticks.
@@ -146,6 +148,7 @@ impl Queue {
             answers: VecDeque::new(),
             totals: Totals::default(),
             binlog: None,
+            drift: Drift::default(),
             last_ticket: Ticket::default(),
             reservations: 0,
             due_conns: Vec::new(),
@@ -340,17 +343,10 @@ impl Queue {
         self.tubes[key].total_jobs += 1;
         self.totals.total_jobs += 1;
         let job = self.jobs.insert(Job::new(id, key, terms, body, now));
-        self.record_put(job, now);
-        self.place_by_terms(job, now);
+        let to = self.jobs[job].destination(now);
+        self.record_put(job, to);
+        self.place(job, to, now);
         Ok(())
-    }
-
-    /// The job is ready, or delayed when its terms say so.
-    fn place_by_terms(&mut self, job: JobKey, now: Nanos) {
-        match self.jobs[job].delay_secs {
-            0 => self.make_ready(job, now),
-            secs => self.make_delayed_until(job, now + Nanos::from_secs(secs)),
-        }
     }
 
     /// Makes sure that the connection can hold one more job without need of memory.
@@ -414,8 +410,8 @@ impl Queue {
         job.pri = pri;
         job.delay_secs = delay_secs;
         job.counts.releases += 1;
-        self.record_release(key, now);
-        self.place_by_terms(key, now);
+        let to = job.destination(now);
+        self.send(key, to, now);
         let is_buried = matches!(self.jobs[key].state, State::Buried(_));
         self.compact();
         if is_buried { Outcome::Buried } else { Outcome::Done }
@@ -430,8 +426,7 @@ impl Queue {
         let job = &mut self.jobs[key];
         job.pri = pri;
         job.counts.buries += 1;
-        self.record_burial(key, now);
-        self.make_buried(key);
+        self.send(key, Destination::Buried, now);
         self.compact();
         Outcome::Done
     }
@@ -490,8 +485,7 @@ impl Queue {
     fn kick_one(&mut self, job: JobKey, now: Nanos) -> Result<(), NoRoom> {
         self.make_room_to_update()?;
         self.jobs[job].counts.kicks += 1;
-        self.record_kick(job);
-        self.make_ready(job, now);
+        self.send(job, Destination::Ready, now);
         self.compact();
         Ok(())
     }
@@ -516,6 +510,21 @@ impl Queue {
     }
 
     // ---- Moves ----
+
+    /// The job goes there, and the binlog is told.
+    fn send(&mut self, key: JobKey, to: Destination, now: Nanos) {
+        self.record_update(key, to, now);
+        self.place(key, to, now);
+    }
+
+    /// The job goes there.
+    pub(super) fn place(&mut self, key: JobKey, to: Destination, now: Nanos) {
+        match to {
+            Destination::Ready => self.make_ready(key, now),
+            Destination::Delayed { due } => self.make_delayed(key, due),
+            Destination::Buried => self.make_buried(key),
+        }
+    }
 
     /// Takes the job out of where it stands.
     fn leave(&mut self, key: JobKey) {
@@ -549,7 +558,7 @@ impl Queue {
 
     /// The job becomes ready, and is offered to whoever waits for it. Should there be no
     /// memory for that, it is buried.
-    pub(super) fn make_ready(&mut self, key: JobKey, now: Nanos) {
+    fn make_ready(&mut self, key: JobKey, now: Nanos) {
         self.leave(key);
         let Job { id, pri, tube: tube_key, .. } = self.jobs[key];
         let tube = &mut self.tubes[tube_key];
@@ -579,7 +588,7 @@ impl Queue {
     }
 
     /// The job is delayed. Should there be no memory for that, it is buried.
-    pub(super) fn make_delayed_until(&mut self, key: JobKey, due: Nanos) {
+    fn make_delayed(&mut self, key: JobKey, due: Nanos) {
         self.leave(key);
         let Job { id, tube, .. } = self.jobs[key];
         let tube = &mut self.tubes[tube];
@@ -605,7 +614,7 @@ impl Queue {
     }
 
     /// The job stands behind all others that are buried.
-    pub(super) fn make_buried(&mut self, key: JobKey) {
+    fn make_buried(&mut self, key: JobKey) {
         self.leave(key);
         let tube = self.jobs[key].tube;
         self.tubes[tube].buried.push_back(&mut self.jobs, key.number());

@@ -5,6 +5,22 @@
 //! version 5   | u64 name length | name | 77 bytes of fields | body with CR LF |
 //! ```
 //!
+//! The fields of version 7, with the C types that they have there:
+//!
+//! | offset | field | type |
+//! |---|---|---|
+//! | 0 | id | u64 |
+//! | 8 | priority | u32 |
+//! | 12 | nothing; in our files the checksum | u32 |
+//! | 16 | delay | i64 |
+//! | 24 | TTR | i64 |
+//! | 32 | length of the body, with CR LF | i32 |
+//! | 36 | nothing; in our files the nonce of the file | u32 |
+//! | 40 | when it was put, since 1970 | i64 |
+//! | 48 | when it is due, or its deadline; see [`Fields::due_or_buried_at`] | i64 |
+//! | 56 | reserves, timeouts, releases, buries, kicks | 5 x u32 |
+//! | 76 | state | u8 |
+//!
 //! A record with a name is a full one; without, it is a short one: new fields for a job that
 //! a full record has told of. All integers have the byte order of the machine, and the fields
 //! stand where a C compiler for 64 bits puts them. Version 5 counts in microseconds, 7 in
@@ -12,14 +28,15 @@
 //!
 //! C beanstalkd ignores four bytes behind the priority. There we put a checksum of the whole
 //! record, and say so in a marker, a short record at the head of the file for a job that cannot
-//! exist. C beanstalkd skips it; in a file without it nobody looks at the four bytes.
+//! exist. C beanstalkd skips it; in a file without it nobody looks at the four bytes. In four
+//! others every record of a file has its nonce, which no client knows: so nobody can put a job
+//! whose body is taken for records should those before it be damaged.
 //! Which file a record is in, and where, is not known here.
 
 use super::body::CR_LF;
 use super::command::{TUBE_NAME_MAX, is_tube_name};
 use super::job::Counts;
 use super::time::Nanos;
-use std::ops::Range;
 
 /// What a record says of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,9 +50,9 @@ pub struct Fields {
     pub body_len: u32,
     /// Since 1970.
     pub created_at: Nanos,
-    /// Since 1970. When a delayed job is due; in checked files also when a buried one was
-    /// buried, which C beanstalkd does not keep.
-    pub moment: Nanos,
+    /// Since 1970. When a delayed job is due, and the deadline of a reserved one; in checked
+    /// files also when a buried one was buried, which C beanstalkd does not keep.
+    pub due_or_buried_at: Nanos,
     pub counts: Counts,
     pub state: Logged,
 }
@@ -51,13 +68,15 @@ pub enum Logged {
     Delayed = 4,
 }
 
-/// The layout of a file, by the version at its head.
+/// The layout of a file, by the version and the marker at its head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// Of C beanstalkd 1.4.
     V5,
-    /// Of C beanstalkd since, and ours.
+    /// Of C beanstalkd since.
     V7,
+    /// Ours: the same, with checksums.
+    V7Checked,
 }
 
 /// The version at the head of the files that we write.
@@ -66,21 +85,35 @@ pub const VERSION: [u8; VERSION_LEN] = 7_i32.to_ne_bytes();
 /// How many bytes the version takes.
 pub const VERSION_LEN: usize = 4;
 
+/// How many bytes the version and the marker take.
+pub const FILE_HEAD_LEN: usize = VERSION_LEN + SHORT_LEN;
+
 /// The length of a short record in bytes.
 pub const SHORT_LEN: usize = NAME_LENGTH_LEN + FIELDS_LEN;
 
 /// The longest body, with CR LF.
 const MAX_BODY_LEN: u64 = (1 << 30) + 2;
 
-/// The id of no job: that of the marker. Half of all ids are kept away from, so that ids that
-/// go on after a restart cannot come near.
+/// The id of no job: that of the marker.
 const MARKER_ID: u64 = u64::MAX;
-const LAST_ID: u64 = u64::MAX / 2;
+/// Nobody gives out ids that are higher, unless they go on from one that is nearly as high.
+pub const HIGHEST_ID: u64 = u64::MAX - (1 << 40);
 
 const NAME_LENGTH_LEN: usize = 4;
 const FIELDS_LEN: usize = 80;
-/// Where the checksum is, counted from the first of the fields.
+
+// Where the fields are, in bytes from the first one.
+const ID_AT: usize = 0;
+const PRI_AT: usize = 8;
 const CHECKSUM_AT: usize = 12;
+const DELAY_AT: usize = 16;
+const TTR_AT: usize = 24;
+const BODY_LEN_AT: usize = 32;
+const NONCE_AT: usize = 36;
+const CREATED_AT: usize = 40;
+const MOMENT_AT: usize = 48;
+const COUNTS_AT: usize = 56;
+const STATE_AT: usize = 76;
 
 /// A flipped bit or two do not make a file with a marker one without.
 const BITS_OFF_IN_MARKER: u32 = 16;
@@ -94,13 +127,13 @@ pub fn full_len(tube: &str, body: &[u8]) -> usize {
 
 /// Appends a record for a checked file to `out`, up to its body, which is to follow. A short
 /// record has neither tube nor body.
-pub fn write(out: &mut Vec<u8>, fields: &Fields, tube: &str, body: &[u8]) {
+pub fn write(out: &mut Vec<u8>, fields: &Fields, tube: &str, body: &[u8], nonce: u32) {
     let start = out.len();
     let name_len = i32::try_from(tube.len()).expect("no name of a tube is that long");
     out.extend_from_slice(&name_len.to_ne_bytes());
     out.extend_from_slice(tube.as_bytes());
     let fields_at = out.len();
-    out.extend_from_slice(&fields_to_bytes(fields));
+    out.extend_from_slice(&fields_to_bytes(fields, nonce));
     let mut crc = crc32fast::Hasher::new();
     crc.update(&out[start..]);
     crc.update(body);
@@ -110,8 +143,8 @@ pub fn write(out: &mut Vec<u8>, fields: &Fields, tube: &str, body: &[u8]) {
 
 /// Appends the marker of a checked file to `out`. It also remembers the last id that was given
 /// out, so that ids go on when nothing else is left.
-pub fn write_marker(out: &mut Vec<u8>, last_id: u64) {
-    write(out, &marker(last_id), "", &[]);
+pub fn write_marker(out: &mut Vec<u8>, last_id: u64, nonce: u32) {
+    write(out, &marker(last_id), "", &[], nonce);
 }
 
 fn marker(last_id: u64) -> Fields {
@@ -122,27 +155,28 @@ fn marker(last_id: u64) -> Fields {
         ttr_secs: 0,
         body_len: 0,
         created_at: Nanos::ZERO,
-        moment: Nanos::from_nanos(last_id),
+        due_or_buried_at: Nanos::from_nanos(last_id),
         counts: Counts::default(),
         state: Logged::Deleted,
     }
 }
 
-fn fields_to_bytes(fields: &Fields) -> [u8; FIELDS_LEN] {
+fn fields_to_bytes(fields: &Fields, nonce: u32) -> [u8; FIELDS_LEN] {
     let Counts { reserves, timeouts, releases, buries, kicks } = fields.counts;
     let mut bytes = [0; FIELDS_LEN];
     let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
-    put(0, &fields.id.to_ne_bytes());
-    put(8, &fields.pri.to_ne_bytes());
-    put(16, &Nanos::from_secs(fields.delay_secs).as_nanos().to_ne_bytes());
-    put(24, &Nanos::from_secs(fields.ttr_secs).as_nanos().to_ne_bytes());
-    put(32, &fields.body_len.to_ne_bytes());
-    put(40, &fields.created_at.as_nanos().to_ne_bytes());
-    put(48, &fields.moment.as_nanos().to_ne_bytes());
+    put(ID_AT, &fields.id.to_ne_bytes());
+    put(PRI_AT, &fields.pri.to_ne_bytes());
+    put(DELAY_AT, &Nanos::from_secs(fields.delay_secs).as_nanos().to_ne_bytes());
+    put(TTR_AT, &Nanos::from_secs(fields.ttr_secs).as_nanos().to_ne_bytes());
+    put(BODY_LEN_AT, &fields.body_len.to_ne_bytes());
+    put(NONCE_AT, &nonce.to_ne_bytes());
+    put(CREATED_AT, &fields.created_at.as_nanos().to_ne_bytes());
+    put(MOMENT_AT, &fields.due_or_buried_at.as_nanos().to_ne_bytes());
     for (index, count) in [reserves, timeouts, releases, buries, kicks].into_iter().enumerate() {
-        put(56 + 4 * index, &count.to_ne_bytes());
+        put(COUNTS_AT + 4 * index, &count.to_ne_bytes());
     }
-    put(76, &[fields.state as u8]);
+    put(STATE_AT, &[fields.state as u8]);
     bytes
 }
 
@@ -159,16 +193,18 @@ pub enum Head<'a> {
         tube: &'a str,
         /// The length of the body that follows, in bytes.
         body_len: u32,
+        /// The nonce of its file, in one of ours.
+        nonce: u32,
     },
-    /// Zeros: there are no more records.
-    End,
+    /// Zeros instead of a record.
+    Blank,
 }
 
 /// Why bytes are not a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Malformed {
-    /// More bytes are needed, so many from the start of the record.
-    Incomplete(usize),
+    /// There are too few bytes.
+    Incomplete,
     /// The length of the tube's name is out of range.
     NameLength,
     /// Such a tube cannot be.
@@ -182,7 +218,7 @@ pub enum Malformed {
 }
 
 impl Layout {
-    /// The layout of a file that begins with `version`.
+    /// The layout of a file that begins with `version` and has no marker.
     pub fn of_version(version: [u8; VERSION_LEN]) -> Option<Layout> {
         match i32::from_ne_bytes(version) {
             5 => Some(Layout::V5),
@@ -195,7 +231,15 @@ impl Layout {
     pub fn version(self) -> u32 {
         match self {
             Layout::V5 => 5,
-            Layout::V7 => 7,
+            Layout::V7 | Layout::V7Checked => 7,
+        }
+    }
+
+    /// Whether records have checksums.
+    pub fn is_checked(self) -> bool {
+        match self {
+            Layout::V5 | Layout::V7 => false,
+            Layout::V7Checked => true,
         }
     }
 
@@ -205,14 +249,14 @@ impl Layout {
     fn name_length_len(self) -> usize {
         match self {
             Layout::V5 => 8,
-            Layout::V7 => NAME_LENGTH_LEN,
+            Layout::V7 | Layout::V7Checked => NAME_LENGTH_LEN,
         }
     }
 
     fn fields_len(self) -> usize {
         match self {
             Layout::V5 => 77,
-            Layout::V7 => FIELDS_LEN,
+            Layout::V7 | Layout::V7Checked => FIELDS_LEN,
         }
     }
 
@@ -230,9 +274,11 @@ impl Layout {
         let name_len = match self {
             Layout::V5 => bytes.first_chunk().map(|&word| u64::from_ne_bytes(word)),
             // A negative length is out of range too.
-            Layout::V7 => bytes.first_chunk().map(|&word| u32::from_ne_bytes(word).into()),
+            Layout::V7 | Layout::V7Checked => {
+                bytes.first_chunk().map(|&word| u32::from_ne_bytes(word).into())
+            }
         };
-        let name_len = name_len.ok_or(Malformed::Incomplete(name_at))?;
+        let name_len = name_len.ok_or(Malformed::Incomplete)?;
         let name_len = usize::try_from(name_len).ok().filter(|&len| len <= TUBE_NAME_MAX);
         let name_len = name_len.ok_or(Malformed::NameLength)?;
         let fields_at = name_at + name_len;
@@ -240,14 +286,15 @@ impl Layout {
         let name = bytes.get(name_at..fields_at);
         let fields = bytes.get(fields_at..head_len);
         let (Some(name), Some(fields)) = (name, fields) else {
-            return Err(Malformed::Incomplete(head_len));
+            return Err(Malformed::Incomplete);
         };
-        let id = u64::from_ne_bytes(array(fields, 0));
+        let id = u64::from_ne_bytes(array(fields, ID_AT));
+        let nonce = u32::from_ne_bytes(array(fields, NONCE_AT));
         if id == 0 {
             let is_blank = bytes[..head_len].iter().all(|&byte| byte == 0);
-            return if is_blank { Ok(Head::End) } else { Err(Malformed::Id) };
+            return if is_blank { Ok(Head::Blank) } else { Err(Malformed::Id) };
         }
-        if id > LAST_ID && id != MARKER_ID {
+        if id == MARKER_ID {
             return Err(Malformed::Id);
         }
         let fields = self.fields(fields)?;
@@ -261,7 +308,8 @@ impl Layout {
         if has_body && !is_body {
             return Err(Malformed::BodyLength);
         }
-        Ok(Head::Job { fields, tube, body_len: if has_body { fields.body_len } else { 0 } })
+        let body_len = if has_body { fields.body_len } else { 0 };
+        Ok(Head::Job { fields, tube, body_len, nonce })
     }
 
     fn fields(self, bytes: &[u8]) -> Result<Fields, Malformed> {
@@ -271,26 +319,26 @@ impl Layout {
             let count = u64::try_from(count).unwrap_or(0);
             match self {
                 Layout::V5 => Nanos::from_nanos(count.saturating_mul(1_000)),
-                Layout::V7 => Nanos::from_nanos(count),
+                Layout::V7 | Layout::V7Checked => Nanos::from_nanos(count),
             }
         };
         let secs_at = |at| u32::try_from(nanos_at(at).whole_secs()).unwrap_or(u32::MAX);
         Ok(Fields {
-            id: u64::from_ne_bytes(array(bytes, 0)),
-            pri: u32_at(8),
-            delay_secs: secs_at(16),
-            ttr_secs: secs_at(24),
-            body_len: u32_at(32),
-            created_at: nanos_at(40),
-            moment: nanos_at(48),
+            id: u64::from_ne_bytes(array(bytes, ID_AT)),
+            pri: u32_at(PRI_AT),
+            delay_secs: secs_at(DELAY_AT),
+            ttr_secs: secs_at(TTR_AT),
+            body_len: u32_at(BODY_LEN_AT),
+            created_at: nanos_at(CREATED_AT),
+            due_or_buried_at: nanos_at(MOMENT_AT),
             counts: Counts {
-                reserves: u32_at(56),
-                timeouts: u32_at(60),
-                releases: u32_at(64),
-                buries: u32_at(68),
-                kicks: u32_at(72),
+                reserves: u32_at(COUNTS_AT),
+                timeouts: u32_at(COUNTS_AT + 4),
+                releases: u32_at(COUNTS_AT + 8),
+                buries: u32_at(COUNTS_AT + 12),
+                kicks: u32_at(COUNTS_AT + 16),
             },
-            state: match bytes[76] {
+            state: match bytes[STATE_AT] {
                 0 => Logged::Deleted,
                 1 => Logged::Ready,
                 2 => Logged::Reserved,
@@ -324,6 +372,8 @@ pub enum Marker {
     Sound {
         /// The last id given out before it was begun.
         last_id: u64,
+        /// The nonce of its records.
+        nonce: u32,
     },
     /// It is, but the marker itself is damaged.
     Damaged,
@@ -336,29 +386,20 @@ impl Marker {
         if bytes.iter().all(|&byte| byte == 0) {
             return Marker::Blank;
         }
-        let last_id = u64::from_ne_bytes(array(bytes, NAME_LENGTH_LEN + 48));
+        let last_id = u64::from_ne_bytes(array(bytes, NAME_LENGTH_LEN + MOMENT_AT));
+        let nonce = u32::from_ne_bytes(array(bytes, NAME_LENGTH_LEN + NONCE_AT));
         let mut expected = Vec::with_capacity(SHORT_LEN);
-        write_marker(&mut expected, last_id);
+        write_marker(&mut expected, last_id, nonce);
         if expected == bytes {
-            return Marker::Sound { last_id: last_id.min(LAST_ID) };
+            return Marker::Sound { last_id, nonce };
         }
-        let difference = |range: Range<usize>| -> u32 {
-            let pairs = expected[range.clone()].iter().zip(&bytes[range]);
-            pairs.map(|(one, other)| (one ^ other).count_ones()).sum()
-        };
-        // The checksum and the last id may be anything if one of them is damaged.
+        // If one of these is damaged the checksum is another, and the rest is as it must be.
         let checksum_at = NAME_LENGTH_LEN + CHECKSUM_AT;
-        let last_id_at = NAME_LENGTH_LEN + 48;
-        let bits_off = difference(0..checksum_at)
-            + difference(checksum_at + 4..last_id_at)
-            + difference(last_id_at + 8..SHORT_LEN);
+        let is_checksum = |at: usize| (checksum_at..checksum_at + 4).contains(&at);
+        let pairs = expected.iter().zip(bytes).enumerate().filter(|(at, _)| !is_checksum(*at));
+        let bits_off: u32 = pairs.map(|(_, (one, other))| (one ^ other).count_ones()).sum();
         if bits_off <= BITS_OFF_IN_MARKER { Marker::Damaged } else { Marker::None }
     }
-}
-
-/// Whether these are the fields of a marker.
-pub fn is_marker(fields: &Fields) -> bool {
-    fields.id == MARKER_ID
 }
 
 fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {

@@ -5,17 +5,17 @@
 //! offset, and never guessed away: a job whose full record is damaged stays as an older file
 //! has it, or is lost. A file with damage is set aside once its sound jobs are in a new one.
 //!
-//! The bytes that a crash has left behind the last record of all are no damage: nothing that
-//! was acknowledged can be in them, unless the operator chose so.
+//! The bytes that a crash has left behind the last record of all are no damage: what was
+//! acknowledged can be in them only if the operator did not have it synced first.
 
 use super::binlog::{Binlog, Failure, Last, Policy};
 use super::body::Body;
 use super::disk::{Disk, FileNumber};
-use super::job::{Job, Terms};
+use super::job::{Destination, Job, Terms};
 use super::keys::JobKey;
 use super::queue::Queue;
-use super::record::{self, Fields, Layout, Logged};
-use super::scan::{Damage, Found, Item, ReadError, Scan};
+use super::record::{self, Fields, HIGHEST_ID, Layout, Logged};
+use super::scan::{self, Damage, Found, Item, ReadError, Scan, Tail};
 use super::segments::{Segment, Segments};
 use super::time::Nanos;
 use log::{error, info, warn};
@@ -30,8 +30,8 @@ pub struct Recovered {
     pub jobs: u64,
     /// How many files were read.
     pub files: usize,
-    /// How many bytes of records they have.
-    pub bytes: u64,
+    /// How many bytes of them are in use.
+    pub used_bytes: u64,
     /// The highest id that was ever given out.
     pub last_id: u64,
 }
@@ -57,15 +57,16 @@ struct Replay<'q> {
     queue: &'q mut Queue,
     segments: Segments,
     last: Last,
-    bytes: u64,
-    /// What is behind the last record of a file, and the place of the file, as long as no record
-    /// was found in a newer one.
-    tail: Option<(usize, Damage)>,
+    used_bytes: u64,
+    tail: Tail,
     /// The jobs that had a damaged full record and no other one.
     missing: HashSet<u64>,
     /// How many damaged places were found.
     damages: u64,
 }
+
+/// No more ids than these can be missing between two records.
+const IDS_IN_A_FILE: u64 = 1 << 20;
 
 /// More damaged places than that are counted and not told one by one.
 const DAMAGES_TOLD: u64 = 100;
@@ -75,7 +76,7 @@ impl Queue {
     /// while there is neither a job nor a connection.
     ///
     /// # Errors
-    /// The files cannot be read, or there is no way to go on with them; they are as they were.
+    /// The files cannot be read, or there is no way to go on with them; no record is lost.
     pub fn recover(
         &mut self,
         mut disk: Box<dyn Disk>,
@@ -87,24 +88,31 @@ impl Queue {
             queue: self,
             segments: Segments::default(),
             last: Last::default(),
-            bytes: 0,
-            tail: None,
+            used_bytes: 0,
+            tail: Tail::default(),
             missing: HashSet::new(),
             damages: 0,
         };
+        for (before, after) in scan::gaps(&numbers) {
+            error!(
+                "there is a binlog.{before} and a binlog.{after} but no file between them: \
+                 what was recorded there is lost, and deleted jobs may be back"
+            );
+        }
         for (index, &number) in numbers.iter().enumerate() {
-            if let Some(before) = index.checked_sub(1).map(|before| numbers[before]) {
-                tell_missing(before, number);
-            }
             replay.read_file(&mut *disk, number)?;
             let jobs = replay.segments.job_count();
             info!("binlog.{number}: read, {} of {} files, {jobs} jobs", index + 1, numbers.len());
         }
-        replay.tell_tail();
+        replay.cut_tail();
         replay.place_jobs(now).map_err(ReplayError::NoMemory)?;
-        let Replay { segments, last, bytes, missing, damages, .. } = replay;
-        let recovered =
-            Recovered { jobs: segments.job_count(), files: numbers.len(), bytes, last_id: last.id };
+        let Replay { segments, last, used_bytes, missing, damages, .. } = replay;
+        let recovered = Recovered {
+            jobs: segments.job_count(),
+            files: numbers.len(),
+            used_bytes,
+            last_id: last.id,
+        };
         if damages > 0 {
             error!(
                 "the binlog is damaged in {damages} places: {} jobs lost, {} kept",
@@ -120,26 +128,14 @@ impl Queue {
 
     fn set_damaged_files_aside(&mut self, now: Nanos) -> Result<(), Failure> {
         self.empty_damaged_files();
-        let Some(binlog) = &mut self.binlog else { return Ok(()) };
-        // A few files go at a time.
-        let mut left = usize::MAX;
-        while binlog.damaged_files() > 0 && binlog.file_count() < left {
-            left = binlog.file_count();
-            binlog.commit(now)?;
-        }
-        if binlog.damaged_files() > 0 {
+        let Some(binlog) = self.binlog.as_mut().filter(|binlog| binlog.has_damaged()) else {
+            return Ok(());
+        };
+        binlog.retire_all(now)?;
+        if binlog.has_damaged() {
             warn!("damaged files cannot be set aside yet: they stay as they are");
         }
         Ok(())
-    }
-}
-
-fn tell_missing(before: FileNumber, number: FileNumber) {
-    if number - before > 1 {
-        error!(
-            "there is a binlog.{before} and a binlog.{number} but no file between them: \
-             what was recorded there is lost, and deleted jobs may be back"
-        );
     }
 }
 
@@ -151,26 +147,23 @@ impl Replay<'_> {
         let mut scan = Scan::open(disk, number).map_err(failed)?;
         self.segments.push(Segment::new(number, scan.size(), 0));
         self.last.id = self.last.id.max(scan.last_id());
-        let source = (scan.layout(), scan.is_checked());
+        let layout = scan.layout();
         loop {
             match scan.next_item().map_err(failed)? {
                 Item::Record(found) => {
-                    self.tail_is_damage();
-                    self.apply(number, source, found).map_err(ReplayError::NoMemory)?;
+                    self.count_tail_as_damage();
+                    self.apply(number, layout, found).map_err(ReplayError::NoMemory)?;
                 }
                 Item::Damage(damage) => {
-                    self.tail_is_damage();
-                    self.tell_damage(self.segments.len() - 1, &damage);
+                    self.count_tail_as_damage();
+                    self.note_damage(number, &damage);
                 }
                 Item::End(end) => {
-                    let place = self.segments.len() - 1;
-                    let size = self.segments[place].size;
-                    self.bytes += end.used;
-                    // A damaged file is left at its length.
-                    self.segments[place].used = end.used.min(size);
-                    if let Some(rest) = end.rest {
-                        self.tail_is_damage();
-                        self.tail = Some((place, rest));
+                    self.used_bytes += end.used;
+                    self.segments.numbered(number).used = end.used;
+                    let damage = end.rest.and_then(|rest| self.tail.begins(number, rest));
+                    if let Some((number, damage)) = damage {
+                        self.note_damage(number, &damage);
                     }
                     return Ok(());
                 }
@@ -178,21 +171,24 @@ impl Replay<'_> {
         }
     }
 
-    /// There is more behind what seemed to be the last record of all.
-    fn tail_is_damage(&mut self) {
-        if let Some((place, rest)) = self.tail.take() {
-            self.tell_damage(place, &rest);
+    fn count_tail_as_damage(&mut self) {
+        if let Some((number, damage)) = self.tail.take() {
+            self.note_damage(number, &damage);
         }
     }
 
-    fn tell_damage(&mut self, place: usize, damage: &Damage) {
-        self.segments[place].is_damaged = true;
+    fn note_damage(&mut self, number: FileNumber, damage: &Damage) {
+        self.segments.numbered(number).is_damaged = true;
         self.damages += 1;
         let fate = match damage.id {
             Some(id) if self.queue.jobs.find(id).is_some() => {
                 format!("; job {id} stays as it was before")
             }
             Some(id) if damage.is_full => {
+                // Unless it is the id that is damaged.
+                if self.is_near(id) {
+                    self.note_id(id);
+                }
                 self.missing.insert(id);
                 format!("; job {id} is lost, unless a newer record has it")
             }
@@ -201,23 +197,26 @@ impl Replay<'_> {
         };
         if self.damages <= DAMAGES_TOLD {
             let Damage { offset, len, what, .. } = damage;
-            let number = self.segments[place].number;
             error!("binlog.{number}:{offset}: {what} ({len} bytes){fate}");
         }
     }
 
-    /// All has been read.
-    fn tell_tail(&mut self) {
-        let Some((place, Damage { offset, len, what, .. })) = self.tail.take() else { return };
-        let number = self.segments[place].number;
-        if offset == 0 {
-            // Nothing at all is sound: that is no file of ours to be cut.
-            self.segments[place].is_damaged = true;
-            self.damages += 1;
-            error!("binlog.{number}:0: {what} ({len} bytes)");
-        } else {
+    /// What a crash has left is cut off when the binlog begins.
+    fn cut_tail(&mut self) {
+        if let Some((number, Damage { offset, len, what, .. })) = self.tail.take() {
             warn!("binlog.{number}:{offset}: the last record is torn, {len} bytes are cut: {what}");
         }
+    }
+
+    /// The id was given out, or else is absurd: if ids went on from there, they would end soon.
+    fn note_id(&mut self, id: u64) {
+        if id <= HIGHEST_ID || self.is_near(id) {
+            self.last.id = self.last.id.max(id);
+        }
+    }
+
+    fn is_near(&self, id: u64) -> bool {
+        id.saturating_sub(self.last.id) < IDS_IN_A_FILE
     }
 
     // ---- One record ----
@@ -225,14 +224,11 @@ impl Replay<'_> {
     fn apply(
         &mut self,
         number: FileNumber,
-        (layout, is_checked): (Layout, bool),
-        found: Found<'_>,
+        layout: Layout,
+        found: Found,
     ) -> Result<(), TryReserveError> {
         let Found { fields, tube, body, .. } = found;
-        if record::is_marker(&fields) {
-            return Ok(());
-        }
-        self.last.id = self.last.id.max(fields.id);
+        self.note_id(fields.id);
         let known = self.queue.jobs.find(fields.id);
         if fields.state == Logged::Deleted {
             self.missing.remove(&fields.id);
@@ -247,7 +243,7 @@ impl Replay<'_> {
             (Some(key), None) => key,
             (known, Some((tube, body))) => {
                 self.missing.remove(&fields.id);
-                self.take_full(number, known, &fields, tube, body)?
+                self.take_full(number, known, &fields, &tube, body)?
             }
             // Its full record was in a file that is not needed any more.
             (None, None) => return Ok(()),
@@ -258,9 +254,7 @@ impl Replay<'_> {
         job.ttr_secs = fields.ttr_secs.max(1);
         job.created_at = fields.created_at;
         job.counts = fields.counts;
-        // C beanstalkd does not say when a job was buried.
-        let has_moment = is_checked && layout == Layout::V7;
-        self.note_state(key, &fields, is_full, has_moment);
+        self.note_state(key, &fields, is_full, layout.is_checked());
         Ok(())
     }
 
@@ -292,19 +286,21 @@ impl Replay<'_> {
         Ok(key)
     }
 
-    fn note_state(&mut self, key: JobKey, fields: &Fields, is_full: bool, has_moment: bool) {
+    /// C beanstalkd, whose records are not checked, does not say when a job was buried: it was
+    /// later than the one before.
+    fn note_state(&mut self, key: JobKey, fields: &Fields, is_full: bool, is_checked: bool) {
         let entry = self.segments.entry_mut(self.queue.jobs[key].log);
-        entry.moment = if fields.state != Logged::Buried || has_moment {
-            fields.moment
+        entry.due_or_buried_at = if fields.state != Logged::Buried || is_checked {
+            fields.due_or_buried_at
         } else if is_full && entry.state == Logged::Buried {
-            // C beanstalkd has moved it to a newer file.
-            entry.moment
+            // It was only moved to a newer file.
+            entry.due_or_buried_at
         } else {
             self.last.buried_at + Nanos::ONE
         };
         entry.state = fields.state;
         if fields.state == Logged::Buried {
-            self.last.buried_at = self.last.buried_at.max(entry.moment);
+            self.last.buried_at = self.last.buried_at.max(entry.due_or_buried_at);
         }
     }
 
@@ -315,22 +311,24 @@ impl Replay<'_> {
         let mut buried = Vec::new();
         for key in self.segments.jobs() {
             let entry = self.segments.entry(self.queue.jobs[key].log);
+            let moment = entry.due_or_buried_at;
             match entry.state {
                 Logged::Buried => {
                     buried.try_reserve(1)?;
-                    buried.push((entry.moment, key));
+                    buried.push((moment, key));
                 }
-                Logged::Delayed if entry.moment > now => {
-                    self.queue.make_delayed_until(key, entry.moment);
+                Logged::Delayed if moment > now => {
+                    self.queue.place(key, Destination::Delayed { due: moment }, now);
                 }
-                Logged::Delayed | Logged::Ready | Logged::Reserved | Logged::Deleted => {
-                    self.queue.make_ready(key, now);
+                Logged::Delayed | Logged::Ready | Logged::Reserved => {
+                    self.queue.place(key, Destination::Ready, now);
                 }
+                Logged::Deleted => unreachable!("deleted jobs are not kept"),
             }
         }
         buried.sort_unstable();
         for (_, key) in buried {
-            self.queue.make_buried(key);
+            self.queue.place(key, Destination::Buried, now);
         }
         self.queue.remove_idle_tubes();
         Ok(())

@@ -10,7 +10,7 @@
 
 use super::body::{Body, Upload};
 use super::disk::{Disk, FileNumber};
-use super::record::{self, Fields, Head, Layout, Malformed, Marker, SHORT_LEN, VERSION_LEN};
+use super::record::{self, FILE_HEAD_LEN, Fields, Head, Layout, Malformed, Marker, VERSION_LEN};
 use super::time::Nanos;
 use std::collections::TryReserveError;
 use std::fmt;
@@ -23,15 +23,14 @@ pub struct Scan<'d> {
     number: FileNumber,
     size: u64,
     layout: Layout,
-    is_checked: bool,
     /// What the marker says, or 0.
     last_id: u64,
+    /// That of the marker, if it is sound.
+    nonce: Option<u32>,
     /// Where the next record begins.
     offset: u64,
     /// Damage at the head, which is still to be told.
     head_damage: Option<Damage>,
-    /// The tube of the record read last; empty if that was a short one.
-    tube: String,
     /// A piece of the file, and where it begins.
     window: Vec<u8>,
     window_at: u64,
@@ -41,9 +40,9 @@ pub struct Scan<'d> {
 
 /// What there is in a file.
 #[derive(Debug)]
-pub enum Item<'a> {
+pub enum Item {
     /// A sound record.
-    Record(Found<'a>),
+    Record(Found),
     /// Bytes that are none.
     Damage(Damage),
     /// There are no more records.
@@ -52,7 +51,7 @@ pub enum Item<'a> {
 
 /// A sound record, and where it was.
 #[derive(Debug)]
-pub struct Found<'a> {
+pub struct Found {
     /// Where it begins, in bytes from the start of the file.
     pub offset: u64,
     /// Its length in bytes.
@@ -60,7 +59,7 @@ pub struct Found<'a> {
     /// What it says.
     pub fields: Fields,
     /// The tube of the job, in a full record.
-    pub tube: Option<&'a str>,
+    pub tube: Option<String>,
     /// The body, in a full record of a job that is not deleted.
     pub body: Option<Body>,
 }
@@ -119,19 +118,51 @@ pub enum ReadError {
 
 /// A record, or what stands in its place.
 enum Parsed {
-    Record { fields: Fields, len: u64, body: Option<Body> },
+    Record(Found),
     Blank,
-    Faulty { what: Fault, id: Option<u64>, is_full: bool, next: Option<u64> },
+    /// `next` is where the record ends, if its length can be believed.
+    Faulty {
+        what: Fault,
+        id: Option<u64>,
+        is_full: bool,
+        next: Option<u64>,
+    },
+}
+
+/// The pairs of neighbours between which files are missing.
+pub fn gaps(numbers: &[FileNumber]) -> impl Iterator<Item = (FileNumber, FileNumber)> {
+    let pairs = numbers.iter().zip(numbers.iter().skip(1));
+    pairs.map(|(&before, &after)| (before, after)).filter(|(before, after)| after - before > 1)
+}
+
+/// What is behind the last sound record of a file. If nothing follows in newer files it is what
+/// a crash has left; otherwise it is damage, and so is a file with no sound beginning.
+#[derive(Debug, Default)]
+pub struct Tail(Option<(FileNumber, Damage)>);
+
+impl Tail {
+    /// A file ends in such bytes; says what is damage now.
+    pub fn begins(&mut self, number: FileNumber, rest: Damage) -> Option<(FileNumber, Damage)> {
+        if rest.offset == 0 {
+            return Some((number, rest));
+        }
+        self.0.replace((number, rest))
+    }
+
+    /// What it is so far. When more is found behind it, that is damage; when all has been read,
+    /// it is what a crash has left.
+    pub fn take(&mut self) -> Option<(FileNumber, Damage)> {
+        self.0.take()
+    }
 }
 
 const WINDOW_LEN: usize = 64 * 1024;
-/// Before the version of a file can be told, and the marker.
-const HEAD_LEN: usize = VERSION_LEN + SHORT_LEN;
 /// A file that is nothing but the heads of huge records is not searched for ever.
 const SEARCH_PER_BYTE: u64 = 16;
 /// A short record may begin with so many zeros.
 const ZEROS_BEFORE_ID: u64 = 16;
-/// Files without checksums are younger than this: 2000-01-01.
+/// A record found by trying every byte of a file without checksums must be younger than this,
+/// or it is chance: 2000-01-01.
 const YEAR_2000: Nanos = Nanos::from_secs(946_684_800);
 
 impl<'d> Scan<'d> {
@@ -146,11 +177,10 @@ impl<'d> Scan<'d> {
             number,
             size,
             layout: Layout::V7,
-            is_checked: false,
             last_id: 0,
+            nonce: None,
             offset: VERSION_LEN as u64,
             head_damage: None,
-            tube: String::new(),
             window: Vec::new(),
             window_at: 0,
             search_left: size.saturating_mul(SEARCH_PER_BYTE).max(WINDOW_LEN as u64),
@@ -160,45 +190,46 @@ impl<'d> Scan<'d> {
     }
 
     fn read_head(&mut self) -> Result<(), ReadError> {
-        let head = self.bytes_at(0, HEAD_LEN)?;
-        let Some(&version) = head.first_chunk() else {
+        let head = self.bytes_at(0, FILE_HEAD_LEN)?;
+        let Some(&version) = head.first_chunk::<VERSION_LEN>() else {
             self.offset = 0;
             return Ok(());
         };
         let marker = Marker::read(&head[VERSION_LEN..]);
-        let damage = |offset, len, what| Damage { offset, len, what, id: None, is_full: false };
-        let version_number = i32::from_ne_bytes(version);
-        match Layout::of_version(version) {
-            Some(layout) => self.layout = layout,
-            None if version_number == 0 => {
-                // An empty file, or one whose first sector is lost: what has a checksum there
-                // is sound nevertheless.
-                self.is_checked = true;
-                self.offset = 0;
-                return Ok(());
+        let number = i32::from_ne_bytes(version);
+        let damage = |offset: usize, end: u64, what| {
+            let (offset, len) = (offset as u64, end - offset as u64);
+            Some(Damage { offset, len, what, id: None, is_full: false })
+        };
+        let (versions_end, markers_end) = (VERSION_LEN as u64, FILE_HEAD_LEN as u64);
+        let (layout, offset, damage) = match (Layout::of_version(version), marker) {
+            // Whatever the version says, only ours have a marker.
+            (_, Marker::Sound { .. } | Marker::Damaged) if version != record::VERSION => {
+                let damage = damage(0, versions_end, Fault::Version(number));
+                (Layout::V7Checked, markers_end, damage)
             }
-            None => {
-                let is_ours = matches!(marker, Marker::Sound { .. } | Marker::Damaged);
-                let len = if is_ours { VERSION_LEN as u64 } else { self.size };
-                self.head_damage = Some(damage(0, len, Fault::Version(version_number)));
+            (_, Marker::Sound { .. }) => (Layout::V7Checked, markers_end, None),
+            (_, Marker::Damaged) => {
+                let damage = damage(VERSION_LEN, markers_end, Fault::Marker);
+                (Layout::V7Checked, markers_end, damage)
             }
-        }
-        match marker {
-            Marker::None | Marker::Blank if self.head_damage.is_some() => self.offset = self.size,
-            Marker::None => {}
-            Marker::Blank => self.is_checked = self.layout == Layout::V7,
-            Marker::Sound { last_id } => {
-                self.is_checked = true;
-                self.last_id = last_id;
-                self.offset = HEAD_LEN as u64;
+            (Some(Layout::V7 | Layout::V7Checked), Marker::Blank) => {
+                (Layout::V7Checked, versions_end, None)
             }
-            Marker::Damaged => {
-                self.is_checked = true;
-                self.offset = HEAD_LEN as u64;
-                let place = VERSION_LEN as u64;
-                let marker = damage(place, SHORT_LEN as u64, Fault::Marker);
-                self.head_damage.get_or_insert(marker);
+            (Some(layout), Marker::Blank | Marker::None) => (layout, versions_end, None),
+            // An empty file, or one whose first sector is lost: what has a checksum there is
+            // sound nevertheless.
+            (None, Marker::Blank | Marker::None) if number == 0 => (Layout::V7Checked, 0, None),
+            (None, Marker::Blank | Marker::None) => {
+                (Layout::V7, self.size, damage(0, self.size, Fault::Version(number)))
             }
+        };
+        self.layout = layout;
+        self.offset = offset;
+        self.head_damage = damage;
+        if let Marker::Sound { last_id, nonce } = marker {
+            self.last_id = last_id;
+            self.nonce = Some(nonce);
         }
         Ok(())
     }
@@ -206,11 +237,6 @@ impl<'d> Scan<'d> {
     /// The layout of the file.
     pub fn layout(&self) -> Layout {
         self.layout
-    }
-
-    /// Whether its records have checksums.
-    pub fn is_checked(&self) -> bool {
-        self.is_checked
     }
 
     /// The size of the file in bytes.
@@ -227,16 +253,15 @@ impl<'d> Scan<'d> {
     ///
     /// # Errors
     /// The file cannot be read on.
-    pub fn next_item(&mut self) -> Result<Item<'_>, ReadError> {
+    pub fn next_item(&mut self) -> Result<Item, ReadError> {
         if let Some(damage) = self.head_damage.take() {
             return Ok(Item::Damage(damage));
         }
         let offset = self.offset;
         let (what, id, is_full, search_from) = match self.parse(offset)? {
-            Parsed::Record { fields, len, body } => {
-                self.offset = offset + len;
-                let tube = Some(&*self.tube).filter(|tube| !tube.is_empty());
-                return Ok(Item::Record(Found { offset, len, fields, tube, body }));
+            Parsed::Record(found) => {
+                self.offset = offset + found.len;
+                return Ok(Item::Record(found));
             }
             Parsed::Blank => match self.end_of_zeros(offset)? {
                 None => return Ok(Item::End(End { used: offset, rest: None })),
@@ -246,7 +271,7 @@ impl<'d> Scan<'d> {
             Parsed::Faulty { what, id, is_full, next: Some(next) } => {
                 let from = match self.parse(next)? {
                     // Only the body or a field is wrong, and all else follows in its place.
-                    Parsed::Record { .. } => next,
+                    Parsed::Record(_) => next,
                     Parsed::Blank => self.end_of_zeros(next)?.unwrap_or(self.size),
                     Parsed::Faulty { .. } => offset + 1,
                 };
@@ -265,55 +290,57 @@ impl<'d> Scan<'d> {
         }
     }
 
-    /// Reads the record at `offset`, and its tube into `self.tube`.
+    /// Reads the record at `offset`.
     fn parse(&mut self, offset: u64) -> Result<Parsed, ReadError> {
         let layout = self.layout;
-        let size = self.size;
-        let is_checked = self.is_checked;
+        let left = self.size - offset;
         let faulty = |what| Parsed::Faulty { what, id: None, is_full: false, next: None };
         let bytes = self.bytes_at(offset, Layout::LONGEST_HEAD)?;
-        let (fields, tube, body_len) = match layout.read(bytes) {
-            Ok(Head::Job { fields, tube, body_len }) => (fields, tube, body_len),
-            Ok(Head::End) => return Ok(Parsed::Blank),
+        let (fields, tube, body_len, nonce) = match layout.read(bytes) {
+            Ok(Head::Job { fields, tube, body_len, nonce }) => (fields, tube, body_len, nonce),
+            Ok(Head::Blank) => return Ok(Parsed::Blank),
             // Fewer zeros than a record has, at the end of the file.
-            Err(Malformed::Incomplete(_)) if bytes.iter().all(|&byte| byte == 0) => {
+            Err(Malformed::Incomplete) if bytes.iter().all(|&byte| byte == 0) => {
                 return Ok(Parsed::Blank);
             }
-            Err(Malformed::Incomplete(_)) => return Ok(faulty(Fault::CutShort)),
+            Err(Malformed::Incomplete) => return Ok(faulty(Fault::CutShort)),
             Err(malformed) => return Ok(faulty(Fault::Fields(malformed))),
         };
         let head_len = layout.head_len(tube);
         let len = head_len as u64 + u64::from(body_len);
-        let id = Some(fields.id);
-        let is_full = !tube.is_empty();
-        let faulty = |what, next| Parsed::Faulty { what, id, is_full, next };
-        if len > size - offset {
+        let checksum = layout.is_checked().then(|| record::checksum(&bytes[..head_len], tube));
+        let tube = Some(tube).filter(|tube| !tube.is_empty()).map(str::to_owned);
+        let faulty = |what, next| Parsed::Faulty {
+            what,
+            id: Some(fields.id),
+            is_full: tube.is_some(),
+            next,
+        };
+        if len > left {
             return Ok(faulty(Fault::CutShort, None));
         }
-        let checksum = is_checked.then(|| record::checksum(&bytes[..head_len], tube));
-        let tube = tube.to_owned();
-        let body = match self.read_body(offset + head_len as u64, body_len)? {
-            Ok(body) => body,
-            Err(bytes) => {
-                self.search_left = self.search_left.saturating_sub(bytes);
-                return Ok(faulty(Fault::BodyEnd, Some(offset + len)));
+        let body = if body_len == 0 {
+            None
+        } else {
+            match self.read_body(offset + head_len as u64, body_len)? {
+                Some(body) => Some(body),
+                None => return Ok(faulty(Fault::BodyEnd, Some(offset + len))),
             }
         };
         if let Some((expected, mut crc)) = checksum {
             crc.update(body.as_ref().map_or(&[], Body::bytes));
-            if crc.finalize() != expected {
-                self.search_left = self.search_left.saturating_sub(len);
+            let is_ours = self.nonce.is_none_or(|of_file| of_file == nonce);
+            if crc.finalize() != expected || !is_ours {
                 return Ok(faulty(Fault::Checksum, Some(offset + len)));
             }
         }
-        self.tube = tube;
-        Ok(Parsed::Record { fields, len, body })
+        Ok(Parsed::Record(Found { offset, len, fields, tube, body }))
     }
 
-    /// Reads the body at `offset`, if there is to be one. An error has its length, when it
-    /// does not end as it must.
-    fn read_body(&mut self, offset: u64, len: u32) -> Result<Result<Option<Body>, u64>, ReadError> {
-        let Some(len_told) = len.checked_sub(2) else { return Ok(Ok(None)) };
+    /// Reads the body at `offset`; nothing when it does not end as it must.
+    fn read_body(&mut self, offset: u64, len: u32) -> Result<Option<Body>, ReadError> {
+        // The length that is told to an upload has no CR LF in it.
+        let len_told = len.saturating_sub(2);
         let mut upload = Upload::try_new(len_told).map_err(ReadError::NoMemory)?;
         let end = offset + u64::from(len);
         let mut at = offset;
@@ -322,25 +349,33 @@ impl<'d> Scan<'d> {
             let bytes = self.bytes_at(at, left.min(WINDOW_LEN))?;
             if bytes.is_empty() {
                 // The file has become shorter.
-                return Ok(Err(at - offset));
+                return Ok(None);
             }
             at += upload.take(bytes) as u64;
         }
-        Ok(upload.finish().map(Some).ok_or(u64::from(len)))
+        Ok(upload.finish())
     }
 
     /// Where the next sound record is, from `offset` on.
     fn search(&mut self, mut offset: u64) -> Result<Option<u64>, ReadError> {
         while offset < self.size && self.search_left > 0 {
             self.search_left -= 1;
-            let (layout, is_checked) = (self.layout, self.is_checked);
+            let layout = self.layout;
             let bytes = self.bytes_at(offset, Layout::LONGEST_HEAD)?;
             let is_likely = match layout.read(bytes) {
-                Ok(Head::Job { fields, .. }) => is_checked || fields.created_at >= YEAR_2000,
-                Ok(Head::End) | Err(_) => false,
+                Ok(Head::Job { fields, .. }) => {
+                    layout.is_checked() || fields.created_at >= YEAR_2000
+                }
+                Ok(Head::Blank) | Err(_) => false,
             };
-            if is_likely && matches!(self.parse(offset)?, Parsed::Record { .. }) {
-                return Ok(Some(offset));
+            if is_likely {
+                match self.parse(offset)? {
+                    Parsed::Record(_) => return Ok(Some(offset)),
+                    Parsed::Faulty { next: Some(next), .. } => {
+                        self.search_left = self.search_left.saturating_sub(next - offset);
+                    }
+                    Parsed::Faulty { next: None, .. } | Parsed::Blank => {}
+                }
             }
             offset += 1;
         }
@@ -395,7 +430,7 @@ impl fmt::Display for Fault {
 impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Malformed::Incomplete(_) => "it is cut short",
+            Malformed::Incomplete => "it is cut short",
             Malformed::NameLength => "the length of the tube's name is out of range",
             Malformed::Name => "the tube's name is none",
             Malformed::Id => "the id is out of range",

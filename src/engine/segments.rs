@@ -45,10 +45,10 @@ pub struct Entry {
     pub file: FileNumber,
     /// The length of its full record in bytes.
     pub len: u32,
-    /// What its last record says; kept only while files are read.
+    /// What the record read last says; of no use once all files have been read.
     pub state: Logged,
-    /// The moment of its last record: when it was buried, or is due.
-    pub moment: Nanos,
+    /// When it was buried; while files are read, also when it is due.
+    pub due_or_buried_at: Nanos,
     links: Links,
 }
 
@@ -128,6 +128,16 @@ impl Segments {
         self.segments.iter()
     }
 
+    /// The file of this number.
+    ///
+    /// # Panics
+    /// There is none.
+    pub fn numbered(&mut self, number: FileNumber) -> &mut Segment {
+        let place = self.place_of(number);
+        let segment = self.segments.get_mut(place).filter(|segment| segment.number == number);
+        segment.expect("it was pushed and not popped")
+    }
+
     fn place_of(&self, number: FileNumber) -> usize {
         self.segments.partition_point(|segment| segment.number < number)
     }
@@ -175,7 +185,8 @@ impl Segments {
     pub fn add_job(&mut self, job: JobKey, file: FileNumber, len: u64) -> LogKey {
         let len = short(len);
         let links = Links::LOOSE;
-        let entry = Entry { job, file, len, state: Logged::Ready, moment: Nanos::ZERO, links };
+        let entry =
+            Entry { job, file, len, state: Logged::Ready, due_or_buried_at: Nanos::ZERO, links };
         let key = self.entries.0.insert(entry);
         self.enter(key);
         key

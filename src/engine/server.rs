@@ -10,7 +10,7 @@
 //! A command may answer other connections than its own: those that waited. They go on
 //! with what they had already sent before the call returns.
 
-use super::binlog::{Failure, NoRoom, Policy};
+use super::binlog::{Failure, NoRoom, Policy, Syncing};
 use super::body::{Body, Upload};
 use super::command::{self, Command, Counter};
 use super::conn::{Conn, Phase, Put, Step};
@@ -24,7 +24,7 @@ use super::replay::{Recovered, ReplayError};
 use super::reply::Reply;
 use super::spare::Spare;
 use super::stats::{self, Facts, ServerStats};
-use super::time::Nanos;
+use super::time::{Drift, Nanos};
 use super::tube::Tube;
 use log::trace;
 use std::collections::{TryReserveError, VecDeque};
@@ -35,7 +35,7 @@ use std::io::IoSlice;
 pub struct Settings {
     /// The largest body allowed, in bytes without CR LF.
     pub max_job_size: u32,
-    /// The size of a binlog file, in bytes; told in `stats`.
+    /// The size of a binlog file, in bytes.
     pub binlog_file_size: u32,
 }
 
@@ -99,13 +99,14 @@ impl Server {
     /// anybody connects.
     ///
     /// # Errors
-    /// The jobs cannot be had, and what is on the disk is as it was; or it has failed.
+    /// The jobs cannot be had, or the disk has failed; no record is lost.
     pub fn recover(
         &mut self,
         disk: Box<dyn Disk>,
-        policy: Policy,
+        syncing: Syncing,
         now: Nanos,
     ) -> Result<Recovered, ReplayError> {
+        let policy = Policy { file_size: self.settings.binlog_file_size, syncing };
         let recovered = self.queue.recover(disk, policy, now)?;
         self.last_id = recovered.last_id;
         Ok(recovered)
@@ -191,6 +192,12 @@ impl Server {
         self.settle(now);
     }
 
+    /// The time of day is so far ahead of the engine's: what is recorded in the binlog must be
+    /// true after a restart, when there is only the time of day to go by.
+    pub fn set_drift(&mut self, drift: Drift) {
+        self.queue.drift = drift;
+    }
+
     /// The turn is shared among so many connections: a client that sends thousands of
     /// commands at once has only some of them run before others are heard.
     pub fn share_turn(&mut self, connections: usize) {
@@ -206,7 +213,7 @@ impl Server {
         self.queue.commit(now)
     }
 
-    /// The server ends: whatever was recorded is safe after that.
+    /// The server ends: whatever was recorded is synced, unless that is never wanted.
     ///
     /// # Errors
     /// The disk has failed.

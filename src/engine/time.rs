@@ -1,8 +1,8 @@
 //! Time as numbers: nanoseconds, and nothing that could read a clock.
 //!
 //! Every moment in the engine comes in as a parameter. Who calls the engine decides what
-//! the zero is; the real loop counts from the Unix epoch on a clock that never jumps, the
-//! tests from wherever they like.
+//! the zero is; the real loop counts from the Unix epoch on a clock that never jumps, and so must
+//! whoever wants a binlog; other tests count from wherever they like.
 
 use std::ops::Add;
 
@@ -58,6 +58,30 @@ impl Nanos {
     /// Whole seconds from `now` until this moment, rounded down and never negative.
     pub const fn secs_left(self, now: Nanos) -> u64 {
         self.since(now).whole_secs()
+    }
+}
+
+/// How far the time of day is ahead of the engine's time, which never jumps, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drift(i64);
+
+impl Drift {
+    /// That of a moment of the engine and the time of day, since 1970, at that moment. The two
+    /// are read one after the other, so a little is nothing.
+    pub fn between(now: Nanos, time_of_day: Nanos) -> Drift {
+        const LITTLE_NS: u64 = 10_000_000;
+        if now.0.abs_diff(time_of_day.0) < LITTLE_NS {
+            return Drift(0);
+        }
+        let span = i128::from(time_of_day.0) - i128::from(now.0);
+        Drift(i64::try_from(span).unwrap_or(0))
+    }
+}
+
+impl Nanos {
+    /// A moment of the engine as the time of day.
+    pub const fn ahead_by(self, drift: Drift) -> Nanos {
+        Nanos(self.0.saturating_add_signed(drift.0))
     }
 }
 

@@ -6,9 +6,9 @@
 use super::process;
 use crate::engine::disk::{Disk, FileNumber, LAST_NUMBER};
 use std::fmt;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// A directory with a binlog.
@@ -21,11 +21,11 @@ pub struct Directory {
     writing: Vec<(FileNumber, File)>,
     /// The file that was read last.
     reading: Option<(FileNumber, File)>,
-    /// Given up for a moment when a file is to be opened, so that this never fails because
-    /// clients have all descriptors.
-    spare: Option<File>,
-    /// Locked for as long as it is open.
-    _lock: Option<File>,
+    /// One is given up when a file is to be opened, and taken back when one is closed, so that
+    /// this never fails because clients have all descriptors.
+    spare: Vec<File>,
+    /// Locked for as long as it is open; nothing when the directory is only looked into.
+    lock: Option<File>,
 }
 
 /// Why a directory cannot be used.
@@ -40,6 +40,9 @@ pub enum OpenError {
 }
 
 const LOCK_NAME: &str = "lock";
+
+/// The current file is open, two that wait to be synced, and one that is made.
+const SPARE_DESCRIPTORS: usize = 4;
 
 /// Where the system cannot set space aside, zeros are written, so many at a time.
 static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
@@ -60,8 +63,8 @@ impl Directory {
             Err(error) => return Err(OpenError::LockFile(error)),
         }
         let mut directory = Directory::look_into(path).map_err(OpenError::Directory)?;
-        directory._lock = Some(lock);
-        directory.spare = directory.handle.try_clone().ok();
+        directory.lock = Some(lock);
+        directory.keep_spare();
         Ok(directory)
     }
 
@@ -75,8 +78,8 @@ impl Directory {
             handle: File::open(path)?,
             writing: Vec::new(),
             reading: None,
-            spare: None,
-            _lock: None,
+            spare: Vec::new(),
+            lock: None,
         })
     }
 
@@ -86,10 +89,23 @@ impl Directory {
 
     /// Opens a file while the spare descriptor is free.
     fn open(&mut self, number: FileNumber, options: &OpenOptions) -> io::Result<File> {
-        self.spare = None;
+        self.spare.pop();
         let file = options.open(self.path_of(number));
-        self.spare = self.handle.try_clone().ok();
-        file
+        self.keep_spare();
+        file.map_err(|error| match error.raw_os_error() {
+            // Which passes, unlike an error of the disk.
+            Some(libc::EMFILE | libc::ENFILE) => io::Error::new(ErrorKind::StorageFull, error),
+            _ => error,
+        })
+    }
+
+    fn keep_spare(&mut self) {
+        while self.lock.is_some() && self.spare.len() < SPARE_DESCRIPTORS {
+            match self.handle.try_clone() {
+                Ok(spare) => self.spare.push(spare),
+                Err(_) => return,
+            }
+        }
     }
 
     /// The file, open to be written to.
@@ -117,7 +133,11 @@ impl Disk for Directory {
     }
 
     fn size(&mut self, number: FileNumber) -> io::Result<u64> {
-        Ok(fs::metadata(self.path_of(number))?.len())
+        let metadata = fs::metadata(self.path_of(number))?;
+        if !metadata.is_file() {
+            return Err(io::Error::other("it is not a regular file"));
+        }
+        Ok(metadata.len())
     }
 
     fn read(&mut self, number: FileNumber, offset: u64, bytes: &mut [u8]) -> io::Result<usize> {
@@ -176,11 +196,22 @@ impl Disk for Directory {
     }
 
     fn cut(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
-        self.writable(number)?.set_len(size)
+        let cut = self.writable(number).and_then(|file| file.set_len(size));
+        match cut {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                // C beanstalkd makes files that even their owner may not write to.
+                fs::set_permissions(self.path_of(number), Permissions::from_mode(0o600))?;
+                self.writable(number)?.set_len(size)
+            }
+            done => done,
+        }
     }
 
     fn close(&mut self, number: FileNumber) {
         self.writing.retain(|(open, _)| *open != number);
+        // Space that a removed file takes comes back when nobody has it open any more.
+        self.reading.take_if(|(open, _)| *open == number);
+        self.keep_spare();
     }
 
     fn remove(&mut self, number: FileNumber) -> io::Result<()> {

@@ -49,6 +49,8 @@ pub struct EventLoop {
     ready: VecDeque<ConnKey>,
     /// Connections to be looked after at the end of the turn; empty between turns.
     attention: Vec<ConnKey>,
+    /// Connections to be closed at the end of the turn, and why; empty between turns.
+    over: Vec<(ConnKey, Option<io::Error>)>,
     /// How many bytes of jobs were freed and not given back to the system.
     freed_bytes: usize,
     /// When something happened last.
@@ -169,6 +171,7 @@ impl EventLoop {
             sockets: Vec::new(),
             ready: VecDeque::new(),
             attention: Vec::new(),
+            over: Vec::new(),
             freed_bytes: 0,
             busy_at: clock.now(),
             read_len: SCRATCH_LEN,
@@ -189,6 +192,7 @@ impl EventLoop {
                 self.server.close(self.clock.now()).map_err(RunError::Binlog)?;
                 return Ok(stop);
             }
+            self.server.set_drift(self.clock.drift());
             self.server.tick(self.clock.now());
             self.accept();
             self.serve_ready();
@@ -392,24 +396,33 @@ impl EventLoop {
 
     // ---- Sending ----
 
-    /// Sends what the turn has brought, and closes what is over.
+    /// Sends what the turn has brought, and then closes what is over: that may hand jobs to
+    /// others, whose replies must wait for the next commit.
     fn flush(&mut self) {
         let mut attention = std::mem::take(&mut self.attention);
         self.server.take_attention(&mut attention);
         for key in attention.drain(..) {
-            self.flush_one(key);
+            match self.send(key) {
+                Err(error) => self.over.push((key, Some(error))),
+                Ok(()) if self.is_over(key) => self.over.push((key, None)),
+                Ok(()) => self.mark_if_ready(key),
+            }
         }
         self.attention = attention;
+        let mut over = std::mem::take(&mut self.over);
+        for (key, why) in over.drain(..) {
+            self.close(key, why.as_ref());
+        }
+        self.over = over;
     }
 
-    fn flush_one(&mut self, key: ConnKey) {
-        if let Err(error) = self.send(key) {
-            return self.close(key, Some(&error));
-        }
+    fn is_over(&mut self, key: ConnKey) -> bool {
+        socket(&mut self.sockets, key).is_some() && self.server.is_finished(key)
+    }
+
+    /// Whether there is more to do for the connection, now that all was sent that can be.
+    fn mark_if_ready(&mut self, key: ConnKey) {
         let Some(socket) = socket(&mut self.sockets, key) else { return };
-        if self.server.is_finished(key) {
-            return self.close(key, None);
-        }
         let may_write = socket.is_writable && self.server.has_output(key);
         let may_read = socket.is_readable && self.server.wants_input(key);
         if may_write || may_read || self.server.can_resume(key) {

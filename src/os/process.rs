@@ -6,7 +6,7 @@
 #![allow(unsafe_code, reason = "this is the room for it")]
 
 use crate::engine::stats::ProcessorTime;
-use crate::engine::time::Nanos;
+use crate::engine::time::{Drift, Nanos};
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io;
@@ -33,6 +33,11 @@ impl Clock {
     #[expect(clippy::disallowed_methods, reason = "the one place where clocks are read")]
     pub fn now(&self) -> Nanos {
         self.start_since_1970 + nanos(Instant::now() - self.start)
+    }
+
+    /// How far the system's clock is ahead of this one, because it was set or the machine slept.
+    pub fn drift(&self) -> Drift {
+        Drift::between(self.now(), nanos(time_of_day()))
     }
 }
 

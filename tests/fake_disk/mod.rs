@@ -181,10 +181,7 @@ impl State {
     /// Counts a change, and fails it if it was ordered to.
     fn change(&mut self) -> io::Result<()> {
         self.changes += 1;
-        if let Some(mut history) = self.history.take() {
-            history.push(FakeDisk(Rc::new(RefCell::new(self.clone()))));
-            self.history = Some(history);
-        }
+        self.take_snapshot();
         match self.fail_from {
             Some((from, error)) if from <= self.changes => Err(error.into()),
             _ => Ok(()),
@@ -202,6 +199,13 @@ impl State {
         change.apply(&mut inode.live);
         inode.changes.push(change);
         Ok(())
+    }
+
+    fn take_snapshot(&mut self) {
+        if let Some(mut history) = self.history.take() {
+            history.push(FakeDisk(Rc::new(RefCell::new(self.clone()))));
+            self.history = Some(history);
+        }
     }
 
     fn inode(&mut self, number: FileNumber) -> io::Result<&mut Inode> {
@@ -342,10 +346,7 @@ impl Disk for FakeDisk {
         state.bytes_written += bytes.len() as u64;
         let (first, second) = bytes.split_at(bytes.len() / 2);
         state.write(number, offset, first)?;
-        if let Some(mut history) = state.history.take() {
-            history.push(FakeDisk(Rc::new(RefCell::new(state.clone()))));
-            state.history = Some(history);
-        }
+        state.take_snapshot();
         state.write(number, offset + first.len() as u64, second)
     }
 
