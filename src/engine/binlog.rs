@@ -14,9 +14,9 @@
 //! replace its own are as safe as they are going to be.
 //!
 //! Space is taken in whole segments, ahead of need. For every live job there is room for one
-//! more short record, that of its delete; beyond that there is a spare, on which releases,
-//! buries and kicks can go on for a while when the disk is full, and moves out of old
-//! segments longer still.
+//! more short record, that of its delete. Beyond that there is a whole segment to spare when
+//! the disk is full and puts are refused: half of it for releases, buries and kicks, and what
+//! is left for moves out of old segments, which make space again.
 //!
 //! Superseded records are garbage. When there is too much of it, compaction moves live jobs
 //! from the oldest segment to the current one, in steps as large as a few times the garbage
@@ -61,6 +61,8 @@ pub struct Binlog {
     is_stuck: bool,
     /// When the present turn began.
     turn_at: Nanos,
+    /// When the last record was made.
+    recorded_at: Nanos,
     /// When the oldest record was made that may not survive a power cut.
     unsynced_since: Option<Nanos>,
     /// Segments before the current one with such records.
@@ -177,6 +179,9 @@ const IDLE_PAUSE: Nanos = Nanos::from_millis(1);
 /// When that finds no space.
 const STUCK_PAUSE: Nanos = Nanos::from_secs(1);
 
+/// How long no job must have been there before space is given up.
+const DRAINED_PAUSE: Nanos = Nanos::from_secs(1);
+
 /// More files than that are not removed in one turn; it takes a few milliseconds.
 const REMOVALS_PER_TURN: usize = 2;
 const SMALL_REMOVALS_PER_TURN: usize = 16;
@@ -187,8 +192,8 @@ const REMOVE_AGAIN: Nanos = Nanos::from_secs(60);
 /// A sync takes a while, and is begun so much earlier, though not by more than a quarter.
 const SYNC_MARGIN: Nanos = Nanos::from_millis(5);
 
-/// On a full disk there remains room for so many short records, so that a server that is started
-/// there finds a block for its first file.
+/// On a full disk there remains room for so many short records, whatever happens, so that a
+/// server that is started there finds a block for its first file.
 const LAST_SPARE: u64 = (BLOCK + HEAD).div_ceil(SHORT);
 
 const SHORT: u64 = SHORT_LEN as u64;
@@ -220,6 +225,7 @@ impl Binlog {
             idle_step_at: Nanos::ZERO,
             is_stuck: false,
             turn_at: now,
+            recorded_at: now,
             unsynced_since: None,
             unsynced_closed: Vec::new(),
             remove_again_at: Nanos::ZERO,
@@ -342,8 +348,9 @@ impl Binlog {
             let room = self.room_behind(need.len);
             let has = |spare: u64| room.is_some_and(|room| room >= need.deletes + spare);
             // Rather a smaller spare than more files, while old ones are about to go.
+            let quarter = self.spare() / 4;
             let is_enough = has(self.spare() + LAST_SPARE)
-                || (self.is_at_limit() && has(self.spare() / 2 + LAST_SPARE.min(self.spare() / 4)));
+                || (self.is_at_limit() && has(quarter + LAST_SPARE.min(quarter) / 2));
             if is_enough {
                 return self.take_place(need.len);
             }
@@ -415,9 +422,9 @@ impl Binlog {
         self.file_size() - HEAD
     }
 
-    /// For how many short records there shall be room beyond those that must be: half a file.
+    /// For how many short records there shall be room beyond those that must be: a whole file.
     fn spare(&self) -> u64 {
-        self.file_size() / 2 / SHORT
+        self.fresh_len() / SHORT
     }
 
     fn file_size(&self) -> u64 {
@@ -585,6 +592,7 @@ impl Binlog {
         }
         self.sums.records_written += 1;
         self.unsynced_since.get_or_insert(self.turn_at);
+        self.recorded_at = self.turn_at;
     }
 
     // ---- Compaction ----
@@ -608,15 +616,17 @@ impl Binlog {
             return false;
         }
         let live = self.segments.live_bytes();
+        let file_size = self.file_size();
+        if self.is_full {
+            // Only what makes space: not what is lost to whole blocks anyway.
+            let older = self.segments.iter().take(self.current).skip(self.leaving);
+            let used: u64 = older.map(|segment| segment.used.saturating_sub(HEAD)).sum();
+            return used.saturating_sub(live) > live / 4 + file_size / 8;
+        }
         let closed = self.sums.closed_bytes - self.leaving_bytes;
         let garbage = (closed + self.segments[self.current].used).saturating_sub(live);
         let set_aside = self.segments.job_count() * SHORT;
-        let file_size = self.file_size();
-        let limit = if self.is_full {
-            live / 4 + file_size / 8
-        } else {
-            (live + live / 2).saturating_sub(set_aside).max(live / 4) + file_size / 2
-        };
+        let limit = (live + live / 2).saturating_sub(set_aside).max(live / 4) + file_size / 2;
         garbage > limit
     }
 
@@ -679,7 +689,7 @@ impl Binlog {
         let step = self.wants_compaction().then_some(self.idle_step_at);
         let sync = self.sync_due();
         let removal = self.has_leaving().then_some(self.remove_again_at);
-        [step, sync, removal].into_iter().flatten().min()
+        [step, sync, removal, self.drained_due()].into_iter().flatten().min()
     }
 
     // ---- The end of a turn ----
@@ -695,7 +705,7 @@ impl Binlog {
         }
         self.turn_at = self.turn_at.max(now);
         self.has_failed_to_grow = false;
-        if self.segments.job_count() == 0 {
+        if self.drained_due().is_some_and(|due| due <= now) {
             self.start_afresh();
         }
         self.write_batch();
@@ -736,10 +746,17 @@ impl Binlog {
 
     /// No job is left: one file with next to nothing in it will do.
     fn start_afresh(&mut self) {
-        if self.current + 1 < self.segments.len() {
+        if self.segments[self.current].left() < self.file_size() / 2 {
             self.advance();
-            self.drop_prepared();
         }
+        self.drop_prepared();
+    }
+
+    /// When it is time for that: not before it has been so for a while, or the next job would
+    /// only need again what was given up.
+    fn drained_due(&self) -> Option<Nanos> {
+        let is_drained = self.segments.job_count() == 0 && self.current + 1 < self.segments.len();
+        is_drained.then(|| self.recorded_at + DRAINED_PAUSE)
     }
 
     fn drop_prepared(&mut self) {

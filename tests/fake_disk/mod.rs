@@ -146,13 +146,6 @@ impl FakeDisk {
         files.map(|(name, &inode)| (name.clone(), state.inodes[inode].live.clone())).collect()
     }
 
-    /// Whether a crash would lose nothing.
-    pub fn is_all_durable(&self) -> bool {
-        let state = self.0.borrow();
-        let files = &mut state.files.values();
-        state.name_changes.is_empty() && files.all(|&inode| state.inodes[inode].changes.is_empty())
-    }
-
     /// The files as a power cut leaves them: each sector is as it was at some moment since the
     /// last sync, and so is the length; and of the names that changed, each may be back.
     pub fn files_after_power_cut(&self, random: &mut fastrand::Rng) -> BTreeMap<String, Vec<u8>> {
