@@ -10,20 +10,11 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use support::{BEANSTALKD, Daemon, PATIENCE, connect, skip, start_on_loopback, wait_until};
-
-/// Runs the binary until it ends by itself, which it must.
-fn run(arguments: &[&str]) -> Output {
-    let mut command = Command::new(BEANSTALKD);
-    command.args(arguments).env_remove("RUST_LOG").stdin(Stdio::null());
-    command.output().expect("the binary starts")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).expect("the program writes text")
-}
+use support::{
+    BEANSTALKD, Daemon, PATIENCE, connect, run, skip, start_on_loopback, text, wait_until,
+};
 
 /// Starts the binary on a TCP port of its own choice; `-V` makes it tell which.
 fn start_on_own_port(arguments: &[&str]) -> (Daemon, SocketAddr) {

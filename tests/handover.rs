@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Command, Output};
-use support::{BEANSTALKD, Daemon, skip, wait_until};
+use std::process::Command;
+use support::{BEANSTALKD, Daemon, run, skip, text, wait_until};
 use tempfile::TempDir;
 
 /// A server on the binlog of a directory, and one client of it.
@@ -89,14 +89,6 @@ impl Served {
 fn field<'t>(text: &'t str, key: &str) -> Option<&'t str> {
     let value = |line: &'t str| line.strip_prefix(key)?.strip_prefix(": ");
     text.lines().find_map(value).map(|value| value.trim_matches('"'))
-}
-
-fn run(arguments: &[&str]) -> Output {
-    Command::new(BEANSTALKD).args(arguments).env_remove("RUST_LOG").output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> &str {
-    std::str::from_utf8(bytes).unwrap()
 }
 
 fn path(directory: &TempDir) -> &str {

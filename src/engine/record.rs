@@ -405,3 +405,87 @@ impl Marker {
 fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     *bytes[at..].first_chunk().expect("the fields are all there")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIELDS: Fields = Fields {
+        id: 0x0102_0304_0506_0708,
+        pri: 0x1112_1314,
+        delay_secs: 3,
+        ttr_secs: 4,
+        body_len: 7,
+        created_at: Nanos::from_nanos(0x2122_2324_2526_2728),
+        due_or_buried_at: Nanos::from_nanos(0x3132_3334_3536_3738),
+        counts: Counts { reserves: 1, timeouts: 2, releases: 3, buries: 4, kicks: 5 },
+        state: Logged::Delayed,
+    };
+    const NONCE: u32 = 0x4142_4344;
+
+    fn record(tube: &str, body: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        write(&mut bytes, &FIELDS, tube, body, NONCE);
+        bytes.extend_from_slice(body);
+        bytes
+    }
+
+    #[test]
+    fn fields_stand_where_c_beanstalkd_has_them() {
+        let bytes = record("mail", b"hello\r\n");
+        assert_eq!(bytes.len(), full_len("mail", b"hello\r\n"));
+        assert_eq!(bytes[..8], [&4_i32.to_ne_bytes()[..], b"mail"].concat());
+        let fields = &bytes[8..88];
+        assert_eq!(fields[0..8], FIELDS.id.to_ne_bytes());
+        assert_eq!(fields[8..12], FIELDS.pri.to_ne_bytes());
+        assert_eq!(fields[16..24], 3_000_000_000_i64.to_ne_bytes());
+        assert_eq!(fields[24..32], 4_000_000_000_i64.to_ne_bytes());
+        assert_eq!(fields[32..36], 7_i32.to_ne_bytes());
+        assert_eq!(fields[36..40], NONCE.to_ne_bytes());
+        assert_eq!(fields[40..48], FIELDS.created_at.as_nanos().to_ne_bytes());
+        assert_eq!(fields[48..56], FIELDS.due_or_buried_at.as_nanos().to_ne_bytes());
+        let counts: Vec<u8> = (1_u32..=5).flat_map(u32::to_ne_bytes).collect();
+        assert_eq!(fields[56..76], counts);
+        assert_eq!(fields[76..80], [4, 0, 0, 0]);
+        assert_eq!(&bytes[88..], b"hello\r\n");
+    }
+
+    #[test]
+    fn the_checksum_is_of_the_whole_record_with_itself_as_zeros() {
+        for (tube, body) in [("mail", &b"hello\r\n"[..]), ("", b"")] {
+            let mut bytes = record(tube, body);
+            let at = 4 + tube.len() + 12;
+            let told = u32::from_ne_bytes(array(&bytes, at));
+            bytes[at..at + 4].fill(0);
+            assert_eq!(told, crc32fast::hash(&bytes));
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let bytes = record("mail", b"hello\r\n");
+        let head = Layout::V7Checked.read(&bytes);
+        let expected = Head::Job { fields: FIELDS, tube: "mail", body_len: 7, nonce: NONCE };
+        assert_eq!(head, Ok(expected));
+        for len in 0..88 {
+            assert_eq!(Layout::V7Checked.read(&bytes[..len]), Err(Malformed::Incomplete));
+        }
+        assert_eq!(Layout::V7.read(&[0; 84]), Ok(Head::Blank));
+    }
+
+    #[test]
+    fn a_marker_is_known_even_when_it_is_damaged() {
+        let mut bytes = Vec::new();
+        write_marker(&mut bytes, 77, NONCE);
+        assert_eq!(Marker::read(&bytes), Marker::Sound { last_id: 77, nonce: NONCE });
+        for bit in 0..SHORT_LEN * 8 {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Marker::read(&damaged), Marker::Damaged, "bit {bit}");
+        }
+        assert_eq!(Marker::read(&record("mail", b"hello\r\n")), Marker::None);
+        assert_eq!(Marker::read(&record("", b"")), Marker::None);
+        assert_eq!(Marker::read(&[0; SHORT_LEN]), Marker::Blank);
+        assert_eq!(Marker::read(&bytes[1..]), Marker::None);
+    }
+}

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::Duration;
 
 /// Long enough that only something that never comes takes so long.
@@ -133,6 +133,18 @@ pub fn version_of(program: &Path) -> Option<String> {
 pub fn skip(why: &str) {
     use std::io::Write;
     writeln!(std::io::stderr(), "SKIPPED: {why}").expect("standard error is open");
+}
+
+/// Runs our binary until it ends by itself, which it must.
+pub fn run(arguments: &[&str]) -> Output {
+    let mut command = Command::new(BEANSTALKD);
+    command.args(arguments).env_remove("RUST_LOG").stdin(Stdio::null());
+    command.output().expect("the binary starts")
+}
+
+/// What a program wrote.
+pub fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("the program writes text")
 }
 
 /// Waits until something is so that comes with no event of its own.
