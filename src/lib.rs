@@ -26,7 +26,8 @@
 //! | 2 | [`engine::waiting`] | how workers and tubes find each other |
 //! | 2 | [`engine::durable`] | what the binlog is told, and when |
 //! | 2 | [`engine::replay`] | how the queue comes back from the files of a binlog |
-//! | 2 | [`engine::binlog`] | where records go, what space they need, which files there are |
+//! | 2 | [`engine::binlog`] | where records go, and when they are safe |
+//! | 2 | [`engine::space`], [`engine::compaction`] | room for records; how old files are emptied |
 //! | 1 | [`engine::job`], [`engine::tube`] | jobs and tubes, and where to find them |
 //! | 1 | [`engine::command`] | a line to a [`engine::command::Command`] |
 //! | 1 | [`engine::reply`], [`engine::output`] | replies to bytes; bytes on their way out |
@@ -40,8 +41,8 @@
 //! | 0 | [`engine::spare`] | memory held back for the time when there is no more |
 //! | 0 | [`engine::disk`] | the disk as the binlog sees it |
 //!
-//! Some know each other: `tube` keeps the line that `waiting` tells of, and `waiting`, `durable`
-//! and `replay` are chapters of `queue`, told apart.
+//! Some know each other: `tube` keeps the line that `waiting` tells of; `waiting`, `durable` and
+//! `replay` are chapters of `queue`, `space` and `compaction` of `binlog`, told apart.
 //!
 //! # How a command travels
 //!

@@ -66,7 +66,7 @@ fn imports_of_the_engine_run_downward() {
     const FLOORS: [&[&str]; 5] = [
         &["heap", "list", "wheel", "pages", "index", "table", "time", "keys", "spare", "disk"],
         &["job", "tube", "command", "reply", "output", "body", "record", "scan", "segments"],
-        &["queue", "waiting", "binlog", "durable", "replay"],
+        &["queue", "waiting", "binlog", "space", "compaction", "durable", "replay"],
         &["conn", "stats", "inspect"],
         &["server"],
     ];

@@ -6,6 +6,7 @@
 pub mod binlog;
 pub mod body;
 pub mod command;
+pub mod compaction;
 pub mod conn;
 pub mod disk;
 pub mod durable;
@@ -24,6 +25,7 @@ pub mod reply;
 pub mod scan;
 pub mod segments;
 pub mod server;
+pub mod space;
 pub mod spare;
 pub mod stats;
 pub mod table;

@@ -1,0 +1,431 @@
+//! A chapter of the binlog: room for records, and the files that have it.
+//!
+//! Space is taken in whole segments, ahead of need. For every live job there is room for one
+//! more short record, that of its delete. Beyond that there is a whole segment to spare when
+//! the disk is full and puts are refused: half of it for releases, buries and kicks, and what
+//! is left for moves out of old segments, which make space again.
+//!
+//! Room is counted in short records: how many more of them would fit. It is made before a record
+//! is, and whoever asks for it in vain has changed nothing.
+
+use super::binlog::{BLOCK, Binlog, HEAD, NoRoom, SHORT, on_disk};
+use super::disk::{FileNumber, LAST_NUMBER};
+use super::record::{VERSION, VERSION_LEN};
+use super::segments::Segment;
+use super::time::Nanos;
+use log::{debug, warn};
+use std::io;
+
+/// A record that needs room.
+#[derive(Clone, Copy, Debug)]
+struct Need {
+    /// Its length in bytes.
+    len: u64,
+    /// For how many deletes there must be room behind it.
+    deletes: u64,
+    /// And for how many short records more, even if no more space is to be had.
+    least_spare: u64,
+}
+
+/// On a full disk there remains room for so many short records, whatever happens, so that a
+/// server that is started there finds a block for its first file.
+const LAST_SPARE: u64 = (BLOCK + HEAD).div_ceil(SHORT);
+
+/// How long no job must have been there before space is given up.
+const DRAINED_PAUSE: Nanos = Nanos::from_secs(1);
+
+/// More files than that are not removed in one turn; it takes a few milliseconds.
+const REMOVALS_PER_TURN: usize = 2;
+const SMALL_REMOVALS_PER_TURN: usize = 16;
+const SMALL_FILE: u32 = 1024 * 1024;
+/// How long to wait when one cannot be.
+const REMOVE_AGAIN: Nanos = Nanos::from_secs(60);
+
+/// More files than that are not kept open to be synced later.
+const UNSYNCED_FILES: usize = 2;
+
+impl Binlog {
+    // ---- The first space ----
+
+    /// Makes the first new segment and what else is needed for the deletes of all jobs. When
+    /// the disk is full the last one is no larger than it must be, or there is too little.
+    pub(super) fn set_first_space_aside(&mut self) -> io::Result<()> {
+        // What was prepared and never used is space that is needed now.
+        let mut number = self.last_number() + 1;
+        while self.segments.newest().is_some_and(is_unused) {
+            let segment = self.segments.pop_newest();
+            self.sums.disk_bytes -= on_disk(segment.size);
+            self.disk.remove(segment.number)?;
+        }
+        if !self.segments.is_empty() {
+            // There must be no gap.
+            number = self.last_number() + 1;
+        }
+        let jobs = self.segments.job_count();
+        let mut made = 0;
+        while made == 0 || self.sums.room_ahead < jobs {
+            let least = HEAD + jobs.saturating_sub(self.sums.room_ahead).max(1) * SHORT;
+            let grown = self.grow(number, self.file_size());
+            let grown = grown.or_else(|_| self.grow(number, least));
+            match grown.or_else(|_| self.grow(number, BLOCK)) {
+                Ok(()) => {
+                    made += 1;
+                    number += 1;
+                }
+                Err(_) if self.remove_oldest_if_empty()? => {}
+                Err(error) if made == 0 => return Err(error),
+                Err(error) => {
+                    warn!("binlog.{number}: no space for it: {error}; deletes may be refused");
+                    break;
+                }
+            }
+        }
+        self.current = self.segments.len() - made;
+        let older = self.segments.iter().take(self.current);
+        self.sums.closed_bytes = older.map(|segment| on_disk(segment.size)).sum();
+        self.sums.room_ahead -= fresh_room(&self.segments[self.current]);
+        // Ids go on from there, even if all older files go next.
+        self.write_marker();
+        self.write_batch();
+        self.sync_if_wanted();
+        Ok(())
+    }
+
+    /// Makes space on a disk that is full already; says whether it could.
+    fn remove_oldest_if_empty(&mut self) -> io::Result<bool> {
+        let oldest = self.segments.iter().next();
+        if oldest.is_none_or(|oldest| !oldest.is_empty() || oldest.is_damaged || is_unused(oldest))
+        {
+            return Ok(false);
+        }
+        let segment = self.segments.pop_oldest();
+        self.sums.disk_bytes -= on_disk(segment.size);
+        self.disk.remove(segment.number)?;
+        self.sync_directory();
+        Ok(true)
+    }
+
+    // ---- Making room ----
+
+    /// Sees to it that there is memory and space for a new job with a full record of `len`
+    /// bytes, for its delete, and for a spare.
+    ///
+    /// # Errors
+    /// There is not; nothing has happened.
+    pub fn make_room_to_put(&mut self, len: usize) -> Result<(), NoRoom> {
+        self.segments.try_reserve_one()?;
+        let deletes = self.segments.job_count() + 1;
+        self.make_room(Need { len: len as u64, deletes, least_spare: self.spare() })
+    }
+
+    /// Sees to it that there is space for one more short record.
+    ///
+    /// # Errors
+    /// There is not; nothing has happened.
+    pub fn make_room_to_update(&mut self) -> Result<(), NoRoom> {
+        let deletes = self.segments.job_count();
+        self.make_room(Need { len: SHORT, deletes, least_spare: self.spare() / 2 })
+    }
+
+    /// Sees to it that there is space for a full record of `len` bytes that is there already, in
+    /// an older segment.
+    pub(super) fn make_room_to_move(&mut self, len: u64) -> Result<(), NoRoom> {
+        let deletes = self.segments.job_count();
+        self.make_room(Need { len, deletes, least_spare: 0 })
+    }
+
+    /// How many bytes there are for moves when no more space is to be had.
+    pub(super) fn bytes_to_spare(&self) -> u64 {
+        self.room().saturating_sub(self.segments.job_count() + LAST_SPARE) * SHORT
+    }
+
+    /// Sees to it that there is space for the record of a delete. It was set aside when the job
+    /// was put; only a server that was started on a full disk may lack it.
+    ///
+    /// # Errors
+    /// There is not; nothing has happened.
+    pub fn make_room_to_delete(&mut self) -> Result<(), NoRoom> {
+        if self.room() == 0 && !self.prepare() {
+            return Err(NoRoom::Space);
+        }
+        self.take_place(SHORT)
+    }
+
+    fn make_room(&mut self, need: Need) -> Result<(), NoRoom> {
+        loop {
+            let room = self.room_behind(need.len);
+            let has = |spare: u64| room.is_some_and(|room| room >= need.deletes + spare);
+            // Rather a smaller spare than more files, while old ones are about to go.
+            let quarter = self.spare() / 4;
+            let is_enough = has(self.spare() + LAST_SPARE)
+                || (self.is_at_limit() && has(quarter + LAST_SPARE.min(quarter) / 2));
+            if is_enough {
+                return self.take_place(need.len);
+            }
+            if !self.prepare() {
+                let is_enough = has(need.least_spare + LAST_SPARE);
+                return if is_enough { self.take_place(need.len) } else { Err(NoRoom::Space) };
+            }
+        }
+    }
+
+    /// How many short records there would be room for behind a record of `len` bytes; nothing
+    /// when that itself has no room.
+    fn room_behind(&self, len: u64) -> Option<u64> {
+        let left = self.segments[self.current].left();
+        if len <= left {
+            return Some((left - len) / SHORT + self.sums.room_ahead);
+        }
+        if len > self.fresh_len() {
+            // The current segment will be lengthened.
+            return Some(self.sums.room_ahead);
+        }
+        // Those that are too small are passed over; only on a full disk are there any.
+        let mut room = self.sums.room_ahead;
+        for next in self.segments.iter().skip(self.current + 1) {
+            room -= fresh_room(next);
+            if let Some(left) = (next.size - HEAD).checked_sub(len) {
+                return Some(left / SHORT + room);
+            }
+        }
+        None
+    }
+
+    /// Sees to it that the next record, of `len` bytes, fits in the current segment.
+    fn take_place(&mut self, len: u64) -> Result<(), NoRoom> {
+        if len <= self.segments[self.current].left() {
+            return Ok(());
+        }
+        if len <= self.fresh_len() {
+            while self.segments[self.current].left() < len {
+                self.advance();
+            }
+            return Ok(());
+        }
+        if self.failure.is_some() {
+            return Err(NoRoom::Space);
+        }
+        let segment = &mut self.segments[self.current];
+        let (old, new) = (segment.size, segment.used + len);
+        match self.disk.extend(segment.number, new) {
+            Ok(()) => {
+                segment.size = new;
+                self.sums.disk_bytes += on_disk(new) - on_disk(old);
+                Ok(())
+            }
+            Err(error) => {
+                self.note_full(self.current_number(), error);
+                Err(NoRoom::Space)
+            }
+        }
+    }
+
+    /// How many short records there is room for.
+    fn room(&self) -> u64 {
+        self.segments[self.current].left() / SHORT + self.sums.room_ahead
+    }
+
+    /// How many bytes of records fit in a new segment.
+    fn fresh_len(&self) -> u64 {
+        self.file_size() - HEAD
+    }
+
+    /// For how many short records there shall be room beyond those that must be: a whole file.
+    fn spare(&self) -> u64 {
+        self.fresh_len() / SHORT
+    }
+
+    /// Whether one more file would be too much.
+    fn is_at_limit(&self) -> bool {
+        !self.is_full && self.sums.disk_bytes > 3 * self.segments.live_bytes() + self.file_size()
+    }
+
+    // ---- Making files ----
+
+    /// Makes a segment ahead of need. `false` when there is no space.
+    fn prepare(&mut self) -> bool {
+        if self.has_failed_to_grow || self.failure.is_some() {
+            self.has_failed_to_grow = true;
+            return false;
+        }
+        let mut grown = self.grow(self.last_number() + 1, self.file_size());
+        if grown.is_err() && self.can_retire() {
+            self.write_batch();
+            self.sync_if_wanted();
+            self.retire();
+            grown = self.grow(self.last_number() + 1, self.file_size());
+        }
+        match grown {
+            Ok(()) => {
+                self.is_full = false;
+                if std::mem::take(&mut self.is_full_told) {
+                    warn!("there is space for the binlog again");
+                }
+            }
+            Err(error) => {
+                self.has_failed_to_grow = true;
+                self.note_full(self.last_number() + 1, error);
+            }
+        }
+        !self.has_failed_to_grow
+    }
+
+    /// A file could not be made or lengthened. If that is not for want of space, the disk fails.
+    fn note_full(&mut self, number: FileNumber, error: io::Error) {
+        use io::ErrorKind::{
+            FileTooLarge, OutOfMemory, PermissionDenied, QuotaExceeded, StorageFull,
+        };
+        let is_want_of_space = matches!(
+            error.kind(),
+            StorageFull | QuotaExceeded | FileTooLarge | OutOfMemory | PermissionDenied
+        );
+        if !is_want_of_space {
+            return self.check(&format!("binlog.{number}: cannot make it"), Err(error));
+        }
+        self.is_full = true;
+        if !std::mem::replace(&mut self.is_full_told, true) {
+            warn!("binlog.{number}: no space for it: {error}; puts are refused until there is");
+        }
+    }
+
+    fn grow(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
+        if self.failure.is_some() || number > LAST_NUMBER {
+            return Err(io::Error::new(io::ErrorKind::StorageFull, "no file can be made any more"));
+        }
+        self.disk.create(number, size)?;
+        let written = self.disk.write(number, 0, &VERSION);
+        self.check(&format!("binlog.{number}: cannot write it"), written);
+        self.sync_directory();
+        let segment = Segment::new(number, size, VERSION_LEN as u64);
+        self.sums.disk_bytes += on_disk(size);
+        self.sums.room_ahead += fresh_room(&segment);
+        self.segments.push(segment);
+        self.disk.close(number);
+        debug!("binlog.{number}: made, {size} bytes");
+        Ok(())
+    }
+
+    /// The current segment is full: the next one becomes the current one.
+    fn advance(&mut self) {
+        self.write_batch();
+        self.cut_segment(self.current);
+        let number = self.current_number();
+        if self.unsynced_closed.len() == UNSYNCED_FILES {
+            self.sync_if_wanted();
+        }
+        if self.unsynced_since.is_some() && self.is_synced() {
+            self.unsynced_closed.push(number);
+        } else {
+            self.disk.close(number);
+        }
+        self.sums.closed_bytes += on_disk(self.segments[self.current].size);
+        self.current += 1;
+        self.sums.room_ahead -= fresh_room(&self.segments[self.current]);
+        self.write_marker();
+    }
+
+    /// Cuts a segment to its used length. That it stays longer does no harm.
+    pub(super) fn cut_segment(&mut self, place: usize) {
+        let Segment { number, size, used, is_damaged, .. } = self.segments[place];
+        if size == used || is_damaged || self.failure.is_some() {
+            return;
+        }
+        if let Err(error) = self.disk.cut(number, used) {
+            return debug!("binlog.{number}: cannot be cut to {used} bytes: {error}");
+        }
+        self.segments[place].size = used;
+        self.sums.disk_bytes -= on_disk(size) - on_disk(used);
+    }
+
+    // ---- Giving space up ----
+
+    /// No job is left: one file with next to nothing in it will do.
+    pub(super) fn start_afresh(&mut self) {
+        if self.segments[self.current].left() < self.file_size() / 2 {
+            self.advance();
+        }
+        self.drop_prepared();
+    }
+
+    /// When it is time for that: not before it has been so for a while, or the next job would
+    /// only need again what was given up.
+    pub(super) fn drained_due(&self) -> Option<Nanos> {
+        let is_drained = self.segments.job_count() == 0 && self.current + 1 < self.segments.len();
+        is_drained.then(|| self.recorded_at + DRAINED_PAUSE)
+    }
+
+    pub(super) fn drop_prepared(&mut self) {
+        while self.current + 1 < self.segments.len() {
+            let number = self.last_number();
+            if let Err(error) = self.disk.remove(number) {
+                return debug!("binlog.{number}: cannot be removed: {error}");
+            }
+            let segment = self.segments.pop_newest();
+            self.sums.disk_bytes -= on_disk(segment.size);
+            self.sums.room_ahead -= fresh_room(&segment);
+        }
+    }
+
+    /// Whether a segment can be removed.
+    pub(super) fn has_leaving(&self) -> bool {
+        self.current > 0 && self.segments[0].is_empty()
+    }
+
+    pub(super) fn can_retire(&self) -> bool {
+        self.has_leaving() && self.remove_again_at <= self.turn_at && self.failure.is_none()
+    }
+
+    /// A segment that is not the current one never gets another job.
+    pub(super) fn count_leaving(&mut self) {
+        while self.leaving < self.current && self.segments[self.leaving].is_empty() {
+            self.leaving_bytes += on_disk(self.segments[self.leaving].size);
+            self.leaving += 1;
+        }
+    }
+
+    /// Removes the oldest segments as far as no job belongs to them, but no more at once than
+    /// others can wait for.
+    pub(super) fn retire(&mut self) {
+        let is_small = self.policy.file_size <= SMALL_FILE;
+        for _ in 0..if is_small { SMALL_REMOVALS_PER_TURN } else { REMOVALS_PER_TURN } {
+            if !self.can_retire() {
+                return;
+            }
+            self.retire_one();
+        }
+    }
+
+    pub(super) fn retire_one(&mut self) {
+        self.count_leaving();
+        let Segment { number, size, is_damaged, .. } = self.segments[0];
+        let removed = if is_damaged {
+            let name = self.disk.set_aside(number);
+            name.map(|name| warn!("binlog.{number}: set aside as {name}"))
+        } else {
+            self.disk.remove(number)
+        };
+        if let Err(error) = removed {
+            // No newer one may go before it.
+            self.remove_again_at = self.turn_at + REMOVE_AGAIN;
+            return warn!("binlog.{number}: not needed and cannot be removed: {error}");
+        }
+        debug!("binlog.{number}: removed");
+        self.is_full = false;
+        self.segments.pop_oldest();
+        self.current -= 1;
+        self.leaving -= 1;
+        self.leaving_bytes -= on_disk(size);
+        self.sums.disk_bytes -= on_disk(size);
+        self.sums.closed_bytes -= on_disk(size);
+        self.sync_directory();
+    }
+}
+
+/// How many short records there is room for in a segment that is only prepared.
+fn fresh_room(segment: &Segment) -> u64 {
+    (segment.size - HEAD) / SHORT
+}
+
+fn is_unused(segment: &Segment) -> bool {
+    segment.used <= VERSION_LEN as u64 && !segment.is_damaged
+}
