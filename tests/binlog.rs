@@ -618,6 +618,33 @@ fn disk_use_is_bounded_beside_long_lived_jobs() {
 }
 
 #[test]
+fn compaction_on_behalf_of_a_burst_is_shared_among_turns() {
+    const SHARE: u64 = 2 << 20;
+    let disk = FakeDisk::default();
+    let mut engine = Engine::start(&disk, policy(1 << 20, Syncing::Never), START);
+    let body = "b".repeat(20_000);
+    let mut ids: Vec<u64> = (0..2_000).map(|_| engine.put(&body).unwrap()).collect();
+    fastrand::Rng::with_seed(1).shuffle(&mut ids);
+    let input: String = ids[..1_500].iter().map(|id| format!("delete {id}\r\n")).collect();
+    let mut most = 0;
+    let mut before = disk.bytes_written();
+    engine.server.receive(engine.conn, input.as_bytes(), engine.now);
+    loop {
+        engine.server.commit(engine.now).unwrap();
+        most = most.max(disk.bytes_written() - before);
+        before = disk.bytes_written();
+        if !engine.server.can_resume(engine.conn) {
+            break;
+        }
+        engine.server.resume(engine.conn, engine.now);
+    }
+    let moved = engine.stat("binlog-records-migrated") * 20_000;
+    assert!(moved > 2 * SHARE, "only {moved} bytes were moved");
+    assert!(most <= SHARE + 200_000, "{most} bytes in one turn");
+    assert_eq!(engine.stat("current-jobs-ready"), 500);
+}
+
+#[test]
 fn a_job_larger_than_a_file_works() {
     let disk = FakeDisk::default();
     let policy = policy(4096, Syncing::EachTurn);

@@ -14,6 +14,9 @@ use super::time::Nanos;
 
 /// For each byte of garbage that is made, so many are moved while there is too much of it.
 const PACE: u64 = 4;
+/// A command that makes more garbage than that is worth, as a kick of a million jobs does,
+/// leaves the rest to idle moments.
+const MOST_OWED: u64 = 4 * 1024 * 1024;
 /// So much is moved at a time when nothing else happens, and so often.
 const IDLE_STEP: u64 = 64 * 1024;
 const IDLE_PAUSE: Nanos = Nanos::from_millis(1);
@@ -24,7 +27,8 @@ impl Binlog {
     /// Garbage has been made.
     pub(super) fn owe(&mut self, bytes: u64) {
         self.count_leaving();
-        self.owed_bytes = if self.wants_compaction() { self.owed_bytes + PACE * bytes } else { 0 };
+        let owed = if self.wants_compaction() { self.owed_bytes + PACE * bytes } else { 0 };
+        self.owed_bytes = owed.min(MOST_OWED);
     }
 
     /// All files together hold what is live, what is set aside for deletes, the spare, and

@@ -107,6 +107,7 @@ impl Queue {
         let Some(binlog) = &mut self.binlog else { return };
         let job = &self.jobs[key];
         let tube = &self.tubes[job.tube].name;
+        self.moved_bytes += record::full_len(tube, job.body.bytes());
         binlog.move_here(log, &fields(job, state, self.drift), tube, job.body.bytes());
     }
 

@@ -58,6 +58,8 @@ pub struct Queue {
     due_conns: Vec<ConnKey>,
     /// How many bytes of jobs have been freed since somebody last asked.
     freed_bytes: usize,
+    /// How many bytes compaction has moved since somebody last asked.
+    pub(super) moved_bytes: usize,
     wheel: Wheel<TimerOwner>,
 }
 
@@ -153,6 +155,7 @@ impl Queue {
             reservations: 0,
             due_conns: Vec::new(),
             freed_bytes: 0,
+            moved_bytes: 0,
             wheel: Wheel::new(now),
         };
         let default = queue.find_or_create_tube("default");
@@ -458,16 +461,18 @@ impl Queue {
             self.tubes[tube].delayed.len()
         };
         let count = bound.min(u32::try_from(in_tube).unwrap_or(u32::MAX));
-        for kicked in 0..count {
+        let mut kicked = 0;
+        while kicked < count {
             let tube = &self.tubes[tube];
             let next = if are_buried { tube.first_buried() } else { tube.first_delayed() };
             match self.kick_one(next.expect("as many were just counted"), now) {
-                Ok(()) => {}
+                Ok(()) => kicked += 1,
                 Err(no_room) if kicked == 0 => return Err(no_room),
-                Err(_) => return Ok(kicked),
+                Err(_) => break,
             }
         }
-        Ok(count)
+        self.compact();
+        Ok(kicked)
     }
 
     /// Makes the job `id` ready, if it is buried or delayed.
@@ -476,23 +481,26 @@ impl Queue {
         if !matches!(self.jobs[job].state, State::Buried(_) | State::Delayed { .. }) {
             return Outcome::NotFound;
         }
-        match self.kick_one(job, now) {
-            Ok(()) => Outcome::Done,
-            Err(_) => Outcome::NoSpace,
-        }
+        let kicked = self.kick_one(job, now);
+        self.compact();
+        if kicked.is_ok() { Outcome::Done } else { Outcome::NoSpace }
     }
 
     fn kick_one(&mut self, job: JobKey, now: Nanos) -> Result<(), NoRoom> {
         self.make_room_to_update()?;
         self.jobs[job].counts.kicks += 1;
         self.send(job, Destination::Ready, now);
-        self.compact();
         Ok(())
     }
 
     /// How many bytes of jobs have been freed since this was last asked.
     pub fn take_freed_bytes(&mut self) -> usize {
         std::mem::take(&mut self.freed_bytes)
+    }
+
+    /// How many bytes compaction has moved since this was last asked.
+    pub fn take_moved_bytes(&mut self) -> usize {
+        std::mem::take(&mut self.moved_bytes)
     }
 
     fn held(&self, conn: ConnKey, id: u64) -> Option<JobKey> {

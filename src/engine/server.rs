@@ -67,10 +67,12 @@ pub struct Server {
 
 /// How much work all connections together make in one turn of the loop, as far as each
 /// can be left [`SMALLEST_SHARE`]. A command is one piece of work, and so is each
-/// [`OUTPUT_PER_WORK`] of reply: a `stats` takes as long as several `delete`s.
+/// [`OUTPUT_PER_WORK`] of reply: a `stats` takes as long as several `delete`s. So is each
+/// [`MOVED_PER_WORK`] that compaction moves on behalf of a command.
 const WORK_PER_TURN: usize = 1024;
 const SMALLEST_SHARE: usize = 16;
 const OUTPUT_PER_WORK: usize = 128;
+const MOVED_PER_WORK: usize = 2048;
 const IN_LINE_PER_WORK: usize = 8;
 
 impl Server {
@@ -313,7 +315,8 @@ impl Server {
             }
             self.deliver_answers();
             let said = self.conns[key].output.len().saturating_sub(output_before);
-            self.spend(1 + said / OUTPUT_PER_WORK);
+            let moved = self.queue.take_moved_bytes();
+            self.spend(1 + said / OUTPUT_PER_WORK + moved / MOVED_PER_WORK);
         }
         let conn = &mut self.conns[key];
         conn.is_held_up = !input.is_empty() && (self.work_left == 0 || !conn.takes_commands());
