@@ -57,7 +57,7 @@ fn serve(options: &Options) -> ExitCode {
 fn inspect(look: Look, path: &Path) -> ExitCode {
     let mut directory = match Directory::look_into(path) {
         Ok(directory) => directory,
-        Err(error) => return report(&format_args!("-b {}: {error}", path.display()), 1),
+        Err(error) => return complain(path, &error),
     };
     let mut out = BufWriter::new(io::stdout().lock());
     let told = match look {
@@ -71,8 +71,12 @@ fn inspect(look: Look, path: &Path) -> ExitCode {
         Err(InspectError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => {
             ExitCode::SUCCESS
         }
-        Err(error) => report(&format_args!("-b {}: {error}", path.display()), 1),
+        Err(error) => complain(path, &error),
     }
+}
+
+fn complain(path: &Path, error: &dyn Display) -> ExitCode {
+    report(&format_args!("-b {}: {error}", path.display()), 1)
 }
 
 fn report(error: &dyn Display, exit_code: u8) -> ExitCode {

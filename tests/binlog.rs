@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "in a test it is an assertion")]
 
 mod fake_disk;
+mod support;
 
 use beanstalkd::engine::binlog::Syncing;
 use beanstalkd::engine::keys::ConnKey;
@@ -16,6 +17,7 @@ use beanstalkd::engine::time::{Drift, Nanos};
 use fake_disk::FakeDisk;
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, IoSlice};
+use support::field;
 
 // ---- A server with a client ----
 
@@ -102,12 +104,6 @@ impl Engine {
         let text = self.ask("stats\r\n");
         field(&text, key).unwrap().parse().unwrap()
     }
-}
-
-/// The value of a line of a document.
-fn field<'t>(text: &'t str, key: &str) -> Option<&'t str> {
-    let value = |line: &'t str| line.strip_prefix(key)?.strip_prefix(": ");
-    text.lines().find_map(value).map(|value| value.trim_matches('"'))
 }
 
 /// How a binlog is kept.

@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
-use support::{BEANSTALKD, Daemon, run, skip, text, wait_until};
+use support::{BEANSTALKD, Daemon, field, run, skip, text, wait_until};
 use tempfile::TempDir;
 
 /// A server on the binlog of a directory, and one client of it.
@@ -84,11 +84,6 @@ impl Served {
     fn end(mut self, signal: Signal) {
         self.daemon.end(signal);
     }
-}
-
-fn field<'t>(text: &'t str, key: &str) -> Option<&'t str> {
-    let value = |line: &'t str| line.strip_prefix(key)?.strip_prefix(": ");
-    text.lines().find_map(value).map(|value| value.trim_matches('"'))
 }
 
 fn path(directory: &TempDir) -> &str {

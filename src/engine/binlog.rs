@@ -294,9 +294,7 @@ impl Binlog {
     /// # Errors
     /// The disk has failed: they may not.
     pub fn commit(&mut self, now: Nanos) -> Result<(), Failure> {
-        if let Some(failure) = &self.failure {
-            return Err(failure.clone());
-        }
+        self.outcome()?;
         self.turn_at = self.turn_at.max(now);
         self.has_failed_to_grow = false;
         if self.drained_due().is_some_and(|due| due <= now) {
@@ -306,10 +304,8 @@ impl Binlog {
         if self.can_retire() || self.sync_due().is_some_and(|due| due <= now) {
             self.sync_if_wanted();
         }
-        if self.can_retire() {
-            self.retire();
-        }
-        self.failure.clone().map_or(Ok(()), Err)
+        self.retire();
+        self.outcome()
     }
 
     /// The server ends: syncs, and leaves no more space taken than is used.
@@ -322,7 +318,7 @@ impl Binlog {
         self.cut_segment(self.current);
         self.disk.close(self.current_number());
         self.sync_directory();
-        self.failure.clone().map_or(Ok(()), Err)
+        self.outcome()
     }
 
     /// Removes or sets aside all segments that are not needed, however many.
@@ -335,6 +331,10 @@ impl Binlog {
         while self.can_retire() {
             self.retire_one();
         }
+        self.outcome()
+    }
+
+    fn outcome(&self) -> Result<(), Failure> {
         self.failure.clone().map_or(Ok(()), Err)
     }
 
@@ -355,19 +355,21 @@ impl Binlog {
             return;
         }
         for number in std::mem::take(&mut self.unsynced_closed) {
-            let synced = self.disk.sync(number);
-            self.check(&format!("binlog.{number}: cannot sync it"), synced);
+            self.sync(number);
             self.disk.close(number);
         }
-        let number = self.current_number();
+        self.sync(self.current_number());
+    }
+
+    fn sync(&mut self, number: FileNumber) {
         let synced = self.disk.sync(number);
-        self.check(&format!("binlog.{number}: cannot sync it"), synced);
+        self.check(synced, || format!("binlog.{number}: cannot sync it"));
     }
 
     pub(super) fn sync_directory(&mut self) {
         if self.is_synced() {
             let synced = self.disk.sync_directory();
-            self.check("the directory: cannot sync it", synced);
+            self.check(synced, || "the directory: cannot sync it".to_owned());
         }
     }
 
@@ -394,12 +396,13 @@ impl Binlog {
         }
         let Segment { number, used, .. } = self.segments[self.current];
         let written = self.disk.write(number, used - bytes.len() as u64, bytes);
-        self.check(&format!("binlog.{number}: cannot write it"), written);
+        self.check(written, || format!("binlog.{number}: cannot write it"));
     }
 
-    pub(super) fn check(&mut self, what: &str, result: io::Result<()>) {
+    /// The disk fails if that did; `what` says what it was.
+    pub(super) fn check(&mut self, result: io::Result<()>, what: impl FnOnce() -> String) {
         if let Err(error) = result {
-            self.failure.get_or_insert(Failure(format!("{what}: {error}")));
+            self.failure.get_or_insert_with(|| Failure(format!("{}: {error}", what())));
         }
     }
 

@@ -88,14 +88,16 @@ impl Binlog {
         found.map(|key| (key, self.segments.entry(key).job))
     }
 
-    /// Makes a new full record of a job that was named to be moved.
-    pub fn move_here(&mut self, key: LogKey, fields: &Fields, tube: &str, body: &[u8]) {
-        let len = record::full_len(tube, body) as u64;
+    /// Makes a new full record of a job that was named to be moved; says how many bytes it has.
+    pub fn move_here(&mut self, key: LogKey, fields: &Fields, tube: &str, body: &[u8]) -> usize {
+        let bytes = record::full_len(tube, body);
+        let len = bytes as u64;
         self.segments.move_job(key, self.current_number(), len);
         self.append(fields, tube, body);
         self.sums.records_migrated += 1;
         self.owed_bytes = self.owed_bytes.saturating_sub(len);
         self.count_leaving();
+        bytes
     }
 
     /// Time has passed: [`Binlog::next_to_move`] may have something.

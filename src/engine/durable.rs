@@ -37,10 +37,10 @@ impl Queue {
     }
 
     /// A new job is sent there.
-    pub(super) fn record_put(&mut self, key: JobKey, to: Destination) {
+    pub(super) fn record_put(&mut self, key: JobKey, to: Destination, now: Nanos) {
         let Some(binlog) = &mut self.binlog else { return };
         let job = &mut self.jobs[key];
-        let fields = fields(job, logged(to), self.drift);
+        let fields = fields(job, logged(to, binlog, now), self.drift);
         job.log = binlog.put(key, &fields, &self.tubes[job.tube].name, job.body.bytes());
     }
 
@@ -48,10 +48,7 @@ impl Queue {
     pub(super) fn record_update(&mut self, key: JobKey, to: Destination, now: Nanos) {
         let Some(binlog) = &mut self.binlog else { return };
         let job = &self.jobs[key];
-        let state = match to {
-            Destination::Ready | Destination::Delayed { .. } => logged(to),
-            Destination::Buried => (Logged::Buried, binlog.next_burial(now)),
-        };
+        let state = logged(to, binlog, now);
         binlog.update(job.log, &fields(job, state, self.drift));
     }
 
@@ -107,8 +104,8 @@ impl Queue {
         let Some(binlog) = &mut self.binlog else { return };
         let job = &self.jobs[key];
         let tube = &self.tubes[job.tube].name;
-        self.moved_bytes += record::full_len(tube, job.body.bytes());
-        binlog.move_here(log, &fields(job, state, self.drift), tube, job.body.bytes());
+        let fields = fields(job, state, self.drift);
+        self.moved_bytes += binlog.move_here(log, &fields, tube, job.body.bytes());
     }
 
     /// The state of a job as a record has it, and the moment that goes with it.
@@ -128,11 +125,11 @@ impl Queue {
 }
 
 /// How a record says where a job is sent, and the moment that goes with it.
-fn logged(to: Destination) -> (Logged, Nanos) {
+fn logged(to: Destination, binlog: &mut Binlog, now: Nanos) -> (Logged, Nanos) {
     match to {
         Destination::Ready => (Logged::Ready, Nanos::ZERO),
         Destination::Delayed { due } => (Logged::Delayed, due),
-        Destination::Buried => (Logged::Buried, Nanos::ZERO),
+        Destination::Buried => (Logged::Buried, binlog.next_burial(now)),
     }
 }
 

@@ -347,7 +347,7 @@ impl Queue {
         self.totals.total_jobs += 1;
         let job = self.jobs.insert(Job::new(id, key, terms, body, now));
         let to = self.jobs[job].destination(now);
-        self.record_put(job, to);
+        self.record_put(job, to, now);
         self.place(job, to, now);
         Ok(())
     }

@@ -61,48 +61,29 @@ impl Binlog {
             // There must be no gap.
             number = self.last_number() + 1;
         }
+        self.current = self.segments.len();
+        self.sums.closed_bytes = self.sums.disk_bytes;
         let jobs = self.segments.job_count();
-        let mut made = 0;
-        while made == 0 || self.sums.room_ahead < jobs {
+        while self.current == self.segments.len() || self.sums.room_ahead < jobs {
             let least = HEAD + jobs.saturating_sub(self.sums.room_ahead).max(1) * SHORT;
             let grown = self.grow(number, self.file_size());
             let grown = grown.or_else(|_| self.grow(number, least));
             match grown.or_else(|_| self.grow(number, BLOCK)) {
-                Ok(()) => {
-                    made += 1;
-                    number += 1;
-                }
-                Err(_) if self.remove_oldest_if_empty()? => {}
-                Err(error) if made == 0 => return Err(error),
+                Ok(()) => number += 1,
+                Err(_) if self.can_retire() => self.retire_one(),
+                Err(error) if self.current == self.segments.len() => return Err(error),
                 Err(error) => {
                     warn!("binlog.{number}: no space for it: {error}; deletes may be refused");
                     break;
                 }
             }
         }
-        self.current = self.segments.len() - made;
-        let older = self.segments.iter().take(self.current);
-        self.sums.closed_bytes = older.map(|segment| on_disk(segment.size)).sum();
         self.sums.room_ahead -= fresh_room(&self.segments[self.current]);
         // Ids go on from there, even if all older files go next.
         self.write_marker();
         self.write_batch();
         self.sync_if_wanted();
         Ok(())
-    }
-
-    /// Makes space on a disk that is full already; says whether it could.
-    fn remove_oldest_if_empty(&mut self) -> io::Result<bool> {
-        let oldest = self.segments.iter().next();
-        if oldest.is_none_or(|oldest| !oldest.is_empty() || oldest.is_damaged || is_unused(oldest))
-        {
-            return Ok(false);
-        }
-        let segment = self.segments.pop_oldest();
-        self.sums.disk_bytes -= on_disk(segment.size);
-        self.disk.remove(segment.number)?;
-        self.sync_directory();
-        Ok(true)
     }
 
     // ---- Making room ----
@@ -245,7 +226,6 @@ impl Binlog {
     /// Makes a segment ahead of need. `false` when there is no space.
     fn prepare(&mut self) -> bool {
         if self.has_failed_to_grow || self.failure.is_some() {
-            self.has_failed_to_grow = true;
             return false;
         }
         let mut grown = self.grow(self.last_number() + 1, self.file_size());
@@ -261,13 +241,14 @@ impl Binlog {
                 if std::mem::take(&mut self.is_full_told) {
                     warn!("there is space for the binlog again");
                 }
+                true
             }
             Err(error) => {
                 self.has_failed_to_grow = true;
                 self.note_full(self.last_number() + 1, error);
+                false
             }
         }
-        !self.has_failed_to_grow
     }
 
     /// A file could not be made or lengthened. If that is not for want of space, the disk fails.
@@ -280,7 +261,7 @@ impl Binlog {
             StorageFull | QuotaExceeded | FileTooLarge | OutOfMemory | PermissionDenied
         );
         if !is_want_of_space {
-            return self.check(&format!("binlog.{number}: cannot make it"), Err(error));
+            return self.check(Err(error), || format!("binlog.{number}: cannot make it"));
         }
         self.is_full = true;
         if !std::mem::replace(&mut self.is_full_told, true) {
@@ -294,7 +275,7 @@ impl Binlog {
         }
         self.disk.create(number, size)?;
         let written = self.disk.write(number, 0, &VERSION);
-        self.check(&format!("binlog.{number}: cannot write it"), written);
+        self.check(written, || format!("binlog.{number}: cannot write it"));
         self.sync_directory();
         let segment = Segment::new(number, size, VERSION_LEN as u64);
         self.sums.disk_bytes += on_disk(size);

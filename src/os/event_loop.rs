@@ -192,8 +192,9 @@ impl EventLoop {
                 self.server.close(self.clock.now()).map_err(RunError::Binlog)?;
                 return Ok(stop);
             }
-            self.server.set_drift(self.clock.drift());
-            self.server.tick(self.clock.now());
+            let now = self.clock.now();
+            self.server.set_drift(process::drift(now));
+            self.server.tick(now);
             self.accept();
             self.serve_ready();
             self.server.commit(self.clock.now()).map_err(RunError::Binlog)?;

@@ -34,11 +34,12 @@ impl Clock {
     pub fn now(&self) -> Nanos {
         self.start_since_1970 + nanos(Instant::now() - self.start)
     }
+}
 
-    /// How far the system's clock is ahead of this one, because it was set or the machine slept.
-    pub fn drift(&self) -> Drift {
-        Drift::between(self.now(), nanos(time_of_day()))
-    }
+/// How far the time of day is ahead of a [`Clock`] that shows `now`, because the system's clock was
+/// set or the machine slept.
+pub fn drift(now: Nanos) -> Drift {
+    Drift::between(now, nanos(time_of_day()))
 }
 
 /// The time of day as the system has it, since 1970.

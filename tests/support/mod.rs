@@ -147,6 +147,12 @@ pub fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).expect("the program writes text")
 }
 
+/// The value of a line of a document.
+pub fn field<'t>(text: &'t str, key: &str) -> Option<&'t str> {
+    let value = |line: &'t str| line.strip_prefix(key)?.strip_prefix(": ");
+    text.lines().find_map(value).map(|value| value.trim_matches('"'))
+}
+
 /// Waits until something is so that comes with no event of its own.
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     const PAUSE: Duration = Duration::from_millis(5);
