@@ -667,6 +667,8 @@ impl Queue {
         if let Some(binlog) = &mut self.binlog {
             binlog.tick(now);
             self.compact();
+            // That was on nobody's behalf.
+            self.moved_bytes = 0;
         }
         let mut conns = std::mem::take(&mut self.due_conns);
         let mut moves_left = MOVES_PER_TICK;
