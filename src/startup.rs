@@ -6,6 +6,7 @@
 
 use crate::engine::replay::{Recovered, ReplayError};
 use crate::engine::server::{Server, Settings};
+use crate::engine::slots::PAGE_BYTES;
 use crate::engine::stats::Facts;
 use crate::options::{Options, UsageError};
 use crate::os::disk::{Directory, OpenError};
@@ -74,6 +75,7 @@ pub fn start(options: &Options) -> Result<EventLoop, StartupError> {
     for warning in &options.warnings {
         warn!("{warning}");
     }
+    process::give_large_blocks_back(PAGE_BYTES);
     // Before anything else opens a descriptor.
     let inherited = process::inherited_sockets().map_err(ListenError::NotOpen);
     let inherited = inherited.map_err(StartupError::Listen)?;

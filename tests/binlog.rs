@@ -62,20 +62,21 @@ impl Engine {
         self.now = self.now + Nanos::from_millis(1);
         self.server.tick(self.now);
         self.server.receive(self.conn, input.as_bytes(), self.now);
-        while self.server.can_resume(self.conn) {
+        while self.server.wants(self.conn).resume {
             self.server.resume(self.conn, self.now);
         }
         self.server.commit(self.now).ok()?;
         let mut said = Vec::new();
         loop {
             let mut slices = [IoSlice::new(&[]); 16];
-            let filled = self.server.next_output(self.conn, &mut slices);
+            let mut outlet = self.server.outlet(self.conn);
+            let filled = outlet.next_slices(&mut slices);
             if filled == 0 {
                 break;
             }
             let before = said.len();
             slices[..filled].iter().for_each(|slice| said.extend_from_slice(slice));
-            self.server.sent(self.conn, said.len() - before);
+            outlet.sent(said.len() - before);
         }
         Some(String::from_utf8(said).unwrap())
     }
@@ -629,7 +630,7 @@ fn compaction_on_behalf_of_a_burst_is_shared_among_turns() {
         engine.server.commit(engine.now).unwrap();
         most = most.max(disk.bytes_written() - before);
         before = disk.bytes_written();
-        if !engine.server.can_resume(engine.conn) {
+        if !engine.server.wants(engine.conn).resume {
             break;
         }
         engine.server.resume(engine.conn, engine.now);

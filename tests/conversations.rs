@@ -239,31 +239,32 @@ impl EnginePlayer {
         let client = self.clients.get_mut(name).expect("only known clients are pumped");
         let Some(key) = client.key else { return false };
         let mut is_moving = false;
-        if server.wants_input(key) && !client.sent.is_empty() {
+        if server.wants(key).input && !client.sent.is_empty() {
             let count = client.sent.len().min(self.chunk);
             let bytes: Vec<u8> = client.sent.drain(..count).collect();
             server.receive(key, &bytes, now);
             is_moving = true;
-        } else if server.wants_input(key) && client.is_half_closed && !client.input_ended {
+        } else if server.wants(key).input && client.is_half_closed && !client.input_ended {
             server.end_input(key, now);
             client.input_ended = true;
             is_moving = true;
         }
         let mut slices = [IoSlice::new(&[]); 3];
-        let filled = server.next_output(key, &mut slices);
+        let mut outlet = server.outlet(key);
+        let filled = outlet.next_slices(&mut slices);
         let before = client.received.len();
         for slice in &slices[..filled] {
             client.received.extend_from_slice(slice);
         }
         if client.received.len() > before {
-            server.sent(key, client.received.len() - before);
+            outlet.sent(client.received.len() - before);
             is_moving = true;
         }
-        if server.can_resume(key) {
+        if server.wants(key).resume {
             server.resume(key, now);
             is_moving = true;
         }
-        if server.is_finished(key) {
+        if server.wants(key).end {
             server.disconnect(key, now);
             client.key = None;
             is_moving = true;

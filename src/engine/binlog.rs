@@ -223,7 +223,7 @@ impl Binlog {
     /// Makes the full record of a new job, for which room was made.
     pub fn put(&mut self, job: JobKey, fields: &Fields, tube: &str, body: &[u8]) -> LogKey {
         self.last.id = self.last.id.max(fields.id);
-        let len = record::full_len(tube, body) as u64;
+        let len = record::full_len(tube, body.len()) as u64;
         let key = self.segments.add_job(job, self.current_number(), len);
         self.append(fields, tube, body);
         key

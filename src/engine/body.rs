@@ -1,89 +1,296 @@
-//! The bytes of a job, as clients sent them: opaque, and never changed once complete.
+//! The bytes of jobs, as clients sent them: opaque, and never changed once complete.
 //!
 //! A body is kept together with the CR LF that ends it on the wire, so that a reply is a
-//! header and then exactly these bytes. Small bodies are one allocation and are copied
-//! into replies; a large one is shared with the replies that carry it, so that deleting
-//! the job while a slow client still receives it is harmless.
+//! header and then exactly these bytes.
+//!
+//! Small bodies stand side by side in pages, one kind of page for each width, and are copied
+//! into replies. So a body costs little more than its bytes, and the memory of a backlog goes
+//! back to the system page by page as it drains, without the allocator's having to tidy up. A
+//! large body is an allocation of its own and is shared with the replies that carry it, so that
+//! deleting the job while a slow client still receives it is harmless.
 
+use super::keys::{BodyKey, Key};
+use super::pages::Pages;
+use super::slots::{self, Slots};
+use std::borrow::Cow;
 use std::collections::TryReserveError;
 use std::rc::Rc;
 
-/// From this length on, sharing a body costs less than copying it into a reply.
-const SHARED_FROM: usize = 4096;
-
-/// The bytes of a complete job, with their CR LF.
+/// The bytes of one job. Whoever has it gives it back to [`Bodies::remove`] in the end.
 #[derive(Debug)]
-pub enum Body {
-    /// Copied into replies.
-    Small(Box<[u8]>),
-    /// Shared with replies.
-    Large(Rc<Vec<u8>>),
+pub struct Body {
+    /// With CR LF.
+    len: u32,
+    /// Among those of its width, or among the large ones.
+    key: BodyKey,
 }
 
-/// A body that is still arriving.
+/// All bodies.
 #[derive(Debug)]
-pub struct Upload {
-    bytes: Vec<u8>,
-    /// How many bytes there will be, with CR LF.
-    expected: usize,
+pub struct Bodies {
+    /// By width.
+    small: Vec<Shelf>,
+    large: Pages<BodyKey, Rc<Vec<u8>>>,
+    freed_bytes: usize,
 }
 
-impl Body {
+/// Bodies of up to a certain width.
+#[derive(Debug)]
+struct Shelf {
+    width: usize,
+    slots: Slots,
+    /// Each has room for a whole page, or for nothing while it is absent.
+    pages: Vec<Vec<u8>>,
+}
+
+/// What a body consists of.
+#[derive(Clone, Copy, Debug)]
+pub enum Content<'a> {
+    /// To be copied.
+    Small(&'a [u8]),
+    /// To be shared.
+    Large(&'a Rc<Vec<u8>>),
+}
+
+impl<'a> Content<'a> {
     /// The bytes, with CR LF.
-    pub fn bytes(&self) -> &[u8] {
+    pub fn bytes(self) -> &'a [u8] {
         match self {
-            Body::Small(bytes) => bytes,
-            Body::Large(bytes) => bytes,
+            Content::Small(bytes) => bytes,
+            Content::Large(bytes) => bytes,
         }
     }
 
     /// The length as clients count it: without CR LF.
-    pub fn len(&self) -> usize {
+    pub fn len(self) -> usize {
         self.bytes().len() - CR_LF.len()
     }
 
     /// Whether there is nothing before the CR LF.
-    pub fn is_empty(&self) -> bool {
+    pub fn is_empty(self) -> bool {
         self.len() == 0
-    }
-}
-
-impl Upload {
-    /// Room for a body of `len` bytes and its CR LF.
-    ///
-    /// # Errors
-    /// There is no memory for it.
-    pub fn try_new(len: u32) -> Result<Upload, TryReserveError> {
-        let expected = len as usize + CR_LF.len();
-        let mut bytes = Vec::new();
-        bytes.try_reserve_exact(expected)?;
-        Ok(Upload { bytes, expected })
-    }
-
-    /// Takes what belongs to the body from the front of `input`; says how many bytes.
-    pub fn take(&mut self, input: &[u8]) -> usize {
-        let count = input.len().min(self.expected - self.bytes.len());
-        self.bytes.extend_from_slice(&input[..count]);
-        count
-    }
-
-    /// Whether all bytes have arrived.
-    pub fn is_complete(&self) -> bool {
-        self.bytes.len() == self.expected
-    }
-
-    /// The complete body, provided that it ends in CR LF.
-    pub fn finish(self) -> Option<Body> {
-        if !self.bytes.ends_with(CR_LF) {
-            return None;
-        }
-        Some(if self.bytes.len() < SHARED_FROM {
-            Body::Small(self.bytes.into_boxed_slice())
-        } else {
-            Body::Large(Rc::new(self.bytes))
-        })
     }
 }
 
 /// The end of lines and bodies.
 pub const CR_LF: &[u8] = b"\r\n";
+
+/// From this length on, sharing a body costs less than copying it into a reply.
+pub const LARGE: usize = 4096;
+
+/// From one width to the next it is eight bytes, or a sixteenth to a thirty-second.
+const STEP: usize = 8;
+const STEPS_PER_DOUBLING: usize = 16;
+/// Up to here the steps are the same.
+const EVEN: usize = STEP * STEPS_PER_DOUBLING;
+
+impl Body {
+    /// The length with CR LF, in bytes.
+    pub fn full_len(&self) -> u32 {
+        self.len
+    }
+}
+
+impl Default for Bodies {
+    fn default() -> Bodies {
+        // People like round numbers, and there the CR LF does not count.
+        let longest = LARGE - 1 - CR_LF.len();
+        let mut lens = vec![0];
+        while let Some(&len) = lens.last().filter(|&&len| len < longest) {
+            lens.push(len + step_above(len));
+        }
+        let small = lens.into_iter().map(|len| Shelf::new(len + CR_LF.len()));
+        Bodies { small: small.collect(), large: Pages::default(), freed_bytes: 0 }
+    }
+}
+
+impl Bodies {
+    /// Keeps the bytes of a complete body, CR LF and all. A large one that is owned is not
+    /// copied.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn add(&mut self, bytes: Cow<'_, [u8]>) -> Result<Body, TryReserveError> {
+        let full_len = bytes.len();
+        let key = if full_len < LARGE {
+            self.small[shelf_of(full_len)].add(&bytes)?
+        } else {
+            self.large.try_reserve_one()?;
+            let bytes = match bytes {
+                Cow::Owned(bytes) => bytes,
+                Cow::Borrowed(bytes) => {
+                    let mut own = Vec::new();
+                    own.try_reserve_exact(full_len)?;
+                    own.extend_from_slice(bytes);
+                    own
+                }
+            };
+            self.large.insert(Rc::new(bytes))
+        };
+        let len = u32::try_from(full_len).expect("a body is not much longer than 2^30 bytes");
+        Ok(Body { len, key })
+    }
+
+    /// What the body consists of, CR LF and all.
+    pub fn content(&self, body: &Body) -> Content<'_> {
+        let len = body.len as usize;
+        if len < LARGE {
+            Content::Small(self.small[shelf_of(len)].bytes(body.key, len))
+        } else {
+            Content::Large(&self.large[body.key])
+        }
+    }
+
+    /// The bytes, with CR LF.
+    pub fn bytes(&self, body: &Body) -> &[u8] {
+        self.content(body).bytes()
+    }
+
+    /// The body is not needed any more. Says whether a page of memory was freed, which takes a
+    /// while.
+    pub fn remove(&mut self, body: Body) -> bool {
+        let len = body.len as usize;
+        if len < LARGE {
+            return self.small[shelf_of(len)].remove(body.key);
+        }
+        self.large.remove(body.key);
+        self.freed_bytes += len;
+        false
+    }
+
+    /// How many bytes have been given to the allocator, not to the system, since this was last
+    /// asked.
+    pub fn take_freed_bytes(&mut self) -> usize {
+        std::mem::take(&mut self.freed_bytes)
+    }
+}
+
+impl Shelf {
+    fn new(width: usize) -> Shelf {
+        Shelf { width, slots: Slots::new(slots::page_bits(width)), pages: Vec::new() }
+    }
+
+    fn add(&mut self, bytes: &[u8]) -> Result<BodyKey, TryReserveError> {
+        if !self.slots.has_room() {
+            self.try_reserve_page()?;
+        }
+        let number = self.slots.take();
+        let at = self.slots.slot_of(number) * self.width;
+        let page = &mut self.pages[self.slots.page_of(number)];
+        if at == page.len() {
+            // A page fills from its start.
+            page.extend_from_slice(bytes);
+            page.resize(at + self.width, 0);
+        } else {
+            page[at..at + bytes.len()].copy_from_slice(bytes);
+        }
+        Ok(BodyKey::from_number(number))
+    }
+
+    fn try_reserve_page(&mut self) -> Result<(), TryReserveError> {
+        let page = self.slots.try_reserve_page()?;
+        if page == self.pages.len() {
+            self.pages.try_reserve(1)?;
+            self.pages.push(Vec::new());
+        }
+        self.pages[page].try_reserve_exact(self.slots.page_len() * self.width)?;
+        self.slots.open_reserved();
+        Ok(())
+    }
+
+    fn bytes(&self, key: BodyKey, len: usize) -> &[u8] {
+        let number = key.number();
+        let at = self.slots.slot_of(number) * self.width;
+        &self.pages[self.slots.page_of(number)][at..at + len]
+    }
+
+    fn remove(&mut self, key: BodyKey) -> bool {
+        let given_up = self.slots.leave(key.number());
+        if let Some(page) = given_up {
+            self.pages[page] = Vec::new();
+        }
+        given_up.is_some()
+    }
+}
+
+/// How much longer than `len` bytes the longest body of the next shelf is.
+fn step_above(len: usize) -> usize {
+    if len <= EVEN { STEP } else { (1 << len.ilog2()) / STEPS_PER_DOUBLING }
+}
+
+/// The shelf for small bodies of this length with CR LF.
+fn shelf_of(full_len: usize) -> usize {
+    let len = full_len - CR_LF.len();
+    if len <= EVEN {
+        return len.div_ceil(STEP);
+    }
+    let step = step_above(len - 1);
+    let doublings = (step / STEP).ilog2() as usize;
+    // As many steps as have been made below this doubling, and those within it.
+    (doublings * STEPS_PER_DOUBLING) + len.div_ceil(step)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn every_length_has_the_narrowest_shelf_that_is_wide_enough() {
+        let bodies = Bodies::default();
+        let width_of = |shelf: usize| bodies.small[shelf].width;
+        for full_len in 2..LARGE {
+            let shelf = shelf_of(full_len);
+            assert!(width_of(shelf) >= full_len, "{full_len} bytes on shelf {shelf}");
+            assert!(shelf == 0 || width_of(shelf - 1) < full_len, "{full_len} bytes on {shelf}");
+            let wasted = width_of(shelf) - full_len;
+            assert!(wasted < STEP.max(full_len / STEPS_PER_DOUBLING + 1));
+        }
+        assert_eq!(bodies.small.len(), shelf_of(LARGE - 1) + 1);
+        assert_eq!(width_of(shelf_of(64 + 2)), 64 + 2);
+        assert_eq!(width_of(shelf_of(1024 + 2)), 1024 + 2);
+    }
+
+    #[test]
+    fn bodies_stay_what_they_are_while_others_come_and_go() {
+        let mut random = fastrand::Rng::with_seed(8);
+        let mut bodies = Bodies::default();
+        let mut model: BTreeMap<u32, (Body, Vec<u8>)> = BTreeMap::new();
+        for step in 0..40_000 {
+            let filling = (step / 8_000) % 2 == 0;
+            if random.u8(..10) < if filling { 8 } else { 2 } {
+                let len = 2 + (random.usize(..6_000) >> random.u32(..10));
+                let bytes = vec![random.u8(..); len];
+                let body = if random.bool() {
+                    bodies.add(Cow::Borrowed(&bytes))
+                } else {
+                    bodies.add(Cow::Owned(bytes.clone()))
+                };
+                model.insert(step, (body.expect("the test needs little memory"), bytes));
+            } else if let Some(name) = random.choice(model.keys().copied()) {
+                let (body, bytes) = model.remove(&name).expect("it was just chosen");
+                assert_eq!(bodies.bytes(&body), bytes);
+                assert_eq!(bodies.content(&body).len(), bytes.len() - 2);
+                bodies.remove(body);
+            }
+        }
+        for (_, (body, bytes)) in model {
+            assert_eq!(bodies.bytes(&body), bytes);
+            bodies.remove(body);
+        }
+        let pages = bodies.small.iter().flat_map(|shelf| &shelf.pages);
+        let left = pages.filter(|page| page.capacity() > 0).count();
+        assert!(left <= bodies.small.len(), "{left} pages are left");
+    }
+
+    #[test]
+    fn an_owned_large_body_is_not_copied() {
+        let bytes = vec![b'x'; LARGE];
+        let address = bytes.as_ptr();
+        let mut bodies = Bodies::default();
+        let body = bodies.add(Cow::Owned(bytes)).expect("the test needs little memory");
+        assert_eq!(bodies.bytes(&body).as_ptr(), address);
+        bodies.remove(body);
+        assert_eq!(bodies.take_freed_bytes(), LARGE);
+    }
+}

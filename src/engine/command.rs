@@ -4,6 +4,20 @@
 //! of jobs or connections. It follows C beanstalkd to the letter, since clients have come
 //! to lean on how it reads what is nearly right.
 
+use super::bytes;
+
+/// What follows the first of these words that a line begins with, read as it says. Not a table:
+/// so the compiler knows the words where it compares them.
+macro_rules! words {
+    ($line:expr, $($word:literal => $read:expr),+ $(,)?) => {{
+        $(if let Some(arguments) = $line.strip_prefix($word) {
+            read(arguments, $read)
+        } else)+ {
+            Err(Rejection::UnknownCommand)
+        }
+    }};
+}
+
 /// A command, its arguments checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields are the arguments in the protocol's own words")]
@@ -151,64 +165,72 @@ pub const LINE_MAX: usize = 224;
 /// The longest name of a tube, in bytes.
 pub const TUBE_NAME_MAX: usize = 200;
 
-type Parse<'a> = fn(Arguments<'a>) -> Option<Command<'a>>;
-
 /// Reads one line, without its CR LF.
 ///
 /// # Errors
 /// The line is no command: what to answer.
-pub fn parse(line: &[u8]) -> Result<Command<'_>, Rejection> {
-    if line.contains(&0) {
-        return Err(Rejection::BadFormat);
-    }
-    let (word, parse) = find(line).ok_or(Rejection::UnknownCommand)?;
-    parse(Arguments(&line[word.len()..])).ok_or(Rejection::BadFormat)
-}
-
-/// The word that the line begins with, and how to read what follows it.
 // Quirk: words match as prefixes, so `statsx` is a `stats` with bad arguments; pinned by
 // tests/scripts/prefix-matching.txt.
-fn find<'a>(line: &'a [u8]) -> Option<(&'static str, Parse<'a>)> {
+pub fn parse(line: &[u8]) -> Result<Command<'_>, Rejection> {
+    if bytes::find(0, line).is_some() {
+        return Err(Rejection::BadFormat);
+    }
     // Where one word is the beginning of another, the longer one comes first.
-    let words: &[(&'static str, Parse<'a>)] = match line.first()? {
-        b'p' => &[
-            ("put ", put),
-            ("peek ", |args| Some(Command::Peek { id: args.only_id()? })),
-            ("peek-ready", |args| args.none(Command::PeekReady)),
-            ("peek-delayed", |args| args.none(Command::PeekDelayed)),
-            ("peek-buried", |args| args.none(Command::PeekBuried)),
-            ("pause-tube", pause_tube),
-        ],
-        b'r' => &[
-            ("reserve-with-timeout ", reserve_with_timeout),
-            ("reserve-job ", |args| Some(Command::ReserveJob { id: args.only_id()? })),
-            ("reserve", |args| args.none(Command::Reserve)),
-            ("release ", release),
-        ],
-        b'd' => &[("delete ", |args| Some(Command::Delete { id: args.only_id()? }))],
-        b'b' => &[("bury ", bury)],
-        b'k' => &[
-            ("kick-job ", |args| Some(Command::KickJob { id: args.only_id()? })),
-            ("kick ", |args| Some(Command::Kick { bound: args.like_strtoul()? })),
-        ],
-        b't' => &[("touch ", |args| Some(Command::Touch { id: args.only_id()? }))],
-        b's' => &[
-            ("stats-job ", |args| Some(Command::StatsJob { id: args.only_id()? })),
-            ("stats-tube ", |args| Some(Command::StatsTube { tube: args.only_tube()? })),
-            ("stats", |args| args.none(Command::Stats)),
-        ],
-        b'u' => &[("use ", |args| Some(Command::Use { tube: args.only_tube()? }))],
-        b'w' => &[("watch ", |args| Some(Command::Watch { tube: args.only_tube()? }))],
-        b'i' => &[("ignore ", |args| Some(Command::Ignore { tube: args.only_tube()? }))],
-        b'l' => &[
-            ("list-tubes-watched", |args| args.none(Command::ListTubesWatched)),
-            ("list-tube-used", |args| args.none(Command::ListTubeUsed)),
-            ("list-tubes", |args| args.none(Command::ListTubes)),
-        ],
-        b'q' => &[("quit", |_| Some(Command::Quit))],
-        _ => &[],
-    };
-    words.iter().find(|(word, _)| line.starts_with(word.as_bytes())).copied()
+    match line.first() {
+        Some(b'p') => words!(line,
+            b"put " => put,
+            b"peek " => |args| Some(Command::Peek { id: args.only_id()? }),
+            b"peek-ready" => |args| args.none(Command::PeekReady),
+            b"peek-delayed" => |args| args.none(Command::PeekDelayed),
+            b"peek-buried" => |args| args.none(Command::PeekBuried),
+            b"pause-tube" => pause_tube,
+        ),
+        Some(b'r') => words!(line,
+            b"reserve-with-timeout " => reserve_with_timeout,
+            b"reserve-job " => |args| Some(Command::ReserveJob { id: args.only_id()? }),
+            b"reserve" => |args| args.none(Command::Reserve),
+            b"release " => release,
+        ),
+        Some(b'd') => words!(line,
+            b"delete " => |args| Some(Command::Delete { id: args.only_id()? }),
+        ),
+        Some(b'b') => words!(line, b"bury " => bury),
+        Some(b'k') => words!(line,
+            b"kick-job " => |args| Some(Command::KickJob { id: args.only_id()? }),
+            b"kick " => |args| Some(Command::Kick { bound: args.like_strtoul()? }),
+        ),
+        Some(b't') => words!(line,
+            b"touch " => |args| Some(Command::Touch { id: args.only_id()? }),
+        ),
+        Some(b's') => words!(line,
+            b"stats-job " => |args| Some(Command::StatsJob { id: args.only_id()? }),
+            b"stats-tube " => |args| Some(Command::StatsTube { tube: args.only_tube()? }),
+            b"stats" => |args| args.none(Command::Stats),
+        ),
+        Some(b'u') => words!(line,
+            b"use " => |args| Some(Command::Use { tube: args.only_tube()? }),
+        ),
+        Some(b'w') => words!(line,
+            b"watch " => |args| Some(Command::Watch { tube: args.only_tube()? }),
+        ),
+        Some(b'i') => words!(line,
+            b"ignore " => |args| Some(Command::Ignore { tube: args.only_tube()? }),
+        ),
+        Some(b'l') => words!(line,
+            b"list-tubes-watched" => |args| args.none(Command::ListTubesWatched),
+            b"list-tube-used" => |args| args.none(Command::ListTubeUsed),
+            b"list-tubes" => |args| args.none(Command::ListTubes),
+        ),
+        Some(b'q') => words!(line, b"quit" => |_| Some(Command::Quit)),
+        Some(_) | None => Err(Rejection::UnknownCommand),
+    }
+}
+
+fn read<'a>(
+    arguments: &'a [u8],
+    read: impl FnOnce(Arguments<'a>) -> Option<Command<'a>>,
+) -> Result<Command<'a>, Rejection> {
+    read(Arguments(arguments)).ok_or(Rejection::BadFormat)
 }
 
 fn put(mut args: Arguments<'_>) -> Option<Command<'_>> {

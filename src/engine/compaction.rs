@@ -90,7 +90,7 @@ impl Binlog {
 
     /// Makes a new full record of a job that was named to be moved; says how many bytes it has.
     pub fn move_here(&mut self, key: LogKey, fields: &Fields, tube: &str, body: &[u8]) -> usize {
-        let bytes = record::full_len(tube, body);
+        let bytes = record::full_len(tube, body.len());
         let len = bytes as u64;
         self.segments.move_job(key, self.current_number(), len);
         self.append(fields, tube, body);

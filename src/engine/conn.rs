@@ -6,11 +6,28 @@
 //! most a line or a body of allowed size is kept while incomplete, anything longer is
 //! dropped as it comes, and a client whose commands are held up is not read from.
 
-use super::body::{Body, CR_LF, Upload};
+use super::body::{CR_LF, LARGE};
+use super::bytes;
 use super::command::LINE_MAX;
 use super::job::Terms;
-use super::output::Output;
+use super::keys::ConnKey;
+use super::output::{Output, Pool};
+use super::pages::Pages;
 use super::reply::Reply;
+use std::collections::TryReserveError;
+use std::io::IoSlice;
+use std::ops::{Index, IndexMut};
+
+/// All connections.
+#[derive(Debug, Default)]
+pub struct Conns {
+    by_key: Pages<ConnKey, Conn>,
+    pool: Pool,
+    /// Those that the loop must look at.
+    attention: Vec<ConnKey>,
+    /// How many bytes of replies were made since somebody last asked.
+    said_bytes: usize,
+}
 
 /// One connection.
 #[derive(Debug, Default)]
@@ -29,7 +46,7 @@ pub struct Conn {
     /// Everything that the client sent has arrived.
     pub input_ended: bool,
     /// Whether the loop will look at the connection at the end of the turn.
-    pub has_attention: bool,
+    has_attention: bool,
 }
 
 /// What a connection is in the middle of.
@@ -56,14 +73,34 @@ pub enum Phase {
 }
 
 /// A put whose body is arriving.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Put {
     /// The id that the job will have.
     pub id: u64,
     /// Its numbers.
     pub terms: Terms,
-    /// Its body.
-    pub upload: Upload,
+    /// How many bytes its body has, with CR LF.
+    pub full_len: usize,
+}
+
+/// The way out of a connection.
+#[derive(Debug)]
+pub struct Outlet<'a> {
+    conn: &'a mut Conn,
+    pool: &'a mut Pool,
+}
+
+/// What there is to do for a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Wants {
+    /// Whatever the client sends now can be used.
+    pub input: bool,
+    /// Commands that were held up can be run.
+    pub resume: bool,
+    /// Something is to be sent.
+    pub output: bool,
+    /// It is to be closed.
+    pub end: bool,
 }
 
 /// What the next bytes of input amount to.
@@ -73,8 +110,8 @@ pub enum Step<'a> {
     Line(&'a [u8]),
     /// The end of a line that was too long.
     TooLongLine,
-    /// The end of a body; none if it does not end as it must.
-    Put(u64, Terms, Option<Body>),
+    /// A whole body, which may not end as it must.
+    Put(Put, &'a [u8]),
     /// The end of a body that was not wanted, and what to say.
     Unwanted(Reply<'static>),
     /// More bytes are needed, or none are wanted at present.
@@ -85,6 +122,23 @@ impl Conn {
     /// A client that does not read its replies is not listened to either, once this many
     /// bytes are on their way to it.
     const OUTPUT_LIMIT: usize = 256 * 1024;
+
+    fn attend(&mut self, own_key: ConnKey, attention: &mut Vec<ConnKey>) {
+        if !std::mem::replace(&mut self.has_attention, true) {
+            attention.push(own_key);
+        }
+    }
+
+    /// What there is to do for it.
+    pub fn wants(&self) -> Wants {
+        let is_free = self.takes_commands();
+        Wants {
+            input: is_free && !self.is_held_up && !self.input_ended,
+            resume: is_free && self.is_held_up,
+            output: !self.output.is_empty(),
+            end: self.is_finished(),
+        }
+    }
 
     /// Whether commands of this client can be run now.
     pub fn takes_commands(&self) -> bool {
@@ -97,7 +151,7 @@ impl Conn {
 
     /// Whether the connection is to be closed: there is nothing more to hear, nothing
     /// more to do and nothing more to say.
-    pub fn is_finished(&self) -> bool {
+    fn is_finished(&self) -> bool {
         let is_over = match self.phase {
             Phase::Closing => true,
             Phase::Waiting => false,
@@ -117,9 +171,13 @@ impl Conn {
             Phase::Line => self.line(input),
             Phase::TooLongLine => self.end_of_line(input),
             Phase::Body(put) => {
-                let taken = put.upload.take(input);
-                *input = &input[taken..];
-                if put.upload.is_complete() { self.end_of_body() } else { Step::Pause }
+                let put = *put;
+                let Some((body, rest)) = input.split_at_checked(put.full_len) else {
+                    return Step::Pause;
+                };
+                *input = rest;
+                self.phase = Phase::Line;
+                Step::Put(put, body)
             }
             Phase::UnwantedBody { left, reply } => {
                 let dropped = usize::try_from(*left).unwrap_or(usize::MAX).min(input.len());
@@ -162,17 +220,158 @@ impl Conn {
         Step::Pause
     }
 
-    fn end_of_body<'a>(&mut self) -> Step<'a> {
-        match std::mem::take(&mut self.phase) {
-            Phase::Body(put) => Step::Put(put.id, put.terms, put.upload.finish()),
+    /// The put that all of the input and nothing else belongs to, if it is a large one.
+    pub fn whole_large_body(&mut self) -> Option<Put> {
+        match self.phase {
+            Phase::Body(put) if put.full_len == self.input.len() && put.full_len >= LARGE => {
+                self.phase = Phase::Line;
+                Some(put)
+            }
+            Phase::Line
+            | Phase::TooLongLine
+            | Phase::Body(_)
+            | Phase::UnwantedBody { .. }
+            | Phase::Waiting
+            | Phase::Closing => None,
+        }
+    }
+
+    /// Keeps bytes that cannot be used yet behind those that are kept already.
+    ///
+    /// # Errors
+    /// There is no memory for them.
+    pub fn keep(&mut self, bytes: &[u8]) -> Result<(), TryReserveError> {
+        match self.phase {
+            // All that is still to come, so that a large body is moved no more.
+            Phase::Body(put) => {
+                let missing = put.full_len.saturating_sub(self.input.len());
+                self.input.try_reserve_exact(missing.max(bytes.len()))?;
+            }
             Phase::Line
             | Phase::TooLongLine
             | Phase::UnwantedBody { .. }
             | Phase::Waiting
-            | Phase::Closing => {
-                unreachable!("only a body ends as one")
-            }
+            | Phase::Closing => self.input.try_reserve(bytes.len())?,
         }
+        self.input.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    /// There is no memory for the body that is arriving, of which there are `arrived` bytes.
+    /// `false` when none is.
+    pub fn give_up_body(&mut self, arrived: usize) -> bool {
+        let Phase::Body(put) = self.phase else { return false };
+        let left = (put.full_len - arrived) as u64;
+        self.phase = Phase::UnwantedBody { left, reply: Reply::OutOfMemory };
+        true
+    }
+}
+
+impl Conns {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.by_key.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.by_key.is_empty()
+    }
+
+    /// Makes sure that the next [`Conns::insert`] needs no memory.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
+        self.by_key.try_reserve_one()
+    }
+
+    /// A client has connected.
+    ///
+    /// # Panics
+    /// There was no successful [`Conns::try_reserve_one`] before.
+    pub fn insert(&mut self) -> ConnKey {
+        self.by_key.insert(Conn::default())
+    }
+
+    /// A connection is gone.
+    pub fn remove(&mut self, key: ConnKey) {
+        self.by_key.remove(key);
+    }
+
+    /// Adds a reply to what the client is to be sent.
+    ///
+    /// # Errors
+    /// There is no memory for it; part of it may have been added.
+    pub fn say(&mut self, key: ConnKey, reply: Reply<'_>) -> Result<(), TryReserveError> {
+        let conn = &mut self.by_key[key];
+        let before = conn.output.len();
+        reply.write(&mut conn.output, &mut self.pool)?;
+        self.said_bytes += conn.output.len() - before;
+        conn.attend(key, &mut self.attention);
+        Ok(())
+    }
+
+    /// The way out of a connection, which has been looked after with that.
+    pub fn outlet(&mut self, key: ConnKey) -> Outlet<'_> {
+        let conn = &mut self.by_key[key];
+        conn.has_attention = false;
+        Outlet { conn, pool: &mut self.pool }
+    }
+
+    /// How many bytes of replies were made since this was last asked.
+    pub fn take_said_bytes(&mut self) -> usize {
+        std::mem::take(&mut self.said_bytes)
+    }
+
+    /// The connection is to be among the next that [`Conns::take_attention`] names.
+    pub fn attend(&mut self, key: ConnKey) -> Wants {
+        let conn = &mut self.by_key[key];
+        conn.attend(key, &mut self.attention);
+        conn.wants()
+    }
+
+    /// Moves the keys of the connections that are to be looked after to `keys`. Some may
+    /// have been removed meanwhile, and their keys given to new ones.
+    pub fn take_attention(&mut self, keys: &mut Vec<ConnKey>) {
+        keys.append(&mut self.attention);
+    }
+
+    /// Whether there are such connections.
+    pub fn has_attention(&self) -> bool {
+        !self.attention.is_empty()
+    }
+}
+
+impl Outlet<'_> {
+    /// Puts the next bytes for the client into `slices`; says how many slices.
+    pub fn next_slices<'s>(&'s self, slices: &mut [IoSlice<'s>]) -> usize {
+        self.conn.output.next_slices(slices)
+    }
+
+    /// The first `count` of those bytes have been sent. The connection may be able to resume
+    /// then.
+    pub fn sent(&mut self, count: usize) {
+        self.conn.output.sent(count, self.pool);
+    }
+
+    /// What there is to do for the connection.
+    pub fn wants(&self) -> Wants {
+        self.conn.wants()
+    }
+}
+
+impl Index<ConnKey> for Conns {
+    type Output = Conn;
+
+    fn index(&self, key: ConnKey) -> &Conn {
+        &self.by_key[key]
+    }
+}
+
+impl IndexMut<ConnKey> for Conns {
+    fn index_mut(&mut self, key: ConnKey) -> &mut Conn {
+        &mut self.by_key[key]
     }
 }
 
@@ -180,7 +379,7 @@ impl Conn {
 fn find_line_end(bytes: &[u8]) -> Option<usize> {
     let mut from = 0;
     loop {
-        let at = from + bytes[from..].iter().position(|&byte| byte == b'\n')?;
+        let at = from + bytes::find(b'\n', &bytes[from..])?;
         if bytes[..at].ends_with(b"\r") {
             return Some(at - 1);
         }

@@ -11,7 +11,6 @@
 //! brings the jobs. Without a binlog there is always room, and nobody is told.
 
 use super::binlog::{Binlog, Failure, Figures, NoRoom};
-use super::body::Body;
 use super::disk::FileNumber;
 use super::job::{Destination, Job, State};
 use super::keys::{JobKey, LogKey, TubeKey};
@@ -20,10 +19,19 @@ use super::record::{self, Fields, Logged};
 use super::time::{Drift, Nanos};
 
 impl Queue {
-    /// Sees to it that the binlog can take a new job.
-    pub(super) fn make_room_to_put(&mut self, tube: TubeKey, body: &Body) -> Result<(), NoRoom> {
+    /// Whether there is a binlog.
+    pub fn has_binlog(&self) -> bool {
+        self.binlog.is_some()
+    }
+
+    /// Sees to it that the binlog can take a new job; `body_len` has the CR LF.
+    pub(super) fn make_room_to_put(
+        &mut self,
+        tube: TubeKey,
+        body_len: usize,
+    ) -> Result<(), NoRoom> {
         let Some(binlog) = &mut self.binlog else { return Ok(()) };
-        binlog.make_room_to_put(record::full_len(&self.tubes[tube].name, body.bytes()))
+        binlog.make_room_to_put(record::full_len(&self.tubes[tube].name, body_len))
     }
 
     /// Sees to it that the binlog can take what becomes of a job.
@@ -41,7 +49,8 @@ impl Queue {
         let Some(binlog) = &mut self.binlog else { return };
         let job = &mut self.jobs[key];
         let fields = fields(job, logged(to, binlog, now), self.drift);
-        job.log = binlog.put(key, &fields, &self.tubes[job.tube].name, job.body.bytes());
+        let body = self.bodies.bytes(&job.body);
+        job.log = binlog.put(key, &fields, &self.tubes[job.tube].name, body);
     }
 
     /// A job is sent there anew.
@@ -105,7 +114,8 @@ impl Queue {
         let job = &self.jobs[key];
         let tube = &self.tubes[job.tube].name;
         let fields = fields(job, state, self.drift);
-        self.moved_bytes += binlog.move_here(log, &fields, tube, job.body.bytes());
+        let body = self.bodies.bytes(&job.body);
+        self.moved_bytes += binlog.move_here(log, &fields, tube, body);
     }
 
     /// The state of a job as a record has it, and the moment that goes with it.
@@ -139,13 +149,12 @@ fn fields(job: &Job, (state, moment): (Logged, Nanos), drift: Drift) -> Fields {
         Logged::Delayed | Logged::Reserved => moment.ahead_by(drift),
         Logged::Ready | Logged::Buried | Logged::Deleted => moment,
     };
-    let body_len = u32::try_from(job.body.bytes().len());
     Fields {
         id: job.id,
         pri: job.pri,
         delay_secs: job.delay_secs,
         ttr_secs: job.ttr_secs,
-        body_len: body_len.expect("a body is not much longer than 2^30 bytes"),
+        body_len: job.body.full_len(),
         created_at: job.created_at.ahead_by(drift),
         due_or_buried_at,
         counts: job.counts,

@@ -18,12 +18,21 @@ use std::collections::TryReserveError;
 const CHILDREN: usize = 4;
 
 /// What a heap holds: a key to order by, and the name of what it stands for.
-pub trait Entry: Copy + Ord {
+pub trait Entry: Copy {
     /// Where the places of these entries are written down.
     type Owners;
 
+    /// The least comes first; one number, since comparing several takes the longer part of the
+    /// time that a heap takes.
+    fn rank(self) -> u128;
+
     /// The entry now stands at `place`.
     fn stands_at(self, place: u32, owners: &mut Self::Owners);
+}
+
+/// The rank of what is ordered by one number first and then by another.
+pub fn rank(first: impl Into<u64>, then: impl Into<u64>) -> u128 {
+    u128::from(first.into()) << u64::BITS | u128::from(then.into())
 }
 
 /// A heap of entries, least first.
@@ -107,7 +116,7 @@ impl<E: Entry> Heap<E> {
 
     /// Brings `entry` to rest, starting from the hole at `place`.
     fn settle(&mut self, place: usize, entry: E, owners: &mut E::Owners) {
-        let rises = place > 0 && entry < self.entries[(place - 1) / CHILDREN];
+        let rises = place > 0 && entry.rank() < self.entries[(place - 1) / CHILDREN].rank();
         if rises {
             self.sift_up(place, entry, owners);
         } else {
@@ -118,7 +127,7 @@ impl<E: Entry> Heap<E> {
     fn sift_up(&mut self, mut hole: usize, entry: E, owners: &mut E::Owners) {
         while hole > 0 {
             let parent = (hole - 1) / CHILDREN;
-            if self.entries[parent] <= entry {
+            if self.entries[parent].rank() <= entry.rank() {
                 break;
             }
             self.write(hole, self.entries[parent], owners);
@@ -129,7 +138,7 @@ impl<E: Entry> Heap<E> {
 
     fn sift_down(&mut self, mut hole: usize, entry: E, owners: &mut E::Owners) {
         while let Some(child) = self.least_child(hole) {
-            if entry <= self.entries[child] {
+            if entry.rank() <= self.entries[child].rank() {
                 break;
             }
             self.write(hole, self.entries[child], owners);
@@ -141,7 +150,7 @@ impl<E: Entry> Heap<E> {
     fn least_child(&self, parent: usize) -> Option<usize> {
         let first = parent * CHILDREN + 1;
         let end = (first + CHILDREN).min(self.entries.len());
-        (first..end).min_by_key(|&child| self.entries[child])
+        (first..end).min_by_key(|&child| self.entries[child].rank())
     }
 
     fn write(&mut self, place: usize, entry: E, owners: &mut E::Owners) {
@@ -173,6 +182,11 @@ mod tests {
 
     impl Entry for Item {
         type Owners = Vec<u32>;
+
+        fn rank(self) -> u128 {
+            rank(self.key, self.name)
+        }
+
         fn stands_at(self, place: u32, places: &mut Vec<u32>) {
             places[self.name as usize] = place;
         }

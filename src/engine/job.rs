@@ -4,7 +4,7 @@
 //! which it moves (`queue.rs`) nor anything of connections but their keys.
 
 use super::body::Body;
-use super::heap::Entry;
+use super::heap::{Entry, rank};
 use super::keys::{ConnKey, JobKey, Key, LogKey, TubeKey};
 use super::list::{Linked, Links, NIL};
 use super::table::{Hashed, Table, scatter};
@@ -89,7 +89,7 @@ pub enum Destination {
 }
 
 /// A ready job as its tube orders it: the least priority, then the least id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug)]
 pub struct ReadyEntry {
     /// The priority.
     pub pri: u32,
@@ -100,7 +100,7 @@ pub struct ReadyEntry {
 }
 
 /// A delayed job as its tube orders it: the soonest, then the least id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug)]
 pub struct DelayedEntry {
     /// When the delay is over.
     pub due: Nanos,
@@ -112,7 +112,7 @@ pub struct DelayedEntry {
 
 /// A reserved job as its connection orders it: the soonest deadline, then the first
 /// reserved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug)]
 pub struct ReservedEntry {
     /// When the TTR runs out.
     pub deadline: Nanos,
@@ -215,6 +215,10 @@ impl Linked for Jobs {
 impl Entry for ReadyEntry {
     type Owners = Jobs;
 
+    fn rank(self) -> u128 {
+        rank(self.pri, self.id)
+    }
+
     fn stands_at(self, place: u32, jobs: &mut Jobs) {
         jobs[self.job].state = State::Ready { place };
     }
@@ -223,6 +227,10 @@ impl Entry for ReadyEntry {
 impl Entry for DelayedEntry {
     type Owners = Jobs;
 
+    fn rank(self) -> u128 {
+        rank(self.due.as_nanos(), self.id)
+    }
+
     fn stands_at(self, place: u32, jobs: &mut Jobs) {
         jobs[self.job].state = State::Delayed { place };
     }
@@ -230,6 +238,10 @@ impl Entry for DelayedEntry {
 
 impl Entry for ReservedEntry {
     type Owners = Jobs;
+
+    fn rank(self) -> u128 {
+        rank(self.deadline.as_nanos(), self.turn)
+    }
 
     fn stands_at(self, place: u32, jobs: &mut Jobs) {
         jobs[self.job].state = State::Reserved { by: self.by, place };

@@ -45,6 +45,8 @@ keys! {
     TimerKey;
     /// What the binlog knows of a job.
     LogKey;
+    /// A body among those of its width.
+    BodyKey;
 }
 
 impl ConnKey {

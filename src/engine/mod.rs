@@ -5,6 +5,7 @@
 
 pub mod binlog;
 pub mod body;
+pub mod bytes;
 pub mod command;
 pub mod compaction;
 pub mod conn;
@@ -25,6 +26,7 @@ pub mod reply;
 pub mod scan;
 pub mod segments;
 pub mod server;
+pub mod slots;
 pub mod space;
 pub mod spare;
 pub mod stats;

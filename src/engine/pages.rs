@@ -1,91 +1,54 @@
-//! A slab in pages: entries under small integer keys, in memory that comes and goes.
+//! Entries under small integer keys, in memory that comes and goes by the page.
 //!
-//! A slab in one vector is moved when it grows, never gets smaller, and cannot fail.
-//! Ten million jobs want neither: here a page of entries is allocated when the others are
-//! full and freed when its last entry goes, so that nothing is ever moved and a drained
-//! backlog leaves nothing of it behind. It must not know what it holds.
+//! Which slots are taken is kept in `slots.rs`; here is the memory of the entries. This room
+//! must not know what they are.
 
 use super::keys::Key;
-use super::list::{Linked, Links, List};
+use super::slots::{self, Slots};
 use std::collections::TryReserveError;
 use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};
 
-const PAGE_BITS: u32 = 9;
-const PAGE_LEN: usize = 1 << PAGE_BITS;
-
 /// Entries of type `T` under keys of type `K`, which are used again.
 #[derive(Debug)]
 pub struct Pages<K, T> {
-    pages: PageTable<T>,
-    /// The pages that have room, the one to be filled next at the front.
-    open: List,
-    /// The numbers of pages that have no memory at present.
-    absent: Vec<u32>,
-    len: usize,
+    slots: Slots,
+    /// Each has room for a whole page, or for nothing while it is absent.
+    pages: Vec<Vec<Option<T>>>,
     keys: PhantomData<K>,
-}
-
-#[derive(Debug)]
-struct PageTable<T>(Vec<Page<T>>);
-
-#[derive(Debug)]
-struct Page<T> {
-    /// Room for exactly [`PAGE_LEN`], or for none while the page is absent.
-    slots: Vec<Slot<T>>,
-    used: u32,
-    /// The vacant slot that was left last, or the length of `slots`.
-    vacant: u32,
-    /// The place among the open pages.
-    links: Links,
-}
-
-#[derive(Debug)]
-enum Slot<T> {
-    Used(T),
-    /// The next vacant slot.
-    Vacant(u32),
 }
 
 impl<K, T> Default for Pages<K, T> {
     fn default() -> Pages<K, T> {
-        Pages {
-            pages: PageTable(Vec::new()),
-            open: List::default(),
-            absent: Vec::new(),
-            len: 0,
-            keys: PhantomData,
-        }
+        Pages { slots: Slots::new(Self::PAGE_BITS), pages: Vec::new(), keys: PhantomData }
     }
+}
+
+impl<K, T> Pages<K, T> {
+    const PAGE_BITS: u32 = slots::page_bits(size_of::<Option<T>>());
 }
 
 impl<K: Key, T> Pages<K, T> {
     /// How many entries there are.
     pub fn len(&self) -> usize {
-        self.len
+        self.slots.len()
     }
 
     /// Whether there is no entry.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// The entry under `key`, if there is one.
     pub fn get(&self, key: K) -> Option<&T> {
         let key = key.number();
-        match self.pages.0.get(page_of(key))?.slots.get(slot_of(key))? {
-            Slot::Used(entry) => Some(entry),
-            Slot::Vacant(_) => None,
-        }
+        self.pages.get(Self::page_of(key))?.get(Self::slot_of(key))?.as_ref()
     }
 
     /// The same, to be changed.
     pub fn get_mut(&mut self, key: K) -> Option<&mut T> {
         let key = key.number();
-        match self.pages.0.get_mut(page_of(key))?.slots.get_mut(slot_of(key))? {
-            Slot::Used(entry) => Some(entry),
-            Slot::Vacant(_) => None,
-        }
+        self.pages.get_mut(Self::page_of(key))?.get_mut(Self::slot_of(key))?.as_mut()
     }
 
     /// Makes sure that the next [`Pages::insert`] needs no memory.
@@ -93,20 +56,16 @@ impl<K: Key, T> Pages<K, T> {
     /// # Errors
     /// There is no memory for it.
     pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
-        if !self.open.is_empty() {
+        if self.slots.has_room() {
             return Ok(());
         }
-        if self.absent.is_empty() {
-            self.pages.0.try_reserve(1)?;
-            // A page that is freed must find room among the absent ones.
-            self.absent.try_reserve(self.pages.0.len() + 1)?;
-            self.absent.push(small(self.pages.0.len()));
-            self.pages.0.push(Page { slots: Vec::new(), used: 0, vacant: 0, links: Links::LOOSE });
+        let page = self.slots.try_reserve_page()?;
+        if page == self.pages.len() {
+            self.pages.try_reserve(1)?;
+            self.pages.push(Vec::new());
         }
-        let number = *self.absent.last().expect("one was just pushed where there was none");
-        self.pages.0[number as usize].slots.try_reserve_exact(PAGE_LEN)?;
-        self.absent.pop();
-        self.open.push_back(&mut self.pages, number);
+        self.pages[page].try_reserve_exact(self.slots.page_len())?;
+        self.slots.open_reserved();
         Ok(())
     }
 
@@ -115,61 +74,33 @@ impl<K: Key, T> Pages<K, T> {
     /// # Panics
     /// There was no successful [`Pages::try_reserve_one`] before.
     pub fn insert(&mut self, entry: T) -> K {
-        let number = self.open.front().expect("room was reserved");
-        let page = &mut self.pages.0[number as usize];
-        let slot = page.vacant;
-        match page.slots.get_mut(slot as usize) {
-            None => {
-                page.slots.push(Slot::Used(entry));
-                page.vacant += 1;
-            }
-            Some(vacant) => match std::mem::replace(vacant, Slot::Used(entry)) {
-                Slot::Vacant(next) => page.vacant = next,
-                Slot::Used(_) => unreachable!("the chain of vacant slots has only vacant ones"),
-            },
+        let number = self.slots.take();
+        let page = &mut self.pages[Self::page_of(number)];
+        match page.get_mut(Self::slot_of(number)) {
+            Some(slot) => *slot = Some(entry),
+            // A page fills from its start.
+            None => page.push(Some(entry)),
         }
-        page.used += 1;
-        if page.used as usize == PAGE_LEN {
-            self.open.remove(&mut self.pages, number);
-        }
-        self.len += 1;
-        K::from_number(number << PAGE_BITS | slot)
+        K::from_number(number)
     }
 
     /// Takes out the entry under `key`, if there is one.
     pub fn remove(&mut self, key: K) -> Option<T> {
-        let key = key.number();
-        let number = small(page_of(key));
-        let page = self.pages.0.get_mut(page_of(key))?;
-        let slot = page.slots.get_mut(slot_of(key))?;
-        if matches!(slot, Slot::Vacant(_)) {
-            return None;
+        let number = key.number();
+        let page = self.pages.get_mut(Self::page_of(number))?;
+        let removed = page.get_mut(Self::slot_of(number))?.take()?;
+        if let Some(page) = self.slots.leave(number) {
+            self.pages[page] = Vec::new();
         }
-        let removed = std::mem::replace(slot, Slot::Vacant(page.vacant));
-        page.vacant = small(slot_of(key));
-        let was_full = page.used as usize == PAGE_LEN;
-        page.used -= 1;
-        let is_empty = page.used == 0;
-        if was_full {
-            self.open.push_back(&mut self.pages, number);
-        }
-        self.len -= 1;
-        // One open page stays, so that a queue that hovers around empty allocates nothing.
-        if is_empty && self.open.len() > 1 {
-            self.free_page(number);
-        }
-        match removed {
-            Slot::Used(entry) => Some(entry),
-            Slot::Vacant(_) => unreachable!("it was just seen to be used"),
-        }
+        Some(removed)
     }
 
-    fn free_page(&mut self, number: u32) {
-        self.open.remove(&mut self.pages, number);
-        let page = &mut self.pages.0[number as usize];
-        page.slots = Vec::new();
-        page.vacant = 0;
-        self.absent.push(number);
+    fn page_of(number: u32) -> usize {
+        (number >> Self::PAGE_BITS) as usize
+    }
+
+    fn slot_of(number: u32) -> usize {
+        number as usize & ((1 << Self::PAGE_BITS) - 1)
     }
 }
 
@@ -189,39 +120,17 @@ impl<K: Key, T> IndexMut<K> for Pages<K, T> {
 
 const KEY_IS_GOOD: &str = "who removes an entry sees to it that nobody keeps its key";
 
-impl<T> Linked for PageTable<T> {
-    fn links(&self, key: u32) -> Links {
-        self.0[key as usize].links
-    }
-
-    fn set_links(&mut self, key: u32, links: Links) {
-        self.0[key as usize].links = links;
-    }
-}
-
-fn page_of(key: u32) -> usize {
-    (key >> PAGE_BITS) as usize
-}
-
-fn slot_of(key: u32) -> usize {
-    key as usize % PAGE_LEN
-}
-
-fn small(index: usize) -> u32 {
-    u32::try_from(index).expect("keys are u32")
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::keys::JobKey;
     use super::*;
     use std::collections::BTreeMap;
 
-    type TestPages = Pages<JobKey, u64>;
+    type TestPages = Pages<JobKey, [u64; 256]>;
 
     fn insert(pages: &mut TestPages, entry: u64) -> JobKey {
         pages.try_reserve_one().expect("the test needs little memory");
-        pages.insert(entry)
+        pages.insert([entry; 256])
     }
 
     #[test]
@@ -236,30 +145,29 @@ mod tests {
                 assert_eq!(model.insert(key, step), None);
             } else {
                 let key = JobKey::from_number(random.u32(..6_000));
-                assert_eq!(pages.remove(key), model.remove(&key));
+                assert_eq!(pages.remove(key).map(|entry| entry[0]), model.remove(&key));
             }
             let key = JobKey::from_number(random.u32(..6_000));
-            assert_eq!(pages.get(key), model.get(&key));
-            assert_eq!(pages.get_mut(key).copied(), model.get(&key).copied());
+            assert_eq!(pages.get(key).map(|entry| entry[9]), model.get(&key).copied());
+            assert_eq!(pages.get_mut(key).map(|entry| entry[9]), model.get(&key).copied());
             assert_eq!(pages.len(), model.len());
         }
     }
 
     #[test]
     fn empty_pages_are_freed_and_used_again() {
+        const PAGE_LEN: u64 = 1 << TestPages::PAGE_BITS;
         let mut pages = TestPages::default();
-        let keys: Vec<JobKey> =
-            (0..PAGE_LEN as u64 * 4).map(|entry| insert(&mut pages, entry)).collect();
+        let keys: Vec<JobKey> = (0..PAGE_LEN * 4).map(|entry| insert(&mut pages, entry)).collect();
         for &key in &keys {
             pages.remove(key);
         }
         assert!(pages.is_empty());
-        let allocated = |pages: &TestPages| {
-            pages.pages.0.iter().filter(|page| page.slots.capacity() > 0).count()
-        };
+        let allocated =
+            |pages: &TestPages| pages.pages.iter().filter(|page| page.capacity() > 0).count();
         assert_eq!(allocated(&pages), 1);
         let again: Vec<JobKey> = keys.iter().map(|_| insert(&mut pages, 0)).collect();
         assert_eq!(allocated(&pages), 4);
-        assert!(again.iter().all(|&key| (key.number() as usize) < PAGE_LEN * 4));
+        assert!(again.iter().all(|&key| u64::from(key.number()) < PAGE_LEN * 4));
     }
 }

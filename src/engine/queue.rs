@@ -22,7 +22,7 @@
 //! the rules know connections by key and never speak to them.
 
 use super::binlog::{Binlog, NoRoom};
-use super::body::Body;
+use super::body::Bodies;
 use super::heap::Heap;
 use super::job::{DelayedEntry, Destination, Job, Jobs, ReadyEntry, ReservedEntry, State, Terms};
 use super::keys::{ConnKey, JobKey, Key, TimerKey, TubeKey};
@@ -31,6 +31,7 @@ use super::time::{Drift, Nanos};
 use super::tube::{Pause, Tubes};
 use super::waiting::{Ticket, Watches, Watching};
 use super::wheel::Wheel;
+use std::borrow::Cow;
 use std::collections::{TryReserveError, VecDeque};
 
 /// All jobs, tubes and clients, and the rules for them.
@@ -38,6 +39,8 @@ use std::collections::{TryReserveError, VecDeque};
 pub struct Queue {
     /// The jobs.
     pub jobs: Jobs,
+    /// What they carry.
+    pub bodies: Bodies,
     /// The tubes.
     pub tubes: Tubes,
     /// What the rules know of the connections.
@@ -56,10 +59,10 @@ pub struct Queue {
     reservations: u64,
     /// The connections whose timer went off; empty between ticks.
     due_conns: Vec<ConnKey>,
-    /// How many bytes of jobs have been freed since somebody last asked.
-    freed_bytes: usize,
-    /// How many bytes compaction has moved since somebody last asked.
+    /// How many bytes compaction has moved, and how many pages of bodies were freed, since
+    /// somebody last asked.
     pub(super) moved_bytes: usize,
+    freed_pages: usize,
     wheel: Wheel<TimerOwner>,
 }
 
@@ -135,6 +138,11 @@ const URGENT_BELOW: u32 = 1024;
 /// A waiting worker is warned when a job that it holds is this close to its deadline.
 const SAFETY_MARGIN: Nanos = Nanos::from_secs(1);
 
+/// What takes as long as a command: so many bytes moved by compaction, and so small a part of a
+/// page that goes back to the system, with the jobs that its bodies belonged to.
+const MOVED_PER_WORK: usize = 2048;
+const WORK_PER_PAGE: usize = 32;
+
 /// How many jobs a tick moves for tubes, and how many for connections, and how many timers it
 /// looks at, before it lets others have their turn: a millisecond or two.
 const MOVES_PER_TICK: usize = 5_000;
@@ -144,6 +152,7 @@ impl Queue {
     pub fn new(now: Nanos) -> Queue {
         let mut queue = Queue {
             jobs: Jobs::default(),
+            bodies: Bodies::default(),
             tubes: Tubes::default(),
             clients: Clients::default(),
             watches: Watches::default(),
@@ -154,8 +163,8 @@ impl Queue {
             last_ticket: Ticket::default(),
             reservations: 0,
             due_conns: Vec::new(),
-            freed_bytes: 0,
             moved_bytes: 0,
+            freed_pages: 0,
             wheel: Wheel::new(now),
         };
         let default = queue.find_or_create_tube("default");
@@ -334,7 +343,7 @@ impl Queue {
         conn: ConnKey,
         id: u64,
         terms: Terms,
-        body: Body,
+        body: Cow<'_, [u8]>,
         now: Nanos,
     ) -> Result<(), NoRoom> {
         let key = self.clients[conn].used;
@@ -342,7 +351,8 @@ impl Queue {
         self.jobs.try_reserve_one()?;
         tube.ready.try_reserve(1)?;
         tube.delayed.try_reserve(usize::from(terms.delay_secs > 0))?;
-        self.make_room_to_put(key, &body)?;
+        self.make_room_to_put(key, body.len())?;
+        let body = self.bodies.add(body)?;
         self.tubes[key].total_jobs += 1;
         self.totals.total_jobs += 1;
         let job = self.jobs.insert(Job::new(id, key, terms, body, now));
@@ -389,9 +399,9 @@ impl Queue {
         self.leave(job);
         let job = self.jobs.remove(job);
         self.record_delete(&job);
-        self.freed_bytes += size_of::<Job>() + job.body.bytes().len();
         self.tubes[job.tube].deletes += 1;
         self.remove_tube_if_idle(job.tube);
+        self.freed_pages += usize::from(self.bodies.remove(job.body));
         self.compact();
         Outcome::Done
     }
@@ -493,14 +503,10 @@ impl Queue {
         Ok(())
     }
 
-    /// How many bytes of jobs have been freed since this was last asked.
-    pub fn take_freed_bytes(&mut self) -> usize {
-        std::mem::take(&mut self.freed_bytes)
-    }
-
-    /// How many bytes compaction has moved since this was last asked.
-    pub fn take_moved_bytes(&mut self) -> usize {
-        std::mem::take(&mut self.moved_bytes)
+    /// How much work has been done since this was last asked, beside one step for each command.
+    pub fn take_work(&mut self) -> usize {
+        let moved = std::mem::take(&mut self.moved_bytes) / MOVED_PER_WORK;
+        moved + std::mem::take(&mut self.freed_pages) * WORK_PER_PAGE
     }
 
     fn held(&self, conn: ConnKey, id: u64) -> Option<JobKey> {

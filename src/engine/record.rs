@@ -120,9 +120,9 @@ const BITS_OFF_IN_MARKER: u32 = 16;
 
 // ---- To bytes ----
 
-/// The length of the full record of a job, in bytes.
-pub fn full_len(tube: &str, body: &[u8]) -> usize {
-    SHORT_LEN + tube.len() + body.len()
+/// The length of the full record of a job, in bytes; `body_len` has the CR LF.
+pub fn full_len(tube: &str, body_len: usize) -> usize {
+    SHORT_LEN + tube.len() + body_len
 }
 
 /// Appends a record for a checked file to `out`, up to its body, which is to follow. A short
@@ -433,7 +433,7 @@ mod tests {
     #[test]
     fn fields_stand_where_c_beanstalkd_has_them() {
         let bytes = record("mail", b"hello\r\n");
-        assert_eq!(bytes.len(), full_len("mail", b"hello\r\n"));
+        assert_eq!(bytes.len(), full_len("mail", b"hello\r\n".len()));
         assert_eq!(bytes[..8], [&4_i32.to_ne_bytes()[..], b"mail"].concat());
         let fields = &bytes[8..88];
         assert_eq!(fields[0..8], FIELDS.id.to_ne_bytes());

@@ -9,7 +9,6 @@
 //! acknowledged can be in them only if the operator did not have it synced first.
 
 use super::binlog::{Binlog, Failure, Last, Policy};
-use super::body::Body;
 use super::disk::{Disk, FileNumber};
 use super::job::{Destination, Job, Terms};
 use super::keys::JobKey;
@@ -19,6 +18,7 @@ use super::scan::{self, Damage, Found, Item, ReadError, Scan, Tail};
 use super::segments::{Segment, Segments};
 use super::time::Nanos;
 use log::{error, info, warn};
+use std::borrow::Cow;
 use std::collections::{HashSet, TryReserveError};
 use std::fmt;
 use std::io;
@@ -235,6 +235,7 @@ impl Replay<'_> {
             if let Some(key) = known {
                 let job = self.queue.jobs.remove(key);
                 self.segments.remove_job(job.log);
+                self.queue.bodies.remove(job.body);
             }
             return Ok(());
         }
@@ -265,15 +266,18 @@ impl Replay<'_> {
         known: Option<JobKey>,
         fields: &Fields,
         tube: &str,
-        body: Body,
+        body: Vec<u8>,
     ) -> Result<JobKey, TryReserveError> {
         // As long as it will be when it is written anew.
-        let len = record::full_len(tube, body.bytes()) as u64;
+        let len = record::full_len(tube, body.len()) as u64;
         let tube = self.queue.find_or_create_tube(tube)?;
         if let Some(key) = known {
+            let body = self.queue.bodies.add(Cow::Owned(body))?;
             let job = &mut self.queue.jobs[key];
             job.tube = tube;
-            job.body = body;
+            let old_body = std::mem::replace(&mut job.body, body);
+            self.queue.bodies.remove(old_body);
+            let job = &self.queue.jobs[key];
             self.segments.move_job(job.log, number, len);
             return Ok(key);
         }
@@ -281,6 +285,7 @@ impl Replay<'_> {
         self.segments.try_reserve_one()?;
         let Fields { id, pri, delay_secs, ttr_secs, created_at, .. } = *fields;
         let terms = Terms { pri, delay_secs, ttr_secs };
+        let body = self.queue.bodies.add(Cow::Owned(body))?;
         let key = self.queue.jobs.insert(Job::new(id, tube, terms, body, created_at));
         self.queue.jobs[key].log = self.segments.add_job(key, number, len);
         Ok(key)

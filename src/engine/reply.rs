@@ -1,8 +1,9 @@
 //! From replies to bytes: every word that the server ever says.
 
-use super::body::{Body, CR_LF};
+use super::body::{CR_LF, Content};
+use super::bytes::decimal;
 use super::command::Rejection;
-use super::output::{Output, Pool, decimal};
+use super::output::{Output, Pool};
 use std::collections::TryReserveError;
 
 /// One reply, in the protocol's own words.
@@ -17,11 +18,11 @@ pub enum Reply<'a> {
     },
     Reserved {
         id: u64,
-        body: &'a Body,
+        body: Content<'a>,
     },
     Found {
         id: u64,
-        body: &'a Body,
+        body: Content<'a>,
     },
     Watching {
         count: usize,
@@ -113,9 +114,15 @@ impl Writer<'_> {
         self.push(&[word.as_bytes(), decimal(number, &mut [0; 20]), CR_LF])
     }
 
-    fn job(&mut self, word: &'static str, id: u64, body: &Body) -> Result<(), TryReserveError> {
+    fn job(
+        &mut self,
+        word: &'static str,
+        id: u64,
+        body: Content<'_>,
+    ) -> Result<(), TryReserveError> {
+        let len = body.len() as u64;
         self.push(&[word.as_bytes(), decimal(id, &mut [0; 20]), b" "])?;
-        self.push(&[decimal(body.len() as u64, &mut [0; 20]), CR_LF])?;
+        self.push(&[decimal(len, &mut [0; 20]), CR_LF])?;
         self.output.push_body(body, self.pool)
     }
 

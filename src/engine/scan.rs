@@ -8,7 +8,7 @@
 //! It takes one window of the file and one body into memory at a time, and neither loops nor
 //! panics on any bytes.
 
-use super::body::{Body, Upload};
+use super::body::CR_LF;
 use super::disk::{Disk, FileNumber};
 use super::record::{self, FILE_HEAD_LEN, Fields, Head, Layout, Malformed, Marker, VERSION_LEN};
 use super::time::Nanos;
@@ -61,7 +61,7 @@ pub struct Found {
     /// The tube of the job, in a full record.
     pub tube: Option<String>,
     /// The body, in a full record of a job that is not deleted.
-    pub body: Option<Body>,
+    pub body: Option<Vec<u8>>,
 }
 
 /// Bytes that should be records and are not.
@@ -328,7 +328,7 @@ impl<'d> Scan<'d> {
             }
         };
         if let Some((expected, mut crc)) = checksum {
-            crc.update(body.as_ref().map_or(&[], Body::bytes));
+            crc.update(body.as_deref().unwrap_or_default());
             let is_ours = self.nonce.is_none_or(|of_file| of_file == nonce);
             if crc.finalize() != expected || !is_ours {
                 return Ok(faulty(Fault::Checksum, Some(offset + len)));
@@ -338,22 +338,20 @@ impl<'d> Scan<'d> {
     }
 
     /// Reads the body at `offset`; nothing when it does not end as it must.
-    fn read_body(&mut self, offset: u64, len: u32) -> Result<Option<Body>, ReadError> {
-        // The length that is told to an upload has no CR LF in it.
-        let len_told = len.saturating_sub(2);
-        let mut upload = Upload::try_new(len_told).map_err(ReadError::NoMemory)?;
-        let end = offset + u64::from(len);
-        let mut at = offset;
-        while at < end {
-            let left = usize::try_from(end - at).unwrap_or(usize::MAX);
-            let bytes = self.bytes_at(at, left.min(WINDOW_LEN))?;
+    fn read_body(&mut self, offset: u64, len: u32) -> Result<Option<Vec<u8>>, ReadError> {
+        let len = len as usize;
+        let mut body = Vec::new();
+        body.try_reserve_exact(len).map_err(ReadError::NoMemory)?;
+        while body.len() < len {
+            let at = offset + body.len() as u64;
+            let bytes = self.bytes_at(at, WINDOW_LEN.min(len - body.len()))?;
             if bytes.is_empty() {
                 // The file has become shorter.
                 return Ok(None);
             }
-            at += upload.take(bytes) as u64;
+            body.extend_from_slice(bytes);
         }
-        Ok(upload.finish())
+        Ok(Some(body).filter(|body| body.ends_with(CR_LF)))
     }
 
     /// Where the next sound record is, from `offset` on.

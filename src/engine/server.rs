@@ -1,7 +1,7 @@
 //! The whole server as one value: bytes in, bytes out, and time as a parameter.
 //!
 //! The event loop (or a test) says what happened to a connection: [`Server::connect`],
-//! [`Server::receive`], [`Server::half_close`], [`Server::end_input`], [`Server::sent`],
+//! [`Server::receive`], [`Server::half_close`], [`Server::end_input`],
 //! [`Server::disconnect`]; that time has passed: [`Server::tick`]; and then looks after
 //! the connections in [`Server::take_attention`]: their output is to be sent, they may
 //! be read from again, or they are to be closed. The
@@ -11,14 +11,13 @@
 //! with what they had already sent before the call returns.
 
 use super::binlog::{Failure, NoRoom, Policy, Syncing};
-use super::body::{Body, Upload};
+use super::body::CR_LF;
 use super::command::{self, Command, Counter};
-use super::conn::{Conn, Phase, Put, Step};
+use super::conn::{Conns, Outlet, Phase, Put, Step, Wants};
 use super::disk::Disk;
 use super::job::Terms;
 use super::keys::{ConnKey, JobKey};
-use super::output::{Output, Pool};
-use super::pages::Pages;
+use super::output::Output;
 use super::queue::{Answer, Outcome, Queue};
 use super::replay::{Recovered, ReplayError};
 use super::reply::Reply;
@@ -27,8 +26,8 @@ use super::stats::{self, Facts, ServerStats};
 use super::time::{Drift, Nanos};
 use super::tube::Tube;
 use log::trace;
+use std::borrow::Cow;
 use std::collections::{TryReserveError, VecDeque};
-use std::io::IoSlice;
 
 /// What the operator chose.
 #[derive(Clone, Copy, Debug)]
@@ -44,8 +43,7 @@ pub struct Settings {
 pub struct Server {
     queue: Queue,
     /// Under the same keys as the clients of the queue.
-    conns: Pages<ConnKey, Conn>,
-    pool: Pool,
+    conns: Conns,
     spare: Spare,
     settings: Settings,
     facts: Facts,
@@ -59,20 +57,17 @@ pub struct Server {
     work_left: usize,
     /// The moment of the last command.
     last_moment: Nanos,
-    /// The connections that the loop must look at.
-    attention: Vec<ConnKey>,
     /// Connections that waited and may go on with what they had sent before.
     answered: VecDeque<ConnKey>,
 }
 
 /// How much work all connections together make in one turn of the loop, as far as each
 /// can be left [`SMALLEST_SHARE`]. A command is one piece of work, and so is each
-/// [`OUTPUT_PER_WORK`] of reply: a `stats` takes as long as several `delete`s. So is each
-/// [`MOVED_PER_WORK`] that compaction moves on behalf of a command.
+/// [`OUTPUT_PER_WORK`] of reply: a `stats` takes as long as several `delete`s. What else a command
+/// brings about is for the queue to count.
 const WORK_PER_TURN: usize = 1024;
 const SMALLEST_SHARE: usize = 16;
 const OUTPUT_PER_WORK: usize = 128;
-const MOVED_PER_WORK: usize = 2048;
 const IN_LINE_PER_WORK: usize = 8;
 
 impl Server {
@@ -80,8 +75,7 @@ impl Server {
     pub fn new(settings: Settings, facts: Facts, now: Nanos) -> Server {
         Server {
             queue: Queue::new(now),
-            conns: Pages::default(),
-            pool: Pool::default(),
+            conns: Conns::default(),
             spare: Spare::default(),
             settings,
             facts,
@@ -92,7 +86,6 @@ impl Server {
             work_share: WORK_PER_TURN,
             work_left: 0,
             last_moment: now,
-            attention: Vec::new(),
             answered: VecDeque::new(),
         }
     }
@@ -131,7 +124,7 @@ impl Server {
     fn try_connect(&mut self) -> Result<ConnKey, TryReserveError> {
         self.conns.try_reserve_one()?;
         let key = self.queue.connect()?;
-        let conn = self.conns.insert(Conn::default());
+        let conn = self.conns.insert();
         assert_eq!(conn, key, "connections come and go here and in the queue at once");
         self.total_connections += 1;
         Ok(key)
@@ -139,13 +132,15 @@ impl Server {
 
     /// Bytes have arrived from a client: runs every command that is complete.
     pub fn receive(&mut self, key: ConnKey, bytes: &[u8], now: Nanos) {
-        let conn = &mut self.conns[key];
-        if conn.input.is_empty() {
-            let rest = self.run(key, bytes, now);
-            self.keep(key, rest);
-        } else {
-            self.keep(key, bytes);
+        if self.conns[key].input.is_empty() {
+            self.run_new(key, bytes, now);
+        } else if self.conns[key].keep(bytes).is_ok() {
             self.run_kept(key, now);
+        } else {
+            let kept = std::mem::take(&mut self.conns[key].input);
+            if self.give_up_input(key, kept.len()) {
+                self.run_new(key, bytes, now);
+            }
         }
         self.run_answered(now);
     }
@@ -164,18 +159,12 @@ impl Server {
     /// Everything that a client sent has arrived; nothing more will.
     pub fn end_input(&mut self, key: ConnKey, now: Nanos) {
         self.conns[key].input_ended = true;
-        self.attend(key);
+        self.conns.attend(key);
         self.half_close(key, now);
     }
 
-    /// The first `count` bytes of the output of a connection have been sent. It may be
-    /// able to [`Server::resume`] then.
-    pub fn sent(&mut self, key: ConnKey, count: usize) {
-        self.conns[key].output.sent(count, &mut self.pool);
-    }
-
     /// Runs what a client sent and could not be run yet, because its replies were not taken
-    /// or others had their turn: for connections that [`Server::can_resume`].
+    /// or others had their turn: for connections that want to resume.
     pub fn resume(&mut self, key: ConnKey, now: Nanos) {
         self.run_kept(key, now);
         self.run_answered(now);
@@ -192,6 +181,11 @@ impl Server {
     pub fn tick(&mut self, now: Nanos) {
         self.queue.tick(now);
         self.settle(now);
+    }
+
+    /// Whether jobs are recorded in a binlog.
+    pub fn has_binlog(&self) -> bool {
+        self.queue.has_binlog()
     }
 
     /// The time of day is so far ahead of the engine's: what is recorded in the binlog must be
@@ -236,60 +230,36 @@ impl Server {
 
     // ---- What the loop asks ----
 
-    /// The connection is to be among the next that [`Server::take_attention`] names.
-    pub fn attend(&mut self, key: ConnKey) {
-        let conn = &mut self.conns[key];
-        if !std::mem::replace(&mut conn.has_attention, true) {
-            self.attention.push(key);
-        }
+    /// The connection is to be among the next that [`Server::take_attention`] names. Says what
+    /// there is to do for it.
+    pub fn attend(&mut self, key: ConnKey) -> Wants {
+        self.conns.attend(key)
     }
 
     /// Moves the keys of the connections that are to be looked after to `keys`. Some may
     /// have been disconnected meanwhile, and their keys given to new ones.
     pub fn take_attention(&mut self, keys: &mut Vec<ConnKey>) {
-        for key in &self.attention {
-            if let Some(conn) = self.conns.get_mut(*key) {
-                conn.has_attention = false;
-            }
-        }
-        keys.append(&mut self.attention);
+        self.conns.take_attention(keys);
     }
 
     /// Whether there are such connections.
     pub fn has_attention(&self) -> bool {
-        !self.attention.is_empty()
+        self.conns.has_attention()
     }
 
-    /// Whether anything that the client sends now could be used.
-    pub fn wants_input(&self, key: ConnKey) -> bool {
-        let conn = &self.conns[key];
-        conn.takes_commands() && !conn.is_held_up && !conn.input_ended
+    /// What there is to do for a connection.
+    pub fn wants(&self, key: ConnKey) -> Wants {
+        self.conns[key].wants()
     }
 
-    /// Whether [`Server::resume`] has something to do.
-    pub fn can_resume(&self, key: ConnKey) -> bool {
-        let conn = &self.conns[key];
-        conn.is_held_up && conn.takes_commands()
+    /// The way out of a connection, which has been looked after with that.
+    pub fn outlet(&mut self, key: ConnKey) -> Outlet<'_> {
+        self.conns.outlet(key)
     }
 
-    /// Whether anything is to be sent to the client.
-    pub fn has_output(&self, key: ConnKey) -> bool {
-        !self.conns[key].output.is_empty()
-    }
-
-    /// Puts the next bytes for the client into `slices`; says how many slices.
-    pub fn next_output<'a>(&'a self, key: ConnKey, slices: &mut [IoSlice<'a>]) -> usize {
-        self.conns[key].output.next_slices(slices)
-    }
-
-    /// Whether the connection is to be closed.
-    pub fn is_finished(&self, key: ConnKey) -> bool {
-        self.conns[key].is_finished()
-    }
-
-    /// How many bytes of jobs have been freed since this was last asked.
+    /// How many bytes have gone to the allocator, not to the system, since this was last asked.
     pub fn take_freed_bytes(&mut self) -> usize {
-        self.queue.take_freed_bytes()
+        self.queue.bodies.take_freed_bytes()
     }
 
     /// How many connections there are.
@@ -299,29 +269,79 @@ impl Server {
 
     // ---- Running commands ----
 
+    /// Runs what has just arrived, and keeps what is left of it.
+    fn run_new(&mut self, key: ConnKey, bytes: &[u8], now: Nanos) {
+        let rest = self.run(key, bytes, now);
+        let conn = &mut self.conns[key];
+        if !rest.is_empty() && !matches!(conn.phase, Phase::Closing) && conn.keep(rest).is_err() {
+            self.give_up_input(key, rest.len());
+        }
+    }
+
+    /// Runs what a connection sent earlier.
+    fn run_kept(&mut self, key: ConnKey, now: Nanos) {
+        let whole_body = self.conns[key].whole_large_body();
+        let mut input = std::mem::take(&mut self.conns[key].input);
+        if let Some(put) = whole_body {
+            let now = self.moment(now);
+            self.finish_put(key, put, Cow::Owned(input), now);
+            return self.deliver_answers();
+        }
+        let left = self.run(key, &input, now).len();
+        input.drain(..input.len() - left);
+        let conn = &mut self.conns[key];
+        match conn.phase {
+            Phase::Closing => return,
+            // What is still to come has its room already.
+            Phase::Body(_) => {}
+            // Half a line must not keep what a whole burst needed.
+            Phase::Line | Phase::TooLongLine | Phase::UnwantedBody { .. } | Phase::Waiting => {
+                input.shrink_to(2 * left);
+            }
+        }
+        conn.input = input;
+    }
+
+    /// There is no memory to keep what a client sends. Says whether it goes on all the same: it
+    /// does when the bytes are those of a body, `arrived` of them so far.
+    fn give_up_input(&mut self, key: ConnKey, arrived: usize) -> bool {
+        let goes_on = self.conns[key].give_up_body(arrived);
+        if goes_on {
+            self.spare.let_go();
+        } else {
+            self.abandon(key);
+        }
+        goes_on
+    }
+
     /// Runs the complete commands of `input`, up to the connection's share of the turn, and
     /// returns what is left of it.
     fn run<'a>(&mut self, key: ConnKey, mut input: &'a [u8], now: Nanos) -> &'a [u8] {
         self.work_left = self.work_share;
         while self.work_left > 0 {
+            let step = self.conns[key].next_step(&mut input);
+            if matches!(step, Step::Pause) {
+                break;
+            }
             let now = self.moment(now);
-            let output_before = self.conns[key].output.len();
-            match self.conns[key].next_step(&mut input) {
+            match step {
                 Step::Line(line) => self.run_line(key, line, now),
                 Step::TooLongLine => self.say(key, Reply::BadFormat),
-                Step::Put(id, terms, body) => self.finish_put(key, id, terms, body, now),
+                Step::Put(put, body) => self.finish_put(key, put, Cow::Borrowed(body), now),
                 Step::Unwanted(reply) => self.say(key, reply),
                 Step::Pause => break,
             }
-            self.deliver_answers();
-            let said = self.conns[key].output.len().saturating_sub(output_before);
-            let moved = self.queue.take_moved_bytes();
-            self.spend(1 + said / OUTPUT_PER_WORK + moved / MOVED_PER_WORK);
+            if !self.queue.answers.is_empty() {
+                self.deliver_answers();
+            }
+            let said = self.conns.take_said_bytes() / OUTPUT_PER_WORK;
+            let work = 1 + said + self.queue.take_work();
+            self.spend(work);
         }
         let conn = &mut self.conns[key];
         conn.is_held_up = !input.is_empty() && (self.work_left == 0 || !conn.takes_commands());
         if conn.is_held_up {
-            self.attend(key);
+            self.conns.attend(key);
         }
         input
     }
@@ -337,32 +357,6 @@ impl Server {
         self.last_moment
     }
 
-    /// Runs what a connection sent earlier.
-    fn run_kept(&mut self, key: ConnKey, now: Nanos) {
-        let mut input = std::mem::take(&mut self.conns[key].input);
-        let left = self.run(key, &input, now).len();
-        input.drain(..input.len() - left);
-        let conn = &mut self.conns[key];
-        if left > 0 && !matches!(conn.phase, Phase::Closing) {
-            // Half a line must not keep what a whole burst needed.
-            input.shrink_to(2 * left);
-            conn.input = input;
-        }
-    }
-
-    /// Keeps what cannot be used yet.
-    fn keep(&mut self, key: ConnKey, rest: &[u8]) {
-        let conn = &mut self.conns[key];
-        if rest.is_empty() || matches!(conn.phase, Phase::Closing) {
-            return;
-        }
-        if conn.input.try_reserve(rest.len()).is_ok() {
-            conn.input.extend_from_slice(rest);
-        } else {
-            self.abandon(key);
-        }
-    }
-
     /// Tells those who waited, and lets them go on.
     fn settle(&mut self, now: Nanos) {
         self.deliver_answers();
@@ -372,7 +366,7 @@ impl Server {
     /// Lets the connections that were answered go on, and those that they answer in turn.
     fn run_answered(&mut self, now: Nanos) {
         while let Some(key) = self.answered.pop_front() {
-            if self.can_resume(key) {
+            if self.conns[key].wants().resume {
                 self.run_kept(key, now);
             }
         }
@@ -472,7 +466,7 @@ impl Server {
 
             Command::Quit => {
                 self.conns[key].phase = Phase::Closing;
-                self.attend(key);
+                self.conns.attend(key);
             }
         }
     }
@@ -488,13 +482,12 @@ impl Server {
             return self.say(key, Reply::BadFormat);
         }
         self.queue.becomes_producer(key);
-        let upload = self.spare.hold().and_then(|()| Upload::try_new(body_len));
-        let Ok(upload) = upload else {
-            self.spare.let_go();
+        if self.spare.hold().is_err() {
             return self.refuse_body(key, body_len, Reply::OutOfMemory);
-        };
+        }
         self.last_id += 1;
-        self.conns[key].phase = Phase::Body(Put { id: self.last_id, terms, upload });
+        let full_len = body_len as usize + CR_LF.len();
+        self.conns[key].phase = Phase::Body(Put { id: self.last_id, terms, full_len });
     }
 
     fn refuse_body(&mut self, key: ConnKey, body_len: u32, reply: Reply<'static>) {
@@ -502,18 +495,21 @@ impl Server {
         self.conns[key].phase = Phase::UnwantedBody { left, reply };
     }
 
-    fn finish_put(&mut self, key: ConnKey, id: u64, terms: Terms, body: Option<Body>, now: Nanos) {
-        let reply = match body {
-            None => Reply::ExpectedCrLf,
-            Some(_) if self.is_draining => Reply::Draining,
-            Some(body) => match self.queue.put(key, id, terms, body, now) {
+    fn finish_put(&mut self, key: ConnKey, put: Put, body: Cow<'_, [u8]>, now: Nanos) {
+        let Put { id, terms, .. } = put;
+        let reply = if !body.ends_with(CR_LF) {
+            Reply::ExpectedCrLf
+        } else if self.is_draining {
+            Reply::Draining
+        } else {
+            match self.queue.put(key, id, terms, body, now) {
                 Ok(()) => Reply::Inserted { id },
                 Err(NoRoom::Space) => Reply::OutOfMemory,
                 Err(NoRoom::Memory) => {
                     self.spare.let_go();
                     Reply::OutOfMemory
                 }
-            },
+            }
         };
         self.say(key, reply);
     }
@@ -640,10 +636,8 @@ impl Server {
     }
 
     fn say(&mut self, key: ConnKey, reply: Reply<'_>) {
-        let conn = &mut self.conns[key];
-        match reply.write(&mut conn.output, &mut self.pool) {
-            Ok(()) => self.attend(key),
-            Err(_) => self.abandon(key),
+        if self.conns.say(key, reply).is_err() {
+            self.abandon(key);
         }
     }
 
@@ -662,22 +656,19 @@ impl Server {
     }
 
     fn say_found(&mut self, key: ConnKey, job: Option<JobKey>) {
-        match job {
-            Some(job) => self.say_job(key, job, |id, body| Reply::Found { id, body }),
-            None => self.say(key, Reply::NotFound),
+        let Some(job) = job else { return self.say(key, Reply::NotFound) };
+        let job = &self.queue.jobs[job];
+        let reply = Reply::Found { id: job.id, body: self.queue.bodies.content(&job.body) };
+        if self.conns.say(key, reply).is_err() {
+            self.abandon(key);
         }
     }
 
     fn say_reserved(&mut self, key: ConnKey, job: JobKey) {
-        self.say_job(key, job, |id, body| Reply::Reserved { id, body });
-    }
-
-    fn say_job(&mut self, key: ConnKey, job: JobKey, reply: fn(u64, &Body) -> Reply<'_>) {
         let job = &self.queue.jobs[job];
-        let conn = &mut self.conns[key];
-        match reply(job.id, &job.body).write(&mut conn.output, &mut self.pool) {
-            Ok(()) => self.attend(key),
-            Err(_) => self.abandon(key),
+        let reply = Reply::Reserved { id: job.id, body: self.queue.bodies.content(&job.body) };
+        if self.conns.say(key, reply).is_err() {
+            self.abandon(key);
         }
     }
 
@@ -689,7 +680,7 @@ impl Server {
         conn.input = Vec::new();
         conn.output = Output::default();
         conn.phase = Phase::Closing;
-        self.attend(key);
+        self.conns.attend(key);
     }
 }
 
@@ -697,6 +688,7 @@ impl Server {
 mod tests {
     use super::*;
     use crate::engine::stats::ProcessorTime;
+    use std::io::IoSlice;
 
     const START: Nanos = Nanos::from_secs(1_000);
     const SETTINGS: Settings = Settings { max_job_size: 65535, binlog_file_size: 0 };
@@ -717,9 +709,10 @@ mod tests {
     /// What the connection is to be sent, taken as sent.
     fn replies(server: &mut Server, key: ConnKey) -> String {
         let mut slices = [IoSlice::new(&[]); 64];
-        let filled = server.next_output(key, &mut slices);
+        let mut outlet = server.outlet(key);
+        let filled = outlet.next_slices(&mut slices);
         let bytes: Vec<u8> = slices[..filled].iter().flat_map(|slice| slice.to_vec()).collect();
-        server.sent(key, bytes.len());
+        outlet.sent(bytes.len());
         String::from_utf8(bytes).unwrap()
     }
 
@@ -738,15 +731,15 @@ mod tests {
             let count = replies(&mut server, key).lines().count();
             assert!((1..=SMALLEST_SHARE).contains(&count), "{count} replies in one turn");
             answered += count;
-            if !server.can_resume(key) {
+            if !server.wants(key).resume {
                 break;
             }
-            assert!(!server.wants_input(key) && !server.is_finished(key));
+            assert!(!server.wants(key).input && !server.wants(key).end);
             server.resume(key, START);
         }
         assert_eq!(answered, COMMANDS);
         assert_eq!(turns, COMMANDS.div_ceil(SMALLEST_SHARE));
-        assert!(server.is_finished(key));
+        assert!(server.wants(key).end);
     }
 
     #[test]
@@ -757,7 +750,7 @@ mod tests {
         server.receive(key, &b"stats\r\n".repeat(20), START);
         let documents = replies(&mut server, key).matches("OK ").count();
         assert!((1..=3).contains(&documents), "{documents} documents in one turn");
-        assert!(server.can_resume(key));
+        assert!(server.wants(key).resume);
     }
 
     #[test]
@@ -794,7 +787,7 @@ mod tests {
         burst.extend_from_slice(&b"use a\r\n".repeat(5_000));
         burst.extend_from_slice(b"list-tu");
         server.receive(key, &burst, START);
-        while server.can_resume(key) {
+        while server.wants(key).resume {
             replies(&mut server, key);
             server.resume(key, START);
         }

@@ -30,7 +30,7 @@
 //!
 //! After each command this holds: nobody waits while a tube that he watches has an offer.
 
-use super::heap::{Entry, Heap};
+use super::heap::{Entry, Heap, rank};
 use super::job::ReadyEntry;
 use super::keys::{ConnKey, Key, TubeKey, WatchKey};
 use super::list::{Linked, Links, List, NIL};
@@ -82,14 +82,14 @@ pub struct Watching {
 pub struct Ticket(u64);
 
 /// A watch in a tube's line, under the ticket that its connection had when last looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug)]
 pub struct PlaceInLine {
     ticket: Ticket,
     watch: WatchKey,
 }
 
 /// A watch under the best job that its tube offered when last looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug)]
 struct Offer {
     pri: u32,
     id: u64,
@@ -100,6 +100,10 @@ impl Queue {
     /// The best job that the tubes watched by `conn` offer, unless that is nothing.
     pub(super) fn best_offer(&mut self, conn: ConnKey) -> Option<ReadyEntry> {
         let watching = &mut self.clients[conn].watching;
+        // Most watch one tube only: there is nothing to compare, and nothing to be filed.
+        if let [watch] = watching.watches[..] {
+            return self.tubes[self.watches[watch].tube].offer();
+        }
         while let Some(key) = watching.unsure.pop_front(&mut ByView(&mut self.watches)) {
             let watch = &mut self.watches[WatchKey::from_number(key)];
             watch.is_unsure = false;
@@ -318,6 +322,10 @@ fn small(place: usize) -> u32 {
 impl Entry for PlaceInLine {
     type Owners = Watches;
 
+    fn rank(self) -> u128 {
+        rank(self.ticket.0, self.watch.number())
+    }
+
     fn stands_at(self, place: u32, watches: &mut Watches) {
         watches[self.watch].place_in_line = place;
     }
@@ -325,6 +333,10 @@ impl Entry for PlaceInLine {
 
 impl Entry for Offer {
     type Owners = Watches;
+
+    fn rank(self) -> u128 {
+        rank(self.pri, self.id)
+    }
 
     fn stands_at(self, place: u32, watches: &mut Watches) {
         watches[self.watch].place_in_offers = place;
@@ -359,11 +371,12 @@ impl Linked for ByView<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::body::{CR_LF, Upload};
+    use super::super::body::CR_LF;
     use super::super::job::Terms;
     use super::super::queue::{Answer, Outcome};
     use super::super::time::Nanos;
     use super::*;
+    use std::borrow::Cow;
     use std::collections::{BTreeMap, BTreeSet};
 
     const TUBES: [&str; 6] = ["default", "a", "b", "c", "d", "e"];
@@ -420,11 +433,9 @@ mod tests {
     }
 
     fn put(queue: &mut Queue, conn: ConnKey, id: u64, tube: usize, pri: u32) {
-        let mut upload = Upload::try_new(0).unwrap();
-        upload.take(CR_LF);
         let terms = Terms { pri, delay_secs: 0, ttr_secs: LONG };
         queue.use_tube(conn, TUBES[tube]).unwrap();
-        queue.put(conn, id, terms, upload.finish().unwrap(), NOW).unwrap();
+        queue.put(conn, id, terms, Cow::Borrowed(CR_LF), NOW).unwrap();
     }
 
     /// One random step in both worlds.

@@ -22,13 +22,13 @@ use super::listen::Listener;
 use super::process::{self, Clock, Signal, Signals, Stop};
 use super::stream::Stream;
 use crate::engine::binlog::Failure;
+use crate::engine::conn::Outlet;
 use crate::engine::keys::ConnKey;
 use crate::engine::server::Server;
 use crate::engine::time::Nanos;
 use log::{debug, info, warn};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
-use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, ErrorKind, IoSlice};
 use std::os::fd::AsRawFd;
@@ -46,13 +46,15 @@ pub struct EventLoop {
     /// By the index of their key.
     sockets: Vec<Option<Socket>>,
     /// Connections to be served, in this order.
-    ready: VecDeque<ConnKey>,
+    ready: Vec<ConnKey>,
     /// Connections to be looked after at the end of the turn; empty between turns.
     attention: Vec<ConnKey>,
     /// Connections to be closed at the end of the turn, and why; empty between turns.
     over: Vec<(ConnKey, Option<io::Error>)>,
     /// How many bytes of jobs were freed and not given back to the system.
     freed_bytes: usize,
+    /// The present, as of when the clock was last looked at: once a turn at least.
+    now: Nanos,
     /// When something happened last.
     busy_at: Nanos,
     /// How much is read at once in this turn.
@@ -125,6 +127,8 @@ const SHORT_READ_LEN: usize = 16 * 1024;
 const EVENTS_PER_TURN: usize = 1024;
 /// When so much time has gone by, what is there is sent before more is read.
 const TURN: Nanos = Nanos::from_millis(5);
+/// The clock is looked at again when so many have been served.
+const SERVED_PER_LOOK: usize = 16;
 /// A storm of new clients must not keep the present ones waiting.
 const ACCEPTS_PER_TURN: usize = 256;
 /// Eight replies with large bodies.
@@ -169,10 +173,11 @@ impl EventLoop {
             doors,
             hold: AcceptHold::default(),
             sockets: Vec::new(),
-            ready: VecDeque::new(),
+            ready: Vec::new(),
             attention: Vec::new(),
             over: Vec::new(),
             freed_bytes: 0,
+            now: clock.now(),
             busy_at: clock.now(),
             read_len: SCRATCH_LEN,
             scratch: vec![0; SCRATCH_LEN].into_boxed_slice(),
@@ -189,15 +194,16 @@ impl EventLoop {
         loop {
             self.wait(&mut events).map_err(RunError::Wait)?;
             if let Some(stop) = self.stop {
-                self.server.close(self.clock.now()).map_err(RunError::Binlog)?;
+                self.server.close(self.now).map_err(RunError::Binlog)?;
                 return Ok(stop);
             }
-            let now = self.clock.now();
-            self.server.set_drift(process::drift(now));
-            self.server.tick(now);
+            if self.server.has_binlog() {
+                self.server.set_drift(process::drift(self.now));
+            }
+            self.server.tick(self.now);
             self.accept();
             self.serve_ready();
-            self.server.commit(self.clock.now()).map_err(RunError::Binlog)?;
+            self.server.commit(self.now).map_err(RunError::Binlog)?;
             self.flush();
             self.give_memory_back();
         }
@@ -207,13 +213,15 @@ impl EventLoop {
 
     fn wait(&mut self, events: &mut Events) -> io::Result<()> {
         let timeout = self.timeout();
-        match self.poll.poll(events, timeout) {
+        let polled = self.poll.poll(events, timeout);
+        self.look_at_clock();
+        match polled {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(()),
             Err(error) => return Err(error),
         }
         if !events.is_empty() {
-            self.busy_at = self.clock.now();
+            self.busy_at = self.now;
         }
         for event in events.iter() {
             match event.token() {
@@ -227,7 +235,12 @@ impl EventLoop {
         Ok(())
     }
 
-    fn timeout(&self) -> Option<Duration> {
+    fn look_at_clock(&mut self) -> Nanos {
+        self.now = self.clock.now();
+        self.now
+    }
+
+    fn timeout(&mut self) -> Option<Duration> {
         let somebody_connects = self.doors.iter().any(|door| door.is_ready);
         let has_work = !self.ready.is_empty()
             || self.server.has_attention()
@@ -238,7 +251,7 @@ impl EventLoop {
         let give_back = self.has_much_to_give_back().then(|| self.busy_at + QUIET);
         let others = self.hold.held_until.into_iter().chain(give_back);
         let next = self.server.next_due().into_iter().chain(others).min()?;
-        Some(Duration::from_nanos(next.since(self.clock.now()).as_nanos()))
+        Some(Duration::from_nanos(next.since(self.look_at_clock()).as_nanos()))
     }
 
     /// Remembers what an event says.
@@ -248,7 +261,7 @@ impl EventLoop {
         socket.is_writable |= event.is_writable() || event.is_write_closed() || event.is_error();
         socket.is_half_closed |= event.is_read_closed();
         socket.reads_to_the_end |= event.is_read_closed() || event.is_priority();
-        self.mark_ready(key);
+        socket.queue(key, &mut self.ready);
     }
 
     fn take_signals(&mut self) {
@@ -272,7 +285,7 @@ impl EventLoop {
     /// A backlog that has drained leaves the allocator with memory that nobody else can use.
     fn give_memory_back(&mut self) {
         self.freed_bytes += self.server.take_freed_bytes();
-        if self.has_much_to_give_back() && self.busy_at + QUIET <= self.clock.now() {
+        if self.has_much_to_give_back() && self.busy_at + QUIET <= self.now {
             self.freed_bytes = 0;
             process::give_memory_back();
         }
@@ -281,7 +294,7 @@ impl EventLoop {
     // ---- Door ----
 
     fn accept(&mut self) {
-        if self.hold.held_until.is_some_and(|until| self.clock.now() < until) {
+        if self.hold.held_until.is_some_and(|until| self.now < until) {
             return;
         }
         self.hold.held_until = None;
@@ -309,11 +322,10 @@ impl EventLoop {
     /// gone, so the listener stays marked as ready and is tried again when a connection
     /// is closed, or after a while.
     fn hold_accepting(&mut self, error: &io::Error) {
-        let now = self.clock.now();
-        self.hold.held_until = Some(now + ACCEPT_AGAIN);
-        let is_news = self.hold.complained_at.is_none_or(|at| at + COMPLAIN_AGAIN <= now);
+        self.hold.held_until = Some(self.now + ACCEPT_AGAIN);
+        let is_news = self.hold.complained_at.is_none_or(|at| at + COMPLAIN_AGAIN <= self.now);
         if is_news {
-            self.hold.complained_at = Some(now);
+            self.hold.complained_at = Some(self.now);
             let connections = self.server.connection_count();
             warn!("cannot accept more connections at present, {connections} are open: {error}");
         }
@@ -328,7 +340,7 @@ impl EventLoop {
         if let Err(error) =
             registry.register(&mut SourceFd(&stream.as_raw_fd()), Token(key.index()), interest)
         {
-            self.server.disconnect(key, self.clock.now());
+            self.server.disconnect(key, self.now);
             return self.hold_accepting(&error);
         }
         debug!("connection {} opened", key.index());
@@ -350,44 +362,47 @@ impl EventLoop {
     /// Serves those who are ready, each once, or as many as the turn has time for: the rest
     /// come first in the next one.
     fn serve_ready(&mut self) {
-        let count = self.ready.len();
-        self.server.share_turn(count);
-        self.read_len = if count > FEW { SHORT_READ_LEN } else { SCRATCH_LEN };
-        let turn_ends = self.clock.now() + TURN;
-        for _ in 0..count {
-            let Some(key) = self.ready.pop_front() else { break };
-            let Some(socket) = socket(&mut self.sockets, key) else { continue };
-            socket.is_queued = false;
+        let mut ready = std::mem::take(&mut self.ready);
+        self.server.share_turn(ready.len());
+        self.read_len = if ready.len() > FEW { SHORT_READ_LEN } else { SCRATCH_LEN };
+        let turn_ends = self.now + TURN;
+        let mut served = 0;
+        for &key in &ready {
             self.serve(key);
-            if self.clock.now() > turn_ends {
+            served += 1;
+            if served % SERVED_PER_LOOK == 0 && self.look_at_clock() > turn_ends {
                 break;
             }
         }
+        ready.drain(..served);
+        self.ready = ready;
     }
 
     /// Lets one connection have its turn: one read at most, so that nobody is starved.
     fn serve(&mut self, key: ConnKey) {
         let Some(socket) = socket(&mut self.sockets, key) else { return };
+        socket.is_queued = false;
         if std::mem::take(&mut socket.is_half_closed) {
-            self.server.half_close(key, self.clock.now());
-        }
-        if self.server.can_resume(key) {
-            self.server.resume(key, self.clock.now());
+            self.server.half_close(key, self.now);
         }
         // Whatever comes of it, the connection is looked after at the end of the turn.
-        self.server.attend(key);
-        if !socket.is_readable || !self.server.wants_input(key) {
+        let mut wants = self.server.attend(key);
+        if wants.resume {
+            self.server.resume(key, self.now);
+            wants = self.server.wants(key);
+        }
+        if !socket.is_readable || !wants.input {
             return;
         }
         let scratch = &mut self.scratch[..self.read_len];
         match socket.stream.read(scratch) {
             Ok(0) => {
                 socket.is_readable = false;
-                self.server.end_input(key, self.clock.now());
+                self.server.end_input(key, self.now);
             }
             Ok(count) => {
                 socket.is_readable = count == scratch.len() || socket.reads_to_the_end;
-                self.server.receive(key, &scratch[..count], self.clock.now());
+                self.server.receive(key, &scratch[..count], self.now);
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => socket.is_readable = false,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -403,10 +418,19 @@ impl EventLoop {
         let mut attention = std::mem::take(&mut self.attention);
         self.server.take_attention(&mut attention);
         for key in attention.drain(..) {
-            match self.send(key) {
-                Err(error) => self.over.push((key, Some(error))),
-                Ok(()) if self.is_over(key) => self.over.push((key, None)),
-                Ok(()) => self.mark_if_ready(key),
+            let Some(socket) = socket(&mut self.sockets, key) else { continue };
+            let mut outlet = self.server.outlet(key);
+            if let Err(error) = socket.send(&mut outlet) {
+                self.over.push((key, Some(error)));
+                continue;
+            }
+            let wants = outlet.wants();
+            let may_write = socket.is_writable && wants.output;
+            let may_read = socket.is_readable && wants.input;
+            if wants.end {
+                self.over.push((key, None));
+            } else if may_write || may_read || wants.resume {
+                socket.queue(key, &mut self.ready);
             }
         }
         self.attention = attention;
@@ -417,53 +441,43 @@ impl EventLoop {
         self.over = over;
     }
 
-    fn is_over(&mut self, key: ConnKey) -> bool {
-        socket(&mut self.sockets, key).is_some() && self.server.is_finished(key)
-    }
-
-    /// Whether there is more to do for the connection, now that all was sent that can be.
-    fn mark_if_ready(&mut self, key: ConnKey) {
-        let Some(socket) = socket(&mut self.sockets, key) else { return };
-        let may_write = socket.is_writable && self.server.has_output(key);
-        let may_read = socket.is_readable && self.server.wants_input(key);
-        if may_write || may_read || self.server.can_resume(key) {
-            self.mark_ready(key);
-        }
-    }
-
-    /// Sends what the system takes at once.
-    fn send(&mut self, key: ConnKey) -> io::Result<()> {
-        let Some(socket) = socket(&mut self.sockets, key) else { return Ok(()) };
-        let mut slices = [IoSlice::new(&[]); SLICES_PER_WRITE];
-        let filled = self.server.next_output(key, &mut slices);
-        if filled == 0 || !socket.is_writable {
-            return Ok(());
-        }
-        match socket.stream.write(&slices[..filled]) {
-            Ok(count) => self.server.sent(key, count),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => socket.is_writable = false,
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-        Ok(())
-    }
-
-    fn mark_ready(&mut self, key: ConnKey) {
-        let Some(socket) = socket(&mut self.sockets, key) else { return };
-        if !std::mem::replace(&mut socket.is_queued, true) {
-            self.ready.push_back(key);
-        }
-    }
-
     fn close(&mut self, key: ConnKey, why: Option<&io::Error>) {
         match why {
             Some(error) => debug!("connection {} lost: {error}", key.index()),
             None => debug!("connection {} closed", key.index()),
         }
         self.sockets[key.index()] = None;
-        self.server.disconnect(key, self.clock.now());
+        self.server.disconnect(key, self.now);
         // A descriptor is free.
         self.hold.held_until = None;
+    }
+}
+
+impl Socket {
+    /// The connection is to be served in the next turn.
+    fn queue(&mut self, own_key: ConnKey, ready: &mut Vec<ConnKey>) {
+        if !std::mem::replace(&mut self.is_queued, true) {
+            ready.push(own_key);
+        }
+    }
+
+    /// Sends what the system takes at once.
+    fn send(&mut self, outlet: &mut Outlet<'_>) -> io::Result<()> {
+        if !self.is_writable {
+            return Ok(());
+        }
+        let mut slices = [IoSlice::new(&[]); SLICES_PER_WRITE];
+        let filled = outlet.next_slices(&mut slices);
+        if filled == 0 {
+            return Ok(());
+        }
+        match self.stream.write(&slices[..filled]) {
+            Ok(count) => outlet.sent(count),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => self.is_writable = false,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 }
 

@@ -196,6 +196,18 @@ pub fn allocate(file: &File, offset: u64, len: u64) -> io::Result<bool> {
     }
 }
 
+/// From now on a block of memory of `bytes` bytes or more goes back to the system as soon as it
+/// is freed. Otherwise the allocator would keep the more of them the larger they once were.
+pub fn give_large_blocks_back(bytes: usize) {
+    let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+    // Other C libraries do so by themselves.
+    #[cfg(target_env = "gnu")]
+    // SAFETY: two plain numbers; the allocator changes nothing about the blocks it has given out.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, bytes);
+    }
+}
+
 /// Gives memory that was freed back to the system. It may take some 40 ms for each GiB,
 /// so it is for quiet moments.
 pub fn give_memory_back() {

@@ -1,0 +1,239 @@
+//! Which slots are taken: the bookkeeping of things that are kept in pages.
+//!
+//! A slab in one vector is moved when it grows, never gets smaller, and cannot fail. Ten
+//! million jobs want neither: here a page is opened when all others are full and given up
+//! when its last slot is left, so that nothing is ever moved and a drained backlog leaves
+//! nothing of itself behind. Which memory a page has is up to whoever keeps the things
+//! (`pages.rs`, `body.rs`); this room knows numbers only:
+//!
+//! ```text
+//! number of a slot    | page ............ | slot in its page |
+//! ```
+//!
+//! The lowest vacant slot of a page is taken first, so that a page fills from its start.
+
+use super::list::{Linked, Links, List};
+use std::collections::TryReserveError;
+
+/// Which slots are taken, in pages of a power of two.
+#[derive(Debug)]
+pub struct Slots {
+    page_bits: u32,
+    pages: PageTable,
+    /// The pages that have room, the one to be filled next at the front.
+    open: List,
+    /// The numbers of pages that have no memory at present.
+    absent: Vec<u32>,
+    len: usize,
+}
+
+#[derive(Debug)]
+struct PageTable(Vec<Page>);
+
+#[derive(Debug)]
+struct Page {
+    /// A bit for each slot: whether it is vacant. No words while the page is absent.
+    vacant: Vec<u64>,
+    /// All words before this one are zero.
+    first_word: u32,
+    used: u32,
+    /// The place among the open pages.
+    links: Links,
+}
+
+/// A page of a type's entries is as large as this or a little larger: from this size on the
+/// allocator gives every block pages of its own (`os/process.rs` sees to it), which go back
+/// to the system as soon as the block is freed.
+pub const PAGE_BYTES: usize = 128 * 1024;
+
+/// The number of bits for slots in a page of things that have `width` bytes each.
+pub const fn page_bits(width: usize) -> u32 {
+    let slots = PAGE_BYTES.div_ceil(width).next_power_of_two();
+    if slots < u64::BITS as usize { u64::BITS.ilog2() } else { slots.ilog2() }
+}
+
+impl Slots {
+    /// No slots yet, in pages of `1 << page_bits` slots, which are 64 at least.
+    pub fn new(page_bits: u32) -> Slots {
+        let pages = PageTable(Vec::new());
+        Slots { page_bits, pages, open: List::default(), absent: Vec::new(), len: 0 }
+    }
+
+    /// How many slots are taken.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// How many slots a page has.
+    pub fn page_len(&self) -> usize {
+        1 << self.page_bits
+    }
+
+    /// The page of a slot.
+    pub fn page_of(&self, number: u32) -> usize {
+        (number >> self.page_bits) as usize
+    }
+
+    /// The place of a slot in its page.
+    pub fn slot_of(&self, number: u32) -> usize {
+        number as usize & (self.page_len() - 1)
+    }
+
+    /// Whether the next [`Slots::take`] will find a slot.
+    pub fn has_room(&self) -> bool {
+        !self.open.is_empty()
+    }
+
+    /// The number of a page without memory, for when there is no room: once it has its memory,
+    /// it is to be opened. It is an earlier one, or as many as there were before.
+    ///
+    /// # Errors
+    /// There is no memory to keep the books.
+    pub fn try_reserve_page(&mut self) -> Result<usize, TryReserveError> {
+        if self.absent.is_empty() {
+            self.pages.0.try_reserve(1)?;
+            // A page that is given up must find room among the absent ones.
+            self.absent.try_reserve(self.pages.0.len() + 1)?;
+            self.absent.push(small(self.pages.0.len()));
+            let page = Page { vacant: Vec::new(), first_word: 0, used: 0, links: Links::LOOSE };
+            self.pages.0.push(page);
+        }
+        let number = *self.absent.last().expect("one was just pushed where there was none");
+        let words = self.page_len() / u64::BITS as usize;
+        self.pages.0[number as usize].vacant.try_reserve_exact(words)?;
+        Ok(number as usize)
+    }
+
+    /// The page that was just reserved has its memory now.
+    ///
+    /// # Panics
+    /// None was.
+    pub fn open_reserved(&mut self) {
+        let number = self.absent.pop().expect("a page was reserved");
+        let words = self.page_len() / u64::BITS as usize;
+        let page = &mut self.pages.0[number as usize];
+        page.vacant.resize(words, u64::MAX);
+        page.first_word = 0;
+        self.open.push_back(&mut self.pages, number);
+    }
+
+    /// Takes a slot.
+    ///
+    /// # Panics
+    /// There is no room.
+    pub fn take(&mut self) -> u32 {
+        let number = self.open.front().expect("room was reserved");
+        let page = &mut self.pages.0[number as usize];
+        let mut word = page.first_word as usize;
+        while page.vacant[word] == 0 {
+            word += 1;
+        }
+        let bit = page.vacant[word].trailing_zeros();
+        page.vacant[word] &= page.vacant[word] - 1;
+        page.first_word = small(word);
+        page.used += 1;
+        if page.used == 1 << self.page_bits {
+            self.open.remove(&mut self.pages, number);
+        }
+        self.len += 1;
+        number << self.page_bits | small(word) << u64::BITS.ilog2() | bit
+    }
+
+    /// Leaves a slot that is taken. If a page is empty now and not the only one with room, it
+    /// is given up: its number is returned, and its memory is to be freed.
+    pub fn leave(&mut self, number: u32) -> Option<usize> {
+        let (page_number, slot) = (small(self.page_of(number)), small(self.slot_of(number)));
+        let page = &mut self.pages.0[page_number as usize];
+        let word = slot / u64::BITS;
+        page.vacant[word as usize] |= 1 << (slot % u64::BITS);
+        page.first_word = page.first_word.min(word);
+        let was_full = page.used == 1 << self.page_bits;
+        page.used -= 1;
+        let is_empty = page.used == 0;
+        if was_full {
+            self.open.push_back(&mut self.pages, page_number);
+        }
+        self.len -= 1;
+        // One open page stays, so that a queue that hovers around empty allocates nothing.
+        if is_empty && self.open.len() > 1 {
+            self.open.remove(&mut self.pages, page_number);
+            self.pages.0[page_number as usize].vacant = Vec::new();
+            self.absent.push(page_number);
+            return Some(page_number as usize);
+        }
+        None
+    }
+}
+
+impl Linked for PageTable {
+    fn links(&self, key: u32) -> Links {
+        self.0[key as usize].links
+    }
+
+    fn set_links(&mut self, key: u32, links: Links) {
+        self.0[key as usize].links = links;
+    }
+}
+
+fn small(number: usize) -> u32 {
+    u32::try_from(number).expect("slots have numbers of 32 bits")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    fn take(slots: &mut Slots, present: &mut BTreeSet<usize>) -> u32 {
+        if !slots.has_room() {
+            let page = slots.try_reserve_page().expect("the test needs little memory");
+            slots.open_reserved();
+            assert!(present.insert(page), "page {page} had memory already");
+        }
+        slots.take()
+    }
+
+    #[test]
+    fn behaves_as_a_set_under_random_steps() {
+        let mut random = fastrand::Rng::with_seed(5);
+        let mut slots = Slots::new(7);
+        let mut model: BTreeSet<u32> = BTreeSet::new();
+        let mut present = BTreeSet::new();
+        for step in 0..100_000_u32 {
+            let filling = (step / 10_000) % 2 == 0;
+            if random.u8(..10) < if filling { 8 } else { 2 } {
+                let number = take(&mut slots, &mut present);
+                assert!(present.contains(&slots.page_of(number)));
+                assert!(model.insert(number), "slot {number} was taken already");
+            } else if let Some(number) = random.choice(model.iter().copied()) {
+                model.remove(&number);
+                if let Some(page) = slots.leave(number) {
+                    assert!(present.remove(&page));
+                    assert!(model.iter().all(|&number| slots.page_of(number) != page));
+                }
+            }
+            assert_eq!(slots.len(), model.len());
+        }
+    }
+
+    #[test]
+    fn a_page_fills_from_its_start_and_is_given_up_when_it_is_empty() {
+        let mut slots = Slots::new(6);
+        let mut present = BTreeSet::new();
+        let numbers: Vec<u32> = (0..64 * 4).map(|_| take(&mut slots, &mut present)).collect();
+        assert!(numbers.iter().copied().eq(0..64 * 4));
+        slots.leave(5);
+        slots.leave(3);
+        assert_eq!((slots.take(), slots.take()), (3, 5));
+        let given_up = numbers.iter().filter_map(|&number| slots.leave(number)).count();
+        assert_eq!((slots.len(), given_up), (0, 3));
+    }
+
+    #[test]
+    fn pages_are_as_large_as_the_allocator_wants_them() {
+        for width in [1, 8, 66, 100, 4_096, 4_098] {
+            let bytes = width << page_bits(width);
+            assert!((PAGE_BYTES..=4 * PAGE_BYTES).contains(&bytes), "{width}: {bytes}");
+        }
+    }
+}
