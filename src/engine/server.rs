@@ -318,7 +318,7 @@ impl Server {
     /// returns what is left of it.
     fn run<'a>(&mut self, key: ConnKey, mut input: &'a [u8], now: Nanos) -> &'a [u8] {
         self.work_left = self.work_share;
-        while self.work_left > 0 {
+        while self.work_left > 0 && !input.is_empty() {
             let step = self.conns[key].next_step(&mut input);
             if matches!(step, Step::Pause) {
                 break;
