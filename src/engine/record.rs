@@ -246,7 +246,8 @@ impl Layout {
     /// The longest that a record is before its body, in bytes.
     pub const LONGEST_HEAD: usize = 8 + TUBE_NAME_MAX + FIELDS_LEN;
 
-    fn name_length_len(self) -> usize {
+    /// Where the name of the tube begins in a record, in bytes.
+    pub fn name_at(self) -> usize {
         match self {
             Layout::V5 => 8,
             Layout::V7 | Layout::V7Checked => NAME_LENGTH_LEN,
@@ -262,7 +263,7 @@ impl Layout {
 
     /// The length of the head of a record with a tube's name of this length.
     pub fn head_len(self, tube: &str) -> usize {
-        self.name_length_len() + tube.len() + self.fields_len()
+        self.name_at() + tube.len() + self.fields_len()
     }
 
     /// Reads the head of the record at the start of `bytes`.
@@ -270,7 +271,7 @@ impl Layout {
     /// # Errors
     /// There is none.
     pub fn read(self, bytes: &[u8]) -> Result<Head<'_>, Malformed> {
-        let name_at = self.name_length_len();
+        let name_at = self.name_at();
         let name_len = match self {
             Layout::V5 => bytes.first_chunk().map(|&word| u64::from_ne_bytes(word)),
             // A negative length is out of range too.

@@ -11,12 +11,13 @@
 use super::binlog::{Binlog, Failure, Last, Policy};
 use super::disk::{Disk, FileNumber};
 use super::job::{Destination, Job, Terms};
-use super::keys::JobKey;
+use super::keys::{JobKey, TubeKey};
 use super::queue::Queue;
 use super::record::{self, Fields, HIGHEST_ID, Layout, Logged};
 use super::scan::{self, Damage, Found, Item, ReadError, Scan, Tail};
 use super::segments::{Segment, Segments};
 use super::time::Nanos;
+use super::tube::Tubes;
 use log::{error, info, warn};
 use std::borrow::Cow;
 use std::collections::{HashSet, TryReserveError};
@@ -57,6 +58,8 @@ struct Replay<'q> {
     queue: &'q mut Queue,
     segments: Segments,
     last: Last,
+    /// That of the full record read last.
+    tube: TubeKey,
     used_bytes: u64,
     tail: Tail,
     /// The jobs that had a damaged full record and no other one.
@@ -88,6 +91,7 @@ impl Queue {
             queue: self,
             segments: Segments::default(),
             last: Last::default(),
+            tube: Tubes::DEFAULT,
             used_bytes: 0,
             tail: Tail::default(),
             missing: HashSet::new(),
@@ -225,7 +229,7 @@ impl Replay<'_> {
         &mut self,
         number: FileNumber,
         layout: Layout,
-        found: Found,
+        found: Found<'_>,
     ) -> Result<(), TryReserveError> {
         let Found { fields, tube, body, .. } = found;
         self.note_id(fields.id);
@@ -244,7 +248,7 @@ impl Replay<'_> {
             (Some(key), None) => key,
             (known, Some((tube, body))) => {
                 self.missing.remove(&fields.id);
-                self.take_full(number, known, &fields, &tube, body)?
+                self.take_full(number, known, &fields, tube, body)?
             }
             // Its full record was in a file that is not needed any more.
             (None, None) => return Ok(()),
@@ -266,13 +270,13 @@ impl Replay<'_> {
         known: Option<JobKey>,
         fields: &Fields,
         tube: &str,
-        body: Vec<u8>,
+        body: &[u8],
     ) -> Result<JobKey, TryReserveError> {
         // As long as it will be when it is written anew.
         let len = record::full_len(tube, body.len()) as u64;
-        let tube = self.queue.find_or_create_tube(tube)?;
+        let tube = self.find_tube(tube)?;
         if let Some(key) = known {
-            let body = self.queue.bodies.add(Cow::Owned(body))?;
+            let body = self.queue.bodies.add(Cow::Borrowed(body))?;
             let job = &mut self.queue.jobs[key];
             job.tube = tube;
             let old_body = std::mem::replace(&mut job.body, body);
@@ -285,10 +289,18 @@ impl Replay<'_> {
         self.segments.try_reserve_one()?;
         let Fields { id, pri, delay_secs, ttr_secs, created_at, .. } = *fields;
         let terms = Terms { pri, delay_secs, ttr_secs };
-        let body = self.queue.bodies.add(Cow::Owned(body))?;
+        let body = self.queue.bodies.add(Cow::Borrowed(body))?;
         let key = self.queue.jobs.insert(Job::new(id, tube, terms, body, created_at));
         self.queue.jobs[key].log = self.segments.add_job(key, number, len);
         Ok(key)
+    }
+
+    /// Most jobs are in the tube of the job before.
+    fn find_tube(&mut self, name: &str) -> Result<TubeKey, TryReserveError> {
+        if *self.queue.tubes[self.tube].name != *name {
+            self.tube = self.queue.find_or_create_tube(name)?;
+        }
+        Ok(self.tube)
     }
 
     /// C beanstalkd, whose records are not checked, does not say when a job was buried: it was

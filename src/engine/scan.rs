@@ -5,8 +5,8 @@
 //! trying every byte. What the records mean together is for others (`replay.rs`,
 //! `inspect.rs`) to say; nothing is changed here.
 //!
-//! It takes one window of the file and one body into memory at a time, and neither loops nor
-//! panics on any bytes.
+//! It takes one window of the file into memory at a time, which has room for the longest record
+//! so far, and neither loops nor panics on any bytes.
 
 use super::body::CR_LF;
 use super::disk::{Disk, FileNumber};
@@ -40,9 +40,9 @@ pub struct Scan<'d> {
 
 /// What there is in a file.
 #[derive(Debug)]
-pub enum Item {
+pub enum Item<'s> {
     /// A sound record.
-    Record(Found),
+    Record(Found<'s>),
     /// Bytes that are none.
     Damage(Damage),
     /// There are no more records.
@@ -51,7 +51,7 @@ pub enum Item {
 
 /// A sound record, and where it was.
 #[derive(Debug)]
-pub struct Found {
+pub struct Found<'s> {
     /// Where it begins, in bytes from the start of the file.
     pub offset: u64,
     /// Its length in bytes.
@@ -59,9 +59,9 @@ pub struct Found {
     /// What it says.
     pub fields: Fields,
     /// The tube of the job, in a full record.
-    pub tube: Option<String>,
+    pub tube: Option<&'s str>,
     /// The body, in a full record of a job that is not deleted.
-    pub body: Option<Vec<u8>>,
+    pub body: Option<&'s [u8]>,
 }
 
 /// Bytes that should be records and are not.
@@ -118,7 +118,7 @@ pub enum ReadError {
 
 /// A record, or what stands in its place.
 enum Parsed {
-    Record(Found),
+    Record(Outline),
     Blank,
     /// `next` is where the record ends, if its length can be believed.
     Faulty {
@@ -127,6 +127,16 @@ enum Parsed {
         is_full: bool,
         next: Option<u64>,
     },
+}
+
+/// A sound record that is in the window.
+#[derive(Clone, Copy)]
+struct Outline {
+    offset: u64,
+    fields: Fields,
+    tube_len: usize,
+    head_len: usize,
+    body_len: usize,
 }
 
 /// The pairs of neighbours between which files are missing.
@@ -253,15 +263,15 @@ impl<'d> Scan<'d> {
     ///
     /// # Errors
     /// The file cannot be read on.
-    pub fn next_item(&mut self) -> Result<Item, ReadError> {
+    pub fn next_item(&mut self) -> Result<Item<'_>, ReadError> {
         if let Some(damage) = self.head_damage.take() {
             return Ok(Item::Damage(damage));
         }
         let offset = self.offset;
         let (what, id, is_full, search_from) = match self.parse(offset)? {
-            Parsed::Record(found) => {
-                self.offset = offset + found.len;
-                return Ok(Item::Record(found));
+            Parsed::Record(outline) => {
+                self.offset = outline.end();
+                return Ok(Item::Record(self.found(outline)));
             }
             Parsed::Blank => match self.end_of_zeros(offset)? {
                 None => return Ok(Item::End(End { used: offset, rest: None })),
@@ -306,52 +316,44 @@ impl<'d> Scan<'d> {
             Err(Malformed::Incomplete) => return Ok(faulty(Fault::CutShort)),
             Err(malformed) => return Ok(faulty(Fault::Fields(malformed))),
         };
-        let head_len = layout.head_len(tube);
-        let len = head_len as u64 + u64::from(body_len);
+        let (head_len, body_len) = (layout.head_len(tube), body_len as usize);
+        let outline = Outline { offset, fields, tube_len: tube.len(), head_len, body_len };
         let checksum = layout.is_checked().then(|| record::checksum(&bytes[..head_len], tube));
-        let tube = Some(tube).filter(|tube| !tube.is_empty()).map(str::to_owned);
-        let faulty = |what, next| Parsed::Faulty {
-            what,
-            id: Some(fields.id),
-            is_full: tube.is_some(),
-            next,
-        };
-        if len > left {
+        let (id, is_full) = (Some(fields.id), !tube.is_empty());
+        let faulty = |what, next| Parsed::Faulty { what, id, is_full, next };
+        if outline.end() - offset > left {
             return Ok(faulty(Fault::CutShort, None));
         }
-        let body = if body_len == 0 {
-            None
-        } else {
-            match self.read_body(offset + head_len as u64, body_len)? {
-                Some(body) => Some(body),
-                None => return Ok(faulty(Fault::BodyEnd, Some(offset + len))),
-            }
-        };
+        let next = Some(outline.end());
+        let record = self.bytes_at(offset, head_len + body_len)?;
+        // The file may have become shorter.
+        let body = record.get(head_len..head_len + body_len).unwrap_or_default();
+        if body_len > 0 && !body.ends_with(CR_LF) {
+            return Ok(faulty(Fault::BodyEnd, next));
+        }
         if let Some((expected, mut crc)) = checksum {
-            crc.update(body.as_deref().unwrap_or_default());
+            crc.update(body);
             let is_ours = self.nonce.is_none_or(|of_file| of_file == nonce);
             if crc.finalize() != expected || !is_ours {
-                return Ok(faulty(Fault::Checksum, Some(offset + len)));
+                return Ok(faulty(Fault::Checksum, next));
             }
         }
-        Ok(Parsed::Record(Found { offset, len, fields, tube, body }))
+        Ok(Parsed::Record(outline))
     }
 
-    /// Reads the body at `offset`; nothing when it does not end as it must.
-    fn read_body(&mut self, offset: u64, len: u32) -> Result<Option<Vec<u8>>, ReadError> {
-        let len = len as usize;
-        let mut body = Vec::new();
-        body.try_reserve_exact(len).map_err(ReadError::NoMemory)?;
-        while body.len() < len {
-            let at = offset + body.len() as u64;
-            let bytes = self.bytes_at(at, WINDOW_LEN.min(len - body.len()))?;
-            if bytes.is_empty() {
-                // The file has become shorter.
-                return Ok(None);
-            }
-            body.extend_from_slice(bytes);
+    /// The record that was parsed last.
+    fn found(&self, outline: Outline) -> Found<'_> {
+        let Outline { offset, fields, tube_len, head_len, body_len } = outline;
+        let start = usize::try_from(offset - self.window_at).expect("it is in the window");
+        let (head, body) = self.window[start..start + head_len + body_len].split_at(head_len);
+        let name = &head[self.layout.name_at()..][..tube_len];
+        Found {
+            offset,
+            len: outline.end() - offset,
+            fields,
+            tube: str::from_utf8(name).ok().filter(|tube| !tube.is_empty()),
+            body: Some(body).filter(|body| !body.is_empty()),
         }
-        Ok(Some(body).filter(|body| body.ends_with(CR_LF)))
     }
 
     /// Where the next sound record is, from `offset` on.
@@ -403,11 +405,19 @@ impl<'d> Scan<'d> {
         if is_there {
             return Ok(&self.window[start..start + len]);
         }
-        self.window.resize(WINDOW_LEN, 0);
+        let window_len = len.max(WINDOW_LEN);
+        self.window.try_reserve(window_len).map_err(ReadError::NoMemory)?;
+        self.window.resize(window_len, 0);
         let read = self.disk.read(self.number, offset, &mut self.window).map_err(ReadError::Io)?;
         self.window.truncate(read);
         self.window_at = offset;
         Ok(&self.window[..len.min(read)])
+    }
+}
+
+impl Outline {
+    fn end(&self) -> u64 {
+        self.offset + (self.head_len + self.body_len) as u64
     }
 }
 
