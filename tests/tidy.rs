@@ -66,8 +66,8 @@ fn imports_of_the_engine_run_downward() {
     // The floors of the map in lib.rs, from the ground up.
     const FLOORS: [&[&str]; 5] = [
         &[
-            "heap", "list", "wheel", "slots", "pages", "index", "table", "bytes", "time", "keys",
-            "spare", "disk",
+            "heap", "list", "wheel", "slots", "pages", "index", "table", "ids", "bytes", "time",
+            "keys", "spare", "disk",
         ],
         &["job", "tube", "command", "reply", "output", "body", "record", "scan", "segments"],
         &["queue", "waiting", "binlog", "space", "compaction", "durable", "replay"],

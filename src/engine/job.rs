@@ -1,14 +1,17 @@
-//! Jobs, and where to find them: by key in a step, by id in about two.
+//! Jobs, and where to find them: by key in a step, by id in about three.
 //!
 //! A job knows its tube and which structure it stands in; it does not know the rules by
 //! which it moves (`queue.rs`) nor anything of connections but their keys.
 
 use super::body::Body;
 use super::heap::{Entry, rank};
+use super::ids::Ids;
 use super::keys::{ConnKey, JobKey, Key, LogKey, TubeKey};
-use super::list::{Linked, Links, NIL};
-use super::table::{Hashed, Table, scatter};
+use super::list::{Linked, Links};
+use super::pages::Pages;
 use super::time::Nanos;
+use std::collections::TryReserveError;
+use std::ops::{Index, IndexMut};
 
 /// One job.
 #[derive(Debug)]
@@ -33,8 +36,6 @@ pub struct Job {
     pub body: Body,
     /// What the binlog knows of it.
     pub log: LogKey,
-    /// The next job in the same bucket of the index.
-    next_in_bucket: u32,
 }
 
 /// How often a job went through what.
@@ -125,7 +126,11 @@ pub struct ReservedEntry {
 }
 
 /// All jobs.
-pub type Jobs = Table<JobKey, Job>;
+#[derive(Debug, Default)]
+pub struct Jobs {
+    pages: Pages<JobKey, Job>,
+    ids: Ids,
+}
 
 impl Job {
     /// A new job in no place yet. A `ttr_secs` of 0 becomes 1.
@@ -141,7 +146,6 @@ impl Job {
             state: State::Moving,
             body,
             log: LogKey::NONE,
-            next_in_bucket: NIL,
         }
     }
 }
@@ -168,29 +172,52 @@ pub struct Terms {
 impl Jobs {
     /// The job that clients call `id`.
     pub fn find(&self, id: u64) -> Option<JobKey> {
-        self.find_by(hash(id), |job| job.id == id)
+        self.ids.find(id).map(JobKey::from_number)
+    }
+
+    /// Makes sure that the next [`Jobs::insert`] needs no memory.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
+        self.pages.try_reserve_one()?;
+        self.ids.try_reserve_one()
+    }
+
+    /// Adds a job, whose id no other has, and says under which key.
+    ///
+    /// # Panics
+    /// There was no successful [`Jobs::try_reserve_one`] before.
+    pub fn insert(&mut self, job: Job) -> JobKey {
+        let id = job.id;
+        let key = self.pages.insert(job);
+        self.ids.insert(id, key.number());
+        key
+    }
+
+    /// Takes out a job to which nothing refers any more.
+    ///
+    /// # Panics
+    /// There is none under this key.
+    pub fn remove(&mut self, key: JobKey) -> Job {
+        let job = self.pages.remove(key).expect("nobody has the key of a job that is gone");
+        self.ids.remove(job.id);
+        job
     }
 }
 
-impl Hashed for Job {
-    fn hash(&self) -> u64 {
-        hash(self.id)
-    }
+impl Index<JobKey> for Jobs {
+    type Output = Job;
 
-    fn next_in_bucket(&self) -> u32 {
-        self.next_in_bucket
-    }
-
-    fn next_in_bucket_mut(&mut self) -> &mut u32 {
-        &mut self.next_in_bucket
+    fn index(&self, key: JobKey) -> &Job {
+        &self.pages[key]
     }
 }
 
-/// Sixteen ids in a row share a neighbourhood, so that a queue that is worked off in
-/// order stays in the processor's cache; the neighbourhoods are scattered, so that no
-/// pattern of ids left behind makes long chains.
-fn hash(id: u64) -> u64 {
-    scatter(id >> 4) << 4 | (id & 15)
+impl IndexMut<JobKey> for Jobs {
+    fn index_mut(&mut self, key: JobKey) -> &mut Job {
+        &mut self.pages[key]
+    }
 }
 
 /// For the lists of buried jobs.

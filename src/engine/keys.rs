@@ -47,6 +47,8 @@ keys! {
     LogKey;
     /// A body among those of its width.
     BodyKey;
+    /// Some ids in a row.
+    BlockKey;
 }
 
 impl ConnKey {

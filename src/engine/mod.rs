@@ -12,6 +12,7 @@ pub mod conn;
 pub mod disk;
 pub mod durable;
 pub mod heap;
+pub mod ids;
 pub mod index;
 pub mod inspect;
 pub mod job;
