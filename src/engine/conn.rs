@@ -13,6 +13,7 @@ use super::job::Terms;
 use super::keys::ConnKey;
 use super::output::{Output, Pool};
 use super::pages::Pages;
+use super::queue::Kick;
 use super::reply::Reply;
 use std::collections::TryReserveError;
 use std::io::IoSlice;
@@ -66,6 +67,8 @@ pub enum Phase {
         /// What to say then.
         reply: Reply<'static>,
     },
+    /// A kick of more jobs than could be kicked at once.
+    Kicking(Kick),
     /// A reserve that has not been answered.
     Waiting,
     /// Nothing more: what has been said is sent, then the connection is closed.
@@ -114,6 +117,8 @@ pub enum Step<'a> {
     Put(Put, &'a [u8]),
     /// The end of a body that was not wanted, and what to say.
     Unwanted(Reply<'static>),
+    /// More of the jobs that are to be kicked.
+    Kick(Kick),
     /// More bytes are needed, or none are wanted at present.
     Pause,
 }
@@ -143,7 +148,11 @@ impl Conn {
     /// Whether commands of this client can be run now.
     pub fn takes_commands(&self) -> bool {
         let is_free = match self.phase {
-            Phase::Line | Phase::TooLongLine | Phase::Body(_) | Phase::UnwantedBody { .. } => true,
+            Phase::Line
+            | Phase::TooLongLine
+            | Phase::Body(_)
+            | Phase::UnwantedBody { .. }
+            | Phase::Kicking(_) => true,
             Phase::Waiting | Phase::Closing => false,
         };
         is_free && self.output.len() < Conn::OUTPUT_LIMIT
@@ -155,11 +164,18 @@ impl Conn {
         let is_over = match self.phase {
             Phase::Closing => true,
             Phase::Waiting => false,
-            Phase::Line | Phase::TooLongLine | Phase::Body(_) | Phase::UnwantedBody { .. } => {
-                self.input_ended && !self.is_held_up
-            }
+            Phase::Line
+            | Phase::TooLongLine
+            | Phase::Body(_)
+            | Phase::UnwantedBody { .. }
+            | Phase::Kicking(_) => self.input_ended && !self.is_held_up,
         };
         is_over && self.output.is_empty()
+    }
+
+    /// Whether there is anything left to do with what has arrived, so far as `input` goes.
+    pub fn has_step(&self, input: &[u8]) -> bool {
+        !input.is_empty() || matches!(self.phase, Phase::Kicking(_))
     }
 
     /// Takes one step's worth of bytes from the front of `input`.
@@ -190,6 +206,7 @@ impl Conn {
                 self.phase = Phase::Line;
                 Step::Unwanted(reply)
             }
+            Phase::Kicking(kick) => Step::Kick(*kick),
             Phase::Waiting | Phase::Closing => Step::Pause,
         }
     }
@@ -231,6 +248,7 @@ impl Conn {
             | Phase::TooLongLine
             | Phase::Body(_)
             | Phase::UnwantedBody { .. }
+            | Phase::Kicking(_)
             | Phase::Waiting
             | Phase::Closing => None,
         }
@@ -250,6 +268,7 @@ impl Conn {
             Phase::Line
             | Phase::TooLongLine
             | Phase::UnwantedBody { .. }
+            | Phase::Kicking(_)
             | Phase::Waiting
             | Phase::Closing => self.input.try_reserve(bytes.len())?,
         }
@@ -297,6 +316,11 @@ impl Conns {
     /// A connection is gone.
     pub fn remove(&mut self, key: ConnKey) {
         self.by_key.remove(key);
+    }
+
+    /// A connection is gone, but its key is still needed.
+    pub fn gone(&mut self, key: ConnKey) {
+        self.by_key[key] = Conn { phase: Phase::Closing, ..Conn::default() };
     }
 
     /// Adds a reply to what the client is to be sent.

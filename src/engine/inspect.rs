@@ -227,7 +227,7 @@ impl Survey {
                         let job = self.jobs.get(&fields.id);
                         let job = job.filter(|job| (job.file, job.offset) == (place, offset));
                         if let Some(job) = job.filter(|_| told.insert(fields.id)) {
-                            let body = body.strip_suffix(CR_LF).unwrap_or(&body);
+                            let body = body.strip_suffix(CR_LF).unwrap_or(body);
                             tell_job(job, body, out).map_err(InspectError::Output)?;
                         }
                     }

@@ -36,7 +36,7 @@ impl<K: Key, T> Pages<K, T> {
 
     /// Whether there is no entry.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.slots.is_empty()
     }
 
     /// The entry under `key`, if there is one.

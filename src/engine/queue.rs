@@ -28,7 +28,7 @@ use super::job::{DelayedEntry, Destination, Job, Jobs, ReadyEntry, ReservedEntry
 use super::keys::{ConnKey, JobKey, Key, TimerKey, TubeKey};
 use super::pages::Pages;
 use super::time::{Drift, Nanos};
-use super::tube::{Pause, Tubes};
+use super::tube::{Pause, Tube, Tubes};
 use super::waiting::{Ticket, Watches, Watching};
 use super::wheel::Wheel;
 use std::borrow::Cow;
@@ -88,6 +88,18 @@ pub enum Outcome {
     NotFound,
     /// There is no space for it in the binlog, and nothing has happened.
     NoSpace,
+}
+
+/// How far a `kick` has come.
+#[derive(Clone, Copy, Debug)]
+pub struct Kick {
+    tube: TubeKey,
+    /// Buried jobs are kicked, not delayed ones.
+    are_buried: bool,
+    /// How many are still to be kicked.
+    pub left: u32,
+    /// How many have been.
+    pub kicked: u32,
 }
 
 /// How many jobs are in which state, and how many did what.
@@ -201,15 +213,34 @@ impl Queue {
         Ok(conn)
     }
 
-    /// The connection is gone: it stops waiting, and the jobs that it held are ready again,
-    /// in the order in which they were reserved.
-    pub fn disconnect(&mut self, conn: ConnKey, now: Nanos) {
+    /// The connection is gone: it stops waiting, and the jobs that it held are ready again, in the
+    /// order in which they were reserved. Says whether that is done; if they are very many, they
+    /// come in several steps, the soonest deadlines first, and [`Queue::hand_back`] is next.
+    pub fn disconnect(&mut self, conn: ConnKey, now: Nanos) -> bool {
         self.stop_waiting(conn);
+        self.hand_back(conn, now)
+    }
+
+    /// One more step of what [`Queue::disconnect`] began. Says whether it was the last; then the
+    /// key may be used again.
+    pub fn hand_back(&mut self, conn: ConnKey, now: Nanos) -> bool {
+        if self.clients[conn].reserved.len() > MOVES_PER_TICK {
+            for _ in 0..MOVES_PER_TICK {
+                let held = self.clients[conn].reserved.first();
+                self.make_ready(held.expect("there are more than that").job, now);
+            }
+            return false;
+        }
         let mut held: Vec<ReservedEntry> = self.clients[conn].reserved.iter().collect();
         held.sort_unstable_by_key(|held| held.turn);
         for held in held {
             self.make_ready(held.job, now);
         }
+        self.forget(conn);
+        true
+    }
+
+    fn forget(&mut self, conn: ConnKey) {
         while let Some(tube) = self.clients[conn].watching.first(&self.watches) {
             self.remove_watch(conn, tube);
             self.remove_tube_if_idle(tube);
@@ -458,31 +489,43 @@ impl Queue {
         true
     }
 
-    /// Makes up to `bound` jobs of the tube ready: buried ones if there are any, else
-    /// delayed ones. Says how many.
+    /// What `kick` with this bound means for the tube: buried jobs if there are any, else delayed
+    /// ones, and no more than there are.
+    pub fn plan_kick(&self, tube: TubeKey, bound: u32) -> Kick {
+        let Tube { buried, delayed, .. } = &self.tubes[tube];
+        let are_buried = !buried.is_empty();
+        let count = if are_buried { buried.len() as usize } else { delayed.len() };
+        let left = bound.min(u32::try_from(count).unwrap_or(u32::MAX));
+        Kick { tube, are_buried, left, kicked: 0 }
+    }
+
+    /// Makes as many jobs ready as the plan says, but no more than `limit`. With fewer left than
+    /// it said it is content.
     ///
     /// # Errors
     /// There is no space in the binlog for even one.
-    pub fn kick(&mut self, tube: TubeKey, bound: u32, now: Nanos) -> Result<u32, NoRoom> {
-        let are_buried = !self.tubes[tube].buried.is_empty();
-        let in_tube = if are_buried {
-            self.tubes[tube].buried.len() as usize
-        } else {
-            self.tubes[tube].delayed.len()
-        };
-        let count = bound.min(u32::try_from(in_tube).unwrap_or(u32::MAX));
-        let mut kicked = 0;
-        while kicked < count {
-            let tube = &self.tubes[tube];
-            let next = if are_buried { tube.first_buried() } else { tube.first_delayed() };
-            match self.kick_one(next.expect("as many were just counted"), now) {
-                Ok(()) => kicked += 1,
-                Err(no_room) if kicked == 0 => return Err(no_room),
-                Err(_) => break,
+    pub fn kick(&mut self, kick: &mut Kick, limit: u32, now: Nanos) -> Result<(), NoRoom> {
+        for _ in 0..limit.min(kick.left) {
+            let tube = &self.tubes[kick.tube];
+            let next = if kick.are_buried { tube.first_buried() } else { tube.first_delayed() };
+            match next.map(|job| self.kick_one(job, now)) {
+                Some(Ok(())) => {
+                    kick.left -= 1;
+                    kick.kicked += 1;
+                }
+                Some(Err(_)) if kick.kicked > 0 => kick.left = 0,
+                Some(Err(no_room)) => {
+                    kick.left = 0;
+                    return Err(no_room);
+                }
+                None => kick.left = 0,
+            }
+            if kick.left == 0 {
+                break;
             }
         }
         self.compact();
-        Ok(kicked)
+        Ok(())
     }
 
     /// Makes the job `id` ready, if it is buried or delayed.

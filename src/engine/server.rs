@@ -18,7 +18,7 @@ use super::disk::Disk;
 use super::job::Terms;
 use super::keys::{ConnKey, JobKey};
 use super::output::Output;
-use super::queue::{Answer, Outcome, Queue};
+use super::queue::{Answer, Kick, Outcome, Queue};
 use super::replay::{Recovered, ReplayError};
 use super::reply::Reply;
 use super::spare::Spare;
@@ -59,6 +59,8 @@ pub struct Server {
     last_moment: Nanos,
     /// Connections that waited and may go on with what they had sent before.
     answered: VecDeque<ConnKey>,
+    /// Connections that are gone and still hold jobs.
+    leaving: VecDeque<ConnKey>,
 }
 
 /// How much work all connections together make in one turn of the loop, as far as each
@@ -69,6 +71,7 @@ const WORK_PER_TURN: usize = 1024;
 const SMALLEST_SHARE: usize = 16;
 const OUTPUT_PER_WORK: usize = 128;
 const IN_LINE_PER_WORK: usize = 8;
+const KICKED_AT_ONCE: u32 = 4096;
 
 impl Server {
     /// A server without jobs and connections.
@@ -87,6 +90,7 @@ impl Server {
             work_left: 0,
             last_moment: now,
             answered: VecDeque::new(),
+            leaving: VecDeque::new(),
         }
     }
 
@@ -172,14 +176,29 @@ impl Server {
 
     /// A connection is gone; its key may be used again.
     pub fn disconnect(&mut self, key: ConnKey, now: Nanos) {
-        self.queue.disconnect(key, now);
-        self.conns.remove(key);
+        if self.queue.disconnect(key, now) {
+            self.conns.remove(key);
+        } else {
+            self.conns.gone(key);
+            self.leaving.push_back(key);
+        }
         self.settle(now);
+    }
+
+    /// Those who have left may have had more jobs than can be handed back at once.
+    fn go_on_leaving(&mut self, now: Nanos) {
+        if let Some(key) = self.leaving.front().copied()
+            && self.queue.hand_back(key, now)
+        {
+            self.leaving.pop_front();
+            self.conns.remove(key);
+        }
     }
 
     /// Time has passed: does what is due, though perhaps not all of it at once.
     pub fn tick(&mut self, now: Nanos) {
         self.queue.tick(now);
+        self.go_on_leaving(now);
         self.settle(now);
     }
 
@@ -220,7 +239,8 @@ impl Server {
     /// When [`Server::tick`] or [`Server::commit`] has something to do; at or before that, never
     /// after.
     pub fn next_due(&self) -> Option<Nanos> {
-        self.queue.next_due()
+        let at_once = (!self.leaving.is_empty()).then_some(Nanos::ZERO);
+        at_once.or_else(|| self.queue.next_due())
     }
 
     /// From now on puts are refused, so that the queue runs empty.
@@ -264,7 +284,7 @@ impl Server {
 
     /// How many connections there are.
     pub fn connection_count(&self) -> usize {
-        self.conns.len()
+        self.conns.len() - self.leaving.len()
     }
 
     // ---- Running commands ----
@@ -295,7 +315,11 @@ impl Server {
             // What is still to come has its room already.
             Phase::Body(_) => {}
             // Half a line must not keep what a whole burst needed.
-            Phase::Line | Phase::TooLongLine | Phase::UnwantedBody { .. } | Phase::Waiting => {
+            Phase::Line
+            | Phase::TooLongLine
+            | Phase::UnwantedBody { .. }
+            | Phase::Kicking(_)
+            | Phase::Waiting => {
                 input.shrink_to(2 * left);
             }
         }
@@ -318,7 +342,7 @@ impl Server {
     /// returns what is left of it.
     fn run<'a>(&mut self, key: ConnKey, mut input: &'a [u8], now: Nanos) -> &'a [u8] {
         self.work_left = self.work_share;
-        while self.work_left > 0 && !input.is_empty() {
+        while self.work_left > 0 && self.conns[key].has_step(input) {
             let step = self.conns[key].next_step(&mut input);
             if matches!(step, Step::Pause) {
                 break;
@@ -329,6 +353,7 @@ impl Server {
                 Step::TooLongLine => self.say(key, Reply::BadFormat),
                 Step::Put(put, body) => self.finish_put(key, put, Cow::Borrowed(body), now),
                 Step::Unwanted(reply) => self.say(key, reply),
+                Step::Kick(kick) => self.go_on_kicking(key, kick, now),
                 Step::Pause => break,
             }
             if !self.queue.answers.is_empty() {
@@ -339,7 +364,7 @@ impl Server {
             self.spend(work);
         }
         let conn = &mut self.conns[key];
-        conn.is_held_up = !input.is_empty() && (self.work_left == 0 || !conn.takes_commands());
+        conn.is_held_up = conn.has_step(input) && (self.work_left == 0 || !conn.takes_commands());
         if conn.is_held_up {
             self.conns.attend(key);
         }
@@ -412,7 +437,10 @@ impl Server {
                 let is_done = self.queue.touch(key, id, now);
                 self.say_if(key, is_done, Reply::Touched);
             }
-            Command::Kick { bound } => self.kick(key, bound, now),
+            Command::Kick { bound } => {
+                let kick = self.queue.plan_kick(self.queue.clients[key].used, bound);
+                self.go_on_kicking(key, kick, now);
+            }
             Command::KickJob { id } => {
                 let outcome = self.queue.kick_job(id, now);
                 self.say_outcome(key, outcome, Reply::KickedJob);
@@ -555,12 +583,15 @@ impl Server {
         }
     }
 
-    fn kick(&mut self, key: ConnKey, bound: u32, now: Nanos) {
-        match self.queue.kick(self.queue.clients[key].used, bound, now) {
-            Ok(count) => {
-                self.spend(count as usize);
-                self.say(key, Reply::Kicked { count });
-            }
+    /// A kick of very many jobs lets others have their turn in between.
+    fn go_on_kicking(&mut self, key: ConnKey, mut kick: Kick, now: Nanos) {
+        let before = kick.kicked;
+        let outcome = self.queue.kick(&mut kick, KICKED_AT_ONCE, now);
+        self.spend((kick.kicked - before) as usize);
+        self.conns[key].phase = if kick.left > 0 { Phase::Kicking(kick) } else { Phase::Line };
+        match outcome {
+            Ok(()) if kick.left > 0 => {}
+            Ok(()) => self.say(key, Reply::Kicked { count: kick.kicked }),
             Err(_) => self.say(key, Reply::OutOfMemory),
         }
     }
@@ -604,6 +635,7 @@ impl Server {
             commands: &self.commands,
             max_job_size: self.settings.max_job_size,
             binlog_file_size: self.settings.binlog_file_size,
+            connections: self.connection_count(),
             total_connections: self.total_connections,
             is_draining: self.is_draining,
         };
@@ -753,29 +785,81 @@ mod tests {
         assert!(server.wants(key).resume);
     }
 
+    /// More than are moved at once.
+    const MANY: usize = 20_000;
+
+    fn say_often(server: &mut Server, key: ConnKey, command: &[u8], reply: &str) {
+        for _ in 0..MANY {
+            server.receive(key, command, START);
+            assert!(replies(server, key).starts_with(reply));
+        }
+    }
+
+    #[test]
+    fn a_kick_of_very_many_jobs_leaves_others_their_turn() {
+        let mut server = server();
+        let (operator, other) = (server.connect().unwrap(), server.connect().unwrap());
+        say_often(&mut server, operator, b"put 0 9 9 0\r\n\r\n", "INSERTED ");
+        server.receive(operator, b"kick 100000\r\nlist-tube-used\r\n", START);
+        let mut turns = 1;
+        let mut said = replies(&mut server, operator);
+        while said.is_empty() {
+            assert_eq!(server.queue.totals.ready, u64::from(KICKED_AT_ONCE) * turns);
+            server.receive(other, b"list-tube-used\r\n", START);
+            assert_eq!(replies(&mut server, other), "USING default\r\n");
+            server.resume(operator, START);
+            turns += 1;
+            said = replies(&mut server, operator);
+        }
+        assert_eq!(turns, MANY.div_ceil(KICKED_AT_ONCE as usize) as u64);
+        server.resume(operator, START);
+        said += &replies(&mut server, operator);
+        assert_eq!(said, "KICKED 20000\r\nUSING default\r\n");
+    }
+
+    #[test]
+    fn a_connection_with_very_many_jobs_hands_them_back_step_by_step() {
+        let mut server = server();
+        let (worker, other) = (server.connect().unwrap(), server.connect().unwrap());
+        say_often(&mut server, worker, b"put 0 0 9 0\r\n\r\n", "INSERTED ");
+        say_often(&mut server, worker, b"reserve\r\n", "RESERVED ");
+        server.disconnect(worker, START);
+        assert_eq!(server.connection_count(), 1);
+        let mut turns = 1;
+        while server.queue.totals.reserved > 0 {
+            assert!(server.next_due().is_some_and(|due| due <= START), "nobody would go on");
+            server.receive(other, b"reserve-with-timeout 0\r\n", START);
+            assert!(replies(&mut server, other).starts_with("RESERVED "));
+            server.receive(other, b"delete 1\r\n", START);
+            replies(&mut server, other);
+            server.disconnect(other, START);
+            assert_eq!(server.connect().unwrap(), other, "the other key is not free yet");
+            server.tick(START);
+            turns += 1;
+        }
+        assert!(turns > 3, "it took {turns} turns");
+        assert_eq!(server.connect().unwrap(), worker);
+    }
+
     #[test]
     fn a_backlog_of_due_jobs_holds_up_no_timeout() {
-        const JOBS: usize = 20_000;
         let mut server = server();
         let (producer, worker) = (server.connect().unwrap(), server.connect().unwrap());
         server.receive(producer, b"use backlog\r\n", START);
         assert_eq!(replies(&mut server, producer), "USING backlog\r\n");
-        for _ in 0..JOBS {
-            server.receive(producer, b"put 0 1 9 0\r\n\r\n", START);
-            assert!(replies(&mut server, producer).starts_with("INSERTED "));
-        }
+        say_often(&mut server, producer, b"put 0 1 9 0\r\n\r\n", "INSERTED ");
         server.receive(worker, b"reserve-with-timeout 1\r\n", START);
         let due = START + Nanos::from_secs(1) + Nanos::from_millis(1);
         server.tick(due);
         assert_eq!(replies(&mut server, worker), "TIMED_OUT\r\n");
         let ready = |server: &Server| server.queue.totals.ready;
-        assert!(ready(&server) < JOBS as u64, "the backlog takes several turns");
+        assert!(ready(&server) < MANY as u64, "the backlog takes several turns");
         let mut now = due;
         while let Some(next) = server.next_due() {
             now = now.max(next);
             server.tick(now);
         }
-        assert_eq!(ready(&server), JOBS as u64);
+        assert_eq!(ready(&server), MANY as u64);
     }
 
     #[test]

@@ -64,6 +64,11 @@ impl Slots {
         self.len
     }
 
+    /// Whether no slot is taken.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// How many slots a page has.
     pub fn page_len(&self) -> usize {
         1 << self.page_bits

@@ -50,6 +50,8 @@ pub struct ServerStats<'a> {
     pub max_job_size: u32,
     /// The size of a binlog file, in bytes.
     pub binlog_file_size: u32,
+    /// Connections at present.
+    pub connections: usize,
     /// Connections since the start.
     pub total_connections: u64,
     /// Whether puts are refused.
@@ -148,7 +150,7 @@ pub fn server(server: &ServerStats<'_>, queue: &Queue, now: Nanos) -> String {
         .line("total-jobs", queue.totals.total_jobs)
         .line("max-job-size", server.max_job_size)
         .line("current-tubes", queue.tubes.len())
-        .line("current-connections", queue.clients.len())
+        .line("current-connections", server.connections)
         .line("current-producers", queue.totals.producers)
         .line("current-workers", queue.totals.workers)
         .line("current-waiting", queue.totals.waiting)
