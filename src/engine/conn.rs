@@ -63,9 +63,9 @@ pub enum Phase {
     /// A body that is not wanted.
     UnwantedBody {
         /// How many bytes are still to come.
-        left: u64,
+        left: usize,
         /// What to say then.
-        reply: Reply<'static>,
+        why: Refusal,
     },
     /// A kick of more jobs than could be kicked at once.
     Kicking(Kick),
@@ -73,6 +73,24 @@ pub enum Phase {
     Waiting,
     /// Nothing more: what has been said is sent, then the connection is closed.
     Closing,
+}
+
+/// Why a body is not wanted.
+#[derive(Clone, Copy, Debug)]
+pub enum Refusal {
+    /// It is larger than is allowed.
+    JobTooBig,
+    /// There is no memory for it.
+    OutOfMemory,
+}
+
+impl From<Refusal> for Reply<'_> {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::JobTooBig => Reply::JobTooBig,
+            Refusal::OutOfMemory => Reply::OutOfMemory,
+        }
+    }
 }
 
 /// A put whose body is arriving.
@@ -83,7 +101,7 @@ pub struct Put {
     /// Its numbers.
     pub terms: Terms,
     /// How many bytes its body has, with CR LF.
-    pub full_len: usize,
+    pub full_len: u32,
 }
 
 /// The way out of a connection.
@@ -116,7 +134,7 @@ pub enum Step<'a> {
     /// A whole body, which may not end as it must.
     Put(Put, &'a [u8]),
     /// The end of a body that was not wanted, and what to say.
-    Unwanted(Reply<'static>),
+    Unwanted(Refusal),
     /// More of the jobs that are to be kicked.
     Kick(Kick),
     /// More bytes are needed, or none are wanted at present.
@@ -188,23 +206,23 @@ impl Conn {
             Phase::TooLongLine => self.end_of_line(input),
             Phase::Body(put) => {
                 let put = *put;
-                let Some((body, rest)) = input.split_at_checked(put.full_len) else {
+                let Some((body, rest)) = input.split_at_checked(put.full_len as usize) else {
                     return Step::Pause;
                 };
                 *input = rest;
                 self.phase = Phase::Line;
                 Step::Put(put, body)
             }
-            Phase::UnwantedBody { left, reply } => {
-                let dropped = usize::try_from(*left).unwrap_or(usize::MAX).min(input.len());
+            Phase::UnwantedBody { left, why } => {
+                let dropped = input.len().min(*left);
                 *input = &input[dropped..];
-                *left -= dropped as u64;
+                *left -= dropped;
                 if *left > 0 {
                     return Step::Pause;
                 }
-                let reply = *reply;
+                let why = *why;
                 self.phase = Phase::Line;
-                Step::Unwanted(reply)
+                Step::Unwanted(why)
             }
             Phase::Kicking(kick) => Step::Kick(*kick),
             Phase::Waiting | Phase::Closing => Step::Pause,
@@ -240,7 +258,9 @@ impl Conn {
     /// The put that all of the input and nothing else belongs to, if it is a large one.
     pub fn whole_large_body(&mut self) -> Option<Put> {
         match self.phase {
-            Phase::Body(put) if put.full_len == self.input.len() && put.full_len >= LARGE => {
+            Phase::Body(put)
+                if put.full_len as usize == self.input.len() && self.input.len() >= LARGE =>
+            {
                 self.phase = Phase::Line;
                 Some(put)
             }
@@ -262,7 +282,7 @@ impl Conn {
         match self.phase {
             // All that is still to come, so that a large body is moved no more.
             Phase::Body(put) => {
-                let missing = put.full_len.saturating_sub(self.input.len());
+                let missing = (put.full_len as usize).saturating_sub(self.input.len());
                 self.input.try_reserve_exact(missing.max(bytes.len()))?;
             }
             Phase::Line
@@ -280,8 +300,8 @@ impl Conn {
     /// `false` when none is.
     pub fn give_up_body(&mut self, arrived: usize) -> bool {
         let Phase::Body(put) = self.phase else { return false };
-        let left = (put.full_len - arrived) as u64;
-        self.phase = Phase::UnwantedBody { left, reply: Reply::OutOfMemory };
+        let left = put.full_len as usize - arrived;
+        self.phase = Phase::UnwantedBody { left, why: Refusal::OutOfMemory };
         true
     }
 }

@@ -20,8 +20,9 @@ impl Links {
     pub const LOOSE: Links = Links { previous: NIL, next: NIL };
 }
 
-/// A store whose entries carry the links of a list.
-pub trait Linked {
+/// A store whose entries carry the links of a list; where they may stand in several at once, of
+/// the lists that have the number `LIST`.
+pub trait Linked<const LIST: usize = 0> {
     /// The links of the entry under `key`, which stands in a list.
     fn links(&self, key: u32) -> Links;
 
@@ -31,19 +32,19 @@ pub trait Linked {
 
 /// The ends of a list whose links are in a [`Linked`] store.
 #[derive(Clone, Copy, Debug)]
-pub struct List {
+pub struct List<const LIST: usize = 0> {
     head: u32,
     tail: u32,
     len: u32,
 }
 
-impl Default for List {
-    fn default() -> List {
+impl<const LIST: usize> Default for List<LIST> {
+    fn default() -> List<LIST> {
         List { head: NIL, tail: NIL, len: 0 }
     }
 }
 
-impl List {
+impl<const LIST: usize> List<LIST> {
     /// How many entries stand in the list.
     pub fn len(&self) -> u32 {
         self.len
@@ -60,7 +61,7 @@ impl List {
     }
 
     /// Puts the entry under `key`, which must stand in no list, at the end.
-    pub fn push_back<S: Linked>(&mut self, store: &mut S, key: u32) {
+    pub fn push_back<S: Linked<LIST>>(&mut self, store: &mut S, key: u32) {
         store.set_links(key, Links { previous: self.tail, next: NIL });
         match self.tail {
             NIL => self.head = key,
@@ -71,7 +72,7 @@ impl List {
     }
 
     /// Takes out the entry under `key`, which must stand in this list.
-    pub fn remove<S: Linked>(&mut self, store: &mut S, key: u32) {
+    pub fn remove<S: Linked<LIST>>(&mut self, store: &mut S, key: u32) {
         let Links { previous, next } = store.links(key);
         match previous {
             NIL => self.head = next,
@@ -84,15 +85,35 @@ impl List {
         self.len -= 1;
     }
 
+    /// Takes out the entry under `key`, which must stand in this list; the last one takes its
+    /// place.
+    pub fn swap_remove<S: Linked<LIST>>(&mut self, store: &mut S, key: u32) {
+        let last = self.tail;
+        self.remove(store, last);
+        if last == key {
+            return;
+        }
+        let Links { previous, next } = store.links(key);
+        store.set_links(last, Links { previous, next });
+        match previous {
+            NIL => self.head = last,
+            previous => store.set_links(previous, Links { next: last, ..store.links(previous) }),
+        }
+        match next {
+            NIL => self.tail = last,
+            next => store.set_links(next, Links { previous: last, ..store.links(next) }),
+        }
+    }
+
     /// Takes out the entry that has stood longest.
-    pub fn pop_front<S: Linked>(&mut self, store: &mut S) -> Option<u32> {
+    pub fn pop_front<S: Linked<LIST>>(&mut self, store: &mut S) -> Option<u32> {
         let key = self.front()?;
         self.remove(store, key);
         Some(key)
     }
 
     /// The keys from front to back.
-    pub fn iter<'a, S: Linked>(&self, store: &'a S) -> impl Iterator<Item = u32> + 'a {
+    pub fn iter<'a, S: Linked<LIST>>(&self, store: &'a S) -> impl Iterator<Item = u32> + 'a {
         let some = |key: u32| (key != NIL).then_some(key);
         std::iter::successors(some(self.head), move |&key| some(store.links(key).next))
     }
@@ -121,8 +142,12 @@ mod tests {
         let mut model: VecDeque<u32> = VecDeque::new();
         for _ in 0..20_000 {
             let key = random.u32(..KEYS);
-            match (random.u8(..3), model.iter().position(|&k| k == key)) {
+            match (random.u8(..4), model.iter().position(|&k| k == key)) {
                 (0, _) => assert_eq!(list.pop_front(&mut store), model.pop_front()),
+                (1, Some(at)) => {
+                    list.swap_remove(&mut store, key);
+                    model.swap_remove_back(at);
+                }
                 (_, Some(at)) => {
                     list.remove(&mut store, key);
                     model.remove(at);

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! The loop asks for the next slices and says how much of them the kernel took. An output
-//! with nothing in it owns no memory: its first byte borrows a buffer from a pool.
+//! with nothing in it owns no memory and is small, since most connections are idle: its first byte
+//! borrows a buffer from a pool.
 
 use super::body::Content;
 use std::collections::{TryReserveError, VecDeque};
@@ -21,12 +22,19 @@ use std::rc::Rc;
 #[derive(Debug, Default)]
 pub struct Output {
     text: Vec<u8>,
-    bodies: VecDeque<SharedBody>,
     /// How much of `text` has been sent.
     text_sent: usize,
-    /// How much of the first of `bodies` has been sent.
-    body_sent: usize,
-    /// How many bytes are still to be sent in all.
+    /// None when there are none.
+    large: Option<Box<LargeBodies>>,
+}
+
+/// Bodies that are not copied into the text.
+#[derive(Debug, Default)]
+struct LargeBodies {
+    queue: VecDeque<SharedBody>,
+    /// How much of the first one has been sent.
+    sent: usize,
+    /// How many bytes of all of them are still to be sent.
     len: usize,
 }
 
@@ -44,12 +52,12 @@ pub struct Pool(Vec<Vec<u8>>);
 impl Output {
     /// How many bytes are still to be sent.
     pub fn len(&self) -> usize {
-        self.len
+        self.text.len() - self.text_sent + self.large.as_ref().map_or(0, |large| large.len)
     }
 
     /// Whether everything has been sent.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// Adds bytes.
@@ -62,7 +70,6 @@ impl Output {
         }
         self.text.try_reserve(bytes.len())?;
         self.text.extend_from_slice(bytes);
-        self.len += bytes.len();
         Ok(())
     }
 
@@ -74,9 +81,10 @@ impl Output {
         match body {
             Content::Small(bytes) => self.push(bytes, pool),
             Content::Large(bytes) => {
-                self.bodies.try_reserve(1)?;
-                self.bodies.push_back(SharedBody { at: self.text.len(), bytes: Rc::clone(bytes) });
-                self.len += bytes.len();
+                let large = self.large.get_or_insert_default();
+                large.queue.try_reserve(1)?;
+                large.queue.push_back(SharedBody { at: self.text.len(), bytes: Rc::clone(bytes) });
+                large.len += bytes.len();
                 Ok(())
             }
         }
@@ -84,10 +92,17 @@ impl Output {
 
     /// Puts the next bytes to be sent into `slices`; says how many slices.
     pub fn next_slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
+        let Some(large) = &self.large else {
+            if self.is_empty() || slices.is_empty() {
+                return 0;
+            }
+            slices[0] = IoSlice::new(&self.text[self.text_sent..]);
+            return 1;
+        };
         let mut filled = 0;
         let mut text_at = self.text_sent;
-        let mut body_from = self.body_sent;
-        let mut bodies = self.bodies.iter().peekable();
+        let mut body_from = large.sent;
+        let mut bodies = large.queue.iter().peekable();
         let mut ends_in_header = false;
         while filled < slices.len() {
             let text_end = bodies.peek().map_or(self.text.len(), |body| body.at);
@@ -110,32 +125,23 @@ impl Output {
 
     /// The first `count` of the bytes to be sent have been sent.
     pub fn sent(&mut self, mut count: usize, pool: &mut Pool) {
-        self.len -= count;
-        if self.len == 0 {
-            pool.give_back(std::mem::take(&mut self.text));
-            (self.text_sent, self.body_sent) = (0, 0);
-            if self.bodies.capacity() > 0 {
-                self.bodies = VecDeque::new();
-            }
-            return;
-        }
         while count > 0 {
-            let text_end = self.bodies.front().map_or(self.text.len(), |body| body.at);
+            let first = self.large.as_deref_mut().filter(|large| !large.queue.is_empty());
+            let text_end = first.as_ref().map_or(self.text.len(), |large| large.queue[0].at);
             let text = (text_end - self.text_sent).min(count);
             self.text_sent += text;
             count -= text;
-            let Some(body) = self.bodies.front().filter(|_| self.text_sent == text_end) else {
-                break;
-            };
-            let of_body = (body.bytes.len() - self.body_sent).min(count);
-            self.body_sent += of_body;
-            count -= of_body;
-            if self.body_sent == body.bytes.len() {
-                self.bodies.pop_front();
-                self.body_sent = 0;
+            if let Some(large) = first.filter(|_| self.text_sent == text_end) {
+                count -= large.sent(count);
             }
         }
-        self.forget_what_was_sent();
+        if self.is_empty() {
+            pool.give_back(std::mem::take(&mut self.text));
+            self.text_sent = 0;
+            self.large = None;
+        } else {
+            self.forget_what_was_sent();
+        }
     }
 
     /// A client that is always a little behind must not make its output grow for ever.
@@ -145,10 +151,24 @@ impl Output {
             return;
         }
         self.text.drain(..self.text_sent);
-        for body in &mut self.bodies {
+        for body in self.large.iter_mut().flat_map(|large| &mut large.queue) {
             body.at -= self.text_sent;
         }
         self.text_sent = 0;
+    }
+}
+
+impl LargeBodies {
+    /// Up to `limit` bytes of the first one have been sent; says how many.
+    fn sent(&mut self, limit: usize) -> usize {
+        let count = (self.queue[0].bytes.len() - self.sent).min(limit);
+        self.sent += count;
+        self.len -= count;
+        if self.sent == self.queue[0].bytes.len() {
+            self.queue.pop_front();
+            self.sent = 0;
+        }
+        count
     }
 }
 

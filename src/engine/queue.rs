@@ -29,7 +29,7 @@ use super::keys::{ConnKey, JobKey, Key, TimerKey, TubeKey};
 use super::pages::Pages;
 use super::time::{Drift, Nanos};
 use super::tube::{Pause, Tube, Tubes};
-use super::waiting::{Ticket, Watches, Watching};
+use super::waiting::{Ticket, Wait, Watches, Watching};
 use super::wheel::Wheel;
 use std::borrow::Cow;
 use std::collections::{TryReserveError, VecDeque};
@@ -55,7 +55,7 @@ pub struct Queue {
     pub(super) binlog: Option<Binlog>,
     /// How far the time of day is ahead.
     pub(super) drift: Drift,
-    pub(super) last_ticket: Ticket,
+    pub(super) next_ticket: Ticket,
     reservations: u64,
     /// The connections whose timer went off; empty between ticks.
     due_conns: Vec<ConnKey>,
@@ -130,8 +130,6 @@ pub struct Client {
     pub watching: Watching,
     /// The jobs that it holds.
     reserved: Heap<ReservedEntry>,
-    /// Until when it waits, if there is an end to that.
-    wait_until: Option<Nanos>,
     /// Goes off when its next deadline, safety margin or timeout is due.
     timer: TimerKey,
     is_producer: bool,
@@ -172,7 +170,7 @@ impl Queue {
             totals: Totals::default(),
             binlog: None,
             drift: Drift::default(),
-            last_ticket: Ticket::default(),
+            next_ticket: Ticket::FIRST,
             reservations: 0,
             due_conns: Vec::new(),
             moved_bytes: 0,
@@ -198,7 +196,6 @@ impl Queue {
             used: Tubes::DEFAULT,
             watching: Watching::default(),
             reserved: Heap::default(),
-            wait_until: None,
             timer,
             is_producer: false,
             is_worker: false,
@@ -312,7 +309,7 @@ impl Queue {
         let until = now + Nanos::from_secs(secs);
         let tube = &mut self.tubes[key];
         tube.pauses += 1;
-        tube.pause = Some(Pause { secs, until });
+        tube.pause = Some(Box::new(Pause { secs, until }));
         if secs == 0 {
             // Quirk: no time at all, so it only ends what pause there was; pinned by
             // tests/scripts/pause-tube-anew.txt.
@@ -682,9 +679,8 @@ impl Queue {
 
     /// The connection waits, until a job comes, its timeout is over, or a job that it
     /// holds comes near its deadline.
-    pub fn wait(&mut self, conn: ConnKey, until: Option<Nanos>, now: Nanos) {
-        self.clients[conn].wait_until = until;
-        self.join_lines(conn);
+    pub fn wait(&mut self, conn: ConnKey, until: Nanos, now: Nanos) {
+        self.join_lines(conn, until);
         self.totals.waiting += 1;
         self.set_client_timer(conn, now);
     }
@@ -736,7 +732,7 @@ impl Queue {
     }
 
     fn tube_is_due(&mut self, key: TubeKey, now: Nanos, moves_left: &mut usize) {
-        if self.tubes[key].pause.is_some_and(|pause| pause.until <= now) {
+        if self.tubes[key].pause.as_ref().is_some_and(|pause| pause.until <= now) {
             self.end_pause(key, now);
         }
         while let Some(first) = self.tubes[key].delayed.first().filter(|first| first.due <= now) {
@@ -748,7 +744,7 @@ impl Queue {
         }
         let tube = &self.tubes[key];
         let delay_over = tube.delayed.first().map(|first| first.due);
-        let pause_over = tube.pause.map(|pause| pause.until);
+        let pause_over = tube.pause.as_ref().map(|pause| pause.until);
         if let Some(next) = delay_over.into_iter().chain(pause_over).min() {
             // What is left over of a large backlog takes its turn after the others.
             self.wheel.set_no_later_than(tube.timer, next.max(now));
@@ -767,11 +763,10 @@ impl Queue {
             self.totals.timeouts += 1;
             self.make_ready(held.job, now);
         }
-        if self.clients[conn].watching.is_waiting() {
-            let is_over = self.clients[conn].wait_until.is_some_and(|until| until <= now);
+        if let Some(Wait { until, .. }) = self.clients[conn].watching.wait {
             if self.is_deadline_soon(conn, now) {
                 self.give_up_waiting(conn, Answer::DeadlineSoon);
-            } else if is_over {
+            } else if until <= now {
                 self.give_up_waiting(conn, Answer::TimedOut);
             }
         }
@@ -788,11 +783,10 @@ impl Queue {
     /// a job that it holds; while it waits, a second before that, and the timeout.
     fn set_client_timer(&mut self, conn: ConnKey, now: Nanos) {
         let client = &self.clients[conn];
-        let is_waiting = client.watching.is_waiting();
+        let wait = client.watching.wait;
         let deadline = client.reserved.first().map(|held| held.deadline);
-        let warning =
-            deadline.filter(|_| is_waiting).map(|deadline| deadline.before(SAFETY_MARGIN));
-        let timeout = client.wait_until.filter(|_| is_waiting);
+        let warning = deadline.filter(|_| wait.is_some()).map(|it| it.before(SAFETY_MARGIN));
+        let timeout = wait.map(|wait| wait.until).filter(|&until| until != Nanos::NEVER);
         if let Some(next) = deadline.into_iter().chain(warning).chain(timeout).min() {
             self.wheel.set_no_later_than(client.timer, next.max(now));
         }

@@ -13,7 +13,7 @@
 use super::binlog::{Failure, NoRoom, Policy, Syncing};
 use super::body::CR_LF;
 use super::command::{self, Command, Counter};
-use super::conn::{Conns, Outlet, Phase, Put, Step, Wants};
+use super::conn::{Conns, Outlet, Phase, Put, Refusal, Step, Wants};
 use super::disk::Disk;
 use super::job::Terms;
 use super::keys::{ConnKey, JobKey};
@@ -352,7 +352,7 @@ impl Server {
                 Step::Line(line) => self.run_line(key, line, now),
                 Step::TooLongLine => self.say(key, Reply::BadFormat),
                 Step::Put(put, body) => self.finish_put(key, put, Cow::Borrowed(body), now),
-                Step::Unwanted(reply) => self.say(key, reply),
+                Step::Unwanted(why) => self.say(key, why.into()),
                 Step::Kick(kick) => self.go_on_kicking(key, kick, now),
                 Step::Pause => break,
             }
@@ -502,8 +502,9 @@ impl Server {
     // ---- Putting ----
 
     fn begin_put(&mut self, key: ConnKey, terms: Terms, body_len: u32, trailing: bool) {
+        let full_len = body_len as usize + CR_LF.len();
         if body_len > self.settings.max_job_size {
-            return self.refuse_body(key, body_len, Reply::JobTooBig);
+            return self.refuse_body(key, full_len, Refusal::JobTooBig);
         }
         if trailing {
             // Quirk: the body is read as commands; pinned by tests/scripts/put-bad-format.txt.
@@ -511,16 +512,15 @@ impl Server {
         }
         self.queue.becomes_producer(key);
         if self.spare.hold().is_err() {
-            return self.refuse_body(key, body_len, Reply::OutOfMemory);
+            return self.refuse_body(key, full_len, Refusal::OutOfMemory);
         }
         self.last_id += 1;
-        let full_len = body_len as usize + CR_LF.len();
+        let full_len = u32::try_from(full_len).expect("the largest size allowed is 2^30");
         self.conns[key].phase = Phase::Body(Put { id: self.last_id, terms, full_len });
     }
 
-    fn refuse_body(&mut self, key: ConnKey, body_len: u32, reply: Reply<'static>) {
-        let left = u64::from(body_len) + 2;
-        self.conns[key].phase = Phase::UnwantedBody { left, reply };
+    fn refuse_body(&mut self, key: ConnKey, left: usize, why: Refusal) {
+        self.conns[key].phase = Phase::UnwantedBody { left, why };
     }
 
     fn finish_put(&mut self, key: ConnKey, put: Put, body: Cow<'_, [u8]>, now: Nanos) {
@@ -559,7 +559,8 @@ impl Server {
             return self.say(key, Reply::TimedOut);
         }
         self.conns[key].phase = Phase::Waiting;
-        self.queue.wait(key, timeout_secs.map(|secs| now + Nanos::from_secs(secs)), now);
+        let until = timeout_secs.map_or(Nanos::NEVER, |secs| now + Nanos::from_secs(secs));
+        self.queue.wait(key, until, now);
     }
 
     /// Also for the job that comes while the connection waits.

@@ -136,8 +136,8 @@ pub fn tube(tube: &Tube, waiting: usize, now: Nanos) -> String {
         .line("current-waiting", waiting)
         .line("cmd-delete", tube.deletes)
         .line("cmd-pause-tube", tube.pauses)
-        .line("pause", tube.pause.map_or(0, |pause| pause.secs))
-        .line("pause-time-left", tube.pause.map_or(0, |pause| pause.until.secs_left(now)));
+        .line("pause", tube.pause.as_ref().map_or(0, |pause| pause.secs))
+        .line("pause-time-left", tube.pause.as_ref().map_or(0, |pause| pause.until.secs_left(now)));
     yaml.0
 }
 

@@ -17,6 +17,9 @@ impl Nanos {
     /// The zero moment and the empty span.
     pub const ZERO: Nanos = Nanos(0);
 
+    /// The latest moment: it does not come.
+    pub const NEVER: Nanos = Nanos(u64::MAX);
+
     /// The smallest span there is.
     pub const ONE: Nanos = Nanos(1);
 

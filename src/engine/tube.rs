@@ -10,7 +10,7 @@ use super::keys::{JobKey, Key, TimerKey, TubeKey};
 use super::list::{List, NIL};
 use super::table::{Hashed, Table};
 use super::time::Nanos;
-use super::waiting::PlaceInLine;
+use super::waiting::{PlaceInLine, VIEW};
 use std::collections::TryReserveError;
 use std::hash::{BuildHasher, RandomState};
 
@@ -37,9 +37,9 @@ pub struct Tube {
     pub line: Heap<PlaceInLine>,
     /// The watches whose connection filed this tube under its present offer, or under a
     /// better one that has gone.
-    pub settled: List,
-    /// The pause in force.
-    pub pause: Option<Pause>,
+    pub settled: List<VIEW>,
+    /// The pause in force; few tubes have one.
+    pub pause: Option<Box<Pause>>,
     /// Goes off when the first delayed job is due and when a pause ends.
     pub timer: TimerKey,
     /// How many jobs were put.
@@ -48,7 +48,8 @@ pub struct Tube {
     pub deletes: u64,
     /// How many times it was paused.
     pub pauses: u64,
-    hash: u64,
+    /// Half of the hash of the name: more bits than there can be tubes.
+    hash: u32,
     next_in_bucket: u32,
     /// The place among all tubes.
     place: u32,
@@ -120,7 +121,12 @@ impl Tubes {
 
     /// The tube of this name.
     pub fn find(&self, name: &str) -> Option<TubeKey> {
-        self.table.find_by(self.hasher.hash_one(name), |tube| &*tube.name == name)
+        self.table.find_by(self.hash(name).into(), |tube| &*tube.name == name)
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "half of the bits are enough")]
+    fn hash(&self, name: &str) -> u32 {
+        self.hasher.hash_one(name) as u32
     }
 
     /// Makes a tube of a name that no other has.
@@ -149,7 +155,7 @@ impl Tubes {
             total_jobs: 0,
             deletes: 0,
             pauses: 0,
-            hash: self.hasher.hash_one(name),
+            hash: self.hash(name),
             next_in_bucket: NIL,
             place: u32::try_from(self.order.len()).expect("keys are u32"),
         };
@@ -200,7 +206,7 @@ impl std::ops::IndexMut<TubeKey> for Tubes {
 
 impl Hashed for Tube {
     fn hash(&self) -> u64 {
-        self.hash
+        self.hash.into()
     }
 
     fn next_in_bucket(&self) -> u32 {

@@ -36,28 +36,32 @@ use super::keys::{ConnKey, Key, TubeKey, WatchKey};
 use super::list::{Linked, Links, List, NIL};
 use super::queue::Queue;
 use super::table::{Hashed, Table, scatter};
+use super::time::Nanos;
 use std::collections::TryReserveError;
+use std::num::NonZero;
 
 /// One connection watching one tube.
 #[derive(Debug)]
 pub struct Watch {
     conn: ConnKey,
     tube: TubeKey,
-    /// The place in the connection's list.
-    place_in_list: u32,
+    /// The neighbours in the connection's lists and in the tube's, by [`ALL`] and the others.
+    links: [Links; 3],
     /// The next watch in the same bucket of the index.
     next_in_bucket: u32,
     /// The place in the tube's line; [`NIL`] out of line.
     place_in_line: u32,
-    /// The neighbours among those that the connection has out of line.
-    out_of_line: Links,
     /// The place among the connection's offers; [`NIL`] when it filed none.
     place_in_offers: u32,
     /// Whether the connection must look again before it trusts what it filed.
     is_unsure: bool,
-    /// The neighbours in the tube's `settled` or the connection's `unsure`.
-    view: Links,
 }
+
+/// The lists in which a watch stands: all of its connection; those of its connection that stand
+/// in no line; and the tube's `settled` or else the connection's `unsure`.
+const ALL: usize = 0;
+const OUT_OF_LINE: usize = 1;
+pub(super) const VIEW: usize = 2;
 
 /// All watches.
 pub type Watches = Table<WatchKey, Watch>;
@@ -66,20 +70,37 @@ pub type Watches = Table<WatchKey, Watch>;
 #[derive(Debug, Default)]
 pub struct Watching {
     /// Its watches, as `list-tubes-watched` lists them.
-    watches: Vec<WatchKey>,
+    all: List<ALL>,
     /// Those that do not stand in their tube's line.
-    out_of_line: List,
+    out_of_line: List<OUT_OF_LINE>,
     /// Those whose tube may offer something better than what was filed.
-    unsure: List,
+    unsure: List<VIEW>,
     /// What the others offered when last looked at.
     offers: Heap<Offer>,
-    /// The ticket drawn at the beginning of the wait; none while not waiting.
-    ticket: Option<Ticket>,
+    /// None while not waiting.
+    pub(super) wait: Option<Wait>,
+}
+
+/// A wait for a job.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wait {
+    /// Drawn at its beginning.
+    ticket: Ticket,
+    /// When it ends in vain; never, if it is [`Nanos::NEVER`].
+    pub(super) until: Nanos,
 }
 
 /// The order in which connections began to wait.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Ticket(u64);
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket(NonZero<u64>);
+
+impl Ticket {
+    pub(super) const FIRST: Ticket = Ticket(NonZero::<u64>::MIN);
+
+    fn next(self) -> Ticket {
+        Ticket(self.0.saturating_add(1))
+    }
+}
 
 /// A watch in a tube's line, under the ticket that its connection had when last looked at.
 #[derive(Clone, Copy, Debug)]
@@ -101,14 +122,15 @@ impl Queue {
     pub(super) fn best_offer(&mut self, conn: ConnKey) -> Option<ReadyEntry> {
         let watching = &mut self.clients[conn].watching;
         // Most watch one tube only: there is nothing to compare, and nothing to be filed.
-        if let [watch] = watching.watches[..] {
-            return self.tubes[self.watches[watch].tube].offer();
+        if watching.len() == 1 {
+            let only = watching.first(&self.watches)?;
+            return self.tubes[only].offer();
         }
-        while let Some(key) = watching.unsure.pop_front(&mut ByView(&mut self.watches)) {
+        while let Some(key) = watching.unsure.pop_front(&mut self.watches) {
             let watch = &mut self.watches[WatchKey::from_number(key)];
             watch.is_unsure = false;
             let (tube, place) = (&mut self.tubes[watch.tube], watch.place_in_offers);
-            tube.settled.push_back(&mut ByView(&mut self.watches), key);
+            tube.settled.push_back(&mut self.watches, key);
             watching.file(WatchKey::from_number(key), place, tube.offer(), &mut self.watches);
         }
         while let Some(filed) = watching.offers.first() {
@@ -128,22 +150,22 @@ impl Queue {
     /// look again.
     pub(super) fn unsettle(&mut self, tube: TubeKey) {
         let settled = &mut self.tubes[tube].settled;
-        while let Some(key) = settled.pop_front(&mut ByView(&mut self.watches)) {
+        while let Some(key) = settled.pop_front(&mut self.watches) {
             let watch = &mut self.watches[WatchKey::from_number(key)];
             watch.is_unsure = true;
             let conn = watch.conn;
             let unsure = &mut self.clients[conn].watching.unsure;
-            unsure.push_back(&mut ByView(&mut self.watches), key);
+            unsure.push_back(&mut self.watches, key);
         }
     }
 
     /// The connection joins the lines of all tubes that it watches.
-    pub(super) fn join_lines(&mut self, conn: ConnKey) {
-        self.last_ticket = Ticket(self.last_ticket.0 + 1);
-        let ticket = self.last_ticket;
+    pub(super) fn join_lines(&mut self, conn: ConnKey, until: Nanos) {
+        let ticket = self.next_ticket;
+        self.next_ticket = ticket.next();
         let watching = &mut self.clients[conn].watching;
-        watching.ticket = Some(ticket);
-        while let Some(key) = watching.out_of_line.pop_front(&mut OutOfLine(&mut self.watches)) {
+        watching.wait = Some(Wait { ticket, until });
+        while let Some(key) = watching.out_of_line.pop_front(&mut self.watches) {
             let place = PlaceInLine { ticket, watch: WatchKey::from_number(key) };
             let tube = self.watches[place.watch].tube;
             self.tubes[tube].line.insert(place, &mut self.watches);
@@ -152,7 +174,7 @@ impl Queue {
 
     /// The connection waits no more, wherever it still stands in line.
     pub(super) fn leave_lines(&mut self, conn: ConnKey) {
-        self.clients[conn].watching.ticket = None;
+        self.clients[conn].watching.wait = None;
     }
 
     /// The connection that has waited longest of those that watch the tube.
@@ -161,16 +183,16 @@ impl Queue {
         while let Some(front) = line.first() {
             let conn = self.watches[front.watch].conn;
             let watching = &mut self.clients[conn].watching;
-            match watching.ticket {
-                Some(ticket) if ticket == front.ticket => return Some(conn),
-                Some(ticket) => {
+            match watching.wait {
+                Some(Wait { ticket, .. }) if ticket == front.ticket => return Some(conn),
+                Some(Wait { ticket, .. }) => {
                     line.replace(0, PlaceInLine { ticket, ..front }, &mut self.watches);
                 }
                 None => {
                     line.remove(0, &mut self.watches);
                     self.watches[front.watch].place_in_line = NIL;
                     let out = &mut watching.out_of_line;
-                    out.push_back(&mut OutOfLine(&mut self.watches), front.watch.number());
+                    out.push_back(&mut self.watches, front.watch.number());
                 }
             }
         }
@@ -181,7 +203,7 @@ impl Queue {
     pub(super) fn count_waiting(&self, tube: TubeKey) -> usize {
         // All who wait stand in line; some who stand there do not wait.
         let conns = self.tubes[tube].line.iter().map(|place| self.watches[place.watch].conn);
-        conns.filter(|&conn| self.clients[conn].watching.ticket.is_some()).count()
+        conns.filter(|&conn| self.clients[conn].watching.is_waiting()).count()
     }
 
     /// The connection watches the tube from now on, if it did not already.
@@ -197,22 +219,19 @@ impl Queue {
             return Ok(());
         }
         let watching = &mut self.clients[conn].watching;
-        watching.watches.try_reserve(1)?;
         self.watches.try_reserve_one()?;
         let key = self.watches.insert(Watch {
             conn,
             tube,
-            place_in_list: small(watching.watches.len()),
+            links: [Links::LOOSE; 3],
             next_in_bucket: NIL,
             place_in_line: NIL,
-            out_of_line: Links::LOOSE,
             place_in_offers: NIL,
             is_unsure: true,
-            view: Links::LOOSE,
         });
-        watching.watches.push(key);
-        watching.out_of_line.push_back(&mut OutOfLine(&mut self.watches), key.number());
-        watching.unsure.push_back(&mut ByView(&mut self.watches), key.number());
+        watching.all.push_back(&mut self.watches, key.number());
+        watching.out_of_line.push_back(&mut self.watches, key.number());
+        watching.unsure.push_back(&mut self.watches, key.number());
         self.tubes[tube].watching += 1;
         Ok(())
     }
@@ -220,12 +239,11 @@ impl Queue {
     /// The connection watches the tube no more, if it did.
     pub(super) fn remove_watch(&mut self, conn: ConnKey, tube: TubeKey) {
         let Some(key) = self.watches.find(conn, tube) else { return };
-        let Watch { place_in_list, place_in_line, place_in_offers, is_unsure, .. } =
-            self.watches[key];
+        let Watch { place_in_line, place_in_offers, is_unsure, .. } = self.watches[key];
         let watching = &mut self.clients[conn].watching;
         let tube = &mut self.tubes[tube];
         if place_in_line == NIL {
-            watching.out_of_line.remove(&mut OutOfLine(&mut self.watches), key.number());
+            watching.out_of_line.remove(&mut self.watches, key.number());
         } else {
             tube.line.remove(place_in_line, &mut self.watches);
         }
@@ -233,42 +251,39 @@ impl Queue {
             watching.offers.remove(place_in_offers, &mut self.watches);
         }
         let view = if is_unsure { &mut watching.unsure } else { &mut tube.settled };
-        view.remove(&mut ByView(&mut self.watches), key.number());
+        view.remove(&mut self.watches, key.number());
         tube.watching -= 1;
-        self.watches.remove(key);
         // Quirk: the last of the list takes the place of the one that goes; pinned by
         // tests/scripts/list-tubes-order.txt.
-        watching.watches.swap_remove(place_in_list as usize);
-        if let Some(&moved) = watching.watches.get(place_in_list as usize) {
-            self.watches[moved].place_in_list = place_in_list;
-        }
+        watching.all.swap_remove(&mut self.watches, key.number());
+        self.watches.remove(key);
     }
 }
 
 impl Watching {
     /// How many tubes are watched.
     pub fn len(&self) -> usize {
-        self.watches.len()
+        self.all.len() as usize
     }
 
     /// Whether no tube is watched; never while the connection lives.
     pub fn is_empty(&self) -> bool {
-        self.watches.is_empty()
+        self.all.is_empty()
     }
 
     /// Whether the connection waits for a job.
     pub fn is_waiting(&self) -> bool {
-        self.ticket.is_some()
+        self.wait.is_some()
     }
 
     /// The first of the watched tubes.
     pub fn first(&self, watches: &Watches) -> Option<TubeKey> {
-        self.watches.first().map(|&watch| watches[watch].tube)
+        self.all.front().map(|watch| watches[WatchKey::from_number(watch)].tube)
     }
 
     /// The watched tubes, in the order of `list-tubes-watched`.
     pub fn tubes<'a>(&'a self, watches: &'a Watches) -> impl Iterator<Item = TubeKey> + 'a {
-        self.watches.iter().map(|&watch| watches[watch].tube)
+        self.all.iter(watches).map(|watch| watches[WatchKey::from_number(watch)].tube)
     }
 
     /// Files what the tube of `watch` offers, in the stead of what stands at `place`.
@@ -315,15 +330,11 @@ fn hash(conn: ConnKey, tube: TubeKey) -> u64 {
     scatter(u64::from(conn.number()) << 32 | u64::from(tube.number()))
 }
 
-fn small(place: usize) -> u32 {
-    u32::try_from(place).expect("a connection watches fewer tubes than there are keys")
-}
-
 impl Entry for PlaceInLine {
     type Owners = Watches;
 
     fn rank(self) -> u128 {
-        rank(self.ticket.0, self.watch.number())
+        rank(self.ticket.0.get(), self.watch.number())
     }
 
     fn stands_at(self, place: u32, watches: &mut Watches) {
@@ -343,29 +354,13 @@ impl Entry for Offer {
     }
 }
 
-/// The watches, linked to others of their connection that stand in no line.
-struct OutOfLine<'a>(&'a mut Watches);
-
-/// The watches, linked by who must look at them again or need not.
-struct ByView<'a>(&'a mut Watches);
-
-impl Linked for OutOfLine<'_> {
+impl<const LIST: usize> Linked<LIST> for Watches {
     fn links(&self, key: u32) -> Links {
-        self.0[WatchKey::from_number(key)].out_of_line
+        self[WatchKey::from_number(key)].links[LIST]
     }
 
     fn set_links(&mut self, key: u32, links: Links) {
-        self.0[WatchKey::from_number(key)].out_of_line = links;
-    }
-}
-
-impl Linked for ByView<'_> {
-    fn links(&self, key: u32) -> Links {
-        self.0[WatchKey::from_number(key)].view
-    }
-
-    fn set_links(&mut self, key: u32, links: Links) {
-        self.0[WatchKey::from_number(key)].view = links;
+        self[WatchKey::from_number(key)].links[LIST] = links;
     }
 }
 
@@ -374,7 +369,6 @@ mod tests {
     use super::super::body::CR_LF;
     use super::super::job::Terms;
     use super::super::queue::{Answer, Outcome};
-    use super::super::time::Nanos;
     use super::*;
     use std::borrow::Cow;
     use std::collections::{BTreeMap, BTreeSet};
@@ -510,7 +504,7 @@ mod tests {
                 let reserved = queue.reserve(conn, NOW).map(|job| queue.jobs[job].id);
                 assert_eq!(reserved, model.reserve(conn));
                 if reserved.is_none() {
-                    queue.wait(conn, None, NOW);
+                    queue.wait(conn, Nanos::NEVER, NOW);
                     model.waiting.push(conn);
                 }
             }

@@ -47,20 +47,16 @@ struct Timers<T>(Pages<TimerKey, Timer<T>>);
 #[derive(Debug)]
 struct Timer<T> {
     owner: T,
-    place: Place,
+    /// The tick for which it is set, or [`IDLE`], or [`DUE`]. One number, since there is a timer
+    /// for each connection and each tube.
+    tick: u64,
     links: Links,
 }
 
-/// Where a timer stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    /// Not set.
-    Idle,
-    /// In the list of those to be handed out.
-    Due,
-    /// In the wheel, for this tick.
-    Set { tick: u64 },
-}
+/// Instead of a tick: the timer is not set.
+const IDLE: u64 = u64::MAX;
+/// Instead of a tick: it stands in the list of those to be handed out.
+const DUE: u64 = u64::MAX - 1;
 
 #[derive(Debug)]
 struct Level {
@@ -94,7 +90,7 @@ impl<T: Copy> Wheel<T> {
     /// There is no memory for it.
     pub fn create(&mut self, owner: T) -> Result<TimerKey, TryReserveError> {
         self.timers.0.try_reserve_one()?;
-        let timer = Timer { owner, place: Place::Idle, links: Links::LOOSE };
+        let timer = Timer { owner, tick: IDLE, links: Links::LOOSE };
         Ok(self.timers.0.insert(timer))
     }
 
@@ -120,23 +116,19 @@ impl<T: Copy> Wheel<T> {
     /// finds nothing due, and sets it anew.
     pub fn set_no_later_than(&mut self, timer: TimerKey, at: Nanos) {
         let tick = tick_at_or_after(at);
-        match self.timers.0[timer].place {
-            Place::Due => {}
-            Place::Set { tick: earlier } if earlier <= tick => {}
-            Place::Set { .. } | Place::Idle => {
-                self.cancel(timer);
-                self.enter(timer, tick);
-            }
+        let present = self.timers.0[timer].tick;
+        if present != DUE && present > tick {
+            self.cancel(timer);
+            self.enter(timer, tick);
         }
     }
 
     /// The timer will not go off.
     pub fn cancel(&mut self, timer: TimerKey) {
-        let place = std::mem::replace(&mut self.timers.0[timer].place, Place::Idle);
-        match place {
-            Place::Idle => {}
-            Place::Due => self.due.remove(&mut self.timers, timer.number()),
-            Place::Set { tick } => {
+        match std::mem::replace(&mut self.timers.0[timer].tick, IDLE) {
+            IDLE => {}
+            DUE => self.due.remove(&mut self.timers, timer.number()),
+            tick => {
                 let (level, slot) = position(self.present, tick);
                 let list = &mut self.levels[level].slots[slot].timers;
                 list.remove(&mut self.timers, timer.number());
@@ -153,7 +145,7 @@ impl<T: Copy> Wheel<T> {
         self.advance(tick_at_or_before(now));
         let key = self.due.pop_front(&mut self.timers)?;
         let timer = &mut self.timers.0[TimerKey::from_number(key)];
-        timer.place = Place::Idle;
+        timer.tick = IDLE;
         Some(timer.owner)
     }
 
@@ -191,17 +183,14 @@ impl<T: Copy> Wheel<T> {
         self.levels[level].occupied &= !(1 << slot);
         while let Some(key) = timers.pop_front(&mut self.timers) {
             let key = TimerKey::from_number(key);
-            match self.timers.0[key].place {
-                Place::Set { tick } => self.enter(key, tick),
-                Place::Idle | Place::Due => unreachable!("only a set timer stands in a slot"),
-            }
+            self.enter(key, self.timers.0[key].tick);
         }
     }
 
     /// Puts a timer that stands nowhere to where its tick belongs.
     fn enter(&mut self, key: TimerKey, tick: u64) {
         if tick <= self.present {
-            self.timers.0[key].place = Place::Due;
+            self.timers.0[key].tick = DUE;
             self.due.push_back(&mut self.timers, key.number());
             return;
         }
@@ -212,7 +201,7 @@ impl<T: Copy> Wheel<T> {
         slot.earliest = known.min(tick);
         slot.timers.push_back(&mut self.timers, key.number());
         level.occupied |= 1 << index;
-        self.timers.0[key].place = Place::Set { tick };
+        self.timers.0[key].tick = tick;
     }
 
     /// The slot that the present reaches first. Lower levels come first: their timers
