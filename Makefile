@@ -3,7 +3,8 @@
 #   make            build the server
 #   make run        build it and run it on port 11300 (FLAGS='-l 127.0.0.1 -V')
 #   make check      everything that must hold before a commit
-#   make bench      processor time per operation (AGAINST=/usr/bin/beanstalkd beside another)
+#   make bench      what operations cost (AGAINST='path path' beside other servers,
+#                   ARGS='...' for flags of the benchmark: ARGS=--help tells them)
 #   make install    into PREFIX (/usr/local), below DESTDIR if that is set
 
 PREFIX ?= /usr/local
@@ -15,6 +16,7 @@ CARGO ?= cargo
 INSTALL ?= install
 FLAGS ?=
 AGAINST ?=
+ARGS ?=
 
 all:
 	$(CARGO) build --release
@@ -41,7 +43,7 @@ check-clients: all
 
 bench:
 	$(CARGO) build --release
-	$(CARGO) bench --bench versus -- target/release/beanstalkd $(AGAINST)
+	$(CARGO) bench --bench bench -- target/release/beanstalkd $(AGAINST) $(ARGS)
 
 install: all
 	$(INSTALL) -d '$(BINDIR)' '$(MANDIR)/man1' '$(MANDIR)/man7' '$(LICENSEDIR)'

@@ -1,0 +1,140 @@
+//! What operations cost: our server beside any others, in one run.
+//!
+//! `make bench AGAINST='/usr/bin/beanstalkd'` runs all scenarios; `ARGS='--only tubes'` those
+//! with this in their names. Servers are started by the benchmark, on one core, while it
+//! drives them from another; they take their rounds in turn, and medians are told. A built-in
+//! server without a queue gives the ceiling.
+//!
+//! This file owns the command line. [`scenarios`] tells what is measured, [`rounds`] who
+//! plays when, [`server`] starts servers and asks the kernel what they use, [`client`] makes
+//! the load that [`scripts`] describe, [`report`] and [`picture`] show what came of it.
+#![allow(unreachable_pub, reason = "a program has no interface for others")]
+#![allow(clippy::disallowed_methods, reason = "a benchmark looks at the clock")]
+#![allow(clippy::cast_precision_loss, reason = "figures are told with three digits")]
+
+mod client;
+mod figures;
+mod limit;
+mod reply;
+mod report;
+mod rounds;
+mod scenarios;
+mod scripts;
+mod server;
+mod trace;
+
+use getopts::{Matches, Options};
+use report::Document;
+use scenarios::{Scenario, Settings};
+use server::Program;
+use std::process::ExitCode;
+use std::time::Duration;
+
+fn main() -> ExitCode {
+    // cargo adds a flag of its own.
+    let arguments: Vec<String> =
+        std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    if let [flag, body_size, address] = &arguments[..]
+        && flag == "--limit-server"
+    {
+        let body_size = body_size.parse().expect("the benchmark passes a number");
+        limit::serve(address.parse().expect("the benchmark passes an address"), body_size);
+    }
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Wrong(what)) => {
+            eprintln!("bench: {what}\n\n{}", options().usage(USAGE));
+            ExitCode::from(2)
+        }
+    }
+}
+
+const USAGE: &str = "Use: bench [OPTIONS] SERVER [SERVER...]
+
+Measures beanstalkd servers; each is compared with the first.";
+
+/// What is wrong with the command line.
+struct Wrong(String);
+
+fn options() -> Options {
+    let mut options = Options::new();
+    options
+        .optmulti("", "only", "only scenarios with this in their names; may be repeated", "TEXT")
+        .optopt("", "rounds", "measured rounds (default: as the scenario says)", "N")
+        .optopt(
+            "",
+            "patience",
+            "how long a server may prepare for a scenario before it counts as too slow \
+             (default: 30)",
+            "SECONDS",
+        )
+        .optopt("", "json", "write all figures of all rounds to this file", "FILE")
+        .optflag("", "list", "tell the scenarios, measure nothing")
+        .optflag("h", "help", "show this help");
+    options
+}
+
+fn run(arguments: &[String]) -> Result<(), Wrong> {
+    let matches = options().parse(arguments).map_err(|fail| Wrong(fail.to_string()))?;
+    if matches.opt_present("help") {
+        println!("{}", options().usage(USAGE));
+        return Ok(());
+    }
+    let scenarios = chosen_scenarios(&matches)?;
+    if matches.opt_present("list") {
+        for scenario in &scenarios {
+            println!("{:20} {}", scenario.name, scenario.what);
+        }
+        return Ok(());
+    }
+    measure(&matches, &scenarios)
+}
+
+fn measure(matches: &Matches, scenarios: &[Scenario]) -> Result<(), Wrong> {
+    const PATIENCE_S: u64 = 30;
+    let settings = Settings {
+        rounds: number(matches, "rounds")?,
+        patience: Duration::from_secs(number(matches, "patience")?.unwrap_or(PATIENCE_S)),
+    };
+    if settings.rounds == Some(0) {
+        return Err(Wrong("--rounds: at least one is needed".to_owned()));
+    }
+    if matches.free.is_empty() {
+        return Err(Wrong("name at least one server".to_owned()));
+    }
+    let mut programs: Vec<Program> = matches.free.iter().cloned().map(Program::Real).collect();
+    programs.push(Program::Limit);
+    server::move_to_second_core();
+    let mut document = Document::default();
+    for scenario in scenarios {
+        let rows = rounds::play(scenario, &programs, &settings);
+        report::print(scenario, &rows);
+        document.add(scenario, &rows);
+        if let Some(path) = matches.opt_str("json") {
+            // Anew after each scenario: whatever ends the benchmark, that much is there.
+            std::fs::write(&path, document.text(&programs))
+                .map_err(|error| Wrong(format!("{path}: {error}")))?;
+        }
+    }
+    Ok(())
+}
+
+fn chosen_scenarios(matches: &Matches) -> Result<Vec<Scenario>, Wrong> {
+    let texts = matches.opt_strs("only");
+    let mut scenarios = scenarios::all();
+    for text in &texts {
+        if !scenarios.iter().any(|scenario| scenario.name.contains(text)) {
+            return Err(Wrong(format!("--only {text}: no scenario has this in its name")));
+        }
+    }
+    scenarios.retain(|scenario| {
+        texts.is_empty() || texts.iter().any(|text| scenario.name.contains(text))
+    });
+    Ok(scenarios)
+}
+
+fn number<N: std::str::FromStr>(matches: &Matches, name: &str) -> Result<Option<N>, Wrong> {
+    let text = matches.opt_str(name);
+    let wrong = |text: &str| Wrong(format!("--{name} {text}: not a number"));
+    text.map(|text| text.parse().map_err(|_| wrong(&text))).transpose()
+}

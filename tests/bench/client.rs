@@ -1,0 +1,359 @@
+//! The load generator: many connections on one thread, driven by readiness.
+//!
+//! A [`Pool`] keeps the connections; what they say is told by a [`Script`]. It is a closed
+//! loop: a connection sends its next requests as soon as all replies to the last ones are
+//! in, with one write straight after the read. Beside the load a [`Probe`] may ask a cheap
+//! question every millisecond, on a connection of its own, and note how long it waited.
+//! This file knows nothing of scenarios, and of servers only their address.
+
+use crate::reply::{Framing, Reply};
+use mio::net::TcpStream;
+use mio::{Events, Interest, Poll, Token};
+use std::io::{ErrorKind, Read, Write};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+/// What the connections of a pool say, and what becomes of the replies.
+pub trait Script {
+    /// Appends the next requests of a connection; tells how many replies they have. None:
+    /// the connection has nothing more to say in this run. Once the run `is_over` a script
+    /// only ends what it has begun.
+    fn ask(&mut self, connection: usize, is_over: bool, output: &mut Vec<u8>) -> usize;
+
+    /// A whole reply has come in on this connection.
+    fn hear(&mut self, connection: usize, reply: Reply);
+
+    /// Whether the run can end while so many connections await replies.
+    fn is_finished(&self, busy: usize) -> bool {
+        busy == 0
+    }
+}
+
+/// The server has not done in time what was asked of it.
+#[derive(Debug, Clone, Copy)]
+pub struct TooSlow;
+
+/// What a server may be too slow for.
+pub type Outcome<T> = Result<T, TooSlow>;
+
+/// When a run ends.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// From now on scripts only end what they have begun.
+    over_at: Instant,
+    /// Whoever has not ended by now is too slow.
+    deadline: Instant,
+}
+
+impl Limits {
+    /// As long as the script has something to say, but not longer than this.
+    pub fn within(patience: Duration) -> Limits {
+        let deadline = Instant::now() + patience;
+        Limits { over_at: deadline, deadline }
+    }
+
+    /// For so long, and then until what was begun is done.
+    pub fn lasting(duration: Duration) -> Limits {
+        /// Far more than it takes to end what has begun.
+        const PATIENCE: Duration = Duration::from_secs(10);
+        let over_at = Instant::now() + duration;
+        Limits { over_at, deadline: over_at + PATIENCE }
+    }
+}
+
+/// What a run has come to.
+#[derive(Debug)]
+pub struct Run {
+    pub replies: u64,
+    /// From the write of requests to the last of their replies, in nanoseconds.
+    pub latencies: Vec<u64>,
+}
+
+/// Connections that are driven together.
+pub struct Pool {
+    poll: Poll,
+    connections: Vec<Connection>,
+    probe: Option<Probe>,
+    /// How many connections await replies.
+    busy: usize,
+    /// What is read, from whichever connection.
+    buffer: Vec<u8>,
+}
+
+impl Pool {
+    /// Opens so many connections.
+    pub fn connect(address: SocketAddr, count: usize) -> Pool {
+        /// Enough for four of the largest bodies.
+        const BUFFER_SIZE: usize = 256 << 10;
+        let poll = Poll::new().expect("there is epoll");
+        let connections = (0..count).map(|index| Connection::open(&poll, address, Token(index)));
+        let connections = connections.collect();
+        Pool { poll, connections, probe: None, busy: 0, buffer: vec![0; BUFFER_SIZE] }
+    }
+
+    /// Opens so many connections and one more, for a probe.
+    pub fn with_probe(address: SocketAddr, count: usize, question: Question) -> Pool {
+        let mut pool = Pool::connect(address, count);
+        pool.probe = Some(Probe::new(Connection::open(&pool.poll, address, PROBE), question));
+        pool
+    }
+
+    /// Lets the connections say what the script tells them, until it or the time ends.
+    pub fn run(&mut self, script: &mut impl Script, limits: Limits) -> Outcome<Run> {
+        let mut run = Run { replies: 0, latencies: Vec::with_capacity(1 << 16) };
+        let mut events = Events::with_capacity(1024);
+        let start = Instant::now();
+        for index in 0..self.connections.len() {
+            if self.connections[index].awaited == 0 {
+                self.ask(index, script, start, limits);
+            }
+        }
+        while !script.is_finished(self.busy) {
+            let now = Instant::now();
+            if now >= limits.deadline {
+                return Err(TooSlow);
+            }
+            self.wait(&mut events, now, limits.deadline);
+            for event in &events {
+                if event.token() == PROBE {
+                    self.hear_probe();
+                    continue;
+                }
+                let Token(index) = event.token();
+                if event.is_writable() {
+                    self.connections[index].flush();
+                }
+                if event.is_readable() {
+                    self.hear(index, script, limits, &mut run);
+                }
+            }
+        }
+        Ok(run)
+    }
+
+    /// Lets nobody but the probe say anything for so long.
+    pub fn watch(&mut self, duration: Duration) {
+        let end = Instant::now() + duration;
+        self.watch_until(end, |_| false);
+    }
+
+    /// The same, but ends too as soon as the probe has noted what is asked for.
+    pub fn watch_until(&mut self, end: Instant, mut is_enough: impl FnMut(&Probe) -> bool) {
+        let mut events = Events::with_capacity(1);
+        loop {
+            let now = Instant::now();
+            if now >= end || self.probe.as_ref().is_some_and(&mut is_enough) {
+                return;
+            }
+            self.wait(&mut events, now, end);
+            if events.iter().any(|event| event.token() == PROBE) {
+                self.hear_probe();
+            }
+        }
+    }
+
+    /// What the probe has noted since it was last asked, without the question under way:
+    /// that one is asked for to the end.
+    pub fn take_stalls(&mut self) -> Stalls {
+        /// Long enough for the worst of stalls.
+        const PATIENCE: Duration = Duration::from_secs(60);
+        let end = Instant::now() + PATIENCE;
+        self.watch_until(end, |probe| probe.connection.awaited == 0);
+        let probe = self.probe.as_mut().expect("the pool has a probe");
+        Stalls(std::mem::take(&mut probe.latencies))
+    }
+
+    /// Asks what the probe has to ask, and waits for something to happen.
+    fn wait(&mut self, events: &mut Events, now: Instant, end: Instant) {
+        let mut timeout = end - now;
+        if let Some(probe) = &mut self.probe {
+            timeout = timeout.min(probe.ask_if_due(now));
+        }
+        match self.poll.poll(events, Some(timeout)) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            result => result.expect("epoll works"),
+        }
+    }
+
+    fn ask(&mut self, index: usize, script: &mut impl Script, now: Instant, limits: Limits) {
+        let connection = &mut self.connections[index];
+        let is_over = now >= limits.over_at;
+        let awaited = script.ask(index, is_over, &mut connection.output);
+        if awaited > 0 {
+            self.busy += 1;
+            connection.send(awaited, now);
+        }
+    }
+
+    fn hear(&mut self, index: usize, script: &mut impl Script, limits: Limits, run: &mut Run) {
+        let connection = &mut self.connections[index];
+        let before = connection.awaited;
+        connection.receive(&mut self.buffer, |reply| script.hear(index, reply));
+        run.replies += (before - connection.awaited) as u64;
+        if before > 0 && connection.awaited == 0 {
+            let now = Instant::now();
+            run.latencies.push(nanoseconds(now - connection.asked_at));
+            self.busy -= 1;
+            self.ask(index, script, now, limits);
+        }
+    }
+
+    fn hear_probe(&mut self) {
+        let probe = self.probe.as_mut().expect("only a probe has this token");
+        probe.hear(&mut self.buffer);
+    }
+}
+
+/// The token of the probe; all others count from nought.
+const PROBE: Token = Token(usize::MAX - 1);
+
+/// What a probe asks; each costs a server next to nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Question {
+    /// `use default`
+    Use,
+    /// A job is put, and deleted the next time.
+    PutAndDelete,
+    /// `peek-delayed`: tells at the same time when none is delayed any more.
+    PeekDelayed,
+}
+
+/// Asks a question every millisecond or so.
+pub struct Probe {
+    connection: Connection,
+    question: Question,
+    due: Instant,
+    latencies: Vec<u64>,
+    /// The job it has put and not yet deleted.
+    job: Option<u64>,
+    /// When it first heard that there is no such job.
+    pub none_found_at: Option<Instant>,
+}
+
+impl Probe {
+    const PERIOD: Duration = Duration::from_millis(1);
+
+    fn new(connection: Connection, question: Question) -> Probe {
+        let (due, latencies) = (Instant::now(), Vec::new());
+        Probe { connection, question, due, latencies, job: None, none_found_at: None }
+    }
+
+    /// Asks if it is time to; returns how long until there is something to do.
+    fn ask_if_due(&mut self, now: Instant) -> Duration {
+        if self.connection.awaited > 0 {
+            return Duration::MAX;
+        }
+        if now < self.due {
+            return self.due - now;
+        }
+        let output = &mut self.connection.output;
+        match (self.question, self.job.take()) {
+            (Question::Use, _) => output.extend_from_slice(b"use default\r\n"),
+            (Question::PeekDelayed, _) => output.extend_from_slice(b"peek-delayed\r\n"),
+            (Question::PutAndDelete, None) => {
+                output.extend_from_slice(b"put 0 0 60 5\r\nprobe\r\n");
+            }
+            (Question::PutAndDelete, Some(id)) => {
+                write!(output, "delete {id}\r\n").expect("memory takes it");
+            }
+        }
+        self.connection.send(1, now);
+        self.due = now + Probe::PERIOD;
+        Duration::MAX
+    }
+
+    fn hear(&mut self, buffer: &mut [u8]) {
+        let mut heard = None;
+        self.connection.receive(buffer, |reply| heard = Some(reply));
+        let Some(reply) = heard else { return };
+        let now = Instant::now();
+        self.latencies.push(nanoseconds(now - self.connection.asked_at));
+        match reply {
+            Reply::Inserted(id) => self.job = Some(id),
+            Reply::NotFound => self.none_found_at = self.none_found_at.or(Some(now)),
+            Reply::Reserved(_) | Reply::TimedOut | Reply::Done => {}
+        }
+    }
+}
+
+/// How long each question of a probe had to wait, in nanoseconds.
+pub struct Stalls(Vec<u64>);
+
+impl Stalls {
+    /// The worst of them.
+    pub fn worst_ms(&self) -> f64 {
+        let worst = self.0.iter().max().expect("a probe has asked at least once");
+        *worst as f64 / 1e6
+    }
+}
+
+/// One connection, and what is on its way through it.
+struct Connection {
+    stream: TcpStream,
+    framing: Framing,
+    output: Vec<u8>,
+    /// So much of the output has been written.
+    written: usize,
+    /// So many replies are still to come.
+    awaited: usize,
+    asked_at: Instant,
+}
+
+impl Connection {
+    fn open(poll: &Poll, address: SocketAddr, token: Token) -> Connection {
+        let stream = std::net::TcpStream::connect(address).expect("the server listens");
+        stream.set_nodelay(true).expect("the option can be set");
+        stream.set_nonblocking(true).expect("the option can be set");
+        let mut stream = TcpStream::from_std(stream);
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        poll.registry().register(&mut stream, token, interest).expect("epoll takes it");
+        let asked_at = Instant::now();
+        let (framing, output) = (Framing::default(), Vec::new());
+        Connection { stream, framing, output, written: 0, awaited: 0, asked_at }
+    }
+
+    fn send(&mut self, awaited: usize, now: Instant) {
+        self.awaited = awaited;
+        self.asked_at = now;
+        self.flush();
+    }
+
+    /// Writes what the socket takes; the rest when it takes more.
+    fn flush(&mut self) {
+        while self.written < self.output.len() {
+            match self.stream.write(&self.output[self.written..]) {
+                Ok(count) => self.written += count,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) => panic!("writing to the server: {error}"),
+            }
+        }
+        self.output.clear();
+        self.written = 0;
+    }
+
+    /// Reads what there is. A read that does not fill the buffer has taken all: what comes
+    /// later is announced anew.
+    fn receive(&mut self, buffer: &mut [u8], mut hear: impl FnMut(Reply)) {
+        loop {
+            let count = match self.stream.read(buffer) {
+                Ok(0) => panic!("the server has closed a connection"),
+                Ok(count) => count,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) => panic!("reading from the server: {error}"),
+            };
+            let awaited = &mut self.awaited;
+            self.framing.cut(&buffer[..count], |reply| {
+                *awaited = awaited.checked_sub(1).expect("no reply comes unasked");
+                hear(reply);
+            });
+            if count < buffer.len() {
+                return;
+            }
+        }
+    }
+}
+
+/// A length of time as a whole number.
+pub fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).expect("no run takes centuries")
+}

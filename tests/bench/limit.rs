@@ -1,0 +1,143 @@
+//! The ceiling: a server that does what no server can do without, and nothing more.
+//!
+//! One thread, edge-triggered epoll, one read and one write for each time a connection is
+//! ready, replies that are always the same. It finds the ends of lines and steps over
+//! bodies, all of one size; it looks at the first letters of a line only, and keeps no
+//! jobs. What a real server costs beyond this is its own doing.
+
+use mio::net::{TcpListener, TcpStream};
+use mio::{Events, Interest, Poll, Token};
+use std::io::{ErrorKind, Read, Write};
+use std::net::SocketAddr;
+
+/// Serves until it is killed.
+pub fn serve(address: SocketAddr, body_size: usize) -> ! {
+    let mut poll = Poll::new().expect("there is epoll");
+    let mut listener = TcpListener::bind(address).expect("the port is free");
+    poll.registry().register(&mut listener, LISTENER, Interest::READABLE).expect("epoll works");
+    let replies = Replies::new(body_size);
+    let mut clients: Vec<Option<Client>> = Vec::new();
+    let mut events = Events::with_capacity(1024);
+    let mut buffer = vec![0; 256 << 10];
+    loop {
+        match poll.poll(&mut events, None) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            result => result.expect("epoll works"),
+        }
+        for event in &events {
+            if event.token() == LISTENER {
+                accept_all(&listener, &poll, &mut clients);
+                continue;
+            }
+            let Token(index) = event.token();
+            let Some(client) = &mut clients[index] else { continue };
+            let is_open = !event.is_readable() || client.answer(&mut buffer, &replies);
+            if !is_open || !client.flush() {
+                clients[index] = None;
+            }
+        }
+    }
+}
+
+const LISTENER: Token = Token(usize::MAX - 1);
+
+fn accept_all(listener: &TcpListener, poll: &Poll, clients: &mut Vec<Option<Client>>) {
+    while let Ok((mut stream, _)) = listener.accept() {
+        let free = clients.iter().position(Option::is_none);
+        let index = free.unwrap_or_else(|| {
+            clients.push(None);
+            clients.len() - 1
+        });
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        poll.registry().register(&mut stream, Token(index), interest).expect("epoll works");
+        stream.set_nodelay(true).expect("the option can be set");
+        clients[index] =
+            Some(Client { stream, line: Vec::new(), body_left: 0, output: Vec::new() });
+    }
+}
+
+struct Client {
+    stream: TcpStream,
+    /// The beginning of a line whose end has not come yet.
+    line: Vec<u8>,
+    /// Bytes of a body to step over.
+    body_left: usize,
+    output: Vec<u8>,
+}
+
+impl Client {
+    /// Reads once and answers what has come; false when the connection is to be closed.
+    fn answer(&mut self, buffer: &mut [u8], replies: &Replies) -> bool {
+        let mut bytes = match self.stream.read(buffer) {
+            Ok(0) => return false,
+            Ok(count) => &buffer[..count],
+            Err(error) => return error.kind() == ErrorKind::WouldBlock,
+        };
+        loop {
+            let skipped = self.body_left.min(bytes.len());
+            self.body_left -= skipped;
+            bytes = &bytes[skipped..];
+            let Some(end) = bytes.iter().position(|&byte| byte == b'\n') else {
+                self.line.extend_from_slice(bytes);
+                return true;
+            };
+            let reply = if self.line.is_empty() {
+                replies.to(bytes)
+            } else {
+                self.line.extend_from_slice(&bytes[..=end]);
+                let reply = replies.to(&self.line);
+                self.line.clear();
+                reply
+            };
+            bytes = &bytes[end + 1..];
+            let Some((reply, body_size)) = reply else { return false };
+            self.output.extend_from_slice(reply);
+            self.body_left = body_size;
+        }
+    }
+
+    /// Writes what the socket takes; false when the connection is to be closed.
+    fn flush(&mut self) -> bool {
+        if self.output.is_empty() {
+            return true;
+        }
+        match self.stream.write(&self.output) {
+            Ok(count) if count == self.output.len() => self.output.clear(),
+            Ok(count) => drop(self.output.drain(..count)),
+            Err(error) => return error.kind() == ErrorKind::WouldBlock,
+        }
+        true
+    }
+}
+
+/// What is answered.
+struct Replies {
+    reserved: Vec<u8>,
+    /// What follows the line of a put.
+    body_size: usize,
+}
+
+impl Replies {
+    fn new(body_size: usize) -> Replies {
+        let mut reserved = format!("RESERVED 123456 {body_size}\r\n").into_bytes();
+        reserved.resize(reserved.len() + body_size, b'x');
+        reserved.extend_from_slice(b"\r\n");
+        Replies { reserved, body_size: body_size + b"\r\n".len() }
+    }
+
+    /// The reply to a line, and how many bytes to step over; none if it was `quit`.
+    fn to(&self, line: &[u8]) -> Option<(&[u8], usize)> {
+        let reply: &[u8] = match line {
+            [b'p', ..] => return Some((b"INSERTED 123456\r\n", self.body_size)),
+            [b'r', b'e', b's', ..] => &self.reserved,
+            [b'd', ..] => b"DELETED\r\n",
+            [b't', ..] => b"TOUCHED\r\n",
+            [b'r', ..] => b"RELEASED\r\n",
+            [b'u', ..] => b"USING default\r\n",
+            [b'w' | b'i', ..] => b"WATCHING 1\r\n",
+            [b'k', ..] => b"KICKED 1\r\n",
+            _ => return None,
+        };
+        Some((reply, 0))
+    }
+}

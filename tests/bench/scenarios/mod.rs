@@ -1,0 +1,76 @@
+//! What is measured: each scenario with its name, its sentence, how its servers are started
+//! and prepared, and what a round of it is. A file for each family.
+
+mod steady;
+
+use crate::client::Outcome;
+use crate::figures::Figures;
+use crate::server::{Server, Setup};
+use std::time::Duration;
+
+/// One thing to measure.
+pub struct Scenario {
+    pub name: String,
+    /// What is measured, in a sentence.
+    pub what: String,
+    pub setup: Setup,
+    pub rounds: usize,
+    pub turns: Turns,
+    /// Whether replies that are always the same make sense here.
+    pub has_limit: bool,
+    /// Whether system calls are counted in a round of their own.
+    pub is_traced: bool,
+    pub prepare: Prepare,
+}
+
+/// Makes a server ready for its rounds.
+pub type Prepare = Box<dyn Fn(&mut Server, &Settings) -> Outcome<Round>>;
+
+/// Runs a round and tells its figures.
+pub type Round = Box<dyn FnMut(&mut Server) -> Outcome<Figures>>;
+
+/// How servers share the machine.
+#[derive(Debug, Clone, Copy)]
+pub enum Turns {
+    /// All run; their rounds alternate.
+    Interleaved,
+    /// One at a time, started anew for each round.
+    Alone,
+}
+
+/// What was asked for on the command line.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// How many rounds, if not as many as the scenario says.
+    pub rounds: Option<usize>,
+    /// How long a server may take for a step of its preparation.
+    pub patience: Duration,
+}
+
+/// How long a steady round lasts.
+const ROUND: Duration = Duration::from_millis(400);
+
+impl Scenario {
+    /// The same load all the time, in many short rounds.
+    fn steady(
+        name: impl Into<String>,
+        what: impl Into<String>,
+        prepare: impl Fn(&mut Server, &Settings) -> Outcome<Round> + 'static,
+    ) -> Scenario {
+        Scenario {
+            name: name.into(),
+            what: what.into(),
+            setup: Setup::default(),
+            rounds: 5,
+            turns: Turns::Interleaved,
+            has_limit: false,
+            is_traced: true,
+            prepare: Box::new(prepare),
+        }
+    }
+}
+
+/// All of them, in the order of the table.
+pub fn all() -> Vec<Scenario> {
+    [steady::all()].into_iter().flatten().collect()
+}

@@ -1,0 +1,266 @@
+//! One server under test: starting it, ending it, and what the kernel says of it.
+
+use crate::client::{Outcome, Run, nanoseconds};
+use crate::figures::Figures;
+use crate::trace::{Counts, Trace};
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// What can be started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Program {
+    /// A server that speaks the protocol, by its path.
+    Real(String),
+    /// The ceiling.
+    Limit,
+}
+
+impl Program {
+    pub fn name(&self) -> &str {
+        match self {
+            Program::Real(path) => path,
+            Program::Limit => "limit",
+        }
+    }
+
+    /// What it says it is.
+    pub fn version(&self) -> String {
+        match self {
+            Program::Limit => "limit server".to_owned(),
+            Program::Real(path) => {
+                let output = Command::new(path).arg("-v").output();
+                let output = output.unwrap_or_else(|error| panic!("{path}: {error}"));
+                String::from_utf8_lossy(&output.stdout).trim().to_owned()
+            }
+        }
+    }
+}
+
+/// How a server is started.
+#[derive(Debug, Clone, Default)]
+pub struct Setup {
+    pub flags: Vec<String>,
+    pub has_binlog: bool,
+    /// The size of bodies as the limit server needs to know it.
+    pub body_size: usize,
+}
+
+/// A running server; killed when it goes out of scope.
+pub struct Server {
+    pub address: SocketAddr,
+    command: Command,
+    child: Child,
+    binlog: Option<TempDir>,
+    /// Whether system calls are counted, which takes time of its own.
+    pub is_traced: bool,
+}
+
+impl Server {
+    pub fn start(program: &Program, setup: &Setup) -> Server {
+        // Not every server takes an inherited socket, so a free port is looked for and
+        // given up again; whoever starts a benchmark can start it anew.
+        let probe = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback has a free port");
+        let address = probe.local_addr().expect("a bound socket has an address");
+        drop(probe);
+        let binlog = setup.has_binlog.then(|| {
+            // Below the directory of cargo's, which is on a real disk.
+            tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory can be made")
+        });
+        let mut command = match program {
+            Program::Limit => limit_command(address, setup.body_size),
+            Program::Real(path) => {
+                let mut command = Command::new(path);
+                let port = address.port().to_string();
+                command.args(["-l", "127.0.0.1", "-p", &port]).args(&setup.flags);
+                if let Some(directory) = &binlog {
+                    command.arg("-b").arg(directory.path());
+                }
+                command
+            }
+        };
+        command.env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null());
+        let child = spawn_on_first_core(&mut command);
+        let server = Server { address, command, child, binlog, is_traced: false };
+        server.wait_for_port(Duration::from_secs(10));
+        server
+    }
+
+    /// Ends it as an operator would, and starts it anew. Returns how long it took until the
+    /// port was open.
+    pub fn restart(&mut self, patience: Duration) -> Duration {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).expect("the server runs");
+        self.child.wait().expect("a child can be waited for");
+        let start = Instant::now();
+        self.child = spawn_on_first_core(&mut self.command);
+        self.wait_for_port(patience);
+        start.elapsed()
+    }
+
+    fn wait_for_port(&self, patience: Duration) {
+        let end = Instant::now() + patience;
+        while TcpStream::connect(self.address).is_err() {
+            assert!(Instant::now() < end, "nobody listens on {}", self.address);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Runs something against the server, and tells what it has cost.
+    pub fn measure(&self, work: impl FnOnce() -> Outcome<Run>) -> Outcome<Measured> {
+        let trace = self.is_traced.then(|| Trace::start(self.child.id())).flatten();
+        let (cpu_before_ns, start) = (self.cpu_ns(), Instant::now());
+        let run = work()?;
+        let elapsed_ns = nanoseconds(start.elapsed());
+        let cpu_ns = self.cpu_ns() - cpu_before_ns;
+        let counts = trace.map(Trace::stop).unwrap_or_default();
+        let ops = run.replies;
+        let (elapsed_s, cpu_us) = (elapsed_ns as f64 / 1e9, cpu_ns as f64 / 1e3);
+        let mut latencies = run.latencies;
+        latencies.sort_unstable();
+        Ok(Measured { ops: ops as f64, elapsed_s, cpu_us, latencies, counts })
+    }
+
+    /// Processor time of all threads together.
+    pub fn cpu_ns(&self) -> u64 {
+        let tasks = fs::read_dir(self.proc("task")).expect("the server still runs");
+        let times = tasks.map(|task| {
+            let task = task.expect("it can be read").path();
+            let schedstat = fs::read_to_string(task.join("schedstat")).ok()?;
+            schedstat.split(' ').next()?.parse::<u64>().ok()
+        });
+        // Not every kernel counts so finely.
+        times.sum::<Option<u64>>().unwrap_or_else(|| self.cpu_ticks_ns())
+    }
+
+    fn cpu_ticks_ns(&self) -> u64 {
+        /// What every Linux tells user space, whatever it uses itself.
+        const TICK_NS: u64 = 10_000_000;
+        let stat = fs::read_to_string(self.proc("stat")).expect("the server still runs");
+        // The name, in brackets, may contain blanks.
+        let (_, fields) = stat.rsplit_once(") ").expect("the name is in brackets");
+        let ticks = fields.split(' ').skip(11).take(2).map(|field| field.parse::<u64>());
+        ticks.map(|ticks| ticks.expect("ticks are a number") * TICK_NS).sum()
+    }
+
+    pub fn rss_bytes(&self) -> f64 {
+        self.proc_number("status", "VmRSS:") * 1024.0
+    }
+
+    pub fn peak_rss_bytes(&self) -> f64 {
+        self.proc_number("status", "VmHWM:") * 1024.0
+    }
+
+    /// Everything it has given to `write` and its kin, sockets included.
+    pub fn written_bytes(&self) -> f64 {
+        self.proc_number("io", "wchar:")
+    }
+
+    fn proc_number(&self, file: &str, key: &str) -> f64 {
+        let text = fs::read_to_string(self.proc(file)).expect("the server still runs");
+        let value = text.lines().find_map(|line| line.strip_prefix(key));
+        let digits = value.and_then(|value| value.split_whitespace().next());
+        let number = digits.and_then(|digits| digits.parse().ok());
+        number.unwrap_or_else(|| panic!("/proc/PID/{file} has no {key}"))
+    }
+
+    fn proc(&self, file: &str) -> PathBuf {
+        Path::new("/proc").join(self.child.id().to_string()).join(file)
+    }
+
+    /// The files of the binlog together.
+    pub fn binlog_bytes(&self) -> f64 {
+        let directory = self.binlog.as_ref().expect("the server has a binlog");
+        let files = fs::read_dir(directory.path()).expect("the directory is there");
+        // A file may go away while it is looked at.
+        let sizes = files.filter_map(|file| Some(file.ok()?.metadata().ok()?.len()));
+        sizes.map(|size| size as f64).sum()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What some work has cost a server.
+pub struct Measured {
+    pub ops: f64,
+    pub elapsed_s: f64,
+    pub cpu_us: f64,
+    /// In nanoseconds, the shortest first.
+    pub latencies: Vec<u64>,
+    pub counts: Counts,
+}
+
+impl Measured {
+    /// The figures that every scenario has.
+    pub fn figures(&self) -> Figures {
+        let mut figures = Figures::default();
+        figures.add("ops_per_s", self.ops / self.elapsed_s);
+        for (name, share) in
+            [("p50_us", 0.5), ("p99_us", 0.99), ("p99.9_us", 0.999), ("max_us", 1.0)]
+        {
+            figures.add(name, self.latency_us(share));
+        }
+        figures.add("cpu_us_per_op", self.cpu_us / self.ops);
+        if let Some(calls) = self.counts.system_calls {
+            figures.add("syscalls_per_op", calls / self.ops);
+        }
+        if let Some(instructions) = self.counts.user_instructions {
+            figures.add("user_instructions_per_op", instructions / self.ops);
+        }
+        figures
+    }
+
+    /// So large a share of all requests took no longer than this.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index")]
+    fn latency_us(&self, share: f64) -> f64 {
+        let last = self.latencies.len() - 1;
+        self.latencies[(share * last as f64).ceil() as usize] as f64 / 1e3
+    }
+}
+
+/// The client's thread stays away from the first core if there is another one.
+pub fn move_to_second_core() {
+    if let [_, second, ..] = CORES[..] {
+        pin_to(second);
+    }
+}
+
+/// Children inherit the cores of the thread that starts them.
+fn spawn_on_first_core(command: &mut Command) -> Child {
+    let first = CORES[0];
+    let own = sched_getaffinity(None).expect("affinity can be asked");
+    pin_to(first);
+    let spawned = command.spawn();
+    sched_setaffinity(None, &own).expect("what it was can be restored");
+    spawned.unwrap_or_else(|error| panic!("{}: {error}", command.get_program().display()))
+}
+
+/// The cores that the benchmark was given, before it moved to one of them.
+static CORES: LazyLock<Vec<usize>> = LazyLock::new(|| {
+    let set = sched_getaffinity(None).expect("affinity can be asked");
+    (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect()
+});
+
+fn pin_to(core: usize) {
+    let mut set = CpuSet::new();
+    set.set(core);
+    sched_setaffinity(None, &set).expect("a core that is there can be chosen");
+}
+
+fn limit_command(address: SocketAddr, body_size: usize) -> Command {
+    let own = std::env::current_exe().expect("the benchmark is a file");
+    let mut command = Command::new(own);
+    command.args(["--limit-server", &body_size.to_string(), &address.to_string()]);
+    command
+}
