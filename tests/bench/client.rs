@@ -137,8 +137,12 @@ impl Pool {
         self.watch_until(end, |_| false);
     }
 
-    /// The same, but ends too as soon as the probe has noted what is asked for.
-    pub fn watch_until(&mut self, end: Instant, mut is_enough: impl FnMut(&Probe) -> bool) {
+    /// The same, but only until the probe hears that there is no such job.
+    pub fn watch_for_none(&mut self, patience: Duration) {
+        self.watch_until(Instant::now() + patience, |probe| probe.none_found_at.is_some());
+    }
+
+    fn watch_until(&mut self, end: Instant, mut is_enough: impl FnMut(&Probe) -> bool) {
         let mut events = Events::with_capacity(1);
         loop {
             let now = Instant::now();
@@ -160,7 +164,8 @@ impl Pool {
         let end = Instant::now() + PATIENCE;
         self.watch_until(end, |probe| probe.connection.awaited == 0);
         let probe = self.probe.as_mut().expect("the pool has a probe");
-        Stalls(std::mem::take(&mut probe.latencies))
+        let none_found_at = probe.none_found_at.take();
+        Stalls { latencies: std::mem::take(&mut probe.latencies), none_found_at }
     }
 
     /// Asks what the probe has to ask, and waits for something to happen.
@@ -227,7 +232,7 @@ pub struct Probe {
     /// The job it has put and not yet deleted.
     job: Option<u64>,
     /// When it first heard that there is no such job.
-    pub none_found_at: Option<Instant>,
+    none_found_at: Option<Instant>,
 }
 
 impl Probe {
@@ -235,7 +240,14 @@ impl Probe {
 
     fn new(connection: Connection, question: Question) -> Probe {
         let (due, latencies) = (Instant::now(), Vec::new());
-        Probe { connection, question, due, latencies, job: None, none_found_at: None }
+        let mut probe =
+            Probe { connection, question, due, latencies, job: None, none_found_at: None };
+        if question == Question::PutAndDelete {
+            // So that nobody else reserves its jobs.
+            probe.connection.output.extend_from_slice(b"use probe\r\n");
+            probe.connection.send(1, due);
+        }
+        probe
     }
 
     /// Asks if it is time to; returns how long until there is something to do.
@@ -276,13 +288,18 @@ impl Probe {
     }
 }
 
-/// How long each question of a probe had to wait, in nanoseconds.
-pub struct Stalls(Vec<u64>);
+/// What a probe has noted.
+pub struct Stalls {
+    /// How long each question had to wait, in nanoseconds.
+    latencies: Vec<u64>,
+    /// When it first heard that there is no such job.
+    pub none_found_at: Option<Instant>,
+}
 
 impl Stalls {
     /// The worst of them.
     pub fn worst_ms(&self) -> f64 {
-        let worst = self.0.iter().max().expect("a probe has asked at least once");
+        let worst = self.latencies.iter().max().expect("a probe has asked at least once");
         *worst as f64 / 1e6
     }
 }

@@ -69,11 +69,9 @@ impl Script for Cycle {
 pub struct Fill {
     pub left: usize,
     pub priority: Priority,
-    pub delay_s: u32,
+    pub delay: Delay,
     pub ttr_s: u32,
     pub body_size: usize,
-    /// Ids in the order of their jobs, if anybody wants to know.
-    pub ids: Option<Vec<u64>>,
 }
 
 /// The priorities of jobs.
@@ -82,10 +80,18 @@ pub enum Priority {
     Random(Rng),
 }
 
+/// When jobs become ready.
+pub enum Delay {
+    /// So long after they were put.
+    Seconds(u32),
+    /// In the second before this, whenever they are put.
+    Until(Instant),
+}
+
 impl Fill {
     pub fn new(count: usize, body_size: usize) -> Fill {
-        let priority = Priority::Same;
-        Fill { left: count, priority, delay_s: 0, ttr_s: 3600, body_size, ids: None }
+        let (priority, delay) = (Priority::Same, Delay::Seconds(0));
+        Fill { left: count, priority, delay, ttr_s: 3600, body_size }
     }
 }
 
@@ -93,28 +99,33 @@ impl Script for Fill {
     fn ask(&mut self, _: usize, is_over: bool, output: &mut Vec<u8>) -> usize {
         let count = if is_over { 0 } else { self.left.min(BATCH) };
         self.left -= count;
+        let delay_s = match self.delay {
+            Delay::Seconds(delay_s) => u64::from(delay_s),
+            Delay::Until(due) => due.saturating_duration_since(Instant::now()).as_secs(),
+        };
         for _ in 0..count {
             let priority = match &mut self.priority {
                 Priority::Same => 0,
                 Priority::Random(random) => random.u32(..),
             };
-            write_put(priority, self.delay_s, self.ttr_s, self.body_size, output);
+            write_put(priority, delay_s, self.ttr_s, self.body_size, output);
         }
         count
     }
 
-    fn hear(&mut self, _: usize, reply: Reply) {
-        if let (Some(ids), Reply::Inserted(id)) = (&mut self.ids, reply) {
-            ids.push(id);
-        }
-    }
+    fn hear(&mut self, _: usize, _: Reply) {}
 }
 
 /// Reserves so many jobs, pipelined, and keeps them.
-#[derive(Default)]
 pub struct Take {
-    pub left: usize,
+    left: usize,
     pub ids: Vec<u64>,
+}
+
+impl Take {
+    pub fn new(count: usize) -> Take {
+        Take { left: count, ids: Vec::with_capacity(count) }
+    }
 }
 
 impl Script for Take {
@@ -132,23 +143,27 @@ impl Script for Take {
     }
 }
 
-/// Reserves and deletes so many jobs in turns, pipelined, on one connection.
-#[derive(Default)]
+/// Reserves so many jobs and deletes or buries them, in turns, pipelined, on one connection.
 pub struct Drain {
     pub left: usize,
+    end: fn(&mut Vec<u64>, &mut Vec<u8>) -> usize,
     reserved: Vec<u64>,
 }
 
 impl Drain {
-    pub fn new(count: usize) -> Drain {
-        Drain { left: count, reserved: Vec::new() }
+    pub fn deleting(count: usize) -> Drain {
+        Drain { left: count, end: delete_all, reserved: Vec::new() }
+    }
+
+    pub fn burying(count: usize) -> Drain {
+        Drain { left: count, end: bury_all, reserved: Vec::new() }
     }
 }
 
 impl Script for Drain {
     fn ask(&mut self, _: usize, is_over: bool, output: &mut Vec<u8>) -> usize {
         if !self.reserved.is_empty() {
-            return delete_all(&mut self.reserved, output);
+            return (self.end)(&mut self.reserved, output);
         }
         let count = if is_over { 0 } else { self.left.min(BATCH) };
         self.left -= count;
@@ -159,6 +174,105 @@ impl Script for Drain {
     fn hear(&mut self, _: usize, reply: Reply) {
         if let Reply::Reserved(id) = reply {
             self.reserved.push(id);
+        }
+    }
+}
+
+/// Uses one of so many tubes after another, at random.
+pub struct UseRandom {
+    pub tubes: usize,
+    pub random: Rng,
+}
+
+impl Script for UseRandom {
+    fn ask(&mut self, _: usize, is_over: bool, output: &mut Vec<u8>) -> usize {
+        if is_over {
+            return 0;
+        }
+        write_use(self.random.usize(..self.tubes), output);
+        1
+    }
+
+    fn hear(&mut self, _: usize, _: Reply) {}
+}
+
+/// Puts a job into one of so many tubes, at random, reserves and deletes it. All of the tubes
+/// are watched already.
+pub struct Watcher {
+    pub tubes: usize,
+    pub random: Rng,
+    phase: Phase,
+    reserved: Vec<u64>,
+}
+
+impl Watcher {
+    /// Replies to all that is asked for one job.
+    pub const REPLIES_PER_JOB: u32 = 4;
+
+    pub fn new(tubes: usize) -> Watcher {
+        let (random, phase) = (Rng::with_seed(1), Phase::Put);
+        Watcher { tubes, random, phase, reserved: Vec::new() }
+    }
+}
+
+impl Script for Watcher {
+    fn ask(&mut self, _: usize, is_over: bool, output: &mut Vec<u8>) -> usize {
+        match self.phase {
+            Phase::Put if is_over => 0,
+            Phase::Put => {
+                write_use(self.random.usize(..self.tubes), output);
+                write_put(0, 0, 60, 64, output);
+                self.phase = Phase::Reserve;
+                2
+            }
+            Phase::Reserve => {
+                output.extend_from_slice(RESERVE);
+                self.phase = Phase::Delete;
+                1
+            }
+            Phase::Delete => {
+                self.phase = Phase::Put;
+                delete_all(&mut self.reserved, output)
+            }
+        }
+    }
+
+    fn hear(&mut self, _: usize, reply: Reply) {
+        if let Reply::Reserved(id) = reply {
+            self.reserved.push(id);
+        }
+    }
+}
+
+/// Waits for jobs whose TTR runs out, and deletes them, until none has come for some seconds.
+#[derive(Default)]
+pub struct Rescue {
+    /// Each job, and when it came.
+    pub came: Vec<(u64, Instant)>,
+    reserved: Vec<u64>,
+    is_done: bool,
+}
+
+impl Script for Rescue {
+    fn ask(&mut self, _: usize, _: bool, output: &mut Vec<u8>) -> usize {
+        if self.is_done {
+            return 0;
+        }
+        if !self.reserved.is_empty() {
+            return delete_all(&mut self.reserved, output);
+        }
+        output.extend_from_slice(b"reserve-with-timeout 2\r\n");
+        1
+    }
+
+    fn hear(&mut self, _: usize, reply: Reply) {
+        match reply {
+            Reply::Reserved(id) => {
+                self.came.push((id, Instant::now()));
+                self.reserved.push(id);
+            }
+            Reply::TimedOut => self.is_done = true,
+            Reply::Done | Reply::Inserted(_) | Reply::NotFound => {}
         }
     }
 }
@@ -291,13 +405,31 @@ fn delete_all(ids: &mut Vec<u64>, output: &mut Vec<u8>) -> usize {
     count
 }
 
-fn put_request(priority: u32, delay_s: u32, ttr_s: u32, body_size: usize) -> Vec<u8> {
+/// Buries all of these; tells how many they were.
+fn bury_all(ids: &mut Vec<u64>, output: &mut Vec<u8>) -> usize {
+    let count = ids.len();
+    for id in ids.drain(..) {
+        write!(output, "bury {id} 0\r\n").expect("memory takes it");
+    }
+    count
+}
+
+/// The name of the tube with this number.
+pub fn tube(number: usize) -> String {
+    format!("tube-{number}")
+}
+
+fn write_use(number: usize, output: &mut Vec<u8>) {
+    write!(output, "use tube-{number}\r\n").expect("memory takes it");
+}
+
+fn put_request(priority: u32, delay_s: u64, ttr_s: u32, body_size: usize) -> Vec<u8> {
     let mut request = Vec::new();
     write_put(priority, delay_s, ttr_s, body_size, &mut request);
     request
 }
 
-fn write_put(priority: u32, delay_s: u32, ttr_s: u32, body_size: usize, output: &mut Vec<u8>) {
+fn write_put(priority: u32, delay_s: u64, ttr_s: u32, body_size: usize, output: &mut Vec<u8>) {
     write!(output, "put {priority} {delay_s} {ttr_s} {body_size}\r\n").expect("memory takes it");
     output.resize(output.len() + body_size, b'x');
     output.extend_from_slice(b"\r\n");

@@ -92,15 +92,16 @@ impl Server {
         server
     }
 
-    /// Ends it as an operator would, and starts it anew. Returns how long it took until the
-    /// port was open.
-    pub fn restart(&mut self, patience: Duration) -> Duration {
+    /// Ends it as an operator would.
+    pub fn terminate(&mut self) {
         kill_process(Pid::from_child(&self.child), Signal::TERM).expect("the server runs");
         self.child.wait().expect("a child can be waited for");
-        let start = Instant::now();
+    }
+
+    /// Starts it anew, with the same flags and binlog.
+    pub fn start_again(&mut self, patience: Duration) {
         self.child = spawn_on_first_core(&mut self.command);
         self.wait_for_port(patience);
-        start.elapsed()
     }
 
     fn wait_for_port(&self, patience: Duration) {
@@ -156,9 +157,9 @@ impl Server {
         self.proc_number("status", "VmHWM:") * 1024.0
     }
 
-    /// Everything it has given to `write` and its kin, sockets included.
+    /// What it has made the disk write, in whole pages.
     pub fn written_bytes(&self) -> f64 {
-        self.proc_number("io", "wchar:")
+        self.proc_number("io", "write_bytes:")
     }
 
     fn proc_number(&self, file: &str, key: &str) -> f64 {
@@ -209,7 +210,9 @@ impl Measured {
         for (name, share) in
             [("p50_us", 0.5), ("p99_us", 0.99), ("p99.9_us", 0.999), ("max_us", 1.0)]
         {
-            figures.add(name, self.latency_us(share));
+            if !self.latencies.is_empty() {
+                figures.add(name, self.latency_us(share));
+            }
         }
         figures.add("cpu_us_per_op", self.cpu_us / self.ops);
         if let Some(calls) = self.counts.system_calls {

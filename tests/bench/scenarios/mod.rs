@@ -1,7 +1,13 @@
 //! What is measured: each scenario with its name, its sentence, how its servers are started
 //! and prepared, and what a round of it is. A file for each family.
 
+mod binlog;
+mod connections;
+mod deep;
+mod held;
 mod steady;
+mod timers;
+mod tubes;
 
 use crate::client::Outcome;
 use crate::figures::Figures;
@@ -72,5 +78,14 @@ impl Scenario {
 
 /// All of them, in the order of the table.
 pub fn all() -> Vec<Scenario> {
-    [steady::all()].into_iter().flatten().collect()
+    let families = [
+        steady::all(),
+        tubes::all(),
+        held::all(),
+        connections::all(),
+        deep::all(),
+        timers::all(),
+        binlog::all(),
+    ];
+    families.into_iter().flatten().collect()
 }

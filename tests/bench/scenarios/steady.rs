@@ -72,7 +72,8 @@ fn short_put() -> Scenario {
             let address = server.address;
             let requests = ["use default\r\n", PUT];
             let figures = server.measure(|| Ok(sessions(address, &requests)))?.figures();
-            Pool::connect(address, 1).run(&mut Drain::new(SESSIONS), Limits::within(patience))?;
+            Pool::connect(address, 1)
+                .run(&mut Drain::deleting(SESSIONS), Limits::within(patience))?;
             Ok(figures)
         }))
     };

@@ -1,0 +1,162 @@
+//! Much that falls due at once, or must be done in one go: how long others wait meanwhile,
+//! whether it is done in time, and what a timer costs.
+
+use super::{Round, Scenario, Settings, Turns};
+use crate::client::{Limits, Outcome, Pool, Question, Run};
+use crate::figures::Figures;
+use crate::scripts::{Delay, Drain, Fill, Rescue, Say, Take};
+use crate::server::Server;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+pub fn all() -> Vec<Scenario> {
+    vec![
+        once("delayed-1m", "a million delayed jobs due within one second", delayed),
+        once("ttrs-10k", "10,000 TTRs of 10 silent connections run out at once", ttrs),
+        once("kick-100k", "kick of 100,000 buried jobs", kick),
+        once("close-100k", "a connection that holds 100,000 jobs closes", close),
+        once(
+            "silent-ttr",
+            "200 jobs whose workers are silent, ttr 1: how many come to a waiting worker \
+             within 2 ms of time",
+            silent,
+        ),
+        once("timer-cost", "200 delayed jobs, one due every 5 ms; an op is a timer", timer_cost),
+    ]
+}
+
+/// A scenario that is over when it has happened.
+fn once(
+    name: &str,
+    what: &str,
+    round: fn(&mut Server, patience: Duration) -> Outcome<Figures>,
+) -> Scenario {
+    let prepare = move |_: &mut Server, settings: &Settings| -> Outcome<Round> {
+        let patience = settings.patience;
+        Ok(Box::new(move |server| round(server, patience)))
+    };
+    Scenario { rounds: 3, turns: Turns::Alone, ..Scenario::steady(name, what, prepare) }
+}
+
+fn delayed(server: &mut Server, patience: Duration) -> Outcome<Figures> {
+    const JOBS: usize = 1_000_000;
+    /// Time to put them all.
+    const HORIZON: Duration = Duration::from_secs(10);
+    let mut pool = Pool::with_probe(server.address, 1, Question::PeekDelayed);
+    let due = Instant::now() + HORIZON;
+    let mut fill = Fill::new(JOBS, 64);
+    fill.delay = Delay::Until(due);
+    pool.run(&mut fill, Limits::within(HORIZON - Duration::from_secs(1)))?;
+    pool.take_stalls();
+    let before_ns = server.cpu_ns();
+    pool.watch_for_none(HORIZON + patience);
+    let stalls = pool.take_stalls();
+    let mut figures = Figures::default();
+    figures.add("stall_ms", stalls.worst_ms());
+    let ready_at = stalls.none_found_at.ok_or(crate::client::TooSlow)?;
+    figures.add("late_ms", ready_at.saturating_duration_since(due).as_secs_f64() * 1e3);
+    figures.add("cpu_us_per_job", (server.cpu_ns() - before_ns) as f64 / 1e3 / JOBS as f64);
+    Ok(figures)
+}
+
+fn ttrs(server: &mut Server, patience: Duration) -> Outcome<Figures> {
+    const JOBS: usize = 10_000;
+    let mut pool = Pool::with_probe(server.address, 10, Question::Use);
+    let mut fill = Fill::new(JOBS, 64);
+    fill.ttr_s = 1;
+    pool.run(&mut fill, Limits::within(patience))?;
+    pool.run(&mut Take::new(JOBS), Limits::within(patience))?;
+    pool.take_stalls();
+    pool.watch(Duration::from_secs(2));
+    Ok(worst_stall(&mut pool))
+}
+
+fn kick(server: &mut Server, patience: Duration) -> Outcome<Figures> {
+    const JOBS: usize = 100_000;
+    let mut pool = Pool::with_probe(server.address, 1, Question::Use);
+    pool.run(&mut Fill::new(JOBS, 64), Limits::within(patience))?;
+    pool.run(&mut Drain::burying(JOBS), Limits::within(patience))?;
+    pool.take_stalls();
+    pool.run(&mut Say::one_by_one([format!("kick {JOBS}")]), Limits::within(patience))?;
+    pool.watch(AFTERMATH);
+    Ok(worst_stall(&mut pool))
+}
+
+fn close(server: &mut Server, patience: Duration) -> Outcome<Figures> {
+    const JOBS: usize = 100_000;
+    let mut holder = Pool::connect(server.address, 1);
+    holder.run(&mut Fill::new(JOBS, 64), Limits::within(patience))?;
+    holder.run(&mut Take::new(JOBS), Limits::within(patience))?;
+    let mut others = Pool::with_probe(server.address, 0, Question::Use);
+    others.watch(Duration::from_millis(10));
+    others.take_stalls();
+    drop(holder);
+    others.watch(AFTERMATH);
+    Ok(worst_stall(&mut others))
+}
+
+/// What was put off is felt within this time.
+const AFTERMATH: Duration = Duration::from_secs(1);
+
+fn worst_stall(pool: &mut Pool) -> Figures {
+    let mut figures = Figures::default();
+    figures.add("stall_ms", pool.take_stalls().worst_ms());
+    figures
+}
+
+fn silent(server: &mut Server, patience: Duration) -> Outcome<Figures> {
+    const WORKERS: usize = 200;
+    /// Apart, so that nobody has to wait for the TTR of another.
+    const PAUSE: Duration = Duration::from_millis(3);
+    const TTR: Duration = Duration::from_secs(1);
+    const ON_TIME: Duration = Duration::from_millis(2);
+    let mut rescuer = Pool::connect(server.address, 1);
+    let mut fill = Fill::new(WORKERS, 64);
+    fill.ttr_s = 1;
+    rescuer.run(&mut fill, Limits::within(patience))?;
+    let mut workers = Vec::new();
+    let mut due: HashMap<u64, Instant> = HashMap::new();
+    for _ in 0..WORKERS {
+        let mut worker = Pool::connect(server.address, 1);
+        let mut take = Take::new(1);
+        worker.run(&mut take, Limits::within(patience))?;
+        due.insert(take.ids[0], Instant::now() + TTR);
+        workers.push(worker);
+        std::thread::sleep(PAUSE);
+    }
+    let mut rescue = Rescue::default();
+    rescuer.run(&mut rescue, Limits::within(patience))?;
+    let late = |&(id, came_at): &(u64, Instant)| came_at.saturating_duration_since(due[&id]);
+    let lateness: Vec<Duration> = rescue.came.iter().map(late).collect();
+    let on_time = lateness.iter().filter(|&&late| late <= ON_TIME).count();
+    let percent = |count: usize| 100.0 * count as f64 / WORKERS as f64;
+    let mut figures = Figures::default();
+    figures.add("on_time_percent", percent(on_time));
+    figures.add("handed_on_percent", percent(lateness.len()));
+    let worst = lateness.iter().max().copied().unwrap_or_default();
+    figures.add("worst_late_ms", worst.as_secs_f64() * 1e3);
+    Ok(figures)
+}
+
+fn timer_cost(server: &mut Server, patience: Duration) -> Outcome<Figures> {
+    const JOBS: u32 = 200;
+    const PERIOD: Duration = Duration::from_millis(5);
+    /// Longer than it takes to put them all.
+    const DELAY_S: u32 = 2;
+    let mut pool = Pool::connect(server.address, 1);
+    let start = Instant::now();
+    for index in 0..JOBS {
+        let mut fill = Fill::new(1, 64);
+        fill.delay = Delay::Seconds(DELAY_S);
+        pool.run(&mut fill, Limits::within(patience))?;
+        let next = start + PERIOD * (index + 1);
+        std::thread::sleep(next.saturating_duration_since(Instant::now()));
+    }
+    let end = start + Duration::from_secs(DELAY_S.into()) + PERIOD * (JOBS + 1);
+    server.is_traced = true;
+    let measured = server.measure(|| {
+        std::thread::sleep(end.saturating_duration_since(Instant::now()));
+        Ok(Run { replies: JOBS.into(), latencies: Vec::new() })
+    })?;
+    Ok(measured.figures().only(&["cpu_us_per_op", "syscalls_per_op"]))
+}

@@ -1,0 +1,90 @@
+//! What tubes cost those who do not use them, those who use them, and those who watch many.
+
+use super::{ROUND, Round, Scenario, Settings, Turns};
+use crate::client::{Limits, Outcome, Pool};
+use crate::figures::Figures;
+use crate::scripts::{Cycle, Say, UseRandom, Watcher, tube};
+use crate::server::Server;
+use fastrand::Rng;
+
+pub fn all() -> Vec<Scenario> {
+    const COUNTS: [usize; 4] = [1, 1000, 10_000, 100_000];
+    let beside = COUNTS.into_iter().map(beside);
+    let used = COUNTS.into_iter().map(used);
+    let watched = [1, 1000].into_iter().map(watched);
+    beside.chain(used).chain(watched).chain([memory()]).collect()
+}
+
+const CONNECTIONS: usize = 10;
+
+fn beside(tubes: usize) -> Scenario {
+    let what = format!("put, reserve, delete in one tube on 10 connections, beside {tubes} tubes");
+    Scenario::steady(format!("tubes-{tubes}"), what, move |server, settings| {
+        let keeper = watch_all(server, settings, tubes)?;
+        let mut pool = Pool::connect(server.address, CONNECTIONS);
+        Ok(Box::new(move |server| {
+            let _kept = &keeper;
+            let mut script = Cycle::new(CONNECTIONS, 1, 64);
+            Ok(server.measure(|| pool.run(&mut script, Limits::lasting(ROUND)))?.figures())
+        }))
+    })
+}
+
+fn used(tubes: usize) -> Scenario {
+    let what = format!("use of one of {tubes} tubes at random, on 10 connections");
+    Scenario::steady(format!("use-{tubes}"), what, move |server, settings| {
+        let keeper = watch_all(server, settings, tubes)?;
+        let mut pool = Pool::connect(server.address, CONNECTIONS);
+        Ok(Box::new(move |server| {
+            let _kept = &keeper;
+            let mut script = UseRandom { tubes, random: Rng::with_seed(1) };
+            Ok(server.measure(|| pool.run(&mut script, Limits::lasting(ROUND)))?.figures())
+        }))
+    })
+}
+
+fn watched(tubes: usize) -> Scenario {
+    let what = format!(
+        "a worker that watches {tubes} tubes: put into a random one, reserve, delete; \
+         an op is a job, latencies are of requests"
+    );
+    Scenario::steady(format!("watch-{tubes}"), what, move |server, settings| {
+        let mut worker = watch_all(server, settings, tubes)?;
+        Ok(Box::new(move |server| {
+            let run = || worker.run(&mut Watcher::new(tubes), Limits::lasting(ROUND));
+            let mut measured = server.measure(run)?;
+            measured.ops /= f64::from(Watcher::REPLIES_PER_JOB);
+            Ok(measured.figures())
+        }))
+    })
+}
+
+/// As many as it makes in some seconds: where each has to be looked for among all others,
+/// the last ones take longest.
+fn memory() -> Scenario {
+    const MOST: usize = 100_000;
+    let what = "memory of a tube, with up to 100,000 watched by one connection";
+    let prepare = |_: &mut Server, settings: &Settings| -> Outcome<Round> {
+        let time = settings.patience / 4;
+        Ok(Box::new(move |server| {
+            let mut keeper = Pool::connect(server.address, 1);
+            let before_bytes = server.rss_bytes();
+            let mut script =
+                Say::pipelined((0..MOST).map(|number| format!("watch {}", tube(number))));
+            let made = keeper.run(&mut script, Limits::lasting(time))?.replies as f64;
+            let mut figures = Figures::default();
+            figures.add("tubes", made);
+            figures.add("bytes_per_tube", (server.rss_bytes() - before_bytes) / made);
+            Ok(figures)
+        }))
+    };
+    Scenario { rounds: 1, turns: Turns::Alone, ..Scenario::steady("tube-memory", what, prepare) }
+}
+
+/// A connection that keeps so many tubes alive.
+fn watch_all(server: &Server, settings: &Settings, tubes: usize) -> Outcome<Pool> {
+    let mut keeper = Pool::connect(server.address, 1);
+    let watch = (0..tubes).map(|number| format!("watch {}", tube(number)));
+    keeper.run(&mut Say::pipelined(watch), Limits::within(settings.patience))?;
+    Ok(keeper)
+}
