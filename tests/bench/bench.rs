@@ -15,6 +15,7 @@
 mod client;
 mod figures;
 mod limit;
+mod picture;
 mod reply;
 mod report;
 mod rounds;
@@ -69,6 +70,8 @@ fn options() -> Options {
             "SECONDS",
         )
         .optopt("", "json", "write all figures of all rounds to this file", "FILE")
+        .optopt("", "picture", "draw a picture of what --from has; measure nothing", "FILE")
+        .optopt("", "from", "what an earlier run has written with --json", "FILE")
         .optflag("", "list", "tell the scenarios, measure nothing")
         .optflag("h", "help", "show this help");
     options
@@ -80,6 +83,11 @@ fn run(arguments: &[String]) -> Result<(), Wrong> {
         println!("{}", options().usage(USAGE));
         return Ok(());
     }
+    match (matches.opt_str("picture"), matches.opt_str("from")) {
+        (Some(to), Some(from)) => return draw(&to, &from),
+        (None, None) => {}
+        _ => return Err(Wrong("--picture and --from go together".to_owned())),
+    }
     let scenarios = chosen_scenarios(&matches)?;
     if matches.opt_present("list") {
         for scenario in &scenarios {
@@ -88,6 +96,20 @@ fn run(arguments: &[String]) -> Result<(), Wrong> {
         return Ok(());
     }
     measure(&matches, &scenarios)
+}
+
+fn draw(to: &str, from: &str) -> Result<(), Wrong> {
+    let text = std::fs::read_to_string(from).map_err(|error| Wrong(format!("{from}: {error}")))?;
+    let document =
+        serde_json::from_str(&text).map_err(|error| Wrong(format!("{from}: {error}")))?;
+    let picture = picture::draw(&document).ok_or_else(|| {
+        Wrong(format!("{from}: has no figures to draw, they come of --only tubes- --only deep-"))
+    })?;
+    write_file(to, &picture)
+}
+
+fn write_file(path: &str, text: &str) -> Result<(), Wrong> {
+    std::fs::write(path, text).map_err(|error| Wrong(format!("{path}: {error}")))
 }
 
 fn measure(matches: &Matches, scenarios: &[Scenario]) -> Result<(), Wrong> {
@@ -104,7 +126,7 @@ fn measure(matches: &Matches, scenarios: &[Scenario]) -> Result<(), Wrong> {
     }
     let mut programs: Vec<Program> = matches.free.iter().cloned().map(Program::Real).collect();
     programs.push(Program::Limit);
-    server::move_to_second_core();
+    server::prepare_machine();
     let mut document = Document::default();
     for scenario in scenarios {
         let rows = rounds::play(scenario, &programs, &settings);
@@ -112,8 +134,7 @@ fn measure(matches: &Matches, scenarios: &[Scenario]) -> Result<(), Wrong> {
         document.add(scenario, &rows);
         if let Some(path) = matches.opt_str("json") {
             // Anew after each scenario: whatever ends the benchmark, that much is there.
-            std::fs::write(&path, document.text(&programs))
-                .map_err(|error| Wrong(format!("{path}: {error}")))?;
+            write_file(&path, &document.text(&programs))?;
         }
     }
     Ok(())

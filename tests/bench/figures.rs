@@ -9,13 +9,6 @@ impl Figures {
         self.0.push((name.to_owned(), value));
     }
 
-    /// The same figures with this before each name.
-    pub fn prefixed(self, prefix: &str) -> Figures {
-        Figures(
-            self.0.into_iter().map(|(name, value)| (format!("{prefix}_{name}"), value)).collect(),
-        )
-    }
-
     /// Those of the names that are told.
     pub fn only(mut self, names: &[&str]) -> Figures {
         self.0.retain(|(name, _)| names.contains(&name.as_str()));

@@ -1,7 +1,7 @@
 //! Who plays when: servers take their rounds of a scenario in turn, so that whatever else
 //! the machine does falls on all of them; heavy scenarios have it to themselves.
 
-use crate::client::TooSlow;
+use crate::client::Outcome;
 use crate::figures::Series;
 use crate::scenarios::{Round, Scenario, Settings, Turns};
 use crate::server::{Program, Server};
@@ -19,7 +19,14 @@ pub fn play(scenario: &Scenario, programs: &[Program], settings: &Settings) -> V
     let programs: Vec<&Program> = programs.iter().filter(takes_part).collect();
     let rounds = settings.rounds.unwrap_or(scenario.rounds);
     match scenario.turns {
-        Turns::Interleaved => play_interleaved(scenario, &programs, rounds, settings),
+        Turns::Interleaved { is_traced } => {
+            let mut players = Players::start(scenario, &programs, settings);
+            (0..rounds).for_each(|_| players.play(Player::play));
+            if is_traced {
+                players.play(Player::play_traced);
+            }
+            players.rows()
+        }
         Turns::Alone => {
             let one = |program: &&Program| {
                 let series = play_alone(scenario, program, rounds, settings).ok();
@@ -36,7 +43,7 @@ fn play_alone(
     program: &Program,
     rounds: usize,
     settings: &Settings,
-) -> Result<Series, TooSlow> {
+) -> Outcome<Series> {
     let mut series = Series::default();
     for _ in 0..rounds {
         let mut server = Server::start(program, &scenario.setup);
@@ -54,7 +61,7 @@ struct Player {
 }
 
 impl Player {
-    fn new(scenario: &Scenario, program: &Program, settings: &Settings) -> Result<Player, TooSlow> {
+    fn start(scenario: &Scenario, program: &Program, settings: &Settings) -> Outcome<Player> {
         let mut server = Server::start(program, &scenario.setup);
         let mut round = (scenario.prepare)(&mut server, settings)?;
         // The first round warms up.
@@ -62,7 +69,7 @@ impl Player {
         Ok(Player { server, round, series: Series::default() })
     }
 
-    fn play(&mut self) -> Result<(), TooSlow> {
+    fn play(&mut self) -> Outcome<()> {
         let mut figures = (self.round)(&mut self.server)?;
         figures.add("rss_mib", self.server.rss_bytes() / MIB);
         self.series.add(figures);
@@ -70,7 +77,7 @@ impl Player {
     }
 
     /// Counting system calls disturbs everything else, so it has a round of its own.
-    fn play_traced(&mut self) -> Result<(), TooSlow> {
+    fn play_traced(&mut self) -> Outcome<()> {
         self.server.is_traced = true;
         self.series.add_missing((self.round)(&mut self.server)?);
         Ok(())
@@ -79,30 +86,32 @@ impl Player {
 
 const MIB: f64 = 1024.0 * 1024.0;
 
-fn play_interleaved(
-    scenario: &Scenario,
-    programs: &[&Program],
-    rounds: usize,
-    settings: &Settings,
-) -> Vec<Row> {
-    let mut players: Vec<Result<Player, TooSlow>> =
-        programs.iter().map(|program| Player::new(scenario, program, settings)).collect();
-    let mut all = |play: fn(&mut Player) -> Result<(), TooSlow>| {
-        for place in &mut players {
-            if let Ok(player) = place
-                && let Err(too_slow) = play(player)
+/// All who take part, with those that were too slow.
+struct Players(Vec<(Program, Outcome<Player>)>);
+
+impl Players {
+    fn start(scenario: &Scenario, programs: &[&Program], settings: &Settings) -> Players {
+        let start =
+            |program: &&Program| ((*program).clone(), Player::start(scenario, program, settings));
+        Players(programs.iter().map(start).collect())
+    }
+
+    /// Each in turn; who is too slow once is out.
+    fn play(&mut self, play: fn(&mut Player) -> Outcome<()>) {
+        for (_, player) in &mut self.0 {
+            if let Ok(playing) = player
+                && let Err(too_slow) = play(playing)
             {
-                *place = Err(too_slow);
+                *player = Err(too_slow);
             }
         }
-    };
-    (0..rounds).for_each(|_| all(Player::play));
-    if scenario.is_traced {
-        all(Player::play_traced);
     }
-    let row = |(program, player): (&&Program, Result<Player, TooSlow>)| Row {
-        program: (*program).clone(),
-        series: player.ok().map(|player| player.series),
-    };
-    programs.iter().zip(players).map(row).collect()
+
+    fn rows(self) -> Vec<Row> {
+        let row = |(program, player): (Program, Outcome<Player>)| Row {
+            program,
+            series: player.ok().map(|player| player.series),
+        };
+        self.0.into_iter().map(row).collect()
+    }
 }

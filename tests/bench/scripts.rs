@@ -4,7 +4,7 @@ use crate::client::{Script, nanoseconds};
 use crate::reply::Reply;
 use fastrand::Rng;
 use std::io::Write;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Puts a batch of jobs, reserves as many, deletes those, and begins again. Each connection
 /// puts before it reserves, so that nobody waits.
@@ -67,11 +67,13 @@ impl Script for Cycle {
 
 /// Puts so many jobs, pipelined.
 pub struct Fill {
-    pub left: usize,
+    left: usize,
     pub priority: Priority,
     pub delay: Delay,
     pub ttr_s: u32,
-    pub body_size: usize,
+    body_size: usize,
+    /// When the last of them becomes ready, as far as the client knows.
+    pub last_due: Instant,
 }
 
 /// The priorities of jobs.
@@ -91,7 +93,8 @@ pub enum Delay {
 impl Fill {
     pub fn new(count: usize, body_size: usize) -> Fill {
         let (priority, delay) = (Priority::Same, Delay::Seconds(0));
-        Fill { left: count, priority, delay, ttr_s: 3600, body_size }
+        let last_due = Instant::now();
+        Fill { left: count, priority, delay, ttr_s: 3600, body_size, last_due }
     }
 }
 
@@ -99,10 +102,12 @@ impl Script for Fill {
     fn ask(&mut self, _: usize, is_over: bool, output: &mut Vec<u8>) -> usize {
         let count = if is_over { 0 } else { self.left.min(BATCH) };
         self.left -= count;
+        let now = Instant::now();
         let delay_s = match self.delay {
             Delay::Seconds(delay_s) => u64::from(delay_s),
-            Delay::Until(due) => due.saturating_duration_since(Instant::now()).as_secs(),
+            Delay::Until(due) => due.saturating_duration_since(now).as_secs(),
         };
+        self.last_due = self.last_due.max(now + Duration::from_secs(delay_s));
         for _ in 0..count {
             let priority = match &mut self.priority {
                 Priority::Same => 0,

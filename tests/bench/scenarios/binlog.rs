@@ -66,7 +66,12 @@ fn start_up() -> Scenario {
         }))
     };
     let setup = with_binlog(&["-F"]);
-    Scenario { setup, rounds: 3, is_traced: false, ..Scenario::steady("start-up", what, prepare) }
+    Scenario {
+        setup,
+        rounds: 3,
+        turns: Turns::Interleaved { is_traced: false },
+        ..Scenario::steady("start-up", what, prepare)
+    }
 }
 
 fn churn() -> Scenario {
@@ -81,13 +86,13 @@ fn churn() -> Scenario {
     Scenario { setup, rounds: 1, turns: Turns::Alone, ..Scenario::steady("churn", what, prepare) }
 }
 
-fn churn_once(server: &mut Server, patience: Duration) -> Outcome<Figures> {
+fn churn_once(server: &Server, patience: Duration) -> Outcome<Figures> {
     const LIVE: usize = 20_000;
     const CONNECTIONS: usize = 10;
     const TIME: Duration = Duration::from_secs(8);
     let mut producer = Pool::connect(server.address, 1);
-    let long_lived = Say::one_by_one(["use long-lived".to_owned()]);
-    producer.run(&mut { long_lived }, Limits::within(patience))?;
+    let mut use_tube = Say::one_by_one(["use long-lived".to_owned()]);
+    producer.run(&mut use_tube, Limits::within(patience))?;
     producer.run(&mut Fill::new(LIVE, BODY_SIZE), Limits::within(patience))?;
     let mut pool = Pool::with_probe(server.address, CONNECTIONS, Question::PutAndDelete);
     let mut script = Cycle::new(CONNECTIONS, 1, BODY_SIZE);

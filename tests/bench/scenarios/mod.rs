@@ -24,8 +24,6 @@ pub struct Scenario {
     pub turns: Turns,
     /// Whether replies that are always the same make sense here.
     pub has_limit: bool,
-    /// Whether system calls are counted in a round of their own.
-    pub is_traced: bool,
     pub prepare: Prepare,
 }
 
@@ -38,8 +36,8 @@ pub type Round = Box<dyn FnMut(&mut Server) -> Outcome<Figures>>;
 /// How servers share the machine.
 #[derive(Debug, Clone, Copy)]
 pub enum Turns {
-    /// All run; their rounds alternate.
-    Interleaved,
+    /// All run; their rounds alternate. System calls may be counted in one round more.
+    Interleaved { is_traced: bool },
     /// One at a time, started anew for each round.
     Alone,
 }
@@ -68,9 +66,8 @@ impl Scenario {
             what: what.into(),
             setup: Setup::default(),
             rounds: 5,
-            turns: Turns::Interleaved,
+            turns: Turns::Interleaved { is_traced: true },
             has_limit: false,
-            is_traced: true,
             prepare: Box::new(prepare),
         }
     }
