@@ -23,6 +23,7 @@ mod scenarios;
 mod scripts;
 mod server;
 mod trace;
+mod waits;
 
 use getopts::{Matches, Options};
 use report::Document;

@@ -6,7 +6,9 @@
 //! question every millisecond, on a connection of its own, and note how long it waited.
 //! This file knows nothing of scenarios, and of servers only their address.
 
+use crate::figures::Figures;
 use crate::reply::{Framing, Reply};
+use crate::waits::Waits;
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token};
 use std::io::{ErrorKind, Read, Write};
@@ -92,9 +94,10 @@ impl Pool {
     }
 
     /// Opens so many connections and one more, for a probe.
-    pub fn with_probe(address: SocketAddr, count: usize, question: Question) -> Pool {
+    pub fn with_probe(address: SocketAddr, count: usize, question: Question, waits: Waits) -> Pool {
         let mut pool = Pool::connect(address, count);
-        pool.probe = Some(Probe::new(Connection::open(&pool.poll, address, PROBE), question));
+        let connection = Connection::open(&pool.poll, address, PROBE);
+        pool.probe = Some(Probe::new(connection, question, waits));
         pool
     }
 
@@ -139,7 +142,7 @@ impl Pool {
 
     /// The same, but only until the probe hears that there is no such job.
     pub fn watch_for_none(&mut self, patience: Duration) {
-        self.watch_until(Instant::now() + patience, |probe| probe.none_found_at.is_some());
+        self.watch_until(Instant::now() + patience, |probe| probe.stalls.none_found_at.is_some());
     }
 
     fn watch_until(&mut self, end: Instant, mut is_enough: impl FnMut(&Probe) -> bool) {
@@ -164,8 +167,7 @@ impl Pool {
         let end = Instant::now() + PATIENCE;
         self.watch_until(end, |probe| probe.connection.awaited == 0);
         let probe = self.probe.as_mut().expect("the pool has a probe");
-        let none_found_at = probe.none_found_at.take();
-        Stalls { latencies: std::mem::take(&mut probe.latencies), none_found_at }
+        std::mem::take(&mut probe.stalls)
     }
 
     /// Asks what the probe has to ask, and waits for something to happen.
@@ -224,24 +226,25 @@ pub enum Question {
 }
 
 /// Asks a question every millisecond or so.
-pub struct Probe {
+struct Probe {
     connection: Connection,
     question: Question,
     due: Instant,
-    latencies: Vec<u64>,
+    stalls: Stalls,
     /// The job it has put and not yet deleted.
     job: Option<u64>,
-    /// When it first heard that there is no such job.
-    none_found_at: Option<Instant>,
+    waits: Waits,
+    /// What they were when the question was asked.
+    waited_before: Duration,
 }
 
 impl Probe {
     const PERIOD: Duration = Duration::from_millis(1);
 
-    fn new(connection: Connection, question: Question) -> Probe {
-        let (due, latencies) = (Instant::now(), Vec::new());
+    fn new(connection: Connection, question: Question, waits: Waits) -> Probe {
+        let (due, stalls, waited_before) = (Instant::now(), Stalls::default(), waits.total());
         let mut probe =
-            Probe { connection, question, due, latencies, job: None, none_found_at: None };
+            Probe { connection, question, due, stalls, job: None, waits, waited_before };
         if question == Question::PutAndDelete {
             // So that nobody else reserves its jobs.
             probe.connection.output.extend_from_slice(b"use probe\r\n");
@@ -269,6 +272,7 @@ impl Probe {
                 write!(output, "delete {id}\r\n").expect("memory takes it");
             }
         }
+        self.waited_before = self.waits.total();
         self.connection.send(1, now);
         self.due = now + Probe::PERIOD;
         Duration::MAX
@@ -279,28 +283,39 @@ impl Probe {
         self.connection.receive(buffer, |reply| heard = Some(reply));
         let Some(reply) = heard else { return };
         let now = Instant::now();
-        self.latencies.push(nanoseconds(now - self.connection.asked_at));
+        let waited = self.waits.total() - self.waited_before;
+        self.stalls.add(now - self.connection.asked_at, waited);
         match reply {
             Reply::Inserted(id) => self.job = Some(id),
-            Reply::NotFound => self.none_found_at = self.none_found_at.or(Some(now)),
+            Reply::NotFound => _ = self.stalls.none_found_at.get_or_insert(now),
             Reply::Reserved(_) | Reply::TimedOut | Reply::Done => {}
         }
     }
 }
 
 /// What a probe has noted.
+#[derive(Default)]
 pub struct Stalls {
-    /// How long each question had to wait, in nanoseconds.
-    latencies: Vec<u64>,
+    /// The longest that a question had to wait.
+    worst: Duration,
+    /// The same without the time in which server or client waited for a core.
+    worst_of_server: Duration,
     /// When it first heard that there is no such job.
     pub none_found_at: Option<Instant>,
 }
 
 impl Stalls {
-    /// The worst of them.
-    pub fn worst_ms(&self) -> f64 {
-        let worst = self.latencies.iter().max().expect("a probe has asked at least once");
-        *worst as f64 / 1e6
+    fn add(&mut self, latency: Duration, waited: Duration) {
+        self.worst = self.worst.max(latency);
+        self.worst_of_server = self.worst_of_server.max(latency.saturating_sub(waited));
+    }
+
+    /// The figures, with this before their names.
+    pub fn figures(&self, prefix: &str) -> Figures {
+        let mut figures = Figures::default();
+        figures.add(&format!("{prefix}stall_ms"), self.worst_of_server.as_secs_f64() * 1e3);
+        figures.add(&format!("{prefix}stall_with_noise_ms"), self.worst.as_secs_f64() * 1e3);
+        figures
     }
 }
 

@@ -68,7 +68,7 @@ impl Script for Cycle {
 /// Puts so many jobs, pipelined.
 pub struct Fill {
     left: usize,
-    pub priority: Priority,
+    priority: Priority,
     pub delay: Delay,
     pub ttr_s: u32,
     body_size: usize,
@@ -77,7 +77,7 @@ pub struct Fill {
 }
 
 /// The priorities of jobs.
-pub enum Priority {
+enum Priority {
     Same,
     Random(Rng),
 }
@@ -95,6 +95,11 @@ impl Fill {
         let (priority, delay) = (Priority::Same, Delay::Seconds(0));
         let last_due = Instant::now();
         Fill { left: count, priority, delay, ttr_s: 3600, body_size, last_due }
+    }
+
+    /// The same with random priorities.
+    pub fn with_priorities(count: usize, body_size: usize) -> Fill {
+        Fill { priority: Priority::Random(Rng::with_seed(1)), ..Fill::new(count, body_size) }
     }
 }
 
@@ -410,11 +415,14 @@ fn delete_all(ids: &mut Vec<u64>, output: &mut Vec<u8>) -> usize {
     count
 }
 
-/// Buries all of these; tells how many they were.
+/// Buries all of these, with priorities as good as random; tells how many they were.
 fn bury_all(ids: &mut Vec<u64>, output: &mut Vec<u8>) -> usize {
+    /// A large prime number.
+    const SCATTER: u64 = 2_654_435_761;
     let count = ids.len();
     for id in ids.drain(..) {
-        write!(output, "bury {id} 0\r\n").expect("memory takes it");
+        let priority = (id * SCATTER) & u64::from(u32::MAX);
+        write!(output, "bury {id} {priority}\r\n").expect("memory takes it");
     }
     count
 }

@@ -3,6 +3,7 @@
 use crate::client::{Outcome, Run, nanoseconds};
 use crate::figures::Figures;
 use crate::trace::{Counts, Trace};
+use crate::waits::Waits;
 use rustix::process::{Pid, Signal, kill_process, setpriority_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::fs;
@@ -147,6 +148,11 @@ impl Server {
         let (_, fields) = stat.rsplit_once(") ").expect("the name is in brackets");
         let ticks = fields.split(' ').skip(11).take(2).map(|field| field.parse::<u64>());
         ticks.map(|ticks| ticks.expect("ticks are a number") * TICK_NS).sum()
+    }
+
+    /// How long it, or the benchmark, waits for a core.
+    pub fn waits(&self) -> Waits {
+        Waits::of(self.child.id())
     }
 
     pub fn rss_bytes(&self) -> f64 {

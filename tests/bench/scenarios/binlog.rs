@@ -94,7 +94,8 @@ fn churn_once(server: &Server, patience: Duration) -> Outcome<Figures> {
     let mut use_tube = Say::one_by_one(["use long-lived".to_owned()]);
     producer.run(&mut use_tube, Limits::within(patience))?;
     producer.run(&mut Fill::new(LIVE, BODY_SIZE), Limits::within(patience))?;
-    let mut pool = Pool::with_probe(server.address, CONNECTIONS, Question::PutAndDelete);
+    let mut pool =
+        Pool::with_probe(server.address, CONNECTIONS, Question::PutAndDelete, server.waits());
     let mut script = Cycle::new(CONNECTIONS, 1, BODY_SIZE);
     let before_bytes = server.written_bytes();
     let measured = server.measure(|| pool.run(&mut script, Limits::lasting(TIME)))?;
@@ -102,7 +103,7 @@ fn churn_once(server: &Server, patience: Duration) -> Outcome<Figures> {
     // A put, a reserve and a delete; the reserve is not recorded.
     let needed_bytes = measured.ops / 3.0 * (put_bytes("default") + RECORD_BYTES);
     let mut figures = Figures::default();
-    figures.add("stall_ms", pool.take_stalls().worst_ms());
+    figures.append(pool.take_stalls().figures(""));
     figures.add("written_per_needed", written_bytes / needed_bytes);
     let live_bytes = LIVE as f64 * put_bytes("long-lived");
     figures.add("kept_per_live", server.binlog_bytes() / live_bytes);

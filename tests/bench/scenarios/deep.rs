@@ -4,9 +4,8 @@
 use super::{Round, Scenario, Settings, Turns};
 use crate::client::{Limits, Outcome, Pool, Question};
 use crate::figures::Figures;
-use crate::scripts::{Cycle, Drain, Fill, Priority};
+use crate::scripts::{Cycle, Drain, Fill};
 use crate::server::Server;
-use fastrand::Rng;
 use std::time::Duration;
 
 pub fn all() -> Vec<Scenario> {
@@ -19,7 +18,7 @@ fn deep(name: &str, depth: usize) -> Scenario {
          drain; stalls are of a probe beside it"
     );
     let prepare = move |server: &mut Server, settings: &Settings| -> Outcome<Round> {
-        let pool = Pool::with_probe(server.address, 1, Question::Use);
+        let pool = Pool::with_probe(server.address, 1, Question::Use, server.waits());
         let mut queue =
             Queue { pool, depth, patience: settings.patience, figures: Figures::default() };
         Ok(Box::new(move |server| {
@@ -43,12 +42,11 @@ struct Queue {
 impl Queue {
     fn fill(&mut self, server: &Server) -> Outcome<()> {
         let before_bytes = server.rss_bytes();
-        let mut fill = Fill::new(self.depth, 64);
-        fill.priority = Priority::Random(Rng::with_seed(1));
+        let mut fill = Fill::with_priorities(self.depth, 64);
         let limits = Limits::within(4 * self.patience);
         let measured = server.measure(|| self.pool.run(&mut fill, limits))?;
         let grown_bytes = server.rss_bytes() - before_bytes;
-        self.figures.add("fill_stall_ms", self.pool.take_stalls().worst_ms());
+        self.figures.append(self.pool.take_stalls().figures("fill_"));
         self.figures.add("fill_cpu_us_per_op", measured.cpu_us / measured.ops);
         self.figures.add("bytes_per_job", grown_bytes / self.depth as f64);
         Ok(())
@@ -73,7 +71,7 @@ impl Queue {
         let measured = server.measure(|| self.pool.run(&mut drain, limits))?;
         self.pool.watch(REST);
         let drained = (self.depth - drain.left) as f64 / self.depth as f64;
-        self.figures.add("drain_stall_ms", self.pool.take_stalls().worst_ms());
+        self.figures.append(self.pool.take_stalls().figures("drain_"));
         self.figures.add("drain_cpu_us_per_op", measured.cpu_us / measured.ops);
         self.figures.add("drained_percent", 100.0 * drained);
         if drain.left == 0 {
