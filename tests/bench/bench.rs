@@ -127,7 +127,7 @@ fn measure(matches: &Matches, scenarios: &[Scenario]) -> Result<(), Wrong> {
     }
     let mut programs: Vec<Program> = matches.free.iter().cloned().map(Program::Real).collect();
     programs.push(Program::Limit);
-    server::prepare_machine();
+    server::move_to_second_core();
     let mut document = Document::default();
     for scenario in scenarios {
         let rows = rounds::play(scenario, &programs, &settings);

@@ -81,6 +81,8 @@ const TOP: f64 = 76.0;
 const GAP: f64 = 80.0;
 const PLOT_WIDTH: f64 = 350.0;
 const PLOT_HEIGHT: f64 = 220.0;
+/// From the ends of the plot to the outermost points.
+const INSET: f64 = 30.0;
 /// Our own server first; told apart in grey too.
 const COLOURS: [&str; 5] = ["#0550ae", "#d1500a", "#6e7781", "#8250df", "#1a7f37"];
 
@@ -133,7 +135,7 @@ impl Line {
         let colour = colour(rank);
         let places = self.charts[chart]
             .iter()
-            .map(|&(position, value)| (left + position * PLOT_WIDTH, scale.y(value), value));
+            .map(|&(position, value)| (x_of(left, position), scale.y(value), value));
         let corners: Vec<String> =
             places.clone().map(|(x, y, _)| format!("{x:.1},{y:.1}")).collect();
         let corners = corners.join(" ");
@@ -153,6 +155,10 @@ impl Line {
             text(svg, Anchor::Middle, (x, y + offset), "normal", &value);
         }
     }
+}
+
+fn x_of(left: f64, position: f64) -> f64 {
+    left + INSET + position * (PLOT_WIDTH - 2.0 * INSET)
 }
 
 /// `beanstalkd 1.13 (beanstalkd-server 0.1.0)` is ours, `beanstalkd 1.13` is C's.
@@ -187,8 +193,8 @@ fn legend(svg: &mut String, lines: &[Line]) {
 
 fn axes(svg: &mut String, chart: &Chart, left: f64, scale: &Scale) {
     let (right, bottom) = (left + PLOT_WIDTH, TOP + PLOT_HEIGHT);
-    let mut value = 1.0_f64;
-    while value.log10() <= scale.decades {
+    for decade in (0..).map(f64::from).take_while(|&decade| decade <= scale.decades) {
+        let value = 10.0_f64.powf(decade);
         let y = scale.y(value);
         add(
             svg,
@@ -196,11 +202,10 @@ fn axes(svg: &mut String, chart: &Chart, left: f64, scale: &Scale) {
                 "<line x1=\"{left:.1}\" y1=\"{y:.1}\" x2=\"{right:.1}\" y2=\"{y:.1}\" stroke=\"#d0d7de\"/>"
             ),
         );
-        text(svg, Anchor::End, (left - 14.0, y + 4.0), "normal", &format!("{value:.0}"));
-        value *= 10.0;
+        text(svg, Anchor::End, (left - 8.0, y + 4.0), "normal", &format!("{value:.0}"));
     }
     for point in chart.points {
-        let x = left + point.position * PLOT_WIDTH;
+        let x = x_of(left, point.position);
         text(svg, Anchor::Middle, (x, bottom + 22.0), "normal", point.label);
     }
     let middle = left + PLOT_WIDTH / 2.0;

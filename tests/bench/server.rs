@@ -4,7 +4,7 @@ use crate::client::{Outcome, Run, nanoseconds};
 use crate::figures::Figures;
 use crate::trace::{Counts, Trace};
 use crate::waits::Waits;
-use rustix::process::{Pid, Signal, kill_process, setpriority_process};
+use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -238,16 +238,11 @@ impl Measured {
     }
 }
 
-/// The client's thread stays away from the first core if there is another one. Where it may,
-/// it goes before other programs, and so do the servers, which inherit that: a stall should
-/// be the server's own.
-pub fn prepare_machine() {
-    const NICENESS: i32 = -15;
+/// The client's thread stays away from the first core if there is another one.
+pub fn move_to_second_core() {
     if let [_, second, ..] = CORES[..] {
         pin_to(second);
     }
-    // Only a privileged user may.
-    let _ = setpriority_process(None, NICENESS);
 }
 
 /// Children inherit the cores of the thread that starts them.
