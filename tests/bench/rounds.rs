@@ -4,7 +4,7 @@
 use crate::client::Outcome;
 use crate::figures::Series;
 use crate::scenarios::{Round, Scenario, Settings, Turns};
-use crate::server::{Program, Server};
+use crate::server::{MIB, Program, Server};
 
 /// What a scenario has come to for one server.
 pub struct Row {
@@ -83,8 +83,6 @@ impl Player {
         Ok(())
     }
 }
-
-const MIB: f64 = 1024.0 * 1024.0;
 
 /// All who take part, with those that were too slow.
 struct Players(Vec<(Program, Outcome<Player>)>);

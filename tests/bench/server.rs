@@ -14,6 +14,8 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
+pub const MIB: f64 = 1024.0 * 1024.0;
+
 /// What can be started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Program {
@@ -88,7 +90,7 @@ impl Server {
         };
         command.env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null());
         let child = spawn_on_first_core(&mut command);
-        let server = Server { address, command, child, binlog, is_traced: false };
+        let mut server = Server { address, command, child, binlog, is_traced: false };
         server.wait_for_port(Duration::from_secs(10));
         server
     }
@@ -105,10 +107,14 @@ impl Server {
         self.wait_for_port(patience);
     }
 
-    fn wait_for_port(&self, patience: Duration) {
+    fn wait_for_port(&mut self, patience: Duration) {
         let end = Instant::now() + patience;
+        let program = self.command.get_program().display();
         while TcpStream::connect(self.address).is_err() {
-            assert!(Instant::now() < end, "nobody listens on {}", self.address);
+            if let Some(status) = self.child.try_wait().expect("a child can be asked") {
+                panic!("{program} has ended before anybody could connect: {status}");
+            }
+            assert!(Instant::now() < end, "{program} does not listen on {}", self.address);
             std::thread::sleep(Duration::from_millis(1));
         }
     }

@@ -5,7 +5,7 @@ use super::{ROUND, Round, Scenario, Settings, Turns};
 use crate::client::{Limits, Outcome, Pool, Question};
 use crate::figures::Figures;
 use crate::scripts::{Cycle, Fill, Say};
-use crate::server::{Server, Setup};
+use crate::server::{MIB, Server, Setup};
 use std::time::{Duration, Instant};
 
 pub fn all() -> Vec<Scenario> {
@@ -61,7 +61,7 @@ fn start_up() -> Scenario {
             let mut figures = Figures::default();
             figures.add("elapsed_ms", start.elapsed().as_secs_f64() * 1e3);
             figures.add("cpu_ms", server.cpu_ns() as f64 / 1e6);
-            figures.add("binlog_mib", server.binlog_bytes() / (1024.0 * 1024.0));
+            figures.add("binlog_mib", server.binlog_bytes() / MIB);
             Ok(figures)
         }))
     };
@@ -102,8 +102,7 @@ fn churn_once(server: &Server, patience: Duration) -> Outcome<Figures> {
     let written_bytes = server.written_bytes() - before_bytes;
     // A put, a reserve and a delete; the reserve is not recorded.
     let needed_bytes = measured.ops / 3.0 * (put_bytes("default") + RECORD_BYTES);
-    let mut figures = Figures::default();
-    figures.append(pool.take_stalls().figures(""));
+    let mut figures = pool.take_stalls().figures("");
     figures.add("written_per_needed", written_bytes / needed_bytes);
     let live_bytes = LIVE as f64 * put_bytes("long-lived");
     figures.add("kept_per_live", server.binlog_bytes() / live_bytes);

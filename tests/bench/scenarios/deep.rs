@@ -5,7 +5,7 @@ use super::{Round, Scenario, Settings, Turns};
 use crate::client::{Limits, Outcome, Pool, Question};
 use crate::figures::Figures;
 use crate::scripts::{Cycle, Drain, Fill};
-use crate::server::Server;
+use crate::server::{MIB, Server};
 use std::time::Duration;
 
 pub fn all() -> Vec<Scenario> {
@@ -74,6 +74,7 @@ impl Queue {
         self.figures.append(self.pool.take_stalls().figures("drain_"));
         self.figures.add("drain_cpu_us_per_op", measured.cpu_us / measured.ops);
         self.figures.add("drained_percent", 100.0 * drained);
+        self.figures.add("peak_rss_mib", server.peak_rss_bytes() / MIB);
         if drain.left == 0 {
             let share = server.rss_bytes() / server.peak_rss_bytes();
             self.figures.add("rss_left_percent", 100.0 * share);

@@ -59,8 +59,7 @@ fn delayed(server: &mut Server, patience: Duration) -> Outcome<Figures> {
     let before_ns = server.cpu_ns();
     pool.watch_for_none(HORIZON + patience);
     let stalls = pool.take_stalls();
-    let mut figures = Figures::default();
-    figures.append(stalls.figures(""));
+    let mut figures = stalls.figures("");
     let ready_at = stalls.none_found_at.ok_or(TooSlow)?;
     figures.add("late_ms", ready_at.saturating_duration_since(fill.last_due).as_secs_f64() * 1e3);
     figures.add("cpu_us_per_job", (server.cpu_ns() - before_ns) as f64 / 1e3 / JOBS as f64);
@@ -111,36 +110,48 @@ const AFTERMATH: Duration = Duration::from_secs(1);
 
 fn silent(server: &mut Server, patience: Duration) -> Outcome<Figures> {
     const WORKERS: usize = 200;
-    /// Apart, so that nobody has to wait for the TTR of another.
-    const PAUSE: Duration = Duration::from_millis(3);
-    const TTR: Duration = Duration::from_secs(1);
     const ON_TIME: Duration = Duration::from_millis(2);
     let mut rescuer = Pool::connect(server.address, 1);
     let mut fill = Fill::new(WORKERS, 64);
     fill.ttr_s = 1;
     rescuer.run(&mut fill, Limits::within(patience))?;
-    let mut workers = Vec::new();
-    let mut due: HashMap<u64, Instant> = HashMap::new();
-    for _ in 0..WORKERS {
-        let mut worker = Pool::connect(server.address, 1);
-        let mut take = Take::new(1);
-        worker.run(&mut take, Limits::within(patience))?;
-        due.insert(take.ids[0], Instant::now() + TTR);
-        workers.push(worker);
-        std::thread::sleep(PAUSE);
-    }
+    let holders = (0..WORKERS).map(|_| Holder::new(server, patience));
+    let holders = holders.collect::<Outcome<Vec<Holder>>>()?;
     let mut rescue = Rescue::default();
     rescuer.run(&mut rescue, Limits::within(patience))?;
+    let due: HashMap<u64, Instant> = holders.iter().map(|holder| (holder.id, holder.due)).collect();
     let late = |&(id, came_at): &(u64, Instant)| came_at.saturating_duration_since(due[&id]);
     let lateness: Vec<Duration> = rescue.came.iter().map(late).collect();
     let on_time = lateness.iter().filter(|&&late| late <= ON_TIME).count();
     let percent = |count: usize| 100.0 * count as f64 / WORKERS as f64;
+    let worst = lateness.iter().max().copied().unwrap_or_default();
     let mut figures = Figures::default();
     figures.add("on_time_percent", percent(on_time));
     figures.add("handed_on_percent", percent(lateness.len()));
-    let worst = lateness.iter().max().copied().unwrap_or_default();
     figures.add("worst_late_ms", worst.as_secs_f64() * 1e3);
     Ok(figures)
+}
+
+/// A worker that has reserved a job and says nothing any more.
+struct Holder {
+    _connection: Pool,
+    id: u64,
+    /// When its TTR has run out.
+    due: Instant,
+}
+
+impl Holder {
+    fn new(server: &Server, patience: Duration) -> Outcome<Holder> {
+        const TTR: Duration = Duration::from_secs(1);
+        /// Apart, so that nobody has to wait for the TTR of another.
+        const PAUSE: Duration = Duration::from_millis(3);
+        let mut connection = Pool::connect(server.address, 1);
+        let mut take = Take::new(1);
+        connection.run(&mut take, Limits::within(patience))?;
+        let due = Instant::now() + TTR;
+        std::thread::sleep(PAUSE);
+        Ok(Holder { _connection: connection, id: take.ids[0], due })
+    }
 }
 
 fn timer_cost(server: &mut Server, patience: Duration) -> Outcome<Figures> {

@@ -3,7 +3,7 @@
 use super::{ROUND, Round, Scenario, Settings, Turns};
 use crate::client::{Limits, Outcome, Pool};
 use crate::figures::Figures;
-use crate::scripts::{Cycle, Say, UseRandom, Watcher, tube};
+use crate::scripts::{Cycle, Say, UseRandom, Watcher, watch};
 use crate::server::Server;
 use fastrand::Rng;
 
@@ -69,8 +69,7 @@ fn memory() -> Scenario {
         Ok(Box::new(move |server| {
             let mut keeper = Pool::connect(server.address, 1);
             let before_bytes = server.rss_bytes();
-            let mut script =
-                Say::pipelined((0..MOST).map(|number| format!("watch {}", tube(number))));
+            let mut script = Say::pipelined((0..MOST).map(watch));
             let made = keeper.run(&mut script, Limits::lasting(time))?.replies as f64;
             let mut figures = Figures::default();
             figures.add("tubes", made);
@@ -84,7 +83,7 @@ fn memory() -> Scenario {
 /// A connection that keeps so many tubes alive.
 fn watch_all(server: &Server, settings: &Settings, tubes: usize) -> Outcome<Pool> {
     let mut keeper = Pool::connect(server.address, 1);
-    let watch = (0..tubes).map(|number| format!("watch {}", tube(number)));
-    keeper.run(&mut Say::pipelined(watch), Limits::within(settings.patience))?;
+    let lines = (0..tubes).map(watch);
+    keeper.run(&mut Say::pipelined(lines), Limits::within(settings.patience))?;
     Ok(keeper)
 }

@@ -1,0 +1,174 @@
+//! Clients that have so much to do and do it at once, pipelined.
+
+use super::requests::{RESERVE, bury_all, delete_all, repeat, write_put};
+use crate::client::Script;
+use crate::reply::Reply;
+use fastrand::Rng;
+use std::time::{Duration, Instant};
+
+/// Puts so many jobs, pipelined.
+pub struct Fill {
+    left: usize,
+    priority: Priority,
+    pub delay: Delay,
+    pub ttr_s: u32,
+    body_size: usize,
+    /// When the last of them becomes ready, as far as the client knows.
+    pub last_due: Instant,
+}
+
+impl Fill {
+    pub fn new(count: usize, body_size: usize) -> Fill {
+        let (priority, delay) = (Priority::Same, Delay::Seconds(0));
+        let last_due = Instant::now();
+        Fill { left: count, priority, delay, ttr_s: 3600, body_size, last_due }
+    }
+
+    /// The same with random priorities.
+    pub fn with_priorities(count: usize, body_size: usize) -> Fill {
+        Fill { priority: Priority::Random(Rng::with_seed(1)), ..Fill::new(count, body_size) }
+    }
+}
+
+impl Script for Fill {
+    fn ask(&mut self, _: usize, is_over: bool, output: &mut Vec<u8>) -> usize {
+        let count = next_batch(&mut self.left, is_over);
+        let now = Instant::now();
+        let delay_s = match self.delay {
+            Delay::Seconds(delay_s) => u64::from(delay_s),
+            Delay::Until(due) => due.saturating_duration_since(now).as_secs(),
+        };
+        self.last_due = self.last_due.max(now + Duration::from_secs(delay_s));
+        for _ in 0..count {
+            let priority = match &mut self.priority {
+                Priority::Same => 0,
+                Priority::Random(random) => random.u32(..),
+            };
+            write_put(priority, delay_s, self.ttr_s, self.body_size, output);
+        }
+        count
+    }
+
+    fn hear(&mut self, _: usize, _: Reply) {}
+}
+
+/// The priorities of jobs.
+enum Priority {
+    Same,
+    Random(Rng),
+}
+
+/// When jobs become ready.
+pub enum Delay {
+    /// So long after they were put.
+    Seconds(u32),
+    /// In the second before this, whenever they are put.
+    Until(Instant),
+}
+
+/// Reserves so many jobs, pipelined, and keeps them.
+pub struct Take {
+    left: usize,
+    pub ids: Vec<u64>,
+}
+
+impl Take {
+    pub fn new(count: usize) -> Take {
+        Take { left: count, ids: Vec::with_capacity(count) }
+    }
+}
+
+impl Script for Take {
+    fn ask(&mut self, _: usize, is_over: bool, output: &mut Vec<u8>) -> usize {
+        let count = next_batch(&mut self.left, is_over);
+        repeat(RESERVE, count, output);
+        count
+    }
+
+    fn hear(&mut self, _: usize, reply: Reply) {
+        if let Reply::Reserved(id) = reply {
+            self.ids.push(id);
+        }
+    }
+}
+
+/// Reserves so many jobs and deletes or buries them, in turns, pipelined, on one connection.
+pub struct Drain {
+    pub left: usize,
+    end: fn(&mut Vec<u64>, &mut Vec<u8>) -> usize,
+    reserved: Vec<u64>,
+}
+
+impl Drain {
+    pub fn deleting(count: usize) -> Drain {
+        Drain { left: count, end: delete_all, reserved: Vec::new() }
+    }
+
+    pub fn burying(count: usize) -> Drain {
+        Drain { left: count, end: bury_all, reserved: Vec::new() }
+    }
+}
+
+impl Script for Drain {
+    fn ask(&mut self, _: usize, is_over: bool, output: &mut Vec<u8>) -> usize {
+        if !self.reserved.is_empty() {
+            return (self.end)(&mut self.reserved, output);
+        }
+        let count = next_batch(&mut self.left, is_over);
+        repeat(RESERVE, count, output);
+        count
+    }
+
+    fn hear(&mut self, _: usize, reply: Reply) {
+        if let Reply::Reserved(id) = reply {
+            self.reserved.push(id);
+        }
+    }
+}
+
+/// Says each of these lines once, pipelined, or one after the other with a batch of one.
+pub struct Say<Lines> {
+    lines: Lines,
+    batch: usize,
+}
+
+impl<Lines: Iterator<Item = String>> Say<Lines> {
+    /// So many lines at a time that the server always has something to do.
+    pub fn pipelined(lines: impl IntoIterator<IntoIter = Lines>) -> Say<Lines> {
+        Say { lines: lines.into_iter(), batch: BATCH }
+    }
+
+    /// Each when the reply to the last one is in.
+    pub fn one_by_one(lines: impl IntoIterator<IntoIter = Lines>) -> Say<Lines> {
+        Say { lines: lines.into_iter(), batch: 1 }
+    }
+}
+
+impl<Lines: Iterator<Item = String>> Script for Say<Lines> {
+    fn ask(&mut self, _: usize, is_over: bool, output: &mut Vec<u8>) -> usize {
+        if is_over {
+            return 0;
+        }
+        let mut count = 0;
+        for line in self.lines.by_ref().take(self.batch) {
+            output.extend_from_slice(line.as_bytes());
+            output.extend_from_slice(b"\r\n");
+            count += 1;
+        }
+        count
+    }
+
+    fn hear(&mut self, _: usize, reply: Reply) {
+        assert!(reply != Reply::NotFound, "every job that is named is there");
+    }
+}
+
+/// Requests in one write.
+const BATCH: usize = 100;
+
+/// How many of those that are left come next.
+fn next_batch(left: &mut usize, is_over: bool) -> usize {
+    let count = if is_over { 0 } else { BATCH.min(*left) };
+    *left -= count;
+    count
+}

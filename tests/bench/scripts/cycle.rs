@@ -1,0 +1,131 @@
+//! Clients that go on with the same until the time is over.
+
+use super::requests::{RESERVE, delete_all, put_request, repeat, write_put, write_use};
+use crate::client::Script;
+use crate::reply::Reply;
+use fastrand::Rng;
+
+/// Puts a batch of jobs, reserves as many, deletes those, and begins again. Each connection
+/// puts before it reserves, so that nobody waits.
+pub struct Cycle {
+    put: Vec<u8>,
+    batch: usize,
+    /// One for each connection.
+    turns: Vec<Turn>,
+}
+
+impl Cycle {
+    pub fn new(connections: usize, batch: usize, body_size: usize) -> Cycle {
+        let turns = (0..connections).map(|_| Turn::default()).collect();
+        Cycle { put: put_request(body_size), batch, turns }
+    }
+}
+
+impl Script for Cycle {
+    fn ask(&mut self, connection: usize, is_over: bool, output: &mut Vec<u8>) -> usize {
+        let turn = &mut self.turns[connection];
+        match turn.phase {
+            Phase::Put if is_over => return 0,
+            Phase::Put => {
+                repeat(&self.put, self.batch, output);
+                turn.phase = Phase::Reserve;
+            }
+            Phase::Reserve => {
+                repeat(RESERVE, self.batch, output);
+                turn.phase = Phase::Delete;
+            }
+            Phase::Delete => {
+                delete_all(&mut turn.reserved, output);
+                turn.phase = Phase::Put;
+            }
+        }
+        self.batch
+    }
+
+    fn hear(&mut self, connection: usize, reply: Reply) {
+        if let Reply::Reserved(id) = reply {
+            self.turns[connection].reserved.push(id);
+        }
+    }
+}
+
+/// Where a connection is in its cycle.
+#[derive(Default)]
+struct Turn {
+    phase: Phase,
+    reserved: Vec<u64>,
+}
+
+#[derive(Default, Clone, Copy)]
+enum Phase {
+    #[default]
+    Put,
+    Reserve,
+    Delete,
+}
+
+/// Puts a job into one of so many tubes, at random, reserves and deletes it. All of the tubes
+/// are watched already.
+pub struct Watcher {
+    pub tubes: usize,
+    pub random: Rng,
+    phase: Phase,
+    reserved: Vec<u64>,
+}
+
+impl Watcher {
+    /// Replies to all that is asked for one job.
+    pub const REPLIES_PER_JOB: u32 = 4;
+
+    pub fn new(tubes: usize) -> Watcher {
+        let (random, phase) = (Rng::with_seed(1), Phase::Put);
+        Watcher { tubes, random, phase, reserved: Vec::new() }
+    }
+}
+
+impl Script for Watcher {
+    fn ask(&mut self, _: usize, is_over: bool, output: &mut Vec<u8>) -> usize {
+        match self.phase {
+            Phase::Put if is_over => 0,
+            Phase::Put => {
+                write_use(self.random.usize(..self.tubes), output);
+                write_put(0, 0, 60, 64, output);
+                self.phase = Phase::Reserve;
+                2
+            }
+            Phase::Reserve => {
+                output.extend_from_slice(RESERVE);
+                self.phase = Phase::Delete;
+                1
+            }
+            Phase::Delete => {
+                self.phase = Phase::Put;
+                delete_all(&mut self.reserved, output)
+            }
+        }
+    }
+
+    fn hear(&mut self, _: usize, reply: Reply) {
+        if let Reply::Reserved(id) = reply {
+            self.reserved.push(id);
+        }
+    }
+}
+
+/// Uses one of so many tubes after another, at random.
+pub struct UseRandom {
+    pub tubes: usize,
+    pub random: Rng,
+}
+
+impl Script for UseRandom {
+    fn ask(&mut self, _: usize, is_over: bool, output: &mut Vec<u8>) -> usize {
+        if is_over {
+            return 0;
+        }
+        write_use(self.random.usize(..self.tubes), output);
+        1
+    }
+
+    fn hear(&mut self, _: usize, _: Reply) {}
+}
