@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Wrong(what)) => {
-            eprintln!("bench: {what}\n\n{}", options().usage(USAGE));
+            eprintln!("bench: {what}\nmake bench ARGS=--help shows what can be said");
             ExitCode::from(2)
         }
     }

@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 pub fn all() -> Vec<Scenario> {
     const PROMISES: [(&str, &[&str]); 3] =
         [("f0", &["-f", "0"]), ("f50", &["-f", "50"]), ("F", &["-F"])];
-    const CLIENTS: [(&str, usize, usize); 3] =
-        [("1-connection", 1, 1), ("50-connections", 50, 1), ("pipelined", 1, 100)];
+    const CLIENTS: [(&str, usize, usize); 3] = [("1", 1, 1), ("50", 50, 1), ("pipelined", 1, 100)];
     let mut all = Vec::new();
     for (promise, flags) in PROMISES {
         for (clients, connections, batch) in CLIENTS {
@@ -30,7 +29,8 @@ fn with_binlog(flags: &[&str]) -> Setup {
 
 fn cycle(name: &str, flags: &[&str], connections: usize, batch: usize) -> Scenario {
     let what = format!(
-        "put, reserve, delete of 64 bytes with {}, {connections} connections, {batch} to a write",
+        "put, reserve, delete of 64 bytes with {}; connections: {connections}, \
+         requests to a write: {batch}",
         flags.join(" ")
     );
     let scenario = Scenario::steady(name, what, move |server, _| {

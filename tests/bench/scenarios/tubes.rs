@@ -18,7 +18,8 @@ pub fn all() -> Vec<Scenario> {
 const CONNECTIONS: usize = 10;
 
 fn beside(tubes: usize) -> Scenario {
-    let what = format!("put, reserve, delete in one tube on 10 connections, beside {tubes} tubes");
+    let what =
+        format!("put, reserve, delete in one tube on 10 connections; tubes beside it: {tubes}");
     Scenario::steady(format!("tubes-{tubes}"), what, move |server, settings| {
         let keeper = watch_all(server, settings, tubes)?;
         let mut pool = Pool::connect(server.address, CONNECTIONS);
@@ -31,7 +32,7 @@ fn beside(tubes: usize) -> Scenario {
 }
 
 fn used(tubes: usize) -> Scenario {
-    let what = format!("use of one of {tubes} tubes at random, on 10 connections");
+    let what = format!("use of a random tube on 10 connections; tubes: {tubes}");
     Scenario::steady(format!("use-{tubes}"), what, move |server, settings| {
         let keeper = watch_all(server, settings, tubes)?;
         let mut pool = Pool::connect(server.address, CONNECTIONS);
@@ -45,7 +46,7 @@ fn used(tubes: usize) -> Scenario {
 
 fn watched(tubes: usize) -> Scenario {
     let what = format!(
-        "a worker that watches {tubes} tubes: put into a random one, reserve, delete; \
+        "put into a random tube that is watched, reserve, delete; tubes watched: {tubes}; \
          an op is a job, latencies are of requests"
     );
     Scenario::steady(format!("watch-{tubes}"), what, move |server, settings| {
