@@ -67,7 +67,7 @@ fn options() -> Options {
             "",
             "patience",
             "how long a server may prepare for a scenario before it counts as too slow \
-             (default: 30)",
+             (default: 20)",
             "SECONDS",
         )
         .optopt("", "json", "write all figures of all rounds to this file", "FILE")
@@ -114,7 +114,7 @@ fn write_file(path: &str, text: &str) -> Result<(), Wrong> {
 }
 
 fn measure(matches: &Matches, scenarios: &[Scenario]) -> Result<(), Wrong> {
-    const PATIENCE_S: u64 = 30;
+    const PATIENCE_S: u64 = 20;
     let settings = Settings {
         rounds: number(matches, "rounds")?,
         patience: Duration::from_secs(number(matches, "patience")?.unwrap_or(PATIENCE_S)),

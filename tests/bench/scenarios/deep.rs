@@ -43,7 +43,7 @@ impl Queue {
     fn fill(&mut self, server: &Server) -> Outcome<()> {
         let before_bytes = server.rss_bytes();
         let mut fill = Fill::with_priorities(self.depth, 64);
-        let limits = Limits::within(4 * self.patience);
+        let limits = Limits::within(5 * self.patience);
         let measured = server.measure(|| self.pool.run(&mut fill, limits))?;
         let grown_bytes = server.rss_bytes() - before_bytes;
         self.figures.append(self.pool.take_stalls().figures("fill_"));

@@ -52,7 +52,7 @@ pub struct Settings {
 }
 
 /// How long a steady round lasts.
-const ROUND: Duration = Duration::from_millis(400);
+const ROUND: Duration = Duration::from_millis(300);
 
 impl Scenario {
     /// The same load all the time, in many short rounds.

@@ -11,31 +11,30 @@ use std::time::{Duration, Instant};
 
 pub fn all() -> Vec<Scenario> {
     vec![
-        // Ten seconds go by before they are due.
-        Scenario {
-            rounds: 1,
-            ..once("delayed-1m", "a million delayed jobs due within one second", delayed)
-        },
+        once("delayed-1m", 1, "a million delayed jobs due within one second", delayed),
         once(
             "ttrs-10k",
+            3,
             "10,000 TTRs of one connection run out at once; it is silent until they have",
             ttrs,
         ),
-        once("kick-100k", "kick of 100,000 buried jobs", kick),
-        once("close-100k", "a connection that holds 100,000 jobs closes", close),
+        once("kick-100k", 3, "kick of 100,000 buried jobs", kick),
+        once("close-100k", 3, "a connection that holds 100,000 jobs closes", close),
         once(
             "silent-ttr",
+            1,
             "200 jobs whose workers are silent, ttr 1: how many come to a waiting worker \
              within 2 ms of time",
             silent,
         ),
-        once("timer-cost", "200 delayed jobs, one due every 5 ms; an op is a timer", timer_cost),
+        once("timer-cost", 1, "200 delayed jobs, one due every 5 ms; an op is a timer", timer_cost),
     ]
 }
 
 /// A scenario that is over when it has happened.
 fn once(
     name: &str,
+    rounds: usize,
     what: &str,
     round: fn(&mut Server, patience: Duration) -> Outcome<Figures>,
 ) -> Scenario {
@@ -43,7 +42,7 @@ fn once(
         let patience = settings.patience;
         Ok(Box::new(move |server| round(server, patience)))
     };
-    Scenario { rounds: 3, turns: Turns::Alone, ..Scenario::steady(name, what, prepare) }
+    Scenario { rounds, turns: Turns::Alone, ..Scenario::steady(name, what, prepare) }
 }
 
 fn delayed(server: &mut Server, patience: Duration) -> Outcome<Figures> {

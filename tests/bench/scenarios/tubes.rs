@@ -5,7 +5,6 @@ use crate::client::{Limits, Outcome, Pool};
 use crate::figures::Figures;
 use crate::scripts::{Cycle, Say, UseRandom, Watcher, watch};
 use crate::server::Server;
-use fastrand::Rng;
 
 pub fn all() -> Vec<Scenario> {
     const COUNTS: [usize; 4] = [1, 1000, 10_000, 100_000];
@@ -38,7 +37,7 @@ fn used(tubes: usize) -> Scenario {
         let mut pool = Pool::connect(server.address, CONNECTIONS);
         Ok(Box::new(move |server| {
             let _kept = &keeper;
-            let mut script = UseRandom { tubes, random: Rng::with_seed(1) };
+            let mut script = UseRandom::new(tubes);
             Ok(server.measure(|| pool.run(&mut script, Limits::lasting(ROUND)))?.figures())
         }))
     })
@@ -66,7 +65,7 @@ fn memory() -> Scenario {
     const MOST: usize = 100_000;
     let what = "memory of a tube, with up to 100,000 watched by one connection";
     let prepare = |_: &mut Server, settings: &Settings| -> Outcome<Round> {
-        let time = settings.patience / 4;
+        let time = settings.patience / 2;
         Ok(Box::new(move |server| {
             let mut keeper = Pool::connect(server.address, 1);
             let before_bytes = server.rss_bytes();

@@ -67,10 +67,9 @@ enum Phase {
 /// Puts a job into one of so many tubes, at random, reserves and deletes it. All of the tubes
 /// are watched already.
 pub struct Watcher {
-    pub tubes: usize,
-    pub random: Rng,
-    phase: Phase,
-    reserved: Vec<u64>,
+    tubes: usize,
+    random: Rng,
+    turn: Turn,
 }
 
 impl Watcher {
@@ -78,44 +77,49 @@ impl Watcher {
     pub const REPLIES_PER_JOB: u32 = 4;
 
     pub fn new(tubes: usize) -> Watcher {
-        let (random, phase) = (Rng::with_seed(1), Phase::Put);
-        Watcher { tubes, random, phase, reserved: Vec::new() }
+        Watcher { tubes, random: Rng::with_seed(1), turn: Turn::default() }
     }
 }
 
 impl Script for Watcher {
     fn ask(&mut self, _: usize, is_over: bool, output: &mut Vec<u8>) -> usize {
-        match self.phase {
+        match self.turn.phase {
             Phase::Put if is_over => 0,
             Phase::Put => {
                 write_use(self.random.usize(..self.tubes), output);
                 write_put(0, 0, 60, 64, output);
-                self.phase = Phase::Reserve;
+                self.turn.phase = Phase::Reserve;
                 2
             }
             Phase::Reserve => {
                 output.extend_from_slice(RESERVE);
-                self.phase = Phase::Delete;
+                self.turn.phase = Phase::Delete;
                 1
             }
             Phase::Delete => {
-                self.phase = Phase::Put;
-                delete_all(&mut self.reserved, output)
+                self.turn.phase = Phase::Put;
+                delete_all(&mut self.turn.reserved, output)
             }
         }
     }
 
     fn hear(&mut self, _: usize, reply: Reply) {
         if let Reply::Reserved(id) = reply {
-            self.reserved.push(id);
+            self.turn.reserved.push(id);
         }
     }
 }
 
 /// Uses one of so many tubes after another, at random.
 pub struct UseRandom {
-    pub tubes: usize,
-    pub random: Rng,
+    tubes: usize,
+    random: Rng,
+}
+
+impl UseRandom {
+    pub fn new(tubes: usize) -> UseRandom {
+        UseRandom { tubes, random: Rng::with_seed(1) }
+    }
 }
 
 impl Script for UseRandom {
