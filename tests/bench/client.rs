@@ -159,8 +159,8 @@ impl Pool {
         }
     }
 
-    /// What the probe has noted since it was last asked, without the question under way:
-    /// that one is asked for to the end.
+    /// What the probe has noted since this was last called. The reply to a question that is
+    /// under way is waited for.
     pub fn take_stalls(&mut self) -> Stalls {
         /// Long enough for the worst of stalls.
         const PATIENCE: Duration = Duration::from_secs(60);

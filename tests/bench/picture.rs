@@ -14,18 +14,8 @@ pub fn draw(document: &Value) -> Option<String> {
         return None;
     }
     let scale = Scale { decades: highest.log10().ceil().max(1.0) };
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
-         font-family=\"sans-serif\" font-size=\"13\" fill=\"#24292f\">\n\
-         <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"#ffffff\"/>\n"
-    );
-    text(
-        &mut svg,
-        Anchor::Start,
-        (LEFT, 24.0),
-        "bold",
-        "Processor time per operation, in microseconds",
-    );
+    let mut svg = Svg::new();
+    svg.bold(Anchor::Start, (LEFT, 24.0), TITLE);
     legend(&mut svg, &lines);
     for (index, chart) in CHARTS.iter().enumerate() {
         let left = LEFT + index as f64 * (PLOT_WIDTH + GAP);
@@ -34,9 +24,11 @@ pub fn draw(document: &Value) -> Option<String> {
             line.draw(&mut svg, index, left, &scale, rank);
         }
     }
-    svg.push_str("</svg>\n");
-    Some(svg)
+    Some(svg.end())
 }
+
+const TITLE: &str =
+    "Processor time per operation in microseconds: put, reserve, delete on 10 connections";
 
 /// One of the two charts.
 struct Chart {
@@ -128,31 +120,20 @@ impl Line {
         self.charts.iter().flatten().map(|&(_, value)| value)
     }
 
-    fn draw(&self, svg: &mut String, chart: usize, left: f64, scale: &Scale, rank: usize) {
+    fn draw(&self, svg: &mut Svg, chart: usize, left: f64, scale: &Scale, rank: usize) {
         /// The values of the first server stand below its line, all others above theirs.
         const ABOVE: f64 = -9.0;
         const BELOW: f64 = 19.0;
         let colour = colour(rank);
-        let places = self.charts[chart]
-            .iter()
-            .map(|&(position, value)| (x_of(left, position), scale.y(value), value));
-        let corners: Vec<String> =
-            places.clone().map(|(x, y, _)| format!("{x:.1},{y:.1}")).collect();
-        let corners = corners.join(" ");
-        add(
-            svg,
-            format_args!(
-                "<polyline points=\"{corners}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2.5\"/>"
-            ),
-        );
-        for (x, y, value) in places {
-            add(
-                svg,
-                format_args!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" fill=\"{colour}\"/>"),
-            );
+        let points = self.charts[chart].iter();
+        let place = |&(position, value)| (x_of(left, position), scale.y(value));
+        svg.polyline(points.clone().map(place), colour);
+        for point in points {
+            let ((x, y), value) = (place(point), point.1);
+            svg.dot((x, y), colour);
             let value = if value < 10.0 { format!("{value:.1}") } else { format!("{value:.0}") };
             let offset = if rank == 0 { BELOW } else { ABOVE };
-            text(svg, Anchor::Middle, (x, y + offset), "normal", &value);
+            svg.text(Anchor::Middle, (x, y + offset), &value);
         }
     }
 }
@@ -173,67 +154,97 @@ fn colour(rank: usize) -> &'static str {
     COLOURS[rank % COLOURS.len()]
 }
 
-fn legend(svg: &mut String, lines: &[Line]) {
+fn legend(svg: &mut Svg, lines: &[Line]) {
     const ENTRY_WIDTH: f64 = 220.0;
     const Y: f64 = 48.0;
     for (rank, line) in lines.iter().enumerate() {
         let x = LEFT + rank as f64 * ENTRY_WIDTH;
-        let colour = colour(rank);
-        add(
-            svg,
-            format_args!(
-                "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"5\" fill=\"{colour}\"/>",
-                x + 5.0,
-                Y - 5.0
-            ),
-        );
-        text(svg, Anchor::Start, (x + 16.0, Y), "normal", &line.name);
+        svg.dot((x + 5.0, Y - 5.0), colour(rank));
+        svg.text(Anchor::Start, (x + 16.0, Y), &line.name);
     }
 }
 
-fn axes(svg: &mut String, chart: &Chart, left: f64, scale: &Scale) {
-    let (right, bottom) = (left + PLOT_WIDTH, TOP + PLOT_HEIGHT);
+fn axes(svg: &mut Svg, chart: &Chart, left: f64, scale: &Scale) {
+    let bottom = TOP + PLOT_HEIGHT;
     for decade in (0..).map(f64::from).take_while(|&decade| decade <= scale.decades) {
         let value = 10.0_f64.powf(decade);
         let y = scale.y(value);
-        add(
-            svg,
-            format_args!(
-                "<line x1=\"{left:.1}\" y1=\"{y:.1}\" x2=\"{right:.1}\" y2=\"{y:.1}\" stroke=\"#d0d7de\"/>"
-            ),
-        );
-        text(svg, Anchor::End, (left - 8.0, y + 4.0), "normal", &format!("{value:.0}"));
+        svg.grid_line(left, y);
+        svg.text(Anchor::End, (left - 8.0, y + 4.0), &format!("{value:.0}"));
     }
     for point in chart.points {
-        let x = x_of(left, point.position);
-        text(svg, Anchor::Middle, (x, bottom + 22.0), "normal", point.label);
+        svg.text(Anchor::Middle, (x_of(left, point.position), bottom + 22.0), point.label);
     }
-    let middle = left + PLOT_WIDTH / 2.0;
-    text(svg, Anchor::Middle, (middle, bottom + 46.0), "bold", chart.title);
+    svg.bold(Anchor::Middle, (left + PLOT_WIDTH / 2.0, bottom + 46.0), chart.title);
 }
 
+/// The text of an SVG file, element by element.
+struct Svg(String);
+
 /// Which end of a text stands at its place.
+#[derive(Clone, Copy)]
 enum Anchor {
     Start,
     Middle,
     End,
 }
 
-fn text(svg: &mut String, anchor: Anchor, (x, y): (f64, f64), weight: &str, words: &str) {
-    let anchor = match anchor {
-        Anchor::Start => "start",
-        Anchor::Middle => "middle",
-        Anchor::End => "end",
-    };
-    let words = words.replace('&', "&amp;").replace('<', "&lt;");
-    add(
-        svg,
-        format_args!(
-            "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" font-weight=\"{weight}\">{words}</text>"
-        ),
-    );
-}
+impl Svg {
+    /// White behind it, whatever the page is.
+    fn new() -> Svg {
+        Svg(format!(
+            r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"
+     font-family="sans-serif" font-size="13" fill="#24292f">
+<title>{TITLE}</title>
+<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>
+"##
+        ))
+    }
 
-fn add(svg: &mut String, element: std::fmt::Arguments) {
-    writeln!(svg, "{element}").expect("memory takes it");
+    fn end(mut self) -> String {
+        self.0.push_str("</svg>\n");
+        self.0
+    }
+
+    fn text(&mut self, anchor: Anchor, place: (f64, f64), words: &str) {
+        self.weighted("normal", anchor, place, words);
+    }
+
+    fn bold(&mut self, anchor: Anchor, place: (f64, f64), words: &str) {
+        self.weighted("bold", anchor, place, words);
+    }
+
+    fn weighted(&mut self, weight: &str, anchor: Anchor, (x, y): (f64, f64), words: &str) {
+        let anchor = match anchor {
+            Anchor::Start => "start",
+            Anchor::Middle => "middle",
+            Anchor::End => "end",
+        };
+        let words = words.replace('&', "&amp;").replace('<', "&lt;");
+        self.add(format_args!(
+            r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}" font-weight="{weight}">{words}</text>"#
+        ));
+    }
+
+    fn dot(&mut self, (x, y): (f64, f64), colour: &str) {
+        self.add(format_args!(r#"<circle cx="{x:.1}" cy="{y:.1}" r="4" fill="{colour}"/>"#));
+    }
+
+    fn grid_line(&mut self, left: f64, y: f64) {
+        self.add(format_args!(
+            r##"<path d="M{left:.1} {y:.1} h{PLOT_WIDTH:.1}" stroke="#d0d7de"/>"##
+        ));
+    }
+
+    fn polyline(&mut self, places: impl Iterator<Item = (f64, f64)>, colour: &str) {
+        let corners: Vec<String> = places.map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+        let corners = corners.join(" ");
+        self.add(format_args!(
+            r#"<polyline points="{corners}" fill="none" stroke="{colour}" stroke-width="2.5"/>"#
+        ));
+    }
+
+    fn add(&mut self, element: std::fmt::Arguments) {
+        writeln!(self.0, "{element}").expect("memory takes it");
+    }
 }
