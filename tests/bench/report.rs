@@ -28,18 +28,18 @@ pub fn print(scenario: &Scenario, rows: &[Row]) {
 
 /// All other servers beside the first, and the first beside the ceiling.
 fn ratios(rows: &[Row], columns: &[&str]) -> Vec<Line> {
-    let (Some(first), others) = (&rows[0].series, &rows[1..]) else { return Vec::new() };
-    let compare = |row: &Row| {
-        let other = row.series.as_ref()?;
-        let (of, to) = match row.program {
-            Program::Limit => ((first, &rows[0].program), (other, &row.program)),
-            Program::Real(_) => ((other, &row.program), (first, &rows[0].program)),
+    let (first, others) = rows.split_first().expect("somebody always takes part");
+    let compare = |other: &Row| {
+        let (of, to) = match other.program {
+            Program::Limit => (first, other),
+            Program::Real(_) => (other, first),
         };
-        let cell = |name: &&str| match (of.0.median(name), to.0.median(name)) {
+        let (of_series, to_series) = (of.series.as_ref()?, to.series.as_ref()?);
+        let cell = |name: &&str| match (of_series.median(name), to_series.median(name)) {
             (Some(of), Some(to)) if to != 0.0 => format!("{:.2}", of / to),
             _ => "-".to_owned(),
         };
-        let label = format!("{} : {}", of.1.name(), to.1.name());
+        let label = format!("{} : {}", of.program.name(), to.program.name());
         Some(Line { cells: columns.iter().map(cell).collect(), label })
     };
     others.iter().filter_map(compare).collect()
