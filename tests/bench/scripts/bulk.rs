@@ -33,6 +33,9 @@ impl Fill {
 impl Script for Fill {
     fn ask(&mut self, _: usize, is_over: bool, output: &mut Vec<u8>) -> usize {
         let count = next_batch(&mut self.left, is_over);
+        if count == 0 {
+            return 0;
+        }
         let now = Instant::now();
         let delay_s = match self.delay {
             Delay::Seconds(delay_s) => u64::from(delay_s),
