@@ -56,6 +56,8 @@ pub struct Binlog {
     pub(super) recorded_at: Nanos,
     /// When the oldest record was made that may not survive a power cut.
     pub(super) unsynced_since: Option<Nanos>,
+    /// In which segment, and up to where, the disk has been told to begin with that.
+    pub(super) sync_begun: (FileNumber, u64),
     /// Segments before the current one with such records.
     pub(super) unsynced_closed: Vec<FileNumber>,
     /// A segment could not be removed; when that is tried again.
@@ -148,6 +150,9 @@ const COPIED_LEN: usize = BATCH_LEN / 2;
 /// Files take whole blocks of the disk.
 pub(super) const BLOCK: u64 = 4096;
 
+/// When so many bytes wait for a sync, the disk is told to begin with them.
+const LONG_SYNC: u64 = 128 * 1024;
+
 /// A sync takes a while, and is begun so much earlier, though not by more than a quarter.
 const SYNC_MARGIN: Nanos = Nanos::from_millis(5);
 
@@ -184,6 +189,7 @@ impl Binlog {
             turn_at: now,
             recorded_at: now,
             unsynced_since: None,
+            sync_begun: (0, 0),
             unsynced_closed: Vec::new(),
             remove_again_at: Nanos::ZERO,
             has_failed_to_grow: false,
@@ -301,6 +307,7 @@ impl Binlog {
             self.start_afresh();
         }
         self.write_batch();
+        self.begin_sync_if_long();
         if self.can_retire() || self.sync_due().is_some_and(|due| due <= now) {
             self.sync_if_wanted();
         }
@@ -347,6 +354,20 @@ impl Binlog {
                 Some(since + span.since(quarter.min(SYNC_MARGIN)))
             }
             Syncing::Never => None,
+        }
+    }
+
+    /// A sync that is not due yet would stall everybody the longer, the more has gathered.
+    fn begin_sync_if_long(&mut self) {
+        let is_due_later = matches!(self.policy.syncing, Syncing::Within(_));
+        let Segment { number, used, .. } = self.segments[self.current];
+        let (begun_in, begun) = self.sync_begun;
+        let begun = if begun_in == number { begun } else { 0 };
+        // The last block will be written again.
+        let end = used - used % BLOCK;
+        if is_due_later && end.saturating_sub(begun) >= LONG_SYNC && self.failure.is_none() {
+            self.disk.begin_sync(number, begun, end - begun);
+            self.sync_begun = (number, end);
         }
     }
 

@@ -52,6 +52,10 @@ pub trait Disk: fmt::Debug {
     /// Some of them may not have been written.
     fn write(&mut self, number: FileNumber, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
+    /// Lets the disk begin with these bytes that were written, so that the sync that follows has
+    /// less to do. Nothing is promised, and nothing can fail.
+    fn begin_sync(&mut self, number: FileNumber, offset: u64, len: u64);
+
     /// Sees to it that everything written to the file survives a power cut.
     ///
     /// # Errors

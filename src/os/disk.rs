@@ -183,6 +183,12 @@ impl Disk for Directory {
         self.writable(number)?.write_all_at(bytes, offset)
     }
 
+    fn begin_sync(&mut self, number: FileNumber, offset: u64, len: u64) {
+        if let Some((_, file)) = self.writing.iter().find(|(open, _)| *open == number) {
+            process::begin_writing_out(file, offset, len);
+        }
+    }
+
     fn sync(&mut self, number: FileNumber) -> io::Result<()> {
         if let Some((_, file)) = self.writing.iter().find(|(open, _)| *open == number) {
             return file.sync_data();

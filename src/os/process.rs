@@ -196,6 +196,18 @@ pub fn allocate(file: &File, offset: u64, len: u64) -> io::Result<bool> {
     }
 }
 
+/// Lets the system begin to write that part of a file to the disk, and does not wait for it. Where
+/// it knows no such thing the next sync does all the work, and that is also where errors are told.
+pub fn begin_writing_out(file: &File, offset: u64, len: u64) {
+    #[cfg(target_os = "linux")]
+    if let (Ok(offset), Ok(len)) = (offset.try_into(), len.try_into()) {
+        // SAFETY: the descriptor is open; the rest are plain numbers.
+        unsafe {
+            libc::sync_file_range(file.as_raw_fd(), offset, len, libc::SYNC_FILE_RANGE_WRITE);
+        }
+    }
+}
+
 /// From now on a block of memory of `bytes` bytes or more goes back to the system as soon as it
 /// is freed. Otherwise the allocator would keep the more of them the larger they once were.
 pub fn give_large_blocks_back(bytes: usize) {
