@@ -31,13 +31,15 @@
 //! | 1 | [`engine::job`], [`engine::tube`] | jobs and tubes, and where to find them |
 //! | 1 | [`engine::command`] | a line to a [`engine::command::Command`] |
 //! | 1 | [`engine::reply`], [`engine::output`] | replies to bytes; bytes on their way out |
-//! | 1 | [`engine::body`] | the bytes of a job |
+//! | 1 | [`engine::body`] | the bytes of jobs: the small ones side by side, the large ones shared |
 //! | 1 | [`engine::record`], [`engine::scan`] | one record to and from bytes; a file read in whatever state it is |
 //! | 1 | [`engine::segments`] | which jobs belong to which file |
 //! | 0 | [`engine::heap`], [`engine::list`], [`engine::wheel`] | indexed heap; linked list; timer wheel |
-//! | 0 | [`engine::pages`], [`engine::index`] | a slab that gives memory back; a hash index that never rebuilds |
+//! | 0 | [`engine::slots`], [`engine::pages`] | what is taken in pages that come and go; entries kept so |
+//! | 0 | [`engine::index`], [`engine::table`] | a hash index that never rebuilds; entries in pages found by it |
+//! | 0 | [`engine::ids`] | jobs by id, in blocks of eight ids |
 //! | 0 | [`engine::time`], [`engine::keys`] | nanoseconds; names of things |
-//! | 0 | [`engine::table`] | pages and index together: entries under keys, found by hash |
+//! | 0 | [`engine::bytes`] | looking for a byte, writing a number |
 //! | 0 | [`engine::spare`] | memory held back for the time when there is no more |
 //! | 0 | [`engine::disk`] | the disk as the binlog sees it |
 //!
@@ -71,6 +73,8 @@
 //!   and then finds nothing.
 //! - On balance no command costs more when other tubes, jobs or connections are added, but
 //!   for those that list or count them.
+//! - Nothing is done to thousands of jobs at once: who kicks, loses or waits for so many shares
+//!   the turns of the loop with the others.
 //! - No reply leaves before the record of what it tells has been written, and synced if that
 //!   was asked for.
 //! - What an older file of the binlog says never outlives the record that takes it back.

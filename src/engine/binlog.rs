@@ -60,6 +60,8 @@ pub struct Binlog {
     pub(super) sync_begun: (FileNumber, u64),
     /// Segments before the current one with such records.
     pub(super) unsynced_closed: Vec<FileNumber>,
+    /// The disk still has something to do with those that were removed.
+    pub(super) is_removing: bool,
     /// A segment could not be removed; when that is tried again.
     pub(super) remove_again_at: Nanos,
     /// No more space was to be had in this turn.
@@ -191,6 +193,7 @@ impl Binlog {
             unsynced_since: None,
             sync_begun: (0, 0),
             unsynced_closed: Vec::new(),
+            is_removing: false,
             remove_again_at: Nanos::ZERO,
             has_failed_to_grow: false,
             is_full: false,
@@ -289,7 +292,8 @@ impl Binlog {
         let step = self.wants_compaction().then_some(self.idle_step_at);
         let sync = self.sync_due();
         let removal = self.has_leaving().then_some(self.remove_again_at);
-        [step, sync, removal, self.drained_due()].into_iter().flatten().min()
+        let removed = self.is_removing.then_some(self.turn_at);
+        [step, sync, removal, removed, self.drained_due()].into_iter().flatten().min()
     }
 
     // ---- The end of a turn ----
@@ -312,6 +316,7 @@ impl Binlog {
             self.sync_if_wanted();
         }
         self.retire();
+        self.is_removing = self.disk.go_on_removing();
         self.outcome()
     }
 

@@ -77,11 +77,16 @@ pub trait Disk: fmt::Debug {
     /// Nothing will be written to the file any more.
     fn close(&mut self, number: FileNumber);
 
-    /// Removes the file. That there is none is no error.
+    /// Removes the file. That there is none is no error. Its space may come back only as
+    /// [`Disk::go_on_removing`] is called, or when it is needed.
     ///
     /// # Errors
     /// It is still there.
     fn remove(&mut self, number: FileNumber) -> io::Result<()>;
+
+    /// Gives back some of the space of removed files, since all of it at once takes long. Says
+    /// whether there is more.
+    fn go_on_removing(&mut self) -> bool;
 
     /// Gives the file another name, which [`Disk::list`] does not know; says which.
     ///

@@ -343,6 +343,10 @@ impl Disk for FakeDisk {
         state.write(number, offset + first.len() as u64, second)
     }
 
+    fn go_on_removing(&mut self) -> bool {
+        false
+    }
+
     /// A power cut may do anything to what is not synced, begun or not.
     fn begin_sync(&mut self, _: FileNumber, _: u64, _: u64) {}
 
