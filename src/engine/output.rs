@@ -124,7 +124,19 @@ impl Output {
     }
 
     /// The first `count` of the bytes to be sent have been sent.
-    pub fn sent(&mut self, mut count: usize, pool: &mut Pool) {
+    pub fn sent(&mut self, count: usize, pool: &mut Pool) {
+        if count < self.len() {
+            self.skip(count);
+            return self.forget_what_was_sent();
+        }
+        pool.give_back(std::mem::take(&mut self.text));
+        self.text_sent = 0;
+        if self.large.is_some() {
+            self.large = None;
+        }
+    }
+
+    fn skip(&mut self, mut count: usize) {
         while count > 0 {
             let first = self.large.as_deref_mut().filter(|large| !large.queue.is_empty());
             let text_end = first.as_ref().map_or(self.text.len(), |large| large.queue[0].at);
@@ -134,13 +146,6 @@ impl Output {
             if let Some(large) = first.filter(|_| self.text_sent == text_end) {
                 count -= large.sent(count);
             }
-        }
-        if self.is_empty() {
-            pool.give_back(std::mem::take(&mut self.text));
-            self.text_sent = 0;
-            self.large = None;
-        } else {
-            self.forget_what_was_sent();
         }
     }
 
