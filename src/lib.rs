@@ -35,7 +35,8 @@
 //! | 1 | [`engine::record`], [`engine::scan`] | one record to and from bytes; a file read in whatever state it is |
 //! | 1 | [`engine::segments`] | which jobs belong to which file |
 //! | 0 | [`engine::heap`], [`engine::list`], [`engine::wheel`] | indexed heap; linked list; timer wheel |
-//! | 0 | [`engine::slots`], [`engine::pages`] | what is taken in pages that come and go; entries kept so |
+//! | 0 | [`engine::slots`], [`engine::pages`] | which slots of a page are taken; entries in pages that come and go |
+//! | 0 | [`engine::beside`] | entries beside those of another slab, under its keys |
 //! | 0 | [`engine::index`], [`engine::table`] | a hash index that never rebuilds; entries in pages found by it |
 //! | 0 | [`engine::ids`] | jobs by id, in blocks of eight ids |
 //! | 0 | [`engine::time`], [`engine::keys`] | nanoseconds; names of things |

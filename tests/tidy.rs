@@ -67,8 +67,8 @@ fn imports_of_the_engine_run_downward() {
     // The floors of the map in lib.rs, from the ground up.
     const FLOORS: [&[&str]; 5] = [
         &[
-            "heap", "list", "wheel", "slots", "pages", "index", "table", "ids", "bytes", "time",
-            "keys", "spare", "disk",
+            "heap", "list", "wheel", "slots", "pages", "beside", "index", "table", "ids", "bytes",
+            "time", "keys", "spare", "disk",
         ],
         &["job", "tube", "command", "reply", "output", "body", "record", "scan", "segments"],
         &["queue", "waiting", "binlog", "space", "compaction", "durable", "replay"],
@@ -108,11 +108,32 @@ fn unsafe_is_in_one_room_only() {
 
 #[test]
 fn every_file_opens_with_what_it_is_for() {
-    for directory in
-        ["src", "src/engine", "src/os", "tests", "tests/support", "tests/script", "tests/fake_disk"]
-    {
+    for directory in [
+        "src",
+        "src/engine",
+        "src/os",
+        "tests",
+        "tests/support",
+        "tests/script",
+        "tests/fake_disk",
+        "tests/bench",
+        "tests/bench/scenarios",
+        "tests/bench/scripts",
+    ] {
         for path in sources_in(directory) {
             assert!(read(&path).starts_with("//! "), "{} has no head", path.display());
+        }
+    }
+}
+
+#[test]
+fn the_map_has_every_room() {
+    let map = read("src/lib.rs");
+    for wing in ["engine", "os"] {
+        for path in sources_in(&format!("src/{wing}")) {
+            let room = path.file_stem().expect("a source has a name").to_string_lossy();
+            let is_there = room == "mod" || map.contains(&format!("[`{wing}::{room}`]"));
+            assert!(is_there, "the map in src/lib.rs has no {wing}::{room}");
         }
     }
 }
@@ -177,10 +198,17 @@ fn the_protocol_page_has_every_command_and_reply() {
     let page = read("man/beanstalkd-protocol.7");
     let commands = read("src/engine/command.rs");
     let (commands, _) = commands.split_once("#[cfg(test)]").expect("its tests come last");
-    for line in commands.lines().filter_map(|line| line.trim().strip_prefix("b\"")) {
-        let word = line.split('"').next().expect("a string ends").trim_end();
-        assert!(page.contains(word), "man/beanstalkd-protocol.7 does not know {word}");
+    let mut count = 0;
+    for (at, quote) in commands.match_indices("b\"") {
+        let (word, rest) =
+            commands[at + quote.len()..].split_once('"').expect("what is quoted ends");
+        if rest.starts_with(" =>") {
+            let word = word.trim_end();
+            assert!(page.contains(word), "man/beanstalkd-protocol.7 does not know {word}");
+            count += 1;
+        }
     }
+    assert_eq!(count, 25, "command.rs has changed its form, or there is a new command");
     let replies = read("src/engine/reply.rs");
     let words = replies.split('"').filter(|text| {
         let word = text.trim_end_matches("\\r\\n").trim_end();

@@ -154,7 +154,9 @@ impl Bodies {
             return self.small[shelf_of(len)].remove(body.key);
         }
         self.large.remove(body.key);
-        self.freed_bytes += len;
+        if len < slots::PAGE_BYTES {
+            self.freed_bytes += len;
+        }
         false
     }
 
@@ -171,9 +173,8 @@ impl Shelf {
     }
 
     fn add(&mut self, bytes: &[u8]) -> Result<BodyKey, TryReserveError> {
-        if !self.slots.has_room() {
-            self.try_reserve_page()?;
-        }
+        let page_bytes = self.slots.page_len() * self.width;
+        self.slots.try_reserve_one(&mut self.pages, page_bytes)?;
         let number = self.slots.take();
         let at = self.slots.slot_of(number) * self.width;
         let page = &mut self.pages[self.slots.page_of(number)];
@@ -185,17 +186,6 @@ impl Shelf {
             page[at..at + bytes.len()].copy_from_slice(bytes);
         }
         Ok(BodyKey::from_number(number))
-    }
-
-    fn try_reserve_page(&mut self) -> Result<(), TryReserveError> {
-        let page = self.slots.try_reserve_page()?;
-        if page == self.pages.len() {
-            self.pages.try_reserve(1)?;
-            self.pages.push(Vec::new());
-        }
-        self.pages[page].try_reserve_exact(self.slots.page_len() * self.width)?;
-        self.slots.open_reserved();
-        Ok(())
     }
 
     fn bytes(&self, key: BodyKey, len: usize) -> &[u8] {

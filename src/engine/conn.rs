@@ -6,13 +6,13 @@
 //! most a line or a body of allowed size is kept while incomplete, anything longer is
 //! dropped as it comes, and a client whose commands are held up is not read from.
 
+use super::beside::Beside;
 use super::body::{CR_LF, LARGE};
 use super::bytes;
 use super::command::LINE_MAX;
 use super::job::Terms;
 use super::keys::ConnKey;
 use super::output::{Output, Pool};
-use super::pages::Pages;
 use super::queue::Kick;
 use super::reply::Reply;
 use std::collections::TryReserveError;
@@ -22,7 +22,8 @@ use std::ops::{Index, IndexMut};
 /// All connections.
 #[derive(Debug, Default)]
 pub struct Conns {
-    by_key: Pages<ConnKey, Conn>,
+    /// Under the keys of the clients of the queue.
+    by_key: Beside<ConnKey, Conn>,
     pool: Pool,
     /// Those that the loop must look at.
     attention: Vec<ConnKey>,
@@ -133,12 +134,12 @@ pub enum Step<'a> {
     TooLongLine,
     /// A whole body, which may not end as it must.
     Put(Put, &'a [u8]),
+    /// The same, in memory that can be kept.
+    OwnedPut(Put, Vec<u8>),
     /// The end of a body that was not wanted, and what to say.
     Unwanted(Refusal),
     /// More of the jobs that are to be kicked.
     Kick(Kick),
-    /// More bytes are needed, or none are wanted at present.
-    Pause,
 }
 
 impl Conn {
@@ -196,73 +197,74 @@ impl Conn {
         !input.is_empty() || matches!(self.phase, Phase::Kicking(_))
     }
 
-    /// Takes one step's worth of bytes from the front of `input`.
-    pub fn next_step<'a>(&mut self, input: &mut &'a [u8]) -> Step<'a> {
+    /// Takes one step's worth of bytes from the front of `input`; none when more bytes are needed,
+    /// or none are wanted at present.
+    pub fn next_step<'a>(&mut self, input: &mut &'a [u8]) -> Option<Step<'a>> {
         if !self.takes_commands() {
-            return Step::Pause;
+            return None;
         }
         match &mut self.phase {
             Phase::Line => self.line(input),
             Phase::TooLongLine => self.end_of_line(input),
             Phase::Body(put) => {
                 let put = *put;
-                let Some((body, rest)) = input.split_at_checked(put.full_len as usize) else {
-                    return Step::Pause;
-                };
+                let (body, rest) = input.split_at_checked(put.full_len as usize)?;
                 *input = rest;
                 self.phase = Phase::Line;
-                Step::Put(put, body)
+                Some(Step::Put(put, body))
             }
             Phase::UnwantedBody { left, why } => {
                 let dropped = input.len().min(*left);
                 *input = &input[dropped..];
                 *left -= dropped;
                 if *left > 0 {
-                    return Step::Pause;
+                    return None;
                 }
                 let why = *why;
                 self.phase = Phase::Line;
-                Step::Unwanted(why)
+                Some(Step::Unwanted(why))
             }
-            Phase::Kicking(kick) => Step::Kick(*kick),
-            Phase::Waiting | Phase::Closing => Step::Pause,
+            Phase::Kicking(kick) => Some(Step::Kick(*kick)),
+            Phase::Waiting | Phase::Closing => None,
         }
     }
 
-    fn line<'a>(&mut self, input: &mut &'a [u8]) -> Step<'a> {
+    fn line<'a>(&mut self, input: &mut &'a [u8]) -> Option<Step<'a>> {
         let window = &input[..input.len().min(LINE_MAX)];
         if let Some(length) = find_line_end(window) {
             let line = &input[..length];
             *input = &input[length + CR_LF.len()..];
-            return Step::Line(line);
+            return Some(Step::Line(line));
         }
         if window.len() < LINE_MAX {
-            return Step::Pause;
+            return None;
         }
         self.phase = Phase::TooLongLine;
         self.end_of_line(input)
     }
 
-    fn end_of_line<'a>(&mut self, input: &mut &'a [u8]) -> Step<'a> {
+    fn end_of_line<'a>(&mut self, input: &mut &'a [u8]) -> Option<Step<'a>> {
         if let Some(length) = find_line_end(input) {
             *input = &input[length + CR_LF.len()..];
             self.phase = Phase::Line;
-            return Step::TooLongLine;
+            return Some(Step::TooLongLine);
         }
         // A CR at the very end may be half of the end of the line.
         let kept = usize::from(input.ends_with(b"\r"));
         *input = &input[input.len() - kept..];
-        Step::Pause
+        None
     }
 
-    /// The put that all of the input and nothing else belongs to, if it is a large one.
-    pub fn whole_large_body(&mut self) -> Option<Put> {
+    /// The step of a large body, if that is all that is kept, and nothing else is: it need not be
+    /// copied.
+    pub fn take_whole_large_body(&mut self) -> Option<Step<'static>> {
         match self.phase {
             Phase::Body(put)
                 if put.full_len as usize == self.input.len() && self.input.len() >= LARGE =>
             {
                 self.phase = Phase::Line;
-                Some(put)
+                self.is_held_up = false;
+                Some(Step::OwnedPut(put, std::mem::take(&mut self.input)))
             }
             Phase::Line
             | Phase::TooLongLine
@@ -317,20 +319,12 @@ impl Conns {
         self.by_key.is_empty()
     }
 
-    /// Makes sure that the next [`Conns::insert`] needs no memory.
+    /// A client has connected.
     ///
     /// # Errors
     /// There is no memory for it.
-    pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
-        self.by_key.try_reserve_one()
-    }
-
-    /// A client has connected.
-    ///
-    /// # Panics
-    /// There was no successful [`Conns::try_reserve_one`] before.
-    pub fn insert(&mut self) -> ConnKey {
-        self.by_key.insert(Conn::default())
+    pub fn try_insert(&mut self, key: ConnKey) -> Result<(), TryReserveError> {
+        self.by_key.try_insert(key, Conn::default())
     }
 
     /// A connection is gone.

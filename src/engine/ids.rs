@@ -132,7 +132,7 @@ mod tests {
         }
         for &id in model.keys() {
             ids.remove(id);
+            assert_eq!(ids.find(id), None);
         }
-        assert_eq!(ids.blocks.len(), 0);
     }
 }

@@ -1,8 +1,8 @@
 //! A hash index from names to slab keys that grows and shrinks one bucket at a time.
 //!
 //! This is linear hashing. A table that doubles stalls everybody while ten million
-//! entries are moved; here each insertion splits at most one bucket and each removal
-//! merges at most two, so that no step is ever expensive:
+//! entries are moved; here the first insertion makes a few buckets, each later one splits at
+//! most one and each removal merges at most two, so that no step is ever expensive:
 //!
 //! ```text
 //! buckets   0   1   2   3 | 4   5        a hash h belongs to  h mod 8  if that bucket
@@ -136,7 +136,7 @@ impl Index {
         }
     }
 
-    /// Removes the last bucket once there are twice as many as keys, and moves what it
+    /// Removes the last bucket once there are twice as many as keys and more than [`LEAST`], and moves what it
     /// has back to where it came from.
     fn shrink<S: Chained>(&mut self, store: &mut S) {
         if self.buckets < (2 * self.len).max(LEAST) + 2 {

@@ -45,9 +45,9 @@ keys! {
     TimerKey;
     /// What the binlog knows of a job.
     LogKey;
-    /// A body among those of its width.
+    /// A body among those of its width, or among the large ones.
     BodyKey;
-    /// Some ids in a row.
+    /// Eight ids in a row.
     BlockKey;
 }
 

@@ -3,6 +3,7 @@
 //!
 //! Nothing in here may name the operating system; `tests/tidy.rs` sees to that.
 
+pub mod beside;
 pub mod binlog;
 pub mod body;
 pub mod bytes;

@@ -24,7 +24,7 @@ pub struct Output {
     text: Vec<u8>,
     /// How much of `text` has been sent.
     text_sent: usize,
-    /// None when there are none.
+    /// None until there is one, and again once all has been sent; its queue may run empty before.
     large: Option<Box<LargeBodies>>,
 }
 

@@ -56,17 +56,7 @@ impl<K: Key, T> Pages<K, T> {
     /// # Errors
     /// There is no memory for it.
     pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
-        if self.slots.has_room() {
-            return Ok(());
-        }
-        let page = self.slots.try_reserve_page()?;
-        if page == self.pages.len() {
-            self.pages.try_reserve(1)?;
-            self.pages.push(Vec::new());
-        }
-        self.pages[page].try_reserve_exact(self.slots.page_len())?;
-        self.slots.open_reserved();
-        Ok(())
+        self.slots.try_reserve_one(&mut self.pages, 1 << Self::PAGE_BITS)
     }
 
     /// Adds `entry` and says under which key.
@@ -95,6 +85,7 @@ impl<K: Key, T> Pages<K, T> {
         Some(removed)
     }
 
+    // As in `slots.rs`, with a number of bits that the compiler knows.
     fn page_of(number: u32) -> usize {
         (number >> Self::PAGE_BITS) as usize
     }

@@ -153,8 +153,9 @@ const SAFETY_MARGIN: Nanos = Nanos::from_secs(1);
 const MOVED_PER_WORK: usize = 2048;
 const WORK_PER_PAGE: usize = 32;
 
-/// How many jobs a tick moves for tubes, and how many for connections, and how many timers it
-/// looks at, before it lets others have their turn: a millisecond or two.
+/// How many jobs a tick moves for tubes, and how many for connections, how many timers it looks
+/// at, and how many jobs a connection that is gone hands back at a time, before others have their
+/// turn: a millisecond or two.
 const MOVES_PER_TICK: usize = 5_000;
 
 impl Queue {
@@ -237,7 +238,8 @@ impl Queue {
         true
     }
 
-    fn forget(&mut self, conn: ConnKey) {
+    /// The connection, which holds no job and does not wait, is gone.
+    pub fn forget(&mut self, conn: ConnKey) {
         while let Some(tube) = self.clients[conn].watching.first(&self.watches) {
             self.remove_watch(conn, tube);
             self.remove_tube_if_idle(tube);

@@ -406,7 +406,8 @@ impl<'d> Scan<'d> {
             return Ok(&self.window[start..start + len]);
         }
         let window_len = len.max(WINDOW_LEN);
-        self.window.try_reserve(window_len).map_err(ReadError::NoMemory)?;
+        let missing = window_len.saturating_sub(self.window.len());
+        self.window.try_reserve_exact(missing).map_err(ReadError::NoMemory)?;
         self.window.resize(window_len, 0);
         let read = self.disk.read(self.number, offset, &mut self.window).map_err(ReadError::Io)?;
         self.window.truncate(read);

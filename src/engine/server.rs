@@ -65,12 +65,14 @@ pub struct Server {
 
 /// How much work all connections together make in one turn of the loop, as far as each
 /// can be left [`SMALLEST_SHARE`]. A command is one piece of work, and so is each
-/// [`OUTPUT_PER_WORK`] of reply: a `stats` takes as long as several `delete`s. What else a command
-/// brings about is for the queue to count.
+/// [`OUTPUT_PER_WORK`] of reply: a `stats` takes as long as several `delete`s. So is each job that
+/// is kicked, and each [`IN_LINE_PER_WORK`] of those in a tube's line that are counted; what else a
+/// command brings about the queue counts.
 const WORK_PER_TURN: usize = 1024;
 const SMALLEST_SHARE: usize = 16;
 const OUTPUT_PER_WORK: usize = 128;
 const IN_LINE_PER_WORK: usize = 8;
+/// A kick comes so far in each turn, whatever its share: a fraction of a millisecond.
 const KICKED_AT_ONCE: u32 = 4096;
 
 impl Server {
@@ -126,10 +128,11 @@ impl Server {
     }
 
     fn try_connect(&mut self) -> Result<ConnKey, TryReserveError> {
-        self.conns.try_reserve_one()?;
         let key = self.queue.connect()?;
-        let conn = self.conns.insert();
-        assert_eq!(conn, key, "connections come and go here and in the queue at once");
+        if let Err(no_memory) = self.conns.try_insert(key) {
+            self.queue.forget(key);
+            return Err(no_memory);
+        }
         self.total_connections += 1;
         Ok(key)
     }
@@ -300,13 +303,11 @@ impl Server {
 
     /// Runs what a connection sent earlier.
     fn run_kept(&mut self, key: ConnKey, now: Nanos) {
-        let whole_body = self.conns[key].whole_large_body();
-        let mut input = std::mem::take(&mut self.conns[key].input);
-        if let Some(put) = whole_body {
-            let now = self.moment(now);
-            self.finish_put(key, put, Cow::Owned(input), now);
-            return self.deliver_answers();
+        if let Some(step) = self.conns[key].take_whole_large_body() {
+            self.work_left = self.work_share;
+            return self.take_step(key, step, now);
         }
+        let mut input = std::mem::take(&mut self.conns[key].input);
         let left = self.run(key, &input, now).len();
         input.drain(..input.len() - left);
         let conn = &mut self.conns[key];
@@ -343,25 +344,8 @@ impl Server {
     fn run<'a>(&mut self, key: ConnKey, mut input: &'a [u8], now: Nanos) -> &'a [u8] {
         self.work_left = self.work_share;
         while self.work_left > 0 && self.conns[key].has_step(input) {
-            let step = self.conns[key].next_step(&mut input);
-            if matches!(step, Step::Pause) {
-                break;
-            }
-            let now = self.moment(now);
-            match step {
-                Step::Line(line) => self.run_line(key, line, now),
-                Step::TooLongLine => self.say(key, Reply::BadFormat),
-                Step::Put(put, body) => self.finish_put(key, put, Cow::Borrowed(body), now),
-                Step::Unwanted(why) => self.say(key, why.into()),
-                Step::Kick(kick) => self.go_on_kicking(key, kick, now),
-                Step::Pause => break,
-            }
-            if !self.queue.answers.is_empty() {
-                self.deliver_answers();
-            }
-            let said = self.conns.take_said_bytes() / OUTPUT_PER_WORK;
-            let work = 1 + said + self.queue.take_work();
-            self.spend(work);
+            let Some(step) = self.conns[key].next_step(&mut input) else { break };
+            self.take_step(key, step, now);
         }
         let conn = &mut self.conns[key];
         conn.is_held_up = conn.has_step(input) && (self.work_left == 0 || !conn.takes_commands());
@@ -369,6 +353,24 @@ impl Server {
             self.conns.attend(key);
         }
         input
+    }
+
+    fn take_step(&mut self, key: ConnKey, step: Step<'_>, now: Nanos) {
+        let now = self.moment(now);
+        match step {
+            Step::Line(line) => self.run_line(key, line, now),
+            Step::TooLongLine => self.say(key, Reply::BadFormat),
+            Step::Put(put, body) => self.finish_put(key, put, Cow::Borrowed(body), now),
+            Step::OwnedPut(put, body) => self.finish_put(key, put, Cow::Owned(body), now),
+            Step::Unwanted(why) => self.say(key, why.into()),
+            Step::Kick(kick) => self.go_on_kicking(key, kick, now),
+        }
+        if !self.queue.answers.is_empty() {
+            self.deliver_answers();
+        }
+        let said = self.conns.take_said_bytes() / OUTPUT_PER_WORK;
+        let work = 1 + said + self.queue.take_work();
+        self.spend(work);
     }
 
     fn spend(&mut self, work: usize) {
@@ -385,6 +387,8 @@ impl Server {
     /// Tells those who waited, and lets them go on.
     fn settle(&mut self, now: Nanos) {
         self.deliver_answers();
+        // That was on nobody's behalf.
+        self.conns.take_said_bytes();
         self.run_answered(now);
     }
 

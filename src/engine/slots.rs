@@ -41,8 +41,8 @@ struct Page {
     links: Links,
 }
 
-/// A page of a type's entries is as large as this or a little larger: from this size on the
-/// allocator gives every block pages of its own (`os/process.rs` sees to it), which go back
+/// A page has at least so many bytes, and seldom more than twice as many: from this size on the
+/// allocator gives every block memory of its own (`os/process.rs` sees to it), which goes back
 /// to the system as soon as the block is freed.
 pub const PAGE_BYTES: usize = 128 * 1024;
 
@@ -84,42 +84,39 @@ impl Slots {
         number as usize & (self.page_len() - 1)
     }
 
-    /// Whether the next [`Slots::take`] will find a slot.
-    pub fn has_room(&self) -> bool {
-        !self.open.is_empty()
-    }
-
-    /// The number of a page without memory, for when there is no room: once it has its memory,
-    /// it is to be opened. It is an earlier one, or as many as there were before.
+    /// Makes sure that the next [`Slots::take`] finds a slot, which has its memory. `memory` has the
+    /// pages of what is kept, as vectors with room for `page_len` elements each while they are open.
     ///
     /// # Errors
-    /// There is no memory to keep the books.
-    pub fn try_reserve_page(&mut self) -> Result<usize, TryReserveError> {
+    /// There is no memory for a page.
+    pub fn try_reserve_one<E>(
+        &mut self,
+        memory: &mut Vec<Vec<E>>,
+        page_len: usize,
+    ) -> Result<(), TryReserveError> {
+        if !self.open.is_empty() {
+            return Ok(());
+        }
         if self.absent.is_empty() {
             self.pages.0.try_reserve(1)?;
+            memory.try_reserve(1)?;
             // A page that is given up must find room among the absent ones.
             self.absent.try_reserve(self.pages.0.len() + 1)?;
             self.absent.push(small(self.pages.0.len()));
             let page = Page { vacant: Vec::new(), first_word: 0, used: 0, links: Links::LOOSE };
             self.pages.0.push(page);
+            memory.push(Vec::new());
         }
         let number = *self.absent.last().expect("one was just pushed where there was none");
         let words = self.page_len() / u64::BITS as usize;
-        self.pages.0[number as usize].vacant.try_reserve_exact(words)?;
-        Ok(number as usize)
-    }
-
-    /// The page that was just reserved has its memory now.
-    ///
-    /// # Panics
-    /// None was.
-    pub fn open_reserved(&mut self) {
-        let number = self.absent.pop().expect("a page was reserved");
-        let words = self.page_len() / u64::BITS as usize;
         let page = &mut self.pages.0[number as usize];
+        page.vacant.try_reserve_exact(words)?;
+        memory[number as usize].try_reserve_exact(page_len)?;
         page.vacant.resize(words, u64::MAX);
         page.first_word = 0;
+        self.absent.pop();
         self.open.push_back(&mut self.pages, number);
+        Ok(())
     }
 
     /// Takes a slot.
@@ -189,12 +186,8 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    fn take(slots: &mut Slots, present: &mut BTreeSet<usize>) -> u32 {
-        if !slots.has_room() {
-            let page = slots.try_reserve_page().expect("the test needs little memory");
-            slots.open_reserved();
-            assert!(present.insert(page), "page {page} had memory already");
-        }
+    fn take(slots: &mut Slots, memory: &mut Vec<Vec<u8>>) -> u32 {
+        slots.try_reserve_one(memory, 10).expect("the test needs little memory");
         slots.take()
     }
 
@@ -203,17 +196,17 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(5);
         let mut slots = Slots::new(7);
         let mut model: BTreeSet<u32> = BTreeSet::new();
-        let mut present = BTreeSet::new();
+        let mut memory = Vec::new();
         for step in 0..100_000_u32 {
             let filling = (step / 10_000) % 2 == 0;
             if random.u8(..10) < if filling { 8 } else { 2 } {
-                let number = take(&mut slots, &mut present);
-                assert!(present.contains(&slots.page_of(number)));
+                let number = take(&mut slots, &mut memory);
+                assert!(memory[slots.page_of(number)].capacity() >= 10);
                 assert!(model.insert(number), "slot {number} was taken already");
             } else if let Some(number) = random.choice(model.iter().copied()) {
                 model.remove(&number);
                 if let Some(page) = slots.leave(number) {
-                    assert!(present.remove(&page));
+                    memory[page] = Vec::new();
                     assert!(model.iter().all(|&number| slots.page_of(number) != page));
                 }
             }
@@ -224,8 +217,8 @@ mod tests {
     #[test]
     fn a_page_fills_from_its_start_and_is_given_up_when_it_is_empty() {
         let mut slots = Slots::new(6);
-        let mut present = BTreeSet::new();
-        let numbers: Vec<u32> = (0..64 * 4).map(|_| take(&mut slots, &mut present)).collect();
+        let mut memory = Vec::new();
+        let numbers: Vec<u32> = (0..64 * 4).map(|_| take(&mut slots, &mut memory)).collect();
         assert!(numbers.iter().copied().eq(0..64 * 4));
         slots.leave(5);
         slots.leave(3);

@@ -34,16 +34,6 @@ impl<K, T> Default for Table<K, T> {
 }
 
 impl<K: Key, T: Hashed> Table<K, T> {
-    /// How many entries there are.
-    pub fn len(&self) -> usize {
-        self.pages.len()
-    }
-
-    /// Whether there is no entry.
-    pub fn is_empty(&self) -> bool {
-        self.pages.is_empty()
-    }
-
     /// The key of the entry with this hash for which `is_it` holds.
     pub fn find_by(&self, hash: u64, is_it: impl Fn(&T) -> bool) -> Option<K> {
         let is_it = |pages: &Pages<K, T>, number| is_it(&pages[K::from_number(number)]);

@@ -48,7 +48,7 @@ pub struct Tube {
     pub deletes: u64,
     /// How many times it was paused.
     pub pauses: u64,
-    /// Half of the hash of the name: more bits than there can be tubes.
+    /// Half of the hash of the name: as many bits as there can be tubes.
     hash: u32,
     next_in_bucket: u32,
     /// The place among all tubes.

@@ -51,7 +51,7 @@ pub struct EventLoop {
     attention: Vec<ConnKey>,
     /// Connections to be closed at the end of the turn, and why; empty between turns.
     over: Vec<(ConnKey, Option<io::Error>)>,
-    /// How many bytes of jobs were freed and not given back to the system.
+    /// How many bytes of large bodies were freed and not given back to the system.
     freed_bytes: usize,
     /// The present, as of when the clock was last looked at: once a turn at least.
     now: Nanos,
@@ -282,7 +282,7 @@ impl EventLoop {
         self.freed_bytes >= WORTH_GIVING_BACK
     }
 
-    /// A backlog that has drained leaves the allocator with memory that nobody else can use.
+    /// Large bodies that are gone leave the allocator with memory that nobody else can use.
     fn give_memory_back(&mut self) {
         self.freed_bytes += self.server.take_freed_bytes();
         if self.has_much_to_give_back() && self.busy_at + QUIET <= self.now {

@@ -1,0 +1,149 @@
+//! Entries beside those of a slab, under its keys: what one room knows of a thing to which
+//! another gives the key.
+//!
+//! Two slabs that are filled and emptied together would give out the same keys only as long as
+//! neither ever fails for want of memory. So this one gives out none.
+
+use super::keys::Key;
+use super::slots;
+use std::collections::TryReserveError;
+use std::marker::PhantomData;
+use std::ops::{Index, IndexMut};
+
+/// Entries of type `T` under keys of type `K`, which somebody else gives out.
+#[derive(Debug)]
+pub struct Beside<K, T> {
+    pages: Vec<Page<T>>,
+    len: usize,
+    keys: PhantomData<K>,
+}
+
+#[derive(Debug)]
+struct Page<T> {
+    /// Up to the highest that was ever used; room for a whole page, or for nothing.
+    slots: Vec<Option<T>>,
+    used: usize,
+}
+
+impl<K, T> Default for Beside<K, T> {
+    fn default() -> Beside<K, T> {
+        Beside { pages: Vec::new(), len: 0, keys: PhantomData }
+    }
+}
+
+impl<K: Key, T> Beside<K, T> {
+    const PAGE_LEN: usize = 1 << slots::page_bits(size_of::<Option<T>>());
+
+    /// How many entries there are.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no entry.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The entry under `key`, if there is one.
+    pub fn get(&self, key: K) -> Option<&T> {
+        let (page, slot) = Self::place_of(key);
+        self.pages.get(page)?.slots.get(slot)?.as_ref()
+    }
+
+    /// The same, to be changed.
+    pub fn get_mut(&mut self, key: K) -> Option<&mut T> {
+        let (page, slot) = Self::place_of(key);
+        self.pages.get_mut(page)?.slots.get_mut(slot)?.as_mut()
+    }
+
+    /// Adds `entry` under `key`, under which there is none.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn try_insert(&mut self, key: K, entry: T) -> Result<(), TryReserveError> {
+        let (number, slot) = Self::place_of(key);
+        if number >= self.pages.len() {
+            let missing = number + 1 - self.pages.len();
+            self.pages.try_reserve(missing)?;
+            self.pages.resize_with(number + 1, || Page { slots: Vec::new(), used: 0 });
+        }
+        let page = &mut self.pages[number];
+        if slot >= page.slots.len() {
+            page.slots.try_reserve_exact(Self::PAGE_LEN - page.slots.len())?;
+            page.slots.resize_with(slot + 1, || None);
+        }
+        page.slots[slot] = Some(entry);
+        page.used += 1;
+        self.len += 1;
+        Ok(())
+    }
+
+    /// Takes out the entry under `key`, if there is one.
+    pub fn remove(&mut self, key: K) -> Option<T> {
+        let (number, slot) = Self::place_of(key);
+        let page = self.pages.get_mut(number)?;
+        let removed = page.slots.get_mut(slot)?.take()?;
+        page.used -= 1;
+        self.len -= 1;
+        // The first page stays, so that one thing that comes and goes allocates nothing.
+        if page.used == 0 && number > 0 {
+            page.slots = Vec::new();
+        }
+        Some(removed)
+    }
+
+    fn place_of(key: K) -> (usize, usize) {
+        let number = key.number() as usize;
+        (number / Self::PAGE_LEN, number % Self::PAGE_LEN)
+    }
+}
+
+impl<K: Key, T> Index<K> for Beside<K, T> {
+    type Output = T;
+
+    fn index(&self, key: K) -> &T {
+        self.get(key).expect(KEY_IS_GOOD)
+    }
+}
+
+impl<K: Key, T> IndexMut<K> for Beside<K, T> {
+    fn index_mut(&mut self, key: K) -> &mut T {
+        self.get_mut(key).expect(KEY_IS_GOOD)
+    }
+}
+
+const KEY_IS_GOOD: &str = "whoever has given out the key has told of the thing, and not of its end";
+
+#[cfg(test)]
+mod tests {
+    use super::super::keys::ConnKey;
+    use super::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn behaves_as_a_map_under_random_steps() {
+        type Entries = Beside<ConnKey, [u64; 128]>;
+        let mut random = fastrand::Rng::with_seed(12);
+        let mut entries = Entries::default();
+        let mut model = BTreeMap::new();
+        for step in 0..40_000_u64 {
+            let filling = (step / 8_000) % 2 == 0;
+            let key = ConnKey::from_number(random.u32(..2_000));
+            if model.contains_key(&key) != filling {
+                if filling {
+                    entries.try_insert(key, [step; 128]).expect("the test needs little memory");
+                    model.insert(key, step);
+                } else {
+                    assert_eq!(entries.remove(key).map(|entry| entry[0]), model.remove(&key));
+                }
+            }
+            let key = ConnKey::from_number(random.u32(..2_000));
+            assert_eq!(entries.get(key).map(|entry| entry[9]), model.get(&key).copied());
+            assert_eq!(entries.get_mut(key).map(|entry| entry[9]), model.get(&key).copied());
+            assert_eq!((entries.len(), entries.is_empty()), (model.len(), model.is_empty()));
+        }
+        model.keys().for_each(|&key| assert!(entries.remove(key).is_some()));
+        let kept = entries.pages.iter().filter(|page| page.slots.capacity() > 0).count();
+        assert!(kept <= 1, "{kept} pages are kept");
+    }
+}
