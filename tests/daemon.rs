@@ -440,6 +440,36 @@ fn without_memory_clients_are_told_and_served() {
 }
 
 #[test]
+fn without_memory_for_tubes_the_rest_goes_on() {
+    let (_daemon, address) = start_with_limit("-v 40000");
+    let stream = connect(address);
+    let mut lines = BufReader::new(&stream).lines();
+    let mut names = (0..).map(|number| format!("watch {number:0>200}\r\n"));
+    loop {
+        let batch: String = names.by_ref().take(500).collect();
+        (&stream).write_all(batch.as_bytes()).unwrap();
+        let last = lines.by_ref().take(500).last().unwrap().unwrap();
+        if !last.starts_with("WATCHING ") {
+            assert_eq!(last, "OUT_OF_MEMORY");
+            break;
+        }
+    }
+    // None of these may end the server, and those that need little memory are answered.
+    assert_eq!(ask(&stream, "list-tubes\r\n"), "OUT_OF_MEMORY\r\n");
+    assert_eq!(ask(&stream, "list-tubes-watched\r\n"), "OUT_OF_MEMORY\r\n");
+    assert_eq!(ask(&stream, "use another\r\n"), "OUT_OF_MEMORY\r\n");
+    assert_eq!(ask(&stream, "reserve-with-timeout 0\r\n"), "TIMED_OUT\r\n");
+    (&stream).write_all(b"stats\r\nquit\r\n").unwrap();
+    let stats: Vec<String> = BufReader::new(&stream).lines().map(Result::unwrap).collect();
+    assert!(stats.iter().any(|line| line == "current-waiting: 0"), "{stats:?}");
+    // Its tubes are gone with it.
+    wait_until("there is memory again", || {
+        let other = connect(address);
+        ask(&other, "put 0 0 9 1\r\nx\r\n").starts_with("INSERTED ")
+    });
+}
+
+#[test]
 fn a_client_that_never_reads_costs_bounded_memory() {
     let (daemon, address) = start_on_loopback(&["-z", "1000000"]);
     let mut hostile = connect(address);

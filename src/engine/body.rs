@@ -117,11 +117,12 @@ impl Bodies {
         } else {
             self.large.try_reserve_one()?;
             let bytes = match bytes {
-                Cow::Owned(bytes) => bytes,
-                Cow::Borrowed(bytes) => {
+                // What once held more than this body must not be kept for it.
+                Cow::Owned(bytes) if bytes.capacity() - full_len <= full_len / 16 => bytes,
+                Cow::Owned(_) | Cow::Borrowed(_) => {
                     let mut own = Vec::new();
                     own.try_reserve_exact(full_len)?;
-                    own.extend_from_slice(bytes);
+                    own.extend_from_slice(&bytes);
                     own
                 }
             };
@@ -282,5 +283,14 @@ mod tests {
         assert_eq!(bodies.bytes(&body).as_ptr(), address);
         bodies.remove(body);
         assert_eq!(bodies.take_freed_bytes(), LARGE);
+    }
+
+    #[test]
+    fn a_body_keeps_no_memory_that_was_for_another() {
+        let mut bytes = Vec::with_capacity(100 * LARGE);
+        bytes.resize(LARGE, b'x');
+        let mut bodies = Bodies::default();
+        let body = bodies.add(Cow::Owned(bytes)).expect("the test needs little memory");
+        assert!(bodies.large[body.key].capacity() < 2 * LARGE);
     }
 }

@@ -299,12 +299,16 @@ impl Conn {
     }
 
     /// There is no memory for the body that is arriving, of which there are `arrived` bytes.
-    /// `false` when none is.
+    /// `false` when none is, or when all of it and perhaps more than that has arrived.
     pub fn give_up_body(&mut self, arrived: usize) -> bool {
         let Phase::Body(put) = self.phase else { return false };
-        let left = put.full_len as usize - arrived;
-        self.phase = Phase::UnwantedBody { left, why: Refusal::OutOfMemory };
-        true
+        match (put.full_len as usize).checked_sub(arrived) {
+            None | Some(0) => false,
+            Some(left) => {
+                self.phase = Phase::UnwantedBody { left, why: Refusal::OutOfMemory };
+                true
+            }
+        }
     }
 }
 
@@ -422,5 +426,24 @@ fn find_line_end(bytes: &[u8]) -> Option<usize> {
             return Some(at - 1);
         }
         from = at + 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_still_to_come_of_a_body_is_given_up() {
+        let terms = Terms { pri: 0, delay_secs: 0, ttr_secs: 1 };
+        let put = Put { id: 1, terms, full_len: 12 };
+        for (arrived, is_given_up) in [(0, true), (11, true), (12, false), (400, false)] {
+            let mut conn = Conn { phase: Phase::Body(put), ..Conn::default() };
+            assert_eq!(conn.give_up_body(arrived), is_given_up, "{arrived} bytes have arrived");
+            let mut rest = &b"123456789012"[arrived.min(12)..];
+            let step = conn.next_step(&mut rest);
+            assert_eq!(matches!(step, Some(Step::Unwanted(Refusal::OutOfMemory))), is_given_up);
+        }
+        assert!(!Conn::default().give_up_body(5));
     }
 }

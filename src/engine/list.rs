@@ -113,7 +113,10 @@ impl<const LIST: usize> List<LIST> {
     }
 
     /// The keys from front to back.
-    pub fn iter<'a, S: Linked<LIST>>(&self, store: &'a S) -> impl Iterator<Item = u32> + 'a {
+    pub fn iter<'a, S: Linked<LIST>>(
+        &self,
+        store: &'a S,
+    ) -> impl Iterator<Item = u32> + Clone + 'a {
         let some = |key: u32| (key != NIL).then_some(key);
         std::iter::successors(some(self.head), move |&key| some(store.links(key).next))
     }

@@ -59,6 +59,8 @@ pub struct Queue {
     reservations: u64,
     /// The connections whose timer went off; empty between ticks.
     due_conns: Vec<ConnKey>,
+    /// How many jobs may still be handed back before others have their turn.
+    hand_backs_left: usize,
     /// How many bytes compaction has moved, and how many pages of bodies were freed, since
     /// somebody last asked.
     pub(super) moved_bytes: usize,
@@ -154,7 +156,7 @@ const MOVED_PER_WORK: usize = 2048;
 const WORK_PER_PAGE: usize = 32;
 
 /// How many jobs a tick moves for tubes, and how many for connections, how many timers it looks
-/// at, and how many jobs a connection that is gone hands back at a time, before others have their
+/// at, and how many jobs are handed back by connections that are gone, before others have their
 /// turn: a millisecond or two.
 const MOVES_PER_TICK: usize = 5_000;
 
@@ -174,6 +176,7 @@ impl Queue {
             next_ticket: Ticket::FIRST,
             reservations: 0,
             due_conns: Vec::new(),
+            hand_backs_left: MOVES_PER_TICK,
             moved_bytes: 0,
             freed_pages: 0,
             wheel: Wheel::new(now),
@@ -222,13 +225,15 @@ impl Queue {
     /// One more step of what [`Queue::disconnect`] began. Says whether it was the last; then the
     /// key may be used again.
     pub fn hand_back(&mut self, conn: ConnKey, now: Nanos) -> bool {
-        if self.clients[conn].reserved.len() > MOVES_PER_TICK {
-            for _ in 0..MOVES_PER_TICK {
+        let count = self.clients[conn].reserved.len();
+        if count > self.hand_backs_left {
+            for _ in 0..std::mem::take(&mut self.hand_backs_left) {
                 let held = self.clients[conn].reserved.first();
                 self.make_ready(held.expect("there are more than that").job, now);
             }
             return false;
         }
+        self.hand_backs_left -= count;
         let mut held: Vec<ReservedEntry> = self.clients[conn].reserved.iter().collect();
         held.sort_unstable_by_key(|held| held.turn);
         for held in held {
@@ -717,6 +722,7 @@ impl Queue {
             // That was on nobody's behalf.
             self.moved_bytes = 0;
         }
+        self.hand_backs_left = MOVES_PER_TICK;
         let mut conns = std::mem::take(&mut self.due_conns);
         let mut moves_left = MOVES_PER_TICK;
         for _ in 0..MOVES_PER_TICK {

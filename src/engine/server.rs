@@ -21,7 +21,7 @@ use super::output::Output;
 use super::queue::{Answer, Kick, Outcome, Queue};
 use super::replay::{Recovered, ReplayError};
 use super::reply::Reply;
-use super::spare::Spare;
+use super::spare::{self, Spare};
 use super::stats::{self, Facts, ServerStats};
 use super::time::{Drift, Nanos};
 use super::tube::Tube;
@@ -122,12 +122,13 @@ impl Server {
     pub fn connect(&mut self) -> Result<ConnKey, TryReserveError> {
         let key = self.try_connect();
         if key.is_err() {
-            self.spare.let_go();
+            self.spare.let_go(0);
         }
         key
     }
 
     fn try_connect(&mut self) -> Result<ConnKey, TryReserveError> {
+        self.spare.hold(spare::LAST)?;
         let key = self.queue.connect()?;
         if let Err(no_memory) = self.conns.try_insert(key) {
             self.queue.forget(key);
@@ -190,9 +191,10 @@ impl Server {
 
     /// Those who have left may have had more jobs than can be handed back at once.
     fn go_on_leaving(&mut self, now: Nanos) {
-        if let Some(key) = self.leaving.front().copied()
-            && self.queue.hand_back(key, now)
-        {
+        while let Some(&key) = self.leaving.front() {
+            if !self.queue.hand_back(key, now) {
+                break;
+            }
             self.leaving.pop_front();
             self.conns.remove(key);
         }
@@ -314,7 +316,7 @@ impl Server {
         match conn.phase {
             Phase::Closing => return,
             // What is still to come has its room already.
-            Phase::Body(_) => {}
+            Phase::Body(put) => input.shrink_to((put.full_len as usize).max(2 * left)),
             // Half a line must not keep what a whole burst needed.
             Phase::Line
             | Phase::TooLongLine
@@ -328,11 +330,11 @@ impl Server {
     }
 
     /// There is no memory to keep what a client sends. Says whether it goes on all the same: it
-    /// does when the bytes are those of a body, `arrived` of them so far.
+    /// does when the `arrived` bytes are the beginning of a body and nothing else.
     fn give_up_input(&mut self, key: ConnKey, arrived: usize) -> bool {
         let goes_on = self.conns[key].give_up_body(arrived);
         if goes_on {
-            self.spare.let_go();
+            self.spare.let_go(spare::LAST);
         } else {
             self.abandon(key);
         }
@@ -484,12 +486,12 @@ impl Server {
             Command::StatsTube { tube } => self.stats_tube(key, tube, now),
             Command::ListTubes => {
                 let text = stats::list(self.queue.tubes.iter().map(|tube| &*tube.name));
-                self.say(key, Reply::Document { text: &text });
+                self.say_list(key, text);
             }
             Command::ListTubesWatched => {
                 let watched = self.queue.clients[key].watching.tubes(&self.queue.watches);
                 let text = stats::list(watched.map(|tube| &*self.queue.tubes[tube].name));
-                self.say(key, Reply::Document { text: &text });
+                self.say_list(key, text);
             }
             Command::ListTubeUsed => {
                 let tube = self.used_tube(key).name.clone();
@@ -515,7 +517,7 @@ impl Server {
             return self.say(key, Reply::BadFormat);
         }
         self.queue.becomes_producer(key);
-        if self.spare.hold().is_err() {
+        if self.spare.hold(spare::ALL).is_err() {
             return self.refuse_body(key, full_len, Refusal::OutOfMemory);
         }
         self.last_id += 1;
@@ -538,7 +540,7 @@ impl Server {
                 Ok(()) => Reply::Inserted { id },
                 Err(NoRoom::Space) => Reply::OutOfMemory,
                 Err(NoRoom::Memory) => {
-                    self.spare.let_go();
+                    self.spare.let_go(spare::LAST);
                     Reply::OutOfMemory
                 }
             }
@@ -569,10 +571,13 @@ impl Server {
 
     /// Also for the job that comes while the connection waits.
     fn try_reserve_room(&mut self, key: ConnKey) -> Result<(), TryReserveError> {
-        self.queue.try_reserve_room(key).or_else(|_| {
-            self.spare.let_go();
-            self.queue.try_reserve_room(key)
-        })
+        for left in [spare::LAST, 0] {
+            if self.queue.try_reserve_room(key).is_ok() {
+                return Ok(());
+            }
+            self.spare.let_go(left);
+        }
+        self.queue.try_reserve_room(key)
     }
 
     fn reserve_job(&mut self, key: ConnKey, id: u64, now: Nanos) {
@@ -604,16 +609,18 @@ impl Server {
     // ---- Tubes ----
 
     fn use_tube(&mut self, key: ConnKey, tube: &str) {
-        match self.queue.use_tube(key, tube) {
+        let used = self.spare.hold(spare::LAST).and_then(|()| self.queue.use_tube(key, tube));
+        match used {
             Ok(()) => self.say(key, Reply::Using { tube }),
-            Err(_) => self.say(key, Reply::OutOfMemory),
+            Err(_) => self.say_no_memory(key),
         }
     }
 
     fn watch(&mut self, key: ConnKey, tube: &str) {
-        match self.queue.watch(key, tube) {
+        let watched = self.spare.hold(spare::LAST).and_then(|()| self.queue.watch(key, tube));
+        match watched {
             Ok(()) => self.say_watching(key),
-            Err(_) => self.say(key, Reply::OutOfMemory),
+            Err(_) => self.say_no_memory(key),
         }
     }
 
@@ -678,6 +685,19 @@ impl Server {
         }
     }
 
+    fn say_list(&mut self, key: ConnKey, list: Result<String, TryReserveError>) {
+        match list {
+            Ok(text) => self.say(key, Reply::Document { text: &text }),
+            Err(_) => self.say_no_memory(key),
+        }
+    }
+
+    /// What cannot fail must go on.
+    fn say_no_memory(&mut self, key: ConnKey) {
+        self.spare.let_go(0);
+        self.say(key, Reply::OutOfMemory);
+    }
+
     fn say_if(&mut self, key: ConnKey, is_done: bool, reply: Reply<'_>) {
         self.say(key, if is_done { reply } else { Reply::NotFound });
     }
@@ -712,7 +732,7 @@ impl Server {
     /// There is no memory to go on with this client: what it has not been sent is
     /// dropped, so that it cannot mistake half a reply for a whole one.
     fn abandon(&mut self, key: ConnKey) {
-        self.spare.let_go();
+        self.spare.let_go(0);
         let conn = &mut self.conns[key];
         conn.input = Vec::new();
         conn.output = Output::default();
@@ -833,10 +853,8 @@ mod tests {
         let mut turns = 1;
         while server.queue.totals.reserved > 0 {
             assert!(server.next_due().is_some_and(|due| due <= START), "nobody would go on");
-            server.receive(other, b"reserve-with-timeout 0\r\n", START);
-            assert!(replies(&mut server, other).starts_with("RESERVED "));
-            server.receive(other, b"delete 1\r\n", START);
-            replies(&mut server, other);
+            server.receive(other, b"reserve-with-timeout 0\r\nrelease 1 0 0\r\n", START);
+            assert!(replies(&mut server, other).ends_with("RELEASED\r\n"));
             server.disconnect(other, START);
             assert_eq!(server.connect().unwrap(), other, "the other key is not free yet");
             server.tick(START);

@@ -9,6 +9,7 @@ use super::job::{Job, State};
 use super::queue::{Queue, Totals};
 use super::time::Nanos;
 use super::tube::Tube;
+use std::collections::TryReserveError;
 use std::fmt::{Display, Write};
 
 /// What the process says of itself in `stats`.
@@ -83,14 +84,21 @@ impl Yaml {
 const STRINGS_TAKE_ALL: &str = "writing to a string cannot fail";
 
 /// The list of the given names.
-pub fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
-    let mut yaml = Yaml::new();
+///
+/// # Errors
+/// There is no memory for it: there may be very many.
+pub fn list<'a>(names: impl Iterator<Item = &'a str> + Clone) -> Result<String, TryReserveError> {
+    const HEAD: &str = "---\n";
+    let mut text = String::new();
+    let lines = names.clone().map(|name| name.len() + "- \n".len());
+    text.try_reserve_exact(HEAD.len() + lines.sum::<usize>())?;
+    text.push_str(HEAD);
     for name in names {
-        yaml.0.push_str("- ");
-        yaml.0.push_str(name);
-        yaml.0.push('\n');
+        text.push_str("- ");
+        text.push_str(name);
+        text.push('\n');
     }
-    yaml.0
+    Ok(text)
 }
 
 /// The answer to `stats-job`.

@@ -185,7 +185,7 @@ impl Tubes {
     }
 
     /// All tubes, in the order of `list-tubes`.
-    pub fn iter(&self) -> impl Iterator<Item = &Tube> {
+    pub fn iter(&self) -> impl Iterator<Item = &Tube> + Clone {
         self.order.iter().map(|&key| &self[key])
     }
 }

@@ -282,7 +282,7 @@ impl Watching {
     }
 
     /// The watched tubes, in the order of `list-tubes-watched`.
-    pub fn tubes<'a>(&'a self, watches: &'a Watches) -> impl Iterator<Item = TubeKey> + 'a {
+    pub fn tubes<'a>(&'a self, watches: &'a Watches) -> impl Iterator<Item = TubeKey> + Clone + 'a {
         self.all.iter(watches).map(|watch| watches[WatchKey::from_number(watch)].tube)
     }
 

@@ -53,7 +53,7 @@ pub struct EventLoop {
     over: Vec<(ConnKey, Option<io::Error>)>,
     /// How many bytes of large bodies were freed and not given back to the system.
     freed_bytes: usize,
-    /// The present, as of when the clock was last looked at: once a turn at least.
+    /// The present, as of when the clock was last looked at: after each wait and each read.
     now: Nanos,
     /// When something happened last.
     busy_at: Nanos,
@@ -127,8 +127,6 @@ const SHORT_READ_LEN: usize = 16 * 1024;
 const EVENTS_PER_TURN: usize = 1024;
 /// When so much time has gone by, what is there is sent before more is read.
 const TURN: Nanos = Nanos::from_millis(5);
-/// The clock is looked at again when so many have been served.
-const SERVED_PER_LOOK: usize = 16;
 /// A storm of new clients must not keep the present ones waiting.
 const ACCEPTS_PER_TURN: usize = 256;
 /// Eight replies with large bodies.
@@ -370,7 +368,7 @@ impl EventLoop {
         for &key in &ready {
             self.serve(key);
             served += 1;
-            if served % SERVED_PER_LOOK == 0 && self.look_at_clock() > turn_ends {
+            if self.now > turn_ends {
                 break;
             }
         }
@@ -402,6 +400,8 @@ impl EventLoop {
             }
             Ok(count) => {
                 socket.is_readable = count == scratch.len() || socket.reads_to_the_end;
+                // No timeout may be counted from a moment before the command was there.
+                self.now = self.clock.now();
                 self.server.receive(key, &scratch[..count], self.now);
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => socket.is_readable = false,
