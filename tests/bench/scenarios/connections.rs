@@ -2,7 +2,7 @@
 
 use super::{Scenario, Turns};
 use crate::client::{Limits, Pool};
-use crate::scripts::Cycle;
+use crate::scripts::{Cycle, Say};
 use std::time::Duration;
 
 pub fn all() -> Vec<Scenario> {
@@ -15,12 +15,13 @@ fn idle() -> Scenario {
     const ACTIVE: usize = 50;
     const TIME: Duration = Duration::from_secs(1);
     let what = "put, reserve, delete on 50 connections beside 10,000 idle ones";
-    let scenario = Scenario::steady("idle-10k", what, |server, _| {
+    let scenario = Scenario::steady("idle-10k", what, |server, settings| {
         let before_bytes = server.rss_bytes();
         let idle = Pool::connect(server.address, IDLE);
         // The last of them has been accepted when one that came later is served.
         let mut active = Pool::connect(server.address, ACTIVE);
-        active.run(&mut Cycle::new(ACTIVE, 1, 64), Limits::lasting(Duration::ZERO))?;
+        let mut greet = Say::one_by_one(vec!["use default".to_owned(); ACTIVE]);
+        active.run(&mut greet, Limits::within(settings.patience))?;
         let bytes_per_connection = (server.rss_bytes() - before_bytes) / (IDLE + ACTIVE) as f64;
         Ok(Box::new(move |server| {
             let _kept = &idle;
