@@ -160,13 +160,16 @@ impl Pool {
     }
 
     /// What the probe has noted since this was last called. The reply to a question that is
-    /// under way is waited for.
+    /// under way is waited for; one that does not come counts as a stall until now.
     pub fn take_stalls(&mut self) -> Stalls {
         /// Long enough for the worst of stalls.
         const PATIENCE: Duration = Duration::from_secs(60);
         let end = Instant::now() + PATIENCE;
         self.watch_until(end, |probe| probe.connection.awaited == 0);
         let probe = self.probe.as_mut().expect("the pool has a probe");
+        if probe.connection.awaited > 0 {
+            probe.note(Instant::now());
+        }
         std::mem::take(&mut probe.stalls)
     }
 
@@ -283,13 +286,18 @@ impl Probe {
         self.connection.receive(buffer, |reply| heard = Some(reply));
         let Some(reply) = heard else { return };
         let now = Instant::now();
-        let waited = self.waits.total() - self.waited_before;
-        self.stalls.add(now - self.connection.asked_at, waited);
+        self.note(now);
         match reply {
             Reply::Inserted(id) => self.job = Some(id),
             Reply::NotFound => _ = self.stalls.none_found_at.get_or_insert(now),
             Reply::Reserved(_) | Reply::TimedOut | Reply::Done => {}
         }
+    }
+
+    /// Notes how long the question has been under way.
+    fn note(&mut self, now: Instant) {
+        let waited = self.waits.total() - self.waited_before;
+        self.stalls.add(now - self.connection.asked_at, waited);
     }
 }
 

@@ -96,6 +96,8 @@ fn churn_once(server: &Server, patience: Duration) -> Outcome<Figures> {
     producer.run(&mut Fill::new(LIVE, BODY_SIZE), Limits::within(patience))?;
     let mut pool =
         Pool::with_probe(server.address, CONNECTIONS, Question::PutAndDelete, server.waits());
+    // What its connection had to wait for is not of the churn.
+    pool.take_stalls();
     let mut script = Cycle::new(CONNECTIONS, 1, BODY_SIZE);
     let before_bytes = server.written_bytes();
     let measured = server.measure(|| pool.run(&mut script, Limits::lasting(TIME)))?;
