@@ -105,10 +105,9 @@ impl Pool {
     pub fn run(&mut self, script: &mut impl Script, limits: Limits) -> Outcome<Run> {
         let mut run = Run { replies: 0, latencies: Vec::with_capacity(1 << 16) };
         let mut events = Events::with_capacity(1024);
-        let start = Instant::now();
         for index in 0..self.connections.len() {
             if self.connections[index].awaited == 0 {
-                self.ask(index, script, start, limits);
+                self.ask(index, script, Instant::now(), limits);
             }
         }
         while !script.is_finished(self.busy) {
