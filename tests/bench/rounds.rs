@@ -76,10 +76,13 @@ impl Player {
         Ok(())
     }
 
-    /// Counting system calls disturbs everything else, so it has a round of its own.
+    /// Counting system calls disturbs everything else, so it has a round of its own. A server
+    /// that only a tracer makes too slow keeps what was measured without.
     fn play_traced(&mut self) -> Outcome<()> {
         self.server.is_traced = true;
-        self.series.add_missing((self.round)(&mut self.server)?);
+        if let Ok(figures) = (self.round)(&mut self.server) {
+            self.series.add_missing(figures);
+        }
         Ok(())
     }
 }

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// A tracer at work.
+/// A tracer at work; killed when it goes out of scope.
 pub struct Trace {
     tracer: Child,
     tool: Tool,
@@ -46,6 +46,14 @@ impl Trace {
             },
             Tool::Strace => Counts { system_calls: strace_total(&report), user_instructions: None },
         }
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.tracer.kill();
+        let _ = self.tracer.wait();
     }
 }
 
