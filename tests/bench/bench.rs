@@ -6,8 +6,9 @@
 //! server without a queue gives the ceiling.
 //!
 //! This file owns the command line. [`scenarios`] tells what is measured, [`rounds`] who
-//! plays when, [`server`] starts servers and asks the kernel what they use, [`client`] makes
-//! the load that [`scripts`] describe, [`report`] and [`picture`] show what came of it.
+//! plays when, [`server`] starts servers and asks the kernel what they use, [`machine`] says
+//! on which core; [`client`] makes the load that [`scripts`] describe, [`report`] and
+//! [`picture`] show what came of it.
 #![allow(unreachable_pub, reason = "a program has no interface for others")]
 #![allow(clippy::disallowed_methods, reason = "a benchmark looks at the clock")]
 #![allow(clippy::cast_precision_loss, reason = "figures are told with three digits")]
@@ -15,6 +16,7 @@
 mod client;
 mod figures;
 mod limit;
+mod machine;
 mod picture;
 mod reply;
 mod report;
@@ -127,9 +129,24 @@ fn measure(matches: &Matches, scenarios: &[Scenario]) -> Result<(), Wrong> {
     }
     let mut programs: Vec<Program> = matches.free.iter().cloned().map(Program::Real).collect();
     programs.push(Program::Limit);
-    server::move_to_second_core();
+    machine::move_to_second_core();
+    if machine::core_count() == 1 {
+        eprintln!(
+            "bench: server and client share the only core: latencies and stalls say nothing here"
+        );
+    }
+    let open_files = machine::raise_open_files();
     let mut document = Document::default();
     for scenario in scenarios {
+        let needed = rounds::open_files(scenario, &programs);
+        if needed > open_files {
+            eprintln!(
+                "bench: {} is left out: it needs {needed} open files, {open_files} are allowed \
+                 (ulimit -Hn)",
+                scenario.name
+            );
+            continue;
+        }
         let rows = rounds::play(scenario, &programs, &settings);
         report::print(scenario, &rows);
         document.add(scenario, &rows);

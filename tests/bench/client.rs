@@ -305,7 +305,8 @@ impl Probe {
 pub struct Stalls {
     /// The longest that a question had to wait.
     worst: Duration,
-    /// The same without the time in which server or client waited for a core.
+    /// The longest of all questions, each less the time in which server or client waited for
+    /// a core. The stall is at least this, and at most `worst`.
     worst_of_server: Duration,
     /// When it first heard that there is no such job.
     pub none_found_at: Option<Instant>,

@@ -1,6 +1,7 @@
 //! What is told: a plain table for each scenario, and a JSON document of everything.
 
 use crate::figures::{Series, median};
+use crate::machine;
 use crate::rounds::Row;
 use crate::scenarios::Scenario;
 use crate::server::Program;
@@ -127,7 +128,9 @@ impl Document {
             .iter()
             .map(|program| json!({ "server": program.name(), "version": program.version() }))
             .collect();
-        let document = json!({ "servers": servers, "results": self.results });
+        let machine =
+            json!({ "cores": machine::core_count(), "kernel": machine::kernel_version() });
+        let document = json!({ "servers": servers, "machine": machine, "results": self.results });
         let text = serde_json::to_string_pretty(&document);
         text.expect("what is numbers and text can be written") + "\n"
     }

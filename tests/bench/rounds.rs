@@ -15,8 +15,7 @@ pub struct Row {
 
 /// Runs a scenario with all programs that can take part in it.
 pub fn play(scenario: &Scenario, programs: &[Program], settings: &Settings) -> Vec<Row> {
-    let takes_part = |program: &&Program| scenario.has_limit || **program != Program::Limit;
-    let programs: Vec<&Program> = programs.iter().filter(takes_part).collect();
+    let programs = players(scenario, programs);
     let rounds = settings.rounds.unwrap_or(scenario.rounds);
     match scenario.turns {
         Turns::Interleaved { is_traced } => {
@@ -35,6 +34,22 @@ pub fn play(scenario: &Scenario, programs: &[Program], settings: &Settings) -> V
             programs.iter().map(one).collect()
         }
     }
+}
+
+/// How many files the client has open in a scenario, or one server if that has more.
+pub fn open_files(scenario: &Scenario, programs: &[Program]) -> u64 {
+    /// Standard streams, epoll, accounts, pipes, the files of a binlog.
+    const OTHERS: usize = 100;
+    let servers = match scenario.turns {
+        Turns::Interleaved { .. } => players(scenario, programs).len(),
+        Turns::Alone => 1,
+    };
+    (scenario.open_files * servers + OTHERS) as u64
+}
+
+fn players<'a>(scenario: &Scenario, programs: &'a [Program]) -> Vec<&'a Program> {
+    let takes_part = |program: &&Program| scenario.has_limit || **program != Program::Limit;
+    programs.iter().filter(takes_part).collect()
 }
 
 /// One server after the other, a fresh one for each round.

@@ -2,15 +2,14 @@
 
 use crate::client::{Outcome, Run, nanoseconds};
 use crate::figures::Figures;
+use crate::machine;
 use crate::trace::{Counts, Trace};
 use crate::waits::Waits;
 use rustix::process::{Pid, Signal, kill_process};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -244,33 +243,9 @@ impl Measured {
     }
 }
 
-/// The client's thread stays away from the first core if there is another one.
-pub fn move_to_second_core() {
-    if let [_, second, ..] = CORES[..] {
-        pin_to(second);
-    }
-}
-
-/// Children inherit the cores of the thread that starts them.
 fn spawn_on_first_core(command: &mut Command) -> Child {
-    let first = CORES[0];
-    let own = sched_getaffinity(None).expect("affinity can be asked");
-    pin_to(first);
-    let spawned = command.spawn();
-    sched_setaffinity(None, &own).expect("what it was can be restored");
+    let spawned = machine::on_first_core(|| command.spawn());
     spawned.unwrap_or_else(|error| panic!("{}: {error}", command.get_program().display()))
-}
-
-/// The cores that the benchmark was given, before it moved to one of them.
-static CORES: LazyLock<Vec<usize>> = LazyLock::new(|| {
-    let set = sched_getaffinity(None).expect("affinity can be asked");
-    (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect()
-});
-
-fn pin_to(core: usize) {
-    let mut set = CpuSet::new();
-    set.set(core);
-    sched_setaffinity(None, &set).expect("a core that is there can be chosen");
 }
 
 fn limit_command(address: SocketAddr, body_size: usize) -> Command {

@@ -1,5 +1,6 @@
-//! How long a server and its client have waited for a core that other programs had. A stall
-//! that comes of this is the machine's, not the server's.
+//! How long a server and its client could have run but had no core: other programs had it
+//! or, where there is only one, each other. A stall that comes of other programs is the
+//! machine's, not the server's; with one core nobody can tell the two apart.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

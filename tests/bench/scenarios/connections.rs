@@ -32,5 +32,5 @@ fn idle() -> Scenario {
             Ok(figures)
         }))
     });
-    Scenario { rounds: 3, turns: Turns::Alone, ..scenario }
+    Scenario { rounds: 3, turns: Turns::Alone, open_files: IDLE + ACTIVE, ..scenario }
 }

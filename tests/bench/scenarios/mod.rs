@@ -24,6 +24,8 @@ pub struct Scenario {
     pub turns: Turns,
     /// Whether replies that are always the same make sense here.
     pub has_limit: bool,
+    /// What the client opens for each server, where that is many.
+    pub open_files: usize,
     pub prepare: Prepare,
 }
 
@@ -68,6 +70,7 @@ impl Scenario {
             rounds: 5,
             turns: Turns::Interleaved { is_traced: true },
             has_limit: false,
+            open_files: 100,
             prepare: Box::new(prepare),
         }
     }

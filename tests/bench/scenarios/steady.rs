@@ -44,7 +44,7 @@ fn hand_off() -> Scenario {
     const WORKERS: usize = 1000;
     let what = "one producer, 1,000 workers waiting in reserve; \
                 from put to RESERVED, an op is a job";
-    Scenario::steady("hand-off", what, |server, _| {
+    let scenario = Scenario::steady("hand-off", what, |server, _| {
         let mut pool = Pool::connect(server.address, 1 + WORKERS);
         let mut script = HandOff::new(WORKERS);
         Ok(Box::new(move |server| {
@@ -58,7 +58,8 @@ fn hand_off() -> Scenario {
             measured.ops = jobs as f64;
             Ok(measured.figures())
         }))
-    })
+    });
+    Scenario { open_files: 1 + WORKERS, ..scenario }
 }
 
 /// Sessions of a round: few enough for the ports that the kernel has to give away.
