@@ -55,9 +55,10 @@ fn main() -> ExitCode {
 
 const USAGE: &str = "Use: bench [OPTIONS] SERVER [SERVER...]
 
-Measures beanstalkd servers; each is compared with the first.";
+Measures beanstalkd servers. Ratios set all others beside the first, and the first beside
+a server that keeps no queue.";
 
-/// What is wrong with the command line.
+/// What whoever has started the benchmark needs to put right: the command line, a file.
 struct Wrong(String);
 
 fn options() -> Options {
@@ -68,7 +69,8 @@ fn options() -> Options {
         .optopt(
             "",
             "patience",
-            "how long a server may prepare for a scenario before it counts as too slow \
+            "how long a server may take for each step beside the measured rounds before it \
+             counts as too slow, and five times that to be filled with millions of jobs \
              (default: 20)",
             "SECONDS",
         )
@@ -127,7 +129,8 @@ fn measure(matches: &Matches, scenarios: &[Scenario]) -> Result<(), Wrong> {
     if matches.free.is_empty() {
         return Err(Wrong("name at least one server".to_owned()));
     }
-    let mut programs: Vec<Program> = matches.free.iter().cloned().map(Program::Real).collect();
+    let programs = matches.free.iter().map(|path| Program::find(path).map_err(Wrong));
+    let mut programs = programs.collect::<Result<Vec<Program>, Wrong>>()?;
     programs.push(Program::Limit);
     machine::move_to_second_core();
     if machine::core_count() == 1 {
@@ -137,23 +140,25 @@ fn measure(matches: &Matches, scenarios: &[Scenario]) -> Result<(), Wrong> {
     }
     let open_files = machine::raise_open_files();
     let mut document = Document::default();
+    let json = matches.opt_str("json");
+    // Before anything else, in case it cannot be written; and anew after each scenario:
+    // whatever ends the benchmark, that much is there.
+    let write = |document: &Document| match &json {
+        Some(path) => write_file(path, &document.text(&programs)),
+        None => Ok(()),
+    };
+    write(&document)?;
     for scenario in scenarios {
         let needed = rounds::open_files(scenario, &programs);
         if needed > open_files {
-            eprintln!(
-                "bench: {} is left out: it needs {needed} open files, {open_files} are allowed \
-                 (ulimit -Hn)",
-                scenario.name
-            );
+            let name = &scenario.name;
+            eprintln!("bench: {name} left out: needs {needed} open files, may have {open_files}");
             continue;
         }
         let rows = rounds::play(scenario, &programs, &settings);
         report::print(scenario, &rows);
         document.add(scenario, &rows);
-        if let Some(path) = matches.opt_str("json") {
-            // Anew after each scenario: whatever ends the benchmark, that much is there.
-            write_file(&path, &document.text(&programs))?;
-        }
+        write(&document)?;
     }
     Ok(())
 }

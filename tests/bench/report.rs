@@ -33,7 +33,7 @@ fn ratios(rows: &[Row], columns: &[&str]) -> Vec<Line> {
     let compare = |other: &Row| {
         let (of, to) = match other.program {
             Program::Limit => (first, other),
-            Program::Real(_) => (other, first),
+            Program::Real { .. } => (other, first),
         };
         let (of_series, to_series) = (of.series.as_ref()?, to.series.as_ref()?);
         let cell = |name: &&str| match (of_series.median(name), to_series.median(name)) {

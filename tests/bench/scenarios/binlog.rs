@@ -33,7 +33,7 @@ fn cycle(name: &str, flags: &[&str], connections: usize, batch: usize) -> Scenar
          requests to a write: {batch}",
         flags.join(" ")
     );
-    let scenario = Scenario::steady(name, what, move |server, _| {
+    let scenario = Scenario::new(name, what, move |server, _| {
         let mut pool = Pool::connect(server.address, connections);
         Ok(Box::new(move |server| {
             let mut script = Cycle::new(connections, batch, 64);
@@ -46,7 +46,8 @@ fn cycle(name: &str, flags: &[&str], connections: usize, batch: usize) -> Scenar
 /// Each server reads what it has written itself.
 fn start_up() -> Scenario {
     const JOBS: usize = 1_000_000;
-    let what = "from start to the first reply with a million live jobs of 150 bytes";
+    let what = "from start to the first reply with a million live jobs of 150 bytes, \
+                whose files the kernel has in memory";
     let prepare = |server: &mut Server, settings: &Settings| -> Outcome<Round> {
         let patience = settings.patience;
         let mut producer = Pool::connect(server.address, 1);
@@ -54,7 +55,7 @@ fn start_up() -> Scenario {
         Ok(Box::new(move |server| {
             server.terminate();
             let start = Instant::now();
-            server.start_again(patience);
+            server.start_again(patience)?;
             let mut first = Pool::connect(server.address, 1);
             first
                 .run(&mut Say::one_by_one(["use default".to_owned()]), Limits::within(patience))?;
@@ -70,7 +71,7 @@ fn start_up() -> Scenario {
         setup,
         rounds: 3,
         turns: Turns::Interleaved { is_traced: false },
-        ..Scenario::steady("start-up", what, prepare)
+        ..Scenario::new("start-up", what, prepare)
     }
 }
 
@@ -83,7 +84,7 @@ fn churn() -> Scenario {
         Ok(Box::new(move |server| churn_once(server, patience)))
     };
     let setup = with_binlog(&["-f", "50"]);
-    Scenario { setup, rounds: 1, turns: Turns::Alone, ..Scenario::steady("churn", what, prepare) }
+    Scenario { setup, rounds: 1, turns: Turns::Alone, ..Scenario::new("churn", what, prepare) }
 }
 
 fn churn_once(server: &Server, patience: Duration) -> Outcome<Figures> {

@@ -15,7 +15,7 @@ fn idle() -> Scenario {
     const ACTIVE: usize = 50;
     const TIME: Duration = Duration::from_secs(1);
     let what = "put, reserve, delete on 50 connections beside 10,000 idle ones";
-    let scenario = Scenario::steady("idle-10k", what, |server, settings| {
+    let scenario = Scenario::new("idle-10k", what, |server, settings| {
         let before_bytes = server.rss_bytes();
         let idle = Pool::connect(server.address, IDLE);
         // The last of them has been accepted when one that came later is served.

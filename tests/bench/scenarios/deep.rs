@@ -28,7 +28,7 @@ fn deep(name: &str, depth: usize) -> Scenario {
             Ok(std::mem::take(&mut queue.figures))
         }))
     };
-    Scenario { rounds: 1, turns: Turns::Alone, ..Scenario::steady(name, what, prepare) }
+    Scenario { rounds: 1, turns: Turns::Alone, ..Scenario::new(name, what, prepare) }
 }
 
 /// The queue on its way up and down.

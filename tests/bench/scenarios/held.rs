@@ -19,7 +19,7 @@ const REQUESTS: usize = 300;
 
 fn one_of(verb: &'static str, held: usize) -> Scenario {
     let what = format!("{verb} of one of {held} jobs that the connection holds, at random");
-    Scenario::steady(format!("held-{verb}-{held}"), what, move |server, settings| {
+    Scenario::new(format!("held-{verb}-{held}"), what, move |server, settings| {
         let mut holder = Holder::new(server, settings);
         holder.hold(held)?;
         Ok(Box::new(move |server| {

@@ -49,7 +49,7 @@ pub enum Turns {
 pub struct Settings {
     /// How many rounds, if not as many as the scenario says.
     pub rounds: Option<usize>,
-    /// How long a server may take for a step of its preparation.
+    /// How long a server may take for a step beside the measured rounds.
     pub patience: Duration,
 }
 
@@ -57,8 +57,9 @@ pub struct Settings {
 const ROUND: Duration = Duration::from_millis(300);
 
 impl Scenario {
-    /// The same load all the time, in many short rounds.
-    fn steady(
+    /// Rounds in turn with those of all other servers, and one to count system calls.
+    /// Whatever a scenario needs otherwise it says itself.
+    fn new(
         name: impl Into<String>,
         what: impl Into<String>,
         prepare: impl Fn(&mut Server, &Settings) -> Outcome<Round> + 'static,

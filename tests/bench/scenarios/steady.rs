@@ -37,14 +37,14 @@ fn cycle(name: &str, connections: usize, batch: usize, body_size: usize) -> Scen
         }))
     };
     let setup = Setup { body_size, ..Setup::default() };
-    Scenario { setup, has_limit: true, ..Scenario::steady(name, what, prepare) }
+    Scenario { setup, has_limit: true, ..Scenario::new(name, what, prepare) }
 }
 
 fn hand_off() -> Scenario {
     const WORKERS: usize = 1000;
     let what = "one producer, 1,000 workers waiting in reserve; \
                 from put to RESERVED, an op is a job";
-    let scenario = Scenario::steady("hand-off", what, |server, _| {
+    let scenario = Scenario::new("hand-off", what, |server, _| {
         let mut pool = Pool::connect(server.address, 1 + WORKERS);
         let mut script = HandOff::new(WORKERS);
         Ok(Box::new(move |server| {
@@ -79,7 +79,7 @@ fn short_put() -> Scenario {
         }))
     };
     let setup = Setup { body_size: BODY_SIZE, ..Setup::default() };
-    Scenario { setup, has_limit: true, ..Scenario::steady("short-put", what, prepare) }
+    Scenario { setup, has_limit: true, ..Scenario::new("short-put", what, prepare) }
 }
 
 fn short_work() -> Scenario {
@@ -96,7 +96,7 @@ fn short_work() -> Scenario {
         }))
     };
     let setup = Setup { body_size: BODY_SIZE, ..Setup::default() };
-    Scenario { setup, has_limit: true, ..Scenario::steady("short-work", what, prepare) }
+    Scenario { setup, has_limit: true, ..Scenario::new("short-work", what, prepare) }
 }
 
 const BODY_SIZE: usize = 5;

@@ -43,7 +43,7 @@ fn once(
         let patience = settings.patience;
         Ok(Box::new(move |server| round(server, patience)))
     };
-    Scenario { rounds, turns: Turns::Alone, ..Scenario::steady(name, what, prepare) }
+    Scenario { rounds, turns: Turns::Alone, ..Scenario::new(name, what, prepare) }
 }
 
 fn delayed(server: &mut Server, patience: Duration) -> Outcome<Figures> {

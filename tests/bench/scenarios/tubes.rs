@@ -19,7 +19,7 @@ const CONNECTIONS: usize = 10;
 fn beside(tubes: usize) -> Scenario {
     let what =
         format!("put, reserve, delete in one tube on 10 connections; tubes beside it: {tubes}");
-    Scenario::steady(format!("tubes-{tubes}"), what, move |server, settings| {
+    Scenario::new(format!("tubes-{tubes}"), what, move |server, settings| {
         let keeper = watch_all(server, settings, tubes)?;
         let mut pool = Pool::connect(server.address, CONNECTIONS);
         Ok(Box::new(move |server| {
@@ -32,7 +32,7 @@ fn beside(tubes: usize) -> Scenario {
 
 fn used(tubes: usize) -> Scenario {
     let what = format!("use of a random tube on 10 connections; tubes: {tubes}");
-    Scenario::steady(format!("use-{tubes}"), what, move |server, settings| {
+    Scenario::new(format!("use-{tubes}"), what, move |server, settings| {
         let keeper = watch_all(server, settings, tubes)?;
         let mut pool = Pool::connect(server.address, CONNECTIONS);
         Ok(Box::new(move |server| {
@@ -46,9 +46,9 @@ fn used(tubes: usize) -> Scenario {
 fn watched(tubes: usize) -> Scenario {
     let what = format!(
         "put into a random tube that is watched, reserve, delete; tubes watched: {tubes}; \
-         an op is a job, latencies are of requests"
+         an op is a job, latencies are of writes"
     );
-    Scenario::steady(format!("watch-{tubes}"), what, move |server, settings| {
+    Scenario::new(format!("watch-{tubes}"), what, move |server, settings| {
         let mut worker = watch_all(server, settings, tubes)?;
         Ok(Box::new(move |server| {
             let run = || worker.run(&mut Watcher::new(tubes), Limits::lasting(ROUND));
@@ -77,7 +77,7 @@ fn memory() -> Scenario {
             Ok(figures)
         }))
     };
-    Scenario { rounds: 1, turns: Turns::Alone, ..Scenario::steady("tube-memory", what, prepare) }
+    Scenario { rounds: 1, turns: Turns::Alone, ..Scenario::new("tube-memory", what, prepare) }
 }
 
 /// A connection that keeps so many tubes alive.
