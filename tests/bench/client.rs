@@ -144,6 +144,11 @@ impl Pool {
         self.watch_until(Instant::now() + patience, |probe| probe.stalls.none_found_at.is_some());
     }
 
+    /// The same, but only until the probe hears of so many ready jobs.
+    pub fn watch_for_ready(&mut self, jobs: u64, patience: Duration) {
+        self.watch_until(Instant::now() + patience, |probe| probe.stalls.ready_jobs >= jobs);
+    }
+
     fn watch_until(&mut self, end: Instant, mut is_enough: impl FnMut(&Probe) -> bool) {
         let mut events = Events::with_capacity(1);
         loop {
@@ -225,6 +230,8 @@ pub enum Question {
     PutAndDelete,
     /// `peek-delayed`: tells at the same time when none is delayed any more.
     PeekDelayed,
+    /// `stats-tube default`: tells at the same time how many jobs are ready.
+    ReadyJobs,
 }
 
 /// Asks a question every millisecond or so.
@@ -267,6 +274,7 @@ impl Probe {
         match (self.question, self.job.take()) {
             (Question::Use, _) => output.extend_from_slice(b"use default\r\n"),
             (Question::PeekDelayed, _) => output.extend_from_slice(b"peek-delayed\r\n"),
+            (Question::ReadyJobs, _) => output.extend_from_slice(b"stats-tube default\r\n"),
             (Question::PutAndDelete, None) => {
                 output.extend_from_slice(b"put 0 0 60 5\r\nprobe\r\n");
             }
@@ -289,6 +297,7 @@ impl Probe {
         match reply {
             Reply::Inserted(id) => self.job = Some(id),
             Reply::NotFound => _ = self.stalls.none_found_at.get_or_insert(now),
+            Reply::ReadyJobs(count) => self.stalls.ready_jobs = count,
             Reply::Reserved(_) | Reply::TimedOut | Reply::Done => {}
         }
     }
@@ -310,6 +319,8 @@ pub struct Stalls {
     worst_of_server: Duration,
     /// When it first heard that there is no such job.
     pub none_found_at: Option<Instant>,
+    /// How many jobs are ready, as far as it has heard.
+    pub ready_jobs: u64,
 }
 
 impl Stalls {

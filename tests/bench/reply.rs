@@ -1,4 +1,5 @@
-//! Replies cut out of the bytes of a connection, wherever the reads end. Bodies are skipped.
+//! Replies cut out of the bytes of a connection, wherever the reads end. Bodies of jobs are
+//! skipped.
 
 /// What a server may say to a benchmark; anything else ends it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,6 +12,8 @@ pub enum Reply {
     TimedOut,
     /// `NOT_FOUND`
     NotFound,
+    /// `OK bytes`, with the statistics of a tube: so many of its jobs are ready
+    ReadyJobs(u64),
     /// What was asked has been done, or found.
     Done,
 }
@@ -18,7 +21,7 @@ pub enum Reply {
 /// Where the bytes that were read have ended.
 #[derive(Debug, Default)]
 pub struct Framing {
-    /// The beginning of a line whose end has not come yet.
+    /// The beginning of a line, or of statistics, whose end has not come yet.
     line: Vec<u8>,
     /// A reply whose body has not come yet, and how many bytes of that are missing.
     unfinished: Option<(Reply, usize)>,
@@ -29,11 +32,17 @@ impl Framing {
     pub fn cut(&mut self, mut bytes: &[u8], mut hear: impl FnMut(Reply)) {
         while !bytes.is_empty() {
             if let Some((reply, missing)) = self.unfinished {
-                let count = missing.min(bytes.len());
-                bytes = &bytes[count..];
-                self.unfinished = (count < missing).then_some((reply, missing - count));
-                if self.unfinished.is_none() {
-                    hear(reply);
+                let (body, rest) = bytes.split_at(missing.min(bytes.len()));
+                bytes = rest;
+                let is_told = matches!(reply, Reply::ReadyJobs(_));
+                if is_told {
+                    self.line.extend_from_slice(body);
+                }
+                let missing = missing - body.len();
+                self.unfinished = (missing > 0).then_some((reply, missing));
+                if missing == 0 {
+                    hear(if is_told { ready_jobs(&self.line) } else { reply });
+                    self.line.clear();
                 }
                 continue;
             }
@@ -71,7 +80,8 @@ fn parse(line: &[u8]) -> (Reply, Option<usize>) {
             number();
             (Reply::Done, Some(size(number())))
         }
-        b"OK" => (Reply::Done, Some(size(number()))),
+        // How many is known when the body is.
+        b"OK" => (Reply::ReadyJobs(0), Some(size(number()))),
         b"TIMED_OUT" => (Reply::TimedOut, None),
         b"NOT_FOUND" => (Reply::NotFound, None),
         b"DELETED" | b"TOUCHED" | b"RELEASED" | b"BURIED" | b"KICKED" | b"USING" | b"WATCHING" => {
@@ -79,6 +89,12 @@ fn parse(line: &[u8]) -> (Reply, Option<usize>) {
         }
         _ => refuse(line),
     }
+}
+
+fn ready_jobs(statistics: &[u8]) -> Reply {
+    let mut lines = statistics.split(|&byte| byte == b'\n');
+    let count = lines.find_map(|line| decimal(line.strip_prefix(b"current-jobs-ready: ")?));
+    Reply::ReadyJobs(count.unwrap_or_else(|| refuse(statistics)))
 }
 
 fn decimal(digits: &[u8]) -> Option<u64> {

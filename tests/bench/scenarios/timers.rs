@@ -18,8 +18,13 @@ pub fn all() -> Vec<Scenario> {
             "10,000 TTRs of one connection run out at once; it is silent until they have",
             ttrs,
         ),
-        once("kick-100k", 3, "kick of 100,000 buried jobs", kick),
-        once("close-100k", 3, "a connection that holds 100,000 jobs closes", close),
+        once("kick-100k", 3, "kick of 100,000 buried jobs; until its reply", kick),
+        once(
+            "close-100k",
+            3,
+            "a connection that holds 100,000 jobs closes; until all are ready",
+            close,
+        ),
         silent_ttr(),
         once("timer-cost", 1, "200 delayed jobs, one due every 5 ms; an op is a timer", timer_cost),
     ]
@@ -91,9 +96,13 @@ fn kick(server: &mut Server, patience: Duration) -> Outcome<Figures> {
     pool.run(&mut Fill::new(JOBS, 64), Limits::within(patience))?;
     pool.run(&mut Drain::burying(JOBS), Limits::within(patience))?;
     pool.take_stalls();
+    let start = Instant::now();
     pool.run(&mut Say::one_by_one([format!("kick {JOBS}")]), Limits::within(patience))?;
+    let kick = start.elapsed();
     pool.watch(AFTERMATH);
-    Ok(pool.take_stalls().figures(""))
+    let mut figures = pool.take_stalls().figures("");
+    figures.add("kick_ms", kick.as_secs_f64() * 1e3);
+    Ok(figures)
 }
 
 fn close(server: &mut Server, patience: Duration) -> Outcome<Figures> {
@@ -101,12 +110,21 @@ fn close(server: &mut Server, patience: Duration) -> Outcome<Figures> {
     let mut holder = Pool::connect(server.address, 1);
     holder.run(&mut Fill::with_priorities(JOBS, 64), Limits::within(patience))?;
     holder.run(&mut Take::new(JOBS), Limits::within(patience))?;
-    let mut others = Pool::with_probe(server.address, 0, Question::Use, server.waits());
+    let mut others = Pool::with_probe(server.address, 0, Question::ReadyJobs, server.waits());
     others.watch(Duration::from_millis(10));
     others.take_stalls();
+    let start = Instant::now();
     drop(holder);
+    others.watch_for_ready(JOBS as u64, patience);
+    let close = start.elapsed();
     others.watch(AFTERMATH);
-    Ok(others.take_stalls().figures(""))
+    let stalls = others.take_stalls();
+    if stalls.ready_jobs < JOBS as u64 {
+        return Err(TooSlow);
+    }
+    let mut figures = stalls.figures("");
+    figures.add("close_ms", close.as_secs_f64() * 1e3);
+    Ok(figures)
 }
 
 /// What was put off is felt within this time.

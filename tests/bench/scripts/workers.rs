@@ -67,7 +67,9 @@ impl Script for HandOff {
                 self.held[connection - 1] = Some(id);
             }
             Reply::Done => self.deleted += 1,
-            Reply::TimedOut | Reply::NotFound => panic!("every job is there for its worker"),
+            Reply::TimedOut | Reply::NotFound | Reply::ReadyJobs(_) => {
+                panic!("every job is there for its worker")
+            }
         }
     }
 
@@ -105,7 +107,7 @@ impl Script for Rescue {
                 self.reserved.push(id);
             }
             Reply::TimedOut => self.is_done = true,
-            Reply::Done | Reply::Inserted(_) | Reply::NotFound => {}
+            Reply::Done | Reply::Inserted(_) | Reply::NotFound | Reply::ReadyJobs(_) => {}
         }
     }
 }
