@@ -7,13 +7,14 @@ use std::fmt::Write;
 /// Draws what the document has; none if it has nothing of what is drawn.
 pub fn draw(document: &Value) -> Option<String> {
     let servers = document["servers"].as_array()?;
-    let lines: Vec<Line> =
+    let mut lines: Vec<Line> =
         servers.iter().filter_map(|server| Line::find(document, server)).collect();
+    tell_apart(&mut lines);
     let highest = lines.iter().flat_map(Line::values).fold(f64::NAN, f64::max);
     if highest.is_nan() {
         return None;
     }
-    let scale = Scale { decades: highest.log10().ceil().max(1.0) };
+    let scale = Scale { highest: highest.log10().ceil().max(1.0) };
     let mut svg = Svg::new();
     svg.bold(Anchor::Start, (LEFT, 24.0), TITLE);
     legend(&mut svg, &lines);
@@ -44,23 +45,27 @@ struct Point {
     position: f64,
 }
 
+const fn point(label: &'static str, scenario: &'static str, position: f64) -> Point {
+    Point { label, scenario, position }
+}
+
 const CHARTS: [Chart; 2] = [
     Chart {
         title: "beside so many tubes",
         points: &[
-            Point { label: "1", scenario: "tubes-1", position: 0.0 },
-            Point { label: "1,000", scenario: "tubes-1000", position: 0.6 },
-            Point { label: "10,000", scenario: "tubes-10000", position: 0.8 },
-            Point { label: "100,000", scenario: "tubes-100000", position: 1.0 },
+            point("1", "tubes-1", 0.0),
+            point("1,000", "tubes-1000", 0.6),
+            point("10,000", "tubes-10000", 0.8),
+            point("100,000", "tubes-100000", 1.0),
         ],
     },
     Chart {
         title: "beside so many ready jobs",
         points: &[
             // Nothing else is in the queue there.
-            Point { label: "0", scenario: "tubes-1", position: 0.0 },
-            Point { label: "1 million", scenario: "deep-1m", position: 0.75 },
-            Point { label: "10 million", scenario: "deep-10m", position: 1.0 },
+            point("0", "tubes-1", 0.0),
+            point("1 million", "deep-1m", 0.75),
+            point("10 million", "deep-10m", 1.0),
         ],
     },
 ];
@@ -78,63 +83,120 @@ const INSET: f64 = 30.0;
 /// Our own server first; told apart in grey too.
 const COLOURS: [&str; 5] = ["#0550ae", "#d1500a", "#6e7781", "#8250df", "#1a7f37"];
 
-/// The vertical axis: it counts decades, from 1 up.
+/// The vertical axis.
 struct Scale {
-    decades: f64,
+    /// The decade, as a power of ten, at the top.
+    highest: f64,
 }
 
 impl Scale {
+    /// A tenth of a microsecond.
+    const LOWEST: f64 = -1.0;
+
     fn y(&self, value: f64) -> f64 {
-        let share = value.max(1.0).log10() / self.decades;
+        let share =
+            (value.log10().max(Scale::LOWEST) - Scale::LOWEST) / (self.highest - Scale::LOWEST);
         TOP + PLOT_HEIGHT * (1.0 - share)
+    }
+
+    fn decades(&self) -> impl Iterator<Item = f64> {
+        let highest = self.highest;
+        (0..)
+            .map(|index| Scale::LOWEST + f64::from(index))
+            .take_while(move |&decade| decade <= highest)
     }
 }
 
 /// What one server has come to.
 struct Line {
     name: String,
+    path: String,
     /// For each chart, the place and the value of each point there is.
-    charts: Vec<Vec<(f64, f64)>>,
+    charts: Vec<Vec<(f64, Cost)>>,
+}
+
+#[derive(Clone, Copy)]
+enum Cost {
+    Microseconds(f64),
+    TooSlow,
 }
 
 impl Line {
     fn find(document: &Value, server: &Value) -> Option<Line> {
         let path = server["server"].as_str()?;
         let results = document["results"].as_array()?;
-        let value = |scenario: &str| {
-            let result = results.iter().find(|result| {
-                result["server"] == path
-                    && result["scenario"] == scenario
-                    && result["figure"] == FIGURE
-            })?;
-            result["median"].as_f64()
+        let cost = |scenario: &str| {
+            let mut own = results
+                .iter()
+                .filter(|result| result["server"] == path && result["scenario"] == scenario);
+            own.find_map(|result| match result["figure"].as_str() {
+                // It was too slow for any.
+                None => Some(Cost::TooSlow),
+                Some(FIGURE) => result["median"].as_f64().map(Cost::Microseconds),
+                Some(_) => None,
+            })
         };
-        let place = |point: &Point| Some((point.position, value(point.scenario)?));
+        let place = |point: &Point| Some((point.position, cost(point.scenario)?));
         let charts = CHARTS.iter().map(|chart| chart.points.iter().filter_map(place).collect());
-        let line = Line { name: name(server["version"].as_str()?), charts: charts.collect() };
-        let is_empty = line.values().next().is_none();
-        (!is_empty).then_some(line)
+        let charts: Vec<Vec<_>> = charts.collect();
+        let has_points = charts.iter().any(|points| !points.is_empty());
+        let name = name(server["version"].as_str()?);
+        has_points.then(|| Line { name, path: path.to_owned(), charts })
     }
 
     fn values(&self) -> impl Iterator<Item = f64> {
-        self.charts.iter().flatten().map(|&(_, value)| value)
+        (0..self.charts.len()).flat_map(|chart| self.points(chart)).map(|(_, value)| value)
+    }
+
+    fn points(&self, chart: usize) -> impl Iterator<Item = (f64, f64)> {
+        self.charts[chart].iter().filter_map(|&(position, cost)| match cost {
+            Cost::Microseconds(value) => Some((position, value)),
+            Cost::TooSlow => None,
+        })
     }
 
     fn draw(&self, svg: &mut Svg, chart: usize, left: f64, scale: &Scale, rank: usize) {
         /// The values of the first server stand below its line, all others above theirs.
         const ABOVE: f64 = -9.0;
         const BELOW: f64 = 19.0;
-        let colour = colour(rank);
-        let points = self.charts[chart].iter();
-        let place = |&(position, value)| (x_of(left, position), scale.y(value));
-        svg.polyline(points.clone().map(place), colour);
-        for point in points {
-            let ((x, y), value) = (place(point), point.1);
-            svg.dot((x, y), colour);
-            let value = if value < 10.0 { format!("{value:.1}") } else { format!("{value:.0}") };
+        let place = |(position, value)| (x_of(left, position), scale.y(value));
+        svg.polyline(self.points(chart).map(place), colour(rank));
+        for point in self.points(chart) {
+            let ((x, y), (_, value)) = (place(point), point);
+            svg.dot((x, y), colour(rank));
             let offset = if rank == 0 { BELOW } else { ABOVE };
-            svg.text(Anchor::Middle, (x, y + offset), &value);
+            svg.text(Anchor::Middle, (x, y + offset), &number(value));
         }
+        self.draw_too_slow(svg, chart, left, rank);
+    }
+
+    /// At the top edge, each server in a row of its own.
+    fn draw_too_slow(&self, svg: &mut Svg, chart: usize, left: f64, rank: usize) {
+        const ROW_HEIGHT: f64 = 14.0;
+        let y = TOP + ROW_HEIGHT * (rank + 1) as f64;
+        for &(position, cost) in &self.charts[chart] {
+            if let Cost::TooSlow = cost {
+                svg.small((x_of(left, position), y), colour(rank), "too slow");
+            }
+        }
+    }
+}
+
+/// Two builds may say that they are the same.
+fn tell_apart(lines: &mut [Line]) {
+    let names: Vec<String> = lines.iter().map(|line| line.name.clone()).collect();
+    for line in lines {
+        if names.iter().filter(|&name| *name == line.name).count() > 1 {
+            line.name = format!("{}, {}", line.name, line.path);
+        }
+    }
+}
+
+fn number(value: f64) -> String {
+    match value {
+        ..1.0 => format!("{value:.2}"),
+        ..10.0 => format!("{value:.1}"),
+        _ => format!("{value:.0}"),
     }
 }
 
@@ -155,22 +217,26 @@ fn colour(rank: usize) -> &'static str {
 }
 
 fn legend(svg: &mut Svg, lines: &[Line]) {
-    const ENTRY_WIDTH: f64 = 220.0;
+    /// As good as always more than a letter needs.
+    const LETTER_WIDTH: f64 = 7.0;
+    const DOT_WIDTH: f64 = 16.0;
+    const BETWEEN: f64 = 30.0;
     const Y: f64 = 48.0;
+    let mut x = LEFT;
     for (rank, line) in lines.iter().enumerate() {
-        let x = LEFT + rank as f64 * ENTRY_WIDTH;
         svg.dot((x + 5.0, Y - 5.0), colour(rank));
-        svg.text(Anchor::Start, (x + 16.0, Y), &line.name);
+        svg.text(Anchor::Start, (x + DOT_WIDTH, Y), &line.name);
+        x += DOT_WIDTH + line.name.chars().count() as f64 * LETTER_WIDTH + BETWEEN;
     }
 }
 
 fn axes(svg: &mut Svg, chart: &Chart, left: f64, scale: &Scale) {
     let bottom = TOP + PLOT_HEIGHT;
-    for decade in (0..).map(f64::from).take_while(|&decade| decade <= scale.decades) {
+    for decade in scale.decades() {
         let value = 10.0_f64.powf(decade);
         let y = scale.y(value);
         svg.grid_line(left, y);
-        svg.text(Anchor::End, (left - 8.0, y + 4.0), &format!("{value:.0}"));
+        svg.text(Anchor::End, (left - 8.0, y + 4.0), &value.to_string());
     }
     for point in chart.points {
         svg.text(Anchor::Middle, (x_of(left, point.position), bottom + 22.0), point.label);
@@ -223,6 +289,12 @@ impl Svg {
         let words = words.replace('&', "&amp;").replace('<', "&lt;");
         self.add(format_args!(
             r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}" font-weight="{weight}">{words}</text>"#
+        ));
+    }
+
+    fn small(&mut self, (x, y): (f64, f64), colour: &str, words: &str) {
+        self.add(format_args!(
+            r#"<text x="{x:.1}" y="{y:.1}" text-anchor="middle" font-size="11" fill="{colour}">{words}</text>"#
         ));
     }
 
