@@ -6,6 +6,7 @@ use crate::rounds::Row;
 use crate::scenarios::Scenario;
 use crate::server::Program;
 use serde_json::{Value, json};
+use std::time::SystemTime;
 
 /// Prints the medians of a scenario, and how the servers compare.
 pub fn print(scenario: &Scenario, rows: &[Row]) {
@@ -122,7 +123,8 @@ impl Document {
         }
     }
 
-    /// The document as text. Servers stand in the order of the command line.
+    /// The document as text. Servers stand in the order of the command line, the
+    /// time is Unix time.
     pub fn text(&self, programs: &[Program]) -> String {
         let servers: Vec<Value> = programs
             .iter()
@@ -130,7 +132,12 @@ impl Document {
             .collect();
         let machine =
             json!({ "cores": machine::core_count(), "kernel": machine::kernel_version() });
-        let document = json!({ "servers": servers, "machine": machine, "results": self.results });
+        let document = json!({
+            "servers": servers,
+            "machine": machine,
+            "written_at_s": SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs(),
+            "results": self.results,
+        });
         let text = serde_json::to_string_pretty(&document);
         text.expect("what is numbers and text can be written") + "\n"
     }
