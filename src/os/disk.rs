@@ -47,8 +47,8 @@ const LOCK_NAME: &str = "lock";
 /// The current file is open, two that wait to be synced, one that is made, and one that was removed.
 const SPARE_DESCRIPTORS: usize = 5;
 
-/// So much of a removed file is taken away at once, which takes some 0.3 ms.
-const REMOVED_AT_ONCE: u64 = 1024 * 1024;
+/// So much of a removed file is taken away in a turn, which takes some 0.2 ms.
+const REMOVED_AT_ONCE: u64 = 256 * 1024;
 /// When more files are removed than that at a time, there is no time to do it piece by piece.
 const MOST_NAMELESS: usize = 4;
 
