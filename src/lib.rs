@@ -74,8 +74,8 @@
 //!   and then finds nothing.
 //! - On balance no command costs more when other tubes, jobs or connections are added, but
 //!   for those that list or count them.
-//! - Nothing is done to thousands of jobs at once: who kicks, loses or waits for so many shares
-//!   the turns of the loop with the others.
+//! - No more than a few thousand jobs are moved in a turn: who kicks or loses more, or has them come
+//!   due, shares the turns with the others. Workers who wait at a paused tube come all at once.
 //! - No reply leaves before the record of what it tells has been written, and synced if that
 //!   was asked for.
 //! - What an older file of the binlog says never outlives the record that takes it back.

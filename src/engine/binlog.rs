@@ -193,7 +193,7 @@ impl Binlog {
             unsynced_since: None,
             sync_begun: (0, 0),
             unsynced_closed: Vec::new(),
-            is_removing: false,
+            is_removing: true,
             remove_again_at: Nanos::ZERO,
             has_failed_to_grow: false,
             is_full: false,
@@ -291,9 +291,12 @@ impl Binlog {
     pub fn next_due(&self) -> Option<Nanos> {
         let step = self.wants_compaction().then_some(self.idle_step_at);
         let sync = self.sync_due();
-        let removal = self.has_leaving().then_some(self.remove_again_at);
-        let removed = self.is_removing.then_some(self.turn_at);
-        [step, sync, removal, removed, self.drained_due()].into_iter().flatten().min()
+        let removal = if self.is_removing {
+            Some(self.turn_at)
+        } else {
+            self.has_leaving().then_some(self.remove_again_at)
+        };
+        [step, sync, removal, self.drained_due()].into_iter().flatten().min()
     }
 
     // ---- The end of a turn ----
@@ -312,10 +315,14 @@ impl Binlog {
         }
         self.write_batch();
         self.begin_sync_if_long();
-        if self.can_retire() || self.sync_due().is_some_and(|due| due <= now) {
+        // One after the other, unless space is short.
+        let may_retire = self.can_retire() && (self.is_full || !self.is_removing);
+        if may_retire || self.sync_due().is_some_and(|due| due <= now) {
             self.sync_if_wanted();
         }
-        self.retire();
+        if may_retire {
+            self.retire();
+        }
         self.is_removing = self.disk.go_on_removing();
         self.outcome()
     }
@@ -343,6 +350,7 @@ impl Binlog {
         while self.can_retire() {
             self.retire_one();
         }
+        self.is_removing = true;
         self.outcome()
     }
 
@@ -385,6 +393,7 @@ impl Binlog {
             self.disk.close(number);
         }
         self.sync(self.current_number());
+        self.sync_begun = (self.current_number(), self.segments[self.current].used);
     }
 
     fn sync(&mut self, number: FileNumber) {

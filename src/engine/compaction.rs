@@ -3,7 +3,7 @@
 //! Superseded records are garbage. When there is too much of it, compaction moves live jobs
 //! from the oldest segment to the current one, in steps as large as a few times the garbage
 //! that is made, so that all files together stay below three times the live bytes and two
-//! files more. The jobs themselves are not known here: who asks for a step brings them
+//! files more; a file that was removed is gone from that a few turns later. The jobs themselves are not known here: who asks for a step brings them
 //! (`durable.rs`).
 
 use super::binlog::{Binlog, HEAD, SHORT};

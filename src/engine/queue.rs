@@ -227,6 +227,10 @@ impl Queue {
     pub fn hand_back(&mut self, conn: ConnKey, now: Nanos) -> bool {
         let count = self.clients[conn].reserved.len();
         if count > self.hand_backs_left {
+            if count <= MOVES_PER_TICK {
+                // All of them in their order, when there is time for all.
+                return false;
+            }
             for _ in 0..std::mem::take(&mut self.hand_backs_left) {
                 let held = self.clients[conn].reserved.first();
                 self.make_ready(held.expect("there are more than that").job, now);

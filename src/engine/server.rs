@@ -145,8 +145,8 @@ impl Server {
         } else if self.conns[key].keep(bytes).is_ok() {
             self.run_kept(key, now);
         } else {
-            let kept = std::mem::take(&mut self.conns[key].input);
-            if self.give_up_input(key, kept.len()) {
+            let arrived = std::mem::take(&mut self.conns[key].input).len();
+            if self.give_up_input(key, arrived) {
                 self.run_new(key, bytes, now);
             }
         }

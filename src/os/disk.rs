@@ -8,7 +8,7 @@ use crate::engine::disk::{Disk, FileNumber, LAST_NUMBER};
 use std::fmt;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// A directory with a binlog.
@@ -44,8 +44,9 @@ pub enum OpenError {
 
 const LOCK_NAME: &str = "lock";
 
-/// The current file is open, two that wait to be synced, one that is made, and one that was removed.
-const SPARE_DESCRIPTORS: usize = 5;
+/// The current file is open, two that wait to be synced, one that is made, and those that were
+/// removed.
+const SPARE_DESCRIPTORS: usize = 4 + MOST_NAMELESS;
 
 /// So much of a removed file is taken away in a turn, which takes some 0.2 ms.
 const REMOVED_AT_ONCE: u64 = 256 * 1024;
@@ -108,14 +109,10 @@ impl Directory {
         })
     }
 
-    /// Makes a part of a file take its space now, so that writing there cannot run out of it.
-    fn set_space_aside(&mut self, file: &File, from: u64, to: u64) -> io::Result<()> {
-        let done = take_space(file, from, to);
-        if done.is_ok() || self.nameless.is_empty() {
-            return done;
-        }
+    /// All of what is left of removed files goes.
+    fn take_away_all(&mut self) {
         self.nameless.clear();
-        take_space(file, from, to)
+        self.keep_spare();
     }
 
     fn keep_spare(&mut self) {
@@ -181,7 +178,12 @@ impl Disk for Directory {
         let mut options = OpenOptions::new();
         options.write(true).create_new(true).mode(0o600);
         let file = self.open(number, &options)?;
-        if let Err(error) = self.set_space_aside(&file, 0, size) {
+        let mut taken = take_space(&file, 0, size);
+        if taken.is_err() && !self.nameless.is_empty() {
+            self.take_away_all();
+            taken = take_space(&file, 0, size);
+        }
+        if let Err(error) = taken {
             fs::remove_file(self.path_of(number))?;
             return Err(error);
         }
@@ -190,10 +192,15 @@ impl Disk for Directory {
     }
 
     fn extend(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
-        let file = self.writable(number)?.try_clone()?;
+        let file = self.writable(number)?;
         let old_size = file.metadata()?.len();
-        self.set_space_aside(&file, old_size, size).or_else(|error| {
-            file.set_len(old_size)?;
+        let mut taken = take_space(file, old_size, size);
+        if taken.is_err() && !self.nameless.is_empty() {
+            self.take_away_all();
+            taken = take_space(self.writable(number)?, old_size, size);
+        }
+        taken.or_else(|error| {
+            self.writable(number)?.set_len(old_size)?;
             Err(error)
         })
     }
@@ -246,9 +253,10 @@ impl Disk for Directory {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             done => done?,
         }
-        // Without a descriptor all of it goes at once.
+        // Without a descriptor all of it goes at once. What has other names is not ours alone.
         if let Some(file) = file.ok()
             && let Ok(metadata) = file.metadata()
+            && metadata.nlink() == 0
         {
             if self.nameless.len() == MOST_NAMELESS {
                 self.nameless.remove(0);
@@ -291,6 +299,7 @@ fn number_of(name: &str) -> Option<FileNumber> {
 }
 
 /// Lengthens a file from `from` to `to` bytes, all zeros.
+/// Makes a part of a file take its space now, so that writing there cannot run out of it.
 fn take_space(file: &File, from: u64, to: u64) -> io::Result<()> {
     if process::allocate(file, from, to - from)? {
         return Ok(());

@@ -53,7 +53,8 @@ pub struct EventLoop {
     over: Vec<(ConnKey, Option<io::Error>)>,
     /// How many bytes of large bodies were freed and not given back to the system.
     freed_bytes: usize,
-    /// The present, as of when the clock was last looked at: after each wait and each read.
+    /// The present, as of when the clock was last looked at: after each wait, and for each
+    /// connection that has commands to be run.
     now: Nanos,
     /// When something happened last.
     busy_at: Nanos,
@@ -363,7 +364,7 @@ impl EventLoop {
         let mut ready = std::mem::take(&mut self.ready);
         self.server.share_turn(ready.len());
         self.read_len = if ready.len() > FEW { SHORT_READ_LEN } else { SCRATCH_LEN };
-        let turn_ends = self.now + TURN;
+        let turn_ends = self.look_at_clock() + TURN;
         let mut served = 0;
         for &key in &ready {
             self.serve(key);
@@ -386,6 +387,7 @@ impl EventLoop {
         // Whatever comes of it, the connection is looked after at the end of the turn.
         let mut wants = self.server.attend(key);
         if wants.resume {
+            self.now = self.clock.now();
             self.server.resume(key, self.now);
             wants = self.server.wants(key);
         }

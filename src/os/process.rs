@@ -209,10 +209,9 @@ pub fn allocate(file: &File, offset: u64, len: u64) -> io::Result<bool> {
     }
 }
 
-/// Lets the system begin to write that part of a file to the disk, and does not wait for it. Where
-/// it knows no such thing the next sync does all the work, and that is also where errors are told.
+/// Lets the system begin to write that part of a file to the disk; it waits for none of it, but for
+/// its turn if very much is on the way. Errors are told by the sync that follows.
 pub fn begin_writing_out(file: &File, offset: u64, len: u64) {
-    #[cfg(target_os = "linux")]
     if let (Ok(offset), Ok(len)) = (offset.try_into(), len.try_into()) {
         // SAFETY: the descriptor is open; the rest are plain numbers.
         unsafe {
