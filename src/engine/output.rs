@@ -9,9 +9,9 @@
 //! bodies                        60000 bytes and CR LF
 //! ```
 //!
-//! The loop asks for the next slices and says how much of them the kernel took. An output
-//! with nothing in it owns no memory and is small, since most connections are idle: its first byte
-//! borrows a buffer from a pool.
+//! The loop asks for the next slices and says how much of them the kernel took. Most connections
+//! are idle, so an output with nothing in it is next to nothing: its first byte borrows what it
+//! needs from a pool, and its last one gives that back.
 
 use super::body::Content;
 use std::collections::{TryReserveError, VecDeque};
@@ -20,22 +20,18 @@ use std::rc::Rc;
 
 /// What one client is still to be sent.
 #[derive(Debug, Default)]
-pub struct Output {
+pub struct Output(Option<Box<Pending>>);
+
+#[derive(Debug, Default)]
+struct Pending {
     text: Vec<u8>,
     /// How much of `text` has been sent.
     text_sent: usize,
-    /// None until there is one, and again once all has been sent; its queue may run empty before.
-    large: Option<Box<LargeBodies>>,
-}
-
-/// Bodies that are not copied into the text.
-#[derive(Debug, Default)]
-struct LargeBodies {
-    queue: VecDeque<SharedBody>,
-    /// How much of the first one has been sent.
-    sent: usize,
-    /// How many bytes of all of them are still to be sent.
-    len: usize,
+    bodies: VecDeque<SharedBody>,
+    /// How much of the first of `bodies` has been sent.
+    body_sent: usize,
+    /// How many bytes of all bodies are still to be sent.
+    bodies_len: usize,
 }
 
 #[derive(Debug)]
@@ -45,14 +41,15 @@ struct SharedBody {
     bytes: Rc<Vec<u8>>,
 }
 
-/// Buffers of outputs that were sent whole, for the next ones.
+/// What outputs needed that were sent whole, for the next ones.
 #[derive(Debug, Default)]
-pub struct Pool(Vec<Vec<u8>>);
+#[expect(clippy::vec_box, reason = "they are lent as they are")]
+pub struct Pool(Vec<Box<Pending>>);
 
 impl Output {
     /// How many bytes are still to be sent.
     pub fn len(&self) -> usize {
-        self.text.len() - self.text_sent + self.large.as_ref().map_or(0, |large| large.len)
+        self.0.as_ref().map_or(0, |pending| pending.len())
     }
 
     /// Whether everything has been sent.
@@ -65,11 +62,9 @@ impl Output {
     /// # Errors
     /// There is no memory for them.
     pub fn push(&mut self, bytes: &[u8], pool: &mut Pool) -> Result<(), TryReserveError> {
-        if self.text.capacity() == 0 {
-            self.text = pool.0.pop().unwrap_or_default();
-        }
-        self.text.try_reserve(bytes.len())?;
-        self.text.extend_from_slice(bytes);
+        let text = &mut self.0.get_or_insert_with(|| pool.lend()).text;
+        text.try_reserve(bytes.len())?;
+        text.extend_from_slice(bytes);
         Ok(())
     }
 
@@ -81,10 +76,11 @@ impl Output {
         match body {
             Content::Small(bytes) => self.push(bytes, pool),
             Content::Large(bytes) => {
-                let large = self.large.get_or_insert_default();
-                large.queue.try_reserve(1)?;
-                large.queue.push_back(SharedBody { at: self.text.len(), bytes: Rc::clone(bytes) });
-                large.len += bytes.len();
+                let pending = self.0.get_or_insert_with(|| pool.lend());
+                pending.bodies.try_reserve(1)?;
+                let (at, bytes) = (pending.text.len(), Rc::clone(bytes));
+                pending.bodies_len += bytes.len();
+                pending.bodies.push_back(SharedBody { at, bytes });
                 Ok(())
             }
         }
@@ -92,17 +88,28 @@ impl Output {
 
     /// Puts the next bytes to be sent into `slices`; says how many slices.
     pub fn next_slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
-        let Some(large) = &self.large else {
-            if self.is_empty() || slices.is_empty() {
-                return 0;
-            }
-            slices[0] = IoSlice::new(&self.text[self.text_sent..]);
-            return 1;
-        };
+        self.0.as_ref().map_or(0, |pending| pending.next_slices(slices))
+    }
+
+    /// The first `count` of the bytes to be sent have been sent.
+    pub fn sent(&mut self, count: usize, pool: &mut Pool) {
+        match &mut self.0 {
+            Some(pending) if count < pending.len() => pending.sent(count),
+            _ => pool.take_back(self.0.take()),
+        }
+    }
+}
+
+impl Pending {
+    fn len(&self) -> usize {
+        self.text.len() - self.text_sent + self.bodies_len
+    }
+
+    fn next_slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
         let mut filled = 0;
         let mut text_at = self.text_sent;
-        let mut body_from = large.sent;
-        let mut bodies = large.queue.iter().peekable();
+        let mut body_from = self.body_sent;
+        let mut bodies = self.bodies.iter().peekable();
         let mut ends_in_header = false;
         while filled < slices.len() {
             let text_end = bodies.peek().map_or(self.text.len(), |body| body.at);
@@ -123,30 +130,30 @@ impl Output {
         if ends_in_header && filled > 1 { filled - 1 } else { filled }
     }
 
-    /// The first `count` of the bytes to be sent have been sent.
-    pub fn sent(&mut self, count: usize, pool: &mut Pool) {
-        if count < self.len() {
-            self.skip(count);
-            return self.forget_what_was_sent();
-        }
-        pool.give_back(std::mem::take(&mut self.text));
-        self.text_sent = 0;
-        if self.large.is_some() {
-            self.large = None;
-        }
-    }
-
-    fn skip(&mut self, mut count: usize) {
+    fn sent(&mut self, mut count: usize) {
         while count > 0 {
-            let first = self.large.as_deref_mut().filter(|large| !large.queue.is_empty());
-            let text_end = first.as_ref().map_or(self.text.len(), |large| large.queue[0].at);
+            let text_end = self.bodies.front().map_or(self.text.len(), |body| body.at);
             let text = (text_end - self.text_sent).min(count);
             self.text_sent += text;
             count -= text;
-            if let Some(large) = first.filter(|_| self.text_sent == text_end) {
-                count -= large.sent(count);
+            if self.text_sent == text_end {
+                count -= self.sent_of_body(count);
             }
         }
+        self.forget_what_was_sent();
+    }
+
+    /// Up to `limit` bytes of the first body have been sent; says how many.
+    fn sent_of_body(&mut self, limit: usize) -> usize {
+        let Some(body) = self.bodies.front() else { return 0 };
+        let count = (body.bytes.len() - self.body_sent).min(limit);
+        self.body_sent += count;
+        self.bodies_len -= count;
+        if self.body_sent == body.bytes.len() {
+            self.bodies.pop_front();
+            self.body_sent = 0;
+        }
+        count
     }
 
     /// A client that is always a little behind must not make its output grow for ever.
@@ -156,37 +163,33 @@ impl Output {
             return;
         }
         self.text.drain(..self.text_sent);
-        for body in self.large.iter_mut().flat_map(|large| &mut large.queue) {
+        for body in &mut self.bodies {
             body.at -= self.text_sent;
         }
         self.text_sent = 0;
     }
 }
 
-impl LargeBodies {
-    /// Up to `limit` bytes of the first one have been sent; says how many.
-    fn sent(&mut self, limit: usize) -> usize {
-        let count = (self.queue[0].bytes.len() - self.sent).min(limit);
-        self.sent += count;
-        self.len -= count;
-        if self.sent == self.queue[0].bytes.len() {
-            self.queue.pop_front();
-            self.sent = 0;
-        }
-        count
-    }
-}
-
 impl Pool {
-    const MAX_BUFFERS: usize = 64;
-    const MAX_CAPACITY: usize = 16 * 1024;
+    const MOST: usize = 64;
+    const MOST_TEXT: usize = 16 * 1024;
 
-    fn give_back(&mut self, mut buffer: Vec<u8>) {
-        let is_welcome = (1..=Pool::MAX_CAPACITY).contains(&buffer.capacity());
-        if is_welcome && self.0.len() < Pool::MAX_BUFFERS {
-            buffer.clear();
-            self.0.push(buffer);
+    fn lend(&mut self) -> Box<Pending> {
+        self.0.pop().unwrap_or_default()
+    }
+
+    fn take_back(&mut self, pending: Option<Box<Pending>>) {
+        let Some(mut pending) = pending else { return };
+        if pending.text.capacity() > Pool::MOST_TEXT || self.0.len() == Pool::MOST {
+            return;
         }
+        pending.text.clear();
+        pending.text_sent = 0;
+        if pending.bodies.capacity() > 0 {
+            pending.bodies = VecDeque::new();
+            (pending.body_sent, pending.bodies_len) = (0, 0);
+        }
+        self.0.push(pending);
     }
 }
 
@@ -233,7 +236,7 @@ mod tests {
         let mut output = Output::default();
         output.push(b"TOUCHED\r\n", &mut pool).unwrap();
         output.sent(9, &mut pool);
-        assert_eq!(output.text.capacity(), 0);
+        assert!(output.0.is_none());
         assert_eq!(pool.0.len(), 1);
     }
 
@@ -246,6 +249,6 @@ mod tests {
             output.push(&[b'x'; 1000], &mut pool).unwrap();
             output.sent(1000, &mut pool);
         }
-        assert!(output.text.capacity() < 100_000);
+        assert!(output.0.is_some_and(|pending| pending.text.capacity() < 100_000));
     }
 }

@@ -75,8 +75,8 @@ pub struct Watching {
     out_of_line: List<OUT_OF_LINE>,
     /// Those whose tube may offer something better than what was filed.
     unsure: List<VIEW>,
-    /// What the others offered when last looked at.
-    offers: Heap<Offer>,
+    /// What the others offered when last looked at; nothing for who never watched a second tube.
+    offers: Option<Box<Heap<Offer>>>,
     /// None while not waiting.
     pub(super) wait: Option<Wait>,
 }
@@ -133,7 +133,7 @@ impl Queue {
             tube.settled.push_back(&mut self.watches, key);
             watching.file(WatchKey::from_number(key), place, tube.offer(), &mut self.watches);
         }
-        while let Some(filed) = watching.offers.first() {
+        while let Some(filed) = watching.offers().first() {
             let watch = &self.watches[filed.watch];
             let offer = self.tubes[watch.tube].offer();
             if let Some(offer) =
@@ -248,7 +248,7 @@ impl Queue {
             tube.line.remove(place_in_line, &mut self.watches);
         }
         if place_in_offers != NIL {
-            watching.offers.remove(place_in_offers, &mut self.watches);
+            watching.offers().remove(place_in_offers, &mut self.watches);
         }
         let view = if is_unsure { &mut watching.unsure } else { &mut tube.settled };
         view.remove(&mut self.watches, key.number());
@@ -286,6 +286,10 @@ impl Watching {
         self.all.iter(watches).map(|watch| watches[WatchKey::from_number(watch)].tube)
     }
 
+    fn offers(&mut self) -> &mut Heap<Offer> {
+        self.offers.get_or_insert_default()
+    }
+
     /// Files what the tube of `watch` offers, in the stead of what stands at `place`.
     fn file(
         &mut self,
@@ -295,11 +299,11 @@ impl Watching {
         watches: &mut Watches,
     ) {
         match offer.map(|ReadyEntry { pri, id, .. }| Offer { pri, id, watch }) {
-            Some(offer) if place == NIL => self.offers.insert(offer, watches),
-            Some(offer) => self.offers.replace(place, offer, watches),
+            Some(offer) if place == NIL => self.offers().insert(offer, watches),
+            Some(offer) => self.offers().replace(place, offer, watches),
             None if place == NIL => {}
             None => {
-                self.offers.remove(place, watches);
+                self.offers().remove(place, watches);
                 watches[watch].place_in_offers = NIL;
             }
         }
