@@ -134,8 +134,6 @@ pub enum Step<'a> {
     TooLongLine,
     /// A whole body, which may not end as it must.
     Put(Put, &'a [u8]),
-    /// The same, in memory that can be kept.
-    OwnedPut(Put, Vec<u8>),
     /// The end of a body that was not wanted, and what to say.
     Unwanted(Refusal),
     /// More of the jobs that are to be kicked.
@@ -255,16 +253,16 @@ impl Conn {
         None
     }
 
-    /// The step of a large body, if that is all that is kept, and nothing else is: it need not be
+    /// A large body with its put, if that is all that is kept, and nothing else is: it need not be
     /// copied.
-    pub fn take_whole_large_body(&mut self) -> Option<Step<'static>> {
+    pub fn take_whole_large_body(&mut self) -> Option<(Put, Vec<u8>)> {
         match self.phase {
             Phase::Body(put)
                 if put.full_len as usize == self.input.len() && self.input.len() >= LARGE =>
             {
                 self.phase = Phase::Line;
                 self.is_held_up = false;
-                Some(Step::OwnedPut(put, std::mem::take(&mut self.input)))
+                Some((put, std::mem::take(&mut self.input)))
             }
             Phase::Line
             | Phase::TooLongLine

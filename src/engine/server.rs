@@ -305,9 +305,10 @@ impl Server {
 
     /// Runs what a connection sent earlier.
     fn run_kept(&mut self, key: ConnKey, now: Nanos) {
-        if let Some(step) = self.conns[key].take_whole_large_body() {
-            self.work_left = self.work_share;
-            return self.take_step(key, step, now);
+        if let Some((put, body)) = self.conns[key].take_whole_large_body() {
+            let now = self.moment(now);
+            self.finish_put(key, put, Cow::Owned(body), now);
+            return self.end_step();
         }
         let mut input = std::mem::take(&mut self.conns[key].input);
         let left = self.run(key, &input, now).len();
@@ -347,7 +348,15 @@ impl Server {
         self.work_left = self.work_share;
         while self.work_left > 0 && self.conns[key].has_step(input) {
             let Some(step) = self.conns[key].next_step(&mut input) else { break };
-            self.take_step(key, step, now);
+            let now = self.moment(now);
+            match step {
+                Step::Line(line) => self.run_line(key, line, now),
+                Step::TooLongLine => self.say(key, Reply::BadFormat),
+                Step::Put(put, body) => self.finish_put(key, put, Cow::Borrowed(body), now),
+                Step::Unwanted(why) => self.say(key, why.into()),
+                Step::Kick(kick) => self.go_on_kicking(key, kick, now),
+            }
+            self.end_step();
         }
         let conn = &mut self.conns[key];
         conn.is_held_up = conn.has_step(input) && (self.work_left == 0 || !conn.takes_commands());
@@ -357,16 +366,8 @@ impl Server {
         input
     }
 
-    fn take_step(&mut self, key: ConnKey, step: Step<'_>, now: Nanos) {
-        let now = self.moment(now);
-        match step {
-            Step::Line(line) => self.run_line(key, line, now),
-            Step::TooLongLine => self.say(key, Reply::BadFormat),
-            Step::Put(put, body) => self.finish_put(key, put, Cow::Borrowed(body), now),
-            Step::OwnedPut(put, body) => self.finish_put(key, put, Cow::Owned(body), now),
-            Step::Unwanted(why) => self.say(key, why.into()),
-            Step::Kick(kick) => self.go_on_kicking(key, kick, now),
-        }
+    /// Tells those who waited, and counts what the step has cost.
+    fn end_step(&mut self) {
         if !self.queue.answers.is_empty() {
             self.deliver_answers();
         }
