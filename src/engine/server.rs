@@ -1,11 +1,11 @@
 //! The whole server as one value: bytes in, bytes out, and time as a parameter.
 //!
 //! The event loop (or a test) says what happened to a connection: [`Server::connect`],
-//! [`Server::receive`], [`Server::half_close`], [`Server::end_input`],
-//! [`Server::disconnect`]; that time has passed: [`Server::tick`]; and then looks after
-//! the connections in [`Server::take_attention`]: their output is to be sent, they may
-//! be read from again, or they are to be closed. The
-//! server calls nobody back.
+//! [`Server::receive`], [`Server::half_close`], [`Server::end_input`], [`Server::disconnect`]; that
+//! time has passed: [`Server::tick`]; and then looks after the connections in
+//! [`Server::take_attention`]: what is to be sent comes from their [`Server::outlet`], and
+//! [`Server::wants`] says whether they may be read from again, or are to be closed. The server
+//! calls nobody back.
 //!
 //! A command may answer other connections than its own: those that waited. They go on
 //! with what they had already sent before the call returns.

@@ -444,11 +444,13 @@ impl EventLoop {
     }
 
     fn close(&mut self, key: ConnKey, why: Option<&io::Error>) {
+        if self.sockets[key.index()].take().is_none() {
+            return;
+        }
         match why {
             Some(error) => debug!("connection {} lost: {error}", key.index()),
             None => debug!("connection {} closed", key.index()),
         }
-        self.sockets[key.index()] = None;
         self.server.disconnect(key, self.now);
         // A descriptor is free.
         self.hold.held_until = None;
