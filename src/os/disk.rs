@@ -372,6 +372,42 @@ mod tests {
     }
 
     #[test]
+    fn a_removed_file_goes_piece_by_piece_and_a_backup_of_it_stays() {
+        const SIZE: u64 = 3 * REMOVED_AT_ONCE + 1;
+        let home = tempfile::tempdir().unwrap();
+        let mut directory = Directory::take(home.path()).unwrap();
+        directory.create(1, SIZE).unwrap();
+        directory.create(2, SIZE).unwrap();
+        let backup = home.path().join("backup");
+        fs::hard_link(home.path().join("binlog.2"), &backup).unwrap();
+        let open = File::open(home.path().join("binlog.1")).unwrap();
+        directory.remove(1).unwrap();
+        directory.remove(2).unwrap();
+        assert!(directory.list().unwrap().is_empty());
+        let mut pieces = 0;
+        while directory.go_on_removing() {
+            pieces += 1;
+            assert_eq!(open.metadata().unwrap().len(), SIZE - pieces * REMOVED_AT_ONCE);
+        }
+        assert_eq!(pieces, 3);
+        assert_eq!(fs::metadata(&backup).unwrap().len(), SIZE);
+    }
+
+    #[test]
+    fn many_removed_files_hold_few_descriptors() {
+        let home = tempfile::tempdir().unwrap();
+        let mut directory = Directory::take(home.path()).unwrap();
+        for number in 1..20 {
+            directory.create(number, 2 * REMOVED_AT_ONCE).unwrap();
+            directory.remove(number).unwrap();
+            assert!(directory.nameless.len() <= MOST_NAMELESS);
+        }
+        directory.create(20, 1).unwrap();
+        while directory.go_on_removing() {}
+        assert_eq!(directory.list().unwrap(), [20]);
+    }
+
+    #[test]
     fn files_set_aside_keep_out_of_each_others_way() {
         let home = tempfile::tempdir().unwrap();
         let mut directory = Directory::take(home.path()).unwrap();
