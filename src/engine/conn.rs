@@ -256,22 +256,13 @@ impl Conn {
     /// A large body with its put, if that is all that is kept, and nothing else is: it need not be
     /// copied.
     pub fn take_whole_large_body(&mut self) -> Option<(Put, Vec<u8>)> {
-        match self.phase {
-            Phase::Body(put)
-                if put.full_len as usize == self.input.len() && self.input.len() >= LARGE =>
-            {
-                self.phase = Phase::Line;
-                self.is_held_up = false;
-                Some((put, std::mem::take(&mut self.input)))
-            }
-            Phase::Line
-            | Phase::TooLongLine
-            | Phase::Body(_)
-            | Phase::UnwantedBody { .. }
-            | Phase::Kicking(_)
-            | Phase::Waiting
-            | Phase::Closing => None,
+        let Phase::Body(put) = self.phase else { return None };
+        if self.input.len() != put.full_len as usize || self.input.len() < LARGE {
+            return None;
         }
+        self.phase = Phase::Line;
+        self.is_held_up = false;
+        Some((put, std::mem::take(&mut self.input)))
     }
 
     /// Keeps bytes that cannot be used yet behind those that are kept already.

@@ -11,7 +11,7 @@
 //! with what they had already sent before the call returns.
 
 use super::binlog::{Failure, NoRoom, Policy, Syncing};
-use super::body::CR_LF;
+use super::body::{CR_LF, Content};
 use super::command::{self, Command, Counter};
 use super::conn::{Conns, Outlet, Phase, Put, Refusal, Step, Wants};
 use super::disk::Disk;
@@ -714,17 +714,19 @@ impl Server {
     }
 
     fn say_found(&mut self, key: ConnKey, job: Option<JobKey>) {
-        let Some(job) = job else { return self.say(key, Reply::NotFound) };
-        let job = &self.queue.jobs[job];
-        let reply = Reply::Found { id: job.id, body: self.queue.bodies.content(&job.body) };
-        if self.conns.say(key, reply).is_err() {
-            self.abandon(key);
+        match job {
+            Some(job) => self.say_job(key, job, |id, body| Reply::Found { id, body }),
+            None => self.say(key, Reply::NotFound),
         }
     }
 
     fn say_reserved(&mut self, key: ConnKey, job: JobKey) {
+        self.say_job(key, job, |id, body| Reply::Reserved { id, body });
+    }
+
+    fn say_job(&mut self, key: ConnKey, job: JobKey, reply: fn(u64, Content<'_>) -> Reply<'_>) {
         let job = &self.queue.jobs[job];
-        let reply = Reply::Reserved { id: job.id, body: self.queue.bodies.content(&job.body) };
+        let reply = reply(job.id, self.queue.bodies.content(&job.body));
         if self.conns.say(key, reply).is_err() {
             self.abandon(key);
         }

@@ -109,10 +109,16 @@ impl Directory {
         })
     }
 
-    /// All of what is left of removed files goes.
-    fn take_away_all(&mut self) {
+    /// Makes a part of a file take its space now, so that writing there cannot run out of it. If
+    /// there is too little, all of what is left of removed files goes first.
+    fn take_space(&mut self, number: FileNumber, from: u64, to: u64) -> io::Result<()> {
+        let taken = take_space(self.writable(number)?, from, to);
+        if taken.is_ok() || self.nameless.is_empty() {
+            return taken;
+        }
         self.nameless.clear();
         self.keep_spare();
+        take_space(self.writable(number)?, from, to)
     }
 
     fn keep_spare(&mut self) {
@@ -178,28 +184,17 @@ impl Disk for Directory {
         let mut options = OpenOptions::new();
         options.write(true).create_new(true).mode(0o600);
         let file = self.open(number, &options)?;
-        let mut taken = take_space(&file, 0, size);
-        if taken.is_err() && !self.nameless.is_empty() {
-            self.take_away_all();
-            taken = take_space(&file, 0, size);
-        }
-        if let Err(error) = taken {
-            fs::remove_file(self.path_of(number))?;
-            return Err(error);
-        }
         self.writing.push((number, file));
-        Ok(())
+        self.take_space(number, 0, size).or_else(|error| {
+            self.close(number);
+            fs::remove_file(self.path_of(number))?;
+            Err(error)
+        })
     }
 
     fn extend(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
-        let file = self.writable(number)?;
-        let old_size = file.metadata()?.len();
-        let mut taken = take_space(file, old_size, size);
-        if taken.is_err() && !self.nameless.is_empty() {
-            self.take_away_all();
-            taken = take_space(self.writable(number)?, old_size, size);
-        }
-        taken.or_else(|error| {
+        let old_size = self.writable(number)?.metadata()?.len();
+        self.take_space(number, old_size, size).or_else(|error| {
             self.writable(number)?.set_len(old_size)?;
             Err(error)
         })
@@ -299,7 +294,7 @@ fn number_of(name: &str) -> Option<FileNumber> {
 }
 
 /// Lengthens a file from `from` to `to` bytes, all zeros.
-/// Makes a part of a file take its space now, so that writing there cannot run out of it.
+/// The same, with the space that there is.
 fn take_space(file: &File, from: u64, to: u64) -> io::Result<()> {
     if process::allocate(file, from, to - from)? {
         return Ok(());
