@@ -70,12 +70,12 @@ impl Queue {
         let mut drain = Drain::deleting(self.depth);
         let limits = Limits::lasting(2 * self.patience);
         let measured = server.measure(|| self.pool.run(&mut drain, limits))?;
-        let drained = (self.depth - drain.left) as f64 / self.depth as f64;
+        let drained = (self.depth - drain.left()) as f64 / self.depth as f64;
         self.figures.append(self.pool.take_stalls().figures("drain_"));
         self.figures.add("drain_cpu_us_per_op", measured.cpu_us / measured.ops);
         self.figures.add("drained_percent", 100.0 * drained);
         self.figures.add("peak_rss_mib", server.peak_rss_bytes() / MIB);
-        if drain.left == 0 {
+        if drain.left() == 0 {
             self.rest(server);
         }
         Ok(())

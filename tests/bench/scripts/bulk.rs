@@ -77,7 +77,7 @@ pub struct Take {
 
 impl Take {
     pub fn new(count: usize) -> Take {
-        Take { left: count, ids: Vec::with_capacity(count) }
+        Take { left: count, ids: Vec::new() }
     }
 }
 
@@ -97,35 +97,36 @@ impl Script for Take {
 
 /// Reserves so many jobs and deletes or buries them, in turns, pipelined, on one connection.
 pub struct Drain {
-    pub left: usize,
+    take: Take,
     end: fn(&mut Vec<u64>, &mut Vec<u8>) -> usize,
-    reserved: Vec<u64>,
 }
 
 impl Drain {
     pub fn deleting(count: usize) -> Drain {
-        Drain { left: count, end: delete_all, reserved: Vec::new() }
+        Drain { take: Take::new(count), end: delete_all }
     }
 
     pub fn burying(count: usize) -> Drain {
-        Drain { left: count, end: bury_all, reserved: Vec::new() }
+        Drain { take: Take::new(count), end: bury_all }
+    }
+
+    /// How many have not been reserved yet.
+    pub fn left(&self) -> usize {
+        self.take.left
     }
 }
 
 impl Script for Drain {
-    fn ask(&mut self, _: usize, is_over: bool, output: &mut Vec<u8>) -> usize {
-        if !self.reserved.is_empty() {
-            return (self.end)(&mut self.reserved, output);
+    fn ask(&mut self, connection: usize, is_over: bool, output: &mut Vec<u8>) -> usize {
+        if self.take.ids.is_empty() {
+            self.take.ask(connection, is_over, output)
+        } else {
+            (self.end)(&mut self.take.ids, output)
         }
-        let count = next_batch(&mut self.left, is_over);
-        repeat(RESERVE, count, output);
-        count
     }
 
-    fn hear(&mut self, _: usize, reply: Reply) {
-        if let Reply::Reserved(id) = reply {
-            self.reserved.push(id);
-        }
+    fn hear(&mut self, connection: usize, reply: Reply) {
+        self.take.hear(connection, reply);
     }
 }
 
