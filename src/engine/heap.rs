@@ -14,11 +14,12 @@
 //! The heap must not know what it orders: jobs, connections or tubes.
 
 use std::collections::TryReserveError;
+use std::fmt;
 
 const CHILDREN: usize = 4;
 
 /// What a heap holds: a key to order by, and the name of what it stands for.
-pub trait Entry: Copy {
+pub trait Entry: Copy + fmt::Debug {
     /// Where the places of these entries are written down.
     type Owners;
 
@@ -28,6 +29,9 @@ pub trait Entry: Copy {
 
     /// The entry now stands at `place`.
     fn stands_at(self, place: u32, owners: &mut Self::Owners);
+
+    /// The place that was written down last; none if the entry stands in no heap of its kind.
+    fn noted_place(self, owners: &Self::Owners) -> Option<u32>;
 }
 
 /// The rank of what is ordered by one number first and then by another.
@@ -153,6 +157,27 @@ impl<E: Entry> Heap<E> {
         (first..end).min_by_key(|&child| self.entries[child].rank())
     }
 
+    /// No entry comes before its parent, and each has its place written down.
+    ///
+    /// # Panics
+    /// It is not so. `what` says of which heap.
+    pub fn check(&self, owners: &E::Owners, what: fmt::Arguments<'_>) {
+        for (place, &entry) in self.entries.iter().enumerate() {
+            let noted = entry.noted_place(owners);
+            assert!(
+                noted.is_some_and(|noted| noted as usize == place),
+                "{what}: {entry:?} stands at {place}, but is written down at {noted:?}"
+            );
+            if let Some(before) = place.checked_sub(1) {
+                let parent = self.entries[before / CHILDREN];
+                assert!(
+                    parent.rank() <= entry.rank(),
+                    "{what}: {entry:?}, at {place}, comes before its parent {parent:?}"
+                );
+            }
+        }
+    }
+
     fn write(&mut self, place: usize, entry: E, owners: &mut E::Owners) {
         self.entries[place] = entry;
         let place = u32::try_from(place).expect("a heap holds at most one entry for each u32 key");
@@ -189,6 +214,10 @@ mod tests {
 
         fn stands_at(self, place: u32, places: &mut Vec<u32>) {
             places[self.name as usize] = place;
+        }
+
+        fn noted_place(self, places: &Vec<u32>) -> Option<u32> {
+            places.get(self.name as usize).copied()
         }
     }
 
@@ -231,6 +260,7 @@ mod tests {
             }
             assert_eq!(heap.first(), model.first().copied());
             assert_eq!(heap.len(), model.len());
+            heap.check(&places, format_args!("step {step}"));
         }
         assert!(heap.iter().all(|item| model.contains(&item)));
     }

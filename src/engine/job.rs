@@ -249,6 +249,18 @@ impl Entry for ReadyEntry {
     fn stands_at(self, place: u32, jobs: &mut Jobs) {
         jobs[self.job].state = State::Ready { place };
     }
+
+    fn noted_place(self, jobs: &Jobs) -> Option<u32> {
+        let Job { id, pri, state, .. } = jobs[self.job];
+        match state {
+            State::Ready { place } if (pri, id) == (self.pri, self.id) => Some(place),
+            State::Ready { .. }
+            | State::Moving
+            | State::Delayed { .. }
+            | State::Reserved { .. }
+            | State::Buried(_) => None,
+        }
+    }
 }
 
 impl Entry for DelayedEntry {
@@ -261,6 +273,18 @@ impl Entry for DelayedEntry {
     fn stands_at(self, place: u32, jobs: &mut Jobs) {
         jobs[self.job].state = State::Delayed { place };
     }
+
+    fn noted_place(self, jobs: &Jobs) -> Option<u32> {
+        let Job { id, state, .. } = jobs[self.job];
+        match state {
+            State::Delayed { place } if id == self.id => Some(place),
+            State::Delayed { .. }
+            | State::Moving
+            | State::Ready { .. }
+            | State::Reserved { .. }
+            | State::Buried(_) => None,
+        }
+    }
 }
 
 impl Entry for ReservedEntry {
@@ -272,5 +296,16 @@ impl Entry for ReservedEntry {
 
     fn stands_at(self, place: u32, jobs: &mut Jobs) {
         jobs[self.job].state = State::Reserved { by: self.by, place };
+    }
+
+    fn noted_place(self, jobs: &Jobs) -> Option<u32> {
+        match jobs[self.job].state {
+            State::Reserved { by, place } if by == self.by => Some(place),
+            State::Reserved { .. }
+            | State::Moving
+            | State::Ready { .. }
+            | State::Delayed { .. }
+            | State::Buried(_) => None,
+        }
     }
 }

@@ -5,6 +5,8 @@
 //! writes and no allocation. It must not know what the entries are: a store that
 //! implements [`Linked`] lends it the links of each key.
 
+use std::fmt;
+
 /// The key that no entry has.
 pub const NIL: u32 = u32::MAX;
 
@@ -120,6 +122,30 @@ impl<const LIST: usize> List<LIST> {
         let some = |key: u32| (key != NIL).then_some(key);
         std::iter::successors(some(self.head), move |&key| some(store.links(key).next))
     }
+
+    /// Each entry knows both of its neighbours, and there are as many as were counted. `each` looks
+    /// at the keys from front to back.
+    ///
+    /// # Panics
+    /// It is not so. `what` says of which list.
+    pub fn check<S: Linked<LIST>>(
+        &self,
+        store: &S,
+        what: fmt::Arguments<'_>,
+        mut each: impl FnMut(u32),
+    ) {
+        let (mut last, mut key, mut count) = (NIL, self.head, 0);
+        while key != NIL {
+            assert!(count < self.len, "{what}: {key} stands in it behind all {count}");
+            each(key);
+            let Links { previous, next } = store.links(key);
+            assert_eq!(previous, last, "{what}: {key} should stand behind the second of these");
+            (last, key) = (key, next);
+            count += 1;
+        }
+        assert_eq!(self.len, count, "{what}: the length, as noted and as counted");
+        assert_eq!(self.tail, last, "{what}: the last, as noted and as found");
+    }
 }
 
 #[cfg(test)]
@@ -163,6 +189,9 @@ mod tests {
             assert_eq!(list.front(), model.front().copied());
             assert_eq!(list.len() as usize, model.len());
             assert!(list.iter(&store).eq(model.iter().copied()));
+            let mut seen = VecDeque::new();
+            list.check(&store, format_args!("the list"), |key| seen.push_back(key));
+            assert_eq!(seen, model);
         }
     }
 }

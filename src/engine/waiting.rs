@@ -344,6 +344,10 @@ impl Entry for PlaceInLine {
     fn stands_at(self, place: u32, watches: &mut Watches) {
         watches[self.watch].place_in_line = place;
     }
+
+    fn noted_place(self, watches: &Watches) -> Option<u32> {
+        Some(watches[self.watch].place_in_line)
+    }
 }
 
 impl Entry for Offer {
@@ -355,6 +359,10 @@ impl Entry for Offer {
 
     fn stands_at(self, place: u32, watches: &mut Watches) {
         watches[self.watch].place_in_offers = place;
+    }
+
+    fn noted_place(self, watches: &Watches) -> Option<u32> {
+        Some(watches[self.watch].place_in_offers)
     }
 }
 
