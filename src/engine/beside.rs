@@ -7,6 +7,7 @@
 use super::keys::Key;
 use super::slots;
 use std::collections::TryReserveError;
+use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};
 
@@ -92,6 +93,30 @@ impl<K: Key, T> Beside<K, T> {
         Some(removed)
     }
 
+    /// All entries, with their keys.
+    pub fn iter(&self) -> impl Iterator<Item = (K, &T)> + '_ {
+        let pages = (0..).step_by(Self::PAGE_LEN).zip(&self.pages);
+        pages.flat_map(|(first, page)| {
+            let entries = (first..).zip(&page.slots);
+            entries.filter_map(|(number, it)| Some((K::from_number(number), it.as_ref()?)))
+        })
+    }
+
+    /// There are as many entries as were counted, and memory only where there are any.
+    ///
+    /// # Panics
+    /// It is not so. `what` says what the entries are.
+    pub fn check(&self, what: fmt::Arguments<'_>) {
+        for (number, page) in self.pages.iter().enumerate() {
+            let used = page.slots.iter().flatten().count();
+            assert_eq!(page.used, used, "{what}: entries of page {number}, noted and counted");
+            let is_kept = used > 0 || number == 0 || page.slots.capacity() == 0;
+            assert!(is_kept, "{what}: page {number} has memory for nothing");
+        }
+        let len = self.pages.iter().map(|page| page.used).sum::<usize>();
+        assert_eq!(self.len, len, "{what}: entries, as noted and as counted");
+    }
+
     fn place_of(key: K) -> (usize, usize) {
         let number = key.number() as usize;
         (number / Self::PAGE_LEN, number % Self::PAGE_LEN)
@@ -141,6 +166,10 @@ mod tests {
             assert_eq!(entries.get(key).map(|entry| entry[9]), model.get(&key).copied());
             assert_eq!(entries.get_mut(key).map(|entry| entry[9]), model.get(&key).copied());
             assert_eq!((entries.len(), entries.is_empty()), (model.len(), model.is_empty()));
+            if step % 64 == 0 {
+                entries.check(format_args!("step {step}"));
+                assert!(entries.iter().map(|(key, entry)| (key, entry[9])).eq(model.clone()));
+            }
         }
         model.keys().for_each(|&key| assert!(entries.remove(key).is_some()));
         let kept = entries.pages.iter().filter(|page| page.slots.capacity() > 0).count();

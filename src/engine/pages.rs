@@ -6,6 +6,7 @@
 use super::keys::Key;
 use super::slots::{self, Slots};
 use std::collections::TryReserveError;
+use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};
 
@@ -85,6 +86,49 @@ impl<K: Key, T> Pages<K, T> {
         Some(removed)
     }
 
+    /// All entries, with their keys.
+    pub fn iter(&self) -> impl Iterator<Item = (K, &T)> + '_ {
+        let pages = (0..).zip(&self.pages);
+        pages.flat_map(|(page, entries)| {
+            let numbers = page << Self::PAGE_BITS..;
+            let entries = numbers.zip(entries);
+            entries.filter_map(|(number, it)| Some((K::from_number(number), it.as_ref()?)))
+        })
+    }
+
+    /// There is an entry in each slot that is taken and in no other, and memory for each page that
+    /// is not absent.
+    ///
+    /// # Panics
+    /// It is not so. `what` says what the entries are.
+    pub fn check(&self, what: fmt::Arguments<'_>) {
+        self.slots.check(what);
+        assert_eq!(self.pages.len(), self.slots.page_count(), "{what}: pages, and pages of slots");
+        for (page, entries) in self.pages.iter().enumerate() {
+            let mut count = 0;
+            for (word, some) in entries.chunks(u64::BITS as usize).enumerate() {
+                let is_there =
+                    |bits, (bit, it): (usize, &Option<T>)| bits | u64::from(it.is_some()) << bit;
+                let there = some.iter().enumerate().fold(0, is_there);
+                let wrong = there ^ self.slots.taken_bits(page, word);
+                assert!(
+                    wrong == 0,
+                    "{what}: slot {} of page {page} is taken without an entry, or the reverse",
+                    word * u64::BITS as usize + wrong.trailing_zeros() as usize
+                );
+                count += there.count_ones() as usize;
+            }
+            let taken = self.slots.taken_in(page);
+            assert_eq!(taken.unwrap_or(0), count, "{what}: taken slots and entries of page {page}");
+            let has_memory = entries.capacity() >= 1 << Self::PAGE_BITS;
+            assert!(
+                has_memory == taken.is_some() && (has_memory || entries.capacity() == 0),
+                "{what}: page {page} has memory for {} entries, {taken:?} slots are taken",
+                entries.capacity()
+            );
+        }
+    }
+
     // As in `slots.rs`, with a number of bits that the compiler knows.
     fn page_of(number: u32) -> usize {
         (number >> Self::PAGE_BITS) as usize
@@ -142,6 +186,10 @@ mod tests {
             assert_eq!(pages.get(key).map(|entry| entry[9]), model.get(&key).copied());
             assert_eq!(pages.get_mut(key).map(|entry| entry[9]), model.get(&key).copied());
             assert_eq!(pages.len(), model.len());
+            if step % 64 == 0 {
+                pages.check(format_args!("step {step}"));
+                assert!(pages.iter().map(|(key, entry)| (key, entry[9])).eq(model.clone()));
+            }
         }
     }
 

@@ -14,6 +14,7 @@
 
 use super::list::{Linked, Links, List};
 use std::collections::TryReserveError;
+use std::fmt;
 
 /// Which slots are taken, in pages of a power of two.
 #[derive(Debug)]
@@ -165,6 +166,109 @@ impl Slots {
         }
         None
     }
+
+    // ---- Checking ----
+
+    /// How many pages there are, with those that are absent.
+    pub fn page_count(&self) -> usize {
+        self.pages.0.len()
+    }
+
+    /// How many slots of a page are taken; none while it is absent.
+    pub fn taken_in(&self, page: usize) -> Option<usize> {
+        let page = &self.pages.0[page];
+        (!page.vacant.is_empty()).then_some(page.used as usize)
+    }
+
+    /// A bit for each slot of 64 in a row: whether it is taken.
+    pub fn taken_bits(&self, page: usize, word: usize) -> u64 {
+        self.pages.0[page].vacant.get(word).map_or(0, |vacant| !vacant)
+    }
+
+    /// The numbers of all slots that are taken.
+    pub fn taken(&self) -> impl Iterator<Item = u32> + '_ {
+        (0..).zip(&self.pages.0).flat_map(move |(page, it)| {
+            let words = (0..).step_by(u64::BITS as usize).zip(&it.vacant);
+            let bits = words.flat_map(|(first, vacant)| bits(!vacant).map(move |bit| first | bit));
+            bits.take(it.used as usize).map(move |slot: u32| page << self.page_bits | slot)
+        })
+    }
+
+    /// Whether this is the number of a slot that is taken.
+    pub fn is_taken(&self, number: u32) -> bool {
+        let (page, slot) = (self.page_of(number), self.slot_of(number));
+        page < self.page_count()
+            && self.taken_bits(page, slot / u64::BITS as usize) >> (slot % u64::BITS as usize) & 1
+                != 0
+    }
+
+    /// As many slots are taken as were counted, the pages that have room are open, and one of them
+    /// at most is empty.
+    ///
+    /// # Panics
+    /// It is not so. `what` says what is kept in the slots.
+    pub fn check(&self, what: fmt::Arguments<'_>) {
+        let (mut len, mut open, mut empty, mut absent) = (0, 0, 0, 0);
+        for (number, page) in self.pages.0.iter().enumerate() {
+            len += page.used as usize;
+            if page.vacant.is_empty() {
+                absent += 1;
+                assert_eq!(
+                    page.used, 0,
+                    "{what}: slots are taken in page {number}, but it is absent"
+                );
+                continue;
+            }
+            page.check(self.page_len(), number, what);
+            open += u32::from(self.has_room(page));
+            empty += u32::from(page.used == 0);
+        }
+        assert_eq!(self.len, len, "{what}: slots that are taken, as noted and as counted");
+        assert_eq!(self.open.len(), open, "{what}: open pages, and pages with room");
+        assert!(empty <= 1, "{what}: {empty} empty pages have memory");
+        self.open.check(&self.pages, what, |number| {
+            let page = &self.pages.0[number as usize];
+            let is_open = !page.vacant.is_empty() && self.has_room(page);
+            assert!(is_open, "{what}: page {number} is among the open ones, and has no room");
+        });
+        assert_eq!(self.absent.len(), absent, "{what}: absent pages, and those without memory");
+        for (index, number) in self.absent.iter().enumerate() {
+            let is_absent = self.pages.0[*number as usize].vacant.is_empty();
+            let is_again = self.absent[..index].contains(number);
+            assert!(is_absent && !is_again, "{what}: page {number} should not be among the absent");
+        }
+    }
+
+    fn has_room(&self, page: &Page) -> bool {
+        (page.used as usize) < self.page_len()
+    }
+}
+
+impl Page {
+    fn check(&self, page_len: usize, number: usize, what: fmt::Arguments<'_>) {
+        let bits = self.vacant.len() * u64::BITS as usize;
+        assert_eq!(bits, page_len, "{what}: the slots of page {number}, and of a page");
+        let taken: u32 = self.vacant.chunks(16).map(count_zeros).sum();
+        assert_eq!(self.used, taken, "{what}: slots taken in page {number}, noted and counted");
+        let before = &self.vacant[..self.first_word as usize];
+        let is_first = before.iter().all(|&word| word == 0);
+        assert!(is_first, "{what}: page {number} has vacant slots before those it knows of");
+    }
+}
+
+/// The places of the bits that are set.
+fn bits(mut word: u64) -> impl Iterator<Item = u32> {
+    std::iter::from_fn(move || {
+        let bit = (word != 0).then(|| word.trailing_zeros());
+        word &= word.wrapping_sub(1);
+        bit
+    })
+}
+
+/// Most words of most pages never had a slot taken: they are passed over together.
+fn count_zeros(words: &[u64]) -> u32 {
+    let all = words.iter().fold(u64::MAX, |all, word| all & word);
+    if all == u64::MAX { 0 } else { words.iter().map(|word| word.count_zeros()).sum() }
 }
 
 impl Linked for PageTable {
@@ -211,6 +315,14 @@ mod tests {
                 }
             }
             assert_eq!(slots.len(), model.len());
+            slots.check(format_args!("step {step}"));
+            let number = random.u32(..40_000);
+            assert_eq!(slots.is_taken(number), model.contains(&number));
+            if step % 1_000 == 0 {
+                let mut taken: Vec<u32> = slots.taken().collect();
+                taken.sort_unstable();
+                assert!(taken.iter().eq(&model));
+            }
         }
     }
 
