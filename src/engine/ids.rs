@@ -79,6 +79,30 @@ impl Ids {
         }
     }
 
+    /// How many jobs there are.
+    pub fn count(&self) -> usize {
+        self.blocks.iter().map(|(_, block)| block.used as usize).sum()
+    }
+
+    /// Every block is found, and none is kept without a job.
+    ///
+    /// # Panics
+    /// It is not so.
+    pub fn check(&self) {
+        self.blocks.check(format_args!("the blocks of ids"));
+        for (key, Block { number, jobs, used, .. }) in self.blocks.iter() {
+            let counted = jobs.iter().filter(|&&job| job != NIL).count();
+            assert_eq!(*used as usize, counted, "jobs of block {number}, noted and counted");
+            assert!(counted > 0, "block {number} of ids is kept without a job");
+            let found = self.block(*number);
+            assert_eq!(found, Some(key), "what is found for block {number}, and where it is");
+        }
+        if let Some((number, key)) = self.recent {
+            let found = self.blocks.get(key).map(|block| block.number);
+            assert_eq!(found, Some(number), "the block that was inserted into last, and its note");
+        }
+    }
+
     fn block(&self, number: u64) -> Option<BlockKey> {
         match self.recent {
             Some((recent, key)) if recent == number => Some(key),
@@ -129,6 +153,10 @@ mod tests {
             }
             let id = u64::from(random.u32(..2_000));
             assert_eq!(ids.find(id), model.get(&id).copied());
+            if job % 64 == 0 {
+                ids.check();
+                assert_eq!(ids.count(), model.len());
+            }
         }
         for &id in model.keys() {
             ids.remove(id);

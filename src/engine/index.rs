@@ -16,6 +16,7 @@
 use super::list::NIL;
 use super::slots::PAGE_BYTES;
 use std::collections::TryReserveError;
+use std::fmt;
 
 /// 128 KiB of heads: see [`PAGE_BYTES`].
 const PAGE_LEN: usize = PAGE_BYTES / size_of::<u32>();
@@ -120,6 +121,66 @@ impl Index {
         // Two, since each removal makes the allowed number of buckets two smaller.
         self.shrink(store);
         self.shrink(store);
+    }
+
+    /// Each of these keys, and no other, is in the chain of its bucket, once; and there are neither
+    /// more buckets nor fewer than their number allows.
+    ///
+    /// # Panics
+    /// It is not so. `what` says of which index.
+    pub fn check<S: Chained>(
+        &self,
+        store: &S,
+        keys: impl Iterator<Item = u32>,
+        what: fmt::Arguments<'_>,
+    ) {
+        let most = (2 * self.len).max(LEAST) + 2;
+        let is_unused = self.buckets == 0 && self.len == 0;
+        assert!(
+            is_unused || (self.len.max(LEAST)..=most).contains(&self.buckets),
+            "{what}: {} buckets for {} keys",
+            self.buckets,
+            self.len
+        );
+        // A key in a chain is one to which a head or another key leads. Since each one is found,
+        // and nothing leads to any a second time, nothing else is in the chains.
+        let mut leads = 0;
+        let mut buckets_left = self.buckets;
+        for page in &self.pages {
+            let expected = buckets_left.min(PAGE_LEN);
+            assert_eq!(
+                page.len(),
+                expected,
+                "{what}: the buckets in a page, and how many are left"
+            );
+            buckets_left -= expected;
+            leads += page.iter().filter(|&&head| head != NIL).count();
+        }
+        assert_eq!(buckets_left, 0, "{what}: buckets without a page");
+        let mut len = 0;
+        for key in keys {
+            let bucket = self.bucket_of(store.hash(key));
+            assert!(
+                self.is_in_chain(store, key, bucket),
+                "{what}: {key} is not in bucket {bucket}"
+            );
+            leads += usize::from(store.next(key) != NIL);
+            len += 1;
+        }
+        assert_eq!(self.len, len, "{what}: keys, as noted and as counted");
+        assert_eq!(self.len, leads, "{what}: keys, and heads and keys that lead to one");
+    }
+
+    fn is_in_chain<S: Chained>(&self, store: &S, key: u32, bucket: usize) -> bool {
+        let mut at = self.head(bucket);
+        // If the chain is a circle, there is an end to it all the same.
+        for _ in 0..self.len {
+            if at == key || at == NIL {
+                break;
+            }
+            at = store.next(at);
+        }
+        at == key
     }
 
     /// Adds one bucket and moves there what belongs there.
@@ -229,6 +290,9 @@ mod tests {
             assert_eq!(found.is_some(), model.contains_key(&wanted));
             assert_eq!(index.len(), model.len());
             assert!(index.buckets <= (2 * index.len()).max(LEAST) + 2);
+            if step % 64 == 0 {
+                index.check(&store, model.keys().copied(), format_args!("step {step}"));
+            }
         }
     }
 

@@ -7,6 +7,7 @@ use super::index::{Chained, Index};
 use super::keys::Key;
 use super::pages::Pages;
 use std::collections::TryReserveError;
+use std::fmt;
 
 /// An entry that can be found by hash.
 pub trait Hashed {
@@ -66,6 +67,36 @@ impl<K: Key, T: Hashed> Table<K, T> {
     pub fn remove(&mut self, key: K) -> T {
         self.by_hash.remove(&mut self.pages, key.number());
         self.pages.remove(key).expect("it was just taken out of the index")
+    }
+
+    /// How many entries there are.
+    pub fn len(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// Whether there is no entry.
+    pub fn is_empty(&self) -> bool {
+        self.pages.is_empty()
+    }
+
+    /// The entry under `key`, if there is one.
+    pub fn get(&self, key: K) -> Option<&T> {
+        self.pages.get(key)
+    }
+
+    /// All entries, with their keys.
+    pub fn iter(&self) -> impl Iterator<Item = (K, &T)> + '_ {
+        self.pages.iter()
+    }
+
+    /// Every entry is found by its hash, and nothing else is found.
+    ///
+    /// # Panics
+    /// It is not so. `what` says what the entries are.
+    pub fn check(&self, what: fmt::Arguments<'_>) {
+        self.pages.check(what);
+        let keys = self.pages.iter().map(|(key, _)| key.number());
+        self.by_hash.check(&self.pages, keys, what);
     }
 }
 
