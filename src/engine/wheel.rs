@@ -204,6 +204,80 @@ impl<T: Copy> Wheel<T> {
         self.timers.0[key].tick = tick;
     }
 
+    // ---- Checking ----
+
+    /// How many timers there are.
+    pub fn len(&self) -> usize {
+        self.timers.0.len()
+    }
+
+    /// Whether there is no timer.
+    pub fn is_empty(&self) -> bool {
+        self.timers.0.is_empty()
+    }
+
+    /// Whose timer it is.
+    pub fn owner(&self, timer: TimerKey) -> T {
+        self.timers.0[timer].owner
+    }
+
+    /// Whether the timer goes off at `at` or sooner. One whose moment was over when it was set goes
+    /// off in the next tick; which one that is cannot be told while timers are due, since the
+    /// present stands still for them.
+    pub fn is_set_no_later_than(&self, timer: TimerKey, at: Nanos) -> bool {
+        match self.timers.0[timer].tick {
+            DUE => true,
+            IDLE => false,
+            tick => !self.due.is_empty() || tick <= tick_at_or_after(at).max(self.present + 1),
+        }
+    }
+
+    /// Each timer that is set stands in the slot of its tick or among the due, and nowhere else.
+    ///
+    /// # Panics
+    /// It is not so.
+    pub fn check(&self) {
+        self.timers.0.check(format_args!("the timers"));
+        let mut standing = self.due.len();
+        self.due.check(&self.timers, format_args!("the timers that are due"), |key| {
+            let tick = self.timers.0[TimerKey::from_number(key)].tick;
+            assert_eq!(tick, DUE, "timer {key} is among the due: its tick, and what it should be");
+        });
+        for (number, level) in self.levels.iter().enumerate() {
+            let has_timers =
+                |bits, (slot, it): (usize, &Slot)| bits | u64::from(!it.timers.is_empty()) << slot;
+            let occupied = level.slots.iter().enumerate().fold(0, has_timers);
+            assert_eq!(
+                level.occupied, occupied,
+                "level {number} of the wheel: a bit for each slot with timers, noted and counted"
+            );
+            for slot in (0..SLOTS).filter(|slot| occupied >> slot & 1 != 0) {
+                standing += self.check_slot(number, slot);
+            }
+        }
+        let is_set = self.timers.0.iter().filter(|(_, timer)| timer.tick != IDLE).count();
+        assert_eq!(standing as usize, is_set, "timers that stand somewhere, and that are set");
+    }
+
+    /// Says how many timers stand in the slot.
+    fn check_slot(&self, level: usize, slot: usize) -> u32 {
+        let Slot { timers, earliest } = self.levels[level].slots[slot];
+        timers.check(&self.timers, format_args!("slot {slot} of level {level}"), |key| {
+            let tick = self.timers.0[TimerKey::from_number(key)].tick;
+            let present = self.present;
+            assert!(
+                tick > present && tick < DUE && position(present, tick) == (level, slot),
+                "timer {key}, for tick {tick}, stands at {:?}: the present is {present}",
+                (level, slot)
+            );
+            assert!(
+                earliest <= tick,
+                "timer {key}, for tick {tick}, is sooner than any in its slot: {earliest}"
+            );
+        });
+        timers.len()
+    }
+
     /// The slot that the present reaches first. Lower levels come first: their timers
     /// share all higher digits with the present.
     fn first_occupied(&self) -> Option<(usize, usize)> {
@@ -358,7 +432,11 @@ mod tests {
                     model.retain(|_, at| *at > tick);
                 }
             }
+            wheel.check();
             let soonest = model.values().min().copied();
+            for (&name, &tick) in &model {
+                assert!(wheel.is_set_no_later_than(keys[name as usize], moment(tick)));
+            }
             assert_eq!(wheel.next_due().is_some(), soonest.is_some());
             if let (Some(wake), Some(soonest)) = (wheel.next_due(), soonest) {
                 assert!(wake <= moment(soonest));
