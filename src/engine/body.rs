@@ -12,6 +12,7 @@
 use super::keys::{BodyKey, Key};
 use super::pages::Pages;
 use super::slots::{self, Slots};
+use super::table::scatter;
 use std::borrow::Cow;
 use std::collections::TryReserveError;
 use std::rc::Rc;
@@ -161,6 +162,48 @@ impl Bodies {
         false
     }
 
+    /// These are all bodies, and no two are the same one. Each comes with the id of its job.
+    ///
+    /// # Panics
+    /// It is not so.
+    pub fn check<'a>(&self, kept: impl Iterator<Item = (u64, &'a Body)>) {
+        let shelves = self.small.iter().map(|shelf| &shelf.slots);
+        let (mut count, mut sum) = (0, 0_u64);
+        for (number, shelf) in self.small.iter().enumerate() {
+            shelf.check();
+            count += shelf.slots.len();
+            sum = shelf.slots.taken().fold(sum, |sum, key| sum.wrapping_add(mark(number, key)));
+        }
+        self.large.check(format_args!("the large bodies"));
+        count += self.large.len();
+        let large = self.large.iter().map(|(key, _)| mark(shelves.len(), key.number()));
+        sum = large.fold(sum, u64::wrapping_add);
+
+        let (mut kept_count, mut kept_sum) = (0, 0_u64);
+        for (id, body) in kept {
+            let number = self.check_one(id, body);
+            kept_count += 1;
+            kept_sum = kept_sum.wrapping_add(mark(number, body.key.number()));
+        }
+        assert_eq!(count, kept_count, "bodies, and jobs that have one");
+        // Without memory for a list of them: the sum of as many large numbers is the same.
+        assert_eq!(sum, kept_sum, "two jobs have the same body, and one body has no job");
+    }
+
+    /// Says on which shelf it stands; behind all others, if it is large.
+    fn check_one(&self, id: u64, body: &Body) -> usize {
+        let Body { len, key } = body;
+        let is_large = *len as usize >= LARGE;
+        let number = if is_large { self.small.len() } else { shelf_of(*len as usize) };
+        let is_there = match self.small.get(number) {
+            Some(shelf) => shelf.slots.is_taken(key.number()),
+            None => self.large.get(*key).is_some_and(|bytes| bytes.len() == *len as usize),
+        };
+        assert!(is_there, "the body of job {id}, of {len} bytes, is not there: {key:?}");
+        assert!(self.bytes(body).ends_with(CR_LF), "the body of job {id} does not end in CR LF");
+        number
+    }
+
     /// How many bytes have been given to the allocator, not to the system, since this was last
     /// asked.
     pub fn take_freed_bytes(&mut self) -> usize {
@@ -202,6 +245,32 @@ impl Shelf {
         }
         given_up.is_some()
     }
+
+    fn check(&self) {
+        let width = self.width;
+        self.slots.check(format_args!("the bodies of up to {width} bytes"));
+        assert_eq!(self.pages.len(), self.slots.page_count(), "pages, and pages of slots: {width}");
+        for (number, page) in self.pages.iter().enumerate() {
+            let taken = self.slots.taken_in(number);
+            let has_memory = page.capacity() >= self.slots.page_len() * width;
+            assert!(
+                has_memory == taken.is_some() && (has_memory || page.capacity() == 0),
+                "page {number} of bodies of up to {width} bytes has {} bytes, {taken:?} are taken",
+                page.capacity()
+            );
+            assert_eq!(page.len() % width, 0, "a part of a body of up to {width} bytes");
+        }
+        for key in self.slots.taken() {
+            let page = &self.pages[self.slots.page_of(key)];
+            let is_filled = (self.slots.slot_of(key) + 1) * width <= page.len();
+            assert!(is_filled, "body {key} of up to {width} bytes is taken, but was never there");
+        }
+    }
+}
+
+/// A large number for each body, seldom the same for two.
+fn mark(shelf: usize, key: u32) -> u64 {
+    scatter((shelf as u64) << u32::BITS | u64::from(key))
 }
 
 /// How much longer than `len` bytes the longest body of the next shelf is.
@@ -251,7 +320,7 @@ mod tests {
             let filling = (step / 8_000) % 2 == 0;
             if random.u8(..10) < if filling { 8 } else { 2 } {
                 let len = 2 + (random.usize(..6_000) >> random.u32(..10));
-                let bytes = vec![random.u8(..); len];
+                let bytes = [vec![random.u8(..); len - 2], CR_LF.to_vec()].concat();
                 let body = if random.bool() {
                     bodies.add(Cow::Borrowed(&bytes))
                 } else {
@@ -263,6 +332,9 @@ mod tests {
                 assert_eq!(bodies.bytes(&body), bytes);
                 assert_eq!(bodies.content(&body).len(), bytes.len() - 2);
                 bodies.remove(body);
+            }
+            if step % 100 == 0 {
+                bodies.check(model.iter().map(|(&name, (body, _))| (name.into(), body)));
             }
         }
         for (_, (body, bytes)) in model {

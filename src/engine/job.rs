@@ -204,6 +204,36 @@ impl Jobs {
         self.ids.remove(job.id);
         job
     }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.pages.is_empty()
+    }
+
+    /// All jobs, with their keys.
+    pub fn iter(&self) -> impl Iterator<Item = (JobKey, &Job)> + '_ {
+        self.pages.iter()
+    }
+
+    /// Every job is found by its id, and nothing else is.
+    ///
+    /// # Panics
+    /// It is not so.
+    pub fn check(&self) {
+        self.pages.check(format_args!("the jobs"));
+        self.ids.check();
+        assert_eq!(self.len(), self.ids.count(), "jobs, and ids under which there is one");
+        for (key, job) in self.iter() {
+            let found = self.find(job.id);
+            assert_eq!(found, Some(key), "what is found for job {}, and where it is", job.id);
+            assert!(job.ttr_secs >= 1, "job {} has no time to run", job.id);
+        }
+    }
 }
 
 impl Index<JobKey> for Jobs {

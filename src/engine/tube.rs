@@ -94,6 +94,11 @@ impl Tube {
         self.buried.front().map(JobKey::from_number)
     }
 
+    /// The place in the order of `list-tubes`.
+    pub fn place(&self) -> usize {
+        self.place as usize
+    }
+
     /// Whether nobody uses or watches the tube and no job is in it.
     fn is_idle(&self) -> bool {
         self.using == 0
@@ -182,6 +187,35 @@ impl Tubes {
     /// The keys of all tubes there are now.
     pub fn keys(&self) -> Vec<TubeKey> {
         self.order.clone()
+    }
+
+    /// All tubes with their keys, in the same order.
+    pub fn entries(&self) -> impl Iterator<Item = (TubeKey, &Tube)> + '_ {
+        self.order.iter().map(|&key| (key, &self[key]))
+    }
+
+    /// Every tube is found by its name and knows its place in the order, and none is kept that
+    /// nobody needs.
+    ///
+    /// # Panics
+    /// It is not so.
+    pub fn check(&self) {
+        self.table.check(format_args!("the tubes"));
+        assert_eq!(self.len(), self.table.len(), "tubes in the order, and tubes");
+        for (place, &key) in self.order.iter().enumerate() {
+            let tube = self.table.get(key).unwrap_or_else(|| {
+                panic!("{key:?}, at {place} in the order of tubes, is not there")
+            });
+            let name = &tube.name;
+            assert_eq!(tube.place(), place, "the place of tube {name}, as noted and as found");
+            assert_eq!(
+                self.find(name),
+                Some(key),
+                "what is found for tube {name}, and where it is"
+            );
+            assert!(key == Tubes::DEFAULT || !tube.is_idle(), "nobody needs tube {name}");
+        }
+        assert!(self.table.get(Tubes::DEFAULT).is_some(), "there is no default tube");
     }
 
     /// All tubes, in the order of `list-tubes`.
