@@ -287,6 +287,37 @@ impl Conn {
         Ok(())
     }
 
+    /// What is kept is the beginning of something if nothing is held up, and whoever is held up has
+    /// something to go on with.
+    fn check(&self, index: usize) {
+        self.output.check(format_args!("the output of connection {index}"));
+        assert!(
+            self.is_half_closed || !self.input_ended,
+            "the input of connection {index} has ended, but its sending side is not shut down"
+        );
+        let Conn { phase, input, is_held_up, .. } = self;
+        let can_be = match phase {
+            Phase::Closing => true,
+            // What it was held up with may have been given up for want of memory.
+            Phase::UnwantedBody { why: Refusal::OutOfMemory, .. } => {
+                *is_held_up || input.is_empty()
+            }
+            _ if *is_held_up => self.has_step(input),
+            Phase::Line => input.len() < LINE_MAX && find_line_end(input).is_none(),
+            Phase::TooLongLine => input.is_empty() || input == b"\r",
+            Phase::Body(put) => input.len() < put.full_len as usize,
+            Phase::UnwantedBody { .. } | Phase::Waiting => input.is_empty(),
+            Phase::Kicking(_) => false,
+        };
+        assert!(
+            can_be,
+            "connection {index} keeps {} bytes, held up: {is_held_up}, in the middle of {phase:?}",
+            input.len()
+        );
+        let is_shut = self.is_half_closed && matches!(phase, Phase::Waiting);
+        assert!(!is_shut, "connection {index} has shut down its sending side, but it waits");
+    }
+
     /// There is no memory for the body that is arriving, of which there are `arrived` bytes.
     /// `false` when none is, or when all of it and perhaps more than that has arrived.
     pub fn give_up_body(&mut self, arrived: usize) -> bool {
@@ -360,6 +391,24 @@ impl Conns {
         let conn = &mut self.by_key[key];
         conn.attend(key, &mut self.attention);
         conn.wants()
+    }
+
+    /// All connections, with their keys.
+    pub fn iter(&self) -> impl Iterator<Item = (ConnKey, &Conn)> + '_ {
+        self.by_key.iter()
+    }
+
+    /// Every connection is in a state that its fields agree about. Whom the loop has already looked
+    /// after is not known here, so nothing is said of that.
+    ///
+    /// # Panics
+    /// It is not so.
+    pub fn check(&self) {
+        self.by_key.check(format_args!("the connections"));
+        self.pool.check();
+        for (key, conn) in self.iter() {
+            conn.check(key.index());
+        }
     }
 
     /// Moves the keys of the connections that are to be looked after to `keys`. Some may

@@ -15,6 +15,7 @@
 
 use super::body::Content;
 use std::collections::{TryReserveError, VecDeque};
+use std::fmt;
 use std::io::IoSlice;
 use std::rc::Rc;
 
@@ -91,6 +92,16 @@ impl Output {
         self.0.as_ref().map_or(0, |pending| pending.next_slices(slices))
     }
 
+    /// What is still to be sent is counted right, and each body has its place in the text.
+    ///
+    /// # Panics
+    /// It is not so. `what` says whose output it is.
+    pub fn check(&self, what: fmt::Arguments<'_>) {
+        if let Some(pending) = &self.0 {
+            pending.check(what);
+        }
+    }
+
     /// The first `count` of the bytes to be sent have been sent.
     pub fn sent(&mut self, count: usize, pool: &mut Pool) {
         match &mut self.0 {
@@ -156,6 +167,20 @@ impl Pending {
         count
     }
 
+    fn check(&self, what: fmt::Arguments<'_>) {
+        let Pending { text, text_sent, bodies, body_sent, bodies_len } = self;
+        let mut before = *text_sent;
+        let mut len = 0;
+        for SharedBody { at, bytes } in bodies {
+            assert!(*at >= before, "{what}: a body at {at} of the text comes after {before}");
+            (before, len) = (*at, len + bytes.len());
+        }
+        assert!(before <= text.len(), "{what}: {before} bytes of text of {}", text.len());
+        let first = bodies.front().map_or(1, |body| body.bytes.len());
+        assert!(*body_sent < first, "{what}: {body_sent} bytes of a body of {first} were sent");
+        assert_eq!(bodies_len + body_sent, len, "{what}: bytes of bodies, noted and counted");
+    }
+
     /// A client that is always a little behind must not make its output grow for ever.
     fn forget_what_was_sent(&mut self) {
         const WORTH_MOVING: usize = 16 * 1024;
@@ -176,6 +201,20 @@ impl Pool {
 
     fn lend(&mut self) -> Box<Pending> {
         self.0.pop().unwrap_or_default()
+    }
+
+    /// What is to be lent has nothing of anybody in it.
+    ///
+    /// # Panics
+    /// It is not so.
+    pub fn check(&self) {
+        assert!(self.0.len() <= Pool::MOST, "{} outputs wait to be lent", self.0.len());
+        for pending in &self.0 {
+            let Pending { text, text_sent, bodies, body_sent, bodies_len } = &**pending;
+            assert!(text.is_empty() && bodies.is_empty(), "an output is lent with bytes in it");
+            let counts = (*text_sent, *body_sent, *bodies_len);
+            assert_eq!(counts, (0, 0, 0), "what an output that is to be lent has been sent");
+        }
     }
 
     fn take_back(&mut self, pending: Option<Box<Pending>>) {
@@ -226,6 +265,8 @@ mod tests {
                 output.sent(taken, &mut pool);
             }
             assert_eq!(arrived.len() + output.len(), expected.len());
+            output.check(format_args!("round {round}"));
+            pool.check();
         }
         assert!(expected.starts_with(&arrived));
     }
