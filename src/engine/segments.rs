@@ -76,6 +76,18 @@ impl Segment {
         self.jobs.is_empty()
     }
 
+    fn check(&self, entries: &Entries) {
+        let Segment { number, size, used, .. } = self;
+        assert!(used <= size, "binlog.{number}: {used} bytes of {size} are used");
+        let mut live_bytes = 0;
+        self.jobs.check(entries, format_args!("the jobs of binlog.{number}"), |key| {
+            let Entry { job, file, len, .. } = &entries.0[LogKey::from_number(key)];
+            assert_eq!(file, number, "the file of {job:?}, and the one among whose jobs it is");
+            live_bytes += u64::from(*len);
+        });
+        assert_eq!(self.live_bytes, live_bytes, "live bytes of binlog.{number}, noted and counted");
+    }
+
     /// The job that has belonged to it longest.
     pub fn first_job(&self) -> Option<LogKey> {
         self.jobs.front().map(LogKey::from_number)
@@ -208,6 +220,26 @@ impl Segments {
     pub fn remove_job(&mut self, key: LogKey) -> Entry {
         self.leave(key);
         self.entries.0.remove(key).expect("a job goes once")
+    }
+
+    /// Files have rising numbers, and every job belongs to one of them, which counts the bytes of its
+    /// record.
+    ///
+    /// # Panics
+    /// It is not so.
+    pub fn check(&self) {
+        self.entries.0.check(format_args!("what the binlog knows of jobs"));
+        let (mut jobs, mut live_bytes) = (0, 0);
+        let mut last = None;
+        for segment in &self.segments {
+            assert!(last < Some(segment.number), "binlog.{} comes after {last:?}", segment.number);
+            last = Some(segment.number);
+            segment.check(&self.entries);
+            jobs += u64::from(segment.jobs.len());
+            live_bytes += segment.live_bytes;
+        }
+        assert_eq!(self.job_count(), jobs, "jobs that the binlog knows, and jobs in its files");
+        assert_eq!(self.live_bytes, live_bytes, "live bytes of the binlog, and of its files");
     }
 
     fn enter(&mut self, key: LogKey) {
