@@ -398,13 +398,13 @@ impl Binlog {
 
     fn sync(&mut self, number: FileNumber) {
         let synced = self.disk.sync(number);
-        self.check(synced, || format!("binlog.{number}: cannot sync it"));
+        self.fail_unless(synced, || format!("binlog.{number}: cannot sync it"));
     }
 
     pub(super) fn sync_directory(&mut self) {
         if self.is_synced() {
             let synced = self.disk.sync_directory();
-            self.check(synced, || "the directory: cannot sync it".to_owned());
+            self.fail_unless(synced, || "the directory: cannot sync it".to_owned());
         }
     }
 
@@ -431,12 +431,12 @@ impl Binlog {
         }
         let Segment { number, used, .. } = self.segments[self.current];
         let written = self.disk.write(number, used - bytes.len() as u64, bytes);
-        self.check(written, || format!("binlog.{number}: cannot write it"));
+        self.fail_unless(written, || format!("binlog.{number}: cannot write it"));
     }
 
-    /// The disk fails if that did; `what` says what it was.
-    pub(super) fn check(&mut self, result: io::Result<()>, what: impl FnOnce() -> String) {
-        if let Err(error) = result {
+    /// The disk fails unless that was done; `what` says what it was.
+    pub(super) fn fail_unless(&mut self, done: io::Result<()>, what: impl FnOnce() -> String) {
+        if let Err(error) = done {
             self.failure.get_or_insert_with(|| Failure(format!("{}: {error}", what())));
         }
     }

@@ -261,7 +261,7 @@ impl Binlog {
             StorageFull | QuotaExceeded | FileTooLarge | OutOfMemory | PermissionDenied
         );
         if !is_want_of_space {
-            return self.check(Err(error), || format!("binlog.{number}: cannot make it"));
+            return self.fail_unless(Err(error), || format!("binlog.{number}: cannot make it"));
         }
         self.is_full = true;
         if !std::mem::replace(&mut self.is_full_told, true) {
@@ -275,7 +275,7 @@ impl Binlog {
         }
         self.disk.create(number, size)?;
         let written = self.disk.write(number, 0, &VERSION);
-        self.check(written, || format!("binlog.{number}: cannot write it"));
+        self.fail_unless(written, || format!("binlog.{number}: cannot write it"));
         self.sync_directory();
         let segment = Segment::new(number, size, VERSION_LEN as u64);
         self.sums.disk_bytes += on_disk(size);
