@@ -26,6 +26,7 @@
 //! | 2 | [`engine::waiting`] | how workers and tubes find each other |
 //! | 2 | [`engine::durable`] | what the binlog is told, and when |
 //! | 2 | [`engine::replay`] | how the queue comes back from the files of a binlog |
+//! | 2 | [`engine::check`] | what holds between any two commands, counted anew |
 //! | 2 | [`engine::binlog`] | where records go, and when they are safe |
 //! | 2 | [`engine::space`], [`engine::compaction`] | room for records; how old files are emptied |
 //! | 1 | [`engine::job`], [`engine::tube`] | jobs and tubes, and where to find them |
@@ -44,8 +45,8 @@
 //! | 0 | [`engine::spare`] | memory held back for the time when there is no more |
 //! | 0 | [`engine::disk`] | the disk as the binlog sees it |
 //!
-//! Some know each other: `tube` keeps the line that `waiting` tells of; `waiting`, `durable` and
-//! `replay` are chapters of `queue`, `space` and `compaction` of `binlog`, told apart.
+//! Some know each other: `tube` keeps the line that `waiting` tells of; `waiting`, `durable`,
+//! `replay` and `check` are chapters of `queue`, `space` and `compaction` of `binlog`, told apart.
 //!
 //! # How a command travels
 //!

@@ -27,6 +27,7 @@ struct Engine {
     conn: ConnKey,
     now: Nanos,
     recovered: Recovered,
+    turns: u64,
 }
 
 const START: Nanos = Nanos::from_secs(1_700_000_000);
@@ -50,7 +51,8 @@ impl Engine {
         let mut server = Server::new(settings, facts(), now);
         let recovered = server.recover(disk.boxed(), policy.syncing, now).ok()?;
         let conn = server.connect().unwrap();
-        Some(Engine { server, conn, now, recovered })
+        server.check();
+        Some(Engine { server, conn, now, recovered, turns: 0 })
     }
 
     fn start(disk: &FakeDisk, policy: Policy, now: Nanos) -> Engine {
@@ -65,7 +67,12 @@ impl Engine {
         while self.server.wants(self.conn).resume {
             self.server.resume(self.conn, self.now);
         }
-        self.server.commit(self.now).ok()?;
+        let committed = self.server.commit(self.now);
+        let only_asks = input.starts_with("stats") || input.starts_with("peek");
+        if !only_asks {
+            self.check();
+        }
+        committed.ok()?;
         let mut said = Vec::new();
         loop {
             let mut slices = [IoSlice::new(&[]); 16];
@@ -81,6 +88,14 @@ impl Engine {
         Some(String::from_utf8(said).unwrap())
     }
 
+    /// Sees whether all counts agree: after each turn of a short life, and after some of a long one.
+    fn check(&mut self) {
+        self.turns += 1;
+        if self.turns < 100 || self.turns.is_multiple_of(64) {
+            self.server.check();
+        }
+    }
+
     /// The same on a disk that works.
     fn ask(&mut self, input: &str) -> String {
         self.turn(input).expect("the disk works")
@@ -93,7 +108,9 @@ impl Engine {
             self.now = self.now.max(due);
             self.server.tick(self.now);
             self.server.commit(self.now).expect("the disk works");
+            self.check();
         }
+        self.server.check();
     }
 
     fn put(&mut self, body: &str) -> Option<u64> {

@@ -234,6 +234,7 @@ impl EnginePlayer {
     }
 
     fn pump_one(&mut self, name: &str) -> bool {
+        self.server.check();
         let (server, now) = (&mut self.server, self.now);
         server.commit(now).expect("the disk works");
         let client = self.clients.get_mut(name).expect("only known clients are pumped");

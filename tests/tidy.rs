@@ -71,7 +71,7 @@ fn imports_of_the_engine_run_downward() {
             "time", "keys", "spare", "disk",
         ],
         &["job", "tube", "command", "reply", "output", "body", "record", "scan", "segments"],
-        &["queue", "waiting", "binlog", "space", "compaction", "durable", "replay"],
+        &["queue", "waiting", "check", "binlog", "space", "compaction", "durable", "replay"],
         &["conn", "stats", "inspect"],
         &["server"],
     ];

@@ -23,6 +23,7 @@ use super::disk::{Disk, FileNumber};
 use super::keys::{JobKey, LogKey};
 use super::record::{self, FILE_HEAD_LEN, Fields, Layout, SHORT_LEN};
 use super::segments::{Segment, Segments};
+use super::space::UNSYNCED_FILES;
 use super::time::Nanos;
 use std::collections::TryReserveError;
 use std::fmt;
@@ -70,6 +71,8 @@ pub struct Binlog {
     pub(super) is_full: bool,
     /// The operator has been told so, and not yet that it is over.
     pub(super) is_full_told: bool,
+    /// It was started on a disk with too little space for the deletes of all jobs.
+    pub(super) began_short: bool,
     pub(super) last: Last,
     /// In every record that is written.
     pub(super) nonce: u32,
@@ -198,6 +201,7 @@ impl Binlog {
             has_failed_to_grow: false,
             is_full: false,
             is_full_told: false,
+            began_short: false,
             last,
             nonce: random_nonce(),
             failure: None,
@@ -447,6 +451,64 @@ impl Binlog {
 
     pub(super) fn last_number(&self) -> FileNumber {
         self.segments.newest().map_or(0, |segment| segment.number)
+    }
+
+    // ---- Checking ----
+
+    /// Everything that was counted is counted anew. It holds after the disk has failed too, but not
+    /// once the server has ended.
+    ///
+    /// # Panics
+    /// Something does not agree.
+    pub fn check(&self) {
+        self.segments.check();
+        self.check_space();
+        let Segment { number, used, .. } = self.segments[self.current];
+        let waiting = self.batch.len();
+        assert!(
+            waiting <= BATCH_LEN && waiting as u64 <= used,
+            "{waiting} bytes wait to be written, of {used} that are used in binlog.{number}"
+        );
+        assert!(
+            waiting == 0 || self.unsynced_since.is_some(),
+            "{waiting} bytes wait to be written, and there is nothing to be synced"
+        );
+        let (begun_in, begun) = self.sync_begun;
+        assert!(
+            begun_in < number || (begun_in == number && begun <= used),
+            "a sync of binlog.{begun_in} was begun up to {begun}: binlog.{number} ends at {used}"
+        );
+        self.check_unsynced();
+    }
+
+    fn check_unsynced(&self) {
+        let closed = &self.unsynced_closed;
+        let oldest = self.segments[0].number;
+        let numbers = closed.iter().copied().chain([self.current_number()]);
+        assert!(
+            numbers.is_sorted_by(|before, after| before < after)
+                && closed.first().is_none_or(|&first| first >= oldest),
+            "{closed:?} are to be synced, from binlog.{oldest} to before binlog.{}",
+            self.current_number()
+        );
+        let is_wanted = self.is_synced()
+            && (self.unsynced_since.is_some() || self.failure.is_some())
+            && closed.len() <= UNSYNCED_FILES;
+        assert!(closed.is_empty() || is_wanted, "{closed:?} are kept to be synced, but never are");
+    }
+
+    /// The job is known under this key, with a full record of so many bytes.
+    ///
+    /// # Panics
+    /// It is not so.
+    pub fn check_job(&self, key: LogKey, job: JobKey, id: u64, len: usize) {
+        let known = self.segments.find(key).map(|entry| (entry.job, entry.len as usize));
+        assert_eq!(known, Some((job, len)), "job {id}, as the binlog knows it, and as it is");
+    }
+
+    /// How many jobs it knows.
+    pub fn job_count(&self) -> u64 {
+        self.segments.job_count()
     }
 
     // ---- Telling ----

@@ -65,6 +65,11 @@ impl<E: Entry> Heap<E> {
         self.entries[place as usize]
     }
 
+    /// The entry that stands at `place`, if one does.
+    pub fn get(&self, place: u32) -> Option<E> {
+        self.entries.get(place as usize).copied()
+    }
+
     /// How many entries there are.
     pub fn len(&self) -> usize {
         self.entries.len()

@@ -215,6 +215,11 @@ impl Jobs {
         self.pages.is_empty()
     }
 
+    /// The job under this key, if there is one.
+    pub fn get(&self, key: JobKey) -> Option<&Job> {
+        self.pages.get(key)
+    }
+
     /// All jobs, with their keys.
     pub fn iter(&self) -> impl Iterator<Item = (JobKey, &Job)> + '_ {
         self.pages.iter()

@@ -7,6 +7,7 @@ pub mod beside;
 pub mod binlog;
 pub mod body;
 pub mod bytes;
+pub mod check;
 pub mod command;
 pub mod compaction;
 pub mod conn;

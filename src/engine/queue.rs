@@ -56,16 +56,16 @@ pub struct Queue {
     /// How far the time of day is ahead.
     pub(super) drift: Drift,
     pub(super) next_ticket: Ticket,
-    reservations: u64,
+    pub(super) reservations: u64,
     /// The connections whose timer went off; empty between ticks.
-    due_conns: Vec<ConnKey>,
+    pub(super) due_conns: Vec<ConnKey>,
     /// How many jobs may still be handed back before others have their turn.
     hand_backs_left: usize,
     /// How many bytes compaction has moved, and how many pages of bodies were freed, since
     /// somebody last asked.
     pub(super) moved_bytes: usize,
     freed_pages: usize,
-    wheel: Wheel<TimerOwner>,
+    pub(super) wheel: Wheel<TimerOwner>,
 }
 
 /// Why a connection waits no longer.
@@ -95,7 +95,7 @@ pub enum Outcome {
 /// How far a `kick` has come.
 #[derive(Clone, Copy, Debug)]
 pub struct Kick {
-    tube: TubeKey,
+    pub(super) tube: TubeKey,
     /// Buried jobs are kicked, not delayed ones.
     are_buried: bool,
     /// How many are still to be kicked.
@@ -131,24 +131,24 @@ pub struct Client {
     /// The tubes from which it reserves.
     pub watching: Watching,
     /// The jobs that it holds.
-    reserved: Heap<ReservedEntry>,
+    pub(super) reserved: Heap<ReservedEntry>,
     /// Goes off when its next deadline, safety margin or timeout is due.
-    timer: TimerKey,
-    is_producer: bool,
-    is_worker: bool,
+    pub(super) timer: TimerKey,
+    pub(super) is_producer: bool,
+    pub(super) is_worker: bool,
 }
 
-#[derive(Clone, Copy, Debug)]
-enum TimerOwner {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TimerOwner {
     Tube(TubeKey),
     Client(ConnKey),
 }
 
 /// Jobs with a priority below this count as urgent.
-const URGENT_BELOW: u32 = 1024;
+pub(super) const URGENT_BELOW: u32 = 1024;
 
 /// A waiting worker is warned when a job that it holds is this close to its deadline.
-const SAFETY_MARGIN: Nanos = Nanos::from_secs(1);
+pub(super) const SAFETY_MARGIN: Nanos = Nanos::from_secs(1);
 
 /// What takes as long as a command: so many bytes moved by compaction, and so small a part of a
 /// page that goes back to the system, with the jobs that its bodies belonged to.

@@ -136,7 +136,7 @@ impl Segments {
     }
 
     /// The files, from the oldest on.
-    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &Segment> + ExactSizeIterator {
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &Segment> + ExactSizeIterator + Clone {
         self.segments.iter()
     }
 
@@ -169,6 +169,11 @@ impl Segments {
     /// What is known of a job.
     pub fn entry(&self, key: LogKey) -> &Entry {
         &self.entries.0[key]
+    }
+
+    /// The same, if it is known.
+    pub fn find(&self, key: LogKey) -> Option<&Entry> {
+        self.entries.0.get(key)
     }
 
     /// The same, to be changed.

@@ -13,12 +13,13 @@
 use super::binlog::{Failure, NoRoom, Policy, Syncing};
 use super::body::{CR_LF, Content};
 use super::command::{self, Command, Counter};
-use super::conn::{Conns, Outlet, Phase, Put, Refusal, Step, Wants};
+use super::conn::{Conn, Conns, Outlet, Phase, Put, Refusal, Step, Wants};
 use super::disk::Disk;
 use super::job::Terms;
 use super::keys::{ConnKey, JobKey};
 use super::output::Output;
 use super::queue::{Answer, Kick, Outcome, Queue};
+use super::record;
 use super::replay::{Recovered, ReplayError};
 use super::reply::Reply;
 use super::spare::{self, Spare};
@@ -290,6 +291,77 @@ impl Server {
     /// How many connections there are.
     pub fn connection_count(&self) -> usize {
         self.conns.len() - self.leaving.len()
+    }
+
+    // ---- Checking ----
+
+    /// Counts everything anew that the server knows, and compares; for tests, which call it between
+    /// any two of the calls above. Only there does all of it hold, and no more once
+    /// [`Server::recover`] has failed or [`Server::close`] was called; after a failed
+    /// [`Server::commit`] it does.
+    ///
+    /// # Panics
+    /// Something does not agree.
+    pub fn check(&self) {
+        self.queue.check();
+        self.conns.check();
+        assert_eq!(self.queue.answers.len(), 0, "answers that were not delivered");
+        assert_eq!(self.answered.len(), 0, "connections that were answered and did not go on");
+        let (conns, clients) = (self.conns.len(), self.queue.clients.len());
+        assert_eq!(conns, clients, "connections, and what the rules know of them");
+        assert!(
+            conns as u64 <= self.total_connections,
+            "{conns} connections, but {} since the start",
+            self.total_connections
+        );
+        for (key, conn) in self.conns.iter() {
+            self.check_conn(key, conn);
+        }
+        for (place, key) in self.leaving.iter().enumerate() {
+            let conn = &self.conns[*key];
+            let is_gone = matches!(conn.phase, Phase::Closing)
+                && conn.input.is_empty()
+                && conn.output.is_empty()
+                && !self.leaving.range(..place).any(|other| other == key);
+            assert!(is_gone, "connection {} is gone, but not all of it: {conn:?}", key.index());
+        }
+        for (_, job) in self.queue.jobs.iter() {
+            // What damage has made of an id is none that was given out.
+            let is_given_out = job.id <= self.last_id || job.id > record::HIGHEST_ID;
+            assert!(is_given_out, "job {}, but {} was given out last", job.id, self.last_id);
+        }
+    }
+
+    fn check_conn(&self, key: ConnKey, conn: &Conn) {
+        let (index, phase) = (key.index(), &conn.phase);
+        let client = self.queue.clients.get(key);
+        let client = client.unwrap_or_else(|| panic!("no rules know connection {index}"));
+        assert_eq!(
+            matches!(phase, Phase::Waiting),
+            client.watching.is_waiting(),
+            "whether connection {index} waits, {phase:?}, and whether the rules know of it"
+        );
+        match phase {
+            Phase::Body(put) => {
+                let longest = self.settings.max_job_size as usize + CR_LF.len();
+                let is_new = put.id <= self.last_id && self.queue.jobs.find(put.id).is_none();
+                assert!(
+                    is_new && put.full_len as usize <= longest,
+                    "connection {index} puts {put:?}: ids up to {} are given out",
+                    self.last_id
+                );
+            }
+            Phase::Kicking(kick) => assert!(
+                kick.tube == client.used && kick.left > 0,
+                "connection {index} kicks {kick:?}, but uses {:?}",
+                client.used
+            ),
+            Phase::Line
+            | Phase::TooLongLine
+            | Phase::UnwantedBody { .. }
+            | Phase::Waiting
+            | Phase::Closing => {}
+        }
     }
 
     // ---- Running commands ----
@@ -788,6 +860,7 @@ mod tests {
         let mut answered = 0;
         loop {
             turns += 1;
+            server.check();
             let count = replies(&mut server, key).lines().count();
             assert!((1..=SMALLEST_SHARE).contains(&count), "{count} replies in one turn");
             answered += count;
@@ -835,6 +908,7 @@ mod tests {
             assert_eq!(server.queue.totals.ready, u64::from(KICKED_AT_ONCE) * turns);
             server.receive(other, b"list-tube-used\r\n", START);
             assert_eq!(replies(&mut server, other), "USING default\r\n");
+            server.check();
             server.resume(operator, START);
             turns += 1;
             said = replies(&mut server, operator);
@@ -860,10 +934,12 @@ mod tests {
             assert!(replies(&mut server, other).ends_with("RELEASED\r\n"));
             server.disconnect(other, START);
             assert_eq!(server.connect().unwrap(), other, "the other key is not free yet");
+            server.check();
             server.tick(START);
             turns += 1;
         }
         assert!(turns > 3, "it took {turns} turns");
+        server.check();
         assert_eq!(server.connect().unwrap(), worker);
     }
 
@@ -884,6 +960,7 @@ mod tests {
         while let Some(next) = server.next_due() {
             now = now.max(next);
             server.tick(now);
+            server.check();
         }
         assert_eq!(ready(&server), MANY as u64);
     }
@@ -898,6 +975,7 @@ mod tests {
         burst.extend_from_slice(b"list-tu");
         server.receive(key, &burst, START);
         while server.wants(key).resume {
+            server.check();
             replies(&mut server, key);
             server.resume(key, START);
         }

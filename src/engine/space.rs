@@ -8,7 +8,7 @@
 //! Room is counted in short records: how many more of them would fit. It is made before a record
 //! is, and whoever asks for it in vain has changed nothing.
 
-use super::binlog::{BLOCK, Binlog, HEAD, NoRoom, SHORT, on_disk};
+use super::binlog::{BLOCK, Binlog, HEAD, NoRoom, SHORT, Sums, on_disk};
 use super::disk::{FileNumber, LAST_NUMBER};
 use super::record::{VERSION, VERSION_LEN};
 use super::segments::Segment;
@@ -42,7 +42,7 @@ const SMALL_FILE: u32 = 1024 * 1024;
 const REMOVE_AGAIN: Nanos = Nanos::from_secs(60);
 
 /// More files than that are not kept open to be synced later.
-const UNSYNCED_FILES: usize = 2;
+pub(super) const UNSYNCED_FILES: usize = 2;
 
 impl Binlog {
     // ---- The first space ----
@@ -74,6 +74,7 @@ impl Binlog {
                 Err(error) if self.current == self.segments.len() => return Err(error),
                 Err(error) => {
                     warn!("binlog.{number}: no space for it: {error}; deletes may be refused");
+                    self.began_short = true;
                     break;
                 }
             }
@@ -84,6 +85,52 @@ impl Binlog {
         self.write_batch();
         self.sync_if_wanted();
         Ok(())
+    }
+
+    // ---- Checking ----
+
+    /// What the files take and what room they have is what was counted as they came and went, and
+    /// there is room for the deletes of all jobs.
+    pub(super) fn check_space(&self) {
+        let Sums { disk_bytes, closed_bytes, room_ahead, .. } = self.sums;
+        let on_disk = |from: usize, to: usize| -> u64 {
+            let some = self.segments.iter().take(to).skip(from);
+            some.map(|segment| on_disk(segment.size)).sum()
+        };
+        let (current, len) = (self.current, self.segments.len());
+        assert!(current < len, "the current file should be that at {current} of {len}");
+        assert!(self.leaving <= current, "{} files leave, of {current} closed ones", self.leaving);
+        assert_eq!(disk_bytes, on_disk(0, len), "bytes of all files, noted and counted");
+        assert_eq!(closed_bytes, on_disk(0, current), "bytes of closed files, noted and counted");
+        let leaving = on_disk(0, self.leaving);
+        assert_eq!(self.leaving_bytes, leaving, "bytes of files that leave, noted and counted");
+        for segment in self.segments.iter().take(self.leaving) {
+            assert!(segment.is_empty(), "binlog.{} leaves with jobs", segment.number);
+        }
+        let ahead = self.segments.iter().skip(current + 1);
+        let room = ahead.clone().map(fresh_room).sum::<u64>();
+        assert_eq!(
+            room_ahead, room,
+            "short records with room in prepared files, noted and counted"
+        );
+        for (number, segment) in (self.current_number() + 1..).zip(ahead) {
+            assert_eq!(
+                segment.number, number,
+                "the number of a prepared file, and what it should be"
+            );
+            assert!(
+                is_unused(segment) && segment.is_empty(),
+                "binlog.{number} is only prepared, but {} bytes of it are used",
+                segment.used
+            );
+        }
+        let Segment { number, used, is_damaged, .. } = self.segments[current];
+        assert!(used >= HEAD && !is_damaged, "binlog.{number} is the current file without a head");
+        let (room, jobs) = (self.room(), self.segments.job_count());
+        assert!(
+            room >= jobs || self.began_short,
+            "there is room for {room} short records, but {jobs} jobs are to be deleted some day"
+        );
     }
 
     // ---- Making room ----

@@ -124,6 +124,11 @@ impl Tubes {
         self.order.is_empty()
     }
 
+    /// The tube under this key, if there is one.
+    pub fn get(&self, key: TubeKey) -> Option<&Tube> {
+        self.table.get(key)
+    }
+
     /// The tube of this name.
     pub fn find(&self, name: &str) -> Option<TubeKey> {
         self.table.find_by(self.hash(name).into(), |tube| &*tube.name == name)
@@ -203,7 +208,7 @@ impl Tubes {
         self.table.check(format_args!("the tubes"));
         assert_eq!(self.len(), self.table.len(), "tubes in the order, and tubes");
         for (place, &key) in self.order.iter().enumerate() {
-            let tube = self.table.get(key).unwrap_or_else(|| {
+            let tube = self.get(key).unwrap_or_else(|| {
                 panic!("{key:?}, at {place} in the order of tubes, is not there")
             });
             let name = &tube.name;
@@ -215,7 +220,7 @@ impl Tubes {
             );
             assert!(key == Tubes::DEFAULT || !tube.is_idle(), "nobody needs tube {name}");
         }
-        assert!(self.table.get(Tubes::DEFAULT).is_some(), "there is no default tube");
+        assert!(self.get(Tubes::DEFAULT).is_some(), "there is no default tube");
     }
 
     /// All tubes, in the order of `list-tubes`.

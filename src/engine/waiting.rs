@@ -37,6 +37,7 @@ use super::list::{Linked, Links, List, NIL};
 use super::queue::Queue;
 use super::table::{Hashed, Table, scatter};
 use super::time::Nanos;
+use super::tube::Tube;
 use std::collections::TryReserveError;
 use std::num::NonZero;
 
@@ -257,6 +258,115 @@ impl Queue {
         // tests/scripts/list-tubes-order.txt.
         watching.all.swap_remove(&mut self.watches, key.number());
         self.watches.remove(key);
+    }
+
+    // ---- Checking ----
+
+    /// Every watch stands in the lists and heaps of its connection and of its tube in which it says
+    /// that it stands, and in no others; who waits is found by every tube that has something for
+    /// him, and no tube has.
+    pub(super) fn check_watches(&self) {
+        self.watches.check(format_args!("the watches"));
+        // Nothing stands in two places that exclude each other: so much is looked at one by one.
+        // With as many in both together as there are watches, each stands in one of them.
+        let (mut all, mut out_of_line, mut unsure, mut filed) = (0, 0, 0, 0);
+        for (conn, client) in self.clients.iter() {
+            let watching = &client.watching;
+            self.check_watching(conn, watching);
+            all += watching.len();
+            out_of_line += watching.out_of_line.len() as usize;
+            unsure += watching.unsure.len() as usize;
+            filed += watching.offers.as_ref().map_or(0, |offers| offers.len());
+        }
+        let (mut in_line, mut settled) = (0, 0);
+        for (key, tube) in self.tubes.entries() {
+            self.check_line(key, tube);
+            in_line += tube.line.len();
+            settled += tube.settled.len() as usize;
+        }
+        let len = self.watches.len();
+        assert_eq!(all, len, "watches of all connections, and watches");
+        assert_eq!(in_line + out_of_line, len, "watches in line and out of line, and watches");
+        assert_eq!(settled + unsure, len, "watches settled and unsure, and watches");
+        let is_filed = |(_, watch): &(WatchKey, &Watch)| watch.place_in_offers != NIL;
+        let noted = self.watches.iter().filter(is_filed).count();
+        assert_eq!(filed, noted, "offers that are filed, and watches that say so");
+    }
+
+    fn check_watching(&self, conn: ConnKey, watching: &Watching) {
+        let index = conn.index();
+        let watch = |key| {
+            let found = self.watches.get(WatchKey::from_number(key));
+            found.unwrap_or_else(|| panic!("{index} has watch {key}, which is not there"))
+        };
+        assert!(!watching.is_empty(), "connection {index} watches nothing");
+        watching.all.check(&self.watches, format_args!("what {index} watches"), |key| {
+            let Watch { conn: by, tube, .. } = *watch(key);
+            let found = self.watches.find(by, tube);
+            assert_eq!(by, conn, "whose watch {key} is, and by whom it is kept");
+            assert_eq!(found, Some(WatchKey::from_number(key)), "the watch of {tube:?} by {index}");
+        });
+        let out_of_line = format_args!("what {index} watches out of line");
+        watching.out_of_line.check(&self.watches, out_of_line, |key| {
+            let is_so = watch(key).conn == conn && watch(key).place_in_line == NIL;
+            assert!(is_so, "watch {key} of {index} is out of line: {:?}", watch(key));
+        });
+        watching.unsure.check(&self.watches, format_args!("what {index} is unsure of"), |key| {
+            let is_so = watch(key).conn == conn && watch(key).is_unsure;
+            assert!(is_so, "{index} is unsure of watch {key}: {:?}", watch(key));
+        });
+        if let Some(offers) = &watching.offers {
+            offers.check(&self.watches, format_args!("what {index} has filed"));
+            for offer in offers.iter() {
+                assert_eq!(
+                    self.watches[offer.watch].conn, conn,
+                    "whose {offer:?} is, and who has it"
+                );
+            }
+        }
+        if let Some(wait) = watching.wait {
+            self.check_wait(conn, watching, wait);
+        }
+    }
+
+    fn check_wait(&self, conn: ConnKey, watching: &Watching, wait: Wait) {
+        let index = conn.index();
+        let (drawn, next) = (wait.ticket.0, self.next_ticket.0);
+        assert!(drawn < next, "{index} waits with ticket {drawn}, but {next} is the next one");
+        let out = watching.out_of_line.len();
+        assert_eq!(out, 0, "lines in which {index} does not stand, though it waits");
+        for tube in watching.tubes(&self.watches) {
+            let Tube { name, .. } = &self.tubes[tube];
+            let offer = self.tubes[tube].offer();
+            assert!(offer.is_none(), "{index} waits, but tube {name} has {offer:?}");
+        }
+    }
+
+    fn check_line(&self, key: TubeKey, tube: &Tube) {
+        let Tube { name, line, settled, .. } = tube;
+        line.check(&self.watches, format_args!("the line of tube {name}"));
+        for place in line.iter() {
+            let watch = &self.watches[place.watch];
+            assert_eq!(watch.tube, key, "the tube of {watch:?}, and the one where it is in line");
+            let wait = self.clients[watch.conn].watching.wait;
+            let is_old = wait.map_or(place.ticket.0 < self.next_ticket.0, |wait| {
+                place.ticket.0 <= wait.ticket.0
+            });
+            assert!(is_old, "{place:?} is in the line of tube {name}, but its holder has {wait:?}");
+        }
+        settled.check(&self.watches, format_args!("those settled about tube {name}"), |number| {
+            let watch = self.watches.get(WatchKey::from_number(number)).unwrap_or_else(|| {
+                panic!("watch {number} is settled about tube {name}, but not there")
+            });
+            let is_so = watch.tube == key && !watch.is_unsure;
+            assert!(is_so, "watch {number} is settled about tube {name}: {watch:?}");
+            let offers = self.clients[watch.conn].watching.offers.as_ref();
+            let filed = offers.and_then(|offers| offers.get(watch.place_in_offers));
+            let is_better = tube.offer().is_some_and(|offer| {
+                filed.is_none_or(|filed| (offer.pri, offer.id) < (filed.pri, filed.id))
+            });
+            assert!(!is_better, "tube {name} has better than {filed:?}: {:?}", tube.offer());
+        });
     }
 }
 
@@ -552,6 +662,7 @@ mod tests {
                 assert_eq!(queue.totals.ready, model.ready.len() as u64);
                 assert_eq!(queue.totals.reserved, model.held.len() as u64);
                 assert_eq!(queue.totals.waiting, model.waiting.len() as u64);
+                queue.check();
             }
             assert!(last_id > 100, "the test puts jobs");
         }
