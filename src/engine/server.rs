@@ -808,6 +808,7 @@ impl Server {
     /// dropped, so that it cannot mistake half a reply for a whole one.
     fn abandon(&mut self, key: ConnKey) {
         self.spare.let_go(0);
+        self.queue.stop_waiting(key);
         let conn = &mut self.conns[key];
         conn.input = Vec::new();
         conn.output = Output::default();
@@ -963,6 +964,21 @@ mod tests {
             server.check();
         }
         assert_eq!(ready(&server), MANY as u64);
+    }
+
+    #[test]
+    fn who_is_abandoned_while_waiting_gets_no_job() {
+        let mut server = server();
+        let (worker, producer) = (server.connect().unwrap(), server.connect().unwrap());
+        server.receive(worker, b"reserve\r\n", START);
+        // As when there is no memory to keep what else the worker has sent.
+        server.abandon(worker);
+        server.check();
+        server.receive(producer, b"put 0 0 9 0\r\n\r\n", START);
+        server.check();
+        assert_eq!(replies(&mut server, worker), "");
+        assert!(server.wants(worker).end);
+        assert_eq!(server.queue.totals.ready, 1);
     }
 
     #[test]
