@@ -513,6 +513,22 @@ fn send(stream: &TcpStream, bytes: &[u8], is_urgent: bool) {
 }
 
 #[test]
+fn an_http_request_is_answered_and_nothing_behind_it_is_run() {
+    let (_daemon, address) = start_on_loopback(&[]);
+    let mut stream = connect(address);
+    let request = [&b"POST / HTTP/1.1\r\n"[..], &b"put 0 0 9 1\r\nx\r\n".repeat(10_000)].concat();
+    // The server closes while much of this is still on its way.
+    let _ = stream.write_all(&request);
+    let mut line = String::new();
+    BufReader::new(&stream).read_line(&mut line).unwrap();
+    assert_eq!(line, "UNKNOWN_COMMAND\r\n");
+    assert_eq!(stat(address, "total-jobs"), "0");
+    wait_until("only the one who asks is connected", || {
+        stat(address, "current-connections") == "1"
+    });
+}
+
+#[test]
 fn a_large_body_passes_unchanged() {
     const LEN: usize = 100_000_000;
     let (_daemon, address) = start_on_loopback(&["-z", "1073741824"]);

@@ -344,6 +344,42 @@ impl<'a> Arguments<'a> {
     }
 }
 
+/// The version of its protocol, with which the first line of an HTTP request ends.
+const HTTP_VERSION_LEN: usize = b" HTTP/1.1".len();
+
+/// The last bytes of a line: enough to tell by.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LineTail([u8; HTTP_VERSION_LEN]);
+
+impl LineTail {
+    /// The line goes on with these.
+    pub fn add(&mut self, bytes: &[u8]) {
+        let added = &bytes[bytes.len().saturating_sub(HTTP_VERSION_LEN)..];
+        self.0.copy_within(added.len().., 0);
+        self.0[HTTP_VERSION_LEN - added.len()..].copy_from_slice(added);
+    }
+
+    /// Whether the line, which is no command, is the first of an HTTP request. Any page can make the
+    /// browser that shows it send one, also to machines that only the browser can reach, and what
+    /// stands behind it would be read as commands.
+    ///
+    /// Commands need not be looked at. A page may choose the method, even a word of ours, but then
+    /// comes the target, with `/` or `http:` at its front, and the version: neither is a number, and
+    /// together they are no name of a tube. Only `quit` does not mind, and closes anyway. So
+    /// `kick 1 HTTP/1.1`, which no browser says, is what it is in C.
+    pub fn is_http(self) -> bool {
+        matches!(self.0, [b' ', b'H', b'T', b'T', b'P', b'/', b'0'..=b'9', b'.', b'0'..=b'9'])
+    }
+}
+
+impl From<&[u8]> for LineTail {
+    fn from(line: &[u8]) -> LineTail {
+        let mut tail = LineTail::default();
+        tail.add(line);
+        tail
+    }
+}
+
 /// Whether a tube may be called so.
 pub fn is_tube_name(name: &[u8]) -> bool {
     let fits = (1..=TUBE_NAME_MAX).contains(&name.len());
@@ -469,6 +505,25 @@ mod tests {
         }
         for line in ["kick ", "kick x", "kick + 3", "kick --3", "kick 18446744073709551616"] {
             assert_eq!(parse(line.as_bytes()), BAD, "{line}");
+        }
+    }
+
+    #[test]
+    fn no_http_request_is_a_command() {
+        let words = "put,use,reserve,reserve-with-timeout,reserve-job,delete,release,bury,touch,watch,\
+            ignore,peek,peek-ready,peek-delayed,peek-buried,kick,kick-job,stats,stats-job,stats-tube,\
+            list-tubes,list-tubes-watched,list-tube-used,pause-tube,pause-tubex,GET,POST";
+        for word in words.split(',') {
+            for target in ["/", "/1", "/a/5", "//5", "http://a:1/5", "*"] {
+                let line = format!("{word} {target} HTTP/1.1");
+                assert!(parse(line.as_bytes()).is_err(), "{line}");
+                assert!(LineTail::from(line.as_bytes()).is_http(), "{line}");
+            }
+        }
+        for line in
+            ["", "x", "GET /", "HTTP/1.1", " HTTP/1.", " HTTP/1.1 ", " http/1.1", " HTTP/11"]
+        {
+            assert!(!LineTail::from(line.as_bytes()).is_http(), "{line}");
         }
     }
 

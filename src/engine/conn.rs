@@ -9,7 +9,7 @@
 use super::beside::Beside;
 use super::body::{CR_LF, LARGE};
 use super::bytes;
-use super::command::LINE_MAX;
+use super::command::{LINE_MAX, LineTail};
 use super::job::Terms;
 use super::keys::ConnKey;
 use super::output::{Output, Pool};
@@ -57,8 +57,8 @@ pub enum Phase {
     /// A command line.
     #[default]
     Line,
-    /// A line that is too long, up to its end.
-    TooLongLine,
+    /// A line that is too long, up to its end. Only the last of what has come is remembered.
+    TooLongLine(LineTail),
     /// The body of a job.
     Body(Put),
     /// A body that is not wanted.
@@ -131,7 +131,7 @@ pub enum Step<'a> {
     /// A whole line, without its CR LF.
     Line(&'a [u8]),
     /// The end of a line that was too long.
-    TooLongLine,
+    TooLongLine(LineTail),
     /// A whole body, which may not end as it must.
     Put(Put, &'a [u8]),
     /// The end of a body that was not wanted, and what to say.
@@ -166,7 +166,7 @@ impl Conn {
     pub fn takes_commands(&self) -> bool {
         let is_free = match self.phase {
             Phase::Line
-            | Phase::TooLongLine
+            | Phase::TooLongLine(_)
             | Phase::Body(_)
             | Phase::UnwantedBody { .. }
             | Phase::Kicking(_) => true,
@@ -182,7 +182,7 @@ impl Conn {
             Phase::Closing => true,
             Phase::Waiting => false,
             Phase::Line
-            | Phase::TooLongLine
+            | Phase::TooLongLine(_)
             | Phase::Body(_)
             | Phase::UnwantedBody { .. }
             | Phase::Kicking(_) => self.input_ended && !self.is_held_up,
@@ -203,7 +203,10 @@ impl Conn {
         }
         match &mut self.phase {
             Phase::Line => self.line(input),
-            Phase::TooLongLine => self.end_of_line(input),
+            Phase::TooLongLine(tail) => {
+                let tail = *tail;
+                self.end_of_line(tail, input)
+            }
             Phase::Body(put) => {
                 let put = *put;
                 let (body, rest) = input.split_at_checked(put.full_len as usize)?;
@@ -237,19 +240,23 @@ impl Conn {
         if window.len() < LINE_MAX {
             return None;
         }
-        self.phase = Phase::TooLongLine;
-        self.end_of_line(input)
+        self.end_of_line(LineTail::default(), input)
     }
 
-    fn end_of_line<'a>(&mut self, input: &mut &'a [u8]) -> Option<Step<'a>> {
+    /// `tail` is that of what was dropped already.
+    fn end_of_line<'a>(&mut self, mut tail: LineTail, input: &mut &'a [u8]) -> Option<Step<'a>> {
         if let Some(length) = find_line_end(input) {
+            tail.add(&input[..length]);
             *input = &input[length + CR_LF.len()..];
             self.phase = Phase::Line;
-            return Some(Step::TooLongLine);
+            return Some(Step::TooLongLine(tail));
         }
         // A CR at the very end may be half of the end of the line.
         let kept = usize::from(input.ends_with(b"\r"));
-        *input = &input[input.len() - kept..];
+        let (dropped, rest) = input.split_at(input.len() - kept);
+        tail.add(dropped);
+        *input = rest;
+        self.phase = Phase::TooLongLine(tail);
         None
     }
 
@@ -277,7 +284,7 @@ impl Conn {
                 self.input.try_reserve_exact(missing.max(bytes.len()))?;
             }
             Phase::Line
-            | Phase::TooLongLine
+            | Phase::TooLongLine(_)
             | Phase::UnwantedBody { .. }
             | Phase::Kicking(_)
             | Phase::Waiting
@@ -304,7 +311,7 @@ impl Conn {
             }
             _ if *is_held_up => self.has_step(input),
             Phase::Line => input.len() < LINE_MAX && find_line_end(input).is_none(),
-            Phase::TooLongLine => input.is_empty() || input == b"\r",
+            Phase::TooLongLine(_) => input.is_empty() || input == b"\r",
             Phase::Body(put) => input.len() < put.full_len as usize,
             Phase::UnwantedBody { .. } | Phase::Waiting => input.is_empty(),
             Phase::Kicking(_) => false,
@@ -483,5 +490,44 @@ mod tests {
             assert_eq!(matches!(step, Some(Step::Unwanted(Refusal::OutOfMemory))), is_given_up);
         }
         assert!(!Conn::default().give_up_body(5));
+    }
+
+    #[test]
+    fn the_end_of_a_line_that_is_too_long_is_known_however_it_is_cut() {
+        for (end, is_http) in [
+            (&b" HTTP/1.1\r\n"[..], true),
+            (b"\r HTTP/2.0\r\n", true),
+            (b" HTTP/1.1\r\r\n", false),
+            (b" HTTP/1.1x\r\n", false),
+        ] {
+            let line = [&[b'x'; LINE_MAX], end].concat();
+            for first in 0..line.len() {
+                for second in first..line.len() {
+                    let pieces = [&line[..first], &line[first..second], &line[second..]];
+                    assert_eq!(
+                        ends(&pieces),
+                        [is_http],
+                        "{first}, {second}, {}",
+                        end.escape_ascii()
+                    );
+                }
+            }
+        }
+    }
+
+    /// Of each line that is too long, whether it ends as an HTTP request does.
+    fn ends(pieces: &[&[u8]]) -> Vec<bool> {
+        let (mut conn, mut kept, mut ends) = (Conn::default(), Vec::new(), Vec::new());
+        for piece in pieces {
+            kept.extend_from_slice(piece);
+            let mut rest = &kept[..];
+            match conn.next_step(&mut rest) {
+                None => {}
+                Some(Step::TooLongLine(tail)) => ends.push(tail.is_http()),
+                Some(other) => panic!("{other:?}"),
+            }
+            kept = rest.to_vec();
+        }
+        ends
     }
 }

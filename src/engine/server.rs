@@ -12,7 +12,7 @@
 
 use super::binlog::{Failure, NoRoom, Policy, Syncing};
 use super::body::{CR_LF, Content};
-use super::command::{self, Command, Counter};
+use super::command::{self, Command, Counter, LineTail, Rejection};
 use super::conn::{Conn, Conns, Outlet, Phase, Put, Refusal, Step, Wants};
 use super::disk::Disk;
 use super::job::Terms;
@@ -26,7 +26,7 @@ use super::spare::{self, Spare};
 use super::stats::{self, Facts, ServerStats};
 use super::time::{Drift, Nanos};
 use super::tube::Tube;
-use log::trace;
+use log::{debug, trace};
 use std::borrow::Cow;
 use std::collections::{TryReserveError, VecDeque};
 
@@ -357,7 +357,7 @@ impl Server {
                 client.used
             ),
             Phase::Line
-            | Phase::TooLongLine
+            | Phase::TooLongLine(_)
             | Phase::UnwantedBody { .. }
             | Phase::Waiting
             | Phase::Closing => {}
@@ -392,7 +392,7 @@ impl Server {
             Phase::Body(put) => input.shrink_to((put.full_len as usize).max(2 * left)),
             // Half a line must not keep what a whole burst needed.
             Phase::Line
-            | Phase::TooLongLine
+            | Phase::TooLongLine(_)
             | Phase::UnwantedBody { .. }
             | Phase::Kicking(_)
             | Phase::Waiting => {
@@ -423,7 +423,7 @@ impl Server {
             let now = self.moment(now);
             match step {
                 Step::Line(line) => self.run_line(key, line, now),
-                Step::TooLongLine => self.say(key, Reply::BadFormat),
+                Step::TooLongLine(tail) => self.reject(key, tail, Rejection::BadFormat),
                 Step::Put(put, body) => self.finish_put(key, put, Cow::Borrowed(body), now),
                 Step::Unwanted(why) => self.say(key, why.into()),
                 Step::Kick(kick) => self.go_on_kicking(key, kick, now),
@@ -485,7 +485,16 @@ impl Server {
                 }
                 self.execute(key, command, now);
             }
-            Err(rejection) => self.say(key, rejection.into()),
+            Err(rejection) => self.reject(key, line.into(), rejection),
+        }
+    }
+
+    /// What is no command is answered, and no more is heard from who speaks HTTP.
+    fn reject(&mut self, key: ConnKey, line: LineTail, rejection: Rejection) {
+        self.say(key, rejection.into());
+        if line.is_http() {
+            debug!("connection {}: an HTTP request, nothing behind it is read", key.index());
+            self.hang_up(key);
         }
     }
 
@@ -571,10 +580,7 @@ impl Server {
                 self.say(key, Reply::Using { tube: &tube });
             }
 
-            Command::Quit => {
-                self.conns[key].phase = Phase::Closing;
-                self.conns.attend(key);
-            }
+            Command::Quit => self.hang_up(key),
         }
     }
 
@@ -804,6 +810,12 @@ impl Server {
         }
     }
 
+    /// Nothing more is heard from this client; what it was told is still sent.
+    fn hang_up(&mut self, key: ConnKey) {
+        self.conns[key].phase = Phase::Closing;
+        self.conns.attend(key);
+    }
+
     /// There is no memory to go on with this client: what it has not been sent is
     /// dropped, so that it cannot mistake half a reply for a whole one.
     fn abandon(&mut self, key: ConnKey) {
@@ -812,8 +824,7 @@ impl Server {
         let conn = &mut self.conns[key];
         conn.input = Vec::new();
         conn.output = Output::default();
-        conn.phase = Phase::Closing;
-        self.conns.attend(key);
+        self.hang_up(key);
     }
 }
 
