@@ -154,6 +154,12 @@ fn flags() -> getopts::Options {
             "BYTES",
         )
         .optmulti(
+            "",
+            "socket-mode",
+            "permissions of the socket of -l unix:PATH, in octal, such as 660 (default: as the umask leaves them)",
+            "MODE",
+        )
+        .optmulti(
             "u",
             "user",
             "become this user, and its group, after binding: a name, UID or UID:GID (default: stay)",
@@ -181,7 +187,7 @@ fn options(matches: &Matches) -> Result<Options, UsageError> {
         binlog_dir: last(matches, "b").map(PathBuf::from),
         binlog_file_size: file_size(matches)?,
         fsync: fsync(matches)?,
-        listen: listen_address(matches)?,
+        listen: listen_address(matches, &mut warnings)?,
         port: number(matches, "p")?.unwrap_or(DEFAULT_PORT),
         names_address: matches.opt_present("l") || matches.opt_present("p"),
         user: last(matches, "u"),
@@ -200,13 +206,29 @@ fn fsync(matches: &Matches) -> Result<Syncing, UsageError> {
     })
 }
 
-fn listen_address(matches: &Matches) -> Result<Address, UsageError> {
-    let Some(address) = last(matches, "l") else { return Ok(Address::All) };
-    match address.strip_prefix("unix:") {
-        Some("") => Err(UsageError("-l unix: needs a path".to_owned())),
-        Some(path) => Ok(Address::Unix(path.into())),
-        None => Ok(Address::Host(address)),
+fn listen_address(matches: &Matches, warnings: &mut Vec<String>) -> Result<Address, UsageError> {
+    let mode = socket_mode(matches)?;
+    let address = match last(matches, "l") {
+        None => Address::All,
+        Some(address) => match address.strip_prefix("unix:") {
+            Some("") => return Err(UsageError("-l unix: needs a path".to_owned())),
+            Some(path) => Address::Unix { path: path.into(), mode },
+            None => Address::Host(address),
+        },
+    };
+    if mode.is_some() && !matches!(address, Address::Unix { .. }) {
+        warnings.push("--socket-mode has no effect without -l unix:PATH".to_owned());
     }
+    Ok(address)
+}
+
+fn socket_mode(matches: &Matches) -> Result<Option<u32>, UsageError> {
+    let Some(text) = last(matches, "socket-mode") else { return Ok(None) };
+    // `from_str_radix` would take a sign too.
+    let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
+    let mode = u32::from_str_radix(&text, 8).ok().filter(|&mode| is_plain && mode <= 0o777);
+    let wrong = || UsageError(format!("--socket-mode {text}: not an octal number from 0 to 777"));
+    mode.map(Some).ok_or_else(wrong)
 }
 
 fn file_size(matches: &Matches) -> Result<u32, UsageError> {
@@ -282,6 +304,10 @@ mod tests {
         }
     }
 
+    fn unix(mode: Option<u32>) -> Address {
+        Address::Unix { path: "/x".into(), mode }
+    }
+
     fn complaint(arguments: &[&str]) -> String {
         request(arguments).expect_err("these arguments make no sense").to_string()
     }
@@ -313,8 +339,30 @@ mod tests {
     #[test]
     fn the_last_one_wins() {
         assert_eq!(options(&["-p1", "-p", "2"]).port, 2);
-        assert_eq!(options(&["-l", "::1", "-lunix:/x"]).listen, Address::Unix("/x".into()));
+        assert_eq!(options(&["-l", "::1", "-lunix:/x"]).listen, unix(None));
+        let modes = ["-lunix:/x", "--socket-mode", "660", "--socket-mode=600"];
+        assert_eq!(options(&modes).listen, unix(Some(0o600)));
         assert_eq!(options(&["-l", "localhost"]).listen, Address::Host("localhost".into()));
+    }
+
+    #[test]
+    fn the_mode_of_a_socket_is_octal() {
+        for (text, mode) in [("0", 0), ("600", 0o600), ("0660", 0o660), ("777", 0o777)] {
+            let options = options(&["--socket-mode", text, "-l", "unix:/x"]);
+            assert_eq!((options.listen, options.warnings.len()), (unix(Some(mode)), 0));
+        }
+        for text in ["", "+660", "-660", "668", "0x1ff", "0o660", "1000", "4755", "6 0", "u=rw"] {
+            let complaint = complaint(&["-l", "unix:/x", "--socket-mode", text]);
+            assert_eq!(
+                complaint,
+                format!("--socket-mode {text}: not an octal number from 0 to 777")
+            );
+        }
+        for address in ["::1", "/x"] {
+            let options = options(&["--socket-mode", "660", "-l", address]);
+            assert_eq!(options.warnings, ["--socket-mode has no effect without -l unix:PATH"]);
+        }
+        assert_eq!(options(&["--socket-mode", "660"]).warnings.len(), 1);
     }
 
     #[test]

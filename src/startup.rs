@@ -12,7 +12,7 @@ use crate::options::{Options, UsageError};
 use crate::os::disk::{Directory, OpenError};
 use crate::os::event_loop::EventLoop;
 use crate::os::listen::{self, ListenError, Listener};
-use crate::os::process::{self, Clock, Signals, UserError};
+use crate::os::process::{self, Clock, Identity, Signals, UserError};
 use log::{info, warn};
 use std::fmt;
 use std::io;
@@ -84,12 +84,13 @@ pub fn start(options: &Options) -> Result<EventLoop, StartupError> {
         Err(error) => warn!("cannot raise the limit of open files: {error}"),
     }
     let signals = Signals::take().map_err(|error| StartupError::System("take signals", error))?;
-    let listeners = listeners(options, inherited).map_err(StartupError::Listen)?;
+    let user = options.user.as_deref().map(find_user).transpose()?;
+    let listeners = listeners(options, inherited, user).map_err(StartupError::Listen)?;
     for listener in &listeners {
         info!("listening on {listener}");
     }
-    if let Some(user) = &options.user {
-        become_user(user)?;
+    if let (Some(name), Some(identity)) = (&options.user, user) {
+        become_user(name, identity)?;
     }
     let clock = Clock::start();
     let facts = facts(&clock).map_err(|error| StartupError::System("get random bytes", error))?;
@@ -123,20 +124,26 @@ fn recover(
     Ok(())
 }
 
-fn listeners(options: &Options, inherited: Vec<OwnedFd>) -> Result<Vec<Listener>, ListenError> {
+fn listeners(
+    options: &Options,
+    inherited: Vec<OwnedFd>,
+    user: Option<Identity>,
+) -> Result<Vec<Listener>, ListenError> {
     if inherited.is_empty() {
-        return listen::open(&options.listen, options.port);
+        return listen::open(&options.listen, options.port, user);
     }
     if options.names_address {
-        warn!("-l and -p have no effect: the sockets are inherited");
+        warn!("-l, -p and --socket-mode have no effect: the sockets are inherited");
     }
     listen::adopt(inherited)
 }
 
-fn become_user(user: &str) -> Result<(), StartupError> {
-    let identity =
-        process::find_user(user).map_err(|error| StartupError::FindUser(user.to_owned(), error))?;
-    process::become_user(identity).map_err(|error| StartupError::BecomeUser(user.to_owned(), error))
+fn find_user(name: &str) -> Result<Identity, StartupError> {
+    process::find_user(name).map_err(|error| StartupError::FindUser(name.to_owned(), error))
+}
+
+fn become_user(name: &str, identity: Identity) -> Result<(), StartupError> {
+    process::become_user(identity).map_err(|error| StartupError::BecomeUser(name.to_owned(), error))
 }
 
 fn facts(clock: &Clock) -> io::Result<Facts> {

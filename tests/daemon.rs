@@ -8,6 +8,7 @@ use rustix::process::Signal;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -78,7 +79,9 @@ fn version_and_help_go_to_stdout() {
 
 #[test]
 fn a_wrong_command_line_is_told_with_the_usage() {
-    for arguments in [&["-X"][..], &["-p"], &["-z", "1x"], &["-p", "70000"], &["what"]] {
+    for arguments in
+        [&["-X"][..], &["-p"], &["-z", "1x"], &["-p", "70000"], &["--socket-mode", "8"], &["what"]]
+    {
         let output = run(arguments);
         let complaint = text(&output.stderr);
         assert_eq!(output.status.code(), Some(5), "{arguments:?}");
@@ -134,6 +137,13 @@ fn the_user_is_changed_with_all_groups() {
     assert_eq!(line("Uid:"), "12345 12345 12345 12345");
     assert_eq!(line("Gid:"), "23456 23456 23456 23456");
     assert_eq!(line("Groups:"), "23456");
+}
+
+/// A line of the status of a process.
+fn status(pid: u32, key: &str) -> String {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let value = status.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+    value.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 #[test]
@@ -213,17 +223,92 @@ fn a_stale_unix_socket_is_replaced_and_nothing_else() {
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
 }
 
+/// Starts the binary under a umask that leaves everything, with a Unix socket at `path`.
+fn start_on_path(path: &Path, flags: &[&str]) -> Daemon {
+    let mut command = Command::new("sh");
+    command.args(["-c", r#"umask 000; exec "$0" "$@""#, BEANSTALKD, "-V"]);
+    command.arg("-l").arg(format!("unix:{}", path.display())).args(flags);
+    Daemon::spawn(command)
+}
+
+#[test]
+fn a_unix_socket_has_its_mode_from_its_first_moment_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    for mode in [0o600, 0o660, 0o777, 0o000].repeat(5) {
+        let mut daemon = start_on_path(&path, &["--socket-mode", &format!("{mode:o}")]);
+        let start = Instant::now();
+        let first_seen = loop {
+            assert!(start.elapsed() < PATIENCE, "there is no socket");
+            if let Ok(socket) = path.symlink_metadata() {
+                break socket.mode() & 0o7777;
+            }
+        };
+        assert_eq!(first_seen, mode, "{first_seen:o} is not {mode:o}");
+        daemon.wait_for_log("listening on unix:");
+        assert_eq!(path.metadata().unwrap().mode() & 0o7777, mode);
+        assert_eq!(status(daemon.child.id(), "Umask:"), "0000", "the mask is as before");
+        drop(daemon);
+        std::fs::remove_file(&path).unwrap();
+    }
+}
+
+#[test]
+fn a_stale_unix_socket_leaves_nothing_of_its_mode() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    for (flags, mode) in [
+        (&["--socket-mode", "600"][..], 0o600),
+        (&["--socket-mode", "0660"], 0o660),
+        (&[], 0o777),
+        (&["--socket-mode", "200"], 0o200),
+    ] {
+        let mut daemon = start_on_path(&path, flags);
+        daemon.wait_for_log("listening on unix:");
+        assert_eq!(path.metadata().unwrap().mode() & 0o7777, mode, "{flags:?}");
+    }
+}
+
+#[test]
+fn a_unix_socket_with_a_mode_is_the_users() {
+    if !rustix::process::getuid().is_root() {
+        skip("only root may change the user");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    let started = |flags: &[&str]| {
+        let mut daemon = start_on_path(&path, flags);
+        daemon.wait_for_log("listening on unix:");
+        let socket = path.metadata().unwrap();
+        (socket.uid(), socket.gid(), socket.mode() & 0o7777)
+    };
+    let (user, mode) = (["-u", "12345:23456"], ["--socket-mode", "660"]);
+    assert_eq!(started(&[user, mode].concat()), (12345, 23456, 0o660));
+    // One of the two alone changes nothing else; with -u alone it is as in C.
+    assert_eq!(started(&mode), (0, 0, 0o660));
+    assert_eq!(started(&user), (0, 0, 0o777));
+    // Where the directory says whose group its files have, it stays so.
+    chown(directory.path(), None, Some(34567)).unwrap();
+    std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o2700)).unwrap();
+    assert_eq!(started(&[user, mode].concat()), (12345, 34567, 0o660));
+}
+
 #[test]
 fn inherited_sockets_are_used_instead_of_flags() {
     let (mut daemon, address) = start_on_loopback(&["-l", "192.0.2.1", "-p", "1"]);
-    daemon.wait_for_log("-l and -p have no effect");
+    daemon.wait_for_log("-l, -p and --socket-mode have no effect");
     assert_eq!(ask(connect(address), "use a\r\n"), "USING a\r\n");
 
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     let listener = UnixListener::bind(&path).unwrap();
-    let _daemon = Daemon::with_inherited(Path::new(BEANSTALKD), &[], listener);
+    let mode = listener.local_addr().unwrap().as_pathname().unwrap().metadata().unwrap().mode();
+    let flags = ["-l", "unix:/no/such/directory/socket", "--socket-mode", "000"];
+    let mut daemon = Daemon::with_inherited(Path::new(BEANSTALKD), &flags, listener);
+    daemon.wait_for_log("-l, -p and --socket-mode have no effect");
     assert_eq!(ask(UnixStream::connect(&path).unwrap(), "use a\r\n"), "USING a\r\n");
+    assert_eq!(path.metadata().unwrap().mode(), mode);
 }
 
 #[test]
@@ -391,9 +476,7 @@ fn ten_thousand_clients_are_served() {
 
 /// A figure in KiB from the status of a process.
 fn status_kib(pid: u32, key: &str) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let value = status.lines().find_map(|line| line.strip_prefix(key)).unwrap();
-    value.trim().trim_end_matches(" kB").parse().unwrap()
+    status(pid, key).trim_end_matches(" kB").parse().unwrap()
 }
 
 #[test]

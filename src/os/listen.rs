@@ -1,13 +1,15 @@
 //! Listening sockets: TCP, Unix, and those inherited from a service manager.
 
+use super::process::{self, Identity};
 use super::stream::Stream;
 use mio::net::{TcpListener, UnixListener};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::fmt;
+use std::fs::OpenOptions;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Where to listen.
@@ -18,7 +20,12 @@ pub enum Address {
     /// On this address, or on all addresses that this name has.
     Host(String),
     /// At this path.
-    Unix(PathBuf),
+    Unix {
+        /// Where.
+        path: PathBuf,
+        /// The permission bits of the socket there, if they are not left to the umask.
+        mode: Option<u32>,
+    },
 }
 
 /// A socket on which clients connect.
@@ -49,15 +56,19 @@ pub enum ListenError {
 const BACKLOG: i32 = 4096;
 
 /// Opens all sockets for `address`; `port` counts for TCP only, and 0 lets the kernel
-/// choose one.
+/// choose one. A Unix socket with a mode of its own is given to `user`, if there is one.
 ///
 /// # Errors
 /// One of them cannot be opened.
-pub fn open(address: &Address, port: u16) -> Result<Vec<Listener>, ListenError> {
+pub fn open(
+    address: &Address,
+    port: u16,
+    user: Option<Identity>,
+) -> Result<Vec<Listener>, ListenError> {
     match address {
         Address::All => open_all(port).map(|listener| vec![listener]),
         Address::Host(host) => open_host(host, port),
-        Address::Unix(path) => open_unix(path).map(|listener| vec![listener]),
+        Address::Unix { path, mode } => open_unix(path, *mode, user).map(|listener| vec![listener]),
     }
 }
 
@@ -126,7 +137,8 @@ fn open_tcp(address: SocketAddr) -> Result<Listener, ListenError> {
             let is_for_both = address.ip() == Ipv6Addr::UNSPECIFIED;
             socket.set_only_v6(!is_for_both)?;
         }
-        listen(&socket, &address.into())?;
+        socket.bind(&address.into())?;
+        socket.listen(BACKLOG)?;
         Ok(Listener::Tcp(prepare_tcp(socket)?))
     };
     open().map_err(|error| ListenError::Bind(address.to_string(), error))
@@ -141,12 +153,27 @@ fn prepare_tcp(socket: Socket) -> io::Result<TcpListener> {
     Ok(TcpListener::from_std(socket.into()))
 }
 
-fn open_unix(path: &Path) -> Result<Listener, ListenError> {
+fn open_unix(
+    path: &Path,
+    mode: Option<u32>,
+    user: Option<Identity>,
+) -> Result<Listener, ListenError> {
     let name = || format!("unix:{}", path.display());
     remove_stale_socket(path)?;
     let open = || {
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-        listen(&socket, &SockAddr::unix(path)?)?;
+        let address = SockAddr::unix(path)?;
+        match mode {
+            // To bind and then change the mode would leave a moment in between, and the mode of
+            // the descriptor is not that of the file.
+            Some(mode) => process::with_file_mode(mode, || socket.bind(&address))?,
+            None => socket.bind(&address)?,
+        }
+        // Until it is listened on nobody can connect, whosever it is.
+        if let (Some(_), Some(user)) = (mode, user) {
+            give_socket(path, user)?;
+        }
+        socket.listen(BACKLOG)?;
         socket.set_nonblocking(true)?;
         Ok(Listener::Unix(UnixListener::from_std(socket.into())))
     };
@@ -164,9 +191,17 @@ fn remove_stale_socket(path: &Path) -> Result<(), ListenError> {
     }
 }
 
-fn listen(socket: &Socket, address: &SockAddr) -> io::Result<()> {
-    socket.bind(address)?;
-    socket.listen(BACKLOG)
+/// Whoever may write to the directory could have put another file in the place of the socket: it
+/// is looked at first, and what was looked at is what changes hands.
+fn give_socket(path: &Path, to: Identity) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    let socket = options.read(true).custom_flags(libc::O_PATH | libc::O_NOFOLLOW).open(path)?;
+    let found = socket.metadata()?;
+    if !found.file_type().is_socket() || found.nlink() != 1 {
+        return Err(io::Error::other("another file has taken its place"));
+    }
+    let given = process::give_file(&socket, to);
+    given.map_err(|error| io::Error::other(format!("it cannot be given to the user: {error}")))
 }
 
 /// Takes over sockets from a service manager.

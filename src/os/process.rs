@@ -12,6 +12,7 @@ use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// A clock that shows the time of day as it was at the start plus what has passed since:
@@ -449,6 +450,36 @@ pub fn become_user(identity: Identity) -> io::Result<()> {
         check(libc::setresgid(gid, gid, gid))?;
         check(libc::setresuid(uid, uid, uid))
     }
+}
+
+/// Gives a file to a user: its group too, unless the directory gave it another than that of this
+/// process.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn give_file(file: &File, to: Identity) -> io::Result<()> {
+    // To the kernel this means "as it is".
+    const UNCHANGED: libc::gid_t = libc::gid_t::MAX;
+    // SAFETY: it only asks.
+    let own_gid = unsafe { libc::getegid() };
+    let gid = if file.metadata()?.gid() == own_gid { to.gid } else { UNCHANGED };
+    // SAFETY: the descriptor is open, and the path is an empty string, which stands for it.
+    check(unsafe {
+        libc::fchownat(file.as_raw_fd(), c"".as_ptr(), to.uid, gid, libc::AT_EMPTY_PATH)
+    })
+}
+
+/// Lets `make` make files that nobody may do more with than `mode` says, from their first moment
+/// on, and as much as that. The mask is the process's, so no other thread may make files then:
+/// there is none.
+pub fn with_file_mode<T>(mode: u32, make: impl FnOnce() -> T) -> T {
+    const ALL: libc::mode_t = 0o777;
+    // SAFETY: it cannot fail and touches no memory.
+    let before = unsafe { libc::umask(ALL & !mode) };
+    let made = make();
+    // SAFETY: as above.
+    unsafe { libc::umask(before) };
+    made
 }
 
 fn check(result: libc::c_int) -> io::Result<()> {
