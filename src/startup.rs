@@ -143,7 +143,11 @@ fn find_user(name: &str) -> Result<Identity, StartupError> {
 }
 
 fn become_user(name: &str, identity: Identity) -> Result<(), StartupError> {
-    process::become_user(identity).map_err(|error| StartupError::BecomeUser(name.to_owned(), error))
+    let became = process::become_user(identity);
+    if !became.map_err(|error| StartupError::BecomeUser(name.to_owned(), error))? {
+        warn!("-u {name}: supplementary groups are kept, as only root may drop them");
+    }
+    Ok(())
 }
 
 fn facts(clock: &Clock) -> io::Result<Facts> {

@@ -122,21 +122,90 @@ fn an_unknown_user_is_named() {
 }
 
 #[test]
-fn the_user_is_changed_with_all_groups() {
-    if !rustix::process::getuid().is_root() {
-        skip("only root may change the user");
-        return;
+fn nothing_is_left_of_root_after_the_user_is_changed() {
+    // With these the kernel itself would leave all capabilities, and C beanstalkd the groups.
+    let odd = &["--groups", "5,6", "--securebits", "+no_setuid_fixup"];
+    for privileges in [&["--groups", "5"][..], odd] {
+        let Some(daemon) = start_with(privileges, "12345:23456") else { return };
+        assert_is_unprivileged(&daemon, "12345", "23456", "23456");
     }
-    let (daemon, address) = start_on_own_port(&["-l", "127.0.0.1", "-u", "12345:23456"]);
-    assert!(stat(address, "pid").parse::<u32>().is_ok());
-    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.child.id())).unwrap();
-    let line = |key: &str| {
-        let line = status.lines().find(|line| line.starts_with(key)).unwrap();
-        line.split_whitespace().skip(1).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn nothing_is_left_of_the_capabilities_of_another_user() {
+    let privileges = &[
+        &AS_ANOTHER[..],
+        &["--groups", "5,6", "--inh-caps", "+setuid,+setgid", "--ambient-caps", "+setuid,+setgid"],
+    ];
+    let Some(daemon) = start_with(&privileges.concat(), "54321:65432") else { return };
+    assert_is_unprivileged(&daemon, "54321", "65432", "65432");
+    // Who has no right to change the user may stay who he is, and has nothing more to drop.
+    let privileges = &[&AS_ANOTHER[..], &["--groups", "23456"]];
+    let Some(daemon) = start_with(&privileges.concat(), "12345:23456") else { return };
+    assert_is_unprivileged(&daemon, "12345", "23456", "23456");
+    assert_eq!(log_of(daemon), "");
+}
+
+#[test]
+fn groups_that_may_not_be_dropped_are_told() {
+    let capabilities = ["--inh-caps", "+net_bind_service", "--ambient-caps", "+net_bind_service"];
+    let privileges = [&AS_ANOTHER[..], &["--groups", "5,6"], &capabilities].concat();
+    let Some(daemon) = start_with(&privileges, "12345:23456") else { return };
+    assert_is_unprivileged(&daemon, "12345", "23456", "5 6");
+    assert!(log_of(daemon).contains("-u 12345:23456: supplementary groups are kept"));
+}
+
+#[test]
+fn root_may_stay_root() {
+    let Some(daemon) = start_with(&["--groups", "5,6"], "root") else { return };
+    assert_eq!(status(daemon.child.id(), "Uid:"), "0 0 0 0");
+    assert_eq!(status(daemon.child.id(), "Groups:"), "0");
+    assert_ne!(status(daemon.child.id(), "CapEff:"), "0000000000000000");
+}
+
+const AS_ANOTHER: [&str; 4] = ["--reuid", "12345", "--regid", "23456"];
+
+/// Starts a server that is to become `user`, with these privileges, in the words of setpriv(1);
+/// none if they cannot be had. It listens when this returns.
+fn start_with(privileges: &[&str], user: &str) -> Option<Daemon> {
+    let command = |arguments: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(privileges).arg(BEANSTALKD).args(arguments).stdin(Stdio::null());
+        command
     };
-    assert_eq!(line("Uid:"), "12345 12345 12345 12345");
-    assert_eq!(line("Gid:"), "23456 23456 23456 23456");
-    assert_eq!(line("Groups:"), "23456");
+    let tried = command(&["-v"]).output();
+    if !tried.is_ok_and(|output| output.status.success()) {
+        skip("only root may change the user, with setpriv, and the binary where others can run it");
+        return None;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mode = PermissionsExt::from_mode(0o777);
+    std::fs::set_permissions(directory.path(), mode).unwrap();
+    let path = directory.path().join("socket");
+    let listen = format!("unix:{}", path.display());
+    let daemon = Daemon::spawn(command(&["-l", &listen, "-u", user]));
+    // The first reply comes when all has been changed.
+    wait_until("the server listens", || UnixStream::connect(&path).is_ok());
+    assert_eq!(ask(UnixStream::connect(&path).unwrap(), "use a\r\n"), "USING a\r\n");
+    Some(daemon)
+}
+
+/// What a server has logged when it has been stopped.
+fn log_of(daemon: Daemon) -> String {
+    daemon.signal(Signal::TERM);
+    daemon.wait().1
+}
+
+/// Neither now nor ever again: no id is saved, and no program that it runs can have more.
+fn assert_is_unprivileged(daemon: &Daemon, uid: &str, gid: &str, groups: &str) {
+    let status = |key| status(daemon.child.id(), key);
+    assert_eq!(status("Uid:"), [uid; 4].join(" "));
+    assert_eq!(status("Gid:"), [gid; 4].join(" "));
+    assert_eq!(status("Groups:"), groups);
+    for capabilities in ["CapInh:", "CapPrm:", "CapEff:", "CapAmb:"] {
+        assert_eq!(status(capabilities), "0000000000000000", "{capabilities}");
+    }
+    assert_eq!(status("NoNewPrivs:"), "1");
 }
 
 /// A line of the status of a process.

@@ -435,21 +435,67 @@ fn find_user_by_name(name: &str) -> Result<Identity, UserError> {
     }
 }
 
-/// Becomes another user for good: supplementary groups, group and user, in this order,
-/// since the last step gives up the right to the first two.
+/// Becomes another user for good: supplementary groups, group and user, in this order, since
+/// the last step gives up the right to the first two. What privileges a process can have beside
+/// its user go as well: unless that is root, whose they are, it keeps no capabilities, however it
+/// came by them, and no program that it might run could have more rights than itself.
+///
+/// `false` when there are supplementary groups that may not be dropped: the process had the group
+/// already and has no right to change it, so whoever started it wants them.
 ///
 /// # Errors
 /// The kernel refuses.
-pub fn become_user(identity: Identity) -> io::Result<()> {
+pub fn become_user(identity: Identity) -> io::Result<bool> {
     let Identity { uid, gid } = identity;
     // SAFETY: plain numbers; the list of groups has exactly one entry.
-    unsafe {
-        if libc::geteuid() == 0 {
-            check(libc::setgroups(1, &raw const gid))?;
+    let regrouped = check(unsafe { libc::setgroups(1, &raw const gid) });
+    let has_no_others = match regrouped {
+        Ok(()) => true,
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+            supplementary_groups()?.iter().all(|&group| group == gid)
         }
+        Err(error) => return Err(error),
+    };
+    // SAFETY: plain numbers.
+    unsafe {
         check(libc::setresgid(gid, gid, gid))?;
-        check(libc::setresuid(uid, uid, uid))
+        check(libc::setresuid(uid, uid, uid))?;
     }
+    if uid != 0 {
+        drop_capabilities()?;
+    }
+    // SAFETY: plain numbers.
+    check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
+    Ok(has_no_others)
+}
+
+fn supplementary_groups() -> io::Result<Vec<libc::gid_t>> {
+    // SAFETY: with a length of 0 nothing is written.
+    let count = unsafe { libc::getgroups(0, std::ptr::null_mut()) };
+    check(count)?;
+    let mut groups = vec![0; usize::try_from(count).unwrap_or(0)];
+    // SAFETY: the pointer is to so many live values; nobody else changes the groups meanwhile.
+    check(unsafe { libc::getgroups(count, groups.as_mut_ptr()) })?;
+    Ok(groups)
+}
+
+/// The kernel drops them itself when root becomes another user, but not if it was told to keep
+/// them, and not when a user who is not root has them.
+fn drop_capabilities() -> io::Result<()> {
+    #[repr(C)]
+    struct Header {
+        version: u32,
+        pid: libc::c_int,
+    }
+    /// Effective, permitted and inheritable ones; of the latter two the ambient ones are a part.
+    type Sets = [u32; 3];
+    const VERSION_3: u32 = 0x2008_0522;
+    let header = Header { version: VERSION_3, pid: 0 };
+    // In this version there are 64 capabilities, in two halves.
+    let none: [Sets; 2] = [[0; 3]; 2];
+    // SAFETY: both pointers are to live values of the form that this version has. That it is done
+    // for one thread is enough, as there is only one.
+    check(unsafe { libc::syscall(libc::SYS_capset, &raw const header, none.as_ptr()) })
 }
 
 /// Gives a file to a user: its group too, unless the directory gave it another than that of this
@@ -482,8 +528,8 @@ pub fn with_file_mode<T>(mode: u32, make: impl FnOnce() -> T) -> T {
     made
 }
 
-fn check(result: libc::c_int) -> io::Result<()> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+fn check(result: impl Into<i64>) -> io::Result<()> {
+    if result.into() < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 #[cfg(test)]
