@@ -889,6 +889,33 @@ fn no_flipped_bit_hands_out_a_changed_body_or_loses_more_than_it_hit() {
 }
 
 #[test]
+fn a_record_of_wrong_length_takes_no_other_with_it() {
+    const JOBS: u64 = 40;
+    let disk = FakeDisk::default();
+    let policy = policy(16_384, Syncing::EachTurn);
+    let mut engine = Engine::start(&disk, policy, START);
+    for id in 1..=JOBS {
+        // Where they are 128 bytes long, a flipped bit leads from one to the next but one.
+        assert_eq!(engine.put(&"x".repeat(35)), Some(id));
+    }
+    let files = disk.live_files();
+    let (name, bytes) = files.first_key_value().unwrap();
+    let name_len = "default".len();
+    let third = 88 + 2 * 128;
+    assert_eq!(bytes[third..][4..4 + name_len], *b"default");
+    let lengths = [third..third + 4, third + 4 + name_len + 32..third + 4 + name_len + 36];
+    for at in lengths.into_iter().flatten() {
+        for bit in 0..8 {
+            let mut damaged = files.clone();
+            damaged.get_mut(name).unwrap()[at] ^= 1 << bit;
+            let disk = FakeDisk::with_files(&damaged);
+            let engine = Engine::start(&disk, policy, engine.now);
+            assert_eq!(engine.recovered.jobs, JOBS - 1, "bit {bit} of byte {at}");
+        }
+    }
+}
+
+#[test]
 fn no_bytes_at_all_stop_the_server_from_reading_them() {
     let (files, ..) = sample();
     let mut random = fastrand::Rng::with_seed(3);

@@ -277,15 +277,8 @@ impl<'d> Scan<'d> {
                 None => return Ok(Item::End(End { used: offset, rest: None })),
                 Some(at) => (Fault::Zeros, None, false, at),
             },
-            Parsed::Faulty { what, id, is_full, next: None } => (what, id, is_full, offset + 1),
-            Parsed::Faulty { what, id, is_full, next: Some(next) } => {
-                let from = match self.parse(next)? {
-                    // Only the body or a field is wrong, and all else follows in its place.
-                    Parsed::Record(_) => next,
-                    Parsed::Blank => self.end_of_zeros(next)?.unwrap_or(self.size),
-                    Parsed::Faulty { .. } => offset + 1,
-                };
-                (what, id, is_full, from)
+            Parsed::Faulty { what, id, is_full, next } => {
+                (what, id, is_full, self.search_start(offset, next)?)
             }
         };
         let found = self.search(search_from)?;
@@ -298,6 +291,21 @@ impl<'d> Scan<'d> {
             }
             None => Ok(Item::End(End { used: offset, rest: Some(damage) })),
         }
+    }
+
+    /// From where on the next sound record is searched, after one at `offset` that is not sound and
+    /// says that it ends at `next`.
+    fn search_start(&mut self, offset: u64, next: Option<u64>) -> Result<u64, ReadError> {
+        // Its length may be what is wrong. Nothing in its body is mistaken for a record where
+        // records are known by the nonce of the file; elsewhere a client may have put one there.
+        let is_body_harmless = self.nonce.is_some();
+        let Some(next) = next.filter(|_| !is_body_harmless) else { return Ok(offset + 1) };
+        Ok(match self.parse(next)? {
+            // Only the body or a field is wrong, and all else follows in its place.
+            Parsed::Record(_) => next,
+            Parsed::Blank => self.end_of_zeros(next)?.unwrap_or(self.size),
+            Parsed::Faulty { .. } => offset + 1,
+        })
     }
 
     /// Reads the record at `offset`.
