@@ -793,7 +793,34 @@ fn a_full_disk_is_compacted_where_that_makes_space() {
     assert_eq!(field(&engine.ask("stats-job 2\r\n"), "state"), Some("ready"));
 }
 
+/// Some jobs come and go; says which was the last one.
+fn fill_and_drain(engine: &mut Engine) -> u64 {
+    const LAST: u64 = 10;
+    for id in 1..=LAST {
+        assert_eq!(engine.put("job"), Some(id));
+        assert_eq!(engine.ask(&format!("delete {id}\r\n")), "DELETED\r\n");
+    }
+    LAST
+}
+
 // ---- Faults ----
+
+#[test]
+fn a_file_that_cannot_be_removed_is_not_tried_again_at_once() {
+    let disk = FakeDisk::default();
+    let mut engine = Engine::start(&disk, policy(8192, Syncing::Never), START);
+    fill_and_drain(&mut engine);
+    disk.fail_from(disk.changes() + 1, ErrorKind::Other);
+    // A prepared file is not needed any more.
+    engine.now = engine.now + Nanos::from_secs(2);
+    engine.server.tick(engine.now);
+    engine.server.commit(engine.now).unwrap();
+    let next = engine.server.next_due();
+    assert!(next.is_some_and(|due| due > engine.now), "it is tried at {next:?}");
+    disk.heal();
+    engine.idle(10);
+    assert_eq!(disk.live_files().len(), 1);
+}
 
 #[test]
 fn after_a_fault_nothing_is_acknowledged_and_nothing_acknowledged_is_lost() {

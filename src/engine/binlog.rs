@@ -63,7 +63,7 @@ pub struct Binlog {
     pub(super) unsynced_closed: Vec<FileNumber>,
     /// The disk still has something to do with those that were removed.
     pub(super) is_removing: bool,
-    /// A segment could not be removed; when that is tried again.
+    /// A segment could not be removed; when that is tried again, with this one or another.
     pub(super) remove_again_at: Nanos,
     /// No more space was to be had in this turn.
     pub(super) has_failed_to_grow: bool,

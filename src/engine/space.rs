@@ -379,13 +379,14 @@ impl Binlog {
     /// only need again what was given up.
     pub(super) fn drained_due(&self) -> Option<Nanos> {
         let is_drained = self.segments.job_count() == 0 && self.current + 1 < self.segments.len();
-        is_drained.then(|| self.recorded_at + DRAINED_PAUSE)
+        is_drained.then(|| self.remove_again_at.max(self.recorded_at + DRAINED_PAUSE))
     }
 
     pub(super) fn drop_prepared(&mut self) {
         while self.current + 1 < self.segments.len() {
             let number = self.last_number();
             if let Err(error) = self.disk.remove(number) {
+                self.remove_again_at = self.turn_at + REMOVE_AGAIN;
                 return debug!("binlog.{number}: cannot be removed: {error}");
             }
             let segment = self.segments.pop_newest();

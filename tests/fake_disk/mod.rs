@@ -94,6 +94,31 @@ impl FakeDisk {
         self.0.borrow_mut().fail_from = Some((change, error));
     }
 
+    /// Nothing fails any more.
+    pub fn heal(&self) {
+        self.0.borrow_mut().fail_from = None;
+    }
+
+    /// So many bits of the files are not what they were; those that say of which version a file is
+    /// stay.
+    pub fn flip_bits(&self, random: &mut fastrand::Rng, count: u32) {
+        const VERSION_LEN: usize = 4;
+        let mut state = self.0.borrow_mut();
+        let inodes: Vec<usize> = state.files.values().copied().collect();
+        for _ in 0..count {
+            let Some(&inode) = random.choice(&inodes) else { return };
+            let Inode { live, durable, .. } = &mut state.inodes[inode];
+            if live.len() <= VERSION_LEN {
+                continue;
+            }
+            let (place, bit) = (random.usize(VERSION_LEN..live.len()), 1 << random.u8(..8));
+            live[place] ^= bit;
+            if let Some(byte) = durable.get_mut(place) {
+                *byte ^= bit;
+            }
+        }
+    }
+
     /// Remembers what the disk is before each change from now on, as if it had crashed there;
     /// before a write also what it is in the middle of it.
     pub fn remember(&self) {
@@ -334,10 +359,16 @@ impl Disk for FakeDisk {
 
     fn write(&mut self, number: FileNumber, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let mut state = self.0.borrow_mut();
-        state.change()?;
+        let (first, second) = bytes.split_at(bytes.len() / 2);
+        if let Err(error) = state.change() {
+            // As much as came through, if anything.
+            if state.changes.is_multiple_of(2) {
+                state.write(number, offset, first)?;
+            }
+            return Err(error);
+        }
         state.writes += 1;
         state.bytes_written += bytes.len() as u64;
-        let (first, second) = bytes.split_at(bytes.len() / 2);
         state.write(number, offset, first)?;
         state.take_snapshot();
         state.write(number, offset + first.len() as u64, second)
