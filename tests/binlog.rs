@@ -793,6 +793,19 @@ fn a_full_disk_is_compacted_where_that_makes_space() {
     assert_eq!(field(&engine.ask("stats-job 2\r\n"), "state"), Some("ready"));
 }
 
+#[test]
+fn a_start_that_finds_no_space_forgets_no_id() {
+    let disk = FakeDisk::default();
+    let policy = policy(8192, Syncing::EachTurn);
+    let mut engine = Engine::start(&disk, policy, START);
+    let last = fill_and_drain(&mut engine);
+    disk.set_capacity(Some(0));
+    assert!(Engine::try_start(&disk, policy, engine.now).is_none(), "there is no space at all");
+    disk.set_capacity(None);
+    let mut again = Engine::start(&disk, policy, engine.now);
+    assert_eq!(again.put("next"), Some(last + 1));
+}
+
 /// Some jobs come and go; says which was the last one.
 fn fill_and_drain(engine: &mut Engine) -> u64 {
     const LAST: u64 = 10;

@@ -70,7 +70,8 @@ impl Binlog {
             let grown = grown.or_else(|_| self.grow(number, least));
             match grown.or_else(|_| self.grow(number, BLOCK)) {
                 Ok(()) => number += 1,
-                Err(_) if self.can_retire() => self.retire_one(),
+                // The newest of the old ones knows which ids were given out, and no other does yet.
+                Err(_) if self.current > 1 && self.can_retire() => self.retire_one(),
                 Err(error) if self.current == self.segments.len() => return Err(error),
                 Err(error) => {
                     warn!("binlog.{number}: no space for it: {error}; deletes may be refused");
