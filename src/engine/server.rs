@@ -491,11 +491,12 @@ impl Server {
 
     /// What is no command is answered, and no more is heard from a browser.
     fn reject(&mut self, key: ConnKey, line: LineEnds, rejection: Rejection) {
-        self.say(key, rejection.into());
         if line.is_from_browser() {
             debug!("connection {}: this is HTTP or TLS, nothing more of it is read", key.index());
-            self.hang_up(key);
+            self.say(key, Reply::UnknownCommand);
+            return self.hang_up(key);
         }
+        self.say(key, rejection.into());
     }
 
     #[expect(clippy::too_many_lines, reason = "one arm for each command, and nothing else")]
