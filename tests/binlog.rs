@@ -632,6 +632,40 @@ fn disk_use_is_bounded_beside_long_lived_jobs() {
 }
 
 #[test]
+fn disk_use_is_bounded_after_starts_too() {
+    let disk = FakeDisk::default();
+    let policy = policy(65_536, Syncing::EachTurn);
+    let mut now = START;
+    let mut live = 0;
+    for life in 0..20 {
+        let mut engine = Engine::start(&disk, policy, now);
+        // One that stays, and more that goes.
+        assert!(engine.put("long-lived").is_some());
+        live += record_len("default", "long-lived".len());
+        let large = [3_000; 3].map(|len| engine.put(&"x".repeat(len)).unwrap());
+        for id in large {
+            assert_eq!(engine.ask(&format!("delete {id}\r\n")), "DELETED\r\n");
+        }
+        engine.idle(100);
+        let used = disk.used();
+        assert!(used <= limit(live, 65_536), "life {life}: {used} for {live} live");
+        now = engine.now;
+    }
+}
+
+#[test]
+fn no_more_is_prepared_than_is_needed_when_jobs_have_gone() {
+    let disk = FakeDisk::default();
+    let mut engine = Engine::start(&disk, policy(16_384, Syncing::EachTurn), START);
+    for len in [1_558, 4_058, 6_844] {
+        assert!(engine.put(&"x".repeat(len)).is_some());
+    }
+    assert!(disk.used() > 2 * 16_384, "there is room for all the deletes and a spare");
+    assert_eq!(engine.ask("delete 2\r\ndelete 3\r\n"), "DELETED\r\nDELETED\r\n");
+    assert!(disk.used() <= limit(record_len("default", 1_558), 16_384));
+}
+
+#[test]
 fn compaction_on_behalf_of_a_burst_is_shared_among_turns() {
     const SHARE: u64 = 2 << 20;
     let disk = FakeDisk::default();

@@ -327,6 +327,7 @@ impl Binlog {
         if may_retire {
             self.retire();
         }
+        self.drop_one_too_many();
         self.is_removing = self.disk.go_on_removing();
         self.outcome()
     }

@@ -51,7 +51,14 @@ impl Binlog {
         let garbage = (closed + self.segments[self.current].used).saturating_sub(live);
         let set_aside = self.segments.job_count() * SHORT;
         let limit = (live + live / 2).saturating_sub(set_aside).max(live / 4) + file_size / 2;
-        garbage > limit
+        // Beside files that are new, as after a start, even that may be too much.
+        garbage > limit || (self.takes_too_much() && closed > 3 * live)
+    }
+
+    /// Whether all files together take more than is promised.
+    pub(super) fn takes_too_much(&self) -> bool {
+        let taken = self.sums.disk_bytes - self.leaving_bytes;
+        taken > 3 * self.segments.live_bytes() + 2 * self.file_size()
     }
 
     /// The job that compaction moves next, if it is time for that and there is room. Its full

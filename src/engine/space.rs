@@ -384,16 +384,33 @@ impl Binlog {
     }
 
     pub(super) fn drop_prepared(&mut self) {
-        while self.current + 1 < self.segments.len() {
-            let number = self.last_number();
-            if let Err(error) = self.disk.remove(number) {
-                self.remove_again_at = self.turn_at + REMOVE_AGAIN;
-                return debug!("binlog.{number}: cannot be removed: {error}");
-            }
-            let segment = self.segments.pop_newest();
-            self.sums.disk_bytes -= on_disk(segment.size);
-            self.sums.room_ahead -= fresh_room(&segment);
+        while self.current + 1 < self.segments.len() && self.drop_newest() {}
+    }
+
+    /// When most of what was live is gone, fewer files than are prepared will do.
+    pub(super) fn drop_one_too_many(&mut self) {
+        let prepared = self.segments.iter().skip(self.current + 1);
+        if prepared.len() < 2 || !self.takes_too_much() || self.remove_again_at > self.turn_at {
+            return;
         }
+        let least = self.segments.job_count() + self.spare() / 4 + LAST_SPARE;
+        if self.room() - prepared.last().map_or(0, fresh_room) >= least {
+            self.drop_newest();
+        }
+    }
+
+    /// Removes a prepared file. `false` if it stays, and is to be tried again later.
+    fn drop_newest(&mut self) -> bool {
+        let number = self.last_number();
+        if let Err(error) = self.disk.remove(number) {
+            self.remove_again_at = self.turn_at + REMOVE_AGAIN;
+            debug!("binlog.{number}: cannot be removed: {error}");
+            return false;
+        }
+        let segment = self.segments.pop_newest();
+        self.sums.disk_bytes -= on_disk(segment.size);
+        self.sums.room_ahead -= fresh_room(&segment);
+        true
     }
 
     /// Whether a segment can be removed.

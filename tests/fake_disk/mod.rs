@@ -164,6 +164,21 @@ impl FakeDisk {
         std::mem::replace(&mut state.peak, used)
     }
 
+    /// How many of those are in use, and not in files that were set aside.
+    pub fn used_by_binlog(&self) -> u64 {
+        let state = self.0.borrow();
+        let files = state.files.iter().filter(|(name, _)| !name.ends_with(".damaged"));
+        let sizes = files.map(|(_, &inode)| state.inodes[inode].live.len() as u64);
+        sizes.map(|size| size.next_multiple_of(BLOCK)).sum()
+    }
+
+    /// The names of the files, and how many bytes each takes.
+    pub fn names(&self) -> String {
+        let files = self.live_files();
+        let sizes = files.iter().map(|(name, bytes)| format!("{name}: {}", bytes.len()));
+        sizes.collect::<Vec<String>>().join(", ")
+    }
+
     /// The files as a process sees them.
     pub fn live_files(&self) -> BTreeMap<String, Vec<u8>> {
         let state = self.0.borrow();
