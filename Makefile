@@ -5,6 +5,9 @@
 #   make check      everything that must hold before a commit
 #   make bench      what operations cost (AGAINST='path path' beside other servers,
 #                   ARGS='...' for flags of the benchmark: ARGS=--help tells them)
+#   make simulate   made-up clients, disks and times against a model, for a minute (FOR_SECONDS=n,
+#                   or one world: SEED=n STEPS=n, or one that is written down: HISTORY=FILE)
+#   make mutants    plants bugs, and looks whether the simulation finds each within a minute
 #   make install    into PREFIX (/usr/local), below DESTDIR if that is set
 
 PREFIX ?= /usr/local
@@ -45,6 +48,12 @@ bench:
 	$(CARGO) build --release
 	$(CARGO) bench --bench bench -- target/release/beanstalkd $(AGAINST) $(ARGS)
 
+simulate:
+	$(CARGO) test --profile simulation --test simulation -- simulate --ignored --nocapture
+
+mutants:
+	@sh tests/mutants/run.sh $(MUTANTS)
+
 install: all
 	$(INSTALL) -d '$(BINDIR)' '$(MANDIR)/man1' '$(MANDIR)/man7' '$(LICENSEDIR)'
 	$(INSTALL) -m 755 target/release/beanstalkd '$(BINDIR)/beanstalkd'
@@ -55,4 +64,4 @@ install: all
 clean:
 	$(CARGO) clean
 
-.PHONY: all run check check-style check-man check-clients bench install clean
+.PHONY: all run check check-style check-man check-clients bench simulate mutants install clean
