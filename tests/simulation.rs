@@ -20,6 +20,7 @@ mod simulation {
     pub mod generator;
     pub mod journal;
     pub mod model;
+    pub mod original;
     pub mod shrink;
     pub mod words;
     pub mod world;
@@ -27,6 +28,7 @@ mod simulation {
 
 use simulation::event::{Event, Setup};
 use simulation::generator::Generator;
+use simulation::original::Original;
 use simulation::shrink::{self, replay};
 use simulation::world::{World, Wrong};
 use std::path::Path;
@@ -77,6 +79,26 @@ fn a_seed_makes_one_history() {
         assert_eq!(first, second);
         let parsed: Vec<Event> = first.iter().map(|line| line.parse().unwrap()).collect();
         assert!(parsed.iter().map(Event::to_string).eq(first), "a line is read as it is written");
+    }
+}
+
+/// What the server says to clients that come in no time's reach, C beanstalkd says too.
+#[test]
+fn c_beanstalkd_says_the_same() {
+    let Some(path) = support::c_beanstalkd() else {
+        return eprintln!("SKIPPED: C beanstalkd is not installed, so nothing is compared with it");
+    };
+    let seeds = number("C_SEEDS").unwrap_or(10);
+    let first = number("SEED").unwrap_or_else(|| fastrand::u64(..1 << 40));
+    for seed in first..first + seeds {
+        let mut generator = Generator::timeless(seed);
+        let mut world = World::new(generator.setup).unwrap();
+        let mut original = Original::start(&path, generator.setup);
+        for step in 0..STEPS / 3 {
+            let event = generator.next(&world);
+            let compared = original.compare(&mut world, &event);
+            assert!(compared.is_ok(), "SEED={seed}, step {step}, {event}: {compared:?}");
+        }
     }
 }
 
@@ -140,6 +162,7 @@ fn live(seed: u64, steps: u64) -> Sum {
 
 /// Lives again through a world that failed at this step, to tell how.
 fn fail(seed: u64, step: u64, wrong: &Wrong) -> ! {
+    assert!(number("AS_IT_IS").is_none(), "SEED={seed} fails at step {step}: {wrong}");
     eprintln!("SEED={seed} fails at step {step}: {wrong}\n\nIt is made shorter ...");
     // Most of what follows panics too.
     std::panic::set_hook(Box::new(|_| {}));

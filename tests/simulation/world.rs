@@ -42,6 +42,8 @@ pub struct World {
     /// The disk was limited, failed or damaged: how much the files take cannot be told.
     is_disk_use_open: bool,
     pub lives: u64,
+    /// What was sent to whom since somebody last asked, if anybody does.
+    sent: Option<Vec<(ClientNumber, Vec<u8>)>>,
 }
 
 /// The end of a connection that is the system's.
@@ -114,6 +116,7 @@ impl World {
             crash_to_come: None,
             is_disk_use_open: false,
             lives: 1,
+            sent: None,
         })
     }
 
@@ -125,6 +128,16 @@ impl World {
 
     pub fn clients(&self) -> Vec<ClientNumber> {
         self.sockets.keys().copied().collect()
+    }
+
+    /// What was sent to whom since this was last asked.
+    pub fn take_sent(&mut self) -> Vec<(ClientNumber, Vec<u8>)> {
+        self.sent.replace(Vec::new()).unwrap_or_default()
+    }
+
+    /// Whether the server has something to do at once.
+    pub fn is_busy(&self) -> bool {
+        self.has_turn_begun || !self.ready.is_empty() || self.server.has_attention()
     }
 
     /// How much a client has sent that the server has not read.
@@ -370,7 +383,10 @@ impl World {
                 self.ready.push(client);
             }
             let model = self.model.clients.get_mut(&client).expect("it is there in both worlds");
-            model.output.drain(..sent);
+            let bytes = model.output.drain(..sent);
+            if let Some(all) = &mut self.sent {
+                all.push((client, bytes.collect()));
+            }
         }
         for (client, socket) in &self.sockets {
             let wants = self.server.wants(socket.key);

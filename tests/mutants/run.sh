@@ -1,0 +1,72 @@
+#!/bin/sh
+# Shows that the simulation bites: plants the bugs of this directory one after another in a copy of
+# the sources, and lets made-up worlds live for a minute. Each bug must be found in that time.
+#
+#   tests/mutants/run.sh [NAME...]      all of them, or these
+#
+# A bug is a patch with a line on top that says what it is. One that does not apply any more, or
+# does not compile, is to be planted anew: that is an error too.
+set -eu
+cd "$(dirname "$0")/../.."
+
+cargo=${CARGO:-cargo}
+work=target/mutants
+mkdir -p "$work"
+CARGO_TARGET_DIR=$(pwd)/$work/target
+export CARGO_TARGET_DIR
+
+# Everything as it is.
+restore() {
+	rm -rf "$work/tree"
+	mkdir "$work/tree"
+	cp -Rp Cargo.toml Cargo.lock clippy.toml src tests man README.md "$work/tree"
+}
+
+# Builds the simulation in the copy, and prints where it is.
+build() {
+	(cd "$work/tree" && "$cargo" test --quiet --profile simulation --test simulation --no-run \
+		--message-format=json 2>"../build.log") |
+		sed -n 's/.*"executable":"\([^"]*simulation-[^"]*\)".*/\1/p'
+}
+
+# Lets worlds live for so many seconds; fails when something is wrong.
+simulate() {
+	AS_IT_IS=1 FOR_SECONDS=$2 "$1" simulate --ignored --nocapture >"$work/simulation.log" 2>&1
+}
+
+restore
+program=$(build)
+if ! simulate "$program" 5; then
+	cat "$work/simulation.log"
+	echo 'without any of these bugs the simulation fails already'
+	exit 1
+fi
+
+if [ $# = 0 ]; then
+	set -- $(cd tests/mutants && ls ./*.patch | sed 's|^\./||; s|\.patch$||')
+fi
+found=0
+for name; do
+	restore
+	if ! patch -s -p1 -F3 -d "$work/tree" <"tests/mutants/$name.patch"; then
+		echo "$name: DOES NOT APPLY"
+		continue
+	fi
+	# What was built from the file before must not be taken for what it is now.
+	sed -n 's|^+++ b/||p' "tests/mutants/$name.patch" | (cd "$work/tree" && xargs touch)
+	program=$(build)
+	if [ -z "$program" ]; then
+		echo "$name: DOES NOT COMPILE"
+		cat "$work/build.log"
+		continue
+	fi
+	began=$(date +%s)
+	if simulate "$program" 60; then
+		echo "$name: NOT FOUND: $(head -n 1 "tests/mutants/$name.patch")"
+	else
+		found=$((found + 1))
+		echo "$name: found in $(($(date +%s) - began)) s: $(grep -m 1 -e panicked -A 1 -e '^SEED' "$work/simulation.log" | tail -n 1 | cut -c 1-140)"
+	fi
+done
+echo "$found of $# bugs found"
+[ "$found" = $# ]
