@@ -344,56 +344,39 @@ impl<'a> Arguments<'a> {
     }
 }
 
-/// The first bytes of TLS: those of a handshake record, and the major version.
-const TLS: [u8; 2] = [0x16, 0x03];
-
 /// The version of its protocol, with which the first line of an HTTP request ends.
 const HTTP_VERSION_LEN: usize = b" HTTP/1.1".len();
 
-/// How a line begins and ends: enough to tell whether a browser has sent it.
-#[derive(Clone, Copy, Debug)]
-pub struct LineEnds {
-    first: [u8; TLS.len()],
-    last: [u8; HTTP_VERSION_LEN],
-}
+/// The last bytes of a line: enough to tell by.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LineTail([u8; HTTP_VERSION_LEN]);
 
-impl LineEnds {
-    /// Of a line that begins with these bytes. They are still to be added.
-    pub fn of_line_from(bytes: &[u8]) -> LineEnds {
-        let first = bytes.first_chunk().copied().unwrap_or_default();
-        LineEnds { first, last: [0; HTTP_VERSION_LEN] }
-    }
-
+impl LineTail {
     /// The line goes on with these.
     pub fn add(&mut self, bytes: &[u8]) {
         let added = &bytes[bytes.len().saturating_sub(HTTP_VERSION_LEN)..];
-        self.last.copy_within(added.len().., 0);
-        self.last[HTTP_VERSION_LEN - added.len()..].copy_from_slice(added);
+        self.0.copy_within(added.len().., 0);
+        self.0[HTTP_VERSION_LEN - added.len()..].copy_from_slice(added);
     }
 
-    /// Whether the line, which is no command, is how a browser begins: the first of an HTTP request,
-    /// or of TLS. Any page can make the browser that shows it send one, also to machines that only
-    /// the browser can reach, and what stands behind it would be read as commands: headers and body,
-    /// or the session of an earlier handshake, whose bytes another server may have chosen.
+    /// Whether the line, which is no command, is the first of an HTTP request. Any page can make the
+    /// browser that shows it send one, also to machines that only the browser can reach, and what
+    /// stands behind it would be read as commands.
     ///
     /// Commands need not be looked at. A page may choose the method, even a word of ours, but then
     /// comes the target, with `/` or `http:` at its front, and the version: neither is a number, and
     /// together they are no name of a tube. Only `quit` does not mind, and closes anyway. So
     /// `kick 1 HTTP/1.1`, which no browser says, is what it is in C.
-    pub fn is_from_browser(self) -> bool {
-        let is_http = matches!(
-            self.last,
-            [b' ', b'H', b'T', b'T', b'P', b'/', b'0'..=b'9', b'.', b'0'..=b'9']
-        );
-        is_http || self.first == TLS
+    pub fn is_http(self) -> bool {
+        matches!(self.0, [b' ', b'H', b'T', b'T', b'P', b'/', b'0'..=b'9', b'.', b'0'..=b'9'])
     }
 }
 
-impl From<&[u8]> for LineEnds {
-    fn from(line: &[u8]) -> LineEnds {
-        let mut ends = LineEnds::of_line_from(line);
-        ends.add(line);
-        ends
+impl From<&[u8]> for LineTail {
+    fn from(line: &[u8]) -> LineTail {
+        let mut tail = LineTail::default();
+        tail.add(line);
+        tail
     }
 }
 
@@ -526,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_a_browser_sends_is_a_command() {
+    fn no_http_request_is_a_command() {
         let words = "put,use,reserve,reserve-with-timeout,reserve-job,delete,release,bury,touch,watch,\
             ignore,peek,peek-ready,peek-delayed,peek-buried,kick,kick-job,stats,stats-job,stats-tube,\
             list-tubes,list-tubes-watched,list-tube-used,pause-tube,pause-tubex,GET,POST";
@@ -534,24 +517,13 @@ mod tests {
             for target in ["/", "/1", "/a/5", "//5", "http://a:1/5", "*"] {
                 let line = format!("{word} {target} HTTP/1.1");
                 assert!(parse(line.as_bytes()).is_err(), "{line}");
-                assert!(LineEnds::from(line.as_bytes()).is_from_browser(), "{line}");
+                assert!(LineTail::from(line.as_bytes()).is_http(), "{line}");
             }
         }
-        assert!(LineEnds::from(&b"\x16\x03\x01\x02"[..]).is_from_browser());
-        for line in [
-            "",
-            "x",
-            "\x16",
-            "\x16x",
-            "x\x16\x03",
-            "GET /",
-            "HTTP/1.1",
-            " HTTP/1.",
-            " HTTP/1.1 ",
-            " http/1.1",
-            " HTTP/11",
-        ] {
-            assert!(!LineEnds::from(line.as_bytes()).is_from_browser(), "{line}");
+        for line in
+            ["", "x", "GET /", "HTTP/1.1", " HTTP/1.", " HTTP/1.1 ", " http/1.1", " HTTP/11"]
+        {
+            assert!(!LineTail::from(line.as_bytes()).is_http(), "{line}");
         }
     }
 

@@ -9,7 +9,7 @@
 use super::beside::Beside;
 use super::body::{CR_LF, LARGE};
 use super::bytes;
-use super::command::{LINE_MAX, LineEnds};
+use super::command::{LINE_MAX, LineTail};
 use super::job::Terms;
 use super::keys::ConnKey;
 use super::output::{Output, Pool};
@@ -57,8 +57,8 @@ pub enum Phase {
     /// A command line.
     #[default]
     Line,
-    /// A line that is too long, up to its end. Only its ends are remembered.
-    TooLongLine(LineEnds),
+    /// A line that is too long, up to its end. Only the last of what has come is remembered.
+    TooLongLine(LineTail),
     /// The body of a job.
     Body(Put),
     /// A body that is not wanted.
@@ -131,7 +131,7 @@ pub enum Step<'a> {
     /// A whole line, without its CR LF.
     Line(&'a [u8]),
     /// The end of a line that was too long.
-    TooLongLine(LineEnds),
+    TooLongLine(LineTail),
     /// A whole body, which may not end as it must.
     Put(Put, &'a [u8]),
     /// The end of a body that was not wanted, and what to say.
@@ -203,9 +203,9 @@ impl Conn {
         }
         match &mut self.phase {
             Phase::Line => self.line(input),
-            Phase::TooLongLine(ends) => {
-                let ends = *ends;
-                self.end_of_line(ends, input)
+            Phase::TooLongLine(tail) => {
+                let tail = *tail;
+                self.end_of_line(tail, input)
             }
             Phase::Body(put) => {
                 let put = *put;
@@ -240,23 +240,23 @@ impl Conn {
         if window.len() < LINE_MAX {
             return None;
         }
-        self.end_of_line(LineEnds::of_line_from(input), input)
+        self.end_of_line(LineTail::default(), input)
     }
 
-    /// `ends` are those of what was dropped already.
-    fn end_of_line<'a>(&mut self, mut ends: LineEnds, input: &mut &'a [u8]) -> Option<Step<'a>> {
+    /// `tail` is that of what was dropped already.
+    fn end_of_line<'a>(&mut self, mut tail: LineTail, input: &mut &'a [u8]) -> Option<Step<'a>> {
         if let Some(length) = find_line_end(input) {
-            ends.add(&input[..length]);
+            tail.add(&input[..length]);
             *input = &input[length + CR_LF.len()..];
             self.phase = Phase::Line;
-            return Some(Step::TooLongLine(ends));
+            return Some(Step::TooLongLine(tail));
         }
         // A CR at the very end may be half of the end of the line.
         let kept = usize::from(input.ends_with(b"\r"));
         let (dropped, rest) = input.split_at(input.len() - kept);
-        ends.add(dropped);
+        tail.add(dropped);
         *input = rest;
-        self.phase = Phase::TooLongLine(ends);
+        self.phase = Phase::TooLongLine(tail);
         None
     }
 
@@ -493,26 +493,29 @@ mod tests {
     }
 
     #[test]
-    fn the_ends_of_a_line_that_is_too_long_are_known_however_it_is_cut() {
-        for (start, end, is_from_browser) in [
-            (&b"xx"[..], &b" HTTP/1.1\r\n"[..], true),
-            (b"xx", b"\r HTTP/2.0\r\n", true),
-            (b"xx", b" HTTP/1.1\r\r\n", false),
-            (b"xx", b" HTTP/1.1x\r\n", false),
-            (b"\x16\x03", b"\r\n", true),
+    fn the_end_of_a_line_that_is_too_long_is_known_however_it_is_cut() {
+        for (end, is_http) in [
+            (&b" HTTP/1.1\r\n"[..], true),
+            (b"\r HTTP/2.0\r\n", true),
+            (b" HTTP/1.1\r\r\n", false),
+            (b" HTTP/1.1x\r\n", false),
         ] {
-            let line = [start, &[b'x'; LINE_MAX], end].concat();
+            let line = [&[b'x'; LINE_MAX], end].concat();
             for first in 0..line.len() {
                 for second in first..line.len() {
                     let pieces = [&line[..first], &line[first..second], &line[second..]];
-                    let what = end.escape_ascii();
-                    assert_eq!(ends(&pieces), [is_from_browser], "{first}, {second}, {what}");
+                    assert_eq!(
+                        ends(&pieces),
+                        [is_http],
+                        "{first}, {second}, {}",
+                        end.escape_ascii()
+                    );
                 }
             }
         }
     }
 
-    /// Of each line that is too long, whether a browser has sent it.
+    /// Of each line that is too long, whether it ends as an HTTP request does.
     fn ends(pieces: &[&[u8]]) -> Vec<bool> {
         let (mut conn, mut kept, mut ends) = (Conn::default(), Vec::new(), Vec::new());
         for piece in pieces {
@@ -520,7 +523,7 @@ mod tests {
             let mut rest = &kept[..];
             match conn.next_step(&mut rest) {
                 None => {}
-                Some(Step::TooLongLine(line)) => ends.push(line.is_from_browser()),
+                Some(Step::TooLongLine(tail)) => ends.push(tail.is_http()),
                 Some(other) => panic!("{other:?}"),
             }
             kept = rest.to_vec();

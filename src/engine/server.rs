@@ -12,7 +12,7 @@
 
 use super::binlog::{Failure, NoRoom, Policy, Syncing};
 use super::body::{CR_LF, Content};
-use super::command::{self, Command, Counter, LineEnds, Rejection};
+use super::command::{self, Command, Counter, LineTail, Rejection};
 use super::conn::{Conn, Conns, Outlet, Phase, Put, Refusal, Step, Wants};
 use super::disk::Disk;
 use super::job::Terms;
@@ -423,7 +423,7 @@ impl Server {
             let now = self.moment(now);
             match step {
                 Step::Line(line) => self.run_line(key, line, now),
-                Step::TooLongLine(line) => self.reject(key, line, Rejection::BadFormat),
+                Step::TooLongLine(tail) => self.reject(key, tail, Rejection::BadFormat),
                 Step::Put(put, body) => self.finish_put(key, put, Cow::Borrowed(body), now),
                 Step::Unwanted(why) => self.say(key, why.into()),
                 Step::Kick(kick) => self.go_on_kicking(key, kick, now),
@@ -489,10 +489,10 @@ impl Server {
         }
     }
 
-    /// What is no command is answered, and no more is heard from a browser.
-    fn reject(&mut self, key: ConnKey, line: LineEnds, rejection: Rejection) {
-        if line.is_from_browser() {
-            debug!("connection {}: this is HTTP or TLS, nothing more of it is read", key.index());
+    /// What is no command is answered, and no more is heard from who speaks HTTP.
+    fn reject(&mut self, key: ConnKey, line: LineTail, rejection: Rejection) {
+        if line.is_http() {
+            debug!("connection {}: an HTTP request, nothing behind it is read", key.index());
             self.say(key, Reply::UnknownCommand);
             return self.hang_up(key);
         }

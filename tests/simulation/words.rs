@@ -121,14 +121,11 @@ pub fn read(line: &[u8]) -> Asked {
     }
 }
 
-/// Whether a line that is no command is what HTTP or TLS begin with.
+/// Whether a line that is no command is the first one of an HTTP request.
 pub fn is_from_browser(line: &[u8]) -> bool {
-    let Some((_, end)) = line.split_last_chunk::<9>() else { return line.starts_with(b"\x16\x03") };
-    let is_http = end.starts_with(b" HTTP/")
-        && end[6].is_ascii_digit()
-        && end[7] == b'.'
-        && end[8].is_ascii_digit();
-    is_http || line.starts_with(b"\x16\x03")
+    let Some((_, end)) = line.split_last_chunk::<9>() else { return false };
+    let are_digits = end[6].is_ascii_digit() && end[8].is_ascii_digit();
+    end.starts_with(b" HTTP/") && are_digits && end[7] == b'.'
 }
 
 type ReadRest = fn(Rest<'_>) -> Option<Asked>;
