@@ -1390,3 +1390,23 @@ fn due_times_are_true_when_the_clock_was_set_meanwhile() {
     let job = again.ask("stats-job 1\r\n");
     assert_eq!((field(&job, "time-left"), field(&job, "age")), (Some("99"), Some("0")));
 }
+
+#[test]
+fn a_delay_is_never_longer_than_it_was_asked_for_when_the_clock_was_set_back() {
+    let disk = FakeDisk::default();
+    let policy = policy(1 << 20, Syncing::EachTurn);
+    let mut engine = Engine::start(&disk, policy, START);
+    assert_eq!(engine.ask("put 0 100 9 1\r\na\r\n"), "INSERTED 1\r\n");
+    assert_eq!(engine.ask("put 0 300 9 1\r\nb\r\n"), "INSERTED 2\r\n");
+    let hours_before = Nanos::from_nanos(START.as_nanos() - Nanos::from_secs(10_000).as_nanos());
+    for now in [hours_before, Nanos::from_secs(1)] {
+        let mut again = Engine::start(&disk, policy, now);
+        assert_eq!(field(&again.ask("stats-job 1\r\n"), "time-left"), Some("99"));
+        assert_eq!(field(&again.ask("stats-job 2\r\n"), "time-left"), Some("299"));
+        again.now = again.now + Nanos::from_secs(100);
+        assert_eq!(field(&again.ask("stats-job 1\r\n"), "state"), Some("ready"));
+    }
+    // Set right again, it shows what was recorded.
+    let mut again = Engine::start(&disk, policy, START + Nanos::from_secs(50));
+    assert_eq!(field(&again.ask("stats-job 1\r\n"), "time-left"), Some("50"));
+}

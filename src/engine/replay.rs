@@ -335,7 +335,9 @@ impl Replay<'_> {
                     buried.push((moment, key));
                 }
                 Logged::Delayed if moment > now => {
-                    self.queue.place(key, Destination::Delayed { due: moment }, now);
+                    // If the clock was set back, nobody has asked for as much more delay.
+                    let latest = now + Nanos::from_secs(self.queue.jobs[key].delay_secs);
+                    self.queue.place(key, Destination::Delayed { due: moment.min(latest) }, now);
                 }
                 Logged::Delayed | Logged::Ready | Logged::Reserved => {
                     self.queue.place(key, Destination::Ready, now);
