@@ -14,33 +14,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use support::{
-    BEANSTALKD, Daemon, PATIENCE, connect, run, skip, start_on_loopback, text, wait_until,
+    BEANSTALKD, Daemon, PATIENCE, connect, logged_address, processor_ticks, run, skip,
+    start_on_loopback, start_on_own_port, start_with_limit, status_kib, text, wait_until,
 };
-
-/// Starts the binary on a TCP port of its own choice; `-V` makes it tell which.
-fn start_on_own_port(arguments: &[&str]) -> (Daemon, SocketAddr) {
-    let all: Vec<&str> = ["-V", "-p", "0"].iter().chain(arguments).copied().collect();
-    let mut daemon = Daemon::start(Path::new(BEANSTALKD), &all);
-    let address = logged_address(&mut daemon);
-    (daemon, address)
-}
-
-/// The same under a limit that the shell's `ulimit` sets.
-fn start_with_limit(limit: &str) -> (Daemon, SocketAddr) {
-    let script = format!(r#"ulimit {limit}; exec "$0" -V -l 127.0.0.1 -p 0"#);
-    let mut command = Command::new("sh");
-    command.args(["-c", &script, BEANSTALKD]);
-    let mut daemon = Daemon::spawn(command);
-    let address = logged_address(&mut daemon);
-    (daemon, address)
-}
-
-/// Waits until a server under `-V` has told where it listens.
-fn logged_address(daemon: &mut Daemon) -> SocketAddr {
-    let line = daemon.wait_for_log("listening on ");
-    let (_, address) = line.split_once("listening on ").expect("it was just found");
-    address.parse().expect("an address was logged")
-}
 
 /// Sends a request and reads one line of reply.
 fn ask(stream: impl Read + Write, request: &str) -> String {
@@ -481,7 +457,7 @@ fn descendant(mut pid: u32) -> u32 {
 
 #[test]
 fn the_soft_limit_of_open_files_is_raised() {
-    let (daemon, _) = start_with_limit("-Sn 50");
+    let (daemon, _) = start_with_limit("-Sn 50", &[]);
     let limits = std::fs::read_to_string(format!("/proc/{}/limits", daemon.child.id())).unwrap();
     let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
     let numbers: Vec<&str> = line.split_whitespace().skip(3).take(2).collect();
@@ -490,7 +466,7 @@ fn the_soft_limit_of_open_files_is_raised() {
 
 #[test]
 fn at_the_descriptor_limit_clients_are_served_and_accepting_resumes() {
-    let (mut daemon, address) = start_with_limit("-n 32");
+    let (mut daemon, address) = start_with_limit("-n 32", &[]);
     let mut clients: Vec<TcpStream> = (0..64).map(|_| connect(address)).collect();
     daemon.wait_for_log("cannot accept more connections at present");
 
@@ -508,14 +484,6 @@ fn at_the_descriptor_limit_clients_are_served_and_accepting_resumes() {
     let (status, log) = daemon.wait();
     assert_eq!(status.code(), Some(0));
     assert!(!log.contains("cannot accept"), "told once is enough: {log}");
-}
-
-/// The processor time that a process has had, in ticks of 10 ms.
-fn processor_ticks(pid: u32) -> u64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    let after_name = stat.rsplit(')').next().unwrap();
-    let fields: Vec<&str> = after_name.split_whitespace().collect();
-    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
 
 #[test]
@@ -541,11 +509,6 @@ fn ten_thousand_clients_are_served() {
     let clients: Vec<TcpStream> = (0..count).map(|_| connect(address)).collect();
     assert_eq!(ask(clients.last().unwrap(), "use a\r\n"), "USING a\r\n");
     assert_eq!(stat(address, "current-connections"), (count + 1).to_string());
-}
-
-/// A figure in KiB from the status of a process.
-fn status_kib(pid: u32, key: &str) -> u64 {
-    status(pid, key).trim_end_matches(" kB").parse().unwrap()
 }
 
 #[test]
@@ -575,7 +538,7 @@ fn memory_comes_back_after_a_backlog() {
 
 #[test]
 fn without_memory_clients_are_told_and_served() {
-    let (_daemon, address) = start_with_limit("-v 100000");
+    let (_daemon, address) = start_with_limit("-v 100000", &[]);
     let stream = connect(address);
     let put = format!("put 0 0 600 60000\r\n{}\r\n", "x".repeat(60_000));
     let mut replies = (0..10_000).map(|_| ask(&stream, &put));
@@ -593,7 +556,7 @@ fn without_memory_clients_are_told_and_served() {
 
 #[test]
 fn without_memory_for_tubes_the_rest_goes_on() {
-    let (_daemon, address) = start_with_limit("-v 40000");
+    let (_daemon, address) = start_with_limit("-v 40000", &[]);
     let stream = connect(address);
     let mut lines = BufReader::new(&stream).lines();
     let mut names = (0..).map(|number| format!("watch {number:0>200}\r\n"));

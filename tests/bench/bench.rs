@@ -18,6 +18,8 @@ mod figures;
 mod limit;
 mod machine;
 mod picture;
+#[path = "../support/program.rs"]
+mod program;
 mod reply;
 mod report;
 mod rounds;
@@ -93,7 +95,8 @@ fn run(arguments: &[String]) -> Result<(), Wrong> {
         (None, None) => {}
         _ => return Err(Wrong("--picture and --from go together".to_owned())),
     }
-    let scenarios = chosen_scenarios(&matches)?;
+    let scenarios =
+        program::chosen(&matches, scenarios::all(), |scenario| &scenario.name).map_err(Wrong)?;
     if matches.opt_present("list") {
         for scenario in &scenarios {
             println!("{:20} {}", scenario.name, scenario.what);
@@ -120,8 +123,10 @@ fn write_file(path: &str, text: &str) -> Result<(), Wrong> {
 fn measure(matches: &Matches, scenarios: &[Scenario]) -> Result<(), Wrong> {
     const PATIENCE_S: u64 = 20;
     let settings = Settings {
-        rounds: number(matches, "rounds")?,
-        patience: Duration::from_secs(number(matches, "patience")?.unwrap_or(PATIENCE_S)),
+        rounds: program::number(matches, "rounds").map_err(Wrong)?,
+        patience: Duration::from_secs(
+            program::number(matches, "patience").map_err(Wrong)?.unwrap_or(PATIENCE_S),
+        ),
     };
     if settings.rounds == Some(0) {
         return Err(Wrong("--rounds: at least one is needed".to_owned()));
@@ -138,7 +143,7 @@ fn measure(matches: &Matches, scenarios: &[Scenario]) -> Result<(), Wrong> {
             "bench: server and client share the only core: latencies and stalls say nothing here"
         );
     }
-    let open_files = machine::raise_open_files();
+    let open_files = program::raise_open_files();
     let mut document = Document::default();
     let json = matches.opt_str("json");
     // Before anything else, in case it cannot be written; and anew after each scenario:
@@ -161,24 +166,4 @@ fn measure(matches: &Matches, scenarios: &[Scenario]) -> Result<(), Wrong> {
         write(&document)?;
     }
     Ok(())
-}
-
-fn chosen_scenarios(matches: &Matches) -> Result<Vec<Scenario>, Wrong> {
-    let texts = matches.opt_strs("only");
-    let mut scenarios = scenarios::all();
-    for text in &texts {
-        if !scenarios.iter().any(|scenario| scenario.name.contains(text)) {
-            return Err(Wrong(format!("--only {text}: no scenario has this in its name")));
-        }
-    }
-    scenarios.retain(|scenario| {
-        texts.is_empty() || texts.iter().any(|text| scenario.name.contains(text))
-    });
-    Ok(scenarios)
-}
-
-fn number<N: std::str::FromStr>(matches: &Matches, name: &str) -> Result<Option<N>, Wrong> {
-    let text = matches.opt_str(name);
-    let wrong = |text: &str| Wrong(format!("--{name} {text}: not a number"));
-    text.map(|text| text.parse().map_err(|_| wrong(&text))).transpose()
 }

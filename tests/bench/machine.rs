@@ -1,6 +1,5 @@
-//! The machine: its cores, who runs on which of them, and how many files one may open.
+//! The machine: its cores, and who runs on which of them.
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::sync::LazyLock;
 
@@ -36,17 +35,6 @@ fn pin_to(core: usize) {
     let mut set = CpuSet::new();
     set.set(core);
     sched_setaffinity(None, &set).expect("a core that is there can be chosen");
-}
-
-/// Lets the benchmark, and the servers that inherit this, open as many files as they may.
-/// Returns how many those are.
-pub fn raise_open_files() -> u64 {
-    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    // None means no limit.
-    match setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
-        Ok(()) => maximum.unwrap_or(u64::MAX),
-        Err(_) => current.unwrap_or(u64::MAX),
-    }
 }
 
 /// What figures depend on beside the server.

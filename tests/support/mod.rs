@@ -103,6 +103,47 @@ pub fn start_on_loopback(arguments: &[&str]) -> (Daemon, SocketAddr) {
     (Daemon::with_inherited(Path::new(BEANSTALKD), arguments, listener), address)
 }
 
+/// Our own server on a TCP port of its own choice; `-V` makes it tell which.
+pub fn start_on_own_port(arguments: &[&str]) -> (Daemon, SocketAddr) {
+    let all: Vec<&str> = ["-V", "-p", "0"].iter().chain(arguments).copied().collect();
+    let mut daemon = Daemon::start(Path::new(BEANSTALKD), &all);
+    let address = logged_address(&mut daemon);
+    (daemon, address)
+}
+
+/// The same on loopback, under a limit that the shell's `ulimit` sets.
+pub fn start_with_limit(limit: &str, arguments: &[&str]) -> (Daemon, SocketAddr) {
+    let script = format!(r#"ulimit {limit}; exec "$0" -V -l 127.0.0.1 -p 0 "$@""#);
+    let mut command = Command::new("sh");
+    command.args(["-c", &script, BEANSTALKD]).args(arguments).stdin(Stdio::null());
+    let mut daemon = Daemon::spawn(command);
+    let address = logged_address(&mut daemon);
+    (daemon, address)
+}
+
+/// Waits until a server under `-V` has told where it listens.
+pub fn logged_address(daemon: &mut Daemon) -> SocketAddr {
+    let line = daemon.wait_for_log("listening on ");
+    let (_, address) = line.split_once("listening on ").expect("it was just found");
+    address.parse().expect("an address was logged")
+}
+
+/// The processor time that a process has had, in ticks of 10 ms.
+pub fn processor_ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the server runs");
+    // The name, in brackets, may contain blanks.
+    let (_, fields) = stat.rsplit_once(") ").expect("the name is in brackets");
+    let ticks = fields.split(' ').skip(11).take(2).map(|field| field.parse::<u64>());
+    ticks.map(|ticks| ticks.expect("ticks are a number")).sum()
+}
+
+/// A figure in KiB from the status of a process.
+pub fn status_kib(pid: u32, key: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the server runs");
+    let value = status.lines().find_map(|line| line.strip_prefix(key)).expect("the key is known");
+    value.trim().trim_end_matches(" kB").parse().expect("it is a number")
+}
+
 /// A connection that does not wait for ever.
 pub fn connect(address: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(address).expect("the server listens");
