@@ -8,6 +8,9 @@
 #   make simulate   made-up clients, disks and times against a model, for a minute (FOR_SECONDS=n,
 #                   or one world: SEED=n STEPS=n, or one that is written down: HISTORY=FILE)
 #   make mutants    plants bugs, and looks whether the simulation finds each within a minute
+#                   (MUTANTS='name name' for some of them)
+#   make soak       the server under stress, some five minutes (ARGS='--minutes 60 --only
+#                   churn' for one scenario and long, ARGS=--list tells all)
 #   make install    into PREFIX (/usr/local), below DESTDIR if that is set
 
 PREFIX ?= /usr/local
@@ -20,6 +23,7 @@ INSTALL ?= install
 FLAGS ?=
 AGAINST ?=
 ARGS ?=
+MUTANTS ?=
 
 all:
 	$(CARGO) build --release
@@ -54,6 +58,10 @@ simulate:
 mutants:
 	@sh tests/mutants/run.sh $(MUTANTS)
 
+# The program is a test too; with this flag it is what it is called.
+soak:
+	$(CARGO) test --release --test soak -- --soak $(ARGS)
+
 install: all
 	$(INSTALL) -d '$(BINDIR)' '$(MANDIR)/man1' '$(MANDIR)/man7' '$(LICENSEDIR)'
 	$(INSTALL) -m 755 target/release/beanstalkd '$(BINDIR)/beanstalkd'
@@ -64,4 +72,4 @@ install: all
 clean:
 	$(CARGO) clean
 
-.PHONY: all run check check-style check-man check-clients bench simulate mutants install clean
+.PHONY: all run check check-style check-man check-clients bench simulate mutants soak install clean

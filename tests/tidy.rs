@@ -116,6 +116,8 @@ fn every_file_opens_with_what_it_is_for() {
         "tests/support",
         "tests/script",
         "tests/fake_disk",
+        "tests/soak",
+        "tests/soak/scenarios",
         "tests/bench",
         "tests/bench/scenarios",
         "tests/bench/scripts",

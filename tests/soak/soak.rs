@@ -1,0 +1,140 @@
+//! The server under stress: the real binary, in a process of its own, on loopback.
+//!
+//! `make soak` runs all scenarios, some five minutes in all, and `make soak ARGS='--minutes 60
+//! --only churn'` one of them for long. Each tells in a line what it has measured; the first
+//! promise that is broken ends it with a message, and the program fails. `cargo test` runs the
+//! short form of each, a round of few clients, in which nothing depends on how fast the machine
+//! is.
+//!
+//! This file owns the command line. [`scenarios`] tells what is promised, [`client`] speaks to the
+//! server, [`process`] asks the kernel about it.
+#![allow(unreachable_pub, reason = "a program has no interface for others")]
+#![allow(clippy::disallowed_methods, reason = "a scenario looks at the clock from outside")]
+
+mod client;
+mod process;
+#[path = "../support/program.rs"]
+mod program;
+mod scenarios;
+#[path = "../support/mod.rs"]
+mod support;
+
+use getopts::Options;
+use libtest_mimic::{Arguments, Trial};
+use scenarios::{Form, Run, Scenario, Skipped};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// What makes the test the program.
+const SOAK: &str = "--soak";
+
+fn main() -> ExitCode {
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments.first().is_none_or(|first| first != SOAK) {
+        return test();
+    }
+    arguments.remove(0);
+    match run(&arguments) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(Wrong(what)) => {
+            eprintln!("soak: {what}\nmake soak ARGS=--help shows what can be said");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// A test for the short form of each scenario.
+fn test() -> ExitCode {
+    let trial = |scenario: Scenario| {
+        Trial::test(scenario.name, move || {
+            if let Err(Skipped(why)) = scenario.run(&Run::new(Form::Short, 1, Duration::ZERO)) {
+                support::skip(&format!("{}: {why}", scenario.name));
+            }
+            Ok(())
+        })
+    };
+    let trials = scenarios::all().into_iter().map(trial).collect();
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+const USAGE: &str = "Use: make soak ARGS='[OPTIONS]'
+
+Puts the server under stress, on loopback, and fails when it breaks a promise.";
+
+/// What whoever has started the program needs to put right.
+struct Wrong(String);
+
+fn options() -> Options {
+    let mut options = Options::new();
+    options
+        .optmulti("", "only", "only scenarios with this in their names; may be repeated", "TEXT")
+        .optopt("", "minutes", "how long each lasts (default: as --list says)", "N")
+        .optopt("", "seed", "what all chance comes from (default: another each time)", "N")
+        .optflag("", "list", "tell the scenarios, run none")
+        .optflag("h", "help", "show this help");
+    options
+}
+
+/// Whether all that was promised was kept.
+fn run(arguments: &[String]) -> Result<bool, Wrong> {
+    let matches = options().parse(arguments).map_err(|fail| Wrong(fail.to_string()))?;
+    if matches.opt_present("help") {
+        println!("{}", options().usage(USAGE));
+        return Ok(true);
+    }
+    if let Some(free) = matches.free.first() {
+        return Err(Wrong(format!("{free}: what is this?")));
+    }
+    let scenarios =
+        program::chosen(&matches, scenarios::all(), |scenario| scenario.name).map_err(Wrong)?;
+    if matches.opt_present("list") {
+        for Scenario { name, what, lasts, .. } in &scenarios {
+            println!("{name:16} {what} ({} s)", lasts.as_secs());
+        }
+        return Ok(true);
+    }
+    let minutes: Option<f64> = program::number(&matches, "minutes").map_err(Wrong)?;
+    let lasts = minutes.map(|minutes| Duration::try_from_secs_f64(minutes * 60.0));
+    let lasts = lasts.transpose().map_err(|error| Wrong(format!("--minutes: {error}")))?;
+    let seed = program::number(&matches, "seed")
+        .map_err(Wrong)?
+        .unwrap_or_else(|| fastrand::u64(1..1_000_000));
+    println!("seed {seed}, up to {} open files", program::raise_open_files());
+    keep_first_panic();
+    let mut is_kept = true;
+    for scenario in &scenarios {
+        let run = Run::new(Form::Whole, seed, lasts.unwrap_or(scenario.lasts));
+        is_kept &= play(scenario, &run);
+    }
+    Ok(is_kept)
+}
+
+/// Runs one scenario and tells what came of it.
+fn play(scenario: &Scenario, run: &Run) -> bool {
+    let (name, start) = (scenario.name, Instant::now());
+    let outcome = catch_unwind(AssertUnwindSafe(|| scenario.run(run)));
+    let elapsed_s = start.elapsed().as_secs();
+    let first_panic = FIRST_PANIC.lock().expect("nobody panics while he holds it").take();
+    match outcome {
+        Ok(Ok(figures)) => println!("ok      {name} ({elapsed_s} s): {figures}"),
+        Ok(Err(Skipped(why))) => println!("SKIPPED {name}: {why}"),
+        Err(_) => {
+            println!("BROKEN  {name} ({elapsed_s} s): {}", first_panic.unwrap_or_default());
+            return false;
+        }
+    }
+    true
+}
+
+/// What was told first is the cause; threads that come after it only miss it.
+static FIRST_PANIC: Mutex<Option<String>> = Mutex::new(None);
+
+fn keep_first_panic() {
+    std::panic::set_hook(Box::new(|info| {
+        let mut first = FIRST_PANIC.lock().expect("nobody panics while he holds it");
+        first.get_or_insert_with(|| info.to_string());
+    }));
+}
