@@ -257,10 +257,14 @@ impl View {
         View { created: ahead(self.created), place, ..self.clone() }
     }
 
-    /// Where the job is after a restart at that moment.
+    /// Where the job is after a restart at that moment. If the clock was set back, it is delayed no
+    /// longer than was asked for.
     pub fn place_at(&self, restarted_at: u64) -> Place {
         match self.place {
             Place::Delayed { due } if due <= restarted_at => Place::Ready,
+            Place::Delayed { due } => {
+                Place::Delayed { due: due.min(restarted_at + u64::from(self.delay) * SECOND) }
+            }
             place => place,
         }
     }
