@@ -58,6 +58,8 @@ pub enum End {
 pub enum Verdict {
     /// It is as it may be, and so it is.
     Is(View),
+    /// It is as it may be, but there is more than one moment at which it may be due.
+    IsUnclear,
     /// There is none, which may be.
     IsGone,
     /// It is not as it may be.
@@ -191,16 +193,17 @@ impl Journal {
                 }
             }
         }
-        let place = |view: &View| view.place_at(restarted_at);
-        let Some(view) = matches.first().filter(|view| {
-            // Else nobody knows when it is due.
-            matches.iter().all(|other| place(other) == place(view))
-        }) else {
+        let Some(view) = matches.first() else {
+            let drifts = &self.drifts;
             return Verdict::Wrong(format!(
-                "job {id} is {found:?}, and should be one of {versions:?}, the clock being ahead by {:?}",
-                self.drifts
+                "job {id} is {found:?}, and should be one of {versions:?}, \
+                 the clock being ahead by {drifts:?}"
             ));
         };
+        let place = |view: &View| view.place_at(restarted_at);
+        if matches.iter().any(|other| place(other) != place(view)) {
+            return Verdict::IsUnclear;
+        }
         let is_one = matches.iter().all(|other| other.created == view.created);
         Verdict::Is(View { is_age_unknown: view.is_age_unknown || !is_one, ..view.clone() })
     }

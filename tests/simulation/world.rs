@@ -640,7 +640,7 @@ impl World {
 struct Judged {
     /// As they may be.
     views: Vec<(u64, View)>,
-    /// What they are now comes from damage, or from what was lost.
+    /// What they are now comes from damage, from what was lost, or from a clock that was set.
     unexplained: Vec<(u64, Found)>,
 }
 
@@ -668,6 +668,7 @@ fn judge(
         match journal.judge(id, found.as_ref(), end, survey.now) {
             Verdict::Is(view) => judged.views.push((id, view)),
             Verdict::IsGone => {}
+            Verdict::IsUnclear => judged.unexplained.extend(found.map(|found| (id, found))),
             Verdict::Wrong(what) => {
                 deviations.push(what);
                 let Some(found) = found else { continue };
