@@ -116,20 +116,24 @@ impl Server {
 
     // ---- What happens to connections ----
 
+    /// Whether there is memory for one more client. Who is taken in all the same may have to be
+    /// turned away.
+    pub fn has_room(&mut self) -> bool {
+        self.spare.hold(spare::LAST).is_ok()
+    }
+
     /// A client has connected.
     ///
     /// # Errors
     /// There is no memory for it: the client is to be turned away.
     pub fn connect(&mut self) -> Result<ConnKey, TryReserveError> {
-        let key = self.try_connect();
-        if key.is_err() {
+        self.try_connect().or_else(|_| {
             self.spare.let_go(0);
-        }
-        key
+            self.try_connect()
+        })
     }
 
     fn try_connect(&mut self) -> Result<ConnKey, TryReserveError> {
-        self.spare.hold(spare::LAST)?;
         let key = self.queue.connect()?;
         if let Err(no_memory) = self.conns.try_insert(key) {
             self.queue.forget(key);

@@ -308,6 +308,10 @@ impl EventLoop {
     }
 
     fn accept_one(&mut self, index: usize) {
+        // Who is not accepted waits in the kernel, and need not be turned away.
+        if !self.server.has_room() {
+            return self.hold_accepting(&ErrorKind::OutOfMemory.into());
+        }
         let door = &mut self.doors[index];
         match door.listener.accept() {
             Ok(stream) => self.connect(stream),

@@ -35,6 +35,12 @@ impl Client {
         Ok(Client { stream: BufReader::new(stream) })
     }
 
+    /// Over a connection that there is already, with the patience that all have.
+    pub fn over(stream: TcpStream) -> Client {
+        stream.set_read_timeout(Some(support::PATIENCE)).expect("a timeout can be set");
+        Client { stream: BufReader::new(stream) }
+    }
+
     /// With a window of about so many bytes: the server cannot send more ahead.
     pub fn connect_with_window(address: SocketAddr, bytes: usize) -> Client {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, None);

@@ -5,8 +5,10 @@ use super::{Outcome, Run};
 use crate::client::{Client, body, put};
 use crate::support::{Daemon, start_with_limit, wait_until};
 use rustix::process::Signal;
-use std::fmt::Write;
-use std::net::SocketAddr;
+use std::fmt::Write as _;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
 
 /// What fills the memory.
 struct Shape {
@@ -50,6 +52,9 @@ pub fn run_out(run: &Run) -> Outcome {
     ];
     let mut line = String::new();
     let mut rounds = 0;
+    if run.is_whole() {
+        write!(line, "clients alone: {}; ", clients_that_find_no_room()).expect("it is text");
+    }
     loop {
         // The others take seconds.
         for shape in &SHAPES[if run.is_whole() { 0..8 } else { 1..2 }] {
@@ -63,6 +68,37 @@ pub fn run_out(run: &Run) -> Outcome {
             return Ok(format!("{line}{rounds} rounds"));
         }
     }
+}
+
+/// Clients come until there is no memory for one more. Nobody is turned away: who is too many waits,
+/// and is served when others have gone.
+fn clients_that_find_no_room() -> String {
+    const LIMIT_KIB: u32 = 12_000;
+    const MOST: usize = 15_000;
+    /// Longer than the server waits until it tries again.
+    const SILENCE: Duration = Duration::from_secs(2);
+    let (_daemon, address) = start_with_limit(&format!("-v {LIMIT_KIB}"), &[]);
+    let mut inside: Vec<TcpStream> = Vec::new();
+    let outside = loop {
+        assert!(inside.len() < MOST, "there is no end to the memory");
+        let mut client = TcpStream::connect(address).expect("the kernel takes it in");
+        client.set_read_timeout(Some(SILENCE)).expect("it can be set");
+        let request = format!("watch {:0>150}\r\n", inside.len());
+        client.write_all(request.as_bytes()).expect("the kernel takes it");
+        let mut reply = [0; 64];
+        match client.read(&mut reply) {
+            Ok(count) => assert!(count > 0, "client {} was turned away", inside.len()),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => break client,
+            Err(error) => panic!("client {} was turned away: {error}", inside.len()),
+        }
+        inside.push(client);
+    };
+    let count = inside.len();
+    inside.truncate(count / 2);
+    let mut outside = Client::over(outside);
+    let reply = outside.reply().line;
+    assert!(reply == "WATCHING 2" || reply == "OUT_OF_MEMORY", "at last it is told {reply}");
+    format!("{count} inside")
 }
 
 impl Shape {
