@@ -11,6 +11,8 @@ pub struct Setup {
     /// The largest job allowed, in bytes.
     pub max_job_size: u32,
     pub binlog: Option<BinlogSetup>,
+    /// Among how many connections each turn is shared.
+    pub sharers: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +75,9 @@ impl fmt::Display for Setup {
         if let Some(BinlogSetup { file_size, sync_within }) = self.binlog {
             write!(f, " {file_size} {}", Optional(sync_within))?;
         }
+        if self.sharers > 1 {
+            write!(f, " shared {}", self.sharers)?;
+        }
         Ok(())
     }
 }
@@ -132,12 +137,17 @@ impl FromStr for Setup {
         let mut words = Words::of(line);
         words.next().filter(|word| *word == "setup").ok_or_else(|| NoEvent(line.to_owned()))?;
         let max_job_size = words.value()?;
-        let binlog = if words.is_over() {
-            None
-        } else {
-            Some(BinlogSetup { file_size: words.value()?, sync_within: words.optional()? })
-        };
-        Ok(Setup { max_job_size, binlog })
+        let mut setup = Setup { max_job_size, binlog: None, sharers: 1 };
+        while !words.is_over() {
+            if words.rest.starts_with("shared ") {
+                words.next();
+                setup.sharers = words.value()?;
+            } else {
+                let (file_size, sync_within) = (words.value()?, words.optional()?);
+                setup.binlog = Some(BinlogSetup { file_size, sync_within });
+            }
+        }
+        Ok(setup)
     }
 }
 

@@ -22,6 +22,8 @@ pub struct Rules {
     pub max_job_size: u32,
     pub binlog_file_size: u32,
     pub has_binlog: bool,
+    /// Among how many connections each turn is shared.
+    pub sharers: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -47,6 +49,9 @@ pub struct Model {
     started_at: u64,
     total_jobs: u64,
     timeouts: u64,
+    /// How many bytes have been said, and how many jobs kicked, in the present step.
+    said: usize,
+    kicked: usize,
     /// Rises with each wait, reservation and burial: what came first has the lower one.
     turns: u64,
     answers: VecDeque<(ClientNumber, Answer)>,
@@ -162,6 +167,10 @@ enum Step {
 
 /// A client that leaves so much unread is not listened to.
 const OUTPUT_LIMIT: usize = 256 * 1024;
+/// How much work a turn has for all, and for each at least.
+const WORK_PER_TURN: usize = 1024;
+const SMALLEST_SHARE: usize = 16;
+const OUTPUT_PER_WORK: usize = 128;
 /// With its CR LF.
 const LINE_LIMIT: usize = 224;
 
@@ -287,6 +296,8 @@ impl Model {
             started_at: now,
             total_jobs: 0,
             timeouts: 0,
+            said: 0,
+            kicked: 0,
             turns: 0,
             answers: VecDeque::new(),
             answered: VecDeque::new(),
@@ -572,8 +583,12 @@ impl Model {
 
     // ---- Commands ----
 
+    /// Each has its share of a turn: so many pieces of work. Some commands are several.
     fn run(&mut self, number: ClientNumber, now: u64) {
-        while let Some(step) = self.client(number).next_step() {
+        let mut share = (WORK_PER_TURN / self.rules.sharers).max(SMALLEST_SHARE);
+        while share > 0 {
+            let Some(step) = self.client(number).next_step() else { break };
+            (self.said, self.kicked) = (0, 0);
             // Each has a moment of its own.
             let now = now.max(self.last_moment + 1);
             self.last_moment = now;
@@ -590,9 +605,11 @@ impl Model {
                 }
             }
             self.deliver();
+            share = share.saturating_sub(1 + self.said / OUTPUT_PER_WORK + self.kicked);
         }
         let client = self.client(number);
-        client.is_held_up = !client.input.is_empty() && !client.takes_commands();
+        let has_more = !client.input.is_empty();
+        client.is_held_up = has_more && (share == 0 || !client.takes_commands());
     }
 
     fn execute(&mut self, number: ClientNumber, asked: Asked, now: u64) {
@@ -843,6 +860,7 @@ impl Model {
             self.job(id).counts.kicks += 1;
             self.send(id, Place::Ready, now);
         }
+        self.kicked = kicked.len();
         self.say(number, &format!("KICKED {}", kicked.len()));
     }
 
@@ -951,9 +969,14 @@ impl Model {
     // ---- Speaking ----
 
     fn say(&mut self, number: ClientNumber, line: &str) {
+        self.say_bytes(number, line.as_bytes());
+    }
+
+    fn say_bytes(&mut self, number: ClientNumber, bytes: &[u8]) {
         let output = &mut self.client(number).output;
-        output.extend_from_slice(line.as_bytes());
+        output.extend_from_slice(bytes);
         output.extend_from_slice(b"\r\n");
+        self.said += bytes.len() + 2;
     }
 
     fn say_watching(&mut self, number: ClientNumber) {
@@ -964,9 +987,7 @@ impl Model {
     fn say_job(&mut self, number: ClientNumber, word: &str, id: u64) {
         let body = Rc::clone(&self.job(id).body);
         self.say(number, &format!("{word} {id} {}", body.len()));
-        let output = &mut self.client(number).output;
-        output.extend_from_slice(&body);
-        output.extend_from_slice(b"\r\n");
+        self.say_bytes(number, &body);
     }
 
     fn say_found(&mut self, number: ClientNumber, id: Option<u64>) {

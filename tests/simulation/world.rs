@@ -99,6 +99,7 @@ impl World {
             max_job_size: setup.max_job_size,
             binlog_file_size: setup.binlog.map_or(0, |binlog| binlog.file_size),
             has_binlog: setup.binlog.is_some(),
+            sharers: setup.sharers,
         };
         Ok(World {
             setup,
@@ -846,7 +847,9 @@ fn server(setup: &Setup, now: u64) -> Server {
         started_at: nanos(now),
         processor_time: ProcessorTime::default,
     };
-    Server::new(settings, facts, nanos(now))
+    let mut server = Server::new(settings, facts, nanos(now));
+    server.share_turn(setup.sharers);
+    server
 }
 
 fn syncing(setup: &Setup) -> Syncing {
