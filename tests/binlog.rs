@@ -1310,6 +1310,21 @@ fn jobs_behind_an_absurd_id_are_not_lost() {
 }
 
 #[test]
+fn counts_that_are_full_begin_again_at_zero() {
+    let mut bytes = 5_i32.to_ne_bytes().to_vec();
+    bytes.extend(record_v5(1, "old", 1, 10, 0, "busy"));
+    let counts_at = 4 + 8 + "old".len() + 56;
+    bytes[counts_at..counts_at + 5 * 4].fill(0xff);
+    let disk = FakeDisk::with_files(&BTreeMap::from([("binlog.1".to_owned(), bytes)]));
+    let mut engine = Engine::start(&disk, policy(4096, Syncing::EachTurn), FIXTURE_DAY);
+    engine.ask("reserve-job 1\r\nbury 1 10\r\nkick-job 1\r\nreserve-job 1\r\nrelease 1 10 0\r\n");
+    assert_eq!(view(&mut engine, 1).unwrap().counts, [1, u32::MAX, 0, 0, 0]);
+    engine.ask("reserve-job 1\r\n");
+    engine.now = engine.now + Nanos::from_secs(90);
+    assert_eq!(view(&mut engine, 1).unwrap().counts, [2, 0, 0, 0, 0]);
+}
+
+#[test]
 fn space_that_comes_back_after_a_start_on_a_full_disk_is_not_wasted() {
     let policy = policy(65_536, Syncing::EachTurn);
     let disk = FakeDisk::default();

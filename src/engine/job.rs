@@ -49,6 +49,12 @@ pub struct Counts {
     pub kicks: u32,
 }
 
+/// Counts one more. Behind the largest number comes zero again, as in C beanstalkd; a job from its
+/// files may be as far as that.
+pub fn count_one(count: &mut u32) {
+    *count = count.wrapping_add(1);
+}
+
 /// Where a job stands, with its place there.
 #[derive(Clone, Copy, Debug)]
 pub enum State {

@@ -24,7 +24,9 @@
 use super::binlog::{Binlog, NoRoom};
 use super::body::Bodies;
 use super::heap::Heap;
-use super::job::{DelayedEntry, Destination, Job, Jobs, ReadyEntry, ReservedEntry, State, Terms};
+use super::job::{
+    self, DelayedEntry, Destination, Job, Jobs, ReadyEntry, ReservedEntry, State, Terms,
+};
 use super::keys::{ConnKey, JobKey, Key, TimerKey, TubeKey};
 use super::pages::Pages;
 use super::time::{Drift, Nanos};
@@ -461,7 +463,7 @@ impl Queue {
         let job = &mut self.jobs[key];
         job.pri = pri;
         job.delay_secs = delay_secs;
-        job.counts.releases += 1;
+        job::count_one(&mut job.counts.releases);
         let to = job.destination(now);
         self.send(key, to, now);
         let is_buried = matches!(self.jobs[key].state, State::Buried(_));
@@ -477,7 +479,7 @@ impl Queue {
         }
         let job = &mut self.jobs[key];
         job.pri = pri;
-        job.counts.buries += 1;
+        job::count_one(&mut job.counts.buries);
         self.send(key, Destination::Buried, now);
         self.compact();
         Outcome::Done
@@ -549,7 +551,7 @@ impl Queue {
 
     fn kick_one(&mut self, job: JobKey, now: Nanos) -> Result<(), NoRoom> {
         self.make_room_to_update()?;
-        self.jobs[job].counts.kicks += 1;
+        job::count_one(&mut self.jobs[job].counts.kicks);
         self.send(job, Destination::Ready, now);
         Ok(())
     }
@@ -668,7 +670,7 @@ impl Queue {
     fn make_reserved(&mut self, key: JobKey, by: ConnKey, now: Nanos) {
         self.leave(key);
         let job = &mut self.jobs[key];
-        job.counts.reserves += 1;
+        job::count_one(&mut job.counts.reserves);
         let deadline = now + Nanos::from_secs(job.ttr_secs);
         let entry = ReservedEntry { deadline, turn: self.reservations, job: key, by };
         self.reservations += 1;
@@ -771,7 +773,7 @@ impl Queue {
                 break;
             }
             *moves_left -= 1;
-            self.jobs[held.job].counts.timeouts += 1;
+            job::count_one(&mut self.jobs[held.job].counts.timeouts);
             self.totals.timeouts += 1;
             self.make_ready(held.job, now);
         }
