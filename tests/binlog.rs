@@ -10,6 +10,7 @@ mod support;
 
 use beanstalkd::engine::binlog::Syncing;
 use beanstalkd::engine::keys::ConnKey;
+use beanstalkd::engine::record::{self, HIGHEST_ID, VERSION};
 use beanstalkd::engine::replay::Recovered;
 use beanstalkd::engine::server::{Server, Settings};
 use beanstalkd::engine::stats::{Facts, ProcessorTime};
@@ -1306,6 +1307,20 @@ fn jobs_behind_an_absurd_id_are_not_lost() {
             assert!(again.ask(&format!("peek {id}\r\n")).starts_with("FOUND"), "{id}");
         }
         assert!(!ids.contains(&again.put("third").unwrap()));
+    }
+}
+
+#[test]
+fn ids_do_not_go_on_from_an_absurd_one_in_a_marker() {
+    for last_id in [u64::MAX, u64::MAX - 1, HIGHEST_ID + 1] {
+        let mut bytes = VERSION.to_vec();
+        record::write_marker(&mut bytes, last_id, 7);
+        let disk = FakeDisk::with_files(&BTreeMap::from([("binlog.1".to_owned(), bytes)]));
+        let policy = policy(65_536, Syncing::EachTurn);
+        let mut engine = Engine::start(&disk, policy, START);
+        assert_eq!(engine.put("first"), Some(1));
+        let mut again = Engine::start(&disk, policy, engine.now);
+        assert_eq!(again.ask("peek 1\r\n"), "FOUND 1 5\r\nfirst\r\n");
     }
 }
 

@@ -150,8 +150,8 @@ impl Replay<'_> {
         let failed = |error| ReplayError::Read(number, error);
         let mut scan = Scan::open(disk, number).map_err(failed)?;
         self.segments.push(Segment::new(number, scan.size(), 0));
-        self.last.id = self.last.id.max(scan.last_id());
-        let layout = scan.layout();
+        let (last_id, layout) = (scan.last_id(), scan.layout());
+        self.note_id(last_id);
         loop {
             match scan.next_item().map_err(failed)? {
                 Item::Record(found) => {
