@@ -1340,6 +1340,25 @@ fn counts_that_are_full_begin_again_at_zero() {
 }
 
 #[test]
+fn times_of_version_5_that_are_too_large_for_7_stay_in_the_future() {
+    let mut bytes = 5_i32.to_ne_bytes().to_vec();
+    bytes.extend(record_v5(2, "old", 4, 20, 1000, "delayed"));
+    let due_at = 4 + 8 + "old".len() + 48;
+    bytes[due_at..due_at + 8].copy_from_slice(&i64::MAX.to_ne_bytes());
+    bytes.extend(record_v5(1, "old", 1, 10, 0, "ready"));
+    let disk = FakeDisk::with_files(&BTreeMap::from([("binlog.1".to_owned(), bytes)]));
+    let policy = policy(4096, Syncing::EachTurn);
+    let mut engine = Engine::start(&disk, policy, FIXTURE_DAY);
+    // Many short records, so that all jobs are moved.
+    for _ in 0..200 {
+        engine.ask("reserve-job 1\r\nrelease 1 10 0\r\n");
+    }
+    assert!(engine.stat("binlog-oldest-index") > 1, "the old file is gone");
+    let mut again = Engine::start(&disk, policy, engine.now);
+    assert!(again.ask("stats-job 2\r\n").contains("\nstate: delayed\n"));
+}
+
+#[test]
 fn space_that_comes_back_after_a_start_on_a_full_disk_is_not_wasted() {
     let policy = policy(65_536, Syncing::EachTurn);
     let disk = FakeDisk::default();

@@ -317,11 +317,12 @@ impl Layout {
         let u32_at = |at| u32::from_ne_bytes(array(bytes, at));
         let nanos_at = |at| {
             let count = i64::from_ne_bytes(array(bytes, at));
-            let count = u64::try_from(count).unwrap_or(0);
-            match self {
-                Layout::V5 => Nanos::from_nanos(count.saturating_mul(1_000)),
-                Layout::V7 | Layout::V7Checked => Nanos::from_nanos(count),
-            }
+            let nanos = match self {
+                // No more than can be written again.
+                Layout::V5 => count.saturating_mul(1_000),
+                Layout::V7 | Layout::V7Checked => count,
+            };
+            Nanos::from_nanos(u64::try_from(nanos).unwrap_or(0))
         };
         let secs_at = |at| u32::try_from(nanos_at(at).whole_secs()).unwrap_or(u32::MAX);
         Ok(Fields {
