@@ -121,6 +121,8 @@ fn every_file_opens_with_what_it_is_for() {
         "tests/bench",
         "tests/bench/scenarios",
         "tests/bench/scripts",
+        "tests/fuzz",
+        "tests/fuzz/targets",
     ] {
         for path in sources_in(directory) {
             assert!(read(&path).starts_with("//! "), "{} has no head", path.display());

@@ -1,6 +1,6 @@
 //! The form of a conversation: from text to lines, and from bytes to what is compared.
 //! `tests/scripts/README.md` tells it to people.
-#![allow(unreachable_pub, reason = "a test program has no outside")]
+#![allow(dead_code, unreachable_pub, reason = "each test program uses some of it")]
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

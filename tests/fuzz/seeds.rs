@@ -1,0 +1,251 @@
+//! What mutations begin with: the conversations of `tests/scripts`, the files of `tests/fixtures`,
+//! and some that lead to where neither goes.
+
+use crate::fake_disk::FakeDisk;
+use crate::script::{self, Line, Script};
+use crate::targets::connection::{ESCAPE, op};
+use crate::targets::replay::{NEXT_FILE, PROGRAM, REPAIRED};
+use crate::targets::{START, server, take_output};
+use beanstalkd::engine::binlog::Syncing;
+use beanstalkd::engine::server::Settings;
+use beanstalkd::engine::time::Nanos;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// For the target of this name.
+pub(crate) fn of(target: &str) -> Vec<Vec<u8>> {
+    match target {
+        "command" => lines(),
+        "connection" => conversations(),
+        "replay" => directories(),
+        "options" => command_lines(),
+        _ => panic!("there is no target {target}"),
+    }
+}
+
+fn lines() -> Vec<Vec<u8>> {
+    let mut lines = Vec::new();
+    for (_, line) in script::all().into_iter().flat_map(|script| script.lines) {
+        if let Line::Send { bytes, .. } = line {
+            lines.extend(
+                bytes.split(|&byte| byte == b'\n').map(|line| line.trim_ascii_end().to_vec()),
+            );
+        }
+    }
+    lines.sort();
+    lines.dedup();
+    lines
+}
+
+fn command_lines() -> Vec<Vec<u8>> {
+    let lines = [
+        "-l 127.0.0.1 -p 11300 -b jobs -f 0 -s 4097 -z 1073741825 -u nobody -VVV -c -n",
+        "-Fl unix:socket",
+        "--listen=::1 --port 0 --max-job-size=10 --no-fsync --verbose",
+        "--check -b jobs",
+        "--dump --binlog-dir=jobs",
+        "-h",
+        "-v",
+        "-p11300 what",
+        "-f 4294967295 -s 0 -s 4294967295",
+    ];
+    lines.iter().map(|line| line.replace(' ', "\0").into_bytes()).collect()
+}
+
+// ---- Conversations ----
+
+fn conversations() -> Vec<Vec<u8>> {
+    let played = script::all().into_iter().map(|script| story_of(&script));
+    played.chain(long_ways()).collect()
+}
+
+/// A script as the target `connection` reads it.
+fn story_of(script: &Script) -> Vec<u8> {
+    let size = match script.max_job_size() {
+        0..=1000 => 1,
+        1001..=10_000 => 2,
+        _ => 0,
+    };
+    let mut story = vec![size | if script.has_binlog { 8 } else { 0 }];
+    let mut names: Vec<&str> = Vec::new();
+    for (_, line) in &script.lines {
+        match line {
+            Line::Send { client, bytes } => {
+                story.extend(speaker(client, &mut names));
+                let escaped =
+                    bytes.iter().flat_map(|&byte| vec![byte; if byte == ESCAPE { 2 } else { 1 }]);
+                story.extend(escaped);
+                story.extend([ESCAPE, op::TURN]);
+            }
+            Line::Expect { .. } | Line::ExpectNothing { .. } => {}
+            Line::HalfClose { client } => {
+                story.extend(speaker(client, &mut names));
+                story.extend([ESCAPE, op::SHUT, ESCAPE, op::TURN]);
+            }
+            Line::HangUp { client } => {
+                story.extend(speaker(client, &mut names));
+                story.extend([ESCAPE, op::HANG_UP]);
+            }
+            Line::Drain => story.extend([ESCAPE, op::DRAIN]),
+            Line::Restart { is_crash } => {
+                story.extend([ESCAPE, op::RESTART + u8::from(*is_crash)]);
+            }
+            Line::Advance { span } => {
+                let how = [(1_000, 2), (2_000, 3)];
+                let how = how.iter().find(|(millis, _)| span.as_millis() < *millis);
+                story.extend([ESCAPE, op::ADVANCE + how.map_or(4, |(_, how)| *how)]);
+            }
+        }
+    }
+    story
+}
+
+fn speaker<'n>(client: &'n str, names: &mut Vec<&'n str>) -> [u8; 2] {
+    let place = names.iter().position(|name| *name == client).unwrap_or_else(|| {
+        names.push(client);
+        names.len() - 1
+    });
+    [ESCAPE, op::SPEAK + u8::try_from(place % 6).expect("it is less than 6")]
+}
+
+/// Where no script goes, because it is long: kicks and hang-ups in steps, outputs that nobody reads,
+/// bodies that come in pieces, binlogs that are compacted, disks that are full.
+fn long_ways() -> Vec<Vec<u8>> {
+    // Between bars: two hex digits are what stands behind an escape.
+    let stories = [
+        // Kicks and hang-ups of thousands.
+        (
+            0x00,
+            "put 0 9 9 0\r\n\r\n|8c|10|kick 9999\r\n|10|01|list-tubes\r\n|10|00|reserve\r\n|8c|30|a0|",
+        ),
+        (0x00, "put 0 0 9 0\r\n\r\n|8c|reserve\r\n|8c|a0|40|10|2b|a0|"),
+        (0x00, "put 0 1 9 0\r\n\r\n|8c|a0|23|10|2b|01|reserve-with-timeout 1\r\n|10|23|"),
+        (0x00, "put 0 0 1 0\r\n\r\n|8c|reserve\r\n|8c|a0|2b|"),
+        // Nobody reads.
+        (0x00, "|51|put 0 0 9 4094\r\n|9b|\r\n|10|peek 1\r\n|87|a0|52|10|10|53|10|57|a0|"),
+        (
+            0x00,
+            "|54|put 0 0 9 4094\r\n|9b|\r\n|10|reserve\r\nstats\r\npeek 1\r\nstats\r\n|85|10|55|a0|",
+        ),
+        (0x00, "|51|stats\r\n|89|10|01|list-tubes\r\n|70|88|10|00|56|10|10|10|"),
+        (
+            0x00,
+            "|51|put 0 0 9 65535\r\n|9e|\r\n|10|reserve\r\npeek 1\r\n|86|a0|55|a0|delete 1\r\n|10|",
+        ),
+        // Large bodies in pieces, in the wrong place, and too large ones.
+        (
+            0x00,
+            "put 0 0 9 17000\r\n|9c|10|9c|10|9c|10|9c|10|98|98|92|91|91|91|10|\r\nstats-job 1\r\n|10|",
+        ),
+        (0x20, "put 0 0 9 65535\r\n|9d|10|40|put 0 0 9 65536\r\n|9e|10|90|\r\n|10|"),
+        (
+            0x62,
+            "put 0 0 9 5000\r\n|99|99|10|99|99|99|\r\nput 0 0 9 5001\r\n|99|99|99|99|99|10|90|\r\n|10|",
+        ),
+        // A binlog of small files, one that is full, restarts.
+        (
+            0x08,
+            "put 0 0 9 100\r\n|93|\r\n|86|10|reserve\r\nrelease 1 0 0\r\n|88|a0|23|b0|reserve\r\n|10|b1|",
+        ),
+        (
+            0x18,
+            "put 0 0 9 222\r\n|95|\r\n|87|10|reserve\r\n|82|bury 1 0\r\ndelete 2\r\n|a0|kick 9\r\n|b1|",
+        ),
+        (
+            0x1c,
+            "put 9 0 9 4093\r\n|9a|\r\n|86|10|delete 1\r\ndelete 2\r\n|10|23|put 0 0 9 1\r\nx\r\n|b0|",
+        ),
+        (
+            0x08,
+            "use a\r\nput 0 5 9 0\r\n\r\n|88|10|kick 300\r\n|a0|24|23|b1|use a\r\nkick 9\r\n|10|b0|",
+        ),
+        (
+            0x0c,
+            "put 0 0 1 17000\r\n|9d|\r\n|84|10|reserve\r\n|83|24|release 1 5 5\r\n|10|23|b1|24|",
+        ),
+        // Workers wait, in every way out.
+        (
+            0x00,
+            "reserve\r\n|10|01|reserve-with-timeout 3\r\n|10|02|watch a\r\nignore default\r\nreserve\r\n|10|\
+                03|put 0 0 1 1\r\nx\r\nuse a\r\nput 0 0 1 0\r\n\r\n|10|24|pause-tube a 2\r\n|10|24|30|",
+        ),
+    ];
+    let story = |(mode, text): &(u8, &str)| {
+        let mut story = vec![*mode];
+        for part in text.split('|') {
+            match u8::from_str_radix(part, 16) {
+                Ok(what) if part.len() == 2 => story.extend([ESCAPE, what]),
+                _ => story.extend_from_slice(part.as_bytes()),
+            }
+        }
+        story
+    };
+    stories.iter().map(story).collect()
+}
+
+// ---- Directories ----
+
+fn directories() -> Vec<Vec<u8>> {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/c-1.12");
+    let read = |name: &str| std::fs::read(fixtures.join(name)).expect("a fixture can be read");
+    let mut directories = vec![
+        directory(0, [read("records/binlog.1")]),
+        directory(0, [read("moved/binlog.23"), read("moved/binlog.24")]),
+    ];
+    for script in script::all().into_iter().filter(|script| script.has_binlog) {
+        let files = binlog_of(&script);
+        directories.push(directory(REPAIRED, files.values().take(4).cloned()));
+    }
+    let mut random = fastrand::Rng::with_seed(7);
+    for _ in 0..40 {
+        let mut program = vec![PROGRAM | random.u8(..) & !REPAIRED, random.u8(..) & 0xfe];
+        program.extend((0..random.usize(..400)).map(|_| random.u8(..)));
+        directories.push(program);
+    }
+    directories
+}
+
+/// Files as the target `replay` reads them.
+fn directory(mode: u8, files: impl IntoIterator<Item = Vec<u8>>) -> Vec<u8> {
+    let mut bytes = vec![mode, 0];
+    for (place, mut file) in files.into_iter().enumerate() {
+        if place > 0 {
+            bytes.extend_from_slice(NEXT_FILE);
+        }
+        // The zeros at the end can be had by the mode.
+        let len = file.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
+        file.truncate(len);
+        bytes.extend(file);
+    }
+    bytes
+}
+
+/// What the server leaves when it is killed at the end of the script.
+fn binlog_of(script: &Script) -> BTreeMap<String, Vec<u8>> {
+    let disk = FakeDisk::default();
+    let settings = Settings { max_job_size: 65_535, binlog_file_size: 4096 };
+    let mut now = START;
+    let mut server = server(settings, now);
+    server.recover(disk.boxed(), Syncing::EachTurn, now).expect("the disk works");
+    let key = server.connect().expect("a script needs little memory");
+    for (_, line) in &script.lines {
+        match line {
+            Line::Send { bytes, .. } if server.wants(key).input => server.receive(key, bytes, now),
+            Line::Advance { span } => {
+                let span = u64::try_from(span.as_nanos()).expect("scripts are short");
+                now = now + Nanos::from_nanos(span);
+                server.tick(now);
+            }
+            Line::Send { .. }
+            | Line::Expect { .. }
+            | Line::ExpectNothing { .. }
+            | Line::HalfClose { .. }
+            | Line::HangUp { .. }
+            | Line::Drain
+            | Line::Restart { .. } => {}
+        }
+        server.commit(now).expect("the disk works");
+        take_output(&mut server, key, usize::MAX);
+    }
+    disk.live_files()
+}

@@ -1,0 +1,264 @@
+//! The parser of command lines, beside a second reading of them that is slow, obvious and shares no
+//! code with it. The other targets use that reading too, to know what a connection has asked for.
+
+use beanstalkd::engine::command::{self, Command, Counter, Rejection};
+
+/// What a line says, by the second reading.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reading {
+    BadFormat,
+    UnknownCommand,
+    Command(Call),
+}
+
+/// A command and its arguments.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Call {
+    /// Without the space that may be part of it.
+    pub word: &'static str,
+    pub numbers: Vec<u64>,
+    pub tube: Option<Vec<u8>>,
+    /// More stands on the line of a put.
+    pub trailing: bool,
+}
+
+/// What a word takes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Takes {
+    Nothing,
+    Whatever,
+    U32,
+    U64,
+    Timeout,
+    Count,
+    Name,
+    NameAndU32,
+}
+
+/// Words, with the space if that is part of them, what follows, and whether there may be more.
+const WORDS: [(&str, &[Takes], bool); 25] = [
+    ("put ", &[Takes::U32, Takes::U32, Takes::U32, Takes::U32], true),
+    ("use ", &[Takes::Name], false),
+    ("reserve", &[Takes::Nothing], false),
+    ("reserve-with-timeout ", &[Takes::Timeout], true),
+    ("reserve-job ", &[Takes::U64], false),
+    ("delete ", &[Takes::U64], false),
+    ("release ", &[Takes::U64, Takes::U32, Takes::U32], false),
+    ("bury ", &[Takes::U64, Takes::U32], false),
+    ("touch ", &[Takes::U64], false),
+    ("watch ", &[Takes::Name], false),
+    ("ignore ", &[Takes::Name], false),
+    ("peek ", &[Takes::U64], false),
+    ("peek-ready", &[Takes::Nothing], false),
+    ("peek-delayed", &[Takes::Nothing], false),
+    ("peek-buried", &[Takes::Nothing], false),
+    ("kick ", &[Takes::Count], true),
+    ("kick-job ", &[Takes::U64], false),
+    ("stats", &[Takes::Nothing], false),
+    ("stats-job ", &[Takes::U64], false),
+    ("stats-tube ", &[Takes::Name], false),
+    ("list-tubes", &[Takes::Nothing], false),
+    ("list-tube-used", &[Takes::Nothing], false),
+    ("list-tubes-watched", &[Takes::Nothing], false),
+    ("pause-tube", &[Takes::NameAndU32], false),
+    ("quit", &[Takes::Whatever], true),
+];
+
+const NAME_BYTES: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-+/;.$_()";
+
+/// Any line at all.
+pub fn run(bytes: &[u8]) {
+    let parsed = command::parse(bytes);
+    let ours = match &parsed {
+        Ok(command) => Reading::Command(call(command)),
+        Err(Rejection::BadFormat) => Reading::BadFormat,
+        Err(Rejection::UnknownCommand) => Reading::UnknownCommand,
+    };
+    assert_eq!(ours, reading(bytes), "{}", bytes.escape_ascii());
+    if let (Ok(command), Reading::Command(call)) = (&parsed, &ours) {
+        check_counter(command, call);
+        let plain = call.plain();
+        assert_eq!(command::parse(plain.as_bytes()), parsed, "{plain:?} is the same");
+    }
+    let is_name = is_name(bytes);
+    assert_eq!(command::is_tube_name(bytes), is_name, "{}", bytes.escape_ascii());
+}
+
+fn check_counter(command: &Command<'_>, call: &Call) {
+    let has_none = ["reserve-job", "kick-job", "quit"].contains(&call.word);
+    match command.counter() {
+        Some(counter) => {
+            let name = Counter::NAMES[counter as usize];
+            assert_eq!(name, format!("cmd-{}", call.word));
+        }
+        None => assert!(has_none, "{} is not counted", call.word),
+    }
+}
+
+impl Call {
+    /// The line that says this and nothing else.
+    fn plain(&self) -> String {
+        // What stands for a name that no tube can have.
+        let no_name = (self.word == "pause-tube").then(|| b"-".to_vec());
+        let tube = self.tube.clone().or(no_name);
+        let tube = tube.into_iter().map(|name| String::from_utf8_lossy(&name).into_owned());
+        let words = [self.word.to_owned()].into_iter().chain(tube);
+        let mut words: Vec<String> = words.chain(self.numbers.iter().map(u64::to_string)).collect();
+        if self.trailing {
+            words.push("more".to_owned());
+        }
+        words.join(" ")
+    }
+}
+
+/// Reads a line without its CR LF, by the book.
+pub fn reading(line: &[u8]) -> Reading {
+    if line.contains(&0) {
+        return Reading::BadFormat;
+    }
+    let matching = WORDS.iter().filter(|(word, ..)| line.starts_with(word.as_bytes()));
+    let Some(&(word, takes, may_have_more)) = matching.max_by_key(|(word, ..)| word.len()) else {
+        return Reading::UnknownCommand;
+    };
+    let mut call = Call { word: word.trim_end(), ..Call::default() };
+    let mut rest = line[word.len()..].to_vec();
+    if takes.iter().all(|&what| call.take(what, &mut rest)) && (may_have_more || rest.is_empty()) {
+        call.trailing = word == "put " && !rest.is_empty();
+        Reading::Command(call)
+    } else {
+        Reading::BadFormat
+    }
+}
+
+impl Call {
+    /// Takes an argument from the front of `rest`; `false` when it is none.
+    fn take(&mut self, what: Takes, rest: &mut Vec<u8>) -> bool {
+        let number = match what {
+            Takes::Nothing | Takes::Whatever => return true,
+            Takes::U32 => take_number(rest, b" ", u32::MAX.into()),
+            Takes::U64 => take_number(rest, b" ", u64::MAX),
+            Takes::Timeout => take_number(rest, b" ", i32::MAX as u64),
+            Takes::Count => take_count(rest),
+            Takes::Name => {
+                let name = std::mem::take(rest);
+                let is_name = is_name(&name);
+                self.tube = Some(name);
+                return is_name;
+            }
+            Takes::NameAndU32 => {
+                take_while(rest, b" ");
+                let name = take_while(rest, NAME_BYTES.as_bytes());
+                // A name that no tube can have is found out later.
+                self.tube = is_name(&name).then_some(name.clone());
+                if name.is_empty() { None } else { take_number(rest, b" ", u32::MAX.into()) }
+            }
+        };
+        self.numbers.extend(number);
+        number.is_some()
+    }
+}
+
+fn take_while(rest: &mut Vec<u8>, bytes: &[u8]) -> Vec<u8> {
+    let end = rest.iter().position(|byte| !bytes.contains(byte)).unwrap_or(rest.len());
+    rest.drain(..end).collect()
+}
+
+fn take_number(rest: &mut Vec<u8>, blanks: &[u8], max: u64) -> Option<u64> {
+    take_while(rest, blanks);
+    let digits = String::from_utf8(take_while(rest, b"0123456789")).unwrap();
+    if digits.is_empty() {
+        return None;
+    }
+    let significant = digits.trim_start_matches('0');
+    let is_long = significant.len() > 20;
+    let number: u128 = if is_long { u128::MAX } else { format!("0{significant}").parse().unwrap() };
+    u64::try_from(number).ok().filter(|&number| number <= max)
+}
+
+/// As `strtoul` does it, and cut to 32 bits.
+fn take_count(rest: &mut Vec<u8>) -> Option<u64> {
+    take_while(rest, b" \t\n\x0b\x0c\r");
+    let sign = rest.first().copied().filter(|byte| b"+-".contains(byte));
+    if sign.is_some() {
+        rest.remove(0);
+    }
+    let number = take_number(rest, b"", u64::MAX)?;
+    let signed = if sign == Some(b'-') { -i128::from(number) } else { number.into() };
+    Some(signed.rem_euclid(1 << 32).try_into().unwrap())
+}
+
+fn is_name(name: &[u8]) -> bool {
+    let is_long_enough = !name.is_empty() && name.len() <= 200;
+    let text = String::from_utf8_lossy(name);
+    is_long_enough && !text.starts_with('-') && text.chars().all(|char| NAME_BYTES.contains(char))
+}
+
+/// What the parser made of a line, in the words of the second reading.
+fn call(command: &Command<'_>) -> Call {
+    let (word, numbers): (_, &[u64]) = match *command {
+        Command::Put { pri, delay_secs, ttr_secs, body_len, .. } => {
+            ("put", &[pri.into(), delay_secs.into(), ttr_secs.into(), body_len.into()])
+        }
+        Command::Use { .. } => ("use", &[]),
+        Command::Reserve => ("reserve", &[]),
+        Command::ReserveWithTimeout { timeout_secs } => {
+            ("reserve-with-timeout", &[timeout_secs.into()])
+        }
+        Command::ReserveJob { id } => ("reserve-job", &[id]),
+        Command::Delete { id } => ("delete", &[id]),
+        Command::Release { id, pri, delay_secs } => {
+            ("release", &[id, pri.into(), delay_secs.into()])
+        }
+        Command::Bury { id, pri } => ("bury", &[id, pri.into()]),
+        Command::Touch { id } => ("touch", &[id]),
+        Command::Watch { .. } => ("watch", &[]),
+        Command::Ignore { .. } => ("ignore", &[]),
+        Command::Peek { id } => ("peek", &[id]),
+        Command::PeekReady => ("peek-ready", &[]),
+        Command::PeekDelayed => ("peek-delayed", &[]),
+        Command::PeekBuried => ("peek-buried", &[]),
+        Command::Kick { bound } => ("kick", &[bound.into()]),
+        Command::KickJob { id } => ("kick-job", &[id]),
+        Command::Stats => ("stats", &[]),
+        Command::StatsJob { id } => ("stats-job", &[id]),
+        Command::StatsTube { .. } => ("stats-tube", &[]),
+        Command::ListTubes => ("list-tubes", &[]),
+        Command::ListTubeUsed => ("list-tube-used", &[]),
+        Command::ListTubesWatched => ("list-tubes-watched", &[]),
+        Command::PauseTube { pause_secs, .. } => ("pause-tube", &[pause_secs.into()]),
+        Command::Quit => ("quit", &[]),
+    };
+    let numbers = numbers.to_vec();
+    let tube = tube(command).map(|name| name.as_bytes().to_vec());
+    Call { word, numbers, tube, trailing: matches!(command, Command::Put { trailing: true, .. }) }
+}
+
+fn tube<'c>(command: &Command<'c>) -> Option<&'c str> {
+    match *command {
+        Command::Use { tube }
+        | Command::Watch { tube }
+        | Command::Ignore { tube }
+        | Command::StatsTube { tube } => Some(tube),
+        Command::PauseTube { tube, .. } => tube,
+        Command::Put { .. }
+        | Command::Reserve
+        | Command::ReserveWithTimeout { .. }
+        | Command::ReserveJob { .. }
+        | Command::Delete { .. }
+        | Command::Release { .. }
+        | Command::Bury { .. }
+        | Command::Touch { .. }
+        | Command::Peek { .. }
+        | Command::PeekReady
+        | Command::PeekDelayed
+        | Command::PeekBuried
+        | Command::Kick { .. }
+        | Command::KickJob { .. }
+        | Command::Stats
+        | Command::StatsJob { .. }
+        | Command::ListTubes
+        | Command::ListTubeUsed
+        | Command::ListTubesWatched
+        | Command::Quit => None,
+    }
+}

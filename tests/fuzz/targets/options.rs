@@ -1,0 +1,23 @@
+//! The command line: any arguments, which are what stands between zero bytes.
+
+use beanstalkd::engine::binlog::Syncing;
+use beanstalkd::engine::time::Nanos;
+use beanstalkd::options::{self, MAX_JOB_SIZE, Request};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+
+/// Any arguments at all.
+pub fn run(bytes: &[u8]) {
+    let arguments = bytes.split(|&byte| byte == 0).map(|text| OsString::from_vec(text.to_vec()));
+    match options::parse(arguments) {
+        Ok(Request::Serve(options)) => {
+            assert!(options.binlog_file_size >= 4096 && options.binlog_file_size % 4096 == 0);
+            assert!(options.max_job_size <= MAX_JOB_SIZE);
+            assert_ne!(options.fsync, Syncing::Within(Nanos::ZERO), "that is each turn");
+            assert!(bytes.len() > 1 || !options.names_address);
+        }
+        Ok(Request::Inspect(_, directory)) => assert!(bytes.len() > directory.as_os_str().len()),
+        Ok(Request::Help | Request::Version) => assert!(bytes.contains(&b'-')),
+        Err(error) => assert!(!error.to_string().is_empty(), "a complaint says something"),
+    }
+}

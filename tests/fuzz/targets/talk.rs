@@ -1,0 +1,350 @@
+//! What one client has asked for and what it was told, and whether the two go together.
+//!
+//! Both directions are cut into commands and replies here by the book, with no code of the server:
+//! each command has one reply, in order, and that is one of those it can have.
+
+use super::command::{Call, Reading, reading};
+use std::collections::{HashMap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+/// One client's side of the conversation.
+#[derive(Debug)]
+pub struct Talk {
+    max_job_size: usize,
+    asked: Vec<u8>,
+    asking: Asking,
+    /// Commands that were not answered yet.
+    open: VecDeque<Asked>,
+    said: Vec<u8>,
+    /// The sending side is shut down.
+    pub is_shut: bool,
+    used: Vec<u8>,
+    /// In the order in which they are listed.
+    watched: Vec<Vec<u8>>,
+}
+
+#[derive(Debug)]
+enum Asking {
+    Line,
+    TooLongLine,
+    Body { len: usize },
+    Unwanted { len: usize },
+    Nothing,
+}
+
+/// A whole command.
+#[derive(Debug)]
+enum Asked {
+    Call(Call),
+    /// With its body, as it came.
+    Put {
+        body: Digest,
+        is_ended: bool,
+    },
+    TooBig,
+    BadFormat,
+    Unknown,
+}
+
+/// Length and hash of a body.
+type Digest = (usize, u64);
+
+/// What all clients together know.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    /// Every body that was ever seen, by its job.
+    bodies: HashMap<u64, Digest>,
+    pub inserted: u64,
+    pub deleted: u64,
+    /// How many tubes there may be.
+    pub names: usize,
+    /// The disk may be full.
+    pub may_lack_space: bool,
+}
+
+const LINE_MAX: usize = 224;
+
+impl Talk {
+    pub fn new(max_job_size: u32) -> Talk {
+        let default = b"default".to_vec();
+        Talk {
+            max_job_size: max_job_size as usize,
+            asked: Vec::new(),
+            asking: Asking::Line,
+            open: VecDeque::new(),
+            said: Vec::new(),
+            is_shut: false,
+            used: default.clone(),
+            watched: vec![default],
+        }
+    }
+
+    // ---- Asking ----
+
+    /// The server has been given these bytes.
+    pub fn ask(&mut self, bytes: &[u8], ledger: &mut Ledger) {
+        let mut all = std::mem::take(&mut self.asked);
+        all.extend_from_slice(bytes);
+        let mut rest = &all[..];
+        while let Some(used) = self.next_asked(rest, ledger) {
+            rest = &rest[used..];
+        }
+        self.asked = rest.to_vec();
+    }
+
+    /// Takes what comes next from the front of `bytes`; says how long it is, if it is all there.
+    fn next_asked(&mut self, bytes: &[u8], ledger: &mut Ledger) -> Option<usize> {
+        let end = |bytes: &[u8]| bytes.windows(2).position(|pair| pair == b"\r\n");
+        match self.asking {
+            Asking::Line => match end(&bytes[..bytes.len().min(LINE_MAX)]) {
+                Some(len) => {
+                    self.line(&bytes[..len], ledger);
+                    Some(len + 2)
+                }
+                None if bytes.len() < LINE_MAX => None,
+                None => {
+                    self.asking = Asking::TooLongLine;
+                    Some(0)
+                }
+            },
+            Asking::TooLongLine => {
+                let len = end(bytes)?;
+                self.asking = Asking::Line;
+                self.open.push_back(Asked::BadFormat);
+                Some(len + 2)
+            }
+            Asking::Body { len } => {
+                let (body, end) = bytes.get(..len + 2)?.split_at(len);
+                self.asking = Asking::Line;
+                self.open.push_back(Asked::Put { body: digest(body), is_ended: end == b"\r\n" });
+                Some(len + 2)
+            }
+            Asking::Unwanted { len } => {
+                bytes.get(..len + 2)?;
+                self.asking = Asking::Line;
+                self.open.push_back(Asked::TooBig);
+                Some(len + 2)
+            }
+            Asking::Nothing => None,
+        }
+    }
+
+    fn line(&mut self, line: &[u8], ledger: &mut Ledger) {
+        match reading(line) {
+            Reading::BadFormat => self.open.push_back(Asked::BadFormat),
+            Reading::UnknownCommand => self.open.push_back(Asked::Unknown),
+            Reading::Command(call) if call.word == "quit" => self.asking = Asking::Nothing,
+            Reading::Command(call) if call.word == "put" => {
+                let len = usize::try_from(call.numbers[3]).unwrap();
+                if len > self.max_job_size {
+                    self.asking = Asking::Unwanted { len };
+                } else if call.trailing {
+                    self.open.push_back(Asked::BadFormat);
+                } else {
+                    self.asking = Asking::Body { len };
+                }
+            }
+            Reading::Command(call) => {
+                ledger.names += usize::from(call.tube.is_some());
+                self.open.push_back(Asked::Call(call));
+            }
+        }
+    }
+
+    /// Whether every whole command was answered.
+    pub fn is_answered(&self) -> bool {
+        self.open.is_empty() && self.said.is_empty()
+    }
+
+    /// Whether the next command is one that may be waited for.
+    pub fn may_wait(&self) -> bool {
+        let is_reserve =
+            |call: &Call| ["reserve", "reserve-with-timeout"].contains(&call.word) && !self.is_shut;
+        matches!(self.open.front(), Some(Asked::Call(call)) if is_reserve(call))
+    }
+
+    // ---- Being told ----
+
+    /// The server has said this.
+    pub fn hear(&mut self, bytes: &[u8], ledger: &mut Ledger) {
+        let mut all = std::mem::take(&mut self.said);
+        all.extend_from_slice(bytes);
+        let mut rest = &all[..];
+        while let Some(used) = self.next_reply(rest, ledger) {
+            rest = &rest[used..];
+        }
+        self.said = rest.to_vec();
+    }
+
+    fn next_reply(&mut self, bytes: &[u8], ledger: &mut Ledger) -> Option<usize> {
+        let len = bytes.windows(2).position(|pair| pair == b"\r\n")?;
+        let line = std::str::from_utf8(&bytes[..len]).expect("replies are ASCII");
+        let words: Vec<&str> = line.split(' ').collect();
+        let body_len = match words[..] {
+            ["RESERVED" | "FOUND", _, len] | ["OK", len] => Some(decimal(len)),
+            _ => None,
+        };
+        let (body, used) = match body_len {
+            None => (&[][..], len + 2),
+            Some(body_len) => {
+                let body_len = usize::try_from(body_len).unwrap();
+                let body = bytes.get(len + 2..len + 2 + body_len + 2)?;
+                let (body, end) = body.split_at(body_len);
+                assert_eq!(end, b"\r\n", "{line}: the body does not end as it must");
+                (body, len + 2 + body_len + 2)
+            }
+        };
+        let asked = self.open.pop_front();
+        let asked = asked.unwrap_or_else(|| panic!("nothing was asked for: {line}"));
+        let is_right = match &asked {
+            Asked::Call(call) => self.is_reply_to(call, &words, body, ledger),
+            Asked::Put { body, is_ended } => is_reply_to_put(&words, *body, *is_ended, ledger),
+            Asked::TooBig => words == ["JOB_TOO_BIG"],
+            Asked::BadFormat => words == ["BAD_FORMAT"],
+            Asked::Unknown => words == ["UNKNOWN_COMMAND"],
+        };
+        assert!(is_right, "{line} is no reply to {asked:?}");
+        Some(used)
+    }
+
+    fn is_reply_to(
+        &mut self,
+        call: &Call,
+        words: &[&str],
+        body: &[u8],
+        ledger: &mut Ledger,
+    ) -> bool {
+        let number = |place: usize| call.numbers.get(place).copied();
+        let lacks_space = ledger.may_lack_space && *words == ["OUT_OF_MEMORY"];
+        let is_found = |ledger: &mut Ledger| match words {
+            ["NOT_FOUND"] => true,
+            ["FOUND" | "RESERVED", id, _] => ledger.knows(decimal(id), digest(body)),
+            _ => false,
+        };
+        match call.word {
+            "reserve" | "reserve-with-timeout" => match words {
+                ["RESERVED", ..] => is_found(ledger),
+                ["TIMED_OUT"] => call.word != "reserve" || self.is_shut,
+                ["DEADLINE_SOON"] => true,
+                _ => false,
+            },
+            "reserve-job" | "peek" => {
+                let verb = if call.word == "peek" { "FOUND" } else { "RESERVED" };
+                let is_that =
+                    words.len() < 3 || words[0] == verb && number(0) == Some(decimal(words[1]));
+                is_that && is_found(ledger)
+            }
+            "peek-ready" | "peek-delayed" | "peek-buried" => {
+                words[0] != "RESERVED" && is_found(ledger)
+            }
+            "delete" => {
+                ledger.deleted += u64::from(*words == ["DELETED"]);
+                *words == ["DELETED"] || *words == ["NOT_FOUND"] || lacks_space
+            }
+            "release" => {
+                [["RELEASED"], ["NOT_FOUND"]].iter().any(|reply| reply == words) || lacks_space
+            }
+            "bury" => [["BURIED"], ["NOT_FOUND"]].iter().any(|reply| reply == words) || lacks_space,
+            "touch" => [["TOUCHED"], ["NOT_FOUND"]].iter().any(|reply| reply == words),
+            "kick" => match words {
+                ["KICKED", count] => Some(decimal(count)) <= number(0),
+                _ => lacks_space,
+            },
+            "kick-job" => {
+                [["KICKED"], ["NOT_FOUND"]].iter().any(|reply| reply == words) || lacks_space
+            }
+            "stats-job" => match words {
+                ["OK", _] => document(body).starts_with(&format!("id: {}\n", number(0).unwrap())),
+                _ => *words == ["NOT_FOUND"],
+            },
+            "stats-tube" => match words {
+                ["OK", _] => document(body).starts_with("name: \""),
+                _ => *words == ["NOT_FOUND"],
+            },
+            "stats" => document(body).starts_with("current-jobs-urgent: "),
+            "pause-tube" if call.tube.is_none() => *words == ["BAD_FORMAT"],
+            "pause-tube" => [["PAUSED"], ["NOT_FOUND"]].iter().any(|reply| reply == words),
+            _ => self.is_reply_about_tubes(call, words, body),
+        }
+    }
+
+    fn is_reply_about_tubes(&mut self, call: &Call, words: &[&str], body: &[u8]) -> bool {
+        let tube = call.tube.clone().unwrap_or_default();
+        let place = self.watched.iter().position(|name| *name == tube);
+        match (call.word, place) {
+            ("use" | "list-tube-used", _) => {
+                if call.word == "use" {
+                    self.used = tube;
+                }
+                matches!(words, ["USING", name] if name.as_bytes() == self.used)
+            }
+            ("ignore", Some(_)) if self.watched.len() == 1 => *words == ["NOT_IGNORED"],
+            ("watch" | "ignore", place) => {
+                match place {
+                    Some(place) if call.word == "ignore" => {
+                        self.watched.swap_remove(place);
+                    }
+                    None if call.word == "watch" => self.watched.push(tube),
+                    _ => {}
+                }
+                matches!(words, ["WATCHING", count] if decimal(count) == self.watched.len() as u64)
+            }
+            ("list-tubes-watched", _) => {
+                let lines = self.watched.iter().map(|name| format!("- {}\n", name.escape_ascii()));
+                words[0] == "OK" && document(body) == lines.collect::<String>()
+            }
+            ("list-tubes", _) => {
+                let names: Vec<&str> = document(body).lines().collect();
+                let mut different = names.clone();
+                different.sort_unstable();
+                different.dedup();
+                different.len() == names.len() && names.contains(&"- default")
+            }
+            _ => false,
+        }
+    }
+}
+
+fn is_reply_to_put(words: &[&str], body: Digest, is_ended: bool, ledger: &mut Ledger) -> bool {
+    match words {
+        ["INSERTED", id] if is_ended => {
+            ledger.inserted += 1;
+            ledger.knows(decimal(id), body)
+        }
+        ["EXPECTED_CRLF"] => !is_ended,
+        ["DRAINING"] => is_ended,
+        ["OUT_OF_MEMORY"] => is_ended && ledger.may_lack_space,
+        _ => false,
+    }
+}
+
+impl Ledger {
+    /// Whether the job has this body: always the same one.
+    fn knows(&mut self, id: u64, body: Digest) -> bool {
+        id > 0 && *self.bodies.entry(id).or_insert(body) == body
+    }
+
+    /// How many jobs there must be.
+    pub fn jobs(&self) -> u64 {
+        self.inserted - self.deleted
+    }
+}
+
+fn digest(body: &[u8]) -> Digest {
+    let mut hasher = DefaultHasher::new();
+    body.hash(&mut hasher);
+    (body.len(), hasher.finish())
+}
+
+/// The text behind the first line of a document.
+fn document(body: &[u8]) -> &str {
+    let text = std::str::from_utf8(body).expect("documents are ASCII");
+    text.strip_prefix("---\n").unwrap_or_else(|| panic!("no document: {text}"))
+}
+
+/// A number as it must be written: no sign, no zeros before it.
+fn decimal(text: &str) -> u64 {
+    let number: u64 = text.parse().unwrap_or_else(|_| panic!("{text} is no number"));
+    assert_eq!(number.to_string(), text, "a number has one form");
+    number
+}
