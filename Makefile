@@ -9,6 +9,8 @@
 #                   or one world: SEED=n STEPS=n, or one that is written down: HISTORY=FILE)
 #   make mutants    plants bugs, and looks whether the simulation finds each within a minute
 #                   (MUTANTS='name name' for some of them)
+#   make fuzz       hostile bytes for the engine, a minute for each target of tests/fuzz
+#                   (TARGET=replay FOR_SECONDS=3600 for one, and an hour)
 #   make soak       the server under stress, some five minutes (ARGS='--minutes 60 --only
 #                   churn' for one scenario and long, ARGS=--list tells all)
 #   make install    into PREFIX (/usr/local), below DESTDIR if that is set
@@ -24,6 +26,7 @@ FLAGS ?=
 AGAINST ?=
 ARGS ?=
 MUTANTS ?=
+TARGET ?= command connection replay options
 
 all:
 	$(CARGO) build --release
@@ -36,6 +39,7 @@ check: check-style check-man check-clients
 
 check-style:
 	$(CARGO) fmt --check
+	rustfmt --check --edition 2024 tests/fuzz/*.rs
 	$(CARGO) clippy --all-targets -- --deny warnings
 	RUSTDOCFLAGS='--deny warnings' $(CARGO) doc --no-deps --quiet
 
@@ -58,6 +62,9 @@ simulate:
 mutants:
 	@sh tests/mutants/run.sh $(MUTANTS)
 
+fuzz:
+	@CARGO='$(CARGO)' sh tests/fuzz/run.sh '$(TARGET)' '$(or $(FOR_SECONDS),60)'
+
 # The program is a test too; with this flag it is what it is called.
 soak:
 	$(CARGO) test --release --test soak -- --soak $(ARGS)
@@ -72,4 +79,4 @@ install: all
 clean:
 	$(CARGO) clean
 
-.PHONY: all run check check-style check-man check-clients bench simulate mutants soak install clean
+.PHONY: all run check check-style check-man check-clients bench simulate mutants fuzz soak install clean

@@ -1,0 +1,8 @@
+//! The target `connection` for libFuzzer.
+#![no_main]
+
+#[path = "../fake_disk/mod.rs"]
+mod fake_disk;
+mod targets;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| targets::connection::run(bytes));

@@ -1,0 +1,56 @@
+#!/bin/sh
+# Feeds targets with what libFuzzer makes of their seeds, one after the other:
+#
+#   run.sh 'TARGET ...' SECONDS
+#
+# Seeds are written anew each time. What libFuzzer adds to them is kept, and the next run goes on
+# from there; all of it is below target/fuzz. Ends with 1 when a target has failed.
+set -eu
+cd "$(dirname "$0")/../.."
+targets=$1
+seconds=$2
+cargo=${CARGO:-cargo}
+home=${CARGO_TARGET_DIR:-target}/fuzz
+
+skip() {
+	echo "SKIPPED: $1; \`make fuzz' needs a nightly Rust (rustup toolchain install nightly)," \
+		"cargo-fuzz (cargo install cargo-fuzz) and a C++ compiler"
+	exit 0
+}
+$cargo +nightly --version >/dev/null 2>&1 || skip 'there is no nightly Rust'
+$cargo fuzz --version >/dev/null 2>&1 || skip 'cargo-fuzz is not installed'
+command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null ||
+	skip 'there is no C++ compiler'
+
+mkdir -p "$home"
+home=$(cd "$home" && pwd)
+FUZZ_SEEDS=$home/seeds $cargo test --quiet --test hostile -- --ignored --exact write_seeds
+host=$(rustc +nightly -vV | sed -n 's/^host: //p')
+
+status=0
+for target in $targets; do
+	# Nothing that targets reach is unsafe: a sanitizer would find nothing, and take most of the time.
+	$cargo +nightly fuzz build --fuzz-dir tests/fuzz --target-dir "$home/build" --sanitizer none "$target"
+	mkdir -p "$home/corpus/$target" "$home/failed"
+	case $target in
+	command | options) longest=300 ;;
+	*) longest=4096 ;;
+	esac
+	echo "$target: $seconds seconds"
+	# A record may say that it is a gigabyte long. Whoever believes it gets no such memory here.
+	if (
+		ulimit -v 1000000
+		exec nice "$home/build/$host/release/$target" -dict=tests/fuzz/dictionary.txt \
+			-max_total_time="$seconds" -max_len=$longest -timeout=10 -rss_limit_mb=2048 \
+			-print_final_stats=1 -artifact_prefix="$home/failed/$target-" \
+			"$home/corpus/$target" "$home/seeds/$target"
+	) >"$home/$target.log" 2>&1; then
+		grep -E 'DONE|number_of_executed_units' "$home/$target.log"
+	else
+		status=1
+		tail -40 "$home/$target.log"
+		echo "$target has failed; the input is the newest file in $home/failed, to be fed with"
+		echo "  HOSTILE_INPUT=FILE cargo test --test hostile $target"
+	fi
+done
+exit $status
