@@ -384,6 +384,7 @@ impl Host {
 
     /// What must hold after every step.
     fn look(&mut self) {
+        self.server.check();
         let names_len = 204 * (self.ledger.names + 2);
         let longest_reply = names_len.max(self.settings.max_job_size as usize + 60).max(3000);
         for client in &self.clients {

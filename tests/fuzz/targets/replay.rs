@@ -333,6 +333,7 @@ impl Engine {
         self.now = end;
         self.server.tick(self.now);
         self.server.commit(self.now).unwrap();
+        self.server.check();
     }
 
     /// How many jobs there are, and what is told of these. None is left reserved.

@@ -110,7 +110,7 @@ impl Talk {
             Asking::TooLongLine => {
                 let len = end(bytes)?;
                 self.asking = Asking::Line;
-                self.open.push_back(Asked::BadFormat);
+                self.no_command(&bytes[..len], Asked::BadFormat);
                 Some(len + 2)
             }
             Asking::Body { len } => {
@@ -131,8 +131,8 @@ impl Talk {
 
     fn line(&mut self, line: &[u8], ledger: &mut Ledger) {
         match reading(line) {
-            Reading::BadFormat => self.open.push_back(Asked::BadFormat),
-            Reading::UnknownCommand => self.open.push_back(Asked::Unknown),
+            Reading::BadFormat => self.no_command(line, Asked::BadFormat),
+            Reading::UnknownCommand => self.no_command(line, Asked::Unknown),
             Reading::Command(call) if call.word == "quit" => self.asking = Asking::Nothing,
             Reading::Command(call) if call.word == "put" => {
                 let len = usize::try_from(call.numbers[3]).unwrap();
@@ -148,6 +148,17 @@ impl Talk {
                 ledger.names += usize::from(call.tube.is_some());
                 self.open.push_back(Asked::Call(call));
             }
+        }
+    }
+
+    /// An HTTP request is unknown, whatever else it is, and the last that is heard.
+    fn no_command(&mut self, line: &[u8], otherwise: Asked) {
+        let end = line.last_chunk().unwrap_or(b"         ");
+        if matches!(end, [b' ', b'H', b'T', b'T', b'P', b'/', b'0'..=b'9', b'.', b'0'..=b'9']) {
+            self.open.push_back(Asked::Unknown);
+            self.asking = Asking::Nothing;
+        } else {
+            self.open.push_back(otherwise);
         }
     }
 
