@@ -1292,6 +1292,74 @@ fn a_body_that_looks_like_records_is_never_taken_for_them() {
     assert_eq!(again.ask("peek 3\r\n"), "FOUND 3 5\r\nthird\r\n");
 }
 
+/// A file of many jobs, the first of which has `body`; where its record begins, and where its fields.
+fn file_with(body: &[u8], jobs: u64) -> (BTreeMap<String, Vec<u8>>, usize) {
+    let disk = FakeDisk::default();
+    let mut engine = Engine::start(&disk, policy(65_536, Syncing::EachTurn), START);
+    let mut put = format!("put 0 0 100 {}\r\n", body.len()).into_bytes();
+    put.extend_from_slice(body);
+    put.extend_from_slice(b"\r\n");
+    engine.server.receive(engine.conn, &put, engine.now);
+    assert!(engine.ask("list-tube-used\r\n").starts_with("INSERTED 1\r\n"));
+    for id in 2..=jobs {
+        assert_eq!(engine.put("plain"), Some(id));
+    }
+    (disk.live_files(), 88 + 4 + "default".len())
+}
+
+/// How many jobs come back from these files.
+fn recovered(files: &BTreeMap<String, Vec<u8>>) -> u64 {
+    let policy = policy(65_536, Syncing::EachTurn);
+    Engine::start(&FakeDisk::with_files(files), policy, START).recovered.jobs
+}
+
+#[test]
+fn a_body_full_of_heads_of_records_hides_nothing_behind_it() {
+    const JOBS: u64 = 101;
+    // A full record of job 7 that says that its body is very long.
+    let mut head = b"\x01\0\0\0x\x07\0\0\0\0\0\0\0".to_vec();
+    head.resize(85, 0);
+    head[5 + 32..5 + 36].copy_from_slice(&60_000_u32.to_ne_bytes());
+    head[5 + 76] = 1;
+    let (mut files, fields) = file_with(&head.repeat(40), JOBS);
+    assert_eq!(recovered(&files), JOBS);
+    // The priority of the first job.
+    files.get_mut("binlog.1").unwrap()[fields + 8] ^= 1;
+    assert_eq!(recovered(&files), JOBS - 1);
+}
+
+#[test]
+fn records_in_a_body_count_for_nothing_where_the_marker_is_damaged_too() {
+    const PLAIN: usize = 100;
+    let engine_with_jobs = |disk: &FakeDisk| {
+        let mut engine = Engine::start(disk, policy(65_536, Syncing::EachTurn), START);
+        (0..PLAIN).for_each(|_| assert!(engine.put("plain").is_some()));
+        engine
+    };
+    let end = 88 + PLAIN * usize::try_from(record_len("default", 5)).unwrap();
+    // What the deletes of all these look like in another server's file.
+    let other = FakeDisk::default();
+    let mut engine = engine_with_jobs(&other);
+    (1..=PLAIN).for_each(|id| {
+        assert_eq!(engine.ask(&format!("delete {id}\r\n")), "DELETED\r\n");
+    });
+    let deletes = other.live_files()["binlog.1"][end..end + PLAIN * 84].to_vec();
+
+    let disk = FakeDisk::default();
+    let mut engine = engine_with_jobs(&disk);
+    let mut put = format!("put 0 0 100 {}\r\n", deletes.len()).into_bytes();
+    put.extend_from_slice(&deletes);
+    put.extend_from_slice(b"\r\n");
+    engine.server.receive(engine.conn, &put, engine.now);
+    assert!(engine.ask("list-tube-used\r\n").starts_with("INSERTED"));
+    let mut files = disk.live_files();
+    let bytes = files.get_mut("binlog.1").unwrap();
+    // The nonce in the marker, and the length of the body that carries them.
+    bytes[4 + 4 + 36] ^= 1;
+    bytes[end + 4 + "default".len() + 32] ^= 0x40;
+    assert_eq!(recovered(&files), PLAIN as u64);
+}
+
 #[test]
 fn jobs_behind_an_absurd_id_are_not_lost() {
     for id in [u64::MAX / 2, u64::MAX - (1 << 40), u64::MAX - 1] {

@@ -25,7 +25,7 @@ pub struct Scan<'d> {
     layout: Layout,
     /// What the marker says, or 0.
     last_id: u64,
-    /// That of the marker, if it is sound.
+    /// That of the marker, or if it is damaged that of the first record, if that is sound.
     nonce: Option<u32>,
     /// Where the next record begins.
     offset: u64,
@@ -345,6 +345,10 @@ impl<'d> Scan<'d> {
             if crc.finalize() != expected || !is_ours {
                 return Ok(faulty(Fault::Checksum, next));
             }
+            // What stands there was written by a server, not by a client into a body.
+            if offset == FILE_HEAD_LEN as u64 {
+                self.nonce = Some(nonce);
+            }
         }
         Ok(Parsed::Record(outline))
     }
@@ -371,10 +375,20 @@ impl<'d> Scan<'d> {
             let layout = self.layout;
             let bytes = self.bytes_at(offset, Layout::LONGEST_HEAD)?;
             let is_likely = match layout.read(bytes) {
-                Ok(Head::Job { fields, .. }) => {
-                    layout.is_checked() || fields.created_at >= YEAR_2000
+                // A client may have put any number of heads into a body.
+                Ok(Head::Job { nonce, .. }) if layout.is_checked() => {
+                    self.nonce.is_none_or(|of_file| of_file == nonce)
                 }
-                Ok(Head::Blank) | Err(_) => false,
+                Ok(Head::Job { fields, .. }) => fields.created_at >= YEAR_2000,
+                Ok(Head::Blank) => match self.end_of_zeros(offset)? {
+                    Some(at) if at > offset => {
+                        offset = at;
+                        continue;
+                    }
+                    Some(_) => false,
+                    None => return Ok(None),
+                },
+                Err(_) => false,
             };
             if is_likely {
                 match self.parse(offset)? {
