@@ -116,6 +116,8 @@ fn every_file_opens_with_what_it_is_for() {
         "tests/support",
         "tests/script",
         "tests/fake_disk",
+        "tests/simulation",
+        "tests/simulation/model",
         "tests/soak",
         "tests/soak/scenarios",
         "tests/bench",
@@ -128,6 +130,28 @@ fn every_file_opens_with_what_it_is_for() {
             assert!(read(&path).starts_with("//! "), "{} has no head", path.display());
         }
     }
+}
+
+/// A bug that cannot be planted any more shows nothing.
+#[test]
+fn every_mutant_still_applies() {
+    let mut count = 0;
+    for entry in std::fs::read_dir(root().join("tests/mutants")).expect("it is there") {
+        let path = entry.expect("it can be read").path();
+        if path.extension().is_none_or(|extension| extension != "patch") {
+            continue;
+        }
+        let patch = std::fs::File::open(&path).expect("it can be read");
+        let mut command = std::process::Command::new("patch");
+        command.args(["--dry-run", "-s", "-p1", "-F3"]).current_dir(root()).stdin(patch);
+        let Ok(output) = command.output() else {
+            return eprintln!("SKIPPED: there is no patch(1)");
+        };
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{}: {said}", path.display());
+        count += 1;
+    }
+    assert!(count >= 12, "only {count} bugs are planted");
 }
 
 #[test]

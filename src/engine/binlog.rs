@@ -63,8 +63,10 @@ pub struct Binlog {
     pub(super) unsynced_closed: Vec<FileNumber>,
     /// The disk still has something to do with those that were removed.
     pub(super) is_removing: bool,
-    /// A segment could not be removed; when that is tried again, with this one or another.
+    /// A segment could not be removed; when that is tried again.
     pub(super) remove_again_at: Nanos,
+    /// The same for one that was only prepared.
+    pub(super) drop_again_at: Nanos,
     /// No more space was to be had in this turn.
     pub(super) has_failed_to_grow: bool,
     /// No more space was to be had, and none has been given back since.
@@ -198,6 +200,7 @@ impl Binlog {
             unsynced_closed: Vec::new(),
             is_removing: true,
             remove_again_at: Nanos::ZERO,
+            drop_again_at: Nanos::ZERO,
             has_failed_to_grow: false,
             is_full: false,
             is_full_told: false,

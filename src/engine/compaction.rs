@@ -3,8 +3,8 @@
 //! Superseded records are garbage. When there is too much of it, compaction moves live jobs
 //! from the oldest segment to the current one, in steps as large as a few times the garbage
 //! that is made, so that all files together stay below three times the live bytes and two
-//! files more; a file that was removed is gone from that a few turns later. The jobs themselves are not known here: who asks for a step brings them
-//! (`durable.rs`).
+//! files more; a file that was removed is gone from that a few turns later. The jobs themselves
+//! are not known here: who asks for a step brings them (`durable.rs`).
 
 use super::binlog::{Binlog, HEAD, SHORT};
 use super::keys::{JobKey, LogKey};

@@ -198,8 +198,8 @@ impl Index {
         }
     }
 
-    /// Removes the last bucket once there are twice as many as keys and more than [`LEAST`], and moves what it
-    /// has back to where it came from.
+    /// Removes the last bucket once there are twice as many as keys and more than [`LEAST`], and
+    /// moves what it has back to where it came from.
     fn shrink<S: Chained>(&mut self, store: &mut S) {
         if self.buckets < (2 * self.len).max(LEAST) + 2 {
             return;

@@ -380,7 +380,7 @@ impl Binlog {
     /// only need again what was given up.
     pub(super) fn drained_due(&self) -> Option<Nanos> {
         let is_drained = self.segments.job_count() == 0 && self.current + 1 < self.segments.len();
-        is_drained.then(|| self.remove_again_at.max(self.recorded_at + DRAINED_PAUSE))
+        is_drained.then(|| self.drop_again_at.max(self.recorded_at + DRAINED_PAUSE))
     }
 
     pub(super) fn drop_prepared(&mut self) {
@@ -390,24 +390,28 @@ impl Binlog {
     /// When most of what was live is gone, fewer files than are prepared will do.
     pub(super) fn drop_one_too_many(&mut self) {
         let prepared = self.segments.iter().skip(self.current + 1);
-        if prepared.len() < 2 || !self.takes_too_much() || self.remove_again_at > self.turn_at {
+        let may_try = self.failure.is_none() && self.drop_again_at <= self.turn_at;
+        if prepared.len() < 2 || !self.takes_too_much() || !may_try {
             return;
         }
+        // More than what room is made for at the limit, or the file would be made again.
         let least = self.segments.job_count() + self.spare() / 4 + LAST_SPARE;
         if self.room() - prepared.last().map_or(0, fresh_room) >= least {
             self.drop_newest();
         }
     }
 
-    /// Removes a prepared file. `false` if it stays, and is to be tried again later.
+    /// Removes a prepared file. `false` if it stays, and is to be tried again later. Should a power
+    /// cut bring it back, there is nothing in it: the directory need not be synced.
     fn drop_newest(&mut self) -> bool {
         let number = self.last_number();
         if let Err(error) = self.disk.remove(number) {
-            self.remove_again_at = self.turn_at + REMOVE_AGAIN;
+            self.drop_again_at = self.turn_at + REMOVE_AGAIN;
             debug!("binlog.{number}: cannot be removed: {error}");
             return false;
         }
         let segment = self.segments.pop_newest();
+        self.is_full = false;
         self.sums.disk_bytes -= on_disk(segment.size);
         self.sums.room_ahead -= fresh_room(&segment);
         true

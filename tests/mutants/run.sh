@@ -29,9 +29,11 @@ build() {
 		sed -n 's/.*"executable":"\([^"]*simulation-[^"]*\)".*/\1/p'
 }
 
-# Lets worlds live for so many seconds; fails when something is wrong.
+# Lets worlds live for so many seconds; fails when something is wrong. One that never comes back
+# is wrong too.
 simulate() {
-	AS_IT_IS=1 FOR_SECONDS=$2 "$1" simulate --ignored --nocapture >"$work/simulation.log" 2>&1
+	AS_IT_IS=1 FOR_SECONDS=$2 timeout $(($2 + 60)) "$1" simulate --ignored --nocapture \
+		>"$work/simulation.log" 2>&1
 }
 
 restore
@@ -61,7 +63,9 @@ for name; do
 		continue
 	fi
 	began=$(date +%s)
-	if simulate "$program" 60; then
+	status=0
+	simulate "$program" 60 || status=$?
+	if [ "$status" != 124 ] && ! grep -q 'SEED=' "$work/simulation.log"; then
 		echo "$name: NOT FOUND: $(head -n 1 "tests/mutants/$name.patch")"
 	else
 		found=$((found + 1))

@@ -56,8 +56,8 @@ pub enum End {
 /// What came of comparing a job with what may be there.
 #[derive(Clone, Debug)]
 pub enum Verdict {
-    /// It is as it may be, and so it is.
-    Is(View),
+    /// It is as it may be. What the disk has of it is one of these, which all look alike now.
+    Is(Vec<View>),
     /// It is as it may be, but there is more than one moment at which it may be due.
     IsUnclear,
     /// There is none, which may be.
@@ -71,6 +71,8 @@ pub struct Journal {
     jobs: BTreeMap<u64, Vec<Version>>,
     /// Of all jobs that ever were, for those that come back from the dead.
     origins: BTreeMap<u64, (Rc<str>, Rc<[u8]>)>,
+    /// Deleted when this life began, since nobody knew what they were.
+    deleted: Vec<u64>,
     /// How far the time of day has been ahead, since the server started.
     drifts: Vec<i64>,
     /// How many turns have been committed.
@@ -145,7 +147,7 @@ impl Journal {
 
     /// The jobs that may be there.
     pub fn candidates(&self) -> Vec<u64> {
-        self.jobs.keys().copied().collect()
+        self.jobs.keys().chain(&self.deleted).copied().collect()
     }
 
     /// All jobs that ever were.
@@ -180,6 +182,9 @@ impl Journal {
                 Verdict::Wrong(format!("job {id} is gone, and should be {:?}", versions))
             };
         };
+        if versions.is_empty() && self.deleted.contains(&id) && self.is_intact(id, found) {
+            return Verdict::IsUnclear;
+        }
         let mut matches: Vec<View> = Vec::new();
         for version in versions {
             for &drift in
@@ -193,7 +198,7 @@ impl Journal {
                 }
             }
         }
-        let Some(view) = matches.first() else {
+        let Some(view) = matches.first().cloned() else {
             let drifts = &self.drifts;
             return Verdict::Wrong(format!(
                 "job {id} is {found:?}, and should be one of {versions:?}, \
@@ -201,11 +206,14 @@ impl Journal {
             ));
         };
         let place = |view: &View| view.place_at(restarted_at);
-        if matches.iter().any(|other| place(other) != place(view)) {
+        if matches.iter().any(|other| place(other) != place(&view)) {
             return Verdict::IsUnclear;
         }
         let is_one = matches.iter().all(|other| other.created == view.created);
-        Verdict::Is(View { is_age_unknown: view.is_age_unknown || !is_one, ..view.clone() })
+        if !is_one {
+            matches.iter_mut().for_each(|view| view.is_age_unknown = true);
+        }
+        Verdict::Is(matches)
     }
 
     /// Whether this is what was put under this id, whatever became of it since.
@@ -214,22 +222,25 @@ impl Journal {
         origin.is_some_and(|(tube, body)| **tube == *found.tube && **body == *found.body)
     }
 
-    /// A new life begins at that moment with these jobs. A delay may have ended meanwhile, which
-    /// is not recorded.
-    pub fn begin_anew(&mut self, jobs: impl Iterator<Item = (u64, View)>, now: u64) {
+    /// A new life begins at that moment with these jobs, and without those that had to be deleted,
+    /// which may come back once more. A delay may have ended meanwhile, which is not recorded.
+    pub fn begin_anew(&mut self, jobs: &[(u64, Vec<View>)], deleted: &[u64], now: u64) {
         self.jobs.clear();
         self.drifts.clear();
         self.commits = 1;
-        for (id, view) in jobs {
-            let placed = View { place: view.place_at(now), ..view.clone() };
-            let version = |view: View, is_recorded: bool| Version {
-                view: Some(view),
-                is_recorded,
+        self.deleted.clear();
+        self.deleted.extend(deleted);
+        for (id, views) in jobs {
+            let placed = View { place: views[0].place_at(now), ..views[0].clone() };
+            let all = views.iter().chain([&placed]).enumerate();
+            let versions = all.map(|(index, view)| Version {
+                view: Some(view.clone()),
+                is_recorded: index == 0,
                 at: 0,
                 commits: 0,
                 drift: 0,
-            };
-            self.jobs.insert(id, vec![version(view, true), version(placed, false)]);
+            });
+            self.jobs.insert(*id, versions.collect());
         }
     }
 

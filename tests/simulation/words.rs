@@ -48,7 +48,7 @@ pub enum Asked {
     BadFormat,
     Unknown,
     /// Nothing: a browser has lost its way.
-    FromBrowser,
+    Http,
 }
 
 /// The counters in their order in `stats`, each with the word that it counts.
@@ -108,7 +108,7 @@ impl Asked {
             | Asked::Quit
             | Asked::BadFormat
             | Asked::Unknown
-            | Asked::FromBrowser => return None,
+            | Asked::Http => return None,
         })
     }
 }
@@ -116,13 +116,13 @@ impl Asked {
 /// Reads a line without its CR LF.
 pub fn read(line: &[u8]) -> Asked {
     match read_command(line) {
-        Asked::BadFormat | Asked::Unknown if is_from_browser(line) => Asked::FromBrowser,
+        Asked::BadFormat | Asked::Unknown if is_http(line) => Asked::Http,
         asked => asked,
     }
 }
 
 /// Whether a line that is no command is the first one of an HTTP request.
-pub fn is_from_browser(line: &[u8]) -> bool {
+pub fn is_http(line: &[u8]) -> bool {
     let Some((_, end)) = line.split_last_chunk::<9>() else { return false };
     let are_digits = end[6].is_ascii_digit() && end[8].is_ascii_digit();
     end.starts_with(b" HTTP/") && are_digits && end[7] == b'.'

@@ -9,7 +9,7 @@ use crate::fake_disk::FakeDisk;
 use crate::support::field;
 use beanstalkd::engine::binlog::Syncing;
 use beanstalkd::engine::keys::ConnKey;
-use beanstalkd::engine::replay::Recovered;
+use beanstalkd::engine::replay::{Recovered, ReplayError};
 use beanstalkd::engine::server::{Server, Settings};
 use beanstalkd::engine::stats::{Facts, ProcessorTime};
 use beanstalkd::engine::time::{Drift, Nanos};
@@ -520,8 +520,7 @@ impl World {
                 }
             }
         }
-        // It has been busy all the time, as compaction is.
-        Ok(())
+        Err(format!("the server is busy for ever: {}", self.disk.names()))
     }
 
     // ---- Ends and new lives ----
@@ -600,20 +599,22 @@ impl World {
             }
         }
         let tubes = survey.tubes();
-        let mut expected: BTreeSet<&str> = jobs.views.iter().map(|(_, view)| &*view.tube).collect();
+        let mut expected: BTreeSet<&str> =
+            jobs.views.iter().map(|(_, views)| &*views[0].tube).collect();
         expected.insert("default");
         let names: Vec<&str> = tubes.iter().map(|name| &**name).collect();
         if names.iter().copied().collect::<BTreeSet<&str>>() != expected {
             return Err(format!("the tubes are {tubes:?}, not {expected:?}"));
         }
-        let live = jobs.views.iter().map(|(id, view)| job(*id, view, self.now)).collect();
+        let live = jobs.views.iter().map(|(id, views)| job(*id, &views[0], self.now)).collect();
         let mut model = self.model.restarted(live, &names, recovered.last_id, self.now);
         survey.tell(&mut model);
         survey.end();
         let committed = self.server.commit(nanos(self.now));
         committed.map_err(|failure| format!("the first commit: {failure}"))?;
         model.journal = std::mem::take(&mut self.model.journal);
-        model.journal.begin_anew(jobs.views.into_iter(), self.now);
+        let deleted: Vec<u64> = jobs.unexplained.iter().map(|(id, _)| *id).collect();
+        model.journal.begin_anew(&jobs.views, &deleted, self.now);
         model.is_space_short = self.capacity.is_some();
         model.is_space_short_for_deletes = self.capacity.is_some();
         self.model = model;
@@ -625,7 +626,7 @@ impl World {
         let now = nanos(self.now);
         self.server = server(&self.setup, self.now);
         let mut recovered = self.server.recover(self.disk.boxed(), syncing(&self.setup), now);
-        if recovered.is_err() && self.capacity.is_some() {
+        if matches!(recovered, Err(ReplayError::Begin(_))) && self.capacity.is_some() {
             self.set_capacity(None);
             self.server = server(&self.setup, self.now);
             recovered = self.server.recover(self.disk.boxed(), syncing(&self.setup), now);
@@ -639,8 +640,8 @@ impl World {
 /// The jobs that are there after a restart.
 #[derive(Default)]
 struct Judged {
-    /// As they may be.
-    views: Vec<(u64, View)>,
+    /// As they may be; the first of the views is as good as any.
+    views: Vec<(u64, Vec<View>)>,
     /// What they are now comes from damage, from what was lost, or from a clock that was set.
     unexplained: Vec<(u64, Found)>,
 }
@@ -667,7 +668,7 @@ fn judge(
     for id in ids {
         let found = survey.find(id);
         match journal.judge(id, found.as_ref(), end, survey.now) {
-            Verdict::Is(view) => judged.views.push((id, view)),
+            Verdict::Is(views) => judged.views.push((id, views)),
             Verdict::IsGone => {}
             Verdict::IsUnclear => judged.unexplained.extend(found.map(|found| (id, found))),
             Verdict::Wrong(what) => {

@@ -23,8 +23,8 @@ impl Model {
             self.last_moment = now;
             match step {
                 Step::Line(line) => self.execute(number, words::read(&line), now),
-                Step::TooLong(line) if words::is_from_browser(&line) => {
-                    self.execute(number, Asked::FromBrowser, now);
+                Step::TooLong(line) if words::is_http(&line) => {
+                    self.execute(number, Asked::Http, now);
                 }
                 Step::TooLong(_) => self.say(number, "BAD_FORMAT"),
                 Step::Body(bytes) => self.put(number, &bytes, now),
@@ -104,7 +104,7 @@ impl Model {
             Asked::Quit => self.client(number).phase = Phase::Closing,
             Asked::BadFormat => self.say(number, "BAD_FORMAT"),
             Asked::Unknown => self.say(number, "UNKNOWN_COMMAND"),
-            Asked::FromBrowser => {
+            Asked::Http => {
                 self.say(number, "UNKNOWN_COMMAND");
                 self.client(number).phase = Phase::Closing;
             }
