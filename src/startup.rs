@@ -186,3 +186,27 @@ impl fmt::Display for StartupError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Those of C beanstalkd where it has one, and those of beanstalkd(1) elsewhere.
+    #[test]
+    fn each_way_to_fail_has_its_exit_code() {
+        let path = PathBuf::new;
+        let error = || io::Error::other("of the test");
+        let user = String::new;
+        for (failure, code) in [
+            (StartupError::Replay(path(), ReplayError::List(error())), 1),
+            (StartupError::Replay(path(), ReplayError::Begin(error())), 1),
+            (StartupError::System("do this", error()), 1),
+            (StartupError::FindUser(user(), UserError::Database(error())), 32),
+            (StartupError::FindUser(user(), UserError::Unknown), 33),
+            (StartupError::BecomeUser(user(), error()), 34),
+            (StartupError::Listen(ListenError::NotOpen(3)), 111),
+        ] {
+            assert_eq!(failure.exit_code(), code, "{failure}");
+        }
+    }
+}

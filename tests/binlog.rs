@@ -722,6 +722,24 @@ fn fill(engine: &mut Engine, body: &str) -> u64 {
     count
 }
 
+/// The longest are written beside the batch of the turn, and must not overtake it.
+#[test]
+fn bodies_of_any_length_are_recorded_in_their_order() {
+    for len in [131_069, 131_070, 131_071, 131_072, 300_000] {
+        let disk = FakeDisk::default();
+        let policy = policy(65_536, Syncing::EachTurn);
+        let mut engine = Engine::start(&disk, policy, START);
+        let large = "x".repeat(len);
+        let put = |body: &str| format!("put 0 0 9 {}\r\n{body}\r\n", body.len());
+        let turn = put("before") + &put(&large) + &put("behind");
+        assert_eq!(engine.ask(&turn), "INSERTED 1\r\nINSERTED 2\r\nINSERTED 3\r\n");
+        let mut again = Engine::start(&disk, policy, engine.now);
+        assert_eq!(again.ask("peek 1\r\n"), "FOUND 1 6\r\nbefore\r\n");
+        assert!(again.ask("peek 2\r\n") == format!("FOUND 2 {len}\r\n{large}\r\n"), "{len}");
+        assert_eq!(again.ask("peek 3\r\n"), "FOUND 3 6\r\nbehind\r\n");
+    }
+}
+
 #[test]
 fn a_full_disk_refuses_puts_and_nothing_else_at_first() {
     for capacity in [3 * 8192, 10 * 8192, 50 * 8192 + 4096] {

@@ -298,6 +298,22 @@ fn a_unix_socket_has_its_mode_from_its_first_moment_on() {
     }
 }
 
+/// More bodies than leave in one write, to a client that says nothing more.
+#[test]
+fn many_large_bodies_at_once_all_arrive() {
+    const COUNT: usize = 20;
+    let (_daemon, address) = start_on_loopback(&[]);
+    let mut client = connect(address);
+    let body = "x".repeat(5_000);
+    client.write_all(format!("put 0 0 9 5000\r\n{body}\r\n").as_bytes()).unwrap();
+    let mut inserted = [0; 12];
+    client.read_exact(&mut inserted).unwrap();
+    client.write_all("peek 1\r\n".repeat(COUNT).as_bytes()).unwrap();
+    let mut found = vec![0; COUNT * (14 + 5_002)];
+    client.read_exact(&mut found).unwrap();
+    assert!(found == format!("FOUND 1 5000\r\n{body}\r\n").repeat(COUNT).as_bytes());
+}
+
 #[test]
 fn a_stale_unix_socket_leaves_nothing_of_its_mode() {
     let directory = tempfile::tempdir().unwrap();

@@ -212,6 +212,7 @@ impl Pool {
         for pending in &self.0 {
             let Pending { text, text_sent, bodies, body_sent, bodies_len } = &**pending;
             assert!(text.is_empty() && bodies.is_empty(), "an output is lent with bytes in it");
+            assert!(text.capacity() <= Pool::MOST_TEXT, "a large output waits to be lent");
             let counts = (*text_sent, *body_sent, *bodies_len);
             assert_eq!(counts, (0, 0, 0), "what an output that is to be lent has been sent");
         }
@@ -269,6 +270,20 @@ mod tests {
             pool.check();
         }
         assert!(expected.starts_with(&arrived));
+    }
+
+    #[test]
+    fn a_header_leaves_together_with_its_body() {
+        let mut pool = Pool::default();
+        let mut output = Output::default();
+        for _ in 0..3 {
+            output.push(b"FOUND 1 4094\r\n", &mut pool).unwrap();
+            let body = Rc::new(vec![b'x'; LARGE]);
+            output.push_body(Content::Large(&body), &mut pool).unwrap();
+        }
+        for (slices, filled) in [(2, 2), (3, 2), (4, 4), (5, 4), (6, 6), (7, 6)] {
+            assert_eq!(output.next_slices(&mut vec![IoSlice::new(&[]); slices]), filled);
+        }
     }
 
     #[test]

@@ -998,6 +998,31 @@ mod tests {
     }
 
     #[test]
+    fn a_backlog_of_ttrs_that_run_out_comes_to_its_end() {
+        let mut server = server();
+        let worker = server.connect().unwrap();
+        say_often(&mut server, worker, b"put 0 0 1 0\r\n\r\n", "INSERTED ");
+        say_often(&mut server, worker, b"reserve\r\n", "RESERVED ");
+        let mut now = START;
+        while let Some(next) = server.next_due() {
+            now = now.max(next);
+            server.tick(now);
+            server.check();
+        }
+        let totals = &server.queue.totals;
+        assert_eq!((totals.ready, totals.timeouts), (MANY as u64, MANY as u64));
+    }
+
+    #[test]
+    fn however_many_are_ready_each_has_a_share() {
+        let mut server = server();
+        let key = server.connect().unwrap();
+        server.share_turn(100_000);
+        server.receive(key, b"list-tube-used\r\n", START);
+        assert_eq!(replies(&mut server, key), "USING default\r\n");
+    }
+
+    #[test]
     fn half_a_line_does_not_keep_the_memory_of_a_burst() {
         let mut server = server();
         let key = server.connect().unwrap();

@@ -298,3 +298,20 @@ impl fmt::Display for ListenError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use socket2::SockRef;
+
+    #[test]
+    fn replies_are_not_held_back_and_lost_clients_are_noticed() {
+        let address = Address::Host("127.0.0.1".to_owned());
+        let listeners = open(&address, 0, None).expect("a port is free");
+        let port = listeners[0].port().expect("it is TCP");
+        let _client = std::net::TcpStream::connect(("127.0.0.1", port)).expect("it listens");
+        let Ok(Stream::Tcp(stream)) = listeners[0].accept() else { panic!("a client has come") };
+        let socket = SockRef::from(&stream);
+        assert_eq!((socket.tcp_nodelay().ok(), socket.keepalive().ok()), (Some(true), Some(true)));
+    }
+}
