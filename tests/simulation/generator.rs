@@ -16,7 +16,7 @@ pub struct Generator {
     /// Nothing ever comes due, no more than one client waits, and nobody does what C beanstalkd is
     /// known to stumble over.
     is_timeless: bool,
-    /// Whether a client may say what ends its turn: it waits, or goes.
+    /// Whether a client may say what ends its turn, or upset it: it waits, goes, or says nonsense.
     may_stop: bool,
     /// What clients are in the middle of sending.
     outboxes: BTreeMap<ClientNumber, Vec<u8>>,
@@ -174,7 +174,7 @@ impl Generator {
             };
             return Event::Take(client, limit);
         }
-        if let Some(event) = self.disaster() {
+        if let Some(event) = self.disaster(world) {
             return event;
         }
         if self.random.u8(..100) < self.kind.turns {
@@ -193,7 +193,7 @@ impl Generator {
         }
     }
 
-    fn disaster(&mut self) -> Option<Event> {
+    fn disaster(&mut self, world: &World) -> Option<Event> {
         let Kind { crashes, disk_limits, drifts, drains, .. } = self.kind;
         let chance = self.random.u32(..10_000);
         let ends = [crashes, disk_limits, drifts, drains].into_iter().scan(0, |end, next| {
@@ -209,8 +209,10 @@ impl Generator {
             },
             1 => {
                 let is_over = self.random.u8(..3) == 0;
-                let files = self.setup.binlog.map_or(1, |binlog| binlog.file_size);
-                let bytes = u64::from(files) * self.random.u64(1..8);
+                let file_size = self.setup.binlog.map_or(1, |binlog| binlog.file_size.into());
+                // No more than there is, or a little more.
+                let more = self.random.u64(..3) * file_size;
+                let bytes = world.disk_use() + more - self.random.u64(..=more.min(file_size));
                 Event::Capacity((!is_over).then_some(bytes))
             }
             2 => Event::Drift(self.random.i64(-3_600..3_600) * 1_000_000_000),
@@ -261,7 +263,7 @@ impl Generator {
     }
 
     fn command(&mut self, client: ClientNumber, model: &Model, bytes: &mut Vec<u8>) {
-        if self.random.u8(..100) < self.kind.hostility {
+        if self.random.u8(..100) < self.kind.hostility && (!self.is_timeless || self.may_stop) {
             let start = bytes.len();
             self.hostile(client, model, bytes);
             if !self.is_timeless || is_read_alike(&bytes[start..]) {
@@ -295,7 +297,12 @@ impl Generator {
 
     fn put(&mut self, bytes: &mut Vec<u8>) {
         let (pri, delay, ttr) = (self.pri(), self.delay(), self.ttr());
-        let len = self.random.usize(..=self.kind.body_len) >> self.random.u32(..8);
+        let most = self.setup.max_job_size as usize;
+        let len = match self.random.u8(..60) {
+            0 if most <= self.kind.body_len || self.random.u8(..8) == 0 => most,
+            1 if most <= self.kind.body_len => most.saturating_sub(1),
+            _ => self.random.usize(..=self.kind.body_len) >> self.random.u32(..8),
+        };
         let line = format!("put {pri} {delay} {ttr} {len}\r\n");
         bytes.extend_from_slice(line.as_bytes());
         let letter = self.random.alphanumeric() as u8;
@@ -353,7 +360,7 @@ impl Generator {
         let start = bytes.len();
         let command = COMMANDS[self.random.usize(1..COMMANDS.len())].0;
         let line = self.line(command, client, model);
-        match self.random.u8(..13) {
+        match self.random.u8(..14) {
             0 => bytes.extend((0..self.random.usize(..40)).map(|_| self.random.u8(..))),
             1 => bytes.extend_from_slice(&b"x".repeat(self.random.usize(215..600))),
             2 => {
@@ -395,6 +402,9 @@ impl Generator {
             8 => bytes.extend_from_slice(line.replace(' ', "  ").as_bytes()),
             9 => bytes.extend_from_slice(line.replace(' ', "\r").as_bytes()),
             10 => bytes.extend_from_slice(&line.as_bytes()[..self.random.usize(..line.len())]),
+            12 => bytes.extend_from_slice(
+                format!("use {}", "y".repeat(self.random.usize(199..202))).as_bytes(),
+            ),
             // A browser has lost its way.
             11 => {
                 let path = "x".repeat(self.random.usize(..300));

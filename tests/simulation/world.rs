@@ -136,6 +136,11 @@ impl World {
         self.sent.replace(Vec::new()).unwrap_or_default()
     }
 
+    /// How many bytes the files of the binlog take.
+    pub fn disk_use(&self) -> u64 {
+        self.disk.used()
+    }
+
     /// Whether the server has something to do at once.
     pub fn is_busy(&self) -> bool {
         self.has_turn_begun || !self.ready.is_empty() || self.server.has_attention()
