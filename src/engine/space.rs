@@ -28,7 +28,7 @@ struct Need {
 }
 
 /// On a full disk there remains room for so many short records, whatever happens, so that a
-/// server that is started there finds a block for its first file.
+/// server that is started there finds a block for its first file. Each start takes one more.
 const LAST_SPARE: u64 = (BLOCK + HEAD).div_ceil(SHORT);
 
 /// How long no job must have been there before space is given up.
