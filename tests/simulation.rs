@@ -89,7 +89,8 @@ fn c_beanstalkd_says_the_same() {
         return eprintln!("SKIPPED: C beanstalkd is not installed, so nothing is compared with it");
     };
     let seeds = number("C_SEEDS").unwrap_or(10);
-    let first = number("SEED").unwrap_or_else(|| fastrand::u64(..1 << 40));
+    // The same ones each time: how fast two processes are is not in anybody's hand.
+    let first = number("SEED").unwrap_or(0);
     for seed in first..first + seeds {
         let mut generator = Generator::timeless(seed);
         let mut world = World::new(generator.setup).unwrap();
