@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "in a test it is an assertion")]
 
 mod fake_disk;
+mod made_up;
 mod support;
 
 use beanstalkd::engine::binlog::Syncing;
@@ -13,7 +14,6 @@ use beanstalkd::engine::keys::ConnKey;
 use beanstalkd::engine::record::{self, HIGHEST_ID, VERSION};
 use beanstalkd::engine::replay::Recovered;
 use beanstalkd::engine::server::{Server, Settings};
-use beanstalkd::engine::stats::{Facts, ProcessorTime};
 use beanstalkd::engine::time::{Drift, Nanos};
 use fake_disk::FakeDisk;
 use std::collections::BTreeMap;
@@ -33,23 +33,11 @@ struct Engine {
 
 const START: Nanos = Nanos::from_secs(1_700_000_000);
 
-fn facts() -> Facts {
-    Facts {
-        pid: 7,
-        instance_id: String::new(),
-        hostname: String::new(),
-        os_version: String::new(),
-        platform: String::new(),
-        started_at: START,
-        processor_time: ProcessorTime::default,
-    }
-}
-
 impl Engine {
     /// Starts on what is on the disk; nothing when that fails.
     fn try_start(disk: &FakeDisk, policy: Policy, now: Nanos) -> Option<Engine> {
         let settings = Settings { max_job_size: 1 << 20, binlog_file_size: policy.file_size };
-        let mut server = Server::new(settings, facts(), now);
+        let mut server = Server::new(settings, made_up::facts(START), now);
         let recovered = server.recover(disk.boxed(), policy.syncing, now).ok()?;
         let conn = server.connect().unwrap();
         server.check();

@@ -6,13 +6,13 @@
 //! one. `C_BEANSTALKD=/path` names a C beanstalkd that is not on the path.
 
 mod fake_disk;
+mod made_up;
 mod script;
 mod support;
 
 use beanstalkd::engine::binlog::Syncing;
 use beanstalkd::engine::keys::ConnKey;
 use beanstalkd::engine::server::{Server, Settings};
-use beanstalkd::engine::stats::{Facts, ProcessorTime};
 use beanstalkd::engine::time::Nanos;
 use fake_disk::FakeDisk;
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -184,16 +184,7 @@ struct EngineClient {
 }
 
 fn start(settings: Settings, disk: Option<&FakeDisk>, now: Nanos) -> Server {
-    let facts = Facts {
-        pid: 7,
-        instance_id: "0123456789abcdef".to_owned(),
-        hostname: "host".to_owned(),
-        os_version: "version".to_owned(),
-        platform: "machine".to_owned(),
-        started_at: now,
-        processor_time: ProcessorTime::default,
-    };
-    let mut server = Server::new(settings, facts, now);
+    let mut server = Server::new(settings, made_up::facts(now), now);
     if let Some(disk) = disk {
         server.recover(disk.boxed(), Syncing::EachTurn, now).expect("the disk works");
     }

@@ -11,6 +11,7 @@
 #![allow(clippy::unwrap_used, reason = "in a test it is an assertion")]
 
 mod fake_disk;
+mod made_up;
 mod support;
 
 #[allow(unreachable_pub, reason = "a part of this program only")]

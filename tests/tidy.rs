@@ -116,6 +116,7 @@ fn every_file_opens_with_what_it_is_for() {
         "tests/support",
         "tests/script",
         "tests/fake_disk",
+        "tests/made_up",
         "tests/simulation",
         "tests/simulation/model",
         "tests/soak",

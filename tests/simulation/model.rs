@@ -168,8 +168,30 @@ impl Job {
         self.place == Place::Ready
     }
 
-    fn is_held_by(&self, client: ClientNumber) -> bool {
-        matches!(self.place, Place::Reserved { by, .. } if by == client)
+    /// The deadline and the turn of its reservation, if that is the client's.
+    fn held_by(&self, client: ClientNumber) -> Option<(u64, u64)> {
+        match self.place {
+            Place::Reserved { by, deadline, turn } if by == client => Some((deadline, turn)),
+            _ => None,
+        }
+    }
+
+    fn delayed_in(&self, tube: &str) -> Option<u64> {
+        match self.place {
+            Place::Delayed { due } if *self.tube == *tube => Some(due),
+            _ => None,
+        }
+    }
+
+    fn buried_in(&self, tube: &str) -> Option<u64> {
+        match self.place {
+            Place::Buried { turn } if *self.tube == *tube => Some(turn),
+            _ => None,
+        }
+    }
+
+    fn ready_in(&self, tube: &str) -> Option<u32> {
+        (self.is_ready() && *self.tube == *tube).then_some(self.pri)
     }
 
     /// As a restart brings it back.
@@ -278,18 +300,10 @@ impl Model {
 
     pub fn disconnect(&mut self, number: ClientNumber, now: u64) {
         let gone = self.clients.remove(&number).expect("it was connected");
-        let mut held: Vec<(u64, u64)> = Vec::new();
-        for job in &self.jobs {
-            if let Place::Reserved { by, turn, .. } = job.place
-                && by == number
-            {
-                held.push((turn, job.id));
-            }
-        }
-        held.sort_unstable();
+        let held = self.in_order(|job| job.held_by(number).map(|(_, turn)| turn));
         // Its tubes stay until the last of its jobs is back.
         self.clients.insert(number, Client { phase: Phase::Closing, ..gone.clone() });
-        for (_, id) in held {
+        for id in held {
             self.make_ready(id, now);
         }
         let mut watched = gone.watched;
@@ -312,10 +326,7 @@ impl Model {
         let mut tubes: Vec<(u64, Rc<str>)> = Vec::new();
         let mut clients: Vec<(u64, ClientNumber)> = Vec::new();
         for tube in &self.tubes {
-            let delays = self.jobs.iter().filter_map(|job| match job.place {
-                Place::Delayed { due } if job.tube == tube.name => Some(due),
-                _ => None,
-            });
+            let delays = self.jobs.iter().filter_map(|job| job.delayed_in(&tube.name));
             let first = delays.chain(tube.pause.map(|(_, until)| until)).min();
             tubes.extend(first.filter(|&due| due <= now).map(|due| (due, Rc::clone(&tube.name))));
         }
@@ -349,15 +360,7 @@ impl Model {
                 tube.pause = None;
                 self.serve(name, now);
             }
-            let mut due: Vec<(u64, u64)> = Vec::new();
-            for job in self.jobs.iter().filter(|job| job.tube == *name) {
-                match job.place {
-                    Place::Delayed { due: at } if at <= now => due.push((at, job.id)),
-                    _ => {}
-                }
-            }
-            due.sort_unstable();
-            for (_, id) in due {
+            for id in self.in_order(|job| job.delayed_in(name).filter(|&due| due <= now)) {
                 self.job(id).place = Place::Ready;
                 self.note(id, false);
                 self.make_ready(id, now);
@@ -378,17 +381,8 @@ impl Model {
     }
 
     fn end_ttrs(&mut self, number: ClientNumber, now: u64) {
-        let mut over: Vec<(u64, u64, u64)> = Vec::new();
-        for job in &self.jobs {
-            match job.place {
-                Place::Reserved { by, deadline, turn } if by == number && deadline <= now => {
-                    over.push((deadline, turn, job.id));
-                }
-                _ => {}
-            }
-        }
-        over.sort_unstable();
-        for (_, _, id) in over {
+        let is_over = |&(deadline, _): &(u64, u64)| deadline <= now;
+        for id in self.in_order(|job| job.held_by(number).filter(is_over)) {
             self.timeouts += 1;
             self.job(id).counts.timeouts += 1;
             self.make_ready(id, now);
@@ -397,11 +391,8 @@ impl Model {
     }
 
     fn first_deadline(&self, number: ClientNumber) -> Option<u64> {
-        let deadlines = self.jobs.iter().filter_map(|job| match job.place {
-            Place::Reserved { by, deadline, .. } if by == number => Some(deadline),
-            _ => None,
-        });
-        deadlines.min()
+        let held = self.jobs.iter().filter_map(|job| job.held_by(number));
+        held.map(|(deadline, _)| deadline).min()
     }
 
     // ---- The rules ----
@@ -499,28 +490,12 @@ impl Model {
 
     // ---- Finding ----
 
-    fn first_ready(&self, number: ClientNumber) -> Option<u64> {
-        let tube = &self.clients[&number].used;
-        let ready = self.jobs.iter().filter(|job| job.tube == *tube && job.is_ready());
-        ready.min_by_key(|job| (job.pri, job.id)).map(|job| job.id)
-    }
-
-    fn first_delayed(&self, number: ClientNumber) -> Option<u64> {
-        let tube = &self.clients[&number].used;
-        let delayed = self.jobs.iter().filter_map(|job| match job.place {
-            Place::Delayed { due } if job.tube == *tube => Some((due, job.id)),
-            _ => None,
-        });
-        delayed.min().map(|(_, id)| id)
-    }
-
-    fn first_buried(&self, number: ClientNumber) -> Option<u64> {
-        let tube = &self.clients[&number].used;
-        let buried = self.jobs.iter().filter_map(|job| match job.place {
-            Place::Buried { turn } if job.tube == *tube => Some((turn, job.id)),
-            _ => None,
-        });
-        buried.min().map(|(_, id)| id)
+    /// The jobs that have a rank, in the order of that.
+    fn in_order<R: Ord>(&self, rank: impl Fn(&Job) -> Option<R>) -> Vec<u64> {
+        let ranks = self.jobs.iter().filter_map(|job| Some((rank(job)?, job.id)));
+        let mut ranks: Vec<(R, u64)> = ranks.collect();
+        ranks.sort_unstable();
+        ranks.into_iter().map(|(_, id)| id).collect()
     }
 
     pub fn find(&self, id: u64) -> Option<&Job> {

@@ -6,12 +6,12 @@ use super::event::{BinlogSetup, Crash, Event, Setup};
 use super::journal::{End, Found, Journal, Verdict, View};
 use super::model::{ClientNumber, Counts, Job, Model, Rules, Wants};
 use crate::fake_disk::FakeDisk;
+use crate::made_up;
 use crate::support::field;
 use beanstalkd::engine::binlog::Syncing;
 use beanstalkd::engine::keys::ConnKey;
 use beanstalkd::engine::replay::{Recovered, ReplayError};
 use beanstalkd::engine::server::{Server, Settings};
-use beanstalkd::engine::stats::{Facts, ProcessorTime};
 use beanstalkd::engine::time::{Drift, Nanos};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, IoSlice};
@@ -844,16 +844,7 @@ fn server(setup: &Setup, now: u64) -> Server {
         max_job_size: setup.max_job_size,
         binlog_file_size: setup.binlog.map_or(0, |binlog| binlog.file_size),
     };
-    let facts = Facts {
-        pid: 7,
-        instance_id: "0".to_owned(),
-        hostname: "here".to_owned(),
-        os_version: "#1".to_owned(),
-        platform: "any".to_owned(),
-        started_at: nanos(now),
-        processor_time: ProcessorTime::default,
-    };
-    let mut server = Server::new(settings, facts, nanos(now));
+    let mut server = Server::new(settings, made_up::facts(nanos(now)), nanos(now));
     server.share_turn(setup.sharers);
     server
 }

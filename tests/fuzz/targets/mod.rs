@@ -13,7 +13,6 @@ pub mod talk;
 
 use beanstalkd::engine::keys::ConnKey;
 use beanstalkd::engine::server::{Server, Settings};
-use beanstalkd::engine::stats::{Facts, ProcessorTime};
 use beanstalkd::engine::time::Nanos;
 use std::io::IoSlice;
 
@@ -57,16 +56,7 @@ pub const START: Nanos = Nanos::from_secs(1_700_000_000);
 
 /// A server without jobs and connections.
 pub fn server(settings: Settings, now: Nanos) -> Server {
-    let facts = Facts {
-        pid: 7,
-        instance_id: "0123456789abcdef".to_owned(),
-        hostname: "host".to_owned(),
-        os_version: "version".to_owned(),
-        platform: "machine".to_owned(),
-        started_at: START,
-        processor_time: ProcessorTime::default,
-    };
-    Server::new(settings, facts, now)
+    Server::new(settings, crate::made_up::facts(START), now)
 }
 
 /// What the server says to `input`, as text.

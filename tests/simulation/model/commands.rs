@@ -82,9 +82,9 @@ impl Model {
             Asked::Ignore(name) => self.ignore(number, &name),
             Asked::PauseTube { tube, secs } => self.pause(number, tube.as_deref(), secs, now),
             Asked::Peek(id) => self.say_found(number, self.find(id).map(|job| job.id)),
-            Asked::PeekReady => self.say_found(number, self.first_ready(number)),
-            Asked::PeekDelayed => self.say_found(number, self.first_delayed(number)),
-            Asked::PeekBuried => self.say_found(number, self.first_buried(number)),
+            Asked::PeekReady => self.say_first(number, Job::ready_in),
+            Asked::PeekDelayed => self.say_first(number, Job::delayed_in),
+            Asked::PeekBuried => self.say_first(number, Job::buried_in),
             Asked::Stats => self.say_stats(number, now),
             Asked::StatsJob(id) => self.say_stats_job(number, id, now),
             Asked::StatsTube(name) => self.say_stats_tube(number, &name, now),
@@ -220,7 +220,7 @@ impl Model {
     }
 
     fn release(&mut self, number: ClientNumber, id: u64, pri: u32, delay: u32, now: u64) {
-        if !self.find(id).is_some_and(|job| job.is_held_by(number)) {
+        if self.find(id).is_none_or(|job| job.held_by(number).is_none()) {
             return self.say(number, "NOT_FOUND");
         }
         if self.is_refused(number) {
@@ -236,7 +236,7 @@ impl Model {
     }
 
     fn bury(&mut self, number: ClientNumber, id: u64, pri: u32) {
-        if !self.find(id).is_some_and(|job| job.is_held_by(number)) {
+        if self.find(id).is_none_or(|job| job.held_by(number).is_none()) {
             return self.say(number, "NOT_FOUND");
         }
         if self.is_refused(number) {
@@ -264,18 +264,10 @@ impl Model {
 
     fn kick(&mut self, number: ClientNumber, bound: u32, now: u64) {
         let tube = Rc::clone(&self.clients[&number].used);
-        let in_tube = || self.jobs.iter().filter(|job| job.tube == tube);
-        let mut buried: Vec<(u64, u64)> = Vec::new();
-        let mut delayed: Vec<(u64, u64)> = Vec::new();
-        for job in in_tube() {
-            match job.place {
-                Place::Buried { turn } => buried.push((turn, job.id)),
-                Place::Delayed { due } => delayed.push((due, job.id)),
-                Place::Ready | Place::Reserved { .. } => {}
-            }
+        let mut kicked = self.in_order(|job| job.buried_in(&tube));
+        if kicked.is_empty() {
+            kicked = self.in_order(|job| job.delayed_in(&tube));
         }
-        let mut kicked = if buried.is_empty() { delayed } else { buried };
-        kicked.sort_unstable();
         kicked.truncate(bound as usize);
         if !kicked.is_empty() && self.is_refused(number) {
             return self.say(number, "OUT_OF_MEMORY");
@@ -285,7 +277,7 @@ impl Model {
         {
             kicked.truncate(fewer.max(1));
         }
-        for &(_, id) in &kicked {
+        for &id in &kicked {
             self.job(id).counts.kicks += 1;
             self.send(id, Place::Ready, now);
         }

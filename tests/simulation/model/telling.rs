@@ -31,6 +31,16 @@ impl Model {
         self.say_bytes(number, &body);
     }
 
+    /// The first job of the used tube that has such a rank.
+    pub(super) fn say_first<R: Ord>(
+        &mut self,
+        number: ClientNumber,
+        rank: impl Fn(&Job, &str) -> Option<R>,
+    ) {
+        let first = self.in_order(|job| rank(job, &self.clients[&number].used)).first().copied();
+        self.say_found(number, first);
+    }
+
     pub(super) fn say_found(&mut self, number: ClientNumber, id: Option<u64>) {
         match id {
             Some(id) => self.say_job(number, "FOUND", id),
@@ -126,8 +136,8 @@ impl Model {
             text += &format!("{key}: {figure}\n");
         }
         text += &format!(
-            "binlog-max-size: {}\ndraining: {}\nid: 0\nhostname: \"here\"\nos: \"#1\"\n\
-             platform: \"any\"\n",
+            "binlog-max-size: {}\ndraining: {}\nid: 0123456789abcdef\nhostname: \"host\"\n\
+             os: \"version\"\nplatform: \"machine\"\n",
             self.rules.binlog_file_size, self.is_draining
         );
         self.say_document(number, &text);

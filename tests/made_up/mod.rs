@@ -1,0 +1,18 @@
+//! What the engine is told of a process that is none.
+#![allow(unreachable_pub, reason = "a part of several test programs")]
+
+use beanstalkd::engine::stats::{Facts, ProcessorTime};
+use beanstalkd::engine::time::Nanos;
+
+/// The facts of a process that began then.
+pub fn facts(started_at: Nanos) -> Facts {
+    Facts {
+        pid: 7,
+        instance_id: "0123456789abcdef".to_owned(),
+        hostname: "host".to_owned(),
+        os_version: "version".to_owned(),
+        platform: "machine".to_owned(),
+        started_at,
+        processor_time: ProcessorTime::default,
+    }
+}
