@@ -41,7 +41,7 @@
 //! | 0 | [`engine::index`], [`engine::table`] | a hash index that never rebuilds; entries in pages found by it |
 //! | 0 | [`engine::ids`] | jobs by id, in blocks of eight ids |
 //! | 0 | [`engine::time`], [`engine::keys`] | nanoseconds; names of things |
-//! | 0 | [`engine::bytes`] | looking for a byte, writing a number |
+//! | 0 | [`engine::bytes`], [`engine::json`] | looking for a byte, writing a number; text in JSON |
 //! | 0 | [`engine::spare`] | memory held back for the time when there is no more |
 //! | 0 | [`engine::disk`] | the disk as the binlog sees it |
 //!

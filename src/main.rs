@@ -37,9 +37,13 @@ fn tell(mut to: impl Write, text: impl Display) -> ExitCode {
 
 fn serve(options: &Options) -> ExitCode {
     startup::start_logging(options);
+    let fail = |error: &dyn Display, exit_code| {
+        tell(io::stderr(), startup::failure_line(options.log_format, error));
+        ExitCode::from(exit_code)
+    };
     let event_loop = match startup::start(options) {
         Ok(event_loop) => event_loop,
-        Err(error) => return report(&error, error.exit_code()),
+        Err(error) => return fail(&error, error.exit_code()),
     };
     match event_loop.run() {
         Ok(stop) => {
@@ -49,7 +53,7 @@ fn serve(options: &Options) -> ExitCode {
                 Stop::Terminate | Stop::Interrupt => ExitCode::SUCCESS,
             }
         }
-        Err(error) => report(&error, error.exit_code()),
+        Err(error) => fail(&error, error.exit_code()),
     }
 }
 

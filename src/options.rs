@@ -54,10 +54,26 @@ pub struct Options {
     pub user: Option<String>,
     /// The largest body allowed, in bytes.
     pub max_job_size: u32,
+    /// Puts are refused while jobs take this many bytes of memory.
+    pub max_memory_bytes: u64,
+    /// As many clients at once, and no more.
+    pub max_connections: usize,
     /// What to log.
     pub log_level: LevelFilter,
+    /// How a line of the log looks.
+    pub log_format: LogFormat,
     /// What the operator should know about the flags given.
     pub warnings: Vec<String>,
+}
+
+/// How a line of the log looks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// The time, the level and the message.
+    #[default]
+    Text,
+    /// The same as an object.
+    Json,
 }
 
 /// Why the command line makes no sense.
@@ -166,6 +182,19 @@ fn flags() -> getopts::Options {
             "USER",
         )
         .optmulti("z", "max-job-size", "largest job allowed, at most 1073741824 (default: 65535)", "BYTES")
+        .optmulti(
+            "",
+            "max-memory",
+            "answer puts with OUT_OF_MEMORY while jobs take BYTES of memory (default: no limit)",
+            "BYTES",
+        )
+        .optmulti(
+            "",
+            "max-connections",
+            "serve N clients at once; others wait until one leaves (default: as many as there are descriptors)",
+            "N",
+        )
+        .optmulti("", "log-format", "how the log looks: text, or json for an object a line (default: text)", "FORMAT")
         .optflagmulti("", "check", "tell what is in the files of -b DIR, and whether it is sound; do not serve")
         .optflagmulti("", "dump", "tell the jobs in the files of -b DIR, one JSON object a line; do not serve")
         .optflagmulti("c", "", "ignored: the binlog is always compacted")
@@ -192,7 +221,10 @@ fn options(matches: &Matches) -> Result<Options, UsageError> {
         names_address: matches.opt_present("l") || matches.opt_present("p"),
         user: last(matches, "u"),
         max_job_size: max_job_size(matches, &mut warnings)?,
+        max_memory_bytes: number(matches, "max-memory")?.unwrap_or(u64::MAX),
+        max_connections: at_least_one(matches, "max-connections")?.unwrap_or(usize::MAX),
         log_level: log_level(matches.opt_count("V")),
+        log_format: log_format(matches)?,
         warnings,
     })
 }
@@ -257,20 +289,43 @@ fn log_level(verbosity: usize) -> LevelFilter {
     }
 }
 
+fn log_format(matches: &Matches) -> Result<LogFormat, UsageError> {
+    match last(matches, "log-format").as_deref() {
+        None => Ok(LogFormat::default()),
+        Some("text") => Ok(LogFormat::Text),
+        Some("json") => Ok(LogFormat::Json),
+        Some(other) => Err(UsageError(format!("--log-format {other}: not text or json"))),
+    }
+}
+
 fn last(matches: &Matches, flag: &str) -> Option<String> {
     matches.opt_strs(flag).pop()
 }
 
 fn number<N: FromStr>(matches: &Matches, flag: &str) -> Result<Option<N>, UsageError> {
     let Some(text) = last(matches, flag) else { return Ok(None) };
+    let wrong = || UsageError(format!("{}{flag} {text}: not a number in range", dashes(flag)));
+    plain_number(&text).map(Some).ok_or_else(wrong)
+}
+
+fn at_least_one(matches: &Matches, flag: &str) -> Result<Option<usize>, UsageError> {
+    match number(matches, flag)? {
+        Some(0) => Err(UsageError(format!("{}{flag} 0: at least 1", dashes(flag)))),
+        number => Ok(number),
+    }
+}
+
+fn plain_number<N: FromStr>(text: &str) -> Option<N> {
     // `FromStr` would take a sign too.
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
-    let number = text.parse().ok().filter(|_| is_plain);
-    number.map(Some).ok_or_else(|| UsageError(format!("-{flag} {text}: not a number in range")))
+    text.parse().ok().filter(|_| is_plain)
+}
+
+fn dashes(flag: &str) -> &'static str {
+    if flag.len() == 1 { "-" } else { "--" }
 }
 
 fn describe(error: &getopts::Fail) -> String {
-    let dashes = |name: &str| if name.len() == 1 { "-" } else { "--" };
     match error {
         getopts::Fail::UnrecognizedOption(name) => format!("unknown flag: {}{name}", dashes(name)),
         getopts::Fail::ArgumentMissing(name) => {
@@ -321,6 +376,8 @@ mod tests {
         assert_eq!(options.fsync, Syncing::Within(Nanos::from_millis(50)));
         assert_eq!(options.log_level, LevelFilter::Warn);
         assert_eq!((options.binlog_dir, options.user, options.names_address), (None, None, false));
+        assert_eq!((options.max_memory_bytes, options.max_connections), (u64::MAX, usize::MAX));
+        assert_eq!(options.log_format, LogFormat::Text);
     }
 
     #[test]
@@ -395,6 +452,21 @@ mod tests {
         ] {
             assert!(complaint(&arguments).contains("not a number in range"), "{arguments:?}");
         }
+    }
+
+    #[test]
+    fn limits_and_formats() {
+        assert_eq!(options(&["--max-memory", "18446744073709551615"]).max_memory_bytes, u64::MAX);
+        assert_eq!(options(&["--max-memory=0"]).max_memory_bytes, 0);
+        assert_eq!(options(&["--max-connections=1"]).max_connections, 1);
+        assert_eq!(options(&["--log-format", "json"]).log_format, LogFormat::Json);
+        assert_eq!(
+            options(&["--log-format=json", "--log-format", "text"]).log_format,
+            LogFormat::Text
+        );
+        assert_eq!(complaint(&["--log-format", "xml"]), "--log-format xml: not text or json");
+        assert_eq!(complaint(&["--max-connections", "0"]), "--max-connections 0: at least 1");
+        assert_eq!(complaint(&["--max-memory", "1G"]), "--max-memory 1G: not a number in range");
     }
 
     #[test]

@@ -4,16 +4,17 @@
 //! Sockets are bound before the user is changed, so that ports below 1024 can be had; the
 //! binlog is opened after that, so that its files are that user's.
 
+use crate::engine::json::JsonText;
 use crate::engine::replay::{Recovered, ReplayError};
 use crate::engine::server::{Server, Settings};
 use crate::engine::slots::PAGE_BYTES;
 use crate::engine::stats::Facts;
-use crate::options::{Options, UsageError};
+use crate::options::{LogFormat, Options, UsageError};
 use crate::os::disk::{Directory, OpenError};
 use crate::os::event_loop::EventLoop;
 use crate::os::listen::{self, ListenError, Listener};
 use crate::os::process::{self, Clock, Identity, Signals, UserError};
-use log::{info, warn};
+use log::{Level, info, warn};
 use std::fmt;
 use std::io;
 use std::io::Write;
@@ -57,14 +58,33 @@ impl StartupError {
 
 /// Sets up logging on stderr: a line has the time in UTC, the level and the message.
 pub fn start_logging(options: &Options) {
+    let format = options.log_format;
     env_logger::Builder::new()
         .filter_level(options.log_level)
         .parse_default_env()
-        .format(|out, record| {
-            let now = process::utc(process::time_of_day());
-            writeln!(out, "{now} {:5} {}", record.level(), record.args())
+        .format(move |out, record| match format {
+            LogFormat::Text => {
+                let now = process::utc(process::time_of_day());
+                writeln!(out, "{now} {:5} {}", record.level(), record.args())
+            }
+            LogFormat::Json => writeln!(out, "{}", json_line(record.level(), record.args())),
         })
         .init();
+}
+
+/// How it is told that the server does not start, or cannot go on: whatever the level of the log,
+/// and in its format.
+pub fn failure_line(format: LogFormat, failure: &dyn fmt::Display) -> String {
+    match format {
+        LogFormat::Text => format!("beanstalkd: {failure}"),
+        LogFormat::Json => json_line(Level::Error, failure),
+    }
+}
+
+fn json_line(level: Level, message: &dyn fmt::Display) -> String {
+    let now = process::utc(process::time_of_day());
+    let message = message.to_string();
+    format!(r#"{{"time":"{now}","level":"{level}","message":"{}"}}"#, JsonText(&message))
 }
 
 /// Does all that must be done before the first client can be served.
@@ -94,13 +114,16 @@ pub fn start(options: &Options) -> Result<EventLoop, StartupError> {
     }
     let clock = Clock::start();
     let facts = facts(&clock).map_err(|error| StartupError::System("get random bytes", error))?;
-    let settings =
-        Settings { max_job_size: options.max_job_size, binlog_file_size: options.binlog_file_size };
+    let settings = Settings {
+        max_job_size: options.max_job_size,
+        binlog_file_size: options.binlog_file_size,
+        max_memory_bytes: options.max_memory_bytes,
+    };
     let mut server = Server::new(settings, facts, clock.now());
     if let Some(directory) = &options.binlog_dir {
         recover(&mut server, directory, options, &clock)?;
     }
-    EventLoop::new(server, clock, signals, listeners)
+    EventLoop::new(server, clock, signals, listeners, options.max_connections)
         .map_err(|error| StartupError::System("wait for events", error))
 }
 

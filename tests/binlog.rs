@@ -36,7 +36,11 @@ const START: Nanos = Nanos::from_secs(1_700_000_000);
 impl Engine {
     /// Starts on what is on the disk; nothing when that fails.
     fn try_start(disk: &FakeDisk, policy: Policy, now: Nanos) -> Option<Engine> {
-        let settings = Settings { max_job_size: 1 << 20, binlog_file_size: policy.file_size };
+        let settings = Settings {
+            max_job_size: 1 << 20,
+            binlog_file_size: policy.file_size,
+            max_memory_bytes: u64::MAX,
+        };
         let mut server = Server::new(settings, made_up::facts(START), now);
         let recovered = server.recover(disk.boxed(), policy.syncing, now).ok()?;
         let conn = server.connect().unwrap();

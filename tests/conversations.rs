@@ -194,8 +194,11 @@ fn start(settings: Settings, disk: Option<&FakeDisk>, now: Nanos) -> Server {
 impl EnginePlayer {
     fn new(script: &Script, chunk: usize) -> EnginePlayer {
         let now = Nanos::from_secs(1_700_000_000);
-        let settings =
-            Settings { max_job_size: script.max_job_size(), binlog_file_size: 10_485_760 };
+        let settings = Settings {
+            max_job_size: script.max_job_size(),
+            binlog_file_size: 10_485_760,
+            max_memory_bytes: u64::MAX,
+        };
         let disk = script.has_binlog.then(FakeDisk::default);
         let server = start(settings, disk.as_ref(), now);
         EnginePlayer { server, settings, disk, now, chunk, clients: BTreeMap::new() }
@@ -298,7 +301,7 @@ impl Player for EnginePlayer {
     }
 
     fn drain(&mut self) {
-        self.server.drain();
+        self.server.set_draining(true);
     }
 
     fn restart(&mut self, is_crash: bool) {

@@ -210,6 +210,25 @@ fn verbosity_comes_from_flags_and_environment() {
 }
 
 #[test]
+fn the_log_can_be_one_object_a_line() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let output = run(&["-V", "--log-format", "json", "-l", "127.0.0.1", "-p", &port]);
+    assert_eq!(output.status.code(), Some(111));
+    let mut levels = Vec::new();
+    for line in text(&output.stderr).lines() {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        let keys: Vec<&String> = line.as_object().unwrap().keys().collect();
+        assert_eq!(keys, ["level", "message", "time"]);
+        assert!(line["time"].as_str().unwrap().ends_with('Z'));
+        levels.push((line["level"].as_str().unwrap().to_owned(), line["message"].to_string()));
+    }
+    let (last, message) = levels.last().unwrap();
+    assert!(last == "ERROR" && message.contains("cannot listen on 127.0.0.1"), "{message}");
+    assert!(levels.iter().any(|(level, _)| level == "INFO"));
+}
+
+#[test]
 fn requests_are_logged_at_trace_and_not_below() {
     let lines_for = |verbosity: &str, requests: usize| {
         let (daemon, address) = start_on_loopback(&[verbosity]);
@@ -426,7 +445,7 @@ fn term_and_int_stop_with_success() {
 }
 
 #[test]
-fn usr1_drains() {
+fn usr1_drains_and_usr2_ends_that() {
     let (daemon, address) = start_on_loopback(&[]);
     let stream = connect(address);
     assert_eq!(ask(&stream, "put 0 0 9 1\r\na\r\n"), "INSERTED 1\r\n");
@@ -434,6 +453,19 @@ fn usr1_drains() {
     assert_eq!(ask(&stream, "put 0 0 9 1\r\na\r\n"), "DRAINING\r\n");
     assert_eq!(ask(&stream, "reserve\r\n"), "RESERVED 1 1\r\n");
     assert_eq!(stat(address, "draining"), "true");
+    daemon.signal(Signal::USR2);
+    assert_eq!(ask(&stream, "put 0 0 9 1\r\na\r\n"), "INSERTED 3\r\n");
+    assert_eq!(stat(address, "draining"), "false");
+}
+
+#[test]
+fn hup_changes_nothing() {
+    let (mut daemon, address) = start_on_loopback(&["-V"]);
+    let stream = connect(address);
+    assert_eq!(ask(&stream, "put 0 0 9 1\r\na\r\n"), "INSERTED 1\r\n");
+    daemon.signal(Signal::HUP);
+    daemon.wait_for_log("SIGHUP: ");
+    assert_eq!(ask(&stream, "reserve\r\n"), "RESERVED 1 1\r\n");
 }
 
 #[test]
@@ -500,6 +532,52 @@ fn at_the_descriptor_limit_clients_are_served_and_accepting_resumes() {
     let (status, log) = daemon.wait();
     assert_eq!(status.code(), Some(0));
     assert!(!log.contains("cannot accept"), "told once is enough: {log}");
+}
+
+#[test]
+fn as_many_clients_as_are_allowed_are_served_and_the_next_waits() {
+    let (mut daemon, address) = start_on_loopback(&["--max-connections", "2"]);
+    let (first, second, mut third) = (connect(address), connect(address), connect(address));
+    assert_eq!(ask(&first, "use a\r\n"), "USING a\r\n");
+    assert_eq!(ask(&second, "use a\r\n"), "USING a\r\n");
+    daemon.wait_for_log("cannot accept more connections at present, 2 are open");
+    third.set_nonblocking(true).unwrap();
+    third.write_all(b"use c\r\n").unwrap();
+    assert_eq!(ask(&second, "use b\r\n"), "USING b\r\n");
+    let nothing = third.read(&mut [0]).expect_err("nobody listens to the third");
+    assert_eq!(nothing.kind(), std::io::ErrorKind::WouldBlock);
+    drop(first);
+    third.set_nonblocking(false).unwrap();
+    let mut reply = [0; 9];
+    third.read_exact(&mut reply).unwrap();
+    assert_eq!(&reply, b"USING c\r\n");
+}
+
+#[test]
+fn puts_are_refused_while_jobs_take_as_much_memory_as_they_may() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_str().unwrap();
+    let flags = ["--max-memory", "10000", "-b", path];
+    let (mut daemon, address) = start_on_loopback(&flags);
+    let stream = connect(address);
+    let put = format!("put 0 0 9 3000\r\n{}\r\n", "x".repeat(3000));
+    for id in 1..=3 {
+        assert_eq!(ask(&stream, &put), format!("INSERTED {id}\r\n"));
+    }
+    assert_eq!(ask(&stream, &put), "OUT_OF_MEMORY\r\n");
+    daemon.wait_for_log("puts are answered OUT_OF_MEMORY");
+    assert_eq!(ask(&stream, "use a\r\n"), "USING a\r\n");
+    assert_eq!(daemon.end(Signal::KILL).code(), None);
+    // What was acknowledged comes back, allowed or not.
+    let (mut daemon, address) = start_on_loopback(&["--max-memory", "5000", "-b", path]);
+    let stream = connect(address);
+    assert_eq!(stat(address, "current-jobs-ready"), "3");
+    assert_eq!(ask(&stream, &put), "OUT_OF_MEMORY\r\n");
+    for id in 1..=3 {
+        assert_eq!(ask(&stream, &format!("delete {id}\r\n")), "DELETED\r\n");
+    }
+    assert_eq!(ask(&stream, &put), "INSERTED 4\r\n");
+    daemon.wait_for_log("puts are taken again");
 }
 
 #[test]

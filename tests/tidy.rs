@@ -68,7 +68,7 @@ fn imports_of_the_engine_run_downward() {
     const FLOORS: [&[&str]; 5] = [
         &[
             "heap", "list", "wheel", "slots", "pages", "beside", "index", "table", "ids", "bytes",
-            "time", "keys", "spare", "disk",
+            "time", "keys", "spare", "disk", "json",
         ],
         &["job", "tube", "command", "reply", "output", "body", "record", "scan", "segments"],
         &["queue", "waiting", "check", "binlog", "space", "compaction", "durable", "replay"],

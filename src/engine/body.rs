@@ -33,6 +33,7 @@ pub struct Bodies {
     small: Vec<Shelf>,
     large: Pages<BodyKey, Rc<Vec<u8>>>,
     freed_bytes: usize,
+    kept_bytes: u64,
 }
 
 /// Bodies of up to a certain width.
@@ -101,7 +102,7 @@ impl Default for Bodies {
             lens.push(len + step_above(len));
         }
         let small = lens.into_iter().map(|len| Shelf::new(len + CR_LF.len()));
-        Bodies { small: small.collect(), large: Pages::default(), freed_bytes: 0 }
+        Bodies { small: small.collect(), large: Pages::default(), freed_bytes: 0, kept_bytes: 0 }
     }
 }
 
@@ -130,6 +131,7 @@ impl Bodies {
             self.large.insert(Rc::new(bytes))
         };
         let len = u32::try_from(full_len).expect("a body is not much longer than 2^30 bytes");
+        self.kept_bytes += self.memory_for(full_len);
         Ok(Body { len, key })
     }
 
@@ -152,6 +154,7 @@ impl Bodies {
     /// while.
     pub fn remove(&mut self, body: Body) -> bool {
         let len = body.len as usize;
+        self.kept_bytes -= self.memory_for(len);
         if len < LARGE {
             return self.small[shelf_of(len)].remove(body.key);
         }
@@ -182,13 +185,15 @@ impl Bodies {
         let large = self.large.iter().map(|(key, _)| mark(self.small.len(), key.number()));
         sum = large.fold(sum, u64::wrapping_add);
 
-        let (mut kept_count, mut kept_sum) = (0, 0_u64);
+        let (mut kept_count, mut kept_sum, mut kept_bytes) = (0, 0_u64, 0);
         for (id, body) in kept {
+            kept_bytes += self.memory_for(body.len as usize);
             let number = self.check_one(id, body);
             kept_count += 1;
             kept_sum = kept_sum.wrapping_add(mark(number, body.key.number()));
         }
         assert_eq!(count, kept_count, "bodies, and jobs that have one");
+        assert_eq!(self.kept_bytes, kept_bytes, "bytes of bodies, as noted and as counted");
         // Without memory for a list of them: the sum of as many large numbers is the same.
         assert_eq!(sum, kept_sum, "two jobs have the same body, and one body has no job");
     }
@@ -205,6 +210,17 @@ impl Bodies {
         assert!(is_there, "the body of job {id}, of {len} bytes, is not there: {key:?}");
         assert!(self.bytes(body).ends_with(CR_LF), "the body of job {id} does not end in CR LF");
         number
+    }
+
+    /// How many bytes of memory all bodies take. Not counted is what stands empty between them.
+    pub fn kept_bytes(&self) -> u64 {
+        self.kept_bytes
+    }
+
+    /// How many a body takes that has so many bytes with its CR LF.
+    pub fn memory_for(&self, full_len: usize) -> u64 {
+        let bytes = if full_len < LARGE { self.small[shelf_of(full_len)].width } else { full_len };
+        bytes as u64
     }
 
     /// How many bytes have been given to the allocator, not to the system, since this was last

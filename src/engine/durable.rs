@@ -93,6 +93,12 @@ impl Queue {
         self.binlog.as_ref().map(Binlog::figures).unwrap_or_default()
     }
 
+    /// How many bytes of memory all jobs take, with what the binlog knows of them.
+    pub fn job_bytes(&self) -> u64 {
+        let logged = self.binlog.as_ref().map_or(0, |binlog| binlog.segments.kept_bytes());
+        self.jobs.kept_bytes() + self.bodies.kept_bytes() + logged
+    }
+
     /// Moves as many jobs to newer files as it is time for.
     pub(super) fn compact(&mut self) {
         while let Some((log, job)) = self.binlog.as_mut().and_then(|binlog| binlog.next_to_move()) {

@@ -39,6 +39,11 @@ impl Ids {
         (job != NIL).then_some(job)
     }
 
+    /// How many bytes of memory all of them take.
+    pub fn kept_bytes(&self) -> u64 {
+        (self.blocks.len() * size_of::<Block>()) as u64
+    }
+
     /// Makes sure that the next [`Ids::insert`] needs no memory.
     ///
     /// # Errors

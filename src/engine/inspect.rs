@@ -6,6 +6,7 @@
 
 use super::body::CR_LF;
 use super::disk::{Disk, FileNumber};
+use super::json::JsonText;
 use super::record::{FILE_HEAD_LEN, Fields, Layout, Logged, VERSION_LEN};
 use super::scan::{self, Damage, Found, Item, ReadError, Scan, Tail};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -341,26 +342,6 @@ fn tell_job(job: &Job, body: &[u8], out: &mut dyn Write) -> io::Result<()> {
     }
 }
 
-/// Text, as it stands between the quotes of a JSON string (RFC 8259, section 7).
-struct JsonText<'t>(&'t str);
-
-impl fmt::Display for JsonText<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        use fmt::Write;
-        for char in self.0.chars() {
-            match char {
-                '"' | '\\' => write!(f, "\\{char}")?,
-                '\n' => f.write_str("\\n")?,
-                '\r' => f.write_str("\\r")?,
-                '\t' => f.write_str("\\t")?,
-                '\0'..='\x1f' => write!(f, "\\u{:04x}", u32::from(char))?,
-                _ => f.write_char(char)?,
-            }
-        }
-        Ok(())
-    }
-}
-
 /// Bytes in base64 (RFC 4648, section 4).
 struct Base64<'b>(&'b [u8]);
 
@@ -414,11 +395,5 @@ mod tests {
             assert_eq!(Base64(bytes.as_bytes()).to_string(), text);
         }
         assert_eq!(Base64(&[0xfb, 0xff, 0xfe]).to_string(), "+//+");
-    }
-
-    #[test]
-    fn text_is_escaped() {
-        let text = "a\"b\\c\r\n\t\0\u{1f}\u{e9}\u{1f600}";
-        assert_eq!(JsonText(text).to_string(), r#"a\"b\\c\r\n\t\u0000\u001fé😀"#);
     }
 }

@@ -18,6 +18,7 @@ pub mod ids;
 pub mod index;
 pub mod inspect;
 pub mod job;
+pub mod json;
 pub mod keys;
 pub mod list;
 pub mod output;

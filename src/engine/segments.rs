@@ -187,6 +187,11 @@ impl Segments {
         keys.map(|key| self.entries.0[LogKey::from_number(key)].job)
     }
 
+    /// How many bytes of memory it takes to know all that.
+    pub fn kept_bytes(&self) -> u64 {
+        (self.entries.0.len() * size_of::<Entry>()) as u64
+    }
+
     /// Makes sure that the next [`Segments::add_job`] needs no memory.
     ///
     /// # Errors

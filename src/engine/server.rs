@@ -15,7 +15,7 @@ use super::body::{CR_LF, Content};
 use super::command::{self, Command, Counter, LineTail, Rejection};
 use super::conn::{Conn, Conns, Outlet, Phase, Put, Refusal, Step, Wants};
 use super::disk::Disk;
-use super::job::Terms;
+use super::job::{Jobs, Terms};
 use super::keys::{ConnKey, JobKey};
 use super::output::Output;
 use super::queue::{Answer, Kick, Outcome, Queue};
@@ -26,7 +26,7 @@ use super::spare::{self, Spare};
 use super::stats::{self, Facts, ServerStats};
 use super::time::{Drift, Nanos};
 use super::tube::Tube;
-use log::{debug, trace};
+use log::{debug, trace, warn};
 use std::borrow::Cow;
 use std::collections::{TryReserveError, VecDeque};
 
@@ -37,6 +37,8 @@ pub struct Settings {
     pub max_job_size: u32,
     /// The size of a binlog file, in bytes.
     pub binlog_file_size: u32,
+    /// Puts are refused while jobs take this many bytes of memory.
+    pub max_memory_bytes: u64,
 }
 
 /// The server.
@@ -52,6 +54,8 @@ pub struct Server {
     total_connections: u64,
     last_id: u64,
     is_draining: bool,
+    /// The operator has been told that jobs take as much memory as they may.
+    is_full_told: bool,
     /// How much work each connection may make before the others have their turn.
     work_share: usize,
     /// How much of that is left to the connection whose commands are run.
@@ -89,6 +93,7 @@ impl Server {
             total_connections: 0,
             last_id: 0,
             is_draining: false,
+            is_full_told: false,
             work_share: WORK_PER_TURN,
             work_left: 0,
             last_moment: now,
@@ -253,9 +258,9 @@ impl Server {
         at_once.or_else(|| self.queue.next_due())
     }
 
-    /// From now on puts are refused, so that the queue runs empty.
-    pub fn drain(&mut self) {
-        self.is_draining = true;
+    /// Whether puts are refused from now on, so that the queue runs empty.
+    pub fn set_draining(&mut self, is_draining: bool) {
+        self.is_draining = is_draining;
     }
 
     // ---- What the loop asks ----
@@ -601,12 +606,29 @@ impl Server {
             return self.say(key, Reply::BadFormat);
         }
         self.queue.becomes_producer(key);
-        if self.spare.hold(spare::ALL).is_err() {
+        if !self.has_memory_for(full_len) || self.spare.hold(spare::ALL).is_err() {
             return self.refuse_body(key, full_len, Refusal::OutOfMemory);
         }
         self.last_id += 1;
         let full_len = u32::try_from(full_len).expect("the largest size allowed is 2^30");
         self.conns[key].phase = Phase::Body(Put { id: self.last_id, terms, full_len });
+    }
+
+    /// Whether the operator allows jobs as much memory as one more with such a body takes.
+    fn has_memory_for(&mut self, full_len: usize) -> bool {
+        let limit = self.settings.max_memory_bytes;
+        let taken = self.queue.job_bytes();
+        let one_more = self.queue.bodies.memory_for(full_len) + Jobs::BYTES_OF_ONE;
+        let has_memory = taken.saturating_add(one_more) <= limit;
+        // Around the limit it goes to and fro; that need not be told each time.
+        if !has_memory && !self.is_full_told {
+            warn!("jobs take {taken} bytes of memory: puts are answered OUT_OF_MEMORY");
+            self.is_full_told = true;
+        } else if has_memory && self.is_full_told && taken < limit - limit / 8 {
+            warn!("jobs take {taken} bytes of memory: puts are taken again");
+            self.is_full_told = false;
+        }
+        has_memory
     }
 
     fn refuse_body(&mut self, key: ConnKey, left: usize, why: Refusal) {
@@ -619,6 +641,9 @@ impl Server {
             Reply::ExpectedCrLf
         } else if self.is_draining {
             Reply::Draining
+        } else if !self.has_memory_for(body.len()) {
+            // Others have put theirs while this one arrived.
+            Reply::OutOfMemory
         } else {
             match self.queue.put(key, id, terms, body, now) {
                 Ok(()) => Reply::Inserted { id },
@@ -840,9 +865,14 @@ mod tests {
     use std::io::IoSlice;
 
     const START: Nanos = Nanos::from_secs(1_000);
-    const SETTINGS: Settings = Settings { max_job_size: 65535, binlog_file_size: 0 };
+    const SETTINGS: Settings =
+        Settings { max_job_size: 65535, binlog_file_size: 0, max_memory_bytes: u64::MAX };
 
     fn server() -> Server {
+        server_with(SETTINGS)
+    }
+
+    fn server_with(settings: Settings) -> Server {
         let facts = Facts {
             pid: 1,
             instance_id: String::new(),
@@ -852,7 +882,7 @@ mod tests {
             started_at: START,
             processor_time: ProcessorTime::default,
         };
-        Server::new(SETTINGS, facts, START)
+        Server::new(settings, facts, START)
     }
 
     /// What the connection is to be sent, taken as sent.
@@ -980,6 +1010,42 @@ mod tests {
             server.check();
         }
         assert_eq!(ready(&server), MANY as u64);
+    }
+
+    #[test]
+    fn puts_are_refused_while_jobs_take_too_much_memory() {
+        let mut server = server_with(Settings { max_memory_bytes: 100_000, ..SETTINGS });
+        let (first, second) = (server.connect().unwrap(), server.connect().unwrap());
+        let put = [&b"put 0 0 9 1000\r\n"[..], &[b'x'; 1000], b"\r\n"].concat();
+        let mut count = 0;
+        loop {
+            server.receive(first, &put, START);
+            server.check();
+            assert!(server.queue.job_bytes() <= 100_000);
+            let reply = replies(&mut server, first);
+            if reply == "OUT_OF_MEMORY\r\n" {
+                break;
+            }
+            count += 1;
+            assert_eq!(reply, format!("INSERTED {count}\r\n"));
+        }
+        assert!((80..100).contains(&count), "{count} jobs of 1000 bytes");
+        let say = |server: &mut Server, key: ConnKey, what: &[u8]| {
+            server.receive(key, what, START);
+            replies(server, key)
+        };
+        // Everything else goes on, and a smaller job may still find its place.
+        assert!(say(&mut server, second, b"reserve\r\n").starts_with("RESERVED 1 1000\r\n"));
+        let small = say(&mut server, second, b"put 0 0 9 1\r\nx\r\n");
+        assert_eq!(small, format!("INSERTED {}\r\n", count + 1));
+        assert_eq!(say(&mut server, second, b"delete 1\r\n"), "DELETED\r\n");
+        // Two whose bodies arrive at the same time, and room for one.
+        let (head, rest) = put.split_at(100);
+        assert_eq!(say(&mut server, first, head), "");
+        assert_eq!(say(&mut server, second, head), "");
+        assert_eq!(say(&mut server, second, rest), format!("INSERTED {}\r\n", count + 3));
+        assert_eq!(say(&mut server, first, rest), "OUT_OF_MEMORY\r\n");
+        server.check();
     }
 
     #[test]

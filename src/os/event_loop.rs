@@ -42,6 +42,7 @@ pub struct EventLoop {
     clock: Clock,
     signals: Signals,
     doors: Vec<Door>,
+    max_connections: usize,
     hold: AcceptHold,
     /// By the index of their key.
     sockets: Vec<Option<Socket>>,
@@ -145,7 +146,7 @@ const COMPLAIN_AGAIN: Nanos = Nanos::from_secs(60);
 const SIGNALS: Token = Token(usize::MAX);
 
 impl EventLoop {
-    /// Makes the loop.
+    /// Makes the loop, which serves `max_connections` clients at once.
     ///
     /// # Errors
     /// The system has no means for it.
@@ -154,6 +155,7 @@ impl EventLoop {
         clock: Clock,
         signals: Signals,
         listeners: Vec<Listener>,
+        max_connections: usize,
     ) -> io::Result<EventLoop> {
         let poll = Poll::new()?;
         let registry = poll.registry();
@@ -170,6 +172,7 @@ impl EventLoop {
             clock,
             signals,
             doors,
+            max_connections,
             hold: AcceptHold::default(),
             sockets: Vec::new(),
             ready: Vec::new(),
@@ -268,8 +271,13 @@ impl EventLoop {
             match signal {
                 Signal::Drain => {
                     info!("SIGUSR1: draining, puts are refused from now on");
-                    self.server.drain();
+                    self.server.set_draining(true);
                 }
+                Signal::StopDraining => {
+                    info!("SIGUSR2: not draining, puts are taken");
+                    self.server.set_draining(false);
+                }
+                Signal::Reopen => info!("SIGHUP: there is no file to open anew, nothing is done"),
                 Signal::Stop(stop) => self.stop = Some(stop),
             }
         }
@@ -310,7 +318,10 @@ impl EventLoop {
     fn accept_one(&mut self, index: usize) {
         // Who is not accepted waits in the kernel, and need not be turned away.
         if !self.server.has_room() {
-            return self.hold_accepting(&ErrorKind::OutOfMemory.into());
+            return self.hold_accepting(&io::Error::from(ErrorKind::OutOfMemory));
+        }
+        if self.server.connection_count() >= self.max_connections {
+            return self.hold_accepting(&"more are not allowed");
         }
         let door = &mut self.doors[index];
         match door.listener.accept() {
@@ -324,19 +335,19 @@ impl EventLoop {
     /// There is no descriptor left, or no memory in the kernel. The edge of the event is
     /// gone, so the listener stays marked as ready and is tried again when a connection
     /// is closed, or after a while.
-    fn hold_accepting(&mut self, error: &io::Error) {
+    fn hold_accepting(&mut self, why: &dyn fmt::Display) {
         self.hold.held_until = Some(self.now + ACCEPT_AGAIN);
         let is_news = self.hold.complained_at.is_none_or(|at| at + COMPLAIN_AGAIN <= self.now);
         if is_news {
             self.hold.complained_at = Some(self.now);
             let connections = self.server.connection_count();
-            warn!("cannot accept more connections at present, {connections} are open: {error}");
+            warn!("cannot accept more connections at present, {connections} are open: {why}");
         }
     }
 
     fn connect(&mut self, stream: Stream) {
         let Ok(key) = self.server.connect() else {
-            return self.hold_accepting(&ErrorKind::OutOfMemory.into());
+            return self.hold_accepting(&io::Error::from(ErrorKind::OutOfMemory));
         };
         let interest = Interest::READABLE | Interest::WRITABLE | Interest::PRIORITY;
         let registry = self.poll.registry();

@@ -258,6 +258,10 @@ pub enum Signal {
     Stop(Stop),
     /// SIGUSR1: to refuse puts from now on.
     Drain,
+    /// SIGUSR2: to take them again.
+    StopDraining,
+    /// SIGHUP: to open files anew, as some servers do.
+    Reopen,
 }
 
 /// The signals that end the process.
@@ -288,7 +292,9 @@ impl Signals {
         let fd = unsafe {
             libc::sigemptyset(set.as_mut_ptr());
             libc::sigaddset(set.as_mut_ptr(), libc::SIGTERM);
-            libc::sigaddset(set.as_mut_ptr(), libc::SIGUSR1);
+            for signal in [libc::SIGUSR1, libc::SIGUSR2, libc::SIGHUP] {
+                libc::sigaddset(set.as_mut_ptr(), signal);
+            }
             if !is_ignored(libc::SIGINT) {
                 libc::sigaddset(set.as_mut_ptr(), libc::SIGINT);
             }
@@ -319,6 +325,8 @@ impl Signals {
             Ok(libc::SIGTERM) => Some(Signal::Stop(Stop::Terminate)),
             Ok(libc::SIGINT) => Some(Signal::Stop(Stop::Interrupt)),
             Ok(libc::SIGUSR1) => Some(Signal::Drain),
+            Ok(libc::SIGUSR2) => Some(Signal::StopDraining),
+            Ok(libc::SIGHUP) => Some(Signal::Reopen),
             _ => None,
         }
     }

@@ -157,7 +157,8 @@ impl Host {
             2 => (true, 4096, Syncing::EachTurn),
             _ => (true, 65_536, Syncing::Within(Nanos::from_millis(50))),
         };
-        let settings = Settings { max_job_size, binlog_file_size: file_size };
+        let settings =
+            Settings { max_job_size, binlog_file_size: file_size, max_memory_bytes: u64::MAX };
         let disk = has_binlog.then(FakeDisk::default);
         let is_small = has_binlog && mode & 0x10 > 0;
         if let Some(disk) = &disk {
@@ -212,7 +213,7 @@ impl Host {
             op::SHUT => self.clients[self.speaker].talk.is_shut = true,
             op::HANG_UP => self.hang_up(self.speaker),
             op::READ => self.clients[self.speaker].reads = READS[how % READS.len()],
-            op::DRAIN if how == 0 => self.server.drain(),
+            op::DRAIN if how == 0 => self.server.set_draining(true),
             op::SHARE => self.server.share_turn(SHARES[how % SHARES.len()]),
             op::REPEAT => {
                 let piece = std::mem::take(&mut self.piece);
@@ -467,7 +468,8 @@ fn compare_pieces(bytes: &[u8], mode: u8) {
 /// and reads no more in a turn than it sends, as long as that is not too slow. Nothing when that is
 /// very much.
 fn replies(bytes: &[u8], max_job_size: u32, piece_len: usize, share: usize) -> Option<Vec<u8>> {
-    let mut server = server(Settings { max_job_size, binlog_file_size: 0 }, START);
+    let mut server =
+        server(Settings { max_job_size, binlog_file_size: 0, max_memory_bytes: u64::MAX }, START);
     server.share_turn(share);
     let key = server.connect().unwrap();
     let (mut rest, mut told) = (bytes, Vec::new());

@@ -244,7 +244,11 @@ struct Engine {
 
 impl Engine {
     fn start(disk: &FakeDisk, policy: Policy, now: Nanos) -> Result<Engine, ReplayError> {
-        let settings = Settings { max_job_size: 1 << 20, binlog_file_size: policy.file_size };
+        let settings = Settings {
+            max_job_size: 1 << 20,
+            binlog_file_size: policy.file_size,
+            max_memory_bytes: u64::MAX,
+        };
         let mut server = server(settings, now);
         let recovered = server.recover(disk.boxed(), policy.syncing, now)?;
         let key = server.connect().unwrap();
