@@ -17,6 +17,7 @@
 //! | 6 | [`os::event_loop`] | the one loop: readiness, everybody's share of a turn, flush |
 //! | 5 | [`os::listen`], [`os::stream`] | listening sockets; one accepted socket |
 //! | 5 | [`os::disk`] | the directory of the binlog: its files, its lock, syncing |
+//! | 5 | [`os::notify`] | what a service manager is told, and when |
 //! | 5 | [`os::process`] | clock, signals, user, limits. All `unsafe` is here |
 //! | 4 | [`engine::server`] | the whole state; runs commands; the calls of the loop |
 //! | 3 | [`engine::conn`] | one client's state machine: bytes to lines and bodies |

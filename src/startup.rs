@@ -13,6 +13,7 @@ use crate::options::{LogFormat, Options, UsageError};
 use crate::os::disk::{Directory, OpenError};
 use crate::os::event_loop::EventLoop;
 use crate::os::listen::{self, ListenError, Listener};
+use crate::os::notify::Notifier;
 use crate::os::process::{self, Clock, Identity, Signals, UserError};
 use log::{Level, info, warn};
 use std::fmt;
@@ -113,6 +114,7 @@ pub fn start(options: &Options) -> Result<EventLoop, StartupError> {
         become_user(name, identity)?;
     }
     let clock = Clock::start();
+    let notifier = Notifier::from_environment(clock.now());
     let facts = facts(&clock).map_err(|error| StartupError::System("get random bytes", error))?;
     let settings = Settings {
         max_job_size: options.max_job_size,
@@ -121,9 +123,9 @@ pub fn start(options: &Options) -> Result<EventLoop, StartupError> {
     };
     let mut server = Server::new(settings, facts, clock.now());
     if let Some(directory) = &options.binlog_dir {
-        recover(&mut server, directory, options, &clock)?;
+        recover(&mut server, directory, options, &clock, &notifier)?;
     }
-    EventLoop::new(server, clock, signals, listeners, options.max_connections)
+    EventLoop::new(server, clock, signals, notifier, listeners, options.max_connections)
         .map_err(|error| StartupError::System("wait for events", error))
 }
 
@@ -133,9 +135,12 @@ fn recover(
     path: &Path,
     options: &Options,
     clock: &Clock,
+    notifier: &Notifier,
 ) -> Result<(), StartupError> {
     let directory = Directory::take(path);
-    let directory = directory.map_err(|error| StartupError::OpenBinlog(path.to_owned(), error))?;
+    let mut directory =
+        directory.map_err(|error| StartupError::OpenBinlog(path.to_owned(), error))?;
+    directory.tell_progress_to(notifier.reading_progress(*clock));
     let begun_at = clock.now();
     let recovered = server.recover(Box::new(directory), options.fsync, begun_at);
     let Recovered { jobs, files, used_bytes, .. } =

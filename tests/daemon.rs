@@ -5,11 +5,13 @@
 mod support;
 
 use rustix::process::Signal;
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::OwnedFd;
+use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{SocketAddr as UnixSocketAddr, UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -499,6 +501,134 @@ fn descendant(mut pid: u32) -> u32 {
         pid = child;
     }
     pid
+}
+
+// ---- The service manager ----
+
+/// The end of the service manager.
+struct Manager {
+    socket: UnixDatagram,
+}
+
+impl Manager {
+    fn at(address: &UnixSocketAddr) -> Manager {
+        let socket = UnixDatagram::bind_addr(address).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        Manager { socket }
+    }
+
+    /// The next message.
+    fn hear(&self) -> String {
+        let mut buffer = [0; 512];
+        let len = self.socket.recv(&mut buffer).expect("the server says something");
+        text(&buffer[..len]).to_owned()
+    }
+
+    /// The next message in which a line begins with `text`.
+    fn hear_of(&self, text: &str) -> String {
+        loop {
+            let message = self.hear();
+            if message.lines().any(|line| line.starts_with(text)) {
+                return message;
+            }
+        }
+    }
+}
+
+/// A server whose manager is at `name`.
+fn start_managed(
+    name: impl AsRef<OsStr>,
+    flags: &[&str],
+    environment: &[(&str, &str)],
+) -> (Daemon, SocketAddr) {
+    let mut command = Command::new(BEANSTALKD);
+    command.args(["-V", "-l", "127.0.0.1", "-p", "0"]).args(flags).stdin(Stdio::null());
+    command.env("NOTIFY_SOCKET", name.as_ref()).envs(environment.iter().copied());
+    let mut daemon = Daemon::spawn(command);
+    let address = logged_address(&mut daemon);
+    (daemon, address)
+}
+
+#[test]
+fn the_service_manager_hears_how_the_server_does() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("notify");
+    let manager = Manager::at(&UnixSocketAddr::from_pathname(&path).unwrap());
+    let (mut daemon, address) = start_managed(&path, &[], &[]);
+    assert_eq!(manager.hear(), "READY=1\nSTATUS=0 jobs, 0 connections");
+    let client = connect(address);
+    assert_eq!(ask(&client, "put 0 0 9 1\r\na\r\n"), "INSERTED 1\r\n");
+    daemon.signal(Signal::USR1);
+    let status = "STATUS=1 job (1 ready), 1 connection, draining";
+    assert_eq!(manager.hear_of(status), status);
+    assert!(daemon.end(Signal::TERM).success());
+    assert_eq!(manager.hear(), "STOPPING=1\nSTATUS=stopping");
+}
+
+#[test]
+fn the_service_manager_may_have_an_abstract_name() {
+    let name = format!("beanstalkd-test-{}", std::process::id());
+    let manager = Manager::at(&UnixSocketAddr::from_abstract_name(&name).unwrap());
+    let (mut daemon, _) = start_managed(format!("@{name}"), &[], &[]);
+    assert_eq!(manager.hear(), "READY=1\nSTATUS=0 jobs, 0 connections");
+    assert!(daemon.end(Signal::TERM).success());
+    assert_eq!(manager.hear(), "STOPPING=1\nSTATUS=stopping");
+}
+
+#[test]
+fn the_service_manager_is_asked_for_patience_while_the_binlog_is_read() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("notify");
+    let manager = Manager::at(&UnixSocketAddr::from_pathname(&path).unwrap());
+    let flags = ["-b", home.path().to_str().unwrap()];
+    let (mut daemon, address) = start_managed(&path, &flags, &[]);
+    assert_eq!(manager.hear(), "READY=1\nSTATUS=0 jobs, 0 connections");
+    assert_eq!(ask(connect(address), "put 0 0 9 1\r\na\r\n"), "INSERTED 1\r\n");
+    assert!(daemon.end(Signal::TERM).success());
+    manager.hear_of("STOPPING=1");
+    let _daemon = start_managed(&path, &flags, &[]);
+    assert_eq!(manager.hear(), "EXTEND_TIMEOUT_USEC=120000000\nSTATUS=reading binlog.1");
+    assert_eq!(manager.hear(), "READY=1\nSTATUS=1 job (1 ready), 0 connections");
+}
+
+#[test]
+fn the_watchdog_hears_that_the_loop_turns() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("notify");
+    let manager = Manager::at(&UnixSocketAddr::from_pathname(&path).unwrap());
+    let _daemon = start_managed(&path, &[], &[("WATCHDOG_USEC", "20000")]);
+    for _ in 0..5 {
+        manager.hear_of("WATCHDOG=1");
+    }
+}
+
+#[test]
+fn a_service_manager_that_does_not_read_or_is_gone_holds_nobody_up() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("notify");
+    let manager = Manager::at(&UnixSocketAddr::from_pathname(&path).unwrap());
+    let sender = UnixDatagram::unbound().unwrap();
+    sender.set_nonblocking(true).unwrap();
+    while sender.send_to(b"in the way", &path).is_ok() {}
+    let (mut daemon, address) = start_managed(&path, &["-VV"], &[("WATCHDOG_USEC", "2000")]);
+    daemon.wait_for_log("the service manager does not keep up");
+    assert_eq!(ask(connect(address), "use a\r\n"), "USING a\r\n");
+    // What it would not hear at first it hears later.
+    manager.hear_of("READY=1");
+    drop(manager);
+    daemon.wait_for_log("the service manager cannot be told anything");
+    assert_eq!(ask(connect(address), "use a\r\n"), "USING a\r\n");
+    daemon.signal(Signal::TERM);
+    let (status, log) = daemon.wait();
+    assert!(status.success());
+    assert!(!log.contains("cannot be told"), "once is enough: {log}");
+}
+
+#[test]
+fn a_service_manager_that_has_no_address_is_done_without() {
+    let (mut daemon, address) = start_managed("vsock:2:1234", &[], &[]);
+    daemon.wait_for_log("NOTIFY_SOCKET=vsock:2:1234: cannot be told anything");
+    assert_eq!(ask(connect(address), "use a\r\n"), "USING a\r\n");
 }
 
 // ---- Limits ----

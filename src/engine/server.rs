@@ -18,12 +18,12 @@ use super::disk::Disk;
 use super::job::{Jobs, Terms};
 use super::keys::{ConnKey, JobKey};
 use super::output::Output;
-use super::queue::{Answer, Kick, Outcome, Queue};
+use super::queue::{Answer, Kick, Outcome, Queue, Totals};
 use super::record;
 use super::replay::{Recovered, ReplayError};
 use super::reply::Reply;
 use super::spare::{self, Spare};
-use super::stats::{self, Facts, ServerStats};
+use super::stats::{self, Facts, ServerStats, Summary};
 use super::time::{Drift, Nanos};
 use super::tube::Tube;
 use log::{debug, trace, warn};
@@ -300,6 +300,13 @@ impl Server {
     /// How many connections there are.
     pub fn connection_count(&self) -> usize {
         self.conns.len() - self.leaving.len()
+    }
+
+    /// How the server does.
+    pub fn summary(&self) -> Summary {
+        let Totals { ready, reserved, delayed, buried, .. } = self.queue.totals;
+        let (connections, is_draining) = (self.connection_count(), self.is_draining);
+        Summary { ready, reserved, delayed, buried, connections, is_draining }
     }
 
     // ---- Checking ----

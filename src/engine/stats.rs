@@ -10,7 +10,7 @@ use super::queue::{Queue, Totals};
 use super::time::Nanos;
 use super::tube::Tube;
 use std::collections::TryReserveError;
-use std::fmt::{Display, Write};
+use std::fmt::{self, Display, Write};
 
 /// What the process says of itself in `stats`.
 #[derive(Clone, Debug)]
@@ -55,6 +55,23 @@ pub struct ServerStats<'a> {
     pub connections: usize,
     /// Connections since the start.
     pub total_connections: u64,
+    /// Whether puts are refused.
+    pub is_draining: bool,
+}
+
+/// How the server does, for a line of text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Jobs that wait for a worker.
+    pub ready: u64,
+    /// Jobs that a worker has.
+    pub reserved: u64,
+    /// Jobs that wait for their time.
+    pub delayed: u64,
+    /// Jobs that wait for a kick.
+    pub buried: u64,
+    /// Connections.
+    pub connections: usize,
     /// Whether puts are refused.
     pub is_draining: bool,
 }
@@ -200,4 +217,67 @@ fn process(yaml: &mut Yaml, facts: &Facts, now: Nanos) {
         .line("rusage-utime", seconds(processor.user_us))
         .line("rusage-stime", seconds(processor.system_us))
         .line("uptime", now.since(facts.started_at).whole_secs());
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Summary { ready, reserved, delayed, buried, connections, is_draining } = *self;
+        let jobs = ready + reserved + delayed + buried;
+        write!(f, "{} {}", grouped(jobs), if jobs == 1 { "job" } else { "jobs" })?;
+        let mut before = " (";
+        for (count, state) in
+            [(ready, "ready"), (reserved, "reserved"), (delayed, "delayed"), (buried, "buried")]
+        {
+            if count > 0 {
+                write!(f, "{before}{} {state}", grouped(count))?;
+                before = ", ";
+            }
+        }
+        f.write_str(if jobs > 0 { "), " } else { ", " })?;
+        let noun = if connections == 1 { "connection" } else { "connections" };
+        write!(f, "{} {noun}", grouped(connections as u64))?;
+        f.write_str(if is_draining { ", draining" } else { "" })
+    }
+}
+
+/// `number` with commas between thousands.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_summary_says_what_there_is() {
+        let nothing = Summary::default();
+        assert_eq!(nothing.to_string(), "0 jobs, 0 connections");
+        let one = Summary { buried: 1, connections: 1, ..nothing };
+        assert_eq!(one.to_string(), "1 job (1 buried), 1 connection");
+        let many = Summary {
+            ready: 1_100,
+            reserved: 4,
+            delayed: 90,
+            buried: 10,
+            connections: 12,
+            is_draining: true,
+        };
+        assert_eq!(
+            many.to_string(),
+            "1,204 jobs (1,100 ready, 4 reserved, 90 delayed, 10 buried), 12 connections, draining"
+        );
+        let odd = [(0, "0"), (999, "999"), (100_000, "100,000"), (1_234_567, "1,234,567")];
+        for (number, text) in odd {
+            assert_eq!(grouped(number), text);
+        }
+    }
 }

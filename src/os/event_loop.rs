@@ -19,6 +19,7 @@
 //! may be read from, what is to be sent, and when it is over.
 
 use super::listen::Listener;
+use super::notify::Notifier;
 use super::process::{self, Clock, Signal, Signals, Stop};
 use super::stream::Stream;
 use crate::engine::binlog::Failure;
@@ -41,6 +42,7 @@ pub struct EventLoop {
     server: Server,
     clock: Clock,
     signals: Signals,
+    notifier: Notifier,
     doors: Vec<Door>,
     max_connections: usize,
     hold: AcceptHold,
@@ -154,6 +156,7 @@ impl EventLoop {
         server: Server,
         clock: Clock,
         signals: Signals,
+        notifier: Notifier,
         listeners: Vec<Listener>,
         max_connections: usize,
     ) -> io::Result<EventLoop> {
@@ -171,6 +174,7 @@ impl EventLoop {
             server,
             clock,
             signals,
+            notifier,
             doors,
             max_connections,
             hold: AcceptHold::default(),
@@ -194,8 +198,10 @@ impl EventLoop {
     pub fn run(mut self) -> Result<Stop, RunError> {
         let mut events = Events::with_capacity(EVENTS_PER_TURN);
         loop {
+            self.notifier.turn(self.now, || self.server.summary());
             self.wait(&mut events).map_err(RunError::Wait)?;
             if let Some(stop) = self.stop {
+                self.notifier.stopping();
                 self.server.close(self.now).map_err(RunError::Binlog)?;
                 return Ok(stop);
             }
@@ -252,6 +258,7 @@ impl EventLoop {
         }
         let give_back = self.has_much_to_give_back().then(|| self.busy_at + QUIET);
         let others = self.hold.held_until.into_iter().chain(give_back);
+        let others = others.chain(self.notifier.next_due());
         let next = self.server.next_due().into_iter().chain(others).min()?;
         Some(Duration::from_nanos(next.since(self.look_at_clock()).as_nanos()))
     }

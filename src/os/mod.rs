@@ -5,5 +5,6 @@
 pub mod disk;
 pub mod event_loop;
 pub mod listen;
+pub mod notify;
 pub mod process;
 pub mod stream;
