@@ -114,7 +114,7 @@ pub fn start(options: &Options) -> Result<EventLoop, StartupError> {
         become_user(name, identity)?;
     }
     let clock = Clock::start();
-    let notifier = Notifier::from_environment(clock.now());
+    let mut notifier = Notifier::from_environment(clock.now());
     let facts = facts(&clock).map_err(|error| StartupError::System("get random bytes", error))?;
     let settings = Settings {
         max_job_size: options.max_job_size,
@@ -123,7 +123,7 @@ pub fn start(options: &Options) -> Result<EventLoop, StartupError> {
     };
     let mut server = Server::new(settings, facts, clock.now());
     if let Some(directory) = &options.binlog_dir {
-        recover(&mut server, directory, options, &clock, &notifier)?;
+        recover(&mut server, directory, options, &clock, &mut notifier)?;
     }
     EventLoop::new(server, clock, signals, notifier, listeners, options.max_connections)
         .map_err(|error| StartupError::System("wait for events", error))
@@ -135,16 +135,19 @@ fn recover(
     path: &Path,
     options: &Options,
     clock: &Clock,
-    notifier: &Notifier,
+    notifier: &mut Notifier,
 ) -> Result<(), StartupError> {
     let directory = Directory::take(path);
-    let mut directory =
-        directory.map_err(|error| StartupError::OpenBinlog(path.to_owned(), error))?;
-    directory.tell_progress_to(notifier.reading_progress(*clock));
+    let directory = directory.map_err(|error| StartupError::OpenBinlog(path.to_owned(), error))?;
+    let failed = |error| StartupError::Replay(path.to_owned(), error);
     let begun_at = clock.now();
-    let recovered = server.recover(Box::new(directory), options.fsync, begun_at);
-    let Recovered { jobs, files, used_bytes, .. } =
-        recovered.map_err(|error| StartupError::Replay(path.to_owned(), error))?;
+    let mut recovery = server.begin_recovery(Box::new(directory), options.fsync).map_err(failed)?;
+    while let Some(file) = recovery.next_file() {
+        notifier.reading(file, clock.now());
+        recovery.read_file().map_err(failed)?;
+    }
+    let recovered = recovery.finish(clock.now()).map_err(failed)?;
+    let Recovered { jobs, files, used_bytes, .. } = recovered;
     let took_ms = clock.now().since(begun_at).as_nanos() / 1_000_000;
     info!(
         "recovered {jobs} jobs from {files} files with {used_bytes} bytes in use, in {took_ms} ms"

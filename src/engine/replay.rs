@@ -52,9 +52,18 @@ pub enum ReplayError {
     Failed(Failure),
 }
 
+/// A queue that is coming back, file by file.
+#[derive(Debug)]
+pub struct Replay<'q> {
+    disk: Box<dyn Disk>,
+    numbers: Vec<FileNumber>,
+    files_read: usize,
+    read: Read<'q>,
+}
+
 /// What has been read so far.
 #[derive(Debug)]
-struct Replay<'q> {
+struct Read<'q> {
     queue: &'q mut Queue,
     segments: Segments,
     last: Last,
@@ -75,19 +84,20 @@ const IDS_IN_A_FILE: u64 = 1 << 20;
 const DAMAGES_TOLD: u64 = 100;
 
 impl Queue {
-    /// Reads what there is on `disk`, and keeps the binlog there from then on. To be called
-    /// while there is neither a job nor a connection.
+    /// Begins to read what there is on `disk`. To be called while there is neither a job nor a
+    /// connection.
     ///
     /// # Errors
-    /// The files cannot be read, or there is no way to go on with them; no record is lost.
-    pub fn recover(
-        &mut self,
-        mut disk: Box<dyn Disk>,
-        policy: Policy,
-        now: Nanos,
-    ) -> Result<Recovered, ReplayError> {
+    /// The directory cannot be read.
+    pub fn begin_replay(&mut self, mut disk: Box<dyn Disk>) -> Result<Replay<'_>, ReplayError> {
         let numbers = disk.list().map_err(ReplayError::List)?;
-        let mut replay = Replay {
+        for (before, after) in scan::gaps(&numbers) {
+            error!(
+                "there is a binlog.{before} and a binlog.{after} but no file between them: \
+                 what was recorded there is lost, and deleted jobs may be back"
+            );
+        }
+        let read = Read {
             queue: self,
             segments: Segments::default(),
             last: Last::default(),
@@ -97,37 +107,7 @@ impl Queue {
             missing: HashSet::new(),
             damages: 0,
         };
-        for (before, after) in scan::gaps(&numbers) {
-            error!(
-                "there is a binlog.{before} and a binlog.{after} but no file between them: \
-                 what was recorded there is lost, and deleted jobs may be back"
-            );
-        }
-        for (index, &number) in numbers.iter().enumerate() {
-            replay.read_file(&mut *disk, number)?;
-            let jobs = replay.segments.job_count();
-            info!("binlog.{number}: read, {} of {} files, {jobs} jobs", index + 1, numbers.len());
-        }
-        replay.cut_tail();
-        replay.place_jobs(now).map_err(ReplayError::NoMemory)?;
-        let Replay { segments, last, used_bytes, missing, damages, .. } = replay;
-        let recovered = Recovered {
-            jobs: segments.job_count(),
-            files: numbers.len(),
-            used_bytes,
-            last_id: last.id,
-        };
-        if damages > 0 {
-            error!(
-                "the binlog is damaged in {damages} places: {} jobs lost, {} kept",
-                missing.len(),
-                recovered.jobs
-            );
-        }
-        let binlog = Binlog::begin(disk, policy, segments, last, now);
-        self.binlog = Some(binlog.map_err(ReplayError::Begin)?);
-        self.set_damaged_files_aside(now).map_err(ReplayError::Failed)?;
-        Ok(recovered)
+        Ok(Replay { disk, numbers, files_read: 0, read })
     }
 
     fn set_damaged_files_aside(&mut self, now: Nanos) -> Result<(), Failure> {
@@ -144,6 +124,56 @@ impl Queue {
 }
 
 impl Replay<'_> {
+    /// The file that is read next.
+    pub fn next_file(&self) -> Option<FileNumber> {
+        self.numbers.get(self.files_read).copied()
+    }
+
+    /// Reads the next file, if there is one.
+    ///
+    /// # Errors
+    /// It cannot be read: there is no way to go on without it.
+    pub fn read_file(&mut self) -> Result<(), ReplayError> {
+        let Some(number) = self.next_file() else { return Ok(()) };
+        self.read.read_file(&mut *self.disk, number)?;
+        self.files_read += 1;
+        let (files_read, files) = (self.files_read, self.numbers.len());
+        let jobs = self.read.segments.job_count();
+        info!("binlog.{number}: read, {files_read} of {files} files, {jobs} jobs");
+        Ok(())
+    }
+
+    /// Ends with the jobs in their places, once all files have been read, and keeps the binlog
+    /// there from then on.
+    ///
+    /// # Errors
+    /// There is no way to go on; no record is lost.
+    pub fn finish(self, policy: Policy, now: Nanos) -> Result<Recovered, ReplayError> {
+        let Replay { disk, files_read, mut read, .. } = self;
+        read.cut_tail();
+        read.place_jobs(now).map_err(ReplayError::NoMemory)?;
+        let Read { queue, segments, last, used_bytes, missing, damages, .. } = read;
+        let recovered = Recovered {
+            jobs: segments.job_count(),
+            files: files_read,
+            used_bytes,
+            last_id: last.id,
+        };
+        if damages > 0 {
+            error!(
+                "the binlog is damaged in {damages} places: {} jobs lost, {} kept",
+                missing.len(),
+                recovered.jobs
+            );
+        }
+        let binlog = Binlog::begin(disk, policy, segments, last, now);
+        queue.binlog = Some(binlog.map_err(ReplayError::Begin)?);
+        queue.set_damaged_files_aside(now).map_err(ReplayError::Failed)?;
+        Ok(recovered)
+    }
+}
+
+impl Read<'_> {
     // ---- One file ----
 
     fn read_file(&mut self, disk: &mut dyn Disk, number: FileNumber) -> Result<(), ReplayError> {

@@ -14,13 +14,13 @@ use super::binlog::{Failure, NoRoom, Policy, Syncing};
 use super::body::{CR_LF, Content};
 use super::command::{self, Command, Counter, LineTail, Rejection};
 use super::conn::{Conn, Conns, Outlet, Phase, Put, Refusal, Step, Wants};
-use super::disk::Disk;
+use super::disk::{Disk, FileNumber};
 use super::job::{Jobs, Terms};
 use super::keys::{ConnKey, JobKey};
 use super::output::Output;
 use super::queue::{Answer, Kick, Outcome, Queue, Totals};
 use super::record;
-use super::replay::{Recovered, ReplayError};
+use super::replay::{Recovered, Replay, ReplayError};
 use super::reply::Reply;
 use super::spare::{self, Spare};
 use super::stats::{self, Facts, ServerStats, Summary};
@@ -102,8 +102,22 @@ impl Server {
         }
     }
 
-    /// Takes the jobs from the binlog on `disk`, and keeps it from then on. To be called before
-    /// anybody connects.
+    /// Begins to take the jobs from the binlog on `disk`, which is kept from then on. To be called
+    /// before anybody connects.
+    ///
+    /// # Errors
+    /// The jobs cannot be had.
+    pub fn begin_recovery(
+        &mut self,
+        disk: Box<dyn Disk>,
+        syncing: Syncing,
+    ) -> Result<Recovery<'_>, ReplayError> {
+        let policy = Policy { file_size: self.settings.binlog_file_size, syncing };
+        let replay = self.queue.begin_replay(disk)?;
+        Ok(Recovery { replay, policy, last_id: &mut self.last_id })
+    }
+
+    /// The same, and does not stop before the end of it.
     ///
     /// # Errors
     /// The jobs cannot be had, or the disk has failed; no record is lost.
@@ -113,10 +127,11 @@ impl Server {
         syncing: Syncing,
         now: Nanos,
     ) -> Result<Recovered, ReplayError> {
-        let policy = Policy { file_size: self.settings.binlog_file_size, syncing };
-        let recovered = self.queue.recover(disk, policy, now)?;
-        self.last_id = recovered.last_id;
-        Ok(recovered)
+        let mut recovery = self.begin_recovery(disk, syncing)?;
+        while recovery.next_file().is_some() {
+            recovery.read_file()?;
+        }
+        recovery.finish(now)
     }
 
     // ---- What happens to connections ----
@@ -862,6 +877,39 @@ impl Server {
         conn.input = Vec::new();
         conn.output = Output::default();
         self.hang_up(key);
+    }
+}
+
+/// Jobs that are coming back from a binlog, file by file.
+#[derive(Debug)]
+pub struct Recovery<'s> {
+    replay: Replay<'s>,
+    policy: Policy,
+    last_id: &'s mut u64,
+}
+
+impl Recovery<'_> {
+    /// The file that is read next; none when all have been.
+    pub fn next_file(&self) -> Option<FileNumber> {
+        self.replay.next_file()
+    }
+
+    /// Reads that file.
+    ///
+    /// # Errors
+    /// It cannot be read: there is no way to go on without it.
+    pub fn read_file(&mut self) -> Result<(), ReplayError> {
+        self.replay.read_file()
+    }
+
+    /// All files have been read: puts every job in its place.
+    ///
+    /// # Errors
+    /// There is no way to go on; no record is lost.
+    pub fn finish(self, now: Nanos) -> Result<Recovered, ReplayError> {
+        let recovered = self.replay.finish(self.policy, now)?;
+        *self.last_id = recovered.last_id;
+        Ok(recovered)
     }
 }
 

@@ -3,7 +3,6 @@
 //!
 //! What the records mean, and when files come and go, is not known here.
 
-use super::notify::ReadingProgress;
 use super::process;
 use crate::engine::disk::{Disk, FileNumber, LAST_NUMBER};
 use std::fmt;
@@ -30,8 +29,6 @@ pub struct Directory {
     spare: Vec<File>,
     /// Locked for as long as it is open; nothing when the directory is only looked into.
     lock: Option<File>,
-    /// Hears of what is read.
-    progress: Option<ReadingProgress>,
 }
 
 /// Why a directory cannot be used.
@@ -93,14 +90,7 @@ impl Directory {
             reading: None,
             spare: Vec::new(),
             lock: None,
-            progress: None,
         })
-    }
-
-    /// From now on `progress` hears of what is read: all of it is, at the start, and that can
-    /// take minutes.
-    pub fn tell_progress_to(&mut self, progress: Option<ReadingProgress>) {
-        self.progress = progress;
     }
 
     fn path_of(&self, number: FileNumber) -> PathBuf {
@@ -176,9 +166,6 @@ impl Disk for Directory {
         if self.reading.as_ref().is_none_or(|(open, _)| *open != number) {
             let file = self.open(number, OpenOptions::new().read(true))?;
             self.reading = Some((number, file));
-        }
-        if let Some(progress) = &mut self.progress {
-            progress.reading(number);
         }
         let (_, file) = self.reading.as_ref().expect("it was just opened");
         let mut filled = 0;

@@ -5,31 +5,20 @@
 //! be said, and when, is decided in [`Herald`], which knows no socket; without a manager there
 //! is nothing to say, and nobody is woken for it.
 
-use super::process::Clock;
 use crate::engine::disk::FileNumber;
 use crate::engine::stats::Summary;
 use crate::engine::time::Nanos;
 use log::{debug, warn};
-use std::cell::Cell;
 use std::ffi::OsStr;
 use std::io::{self, ErrorKind};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
-use std::rc::Rc;
 
 /// The way to the service manager, if there is one.
 #[derive(Debug, Default)]
-pub struct Notifier(Option<(Rc<Voice>, Herald)>);
-
-/// Tells the service manager how far the binlog is read.
-#[derive(Debug)]
-pub struct ReadingProgress {
-    voice: Rc<Voice>,
-    clock: Clock,
-    said_at: Option<Nanos>,
-}
+pub struct Notifier(Option<(Voice, Herald)>);
 
 /// What is to be said, and when.
 #[derive(Debug)]
@@ -48,6 +37,8 @@ struct Herald {
     status_from: Nanos,
     /// When a message that found no room may be tried again.
     held_until: Nanos,
+    /// When it may be said again which file of the binlog is read.
+    progress_from: Nanos,
 }
 
 /// The socket of the service manager, and ours.
@@ -56,15 +47,15 @@ struct Voice {
     socket: UnixDatagram,
     manager: SocketAddr,
     /// Once is enough to say that it does not hear.
-    has_complained: Cell<bool>,
+    has_complained: bool,
 }
 
 /// The status is no clock: so often a human can follow.
 const STATUS_EVERY: Nanos = Nanos::from_secs(3);
 /// When a full socket is tried again.
 const AGAIN: Nanos = Nanos::from_secs(1);
-/// While the binlog is read the manager is told so often, and asked for so much patience: the
-/// steps between two files, and after the last, take less.
+/// While the binlog is read the manager is told so often, and asked for so much patience: a file
+/// takes less, and so does what comes after the last.
 const PROGRESS_EVERY: Nanos = Nanos::from_secs(5);
 const PATIENCE_US: u32 = 120_000_000;
 /// A watchdog of microseconds would keep the loop busy with nothing else.
@@ -83,7 +74,7 @@ impl Notifier {
                     watchdog("WATCHDOG_PID"),
                     std::process::id(),
                 );
-                Notifier(Some((Rc::new(voice), Herald::new(ping_every, now))))
+                Notifier(Some((voice, Herald::new(ping_every, now))))
             }
             Err(error) => {
                 warn!("NOTIFY_SOCKET={}: cannot be told anything: {error}", name.display());
@@ -92,10 +83,14 @@ impl Notifier {
         }
     }
 
-    /// What tells how far the binlog is read, if anybody wants to hear it.
-    pub fn reading_progress(&self, clock: Clock) -> Option<ReadingProgress> {
-        let (voice, _) = self.0.as_ref()?;
-        Some(ReadingProgress { voice: Rc::clone(voice), clock, said_at: None })
+    /// A file of the binlog is about to be read, before the loop turns for the first time: all of
+    /// them are, and that can take minutes.
+    pub fn reading(&mut self, file: FileNumber, now: Nanos) {
+        let Some((voice, herald)) = &mut self.0 else { return };
+        if herald.progress_from <= now {
+            herald.progress_from = now + PROGRESS_EVERY;
+            voice.say(&format!("EXTEND_TIMEOUT_USEC={PATIENCE_US}\nSTATUS=reading binlog.{file}"));
+        }
     }
 
     /// The loop has turned, and accepts clients: says what there is to say. `summary` is asked
@@ -115,21 +110,9 @@ impl Notifier {
     }
 
     /// The server stops.
-    pub fn stopping(&self) {
-        if let Some((voice, _)) = &self.0 {
+    pub fn stopping(&mut self) {
+        if let Some((voice, _)) = &mut self.0 {
             voice.say("STOPPING=1\nSTATUS=stopping");
-        }
-    }
-}
-
-impl ReadingProgress {
-    /// Some of a file is about to be read.
-    pub fn reading(&mut self, file: FileNumber) {
-        let now = self.clock.now();
-        if self.said_at.is_none_or(|at| at + PROGRESS_EVERY <= now) {
-            self.said_at = Some(now);
-            self.voice
-                .say(&format!("EXTEND_TIMEOUT_USEC={PATIENCE_US}\nSTATUS=reading binlog.{file}"));
         }
     }
 }
@@ -144,6 +127,7 @@ impl Herald {
             told: None,
             status_from: Nanos::ZERO,
             held_until: Nanos::ZERO,
+            progress_from: Nanos::ZERO,
         }
     }
 
@@ -212,12 +196,12 @@ impl Voice {
         };
         let socket = UnixDatagram::unbound()?;
         socket.set_nonblocking(true)?;
-        Ok(Voice { socket, manager, has_complained: Cell::new(false) })
+        Ok(Voice { socket, manager, has_complained: false })
     }
 
     /// Sends a message; `false` if there is no room for it at present. What goes wrong
     /// otherwise is told once, and is over: nobody listens.
-    fn say(&self, message: &str) -> bool {
+    fn say(&mut self, message: &str) -> bool {
         loop {
             match self.socket.send_to_addr(message.as_bytes(), &self.manager) {
                 Ok(_) => return true,
@@ -227,7 +211,7 @@ impl Voice {
                     return false;
                 }
                 Err(error) => {
-                    if !self.has_complained.replace(true) {
+                    if !std::mem::replace(&mut self.has_complained, true) {
                         warn!("the service manager cannot be told anything: {error}");
                     }
                     return true;
