@@ -15,13 +15,16 @@
 //! | 7 | [`startup`] | the steps before the first client, how each can fail, and its exit code |
 //! | 7 | [`options`] | flags to [`options::Options`], with what each means |
 //! | 6 | [`os::event_loop`] | the one loop: readiness, everybody's share of a turn, flush |
+//! | 5 | [`os::http`] | the sockets of those who ask over HTTP how the server is |
 //! | 5 | [`os::listen`], [`os::stream`] | listening sockets; one accepted socket |
 //! | 5 | [`os::disk`] | the directory of the binlog: its files, its lock, syncing |
 //! | 5 | [`os::notify`] | what a service manager is told, and when |
 //! | 5 | [`os::process`] | clock, signals, user, limits. All `unsafe` is here |
+//! | 5 | [`engine::visit`] | one such visitor: bytes to a request, and an answer in pieces |
 //! | 4 | [`engine::server`] | the whole state; runs commands; the calls of the loop |
 //! | 3 | [`engine::conn`] | one client's state machine: bytes to lines and bodies |
 //! | 3 | [`engine::stats`] | the YAML documents |
+//! | 3 | [`engine::metrics`] | the page for Prometheus, in slices |
 //! | 3 | [`engine::inspect`] | what `--check` and `--dump` tell of the files of a binlog |
 //! | 2 | [`engine::queue`] | the rules: put, reserve, release, bury, kick, delete, time |
 //! | 2 | [`engine::waiting`] | how workers and tubes find each other |
@@ -42,6 +45,7 @@
 //! | 0 | [`engine::index`], [`engine::table`] | a hash index that never rebuilds; entries in pages found by it |
 //! | 0 | [`engine::ids`] | jobs by id, in blocks of eight ids |
 //! | 0 | [`engine::time`], [`engine::keys`] | nanoseconds; names of things |
+//! | 0 | [`engine::http`], [`engine::histogram`] | heads of HTTP; how often something took how long |
 //! | 0 | [`engine::bytes`], [`engine::json`] | looking for a byte, writing a number; text in JSON |
 //! | 0 | [`engine::spare`] | memory held back for the time when there is no more |
 //! | 0 | [`engine::disk`] | the disk as the binlog sees it |

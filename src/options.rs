@@ -58,12 +58,25 @@ pub struct Options {
     pub max_memory_bytes: u64,
     /// As many clients at once, and no more.
     pub max_connections: usize,
+    /// Where to tell of the server over HTTP, if anywhere.
+    pub metrics: Option<MetricsAddress>,
+    /// As many tubes are told of one by one there.
+    pub metrics_tubes: usize,
     /// What to log.
     pub log_level: LevelFilter,
     /// How a line of the log looks.
     pub log_format: LogFormat,
     /// What the operator should know about the flags given.
     pub warnings: Vec<String>,
+}
+
+/// Where to tell of the server over HTTP.
+#[derive(Debug, PartialEq, Eq)]
+pub struct MetricsAddress {
+    /// Where to listen.
+    pub address: Address,
+    /// The TCP port; 0 lets the kernel choose.
+    pub port: u16,
 }
 
 /// How a line of the log looks.
@@ -84,6 +97,7 @@ const DEFAULT_FSYNC_MS: u32 = 50;
 const DEFAULT_PORT: u16 = 11300;
 const DEFAULT_FILE_SIZE: u32 = 10 * 1024 * 1024;
 const DEFAULT_MAX_JOB_SIZE: u32 = 65535;
+const DEFAULT_METRICS_TUBES: usize = 1000;
 
 /// The largest body that may be allowed: 1 GiB.
 pub const MAX_JOB_SIZE: u32 = 1 << 30;
@@ -194,6 +208,18 @@ fn flags() -> getopts::Options {
             "serve N clients at once; others wait until one leaves (default: as many as there are descriptors)",
             "N",
         )
+        .optmulti(
+            "",
+            "metrics",
+            "tell Prometheus how the server is, over HTTP at ADDR:PORT or unix:PATH (default: nowhere)",
+            "ADDR:PORT",
+        )
+        .optmulti(
+            "",
+            "metrics-tubes",
+            "tell of N tubes one by one there, and of the others together (default: 1000)",
+            "N",
+        )
         .optmulti("", "log-format", "how the log looks: text, or json for an object a line (default: text)", "FORMAT")
         .optflagmulti("", "check", "tell what is in the files of -b DIR, and whether it is sound; do not serve")
         .optflagmulti("", "dump", "tell the jobs in the files of -b DIR, one JSON object a line; do not serve")
@@ -223,6 +249,8 @@ fn options(matches: &Matches) -> Result<Options, UsageError> {
         max_job_size: max_job_size(matches, &mut warnings)?,
         max_memory_bytes: number(matches, "max-memory")?.unwrap_or(u64::MAX),
         max_connections: at_least_one(matches, "max-connections")?.unwrap_or(usize::MAX),
+        metrics: last(matches, "metrics").map(|text| metrics_address(&text)).transpose()?,
+        metrics_tubes: number(matches, "metrics-tubes")?.unwrap_or(DEFAULT_METRICS_TUBES),
         log_level: log_level(matches.opt_count("V")),
         log_format: log_format(matches)?,
         warnings,
@@ -252,6 +280,30 @@ fn listen_address(matches: &Matches, warnings: &mut Vec<String>) -> Result<Addre
         warnings.push("--socket-mode has no effect without -l unix:PATH".to_owned());
     }
     Ok(address)
+}
+
+fn metrics_address(text: &str) -> Result<MetricsAddress, UsageError> {
+    let wrong = |what| UsageError(format!("--metrics {text}: {what}"));
+    if let Some(path) = text.strip_prefix("unix:") {
+        if path.is_empty() {
+            return Err(wrong("unix: needs a path"));
+        }
+        return Ok(MetricsAddress {
+            address: Address::Unix { path: path.into(), mode: None },
+            port: 0,
+        });
+    }
+    let (host, port) = text.rsplit_once(':').ok_or_else(|| wrong("not ADDR:PORT or unix:PATH"))?;
+    let port = plain_number(port).ok_or_else(|| wrong("the port is not a number in range"))?;
+    let literal = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let address = match literal.unwrap_or(host) {
+        "" => Address::All,
+        host if host.contains(':') && literal.is_none() => {
+            return Err(wrong("an IPv6 address stands in brackets, as in [::1]:9100"));
+        }
+        host => Address::Host(host.to_owned()),
+    };
+    Ok(MetricsAddress { address, port })
 }
 
 fn socket_mode(matches: &Matches) -> Result<Option<u32>, UsageError> {
@@ -377,6 +429,7 @@ mod tests {
         assert_eq!(options.log_level, LevelFilter::Warn);
         assert_eq!((options.binlog_dir, options.user, options.names_address), (None, None, false));
         assert_eq!((options.max_memory_bytes, options.max_connections), (u64::MAX, usize::MAX));
+        assert_eq!((options.metrics, options.metrics_tubes), (None, 1000));
         assert_eq!(options.log_format, LogFormat::Text);
     }
 
@@ -455,10 +508,31 @@ mod tests {
     }
 
     #[test]
+    fn metrics_have_an_address_and_a_port() {
+        let metrics = |text| options(&["--metrics", text]).metrics.unwrap();
+        let host = |host: &str, port| MetricsAddress { address: Address::Host(host.into()), port };
+        assert_eq!(metrics("127.0.0.1:9100"), host("127.0.0.1", 9100));
+        assert_eq!(metrics("localhost:0"), host("localhost", 0));
+        assert_eq!(metrics("[::1]:9100"), host("::1", 9100));
+        assert_eq!(metrics(":9100"), MetricsAddress { address: Address::All, port: 9100 });
+        assert_eq!(
+            metrics("unix:/x:9"),
+            MetricsAddress { address: Address::Unix { path: "/x:9".into(), mode: None }, port: 0 }
+        );
+        for text in
+            ["", "9100", "127.0.0.1", "127.0.0.1:", "127.0.0.1:+1", "x:65536", "::1:9100", "unix:"]
+        {
+            let complaint = complaint(&["--metrics", text]);
+            assert!(complaint.starts_with(&format!("--metrics {text}: ")), "{complaint}");
+        }
+    }
+
+    #[test]
     fn limits_and_formats() {
         assert_eq!(options(&["--max-memory", "18446744073709551615"]).max_memory_bytes, u64::MAX);
         assert_eq!(options(&["--max-memory=0"]).max_memory_bytes, 0);
         assert_eq!(options(&["--max-connections=1"]).max_connections, 1);
+        assert_eq!(options(&["--metrics-tubes", "0"]).metrics_tubes, 0);
         assert_eq!(options(&["--log-format", "json"]).log_format, LogFormat::Json);
         assert_eq!(
             options(&["--log-format=json", "--log-format", "text"]).log_format,

@@ -9,9 +9,11 @@ use crate::engine::replay::{Recovered, ReplayError};
 use crate::engine::server::{Server, Settings};
 use crate::engine::slots::PAGE_BYTES;
 use crate::engine::stats::Facts;
-use crate::options::{LogFormat, Options, UsageError};
+use crate::engine::visit::Host;
+use crate::options::{LogFormat, MetricsAddress, Options, UsageError};
 use crate::os::disk::{Directory, OpenError};
 use crate::os::event_loop::EventLoop;
+use crate::os::http::HttpServer;
 use crate::os::listen::{self, ListenError, Listener};
 use crate::os::notify::Notifier;
 use crate::os::process::{self, Clock, Identity, Signals, UserError};
@@ -110,6 +112,7 @@ pub fn start(options: &Options) -> Result<EventLoop, StartupError> {
     for listener in &listeners {
         info!("listening on {listener}");
     }
+    let mut http = options.metrics.as_ref().map(|at| http(at, options, user)).transpose()?;
     if let (Some(name), Some(identity)) = (&options.user, user) {
         become_user(name, identity)?;
     }
@@ -123,10 +126,14 @@ pub fn start(options: &Options) -> Result<EventLoop, StartupError> {
     };
     let mut server = Server::new(settings, facts, clock.now());
     if let Some(directory) = &options.binlog_dir {
-        recover(&mut server, directory, options, &clock, &mut notifier)?;
+        recover(&mut server, directory, options, &clock, &mut notifier, http.as_mut())?;
     }
-    EventLoop::new(server, clock, signals, notifier, listeners, options.max_connections)
-        .map_err(|error| StartupError::System("wait for events", error))
+    EventLoop::new(server, clock, signals, notifier, listeners, options.max_connections, http)
+        .map_err(cannot_wait)
+}
+
+fn cannot_wait(error: io::Error) -> StartupError {
+    StartupError::System("wait for events", error)
 }
 
 /// Takes the jobs from the binlog.
@@ -136,6 +143,7 @@ fn recover(
     options: &Options,
     clock: &Clock,
     notifier: &mut Notifier,
+    mut http: Option<&mut HttpServer>,
 ) -> Result<(), StartupError> {
     let directory = Directory::take(path);
     let directory = directory.map_err(|error| StartupError::OpenBinlog(path.to_owned(), error))?;
@@ -144,6 +152,9 @@ fn recover(
     let mut recovery = server.begin_recovery(Box::new(directory), options.fsync).map_err(failed)?;
     while let Some(file) = recovery.next_file() {
         notifier.reading(file, clock.now());
+        if let Some(http) = &mut http {
+            http.turn(Host::Starting, clock.now()).map_err(cannot_wait)?;
+        }
         recovery.read_file().map_err(failed)?;
     }
     let recovered = recovery.finish(clock.now()).map_err(failed)?;
@@ -169,6 +180,19 @@ fn listeners(
     listen::adopt(inherited)
 }
 
+/// Opens the sockets where the server tells of itself.
+fn http(
+    at: &MetricsAddress,
+    options: &Options,
+    user: Option<Identity>,
+) -> Result<HttpServer, StartupError> {
+    let listeners = listen::open(&at.address, at.port, user).map_err(StartupError::Listen)?;
+    for listener in &listeners {
+        info!("telling metrics on {listener}");
+    }
+    HttpServer::new(listeners, options.metrics_tubes).map_err(cannot_wait)
+}
+
 fn find_user(name: &str) -> Result<Identity, StartupError> {
     process::find_user(name).map_err(|error| StartupError::FindUser(name.to_owned(), error))
 }
@@ -191,6 +215,7 @@ fn facts(clock: &Clock) -> io::Result<Facts> {
         platform: names.machine,
         started_at: clock.now(),
         processor_time: process::processor_time,
+        resident_bytes: process::resident_bytes,
     })
 }
 

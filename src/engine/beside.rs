@@ -45,6 +45,11 @@ impl<K: Key, T> Beside<K, T> {
         self.len == 0
     }
 
+    /// No key has this number, or a higher one.
+    pub fn numbers_end(&self) -> usize {
+        self.pages.len() * Self::PAGE_LEN
+    }
+
     /// The entry under `key`, if there is one.
     pub fn get(&self, key: K) -> Option<&T> {
         let (page, slot) = Self::place_of(key);

@@ -20,6 +20,7 @@
 //! says so.
 
 use super::disk::{Disk, FileNumber};
+use super::histogram::Histogram;
 use super::keys::{JobKey, LogKey};
 use super::record::{self, FILE_HEAD_LEN, Fields, Layout, SHORT_LEN};
 use super::segments::{Segment, Segments};
@@ -121,6 +122,21 @@ pub struct Figures {
     pub records_written: u64,
     /// How many jobs have been moved to a newer file.
     pub records_migrated: u64,
+}
+
+/// What the files of the binlog take, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sizes {
+    /// How many files there are.
+    pub files: usize,
+    /// What they take on the disk.
+    pub disk_bytes: u64,
+    /// The full records of all live jobs.
+    pub live_bytes: u64,
+    /// What else has been written.
+    pub dead_bytes: u64,
+    /// There was no space for another file when one was wanted last.
+    pub is_full: bool,
 }
 
 /// The disk has failed: nothing is safe any more.
@@ -525,6 +541,24 @@ impl Binlog {
             records_written: self.sums.records_written,
             records_migrated: self.sums.records_migrated,
         }
+    }
+
+    /// What the files take.
+    pub fn sizes(&self) -> Sizes {
+        let live_bytes = self.segments.live_bytes();
+        let written = self.segments.iter().map(|segment| segment.used.saturating_sub(HEAD));
+        Sizes {
+            files: self.segments.len(),
+            disk_bytes: self.sums.disk_bytes,
+            live_bytes,
+            dead_bytes: written.sum::<u64>().saturating_sub(live_bytes),
+            is_full: self.is_full,
+        }
+    }
+
+    /// How long syncs of files took.
+    pub fn sync_times(&self) -> Histogram {
+        self.disk.sync_times()
     }
 
     /// Whether a file is not sound.

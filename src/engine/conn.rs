@@ -17,7 +17,7 @@ use super::queue::Kick;
 use super::reply::Reply;
 use std::collections::TryReserveError;
 use std::io::IoSlice;
-use std::ops::{Index, IndexMut};
+use std::ops::{Index, IndexMut, Range};
 
 /// All connections.
 #[derive(Debug, Default)]
@@ -49,6 +49,26 @@ pub struct Conn {
     pub input_ended: bool,
     /// Whether the loop will look at the connection at the end of the turn.
     has_attention: bool,
+}
+
+/// What a connection is doing, as it is told to operators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "NAMES has them")]
+pub enum Activity {
+    Idle,
+    Receiving,
+    Waiting,
+    Sending,
+    Closing,
+}
+
+impl Activity {
+    /// How many there are.
+    pub const COUNT: usize = Activity::NAMES.len();
+
+    /// In their order: between two commands; in the middle of one, or with more to be run; waiting
+    /// for a job; with replies that the client has not taken yet; at the end.
+    pub const NAMES: [&str; 5] = ["idle", "receiving", "waiting", "sending", "closing"];
 }
 
 /// What a connection is in the middle of.
@@ -159,6 +179,21 @@ impl Conn {
             resume: is_free && self.is_held_up,
             output: !self.output.is_empty(),
             end: self.is_finished(),
+        }
+    }
+
+    /// What it is doing.
+    pub fn activity(&self) -> Activity {
+        match self.phase {
+            Phase::Closing => Activity::Closing,
+            _ if !self.output.is_empty() => Activity::Sending,
+            Phase::Waiting => Activity::Waiting,
+            Phase::Line if self.input.is_empty() => Activity::Idle,
+            Phase::Line
+            | Phase::TooLongLine(_)
+            | Phase::Body(_)
+            | Phase::UnwantedBody { .. }
+            | Phase::Kicking(_) => Activity::Receiving,
         }
     }
 
@@ -403,6 +438,17 @@ impl Conns {
     /// All connections, with their keys.
     pub fn iter(&self) -> impl Iterator<Item = (ConnKey, &Conn)> + '_ {
         self.by_key.iter()
+    }
+
+    /// The connections with these numbers, of those below [`Conns::numbers_end`].
+    pub fn numbered(&self, numbers: Range<usize>) -> impl Iterator<Item = &Conn> + '_ {
+        let numbers = numbers.start..numbers.end.min(self.numbers_end());
+        numbers.filter_map(|number| self.by_key.get(ConnKey::from_index(number)))
+    }
+
+    /// No connection has this number, or a higher one.
+    pub fn numbers_end(&self) -> usize {
+        self.by_key.numbers_end()
     }
 
     /// Every connection is in a state that its fields agree about. Whom the loop has already looked

@@ -4,6 +4,7 @@
 //! Whoever implements it continues short writes and starts interrupted calls again, so that
 //! an error is final.
 
+use super::histogram::Histogram;
 use std::fmt;
 use std::io;
 
@@ -61,6 +62,11 @@ pub trait Disk: fmt::Debug {
     /// # Errors
     /// It may not.
     fn sync(&mut self, number: FileNumber) -> io::Result<()>;
+
+    /// How long [`Disk::sync`] took, each time; nothing where nobody looks at a clock.
+    fn sync_times(&self) -> Histogram {
+        Histogram::default()
+    }
 
     /// Sees to it that files made, renamed and removed stay so after a power cut.
     ///

@@ -15,6 +15,7 @@
 
 use std::collections::TryReserveError;
 use std::fmt;
+use std::ops::Range;
 
 const CHILDREN: usize = 4;
 
@@ -78,6 +79,14 @@ impl<E: Entry> Heap<E> {
     /// Whether there is no entry.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
+    }
+
+    /// The entries that stand at these places.
+    ///
+    /// # Panics
+    /// There are fewer.
+    pub fn between(&self, places: Range<usize>) -> &[E] {
+        &self.entries[places]
     }
 
     /// All entries, in no order that means anything.

@@ -15,8 +15,10 @@ use super::body::{CR_LF, Content};
 use super::command::{self, Command, Counter, LineTail, Rejection};
 use super::conn::{Conn, Conns, Outlet, Phase, Put, Refusal, Step, Wants};
 use super::disk::{Disk, FileNumber};
+use super::histogram::Histogram;
 use super::job::{Jobs, Terms};
 use super::keys::{ConnKey, JobKey};
+use super::metrics::{Page, View};
 use super::output::Output;
 use super::queue::{Answer, Kick, Outcome, Queue, Totals};
 use super::record;
@@ -315,6 +317,27 @@ impl Server {
     /// How many connections there are.
     pub fn connection_count(&self) -> usize {
         self.conns.len() - self.leaving.len()
+    }
+
+    /// Makes the next slice of a page for Prometheus. `turns` is how long the turns of the loop
+    /// took.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn tell_metrics(
+        &self,
+        page: &mut Page,
+        turns: &Histogram,
+        now: Nanos,
+        text: &mut String,
+    ) -> Result<(), TryReserveError> {
+        let server = &self.own_stats();
+        page.go_on(View { server, queue: &self.queue, conns: &self.conns, turns, now }, text)
+    }
+
+    /// Whether puts are refused so that the queue runs empty.
+    pub fn is_draining(&self) -> bool {
+        self.is_draining
     }
 
     /// How the server does.
@@ -773,16 +796,21 @@ impl Server {
     }
 
     fn stats(&self, now: Nanos) -> String {
-        let server = ServerStats {
+        stats::server(&self.own_stats(), &self.queue, now)
+    }
+
+    fn own_stats(&self) -> ServerStats<'_> {
+        let max_memory_bytes = self.settings.max_memory_bytes;
+        ServerStats {
             facts: &self.facts,
             commands: &self.commands,
             max_job_size: self.settings.max_job_size,
             binlog_file_size: self.settings.binlog_file_size,
+            max_memory_bytes: (max_memory_bytes < u64::MAX).then_some(max_memory_bytes),
             connections: self.connection_count(),
             total_connections: self.total_connections,
             is_draining: self.is_draining,
-        };
-        stats::server(&server, &self.queue, now)
+        }
     }
 
     fn stats_tube(&mut self, key: ConnKey, name: &str, now: Nanos) {
@@ -936,6 +964,7 @@ mod tests {
             platform: String::new(),
             started_at: START,
             processor_time: ProcessorTime::default,
+            resident_bytes: || None,
         };
         Server::new(settings, facts, START)
     }

@@ -29,6 +29,8 @@ pub struct Facts {
     pub started_at: Nanos,
     /// Reads how much processor time the process has had.
     pub processor_time: fn() -> ProcessorTime,
+    /// Reads how many bytes of memory the process has, if that can be known.
+    pub resident_bytes: fn() -> Option<u64>,
 }
 
 /// Processor time, in microseconds.
@@ -51,6 +53,8 @@ pub struct ServerStats<'a> {
     pub max_job_size: u32,
     /// The size of a binlog file, in bytes.
     pub binlog_file_size: u32,
+    /// How many bytes of memory jobs may take, if there is a limit.
+    pub max_memory_bytes: Option<u64>,
     /// Connections at present.
     pub connections: usize,
     /// Connections since the start.

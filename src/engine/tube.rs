@@ -70,6 +70,7 @@ pub struct Tubes {
     table: Table<TubeKey, Tube>,
     /// As `list-tubes` lists them.
     order: Vec<TubeKey>,
+    removed_count: u64,
     hasher: RandomState,
 }
 
@@ -129,6 +130,16 @@ impl Tubes {
         self.table.get(key)
     }
 
+    /// The tube that stands at this place in the order of `list-tubes`.
+    pub fn at(&self, place: usize) -> Option<TubeKey> {
+        self.order.get(place).copied()
+    }
+
+    /// How many tubes have gone since the start.
+    pub fn removed_count(&self) -> u64 {
+        self.removed_count
+    }
+
     /// The tube of this name.
     pub fn find(&self, name: &str) -> Option<TubeKey> {
         self.table.find_by(self.hash(name).into(), |tube| &*tube.name == name)
@@ -180,6 +191,7 @@ impl Tubes {
             return None;
         }
         let tube = self.table.remove(key);
+        self.removed_count += 1;
         // Quirk: the last tube of the list takes the place of the one that goes; pinned by
         // tests/scripts/list-tubes-order.txt.
         self.order.swap_remove(tube.place as usize);

@@ -202,9 +202,13 @@ impl Queue {
 
     /// How many of the connections that watch the tube wait.
     pub(super) fn count_waiting(&self, tube: TubeKey) -> usize {
-        // All who wait stand in line; some who stand there do not wait.
-        let conns = self.tubes[tube].line.iter().map(|place| self.watches[place.watch].conn);
-        conns.filter(|&conn| self.clients[conn].watching.is_waiting()).count()
+        self.tubes[tube].line.iter().filter(|&place| self.waits_at(place)).count()
+    }
+
+    /// Whether the connection waits that stands at this place in the line of a tube. All who wait
+    /// stand in line; some who stand there do not wait.
+    pub(super) fn waits_at(&self, place: PlaceInLine) -> bool {
+        self.clients[self.watches[place.watch].conn].watching.is_waiting()
     }
 
     /// The connection watches the tube from now on, if it did not already.

@@ -5,6 +5,7 @@
 
 use super::process;
 use crate::engine::disk::{Disk, FileNumber, LAST_NUMBER};
+use crate::engine::histogram::Histogram;
 use std::fmt;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
@@ -27,6 +28,8 @@ pub struct Directory {
     /// One is given up when a file is to be opened, and taken back when one is closed, so that
     /// this never fails because clients have all descriptors.
     spare: Vec<File>,
+    /// How long syncs took.
+    sync_times: Histogram,
     /// Locked for as long as it is open; nothing when the directory is only looked into.
     lock: Option<File>,
 }
@@ -89,6 +92,7 @@ impl Directory {
             nameless: Vec::new(),
             reading: None,
             spare: Vec::new(),
+            sync_times: Histogram::default(),
             lock: None,
         })
     }
@@ -211,11 +215,18 @@ impl Disk for Directory {
     }
 
     fn sync(&mut self, number: FileNumber) -> io::Result<()> {
-        if let Some((_, file)) = self.writing.iter().find(|(open, _)| *open == number) {
-            return file.sync_data();
-        }
-        // It may be one of C beanstalkd's, which nobody may write to.
-        self.open(number, OpenOptions::new().read(true))?.sync_data()
+        let begun_at = process::monotonic();
+        let synced = match self.writing.iter().find(|(open, _)| *open == number) {
+            Some((_, file)) => file.sync_data(),
+            // It may be one of C beanstalkd's, which nobody may write to.
+            None => self.open(number, OpenOptions::new().read(true))?.sync_data(),
+        };
+        self.sync_times.count(process::monotonic().since(begun_at));
+        synced
+    }
+
+    fn sync_times(&self) -> Histogram {
+        self.sync_times.clone()
     }
 
     fn sync_directory(&mut self) -> io::Result<()> {

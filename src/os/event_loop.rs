@@ -18,15 +18,18 @@
 //! The loop knows no command and no rule: the server says of each connection whether it
 //! may be read from, what is to be sent, and when it is over.
 
+use super::http::HttpServer;
 use super::listen::Listener;
 use super::notify::Notifier;
 use super::process::{self, Clock, Signal, Signals, Stop};
 use super::stream::Stream;
 use crate::engine::binlog::Failure;
 use crate::engine::conn::Outlet;
+use crate::engine::histogram::Histogram;
 use crate::engine::keys::ConnKey;
 use crate::engine::server::Server;
 use crate::engine::time::Nanos;
+use crate::engine::visit::Host;
 use log::{debug, info, warn};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
@@ -45,6 +48,7 @@ pub struct EventLoop {
     notifier: Notifier,
     doors: Vec<Door>,
     max_connections: usize,
+    visitors: Option<Visitors>,
     hold: AcceptHold,
     /// By the index of their key.
     sockets: Vec<Option<Socket>>,
@@ -59,6 +63,8 @@ pub struct EventLoop {
     /// The present, as of when the clock was last looked at: after each wait, and for each
     /// connection that has commands to be run.
     now: Nanos,
+    /// When the present turn began.
+    turn_at: Nanos,
     /// When something happened last.
     busy_at: Nanos,
     /// How much is read at once in this turn.
@@ -93,6 +99,16 @@ impl RunError {
 struct Door {
     listener: Listener,
     is_ready: bool,
+}
+
+/// Those who ask over HTTP how the server is.
+#[derive(Debug)]
+struct Visitors {
+    http: HttpServer,
+    /// Something has happened there.
+    is_ready: bool,
+    /// How long the turns of the loop took; nobody wants to know where there are no visitors.
+    turns: Histogram,
 }
 
 /// How accepting goes.
@@ -146,9 +162,11 @@ const ACCEPT_AGAIN: Nanos = Nanos::from_secs(1);
 const COMPLAIN_AGAIN: Nanos = Nanos::from_secs(60);
 
 const SIGNALS: Token = Token(usize::MAX);
+const HTTP: Token = Token(usize::MAX - 1);
+const FIRST_DOOR: usize = usize::MAX - 2;
 
 impl EventLoop {
-    /// Makes the loop, which serves `max_connections` clients at once.
+    /// Makes the loop, which serves `max_connections` clients at once, and visitors on `http`.
     ///
     /// # Errors
     /// The system has no means for it.
@@ -159,6 +177,7 @@ impl EventLoop {
         notifier: Notifier,
         listeners: Vec<Listener>,
         max_connections: usize,
+        http: Option<HttpServer>,
     ) -> io::Result<EventLoop> {
         let poll = Poll::new()?;
         let registry = poll.registry();
@@ -169,6 +188,9 @@ impl EventLoop {
             registry.register(&mut source, listener_token(index), Interest::READABLE)?;
             doors.push(Door { listener, is_ready: false });
         }
+        if let Some(http) = &http {
+            registry.register(&mut SourceFd(&http.as_raw_fd()), HTTP, Interest::READABLE)?;
+        }
         Ok(EventLoop {
             poll,
             server,
@@ -177,6 +199,7 @@ impl EventLoop {
             notifier,
             doors,
             max_connections,
+            visitors: http.map(Visitors::new),
             hold: AcceptHold::default(),
             sockets: Vec::new(),
             ready: Vec::new(),
@@ -184,6 +207,7 @@ impl EventLoop {
             over: Vec::new(),
             freed_bytes: 0,
             now: clock.now(),
+            turn_at: clock.now(),
             busy_at: clock.now(),
             read_len: SCRATCH_LEN,
             scratch: vec![0; SCRATCH_LEN].into_boxed_slice(),
@@ -213,6 +237,7 @@ impl EventLoop {
             self.serve_ready();
             self.server.commit(self.now).map_err(RunError::Binlog)?;
             self.flush();
+            self.tell_visitors().map_err(RunError::Wait)?;
             self.give_memory_back();
         }
     }
@@ -220,9 +245,10 @@ impl EventLoop {
     // ---- Waiting ----
 
     fn wait(&mut self, events: &mut Events) -> io::Result<()> {
+        self.count_turn();
         let timeout = self.timeout();
         let polled = self.poll.poll(events, timeout);
-        self.look_at_clock();
+        self.turn_at = self.look_at_clock();
         match polled {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(()),
@@ -234,6 +260,11 @@ impl EventLoop {
         for event in events.iter() {
             match event.token() {
                 SIGNALS => self.take_signals(),
+                HTTP => {
+                    if let Some(visitors) = &mut self.visitors {
+                        visitors.is_ready = true;
+                    }
+                }
                 token => match listener_index(token, self.doors.len()) {
                     Some(index) => self.doors[index].is_ready = true,
                     None => self.note(ConnKey::from_index(token.0), event),
@@ -258,7 +289,8 @@ impl EventLoop {
         }
         let give_back = self.has_much_to_give_back().then(|| self.busy_at + QUIET);
         let others = self.hold.held_until.into_iter().chain(give_back);
-        let others = others.chain(self.notifier.next_due());
+        let visitors = self.visitors.as_ref().and_then(|visitors| visitors.http.next_due());
+        let others = others.chain(self.notifier.next_due()).chain(visitors);
         let next = self.server.next_due().into_iter().chain(others).min()?;
         Some(Duration::from_nanos(next.since(self.look_at_clock()).as_nanos()))
     }
@@ -465,6 +497,24 @@ impl EventLoop {
         self.over = over;
     }
 
+    // ---- Telling ----
+
+    fn count_turn(&mut self) {
+        if let Some(visitors) = &mut self.visitors {
+            visitors.turns.count(self.clock.now().since(self.turn_at));
+        }
+    }
+
+    /// Tells visitors a part of what they ask for.
+    fn tell_visitors(&mut self) -> io::Result<()> {
+        let Some(Visitors { http, is_ready, turns }) = &mut self.visitors else { return Ok(()) };
+        let is_due = http.next_due().is_some_and(|due| due <= self.now);
+        if !std::mem::take(is_ready) && !is_due {
+            return Ok(());
+        }
+        http.turn(Host::Serving(&self.server, turns), self.now)
+    }
+
     fn close(&mut self, key: ConnKey, why: Option<&io::Error>) {
         if self.sockets[key.index()].take().is_none() {
             return;
@@ -476,6 +526,12 @@ impl EventLoop {
         self.server.disconnect(key, self.now);
         // A descriptor is free.
         self.hold.held_until = None;
+    }
+}
+
+impl Visitors {
+    fn new(http: HttpServer) -> Visitors {
+        Visitors { http, is_ready: true, turns: Histogram::default() }
     }
 }
 
@@ -522,7 +578,7 @@ fn concerns_one_client(error: &io::Error) -> bool {
 }
 
 fn listener_token(index: usize) -> Token {
-    Token(usize::MAX - 1 - index)
+    Token(FIRST_DOOR - index)
 }
 
 fn listener_index(token: Token, count: usize) -> Option<usize> {

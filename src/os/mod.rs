@@ -4,6 +4,7 @@
 
 pub mod disk;
 pub mod event_loop;
+pub mod http;
 pub mod listen;
 pub mod notify;
 pub mod process;

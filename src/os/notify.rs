@@ -2,7 +2,7 @@
 //! it stops. The protocol is that of `sd_notify(3)`: datagrams of `NAME=value` lines.
 //!
 //! Nobody waits for the manager: what it has no room for is said later or not at all. What is to
-//! be said, and when, is decided in [`Herald`], which knows no socket; without a manager there
+//! be said, and when, is decided in `Herald`, which knows no socket; without a manager there
 //! is nothing to say, and nobody is woken for it.
 
 use crate::engine::disk::FileNumber;

@@ -37,7 +37,7 @@ impl Clock {
 
 /// What has passed since some moment before the start of the process. `Instant` has it too, but
 /// tells it with so many checks that reading a command would take a tenth longer.
-fn monotonic() -> Nanos {
+pub fn monotonic() -> Nanos {
     let mut time = MaybeUninit::<libc::timespec>::zeroed();
     // SAFETY: the pointer is to a live value of the right type, for which zeros are valid.
     let time = unsafe {
@@ -131,6 +131,15 @@ pub fn processor_time() -> ProcessorTime {
         seconds * 1_000_000 + u64::try_from(time.tv_usec).unwrap_or(0)
     };
     ProcessorTime { user_us: micros(usage.ru_utime), system_us: micros(usage.ru_stime) }
+}
+
+/// How many bytes of memory this process has; none where /proc is missing.
+pub fn resident_bytes() -> Option<u64> {
+    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = statm.split(' ').nth(1)?.parse().ok()?;
+    // SAFETY: it only asks.
+    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    pages.checked_mul(u64::try_from(page_bytes).ok()?)
 }
 
 /// 16 hex digits that no other instance has.

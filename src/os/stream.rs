@@ -2,6 +2,7 @@
 
 use mio::net::{TcpStream, UnixStream};
 use std::io::{self, IoSlice, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::{AsRawFd, RawFd};
 
 /// A connected socket.
@@ -21,6 +22,17 @@ impl Stream {
         match self {
             Stream::Tcp(stream) => stream.read(buffer),
             Stream::Unix(stream) => stream.read(buffer),
+        }
+    }
+
+    /// No more is sent.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn end_output(&self) -> io::Result<()> {
+        match self {
+            Stream::Tcp(stream) => stream.shutdown(Shutdown::Write),
+            Stream::Unix(stream) => stream.shutdown(Shutdown::Write),
         }
     }
 

@@ -14,5 +14,6 @@ pub fn facts(started_at: Nanos) -> Facts {
         platform: "machine".to_owned(),
         started_at,
         processor_time: ProcessorTime::default,
+        resident_bytes: || None,
     }
 }

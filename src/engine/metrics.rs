@@ -1,0 +1,616 @@
+//! The page for Prometheus: what `stats` and `stats-tube` tell, and what operators ask beside that, in
+//! the text format of version 0.0.4.
+//!
+//! There may be very many tubes, jobs and connections, so the page is made in slices, between which
+//! others have their turn. First the connections and the tubes are gone through, and what they
+//! say is kept: the samples of one family stand together in the page, and must agree with those of
+//! the next. Only so many tubes are told one by one; the others come as one of a name that no tube
+//! can have.
+//!
+//! A slice comes between two turns, and what it counts is exact. What changes between two slices may be
+//! counted as it was or as it is; of a tube with more ready jobs than one slice looks at, a job that
+//! moves about meanwhile may be overlooked when the oldest is looked for.
+
+use super::command::Counter;
+use super::conn::{Activity, Conns};
+use super::histogram::Histogram;
+use super::keys::TubeKey;
+use super::queue::Queue;
+use super::stats::{self, ServerStats};
+use super::time::Nanos;
+use super::tube::Tube;
+use std::collections::TryReserveError;
+use std::fmt::{self, Display, Write};
+
+/// What there is to tell of.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    pub(super) server: &'a ServerStats<'a>,
+    pub(super) queue: &'a Queue,
+    pub(super) conns: &'a Conns,
+    /// How long the turns of the loop took.
+    pub(super) turns: &'a Histogram,
+    pub(super) now: Nanos,
+}
+
+/// A page in the making.
+#[derive(Debug)]
+pub struct Page {
+    stage: Stage,
+    /// As many tubes are told one by one.
+    tubes_max: usize,
+    /// By [`Activity`].
+    connections: [u64; Activity::COUNT],
+    tubes: Vec<TubeFigures>,
+    /// The sum of the tubes beyond that.
+    others: TubeFigures,
+    others_count: u64,
+    /// How many tubes had been removed since the start, when the first one was looked at.
+    removed_before: u64,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// Connections are counted, from this number on.
+    Connections {
+        from: usize,
+    },
+    /// Tubes are looked at: which is next in the order, and what is known of it.
+    Tubes {
+        place: usize,
+        look: Option<Look>,
+    },
+    /// What concerns the whole server is told.
+    Sums,
+    /// A family of samples is told, one for each tube; which tube is next.
+    Family {
+        number: usize,
+        place: usize,
+    },
+    Done,
+}
+
+/// A tube that is being looked at.
+#[derive(Debug)]
+struct Look {
+    tube: TubeKey,
+    figures: TubeFigures,
+    /// How many of its ready jobs, and of those who stand in its line, are still to be looked at. They
+    /// are gone through from the end: when the first one leaves, the last one takes a place in
+    /// front, and has been seen then.
+    ready_left: usize,
+    line_left: usize,
+}
+
+/// What is told of a tube.
+#[derive(Debug, Default)]
+struct TubeFigures {
+    name: String,
+    ready: u64,
+    reserved: u64,
+    delayed: u64,
+    buried: u64,
+    urgent: u64,
+    total_jobs: u64,
+    deletes: u64,
+    pauses: u64,
+    using: u64,
+    watching: u64,
+    waiting: u64,
+    pause: Nanos,
+    pause_left: Nanos,
+    oldest_ready_age: Nanos,
+}
+
+/// How much is looked at in a slice, in ready jobs: well below a tenth of a millisecond.
+const LOOKS: usize = 8192;
+/// How much longer it takes to look at a connection, at one in a line, and at a tube.
+const LOOKS_PER_CONNECTION: usize = 8;
+const LOOKS_PER_PLACE_IN_LINE: usize = 16;
+const LOOKS_PER_TUBE: usize = 64;
+
+/// How long a slice of text gets: once it has so many bytes, it ends with the next sample.
+pub const SLICE_LEN: usize = 16 * 1024;
+
+/// A tube cannot be called that.
+const OTHER_TUBES: &str = "other tubes";
+
+impl Page {
+    /// A page on which `tubes_max` tubes are told one by one.
+    pub fn new(tubes_max: usize) -> Page {
+        Page {
+            stage: Stage::Connections { from: 0 },
+            tubes_max,
+            connections: [0; Activity::COUNT],
+            tubes: Vec::new(),
+            others: TubeFigures { name: OTHER_TUBES.to_owned(), ..TubeFigures::default() },
+            others_count: 0,
+            removed_before: 0,
+        }
+    }
+
+    /// Whether all has been told.
+    pub fn is_done(&self) -> bool {
+        matches!(self.stage, Stage::Done)
+    }
+
+    /// Makes the next slice; adds to `text` what there is to tell already.
+    ///
+    /// # Errors
+    /// There is no memory for what is to be kept.
+    pub fn go_on(&mut self, view: View<'_>, text: &mut String) -> Result<(), TryReserveError> {
+        let mut looks = LOOKS;
+        match &mut self.stage {
+            Stage::Connections { from } => {
+                let count = LOOKS / LOOKS_PER_CONNECTION;
+                for conn in view.conns.numbered(*from..*from + count) {
+                    self.connections[conn.activity() as usize] += 1;
+                }
+                *from += count;
+                if *from >= view.conns.numbers_end() {
+                    self.removed_before = view.queue.tubes.removed_count();
+                    self.stage = Stage::Tubes { place: 0, look: None };
+                }
+            }
+            Stage::Tubes { .. } => while looks > 0 && self.look_at_tube(view, &mut looks)? {},
+            Stage::Sums => {
+                self.tell_sums(view, &mut Samples(text));
+                self.stage = Stage::Family { number: 0, place: 0 };
+            }
+            Stage::Family { .. } => while text.len() < SLICE_LEN && self.tell_of_tube(text) {},
+            Stage::Done => {}
+        }
+        Ok(())
+    }
+
+    // ---- Looking ----
+
+    /// Goes on looking at a tube, or begins with the next one. `false` when there are no more.
+    fn look_at_tube(&mut self, view: View<'_>, looks: &mut usize) -> Result<bool, TryReserveError> {
+        let Stage::Tubes { place, look } = &mut self.stage else { return Ok(false) };
+        let tubes = &view.queue.tubes;
+        let Some(tube) = tubes.at(*place) else {
+            self.forget_twins(tubes.removed_count());
+            self.stage = Stage::Sums;
+            return Ok(false);
+        };
+        // Another may have come to its place.
+        let mut present = match look.take().filter(|look| look.tube == tube) {
+            Some(present) => present,
+            None => {
+                *looks = looks.saturating_sub(LOOKS_PER_TUBE);
+                Look::at(tube, &tubes[tube], view.now)
+            }
+        };
+        if !present.go_on(view, looks) {
+            *look = Some(present);
+            return Ok(true);
+        }
+        *place += 1;
+        let mut figures = present.figures;
+        if self.tubes.len() < self.tubes_max {
+            self.tubes.try_reserve(1)?;
+            let name = &tubes[tube].name;
+            figures.name.try_reserve_exact(name.len())?;
+            figures.name.push_str(name);
+            self.tubes.push(figures);
+        } else {
+            self.others.add(&figures);
+            self.others_count += 1;
+        }
+        Ok(true)
+    }
+
+    /// A tube that went and came back meanwhile may have been looked at twice, but Prometheus must not
+    /// be told twice.
+    fn forget_twins(&mut self, removed_count: u64) {
+        if removed_count != self.removed_before {
+            self.tubes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+            self.tubes.dedup_by(|a, b| a.name == b.name);
+        }
+    }
+
+    // ---- Telling ----
+
+    /// Tells the next sample of the present family. `false` when there are no more.
+    fn tell_of_tube(&mut self, text: &mut String) -> bool {
+        let Stage::Family { number, place } = &mut self.stage else { return false };
+        let Some(family) = TUBE_FAMILIES.get(*number) else {
+            self.stage = Stage::Done;
+            return false;
+        };
+        if *place == 0 {
+            Samples(text).family(family.name, family.kind, family.help);
+        }
+        let others = (self.others_count > 0).then_some(&self.others);
+        match self.tubes.iter().chain(others).nth(*place) {
+            Some(tube) => {
+                (family.tell)(tube, &mut TubeSamples { name: family.name, tube: &tube.name, text });
+                *place += 1;
+            }
+            None => (*number, *place) = (*number + 1, 0),
+        }
+        true
+    }
+
+    fn tell_sums(&self, view: View<'_>, samples: &mut Samples<'_>) {
+        let View { server, queue, turns, .. } = view;
+        tell_process(server, samples);
+        self.tell_clients(server, queue, samples);
+        tell_jobs(server, queue, samples);
+        samples.one("beanstalkd_tubes", GAUGE, "Tubes.", queue.tubes.len());
+        let help = "Tubes that are told of together, as one called \"other tubes\".";
+        samples.one("beanstalkd_tubes_told_together", GAUGE, help, self.others_count);
+        let help = "How long the turns of the event loop took, without waiting.";
+        samples.histogram("beanstalkd_turn_seconds", help, turns);
+        tell_binlog(server, queue, samples);
+    }
+
+    fn tell_clients(&self, server: &ServerStats<'_>, queue: &Queue, samples: &mut Samples<'_>) {
+        let help = "Connections of clients, by what they are doing.";
+        samples.family("beanstalkd_connections", GAUGE, help);
+        for (name, count) in Activity::NAMES.iter().zip(self.connections) {
+            samples.sample("beanstalkd_connections", format_args!("{{state=\"{name}\"}}"), count);
+        }
+        let help = "Connections that were accepted.";
+        samples.one("beanstalkd_connections_opened_total", COUNTER, help, server.total_connections);
+        let help = "Connections that have put a job.";
+        samples.one("beanstalkd_producers", GAUGE, help, queue.totals.producers);
+        let help = "Connections that have reserved a job.";
+        samples.one("beanstalkd_workers", GAUGE, help, queue.totals.workers);
+        samples.family("beanstalkd_commands_total", COUNTER, "Commands, by name.");
+        for (name, count) in Counter::NAMES.iter().zip(server.commands) {
+            let name = name.strip_prefix("cmd-").unwrap_or(name);
+            let labels = format_args!("{{command=\"{name}\"}}");
+            samples.sample("beanstalkd_commands_total", labels, count);
+        }
+    }
+}
+
+impl Look {
+    fn at(key: TubeKey, tube: &Tube, now: Nanos) -> Look {
+        Look {
+            tube: key,
+            figures: TubeFigures::of(tube, now),
+            ready_left: tube.ready.len(),
+            line_left: tube.line.len(),
+        }
+    }
+
+    /// Looks at so many of its jobs and of those in its line. Whether it is done with them.
+    fn go_on(&mut self, view: View<'_>, looks: &mut usize) -> bool {
+        let tube = &view.queue.tubes[self.tube];
+        self.ready_left = self.ready_left.min(tube.ready.len());
+        let ready = self.ready_left.min(*looks);
+        // Ids rise with time.
+        let oldest = tube.ready.between(self.ready_left - ready..self.ready_left);
+        if let Some(oldest) = oldest.iter().min_by_key(|entry| entry.id) {
+            let age = view.now.since(view.queue.jobs[oldest.job].created_at);
+            self.figures.oldest_ready_age = self.figures.oldest_ready_age.max(age);
+        }
+        self.ready_left -= ready;
+        *looks -= ready;
+
+        self.line_left = self.line_left.min(tube.line.len());
+        let in_line = self.line_left.min(looks.div_ceil(LOOKS_PER_PLACE_IN_LINE));
+        let waiting = tube.line.between(self.line_left - in_line..self.line_left);
+        let waiting = waiting.iter().filter(|&&place| view.queue.waits_at(place)).count();
+        self.figures.waiting += waiting as u64;
+        self.line_left -= in_line;
+        *looks = looks.saturating_sub(in_line * LOOKS_PER_PLACE_IN_LINE);
+        self.ready_left == 0 && self.line_left == 0
+    }
+}
+
+impl TubeFigures {
+    /// All that can be had at once, but for the name.
+    fn of(tube: &Tube, now: Nanos) -> TubeFigures {
+        let pause = tube.pause.as_deref();
+        TubeFigures {
+            name: String::new(),
+            ready: tube.ready.len() as u64,
+            reserved: tube.reserved.into(),
+            delayed: tube.delayed.len() as u64,
+            buried: tube.buried.len().into(),
+            urgent: tube.urgent.into(),
+            total_jobs: tube.total_jobs,
+            deletes: tube.deletes,
+            pauses: tube.pauses,
+            using: tube.using.into(),
+            watching: tube.watching.into(),
+            waiting: 0,
+            pause: pause.map_or(Nanos::ZERO, |pause| Nanos::from_secs(pause.secs)),
+            pause_left: pause.map_or(Nanos::ZERO, |pause| pause.until.since(now)),
+            oldest_ready_age: Nanos::ZERO,
+        }
+    }
+
+    /// The sum of both, or whatever is longer.
+    fn add(&mut self, other: &TubeFigures) {
+        self.ready += other.ready;
+        self.reserved += other.reserved;
+        self.delayed += other.delayed;
+        self.buried += other.buried;
+        self.urgent += other.urgent;
+        self.total_jobs += other.total_jobs;
+        self.deletes += other.deletes;
+        self.pauses += other.pauses;
+        self.using += other.using;
+        self.watching += other.watching;
+        self.waiting += other.waiting;
+        self.pause = self.pause.max(other.pause);
+        self.pause_left = self.pause_left.max(other.pause_left);
+        self.oldest_ready_age = self.oldest_ready_age.max(other.oldest_ready_age);
+    }
+}
+
+// ---- Families ----
+
+const GAUGE: &str = "gauge";
+const COUNTER: &str = "counter";
+
+fn tell_process(server: &ServerStats<'_>, samples: &mut Samples<'_>) {
+    let facts = server.facts;
+    samples.family(
+        "beanstalkd_build_info",
+        GAUGE,
+        "The version of the server, and of C beanstalkd that it stands in for.",
+    );
+    let (own, protocol) = (env!("CARGO_PKG_VERSION"), stats::VERSION);
+    let labels = format_args!("{{version=\"{own}\",protocol=\"{protocol}\"}}");
+    samples.sample("beanstalkd_build_info", labels, 1);
+    samples.family(
+        "beanstalkd_instance_info",
+        GAUGE,
+        "What stats tells of the process and its machine.",
+    );
+    let labels = format_args!(
+        "{{id=\"{}\",pid=\"{}\",hostname=\"{}\",os=\"{}\",platform=\"{}\"}}",
+        Label(&facts.instance_id),
+        facts.pid,
+        Label(&facts.hostname),
+        Label(&facts.os_version),
+        Label(&facts.platform)
+    );
+    samples.sample("beanstalkd_instance_info", labels, 1);
+    let help = "When the server was started, in seconds since 1970.";
+    samples.one("process_start_time_seconds", GAUGE, help, Seconds(facts.started_at));
+    let time = (facts.processor_time)();
+    let [user, system] = [time.user_us, time.system_us].map(|us| Nanos::from_nanos(us * 1_000));
+    let help = "Processor time.";
+    samples.one("process_cpu_seconds_total", COUNTER, help, Seconds(user + system));
+    let name = "beanstalkd_cpu_seconds_total";
+    samples.family(name, COUNTER, "Processor time, in the program and in the system for it.");
+    samples.sample(name, format_args!("{{mode=\"user\"}}"), Seconds(user));
+    samples.sample(name, format_args!("{{mode=\"system\"}}"), Seconds(system));
+    if let Some(bytes) = (facts.resident_bytes)() {
+        samples.one("process_resident_memory_bytes", GAUGE, "Memory in use.", bytes);
+    }
+    let help = "Whether puts are refused so that the queue runs empty.";
+    samples.one("beanstalkd_draining", GAUGE, help, u8::from(server.is_draining));
+}
+
+fn tell_jobs(server: &ServerStats<'_>, queue: &Queue, samples: &mut Samples<'_>) {
+    let totals = &queue.totals;
+    samples.family("beanstalkd_jobs", GAUGE, "Jobs, by state.");
+    for (state, count) in [
+        ("ready", totals.ready),
+        ("reserved", totals.reserved),
+        ("delayed", totals.delayed),
+        ("buried", totals.buried),
+    ] {
+        samples.sample("beanstalkd_jobs", format_args!("{{state=\"{state}\"}}"), count);
+    }
+    let help = "Ready jobs with a priority below 1024.";
+    samples.one("beanstalkd_urgent_jobs", GAUGE, help, totals.urgent);
+    samples.one("beanstalkd_jobs_created_total", COUNTER, "Jobs that were put.", totals.total_jobs);
+    let help = "Times that a worker had a job for longer than its time to run.";
+    samples.one("beanstalkd_job_timeouts_total", COUNTER, help, totals.timeouts);
+    let help = "Memory that jobs take, with their bodies.";
+    samples.one("beanstalkd_job_memory_bytes", GAUGE, help, queue.job_bytes());
+    if let Some(limit) = server.max_memory_bytes {
+        let help = "Memory that jobs may take before puts are refused.";
+        samples.one("beanstalkd_job_memory_limit_bytes", GAUGE, help, limit);
+    }
+    let help = "The largest body that a job may have.";
+    samples.one("beanstalkd_job_size_limit_bytes", GAUGE, help, server.max_job_size);
+}
+
+fn tell_binlog(server: &ServerStats<'_>, queue: &Queue, samples: &mut Samples<'_>) {
+    let Some(binlog) = queue.binlog.as_ref() else { return };
+    let (figures, sizes) = (binlog.figures(), binlog.sizes());
+    let help = "Binlog files.";
+    samples.one("beanstalkd_binlog_files", GAUGE, help, sizes.files);
+    let help = "The number of the oldest binlog file.";
+    samples.one("beanstalkd_binlog_oldest_file_number", GAUGE, help, figures.oldest);
+    let help = "The number of the binlog file that is written to.";
+    samples.one("beanstalkd_binlog_current_file_number", GAUGE, help, figures.current);
+    let help = "The size of a new binlog file.";
+    samples.one("beanstalkd_binlog_file_size_bytes", GAUGE, help, server.binlog_file_size);
+    let help = "Space that binlog files take on the disk.";
+    samples.one("beanstalkd_binlog_disk_bytes", GAUGE, help, sizes.disk_bytes);
+    let help = "Records of live jobs in the binlog.";
+    samples.one("beanstalkd_binlog_live_bytes", GAUGE, help, sizes.live_bytes);
+    let help = "Records in the binlog that are not needed any more.";
+    samples.one("beanstalkd_binlog_dead_bytes", GAUGE, help, sizes.dead_bytes);
+    let help = "Whether there is no space for more binlog files.";
+    samples.one("beanstalkd_binlog_full", GAUGE, help, u8::from(sizes.is_full));
+    let help = "Records that were written to the binlog.";
+    samples.one("beanstalkd_binlog_records_written_total", COUNTER, help, figures.records_written);
+    let help = "Jobs that were moved to newer binlog files.";
+    samples.one(
+        "beanstalkd_binlog_records_migrated_total",
+        COUNTER,
+        help,
+        figures.records_migrated,
+    );
+    let help = "How long syncs of binlog files took.";
+    samples.histogram("beanstalkd_binlog_sync_seconds", help, &binlog.sync_times());
+}
+
+/// Samples of one name, one or more for each tube.
+struct TubeFamily {
+    name: &'static str,
+    kind: &'static str,
+    help: &'static str,
+    tell: fn(&TubeFigures, &mut TubeSamples<'_>),
+}
+
+const TUBE_FAMILIES: [TubeFamily; 11] = [
+    TubeFamily {
+        name: "beanstalkd_tube_jobs",
+        kind: GAUGE,
+        help: "Jobs of a tube, by state.",
+        tell: |tube, samples| {
+            samples.state("ready", tube.ready);
+            samples.state("reserved", tube.reserved);
+            samples.state("delayed", tube.delayed);
+            samples.state("buried", tube.buried);
+        },
+    },
+    TubeFamily {
+        name: "beanstalkd_tube_urgent_jobs",
+        kind: GAUGE,
+        help: "Ready jobs of a tube with a priority below 1024.",
+        tell: |tube, samples| samples.one(tube.urgent),
+    },
+    TubeFamily {
+        name: "beanstalkd_tube_oldest_ready_job_age_seconds",
+        kind: GAUGE,
+        help: "How long ago the oldest ready job of a tube was put; 0 if there is none.",
+        tell: |tube, samples| samples.one(Seconds(tube.oldest_ready_age)),
+    },
+    TubeFamily {
+        name: "beanstalkd_tube_jobs_created_total",
+        kind: COUNTER,
+        help: "Jobs that were put into a tube.",
+        tell: |tube, samples| samples.one(tube.total_jobs),
+    },
+    TubeFamily {
+        name: "beanstalkd_tube_deletes_total",
+        kind: COUNTER,
+        help: "Jobs of a tube that were deleted.",
+        tell: |tube, samples| samples.one(tube.deletes),
+    },
+    TubeFamily {
+        name: "beanstalkd_tube_using",
+        kind: GAUGE,
+        help: "Connections that use a tube.",
+        tell: |tube, samples| samples.one(tube.using),
+    },
+    TubeFamily {
+        name: "beanstalkd_tube_watching",
+        kind: GAUGE,
+        help: "Connections that watch a tube.",
+        tell: |tube, samples| samples.one(tube.watching),
+    },
+    TubeFamily {
+        name: "beanstalkd_tube_waiting",
+        kind: GAUGE,
+        help: "Connections that watch a tube and wait for a job.",
+        tell: |tube, samples| samples.one(tube.waiting),
+    },
+    TubeFamily {
+        name: "beanstalkd_tube_pauses_total",
+        kind: COUNTER,
+        help: "Times that a tube was paused.",
+        tell: |tube, samples| samples.one(tube.pauses),
+    },
+    TubeFamily {
+        name: "beanstalkd_tube_pause_seconds",
+        kind: GAUGE,
+        help: "How long the present pause of a tube is all in all.",
+        tell: |tube, samples| samples.one(Seconds(tube.pause)),
+    },
+    TubeFamily {
+        name: "beanstalkd_tube_pause_left_seconds",
+        kind: GAUGE,
+        help: "How long the present pause of a tube still lasts.",
+        tell: |tube, samples| samples.one(Seconds(tube.pause_left)),
+    },
+];
+
+// ---- The text format ----
+
+/// The samples of a page.
+struct Samples<'a>(&'a mut String);
+
+impl Samples<'_> {
+    fn line(&mut self, line: fmt::Arguments<'_>) {
+        self.0.write_fmt(line).expect("writing to a string cannot fail");
+        self.0.push('\n');
+    }
+
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        self.line(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}"));
+    }
+
+    fn sample(&mut self, name: &str, labels: fmt::Arguments<'_>, value: impl Display) {
+        self.line(format_args!("{name}{labels} {value}"));
+    }
+
+    fn one(&mut self, name: &str, kind: &str, help: &str, value: impl Display) {
+        self.family(name, kind, help);
+        self.sample(name, format_args!(""), value);
+    }
+
+    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
+        self.family(name, "histogram", help);
+        let mut all = 0;
+        for (bound, count) in histogram.cumulative() {
+            self.line(format_args!("{name}_bucket{{le=\"{bound}\"}} {count}"));
+            all = count;
+        }
+        self.line(format_args!("{name}_sum {}", Seconds(histogram.sum())));
+        self.line(format_args!("{name}_count {all}"));
+    }
+}
+
+/// The samples of a tube in one family.
+struct TubeSamples<'a> {
+    name: &'static str,
+    tube: &'a str,
+    text: &'a mut String,
+}
+
+impl TubeSamples<'_> {
+    fn one(&mut self, value: impl Display) {
+        let labels = format_args!("{{tube=\"{}\"}}", Label(self.tube));
+        Samples(self.text).sample(self.name, labels, value);
+    }
+
+    fn state(&mut self, state: &str, value: u64) {
+        let labels = format_args!("{{tube=\"{}\",state=\"{state}\"}}", Label(self.tube));
+        Samples(self.text).sample(self.name, labels, value);
+    }
+}
+
+/// The value of a label, between its quotes.
+struct Label<'a>(&'a str);
+
+impl Display for Label<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for char in self.0.chars() {
+            match char {
+                '"' | '\\' => write!(f, "\\{char}")?,
+                '\n' => f.write_str("\\n")?,
+                _ => f.write_char(char)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A span or moment in seconds.
+struct Seconds(Nanos);
+
+impl Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const NANOS_PER_SEC: u64 = 1_000_000_000;
+        let nanos = self.0.as_nanos();
+        match nanos % NANOS_PER_SEC {
+            0 => write!(f, "{}", nanos / NANOS_PER_SEC),
+            rest => write!(f, "{}.{rest:09}", nanos / NANOS_PER_SEC),
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! One visitor's end of an HTTP connection: bytes to a request, and an answer in pieces.
+//!
+//! A visitor has a limited time to ask, and then to take what is told; there is one answer, and
+//! then the connection is over. Sockets are not known here.
+
+use super::histogram::Histogram;
+use super::http::{self, HEAD_MAX, Length, METRICS_TYPE, Request, Status, TEXT_TYPE};
+use super::metrics::{Page, SLICE_LEN};
+use super::server::Server;
+use super::time::Nanos;
+use std::collections::TryReserveError;
+
+/// One visitor.
+#[derive(Debug)]
+pub struct Visit {
+    phase: Phase,
+    /// What has been asked so far.
+    head: Vec<u8>,
+    /// The part of the answer that is to be sent, and how much of that has been.
+    answer: String,
+    sent: usize,
+    /// When the visitor must have gone on.
+    deadline: Nanos,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// The request is not complete.
+    Asking,
+    /// There is more of the answer than has been made.
+    Telling { page: Box<Page>, in_chunks: bool },
+    /// The rest of the answer is to be sent.
+    Sending,
+    /// Whatever the visitor still sends is dropped: to close at once could keep the answer from arriving.
+    Leaving,
+    /// The connection is to be closed.
+    Over,
+}
+
+/// What visitors are told of.
+#[derive(Clone, Copy, Debug)]
+pub enum Host<'a> {
+    /// The server reads its binlog, and serves nobody yet.
+    Starting,
+    /// It serves.
+    Serving(&'a Server, &'a Histogram),
+}
+
+/// For the whole of a request.
+const TO_ASK: Nanos = Nanos::from_secs(5);
+/// For each piece of the answer.
+const TO_TAKE: Nanos = Nanos::from_secs(10);
+/// For the end of the connection.
+const TO_LEAVE: Nanos = Nanos::from_secs(2);
+
+impl Visit {
+    /// A visitor has come.
+    pub fn new(now: Nanos) -> Visit {
+        Visit {
+            phase: Phase::Asking,
+            head: Vec::new(),
+            answer: String::new(),
+            sent: 0,
+            deadline: now + TO_ASK,
+        }
+    }
+
+    // ---- What the visitor does ----
+
+    /// Bytes have arrived.
+    ///
+    /// # Errors
+    /// There is no memory for the visit.
+    pub fn receive(
+        &mut self,
+        bytes: &[u8],
+        host: Host<'_>,
+        tubes_max: usize,
+        now: Nanos,
+    ) -> Result<(), TryReserveError> {
+        if !matches!(self.phase, Phase::Asking) {
+            return Ok(());
+        }
+        let bytes = &bytes[..bytes.len().min(HEAD_MAX - self.head.len())];
+        self.head.try_reserve(bytes.len())?;
+        self.head.extend_from_slice(bytes);
+        match http::parse(&self.head) {
+            Ok(None) => return Ok(()),
+            Ok(Some(request)) => self.answer(request, host, tubes_max)?,
+            Err(status) => self.say(status, status.explanation(), false),
+        }
+        self.deadline = now + TO_TAKE;
+        Ok(())
+    }
+
+    /// The visitor will send no more.
+    pub fn end_input(&mut self) {
+        if matches!(self.phase, Phase::Asking | Phase::Leaving) {
+            self.phase = Phase::Over;
+        }
+    }
+
+    /// So many bytes of the answer were sent.
+    pub fn sent(&mut self, count: usize, now: Nanos) {
+        self.sent += count;
+        self.deadline = now + TO_TAKE;
+        if self.sent == self.answer.len() {
+            self.answer.clear();
+            self.sent = 0;
+            if matches!(self.phase, Phase::Sending) {
+                self.phase = Phase::Leaving;
+                self.deadline = now + TO_LEAVE;
+            }
+        }
+    }
+
+    /// Time has passed. Says whether the visitor is turned out for being slow.
+    pub fn is_late(&self, now: Nanos) -> bool {
+        self.deadline <= now
+    }
+
+    // ---- What there is to do ----
+
+    /// What is to be sent.
+    pub fn to_send(&self) -> &[u8] {
+        &self.answer.as_bytes()[self.sent..]
+    }
+
+    /// Whether more of the answer can be made: what was made before has been sent.
+    pub fn wants_slice(&self) -> bool {
+        matches!(self.phase, Phase::Telling { .. }) && self.answer.is_empty()
+    }
+
+    /// Whether all of the answer has been sent, so that no more will be.
+    pub fn is_leaving(&self) -> bool {
+        matches!(self.phase, Phase::Leaving)
+    }
+
+    /// Whether the connection is to be closed.
+    pub fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Over)
+    }
+
+    /// When the visitor is to be turned out.
+    pub fn deadline(&self) -> Nanos {
+        self.deadline
+    }
+
+    // ---- Answering ----
+
+    fn answer(
+        &mut self,
+        request: Request,
+        host: Host<'_>,
+        tubes_max: usize,
+    ) -> Result<(), TryReserveError> {
+        let Request { page, head_only, takes_chunks } = request;
+        let (status, text) = match (page, host) {
+            (http::Page::Health, _) => (Status::Ok, "ok\n"),
+            (http::Page::Readiness | http::Page::Metrics, Host::Starting) => {
+                (Status::ServiceUnavailable, "the binlog is being read\n")
+            }
+            (http::Page::Readiness, Host::Serving(server, _)) if server.is_draining() => {
+                (Status::ServiceUnavailable, "draining\n")
+            }
+            (http::Page::Readiness, Host::Serving(..)) => (Status::Ok, "ok\n"),
+            (http::Page::Metrics, Host::Serving(..)) => {
+                return self.begin_telling(head_only, takes_chunks, tubes_max);
+            }
+        };
+        self.say(status, text, head_only);
+        Ok(())
+    }
+
+    fn say(&mut self, status: Status, text: &str, head_only: bool) {
+        self.answer = http::head(status, TEXT_TYPE, Length::Bytes(text.len()));
+        if !head_only {
+            self.answer.push_str(text);
+        }
+        self.phase = Phase::Sending;
+    }
+
+    fn begin_telling(
+        &mut self,
+        head_only: bool,
+        in_chunks: bool,
+        tubes_max: usize,
+    ) -> Result<(), TryReserveError> {
+        let length = if in_chunks { Length::Chunks } else { Length::ToTheEnd };
+        self.answer = http::head(Status::Ok, METRICS_TYPE, length);
+        self.phase = if head_only {
+            Phase::Sending
+        } else {
+            Phase::Telling { page: Box::new(Page::new(tubes_max)), in_chunks }
+        };
+        Ok(())
+    }
+
+    /// Makes the next slice of the answer, if it is time for it.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn tell(&mut self, host: Host<'_>, now: Nanos) -> Result<(), TryReserveError> {
+        if !self.wants_slice() {
+            return Ok(());
+        }
+        let (Phase::Telling { page, in_chunks }, Host::Serving(server, turns)) =
+            (&mut self.phase, host)
+        else {
+            return Ok(());
+        };
+        self.answer.try_reserve(SLICE_LEN + LONGEST_SAMPLE + CHUNK_FRAME)?;
+        if *in_chunks {
+            self.answer.push_str(CHUNK_HEAD);
+        }
+        let begins_at = self.answer.len();
+        self.deadline = now + TO_TAKE;
+        server.tell_metrics(page, turns, now, &mut self.answer)?;
+        let told = self.answer.len() - begins_at;
+        let is_done = page.is_done();
+        if *in_chunks {
+            if told == 0 {
+                // That would be the end.
+                self.answer.clear();
+            } else {
+                self.answer.replace_range(..CHUNK_HEAD.len(), &format!("{told:08x}\r\n"));
+                self.answer.push_str("\r\n");
+            }
+            if is_done {
+                self.answer.push_str("0\r\n\r\n");
+            }
+        }
+        if is_done {
+            self.phase = if self.answer.is_empty() { Phase::Leaving } else { Phase::Sending };
+        }
+        Ok(())
+    }
+}
+
+/// The length of a chunk, which is put in when it is known.
+const CHUNK_HEAD: &str = "00000000\r\n";
+/// That, the end of a chunk and the end of all.
+const CHUNK_FRAME: usize = CHUNK_HEAD.len() + "\r\n0\r\n\r\n".len();
+/// The samples that stand together for one tube.
+const LONGEST_SAMPLE: usize = 4096;

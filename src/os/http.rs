@@ -1,0 +1,251 @@
+//! The sockets where the server tells of itself over HTTP: who comes, who is slow, who goes.
+//!
+//! They have a poll of their own, of which the event loop sees one descriptor, so that visitors cost
+//! nothing while there are none, and can be answered before the loop begins. What they ask and are
+//! told is in `engine/visit.rs`; here are only bytes and time.
+
+use super::listen::Listener;
+use super::stream::Stream;
+use crate::engine::time::Nanos;
+use crate::engine::visit::{Host, Visit};
+use log::{debug, warn};
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token};
+use std::io::{self, ErrorKind, IoSlice};
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::Duration;
+
+/// Listening sockets and visitors.
+#[derive(Debug)]
+pub struct HttpServer {
+    poll: Poll,
+    events: Events,
+    /// With whether somebody waits there.
+    doors: Vec<(Listener, bool)>,
+    visitors: Vec<Option<Visitor>>,
+    /// Who comes first when the next slice of an answer is made.
+    next_turn: usize,
+    /// As many tubes are told of one by one.
+    tubes_max: usize,
+    /// No more are let in before.
+    held_until: Nanos,
+    /// Once is enough to say that nobody can be let in.
+    has_complained: bool,
+}
+
+#[derive(Debug)]
+struct Visitor {
+    stream: Stream,
+    visit: Visit,
+    is_readable: bool,
+    is_writable: bool,
+}
+
+/// More wait at the door: those who are inside leave soon, or are turned out.
+const VISITORS_MAX: usize = 16;
+/// When to try again to let somebody in, after the system had no descriptor left.
+const ACCEPT_AGAIN: Nanos = Nanos::from_secs(1);
+/// What is read at once.
+const READ_LEN: usize = 1024;
+/// Of somebody who sends and sends, so much is read in one turn.
+const READS_PER_TURN: usize = 8;
+
+impl HttpServer {
+    /// Serves these sockets, and tells of `tubes_max` tubes one by one.
+    ///
+    /// # Errors
+    /// The system has no means for it.
+    pub fn new(listeners: Vec<Listener>, tubes_max: usize) -> io::Result<HttpServer> {
+        let poll = Poll::new()?;
+        for (index, listener) in listeners.iter().enumerate() {
+            let mut source = SourceFd(&listener.as_raw_fd());
+            poll.registry().register(&mut source, door_token(index), Interest::READABLE)?;
+        }
+        Ok(HttpServer {
+            poll,
+            events: Events::with_capacity(VISITORS_MAX),
+            doors: listeners.into_iter().map(|listener| (listener, false)).collect(),
+            visitors: (0..VISITORS_MAX).map(|_| None).collect(),
+            next_turn: 0,
+            tubes_max,
+            held_until: Nanos::ZERO,
+            has_complained: false,
+        })
+    }
+
+    /// Does what can be done at once, and makes one slice of an answer at most.
+    ///
+    /// # Errors
+    /// The system does not let it look for events any more.
+    pub fn turn(&mut self, host: Host<'_>, now: Nanos) -> io::Result<()> {
+        self.look()?;
+        self.accept(now);
+        for index in 0..self.visitors.len() {
+            let Some(visitor) = &mut self.visitors[index] else { continue };
+            if let Err(why) = visitor.go_on(host, self.tubes_max, now) {
+                debug!("a visitor is gone: {why}");
+                self.visitors[index] = None;
+            }
+        }
+        self.make_slice(host, now);
+        Ok(())
+    }
+
+    /// When there is something to do though nothing happens.
+    pub fn next_due(&self) -> Option<Nanos> {
+        let visitors = || self.visitors.iter().flatten();
+        if visitors().any(|visitor| visitor.visit.wants_slice() || visitor.can_go_on()) {
+            return Some(Nanos::ZERO);
+        }
+        let waits = self.doors.iter().any(|&(_, is_ready)| is_ready) && self.has_room();
+        let door = waits.then_some(self.held_until);
+        visitors().map(|visitor| visitor.visit.deadline()).chain(door).min()
+    }
+
+    /// Finds out what has happened.
+    fn look(&mut self) -> io::Result<()> {
+        match self.poll.poll(&mut self.events, Some(Duration::ZERO)) {
+            Err(error) if error.kind() != ErrorKind::Interrupted => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+        for event in &self.events {
+            let Token(index) = event.token();
+            if let Some(visitor) = self.visitors.get_mut(index) {
+                let Some(visitor) = visitor else { continue };
+                visitor.is_readable |= event.is_readable() || event.is_read_closed();
+                visitor.is_readable |= event.is_error();
+                visitor.is_writable |= event.is_writable() || event.is_write_closed();
+            } else if let Some((_, is_ready)) = self.doors.get_mut(index - VISITORS_MAX) {
+                *is_ready = true;
+            }
+        }
+        Ok(())
+    }
+
+    fn has_room(&self) -> bool {
+        self.visitors.iter().any(Option::is_none)
+    }
+
+    fn accept(&mut self, now: Nanos) {
+        if now < self.held_until {
+            return;
+        }
+        for (listener, is_ready) in &mut self.doors {
+            while *is_ready {
+                let Some(place) = self.visitors.iter().position(Option::is_none) else { return };
+                match listener.accept() {
+                    Ok(stream) => {
+                        let interest = Interest::READABLE | Interest::WRITABLE;
+                        let mut source = SourceFd(&stream.as_raw_fd());
+                        let registry = self.poll.registry();
+                        if let Err(error) = registry.register(&mut source, Token(place), interest) {
+                            debug!("a visitor cannot be let in: {error}");
+                            continue;
+                        }
+                        self.visitors[place] = Some(Visitor::new(stream, now));
+                        self.has_complained = false;
+                    }
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => *is_ready = false,
+                    Err(error) => {
+                        self.held_until = now + ACCEPT_AGAIN;
+                        if !std::mem::replace(&mut self.has_complained, true) {
+                            warn!("nobody can be let in who asks for metrics: {error}");
+                        }
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes a slice of the answer of one visitor, and of another the next time.
+    fn make_slice(&mut self, host: Host<'_>, now: Nanos) {
+        let count = self.visitors.len();
+        let mut places = (0..count).map(|step| (self.next_turn + step) % count);
+        let wants_slice = |place: &usize| {
+            self.visitors[*place].as_ref().is_some_and(|visitor| visitor.visit.wants_slice())
+        };
+        let Some(place) = places.find(wants_slice) else { return };
+        self.next_turn = place + 1;
+        let Some(visitor) = &mut self.visitors[place] else { return };
+        let told = visitor.visit.tell(host, now).map_err(|_| ErrorKind::OutOfMemory.into());
+        if let Err(error) = told.and_then(|()| visitor.send(now)) {
+            debug!("a visitor is gone: {error}");
+            self.visitors[place] = None;
+        }
+    }
+}
+
+impl Visitor {
+    fn new(stream: Stream, now: Nanos) -> Visitor {
+        Visitor { stream, visit: Visit::new(now), is_readable: true, is_writable: true }
+    }
+
+    /// Whether the next turn brings it further.
+    fn can_go_on(&self) -> bool {
+        self.is_readable || (self.is_writable && !self.visit.to_send().is_empty())
+    }
+
+    /// Reads and sends what can be.
+    ///
+    /// # Errors
+    /// The visit is over, and why.
+    fn go_on(&mut self, host: Host<'_>, tubes_max: usize, now: Nanos) -> io::Result<()> {
+        let mut buffer = [0; READ_LEN];
+        for _ in 0..READS_PER_TURN {
+            if !self.is_readable {
+                break;
+            }
+            match self.stream.read(&mut buffer) {
+                Ok(0) => {
+                    self.is_readable = false;
+                    self.visit.end_input();
+                }
+                Ok(count) => {
+                    let received = self.visit.receive(&buffer[..count], host, tubes_max, now);
+                    received.map_err(|_| io::Error::from(ErrorKind::OutOfMemory))?;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.is_readable = false,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.send(now)?;
+        if self.visit.is_over() {
+            return Err(io::Error::other("it was told everything"));
+        }
+        if self.visit.is_late(now) {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        Ok(())
+    }
+
+    /// Sends what the system takes at once.
+    fn send(&mut self, now: Nanos) -> io::Result<()> {
+        while self.is_writable && !self.visit.to_send().is_empty() {
+            match self.stream.write(&[IoSlice::new(self.visit.to_send())]) {
+                Ok(count) => {
+                    self.visit.sent(count, now);
+                    if self.visit.is_leaving() {
+                        self.stream.end_output()?;
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.is_writable = false,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn door_token(index: usize) -> Token {
+    Token(VISITORS_MAX + index)
+}
+
+/// The descriptor that becomes readable when something has happened.
+impl AsRawFd for HttpServer {
+    fn as_raw_fd(&self) -> RawFd {
+        self.poll.as_raw_fd()
+    }
+}
