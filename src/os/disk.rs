@@ -57,7 +57,7 @@ const REMOVED_AT_ONCE: u64 = 256 * 1024;
 const MOST_NAMELESS: usize = 4;
 
 /// Where the system cannot set space aside, zeros are written, so many at a time.
-static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
+static ZEROS: [u8; 16 * 1024] = [0; 16 * 1024];
 
 impl Directory {
     /// Takes the directory, and keeps everybody else from doing the same. C beanstalkd locks
