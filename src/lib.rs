@@ -21,6 +21,7 @@
 //! | 5 | [`os::notify`] | what a service manager is told, and when |
 //! | 5 | [`os::process`] | clock, signals, user, limits. All `unsafe` is here |
 //! | 5 | [`engine::visit`] | one such visitor: bytes to a request, and an answer in pieces |
+//! | 5 | [`os::names`] | hosts and users of a static binary, from files |
 //! | 4 | [`engine::server`] | the whole state; runs commands; the calls of the loop |
 //! | 3 | [`engine::conn`] | one client's state machine: bytes to lines and bodies |
 //! | 3 | [`engine::stats`] | the YAML documents |

@@ -1,5 +1,6 @@
 //! Listening sockets: TCP, Unix, and those inherited from a service manager.
 
+use super::names;
 use super::process::{self, Identity};
 use super::stream::Stream;
 use mio::net::{TcpListener, UnixListener};
@@ -118,6 +119,10 @@ fn open_host(host: &str, mut port: u16) -> Result<Vec<Listener>, ListenError> {
 fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, ListenError> {
     let failed = |error| ListenError::Resolve(host.to_owned(), error);
     let mut addresses: Vec<SocketAddr> = Vec::new();
+    if names::ARE_IN_FILES_ONLY {
+        let found = names::addresses(host).map_err(failed)?;
+        return Ok(found.into_iter().map(|address| SocketAddr::new(address, port)).collect());
+    }
     for address in (host, port).to_socket_addrs().map_err(failed)? {
         if !addresses.contains(&address) {
             addresses.push(address);

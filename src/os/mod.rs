@@ -6,6 +6,7 @@ pub mod disk;
 pub mod event_loop;
 pub mod http;
 pub mod listen;
+pub mod names;
 pub mod notify;
 pub mod process;
 pub mod stream;

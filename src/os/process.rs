@@ -5,6 +5,7 @@
 //! the server does.
 #![allow(unsafe_code, reason = "this is the room for it")]
 
+use super::names;
 use crate::engine::stats::ProcessorTime;
 use crate::engine::time::{Drift, Nanos};
 use std::ffi::{CStr, CString};
@@ -429,7 +430,15 @@ pub fn find_user(user: &str) -> Result<Identity, UserError> {
         // To the kernel the largest number means "as it is": nobody would be changed.
         (Ok(u32::MAX), _) | (_, Ok(u32::MAX)) => Err(UserError::Unknown),
         (Ok(uid), Ok(gid)) => Ok(Identity { uid, gid }),
+        _ if names::ARE_IN_FILES_ONLY => find_user_in_file(user),
         _ => find_user_by_name(user),
+    }
+}
+
+fn find_user_in_file(name: &str) -> Result<Identity, UserError> {
+    match names::user_and_group(name).map_err(UserError::Database)? {
+        None | Some((u32::MAX, _) | (_, u32::MAX)) => Err(UserError::Unknown),
+        Some((uid, gid)) => Ok(Identity { uid, gid }),
     }
 }
 

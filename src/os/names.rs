@@ -1,0 +1,131 @@
+//! Names of hosts and users as a static binary finds them: in `/etc/hosts` and `/etc/passwd`, and
+//! nowhere else.
+//!
+//! The C library asks whatever `/etc/nsswitch.conf` names. One that is linked into the program
+//! loads shared libraries of the machine for that, which may be of another version than itself and
+//! are not there in an empty root, and it would be a tenth of the binary. What is not found is told
+//! with the file that was looked into. Nothing here knows what the names are for.
+
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+
+/// Whether names are looked up here rather than by the C library.
+pub const ARE_IN_FILES_ONLY: bool = cfg!(target_feature = "crt-static");
+
+const HOSTS: &str = "/etc/hosts";
+const USERS: &str = "/etc/passwd";
+
+/// The addresses of a host, each once.
+///
+/// # Errors
+/// The file cannot be read, or does not have the name.
+pub fn addresses(host: &str) -> io::Result<Vec<IpAddr>> {
+    const REMEDY: &str = "give an address instead";
+    let text = read(HOSTS).map_err(|error| io::Error::other(format!("{error}; {REMEDY}")))?;
+    let found = addresses_in(&text, host);
+    if found.is_empty() {
+        let why =
+            format!("a static server looks into {HOSTS} only, which has no such name; {REMEDY}");
+        return Err(io::Error::new(io::ErrorKind::NotFound, why));
+    }
+    Ok(found)
+}
+
+/// The numbers of a user and of his group, if there is such a user.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn user_and_group(name: &str) -> io::Result<Option<(u32, u32)>> {
+    read(USERS).map(|text| user_and_group_in(&text, name))
+}
+
+fn read(path: &str) -> io::Result<String> {
+    let named = |error: io::Error| io::Error::new(error.kind(), format!("{path}: {error}"));
+    // Comments may be in any encoding.
+    fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).map_err(named)
+}
+
+/// Lines of an address and its names, as in `hosts(5)`.
+fn addresses_in(text: &str, host: &str) -> Vec<IpAddr> {
+    let mut found = Vec::new();
+    for line in text.lines() {
+        let (line, _) = line.split_once('#').unwrap_or((line, ""));
+        let mut words = line.split_whitespace();
+        let Some(Ok(address)) = words.next().map(str::parse) else { continue };
+        if words.any(|name| name.eq_ignore_ascii_case(host)) && !found.contains(&address) {
+            found.push(address);
+        }
+    }
+    found
+}
+
+/// Lines of fields between colons, as in `passwd(5)`: name, password, user, group.
+fn user_and_group_in(text: &str, name: &str) -> Option<(u32, u32)> {
+    text.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        if fields.next() != Some(name) {
+            return None;
+        }
+        let mut number = || fields.next()?.parse().ok();
+        let _password: Option<u32> = number();
+        Some((number()?, number()?))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_has_the_addresses_of_all_its_lines() {
+        let text = "127.0.0.1\tlocalhost here # there\n\
+            # 192.0.2.9 here\n\
+            \n\
+            ::1 ip6-localhost\tlocalhost\n\
+            192.0.2.1   Here.example.org here\n\
+            192.0.2.1 here\n\
+            fe80::1%lo0 localhost\n\
+            nonsense here\n";
+        let found = |host| -> Vec<String> {
+            addresses_in(text, host).iter().map(ToString::to_string).collect()
+        };
+        assert_eq!(found("localhost"), ["127.0.0.1", "::1"]);
+        assert_eq!(found("HERE"), ["127.0.0.1", "192.0.2.1"]);
+        assert_eq!(found("here.example.org"), ["192.0.2.1"]);
+        for nobody in ["there", "192.0.2.1", "nonsense", "local", ""] {
+            assert!(found(nobody).is_empty(), "{nobody}");
+        }
+    }
+
+    #[test]
+    fn a_user_has_the_numbers_of_his_first_sound_line() {
+        let text = "root:x:0:0:root:/root:/bin/sh\n\
+            mail:x:eight:8::/:\n\
+            mail:x:8:12::/:\n\
+            mail:x:9:9::/:\n\
+            short:x:1\n\
+            bare::5:6\n";
+        for (name, numbers) in [
+            ("root", Some((0, 0))),
+            ("mail", Some((8, 12))),
+            ("bare", Some((5, 6))),
+            ("short", None),
+            ("x", None),
+            ("", None),
+        ] {
+            assert_eq!(user_and_group_in(text, name), numbers, "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let error = read("/no/such/file").expect_err("it is not there");
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+        assert!(error.to_string().starts_with("/no/such/file: "), "{error}");
+        // No line can have a name with a blank in it.
+        let error = addresses("no such host").expect_err("it is nowhere");
+        assert!(error.to_string().contains(HOSTS), "{error}");
+        assert!(error.to_string().contains("give an address"), "{error}");
+    }
+}
