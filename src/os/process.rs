@@ -267,6 +267,39 @@ pub fn is_first_process() -> bool {
     std::process::id() == 1
 }
 
+// ---- Before main ----
+
+/// Rust's runtime wants descriptors 0 to 2 open, so that no file gets one of these numbers, and
+/// ends the process without a word where one is closed and there is no `/dev/null`, as in an empty
+/// root. So they are opened before it looks.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEFORE_THE_RUNTIME: extern "C" fn() = open_standard_descriptors;
+
+extern "C" fn open_standard_descriptors() {
+    for fd in 0..=2 {
+        // SAFETY: asking is sound whatever the number, both paths are strings that end with a zero
+        // byte, and whoever comes first gets the lowest number that is free, which is this one.
+        unsafe {
+            if libc::fcntl(fd, libc::F_GETFD) < 0
+                && libc::open(c"/dev/null".as_ptr(), libc::O_RDWR) < 0
+            {
+                // What is written there is refused, and nobody minds.
+                libc::open(c"/".as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY);
+            }
+        }
+    }
+}
+
+/// Rust's runtime asks where the stack ends, to tell an overflow from another fault. To find out,
+/// the C library parses a file of the kernel with code that would be a tenth of a static binary:
+/// there the question is answered so that the runtime does without.
+#[cfg(all(target_env = "gnu", target_feature = "crt-static"))]
+#[unsafe(no_mangle)]
+extern "C" fn pthread_getattr_np(_: libc::pthread_t, _: *mut libc::pthread_attr_t) -> libc::c_int {
+    libc::ENOSYS
+}
+
 // ---- Signals ----
 
 /// What a signal asks for.
