@@ -18,6 +18,7 @@
 //! | 5 | [`os::http`] | the sockets of those who ask over HTTP how the server is |
 //! | 5 | [`os::listen`], [`os::stream`] | listening sockets; one accepted socket |
 //! | 5 | [`os::disk`] | the directory of the binlog: its files, its lock, syncing |
+//! | 5 | [`os::first_process`] | what falls to the first process of a container, and of a machine |
 //! | 5 | [`os::notify`] | what a service manager is told, and when |
 //! | 5 | [`os::process`] | clock, signals, user, limits. All `unsafe` is here |
 //! | 5 | [`engine::visit`] | one such visitor: bytes to a request, and an answer in pieces |

@@ -3,7 +3,8 @@
 use beanstalkd::engine::inspect::{self, InspectError};
 use beanstalkd::options::{self, Look, Options, Request};
 use beanstalkd::os::disk::Directory;
-use beanstalkd::os::process::{self, Stop};
+use beanstalkd::os::first_process::Machine;
+use beanstalkd::os::process::{self, MachineEnd, Stop};
 use beanstalkd::startup::{self, StartupError};
 use std::fmt::Display;
 use std::io::{self, BufWriter, ErrorKind, Write};
@@ -15,8 +16,18 @@ use std::process::ExitCode;
 const ENDED_BY_SIGTERM: u8 = 128 + 15;
 
 fn main() -> ExitCode {
-    match options::parse(std::env::args_os().skip(1)) {
-        Ok(Request::Serve(options)) => serve(&options),
+    let mut machine = Machine::of_this_process();
+    let (exit_code, end) = run(machine.as_mut());
+    match machine {
+        Some(machine) => machine.end(end),
+        None => exit_code,
+    }
+}
+
+/// Does what is asked for; says too how the machine is to end, should it be this program's.
+fn run(machine: Option<&mut Machine>) -> (ExitCode, MachineEnd) {
+    let exit_code = match options::parse(std::env::args_os().skip(1)) {
+        Ok(Request::Serve(options)) => return serve(&options, machine),
         Ok(Request::Help) => tell(io::stdout(), options::usage()),
         Ok(Request::Inspect(look, directory)) => inspect(look, &directory),
         Ok(Request::Version) => tell(io::stdout(), options::version()),
@@ -26,7 +37,8 @@ fn main() -> ExitCode {
             tell(io::stderr(), options::usage());
             code
         }
-    }
+    };
+    (exit_code, MachineEnd::PowerOff)
 }
 
 /// Whether anybody listens is not for the program to judge: a closed pipe is no failure.
@@ -35,25 +47,28 @@ fn tell(mut to: impl Write, text: impl Display) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn serve(options: &Options) -> ExitCode {
+fn serve(options: &Options, machine: Option<&mut Machine>) -> (ExitCode, MachineEnd) {
     startup::start_logging(options);
     let fail = |error: &dyn Display, exit_code| {
         tell(io::stderr(), startup::failure_line(options.log_format, error));
         ExitCode::from(exit_code)
     };
-    let event_loop = match startup::start(options) {
-        Ok(event_loop) => event_loop,
-        Err(error) => return fail(&error, error.exit_code()),
+    let stopped = match startup::start(options, machine) {
+        Ok(event_loop) => event_loop.run().map_err(|error| fail(&error, error.exit_code())),
+        Err(error) => Err(fail(&error, error.exit_code())),
     };
-    match event_loop.run() {
-        Ok(stop) => {
-            log::info!("stopped: {stop:?}");
-            match stop {
-                Stop::Terminate if process::is_first_process() => ExitCode::from(ENDED_BY_SIGTERM),
-                Stop::Terminate | Stop::Interrupt => ExitCode::SUCCESS,
-            }
+    let stop = match stopped {
+        Ok(stop) => stop,
+        Err(exit_code) => return (exit_code, MachineEnd::PowerOff),
+    };
+    log::info!("stopped: {stop:?}");
+    match stop {
+        Stop::Terminate if process::is_first_process() => {
+            (ExitCode::from(ENDED_BY_SIGTERM), MachineEnd::PowerOff)
         }
-        Err(error) => fail(&error, error.exit_code()),
+        Stop::Terminate => (ExitCode::SUCCESS, MachineEnd::PowerOff),
+        // To the first process of a machine it means Ctrl-Alt-Del.
+        Stop::Interrupt => (ExitCode::SUCCESS, MachineEnd::Restart),
     }
 }
 

@@ -13,6 +13,7 @@ use crate::engine::visit::Host;
 use crate::options::{LogFormat, MetricsAddress, Options, UsageError};
 use crate::os::disk::{Directory, OpenError};
 use crate::os::event_loop::EventLoop;
+use crate::os::first_process::{self, Machine, MachineError};
 use crate::os::http::HttpServer;
 use crate::os::listen::{self, ListenError, Listener};
 use crate::os::notify::Notifier;
@@ -29,6 +30,8 @@ use std::path::{Path, PathBuf};
 pub enum StartupError {
     /// The command line makes no sense.
     Usage(UsageError),
+    /// The machine, which is this server's alone, cannot be made ready.
+    Machine(MachineError),
     /// The directory for the binlog cannot be used.
     OpenBinlog(PathBuf, OpenError),
     /// What is in it cannot be read, or there is no space to go on.
@@ -48,7 +51,7 @@ impl StartupError {
     pub fn exit_code(&self) -> u8 {
         match self {
             StartupError::Replay(_, ReplayError::Failed(_)) => 74,
-            StartupError::System(..) | StartupError::Replay(..) => 1,
+            StartupError::System(..) | StartupError::Machine(_) | StartupError::Replay(..) => 1,
             StartupError::Usage(_) => 5,
             StartupError::OpenBinlog(..) => 10,
             StartupError::FindUser(_, UserError::Database(_)) => 32,
@@ -90,11 +93,12 @@ fn json_line(level: Level, message: &dyn fmt::Display) -> String {
     format!(r#"{{"time":"{now}","level":"{level}","message":"{}"}}"#, JsonText(&message))
 }
 
-/// Does all that must be done before the first client can be served.
+/// Does all that must be done before the first client can be served; on a machine of which this is
+/// the first process, more than elsewhere.
 ///
 /// # Errors
 /// One step fails; nothing is served.
-pub fn start(options: &Options) -> Result<EventLoop, StartupError> {
+pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<EventLoop, StartupError> {
     for warning in &options.warnings {
         warn!("{warning}");
     }
@@ -102,6 +106,10 @@ pub fn start(options: &Options) -> Result<EventLoop, StartupError> {
     // Before anything else opens a descriptor.
     let inherited = process::inherited_sockets().map_err(ListenError::NotOpen);
     let inherited = inherited.map_err(StartupError::Listen)?;
+    first_process::reap_orphans();
+    if let Some(machine) = machine {
+        machine.prepare().map_err(StartupError::Machine)?;
+    }
     match process::raise_file_limit() {
         Ok(limit) => info!("up to {limit} open files"),
         Err(error) => warn!("cannot raise the limit of open files: {error}"),
@@ -223,6 +231,7 @@ impl fmt::Display for StartupError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             StartupError::Usage(error) => write!(f, "{error}"),
+            StartupError::Machine(error) => write!(f, "{error}"),
             StartupError::OpenBinlog(path, error) => write!(f, "-b {}: {error}", path.display()),
             StartupError::Replay(path, error) => write!(f, "-b {}: {error}", path.display()),
             StartupError::System(what, error) => write!(f, "cannot {what}: {error}"),

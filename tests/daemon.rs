@@ -472,9 +472,7 @@ fn hup_changes_nothing() {
 
 #[test]
 fn the_first_process_of_a_container_ends_as_if_killed() {
-    let namespace = Command::new("unshare").args(["--fork", "--pid", "true"]).output();
-    if !namespace.is_ok_and(|output| output.status.success()) {
-        skip("no new process namespace can be had here");
+    if !can_have_a_process_namespace() {
         return;
     }
     for (name, code) in [("TERM", 143), ("INT", 0)] {
@@ -485,22 +483,51 @@ fn the_first_process_of_a_container_ends_as_if_killed() {
         let address = logged_address(&mut daemon);
         // Inside it is the first; outside it is a child.
         assert_eq!(stat(address, "pid"), "1");
-        let inner = descendant(daemon.child.id());
-        let killed = Command::new("kill").args([&format!("-{name}"), &inner.to_string()]).status();
-        assert!(killed.unwrap().success());
+        let [server] = children(daemon.child.id())[..] else { panic!("unshare has one child") };
+        kill(name, server);
         assert_eq!(daemon.wait().0.code(), Some(code), "{name}");
     }
 }
 
-/// The last of a chain of only children.
-fn descendant(mut pid: u32) -> u32 {
-    while let Some(child) = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))
-        .ok()
-        .and_then(|children| children.split_whitespace().next()?.parse().ok())
-    {
-        pid = child;
+/// The children of a process.
+fn children(pid: u32) -> Vec<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    children.unwrap().split_whitespace().map(|child| child.parse().unwrap()).collect()
+}
+
+#[test]
+fn the_first_process_of_a_container_reaps_orphans() {
+    if !can_have_a_process_namespace() {
+        return;
     }
-    pid
+    // The first ends before the server begins, and the second when we say so; what started it
+    // has ended by then.
+    let script = r#"true & (sleep 1000 &); exec "$0" -V -l 127.0.0.1 -p 0"#;
+    let mut command = Command::new("unshare");
+    command.args(["--fork", "--pid", "sh", "-c", script, BEANSTALKD]);
+    let mut daemon = Daemon::spawn(command);
+    let address = logged_address(&mut daemon);
+    let [server] = children(daemon.child.id())[..] else { panic!("unshare has one child") };
+    wait_until("only one child is left", || children(server).len() == 1);
+    kill("KILL", children(server)[0]);
+    wait_until("no child is left", || children(server).is_empty());
+    assert_eq!(ask(connect(address), "use a\r\n"), "USING a\r\n");
+    kill("TERM", server);
+    assert_eq!(daemon.wait().0.code(), Some(143));
+}
+
+fn can_have_a_process_namespace() -> bool {
+    let namespace = Command::new("unshare").args(["--fork", "--pid", "true"]).output();
+    let can = namespace.is_ok_and(|output| output.status.success());
+    if !can {
+        skip("no new process namespace can be had here");
+    }
+    can
+}
+
+fn kill(signal: &str, pid: u32) {
+    let killed = Command::new("kill").args([&format!("-{signal}"), &pid.to_string()]).status();
+    assert!(killed.unwrap().success());
 }
 
 // ---- The service manager ----

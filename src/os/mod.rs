@@ -4,6 +4,7 @@
 
 pub mod disk;
 pub mod event_loop;
+pub mod first_process;
 pub mod http;
 pub mod listen;
 pub mod names;
