@@ -3,6 +3,7 @@
 #   make            build the server
 #   make run        build it and run it on port 11300 (FLAGS='-l 127.0.0.1 -V')
 #   make check      everything that must hold before a commit
+#   make check-moving  moves jobs from C beanstalkd to this server and back (part of check)
 #   make bench      what operations cost (AGAINST='path path' beside other servers,
 #                   ARGS='...' for flags of the benchmark: ARGS=--help tells them)
 #   make simulate   made-up clients, disks and times against a model, for a minute (FOR_SECONDS=n,
@@ -34,7 +35,7 @@ all:
 run:
 	$(CARGO) run --release -- $(FLAGS)
 
-check: check-style check-man check-clients
+check: check-style check-man check-clients check-moving
 	$(CARGO) test
 
 check-style:
@@ -51,6 +52,9 @@ check-man:
 
 check-clients: all
 	@sh tests/clients/run.sh target/release/beanstalkd
+
+check-moving: all
+	@sh tests/packages/moving_in.sh target/release/beanstalkd
 
 bench:
 	$(CARGO) build --release
@@ -79,4 +83,4 @@ install: all
 clean:
 	$(CARGO) clean
 
-.PHONY: all run check check-style check-man check-clients bench simulate mutants fuzz soak install clean
+.PHONY: all run check check-style check-man check-clients check-moving bench simulate mutants fuzz soak install clean
