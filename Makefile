@@ -4,6 +4,7 @@
 #   make run        build it and run it on port 11300 (FLAGS='-l 127.0.0.1 -V')
 #   make check      everything that must hold before a commit
 #   make check-moving  moves jobs from C beanstalkd to this server and back (part of check)
+#   make check-units   the units of systemd: are they sound, how much do they allow, do they serve
 #   make bench      what operations cost (AGAINST='path path' beside other servers,
 #                   ARGS='...' for flags of the benchmark: ARGS=--help tells them)
 #   make simulate   made-up clients, disks and times against a model, for a minute (FOR_SECONDS=n,
@@ -56,6 +57,9 @@ check-clients: all
 check-moving: all
 	@sh tests/packages/moving_in.sh target/release/beanstalkd
 
+check-units: all
+	@sh tests/packages/units.sh target/release/beanstalkd
+
 bench:
 	$(CARGO) build --release
 	$(CARGO) bench --bench bench -- target/release/beanstalkd $(AGAINST) $(ARGS)
@@ -83,4 +87,4 @@ install: all
 clean:
 	$(CARGO) clean
 
-.PHONY: all run check check-style check-man check-clients check-moving bench simulate mutants fuzz soak install clean
+.PHONY: all run check check-style check-man check-clients check-moving check-units bench simulate mutants fuzz soak install clean
