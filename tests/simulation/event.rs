@@ -46,7 +46,8 @@ pub enum Event {
     Sleep(u64),
     /// The time of day is set so many nanoseconds ahead of the time that never jumps.
     Drift(i64),
-    Drain,
+    /// Puts are refused, or taken again.
+    Drain(bool),
     /// No more than so many bytes fit on the disk, or any number.
     Capacity(Option<u64>),
     /// After so many more changes the disk fails, and then the process crashes.
@@ -115,7 +116,8 @@ impl fmt::Display for Event {
             Event::WaitUntilDue => write!(f, "wait-until-due"),
             Event::Sleep(nanos) => write!(f, "sleep {nanos}"),
             Event::Drift(nanos) => write!(f, "drift {nanos}"),
-            Event::Drain => write!(f, "drain"),
+            Event::Drain(true) => write!(f, "drain"),
+            Event::Drain(false) => write!(f, "take-puts"),
             Event::Capacity(bytes) => write!(f, "capacity {}", Optional(*bytes)),
             Event::FailAfter(changes, crash) => write!(f, "fail-after {changes} {crash}"),
             Event::Crash(crash) => write!(f, "crash {crash}"),
@@ -168,7 +170,8 @@ impl FromStr for Event {
             "wait-until-due" => Event::WaitUntilDue,
             "sleep" => Event::Sleep(words.value()?),
             "drift" => Event::Drift(words.value()?),
-            "drain" => Event::Drain,
+            "drain" => Event::Drain(true),
+            "take-puts" => Event::Drain(false),
             "capacity" => Event::Capacity(words.optional()?),
             "fail-after" => Event::FailAfter(words.value()?, words.crash()?),
             "crash" => Event::Crash(words.crash()?),

@@ -216,7 +216,7 @@ impl Generator {
                 Event::Capacity((!is_over).then_some(bytes))
             }
             2 => Event::Drift(self.random.i64(-3_600..3_600) * 1_000_000_000),
-            _ => Event::Drain,
+            _ => Event::Drain(!world.model().is_draining),
         })
     }
 

@@ -317,10 +317,6 @@ impl Model {
         self.settle(now);
     }
 
-    pub fn drain(&mut self) {
-        self.is_draining = true;
-    }
-
     /// The tubes and the clients for which something is due, the soonest first.
     pub fn due(&self, now: u64) -> (Vec<Rc<str>>, Vec<ClientNumber>) {
         let mut tubes: Vec<(u64, Rc<str>)> = Vec::new();

@@ -69,7 +69,7 @@ enum Call {
     HalfClose(ClientNumber),
     EndInput(ClientNumber),
     Disconnect(ClientNumber),
-    Drain,
+    Drain(bool),
 }
 
 /// Time passes in steps of the timer wheel, so that nothing is due between two of them.
@@ -190,10 +190,10 @@ impl World {
                 self.drift = *drift;
                 self.model.journal.drifted(*drift);
             }
-            Event::Drain => {
+            Event::Drain(is_draining) => {
                 self.begin_turn();
-                self.server.set_draining(true);
-                self.called(Call::Drain);
+                self.server.set_draining(*is_draining);
+                self.called(Call::Drain(*is_draining));
             }
             Event::Capacity(bytes) => {
                 self.turn()?;
@@ -715,7 +715,7 @@ fn play(model: &mut Model, calls: &[(u64, Call)], order: usize) -> bool {
             Call::HalfClose(client) => model.half_close(*client, now),
             Call::EndInput(client) => model.end_input(*client, now),
             Call::Disconnect(client) => model.disconnect(*client, now),
-            Call::Drain => model.drain(),
+            Call::Drain(is_draining) => model.is_draining = *is_draining,
         }
     }
     is_one
