@@ -30,7 +30,9 @@ use std::collections::TryReserveError;
 pub struct Wheel<T> {
     /// The present, in ticks: everything before it has been handed out or is in `due`.
     present: u64,
-    levels: [Level; LEVELS],
+    /// Apart, as they are thirteen thousand bytes, which would pass through the stack with
+    /// everything that has a wheel.
+    levels: Box<[Level]>,
     /// Timers whose moment has come, in the order in which they are handed out.
     due: List,
     timers: Timers<T>,
@@ -78,7 +80,7 @@ impl<T: Copy> Wheel<T> {
     pub fn new(now: Nanos) -> Wheel<T> {
         Wheel {
             present: tick_at_or_before(now),
-            levels: std::array::from_fn(|_| Level::new()),
+            levels: (0..LEVELS).map(|_| Level::new()).collect(),
             due: List::default(),
             timers: Timers(Pages::default()),
         }
