@@ -28,6 +28,7 @@ use crate::engine::conn::Outlet;
 use crate::engine::histogram::Histogram;
 use crate::engine::keys::ConnKey;
 use crate::engine::server::Server;
+use crate::engine::slots::PAGE_BYTES;
 use crate::engine::time::Nanos;
 use crate::engine::visit::Host;
 use log::{debug, info, warn};
@@ -69,7 +70,8 @@ pub struct EventLoop {
     busy_at: Nanos,
     /// How much is read at once in this turn.
     read_len: usize,
-    /// What was just read; used for one connection after the other.
+    /// What was just read; used for one connection after the other. Longer than what is read at
+    /// once: of a block of this size the system gives only those pages that are written to.
     scratch: Box<[u8]>,
     stop: Option<Stop>,
 }
@@ -210,7 +212,7 @@ impl EventLoop {
             turn_at: clock.now(),
             busy_at: clock.now(),
             read_len: SCRATCH_LEN,
-            scratch: vec![0; SCRATCH_LEN].into_boxed_slice(),
+            scratch: vec![0; SCRATCH_LEN.max(PAGE_BYTES)].into_boxed_slice(),
             stop: None,
         })
     }
