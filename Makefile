@@ -15,6 +15,10 @@
 #                   (TARGET=replay FOR_SECONDS=3600 for one, and an hour)
 #   make soak       the server under stress, some five minutes (ARGS='--minutes 60 --only
 #                   churn' for one scenario and long, ARGS=--list tells all)
+#   make static     the server without shared libraries, target/static/beanstalkd, and `make
+#                   check-static' tries it (STATIC_TARGET=triple for another machine)
+#   make image      that in an image for containers, target/image/beanstalkd.oci.tar, and `make
+#                   check-image' tries it
 #   make install    into PREFIX (/usr/local), below DESTDIR if that is set
 
 PREFIX ?= /usr/local
@@ -29,6 +33,7 @@ AGAINST ?=
 ARGS ?=
 MUTANTS ?=
 TARGET ?= command connection replay options
+STATIC_TARGET ?=
 
 all:
 	$(CARGO) build --release
@@ -77,6 +82,18 @@ fuzz:
 soak:
 	$(CARGO) test --release --test soak -- --soak $(ARGS)
 
+static:
+	@CARGO='$(CARGO)' STATIC_TARGET='$(STATIC_TARGET)' sh dist/static/build.sh target/static/beanstalkd
+
+check-static: static
+	@sh tests/packages/static.sh target/static/beanstalkd
+
+image: static
+	@sh dist/image/build.sh target/static/beanstalkd target/image/beanstalkd.oci.tar
+
+check-image: image
+	@sh tests/packages/image.sh target/image/beanstalkd.oci.tar
+
 install: all
 	$(INSTALL) -d '$(BINDIR)' '$(MANDIR)/man1' '$(MANDIR)/man7' '$(LICENSEDIR)'
 	$(INSTALL) -m 755 target/release/beanstalkd '$(BINDIR)/beanstalkd'
@@ -87,4 +104,5 @@ install: all
 clean:
 	$(CARGO) clean
 
-.PHONY: all run check check-style check-man check-clients check-moving check-units bench simulate mutants fuzz soak install clean
+.PHONY: all run check check-style check-man check-clients check-moving check-units bench simulate mutants fuzz soak \
+	static check-static image check-image install clean

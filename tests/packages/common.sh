@@ -1,0 +1,72 @@
+# What the scripts beside this one share. To be sourced with the working directory at the root of
+# the project; makes $scratch, a directory that goes when the script ends, and ends by then whatever
+# was started through it.
+scratch=$(mktemp -d)
+started=
+tidy_up() {
+	for pid in $started; do
+		kill -9 "$pid" 2>/dev/null || true
+	done
+	rm -rf "$scratch"
+}
+trap tidy_up EXIT
+trap 'exit 1' INT TERM HUP
+# Whoever becomes another user must get there.
+chmod 755 "$scratch"
+
+fail() {
+	echo "FAILED: $*" >&2
+	exit 1
+}
+
+# What is told as skipped on a machine that lacks something is a failure where everything is
+# installed.
+skip() {
+	[ "${CI:-}" != true ] || fail "$*"
+	echo "SKIPPED: $*"
+}
+
+has() {
+	command -v "$1" >/dev/null
+}
+
+# Waits until a command succeeds, for ten seconds.
+wait_until() {
+	tries=200
+	until "$@" 2>/dev/null; do
+		tries=$((tries - 1))
+		[ "$tries" -gt 0 ] || fail "it never came to be: $*"
+		sleep 0.05
+	done
+}
+
+# Runs a command in the background, with its standard error in a file: start LOG COMMAND...
+# Its process is $pid.
+start() {
+	log=$1
+	shift
+	# What an earlier one has logged must not be taken for this one's.
+	: >"$log"
+	"$@" </dev/null >/dev/null 2>"$log" &
+	pid=$!
+	started="$started $pid"
+}
+
+# Ends what was started last and returns its status: end SIGNAL
+end() {
+	kill -"$1" "$pid"
+	status=0
+	wait "$pid" 2>/dev/null || status=$?
+	return "$status"
+}
+
+# The port that a server under -V has logged: port LOG
+port() {
+	wait_until grep -q 'listening on ' "$1"
+	sed -n 's/.*listening on .*:\([0-9]*\)$/\1/p' "$1" | head -1
+}
+
+# One whose port nobody has: free_port
+free_port() {
+	python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+}

@@ -1,0 +1,160 @@
+#!/bin/sh
+# Proves what is promised of the static binary:
+#
+#   static.sh BINARY
+#
+# - it needs no shared library and no interpreter, and is no larger than its limit;
+# - alone in an empty root, without /dev, /etc and /proc, it serves, with a binlog too, as a user
+#   given by number, even with descriptors 0 to 2 closed;
+# - for addresses and numbers it opens no file at all;
+# - names are found where /etc/hosts and /etc/passwd are there, and what is missing is named;
+# - it starts and idles within its limits. The figures are told beside those of C beanstalkd.
+set -eu
+cd "$(dirname "$0")/../.."
+binary=$(realpath "$1")
+. tests/packages/common.sh
+
+case $(cat "$binary.target") in
+*-musl*) most_bytes=734003 most_rss_kib=614 ;;
+*) most_bytes=1363148 most_rss_kib=1331 ;;
+esac
+most_start_ms=5
+
+alone() {
+	if has readelf; then
+		if readelf -lW "$binary" | grep -q INTERP; then fail 'it has an interpreter'; fi
+		if readelf -dW "$binary" | grep -q NEEDED; then fail 'it needs shared libraries'; fi
+		echo 'no interpreter, no shared library'
+	else
+		skip 'readelf is not installed, what the binary needs is not looked at'
+	fi
+	bytes=$(wc -c <"$binary")
+	echo "$bytes bytes, of $most_bytes at most"
+	[ "$bytes" -le "$most_bytes" ] || fail 'it is too large'
+}
+
+# A root with nothing but the server: $root
+empty_root() {
+	root=$scratch/root
+	rm -rf "$root"
+	mkdir "$root"
+	chmod 755 "$root"
+	cp "$binary" "$root/beanstalkd"
+}
+
+# The user that the server has become: uid PID
+uid() {
+	awk '/^Uid:/ { print $3 }' "/proc/$1/status"
+}
+
+in_an_empty_root() {
+	empty_root
+	start "$scratch/log" chroot "$root" /beanstalkd -V -l 127.0.0.1 -p 0 -u 65532
+	python3 tests/packages/work.py 127.0.0.1 "$(port "$scratch/log")"
+	[ "$(uid "$pid")" = 65532 ] || fail 'it has not become the user'
+	end TERM || fail "it ended with $status"
+	[ "$(ls "$root")" = beanstalkd ] || fail 'it has left something in its root'
+	echo 'alone in an empty root it serves, as a user given by number'
+
+	mkdir "$root/jobs"
+	chown 65532:65532 "$root/jobs"
+	start "$scratch/log" chroot "$root" /beanstalkd -V -l 127.0.0.1 -p 0 -u 65532 -b /jobs
+	python3 tests/packages/work.py 127.0.0.1 "$(port "$scratch/log")" leave
+	end KILL || true
+	start "$scratch/log" chroot "$root" /beanstalkd -V -l 127.0.0.1 -p 0 -u 65532:65532 -b /jobs
+	python3 tests/packages/work.py 127.0.0.1 "$(port "$scratch/log")" take
+	end TERM || fail "it ended with $status"
+	echo 'and keeps its jobs there, when it is killed too'
+}
+
+without_descriptors() {
+	empty_root
+	for closed in '<&-' '>&-' '2>&-' '<&- >&- 2>&-'; do
+		free=$(free_port)
+		sh -c "exec chroot '$root' /beanstalkd -l 127.0.0.1 -p $free $closed" &
+		pid=$!
+		started="$started $pid"
+		python3 tests/packages/work.py 127.0.0.1 "$free"
+		end TERM || fail "it ended with $status"
+	done
+	echo 'descriptors 0 to 2 may be closed, without /dev/null too'
+}
+
+opens_nothing() {
+	if ! has strace; then
+		skip 'strace is not installed, which files are opened is not looked at'
+		return
+	fi
+	for listen in 127.0.0.1 0.0.0.0; do
+		start "$scratch/log" strace -f -e trace=file -o "$scratch/trace" \
+			"$binary" -V -l "$listen" -p 0 -u 65532
+		python3 tests/packages/work.py 127.0.0.1 "$(port "$scratch/log")"
+		server=$(awk 'NR == 1 { print $1 }' "$scratch/trace")
+		kill -TERM "$server"
+		wait "$pid" || fail 'it does not end as it should'
+		# Static glibc asks for its own name, to know where $ORIGIN would be.
+		if grep -vE ' execve\(| readlink\("/proc/self/exe"|^[0-9]+ +(\+\+\+|---)' "$scratch/trace"; then
+			fail 'it looks at these files'
+		fi
+	done
+	echo 'for addresses and numbers no file is opened'
+}
+
+# Expects that the server does not start in $root: refuses STATUS TEXT FLAGS...
+refuses() {
+	expected=$1
+	text=$2
+	shift 2
+	status=0
+	chroot "$root" /beanstalkd -p 0 "$@" 2>"$scratch/said" </dev/null || status=$?
+	[ "$status" = "$expected" ] || fail "$*: it ended with $status: $(cat "$scratch/said")"
+	grep -qF "$text" "$scratch/said" || fail "$*: it does not name $text: $(cat "$scratch/said")"
+	echo "  $(cat "$scratch/said")"
+}
+
+names() {
+	empty_root
+	echo 'where files are missing it says'
+	refuses 111 /etc/hosts -l localhost
+	refuses 32 /etc/passwd -l 127.0.0.1 -u nobody
+	mkdir "$root/etc"
+	printf '127.0.0.1\tlocalhost here\n' >"$root/etc/hosts"
+	printf 'root:x:0:0::/:\nnobody:x:54321:65432::/:\n' >"$root/etc/passwd"
+	refuses 111 /etc/hosts -l there
+	refuses 33 'no such user' -l 127.0.0.1 -u somebody
+	start "$scratch/log" chroot "$root" /beanstalkd -V -l here -p 0 -u nobody
+	python3 tests/packages/work.py 127.0.0.1 "$(port "$scratch/log")"
+	[ "$(uid "$pid")" = 54321 ] || fail 'it has not become nobody'
+	end TERM || fail "it ended with $status"
+	echo 'and where they are there it takes names'
+}
+
+figures() {
+	programs=$binary
+	if has beanstalkd && beanstalkd -v | grep -qx 'beanstalkd [0-9.]*'; then
+		programs="$programs $(command -v beanstalkd)"
+	else
+		skip 'C beanstalkd is not installed, there is nothing to compare with'
+	fi
+	# shellcheck disable=SC2086
+	python3 tests/packages/measure.py $programs >"$scratch/figures"
+	cat "$scratch/figures"
+	awk -v rss="$most_rss_kib" -v start="$most_start_ms" '
+		NR == 1 {
+			for (i = 1; i < NF; i++) value[$i] = $(i + 1)
+			if (value["idle-kib"] > rss) { print "FAILED: more than " rss " KiB"; exit 1 }
+			if (value["start-ms"] > start) { print "FAILED: more than " start " ms"; exit 1 }
+		}' "$scratch/figures"
+}
+
+has python3 || { skip 'python3 is not installed'; exit 0; }
+alone
+if [ "$(id -u)" = 0 ]; then
+	in_an_empty_root
+	without_descriptors
+	names
+	opens_nothing
+else
+	skip 'only root may change the root and the user'
+fi
+figures
