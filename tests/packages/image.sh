@@ -1,0 +1,197 @@
+#!/bin/sh
+# Proves what is promised of the image for containers:
+#
+#   image.sh ARCHIVE
+#
+# - skopeo and umoci take it, and its configuration is what the README says;
+# - what docker loads is the same as what the others do;
+# - unpacked, it serves as its user, with jobs in its volume, and as the first process of a
+#   container it ends with 143 on SIGTERM;
+# - built again, elsewhere and with another mask, it is the same byte for byte.
+set -eu
+cd "$(dirname "$0")/../.."
+archive=$(realpath "$1")
+. tests/packages/common.sh
+
+has python3 || { skip 'python3 is not installed'; exit 0; }
+
+# The value in a JSON document, one or more words a line: json FILE KEY...
+json() {
+	python3 -c '
+import json, sys
+value = json.load(open(sys.argv[1]))
+for key in sys.argv[2:]:
+    value = value[int(key)] if isinstance(value, list) else value[key]
+print("\n".join(sorted(value)) if isinstance(value, (dict, list)) else value)' "$@"
+}
+
+# Expects a value: holds EXPECTED FILE KEY...
+holds() {
+	expected=$1
+	shift
+	[ "$(json "$@")" = "$expected" ] || fail "$*: $(json "$@"), not $expected"
+}
+
+mkdir "$scratch/layout"
+tar -xf "$archive" -C "$scratch/layout"
+blob() {
+	echo "$scratch/layout/blobs/sha256/${1#sha256:}"
+}
+
+every_blob_is_named_by_its_digest() {
+	for file in "$scratch"/layout/blobs/sha256/*; do
+		[ "$(sha256sum "$file" | cut -d ' ' -f 1)" = "$(basename "$file")" ] ||
+			fail "$file has another digest"
+	done
+	manifest=$(blob "$(json "$scratch/layout/index.json" manifests 0 digest)")
+	config=$(blob "$(json "$manifest" config digest)")
+	layer=$(blob "$(json "$manifest" layers 0 digest)")
+	for entry in config 'layers 0'; do
+		# shellcheck disable=SC2086
+		file=$(blob "$(json "$manifest" $entry digest)")
+		# shellcheck disable=SC2086
+		holds "$(($(wc -c <"$file")))" "$manifest" $entry size
+	done
+	holds "sha256:$(gzip -dc "$layer" | sha256sum | cut -d ' ' -f 1)" "$config" rootfs diff_ids 0
+	# What docker before version 25 reads.
+	for name in Config 'Layers 0'; do
+		# shellcheck disable=SC2086
+		[ -f "$scratch/layout/$(json "$scratch/layout/manifest.json" 0 $name)" ] ||
+			fail "manifest.json names a $name that is not there"
+	done
+	holds "beanstalkd-server:$version" "$scratch/layout/manifest.json" 0 RepoTags 0
+}
+
+configuration() {
+	holds 11300:11300 "$config" config User
+	holds 11300/tcp "$config" config ExposedPorts
+	holds /var/lib/beanstalkd "$config" config Volumes
+	holds /usr/bin/beanstalkd "$config" config Entrypoint
+	holds SIGTERM "$config" config StopSignal
+	holds linux "$config" os
+	if json "$config" config | grep -qx Cmd; then fail 'it has flags of its own'; fi
+	for labels in "$config config Labels" "$manifest annotations"; do
+		# shellcheck disable=SC2086
+		holds "$version" $labels org.opencontainers.image.version
+		# shellcheck disable=SC2086
+		holds MIT $labels org.opencontainers.image.licenses
+		# shellcheck disable=SC2086
+		holds beanstalkd-server $labels org.opencontainers.image.title
+	done
+	echo "configured as promised, $(json "$config" architecture)"
+}
+
+skopeo_takes_it() {
+	if ! has skopeo; then
+		skip 'skopeo is not installed'
+		return
+	fi
+	skopeo inspect "oci-archive:$archive:$version" >"$scratch/inspected"
+	holds "$(json "$config" architecture)" "$scratch/inspected" Architecture
+	holds "$version" "$scratch/inspected" Labels org.opencontainers.image.version
+	# It checks digests and sizes on the way.
+	skopeo copy --quiet "oci-archive:$archive" "dir:$scratch/copied"
+	skopeo copy --quiet "docker-archive:$archive" "dir:$scratch/loaded"
+	holds "$(json "$scratch/copied/manifest.json" config digest)" \
+		"$scratch/loaded/manifest.json" config digest
+	echo "skopeo $(skopeo --version | awk '{ print $3 }') takes it, as docker load does"
+}
+
+unpack() {
+	if has umoci && [ "$(id -u)" = 0 ]; then
+		umoci unpack --image "$scratch/layout:$version" "$scratch/bundle" >/dev/null
+		holds /usr/bin/beanstalkd "$scratch/bundle/config.json" process args
+		holds 11300 "$scratch/bundle/config.json" process user uid
+		holds 11300 "$scratch/bundle/config.json" process user gid
+		echo 'umoci takes it'
+		root=$scratch/bundle/rootfs
+		chmod 755 "$scratch/bundle" "$root"
+	else
+		skip 'umoci is not installed, or this is not root'
+		root=$scratch/unpacked
+		mkdir "$root"
+		tar -xzf "$layer" -C "$root"
+	fi
+	(cd "$root" && find . -mindepth 1 -printf '%M %U:%G %p\n' | sort -k 3) >"$scratch/files"
+	cat >"$scratch/promised" <<-'FILES'
+		drwxr-xr-x 0:0 ./etc
+		-rw-r--r-- 0:0 ./etc/group
+		-rw-r--r-- 0:0 ./etc/hosts
+		-rw-r--r-- 0:0 ./etc/passwd
+		drwxr-xr-x 0:0 ./usr
+		drwxr-xr-x 0:0 ./usr/bin
+		-rwxr-xr-x 0:0 ./usr/bin/beanstalkd
+		drwxr-xr-x 0:0 ./usr/share
+		drwxr-xr-x 0:0 ./usr/share/doc
+		drwxr-xr-x 0:0 ./usr/share/doc/beanstalkd-server
+		-rw-r--r-- 0:0 ./usr/share/doc/beanstalkd-server/LICENSE
+		drwxr-xr-x 0:0 ./var
+		drwxr-xr-x 0:0 ./var/lib
+		drwxr-xr-x 11300:11300 ./var/lib/beanstalkd
+	FILES
+	[ "$(id -u)" != 0 ] || diff "$scratch/promised" "$scratch/files" || fail 'other files are in it'
+}
+
+# The server in the root of the image, as a runtime would start it: in_container FLAGS...
+in_container() {
+	start "$scratch/log" chroot --userspec=11300:11300 --groups= "$root" /usr/bin/beanstalkd \
+		-V -l 127.0.0.1 -p 0 "$@"
+}
+
+serves() {
+	if [ "$(id -u)" != 0 ]; then
+		skip 'only root may change the root, the image is not run'
+		return
+	fi
+	in_container -b /var/lib/beanstalkd -z 1000000
+	python3 tests/packages/work.py 127.0.0.1 "$(port "$scratch/log")"
+	python3 tests/packages/work.py 127.0.0.1 "$(port "$scratch/log")" leave
+	[ "$(stat -c %u "$root/var/lib/beanstalkd/binlog.1")" = 11300 ] || fail 'jobs are not its own'
+	end KILL || true
+	in_container -b /var/lib/beanstalkd -u beanstalkd
+	python3 tests/packages/work.py 127.0.0.1 "$(port "$scratch/log")" take
+	end TERM || fail "it ended with $status"
+	echo 'it serves as its user and keeps jobs in its volume'
+}
+
+ends_as_the_first_process() {
+	if [ "$(id -u)" != 0 ] || ! unshare --pid --fork true 2>/dev/null; then
+		skip 'no process can be the first here'
+		return
+	fi
+	start "$scratch/log" unshare --pid --fork --kill-child \
+		chroot --userspec=11300:11300 --groups= "$root" /usr/bin/beanstalkd -V -l 127.0.0.1 -p 0
+	python3 tests/packages/work.py 127.0.0.1 "$(port "$scratch/log")"
+	kill -TERM "$(cat "/proc/$pid/task/$pid/children")"
+	status=0
+	wait "$pid" || status=$?
+	[ "$status" = 143 ] || fail "as the first process it ended with $status on SIGTERM"
+	echo 'as the first process it ends with 143 on SIGTERM'
+}
+
+is_reproducible() {
+	mkdir "$scratch/elsewhere"
+	(
+		umask 077
+		export SOURCE_DATE_EPOCH=1700000000
+		for number in 1 2; do
+			TMPDIR=$scratch/elsewhere TZ=Asia/Tokyo sh dist/image/build.sh target/static/beanstalkd \
+				"$scratch/again$number" >/dev/null
+			umask 022
+		done
+	)
+	cmp "$scratch/again1" "$scratch/again2" || fail 'built twice it is not the same'
+	sh dist/image/build.sh target/static/beanstalkd "$scratch/again" >/dev/null
+	cmp "$archive" "$scratch/again" || fail 'built again it is not the same'
+	echo 'built again it is the same'
+}
+
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
+every_blob_is_named_by_its_digest
+configuration
+skopeo_takes_it
+unpack
+serves
+ends_as_the_first_process
+is_reproducible
+echo "$(wc -c <"$archive") bytes, $(wc -c <"$layer") in its layer"
