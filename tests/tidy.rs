@@ -238,6 +238,39 @@ fn the_man_page_has_the_flags_and_defaults_of_the_program() {
     assert!(documented >= lines, "man/beanstalkd.1 documents {documented} of {lines} flags");
 }
 
+/// In each shell's own way to write a flag: before its name, and what cannot follow it.
+#[test]
+fn completions_have_the_flags_of_the_program() {
+    let usage = beanstalkd::options::usage();
+    let is_name = |char: char| char.is_ascii_alphanumeric() || char == '-';
+    let mut flags: Vec<&str> = Vec::new();
+    for line in usage.lines().filter(|line| line.trim_start().starts_with('-')) {
+        let words = line.trim_start().split("  ").next().expect("a line begins with flags");
+        flags.extend(words.split([' ', ',']).filter(|word| word.starts_with('-')));
+    }
+    assert!(flags.len() >= 30, "the usage text has changed its form");
+    for file in ["beanstalkd.bash", "_beanstalkd", "beanstalkd.fish"] {
+        let text = read(format!("dist/completions/{file}"));
+        // fish has dashes nowhere: `-s b -l binlog-dir`.
+        let text = match file {
+            "beanstalkd.fish" => text
+                .lines()
+                .filter(|line| line.starts_with("complete "))
+                .fold(String::new(), |all, line| {
+                    all + &line.replace(" -l ", " --").replace(" -s ", " -") + "\n"
+                }),
+            _ => text,
+        };
+        let written: Vec<&str> = text.split(|char| !is_name(char)).collect();
+        for flag in &flags {
+            assert!(written.contains(flag), "dist/completions/{file} has no {flag}");
+        }
+        for long in written.iter().filter(|word| word.len() > 2 && word.starts_with("--")) {
+            assert!(flags.contains(long), "dist/completions/{file} has {long}, which is no flag");
+        }
+    }
+}
+
 #[test]
 fn the_protocol_page_has_every_command_and_reply() {
     let page = read("man/beanstalkd-protocol.7");

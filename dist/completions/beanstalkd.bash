@@ -1,0 +1,76 @@
+# Completion of the flags of beanstalkd(1) and of their arguments for bash.
+
+_beanstalkd() {
+	local flags='-b --binlog-dir -f --fsync-ms -F --no-fsync -l --listen -p --port
+		-s --binlog-file-size --socket-mode -u --user -z --max-job-size --max-memory
+		--max-connections --metrics --metrics-tubes --log-format --check --dump -c -n
+		-v --version -V --verbose -h --help'
+	local word=${COMP_WORDS[COMP_CWORD]} index=$((COMP_CWORD - 1)) flag prefix=
+	COMPREPLY=()
+
+	# Where `=' and `:' break words, what is being typed may be the last of several.
+	if [[ $word == : || $word == = ]]; then
+		prefix=$word word=
+	elif [[ ${COMP_WORDS[index]} == : || ${COMP_WORDS[index]} == = ]]; then
+		prefix=${COMP_WORDS[index]} index=$((index - 1))
+	fi
+	if [[ $prefix == : && ${COMP_WORDS[index]} == unix ]]; then
+		index=$((index - 1)) word=unix:$word
+		if [[ ${COMP_WORDS[index]} == = ]]; then
+			index=$((index - 1))
+		fi
+	fi
+	flag=${COMP_WORDS[index]}
+	# Where they do not, it is all in one.
+	if [[ $word == --*=* ]]; then
+		flag=${word%%=*} word=${word#*=}
+		prefix=$flag=
+	else
+		prefix=
+	fi
+
+	case $flag in
+	-b | --binlog-dir)
+		compopt -o filenames 2>/dev/null
+		mapfile -t COMPREPLY < <(compgen -d -- "$word")
+		;;
+	-u | --user)
+		mapfile -t COMPREPLY < <(compgen -u -- "$word")
+		;;
+	-l | --listen | --metrics)
+		if [[ $word == unix:* ]]; then
+			compopt -o filenames 2>/dev/null
+			mapfile -t COMPREPLY < <(compgen -f -- "${word#unix:}")
+			# The part in front of the colon is a word of its own, unless it is not.
+			if [[ ${COMP_WORDBREAKS-} != *:* ]]; then
+				COMPREPLY=("${COMPREPLY[@]/#/${prefix}unix:}")
+			fi
+			return
+		fi
+		compopt -o nospace 2>/dev/null
+		if [[ $flag == --metrics ]]; then
+			mapfile -t COMPREPLY < <(compgen -W '127.0.0.1: unix:' -- "$word")
+		else
+			mapfile -t COMPREPLY < <(compgen -W '127.0.0.1 ::1 localhost unix:' -- "$word")
+		fi
+		;;
+	--socket-mode)
+		mapfile -t COMPREPLY < <(compgen -W '600 660 666' -- "$word")
+		;;
+	--log-format)
+		mapfile -t COMPREPLY < <(compgen -W 'text json' -- "$word")
+		;;
+	-f | --fsync-ms | -p | --port | -s | --binlog-file-size | -z | --max-job-size | \
+		--max-memory | --max-connections | --metrics-tubes)
+		# A number, of which one is as likely as another.
+		return
+		;;
+	*)
+		mapfile -t COMPREPLY < <(compgen -W "$flags" -- "$word")
+		return
+		;;
+	esac
+	COMPREPLY=("${COMPREPLY[@]/#/$prefix}")
+}
+
+complete -F _beanstalkd beanstalkd

@@ -1,0 +1,31 @@
+# Completion of the flags of beanstalkd(1) and of their arguments for fish.
+
+# The addresses given, and paths of sockets.
+function __beanstalkd_addresses
+    printf '%s\n' $argv unix:
+    set -l path (string match -r '^(?:-l|--listen=|--metrics=)?unix:(.*)' -- (commandline -ct))[2]
+    and printf 'unix:%s\n' (__fish_complete_path $path | string replace -r '\t.*' '')
+end
+
+complete -c beanstalkd -f
+complete -c beanstalkd -s b -l binlog-dir -x -a '(__fish_complete_directories)' -d 'Keep a binlog in this directory'
+complete -c beanstalkd -s f -l fsync-ms -x -d 'Sync the binlog at most so many ms after a write'
+complete -c beanstalkd -s F -l no-fsync -d 'Never sync the binlog'
+complete -c beanstalkd -s l -l listen -x -a '(__beanstalkd_addresses 127.0.0.1 ::1 localhost)' -d 'Listen on this address or path'
+complete -c beanstalkd -s p -l port -x -d 'Listen on this TCP port'
+complete -c beanstalkd -s s -l binlog-file-size -x -d 'Size of a binlog file in bytes'
+complete -c beanstalkd -l socket-mode -x -a '600 660 666' -d 'Permissions of the Unix socket'
+complete -c beanstalkd -s u -l user -x -a '(__fish_complete_users)' -d 'Become this user after binding'
+complete -c beanstalkd -s z -l max-job-size -x -d 'Largest job allowed in bytes'
+complete -c beanstalkd -l max-memory -x -d 'Refuse puts while jobs take so many bytes'
+complete -c beanstalkd -l max-connections -x -d 'Serve so many clients at once'
+complete -c beanstalkd -l metrics -x -a '(__beanstalkd_addresses 127.0.0.1:)' -d 'Tell Prometheus over HTTP how the server is'
+complete -c beanstalkd -l metrics-tubes -x -d 'Tell of so many tubes one by one'
+complete -c beanstalkd -l log-format -x -a 'text json' -d 'How the log looks'
+complete -c beanstalkd -l check -d 'Tell whether the binlog is sound'
+complete -c beanstalkd -l dump -d 'Tell the jobs in the binlog'
+complete -c beanstalkd -s c -d 'Ignored'
+complete -c beanstalkd -s n -d 'Ignored'
+complete -c beanstalkd -s v -l version -d 'Show the version'
+complete -c beanstalkd -s V -l verbose -d 'Log more'
+complete -c beanstalkd -s h -l help -d 'Show all flags'

@@ -1,0 +1,152 @@
+#!/bin/sh
+# Asks each shell what it completes:
+#
+#   completions.sh DIRECTORY     where beanstalkd.bash, _beanstalkd and beanstalkd.fish are
+#
+# Which flags there are is compared in tests/tidy.rs; here it is whether the shells understand the
+# files, and what they make of arguments.
+set -eu
+cd "$(dirname "$0")/../.."
+files=$(realpath "$1")
+. tests/packages/common.sh
+mkdir -p "$scratch/home" "$scratch/here/jobs"
+: >"$scratch/here/journal"
+cd "$scratch/here"
+HOME=$scratch/home
+export HOME
+
+# Expects these lines, in any order: offers TYPED LINE...; what was offered is in $scratch/offered.
+offers() {
+	typed=$1
+	shift
+	printf '%s\n' "$@" | sort >"$scratch/expected"
+	sort -u "$scratch/offered" | grep . >"$scratch/sorted" || true
+	diff "$scratch/expected" "$scratch/sorted" >&2 || fail "$shell: to \`$typed' it offers the above"
+}
+
+# What is asked of each shell: the words typed, and what must be offered.
+conversations() {
+	ask 'beanstalkd --m'
+	offers '--m' --max-connections --max-job-size --max-memory --metrics --metrics-tubes
+	ask 'beanstalkd --log-format '
+	offers '--log-format ' json text
+	ask 'beanstalkd -V --log-format j'
+	offers '--log-format j' json
+	ask 'beanstalkd -b j'
+	offers '-b j' jobs/
+	ask 'beanstalkd --binlog-dir j'
+	offers '--binlog-dir j' jobs/
+	ask 'beanstalkd -u roo'
+	offers '-u roo' root
+	ask 'beanstalkd --socket-mode 66'
+	offers '--socket-mode 66' 660 666
+	ask 'beanstalkd -l 127'
+	offers '-l 127' 127.0.0.1
+	ask 'beanstalkd --ch'
+	offers '--ch' --check
+	ask 'beanstalkd -p '
+	[ ! -s "$scratch/offered" ] || fail "$shell: it offers a port: $(cat "$scratch/offered")"
+}
+
+in_bash() {
+	shell=bash
+	bash -n "$files/beanstalkd.bash"
+	# The words are broken as bash itself does it at blanks; directories end in a slash on the line.
+	cat >"$scratch/ask.bash" <<-'BASH'
+		source "$1"
+		[ $# = 2 ] || COMP_WORDBREAKS=$3
+		read -r -a COMP_WORDS <<<"$2"
+		[[ $2 != *' ' ]] || COMP_WORDS+=('')
+		COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+		_beanstalkd
+		for reply in "${COMPREPLY[@]}"; do
+			[ ! -d "$reply" ] || reply=$reply/
+			printf '%s\n' "$reply"
+		done
+	BASH
+	ask() {
+		bash "$scratch/ask.bash" "$files/beanstalkd.bash" "$@" >"$scratch/offered"
+	}
+	conversations
+	ask 'beanstalkd --log-format = j'
+	offers '--log-format=j' json
+	ask 'beanstalkd --log-format ='
+	offers '--log-format=' json text
+	ask 'beanstalkd --log-format=j' ' '
+	offers '--log-format=j in one word' --log-format=json
+	ask 'beanstalkd -l unix : j'
+	offers '-l unix:j' jobs/ journal
+	ask 'beanstalkd --listen = unix : jo'
+	offers '--listen=unix:jo' jobs/ journal
+	ask 'beanstalkd -l unix:jou' ' '
+	offers '-l unix:jou in one word' unix:journal
+	echo "bash $(bash -c 'echo "$BASH_VERSION"') completes"
+}
+
+in_fish() {
+	shell=fish
+	fish --no-execute "$files/beanstalkd.fish"
+	ask() {
+		fish --no-config --command "source $files/beanstalkd.fish; complete -C '$1'" |
+			cut -f 1 >"$scratch/offered"
+	}
+	conversations
+	ask 'beanstalkd --log-format=j'
+	offers '--log-format=j' --log-format=json
+	ask 'beanstalkd -l unix:jou'
+	offers '-l unix:jou' unix:journal
+	echo "$(fish --version) completes"
+}
+
+# Its completion works on a terminal only: one is made with its own module for that, and what would
+# be inserted or listed is read back.
+in_zsh() {
+	shell=zsh
+	zsh -n "$files/_beanstalkd"
+	cat >"$scratch/ask.zsh" <<-'ZSH'
+		zmodload zsh/zpty
+		zpty terminal zsh --no-rcs --interactive
+		say() { zpty -w terminal "$1" }
+		say "PROMPT= PS2= ; stty -echo; fpath=($1 \$fpath); autoload -Uz compinit && compinit -u -D"
+		# What is offered goes to a file instead of the line.
+		say 'compadd() {
+			local -a found; local word
+			if [[ "$*" == *-[OAD]* ]]; then builtin compadd "$@"; return; fi
+			builtin compadd -O found "$@"
+			for word in $found; do
+				if [[ -d $word ]]; then word+=/; fi
+				print -r -- $word >>$OFFERED
+			done
+			builtin compadd "$@"
+		}'
+		say 'finish() { : >$OFFERED; zle complete-word; : >$OFFERED.done; zle kill-buffer }'
+		say 'zle -N finish; bindkey "^X" finish; setopt no_list_beep no_auto_list; : >$OFFERED.ready'
+		while [[ ! -e $OFFERED.ready ]]; do zpty -r -t terminal _; sleep 0.02; done
+		zpty -w -n terminal "$2"$'\x18'
+		for (( tries = 500; tries; tries-- )); do
+			[[ ! -e $OFFERED.done ]] || break
+			zpty -r -t terminal _
+			sleep 0.02
+		done
+		zpty -d terminal
+	ZSH
+	ask() {
+		rm -f "$scratch/offered"*
+		OFFERED=$scratch/offered timeout 20 zsh --no-rcs "$scratch/ask.zsh" "$files" "$1" ||
+			fail "zsh does not answer"
+	}
+	conversations
+	ask 'beanstalkd --log-format=j'
+	offers '--log-format=j' json
+	ask 'beanstalkd -l unix:jou'
+	offers '-l unix:jou' journal
+	echo "$(zsh --version | cut -d ' ' -f 1,2) completes"
+}
+
+for wanted in bash fish zsh; do
+	if has $wanted; then
+		in_$wanted
+	else
+		skip "$wanted is not installed, its completion is not tried"
+	fi
+done
