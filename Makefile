@@ -19,13 +19,19 @@
 #                   check-static' tries it (STATIC_TARGET=triple for another machine)
 #   make image      that in an image for containers, target/image/beanstalkd.oci.tar, and `make
 #                   check-image' tries it
-#   make install    into PREFIX (/usr/local), below DESTDIR if that is set
+#   make install    into PREFIX (/usr/local), below DESTDIR if that is set: the binary, man pages,
+#                   units of systemd (into UNITDIR), the licence, and completions for bash, zsh and
+#                   fish; `make uninstall' takes them away, `make check-install' tries all of it
 
 PREFIX ?= /usr/local
 DESTDIR ?=
-BINDIR = $(DESTDIR)$(PREFIX)/bin
-MANDIR = $(DESTDIR)$(PREFIX)/share/man
-LICENSEDIR = $(DESTDIR)$(PREFIX)/share/doc/beanstalkd-server
+BINDIR ?= $(PREFIX)/bin
+MANDIR ?= $(PREFIX)/share/man
+LICENSEDIR ?= $(PREFIX)/share/doc/beanstalkd-server
+UNITDIR ?= $(PREFIX)/lib/systemd/system
+BASHDIR ?= $(PREFIX)/share/bash-completion/completions
+ZSHDIR ?= $(PREFIX)/share/zsh/site-functions
+FISHDIR ?= $(PREFIX)/share/fish/vendor_completions.d
 CARGO ?= cargo
 INSTALL ?= install
 FLAGS ?=
@@ -95,14 +101,35 @@ check-image: image
 	@sh tests/packages/image.sh target/image/beanstalkd.oci.tar
 
 install: all
-	$(INSTALL) -d '$(BINDIR)' '$(MANDIR)/man1' '$(MANDIR)/man7' '$(LICENSEDIR)'
-	$(INSTALL) -m 755 target/release/beanstalkd '$(BINDIR)/beanstalkd'
-	$(INSTALL) -m 644 man/beanstalkd.1 '$(MANDIR)/man1/beanstalkd.1'
-	$(INSTALL) -m 644 man/beanstalkd-protocol.7 '$(MANDIR)/man7/beanstalkd-protocol.7'
-	$(INSTALL) -m 644 LICENSE '$(LICENSEDIR)/LICENSE'
+	$(INSTALL) -d '$(DESTDIR)$(BINDIR)' '$(DESTDIR)$(MANDIR)/man1' '$(DESTDIR)$(MANDIR)/man7' \
+		'$(DESTDIR)$(LICENSEDIR)' '$(DESTDIR)$(UNITDIR)' \
+		'$(DESTDIR)$(BASHDIR)' '$(DESTDIR)$(ZSHDIR)' '$(DESTDIR)$(FISHDIR)'
+	$(INSTALL) -m 755 target/release/beanstalkd '$(DESTDIR)$(BINDIR)/beanstalkd'
+	$(INSTALL) -m 644 man/beanstalkd.1 '$(DESTDIR)$(MANDIR)/man1/beanstalkd.1'
+	$(INSTALL) -m 644 man/beanstalkd-protocol.7 '$(DESTDIR)$(MANDIR)/man7/beanstalkd-protocol.7'
+	$(INSTALL) -m 644 LICENSE '$(DESTDIR)$(LICENSEDIR)/LICENSE'
+	$(INSTALL) -m 644 dist/systemd/beanstalkd.service dist/systemd/beanstalkd.socket \
+		'$(DESTDIR)$(UNITDIR)'
+	sed 's|=/usr/bin/beanstalkd|=$(BINDIR)/beanstalkd|' dist/systemd/beanstalkd.service \
+		>'$(DESTDIR)$(UNITDIR)/beanstalkd.service'
+	$(INSTALL) -m 644 dist/completions/beanstalkd.bash '$(DESTDIR)$(BASHDIR)/beanstalkd'
+	$(INSTALL) -m 644 dist/completions/_beanstalkd '$(DESTDIR)$(ZSHDIR)/_beanstalkd'
+	$(INSTALL) -m 644 dist/completions/beanstalkd.fish '$(DESTDIR)$(FISHDIR)/beanstalkd.fish'
+
+# Directories are left, but for the one that has the name of the project.
+uninstall:
+	rm -f '$(DESTDIR)$(BINDIR)/beanstalkd' '$(DESTDIR)$(MANDIR)/man1/beanstalkd.1' \
+		'$(DESTDIR)$(MANDIR)/man7/beanstalkd-protocol.7' '$(DESTDIR)$(LICENSEDIR)/LICENSE' \
+		'$(DESTDIR)$(UNITDIR)/beanstalkd.service' '$(DESTDIR)$(UNITDIR)/beanstalkd.socket' \
+		'$(DESTDIR)$(BASHDIR)/beanstalkd' '$(DESTDIR)$(ZSHDIR)/_beanstalkd' \
+		'$(DESTDIR)$(FISHDIR)/beanstalkd.fish'
+	[ ! -d '$(DESTDIR)$(LICENSEDIR)' ] || rmdir '$(DESTDIR)$(LICENSEDIR)'
+
+check-install: all
+	@MAKE='$(MAKE)' sh tests/packages/install.sh
 
 clean:
 	$(CARGO) clean
 
 .PHONY: all run check check-style check-man check-clients check-moving check-units bench simulate mutants fuzz soak \
-	static check-static image check-image install clean
+	static check-static image check-image install uninstall check-install clean
