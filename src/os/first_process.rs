@@ -102,9 +102,7 @@ impl Machine {
             warn!("/dev: cannot be mounted, so there are no disks: {error}");
         }
         if let Some(directory) = std::env::var_os("modules") {
-            load_modules(Path::new(&directory)).map_err(|error| {
-                MachineError(format!("modules={}: {error}", directory.display()))
-            })?;
+            load_modules(Path::new(&directory)).map_err(|error| failed("modules", &error))?;
         }
         self.find_power_buttons();
         if let Err(error) = process::set_file_limit(OPEN_FILES) {
@@ -114,10 +112,10 @@ impl Machine {
             warn!("{LOOPBACK}: cannot be brought up: {error}");
         }
         if let Some(network) = network {
-            network.bring_up().map_err(|error| MachineError(format!("ip={network}: {error}")))?;
+            network.bring_up().map_err(|error| failed("ip", &error))?;
         }
         if let Some(mount) = mount {
-            mount.mount().map_err(|error| MachineError(format!("mount={mount}: {error}")))?;
+            mount.mount().map_err(|error| failed("mount", &error))?;
             info!("{} is mounted on {}", mount.device, mount.directory);
             self.mounted = Some(mount);
         }
@@ -158,8 +156,13 @@ fn told<T>(
     parse: impl FnOnce(&str) -> Result<T, String>,
 ) -> Result<Option<T>, MachineError> {
     let Some(text) = std::env::var_os(name) else { return Ok(None) };
-    let text = text.to_string_lossy();
-    parse(&text).map(Some).map_err(|why| MachineError(format!("{name}={text}: {why}")))
+    parse(&text.to_string_lossy()).map(Some).map_err(|why| failed(name, &why))
+}
+
+/// What the command line says of `name` cannot be followed.
+fn failed(name: &str, why: &dyn fmt::Display) -> MachineError {
+    let text = std::env::var_os(name).unwrap_or_default();
+    MachineError(format!("{name}={}: {why}", text.display()))
 }
 
 /// Whether others were here before, and gave this process a world of its own. Where it is not
@@ -177,7 +180,7 @@ fn load_modules(directory: &Path) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         waiting.push(entry?.path());
     }
-    waiting.sort();
+    waiting.sort_unstable();
     loop {
         let count = waiting.len();
         let mut lacking = Vec::new();
@@ -315,21 +318,6 @@ impl Mount {
     }
 }
 
-impl fmt::Display for Network {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let gateway = self.gateway.map_or_else(String::new, |gateway| gateway.to_string());
-        let (hostname, interface) = (self.hostname.as_deref(), self.interface.as_deref());
-        let (hostname, interface) = (hostname.unwrap_or(""), interface.unwrap_or(""));
-        write!(f, "{}::{gateway}:{}:{hostname}:{interface}", self.address, self.netmask)
-    }
-}
-
-impl fmt::Display for Mount {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}", self.device, self.directory, self.kind)
-    }
-}
-
 impl fmt::Display for MachineError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -358,7 +346,6 @@ mod tests {
                 interface: Some("eth1".to_owned()),
             }
         );
-        assert_eq!(all.to_string(), "192.0.2.10::192.0.2.1:255.255.255.128:jobs:eth1");
         let least = network("192.0.2.10");
         let nothing = (least.gateway, &least.hostname, &least.interface);
         assert_eq!((least.address, nothing), (address(10), (None, &None, &None)));
@@ -408,7 +395,6 @@ mod tests {
     #[test]
     fn a_disk_has_a_device_a_directory_and_a_type() {
         let mount = Mount::parse("/dev/vda1:/var/lib/beanstalkd:ext4").unwrap();
-        assert_eq!(mount.to_string(), "/dev/vda1:/var/lib/beanstalkd:ext4");
         let parts = (mount.device.as_str(), mount.directory.as_str(), mount.kind.as_str());
         assert_eq!(parts, ("/dev/vda1", "/var/lib/beanstalkd", "ext4"));
         for text in [
