@@ -19,6 +19,7 @@
 #                   check-static' tries it (STATIC_TARGET=triple for another machine)
 #   make image      that in an image for containers, target/image/beanstalkd.oci.tar, and `make
 #                   check-image' tries it
+#   make vm         machines that have nothing but a kernel and the server, booted in qemu
 #   make install    into PREFIX (/usr/local), below DESTDIR if that is set: the binary, man pages,
 #                   units of systemd (into UNITDIR), the licence, and completions for bash, zsh and
 #                   fish; `make uninstall' takes them away, `make check-install' tries all of it
@@ -100,6 +101,10 @@ image: static
 check-image: image
 	@sh tests/packages/image.sh target/image/beanstalkd.oci.tar
 
+# The only program of a machine brings what it needs of the C library along.
+vm: static
+	@sh tests/vm/run.sh target/static/beanstalkd
+
 install: all
 	$(INSTALL) -d '$(DESTDIR)$(BINDIR)' '$(DESTDIR)$(MANDIR)/man1' '$(DESTDIR)$(MANDIR)/man7' \
 		'$(DESTDIR)$(LICENSEDIR)' '$(DESTDIR)$(UNITDIR)' \
@@ -132,4 +137,4 @@ clean:
 	$(CARGO) clean
 
 .PHONY: all run check check-style check-man check-clients check-moving check-units bench simulate mutants fuzz soak \
-	static check-static image check-image install uninstall check-install clean
+	static check-static image check-image vm install uninstall check-install clean
