@@ -5,6 +5,8 @@
 #   make check      everything that must hold before a commit
 #   make check-moving  moves jobs from C beanstalkd to this server and back (part of check)
 #   make check-units   the units of systemd: are they sound, how much do they allow, do they serve
+#   make deb        a Debian package that takes the place of Debian's own, in target/deb
+#   make check-deb  installs it, and upgrades from Debian's and back, in roots of its own (as root)
 #   make bench      what operations cost (AGAINST='path path' beside other servers,
 #                   ARGS='...' for flags of the benchmark: ARGS=--help tells them)
 #   make simulate   made-up clients, disks and times against a model, for a minute (FOR_SECONDS=n,
@@ -72,6 +74,12 @@ check-moving: all
 check-units: all
 	@sh tests/packages/units.sh target/release/beanstalkd
 
+deb: all
+	@sh dist/debian/build.sh
+
+check-deb: deb
+	@sh tests/packages/deb.sh
+
 bench:
 	$(CARGO) build --release
 	$(CARGO) bench --bench bench -- target/release/beanstalkd $(AGAINST) $(ARGS)
@@ -137,4 +145,4 @@ clean:
 	$(CARGO) clean
 
 .PHONY: all run check check-style check-man check-clients check-moving check-units bench simulate mutants fuzz soak \
-	static check-static image check-image vm install uninstall check-install clean
+	static check-static image check-image vm deb check-deb install uninstall check-install clean

@@ -1,0 +1,53 @@
+#!/bin/sh
+# Builds the package of Debian in target/deb, out of what `cargo build --release` has made: the tree
+# that debhelper works on has only what is installed, and this directory as its debian/.
+#
+# The binary is linked with the C library of the system, so that what Debian mends there is mended for the
+# server too; the package depends on the versions that it was built with, or newer.
+set -eu
+cd "$(dirname "$0")/../.."
+
+for tool in dpkg-buildpackage dh; do
+	if ! command -v "$tool" >/dev/null; then
+		echo "SKIPPED: $tool is not installed (packages dpkg-dev and debhelper), no package is built"
+		if [ "${CI:-}" = true ]; then exit 1; fi
+		exit 0
+	fi
+done
+
+# Cargo.toml has the version, the changelog of the package repeats it.
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)
+stands_in_for=$(target/release/beanstalkd -v | sed 's/^beanstalkd \([0-9.]*\) .*/\1/')
+package_version=$(sed -n '1s/^beanstalkd (\(.*\)) .*/\1/p' dist/debian/changelog)
+case $package_version in
+"$stands_in_for+server$version-"*) ;;
+*)
+	echo "dist/debian/changelog has $package_version, not $stands_in_for+server$version-1"
+	exit 1
+	;;
+esac
+# Whose work is in the binary is told.
+for crate in $(cargo tree --edges normal --prefix none --format '{p}' | sed 's/ .*//' | sort -u); do
+	if [ "$crate" != beanstalkd-server ] && ! grep -q "^Files: crates/$crate/\*\$" dist/debian/copyright; then
+		echo "dist/debian/copyright does not name $crate"
+		exit 1
+	fi
+done
+
+tree=target/deb/beanstalkd-$stands_in_for+server$version
+rm -rf target/deb/*.deb target/deb/*.buildinfo target/deb/*.changes "$tree"
+mkdir -p "$tree/defaults" "$tree/completions"
+cp -R dist/debian "$tree/debian"
+rm "$tree/debian/build.sh"
+cp dist/systemd/beanstalkd.service dist/systemd/beanstalkd.socket "$tree/debian"
+cp dist/default/beanstalkd "$tree/defaults"
+for completion in dist/completions/*; do
+	if [ -e "$completion" ]; then cp "$completion" "$tree/completions"; fi
+done
+cp -R man README.md CHANGELOG.md target/release/beanstalkd "$tree"
+
+if ! (cd "$tree" && dpkg-buildpackage --build=binary --no-sign --no-pre-clean) >target/deb/build.log 2>&1; then
+	tail -n 30 target/deb/build.log
+	exit 1
+fi
+echo "target/deb/beanstalkd_${package_version}_$(dpkg --print-architecture).deb"
