@@ -237,7 +237,7 @@ remove_and_purge() {
 	inside sh -c 'test -e /var/lib/beanstalkd/lock && test -e /etc/default/beanstalkd' || fail 'remove took the jobs or the options'
 	if inside sh -c 'cat /proc/[0-9]*/comm | grep -q beanstalkd'; then fail 'it runs although it was removed'; fi
 	inside apt-get -y -q purge beanstalkd >/dev/null 2>&1 </dev/null || fail 'purge'
-	left=$(inside sh -c 'ls -d /var/lib/beanstalkd* /etc/default/beanstalkd* /etc/init.d/beanstalkd* /run/beanstalkd* \
+	left=$(inside sh -c 'ls -d /etc/systemd/system/beanstalkd* /var/lib/beanstalkd* /etc/default/beanstalkd* /etc/init.d/beanstalkd* /run/beanstalkd* \
 		/usr/share/beanstalkd* /var/log/beanstalkd* /etc/systemd/system/*/beanstalkd* /etc/rc?.d/*beanstalkd 2>/dev/null;
 		getent passwd beanstalkd; getent group beanstalkd' || true)
 	[ -z "$left" ] || fail "purge left $left"
@@ -295,9 +295,12 @@ try_options() {
 	restart '-u beanstalkd'
 	expect_jobs '-u beanstalkd'
 	inside sh -c 'systemctl stop beanstalkd && mv /var/lib/beanstalkd /srv/moved && ln -s /srv/moved /var/lib/beanstalkd'
+	apt_install --reinstall /packages/ours.deb
 	restart 'a directory that is a symbolic link'
 	expect_jobs 'the directory is a symbolic link'
 	inside sh -c 'systemctl stop beanstalkd && rm /var/lib/beanstalkd && mv /srv/moved /var/lib/beanstalkd'
+	inside rm /etc/systemd/system/beanstalkd.service.d/state-directory.conf
+	inside systemctl daemon-reload
 	set_options unix:/run/beanstalkd/jobs.sock '--socket-mode 660 -u beanstalkd'
 	restart 'a Unix socket'
 	[ "$(inside stat -c '%F %U:%G %a' /run/beanstalkd/jobs.sock)" = 'socket beanstalkd:beanstalkd 660' ] || fail 'the socket is another'
