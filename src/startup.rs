@@ -182,10 +182,12 @@ fn listeners(
     if inherited.is_empty() {
         return listen::open(&options.listen, options.port, user);
     }
-    if options.names_address {
+    let inherited = listen::adopt(inherited)?;
+    let is_there = |listener: &Listener| listener.is_at(&options.listen, options.port);
+    if options.names_address && !inherited.iter().any(is_there) {
         warn!("-l, -p and --socket-mode have no effect: the sockets are inherited");
     }
-    listen::adopt(inherited)
+    Ok(inherited)
 }
 
 /// Opens the sockets where the server tells of itself.

@@ -394,6 +394,24 @@ fn inherited_sockets_are_used_instead_of_flags() {
 }
 
 #[test]
+fn flags_that_name_an_inherited_socket_are_no_mistake() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = tcp.local_addr().unwrap().port().to_string();
+    let unix = format!("unix:{}", path.display());
+    let address = tcp.local_addr().unwrap();
+    let flags = ["-l", "127.0.0.1", "-p", &port];
+    let daemon = Daemon::with_inherited(Path::new(BEANSTALKD), &flags, tcp);
+    assert_eq!(ask(connect(address), "use a\r\n"), "USING a\r\n");
+    assert_eq!(log_of(daemon), "");
+    let socket = UnixListener::bind(&path).unwrap();
+    let daemon = Daemon::with_inherited(Path::new(BEANSTALKD), &["-l", &unix, "-p", "1"], socket);
+    assert_eq!(ask(UnixStream::connect(&path).unwrap(), "use a\r\n"), "USING a\r\n");
+    assert_eq!(log_of(daemon), "");
+}
+
+#[test]
 fn all_inherited_sockets_are_served() {
     let first = TcpListener::bind("127.0.0.1:0").unwrap();
     let second = TcpListener::bind("127.0.0.1:0").unwrap();

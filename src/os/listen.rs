@@ -248,6 +248,19 @@ impl Listener {
         }
     }
 
+    /// Whether it is where [`open`] would listen for this address, as far as that can be told
+    /// without looking up a name.
+    pub fn is_at(&self, address: &Address, port: u16) -> bool {
+        let own = self.to_string();
+        match address {
+            Address::All => own == format!("[::]:{port}") || own == format!("0.0.0.0:{port}"),
+            Address::Host(host) => {
+                own == format!("{host}:{port}") || own == format!("[{host}]:{port}")
+            }
+            Address::Unix { path, .. } => own == format!("unix:{}", path.display()),
+        }
+    }
+
     fn port(&self) -> Option<u16> {
         match self {
             Listener::Tcp(listener) => listener.local_addr().ok().map(|address| address.port()),

@@ -8,7 +8,7 @@
 use crate::engine::disk::FileNumber;
 use crate::engine::stats::Summary;
 use crate::engine::time::Nanos;
-use log::{debug, warn};
+use log::{Level, debug, log, warn};
 use std::ffi::OsStr;
 use std::io::{self, ErrorKind};
 use std::os::linux::net::SocketAddrExt;
@@ -46,6 +46,8 @@ struct Herald {
 struct Voice {
     socket: UnixDatagram,
     manager: SocketAddr,
+    /// It has heard something. Some listen until the server is ready, and no longer.
+    was_heard: bool,
     /// Once is enough to say that it does not hear.
     has_complained: bool,
 }
@@ -196,7 +198,7 @@ impl Voice {
         };
         let socket = UnixDatagram::unbound()?;
         socket.set_nonblocking(true)?;
-        Ok(Voice { socket, manager, has_complained: false })
+        Ok(Voice { socket, manager, was_heard: false, has_complained: false })
     }
 
     /// Sends a message; `false` if there is no room for it at present. What goes wrong
@@ -204,7 +206,10 @@ impl Voice {
     fn say(&mut self, message: &str) -> bool {
         loop {
             match self.socket.send_to_addr(message.as_bytes(), &self.manager) {
-                Ok(_) => return true,
+                Ok(_) => {
+                    self.was_heard = true;
+                    return true;
+                }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if is_full(&error) => {
                     debug!("the service manager does not keep up");
@@ -212,7 +217,8 @@ impl Voice {
                 }
                 Err(error) => {
                     if !std::mem::replace(&mut self.has_complained, true) {
-                        warn!("the service manager cannot be told anything: {error}");
+                        let level = if self.was_heard { Level::Debug } else { Level::Warn };
+                        log!(level, "the service manager cannot be told anything: {error}");
                     }
                     return true;
                 }
