@@ -450,14 +450,83 @@ fn many_visitors_come_one_after_the_other() {
     let server = server();
     let turns = Histogram::default();
     let mut now = START;
-    // Those who come in say nothing; when their time is over, the next come in.
+    // Those who come in say nothing; when their fair while is over, the next come in.
     for _ in 0..3 {
         http.turn(Host::Serving(&server, &turns), now).unwrap();
-        now = now + Nanos::from_secs(5);
-        http.turn(Host::Serving(&server, &turns), now).unwrap();
+        assert_eq!(http.next_due(), Some(now + Nanos::from_secs(2)));
+        now = now + Nanos::from_secs(2);
     }
     assert!(answer(&mut http, &mut last, now).unwrap().ends_with("ok\n"));
     drop(idle);
+}
+
+/// A server with so many tubes that its page does not fit into the buffers of a connection.
+fn server_with_a_long_page() -> Server {
+    let mut server = server();
+    let client = server.connect().unwrap();
+    for tube in 0..1_000 {
+        say(&mut server, client, &format!("watch tube{tube:0>150}\r\n"), START);
+    }
+    server
+}
+
+#[test]
+fn who_takes_the_answer_byte_by_byte_has_no_more_time_than_others() {
+    let server = server_with_a_long_page();
+    let turns = Histogram::default();
+    let host = Host::Serving(&server, &turns);
+    let mut visit = Visit::new(START);
+    visit.receive(b"GET /metrics HTTP/1.1\r\n\r\n", host, 1000, START).unwrap();
+    for second in (9..30).step_by(9) {
+        let now = START + Nanos::from_secs(second);
+        visit.tell(host, now).unwrap();
+        assert!(!visit.is_late(now), "after {second} seconds");
+        visit.sent(1, now);
+    }
+    let end = START + Nanos::from_secs(30);
+    assert_eq!(visit.deadline(), end);
+    assert!(visit.is_late(end));
+}
+
+#[test]
+fn those_who_take_the_answer_byte_by_byte_keep_nobody_out() {
+    // The buffers of a Unix socket do not grow until they have taken the whole page.
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("metrics");
+    let unix = Address::Unix { path: path.clone(), mode: None };
+    let mut doors = listen::open(&unix, 0, None).unwrap();
+    doors.extend(listen::open(&Address::Host("127.0.0.1".into()), 0, None).unwrap());
+    let address: SocketAddr = doors[1].to_string().parse().unwrap();
+    let mut http = HttpServer::new(doors, 1000).unwrap();
+
+    let server = server_with_a_long_page();
+    let turns = Histogram::default();
+    let host = Host::Serving(&server, &turns);
+    let slow: Vec<UnixStream> = (0..16).map(|_| UnixStream::connect(&path).unwrap()).collect();
+    for mut visitor in &slow {
+        visitor.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    }
+    http.turn(host, START).unwrap();
+    let mut scraper = TcpStream::connect(address).unwrap();
+    scraper.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").unwrap();
+    // All that fits into the buffers goes there, and then each takes a byte.
+    let now = START + Nanos::from_secs(1);
+    let due = START + Nanos::from_secs(2);
+    let takes_a_byte = |mut visitor: &UnixStream| visitor.read(&mut [0]).is_ok_and(|len| len == 1);
+    for _ in 0..2 {
+        support::wait_until("all wait for those who are slow", || {
+            http.turn(host, now).unwrap();
+            http.next_due() == Some(due)
+        });
+        assert!(slow.iter().all(takes_a_byte));
+    }
+    scraper.set_nonblocking(true).unwrap();
+    assert!(scraper.read(&mut [0]).is_err(), "there is a place too soon");
+    assert!(answer(&mut http, &mut scraper, due).unwrap().ends_with("ok\n"));
+    // One had to make room, and no more.
+    let ends = |mut visitor: &UnixStream| visitor.read_to_end(&mut Vec::new()).is_ok();
+    slow.iter().for_each(|visitor| visitor.set_nonblocking(true).unwrap());
+    assert_eq!(slow.iter().filter(|visitor| ends(visitor)).count(), 1);
 }
 
 // ---- The binary ----

@@ -1,7 +1,8 @@
 //! One visitor's end of an HTTP connection: bytes to a request, and an answer in pieces.
 //!
-//! A visitor has a limited time to ask, and then to take what is told; there is one answer, and
-//! then the connection is over. Sockets are not known here.
+//! A visitor has a limited time to ask, to take each piece of what is told, and for all of it; there
+//! is one answer, and then the connection is over. Where all places are taken, whoever has had a
+//! fair while makes room. Sockets are not known here.
 
 use super::histogram::Histogram;
 use super::http::{self, HEAD_MAX, Length, METRICS_TYPE, Request, Status, TEXT_TYPE};
@@ -21,6 +22,7 @@ pub struct Visit {
     sent: usize,
     /// When the visitor must have gone on.
     deadline: Nanos,
+    began_at: Nanos,
 }
 
 #[derive(Debug)]
@@ -52,6 +54,10 @@ const TO_ASK: Nanos = Nanos::from_secs(5);
 const TO_TAKE: Nanos = Nanos::from_secs(10);
 /// For the end of the connection.
 const TO_LEAVE: Nanos = Nanos::from_secs(2);
+/// For the visit, however steadily it goes on.
+const IN_ALL: Nanos = Nanos::from_secs(30);
+/// Where others wait for a place.
+const BESIDE_OTHERS: Nanos = Nanos::from_secs(2);
 
 impl Visit {
     /// A visitor has come.
@@ -62,6 +68,7 @@ impl Visit {
             answer: String::new(),
             sent: 0,
             deadline: now + TO_ASK,
+            began_at: now,
         }
     }
 
@@ -116,7 +123,7 @@ impl Visit {
 
     /// Time has passed. Says whether the visitor is turned out for being slow.
     pub fn is_late(&self, now: Nanos) -> bool {
-        self.deadline <= now
+        self.deadline() <= now
     }
 
     // ---- What there is to do ----
@@ -143,7 +150,12 @@ impl Visit {
 
     /// When the visitor is to be turned out.
     pub fn deadline(&self) -> Nanos {
-        self.deadline
+        self.deadline.min(self.began_at + IN_ALL)
+    }
+
+    /// From when on the visitor makes room for others, if there is no other place for them.
+    pub fn makes_room_at(&self) -> Nanos {
+        self.began_at + BESIDE_OTHERS
     }
 
     // ---- Answering ----

@@ -41,7 +41,7 @@ struct Visitor {
     is_writable: bool,
 }
 
-/// More wait at the door: those who are inside leave soon, or are turned out.
+/// More wait at the door: those who are inside leave soon, are turned out, or make room.
 const VISITORS_MAX: usize = 16;
 /// When to try again to let somebody in, after the system had no descriptor left.
 const ACCEPT_AGAIN: Nanos = Nanos::from_secs(1);
@@ -97,8 +97,8 @@ impl HttpServer {
         if visitors().any(|visitor| visitor.visit.wants_slice() || visitor.can_go_on()) {
             return Some(Nanos::ZERO);
         }
-        let waits = self.doors.iter().any(|&(_, is_ready)| is_ready) && self.has_room();
-        let door = waits.then_some(self.held_until);
+        let waits = self.doors.iter().any(|&(_, is_ready)| is_ready);
+        let door = waits.then(|| self.held_until.max(self.next_room_at()));
         visitors().map(|visitor| visitor.visit.deadline()).chain(door).min()
     }
 
@@ -122,8 +122,25 @@ impl HttpServer {
         Ok(())
     }
 
-    fn has_room(&self) -> bool {
-        self.visitors.iter().any(Option::is_none)
+    /// When there is a place for one more: at once, or when the first one has to make room.
+    fn next_room_at(&self) -> Nanos {
+        let room_at = |visitor: &Option<Visitor>| {
+            visitor.as_ref().map_or(Nanos::ZERO, |visitor| visitor.visit.makes_room_at())
+        };
+        self.visitors.iter().map(room_at).min().unwrap_or_default()
+    }
+
+    /// A free place, or that of the one who has been inside for longest, if that was long enough.
+    /// Otherwise a few who take their answers byte by byte could keep everybody else out.
+    fn place(visitors: &[Option<Visitor>], now: Nanos) -> Option<usize> {
+        if let Some(free) = visitors.iter().position(Option::is_none) {
+            return Some(free);
+        }
+        let room_at = |visitor: &Visitor| visitor.visit.makes_room_at();
+        let inside = visitors.iter().enumerate();
+        let inside =
+            inside.filter_map(|(place, visitor)| Some((room_at(visitor.as_ref()?), place)));
+        inside.min().filter(|&(room_at, _)| room_at <= now).map(|(_, place)| place)
     }
 
     fn accept(&mut self, now: Nanos) {
@@ -132,7 +149,7 @@ impl HttpServer {
         }
         for (listener, is_ready) in &mut self.doors {
             while *is_ready {
-                let Some(place) = self.visitors.iter().position(Option::is_none) else { return };
+                let Some(place) = HttpServer::place(&self.visitors, now) else { return };
                 match listener.accept() {
                     Ok(stream) => {
                         let interest = Interest::READABLE | Interest::WRITABLE;
@@ -142,7 +159,9 @@ impl HttpServer {
                             debug!("a visitor cannot be let in: {error}");
                             continue;
                         }
-                        self.visitors[place] = Some(Visitor::new(stream, now));
+                        if self.visitors[place].replace(Visitor::new(stream, now)).is_some() {
+                            debug!("a visitor has made room for another");
+                        }
                         self.has_complained = false;
                     }
                     Err(error) if error.kind() == ErrorKind::WouldBlock => *is_ready = false,
