@@ -7,7 +7,7 @@
 //!
 //! This file owns the command line. [`scenarios`] tells what is measured, [`rounds`] who
 //! plays when, [`server`] starts servers and asks the kernel what they use, [`machine`] says
-//! on which core; [`client`] makes the load that [`scripts`] describe, [`report`] and
+//! on which core; [`client`] makes the load that [`scripts`] describe, beside which [`scrape`] asks for metrics, [`report`] and
 //! [`picture`] show what came of it.
 #![allow(unreachable_pub, reason = "a program has no interface for others")]
 #![allow(clippy::disallowed_methods, reason = "a benchmark looks at the clock")]
@@ -24,6 +24,7 @@ mod reply;
 mod report;
 mod rounds;
 mod scenarios;
+mod scrape;
 mod scripts;
 mod server;
 mod trace;
@@ -161,6 +162,10 @@ fn measure(matches: &Matches, scenarios: &[Scenario]) -> Result<(), Wrong> {
             continue;
         }
         let rows = rounds::play(scenario, &programs, &settings);
+        if rows.is_empty() {
+            eprintln!("bench: {} left out: none of the servers can do it", scenario.name);
+            continue;
+        }
         report::print(scenario, &rows);
         document.add(scenario, &rows);
         write(&document)?;

@@ -3,11 +3,13 @@
 //! A [`Pool`] keeps the connections; what they say is told by a [`Script`]. It is a closed
 //! loop: a connection sends its next requests as soon as all replies to the last ones are
 //! in, with one write straight after the read. Beside the load a [`Probe`] may ask a cheap
-//! question every millisecond, on a connection of its own, and note how long it waited.
+//! question every millisecond, on a connection of its own, and note how long it waited; and a
+//! [`Scraper`] may ask for metrics.
 //! This file knows nothing of scenarios, and of servers only their address.
 
 use crate::figures::Figures;
 use crate::reply::{Framing, Reply};
+use crate::scrape::{Scraper, Scrapes};
 use crate::waits::Waits;
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token};
@@ -76,6 +78,9 @@ pub struct Pool {
     poll: Poll,
     connections: Vec<Connection>,
     probe: Option<Probe>,
+    scraper: Option<Scraper>,
+    /// What is not counted as latency.
+    waits: Option<Waits>,
     /// How many connections await replies.
     busy: usize,
     /// What is read, from whichever connection.
@@ -90,7 +95,21 @@ impl Pool {
         let poll = Poll::new().expect("there is epoll");
         let connections = (0..count).map(|index| Connection::open(&poll, address, Token(index)));
         let connections = connections.collect();
-        Pool { poll, connections, probe: None, busy: 0, buffer: vec![0; BUFFER_SIZE] }
+        Pool {
+            poll,
+            connections,
+            probe: None,
+            scraper: None,
+            waits: None,
+            busy: 0,
+            buffer: vec![0; BUFFER_SIZE],
+        }
+    }
+
+    /// Opens so many connections, and leaves out of latencies the time in which server or client waited
+    /// for a core. To find that out takes the client a microsecond or two for each reply.
+    pub fn without_noise(address: SocketAddr, count: usize, waits: Waits) -> Pool {
+        Pool { waits: Some(waits), ..Pool::connect(address, count) }
     }
 
     /// Opens so many connections and one more, for a probe.
@@ -107,7 +126,8 @@ impl Pool {
         let mut events = Events::with_capacity(1024);
         for index in 0..self.connections.len() {
             if self.connections[index].awaited == 0 {
-                self.ask(index, script, Instant::now(), limits);
+                let waited = self.waited();
+                self.ask(index, script, Instant::now(), waited, limits);
             }
         }
         while !script.is_finished(self.busy) {
@@ -121,6 +141,10 @@ impl Pool {
                     self.hear_probe();
                     continue;
                 }
+                if event.token() == SCRAPER {
+                    self.scraper.iter_mut().for_each(|scraper| scraper.is_ready = true);
+                    continue;
+                }
                 let Token(index) = event.token();
                 if event.is_writable() {
                     self.connections[index].flush();
@@ -129,8 +153,22 @@ impl Pool {
                     self.hear(index, script, limits, &mut run);
                 }
             }
+            if let Some(scraper) = self.scraper.as_mut().filter(|scraper| scraper.is_ready) {
+                scraper.go_on(&mut self.buffer);
+            }
         }
         Ok(run)
+    }
+
+    /// Somebody asks for metrics there while the next runs last.
+    pub fn start_scraping(&mut self, address: SocketAddr) {
+        let registry = self.poll.registry().try_clone().expect("the system has a descriptor");
+        self.scraper = Some(Scraper::start(registry, SCRAPER, address));
+    }
+
+    /// He goes; what he has got.
+    pub fn stop_scraping(&mut self) -> Scrapes {
+        self.scraper.take().map(Scraper::end).unwrap_or_default()
     }
 
     /// Lets nobody but the probe say anything for so long.
@@ -183,18 +221,35 @@ impl Pool {
         if let Some(probe) = &mut self.probe {
             timeout = timeout.min(probe.ask_if_due(now));
         }
+        if self.scraper.as_ref().is_some_and(|scraper| scraper.is_ready) {
+            timeout = Duration::ZERO;
+        }
         match self.poll.poll(events, Some(timeout)) {
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             result => result.expect("epoll works"),
         }
     }
 
-    fn ask(&mut self, index: usize, script: &mut impl Script, now: Instant, limits: Limits) {
+    /// How long server and client have waited for a core so far, and the clients for the scraper.
+    fn waited(&self) -> Duration {
+        let scraper = self.scraper.as_ref().map(|scraper| scraper.time).unwrap_or_default();
+        self.waits.as_ref().map(|waits| waits.total() + scraper).unwrap_or_default()
+    }
+
+    fn ask(
+        &mut self,
+        index: usize,
+        script: &mut impl Script,
+        now: Instant,
+        waited: Duration,
+        limits: Limits,
+    ) {
         let connection = &mut self.connections[index];
         let is_over = now >= limits.over_at;
         let awaited = script.ask(index, is_over, &mut connection.output);
         if awaited > 0 {
             self.busy += 1;
+            connection.waited_before = waited;
             connection.send(awaited, now);
         }
     }
@@ -205,10 +260,13 @@ impl Pool {
         connection.receive(&mut self.buffer, |reply| script.hear(index, reply));
         run.replies += (before - connection.awaited) as u64;
         if before > 0 && connection.awaited == 0 {
-            let now = Instant::now();
-            run.latencies.push(nanoseconds(now - connection.asked_at));
+            let (now, asked_at) = (Instant::now(), connection.asked_at);
+            let waited_before = connection.waited_before;
+            let waited = self.waited();
+            let latency = (now - asked_at).saturating_sub(waited - waited_before);
+            run.latencies.push(nanoseconds(latency));
             self.busy -= 1;
-            self.ask(index, script, now, limits);
+            self.ask(index, script, now, waited, limits);
         }
     }
 
@@ -218,8 +276,9 @@ impl Pool {
     }
 }
 
-/// The token of the probe; all others count from nought.
+/// The token of the probe; all others but the next count from nought.
 const PROBE: Token = Token(usize::MAX - 1);
+const SCRAPER: Token = Token(usize::MAX - 2);
 
 /// What a probe asks; each costs a server next to nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -348,6 +407,8 @@ struct Connection {
     /// So many replies are still to come.
     awaited: usize,
     asked_at: Instant,
+    /// How long server and client had waited for a core by then.
+    waited_before: Duration,
 }
 
 impl Connection {
@@ -360,7 +421,15 @@ impl Connection {
         poll.registry().register(&mut stream, token, interest).expect("epoll takes it");
         let asked_at = Instant::now();
         let (framing, output) = (Framing::default(), Vec::new());
-        Connection { stream, framing, output, written: 0, awaited: 0, asked_at }
+        Connection {
+            stream,
+            framing,
+            output,
+            written: 0,
+            awaited: 0,
+            asked_at,
+            waited_before: Duration::ZERO,
+        }
     }
 
     fn send(&mut self, awaited: usize, now: Instant) {

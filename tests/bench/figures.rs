@@ -15,6 +15,12 @@ impl Figures {
         self
     }
 
+    /// The same with this before their names.
+    pub fn with_prefix(mut self, prefix: &str) -> Figures {
+        self.0.iter_mut().for_each(|(name, _)| name.insert_str(0, prefix));
+        self
+    }
+
     pub fn append(&mut self, mut others: Figures) {
         self.0.append(&mut others.0);
     }

@@ -48,7 +48,12 @@ pub fn open_files(scenario: &Scenario, programs: &[Program]) -> u64 {
 }
 
 fn players<'a>(scenario: &Scenario, programs: &'a [Program]) -> Vec<&'a Program> {
-    let takes_part = |program: &&Program| scenario.has_limit || **program != Program::Limit;
+    let takes_part = |program: &&Program| match program {
+        Program::Limit => scenario.has_limit,
+        Program::Real { can_tell_metrics, .. } => {
+            *can_tell_metrics || !scenario.setup.tells_metrics
+        }
+    };
     programs.iter().filter(takes_part).collect()
 }
 

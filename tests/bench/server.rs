@@ -18,8 +18,8 @@ pub const MIB: f64 = 1024.0 * 1024.0;
 /// What can be started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Program {
-    /// A server that speaks the protocol, and what it says it is.
-    Real { path: String, version: String },
+    /// A server that speaks the protocol, what it says it is, and whether it knows `--metrics`.
+    Real { path: String, version: String, can_tell_metrics: bool },
     /// The ceiling.
     Limit,
 }
@@ -33,7 +33,10 @@ impl Program {
         if version.is_empty() {
             return Err(format!("{path}: says no version when asked with -v"));
         }
-        Ok(Program::Real { path: path.to_owned(), version })
+        let help = Command::new(path).arg("-h").stdin(Stdio::null()).output();
+        let help = help.map_err(|error| format!("{path}: {error}"))?;
+        let can_tell_metrics = String::from_utf8_lossy(&help.stdout).contains("--metrics");
+        Ok(Program::Real { path: path.to_owned(), version, can_tell_metrics })
     }
 
     pub fn name(&self) -> &str {
@@ -56,6 +59,7 @@ impl Program {
 pub struct Setup {
     pub flags: Vec<String>,
     pub has_binlog: bool,
+    pub tells_metrics: bool,
     /// The size of bodies as the limit server needs to know it.
     pub body_size: usize,
 }
@@ -63,6 +67,8 @@ pub struct Setup {
 /// A running server; killed when it goes out of scope.
 pub struct Server {
     pub address: SocketAddr,
+    /// Where it tells metrics.
+    pub metrics: Option<SocketAddr>,
     command: Command,
     child: Child,
     binlog: Option<TempDir>,
@@ -72,11 +78,8 @@ pub struct Server {
 
 impl Server {
     pub fn start(program: &Program, setup: &Setup) -> Server {
-        // Not every server takes an inherited socket, so a free port is looked for and
-        // given up again; whoever starts a benchmark can start it anew.
-        let probe = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback has a free port");
-        let address = probe.local_addr().expect("a bound socket has an address");
-        drop(probe);
+        let address = free_address();
+        let metrics = setup.tells_metrics.then(free_address);
         let binlog = setup.has_binlog.then(|| {
             // Below the directory of cargo's, which is on a real disk.
             tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory can be made")
@@ -90,12 +93,15 @@ impl Server {
                 if let Some(directory) = &binlog {
                     command.arg("-b").arg(directory.path());
                 }
+                if let Some(metrics) = metrics {
+                    command.args(["--metrics", &metrics.to_string()]);
+                }
                 command
             }
         };
         command.env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null());
         let child = spawn_on_first_core(&mut command);
-        let mut server = Server { address, command, child, binlog, is_traced: false };
+        let mut server = Server { address, metrics, command, child, binlog, is_traced: false };
         let is_up = server.wait_for_port(Duration::from_secs(10)).is_ok();
         assert!(is_up, "{} does not listen on {address}", program.name());
         server
@@ -252,6 +258,13 @@ impl Measured {
         let last = self.latencies.len() - 1;
         self.latencies[(share * last as f64).ceil() as usize] as f64 / 1e3
     }
+}
+
+/// Not every server takes an inherited socket, so a free port is looked for and given up again;
+/// whoever starts a benchmark can start it anew.
+fn free_address() -> SocketAddr {
+    let probe = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback has a free port");
+    probe.local_addr().expect("a bound socket has an address")
 }
 
 fn spawn_on_first_core(command: &mut Command) -> Child {

@@ -5,6 +5,7 @@ mod binlog;
 mod connections;
 mod deep;
 mod held;
+mod scrape;
 mod steady;
 mod timers;
 mod tubes;
@@ -87,6 +88,7 @@ pub fn all() -> Vec<Scenario> {
         deep::all(),
         timers::all(),
         binlog::all(),
+        scrape::all(),
     ];
     families.into_iter().flatten().collect()
 }

@@ -81,7 +81,7 @@ fn memory() -> Scenario {
 }
 
 /// A connection that keeps so many tubes alive.
-fn watch_all(server: &Server, settings: &Settings, tubes: usize) -> Outcome<Pool> {
+pub fn watch_all(server: &Server, settings: &Settings, tubes: usize) -> Outcome<Pool> {
     let mut keeper = Pool::connect(server.address, 1);
     let lines = (0..tubes).map(watch);
     keeper.run(&mut Say::pipelined(lines), Limits::within(settings.patience))?;
