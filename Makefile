@@ -22,6 +22,8 @@
 #   make image      that in an image for containers, target/image/beanstalkd.oci.tar, and `make
 #                   check-image' tries it
 #   make vm         machines that have nothing but a kernel and the server, booted in qemu
+#   make check-metrics   a real Prometheus scrapes the server, half a minute; the dashboard and the
+#                   alerts of dist/ are tried with what it has
 #   make install    into PREFIX (/usr/local), below DESTDIR if that is set: the binary, man pages,
 #                   units of systemd (into UNITDIR), the licence, and completions for bash, zsh and
 #                   fish; `make uninstall' takes them away, `make check-install' tries all of it
@@ -113,6 +115,9 @@ check-image: image
 vm: static
 	@sh tests/vm/run.sh target/static/beanstalkd
 
+check-metrics: all
+	@sh tests/packages/metrics.sh target/release/beanstalkd
+
 install: all
 	$(INSTALL) -d '$(DESTDIR)$(BINDIR)' '$(DESTDIR)$(MANDIR)/man1' '$(DESTDIR)$(MANDIR)/man7' \
 		'$(DESTDIR)$(LICENSEDIR)' '$(DESTDIR)$(UNITDIR)' \
@@ -145,4 +150,4 @@ clean:
 	$(CARGO) clean
 
 .PHONY: all run check check-style check-man check-clients check-moving check-units bench simulate mutants fuzz soak \
-	static check-static image check-image vm deb check-deb install uninstall check-install clean
+	static check-static image check-image check-metrics vm deb check-deb install uninstall check-install clean

@@ -1,0 +1,205 @@
+"""A server that tells metrics, a load for it, and a real Prometheus that scrapes it: what
+metrics.py and picture.py share. Everything is on loopback, on ports that the kernel chose,
+and ends with the `with` that began it."""
+
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+DASHBOARD = os.path.join(ROOT, "dist/grafana/beanstalkd.json")
+RULES = os.path.join(ROOT, "dist/prometheus/beanstalkd.rules.yml")
+
+# Only something that never comes takes so long.
+PATIENCE_S = 20
+
+
+def fail(what):
+    """Ends the check."""
+    raise SystemExit(f"FAILED: {what}")
+
+
+# So that what was started ends too when somebody ends the check.
+signal.signal(signal.SIGTERM, lambda *_: fail("it took too long"))
+
+
+def wait_for(what, is_so, seconds=PATIENCE_S):
+    """Waits until something is so that comes with no event of its own; tells what it came to."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = is_so()
+        if found:
+            return found
+        time.sleep(0.05)
+    return fail(f"in {seconds} seconds it never came to be that {what}")
+
+
+class Process:
+    """A program that logs; killed at the end, by its id. Its log is read by a thread, so that
+    the program never waits for a reader."""
+
+    def __init__(self, arguments, patterns):
+        self.lines = []
+        self.child = subprocess.Popen(arguments, stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        threading.Thread(target=self._read, daemon=True).start()
+        self.found = [wait_for(f"{arguments[0]} logs {pattern}", lambda: self._find(pattern))
+            for pattern in patterns]
+
+    def _read(self):
+        for line in self.child.stderr:
+            self.lines.append(line)
+
+    def _find(self, pattern):
+        if self.child.poll() is not None:
+            fail(f"{self.child.args[0]} has ended:\n{''.join(self.lines)}")
+        matches = (re.search(pattern, line) for line in list(self.lines))
+        return next((match.group(1) for match in matches if match), None)
+
+    def end(self):
+        self.child.kill()
+        self.child.wait()
+
+
+@contextlib.contextmanager
+def server(program, directory, *flags):
+    """Our server with a binlog; `address` is where it serves, `metrics` where it tells."""
+    process = Process(
+        [program, "-V", "-l", "127.0.0.1", "-p", "0", "-b", directory, "-f", "50",
+         "--metrics", "127.0.0.1:0", "--max-memory", "268435456", *flags],
+        [r"listening on (\S+)", r"telling metrics on (\S+)"])
+    process.address, process.metrics = process.found
+    try:
+        yield process
+    finally:
+        process.end()
+
+
+@contextlib.contextmanager
+def prometheus(directory, targets, interval="2s"):
+    """Prometheus with our rules, which scrapes these targets as a job called beanstalkd."""
+    config = os.path.join(directory, "prometheus.yml")
+    with open(config, "w", encoding="ascii") as file:
+        json.dump({
+            "global": {"scrape_interval": interval, "scrape_timeout": interval,
+                "evaluation_interval": interval},
+            "rule_files": [RULES],
+            "scrape_configs": [
+                {"job_name": "beanstalkd", "static_configs": [{"targets": targets}]}],
+        }, file)
+    process = Process(
+        ["prometheus", f"--config.file={config}", "--storage.tsdb.path=" + directory + "/data",
+         "--web.listen-address=127.0.0.1:0", "--storage.tsdb.retention.time=1d"],
+        [r'msg="Listening on" address=(\S+)', r"(Server is ready)"])
+    process.api = Api(process.found[0])
+    try:
+        yield process
+    finally:
+        process.end()
+
+
+class Api:
+    """What a Prometheus is asked over HTTP."""
+
+    def __init__(self, address):
+        self.url = f"http://{address}/api/v1/"
+
+    def ask(self, path, **parameters):
+        query = urllib.parse.urlencode(parameters, doseq=True)
+        try:
+            with urllib.request.urlopen(f"{self.url}{path}?{query}", timeout=PATIENCE_S) as reply:
+                answer = json.load(reply)
+        except urllib.error.HTTPError as error:
+            fail(f"{path} {parameters}: {error.read().decode()}")
+        return answer["data"]
+
+    def query(self, expression):
+        """Series of labels and numbers."""
+        result = self.ask("query", query=expression)["result"]
+        return [(series["metric"], float(series["value"][1])) for series in result]
+
+    def value(self, expression):
+        """The only number; none if there is none."""
+        found = self.query(expression)
+        return found[0][1] if len(found) == 1 else None
+
+    def expect(self, expression, value):
+        """Waits until the only number is this."""
+        wait_for(f"{expression} is {value}", lambda: self.value(expression) == value)
+
+
+class Client:
+    """A client of the queue that waits for each reply."""
+
+    def __init__(self, address):
+        host, port = address.rsplit(":", 1)
+        self.socket = socket.create_connection((host, int(port)), PATIENCE_S)
+        self.replies = self.socket.makefile("rb")
+
+    def send(self, text):
+        self.socket.sendall(text.replace("\n", "\r\n").encode())
+
+    def say(self, text, replies=1):
+        """Sends commands and takes as many replies; the last one, in words. Of RESERVED the body is
+        taken too."""
+        self.send(text)
+        words = []
+        for _ in range(replies):
+            words = self.replies.readline().decode().split()
+            if words and words[0] == "RESERVED":
+                self.replies.read(int(words[2]) + 2)
+        return words
+
+    def close(self):
+        self.replies.close()
+        self.socket.close()
+
+
+def get(address, path, method="GET", head="", version="1.1", timeout=PATIENCE_S):
+    """The whole answer to a request, as text, until the server closes."""
+    host, port = address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout) as stream:
+        stream.sendall(f"{method} {path} HTTP/{version}\r\nHost: x\r\n{head}\r\n".encode())
+        stream.settimeout(timeout)
+        parts = []
+        while part := stream.recv(65536):
+            parts.append(part)
+        return b"".join(parts).decode()
+
+
+def is_closed(stream, seconds):
+    """Whether the other end closes it within so long."""
+    ready, _, _ = select.select([stream], [], [], seconds)
+    try:
+        return bool(ready) and stream.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def panels(dashboard):
+    """All panels that show something, of rows that are folded too."""
+    for panel in dashboard["panels"]:
+        yield from panel.get("panels", [])
+        if panel["type"] != "row":
+            yield panel
+
+
+def substituted(expression, interval="15s", span="5m"):
+    """An expression of the dashboard with its variables as they are with all chosen."""
+    for name, value in [("$__rate_interval", interval), ("$__interval", interval),
+                        ("$__range", span), ("$job", ".+"), ("$instance", ".+"),
+                        ("$tube", ".+")]:
+        expression = expression.replace(name, value)
+    if "$" in expression:
+        fail(f"{expression} has a variable that nobody knows")
+    return expression
