@@ -13,19 +13,21 @@
 //! |---|---|---|
 //! | 7 | `main` | parse, run, report |
 //! | 7 | [`startup`] | the steps before the first client, how each can fail, and its exit code |
+//! | 7 | [`logging`] | how the log looks |
 //! | 7 | [`options`] | flags to [`options::Options`], with what each means |
 //! | 6 | [`os::event_loop`] | the one loop: readiness, everybody's share of a turn, flush |
-//! | 5 | [`os::http`] | the sockets of those who ask over HTTP how the server is |
+//! | 5 | [`os::onlookers`] | those who want to know how the server does, and are told between two turns |
+//! | 5 | [`os::visitors`] | the sockets of those who ask over HTTP |
+//! | 5 | [`engine::visit`] | one of them: bytes to a request, an answer in pieces |
+//! | 5 | [`os::notify`] | what a service manager is told, and when |
 //! | 5 | [`os::listen`], [`os::stream`] | listening sockets; one accepted socket |
 //! | 5 | [`os::disk`] | the directory of the binlog: its files, its lock, syncing |
 //! | 5 | [`os::first_process`] | what falls to the first process of a container, and of a machine |
-//! | 5 | [`os::notify`] | what a service manager is told, and when |
-//! | 5 | [`os::process`] | clock, signals, user, limits. All `unsafe` is here |
-//! | 5 | [`engine::visit`] | one such visitor: bytes to a request, and an answer in pieces |
-//! | 5 | [`os::names`] | hosts and users of a static binary, from files |
+//! | 5 | [`os::process`] | clock, signals, user, limits, what a machine asks for. All `unsafe` is here |
+//! | 5 | [`os::names`] | addresses of hosts; in a static binary they and users come from files |
 //! | 4 | [`engine::server`] | the whole state; runs commands; the calls of the loop |
 //! | 3 | [`engine::conn`] | one client's state machine: bytes to lines and bodies |
-//! | 3 | [`engine::stats`] | the YAML documents |
+//! | 3 | [`engine::stats`] | the YAML documents, and how the server does in a line |
 //! | 3 | [`engine::metrics`] | the page for Prometheus, in slices |
 //! | 3 | [`engine::inspect`] | what `--check` and `--dump` tell of the files of a binlog |
 //! | 2 | [`engine::queue`] | the rules: put, reserve, release, bury, kick, delete, time |
@@ -70,6 +72,7 @@
 //! event_loop  all reads of the turn are done
 //!   server.commit            the batch in one write, and one sync if it is due
 //!   flush                    one write for each connection with output
+//!   onlookers.turn           a word to the service manager, a slice of a page of metrics
 //! ```
 //!
 //! # Invariants
@@ -90,6 +93,7 @@
 //! - `now` is a parameter. Clocks are read in `os::process`.
 
 pub mod engine;
+pub mod logging;
 pub mod options;
 pub mod os;
 pub mod startup;

@@ -1,6 +1,7 @@
 //! The program: parse, run, report. Failures come here as values and are told once.
 
 use beanstalkd::engine::inspect::{self, InspectError};
+use beanstalkd::logging;
 use beanstalkd::options::{self, Look, Options, Request};
 use beanstalkd::os::disk::Directory;
 use beanstalkd::os::first_process::Machine;
@@ -48,9 +49,9 @@ fn tell(mut to: impl Write, text: impl Display) -> ExitCode {
 }
 
 fn serve(options: &Options, machine: Option<&mut Machine>) -> (ExitCode, MachineEnd) {
-    startup::start_logging(options);
+    logging::start(options);
     let fail = |error: &dyn Display, exit_code| {
-        tell(io::stderr(), startup::failure_line(options.log_format, error));
+        tell(io::stderr(), logging::failure_line(options.log_format, error));
         ExitCode::from(exit_code)
     };
     let stopped = match startup::start(options, machine) {

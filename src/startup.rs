@@ -4,24 +4,22 @@
 //! Sockets are bound before the user is changed, so that ports below 1024 can be had; the
 //! binlog is opened after that, so that its files are that user's.
 
-use crate::engine::json::JsonText;
 use crate::engine::replay::{Recovered, ReplayError};
 use crate::engine::server::{Server, Settings};
 use crate::engine::slots::PAGE_BYTES;
 use crate::engine::stats::Facts;
-use crate::engine::visit::Host;
-use crate::options::{LogFormat, MetricsAddress, Options, UsageError};
+use crate::options::{MetricsAddress, Options, UsageError};
 use crate::os::disk::{Directory, OpenError};
 use crate::os::event_loop::EventLoop;
 use crate::os::first_process::{self, Machine, MachineError};
-use crate::os::http::HttpServer;
 use crate::os::listen::{self, ListenError, Listener};
 use crate::os::notify::Notifier;
+use crate::os::onlookers::Onlookers;
 use crate::os::process::{self, Clock, Identity, Signals, UserError};
-use log::{Level, info, warn};
+use crate::os::visitors::Visitors;
+use log::{info, warn};
 use std::fmt;
 use std::io;
-use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
@@ -62,37 +60,6 @@ impl StartupError {
     }
 }
 
-/// Sets up logging on stderr: a line has the time in UTC, the level and the message.
-pub fn start_logging(options: &Options) {
-    let format = options.log_format;
-    env_logger::Builder::new()
-        .filter_level(options.log_level)
-        .parse_default_env()
-        .format(move |out, record| match format {
-            LogFormat::Text => {
-                let now = process::utc(process::time_of_day());
-                writeln!(out, "{now} {:5} {}", record.level(), record.args())
-            }
-            LogFormat::Json => writeln!(out, "{}", json_line(record.level(), record.args())),
-        })
-        .init();
-}
-
-/// How it is told that the server does not start, or cannot go on: whatever the level of the log,
-/// and in its format.
-pub fn failure_line(format: LogFormat, failure: &dyn fmt::Display) -> String {
-    match format {
-        LogFormat::Text => format!("beanstalkd: {failure}"),
-        LogFormat::Json => json_line(Level::Error, failure),
-    }
-}
-
-fn json_line(level: Level, message: &dyn fmt::Display) -> String {
-    let now = process::utc(process::time_of_day());
-    let message = message.to_string();
-    format!(r#"{{"time":"{now}","level":"{level}","message":"{}"}}"#, JsonText(&message))
-}
-
 /// Does all that must be done before the first client can be served; on a machine of which this is
 /// the first process, more than elsewhere.
 ///
@@ -108,7 +75,7 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<EventLo
     let inherited = inherited.map_err(StartupError::Listen)?;
     first_process::reap_orphans();
     if let Some(machine) = machine {
-        machine.prepare().map_err(StartupError::Machine)?;
+        machine.prepare(options.user.as_deref()).map_err(StartupError::Machine)?;
     }
     match process::raise_file_limit() {
         Ok(limit) => info!("up to {limit} open files"),
@@ -120,12 +87,13 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<EventLo
     for listener in &listeners {
         info!("listening on {listener}");
     }
-    let mut http = options.metrics.as_ref().map(|at| http(at, options, user)).transpose()?;
+    let visitors = options.metrics.as_ref().map(|at| visitors(at, options, user)).transpose()?;
     if let (Some(name), Some(identity)) = (&options.user, user) {
         become_user(name, identity)?;
     }
     let clock = Clock::start();
-    let mut notifier = Notifier::from_environment(clock.now());
+    let notifier = Notifier::from_environment(clock.now());
+    let mut onlookers = Onlookers::new(notifier, visitors);
     let facts = facts(&clock).map_err(|error| StartupError::System("get random bytes", error))?;
     let settings = Settings {
         max_job_size: options.max_job_size,
@@ -134,9 +102,9 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<EventLo
     };
     let mut server = Server::new(settings, facts, clock.now());
     if let Some(directory) = &options.binlog_dir {
-        recover(&mut server, directory, options, &clock, &mut notifier, http.as_mut())?;
+        recover(&mut server, directory, options, &clock, &mut onlookers)?;
     }
-    EventLoop::new(server, clock, signals, notifier, listeners, options.max_connections, http)
+    EventLoop::new(server, clock, signals, onlookers, listeners, options.max_connections)
         .map_err(cannot_wait)
 }
 
@@ -150,8 +118,7 @@ fn recover(
     path: &Path,
     options: &Options,
     clock: &Clock,
-    notifier: &mut Notifier,
-    mut http: Option<&mut HttpServer>,
+    onlookers: &mut Onlookers,
 ) -> Result<(), StartupError> {
     let directory = Directory::take(path);
     let directory = directory.map_err(|error| StartupError::OpenBinlog(path.to_owned(), error))?;
@@ -159,10 +126,7 @@ fn recover(
     let begun_at = clock.now();
     let mut recovery = server.begin_recovery(Box::new(directory), options.fsync).map_err(failed)?;
     while let Some(file) = recovery.next_file() {
-        notifier.reading(file, clock.now());
-        if let Some(http) = &mut http {
-            http.turn(Host::Starting, clock.now()).map_err(cannot_wait)?;
-        }
+        onlookers.reading(file, clock.now()).map_err(cannot_wait)?;
         recovery.read_file().map_err(failed)?;
     }
     let recovered = recovery.finish(clock.now()).map_err(failed)?;
@@ -191,16 +155,16 @@ fn listeners(
 }
 
 /// Opens the sockets where the server tells of itself.
-fn http(
+fn visitors(
     at: &MetricsAddress,
     options: &Options,
     user: Option<Identity>,
-) -> Result<HttpServer, StartupError> {
+) -> Result<Visitors, StartupError> {
     let listeners = listen::open(&at.address, at.port, user).map_err(StartupError::Listen)?;
     for listener in &listeners {
         info!("telling metrics on {listener}");
     }
-    HttpServer::new(listeners, options.metrics_tubes).map_err(cannot_wait)
+    Visitors::new(listeners, options.metrics_tubes).map_err(cannot_wait)
 }
 
 fn find_user(name: &str) -> Result<Identity, StartupError> {

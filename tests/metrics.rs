@@ -8,12 +8,12 @@ mod support;
 use beanstalkd::engine::binlog::Syncing;
 use beanstalkd::engine::histogram::Histogram;
 use beanstalkd::engine::keys::ConnKey;
-use beanstalkd::engine::metrics::{Page, SLICE_LEN};
+use beanstalkd::engine::metrics::{LONGEST_SAMPLE, Page, SLICE_LEN};
 use beanstalkd::engine::server::{Server, Settings};
 use beanstalkd::engine::time::Nanos;
-use beanstalkd::engine::visit::{Host, Visit};
-use beanstalkd::os::http::HttpServer;
+use beanstalkd::engine::visit::{Subject, Visit};
 use beanstalkd::os::listen::{self, Address};
+use beanstalkd::os::visitors::Visitors;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -50,7 +50,7 @@ fn say(server: &mut Server, key: ConnKey, commands: &str, now: Nanos) -> String 
 fn next_slice(server: &Server, page: &mut Page, now: Nanos) -> String {
     let mut text = String::new();
     server.tell_metrics(page, &Histogram::default(), now, &mut text).unwrap();
-    assert!(text.len() < SLICE_LEN + 4096, "a slice of {} bytes", text.len());
+    assert!(text.len() < SLICE_LEN + LONGEST_SAMPLE, "a slice of {} bytes", text.len());
     text
 }
 
@@ -285,6 +285,33 @@ fn the_oldest_job_is_found_whatever_its_priority_and_whoever_comes_and_goes() {
 }
 
 #[test]
+fn tubes_that_stay_are_told_while_others_go() {
+    let mut server = server();
+    let client = server.connect().unwrap();
+    for tube in 0..1_000 {
+        say(&mut server, client, &format!("watch tube{tube}\r\n"), START);
+    }
+    let mut page = Page::new(10_000);
+    let mut text = String::new();
+    let mut gone = 0;
+    while !page.is_done() {
+        text += &next_slice(&server, &mut page, START);
+        // From anywhere, so that others take their places.
+        for _ in 0..30.min(500 - gone) {
+            let tube = gone * 7 % 500 * 2;
+            say(&mut server, client, &format!("ignore tube{tube}\r\n"), START);
+            gone += 1;
+        }
+    }
+    assert_eq!(gone, 500);
+    let samples = Samples::read(&text);
+    let told = samples.tubes("beanstalkd_tube_watching");
+    for tube in (1..1_000).step_by(2) {
+        assert!(told.contains_key(&*format!("tube{tube}")), "tube{tube} is not told");
+    }
+}
+
+#[test]
 fn a_tube_that_goes_and_comes_back_is_told_once() {
     let mut server = server();
     let client = server.connect().unwrap();
@@ -331,12 +358,12 @@ fn a_binlog_tells_its_sizes_and_its_syncs() {
 /// What a visitor is answered who asks all at once and takes whatever comes.
 fn visit(server: Option<&Server>, request: &str) -> String {
     let turns = Histogram::default();
-    let host = server.map_or(Host::Starting, |server| Host::Serving(server, &turns));
-    let mut visit = Visit::new(START);
-    visit.receive(request.as_bytes(), host, 1000, START).unwrap();
+    let subject = server.map_or(Subject::Starting, |server| Subject::Serving(server, &turns));
+    let mut visit = Visit::new(1000, START);
+    visit.receive(request.as_bytes(), subject, START).unwrap();
     let mut answer = Vec::new();
     while !visit.is_leaving() {
-        visit.tell(host, START).unwrap();
+        visit.tell(subject, START).unwrap();
         answer.extend_from_slice(visit.to_send());
         visit.sent(visit.to_send().len(), START);
     }
@@ -394,25 +421,27 @@ fn chunks_make_up_the_page() {
     }
     assert!(rest.is_empty() && chunks > 10, "{chunks} chunks");
     assert_eq!(text, whole);
-    let head = visit(Some(&server), "HEAD /metrics HTTP/1.1\r\n\r\n");
-    assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && body(&head).is_empty());
+    for (path, status) in [("/metrics", "200 OK"), ("/nothing", "404 Not Found")] {
+        let head = visit(Some(&server), &format!("HEAD {path} HTTP/1.1\r\n\r\n"));
+        assert!(head.starts_with(&format!("HTTP/1.1 {status}\r\n")) && body(&head).is_empty());
+    }
 }
 
 /// Sockets for visitors on loopback, and their address.
-fn http_server() -> (HttpServer, SocketAddr) {
+fn http_server() -> (Visitors, SocketAddr) {
     let listeners = listen::open(&Address::Host("127.0.0.1".into()), 0, None).unwrap();
     let address = listeners[0].to_string().parse().unwrap();
-    (HttpServer::new(listeners, 1000).unwrap(), address)
+    (Visitors::new(listeners, 1000).unwrap(), address)
 }
 
 /// Lets the sockets turn until the visitor has been told all, or turned out.
-fn answer(http: &mut HttpServer, visitor: &mut TcpStream, now: Nanos) -> std::io::Result<String> {
+fn answer(http: &mut Visitors, visitor: &mut TcpStream, now: Nanos) -> std::io::Result<String> {
     let server = server();
     let turns = Histogram::default();
     visitor.set_nonblocking(true)?;
     let mut answer = Vec::new();
     for _ in 0..PATIENCE.as_millis() {
-        http.turn(Host::Serving(&server, &turns), now)?;
+        http.turn(Subject::Serving(&server, &turns), now)?;
         match visitor.read_to_end(&mut answer) {
             Ok(_) => return Ok(String::from_utf8(answer).unwrap()),
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
@@ -452,7 +481,7 @@ fn many_visitors_come_one_after_the_other() {
     let mut now = START;
     // Those who come in say nothing; when their fair while is over, the next come in.
     for _ in 0..3 {
-        http.turn(Host::Serving(&server, &turns), now).unwrap();
+        http.turn(Subject::Serving(&server, &turns), now).unwrap();
         assert_eq!(http.next_due(), Some(now + Nanos::from_secs(2)));
         now = now + Nanos::from_secs(2);
     }
@@ -474,12 +503,12 @@ fn server_with_a_long_page() -> Server {
 fn who_takes_the_answer_byte_by_byte_has_no_more_time_than_others() {
     let server = server_with_a_long_page();
     let turns = Histogram::default();
-    let host = Host::Serving(&server, &turns);
-    let mut visit = Visit::new(START);
-    visit.receive(b"GET /metrics HTTP/1.1\r\n\r\n", host, 1000, START).unwrap();
+    let subject = Subject::Serving(&server, &turns);
+    let mut visit = Visit::new(1000, START);
+    visit.receive(b"GET /metrics HTTP/1.1\r\n\r\n", subject, START).unwrap();
     for second in (9..30).step_by(9) {
         let now = START + Nanos::from_secs(second);
-        visit.tell(host, now).unwrap();
+        visit.tell(subject, now).unwrap();
         assert!(!visit.is_late(now), "after {second} seconds");
         visit.sent(1, now);
     }
@@ -497,16 +526,16 @@ fn those_who_take_the_answer_byte_by_byte_keep_nobody_out() {
     let mut doors = listen::open(&unix, 0, None).unwrap();
     doors.extend(listen::open(&Address::Host("127.0.0.1".into()), 0, None).unwrap());
     let address: SocketAddr = doors[1].to_string().parse().unwrap();
-    let mut http = HttpServer::new(doors, 1000).unwrap();
+    let mut http = Visitors::new(doors, 1000).unwrap();
 
     let server = server_with_a_long_page();
     let turns = Histogram::default();
-    let host = Host::Serving(&server, &turns);
+    let subject = Subject::Serving(&server, &turns);
     let slow: Vec<UnixStream> = (0..16).map(|_| UnixStream::connect(&path).unwrap()).collect();
     for mut visitor in &slow {
         visitor.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
     }
-    http.turn(host, START).unwrap();
+    http.turn(subject, START).unwrap();
     let mut scraper = TcpStream::connect(address).unwrap();
     scraper.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").unwrap();
     // All that fits into the buffers goes there, and then each takes a byte.
@@ -515,7 +544,7 @@ fn those_who_take_the_answer_byte_by_byte_keep_nobody_out() {
     let takes_a_byte = |mut visitor: &UnixStream| visitor.read(&mut [0]).is_ok_and(|len| len == 1);
     for _ in 0..2 {
         support::wait_until("all wait for those who are slow", || {
-            http.turn(host, now).unwrap();
+            http.turn(subject, now).unwrap();
             http.next_due() == Some(due)
         });
         assert!(slow.iter().all(takes_a_byte));

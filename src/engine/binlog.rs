@@ -124,16 +124,16 @@ pub struct Figures {
     pub records_migrated: u64,
 }
 
-/// What the files of the binlog take, in bytes.
+/// What there is in the files of the binlog, and how much space they take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
     /// How many files there are.
     pub files: usize,
-    /// What they take on the disk.
+    /// How many bytes they take on the disk.
     pub disk_bytes: u64,
-    /// The full records of all live jobs.
+    /// How many bytes the full records of all live jobs have.
     pub live_bytes: u64,
-    /// What else has been written.
+    /// How many bytes else have been written.
     pub dead_bytes: u64,
     /// There was no space for another file when one was wanted last.
     pub is_full: bool,

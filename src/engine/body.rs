@@ -217,7 +217,7 @@ impl Bodies {
         self.kept_bytes
     }
 
-    /// How many a body takes that has so many bytes with its CR LF.
+    /// How many bytes of memory a body of `full_len` bytes takes, CR LF included.
     pub fn memory_for(&self, full_len: usize) -> u64 {
         let bytes = if full_len < LARGE { self.small[shelf_of(full_len)].width } else { full_len };
         bytes as u64

@@ -53,22 +53,39 @@ pub struct Conn {
 
 /// What a connection is doing, as it is told to operators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "NAMES has them")]
 pub enum Activity {
+    /// It is between two commands.
     Idle,
+    /// It is in the middle of one, or has more to be run.
     Receiving,
+    /// It waits for a job.
     Waiting,
+    /// It has replies that the client has not taken yet.
     Sending,
+    /// It is at its end.
     Closing,
 }
 
 impl Activity {
-    /// How many there are.
-    pub const COUNT: usize = Activity::NAMES.len();
+    /// All there are, in their order.
+    pub const ALL: [Activity; 5] = [
+        Activity::Idle,
+        Activity::Receiving,
+        Activity::Waiting,
+        Activity::Sending,
+        Activity::Closing,
+    ];
 
-    /// In their order: between two commands; in the middle of one, or with more to be run; waiting
-    /// for a job; with replies that the client has not taken yet; at the end.
-    pub const NAMES: [&str; 5] = ["idle", "receiving", "waiting", "sending", "closing"];
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Activity::Idle => "idle",
+            Activity::Receiving => "receiving",
+            Activity::Waiting => "waiting",
+            Activity::Sending => "sending",
+            Activity::Closing => "closing",
+        }
+    }
 }
 
 /// What a connection is in the middle of.

@@ -12,10 +12,11 @@
 
 use super::binlog::{Binlog, Failure, Figures, NoRoom};
 use super::disk::FileNumber;
-use super::job::{Destination, Job, State};
+use super::job::{Destination, Job, Jobs, State};
 use super::keys::{JobKey, LogKey, TubeKey};
 use super::queue::Queue;
 use super::record::{self, Fields, Logged};
+use super::segments::Segments;
 use super::time::{Drift, Nanos};
 
 impl Queue {
@@ -97,6 +98,12 @@ impl Queue {
     pub fn job_bytes(&self) -> u64 {
         let logged = self.binlog.as_ref().map_or(0, |binlog| binlog.segments.kept_bytes());
         self.jobs.kept_bytes() + self.bodies.kept_bytes() + logged
+    }
+
+    /// How many one more takes whose body has `full_len` bytes with its CR LF.
+    pub fn bytes_of_a_job(&self, full_len: usize) -> u64 {
+        let logged = if self.has_binlog() { Segments::BYTES_OF_A_JOB } else { 0 };
+        Jobs::BYTES_OF_A_JOB + self.bodies.memory_for(full_len) + logged
     }
 
     /// Moves as many jobs to newer files as it is time for.

@@ -1,8 +1,8 @@
 //! The little of HTTP that is spoken where the server tells of itself: the head of a request to
-//! what is asked for, and the heads of answers (RFC 9112).
+//! what it asks for, and the heads of answers (RFC 9112).
 //!
-//! What is told is not known here. Requests have no bodies that anybody reads, and each connection
-//! has one request.
+//! Which paths there are and what is told there is not known here. Requests have no bodies that
+//! anybody reads, and each connection has one request.
 
 use std::fmt;
 
@@ -11,26 +11,15 @@ pub const HEAD_MAX: usize = 4096;
 /// And so many lines.
 const FIELDS_MAX: usize = 64;
 
-/// A request.
+/// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
-    /// What is asked for.
-    pub page: Page,
-    /// Whether only the head of the answer is.
+pub struct Request<'h> {
+    /// The path, without what comes behind a question mark.
+    pub path: &'h str,
+    /// Whether only the head of the answer is wanted.
     pub head_only: bool,
     /// Whether the client understands an answer in chunks.
     pub takes_chunks: bool,
-}
-
-/// What can be asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Page {
-    /// `/metrics`.
-    Metrics,
-    /// `/healthz`: whether the server runs.
-    Health,
-    /// `/readyz`: whether it takes jobs.
-    Readiness,
 }
 
 /// How an answer begins.
@@ -56,17 +45,12 @@ pub enum Length {
     ToTheEnd,
 }
 
-/// The media type of metrics in the text format of Prometheus.
-pub const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// That of the rest.
-pub const TEXT_TYPE: &str = "text/plain; charset=utf-8";
-
-/// What the head of a request asks for; nothing while it is not complete. `bytes` are all that have
-/// come so far.
+/// Reads the head of a request; nothing while it is not complete. `bytes` are all that have come so
+/// far.
 ///
 /// # Errors
-/// It cannot be answered with what it asks for: what it earns instead.
-pub fn parse(bytes: &[u8]) -> Result<Option<Request>, Status> {
+/// It is none that is answered: what it earns instead.
+pub fn parse(bytes: &[u8]) -> Result<Option<Request<'_>>, Status> {
     let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
     let mut head = httparse::Request::new(&mut fields);
     match head.parse(&bytes[..bytes.len().min(HEAD_MAX)]) {
@@ -83,14 +67,8 @@ pub fn parse(bytes: &[u8]) -> Result<Option<Request>, Status> {
         _ => return Err(Status::MethodNotAllowed),
     };
     let target = head.path.ok_or(Status::BadRequest)?;
-    // What comes behind a question mark changes nothing.
-    let page = match target.split('?').next() {
-        Some("/metrics") => Page::Metrics,
-        Some("/healthz") => Page::Health,
-        Some("/readyz") => Page::Readiness,
-        _ => return Err(Status::NotFound),
-    };
-    Ok(Some(Request { page, head_only, takes_chunks: head.version == Some(1) }))
+    let (path, _query) = target.split_once('?').unwrap_or((target, ""));
+    Ok(Some(Request { path, head_only, takes_chunks: head.version == Some(1) }))
 }
 
 /// The head of an answer.
@@ -114,18 +92,6 @@ impl Status {
             Status::ServiceUnavailable => (503, "Service Unavailable"),
         }
     }
-
-    /// What a person reads who asks for something else than there is.
-    pub fn explanation(self) -> &'static str {
-        match self {
-            Status::Ok => "ok\n",
-            Status::BadRequest => "This is no HTTP/1.1 request.\n",
-            Status::NotFound => "There are /metrics, /healthz and /readyz.\n",
-            Status::MethodNotAllowed => "Only GET and HEAD are answered.\n",
-            Status::HeadTooLarge => "The head of the request is too long.\n",
-            Status::ServiceUnavailable => "not ready\n",
-        }
-    }
 }
 
 /// The field of the head that says so.
@@ -143,30 +109,29 @@ impl fmt::Display for Length {
 mod tests {
     use super::*;
 
-    fn asked(page: Page, head_only: bool, takes_chunks: bool) -> Result<Option<Request>, Status> {
-        Ok(Some(Request { page, head_only, takes_chunks }))
-    }
-
     #[test]
     fn requests_are_understood_once_they_are_complete() {
         let whole = b"GET /metrics HTTP/1.1\r\nHost: a\r\nAccept: */*\r\n\r\n";
         for end in 0..whole.len() {
             assert_eq!(parse(&whole[..end]), Ok(None), "{end} bytes");
         }
-        assert_eq!(parse(whole), asked(Page::Metrics, false, true));
-        assert_eq!(parse(b"HEAD /healthz HTTP/1.0\r\n\r\n"), asked(Page::Health, true, false));
-        assert_eq!(parse(b"GET /readyz?a=b HTTP/1.1\n\n"), asked(Page::Readiness, false, true));
+        for (bytes, path, head_only, takes_chunks) in [
+            (&whole[..], "/metrics", false, true),
+            (b"HEAD /healthz HTTP/1.0\r\n\r\n", "/healthz", true, false),
+            (b"GET /readyz?a=b?c HTTP/1.1\n\n", "/readyz", false, true),
+        ] {
+            let request = Request { path, head_only, takes_chunks };
+            assert_eq!(parse(bytes), Ok(Some(request)), "{}", bytes.escape_ascii());
+        }
     }
 
     #[test]
-    fn what_cannot_be_answered_earns_a_status() {
+    fn what_is_no_request_earns_a_status() {
         for (bytes, status) in [
             (
                 &b"POST /metrics HTTP/1.1\r\nContent-Length: 1\r\n\r\nx"[..],
                 Status::MethodNotAllowed,
             ),
-            (b"GET / HTTP/1.1\r\n\r\n", Status::NotFound),
-            (b"GET /metrics/ HTTP/1.1\r\n\r\n", Status::NotFound),
             (b"GET /metrics HTTP/2.0\r\n\r\n", Status::BadRequest),
             (b"put 0 0 9 1\r\na\r\n", Status::BadRequest),
             (b"\x16\x03\x01", Status::BadRequest),
@@ -181,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_head_says_what_follows() {
-        let head = head(Status::MethodNotAllowed, TEXT_TYPE, Length::Bytes(7));
+        let head = head(Status::MethodNotAllowed, "text/plain", Length::Bytes(7));
         assert!(head.starts_with("HTTP/1.1 405 Method Not Allowed\r\n"));
         assert!(head.contains("\r\nContent-Length: 7\r\nAllow: GET, HEAD\r\n"));
         assert!(head.ends_with("\r\nConnection: close\r\n\r\n"));

@@ -229,11 +229,11 @@ impl Jobs {
     /// How many bytes of memory the jobs take, with the places where they stand and are found, and
     /// without their bodies.
     pub fn kept_bytes(&self) -> u64 {
-        self.len() as u64 * Jobs::BYTES_OF_ONE + self.ids.kept_bytes()
+        self.len() as u64 * Jobs::BYTES_OF_A_JOB + self.ids.kept_bytes()
     }
 
-    /// So many of those are of one job alone.
-    pub const BYTES_OF_ONE: u64 = (size_of::<Job>() + size_of::<ReadyEntry>()) as u64;
+    /// The part of one job, but for finding it by its id: that is shared by eight.
+    pub const BYTES_OF_A_JOB: u64 = (size_of::<Job>() + size_of::<ReadyEntry>()) as u64;
 
     /// All jobs, with their keys.
     pub fn iter(&self) -> impl Iterator<Item = (JobKey, &Job)> + '_ {

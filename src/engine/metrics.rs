@@ -40,7 +40,7 @@ pub struct Page {
     /// As many tubes are told one by one.
     tubes_max: usize,
     /// By [`Activity`].
-    connections: [u64; Activity::COUNT],
+    connections: [u64; Activity::ALL.len()],
     tubes: Vec<TubeFigures>,
     /// The sum of the tubes beyond that.
     others: TubeFigures,
@@ -55,9 +55,10 @@ enum Stage {
     Connections {
         from: usize,
     },
-    /// Tubes are looked at: which is next in the order, and what is known of it.
+    /// Tubes are looked at, from the end of their order on: when one goes, the last one takes its
+    /// place, and has been seen then. How many are left, and what is known of the last of those.
     Tubes {
-        place: usize,
+        left: usize,
         look: Option<Look>,
     },
     /// What concerns the whole server is told.
@@ -112,6 +113,9 @@ const LOOKS_PER_TUBE: usize = 64;
 /// How long a slice of text gets: once it has so many bytes, it ends with the next sample.
 pub const SLICE_LEN: usize = 16 * 1024;
 
+/// What may come behind that: the samples of one tube in one family.
+pub const LONGEST_SAMPLE: usize = 4096;
+
 /// A tube cannot be called that.
 const OTHER_TUBES: &str = "other tubes";
 
@@ -121,7 +125,7 @@ impl Page {
         Page {
             stage: Stage::Connections { from: 0 },
             tubes_max,
-            connections: [0; Activity::COUNT],
+            connections: [0; Activity::ALL.len()],
             tubes: Vec::new(),
             others: TubeFigures { name: OTHER_TUBES.to_owned(), ..TubeFigures::default() },
             others_count: 0,
@@ -149,7 +153,7 @@ impl Page {
                 *from += count;
                 if *from >= view.conns.numbers_end() {
                     self.removed_before = view.queue.tubes.removed_count();
-                    self.stage = Stage::Tubes { place: 0, look: None };
+                    self.stage = Stage::Tubes { left: view.queue.tubes.len(), look: None };
                 }
             }
             Stage::Tubes { .. } => while looks > 0 && self.look_at_tube(view, &mut looks)? {},
@@ -167,13 +171,16 @@ impl Page {
 
     /// Goes on looking at a tube, or begins with the next one. `false` when there are no more.
     fn look_at_tube(&mut self, view: View<'_>, looks: &mut usize) -> Result<bool, TryReserveError> {
-        let Stage::Tubes { place, look } = &mut self.stage else { return Ok(false) };
+        let Stage::Tubes { left, look } = &mut self.stage else { return Ok(false) };
         let tubes = &view.queue.tubes;
-        let Some(tube) = tubes.at(*place) else {
+        *left = (*left).min(tubes.len());
+        let Some(place) = left.checked_sub(1) else {
+            self.tubes.reverse();
             self.forget_twins(tubes.removed_count());
             self.stage = Stage::Sums;
             return Ok(false);
         };
+        let tube = tubes.at(place);
         // Another may have come to its place.
         let mut present = match look.take().filter(|look| look.tube == tube) {
             Some(present) => present,
@@ -186,22 +193,22 @@ impl Page {
             *look = Some(present);
             return Ok(true);
         }
-        *place += 1;
+        *left = place;
         let mut figures = present.figures;
-        if self.tubes.len() < self.tubes_max {
+        if place < self.tubes_max {
             self.tubes.try_reserve(1)?;
             let name = &tubes[tube].name;
             figures.name.try_reserve_exact(name.len())?;
             figures.name.push_str(name);
             self.tubes.push(figures);
         } else {
-            self.others.add(&figures);
+            self.others.add(figures);
             self.others_count += 1;
         }
         Ok(true)
     }
 
-    /// A tube that went and came back meanwhile may have been looked at twice, but Prometheus must not
+    /// A tube that took another place meanwhile may have been looked at twice, but Prometheus must not
     /// be told twice.
     fn forget_twins(&mut self, removed_count: u64) {
         if removed_count != self.removed_before {
@@ -215,22 +222,23 @@ impl Page {
     /// Tells the next sample of the present family. `false` when there are no more.
     fn tell_of_tube(&mut self, text: &mut String) -> bool {
         let Stage::Family { number, place } = &mut self.stage else { return false };
-        let Some(family) = TUBE_FAMILIES.get(*number) else {
-            self.stage = Stage::Done;
-            return false;
-        };
+        let family = &TUBE_FAMILIES[*number];
         if *place == 0 {
             Samples(text).family(family.name, family.kind, family.help);
         }
         let others = (self.others_count > 0).then_some(&self.others);
-        match self.tubes.iter().chain(others).nth(*place) {
-            Some(tube) => {
-                (family.tell)(tube, &mut TubeSamples { name: family.name, tube: &tube.name, text });
-                *place += 1;
-            }
-            None => (*number, *place) = (*number + 1, 0),
+        if let Some(tube) = self.tubes.iter().chain(others).nth(*place) {
+            (family.tell)(tube, &mut TubeSamples { name: family.name, tube: &tube.name, text });
         }
-        true
+        *place += 1;
+        if *place >= self.tubes.len() + others.iter().len() {
+            (*number, *place) = (*number + 1, 0);
+        }
+        // With the last sample it is done: no empty slice comes after that.
+        if *number == TUBE_FAMILIES.len() {
+            self.stage = Stage::Done;
+        }
+        !self.is_done()
     }
 
     fn tell_sums(&self, view: View<'_>, samples: &mut Samples<'_>) {
@@ -249,8 +257,9 @@ impl Page {
     fn tell_clients(&self, server: &ServerStats<'_>, queue: &Queue, samples: &mut Samples<'_>) {
         let help = "Connections of clients, by what they are doing.";
         samples.family("beanstalkd_connections", GAUGE, help);
-        for (name, count) in Activity::NAMES.iter().zip(self.connections) {
-            samples.sample("beanstalkd_connections", format_args!("{{state=\"{name}\"}}"), count);
+        for (activity, count) in Activity::ALL.into_iter().zip(self.connections) {
+            let labels = format_args!("{{state=\"{}\"}}", activity.name());
+            samples.sample("beanstalkd_connections", labels, count);
         }
         let help = "Connections that were accepted.";
         samples.one("beanstalkd_connections_opened_total", COUNTER, help, server.total_connections);
@@ -326,21 +335,24 @@ impl TubeFigures {
     }
 
     /// The sum of both, or whatever is longer.
-    fn add(&mut self, other: &TubeFigures) {
-        self.ready += other.ready;
-        self.reserved += other.reserved;
-        self.delayed += other.delayed;
-        self.buried += other.buried;
-        self.urgent += other.urgent;
-        self.total_jobs += other.total_jobs;
-        self.deletes += other.deletes;
-        self.pauses += other.pauses;
-        self.using += other.using;
-        self.watching += other.watching;
-        self.waiting += other.waiting;
-        self.pause = self.pause.max(other.pause);
-        self.pause_left = self.pause_left.max(other.pause_left);
-        self.oldest_ready_age = self.oldest_ready_age.max(other.oldest_ready_age);
+    fn add(&mut self, other: TubeFigures) {
+        let TubeFigures { ready, reserved, delayed, buried, urgent, .. } = other;
+        let TubeFigures { total_jobs, deletes, pauses, using, watching, waiting, .. } = other;
+        let TubeFigures { name: _, pause, pause_left, oldest_ready_age, .. } = other;
+        self.ready += ready;
+        self.reserved += reserved;
+        self.delayed += delayed;
+        self.buried += buried;
+        self.urgent += urgent;
+        self.total_jobs += total_jobs;
+        self.deletes += deletes;
+        self.pauses += pauses;
+        self.using += using;
+        self.watching += watching;
+        self.waiting += waiting;
+        self.pause = self.pause.max(pause);
+        self.pause_left = self.pause_left.max(pause_left);
+        self.oldest_ready_age = self.oldest_ready_age.max(oldest_ready_age);
     }
 }
 

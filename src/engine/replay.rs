@@ -58,12 +58,12 @@ pub struct Replay<'q> {
     disk: Box<dyn Disk>,
     numbers: Vec<FileNumber>,
     files_read: usize,
-    read: Read<'q>,
+    gathered: Gathered<'q>,
 }
 
 /// What has been read so far.
 #[derive(Debug)]
-struct Read<'q> {
+struct Gathered<'q> {
     queue: &'q mut Queue,
     segments: Segments,
     last: Last,
@@ -97,7 +97,7 @@ impl Queue {
                  what was recorded there is lost, and deleted jobs may be back"
             );
         }
-        let read = Read {
+        let gathered = Gathered {
             queue: self,
             segments: Segments::default(),
             last: Last::default(),
@@ -107,7 +107,7 @@ impl Queue {
             missing: HashSet::new(),
             damages: 0,
         };
-        Ok(Replay { disk, numbers, files_read: 0, read })
+        Ok(Replay { disk, numbers, files_read: 0, gathered })
     }
 
     fn set_damaged_files_aside(&mut self, now: Nanos) -> Result<(), Failure> {
@@ -135,10 +135,10 @@ impl Replay<'_> {
     /// It cannot be read: there is no way to go on without it.
     pub fn read_file(&mut self) -> Result<(), ReplayError> {
         let Some(number) = self.next_file() else { return Ok(()) };
-        self.read.read_file(&mut *self.disk, number)?;
+        self.gathered.read_file(&mut *self.disk, number)?;
         self.files_read += 1;
         let (files_read, files) = (self.files_read, self.numbers.len());
-        let jobs = self.read.segments.job_count();
+        let jobs = self.gathered.segments.job_count();
         info!("binlog.{number}: read, {files_read} of {files} files, {jobs} jobs");
         Ok(())
     }
@@ -149,10 +149,10 @@ impl Replay<'_> {
     /// # Errors
     /// There is no way to go on; no record is lost.
     pub fn finish(self, policy: Policy, now: Nanos) -> Result<Recovered, ReplayError> {
-        let Replay { disk, files_read, mut read, .. } = self;
-        read.cut_tail();
-        read.place_jobs(now).map_err(ReplayError::NoMemory)?;
-        let Read { queue, segments, last, used_bytes, missing, damages, .. } = read;
+        let Replay { disk, files_read, mut gathered, .. } = self;
+        gathered.cut_tail();
+        gathered.place_jobs(now).map_err(ReplayError::NoMemory)?;
+        let Gathered { queue, segments, last, used_bytes, missing, damages, .. } = gathered;
         let recovered = Recovered {
             jobs: segments.job_count(),
             files: files_read,
@@ -173,7 +173,7 @@ impl Replay<'_> {
     }
 }
 
-impl Read<'_> {
+impl Gathered<'_> {
     // ---- One file ----
 
     fn read_file(&mut self, disk: &mut dyn Disk, number: FileNumber) -> Result<(), ReplayError> {

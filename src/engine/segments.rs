@@ -189,8 +189,11 @@ impl Segments {
 
     /// How many bytes of memory it takes to know all that.
     pub fn kept_bytes(&self) -> u64 {
-        (self.entries.0.len() * size_of::<Entry>()) as u64
+        self.entries.0.len() as u64 * Segments::BYTES_OF_A_JOB
     }
+
+    /// The part of one job.
+    pub const BYTES_OF_A_JOB: u64 = size_of::<Entry>() as u64;
 
     /// Makes sure that the next [`Segments::add_job`] needs no memory.
     ///

@@ -16,7 +16,7 @@ use super::command::{self, Command, Counter, LineTail, Rejection};
 use super::conn::{Conn, Conns, Outlet, Phase, Put, Refusal, Step, Wants};
 use super::disk::{Disk, FileNumber};
 use super::histogram::Histogram;
-use super::job::{Jobs, Terms};
+use super::job::Terms;
 use super::keys::{ConnKey, JobKey};
 use super::metrics::{Page, View};
 use super::output::Output;
@@ -32,7 +32,7 @@ use log::{debug, trace, warn};
 use std::borrow::Cow;
 use std::collections::{TryReserveError, VecDeque};
 
-/// What the operator chose.
+/// What the operator chose; by default as if he had chosen nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// The largest body allowed, in bytes without CR LF.
@@ -41,6 +41,16 @@ pub struct Settings {
     pub binlog_file_size: u32,
     /// Puts are refused while jobs take this many bytes of memory.
     pub max_memory_bytes: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            max_job_size: 65_535,
+            binlog_file_size: 10 * 1024 * 1024,
+            max_memory_bytes: u64::MAX,
+        }
+    }
 }
 
 /// The server.
@@ -119,7 +129,8 @@ impl Server {
         Ok(Recovery { replay, policy, last_id: &mut self.last_id })
     }
 
-    /// The same, and does not stop before the end of it.
+    /// Takes the jobs from the binlog on `disk`, all at once, and keeps it from then on. To be called
+    /// before anybody connects.
     ///
     /// # Errors
     /// The jobs cannot be had, or the disk has failed; no record is lost.
@@ -651,7 +662,9 @@ impl Server {
             return self.say(key, Reply::BadFormat);
         }
         self.queue.becomes_producer(key);
-        if !self.has_memory_for(full_len) || self.spare.hold(spare::ALL).is_err() {
+        // In drain mode that is what the client is to hear, at the end of the body.
+        let has_memory = self.is_draining || self.has_memory_for(full_len);
+        if !has_memory || self.spare.hold(spare::ALL).is_err() {
             return self.refuse_body(key, full_len, Refusal::OutOfMemory);
         }
         self.last_id += 1;
@@ -661,10 +674,15 @@ impl Server {
 
     /// Whether the operator allows jobs as much memory as one more with such a body takes.
     fn has_memory_for(&mut self, full_len: usize) -> bool {
+        let (limit, taken) = (self.settings.max_memory_bytes, self.queue.job_bytes());
+        let has_memory = taken.saturating_add(self.queue.bytes_of_a_job(full_len)) <= limit;
+        self.tell_of_memory(has_memory, taken);
+        has_memory
+    }
+
+    /// Tells the operator when that is not so any more, and when it is again.
+    fn tell_of_memory(&mut self, has_memory: bool, taken: u64) {
         let limit = self.settings.max_memory_bytes;
-        let taken = self.queue.job_bytes();
-        let one_more = self.queue.bodies.memory_for(full_len) + Jobs::BYTES_OF_ONE;
-        let has_memory = taken.saturating_add(one_more) <= limit;
         // Around the limit it goes to and fro; that need not be told each time.
         if !has_memory && !self.is_full_told {
             warn!("jobs take {taken} bytes of memory: puts are answered OUT_OF_MEMORY");
@@ -673,7 +691,6 @@ impl Server {
             warn!("jobs take {taken} bytes of memory: puts are taken again");
             self.is_full_told = false;
         }
-        has_memory
     }
 
     fn refuse_body(&mut self, key: ConnKey, left: usize, why: Refusal) {
@@ -948,11 +965,9 @@ mod tests {
     use std::io::IoSlice;
 
     const START: Nanos = Nanos::from_secs(1_000);
-    const SETTINGS: Settings =
-        Settings { max_job_size: 65535, binlog_file_size: 0, max_memory_bytes: u64::MAX };
 
     fn server() -> Server {
-        server_with(SETTINGS)
+        server_with(Settings::default())
     }
 
     fn server_with(settings: Settings) -> Server {
@@ -1098,7 +1113,7 @@ mod tests {
 
     #[test]
     fn puts_are_refused_while_jobs_take_too_much_memory() {
-        let mut server = server_with(Settings { max_memory_bytes: 100_000, ..SETTINGS });
+        let mut server = server_with(Settings { max_memory_bytes: 100_000, ..Settings::default() });
         let (first, second) = (server.connect().unwrap(), server.connect().unwrap());
         let put = [&b"put 0 0 9 1000\r\n"[..], &[b'x'; 1000], b"\r\n"].concat();
         let mut count = 0;

@@ -131,8 +131,11 @@ impl Tubes {
     }
 
     /// The tube that stands at this place in the order of `list-tubes`.
-    pub fn at(&self, place: usize) -> Option<TubeKey> {
-        self.order.get(place).copied()
+    ///
+    /// # Panics
+    /// There are fewer.
+    pub fn at(&self, place: usize) -> TubeKey {
+        self.order[place]
     }
 
     /// How many tubes have gone since the start.

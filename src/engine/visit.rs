@@ -5,8 +5,8 @@
 //! fair while makes room. Sockets are not known here.
 
 use super::histogram::Histogram;
-use super::http::{self, HEAD_MAX, Length, METRICS_TYPE, Request, Status, TEXT_TYPE};
-use super::metrics::{Page, SLICE_LEN};
+use super::http::{self, HEAD_MAX, Length, Request, Status};
+use super::metrics::{LONGEST_SAMPLE, Page, SLICE_LEN};
 use super::server::Server;
 use super::time::Nanos;
 use std::collections::TryReserveError;
@@ -15,6 +15,8 @@ use std::collections::TryReserveError;
 #[derive(Debug)]
 pub struct Visit {
     phase: Phase,
+    /// As many tubes are told of one by one.
+    tubes_max: usize,
     /// What has been asked so far.
     head: Vec<u8>,
     /// The part of the answer that is to be sent, and how much of that has been.
@@ -41,7 +43,7 @@ enum Phase {
 
 /// What visitors are told of.
 #[derive(Clone, Copy, Debug)]
-pub enum Host<'a> {
+pub enum Subject<'a> {
     /// The server reads its binlog, and serves nobody yet.
     Starting,
     /// It serves.
@@ -50,7 +52,7 @@ pub enum Host<'a> {
 
 /// For the whole of a request.
 const TO_ASK: Nanos = Nanos::from_secs(5);
-/// For each piece of the answer.
+/// To take more of the answer, after each time that some was taken.
 const TO_TAKE: Nanos = Nanos::from_secs(10);
 /// For the end of the connection.
 const TO_LEAVE: Nanos = Nanos::from_secs(2);
@@ -59,11 +61,17 @@ const IN_ALL: Nanos = Nanos::from_secs(30);
 /// Where others wait for a place.
 const BESIDE_OTHERS: Nanos = Nanos::from_secs(2);
 
+/// In the text format of Prometheus.
+const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+/// In words.
+const TEXT_TYPE: &str = "text/plain; charset=utf-8";
+
 impl Visit {
-    /// A visitor has come.
-    pub fn new(now: Nanos) -> Visit {
+    /// A visitor has come, who will be told of `tubes_max` tubes one by one.
+    pub fn new(tubes_max: usize, now: Nanos) -> Visit {
         Visit {
             phase: Phase::Asking,
+            tubes_max,
             head: Vec::new(),
             answer: String::new(),
             sent: 0,
@@ -77,24 +85,27 @@ impl Visit {
     /// Bytes have arrived.
     ///
     /// # Errors
-    /// There is no memory for the visit.
+    /// There is no memory for them.
     pub fn receive(
         &mut self,
         bytes: &[u8],
-        host: Host<'_>,
-        tubes_max: usize,
+        subject: Subject<'_>,
         now: Nanos,
     ) -> Result<(), TryReserveError> {
         if !matches!(self.phase, Phase::Asking) {
             return Ok(());
         }
-        let bytes = &bytes[..bytes.len().min(HEAD_MAX - self.head.len())];
-        self.head.try_reserve(bytes.len())?;
-        self.head.extend_from_slice(bytes);
-        match http::parse(&self.head) {
-            Ok(None) => return Ok(()),
-            Ok(Some(request)) => self.answer(request, host, tubes_max)?,
-            Err(status) => self.say(status, status.explanation(), false),
+        let mut head = std::mem::take(&mut self.head);
+        let bytes = &bytes[..bytes.len().min(HEAD_MAX - head.len())];
+        head.try_reserve(bytes.len())?;
+        head.extend_from_slice(bytes);
+        match http::parse(&head) {
+            Ok(None) => {
+                self.head = head;
+                return Ok(());
+            }
+            Ok(Some(request)) => self.answer(request, subject),
+            Err(status) => self.say(status, explanation(status), false),
         }
         self.deadline = now + TO_TAKE;
         Ok(())
@@ -119,11 +130,6 @@ impl Visit {
                 self.deadline = now + TO_LEAVE;
             }
         }
-    }
-
-    /// Time has passed. Says whether the visitor is turned out for being slow.
-    pub fn is_late(&self, now: Nanos) -> bool {
-        self.deadline() <= now
     }
 
     // ---- What there is to do ----
@@ -153,6 +159,11 @@ impl Visit {
         self.deadline.min(self.began_at + IN_ALL)
     }
 
+    /// Whether that is over.
+    pub fn is_late(&self, now: Nanos) -> bool {
+        self.deadline() <= now
+    }
+
     /// From when on the visitor makes room for others, if there is no other place for them.
     pub fn makes_room_at(&self) -> Nanos {
         self.began_at + BESIDE_OTHERS
@@ -160,28 +171,23 @@ impl Visit {
 
     // ---- Answering ----
 
-    fn answer(
-        &mut self,
-        request: Request,
-        host: Host<'_>,
-        tubes_max: usize,
-    ) -> Result<(), TryReserveError> {
-        let Request { page, head_only, takes_chunks } = request;
-        let (status, text) = match (page, host) {
-            (http::Page::Health, _) => (Status::Ok, "ok\n"),
-            (http::Page::Readiness | http::Page::Metrics, Host::Starting) => {
+    fn answer(&mut self, request: Request<'_>, subject: Subject<'_>) {
+        let Request { path, head_only, takes_chunks } = request;
+        let (status, text) = match (path, subject) {
+            ("/healthz", _) => (Status::Ok, "ok\n"),
+            ("/readyz" | "/metrics", Subject::Starting) => {
                 (Status::ServiceUnavailable, "the binlog is being read\n")
             }
-            (http::Page::Readiness, Host::Serving(server, _)) if server.is_draining() => {
+            ("/readyz", Subject::Serving(server, _)) if server.is_draining() => {
                 (Status::ServiceUnavailable, "draining\n")
             }
-            (http::Page::Readiness, Host::Serving(..)) => (Status::Ok, "ok\n"),
-            (http::Page::Metrics, Host::Serving(..)) => {
-                return self.begin_telling(head_only, takes_chunks, tubes_max);
+            ("/readyz", Subject::Serving(..)) => (Status::Ok, "ok\n"),
+            ("/metrics", Subject::Serving(..)) => {
+                return self.begin_telling(head_only, takes_chunks);
             }
+            _ => (Status::NotFound, explanation(Status::NotFound)),
         };
         self.say(status, text, head_only);
-        Ok(())
     }
 
     fn say(&mut self, status: Status, text: &str, head_only: bool) {
@@ -192,32 +198,26 @@ impl Visit {
         self.phase = Phase::Sending;
     }
 
-    fn begin_telling(
-        &mut self,
-        head_only: bool,
-        in_chunks: bool,
-        tubes_max: usize,
-    ) -> Result<(), TryReserveError> {
+    fn begin_telling(&mut self, head_only: bool, in_chunks: bool) {
         let length = if in_chunks { Length::Chunks } else { Length::ToTheEnd };
         self.answer = http::head(Status::Ok, METRICS_TYPE, length);
         self.phase = if head_only {
             Phase::Sending
         } else {
-            Phase::Telling { page: Box::new(Page::new(tubes_max)), in_chunks }
+            Phase::Telling { page: Box::new(Page::new(self.tubes_max)), in_chunks }
         };
-        Ok(())
     }
 
     /// Makes the next slice of the answer, if it is time for it.
     ///
     /// # Errors
     /// There is no memory for it.
-    pub fn tell(&mut self, host: Host<'_>, now: Nanos) -> Result<(), TryReserveError> {
+    pub fn tell(&mut self, subject: Subject<'_>, now: Nanos) -> Result<(), TryReserveError> {
         if !self.wants_slice() {
             return Ok(());
         }
-        let (Phase::Telling { page, in_chunks }, Host::Serving(server, turns)) =
-            (&mut self.phase, host)
+        let (Phase::Telling { page, in_chunks }, Subject::Serving(server, turns)) =
+            (&mut self.phase, subject)
         else {
             return Ok(());
         };
@@ -243,9 +243,20 @@ impl Visit {
             }
         }
         if is_done {
-            self.phase = if self.answer.is_empty() { Phase::Leaving } else { Phase::Sending };
+            self.phase = Phase::Sending;
         }
         Ok(())
+    }
+}
+
+/// What a person reads who asks for something else than there is.
+fn explanation(status: Status) -> &'static str {
+    match status {
+        Status::BadRequest => "This is no request of HTTP/1.0 or 1.1.\n",
+        Status::NotFound => "There are /metrics, /healthz and /readyz.\n",
+        Status::MethodNotAllowed => "Only GET and HEAD are answered.\n",
+        Status::HeadTooLarge => "The head of the request is too long.\n",
+        Status::Ok | Status::ServiceUnavailable => "",
     }
 }
 
@@ -253,5 +264,3 @@ impl Visit {
 const CHUNK_HEAD: &str = "00000000\r\n";
 /// That, the end of a chunk and the end of all.
 const CHUNK_FRAME: usize = CHUNK_HEAD.len() + "\r\n0\r\n\r\n".len();
-/// The samples that stand together for one tube.
-const LONGEST_SAMPLE: usize = 4096;

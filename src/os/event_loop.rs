@@ -3,7 +3,8 @@
 //! One turn:
 //!
 //! ```text
-//! wait for events -> tick -> accept -> each ready connection once: read, run -> commit -> flush
+//! tell onlookers -> wait for events -> tick -> accept
+//!   -> each ready connection once: read, run -> commit -> flush
 //! ```
 //!
 //! Nobody is starved: a connection is read from once a turn, only a share of what it sent is
@@ -18,19 +19,16 @@
 //! The loop knows no command and no rule: the server says of each connection whether it
 //! may be read from, what is to be sent, and when it is over.
 
-use super::http::HttpServer;
-use super::listen::Listener;
-use super::notify::Notifier;
+use super::listen::{self, Door, Listener};
+use super::onlookers::Onlookers;
 use super::process::{self, Clock, Signal, Signals, Stop};
 use super::stream::Stream;
 use crate::engine::binlog::Failure;
 use crate::engine::conn::Outlet;
-use crate::engine::histogram::Histogram;
 use crate::engine::keys::ConnKey;
 use crate::engine::server::Server;
 use crate::engine::slots::PAGE_BYTES;
 use crate::engine::time::Nanos;
-use crate::engine::visit::Host;
 use log::{debug, info, warn};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
@@ -46,10 +44,9 @@ pub struct EventLoop {
     server: Server,
     clock: Clock,
     signals: Signals,
-    notifier: Notifier,
+    onlookers: Onlookers,
     doors: Vec<Door>,
     max_connections: usize,
-    visitors: Option<Visitors>,
     hold: AcceptHold,
     /// By the index of their key.
     sockets: Vec<Option<Socket>>,
@@ -96,27 +93,10 @@ impl RunError {
     }
 }
 
-/// A listening socket and whether somebody waits there.
-#[derive(Debug)]
-struct Door {
-    listener: Listener,
-    is_ready: bool,
-}
-
-/// Those who ask over HTTP how the server is.
-#[derive(Debug)]
-struct Visitors {
-    http: HttpServer,
-    /// Something has happened there.
-    is_ready: bool,
-    /// How long the turns of the loop took; nobody wants to know where there are no visitors.
-    turns: Histogram,
-}
-
 /// How accepting goes.
 #[derive(Debug, Default)]
 struct AcceptHold {
-    /// When to try again, after the system had no descriptor or memory left.
+    /// When to try again, after nobody could be let in.
     held_until: Option<Nanos>,
     /// When that was last told in the log.
     complained_at: Option<Nanos>,
@@ -164,11 +144,11 @@ const ACCEPT_AGAIN: Nanos = Nanos::from_secs(1);
 const COMPLAIN_AGAIN: Nanos = Nanos::from_secs(60);
 
 const SIGNALS: Token = Token(usize::MAX);
-const HTTP: Token = Token(usize::MAX - 1);
+const ONLOOKERS: Token = Token(usize::MAX - 1);
 const FIRST_DOOR: usize = usize::MAX - 2;
 
 impl EventLoop {
-    /// Makes the loop, which serves `max_connections` clients at once, and visitors on `http`.
+    /// Makes the loop, which serves `max_connections` clients at once.
     ///
     /// # Errors
     /// The system has no means for it.
@@ -176,10 +156,9 @@ impl EventLoop {
         server: Server,
         clock: Clock,
         signals: Signals,
-        notifier: Notifier,
+        onlookers: Onlookers,
         listeners: Vec<Listener>,
         max_connections: usize,
-        http: Option<HttpServer>,
     ) -> io::Result<EventLoop> {
         let poll = Poll::new()?;
         let registry = poll.registry();
@@ -188,20 +167,19 @@ impl EventLoop {
         for (index, listener) in listeners.into_iter().enumerate() {
             let mut source = SourceFd(&listener.as_raw_fd());
             registry.register(&mut source, listener_token(index), Interest::READABLE)?;
-            doors.push(Door { listener, is_ready: false });
+            doors.push(Door::new(listener));
         }
-        if let Some(http) = &http {
-            registry.register(&mut SourceFd(&http.as_raw_fd()), HTTP, Interest::READABLE)?;
+        if let Some(descriptor) = onlookers.descriptor() {
+            registry.register(&mut SourceFd(&descriptor), ONLOOKERS, Interest::READABLE)?;
         }
         Ok(EventLoop {
             poll,
             server,
             clock,
             signals,
-            notifier,
+            onlookers,
             doors,
             max_connections,
-            visitors: http.map(Visitors::new),
             hold: AcceptHold::default(),
             sockets: Vec::new(),
             ready: Vec::new(),
@@ -224,10 +202,10 @@ impl EventLoop {
     pub fn run(mut self) -> Result<Stop, RunError> {
         let mut events = Events::with_capacity(EVENTS_PER_TURN);
         loop {
-            self.notifier.turn(self.now, || self.server.summary());
+            self.onlookers.turn(&self.server, self.now).map_err(RunError::Wait)?;
             self.wait(&mut events).map_err(RunError::Wait)?;
             if let Some(stop) = self.stop {
-                self.notifier.stopping();
+                self.onlookers.stopping();
                 self.server.close(self.now).map_err(RunError::Binlog)?;
                 return Ok(stop);
             }
@@ -239,7 +217,6 @@ impl EventLoop {
             self.serve_ready();
             self.server.commit(self.now).map_err(RunError::Binlog)?;
             self.flush();
-            self.tell_visitors().map_err(RunError::Wait)?;
             self.give_memory_back();
         }
     }
@@ -247,7 +224,9 @@ impl EventLoop {
     // ---- Waiting ----
 
     fn wait(&mut self, events: &mut Events) -> io::Result<()> {
-        self.count_turn();
+        if self.onlookers.count_turns() {
+            self.onlookers.turn_took(self.clock.now().since(self.turn_at));
+        }
         let timeout = self.timeout();
         let polled = self.poll.poll(events, timeout);
         self.turn_at = self.look_at_clock();
@@ -262,11 +241,7 @@ impl EventLoop {
         for event in events.iter() {
             match event.token() {
                 SIGNALS => self.take_signals(),
-                HTTP => {
-                    if let Some(visitors) = &mut self.visitors {
-                        visitors.is_ready = true;
-                    }
-                }
+                ONLOOKERS => self.onlookers.are_visited(),
                 token => match listener_index(token, self.doors.len()) {
                     Some(index) => self.doors[index].is_ready = true,
                     None => self.note(ConnKey::from_index(token.0), event),
@@ -291,8 +266,7 @@ impl EventLoop {
         }
         let give_back = self.has_much_to_give_back().then(|| self.busy_at + QUIET);
         let others = self.hold.held_until.into_iter().chain(give_back);
-        let visitors = self.visitors.as_ref().and_then(|visitors| visitors.http.next_due());
-        let others = others.chain(self.notifier.next_due()).chain(visitors);
+        let others = others.chain(self.onlookers.next_due());
         let next = self.server.next_due().into_iter().chain(others).min()?;
         Some(Duration::from_nanos(next.since(self.look_at_clock()).as_nanos()))
     }
@@ -362,20 +336,20 @@ impl EventLoop {
             return self.hold_accepting(&io::Error::from(ErrorKind::OutOfMemory));
         }
         if self.server.connection_count() >= self.max_connections {
-            return self.hold_accepting(&"more are not allowed");
+            return self.hold_accepting(&"--max-connections allows no more");
         }
         let door = &mut self.doors[index];
         match door.listener.accept() {
             Ok(stream) => self.connect(stream),
             Err(error) if error.kind() == ErrorKind::WouldBlock => door.is_ready = false,
-            Err(error) if concerns_one_client(&error) => {}
+            Err(error) if listen::concerns_one_client(&error) => {}
             Err(error) => self.hold_accepting(&error),
         }
     }
 
-    /// There is no descriptor left, or no memory in the kernel. The edge of the event is
-    /// gone, so the listener stays marked as ready and is tried again when a connection
-    /// is closed, or after a while.
+    /// There is no descriptor left, no memory, or no place that the operator allows. The edge of
+    /// the event is gone, so the listener stays marked as ready and is tried again when a
+    /// connection is closed, or after a while.
     fn hold_accepting(&mut self, why: &dyn fmt::Display) {
         self.hold.held_until = Some(self.now + ACCEPT_AGAIN);
         let is_news = self.hold.complained_at.is_none_or(|at| at + COMPLAIN_AGAIN <= self.now);
@@ -499,24 +473,6 @@ impl EventLoop {
         self.over = over;
     }
 
-    // ---- Telling ----
-
-    fn count_turn(&mut self) {
-        if let Some(visitors) = &mut self.visitors {
-            visitors.turns.count(self.clock.now().since(self.turn_at));
-        }
-    }
-
-    /// Tells visitors a part of what they ask for.
-    fn tell_visitors(&mut self) -> io::Result<()> {
-        let Some(Visitors { http, is_ready, turns }) = &mut self.visitors else { return Ok(()) };
-        let is_due = http.next_due().is_some_and(|due| due <= self.now);
-        if !std::mem::take(is_ready) && !is_due {
-            return Ok(());
-        }
-        http.turn(Host::Serving(&self.server, turns), self.now)
-    }
-
     fn close(&mut self, key: ConnKey, why: Option<&io::Error>) {
         if self.sockets[key.index()].take().is_none() {
             return;
@@ -528,12 +484,6 @@ impl EventLoop {
         self.server.disconnect(key, self.now);
         // A descriptor is free.
         self.hold.held_until = None;
-    }
-}
-
-impl Visitors {
-    fn new(http: HttpServer) -> Visitors {
-        Visitors { http, is_ready: true, turns: Histogram::default() }
     }
 }
 
@@ -567,16 +517,6 @@ impl Socket {
 
 fn socket(sockets: &mut [Option<Socket>], key: ConnKey) -> Option<&mut Socket> {
     sockets.get_mut(key.index())?.as_mut()
-}
-
-/// Whether accepting failed because of the client that was next, or a signal came: there may
-/// be others. accept(2) has the list.
-fn concerns_one_client(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted)
-        || matches!(
-            error.raw_os_error(),
-            Some(libc::EPROTO | libc::ENETDOWN | libc::EHOSTUNREACH | libc::ENETUNREACH)
-        )
 }
 
 fn listener_token(index: usize) -> Token {

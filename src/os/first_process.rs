@@ -58,7 +58,7 @@ struct Mount {
 
 const LOOPBACK: &str = "lo";
 
-/// The kernel lets its first process open 4096, and anybody as many as this.
+/// The first process may open 4096 files; more than this the kernel allows to nobody.
 const OPEN_FILES: u64 = 1 << 20;
 
 /// Devices may need a moment after their module was loaded: up to ten seconds.
@@ -90,11 +90,16 @@ impl Machine {
         Some(Machine { mounted: None, power_buttons: Vec::new() })
     }
 
-    /// Makes it ready to serve, as its command line says.
+    /// Makes it ready to serve, as its command line says. `user` is whom the process is to become.
     ///
     /// # Errors
     /// The command line cannot be followed.
-    pub fn prepare(&mut self) -> Result<(), MachineError> {
+    pub fn prepare(&mut self, user: Option<&str>) -> Result<(), MachineError> {
+        if let Some(user) = user {
+            let why =
+                "the first process of a machine has to stay root, or nobody could switch it off";
+            return Err(MachineError(format!("-u {user}: {why}")));
+        }
         // All is read before anything is done.
         let network = told("ip", Network::parse)?.flatten();
         let mount = told("mount", Mount::parse)?;

@@ -7,8 +7,8 @@ use mio::net::{TcpListener, UnixListener};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::fmt;
 use std::fs::OpenOptions;
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::io::{self, ErrorKind};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -35,6 +35,22 @@ pub enum Address {
 pub enum Listener {
     Tcp(TcpListener),
     Unix(UnixListener),
+}
+
+/// A listening socket and whether somebody waits there.
+#[derive(Debug)]
+pub struct Door {
+    /// The socket.
+    pub listener: Listener,
+    /// Accepting may give somebody.
+    pub is_ready: bool,
+}
+
+impl Door {
+    /// A door at which nobody is known to wait.
+    pub fn new(listener: Listener) -> Door {
+        Door { listener, is_ready: false }
+    }
 }
 
 /// Why there is no listening socket.
@@ -90,14 +106,15 @@ fn is_missing_family(error: &io::Error) -> bool {
 
 fn open_host(host: &str, mut port: u16) -> Result<Vec<Listener>, ListenError> {
     // Literals never ask the resolver, which needs files that a bare machine has not.
-    let addresses = match host.parse::<IpAddr>() {
-        Ok(address) => vec![SocketAddr::new(address, port)],
-        Err(_) => resolve(host, port)?,
+    let addresses = match host.parse() {
+        Ok(address) => vec![address],
+        Err(_) => {
+            names::addresses(host).map_err(|error| ListenError::Resolve(host.to_owned(), error))?
+        }
     };
     let (mut listeners, mut not_here) = (Vec::new(), None);
-    for mut address in addresses {
-        address.set_port(port);
-        match open_tcp(address) {
+    for address in addresses {
+        match open_tcp(SocketAddr::new(address, port)) {
             Ok(listener) => {
                 // All addresses of a name share the port that is chosen for the first.
                 port = listener.port().unwrap_or(port);
@@ -114,24 +131,6 @@ fn open_host(host: &str, mut port: u16) -> Result<Vec<Listener>, ListenError> {
         Some(error) if listeners.is_empty() => Err(error),
         _ => Ok(listeners),
     }
-}
-
-fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, ListenError> {
-    let failed = |error| ListenError::Resolve(host.to_owned(), error);
-    let mut addresses: Vec<SocketAddr> = Vec::new();
-    if names::ARE_IN_FILES_ONLY {
-        let found = names::addresses(host).map_err(failed)?;
-        return Ok(found.into_iter().map(|address| SocketAddr::new(address, port)).collect());
-    }
-    for address in (host, port).to_socket_addrs().map_err(failed)? {
-        if !addresses.contains(&address) {
-            addresses.push(address);
-        }
-    }
-    if addresses.is_empty() {
-        return Err(failed(io::ErrorKind::NotFound.into()));
-    }
-    Ok(addresses)
 }
 
 fn open_tcp(address: SocketAddr) -> Result<Listener, ListenError> {
@@ -315,6 +314,16 @@ impl fmt::Display for ListenError {
             }
         }
     }
+}
+
+/// Whether accepting failed because of the client that was next, or a signal came: there may
+/// be others. accept(2) has the list.
+pub fn concerns_one_client(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted)
+        || matches!(
+            error.raw_os_error(),
+            Some(libc::EPROTO | libc::ENETDOWN | libc::EHOSTUNREACH | libc::ENETUNREACH)
+        )
 }
 
 #[cfg(test)]

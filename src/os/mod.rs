@@ -5,9 +5,10 @@
 pub mod disk;
 pub mod event_loop;
 pub mod first_process;
-pub mod http;
 pub mod listen;
 pub mod names;
 pub mod notify;
+pub mod onlookers;
 pub mod process;
 pub mod stream;
+pub mod visitors;

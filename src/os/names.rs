@@ -1,5 +1,5 @@
-//! Names of hosts and users as a static binary finds them: in `/etc/hosts` and `/etc/passwd`, and
-//! nowhere else.
+//! Names of hosts, and what a static binary does without the C library: it finds hosts and users in
+//! `/etc/hosts` and `/etc/passwd`, and nowhere else.
 //!
 //! The C library asks whatever `/etc/nsswitch.conf` names. One that is linked into the program
 //! loads shared libraries of the machine for that, which may be of another version than itself and
@@ -7,8 +7,8 @@
 //! with the file that was looked into. Nothing here knows what the names are for.
 
 use std::fs;
-use std::io;
-use std::net::IpAddr;
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, ToSocketAddrs};
 
 /// Whether names are looked up here rather than by the C library.
 pub const ARE_IN_FILES_ONLY: bool = cfg!(target_feature = "crt-static");
@@ -19,8 +19,21 @@ const USERS: &str = "/etc/passwd";
 /// The addresses of a host, each once.
 ///
 /// # Errors
-/// The file cannot be read, or does not have the name.
+/// There is no such name, or it cannot be looked up.
 pub fn addresses(host: &str) -> io::Result<Vec<IpAddr>> {
+    if ARE_IN_FILES_ONLY {
+        return addresses_in_file(host);
+    }
+    let mut found = Vec::new();
+    for address in (host, 0).to_socket_addrs()? {
+        if !found.contains(&address.ip()) {
+            found.push(address.ip());
+        }
+    }
+    if found.is_empty() { Err(ErrorKind::NotFound.into()) } else { Ok(found) }
+}
+
+fn addresses_in_file(host: &str) -> io::Result<Vec<IpAddr>> {
     const REMEDY: &str = "give an address instead";
     let text = read(HOSTS).map_err(|error| io::Error::other(format!("{error}; {REMEDY}")))?;
     let found = addresses_in(&text, host);
@@ -67,9 +80,8 @@ fn user_and_group_in(text: &str, name: &str) -> Option<(u32, u32)> {
         if fields.next() != Some(name) {
             return None;
         }
-        let mut number = || fields.next()?.parse().ok();
-        let _password: Option<u32> = number();
-        Some((number()?, number()?))
+        let mut numbers = fields.skip(1).map(str::parse);
+        Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
     })
 }
 
@@ -124,7 +136,7 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
         assert!(error.to_string().starts_with("/no/such/file: "), "{error}");
         // No line can have a name with a blank in it.
-        let error = addresses("no such host").expect_err("it is nowhere");
+        let error = addresses_in_file("no such host").expect_err("it is nowhere");
         assert!(error.to_string().contains(HOSTS), "{error}");
         assert!(error.to_string().contains("give an address"), "{error}");
     }

@@ -57,6 +57,8 @@ end() {
 	kill -"$1" "$pid"
 	status=0
 	wait "$pid" 2>/dev/null || status=$?
+	# Its number may be another's from now on.
+	started=$(echo "$started" | sed "s/ $pid\>//")
 	return "$status"
 }
 

@@ -8,17 +8,17 @@
 #   given by number, even with descriptors 0 to 2 closed;
 # - for addresses and numbers it opens no file at all;
 # - names are found where /etc/hosts and /etc/passwd are there, and what is missing is named;
-# - it starts and idles within its limits. The figures are told beside those of C beanstalkd.
+# - it idles within its limit. How long it takes to start is told beside the figures of C beanstalkd.
 set -eu
 cd "$(dirname "$0")/../.."
 binary=$(realpath "$1")
 . tests/packages/common.sh
 
 case $(cat "$binary.target") in
+# 0.7 MiB and 0.6 MiB of memory; 1.3 MiB of either.
 *-musl*) most_bytes=734003 most_rss_kib=614 ;;
 *) most_bytes=1363148 most_rss_kib=1331 ;;
 esac
-most_start_ms=5
 
 alone() {
 	if has readelf; then
@@ -139,12 +139,9 @@ figures() {
 	# shellcheck disable=SC2086
 	python3 tests/packages/measure.py $programs >"$scratch/figures"
 	cat "$scratch/figures"
-	awk -v rss="$most_rss_kib" -v start="$most_start_ms" '
-		NR == 1 {
-			for (i = 1; i < NF; i++) value[$i] = $(i + 1)
-			if (value["idle-kib"] > rss) { print "FAILED: more than " rss " KiB"; exit 1 }
-			if (value["start-ms"] > start) { print "FAILED: more than " start " ms"; exit 1 }
-		}' "$scratch/figures"
+	# How long a start takes is told, and no more: others may be at work on this machine.
+	idle_kib=$(awk 'NR == 1 { for (i = 1; i < NF; i++) if ($i == "idle-kib") print $(i + 1) }' "$scratch/figures")
+	[ "$idle_kib" -le "$most_rss_kib" ] || fail "it idles with more than $most_rss_kib KiB"
 }
 
 has python3 || { skip 'python3 is not installed'; exit 0; }

@@ -158,7 +158,7 @@ impl Host {
             _ => (true, 65_536, Syncing::Within(Nanos::from_millis(50))),
         };
         let settings =
-            Settings { max_job_size, binlog_file_size: file_size, max_memory_bytes: u64::MAX };
+            Settings { max_job_size, binlog_file_size: file_size, ..Settings::default() };
         let disk = has_binlog.then(FakeDisk::default);
         let is_small = has_binlog && mode & 0x10 > 0;
         if let Some(disk) = &disk {
@@ -469,7 +469,7 @@ fn compare_pieces(bytes: &[u8], mode: u8) {
 /// very much.
 fn replies(bytes: &[u8], max_job_size: u32, piece_len: usize, share: usize) -> Option<Vec<u8>> {
     let mut server =
-        server(Settings { max_job_size, binlog_file_size: 0, max_memory_bytes: u64::MAX }, START);
+        server(Settings { max_job_size, binlog_file_size: 0, ..Settings::default() }, START);
     server.share_turn(share);
     let key = server.connect().unwrap();
     let (mut rest, mut told) = (bytes, Vec::new());

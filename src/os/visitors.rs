@@ -4,10 +4,10 @@
 //! nothing while there are none, and can be answered before the loop begins. What they ask and are
 //! told is in `engine/visit.rs`; here are only bytes and time.
 
-use super::listen::Listener;
+use super::listen::{self, Door, Listener};
 use super::stream::Stream;
 use crate::engine::time::Nanos;
-use crate::engine::visit::{Host, Visit};
+use crate::engine::visit::{Subject, Visit};
 use log::{debug, warn};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
@@ -17,12 +17,11 @@ use std::time::Duration;
 
 /// Listening sockets and visitors.
 #[derive(Debug)]
-pub struct HttpServer {
+pub struct Visitors {
     poll: Poll,
     events: Events,
-    /// With whether somebody waits there.
-    doors: Vec<(Listener, bool)>,
-    visitors: Vec<Option<Visitor>>,
+    doors: Vec<Door>,
+    inside: Vec<Option<Visitor>>,
     /// Who comes first when the next slice of an answer is made.
     next_turn: usize,
     /// As many tubes are told of one by one.
@@ -50,22 +49,22 @@ const READ_LEN: usize = 1024;
 /// Of somebody who sends and sends, so much is read in one turn.
 const READS_PER_TURN: usize = 8;
 
-impl HttpServer {
+impl Visitors {
     /// Serves these sockets, and tells of `tubes_max` tubes one by one.
     ///
     /// # Errors
     /// The system has no means for it.
-    pub fn new(listeners: Vec<Listener>, tubes_max: usize) -> io::Result<HttpServer> {
+    pub fn new(listeners: Vec<Listener>, tubes_max: usize) -> io::Result<Visitors> {
         let poll = Poll::new()?;
         for (index, listener) in listeners.iter().enumerate() {
             let mut source = SourceFd(&listener.as_raw_fd());
             poll.registry().register(&mut source, door_token(index), Interest::READABLE)?;
         }
-        Ok(HttpServer {
+        Ok(Visitors {
             poll,
-            events: Events::with_capacity(VISITORS_MAX),
-            doors: listeners.into_iter().map(|listener| (listener, false)).collect(),
-            visitors: (0..VISITORS_MAX).map(|_| None).collect(),
+            events: Events::with_capacity(VISITORS_MAX + listeners.len()),
+            doors: listeners.into_iter().map(Door::new).collect(),
+            inside: (0..VISITORS_MAX).map(|_| None).collect(),
             next_turn: 0,
             tubes_max,
             held_until: Nanos::ZERO,
@@ -77,27 +76,27 @@ impl HttpServer {
     ///
     /// # Errors
     /// The system does not let it look for events any more.
-    pub fn turn(&mut self, host: Host<'_>, now: Nanos) -> io::Result<()> {
+    pub fn turn(&mut self, subject: Subject<'_>, now: Nanos) -> io::Result<()> {
         self.look()?;
         self.accept(now);
-        for index in 0..self.visitors.len() {
-            let Some(visitor) = &mut self.visitors[index] else { continue };
-            if let Err(why) = visitor.go_on(host, self.tubes_max, now) {
+        for index in 0..self.inside.len() {
+            let Some(visitor) = &mut self.inside[index] else { continue };
+            if let Err(why) = visitor.go_on(subject, now) {
                 debug!("a visitor is gone: {why}");
-                self.visitors[index] = None;
+                self.inside[index] = None;
             }
         }
-        self.make_slice(host, now);
+        self.make_slice(subject, now);
         Ok(())
     }
 
     /// When there is something to do though nothing happens.
     pub fn next_due(&self) -> Option<Nanos> {
-        let visitors = || self.visitors.iter().flatten();
+        let visitors = || self.inside.iter().flatten();
         if visitors().any(|visitor| visitor.visit.wants_slice() || visitor.can_go_on()) {
             return Some(Nanos::ZERO);
         }
-        let waits = self.doors.iter().any(|&(_, is_ready)| is_ready);
+        let waits = self.doors.iter().any(|door| door.is_ready);
         let door = waits.then(|| self.held_until.max(self.next_room_at()));
         visitors().map(|visitor| visitor.visit.deadline()).chain(door).min()
     }
@@ -110,13 +109,13 @@ impl HttpServer {
         }
         for event in &self.events {
             let Token(index) = event.token();
-            if let Some(visitor) = self.visitors.get_mut(index) {
+            if let Some(visitor) = self.inside.get_mut(index) {
                 let Some(visitor) = visitor else { continue };
-                visitor.is_readable |= event.is_readable() || event.is_read_closed();
-                visitor.is_readable |= event.is_error();
+                visitor.is_readable |=
+                    event.is_readable() || event.is_read_closed() || event.is_error();
                 visitor.is_writable |= event.is_writable() || event.is_write_closed();
-            } else if let Some((_, is_ready)) = self.doors.get_mut(index - VISITORS_MAX) {
-                *is_ready = true;
+            } else if let Some(door) = self.doors.get_mut(index - VISITORS_MAX) {
+                door.is_ready = true;
             }
         }
         Ok(())
@@ -127,7 +126,7 @@ impl HttpServer {
         let room_at = |visitor: &Option<Visitor>| {
             visitor.as_ref().map_or(Nanos::ZERO, |visitor| visitor.visit.makes_room_at())
         };
-        self.visitors.iter().map(room_at).min().unwrap_or_default()
+        self.inside.iter().map(room_at).min().unwrap_or_default()
     }
 
     /// A free place, or that of the one who has been inside for longest, if that was long enough.
@@ -147,10 +146,10 @@ impl HttpServer {
         if now < self.held_until {
             return;
         }
-        for (listener, is_ready) in &mut self.doors {
-            while *is_ready {
-                let Some(place) = HttpServer::place(&self.visitors, now) else { return };
-                match listener.accept() {
+        for door in &mut self.doors {
+            while door.is_ready {
+                let Some(place) = Visitors::place(&self.inside, now) else { return };
+                match door.listener.accept() {
                     Ok(stream) => {
                         let interest = Interest::READABLE | Interest::WRITABLE;
                         let mut source = SourceFd(&stream.as_raw_fd());
@@ -159,12 +158,16 @@ impl HttpServer {
                             debug!("a visitor cannot be let in: {error}");
                             continue;
                         }
-                        if self.visitors[place].replace(Visitor::new(stream, now)).is_some() {
+                        if self.inside[place]
+                            .replace(Visitor::new(stream, self.tubes_max, now))
+                            .is_some()
+                        {
                             debug!("a visitor has made room for another");
                         }
                         self.has_complained = false;
                     }
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => *is_ready = false,
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => door.is_ready = false,
+                    Err(error) if listen::concerns_one_client(&error) => {}
                     Err(error) => {
                         self.held_until = now + ACCEPT_AGAIN;
                         if !std::mem::replace(&mut self.has_complained, true) {
@@ -178,26 +181,26 @@ impl HttpServer {
     }
 
     /// Makes a slice of the answer of one visitor, and of another the next time.
-    fn make_slice(&mut self, host: Host<'_>, now: Nanos) {
-        let count = self.visitors.len();
+    fn make_slice(&mut self, subject: Subject<'_>, now: Nanos) {
+        let count = self.inside.len();
         let mut places = (0..count).map(|step| (self.next_turn + step) % count);
         let wants_slice = |place: &usize| {
-            self.visitors[*place].as_ref().is_some_and(|visitor| visitor.visit.wants_slice())
+            self.inside[*place].as_ref().is_some_and(|visitor| visitor.visit.wants_slice())
         };
         let Some(place) = places.find(wants_slice) else { return };
         self.next_turn = place + 1;
-        let Some(visitor) = &mut self.visitors[place] else { return };
-        let told = visitor.visit.tell(host, now).map_err(|_| ErrorKind::OutOfMemory.into());
+        let Some(visitor) = &mut self.inside[place] else { return };
+        let told = visitor.visit.tell(subject, now).map_err(|_| ErrorKind::OutOfMemory.into());
         if let Err(error) = told.and_then(|()| visitor.send(now)) {
             debug!("a visitor is gone: {error}");
-            self.visitors[place] = None;
+            self.inside[place] = None;
         }
     }
 }
 
 impl Visitor {
-    fn new(stream: Stream, now: Nanos) -> Visitor {
-        Visitor { stream, visit: Visit::new(now), is_readable: true, is_writable: true }
+    fn new(stream: Stream, tubes_max: usize, now: Nanos) -> Visitor {
+        Visitor { stream, visit: Visit::new(tubes_max, now), is_readable: true, is_writable: true }
     }
 
     /// Whether the next turn brings it further.
@@ -209,7 +212,7 @@ impl Visitor {
     ///
     /// # Errors
     /// The visit is over, and why.
-    fn go_on(&mut self, host: Host<'_>, tubes_max: usize, now: Nanos) -> io::Result<()> {
+    fn go_on(&mut self, subject: Subject<'_>, now: Nanos) -> io::Result<()> {
         let mut buffer = [0; READ_LEN];
         for _ in 0..READS_PER_TURN {
             if !self.is_readable {
@@ -221,7 +224,7 @@ impl Visitor {
                     self.visit.end_input();
                 }
                 Ok(count) => {
-                    let received = self.visit.receive(&buffer[..count], host, tubes_max, now);
+                    let received = self.visit.receive(&buffer[..count], subject, now);
                     received.map_err(|_| io::Error::from(ErrorKind::OutOfMemory))?;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => self.is_readable = false,
@@ -263,7 +266,7 @@ fn door_token(index: usize) -> Token {
 }
 
 /// The descriptor that becomes readable when something has happened.
-impl AsRawFd for HttpServer {
+impl AsRawFd for Visitors {
     fn as_raw_fd(&self) -> RawFd {
         self.poll.as_raw_fd()
     }
