@@ -2,13 +2,10 @@
 #
 #   make            build the server
 #   make run        build it and run it on port 11300 (FLAGS='-l 127.0.0.1 -V')
+#   make clean      remove all that was built
+#
+# To check it:
 #   make check      everything that must hold before a commit
-#   make check-moving  moves jobs from C beanstalkd to this server and back (part of check)
-#   make check-units   the units of systemd: are they sound, how much do they allow, do they serve
-#   make deb        a Debian package that takes the place of Debian's own, in target/deb
-#   make check-deb  installs it, and upgrades from Debian's and back, in roots of its own (as root)
-#   make bench      what operations cost (AGAINST='path path' beside other servers,
-#                   ARGS='...' for flags of the benchmark: ARGS=--help tells them)
 #   make simulate   made-up clients, disks and times against a model, for a minute (FOR_SECONDS=n,
 #                   or one world: SEED=n STEPS=n, or one that is written down: HISTORY=FILE)
 #   make mutants    plants bugs, and looks whether the simulation finds each within a minute
@@ -17,16 +14,25 @@
 #                   (TARGET=replay FOR_SECONDS=3600 for one, and an hour)
 #   make soak       the server under stress, some five minutes (ARGS='--minutes 60 --only
 #                   churn' for one scenario and long, ARGS=--list tells all)
-#   make static     the server without shared libraries, target/static/beanstalkd, and `make
-#                   check-static' tries it (STATIC_TARGET=triple for another machine)
-#   make image      that in an image for containers, target/image/beanstalkd.oci.tar, and `make
-#                   check-image' tries it
-#   make vm         machines that have nothing but a kernel and the server, booted in qemu
-#   make check-metrics   a real Prometheus scrapes the server, half a minute; the dashboard and the
-#                   alerts of dist/ are tried with what it has
+#
+# To measure it:
+#   make bench      what operations cost (AGAINST='path path' beside other servers,
+#                   ARGS='...' for flags of the benchmark: ARGS=--help tells them)
+#   make picture    draws dist/grafana/beanstalkd.svg anew, from five minutes of made-up load
+#
+# To bring it somewhere; what each makes is tried with `make check-...':
 #   make install    into PREFIX (/usr/local), below DESTDIR if that is set: the binary, man pages,
 #                   units of systemd (into UNITDIR), the licence, and completions for bash, zsh and
-#                   fish; `make uninstall' takes them away, `make check-install' tries all of it
+#                   fish; `make uninstall' takes them away
+#   make static     the server without shared libraries, target/static/beanstalkd
+#                   (STATIC_TARGET=triple for another machine)
+#   make image      that in an image for containers, target/image/beanstalkd.oci.tar
+#   make deb        a package of Debian, in target/deb
+#   make vm         machines that have nothing but a kernel and the server, booted in qemu
+#   make check-units    the units of systemd: are they sound, how much do they allow, do they serve
+#   make check-moving   moves jobs from C beanstalkd to this server and back (part of check)
+#   make check-metrics  a real Prometheus scrapes the server; the dashboard and the alerts of dist/
+#                   are tried with what it has
 
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -118,6 +124,9 @@ vm: static
 check-metrics: all
 	@sh tests/packages/metrics.sh target/release/beanstalkd
 
+picture: all
+	@python3 -B tests/packages/picture.py target/release/beanstalkd dist/grafana/beanstalkd.svg
+
 install: all
 	$(INSTALL) -d '$(DESTDIR)$(BINDIR)' '$(DESTDIR)$(MANDIR)/man1' '$(DESTDIR)$(MANDIR)/man7' \
 		'$(DESTDIR)$(LICENSEDIR)' '$(DESTDIR)$(UNITDIR)' \
@@ -150,4 +159,4 @@ clean:
 	$(CARGO) clean
 
 .PHONY: all run check check-style check-man check-clients check-moving check-units bench simulate mutants fuzz soak \
-	static check-static image check-image check-metrics vm deb check-deb install uninstall check-install clean
+	static check-static image check-image check-metrics picture vm deb check-deb install uninstall check-install clean

@@ -16,4 +16,4 @@ done
 promtool check rules dist/prometheus/beanstalkd.rules.yml
 (cd dist/prometheus && promtool test rules beanstalkd.rules.test.yml)
 sh tests/packages/dashboard.sh
-exec timeout 150 python3 tests/packages/metrics.py "$server"
+exec timeout 150 python3 -B tests/packages/metrics.py "$server"

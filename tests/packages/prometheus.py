@@ -72,11 +72,11 @@ class Process:
 
 
 @contextlib.contextmanager
-def server(program, directory, *flags):
+def server(program, directory, *flags, max_memory=1 << 28):
     """Our server with a binlog; `address` is where it serves, `metrics` where it tells."""
     process = Process(
         [program, "-V", "-l", "127.0.0.1", "-p", "0", "-b", directory, "-f", "50",
-         "--metrics", "127.0.0.1:0", "--max-memory", "268435456", *flags],
+         "--metrics", "127.0.0.1:0", "--max-memory", str(max_memory), *flags],
         [r"listening on (\S+)", r"telling metrics on (\S+)"])
     process.address, process.metrics = process.found
     try:
