@@ -186,7 +186,7 @@ fn flags() -> getopts::Options {
         .optmulti(
             "",
             "socket-mode",
-            "permissions of the socket of -l unix:PATH, in octal, such as 660 (default: as the umask leaves them)",
+            "permissions of Unix sockets, in octal, such as 660 (default: as the umask leaves them)",
             "MODE",
         )
         .optmulti(
@@ -238,18 +238,29 @@ fn options(matches: &Matches) -> Result<Options, UsageError> {
             warnings.push(format!("-{flag} has no effect: the binlog is always compacted"));
         }
     }
+    let mode = socket_mode(matches)?;
+    let listen = listen_address(matches, mode)?;
+    let metrics = last(matches, "metrics").map(|text| metrics_address(&text, mode)).transpose()?;
+    let is_unix = |address: &Address| matches!(address, Address::Unix { .. });
+    let metrics_are_unix = metrics.as_ref().is_some_and(|metrics| is_unix(&metrics.address));
+    if mode.is_some() && !is_unix(&listen) && !metrics_are_unix {
+        warnings.push("--socket-mode has no effect without a Unix socket".to_owned());
+    }
+    if metrics_are_unix && metrics.as_ref().is_some_and(|metrics| metrics.address == listen) {
+        return Err(UsageError("--metrics and -l cannot have the same Unix socket".to_owned()));
+    }
     Ok(Options {
         binlog_dir: last(matches, "b").map(PathBuf::from),
         binlog_file_size: file_size(matches)?,
         fsync: fsync(matches)?,
-        listen: listen_address(matches, &mut warnings)?,
+        listen,
         port: number(matches, "p")?.unwrap_or(DEFAULT_PORT),
         names_address: matches.opt_present("l") || matches.opt_present("p"),
         user: last(matches, "u"),
         max_job_size: max_job_size(matches, &mut warnings)?,
         max_memory_bytes: number(matches, "max-memory")?.unwrap_or(u64::MAX),
         max_connections: at_least_one(matches, "max-connections")?.unwrap_or(usize::MAX),
-        metrics: last(matches, "metrics").map(|text| metrics_address(&text)).transpose()?,
+        metrics,
         metrics_tubes: number(matches, "metrics-tubes")?.unwrap_or(DEFAULT_METRICS_TUBES),
         log_level: log_level(matches.opt_count("V")),
         log_format: log_format(matches)?,
@@ -266,32 +277,24 @@ fn fsync(matches: &Matches) -> Result<Syncing, UsageError> {
     })
 }
 
-fn listen_address(matches: &Matches, warnings: &mut Vec<String>) -> Result<Address, UsageError> {
-    let mode = socket_mode(matches)?;
-    let address = match last(matches, "l") {
+fn listen_address(matches: &Matches, mode: Option<u32>) -> Result<Address, UsageError> {
+    Ok(match last(matches, "l") {
         None => Address::All,
         Some(address) => match address.strip_prefix("unix:") {
             Some("") => return Err(UsageError("-l unix: needs a path".to_owned())),
             Some(path) => Address::Unix { path: path.into(), mode },
             None => Address::Host(address),
         },
-    };
-    if mode.is_some() && !matches!(address, Address::Unix { .. }) {
-        warnings.push("--socket-mode has no effect without -l unix:PATH".to_owned());
-    }
-    Ok(address)
+    })
 }
 
-fn metrics_address(text: &str) -> Result<MetricsAddress, UsageError> {
+fn metrics_address(text: &str, mode: Option<u32>) -> Result<MetricsAddress, UsageError> {
     let wrong = |what| UsageError(format!("--metrics {text}: {what}"));
     if let Some(path) = text.strip_prefix("unix:") {
         if path.is_empty() {
             return Err(wrong("unix: needs a path"));
         }
-        return Ok(MetricsAddress {
-            address: Address::Unix { path: path.into(), mode: None },
-            port: 0,
-        });
+        return Ok(MetricsAddress { address: Address::Unix { path: path.into(), mode }, port: 0 });
     }
     let (host, port) = text.rsplit_once(':').ok_or_else(|| wrong("not ADDR:PORT or unix:PATH"))?;
     let port = plain_number(port).ok_or_else(|| wrong("the port is not a number in range"))?;
@@ -470,9 +473,14 @@ mod tests {
         }
         for address in ["::1", "/x"] {
             let options = options(&["--socket-mode", "660", "-l", address]);
-            assert_eq!(options.warnings, ["--socket-mode has no effect without -l unix:PATH"]);
+            assert_eq!(options.warnings, ["--socket-mode has no effect without a Unix socket"]);
         }
         assert_eq!(options(&["--socket-mode", "660"]).warnings.len(), 1);
+        let both = options(&["--socket-mode", "660", "--metrics", "unix:/x"]);
+        let metrics = both.metrics.map(|metrics| metrics.address);
+        assert_eq!((metrics, both.warnings.len()), (Some(unix(Some(0o660))), 0));
+        let twice = complaint(&["-l", "unix:/x", "--metrics", "unix:/x"]);
+        assert_eq!(twice, "--metrics and -l cannot have the same Unix socket");
     }
 
     #[test]

@@ -726,6 +726,35 @@ fn as_many_clients_as_are_allowed_are_served_and_the_next_waits() {
     let mut reply = [0; 9];
     third.read_exact(&mut reply).unwrap();
     assert_eq!(&reply, b"USING c\r\n");
+    drop((second, third));
+    assert_eq!(ask(connect(address), "use a\r\n"), "USING a\r\n");
+}
+
+#[test]
+fn as_many_clients_as_are_allowed_are_no_reason_to_complain() {
+    let (daemon, address) = start_on_loopback(&["--max-connections", "1"]);
+    for _ in 0..3 {
+        assert_eq!(ask(connect(address), "use a\r\n"), "USING a\r\n");
+    }
+    assert_eq!(log_of(daemon), "");
+}
+
+#[test]
+fn health_is_told_while_clients_have_all_descriptors() {
+    let flags = ["--metrics", "127.0.0.1:0"];
+    let script = r#"ulimit -n 32; exec "$0" -V -l 127.0.0.1 -p 0 "$@""#;
+    let mut command = Command::new("sh");
+    command.args(["-c", script, BEANSTALKD]).args(flags).stdin(Stdio::null());
+    let mut daemon = Daemon::spawn(command);
+    let address = logged_address(&mut daemon);
+    let line = daemon.wait_for_log("telling metrics on ");
+    let metrics = line.split_once("telling metrics on ").unwrap().1.parse().unwrap();
+    let _clients: Vec<TcpStream> = (0..64).map(|_| connect(address)).collect();
+    daemon.wait_for_log("cannot accept more connections at present");
+    for _ in 0..10 {
+        let answer = ask(connect(metrics), "GET /healthz HTTP/1.1\r\n\r\n");
+        assert_eq!(answer, "HTTP/1.1 200 OK\r\n");
+    }
 }
 
 #[test]
@@ -740,11 +769,11 @@ fn puts_are_refused_while_jobs_take_as_much_memory_as_they_may() {
         assert_eq!(ask(&stream, &put), format!("INSERTED {id}\r\n"));
     }
     assert_eq!(ask(&stream, &put), "OUT_OF_MEMORY\r\n");
-    daemon.wait_for_log("puts are answered OUT_OF_MEMORY");
+    daemon.wait_for_log("a put is answered OUT_OF_MEMORY");
     assert_eq!(ask(&stream, "use a\r\n"), "USING a\r\n");
     assert_eq!(daemon.end(Signal::KILL).code(), None);
     // What was acknowledged comes back, allowed or not.
-    let (mut daemon, address) = start_on_loopback(&["--max-memory", "5000", "-b", path]);
+    let (daemon, address) = start_on_loopback(&["--max-memory", "5000", "-b", path]);
     let stream = connect(address);
     assert_eq!(stat(address, "current-jobs-ready"), "3");
     assert_eq!(ask(&stream, &put), "OUT_OF_MEMORY\r\n");
@@ -752,7 +781,9 @@ fn puts_are_refused_while_jobs_take_as_much_memory_as_they_may() {
         assert_eq!(ask(&stream, &format!("delete {id}\r\n")), "DELETED\r\n");
     }
     assert_eq!(ask(&stream, &put), "INSERTED 4\r\n");
-    daemon.wait_for_log("puts are taken again");
+    // Once a minute is enough to say so.
+    let log = log_of(daemon);
+    assert_eq!(log.matches("OUT_OF_MEMORY").count(), 1, "{log}");
 }
 
 #[test]

@@ -100,10 +100,10 @@ impl Queue {
         self.jobs.kept_bytes() + self.bodies.kept_bytes() + logged
     }
 
-    /// How many one more takes whose body has `full_len` bytes with its CR LF.
+    /// How many one more takes at most whose body has `full_len` bytes with its CR LF.
     pub fn bytes_of_a_job(&self, full_len: usize) -> u64 {
         let logged = if self.has_binlog() { Segments::BYTES_OF_A_JOB } else { 0 };
-        Jobs::BYTES_OF_A_JOB + self.bodies.memory_for(full_len) + logged
+        Jobs::MOST_BYTES_OF_A_JOB + self.bodies.memory_for(full_len) + logged
     }
 
     /// Moves as many jobs to newer files as it is time for.

@@ -67,6 +67,10 @@ pub fn parse(bytes: &[u8]) -> Result<Option<Request<'_>>, Status> {
         _ => return Err(Status::MethodNotAllowed),
     };
     let target = head.path.ok_or(Status::BadRequest)?;
+    // As a proxy asks (RFC 9112, section 3.2.2).
+    let target = target
+        .strip_prefix("http://")
+        .map_or(target, |rest| rest.find('/').map_or("/", |path_at| &rest[path_at..]));
     let (path, _query) = target.split_once('?').unwrap_or((target, ""));
     Ok(Some(Request { path, head_only, takes_chunks: head.version == Some(1) }))
 }
@@ -119,6 +123,8 @@ mod tests {
             (&whole[..], "/metrics", false, true),
             (b"HEAD /healthz HTTP/1.0\r\n\r\n", "/healthz", true, false),
             (b"GET /readyz?a=b?c HTTP/1.1\n\n", "/readyz", false, true),
+            (b"GET http://a:9/readyz?/ HTTP/1.1\r\n\r\n", "/readyz", false, true),
+            (b"GET http://a HTTP/1.1\r\n\r\n", "/", false, true),
         ] {
             let request = Request { path, head_only, takes_chunks };
             assert_eq!(parse(bytes), Ok(Some(request)), "{}", bytes.escape_ascii());

@@ -41,8 +41,11 @@ impl Ids {
 
     /// How many bytes of memory all of them take.
     pub fn kept_bytes(&self) -> u64 {
-        (self.blocks.len() * size_of::<Block>()) as u64
+        self.blocks.len() as u64 * Ids::MOST_BYTES_OF_AN_ID
     }
+
+    /// How many one id takes, if it is alone in its block.
+    pub const MOST_BYTES_OF_AN_ID: u64 = size_of::<Block>() as u64;
 
     /// Makes sure that the next [`Ids::insert`] needs no memory.
     ///

@@ -233,7 +233,10 @@ impl Jobs {
     }
 
     /// The part of one job, but for finding it by its id: that is shared by eight.
-    pub const BYTES_OF_A_JOB: u64 = (size_of::<Job>() + size_of::<ReadyEntry>()) as u64;
+    const BYTES_OF_A_JOB: u64 = (size_of::<Job>() + size_of::<ReadyEntry>()) as u64;
+
+    /// The part of one job when it is the first of those.
+    pub const MOST_BYTES_OF_A_JOB: u64 = Jobs::BYTES_OF_A_JOB + Ids::MOST_BYTES_OF_AN_ID;
 
     /// All jobs, with their keys.
     pub fn iter(&self) -> impl Iterator<Item = (JobKey, &Job)> + '_ {

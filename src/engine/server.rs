@@ -66,8 +66,8 @@ pub struct Server {
     total_connections: u64,
     last_id: u64,
     is_draining: bool,
-    /// The operator has been told that jobs take as much memory as they may.
-    is_full_told: bool,
+    /// When the operator was told last that jobs take as much memory as they may.
+    memory_told_at: Option<Nanos>,
     /// How much work each connection may make before the others have their turn.
     work_share: usize,
     /// How much of that is left to the connection whose commands are run.
@@ -89,6 +89,8 @@ const WORK_PER_TURN: usize = 1024;
 const SMALLEST_SHARE: usize = 16;
 const OUTPUT_PER_WORK: usize = 128;
 const IN_LINE_PER_WORK: usize = 8;
+/// Puts may be refused all the time; that is told only so often.
+const TELL_AGAIN: Nanos = Nanos::from_secs(60);
 /// A kick comes so far in each turn, whatever its share: a fraction of a millisecond.
 const KICKED_AT_ONCE: u32 = 4096;
 
@@ -105,7 +107,7 @@ impl Server {
             total_connections: 0,
             last_id: 0,
             is_draining: false,
-            is_full_told: false,
+            memory_told_at: None,
             work_share: WORK_PER_TURN,
             work_left: 0,
             last_moment: now,
@@ -676,21 +678,15 @@ impl Server {
     fn has_memory_for(&mut self, full_len: usize) -> bool {
         let (limit, taken) = (self.settings.max_memory_bytes, self.queue.job_bytes());
         let has_memory = taken.saturating_add(self.queue.bytes_of_a_job(full_len)) <= limit;
-        self.tell_of_memory(has_memory, taken);
-        has_memory
-    }
-
-    /// Tells the operator when that is not so any more, and when it is again.
-    fn tell_of_memory(&mut self, has_memory: bool, taken: u64) {
-        let limit = self.settings.max_memory_bytes;
-        // Around the limit it goes to and fro; that need not be told each time.
-        if !has_memory && !self.is_full_told {
-            warn!("jobs take {taken} bytes of memory: puts are answered OUT_OF_MEMORY");
-            self.is_full_told = true;
-        } else if has_memory && self.is_full_told && taken < limit - limit / 8 {
-            warn!("jobs take {taken} bytes of memory: puts are taken again");
-            self.is_full_told = false;
+        let now = self.last_moment;
+        if !has_memory && self.memory_told_at.is_none_or(|at| at + TELL_AGAIN <= now) {
+            self.memory_told_at = Some(now);
+            warn!(
+                "a put is answered OUT_OF_MEMORY: jobs take {taken} bytes of memory, \
+                 and {limit} are allowed"
+            );
         }
+        has_memory
     }
 
     fn refuse_body(&mut self, key: ConnKey, left: usize, why: Refusal) {

@@ -96,7 +96,9 @@ impl RunError {
 /// How accepting goes.
 #[derive(Debug, Default)]
 struct AcceptHold {
-    /// When to try again, after nobody could be let in.
+    /// There are as many clients as are allowed, and all doors were asked anew who waits there.
+    is_full: bool,
+    /// When to try again, after the system had no descriptor or memory left.
     held_until: Option<Nanos>,
     /// When that was last told in the log.
     complained_at: Option<Nanos>,
@@ -336,7 +338,7 @@ impl EventLoop {
             return self.hold_accepting(&io::Error::from(ErrorKind::OutOfMemory));
         }
         if self.server.connection_count() >= self.max_connections {
-            return self.hold_accepting(&"--max-connections allows no more");
+            return self.turn_away(index);
         }
         let door = &mut self.doors[index];
         match door.listener.accept() {
@@ -347,11 +349,34 @@ impl EventLoop {
         }
     }
 
-    /// There is no descriptor left, no memory, or no place that the operator allows. The edge of
-    /// the event is gone, so the listener stays marked as ready and is tried again when a
-    /// connection is closed, or after a while.
-    fn hold_accepting(&mut self, why: &dyn fmt::Display) {
+    /// There are as many clients as are allowed. Whether somebody waits is not known unless he is
+    /// accepted; but who waits when a listener is registered anew gives an event anew. When a
+    /// connection is closed, all doors are tried again.
+    fn turn_away(&mut self, index: usize) {
+        if self.hold.is_full {
+            self.complain(&"--max-connections allows no more");
+            self.doors[index].is_ready = false;
+            return;
+        }
+        self.hold.is_full = true;
+        for (index, door) in self.doors.iter_mut().enumerate() {
+            door.is_ready = false;
+            let mut source = SourceFd(&door.listener.as_raw_fd());
+            let registry = self.poll.registry();
+            let again = registry.reregister(&mut source, listener_token(index), Interest::READABLE);
+            again.expect("it is registered");
+        }
+    }
+
+    /// There is no descriptor left, or no memory in the kernel. The edge of the event is gone, so
+    /// the listener stays marked as ready and is tried again when a connection is closed, or
+    /// after a while.
+    fn hold_accepting(&mut self, error: &io::Error) {
         self.hold.held_until = Some(self.now + ACCEPT_AGAIN);
+        self.complain(error);
+    }
+
+    fn complain(&mut self, why: &dyn fmt::Display) {
         let is_news = self.hold.complained_at.is_none_or(|at| at + COMPLAIN_AGAIN <= self.now);
         if is_news {
             self.hold.complained_at = Some(self.now);
@@ -482,8 +507,11 @@ impl EventLoop {
             None => debug!("connection {} closed", key.index()),
         }
         self.server.disconnect(key, self.now);
-        // A descriptor is free.
+        // A descriptor and a place are free.
         self.hold.held_until = None;
+        if std::mem::take(&mut self.hold.is_full) {
+            self.doors.iter_mut().for_each(|door| door.is_ready = true);
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use std::fmt;
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -257,6 +257,17 @@ impl Listener {
                 own == format!("{host}:{port}") || own == format!("[{host}]:{port}")
             }
             Address::Unix { path, .. } => own == format!("unix:{}", path.display()),
+        }
+    }
+
+    /// Another descriptor of the same socket.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn try_clone_descriptor(&self) -> io::Result<OwnedFd> {
+        match self {
+            Listener::Tcp(listener) => listener.as_fd().try_clone_to_owned(),
+            Listener::Unix(listener) => listener.as_fd().try_clone_to_owned(),
         }
     }
 

@@ -8,11 +8,11 @@ use super::listen::{self, Door, Listener};
 use super::stream::Stream;
 use crate::engine::time::Nanos;
 use crate::engine::visit::{Subject, Visit};
-use log::{debug, warn};
+use log::{trace, warn};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use std::io::{self, ErrorKind, IoSlice};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 /// Listening sockets and visitors.
@@ -21,6 +21,9 @@ pub struct Visitors {
     poll: Poll,
     events: Events,
     doors: Vec<Door>,
+    /// Descriptors that are given up for visitors, so that a server whose clients have all others can
+    /// still say that it lives.
+    spare: Vec<OwnedFd>,
     inside: Vec<Option<Visitor>>,
     /// Who comes first when the next slice of an answer is made.
     next_turn: usize,
@@ -42,6 +45,8 @@ struct Visitor {
 
 /// More wait at the door: those who are inside leave soon, are turned out, or make room.
 const VISITORS_MAX: usize = 16;
+/// So many of them find a descriptor whatever clients have taken.
+const SPARE: usize = 4;
 /// When to try again to let somebody in, after the system had no descriptor left.
 const ACCEPT_AGAIN: Nanos = Nanos::from_secs(1);
 /// What is read at once.
@@ -60,16 +65,19 @@ impl Visitors {
             let mut source = SourceFd(&listener.as_raw_fd());
             poll.registry().register(&mut source, door_token(index), Interest::READABLE)?;
         }
-        Ok(Visitors {
+        let mut visitors = Visitors {
             poll,
             events: Events::with_capacity(VISITORS_MAX + listeners.len()),
             doors: listeners.into_iter().map(Door::new).collect(),
+            spare: Vec::new(),
             inside: (0..VISITORS_MAX).map(|_| None).collect(),
             next_turn: 0,
             tubes_max,
             held_until: Nanos::ZERO,
             has_complained: false,
-        })
+        };
+        visitors.keep_spare();
+        Ok(visitors)
     }
 
     /// Does what can be done at once, and makes one slice of an answer at most.
@@ -82,12 +90,25 @@ impl Visitors {
         for index in 0..self.inside.len() {
             let Some(visitor) = &mut self.inside[index] else { continue };
             if let Err(why) = visitor.go_on(subject, now) {
-                debug!("a visitor is gone: {why}");
+                trace!("a visitor is gone: {why}");
                 self.inside[index] = None;
             }
         }
         self.make_slice(subject, now);
+        self.keep_spare();
         Ok(())
+    }
+
+    /// As many as can be, and as many visitors are inside, are no fewer than [`SPARE`].
+    fn keep_spare(&mut self) {
+        let inside = self.inside.iter().flatten().count();
+        while self.spare.len() + inside < SPARE {
+            let Some(door) = self.doors.first() else { return };
+            match door.listener.try_clone_descriptor() {
+                Ok(descriptor) => self.spare.push(descriptor),
+                Err(_) => return,
+            }
+        }
     }
 
     /// When there is something to do though nothing happens.
@@ -149,20 +170,21 @@ impl Visitors {
         for door in &mut self.doors {
             while door.is_ready {
                 let Some(place) = Visitors::place(&self.inside, now) else { return };
+                self.spare.pop();
                 match door.listener.accept() {
                     Ok(stream) => {
                         let interest = Interest::READABLE | Interest::WRITABLE;
                         let mut source = SourceFd(&stream.as_raw_fd());
                         let registry = self.poll.registry();
                         if let Err(error) = registry.register(&mut source, Token(place), interest) {
-                            debug!("a visitor cannot be let in: {error}");
+                            trace!("a visitor cannot be let in: {error}");
                             continue;
                         }
                         if self.inside[place]
                             .replace(Visitor::new(stream, self.tubes_max, now))
                             .is_some()
                         {
-                            debug!("a visitor has made room for another");
+                            trace!("a visitor has made room for another");
                         }
                         self.has_complained = false;
                     }
@@ -192,7 +214,7 @@ impl Visitors {
         let Some(visitor) = &mut self.inside[place] else { return };
         let told = visitor.visit.tell(subject, now).map_err(|_| ErrorKind::OutOfMemory.into());
         if let Err(error) = told.and_then(|()| visitor.send(now)) {
-            debug!("a visitor is gone: {error}");
+            trace!("a visitor is gone: {error}");
             self.inside[place] = None;
         }
     }
