@@ -29,6 +29,16 @@ fn server() -> Server {
     Server::new(settings, made_up::facts(START), START)
 }
 
+/// One with `count` tubes more, which a client watches.
+fn server_with_tubes(count: usize) -> (Server, ConnKey) {
+    let mut server = server();
+    let client = server.connect().unwrap();
+    for tube in 0..count {
+        say(&mut server, client, &format!("watch tube{tube}\r\n"), START);
+    }
+    (server, client)
+}
+
 /// Sends commands and takes the replies.
 fn say(server: &mut Server, key: ConnKey, commands: &str, now: Nanos) -> String {
     server.receive(key, commands.as_bytes(), now);
@@ -135,6 +145,11 @@ fn busy_server(now: Nanos) -> Server {
     }
     let reserve = "watch mail\r\nwatch print\r\nreserve\r\nbury 1 7\r\nreserve\r\n";
     say(&mut server, worker, reserve, START);
+    // One job comes back from its worker, and goes.
+    say(&mut server, producer, "use quick\r\nput 0 0 1 0\r\n\r\n", START);
+    say(&mut server, worker, "watch quick\r\nreserve\r\nignore quick\r\n", START);
+    server.tick(START + Nanos::from_secs(2));
+    say(&mut server, producer, "watch quick\r\ndelete 6\r\nuse print\r\n", START);
     say(&mut server, waiter, "watch rare\r\nreserve\r\n", now);
     say(&mut server, producer, "put 0 0 1", now);
     server
@@ -175,7 +190,9 @@ fn the_page_says_what_stats_says() {
     assert_eq!(samples.get("beanstalkd_job_memory_limit_bytes"), 1e9);
     assert_eq!(samples.get("beanstalkd_build_info{version=\"0.1.0\",protocol=\"1.13\"}"), 1.0);
 
-    for tube in ["default", "mail", "print", "rare"] {
+    assert_eq!(field(&stats, "job-timeouts"), Some("1"));
+    assert_eq!(samples.tubes("beanstalkd_tube_deletes_total")["quick"], 1.0);
+    for tube in ["default", "mail", "print", "quick", "rare"] {
         let stats = say(&mut server, asker, &format!("stats-tube {tube}\r\n"), now);
         for (key, name, state) in [
             ("current-jobs-urgent", "urgent_jobs", ""),
@@ -199,7 +216,8 @@ fn the_page_says_what_stats_says() {
         }
     }
     let ages = samples.tubes("beanstalkd_tube_oldest_ready_job_age_seconds");
-    let expected = [("default", 0.0), ("mail", 30.0), ("print", 30.0), ("rare", 0.0)];
+    let expected =
+        [("default", 0.0), ("mail", 30.0), ("print", 30.0), ("quick", 0.0), ("rare", 0.0)];
     assert_eq!(ages, BTreeMap::from(expected));
 }
 
@@ -286,11 +304,7 @@ fn the_oldest_job_is_found_whatever_its_priority_and_whoever_comes_and_goes() {
 
 #[test]
 fn tubes_that_stay_are_told_while_others_go() {
-    let mut server = server();
-    let client = server.connect().unwrap();
-    for tube in 0..1_000 {
-        say(&mut server, client, &format!("watch tube{tube}\r\n"), START);
-    }
+    let (mut server, client) = server_with_tubes(1_000);
     let mut page = Page::new(10_000);
     let mut text = String::new();
     let mut gone = 0;
@@ -313,11 +327,7 @@ fn tubes_that_stay_are_told_while_others_go() {
 
 #[test]
 fn a_tube_that_goes_and_comes_back_is_told_once() {
-    let mut server = server();
-    let client = server.connect().unwrap();
-    for tube in 0..1_000 {
-        say(&mut server, client, &format!("watch tube{tube}\r\n"), START);
-    }
+    let (mut server, client) = server_with_tubes(1_000);
     let mut page = Page::new(10_000);
     let mut text = String::new();
     let mut next = 0;
@@ -397,11 +407,7 @@ fn readiness_is_told_apart_from_health() {
 
 #[test]
 fn chunks_make_up_the_page() {
-    let mut server = server();
-    let client = server.connect().unwrap();
-    for tube in 0..500 {
-        say(&mut server, client, &format!("watch tube{tube}\r\n"), START);
-    }
+    let (server, _) = server_with_tubes(500);
     let whole = visit(Some(&server), "GET /metrics HTTP/1.0\r\n\r\n");
     assert!(!whole.contains("chunked") && !whole.contains("Content-Length"));
     let whole = body(&whole);

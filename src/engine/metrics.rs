@@ -158,7 +158,7 @@ impl Page {
             }
             Stage::Tubes { .. } => while looks > 0 && self.look_at_tube(view, &mut looks)? {},
             Stage::Sums => {
-                self.tell_sums(view, &mut Samples(text));
+                self.tell_sums(view, &mut Text(text));
                 self.stage = Stage::Family { number: 0, place: 0 };
             }
             Stage::Family { .. } => while text.len() < SLICE_LEN && self.tell_of_tube(text) {},
@@ -219,16 +219,17 @@ impl Page {
 
     // ---- Telling ----
 
-    /// Tells the next sample of the present family. `false` when there are no more.
+    /// Tells the next samples of the present family. `false` when there are no more.
     fn tell_of_tube(&mut self, text: &mut String) -> bool {
         let Stage::Family { number, place } = &mut self.stage else { return false };
         let family = &TUBE_FAMILIES[*number];
         if *place == 0 {
-            Samples(text).family(family.name, family.kind, family.help);
+            Text(text).family(family.name, family.kind, family.help);
         }
         let others = (self.others_count > 0).then_some(&self.others);
         if let Some(tube) = self.tubes.iter().chain(others).nth(*place) {
-            (family.tell)(tube, &mut TubeSamples { name: family.name, tube: &tube.name, text });
+            let tube_name = Some(&*tube.name);
+            (family.tell)(tube, &mut Family { name: family.name, tube_name, text });
         }
         *place += 1;
         if *place >= self.tubes.len() + others.iter().len() {
@@ -241,37 +242,34 @@ impl Page {
         !self.is_done()
     }
 
-    fn tell_sums(&self, view: View<'_>, samples: &mut Samples<'_>) {
+    fn tell_sums(&self, view: View<'_>, text: &mut Text<'_>) {
         let View { server, queue, turns, .. } = view;
-        tell_process(server, samples);
-        self.tell_clients(server, queue, samples);
-        tell_jobs(server, queue, samples);
-        samples.one("beanstalkd_tubes", GAUGE, "Tubes.", queue.tubes.len());
+        tell_process(server, text);
+        self.tell_clients(server, queue, text);
+        tell_jobs(server, queue, text);
+        text.gauge("beanstalkd_tubes", "Tubes.", queue.tubes.len());
         let help = "Tubes that are told of together, as one called \"other tubes\".";
-        samples.one("beanstalkd_tubes_told_together", GAUGE, help, self.others_count);
+        text.gauge("beanstalkd_tubes_told_together", help, self.others_count);
         let help = "How long the turns of the event loop took, without waiting.";
-        samples.histogram("beanstalkd_turn_seconds", help, turns);
-        tell_binlog(server, queue, samples);
+        text.histogram("beanstalkd_turn_seconds", help, turns);
+        tell_binlog(server, queue, text);
     }
 
-    fn tell_clients(&self, server: &ServerStats<'_>, queue: &Queue, samples: &mut Samples<'_>) {
+    fn tell_clients(&self, server: &ServerStats<'_>, queue: &Queue, text: &mut Text<'_>) {
         let help = "Connections of clients, by what they are doing.";
-        samples.family("beanstalkd_connections", GAUGE, help);
+        let mut connections = text.family("beanstalkd_connections", GAUGE, help);
         for (activity, count) in Activity::ALL.into_iter().zip(self.connections) {
-            let labels = format_args!("{{state=\"{}\"}}", activity.name());
-            samples.sample("beanstalkd_connections", labels, count);
+            connections.with("state", activity.name(), count);
         }
         let help = "Connections that were accepted.";
-        samples.one("beanstalkd_connections_opened_total", COUNTER, help, server.total_connections);
+        text.counter("beanstalkd_connections_opened_total", help, server.total_connections);
         let help = "Connections that have put a job.";
-        samples.one("beanstalkd_producers", GAUGE, help, queue.totals.producers);
+        text.gauge("beanstalkd_producers", help, queue.totals.producers);
         let help = "Connections that have reserved a job.";
-        samples.one("beanstalkd_workers", GAUGE, help, queue.totals.workers);
-        samples.family("beanstalkd_commands_total", COUNTER, "Commands, by name.");
+        text.gauge("beanstalkd_workers", help, queue.totals.workers);
+        let mut commands = text.family("beanstalkd_commands_total", COUNTER, "Commands, by name.");
         for (name, count) in Counter::NAMES.iter().zip(server.commands) {
-            let name = name.strip_prefix("cmd-").unwrap_or(name);
-            let labels = format_args!("{{command=\"{name}\"}}");
-            samples.sample("beanstalkd_commands_total", labels, count);
+            commands.with("command", name.strip_prefix("cmd-").unwrap_or(name), count);
         }
     }
 }
@@ -356,245 +354,231 @@ impl TubeFigures {
     }
 }
 
-// ---- Families ----
+// ---- Of the whole server ----
 
-const GAUGE: &str = "gauge";
-const COUNTER: &str = "counter";
-
-fn tell_process(server: &ServerStats<'_>, samples: &mut Samples<'_>) {
+fn tell_process(server: &ServerStats<'_>, text: &mut Text<'_>) {
     let facts = server.facts;
-    samples.family(
-        "beanstalkd_build_info",
-        GAUGE,
-        "The version of the server, and of C beanstalkd that it stands in for.",
-    );
+    let help = "The version of the server, and of C beanstalkd that it stands in for.";
     let (own, protocol) = (env!("CARGO_PKG_VERSION"), stats::VERSION);
-    let labels = format_args!("{{version=\"{own}\",protocol=\"{protocol}\"}}");
-    samples.sample("beanstalkd_build_info", labels, 1);
-    samples.family(
-        "beanstalkd_instance_info",
-        GAUGE,
-        "What stats tells of the process and its machine.",
-    );
+    text.family("beanstalkd_build_info", GAUGE, help)
+        .labelled(format_args!("version=\"{own}\",protocol=\"{protocol}\""), 1);
+    let help = "What stats tells of the process and its machine.";
     let labels = format_args!(
-        "{{id=\"{}\",pid=\"{}\",hostname=\"{}\",os=\"{}\",platform=\"{}\"}}",
+        "id=\"{}\",pid=\"{}\",hostname=\"{}\",os=\"{}\",platform=\"{}\"",
         Label(&facts.instance_id),
         facts.pid,
         Label(&facts.hostname),
         Label(&facts.os_version),
         Label(&facts.platform)
     );
-    samples.sample("beanstalkd_instance_info", labels, 1);
+    text.family("beanstalkd_instance_info", GAUGE, help).labelled(labels, 1);
     let help = "When the server was started, in seconds since 1970.";
-    samples.one("process_start_time_seconds", GAUGE, help, Seconds(facts.started_at));
+    text.gauge("process_start_time_seconds", help, Seconds(facts.started_at));
     let time = (facts.processor_time)();
     let [user, system] = [time.user_us, time.system_us].map(|us| Nanos::from_nanos(us * 1_000));
-    let help = "Processor time.";
-    samples.one("process_cpu_seconds_total", COUNTER, help, Seconds(user + system));
-    let name = "beanstalkd_cpu_seconds_total";
-    samples.family(name, COUNTER, "Processor time, in the program and in the system for it.");
-    samples.sample(name, format_args!("{{mode=\"user\"}}"), Seconds(user));
-    samples.sample(name, format_args!("{{mode=\"system\"}}"), Seconds(system));
+    text.counter("process_cpu_seconds_total", "Processor time.", Seconds(user + system));
+    let help = "Processor time, in the program and in the system for it.";
+    let mut processor = text.family("beanstalkd_cpu_seconds_total", COUNTER, help);
+    processor.with("mode", "user", Seconds(user));
+    processor.with("mode", "system", Seconds(system));
     if let Some(bytes) = (facts.resident_bytes)() {
-        samples.one("process_resident_memory_bytes", GAUGE, "Memory in use.", bytes);
+        text.gauge("process_resident_memory_bytes", "Memory in use.", bytes);
     }
     let help = "Whether puts are refused so that the queue runs empty.";
-    samples.one("beanstalkd_draining", GAUGE, help, u8::from(server.is_draining));
+    text.gauge("beanstalkd_draining", help, u8::from(server.is_draining));
 }
 
-fn tell_jobs(server: &ServerStats<'_>, queue: &Queue, samples: &mut Samples<'_>) {
+fn tell_jobs(server: &ServerStats<'_>, queue: &Queue, text: &mut Text<'_>) {
     let totals = &queue.totals;
-    samples.family("beanstalkd_jobs", GAUGE, "Jobs, by state.");
-    for (state, count) in [
-        ("ready", totals.ready),
-        ("reserved", totals.reserved),
-        ("delayed", totals.delayed),
-        ("buried", totals.buried),
-    ] {
-        samples.sample("beanstalkd_jobs", format_args!("{{state=\"{state}\"}}"), count);
-    }
+    let mut jobs = text.family("beanstalkd_jobs", GAUGE, "Jobs, by state.");
+    jobs.with("state", "ready", totals.ready);
+    jobs.with("state", "reserved", totals.reserved);
+    jobs.with("state", "delayed", totals.delayed);
+    jobs.with("state", "buried", totals.buried);
     let help = "Ready jobs with a priority below 1024.";
-    samples.one("beanstalkd_urgent_jobs", GAUGE, help, totals.urgent);
-    samples.one("beanstalkd_jobs_created_total", COUNTER, "Jobs that were put.", totals.total_jobs);
+    text.gauge("beanstalkd_urgent_jobs", help, totals.urgent);
+    text.counter("beanstalkd_jobs_created_total", "Jobs that were put.", totals.total_jobs);
     let help = "Times that a worker had a job for longer than its time to run.";
-    samples.one("beanstalkd_job_timeouts_total", COUNTER, help, totals.timeouts);
+    text.counter("beanstalkd_job_timeouts_total", help, totals.timeouts);
     let help = "Memory that jobs take, with their bodies.";
-    samples.one("beanstalkd_job_memory_bytes", GAUGE, help, queue.job_bytes());
+    text.gauge("beanstalkd_job_memory_bytes", help, queue.job_bytes());
     if let Some(limit) = server.max_memory_bytes {
         let help = "Memory that jobs may take before puts are refused.";
-        samples.one("beanstalkd_job_memory_limit_bytes", GAUGE, help, limit);
+        text.gauge("beanstalkd_job_memory_limit_bytes", help, limit);
     }
     let help = "The largest body that a job may have.";
-    samples.one("beanstalkd_job_size_limit_bytes", GAUGE, help, server.max_job_size);
+    text.gauge("beanstalkd_job_size_limit_bytes", help, server.max_job_size);
 }
 
-fn tell_binlog(server: &ServerStats<'_>, queue: &Queue, samples: &mut Samples<'_>) {
+fn tell_binlog(server: &ServerStats<'_>, queue: &Queue, text: &mut Text<'_>) {
     let Some(binlog) = queue.binlog.as_ref() else { return };
     let (figures, sizes) = (binlog.figures(), binlog.sizes());
-    let help = "Binlog files.";
-    samples.one("beanstalkd_binlog_files", GAUGE, help, sizes.files);
+    text.gauge("beanstalkd_binlog_files", "Binlog files.", sizes.files);
     let help = "The number of the oldest binlog file.";
-    samples.one("beanstalkd_binlog_oldest_file_number", GAUGE, help, figures.oldest);
+    text.gauge("beanstalkd_binlog_oldest_file_number", help, figures.oldest);
     let help = "The number of the binlog file that is written to.";
-    samples.one("beanstalkd_binlog_current_file_number", GAUGE, help, figures.current);
+    text.gauge("beanstalkd_binlog_current_file_number", help, figures.current);
     let help = "The size of a new binlog file.";
-    samples.one("beanstalkd_binlog_file_size_bytes", GAUGE, help, server.binlog_file_size);
+    text.gauge("beanstalkd_binlog_file_size_bytes", help, server.binlog_file_size);
     let help = "Space that binlog files take on the disk.";
-    samples.one("beanstalkd_binlog_disk_bytes", GAUGE, help, sizes.disk_bytes);
+    text.gauge("beanstalkd_binlog_disk_bytes", help, sizes.disk_bytes);
     let help = "Records of live jobs in the binlog.";
-    samples.one("beanstalkd_binlog_live_bytes", GAUGE, help, sizes.live_bytes);
+    text.gauge("beanstalkd_binlog_live_bytes", help, sizes.live_bytes);
     let help = "Records in the binlog that are not needed any more.";
-    samples.one("beanstalkd_binlog_dead_bytes", GAUGE, help, sizes.dead_bytes);
+    text.gauge("beanstalkd_binlog_dead_bytes", help, sizes.dead_bytes);
     let help = "Whether there is no space for more binlog files.";
-    samples.one("beanstalkd_binlog_full", GAUGE, help, u8::from(sizes.is_full));
+    text.gauge("beanstalkd_binlog_full", help, u8::from(sizes.is_full));
     let help = "Records that were written to the binlog.";
-    samples.one("beanstalkd_binlog_records_written_total", COUNTER, help, figures.records_written);
+    text.counter("beanstalkd_binlog_records_written_total", help, figures.records_written);
     let help = "Jobs that were moved to newer binlog files.";
-    samples.one(
-        "beanstalkd_binlog_records_migrated_total",
-        COUNTER,
-        help,
-        figures.records_migrated,
-    );
+    text.counter("beanstalkd_binlog_records_migrated_total", help, figures.records_migrated);
     let help = "How long syncs of binlog files took.";
-    samples.histogram("beanstalkd_binlog_sync_seconds", help, &binlog.sync_times());
+    text.histogram("beanstalkd_binlog_sync_seconds", help, &binlog.sync_times());
 }
 
-/// Samples of one name, one or more for each tube.
+// ---- Of each tube ----
+
+/// A family with one or more samples for each tube.
 struct TubeFamily {
     name: &'static str,
     kind: &'static str,
     help: &'static str,
-    tell: fn(&TubeFigures, &mut TubeSamples<'_>),
+    tell: Tell,
+}
+
+type Tell = fn(&TubeFigures, &mut Family<'_>);
+
+const fn gauge(name: &'static str, help: &'static str, tell: Tell) -> TubeFamily {
+    TubeFamily { name, kind: GAUGE, help, tell }
+}
+
+const fn counter(name: &'static str, help: &'static str, tell: Tell) -> TubeFamily {
+    TubeFamily { name, kind: COUNTER, help, tell }
 }
 
 const TUBE_FAMILIES: [TubeFamily; 11] = [
-    TubeFamily {
-        name: "beanstalkd_tube_jobs",
-        kind: GAUGE,
-        help: "Jobs of a tube, by state.",
-        tell: |tube, samples| {
-            samples.state("ready", tube.ready);
-            samples.state("reserved", tube.reserved);
-            samples.state("delayed", tube.delayed);
-            samples.state("buried", tube.buried);
-        },
-    },
-    TubeFamily {
-        name: "beanstalkd_tube_urgent_jobs",
-        kind: GAUGE,
-        help: "Ready jobs of a tube with a priority below 1024.",
-        tell: |tube, samples| samples.one(tube.urgent),
-    },
-    TubeFamily {
-        name: "beanstalkd_tube_oldest_ready_job_age_seconds",
-        kind: GAUGE,
-        help: "How long ago the oldest ready job of a tube was put; 0 if there is none.",
-        tell: |tube, samples| samples.one(Seconds(tube.oldest_ready_age)),
-    },
-    TubeFamily {
-        name: "beanstalkd_tube_jobs_created_total",
-        kind: COUNTER,
-        help: "Jobs that were put into a tube.",
-        tell: |tube, samples| samples.one(tube.total_jobs),
-    },
-    TubeFamily {
-        name: "beanstalkd_tube_deletes_total",
-        kind: COUNTER,
-        help: "Jobs of a tube that were deleted.",
-        tell: |tube, samples| samples.one(tube.deletes),
-    },
-    TubeFamily {
-        name: "beanstalkd_tube_using",
-        kind: GAUGE,
-        help: "Connections that use a tube.",
-        tell: |tube, samples| samples.one(tube.using),
-    },
-    TubeFamily {
-        name: "beanstalkd_tube_watching",
-        kind: GAUGE,
-        help: "Connections that watch a tube.",
-        tell: |tube, samples| samples.one(tube.watching),
-    },
-    TubeFamily {
-        name: "beanstalkd_tube_waiting",
-        kind: GAUGE,
-        help: "Connections that watch a tube and wait for a job.",
-        tell: |tube, samples| samples.one(tube.waiting),
-    },
-    TubeFamily {
-        name: "beanstalkd_tube_pauses_total",
-        kind: COUNTER,
-        help: "Times that a tube was paused.",
-        tell: |tube, samples| samples.one(tube.pauses),
-    },
-    TubeFamily {
-        name: "beanstalkd_tube_pause_seconds",
-        kind: GAUGE,
-        help: "How long the present pause of a tube is all in all.",
-        tell: |tube, samples| samples.one(Seconds(tube.pause)),
-    },
-    TubeFamily {
-        name: "beanstalkd_tube_pause_left_seconds",
-        kind: GAUGE,
-        help: "How long the present pause of a tube still lasts.",
-        tell: |tube, samples| samples.one(Seconds(tube.pause_left)),
-    },
+    gauge("beanstalkd_tube_jobs", "Jobs of a tube, by state.", |tube, jobs| {
+        jobs.with("state", "ready", tube.ready);
+        jobs.with("state", "reserved", tube.reserved);
+        jobs.with("state", "delayed", tube.delayed);
+        jobs.with("state", "buried", tube.buried);
+    }),
+    gauge(
+        "beanstalkd_tube_urgent_jobs",
+        "Ready jobs of a tube with a priority below 1024.",
+        |tube, family| family.one(tube.urgent),
+    ),
+    gauge(
+        "beanstalkd_tube_oldest_ready_job_age_seconds",
+        "How long ago the oldest ready job of a tube was put; 0 if there is none.",
+        |tube, family| family.one(Seconds(tube.oldest_ready_age)),
+    ),
+    counter(
+        "beanstalkd_tube_jobs_created_total",
+        "Jobs that were put into a tube.",
+        |tube, family| family.one(tube.total_jobs),
+    ),
+    counter(
+        "beanstalkd_tube_deletes_total",
+        "Jobs of a tube that were deleted.",
+        |tube, family| family.one(tube.deletes),
+    ),
+    gauge("beanstalkd_tube_using", "Connections that use a tube.", |tube, family| {
+        family.one(tube.using);
+    }),
+    gauge("beanstalkd_tube_watching", "Connections that watch a tube.", |tube, family| {
+        family.one(tube.watching);
+    }),
+    gauge(
+        "beanstalkd_tube_waiting",
+        "Connections that watch a tube and wait for a job.",
+        |tube, family| family.one(tube.waiting),
+    ),
+    counter("beanstalkd_tube_pauses_total", "Times that a tube was paused.", |tube, family| {
+        family.one(tube.pauses);
+    }),
+    gauge(
+        "beanstalkd_tube_pause_seconds",
+        "How long the present pause of a tube is all in all.",
+        |tube, family| family.one(Seconds(tube.pause)),
+    ),
+    gauge(
+        "beanstalkd_tube_pause_left_seconds",
+        "How long the present pause of a tube still lasts.",
+        |tube, family| family.one(Seconds(tube.pause_left)),
+    ),
 ];
 
 // ---- The text format ----
 
-/// The samples of a page.
-struct Samples<'a>(&'a mut String);
+const GAUGE: &str = "gauge";
+const COUNTER: &str = "counter";
 
-impl Samples<'_> {
-    fn line(&mut self, line: fmt::Arguments<'_>) {
-        self.0.write_fmt(line).expect("writing to a string cannot fail");
-        self.0.push('\n');
+/// The text of a page.
+struct Text<'a>(&'a mut String);
+
+/// A family of samples, those of one tube or of none.
+struct Family<'a> {
+    name: &'a str,
+    tube_name: Option<&'a str>,
+    text: &'a mut String,
+}
+
+impl Text<'_> {
+    /// Begins a family.
+    fn family<'t>(&'t mut self, name: &'t str, kind: &str, help: &str) -> Family<'t> {
+        write_line(self.0, format_args!("# HELP {name} {help}\n# TYPE {name} {kind}"));
+        Family { name, tube_name: None, text: self.0 }
     }
 
-    fn family(&mut self, name: &str, kind: &str, help: &str) {
-        self.line(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}"));
+    fn gauge(&mut self, name: &str, help: &str, value: impl Display) {
+        self.family(name, GAUGE, help).one(value);
     }
 
-    fn sample(&mut self, name: &str, labels: fmt::Arguments<'_>, value: impl Display) {
-        self.line(format_args!("{name}{labels} {value}"));
-    }
-
-    fn one(&mut self, name: &str, kind: &str, help: &str, value: impl Display) {
-        self.family(name, kind, help);
-        self.sample(name, format_args!(""), value);
+    fn counter(&mut self, name: &str, help: &str, value: impl Display) {
+        self.family(name, COUNTER, help).one(value);
     }
 
     fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
         self.family(name, "histogram", help);
         let mut all = 0;
         for (bound, count) in histogram.cumulative() {
-            self.line(format_args!("{name}_bucket{{le=\"{bound}\"}} {count}"));
+            write_line(self.0, format_args!("{name}_bucket{{le=\"{bound}\"}} {count}"));
             all = count;
         }
-        self.line(format_args!("{name}_sum {}", Seconds(histogram.sum())));
-        self.line(format_args!("{name}_count {all}"));
+        write_line(self.0, format_args!("{name}_sum {}", Seconds(histogram.sum())));
+        write_line(self.0, format_args!("{name}_count {all}"));
     }
 }
 
-/// The samples of a tube in one family.
-struct TubeSamples<'a> {
-    name: &'static str,
-    tube: &'a str,
-    text: &'a mut String,
-}
-
-impl TubeSamples<'_> {
+impl Family<'_> {
+    /// The only sample, or that of the tube.
     fn one(&mut self, value: impl Display) {
-        let labels = format_args!("{{tube=\"{}\"}}", Label(self.tube));
-        Samples(self.text).sample(self.name, labels, value);
+        match self.tube_name {
+            Some(tube) => self.labelled(format_args!("tube=\"{}\"", Label(tube)), value),
+            None => write_line(self.text, format_args!("{} {value}", self.name)),
+        }
     }
 
-    fn state(&mut self, state: &str, value: u64) {
-        let labels = format_args!("{{tube=\"{}\",state=\"{state}\"}}", Label(self.tube));
-        Samples(self.text).sample(self.name, labels, value);
+    /// The sample that has this label beside the tube.
+    fn with(&mut self, label: &str, label_value: &str, value: impl Display) {
+        match self.tube_name {
+            Some(tube) => {
+                let tube = Label(tube);
+                self.labelled(format_args!("tube=\"{tube}\",{label}=\"{label_value}\""), value);
+            }
+            None => self.labelled(format_args!("{label}=\"{label_value}\""), value),
+        }
     }
+
+    fn labelled(&mut self, labels: fmt::Arguments<'_>, value: impl Display) {
+        write_line(self.text, format_args!("{}{{{labels}}} {value}", self.name));
+    }
+}
+
+fn write_line(text: &mut String, line: fmt::Arguments<'_>) {
+    text.write_fmt(line).expect("writing to a string cannot fail");
+    text.push('\n');
 }
 
 /// The value of a label, between its quotes.
@@ -623,6 +607,21 @@ impl Display for Seconds {
         match nanos % NANOS_PER_SEC {
             0 => write!(f, "{}", nanos / NANOS_PER_SEC),
             rest => write!(f, "{}.{rest:09}", nanos / NANOS_PER_SEC),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_and_seconds_are_written_as_prometheus_reads_them() {
+        assert_eq!(Label("a\"b\\c\nd").to_string(), "a\\\"b\\\\c\\nd");
+        for (nanos, text) in
+            [(0, "0"), (3_000_000_000, "3"), (1_500_000_000, "1.500000000"), (7, "0.000000007")]
+        {
+            assert_eq!(Seconds(Nanos::from_nanos(nanos)).to_string(), text);
         }
     }
 }
