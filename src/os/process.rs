@@ -233,6 +233,24 @@ pub fn give_large_blocks_back(bytes: usize) {
     }
 }
 
+/// Lets go of the pages of the program's own code. Much of it is for the start alone; the rest comes
+/// back, page by page, as it is run.
+pub fn give_code_back() {
+    unsafe extern "C" {
+        /// The linker defines both: where the program begins, and where its code ends.
+        static __executable_start: u8;
+        static etext: u8;
+    }
+    // SAFETY: only the addresses are taken. The system has the contents of these pages in the
+    // file, to which nobody writes while it is run.
+    unsafe {
+        let page_bytes = usize::try_from(libc::sysconf(libc::_SC_PAGESIZE)).unwrap_or(1);
+        let begin = &raw const __executable_start;
+        let whole_pages = ((&raw const etext).addr() - begin.addr()) / page_bytes;
+        libc::madvise(begin.cast_mut().cast(), whole_pages * page_bytes, libc::MADV_DONTNEED);
+    }
+}
+
 /// Gives memory that was freed back to the system. It may take some 40 ms for each GiB,
 /// so it is for quiet moments.
 pub fn give_memory_back() {
