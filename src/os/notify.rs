@@ -17,7 +17,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
 
 /// The way to the service manager, if there is one.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Notifier(Option<(Voice, Herald)>);
 
 /// What is to be said, and when.
@@ -89,9 +89,8 @@ impl Notifier {
     /// them are, and that can take minutes.
     pub fn reading(&mut self, file: FileNumber, now: Nanos) {
         let Some((voice, herald)) = &mut self.0 else { return };
-        if herald.progress_from <= now {
-            herald.progress_from = now + PROGRESS_EVERY;
-            voice.say(&format!("EXTEND_TIMEOUT_USEC={PATIENCE_US}\nSTATUS=reading binlog.{file}"));
+        if let Some(message) = herald.progress(file, now) {
+            voice.say(&message);
         }
     }
 
@@ -131,6 +130,15 @@ impl Herald {
             held_until: Nanos::ZERO,
             progress_from: Nanos::ZERO,
         }
+    }
+
+    /// What is to be said when this file of the binlog is about to be read.
+    fn progress(&mut self, file: FileNumber, now: Nanos) -> Option<String> {
+        if now < self.progress_from {
+            return None;
+        }
+        self.progress_from = now + PROGRESS_EVERY;
+        Some(format!("EXTEND_TIMEOUT_USEC={PATIENCE_US}\nSTATUS=reading binlog.{file}"))
     }
 
     fn note(&mut self, summary: Summary) {
@@ -264,6 +272,18 @@ mod tests {
 
     fn said(text: &str) -> Option<String> {
         Some(text.to_owned())
+    }
+
+    #[test]
+    fn while_the_binlog_is_read_patience_is_asked_for_now_and_then() {
+        let mut herald = Herald::new(None, START);
+        let told: Vec<Option<String>> = (0..11)
+            .map(|second| herald.progress(second, millis(u64::from(second) * 1000)))
+            .collect();
+        let heard: Vec<usize> = (0..11).filter(|&second| told[second].is_some()).collect();
+        assert_eq!(heard, [0, 5, 10]);
+        assert_eq!(told[5], said("EXTEND_TIMEOUT_USEC=120000000\nSTATUS=reading binlog.5"));
+        assert_eq!(herald.next_due(), Some(Nanos::ZERO), "readiness is still to be told");
     }
 
     #[test]
