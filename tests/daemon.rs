@@ -411,19 +411,37 @@ fn flags_that_name_an_inherited_socket_are_no_mistake() {
     assert_eq!(log_of(daemon), "");
 }
 
-#[test]
-fn all_inherited_sockets_are_served() {
+/// A server with two sockets on loopback, and their addresses.
+fn start_with_two_sockets(flags: &[&str]) -> (Daemon, [SocketAddr; 2]) {
     let first = TcpListener::bind("127.0.0.1:0").unwrap();
     let second = TcpListener::bind("127.0.0.1:0").unwrap();
     let addresses = [first.local_addr().unwrap(), second.local_addr().unwrap()];
     let mut command = Command::new("sh");
-    let script = r#"exec 3<&0 4<&1 </dev/null >/dev/null; LISTEN_PID=$$ LISTEN_FDS=2 exec "$0""#;
-    command.args(["-c", script, BEANSTALKD]);
+    let script =
+        r#"exec 3<&0 4<&1 </dev/null >/dev/null; LISTEN_PID=$$ LISTEN_FDS=2 exec "$0" "$@""#;
+    command.args(["-c", script, BEANSTALKD]).args(flags);
     command.stdin(OwnedFd::from(first)).stdout(OwnedFd::from(second)).stderr(Stdio::piped());
-    let _daemon = Daemon { child: command.spawn().unwrap() };
+    (Daemon { child: command.spawn().unwrap() }, addresses)
+}
+
+#[test]
+fn all_inherited_sockets_are_served() {
+    let (_daemon, addresses) = start_with_two_sockets(&[]);
     for address in addresses {
         assert_eq!(ask(connect(address), "use a\r\n"), "USING a\r\n");
     }
+}
+
+#[test]
+fn where_places_are_scarce_no_socket_starves_another() {
+    let (mut daemon, [crowded, calm]) = start_with_two_sockets(&["--max-connections", "1"]);
+    let inside = connect(crowded);
+    assert_eq!(ask(&inside, "use a\r\n"), "USING a\r\n");
+    let _crowd: Vec<TcpStream> = (0..3).map(|_| connect(crowded)).collect();
+    daemon.wait_for_log("cannot accept more connections");
+    let waiting = connect(calm);
+    drop(inside);
+    assert_eq!(ask(&waiting, "use b\r\n"), "USING b\r\n");
 }
 
 #[test]
@@ -755,6 +773,10 @@ fn health_is_told_while_clients_have_all_descriptors() {
         let answer = ask(connect(metrics), "GET /healthz HTTP/1.1\r\n\r\n");
         assert_eq!(answer, "HTTP/1.1 200 OK\r\n");
     }
+    // Nor can visitors who say nothing take all that is held back for visitors.
+    let _silent: Vec<TcpStream> = (0..4).map(|_| connect(metrics)).collect();
+    let answer = ask(connect(metrics), "GET /healthz HTTP/1.1\r\n\r\n");
+    assert_eq!(answer, "HTTP/1.1 200 OK\r\n");
 }
 
 #[test]

@@ -19,22 +19,25 @@ if [ -z "$target" ]; then
 	[ -d "$($rustc --print sysroot)/lib/rustlib/$target/lib" ] || target=$host
 fi
 
-flags='-C target-feature=+crt-static'
+# Much of it is the C library and what Rust brings along: what is left is made small rather than fast,
+# which costs a twentieth of a microsecond a command.
+CARGO_PROFILE_RELEASE_OPT_LEVEL=s
+# Where its parts stand is decided when it starts. The list of places to put right is a hundredth of
+# its size when packed, which glibc can read since 2.36, and the musl of Rust.
+pack_relocations=yes
 case $target in
 *-gnu*)
-	# Where its parts stand is decided when it starts. The list of places to put right is a
-	# hundredth of its size when packed, which glibc can read since 2.36.
 	version=$(getconf GNU_LIBC_VERSION | sed -n 's/^glibc 2\.\([0-9]*\).*/\1/p')
-	if [ "${version:-0}" -ge 36 ]; then
-		flags="$flags -C link-arg=-Wl,-z,pack-relative-relocs"
-	fi
-	# Half of it is the C library: what is left is made small rather than fast, which costs a
-	# twentieth of a microsecond a command.
-	CARGO_PROFILE_RELEASE_OPT_LEVEL=s
-	export CARGO_PROFILE_RELEASE_OPT_LEVEL
-	flags="$flags -C link-arg=-Wl,--no-eh-frame-hdr -C link-arg=-Wl,-T,$PWD/dist/static/discard.ld"
+	[ "${version:-0}" -ge 36 ] || pack_relocations=no
 	;;
+*-musl*) CARGO_PROFILE_RELEASE_OPT_LEVEL=z ;;
 esac
+export CARGO_PROFILE_RELEASE_OPT_LEVEL
+flags='-C target-feature=+crt-static'
+if [ "$pack_relocations" = yes ]; then
+	flags="$flags -C link-arg=-Wl,-z,pack-relative-relocs"
+fi
+flags="$flags -C link-arg=-Wl,--no-eh-frame-hdr -C link-arg=-Wl,-T,$PWD/dist/static/discard.ld"
 
 RUSTFLAGS="${RUSTFLAGS:-} $flags" \
 	$cargo build --release --bin beanstalkd --target "$target" --target-dir target

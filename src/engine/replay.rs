@@ -364,8 +364,8 @@ impl Gathered<'_> {
                     buried.try_reserve(1)?;
                     buried.push((moment, key));
                 }
-                Logged::Delayed if moment > now => {
-                    // If the clock was set back, nobody has asked for as much more delay.
+                // If the clock was set back, nobody has asked for as much more delay.
+                Logged::Delayed if moment > now && self.queue.jobs[key].delay_secs > 0 => {
                     let latest = now + Nanos::from_secs(self.queue.jobs[key].delay_secs);
                     self.queue.place(key, Destination::Delayed { due: moment.min(latest) }, now);
                 }

@@ -96,6 +96,8 @@ impl RunError {
 /// How accepting goes.
 #[derive(Debug, Default)]
 struct AcceptHold {
+    /// Where the next client is let in, if one waits there.
+    next_door: usize,
     /// There are as many clients as are allowed, and all doors were asked anew who waits there.
     is_full: bool,
     /// When to try again, after the system had no descriptor or memory left.
@@ -323,12 +325,14 @@ impl EventLoop {
             return;
         }
         self.hold.held_until = None;
-        for index in 0..self.doors.len() {
-            for _ in 0..ACCEPTS_PER_TURN {
-                if !self.doors[index].is_ready || self.hold.held_until.is_some() {
-                    break;
-                }
-                self.accept_one(index);
+        let count = self.doors.len();
+        for _ in 0..ACCEPTS_PER_TURN {
+            // One at each door, so that nobody is starved when places are scarce.
+            let mut doors = (0..count).map(|step| (self.hold.next_door + step) % count);
+            let Some(index) = doors.find(|&index| self.doors[index].is_ready) else { return };
+            self.accept_one(index);
+            if self.hold.held_until.is_some() {
+                return;
             }
         }
     }
@@ -343,7 +347,10 @@ impl EventLoop {
         }
         let door = &mut self.doors[index];
         match door.listener.accept() {
-            Ok(stream) => self.connect(stream),
+            Ok(stream) => {
+                self.hold.next_door = index + 1;
+                self.connect(stream);
+            }
             Err(error) if error.kind() == ErrorKind::WouldBlock => door.is_ready = false,
             Err(error) if listen::concerns_one_client(&error) => {}
             Err(error) => self.hold_accepting(&error),

@@ -107,14 +107,15 @@ fn is_missing_family(error: &io::Error) -> bool {
 fn open_host(host: &str, mut port: u16) -> Result<Vec<Listener>, ListenError> {
     // Literals never ask the resolver, which needs files that a bare machine has not.
     let addresses = match host.parse() {
-        Ok(address) => vec![address],
+        Ok(address) => vec![SocketAddr::new(address, port)],
         Err(_) => {
             names::addresses(host).map_err(|error| ListenError::Resolve(host.to_owned(), error))?
         }
     };
     let (mut listeners, mut not_here) = (Vec::new(), None);
-    for address in addresses {
-        match open_tcp(SocketAddr::new(address, port)) {
+    for mut address in addresses {
+        address.set_port(port);
+        match open_tcp(address) {
             Ok(listener) => {
                 // All addresses of a name share the port that is chosen for the first.
                 port = listener.port().unwrap_or(port);

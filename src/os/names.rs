@@ -8,7 +8,7 @@
 
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
 /// Whether names are looked up here rather than by the C library.
 pub const ARE_IN_FILES_ONLY: bool = cfg!(target_feature = "crt-static");
@@ -16,18 +16,19 @@ pub const ARE_IN_FILES_ONLY: bool = cfg!(target_feature = "crt-static");
 const HOSTS: &str = "/etc/hosts";
 const USERS: &str = "/etc/passwd";
 
-/// The addresses of a host, each once.
+/// The addresses of a host, each once, with port 0.
 ///
 /// # Errors
 /// There is no such name, or it cannot be looked up.
-pub fn addresses(host: &str) -> io::Result<Vec<IpAddr>> {
+pub fn addresses(host: &str) -> io::Result<Vec<SocketAddr>> {
     if ARE_IN_FILES_ONLY {
-        return addresses_in_file(host);
+        let found = addresses_in_file(host)?;
+        return Ok(found.into_iter().map(|address| SocketAddr::new(address, 0)).collect());
     }
     let mut found = Vec::new();
     for address in (host, 0).to_socket_addrs()? {
-        if !found.contains(&address.ip()) {
-            found.push(address.ip());
+        if !found.contains(&address) {
+            found.push(address);
         }
     }
     if found.is_empty() { Err(ErrorKind::NotFound.into()) } else { Ok(found) }

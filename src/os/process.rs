@@ -224,31 +224,56 @@ pub fn begin_writing_out(file: &File, offset: u64, len: u64) {
 /// From now on a block of memory of `bytes` bytes or more goes back to the system as soon as it
 /// is freed. Otherwise the allocator would keep the more of them the larger they once were.
 pub fn give_large_blocks_back(bytes: usize) {
-    let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+    let _bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
     // Other C libraries do so by themselves.
     #[cfg(target_env = "gnu")]
     // SAFETY: two plain numbers; the allocator changes nothing about the blocks it has given out.
     unsafe {
-        libc::mallopt(libc::M_MMAP_THRESHOLD, bytes);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, _bytes);
     }
 }
 
-/// Lets go of the pages of the program's own code. Much of it is for the start alone; the rest comes
-/// back, page by page, as it is run.
+/// Lets go of the pages of the program's own code and constants. Much of them is for the start alone;
+/// the rest comes back, page by page, as it is needed. What a debugger has put there would not: so
+/// a debug build keeps them.
 pub fn give_code_back() {
-    unsafe extern "C" {
-        /// The linker defines both: where the program begins, and where its code ends.
-        static __executable_start: u8;
-        static etext: u8;
+    if cfg!(debug_assertions) {
+        return;
     }
-    // SAFETY: only the addresses are taken. The system has the contents of these pages in the
-    // file, to which nobody writes while it is run.
+    // SAFETY: the function is of the kind that is asked for, and needs nothing of the caller's.
+    unsafe {
+        libc::dl_iterate_phdr(Some(give_segments_back), std::ptr::null_mut());
+    }
+}
+
+/// Is told of the program first, and wants to hear of nothing else.
+unsafe extern "C" fn give_segments_back(
+    program: *mut libc::dl_phdr_info,
+    _size: usize,
+    _data: *mut libc::c_void,
+) -> libc::c_int {
+    // SAFETY: the caller vouches for the description of the program, whose headers stay where they
+    // are. What may not be written to is as it is in the file, where the system finds it again,
+    // and nobody writes to a file that is run.
     unsafe {
         let page_bytes = usize::try_from(libc::sysconf(libc::_SC_PAGESIZE)).unwrap_or(1);
-        let begin = &raw const __executable_start;
-        let whole_pages = ((&raw const etext).addr() - begin.addr()) / page_bytes;
-        libc::madvise(begin.cast_mut().cast(), whole_pages * page_bytes, libc::MADV_DONTNEED);
+        let headers = (*program).dlpi_phdr;
+        for header in std::slice::from_raw_parts(headers, (*program).dlpi_phnum.into()) {
+            if header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_W == 0 {
+                // No two segments share a page.
+                let address = address_of((*program).dlpi_addr) + address_of(header.p_vaddr);
+                let begin = address / page_bytes * page_bytes;
+                let len = address + address_of(header.p_memsz) - begin;
+                let begin = std::ptr::with_exposed_provenance_mut(begin);
+                libc::madvise(begin, len, libc::MADV_DONTNEED);
+            }
+        }
     }
+    1
+}
+
+fn address_of(address: impl TryInto<usize>) -> usize {
+    address.try_into().unwrap_or(0)
 }
 
 /// Gives memory that was freed back to the system. It may take some 40 ms for each GiB,

@@ -144,10 +144,18 @@ impl Visitors {
 
     /// When there is a place for one more: at once, or when the first one has to make room.
     fn next_room_at(&self) -> Nanos {
-        let room_at = |visitor: &Option<Visitor>| {
-            visitor.as_ref().map_or(Nanos::ZERO, |visitor| visitor.visit.makes_room_at())
-        };
-        self.inside.iter().map(room_at).min().unwrap_or_default()
+        match Visitors::first_to_go(&self.inside) {
+            Some((room_at, _)) if self.inside.iter().all(Option::is_some) => room_at,
+            _ => Nanos::ZERO,
+        }
+    }
+
+    /// When the one who has been inside for longest makes room, and at which place.
+    fn first_to_go(inside: &[Option<Visitor>]) -> Option<(Nanos, usize)> {
+        let inside = inside.iter().enumerate();
+        let room = inside
+            .filter_map(|(place, visitor)| Some((visitor.as_ref()?.visit.makes_room_at(), place)));
+        room.min()
     }
 
     /// A free place, or that of the one who has been inside for longest, if that was long enough.
@@ -156,11 +164,8 @@ impl Visitors {
         if let Some(free) = visitors.iter().position(Option::is_none) {
             return Some(free);
         }
-        let room_at = |visitor: &Visitor| visitor.visit.makes_room_at();
-        let inside = visitors.iter().enumerate();
-        let inside =
-            inside.filter_map(|(place, visitor)| Some((room_at(visitor.as_ref()?), place)));
-        inside.min().filter(|&(room_at, _)| room_at <= now).map(|(_, place)| place)
+        let first = Visitors::first_to_go(visitors).filter(|&(room_at, _)| room_at <= now);
+        first.map(|(_, place)| place)
     }
 
     fn accept(&mut self, now: Nanos) {
@@ -191,7 +196,14 @@ impl Visitors {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => door.is_ready = false,
                     Err(error) if listen::concerns_one_client(&error) => {}
                     Err(error) => {
-                        self.held_until = now + ACCEPT_AGAIN;
+                        // Descriptors are places too.
+                        let first = Visitors::first_to_go(&self.inside);
+                        if let Some((_, place)) = first.filter(|&(room_at, _)| room_at <= now) {
+                            self.inside[place] = None;
+                            continue;
+                        }
+                        let room_at = first.map_or(Nanos::NEVER, |(room_at, _)| room_at);
+                        self.held_until = room_at.min(now + ACCEPT_AGAIN);
                         if !std::mem::replace(&mut self.has_complained, true) {
                             warn!("nobody can be let in who asks for metrics: {error}");
                         }

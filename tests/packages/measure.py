@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -98,7 +99,7 @@ def main():
         sorted_ms = sorted(times[program])
         print(
             f"{program}: bytes {own} libraries {count} library-bytes {shared}"
-            f" idle-kib {idle_kib(program)}"
+            f" idle-kib {statistics.median_low(idle_kib(program) for _ in range(STARTS))}"
             f" start-ms {sorted_ms[0]:.2f} median-ms {sorted_ms[STARTS // 2]:.2f}"
         )
 

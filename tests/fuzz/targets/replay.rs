@@ -264,7 +264,10 @@ impl Engine {
     fn check_job(&mut self, id: u64, told: &str) {
         let text = self.ask(&format!("stats-job {id}\r\n"));
         let now_ns = self.now.as_nanos();
-        let is_due = || json(told, "due_at_ns").parse::<u64>().unwrap() <= now_ns;
+        let is_due = || {
+            let has_delay = json(told, "delay") != "0";
+            !has_delay || json(told, "due_at_ns").parse::<u64>().unwrap() <= now_ns
+        };
         let state = match json(told, "state") {
             "reserved" => "ready",
             "delayed" if is_due() => "ready",
