@@ -224,12 +224,14 @@ pub fn begin_writing_out(file: &File, offset: u64, len: u64) {
 /// From now on a block of memory of `bytes` bytes or more goes back to the system as soon as it
 /// is freed. Otherwise the allocator would keep the more of them the larger they once were.
 pub fn give_large_blocks_back(bytes: usize) {
-    let _bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
     // Other C libraries do so by themselves.
+    #[cfg(not(target_env = "gnu"))]
+    let _ = bytes;
     #[cfg(target_env = "gnu")]
     // SAFETY: two plain numbers; the allocator changes nothing about the blocks it has given out.
     unsafe {
-        libc::mallopt(libc::M_MMAP_THRESHOLD, _bytes);
+        let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, bytes);
     }
 }
 
