@@ -4,6 +4,7 @@
 //! decided here: what comes out needs no further checks.
 
 use crate::engine::binlog::Syncing;
+use crate::engine::server::Settings;
 use crate::engine::time::Nanos;
 use crate::os::listen::Address;
 use getopts::{Matches, ParsingStyle};
@@ -95,8 +96,6 @@ pub struct UsageError(String);
 
 const DEFAULT_FSYNC_MS: u32 = 50;
 const DEFAULT_PORT: u16 = 11300;
-const DEFAULT_FILE_SIZE: u32 = 10 * 1024 * 1024;
-const DEFAULT_MAX_JOB_SIZE: u32 = 65535;
 const DEFAULT_METRICS_TUBES: usize = 1000;
 
 /// The largest body that may be allowed: 1 GiB.
@@ -258,7 +257,8 @@ fn options(matches: &Matches) -> Result<Options, UsageError> {
         names_address: matches.opt_present("l") || matches.opt_present("p"),
         user: last(matches, "u"),
         max_job_size: max_job_size(matches, &mut warnings)?,
-        max_memory_bytes: number(matches, "max-memory")?.unwrap_or(u64::MAX),
+        max_memory_bytes: number(matches, "max-memory")?
+            .unwrap_or(Settings::DEFAULT.max_memory_bytes),
         max_connections: at_least_one(matches, "max-connections")?.unwrap_or(usize::MAX),
         metrics,
         metrics_tubes: number(matches, "metrics-tubes")?.unwrap_or(DEFAULT_METRICS_TUBES),
@@ -319,14 +319,14 @@ fn socket_mode(matches: &Matches) -> Result<Option<u32>, UsageError> {
 }
 
 fn file_size(matches: &Matches) -> Result<u32, UsageError> {
-    let asked: u32 = number(matches, "s")?.unwrap_or(DEFAULT_FILE_SIZE);
+    let asked: u32 = number(matches, "s")?.unwrap_or(Settings::DEFAULT.binlog_file_size);
     let rounded = asked.max(1).checked_next_multiple_of(FILE_SIZE_UNIT);
     rounded
         .ok_or_else(|| UsageError(format!("-s {asked}: a binlog file cannot be as large as that")))
 }
 
 fn max_job_size(matches: &Matches, warnings: &mut Vec<String>) -> Result<u32, UsageError> {
-    let asked: u128 = number(matches, "z")?.unwrap_or(u128::from(DEFAULT_MAX_JOB_SIZE));
+    let asked: u128 = number(matches, "z")?.unwrap_or(u128::from(Settings::DEFAULT.max_job_size));
     if asked > u128::from(MAX_JOB_SIZE) {
         warnings.push(format!(
             "-z {asked}: the largest job is set to {MAX_JOB_SIZE} bytes, which is the most"

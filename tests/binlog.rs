@@ -39,7 +39,7 @@ impl Engine {
         let settings = Settings {
             max_job_size: 1 << 20,
             binlog_file_size: policy.file_size,
-            ..Settings::default()
+            ..Settings::DEFAULT
         };
         let mut server = Server::new(settings, made_up::facts(START), now);
         let recovered = server.recover(disk.boxed(), policy.syncing, now).ok()?;

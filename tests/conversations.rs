@@ -197,7 +197,7 @@ impl EnginePlayer {
         let settings = Settings {
             max_job_size: script.max_job_size(),
             binlog_file_size: 10_485_760,
-            ..Settings::default()
+            ..Settings::DEFAULT
         };
         let disk = script.has_binlog.then(FakeDisk::default);
         let server = start(settings, disk.as_ref(), now);

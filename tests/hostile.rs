@@ -6,7 +6,6 @@
 //! feeds only that one. `HOSTILE_ROUNDS=100` tries a hundred times as many mutations.
 
 mod fake_disk;
-mod made_up;
 mod script;
 #[path = "fuzz/seeds.rs"]
 mod seeds;

@@ -32,7 +32,7 @@ use log::{debug, trace, warn};
 use std::borrow::Cow;
 use std::collections::{TryReserveError, VecDeque};
 
-/// What the operator chose; by default as if he had chosen nothing.
+/// What the operator chose.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// The largest body allowed, in bytes without CR LF.
@@ -43,14 +43,13 @@ pub struct Settings {
     pub max_memory_bytes: u64,
 }
 
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings {
-            max_job_size: 65_535,
-            binlog_file_size: 10 * 1024 * 1024,
-            max_memory_bytes: u64::MAX,
-        }
-    }
+impl Settings {
+    /// As if he had chosen nothing.
+    pub const DEFAULT: Settings = Settings {
+        max_job_size: 65_535,
+        binlog_file_size: 10 * 1024 * 1024,
+        max_memory_bytes: u64::MAX,
+    };
 }
 
 /// The server.
@@ -968,7 +967,7 @@ mod tests {
     const START: Nanos = Nanos::from_secs(1_000);
 
     fn server() -> Server {
-        server_with(Settings::default())
+        server_with(Settings::DEFAULT)
     }
 
     fn server_with(settings: Settings) -> Server {
@@ -1114,7 +1113,7 @@ mod tests {
 
     #[test]
     fn puts_are_refused_while_jobs_take_too_much_memory() {
-        let mut server = server_with(Settings { max_memory_bytes: 100_000, ..Settings::default() });
+        let mut server = server_with(Settings { max_memory_bytes: 100_000, ..Settings::DEFAULT });
         let (first, second) = (server.connect().unwrap(), server.connect().unwrap());
         let put = [&b"put 0 0 9 1000\r\n"[..], &[b'x'; 1000], b"\r\n"].concat();
         let mut count = 0;

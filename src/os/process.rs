@@ -101,17 +101,22 @@ pub fn uname() -> Uname {
 
 /// How much processor time this process has had.
 pub fn processor_time() -> ProcessorTime {
-    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: the pointer is to a live `rusage`; all zeros is a valid one.
-    let usage = unsafe {
-        libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
-        usage.assume_init()
-    };
+    let usage = usage();
     let micros = |time: libc::timeval| {
         let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
         seconds * 1_000_000 + u64::try_from(time.tv_usec).unwrap_or(0)
     };
     ProcessorTime { user_us: micros(usage.ru_utime), system_us: micros(usage.ru_stime) }
+}
+
+/// What this process has used.
+fn usage() -> libc::rusage {
+    let mut usage = MaybeUninit::zeroed();
+    // SAFETY: the pointer is to a live `rusage`; all zeros is a valid one.
+    unsafe {
+        libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
+        usage.assume_init()
+    }
 }
 
 /// How many bytes of memory this process has; none where /proc is missing.
@@ -376,16 +381,14 @@ pub fn end_machine(end: MachineEnd) -> ! {
 
 /// How many KiB of memory this process had at most, and how many of the machine's are free.
 pub fn memory_kib() -> (u64, u64) {
-    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
     let mut machine = MaybeUninit::<libc::sysinfo>::zeroed();
-    // SAFETY: the pointers are to live values of the right types, for which zeros are valid.
-    let (usage, machine) = unsafe {
-        libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
+    // SAFETY: the pointer is to a live `sysinfo`; all zeros is a valid one.
+    let machine = unsafe {
         libc::sysinfo(machine.as_mut_ptr());
-        (usage.assume_init(), machine.assume_init())
+        machine.assume_init()
     };
     let free_bytes = machine.freeram * libc::c_ulong::from(machine.mem_unit);
-    (u64::try_from(usage.ru_maxrss).unwrap_or(0), free_bytes / 1024)
+    (u64::try_from(usage().ru_maxrss).unwrap_or(0), free_bytes / 1024)
 }
 
 /// Loads a module of the kernel, which may have to unpack it first. What is loaded already may be

@@ -3,8 +3,6 @@
 
 #[path = "../fake_disk/mod.rs"]
 mod fake_disk;
-#[path = "../made_up/mod.rs"]
-mod made_up;
 mod targets;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| targets::command::run(bytes));

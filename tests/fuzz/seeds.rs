@@ -223,7 +223,7 @@ fn directory(mode: u8, files: impl IntoIterator<Item = Vec<u8>>) -> Vec<u8> {
 /// What the server leaves when it is killed at the end of the script.
 fn binlog_of(script: &Script) -> BTreeMap<String, Vec<u8>> {
     let disk = FakeDisk::default();
-    let settings = Settings { max_job_size: 65_535, binlog_file_size: 4096, ..Settings::default() };
+    let settings = Settings { max_job_size: 65_535, binlog_file_size: 4096, ..Settings::DEFAULT };
     let mut now = START;
     let mut server = server(settings, now);
     server.recover(disk.boxed(), Syncing::EachTurn, now).expect("the disk works");

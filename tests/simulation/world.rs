@@ -843,7 +843,7 @@ fn server(setup: &Setup, now: u64) -> Server {
     let settings = Settings {
         max_job_size: setup.max_job_size,
         binlog_file_size: setup.binlog.map_or(0, |binlog| binlog.file_size),
-        ..Settings::default()
+        ..Settings::DEFAULT
     };
     let mut server = Server::new(settings, made_up::facts(nanos(now)), nanos(now));
     server.share_turn(setup.sharers);

@@ -157,8 +157,7 @@ impl Host {
             2 => (true, 4096, Syncing::EachTurn),
             _ => (true, 65_536, Syncing::Within(Nanos::from_millis(50))),
         };
-        let settings =
-            Settings { max_job_size, binlog_file_size: file_size, ..Settings::default() };
+        let settings = Settings { max_job_size, binlog_file_size: file_size, ..Settings::DEFAULT };
         let disk = has_binlog.then(FakeDisk::default);
         let is_small = has_binlog && mode & 0x10 > 0;
         if let Some(disk) = &disk {
@@ -469,7 +468,7 @@ fn compare_pieces(bytes: &[u8], mode: u8) {
 /// very much.
 fn replies(bytes: &[u8], max_job_size: u32, piece_len: usize, share: usize) -> Option<Vec<u8>> {
     let mut server =
-        server(Settings { max_job_size, binlog_file_size: 0, ..Settings::default() }, START);
+        server(Settings { max_job_size, binlog_file_size: 0, ..Settings::DEFAULT }, START);
     server.share_turn(share);
     let key = server.connect().unwrap();
     let (mut rest, mut told) = (bytes, Vec::new());

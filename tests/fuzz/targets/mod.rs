@@ -7,6 +7,8 @@
 
 pub mod command;
 pub mod connection;
+#[path = "../../made_up/mod.rs"]
+mod made_up;
 pub mod options;
 pub mod replay;
 pub mod talk;
@@ -56,7 +58,7 @@ pub const START: Nanos = Nanos::from_secs(1_700_000_000);
 
 /// A server without jobs and connections.
 pub fn server(settings: Settings, now: Nanos) -> Server {
-    Server::new(settings, crate::made_up::facts(START), now)
+    Server::new(settings, made_up::facts(START), now)
 }
 
 /// What the server says to `input`, as text.
