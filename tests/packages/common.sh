@@ -26,6 +26,12 @@ skip() {
 	echo "SKIPPED: $*"
 }
 
+# The same, where nothing is left to be done.
+skip_all() {
+	skip "$1"
+	exit 0
+}
+
 has() {
 	command -v "$1" >/dev/null
 }
@@ -66,6 +72,12 @@ end() {
 port() {
 	wait_until grep -q 'listening on ' "$1"
 	sed -n 's/.*listening on .*:\([0-9]*\)$/\1/p' "$1" | head -1
+}
+
+# One job from its put to its delete, through the server at a port of 127.0.0.1; or only the first half
+# of that way, or the second: work PORT [leave | take]
+work() {
+	python3 tests/packages/jobs.py - "127.0.0.1:$1" "${2:-try}"
 }
 
 # One whose port nobody has: free_port

@@ -13,7 +13,7 @@ cd "$(dirname "$0")/../.."
 archive=$(realpath "$1")
 . tests/packages/common.sh
 
-has python3 || { skip 'python3 is not installed'; exit 0; }
+has python3 || skip_all 'python3 is not installed'
 
 # The value in a JSON document, one or more words a line: json FILE KEY...
 json() {
@@ -144,12 +144,12 @@ serves() {
 		return
 	fi
 	in_container -b /var/lib/beanstalkd -z 1000000
-	python3 tests/packages/work.py 127.0.0.1 "$(port "$scratch/log")"
-	python3 tests/packages/work.py 127.0.0.1 "$(port "$scratch/log")" leave
+	work "$(port "$scratch/log")"
+	work "$(port "$scratch/log")" leave
 	[ "$(stat -c %u "$root/var/lib/beanstalkd/binlog.1")" = 11300 ] || fail 'jobs are not its own'
 	end KILL || true
 	in_container -b /var/lib/beanstalkd -u beanstalkd
-	python3 tests/packages/work.py 127.0.0.1 "$(port "$scratch/log")" take
+	work "$(port "$scratch/log")" take
 	end TERM || fail "it ended with $status"
 	echo 'it serves as its user and keeps jobs in its volume'
 }
@@ -161,7 +161,7 @@ ends_as_the_first_process() {
 	fi
 	start "$scratch/log" unshare --pid --fork --kill-child \
 		chroot --userspec=11300:11300 --groups= "$root" /usr/bin/beanstalkd -V -l 127.0.0.1 -p 0
-	python3 tests/packages/work.py 127.0.0.1 "$(port "$scratch/log")"
+	work "$(port "$scratch/log")"
 	kill -TERM "$(cat "/proc/$pid/task/$pid/children")"
 	status=0
 	wait "$pid" || status=$?

@@ -29,7 +29,7 @@ unit=$scratch/root/opt/queue/lib/systemd/system/beanstalkd.service
 grep -q '^ExecStart=/opt/queue/bin/beanstalkd ' "$unit" || fail 'the unit starts another program'
 if grep -q '/usr/bin' "$unit"; then fail 'the unit names /usr/bin'; fi
 start "$scratch/log" "$scratch/root/opt/queue/bin/beanstalkd" -V -l 127.0.0.1 -p 0
-python3 tests/packages/work.py 127.0.0.1 "$(port "$scratch/log")"
+work "$(port "$scratch/log")"
 end TERM || fail "it ended with $status"
 
 mkdir -p "$scratch/names"

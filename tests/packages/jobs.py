@@ -4,6 +4,8 @@
     jobs.py MANIFEST ADDRESS expect   fails unless exactly those jobs are there, just so
     jobs.py MANIFEST ADDRESS work     deletes, releases, buries, kicks and puts some
     jobs.py - ADDRESS try             puts a job, reserves it and deletes it
+    jobs.py - ADDRESS leave           puts a job and leaves it there
+    jobs.py - ADDRESS take            reserves that job and deletes it
 
 ADDRESS is unix:PATH or HOST:PORT. `fill` and `work` keep a job reserved until the server ends,
 once they have said `filled` or `worked`. The manifest is JSON: the jobs by id, with null for one
@@ -18,6 +20,9 @@ import time
 
 # Far enough away that none is due while a test runs.
 LONG_S = 100_000
+
+# Of a job that is put only to see whether that works.
+BODY = b"of the test"
 
 
 class Client:
@@ -198,14 +203,26 @@ def expect(client, manifest):
     print(f"{stats['version']}: {told}, {deleted} deleted: all as they were")
 
 
+def take(client, tube):
+    """Reserves and deletes the one job of that tube; its number."""
+    client.must("WATCHING", f"watch {tube}")
+    number, length = client.must("RESERVED", "reserve-with-timeout 5")[1:]
+    body = client.document(length)
+    assert body == BODY, body
+    client.must("DELETED", f"delete {number}")
+    return int(number)
+
+
 def main():
     path, address, what = sys.argv[1:]
     client = Client(address)
     if what == "try":
-        number = client.put("default", 0, 0, 60, b"of the test")
-        assert client.must("RESERVED", "reserve-with-timeout 5")[1] == str(number)
-        client.document(len(b"of the test"))
-        client.must("DELETED", f"delete {number}")
+        number = client.put("passing", 0, 0, 60, BODY)
+        assert take(client, "passing") == number
+    elif what == "leave":
+        client.put("kept", 0, 0, 60, BODY)
+    elif what == "take":
+        take(client, "kept")
     elif what == "expect":
         expect(client, Manifest.load(path))
     else:

@@ -50,7 +50,7 @@ uid() {
 in_an_empty_root() {
 	empty_root
 	start "$scratch/log" chroot "$root" /beanstalkd -V -l 127.0.0.1 -p 0 -u 65532
-	python3 tests/packages/work.py 127.0.0.1 "$(port "$scratch/log")"
+	work "$(port "$scratch/log")"
 	[ "$(uid "$pid")" = 65532 ] || fail 'it has not become the user'
 	end TERM || fail "it ended with $status"
 	[ "$(ls "$root")" = beanstalkd ] || fail 'it has left something in its root'
@@ -59,10 +59,10 @@ in_an_empty_root() {
 	mkdir "$root/jobs"
 	chown 65532:65532 "$root/jobs"
 	start "$scratch/log" chroot "$root" /beanstalkd -V -l 127.0.0.1 -p 0 -u 65532 -b /jobs
-	python3 tests/packages/work.py 127.0.0.1 "$(port "$scratch/log")" leave
+	work "$(port "$scratch/log")" leave
 	end KILL || true
 	start "$scratch/log" chroot "$root" /beanstalkd -V -l 127.0.0.1 -p 0 -u 65532:65532 -b /jobs
-	python3 tests/packages/work.py 127.0.0.1 "$(port "$scratch/log")" take
+	work "$(port "$scratch/log")" take
 	end TERM || fail "it ended with $status"
 	echo 'and keeps its jobs there, when it is killed too'
 }
@@ -74,7 +74,7 @@ without_descriptors() {
 		sh -c "exec chroot '$root' /beanstalkd -l 127.0.0.1 -p $free $closed" &
 		pid=$!
 		started="$started $pid"
-		python3 tests/packages/work.py 127.0.0.1 "$free"
+		work "$free"
 		end TERM || fail "it ended with $status"
 	done
 	echo 'descriptors 0 to 2 may be closed, without /dev/null too'
@@ -88,7 +88,7 @@ opens_nothing() {
 	for listen in 127.0.0.1 0.0.0.0; do
 		start "$scratch/log" strace -f -e trace=file -o "$scratch/trace" \
 			"$binary" -V -l "$listen" -p 0 -u 65532
-		python3 tests/packages/work.py 127.0.0.1 "$(port "$scratch/log")"
+		work "$(port "$scratch/log")"
 		server=$(awk 'NR == 1 { print $1 }' "$scratch/trace")
 		kill -TERM "$server"
 		wait "$pid" || fail 'it does not end as it should'
@@ -123,7 +123,7 @@ names() {
 	refuses 111 /etc/hosts -l there
 	refuses 33 'no such user' -l 127.0.0.1 -u somebody
 	start "$scratch/log" chroot "$root" /beanstalkd -V -l here -p 0 -u nobody
-	python3 tests/packages/work.py 127.0.0.1 "$(port "$scratch/log")"
+	work "$(port "$scratch/log")"
 	[ "$(uid "$pid")" = 54321 ] || fail 'it has not become nobody'
 	end TERM || fail "it ended with $status"
 	echo 'and where they are there it takes names'
@@ -144,7 +144,7 @@ figures() {
 	[ "$idle_kib" -le "$most_rss_kib" ] || fail "it idles with more than $most_rss_kib KiB"
 }
 
-has python3 || { skip 'python3 is not installed'; exit 0; }
+has python3 || skip_all 'python3 is not installed'
 alone
 if [ "$(id -u)" = 0 ]; then
 	in_an_empty_root

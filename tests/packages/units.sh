@@ -8,53 +8,37 @@ set -eu
 server=$(realpath "$1")
 highest_score=15
 
+. tests/packages/common.sh
+
 for tool in systemd-analyze systemd-socket-activate python3; do
-	if ! command -v "$tool" >/dev/null; then
-		echo "SKIPPED: $tool is not installed, the units are not checked"
-		if [ "${CI:-}" = true ]; then exit 1; fi
-		exit 0
-	fi
+	has "$tool" || skip_all "$tool is not installed, the units are not checked"
 done
-
-room=$(mktemp -d)
-pid=
-finish() {
-	if [ -n "$pid" ]; then kill "$pid" 2>/dev/null || true; fi
-	rm -rf "$room"
-}
-trap finish EXIT
-trap 'exit 1' HUP INT TERM
-
-fail() {
-	echo "$1"
-	exit 1
-}
 
 # systemd-analyze looks for the program and the pages: those of this tree, not those that happen
 # to be installed.
-mkdir -p "$room/units" "$room/man/man1" "$room/man/man7"
-cp man/beanstalkd.1 "$room/man/man1"
-cp man/beanstalkd-protocol.7 "$room/man/man7"
+mkdir -p "$scratch/units" "$scratch/man/man1" "$scratch/man/man7"
+cp man/beanstalkd.1 "$scratch/man/man1"
+cp man/beanstalkd-protocol.7 "$scratch/man/man7"
 sed "s|^ExecStart=/usr/bin/beanstalkd |ExecStart=$server |" dist/systemd/beanstalkd.service \
-	>"$room/units/beanstalkd.service"
-cp dist/systemd/beanstalkd.socket "$room/units"
-grep -q "^ExecStart=$server " "$room/units/beanstalkd.service" || fail 'ExecStart has changed its form'
+	>"$scratch/units/beanstalkd.service"
+cp dist/systemd/beanstalkd.socket "$scratch/units"
+grep -q "^ExecStart=$server " "$scratch/units/beanstalkd.service" || fail 'ExecStart has changed its form'
 
 man=yes
 if ! command -v man >/dev/null; then man=no; fi
 # Its exit status tells nothing: what it says does.
 verify() {
-	MANPATH="$room/man" systemd-analyze verify --man="$man" "$@" 2>&1
+	MANPATH="$scratch/man" systemd-analyze verify --man="$man" "$@" 2>&1
 }
-said=$(verify "$room/units/beanstalkd.service" "$room/units/beanstalkd.socket")
+said=$(verify "$scratch/units/beanstalkd.service" "$scratch/units/beanstalkd.socket")
 [ -z "$said" ] || fail "$said"
 # A fault that is there has to be found, or nothing was shown.
-mkdir "$room/faulty"
-sed 's/^PrivateTmp=/PrivateTemp=/' "$room/units/beanstalkd.service" >"$room/faulty/beanstalkd.service"
-[ -n "$(verify "$room/faulty/beanstalkd.service")" ] || fail 'systemd-analyze overlooks a wrong setting'
+mkdir "$scratch/faulty"
+sed 's/^PrivateTmp=/PrivateTemp=/' "$scratch/units/beanstalkd.service" >"$scratch/faulty/beanstalkd.service"
+[ -n "$(verify "$scratch/faulty/beanstalkd.service")" ] || fail 'systemd-analyze overlooks a wrong setting'
 
 scored=$(systemd-analyze security --no-pager --offline=true --threshold="$highest_score" \
-	"$room/units/beanstalkd.service") || fail "$scored"
+	"$scratch/units/beanstalkd.service") || fail "$scored"
 echo "$scored" | sed -n 's/.*\(Overall exposure level.*: [0-9.]*\).*/\1/p'
 
 # What is not set in the defaults file is set in the unit, to the same.
@@ -67,16 +51,13 @@ for setting in $(grep '^BEANSTALKD_' dist/default/beanstalkd); do
 done
 
 # The command line of the unit, as systemd reads it: one argument for ${...}, words for $....
-command_line=$(sed -n 's/^ExecStart=//p' "$room/units/beanstalkd.service" | sed 's/\(\${[A-Z_]*}\)/"\1"/g')
+command_line=$(sed -n 's/^ExecStart=//p' "$scratch/units/beanstalkd.service" | sed 's/\(\${[A-Z_]*}\)/"\1"/g')
 . dist/default/beanstalkd
-BEANSTALKD_EXTRA="-V -b $room/jobs"
-mkdir "$room/jobs"
-port=$(python3 -c 'import socket; s = socket.create_server(("127.0.0.1", 0)); print(s.getsockname()[1])')
-eval "exec systemd-socket-activate -l '$room/socket' -l 127.0.0.1:$port $command_line" 2>"$room/log" &
-pid=$!
-python3 tests/packages/jobs.py - "unix:$room/socket" try
-python3 tests/packages/jobs.py - "127.0.0.1:$port" try
-kill "$pid"
-wait "$pid" || fail "the service did not stop in good order: $(cat "$room/log")"
-pid=
+BEANSTALKD_EXTRA="-V -b $scratch/jobs"
+mkdir "$scratch/jobs"
+port=$(free_port)
+eval "start '$scratch/log' systemd-socket-activate -l '$scratch/socket' -l 127.0.0.1:$port $command_line"
+python3 tests/packages/jobs.py - "unix:$scratch/socket" try
+work "$port"
+end TERM || fail "the service did not stop in good order: $(cat "$scratch/log")"
 echo 'units: sound, and both inherited sockets are served'
