@@ -240,7 +240,7 @@ impl EnginePlayer {
             server.receive(key, &bytes, now);
             is_moving = true;
         } else if server.wants(key).input && client.is_half_closed && !client.input_ended {
-            server.end_input(key, now);
+            server.end_input(key);
             client.input_ended = true;
             is_moving = true;
         }
@@ -285,7 +285,7 @@ impl Player for EnginePlayer {
         let client = self.client(client);
         client.is_half_closed = true;
         if let Some(key) = client.key {
-            self.server.half_close(key, now);
+            self.server.half_close(key);
         }
         self.pump();
     }

@@ -7,9 +7,10 @@
 //! dropped as it comes, and a client whose commands are held up is not read from.
 
 use super::beside::Beside;
-use super::body::{CR_LF, LARGE};
+use super::body::CR_LF;
 use super::bytes;
 use super::command::{LINE_MAX, LineTail};
+use super::input::Input;
 use super::job::Terms;
 use super::keys::ConnKey;
 use super::output::{Output, Pool};
@@ -37,7 +38,7 @@ pub struct Conn {
     /// What the connection is in the middle of.
     pub phase: Phase,
     /// Bytes that have arrived and were not used yet.
-    pub input: Vec<u8>,
+    pub input: Input,
     /// Whether commands among them could not be run, because the client waits, does not read
     /// its replies, or has used up its share of the turn.
     pub is_held_up: bool,
@@ -312,40 +313,6 @@ impl Conn {
         None
     }
 
-    /// A large body with its put, if that is all that is kept, and nothing else is: it need not be
-    /// copied.
-    pub fn take_whole_large_body(&mut self) -> Option<(Put, Vec<u8>)> {
-        let Phase::Body(put) = self.phase else { return None };
-        if self.input.len() != put.full_len as usize || self.input.len() < LARGE {
-            return None;
-        }
-        self.phase = Phase::Line;
-        self.is_held_up = false;
-        Some((put, std::mem::take(&mut self.input)))
-    }
-
-    /// Keeps bytes that cannot be used yet behind those that are kept already.
-    ///
-    /// # Errors
-    /// There is no memory for them.
-    pub fn keep(&mut self, bytes: &[u8]) -> Result<(), TryReserveError> {
-        match self.phase {
-            // All that is still to come, so that a large body is moved no more.
-            Phase::Body(put) => {
-                let missing = (put.full_len as usize).saturating_sub(self.input.len());
-                self.input.try_reserve_exact(missing.max(bytes.len()))?;
-            }
-            Phase::Line
-            | Phase::TooLongLine(_)
-            | Phase::UnwantedBody { .. }
-            | Phase::Kicking(_)
-            | Phase::Waiting
-            | Phase::Closing => self.input.try_reserve(bytes.len())?,
-        }
-        self.input.extend_from_slice(bytes);
-        Ok(())
-    }
-
     /// What is kept is the beginning of something if nothing is held up, and whoever is held up has
     /// something to go on with.
     fn check(&self, index: usize) {
@@ -354,7 +321,8 @@ impl Conn {
             self.is_half_closed || !self.input_ended,
             "the input of connection {index} has ended, but its sending side is not shut down"
         );
-        let Conn { phase, input, is_held_up, .. } = self;
+        let Conn { phase, is_held_up, .. } = self;
+        let input = self.input.unused();
         let can_be = match phase {
             Phase::Closing => true,
             // What it was held up with may have been given up for want of memory.
@@ -497,6 +465,16 @@ impl Outlet<'_> {
     /// Puts the next bytes for the client into `slices`; says how many slices.
     pub fn next_slices<'s>(&'s self, slices: &mut [IoSlice<'s>]) -> usize {
         self.conn.output.next_slices(slices)
+    }
+
+    /// Returns the number of bytes that are to be sent.
+    pub fn len(&self) -> usize {
+        self.conn.output.len()
+    }
+
+    /// Returns whether there is nothing to be sent.
+    pub fn is_empty(&self) -> bool {
+        self.conn.output.is_empty()
     }
 
     /// The first `count` of those bytes have been sent. The connection may be able to resume

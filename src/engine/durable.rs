@@ -10,7 +10,7 @@
 //! none. All but put make garbage, and end with a step of compaction, for which this chapter
 //! brings the jobs. Without a binlog there is always room, and nobody is told.
 
-use super::binlog::{Binlog, Failure, Figures, NoRoom};
+use super::binlog::{Binlog, Failure, Figures, NoRoom, Syncing};
 use super::disk::FileNumber;
 use super::job::{Destination, Job, Jobs, State};
 use super::keys::{JobKey, LogKey, TubeKey};
@@ -23,6 +23,11 @@ impl Queue {
     /// Whether there is a binlog.
     pub fn has_binlog(&self) -> bool {
         self.binlog.is_some()
+    }
+
+    /// Returns whether each iteration that made records ends in a sync.
+    pub fn syncs_each_turn(&self) -> bool {
+        self.binlog.as_ref().is_some_and(|binlog| binlog.policy.syncing == Syncing::EachTurn)
     }
 
     /// Sees to it that the binlog can take a new job; `body_len` has the CR LF.

@@ -18,6 +18,7 @@ pub mod histogram;
 pub mod http;
 pub mod ids;
 pub mod index;
+pub mod input;
 pub mod inspect;
 pub mod job;
 pub mod json;

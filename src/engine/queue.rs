@@ -162,6 +162,10 @@ const WORK_PER_PAGE: usize = 32;
 /// turn: a millisecond or two.
 const MOVES_PER_TICK: usize = 5_000;
 
+/// One step of the rules answers at most this many waiting connections: to each of them something
+/// is sent, which takes some 5 us.
+pub(super) const WAKES_AT_ONCE: usize = 128;
+
 impl Queue {
     /// An empty queue with the `default` tube.
     pub fn new(now: Nanos) -> Queue {
@@ -509,8 +513,8 @@ impl Queue {
         Kick { tube, are_buried, left, kicked: 0 }
     }
 
-    /// Makes as many jobs ready as the plan says, but no more than `limit`. With fewer left than
-    /// it said it is content.
+    /// Makes as many jobs ready as the plan says, but no more than `limit`, and fewer when they wake
+    /// [`WAKES_AT_ONCE`] connections. With fewer left than it said it is content.
     ///
     /// # Errors
     /// There is no space in the binlog for even one.
@@ -530,7 +534,7 @@ impl Queue {
                 }
                 None => kick.left = 0,
             }
-            if kick.left == 0 {
+            if kick.left == 0 || self.answers.len() >= WAKES_AT_ONCE {
                 break;
             }
         }

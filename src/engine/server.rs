@@ -7,8 +7,14 @@
 //! [`Server::wants`] says whether they may be read from again, or are to be closed. The server
 //! calls nobody back.
 //!
-//! A command may answer other connections than its own: those that waited. They go on
-//! with what they had already sent before the call returns.
+//! A command may answer other connections than its own: those that waited. What these had sent
+//! behind their `reserve` is not run inside that command: they are marked as dirty, want to
+//! resume, and run in the next iteration of the loop, each with its own share.
+//!
+//! One iteration of the loop is bounded, whatever clients send. Work is counted in units of about a
+//! quarter of a microsecond, not timed, so that tests can assert it: [`Server::begin_iteration`]
+//! sets the budget, each command is charged to it, and [`Server::has_budget`] says when what is
+//! left must wait for the next iteration.
 
 use super::binlog::{Failure, NoRoom, Policy, Syncing};
 use super::body::{CR_LF, Content};
@@ -16,6 +22,7 @@ use super::command::{self, Command, Counter, LineTail, Rejection};
 use super::conn::{Conn, Conns, Outlet, Phase, Put, Refusal, Step, Wants};
 use super::disk::{Disk, FileNumber};
 use super::histogram::Histogram;
+use super::input::Input;
 use super::job::Terms;
 use super::keys::{ConnKey, JobKey};
 use super::metrics::{Page, View};
@@ -67,31 +74,41 @@ pub struct Server {
     is_draining: bool,
     /// When the operator was told last that jobs take as much memory as they may.
     memory_told_at: Option<Nanos>,
-    /// How much work each connection may make before the others have their turn.
-    work_share: usize,
-    /// How much of that is left to the connection whose commands are run.
-    work_left: usize,
+    /// Units of work that each connection may use in this iteration.
+    share: usize,
+    /// Units of its share that are left to the connection whose commands are run.
+    share_left: usize,
+    /// Units of work that are left to all connections in this iteration.
+    budget_left: usize,
     /// The moment of the last command.
     last_moment: Nanos,
-    /// Connections that waited and may go on with what they had sent before.
-    answered: VecDeque<ConnKey>,
     /// Connections that are gone and still hold jobs.
     leaving: VecDeque<ConnKey>,
 }
 
-/// How much work all connections together make in one turn of the loop, as far as each
-/// can be left [`SMALLEST_SHARE`]. A command is one piece of work, and so is each
-/// [`OUTPUT_PER_WORK`] of reply: a `stats` takes as long as several `delete`s. So is each job that
-/// is kicked, and each [`IN_LINE_PER_WORK`] of those in a tube's line that are counted; what else a
-/// command brings about the queue counts.
-const WORK_PER_TURN: usize = 1024;
+/// The work of one iteration that many connections cause together: about 1 ms.
+pub const ITERATION_WORK: usize = 4096;
+/// The work that pipelined commands may cause together, as far as each connection can be left
+/// [`SMALLEST_SHARE`]: some 30 us, so that a client that sends one command at a time waits little
+/// behind one that sends thousands.
+pub const SHARED_WORK: usize = 128;
+/// The same where each iteration ends in a sync of the disk, which takes longer than all commands.
+pub const SHARED_WORK_BEFORE_SYNC: usize = 1024;
 const SMALLEST_SHARE: usize = 16;
+/// The work of one connection that is served: it is read from and written to.
+const WORK_PER_CONN: usize = 16;
+/// A connection that waited and is answered is written to as well.
+const WORK_PER_WAKE: usize = 16;
+/// A command is one unit, and so are this many bytes of its reply: a `stats` takes as long as
+/// several `delete`s. A large body is not copied, and costs less for each byte.
 const OUTPUT_PER_WORK: usize = 128;
+/// One unit for this many waiters of a tube that are counted.
 const IN_LINE_PER_WORK: usize = 8;
 /// Puts may be refused all the time; that is told only so often.
 const TELL_AGAIN: Nanos = Nanos::from_secs(60);
-/// A kick comes so far in each turn, whatever its share: a fraction of a millisecond.
-const KICKED_AT_ONCE: u32 = 4096;
+/// A kick moves at most this many jobs in an iteration, or wakes [`WAKES_AT_ONCE`] connections: a
+/// fraction of a millisecond.
+const KICKED_AT_ONCE: u32 = 1024;
 
 impl Server {
     /// A server without jobs and connections.
@@ -107,10 +124,10 @@ impl Server {
             last_id: 0,
             is_draining: false,
             memory_told_at: None,
-            work_share: WORK_PER_TURN,
-            work_left: 0,
+            share: SHARED_WORK,
+            share_left: 0,
+            budget_left: ITERATION_WORK,
             last_moment: now,
-            answered: VecDeque::new(),
             leaving: VecDeque::new(),
         }
     }
@@ -181,7 +198,7 @@ impl Server {
     pub fn receive(&mut self, key: ConnKey, bytes: &[u8], now: Nanos) {
         if self.conns[key].input.is_empty() {
             self.run_new(key, bytes, now);
-        } else if self.conns[key].keep(bytes).is_ok() {
+        } else if self.conns[key].input.push(bytes).is_ok() {
             self.run_kept(key, now);
         } else {
             let arrived = std::mem::take(&mut self.conns[key].input).len();
@@ -189,32 +206,30 @@ impl Server {
                 self.run_new(key, bytes, now);
             }
         }
-        self.run_answered(now);
     }
 
     /// A client has shut down its sending side, though not all that it sent may have
     /// arrived yet: it will not wait any more.
-    pub fn half_close(&mut self, key: ConnKey, now: Nanos) {
+    pub fn half_close(&mut self, key: ConnKey) {
         let conn = &mut self.conns[key];
         conn.is_half_closed = true;
         if matches!(conn.phase, Phase::Waiting) {
             self.queue.give_up_waiting(key, Answer::TimedOut);
         }
-        self.settle(now);
+        self.settle();
     }
 
     /// Everything that a client sent has arrived; nothing more will.
-    pub fn end_input(&mut self, key: ConnKey, now: Nanos) {
+    pub fn end_input(&mut self, key: ConnKey) {
         self.conns[key].input_ended = true;
         self.conns.attend(key);
-        self.half_close(key, now);
+        self.half_close(key);
     }
 
     /// Runs what a client sent and could not be run yet, because its replies were not taken
     /// or others had their turn: for connections that want to resume.
     pub fn resume(&mut self, key: ConnKey, now: Nanos) {
         self.run_kept(key, now);
-        self.run_answered(now);
     }
 
     /// A connection is gone; its key may be used again.
@@ -225,7 +240,7 @@ impl Server {
             self.conns.gone(key);
             self.leaving.push_back(key);
         }
-        self.settle(now);
+        self.settle();
     }
 
     /// Those who have left may have had more jobs than can be handed back at once.
@@ -243,7 +258,7 @@ impl Server {
     pub fn tick(&mut self, now: Nanos) {
         self.queue.tick(now);
         self.go_on_leaving(now);
-        self.settle(now);
+        self.settle();
     }
 
     /// Whether jobs are recorded in a binlog.
@@ -257,10 +272,27 @@ impl Server {
         self.queue.drift = drift;
     }
 
-    /// The turn is shared among so many connections: a client that sends thousands of
-    /// commands at once has only some of them run before others are heard.
-    pub fn share_turn(&mut self, connections: usize) {
-        self.work_share = (WORK_PER_TURN / connections.max(1)).max(SMALLEST_SHARE);
+    /// An iteration of the loop begins, with a whole budget of work.
+    pub fn begin_iteration(&mut self) {
+        self.budget_left = ITERATION_WORK;
+    }
+
+    /// `connections` are to be served in this iteration, and share its budget: a client that sends
+    /// thousands of commands at once has some of them run before others are served.
+    pub fn share_budget(&mut self, connections: usize) {
+        let shared =
+            if self.queue.syncs_each_turn() { SHARED_WORK_BEFORE_SYNC } else { SHARED_WORK };
+        self.share = (shared / connections.max(1)).max(SMALLEST_SHARE);
+    }
+
+    /// Returns whether another connection may be served in this iteration.
+    pub fn has_budget(&self) -> bool {
+        self.budget_left > 0
+    }
+
+    /// Charges `work` units to this iteration.
+    pub fn charge(&mut self, work: usize) {
+        self.budget_left = self.budget_left.saturating_sub(work);
     }
 
     /// Writes what the turn has brought to the binlog, and syncs it if it is time for that. To
@@ -372,7 +404,6 @@ impl Server {
         self.queue.check();
         self.conns.check();
         assert_eq!(self.queue.answers.len(), 0, "answers that were not delivered");
-        assert_eq!(self.answered.len(), 0, "connections that were answered and did not go on");
         let (conns, clients) = (self.conns.len(), self.queue.clients.len());
         assert_eq!(conns, clients, "connections, and what the rules know of them");
         assert!(
@@ -436,36 +467,23 @@ impl Server {
     fn run_new(&mut self, key: ConnKey, bytes: &[u8], now: Nanos) {
         let rest = self.run(key, bytes, now);
         let conn = &mut self.conns[key];
-        if !rest.is_empty() && !matches!(conn.phase, Phase::Closing) && conn.keep(rest).is_err() {
+        if !rest.is_empty()
+            && !matches!(conn.phase, Phase::Closing)
+            && conn.input.push(rest).is_err()
+        {
             self.give_up_input(key, rest.len());
         }
     }
 
     /// Runs what a connection sent earlier.
     fn run_kept(&mut self, key: ConnKey, now: Nanos) {
-        if let Some((put, body)) = self.conns[key].take_whole_large_body() {
-            let now = self.moment(now);
-            self.finish_put(key, put, Cow::Owned(body), now);
-            return self.end_step();
-        }
         let mut input = std::mem::take(&mut self.conns[key].input);
-        let left = self.run(key, &input, now).len();
-        input.drain(..input.len() - left);
+        let left = self.run(key, input.unused(), now).len();
         let conn = &mut self.conns[key];
-        match conn.phase {
-            Phase::Closing => return,
-            // What is still to come has its room already.
-            Phase::Body(put) => input.shrink_to((put.full_len as usize).max(2 * left)),
-            // Half a line must not keep what a whole burst needed.
-            Phase::Line
-            | Phase::TooLongLine(_)
-            | Phase::UnwantedBody { .. }
-            | Phase::Kicking(_)
-            | Phase::Waiting => {
-                input.shrink_to(2 * left);
-            }
+        if !matches!(conn.phase, Phase::Closing) {
+            input.keep_last(left);
+            conn.input = input;
         }
-        conn.input = input;
     }
 
     /// There is no memory to keep what a client sends. Says whether it goes on all the same: it
@@ -483,8 +501,9 @@ impl Server {
     /// Runs the complete commands of `input`, up to the connection's share of the turn, and
     /// returns what is left of it.
     fn run<'a>(&mut self, key: ConnKey, mut input: &'a [u8], now: Nanos) -> &'a [u8] {
-        self.work_left = self.work_share;
-        while self.work_left > 0 && self.conns[key].has_step(input) {
+        self.charge(WORK_PER_CONN);
+        self.share_left = self.share;
+        while self.share_left > 0 && self.conns[key].has_step(input) {
             let Some(step) = self.conns[key].next_step(&mut input) else { break };
             let now = self.moment(now);
             match step {
@@ -497,25 +516,24 @@ impl Server {
             self.end_step();
         }
         let conn = &mut self.conns[key];
-        conn.is_held_up = conn.has_step(input) && (self.work_left == 0 || !conn.takes_commands());
+        conn.is_held_up = conn.has_step(input) && (self.share_left == 0 || !conn.takes_commands());
         if conn.is_held_up {
             self.conns.attend(key);
         }
         input
     }
 
-    /// Tells those who waited, and counts what the step has cost.
+    /// Answers the connections that waited, and charges what the step has cost.
     fn end_step(&mut self) {
-        if !self.queue.answers.is_empty() {
-            self.deliver_answers();
-        }
+        let wakes = if self.queue.answers.is_empty() { 0 } else { self.deliver_answers() };
         let said = self.conns.take_said_bytes() / OUTPUT_PER_WORK;
-        let work = 1 + said + self.queue.take_work();
-        self.spend(work);
+        let done = self.queue.take_work();
+        self.spend(1 + said + wakes + done);
     }
 
     fn spend(&mut self, work: usize) {
-        self.work_left = self.work_left.saturating_sub(work);
+        self.share_left = self.share_left.saturating_sub(work);
+        self.charge(work);
     }
 
     /// Every command has a moment of its own, as if the clock were read for each, so that
@@ -525,21 +543,11 @@ impl Server {
         self.last_moment
     }
 
-    /// Tells those who waited, and lets them go on.
-    fn settle(&mut self, now: Nanos) {
-        self.deliver_answers();
-        // That was on nobody's behalf.
+    /// Answers the connections that waited, in an iteration but in no command.
+    fn settle(&mut self) {
+        let work = self.deliver_answers();
         self.conns.take_said_bytes();
-        self.run_answered(now);
-    }
-
-    /// Lets the connections that were answered go on, and those that they answer in turn.
-    fn run_answered(&mut self, now: Nanos) {
-        while let Some(key) = self.answered.pop_front() {
-            if self.conns[key].wants().resume {
-                self.run_kept(key, now);
-            }
-        }
+        self.budget_left = self.budget_left.saturating_sub(work);
     }
 
     fn run_line(&mut self, key: ConnKey, line: &[u8], now: Nanos) {
@@ -842,8 +850,9 @@ impl Server {
 
     // ---- Speaking ----
 
-    /// Tells those who waited what they waited for.
-    fn deliver_answers(&mut self) {
+    /// Tells connections that waited what they waited for, and returns the work that this makes.
+    fn deliver_answers(&mut self) -> usize {
+        let work = self.queue.answers.len() * WORK_PER_WAKE;
         while let Some((key, answer)) = self.queue.answers.pop_front() {
             self.conns[key].phase = Phase::Line;
             match answer {
@@ -851,8 +860,8 @@ impl Server {
                 Answer::DeadlineSoon => self.say(key, Reply::DeadlineSoon),
                 Answer::TimedOut => self.say(key, Reply::TimedOut),
             }
-            self.answered.push_back(key);
         }
+        work
     }
 
     fn say(&mut self, key: ConnKey, reply: Reply<'_>) {
@@ -919,7 +928,7 @@ impl Server {
         self.spare.let_go(0);
         self.queue.stop_waiting(key);
         let conn = &mut self.conns[key];
-        conn.input = Vec::new();
+        conn.input = Input::default();
         conn.output = Output::default();
         self.hang_up(key);
     }
@@ -999,9 +1008,9 @@ mod tests {
         const COMMANDS: usize = 100;
         let mut server = server();
         let key = server.connect().unwrap();
-        server.share_turn(1_000);
+        server.share_budget(1_000);
         server.receive(key, &b"list-tube-used\r\n".repeat(COMMANDS), START);
-        server.end_input(key, START);
+        server.end_input(key);
         let mut turns = 0;
         let mut answered = 0;
         loop {
@@ -1025,7 +1034,7 @@ mod tests {
     fn commands_that_take_long_use_more_of_the_share() {
         let mut server = server();
         let key = server.connect().unwrap();
-        server.share_turn(1_000);
+        server.share_budget(1_000);
         server.receive(key, &b"stats\r\n".repeat(20), START);
         let documents = replies(&mut server, key).matches("OK ").count();
         assert!((1..=3).contains(&documents), "{documents} documents in one turn");
@@ -1182,7 +1191,7 @@ mod tests {
     fn however_many_are_ready_each_has_a_share() {
         let mut server = server();
         let key = server.connect().unwrap();
-        server.share_turn(100_000);
+        server.share_budget(100_000);
         server.receive(key, b"list-tube-used\r\n", START);
         assert_eq!(replies(&mut server, key), "USING default\r\n");
     }
@@ -1202,7 +1211,7 @@ mod tests {
             server.resume(key, START);
         }
         let input = &server.conns[key].input;
-        assert_eq!(input, b"list-tu");
+        assert_eq!(input.unused(), b"list-tu");
         assert!(input.capacity() <= 64, "{} bytes are kept", input.capacity());
     }
 }

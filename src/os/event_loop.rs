@@ -7,8 +7,9 @@
 //!   -> each ready connection once: read, run -> commit -> flush
 //! ```
 //!
-//! Nobody is starved: a connection is read from once a turn, only a share of what it sent is
-//! run before others have theirs, and a turn that takes long ends early.
+//! Nobody is starved: a connection is read from once an iteration, only a share of what it sent is
+//! run before others have theirs, and an iteration ends when its budget of work is used up. A
+//! connection with more commands to run may have to wait for its replies until some have gathered.
 //!
 //! Sockets are registered once, for both directions, and edge-triggered; what the events
 //! said is remembered until the system says "would block". A connection with work left
@@ -121,6 +122,8 @@ struct Socket {
     reads_to_the_end: bool,
     /// On the list of the ready.
     is_queued: bool,
+    /// Iterations since replies were last sent.
+    sends_put_off: u8,
 }
 
 /// Large enough for a put of the default size limit in one read.
@@ -131,8 +134,13 @@ const FEW: usize = 64;
 const SHORT_READ_LEN: usize = 16 * 1024;
 /// More events than these come with the next turn.
 const EVENTS_PER_TURN: usize = 1024;
-/// When so much time has gone by, what is there is sent before more is read.
-const TURN: Nanos = Nanos::from_millis(5);
+/// A connection that has more commands to run is sent its replies once this many bytes have
+/// gathered, or after so many iterations: a system call for a few replies would cost more than the
+/// replies.
+const WORTH_SENDING: usize = 16 * 1024;
+const SENDS_PUT_OFF: u8 = 8;
+/// Bytes that are read as fast as one unit of the server's work is done.
+const READ_PER_WORK: usize = 2048;
 /// A storm of new clients must not keep the present ones waiting.
 const ACCEPTS_PER_TURN: usize = 256;
 /// Eight replies with large bodies.
@@ -217,6 +225,7 @@ impl EventLoop {
             if self.server.has_binlog() {
                 self.server.set_drift(process::drift(self.now));
             }
+            self.server.begin_iteration();
             self.server.tick(self.now);
             self.accept();
             self.serve_ready();
@@ -415,26 +424,26 @@ impl EventLoop {
             is_half_closed: false,
             reads_to_the_end: matches!(stream, Stream::Unix(_)),
             is_queued: false,
+            sends_put_off: 0,
             stream,
         });
     }
 
     // ---- Serving ----
 
-    /// Serves those who are ready, each once, or as many as the turn has time for: the rest
+    /// Serves each ready connection once, or as many as the iteration has a budget for: the rest
     /// come first in the next one.
     fn serve_ready(&mut self) {
         let mut ready = std::mem::take(&mut self.ready);
-        self.server.share_turn(ready.len());
+        self.server.share_budget(ready.len());
         self.read_len = if ready.len() > FEW { SHORT_READ_LEN } else { SCRATCH_LEN };
-        let turn_ends = self.look_at_clock() + TURN;
         let mut served = 0;
         for &key in &ready {
-            self.serve(key);
-            served += 1;
-            if self.now > turn_ends {
+            if !self.server.has_budget() {
                 break;
             }
+            self.serve(key);
+            served += 1;
         }
         ready.drain(..served);
         self.ready = ready;
@@ -445,7 +454,7 @@ impl EventLoop {
         let Some(socket) = socket(&mut self.sockets, key) else { return };
         socket.is_queued = false;
         if std::mem::take(&mut socket.is_half_closed) {
-            self.server.half_close(key, self.now);
+            self.server.half_close(key);
         }
         // Whatever comes of it, the connection is looked after at the end of the turn.
         let mut wants = self.server.attend(key);
@@ -461,10 +470,11 @@ impl EventLoop {
         match socket.stream.read(scratch) {
             Ok(0) => {
                 socket.is_readable = false;
-                self.server.end_input(key, self.now);
+                self.server.end_input(key);
             }
             Ok(count) => {
                 socket.is_readable = count == scratch.len() || socket.reads_to_the_end;
+                self.server.charge(count / READ_PER_WORK);
                 // No timeout may be counted from a moment before the command was there.
                 self.now = self.clock.now();
                 self.server.receive(key, &scratch[..count], self.now);
@@ -485,6 +495,14 @@ impl EventLoop {
         for key in attention.drain(..) {
             let Some(socket) = socket(&mut self.sockets, key) else { continue };
             let mut outlet = self.server.outlet(key);
+            let wants = outlet.wants();
+            if wants.resume && outlet.len() < WORTH_SENDING && socket.sends_put_off < SENDS_PUT_OFF
+            {
+                socket.sends_put_off += 1;
+                socket.queue(key, &mut self.ready);
+                continue;
+            }
+            socket.sends_put_off = 0;
             if let Err(error) = socket.send(&mut outlet) {
                 self.over.push((key, Some(error)));
                 continue;

@@ -30,6 +30,8 @@ pub struct Rules {
     pub has_binlog: bool,
     /// Among how many connections each turn is shared.
     pub sharers: usize,
+    /// Each turn ends in a sync of the disk.
+    pub is_synced_each_turn: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -61,7 +63,6 @@ pub struct Model {
     /// Rises with each wait, reservation and burial: what came first has the lower one.
     turns: u64,
     answers: VecDeque<(ClientNumber, Answer)>,
-    answered: VecDeque<ClientNumber>,
 }
 
 #[derive(Clone, Debug)]
@@ -238,7 +239,6 @@ impl Model {
             kicked: 0,
             turns: 0,
             answers: VecDeque::new(),
-            answered: VecDeque::new(),
         }
     }
 
@@ -281,21 +281,20 @@ impl Model {
 
     pub fn resume(&mut self, client: ClientNumber, now: u64) {
         self.run(client, now);
-        self.run_answered(now);
     }
 
-    pub fn half_close(&mut self, number: ClientNumber, now: u64) {
+    pub fn half_close(&mut self, number: ClientNumber) {
         let client = self.client(number);
         client.is_half_closed = true;
         if client.is_waiting() {
             self.answer(number, Answer::TimedOut);
         }
-        self.settle(now);
+        self.deliver();
     }
 
-    pub fn end_input(&mut self, number: ClientNumber, now: u64) {
+    pub fn end_input(&mut self, number: ClientNumber) {
         self.client(number).has_input_ended = true;
-        self.half_close(number, now);
+        self.half_close(number);
     }
 
     pub fn disconnect(&mut self, number: ClientNumber, now: u64) {
@@ -314,7 +313,7 @@ impl Model {
         }
         self.clients.remove(&number);
         self.remove_if_idle(&gone.used);
-        self.settle(now);
+        self.deliver();
     }
 
     /// The tubes and the clients for which something is due, the soonest first.
@@ -373,7 +372,7 @@ impl Model {
                 }
             }
         }
-        self.settle(now);
+        self.deliver();
     }
 
     fn end_ttrs(&mut self, number: ClientNumber, now: u64) {
@@ -442,28 +441,17 @@ impl Model {
         self.answers.push_back((number, answer));
     }
 
-    fn deliver(&mut self) {
+    /// Tells those who waited; they go on in a later iteration. Returns how many there are.
+    fn deliver(&mut self) -> usize {
+        let count = self.answers.len();
         while let Some((number, answer)) = self.answers.pop_front() {
             match answer {
                 Answer::Reserved(id) => self.say_job(number, "RESERVED", id),
                 Answer::DeadlineSoon => self.say(number, "DEADLINE_SOON"),
                 Answer::TimedOut => self.say(number, "TIMED_OUT"),
             }
-            self.answered.push_back(number);
         }
-    }
-
-    fn settle(&mut self, now: u64) {
-        self.deliver();
-        self.run_answered(now);
-    }
-
-    fn run_answered(&mut self, now: u64) {
-        while let Some(number) = self.answered.pop_front() {
-            if self.clients[&number].wants().resume {
-                self.run(number, now);
-            }
-        }
+        count
     }
 
     /// Somebody has to use or watch a tube, or a job has to be in it.

@@ -95,11 +95,13 @@ impl World {
             let recovered = server.recover(disk.boxed(), syncing(&setup), nanos(now));
             recovered.map_err(|error| format!("an empty directory cannot be used: {error}"))?;
         }
+        server.share_budget(setup.sharers);
         let rules = Rules {
             max_job_size: setup.max_job_size,
             binlog_file_size: setup.binlog.map_or(0, |binlog| binlog.file_size),
             has_binlog: setup.binlog.is_some(),
             sharers: setup.sharers,
+            is_synced_each_turn: syncing(&setup) == Syncing::EachTurn,
         };
         Ok(World {
             setup,
@@ -241,7 +243,7 @@ impl World {
         let key = socket.key;
         self.begin_turn();
         if is_noticed {
-            self.server.half_close(key, nanos(self.now));
+            self.server.half_close(key);
             self.called(Call::HalfClose(client));
         }
         self.serve(client);
@@ -312,7 +314,7 @@ impl World {
             self.called(Call::Receive(client, bytes));
         } else if socket.is_half_closed && !socket.has_ended {
             socket.has_ended = true;
-            self.server.end_input(key, nanos(self.now));
+            self.server.end_input(key);
             self.called(Call::EndInput(client));
         }
     }
@@ -638,6 +640,7 @@ impl World {
         }
         let recovered = recovered.map_err(|error| format!("it does not start again: {error}"))?;
         self.server.check();
+        self.server.share_budget(self.setup.sharers);
         Ok(recovered)
     }
 }
@@ -712,8 +715,8 @@ fn play(model: &mut Model, calls: &[(u64, Call)], order: usize) -> bool {
             Call::Connect(client) => model.connect(*client),
             Call::Receive(client, bytes) => model.receive(*client, bytes, now),
             Call::Resume(client) => model.resume(*client, now),
-            Call::HalfClose(client) => model.half_close(*client, now),
-            Call::EndInput(client) => model.end_input(*client, now),
+            Call::HalfClose(client) => model.half_close(*client),
+            Call::EndInput(client) => model.end_input(*client),
             Call::Disconnect(client) => model.disconnect(*client, now),
             Call::Drain(is_draining) => model.is_draining = *is_draining,
         }
@@ -845,9 +848,7 @@ fn server(setup: &Setup, now: u64) -> Server {
         binlog_file_size: setup.binlog.map_or(0, |binlog| binlog.file_size),
         ..Settings::DEFAULT
     };
-    let mut server = Server::new(settings, made_up::facts(nanos(now)), nanos(now));
-    server.share_turn(setup.sharers);
-    server
+    Server::new(settings, made_up::facts(nanos(now)), nanos(now))
 }
 
 fn syncing(setup: &Setup) -> Syncing {

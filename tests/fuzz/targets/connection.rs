@@ -213,7 +213,7 @@ impl Host {
             op::HANG_UP => self.hang_up(self.speaker),
             op::READ => self.clients[self.speaker].reads = READS[how % READS.len()],
             op::DRAIN if how == 0 => self.server.set_draining(true),
-            op::SHARE => self.server.share_turn(SHARES[how % SHARES.len()]),
+            op::SHARE => self.server.share_budget(SHARES[how % SHARES.len()]),
             op::REPEAT => {
                 let piece = std::mem::take(&mut self.piece);
                 let room = SAID_LIMIT.saturating_sub(self.said_len) / piece.len().max(1);
@@ -324,7 +324,7 @@ impl Host {
         let Some(key) = client.key else { return false };
         let mut has_moved = false;
         if client.talk.is_shut && !std::mem::replace(&mut client.is_shut_told, true) {
-            server.half_close(key, self.now);
+            server.half_close(key);
             has_moved = true;
         }
         if server.wants(key).resume {
@@ -341,7 +341,7 @@ impl Host {
                 server.receive(key, &bytes, self.now);
                 has_moved = true;
             } else if client.talk.is_shut && !std::mem::replace(&mut client.is_end_told, true) {
-                server.end_input(key, self.now);
+                server.end_input(key);
                 has_moved = true;
             }
         }
@@ -469,7 +469,7 @@ fn compare_pieces(bytes: &[u8], mode: u8) {
 fn replies(bytes: &[u8], max_job_size: u32, piece_len: usize, share: usize) -> Option<Vec<u8>> {
     let mut server =
         server(Settings { max_job_size, binlog_file_size: 0, ..Settings::DEFAULT }, START);
-    server.share_turn(share);
+    server.share_budget(share);
     let key = server.connect().unwrap();
     let (mut rest, mut told) = (bytes, Vec::new());
     let (mut is_shut, mut turns) = (false, 0);
@@ -478,13 +478,13 @@ fn replies(bytes: &[u8], max_job_size: u32, piece_len: usize, share: usize) -> O
         if wants.resume {
             server.resume(key, START);
         } else if wants.input && rest.is_empty() {
-            server.end_input(key, START);
+            server.end_input(key);
         } else if wants.input {
             let piece;
             (piece, rest) = rest.split_at(rest.len().min(piece_len));
             server.receive(key, piece, START);
         } else if !wants.output && !std::mem::replace(&mut is_shut, true) {
-            server.half_close(key, START);
+            server.half_close(key);
         }
         told.extend(take_output(&mut server, key, piece_len.max(told.len() / 16)));
         if told.len() > TOLD_LIMIT / 4 {

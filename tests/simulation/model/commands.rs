@@ -7,14 +7,19 @@ use super::{ClientNumber, Counts, Job, Model, Phase, Place, SECOND};
 use std::rc::Rc;
 
 /// How much work a turn has for all, and for each at least.
-const WORK_PER_TURN: usize = 1024;
+const WORK_PER_TURN: usize = 128;
+const WORK_PER_SYNCED_TURN: usize = 1024;
 const SMALLEST_SHARE: usize = 16;
+/// What it takes to send something to a client that waited.
+const WORK_PER_WAKE: usize = 16;
 const OUTPUT_PER_WORK: usize = 128;
 
 impl Model {
     /// Each has its share of a turn: so many pieces of work. Some commands are several.
     pub(super) fn run(&mut self, number: ClientNumber, now: u64) {
-        let mut share = (WORK_PER_TURN / self.rules.sharers).max(SMALLEST_SHARE);
+        let is_synced = self.rules.is_synced_each_turn;
+        let work = if is_synced { WORK_PER_SYNCED_TURN } else { WORK_PER_TURN };
+        let mut share = (work / self.rules.sharers).max(SMALLEST_SHARE);
         while share > 0 {
             let Some(step) = self.client(number).next_step() else { break };
             (self.said, self.kicked) = (0, 0);
@@ -33,8 +38,8 @@ impl Model {
                     self.say(number, "JOB_TOO_BIG");
                 }
             }
-            self.deliver();
-            share = share.saturating_sub(1 + self.said / OUTPUT_PER_WORK + self.kicked);
+            let wakes = self.deliver() * WORK_PER_WAKE;
+            share = share.saturating_sub(1 + self.said / OUTPUT_PER_WORK + self.kicked + wakes);
         }
         let client = self.client(number);
         let has_more = !client.input.is_empty();
