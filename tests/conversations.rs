@@ -281,7 +281,6 @@ impl Player for EnginePlayer {
     }
 
     fn half_close(&mut self, client: &str) {
-        let now = self.now;
         let client = self.client(client);
         client.is_half_closed = true;
         if let Some(key) = client.key {

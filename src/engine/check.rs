@@ -10,6 +10,7 @@
 //! all there is.
 
 use super::binlog::Binlog;
+use super::body::Body;
 use super::job::{Job, State};
 use super::keys::{ConnKey, JobKey, Key, LogKey, TimerKey, TubeKey};
 use super::queue::{Client, Queue, SAFETY_MARGIN, TimerOwner, Totals, URGENT_BELOW};
@@ -37,11 +38,17 @@ impl Queue {
     /// # Panics
     /// Something does not agree.
     pub fn check(&self) {
+        self.check_with(std::iter::empty());
+    }
+
+    /// The same, with the holds of connections on bodies.
+    pub fn check_with<'a>(&'a self, held: impl Iterator<Item = &'a Body>) {
         self.jobs.check();
         self.tubes.check();
         self.clients.check(format_args!("the clients"));
         self.wheel.check();
-        self.bodies.check(self.jobs.iter().map(|(_, job)| (job.id, &job.body)));
+        let jobs = self.jobs.iter().map(|(_, job)| (job.id, &job.body));
+        self.bodies.check(jobs.chain(held.map(|body| (0, body))));
         self.check_watches();
 
         let mut counted = vec![Counted::default(); self.tubes.len()];

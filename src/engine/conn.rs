@@ -4,10 +4,11 @@
 //! [`Conn::next_step`] cuts the bytes that arrive into lines and bodies, however they are
 //! chunked; what the lines mean is for `server.rs`. Memory is bounded whatever arrives: at
 //! most a line or a body of allowed size is kept while incomplete, anything longer is
-//! dropped as it comes, and a client whose commands are held up is not read from.
+//! dropped as it comes, and a client whose commands are held up is not read from. A large body
+//! is not kept here: it has its place among the bodies of jobs from its first byte on.
 
 use super::beside::Beside;
-use super::body::CR_LF;
+use super::body::{Bodies, Body, CR_LF, LARGE};
 use super::bytes;
 use super::command::{LINE_MAX, LineTail};
 use super::input::Input;
@@ -48,6 +49,8 @@ pub struct Conn {
     pub is_half_closed: bool,
     /// Everything that the client sent has arrived.
     pub input_ended: bool,
+    /// The last put had a body that is better read to where it stays than copied there.
+    pub sends_large_bodies: bool,
     /// Whether the loop will look at the connection at the end of the turn.
     has_attention: bool,
 }
@@ -99,6 +102,8 @@ pub enum Phase {
     TooLongLine(LineTail),
     /// The body of a job.
     Body(Put),
+    /// The body of a job that is read into the place where it stays.
+    LargeBody(Arriving),
     /// A body that is not wanted.
     UnwantedBody {
         /// How many bytes are still to come.
@@ -121,6 +126,8 @@ pub enum Refusal {
     JobTooBig,
     /// There is no memory for it.
     OutOfMemory,
+    /// There is no memory for it, and it would not be taken anyway.
+    Draining,
 }
 
 impl From<Refusal> for Reply<'_> {
@@ -128,6 +135,7 @@ impl From<Refusal> for Reply<'_> {
         match refusal {
             Refusal::JobTooBig => Reply::JobTooBig,
             Refusal::OutOfMemory => Reply::OutOfMemory,
+            Refusal::Draining => Reply::Draining,
         }
     }
 }
@@ -143,11 +151,23 @@ pub struct Put {
     pub full_len: u32,
 }
 
+/// A put whose large body is arriving.
+#[derive(Debug)]
+pub struct Arriving {
+    /// The put.
+    pub put: Put,
+    /// The place of the body.
+    pub body: Body,
+    /// How many of its bytes have arrived.
+    pub filled: usize,
+}
+
 /// The way out of a connection.
 #[derive(Debug)]
 pub struct Outlet<'a> {
     conn: &'a mut Conn,
     pool: &'a mut Pool,
+    bodies: &'a mut Bodies,
 }
 
 /// What there is to do for a connection.
@@ -172,6 +192,10 @@ pub enum Step<'a> {
     TooLongLine(LineTail),
     /// A whole body, which may not end as it must.
     Put(Put, &'a [u8]),
+    /// The beginning of a large body, which needs a place.
+    BeginBody(Put),
+    /// The next bytes of a large body, which has its place.
+    BodyPart(&'a [u8]),
     /// The end of a body that was not wanted, and what to say.
     Unwanted(Refusal),
     /// More of the jobs that are to be kicked.
@@ -182,6 +206,9 @@ impl Conn {
     /// A client that does not read its replies is not listened to either, once this many
     /// bytes are on their way to it.
     const OUTPUT_LIMIT: usize = 256 * 1024;
+
+    /// From this length on copying a body costs more than reading twice.
+    pub const WORTH_TWO_READS: usize = 16 * 1024;
 
     fn attend(&mut self, own_key: ConnKey, attention: &mut Vec<ConnKey>) {
         if !std::mem::replace(&mut self.has_attention, true) {
@@ -210,6 +237,7 @@ impl Conn {
             Phase::Line
             | Phase::TooLongLine(_)
             | Phase::Body(_)
+            | Phase::LargeBody(_)
             | Phase::UnwantedBody { .. }
             | Phase::Kicking(_) => Activity::Receiving,
         }
@@ -221,6 +249,7 @@ impl Conn {
             Phase::Line
             | Phase::TooLongLine(_)
             | Phase::Body(_)
+            | Phase::LargeBody(_)
             | Phase::UnwantedBody { .. }
             | Phase::Kicking(_) => true,
             Phase::Waiting | Phase::Closing => false,
@@ -237,6 +266,7 @@ impl Conn {
             Phase::Line
             | Phase::TooLongLine(_)
             | Phase::Body(_)
+            | Phase::LargeBody(_)
             | Phase::UnwantedBody { .. }
             | Phase::Kicking(_) => self.input_ended && !self.is_held_up,
         };
@@ -259,6 +289,13 @@ impl Conn {
             Phase::TooLongLine(tail) => {
                 let tail = *tail;
                 self.end_of_line(tail, input)
+            }
+            Phase::Body(put) if put.full_len as usize >= LARGE => Some(Step::BeginBody(*put)),
+            Phase::LargeBody(arriving) => {
+                let missing = arriving.put.full_len as usize - arriving.filled;
+                let (part, rest) = input.split_at(input.len().min(missing));
+                *input = rest;
+                Some(Step::BodyPart(part))
             }
             Phase::Body(put) => {
                 let put = *put;
@@ -332,7 +369,10 @@ impl Conn {
             _ if *is_held_up => self.has_step(input),
             Phase::Line => input.len() < LINE_MAX && find_line_end(input).is_none(),
             Phase::TooLongLine(_) => input.is_empty() || input == b"\r",
-            Phase::Body(put) => input.len() < put.full_len as usize,
+            Phase::Body(put) => input.len() < (put.full_len as usize).min(LARGE),
+            Phase::LargeBody(arriving) => {
+                input.is_empty() && arriving.filled < arriving.put.full_len as usize
+            }
             Phase::UnwantedBody { .. } | Phase::Waiting => input.is_empty(),
             Phase::Kicking(_) => false,
         };
@@ -345,7 +385,7 @@ impl Conn {
         assert!(!is_shut, "connection {index} has shut down its sending side, but it waits");
     }
 
-    /// There is no memory for the body that is arriving, of which there are `arrived` bytes.
+    /// There is no memory for the body that is arriving, of which `arrived` bytes were kept. Returns
     /// `false` when none is, or when all of it and perhaps more than that has arrived.
     pub fn give_up_body(&mut self, arrived: usize) -> bool {
         let Phase::Body(put) = self.phase else { return false };
@@ -378,37 +418,57 @@ impl Conns {
         self.by_key.try_insert(key, Conn::default())
     }
 
-    /// A connection is gone.
+    /// A connection is gone, of which nothing is left but the key.
     pub fn remove(&mut self, key: ConnKey) {
         self.by_key.remove(key);
     }
 
-    /// A connection is gone, but its key is still needed.
-    pub fn gone(&mut self, key: ConnKey) {
-        self.by_key[key] = Conn { phase: Phase::Closing, ..Conn::default() };
+    /// Nothing more is read from the connection, and nothing of what it was to be sent is sent.
+    pub fn drop_buffers(&mut self, key: ConnKey, bodies: &mut Bodies) {
+        let conn = &mut self.by_key[key];
+        conn.input = Input::default();
+        conn.output.clear(&mut self.pool, bodies);
+        if let Phase::LargeBody(arriving) = std::mem::replace(&mut conn.phase, Phase::Closing) {
+            bodies.remove(arriving.body);
+        }
     }
 
     /// Adds a reply to what the client is to be sent.
     ///
     /// # Errors
     /// There is no memory for it; part of it may have been added.
-    pub fn say(&mut self, key: ConnKey, reply: Reply<'_>) -> Result<(), TryReserveError> {
+    pub fn say(
+        &mut self,
+        key: ConnKey,
+        reply: Reply<'_>,
+        bodies: &mut Bodies,
+    ) -> Result<(), TryReserveError> {
         let conn = &mut self.by_key[key];
-        let before = conn.output.len();
-        reply.write(&mut conn.output, &mut self.pool)?;
-        self.said_bytes += conn.output.len() - before;
+        self.said_bytes += reply.cost();
+        reply.write(&mut conn.output, &mut self.pool, bodies)?;
         conn.attend(key, &mut self.attention);
         Ok(())
     }
 
     /// The way out of a connection, which has been looked after with that.
-    pub fn outlet(&mut self, key: ConnKey) -> Outlet<'_> {
+    pub fn outlet<'a>(&'a mut self, key: ConnKey, bodies: &'a mut Bodies) -> Outlet<'a> {
         let conn = &mut self.by_key[key];
         conn.has_attention = false;
-        Outlet { conn, pool: &mut self.pool }
+        Outlet { conn, pool: &mut self.pool, bodies }
     }
 
-    /// How many bytes of replies were made since this was last asked.
+    /// Returns the holds of all connections on large bodies, arriving or to be sent.
+    pub fn bodies(&self) -> impl Iterator<Item = &Body> + '_ {
+        self.iter().flat_map(|(_, conn)| {
+            let arriving = match &conn.phase {
+                Phase::LargeBody(arriving) => Some(&arriving.body),
+                _ => None,
+            };
+            conn.output.bodies().chain(arriving)
+        })
+    }
+
+    /// How many bytes of replies were made since this was last asked, by [`Reply::cost`].
     pub fn take_said_bytes(&mut self) -> usize {
         std::mem::take(&mut self.said_bytes)
     }
@@ -464,7 +524,7 @@ impl Conns {
 impl Outlet<'_> {
     /// Puts the next bytes for the client into `slices`; says how many slices.
     pub fn next_slices<'s>(&'s self, slices: &mut [IoSlice<'s>]) -> usize {
-        self.conn.output.next_slices(slices)
+        self.conn.output.next_slices(slices, self.bodies)
     }
 
     /// Returns the number of bytes that are to be sent.
@@ -480,7 +540,7 @@ impl Outlet<'_> {
     /// The first `count` of those bytes have been sent. The connection may be able to resume
     /// then.
     pub fn sent(&mut self, count: usize) {
-        self.conn.output.sent(count, self.pool);
+        self.conn.output.sent(count, self.pool, self.bodies);
     }
 
     /// What there is to do for the connection.

@@ -99,16 +99,17 @@ impl Queue {
         self.binlog.as_ref().map(Binlog::figures).unwrap_or_default()
     }
 
-    /// How many bytes of memory all jobs take, with what the binlog knows of them.
+    /// How many bytes of memory all jobs take, with what the binlog knows of them, bodies that are
+    /// arriving or still being sent, and what stands empty between them all.
     pub fn job_bytes(&self) -> u64 {
-        let logged = self.binlog.as_ref().map_or(0, |binlog| binlog.segments.kept_bytes());
-        self.jobs.kept_bytes() + self.bodies.kept_bytes() + logged
+        let logged = self.binlog.as_ref().map_or(0, |binlog| binlog.segments.taken_bytes());
+        self.jobs.taken_bytes() + self.bodies.taken_bytes() + logged
     }
 
     /// How many one more takes at most whose body has `full_len` bytes with its CR LF.
     pub fn bytes_of_a_job(&self, full_len: usize) -> u64 {
         let logged = if self.has_binlog() { Segments::BYTES_OF_A_JOB } else { 0 };
-        Jobs::MOST_BYTES_OF_A_JOB + self.bodies.memory_for(full_len) + logged
+        Jobs::MOST_BYTES_OF_A_JOB + self.bodies.growth_for(full_len) + logged
     }
 
     /// Moves as many jobs to newer files as it is time for.

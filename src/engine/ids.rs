@@ -40,8 +40,8 @@ impl Ids {
     }
 
     /// How many bytes of memory all of them take.
-    pub fn kept_bytes(&self) -> u64 {
-        self.blocks.len() as u64 * Ids::MOST_BYTES_OF_AN_ID
+    pub fn taken_bytes(&self) -> u64 {
+        self.blocks.taken_bytes()
     }
 
     /// How many one id takes, if it is alone in its block.

@@ -228,8 +228,9 @@ impl Jobs {
 
     /// How many bytes of memory the jobs take, with the places where they stand and are found, and
     /// without their bodies.
-    pub fn kept_bytes(&self) -> u64 {
-        self.len() as u64 * Jobs::BYTES_OF_A_JOB + self.ids.kept_bytes()
+    pub fn taken_bytes(&self) -> u64 {
+        let entries = self.len() * size_of::<ReadyEntry>();
+        self.pages.taken_bytes() + self.ids.taken_bytes() + entries as u64
     }
 
     /// The part of one job, but for finding it by its id: that is shared by eight.

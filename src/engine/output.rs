@@ -1,7 +1,8 @@
 //! Bytes on their way to a client.
 //!
 //! Formatted replies gather in one buffer; large bodies are not copied into it but noted
-//! at their position and sent from where they are:
+//! at their position and sent from where they are. An output has a hold on each of them, so it is
+//! never just dropped: [`Output::clear`] gives the holds back.
 //!
 //! ```text
 //! text    RESERVED 7 60000 CR LF INSERTED 8 CR LF ...
@@ -13,11 +14,10 @@
 //! are idle, so an output with nothing in it is next to nothing: its first byte borrows what it
 //! needs from a pool, and its last one gives that back.
 
-use super::body::Content;
+use super::body::{Bodies, Body};
 use std::collections::{TryReserveError, VecDeque};
 use std::fmt;
 use std::io::IoSlice;
-use std::rc::Rc;
 
 /// What one client is still to be sent.
 #[derive(Debug, Default)]
@@ -39,7 +39,7 @@ struct Pending {
 struct SharedBody {
     /// The body goes before the byte of `text` at this index.
     at: usize,
-    bytes: Rc<Vec<u8>>,
+    body: Body,
 }
 
 /// What outputs needed that were sent whole, for the next ones.
@@ -73,23 +73,32 @@ impl Output {
     ///
     /// # Errors
     /// There is no memory for them.
-    pub fn push_body(&mut self, body: Content<'_>, pool: &mut Pool) -> Result<(), TryReserveError> {
-        match body {
-            Content::Small(bytes) => self.push(bytes, pool),
-            Content::Large(bytes) => {
-                let pending = self.0.get_or_insert_with(|| pool.lend());
-                pending.bodies.try_reserve(1)?;
-                let (at, bytes) = (pending.text.len(), Rc::clone(bytes));
-                pending.bodies_len += bytes.len();
-                pending.bodies.push_back(SharedBody { at, bytes });
-                Ok(())
-            }
+    pub fn push_body(
+        &mut self,
+        body: &Body,
+        pool: &mut Pool,
+        bodies: &mut Bodies,
+    ) -> Result<(), TryReserveError> {
+        if !body.is_large() {
+            return self.push(bodies.bytes(body), pool);
         }
+        let pending = self.0.get_or_insert_with(|| pool.lend());
+        pending.bodies.try_reserve(1)?;
+        pending.bodies_len += body.full_len() as usize;
+        let at = pending.text.len();
+        pending.bodies.push_back(SharedBody { at, body: bodies.share(body) });
+        Ok(())
     }
 
     /// Puts the next bytes to be sent into `slices`; says how many slices.
-    pub fn next_slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
-        self.0.as_ref().map_or(0, |pending| pending.next_slices(slices))
+    pub fn next_slices<'a>(&'a self, slices: &mut [IoSlice<'a>], bodies: &'a Bodies) -> usize {
+        self.0.as_ref().map_or(0, |pending| pending.next_slices(slices, bodies))
+    }
+
+    /// Returns the large bodies that are to be sent.
+    pub fn bodies(&self) -> impl Iterator<Item = &Body> + '_ {
+        let pending = self.0.as_ref();
+        pending.into_iter().flat_map(|pending| pending.bodies.iter().map(|shared| &shared.body))
     }
 
     /// What is still to be sent is counted right, and each body has its place in the text.
@@ -103,11 +112,20 @@ impl Output {
     }
 
     /// The first `count` of the bytes to be sent have been sent.
-    pub fn sent(&mut self, count: usize, pool: &mut Pool) {
+    pub fn sent(&mut self, count: usize, pool: &mut Pool, bodies: &mut Bodies) {
         match &mut self.0 {
-            Some(pending) if count < pending.len() => pending.sent(count),
-            _ => pool.take_back(self.0.take()),
+            Some(pending) if count < pending.len() => pending.sent(count, bodies),
+            _ => self.clear(pool, bodies),
         }
+    }
+
+    /// Nothing of it is to be sent any more.
+    pub fn clear(&mut self, pool: &mut Pool, bodies: &mut Bodies) {
+        let Some(mut pending) = self.0.take() else { return };
+        for shared in pending.bodies.drain(..) {
+            bodies.remove(shared.body);
+        }
+        pool.take_back(pending);
     }
 }
 
@@ -116,7 +134,7 @@ impl Pending {
         self.text.len() - self.text_sent + self.bodies_len
     }
 
-    fn next_slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
+    fn next_slices<'a>(&'a self, slices: &mut [IoSlice<'a>], shared: &'a Bodies) -> usize {
         let mut filled = 0;
         let mut text_at = self.text_sent;
         let mut body_from = self.body_sent;
@@ -131,7 +149,7 @@ impl Pending {
                 IoSlice::new(text)
             } else if let Some(body) = bodies.next() {
                 ends_in_header = false;
-                IoSlice::new(&body.bytes[std::mem::take(&mut body_from)..])
+                IoSlice::new(&shared.bytes(&body.body)[std::mem::take(&mut body_from)..])
             } else {
                 break;
             };
@@ -141,27 +159,30 @@ impl Pending {
         if ends_in_header && filled > 1 { filled - 1 } else { filled }
     }
 
-    fn sent(&mut self, mut count: usize) {
+    fn sent(&mut self, mut count: usize, shared: &mut Bodies) {
         while count > 0 {
             let text_end = self.bodies.front().map_or(self.text.len(), |body| body.at);
             let text = (text_end - self.text_sent).min(count);
             self.text_sent += text;
             count -= text;
             if self.text_sent == text_end {
-                count -= self.sent_of_body(count);
+                count -= self.sent_of_body(count, shared);
             }
         }
         self.forget_what_was_sent();
     }
 
     /// Up to `limit` bytes of the first body have been sent; says how many.
-    fn sent_of_body(&mut self, limit: usize) -> usize {
-        let Some(body) = self.bodies.front() else { return 0 };
-        let count = (body.bytes.len() - self.body_sent).min(limit);
+    fn sent_of_body(&mut self, limit: usize, shared: &mut Bodies) -> usize {
+        let Some(first) = self.bodies.front() else { return 0 };
+        let len = first.body.full_len() as usize;
+        let count = (len - self.body_sent).min(limit);
         self.body_sent += count;
         self.bodies_len -= count;
-        if self.body_sent == body.bytes.len() {
-            self.bodies.pop_front();
+        if self.body_sent == len
+            && let Some(first) = self.bodies.pop_front()
+        {
+            shared.remove(first.body);
             self.body_sent = 0;
         }
         count
@@ -171,12 +192,12 @@ impl Pending {
         let Pending { text, text_sent, bodies, body_sent, bodies_len } = self;
         let mut before = *text_sent;
         let mut len = 0;
-        for SharedBody { at, bytes } in bodies {
+        for SharedBody { at, body } in bodies {
             assert!(*at >= before, "{what}: a body at {at} of the text comes after {before}");
-            (before, len) = (*at, len + bytes.len());
+            (before, len) = (*at, len + body.full_len() as usize);
         }
         assert!(before <= text.len(), "{what}: {before} bytes of text of {}", text.len());
-        let first = bodies.front().map_or(1, |body| body.bytes.len());
+        let first = bodies.front().map_or(1, |first| first.body.full_len() as usize);
         assert!(*body_sent < first, "{what}: {body_sent} bytes of a body of {first} were sent");
         assert_eq!(bodies_len + body_sent, len, "{what}: bytes of bodies, noted and counted");
     }
@@ -218,8 +239,7 @@ impl Pool {
         }
     }
 
-    fn take_back(&mut self, pending: Option<Box<Pending>>) {
-        let Some(mut pending) = pending else { return };
+    fn take_back(&mut self, mut pending: Box<Pending>) {
         if pending.text.capacity() > Pool::MOST_TEXT || self.0.len() == Pool::MOST {
             return;
         }
@@ -241,16 +261,17 @@ mod tests {
     #[test]
     fn whatever_the_kernel_takes_the_bytes_arrive_in_order() {
         let mut random = fastrand::Rng::with_seed(2);
+        let mut bodies = Bodies::default();
         let mut pool = Pool::default();
         let mut output = Output::default();
         let (mut expected, mut arrived) = (Vec::new(), Vec::new());
         for round in 0..2_000_u32 {
             if random.bool() {
-                let body = Rc::new(vec![b'a' + random.u8(..26); random.usize(..2 * LARGE)]);
-                let is_small = body.len() < LARGE;
-                let content = if is_small { Content::Small(&body) } else { Content::Large(&body) };
-                output.push_body(content, &mut pool).unwrap();
-                expected.extend_from_slice(&body);
+                let bytes = vec![b'a' + random.u8(..26); random.usize(2..2 * LARGE)];
+                let body = bodies.add(&bytes).unwrap();
+                output.push_body(&body, &mut pool, &mut bodies).unwrap();
+                bodies.remove(body);
+                expected.extend_from_slice(&bytes);
             } else {
                 let text = vec![b'0' + random.u8(..10); random.usize(..300)];
                 output.push(&text, &mut pool).unwrap();
@@ -258,52 +279,53 @@ mod tests {
             }
             while !output.is_empty() && (round % 50 == 0 || random.u8(..3) == 0) {
                 let mut slices = [IoSlice::new(&[]); 4];
-                let filled = output.next_slices(&mut slices);
+                let filled = output.next_slices(&mut slices, &bodies);
                 let next: Vec<u8> =
                     slices[..filled].iter().flat_map(|slice| slice.iter().copied()).collect();
                 let taken = random.usize(1..=next.len());
                 arrived.extend_from_slice(&next[..taken]);
-                output.sent(taken, &mut pool);
+                output.sent(taken, &mut pool, &mut bodies);
             }
             assert_eq!(arrived.len() + output.len(), expected.len());
             output.check(format_args!("round {round}"));
             pool.check();
+            bodies.check(output.bodies().map(|body| (0, body)));
         }
         assert!(expected.starts_with(&arrived));
     }
 
     #[test]
     fn a_header_leaves_together_with_its_body() {
-        let mut pool = Pool::default();
+        let (mut bodies, mut pool) = (Bodies::default(), Pool::default());
         let mut output = Output::default();
         for _ in 0..3 {
             output.push(b"FOUND 1 4094\r\n", &mut pool).unwrap();
-            let body = Rc::new(vec![b'x'; LARGE]);
-            output.push_body(Content::Large(&body), &mut pool).unwrap();
+            let body = bodies.add(&[b'x'; LARGE]).unwrap();
+            output.push_body(&body, &mut pool, &mut bodies).unwrap();
         }
         for (slices, filled) in [(2, 2), (3, 2), (4, 4), (5, 4), (6, 6), (7, 6)] {
-            assert_eq!(output.next_slices(&mut vec![IoSlice::new(&[]); slices]), filled);
+            assert_eq!(output.next_slices(&mut vec![IoSlice::new(&[]); slices], &bodies), filled);
         }
     }
 
     #[test]
     fn an_empty_output_owns_nothing() {
-        let mut pool = Pool::default();
+        let (mut bodies, mut pool) = (Bodies::default(), Pool::default());
         let mut output = Output::default();
         output.push(b"TOUCHED\r\n", &mut pool).unwrap();
-        output.sent(9, &mut pool);
+        output.sent(9, &mut pool, &mut bodies);
         assert!(output.0.is_none());
         assert_eq!(pool.0.len(), 1);
     }
 
     #[test]
     fn a_client_that_is_always_behind_costs_no_more() {
-        let mut pool = Pool::default();
+        let (mut bodies, mut pool) = (Bodies::default(), Pool::default());
         let mut output = Output::default();
         output.push(&[b'x'; 1000], &mut pool).unwrap();
         for _ in 0..10_000 {
             output.push(&[b'x'; 1000], &mut pool).unwrap();
-            output.sent(1000, &mut pool);
+            output.sent(1000, &mut pool, &mut bodies);
         }
         assert!(output.0.is_some_and(|pending| pending.text.capacity() < 100_000));
     }

@@ -16,12 +16,19 @@ pub struct Pages<K, T> {
     slots: Slots,
     /// Each has room for a whole page, or for nothing while it is absent.
     pages: Vec<Vec<Option<T>>>,
+    /// How many slots have memory that was written to.
+    touched: usize,
     keys: PhantomData<K>,
 }
 
 impl<K, T> Default for Pages<K, T> {
     fn default() -> Pages<K, T> {
-        Pages { slots: Slots::new(Self::PAGE_BITS), pages: Vec::new(), keys: PhantomData }
+        Pages {
+            slots: Slots::new(Self::PAGE_BITS),
+            pages: Vec::new(),
+            touched: 0,
+            keys: PhantomData,
+        }
     }
 }
 
@@ -38,6 +45,11 @@ impl<K: Key, T> Pages<K, T> {
     /// Whether there is no entry.
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
+    }
+
+    /// Returns how many bytes of memory the entries take, with what stands empty between them.
+    pub fn taken_bytes(&self) -> u64 {
+        (self.touched * size_of::<Option<T>>()) as u64
     }
 
     /// The entry under `key`, if there is one.
@@ -70,7 +82,10 @@ impl<K: Key, T> Pages<K, T> {
         match page.get_mut(Self::slot_of(number)) {
             Some(slot) => *slot = Some(entry),
             // A page fills from its start.
-            None => page.push(Some(entry)),
+            None => {
+                page.push(Some(entry));
+                self.touched += 1;
+            }
         }
         K::from_number(number)
     }
@@ -81,7 +96,7 @@ impl<K: Key, T> Pages<K, T> {
         let page = self.pages.get_mut(Self::page_of(number))?;
         let removed = page.get_mut(Self::slot_of(number))?.take()?;
         if let Some(page) = self.slots.leave(number) {
-            self.pages[page] = Vec::new();
+            self.touched -= std::mem::take(&mut self.pages[page]).len();
         }
         Some(removed)
     }
@@ -104,6 +119,8 @@ impl<K: Key, T> Pages<K, T> {
     pub fn check(&self, what: fmt::Arguments<'_>) {
         self.slots.check(what);
         assert_eq!(self.pages.len(), self.slots.page_count(), "{what}: pages, and pages of slots");
+        let touched = self.pages.iter().map(Vec::len).sum::<usize>();
+        assert_eq!(self.touched, touched, "{what}: slots that were touched, noted and counted");
         for (page, entries) in self.pages.iter().enumerate() {
             let mut count = 0;
             for (word, some) in entries.chunks(u64::BITS as usize).enumerate() {

@@ -22,7 +22,7 @@
 //! the rules know connections by key and never speak to them.
 
 use super::binlog::{Binlog, NoRoom};
-use super::body::Bodies;
+use super::body::{Bodies, Body};
 use super::heap::Heap;
 use super::job::{
     self, DelayedEntry, Destination, Job, Jobs, ReadyEntry, ReservedEntry, State, Terms,
@@ -33,7 +33,6 @@ use super::time::{Drift, Nanos};
 use super::tube::{Pause, Tube, Tubes};
 use super::waiting::{Ticket, Wait, Watches, Watching};
 use super::wheel::Wheel;
-use std::borrow::Cow;
 use std::collections::{TryReserveError, VecDeque};
 
 /// All jobs, tubes and clients, and the rules for them.
@@ -379,7 +378,7 @@ impl Queue {
 
     // ---- Jobs ----
 
-    /// A new job in the tube that the connection uses.
+    /// A new job in the tube that the connection uses, with this body, which is complete.
     ///
     /// # Errors
     /// There is no room for it: nothing has happened.
@@ -388,16 +387,14 @@ impl Queue {
         conn: ConnKey,
         id: u64,
         terms: Terms,
-        body: Cow<'_, [u8]>,
+        body: Body,
         now: Nanos,
     ) -> Result<(), NoRoom> {
         let key = self.clients[conn].used;
-        let tube = &mut self.tubes[key];
-        self.jobs.try_reserve_one()?;
-        tube.ready.try_reserve(1)?;
-        tube.delayed.try_reserve(usize::from(terms.delay_secs > 0))?;
-        self.make_room_to_put(key, body.len())?;
-        let body = self.bodies.add(body)?;
+        if let Err(no_room) = self.make_room_for_job(key, terms, &body) {
+            self.drop_body(body);
+            return Err(no_room);
+        }
         self.tubes[key].total_jobs += 1;
         self.totals.total_jobs += 1;
         let job = self.jobs.insert(Job::new(id, key, terms, body, now));
@@ -405,6 +402,19 @@ impl Queue {
         self.record_put(job, to, now);
         self.place(job, to, now);
         Ok(())
+    }
+
+    fn make_room_for_job(&mut self, key: TubeKey, terms: Terms, body: &Body) -> Result<(), NoRoom> {
+        let tube = &mut self.tubes[key];
+        self.jobs.try_reserve_one()?;
+        tube.ready.try_reserve(1)?;
+        tube.delayed.try_reserve(usize::from(terms.delay_secs > 0))?;
+        self.make_room_to_put(key, body.full_len() as usize)
+    }
+
+    /// A body is not needed any more.
+    pub fn drop_body(&mut self, body: Body) {
+        self.freed_pages += usize::from(self.bodies.remove(body));
     }
 
     /// Makes sure that the connection can hold one more job without need of memory.
@@ -446,7 +456,7 @@ impl Queue {
         self.record_delete(&job);
         self.tubes[job.tube].deletes += 1;
         self.remove_tube_if_idle(job.tube);
-        self.freed_pages += usize::from(self.bodies.remove(job.body));
+        self.drop_body(job.body);
         self.compact();
         Outcome::Done
     }
@@ -720,7 +730,8 @@ impl Queue {
     /// after.
     pub fn next_due(&self) -> Option<Nanos> {
         let binlog = self.binlog.as_ref().and_then(Binlog::next_due);
-        self.wheel.next_due().into_iter().chain(binlog).min()
+        let reap = self.bodies.next_due();
+        self.wheel.next_due().into_iter().chain(binlog).chain(reap).min()
     }
 
     /// Does what is due, but no more at once than others can wait for. Tubes come first: a
@@ -732,6 +743,7 @@ impl Queue {
             // That was on nobody's behalf.
             self.moved_bytes = 0;
         }
+        self.bodies.reap(now);
         self.hand_backs_left = MOVES_PER_TICK;
         let mut conns = std::mem::take(&mut self.due_conns);
         let mut moves_left = MOVES_PER_TICK;

@@ -19,7 +19,6 @@ use super::segments::{Segment, Segments};
 use super::time::Nanos;
 use super::tube::Tubes;
 use log::{error, info, warn};
-use std::borrow::Cow;
 use std::collections::{HashSet, TryReserveError};
 use std::fmt;
 use std::io;
@@ -306,7 +305,7 @@ impl Gathered<'_> {
         let len = record::full_len(tube, body.len()) as u64;
         let tube = self.find_tube(tube)?;
         if let Some(key) = known {
-            let body = self.queue.bodies.add(Cow::Borrowed(body))?;
+            let body = self.queue.bodies.add(body)?;
             let job = &mut self.queue.jobs[key];
             job.tube = tube;
             let old_body = std::mem::replace(&mut job.body, body);
@@ -319,7 +318,7 @@ impl Gathered<'_> {
         self.segments.try_reserve_one()?;
         let Fields { id, pri, delay_secs, ttr_secs, created_at, .. } = *fields;
         let terms = Terms { pri, delay_secs, ttr_secs };
-        let body = self.queue.bodies.add(Cow::Borrowed(body))?;
+        let body = self.queue.bodies.add(body)?;
         let key = self.queue.jobs.insert(Job::new(id, tube, terms, body, created_at));
         self.queue.jobs[key].log = self.segments.add_job(key, number, len);
         Ok(key)

@@ -1,6 +1,6 @@
 //! From replies to bytes: every word that the server ever says.
 
-use super::body::{CR_LF, Content};
+use super::body::{Bodies, Body, CR_LF};
 use super::bytes::decimal;
 use super::command::Rejection;
 use super::output::{Output, Pool};
@@ -18,11 +18,11 @@ pub enum Reply<'a> {
     },
     Reserved {
         id: u64,
-        body: Content<'a>,
+        body: &'a Body,
     },
     Found {
         id: u64,
-        body: Content<'a>,
+        body: &'a Body,
     },
     Watching {
         count: usize,
@@ -53,18 +53,38 @@ pub enum Reply<'a> {
     OutOfMemory,
 }
 
+/// To share this many bytes of a large body takes as long as to copy one.
+const SHARED_PER_COPIED: usize = 16;
+
 impl Reply<'_> {
+    /// Returns about how many bytes of text take as long to make.
+    pub fn cost(self) -> usize {
+        match self {
+            Reply::Reserved { body, .. } | Reply::Found { body, .. } => {
+                let len = body.full_len() as usize;
+                if body.is_large() { len / SHARED_PER_COPIED } else { len }
+            }
+            Reply::Document { text } => text.len(),
+            _ => 0,
+        }
+    }
+
     /// Adds the bytes of this reply to `output`.
     ///
     /// # Errors
     /// There is no memory for them; part of the reply may have been added.
-    pub fn write(self, output: &mut Output, pool: &mut Pool) -> Result<(), TryReserveError> {
+    pub fn write(
+        self,
+        output: &mut Output,
+        pool: &mut Pool,
+        bodies: &mut Bodies,
+    ) -> Result<(), TryReserveError> {
         let mut out = Writer { output, pool };
         match self {
             Reply::Inserted { id } => out.word_and_number("INSERTED ", id),
             Reply::Using { tube } => out.push(&[b"USING ", tube.as_bytes(), CR_LF]),
-            Reply::Reserved { id, body } => out.job("RESERVED ", id, body),
-            Reply::Found { id, body } => out.job("FOUND ", id, body),
+            Reply::Reserved { id, body } => out.job("RESERVED ", id, body, bodies),
+            Reply::Found { id, body } => out.job("FOUND ", id, body, bodies),
             Reply::Watching { count } => out.word_and_number("WATCHING ", count as u64),
             Reply::Kicked { count } => out.word_and_number("KICKED ", u64::from(count)),
             Reply::Document { text } => {
@@ -118,12 +138,13 @@ impl Writer<'_> {
         &mut self,
         word: &'static str,
         id: u64,
-        body: Content<'_>,
+        body: &Body,
+        bodies: &mut Bodies,
     ) -> Result<(), TryReserveError> {
-        let len = body.len() as u64;
+        let len = u64::from(body.full_len()) - CR_LF.len() as u64;
         self.push(&[word.as_bytes(), decimal(id, &mut [0; 20]), b" "])?;
         self.push(&[decimal(len, &mut [0; 20]), CR_LF])?;
-        self.output.push_body(body, self.pool)
+        self.output.push_body(body, self.pool, bodies)
     }
 
     fn push(&mut self, parts: &[&[u8]]) -> Result<(), TryReserveError> {

@@ -188,8 +188,8 @@ impl Segments {
     }
 
     /// How many bytes of memory it takes to know all that.
-    pub fn kept_bytes(&self) -> u64 {
-        self.entries.0.len() as u64 * Segments::BYTES_OF_A_JOB
+    pub fn taken_bytes(&self) -> u64 {
+        self.entries.0.taken_bytes()
     }
 
     /// The part of one job.

@@ -17,16 +17,14 @@
 //! left must wait for the next iteration.
 
 use super::binlog::{Failure, NoRoom, Policy, Syncing};
-use super::body::{CR_LF, Content};
+use super::body::{Body, CR_LF};
 use super::command::{self, Command, Counter, LineTail, Rejection};
-use super::conn::{Conn, Conns, Outlet, Phase, Put, Refusal, Step, Wants};
+use super::conn::{Arriving, Conn, Conns, Outlet, Phase, Put, Refusal, Step, Wants};
 use super::disk::{Disk, FileNumber};
 use super::histogram::Histogram;
-use super::input::Input;
 use super::job::Terms;
 use super::keys::{ConnKey, JobKey};
 use super::metrics::{Page, View};
-use super::output::Output;
 use super::queue::{Answer, Kick, Outcome, Queue, Totals};
 use super::record;
 use super::replay::{Recovered, Replay, ReplayError};
@@ -36,7 +34,6 @@ use super::stats::{self, Facts, ServerStats, Summary};
 use super::time::{Drift, Nanos};
 use super::tube::Tube;
 use log::{debug, trace, warn};
-use std::borrow::Cow;
 use std::collections::{TryReserveError, VecDeque};
 
 /// What the operator chose.
@@ -234,10 +231,10 @@ impl Server {
 
     /// A connection is gone; its key may be used again.
     pub fn disconnect(&mut self, key: ConnKey, now: Nanos) {
+        self.conns.drop_buffers(key, &mut self.queue.bodies);
         if self.queue.disconnect(key, now) {
             self.conns.remove(key);
         } else {
-            self.conns.gone(key);
             self.leaving.push_back(key);
         }
         self.settle();
@@ -348,14 +345,14 @@ impl Server {
         self.conns[key].wants()
     }
 
-    /// The way out of a connection, which has been looked after with that.
-    pub fn outlet(&mut self, key: ConnKey) -> Outlet<'_> {
-        self.conns.outlet(key)
+    /// Returns whether the client probably sends a large body next.
+    pub fn sends_large_bodies(&self, key: ConnKey) -> bool {
+        self.conns[key].sends_large_bodies
     }
 
-    /// How many bytes have gone to the allocator, not to the system, since this was last asked.
-    pub fn take_freed_bytes(&mut self) -> usize {
-        self.queue.bodies.take_freed_bytes()
+    /// The way out of a connection, which has been looked after with that.
+    pub fn outlet(&mut self, key: ConnKey) -> Outlet<'_> {
+        self.conns.outlet(key, &mut self.queue.bodies)
     }
 
     /// How many connections there are.
@@ -401,7 +398,7 @@ impl Server {
     /// # Panics
     /// Something does not agree.
     pub fn check(&self) {
-        self.queue.check();
+        self.queue.check_with(self.conns.bodies());
         self.conns.check();
         assert_eq!(self.queue.answers.len(), 0, "answers that were not delivered");
         let (conns, clients) = (self.conns.len(), self.queue.clients.len());
@@ -452,6 +449,10 @@ impl Server {
                 kick.tube == client.used && kick.left > 0,
                 "connection {index} kicks {kick:?}, but uses {:?}",
                 client.used
+            ),
+            Phase::LargeBody(Arriving { put, body, .. }) => assert!(
+                put.id <= self.last_id && put.full_len == body.full_len(),
+                "connection {index} puts {put:?} into {body:?}"
             ),
             Phase::Line
             | Phase::TooLongLine(_)
@@ -509,7 +510,9 @@ impl Server {
             match step {
                 Step::Line(line) => self.run_line(key, line, now),
                 Step::TooLongLine(tail) => self.reject(key, tail, Rejection::BadFormat),
-                Step::Put(put, body) => self.finish_put(key, put, Cow::Borrowed(body), now),
+                Step::Put(put, body) => self.finish_small_put(key, put, body, now),
+                Step::BeginBody(put) => self.begin_body(key, put),
+                Step::BodyPart(part) => self.add_to_body(key, part, now),
                 Step::Unwanted(why) => self.say(key, why.into()),
                 Step::Kick(kick) => self.go_on_kicking(key, kick, now),
             }
@@ -678,7 +681,9 @@ impl Server {
         }
         self.last_id += 1;
         let full_len = u32::try_from(full_len).expect("the largest size allowed is 2^30");
-        self.conns[key].phase = Phase::Body(Put { id: self.last_id, terms, full_len });
+        let conn = &mut self.conns[key];
+        conn.sends_large_bodies = full_len as usize >= Conn::WORTH_TWO_READS;
+        conn.phase = Phase::Body(Put { id: self.last_id, terms, full_len });
     }
 
     /// Whether the operator allows jobs as much memory as one more with such a body takes.
@@ -688,8 +693,18 @@ impl Server {
         if limit == u64::MAX {
             return true;
         }
+        let is_over = |queue: &Queue| {
+            let taken = queue.job_bytes().saturating_add(queue.bytes_of_a_job(full_len));
+            taken.checked_sub(limit).filter(|&over| over > 0)
+        };
+        // Pages that are kept for the next bodies are the first to go.
+        let has_memory = loop {
+            let Some(over) = is_over(&self.queue) else { break true };
+            if !self.queue.bodies.free_empty(over) {
+                break false;
+            }
+        };
         let taken = self.queue.job_bytes();
-        let has_memory = taken.saturating_add(self.queue.bytes_of_a_job(full_len)) <= limit;
         let now = self.last_moment;
         if !has_memory && self.memory_told_at.is_none_or(|at| at + TELL_AGAIN <= now) {
             self.memory_told_at = Some(now);
@@ -701,27 +716,110 @@ impl Server {
         has_memory
     }
 
+    /// Returns what a client is told whose put finds no memory.
+    fn refusal(&self) -> Refusal {
+        if self.is_draining { Refusal::Draining } else { Refusal::OutOfMemory }
+    }
+
     fn refuse_body(&mut self, key: ConnKey, left: usize, why: Refusal) {
         self.conns[key].phase = Phase::UnwantedBody { left, why };
     }
 
-    fn finish_put(&mut self, key: ConnKey, put: Put, body: Cow<'_, [u8]>, now: Nanos) {
-        let Put { id, terms, .. } = put;
-        let reply = if !body.ends_with(CR_LF) {
-            Reply::ExpectedCrLf
-        } else if self.is_draining {
-            Reply::Draining
-        } else if !self.has_memory_for(body.len()) {
-            // Others have put theirs while this one arrived.
-            Reply::OutOfMemory
+    /// A large body is about to arrive, and gets its place.
+    fn begin_body(&mut self, key: ConnKey, put: Put) {
+        let full_len = put.full_len as usize;
+        let body = if self.has_memory_for(full_len) {
+            self.queue.bodies.begin(full_len).ok()
         } else {
-            match self.queue.put(key, id, terms, body, now) {
-                Ok(()) => Reply::Inserted { id },
-                Err(NoRoom::Space) => Reply::OutOfMemory,
-                Err(NoRoom::Memory) => {
-                    self.spare.let_go(spare::LAST);
-                    Reply::OutOfMemory
-                }
+            None
+        };
+        match body {
+            Some(body) => {
+                self.conns[key].phase = Phase::LargeBody(Arriving { put, body, filled: 0 });
+            }
+            None => self.refuse_body(key, full_len, self.refusal()),
+        }
+    }
+
+    /// Returns where the next bytes of a large body that is arriving may be read to, at most `limit`
+    /// of them; nothing if the client is to send something else, or is not to be read from.
+    pub fn body_space(&mut self, key: ConnKey, limit: usize) -> Option<&mut [u8]> {
+        let conn = &self.conns[key];
+        if !conn.wants().input {
+            return None;
+        }
+        let Phase::LargeBody(Arriving { body, filled, .. }) = &conn.phase else { return None };
+        let end = (*filled + limit).min(body.full_len() as usize);
+        Some(self.queue.bodies.space(body, *filled, end))
+    }
+
+    /// The first `count` bytes of what [`Server::body_space`] returned have been read.
+    pub fn receive_body(&mut self, key: ConnKey, count: usize, now: Nanos) {
+        self.charge(WORK_PER_CONN);
+        self.share_left = self.share;
+        let now = self.moment(now);
+        self.body_grows(key, count, now);
+        self.end_step();
+    }
+
+    fn add_to_body(&mut self, key: ConnKey, part: &[u8], now: Nanos) {
+        let Phase::LargeBody(Arriving { body, filled, .. }) = &self.conns[key].phase else {
+            return;
+        };
+        let (from, to) = (*filled, *filled + part.len());
+        self.queue.bodies.space(body, from, to).copy_from_slice(part);
+        self.body_grows(key, part.len(), now);
+    }
+
+    fn body_grows(&mut self, key: ConnKey, count: usize, now: Nanos) {
+        let phase = &mut self.conns[key].phase;
+        let Phase::LargeBody(arriving) = phase else { return };
+        arriving.filled += count;
+        if arriving.filled < arriving.put.full_len as usize {
+            return;
+        }
+        if let Phase::LargeBody(Arriving { put, body, .. }) = std::mem::take(phase) {
+            let ends_well = self.queue.bodies.bytes(&body).ends_with(CR_LF);
+            self.finish_put(key, put, ends_well, Ok(body), now);
+        }
+    }
+
+    fn finish_small_put(&mut self, key: ConnKey, put: Put, bytes: &[u8], now: Nanos) {
+        // Others have put theirs while this one arrived.
+        let body = if self.has_memory_for(bytes.len()) {
+            self.queue.bodies.add(bytes).map_err(NoRoom::from)
+        } else {
+            Err(NoRoom::Space)
+        };
+        self.finish_put(key, put, bytes.ends_with(CR_LF), body, now);
+    }
+
+    fn finish_put(
+        &mut self,
+        key: ConnKey,
+        put: Put,
+        ends_well: bool,
+        body: Result<Body, NoRoom>,
+        now: Nanos,
+    ) {
+        let Put { id, terms, .. } = put;
+        let refusal = if !ends_well {
+            Some(Reply::ExpectedCrLf)
+        } else if self.is_draining {
+            Some(Reply::Draining)
+        } else {
+            None
+        };
+        if let Some(reply) = refusal {
+            body.into_iter().for_each(|body| self.queue.drop_body(body));
+            return self.say(key, reply);
+        }
+        let reply = match body.and_then(|body| self.queue.put(key, id, terms, body, now)) {
+            Ok(()) => Reply::Inserted { id },
+            Err(NoRoom::Space) => Reply::OutOfMemory,
+            Err(NoRoom::Memory) => {
+                self.spare.let_go(spare::LAST);
+                Reply::OutOfMemory
             }
         };
         self.say(key, reply);
@@ -865,7 +963,7 @@ impl Server {
     }
 
     fn say(&mut self, key: ConnKey, reply: Reply<'_>) {
-        if self.conns.say(key, reply).is_err() {
+        if self.conns.say(key, reply, &mut self.queue.bodies).is_err() {
             self.abandon(key);
         }
     }
@@ -908,10 +1006,10 @@ impl Server {
         self.say_job(key, job, |id, body| Reply::Reserved { id, body });
     }
 
-    fn say_job(&mut self, key: ConnKey, job: JobKey, reply: fn(u64, Content<'_>) -> Reply<'_>) {
-        let job = &self.queue.jobs[job];
-        let reply = reply(job.id, self.queue.bodies.content(&job.body));
-        if self.conns.say(key, reply).is_err() {
+    fn say_job(&mut self, key: ConnKey, job: JobKey, reply: fn(u64, &Body) -> Reply<'_>) {
+        let Queue { jobs, bodies, .. } = &mut self.queue;
+        let job = &jobs[job];
+        if self.conns.say(key, reply(job.id, &job.body), bodies).is_err() {
             self.abandon(key);
         }
     }
@@ -927,9 +1025,7 @@ impl Server {
     fn abandon(&mut self, key: ConnKey) {
         self.spare.let_go(0);
         self.queue.stop_waiting(key);
-        let conn = &mut self.conns[key];
-        conn.input = Input::default();
-        conn.output = Output::default();
+        self.conns.drop_buffers(key, &mut self.queue.bodies);
         self.hang_up(key);
     }
 }

@@ -21,8 +21,11 @@ use std::fmt;
 pub struct Slots {
     page_bits: u32,
     pages: PageTable,
-    /// The pages that have room, the one to be filled next at the front.
+    /// The pages that have some slots taken and room for more, the one to be filled next at the
+    /// front.
     open: List,
+    /// The numbers of pages that have memory and no slot taken.
+    empty: Vec<u32>,
     /// The numbers of pages that have no memory at present.
     absent: Vec<u32>,
     len: usize,
@@ -49,15 +52,20 @@ pub const PAGE_BYTES: usize = 128 * 1024;
 
 /// The number of bits for slots in a page of things that have `width` bytes each.
 pub const fn page_bits(width: usize) -> u32 {
-    let slots = PAGE_BYTES.div_ceil(width).next_power_of_two();
-    if slots < u64::BITS as usize { u64::BITS.ilog2() } else { slots.ilog2() }
+    PAGE_BYTES.div_ceil(width).next_power_of_two().ilog2()
 }
 
 impl Slots {
-    /// No slots yet, in pages of `1 << page_bits` slots, which are 64 at least.
+    /// No slots yet, in pages of `1 << page_bits` slots.
     pub fn new(page_bits: u32) -> Slots {
-        let pages = PageTable(Vec::new());
-        Slots { page_bits, pages, open: List::default(), absent: Vec::new(), len: 0 }
+        Slots {
+            page_bits,
+            pages: PageTable(Vec::new()),
+            open: List::default(),
+            empty: Vec::new(),
+            absent: Vec::new(),
+            len: 0,
+        }
     }
 
     /// How many slots are taken.
@@ -95,13 +103,14 @@ impl Slots {
         memory: &mut Vec<Vec<E>>,
         page_len: usize,
     ) -> Result<(), TryReserveError> {
-        if !self.open.is_empty() {
+        if !self.open.is_empty() || !self.empty.is_empty() {
             return Ok(());
         }
         if self.absent.is_empty() {
             self.pages.0.try_reserve(1)?;
             memory.try_reserve(1)?;
-            // A page that is given up must find room among the absent ones.
+            // A page that loses its slots or its memory must find room in these lists.
+            self.empty.try_reserve(self.pages.0.len() + 1)?;
             self.absent.try_reserve(self.pages.0.len() + 1)?;
             self.absent.push(small(self.pages.0.len()));
             let page = Page { vacant: Vec::new(), first_word: 0, used: 0, links: Links::LOOSE };
@@ -109,15 +118,21 @@ impl Slots {
             memory.push(Vec::new());
         }
         let number = *self.absent.last().expect("one was just pushed where there was none");
-        let words = self.page_len() / u64::BITS as usize;
+        let words = self.page_len().div_ceil(u64::BITS as usize);
+        let all_vacant = self.all_vacant();
         let page = &mut self.pages.0[number as usize];
         page.vacant.try_reserve_exact(words)?;
         memory[number as usize].try_reserve_exact(page_len)?;
-        page.vacant.resize(words, u64::MAX);
+        page.vacant.resize(words, all_vacant);
         page.first_word = 0;
         self.absent.pop();
-        self.open.push_back(&mut self.pages, number);
+        self.empty.push(number);
         Ok(())
+    }
+
+    /// A word of slots that are all vacant; a small page has fewer slots than a word has bits.
+    fn all_vacant(&self) -> u64 {
+        if self.page_len() < u64::BITS as usize { (1 << self.page_len()) - 1 } else { u64::MAX }
     }
 
     /// Takes a slot.
@@ -125,7 +140,11 @@ impl Slots {
     /// # Panics
     /// There is no room.
     pub fn take(&mut self) -> u32 {
-        let number = self.open.front().expect("room was reserved");
+        let number = self.open.front().unwrap_or_else(|| {
+            let number = self.empty.pop().expect("room was reserved");
+            self.open.push_back(&mut self.pages, number);
+            number
+        });
         let page = &mut self.pages.0[number as usize];
         let mut word = page.first_word as usize;
         while page.vacant[word] == 0 {
@@ -145,6 +164,14 @@ impl Slots {
     /// Leaves a slot that is taken. If a page is empty now and not the only one with room, it
     /// is given up: its number is returned, and its memory is to be freed.
     pub fn leave(&mut self, number: u32) -> Option<usize> {
+        self.vacate(number);
+        // One page with room stays, so that a queue that hovers around empty allocates nothing.
+        let kept = usize::from(self.open.is_empty());
+        if self.empty.len() > kept { self.give_up_empty() } else { None }
+    }
+
+    /// Leaves a slot that is taken. A page that is empty now keeps its memory.
+    pub fn vacate(&mut self, number: u32) {
         let (page_number, slot) = (small(self.page_of(number)), small(self.slot_of(number)));
         let page = &mut self.pages.0[page_number as usize];
         let word = slot / u64::BITS;
@@ -153,18 +180,35 @@ impl Slots {
         let was_full = page.used == 1 << self.page_bits;
         page.used -= 1;
         let is_empty = page.used == 0;
-        if was_full {
-            self.open.push_back(&mut self.pages, page_number);
+        match (was_full, is_empty) {
+            (true, false) => self.open.push_back(&mut self.pages, page_number),
+            (false, true) => self.open.remove(&mut self.pages, page_number),
+            (true, true) | (false, false) => {}
+        }
+        if is_empty {
+            self.empty.push(page_number);
         }
         self.len -= 1;
-        // One open page stays, so that a queue that hovers around empty allocates nothing.
-        if is_empty && self.open.len() > 1 {
-            self.open.remove(&mut self.pages, page_number);
-            self.pages.0[page_number as usize].vacant = Vec::new();
-            self.absent.push(page_number);
-            return Some(page_number as usize);
-        }
-        None
+    }
+
+    /// Returns how many pages have memory and no slot taken.
+    pub fn empty_count(&self) -> usize {
+        self.empty.len()
+    }
+
+    /// Gives up an empty page: its number is returned, and its memory is to be freed.
+    pub fn give_up_empty(&mut self) -> Option<usize> {
+        let number = self.empty.pop()?;
+        self.pages.0[number as usize].vacant = Vec::new();
+        self.absent.push(number);
+        Some(number as usize)
+    }
+
+    /// Returns the page in which the next slot is taken, and how many of its slots are taken; none
+    /// if that page needs memory first.
+    pub fn next_page(&self) -> Option<(usize, usize)> {
+        let number = self.open.front().or_else(|| self.empty.last().copied())? as usize;
+        Some((number, self.pages.0[number].used as usize))
     }
 
     // ---- Checking ----
@@ -182,7 +226,7 @@ impl Slots {
 
     /// A bit for each slot of 64 in a row: whether it is taken.
     pub fn taken_bits(&self, page: usize, word: usize) -> u64 {
-        self.pages.0[page].vacant.get(word).map_or(0, |vacant| !vacant)
+        self.pages.0[page].vacant.get(word).map_or(0, |vacant| !vacant & self.all_vacant())
     }
 
     /// The numbers of all slots that are taken.
@@ -202,8 +246,7 @@ impl Slots {
                 != 0
     }
 
-    /// As many slots are taken as were counted, the pages that have room are open, and one of them
-    /// at most is empty.
+    /// As many slots are taken as were counted, and each page is in the list where it belongs.
     ///
     /// # Panics
     /// It is not so. `what` says what is kept in the slots.
@@ -220,15 +263,17 @@ impl Slots {
                 continue;
             }
             page.check(self.page_len(), number, what);
-            open += u32::from(self.has_room(page));
-            empty += u32::from(page.used == 0);
+            open += u32::from(self.is_open(page));
+            empty += usize::from(page.used == 0);
         }
         assert_eq!(self.len, len, "{what}: slots that are taken, as noted and as counted");
         assert_eq!(self.open.len(), open, "{what}: open pages, and pages with room");
-        assert!(empty <= 1, "{what}: {empty} empty pages have memory");
+        assert_eq!(self.empty.len(), empty, "{what}: empty pages, noted and counted");
+        let is_empty = |number: &u32| self.taken_in(*number as usize) == Some(0);
+        assert!(self.empty.iter().all(is_empty), "{what}: not all of {:?} are empty", self.empty);
         self.open.check(&self.pages, what, |number| {
             let page = &self.pages.0[number as usize];
-            let is_open = !page.vacant.is_empty() && self.has_room(page);
+            let is_open = !page.vacant.is_empty() && self.is_open(page);
             assert!(is_open, "{what}: page {number} is among the open ones, and has no room");
         });
         assert_eq!(self.absent.len(), absent, "{what}: absent pages, and those without memory");
@@ -239,16 +284,17 @@ impl Slots {
         }
     }
 
-    fn has_room(&self, page: &Page) -> bool {
-        (page.used as usize) < self.page_len()
+    fn is_open(&self, page: &Page) -> bool {
+        page.used > 0 && (page.used as usize) < self.page_len()
     }
 }
 
 impl Page {
     fn check(&self, page_len: usize, number: usize, what: fmt::Arguments<'_>) {
-        let bits = self.vacant.len() * u64::BITS as usize;
-        assert_eq!(bits, page_len, "{what}: the slots of page {number}, and of a page");
-        let taken: u32 = self.vacant.chunks(16).map(count_zeros).sum();
+        let words = page_len.div_ceil(u64::BITS as usize);
+        assert_eq!(self.vacant.len(), words, "{what}: the words of page {number}, and of a page");
+        let bits_beyond = small(words * u64::BITS as usize - page_len);
+        let taken = self.vacant.chunks(16).map(count_zeros).sum::<u32>() - bits_beyond;
         assert_eq!(self.used, taken, "{what}: slots taken in page {number}, noted and counted");
         let before = &self.vacant[..self.first_word as usize];
         let is_first = before.iter().all(|&word| word == 0);

@@ -74,6 +74,11 @@ impl<K: Key, T: Hashed> Table<K, T> {
         self.pages.len()
     }
 
+    /// Returns how many bytes of memory the entries take, with what stands empty between them.
+    pub fn taken_bytes(&self) -> u64 {
+        self.pages.taken_bytes()
+    }
+
     /// Whether there is no entry.
     pub fn is_empty(&self) -> bool {
         self.pages.is_empty()

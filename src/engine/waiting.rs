@@ -496,7 +496,6 @@ mod tests {
     use super::super::job::Terms;
     use super::super::queue::{Answer, Outcome};
     use super::*;
-    use std::borrow::Cow;
     use std::collections::{BTreeMap, BTreeSet};
 
     const TUBES: [&str; 6] = ["default", "a", "b", "c", "d", "e"];
@@ -555,7 +554,8 @@ mod tests {
     fn put(queue: &mut Queue, conn: ConnKey, id: u64, tube: usize, pri: u32) {
         let terms = Terms { pri, delay_secs: 0, ttr_secs: LONG };
         queue.use_tube(conn, TUBES[tube]).unwrap();
-        queue.put(conn, id, terms, Cow::Borrowed(CR_LF), NOW).unwrap();
+        let body = queue.bodies.add(CR_LF).unwrap();
+        queue.put(conn, id, terms, body, NOW).unwrap();
     }
 
     /// One random step in both worlds.

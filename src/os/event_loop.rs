@@ -34,7 +34,7 @@ use log::{debug, info, warn};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use std::fmt;
-use std::io::{self, ErrorKind, IoSlice};
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
@@ -57,15 +57,11 @@ pub struct EventLoop {
     attention: Vec<ConnKey>,
     /// Connections to be closed at the end of the turn, and why; empty between turns.
     over: Vec<(ConnKey, Option<io::Error>)>,
-    /// How many bytes of large bodies were freed and not given back to the system.
-    freed_bytes: usize,
     /// The present, as of when the clock was last looked at: after each wait, and for each
     /// connection that has commands to be run.
     now: Nanos,
     /// When the present turn began.
     turn_at: Nanos,
-    /// When something happened last.
-    busy_at: Nanos,
     /// How much is read at once in this turn.
     read_len: usize,
     /// What was just read; used for one connection after the other. Longer than what is read at
@@ -132,6 +128,10 @@ const SCRATCH_LEN: usize = 68 * 1024;
 /// a turn is a small share of what one long read brings.
 const FEW: usize = 64;
 const SHORT_READ_LEN: usize = 16 * 1024;
+/// What is read of a client that sends large bodies, for the command line before the next one.
+const HEAD_READ_LEN: usize = 4 * 1024;
+/// What is read at once of a large body: some 30 us.
+const READ_AT_ONCE: usize = 256 * 1024;
 /// More events than these come with the next turn.
 const EVENTS_PER_TURN: usize = 1024;
 /// A connection that has more commands to run is sent its replies once this many bytes have
@@ -145,11 +145,6 @@ const READ_PER_WORK: usize = 2048;
 const ACCEPTS_PER_TURN: usize = 256;
 /// Eight replies with large bodies.
 const SLICES_PER_WRITE: usize = 16;
-
-/// Freed memory is given back to the system once it is worth the time that this takes, and
-/// nothing has happened for a while.
-const WORTH_GIVING_BACK: usize = 16 * 1024 * 1024;
-const QUIET: Nanos = Nanos::from_millis(100);
 
 /// How long to wait for a free descriptor when no connection of our own is closed.
 const ACCEPT_AGAIN: Nanos = Nanos::from_secs(1);
@@ -197,10 +192,8 @@ impl EventLoop {
             ready: Vec::new(),
             attention: Vec::new(),
             over: Vec::new(),
-            freed_bytes: 0,
             now: clock.now(),
             turn_at: clock.now(),
-            busy_at: clock.now(),
             read_len: SCRATCH_LEN,
             scratch: vec![0; SCRATCH_LEN.max(PAGE_BYTES)].into_boxed_slice(),
             stop: None,
@@ -231,7 +224,6 @@ impl EventLoop {
             self.serve_ready();
             self.server.commit(self.now).map_err(RunError::Binlog)?;
             self.flush();
-            self.give_memory_back();
         }
     }
 
@@ -248,9 +240,6 @@ impl EventLoop {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(()),
             Err(error) => return Err(error),
-        }
-        if !events.is_empty() {
-            self.busy_at = self.now;
         }
         for event in events.iter() {
             match event.token() {
@@ -278,9 +267,7 @@ impl EventLoop {
         if has_work {
             return Some(Duration::ZERO);
         }
-        let give_back = self.has_much_to_give_back().then(|| self.busy_at + QUIET);
-        let others = self.hold.held_until.into_iter().chain(give_back);
-        let others = others.chain(self.onlookers.next_due());
+        let others = self.hold.held_until.into_iter().chain(self.onlookers.next_due());
         let next = self.server.next_due().into_iter().chain(others).min()?;
         Some(Duration::from_nanos(next.since(self.look_at_clock()).as_nanos()))
     }
@@ -309,21 +296,6 @@ impl EventLoop {
                 Signal::Reopen => info!("SIGHUP: there is no file to open anew, nothing is done"),
                 Signal::Stop(stop) => self.stop = Some(stop),
             }
-        }
-    }
-
-    // ---- Memory ----
-
-    fn has_much_to_give_back(&self) -> bool {
-        self.freed_bytes >= WORTH_GIVING_BACK
-    }
-
-    /// Large bodies that are gone leave the allocator with memory that nobody else can use.
-    fn give_memory_back(&mut self) {
-        self.freed_bytes += self.server.take_freed_bytes();
-        if self.has_much_to_give_back() && self.busy_at + QUIET <= self.now {
-            self.freed_bytes = 0;
-            process::give_memory_back();
         }
     }
 
@@ -463,26 +435,60 @@ impl EventLoop {
             self.server.resume(key, self.now);
             wants = self.server.wants(key);
         }
-        if !socket.is_readable || !wants.input {
-            return;
+        if socket.is_readable && wants.input {
+            self.read(key);
+            // The rest of a large body has a place of its own to be read to.
+            self.read_body(key);
         }
-        let scratch = &mut self.scratch[..self.read_len];
-        match socket.stream.read(scratch) {
+    }
+
+    fn read(&mut self, key: ConnKey) {
+        let Some(socket) = socket(&mut self.sockets, key) else { return };
+        // Of a large body only the beginning is read to where it must be copied from.
+        let sends_large_bodies = self.server.sends_large_bodies(key);
+        let read_len = if sends_large_bodies { HEAD_READ_LEN } else { self.read_len };
+        let read = socket.stream.read(&mut self.scratch[..read_len]);
+        let Some(count) = self.note_read(key, read, read_len) else { return };
+        self.server.receive(key, &self.scratch[..count], self.now);
+    }
+
+    /// Reads on to where the body of a job stays, and what follows it into the scratch buffer.
+    fn read_body(&mut self, key: ConnKey) {
+        let Some(socket) = socket(&mut self.sockets, key).filter(|socket| socket.is_readable)
+        else {
+            return;
+        };
+        let Some(space) = self.server.body_space(key, READ_AT_ONCE) else { return };
+        let (in_body, behind) = (space.len(), &mut self.scratch[..HEAD_READ_LEN]);
+        let mut slices = [IoSliceMut::new(space), IoSliceMut::new(behind)];
+        let read = socket.stream.read_vectored(&mut slices);
+        let Some(count) = self.note_read(key, read, in_body + HEAD_READ_LEN) else { return };
+        self.server.receive_body(key, count.min(in_body), self.now);
+        if let Some(more) = count.checked_sub(in_body).filter(|&more| more > 0) {
+            self.server.receive(key, &self.scratch[..more], self.now);
+        }
+    }
+
+    /// Looks at what came of reading up to `most` bytes, and returns how many bytes have arrived.
+    fn note_read(&mut self, key: ConnKey, read: io::Result<usize>, most: usize) -> Option<usize> {
+        let socket = socket(&mut self.sockets, key)?;
+        match read {
             Ok(0) => {
                 socket.is_readable = false;
                 self.server.end_input(key);
             }
             Ok(count) => {
-                socket.is_readable = count == scratch.len() || socket.reads_to_the_end;
+                socket.is_readable = count == most || socket.reads_to_the_end;
                 self.server.charge(count / READ_PER_WORK);
                 // No timeout may be counted from a moment before the command was there.
                 self.now = self.clock.now();
-                self.server.receive(key, &scratch[..count], self.now);
+                return Some(count);
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => socket.is_readable = false,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => self.close(key, Some(&error)),
         }
+        None
     }
 
     // ---- Sending ----

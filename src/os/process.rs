@@ -237,6 +237,8 @@ pub fn give_large_blocks_back(bytes: usize) {
     unsafe {
         let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
         libc::mallopt(libc::M_MMAP_THRESHOLD, bytes);
+        // Beyond 65,536 such blocks it would keep all others.
+        libc::mallopt(libc::M_MMAP_MAX, libc::c_int::MAX);
     }
 }
 
@@ -281,17 +283,6 @@ unsafe extern "C" fn give_segments_back(
 
 fn address_of(address: impl TryInto<usize>) -> usize {
     address.try_into().unwrap_or(0)
-}
-
-/// Gives memory that was freed back to the system. It may take some 40 ms for each GiB,
-/// so it is for quiet moments.
-pub fn give_memory_back() {
-    // Other C libraries give large spans back by themselves, or not at all.
-    #[cfg(target_env = "gnu")]
-    // SAFETY: a plain number; the allocator is asked to tidy up after itself.
-    unsafe {
-        libc::malloc_trim(0);
-    }
 }
 
 /// Whether this process is the first of its machine or container.

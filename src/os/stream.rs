@@ -1,7 +1,7 @@
 //! One accepted socket, TCP or Unix: bytes in, bytes out.
 
 use mio::net::{TcpStream, UnixStream};
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -22,6 +22,17 @@ impl Stream {
         match self {
             Stream::Tcp(stream) => stream.read(buffer),
             Stream::Unix(stream) => stream.read(buffer),
+        }
+    }
+
+    /// Reads what has arrived into `slices`, one after the other.
+    ///
+    /// # Errors
+    /// As the system says; `WouldBlock` when nothing has arrived.
+    pub fn read_vectored(&mut self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.read_vectored(slices),
+            Stream::Unix(stream) => stream.read_vectored(slices),
         }
     }
 

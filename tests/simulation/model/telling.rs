@@ -17,7 +17,6 @@ impl Model {
         let output = &mut self.client(number).output;
         output.extend_from_slice(bytes);
         output.extend_from_slice(b"\r\n");
-        self.said += bytes.len() + 2;
     }
 
     pub(super) fn say_watching(&mut self, number: ClientNumber) {
@@ -29,6 +28,9 @@ impl Model {
         let body = Rc::clone(&self.job(id).body);
         self.say(number, &format!("{word} {id} {}", body.len()));
         self.say_bytes(number, &body);
+        // Large ones are not copied.
+        let len = body.len() + 2;
+        self.said += if len <= 4098 { len } else { len / 16 };
     }
 
     /// The first job of the used tube that has such a rank.
@@ -51,6 +53,7 @@ impl Model {
     pub(super) fn say_document(&mut self, number: ClientNumber, text: &str) {
         self.say(number, &format!("OK {}", text.len()));
         self.say(number, text);
+        self.said += text.len();
     }
 
     pub(super) fn say_stats_job(&mut self, number: ClientNumber, id: u64, now: u64) {
