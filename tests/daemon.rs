@@ -757,6 +757,37 @@ fn as_many_clients_as_are_allowed_are_no_reason_to_complain() {
     assert_eq!(log_of(daemon), "");
 }
 
+/// The end of one connection and the beginning of the next come with the same poll.
+#[test]
+fn a_client_that_comes_as_another_goes_finds_its_place() {
+    let (daemon, address) = start_on_loopback(&["--max-connections", "1"]);
+    let first = connect(address);
+    assert_eq!(ask(&first, "use a\r\n"), "USING a\r\n");
+    stop_for_a_moment(&daemon, || {
+        drop(first);
+        connect(address)
+    });
+    let second = connect(address);
+    assert_eq!(ask(&second, "use b\r\n"), "USING b\r\n");
+    // A last command comes together with the end of its connection.
+    let third = stop_for_a_moment(&daemon, || {
+        (&second).write_all(b"use c\r\n").unwrap();
+        drop(second);
+        connect(address)
+    });
+    assert_eq!(ask(&third, "use d\r\n"), "USING d\r\n");
+    assert_eq!(log_of(daemon), "");
+}
+
+/// Does something while the server stands still.
+fn stop_for_a_moment<T>(daemon: &Daemon, something: impl FnOnce() -> T) -> T {
+    daemon.signal(Signal::STOP);
+    wait_until("the server stands still", || status(daemon.child.id(), "State:").starts_with('T'));
+    let done = something();
+    daemon.signal(Signal::CONT);
+    done
+}
+
 #[test]
 fn health_is_told_while_clients_have_all_descriptors() {
     let flags = ["--metrics", "127.0.0.1:0"];

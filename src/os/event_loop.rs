@@ -3,9 +3,12 @@
 //! One turn:
 //!
 //! ```text
-//! tell onlookers -> wait for events -> tick -> accept
-//!   -> each ready connection once: read, run -> commit -> flush
+//! tell onlookers -> wait for events -> tick -> each ready connection once: read, run
+//!   -> commit -> flush: send, close what has ended -> accept
 //! ```
+//!
+//! Clients are accepted last, so that a connection that ended makes room for one that came in
+//! the same iteration. A new connection is read from in the next iteration.
 //!
 //! Nobody is starved: a connection is read from once an iteration, only a share of what it sent is
 //! run before others have theirs, and an iteration ends when its budget of work is used up. A
@@ -95,8 +98,9 @@ impl RunError {
 struct AcceptHold {
     /// Where the next client is let in, if one waits there.
     next_door: usize,
-    /// There are as many clients as are allowed, and all doors were asked anew who waits there.
-    is_full: bool,
+    /// How many times in a row a listener was ready while the connection limit was reached, and
+    /// all listeners were registered again.
+    full_count: u32,
     /// When to try again, after the system had no descriptor or memory left.
     held_until: Option<Nanos>,
     /// When that was last told in the log.
@@ -149,6 +153,9 @@ const SLICES_PER_WRITE: usize = 16;
 /// How long to wait for a free descriptor when no connection of our own is closed.
 const ACCEPT_AGAIN: Nanos = Nanos::from_secs(1);
 const COMPLAIN_AGAIN: Nanos = Nanos::from_secs(60);
+/// At the connection limit a warning is logged when a listener is ready more often than this: once
+/// when the limit is reached, and once when a client comes in the moment in which another goes.
+const FULL_BEFORE_WARNING: u32 = 2;
 
 const SIGNALS: Token = Token(usize::MAX);
 const ONLOOKERS: Token = Token(usize::MAX - 1);
@@ -220,10 +227,10 @@ impl EventLoop {
             }
             self.server.begin_iteration();
             self.server.tick(self.now);
-            self.accept();
             self.serve_ready();
             self.server.commit(self.now).map_err(RunError::Binlog)?;
             self.flush();
+            self.accept();
         }
     }
 
@@ -338,22 +345,27 @@ impl EventLoop {
         }
     }
 
-    /// There are as many clients as are allowed. Whether somebody waits is not known unless he is
-    /// accepted; but who waits when a listener is registered anew gives an event anew. When a
-    /// connection is closed, all doors are tried again.
+    /// The connection limit is reached. Registering the listeners again makes the kernel report
+    /// pending connections with the next poll, if there are any. A connection that has sent its
+    /// last command in this iteration ends in the next one: so a client that waits is worth a
+    /// warning only when it still waits then. Closing a connection makes all listeners ready.
     fn turn_away(&mut self, index: usize) {
-        if self.hold.is_full {
+        if self.hold.full_count >= FULL_BEFORE_WARNING {
             self.complain(&"--max-connections allows no more");
             self.doors[index].is_ready = false;
             return;
         }
-        self.hold.is_full = true;
-        for (index, door) in self.doors.iter_mut().enumerate() {
-            door.is_ready = false;
-            let mut source = SourceFd(&door.listener.as_raw_fd());
+        self.hold.full_count += 1;
+        for index in 0..self.doors.len() {
+            let mut source = SourceFd(&self.doors[index].listener.as_raw_fd());
             let registry = self.poll.registry();
-            let again = registry.reregister(&mut source, listener_token(index), Interest::READABLE);
-            again.expect("it is registered");
+            if let Err(error) =
+                registry.reregister(&mut source, listener_token(index), Interest::READABLE)
+            {
+                // It stays marked as ready, and is tried again later.
+                return self.hold_accepting(&error);
+            }
+            self.doors[index].is_ready = false;
         }
     }
 
@@ -541,7 +553,7 @@ impl EventLoop {
         self.server.disconnect(key, self.now);
         // A descriptor and a place are free.
         self.hold.held_until = None;
-        if std::mem::take(&mut self.hold.is_full) {
+        if std::mem::take(&mut self.hold.full_count) > 0 {
             self.doors.iter_mut().for_each(|door| door.is_ready = true);
         }
     }
