@@ -2,7 +2,12 @@
 //! served, in the order that matters, and how each failure is told.
 //!
 //! Sockets are bound before the user is changed, so that ports below 1024 can be had; the
-//! binlog is opened after that, so that its files are that user's.
+//! binlog is opened after that, so that its files belong to that user.
+//!
+//! A server that is started a second time by mistake must not take anything from the first one.
+//! TCP ports are bound first, which fails while another server has them. Before a Unix socket is
+//! replaced, no server may listen there, and the binlog must be locked. The lock is taken with
+//! the rights of the user that the server is going to be.
 
 use crate::engine::replay::{Recovered, ReplayError};
 use crate::engine::server::{Server, Settings};
@@ -12,7 +17,7 @@ use crate::options::{MetricsAddress, Options, UsageError};
 use crate::os::disk::{Directory, OpenError};
 use crate::os::event_loop::EventLoop;
 use crate::os::first_process::{self, Machine, MachineError};
-use crate::os::listen::{self, ListenError, Listener};
+use crate::os::listen::{self, Address, ListenError, Listener};
 use crate::os::notify::Notifier;
 use crate::os::onlookers::Onlookers;
 use crate::os::process::{self, Clock, Identity, Signals, UserError};
@@ -83,11 +88,20 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<EventLo
     }
     let signals = Signals::take().map_err(|error| StartupError::System("take signals", error))?;
     let user = options.user.as_deref().map(find_user).transpose()?;
-    let listeners = listeners(options, inherited, user).map_err(StartupError::Listen)?;
+    let early = early_listeners(options, inherited, user).map_err(StartupError::Listen)?;
+    let binlog = options.binlog_dir.as_deref().map(|path| lock(path, options, user)).transpose()?;
+    let listeners =
+        early.queue.map_or_else(|| listen::open(&options.listen, options.port, user), Ok);
+    let listeners = listeners.map_err(StartupError::Listen)?;
     for listener in &listeners {
         info!("listening on {listener}");
     }
-    let visitors = options.metrics.as_ref().map(|at| visitors(at, options, user)).transpose()?;
+    let open_metrics = |at: &MetricsAddress| {
+        early.metrics.map_or_else(|| listen::open(&at.address, at.port, user), Ok)
+    };
+    let metrics = options.metrics.as_ref().map(open_metrics).transpose();
+    let metrics = metrics.map_err(StartupError::Listen)?;
+    let visitors = metrics.map(|listeners| visitors(listeners, options)).transpose()?;
     if let (Some(name), Some(identity)) = (&options.user, user) {
         become_user(name, identity)?;
     }
@@ -101,8 +115,8 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<EventLo
         max_memory_bytes: options.max_memory_bytes,
     };
     let mut server = Server::new(settings, facts, clock.now());
-    if let Some(directory) = &options.binlog_dir {
-        recover(&mut server, directory, options, &clock, &mut onlookers)?;
+    if let (Some(path), Some(directory)) = (&options.binlog_dir, binlog) {
+        recover(&mut server, path, directory, options, &clock, &mut onlookers)?;
     }
     EventLoop::new(server, clock, signals, onlookers, listeners, options.max_connections)
         .map_err(cannot_wait)
@@ -116,12 +130,11 @@ fn cannot_wait(error: io::Error) -> StartupError {
 fn recover(
     server: &mut Server,
     path: &Path,
+    directory: Directory,
     options: &Options,
     clock: &Clock,
     onlookers: &mut Onlookers,
 ) -> Result<(), StartupError> {
-    let directory = Directory::take(path);
-    let directory = directory.map_err(|error| StartupError::OpenBinlog(path.to_owned(), error))?;
     let failed = |error| StartupError::Replay(path.to_owned(), error);
     let begun_at = clock.now();
     let mut recovery = server.begin_recovery(Box::new(directory), options.fsync).map_err(failed)?;
@@ -138,14 +151,32 @@ fn recover(
     Ok(())
 }
 
-fn listeners(
+/// The sockets that can be had without taking anything from another server; the others are
+/// bound once the binlog is locked.
+struct EarlyListeners {
+    queue: Option<Vec<Listener>>,
+    metrics: Option<Vec<Listener>>,
+}
+
+fn early_listeners(
     options: &Options,
     inherited: Vec<OwnedFd>,
     user: Option<Identity>,
-) -> Result<Vec<Listener>, ListenError> {
-    if inherited.is_empty() {
-        return listen::open(&options.listen, options.port, user);
-    }
+) -> Result<EarlyListeners, ListenError> {
+    let early = |address: &Address, port| match address {
+        Address::Unix { .. } => listen::check_unused(address).map(|()| None),
+        Address::All | Address::Host(_) => listen::open(address, port, user).map(Some),
+    };
+    let queue = if inherited.is_empty() {
+        early(&options.listen, options.port)?
+    } else {
+        Some(adopt(options, inherited)?)
+    };
+    let metrics = options.metrics.as_ref().map(|at| early(&at.address, at.port)).transpose()?;
+    Ok(EarlyListeners { queue, metrics: metrics.flatten() })
+}
+
+fn adopt(options: &Options, inherited: Vec<OwnedFd>) -> Result<Vec<Listener>, ListenError> {
     let inherited = listen::adopt(inherited)?;
     let is_there = |listener: &Listener| listener.is_at(&options.listen, options.port);
     if options.names_address && !inherited.iter().any(is_there) {
@@ -154,13 +185,20 @@ fn listeners(
     Ok(inherited)
 }
 
-/// Opens the sockets where the server tells of itself.
-fn visitors(
-    at: &MetricsAddress,
-    options: &Options,
-    user: Option<Identity>,
-) -> Result<Visitors, StartupError> {
-    let listeners = listen::open(&at.address, at.port, user).map_err(StartupError::Listen)?;
+/// Locks the directory of the binlog, with a lock file that belongs to `user`.
+fn lock(path: &Path, options: &Options, user: Option<Identity>) -> Result<Directory, StartupError> {
+    let directory = match (&options.user, user) {
+        (Some(name), Some(identity)) => {
+            let locked = process::as_user(identity, || Directory::take(path));
+            locked.map_err(|error| StartupError::BecomeUser(name.clone(), error))?
+        }
+        _ => Directory::take(path),
+    };
+    directory.map_err(|error| StartupError::OpenBinlog(path.to_owned(), error))
+}
+
+/// Serves HTTP on sockets that are bound.
+fn visitors(listeners: Vec<Listener>, options: &Options) -> Result<Visitors, StartupError> {
     for listener in &listeners {
         info!("telling metrics on {listener}");
     }

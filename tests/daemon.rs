@@ -289,6 +289,102 @@ fn a_stale_unix_socket_is_replaced_and_nothing_else() {
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
 }
 
+/// Starts a server that is to end by itself; returns its exit code and its log.
+fn refusal(flags: &[&str]) -> (Option<i32>, String) {
+    let mut daemon = Daemon::start(Path::new(BEANSTALKD), flags);
+    wait_until("the server has ended", || daemon.child.try_wait().unwrap().is_some());
+    let (status, log) = daemon.wait();
+    (status.code(), log)
+}
+
+#[test]
+fn a_unix_socket_is_not_taken_from_a_server_that_listens_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let [path, metrics] = ["socket", "metrics"].map(|name| directory.path().join(name));
+    let [listen, tell] = [&path, &metrics].map(|path| format!("unix:{}", path.display()));
+    let flags = ["-V", "-l", &listen, "--metrics", &tell];
+    let mut daemon = Daemon::start(Path::new(BEANSTALKD), &flags);
+    daemon.wait_for_log("telling metrics on ");
+    for flags in [&["-l", &*listen][..], &["-l", "127.0.0.1", "-p", "0", "--metrics", &tell]] {
+        let (code, log) = refusal(flags);
+        assert_eq!(code, Some(111), "{log}");
+        let socket = flags[flags.len() - 1];
+        let message = format!("cannot listen on {socket}: another server listens there");
+        assert!(log.contains(&message), "{log}");
+    }
+    assert_eq!(ask(UnixStream::connect(&path).unwrap(), "use a\r\n"), "USING a\r\n");
+    let answer = ask(UnixStream::connect(&metrics).unwrap(), "GET /healthz HTTP/1.1\r\n\r\n");
+    assert_eq!(answer, "HTTP/1.1 200 OK\r\n");
+}
+
+#[test]
+fn a_server_with_a_full_queue_keeps_its_unix_socket() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    let address = socket2::SockAddr::unix(&path).unwrap();
+    let stream =
+        || socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
+    let listener = stream();
+    listener.bind(&address).unwrap();
+    listener.listen(1).unwrap();
+    let mut clients = Vec::new();
+    let full = loop {
+        let client = stream();
+        client.set_nonblocking(true).unwrap();
+        match client.connect(&address) {
+            Ok(()) => clients.push(client),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(full.kind(), std::io::ErrorKind::WouldBlock);
+    let inode = path.metadata().unwrap().ino();
+    let (code, log) = refusal(&["-l", &format!("unix:{}", path.display())]);
+    assert_eq!(code, Some(111), "{log}");
+    assert_eq!(path.metadata().unwrap().ino(), inode);
+}
+
+#[test]
+fn a_server_that_cannot_lock_the_binlog_replaces_no_socket() {
+    let directory = tempfile::tempdir().unwrap();
+    let binlog = directory.path().to_str().unwrap();
+    let (_daemon, address) = start_on_loopback(&["-b", binlog]);
+    assert_eq!(ask(connect(address), "use a\r\n"), "USING a\r\n");
+    let path = directory.path().join("socket");
+    drop(UnixListener::bind(&path).unwrap());
+    // Its number is not given to another file while it has two names.
+    std::fs::hard_link(&path, directory.path().join("backup")).unwrap();
+    let inode = path.metadata().unwrap().ino();
+    let unix = format!("unix:{}", path.display());
+    for flags in [&["-l", &*unix][..], &["-l", "127.0.0.1", "-p", "0", "--metrics", &unix]] {
+        let (code, log) = refusal(&[flags, &["-b", binlog]].concat());
+        assert_eq!(code, Some(10), "{log}");
+        assert_eq!(path.metadata().unwrap().ino(), inode, "{flags:?}");
+    }
+}
+
+#[test]
+fn the_binlog_is_locked_with_the_rights_of_the_user() {
+    if !rustix::process::getuid().is_root() {
+        skip("only root may change the user");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let binlog = directory.path().join("binlog");
+    std::fs::create_dir(&binlog).unwrap();
+    let flags = ["-l", "127.0.0.1", "-p", "0", "-u", "12345:23456", "-b", binlog.to_str().unwrap()];
+    let (code, log) = refusal(&flags);
+    assert_eq!(code, Some(10), "{log}");
+    chown(&binlog, Some(12345), Some(23456)).unwrap();
+    let mut daemon = Daemon::start(Path::new(BEANSTALKD), &[&["-V"][..], &flags].concat());
+    daemon.wait_for_log("recovered 0 jobs");
+    assert_is_unprivileged(&daemon, "12345", "23456", "23456");
+    for name in ["lock", "binlog.1"] {
+        let file = binlog.join(name).metadata().unwrap();
+        assert_eq!((file.uid(), file.gid()), (12345, 23456), "{name}");
+    }
+}
+
 /// Starts the binary under a umask that leaves everything, with a Unix socket at `path`.
 fn start_on_path(path: &Path, flags: &[&str]) -> Daemon {
     let mut command = Command::new("sh");

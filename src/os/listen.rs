@@ -62,6 +62,10 @@ pub enum ListenError {
     Bind(String, io::Error),
     /// Something that is no socket is in the way.
     NotASocket(PathBuf),
+    /// Another server listens at this path.
+    InUse(PathBuf),
+    /// It cannot be found out whether another server listens at this path.
+    Unknown(PathBuf, io::Error),
     /// An inherited descriptor is not what it should be.
     Inherited(RawFd, io::Error),
     /// An inherited descriptor is not even open.
@@ -164,7 +168,9 @@ fn open_unix(
     user: Option<Identity>,
 ) -> Result<Listener, ListenError> {
     let name = || format!("unix:{}", path.display());
-    remove_stale_socket(path)?;
+    if has_stale_socket(path)? {
+        std::fs::remove_file(path).map_err(|error| ListenError::Bind(name(), error))?;
+    }
     let open = || {
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
         let address = SockAddr::unix(path)?;
@@ -185,14 +191,42 @@ fn open_unix(
     open().map_err(|error| ListenError::Bind(name(), error))
 }
 
-/// A server that was killed leaves its socket behind.
-fn remove_stale_socket(path: &Path) -> Result<(), ListenError> {
+/// Checks that [`open`] takes no path from a server that listens there.
+///
+/// # Errors
+/// Another server listens there, or something other than a socket is in the way.
+pub fn check_unused(address: &Address) -> Result<(), ListenError> {
+    match address {
+        Address::Unix { path, .. } => has_stale_socket(path).map(|_| ()),
+        Address::All | Address::Host(_) => Ok(()),
+    }
+}
+
+/// A server that was killed leaves its socket behind, and the kernel refuses to connect to that.
+/// A server that does not accept at present has a queue, which may be full.
+fn has_stale_socket(path: &Path) -> Result<bool, ListenError> {
     match std::fs::metadata(path) {
-        Ok(found) if found.file_type().is_socket() => std::fs::remove_file(path)
-            .map_err(|error| ListenError::Bind(format!("unix:{}", path.display()), error)),
-        Ok(_) => Err(ListenError::NotASocket(path.to_owned())),
-        // Whatever else is wrong with the path, binding to it will say.
-        Err(_) => Ok(()),
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err(ListenError::NotASocket(path.to_owned()));
+        }
+        // Whatever else is wrong with the path, binding to it fails for that reason.
+        Err(_) => return Ok(false),
+        Ok(_) => {}
+    }
+    let connect = || {
+        let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+        socket.set_nonblocking(true)?;
+        socket.connect(&SockAddr::unix(path)?)
+    };
+    match connect() {
+        Ok(()) => Err(ListenError::InUse(path.to_owned())),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ECONNREFUSED) => Ok(true),
+            Some(libc::ENOENT) => Ok(false),
+            // The queue is full, or the socket is one of another type.
+            Some(libc::EAGAIN | libc::EPROTOTYPE) => Err(ListenError::InUse(path.to_owned())),
+            _ => Err(ListenError::Unknown(path.to_owned(), error)),
+        },
     }
 }
 
@@ -318,6 +352,15 @@ impl fmt::Display for ListenError {
             ListenError::NotASocket(path) => {
                 write!(f, "cannot listen on unix:{0}: {0} exists and is no socket", path.display())
             }
+            ListenError::InUse(path) => {
+                write!(f, "cannot listen on unix:{}: another server listens there", path.display())
+            }
+            ListenError::Unknown(path, error) => write!(
+                f,
+                "cannot listen on unix:{0}: a server may listen there already, but connecting to \
+                 it fails: {error}; remove {0} if no server uses it",
+                path.display()
+            ),
             ListenError::Inherited(number, why) => {
                 write!(f, "cannot listen on inherited descriptor {number}: {why}")
             }

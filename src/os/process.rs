@@ -828,6 +828,32 @@ pub fn become_user(identity: Identity) -> io::Result<bool> {
     Ok(has_no_others)
 }
 
+/// Does something with the rights of another user, as whose its files are made, and then becomes
+/// again who the process was.
+///
+/// # Errors
+/// The kernel refuses; what was to be done has not been, or the user stays changed.
+pub fn as_user<T>(identity: Identity, something: impl FnOnce() -> T) -> io::Result<T> {
+    const UNCHANGED: libc::uid_t = libc::uid_t::MAX;
+    // SAFETY: both only ask, and cannot fail.
+    let own = unsafe { Identity { uid: libc::geteuid(), gid: libc::getegid() } };
+    let set_user = |uid| {
+        // SAFETY: plain numbers. That it is done for one thread is enough, as there is only one.
+        check(unsafe { libc::setresuid(UNCHANGED, uid, UNCHANGED) })
+    };
+    let set_group = |gid| {
+        // SAFETY: as above.
+        check(unsafe { libc::setresgid(UNCHANGED, gid, UNCHANGED) })
+    };
+    set_group(identity.gid)?;
+    set_user(identity.uid)?;
+    let done = something();
+    // The user comes first: the right to change the group is root's.
+    set_user(own.uid)?;
+    set_group(own.gid)?;
+    Ok(done)
+}
+
 fn supplementary_groups() -> io::Result<Vec<libc::gid_t>> {
     // SAFETY: with a length of 0 nothing is written.
     let count = unsafe { libc::getgroups(0, std::ptr::null_mut()) };
