@@ -3,13 +3,19 @@
 //! Nothing is changed, and nobody is kept out: a server may be writing at the same time. A file
 //! that it removes meanwhile is passed over: its jobs are in newer files by then, which are
 //! looked into too.
+//!
+//! A file is read in pieces, and the server may write between two of them, so that a sound record
+//! looks damaged. So damage is reported only where two readings of all files found it. That is
+//! enough, because records are written one after the other and never changed: damage has
+//! something behind it, so whatever stood there incomplete in the first reading was complete
+//! before the second one began.
 
 use super::body::CR_LF;
 use super::disk::{Disk, FileNumber};
 use super::json::JsonText;
 use super::record::{FILE_HEAD_LEN, Fields, Layout, Logged, VERSION_LEN};
 use super::scan::{self, Damage, Found, Item, ReadError, Scan, Tail};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
 use std::rc::Rc;
@@ -33,8 +39,19 @@ struct Survey {
     /// Pairs of neighbours between which there is none.
     gaps: Vec<(FileNumber, FileNumber)>,
     tail: Tail,
-    /// How many files were listed and not there any more.
+    /// How many files were listed and removed before they were read to the end.
     vanished: usize,
+}
+
+/// Where damage was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    /// At this offset of a file.
+    Damage(FileNumber, u64),
+    /// The same, with nothing behind it.
+    Torn(FileNumber, u64),
+    /// Between these files.
+    Gap(FileNumber, FileNumber),
 }
 
 /// A live job, as its last record has it.
@@ -105,23 +122,54 @@ const LOOKS: usize = 5;
 
 /// The file, unless it has been removed meanwhile.
 fn open(disk: &mut dyn Disk, number: FileNumber) -> Result<Option<Scan<'_>>, InspectError> {
+    // Another file may have this number since it was read last.
+    disk.close(number);
     match Scan::open(disk, number) {
         Ok(scan) => Ok(Some(scan)),
-        Err(ReadError::Io(error)) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) if is_gone(&error) => Ok(None),
         Err(error) => Err(InspectError::Read(number, error)),
     }
 }
 
+fn is_gone(error: &ReadError) -> bool {
+    matches!(error, ReadError::Io(error) if error.kind() == ErrorKind::NotFound)
+}
+
 impl Survey {
+    /// What is in the files now. Damage that only one reading has found is left out.
     fn of(disk: &mut dyn Disk) -> Result<Survey, InspectError> {
+        let mut found_before = BTreeSet::new();
+        let mut survey = Survey::attempt(disk)?;
         for _ in 1..LOOKS {
-            let survey = Survey::attempt(disk)?;
+            let found = survey.places();
             // What was read before a file that has gone may have been taken back there.
-            if survey.vanished == 0 {
+            if survey.vanished == 0 && found.is_subset(&found_before) {
                 return Ok(survey);
             }
+            found_before.extend(found);
+            survey = Survey::attempt(disk)?;
         }
-        Survey::attempt(disk)
+        survey.keep_damage_at(&found_before);
+        Ok(survey)
+    }
+
+    /// Where damage was found.
+    fn places(&self) -> BTreeSet<Place> {
+        let gaps = self.gaps.iter().map(|&(before, after)| Place::Gap(before, after));
+        let places = self.files.iter().flat_map(|file| {
+            let damages = file.damages.iter();
+            let damages = damages.map(|damage| Place::Damage(file.number, damage.offset));
+            damages.chain(file.torn.iter().map(|torn| Place::Torn(file.number, torn.offset)))
+        });
+        gaps.chain(places).collect()
+    }
+
+    fn keep_damage_at(&mut self, places: &BTreeSet<Place>) {
+        self.gaps.retain(|&(before, after)| places.contains(&Place::Gap(before, after)));
+        for File { number, damages, torn, .. } in &mut self.files {
+            damages.retain(|damage| places.contains(&Place::Damage(*number, damage.offset)));
+            torn.take_if(|torn| !places.contains(&Place::Torn(*number, torn.offset)));
+        }
     }
 
     fn attempt(disk: &mut dyn Disk) -> Result<Survey, InspectError> {
@@ -160,7 +208,11 @@ impl Survey {
             torn: None,
         });
         loop {
-            let item = scan.next_item().map_err(|error| InspectError::Read(number, error))?;
+            let item = match scan.next_item() {
+                Ok(item) => item,
+                Err(error) if is_gone(&error) => break,
+                Err(error) => return Err(InspectError::Read(number, error)),
+            };
             if !matches!(item, Item::End(_)) {
                 let followed = self.tail.take();
                 self.note_damage(followed);
@@ -177,9 +229,25 @@ impl Survey {
                     self.numbered(number).used = end.used;
                     let damage = end.rest.and_then(|rest| self.tail.begins(number, rest));
                     self.note_damage(damage);
-                    return Ok(());
+                    break;
                 }
             }
+        }
+        // A file that is removed gets shorter while it is read.
+        match disk.size(number) {
+            Err(error) if error.kind() == ErrorKind::NotFound => self.forget_damage(number),
+            Ok(_) | Err(_) => {}
+        }
+        Ok(())
+    }
+
+    fn forget_damage(&mut self, number: FileNumber) {
+        self.vanished += 1;
+        self.numbered(number).damages.clear();
+        if let Some((torn_in, rest)) = self.tail.take()
+            && torn_in != number
+        {
+            self.tail.begins(torn_in, rest);
         }
     }
 
