@@ -54,6 +54,7 @@ impl StartupError {
     pub fn exit_code(&self) -> u8 {
         match self {
             StartupError::Replay(_, ReplayError::Failed(_)) => 74,
+            StartupError::Replay(_, ReplayError::Begin(error)) if is_io_error(error) => 74,
             StartupError::System(..) | StartupError::Machine(_) | StartupError::Replay(..) => 1,
             StartupError::Usage(_) => 5,
             StartupError::OpenBinlog(..) => 10,
@@ -63,6 +64,11 @@ impl StartupError {
             StartupError::Listen(_) => 111,
         }
     }
+}
+
+/// The disk itself fails, rather than that there is no space or no permission.
+fn is_io_error(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EIO)
 }
 
 /// Does all that must be done before the first client can be served; on a machine of which this is
@@ -265,10 +271,13 @@ mod tests {
     fn each_way_to_fail_has_its_exit_code() {
         let path = PathBuf::new;
         let error = || io::Error::other("of the test");
+        let os_error = io::Error::from_raw_os_error;
         let user = String::new;
         for (failure, code) in [
             (StartupError::Replay(path(), ReplayError::List(error())), 1),
             (StartupError::Replay(path(), ReplayError::Begin(error())), 1),
+            (StartupError::Replay(path(), ReplayError::Begin(os_error(libc::EACCES))), 1),
+            (StartupError::Replay(path(), ReplayError::Begin(os_error(libc::EIO))), 74),
             (StartupError::System("do this", error()), 1),
             (StartupError::FindUser(user(), UserError::Database(error())), 32),
             (StartupError::FindUser(user(), UserError::Unknown), 33),

@@ -1056,6 +1056,70 @@ fn a_client_that_never_reads_costs_bounded_memory() {
     assert!(kib < 32 * 1024, "{kib} KiB");
 }
 
+// ---- A disk that fails ----
+
+/// A server in which a system call fails, in the words of strace(1); none where that cannot be had.
+fn start_with_fault(fault: &str, flags: &[&str]) -> Option<Daemon> {
+    let traced = |arguments: &[&str]| {
+        let mut command = Command::new("strace");
+        // The server, not strace, is the child of this process.
+        command.args(["-D", "-o", "/dev/null", "-e", &format!("inject={fault}")]);
+        command.args(arguments).stdin(Stdio::null());
+        command
+    };
+    if !traced(&["true"]).output().is_ok_and(|output| output.status.success()) {
+        skip("strace is not installed, or may not trace here");
+        return None;
+    }
+    Some(Daemon::spawn(traced(&[&[BEANSTALKD], flags].concat())))
+}
+
+/// The kernel reports it once: a server that is started again would not hear of it.
+#[test]
+fn a_sync_that_fails_at_the_start_is_final() {
+    let directory = tempfile::tempdir().unwrap();
+    let flags = ["-V", "-l", "127.0.0.1", "-p", "0", "-b", directory.path().to_str().unwrap()];
+    let mut daemon = Daemon::start(Path::new(BEANSTALKD), &flags);
+    assert_eq!(ask(connect(logged_address(&mut daemon)), "put 0 0 9 1\r\na\r\n"), "INSERTED 1\r\n");
+    assert!(daemon.end(Signal::TERM).success());
+    let files_before = std::fs::read_dir(directory.path()).unwrap().count();
+    for (fault, code, message) in [
+        ("fdatasync:error=EIO:when=1", 74, "binlog.1: cannot sync it: Input/output error"),
+        ("fsync:error=EIO:when=1", 74, "the directory: cannot sync it: Input/output error"),
+        ("fallocate:error=EIO", 74, "no new file can be made: Input/output error"),
+        ("fallocate:error=EPERM", 1, "no new file can be made: Operation not permitted"),
+    ] {
+        let Some(mut daemon) = start_with_fault(fault, &flags) else { return };
+        wait_until("the server has ended", || daemon.child.try_wait().unwrap().is_some());
+        let (status, log) = daemon.wait();
+        assert_eq!(status.code(), Some(code), "{fault}: {log}");
+        assert!(log.contains(message), "{fault}: {log}");
+        assert!(!log.contains("recovered"), "{fault}: {log}");
+    }
+    assert!(std::fs::read_dir(directory.path()).unwrap().count() >= files_before);
+    let mut daemon = Daemon::start(Path::new(BEANSTALKD), &flags);
+    assert_eq!(ask(connect(logged_address(&mut daemon)), "reserve\r\n"), "RESERVED 1 1\r\n");
+}
+
+#[test]
+fn a_file_system_that_cannot_sync_directories_is_used_with_a_warning() {
+    let directory = tempfile::tempdir().unwrap();
+    let binlog = directory.path().to_str().unwrap();
+    let flags = ["-V", "-l", "127.0.0.1", "-p", "0", "-f", "0", "-s", "4096", "-b", binlog];
+    let Some(mut daemon) = start_with_fault("fsync:error=EINVAL", &flags) else { return };
+    let address = logged_address(&mut daemon);
+    daemon.wait_for_log("this file system cannot sync a directory: Invalid argument");
+    let client = connect(address);
+    for id in 1..=10 {
+        let put = format!("put 0 0 9 3000\r\n{}\r\n", "x".repeat(3000));
+        assert_eq!(ask(&client, &put), format!("INSERTED {id}\r\n"));
+    }
+    daemon.signal(Signal::TERM);
+    let (status, log) = daemon.wait();
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(!log.contains("cannot sync a directory"), "once is enough: {log}");
+}
+
 // ---- The stream of bytes ----
 
 #[test]

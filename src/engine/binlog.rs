@@ -139,6 +139,16 @@ pub struct Sizes {
     pub is_full: bool,
 }
 
+/// Why a binlog cannot begin.
+#[derive(Debug)]
+pub enum BeginError {
+    /// No file can be made.
+    NoFile(io::Error),
+    /// A write or a sync has failed. The kernel reports that once, so the next start would not
+    /// see it.
+    Failed(Failure),
+}
+
 /// The disk has failed: nothing is safe any more.
 #[derive(Clone, Debug)]
 pub struct Failure(String);
@@ -196,7 +206,7 @@ impl Binlog {
         segments: Segments,
         last: Last,
         now: Nanos,
-    ) -> io::Result<Binlog> {
+    ) -> Result<Binlog, BeginError> {
         let mut binlog = Binlog {
             disk,
             policy,
@@ -225,18 +235,22 @@ impl Binlog {
             nonce: random_nonce(),
             failure: None,
         };
-        binlog.batch.try_reserve_exact(BATCH_LEN).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        let reserved = binlog.batch.try_reserve_exact(BATCH_LEN);
+        reserved.map_err(|_| BeginError::NoFile(io::ErrorKind::OutOfMemory.into()))?;
         for place in 0..binlog.segments.len() {
             binlog.sums.disk_bytes += on_disk(binlog.segments[place].size);
             binlog.cut_segment(place);
             let number = binlog.segments[place].number;
             if binlog.is_synced() {
                 // Who wrote it may not have come to that.
-                binlog.disk.sync(number)?;
+                binlog.sync(number);
             }
             binlog.disk.close(number);
         }
-        binlog.set_first_space_aside()?;
+        let begun = binlog.set_first_space_aside();
+        // A disk that has failed gives no file either.
+        binlog.outcome().map_err(BeginError::Failed)?;
+        begun.map_err(BeginError::NoFile)?;
         Ok(binlog)
     }
 

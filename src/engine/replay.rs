@@ -8,7 +8,7 @@
 //! The bytes that a crash has left behind the last record of all are no damage: what was
 //! acknowledged can be in them only if the operator did not have it synced first.
 
-use super::binlog::{Binlog, Failure, Last, Policy};
+use super::binlog::{BeginError, Binlog, Failure, Last, Policy};
 use super::disk::{Disk, FileNumber};
 use super::job::{Destination, Job, Terms};
 use super::keys::{JobKey, TubeKey};
@@ -166,7 +166,10 @@ impl Replay<'_> {
             );
         }
         let binlog = Binlog::begin(disk, policy, segments, last, now);
-        queue.binlog = Some(binlog.map_err(ReplayError::Begin)?);
+        queue.binlog = Some(binlog.map_err(|error| match error {
+            BeginError::NoFile(error) => ReplayError::Begin(error),
+            BeginError::Failed(failure) => ReplayError::Failed(failure),
+        })?);
         queue.set_damaged_files_aside(now).map_err(ReplayError::Failed)?;
         Ok(recovered)
     }

@@ -6,6 +6,7 @@
 use super::process;
 use crate::engine::disk::{Disk, FileNumber, LAST_NUMBER};
 use crate::engine::histogram::Histogram;
+use log::warn;
 use std::fmt;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
@@ -30,6 +31,8 @@ pub struct Directory {
     spare: Vec<File>,
     /// How long syncs took.
     sync_times: Histogram,
+    /// The log says that the directory cannot be synced.
+    has_warned: bool,
     /// Locked for as long as it is open; nothing when the directory is only looked into.
     lock: Option<File>,
 }
@@ -93,6 +96,7 @@ impl Directory {
             reading: None,
             spare: Vec::new(),
             sync_times: Histogram::default(),
+            has_warned: false,
             lock: None,
         })
     }
@@ -230,7 +234,19 @@ impl Disk for Directory {
     }
 
     fn sync_directory(&mut self) -> io::Result<()> {
-        self.handle.sync_all()
+        match self.handle.sync_all() {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                if !std::mem::replace(&mut self.has_warned, true) {
+                    warn!(
+                        "-b {}: this file system cannot sync a directory: {error}; after a power \
+                         cut, files may be missing or removed files may be back",
+                        self.path.display()
+                    );
+                }
+                Ok(())
+            }
+            synced => synced,
+        }
     }
 
     fn cut(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
