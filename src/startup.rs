@@ -82,7 +82,7 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<EventLo
     }
     process::give_large_blocks_back(PAGE_BYTES);
     // Before anything else opens a descriptor.
-    let inherited = process::inherited_sockets().map_err(ListenError::NotOpen);
+    let inherited = process::inherited_sockets().map_err(ListenError::Environment);
     let inherited = inherited.map_err(StartupError::Listen)?;
     first_process::reap_orphans();
     if let Some(machine) = machine {
@@ -265,6 +265,7 @@ impl fmt::Display for StartupError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::os::process::InheritedError;
 
     /// Those of C beanstalkd where it has one, and those of beanstalkd(1) elsewhere.
     #[test]
@@ -282,7 +283,7 @@ mod tests {
             (StartupError::FindUser(user(), UserError::Database(error())), 32),
             (StartupError::FindUser(user(), UserError::Unknown), 33),
             (StartupError::BecomeUser(user(), error()), 34),
-            (StartupError::Listen(ListenError::NotOpen(3)), 111),
+            (StartupError::Listen(ListenError::Environment(InheritedError::NotOpen(3))), 111),
         ] {
             assert_eq!(failure.exit_code(), code, "{failure}");
         }

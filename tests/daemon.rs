@@ -554,6 +554,29 @@ fn inherited_descriptors_of_another_kind_are_refused() {
 }
 
 #[test]
+fn a_malformed_count_of_inherited_descriptors_is_an_error() {
+    let script = r#"LISTEN_PID=$$ LISTEN_FDS="$0" exec "$@""#;
+    for count in ["", "one", "-1", "1 ", "0x1", "4294967296", "99999999999999999999"] {
+        let mut command = Command::new("sh");
+        command.args(["-c", script, count, BEANSTALKD, "-V", "-l", "127.0.0.1", "-p", "0"]);
+        let mut daemon = Daemon::spawn(command);
+        wait_until("the server has ended", || daemon.child.try_wait().unwrap().is_some());
+        let (status, log) = daemon.wait();
+        assert_eq!(status.code(), Some(111), "{count}: {log}");
+        assert!(log.contains(&format!("LISTEN_FDS={count}: not a number")), "{log}");
+    }
+    // More than there are is an error too, and none is none.
+    let mut command = Command::new("sh");
+    command.args(["-c", script, "2147483647", BEANSTALKD, "-l", "127.0.0.1", "-p", "0"]);
+    let (status, log) = Daemon::spawn(command).wait();
+    assert_eq!(status.code(), Some(111), "{log}");
+    assert!(log.contains("inherited descriptor 3: it is not open"), "{log}");
+    let mut command = Command::new("sh");
+    command.args(["-c", script, "0", BEANSTALKD, "-V", "-l", "127.0.0.1", "-p", "0"]);
+    logged_address(&mut Daemon::spawn(command));
+}
+
+#[test]
 fn sockets_meant_for_another_process_are_left_alone() {
     let mut command = Command::new(BEANSTALKD);
     command

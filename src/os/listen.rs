@@ -1,7 +1,7 @@
 //! Listening sockets: TCP, Unix, and those inherited from a service manager.
 
 use super::names;
-use super::process::{self, Identity};
+use super::process::{self, Identity, InheritedError};
 use super::stream::Stream;
 use mio::net::{TcpListener, UnixListener};
 use socket2::{Domain, SockAddr, Socket, Type};
@@ -68,8 +68,8 @@ pub enum ListenError {
     Unknown(PathBuf, io::Error),
     /// An inherited descriptor is not what it should be.
     Inherited(RawFd, io::Error),
-    /// An inherited descriptor is not even open.
-    NotOpen(RawFd),
+    /// The inherited descriptors are not what the environment says.
+    Environment(InheritedError),
 }
 
 /// Thousands of clients may connect in the same moment: a connection that finds no place
@@ -364,9 +364,14 @@ impl fmt::Display for ListenError {
             ListenError::Inherited(number, why) => {
                 write!(f, "cannot listen on inherited descriptor {number}: {why}")
             }
-            ListenError::NotOpen(number) => {
+            ListenError::Environment(InheritedError::NotOpen(number)) => {
                 write!(f, "cannot listen on inherited descriptor {number}: it is not open")
             }
+            ListenError::Environment(InheritedError::Count(count)) => write!(
+                f,
+                "cannot listen on inherited descriptors: LISTEN_FDS={}: not a number of descriptors",
+                count.display()
+            ),
         }
     }
 }

@@ -9,7 +9,7 @@
 use super::names;
 use crate::engine::stats::ProcessorTime;
 use crate::engine::time::{Drift, Nanos};
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, OsString};
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
@@ -694,23 +694,35 @@ impl AsRawFd for Signals {
 
 // ---- Inherited sockets ----
 
+/// Why inherited descriptors cannot be used.
+#[derive(Debug)]
+pub enum InheritedError {
+    /// `LISTEN_FDS` is this, which is not a number of descriptors.
+    Count(OsString),
+    /// This one is not open.
+    NotOpen(RawFd),
+}
+
 /// The descriptors that a service manager handed to this process, by the protocol of
 /// `sd_listen_fds(3)`. To be called once, before the process opens any descriptor.
 ///
 /// # Errors
-/// One of them is not open; its number.
-pub fn inherited_sockets() -> Result<Vec<OwnedFd>, RawFd> {
+/// `LISTEN_PID` is this process, but the descriptors are not what `LISTEN_FDS` says.
+pub fn inherited_sockets() -> Result<Vec<OwnedFd>, InheritedError> {
     const FIRST: RawFd = 3;
-    let number =
-        |name| std::env::var(name).ok().and_then(|value: String| value.parse::<u32>().ok());
-    if number("LISTEN_PID") != Some(std::process::id()) {
+    let pid = std::env::var("LISTEN_PID").ok().and_then(|pid| pid.parse().ok());
+    let Some(count) = std::env::var_os("LISTEN_FDS").filter(|_| pid == Some(std::process::id()))
+    else {
         return Ok(Vec::new());
-    }
-    let count = number("LISTEN_FDS").and_then(|count| RawFd::try_from(count).ok()).unwrap_or(0);
-    let range = FIRST..FIRST.saturating_add(count);
+    };
+    let number = count.to_str().and_then(|count| count.parse().ok());
+    let Some(number) = number.filter(|&number: &RawFd| number >= 0) else {
+        return Err(InheritedError::Count(count));
+    };
+    let range = FIRST..FIRST.saturating_add(number);
     // All are looked at before any is taken: an error must not close what others gave.
     if let Some(closed) = range.clone().find(|&fd| !keep_to_ourselves(fd)) {
-        return Err(closed);
+        return Err(InheritedError::NotOpen(closed));
     }
     // SAFETY: they are open, and who set LISTEN_PID to this process gave them to it; by the
     // contract of this function nothing else in the process owns a descriptor yet.
