@@ -6,7 +6,7 @@ use beanstalkd::options::{self, Look, Options, Request};
 use beanstalkd::os::disk::Directory;
 use beanstalkd::os::first_process::Machine;
 use beanstalkd::os::process::{self, MachineEnd, Stop};
-use beanstalkd::startup::{self, StartupError};
+use beanstalkd::startup::{self, Started, StartupError};
 use std::fmt::Display;
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::Path;
@@ -55,7 +55,10 @@ fn serve(options: &Options, machine: Option<&mut Machine>) -> (ExitCode, Machine
         ExitCode::from(exit_code)
     };
     let stopped = match startup::start(options, machine) {
-        Ok(event_loop) => event_loop.run().map_err(|error| fail(&error, error.exit_code())),
+        Ok(Started::Serving(event_loop)) => {
+            event_loop.run().map_err(|error| fail(&error, error.exit_code()))
+        }
+        Ok(Started::Stopped(stop)) => Ok(stop),
         Err(error) => Err(fail(&error, error.exit_code())),
     };
     let stop = match stopped {

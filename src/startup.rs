@@ -20,7 +20,7 @@ use crate::os::first_process::{self, Machine, MachineError};
 use crate::os::listen::{self, Address, ListenError, Listener};
 use crate::os::notify::Notifier;
 use crate::os::onlookers::Onlookers;
-use crate::os::process::{self, Clock, Identity, Signals, UserError};
+use crate::os::process::{self, Clock, Identity, Signals, Stop, UserError};
 use crate::os::visitors::Visitors;
 use log::{info, warn};
 use std::fmt;
@@ -66,6 +66,15 @@ impl StartupError {
     }
 }
 
+/// What has become of a start.
+#[derive(Debug)]
+pub enum Started {
+    /// The server is ready to serve.
+    Serving(Box<EventLoop>),
+    /// A signal has ended it before.
+    Stopped(Stop),
+}
+
 /// The disk itself fails, rather than that there is no space or no permission.
 fn is_io_error(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EIO)
@@ -76,7 +85,7 @@ fn is_io_error(error: &io::Error) -> bool {
 ///
 /// # Errors
 /// One step fails; nothing is served.
-pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<EventLoop, StartupError> {
+pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started, StartupError> {
     for warning in &options.warnings {
         warn!("{warning}");
     }
@@ -122,9 +131,16 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<EventLo
     };
     let mut server = Server::new(settings, facts, clock.now());
     if let (Some(path), Some(directory)) = (&options.binlog_dir, binlog) {
-        recover(&mut server, path, directory, options, &clock, &mut onlookers)?;
+        let is_to_stop = || signals.pending_stop();
+        let stop =
+            recover(&mut server, path, directory, options, &clock, &mut onlookers, is_to_stop)?;
+        if let Some(stop) = stop {
+            onlookers.stopping();
+            return Ok(Started::Stopped(stop));
+        }
     }
     EventLoop::new(server, clock, signals, onlookers, listeners, options.max_connections)
+        .map(|event_loop| Started::Serving(Box::new(event_loop)))
         .map_err(cannot_wait)
 }
 
@@ -132,7 +148,8 @@ fn cannot_wait(error: io::Error) -> StartupError {
     StartupError::System("wait for events", error)
 }
 
-/// Takes the jobs from the binlog.
+/// Takes the jobs from the binlog. Between two files it stops if there is a signal to do so; the
+/// files are as they were then.
 fn recover(
     server: &mut Server,
     path: &Path,
@@ -140,13 +157,20 @@ fn recover(
     options: &Options,
     clock: &Clock,
     onlookers: &mut Onlookers,
-) -> Result<(), StartupError> {
+    pending_stop: impl Fn() -> Option<Stop>,
+) -> Result<Option<Stop>, StartupError> {
     let failed = |error| StartupError::Replay(path.to_owned(), error);
     let begun_at = clock.now();
     let mut recovery = server.begin_recovery(Box::new(directory), options.fsync).map_err(failed)?;
     while let Some(file) = recovery.next_file() {
+        if let Some(stop) = pending_stop() {
+            return Ok(Some(stop));
+        }
         onlookers.reading(file, clock.now()).map_err(cannot_wait)?;
         recovery.read_file().map_err(failed)?;
+    }
+    if let Some(stop) = pending_stop() {
+        return Ok(Some(stop));
     }
     let recovered = recovery.finish(clock.now()).map_err(failed)?;
     let Recovered { jobs, files, used_bytes, .. } = recovered;
@@ -154,7 +178,7 @@ fn recover(
     info!(
         "recovered {jobs} jobs from {files} files with {used_bytes} bytes in use, in {took_ms} ms"
     );
-    Ok(())
+    Ok(None)
 }
 
 /// The sockets that can be had without taking anything from another server; the others are

@@ -601,6 +601,33 @@ fn term_and_int_stop_with_success() {
     }
 }
 
+/// The signal is there when the server starts, before it reads the first file.
+#[test]
+fn term_stops_the_server_while_it_reads_the_binlog() {
+    let blocking = Command::new("env").args(["--block-signal=TERM", "true"]).output();
+    if !blocking.is_ok_and(|output| output.status.success()) {
+        skip("env cannot block signals here");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let flags = ["-V", "-l", "127.0.0.1", "-p", "0", "-b", directory.path().to_str().unwrap()];
+    let mut daemon = Daemon::start(Path::new(BEANSTALKD), &flags);
+    let client = connect(logged_address(&mut daemon));
+    assert_eq!(ask(&client, "put 0 0 9 1\r\na\r\n"), "INSERTED 1\r\n");
+    assert!(daemon.end(Signal::TERM).success());
+    let mut command = Command::new("env");
+    let script = r#"kill -TERM $$; exec "$0" "$@""#;
+    command.args(["--block-signal=TERM", "sh", "-c", script, BEANSTALKD]).args(flags);
+    let (status, log) = Daemon::spawn(command).wait();
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(log.contains("stopped: Terminate"), "{log}");
+    assert!(!log.contains("binlog.1: read"), "{log}");
+    // Nothing is lost.
+    let mut daemon = Daemon::start(Path::new(BEANSTALKD), &flags);
+    let client = connect(logged_address(&mut daemon));
+    assert_eq!(ask(&client, "reserve\r\n"), "RESERVED 1 1\r\n");
+}
+
 #[test]
 fn usr1_drains_and_usr2_ends_that() {
     let (daemon, address) = start_on_loopback(&[]);

@@ -651,6 +651,19 @@ impl Signals {
         Ok(Signals(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
+    /// The signal that is to end the process and has arrived, if one has. It is not taken.
+    pub fn pending_stop(&self) -> Option<Stop> {
+        let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
+        // SAFETY: the pointer is to a live value.
+        if unsafe { libc::sigpending(set.as_mut_ptr()) } != 0 {
+            return None;
+        }
+        // SAFETY: the call has initialised the set, and the numbers are those of real signals.
+        let is_pending = |signal| unsafe { libc::sigismember(set.as_ptr(), signal) == 1 };
+        let signals = [(libc::SIGTERM, Stop::Terminate), (libc::SIGINT, Stop::Interrupt)];
+        signals.into_iter().find(|&(signal, _)| is_pending(signal)).map(|(_, stop)| stop)
+    }
+
     /// The next signal that has arrived.
     pub fn next(&self) -> Option<Signal> {
         let mut info = MaybeUninit::<libc::signalfd_siginfo>::zeroed();
