@@ -935,6 +935,23 @@ fn stop_for_a_moment<T>(daemon: &Daemon, something: impl FnOnce() -> T) -> T {
 }
 
 #[test]
+fn errors_of_one_client_do_not_keep_the_next_waiting() {
+    let flags = ["-V", "-l", "127.0.0.1", "-p", "0"];
+    let fault = |error: &str| format!("accept4:error={error}:when=1..3");
+    for error in ["EPERM", "ENONET", "EHOSTDOWN", "ENOPROTOOPT", "EOPNOTSUPP", "ECONNABORTED"] {
+        let Some(mut daemon) = start_with_fault(&fault(error), &flags) else { return };
+        let address = logged_address(&mut daemon);
+        assert_eq!(ask(connect(address), "use a\r\n"), "USING a\r\n");
+        let log = log_of(daemon);
+        assert!(!log.contains("cannot accept"), "{error}: {log}");
+    }
+    // Where every call fails, the server does not spin.
+    let Some(mut daemon) = start_with_fault("accept4:error=EPERM", &flags) else { return };
+    let _client = connect(logged_address(&mut daemon));
+    daemon.wait_for_log("cannot accept more connections at present, 0 are open: Operation not");
+}
+
+#[test]
 fn health_is_told_while_clients_have_all_descriptors() {
     let flags = ["--metrics", "127.0.0.1:0"];
     let script = r#"ulimit -n 32; exec "$0" -V -l 127.0.0.1 -p 0 "$@""#;

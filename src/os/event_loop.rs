@@ -314,21 +314,30 @@ impl EventLoop {
         }
         self.hold.held_until = None;
         let count = self.doors.len();
+        let mut failures = 0;
         for _ in 0..ACCEPTS_PER_TURN {
             // One at each door, so that nobody is starved when places are scarce.
             let mut doors = (0..count).map(|step| (self.hold.next_door + step) % count);
             let Some(index) = doors.find(|&index| self.doors[index].is_ready) else { return };
-            self.accept_one(index);
-            if self.hold.held_until.is_some() {
-                return;
+            match self.accept_one(index) {
+                Ok(()) => {}
+                // It is not the clients that cause such errors if there are no others.
+                Err(error)
+                    if listen::concerns_one_client(&error) && failures + 1 < ACCEPTS_PER_TURN =>
+                {
+                    debug!("a connection could not be accepted: {error}");
+                    self.hold.next_door = index + 1;
+                    failures += 1;
+                }
+                Err(error) => return self.hold_accepting(&error),
             }
         }
     }
 
-    fn accept_one(&mut self, index: usize) {
+    fn accept_one(&mut self, index: usize) -> io::Result<()> {
         // Who is not accepted waits in the kernel, and need not be turned away.
         if !self.server.has_room() {
-            return self.hold_accepting(&io::Error::from(ErrorKind::OutOfMemory));
+            return Err(ErrorKind::OutOfMemory.into());
         }
         if self.server.connection_count() >= self.max_connections {
             return self.turn_away(index);
@@ -337,11 +346,13 @@ impl EventLoop {
         match door.listener.accept() {
             Ok(stream) => {
                 self.hold.next_door = index + 1;
-                self.connect(stream);
+                self.connect(stream)
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => door.is_ready = false,
-            Err(error) if listen::concerns_one_client(&error) => {}
-            Err(error) => self.hold_accepting(&error),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                door.is_ready = false;
+                Ok(())
+            }
+            Err(error) => Err(error),
         }
     }
 
@@ -349,24 +360,21 @@ impl EventLoop {
     /// pending connections with the next poll, if there are any. A connection that has sent its
     /// last command in this iteration ends in the next one: so a client that waits is worth a
     /// warning only when it still waits then. Closing a connection makes all listeners ready.
-    fn turn_away(&mut self, index: usize) {
+    fn turn_away(&mut self, index: usize) -> io::Result<()> {
         if self.hold.full_count >= FULL_BEFORE_WARNING {
             self.complain(&"--max-connections allows no more");
             self.doors[index].is_ready = false;
-            return;
+            return Ok(());
         }
         self.hold.full_count += 1;
         for index in 0..self.doors.len() {
             let mut source = SourceFd(&self.doors[index].listener.as_raw_fd());
             let registry = self.poll.registry();
-            if let Err(error) =
-                registry.reregister(&mut source, listener_token(index), Interest::READABLE)
-            {
-                // It stays marked as ready, and is tried again later.
-                return self.hold_accepting(&error);
-            }
+            // If that fails, it stays marked as ready, and is tried again later.
+            registry.reregister(&mut source, listener_token(index), Interest::READABLE)?;
             self.doors[index].is_ready = false;
         }
+        Ok(())
     }
 
     /// There is no descriptor left, or no memory in the kernel. The edge of the event is gone, so
@@ -386,17 +394,15 @@ impl EventLoop {
         }
     }
 
-    fn connect(&mut self, stream: Stream) {
-        let Ok(key) = self.server.connect() else {
-            return self.hold_accepting(&io::Error::from(ErrorKind::OutOfMemory));
-        };
+    fn connect(&mut self, stream: Stream) -> io::Result<()> {
+        let key = self.server.connect().map_err(|_| ErrorKind::OutOfMemory)?;
         let interest = Interest::READABLE | Interest::WRITABLE | Interest::PRIORITY;
         let registry = self.poll.registry();
         if let Err(error) =
             registry.register(&mut SourceFd(&stream.as_raw_fd()), Token(key.index()), interest)
         {
             self.server.disconnect(key, self.now);
-            return self.hold_accepting(&error);
+            return Err(error);
         }
         debug!("connection {} opened", key.index());
         if self.sockets.len() <= key.index() {
@@ -411,6 +417,7 @@ impl EventLoop {
             sends_put_off: 0,
             stream,
         });
+        Ok(())
     }
 
     // ---- Serving ----

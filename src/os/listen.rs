@@ -7,7 +7,7 @@ use mio::net::{TcpListener, UnixListener};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::fmt;
 use std::fs::OpenOptions;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -376,20 +376,41 @@ impl fmt::Display for ListenError {
     }
 }
 
-/// Whether accepting failed because of the client that was next, or a signal came: there may
-/// be others. accept(2) has the list.
+/// Whether accepting failed because of the next client alone, or of a signal, so that others can
+/// be accepted. The list is that of accept(2): Linux reports errors of a new connection in this way.
 pub fn concerns_one_client(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted)
-        || matches!(
-            error.raw_os_error(),
-            Some(libc::EPROTO | libc::ENETDOWN | libc::EHOSTUNREACH | libc::ENETUNREACH)
-        )
+    const ERRORS: [i32; 11] = [
+        libc::ECONNABORTED,
+        libc::EINTR,
+        libc::ENETDOWN,
+        libc::EPROTO,
+        libc::ENOPROTOOPT,
+        libc::EHOSTDOWN,
+        libc::ENONET,
+        libc::EHOSTUNREACH,
+        libc::EOPNOTSUPP,
+        libc::ENETUNREACH,
+        // A packet filter forbids the connection.
+        libc::EPERM,
+    ];
+    error.raw_os_error().is_some_and(|number| ERRORS.contains(&number))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use socket2::SockRef;
+
+    #[test]
+    fn errors_of_one_client_are_told_from_those_of_the_server() {
+        let is_of_client = |number| concerns_one_client(&io::Error::from_raw_os_error(number));
+        for number in [libc::ECONNABORTED, libc::EPERM, libc::ENONET, libc::EHOSTDOWN] {
+            assert!(is_of_client(number), "{}", io::Error::from_raw_os_error(number));
+        }
+        for number in [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EINVAL] {
+            assert!(!is_of_client(number), "{}", io::Error::from_raw_os_error(number));
+        }
+    }
 
     #[test]
     fn replies_are_not_held_back_and_lost_clients_are_noticed() {
