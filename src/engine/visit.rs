@@ -1,8 +1,9 @@
 //! One visitor's end of an HTTP connection: bytes to a request, and an answer in pieces.
 //!
 //! A visitor has a limited time to ask, to take each piece of what is told, and for all of it; there
-//! is one answer, and then the connection is over. Where all places are taken, whoever has had a
-//! fair while makes room. Sockets are not known here.
+//! is one answer, and then the connection is over. Where all places are taken, a connection without
+//! a complete request makes room at once, and one that is answered after a fair while. Sockets are
+//! not known here.
 
 use super::histogram::Histogram;
 use super::http::{self, HEAD_MAX, Length, Request, Status};
@@ -58,7 +59,7 @@ const TO_TAKE: Nanos = Nanos::from_secs(10);
 const TO_LEAVE: Nanos = Nanos::from_secs(2);
 /// For the visit, however steadily it goes on.
 const IN_ALL: Nanos = Nanos::from_secs(30);
-/// Where others wait for a place.
+/// To take the answer, where others wait for a place.
 const BESIDE_OTHERS: Nanos = Nanos::from_secs(2);
 
 /// In the text format of Prometheus.
@@ -164,9 +165,14 @@ impl Visit {
         self.deadline() <= now
     }
 
-    /// From when on the visitor makes room for others, if there is no other place for them.
+    /// From when on the visitor makes room for others, if there is no other place for them: at
+    /// once while the request is not complete, and nearly so when all of the answer has been sent.
     pub fn makes_room_at(&self) -> Nanos {
-        self.began_at + BESIDE_OTHERS
+        match self.phase {
+            Phase::Asking => Nanos::ZERO,
+            Phase::Leaving | Phase::Over => Nanos::ONE,
+            Phase::Telling { .. } | Phase::Sending => self.began_at + BESIDE_OTHERS,
+        }
     }
 
     // ---- Answering ----

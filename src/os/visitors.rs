@@ -25,6 +25,8 @@ pub struct Visitors {
     /// still say that it lives.
     spare: Vec<OwnedFd>,
     inside: Vec<Option<Visitor>>,
+    /// How many connections have been accepted.
+    accepted: u64,
     /// Who comes first when the next slice of an answer is made.
     next_turn: usize,
     /// As many tubes are told of one by one.
@@ -37,14 +39,20 @@ pub struct Visitors {
 
 #[derive(Debug)]
 struct Visitor {
+    /// How many connections were accepted before.
+    seq: u64,
     stream: Stream,
     visit: Visit,
     is_readable: bool,
     is_writable: bool,
 }
 
-/// More wait at the door: those who are inside leave soon, are turned out, or make room.
-const VISITORS_MAX: usize = 16;
+/// More wait at the door: those who are inside leave soon, are turned out, or make room. A
+/// connection without a complete request makes room at once, so this is also how many others may
+/// connect before its request must have arrived.
+const VISITORS_MAX: usize = 64;
+/// From each listener so many are accepted in one turn, so that a stream of them stalls nobody.
+const ACCEPTS_PER_TURN: usize = 32;
 /// So many of them find a descriptor whatever clients have taken.
 const SPARE: usize = 4;
 /// When to try again to let somebody in, after the system had no descriptor left.
@@ -71,6 +79,7 @@ impl Visitors {
             doors: listeners.into_iter().map(Door::new).collect(),
             spare: Vec::new(),
             inside: (0..VISITORS_MAX).map(|_| None).collect(),
+            accepted: 0,
             next_turn: 0,
             tubes_max,
             held_until: Nanos::ZERO,
@@ -86,7 +95,7 @@ impl Visitors {
     /// The system does not let it look for events any more.
     pub fn turn(&mut self, subject: Subject<'_>, now: Nanos) -> io::Result<()> {
         self.look()?;
-        self.accept(now);
+        self.accept(subject, now);
         for index in 0..self.inside.len() {
             let Some(visitor) = &mut self.inside[index] else { continue };
             if let Err(why) = visitor.go_on(subject, now) {
@@ -150,16 +159,19 @@ impl Visitors {
         }
     }
 
-    /// When the one who has been inside for longest makes room, and at which place.
+    /// When the first one makes room, and at which place: of those who have sent no complete request
+    /// it is the one who has been inside for longest, and if there is none, of the others.
     fn first_to_go(inside: &[Option<Visitor>]) -> Option<(Nanos, usize)> {
         let inside = inside.iter().enumerate();
-        let room = inside
-            .filter_map(|(place, visitor)| Some((visitor.as_ref()?.visit.makes_room_at(), place)));
-        room.min()
+        let room = inside.filter_map(|(place, visitor)| {
+            let visitor = visitor.as_ref()?;
+            Some((visitor.visit.makes_room_at(), visitor.seq, place))
+        });
+        room.min().map(|(room_at, _, place)| (room_at, place))
     }
 
-    /// A free place, or that of the one who has been inside for longest, if that was long enough.
-    /// Otherwise a few who take their answers byte by byte could keep everybody else out.
+    /// A free place, or that of the one who makes room first, if it is time for that. Otherwise a
+    /// few who say nothing or take their answers byte by byte could keep everybody else out.
     fn place(visitors: &[Option<Visitor>], now: Nanos) -> Option<usize> {
         if let Some(free) = visitors.iter().position(Option::is_none) {
             return Some(free);
@@ -168,32 +180,22 @@ impl Visitors {
         first.map(|(_, place)| place)
     }
 
-    fn accept(&mut self, now: Nanos) {
+    fn accept(&mut self, subject: Subject<'_>, now: Nanos) {
         if now < self.held_until {
             return;
         }
-        for door in &mut self.doors {
-            while door.is_ready {
+        for door in 0..self.doors.len() {
+            for _ in 0..ACCEPTS_PER_TURN {
+                if !self.doors[door].is_ready {
+                    break;
+                }
                 let Some(place) = Visitors::place(&self.inside, now) else { return };
                 self.spare.pop();
-                match door.listener.accept() {
-                    Ok(stream) => {
-                        let interest = Interest::READABLE | Interest::WRITABLE;
-                        let mut source = SourceFd(&stream.as_raw_fd());
-                        let registry = self.poll.registry();
-                        if let Err(error) = registry.register(&mut source, Token(place), interest) {
-                            trace!("a visitor cannot be let in: {error}");
-                            continue;
-                        }
-                        if self.inside[place]
-                            .replace(Visitor::new(stream, self.tubes_max, now))
-                            .is_some()
-                        {
-                            trace!("a visitor has made room for another");
-                        }
-                        self.has_complained = false;
+                match self.doors[door].listener.accept() {
+                    Ok(stream) => self.let_in(stream, place, subject, now),
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                        self.doors[door].is_ready = false;
                     }
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => door.is_ready = false,
                     Err(error) if listen::concerns_one_client(&error) => {}
                     Err(error) => {
                         // Descriptors are places too.
@@ -211,6 +213,27 @@ impl Visitors {
                     }
                 }
             }
+        }
+    }
+
+    /// Gives a new connection a place. What it has sent is read at once: it need not make room for
+    /// the next one that says nothing.
+    fn let_in(&mut self, stream: Stream, place: usize, subject: Subject<'_>, now: Nanos) {
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        let mut source = SourceFd(&stream.as_raw_fd());
+        if let Err(error) = self.poll.registry().register(&mut source, Token(place), interest) {
+            return trace!("a visitor cannot be let in: {error}");
+        }
+        self.has_complained = false;
+        self.accepted += 1;
+        let mut visitor = Visitor::new(stream, self.accepted, self.tubes_max, now);
+        let went_on = visitor.go_on(subject, now);
+        if self.inside[place].take().is_some() {
+            trace!("a visitor has made room for another");
+        }
+        match went_on {
+            Ok(()) => self.inside[place] = Some(visitor),
+            Err(why) => trace!("a visitor is gone: {why}"),
         }
     }
 
@@ -233,8 +256,9 @@ impl Visitors {
 }
 
 impl Visitor {
-    fn new(stream: Stream, tubes_max: usize, now: Nanos) -> Visitor {
-        Visitor { stream, visit: Visit::new(tubes_max, now), is_readable: true, is_writable: true }
+    fn new(stream: Stream, seq: u64, tubes_max: usize, now: Nanos) -> Visitor {
+        let visit = Visit::new(tubes_max, now);
+        Visitor { seq, stream, visit, is_readable: true, is_writable: true }
     }
 
     /// Whether the next turn brings it further.
