@@ -898,7 +898,11 @@ fn as_many_clients_as_are_allowed_are_served_and_the_next_waits() {
 fn as_many_clients_as_are_allowed_are_no_reason_to_complain() {
     let (daemon, address) = start_on_loopback(&["--max-connections", "1"]);
     for _ in 0..3 {
-        assert_eq!(ask(connect(address), "use a\r\n"), "USING a\r\n");
+        let mut client = connect(address);
+        assert_eq!(ask(&client, "use a\r\n"), "USING a\r\n");
+        // There is room for the next client once the server has closed its end.
+        client.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(client.read(&mut [0]).unwrap(), 0, "the server closes");
     }
     assert_eq!(log_of(daemon), "");
 }
