@@ -154,6 +154,7 @@ fn every_file_opens_with_what_it_is_for() {
 fn every_script_opens_with_what_it_is_for() {
     let mut count = 0;
     for directory in [
+        "tests",
         "tests/clients",
         "tests/mutants",
         "tests/packages",
@@ -246,31 +247,64 @@ fn quirks_name_scripts_that_exist() {
 #[test]
 fn the_man_page_has_the_flags_and_defaults_of_the_program() {
     let page = read("man/beanstalkd.1");
-    let usage = beanstalkd::options::usage();
-    let mut flags = 0;
-    for line in usage.lines().filter(|line| line.trim_start().starts_with('-')) {
-        for word in line.split([' ', ',']).filter(|word| word.starts_with('-')) {
-            let name =
-                word.trim_start_matches('-').split([' ', '=']).next().expect("a flag has a name");
-            let written =
-                if word.starts_with("--") { format!("Fl -{name}") } else { format!("Fl {name}") };
-            assert!(page.contains(&written), "man/beanstalkd.1 has no {written}");
-            flags += 1;
+    let documented = flag_entries(&page);
+    let usage = usage_entries();
+    assert!(usage.len() >= 19, "the usage text has changed its form");
+    for (flags, text) in &usage {
+        let entry = documented.iter().find(|(names, _)| names == flags);
+        let (_, entry) = entry.unwrap_or_else(|| panic!("man/beanstalkd.1 has no entry {flags:?}"));
+        let Some((_, default)) = text.split_once("(default: ") else { continue };
+        let default = default.split_once(')').expect("a bracket is closed").0;
+        if default.parse::<u64>().is_err() {
+            continue;
         }
-        if let Some((_, default)) = line.split_once("(default: ") {
-            let default = default.trim_end_matches(')');
-            if default.parse::<u64>().is_ok() {
-                assert!(
-                    page.contains(default),
-                    "man/beanstalkd.1 does not know the default {default}"
-                );
-            }
+        let words: Vec<&str> = entry.split_whitespace().collect();
+        let has_default = words.windows(4).any(|words| {
+            let rest = if words[1] == "bytes" { &words[2..] } else { &words[1..3] };
+            words[0] == default && rest[0] == "by" && rest[1].starts_with("default")
+        });
+        assert!(has_default, "man/beanstalkd.1 does not say {default} by default at {flags:?}");
+    }
+    for (flags, _) in &documented {
+        let is_flag = usage.iter().any(|(names, _)| names == flags);
+        assert!(is_flag, "man/beanstalkd.1 has an entry {flags:?}, which are no flags");
+    }
+}
+
+/// The entries of the usage text: the flags of each, and all of its text.
+fn usage_entries() -> Vec<(Vec<String>, String)> {
+    let mut entries: Vec<(Vec<String>, String)> = Vec::new();
+    for line in beanstalkd::options::usage().lines().map(str::trim) {
+        if line.starts_with('-') {
+            let flags = line.split("  ").next().expect("a line has a beginning");
+            let flags = flags.split([' ', ',']).filter(|word| word.starts_with('-'));
+            entries.push((flags.map(str::to_owned).collect(), String::new()));
+        }
+        if let Some((_, text)) = entries.last_mut() {
+            *text += &format!("{line} ");
         }
     }
-    assert!(flags >= 32, "the usage text has changed its form");
-    let documented = page.lines().filter(|line| line.starts_with(".It Fl ")).count();
-    let lines = usage.lines().filter(|line| line.trim_start().starts_with('-')).count();
-    assert!(documented >= lines, "man/beanstalkd.1 documents {documented} of {lines} flags");
+    entries
+}
+
+/// The entries of a man page that begin with a flag: the flags of each, as they are typed, and the
+/// text down to the next one.
+fn flag_entries(page: &str) -> Vec<(Vec<String>, String)> {
+    let mut entries: Vec<(Vec<String>, String)> = Vec::new();
+    let mut is_inside = false;
+    for line in page.lines() {
+        if line.starts_with(".It Fl ") {
+            let words: Vec<&str> = line.split(' ').collect();
+            let flags = words.windows(2).filter(|pair| pair[0] == "Fl");
+            entries.push((flags.map(|pair| format!("-{}", pair[1])).collect(), String::new()));
+            is_inside = true;
+        } else if line.starts_with(".Ss ") || line.starts_with(".Sh ") {
+            is_inside = false;
+        } else if let Some((_, text)) = entries.last_mut().filter(|_| is_inside) {
+            *text += &format!("{line} ");
+        }
+    }
+    entries
 }
 
 /// In each shell's own way to write a flag: before its name, and what cannot follow it.
@@ -306,9 +340,18 @@ fn completions_have_the_flags_of_the_program() {
     }
 }
 
+/// Each command stands in the table and has a section; each reply is an entry of such a section.
 #[test]
 fn the_protocol_page_has_every_command_and_reply() {
     let page = read("man/beanstalkd-protocol.7");
+    let table: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix(".It Ic ")).collect();
+    let sections: Vec<&str> = page
+        .lines()
+        .filter_map(|line| line.strip_prefix(".Ss "))
+        .flat_map(|line| line.split(", "))
+        .collect();
+    let entries: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix(".It Sy ")).collect();
+    let has = |lines: &[&str], word| lines.iter().any(|line| line.split(' ').next() == Some(word));
     let commands = read("src/engine/command.rs");
     let (commands, _) = commands.split_once("#[cfg(test)]").expect("its tests come last");
     let mut count = 0;
@@ -317,7 +360,8 @@ fn the_protocol_page_has_every_command_and_reply() {
             commands[at + quote.len()..].split_once('"').expect("what is quoted ends");
         if rest.starts_with(" =>") {
             let word = word.trim_end();
-            assert!(page.contains(word), "man/beanstalkd-protocol.7 does not know {word}");
+            assert!(has(&table, word), "man/beanstalkd-protocol.7 has no {word} in its table");
+            assert!(sections.contains(&word), "man/beanstalkd-protocol.7 has no section {word}");
             count += 1;
         }
     }
@@ -330,7 +374,7 @@ fn the_protocol_page_has_every_command_and_reply() {
     let mut count = 0;
     for word in words {
         let word = word.trim_end_matches("\\r\\n").trim_end();
-        assert!(page.contains(word), "man/beanstalkd-protocol.7 does not know {word}");
+        assert!(has(&entries, word), "man/beanstalkd-protocol.7 has no entry {word}");
         count += 1;
     }
     assert!(count >= 20, "reply.rs has changed its form");
