@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::Command;
 use support::{BEANSTALKD, Daemon, field, run, skip, text, wait_until};
 use tempfile::TempDir;
 
@@ -30,11 +29,10 @@ fn serve(program: &Path, directory: &Path, flags: &[&str]) -> Served {
     let daemon = Daemon::start(program, &arguments);
     let mut stream = None;
     wait_until("the server listens", || {
-        stream = UnixStream::connect(&socket).ok();
+        stream = support::connect_unix(&socket).ok();
         stream.is_some()
     });
     let stream = stream.unwrap();
-    stream.set_read_timeout(Some(support::PATIENCE)).unwrap();
     Served { daemon, client: BufReader::new(stream) }
 }
 
@@ -217,7 +215,7 @@ fn a_directory_in_use_is_refused() {
         return skip("C beanstalkd is not installed, so it cannot be kept out");
     };
     let mut other = Daemon::start(&c, &["-l", "127.0.0.1", "-p", "0", "-b", path(&directory)]);
-    assert_eq!(other.child.wait().unwrap().code(), Some(10));
+    assert_eq!(other.wait_for_exit().code(), Some(10));
 }
 
 #[test]
@@ -352,8 +350,7 @@ fn close_while_another_waits() {
     let mut served = ours(directory.path(), &["-f", "0"]);
     served.put("job");
     assert!(served.ask("reserve-job 1").starts_with("RESERVED"));
-    let mut other = UnixStream::connect(directory.path().join("socket")).unwrap();
-    other.set_read_timeout(Some(support::PATIENCE)).unwrap();
+    let mut other = support::connect_unix(&directory.path().join("socket")).unwrap();
     other.write_all(b"list-tube-used\r\n").unwrap();
     let mut reply = [0; b"USING default\r\n".len()];
     other.read_exact(&mut reply).unwrap();
@@ -382,11 +379,11 @@ fn clients_that_hold_all_descriptors_do_not_stop_the_binlog() {
     let socket = directory.path().join("socket");
     let listen = format!("unix:{}", socket.display());
     let script = r#"ulimit -n 40; exec "$0" "$@""#;
-    let mut command = Command::new("sh");
+    let mut command = support::command("sh");
     command.args(["-c", script, BEANSTALKD, "-l", &listen, "-s", "8192", "-b", path(&directory)]);
     let daemon = Daemon::spawn(command);
     wait_until("the server listens", || socket.exists());
-    let connect = || UnixStream::connect(&socket);
+    let connect = || support::connect_unix(&socket);
     let mut served = None;
     wait_until("the server accepts", || {
         served = connect().ok();

@@ -462,9 +462,9 @@ fn answer(http: &mut Visitors, visitor: &mut TcpStream, now: Nanos) -> std::io::
 #[test]
 fn who_is_slow_is_turned_out() {
     let (mut http, address) = http_server();
-    let mut slow = TcpStream::connect(address).unwrap();
+    let mut slow = support::connect(address);
     slow.write_all(b"GET /metrics HTTP/1.1\r\n").unwrap();
-    let mut quick = TcpStream::connect(address).unwrap();
+    let mut quick = support::connect(address);
     quick.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").unwrap();
     let told = answer(&mut http, &mut quick, START).unwrap();
     assert!(told.ends_with("\r\n\r\nok\n"), "{told}");
@@ -479,7 +479,7 @@ fn who_is_slow_is_turned_out() {
 #[test]
 fn those_who_say_nothing_keep_nobody_waiting() {
     let (mut http, address) = http_server();
-    let connect = |_| TcpStream::connect(address).unwrap();
+    let connect = |_| support::connect(address);
     let mut idle: Vec<TcpStream> = (0..300).map(connect).collect();
     let mut last = connect(0);
     last.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").unwrap();
@@ -502,8 +502,8 @@ fn those_who_say_nothing_keep_nobody_waiting() {
 #[test]
 fn a_request_that_comes_late_finds_its_place() {
     let (mut http, address) = http_server();
-    let mut late = TcpStream::connect(address).unwrap();
-    let _idle: Vec<TcpStream> = (0..60).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let mut late = support::connect(address);
+    let _idle: Vec<TcpStream> = (0..60).map(|_| support::connect(address)).collect();
     let server = server();
     let turns = Histogram::default();
     for _ in 0..10 {
@@ -560,7 +560,7 @@ fn those_who_take_the_answer_byte_by_byte_keep_nobody_out() {
         visitor.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
     }
     http.turn(subject, START).unwrap();
-    let mut scraper = TcpStream::connect(address).unwrap();
+    let mut scraper = support::connect(address);
     scraper.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").unwrap();
     // All that fits into the buffers goes there, and then each takes a byte.
     let now = START + Nanos::from_secs(1);
@@ -606,7 +606,7 @@ fn the_binary_tells_of_itself_where_it_is_asked_to() {
         let (_, address) = line.split_once("telling metrics on ").unwrap();
         let ask = |path: &str| match address.parse::<SocketAddr>() {
             Ok(address) => get(support::connect(address), path),
-            Err(_) => get(UnixStream::connect(&unix).unwrap(), path),
+            Err(_) => get(support::connect_unix(&unix).unwrap(), path),
         };
         let mut client = support::connect(queue);
         client.write_all(b"use mail\r\n").unwrap();

@@ -29,10 +29,7 @@ impl Client {
     }
 
     pub fn try_connect(address: SocketAddr) -> io::Result<Client> {
-        let stream = TcpStream::connect(address)?;
-        stream.set_read_timeout(Some(support::PATIENCE))?;
-        stream.set_nodelay(true)?;
-        Ok(Client { stream: BufReader::new(stream) })
+        Ok(Client { stream: BufReader::new(support::try_connect(address)?) })
     }
 
     /// Over a connection that there is already, with the patience that all have.
@@ -46,9 +43,11 @@ impl Client {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, None);
         let socket = socket.expect("a descriptor is free");
         socket.set_recv_buffer_size(bytes).expect("the option can be set");
+        for set_timeout in [Socket::set_read_timeout, Socket::set_write_timeout] {
+            set_timeout(&socket, Some(support::PATIENCE)).expect("a timeout can be set");
+        }
         socket.connect(&address.into()).expect("the server listens");
         let stream = TcpStream::from(socket);
-        stream.set_read_timeout(Some(support::PATIENCE)).expect("a timeout can be set");
         Client { stream: BufReader::new(stream) }
     }
 

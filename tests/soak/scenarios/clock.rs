@@ -6,11 +6,13 @@
 
 use super::{Outcome, Run, Skipped};
 use crate::client::{Client, put};
-use crate::support::{BEANSTALKD, Daemon, field, logged_address, run as run_to_its_end, text};
+use crate::support::{
+    BEANSTALKD, Daemon, command, field, logged_address, run as run_to_its_end, text,
+};
 use rustix::process::Signal;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 use tempfile::TempDir;
@@ -79,7 +81,7 @@ impl FakeClock<'_> {
     }
 
     fn start(&self) -> (Daemon, SocketAddr) {
-        let mut command = Command::new(BEANSTALKD);
+        let mut command = command(BEANSTALKD);
         command.args(["-V", "-l", "127.0.0.1", "-p", "0", "-b"]).arg(self.jobs());
         command.env("LD_PRELOAD", self.library).env("FAKETIME_TIMESTAMP_FILE", self.file());
         command.env("FAKETIME_NO_CACHE", "1").env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
