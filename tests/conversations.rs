@@ -5,6 +5,8 @@
 //! player is a test of its own, so `cargo test --test conversations engine::put` plays
 //! one. `C_BEANSTALKD=/path` names a C beanstalkd that is not on the path.
 
+#![allow(clippy::disallowed_methods, reason = "a player looks at the clock from outside")]
+
 mod fake_disk;
 mod made_up;
 mod script;
@@ -24,7 +26,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use support::{Daemon, PATIENCE};
 use tempfile::TempDir;
 
@@ -50,15 +52,11 @@ fn main() -> ExitCode {
             trials.push(Trial::test(format!("{player}::{name}"), play));
         }
         let for_binary = script.clone();
-        let play_binary =
-            move || play(&for_binary, &mut SocketPlayer::new(None, &for_binary), None);
+        let play_binary = move || play_in_real_time(&for_binary, None, None);
         trials.push(Trial::test(format!("binary::{name}"), play_binary));
         if let (Some(path), Some(version)) = (c_beanstalkd.clone(), c_version.clone()) {
             let is_skipped = script.skips_c;
-            let play_c = move || {
-                let mut player = SocketPlayer::new(Some(&path), &script);
-                play(&script, &mut player, Some(&version))
-            };
+            let play_c = move || play_in_real_time(&script, Some(&path), Some(&version));
             trials.push(Trial::test(format!("c::{name}"), play_c).with_ignored_flag(is_skipped));
         }
     }
@@ -130,6 +128,28 @@ fn play(script: &Script, player: &mut dyn Player, c_version: Option<&str>) -> Re
         checked.map_err(|why| format!("{}, the end, {client}: {why}", script.path.display()))?;
     }
     Ok(())
+}
+
+/// Plays the script over sockets. A script says that a job is not ready half a second after it was
+/// put; when the machine was too busy to look in time, a failure says nothing of the server, and
+/// the script is played again. One that fails without such a delay fails at once.
+fn play_in_real_time(
+    script: &Script,
+    c_program: Option<&Path>,
+    c_version: Option<&str>,
+) -> Result<(), Failed> {
+    const TRIES: u32 = 10;
+    /// No script asks for more precision.
+    const MARGIN: Duration = Duration::from_millis(50);
+    let mut outcome = Ok(());
+    for _ in 0..TRIES {
+        let mut player = SocketPlayer::new(c_program, script);
+        outcome = play(script, &mut player, c_version);
+        if outcome.is_ok() || player.delay() < MARGIN {
+            break;
+        }
+    }
+    outcome
 }
 
 fn check_nothing_came(
@@ -341,6 +361,9 @@ struct SocketPlayer {
     c_program: Option<PathBuf>,
     /// For its files.
     directory: TempDir,
+    started_at: Instant,
+    /// How much time has passed in the script.
+    scripted: Duration,
 }
 
 fn arguments(script: &Script, directory: &Path) -> Vec<String> {
@@ -380,7 +403,21 @@ impl SocketPlayer {
         let arguments = arguments(script, directory.path());
         let (daemon, address) = launch(c_program, &arguments, directory.path());
         let c_program = c_program.map(Path::to_owned);
-        SocketPlayer { daemon, address, clients: BTreeMap::new(), arguments, c_program, directory }
+        SocketPlayer {
+            daemon,
+            address,
+            clients: BTreeMap::new(),
+            arguments,
+            c_program,
+            directory,
+            started_at: Instant::now(),
+            scripted: Duration::ZERO,
+        }
+    }
+
+    /// How far the clock is ahead of the script.
+    fn delay(&self) -> Duration {
+        self.started_at.elapsed().saturating_sub(self.scripted)
     }
 
     fn client(&mut self, name: &str) -> &mut Socket {
@@ -398,14 +435,12 @@ fn connect(address: &Address) -> Socket {
 
 /// C beanstalkd says nothing when it is ready: the socket must be tried.
 fn connect_unix(path: &Path) -> UnixStream {
-    const PAUSE: Duration = Duration::from_millis(2);
-    for _ in 0..PATIENCE.as_millis() / PAUSE.as_millis() {
-        if let Ok(stream) = UnixStream::connect(path) {
-            return stream;
-        }
-        std::thread::sleep(PAUSE);
-    }
-    panic!("nobody listens on {}", path.display());
+    let mut stream = None;
+    support::wait_until("the server listens on its Unix socket", || {
+        stream = support::connect_unix(path).ok();
+        stream.is_some()
+    });
+    stream.expect("it was just connected")
 }
 
 impl Player for SocketPlayer {
@@ -465,5 +500,6 @@ impl Player for SocketPlayer {
 
     fn advance(&mut self, span: Duration) {
         std::thread::sleep(span);
+        self.scripted += span;
     }
 }
