@@ -36,12 +36,12 @@ has() {
 	command -v "$1" >/dev/null
 }
 
-# Waits until a command succeeds, for ten seconds.
+# Waits until a command succeeds, for a minute at most.
 wait_until() {
-	tries=200
+	tries=1200
 	until "$@" 2>/dev/null; do
 		tries=$((tries - 1))
-		[ "$tries" -gt 0 ] || fail "it never came to be: $*"
+		[ "$tries" -gt 0 ] || fail "after a minute this still fails: $*"
 		sleep 0.05
 	done
 }

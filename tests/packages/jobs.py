@@ -21,6 +21,9 @@ import time
 # Far enough away that none is due while a test runs.
 LONG_S = 100_000
 
+# How long a reply may take, and the server to listen: it ends a wait that has no end.
+PATIENCE_S = 60
+
 # Of a job that is put only to see whether that works.
 BODY = b"of the test"
 
@@ -36,13 +39,13 @@ class Client:
             host, _, port = address.rpartition(":")
             self.socket = socket.socket()
             self.where = (host, int(port))
-        self.socket.settimeout(20)
+        self.socket.settimeout(PATIENCE_S)
         self.connect()
         self.lines = self.socket.makefile("rb")
 
     def connect(self):
         """The server may still be on its way."""
-        give_up_at = time.monotonic() + 20
+        give_up_at = time.monotonic() + PATIENCE_S
         while True:
             try:
                 return self.socket.connect(self.where)
@@ -81,7 +84,7 @@ class Client:
 
     def wait_for_end(self):
         """Until the server closes the connection, but not for ever."""
-        self.socket.settimeout(120)
+        self.socket.settimeout(2 * PATIENCE_S)
         try:
             return self.lines.read()
         except ConnectionResetError:
@@ -206,7 +209,7 @@ def expect(client, manifest):
 def take(client, tube):
     """Reserves and deletes the one job of that tube; its number."""
     client.must("WATCHING", f"watch {tube}")
-    number, length = client.must("RESERVED", "reserve-with-timeout 5")[1:]
+    number, length = client.must("RESERVED", f"reserve-with-timeout {PATIENCE_S // 2}")[1:]
     body = client.document(length)
     assert body == BODY, body
     client.must("DELETED", f"delete {number}")

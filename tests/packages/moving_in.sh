@@ -50,8 +50,8 @@ stay() {
 	tries=0
 	while [ ! -s "$room/$1" ]; do
 		tries=$((tries + 1))
-		if [ "$tries" -gt 400 ] || ! kill -0 "$!" 2>/dev/null; then
-			echo "$1: the client did not get through"
+		if [ "$tries" -gt 1200 ] || ! kill -0 "$!" 2>/dev/null; then
+			echo "$1: the client has ended, or has not done its work within a minute"
 			exit 1
 		fi
 		sleep 0.05
