@@ -6,6 +6,7 @@
 #
 # To check it:
 #   make check      everything that must hold before a commit
+#   make check-repeat   runs make check again and again while all cores are busy (RUNS=20)
 #   make simulate   made-up clients, disks and times against a model, for a minute (FOR_SECONDS=n,
 #                   or one world: SEED=n STEPS=n, or one that is written down: HISTORY=FILE)
 #   make mutants    plants bugs, and looks whether the simulation finds each within a minute
@@ -60,6 +61,9 @@ run:
 
 check: check-style check-man check-clients check-moving
 	$(CARGO) test
+
+check-repeat:
+	@RUNS='$(or $(RUNS),20)' MAKE='$(MAKE)' sh tests/repeat.sh
 
 check-style:
 	$(CARGO) fmt --check
@@ -158,5 +162,5 @@ check-install: all
 clean:
 	$(CARGO) clean
 
-.PHONY: all run check check-style check-man check-clients check-moving check-units bench simulate mutants fuzz soak \
+.PHONY: all run check check-repeat check-style check-man check-clients check-moving check-units bench simulate mutants fuzz soak \
 	static check-static image check-image check-metrics picture vm deb check-deb install uninstall check-install clean

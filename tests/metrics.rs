@@ -555,7 +555,7 @@ fn those_who_take_the_answer_byte_by_byte_keep_nobody_out() {
     let server = server_with_a_long_page();
     let turns = Histogram::default();
     let subject = Subject::Serving(&server, &turns);
-    let slow: Vec<UnixStream> = (0..64).map(|_| UnixStream::connect(&path).unwrap()).collect();
+    let slow: Vec<UnixStream> = (0..64).map(|_| support::connect_unix(&path).unwrap()).collect();
     for mut visitor in &slow {
         visitor.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
     }
