@@ -23,7 +23,8 @@
 //! | 5 | [`os::listen`], [`os::stream`] | listening sockets; one accepted socket |
 //! | 5 | [`os::disk`] | the directory of the binlog: its files, its lock, syncing |
 //! | 5 | [`os::first_process`] | what falls to the first process of a container, and of a machine |
-//! | 5 | [`os::process`] | clock, signals, user, limits, what a machine asks for. All `unsafe` is here |
+//! | 5 | [`os::memory`] | the allocator, with memory kept back; `unsafe` is here and in `os::process` |
+//! | 5 | [`os::process`] | clock, signals, user, limits, what a machine asks for |
 //! | 5 | [`os::names`] | addresses of hosts; in a static binary they and users come from files |
 //! | 4 | [`engine::server`] | the whole state; runs commands; the calls of the loop |
 //! | 3 | [`engine::conn`] | one client's state machine: bytes to lines and bodies |
@@ -51,7 +52,7 @@
 //! | 0 | [`engine::time`], [`engine::keys`] | nanoseconds; names of things |
 //! | 0 | [`engine::http`], [`engine::histogram`] | heads of HTTP; how often something took how long |
 //! | 0 | [`engine::bytes`], [`engine::json`] | looking for a byte, writing a number; text in JSON |
-//! | 0 | [`engine::spare`] | memory held back for the time when there is no more |
+//! | 0 | [`engine::headroom`] | which allocations may use the memory that is kept back |
 //! | 0 | [`engine::disk`] | the disk as the binlog sees it |
 //!
 //! Some know each other: `tube` keeps the line that `waiting` tells of; `waiting`, `durable`,

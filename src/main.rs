@@ -5,12 +5,16 @@ use beanstalkd::logging;
 use beanstalkd::options::{self, Look, Options, Request};
 use beanstalkd::os::disk::Directory;
 use beanstalkd::os::first_process::Machine;
+use beanstalkd::os::memory::Allocator;
 use beanstalkd::os::process::{self, MachineEnd, Stop};
 use beanstalkd::startup::{self, Started, StartupError};
 use std::fmt::Display;
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::Path;
 use std::process::ExitCode;
+
+#[global_allocator]
+static ALLOCATOR: Allocator = Allocator;
 
 /// What a shell reports for a process that SIGTERM has ended: expected of the first
 /// process of a container.

@@ -18,6 +18,7 @@ use crate::os::disk::{Directory, OpenError};
 use crate::os::event_loop::EventLoop;
 use crate::os::first_process::{self, Machine, MachineError};
 use crate::os::listen::{self, Address, ListenError, Listener};
+use crate::os::memory;
 use crate::os::notify::Notifier;
 use crate::os::onlookers::Onlookers;
 use crate::os::process::{self, Clock, Identity, Signals, Stop, UserError};
@@ -90,6 +91,7 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started
         warn!("{warning}");
     }
     process::give_large_blocks_back(PAGE_BYTES);
+    memory::keep_headroom();
     // Before anything else opens a descriptor.
     let inherited = process::inherited_sockets().map_err(ListenError::Environment);
     let inherited = inherited.map_err(StartupError::Listen)?;
@@ -258,6 +260,7 @@ fn facts(clock: &Clock) -> io::Result<Facts> {
         started_at: clock.now(),
         processor_time: process::processor_time,
         resident_bytes: process::resident_bytes,
+        has_headroom: memory::has_headroom,
     })
 }
 

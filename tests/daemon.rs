@@ -1163,21 +1163,98 @@ fn without_memory_clients_are_told_and_served() {
     assert!(ask(&stream, &put).starts_with("INSERTED "));
 }
 
+/// Watches these tubes; returns the last reply, without its end.
+fn watch_all(mut stream: &TcpStream, names: impl ExactSizeIterator<Item = String>) -> String {
+    let count = names.len();
+    let watches: String = names.map(|name| format!("watch {name}\r\n")).collect();
+    stream.write_all(watches.as_bytes()).unwrap();
+    BufReader::new(stream).lines().nth(count - 1).unwrap().unwrap()
+}
+
+/// Watches tubes with long names until there is no memory for one more.
+fn watch_until_refused(stream: &TcpStream) {
+    const AT_ONCE: u32 = 500;
+    let batches = (0..).step_by(AT_ONCE as usize);
+    let mut replies = batches.map(|first: u32| {
+        watch_all(stream, (0..AT_ONCE).map(move |number| format!("{:0>200}", first + number)))
+    });
+    let refusal = replies.find(|reply| !reply.starts_with("WATCHING "));
+    assert_eq!(refusal.as_deref(), Some("OUT_OF_MEMORY"));
+}
+
+/// Waits until the server takes jobs again; only then is all of its headroom there.
+fn wait_for_memory(producer: &TcpStream) {
+    wait_until("there is memory again", || {
+        ask(producer, "put 0 0 9 1\r\nx\r\n").starts_with("INSERTED ")
+    });
+}
+
+const ONE_OF_TWO: [&str; 2] = ["TIMED_OUT\r\n", "OUT_OF_MEMORY\r\n"];
+
+#[test]
+fn without_memory_to_wait_for_many_tubes_a_worker_is_told() {
+    let (_daemon, address) = start_with_limit("-v 40000", &[]);
+    let (hog, producer) = (connect(address), connect(address));
+    assert_eq!(ask(&producer, "use kept\r\n"), "USING kept\r\n");
+    assert_eq!(ask(&producer, "put 0 0 9 1\r\nx\r\n"), "INSERTED 1\r\n");
+    watch_until_refused(&hog);
+    for _ in 0..3 {
+        let reply = ask(&hog, "reserve-with-timeout 1\r\n");
+        assert!(ONE_OF_TWO.contains(&reply.as_str()), "{reply}");
+    }
+    assert_eq!(ask(&connect(address), "list-tube-used\r\n"), "USING default\r\n");
+    drop(hog);
+    wait_for_memory(&producer);
+    assert_eq!(ask(&producer, "delete 1\r\n"), "DELETED\r\n");
+}
+
+#[test]
+fn without_memory_that_others_have_taken_a_worker_is_told_and_then_served() {
+    const BATCHES: u32 = 40;
+    const AT_ONCE: u32 = 500;
+    let (_daemon, address) = start_with_limit("-v 40000", &[]);
+    let [worker, hog, producer] = [(); 3].map(|()| connect(address));
+    for batch in 0..BATCHES {
+        let last = watch_all(&worker, (0..AT_ONCE).map(|number| format!("own-{batch}-{number}")));
+        assert_eq!(last, format!("WATCHING {}", (batch + 1) * AT_ONCE + 1));
+    }
+    assert_eq!(ask(&producer, "use own-1-1\r\n"), "USING own-1-1\r\n");
+    watch_until_refused(&hog);
+    let reply = ask(&worker, "reserve-with-timeout 1\r\n");
+    assert!(ONE_OF_TWO.contains(&reply.as_str()), "{reply}");
+    drop(hog);
+    wait_for_memory(&producer);
+    assert!(ask(&worker, "reserve-with-timeout 0\r\n").starts_with("RESERVED "));
+}
+
+#[test]
+fn without_memory_for_a_longer_list_of_clients_one_more_waits_or_is_served() {
+    // The list has room for a power of two.
+    const CLIENTS: usize = 1024;
+    let (_daemon, address) = start_with_limit("-v 40000", &[]);
+    let mut clients: Vec<TcpStream> = (0..CLIENTS).map(|_| connect(address)).collect();
+    let producer = clients.pop().unwrap();
+    assert_eq!(ask(&producer, "put 0 0 9 1\r\nx\r\n"), "INSERTED 1\r\n");
+    let hog = clients.pop().unwrap();
+    watch_until_refused(&hog);
+    let newcomers: Vec<TcpStream> = (0..3).map(|_| connect(address)).collect();
+    // Clients are accepted before commands are run.
+    for client in &clients {
+        assert_eq!(ask(client, "list-tube-used\r\n"), "USING default\r\n");
+    }
+    drop(hog);
+    for newcomer in &newcomers {
+        assert_eq!(ask(newcomer, "list-tube-used\r\n"), "USING default\r\n");
+    }
+    wait_for_memory(&producer);
+    assert_eq!(ask(&producer, "delete 1\r\n"), "DELETED\r\n");
+}
+
 #[test]
 fn without_memory_for_tubes_the_rest_goes_on() {
     let (_daemon, address) = start_with_limit("-v 40000", &[]);
     let stream = connect(address);
-    let mut lines = BufReader::new(&stream).lines();
-    let mut names = (0..).map(|number| format!("watch {number:0>200}\r\n"));
-    loop {
-        let batch: String = names.by_ref().take(500).collect();
-        (&stream).write_all(batch.as_bytes()).unwrap();
-        let last = lines.by_ref().take(500).last().unwrap().unwrap();
-        if !last.starts_with("WATCHING ") {
-            assert_eq!(last, "OUT_OF_MEMORY");
-            break;
-        }
-    }
+    watch_until_refused(&stream);
     // None of these may end the server, and those that need little memory are answered.
     assert_eq!(ask(&stream, "list-tubes\r\n"), "OUT_OF_MEMORY\r\n");
     assert_eq!(ask(&stream, "list-tubes-watched\r\n"), "OUT_OF_MEMORY\r\n");

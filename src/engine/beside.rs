@@ -4,6 +4,7 @@
 //! Two slabs that are filled and emptied together would give out the same keys only as long as
 //! neither ever fails for want of memory. So this one gives out none.
 
+use super::headroom::{self, Headroom};
 use super::keys::Key;
 use super::slots;
 use std::collections::TryReserveError;
@@ -70,12 +71,13 @@ impl<K: Key, T> Beside<K, T> {
         let (number, slot) = Self::place_of(key);
         if number >= self.pages.len() {
             let missing = number + 1 - self.pages.len();
-            self.pages.try_reserve(missing)?;
+            headroom::leave(Headroom::Quarter, || self.pages.try_reserve(missing))?;
             self.pages.resize_with(number + 1, || Page { slots: Vec::new(), used: 0 });
         }
         let page = &mut self.pages[number];
         if slot >= page.slots.len() {
-            page.slots.try_reserve_exact(Self::PAGE_LEN - page.slots.len())?;
+            let missing = Self::PAGE_LEN - page.slots.len();
+            headroom::leave(Headroom::Quarter, || page.slots.try_reserve_exact(missing))?;
             page.slots.resize_with(slot + 1, || None);
         }
         page.slots[slot] = Some(entry);

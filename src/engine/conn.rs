@@ -415,6 +415,8 @@ impl Conns {
     /// # Errors
     /// There is no memory for it.
     pub fn try_insert(&mut self, key: ConnKey) -> Result<(), TryReserveError> {
+        // Each of them may come up once before the list is taken.
+        self.attention.try_reserve(self.len() + 1)?;
         self.by_key.try_insert(key, Conn::default())
     }
 

@@ -13,6 +13,7 @@
 //!
 //! The heap must not know what it orders: jobs, connections or tubes.
 
+use super::headroom::{self, Headroom};
 use std::collections::TryReserveError;
 use std::fmt;
 use std::ops::Range;
@@ -99,7 +100,10 @@ impl<E: Entry> Heap<E> {
     /// # Errors
     /// There is no memory for them.
     pub fn try_reserve(&mut self, additional: usize) -> Result<(), TryReserveError> {
-        self.entries.try_reserve(additional)
+        if self.entries.capacity() - self.entries.len() >= additional {
+            return Ok(());
+        }
+        headroom::leave(Headroom::Quarter, || self.entries.try_reserve(additional))
     }
 
     /// Adds `entry`.

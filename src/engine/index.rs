@@ -13,6 +13,7 @@
 //! A bucket is the head of a chain through the entries themselves. The index knows the
 //! entries only as a [`Chained`] store of hashes and next keys.
 
+use super::headroom::{self, Headroom};
 use super::list::NIL;
 use super::slots::PAGE_BYTES;
 use std::collections::TryReserveError;
@@ -85,9 +86,11 @@ impl Index {
         if has_room {
             return Ok(());
         }
-        self.pages.try_reserve(1)?;
         let mut page = Vec::new();
-        page.try_reserve_exact(PAGE_LEN)?;
+        headroom::leave(Headroom::Quarter, || {
+            self.pages.try_reserve(1)?;
+            page.try_reserve_exact(PAGE_LEN)
+        })?;
         self.pages.push(page);
         Ok(())
     }

@@ -4,6 +4,7 @@
 //! time, and to move the rest forward each time would cost the square of its length. An input
 //! without bytes owns no memory.
 
+use super::headroom::{self, Headroom};
 use std::collections::TryReserveError;
 
 /// Bytes in the order in which they arrived.
@@ -40,7 +41,7 @@ impl Input {
     /// # Errors
     /// There is no memory for them.
     pub fn push(&mut self, bytes: &[u8]) -> Result<(), TryReserveError> {
-        self.bytes.try_reserve(bytes.len())?;
+        headroom::leave(Headroom::Quarter, || self.bytes.try_reserve(bytes.len()))?;
         self.bytes.extend_from_slice(bytes);
         Ok(())
     }

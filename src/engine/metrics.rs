@@ -13,6 +13,7 @@
 
 use super::command::Counter;
 use super::conn::{Activity, Conns};
+use super::headroom::{self, Headroom};
 use super::histogram::Histogram;
 use super::keys::TubeKey;
 use super::queue::Queue;
@@ -196,9 +197,11 @@ impl Page {
         *left = place;
         let mut figures = present.figures;
         if place < self.tubes_max {
-            self.tubes.try_reserve(1)?;
             let name = &tubes[tube].name;
-            figures.name.try_reserve_exact(name.len())?;
+            headroom::leave(Headroom::ThreeQuarters, || {
+                self.tubes.try_reserve(1)?;
+                figures.name.try_reserve_exact(name.len())
+            })?;
             figures.name.push_str(name);
             self.tubes.push(figures);
         } else {

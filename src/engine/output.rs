@@ -15,13 +15,17 @@
 //! needs from a pool, and its last one gives that back.
 
 use super::body::{Bodies, Body};
+use super::headroom::{self, Headroom};
 use std::collections::{TryReserveError, VecDeque};
 use std::fmt;
 use std::io::IoSlice;
 
 /// What one client is still to be sent.
 #[derive(Debug, Default)]
-pub struct Output(Option<Box<Pending>>);
+pub struct Output(Option<Boxed>);
+
+/// An array of one is a box that can fail to be made.
+type Boxed = Box<[Pending; 1]>;
 
 #[derive(Debug, Default)]
 struct Pending {
@@ -44,13 +48,12 @@ struct SharedBody {
 
 /// What outputs needed that were sent whole, for the next ones.
 #[derive(Debug, Default)]
-#[expect(clippy::vec_box, reason = "they are lent as they are")]
-pub struct Pool(Vec<Box<Pending>>);
+pub struct Pool(Vec<Boxed>);
 
 impl Output {
     /// How many bytes are still to be sent.
     pub fn len(&self) -> usize {
-        self.0.as_ref().map_or(0, |pending| pending.len())
+        self.0.as_ref().map_or(0, |pending| pending[0].len())
     }
 
     /// Whether everything has been sent.
@@ -63,8 +66,10 @@ impl Output {
     /// # Errors
     /// There is no memory for them.
     pub fn push(&mut self, bytes: &[u8], pool: &mut Pool) -> Result<(), TryReserveError> {
-        let text = &mut self.0.get_or_insert_with(|| pool.lend()).text;
-        text.try_reserve(bytes.len())?;
+        let text = &mut self.pending(pool)?.text;
+        if text.capacity() - text.len() < bytes.len() {
+            headroom::leave(Headroom::Quarter, || text.try_reserve(bytes.len()))?;
+        }
         text.extend_from_slice(bytes);
         Ok(())
     }
@@ -82,23 +87,31 @@ impl Output {
         if !body.is_large() {
             return self.push(bodies.bytes(body), pool);
         }
-        let pending = self.0.get_or_insert_with(|| pool.lend());
-        pending.bodies.try_reserve(1)?;
+        let pending = self.pending(pool)?;
+        headroom::leave(Headroom::Quarter, || pending.bodies.try_reserve(1))?;
         pending.bodies_len += body.full_len() as usize;
         let at = pending.text.len();
         pending.bodies.push_back(SharedBody { at, body: bodies.share(body) });
         Ok(())
     }
 
+    fn pending(&mut self, pool: &mut Pool) -> Result<&mut Pending, TryReserveError> {
+        let pending = match &mut self.0 {
+            Some(pending) => pending,
+            none => none.insert(pool.lend()?),
+        };
+        Ok(&mut pending[0])
+    }
+
     /// Puts the next bytes to be sent into `slices`; says how many slices.
     pub fn next_slices<'a>(&'a self, slices: &mut [IoSlice<'a>], bodies: &'a Bodies) -> usize {
-        self.0.as_ref().map_or(0, |pending| pending.next_slices(slices, bodies))
+        self.0.as_ref().map_or(0, |pending| pending[0].next_slices(slices, bodies))
     }
 
     /// Returns the large bodies that are to be sent.
     pub fn bodies(&self) -> impl Iterator<Item = &Body> + '_ {
         let pending = self.0.as_ref();
-        pending.into_iter().flat_map(|pending| pending.bodies.iter().map(|shared| &shared.body))
+        pending.into_iter().flat_map(|pending| pending[0].bodies.iter().map(|shared| &shared.body))
     }
 
     /// What is still to be sent is counted right, and each body has its place in the text.
@@ -107,14 +120,14 @@ impl Output {
     /// It is not so. `what` says whose output it is.
     pub fn check(&self, what: fmt::Arguments<'_>) {
         if let Some(pending) = &self.0 {
-            pending.check(what);
+            pending[0].check(what);
         }
     }
 
     /// The first `count` of the bytes to be sent have been sent.
     pub fn sent(&mut self, count: usize, pool: &mut Pool, bodies: &mut Bodies) {
         match &mut self.0 {
-            Some(pending) if count < pending.len() => pending.sent(count, bodies),
+            Some(pending) if count < pending[0].len() => pending[0].sent(count, bodies),
             _ => self.clear(pool, bodies),
         }
     }
@@ -122,7 +135,7 @@ impl Output {
     /// Nothing of it is to be sent any more.
     pub fn clear(&mut self, pool: &mut Pool, bodies: &mut Bodies) {
         let Some(mut pending) = self.0.take() else { return };
-        for shared in pending.bodies.drain(..) {
+        for shared in pending[0].bodies.drain(..) {
             bodies.remove(shared.body);
         }
         pool.take_back(pending);
@@ -220,8 +233,14 @@ impl Pool {
     const MOST: usize = 64;
     const MOST_TEXT: usize = 16 * 1024;
 
-    fn lend(&mut self) -> Box<Pending> {
-        self.0.pop().unwrap_or_default()
+    fn lend(&mut self) -> Result<Boxed, TryReserveError> {
+        if let Some(pending) = self.0.pop() {
+            return Ok(pending);
+        }
+        let mut pending = Vec::new();
+        headroom::leave(Headroom::Quarter, || pending.try_reserve_exact(1))?;
+        pending.push(Pending::default());
+        Ok(pending.into_boxed_slice().try_into().expect("there is one"))
     }
 
     /// What is to be lent has nothing of anybody in it.
@@ -231,7 +250,7 @@ impl Pool {
     pub fn check(&self) {
         assert!(self.0.len() <= Pool::MOST, "{} outputs wait to be lent", self.0.len());
         for pending in &self.0 {
-            let Pending { text, text_sent, bodies, body_sent, bodies_len } = &**pending;
+            let Pending { text, text_sent, bodies, body_sent, bodies_len } = &pending[0];
             assert!(text.is_empty() && bodies.is_empty(), "an output is lent with bytes in it");
             assert!(text.capacity() <= Pool::MOST_TEXT, "a large output waits to be lent");
             let counts = (*text_sent, *body_sent, *bodies_len);
@@ -239,7 +258,8 @@ impl Pool {
         }
     }
 
-    fn take_back(&mut self, mut pending: Box<Pending>) {
+    fn take_back(&mut self, mut boxed: Boxed) {
+        let pending = &mut boxed[0];
         if pending.text.capacity() > Pool::MOST_TEXT || self.0.len() == Pool::MOST {
             return;
         }
@@ -249,7 +269,7 @@ impl Pool {
             pending.bodies = VecDeque::new();
             (pending.body_sent, pending.bodies_len) = (0, 0);
         }
-        self.0.push(pending);
+        self.0.push(boxed);
     }
 }
 
@@ -327,6 +347,6 @@ mod tests {
             output.push(&[b'x'; 1000], &mut pool).unwrap();
             output.sent(1000, &mut pool, &mut bodies);
         }
-        assert!(output.0.is_some_and(|pending| pending.text.capacity() < 100_000));
+        assert!(output.0.is_some_and(|pending| pending[0].text.capacity() < 100_000));
     }
 }

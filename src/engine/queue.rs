@@ -23,6 +23,7 @@
 
 use super::binlog::{Binlog, NoRoom};
 use super::body::{Bodies, Body};
+use super::headroom::{self, Headroom};
 use super::heap::Heap;
 use super::job::{
     self, DelayedEntry, Destination, Job, Jobs, ReadyEntry, ReservedEntry, State, Terms,
@@ -325,12 +326,12 @@ impl Queue {
         let until = now + Nanos::from_secs(secs);
         let tube = &mut self.tubes[key];
         tube.pauses += 1;
-        tube.pause = Some(Box::new(Pause { secs, until }));
         if secs == 0 {
             // Quirk: no time at all, so it only ends what pause there was; pinned by
             // tests/scripts/pause-tube-anew.txt.
             self.end_pause(key, now);
         } else {
+            tube.pause = Some(Box::new(Pause { secs, until }));
             self.wheel.set_no_later_than(tube.timer, until);
         }
         true
@@ -365,8 +366,9 @@ impl Queue {
 
     /// Removes the tubes that nobody needs.
     pub(super) fn remove_idle_tubes(&mut self) {
-        for tube in self.tubes.keys() {
-            self.remove_tube_if_idle(tube);
+        // From the end: the last one takes the place of one that goes, and has been seen then.
+        for place in (0..self.tubes.len()).rev() {
+            self.remove_tube_if_idle(self.tubes.at(place));
         }
     }
 
@@ -426,10 +428,17 @@ impl Queue {
     }
 
     /// The best job for the connection, which holds it from then on.
-    pub fn reserve(&mut self, conn: ConnKey, now: Nanos) -> Option<JobKey> {
-        let offer = self.best_offer(conn)?;
+    ///
+    /// # Errors
+    /// There is no memory to compare the tubes: nothing has happened.
+    pub fn reserve(
+        &mut self,
+        conn: ConnKey,
+        now: Nanos,
+    ) -> Result<Option<JobKey>, TryReserveError> {
+        let Some(offer) = self.best_offer(conn)? else { return Ok(None) };
         self.make_reserved(offer.job, conn, now);
-        Some(offer.job)
+        Ok(Some(offer.job))
     }
 
     /// The job `id` for the connection, unless somebody holds it already.
@@ -706,10 +715,23 @@ impl Queue {
 
     /// The connection waits, until a job comes, its timeout is over, or a job that it
     /// holds comes near its deadline.
-    pub fn wait(&mut self, conn: ConnKey, until: Nanos, now: Nanos) {
-        self.join_lines(conn, until);
+    ///
+    /// # Errors
+    /// There is no memory to stand in line: it does not wait.
+    pub fn wait(&mut self, conn: ConnKey, until: Nanos, now: Nanos) -> Result<(), TryReserveError> {
+        headroom::leave(Headroom::ThreeQuarters, || {
+            // All that wait may have to be answered at once.
+            self.answers.try_reserve(self.clients_waiting() + 1)?;
+            self.join_lines(conn, until)
+        })?;
         self.totals.waiting += 1;
         self.set_client_timer(conn, now);
+        Ok(())
+    }
+
+    /// How many connections wait.
+    pub fn clients_waiting(&self) -> usize {
+        usize::try_from(self.totals.waiting).expect("there is memory for each")
     }
 
     /// The connection waits no more.

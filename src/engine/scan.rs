@@ -10,6 +10,7 @@
 
 use super::body::CR_LF;
 use super::disk::{Disk, FileNumber};
+use super::headroom::{self, Headroom};
 use super::record::{self, FILE_HEAD_LEN, Fields, Head, Layout, Malformed, Marker, VERSION_LEN};
 use super::time::Nanos;
 use std::collections::TryReserveError;
@@ -429,7 +430,9 @@ impl<'d> Scan<'d> {
         }
         let window_len = len.max(WINDOW_LEN);
         let missing = window_len.saturating_sub(self.window.len());
-        self.window.try_reserve_exact(missing).map_err(ReadError::NoMemory)?;
+        let reserved =
+            headroom::leave(Headroom::Quarter, || self.window.try_reserve_exact(missing));
+        reserved.map_err(ReadError::NoMemory)?;
         self.window.resize(window_len, 0);
         let read = self.disk.read(self.number, offset, &mut self.window).map_err(ReadError::Io)?;
         self.window.truncate(read);

@@ -21,6 +21,7 @@ use super::body::{Body, CR_LF};
 use super::command::{self, Command, Counter, LineTail, Rejection};
 use super::conn::{Arriving, Conn, Conns, Outlet, Phase, Put, Refusal, Step, Wants};
 use super::disk::{Disk, FileNumber};
+use super::headroom::{self, Headroom};
 use super::histogram::Histogram;
 use super::job::Terms;
 use super::keys::{ConnKey, JobKey};
@@ -29,7 +30,6 @@ use super::queue::{Answer, Kick, Outcome, Queue, Totals};
 use super::record;
 use super::replay::{Recovered, Replay, ReplayError};
 use super::reply::Reply;
-use super::spare::{self, Spare};
 use super::stats::{self, Facts, ServerStats, Summary};
 use super::time::{Drift, Nanos};
 use super::tube::Tube;
@@ -62,7 +62,6 @@ pub struct Server {
     queue: Queue,
     /// Under the same keys as the clients of the queue.
     conns: Conns,
-    spare: Spare,
     settings: Settings,
     facts: Facts,
     commands: [u64; Counter::COUNT],
@@ -113,7 +112,6 @@ impl Server {
         Server {
             queue: Queue::new(now),
             conns: Conns::default(),
-            spare: Spare::default(),
             settings,
             facts,
             commands: [0; Counter::COUNT],
@@ -166,8 +164,8 @@ impl Server {
 
     /// Whether there is memory for one more client. Who is taken in all the same may have to be
     /// turned away.
-    pub fn has_room(&mut self) -> bool {
-        self.spare.hold(spare::LAST).is_ok()
+    pub fn has_room(&self) -> bool {
+        (self.facts.has_headroom)(Headroom::Half)
     }
 
     /// A client has connected.
@@ -175,13 +173,11 @@ impl Server {
     /// # Errors
     /// There is no memory for it: the client is to be turned away.
     pub fn connect(&mut self) -> Result<ConnKey, TryReserveError> {
-        self.try_connect().or_else(|_| {
-            self.spare.let_go(0);
-            self.try_connect()
-        })
+        headroom::leave(Headroom::Half, || self.try_connect())
     }
 
     fn try_connect(&mut self) -> Result<ConnKey, TryReserveError> {
+        self.leaving.try_reserve(self.conns.len() + 1)?;
         let key = self.queue.connect()?;
         if let Err(no_memory) = self.conns.try_insert(key) {
             self.queue.forget(key);
@@ -491,9 +487,7 @@ impl Server {
     /// does when the `arrived` bytes are the beginning of a body and nothing else.
     fn give_up_input(&mut self, key: ConnKey, arrived: usize) -> bool {
         let goes_on = self.conns[key].give_up_body(arrived);
-        if goes_on {
-            self.spare.let_go(spare::LAST);
-        } else {
+        if !goes_on {
             self.abandon(key);
         }
         goes_on
@@ -615,6 +609,9 @@ impl Server {
             Command::Use { tube } => self.use_tube(key, tube),
             Command::Watch { tube } => self.watch(key, tube),
             Command::Ignore { tube } => self.ignore(key, tube),
+            Command::PauseTube { tube: Some(_), pause_secs: 1.. } if !self.has_room_for_tubes() => {
+                self.say(key, Reply::OutOfMemory);
+            }
             Command::PauseTube { tube: Some(tube), pause_secs } => {
                 let is_done = self.queue.pause(tube, pause_secs, now);
                 self.say_if(key, is_done, Reply::Paused);
@@ -676,7 +673,7 @@ impl Server {
         self.queue.becomes_producer(key);
         // In drain mode that is what the client is to hear, at the end of the body.
         let has_memory = self.is_draining || self.has_memory_for(full_len);
-        if !has_memory || self.spare.hold(spare::ALL).is_err() {
+        if !has_memory || !(self.facts.has_headroom)(Headroom::Whole) {
             return self.refuse_body(key, full_len, Refusal::OutOfMemory);
         }
         self.last_id += 1;
@@ -729,7 +726,7 @@ impl Server {
     fn begin_body(&mut self, key: ConnKey, put: Put) {
         let full_len = put.full_len as usize;
         let body = if self.has_memory_for(full_len) {
-            self.queue.bodies.begin(full_len).ok()
+            headroom::leave(Headroom::Whole, || self.queue.bodies.begin(full_len)).ok()
         } else {
             None
         };
@@ -786,8 +783,8 @@ impl Server {
 
     fn finish_small_put(&mut self, key: ConnKey, put: Put, bytes: &[u8], now: Nanos) {
         // Others have put theirs while this one arrived.
-        let body = if self.has_memory_for(bytes.len()) {
-            self.queue.bodies.add(bytes).map_err(NoRoom::from)
+        let body = if self.has_memory_for(bytes.len()) && self.has_room() {
+            headroom::leave(Headroom::Whole, || self.queue.bodies.add(bytes)).map_err(NoRoom::from)
         } else {
             Err(NoRoom::Space)
         };
@@ -814,13 +811,10 @@ impl Server {
             body.into_iter().for_each(|body| self.queue.drop_body(body));
             return self.say(key, reply);
         }
-        let reply = match body.and_then(|body| self.queue.put(key, id, terms, body, now)) {
+        let mut put = |body| self.queue.put(key, id, terms, body, now);
+        let reply = match body.and_then(|body| headroom::leave(Headroom::Whole, || put(body))) {
             Ok(()) => Reply::Inserted { id },
-            Err(NoRoom::Space) => Reply::OutOfMemory,
-            Err(NoRoom::Memory) => {
-                self.spare.let_go(spare::LAST);
-                Reply::OutOfMemory
-            }
+            Err(NoRoom::Space | NoRoom::Memory) => Reply::OutOfMemory,
         };
         self.say(key, reply);
     }
@@ -829,11 +823,14 @@ impl Server {
 
     fn reserve(&mut self, key: ConnKey, timeout_secs: Option<u32>, now: Nanos) {
         self.queue.becomes_worker(key);
-        if self.try_reserve_room(key).is_err() {
+        // Also for the job that comes while the connection waits.
+        if self.queue.try_reserve_room(key).is_err() {
             return self.say(key, Reply::OutOfMemory);
         }
-        if let Some(job) = self.queue.reserve(key, now) {
-            return self.say_reserved(key, job);
+        match self.queue.reserve(key, now) {
+            Ok(Some(job)) => return self.say_reserved(key, job),
+            Ok(None) => {}
+            Err(_) => return self.say(key, Reply::OutOfMemory),
         }
         if self.queue.is_deadline_soon(key, now) {
             return self.say(key, Reply::DeadlineSoon);
@@ -841,24 +838,19 @@ impl Server {
         if timeout_secs == Some(0) || self.conns[key].is_half_closed {
             return self.say(key, Reply::TimedOut);
         }
-        self.conns[key].phase = Phase::Waiting;
         let until = timeout_secs.map_or(Nanos::NEVER, |secs| now + Nanos::from_secs(secs));
-        self.queue.wait(key, until, now);
+        if self.wait(key, until, now).is_err() {
+            return self.say(key, Reply::OutOfMemory);
+        }
+        self.conns[key].phase = Phase::Waiting;
     }
 
-    /// Also for the job that comes while the connection waits.
-    fn try_reserve_room(&mut self, key: ConnKey) -> Result<(), TryReserveError> {
-        for left in [spare::LAST, 0] {
-            if self.queue.try_reserve_room(key).is_ok() {
-                return Ok(());
-            }
-            self.spare.let_go(left);
-        }
-        self.queue.try_reserve_room(key)
+    fn wait(&mut self, key: ConnKey, until: Nanos, now: Nanos) -> Result<(), TryReserveError> {
+        self.queue.wait(key, until, now)
     }
 
     fn reserve_job(&mut self, key: ConnKey, id: u64, now: Nanos) {
-        if self.try_reserve_room(key).is_err() {
+        if self.queue.try_reserve_room(key).is_err() {
             return self.say(key, Reply::OutOfMemory);
         }
         match self.queue.reserve_job(key, id, now) {
@@ -885,19 +877,24 @@ impl Server {
 
     // ---- Tubes ----
 
+    /// Whether there is memory for what clients want to do with tubes.
+    fn has_room_for_tubes(&self) -> bool {
+        (self.facts.has_headroom)(Headroom::ThreeQuarters)
+    }
+
     fn use_tube(&mut self, key: ConnKey, tube: &str) {
-        let used = self.spare.hold(spare::LAST).and_then(|()| self.queue.use_tube(key, tube));
-        match used {
-            Ok(()) => self.say(key, Reply::Using { tube }),
-            Err(_) => self.say_no_memory(key),
-        }
+        let is_used = self.has_room_for_tubes()
+            && headroom::leave(Headroom::ThreeQuarters, || self.queue.use_tube(key, tube)).is_ok();
+        self.say(key, if is_used { Reply::Using { tube } } else { Reply::OutOfMemory });
     }
 
     fn watch(&mut self, key: ConnKey, tube: &str) {
-        let watched = self.spare.hold(spare::LAST).and_then(|()| self.queue.watch(key, tube));
-        match watched {
-            Ok(()) => self.say_watching(key),
-            Err(_) => self.say_no_memory(key),
+        let is_watched = self.has_room_for_tubes()
+            && headroom::leave(Headroom::ThreeQuarters, || self.queue.watch(key, tube)).is_ok();
+        if is_watched {
+            self.say_watching(key);
+        } else {
+            self.say(key, Reply::OutOfMemory);
         }
     }
 
@@ -971,14 +968,8 @@ impl Server {
     fn say_list(&mut self, key: ConnKey, list: Result<String, TryReserveError>) {
         match list {
             Ok(text) => self.say(key, Reply::Document { text: &text }),
-            Err(_) => self.say_no_memory(key),
+            Err(_) => self.say(key, Reply::OutOfMemory),
         }
-    }
-
-    /// What cannot fail must go on.
-    fn say_no_memory(&mut self, key: ConnKey) {
-        self.spare.let_go(0);
-        self.say(key, Reply::OutOfMemory);
     }
 
     fn say_if(&mut self, key: ConnKey, is_done: bool, reply: Reply<'_>) {
@@ -1023,7 +1014,6 @@ impl Server {
     /// There is no memory to go on with this client: what it has not been sent is
     /// dropped, so that it cannot mistake half a reply for a whole one.
     fn abandon(&mut self, key: ConnKey) {
-        self.spare.let_go(0);
         self.queue.stop_waiting(key);
         self.conns.drop_buffers(key, &mut self.queue.bodies);
         self.hang_up(key);
@@ -1085,6 +1075,7 @@ mod tests {
             started_at: START,
             processor_time: ProcessorTime::default,
             resident_bytes: || None,
+            has_headroom: |_| true,
         };
         Server::new(settings, facts, START)
     }

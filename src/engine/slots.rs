@@ -12,6 +12,7 @@
 //!
 //! The lowest vacant slot of a page is taken first, so that a page fills from its start.
 
+use super::headroom::{self, Headroom};
 use super::list::{Linked, Links, List};
 use std::collections::TryReserveError;
 use std::fmt;
@@ -106,6 +107,14 @@ impl Slots {
         if !self.open.is_empty() || !self.empty.is_empty() {
             return Ok(());
         }
+        headroom::leave(Headroom::Quarter, || self.open_page(memory, page_len))
+    }
+
+    fn open_page<E>(
+        &mut self,
+        memory: &mut Vec<Vec<E>>,
+        page_len: usize,
+    ) -> Result<(), TryReserveError> {
         if self.absent.is_empty() {
             self.pages.0.try_reserve(1)?;
             memory.try_reserve(1)?;

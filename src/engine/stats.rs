@@ -5,6 +5,7 @@
 //! line means.
 
 use super::command::Counter;
+use super::headroom::{self, Headroom};
 use super::job::{Job, State};
 use super::queue::{Queue, Totals};
 use super::time::Nanos;
@@ -31,6 +32,8 @@ pub struct Facts {
     pub processor_time: fn() -> ProcessorTime,
     /// Reads how many bytes of memory the process has, if that can be known.
     pub resident_bytes: fn() -> Option<u64>,
+    /// Whether at least this much of the memory that is kept back is there.
+    pub has_headroom: fn(Headroom) -> bool,
 }
 
 /// Processor time, in microseconds.
@@ -112,7 +115,8 @@ pub fn list<'a>(names: impl Iterator<Item = &'a str> + Clone) -> Result<String, 
     const HEAD: &str = "---\n";
     let mut text = String::new();
     let lines = names.clone().map(|name| name.len() + "- \n".len());
-    text.try_reserve_exact(HEAD.len() + lines.sum::<usize>())?;
+    let len = HEAD.len() + lines.sum::<usize>();
+    headroom::leave(Headroom::ThreeQuarters, || text.try_reserve_exact(len))?;
     text.push_str(HEAD);
     for name in names {
         text.push_str("- ");

@@ -4,6 +4,7 @@
 //! job is in it. `default` stays for ever. The rules by which jobs move are in `queue.rs`,
 //! how workers wait at a tube in `waiting.rs`.
 
+use super::headroom::{self, Headroom};
 use super::heap::Heap;
 use super::job::{DelayedEntry, ReadyEntry};
 use super::keys::{JobKey, Key, TimerKey, TubeKey};
@@ -159,9 +160,11 @@ impl Tubes {
     /// There is no memory for it.
     pub fn create(&mut self, name: &str, timer: TimerKey) -> Result<TubeKey, TryReserveError> {
         self.table.try_reserve_one()?;
-        self.order.try_reserve(1)?;
         let mut own_name = String::new();
-        own_name.try_reserve_exact(name.len())?;
+        headroom::leave(Headroom::Quarter, || {
+            self.order.try_reserve(1)?;
+            own_name.try_reserve_exact(name.len())
+        })?;
         own_name.push_str(name);
         let tube = Tube {
             name: own_name.into_boxed_str(),
@@ -202,11 +205,6 @@ impl Tubes {
             self[moved].place = tube.place;
         }
         Some(tube.timer)
-    }
-
-    /// The keys of all tubes there are now.
-    pub fn keys(&self) -> Vec<TubeKey> {
-        self.order.clone()
     }
 
     /// All tubes with their keys, in the same order.

@@ -5,6 +5,7 @@
 //! a complete request makes room at once, and one that is answered after a fair while. Sockets are
 //! not known here.
 
+use super::headroom::{self, Headroom};
 use super::histogram::Histogram;
 use super::http::{self, HEAD_MAX, Length, Request, Status};
 use super::metrics::{LONGEST_SAMPLE, Page, SLICE_LEN};
@@ -98,7 +99,7 @@ impl Visit {
         }
         let mut head = std::mem::take(&mut self.head);
         let bytes = &bytes[..bytes.len().min(HEAD_MAX - head.len())];
-        head.try_reserve(bytes.len())?;
+        headroom::leave(Headroom::Quarter, || head.try_reserve(bytes.len()))?;
         head.extend_from_slice(bytes);
         match http::parse(&head) {
             Ok(None) => {
@@ -227,7 +228,8 @@ impl Visit {
         else {
             return Ok(());
         };
-        self.answer.try_reserve(SLICE_LEN + LONGEST_SAMPLE + CHUNK_FRAME)?;
+        let len = SLICE_LEN + LONGEST_SAMPLE + CHUNK_FRAME;
+        headroom::leave(Headroom::Quarter, || self.answer.try_reserve(len))?;
         if *in_chunks {
             self.answer.push_str(CHUNK_HEAD);
         }

@@ -30,6 +30,7 @@
 //!
 //! After each command this holds: nobody waits while a tube that he watches has an offer.
 
+use super::headroom::{self, Headroom};
 use super::heap::{Entry, Heap, rank};
 use super::job::ReadyEntry;
 use super::keys::{ConnKey, Key, TubeKey, WatchKey};
@@ -120,14 +121,22 @@ struct Offer {
 
 impl Queue {
     /// The best job that the tubes watched by `conn` offer, unless that is nothing.
-    pub(super) fn best_offer(&mut self, conn: ConnKey) -> Option<ReadyEntry> {
+    ///
+    /// # Errors
+    /// There is no memory to file what they offer.
+    pub(super) fn best_offer(
+        &mut self,
+        conn: ConnKey,
+    ) -> Result<Option<ReadyEntry>, TryReserveError> {
         let watching = &mut self.clients[conn].watching;
         // Most watch one tube only: there is nothing to compare, and nothing to be filed.
         if watching.len() == 1 {
-            let only = watching.first(&self.watches)?;
-            return self.tubes[only].offer();
+            let only = watching.first(&self.watches);
+            return Ok(only.and_then(|only| self.tubes[only].offer()));
         }
-        while let Some(key) = watching.unsure.pop_front(&mut self.watches) {
+        while !watching.unsure.is_empty() {
+            headroom::leave(Headroom::ThreeQuarters, || watching.offers().try_reserve(1))?;
+            let Some(key) = watching.unsure.pop_front(&mut self.watches) else { break };
             let watch = &mut self.watches[WatchKey::from_number(key)];
             watch.is_unsure = false;
             let (tube, place) = (&mut self.tubes[watch.tube], watch.place_in_offers);
@@ -140,11 +149,11 @@ impl Queue {
             if let Some(offer) =
                 offer.filter(|offer| (offer.pri, offer.id) == (filed.pri, filed.id))
             {
-                return Some(offer);
+                return Ok(Some(offer));
             }
             watching.file(filed.watch, watch.place_in_offers, offer, &mut self.watches);
         }
-        None
+        Ok(None)
     }
 
     /// The tube offers something better than before: whoever was settled about it must
@@ -161,16 +170,27 @@ impl Queue {
     }
 
     /// The connection joins the lines of all tubes that it watches.
-    pub(super) fn join_lines(&mut self, conn: ConnKey, until: Nanos) {
+    ///
+    /// # Errors
+    /// There is no memory for one of the lines: the connection does not wait. It stays in those that
+    /// it has joined, as after a wait.
+    pub(super) fn join_lines(
+        &mut self,
+        conn: ConnKey,
+        until: Nanos,
+    ) -> Result<(), TryReserveError> {
         let ticket = self.next_ticket;
         self.next_ticket = ticket.next();
         let watching = &mut self.clients[conn].watching;
-        watching.wait = Some(Wait { ticket, until });
-        while let Some(key) = watching.out_of_line.pop_front(&mut self.watches) {
+        while let Some(key) = watching.out_of_line.front() {
             let place = PlaceInLine { ticket, watch: WatchKey::from_number(key) };
-            let tube = self.watches[place.watch].tube;
-            self.tubes[tube].line.insert(place, &mut self.watches);
+            let line = &mut self.tubes[self.watches[place.watch].tube].line;
+            line.try_reserve(1)?;
+            watching.out_of_line.pop_front(&mut self.watches);
+            line.insert(place, &mut self.watches);
         }
+        watching.wait = Some(Wait { ticket, until });
+        Ok(())
     }
 
     /// The connection waits no more, wherever it still stands in line.
@@ -225,6 +245,10 @@ impl Queue {
         }
         let watching = &mut self.clients[conn].watching;
         self.watches.try_reserve_one()?;
+        if !watching.is_empty() {
+            // With the second tube there is something to compare.
+            watching.offers();
+        }
         let key = self.watches.insert(Watch {
             conn,
             tube,
@@ -627,10 +651,10 @@ mod tests {
                 }
             }
             _ if held.is_none() && !is_waiting => {
-                let reserved = queue.reserve(conn, NOW).map(|job| queue.jobs[job].id);
+                let reserved = queue.reserve(conn, NOW).unwrap().map(|job| queue.jobs[job].id);
                 assert_eq!(reserved, model.reserve(conn));
                 if reserved.is_none() {
-                    queue.wait(conn, Nanos::NEVER, NOW);
+                    queue.wait(conn, Nanos::NEVER, NOW).unwrap();
                     model.waiting.push(conn);
                 }
             }

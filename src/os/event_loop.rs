@@ -29,6 +29,7 @@ use super::process::{self, Clock, Signal, Signals, Stop};
 use super::stream::Stream;
 use crate::engine::binlog::Failure;
 use crate::engine::conn::Outlet;
+use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::ConnKey;
 use crate::engine::server::Server;
 use crate::engine::slots::PAGE_BYTES;
@@ -36,6 +37,7 @@ use crate::engine::time::Nanos;
 use log::{debug, info, warn};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
+use std::collections::TryReserveError;
 use std::fmt;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::os::fd::AsRawFd;
@@ -198,7 +200,7 @@ impl EventLoop {
             sockets: Vec::new(),
             ready: Vec::new(),
             attention: Vec::new(),
-            over: Vec::new(),
+            over: Vec::with_capacity(FEW),
             now: clock.now(),
             turn_at: clock.now(),
             read_len: SCRATCH_LEN,
@@ -336,7 +338,7 @@ impl EventLoop {
 
     fn accept_one(&mut self, index: usize) -> io::Result<()> {
         // Who is not accepted waits in the kernel, and need not be turned away.
-        if !self.server.has_room() {
+        if !self.server.has_room() || self.try_reserve_one().is_err() {
             return Err(ErrorKind::OutOfMemory.into());
         }
         if self.server.connection_count() >= self.max_connections {
@@ -354,6 +356,17 @@ impl EventLoop {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Makes sure that the lists of the loop have room for one more client. Each client is named
+    /// once in each list; those that were just closed may still be named too.
+    fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
+        let clients = self.server.connection_count() + 1;
+        headroom::leave(Headroom::Half, || {
+            self.sockets.try_reserve(1)?;
+            self.ready.try_reserve(clients)?;
+            self.attention.try_reserve(clients + ACCEPTS_PER_TURN)
+        })
     }
 
     /// The connection limit is reached. Registering the listeners again makes the kernel report
@@ -396,6 +409,11 @@ impl EventLoop {
 
     fn connect(&mut self, stream: Stream) -> io::Result<()> {
         let key = self.server.connect().map_err(|_| ErrorKind::OutOfMemory)?;
+        let missing = (key.index() + 1).saturating_sub(self.sockets.len());
+        if headroom::leave(Headroom::Half, || self.sockets.try_reserve(missing)).is_err() {
+            self.server.disconnect(key, self.now);
+            return Err(ErrorKind::OutOfMemory.into());
+        }
         let interest = Interest::READABLE | Interest::WRITABLE | Interest::PRIORITY;
         let registry = self.poll.registry();
         if let Err(error) =
@@ -405,9 +423,7 @@ impl EventLoop {
             return Err(error);
         }
         debug!("connection {} opened", key.index());
-        if self.sockets.len() <= key.index() {
-            self.sockets.resize_with(key.index() + 1, || None);
-        }
+        self.sockets.resize_with(self.sockets.len().max(key.index() + 1), || None);
         self.sockets[key.index()] = Some(Socket {
             is_readable: false,
             is_writable: true,
@@ -528,6 +544,13 @@ impl EventLoop {
                 continue;
             }
             socket.sends_put_off = 0;
+            let may_end = self.over.len() < self.over.capacity()
+                || headroom::leave(Headroom::Quarter, || self.over.try_reserve(1)).is_ok();
+            if !may_end {
+                // The next iteration closes some, and looks at this one again.
+                socket.queue(key, &mut self.ready);
+                continue;
+            }
             if let Err(error) = socket.send(&mut outlet) {
                 self.over.push((key, Some(error)));
                 continue;

@@ -6,6 +6,7 @@ pub mod disk;
 pub mod event_loop;
 pub mod first_process;
 pub mod listen;
+pub mod memory;
 pub mod names;
 pub mod notify;
 pub mod onlookers;

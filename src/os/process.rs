@@ -1,7 +1,7 @@
 //! The process itself: clock, signals, user, limits, and what `stats` tells of them; and what the
 //! first process of a machine asks of the kernel.
 //!
-//! All `unsafe` of the project is in this file: calls into libc that neither std nor the
+//! All `unsafe` of the project is in this file and in the allocator, `memory.rs`: calls into libc that neither std nor the
 //! other packages offer, each with the reason why it is sound. Nothing here knows what
 //! the server does.
 #![allow(unsafe_code, reason = "this is the room for it")]

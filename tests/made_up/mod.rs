@@ -15,5 +15,6 @@ pub fn facts(started_at: Nanos) -> Facts {
         started_at,
         processor_time: ProcessorTime::default,
         resident_bytes: || None,
+        has_headroom: |_| true,
     }
 }

@@ -1,0 +1,351 @@
+//! The allocator of the process: the system's, with memory kept back for when the system has none.
+//!
+//! Most of Rust's library ends the process when an allocation fails. So 4 MiB are kept back, in 32
+//! pieces of 128 KiB. When the system refuses an allocation, pieces are given up until it succeeds.
+//!
+//! An allocation whose failure is handled must leave a part of the pieces (`engine/headroom.rs`).
+//! If it is larger than the rest, it fails and no piece is given up. While fewer than a quarter of
+//! the pieces are held, it fails even if the system has memory: that is what was given up last, for
+//! an allocation that cannot fail.
+//!
+//! Before [`has_headroom`] returns `false` it tries to take pieces back. An attempt ends with the
+//! first piece that the system refuses. Attempts are made when 128 KiB have been freed since the
+//! last one, or 10 ms have passed, so that a flood of commands does not become a flood of system
+//! calls.
+//!
+//! A piece is address space that is never written to. It comes from the kernel or, where the kernel
+//! refuses, from free memory within the heap: under a limit of address space (`ulimit -v`) a
+//! drained backlog may leave its memory only there.
+//!
+//! Every block is the system's own. In a program that does not call [`keep_headroom`] this is the
+//! system's allocator.
+#![allow(unsafe_code, reason = "an allocator is called with raw pointers")]
+
+use super::process;
+use crate::engine::headroom::{self, Headroom};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+/// The system's allocator, with the headroom of the process.
+#[derive(Clone, Copy, Debug)]
+pub struct Allocator;
+
+static RESERVE: Reserve = Reserve::new();
+
+/// Begins to keep memory back: all of it, or as much as the system has.
+pub fn keep_headroom() {
+    RESERVE.is_kept.store(true, Relaxed);
+    RESERVE.refill();
+}
+
+/// Returns whether at least this part of the headroom is there, or could be taken back.
+pub fn has_headroom(least: Headroom) -> bool {
+    RESERVE.has(least)
+}
+
+const PIECES: usize = 32;
+/// Small enough to be found in a heap with many holes.
+const PIECE_BYTES: usize = 128 * 1024;
+const PIECE: Layout = match Layout::from_size_align(PIECE_BYTES, 16) {
+    Ok(layout) => layout,
+    Err(_) => panic!("16 is a power of two"),
+};
+const REFILL_PAUSE_NANOS: u64 = 10_000_000;
+
+const fn pieces(headroom: Headroom) -> usize {
+    match headroom {
+        Headroom::None => 0,
+        Headroom::Quarter => PIECES / 4,
+        Headroom::Half => PIECES / 2,
+        Headroom::ThreeQuarters => PIECES / 4 * 3,
+        Headroom::Whole => PIECES,
+    }
+}
+
+/// The memory that is held back.
+struct Reserve {
+    is_kept: AtomicBool,
+    /// How many pieces there are.
+    held: AtomicUsize,
+    /// From the kernel; null where there is none.
+    mapped: [AtomicPtr<u8>; PIECES],
+    /// From the heap; null where there is none.
+    allocated: [AtomicPtr<u8>; PIECES],
+    /// How many bytes have been freed since the last attempt to take pieces back.
+    freed: AtomicUsize,
+    /// When that was, in nanoseconds.
+    tried_at: AtomicU64,
+}
+
+impl Reserve {
+    const fn new() -> Reserve {
+        Reserve {
+            is_kept: AtomicBool::new(false),
+            held: AtomicUsize::new(0),
+            mapped: [const { AtomicPtr::new(ptr::null_mut()) }; PIECES],
+            allocated: [const { AtomicPtr::new(ptr::null_mut()) }; PIECES],
+            freed: AtomicUsize::new(0),
+            tried_at: AtomicU64::new(0),
+        }
+    }
+
+    fn held(&self) -> usize {
+        self.held.load(Relaxed)
+    }
+
+    fn has(&self, least: Headroom) -> bool {
+        let least = pieces(least);
+        self.held() >= least || !self.is_kept.load(Relaxed) || {
+            self.refill_if_due();
+            self.held() >= least
+        }
+    }
+
+    // ---- Allocating ----
+
+    /// Allocates `bytes` bytes, and gives pieces up for that if it must.
+    #[inline]
+    fn allocate(&self, bytes: usize, from_system: impl Fn() -> *mut u8) -> *mut u8 {
+        if self.held() < pieces(Headroom::Quarter) && self.is_refused() {
+            return ptr::null_mut();
+        }
+        let block = from_system();
+        if block.is_null() { self.allocate_from_pieces(bytes, from_system) } else { block }
+    }
+
+    /// Whether the present allocation is refused because too few pieces are held.
+    #[cold]
+    fn is_refused(&self) -> bool {
+        headroom::to_be_left() != Headroom::None && !self.has(Headroom::Quarter)
+    }
+
+    #[cold]
+    fn allocate_from_pieces(&self, bytes: usize, from_system: impl Fn() -> *mut u8) -> *mut u8 {
+        let left = pieces(headroom::to_be_left());
+        if bytes > self.held().saturating_sub(left) * PIECE_BYTES {
+            return ptr::null_mut();
+        }
+        while self.held() > left && self.give_up_one() {
+            let block = from_system();
+            if !block.is_null() {
+                return block;
+            }
+        }
+        // They were of no use.
+        self.refill();
+        ptr::null_mut()
+    }
+
+    fn note_freed(&self, bytes: usize) {
+        if self.held() < PIECES {
+            self.freed.fetch_add(bytes, Relaxed);
+        }
+    }
+
+    // ---- Pieces ----
+
+    fn refill_if_due(&self) {
+        let is_due = self.freed.load(Relaxed) >= PIECE_BYTES || {
+            let now = process::monotonic().as_nanos();
+            let passed = now.saturating_sub(self.tried_at.load(Relaxed));
+            passed >= REFILL_PAUSE_NANOS
+        };
+        if is_due {
+            self.refill();
+        }
+    }
+
+    /// Takes as many pieces as are missing and can be had.
+    fn refill(&self) {
+        self.freed.store(0, Relaxed);
+        self.tried_at.store(process::monotonic().as_nanos(), Relaxed);
+        while self.held() < PIECES && (self.hold_mapped() || self.hold_allocated()) {
+            self.held.fetch_add(1, Relaxed);
+        }
+    }
+
+    fn hold_mapped(&self) -> bool {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping, at an address that the kernel chooses, changes no other memory.
+        let piece = unsafe { libc::mmap(ptr::null_mut(), PIECE_BYTES, access, kind, -1, 0) };
+        if piece == libc::MAP_FAILED {
+            return false;
+        }
+        let is_kept = put_into(&self.mapped, piece.cast());
+        if !is_kept {
+            unmap(piece.cast());
+        }
+        is_kept
+    }
+
+    fn hold_allocated(&self) -> bool {
+        // SAFETY: the length of a piece is not zero.
+        let piece = unsafe { System.alloc(PIECE) };
+        if piece.is_null() {
+            return false;
+        }
+        let is_kept = put_into(&self.allocated, piece);
+        if !is_kept {
+            free(piece);
+        }
+        is_kept
+    }
+
+    /// Those from the heap go last: it is there that they are hard to find.
+    fn give_up_one(&self) -> bool {
+        if let Some(piece) = take_from(&self.mapped) {
+            unmap(piece);
+        } else if let Some(piece) = take_from(&self.allocated) {
+            free(piece);
+        } else {
+            return false;
+        }
+        self.held.fetch_sub(1, Relaxed);
+        true
+    }
+}
+
+/// Keeps a piece where there is none; `false` if there is no such place.
+fn put_into(places: &[AtomicPtr<u8>], piece: *mut u8) -> bool {
+    let is_put = |place: &AtomicPtr<u8>| {
+        place.compare_exchange(ptr::null_mut(), piece, Relaxed, Relaxed).is_ok()
+    };
+    places.iter().any(is_put)
+}
+
+fn take_from(places: &[AtomicPtr<u8>]) -> Option<*mut u8> {
+    let mut pieces = places.iter().map(|place| place.swap(ptr::null_mut(), Relaxed));
+    pieces.find(|piece| !piece.is_null())
+}
+
+// SAFETY: each block is from the system's allocator, and goes back to it, with the layout that the
+// caller gives. A failed `realloc` leaves the block as it was, so it can be tried again.
+unsafe impl GlobalAlloc for Allocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller promises what this call asks for.
+        RESERVE.allocate(layout.size(), || unsafe { System.alloc(layout) })
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller promises what this call asks for.
+        RESERVE.allocate(layout.size(), || unsafe { System.alloc_zeroed(layout) })
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        // SAFETY: the caller promises what this call asks for.
+        let moved = RESERVE.allocate(bytes, || unsafe { System.realloc(block, layout, bytes) });
+        if !moved.is_null() {
+            RESERVE.note_freed(layout.size().saturating_sub(bytes));
+        }
+        moved
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: the caller promises what this call asks for.
+        unsafe { System.dealloc(block, layout) };
+        RESERVE.note_freed(layout.size());
+    }
+}
+
+fn unmap(piece: *mut u8) {
+    // SAFETY: it was mapped with this length, and the caller, which took it out of its place, has the
+    // only pointer to it.
+    unsafe { libc::munmap(piece.cast(), PIECE_BYTES) };
+}
+
+fn free(piece: *mut u8) {
+    // SAFETY: it was allocated with this layout, and the caller, which took it out of its place, has
+    // the only pointer to it.
+    unsafe { System.dealloc(piece, PIECE) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::headroom::leave;
+    use std::cell::Cell;
+
+    fn kept() -> Reserve {
+        let reserve = Reserve::new();
+        assert!(reserve.has(Headroom::Whole), "nothing is refused where nothing is kept");
+        reserve.is_kept.store(true, Relaxed);
+        reserve.refill();
+        assert_eq!(reserve.held(), PIECES);
+        reserve
+    }
+
+    /// A system that refuses the first `times` allocations.
+    fn refusing(times: usize) -> impl Fn() -> *mut u8 {
+        let left = Cell::new(times);
+        move || match left.get() {
+            0 => ptr::dangling_mut(),
+            some => {
+                left.set(some - 1);
+                ptr::null_mut()
+            }
+        }
+    }
+
+    fn drop_pieces(reserve: &Reserve) {
+        while reserve.give_up_one() {}
+    }
+
+    #[test]
+    fn pieces_are_given_up_until_the_system_has_memory() {
+        let reserve = kept();
+        assert!(!reserve.allocate(100, refusing(0)).is_null());
+        assert_eq!(reserve.held(), PIECES);
+        assert!(!reserve.allocate(100, refusing(3)).is_null());
+        assert_eq!(reserve.held(), PIECES - 3);
+        assert!(!reserve.allocate(100, refusing(PIECES - 3)).is_null());
+        assert_eq!(reserve.held(), 0);
+    }
+
+    #[test]
+    fn what_can_fail_leaves_its_part_to_the_rest() {
+        let reserve = kept();
+        let fails = |least| {
+            leave(least, || reserve.allocate(100, refusing(PIECES - pieces(least) + 1)).is_null())
+        };
+        for least in [Headroom::Whole, Headroom::ThreeQuarters, Headroom::Half, Headroom::Quarter] {
+            assert!(fails(least));
+            assert_eq!(reserve.held(), PIECES, "pieces of no use are taken back");
+            let times = PIECES - pieces(least);
+            assert!(!leave(least, || reserve.allocate(100, refusing(times))).is_null());
+            assert_eq!(reserve.held(), pieces(least));
+            reserve.refill();
+        }
+        drop_pieces(&reserve);
+    }
+
+    #[test]
+    fn below_a_quarter_only_what_cannot_fail_gets_memory() {
+        let reserve = kept();
+        assert!(!reserve.allocate(100, refusing(PIECES - 1)).is_null());
+        assert_eq!(reserve.held(), 1);
+        // As if memory had been had in vain at this moment, and none been freed since.
+        reserve.tried_at.store(u64::MAX / 2, Relaxed);
+        let has_memory =
+            || leave(Headroom::Quarter, || !reserve.allocate(100, refusing(0)).is_null());
+        assert!(!has_memory());
+        assert!(!reserve.allocate(100, refusing(0)).is_null());
+        reserve.note_freed(PIECE_BYTES);
+        assert!(has_memory());
+        assert_eq!(reserve.held(), PIECES);
+        drop_pieces(&reserve);
+    }
+
+    #[test]
+    fn what_is_larger_than_the_headroom_is_refused_at_once() {
+        let reserve = kept();
+        let all = PIECES * PIECE_BYTES;
+        assert!(reserve.allocate(all + 1, refusing(1)).is_null());
+        assert_eq!(reserve.held(), PIECES);
+        let half = leave(Headroom::Half, || reserve.allocate(all / 2 + 1, refusing(1)));
+        assert!(half.is_null());
+        assert_eq!(reserve.held(), PIECES);
+        drop_pieces(&reserve);
+    }
+}
