@@ -10,6 +10,7 @@
 
 use super::binlog::{BeginError, Binlog, Failure, Last, Policy};
 use super::disk::{Disk, FileNumber};
+use super::headroom::{self, Headroom};
 use super::job::{Destination, Job, Terms};
 use super::keys::{JobKey, TubeKey};
 use super::queue::Queue;
@@ -181,6 +182,7 @@ impl Gathered<'_> {
     fn read_file(&mut self, disk: &mut dyn Disk, number: FileNumber) -> Result<(), ReplayError> {
         let failed = |error| ReplayError::Read(number, error);
         let mut scan = Scan::open(disk, number).map_err(failed)?;
+        self.segments.try_reserve_file().map_err(ReplayError::NoMemory)?;
         self.segments.push(Segment::new(number, scan.size(), 0));
         let (last_id, layout) = (scan.last_id(), scan.layout());
         self.note_id(last_id);
@@ -225,7 +227,10 @@ impl Gathered<'_> {
                 if self.is_near(id) {
                     self.note_id(id);
                 }
-                self.missing.insert(id);
+                // Without memory for its id it is not counted.
+                if headroom::leave(Headroom::Quarter, || self.missing.try_reserve(1)).is_ok() {
+                    self.missing.insert(id);
+                }
                 format!("; job {id} is lost, unless a newer record has it")
             }
             Some(id) => format!("; it seems to be of job {id}, which is not there"),
@@ -363,7 +368,7 @@ impl Gathered<'_> {
             let moment = entry.due_or_buried_at;
             match entry.state {
                 Logged::Buried => {
-                    buried.try_reserve(1)?;
+                    headroom::leave(Headroom::Quarter, || buried.try_reserve(1))?;
                     buried.push((moment, key));
                 }
                 // If the clock was set back, nobody has asked for as much more delay.

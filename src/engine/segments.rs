@@ -4,6 +4,7 @@
 //! Only that is kept here. When files come and go is decided in `binlog.rs`.
 
 use super::disk::FileNumber;
+use super::headroom::{self, Headroom};
 use super::keys::{JobKey, Key, LogKey};
 use super::list::{Linked, Links, List};
 use super::pages::Pages;
@@ -105,6 +106,14 @@ impl Segments {
     /// Whether there is no file.
     pub fn is_empty(&self) -> bool {
         self.segments.is_empty()
+    }
+
+    /// Makes sure that the next [`Segments::push`] needs no memory.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn try_reserve_file(&mut self) -> Result<(), TryReserveError> {
+        headroom::leave(Headroom::Quarter, || self.segments.try_reserve(1))
     }
 
     /// Adds a file that is newer than all others.

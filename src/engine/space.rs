@@ -321,6 +321,7 @@ impl Binlog {
         if self.failure.is_some() || number > LAST_NUMBER {
             return Err(io::Error::new(io::ErrorKind::StorageFull, "no file can be made any more"));
         }
+        self.segments.try_reserve_file().map_err(|_| io::ErrorKind::OutOfMemory)?;
         self.disk.create(number, size)?;
         let written = self.disk.write(number, 0, &VERSION);
         self.fail_unless(written, || format!("binlog.{number}: cannot write it"));

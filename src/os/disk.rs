@@ -5,6 +5,7 @@
 
 use super::process;
 use crate::engine::disk::{Disk, FileNumber, LAST_NUMBER};
+use crate::engine::headroom::{self, Headroom};
 use crate::engine::histogram::Histogram;
 use log::warn;
 use std::fmt;
@@ -156,7 +157,10 @@ impl Disk for Directory {
     fn list(&mut self) -> io::Result<Vec<FileNumber>> {
         let mut numbers = Vec::new();
         for entry in fs::read_dir(&self.path)? {
-            numbers.extend(entry?.file_name().to_str().and_then(number_of));
+            let number = entry?.file_name().to_str().and_then(number_of);
+            headroom::leave(Headroom::Quarter, || numbers.try_reserve(1))
+                .map_err(|_| ErrorKind::OutOfMemory)?;
+            numbers.extend(number);
         }
         numbers.sort_unstable();
         Ok(numbers)
