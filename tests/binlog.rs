@@ -732,6 +732,40 @@ fn bodies_of_any_length_are_recorded_in_their_order() {
     }
 }
 
+/// C beanstalkd makes whole files only, and keeps room for the delete of each job in the same file.
+fn jobs_that_c_takes(capacity: u64, file_size: u64, body: usize) -> u64 {
+    (capacity / file_size) * ((file_size - 4) / (record_len("default", body) + 84))
+}
+
+#[test]
+fn a_small_disk_takes_as_many_jobs_as_in_c() {
+    const FILE_SIZE: u32 = 2 << 20;
+    let policy = policy(FILE_SIZE, Syncing::Never);
+    // With room for one file and a half, for two and a half, and for exactly four.
+    for (tenths, body) in [(16, 64), (16, 10_000), (24, 10_000), (40, 2_000), (40, 60_000)] {
+        let capacity = u64::from(FILE_SIZE) * tenths / 10;
+        let of_c = jobs_that_c_takes(capacity, FILE_SIZE.into(), body);
+        let body = "x".repeat(body);
+        let disk = FakeDisk::default();
+        disk.set_capacity(Some(capacity));
+        let mut engine = Engine::start(&disk, policy, START);
+        let count = fill(&mut engine, &body);
+        let case = format!("{capacity} bytes, bodies of {}", body.len());
+        assert!(count * 100 >= of_c * 95, "{case}: {count} jobs, {of_c} in C");
+        // Killed, and started again on the full disk: every delete works, and then puts do.
+        let mut engine = Engine::start(&disk, policy, engine.now);
+        assert_eq!(engine.recovered.jobs, count, "{case}");
+        for id in 1..=count {
+            assert_eq!(engine.ask(&format!("delete {id}\r\n")), "DELETED\r\n", "{case}: {id}");
+        }
+        engine.idle(200);
+        assert_eq!(disk.live_files().len(), 1, "{case}: {}", disk.names());
+        let again = fill(&mut engine, &body);
+        // The file that is left is up to half full of the deletes.
+        assert!(again * 100 >= of_c * 85, "{case}: {again} jobs the second time, {of_c} in C");
+    }
+}
+
 #[test]
 fn a_full_disk_refuses_puts_and_nothing_else_at_first() {
     for capacity in [3 * 8192, 10 * 8192, 50 * 8192 + 4096] {

@@ -24,7 +24,7 @@ use super::histogram::Histogram;
 use super::keys::{JobKey, LogKey};
 use super::record::{self, FILE_HEAD_LEN, Fields, Layout, SHORT_LEN};
 use super::segments::{Segment, Segments};
-use super::space::UNSYNCED_FILES;
+use super::space::{SpaceLog, UNSYNCED_FILES};
 use super::time::Nanos;
 use std::collections::TryReserveError;
 use std::fmt;
@@ -72,8 +72,9 @@ pub struct Binlog {
     pub(super) has_failed_to_grow: bool,
     /// No more space was to be had, and none has been given back since.
     pub(super) is_full: bool,
-    /// The operator has been told so, and not yet that it is over.
-    pub(super) is_full_told: bool,
+    /// For which file there was none, and the error.
+    pub(super) full_error: Option<(FileNumber, io::Error)>,
+    pub(super) space_log: SpaceLog,
     /// It was started on a disk with too little space for the deletes of all jobs.
     pub(super) began_short: bool,
     pub(super) last: Last,
@@ -135,7 +136,7 @@ pub struct Sizes {
     pub live_bytes: u64,
     /// How many bytes else have been written.
     pub dead_bytes: u64,
-    /// There was no space for another file when one was wanted last.
+    /// There is no space for the puts that were tried last.
     pub is_full: bool,
 }
 
@@ -229,7 +230,8 @@ impl Binlog {
             drop_again_at: Nanos::ZERO,
             has_failed_to_grow: false,
             is_full: false,
-            is_full_told: false,
+            full_error: None,
+            space_log: SpaceLog::default(),
             began_short: false,
             last,
             nonce: random_nonce(),
@@ -566,7 +568,7 @@ impl Binlog {
             disk_bytes: self.sums.disk_bytes,
             live_bytes,
             dead_bytes: written.sum::<u64>().saturating_sub(live_bytes),
-            is_full: self.is_full,
+            is_full: self.is_full && self.space_log.is_refusing,
         }
     }
 

@@ -1,9 +1,10 @@
 //! A chapter of the binlog: room for records, and the files that have it.
 //!
 //! Space is taken in whole segments, ahead of need. For every live job there is room for one
-//! more short record, that of its delete. Beyond that there is a whole segment to spare when
-//! the disk is full and puts are refused: half of it for releases, buries and kicks, and what
-//! is left for moves out of old segments, which make space again.
+//! more short record, that of its delete. Beyond that a whole segment is prepared. When there is no
+//! space for a whole one, the newest segment takes what there is. Puts are refused when the
+//! headroom falls to [`Binlog::least_spare`]: half of that is for releases, buries and kicks,
+//! and the rest for moves out of old segments, which free space.
 //!
 //! Room is counted in short records: how many more of them would fit. It is made before a record
 //! is, and whoever asks for it in vain has changed nothing.
@@ -30,6 +31,16 @@ struct Need {
 /// On a full disk there remains room for so many short records, whatever happens, so that a
 /// server that is started there finds a block for its first file. Each start takes one more.
 const LAST_SPARE: u64 = (BLOCK + HEAD).div_ceil(SHORT);
+
+/// On a full disk the headroom is at least this share of the space that all files take.
+const SPARE_SHARE: u64 = 32;
+/// It is at least this many bytes, so that small files keep a whole file of headroom.
+const SMALL_SPARE: u64 = 32 * 1024;
+
+/// Where there is no space for a whole file, no less than this share of one is taken at a time,
+/// and no less than so many bytes, so that a full disk does not have many small files.
+const LEAST_PIECE_SHARE: u64 = 32;
+const LEAST_PIECE: u64 = 64 * 1024;
 
 /// How long no job must have been there before space is given up.
 const DRAINED_PAUSE: Nanos = Nanos::from_secs(1);
@@ -144,7 +155,10 @@ impl Binlog {
     pub fn make_room_to_put(&mut self, len: usize) -> Result<(), NoRoom> {
         self.segments.try_reserve_one()?;
         let deletes = self.segments.job_count() + 1;
-        self.make_room(Need { len: len as u64, deletes, least_spare: self.spare() })
+        let made =
+            self.make_room(Need { len: len as u64, deletes, least_spare: self.least_spare() });
+        self.log_space(made.is_ok());
+        made
     }
 
     /// Sees to it that there is space for one more short record.
@@ -153,7 +167,7 @@ impl Binlog {
     /// There is not; nothing has happened.
     pub fn make_room_to_update(&mut self) -> Result<(), NoRoom> {
         let deletes = self.segments.job_count();
-        self.make_room(Need { len: SHORT, deletes, least_spare: self.spare() / 2 })
+        self.make_room(Need { len: SHORT, deletes, least_spare: self.least_spare() / 2 })
     }
 
     /// Sees to it that there is space for a full record of `len` bytes that is there already, in
@@ -264,6 +278,13 @@ impl Binlog {
         self.fresh_len() / SHORT
     }
 
+    /// The same when there is no space for a whole file: less on a small disk, which could
+    /// otherwise take few jobs or none.
+    fn least_spare(&self) -> u64 {
+        let bytes = (self.sums.disk_bytes / SPARE_SHARE).max(SMALL_SPARE);
+        self.spare().min(bytes / SHORT)
+    }
+
     /// Whether one more file would be too much.
     fn is_at_limit(&self) -> bool {
         !self.is_full && self.sums.disk_bytes > 3 * self.segments.live_bytes() + self.file_size()
@@ -271,24 +292,22 @@ impl Binlog {
 
     // ---- Making files ----
 
-    /// Makes a segment ahead of need. `false` when there is no space.
+    /// Makes room ahead of need: a new segment, or a longer newest one. `false` when there is no
+    /// space.
     fn prepare(&mut self) -> bool {
         if self.has_failed_to_grow || self.failure.is_some() {
             return false;
         }
-        let mut grown = self.grow(self.last_number() + 1, self.file_size());
+        let mut grown = self.prepare_piece();
         if grown.is_err() && self.can_retire() {
             self.write_batch();
             self.sync_if_wanted();
             self.retire();
-            grown = self.grow(self.last_number() + 1, self.file_size());
+            grown = self.prepare_piece();
         }
         match grown {
             Ok(()) => {
                 self.is_full = false;
-                if std::mem::take(&mut self.is_full_told) {
-                    warn!("there is space for the binlog again");
-                }
                 true
             }
             Err(error) => {
@@ -299,22 +318,103 @@ impl Binlog {
         }
     }
 
+    /// Makes a whole segment, or takes the largest piece for which there is space.
+    fn prepare_piece(&mut self) -> io::Result<()> {
+        let least = self.least_piece();
+        // A disk that was full a moment ago probably still is.
+        let first = if self.is_full { least } else { self.file_size() };
+        self.try_pieces(first, least, |binlog, piece| {
+            if binlog.can_lengthen() {
+                binlog.lengthen(piece)
+            } else {
+                binlog.grow(binlog.last_number() + 1, piece)
+            }
+        })
+    }
+
+    /// Calls `take` with ever smaller sizes until there is space for one.
+    fn try_pieces(
+        &mut self,
+        first: u64,
+        least: u64,
+        mut take: impl FnMut(&mut Binlog, u64) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut piece = first;
+        loop {
+            match take(self, piece) {
+                Err(error) if piece > least && is_want_of_space(&error) => {
+                    piece = (piece / 2).next_multiple_of(BLOCK).max(least);
+                }
+                done => return done,
+            }
+        }
+    }
+
+    /// The size of the smallest piece that is taken.
+    fn least_piece(&self) -> u64 {
+        if self.began_short {
+            return BLOCK;
+        }
+        let share = (self.file_size() / LEAST_PIECE_SHARE).next_multiple_of(BLOCK);
+        share.max(LEAST_PIECE).min(self.file_size())
+    }
+
     /// A file could not be made or lengthened. If that is not for want of space, the disk fails.
     fn note_full(&mut self, number: FileNumber, error: io::Error) {
-        use io::ErrorKind::{
-            FileTooLarge, OutOfMemory, PermissionDenied, QuotaExceeded, StorageFull,
-        };
-        let is_want_of_space = matches!(
-            error.kind(),
-            StorageFull | QuotaExceeded | FileTooLarge | OutOfMemory | PermissionDenied
-        );
-        if !is_want_of_space {
+        if !is_want_of_space(&error) {
             return self.fail_unless(Err(error), || format!("binlog.{number}: cannot make it"));
         }
         self.is_full = true;
-        if !std::mem::replace(&mut self.is_full_told, true) {
-            warn!("binlog.{number}: no space for it: {error}; puts are refused until there is");
+        self.full_error = Some((number, error));
+    }
+
+    /// Logs that puts are refused for want of space, or accepted again.
+    fn log_space(&mut self, is_accepted: bool) {
+        if is_accepted {
+            if self.space_log.accepted(self.turn_at) {
+                warn!("there is space for the binlog again: puts are accepted");
+            }
+            return;
         }
+        let Some((number, error)) = &self.full_error else { return };
+        if self.failure.is_some() {
+            return;
+        }
+        if let Some(earlier) = self.space_log.refused(self.turn_at) {
+            let times = if earlier == 0 {
+                String::new()
+            } else {
+                format!(" (as {earlier} times since this was last logged)")
+            };
+            warn!("binlog.{number}: no space: {error}; refusing puts until there is{times}");
+        }
+    }
+
+    /// Whether the newest segment is shorter than a whole one.
+    fn can_lengthen(&self) -> bool {
+        self.segments.newest().is_some_and(|newest| newest.size < self.file_size())
+    }
+
+    /// Lengthens the newest segment, which is the current one or a prepared one, by up to `piece`
+    /// bytes, though not beyond the size of a whole one.
+    fn lengthen(&mut self, piece: u64) -> io::Result<()> {
+        let place = self.segments.len() - 1;
+        let is_prepared = place > self.current;
+        let Segment { number, size: old, .. } = self.segments[place];
+        let new = (old + piece).next_multiple_of(BLOCK).min(self.file_size());
+        let extended = self.disk.extend(number, new);
+        if is_prepared {
+            self.disk.close(number);
+        }
+        extended?;
+        let room_before = fresh_room(&self.segments[place]);
+        self.segments[place].size = new;
+        self.sums.disk_bytes += on_disk(new) - on_disk(old);
+        if is_prepared {
+            self.sums.room_ahead += fresh_room(&self.segments[place]) - room_before;
+        }
+        debug!("binlog.{number}: lengthened from {old} to {new} bytes");
+        Ok(())
     }
 
     fn grow(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
@@ -371,7 +471,14 @@ impl Binlog {
 
     /// No job is left: one file with next to nothing in it will do.
     pub(super) fn start_afresh(&mut self) {
-        if self.segments[self.current].left() < self.file_size() / 2 {
+        if self.is_half_used() {
+            let has_next = self.current + 1 < self.segments.len();
+            let made = if has_next { Ok(()) } else { self.make_next() };
+            if let Err(error) = made {
+                self.note_full(self.last_number() + 1, error);
+                self.drop_again_at = self.turn_at + REMOVE_AGAIN;
+                return;
+            }
             self.advance();
         }
         self.drop_prepared();
@@ -380,8 +487,18 @@ impl Binlog {
     /// When it is time for that: not before it has been so for a while, or the next job would
     /// only need again what was given up.
     pub(super) fn drained_due(&self) -> Option<Nanos> {
-        let is_drained = self.segments.job_count() == 0 && self.current + 1 < self.segments.len();
+        let is_too_much = self.current + 1 < self.segments.len() || self.is_half_used();
+        let is_drained = self.segments.job_count() == 0 && is_too_much;
         is_drained.then(|| self.drop_again_at.max(self.recorded_at + DRAINED_PAUSE))
+    }
+
+    fn make_next(&mut self) -> io::Result<()> {
+        let (first, least) = (self.file_size(), self.least_piece());
+        self.try_pieces(first, least, |binlog, piece| binlog.grow(binlog.last_number() + 1, piece))
+    }
+
+    fn is_half_used(&self) -> bool {
+        self.segments[self.current].used > self.file_size() / 2
     }
 
     pub(super) fn drop_prepared(&mut self) {
@@ -480,4 +597,101 @@ fn fresh_room(segment: &Segment) -> u64 {
 
 fn is_unused(segment: &Segment) -> bool {
     segment.used <= VERSION_LEN as u64 && !segment.is_damaged
+}
+
+/// Whether an error of the disk passes when space is freed or permission is given.
+fn is_want_of_space(error: &io::Error) -> bool {
+    use io::ErrorKind::{FileTooLarge, OutOfMemory, PermissionDenied, QuotaExceeded, StorageFull};
+    matches!(
+        error.kind(),
+        StorageFull | QuotaExceeded | FileTooLarge | OutOfMemory | PermissionDenied
+    )
+}
+
+/// Limits the log lines about a full disk, on which puts may be refused and accepted thousands of
+/// times a second, to one of each kind a minute.
+#[derive(Debug, Default)]
+pub(super) struct SpaceLog {
+    /// The last put was refused.
+    pub(super) is_refusing: bool,
+    /// The last line says that puts are refused.
+    is_refusal_logged: bool,
+    /// How many times puts began to be refused since that was last logged.
+    unlogged: u64,
+    next_refusal_at: Nanos,
+    next_recovery_at: Nanos,
+}
+
+impl SpaceLog {
+    const PAUSE: Nanos = Nanos::from_secs(60);
+
+    /// Counts a put that is refused. If that is to be logged, returns how many earlier times it
+    /// was not.
+    fn refused(&mut self, now: Nanos) -> Option<u64> {
+        if !std::mem::replace(&mut self.is_refusing, true) {
+            self.unlogged += 1;
+        }
+        if self.is_refusal_logged || now < self.next_refusal_at {
+            return None;
+        }
+        self.is_refusal_logged = true;
+        self.next_refusal_at = now + SpaceLog::PAUSE;
+        Some(std::mem::take(&mut self.unlogged).saturating_sub(1))
+    }
+
+    /// Notes a put that is accepted. Returns whether to log that puts are accepted again.
+    fn accepted(&mut self, now: Nanos) -> bool {
+        self.is_refusing = false;
+        if !self.is_refusal_logged || now < self.next_recovery_at {
+            return false;
+        }
+        self.is_refusal_logged = false;
+        self.next_recovery_at = now + SpaceLog::PAUSE;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_logged_once_a_minute() {
+        let mut log = SpaceLog::default();
+        let mut lines = Vec::new();
+        // Refused and accepted in turn, every millisecond for two minutes and a half.
+        for millis in 0..150_000 {
+            let now = Nanos::from_millis(millis);
+            if let Some(earlier) = log.refused(now) {
+                lines.push((millis, Some(earlier)));
+            }
+            if log.accepted(now) {
+                lines.push((millis, None));
+            }
+        }
+        assert_eq!(
+            lines,
+            [
+                (0, Some(0)),
+                (0, None),
+                (60_000, Some(59_999)),
+                (60_000, None),
+                (120_000, Some(59_999)),
+                (120_000, None)
+            ]
+        );
+    }
+
+    #[test]
+    fn a_disk_that_stays_full_is_logged_at_last() {
+        let mut log = SpaceLog::default();
+        assert_eq!(log.refused(Nanos::ZERO), Some(0));
+        assert!(log.accepted(Nanos::ONE));
+        for secs in 1..60 {
+            assert_eq!(log.refused(Nanos::from_secs(secs)), None);
+        }
+        assert_eq!(log.refused(Nanos::from_secs(60)), Some(0));
+        assert_eq!(log.refused(Nanos::from_secs(600)), None);
+        assert!(log.accepted(Nanos::from_secs(700)));
+    }
 }

@@ -257,7 +257,7 @@ impl State {
         let old_size = inode.live.len();
         inode.live.resize(size, 0);
         let used = self.used();
-        if self.capacity.is_some_and(|capacity| used > capacity) {
+        if size > old_size && self.capacity.is_some_and(|capacity| used > capacity) {
             self.inode(number)?.live.truncate(old_size);
             return Err(ErrorKind::StorageFull.into());
         }
