@@ -845,6 +845,32 @@ fn a_kick_on_a_full_disk_counts_what_it_moved() {
     assert_eq!(again.stat("current-jobs-delayed"), count - kicked);
 }
 
+/// Each start used to take one more block, until deletes were refused.
+#[test]
+fn starts_on_a_full_disk_take_no_space_from_deletes() {
+    for (file_size, capacity) in [(8192, 10 * 8192), (65_536, 200_000), (1 << 20, 700_000)] {
+        let policy = policy(file_size, Syncing::EachTurn);
+        let disk = FakeDisk::default();
+        disk.set_capacity(Some(capacity));
+        let mut engine = Engine::start(&disk, policy, START);
+        let count = fill(&mut engine, "0123456789");
+        assert!(engine.ask("reserve-job 1\r\n").starts_with("RESERVED"));
+        while engine.ask("release 1 5 0\r\n") == "RELEASED\r\n" {
+            assert!(engine.ask("reserve-job 1\r\n").starts_with("RESERVED"));
+        }
+        // The newest first, so that no file goes before the last jobs do.
+        for id in (1..=count).rev() {
+            if id % 7 == 0 {
+                engine = Engine::start(&disk, policy, engine.now);
+            }
+            let said = engine.ask(&format!("delete {id}\r\n"));
+            assert_eq!(said, "DELETED\r\n", "{id} of {count}, files of {file_size}");
+        }
+        let again = Engine::start(&disk, policy, engine.now);
+        assert_eq!((again.recovered.jobs, again.recovered.last_id >= count), (0, true));
+    }
+}
+
 #[test]
 fn space_that_others_give_back_is_used() {
     let disk = FakeDisk::default();

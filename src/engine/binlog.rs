@@ -75,7 +75,7 @@ pub struct Binlog {
     /// For which file there was none, and the error.
     pub(super) full_error: Option<(FileNumber, io::Error)>,
     pub(super) space_log: SpaceLog,
-    /// It was started on a disk with too little space for the deletes of all jobs.
+    /// At the start there was too little space for the deletes of all jobs.
     pub(super) began_short: bool,
     pub(super) last: Last,
     /// In every record that is written.

@@ -183,7 +183,9 @@ impl Gathered<'_> {
         let failed = |error| ReplayError::Read(number, error);
         let mut scan = Scan::open(disk, number).map_err(failed)?;
         self.segments.try_reserve_file().map_err(ReplayError::NoMemory)?;
-        self.segments.push(Segment::new(number, scan.size(), 0));
+        let mut segment = Segment::new(number, scan.size(), 0);
+        segment.nonce = scan.nonce();
+        self.segments.push(segment);
         let (last_id, layout) = (scan.last_id(), scan.layout());
         self.note_id(last_id);
         loop {

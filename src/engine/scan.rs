@@ -255,6 +255,11 @@ impl<'d> Scan<'d> {
         self.size
     }
 
+    /// The nonce of the records, if the file was made by this server.
+    pub fn nonce(&self) -> Option<u32> {
+        self.nonce
+    }
+
     /// The last id that was given out before the file was begun, as far as it knows.
     pub fn last_id(&self) -> u64 {
         self.last_id

@@ -31,6 +31,8 @@ pub struct Segment {
     pub size: u64,
     /// How many of them are used.
     pub used: u64,
+    /// The nonce of its records, if it was read from the first record of the file.
+    pub nonce: Option<u32>,
     /// When it is not needed any more it is set aside, not removed.
     pub is_damaged: bool,
     jobs: List,
@@ -59,7 +61,8 @@ struct Entries(Pages<LogKey, Entry>);
 impl Segment {
     /// A file to which no job belongs.
     pub fn new(number: FileNumber, size: u64, used: u64) -> Segment {
-        Segment { number, size, used, is_damaged: false, jobs: List::default(), live_bytes: 0 }
+        let jobs = List::default();
+        Segment { number, size, used, nonce: None, is_damaged: false, jobs, live_bytes: 0 }
     }
 
     /// How many bytes are free.

@@ -58,8 +58,9 @@ pub(super) const UNSYNCED_FILES: usize = 2;
 impl Binlog {
     // ---- The first space ----
 
-    /// Makes the first new segment and what else is needed for the deletes of all jobs. When
-    /// the disk is full the last one is no larger than it must be, or there is too little.
+    /// Makes the first new segment and what else is needed for the deletes of all jobs. When there
+    /// is too little space for that, the newest old segment is continued if it is sound: a start
+    /// then needs no more space than the server had when it ended.
     pub(super) fn set_first_space_aside(&mut self) -> io::Result<()> {
         // What was prepared and never used is space that is needed now.
         let mut number = self.last_number() + 1;
@@ -75,28 +76,84 @@ impl Binlog {
         self.current = self.segments.len();
         self.sums.closed_bytes = self.sums.disk_bytes;
         let jobs = self.segments.job_count();
-        while self.current == self.segments.len() || self.sums.room_ahead < jobs {
-            let least = HEAD + jobs.saturating_sub(self.sums.room_ahead).max(1) * SHORT;
-            let grown = self.grow(number, self.file_size());
-            let grown = grown.or_else(|_| self.grow(number, least));
-            match grown.or_else(|_| self.grow(number, BLOCK)) {
-                Ok(()) => number += 1,
+        let mut may_continue = true;
+        while !self.has_current() || self.room() < jobs {
+            match self.take_first_piece(number) {
+                Ok(()) => {}
+                Err(error) if !is_want_of_space(&error) => return Err(error),
+                Err(_) if std::mem::take(&mut may_continue) => {
+                    self.remove_first_pieces()?;
+                    self.continue_newest();
+                }
                 // The newest of the old ones knows which ids were given out, and no other does yet.
                 Err(_) if self.current > 1 && self.can_retire() => self.retire_one(),
-                Err(error) if self.current == self.segments.len() => return Err(error),
+                Err(error) if !self.has_current() => return Err(error),
                 Err(error) => {
-                    warn!("binlog.{number}: no space for it: {error}; deletes may be refused");
+                    let (room, number) = (self.room(), self.last_number());
+                    warn!(
+                        "binlog.{number}: no space for the deletes of all jobs: {error}; only \
+                         {room} of {jobs} can be deleted until there is"
+                    );
                     self.began_short = true;
                     break;
                 }
             }
         }
-        self.sums.room_ahead -= fresh_room(&self.segments[self.current]);
-        // Ids go on from there, even if all older files go next.
-        self.write_marker();
         self.write_batch();
         self.sync_if_wanted();
         Ok(())
+    }
+
+    fn has_current(&self) -> bool {
+        self.current < self.segments.len()
+    }
+
+    /// Makes the first new segment, with this number; after that, takes more space.
+    fn take_first_piece(&mut self, number: FileNumber) -> io::Result<()> {
+        let whole = self.file_size();
+        if self.has_current() {
+            return self.try_pieces(whole, BLOCK, Binlog::take_piece);
+        }
+        self.try_pieces(whole, BLOCK, |binlog, piece| binlog.grow(number, piece))?;
+        self.sums.room_ahead -= fresh_room(&self.segments[self.current]);
+        // Ids go on from there, even if all older files go next.
+        self.write_marker();
+        Ok(())
+    }
+
+    /// Removes the new segments, of which nothing has been written but the version.
+    fn remove_first_pieces(&mut self) -> io::Result<()> {
+        self.batch.clear();
+        while self.has_current() {
+            self.disk.remove(self.last_number())?;
+            let segment = self.segments.pop_newest();
+            self.sums.disk_bytes -= on_disk(segment.size);
+        }
+        self.sums.room_ahead = 0;
+        Ok(())
+    }
+
+    /// Makes the newest old segment the current one, unless it is not sound, was not made by this
+    /// server, is as long as a whole one, or cannot be lengthened. Nothing is behind its last
+    /// record: it was cut there and synced.
+    fn continue_newest(&mut self) {
+        let Some(&Segment { nonce: Some(nonce), size, used, is_damaged: false, .. }) =
+            self.segments.newest()
+        else {
+            return;
+        };
+        if used != size || !self.can_lengthen() {
+            return;
+        }
+        self.current -= 1;
+        let lengthened = self.try_pieces(self.file_size(), BLOCK, Binlog::lengthen);
+        // The rest of its last block is always there.
+        if lengthened.or_else(|_| self.lengthen(1)).is_err() {
+            self.current += 1;
+            return;
+        }
+        self.sums.closed_bytes -= on_disk(size);
+        self.nonce = nonce;
     }
 
     // ---- Checking ----
@@ -323,13 +380,16 @@ impl Binlog {
         let least = self.least_piece();
         // A disk that was full a moment ago probably still is.
         let first = if self.is_full { least } else { self.file_size() };
-        self.try_pieces(first, least, |binlog, piece| {
-            if binlog.can_lengthen() {
-                binlog.lengthen(piece)
-            } else {
-                binlog.grow(binlog.last_number() + 1, piece)
-            }
-        })
+        self.try_pieces(first, least, Binlog::take_piece)
+    }
+
+    /// Lengthens the newest segment or makes a new one, by `piece` bytes.
+    fn take_piece(&mut self, piece: u64) -> io::Result<()> {
+        if self.can_lengthen() {
+            self.lengthen(piece)
+        } else {
+            self.grow(self.last_number() + 1, piece)
+        }
     }
 
     /// Calls `take` with ever smaller sizes until there is space for one.
