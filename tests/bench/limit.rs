@@ -3,8 +3,8 @@
 //! One thread, edge-triggered epoll, one read and one write for each time a connection is
 //! ready, replies that are always the same. It finds the ends of lines and steps over
 //! bodies, all of one size; it looks at the first letters of a line only, and keeps no
-//! jobs. What a real server costs beyond this is its own doing. It copies replies, though:
-//! with large bodies a server that does not may be beyond it.
+//! jobs. What a real server costs beyond this is its own doing. A large body is read into the
+//! one buffer and dropped, and another one is sent from where it always is: neither is copied.
 
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token};
@@ -32,8 +32,8 @@ pub fn serve(address: SocketAddr, body_size: usize) -> ! {
             }
             let Token(index) = event.token();
             let Some(client) = &mut clients[index] else { continue };
-            let is_open = !event.is_readable() || client.answer(&mut buffer, &replies);
-            if !is_open || !client.flush() {
+            client.is_readable |= event.is_readable();
+            if !client.serve(&mut buffer, &replies) {
                 clients[index] = None;
             }
         }
@@ -52,27 +52,61 @@ fn accept_all(listener: &TcpListener, poll: &Poll, clients: &mut Vec<Option<Clie
         let interest = Interest::READABLE | Interest::WRITABLE;
         poll.registry().register(&mut stream, Token(index), interest).expect("epoll works");
         stream.set_nodelay(true).expect("the option can be set");
-        clients[index] =
-            Some(Client { stream, line: Vec::new(), body_left: 0, output: Vec::new() });
+        clients[index] = Some(Client {
+            stream,
+            is_readable: false,
+            line: Vec::new(),
+            body_left: 0,
+            large_left: 0,
+            output: Vec::new(),
+        });
     }
 }
 
 struct Client {
     stream: TcpStream,
+    /// A read may return something.
+    is_readable: bool,
     /// The beginning of a line whose end has not come yet.
     line: Vec<u8>,
     /// Bytes of a body to step over.
     body_left: usize,
+    /// The number of bytes at the end of a large reply that are still to be sent, before `output`.
+    large_left: usize,
     output: Vec<u8>,
 }
 
 impl Client {
+    /// Reads and writes as long as the socket allows both; false when the connection is to be
+    /// closed.
+    fn serve(&mut self, buffer: &mut [u8], replies: &Replies) -> bool {
+        loop {
+            if !self.flush(replies) {
+                return false;
+            }
+            let has_output = self.large_left > 0 || !self.output.is_empty();
+            if has_output || !self.is_readable {
+                return true;
+            }
+            if !self.answer(buffer, replies) {
+                return false;
+            }
+        }
+    }
+
     /// Reads once and answers what has come; false when the connection is to be closed.
     fn answer(&mut self, buffer: &mut [u8], replies: &Replies) -> bool {
         let mut bytes = match self.stream.read(buffer) {
             Ok(0) => return false,
-            Ok(count) => &buffer[..count],
-            Err(error) => return error.kind() == ErrorKind::WouldBlock,
+            Ok(count) => {
+                // A short read has taken all: what comes later is a new event.
+                self.is_readable = count == buffer.len();
+                &buffer[..count]
+            }
+            Err(error) => {
+                self.is_readable = false;
+                return error.kind() == ErrorKind::WouldBlock;
+            }
         };
         loop {
             let skipped = self.body_left.min(bytes.len());
@@ -92,13 +126,29 @@ impl Client {
             };
             bytes = &bytes[end + 1..];
             let Some((reply, body_size)) = reply else { return false };
-            self.output.extend_from_slice(reply);
+            self.reply(reply);
             self.body_left = body_size;
         }
     }
 
+    /// Only a large reply behind others is copied, which needs a client that pipelines.
+    fn reply(&mut self, reply: &[u8]) {
+        if reply.len() >= LARGE && self.output.is_empty() && self.large_left == 0 {
+            self.large_left = reply.len();
+        } else {
+            self.output.extend_from_slice(reply);
+        }
+    }
+
     /// Writes what the socket takes; false when the connection is to be closed.
-    fn flush(&mut self) -> bool {
+    fn flush(&mut self, replies: &Replies) -> bool {
+        while self.large_left > 0 {
+            let sent = replies.reserved.len() - self.large_left;
+            match self.stream.write(&replies.reserved[sent..]) {
+                Ok(count) => self.large_left -= count,
+                Err(error) => return error.kind() == ErrorKind::WouldBlock,
+            }
+        }
         if self.output.is_empty() {
             return true;
         }
@@ -110,6 +160,9 @@ impl Client {
         true
     }
 }
+
+/// The only large reply is that to `reserve`.
+const LARGE: usize = 4096;
 
 /// What is answered.
 struct Replies {
