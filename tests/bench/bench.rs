@@ -7,7 +7,7 @@
 //!
 //! This file owns the command line. [`scenarios`] tells what is measured, [`rounds`] who
 //! plays when, [`server`] starts servers and asks the kernel what they use, [`machine`] says
-//! on which core; [`client`] makes the load that [`scripts`] describe, beside which [`scrape`] asks for metrics, [`report`] and
+//! on which core, [`instructions`] counts those of user space; [`client`] makes the load that [`scripts`] describe, beside which [`scrape`] asks for metrics, [`report`] and
 //! [`picture`] show what came of it.
 #![allow(unreachable_pub, reason = "a program has no interface for others")]
 #![allow(clippy::disallowed_methods, reason = "a benchmark looks at the clock")]
@@ -15,6 +15,7 @@
 
 mod client;
 mod figures;
+mod instructions;
 mod limit;
 mod machine;
 mod picture;
@@ -80,6 +81,12 @@ fn options() -> Options {
         .optopt("", "json", "write all figures of all rounds to this file", "FILE")
         .optopt("", "picture", "draw a picture of what --from has; measure nothing", "FILE")
         .optopt("", "from", "what an earlier run has written with --json", "FILE")
+        .optflag(
+            "",
+            "instructions",
+            "count the instructions in user space of a command with valgrind, on 1 and on 50 \
+             connections, and measure nothing else",
+        )
         .optflag("", "list", "tell the scenarios, measure nothing")
         .optflag("h", "help", "show this help");
     options
@@ -96,12 +103,18 @@ fn run(arguments: &[String]) -> Result<(), Wrong> {
         (None, None) => {}
         _ => return Err(Wrong("--picture and --from go together".to_owned())),
     }
-    let scenarios =
-        program::chosen(&matches, scenarios::all(), |scenario| &scenario.name).map_err(Wrong)?;
+    let counts_instructions = matches.opt_present("instructions");
+    let all =
+        if counts_instructions { scenarios::counting_instructions() } else { scenarios::all() };
+    let scenarios = program::chosen(&matches, all, |scenario| &scenario.name).map_err(Wrong)?;
     if matches.opt_present("list") {
         for scenario in &scenarios {
             println!("{:20} {}", scenario.name, scenario.what);
         }
+        return Ok(());
+    }
+    if counts_instructions && !instructions::can_be_counted() {
+        println!("SKIPPED: valgrind is not installed, instructions are not counted");
         return Ok(());
     }
     measure(&matches, &scenarios)

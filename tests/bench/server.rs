@@ -2,6 +2,7 @@
 
 use crate::client::{Outcome, Run, TooSlow, nanoseconds};
 use crate::figures::Figures;
+use crate::instructions::Instructions;
 use crate::machine;
 use crate::trace::{Counts, Trace};
 use crate::waits::Waits;
@@ -60,6 +61,8 @@ pub struct Setup {
     pub flags: Vec<String>,
     pub has_binlog: bool,
     pub tells_metrics: bool,
+    /// Whether it runs in valgrind, which counts the instructions of user space.
+    pub counts_instructions: bool,
     /// The size of bodies as the limit server needs to know it.
     pub body_size: usize,
 }
@@ -72,6 +75,7 @@ pub struct Server {
     command: Command,
     child: Child,
     binlog: Option<TempDir>,
+    instructions: Option<Instructions>,
     /// Whether system calls are counted, which takes time of its own.
     pub is_traced: bool,
 }
@@ -84,10 +88,17 @@ impl Server {
             // Below the directory of cargo's, which is on a real disk.
             tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory can be made")
         });
+        let instructions = setup.counts_instructions.then(Instructions::new);
         let mut command = match program {
-            Program::Limit => limit_command(address, setup.body_size),
+            Program::Limit => {
+                let own = std::env::current_exe().expect("the benchmark is a file");
+                let mut command = start_command(&own, instructions.as_ref());
+                let body_size = setup.body_size.to_string();
+                command.args(["--limit-server", &body_size, &address.to_string()]);
+                command
+            }
             Program::Real { path, .. } => {
-                let mut command = Command::new(path);
+                let mut command = start_command(Path::new(path), instructions.as_ref());
                 let port = address.port().to_string();
                 command.args(["-l", "127.0.0.1", "-p", &port]).args(&setup.flags);
                 if let Some(directory) = &binlog {
@@ -101,7 +112,9 @@ impl Server {
         };
         command.env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null());
         let child = spawn_on_first_core(&mut command);
-        let mut server = Server { address, metrics, command, child, binlog, is_traced: false };
+        let is_traced = false;
+        let mut server =
+            Server { address, metrics, command, child, binlog, instructions, is_traced };
         let is_up = server.wait_for_port(Duration::from_secs(10)).is_ok();
         assert!(is_up, "{} does not listen on {address}", program.name());
         server
@@ -111,6 +124,12 @@ impl Server {
     pub fn terminate(&mut self) {
         kill_process(Pid::from_child(&self.child), Signal::TERM).expect("the server runs");
         self.child.wait().expect("a child can be waited for");
+    }
+
+    /// How many instructions it has run in user space, from its start to its end. It has ended.
+    pub fn instructions(&self) -> f64 {
+        let instructions = self.instructions.as_ref();
+        instructions.expect("the scenario has asked for it").count()
     }
 
     /// Starts it anew, with the same flags and binlog.
@@ -272,9 +291,10 @@ fn spawn_on_first_core(command: &mut Command) -> Child {
     spawned.unwrap_or_else(|error| panic!("{}: {error}", command.get_program().display()))
 }
 
-fn limit_command(address: SocketAddr, body_size: usize) -> Command {
-    let own = std::env::current_exe().expect("the benchmark is a file");
-    let mut command = Command::new(own);
-    command.args(["--limit-server", &body_size.to_string(), &address.to_string()]);
-    command
+/// The program itself, or valgrind with it as its argument.
+fn start_command(program: &Path, instructions: Option<&Instructions>) -> Command {
+    match instructions {
+        None => Command::new(program),
+        Some(instructions) => instructions.command(program),
+    }
 }

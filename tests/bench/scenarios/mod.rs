@@ -5,6 +5,7 @@ mod binlog;
 mod connections;
 mod deep;
 mod held;
+mod instructions;
 mod scrape;
 mod steady;
 mod timers;
@@ -78,7 +79,12 @@ impl Scenario {
     }
 }
 
-/// All of them, in the order of the table.
+/// Those that count instructions.
+pub fn counting_instructions() -> Vec<Scenario> {
+    instructions::all()
+}
+
+/// All others, in the order of the table.
 pub fn all() -> Vec<Scenario> {
     let families = [
         steady::all(),

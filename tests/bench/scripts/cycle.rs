@@ -19,14 +19,21 @@ impl Cycle {
         let turns = (0..connections).map(|_| Turn::default()).collect();
         Cycle { put: put_request(body_size), batch, turns }
     }
+
+    /// The same, but each connection ends after so many cycles.
+    pub fn ending_after(mut self, cycles: usize) -> Cycle {
+        self.turns.iter_mut().for_each(|turn| turn.cycles_left = cycles);
+        self
+    }
 }
 
 impl Script for Cycle {
     fn ask(&mut self, connection: usize, is_over: bool, output: &mut Vec<u8>) -> usize {
         let turn = &mut self.turns[connection];
         match turn.phase {
-            Phase::Put if is_over => return 0,
+            Phase::Put if is_over || turn.cycles_left == 0 => return 0,
             Phase::Put => {
+                turn.cycles_left -= 1;
                 repeat(&self.put, self.batch, output);
                 turn.phase = Phase::Reserve;
             }
@@ -50,15 +57,21 @@ impl Script for Cycle {
 }
 
 /// Where a connection is in its cycle.
-#[derive(Default)]
 struct Turn {
     phase: Phase,
     reserved: Vec<u64>,
+    /// How often it still begins one.
+    cycles_left: usize,
 }
 
-#[derive(Default, Clone, Copy)]
+impl Default for Turn {
+    fn default() -> Turn {
+        Turn { phase: Phase::Put, reserved: Vec::new(), cycles_left: usize::MAX }
+    }
+}
+
+#[derive(Clone, Copy)]
 enum Phase {
-    #[default]
     Put,
     Reserve,
     Delete,
