@@ -190,9 +190,13 @@ impl Server {
         ticks.map(|ticks| ticks.expect("ticks are a number") * TICK_NS).sum()
     }
 
-    /// How long it, or the benchmark, waits for a core.
+    /// How long it, or the calling thread, waits for a core.
     pub fn waits(&self) -> Waits {
-        Waits::of(self.child.id())
+        Waits::of(self.pid())
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     pub fn rss_bytes(&self) -> f64 {

@@ -12,9 +12,9 @@ pub struct Waits {
 }
 
 impl Waits {
-    /// Of this process and the benchmark itself. Not every kernel keeps such accounts.
+    /// Of this process and the calling thread. Not every kernel keeps such accounts.
     pub fn of(pid: u32) -> Waits {
-        let paths = [format!("/proc/{pid}/schedstat"), "/proc/self/schedstat".to_owned()];
+        let paths = [format!("/proc/{pid}/schedstat"), "/proc/thread-self/schedstat".to_owned()];
         Waits { accounts: paths.iter().filter_map(|path| File::open(path).ok()).collect() }
     }
 

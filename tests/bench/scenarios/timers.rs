@@ -4,14 +4,26 @@
 use super::{Round, Scenario, Settings, Turns};
 use crate::client::{Limits, Outcome, Pool, Question, Run, TooSlow};
 use crate::figures::Figures;
-use crate::scripts::{Delay, Drain, Fill, Rescue, Say, Take};
+use crate::scripts::{Consume, Cycle, CycleUntil, Delay, Drain, Fill, Rescue, Say, Take};
 use crate::server::Server;
+use crate::waits::Waits;
 use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 pub fn all() -> Vec<Scenario> {
     vec![
         once("delayed-1m", 1, "a million delayed jobs due within one second", delayed),
+        once(
+            "delayed-consumed",
+            1,
+            "a million delayed jobs due within five seconds, in bursts, and a consumer that \
+             pipelines; latencies, without the time in which server or client waited for a core, \
+             are of a client beside it that puts, reserves and deletes one by one",
+            consumed,
+        ),
         once(
             "ttrs-10k",
             3,
@@ -73,6 +85,68 @@ fn delayed(server: &mut Server, patience: Duration) -> Outcome<Figures> {
     figures.add("fill_cpu_us_per_op", filled.cpu_us / filled.ops);
     figures.add("cpu_us_per_timer", (server.cpu_ns() - before_ns) as f64 / 1e3 / JOBS as f64);
     Ok(figures)
+}
+
+/// The client is a thread of its own, so that it does not wait until the consumer has read its
+/// replies. A slow server does not get done with all jobs.
+fn consumed(server: &mut Server, patience: Duration) -> Outcome<Figures> {
+    const JOBS: usize = 1_000_000;
+    const TIME: Duration = Duration::from_secs(2 * WINDOW.as_secs());
+    let due_from = fill_for_a_window(server, JOBS, patience)?;
+    let mut consumer = Pool::connect(server.address, 1);
+    let (address, pid) = (server.address, server.pid());
+    let mut consume = Consume::new(JOBS);
+    let is_consumed = AtomicBool::new(false);
+    sleep_until(due_from);
+    let measured = server.measure(|| {
+        thread::scope(|scope| {
+            let client = scope.spawn(|| cycle_until(&is_consumed, address, pid));
+            let consumed = consumer.run(&mut consume, Limits::lasting(TIME));
+            is_consumed.store(true, Ordering::Relaxed);
+            let run = client.join().expect("every reply is one that the client knows")?;
+            Ok(Run { replies: run.replies + consumed?.replies, ..run })
+        })
+    })?;
+    let mut figures = Figures::default();
+    figures.add("jobs_per_s", (JOBS - consume.left()) as f64 / measured.elapsed_s);
+    figures.append(measured.figures());
+    Ok(figures)
+}
+
+/// The time in which delayed jobs come due. A whole number of seconds, as delays are.
+const WINDOW: Duration = Duration::from_secs(5);
+
+/// Puts delayed jobs at a rate that any server can take, so that they come due at the same times
+/// whatever server it is: in the window that begins at the time that is returned, in bursts.
+fn fill_for_a_window(server: &Server, jobs: usize, patience: Duration) -> Outcome<Instant> {
+    const BURST: usize = 10_000;
+    const PERIOD: Duration = Duration::from_millis(100);
+    /// The last jobs are put in the tenth second.
+    const HORIZON: Duration = Duration::from_secs(12);
+    let mut producer = Pool::connect(server.address, 1);
+    let start = Instant::now();
+    let mut next_at = start;
+    for _ in 0..jobs / BURST {
+        sleep_until(next_at);
+        next_at += PERIOD;
+        let windows = start.elapsed().as_secs() / WINDOW.as_secs();
+        let delay = HORIZON.as_secs().saturating_sub(windows * WINDOW.as_secs());
+        let mut fill = Fill::with_priorities(BURST, 64);
+        fill.delay = Delay::Seconds(u32::try_from(delay).expect("it is at most the horizon"));
+        producer.run(&mut fill, Limits::within(patience))?;
+    }
+    Ok(start + HORIZON)
+}
+
+/// Puts, reserves and deletes one by one, in a tube of its own.
+fn cycle_until(is_over: &AtomicBool, address: SocketAddr, pid: u32) -> Outcome<Run> {
+    /// Far longer than the other thread takes; a server that stops replying is too slow.
+    const PATIENCE: Duration = Duration::from_secs(120);
+    let limits = Limits::within(PATIENCE);
+    let mut pool = Pool::without_noise(address, 1, Waits::of(pid));
+    let lines = ["use own", "watch own", "ignore default"].map(str::to_owned);
+    pool.run(&mut Say::one_by_one(lines), limits)?;
+    pool.run(&mut CycleUntil::new(Cycle::new(1, 1, 64), is_over), limits)
 }
 
 fn ttrs(server: &mut Server, patience: Duration) -> Outcome<Figures> {
@@ -173,7 +247,7 @@ impl Holder {
         let mut take = Take::new(1);
         connection.run(&mut take, Limits::within(patience))?;
         let due = Instant::now() + TTR;
-        std::thread::sleep(PAUSE);
+        thread::sleep(PAUSE);
         Ok(Holder { _connection: connection, id: take.ids[0], due })
     }
 }
@@ -209,5 +283,5 @@ fn fire_timers(server: &Server, patience: Duration) -> Outcome<Figures> {
 }
 
 fn sleep_until(end: Instant) {
-    std::thread::sleep(end.saturating_duration_since(Instant::now()));
+    thread::sleep(end.saturating_duration_since(Instant::now()));
 }

@@ -130,6 +130,34 @@ impl Script for Drain {
     }
 }
 
+/// Reserves so many jobs and deletes them, pipelined, on one connection: one write deletes the last
+/// batch and reserves the next.
+pub struct Consume {
+    take: Take,
+}
+
+impl Consume {
+    pub fn new(count: usize) -> Consume {
+        Consume { take: Take::new(count) }
+    }
+
+    /// How many have not been reserved yet.
+    pub fn left(&self) -> usize {
+        self.take.left
+    }
+}
+
+impl Script for Consume {
+    fn ask(&mut self, connection: usize, is_over: bool, output: &mut Vec<u8>) -> usize {
+        let deleted = delete_all(&mut self.take.ids, output);
+        deleted + self.take.ask(connection, is_over, output)
+    }
+
+    fn hear(&mut self, connection: usize, reply: Reply) {
+        self.take.hear(connection, reply);
+    }
+}
+
 /// Says each of these lines once, pipelined, or one after the other with a batch of one.
 pub struct Say<Lines> {
     lines: Lines,

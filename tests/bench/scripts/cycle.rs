@@ -4,6 +4,7 @@ use super::requests::{RESERVE, delete_all, put_request, repeat, write_put, write
 use crate::client::Script;
 use crate::reply::Reply;
 use fastrand::Rng;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Puts a batch of jobs, reserves as many, deletes those, and begins again. Each connection
 /// puts before it reserves, so that nobody waits.
@@ -53,6 +54,29 @@ impl Script for Cycle {
         if let Reply::Reserved(id) = reply {
             self.turns[connection].reserved.push(id);
         }
+    }
+}
+
+/// Cycles until another thread ends them.
+pub struct CycleUntil<'a> {
+    cycle: Cycle,
+    is_over: &'a AtomicBool,
+}
+
+impl CycleUntil<'_> {
+    pub fn new(cycle: Cycle, is_over: &AtomicBool) -> CycleUntil<'_> {
+        CycleUntil { cycle, is_over }
+    }
+}
+
+impl Script for CycleUntil<'_> {
+    fn ask(&mut self, connection: usize, is_over: bool, output: &mut Vec<u8>) -> usize {
+        let is_over = is_over || self.is_over.load(Ordering::Relaxed);
+        self.cycle.ask(connection, is_over, output)
+    }
+
+    fn hear(&mut self, connection: usize, reply: Reply) {
+        self.cycle.hear(connection, reply);
     }
 }
 

@@ -5,7 +5,7 @@ mod cycle;
 mod requests;
 mod workers;
 
-pub use bulk::{Delay, Drain, Fill, Say, Take};
-pub use cycle::{Cycle, UseRandom, Watcher};
+pub use bulk::{Consume, Delay, Drain, Fill, Say, Take};
+pub use cycle::{Cycle, CycleUntil, UseRandom, Watcher};
 pub use requests::watch;
 pub use workers::{HandOff, Rescue};
