@@ -17,6 +17,7 @@ use super::keys::ConnKey;
 use super::output::{Output, Pool};
 use super::queue::Kick;
 use super::reply::Reply;
+use super::waiting::Wait;
 use std::collections::TryReserveError;
 use std::io::IoSlice;
 use std::ops::{Index, IndexMut, Range};
@@ -113,6 +114,8 @@ pub enum Phase {
     },
     /// A kick of more jobs than could be kicked at once.
     Kicking(Kick),
+    /// A reserve over more tubes than could be looked at at once.
+    Looking(Wait),
     /// A reserve that has not been answered.
     Waiting,
     /// Nothing more: what has been said is sent, then the connection is closed.
@@ -200,6 +203,8 @@ pub enum Step<'a> {
     Unwanted(Refusal),
     /// More of the jobs that are to be kicked.
     Kick(Kick),
+    /// More of the tubes that are to be looked at.
+    Look(Wait),
 }
 
 impl Conn {
@@ -239,7 +244,8 @@ impl Conn {
             | Phase::Body(_)
             | Phase::LargeBody(_)
             | Phase::UnwantedBody { .. }
-            | Phase::Kicking(_) => Activity::Receiving,
+            | Phase::Kicking(_)
+            | Phase::Looking(_) => Activity::Receiving,
         }
     }
 
@@ -251,7 +257,8 @@ impl Conn {
             | Phase::Body(_)
             | Phase::LargeBody(_)
             | Phase::UnwantedBody { .. }
-            | Phase::Kicking(_) => true,
+            | Phase::Kicking(_)
+            | Phase::Looking(_) => true,
             Phase::Waiting | Phase::Closing => false,
         };
         is_free && self.output.len() < Conn::OUTPUT_LIMIT
@@ -268,14 +275,15 @@ impl Conn {
             | Phase::Body(_)
             | Phase::LargeBody(_)
             | Phase::UnwantedBody { .. }
-            | Phase::Kicking(_) => self.input_ended && !self.is_held_up,
+            | Phase::Kicking(_)
+            | Phase::Looking(_) => self.input_ended && !self.is_held_up,
         };
         is_over && self.output.is_empty()
     }
 
     /// Whether there is anything left to do with what has arrived, so far as `input` goes.
     pub fn has_step(&self, input: &[u8]) -> bool {
-        !input.is_empty() || matches!(self.phase, Phase::Kicking(_))
+        !input.is_empty() || matches!(self.phase, Phase::Kicking(_) | Phase::Looking(_))
     }
 
     /// Takes one step's worth of bytes from the front of `input`; none when more bytes are needed,
@@ -316,6 +324,7 @@ impl Conn {
                 Some(Step::Unwanted(why))
             }
             Phase::Kicking(kick) => Some(Step::Kick(*kick)),
+            Phase::Looking(wait) => Some(Step::Look(*wait)),
             Phase::Waiting | Phase::Closing => None,
         }
     }
@@ -374,7 +383,7 @@ impl Conn {
                 input.is_empty() && arriving.filled < arriving.put.full_len as usize
             }
             Phase::UnwantedBody { .. } | Phase::Waiting => input.is_empty(),
-            Phase::Kicking(_) => false,
+            Phase::Kicking(_) | Phase::Looking(_) => false,
         };
         assert!(
             can_be,

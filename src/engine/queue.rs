@@ -32,7 +32,7 @@ use super::keys::{ConnKey, JobKey, Key, TimerKey, TubeKey};
 use super::pages::Pages;
 use super::time::{Drift, Nanos};
 use super::tube::{Pause, Tube, Tubes};
-use super::waiting::{Ticket, Wait, Watches, Watching};
+use super::waiting::{Offered, Ticket, Wait, Watches, Watching};
 use super::wheel::Wheel;
 use std::collections::{TryReserveError, VecDeque};
 
@@ -61,8 +61,10 @@ pub struct Queue {
     pub(super) reservations: u64,
     /// The connections whose timer went off; empty between ticks.
     pub(super) due_conns: Vec<ConnKey>,
-    /// How many jobs may still be handed back before others have their turn.
-    hand_backs_left: usize,
+    /// Connections that are gone, but not all that they leave behind.
+    closing: VecDeque<Closing>,
+    /// Units of work that connections which end may still make in this iteration.
+    closing_work_left: usize,
     /// How many bytes compaction has moved, and how many pages of bodies were freed, since
     /// somebody last asked.
     pub(super) moved_bytes: usize,
@@ -79,6 +81,25 @@ pub enum Answer {
     DeadlineSoon,
     /// Its own timeout is over.
     TimedOut,
+}
+
+/// What came of looking for a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Looked {
+    /// The connection now holds this job.
+    Reserved(JobKey),
+    /// There is none.
+    Nothing,
+    /// There is more to be looked at.
+    Unfinished,
+}
+
+/// A connection that is gone and has left more behind than can be cleared away at once.
+#[derive(Debug)]
+struct Closing {
+    conn: ConnKey,
+    /// The jobs that it held, the first one last; empty when they are very many.
+    held: Vec<JobKey>,
 }
 
 /// What came of a command for one job.
@@ -157,10 +178,20 @@ pub(super) const SAFETY_MARGIN: Nanos = Nanos::from_secs(1);
 const MOVED_PER_WORK: usize = 2048;
 const WORK_PER_PAGE: usize = 32;
 
-/// How many jobs a tick moves for tubes, and how many for connections, how many timers it looks
-/// at, and how many jobs are handed back by connections that are gone, before others have their
-/// turn: a millisecond or two.
-const MOVES_PER_TICK: usize = 5_000;
+/// Units of work, each about a quarter of a microsecond, that a tick does for tubes, that it does for
+/// connections, and so on: what is left takes its turn in the next iteration.
+pub(super) const MOST_DUE_WORK: usize = 2048;
+pub(super) const LEAST_DUE_WORK: usize = 128;
+/// The same for connections that end in an iteration, and for those that have ended.
+const CLOSING_WORK: usize = 1024;
+/// As much of that is for one of them at a time, so that one that leaves much behind delays no other.
+const CLOSING_SLICE: usize = 256;
+/// To move a job, to end a watch, and to answer a connection.
+const WORK_PER_MOVE: usize = 2;
+const WORK_PER_WATCH: usize = 4;
+pub(super) const WORK_PER_WAKE: usize = 16;
+/// As many jobs of a connection that ends come back in the order in which they were reserved.
+const HELD_IN_ORDER: usize = 4096;
 
 /// One step of the rules answers at most this many waiting connections: to each of them something
 /// is sent, which takes some 5 us.
@@ -182,7 +213,8 @@ impl Queue {
             next_ticket: Ticket::FIRST,
             reservations: 0,
             due_conns: Vec::new(),
-            hand_backs_left: MOVES_PER_TICK,
+            closing: VecDeque::new(),
+            closing_work_left: CLOSING_WORK,
             moved_bytes: 0,
             freed_pages: 0,
             wheel: Wheel::new(now),
@@ -220,49 +252,101 @@ impl Queue {
         Ok(conn)
     }
 
-    /// The connection is gone: it stops waiting, and the jobs that it held are ready again, in the
-    /// order in which they were reserved. Says whether that is done; if they are very many, they
-    /// come in several steps, the soonest deadlines first, and [`Queue::hand_back`] is next.
+    /// The connection is gone: it stops waiting, the jobs that it held are ready again, in the order
+    /// in which they were reserved, and it watches no tubes. Returns whether that is done; if it is
+    /// very much, it is done in steps, and [`Queue::close_next`] goes on. Very many jobs come back
+    /// with the soonest deadlines first.
     pub fn disconnect(&mut self, conn: ConnKey, now: Nanos) -> bool {
         self.stop_waiting(conn);
-        self.hand_back(conn, now)
+        let client = &mut self.clients[conn];
+        self.totals.producers -= u64::from(std::mem::take(&mut client.is_producer));
+        self.totals.workers -= u64::from(std::mem::take(&mut client.is_worker));
+        let mut held: Vec<ReservedEntry> = Vec::new();
+        let count = client.reserved.len();
+        if count <= HELD_IN_ORDER && held.try_reserve_exact(count).is_ok() {
+            held.extend(client.reserved.iter());
+            held.sort_unstable_by_key(|held| std::cmp::Reverse(held.turn));
+        }
+        let held = held.into_iter().map(|held| held.job).collect();
+        let mut closing = Closing { conn, held };
+        let slice = CLOSING_SLICE.min(self.closing_work_left);
+        let mut slice_left = slice;
+        let is_done = self.close_some(&mut closing, &mut slice_left, now);
+        self.closing_work_left -= slice - slice_left;
+        if !is_done {
+            self.closing.push_back(closing);
+        }
+        is_done
     }
 
-    /// One more step of what [`Queue::disconnect`] began. Says whether it was the last; then the
-    /// key may be used again.
-    pub fn hand_back(&mut self, conn: ConnKey, now: Nanos) -> bool {
-        let count = self.clients[conn].reserved.len();
-        if count > self.hand_backs_left {
-            if count <= MOVES_PER_TICK {
-                // All of them in their order, when there is time for all.
+    /// Goes on with connections that are gone. Returns the next one of which nothing is left; its key
+    /// may be used again.
+    pub fn close_next(&mut self, work_left: &mut usize, now: Nanos) -> Option<ConnKey> {
+        while *work_left > 0 {
+            let mut closing = self.closing.pop_front()?;
+            let slice = CLOSING_SLICE.min(*work_left);
+            let mut slice_left = slice;
+            let is_done = self.close_some(&mut closing, &mut slice_left, now);
+            *work_left -= slice - slice_left;
+            if is_done {
+                return Some(closing.conn);
+            }
+            self.closing.push_back(closing);
+        }
+        None
+    }
+
+    /// The connections that are gone, but not all that they leave behind.
+    pub fn closing(&self) -> impl Iterator<Item = ConnKey> + '_ {
+        self.closing.iter().map(|closing| closing.conn)
+    }
+
+    /// Makes sure that one more of the clients can be closed without need of memory.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn try_reserve_closing(&mut self) -> Result<(), TryReserveError> {
+        self.closing.try_reserve(self.clients.len() + 1)
+    }
+
+    fn close_some(&mut self, closing: &mut Closing, work_left: &mut usize, now: Nanos) -> bool {
+        let conn = closing.conn;
+        while let Some(held) = self.clients[conn].reserved.first() {
+            if *work_left == 0 {
                 return false;
             }
-            for _ in 0..std::mem::take(&mut self.hand_backs_left) {
-                let held = self.clients[conn].reserved.first();
-                self.make_ready(held.expect("there are more than that").job, now);
-            }
-            return false;
+            // Its TTR may have run out meanwhile, and the job may be gone.
+            let is_held = |job: &JobKey| {
+                let state = self.jobs.get(*job).map(|job| job.state);
+                matches!(state, Some(State::Reserved { by, .. }) if by == conn)
+            };
+            let job = closing.held.pop().filter(is_held).unwrap_or(held.job);
+            self.make_ready_at_cost(job, work_left, now);
         }
-        self.hand_backs_left -= count;
-        let mut held: Vec<ReservedEntry> = self.clients[conn].reserved.iter().collect();
-        held.sort_unstable_by_key(|held| held.turn);
-        for held in held {
-            self.make_ready(held.job, now);
+        while let Some(watch) = self.clients[conn].watching.first_watch() {
+            if *work_left == 0 {
+                return false;
+            }
+            *work_left = work_left.saturating_sub(WORK_PER_WATCH);
+            let tube = self.remove_watch(watch);
+            self.remove_tube_if_idle(tube);
         }
         self.forget(conn);
         true
     }
 
-    /// The connection, which holds no job and does not wait, is gone.
-    pub fn forget(&mut self, conn: ConnKey) {
-        while let Some(tube) = self.clients[conn].watching.first(&self.watches) {
-            self.remove_watch(conn, tube);
-            self.remove_tube_if_idle(tube);
-        }
+    /// Makes a job ready, and counts the work of that.
+    fn make_ready_at_cost(&mut self, job: JobKey, work_left: &mut usize, now: Nanos) {
+        let before = self.answers.len();
+        self.make_ready(job, now);
+        let wakes = self.answers.len() - before;
+        *work_left = work_left.saturating_sub(WORK_PER_MOVE + wakes * WORK_PER_WAKE);
+    }
+
+    /// The connection, which holds no job, watches no tube and does not wait, is gone.
+    fn forget(&mut self, conn: ConnKey) {
         let client = self.clients.remove(conn).expect("a connection ends once");
         self.wheel.destroy(client.timer);
-        self.totals.producers -= u64::from(client.is_producer);
-        self.totals.workers -= u64::from(client.is_worker);
         self.tubes[client.used].using -= 1;
         self.remove_tube_if_idle(client.used);
     }
@@ -309,12 +393,11 @@ impl Queue {
     /// only one that it watches: then it stays.
     pub fn ignore(&mut self, conn: ConnKey, name: &str) -> bool {
         let Some(tube) = self.tubes.find(name) else { return true };
-        let watching = &self.clients[conn].watching;
-        let is_last = watching.len() == 1 && watching.first(&self.watches) == Some(tube);
-        if is_last {
+        let Some(watch) = self.find_watch(conn, tube) else { return true };
+        if self.clients[conn].watching.len() == 1 {
             return false;
         }
-        self.remove_watch(conn, tube);
+        self.remove_watch(watch);
         self.remove_tube_if_idle(tube);
         true
     }
@@ -329,7 +412,7 @@ impl Queue {
         if secs == 0 {
             // Quirk: no time at all, so it only ends what pause there was; pinned by
             // tests/scripts/pause-tube-anew.txt.
-            self.end_pause(key, now);
+            self.end_pause(key, &mut (WAKES_AT_ONCE * WORK_PER_WAKE), now);
         } else {
             tube.pause = Some(Box::new(Pause { secs, until }));
             self.wheel.set_no_later_than(tube.timer, until);
@@ -337,10 +420,22 @@ impl Queue {
         true
     }
 
-    fn end_pause(&mut self, key: TubeKey, now: Nanos) {
-        self.tubes[key].pause = None;
-        self.serve_waiting(key, now);
-        if self.tubes[key].offer().is_some() {
+    /// Jobs go to those who wait for them, as far as `work_left` goes. If more could be served, the
+    /// pause stays in force, and goes on ending with the next tick.
+    fn end_pause(&mut self, key: TubeKey, work_left: &mut usize, now: Nanos) {
+        let pause = self.tubes[key].pause.take();
+        while *work_left > 0 && self.serve_one(key, now) {
+            *work_left = work_left.saturating_sub(WORK_PER_WAKE);
+        }
+        if self.tubes[key].offer().is_none() {
+            return;
+        }
+        if self.longest_waiting(key).is_some() {
+            let tube = &mut self.tubes[key];
+            tube.pause = pause;
+            tube.pause.iter_mut().for_each(|pause| pause.until = now);
+            self.wheel.set_no_later_than(tube.timer, now);
+        } else {
             self.unsettle(key);
         }
     }
@@ -427,18 +522,25 @@ impl Queue {
         self.clients[conn].reserved.try_reserve(1)
     }
 
-    /// The best job for the connection, which holds it from then on.
+    /// The best job for the connection, which holds it from then on. Looks at no more tubes than
+    /// `steps_left` allows.
     ///
     /// # Errors
-    /// There is no memory to compare the tubes: nothing has happened.
+    /// There is no memory to compare what its tubes offer.
     pub fn reserve(
         &mut self,
         conn: ConnKey,
+        steps_left: &mut usize,
         now: Nanos,
-    ) -> Result<Option<JobKey>, TryReserveError> {
-        let Some(offer) = self.best_offer(conn)? else { return Ok(None) };
-        self.make_reserved(offer.job, conn, now);
-        Ok(Some(offer.job))
+    ) -> Result<Looked, TryReserveError> {
+        match self.best_offer(conn, steps_left)? {
+            Offered::Job(offer) => {
+                self.make_reserved(offer.job, conn, now);
+                Ok(Looked::Reserved(offer.job))
+            }
+            Offered::Nothing => Ok(Looked::Nothing),
+            Offered::Unknown => Ok(Looked::Unfinished),
+        }
     }
 
     /// The job `id` for the connection, unless somebody holds it already.
@@ -669,12 +771,17 @@ impl Queue {
 
     /// Hands jobs of the tube to those who wait for them, for as long as there are both.
     fn serve_waiting(&mut self, tube: TubeKey, now: Nanos) {
-        while let Some(offer) = self.tubes[tube].offer() {
-            let Some(conn) = self.longest_waiting(tube) else { break };
-            self.stop_waiting(conn);
-            self.make_reserved(offer.job, conn, now);
-            self.answers.push_back((conn, Answer::Reserved(offer.job)));
-        }
+        while self.serve_one(tube, now) {}
+    }
+
+    /// Hands the best job of the tube to the first who waits for it. `false` when there are not both.
+    fn serve_one(&mut self, tube: TubeKey, now: Nanos) -> bool {
+        let Some(offer) = self.tubes[tube].offer() else { return false };
+        let Some(conn) = self.longest_waiting(tube) else { return false };
+        self.stop_waiting(conn);
+        self.make_reserved(offer.job, conn, now);
+        self.answers.push_back((conn, Answer::Reserved(offer.job)));
+        true
     }
 
     /// The job is delayed. Should there be no memory for that, it is buried.
@@ -714,19 +821,28 @@ impl Queue {
     // ---- Waiting and time ----
 
     /// The connection waits, until a job comes, its timeout is over, or a job that it
-    /// holds comes near its deadline.
+    /// holds comes near its deadline. `false` when `steps_left` steps were not enough to join all
+    /// lines: it does not wait yet, and must look again at what its tubes offer.
     ///
     /// # Errors
     /// There is no memory to stand in line: it does not wait.
-    pub fn wait(&mut self, conn: ConnKey, until: Nanos, now: Nanos) -> Result<(), TryReserveError> {
-        headroom::leave(Headroom::ThreeQuarters, || {
+    pub(super) fn wait(
+        &mut self,
+        conn: ConnKey,
+        wait: Wait,
+        steps_left: &mut usize,
+        now: Nanos,
+    ) -> Result<bool, TryReserveError> {
+        let waits = headroom::leave(Headroom::ThreeQuarters, || {
             // All that wait may have to be answered at once.
             self.answers.try_reserve(self.clients_waiting() + 1)?;
-            self.join_lines(conn, until)
+            self.join_lines(conn, wait, steps_left)
         })?;
-        self.totals.waiting += 1;
-        self.set_client_timer(conn, now);
-        Ok(())
+        if waits {
+            self.totals.waiting += 1;
+            self.set_client_timer(conn, now);
+        }
+        Ok(waits)
     }
 
     /// How many connections wait.
@@ -756,9 +872,9 @@ impl Queue {
         self.wheel.next_due().into_iter().chain(binlog).chain(reap).min()
     }
 
-    /// Does what is due, but no more at once than others can wait for. Tubes come first: a
-    /// job that is ready beats a timeout.
-    pub fn tick(&mut self, now: Nanos) {
+    /// Does what is due, but no more at once than others can wait for: `work` units for tubes, and as
+    /// many for connections. Tubes come first: a job that is ready beats a timeout.
+    pub fn tick(&mut self, work: usize, now: Nanos) {
         if let Some(binlog) = &mut self.binlog {
             binlog.tick(now);
             self.compact();
@@ -766,33 +882,32 @@ impl Queue {
             self.moved_bytes = 0;
         }
         self.bodies.reap(now);
-        self.hand_backs_left = MOVES_PER_TICK;
+        self.closing_work_left = CLOSING_WORK;
         let mut conns = std::mem::take(&mut self.due_conns);
-        let mut moves_left = MOVES_PER_TICK;
-        for _ in 0..MOVES_PER_TICK {
+        let mut work_left = work;
+        for _ in 0..work {
             match self.wheel.pop_due(now) {
-                Some(TimerOwner::Tube(tube)) => self.tube_is_due(tube, now, &mut moves_left),
+                Some(TimerOwner::Tube(tube)) => self.tube_is_due(tube, now, &mut work_left),
                 Some(TimerOwner::Client(conn)) => conns.push(conn),
                 None => break,
             }
         }
-        let mut moves_left = MOVES_PER_TICK;
+        let mut work_left = work;
         for conn in conns.drain(..) {
-            self.client_is_due(conn, now, &mut moves_left);
+            self.client_is_due(conn, now, &mut work_left);
         }
         self.due_conns = conns;
     }
 
-    fn tube_is_due(&mut self, key: TubeKey, now: Nanos, moves_left: &mut usize) {
+    fn tube_is_due(&mut self, key: TubeKey, now: Nanos, work_left: &mut usize) {
         if self.tubes[key].pause.as_ref().is_some_and(|pause| pause.until <= now) {
-            self.end_pause(key, now);
+            self.end_pause(key, work_left, now);
         }
         while let Some(first) = self.tubes[key].delayed.first().filter(|first| first.due <= now) {
-            if *moves_left == 0 {
+            if *work_left == 0 {
                 break;
             }
-            *moves_left -= 1;
-            self.make_ready(first.job, now);
+            self.make_ready_at_cost(first.job, work_left, now);
         }
         let tube = &self.tubes[key];
         let delay_over = tube.delayed.first().map(|first| first.due);
@@ -803,23 +918,26 @@ impl Queue {
         }
     }
 
-    fn client_is_due(&mut self, conn: ConnKey, now: Nanos, moves_left: &mut usize) {
+    fn client_is_due(&mut self, conn: ConnKey, now: Nanos, work_left: &mut usize) {
         while let Some(held) =
             self.clients[conn].reserved.first().filter(|held| held.deadline <= now)
         {
-            if *moves_left == 0 {
+            if *work_left == 0 {
                 break;
             }
-            *moves_left -= 1;
             job::count_one(&mut self.jobs[held.job].counts.timeouts);
             self.totals.timeouts += 1;
-            self.make_ready(held.job, now);
+            self.make_ready_at_cost(held.job, work_left, now);
         }
-        if let Some(Wait { until, .. }) = self.clients[conn].watching.wait {
+        if let Some(Wait { until, .. }) = self.clients[conn].watching.wait
+            && *work_left > 0
+        {
             if self.is_deadline_soon(conn, now) {
                 self.give_up_waiting(conn, Answer::DeadlineSoon);
+                *work_left = work_left.saturating_sub(WORK_PER_WAKE);
             } else if until <= now {
                 self.give_up_waiting(conn, Answer::TimedOut);
+                *work_left = work_left.saturating_sub(WORK_PER_WAKE);
             }
         }
         self.set_client_timer(conn, now);

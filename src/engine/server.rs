@@ -26,15 +26,18 @@ use super::histogram::Histogram;
 use super::job::Terms;
 use super::keys::{ConnKey, JobKey};
 use super::metrics::{Page, View};
-use super::queue::{Answer, Kick, Outcome, Queue, Totals};
+use super::queue::{
+    Answer, Kick, LEAST_DUE_WORK, Looked, MOST_DUE_WORK, Outcome, Queue, Totals, WORK_PER_WAKE,
+};
 use super::record;
 use super::replay::{Recovered, Replay, ReplayError};
 use super::reply::Reply;
 use super::stats::{self, Facts, ServerStats, Summary};
 use super::time::{Drift, Nanos};
 use super::tube::Tube;
+use super::waiting::Wait;
 use log::{debug, trace, warn};
-use std::collections::{TryReserveError, VecDeque};
+use std::collections::TryReserveError;
 
 /// What the operator chose.
 #[derive(Clone, Copy, Debug)]
@@ -78,8 +81,10 @@ pub struct Server {
     budget_left: usize,
     /// The moment of the last command.
     last_moment: Nanos,
-    /// Connections that are gone and still hold jobs.
-    leaving: VecDeque<ConnKey>,
+    /// How many connections are gone, but not all that they leave behind.
+    closing_count: usize,
+    /// Units of work that a tick may use for each kind of thing that is due.
+    due_work: usize,
 }
 
 /// The work of one iteration that many connections cause together: about 1 ms.
@@ -93,11 +98,12 @@ pub const SHARED_WORK_BEFORE_SYNC: usize = 1024;
 const SMALLEST_SHARE: usize = 16;
 /// The work of one connection that is served: it is read from and written to.
 const WORK_PER_CONN: usize = 16;
-/// A connection that waited and is answered is written to as well.
-const WORK_PER_WAKE: usize = 16;
 /// A command is one unit, and so are this many bytes of its reply: a `stats` takes as long as
 /// several `delete`s. A large body is not copied, and costs less for each byte.
 const OUTPUT_PER_WORK: usize = 128;
+/// A reserve looks at most at this many watches in an iteration, and so many take one unit.
+const WATCHES_AT_ONCE: usize = 2048;
+const WATCHES_PER_WORK: usize = 2;
 /// One unit for this many waiters of a tube that are counted.
 const IN_LINE_PER_WORK: usize = 8;
 /// Puts may be refused all the time; that is told only so often.
@@ -123,7 +129,8 @@ impl Server {
             share_left: 0,
             budget_left: ITERATION_WORK,
             last_moment: now,
-            leaving: VecDeque::new(),
+            closing_count: 0,
+            due_work: MOST_DUE_WORK,
         }
     }
 
@@ -177,10 +184,11 @@ impl Server {
     }
 
     fn try_connect(&mut self) -> Result<ConnKey, TryReserveError> {
-        self.leaving.try_reserve(self.conns.len() + 1)?;
+        self.queue.try_reserve_closing()?;
         let key = self.queue.connect()?;
         if let Err(no_memory) = self.conns.try_insert(key) {
-            self.queue.forget(key);
+            let is_gone = self.queue.disconnect(key, self.last_moment);
+            debug_assert!(is_gone, "it holds nothing and watches one tube");
             return Err(no_memory);
         }
         self.total_connections += 1;
@@ -231,26 +239,24 @@ impl Server {
         if self.queue.disconnect(key, now) {
             self.conns.remove(key);
         } else {
-            self.leaving.push_back(key);
+            self.closing_count += 1;
         }
         self.settle();
     }
 
-    /// Those who have left may have had more jobs than can be handed back at once.
-    fn go_on_leaving(&mut self, now: Nanos) {
-        while let Some(&key) = self.leaving.front() {
-            if !self.queue.hand_back(key, now) {
-                break;
-            }
-            self.leaving.pop_front();
+    /// Connections that are gone may have left more behind than can be cleared away at once.
+    fn go_on_closing(&mut self, now: Nanos) {
+        let mut work_left = self.due_work;
+        while let Some(key) = self.queue.close_next(&mut work_left, now) {
+            self.closing_count -= 1;
             self.conns.remove(key);
         }
     }
 
     /// Time has passed: does what is due, though perhaps not all of it at once.
     pub fn tick(&mut self, now: Nanos) {
-        self.queue.tick(now);
-        self.go_on_leaving(now);
+        self.queue.tick(self.due_work, now);
+        self.go_on_closing(now);
         self.settle();
     }
 
@@ -266,7 +272,12 @@ impl Server {
     }
 
     /// An iteration of the loop begins, with a whole budget of work.
+    ///
+    /// What is due gets about as much of it as clients have used in the iteration before: little when
+    /// they are few and want short iterations, more when iterations are long anyway.
     pub fn begin_iteration(&mut self) {
+        let used = ITERATION_WORK - self.budget_left;
+        self.due_work = (used / 2).clamp(LEAST_DUE_WORK, MOST_DUE_WORK);
         self.budget_left = ITERATION_WORK;
     }
 
@@ -308,7 +319,7 @@ impl Server {
     /// When [`Server::tick`] or [`Server::commit`] has something to do; at or before that, never
     /// after.
     pub fn next_due(&self) -> Option<Nanos> {
-        let at_once = (!self.leaving.is_empty()).then_some(Nanos::ZERO);
+        let at_once = (self.closing_count > 0).then_some(Nanos::ZERO);
         at_once.or_else(|| self.queue.next_due())
     }
 
@@ -353,7 +364,7 @@ impl Server {
 
     /// How many connections there are.
     pub fn connection_count(&self) -> usize {
-        self.conns.len() - self.leaving.len()
+        self.conns.len() - self.closing_count
     }
 
     /// Makes the next slice of a page for Prometheus. `turns` is how long the turns of the loop
@@ -407,12 +418,12 @@ impl Server {
         for (key, conn) in self.conns.iter() {
             self.check_conn(key, conn);
         }
-        for (place, key) in self.leaving.iter().enumerate() {
-            let conn = &self.conns[*key];
+        assert_eq!(self.queue.closing().count(), self.closing_count, "connections that are gone");
+        for key in self.queue.closing() {
+            let conn = &self.conns[key];
             let is_gone = matches!(conn.phase, Phase::Closing)
                 && conn.input.is_empty()
-                && conn.output.is_empty()
-                && !self.leaving.range(..place).any(|other| other == key);
+                && conn.output.is_empty();
             assert!(is_gone, "connection {} is gone, but not all of it: {conn:?}", key.index());
         }
         for (_, job) in self.queue.jobs.iter() {
@@ -453,6 +464,7 @@ impl Server {
             Phase::Line
             | Phase::TooLongLine(_)
             | Phase::UnwantedBody { .. }
+            | Phase::Looking(_)
             | Phase::Waiting
             | Phase::Closing => {}
         }
@@ -509,6 +521,7 @@ impl Server {
                 Step::BodyPart(part) => self.add_to_body(key, part, now),
                 Step::Unwanted(why) => self.say(key, why.into()),
                 Step::Kick(kick) => self.go_on_kicking(key, kick, now),
+                Step::Look(wait) => self.look_for_job(key, wait, now),
             }
             self.end_step();
         }
@@ -827,26 +840,48 @@ impl Server {
         if self.queue.try_reserve_room(key).is_err() {
             return self.say(key, Reply::OutOfMemory);
         }
-        match self.queue.reserve(key, now) {
-            Ok(Some(job)) => return self.say_reserved(key, job),
-            Ok(None) => {}
-            Err(_) => return self.say(key, Reply::OutOfMemory),
-        }
-        if self.queue.is_deadline_soon(key, now) {
-            return self.say(key, Reply::DeadlineSoon);
-        }
-        if timeout_secs == Some(0) || self.conns[key].is_half_closed {
-            return self.say(key, Reply::TimedOut);
-        }
         let until = timeout_secs.map_or(Nanos::NEVER, |secs| now + Nanos::from_secs(secs));
-        if self.wait(key, until, now).is_err() {
-            return self.say(key, Reply::OutOfMemory);
-        }
-        self.conns[key].phase = Phase::Waiting;
+        let ticket = self.queue.draw_ticket();
+        self.look_for_job(key, Wait { ticket, until }, now);
     }
 
-    fn wait(&mut self, key: ConnKey, until: Nanos, now: Nanos) -> Result<(), TryReserveError> {
-        self.queue.wait(key, until, now)
+    /// Looks for a job, and waits if there is none. A connection that watches very many tubes lets
+    /// others have their turn in between, and looks again at those that have changed meanwhile.
+    fn look_for_job(&mut self, key: ConnKey, wait: Wait, now: Nanos) {
+        let mut steps_left = WATCHES_AT_ONCE;
+        let next = self.look_once(key, wait, &mut steps_left, now);
+        self.spend((WATCHES_AT_ONCE - steps_left) / WATCHES_PER_WORK);
+        self.conns[key].phase = next.unwrap_or_else(|_| {
+            self.say(key, Reply::OutOfMemory);
+            Phase::Line
+        });
+    }
+
+    fn look_once(
+        &mut self,
+        key: ConnKey,
+        wait: Wait,
+        steps_left: &mut usize,
+        now: Nanos,
+    ) -> Result<Phase, TryReserveError> {
+        match self.queue.reserve(key, steps_left, now)? {
+            Looked::Reserved(job) => {
+                self.say_reserved(key, job);
+                return Ok(Phase::Line);
+            }
+            Looked::Unfinished => return Ok(Phase::Looking(wait)),
+            Looked::Nothing => {}
+        }
+        if self.queue.is_deadline_soon(key, now) {
+            self.say(key, Reply::DeadlineSoon);
+            return Ok(Phase::Line);
+        }
+        if wait.until <= now || self.conns[key].is_half_closed {
+            self.say(key, Reply::TimedOut);
+            return Ok(Phase::Line);
+        }
+        let waits = self.queue.wait(key, wait, steps_left, now)?;
+        Ok(if waits { Phase::Waiting } else { Phase::Looking(wait) })
     }
 
     fn reserve_job(&mut self, key: ConnKey, id: u64, now: Nanos) {

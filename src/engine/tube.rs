@@ -7,9 +7,9 @@
 use super::headroom::{self, Headroom};
 use super::heap::Heap;
 use super::job::{DelayedEntry, ReadyEntry};
-use super::keys::{JobKey, Key, TimerKey, TubeKey};
+use super::keys::{ConnKey, JobKey, Key, TimerKey, TubeKey};
 use super::list::{List, NIL};
-use super::table::{Hashed, Table};
+use super::table::{Hashed, Table, scatter};
 use super::time::Nanos;
 use super::waiting::{PlaceInLine, VIEW};
 use std::collections::TryReserveError;
@@ -99,6 +99,13 @@ impl Tube {
     /// The place in the order of `list-tubes`.
     pub fn place(&self) -> usize {
         self.place as usize
+    }
+
+    /// A hash of the tube and a connection. That of the name has a secret, so that nobody can choose
+    /// tubes whose watches are all in one bucket.
+    #[expect(clippy::cast_possible_truncation, reason = "half of the bits are enough")]
+    pub fn hash_with(&self, conn: ConnKey) -> u32 {
+        scatter(u64::from(conn.number()) << u32::BITS | u64::from(self.hash)) as u32
     }
 
     /// Whether nobody uses or watches the tube and no job is in it.

@@ -36,7 +36,7 @@ use super::job::ReadyEntry;
 use super::keys::{ConnKey, Key, TubeKey, WatchKey};
 use super::list::{Linked, Links, List, NIL};
 use super::queue::Queue;
-use super::table::{Hashed, Table, scatter};
+use super::table::{Hashed, Table};
 use super::time::Nanos;
 use super::tube::Tube;
 use std::collections::TryReserveError;
@@ -49,6 +49,8 @@ pub struct Watch {
     tube: TubeKey,
     /// The neighbours in the connection's lists and in the tube's, by [`ALL`] and the others.
     links: [Links; 3],
+    /// Half of the hash: as many bits as there can be watches.
+    hash: u32,
     /// The next watch in the same bucket of the index.
     next_in_bucket: u32,
     /// The place in the tube's line; [`NIL`] out of line.
@@ -83,13 +85,37 @@ pub struct Watching {
     pub(super) wait: Option<Wait>,
 }
 
+/// What the tubes that a connection watches offer it.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Offered {
+    /// The best of their ready jobs.
+    Job(ReadyEntry),
+    /// No job.
+    Nothing,
+    /// There are more tubes to be looked at.
+    Unknown,
+}
+
+impl From<Option<ReadyEntry>> for Offered {
+    fn from(offer: Option<ReadyEntry>) -> Offered {
+        offer.map_or(Offered::Nothing, Offered::Job)
+    }
+}
+
+/// Counts one step down, if any is left.
+fn take_step(steps_left: &mut usize) -> bool {
+    let has_one = *steps_left > 0;
+    *steps_left -= usize::from(has_one);
+    has_one
+}
+
 /// A wait for a job.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wait {
+pub struct Wait {
     /// Drawn at its beginning.
-    ticket: Ticket,
+    pub ticket: Ticket,
     /// When it ends in vain; never, if it is [`Nanos::NEVER`].
-    pub(super) until: Nanos,
+    pub until: Nanos,
 }
 
 /// The order in which connections began to wait.
@@ -120,21 +146,26 @@ struct Offer {
 }
 
 impl Queue {
-    /// The best job that the tubes watched by `conn` offer, unless that is nothing.
+    /// Looks for the best job that the tubes watched by `conn` offer. A connection may watch a million
+    /// tubes that have all changed, so it takes at most `steps_left` steps, and counts them down.
     ///
     /// # Errors
     /// There is no memory to file what they offer.
     pub(super) fn best_offer(
         &mut self,
         conn: ConnKey,
-    ) -> Result<Option<ReadyEntry>, TryReserveError> {
+        steps_left: &mut usize,
+    ) -> Result<Offered, TryReserveError> {
         let watching = &mut self.clients[conn].watching;
         // Most watch one tube only: there is nothing to compare, and nothing to be filed.
         if watching.len() == 1 {
             let only = watching.first(&self.watches);
-            return Ok(only.and_then(|only| self.tubes[only].offer()));
+            return Ok(only.and_then(|only| self.tubes[only].offer()).into());
         }
         while !watching.unsure.is_empty() {
+            if !take_step(steps_left) {
+                return Ok(Offered::Unknown);
+            }
             headroom::leave(Headroom::ThreeQuarters, || watching.offers().try_reserve(1))?;
             let Some(key) = watching.unsure.pop_front(&mut self.watches) else { break };
             let watch = &mut self.watches[WatchKey::from_number(key)];
@@ -149,11 +180,14 @@ impl Queue {
             if let Some(offer) =
                 offer.filter(|offer| (offer.pri, offer.id) == (filed.pri, filed.id))
             {
-                return Ok(Some(offer));
+                return Ok(Offered::Job(offer));
+            }
+            if !take_step(steps_left) {
+                return Ok(Offered::Unknown);
             }
             watching.file(filed.watch, watch.place_in_offers, offer, &mut self.watches);
         }
-        Ok(None)
+        Ok(Offered::Nothing)
     }
 
     /// The tube offers something better than before: whoever was settled about it must
@@ -169,7 +203,16 @@ impl Queue {
         }
     }
 
-    /// The connection joins the lines of all tubes that it watches.
+    /// Returns the ticket of a connection that begins to look for a job.
+    pub(super) fn draw_ticket(&mut self) -> Ticket {
+        let ticket = self.next_ticket;
+        self.next_ticket = ticket.next();
+        ticket
+    }
+
+    /// The connection joins the lines of all tubes that it watches, and waits. `false` when
+    /// `steps_left` steps were not enough: then it does not wait yet, and others may send it out of
+    /// the lines that it has joined.
     ///
     /// # Errors
     /// There is no memory for one of the lines: the connection does not wait. It stays in those that
@@ -177,20 +220,22 @@ impl Queue {
     pub(super) fn join_lines(
         &mut self,
         conn: ConnKey,
-        until: Nanos,
-    ) -> Result<(), TryReserveError> {
-        let ticket = self.next_ticket;
-        self.next_ticket = ticket.next();
+        wait: Wait,
+        steps_left: &mut usize,
+    ) -> Result<bool, TryReserveError> {
         let watching = &mut self.clients[conn].watching;
         while let Some(key) = watching.out_of_line.front() {
-            let place = PlaceInLine { ticket, watch: WatchKey::from_number(key) };
+            if !take_step(steps_left) {
+                return Ok(false);
+            }
+            let place = PlaceInLine { ticket: wait.ticket, watch: WatchKey::from_number(key) };
             let line = &mut self.tubes[self.watches[place.watch].tube].line;
             line.try_reserve(1)?;
             watching.out_of_line.pop_front(&mut self.watches);
             line.insert(place, &mut self.watches);
         }
-        watching.wait = Some(Wait { ticket, until });
-        Ok(())
+        watching.wait = Some(wait);
+        Ok(true)
     }
 
     /// The connection waits no more, wherever it still stands in line.
@@ -240,7 +285,7 @@ impl Queue {
         conn: ConnKey,
         tube: TubeKey,
     ) -> Result<(), TryReserveError> {
-        if self.watches.find(conn, tube).is_some() {
+        if self.find_watch(conn, tube).is_some() {
             return Ok(());
         }
         let watching = &mut self.clients[conn].watching;
@@ -253,6 +298,7 @@ impl Queue {
             conn,
             tube,
             links: [Links::LOOSE; 3],
+            hash: self.tubes[tube].hash_with(conn),
             next_in_bucket: NIL,
             place_in_line: NIL,
             place_in_offers: NIL,
@@ -265,10 +311,17 @@ impl Queue {
         Ok(())
     }
 
-    /// The connection watches the tube no more, if it did.
-    pub(super) fn remove_watch(&mut self, conn: ConnKey, tube: TubeKey) {
-        let Some(key) = self.watches.find(conn, tube) else { return };
-        let Watch { place_in_line, place_in_offers, is_unsure, .. } = self.watches[key];
+    /// The watch of the tube by the connection.
+    pub(super) fn find_watch(&self, conn: ConnKey, tube: TubeKey) -> Option<WatchKey> {
+        let hash = self.tubes[tube].hash_with(conn);
+        self.watches.find_by(hash.into(), |watch| (watch.conn, watch.tube) == (conn, tube))
+    }
+
+    /// Ends a watch, and returns the tube.
+    pub(super) fn remove_watch(&mut self, key: WatchKey) -> TubeKey {
+        let Watch { conn, tube: tube_key, place_in_line, place_in_offers, is_unsure, .. } =
+            self.watches[key];
+        let tube = tube_key;
         let watching = &mut self.clients[conn].watching;
         let tube = &mut self.tubes[tube];
         if place_in_line == NIL {
@@ -286,6 +339,7 @@ impl Queue {
         // tests/scripts/list-tubes-order.txt.
         watching.all.swap_remove(&mut self.watches, key.number());
         self.watches.remove(key);
+        tube_key
     }
 
     // ---- Checking ----
@@ -330,7 +384,7 @@ impl Queue {
         assert!(!watching.is_empty(), "connection {index} watches nothing");
         watching.all.check(&self.watches, format_args!("what {index} watches"), |key| {
             let Watch { conn: by, tube, .. } = *watch(key);
-            let found = self.watches.find(by, tube);
+            let found = self.find_watch(by, tube);
             assert_eq!(by, conn, "whose watch {key} is, and by whom it is kept");
             assert_eq!(found, Some(WatchKey::from_number(key)), "the watch of {tube:?} by {index}");
         });
@@ -414,9 +468,14 @@ impl Watching {
         self.wait.is_some()
     }
 
+    /// The first of the watches.
+    pub fn first_watch(&self) -> Option<WatchKey> {
+        self.all.front().map(WatchKey::from_number)
+    }
+
     /// The first of the watched tubes.
     pub fn first(&self, watches: &Watches) -> Option<TubeKey> {
-        self.all.front().map(|watch| watches[WatchKey::from_number(watch)].tube)
+        self.first_watch().map(|watch| watches[watch].tube)
     }
 
     /// The watched tubes, in the order of `list-tubes-watched`.
@@ -448,15 +507,9 @@ impl Watching {
     }
 }
 
-impl Watches {
-    fn find(&self, conn: ConnKey, tube: TubeKey) -> Option<WatchKey> {
-        self.find_by(hash(conn, tube), |watch| (watch.conn, watch.tube) == (conn, tube))
-    }
-}
-
 impl Hashed for Watch {
     fn hash(&self) -> u64 {
-        hash(self.conn, self.tube)
+        self.hash.into()
     }
 
     fn next_in_bucket(&self) -> u32 {
@@ -466,10 +519,6 @@ impl Hashed for Watch {
     fn next_in_bucket_mut(&mut self) -> &mut u32 {
         &mut self.next_in_bucket
     }
-}
-
-fn hash(conn: ConnKey, tube: TubeKey) -> u64 {
-    scatter(u64::from(conn.number()) << 32 | u64::from(tube.number()))
 }
 
 impl Entry for PlaceInLine {
@@ -518,7 +567,7 @@ impl<const LIST: usize> Linked<LIST> for Watches {
 mod tests {
     use super::super::body::CR_LF;
     use super::super::job::Terms;
-    use super::super::queue::{Answer, Outcome};
+    use super::super::queue::{Answer, Looked, Outcome};
     use super::*;
     use std::collections::{BTreeMap, BTreeSet};
 
@@ -582,6 +631,14 @@ mod tests {
         queue.put(conn, id, terms, body, NOW).unwrap();
     }
 
+    fn reserve(queue: &mut Queue, conn: ConnKey) -> Option<u64> {
+        match queue.reserve(conn, &mut usize::MAX.clone(), NOW).unwrap() {
+            Looked::Reserved(job) => Some(queue.jobs[job].id),
+            Looked::Nothing => None,
+            Looked::Unfinished => panic!("there were enough steps"),
+        }
+    }
+
     /// One random step in both worlds.
     #[expect(clippy::too_many_lines, reason = "one arm for each kind of step")]
     fn step(random: &mut fastrand::Rng, queue: &mut Queue, model: &mut Model, last_id: &mut u64) {
@@ -602,7 +659,9 @@ mod tests {
                 model.watched.insert(conn, BTreeSet::from([0]));
             }
             1 => {
-                queue.disconnect(conn, NOW);
+                if !queue.disconnect(conn, NOW) {
+                    assert_eq!(queue.close_next(&mut usize::MAX.clone(), NOW), Some(conn));
+                }
                 model.waiting.retain(|&waiting| waiting != conn);
                 model.watched.remove(&conn);
                 let mut given_up: Vec<(u64, usize)> = Vec::new();
@@ -651,10 +710,12 @@ mod tests {
                 }
             }
             _ if held.is_none() && !is_waiting => {
-                let reserved = queue.reserve(conn, NOW).unwrap().map(|job| queue.jobs[job].id);
+                let reserved = reserve(queue, conn);
                 assert_eq!(reserved, model.reserve(conn));
                 if reserved.is_none() {
-                    queue.wait(conn, Nanos::NEVER, NOW).unwrap();
+                    let until = Nanos::NEVER;
+                    let wait = Wait { ticket: queue.draw_ticket(), until };
+                    assert!(queue.wait(conn, wait, &mut usize::MAX.clone(), NOW).unwrap());
                     model.waiting.push(conn);
                 }
             }
