@@ -941,6 +941,19 @@ fn a_file_that_cannot_be_removed_is_not_tried_again_at_once() {
 }
 
 #[test]
+fn a_file_that_cannot_be_cut_fails_the_disk_unless_space_or_permission_is_missing() {
+    let puts_until_failure = |error: ErrorKind| {
+        let disk = FakeDisk::default();
+        let mut engine = Engine::start(&disk, policy(8192, Syncing::Never), START);
+        disk.fail_cuts(error);
+        (0..200).find(|_| engine.turn("put 0 0 9 3\r\njob\r\n").is_none())
+    };
+    assert_eq!(puts_until_failure(ErrorKind::StorageFull), None);
+    assert_eq!(puts_until_failure(ErrorKind::PermissionDenied), None);
+    assert!(puts_until_failure(ErrorKind::Other).is_some());
+}
+
+#[test]
 fn after_a_fault_nothing_is_acknowledged_and_nothing_acknowledged_is_lost() {
     for (seed, sync) in [(1, Syncing::EachTurn), (2, Syncing::Within(Nanos::from_millis(4)))] {
         for error in [ErrorKind::Other, ErrorKind::StorageFull] {

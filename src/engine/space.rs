@@ -514,14 +514,21 @@ impl Binlog {
         self.write_marker();
     }
 
-    /// Cuts a segment to its used length. That it stays longer does no harm.
+    /// Cuts a segment to its used length. If that has no space or is not permitted, the file stays
+    /// longer, which does no harm; any other error means that the disk fails.
     pub(super) fn cut_segment(&mut self, place: usize) {
         let Segment { number, size, used, is_damaged, .. } = self.segments[place];
         if size == used || is_damaged || self.failure.is_some() {
             return;
         }
-        if let Err(error) = self.disk.cut(number, used) {
-            return debug!("binlog.{number}: cannot be cut to {used} bytes: {error}");
+        match self.disk.cut(number, used) {
+            Ok(()) => {}
+            Err(error) if is_want_of_space(&error) => {
+                return debug!("binlog.{number}: cannot be cut to {used} bytes: {error}");
+            }
+            Err(error) => {
+                return self.fail_unless(Err(error), || format!("binlog.{number}: cannot cut it"));
+            }
         }
         self.segments[place].size = used;
         self.sums.disk_bytes -= on_disk(size) - on_disk(used);

@@ -27,6 +27,8 @@ struct State {
     changes: u64,
     /// This one and all later ones fail, with this error.
     fail_from: Option<(u64, ErrorKind)>,
+    /// No file can be cut: this is the error.
+    cut_error: Option<ErrorKind>,
     /// What the disk was before each change, if that is wanted.
     history: Option<Vec<FakeDisk>>,
     syncs: u64,
@@ -92,6 +94,11 @@ impl FakeDisk {
     /// This change, counted from 1, and all later ones fail.
     pub fn fail_from(&self, change: u64, error: ErrorKind) {
         self.0.borrow_mut().fail_from = Some((change, error));
+    }
+
+    /// Cutting a file fails from now on.
+    pub fn fail_cuts(&self, error: ErrorKind) {
+        self.0.borrow_mut().cut_error = Some(error);
     }
 
     /// Nothing fails any more.
@@ -417,6 +424,9 @@ impl Disk for FakeDisk {
     fn cut(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
         let mut state = self.0.borrow_mut();
         state.change()?;
+        if let Some(error) = state.cut_error {
+            return Err(error.into());
+        }
         state.resize(number, size)
     }
 
