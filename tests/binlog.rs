@@ -1591,6 +1591,28 @@ fn due_times_are_true_when_the_clock_was_set_meanwhile() {
     assert_eq!((field(&job, "time-left"), field(&job, "age")), (Some("99"), Some("0")));
 }
 
+/// As beanstalkd(1) says under THE BINLOG.
+#[test]
+fn a_delay_ends_by_the_new_clock_after_a_restart() {
+    let policy = policy(65_536, Syncing::EachTurn);
+    let disk = FakeDisk::default();
+    let mut engine = Engine::start(&disk, policy, START);
+    engine.ask("put 0 100 9 1\r\nx\r\n");
+    let time_left = |engine: &mut Engine| -> u64 {
+        let job = engine.ask("stats-job 1\r\n");
+        field(&job, "time-left").unwrap().parse().unwrap()
+    };
+    // Set forward by 40 seconds: not seen before the restart.
+    let ahead = Nanos::from_secs(40);
+    engine.server.set_drift(Drift::between(engine.now, engine.now + ahead));
+    assert_eq!(time_left(&mut engine), 99);
+    let mut again = Engine::start(&disk, policy, engine.now + ahead);
+    assert_eq!(time_left(&mut again), 59);
+    // Set back by 40 seconds: later, though not later than the full delay from the start on.
+    let mut again = Engine::start(&disk, policy, engine.now.before(ahead));
+    assert_eq!(time_left(&mut again), 99);
+}
+
 #[test]
 fn a_delay_is_never_longer_than_it_was_asked_for_when_the_clock_was_set_back() {
     let disk = FakeDisk::default();
