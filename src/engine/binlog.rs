@@ -72,6 +72,8 @@ pub struct Binlog {
     pub(super) has_failed_to_grow: bool,
     /// No more space was to be had, and none has been given back since.
     pub(super) is_full: bool,
+    /// Since the start there was once no space for a whole file.
+    pub(super) was_short: bool,
     /// For which file there was none, and the error.
     pub(super) full_error: Option<(FileNumber, io::Error)>,
     pub(super) space_log: SpaceLog,
@@ -230,6 +232,7 @@ impl Binlog {
             drop_again_at: Nanos::ZERO,
             has_failed_to_grow: false,
             is_full: false,
+            was_short: false,
             full_error: None,
             space_log: SpaceLog::default(),
             began_short: false,

@@ -403,6 +403,7 @@ impl Binlog {
         loop {
             match take(self, piece) {
                 Err(error) if piece > least && is_want_of_space(&error) => {
+                    self.was_short = true;
                     piece = (piece / 2).next_multiple_of(BLOCK).max(least);
                 }
                 done => return done,
@@ -538,7 +539,7 @@ impl Binlog {
 
     /// No job is left: one file with next to nothing in it will do.
     pub(super) fn start_afresh(&mut self) {
-        if self.is_half_used() {
+        if self.is_worn() {
             let has_next = self.current + 1 < self.segments.len();
             let made = if has_next { Ok(()) } else { self.make_next() };
             if let Err(error) = made {
@@ -554,7 +555,7 @@ impl Binlog {
     /// When it is time for that: not before it has been so for a while, or the next job would
     /// only need again what was given up.
     pub(super) fn drained_due(&self) -> Option<Nanos> {
-        let is_too_much = self.current + 1 < self.segments.len() || self.is_half_used();
+        let is_too_much = self.current + 1 < self.segments.len() || self.is_worn();
         let is_drained = self.segments.job_count() == 0 && is_too_much;
         is_drained.then(|| self.drop_again_at.max(self.recorded_at + DRAINED_PAUSE))
     }
@@ -564,8 +565,11 @@ impl Binlog {
         self.try_pieces(first, least, |binlog, piece| binlog.grow(binlog.last_number() + 1, piece))
     }
 
-    fn is_half_used(&self) -> bool {
-        self.segments[self.current].used > self.file_size() / 2
+    /// Whether so much of the current segment is used that another one should take its place: half
+    /// of a file, or an eighth on a disk that once had no space for a whole one.
+    fn is_worn(&self) -> bool {
+        let part = if self.was_short { 8 } else { 2 };
+        self.segments[self.current].used > self.file_size() / part
     }
 
     pub(super) fn drop_prepared(&mut self) {
