@@ -21,18 +21,36 @@ fn zero_bytes(word: u64) -> u64 {
     word.wrapping_sub(LOW_BITS) & !word & HIGH_BITS
 }
 
-/// `number` in decimal.
-pub fn decimal(mut number: u64, buffer: &mut [u8; 20]) -> &[u8] {
-    let mut at = buffer.len();
-    loop {
-        at -= 1;
-        buffer[at] = b'0' + u8::try_from(number % 10).expect("a digit is small");
-        number /= 10;
-        if number == 0 {
-            return &buffer[at..];
-        }
+/// Writes `number` in decimal into `buffer`, before `end`. Returns the index of its first digit.
+///
+/// # Panics
+/// `end` leaves no room for the digits.
+pub fn write_decimal(mut number: u64, buffer: &mut [u8], end: usize) -> usize {
+    let mut at = end;
+    // Two digits at a time: half the divisions.
+    while number >= 10 {
+        at -= 2;
+        let pair = usize::try_from(number % 100).expect("two digits are small");
+        buffer[at..at + 2].copy_from_slice(&PAIRS[pair]);
+        number /= 100;
     }
+    if number > 0 || at == end {
+        at -= 1;
+        buffer[at] = PAIRS[usize::try_from(number).expect("a digit is small")][1];
+    }
+    at
 }
+
+/// The numbers below 100, with two digits each.
+const PAIRS: [[u8; 2]; 100] = {
+    let mut pairs = [[b'0'; 2]; 100];
+    let mut number: u8 = 0;
+    while number < 100 {
+        pairs[number as usize] = [b'0' + number / 10, b'0' + number % 10];
+        number += 1;
+    }
+    pairs
+};
 
 #[cfg(test)]
 mod tests {
@@ -55,9 +73,11 @@ mod tests {
 
     #[test]
     fn decimals() {
-        let mut buffer = [0; 20];
-        for number in [0, 9, 10, 4_294_967_296, u64::MAX] {
-            assert_eq!(decimal(number, &mut buffer), number.to_string().as_bytes());
+        for number in (0..=1_000).chain([4_294_967_296, u64::MAX]) {
+            let (mut buffer, text) = ([b'x'; 24], number.to_string());
+            let start = write_decimal(number, &mut buffer, 22);
+            assert_eq!(buffer[start..22], *text.as_bytes());
+            assert_eq!((start, &buffer[22..]), (22 - text.len(), &b"xx"[..]));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! From replies to bytes: every word that the server ever says.
 
 use super::body::{Bodies, Body, CR_LF};
-use super::bytes::decimal;
+use super::bytes;
 use super::command::Rejection;
 use super::output::{Output, Pool};
 use std::collections::TryReserveError;
@@ -82,14 +82,19 @@ impl Reply<'_> {
         let mut out = Writer { output, pool };
         match self {
             Reply::Inserted { id } => out.word_and_number("INSERTED ", id),
-            Reply::Using { tube } => out.push(&[b"USING ", tube.as_bytes(), CR_LF]),
+            Reply::Using { tube } => {
+                out.line("USING ")?;
+                out.push(tube.as_bytes())?;
+                out.push(CR_LF)
+            }
             Reply::Reserved { id, body } => out.job("RESERVED ", id, body, bodies),
             Reply::Found { id, body } => out.job("FOUND ", id, body, bodies),
             Reply::Watching { count } => out.word_and_number("WATCHING ", count as u64),
             Reply::Kicked { count } => out.word_and_number("KICKED ", u64::from(count)),
             Reply::Document { text } => {
                 out.word_and_number("OK ", text.len() as u64)?;
-                out.push(&[text.as_bytes(), CR_LF])
+                out.push(text.as_bytes())?;
+                out.push(CR_LF)
             }
             Reply::KickedJob => out.line("KICKED\r\n"),
             Reply::Deleted => out.line("DELETED\r\n"),
@@ -127,11 +132,11 @@ struct Writer<'a> {
 
 impl Writer<'_> {
     fn line(&mut self, line: &'static str) -> Result<(), TryReserveError> {
-        self.push(&[line.as_bytes()])
+        self.push(line.as_bytes())
     }
 
     fn word_and_number(&mut self, word: &'static str, number: u64) -> Result<(), TryReserveError> {
-        self.push(&[word.as_bytes(), decimal(number, &mut [0; 20]), CR_LF])
+        self.push(Line::new().number(number).word(word).bytes())
     }
 
     fn job(
@@ -142,12 +147,46 @@ impl Writer<'_> {
         bodies: &mut Bodies,
     ) -> Result<(), TryReserveError> {
         let len = u64::from(body.full_len()) - CR_LF.len() as u64;
-        self.push(&[word.as_bytes(), decimal(id, &mut [0; 20]), b" "])?;
-        self.push(&[decimal(len, &mut [0; 20]), CR_LF])?;
+        let line = Line::new().number(len).word(" ").number(id).word(word);
+        self.push(line.bytes())?;
         self.output.push_body(body, self.pool, bodies)
     }
 
-    fn push(&mut self, parts: &[&[u8]]) -> Result<(), TryReserveError> {
-        parts.iter().try_for_each(|part| self.output.push(part, self.pool))
+    fn push(&mut self, bytes: &[u8]) -> Result<(), TryReserveError> {
+        self.output.push(bytes, self.pool)
+    }
+}
+
+/// A line of a word and at most two numbers, so that it is added to an output in one piece. It
+/// is made from its end to its beginning: the digits of a number come in this order.
+struct Line {
+    bytes: [u8; Line::MOST],
+    start: usize,
+}
+
+impl Line {
+    /// A few bytes more than `RESERVED`, two numbers of 20 digits, blanks and CR LF take.
+    const MOST: usize = 64;
+
+    /// A line that has its end only.
+    fn new() -> Line {
+        Line { bytes: [0; Line::MOST], start: Line::MOST }.word("\r\n")
+    }
+
+    #[inline]
+    fn word(mut self, word: &str) -> Line {
+        let end = self.start;
+        self.start -= word.len();
+        self.bytes[self.start..end].copy_from_slice(word.as_bytes());
+        self
+    }
+
+    fn number(mut self, number: u64) -> Line {
+        self.start = bytes::write_decimal(number, &mut self.bytes, self.start);
+        self
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes[self.start..]
     }
 }
