@@ -3,15 +3,23 @@
 /// Where `byte` stands first in `bytes`. Eight are looked at together: lines are short, and
 /// one by one this takes as long as all the rest of reading a command.
 pub fn find(byte: u8, bytes: &[u8]) -> Option<usize> {
-    let (words, rest) = bytes.as_chunks::<8>();
-    let wanted = u64::from_ne_bytes([byte; 8]);
+    let Some(&last) = bytes.last_chunk::<8>() else {
+        return bytes.iter().position(|&other| other == byte);
+    };
+    let (words, _) = bytes.as_chunks::<8>();
     for (index, &word) in words.iter().enumerate() {
-        let zeros = zero_bytes(u64::from_le_bytes(word) ^ wanted);
-        if zeros != 0 {
-            return Some(index * 8 + zeros.trailing_zeros() as usize / 8);
+        if let Some(place) = find_in_word(byte, word) {
+            return Some(index * 8 + place);
         }
     }
-    rest.iter().position(|&other| other == byte).map(|place| words.len() * 8 + place)
+    // Of the last eight bytes some may be in the words too, where `byte` is not.
+    Some(bytes.len() - 8 + find_in_word(byte, last)?)
+}
+
+/// The same, in eight bytes.
+fn find_in_word(byte: u8, word: [u8; 8]) -> Option<usize> {
+    let zeros = zero_bytes(u64::from_le_bytes(word) ^ u64::from_ne_bytes([byte; 8]));
+    (zeros != 0).then(|| zeros.trailing_zeros() as usize / 8)
 }
 
 /// A bit set in the lowest byte of `word` that is zero, none below it, and any above.
