@@ -13,7 +13,7 @@ macro_rules! words {
         $(if let Some(arguments) = $line.strip_prefix($word) {
             read(arguments, $read)
         } else)+ {
-            Err(Rejection::UnknownCommand)
+            Err(no_word($line))
         }
     }};
 }
@@ -172,9 +172,9 @@ pub const TUBE_NAME_MAX: usize = 200;
 // Quirk: words match as prefixes, so `statsx` is a `stats` with bad arguments; pinned by
 // tests/scripts/prefix-matching.txt.
 pub fn parse(line: &[u8]) -> Result<Command<'_>, Rejection> {
-    if bytes::find(0, line).is_some() {
-        return Err(Rejection::BadFormat);
-    }
+    // A NUL anywhere in a line is BAD_FORMAT. No word, number or name has one, so it is looked for
+    // only in bytes that nothing else looks at.
+    //
     // Where one word is the beginning of another, the longer one comes first.
     match line.first() {
         Some(b'p') => words!(line,
@@ -221,8 +221,16 @@ pub fn parse(line: &[u8]) -> Result<Command<'_>, Rejection> {
             b"list-tube-used" => |args| args.none(Command::ListTubeUsed),
             b"list-tubes" => |args| args.none(Command::ListTubes),
         ),
-        Some(b'q') => words!(line, b"quit" => |_| Some(Command::Quit)),
-        Some(_) | None => Err(Rejection::UnknownCommand),
+        Some(b'q') => words!(line, b"quit" => |args| args.without_nul().map(|_| Command::Quit)),
+        Some(_) | None => Err(no_word(line)),
+    }
+}
+
+/// Why a line that begins with no known word is rejected.
+fn no_word(line: &[u8]) -> Rejection {
+    match Arguments(line).without_nul() {
+        Some(_) => Rejection::UnknownCommand,
+        None => Rejection::BadFormat,
     }
 }
 
@@ -239,7 +247,8 @@ fn put(mut args: Arguments<'_>) -> Option<Command<'_>> {
     let ttr_secs = args.u32()?;
     let body_len = args.u32()?;
     // Whether a body follows is decided after the size, so trailing bytes are only noted.
-    Some(Command::Put { pri, delay_secs, ttr_secs, body_len, trailing: !args.0.is_empty() })
+    let trailing = !args.without_nul()?.is_empty();
+    Some(Command::Put { pri, delay_secs, ttr_secs, body_len, trailing })
 }
 
 fn release(mut args: Arguments<'_>) -> Option<Command<'_>> {
@@ -260,6 +269,7 @@ fn bury(mut args: Arguments<'_>) -> Option<Command<'_>> {
 fn reserve_with_timeout(mut args: Arguments<'_>) -> Option<Command<'_>> {
     let timeout_secs = args.u32()?;
     i32::try_from(timeout_secs).ok()?;
+    args.without_nul()?;
     Some(Command::ReserveWithTimeout { timeout_secs })
 }
 
@@ -288,6 +298,11 @@ impl<'a> Arguments<'a> {
         self.0.is_empty().then_some(command)
     }
 
+    /// What is left, whatever that is, provided that there is no NUL in it.
+    fn without_nul(self) -> Option<&'a [u8]> {
+        bytes::find(0, self.0).is_none().then_some(self.0)
+    }
+
     fn only_id(mut self) -> Option<u64> {
         let id = self.u64()?;
         self.0.is_empty().then_some(id)
@@ -309,20 +324,22 @@ impl<'a> Arguments<'a> {
     }
 
     fn skip_spaces(&mut self) {
-        while let [b' ', rest @ ..] = self.0 {
-            self.0 = rest;
+        let mut len = 0;
+        while self.0.get(len) == Some(&b' ') {
+            len += 1;
         }
+        self.0 = &self.0[len..];
     }
 
     /// One digit or more, as a number that fits.
     fn digits(&mut self) -> Option<u64> {
-        let mut number = None;
+        let [b'0'..=b'9', ..] = self.0 else { return None };
+        let mut number: u64 = 0;
         while let [digit @ b'0'..=b'9', rest @ ..] = self.0 {
-            let so_far: u64 = number.unwrap_or(0);
-            number = Some(so_far.checked_mul(10)?.checked_add(u64::from(digit - b'0'))?);
+            number = number.checked_mul(10)?.checked_add(u64::from(digit - b'0'))?;
             self.0 = rest;
         }
-        number
+        Some(number)
     }
 
     /// A number as C's `strtoul` reads it, cut to 32 bits as C beanstalkd does: blanks of
@@ -339,7 +356,9 @@ impl<'a> Arguments<'a> {
             [b'+', rest @ ..] => (false, rest),
             rest => (false, rest),
         };
-        let number = Arguments(rest).digits()?;
+        let mut rest = Arguments(rest);
+        let number = rest.digits()?;
+        rest.without_nul()?;
         Some(if negative { number.wrapping_neg() } else { number } as u32)
     }
 }
@@ -431,6 +450,47 @@ mod tests {
 
     fn put(pri: u32, body_len: u32, trailing: bool) -> Result<Command<'static>, Rejection> {
         Ok(Command::Put { pri, delay_secs: 2, ttr_secs: 3, body_len, trailing })
+    }
+
+    #[test]
+    fn a_nul_anywhere_is_bad_format() {
+        for line in [
+            "put 1 2 3 4",
+            "put 1 2 3 4 x",
+            "use a",
+            "reserve",
+            "reserve-with-timeout 5",
+            "reserve-with-timeout 5 x",
+            "reserve-job 1",
+            "delete 1",
+            "release 1 2 3",
+            "bury 1 2",
+            "touch 1",
+            "watch a",
+            "ignore a",
+            "peek 1",
+            "peek-ready",
+            "kick 1",
+            "kick 1x",
+            "kick-job 1",
+            "stats",
+            "stats-job 1",
+            "stats-tube a",
+            "list-tubes",
+            "list-tubes-watched",
+            "list-tube-used",
+            "pause-tube a 1",
+            "quit",
+            "quit it",
+            "unknown",
+            "",
+        ] {
+            for place in 0..=line.len() {
+                let (before, after) = line.as_bytes().split_at(place);
+                let with_nul = [before, b"\0", after].concat();
+                assert_eq!(parse(&with_nul), BAD, "{}", with_nul.escape_ascii());
+            }
+        }
     }
 
     #[test]
