@@ -159,20 +159,27 @@ impl<E: Entry> Heap<E> {
     }
 
     fn sift_down(&mut self, mut hole: usize, entry: E, owners: &mut E::Owners) {
-        while let Some(child) = self.least_child(hole) {
-            if entry.rank() <= self.entries[child].rank() {
+        while let Some((place, child)) = self.least_child(hole) {
+            if entry.rank() <= child.rank() {
                 break;
             }
-            self.write(hole, self.entries[child], owners);
-            hole = child;
+            self.write(hole, child, owners);
+            hole = place;
         }
         self.write(hole, entry, owners);
     }
 
-    fn least_child(&self, parent: usize) -> Option<usize> {
+    /// The least of the children of an entry, with its place.
+    fn least_child(&self, parent: usize) -> Option<(usize, E)> {
         let first = parent * CHILDREN + 1;
-        let end = (first + CHILDREN).min(self.entries.len());
-        (first..end).min_by_key(|&child| self.entries[child].rank())
+        let (&child, others) = self.entries.get(first..)?.split_first()?;
+        let (mut place, mut least, mut rank) = (first, child, child.rank());
+        for (&other, other_place) in others.iter().zip(first + 1..first + CHILDREN) {
+            if other.rank() < rank {
+                (place, least, rank) = (other_place, other, other.rank());
+            }
+        }
+        Some((place, least))
     }
 
     /// No entry comes before its parent, and each has its place written down.
