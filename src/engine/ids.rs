@@ -9,6 +9,7 @@
 use super::keys::BlockKey;
 use super::list::NIL;
 use super::table::{Hashed, Table, scatter};
+use std::cell::Cell;
 use std::collections::TryReserveError;
 
 /// The numbers of jobs, found by id.
@@ -16,7 +17,10 @@ use std::collections::TryReserveError;
 pub struct Ids {
     blocks: Table<BlockKey, Block>,
     /// The block that was inserted into last, if it is still there: the next id is mostly in it.
-    recent: Option<(u64, BlockKey)>,
+    inserted: Option<(u64, BlockKey)>,
+    /// The block that was found last, if it is still there: a job is mostly found to be removed, and
+    /// after those next to it.
+    found: Cell<Option<(u64, BlockKey)>>,
 }
 
 #[derive(Debug)]
@@ -65,7 +69,7 @@ impl Ids {
             let jobs = [NIL; BLOCK_LEN];
             self.blocks.insert(Block { number, jobs, next_in_bucket: NIL, used: 0 })
         });
-        self.recent = Some((number, key));
+        self.inserted = Some((number, key));
         let block = &mut self.blocks[key];
         block.jobs[place] = job;
         block.used += 1;
@@ -83,7 +87,8 @@ impl Ids {
         block.used -= 1;
         if block.used == 0 {
             self.blocks.remove(key);
-            self.recent = self.recent.filter(|&(_, recent)| recent != key);
+            self.inserted.take_if(|(inserted, _)| *inserted == number);
+            self.found.take();
         }
     }
 
@@ -98,6 +103,11 @@ impl Ids {
     /// It is not so.
     pub fn check(&self) {
         self.blocks.check(format_args!("the blocks of ids"));
+        // First, since each block that is found below is noted.
+        for (number, key) in self.inserted.into_iter().chain(self.found.get()) {
+            let block = self.blocks.get(key).map(|block| block.number);
+            assert_eq!(block, Some(number), "a block of ids, and what is noted of it");
+        }
         for (key, Block { number, jobs, used, .. }) in self.blocks.iter() {
             let counted = jobs.iter().filter(|&&job| job != NIL).count();
             assert_eq!(*used as usize, counted, "jobs of block {number}, noted and counted");
@@ -105,17 +115,16 @@ impl Ids {
             let found = self.block(*number);
             assert_eq!(found, Some(key), "what is found for block {number}, and where it is");
         }
-        if let Some((number, key)) = self.recent {
-            let found = self.blocks.get(key).map(|block| block.number);
-            assert_eq!(found, Some(number), "the block that was inserted into last, and its note");
-        }
     }
 
     fn block(&self, number: u64) -> Option<BlockKey> {
-        match self.recent {
-            Some((recent, key)) if recent == number => Some(key),
-            Some(_) | None => self.blocks.find_by(scatter(number), |block| block.number == number),
+        let noted = |&(of, _): &(u64, BlockKey)| of == number;
+        if let Some((_, key)) = self.inserted.filter(noted).or(self.found.get().filter(noted)) {
+            return Some(key);
         }
+        let key = self.blocks.find_by(scatter(number), |block| block.number == number)?;
+        self.found.set(Some((number, key)));
+        Some(key)
     }
 }
 
