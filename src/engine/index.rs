@@ -229,9 +229,10 @@ impl Index {
     }
 
     fn bucket_of(&self, hash: u64) -> usize {
+        // Masks, since the compiler does not know that these are powers of two, and divides.
         let round = highest_power(self.buckets) as u64;
-        let wide = hash % (round * 2);
-        let bucket = if wide < self.buckets as u64 { wide } else { hash % round };
+        let wide = hash & (round * 2 - 1);
+        let bucket = if wide < self.buckets as u64 { wide } else { hash & (round - 1) };
         usize::try_from(bucket).expect("it is less than the count of buckets")
     }
 
