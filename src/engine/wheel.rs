@@ -33,6 +33,8 @@ pub struct Wheel<T> {
     /// Apart, as they are thirteen thousand bytes, which would pass through the stack with
     /// everything that has a wheel.
     levels: Box<[Level]>,
+    /// A bit for each level: whether it has a timer.
+    occupied: u32,
     /// Timers whose moment has come, in the order in which they are handed out.
     due: List,
     timers: Timers<T>,
@@ -81,6 +83,7 @@ impl<T: Copy> Wheel<T> {
         Wheel {
             present: tick_at_or_before(now),
             levels: (0..LEVELS).map(|_| Level::new()).collect(),
+            occupied: 0,
             due: List::default(),
             timers: Timers(Pages::default()),
         }
@@ -135,7 +138,7 @@ impl<T: Copy> Wheel<T> {
                 let list = &mut self.levels[level].slots[slot].timers;
                 list.remove(&mut self.timers, timer.number());
                 if list.is_empty() {
-                    self.levels[level].occupied &= !(1 << slot);
+                    self.note_empty(level, slot);
                 }
             }
         }
@@ -182,10 +185,19 @@ impl<T: Copy> Wheel<T> {
     /// level below, or among the due.
     fn empty_slot(&mut self, level: usize, slot: usize) {
         let mut timers = std::mem::take(&mut self.levels[level].slots[slot].timers);
-        self.levels[level].occupied &= !(1 << slot);
+        self.note_empty(level, slot);
         while let Some(key) = timers.pop_front(&mut self.timers) {
             let key = TimerKey::from_number(key);
             self.enter(key, self.timers.0[key].tick);
+        }
+    }
+
+    /// A slot has no timer any more.
+    fn note_empty(&mut self, level: usize, slot: usize) {
+        let occupied = &mut self.levels[level].occupied;
+        *occupied &= !(1 << slot);
+        if *occupied == 0 {
+            self.occupied &= !(1 << level);
         }
     }
 
@@ -197,6 +209,7 @@ impl<T: Copy> Wheel<T> {
             return;
         }
         let (level, index) = position(self.present, tick);
+        self.occupied |= 1 << level;
         let level = &mut self.levels[level];
         let slot = &mut level.slots[index];
         let known = if slot.timers.is_empty() { u64::MAX } else { slot.earliest };
@@ -253,6 +266,8 @@ impl<T: Copy> Wheel<T> {
                 level.occupied, occupied,
                 "level {number} of the wheel: a bit for each slot with timers, noted and counted"
             );
+            let is_noted = self.occupied >> number & 1 != 0;
+            assert_eq!(is_noted, occupied != 0, "whether level {number} of the wheel has timers");
             for slot in (0..SLOTS).filter(|slot| occupied >> slot & 1 != 0) {
                 standing += self.check_slot(number, slot);
             }
@@ -283,7 +298,10 @@ impl<T: Copy> Wheel<T> {
     /// The slot that the present reaches first. Lower levels come first: their timers
     /// share all higher digits with the present.
     fn first_occupied(&self) -> Option<(usize, usize)> {
-        let level = self.levels.iter().position(|level| level.occupied != 0)?;
+        if self.occupied == 0 {
+            return None;
+        }
+        let level = self.occupied.trailing_zeros() as usize;
         Some((level, self.levels[level].occupied.trailing_zeros() as usize))
     }
 }
