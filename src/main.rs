@@ -33,7 +33,8 @@ fn main() -> ExitCode {
 fn run(machine: Option<&mut Machine>) -> (ExitCode, MachineEnd) {
     let exit_code = match options::parse(std::env::args_os().skip(1)) {
         Ok(Request::Serve(options)) => return serve(&options, machine),
-        Ok(Request::Help) => tell(io::stdout(), options::usage()),
+        // As C beanstalkd does.
+        Ok(Request::Help) => tell(io::stderr(), options::usage()),
         Ok(Request::Inspect(look, directory)) => inspect(look, &directory),
         Ok(Request::Version) => tell(io::stdout(), options::version()),
         Err(error) => {

@@ -18,7 +18,7 @@ use std::str::FromStr;
 #[derive(Debug, PartialEq, Eq)]
 pub enum Request {
     /// To serve.
-    Serve(Options),
+    Serve(Box<Options>),
     /// To be told how to call the program.
     Help,
     /// To be told the version.
@@ -47,8 +47,8 @@ pub struct Options {
     pub fsync: Syncing,
     /// Where to listen.
     pub listen: Address,
-    /// The TCP port; 0 lets the kernel choose.
-    pub port: u16,
+    /// The TCP port.
+    pub port: Port,
     /// Whether `listen` or `port` were named rather than left as they are.
     pub names_address: bool,
     /// Whom to become after binding: a name, or numbers.
@@ -69,6 +69,15 @@ pub struct Options {
     pub log_format: LogFormat,
     /// What the operator should know about the flags given.
     pub warnings: Vec<String>,
+}
+
+/// A TCP port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Port {
+    /// This one; 0 lets the kernel choose.
+    Number(u16),
+    /// That of the service with this name.
+    Service(String),
 }
 
 /// Where to tell of the server over HTTP.
@@ -94,7 +103,7 @@ pub enum LogFormat {
 #[derive(Debug, PartialEq, Eq)]
 pub struct UsageError(String);
 
-const DEFAULT_FSYNC_MS: u32 = 50;
+const DEFAULT_FSYNC_MS: u64 = 50;
 const DEFAULT_PORT: u16 = 11300;
 const DEFAULT_METRICS_TUBES: usize = 1000;
 
@@ -129,7 +138,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
             directory.ok_or_else(|| UsageError("no directory: -b is missing".into()))?;
         return Ok(Request::Inspect(look, directory.into()));
     }
-    options(&matches).map(Request::Serve)
+    options(&matches).map(|options| Request::Serve(Box::new(options)))
 }
 
 fn look(matches: &Matches) -> Result<Option<Look>, UsageError> {
@@ -175,7 +184,7 @@ fn flags() -> getopts::Options {
             "listen on this IPv4 or IPv6 address or host name, or on unix:PATH (default: all addresses)",
             "ADDR",
         )
-        .optmulti("p", "port", "listen on this TCP port (default: 11300)", "PORT")
+        .optmulti("p", "port", "listen on this TCP port, a number or a name of /etc/services (default: 11300)", "PORT")
         .optmulti(
             "s",
             "binlog-file-size",
@@ -250,10 +259,10 @@ fn options(matches: &Matches) -> Result<Options, UsageError> {
     }
     Ok(Options {
         binlog_dir: last(matches, "b").map(PathBuf::from),
-        binlog_file_size: file_size(matches)?,
+        binlog_file_size: file_size(matches, &mut warnings)?,
         fsync: fsync(matches)?,
         listen,
-        port: number(matches, "p")?.unwrap_or(DEFAULT_PORT),
+        port: port(matches)?,
         names_address: matches.opt_present("l") || matches.opt_present("p"),
         user: last(matches, "u"),
         max_job_size: max_job_size(matches, &mut warnings)?,
@@ -269,12 +278,31 @@ fn options(matches: &Matches) -> Result<Options, UsageError> {
 }
 
 fn fsync(matches: &Matches) -> Result<Syncing, UsageError> {
-    let millis: u32 = number(matches, "f")?.unwrap_or(DEFAULT_FSYNC_MS);
-    Ok(match millis {
-        _ if matches.opt_present("F") => Syncing::Never,
-        0 => Syncing::EachTurn,
-        millis => Syncing::Within(Nanos::from_millis(millis.into())),
+    if matches.opt_present("F") {
+        size(matches, "f")?;
+        return Ok(Syncing::Never);
+    }
+    let millis = size(matches, "f")?.unwrap_or(DEFAULT_FSYNC_MS);
+    // C beanstalkd counts in nanoseconds, with a sign: what does not fit syncs each time.
+    let nanos = millis.wrapping_mul(1_000_000);
+    Ok(if nanos == 0 || i64::try_from(nanos).is_err() {
+        Syncing::EachTurn
+    } else {
+        Syncing::Within(Nanos::from_nanos(nanos))
     })
+}
+
+/// A number, or the name of a service, which is looked up when it is needed.
+fn port(matches: &Matches) -> Result<Port, UsageError> {
+    let Some(text) = last(matches, "p") else { return Ok(Port::Number(DEFAULT_PORT)) };
+    if text.is_empty() {
+        return Err(not_a_number("p", &text));
+    }
+    match c_number(&text).map(u16::try_from) {
+        Some(Ok(number)) => Ok(Port::Number(number)),
+        Some(Err(_)) => Err(not_a_number("p", &text)),
+        None => Ok(Port::Service(text)),
+    }
 }
 
 fn listen_address(matches: &Matches, mode: Option<u32>) -> Result<Address, UsageError> {
@@ -318,16 +346,21 @@ fn socket_mode(matches: &Matches) -> Result<Option<u32>, UsageError> {
     mode.map(Some).ok_or_else(wrong)
 }
 
-fn file_size(matches: &Matches) -> Result<u32, UsageError> {
-    let asked: u32 = number(matches, "s")?.unwrap_or(Settings::DEFAULT.binlog_file_size);
-    let rounded = asked.max(1).checked_next_multiple_of(FILE_SIZE_UNIT);
-    rounded
-        .ok_or_else(|| UsageError(format!("-s {asked}: a binlog file cannot be as large as that")))
+fn file_size(matches: &Matches, warnings: &mut Vec<String>) -> Result<u32, UsageError> {
+    const LARGEST: u32 = u32::MAX / FILE_SIZE_UNIT * FILE_SIZE_UNIT;
+    let asked = size(matches, "s")?.unwrap_or(Settings::DEFAULT.binlog_file_size.into());
+    if asked > LARGEST.into() {
+        warnings.push(format!(
+            "-s {asked}: the size of a binlog file is set to {LARGEST} bytes, which is the most"
+        ));
+    }
+    let asked = u32::try_from(asked).map_or(LARGEST, |asked| asked.clamp(1, LARGEST));
+    Ok(asked.next_multiple_of(FILE_SIZE_UNIT))
 }
 
 fn max_job_size(matches: &Matches, warnings: &mut Vec<String>) -> Result<u32, UsageError> {
-    let asked: u128 = number(matches, "z")?.unwrap_or(u128::from(Settings::DEFAULT.max_job_size));
-    if asked > u128::from(MAX_JOB_SIZE) {
+    let asked = size(matches, "z")?.unwrap_or(Settings::DEFAULT.max_job_size.into());
+    if asked > MAX_JOB_SIZE.into() {
         warnings.push(format!(
             "-z {asked}: the largest job is set to {MAX_JOB_SIZE} bytes, which is the most"
         ));
@@ -359,8 +392,35 @@ fn last(matches: &Matches, flag: &str) -> Option<String> {
 
 fn number<N: FromStr>(matches: &Matches, flag: &str) -> Result<Option<N>, UsageError> {
     let Some(text) = last(matches, flag) else { return Ok(None) };
-    let wrong = || UsageError(format!("{}{flag} {text}: not a number in range", dashes(flag)));
-    plain_number(&text).map(Some).ok_or_else(wrong)
+    plain_number(&text).map(Some).ok_or_else(|| not_a_number(flag, &text))
+}
+
+/// The number behind a flag that C beanstalkd has.
+fn size(matches: &Matches, flag: &str) -> Result<Option<u64>, UsageError> {
+    let Some(text) = last(matches, flag) else { return Ok(None) };
+    c_number(&text).map(Some).ok_or_else(|| not_a_number(flag, &text))
+}
+
+fn not_a_number(flag: &str, text: &str) -> UsageError {
+    UsageError(format!("{}{flag} {text}: not a number in range", dashes(flag)))
+}
+
+/// Reads a decimal number as strtoul(3) does: blanks and a sign may stand before it, one that is
+/// too large is the largest, and a negative one counts back from 2^64. Nothing may follow.
+fn c_number(text: &str) -> Option<u64> {
+    let text = text.trim_start_matches([' ', '\t', '\n', '\x0b', '\x0c', '\r']);
+    let (digits, is_negative) = match text.strip_prefix('-') {
+        Some(digits) => (digits, true),
+        None => (text.strip_prefix('+').unwrap_or(text), false),
+    };
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    match digits.parse::<u64>() {
+        Ok(number) if is_negative => Some(number.wrapping_neg()),
+        // Digits alone can be wrong in one way only.
+        number => Some(number.unwrap_or(u64::MAX)),
+    }
 }
 
 fn at_least_one(matches: &Matches, flag: &str) -> Result<Option<usize>, UsageError> {
@@ -409,7 +469,7 @@ mod tests {
 
     fn options(arguments: &[&str]) -> Options {
         match request(arguments) {
-            Ok(Request::Serve(options)) => options,
+            Ok(Request::Serve(options)) => *options,
             other => panic!("{arguments:?} gave {other:?}"),
         }
     }
@@ -426,7 +486,7 @@ mod tests {
     fn defaults() {
         let options = options(&[]);
         assert_eq!(options.listen, Address::All);
-        assert_eq!((options.port, options.max_job_size), (11300, 65535));
+        assert_eq!((options.port, options.max_job_size), (Port::Number(11300), 65535));
         assert_eq!(options.binlog_file_size, 10_485_760);
         assert_eq!(options.fsync, Syncing::Within(Nanos::from_millis(50)));
         assert_eq!(options.log_level, LevelFilter::Warn);
@@ -438,10 +498,10 @@ mod tests {
 
     #[test]
     fn flags_cluster_and_take_their_argument_attached_or_apart() {
-        assert_eq!(options(&["-p12"]).port, 12);
-        assert_eq!(options(&["-p", "12"]).port, 12);
-        assert_eq!(options(&["--port=12"]).port, 12);
-        assert_eq!(options(&["--port", "12"]).port, 12);
+        assert_eq!(options(&["-p12"]).port, Port::Number(12));
+        assert_eq!(options(&["-p", "12"]).port, Port::Number(12));
+        assert_eq!(options(&["--port=12"]).port, Port::Number(12));
+        assert_eq!(options(&["--port", "12"]).port, Port::Number(12));
         assert_eq!(options(&["-VVV"]).log_level, LevelFilter::Trace);
         let clustered = options(&["-VFVu", "nobody"]);
         assert_eq!(clustered.log_level, LevelFilter::Debug);
@@ -451,7 +511,7 @@ mod tests {
 
     #[test]
     fn the_last_one_wins() {
-        assert_eq!(options(&["-p1", "-p", "2"]).port, 2);
+        assert_eq!(options(&["-p1", "-p", "2"]).port, Port::Number(2));
         assert_eq!(options(&["-l", "::1", "-lunix:/x"]).listen, unix(None));
         let modes = ["-lunix:/x", "--socket-mode", "660", "--socket-mode=600"];
         assert_eq!(options(&modes).listen, unix(Some(0o600)));
@@ -491,7 +551,45 @@ mod tests {
         assert_eq!(lowered.warnings.len(), 1);
         assert_eq!(options(&["-s", "1"]).binlog_file_size, 4096);
         assert_eq!(options(&["-s", "4097"]).binlog_file_size, 8192);
-        assert!(complaint(&["-s", "4294967295"]).contains("4294967295"));
+        let lowered = options(&["-s", "4294967295"]);
+        assert_eq!((lowered.binlog_file_size, lowered.warnings.len()), (4_294_963_200, 1));
+    }
+
+    /// As C beanstalkd 1.12 takes them.
+    #[test]
+    fn numbers_are_those_of_c() {
+        for (text, size) in [
+            ("+100", 100),
+            (" 100", 100),
+            ("\t5", 5),
+            ("010", 10),
+            ("-0", 0),
+            ("-1", MAX_JOB_SIZE),
+            ("4294967296", MAX_JOB_SIZE),
+            ("18446744073709551615", MAX_JOB_SIZE),
+            ("18446744073709551616", MAX_JOB_SIZE),
+            ("-18446744073709551615", 1),
+        ] {
+            assert_eq!(options(&["-z", text]).max_job_size, size, "{text:?}");
+        }
+        let within = |millis: u64| Syncing::Within(Nanos::from_millis(millis));
+        for (text, fsync) in [
+            ("+7", within(7)),
+            ("4294967296", within(4_294_967_296)),
+            ("0", Syncing::EachTurn),
+            ("-1", Syncing::EachTurn),
+            ("18446744073709551616", Syncing::EachTurn),
+        ] {
+            assert_eq!(options(&["-f", text]).fsync, fsync, "{text:?}");
+        }
+        assert_eq!(options(&["-s", "+4096"]).binlog_file_size, 4096);
+        assert_eq!(options(&["-s", "-1"]).binlog_file_size, 4_294_963_200);
+        for (text, number) in [("+21399", 21399), (" 21399", 21399), ("021399", 21399), ("-0", 0)] {
+            assert_eq!(options(&["-p", text]).port, Port::Number(number), "{text:?}");
+        }
+        for name in ["http-alt", "21399x", "0x5397", "21399 "] {
+            assert_eq!(options(&["-p", name]).port, Port::Service(name.to_owned()));
+        }
     }
 
     #[test]
@@ -504,12 +602,18 @@ mod tests {
         assert_eq!(complaint(&["-l", "unix:"]), "-l unix: needs a path");
         for arguments in [
             ["-p", "65536"],
-            ["-p", "x"],
-            ["-z", "1x"],
-            ["-z", "-1"],
-            ["-f", ""],
             ["-p", "-1"],
-            ["-s", "+1"],
+            ["-p", ""],
+            ["-z", "1x"],
+            ["-z", "+-1"],
+            ["-z", "- 1"],
+            ["-z", "1 "],
+            ["-z", "0x10"],
+            ["-z", "1.0"],
+            ["-f", ""],
+            ["-s", "+"],
+            ["-s", " "],
+            ["--max-memory", "+1"],
         ] {
             assert!(complaint(&arguments).contains("not a number in range"), "{arguments:?}");
         }

@@ -13,12 +13,13 @@ use crate::engine::replay::{Recovered, ReplayError};
 use crate::engine::server::{Server, Settings};
 use crate::engine::slots::PAGE_BYTES;
 use crate::engine::stats::Facts;
-use crate::options::{MetricsAddress, Options, UsageError};
+use crate::options::{MetricsAddress, Options, Port, UsageError};
 use crate::os::disk::{Directory, OpenError};
 use crate::os::event_loop::EventLoop;
 use crate::os::first_process::{self, Machine, MachineError};
 use crate::os::listen::{self, Address, ListenError, Listener};
 use crate::os::memory;
+use crate::os::names;
 use crate::os::notify::Notifier;
 use crate::os::onlookers::Onlookers;
 use crate::os::process::{self, Clock, Identity, Signals, Stop, UserError};
@@ -107,8 +108,7 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started
     let user = options.user.as_deref().map(find_user).transpose()?;
     let early = early_listeners(options, inherited, user).map_err(StartupError::Listen)?;
     let binlog = options.binlog_dir.as_deref().map(|path| lock(path, options, user)).transpose()?;
-    let listeners =
-        early.queue.map_or_else(|| listen::open(&options.listen, options.port, user), Ok);
+    let listeners = early.queue.map_or_else(|| listen::open(&options.listen, 0, user), Ok);
     let listeners = listeners.map_err(StartupError::Listen)?;
     for listener in &listeners {
         info!("listening on {listener}");
@@ -195,22 +195,36 @@ fn early_listeners(
     inherited: Vec<OwnedFd>,
     user: Option<Identity>,
 ) -> Result<EarlyListeners, ListenError> {
-    let early = |address: &Address, port| match address {
+    let early = |address: &Address, port: &Port| match address {
         Address::Unix { .. } => listen::check_unused(address).map(|()| None),
-        Address::All | Address::Host(_) => listen::open(address, port, user).map(Some),
+        Address::All | Address::Host(_) => {
+            listen::open(address, port_number(port)?, user).map(Some)
+        }
     };
     let queue = if inherited.is_empty() {
-        early(&options.listen, options.port)?
+        early(&options.listen, &options.port)?
     } else {
         Some(adopt(options, inherited)?)
     };
-    let metrics = options.metrics.as_ref().map(|at| early(&at.address, at.port)).transpose()?;
+    let metrics = options.metrics.as_ref();
+    let metrics = metrics.map(|at| early(&at.address, &Port::Number(at.port))).transpose()?;
     Ok(EarlyListeners { queue, metrics: metrics.flatten() })
+}
+
+fn port_number(port: &Port) -> Result<u16, ListenError> {
+    match port {
+        Port::Number(number) => Ok(*number),
+        Port::Service(name) => {
+            names::port(name).map_err(|error| ListenError::Service(name.clone(), error))
+        }
+    }
 }
 
 fn adopt(options: &Options, inherited: Vec<OwnedFd>) -> Result<Vec<Listener>, ListenError> {
     let inherited = listen::adopt(inherited)?;
-    let is_there = |listener: &Listener| listener.is_at(&options.listen, options.port);
+    let port = port_number(&options.port).ok();
+    let is_there =
+        |listener: &Listener| port.is_some_and(|port| listener.is_at(&options.listen, port));
     if options.names_address && !inherited.iter().any(is_there) {
         warn!("-l, -p and --socket-mode have no effect: the sockets are inherited");
     }

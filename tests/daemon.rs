@@ -45,7 +45,7 @@ fn stat(address: SocketAddr, key: &str) -> String {
 // ---- Flags and exit codes ----
 
 #[test]
-fn version_and_help_go_to_stdout() {
+fn version_and_help_go_where_those_of_c_go() {
     for flag in ["-v", "--version"] {
         let output = run(&[flag]);
         assert_eq!(text(&output.stdout), "beanstalkd 1.13 (beanstalkd-server 0.1.0)\n");
@@ -53,8 +53,9 @@ fn version_and_help_go_to_stdout() {
     }
     for flag in ["-h", "--help"] {
         let output = run(&[flag]);
-        assert!(text(&output.stdout).contains("--max-job-size BYTES"));
-        assert_eq!(output.status.code(), Some(0));
+        assert!(text(&output.stderr).starts_with("Use: beanstalkd"));
+        assert!(text(&output.stderr).contains("--max-job-size BYTES"));
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(0), 0));
     }
 }
 
@@ -87,6 +88,10 @@ fn what_cannot_be_bound_is_named() {
         (&["-l", "127.0.0.1", "-p", &port][..], "127.0.0.1"),
         (&["-l", "192.0.2.1", "-p", "0"], "192.0.2.1"),
         (&["-l", "no such host", "-p", "0"], "no such host"),
+        (
+            &["-l", "127.0.0.1", "-p", "no-such-service"],
+            "the service no-such-service: /etc/services",
+        ),
         (&["-l", "unix:/no/such/directory/socket"], "/no/such/directory"),
     ] {
         let output = run(arguments);
@@ -268,6 +273,17 @@ fn addresses_and_names_are_listened_on() {
         let (_daemon, address) = start_on_own_port(&["-l", name]);
         assert_eq!(ask(connect(address), "use a\r\n"), "USING a\r\n");
     }
+}
+
+#[test]
+fn the_name_of_a_service_counts_for_tcp_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    let listen = format!("unix:{}", path.display());
+    let mut daemon =
+        Daemon::start(Path::new(BEANSTALKD), &["-V", "-l", &listen, "-p", "no-such-service"]);
+    daemon.wait_for_log("listening on unix:");
+    assert_eq!(ask(UnixStream::connect(&path).unwrap(), "use a\r\n"), "USING a\r\n");
 }
 
 #[test]

@@ -58,6 +58,8 @@ impl Door {
 pub enum ListenError {
     /// The name has no address, or cannot be looked up.
     Resolve(String, io::Error),
+    /// The service has no TCP port, or it cannot be looked up.
+    Service(String, io::Error),
     /// The socket cannot be made, or not be bound to this address.
     Bind(String, io::Error),
     /// Something that is no socket is in the way.
@@ -347,6 +349,9 @@ impl fmt::Display for ListenError {
         match self {
             ListenError::Resolve(host, error) => {
                 write!(f, "cannot find the address of {host}: {error}")
+            }
+            ListenError::Service(name, error) => {
+                write!(f, "cannot find the port of the service {name}: {error}")
             }
             ListenError::Bind(address, error) => write!(f, "cannot listen on {address}: {error}"),
             ListenError::NotASocket(path) => {

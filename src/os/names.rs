@@ -1,5 +1,5 @@
-//! Names of hosts, and what a static binary does without the C library: it finds hosts and users in
-//! `/etc/hosts` and `/etc/passwd`, and nowhere else.
+//! Names of hosts and services, and what a static binary does without the C library: it finds hosts
+//! and users in `/etc/hosts` and `/etc/passwd`, and nowhere else.
 //!
 //! The C library asks whatever `/etc/nsswitch.conf` names. One that is linked into the program
 //! loads shared libraries of the machine for that, which may be of another version than itself and
@@ -15,6 +15,7 @@ pub const ARE_IN_FILES_ONLY: bool = cfg!(target_feature = "crt-static");
 
 const HOSTS: &str = "/etc/hosts";
 const USERS: &str = "/etc/passwd";
+const SERVICES: &str = "/etc/services";
 
 /// The addresses of a host, each once, with port 0.
 ///
@@ -46,6 +47,19 @@ fn addresses_in_file(host: &str) -> io::Result<Vec<IpAddr>> {
     Ok(found)
 }
 
+/// The TCP port of a service. It is looked up here whatever the C library is.
+///
+/// # Errors
+/// There is no such service, or the file cannot be read.
+pub fn port(service: &str) -> io::Result<u16> {
+    const REMEDY: &str = "give a number instead";
+    let text = read(SERVICES).map_err(|error| io::Error::other(format!("{error}; {REMEDY}")))?;
+    port_in(&text, service).ok_or_else(|| {
+        let why = format!("{SERVICES} has no such TCP service; {REMEDY}");
+        io::Error::new(ErrorKind::NotFound, why)
+    })
+}
+
 /// The numbers of a user and of his group, if there is such a user.
 ///
 /// # Errors
@@ -72,6 +86,17 @@ fn addresses_in(text: &str, host: &str) -> Vec<IpAddr> {
         }
     }
     found
+}
+
+/// Lines of a name, a port with its protocol, and other names, as in `services(5)`.
+fn port_in(text: &str, service: &str) -> Option<u16> {
+    text.lines().find_map(|line| {
+        let (line, _) = line.split_once('#').unwrap_or((line, ""));
+        let mut words = line.split_whitespace();
+        let (name, port) = (words.next()?, words.next()?.strip_suffix("/tcp")?);
+        let is_named = name == service || words.any(|alias| alias == service);
+        port.parse().ok().filter(|_| is_named)
+    })
 }
 
 /// Lines of fields between colons, as in `passwd(5)`: name, password, user, group.
@@ -108,6 +133,29 @@ mod tests {
         assert_eq!(found("here.example.org"), ["192.0.2.1"]);
         for nobody in ["there", "192.0.2.1", "nonsense", "local", ""] {
             assert!(found(nobody).is_empty(), "{nobody}");
+        }
+    }
+
+    #[test]
+    fn a_service_has_a_port_for_tcp() {
+        let text = "# ssh 1/tcp\n\
+            domain\t53/udp\n\
+            domain\t53/tcp\t\tnameserver dns # queue\n\
+            only-udp 7/udp\n\
+            broken tcp/8\n\
+            queue 70000/tcp\n\
+            queue 11300/tcp\n";
+        for (name, port) in [
+            ("domain", Some(53)),
+            ("dns", Some(53)),
+            ("queue", Some(11300)),
+            ("DOMAIN", None),
+            ("only-udp", None),
+            ("broken", None),
+            ("ssh", None),
+            ("", None),
+        ] {
+            assert_eq!(port_in(text, name), port, "{name}");
         }
     }
 
