@@ -215,7 +215,6 @@ impl EventLoop {
     /// It cannot go on.
     pub fn run(mut self) -> Result<Stop, RunError> {
         let mut events = Events::with_capacity(EVENTS_PER_TURN);
-        process::give_code_back();
         loop {
             self.onlookers.turn(&self.server, self.now).map_err(RunError::Wait)?;
             self.wait(&mut events).map_err(RunError::Wait)?;

@@ -242,49 +242,6 @@ pub fn give_large_blocks_back(bytes: usize) {
     }
 }
 
-/// Lets go of the pages of the program's own code and constants. Much of them is for the start alone;
-/// the rest comes back, page by page, as it is needed. What a debugger has put there would not: so
-/// a debug build keeps them.
-pub fn give_code_back() {
-    if cfg!(debug_assertions) {
-        return;
-    }
-    // SAFETY: the function is of the kind that is asked for, and needs nothing of the caller's.
-    unsafe {
-        libc::dl_iterate_phdr(Some(give_segments_back), std::ptr::null_mut());
-    }
-}
-
-/// Is told of the program first, and wants to hear of nothing else.
-unsafe extern "C" fn give_segments_back(
-    program: *mut libc::dl_phdr_info,
-    _size: usize,
-    _data: *mut libc::c_void,
-) -> libc::c_int {
-    // SAFETY: the caller vouches for the description of the program, whose headers stay where they
-    // are. What may not be written to is as it is in the file, where the system finds it again,
-    // and nobody writes to a file that is run.
-    unsafe {
-        let page_bytes = usize::try_from(libc::sysconf(libc::_SC_PAGESIZE)).unwrap_or(1);
-        let headers = (*program).dlpi_phdr;
-        for header in std::slice::from_raw_parts(headers, (*program).dlpi_phnum.into()) {
-            if header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_W == 0 {
-                // No two segments share a page.
-                let address = address_of((*program).dlpi_addr) + address_of(header.p_vaddr);
-                let begin = address / page_bytes * page_bytes;
-                let len = address + address_of(header.p_memsz) - begin;
-                let begin = std::ptr::with_exposed_provenance_mut(begin);
-                libc::madvise(begin, len, libc::MADV_DONTNEED);
-            }
-        }
-    }
-    1
-}
-
-fn address_of(address: impl TryInto<usize>) -> usize {
-    address.try_into().unwrap_or(0)
-}
-
 /// Whether this process is the first of its machine or container.
 pub fn is_first_process() -> bool {
     std::process::id() == 1
@@ -312,15 +269,6 @@ extern "C" fn open_standard_descriptors() {
             }
         }
     }
-}
-
-/// Rust's runtime asks where the stack ends, to tell an overflow from another fault. To find out,
-/// the C library parses a file of the kernel with code that would be a tenth of a static binary:
-/// there the question is answered so that the runtime does without.
-#[cfg(all(target_env = "gnu", target_feature = "crt-static"))]
-#[unsafe(no_mangle)]
-extern "C" fn pthread_getattr_np(_: libc::pthread_t, _: *mut libc::pthread_attr_t) -> libc::c_int {
-    libc::ENOSYS
 }
 
 // ---- The machine ----
