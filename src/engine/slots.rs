@@ -11,6 +11,10 @@
 //! ```
 //!
 //! The lowest vacant slot of a page is taken first, so that a page fills from its start.
+//!
+//! Numbers have 32 bits, and the largest one means none (`list.rs`). When all pages with other
+//! numbers are full, there is no room, as if there were no memory. So whatever is numbered by
+//! slots, or counts entries with such numbers, needs no check of its own.
 
 use super::headroom::{self, Headroom};
 use super::list::{Linked, Links, List};
@@ -21,6 +25,8 @@ use std::fmt;
 #[derive(Debug)]
 pub struct Slots {
     page_bits: u32,
+    /// There are no more pages than that.
+    pages_max: usize,
     pages: PageTable,
     /// The pages that have some slots taken and room for more, the one to be filled next at the
     /// front.
@@ -61,6 +67,8 @@ impl Slots {
     pub fn new(page_bits: u32) -> Slots {
         Slots {
             page_bits,
+            // The last page of all would have the largest number.
+            pages_max: (1 << (u32::BITS - page_bits)) - 1,
             pages: PageTable(Vec::new()),
             open: List::default(),
             empty: Vec::new(),
@@ -98,7 +106,7 @@ impl Slots {
     /// pages of what is kept, as vectors with room for `page_len` elements each while they are open.
     ///
     /// # Errors
-    /// There is no memory for a page.
+    /// There is no memory for a page, or no number.
     pub fn try_reserve_one<E>(
         &mut self,
         memory: &mut Vec<Vec<E>>,
@@ -116,6 +124,9 @@ impl Slots {
         page_len: usize,
     ) -> Result<(), TryReserveError> {
         if self.absent.is_empty() {
+            if self.pages.0.len() == self.pages_max {
+                return no_number();
+            }
             self.pages.0.try_reserve(1)?;
             memory.try_reserve(1)?;
             // A page that loses its slots or its memory must find room in these lists.
@@ -340,6 +351,11 @@ fn small(number: usize) -> u32 {
     u32::try_from(number).expect("slots have numbers of 32 bits")
 }
 
+/// The error of a collection that cannot hold as many entries.
+fn no_number() -> Result<(), TryReserveError> {
+    Vec::<u8>::new().try_reserve(usize::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -392,6 +408,23 @@ mod tests {
         assert_eq!((slots.take(), slots.take()), (3, 5));
         let given_up = numbers.iter().filter_map(|&number| slots.leave(number)).count();
         assert_eq!((slots.len(), given_up), (0, 3));
+    }
+
+    #[test]
+    fn without_a_number_there_is_no_room_until_a_page_goes() {
+        for page_bits in [6, 17, 31] {
+            let numbers = (Slots::new(page_bits).pages_max as u64) << page_bits;
+            let largest = u64::from(u32::MAX);
+            assert!(numbers < largest && numbers + (1 << page_bits) > largest, "{page_bits}");
+        }
+        let mut slots = Slots { pages_max: 2, ..Slots::new(6) };
+        let mut memory = Vec::new();
+        let numbers: Vec<u32> = (0..128).map(|_| take(&mut slots, &mut memory)).collect();
+        assert!(slots.try_reserve_one(&mut memory, 10).is_err());
+        slots.check(format_args!("full"));
+        assert!(numbers.iter().take(64).all(|&number| slots.leave(number).is_none()));
+        assert!(numbers.iter().take(64).all(|&number| take(&mut slots, &mut memory) == number));
+        assert!(slots.try_reserve_one(&mut memory, 10).is_err());
     }
 
     #[test]
