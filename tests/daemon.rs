@@ -1483,6 +1483,29 @@ fn a_client_that_resets_its_connection_while_waiting_leaves_no_worker_behind() {
     assert_eq!(ask(&stream, "reserve-with-timeout 0\r\n"), "RESERVED 1 1\r\n");
 }
 
+/// No test can suspend the machine: this one looks for the timer of the clock that goes on then.
+#[test]
+fn a_long_wait_ends_though_the_machine_was_suspended() {
+    let (daemon, address) = start_on_loopback(&[]);
+    let timer = || {
+        let directory = format!("/proc/{}/fdinfo", daemon.child.id());
+        std::fs::read_dir(directory).unwrap().find_map(|entry| {
+            let info = std::fs::read_to_string(entry.unwrap().path()).ok()?;
+            // CLOCK_BOOTTIME.
+            let (_, left) =
+                info.contains("clockid: 7\n").then(|| info.split_once("it_value: ("))??;
+            left.split_once(',')?.0.parse::<u32>().ok()
+        })
+    };
+    let client = connect(address);
+    assert_eq!(ask(&client, "use a\r\n"), "USING a\r\n");
+    assert_eq!(timer(), Some(0), "nothing is due");
+    assert_eq!(ask(&client, "put 0 1000 9 1\r\na\r\n"), "INSERTED 1\r\n");
+    wait_until("the timer is set", || timer().is_some_and(|left| (900..1000).contains(&left)));
+    assert_eq!(ask(&client, "put 0 500 9 1\r\na\r\n"), "INSERTED 2\r\n");
+    wait_until("the timer is set", || timer().is_some_and(|left| (400..500).contains(&left)));
+}
+
 #[test]
 fn reserve_with_timeout_does_not_end_early() {
     let (_daemon, address) = start_on_loopback(&[]);

@@ -25,7 +25,7 @@
 
 use super::listen::{self, Door, Listener};
 use super::onlookers::Onlookers;
-use super::process::{self, Clock, Signal, Signals, Stop};
+use super::process::{self, Alarm, Clock, Signal, Signals, Stop};
 use super::stream::Stream;
 use crate::engine::binlog::Failure;
 use crate::engine::conn::Outlet;
@@ -49,6 +49,7 @@ pub struct EventLoop {
     poll: Poll,
     server: Server,
     clock: Clock,
+    alarm: Alarm,
     signals: Signals,
     onlookers: Onlookers,
     doors: Vec<Door>,
@@ -159,9 +160,14 @@ const COMPLAIN_AGAIN: Nanos = Nanos::from_secs(60);
 /// when the limit is reached, and once when a client comes in the moment in which another goes.
 const FULL_BEFORE_WARNING: u32 = 2;
 
+/// The machine may be suspended in a wait that is longer than this. After a shorter one, what is due
+/// is late by no more than this.
+const LONG_WAIT: Nanos = Nanos::from_secs(1);
+
 const SIGNALS: Token = Token(usize::MAX);
 const ONLOOKERS: Token = Token(usize::MAX - 1);
-const FIRST_DOOR: usize = usize::MAX - 2;
+const ALARM: Token = Token(usize::MAX - 2);
+const FIRST_DOOR: usize = usize::MAX - 3;
 
 impl EventLoop {
     /// Makes the loop, which serves `max_connections` clients at once.
@@ -179,6 +185,8 @@ impl EventLoop {
         let poll = Poll::new()?;
         let registry = poll.registry();
         registry.register(&mut SourceFd(&signals.as_raw_fd()), SIGNALS, Interest::READABLE)?;
+        let alarm = Alarm::new()?;
+        registry.register(&mut SourceFd(&alarm.as_raw_fd()), ALARM, Interest::READABLE)?;
         let mut doors = Vec::new();
         for (index, listener) in listeners.into_iter().enumerate() {
             let mut source = SourceFd(&listener.as_raw_fd());
@@ -192,6 +200,7 @@ impl EventLoop {
             poll,
             server,
             clock,
+            alarm,
             signals,
             onlookers,
             doors,
@@ -253,6 +262,7 @@ impl EventLoop {
             match event.token() {
                 SIGNALS => self.take_signals(),
                 ONLOOKERS => self.onlookers.are_visited(),
+                ALARM => self.alarm.went_off(),
                 token => match listener_index(token, self.doors.len()) {
                     Some(index) => self.doors[index].is_ready = true,
                     None => self.note(ConnKey::from_index(token.0), event),
@@ -277,7 +287,11 @@ impl EventLoop {
         }
         let others = self.hold.held_until.into_iter().chain(self.onlookers.next_due());
         let next = self.server.next_due().into_iter().chain(others).min()?;
-        Some(Duration::from_nanos(next.since(self.look_at_clock()).as_nanos()))
+        let span = next.since(self.look_at_clock());
+        if span > LONG_WAIT {
+            self.alarm.set(self.clock.to_monotonic(next));
+        }
+        Some(Duration::from_nanos(span.as_nanos()))
     }
 
     /// Remembers what an event says.

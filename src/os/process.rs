@@ -22,7 +22,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// moments compare across restarts, and setting the system's clock moves nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
-    /// How far the time of day was ahead of the system's monotonic clock at the start.
+    /// How far the time of day was ahead of [`monotonic`] at the start.
     ahead: Nanos,
 }
 
@@ -36,15 +36,81 @@ impl Clock {
     pub fn now(&self) -> Nanos {
         self.ahead + monotonic()
     }
+
+    /// What [`monotonic`] shows at a moment of this clock.
+    pub fn to_monotonic(self, moment: Nanos) -> Nanos {
+        moment.since(self.ahead)
+    }
 }
 
-/// What has passed since some moment before the start of the process. `Instant` has it too, but
+/// A descriptor that becomes readable at a moment. The timeout of a poll stands still while the
+/// machine is suspended; this does not.
+#[derive(Debug)]
+pub struct Alarm {
+    timer: OwnedFd,
+    /// The moment, as [`monotonic`] shows it.
+    set_to: Nanos,
+}
+
+impl Alarm {
+    /// An alarm that is not set.
+    ///
+    /// # Errors
+    /// The kernel gives no timer.
+    pub fn new() -> io::Result<Alarm> {
+        // SAFETY: plain numbers.
+        let fd = unsafe {
+            libc::timerfd_create(libc::CLOCK_BOOTTIME, libc::TFD_NONBLOCK | libc::TFD_CLOEXEC)
+        };
+        check(fd)?;
+        // SAFETY: the descriptor was just made and nobody else knows it.
+        Ok(Alarm { timer: unsafe { OwnedFd::from_raw_fd(fd) }, set_to: Nanos::NEVER })
+    }
+
+    /// Sets it to a moment of [`monotonic`], unless it goes off before that anyway: most calls
+    /// need no system call.
+    pub fn set(&mut self, moment: Nanos) {
+        if moment >= self.set_to {
+            return;
+        }
+        self.set_to = moment;
+        let never = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut at = libc::itimerspec { it_interval: never, it_value: never };
+        let (secs, nanos) = (moment.whole_secs(), moment.as_nanos() % 1_000_000_000);
+        at.it_value.tv_sec = secs.try_into().unwrap_or(libc::time_t::MAX);
+        at.it_value.tv_nsec = nanos.try_into().expect("it is less than a second");
+        // SAFETY: the descriptor is open, and the pointer is to a live value; the old setting is
+        // not asked for. If it fails, the timeout of the poll is what remains.
+        unsafe {
+            libc::timerfd_settime(
+                self.timer.as_raw_fd(),
+                libc::TFD_TIMER_ABSTIME,
+                &raw const at,
+                std::ptr::null_mut(),
+            );
+        }
+    }
+
+    /// It has gone off.
+    pub fn went_off(&mut self) {
+        self.set_to = Nanos::NEVER;
+    }
+}
+
+impl AsRawFd for Alarm {
+    fn as_raw_fd(&self) -> RawFd {
+        self.timer.as_raw_fd()
+    }
+}
+
+/// What has passed since some moment before the start of the process, with the time in which the
+/// machine was suspended: delays and times to run go on meanwhile, as in C. `Instant` has it too, but
 /// tells it with so many checks that reading a command would take a tenth longer.
 pub fn monotonic() -> Nanos {
     let mut time = MaybeUninit::<libc::timespec>::zeroed();
     // SAFETY: the pointer is to a live value of the right type, for which zeros are valid.
     let time = unsafe {
-        libc::clock_gettime(libc::CLOCK_MONOTONIC, time.as_mut_ptr());
+        libc::clock_gettime(libc::CLOCK_BOOTTIME, time.as_mut_ptr());
         time.assume_init()
     };
     const BEFORE_THE_START: &str = "the monotonic clock is never negative";
@@ -54,7 +120,7 @@ pub fn monotonic() -> Nanos {
 }
 
 /// How far the time of day is ahead of a [`Clock`] that shows `now`, because the system's clock was
-/// set or the machine slept.
+/// set.
 pub fn drift(now: Nanos) -> Drift {
     Drift::between(now, nanos(time_of_day()))
 }
