@@ -101,13 +101,28 @@ impl RunError {
 struct AcceptHold {
     /// Where the next client is let in, if one waits there.
     next_door: usize,
-    /// How many times in a row a listener was ready while the connection limit was reached, and
-    /// all listeners were registered again.
-    full_count: u32,
+    /// What is known of clients beyond the connection limit.
+    limit: Limit,
     /// When to try again, after the system had no descriptor or memory left.
     held_until: Option<Nanos>,
     /// When that was last told in the log.
     complained_at: Option<Nanos>,
+}
+
+/// The connection limit, and clients beyond it. They wait in the kernel. Registering a listener
+/// again makes the kernel report the clients that wait there, if there are any, with the next poll.
+#[derive(Clone, Copy, Debug, Default)]
+enum Limit {
+    /// It is not reached, as far as is known.
+    #[default]
+    NotReached,
+    /// It is reached. All listeners were registered again since.
+    Reached,
+    /// A client waits. That is worth a warning only if it still does at this moment, since the
+    /// end of another connection may be on its way.
+    SomebodyWaits(Nanos),
+    /// That moment has passed, and all listeners were registered again.
+    Passed,
 }
 
 /// One socket and what is known of it.
@@ -156,9 +171,8 @@ const SLICES_PER_WRITE: usize = 16;
 /// How long to wait for a free descriptor when no connection of our own is closed.
 const ACCEPT_AGAIN: Nanos = Nanos::from_secs(1);
 const COMPLAIN_AGAIN: Nanos = Nanos::from_secs(60);
-/// At the connection limit a warning is logged when a listener is ready more often than this: once
-/// when the limit is reached, and once when a client comes in the moment in which another goes.
-const FULL_BEFORE_WARNING: u32 = 2;
+/// A client that waits longer than this at the connection limit is worth a warning.
+const WORTH_A_WARNING: Nanos = Nanos::from_millis(100);
 
 /// The machine may be suspended in a wait that is longer than this. After a shorter one, what is due
 /// is late by no more than this.
@@ -286,6 +300,7 @@ impl EventLoop {
             return Some(Duration::ZERO);
         }
         let others = self.hold.held_until.into_iter().chain(self.onlookers.next_due());
+        let others = others.chain(self.limit_due());
         let next = self.server.next_due().into_iter().chain(others).min()?;
         let span = next.since(self.look_at_clock());
         if span > LONG_WAIT {
@@ -328,6 +343,12 @@ impl EventLoop {
             return;
         }
         self.hold.held_until = None;
+        if self.limit_due().is_some_and(|due| due <= self.now) {
+            self.hold.limit = Limit::Passed;
+            if let Err(error) = self.register_listeners_again() {
+                return self.hold_accepting(&error);
+            }
+        }
         let count = self.doors.len();
         let mut failures = 0;
         for _ in 0..ACCEPTS_PER_TURN {
@@ -346,6 +367,14 @@ impl EventLoop {
                 }
                 Err(error) => return self.hold_accepting(&error),
             }
+        }
+    }
+
+    /// When to look whether a client still waits at the connection limit.
+    fn limit_due(&self) -> Option<Nanos> {
+        match self.hold.limit {
+            Limit::SomebodyWaits(due) => Some(due),
+            Limit::NotReached | Limit::Reached | Limit::Passed => None,
         }
     }
 
@@ -382,23 +411,31 @@ impl EventLoop {
         })
     }
 
-    /// The connection limit is reached. Registering the listeners again makes the kernel report
-    /// pending connections with the next poll, if there are any. A connection that has sent its
-    /// last command in this iteration ends in the next one: so a client that waits is worth a
-    /// warning only when it still waits then. Closing a connection makes all listeners ready.
+    /// The connection limit is reached, and the listener is ready. Closing a connection makes all
+    /// listeners ready again.
     fn turn_away(&mut self, index: usize) -> io::Result<()> {
-        if self.hold.full_count >= FULL_BEFORE_WARNING {
-            self.complain(&"--max-connections allows no more");
-            self.doors[index].is_ready = false;
-            return Ok(());
+        match self.hold.limit {
+            Limit::NotReached => {
+                self.register_listeners_again()?;
+                self.hold.limit = Limit::Reached;
+            }
+            Limit::Reached => {
+                self.hold.limit = Limit::SomebodyWaits(self.now + WORTH_A_WARNING);
+            }
+            Limit::SomebodyWaits(_) => {}
+            Limit::Passed => self.complain(&"--max-connections allows no more"),
         }
-        self.hold.full_count += 1;
-        for index in 0..self.doors.len() {
-            let mut source = SourceFd(&self.doors[index].listener.as_raw_fd());
+        self.doors[index].is_ready = false;
+        Ok(())
+    }
+
+    /// If that fails, a listener stays marked as ready, and is tried again later.
+    fn register_listeners_again(&mut self) -> io::Result<()> {
+        for (index, door) in self.doors.iter_mut().enumerate() {
+            let mut source = SourceFd(&door.listener.as_raw_fd());
             let registry = self.poll.registry();
-            // If that fails, it stays marked as ready, and is tried again later.
             registry.reregister(&mut source, listener_token(index), Interest::READABLE)?;
-            self.doors[index].is_ready = false;
+            door.is_ready = false;
         }
         Ok(())
     }
@@ -596,7 +633,7 @@ impl EventLoop {
         self.server.disconnect(key, self.now);
         // A descriptor and a place are free.
         self.hold.held_until = None;
-        if std::mem::take(&mut self.hold.full_count) > 0 {
+        if !matches!(std::mem::take(&mut self.hold.limit), Limit::NotReached) {
             self.doors.iter_mut().for_each(|door| door.is_ready = true);
         }
     }
