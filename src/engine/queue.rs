@@ -181,7 +181,7 @@ const WORK_PER_PAGE: usize = 32;
 /// Units of work, each about a quarter of a microsecond, that a tick does for tubes, that it does for
 /// connections, and so on: what is left takes its turn in the next iteration.
 pub(super) const MOST_DUE_WORK: usize = 2048;
-pub(super) const LEAST_DUE_WORK: usize = 128;
+pub(super) const LEAST_DUE_WORK: usize = 64;
 /// The same for connections that end in an iteration, and for those that have ended.
 const CLOSING_WORK: usize = 1024;
 /// As much of that is for one of them at a time, so that one that leaves much behind delays no other.

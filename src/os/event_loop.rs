@@ -160,7 +160,7 @@ const EVENTS_PER_TURN: usize = 1024;
 /// gathered, or after so many iterations: a system call for a few replies would cost more than the
 /// replies.
 const WORTH_SENDING: usize = 16 * 1024;
-const SENDS_PUT_OFF: u8 = 8;
+const SENDS_PUT_OFF: u8 = 16;
 /// Bytes that are read as fast as one unit of the server's work is done.
 const READ_PER_WORK: usize = 2048;
 /// A storm of new clients must not keep the present ones waiting.

@@ -7,7 +7,7 @@ use super::{ClientNumber, Counts, Job, Model, Phase, Place, SECOND};
 use std::rc::Rc;
 
 /// How much work a turn has for all, and for each at least.
-const WORK_PER_TURN: usize = 128;
+const WORK_PER_TURN: usize = 64;
 const WORK_PER_SYNCED_TURN: usize = 1024;
 const SMALLEST_SHARE: usize = 16;
 /// What it takes to send something to a client that waited.
