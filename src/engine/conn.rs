@@ -13,7 +13,8 @@ use super::bytes;
 use super::command::{LINE_MAX, LineTail};
 use super::input::Input;
 use super::job::Terms;
-use super::keys::ConnKey;
+use super::keys::{ConnKey, WatchKey};
+use super::listing::ListText;
 use super::output::{Output, Pool};
 use super::queue::Kick;
 use super::reply::Reply;
@@ -116,6 +117,10 @@ pub enum Phase {
     Kicking(Kick),
     /// A reserve over more tubes than could be looked at at once.
     Looking(Wait),
+    /// A list of very many watched tubes that is being made, and the watch that comes next.
+    ListingWatched(ListText, WatchKey),
+    /// A list of very many tubes, which is made for several connections at a time.
+    Listing,
     /// A reserve that has not been answered.
     Waiting,
     /// Nothing more: what has been said is sent, then the connection is closed.
@@ -205,6 +210,8 @@ pub enum Step<'a> {
     Kick(Kick),
     /// More of the tubes that are to be looked at.
     Look(Wait),
+    /// More of the watched tubes that are to be listed.
+    ListWatched,
 }
 
 impl Conn {
@@ -245,7 +252,9 @@ impl Conn {
             | Phase::LargeBody(_)
             | Phase::UnwantedBody { .. }
             | Phase::Kicking(_)
-            | Phase::Looking(_) => Activity::Receiving,
+            | Phase::Looking(_)
+            | Phase::ListingWatched(..)
+            | Phase::Listing => Activity::Receiving,
         }
     }
 
@@ -258,8 +267,9 @@ impl Conn {
             | Phase::LargeBody(_)
             | Phase::UnwantedBody { .. }
             | Phase::Kicking(_)
-            | Phase::Looking(_) => true,
-            Phase::Waiting | Phase::Closing => false,
+            | Phase::Looking(_)
+            | Phase::ListingWatched(..) => true,
+            Phase::Listing | Phase::Waiting | Phase::Closing => false,
         };
         is_free && self.output.len() < Conn::OUTPUT_LIMIT
     }
@@ -269,21 +279,27 @@ impl Conn {
     fn is_finished(&self) -> bool {
         let is_over = match self.phase {
             Phase::Closing => true,
-            Phase::Waiting => false,
+            Phase::Listing | Phase::Waiting => false,
             Phase::Line
             | Phase::TooLongLine(_)
             | Phase::Body(_)
             | Phase::LargeBody(_)
             | Phase::UnwantedBody { .. }
             | Phase::Kicking(_)
-            | Phase::Looking(_) => self.input_ended && !self.is_held_up,
+            | Phase::Looking(_)
+            | Phase::ListingWatched(..) => self.input_ended && !self.is_held_up,
         };
         is_over && self.output.is_empty()
     }
 
+    /// Whether a command goes on without more bytes.
+    fn is_amid_command(&self) -> bool {
+        matches!(self.phase, Phase::Kicking(_) | Phase::Looking(_) | Phase::ListingWatched(..))
+    }
+
     /// Whether there is anything left to do with what has arrived, so far as `input` goes.
     pub fn has_step(&self, input: &[u8]) -> bool {
-        !input.is_empty() || matches!(self.phase, Phase::Kicking(_) | Phase::Looking(_))
+        !input.is_empty() || self.is_amid_command()
     }
 
     /// Takes one step's worth of bytes from the front of `input`; none when more bytes are needed,
@@ -325,7 +341,8 @@ impl Conn {
             }
             Phase::Kicking(kick) => Some(Step::Kick(*kick)),
             Phase::Looking(wait) => Some(Step::Look(*wait)),
-            Phase::Waiting | Phase::Closing => None,
+            Phase::ListingWatched(..) => Some(Step::ListWatched),
+            Phase::Listing | Phase::Waiting | Phase::Closing => None,
         }
     }
 
@@ -382,8 +399,8 @@ impl Conn {
             Phase::LargeBody(arriving) => {
                 input.is_empty() && arriving.filled < arriving.put.full_len as usize
             }
-            Phase::UnwantedBody { .. } | Phase::Waiting => input.is_empty(),
-            Phase::Kicking(_) | Phase::Looking(_) => false,
+            Phase::UnwantedBody { .. } | Phase::Listing | Phase::Waiting => input.is_empty(),
+            Phase::Kicking(_) | Phase::Looking(_) | Phase::ListingWatched(..) => false,
         };
         assert!(
             can_be,
@@ -471,9 +488,10 @@ impl Conns {
     /// Returns the holds of all connections on large bodies, arriving or to be sent.
     pub fn bodies(&self) -> impl Iterator<Item = &Body> + '_ {
         self.iter().flat_map(|(_, conn)| {
-            let arriving = match &conn.phase {
-                Phase::LargeBody(arriving) => Some(&arriving.body),
-                _ => None,
+            let arriving = if let Phase::LargeBody(arriving) = &conn.phase {
+                Some(&arriving.body)
+            } else {
+                None
             };
             conn.output.bodies().chain(arriving)
         })

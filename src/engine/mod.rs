@@ -25,6 +25,7 @@ pub mod job;
 pub mod json;
 pub mod keys;
 pub mod list;
+pub mod listing;
 pub mod metrics;
 pub mod output;
 pub mod pages;

@@ -16,9 +16,11 @@
 
 use super::body::{Bodies, Body};
 use super::headroom::{self, Headroom};
+use super::listing::ListText;
 use std::collections::{TryReserveError, VecDeque};
 use std::fmt;
 use std::io::IoSlice;
+use std::rc::Rc;
 
 /// What one client is still to be sent.
 #[derive(Debug, Default)]
@@ -32,7 +34,7 @@ struct Pending {
     text: Vec<u8>,
     /// How much of `text` has been sent.
     text_sent: usize,
-    bodies: VecDeque<SharedBody>,
+    bodies: VecDeque<SharedPart>,
     /// How much of the first of `bodies` has been sent.
     body_sent: usize,
     /// How many bytes of all bodies are still to be sent.
@@ -40,10 +42,41 @@ struct Pending {
 }
 
 #[derive(Debug)]
-struct SharedBody {
-    /// The body goes before the byte of `text` at this index.
+struct SharedPart {
+    /// The part goes before the byte of `text` at this index.
     at: usize,
-    body: Body,
+    part: Part,
+}
+
+/// Bytes that are not copied.
+#[derive(Debug)]
+enum Part {
+    /// A large body.
+    Body(Body),
+    /// One piece of a long list.
+    List(Rc<ListText>, usize),
+}
+
+impl Part {
+    fn len(&self) -> usize {
+        match self {
+            Part::Body(body) => body.full_len() as usize,
+            Part::List(list, piece) => list.piece(*piece).len(),
+        }
+    }
+
+    fn bytes<'a>(&'a self, bodies: &'a Bodies) -> &'a [u8] {
+        match self {
+            Part::Body(body) => bodies.bytes(body),
+            Part::List(list, piece) => list.piece(*piece),
+        }
+    }
+
+    fn give_back(self, bodies: &mut Bodies) {
+        if let Part::Body(body) = self {
+            bodies.remove(body);
+        }
+    }
 }
 
 /// What outputs needed that were sent whole, for the next ones.
@@ -91,7 +124,27 @@ impl Output {
         headroom::leave(Headroom::Quarter, || pending.bodies.try_reserve(1))?;
         pending.bodies_len += body.full_len() as usize;
         let at = pending.text.len();
-        pending.bodies.push_back(SharedBody { at, body: bodies.share(body) });
+        pending.bodies.push_back(SharedPart { at, part: Part::Body(bodies.share(body)) });
+        Ok(())
+    }
+
+    /// Adds the bytes of a list that is complete.
+    ///
+    /// # Errors
+    /// There is no memory for them.
+    pub fn push_list(
+        &mut self,
+        list: &Rc<ListText>,
+        pool: &mut Pool,
+    ) -> Result<(), TryReserveError> {
+        let pending = self.pending(pool)?;
+        let pieces = list.piece_count();
+        headroom::leave(Headroom::Quarter, || pending.bodies.try_reserve(pieces))?;
+        pending.bodies_len += list.len();
+        let at = pending.text.len();
+        for piece in 0..pieces {
+            pending.bodies.push_back(SharedPart { at, part: Part::List(Rc::clone(list), piece) });
+        }
         Ok(())
     }
 
@@ -111,7 +164,12 @@ impl Output {
     /// Returns the large bodies that are to be sent.
     pub fn bodies(&self) -> impl Iterator<Item = &Body> + '_ {
         let pending = self.0.as_ref();
-        pending.into_iter().flat_map(|pending| pending[0].bodies.iter().map(|shared| &shared.body))
+        pending.into_iter().flat_map(|pending| pending[0].bodies.iter()).filter_map(|shared| {
+            match &shared.part {
+                Part::Body(body) => Some(body),
+                Part::List(..) => None,
+            }
+        })
     }
 
     /// What is still to be sent is counted right, and each body has its place in the text.
@@ -136,7 +194,7 @@ impl Output {
     pub fn clear(&mut self, pool: &mut Pool, bodies: &mut Bodies) {
         let Some(mut pending) = self.0.take() else { return };
         for shared in pending[0].bodies.drain(..) {
-            bodies.remove(shared.body);
+            shared.part.give_back(bodies);
         }
         pool.take_back(pending);
     }
@@ -169,7 +227,7 @@ impl Pending {
                 IoSlice::new(text)
             } else if let Some(body) = bodies.next() {
                 ends_in_header = false;
-                IoSlice::new(&shared.bytes(&body.body)[std::mem::take(&mut body_from)..])
+                IoSlice::new(&body.part.bytes(shared)[std::mem::take(&mut body_from)..])
             } else {
                 break;
             };
@@ -195,14 +253,14 @@ impl Pending {
     /// Up to `limit` bytes of the first body have been sent; says how many.
     fn sent_of_body(&mut self, limit: usize, shared: &mut Bodies) -> usize {
         let Some(first) = self.bodies.front() else { return 0 };
-        let len = first.body.full_len() as usize;
+        let len = first.part.len();
         let count = (len - self.body_sent).min(limit);
         self.body_sent += count;
         self.bodies_len -= count;
         if self.body_sent == len
             && let Some(first) = self.bodies.pop_front()
         {
-            shared.remove(first.body);
+            first.part.give_back(shared);
             self.body_sent = 0;
         }
         count
@@ -212,12 +270,12 @@ impl Pending {
         let Pending { text, text_sent, bodies, body_sent, bodies_len } = self;
         let mut before = *text_sent;
         let mut len = 0;
-        for SharedBody { at, body } in bodies {
+        for SharedPart { at, part } in bodies {
             assert!(*at >= before, "{what}: a body at {at} of the text comes after {before}");
-            (before, len) = (*at, len + body.full_len() as usize);
+            (before, len) = (*at, len + part.len());
         }
         assert!(before <= text.len(), "{what}: {before} bytes of text of {}", text.len());
-        let first = bodies.front().map_or(1, |first| first.body.full_len() as usize);
+        let first = bodies.front().map_or(1, |first| first.part.len());
         assert!(*body_sent < first, "{what}: {body_sent} bytes of a body of {first} were sent");
         assert_eq!(bodies_len + body_sent, len, "{what}: bytes of bodies, noted and counted");
     }

@@ -3,8 +3,10 @@
 use super::body::{Bodies, Body, CR_LF};
 use super::bytes;
 use super::command::Rejection;
+use super::listing::ListText;
 use super::output::{Output, Pool};
 use std::collections::TryReserveError;
+use std::rc::Rc;
 
 /// One reply, in the protocol's own words.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +38,10 @@ pub enum Reply<'a> {
     Document {
         text: &'a str,
     },
+    /// The same, of which the last bytes are the CR LF of the reply.
+    LongList {
+        text: &'a Rc<ListText>,
+    },
     Deleted,
     Released,
     Buried,
@@ -59,13 +65,15 @@ const SHARED_PER_COPIED: usize = 16;
 impl Reply<'_> {
     /// Returns about how many bytes of text take as long to make.
     pub fn cost(self) -> usize {
-        match self {
-            Reply::Reserved { body, .. } | Reply::Found { body, .. } => {
-                let len = body.full_len() as usize;
-                if body.is_large() { len / SHARED_PER_COPIED } else { len }
-            }
-            Reply::Document { text } => text.len(),
-            _ => 0,
+        if let Reply::Reserved { body, .. } | Reply::Found { body, .. } = self {
+            let len = body.full_len() as usize;
+            if body.is_large() { len / SHARED_PER_COPIED } else { len }
+        } else if let Reply::Document { text } = self {
+            text.len()
+        } else if let Reply::LongList { text } = self {
+            text.len() / SHARED_PER_COPIED
+        } else {
+            0
         }
     }
 
@@ -91,6 +99,10 @@ impl Reply<'_> {
             Reply::Found { id, body } => out.job("FOUND ", id, body, bodies),
             Reply::Watching { count } => out.word_and_number("WATCHING ", count as u64),
             Reply::Kicked { count } => out.word_and_number("KICKED ", u64::from(count)),
+            Reply::LongList { text } => {
+                out.word_and_number("OK ", (text.len() - CR_LF.len()) as u64)?;
+                output.push_list(text, pool)
+            }
             Reply::Document { text } => {
                 out.word_and_number("OK ", text.len() as u64)?;
                 out.push(text.as_bytes())?;

@@ -25,6 +25,7 @@ use super::headroom::{self, Headroom};
 use super::histogram::Histogram;
 use super::job::Terms;
 use super::keys::{ConnKey, JobKey};
+use super::listing::{LISTED_AT_ONCE, ListText};
 use super::metrics::{Page, View};
 use super::queue::{
     Answer, Kick, LEAST_DUE_WORK, Looked, MOST_DUE_WORK, Outcome, Queue, Totals, WORK_PER_WAKE,
@@ -34,10 +35,11 @@ use super::replay::{Recovered, Replay, ReplayError};
 use super::reply::Reply;
 use super::stats::{self, Facts, ServerStats, Summary};
 use super::time::{Drift, Nanos};
-use super::tube::Tube;
+use super::tube::{Listed, Tube};
 use super::waiting::Wait;
 use log::{debug, trace, warn};
 use std::collections::TryReserveError;
+use std::rc::{Rc, Weak};
 
 /// What the operator chose.
 #[derive(Clone, Copy, Debug)]
@@ -81,6 +83,8 @@ pub struct Server {
     budget_left: usize,
     /// The moment of the last command.
     last_moment: Nanos,
+    /// Lists of very many tubes.
+    lists: Lists,
     /// How many connections are gone, but not all that they leave behind.
     closing_count: usize,
     /// Units of work that a tick may use for each kind of thing that is due.
@@ -104,6 +108,13 @@ const OUTPUT_PER_WORK: usize = 128;
 /// A reserve looks at most at this many watches in an iteration, and so many take one unit.
 const WATCHES_AT_ONCE: usize = 2048;
 const WATCHES_PER_WORK: usize = 2;
+/// One unit for this many names in a list.
+const LISTED_PER_WORK: usize = 4;
+/// A list that several connections have asked for is sent to this many of them in an iteration.
+const LISTS_SENT_AT_ONCE: usize = 64;
+/// Long lists that clients have not read yet take no more memory than this, or an eighth of what
+/// `--max-memory` allows, and one list; then others are refused.
+const LISTS_MOST_BYTES: u64 = 64 * 1024 * 1024;
 /// One unit for this many waiters of a tube that are counted.
 const IN_LINE_PER_WORK: usize = 8;
 /// Puts may be refused all the time; that is told only so often.
@@ -129,6 +140,7 @@ impl Server {
             share_left: 0,
             budget_left: ITERATION_WORK,
             last_moment: now,
+            lists: Lists::default(),
             closing_count: 0,
             due_work: MOST_DUE_WORK,
         }
@@ -235,6 +247,9 @@ impl Server {
 
     /// A connection is gone; its key may be used again.
     pub fn disconnect(&mut self, key: ConnKey, now: Nanos) {
+        if matches!(self.conns[key].phase, Phase::Listing) {
+            self.lists.forget(key);
+        }
         self.conns.drop_buffers(key, &mut self.queue.bodies);
         if self.queue.disconnect(key, now) {
             self.conns.remove(key);
@@ -257,6 +272,7 @@ impl Server {
     pub fn tick(&mut self, now: Nanos) {
         self.queue.tick(self.due_work, now);
         self.go_on_closing(now);
+        self.go_on_listing();
         self.settle();
     }
 
@@ -319,7 +335,8 @@ impl Server {
     /// When [`Server::tick`] or [`Server::commit`] has something to do; at or before that, never
     /// after.
     pub fn next_due(&self) -> Option<Nanos> {
-        let at_once = (self.closing_count > 0).then_some(Nanos::ZERO);
+        let is_busy = self.closing_count > 0 || !self.lists.is_idle();
+        let at_once = is_busy.then_some(Nanos::ZERO);
         at_once.or_else(|| self.queue.next_due())
     }
 
@@ -461,10 +478,16 @@ impl Server {
                 put.id <= self.last_id && put.full_len == body.full_len(),
                 "connection {index} puts {put:?} into {body:?}"
             ),
+            Phase::Listing => {
+                let asked = self.lists.made_for.iter().chain(&self.lists.wanted_by);
+                let count = asked.filter(|&&other| other == key).count();
+                assert_eq!(count, 1, "lists for which connection {index} waits");
+            }
             Phase::Line
             | Phase::TooLongLine(_)
             | Phase::UnwantedBody { .. }
             | Phase::Looking(_)
+            | Phase::ListingWatched(..)
             | Phase::Waiting
             | Phase::Closing => {}
         }
@@ -522,6 +545,7 @@ impl Server {
                 Step::Unwanted(why) => self.say(key, why.into()),
                 Step::Kick(kick) => self.go_on_kicking(key, kick, now),
                 Step::Look(wait) => self.look_for_job(key, wait, now),
+                Step::ListWatched => self.go_on_listing_watched(key),
             }
             self.end_step();
         }
@@ -654,15 +678,8 @@ impl Server {
                 }
             }
             Command::StatsTube { tube } => self.stats_tube(key, tube, now),
-            Command::ListTubes => {
-                let text = stats::list(self.queue.tubes.iter().map(|tube| &*tube.name));
-                self.say_list(key, text);
-            }
-            Command::ListTubesWatched => {
-                let watched = self.queue.clients[key].watching.tubes(&self.queue.watches);
-                let text = stats::list(watched.map(|tube| &*self.queue.tubes[tube].name));
-                self.say_list(key, text);
-            }
+            Command::ListTubes => self.list_tubes(key),
+            Command::ListTubesWatched => self.list_tubes_watched(key),
             Command::ListTubeUsed => {
                 let tube = self.used_tube(key).name.clone();
                 self.say(key, Reply::Using { tube: &tube });
@@ -946,6 +963,109 @@ impl Server {
         self.say(key, Reply::Watching { count });
     }
 
+    // ---- Lists ----
+
+    fn list_tubes(&mut self, key: ConnKey) {
+        let tubes = &self.queue.tubes;
+        if tubes.len() <= LISTED_AT_ONCE {
+            let text = stats::list(tubes.iter().map(|tube| &*tube.name));
+            self.spend(tubes.len() / LISTED_PER_WORK);
+            return self.say_list(key, text);
+        }
+        let has_memory = headroom::leave(Headroom::ThreeQuarters, || self.lists.try_reserve());
+        if has_memory.is_err() || !self.may_list() {
+            return self.say(key, Reply::OutOfMemory);
+        }
+        self.lists.wanted_by.push(key);
+        self.conns[key].phase = Phase::Listing;
+    }
+
+    fn list_tubes_watched(&mut self, key: ConnKey) {
+        let queue = &self.queue;
+        let watching = &queue.clients[key].watching;
+        let count = watching.len();
+        if count <= LISTED_AT_ONCE {
+            let watched = watching.tubes(&queue.watches);
+            let text = stats::list(watched.map(|tube| &*queue.tubes[tube].name));
+            self.spend(count / LISTED_PER_WORK);
+            return self.say_list(key, text);
+        }
+        let first = watching.first_watch();
+        match (ListText::new(), first) {
+            (Ok(text), Some(first)) if self.may_list() => {
+                self.conns[key].phase = Phase::ListingWatched(text, first);
+            }
+            _ => self.say(key, Reply::OutOfMemory),
+        }
+    }
+
+    /// Adds some more tubes to the list of those that a connection watches.
+    fn go_on_listing_watched(&mut self, key: ConnKey) {
+        let phase = std::mem::take(&mut self.conns[key].phase);
+        let Phase::ListingWatched(mut text, first) = phase else { return };
+        self.spend(LISTED_AT_ONCE / LISTED_PER_WORK);
+        let mut next = Some(first);
+        for _ in 0..LISTED_AT_ONCE {
+            let Some(watch) = next else { break };
+            if text.push_name(&self.queue.watched_tube(watch).name).is_err() {
+                return self.say(key, Reply::OutOfMemory);
+            }
+            next = self.queue.clients[key].watching.watch_after(watch, &self.queue.watches);
+        }
+        if let Some(next) = next {
+            self.conns[key].phase = Phase::ListingWatched(text, next);
+        } else if text.finish().is_ok() {
+            let text = Rc::new(text);
+            self.lists.note(&text);
+            self.say(key, Reply::LongList { text: &text });
+        } else {
+            self.say(key, Reply::OutOfMemory);
+        }
+    }
+
+    /// Whether the lists that clients have not read yet leave room for one more.
+    fn may_list(&mut self) -> bool {
+        let most = LISTS_MOST_BYTES.min(self.settings.max_memory_bytes / 8);
+        let bytes = self.lists.unread_bytes();
+        bytes == 0 || bytes < most
+    }
+
+    /// Adds some more tubes to the list of all, and answers some of those who want it.
+    fn go_on_listing(&mut self) {
+        if self.lists.is_idle() {
+            return;
+        }
+        if self.lists.made.is_none() {
+            if self.lists.made_for.is_empty() {
+                // All who have asked until now get the next one.
+                self.lists.made_for = std::mem::take(&mut self.lists.wanted_by);
+                // Without memory for its beginning, there is none to go on with.
+                let _ = self.queue.tubes.begin_listing();
+            }
+            let mut steps_left = LISTED_AT_ONCE;
+            match self.queue.tubes.go_on_listing(&mut steps_left) {
+                Listed::Unfinished => return,
+                Listed::NoMemory => {}
+                Listed::Whole(text) => {
+                    let text = Rc::new(text);
+                    self.lists.note(&text);
+                    self.lists.made = Some(text);
+                }
+            }
+        }
+        for _ in 0..LISTS_SENT_AT_ONCE {
+            let Some(key) = self.lists.made_for.pop() else { break };
+            self.conns[key].phase = Phase::Line;
+            match self.lists.made.clone() {
+                Some(text) => self.say(key, Reply::LongList { text: &text }),
+                None => self.say(key, Reply::OutOfMemory),
+            }
+        }
+        if self.lists.made_for.is_empty() {
+            self.lists.made = None;
+        }
+    }
+
     fn used_tube(&self, key: ConnKey) -> &Tube {
         &self.queue.tubes[self.queue.clients[key].used]
     }
@@ -1049,9 +1169,54 @@ impl Server {
     /// There is no memory to go on with this client: what it has not been sent is
     /// dropped, so that it cannot mistake half a reply for a whole one.
     fn abandon(&mut self, key: ConnKey) {
+        self.lists.forget(key);
         self.queue.stop_waiting(key);
         self.conns.drop_buffers(key, &mut self.queue.bodies);
         self.hang_up(key);
+    }
+}
+
+/// Lists of very many tubes.
+#[derive(Debug, Default)]
+struct Lists {
+    /// Who gets the list that is being made.
+    made_for: Vec<ConnKey>,
+    /// It is complete.
+    made: Option<Rc<ListText>>,
+    /// Who has asked since it was begun.
+    wanted_by: Vec<ConnKey>,
+    /// Those that somebody may still be sent.
+    unread: Vec<Weak<ListText>>,
+}
+
+impl Lists {
+    fn is_idle(&self) -> bool {
+        self.made_for.is_empty() && self.wanted_by.is_empty()
+    }
+
+    /// Makes sure that one more connection can ask, and one more list be noted.
+    fn try_reserve(&mut self) -> Result<(), TryReserveError> {
+        self.unread.try_reserve(1)?;
+        self.wanted_by.try_reserve(1)
+    }
+
+    /// A list is about to be sent.
+    fn note(&mut self, text: &Rc<ListText>) {
+        self.unread.push(Rc::downgrade(text));
+    }
+
+    /// How many bytes the lists have that clients are still to be sent.
+    fn unread_bytes(&mut self) -> u64 {
+        self.unread.retain(|text| text.strong_count() > 0);
+        let lens =
+            self.unread.iter().filter_map(|text| text.upgrade().map(|text| text.len() as u64));
+        lens.sum()
+    }
+
+    /// The connection is gone.
+    fn forget(&mut self, key: ConnKey) {
+        self.made_for.retain(|&other| other != key);
+        self.wanted_by.retain(|&other| other != key);
     }
 }
 

@@ -9,6 +9,7 @@ use super::heap::Heap;
 use super::job::{DelayedEntry, ReadyEntry};
 use super::keys::{ConnKey, JobKey, Key, TimerKey, TubeKey};
 use super::list::{List, NIL};
+use super::listing::ListText;
 use super::table::{Hashed, Table, scatter};
 use super::time::Nanos;
 use super::waiting::{PlaceInLine, VIEW};
@@ -73,6 +74,29 @@ pub struct Tubes {
     order: Vec<TubeKey>,
     removed_count: u64,
     hasher: RandomState,
+    /// A list that is being made.
+    listing: Option<Listing>,
+}
+
+/// How far a list of all tubes has come.
+#[derive(Debug)]
+pub enum Listed {
+    /// It is complete.
+    Whole(ListText),
+    /// There are more tubes.
+    Unfinished,
+    /// There is no memory for it; it was given up.
+    NoMemory,
+}
+
+/// A list of all tubes that is made in steps, while tubes come and go.
+#[derive(Debug)]
+struct Listing {
+    text: ListText,
+    /// The tubes before this place are in it.
+    next: usize,
+    /// There was no memory for a part of it.
+    has_failed: bool,
 }
 
 impl Tube {
@@ -211,7 +235,57 @@ impl Tubes {
         if let Some(&moved) = self.order.get(tube.place as usize) {
             self[moved].place = tube.place;
         }
+        self.keep_listing_whole(tube.place as usize);
         Some(tube.timer)
+    }
+
+    // ---- Long lists ----
+
+    /// Begins to make a list of all tubes; [`Tubes::go_on_listing`] goes on with it.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn begin_listing(&mut self) -> Result<(), TryReserveError> {
+        self.listing = Some(Listing { text: ListText::new()?, next: 0, has_failed: false });
+        Ok(())
+    }
+
+    /// Adds at most `steps_left` tubes to the list. In the end each tube that was there all the time is
+    /// in it once.
+    pub fn go_on_listing(&mut self, steps_left: &mut usize) -> Listed {
+        let Some(listing) = &mut self.listing else { return Listed::NoMemory };
+        while *steps_left > 0 && !listing.has_failed {
+            let Some(&key) = self.order.get(listing.next) else { break };
+            *steps_left -= 1;
+            listing.next += 1;
+            listing.has_failed = listing.text.push_name(&self.table[key].name).is_err();
+        }
+        let is_complete = listing.next >= self.order.len();
+        if !is_complete && !listing.has_failed {
+            return Listed::Unfinished;
+        }
+        let has_failed = listing.has_failed || listing.text.finish().is_err();
+        match self.listing.take() {
+            Some(listing) if !has_failed => Listed::Whole(listing.text),
+            Some(_) | None => Listed::NoMemory,
+        }
+    }
+
+    /// The last tube of the order has taken `place`. If that is before those that are still to be
+    /// listed, and it was one of these, it is listed now.
+    fn keep_listing_whole(&mut self, place: usize) {
+        let Some(listing) = &mut self.listing else { return };
+        if place >= listing.next {
+            return;
+        }
+        if listing.next > self.order.len() {
+            // All were listed, and there is one less.
+            listing.next = self.order.len();
+            return;
+        }
+        if let Some(&moved) = self.order.get(place) {
+            listing.has_failed |= listing.text.push_name(&self.table[moved].name).is_err();
+        }
     }
 
     /// All tubes with their keys, in the same order.

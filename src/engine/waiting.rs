@@ -265,6 +265,11 @@ impl Queue {
         None
     }
 
+    /// The tube of a watch.
+    pub(super) fn watched_tube(&self, watch: WatchKey) -> &Tube {
+        &self.tubes[self.watches[watch].tube]
+    }
+
     /// How many of the connections that watch the tube wait.
     pub(super) fn count_waiting(&self, tube: TubeKey) -> usize {
         self.tubes[tube].line.iter().filter(|&place| self.waits_at(place)).count()
@@ -476,6 +481,11 @@ impl Watching {
     /// The first of the watched tubes.
     pub fn first(&self, watches: &Watches) -> Option<TubeKey> {
         self.first_watch().map(|watch| watches[watch].tube)
+    }
+
+    /// The watch that comes after another one, in the order of `list-tubes-watched`.
+    pub fn watch_after(&self, watch: WatchKey, watches: &Watches) -> Option<WatchKey> {
+        self.all.after(watches, watch.number()).map(WatchKey::from_number)
     }
 
     /// The watched tubes, in the order of `list-tubes-watched`.
