@@ -1106,7 +1106,6 @@ fn memory_comes_back_after_a_backlog() {
 
 /// Whatever the size of the bodies, and although the server is never at rest for long.
 #[test]
-#[ignore = "memory of bodies of 16,000 bytes comes back in silence only"]
 fn memory_comes_back_under_traffic() {
     const JOBS: usize = 20_000;
     const BATCH: usize = 100;
@@ -1159,6 +1158,94 @@ impl Traffic {
         drop(self.end);
         self.client.join().expect("it was served");
     }
+}
+
+const MIB: u64 = 1024;
+/// What `--max-memory` allows in these tests, in KiB.
+const MOST_KIB: u64 = 16 * MIB;
+
+fn start_with_max_memory() -> (Daemon, SocketAddr) {
+    let bytes = (MOST_KIB * 1024).to_string();
+    start_on_loopback(&["--max-memory", &bytes])
+}
+
+/// The process may take a quarter more than is allowed, and 32 MiB.
+fn assert_is_within_memory(daemon: &Daemon) {
+    let rss = status_kib(daemon.child.id(), "VmRSS:");
+    let most = MOST_KIB + MOST_KIB / 4 + 32 * MIB;
+    assert!(rss <= most, "{rss} KiB are taken of {most}");
+}
+
+/// Puts jobs until one is refused; returns their ids.
+fn fill_with(stream: &TcpStream, len: usize) -> Vec<u64> {
+    let put = format!("put 0 0 9 {len}\r\n{}\r\n", "x".repeat(len));
+    let replies = (0..1_000_000).map(|_| ask(stream, &put));
+    let ids = replies.map_while(|reply| reply.trim_end().strip_prefix("INSERTED ")?.parse().ok());
+    ids.collect()
+}
+
+#[test]
+fn pages_with_one_job_left_in_each_are_counted_as_memory() {
+    let (daemon, address) = start_with_max_memory();
+    let stream = connect(address);
+    for len in [60_000, 20_000, 7_000, 3_000, 2_000, 1_500, 1_100, 800, 600] {
+        let ids = fill_with(&stream, len);
+        // One of each page of 128 KiB or more stays.
+        let in_page = 2 * 128 * 1024 / len;
+        let gone: Vec<u64> =
+            ids.iter().enumerate().filter(|(n, _)| n % in_page != 0).map(|(_, &id)| id).collect();
+        for id in gone {
+            assert_eq!(ask(&stream, &format!("delete {id}\r\n")), "DELETED\r\n");
+        }
+        assert_is_within_memory(&daemon);
+    }
+}
+
+#[test]
+fn replies_that_were_not_read_are_bounded_with_memory() {
+    const CLIENTS: usize = 600;
+    let (daemon, address) = start_with_max_memory();
+    let first = connect(address);
+    let body = "x".repeat(4_000);
+    assert_eq!(ask(&first, &format!("put 0 0 9 4000\r\n{body}\r\n")), "INSERTED 1\r\n");
+    let clients: Vec<TcpStream> = (0..CLIENTS).map(|_| connect(address)).collect();
+    for mut client in &clients {
+        client.write_all("peek 1\r\n".repeat(1_500).as_bytes()).unwrap();
+    }
+    // The server has come to rest when it answers others at once, and again.
+    for _ in 0..1_000 {
+        assert_eq!(ask(&first, "use a\r\n"), "USING a\r\n");
+    }
+    assert_is_within_memory(&daemon);
+    // Those who read get all that they have asked for.
+    let reply = format!("FOUND 1 4000\r\n{body}\r\n");
+    let mut received = vec![0; reply.len() * 1_500];
+    (&clients[0]).read_exact(&mut received).unwrap();
+    assert!(received.chunks(reply.len()).all(|chunk| chunk == reply.as_bytes()));
+}
+
+#[test]
+fn bodies_and_commands_that_wait_are_bounded_with_memory() {
+    const CLIENTS: usize = 1_500;
+    let (daemon, address) = start_with_max_memory();
+    let unfinished = format!("put 0 0 9 60000\r\n{}\r", "x".repeat(60_000));
+    let held_up = format!("reserve\r\n{}", "list-tube-used\r\n".repeat(4_200));
+    let clients: Vec<TcpStream> = (0..CLIENTS).map(|_| connect(address)).collect();
+    for (number, mut client) in clients.iter().enumerate() {
+        let bytes = if number % 2 == 0 { &unfinished } else { &held_up };
+        client.set_nonblocking(true).unwrap();
+        // What the kernel does not take is not sent.
+        let _ = client.write(bytes.as_bytes());
+    }
+    let other = connect(address);
+    for _ in 0..1_000 {
+        assert_eq!(ask(&other, "use a\r\n"), "USING a\r\n");
+    }
+    assert_is_within_memory(&daemon);
+    drop(clients);
+    wait_until("a put is taken again", || {
+        ask(&other, "put 0 0 9 1\r\nx\r\n").starts_with("INSERTED ")
+    });
 }
 
 #[test]

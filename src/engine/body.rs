@@ -214,13 +214,13 @@ impl Bodies {
     pub fn free_empty(&mut self, bytes: u64) -> bool {
         let goal = self.taken_bytes.saturating_sub(bytes);
         let before = self.taken_bytes;
-        for shelf in &mut self.shelves[shelf_of(LARGE)..] {
+        for shelf in &mut self.shelves {
             while self.taken_bytes > goal
                 && let Some(page) = shelf.slots.give_up_empty()
             {
                 let (_, taken_bytes) = shelf.free(page);
                 self.taken_bytes -= taken_bytes;
-                self.empty_pages -= 1;
+                self.empty_pages -= usize::from(shelf.is_shared());
                 self.surplus_pages -= shelf.surplus.min(1);
                 shelf.surplus = shelf.surplus.saturating_sub(1);
                 shelf.least_empty = shelf.least_empty.min(shelf.slots.empty_count());

@@ -24,13 +24,17 @@ use std::io::IoSlice;
 use std::ops::{Index, IndexMut, Range};
 
 /// All connections.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Conns {
     /// Under the keys of the clients of the queue.
     by_key: Beside<ConnKey, Conn>,
     pool: Pool,
     /// Those that the loop must look at.
     attention: Vec<ConnKey>,
+    /// How many bytes of memory unused input and unsent text take.
+    buffered_bytes: usize,
+    /// From there on connections are crowded.
+    buffer_limit: usize,
     /// How many bytes of replies were made since somebody last asked.
     said_bytes: usize,
 }
@@ -176,6 +180,8 @@ pub struct Outlet<'a> {
     conn: &'a mut Conn,
     pool: &'a mut Pool,
     bodies: &'a mut Bodies,
+    buffered_bytes: &'a mut usize,
+    output_limit: usize,
 }
 
 /// What there is to do for a connection.
@@ -222,15 +228,21 @@ impl Conn {
     /// From this length on copying a body costs more than reading twice.
     pub const WORTH_TWO_READS: usize = 16 * 1024;
 
+    /// How many bytes of memory its input and its output take, but for bodies and lists, which are
+    /// shared.
+    fn buffered_bytes(&self) -> usize {
+        self.input.capacity() + self.output.text_len()
+    }
+
     fn attend(&mut self, own_key: ConnKey, attention: &mut Vec<ConnKey>) {
         if !std::mem::replace(&mut self.has_attention, true) {
             attention.push(own_key);
         }
     }
 
-    /// What there is to do for it.
-    pub fn wants(&self) -> Wants {
-        let is_free = self.takes_commands();
+    /// What there is to do for it, when as many bytes may be on their way to it.
+    pub fn wants(&self, output_limit: usize) -> Wants {
+        let is_free = self.takes_commands(output_limit);
         Wants {
             input: is_free && !self.is_held_up && !self.input_ended,
             resume: is_free && self.is_held_up,
@@ -259,7 +271,7 @@ impl Conn {
     }
 
     /// Whether commands of this client can be run now.
-    pub fn takes_commands(&self) -> bool {
+    pub fn takes_commands(&self, output_limit: usize) -> bool {
         let is_free = match self.phase {
             Phase::Line
             | Phase::TooLongLine(_)
@@ -271,7 +283,7 @@ impl Conn {
             | Phase::ListingWatched(..) => true,
             Phase::Listing | Phase::Waiting | Phase::Closing => false,
         };
-        is_free && self.output.len() < Conn::OUTPUT_LIMIT
+        is_free && self.output.len() < output_limit
     }
 
     /// Whether the connection is to be closed: there is nothing more to hear, nothing
@@ -304,8 +316,8 @@ impl Conn {
 
     /// Takes one step's worth of bytes from the front of `input`; none when more bytes are needed,
     /// or none are wanted at present.
-    pub fn next_step<'a>(&mut self, input: &mut &'a [u8]) -> Option<Step<'a>> {
-        if !self.takes_commands() {
+    pub fn next_step<'a>(&mut self, input: &mut &'a [u8], output_limit: usize) -> Option<Step<'a>> {
+        if !self.takes_commands(output_limit) {
             return None;
         }
         match &mut self.phase {
@@ -426,6 +438,19 @@ impl Conn {
 }
 
 impl Conns {
+    /// No connections, whose unused input and unsent text are to take no more than `buffer_limit`
+    /// bytes of memory, but for what each needs at least.
+    pub fn new(buffer_limit: usize) -> Conns {
+        Conns {
+            by_key: Beside::default(),
+            pool: Pool::default(),
+            attention: Vec::new(),
+            buffered_bytes: 0,
+            buffer_limit,
+            said_bytes: 0,
+        }
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.by_key.len()
@@ -454,6 +479,7 @@ impl Conns {
     /// Nothing more is read from the connection, and nothing of what it was to be sent is sent.
     pub fn drop_buffers(&mut self, key: ConnKey, bodies: &mut Bodies) {
         let conn = &mut self.by_key[key];
+        self.buffered_bytes -= conn.buffered_bytes();
         conn.input = Input::default();
         conn.output.clear(&mut self.pool, bodies);
         if let Phase::LargeBody(arriving) = std::mem::replace(&mut conn.phase, Phase::Closing) {
@@ -473,16 +499,21 @@ impl Conns {
     ) -> Result<(), TryReserveError> {
         let conn = &mut self.by_key[key];
         self.said_bytes += reply.cost();
-        reply.write(&mut conn.output, &mut self.pool, bodies)?;
+        let before = conn.output.text_len();
+        let written = reply.write(&mut conn.output, &mut self.pool, bodies);
+        self.buffered_bytes += conn.output.text_len() - before;
+        written?;
         conn.attend(key, &mut self.attention);
         Ok(())
     }
 
     /// The way out of a connection, which has been looked after with that.
     pub fn outlet<'a>(&'a mut self, key: ConnKey, bodies: &'a mut Bodies) -> Outlet<'a> {
+        let output_limit = self.output_limit();
         let conn = &mut self.by_key[key];
         conn.has_attention = false;
-        Outlet { conn, pool: &mut self.pool, bodies }
+        let buffered_bytes = &mut self.buffered_bytes;
+        Outlet { conn, pool: &mut self.pool, bodies, buffered_bytes, output_limit }
     }
 
     /// Returns the holds of all connections on large bodies, arriving or to be sent.
@@ -506,7 +537,50 @@ impl Conns {
     pub fn attend(&mut self, key: ConnKey) -> Wants {
         let conn = &mut self.by_key[key];
         conn.attend(key, &mut self.attention);
-        conn.wants()
+        self.wants(key)
+    }
+
+    /// What there is to do for a connection.
+    pub fn wants(&self, key: ConnKey) -> Wants {
+        self.by_key[key].wants(self.output_limit())
+    }
+
+    // ---- Buffers ----
+
+    /// Whether unused input and unsent text of all connections take as much memory as they may. Then
+    /// little is read of each, and commands are run only for those that have read all replies.
+    pub fn are_crowded(&self) -> bool {
+        self.buffered_bytes >= self.buffer_limit
+    }
+
+    /// So many bytes may be on their way to a connection for which commands are run.
+    pub fn output_limit(&self) -> usize {
+        if self.are_crowded() { 1 } else { Conn::OUTPUT_LIMIT }
+    }
+
+    /// Keeps bytes that a client has sent.
+    ///
+    /// # Errors
+    /// There is no memory for them.
+    pub fn push_input(&mut self, key: ConnKey, bytes: &[u8]) -> Result<(), TryReserveError> {
+        let conn = &mut self.by_key[key];
+        let before = conn.input.capacity();
+        let pushed = conn.input.push(bytes);
+        self.buffered_bytes += conn.input.capacity() - before;
+        pushed
+    }
+
+    /// Takes out what is kept of what a client has sent.
+    pub fn take_input(&mut self, key: ConnKey) -> Input {
+        let input = std::mem::take(&mut self.by_key[key].input);
+        self.buffered_bytes -= input.capacity();
+        input
+    }
+
+    /// Puts back what is left of that.
+    pub fn put_back_input(&mut self, key: ConnKey, input: Input) {
+        self.buffered_bytes += input.capacity();
+        self.by_key[key].input = input;
     }
 
     /// All connections, with their keys.
@@ -533,9 +607,12 @@ impl Conns {
     pub fn check(&self) {
         self.by_key.check(format_args!("the connections"));
         self.pool.check();
+        let mut buffered_bytes = 0;
         for (key, conn) in self.iter() {
             conn.check(key.index());
+            buffered_bytes += conn.buffered_bytes();
         }
+        assert_eq!(self.buffered_bytes, buffered_bytes, "bytes of buffers, noted and counted");
     }
 
     /// Moves the keys of the connections that are to be looked after to `keys`. Some may
@@ -569,12 +646,14 @@ impl Outlet<'_> {
     /// The first `count` of those bytes have been sent. The connection may be able to resume
     /// then.
     pub fn sent(&mut self, count: usize) {
+        let before = self.conn.output.text_len();
         self.conn.output.sent(count, self.pool, self.bodies);
+        *self.buffered_bytes -= before - self.conn.output.text_len();
     }
 
     /// What there is to do for the connection.
     pub fn wants(&self) -> Wants {
-        self.conn.wants()
+        self.conn.wants(self.output_limit)
     }
 }
 
@@ -616,7 +695,7 @@ mod tests {
             let mut conn = Conn { phase: Phase::Body(put), ..Conn::default() };
             assert_eq!(conn.give_up_body(arrived), is_given_up, "{arrived} bytes have arrived");
             let mut rest = &b"123456789012"[arrived.min(12)..];
-            let step = conn.next_step(&mut rest);
+            let step = conn.next_step(&mut rest, Conn::OUTPUT_LIMIT);
             assert_eq!(matches!(step, Some(Step::Unwanted(Refusal::OutOfMemory))), is_given_up);
         }
         assert!(!Conn::default().give_up_body(5));
@@ -651,7 +730,7 @@ mod tests {
         for piece in pieces {
             kept.extend_from_slice(piece);
             let mut rest = &kept[..];
-            match conn.next_step(&mut rest) {
+            match conn.next_step(&mut rest, Conn::OUTPUT_LIMIT) {
                 None => {}
                 Some(Step::TooLongLine(tail)) => ends.push(tail.is_http()),
                 Some(other) => panic!("{other:?}"),

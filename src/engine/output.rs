@@ -89,6 +89,11 @@ impl Output {
         self.0.as_ref().map_or(0, |pending| pending[0].len())
     }
 
+    /// Returns how many bytes of text are kept, sent ones that were not forgotten yet among them.
+    pub fn text_len(&self) -> usize {
+        self.0.as_ref().map_or(0, |pending| pending[0].text.len())
+    }
+
     /// Whether everything has been sent.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

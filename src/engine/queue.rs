@@ -635,7 +635,7 @@ impl Queue {
     }
 
     /// Makes as many jobs ready as the plan says, but no more than `limit`, and fewer when they wake
-    /// [`WAKES_AT_ONCE`] connections. With fewer left than it said it is content.
+    /// `WAKES_AT_ONCE` connections. With fewer left than it said it is content.
     ///
     /// # Errors
     /// There is no space in the binlog for even one.

@@ -94,7 +94,7 @@ pub struct Server {
 /// The work of one iteration that many connections cause together: about 1 ms.
 pub const ITERATION_WORK: usize = 4096;
 /// The work that pipelined commands may cause together, as far as each connection can be left
-/// [`SMALLEST_SHARE`]: some 15 us, so that a client that sends one command at a time waits little
+/// a smallest share: some 15 us, so that a client that sends one command at a time waits little
 /// behind one that sends thousands.
 pub const SHARED_WORK: usize = 64;
 /// The same where each iteration ends in a sync of the disk, which takes longer than all commands.
@@ -112,6 +112,8 @@ const WATCHES_PER_WORK: usize = 2;
 const LISTED_PER_WORK: usize = 4;
 /// A list that several connections have asked for is sent to this many of them in an iteration.
 const LISTS_SENT_AT_ONCE: usize = 64;
+/// This part of what `--max-memory` allows is for commands that wait and replies that were not read.
+const BUFFERS_PART: u64 = 8;
 /// Long lists that clients have not read yet take no more memory than this, or an eighth of what
 /// `--max-memory` allows, and one list; then others are refused.
 const LISTS_MOST_BYTES: u64 = 64 * 1024 * 1024;
@@ -126,9 +128,11 @@ const KICKED_AT_ONCE: u32 = 1024;
 impl Server {
     /// A server without jobs and connections.
     pub fn new(settings: Settings, facts: Facts, now: Nanos) -> Server {
+        let buffer_limit = settings.max_memory_bytes / BUFFERS_PART;
+        let buffer_limit = usize::try_from(buffer_limit).unwrap_or(usize::MAX);
         Server {
             queue: Queue::new(now),
-            conns: Conns::default(),
+            conns: Conns::new(buffer_limit),
             settings,
             facts,
             commands: [0; Counter::COUNT],
@@ -211,10 +215,10 @@ impl Server {
     pub fn receive(&mut self, key: ConnKey, bytes: &[u8], now: Nanos) {
         if self.conns[key].input.is_empty() {
             self.run_new(key, bytes, now);
-        } else if self.conns[key].input.push(bytes).is_ok() {
+        } else if self.conns.push_input(key, bytes).is_ok() {
             self.run_kept(key, now);
         } else {
-            let arrived = std::mem::take(&mut self.conns[key].input).len();
+            let arrived = self.conns.take_input(key).len();
             if self.give_up_input(key, arrived) {
                 self.run_new(key, bytes, now);
             }
@@ -366,7 +370,13 @@ impl Server {
 
     /// What there is to do for a connection.
     pub fn wants(&self, key: ConnKey) -> Wants {
-        self.conns[key].wants()
+        self.conns.wants(key)
+    }
+
+    /// Returns whether little should be read of each connection, since what they have sent and not
+    /// read takes as much memory as it may.
+    pub fn is_crowded(&self) -> bool {
+        self.conns.are_crowded()
     }
 
     /// Returns whether the client probably sends a large body next.
@@ -498,10 +508,9 @@ impl Server {
     /// Runs what has just arrived, and keeps what is left of it.
     fn run_new(&mut self, key: ConnKey, bytes: &[u8], now: Nanos) {
         let rest = self.run(key, bytes, now);
-        let conn = &mut self.conns[key];
         if !rest.is_empty()
-            && !matches!(conn.phase, Phase::Closing)
-            && conn.input.push(rest).is_err()
+            && !matches!(self.conns[key].phase, Phase::Closing)
+            && self.conns.push_input(key, rest).is_err()
         {
             self.give_up_input(key, rest.len());
         }
@@ -509,12 +518,11 @@ impl Server {
 
     /// Runs what a connection sent earlier.
     fn run_kept(&mut self, key: ConnKey, now: Nanos) {
-        let mut input = std::mem::take(&mut self.conns[key].input);
+        let mut input = self.conns.take_input(key);
         let left = self.run(key, input.unused(), now).len();
-        let conn = &mut self.conns[key];
-        if !matches!(conn.phase, Phase::Closing) {
+        if !matches!(self.conns[key].phase, Phase::Closing) {
             input.keep_last(left);
-            conn.input = input;
+            self.conns.put_back_input(key, input);
         }
     }
 
@@ -534,7 +542,8 @@ impl Server {
         self.charge(WORK_PER_CONN);
         self.share_left = self.share;
         while self.share_left > 0 && self.conns[key].has_step(input) {
-            let Some(step) = self.conns[key].next_step(&mut input) else { break };
+            let output_limit = self.conns.output_limit();
+            let Some(step) = self.conns[key].next_step(&mut input, output_limit) else { break };
             let now = self.moment(now);
             match step {
                 Step::Line(line) => self.run_line(key, line, now),
@@ -549,8 +558,10 @@ impl Server {
             }
             self.end_step();
         }
+        let output_limit = self.conns.output_limit();
         let conn = &mut self.conns[key];
-        conn.is_held_up = conn.has_step(input) && (self.share_left == 0 || !conn.takes_commands());
+        conn.is_held_up =
+            conn.has_step(input) && (self.share_left == 0 || !conn.takes_commands(output_limit));
         if conn.is_held_up {
             self.conns.attend(key);
         }
@@ -772,7 +783,7 @@ impl Server {
     /// of them; nothing if the client is to send something else, or is not to be read from.
     pub fn body_space(&mut self, key: ConnKey, limit: usize) -> Option<&mut [u8]> {
         let conn = &self.conns[key];
-        if !conn.wants().input {
+        if !conn.wants(self.conns.output_limit()).input {
             return None;
         }
         let Phase::LargeBody(Arriving { body, filled, .. }) = &conn.phase else { return None };
@@ -1025,7 +1036,7 @@ impl Server {
 
     /// Whether the lists that clients have not read yet leave room for one more.
     fn may_list(&mut self) -> bool {
-        let most = LISTS_MOST_BYTES.min(self.settings.max_memory_bytes / 8);
+        let most = LISTS_MOST_BYTES.min(self.settings.max_memory_bytes / BUFFERS_PART);
         let bytes = self.lists.unread_bytes();
         bytes == 0 || bytes < most
     }

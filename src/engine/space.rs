@@ -3,7 +3,7 @@
 //! Space is taken in whole segments, ahead of need. For every live job there is room for one
 //! more short record, that of its delete. Beyond that a whole segment is prepared. When there is no
 //! space for a whole one, the newest segment takes what there is. Puts are refused when the
-//! headroom falls to [`Binlog::least_spare`]: half of that is for releases, buries and kicks,
+//! headroom falls to `Binlog::least_spare`: half of that is for releases, buries and kicks,
 //! and the rest for moves out of old segments, which free space.
 //!
 //! Room is counted in short records: how many more of them would fit. It is made before a record

@@ -150,6 +150,8 @@ const SCRATCH_LEN: usize = 68 * 1024;
 /// a turn is a small share of what one long read brings.
 const FEW: usize = 64;
 const SHORT_READ_LEN: usize = 16 * 1024;
+/// When memory for what clients have sent is short.
+const CROWDED_READ_LEN: usize = 1024;
 /// What is read of a client that sends large bodies, for the command line before the next one.
 const HEAD_READ_LEN: usize = 4 * 1024;
 /// What is read at once of a large body: some 30 us.
@@ -493,7 +495,11 @@ impl EventLoop {
     fn serve_ready(&mut self) {
         let mut ready = std::mem::take(&mut self.ready);
         self.server.share_budget(ready.len());
-        self.read_len = if ready.len() > FEW { SHORT_READ_LEN } else { SCRATCH_LEN };
+        self.read_len = match ready.len() {
+            _ if self.server.is_crowded() => CROWDED_READ_LEN,
+            0..=FEW => SCRATCH_LEN,
+            _ => SHORT_READ_LEN,
+        };
         let mut served = 0;
         for &key in &ready {
             if !self.server.has_budget() {
@@ -531,7 +537,8 @@ impl EventLoop {
         let Some(socket) = socket(&mut self.sockets, key) else { return };
         // Of a large body only the beginning is read to where it must be copied from.
         let sends_large_bodies = self.server.sends_large_bodies(key);
-        let read_len = if sends_large_bodies { HEAD_READ_LEN } else { self.read_len };
+        let read_len =
+            if sends_large_bodies { HEAD_READ_LEN.min(self.read_len) } else { self.read_len };
         let read = socket.stream.read(&mut self.scratch[..read_len]);
         let Some(count) = self.note_read(key, read, read_len) else { return };
         self.server.receive(key, &self.scratch[..count], self.now);
