@@ -41,7 +41,8 @@
 //! | 1 | [`engine::job`], [`engine::tube`] | jobs and tubes, and where to find them |
 //! | 1 | [`engine::command`] | a line to a [`engine::command::Command`] |
 //! | 1 | [`engine::reply`], [`engine::output`] | replies to bytes; bytes on their way out |
-//! | 1 | [`engine::body`] | the bytes of jobs: the small ones side by side, the large ones shared |
+//! | 1 | [`engine::body`] | the bytes of jobs, side by side; the large ones are shared with replies |
+//! | 1 | [`engine::listing`] | lists of very many tubes: made in steps, shared by replies |
 //! | 1 | [`engine::record`], [`engine::scan`] | one record to and from bytes; a file read in whatever state it is |
 //! | 1 | [`engine::segments`] | which jobs belong to which file |
 //! | 0 | [`engine::heap`], [`engine::list`], [`engine::wheel`] | indexed heap; linked list; timer wheel |
@@ -50,6 +51,7 @@
 //! | 0 | [`engine::index`], [`engine::table`] | a hash index that never rebuilds; entries in pages found by it |
 //! | 0 | [`engine::ids`] | jobs by id, in blocks of eight ids |
 //! | 0 | [`engine::time`], [`engine::keys`] | nanoseconds; names of things |
+//! | 0 | [`engine::input`] | bytes that have arrived and were not used yet |
 //! | 0 | [`engine::http`], [`engine::histogram`] | heads of HTTP; how often something took how long |
 //! | 0 | [`engine::bytes`], [`engine::json`] | looking for a byte, writing a number; text in JSON |
 //! | 0 | [`engine::headroom`] | which allocations may use the memory that is kept back |

@@ -265,7 +265,8 @@ impl Queue {
         let count = client.reserved.len();
         if count <= HELD_IN_ORDER && held.try_reserve_exact(count).is_ok() {
             held.extend(client.reserved.iter());
-            held.sort_unstable_by_key(|held| std::cmp::Reverse(held.turn));
+            held.sort_unstable_by_key(|held| held.turn);
+            held.reverse();
         }
         let held = held.into_iter().map(|held| held.job).collect();
         let mut closing = Closing { conn, held };
