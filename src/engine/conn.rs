@@ -633,6 +633,11 @@ impl Outlet<'_> {
         self.conn.output.next_slices(slices, self.bodies)
     }
 
+    /// Returns whether there is more to be sent than one slice of text.
+    pub fn has_parts(&self) -> bool {
+        self.conn.output.has_parts()
+    }
+
     /// Returns the number of bytes that are to be sent.
     pub fn len(&self) -> usize {
         self.conn.output.len()

@@ -166,6 +166,11 @@ impl Output {
         self.0.as_ref().map_or(0, |pending| pending[0].next_slices(slices, bodies))
     }
 
+    /// Returns whether large bodies or lists are to be sent.
+    pub fn has_parts(&self) -> bool {
+        self.0.as_ref().is_some_and(|pending| pending[0].bodies_len > 0)
+    }
+
     /// Returns the large bodies that are to be sent.
     pub fn bodies(&self) -> impl Iterator<Item = &Body> + '_ {
         let pending = self.0.as_ref();

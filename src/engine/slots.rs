@@ -28,10 +28,9 @@ pub struct Slots {
     /// There are no more pages than that.
     pages_max: usize,
     pages: PageTable,
-    /// The pages that have some slots taken and room for more, the one to be filled next at the
-    /// front.
+    /// The pages that have room, the one to be filled next at the front.
     open: List,
-    /// The numbers of pages that have memory and no slot taken.
+    /// The numbers of pages that have memory and no slot taken, but for one that stays open.
     empty: Vec<u32>,
     /// The numbers of pages that have no memory at present.
     absent: Vec<u32>,
@@ -184,31 +183,46 @@ impl Slots {
     /// Leaves a slot that is taken. If a page is empty now and not the only one with room, it
     /// is given up: its number is returned, and its memory is to be freed.
     pub fn leave(&mut self, number: u32) -> Option<usize> {
-        self.vacate(number);
+        let (page, was_full, is_empty) = self.clear(number);
+        if !was_full && !is_empty {
+            return None;
+        }
+        if was_full {
+            self.open.push_back(&mut self.pages, page);
+        }
         // One page with room stays, so that a queue that hovers around empty allocates nothing.
-        let kept = usize::from(self.open.is_empty());
-        if self.empty.len() > kept { self.give_up_empty() } else { None }
+        if !is_empty || self.open.len() == 1 {
+            return None;
+        }
+        self.open.remove(&mut self.pages, page);
+        self.empty.push(page);
+        self.give_up_empty()
     }
 
     /// Leaves a slot that is taken. A page that is empty now keeps its memory.
     pub fn vacate(&mut self, number: u32) {
-        let (page_number, slot) = (small(self.page_of(number)), small(self.slot_of(number)));
+        match self.clear(number) {
+            (page, true, false) => self.open.push_back(&mut self.pages, page),
+            (page, true, true) => self.empty.push(page),
+            (page, false, true) => {
+                self.open.remove(&mut self.pages, page);
+                self.empty.push(page);
+            }
+            (_, false, false) => {}
+        }
+    }
+
+    /// Marks a slot as vacant. Returns its page, whether that was full, and whether it is empty now.
+    fn clear(&mut self, number: u32) -> (u32, bool, bool) {
+        let (page_number, slot) = (number >> self.page_bits, number % (1 << self.page_bits));
         let page = &mut self.pages.0[page_number as usize];
         let word = slot / u64::BITS;
         page.vacant[word as usize] |= 1 << (slot % u64::BITS);
         page.first_word = page.first_word.min(word);
         let was_full = page.used == 1 << self.page_bits;
         page.used -= 1;
-        let is_empty = page.used == 0;
-        match (was_full, is_empty) {
-            (true, false) => self.open.push_back(&mut self.pages, page_number),
-            (false, true) => self.open.remove(&mut self.pages, page_number),
-            (true, true) | (false, false) => {}
-        }
-        if is_empty {
-            self.empty.push(page_number);
-        }
         self.len -= 1;
+        (page_number, was_full, page.used == 0)
     }
 
     /// Returns how many pages have memory and no slot taken.
@@ -218,7 +232,17 @@ impl Slots {
 
     /// Gives up an empty page: its number is returned, and its memory is to be freed.
     pub fn give_up_empty(&mut self) -> Option<usize> {
-        let number = self.empty.pop()?;
+        let number = match self.empty.pop() {
+            Some(number) => number,
+            None => {
+                let first = self.open.front()?;
+                if self.pages.0[first as usize].used > 0 {
+                    return None;
+                }
+                self.open.remove(&mut self.pages, first);
+                first
+            }
+        };
         self.pages.0[number as usize].vacant = Vec::new();
         self.absent.push(number);
         Some(number as usize)
@@ -283,8 +307,9 @@ impl Slots {
                 continue;
             }
             page.check(self.page_len(), number, what);
-            open += u32::from(self.is_open(page));
-            empty += usize::from(page.used == 0);
+            let is_empty = page.used == 0 && self.empty.contains(&small(number));
+            open += u32::from(!is_empty && (page.used as usize) < self.page_len());
+            empty += usize::from(is_empty);
         }
         assert_eq!(self.len, len, "{what}: slots that are taken, as noted and as counted");
         assert_eq!(self.open.len(), open, "{what}: open pages, and pages with room");
@@ -293,7 +318,7 @@ impl Slots {
         assert!(self.empty.iter().all(is_empty), "{what}: not all of {:?} are empty", self.empty);
         self.open.check(&self.pages, what, |number| {
             let page = &self.pages.0[number as usize];
-            let is_open = !page.vacant.is_empty() && self.is_open(page);
+            let is_open = !page.vacant.is_empty() && (page.used as usize) < self.page_len();
             assert!(is_open, "{what}: page {number} is among the open ones, and has no room");
         });
         assert_eq!(self.absent.len(), absent, "{what}: absent pages, and those without memory");
@@ -302,10 +327,6 @@ impl Slots {
             let is_again = self.absent[..index].contains(number);
             assert!(is_absent && !is_again, "{what}: page {number} should not be among the absent");
         }
-    }
-
-    fn is_open(&self, page: &Page) -> bool {
-        page.used > 0 && (page.used as usize) < self.page_len()
     }
 }
 

@@ -3,8 +3,9 @@
 //! One thread, edge-triggered epoll, one read and one write for each time a connection is
 //! ready, replies that are always the same. It finds the ends of lines and steps over
 //! bodies, all of one size; it looks at the first letters of a line only, and keeps no
-//! jobs. What a real server costs beyond this is its own doing. A large body is read into the
-//! one buffer and dropped, and another one is sent from where it always is: neither is copied.
+//! jobs. What a real server costs beyond this is its own doing. A large body is read into a buffer
+//! of its connection and sent from there, without a copy: a server that keeps jobs cannot read all
+//! bodies to one place, which would stay in the cache of the processor.
 
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token};
@@ -19,7 +20,7 @@ pub fn serve(address: SocketAddr, body_size: usize) -> ! {
     let replies = Replies::new(body_size);
     let mut clients: Vec<Option<Client>> = Vec::new();
     let mut events = Events::with_capacity(1024);
-    let mut buffer = vec![0; 256 << 10];
+    let mut shared = vec![0; READ_LEN];
     loop {
         match poll.poll(&mut events, None) {
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
@@ -27,13 +28,17 @@ pub fn serve(address: SocketAddr, body_size: usize) -> ! {
         }
         for event in &events {
             if event.token() == LISTENER {
-                accept_all(&listener, &poll, &mut clients);
+                accept_all(&listener, &poll, &mut clients, &replies);
                 continue;
             }
             let Token(index) = event.token();
             let Some(client) = &mut clients[index] else { continue };
             client.is_readable |= event.is_readable();
-            if !client.serve(&mut buffer, &replies) {
+            let mut own = std::mem::take(&mut client.own_buffer);
+            let buffer = if own.is_empty() { &mut shared } else { &mut own };
+            let goes_on = client.serve(buffer, &replies);
+            client.own_buffer = own;
+            if !goes_on {
                 clients[index] = None;
             }
         }
@@ -41,8 +46,14 @@ pub fn serve(address: SocketAddr, body_size: usize) -> ! {
 }
 
 const LISTENER: Token = Token(usize::MAX - 1);
+const READ_LEN: usize = 256 << 10;
 
-fn accept_all(listener: &TcpListener, poll: &Poll, clients: &mut Vec<Option<Client>>) {
+fn accept_all(
+    listener: &TcpListener,
+    poll: &Poll,
+    clients: &mut Vec<Option<Client>>,
+    replies: &Replies,
+) {
     while let Ok((mut stream, _)) = listener.accept() {
         let free = clients.iter().position(Option::is_none);
         let index = free.unwrap_or_else(|| {
@@ -59,6 +70,7 @@ fn accept_all(listener: &TcpListener, poll: &Poll, clients: &mut Vec<Option<Clie
             body_left: 0,
             large_left: 0,
             output: Vec::new(),
+            own_buffer: replies.large_buffer(),
         });
     }
 }
@@ -74,6 +86,8 @@ struct Client {
     /// The number of bytes at the end of a large reply that are still to be sent, before `output`.
     large_left: usize,
     output: Vec<u8>,
+    /// Where large bodies are read to and sent from; nothing if bodies are small.
+    own_buffer: Vec<u8>,
 }
 
 impl Client {
@@ -81,7 +95,7 @@ impl Client {
     /// closed.
     fn serve(&mut self, buffer: &mut [u8], replies: &Replies) -> bool {
         loop {
-            if !self.flush(replies) {
+            if !self.flush(buffer, replies) {
                 return false;
             }
             let has_output = self.large_left > 0 || !self.output.is_empty();
@@ -141,10 +155,14 @@ impl Client {
     }
 
     /// Writes what the socket takes; false when the connection is to be closed.
-    fn flush(&mut self, replies: &Replies) -> bool {
+    fn flush(&mut self, buffer: &mut [u8], replies: &Replies) -> bool {
         while self.large_left > 0 {
-            let sent = replies.reserved.len() - self.large_left;
-            match self.stream.write(&replies.reserved[sent..]) {
+            let len = replies.reserved.len();
+            let sent = len - self.large_left;
+            if sent == 0 {
+                replies.write_ends(&mut buffer[..len]);
+            }
+            match self.stream.write(&buffer[sent..len]) {
                 Ok(count) => self.large_left -= count,
                 Err(error) => return error.kind() == ErrorKind::WouldBlock,
             }
@@ -177,6 +195,20 @@ impl Replies {
         reserved.resize(reserved.len() + body_size, b'x');
         reserved.extend_from_slice(b"\r\n");
         Replies { reserved, body_size: body_size + b"\r\n".len() }
+    }
+
+    /// A buffer for the bodies of one connection, if they are large.
+    fn large_buffer(&self) -> Vec<u8> {
+        let len = self.reserved.len();
+        if len < LARGE { Vec::new() } else { vec![0; len.max(READ_LEN)] }
+    }
+
+    /// Makes the reply to `reserve` of a buffer that has some body in it.
+    fn write_ends(&self, buffer: &mut [u8]) {
+        let head_len = self.reserved.len() - self.body_size;
+        buffer[..head_len].copy_from_slice(&self.reserved[..head_len]);
+        let end = buffer.len() - b"\r\n".len();
+        buffer[end..].copy_from_slice(b"\r\n");
     }
 
     /// The reply to a line, and how many bytes to step over; none if it was `quit`.
