@@ -530,39 +530,42 @@ impl EventLoop {
             self.server.resume(key, self.now);
             wants = self.server.wants(key);
         }
-        if socket.is_readable && wants.input {
-            self.read(key);
-            // The rest of a large body has a place of its own to be read to.
+        if !socket.is_readable || !wants.input {
+            return;
+        }
+        if !self.server.sends_large_bodies(key) {
+            self.read(key, self.read_len);
+        } else if !self.read_body(key) {
+            // Of a large body only the beginning is read to where it must be copied from.
+            self.read(key, HEAD_READ_LEN.min(self.read_len));
             self.read_body(key);
         }
     }
 
-    fn read(&mut self, key: ConnKey) {
+    fn read(&mut self, key: ConnKey, read_len: usize) {
         let Some(socket) = socket(&mut self.sockets, key) else { return };
-        // Of a large body only the beginning is read to where it must be copied from.
-        let sends_large_bodies = self.server.sends_large_bodies(key);
-        let read_len =
-            if sends_large_bodies { HEAD_READ_LEN.min(self.read_len) } else { self.read_len };
         let read = socket.stream.read(&mut self.scratch[..read_len]);
         let Some(count) = self.note_read(key, read, read_len) else { return };
         self.server.receive(key, &self.scratch[..count], self.now);
     }
 
     /// Reads on to where the body of a job stays, and what follows it into the scratch buffer.
-    fn read_body(&mut self, key: ConnKey) {
-        let Some(socket) = socket(&mut self.sockets, key).filter(|socket| socket.is_readable)
+    /// Returns whether a large body is arriving, and can be read on.
+    fn read_body(&mut self, key: ConnKey) -> bool {
+        let socket = socket(&mut self.sockets, key).filter(|socket| socket.is_readable);
+        let (Some(socket), Some(space)) = (socket, self.server.body_space(key, READ_AT_ONCE))
         else {
-            return;
+            return false;
         };
-        let Some(space) = self.server.body_space(key, READ_AT_ONCE) else { return };
         let (in_body, behind) = (space.len(), &mut self.scratch[..HEAD_READ_LEN]);
         let mut slices = [IoSliceMut::new(space), IoSliceMut::new(behind)];
         let read = socket.stream.read_vectored(&mut slices);
-        let Some(count) = self.note_read(key, read, in_body + HEAD_READ_LEN) else { return };
+        let Some(count) = self.note_read(key, read, in_body + HEAD_READ_LEN) else { return true };
         self.server.receive_body(key, count.min(in_body), self.now);
         if let Some(more) = count.checked_sub(in_body).filter(|&more| more > 0) {
             self.server.receive(key, &self.scratch[..more], self.now);
         }
+        true
     }
 
     /// Looks at what came of reading up to `most` bytes, and returns how many bytes have arrived.
