@@ -18,7 +18,7 @@
 #
 # To measure it:
 #   make bench      what operations cost (AGAINST='path path' beside other servers,
-#                   ARGS='...' for flags of the benchmark: ARGS=--help tells them;
+#                   ARGS='...' for flags of the benchmark: ARGS=--help lists them;
 #                   ARGS=--instructions counts user instructions per command, with valgrind)
 #   make picture    draws dist/grafana/beanstalkd.svg anew, from five minutes of made-up load
 #

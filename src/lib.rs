@@ -63,7 +63,7 @@
 //! # How a command travels
 //!
 //! ```text
-//! event_loop  readable: read into the scratch buffer
+//! event_loop  readable: read into the scratch buffer, and a large body to where it stays
 //!   server.receive(conn, bytes, now)
 //!     conn.next_step         cuts a line or a body out of the bytes
 //!       command::parse       the line becomes a Command, or earns BAD_FORMAT
@@ -74,7 +74,8 @@
 //!     server.deliver_answers into the outputs of those who waited
 //! event_loop  all reads of the turn are done
 //!   server.commit            the batch in one write, and one sync if it is due
-//!   flush                    one write for each connection with output
+//!   flush                    one write for each connection with output; close what has ended
+//!   accept                   new clients, which are read from in the next iteration
 //!   onlookers.turn           a word to the service manager, a slice of a page of metrics
 //! ```
 //!
@@ -83,13 +84,16 @@
 //! - Every job stands in exactly one structure, and its [`engine::job::State`] says in
 //!   which and where.
 //! - How many jobs are where is counted as they enter and leave, and nowhere else.
-//! - After each command nobody waits while a tube that he watches has an offer.
-//! - A timer never goes off more than a tick (66 us) after what it is for; it may be sooner,
-//!   and then finds nothing.
+//! - After each command no connection waits while a tube that it watches has an offer.
+//! - A timer is set to at most one tick (66 us) after the moment that it is for; it may be set to
+//!   an earlier moment, and then finds nothing. If more is due than the budget of one iteration
+//!   allows, the rest is done in the next iterations.
 //! - On balance no command costs more when other tubes, jobs or connections are added, but
 //!   for those that list or count them.
-//! - No more than a few thousand jobs are moved in a turn: who kicks or loses more, or has them come
-//!   due, shares the turns with the others. Workers who wait at a paused tube come all at once.
+//! - One iteration moves at most a few thousand jobs, whether they are kicked, come due, or were held
+//!   by connections that end. One step of the rules answers at most 128 connections that wait.
+//! - What is kept for a connection is bounded: 68 KiB of input behind commands that wait, one body,
+//!   and 256 KiB of unread replies plus one. With `--max-memory` all of them together are bounded.
 //! - No reply leaves before the record of what it tells has been written, and synced if that
 //!   was asked for.
 //! - What an older file of the binlog says never outlives the record that takes it back.

@@ -68,7 +68,7 @@ impl StartupError {
     }
 }
 
-/// What has become of a start.
+/// The result of a start.
 #[derive(Debug)]
 pub enum Started {
     /// The server is ready to serve.

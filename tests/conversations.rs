@@ -130,9 +130,9 @@ fn play(script: &Script, player: &mut dyn Player, c_version: Option<&str>) -> Re
     Ok(())
 }
 
-/// Plays the script over sockets. A script says that a job is not ready half a second after it was
-/// put; when the machine was too busy to look in time, a failure says nothing of the server, and
-/// the script is played again. One that fails without such a delay fails at once.
+/// Plays the script over sockets. A script may expect that a job is not ready half a second after it
+/// was put. If a busy machine delayed the test by more than 50 ms before a failure, the script is
+/// played again; without such a delay a failure is final.
 fn play_in_real_time(
     script: &Script,
     c_program: Option<&Path>,

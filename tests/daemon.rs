@@ -1425,7 +1425,7 @@ fn start_with_fault(fault: &str, flags: &[&str]) -> Option<Daemon> {
     Some(Daemon::spawn(traced(&[&[BEANSTALKD], flags].concat())))
 }
 
-/// The kernel reports it once: a server that is started again would not hear of it.
+/// The kernel reports the error once: a server that is started again would not see it.
 #[test]
 fn a_sync_that_fails_at_the_start_is_final() {
     let directory = tempfile::tempdir().unwrap();

@@ -10,10 +10,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
 
 const START: Nanos = Nanos::from_secs(1_000);
-/// More replies than these are not made in one iteration of the loop: a reply takes about a
+/// At most this many replies are made in one iteration of the loop: a reply takes about a
 /// microsecond, and some 4 more when it is sent to a client of its own.
 const MOST_REPLIES: usize = 700;
-/// More jobs are not moved, nor tubes removed, in one iteration.
+/// At most this many jobs are moved, or tubes removed, in one iteration.
 const MOST_MOVES: u64 = 1_100;
 /// Time goes on, if only a little.
 const ITERATION: Nanos = Nanos::from_nanos(100_000);
@@ -151,7 +151,7 @@ impl Loop {
     }
 }
 
-/// Has the connection watch so many tubes that nobody else has.
+/// Makes the connection watch `count` tubes that no other connection watches.
 fn watch_many(engine: &mut Loop, key: ConnKey, count: usize) {
     let commands: String = (0..count).map(|number| format!("watch tube-{number}\r\n")).collect();
     engine.send(key, commands.as_bytes());

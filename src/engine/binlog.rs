@@ -72,9 +72,9 @@ pub struct Binlog {
     pub(super) has_failed_to_grow: bool,
     /// No more space was to be had, and none has been given back since.
     pub(super) is_full: bool,
-    /// Since the start there was once no space for a whole file.
+    /// There was no space for a whole file at least once since the start.
     pub(super) was_short: bool,
-    /// For which file there was none, and the error.
+    /// The file for which there was no space last, and the error.
     pub(super) full_error: Option<(FileNumber, io::Error)>,
     pub(super) space_log: SpaceLog,
     /// At the start there was too little space for the deletes of all jobs.

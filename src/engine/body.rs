@@ -12,8 +12,8 @@
 //! a slow client still receives it is harmless.
 //!
 //! A page of small bodies is freed when its last slot is left. Pages of large bodies are expensive
-//! to make and to free, and are kept for the next ones: those that nothing has needed from one
-//! look to the next, [`REAP_PAUSE`] apart, are freed a little in each iteration of the loop.
+//! to make and to free, and are kept for the next bodies. Every [`REAP_PAUSE`] the pages that stayed
+//! empty since the last check are marked, and at most 1 MiB of them is freed in each iteration.
 
 use super::keys::{BodyKey, Key};
 use super::slots::{self, Slots};
@@ -26,7 +26,7 @@ use std::collections::TryReserveError;
 pub struct Body {
     /// With CR LF.
     len: u32,
-    /// Among those of its width.
+    /// Its key in the shelf of its width.
     key: BodyKey,
 }
 
@@ -35,11 +35,11 @@ pub struct Body {
 pub struct Bodies {
     /// By width.
     shelves: Vec<Shelf>,
-    /// Bytes of memory that bodies take or took, in all pages that were not freed since.
+    /// Bytes of all pages, as far as bodies have ever filled them.
     taken_bytes: u64,
     /// How many pages of large bodies have no body.
     empty_pages: usize,
-    /// When the next look at them is due; nothing until the first one is noticed.
+    /// When the next check for empty pages is due; `None` while there are none.
     reap_at: Option<Nanos>,
     /// Empty pages that are to be freed.
     surplus_pages: usize,
@@ -57,7 +57,7 @@ struct Shelf {
     pages: Vec<Vec<u8>>,
     /// For each of `pages`.
     uses: Vec<PageUse>,
-    /// The smallest number of empty pages since the last look.
+    /// The smallest number of empty pages since the last check.
     least_empty: usize,
     /// Empty pages that are to be freed.
     surplus: usize,
@@ -78,9 +78,9 @@ pub const CR_LF: &[u8] = b"\r\n";
 /// bodies of one width are on the same side.
 pub const LARGE: usize = 4096 + CR_LF.len() + 1;
 
-/// Empty pages of large bodies are looked at so often.
+/// The interval between two checks for empty pages of large bodies.
 pub const REAP_PAUSE: Nanos = Nanos::from_millis(200);
-/// So many bytes of empty pages are freed in one iteration, which takes some 0.1 ms.
+/// At most this many bytes of empty pages are freed in one iteration: about 0.1 ms.
 const REAPED_AT_ONCE: usize = 1024 * 1024;
 
 /// From one width to the next it is eight bytes, or a sixteenth to a thirty-second.
@@ -88,10 +88,10 @@ const STEP: usize = 8;
 const STEPS_PER_DOUBLING: usize = 16;
 /// Up to here the steps are the same.
 const EVEN: usize = STEP * STEPS_PER_DOUBLING;
-/// Above this a body has a page for itself, of which the end is not touched: each width is twice
-/// the one before.
+/// A body of more bytes has a page for itself. Each such width is twice the one before: the end of
+/// the page is never written to and takes no memory.
 const ALONE: usize = slots::PAGE_BYTES;
-/// There are no longer bodies, without CR LF.
+/// The largest body, without CR LF: the largest `-z`.
 const LONGEST: usize = 1 << 30;
 
 impl Body {
@@ -127,7 +127,7 @@ impl Default for Bodies {
 }
 
 impl Bodies {
-    /// Keeps the bytes of a complete body, CR LF and all.
+    /// Stores the bytes of a complete body, with its CR LF.
     ///
     /// # Errors
     /// There is no memory for it.
@@ -137,7 +137,7 @@ impl Bodies {
         Ok(body)
     }
 
-    /// Takes room for a body of which the bytes are still to come: [`Bodies::space`] is where.
+    /// Allocates room for a body that is still to arrive; [`Bodies::space`] returns where.
     ///
     /// # Errors
     /// There is no memory for it.
@@ -251,7 +251,7 @@ impl Bodies {
         &mut self.shelves[shelf_of(LARGE)..]
     }
 
-    /// What stood empty all the time since the last look is surplus.
+    /// Marks the pages that stayed empty since the last check as surplus.
     fn look_for_surplus(&mut self, now: Nanos) {
         let mut surplus = 0;
         for shelf in self.wide() {
@@ -264,7 +264,8 @@ impl Bodies {
         self.reap_at = (self.empty_pages > 0).then(|| now + REAP_PAUSE);
     }
 
-    /// A body of a gigabyte is given back from its end, as a whole it would take 0.1 s.
+    /// Frees at most [`REAPED_AT_ONCE`] bytes. A page is freed from its end: to free a gigabyte at
+    /// once would take 0.1 s.
     fn free_some(&mut self) {
         let mut left = REAPED_AT_ONCE;
         let mut shelf = shelf_of(LARGE);

@@ -3,9 +3,10 @@
 //!
 //! [`Conn::next_step`] cuts the bytes that arrive into lines and bodies, however they are
 //! chunked; what the lines mean is for `server.rs`. Memory is bounded whatever arrives: at
-//! most a line or a body of allowed size is kept while incomplete, anything longer is
-//! dropped as it comes, and a client whose commands are held up is not read from. A large body
-//! is not kept here: it has its place among the bodies of jobs from its first byte on.
+//! most a line or a body of allowed size is kept while incomplete, and anything longer is
+//! dropped as it comes. A client whose commands are held up is not read from, so that at most the
+//! rest of one read, 68 KiB, waits for it. A large body is not kept here: it has its place among the
+//! bodies of jobs from its first byte on.
 
 use super::beside::Beside;
 use super::body::{Bodies, Body, CR_LF, LARGE};
@@ -33,7 +34,7 @@ pub struct Conns {
     attention: Vec<ConnKey>,
     /// How many bytes of memory unused input and unsent text take.
     buffered_bytes: usize,
-    /// From there on connections are crowded.
+    /// The value of `buffered_bytes` from which on connections are crowded.
     buffer_limit: usize,
     /// How many bytes of replies were made since somebody last asked.
     said_bytes: usize,
@@ -119,7 +120,7 @@ pub enum Phase {
     },
     /// A kick of more jobs than could be kicked at once.
     Kicking(Kick),
-    /// A reserve over more tubes than could be looked at at once.
+    /// A reserve over more tubes than could be checked in one iteration.
     Looking(Wait),
     /// A list of very many watched tubes that is being made, and the watch that comes next.
     ListingWatched(ListText, WatchKey),
@@ -304,7 +305,7 @@ impl Conn {
         is_over && self.output.is_empty()
     }
 
-    /// Whether a command goes on without more bytes.
+    /// Returns whether a command is being run in steps, which needs no more input.
     fn is_amid_command(&self) -> bool {
         matches!(self.phase, Phase::Kicking(_) | Phase::Looking(_) | Phase::ListingWatched(..))
     }
@@ -438,8 +439,8 @@ impl Conn {
 }
 
 impl Conns {
-    /// No connections, whose unused input and unsent text are to take no more than `buffer_limit`
-    /// bytes of memory, but for what each needs at least.
+    /// Creates an empty set. From `buffer_limit` bytes of unused input and unsent text on, each
+    /// connection gets as little as it needs.
     pub fn new(buffer_limit: usize) -> Conns {
         Conns {
             by_key: Beside::default(),
@@ -476,7 +477,7 @@ impl Conns {
         self.by_key.remove(key);
     }
 
-    /// Nothing more is read from the connection, and nothing of what it was to be sent is sent.
+    /// Drops what the connection has sent and what it was to be sent.
     pub fn drop_buffers(&mut self, key: ConnKey, bodies: &mut Bodies) {
         let conn = &mut self.by_key[key];
         self.buffered_bytes -= conn.buffered_bytes();
@@ -547,13 +548,13 @@ impl Conns {
 
     // ---- Buffers ----
 
-    /// Whether unused input and unsent text of all connections take as much memory as they may. Then
-    /// little is read of each, and commands are run only for those that have read all replies.
+    /// Returns whether unused input and unsent text of all connections have reached their limit. Then
+    /// at most 1 KiB is read of each connection, and only those that have read all replies run commands.
     pub fn are_crowded(&self) -> bool {
         self.buffered_bytes >= self.buffer_limit
     }
 
-    /// So many bytes may be on their way to a connection for which commands are run.
+    /// Returns from how many unsent bytes on no more commands of a connection are run.
     pub fn output_limit(&self) -> usize {
         if self.are_crowded() { 1 } else { Conn::OUTPUT_LIMIT }
     }

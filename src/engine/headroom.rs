@@ -39,7 +39,7 @@ thread_local! {
 }
 
 /// Runs `allocate`. An allocation in it fails if it would leave less than `least` of the headroom.
-/// Within another such call the greater of the two parts remains.
+/// In nested calls the greater of the two parts counts.
 pub fn leave<R>(least: Headroom, allocate: impl FnOnce() -> R) -> R {
     let outer = LEAST.replace(least.max(LEAST.get()));
     let result = allocate();

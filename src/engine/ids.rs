@@ -18,8 +18,8 @@ pub struct Ids {
     blocks: Table<BlockKey, Block>,
     /// The block that was inserted into last, if it is still there: the next id is mostly in it.
     inserted: Option<(u64, BlockKey)>,
-    /// The block that was found last, if it is still there: a job is mostly found to be removed, and
-    /// after those next to it.
+    /// The block that was found last, if it is still there. Most jobs are looked up to be deleted, one
+    /// after the other in the order of their ids.
     found: Cell<Option<(u64, BlockKey)>>,
 }
 

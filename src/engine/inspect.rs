@@ -6,9 +6,9 @@
 //!
 //! A file is read in pieces, and the server may write between two of them, so that a sound record
 //! looks damaged. So damage is reported only where two readings of all files found it. That is
-//! enough, because records are written one after the other and never changed: damage has
-//! something behind it, so whatever stood there incomplete in the first reading was complete
-//! before the second one began.
+//! enough, because records are written one after the other and never changed: damage is followed by
+//! another record, so a record that was incomplete in the first reading was complete before the
+//! second one began.
 
 use super::body::CR_LF;
 use super::disk::{Disk, FileNumber};
@@ -136,7 +136,7 @@ fn is_gone(error: &ReadError) -> bool {
 }
 
 impl Survey {
-    /// What is in the files now. Damage that only one reading has found is left out.
+    /// Reads all files. Damage that only one reading has found is left out.
     fn of(disk: &mut dyn Disk) -> Result<Survey, InspectError> {
         let mut found_before = BTreeSet::new();
         let mut survey = Survey::attempt(disk)?;

@@ -114,7 +114,7 @@ impl<const LIST: usize> List<LIST> {
         Some(key)
     }
 
-    /// The entry behind the one under `key`, which must stand in this list.
+    /// Returns the key of the entry after `key`, which must be in this list.
     pub fn after<S: Linked<LIST>>(&self, store: &S, key: u32) -> Option<u32> {
         let next = store.links(key).next;
         (next != NIL).then_some(next)

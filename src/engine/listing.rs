@@ -17,7 +17,7 @@ pub struct ListText {
     len: usize,
 }
 
-/// A list with at most this many names is made at once: in about 0.1 ms.
+/// A list with at most this many names is made in one step of about 0.1 ms.
 pub const LISTED_AT_ONCE: usize = 1024;
 
 impl ListText {

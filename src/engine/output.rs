@@ -1,8 +1,8 @@
 //! Bytes on their way to a client.
 //!
-//! Formatted replies gather in one buffer; large bodies are not copied into it but noted
-//! at their position and sent from where they are. An output has a hold on each of them, so it is
-//! never just dropped: [`Output::clear`] gives the holds back.
+//! Formatted replies gather in one buffer; large bodies and the pieces of long lists are not copied
+//! into it but noted at their position and sent from where they are. An output has a hold on each
+//! body, so dropping an output would leak bodies: [`Output::clear`] gives the holds back.
 //!
 //! ```text
 //! text    RESERVED 7 60000 CR LF INSERTED 8 CR LF ...

@@ -61,9 +61,9 @@ pub struct Queue {
     pub(super) reservations: u64,
     /// The connections whose timer went off; empty between ticks.
     pub(super) due_conns: Vec<ConnKey>,
-    /// Connections that are gone, but not all that they leave behind.
+    /// Closed connections that still have jobs or watches to give back.
     closing: VecDeque<Closing>,
-    /// Units of work that connections which end may still make in this iteration.
+    /// Units of work that are left in this iteration for connections that are closed in it.
     closing_work_left: usize,
     /// How many bytes compaction has moved, and how many pages of bodies were freed, since
     /// somebody last asked.
@@ -83,18 +83,18 @@ pub enum Answer {
     TimedOut,
 }
 
-/// What came of looking for a job.
+/// The result of one step of a reserve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Looked {
     /// The connection now holds this job.
     Reserved(JobKey),
     /// There is none.
     Nothing,
-    /// There is more to be looked at.
+    /// The step limit was reached before all watched tubes were checked.
     Unfinished,
 }
 
-/// A connection that is gone and has left more behind than can be cleared away at once.
+/// A closed connection whose jobs and watches are given back in steps.
 #[derive(Debug)]
 struct Closing {
     conn: ConnKey,
@@ -178,19 +178,21 @@ pub(super) const SAFETY_MARGIN: Nanos = Nanos::from_secs(1);
 const MOVED_PER_WORK: usize = 2048;
 const WORK_PER_PAGE: usize = 32;
 
-/// Units of work, each about a quarter of a microsecond, that a tick does for tubes, that it does for
-/// connections, and so on: what is left takes its turn in the next iteration.
+/// The most and the fewest units of work, each about a quarter of a microsecond, that a tick does for
+/// tubes, and again for connections. The rest is done in the next iterations.
 pub(super) const MOST_DUE_WORK: usize = 2048;
 pub(super) const LEAST_DUE_WORK: usize = 64;
 /// The same for connections that end in an iteration, and for those that have ended.
 const CLOSING_WORK: usize = 1024;
-/// As much of that is for one of them at a time, so that one that leaves much behind delays no other.
+/// At most this much of that is for one connection at a time, so that one with many jobs delays no
+/// other.
 const CLOSING_SLICE: usize = 256;
 /// To move a job, to end a watch, and to answer a connection.
 const WORK_PER_MOVE: usize = 2;
 const WORK_PER_WATCH: usize = 4;
 pub(super) const WORK_PER_WAKE: usize = 16;
-/// As many jobs of a connection that ends come back in the order in which they were reserved.
+/// Up to this many jobs of a closed connection become ready in the order in which they were
+/// reserved.
 const HELD_IN_ORDER: usize = 4096;
 
 /// One step of the rules answers at most this many waiting connections: to each of them something
@@ -252,10 +254,10 @@ impl Queue {
         Ok(conn)
     }
 
-    /// The connection is gone: it stops waiting, the jobs that it held are ready again, in the order
-    /// in which they were reserved, and it watches no tubes. Returns whether that is done; if it is
-    /// very much, it is done in steps, and [`Queue::close_next`] goes on. Very many jobs come back
-    /// with the soonest deadlines first.
+    /// Closes a connection: it stops waiting, its jobs become ready in the order in which they were
+    /// reserved, and its watches end. Returns whether all of that is done; otherwise
+    /// [`Queue::close_next`] does the rest. More than 4096 jobs become ready with the soonest deadlines
+    /// first.
     pub fn disconnect(&mut self, conn: ConnKey, now: Nanos) -> bool {
         self.stop_waiting(conn);
         let client = &mut self.clients[conn];
@@ -280,8 +282,8 @@ impl Queue {
         is_done
     }
 
-    /// Goes on with connections that are gone. Returns the next one of which nothing is left; its key
-    /// may be used again.
+    /// Gives back more jobs and watches of closed connections. Returns the next connection that has
+    /// none left; its key may be used again.
     pub fn close_next(&mut self, work_left: &mut usize, now: Nanos) -> Option<ConnKey> {
         while *work_left > 0 {
             let mut closing = self.closing.pop_front()?;
@@ -297,7 +299,7 @@ impl Queue {
         None
     }
 
-    /// The connections that are gone, but not all that they leave behind.
+    /// Closed connections that still have jobs or watches to give back.
     pub fn closing(&self) -> impl Iterator<Item = ConnKey> + '_ {
         self.closing.iter().map(|closing| closing.conn)
     }
@@ -421,8 +423,8 @@ impl Queue {
         true
     }
 
-    /// Jobs go to those who wait for them, as far as `work_left` goes. If more could be served, the
-    /// pause stays in force, and goes on ending with the next tick.
+    /// Hands jobs to waiting connections, as far as `work_left` allows. If more of them could be
+    /// served, the pause stays in force, and the next tick serves them.
     fn end_pause(&mut self, key: TubeKey, work_left: &mut usize, now: Nanos) {
         let pause = self.tubes[key].pause.take();
         while *work_left > 0 && self.serve_one(key, now) {
@@ -635,8 +637,8 @@ impl Queue {
         Kick { tube, are_buried, left, kicked: 0 }
     }
 
-    /// Makes as many jobs ready as the plan says, but no more than `limit`, and fewer when they wake
-    /// `WAKES_AT_ONCE` connections. With fewer left than it said it is content.
+    /// Makes jobs ready until `kick.left` or `limit` is reached, `WAKES_AT_ONCE` connections are
+    /// woken, or the tube has no more of them.
     ///
     /// # Errors
     /// There is no space in the binlog for even one.
@@ -775,7 +777,8 @@ impl Queue {
         while self.serve_one(tube, now) {}
     }
 
-    /// Hands the best job of the tube to the first who waits for it. `false` when there are not both.
+    /// Hands the best job of the tube to the connection that has waited longest. Returns `false` if
+    /// there is no job or no such connection.
     fn serve_one(&mut self, tube: TubeKey, now: Nanos) -> bool {
         let Some(offer) = self.tubes[tube].offer() else { return false };
         let Some(conn) = self.longest_waiting(tube) else { return false };
@@ -821,12 +824,12 @@ impl Queue {
 
     // ---- Waiting and time ----
 
-    /// The connection waits, until a job comes, its timeout is over, or a job that it
-    /// holds comes near its deadline. `false` when `steps_left` steps were not enough to join all
-    /// lines: it does not wait yet, and must look again at what its tubes offer.
+    /// Makes the connection wait, until a job comes, its timeout is over, or a job that it
+    /// holds comes near its deadline. Returns `false` if `steps_left` was too small to join all
+    /// lines: it does not wait yet, and must check again what its tubes offer.
     ///
     /// # Errors
-    /// There is no memory to stand in line: it does not wait.
+    /// There is no memory for its places in the lines: it does not wait.
     pub(super) fn wait(
         &mut self,
         conn: ConnKey,
@@ -835,7 +838,7 @@ impl Queue {
         now: Nanos,
     ) -> Result<bool, TryReserveError> {
         let waits = headroom::leave(Headroom::ThreeQuarters, || {
-            // All that wait may have to be answered at once.
+            // All connections that wait may have to be answered at once.
             self.answers.try_reserve(self.clients_waiting() + 1)?;
             self.join_lines(conn, wait, steps_left)
         })?;

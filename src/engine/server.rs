@@ -75,7 +75,7 @@ pub struct Server {
     is_draining: bool,
     /// When the operator was told last that jobs take as much memory as they may.
     memory_told_at: Option<Nanos>,
-    /// Units of work that each connection may use in this iteration.
+    /// The units of work that each connection may use in this iteration.
     share: usize,
     /// Units of its share that are left to the connection whose commands are run.
     share_left: usize,
@@ -85,7 +85,7 @@ pub struct Server {
     last_moment: Nanos,
     /// Lists of very many tubes.
     lists: Lists,
-    /// How many connections are gone, but not all that they leave behind.
+    /// The number of connections that are closed and still have jobs or watches to give back.
     closing_count: usize,
     /// Units of work that a tick may use for each kind of thing that is due.
     due_work: usize,
@@ -93,9 +93,9 @@ pub struct Server {
 
 /// The work of one iteration that many connections cause together: about 1 ms.
 pub const ITERATION_WORK: usize = 4096;
-/// The work that pipelined commands may cause together, as far as each connection can be left
-/// a smallest share: some 15 us, so that a client that sends one command at a time waits little
-/// behind one that sends thousands.
+/// The work that pipelined commands of all ready connections may cause together in one iteration,
+/// unless the smallest share for each is more: some 15 us, so that a client that sends one command
+/// at a time waits little behind one that sends thousands.
 pub const SHARED_WORK: usize = 64;
 /// The same where each iteration ends in a sync of the disk, which takes longer than all commands.
 pub const SHARED_WORK_BEFORE_SYNC: usize = 1024;
@@ -105,17 +105,18 @@ const WORK_PER_CONN: usize = 16;
 /// A command is one unit, and so are this many bytes of its reply: a `stats` takes as long as
 /// several `delete`s. A large body is not copied, and costs less for each byte.
 const OUTPUT_PER_WORK: usize = 128;
-/// A reserve looks at most at this many watches in an iteration, and so many take one unit.
+/// A reserve checks at most this many watches in an iteration, and charges one unit for each two.
 const WATCHES_AT_ONCE: usize = 2048;
 const WATCHES_PER_WORK: usize = 2;
 /// One unit for this many names in a list.
 const LISTED_PER_WORK: usize = 4;
 /// A list that several connections have asked for is sent to this many of them in an iteration.
 const LISTS_SENT_AT_ONCE: usize = 64;
-/// This part of what `--max-memory` allows is for commands that wait and replies that were not read.
+/// An eighth of what `--max-memory` allows is for commands that wait and unread replies.
 const BUFFERS_PART: u64 = 8;
-/// Long lists that clients have not read yet take no more memory than this, or an eighth of what
-/// `--max-memory` allows, and one list; then others are refused.
+/// Limits the memory of long lists that clients have not read yet, as does an eighth of what
+/// `--max-memory` allows. A new list is refused when it is reached. Lists that are being made do not
+/// count, so one more for each connection that waits for its list can exceed the limit.
 const LISTS_MOST_BYTES: u64 = 64 * 1024 * 1024;
 /// One unit for this many waiters of a tube that are counted.
 const IN_LINE_PER_WORK: usize = 8;
@@ -263,7 +264,7 @@ impl Server {
         self.settle();
     }
 
-    /// Connections that are gone may have left more behind than can be cleared away at once.
+    /// Gives back some of the jobs and watches of closed connections.
     fn go_on_closing(&mut self, now: Nanos) {
         let mut work_left = self.due_work;
         while let Some(key) = self.queue.close_next(&mut work_left, now) {
@@ -754,7 +755,7 @@ impl Server {
         has_memory
     }
 
-    /// Returns what a client is told whose put finds no memory.
+    /// Returns the reply to a put for which there is no memory.
     fn refusal(&self) -> Refusal {
         if self.is_draining { Refusal::Draining } else { Refusal::OutOfMemory }
     }
@@ -763,7 +764,7 @@ impl Server {
         self.conns[key].phase = Phase::UnwantedBody { left, why };
     }
 
-    /// A large body is about to arrive, and gets its place.
+    /// Allocates the place for a large body that is about to arrive.
     fn begin_body(&mut self, key: ConnKey, put: Put) {
         let full_len = put.full_len as usize;
         let body = if self.has_memory_for(full_len) {
@@ -823,7 +824,7 @@ impl Server {
     }
 
     fn finish_small_put(&mut self, key: ConnKey, put: Put, bytes: &[u8], now: Nanos) {
-        // Others have put theirs while this one arrived.
+        // Other clients may have put jobs while this body arrived.
         let body = if self.has_memory_for(bytes.len()) && self.has_room() {
             headroom::leave(Headroom::Whole, || self.queue.bodies.add(bytes)).map_err(NoRoom::from)
         } else {
@@ -873,8 +874,8 @@ impl Server {
         self.look_for_job(key, Wait { ticket, until }, now);
     }
 
-    /// Looks for a job, and waits if there is none. A connection that watches very many tubes lets
-    /// others have their turn in between, and looks again at those that have changed meanwhile.
+    /// Reserves a job, or waits if there is none. With very many watched tubes this takes several
+    /// iterations; tubes that change in between are checked again.
     fn look_for_job(&mut self, key: ConnKey, wait: Wait, now: Nanos) {
         let mut steps_left = WATCHES_AT_ONCE;
         let next = self.look_once(key, wait, &mut steps_left, now);
@@ -940,7 +941,7 @@ impl Server {
 
     // ---- Tubes ----
 
-    /// Whether there is memory for what clients want to do with tubes.
+    /// Returns whether there is memory for more tubes and watches.
     fn has_room_for_tubes(&self) -> bool {
         (self.facts.has_headroom)(Headroom::ThreeQuarters)
     }
@@ -1034,23 +1035,24 @@ impl Server {
         }
     }
 
-    /// Whether the lists that clients have not read yet leave room for one more.
+    /// Returns whether unread lists leave room for one more.
     fn may_list(&mut self) -> bool {
         let most = LISTS_MOST_BYTES.min(self.settings.max_memory_bytes / BUFFERS_PART);
         let bytes = self.lists.unread_bytes();
         bytes == 0 || bytes < most
     }
 
-    /// Adds some more tubes to the list of all, and answers some of those who want it.
+    /// Adds the next tubes to the list of all tubes, and sends a complete list to some of the
+    /// connections that wait for it.
     fn go_on_listing(&mut self) {
         if self.lists.is_idle() {
             return;
         }
         if self.lists.made.is_none() {
             if self.lists.made_for.is_empty() {
-                // All who have asked until now get the next one.
+                // All connections that have asked until now get the next list.
                 self.lists.made_for = std::mem::take(&mut self.lists.wanted_by);
-                // Without memory for its beginning, there is none to go on with.
+                // Without memory for its beginning, the next call returns `NoMemory`.
                 let _ = self.queue.tubes.begin_listing();
             }
             let mut steps_left = LISTED_AT_ONCE;
@@ -1111,7 +1113,7 @@ impl Server {
 
     // ---- Speaking ----
 
-    /// Tells connections that waited what they waited for, and returns the work that this makes.
+    /// Sends the results of waits to the connections that waited. Returns the work that this makes.
     fn deliver_answers(&mut self) -> usize {
         let work = self.queue.answers.len() * WORK_PER_WAKE;
         while let Some((key, answer)) = self.queue.answers.pop_front() {
@@ -1190,13 +1192,13 @@ impl Server {
 /// Lists of very many tubes.
 #[derive(Debug, Default)]
 struct Lists {
-    /// Who gets the list that is being made.
+    /// The connections that get the list that is being made, or sent.
     made_for: Vec<ConnKey>,
-    /// It is complete.
+    /// The list, once it is complete.
     made: Option<Rc<ListText>>,
-    /// Who has asked since it was begun.
+    /// The connections that have asked since that list was begun.
     wanted_by: Vec<ConnKey>,
-    /// Those that somebody may still be sent.
+    /// All complete lists of which a connection may still have to be sent a part.
     unread: Vec<Weak<ListText>>,
 }
 

@@ -3,8 +3,9 @@
 //! A slab in one vector is moved when it grows, never gets smaller, and cannot fail. Ten
 //! million jobs want neither: here a page is opened when all others are full and given up
 //! when its last slot is left, so that nothing is ever moved and a drained backlog leaves
-//! nothing of itself behind. Which memory a page has is up to whoever keeps the things
-//! (`pages.rs`, `body.rs`); this room knows numbers only:
+//! nothing of itself behind. Pages that are expensive to make stay until their owner gives them
+//! up ([`Slots::vacate`], [`Slots::give_up_empty`]). The memory of a page belongs to the module that
+//! keeps the entries (`pages.rs`, `body.rs`); this one knows numbers only:
 //!
 //! ```text
 //! number of a slot    | page ............ | slot in its page |

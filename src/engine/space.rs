@@ -37,8 +37,8 @@ const SPARE_SHARE: u64 = 32;
 /// It is at least this many bytes, so that small files keep a whole file of headroom.
 const SMALL_SPARE: u64 = 32 * 1024;
 
-/// Where there is no space for a whole file, no less than this share of one is taken at a time,
-/// and no less than so many bytes, so that a full disk does not have many small files.
+/// If there is no space for a whole file, at least this share of one is taken at a time, and at least
+/// [`LEAST_PIECE`] bytes, so that a full disk does not have many small files.
 const LEAST_PIECE_SHARE: u64 = 32;
 const LEAST_PIECE: u64 = 64 * 1024;
 
@@ -451,7 +451,7 @@ impl Binlog {
         }
     }
 
-    /// Whether the newest segment is shorter than a whole one.
+    /// Returns whether the newest segment is shorter than a whole one.
     fn can_lengthen(&self) -> bool {
         self.segments.newest().is_some_and(|newest| newest.size < self.file_size())
     }
@@ -515,8 +515,8 @@ impl Binlog {
         self.write_marker();
     }
 
-    /// Cuts a segment to its used length. If that has no space or is not permitted, the file stays
-    /// longer, which does no harm; any other error means that the disk fails.
+    /// Cuts a segment to its used length. Without space or permission for that the file stays longer,
+    /// which does no harm; any other error means that the disk fails.
     pub(super) fn cut_segment(&mut self, place: usize) {
         let Segment { number, size, used, is_damaged, .. } = self.segments[place];
         if size == used || is_damaged || self.failure.is_some() {
@@ -565,8 +565,8 @@ impl Binlog {
         self.try_pieces(first, least, |binlog, piece| binlog.grow(binlog.last_number() + 1, piece))
     }
 
-    /// Whether so much of the current segment is used that another one should take its place: half
-    /// of a file, or an eighth on a disk that once had no space for a whole one.
+    /// Returns whether the current segment should be replaced: when half of a file is used, or an
+    /// eighth on a disk that once had no space for a whole one.
     fn is_worn(&self) -> bool {
         let part = if self.was_short { 8 } else { 2 };
         self.segments[self.current].used > self.file_size() / part
@@ -670,7 +670,7 @@ fn is_unused(segment: &Segment) -> bool {
     segment.used <= VERSION_LEN as u64 && !segment.is_damaged
 }
 
-/// Whether an error of the disk passes when space is freed or permission is given.
+/// Returns whether an error of the disk passes when space is freed or permission is given.
 fn is_want_of_space(error: &io::Error) -> bool {
     use io::ErrorKind::{FileTooLarge, OutOfMemory, PermissionDenied, QuotaExceeded, StorageFull};
     matches!(
@@ -685,9 +685,9 @@ fn is_want_of_space(error: &io::Error) -> bool {
 pub(super) struct SpaceLog {
     /// The last put was refused.
     pub(super) is_refusing: bool,
-    /// The last line says that puts are refused.
+    /// The last logged line is that puts are refused.
     is_refusal_logged: bool,
-    /// How many times puts began to be refused since that was last logged.
+    /// How many times the server began to refuse puts since it last logged that.
     unlogged: u64,
     next_refusal_at: Nanos,
     next_recovery_at: Nanos,

@@ -32,7 +32,7 @@ pub struct Facts {
     pub processor_time: fn() -> ProcessorTime,
     /// Reads how many bytes of memory the process has, if that can be known.
     pub resident_bytes: fn() -> Option<u64>,
-    /// Whether at least this much of the memory that is kept back is there.
+    /// Returns whether at least this much of the memory that is kept back is there.
     pub has_headroom: fn(Headroom) -> bool,
 }
 

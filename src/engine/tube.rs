@@ -78,7 +78,7 @@ pub struct Tubes {
     listing: Option<Listing>,
 }
 
-/// How far a list of all tubes has come.
+/// The result of one step of a list of all tubes.
 #[derive(Debug)]
 pub enum Listed {
     /// It is complete.
@@ -125,8 +125,8 @@ impl Tube {
         self.place as usize
     }
 
-    /// A hash of the tube and a connection. That of the name has a secret, so that nobody can choose
-    /// tubes whose watches are all in one bucket.
+    /// Returns a hash of the tube and a connection. The hash of the name has a secret, so that no
+    /// client can choose tubes whose watches are all in one bucket.
     #[expect(clippy::cast_possible_truncation, reason = "half of the bits are enough")]
     pub fn hash_with(&self, conn: ConnKey) -> u32 {
         scatter(u64::from(conn.number()) << u32::BITS | u64::from(self.hash)) as u32
@@ -241,7 +241,7 @@ impl Tubes {
 
     // ---- Long lists ----
 
-    /// Begins to make a list of all tubes; [`Tubes::go_on_listing`] goes on with it.
+    /// Begins a list of all tubes; [`Tubes::go_on_listing`] adds the tubes.
     ///
     /// # Errors
     /// There is no memory for it.
@@ -271,8 +271,8 @@ impl Tubes {
         }
     }
 
-    /// The last tube of the order has taken `place`. If that is before those that are still to be
-    /// listed, and it was one of these, it is listed now.
+    /// Lists the tube that was moved from the end of the order to `place`, if `place` was passed
+    /// already and the tube is not in the list yet.
     fn keep_listing_whole(&mut self, place: usize) {
         let Some(listing) = &mut self.listing else { return };
         if place >= listing.next {

@@ -92,7 +92,7 @@ pub(super) enum Offered {
     Job(ReadyEntry),
     /// No job.
     Nothing,
-    /// There are more tubes to be looked at.
+    /// The step limit was reached before all tubes were checked.
     Unknown,
 }
 
@@ -210,9 +210,9 @@ impl Queue {
         ticket
     }
 
-    /// The connection joins the lines of all tubes that it watches, and waits. `false` when
-    /// `steps_left` steps were not enough: then it does not wait yet, and others may send it out of
-    /// the lines that it has joined.
+    /// Enters the connection in the lines of all tubes that it watches. Returns `false` if
+    /// `steps_left` was too small: then it does not wait yet, and may be removed from the lines that
+    /// it has joined.
     ///
     /// # Errors
     /// There is no memory for one of the lines: the connection does not wait. It stays in those that

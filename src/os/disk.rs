@@ -32,7 +32,7 @@ pub struct Directory {
     spare: Vec<File>,
     /// How long syncs took.
     sync_times: Histogram,
-    /// The log says that the directory cannot be synced.
+    /// The warning that the directory cannot be synced has been logged.
     has_warned: bool,
     /// Locked for as long as it is open; nothing when the directory is only looked into.
     lock: Option<File>,

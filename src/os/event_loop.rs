@@ -3,16 +3,16 @@
 //! One turn:
 //!
 //! ```text
-//! tell onlookers -> wait for events -> tick -> each ready connection once: read, run
+//! onlookers.turn -> wait for events -> tick -> each ready connection once: read, run
 //!   -> commit -> flush: send, close what has ended -> accept
 //! ```
 //!
 //! Clients are accepted last, so that a connection that ended makes room for one that came in
 //! the same iteration. A new connection is read from in the next iteration.
 //!
-//! Nobody is starved: a connection is read from once an iteration, only a share of what it sent is
-//! run before others have theirs, and an iteration ends when its budget of work is used up. A
-//! connection with more commands to run may have to wait for its replies until some have gathered.
+//! Each ready connection is served once per iteration: one read, or two with a large body, and
+//! commands within its share. An iteration ends when its budget of work is used up. Replies to a
+//! connection with more commands to run are sent once 16 KiB have gathered, or after 16 iterations.
 //!
 //! Sockets are registered once, for both directions, and edge-triggered; what the events
 //! said is remembered until the system says "would block". A connection with work left
@@ -118,8 +118,8 @@ enum Limit {
     NotReached,
     /// It is reached. All listeners were registered again since.
     Reached,
-    /// A client waits. That is worth a warning only if it still does at this moment, since the
-    /// end of another connection may be on its way.
+    /// A client waits. A warning is logged only if it still waits at this moment, since another
+    /// connection may be about to end.
     SomebodyWaits(Nanos),
     /// That moment has passed, and all listeners were registered again.
     Passed,
@@ -161,8 +161,8 @@ const READ_AT_ONCE: usize = 512 * 1024;
 /// More events than these come with the next turn.
 const EVENTS_PER_TURN: usize = 1024;
 /// A connection that has more commands to run is sent its replies once this many bytes have
-/// gathered, or after so many iterations: a system call for a few replies would cost more than the
-/// replies.
+/// gathered, or after [`SENDS_PUT_OFF`] iterations: a system call for a few replies would cost more
+/// than the replies.
 const WORTH_SENDING: usize = 16 * 1024;
 const SENDS_PUT_OFF: u8 = 16;
 /// Bytes that are read as fast as one unit of the server's work is done.
@@ -178,8 +178,8 @@ const COMPLAIN_AGAIN: Nanos = Nanos::from_secs(60);
 /// A client that waits longer than this at the connection limit is worth a warning.
 const WORTH_A_WARNING: Nanos = Nanos::from_millis(100);
 
-/// The machine may be suspended in a wait that is longer than this. After a shorter one, what is due
-/// is late by no more than this.
+/// For waits longer than this the alarm is set, which goes on while the machine is suspended. The
+/// timeout of a poll does not, so after a suspend a shorter wait ends late by at most this.
 const LONG_WAIT: Nanos = Nanos::from_secs(1);
 
 const SIGNALS: Token = Token(usize::MAX);
@@ -363,7 +363,7 @@ impl EventLoop {
             let Some(index) = doors.find(|&index| self.doors[index].is_ready) else { return };
             match self.accept_one(index) {
                 Ok(()) => {}
-                // It is not the clients that cause such errors if there are no others.
+                // If each call fails in this way, the clients are not the cause.
                 Err(error)
                     if listen::concerns_one_client(&error) && failures + 1 < ACCEPTS_PER_TURN =>
                 {
@@ -385,7 +385,7 @@ impl EventLoop {
     }
 
     fn accept_one(&mut self, index: usize) -> io::Result<()> {
-        // Who is not accepted waits in the kernel, and need not be turned away.
+        // A client that is not accepted waits in the kernel.
         if !self.server.has_room() || self.try_reserve_one().is_err() {
             return Err(ErrorKind::OutOfMemory.into());
         }
@@ -516,7 +516,8 @@ impl EventLoop {
         self.ready = ready;
     }
 
-    /// Lets one connection have its turn: one read at most, so that nobody is starved.
+    /// Serves one connection: runs commands that it sent earlier, or reads once, and once more to
+    /// the place of a large body.
     fn serve(&mut self, key: ConnKey) {
         let Some(socket) = socket(&mut self.sockets, key) else { return };
         socket.is_queued = false;

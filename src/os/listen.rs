@@ -70,7 +70,7 @@ pub enum ListenError {
     Unknown(PathBuf, io::Error),
     /// An inherited descriptor is not what it should be.
     Inherited(RawFd, io::Error),
-    /// The inherited descriptors are not what the environment says.
+    /// The inherited descriptors do not match the environment.
     Environment(InheritedError),
 }
 
@@ -204,8 +204,9 @@ pub fn check_unused(address: &Address) -> Result<(), ListenError> {
     }
 }
 
-/// A server that was killed leaves its socket behind, and the kernel refuses to connect to that.
-/// A server that does not accept at present has a queue, which may be full.
+/// Returns whether there is a socket at `path` on which no server listens: the kernel refuses to
+/// connect to it. A server that does not accept at present still listens, though its queue may be
+/// full.
 fn has_stale_socket(path: &Path) -> Result<bool, ListenError> {
     match std::fs::metadata(path) {
         Ok(found) if !found.file_type().is_socket() => {
@@ -381,8 +382,8 @@ impl fmt::Display for ListenError {
     }
 }
 
-/// Whether accepting failed because of the next client alone, or of a signal, so that others can
-/// be accepted. The list is that of accept(2): Linux reports errors of a new connection in this way.
+/// Returns whether accepting failed because of the next client alone, or of a signal, so that others
+/// can be accepted. The list is that of accept(2): Linux reports errors of a new connection in this way.
 pub fn concerns_one_client(error: &io::Error) -> bool {
     const ERRORS: [i32; 11] = [
         libc::ECONNABORTED,

@@ -114,7 +114,7 @@ impl Reserve {
         if block.is_null() { self.allocate_from_pieces(bytes, from_system) } else { block }
     }
 
-    /// Whether the present allocation is refused because too few pieces are held.
+    /// Returns whether the present allocation is refused because too few pieces are held.
     #[cold]
     fn is_refused(&self) -> bool {
         headroom::to_be_left() != Headroom::None && !self.has(Headroom::Quarter)
@@ -132,7 +132,7 @@ impl Reserve {
                 return block;
             }
         }
-        // They were of no use.
+        // Without them the allocation failed as well.
         self.refill();
         ptr::null_mut()
     }

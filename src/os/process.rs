@@ -63,7 +63,7 @@ impl Alarm {
             libc::timerfd_create(libc::CLOCK_BOOTTIME, libc::TFD_NONBLOCK | libc::TFD_CLOEXEC)
         };
         check(fd)?;
-        // SAFETY: the descriptor was just made and nobody else knows it.
+        // SAFETY: the descriptor was just made and has no other owner.
         Ok(Alarm { timer: unsafe { OwnedFd::from_raw_fd(fd) }, set_to: Nanos::NEVER })
     }
 
@@ -734,7 +734,7 @@ pub enum InheritedError {
 /// `sd_listen_fds(3)`. To be called once, before the process opens any descriptor.
 ///
 /// # Errors
-/// `LISTEN_PID` is this process, but the descriptors are not what `LISTEN_FDS` says.
+/// `LISTEN_PID` is this process, but the descriptors do not match `LISTEN_FDS`.
 pub fn inherited_sockets() -> Result<Vec<OwnedFd>, InheritedError> {
     const FIRST: RawFd = 3;
     let pid = std::env::var("LISTEN_PID").ok().and_then(|pid| pid.parse().ok());
@@ -867,11 +867,10 @@ pub fn become_user(identity: Identity) -> io::Result<bool> {
     Ok(has_no_others)
 }
 
-/// Does something with the rights of another user, as whose its files are made, and then becomes
-/// again who the process was.
+/// Runs `something` with the user and group of `identity`, and then restores those of the process.
 ///
 /// # Errors
-/// The kernel refuses; what was to be done has not been, or the user stays changed.
+/// The kernel refuses to change the user: `something` was not run, or the user was not restored.
 pub fn as_user<T>(identity: Identity, something: impl FnOnce() -> T) -> io::Result<T> {
     const UNCHANGED: libc::uid_t = libc::uid_t::MAX;
     // SAFETY: both only ask, and cannot fail.

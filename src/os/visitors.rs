@@ -47,11 +47,12 @@ struct Visitor {
     is_writable: bool,
 }
 
-/// More wait at the door: those who are inside leave soon, are turned out, or make room. A
-/// connection without a complete request makes room at once, so this is also how many others may
-/// connect before its request must have arrived.
+/// Other connections wait in the kernel until one ends, times out or is replaced. A connection
+/// without a complete request is replaced at once, so its request must arrive before this many
+/// others connect.
 const VISITORS_MAX: usize = 64;
-/// From each listener so many are accepted in one turn, so that a stream of them stalls nobody.
+/// At most this many connections are accepted from each listener in one iteration, so that a stream
+/// of them does not delay clients.
 const ACCEPTS_PER_TURN: usize = 32;
 /// So many of them find a descriptor whatever clients have taken.
 const SPARE: usize = 4;
@@ -159,8 +160,8 @@ impl Visitors {
         }
     }
 
-    /// When the first one makes room, and at which place: of those who have sent no complete request
-    /// it is the one who has been inside for longest, and if there is none, of the others.
+    /// Returns the place of the connection to be replaced first, and from when on. The oldest one
+    /// without a complete request comes first.
     fn first_to_go(inside: &[Option<Visitor>]) -> Option<(Nanos, usize)> {
         let inside = inside.iter().enumerate();
         let room = inside.filter_map(|(place, visitor)| {
@@ -170,8 +171,8 @@ impl Visitors {
         room.min().map(|(room_at, _, place)| (room_at, place))
     }
 
-    /// A free place, or that of the one who makes room first, if it is time for that. Otherwise a
-    /// few who say nothing or take their answers byte by byte could keep everybody else out.
+    /// Returns a free place, or the place of the first connection that may be replaced by now. Without
+    /// replacement a few silent or slow connections could take all places.
     fn place(visitors: &[Option<Visitor>], now: Nanos) -> Option<usize> {
         if let Some(free) = visitors.iter().position(Option::is_none) {
             return Some(free);
@@ -216,8 +217,8 @@ impl Visitors {
         }
     }
 
-    /// Gives a new connection a place. What it has sent is read at once: it need not make room for
-    /// the next one that says nothing.
+    /// Gives a new connection a place. What it has sent is read at once, so that a connection without
+    /// a request cannot replace it.
     fn let_in(&mut self, stream: Stream, place: usize, subject: Subject<'_>, now: Nanos) {
         let interest = Interest::READABLE | Interest::WRITABLE;
         let mut source = SourceFd(&stream.as_raw_fd());

@@ -1,5 +1,5 @@
 //! Instructions that a server runs in user space, counted by valgrind's cachegrind. They are the
-//! same on every machine and beside any load, unlike processor time.
+//! same on every machine and under any load, unlike processor time.
 
 use std::fs;
 use std::path::Path;

@@ -441,7 +441,8 @@ impl Model {
         self.answers.push_back((number, answer));
     }
 
-    /// Tells those who waited; they go on in a later iteration. Returns how many there are.
+    /// Answers the connections that waited; they run commands in a later iteration. Returns how many
+    /// there are.
     fn deliver(&mut self) -> usize {
         let count = self.answers.len();
         while let Some((number, answer)) = self.answers.pop_front() {

@@ -44,7 +44,8 @@ fn cycle(name: &str, connections: usize) -> Scenario {
     }
 }
 
-/// Puts, reserves and deletes so many jobs on all connections together, and ends the server.
+/// Puts, reserves and deletes the given number of jobs on all connections together, and ends the
+/// server.
 /// Returns how many instructions it has run, and for how many commands.
 fn run(
     server: &mut Server,

@@ -130,8 +130,8 @@ impl Script for Drain {
     }
 }
 
-/// Reserves so many jobs and deletes them, pipelined, on one connection: one write deletes the last
-/// batch and reserves the next.
+/// Reserves a number of jobs and deletes them, pipelined, on one connection: one write deletes the
+/// last batch and reserves the next.
 pub struct Consume {
     take: Take,
 }

@@ -21,7 +21,7 @@ impl Cycle {
         Cycle { put: put_request(body_size), batch, turns }
     }
 
-    /// The same, but each connection ends after so many cycles.
+    /// The same, but each connection ends after the given number of cycles.
     pub fn ending_after(mut self, cycles: usize) -> Cycle {
         self.turns.iter_mut().for_each(|turn| turn.cycles_left = cycles);
         self

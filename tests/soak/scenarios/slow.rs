@@ -25,7 +25,7 @@ pub fn clients(run: &Run) -> Outcome {
         rounds += 1;
         if !run.has_time() {
             let Memory { asked_kib, most_kib, limit_kib } = worst;
-            // What large bodies leave is given back in a quiet moment.
+            // The pages of large bodies are freed when they have been empty for 0.2 to 0.4 s.
             thread::sleep(Duration::from_millis(500));
             return Ok(format!(
                 "{rounds} rounds; at most {most_kib} KiB for {asked_kib} KiB that nobody read, \
