@@ -114,9 +114,8 @@ const LISTED_PER_WORK: usize = 4;
 const LISTS_SENT_AT_ONCE: usize = 64;
 /// An eighth of what `--max-memory` allows is for commands that wait and unread replies.
 const BUFFERS_PART: u64 = 8;
-/// Limits the memory of long lists that clients have not read yet, as does an eighth of what
-/// `--max-memory` allows. A new list is refused when it is reached. Lists that are being made do not
-/// count, so one more for each connection that waits for its list can exceed the limit.
+/// Limits the memory of long lists that are being made or were not read yet, as does an eighth of what
+/// `--max-memory` allows. A list beyond that is refused, unless it is the only one.
 const LISTS_MOST_BYTES: u64 = 64 * 1024 * 1024;
 /// One unit for this many waiters of a tube that are counted.
 const IN_LINE_PER_WORK: usize = 8;
@@ -252,9 +251,7 @@ impl Server {
 
     /// A connection is gone; its key may be used again.
     pub fn disconnect(&mut self, key: ConnKey, now: Nanos) {
-        if matches!(self.conns[key].phase, Phase::Listing) {
-            self.lists.forget(key);
-        }
+        self.forget_list(key);
         self.conns.drop_buffers(key, &mut self.queue.bodies);
         if self.queue.disconnect(key, now) {
             self.conns.remove(key);
@@ -748,8 +745,8 @@ impl Server {
         if !has_memory && self.memory_told_at.is_none_or(|at| at + TELL_AGAIN <= now) {
             self.memory_told_at = Some(now);
             warn!(
-                "a put is answered OUT_OF_MEMORY: jobs take {taken} bytes of memory, \
-                 and {limit} are allowed"
+                "a put is answered OUT_OF_MEMORY: jobs, arriving bodies and unread replies take \
+                 {taken} bytes of memory, and {limit} are allowed"
             );
         }
         has_memory
@@ -985,7 +982,7 @@ impl Server {
             return self.say_list(key, text);
         }
         let has_memory = headroom::leave(Headroom::ThreeQuarters, || self.lists.try_reserve());
-        if has_memory.is_err() || !self.may_list() {
+        if has_memory.is_err() || !self.may_list(0) {
             return self.say(key, Reply::OutOfMemory);
         }
         self.lists.wanted_by.push(key);
@@ -1004,7 +1001,8 @@ impl Server {
         }
         let first = watching.first_watch();
         match (ListText::new(), first) {
-            (Ok(text), Some(first)) if self.may_list() => {
+            (Ok(text), Some(first)) if self.may_list(0) => {
+                self.lists.incomplete_bytes += text.len() as u64;
                 self.conns[key].phase = Phase::ListingWatched(text, first);
             }
             _ => self.say(key, Reply::OutOfMemory),
@@ -1016,6 +1014,7 @@ impl Server {
         let phase = std::mem::take(&mut self.conns[key].phase);
         let Phase::ListingWatched(mut text, first) = phase else { return };
         self.spend(LISTED_AT_ONCE / LISTED_PER_WORK);
+        self.lists.incomplete_bytes -= text.len() as u64;
         let mut next = Some(first);
         for _ in 0..LISTED_AT_ONCE {
             let Some(watch) = next else { break };
@@ -1024,7 +1023,12 @@ impl Server {
             }
             next = self.queue.clients[key].watching.watch_after(watch, &self.queue.watches);
         }
+        let has_memory = headroom::leave(Headroom::ThreeQuarters, || self.lists.try_reserve());
+        if has_memory.is_err() || !self.may_list(text.len() as u64) {
+            return self.say(key, Reply::OutOfMemory);
+        }
         if let Some(next) = next {
+            self.lists.incomplete_bytes += text.len() as u64;
             self.conns[key].phase = Phase::ListingWatched(text, next);
         } else if text.finish().is_ok() {
             let text = Rc::new(text);
@@ -1035,11 +1039,22 @@ impl Server {
         }
     }
 
-    /// Returns whether unread lists leave room for one more.
-    fn may_list(&mut self) -> bool {
+    /// Returns whether a list of `own_bytes` bytes may be made and sent beside the others that there
+    /// are. One list may always be, however long it is.
+    fn may_list(&mut self, own_bytes: u64) -> bool {
         let most = LISTS_MOST_BYTES.min(self.settings.max_memory_bytes / BUFFERS_PART);
-        let bytes = self.lists.unread_bytes();
-        bytes == 0 || bytes < most
+        let others = self.lists.bytes();
+        others == 0 || others + own_bytes < most
+    }
+
+    /// The connection does not get the list for which it waits.
+    fn forget_list(&mut self, key: ConnKey) {
+        let phase = &self.conns[key].phase;
+        if matches!(phase, Phase::Listing) {
+            self.lists.forget(key);
+        } else if let Phase::ListingWatched(text, _) = phase {
+            self.lists.incomplete_bytes -= text.len() as u64;
+        }
     }
 
     /// Adds the next tubes to the list of all tubes, and sends a complete list to some of the
@@ -1182,7 +1197,7 @@ impl Server {
     /// There is no memory to go on with this client: what it has not been sent is
     /// dropped, so that it cannot mistake half a reply for a whole one.
     fn abandon(&mut self, key: ConnKey) {
-        self.lists.forget(key);
+        self.forget_list(key);
         self.queue.stop_waiting(key);
         self.conns.drop_buffers(key, &mut self.queue.bodies);
         self.hang_up(key);
@@ -1200,6 +1215,8 @@ struct Lists {
     wanted_by: Vec<ConnKey>,
     /// All complete lists of which a connection may still have to be sent a part.
     unread: Vec<Weak<ListText>>,
+    /// The bytes of all lists of watched tubes that are not complete yet.
+    incomplete_bytes: u64,
 }
 
 impl Lists {
@@ -1218,12 +1235,12 @@ impl Lists {
         self.unread.push(Rc::downgrade(text));
     }
 
-    /// How many bytes the lists have that clients are still to be sent.
-    fn unread_bytes(&mut self) -> u64 {
+    /// Returns how many bytes all lists have that are being made or are still to be sent.
+    fn bytes(&mut self) -> u64 {
         self.unread.retain(|text| text.strong_count() > 0);
         let lens =
             self.unread.iter().filter_map(|text| text.upgrade().map(|text| text.len() as u64));
-        lens.sum()
+        lens.sum::<u64>() + self.incomplete_bytes
     }
 
     /// The connection is gone.

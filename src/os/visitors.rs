@@ -208,7 +208,7 @@ impl Visitors {
                         let room_at = first.map_or(Nanos::NEVER, |(room_at, _)| room_at);
                         self.held_until = room_at.min(now + ACCEPT_AGAIN);
                         if !std::mem::replace(&mut self.has_complained, true) {
-                            warn!("nobody can be let in who asks for metrics: {error}");
+                            warn!("cannot accept metrics connections: {error}; retrying in 1 s");
                         }
                         return;
                     }
