@@ -69,7 +69,7 @@ impl Loop {
     fn iterate(&mut self) -> usize {
         self.iterations += 1;
         self.now = self.now + ITERATION;
-        self.server.begin_iteration();
+        self.server.begin_iteration(self.ready.len());
         self.server.tick(self.now);
         self.server.share_budget(self.ready.len());
         for _ in 0..self.ready.len() {
@@ -368,4 +368,81 @@ fn a_client_that_leaves_while_its_list_is_made_is_not_missed() {
     engine.server.check();
     assert!(engine.wait_for(second, "\n\r\n", |_| ()).starts_with("OK "));
     engine.server.check();
+}
+
+/// Many jobs come due at the same moment while no client asks for anything.
+fn engine_with_due_jobs(jobs: usize) -> (Loop, ConnKey) {
+    let mut engine = Loop::new();
+    let producer = engine.connect();
+    engine.ask(producer, "use backlog\r\n", "USING backlog\r\n");
+    engine.send(producer, &b"put 0 1 9 0\r\n\r\n".repeat(jobs));
+    engine.wait_for(producer, &format!("INSERTED {jobs}\r\n"), |_| ());
+    while !engine.ready.is_empty() {
+        engine.iterate();
+    }
+    (engine, producer)
+}
+
+#[test]
+fn very_many_jobs_that_come_due_are_ready_soon_on_an_idle_server() {
+    const JOBS: usize = 100_000;
+    let (mut engine, _) = engine_with_due_jobs(JOBS);
+    engine.now = engine.now + Nanos::from_secs(1);
+    let before = engine.iterations;
+    while engine.server.summary().ready < JOBS as u64 {
+        let next = engine.server.next_due().expect("there is more to be done");
+        assert!(next <= engine.now + ITERATION, "the loop would sleep before all is done");
+        engine.iterate();
+    }
+    let iterations = engine.iterations - before;
+    assert!((50..=JOBS / 500).contains(&iterations), "it took {iterations} iterations");
+}
+
+#[test]
+fn a_backlog_of_one_tube_or_client_delays_no_other() {
+    const JOBS: usize = 50_000;
+    let (mut engine, holder) = engine_with_due_jobs(JOBS);
+    let (other, waiter) = (engine.connect(), engine.connect());
+    engine.send(waiter, b"reserve-with-timeout 6\r\n");
+    engine.ask(other, "use small\r\nput 0 1 9 1\r\nx\r\n", &format!("INSERTED {}\r\n", JOBS + 1));
+    engine.now = engine.now + Nanos::from_secs(1);
+    let before = engine.iterations;
+    while !engine.ask(other, "peek-ready\r\n", "\r\n").starts_with("FOUND ") {
+        assert!(engine.iterations - before < 20, "the job of another tube is not ready");
+    }
+    let ready = engine.server.summary().ready;
+    assert!(ready < JOBS as u64, "all {ready} are ready: the backlog was too small");
+    while engine.server.summary().ready <= JOBS as u64 {
+        engine.iterate();
+    }
+    // Now one client holds them all, and their time runs out with the other's wait.
+    engine.send(holder, b"watch backlog\r\nignore default\r\n");
+    engine.send(holder, &b"reserve\r\n".repeat(JOBS));
+    while engine.server.summary().reserved < JOBS as u64 {
+        engine.iterate();
+    }
+    engine.take(holder);
+    engine.now = engine.now + Nanos::from_secs(10);
+    let before = engine.iterations;
+    assert_eq!(engine.wait_for(waiter, "\n", |_| ()), "TIMED_OUT\r\n");
+    let iterations = engine.iterations - before;
+    assert!(iterations < 20, "the wait of another client ended after {iterations} iterations");
+    assert!(engine.server.summary().reserved > 0, "the backlog was too small");
+    engine.server.check();
+}
+
+#[test]
+fn a_list_that_nobody_wants_any_more_is_given_up() {
+    let mut engine = Loop::new();
+    let (holder, asker) = (engine.connect(), engine.connect());
+    watch_many(&mut engine, holder, 5_000);
+    engine.send(asker, b"list-tubes\r\n");
+    engine.iterate();
+    engine.iterate();
+    engine.clients.remove(&asker);
+    engine.server.disconnect(asker, engine.now);
+    engine.iterate();
+    assert!(engine.server.next_due().is_none_or(|due| due > engine.now), "nothing is to be done");
+    let list = engine.ask(holder, "list-tubes\r\nlist-tube-used\r\n", "USING default\r\n");
+    assert_eq!(list.matches("\n- ").count(), 5_001);
 }

@@ -43,8 +43,8 @@ pub struct Bodies {
     reap_at: Option<Nanos>,
     /// Empty pages that are to be freed.
     surplus_pages: usize,
-    /// A page that is freed piece by piece.
-    shrinking: Vec<u8>,
+    /// Pages that were given up and are freed piece by piece; they count no more.
+    given_up: Vec<Vec<u8>>,
 }
 
 /// Bodies of up to a certain width.
@@ -121,7 +121,7 @@ impl Default for Bodies {
             empty_pages: 0,
             reap_at: None,
             surplus_pages: 0,
-            shrinking: Vec::new(),
+            given_up: Vec::new(),
         }
     }
 }
@@ -147,12 +147,13 @@ impl Bodies {
     pub fn begin(&mut self, full_len: usize) -> Result<Body, TryReserveError> {
         let shelf = &mut self.shelves[shelf_of(full_len)];
         let empty_before = shelf.slots.empty_count();
-        let (key, growth) = shelf.take(full_len)?;
-        self.taken_bytes += growth;
+        let taken = shelf.take(full_len);
         if shelf.is_shared() {
-            // A page that was just made was not counted.
-            self.empty_pages -= empty_before - shelf.slots.empty_count();
+            // Where a page was made and then memory was short, there is one more.
+            self.empty_pages = self.empty_pages + shelf.slots.empty_count() - empty_before;
         }
+        let (key, growth) = taken?;
+        self.taken_bytes += growth;
         let len = u32::try_from(full_len).expect("a body is not much longer than 2^30 bytes");
         Ok(Body { len, key })
     }
@@ -200,7 +201,7 @@ impl Bodies {
 
     /// How many bytes of memory all bodies take, with what stands empty between them.
     pub fn taken_bytes(&self) -> u64 {
-        self.taken_bytes + self.shrinking.len() as u64
+        self.taken_bytes
     }
 
     /// How many bytes more a body of `full_len` bytes would take, CR LF included: none where one of
@@ -209,8 +210,8 @@ impl Bodies {
         self.shelves[shelf_of(full_len)].growth_for(full_len) as u64
     }
 
-    /// Frees empty pages until bodies take at least `bytes` less, or none is left. Returns whether
-    /// any was freed.
+    /// Gives up empty pages until bodies take at least `bytes` less, or none is left. Returns whether
+    /// any was given up. Their memory is freed in the next iterations, faster than bodies arrive.
     pub fn free_empty(&mut self, bytes: u64) -> bool {
         let goal = self.taken_bytes.saturating_sub(bytes);
         let before = self.taken_bytes;
@@ -218,7 +219,10 @@ impl Bodies {
             while self.taken_bytes > goal
                 && let Some(page) = shelf.slots.give_up_empty()
             {
-                let (_, taken_bytes) = shelf.free(page);
+                let (bytes, taken_bytes) = shelf.free(page);
+                if self.given_up.try_reserve(1).is_ok() {
+                    self.given_up.push(bytes);
+                }
                 self.taken_bytes -= taken_bytes;
                 self.empty_pages -= usize::from(shelf.is_shared());
                 self.surplus_pages -= shelf.surplus.min(1);
@@ -231,14 +235,14 @@ impl Bodies {
 
     /// Returns when [`Bodies::reap`] has something to do.
     pub fn next_due(&self) -> Option<Nanos> {
-        let is_freeing = self.surplus_pages > 0 || !self.shrinking.is_empty();
+        let is_freeing = self.surplus_pages > 0 || !self.given_up.is_empty();
         let is_news = self.reap_at.is_none() && self.empty_pages > 0;
         if is_freeing || is_news { Some(Nanos::ZERO) } else { self.reap_at }
     }
 
     /// Frees a part of the pages that have been empty for some time.
     pub fn reap(&mut self, now: Nanos) {
-        if self.surplus_pages > 0 || !self.shrinking.is_empty() {
+        if self.surplus_pages > 0 || !self.given_up.is_empty() {
             self.free_some();
         } else if self.reap_at.is_some_and(|at| at <= now) {
             self.look_for_surplus(now);
@@ -269,28 +273,42 @@ impl Bodies {
     fn free_some(&mut self) {
         let mut left = REAPED_AT_ONCE;
         let mut shelf = shelf_of(LARGE);
-        while left > 0 && !(self.shrinking.is_empty() && self.surplus_pages == 0) {
-            if self.shrinking.is_empty() {
-                shelf += self.shelves[shelf..].iter().take_while(|it| it.surplus == 0).count();
-                let Some(found) = self.shelves.get_mut(shelf) else {
-                    self.surplus_pages = 0;
-                    break;
-                };
-                found.surplus -= 1;
-                self.surplus_pages -= 1;
-                let Some(page) = found.slots.give_up_empty() else { continue };
-                self.empty_pages -= 1;
-                found.least_empty = found.least_empty.min(found.slots.empty_count());
-                let (bytes, taken_bytes) = found.free(page);
-                self.shrinking = bytes;
-                self.taken_bytes -= taken_bytes;
-            }
-            let freed = self.shrinking.len().min(left);
-            self.shrinking.truncate(self.shrinking.len() - freed);
-            self.shrinking.shrink_to_fit();
+        while left > 0 {
+            let Some(mut page) = self.given_up.pop().or_else(|| self.give_up_surplus(&mut shelf))
+            else {
+                break;
+            };
+            let freed = page.len().min(left);
+            page.truncate(page.len() - freed);
             // A page of which nothing was touched costs little, but not nothing.
             left -= freed.max(slots::PAGE_BYTES / 4).min(left);
+            if !page.is_empty() {
+                page.shrink_to_fit();
+                if self.given_up.try_reserve(1).is_ok() {
+                    self.given_up.push(page);
+                }
+            }
         }
+    }
+
+    /// Gives up the next page that is surplus, looking from `shelf` on.
+    fn give_up_surplus(&mut self, shelf: &mut usize) -> Option<Vec<u8>> {
+        while self.surplus_pages > 0 {
+            *shelf += self.shelves[*shelf..].iter().take_while(|it| it.surplus == 0).count();
+            let Some(found) = self.shelves.get_mut(*shelf) else {
+                self.surplus_pages = 0;
+                break;
+            };
+            found.surplus -= 1;
+            self.surplus_pages -= 1;
+            let Some(page) = found.slots.give_up_empty() else { continue };
+            self.empty_pages -= 1;
+            found.least_empty = found.least_empty.min(found.slots.empty_count());
+            let (bytes, taken_bytes) = found.free(page);
+            self.taken_bytes -= taken_bytes;
+            return Some(bytes);
+        }
+        None
     }
 
     // ---- Checking ----
@@ -389,7 +407,7 @@ impl Shelf {
 
     fn growth_for(&self, full_len: usize) -> usize {
         let (taken_bytes, slots) = match self.slots.next_page() {
-            Some((page, slots)) => (self.uses[page].taken_bytes, slots),
+            Some((page, slots)) => (self.uses.get(page).map_or(0, |it| it.taken_bytes), slots),
             None => (0, 0),
         };
         // A slot that was left comes before those that were never taken.
@@ -598,6 +616,7 @@ mod tests {
         assert_eq!(bodies.taken_bytes(), 20 * LEN as u64);
         assert!(bodies.free_empty(1));
         assert_eq!(bodies.taken_bytes(), 19 * LEN as u64);
+        assert_eq!(bodies.next_due(), Some(Nanos::ZERO));
     }
 
     fn touched(bodies: &mut Bodies, len: usize) -> Body {

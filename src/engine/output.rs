@@ -83,6 +83,9 @@ impl Part {
 #[derive(Debug, Default)]
 pub struct Pool(Vec<Boxed>);
 
+/// One system call sends no more, so that a client with much to be sent does not delay others.
+const SENT_AT_ONCE: usize = 512 * 1024;
+
 impl Output {
     /// How many bytes are still to be sent.
     pub fn len(&self) -> usize {
@@ -224,23 +227,27 @@ impl Pending {
             return usize::from(!slice.is_empty());
         }
         let mut filled = 0;
+        let mut left = SENT_AT_ONCE;
         let mut text_at = self.text_sent;
         let mut body_from = self.body_sent;
         let mut bodies = self.bodies.iter().peekable();
         let mut ends_in_header = false;
-        while filled < slices.len() {
+        while filled < slices.len() && left > 0 {
             let text_end = bodies.peek().map_or(self.text.len(), |body| body.at);
-            slices[filled] = if text_at < text_end {
+            let bytes = if text_at < text_end {
                 let text = &self.text[text_at..text_end];
                 text_at = text_end;
                 ends_in_header = bodies.peek().is_some();
-                IoSlice::new(text)
+                text
             } else if let Some(body) = bodies.next() {
                 ends_in_header = false;
-                IoSlice::new(&body.part.bytes(shared)[std::mem::take(&mut body_from)..])
+                &body.part.bytes(shared)[std::mem::take(&mut body_from)..]
             } else {
                 break;
             };
+            let bytes = &bytes[..bytes.len().min(left)];
+            left -= bytes.len();
+            slices[filled] = IoSlice::new(bytes);
             filled += 1;
         }
         // A header leaves together with its body: some clients read once for each reply.

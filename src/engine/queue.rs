@@ -59,8 +59,12 @@ pub struct Queue {
     pub(super) drift: Drift,
     pub(super) next_ticket: Ticket,
     pub(super) reservations: u64,
-    /// The connections whose timer went off; empty between ticks.
-    pub(super) due_conns: Vec<ConnKey>,
+    /// Tubes and connections whose timer went off and for which not all was done that is due, in the
+    /// order in which they have their turns.
+    overdue_tubes: VecDeque<TubeKey>,
+    overdue_conns: VecDeque<ConnKey>,
+    /// Something that is due was put off for longer than [`LATE`].
+    is_late: bool,
     /// Closed connections that still have jobs or watches to give back.
     closing: VecDeque<Closing>,
     /// Units of work that are left in this iteration for connections that are closed in it.
@@ -68,6 +72,8 @@ pub struct Queue {
     /// How many bytes compaction has moved, and how many pages of bodies were freed, since
     /// somebody last asked.
     pub(super) moved_bytes: usize,
+    /// How many watches must be looked at again, since somebody last asked.
+    pub(super) unsettled: usize,
     freed_pages: usize,
     pub(super) wheel: Wheel<TimerOwner>,
 }
@@ -159,6 +165,8 @@ pub struct Client {
     pub(super) timer: TimerKey,
     pub(super) is_producer: bool,
     pub(super) is_worker: bool,
+    /// It is among those that are overdue.
+    pub(super) is_overdue: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,11 +185,22 @@ pub(super) const SAFETY_MARGIN: Nanos = Nanos::from_secs(1);
 /// page that goes back to the system, with the jobs that its bodies belonged to.
 const MOVED_PER_WORK: usize = 2048;
 const WORK_PER_PAGE: usize = 32;
+/// So many watches that must be looked at again take as long.
+const UNSETTLED_PER_WORK: usize = 4;
 
+/// A tick looks at no more timers.
+const TIMERS_PER_TICK: usize = 1024;
+/// One tube or connection for which something is due gets this many units at a time, so that a large
+/// backlog of one delays no other.
+const DUE_SLICE: usize = 256;
+/// When something that is due has waited this long, ticks do more.
+const LATE: Nanos = Nanos::from_millis(20);
 /// The most and the fewest units of work, each about a quarter of a microsecond, that a tick does for
 /// tubes, and again for connections. The rest is done in the next iterations.
 pub(super) const MOST_DUE_WORK: usize = 2048;
 pub(super) const LEAST_DUE_WORK: usize = 64;
+/// The fewest while something is late.
+pub(super) const LATE_DUE_WORK: usize = 256;
 /// The same for connections that end in an iteration, and for those that have ended.
 const CLOSING_WORK: usize = 1024;
 /// At most this much of that is for one connection at a time, so that one with many jobs delays no
@@ -214,10 +233,13 @@ impl Queue {
             drift: Drift::default(),
             next_ticket: Ticket::FIRST,
             reservations: 0,
-            due_conns: Vec::new(),
+            overdue_tubes: VecDeque::new(),
+            overdue_conns: VecDeque::new(),
+            is_late: false,
             closing: VecDeque::new(),
             closing_work_left: CLOSING_WORK,
             moved_bytes: 0,
+            unsettled: 0,
             freed_pages: 0,
             wheel: Wheel::new(now),
         };
@@ -243,6 +265,7 @@ impl Queue {
             timer,
             is_producer: false,
             is_worker: false,
+            is_overdue: false,
         });
         self.wheel.give_to(timer, TimerOwner::Client(conn));
         if let Err(no_memory) = self.add_watch(conn, Tubes::DEFAULT) {
@@ -280,6 +303,12 @@ impl Queue {
             self.closing.push_back(closing);
         }
         is_done
+    }
+
+    /// Takes back [`Queue::connect`], at once.
+    pub fn undo_connect(&mut self, conn: ConnKey, now: Nanos) {
+        let mut closing = Closing { conn, held: Vec::new() };
+        self.close_some(&mut closing, &mut usize::MAX.clone(), now);
     }
 
     /// Gives back more jobs and watches of closed connections. Returns the next connection that has
@@ -690,6 +719,12 @@ impl Queue {
         moved + std::mem::take(&mut self.freed_pages) * WORK_PER_PAGE
     }
 
+    /// Returns how much work it was to note for other connections that a tube offers something better,
+    /// since this was last asked.
+    pub fn take_unsettling_work(&mut self) -> usize {
+        std::mem::take(&mut self.unsettled) / UNSETTLED_PER_WORK
+    }
+
     fn held(&self, conn: ConnKey, id: u64) -> Option<JobKey> {
         let is_held = |&job: &JobKey| matches!(self.jobs[job].state, State::Reserved { by, .. } if by == conn);
         self.jobs.find(id).filter(is_held)
@@ -873,7 +908,9 @@ impl Queue {
     pub fn next_due(&self) -> Option<Nanos> {
         let binlog = self.binlog.as_ref().and_then(Binlog::next_due);
         let reap = self.bodies.next_due();
-        self.wheel.next_due().into_iter().chain(binlog).chain(reap).min()
+        let is_overdue = !self.overdue_tubes.is_empty() || !self.overdue_conns.is_empty();
+        let overdue = is_overdue.then_some(Nanos::ZERO);
+        self.wheel.next_due().into_iter().chain(binlog).chain(reap).chain(overdue).min()
     }
 
     /// Does what is due, but no more at once than others can wait for: `work` units for tubes, and as
@@ -887,20 +924,71 @@ impl Queue {
         }
         self.bodies.reap(now);
         self.closing_work_left = CLOSING_WORK;
-        let mut conns = std::mem::take(&mut self.due_conns);
-        let mut work_left = work;
-        for _ in 0..work {
+        self.is_late = false;
+        for _ in 0..TIMERS_PER_TICK {
             match self.wheel.pop_due(now) {
-                Some(TimerOwner::Tube(tube)) => self.tube_is_due(tube, now, &mut work_left),
-                Some(TimerOwner::Client(conn)) => conns.push(conn),
+                Some(TimerOwner::Tube(tube)) => self.tube_becomes_overdue(tube, now),
+                Some(TimerOwner::Client(conn)) => self.client_becomes_overdue(conn, now),
                 None => break,
             }
         }
         let mut work_left = work;
-        for conn in conns.drain(..) {
-            self.client_is_due(conn, now, &mut work_left);
+        while work_left > 0
+            && let Some(tube) = self.overdue_tubes.pop_front()
+        {
+            let slice = DUE_SLICE.min(work_left);
+            let mut slice_left = slice - 1;
+            if let Some(it) = self.tubes.get_mut(tube) {
+                it.is_overdue = false;
+                self.tube_is_due(tube, now, &mut slice_left);
+            }
+            work_left -= slice - slice_left;
         }
-        self.due_conns = conns;
+        let mut work_left = work;
+        while work_left > 0
+            && let Some(conn) = self.overdue_conns.pop_front()
+        {
+            let slice = DUE_SLICE.min(work_left);
+            let mut slice_left = slice - 1;
+            if let Some(it) = self.clients.get_mut(conn) {
+                it.is_overdue = false;
+                self.client_is_due(conn, now, &mut slice_left);
+            }
+            work_left -= slice - slice_left;
+        }
+    }
+
+    /// The tube has its turn after the others. Without memory for that its timer goes off again.
+    fn tube_becomes_overdue(&mut self, key: TubeKey, now: Nanos) {
+        let tube = &mut self.tubes[key];
+        if std::mem::replace(&mut tube.is_overdue, true) {
+            return;
+        }
+        if self.overdue_tubes.try_reserve(1).is_ok() {
+            self.overdue_tubes.push_back(key);
+        } else {
+            tube.is_overdue = false;
+            self.wheel.set_no_later_than(tube.timer, now);
+        }
+    }
+
+    /// The same for a connection.
+    fn client_becomes_overdue(&mut self, conn: ConnKey, now: Nanos) {
+        let client = &mut self.clients[conn];
+        if std::mem::replace(&mut client.is_overdue, true) {
+            return;
+        }
+        if self.overdue_conns.try_reserve(1).is_ok() {
+            self.overdue_conns.push_back(conn);
+        } else {
+            client.is_overdue = false;
+            self.wheel.set_no_later_than(client.timer, now);
+        }
+    }
+
+    /// Returns whether something that is due is put off for longer than it should be.
+    pub fn is_late(&self) -> bool {
+        self.is_late
     }
 
     fn tube_is_due(&mut self, key: TubeKey, now: Nanos, work_left: &mut usize) {
@@ -916,9 +1004,13 @@ impl Queue {
         let tube = &self.tubes[key];
         let delay_over = tube.delayed.first().map(|first| first.due);
         let pause_over = tube.pause.as_ref().map(|pause| pause.until);
-        if let Some(next) = delay_over.into_iter().chain(pause_over).min() {
-            // What is left over of a large backlog takes its turn after the others.
-            self.wheel.set_no_later_than(tube.timer, next.max(now));
+        match delay_over.into_iter().chain(pause_over).min() {
+            Some(next) if next <= now => {
+                self.is_late |= next + LATE < now;
+                self.tube_becomes_overdue(key, now);
+            }
+            Some(next) => self.wheel.set_no_later_than(tube.timer, next),
+            None => {}
         }
     }
 
@@ -933,9 +1025,7 @@ impl Queue {
             self.totals.timeouts += 1;
             self.make_ready_at_cost(held.job, work_left, now);
         }
-        if let Some(Wait { until, .. }) = self.clients[conn].watching.wait
-            && *work_left > 0
-        {
+        if let Some(Wait { until, .. }) = self.clients[conn].watching.wait {
             if self.is_deadline_soon(conn, now) {
                 self.give_up_waiting(conn, Answer::DeadlineSoon);
                 *work_left = work_left.saturating_sub(WORK_PER_WAKE);
@@ -944,7 +1034,13 @@ impl Queue {
                 *work_left = work_left.saturating_sub(WORK_PER_WAKE);
             }
         }
-        self.set_client_timer(conn, now);
+        match self.clients[conn].reserved.first() {
+            Some(held) if held.deadline <= now => {
+                self.is_late |= held.deadline + LATE < now;
+                self.client_becomes_overdue(conn, now);
+            }
+            Some(_) | None => self.set_client_timer(conn, now),
+        }
     }
 
     /// The connection waits no more and is told why.

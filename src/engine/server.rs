@@ -28,7 +28,8 @@ use super::keys::{ConnKey, JobKey};
 use super::listing::{LISTED_AT_ONCE, ListText};
 use super::metrics::{Page, View};
 use super::queue::{
-    Answer, Kick, LEAST_DUE_WORK, Looked, MOST_DUE_WORK, Outcome, Queue, Totals, WORK_PER_WAKE,
+    Answer, Kick, LATE_DUE_WORK, LEAST_DUE_WORK, Looked, MOST_DUE_WORK, Outcome, Queue, Totals,
+    WORK_PER_WAKE,
 };
 use super::record;
 use super::replay::{Recovered, Replay, ReplayError};
@@ -108,8 +109,11 @@ const OUTPUT_PER_WORK: usize = 128;
 /// A reserve checks at most this many watches in an iteration, and charges one unit for each two.
 const WATCHES_AT_ONCE: usize = 2048;
 const WATCHES_PER_WORK: usize = 2;
+/// So many watches that are looked at, or names that are listed, are a part of any command.
+const STEPS_FREE: usize = 32;
 /// One unit for this many names in a list.
 const LISTED_PER_WORK: usize = 4;
+const LISTED_WHEN_CROWDED: usize = 16;
 /// A list that several connections have asked for is sent to this many of them in an iteration.
 const LISTS_SENT_AT_ONCE: usize = 64;
 /// An eighth of what `--max-memory` allows is for commands that wait and unread replies.
@@ -203,8 +207,7 @@ impl Server {
         self.queue.try_reserve_closing()?;
         let key = self.queue.connect()?;
         if let Err(no_memory) = self.conns.try_insert(key) {
-            let is_gone = self.queue.disconnect(key, self.last_moment);
-            debug_assert!(is_gone, "it holds nothing and watches one tube");
+            self.queue.undo_connect(key, self.last_moment);
             return Err(no_memory);
         }
         self.total_connections += 1;
@@ -289,13 +292,17 @@ impl Server {
         self.queue.drift = drift;
     }
 
-    /// An iteration of the loop begins, with a whole budget of work.
+    /// An iteration of the loop begins, with a whole budget of work; `ready` connections want to be
+    /// served.
     ///
-    /// What is due gets about as much of it as clients have used in the iteration before: little when
-    /// they are few and want short iterations, more when iterations are long anyway.
-    pub fn begin_iteration(&mut self) {
+    /// What is due gets about half of what clients have used in the iteration before: little when they
+    /// want short iterations, more when something is late or iterations are long anyway, and as much
+    /// as may be when no client wants to be served.
+    pub fn begin_iteration(&mut self, ready: usize) {
         let used = ITERATION_WORK - self.budget_left;
-        self.due_work = (used / 2).clamp(LEAST_DUE_WORK, MOST_DUE_WORK);
+        let least = if self.queue.is_late() { LATE_DUE_WORK } else { LEAST_DUE_WORK };
+        self.due_work =
+            if ready == 0 { MOST_DUE_WORK } else { (used / 2).clamp(least, MOST_DUE_WORK) };
         self.budget_left = ITERATION_WORK;
     }
 
@@ -570,6 +577,8 @@ impl Server {
     fn end_step(&mut self) {
         let wakes = if self.queue.answers.is_empty() { 0 } else { self.deliver_answers() };
         let said = self.conns.take_said_bytes() / OUTPUT_PER_WORK;
+        let unsettling = self.queue.take_unsettling_work();
+        self.charge(unsettling);
         let done = self.queue.take_work();
         self.spend(1 + said + wakes + done);
     }
@@ -589,8 +598,8 @@ impl Server {
     /// Answers the connections that waited, in an iteration but in no command.
     fn settle(&mut self) {
         let work = self.deliver_answers();
-        self.conns.take_said_bytes();
-        self.budget_left = self.budget_left.saturating_sub(work);
+        let said = self.conns.take_said_bytes() / OUTPUT_PER_WORK;
+        self.charge(work + said);
     }
 
     fn run_line(&mut self, key: ConnKey, line: &[u8], now: Nanos) {
@@ -874,40 +883,45 @@ impl Server {
     /// Reserves a job, or waits if there is none. With very many watched tubes this takes several
     /// iterations; tubes that change in between are checked again.
     fn look_for_job(&mut self, key: ConnKey, wait: Wait, now: Nanos) {
+        // A reply that finds no memory closes the connection: the phase is set before it is made.
+        self.conns[key].phase = Phase::Line;
         let mut steps_left = WATCHES_AT_ONCE;
-        let next = self.look_once(key, wait, &mut steps_left, now);
-        self.spend((WATCHES_AT_ONCE - steps_left) / WATCHES_PER_WORK);
-        self.conns[key].phase = next.unwrap_or_else(|_| {
-            self.say(key, Reply::OutOfMemory);
-            Phase::Line
-        });
+        let looked = self.look_once(key, wait, &mut steps_left, now);
+        let steps = WATCHES_AT_ONCE - steps_left;
+        self.spend(steps.saturating_sub(STEPS_FREE) / WATCHES_PER_WORK);
+        match looked {
+            Ok(Some(phase)) => self.conns[key].phase = phase,
+            Ok(None) => {}
+            Err(_) => self.say(key, Reply::OutOfMemory),
+        }
     }
 
+    /// Returns what the connection does next if it is not answered.
     fn look_once(
         &mut self,
         key: ConnKey,
         wait: Wait,
         steps_left: &mut usize,
         now: Nanos,
-    ) -> Result<Phase, TryReserveError> {
+    ) -> Result<Option<Phase>, TryReserveError> {
         match self.queue.reserve(key, steps_left, now)? {
             Looked::Reserved(job) => {
                 self.say_reserved(key, job);
-                return Ok(Phase::Line);
+                return Ok(None);
             }
-            Looked::Unfinished => return Ok(Phase::Looking(wait)),
+            Looked::Unfinished => return Ok(Some(Phase::Looking(wait))),
             Looked::Nothing => {}
         }
         if self.queue.is_deadline_soon(key, now) {
             self.say(key, Reply::DeadlineSoon);
-            return Ok(Phase::Line);
+            return Ok(None);
         }
         if wait.until <= now || self.conns[key].is_half_closed {
             self.say(key, Reply::TimedOut);
-            return Ok(Phase::Line);
+            return Ok(None);
         }
         let waits = self.queue.wait(key, wait, steps_left, now)?;
-        Ok(if waits { Phase::Waiting } else { Phase::Looking(wait) })
+        Ok(Some(if waits { Phase::Waiting } else { Phase::Looking(wait) }))
     }
 
     fn reserve_job(&mut self, key: ConnKey, id: u64, now: Nanos) {
@@ -950,6 +964,7 @@ impl Server {
     }
 
     fn watch(&mut self, key: ConnKey, tube: &str) {
+        self.queue.clients[key].watching.prepare_to_compare();
         let is_watched = self.has_room_for_tubes()
             && headroom::leave(Headroom::ThreeQuarters, || self.queue.watch(key, tube)).is_ok();
         if is_watched {
@@ -976,9 +991,9 @@ impl Server {
 
     fn list_tubes(&mut self, key: ConnKey) {
         let tubes = &self.queue.tubes;
-        if tubes.len() <= LISTED_AT_ONCE {
+        if tubes.len() <= self.listed_at_once() {
             let text = stats::list(tubes.iter().map(|tube| &*tube.name));
-            self.spend(tubes.len() / LISTED_PER_WORK);
+            self.spend(tubes.len().saturating_sub(STEPS_FREE) / LISTED_PER_WORK);
             return self.say_list(key, text);
         }
         let has_memory = headroom::leave(Headroom::ThreeQuarters, || self.lists.try_reserve());
@@ -993,10 +1008,10 @@ impl Server {
         let queue = &self.queue;
         let watching = &queue.clients[key].watching;
         let count = watching.len();
-        if count <= LISTED_AT_ONCE {
+        if count <= self.listed_at_once() {
             let watched = watching.tubes(&queue.watches);
             let text = stats::list(watched.map(|tube| &*queue.tubes[tube].name));
-            self.spend(count / LISTED_PER_WORK);
+            self.spend(count.saturating_sub(STEPS_FREE) / LISTED_PER_WORK);
             return self.say_list(key, text);
         }
         let first = watching.first_watch();
@@ -1039,6 +1054,12 @@ impl Server {
         }
     }
 
+    /// Returns how many names are listed at once, in a reply of its own. When memory for replies is
+    /// short, they are few, and longer lists are shared.
+    fn listed_at_once(&self) -> usize {
+        if self.conns.are_crowded() { LISTED_WHEN_CROWDED } else { LISTED_AT_ONCE }
+    }
+
     /// Returns whether a list of `own_bytes` bytes may be made and sent beside the others that there
     /// are. One list may always be, however long it is.
     fn may_list(&mut self, own_bytes: u64) -> bool {
@@ -1052,6 +1073,9 @@ impl Server {
         let phase = &self.conns[key].phase;
         if matches!(phase, Phase::Listing) {
             self.lists.forget(key);
+            if self.lists.made_for.is_empty() {
+                self.queue.tubes.give_up_listing();
+            }
         } else if let Phase::ListingWatched(text, _) = phase {
             self.lists.incomplete_bytes -= text.len() as u64;
         }
@@ -1247,6 +1271,9 @@ impl Lists {
     fn forget(&mut self, key: ConnKey) {
         self.made_for.retain(|&other| other != key);
         self.wanted_by.retain(|&other| other != key);
+        if self.made_for.is_empty() {
+            self.made = None;
+        }
     }
 }
 

@@ -89,6 +89,11 @@ impl<K: Key, T: Hashed> Table<K, T> {
         self.pages.get(key)
     }
 
+    /// The same, to be changed.
+    pub fn get_mut(&mut self, key: K) -> Option<&mut T> {
+        self.pages.get_mut(key)
+    }
+
     /// All entries, with their keys.
     pub fn iter(&self) -> impl Iterator<Item = (K, &T)> + '_ {
         self.pages.iter()

@@ -44,6 +44,8 @@ pub struct Tube {
     pub pause: Option<Box<Pause>>,
     /// Goes off when the first delayed job is due and when a pause ends.
     pub timer: TimerKey,
+    /// It is among those that are overdue.
+    pub is_overdue: bool,
     /// How many jobs were put.
     pub total_jobs: u64,
     /// How many times a job was deleted.
@@ -162,6 +164,11 @@ impl Tubes {
         self.table.get(key)
     }
 
+    /// The same, to be changed.
+    pub fn get_mut(&mut self, key: TubeKey) -> Option<&mut Tube> {
+        self.table.get_mut(key)
+    }
+
     /// The tube that stands at this place in the order of `list-tubes`.
     ///
     /// # Panics
@@ -210,6 +217,7 @@ impl Tubes {
             settled: List::default(),
             pause: None,
             timer,
+            is_overdue: false,
             total_jobs: 0,
             deletes: 0,
             pauses: 0,
@@ -248,6 +256,11 @@ impl Tubes {
     pub fn begin_listing(&mut self) -> Result<(), TryReserveError> {
         self.listing = Some(Listing { text: ListText::new()?, next: 0, has_failed: false });
         Ok(())
+    }
+
+    /// Nobody wants the list any more that is being made.
+    pub fn give_up_listing(&mut self) {
+        self.listing = None;
     }
 
     /// Adds at most `steps_left` tubes to the list. In the end each tube that was there all the time is

@@ -197,6 +197,7 @@ impl Queue {
         while let Some(key) = settled.pop_front(&mut self.watches) {
             let watch = &mut self.watches[WatchKey::from_number(key)];
             watch.is_unsure = true;
+            self.unsettled += 1;
             let conn = watch.conn;
             let unsure = &mut self.clients[conn].watching.unsure;
             unsure.push_back(&mut self.watches, key);
@@ -295,10 +296,6 @@ impl Queue {
         }
         let watching = &mut self.clients[conn].watching;
         self.watches.try_reserve_one()?;
-        if !watching.is_empty() {
-            // With the second tube there is something to compare.
-            watching.offers();
-        }
         let key = self.watches.insert(Watch {
             conn,
             tube,
@@ -491,6 +488,11 @@ impl Watching {
     /// The watched tubes, in the order of `list-tubes-watched`.
     pub fn tubes<'a>(&'a self, watches: &'a Watches) -> impl Iterator<Item = TubeKey> + Clone + 'a {
         self.all.iter(watches).map(|watch| watches[WatchKey::from_number(watch)].tube)
+    }
+
+    /// Makes what is needed to compare tubes, which cannot fail: from the second tube on.
+    pub fn prepare_to_compare(&mut self) {
+        self.offers();
     }
 
     fn offers(&mut self) -> &mut Heap<Offer> {

@@ -68,6 +68,8 @@ pub struct EventLoop {
     now: Nanos,
     /// When the present turn began.
     turn_at: Nanos,
+    /// Connections that may have to wait with their commands until memory for replies is not short.
+    stalled: Vec<ConnKey>,
     /// How much is read at once in this turn.
     read_len: usize,
     /// What was just read; used for one connection after the other. Longer than what is read at
@@ -165,6 +167,11 @@ const EVENTS_PER_TURN: usize = 1024;
 /// than the replies.
 const WORTH_SENDING: usize = 16 * 1024;
 const SENDS_PUT_OFF: u8 = 16;
+/// When this many bytes have been sent in an iteration, other connections are sent theirs in the
+/// next one: a few hundred microseconds.
+const SENT_PER_ITERATION: usize = 2 * 1024 * 1024;
+/// Of the connections that waited while memory for replies was short, so many are served at once.
+const STALLED_PER_ITERATION: usize = 256;
 /// Bytes that are read as fast as one unit of the server's work is done.
 const READ_PER_WORK: usize = 2048;
 /// A storm of new clients must not keep the present ones waiting.
@@ -228,6 +235,7 @@ impl EventLoop {
             ready: Vec::new(),
             attention: Vec::new(),
             over: Vec::with_capacity(FEW),
+            stalled: Vec::new(),
             now: clock.now(),
             turn_at: clock.now(),
             read_len: SCRATCH_LEN,
@@ -253,7 +261,7 @@ impl EventLoop {
             if self.server.has_binlog() {
                 self.server.set_drift(process::drift(self.now));
             }
-            self.server.begin_iteration();
+            self.server.begin_iteration(self.ready.len());
             self.server.tick(self.now);
             self.serve_ready();
             self.server.commit(self.now).map_err(RunError::Binlog)?;
@@ -379,7 +387,8 @@ impl EventLoop {
     /// When to look whether a client still waits at the connection limit.
     fn limit_due(&self) -> Option<Nanos> {
         match self.hold.limit {
-            Limit::SomebodyWaits(due) => Some(due),
+            Limit::SomebodyWaits(due) if self.hold.held_until.is_none() => Some(due),
+            Limit::SomebodyWaits(_) => None,
             Limit::NotReached | Limit::Reached | Limit::Passed => None,
         }
     }
@@ -598,13 +607,15 @@ impl EventLoop {
     fn flush(&mut self) {
         let mut attention = std::mem::take(&mut self.attention);
         self.server.take_attention(&mut attention);
+        let is_crowded = self.server.is_crowded();
+        let mut bytes_left = SENT_PER_ITERATION;
         for key in attention.drain(..) {
             let Some(socket) = socket(&mut self.sockets, key) else { continue };
             let mut outlet = self.server.outlet(key);
             let wants = outlet.wants();
-            if wants.resume && outlet.len() < WORTH_SENDING && socket.sends_put_off < SENDS_PUT_OFF
-            {
-                socket.sends_put_off += 1;
+            let gathers = wants.resume && outlet.len() < WORTH_SENDING;
+            if bytes_left == 0 || (gathers && socket.sends_put_off < SENDS_PUT_OFF) {
+                socket.sends_put_off = socket.sends_put_off.saturating_add(1);
                 socket.queue(key, &mut self.ready);
                 continue;
             }
@@ -616,11 +627,16 @@ impl EventLoop {
                 socket.queue(key, &mut self.ready);
                 continue;
             }
+            let before = outlet.len();
             if let Err(error) = socket.send(&mut outlet) {
                 self.over.push((key, Some(error)));
                 continue;
             }
+            bytes_left = bytes_left.saturating_sub(before - outlet.len());
             let wants = outlet.wants();
+            if is_crowded && wants.output && self.stalled.try_reserve(1).is_ok() {
+                self.stalled.push(key);
+            }
             let may_write = socket.is_writable && wants.output;
             let may_read = socket.is_readable && wants.input;
             if wants.end {
@@ -630,11 +646,25 @@ impl EventLoop {
             }
         }
         self.attention = attention;
+        if !is_crowded {
+            self.wake_stalled();
+        }
         let mut over = std::mem::take(&mut self.over);
         for (key, why) in over.drain(..) {
             self.close(key, why.as_ref());
         }
         self.over = over;
+    }
+
+    /// Memory for replies is not short any more: connections for which nothing was run meanwhile are
+    /// served again, some in each iteration. Some of them may have ended, or been served since.
+    fn wake_stalled(&mut self) {
+        let first = self.stalled.len().saturating_sub(STALLED_PER_ITERATION);
+        for key in self.stalled.drain(first..) {
+            if let Some(socket) = socket(&mut self.sockets, key) {
+                socket.queue(key, &mut self.ready);
+            }
+        }
     }
 
     fn close(&mut self, key: ConnKey, why: Option<&io::Error>) {
