@@ -447,6 +447,24 @@ fn many_large_bodies_at_once_all_arrive() {
     assert!(found == format!("FOUND 1 5000\r\n{body}\r\n").repeat(COUNT).as_bytes());
 }
 
+/// Whether the server is about to read a line, or the rest of a body.
+#[test]
+fn a_client_that_sends_large_bodies_may_break_off_anywhere() {
+    let (_daemon, address) = start_on_loopback(&[]);
+    let put = format!("put 0 0 9 60000\r\n{}\r\n", "x".repeat(60_000));
+    for sent in [0, 17, 18, 5_000, 60_000, put.len() - 1] {
+        for _ in 0..20 {
+            let stream = connect(address);
+            assert!(ask(&stream, &put).starts_with("INSERTED "));
+            (&stream).write_all(&put.as_bytes()[..sent]).unwrap();
+            // Closing it then resets the connection.
+            socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+        }
+    }
+    assert_eq!(stat(address, "current-jobs-ready"), "120");
+    wait_until("all connections have ended", || stat(address, "current-connections") == "1");
+}
+
 #[test]
 fn a_stale_unix_socket_leaves_nothing_of_its_mode() {
     let directory = tempfile::tempdir().unwrap();

@@ -562,11 +562,11 @@ impl EventLoop {
     /// Reads on to where the body of a job stays, and what follows it into the scratch buffer.
     /// Returns whether a large body is arriving, and can be read on.
     fn read_body(&mut self, key: ConnKey) -> bool {
-        let socket = socket(&mut self.sockets, key).filter(|socket| socket.is_readable);
-        let (Some(socket), Some(space)) = (socket, self.server.body_space(key, READ_AT_ONCE))
+        let Some(socket) = socket(&mut self.sockets, key).filter(|socket| socket.is_readable)
         else {
             return false;
         };
+        let Some(space) = self.server.body_space(key, READ_AT_ONCE) else { return false };
         let (in_body, behind) = (space.len(), &mut self.scratch[..HEAD_READ_LEN]);
         let mut slices = [IoSliceMut::new(space), IoSliceMut::new(behind)];
         let read = socket.stream.read_vectored(&mut slices);
