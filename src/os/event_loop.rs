@@ -144,6 +144,8 @@ struct Socket {
     is_queued: bool,
     /// Iterations since replies were last sent.
     sends_put_off: u8,
+    /// On the list of those that may have to wait until memory for replies is not short.
+    is_stalled: bool,
 }
 
 /// Large enough for a put of the default size limit in one read.
@@ -496,6 +498,7 @@ impl EventLoop {
             reads_to_the_end: matches!(stream, Stream::Unix(_)),
             is_queued: false,
             sends_put_off: 0,
+            is_stalled: false,
             stream,
         });
         Ok(())
@@ -634,7 +637,11 @@ impl EventLoop {
             }
             bytes_left = bytes_left.saturating_sub(before - outlet.len());
             let wants = outlet.wants();
-            if is_crowded && wants.output && self.stalled.try_reserve(1).is_ok() {
+            let may_stall = is_crowded && wants.output && !socket.is_stalled;
+            if may_stall
+                && headroom::leave(Headroom::Quarter, || self.stalled.try_reserve(1)).is_ok()
+            {
+                socket.is_stalled = true;
                 self.stalled.push(key);
             }
             let may_write = socket.is_writable && wants.output;
@@ -662,6 +669,7 @@ impl EventLoop {
         let first = self.stalled.len().saturating_sub(STALLED_PER_ITERATION);
         for key in self.stalled.drain(first..) {
             if let Some(socket) = socket(&mut self.sockets, key) {
+                socket.is_stalled = false;
                 socket.queue(key, &mut self.ready);
             }
         }
