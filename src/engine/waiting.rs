@@ -737,6 +737,19 @@ mod tests {
         model.paused.retain(|&tube| queue.tubes.find(TUBES[tube]).is_some());
     }
 
+    /// Otherwise a client could choose tubes whose watches are all in one bucket of the index.
+    #[test]
+    fn the_hash_of_a_watch_has_a_secret() {
+        let hashes = || {
+            let mut queue = Queue::new(NOW);
+            let conn = queue.connect().unwrap();
+            TUBES.iter().for_each(|name| queue.watch(conn, name).unwrap());
+            let watches = queue.watches.iter().map(|(_, watch)| watch.hash);
+            watches.collect::<Vec<u32>>()
+        };
+        assert_ne!(hashes(), hashes());
+    }
+
     #[test]
     fn workers_get_the_best_jobs_in_the_order_of_their_waiting() {
         for seed in 0..30 {
