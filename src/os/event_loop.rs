@@ -653,7 +653,7 @@ impl EventLoop {
             }
         }
         self.attention = attention;
-        if !is_crowded {
+        if !self.server.is_crowded() {
             self.wake_stalled();
         }
         let mut over = std::mem::take(&mut self.over);
