@@ -329,7 +329,7 @@ impl Queue {
     }
 
     /// Closed connections that still have jobs or watches to give back.
-    pub fn closing(&self) -> impl Iterator<Item = ConnKey> + '_ {
+    pub fn closing(&self) -> impl ExactSizeIterator<Item = ConnKey> + '_ {
         self.closing.iter().map(|closing| closing.conn)
     }
 

@@ -86,8 +86,6 @@ pub struct Server {
     last_moment: Nanos,
     /// Lists of very many tubes.
     lists: Lists,
-    /// The number of connections that are closed and still have jobs or watches to give back.
-    closing_count: usize,
     /// Units of work that a tick may use for each kind of thing that is due.
     due_work: usize,
 }
@@ -149,7 +147,6 @@ impl Server {
             budget_left: ITERATION_WORK,
             last_moment: now,
             lists: Lists::default(),
-            closing_count: 0,
             due_work: MOST_DUE_WORK,
         }
     }
@@ -258,8 +255,6 @@ impl Server {
         self.conns.drop_buffers(key, &mut self.queue.bodies);
         if self.queue.disconnect(key, now) {
             self.conns.remove(key);
-        } else {
-            self.closing_count += 1;
         }
         self.settle();
     }
@@ -268,7 +263,6 @@ impl Server {
     fn go_on_closing(&mut self, now: Nanos) {
         let mut work_left = self.due_work;
         while let Some(key) = self.queue.close_next(&mut work_left, now) {
-            self.closing_count -= 1;
             self.conns.remove(key);
         }
     }
@@ -344,7 +338,7 @@ impl Server {
     /// When [`Server::tick`] or [`Server::commit`] has something to do; at or before that, never
     /// after.
     pub fn next_due(&self) -> Option<Nanos> {
-        let is_busy = self.closing_count > 0 || !self.lists.is_idle();
+        let is_busy = self.queue.closing().len() > 0 || !self.lists.is_idle();
         let at_once = is_busy.then_some(Nanos::ZERO);
         at_once.or_else(|| self.queue.next_due())
     }
@@ -396,7 +390,7 @@ impl Server {
 
     /// How many connections there are.
     pub fn connection_count(&self) -> usize {
-        self.conns.len() - self.closing_count
+        self.conns.len() - self.queue.closing().len()
     }
 
     /// Makes the next slice of a page for Prometheus. `turns` is how long the turns of the loop
@@ -450,7 +444,6 @@ impl Server {
         for (key, conn) in self.conns.iter() {
             self.check_conn(key, conn);
         }
-        assert_eq!(self.queue.closing().count(), self.closing_count, "connections that are gone");
         for key in self.queue.closing() {
             let conn = &self.conns[key];
             let is_gone = matches!(conn.phase, Phase::Closing)
