@@ -295,10 +295,11 @@ impl Queue {
         }
         let held = held.into_iter().map(|held| held.job).collect();
         let mut closing = Closing { conn, held };
-        let slice = CLOSING_SLICE.min(self.closing_work_left);
-        let mut slice_left = slice;
-        let is_done = self.close_some(&mut closing, &mut slice_left, now);
-        self.closing_work_left -= slice - slice_left;
+        let mut work_left = self.closing_work_left;
+        let is_done = with_slice(&mut work_left, CLOSING_SLICE, |slice_left| {
+            self.close_some(&mut closing, slice_left, now)
+        });
+        self.closing_work_left = work_left;
         if !is_done {
             self.closing.push_back(closing);
         }
@@ -316,10 +317,9 @@ impl Queue {
     pub fn close_next(&mut self, work_left: &mut usize, now: Nanos) -> Option<ConnKey> {
         while *work_left > 0 {
             let mut closing = self.closing.pop_front()?;
-            let slice = CLOSING_SLICE.min(*work_left);
-            let mut slice_left = slice;
-            let is_done = self.close_some(&mut closing, &mut slice_left, now);
-            *work_left -= slice - slice_left;
+            let is_done = with_slice(work_left, CLOSING_SLICE, |slice_left| {
+                self.close_some(&mut closing, slice_left, now)
+            });
             if is_done {
                 return Some(closing.conn);
             }
@@ -936,25 +936,27 @@ impl Queue {
         while work_left > 0
             && let Some(tube) = self.overdue_tubes.pop_front()
         {
-            let slice = DUE_SLICE.min(work_left);
-            let mut slice_left = slice - 1;
-            if let Some(it) = self.tubes.get_mut(tube) {
-                it.is_overdue = false;
-                self.tube_is_due(tube, now, &mut slice_left);
-            }
-            work_left -= slice - slice_left;
+            with_slice(&mut work_left, DUE_SLICE, |slice_left| {
+                // A turn costs something even if nothing is due any more.
+                *slice_left -= 1;
+                if let Some(it) = self.tubes.get_mut(tube) {
+                    it.is_overdue = false;
+                    self.tube_is_due(tube, now, slice_left);
+                }
+            });
         }
         let mut work_left = work;
         while work_left > 0
             && let Some(conn) = self.overdue_conns.pop_front()
         {
-            let slice = DUE_SLICE.min(work_left);
-            let mut slice_left = slice - 1;
-            if let Some(it) = self.clients.get_mut(conn) {
-                it.is_overdue = false;
-                self.client_is_due(conn, now, &mut slice_left);
-            }
-            work_left -= slice - slice_left;
+            with_slice(&mut work_left, DUE_SLICE, |slice_left| {
+                // A turn costs something even if nothing is due any more.
+                *slice_left -= 1;
+                if let Some(it) = self.clients.get_mut(conn) {
+                    it.is_overdue = false;
+                    self.client_is_due(conn, now, slice_left);
+                }
+            });
         }
     }
 
@@ -1061,4 +1063,13 @@ impl Queue {
             self.wheel.set_no_later_than(client.timer, next.max(now));
         }
     }
+}
+
+/// Lets `step` use up to `most` units of `work_left`, and takes away what it has used.
+fn with_slice<R>(work_left: &mut usize, most: usize, step: impl FnOnce(&mut usize) -> R) -> R {
+    let slice = most.min(*work_left);
+    let mut slice_left = slice;
+    let result = step(&mut slice_left);
+    *work_left -= slice - slice_left;
+    result
 }
