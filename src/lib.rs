@@ -99,8 +99,13 @@
 //! - What an older file of the binlog says never outlives the record that takes it back.
 //! - `now` is a parameter. Clocks are read in `os::process`.
 
-pub mod engine;
-pub mod logging;
+mod engine;
+mod logging;
 pub mod options;
-pub mod os;
-pub mod startup;
+mod os;
+pub mod program;
+mod startup;
+#[doc(hidden)]
+pub mod testing;
+
+pub use os::memory::Allocator;

@@ -9,12 +9,12 @@ mod fake_disk;
 mod made_up;
 mod support;
 
-use beanstalkd::engine::binlog::Syncing;
-use beanstalkd::engine::keys::ConnKey;
-use beanstalkd::engine::record::{self, HIGHEST_ID, VERSION};
-use beanstalkd::engine::replay::Recovered;
-use beanstalkd::engine::server::{Server, Settings};
-use beanstalkd::engine::time::{Drift, Nanos};
+use beanstalkd::testing::ConnKey;
+use beanstalkd::testing::Recovered;
+use beanstalkd::testing::Syncing;
+use beanstalkd::testing::record::{self, HIGHEST_ID, VERSION};
+use beanstalkd::testing::{Drift, Nanos};
+use beanstalkd::testing::{Server, Settings};
 use fake_disk::FakeDisk;
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, IoSlice};

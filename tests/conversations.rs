@@ -12,10 +12,10 @@ mod made_up;
 mod script;
 mod support;
 
-use beanstalkd::engine::binlog::Syncing;
-use beanstalkd::engine::keys::ConnKey;
-use beanstalkd::engine::server::{Server, Settings};
-use beanstalkd::engine::time::Nanos;
+use beanstalkd::testing::ConnKey;
+use beanstalkd::testing::Nanos;
+use beanstalkd::testing::Syncing;
+use beanstalkd::testing::{Server, Settings};
 use fake_disk::FakeDisk;
 use libtest_mimic::{Arguments, Failed, Trial};
 use rustix::process::Signal;

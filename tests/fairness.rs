@@ -3,9 +3,9 @@
 
 mod made_up;
 
-use beanstalkd::engine::keys::ConnKey;
-use beanstalkd::engine::server::{Server, Settings};
-use beanstalkd::engine::time::Nanos;
+use beanstalkd::testing::ConnKey;
+use beanstalkd::testing::Nanos;
+use beanstalkd::testing::{Server, Settings};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
 

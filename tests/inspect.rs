@@ -5,11 +5,11 @@
 mod fake_disk;
 mod made_up;
 
-use beanstalkd::engine::binlog::Syncing;
-use beanstalkd::engine::disk::{Disk, FileNumber};
-use beanstalkd::engine::inspect;
-use beanstalkd::engine::server::{Server, Settings};
-use beanstalkd::engine::time::Nanos;
+use beanstalkd::testing::Nanos;
+use beanstalkd::testing::Syncing;
+use beanstalkd::testing::inspect;
+use beanstalkd::testing::{Disk, FileNumber};
+use beanstalkd::testing::{Server, Settings};
 use fake_disk::FakeDisk;
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, IoSlice};

@@ -5,15 +5,15 @@
 mod made_up;
 mod support;
 
-use beanstalkd::engine::binlog::Syncing;
-use beanstalkd::engine::histogram::Histogram;
-use beanstalkd::engine::keys::ConnKey;
-use beanstalkd::engine::metrics::{LONGEST_SAMPLE, Page, SLICE_LEN};
-use beanstalkd::engine::server::{Server, Settings};
-use beanstalkd::engine::time::Nanos;
-use beanstalkd::engine::visit::{Subject, Visit};
-use beanstalkd::os::listen::{self, Address};
-use beanstalkd::os::visitors::Visitors;
+use beanstalkd::testing::ConnKey;
+use beanstalkd::testing::Histogram;
+use beanstalkd::testing::Nanos;
+use beanstalkd::testing::Syncing;
+use beanstalkd::testing::Visitors;
+use beanstalkd::testing::{Address, listen};
+use beanstalkd::testing::{LONGEST_SAMPLE, Page, SLICE_LEN};
+use beanstalkd::testing::{Server, Settings};
+use beanstalkd::testing::{Subject, Visit};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -346,7 +346,7 @@ fn a_tube_that_goes_and_comes_back_is_told_once() {
 #[test]
 fn a_binlog_tells_its_sizes_and_its_syncs() {
     let directory = tempfile::tempdir().unwrap();
-    let disk = beanstalkd::os::disk::Directory::take(directory.path()).unwrap();
+    let disk = beanstalkd::testing::Directory::take(directory.path()).unwrap();
     let mut server = server();
     server.recover(Box::new(disk), Syncing::EachTurn, START).unwrap();
     let client = server.connect().unwrap();

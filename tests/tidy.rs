@@ -397,7 +397,7 @@ fn versions_agree() {
         "README.md shows another version"
     );
     assert!(read("man/beanstalkd.1").contains(&beanstalkd::options::version()));
-    let package = format!("beanstalkd ({}+server{version}-", beanstalkd::engine::stats::VERSION);
+    let package = format!("beanstalkd ({}+server{version}-", beanstalkd::testing::stats::VERSION);
     assert!(
         read("dist/debian/changelog").starts_with(&package),
         "dist/debian/changelog does not begin with {package}"

@@ -457,11 +457,6 @@ impl Conns {
         self.by_key.len()
     }
 
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.by_key.is_empty()
-    }
-
     /// A client has connected.
     ///
     /// # Errors

@@ -25,7 +25,6 @@ use std::cell::Cell;
 
 /// A part of the headroom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[expect(missing_docs, reason = "see the table above")]
 pub enum Headroom {
     None,
     Quarter,

@@ -24,7 +24,6 @@ pub struct Request<'h> {
 
 /// How an answer begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "each is named after its reason phrase")]
 pub enum Status {
     Ok,
     BadRequest,

@@ -48,13 +48,9 @@ pub struct Index {
 
 impl Index {
     /// How many keys there are.
+    #[cfg(test)]
     pub fn len(&self) -> usize {
         self.len
-    }
-
-    /// Whether there is no key.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
     }
 
     /// The key whose entry has `hash` and for which `is_it` holds.

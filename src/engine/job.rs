@@ -40,7 +40,6 @@ pub struct Job {
 
 /// How often a job went through what.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "each is named after its line in stats-job")]
 pub struct Counts {
     pub reserves: u32,
     pub timeouts: u32,
@@ -168,7 +167,6 @@ impl Job {
 
 /// The numbers that a client puts a job with.
 #[derive(Clone, Copy, Debug)]
-#[expect(missing_docs, reason = "each is named after its word in the protocol")]
 pub struct Terms {
     pub pri: u32,
     pub delay_secs: u32,

@@ -135,7 +135,6 @@ pub struct Kick {
 
 /// How many jobs are in which state, and how many did what.
 #[derive(Clone, Copy, Debug, Default)]
-#[expect(missing_docs, reason = "each is named after its line in stats")]
 pub struct Totals {
     pub urgent: u64,
     pub ready: u64,

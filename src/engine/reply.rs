@@ -10,7 +10,6 @@ use std::rc::Rc;
 
 /// One reply, in the protocol's own words.
 #[derive(Clone, Copy, Debug)]
-#[expect(missing_docs, reason = "each is named after its word")]
 pub enum Reply<'a> {
     Inserted {
         id: u64,

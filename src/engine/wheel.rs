@@ -111,7 +111,8 @@ impl<T: Copy> Wheel<T> {
     }
 
     /// Sets the timer to `at`, instead of what it was set to.
-    pub fn set(&mut self, timer: TimerKey, at: Nanos) {
+    #[cfg(test)]
+    fn set(&mut self, timer: TimerKey, at: Nanos) {
         self.cancel(timer);
         self.enter(timer, tick_at_or_after(at));
     }
@@ -224,11 +225,6 @@ impl<T: Copy> Wheel<T> {
     /// How many timers there are.
     pub fn len(&self) -> usize {
         self.timers.0.len()
-    }
-
-    /// Whether there is no timer.
-    pub fn is_empty(&self) -> bool {
-        self.timers.0.is_empty()
     }
 
     /// Whose timer it is.

@@ -7,7 +7,6 @@ use std::os::fd::{AsRawFd, RawFd};
 
 /// A connected socket.
 #[derive(Debug)]
-#[expect(missing_docs, reason = "each is named after its family")]
 pub enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),

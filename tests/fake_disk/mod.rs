@@ -5,7 +5,7 @@
 //! order, in part, or not at all.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses some of it")]
 
-use beanstalkd::engine::disk::{Disk, FileNumber};
+use beanstalkd::testing::{Disk, FileNumber};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};

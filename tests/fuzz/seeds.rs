@@ -6,9 +6,9 @@ use crate::script::{self, Line, Script};
 use crate::targets::connection::{ESCAPE, op};
 use crate::targets::replay::{NEXT_FILE, PROGRAM, REPAIRED};
 use crate::targets::{START, server, take_output};
-use beanstalkd::engine::binlog::Syncing;
-use beanstalkd::engine::server::Settings;
-use beanstalkd::engine::time::Nanos;
+use beanstalkd::testing::Nanos;
+use beanstalkd::testing::Settings;
+use beanstalkd::testing::Syncing;
 use std::collections::BTreeMap;
 use std::path::Path;
 

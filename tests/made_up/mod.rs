@@ -1,8 +1,8 @@
 //! What the engine is told of a process that is none.
 #![allow(unreachable_pub, reason = "a part of several test programs")]
 
-use beanstalkd::engine::stats::{Facts, ProcessorTime};
-use beanstalkd::engine::time::Nanos;
+use beanstalkd::testing::Nanos;
+use beanstalkd::testing::{Facts, ProcessorTime};
 
 /// The facts of a process that began then.
 pub fn facts(started_at: Nanos) -> Facts {

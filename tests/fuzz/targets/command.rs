@@ -1,7 +1,7 @@
 //! The parser of command lines, beside a second reading of them that is slow, obvious and shares no
 //! code with it. The other targets use that reading too, to know what a connection has asked for.
 
-use beanstalkd::engine::command::{self, Command, Counter, Rejection};
+use beanstalkd::testing::{Command, Counter, Rejection, command};
 
 /// What a line says, by the second reading.
 #[derive(Clone, Debug, PartialEq, Eq)]

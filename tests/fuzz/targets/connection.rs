@@ -11,11 +11,11 @@
 use super::talk::{Ledger, Talk};
 use super::{Bytes, START, ask, number, read_log, server, take_output};
 use crate::fake_disk::FakeDisk;
-use beanstalkd::engine::binlog::Syncing;
-use beanstalkd::engine::keys::ConnKey;
-use beanstalkd::engine::replay::ReplayError;
-use beanstalkd::engine::server::{Server, Settings};
-use beanstalkd::engine::time::Nanos;
+use beanstalkd::testing::ConnKey;
+use beanstalkd::testing::Nanos;
+use beanstalkd::testing::ReplayError;
+use beanstalkd::testing::Syncing;
+use beanstalkd::testing::{Server, Settings};
 use std::io::IoSlice;
 
 /// Announces one of the [`op`]s; twice stands for itself.

@@ -13,9 +13,9 @@ pub mod options;
 pub mod replay;
 pub mod talk;
 
-use beanstalkd::engine::keys::ConnKey;
-use beanstalkd::engine::server::{Server, Settings};
-use beanstalkd::engine::time::Nanos;
+use beanstalkd::testing::ConnKey;
+use beanstalkd::testing::Nanos;
+use beanstalkd::testing::{Server, Settings};
 use std::io::IoSlice;
 
 /// A target, and what it is called.

@@ -1,8 +1,8 @@
 //! The command line: any arguments, which are what stands between zero bytes.
 
-use beanstalkd::engine::binlog::Syncing;
-use beanstalkd::engine::time::Nanos;
 use beanstalkd::options::{self, MAX_JOB_SIZE, Request};
+use beanstalkd::testing::Nanos;
+use beanstalkd::testing::Syncing;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 

@@ -8,13 +8,13 @@
 
 use super::{Bytes, START, ask, ask_bytes, field, number, read_log, server};
 use crate::fake_disk::FakeDisk;
-use beanstalkd::engine::binlog::Syncing;
-use beanstalkd::engine::inspect;
-use beanstalkd::engine::keys::ConnKey;
-use beanstalkd::engine::record;
-use beanstalkd::engine::replay::ReplayError;
-use beanstalkd::engine::server::{Server, Settings};
-use beanstalkd::engine::time::Nanos;
+use beanstalkd::testing::ConnKey;
+use beanstalkd::testing::Nanos;
+use beanstalkd::testing::ReplayError;
+use beanstalkd::testing::Syncing;
+use beanstalkd::testing::inspect;
+use beanstalkd::testing::record;
+use beanstalkd::testing::{Server, Settings};
 use std::collections::{BTreeMap, HashSet};
 
 type Files = BTreeMap<String, Vec<u8>>;
