@@ -1549,6 +1549,6 @@ mod tests {
         }
         let input = &server.conns[key].input;
         assert_eq!(input.unused(), b"list-tu");
-        assert!(input.capacity() <= 64, "{} bytes are kept", input.capacity());
+        assert!(input.capacity() <= 2048, "{} bytes are kept", input.capacity());
     }
 }
