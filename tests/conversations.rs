@@ -1,7 +1,7 @@
-//! Plays the conversations of `tests/scripts` into the engine with virtual time, into our
+//! Plays the conversations of `tests/conversations` into the engine with virtual time, into our
 //! binary over sockets, and into C beanstalkd where it is installed.
 //!
-//! The form of a script is told in `tests/scripts/README.md`. Each pair of a script and a
+//! The form of a script is told in `tests/conversations/README.md`. Each pair of a script and a
 //! player is a test of its own, so `cargo test --test conversations engine::put` plays
 //! one. `C_BEANSTALKD=/path` names a C beanstalkd that is not on the path.
 

@@ -144,7 +144,7 @@ fn every_file_opens_with_what_it_is_for() {
         "tests/soak/scenarios",
         "tests/bench",
         "tests/bench/scenarios",
-        "tests/bench/scripts",
+        "tests/bench/load",
         "tests/fuzz",
         "tests/fuzz/targets",
     ] {
@@ -235,12 +235,12 @@ fn quirks_name_scripts_that_exist() {
                     source[at..].lines().map(str::trim).take_while(|line| line.starts_with("//"));
                 let comment: String = comment.map(|line| line.trim_start_matches('/')).collect();
                 let script = comment
-                    .split_once("tests/scripts/")
+                    .split_once("tests/conversations/")
                     .and_then(|(_, rest)| rest.split_once(".txt"));
                 let (name, _) = script.unwrap_or_else(|| {
                     panic!("{}: a quirk names no script:{comment}", path.display())
                 });
-                let script = root().join("tests/scripts").join(format!("{name}.txt"));
+                let script = root().join("tests/conversations").join(format!("{name}.txt"));
                 assert!(script.is_file(), "{}: there is no {}", path.display(), script.display());
                 count += 1;
             }

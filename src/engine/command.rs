@@ -170,7 +170,7 @@ pub const TUBE_NAME_MAX: usize = 200;
 /// # Errors
 /// The line is no command: what to answer.
 // Quirk: words match as prefixes, so `statsx` is a `stats` with bad arguments; pinned by
-// tests/scripts/prefix-matching.txt.
+// tests/conversations/prefix-matching.txt.
 pub fn parse(line: &[u8]) -> Result<Command<'_>, Rejection> {
     // A NUL anywhere in a line is BAD_FORMAT. No word, number or name has one, so it is looked for
     // only in bytes that nothing else looks at.
@@ -265,7 +265,7 @@ fn bury(mut args: Arguments<'_>) -> Option<Command<'_>> {
 }
 
 // Quirk: what follows the number is ignored; pinned by
-// tests/scripts/reserve-with-timeout-format.txt.
+// tests/conversations/reserve-with-timeout-format.txt.
 fn reserve_with_timeout(mut args: Arguments<'_>) -> Option<Command<'_>> {
     let timeout_secs = args.u32()?;
     i32::try_from(timeout_secs).ok()?;
@@ -274,7 +274,7 @@ fn reserve_with_timeout(mut args: Arguments<'_>) -> Option<Command<'_>> {
 }
 
 // Quirk: nothing need stand between the word and the name; pinned by
-// tests/scripts/prefix-matching.txt.
+// tests/conversations/prefix-matching.txt.
 fn pause_tube(mut args: Arguments<'_>) -> Option<Command<'_>> {
     args.skip_spaces();
     let end = args.0.iter().position(|&byte| !is_name_byte(byte)).unwrap_or(args.0.len());
@@ -344,7 +344,7 @@ impl<'a> Arguments<'a> {
 
     /// A number as C's `strtoul` reads it, cut to 32 bits as C beanstalkd does: blanks of
     /// any kind, a sign, digits, and then whatever.
-    // Quirk: pinned by tests/scripts/kick-strtoul.txt.
+    // Quirk: pinned by tests/conversations/kick-strtoul.txt.
     #[expect(clippy::cast_possible_truncation, reason = "the cut is the point")]
     fn like_strtoul(mut self) -> Option<u32> {
         const VERTICAL_TAB: u8 = 0x0b;
@@ -435,7 +435,7 @@ impl Command<'_> {
             Command::ListTubeUsed => Counter::ListTubeUsed,
             Command::ListTubesWatched => Counter::ListTubesWatched,
             Command::PauseTube { .. } => Counter::PauseTube,
-            // Quirk: these have no counter; pinned by tests/scripts/counters.txt.
+            // Quirk: these have no counter; pinned by tests/conversations/counters.txt.
             Command::ReserveJob { .. } | Command::KickJob { .. } | Command::Quit => return None,
         })
     }

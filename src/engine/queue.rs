@@ -442,7 +442,7 @@ impl Queue {
         tube.pauses += 1;
         if secs == 0 {
             // Quirk: no time at all, so it only ends what pause there was; pinned by
-            // tests/scripts/pause-tube-anew.txt.
+            // tests/conversations/pause-tube-anew.txt.
             self.end_pause(key, &mut (WAKES_AT_ONCE * WORK_PER_WAKE), now);
         } else {
             tube.pause = Some(Box::new(Pause { secs, until }));

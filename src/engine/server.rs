@@ -708,7 +708,7 @@ impl Server {
             return self.refuse_body(key, full_len, Refusal::JobTooBig);
         }
         if trailing {
-            // Quirk: the body is read as commands; pinned by tests/scripts/put-bad-format.txt.
+            // Quirk: the body is read as commands; pinned by tests/conversations/put-bad-format.txt.
             return self.say(key, Reply::BadFormat);
         }
         self.queue.becomes_producer(key);

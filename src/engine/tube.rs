@@ -238,7 +238,7 @@ impl Tubes {
         let tube = self.table.remove(key);
         self.removed_count += 1;
         // Quirk: the last tube of the list takes the place of the one that goes; pinned by
-        // tests/scripts/list-tubes-order.txt.
+        // tests/conversations/list-tubes-order.txt.
         self.order.swap_remove(tube.place as usize);
         if let Some(&moved) = self.order.get(tube.place as usize) {
             self[moved].place = tube.place;

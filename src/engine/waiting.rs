@@ -338,7 +338,7 @@ impl Queue {
         view.remove(&mut self.watches, key.number());
         tube.watching -= 1;
         // Quirk: the last of the list takes the place of the one that goes; pinned by
-        // tests/scripts/list-tubes-order.txt.
+        // tests/conversations/list-tubes-order.txt.
         watching.all.swap_remove(&mut self.watches, key.number());
         self.watches.remove(key);
         tube_key

@@ -7,7 +7,7 @@
 //!
 //! This file owns the command line. [`scenarios`] tells what is measured, [`rounds`] who
 //! plays when, [`server`] starts servers and asks the kernel what they use, [`machine`] says
-//! on which core, [`instructions`] counts those of user space; [`client`] makes the load that [`scripts`] describe, beside which [`scrape`] asks for metrics, [`report`] and
+//! on which core, [`instructions`] counts those of user space; [`client`] makes the load that [`load`] describe, beside which [`scrape`] asks for metrics, [`report`] and
 //! [`picture`] show what came of it.
 #![allow(unreachable_pub, reason = "a program has no interface for others")]
 #![allow(clippy::disallowed_methods, reason = "a benchmark looks at the clock")]
@@ -17,6 +17,7 @@ mod client;
 mod figures;
 mod instructions;
 mod limit;
+mod load;
 mod machine;
 mod picture;
 #[path = "../support/program.rs"]
@@ -26,7 +27,6 @@ mod report;
 mod rounds;
 mod scenarios;
 mod scrape;
-mod scripts;
 mod server;
 mod trace;
 mod waits;

@@ -24,7 +24,7 @@ command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/d
 
 mkdir -p "$home"
 home=$(cd "$home" && pwd)
-FUZZ_SEEDS=$home/seeds $cargo test --quiet --test hostile -- --ignored --exact write_seeds
+FUZZ_SEEDS=$home/seeds $cargo test --quiet --test fuzz_smoke -- --ignored --exact write_seeds
 host=$(rustc +nightly -vV | sed -n 's/^host: //p')
 
 status=0
@@ -50,7 +50,7 @@ for target in $targets; do
 		status=1
 		tail -40 "$home/$target.log"
 		echo "$target has failed; the input is the newest file in $home/failed, to be fed with"
-		echo "  HOSTILE_INPUT=FILE cargo test --test hostile $target"
+		echo "  FUZZ_INPUT=FILE cargo test --test fuzz_smoke $target"
 	fi
 done
 exit $status

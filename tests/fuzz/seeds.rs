@@ -1,4 +1,4 @@
-//! What mutations begin with: the conversations of `tests/scripts`, the files of `tests/fixtures`,
+//! What mutations begin with: the conversations of `tests/conversations`, the files of `tests/fixtures`,
 //! and some that lead to where neither goes.
 
 use crate::fake_disk::FakeDisk;

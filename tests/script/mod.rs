@@ -1,5 +1,5 @@
 //! The form of a conversation: from text to lines, and from bytes to what is compared.
-//! `tests/scripts/README.md` tells it to people.
+//! `tests/conversations/README.md` tells it to people.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses some of it")]
 
 use std::path::{Path, PathBuf};
@@ -63,7 +63,7 @@ pub const CLOSED: &str = "<closed>";
 
 /// All conversations, in the order of their names.
 pub fn all() -> Vec<Script> {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts");
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/conversations");
     let entries = std::fs::read_dir(&directory).expect("the scripts are there");
     let mut paths: Vec<PathBuf> =
         entries.map(|entry| entry.expect("it can be read").path()).collect();

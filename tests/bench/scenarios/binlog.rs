@@ -4,7 +4,7 @@
 use super::{ROUND, Round, Scenario, Settings, Turns};
 use crate::client::{Limits, Outcome, Pool, Question};
 use crate::figures::Figures;
-use crate::scripts::{Cycle, Fill, Say};
+use crate::load::{Cycle, Fill, Say};
 use crate::server::{MIB, Server, Setup};
 use std::time::{Duration, Instant};
 

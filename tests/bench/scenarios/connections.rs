@@ -2,7 +2,7 @@
 
 use super::{Scenario, Turns};
 use crate::client::{Limits, Pool};
-use crate::scripts::{Cycle, Say};
+use crate::load::{Cycle, Say};
 use std::time::Duration;
 
 pub fn all() -> Vec<Scenario> {

@@ -4,7 +4,7 @@
 use super::{Round, Scenario, Settings, Turns};
 use crate::client::{Limits, Outcome, Pool, Question};
 use crate::figures::Figures;
-use crate::scripts::{Cycle, Drain, Fill};
+use crate::load::{Cycle, Drain, Fill};
 use crate::server::{MIB, Server};
 use std::time::Duration;
 

@@ -2,7 +2,7 @@
 
 use super::{Scenario, Settings};
 use crate::client::{Limits, Outcome, Pool};
-use crate::scripts::{Fill, Say, Take};
+use crate::load::{Fill, Say, Take};
 use crate::server::Server;
 use fastrand::Rng;
 use std::time::Duration;

@@ -5,7 +5,7 @@
 use super::{Round, Scenario, Settings, Turns};
 use crate::client::{Limits, Outcome, Pool};
 use crate::figures::Figures;
-use crate::scripts::Cycle;
+use crate::load::Cycle;
 use crate::server::{Server, Setup};
 use std::time::Duration;
 

@@ -2,7 +2,7 @@
 
 use super::{Scenario, Settings, Turns, tubes};
 use crate::client::{Limits, Outcome, Pool};
-use crate::scripts::{Cycle, Fill};
+use crate::load::{Cycle, Fill};
 use crate::server::{Measured, Server, Setup};
 use std::time::Duration;
 

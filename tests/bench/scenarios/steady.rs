@@ -3,7 +3,7 @@
 
 use super::{ROUND, Round, Scenario, Settings};
 use crate::client::{Limits, Outcome, Pool, Run, nanoseconds};
-use crate::scripts::{Cycle, Drain, Fill, HandOff};
+use crate::load::{Cycle, Drain, Fill, HandOff};
 use crate::server::{Server, Setup};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -4,7 +4,7 @@
 use super::{Round, Scenario, Settings, Turns};
 use crate::client::{Limits, Outcome, Pool, Question, Run, TooSlow};
 use crate::figures::Figures;
-use crate::scripts::{Consume, Cycle, CycleUntil, Delay, Drain, Fill, Rescue, Say, Take};
+use crate::load::{Consume, Cycle, CycleUntil, Delay, Drain, Fill, Rescue, Say, Take};
 use crate::server::Server;
 use crate::waits::Waits;
 use std::collections::HashMap;

@@ -3,7 +3,7 @@
 use super::{ROUND, Round, Scenario, Settings, Turns};
 use crate::client::{Limits, Outcome, Pool};
 use crate::figures::Figures;
-use crate::scripts::{Cycle, Say, UseRandom, Watcher, watch};
+use crate::load::{Cycle, Say, UseRandom, Watcher, watch};
 use crate::server::Server;
 
 pub fn all() -> Vec<Scenario> {

@@ -2,7 +2,7 @@
 //! tests. Each is fed with its seeds, with whatever was found before, and with thousands of
 //! mutations of both, the same ones each time.
 //!
-//! An input that fails is written to a file; `HOSTILE_INPUT=FILE cargo test --test hostile TARGET`
+//! An input that fails is written to a file; `FUZZ_INPUT=FILE cargo test --test fuzz_smoke TARGET`
 //! feeds only that one. `HOSTILE_ROUNDS=100` tries a hundred times as many mutations.
 
 mod fake_disk;
@@ -96,7 +96,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 fn feed(name: &str, mutations: usize) {
     let target = *TARGETS.iter().find(|(target, _)| *target == name).expect("it is a target");
-    if let Some(path) = std::env::var_os("HOSTILE_INPUT") {
+    if let Some(path) = std::env::var_os("FUZZ_INPUT") {
         target.1(&std::fs::read(path).expect("the input can be read"));
         return;
     }
@@ -141,7 +141,7 @@ fn feed_all(target: Target, mutations: usize, current: &Mutex<Vec<u8>>, done: &m
 
 /// Writes the input to a file; says which.
 fn keep(target: &str, input: &[u8]) -> String {
-    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("hostile");
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fuzz_smoke");
     let path = directory.join(target);
     let kept = std::fs::create_dir_all(&directory).and_then(|()| std::fs::write(&path, input));
     let place = kept.map_or_else(|error| error.to_string(), |()| path.display().to_string());
