@@ -3,7 +3,7 @@
 //! mutations of both, the same ones each time.
 //!
 //! An input that fails is written to a file; `FUZZ_INPUT=FILE cargo test --test fuzz_smoke TARGET`
-//! feeds only that one. `HOSTILE_ROUNDS=100` tries a hundred times as many mutations.
+//! feeds only that one. `FUZZ_ROUNDS=100` tries a hundred times as many mutations.
 
 mod fake_disk;
 mod script;
@@ -100,9 +100,9 @@ fn feed(name: &str, mutations: usize) {
         target.1(&std::fs::read(path).expect("the input can be read"));
         return;
     }
-    let rounds = std::env::var("HOSTILE_ROUNDS")
+    let rounds = std::env::var("FUZZ_ROUNDS")
         .ok()
-        .map_or(1, |text| text.parse().expect("HOSTILE_ROUNDS is a number"));
+        .map_or(1, |text| text.parse().expect("FUZZ_ROUNDS is a number"));
     let current = Arc::new(Mutex::new(Vec::new()));
     let (done, is_done) = mpsc::channel();
     let feeder = {

@@ -1,7 +1,7 @@
 //! What is fed with hostile bytes, and how it is judged. `tests/fuzz/README.md` tells the ways in.
 //!
 //! A target takes any bytes and panics where the server is wrong. Nothing here knows who makes the
-//! bytes: libFuzzer (`make fuzz`) or the seeded mutations of `tests/hostile.rs`.
+//! bytes: libFuzzer (`make fuzz`) or the seeded mutations of `tests/fuzz_smoke.rs`.
 #![allow(dead_code, unreachable_pub, reason = "each program that includes this uses some of it")]
 #![allow(clippy::unwrap_used, reason = "in a test it is an assertion")]
 
