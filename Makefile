@@ -70,7 +70,7 @@ check-style:
 	$(CARGO) fmt --check
 	rustfmt --check --edition 2024 tests/fuzz/*.rs
 	$(CARGO) clippy --all-targets -- --deny warnings
-	RUSTDOCFLAGS='--deny warnings' $(CARGO) doc --no-deps --quiet
+	RUSTDOCFLAGS='--deny warnings' $(CARGO) doc --no-deps --document-private-items --quiet
 
 # Reported as skipped, not as failed, where the tool is missing: .ci/run installs both.
 check-man:
