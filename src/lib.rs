@@ -99,6 +99,8 @@
 //! - What an older file of the binlog says never outlives the record that takes it back.
 //! - `now` is a parameter. Clocks are read in `os::process`.
 
+#![allow(rustdoc::private_intra_doc_links, reason = "the map is for those who read the source")]
+
 mod engine;
 mod logging;
 pub mod options;
