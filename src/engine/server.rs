@@ -123,7 +123,7 @@ const LISTS_MOST_BYTES: u64 = 64 * 1024 * 1024;
 const IN_LINE_PER_WORK: usize = 8;
 /// Puts may be refused all the time; that is told only so often.
 const TELL_AGAIN: Nanos = Nanos::from_secs(60);
-/// A kick moves at most this many jobs in an iteration, or wakes [`WAKES_AT_ONCE`] connections: a
+/// A kick moves at most this many jobs in an iteration, or wakes 128 connections: a
 /// fraction of a millisecond.
 const KICKED_AT_ONCE: u32 = 1024;
 
