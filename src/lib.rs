@@ -18,7 +18,7 @@
 //! | 6 | [`os::event_loop`] | the one loop: readiness, everybody's share of a turn, flush |
 //! | 5 | [`os::onlookers`] | those who want to know how the server does, and are told between two turns |
 //! | 5 | [`os::visitors`] | the sockets of those who ask over HTTP |
-//! | 5 | [`engine::visit`] | one of them: bytes to a request, an answer in pieces |
+//! | 5 | [`engine::monitor::http_conn`] | one of them: bytes to a request, an answer in pieces |
 //! | 5 | [`os::notify`] | what a service manager is told, and when |
 //! | 5 | [`os::listen`], [`os::stream`] | listening sockets; one accepted socket |
 //! | 5 | [`os::disk`] | the directory of the binlog: its files, its lock, syncing |
@@ -28,34 +28,34 @@
 //! | 5 | [`os::names`] | addresses of hosts; in a static binary they and users come from files |
 //! | 4 | [`engine::server`] | the whole state; runs commands; the calls of the loop |
 //! | 3 | [`engine::conn`] | one client's state machine: bytes to lines and bodies |
-//! | 3 | [`engine::stats`] | the YAML documents, and how the server does in a line |
-//! | 3 | [`engine::metrics`] | the page for Prometheus, in slices |
-//! | 3 | [`engine::inspect`] | what `--check` and `--dump` tell of the files of a binlog |
+//! | 3 | [`engine::protocol::stats`] | the YAML documents, and how the server does in a line |
+//! | 3 | [`engine::monitor::metrics`] | the page for Prometheus, in slices |
+//! | 3 | [`engine::binlog::inspect`] | what `--check` and `--dump` tell of the files of a binlog |
 //! | 2 | [`engine::queue`] | the rules: put, reserve, release, bury, kick, delete, time |
-//! | 2 | [`engine::waiting`] | how workers and tubes find each other |
-//! | 2 | [`engine::durable`] | what the binlog is told, and when |
-//! | 2 | [`engine::replay`] | how the queue comes back from the files of a binlog |
-//! | 2 | [`engine::check`] | what holds between any two commands, counted anew |
+//! | 2 | [`engine::queue::waiters`] | how workers and tubes find each other |
+//! | 2 | [`engine::queue::log`] | what the binlog is told, and when |
+//! | 2 | [`engine::queue::replay`] | how the queue comes back from the files of a binlog |
+//! | 2 | [`engine::queue::check`] | what holds between any two commands, counted anew |
 //! | 2 | [`engine::binlog`] | where records go, and when they are safe |
-//! | 2 | [`engine::space`], [`engine::compaction`] | room for records; how old files are emptied |
-//! | 1 | [`engine::job`], [`engine::tube`] | jobs and tubes, and where to find them |
-//! | 1 | [`engine::command`] | a line to a [`engine::command::Command`] |
-//! | 1 | [`engine::reply`], [`engine::output`] | replies to bytes; bytes on their way out |
-//! | 1 | [`engine::body`] | the bytes of jobs, side by side; the large ones are shared with replies |
-//! | 1 | [`engine::listing`] | lists of very many tubes: made in steps, shared by replies |
-//! | 1 | [`engine::record`], [`engine::scan`] | one record to and from bytes; a file read in whatever state it is |
-//! | 1 | [`engine::segments`] | which jobs belong to which file |
-//! | 0 | [`engine::heap`], [`engine::list`], [`engine::wheel`] | indexed heap; linked list; timer wheel |
-//! | 0 | [`engine::slots`], [`engine::pages`] | which slots of a page are taken; entries in pages that come and go |
-//! | 0 | [`engine::beside`] | entries beside those of another slab, under its keys |
-//! | 0 | [`engine::index`], [`engine::table`] | a hash index that never rebuilds; entries in pages found by it |
-//! | 0 | [`engine::ids`] | jobs by id, in blocks of eight ids |
+//! | 2 | [`engine::binlog::space`], [`engine::binlog::compaction`] | room for records; how old files are emptied |
+//! | 1 | [`engine::queue::job`], [`engine::queue::tube`] | jobs and tubes, and where to find them |
+//! | 1 | [`engine::protocol::command`] | a line to a [`engine::protocol::command::Command`] |
+//! | 1 | [`engine::protocol::reply`], [`engine::protocol::output`] | replies to bytes; bytes on their way out |
+//! | 1 | [`engine::queue::body`] | the bytes of jobs, side by side; the large ones are shared with replies |
+//! | 1 | [`engine::protocol::listing`] | lists of very many tubes: made in steps, shared by replies |
+//! | 1 | [`engine::binlog::record`], [`engine::binlog::reader`] | one record to and from bytes; a file read in whatever state it is |
+//! | 1 | [`engine::binlog::segments`] | which jobs belong to which file |
+//! | 0 | [`engine::collections::heap`], [`engine::collections::list`], [`engine::collections::wheel`] | indexed heap; linked list; timer wheel |
+//! | 0 | [`engine::collections::slots`], [`engine::collections::pages`] | which slots of a page are taken; entries in pages that come and go |
+//! | 0 | [`engine::collections::beside`] | entries beside those of another slab, under its keys |
+//! | 0 | [`engine::collections::index`], [`engine::collections::table`] | a hash index that never rebuilds; entries in pages found by it |
+//! | 0 | [`engine::collections::ids`] | jobs by id, in blocks of eight ids |
 //! | 0 | [`engine::time`], [`engine::keys`] | nanoseconds; names of things |
-//! | 0 | [`engine::input`] | bytes that have arrived and were not used yet |
-//! | 0 | [`engine::http`], [`engine::histogram`] | heads of HTTP; how often something took how long |
+//! | 0 | [`engine::protocol::input`] | bytes that have arrived and were not used yet |
+//! | 0 | [`engine::monitor::http`], [`engine::monitor::histogram`] | heads of HTTP; how often something took how long |
 //! | 0 | [`engine::bytes`], [`engine::json`] | looking for a byte, writing a number; text in JSON |
 //! | 0 | [`engine::headroom`] | which allocations may use the memory that is kept back |
-//! | 0 | [`engine::disk`] | the disk as the binlog sees it |
+//! | 0 | [`engine::binlog::disk`] | the disk as the binlog sees it |
 //!
 //! Some know each other: `tube` keeps the line that `waiting` tells of; `waiting`, `durable`,
 //! `replay` and `check` are chapters of `queue`, `space` and `compaction` of `binlog`, told apart.
@@ -81,7 +81,7 @@
 //!
 //! # Invariants
 //!
-//! - Every job stands in exactly one structure, and its [`engine::job::State`] says in
+//! - Every job stands in exactly one structure, and its [`engine::queue::job::State`] says in
 //!   which and where.
 //! - How many jobs are where is counted as they enter and leave, and nowhere else.
 //! - After each command no connection waits while a tube that it watches has an offer.

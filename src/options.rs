@@ -154,7 +154,7 @@ fn look(matches: &Matches) -> Result<Option<Look>, UsageError> {
 pub fn version() -> String {
     format!(
         "beanstalkd {} ({} {})",
-        crate::engine::stats::VERSION,
+        crate::engine::protocol::stats::VERSION,
         env!("CARGO_PKG_NAME"),
         env!("CARGO_PKG_VERSION")
     )

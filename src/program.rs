@@ -1,6 +1,6 @@
 //! The program: parse, run, report. Failures come here as values and are told once.
 
-use crate::engine::inspect::{self, InspectError};
+use crate::engine::binlog::inspect::{self, InspectError};
 use crate::logging;
 use crate::options::{self, Look, Options, Request};
 use crate::os::disk::Directory;

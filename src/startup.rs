@@ -9,10 +9,10 @@
 //! replaced, no server may listen there, and the binlog must be locked. The lock is taken with
 //! the rights of the user that the server is going to be.
 
-use crate::engine::replay::{Recovered, ReplayError};
+use crate::engine::collections::slots::PAGE_BYTES;
+use crate::engine::protocol::stats::Facts;
+use crate::engine::queue::replay::{Recovered, ReplayError};
 use crate::engine::server::{Server, Settings};
-use crate::engine::slots::PAGE_BYTES;
-use crate::engine::stats::Facts;
 use crate::options::{MetricsAddress, Options, Port, UsageError};
 use crate::os::disk::{Directory, OpenError};
 use crate::os::event_loop::EventLoop;

@@ -2,18 +2,18 @@
 //! every version.
 
 pub use crate::engine::binlog::Syncing;
-pub use crate::engine::command::{self, Command, Counter, Rejection};
-pub use crate::engine::disk::{Disk, FileNumber};
-pub use crate::engine::histogram::Histogram;
-pub use crate::engine::inspect;
+pub use crate::engine::binlog::disk::{Disk, FileNumber};
+pub use crate::engine::binlog::inspect;
+pub use crate::engine::binlog::record;
 pub use crate::engine::keys::ConnKey;
-pub use crate::engine::metrics::{LONGEST_SAMPLE, Page, SLICE_LEN};
-pub use crate::engine::record;
-pub use crate::engine::replay::{Recovered, ReplayError};
+pub use crate::engine::monitor::histogram::Histogram;
+pub use crate::engine::monitor::http_conn::{Subject, Visit};
+pub use crate::engine::monitor::metrics::{LONGEST_SAMPLE, Page, SLICE_LEN};
+pub use crate::engine::protocol::command::{self, Command, Counter, Rejection};
+pub use crate::engine::protocol::stats::{self, Facts, ProcessorTime};
+pub use crate::engine::queue::replay::{Recovered, ReplayError};
 pub use crate::engine::server::{Server, Settings};
-pub use crate::engine::stats::{self, Facts, ProcessorTime};
 pub use crate::engine::time::{Drift, Nanos};
-pub use crate::engine::visit::{Subject, Visit};
 pub use crate::os::disk::Directory;
 pub use crate::os::listen::{self, Address};
 pub use crate::os::visitors::Visitors;

@@ -357,7 +357,7 @@ fn the_protocol_page_has_every_command_and_reply() {
         .collect();
     let entries: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix(".It Sy ")).collect();
     let has = |lines: &[&str], word| lines.iter().any(|line| line.split(' ').next() == Some(word));
-    let commands = read("src/engine/command.rs");
+    let commands = read("src/engine/protocol/command.rs");
     let (commands, _) = commands.split_once("#[cfg(test)]").expect("its tests come last");
     let mut count = 0;
     for (at, quote) in commands.match_indices("b\"") {
@@ -371,7 +371,7 @@ fn the_protocol_page_has_every_command_and_reply() {
         }
     }
     assert_eq!(count, 25, "command.rs has changed its form, or there is a new command");
-    let replies = read("src/engine/reply.rs");
+    let replies = read("src/engine/protocol/reply.rs");
     let words = replies.split('"').filter(|text| {
         let word = text.trim_end_matches("\\r\\n").trim_end();
         word.len() > 1 && word.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_')

@@ -8,18 +8,18 @@
 //! rest of one read, 68 KiB, waits for it. A large body is not kept here: it has its place among the
 //! bodies of jobs from its first byte on.
 
-use super::beside::Beside;
-use super::body::{Bodies, Body, CR_LF, LARGE};
 use super::bytes;
-use super::command::{LINE_MAX, LineTail};
-use super::input::Input;
-use super::job::Terms;
+use super::collections::beside::Beside;
 use super::keys::{ConnKey, WatchKey};
-use super::listing::ListText;
-use super::output::{Output, Pool};
+use super::protocol::command::{LINE_MAX, LineTail};
+use super::protocol::input::Input;
+use super::protocol::listing::ListText;
+use super::protocol::output::{Output, Pool};
+use super::protocol::reply::Reply;
 use super::queue::Kick;
-use super::reply::Reply;
-use super::waiting::Wait;
+use super::queue::body::{Bodies, Body, CR_LF, LARGE};
+use super::queue::job::Terms;
+use super::queue::waiters::Wait;
 use std::collections::TryReserveError;
 use std::io::IoSlice;
 use std::ops::{Index, IndexMut, Range};

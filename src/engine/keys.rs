@@ -3,7 +3,7 @@
 //! A key is good from the moment its thing is made until the thing goes; then the number
 //! is used again. Only job ids, which clients hold, are never used twice.
 
-use super::list::NIL;
+use super::collections::list::NIL;
 
 /// A small integer that names one kind of thing.
 pub trait Key: Copy {

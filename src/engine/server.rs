@@ -16,28 +16,28 @@
 //! sets the budget, each command is charged to it, and [`Server::has_budget`] says when what is
 //! left must wait for the next iteration.
 
+use super::binlog::disk::{Disk, FileNumber};
+use super::binlog::record;
 use super::binlog::{Failure, NoRoom, Policy, Syncing};
-use super::body::{Body, CR_LF};
-use super::command::{self, Command, Counter, LineTail, Rejection};
 use super::conn::{Arriving, Conn, Conns, Outlet, Phase, Put, Refusal, Step, Wants};
-use super::disk::{Disk, FileNumber};
 use super::headroom::{self, Headroom};
-use super::histogram::Histogram;
-use super::job::Terms;
 use super::keys::{ConnKey, JobKey};
-use super::listing::{LISTED_AT_ONCE, ListText};
-use super::metrics::{Page, View};
+use super::monitor::histogram::Histogram;
+use super::monitor::metrics::{Page, View};
+use super::protocol::command::{self, Command, Counter, LineTail, Rejection};
+use super::protocol::listing::{LISTED_AT_ONCE, ListText};
+use super::protocol::reply::Reply;
+use super::protocol::stats::{self, Facts, ServerStats, Summary};
+use super::queue::body::{Body, CR_LF};
+use super::queue::job::Terms;
+use super::queue::replay::{Recovered, Replay, ReplayError};
+use super::queue::tube::{Listed, Tube};
+use super::queue::waiters::Wait;
 use super::queue::{
     Answer, Kick, LATE_DUE_WORK, LEAST_DUE_WORK, Looked, MOST_DUE_WORK, Outcome, Queue, Totals,
     WORK_PER_WAKE,
 };
-use super::record;
-use super::replay::{Recovered, Replay, ReplayError};
-use super::reply::Reply;
-use super::stats::{self, Facts, ServerStats, Summary};
 use super::time::{Drift, Nanos};
-use super::tube::{Listed, Tube};
-use super::waiting::Wait;
 use log::{debug, trace, warn};
 use std::collections::TryReserveError;
 use std::rc::{Rc, Weak};
@@ -1306,7 +1306,7 @@ impl Recovery<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::stats::ProcessorTime;
+    use crate::engine::protocol::stats::ProcessorTime;
     use std::io::IoSlice;
 
     const START: Nanos = Nanos::from_secs(1_000);

@@ -4,9 +4,9 @@
 //! What the records mean, and when files come and go, is not known here.
 
 use super::process;
-use crate::engine::disk::{Disk, FileNumber, LAST_NUMBER};
+use crate::engine::binlog::disk::{Disk, FileNumber, LAST_NUMBER};
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::histogram::Histogram;
+use crate::engine::monitor::histogram::Histogram;
 use log::warn;
 use std::fmt;
 use std::fs::{self, File, OpenOptions, Permissions};

@@ -5,8 +5,8 @@
 //! be said, and when, is decided in `Herald`, which knows no socket; without a manager there
 //! is nothing to say, and nobody is woken for it.
 
-use crate::engine::disk::FileNumber;
-use crate::engine::stats::Summary;
+use crate::engine::binlog::disk::FileNumber;
+use crate::engine::protocol::stats::Summary;
 use crate::engine::time::Nanos;
 use log::{Level, debug, log, warn};
 use std::ffi::OsStr;

@@ -3,11 +3,11 @@
 
 use super::notify::Notifier;
 use super::visitors::Visitors;
-use crate::engine::disk::FileNumber;
-use crate::engine::histogram::Histogram;
+use crate::engine::binlog::disk::FileNumber;
+use crate::engine::monitor::histogram::Histogram;
+use crate::engine::monitor::http_conn::Subject;
 use crate::engine::server::Server;
 use crate::engine::time::Nanos;
-use crate::engine::visit::Subject;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 

@@ -7,7 +7,7 @@
 #![allow(unsafe_code, reason = "this is the room for it")]
 
 use super::names;
-use crate::engine::stats::ProcessorTime;
+use crate::engine::protocol::stats::ProcessorTime;
 use crate::engine::time::{Drift, Nanos};
 use std::ffi::{CStr, CString, OsString};
 use std::fs::File;

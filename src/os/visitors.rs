@@ -6,8 +6,8 @@
 
 use super::listen::{self, Door, Listener};
 use super::stream::Stream;
+use crate::engine::monitor::http_conn::{Subject, Visit};
 use crate::engine::time::Nanos;
-use crate::engine::visit::{Subject, Visit};
 use log::{trace, warn};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};

@@ -1,0 +1,84 @@
+//! How often something took how long: counts, in classes of durations that Prometheus knows.
+
+use crate::engine::time::Nanos;
+
+/// How often something took how long.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Histogram {
+    /// By class; those that took longer than all bounds come last.
+    counts: [u64; BOUNDS.len() + 1],
+    sum_ns: u64,
+}
+
+/// The upper bounds of the classes, in nanoseconds and as Prometheus writes them, in seconds.
+const BOUNDS: [(u64, &str); 18] = [
+    (10_000, "0.00001"),
+    (25_000, "0.000025"),
+    (50_000, "0.00005"),
+    (100_000, "0.0001"),
+    (250_000, "0.00025"),
+    (500_000, "0.0005"),
+    (1_000_000, "0.001"),
+    (2_500_000, "0.0025"),
+    (5_000_000, "0.005"),
+    (10_000_000, "0.01"),
+    (25_000_000, "0.025"),
+    (50_000_000, "0.05"),
+    (100_000_000, "0.1"),
+    (250_000_000, "0.25"),
+    (500_000_000, "0.5"),
+    (1_000_000_000, "1"),
+    (2_500_000_000, "2.5"),
+    (10_000_000_000, "10"),
+];
+
+impl Histogram {
+    /// It took so long once more.
+    pub fn count(&mut self, span: Nanos) {
+        let class = BOUNDS.partition_point(|&(bound, _)| bound < span.as_nanos());
+        self.counts[class] += 1;
+        self.sum_ns = self.sum_ns.saturating_add(span.as_nanos());
+    }
+
+    /// The bounds of the classes in seconds, each with how often it took no longer than that. The
+    /// last bound is infinite, and its count is that of all.
+    pub fn cumulative(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        let bounds = BOUNDS.iter().map(|&(_, text)| text).chain(["+Inf"]);
+        bounds.zip(&self.counts).scan(0, |sum, (bound, count)| {
+            *sum += count;
+            Some((bound, *sum))
+        })
+    }
+
+    /// How long it took all in all.
+    pub fn sum(&self) -> Nanos {
+        Nanos::from_nanos(self.sum_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_span_counts_for_its_bound_and_all_above() {
+        let mut histogram = Histogram::default();
+        for nanos in [0, 10_000, 10_001, 20_000_000_000] {
+            histogram.count(Nanos::from_nanos(nanos));
+        }
+        let counts: Vec<(&str, u64)> = histogram.cumulative().collect();
+        assert_eq!(counts[..2], [("0.00001", 2), ("0.000025", 3)]);
+        assert_eq!(counts[BOUNDS.len() - 1..], [("10", 3), ("+Inf", 4)]);
+        assert_eq!(histogram.sum(), Nanos::from_nanos(20_000_020_001));
+    }
+
+    #[test]
+    fn bounds_are_what_they_are_called() {
+        for (nanos, text) in BOUNDS {
+            let (whole, part) = text.split_once('.').unwrap_or((text, ""));
+            let digits = format!("{whole}{part:0<9}");
+            assert_eq!(digits.parse(), Ok(nanos), "{text}");
+        }
+        assert!(BOUNDS.is_sorted());
+    }
+}

@@ -1,0 +1,203 @@
+//! From replies to bytes: every word that the server ever says.
+
+use super::command::Rejection;
+use super::listing::ListText;
+use super::output::{Output, Pool};
+use crate::engine::bytes;
+use crate::engine::queue::body::{Bodies, Body, CR_LF};
+use std::collections::TryReserveError;
+use std::rc::Rc;
+
+/// One reply, in the protocol's own words.
+#[derive(Clone, Copy, Debug)]
+pub enum Reply<'a> {
+    Inserted {
+        id: u64,
+    },
+    Using {
+        tube: &'a str,
+    },
+    Reserved {
+        id: u64,
+        body: &'a Body,
+    },
+    Found {
+        id: u64,
+        body: &'a Body,
+    },
+    Watching {
+        count: usize,
+    },
+    Kicked {
+        count: u32,
+    },
+    /// To `kick-job`.
+    KickedJob,
+    /// A YAML document, for all the `stats` and `list` commands.
+    Document {
+        text: &'a str,
+    },
+    /// The same, of which the last bytes are the CR LF of the reply.
+    LongList {
+        text: &'a Rc<ListText>,
+    },
+    Deleted,
+    Released,
+    Buried,
+    Touched,
+    Paused,
+    TimedOut,
+    DeadlineSoon,
+    NotFound,
+    NotIgnored,
+    BadFormat,
+    UnknownCommand,
+    ExpectedCrLf,
+    JobTooBig,
+    Draining,
+    OutOfMemory,
+}
+
+/// To share this many bytes of a large body takes as long as to copy one.
+const SHARED_PER_COPIED: usize = 16;
+
+impl Reply<'_> {
+    /// Returns about how many bytes of text take as long to make.
+    pub fn cost(self) -> usize {
+        if let Reply::Reserved { body, .. } | Reply::Found { body, .. } = self {
+            let len = body.full_len() as usize;
+            if body.is_large() { len / SHARED_PER_COPIED } else { len }
+        } else if let Reply::Document { text } = self {
+            text.len()
+        } else if let Reply::LongList { text } = self {
+            text.len() / SHARED_PER_COPIED
+        } else {
+            0
+        }
+    }
+
+    /// Adds the bytes of this reply to `output`.
+    ///
+    /// # Errors
+    /// There is no memory for them; part of the reply may have been added.
+    pub fn write(
+        self,
+        output: &mut Output,
+        pool: &mut Pool,
+        bodies: &mut Bodies,
+    ) -> Result<(), TryReserveError> {
+        let mut out = Writer { output, pool };
+        match self {
+            Reply::Inserted { id } => out.word_and_number("INSERTED ", id),
+            Reply::Using { tube } => {
+                out.line("USING ")?;
+                out.push(tube.as_bytes())?;
+                out.push(CR_LF)
+            }
+            Reply::Reserved { id, body } => out.job("RESERVED ", id, body, bodies),
+            Reply::Found { id, body } => out.job("FOUND ", id, body, bodies),
+            Reply::Watching { count } => out.word_and_number("WATCHING ", count as u64),
+            Reply::Kicked { count } => out.word_and_number("KICKED ", u64::from(count)),
+            Reply::LongList { text } => {
+                out.word_and_number("OK ", (text.len() - CR_LF.len()) as u64)?;
+                output.push_list(text, pool)
+            }
+            Reply::Document { text } => {
+                out.word_and_number("OK ", text.len() as u64)?;
+                out.push(text.as_bytes())?;
+                out.push(CR_LF)
+            }
+            Reply::KickedJob => out.line("KICKED\r\n"),
+            Reply::Deleted => out.line("DELETED\r\n"),
+            Reply::Released => out.line("RELEASED\r\n"),
+            Reply::Buried => out.line("BURIED\r\n"),
+            Reply::Touched => out.line("TOUCHED\r\n"),
+            Reply::Paused => out.line("PAUSED\r\n"),
+            Reply::TimedOut => out.line("TIMED_OUT\r\n"),
+            Reply::DeadlineSoon => out.line("DEADLINE_SOON\r\n"),
+            Reply::NotFound => out.line("NOT_FOUND\r\n"),
+            Reply::NotIgnored => out.line("NOT_IGNORED\r\n"),
+            Reply::BadFormat => out.line("BAD_FORMAT\r\n"),
+            Reply::UnknownCommand => out.line("UNKNOWN_COMMAND\r\n"),
+            Reply::ExpectedCrLf => out.line("EXPECTED_CRLF\r\n"),
+            Reply::JobTooBig => out.line("JOB_TOO_BIG\r\n"),
+            Reply::Draining => out.line("DRAINING\r\n"),
+            Reply::OutOfMemory => out.line("OUT_OF_MEMORY\r\n"),
+        }
+    }
+}
+
+impl From<Rejection> for Reply<'_> {
+    fn from(rejection: Rejection) -> Self {
+        match rejection {
+            Rejection::BadFormat => Reply::BadFormat,
+            Rejection::UnknownCommand => Reply::UnknownCommand,
+        }
+    }
+}
+
+struct Writer<'a> {
+    output: &'a mut Output,
+    pool: &'a mut Pool,
+}
+
+impl Writer<'_> {
+    fn line(&mut self, line: &'static str) -> Result<(), TryReserveError> {
+        self.push(line.as_bytes())
+    }
+
+    fn word_and_number(&mut self, word: &'static str, number: u64) -> Result<(), TryReserveError> {
+        self.push(Line::new().number(number).word(word).bytes())
+    }
+
+    fn job(
+        &mut self,
+        word: &'static str,
+        id: u64,
+        body: &Body,
+        bodies: &mut Bodies,
+    ) -> Result<(), TryReserveError> {
+        let len = u64::from(body.full_len()) - CR_LF.len() as u64;
+        let line = Line::new().number(len).word(" ").number(id).word(word);
+        self.push(line.bytes())?;
+        self.output.push_body(body, self.pool, bodies)
+    }
+
+    fn push(&mut self, bytes: &[u8]) -> Result<(), TryReserveError> {
+        self.output.push(bytes, self.pool)
+    }
+}
+
+/// A line of a word and at most two numbers, so that it is added to an output in one piece. It
+/// is made from its end to its beginning: the digits of a number come in this order.
+struct Line {
+    bytes: [u8; Line::MOST],
+    start: usize,
+}
+
+impl Line {
+    /// A few bytes more than `RESERVED`, two numbers of 20 digits, blanks and CR LF take.
+    const MOST: usize = 64;
+
+    /// A line that has its end only.
+    fn new() -> Line {
+        Line { bytes: [0; Line::MOST], start: Line::MOST }.word("\r\n")
+    }
+
+    #[inline]
+    fn word(mut self, word: &str) -> Line {
+        let end = self.start;
+        self.start -= word.len();
+        self.bytes[self.start..end].copy_from_slice(word.as_bytes());
+        self
+    }
+
+    fn number(mut self, number: u64) -> Line {
+        self.start = bytes::write_decimal(number, &mut self.bytes, self.start);
+        self
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes[self.start..]
+    }
+}
