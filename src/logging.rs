@@ -2,7 +2,7 @@
 //!
 //! What is logged, and how much of it, is decided elsewhere.
 
-use crate::engine::json::JsonText;
+use crate::engine::text::JsonText;
 use crate::options::{LogFormat, Options};
 use crate::os::process;
 use log::Level;

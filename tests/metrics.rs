@@ -59,7 +59,7 @@ fn say(server: &mut Server, key: ConnKey, commands: &str, now: Nanos) -> String 
 
 fn next_slice(server: &Server, page: &mut Page, now: Nanos) -> String {
     let mut text = String::new();
-    server.tell_metrics(page, &Histogram::default(), now, &mut text).unwrap();
+    page.go_on(&server.view(&Histogram::default(), now), &mut text).unwrap();
     assert!(text.len() < SLICE_LEN + LONGEST_SAMPLE, "a slice of {} bytes", text.len());
     text
 }

@@ -42,7 +42,7 @@ fn the_engine_names_no_operating_system_and_no_clock() {
         "ops",
         "rc",
     ];
-    for path in sources_in("src/engine") {
+    for path in all_sources().iter().filter(|path| module_of(path).starts_with("engine")) {
         for (index, line) in read(&path).lines().enumerate() {
             if line.trim_start().starts_with("//") {
                 continue;
@@ -63,76 +63,106 @@ fn the_engine_names_no_operating_system_and_no_clock() {
     }
 }
 
+/// The map at the head of src/lib.rs: the modules of each layer, from the top.
+fn layers() -> Vec<Vec<String>> {
+    let map = read("src/lib.rs");
+    let rows = map.lines().filter_map(|line| line.strip_prefix("//! | "));
+    let names = |row: &str| -> Vec<String> {
+        let (names, _) = row.split_once(" | ").expect("a row has two columns");
+        let names = names.split(", ").map(|name| name.trim_matches(['[', ']', '`']).to_owned());
+        names.collect()
+    };
+    rows.skip(1).map(names).collect()
+}
+
+/// The module of the map to which a path of modules belongs, such as `engine::queue::job`.
+fn layer_of(layers: &[Vec<String>], path: &str) -> Option<usize> {
+    let is_in = |name: &String| path == name || path.starts_with(&format!("{name}::"));
+    layers.iter().position(|names| names.iter().any(is_in))
+}
+
 #[test]
-fn imports_of_the_engine_run_downward() {
-    // The floors of the map in lib.rs, from the ground up.
-    const FLOORS: [&[&str]; 6] = [
-        &[
-            "heap",
-            "list",
-            "wheel",
-            "slots",
-            "pages",
-            "beside",
-            "index",
-            "table",
-            "ids",
-            "bytes",
-            "time",
-            "keys",
-            "headroom",
-            "input",
-            "disk",
-            "json",
-            "histogram",
-            "http",
-        ],
-        &[
-            "job", "tube", "command", "reply", "output", "body", "record", "scan", "segments",
-            "listing",
-        ],
-        &["queue", "waiting", "check", "binlog", "space", "compaction", "durable", "replay"],
-        &["conn", "stats", "inspect", "metrics"],
-        &["server"],
-        &["visit"],
-    ];
-    let floor = |room: &str| FLOORS.iter().position(|rooms| rooms.contains(&room));
-    for path in sources_in("src/engine") {
-        let room = path.file_stem().expect("a source has a name").to_string_lossy().into_owned();
-        if room == "mod" {
+fn imports_run_downward_in_the_map() {
+    let layers = layers();
+    let mut count = 0;
+    for path in all_sources() {
+        let module = module_of(&path);
+        let Some(own) = layer_of(&layers, &module) else {
+            let is_outside = ["lib", "testing", "engine"].contains(&module.as_str());
+            assert!(is_outside, "the map in src/lib.rs has no {module}");
             continue;
-        }
-        let own = floor(&room).unwrap_or_else(|| panic!("{room} stands on no floor"));
-        for line in read(&path).lines().filter_map(|line| line.strip_prefix("use super::")) {
-            let named = line.split([':', ';']).next().expect("an import names something");
-            let other = floor(named).unwrap_or(own);
-            // A tube keeps the line of those who wait for it; lib.rs says so.
-            let is_known = (room.as_str(), named) == ("tube", "waiting");
-            assert!(other <= own || is_known, "{room} imports {named}, which is above it");
+        };
+        for line in read(&path).lines() {
+            let Some(import) = line.strip_prefix("use ") else { continue };
+            let import = import.split([';', '{', ' ']).next().expect("it names something");
+            let named = match import.strip_prefix("crate::") {
+                Some(rest) => rest.to_owned(),
+                None if import.starts_with("super::") => resolve(&path, import),
+                None => continue,
+            };
+            let Some(other) = layer_of(&layers, named.trim_end_matches(':')) else { continue };
+            assert!(other >= own, "{module} imports {named}, which is above it in the map");
+            count += 1;
         }
     }
+    assert!(count > 100, "only {count} imports were found");
+}
+
+/// The module of an import that begins with `super`.
+fn resolve(path: &Path, import: &str) -> String {
+    let mut module: Vec<String> = module_of(path).split("::").map(str::to_owned).collect();
+    let mut rest = import;
+    while let Some(after) = rest.strip_prefix("super::") {
+        module.pop();
+        rest = after;
+    }
+    module.push(rest.to_owned());
+    module.join("::")
+}
+
+/// The path of modules of a source file.
+fn module_of(path: &Path) -> String {
+    let path = path.strip_prefix(root().join("src")).expect("it is in src").with_extension("");
+    let path = path.to_str().expect("names are ASCII").replace('/', "::");
+    path.strip_suffix("::mod").map_or(path.clone(), str::to_owned)
+}
+
+/// All files below src.
+fn all_sources() -> Vec<PathBuf> {
+    let mut directories = vec![root().join("src")];
+    let mut paths = Vec::new();
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(&directory).expect("the directory is there") {
+            let path = entry.expect("it can be read").path();
+            match path.is_dir() {
+                true => directories.push(path),
+                false => paths.push(path),
+            }
+        }
+    }
+    paths.sort();
+    assert!(paths.len() > 40, "only {} sources", paths.len());
+    paths
 }
 
 #[test]
 fn unsafe_is_in_two_files_only() {
-    for directory in ["src", "src/engine", "src/os"] {
-        for path in sources_in(directory) {
-            let may = ["src/os/process.rs", "src/os/memory.rs"].iter().any(|it| path.ends_with(it));
-            assert!(
-                may || !read(&path).contains("unsafe_code"),
-                "{} switches a lint off that it must not",
-                path.display()
-            );
-        }
+    for path in all_sources() {
+        let may = ["src/os/process.rs", "src/os/memory.rs"].iter().any(|it| path.ends_with(it));
+        assert!(
+            may || !read(&path).contains("unsafe_code"),
+            "{} switches a lint off that it must not",
+            path.display()
+        );
     }
 }
 
 #[test]
 fn every_file_opens_with_what_it_is_for() {
+    for path in all_sources() {
+        assert!(read(&path).starts_with("//! "), "{} has no head", path.display());
+    }
     for directory in [
-        "src",
-        "src/engine",
-        "src/os",
         "tests",
         "tests/support",
         "tests/script",
@@ -213,37 +243,41 @@ fn every_mutant_still_applies() {
 }
 
 #[test]
-fn the_map_has_every_room() {
-    let map = read("src/lib.rs");
-    for wing in ["engine", "os"] {
-        for path in sources_in(&format!("src/{wing}")) {
-            let room = path.file_stem().expect("a source has a name").to_string_lossy();
-            let is_there = room == "mod" || map.contains(&format!("[`{wing}::{room}`]"));
-            assert!(is_there, "the map in src/lib.rs has no {wing}::{room}");
+fn every_folder_lists_its_files() {
+    let mut count = 0;
+    for path in all_sources().iter().filter(|path| path.ends_with("mod.rs")) {
+        let own_module = module_of(path);
+        if ["engine", "os"].contains(&own_module.as_str()) {
+            continue;
+        }
+        let folder = path.parent().expect("a file is in a folder");
+        for file in sources_in(folder.to_str().expect("names are ASCII")) {
+            let name = file.file_stem().expect("a source has a name").to_string_lossy();
+            let is_listed = name == "mod" || read(path).contains(&format!("//! | [`{name}`] |"));
+            assert!(is_listed, "{} does not list {name}", path.display());
+            count += 1;
         }
     }
+    assert!(count > 25, "only {count} files");
 }
 
 #[test]
 fn quirks_name_scripts_that_exist() {
     let mut count = 0;
-    for directory in ["src/engine", "src/os"] {
-        for path in sources_in(directory) {
-            let source = read(&path);
-            for (at, _) in source.match_indices("// Quirk:") {
-                let comment =
-                    source[at..].lines().map(str::trim).take_while(|line| line.starts_with("//"));
-                let comment: String = comment.map(|line| line.trim_start_matches('/')).collect();
-                let script = comment
-                    .split_once("tests/conversations/")
-                    .and_then(|(_, rest)| rest.split_once(".txt"));
-                let (name, _) = script.unwrap_or_else(|| {
-                    panic!("{}: a quirk names no script:{comment}", path.display())
-                });
-                let script = root().join("tests/conversations").join(format!("{name}.txt"));
-                assert!(script.is_file(), "{}: there is no {}", path.display(), script.display());
-                count += 1;
-            }
+    for path in all_sources() {
+        let source = read(&path);
+        for (at, _) in source.match_indices("// Quirk:") {
+            let comment =
+                source[at..].lines().map(str::trim).take_while(|line| line.starts_with("//"));
+            let comment: String = comment.map(|line| line.trim_start_matches('/')).collect();
+            let script = comment
+                .split_once("tests/conversations/")
+                .and_then(|(_, rest)| rest.split_once(".txt"));
+            let (name, _) = script
+                .unwrap_or_else(|| panic!("{}: a quirk names no script:{comment}", path.display()));
+            let script = root().join("tests/conversations").join(format!("{name}.txt"));
+            assert!(script.is_file(), "{}: there is no {}", path.display(), script.display());
+            count += 1;
         }
     }
     assert!(count >= 8, "quirks are marked in another way now");

@@ -8,18 +8,19 @@
 //! rest of one read, 68 KiB, waits for it. A large body is not kept here: it has its place among the
 //! bodies of jobs from its first byte on.
 
-use super::bytes;
 use super::collections::beside::Beside;
 use super::keys::{ConnKey, WatchKey};
 use super::protocol::command::{LINE_MAX, LineTail};
 use super::protocol::input::Input;
-use super::protocol::listing::ListText;
 use super::protocol::output::{Output, Pool};
 use super::protocol::reply::Reply;
 use super::queue::Kick;
-use super::queue::body::{Bodies, Body, CR_LF, LARGE};
+use super::queue::body::{Bodies, Body, LARGE};
 use super::queue::job::Terms;
+use super::queue::listing::ListText;
 use super::queue::waiters::Wait;
+use super::text;
+use super::text::CR_LF;
 use std::collections::TryReserveError;
 use std::io::IoSlice;
 use std::ops::{Index, IndexMut, Range};
@@ -676,7 +677,7 @@ impl IndexMut<ConnKey> for Conns {
 fn find_line_end(bytes: &[u8]) -> Option<usize> {
     let mut from = 0;
     loop {
-        let at = from + bytes::find(b'\n', &bytes[from..])?;
+        let at = from + text::find_byte(b'\n', &bytes[from..])?;
         if bytes[..at].ends_with(b"\r") {
             return Some(at - 1);
         }

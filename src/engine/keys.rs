@@ -3,7 +3,8 @@
 //! A key is good from the moment its thing is made until the thing goes; then the number
 //! is used again. Only job ids, which clients hold, are never used twice.
 
-use super::collections::list::NIL;
+/// The number of no key.
+pub const NIL: u32 = u32::MAX;
 
 /// A small integer that names one kind of thing.
 pub trait Key: Copy {

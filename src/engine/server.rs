@@ -19,17 +19,16 @@
 use super::binlog::disk::{Disk, FileNumber};
 use super::binlog::record;
 use super::binlog::{Failure, NoRoom, Policy, Syncing};
+use super::collections::histogram::Histogram;
 use super::conn::{Arriving, Conn, Conns, Outlet, Phase, Put, Refusal, Step, Wants};
 use super::headroom::{self, Headroom};
 use super::keys::{ConnKey, JobKey};
-use super::monitor::histogram::Histogram;
-use super::monitor::metrics::{Page, View};
 use super::protocol::command::{self, Command, Counter, LineTail, Rejection};
-use super::protocol::listing::{LISTED_AT_ONCE, ListText};
 use super::protocol::reply::Reply;
 use super::protocol::stats::{self, Facts, ServerStats, Summary};
-use super::queue::body::{Body, CR_LF};
+use super::queue::body::Body;
 use super::queue::job::Terms;
+use super::queue::listing::{LISTED_AT_ONCE, ListText};
 use super::queue::replay::{Recovered, Replay, ReplayError};
 use super::queue::tube::{Listed, Tube};
 use super::queue::waiters::Wait;
@@ -37,6 +36,7 @@ use super::queue::{
     Answer, Kick, LATE_DUE_WORK, LEAST_DUE_WORK, Looked, MOST_DUE_WORK, Outcome, Queue, Totals,
     WORK_PER_WAKE,
 };
+use super::text::CR_LF;
 use super::time::{Drift, Nanos};
 use log::{debug, trace, warn};
 use std::collections::TryReserveError;
@@ -88,6 +88,17 @@ pub struct Server {
     lists: Lists,
     /// Units of work that a tick may use for each kind of thing that is due.
     due_work: usize,
+}
+
+/// What the page of metrics reads.
+#[derive(Debug)]
+pub struct View<'a> {
+    pub server: ServerStats<'a>,
+    pub queue: &'a Queue,
+    pub conns: &'a Conns,
+    /// How long the iterations of the loop took.
+    pub iterations: &'a Histogram,
+    pub now: Nanos,
 }
 
 /// The work of one iteration that many connections cause together: about 1 ms.
@@ -393,20 +404,10 @@ impl Server {
         self.conns.len() - self.queue.closing().len()
     }
 
-    /// Makes the next slice of a page for Prometheus. `turns` is how long the turns of the loop
-    /// took.
-    ///
-    /// # Errors
-    /// There is no memory for it.
-    pub fn tell_metrics(
-        &self,
-        page: &mut Page,
-        turns: &Histogram,
-        now: Nanos,
-        text: &mut String,
-    ) -> Result<(), TryReserveError> {
-        let server = &self.own_stats();
-        page.go_on(View { server, queue: &self.queue, conns: &self.conns, turns, now }, text)
+    /// Returns what the page of metrics reads. `iterations` is how long those of the loop took.
+    pub fn view<'a>(&'a self, iterations: &'a Histogram, now: Nanos) -> View<'a> {
+        let server = self.own_stats();
+        View { server, queue: &self.queue, conns: &self.conns, iterations, now }
     }
 
     /// Whether puts are refused so that the queue runs empty.

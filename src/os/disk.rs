@@ -5,8 +5,8 @@
 
 use super::process;
 use crate::engine::binlog::disk::{Disk, FileNumber, LAST_NUMBER};
+use crate::engine::collections::histogram::Histogram;
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::monitor::histogram::Histogram;
 use log::warn;
 use std::fmt;
 use std::fs::{self, File, OpenOptions, Permissions};

@@ -1,6 +1,5 @@
-//! Everything that touches the operating system: sockets, signals, users, the clock.
-//!
-//! Nothing in here knows a command or a rule.
+//! Everything that touches the operating system: sockets, signals, users, the clock. Nothing in here
+//! knows a command or a rule.
 
 pub mod disk;
 pub mod event_loop;

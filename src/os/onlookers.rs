@@ -4,7 +4,7 @@
 use super::notify::Notifier;
 use super::visitors::Visitors;
 use crate::engine::binlog::disk::FileNumber;
-use crate::engine::monitor::histogram::Histogram;
+use crate::engine::collections::histogram::Histogram;
 use crate::engine::monitor::http_conn::Subject;
 use crate::engine::server::Server;
 use crate::engine::time::Nanos;

@@ -4,7 +4,7 @@
 //! Whoever implements it continues short writes and starts interrupted calls again, so that
 //! an error is final.
 
-use crate::engine::monitor::histogram::Histogram;
+use crate::engine::collections::histogram::Histogram;
 use std::fmt;
 use std::io;
 

@@ -13,8 +13,8 @@
 use super::disk::{Disk, FileNumber};
 use super::reader::{self, Damage, Found, Item, ReadError, Scan, Tail};
 use super::record::{FILE_HEAD_LEN, Fields, Layout, Logged, VERSION_LEN};
-use crate::engine::json::JsonText;
-use crate::engine::queue::body::CR_LF;
+use crate::engine::text::CR_LF;
+use crate::engine::text::JsonText;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::io::{self, ErrorKind, Write};

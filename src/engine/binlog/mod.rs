@@ -18,6 +18,16 @@
 //!
 //! A write or sync that fails is final: nothing is written any more, and [`Binlog::commit`]
 //! says so.
+//!
+//! | file | owns |
+//! |---|---|
+//! | [`disk`] | the trait for files in a directory |
+//! | [`record`] | one record to and from bytes |
+//! | [`reader`] | reads one file, in whatever state it is |
+//! | [`segments`] | which jobs belong to which file |
+//! | [`space`] | room for records, and the files that have it |
+//! | [`compaction`] | moves live jobs out of the oldest files |
+//! | [`inspect`] | `--check` and `--dump` |
 
 pub mod compaction;
 pub mod disk;
@@ -27,8 +37,8 @@ pub mod record;
 pub mod segments;
 pub mod space;
 
+use super::collections::histogram::Histogram;
 use super::keys::{JobKey, LogKey};
-use super::monitor::histogram::Histogram;
 use super::time::Nanos;
 use disk::{Disk, FileNumber};
 use record::{FILE_HEAD_LEN, Fields, Layout, SHORT_LEN};

@@ -11,7 +11,7 @@
 use super::disk::{Disk, FileNumber};
 use super::record::{self, FILE_HEAD_LEN, Fields, Head, Layout, Malformed, Marker, VERSION_LEN};
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::queue::body::CR_LF;
+use crate::engine::text::CR_LF;
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 use std::fmt;

@@ -33,10 +33,19 @@
 //! whose body is taken for records should those before it be damaged.
 //! Which file a record is in, and where, is not known here.
 
-use crate::engine::protocol::command::{TUBE_NAME_MAX, is_tube_name};
-use crate::engine::queue::body::CR_LF;
-use crate::engine::queue::job::Counts;
+use crate::engine::text::{CR_LF, TUBE_NAME_MAX, is_tube_name};
 use crate::engine::time::Nanos;
+
+/// How often a job was reserved, timed out, released, buried and kicked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each is named after its line in stats-job")]
+pub struct Counts {
+    pub reserves: u32,
+    pub timeouts: u32,
+    pub releases: u32,
+    pub buries: u32,
+    pub kicks: u32,
+}
 
 /// What a record says of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,9 +6,9 @@
 //! id 42 = block 5, place 2        block 5   | 40 | 41 | 42 | .. | 47 |  -> numbers of jobs
 //! ```
 
-use super::list::NIL;
 use super::table::{Hashed, Table, scatter};
 use crate::engine::keys::BlockKey;
+use crate::engine::keys::NIL;
 use std::cell::Cell;
 use std::collections::TryReserveError;
 

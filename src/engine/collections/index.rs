@@ -13,9 +13,9 @@
 //! A bucket is the head of a chain through the entries themselves. The index knows the
 //! entries only as a [`Chained`] store of hashes and next keys.
 
-use super::list::NIL;
 use super::slots::PAGE_BYTES;
 use crate::engine::headroom::{self, Headroom};
+use crate::engine::keys::NIL;
 use std::collections::TryReserveError;
 use std::fmt;
 

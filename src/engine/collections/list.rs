@@ -5,10 +5,8 @@
 //! writes and no allocation. It must not know what the entries are: a store that
 //! implements [`Linked`] lends it the links of each key.
 
+use crate::engine::keys::NIL;
 use std::fmt;
-
-/// The key that no entry has.
-pub const NIL: u32 = u32::MAX;
 
 /// The two neighbours of an entry that stands in a list; [`NIL`] at either end.
 #[derive(Clone, Copy, Debug)]

@@ -5,9 +5,9 @@
 //! a complete request makes room at once, and one that is answered after a fair while. Sockets are
 //! not known here.
 
-use super::histogram::Histogram;
 use super::http::{self, HEAD_MAX, Length, Request, Status};
 use super::metrics::{LONGEST_SAMPLE, Page, SLICE_LEN};
+use crate::engine::collections::histogram::Histogram;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::server::Server;
 use crate::engine::time::Nanos;
@@ -235,7 +235,7 @@ impl Visit {
         }
         let begins_at = self.answer.len();
         self.deadline = now + TO_TAKE;
-        server.tell_metrics(page, turns, now, &mut self.answer)?;
+        page.go_on(&server.view(turns, now), &mut self.answer)?;
         let told = self.answer.len() - begins_at;
         let is_done = page.is_done();
         if *in_chunks {

@@ -11,28 +11,18 @@
 //! counted as it was or as it is; of a tube with more ready jobs than one slice looks at, a job that
 //! moves about meanwhile may be overlooked when the oldest is looked for.
 
-use super::histogram::Histogram;
-use crate::engine::conn::{Activity, Conns};
+use crate::engine::collections::histogram::Histogram;
+use crate::engine::conn::Activity;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::TubeKey;
 use crate::engine::protocol::command::Counter;
 use crate::engine::protocol::stats::{self, ServerStats};
 use crate::engine::queue::Queue;
 use crate::engine::queue::tube::Tube;
+use crate::engine::server::View;
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 use std::fmt::{self, Display, Write};
-
-/// What there is to tell of.
-#[derive(Clone, Copy, Debug)]
-pub struct View<'a> {
-    pub server: &'a ServerStats<'a>,
-    pub queue: &'a Queue,
-    pub conns: &'a Conns,
-    /// How long the turns of the loop took.
-    pub turns: &'a Histogram,
-    pub now: Nanos,
-}
 
 /// A page in the making.
 #[derive(Debug)]
@@ -143,7 +133,7 @@ impl Page {
     ///
     /// # Errors
     /// There is no memory for what is to be kept.
-    pub fn go_on(&mut self, view: View<'_>, text: &mut String) -> Result<(), TryReserveError> {
+    pub fn go_on(&mut self, view: &View<'_>, text: &mut String) -> Result<(), TryReserveError> {
         let mut looks = LOOKS;
         match &mut self.stage {
             Stage::Connections { from } => {
@@ -171,7 +161,11 @@ impl Page {
     // ---- Looking ----
 
     /// Goes on looking at a tube, or begins with the next one. `false` when there are no more.
-    fn look_at_tube(&mut self, view: View<'_>, looks: &mut usize) -> Result<bool, TryReserveError> {
+    fn look_at_tube(
+        &mut self,
+        view: &View<'_>,
+        looks: &mut usize,
+    ) -> Result<bool, TryReserveError> {
         let Stage::Tubes { left, look } = &mut self.stage else { return Ok(false) };
         let tubes = &view.queue.tubes;
         *left = (*left).min(tubes.len());
@@ -245,8 +239,8 @@ impl Page {
         !self.is_done()
     }
 
-    fn tell_sums(&self, view: View<'_>, text: &mut Text<'_>) {
-        let View { server, queue, turns, .. } = view;
+    fn tell_sums(&self, view: &View<'_>, text: &mut Text<'_>) {
+        let View { ref server, queue, iterations, .. } = *view;
         tell_process(server, text);
         self.tell_clients(server, queue, text);
         tell_jobs(server, queue, text);
@@ -254,7 +248,7 @@ impl Page {
         let help = "Tubes that are told of together, as one called \"other tubes\".";
         text.gauge("beanstalkd_tubes_told_together", help, self.others_count);
         let help = "How long the turns of the event loop took, without waiting.";
-        text.histogram("beanstalkd_turn_seconds", help, turns);
+        text.histogram("beanstalkd_turn_seconds", help, iterations);
         tell_binlog(server, queue, text);
     }
 
@@ -288,7 +282,7 @@ impl Look {
     }
 
     /// Looks at so many of its jobs and of those in its line. Whether it is done with them.
-    fn go_on(&mut self, view: View<'_>, looks: &mut usize) -> bool {
+    fn go_on(&mut self, view: &View<'_>, looks: &mut usize) -> bool {
         let tube = &view.queue.tubes[self.tube];
         self.ready_left = self.ready_left.min(tube.ready.len());
         let ready = self.ready_left.min(*looks);

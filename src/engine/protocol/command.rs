@@ -4,7 +4,7 @@
 //! of jobs or connections. It follows C beanstalkd to the letter, since clients have come
 //! to lean on how it reads what is nearly right.
 
-use crate::engine::bytes;
+use crate::engine::text::{self, is_tube_name};
 
 /// What follows the first of these words that a line begins with, read as it says. Not a table:
 /// so the compiler knows the words where it compares them.
@@ -162,9 +162,6 @@ impl Counter {
 /// The longest command line, with its CR LF.
 pub const LINE_MAX: usize = 224;
 
-/// The longest name of a tube, in bytes.
-pub const TUBE_NAME_MAX: usize = 200;
-
 /// Reads one line, without its CR LF.
 ///
 /// # Errors
@@ -277,7 +274,7 @@ fn reserve_with_timeout(mut args: Arguments<'_>) -> Option<Command<'_>> {
 // tests/conversations/prefix-matching.txt.
 fn pause_tube(mut args: Arguments<'_>) -> Option<Command<'_>> {
     args.skip_spaces();
-    let end = args.0.iter().position(|&byte| !is_name_byte(byte)).unwrap_or(args.0.len());
+    let end = args.0.iter().position(|&byte| !text::is_name_byte(byte)).unwrap_or(args.0.len());
     let (name, rest) = args.0.split_at(end);
     let mut rest = Arguments(rest);
     let pause_secs = rest.u32()?;
@@ -300,7 +297,7 @@ impl<'a> Arguments<'a> {
 
     /// What is left, whatever that is, provided that there is no NUL in it.
     fn without_nul(self) -> Option<&'a [u8]> {
-        bytes::find(0, self.0).is_none().then_some(self.0)
+        text::find_byte(0, self.0).is_none().then_some(self.0)
     }
 
     fn only_id(mut self) -> Option<u64> {
@@ -397,16 +394,6 @@ impl From<&[u8]> for LineTail {
         tail.add(line);
         tail
     }
-}
-
-/// Whether a tube may be called so.
-pub fn is_tube_name(name: &[u8]) -> bool {
-    let fits = (1..=TUBE_NAME_MAX).contains(&name.len());
-    fits && name[0] != b'-' && name.iter().all(|&byte| is_name_byte(byte))
-}
-
-fn is_name_byte(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"-+/;.$_()".contains(&byte)
 }
 
 impl Command<'_> {

@@ -14,9 +14,9 @@
 //! are idle, so an output with nothing in it is next to nothing: its first byte borrows what it
 //! needs from a pool, and its last one gives that back.
 
-use super::listing::ListText;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::queue::body::{Bodies, Body};
+use crate::engine::queue::listing::ListText;
 use std::collections::{TryReserveError, VecDeque};
 use std::fmt;
 use std::io::IoSlice;

@@ -1,10 +1,11 @@
 //! From replies to bytes: every word that the server ever says.
 
 use super::command::Rejection;
-use super::listing::ListText;
 use super::output::{Output, Pool};
-use crate::engine::bytes;
-use crate::engine::queue::body::{Bodies, Body, CR_LF};
+use crate::engine::queue::body::{Bodies, Body};
+use crate::engine::queue::listing::ListText;
+use crate::engine::text;
+use crate::engine::text::CR_LF;
 use std::collections::TryReserveError;
 use std::rc::Rc;
 
@@ -193,7 +194,7 @@ impl Line {
     }
 
     fn number(mut self, number: u64) -> Line {
-        self.start = bytes::write_decimal(number, &mut self.bytes, self.start);
+        self.start = text::write_decimal(number, &mut self.bytes, self.start);
         self
     }
 

@@ -18,6 +18,7 @@
 use crate::engine::collections::slots::{self, Slots};
 use crate::engine::collections::table::scatter;
 use crate::engine::keys::{BodyKey, Key};
+use crate::engine::text::CR_LF;
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 
@@ -70,9 +71,6 @@ struct PageUse {
     /// How many holds there are on each slot, where bodies are shared.
     holds: Vec<u32>,
 }
-
-/// The end of lines and bodies.
-pub const CR_LF: &[u8] = b"\r\n";
 
 /// From this length on, with CR LF, sharing a body costs less than copying it into a reply. All
 /// bodies of one width are on the same side.

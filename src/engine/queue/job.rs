@@ -4,6 +4,7 @@
 //! which it moves (`queue.rs`) nor anything of connections but their keys.
 
 use super::body::Body;
+use crate::engine::binlog::record::Counts;
 use crate::engine::collections::heap::{Entry, rank};
 use crate::engine::collections::ids::Ids;
 use crate::engine::collections::list::{Linked, Links};
@@ -36,16 +37,6 @@ pub struct Job {
     pub body: Body,
     /// What the binlog knows of it.
     pub log: LogKey,
-}
-
-/// How often a job went through what.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    pub reserves: u32,
-    pub timeouts: u32,
-    pub releases: u32,
-    pub buries: u32,
-    pub kicks: u32,
 }
 
 /// Counts one more. Behind the largest number comes zero again, as in C beanstalkd; a job from its

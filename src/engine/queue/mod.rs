@@ -20,10 +20,22 @@
 //! offered to whoever waits at its tube (`waiting.rs`), in a step that can be seen in
 //! `make_ready`. Who got a job, or waited in vain, is told in [`Queue::answers`];
 //! the rules know connections by key and never speak to them.
+//!
+//! | file | owns |
+//! |---|---|
+//! | [`job`] | jobs, by key and by id |
+//! | [`tube`] | tubes, by key and by name |
+//! | [`body`] | the bytes of jobs |
+//! | [`waiters`] | which waiting worker gets which job |
+//! | [`listing`] | lists of very many tubes, made in steps |
+//! | [`log`] | what is recorded in the binlog, and when |
+//! | [`replay`] | rebuilds the queue from the files of a binlog |
+//! | [`check`] | counts everything again and compares, for tests |
 
 pub mod body;
 pub mod check;
 pub mod job;
+pub mod listing;
 pub mod log;
 pub mod replay;
 pub mod tube;

@@ -7,11 +7,12 @@
 use super::job::{DelayedEntry, ReadyEntry};
 use super::waiters::{PlaceInLine, VIEW};
 use crate::engine::collections::heap::Heap;
-use crate::engine::collections::list::{List, NIL};
+use crate::engine::collections::list::List;
 use crate::engine::collections::table::{Hashed, Table, scatter};
 use crate::engine::headroom::{self, Headroom};
+use crate::engine::keys::NIL;
 use crate::engine::keys::{ConnKey, JobKey, Key, TimerKey, TubeKey};
-use crate::engine::protocol::listing::ListText;
+use crate::engine::queue::listing::ListText;
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 use std::hash::{BuildHasher, RandomState};

@@ -34,9 +34,10 @@ use super::Queue;
 use super::job::ReadyEntry;
 use super::tube::Tube;
 use crate::engine::collections::heap::{Entry, Heap, rank};
-use crate::engine::collections::list::{Linked, Links, List, NIL};
+use crate::engine::collections::list::{Linked, Links, List};
 use crate::engine::collections::table::{Hashed, Table};
 use crate::engine::headroom::{self, Headroom};
+use crate::engine::keys::NIL;
 use crate::engine::keys::{ConnKey, Key, TubeKey, WatchKey};
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
@@ -578,9 +579,9 @@ impl<const LIST: usize> Linked<LIST> for Watches {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::queue::body::CR_LF;
     use crate::engine::queue::job::Terms;
     use crate::engine::queue::{Answer, Looked, Outcome};
+    use crate::engine::text::CR_LF;
     use std::collections::{BTreeMap, BTreeSet};
 
     const TUBES: [&str; 6] = ["default", "a", "b", "c", "d", "e"];

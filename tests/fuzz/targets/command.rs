@@ -1,7 +1,7 @@
 //! The parser of command lines, beside a second reading of them that is slow, obvious and shares no
 //! code with it. The other targets use that reading too, to know what a connection has asked for.
 
-use beanstalkd::testing::{Command, Counter, Rejection, command};
+use beanstalkd::testing::{Command, Counter, Rejection, command, text};
 
 /// What a line says, by the second reading.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,7 +81,7 @@ pub fn run(bytes: &[u8]) {
         assert_eq!(command::parse(plain.as_bytes()), parsed, "{plain:?} is the same");
     }
     let is_name = is_name(bytes);
-    assert_eq!(command::is_tube_name(bytes), is_name, "{}", bytes.escape_ascii());
+    assert_eq!(text::is_tube_name(bytes), is_name, "{}", bytes.escape_ascii());
 }
 
 fn check_counter(command: &Command<'_>, call: &Call) {

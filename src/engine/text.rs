@@ -1,8 +1,27 @@
-//! What is done to bytes all day: looking for one of them, and writing numbers.
+//! Bytes and text: the end of lines, names of tubes, decimal numbers, strings in JSON.
+
+use std::fmt::{self, Write};
+
+/// The end of lines and bodies.
+pub const CR_LF: &[u8] = b"\r\n";
+
+/// The longest name of a tube, in bytes.
+pub const TUBE_NAME_MAX: usize = 200;
+
+/// Returns whether `name` is a legal name of a tube.
+pub fn is_tube_name(name: &[u8]) -> bool {
+    let fits = (1..=TUBE_NAME_MAX).contains(&name.len());
+    fits && name[0] != b'-' && name.iter().all(|&byte| is_name_byte(byte))
+}
+
+/// Returns whether names of tubes may have this byte.
+pub fn is_name_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-+/;.$_()".contains(&byte)
+}
 
 /// Where `byte` stands first in `bytes`. Eight are looked at together: lines are short, and
 /// one by one this takes as long as all the rest of reading a command.
-pub fn find(byte: u8, bytes: &[u8]) -> Option<usize> {
+pub fn find_byte(byte: u8, bytes: &[u8]) -> Option<usize> {
     let Some(&last) = bytes.last_chunk::<8>() else {
         return bytes.iter().position(|&other| other == byte);
     };
@@ -60,6 +79,26 @@ const PAIRS: [[u8; 2]; 100] = {
     pairs
 };
 
+/// Text, as it stands between the quotes of a JSON string (RFC 8259, section 7).
+#[derive(Clone, Copy, Debug)]
+pub struct JsonText<'t>(pub &'t str);
+
+impl fmt::Display for JsonText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for char in self.0.chars() {
+            match char {
+                '"' | '\\' => write!(f, "\\{char}")?,
+                '\n' => f.write_str("\\n")?,
+                '\r' => f.write_str("\\r")?,
+                '\t' => f.write_str("\\t")?,
+                '\0'..='\x1f' => write!(f, "\\u{:04x}", u32::from(char))?,
+                _ => f.write_char(char)?,
+            }
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -73,7 +112,7 @@ mod tests {
                 (0..random.usize(..40)).map(|_| *random.choice(&VALUES).unwrap()).collect();
             for byte in VALUES {
                 let expected = bytes.iter().position(|&other| other == byte);
-                assert_eq!(find(byte, &bytes), expected, "{byte} in {bytes:?}");
+                assert_eq!(find_byte(byte, &bytes), expected, "{byte} in {bytes:?}");
             }
         }
         const VALUES: [u8; 8] = [0, 1, b'\n', b'\r', 0x7f, 0x80, 0x81, 0xff];
@@ -87,5 +126,11 @@ mod tests {
             assert_eq!(buffer[start..22], *text.as_bytes());
             assert_eq!((start, &buffer[22..]), (22 - text.len(), &b"xx"[..]));
         }
+    }
+
+    #[test]
+    fn text_is_escaped() {
+        let text = "a\"b\\c\r\n\t\0\u{1f}\u{e9}\u{1f600}";
+        assert_eq!(JsonText(text).to_string(), r#"a\"b\\c\r\n\t\u0000\u001fé😀"#);
     }
 }

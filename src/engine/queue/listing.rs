@@ -6,7 +6,7 @@
 
 use crate::engine::collections::slots::PAGE_BYTES;
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::queue::body::CR_LF;
+use crate::engine::text::CR_LF;
 use std::collections::TryReserveError;
 
 /// The bytes of a list, with the CR LF behind it once it is complete.
