@@ -43,7 +43,7 @@ fn the_engine_names_no_operating_system_and_no_clock() {
         "rc",
     ];
     for path in all_sources().iter().filter(|path| module_of(path).starts_with("engine")) {
-        for (index, line) in read(&path).lines().enumerate() {
+        for (index, line) in read(path).lines().enumerate() {
             if line.trim_start().starts_with("//") {
                 continue;
             }
