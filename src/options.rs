@@ -24,12 +24,12 @@ pub enum Request {
     /// To be told the version.
     Version,
     /// To be told what is in the files of the binlog in this directory.
-    Inspect(Look, PathBuf),
+    Inspect(InspectMode, PathBuf),
 }
 
 /// What is told of a binlog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
+pub enum InspectMode {
     /// Of each file, what is in it and whether it is sound.
     Check,
     /// Every job.
@@ -132,20 +132,20 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
     if let Some(argument) = matches.free.first() {
         return Err(UsageError(format!("unknown argument: {argument}")));
     }
-    if let Some(look) = look(&matches)? {
+    if let Some(mode) = mode(&matches)? {
         let directory = last(&matches, "b");
         let directory =
             directory.ok_or_else(|| UsageError("no directory: -b is missing".into()))?;
-        return Ok(Request::Inspect(look, directory.into()));
+        return Ok(Request::Inspect(mode, directory.into()));
     }
     options(&matches).map(|options| Request::Serve(Box::new(options)))
 }
 
-fn look(matches: &Matches) -> Result<Option<Look>, UsageError> {
+fn mode(matches: &Matches) -> Result<Option<InspectMode>, UsageError> {
     match (matches.opt_present("check"), matches.opt_present("dump")) {
         (true, true) => Err(UsageError("--check and --dump cannot be had at once".to_owned())),
-        (true, false) => Ok(Some(Look::Check)),
-        (false, true) => Ok(Some(Look::Dump)),
+        (true, false) => Ok(Some(InspectMode::Check)),
+        (false, true) => Ok(Some(InspectMode::Dump)),
         (false, false) => Ok(None),
     }
 }
@@ -286,7 +286,7 @@ fn fsync(matches: &Matches) -> Result<Syncing, UsageError> {
     // C beanstalkd counts in nanoseconds, with a sign: what does not fit syncs each time.
     let nanos = millis.wrapping_mul(1_000_000);
     Ok(if nanos == 0 || i64::try_from(nanos).is_err() {
-        Syncing::EachTurn
+        Syncing::EachIteration
     } else {
         Syncing::Within(Nanos::from_nanos(nanos))
     })
@@ -576,9 +576,9 @@ mod tests {
         for (text, fsync) in [
             ("+7", within(7)),
             ("4294967296", within(4_294_967_296)),
-            ("0", Syncing::EachTurn),
-            ("-1", Syncing::EachTurn),
-            ("18446744073709551616", Syncing::EachTurn),
+            ("0", Syncing::EachIteration),
+            ("-1", Syncing::EachIteration),
+            ("18446744073709551616", Syncing::EachIteration),
         ] {
             assert_eq!(options(&["-f", text]).fsync, fsync, "{text:?}");
         }

@@ -2,9 +2,9 @@
 
 use crate::engine::binlog::inspect::{self, InspectError};
 use crate::logging;
-use crate::options::{self, Look, Options, Request};
+use crate::options::{self, InspectMode, Options, Request};
 use crate::os::disk::Directory;
-use crate::os::first_process::Machine;
+use crate::os::init::Machine;
 use crate::os::process::{self, MachineEnd, Stop};
 use crate::startup::{self, Started, StartupError};
 use std::fmt::Display;
@@ -32,7 +32,7 @@ fn run(machine: Option<&mut Machine>) -> (ExitCode, MachineEnd) {
         Ok(Request::Serve(options)) => return serve(&options, machine),
         // As C beanstalkd does.
         Ok(Request::Help) => tell(io::stderr(), options::usage()),
-        Ok(Request::Inspect(look, directory)) => inspect(look, &directory),
+        Ok(Request::Inspect(mode, directory)) => inspect(mode, &directory),
         Ok(Request::Version) => tell(io::stdout(), options::version()),
         Err(error) => {
             let error = StartupError::Usage(error);
@@ -79,15 +79,15 @@ fn serve(options: &Options, machine: Option<&mut Machine>) -> (ExitCode, Machine
 }
 
 /// Tells what is in a binlog; fails when it is not sound.
-fn inspect(look: Look, path: &Path) -> ExitCode {
+fn inspect(mode: InspectMode, path: &Path) -> ExitCode {
     let mut directory = match Directory::look_into(path) {
         Ok(directory) => directory,
         Err(error) => return complain(path, &error),
     };
     let mut out = BufWriter::new(io::stdout().lock());
-    let told = match look {
-        Look::Check => inspect::check(&mut directory, &mut out),
-        Look::Dump => inspect::dump(&mut directory, &mut out),
+    let told = match mode {
+        InspectMode::Check => inspect::check(&mut directory, &mut out),
+        InspectMode::Dump => inspect::dump(&mut directory, &mut out),
     };
     match told.and_then(|sound| out.flush().map(|()| sound).map_err(InspectError::Output)) {
         Ok(true) => ExitCode::SUCCESS,

@@ -10,20 +10,20 @@
 //! the rights of the user that the server is going to be.
 
 use crate::engine::collections::slots::PAGE_BYTES;
-use crate::engine::protocol::stats::Facts;
+use crate::engine::protocol::stats::ProcessInfo;
 use crate::engine::queue::replay::{Recovered, ReplayError};
 use crate::engine::server::{Server, Settings};
 use crate::options::{MetricsAddress, Options, Port, UsageError};
 use crate::os::disk::{Directory, OpenError};
 use crate::os::event_loop::EventLoop;
-use crate::os::first_process::{self, Machine, MachineError};
+use crate::os::init::{self, Machine, MachineError};
 use crate::os::listen::{self, Address, ListenError, Listener};
 use crate::os::memory;
-use crate::os::names;
+use crate::os::metrics_server::MetricsServer;
+use crate::os::monitor::Monitor;
 use crate::os::notify::Notifier;
-use crate::os::onlookers::Onlookers;
 use crate::os::process::{self, Clock, Identity, Signals, Stop, UserError};
-use crate::os::visitors::Visitors;
+use crate::os::resolve;
 use log::{info, warn};
 use std::fmt;
 use std::io;
@@ -96,7 +96,7 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started
     // Before anything else opens a descriptor.
     let inherited = process::inherited_sockets().map_err(ListenError::Environment);
     let inherited = inherited.map_err(StartupError::Listen)?;
-    first_process::reap_orphans();
+    init::reap_orphans();
     if let Some(machine) = machine {
         machine.prepare(options.user.as_deref()).map_err(StartupError::Machine)?;
     }
@@ -118,13 +118,13 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started
     };
     let metrics = options.metrics.as_ref().map(open_metrics).transpose();
     let metrics = metrics.map_err(StartupError::Listen)?;
-    let visitors = metrics.map(|listeners| visitors(listeners, options)).transpose()?;
+    let metrics_server = metrics.map(|listeners| metrics_server(listeners, options)).transpose()?;
     if let (Some(name), Some(identity)) = (&options.user, user) {
         become_user(name, identity)?;
     }
     let clock = Clock::start();
     let notifier = Notifier::from_environment(clock.now());
-    let mut onlookers = Onlookers::new(notifier, visitors);
+    let mut monitor = Monitor::new(notifier, metrics_server);
     let facts = facts(&clock).map_err(|error| StartupError::System("get random bytes", error))?;
     let settings = Settings {
         max_job_size: options.max_job_size,
@@ -135,13 +135,13 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started
     if let (Some(path), Some(directory)) = (&options.binlog_dir, binlog) {
         let is_to_stop = || signals.pending_stop();
         let stop =
-            recover(&mut server, path, directory, options, &clock, &mut onlookers, is_to_stop)?;
+            recover(&mut server, path, directory, options, &clock, &mut monitor, is_to_stop)?;
         if let Some(stop) = stop {
-            onlookers.stopping();
+            monitor.stopping();
             return Ok(Started::Stopped(stop));
         }
     }
-    EventLoop::new(server, clock, signals, onlookers, listeners, options.max_connections)
+    EventLoop::new(server, clock, signals, monitor, listeners, options.max_connections)
         .map(|event_loop| Started::Serving(Box::new(event_loop)))
         .map_err(cannot_wait)
 }
@@ -158,7 +158,7 @@ fn recover(
     directory: Directory,
     options: &Options,
     clock: &Clock,
-    onlookers: &mut Onlookers,
+    monitor: &mut Monitor,
     pending_stop: impl Fn() -> Option<Stop>,
 ) -> Result<Option<Stop>, StartupError> {
     let failed = |error| StartupError::Replay(path.to_owned(), error);
@@ -168,7 +168,7 @@ fn recover(
         if let Some(stop) = pending_stop() {
             return Ok(Some(stop));
         }
-        onlookers.reading(file, clock.now()).map_err(cannot_wait)?;
+        monitor.reading(file, clock.now()).map_err(cannot_wait)?;
         recovery.read_file().map_err(failed)?;
     }
     if let Some(stop) = pending_stop() {
@@ -215,7 +215,7 @@ fn port_number(port: &Port) -> Result<u16, ListenError> {
     match port {
         Port::Number(number) => Ok(*number),
         Port::Service(name) => {
-            names::port(name).map_err(|error| ListenError::Service(name.clone(), error))
+            resolve::port(name).map_err(|error| ListenError::Service(name.clone(), error))
         }
     }
 }
@@ -244,11 +244,14 @@ fn lock(path: &Path, options: &Options, user: Option<Identity>) -> Result<Direct
 }
 
 /// Serves HTTP on sockets that are bound.
-fn visitors(listeners: Vec<Listener>, options: &Options) -> Result<Visitors, StartupError> {
+fn metrics_server(
+    listeners: Vec<Listener>,
+    options: &Options,
+) -> Result<MetricsServer, StartupError> {
     for listener in &listeners {
         info!("telling metrics on {listener}");
     }
-    Visitors::new(listeners, options.metrics_tubes).map_err(cannot_wait)
+    MetricsServer::new(listeners, options.metrics_tubes).map_err(cannot_wait)
 }
 
 fn find_user(name: &str) -> Result<Identity, StartupError> {
@@ -263,9 +266,9 @@ fn become_user(name: &str, identity: Identity) -> Result<(), StartupError> {
     Ok(())
 }
 
-fn facts(clock: &Clock) -> io::Result<Facts> {
+fn facts(clock: &Clock) -> io::Result<ProcessInfo> {
     let names = process::uname();
-    Ok(Facts {
+    Ok(ProcessInfo {
         pid: std::process::id(),
         instance_id: process::instance_id()?,
         hostname: names.hostname,

@@ -13,7 +13,7 @@ use beanstalkd::testing::ConnKey;
 use beanstalkd::testing::Recovered;
 use beanstalkd::testing::Syncing;
 use beanstalkd::testing::record::{self, HIGHEST_ID, VERSION};
-use beanstalkd::testing::{Drift, Nanos};
+use beanstalkd::testing::{ClockOffset, Nanos};
 use beanstalkd::testing::{Server, Settings};
 use fake_disk::FakeDisk;
 use std::collections::BTreeMap;
@@ -57,7 +57,7 @@ impl Engine {
         self.now = self.now + Nanos::from_millis(1);
         self.server.tick(self.now);
         self.server.receive(self.conn, input.as_bytes(), self.now);
-        while self.server.wants(self.conn).resume {
+        while self.server.actions(self.conn).run {
             self.server.resume(self.conn, self.now);
         }
         let committed = self.server.commit(self.now);
@@ -69,14 +69,14 @@ impl Engine {
         let mut said = Vec::new();
         loop {
             let mut slices = [IoSlice::new(&[]); 16];
-            let mut outlet = self.server.outlet(self.conn);
-            let filled = outlet.next_slices(&mut slices);
+            let mut output_handle = self.server.output_handle(self.conn);
+            let filled = output_handle.next_slices(&mut slices);
             if filled == 0 {
                 break;
             }
             let before = said.len();
             slices[..filled].iter().for_each(|slice| said.extend_from_slice(slice));
-            outlet.sent(said.len() - before);
+            output_handle.sent(said.len() - before);
         }
         Some(String::from_utf8(said).unwrap())
     }
@@ -485,7 +485,7 @@ fn seeds(range: std::ops::Range<u64>) -> impl Iterator<Item = u64> {
 #[test]
 fn nothing_acknowledged_is_lost_when_each_turn_is_synced() {
     for seed in seeds(0..4) {
-        let policy = policy(4096, Syncing::EachTurn);
+        let policy = policy(4096, Syncing::EachIteration);
         crash_everywhere(seed, policy, &[Crash::Kill, Crash::PowerCut, Crash::PowerCut]);
     }
 }
@@ -526,7 +526,7 @@ fn records_are_synced_in_time_with_nothing_else_to_do() {
 #[test]
 fn one_sync_serves_a_whole_turn() {
     let disk = FakeDisk::default();
-    let mut engine = Engine::start(&disk, policy(1 << 20, Syncing::EachTurn), START);
+    let mut engine = Engine::start(&disk, policy(1 << 20, Syncing::EachIteration), START);
     engine.ask("put 0 0 9 1\r\nx\r\n");
     let (writes, syncs) = (disk.writes(), disk.syncs());
     engine.ask(&"put 0 0 9 1\r\nx\r\n".repeat(500));
@@ -627,7 +627,7 @@ fn disk_use_is_bounded_beside_long_lived_jobs() {
 #[test]
 fn disk_use_is_bounded_after_starts_too() {
     let disk = FakeDisk::default();
-    let policy = policy(65_536, Syncing::EachTurn);
+    let policy = policy(65_536, Syncing::EachIteration);
     let mut now = START;
     let mut live = 0;
     for life in 0..20 {
@@ -649,7 +649,7 @@ fn disk_use_is_bounded_after_starts_too() {
 #[test]
 fn no_more_is_prepared_than_is_needed_when_jobs_have_gone() {
     let disk = FakeDisk::default();
-    let mut engine = Engine::start(&disk, policy(16_384, Syncing::EachTurn), START);
+    let mut engine = Engine::start(&disk, policy(16_384, Syncing::EachIteration), START);
     for len in [1_558, 4_058, 6_844] {
         assert!(engine.put(&"x".repeat(len)).is_some());
     }
@@ -674,7 +674,7 @@ fn compaction_on_behalf_of_a_burst_is_shared_among_turns() {
         engine.server.commit(engine.now).unwrap();
         most = most.max(disk.bytes_written() - before);
         before = disk.bytes_written();
-        if !engine.server.wants(engine.conn).resume {
+        if !engine.server.actions(engine.conn).run {
             break;
         }
         engine.server.resume(engine.conn, engine.now);
@@ -688,7 +688,7 @@ fn compaction_on_behalf_of_a_burst_is_shared_among_turns() {
 #[test]
 fn a_job_larger_than_a_file_works() {
     let disk = FakeDisk::default();
-    let policy = policy(4096, Syncing::EachTurn);
+    let policy = policy(4096, Syncing::EachIteration);
     let mut engine = Engine::start(&disk, policy, START);
     let body = "y".repeat(100_000);
     for round in 0..20 {
@@ -719,7 +719,7 @@ fn fill(engine: &mut Engine, body: &str) -> u64 {
 fn bodies_of_any_length_are_recorded_in_their_order() {
     for len in [131_069, 131_070, 131_071, 131_072, 300_000] {
         let disk = FakeDisk::default();
-        let policy = policy(65_536, Syncing::EachTurn);
+        let policy = policy(65_536, Syncing::EachIteration);
         let mut engine = Engine::start(&disk, policy, START);
         let large = "x".repeat(len);
         let put = |body: &str| format!("put 0 0 9 {}\r\n{body}\r\n", body.len());
@@ -770,7 +770,7 @@ fn a_full_disk_refuses_puts_and_nothing_else_at_first() {
     for capacity in [3 * 8192, 10 * 8192, 50 * 8192 + 4096] {
         let disk = FakeDisk::default();
         disk.set_capacity(Some(capacity));
-        let policy = policy(8192, Syncing::EachTurn);
+        let policy = policy(8192, Syncing::EachIteration);
         let mut engine = Engine::start(&disk, policy, START);
         let count = fill(&mut engine, "0123456789");
         assert!(count > 20, "{count} jobs in {capacity} bytes");
@@ -816,7 +816,7 @@ fn a_full_disk_refuses_puts_and_nothing_else_at_first() {
 fn a_kick_on_a_full_disk_counts_what_it_moved() {
     let disk = FakeDisk::default();
     disk.set_capacity(Some(40 * 8192));
-    let policy = policy(8192, Syncing::EachTurn);
+    let policy = policy(8192, Syncing::EachIteration);
     let mut engine = Engine::start(&disk, policy, START);
     let mut count = 0;
     while engine.ask("put 0 1000 9 1\r\nx\r\n").starts_with("INSERTED") {
@@ -848,7 +848,7 @@ fn a_kick_on_a_full_disk_counts_what_it_moved() {
 #[test]
 fn starts_on_a_full_disk_take_no_space_from_deletes() {
     for (file_size, capacity) in [(8192, 10 * 8192), (65_536, 200_000), (1 << 20, 700_000)] {
-        let policy = policy(file_size, Syncing::EachTurn);
+        let policy = policy(file_size, Syncing::EachIteration);
         let disk = FakeDisk::default();
         disk.set_capacity(Some(capacity));
         let mut engine = Engine::start(&disk, policy, START);
@@ -874,7 +874,7 @@ fn starts_on_a_full_disk_take_no_space_from_deletes() {
 fn space_that_others_give_back_is_used() {
     let disk = FakeDisk::default();
     disk.set_capacity(Some(5 * 8192));
-    let mut engine = Engine::start(&disk, policy(8192, Syncing::EachTurn), START);
+    let mut engine = Engine::start(&disk, policy(8192, Syncing::EachIteration), START);
     let count = fill(&mut engine, "job");
     disk.set_capacity(Some(50 * 8192));
     assert!(engine.put("job").is_some());
@@ -885,7 +885,7 @@ fn space_that_others_give_back_is_used() {
 fn a_full_disk_is_compacted_where_that_makes_space() {
     let disk = FakeDisk::default();
     disk.set_capacity(Some(12 * 8192));
-    let mut engine = Engine::start(&disk, policy(8192, Syncing::EachTurn), START);
+    let mut engine = Engine::start(&disk, policy(8192, Syncing::EachIteration), START);
     let count = fill(&mut engine, "job");
     // Every second job stays, so that no file is without one.
     for id in (1..=count).filter(|id| id % 2 != 0) {
@@ -900,7 +900,7 @@ fn a_full_disk_is_compacted_where_that_makes_space() {
 #[test]
 fn a_start_that_finds_no_space_forgets_no_id() {
     let disk = FakeDisk::default();
-    let policy = policy(8192, Syncing::EachTurn);
+    let policy = policy(8192, Syncing::EachIteration);
     let mut engine = Engine::start(&disk, policy, START);
     let last = fill_and_drain(&mut engine);
     disk.set_capacity(Some(0));
@@ -954,7 +954,7 @@ fn a_file_that_cannot_be_cut_fails_the_disk_unless_space_or_permission_is_missin
 
 #[test]
 fn after_a_fault_nothing_is_acknowledged_and_nothing_acknowledged_is_lost() {
-    for (seed, sync) in [(1, Syncing::EachTurn), (2, Syncing::Within(Nanos::from_millis(4)))] {
+    for (seed, sync) in [(1, Syncing::EachIteration), (2, Syncing::Within(Nanos::from_millis(4)))] {
         for error in [ErrorKind::Other, ErrorKind::StorageFull] {
             let policy = policy(4096, sync);
             let mut faults = 0;
@@ -990,7 +990,7 @@ type Files = BTreeMap<String, Vec<u8>>;
 /// A log with all kinds of records in several files, the jobs in it, and when it was closed.
 fn sample() -> (Files, BTreeMap<u64, Option<View>>, Nanos) {
     let disk = FakeDisk::default();
-    let mut engine = Engine::start(&disk, policy(4096, Syncing::EachTurn), START);
+    let mut engine = Engine::start(&disk, policy(4096, Syncing::EachIteration), START);
     let mut worker = Worker::new(21);
     for _ in 0..40 {
         worker.turn(&disk, &mut engine);
@@ -999,7 +999,7 @@ fn sample() -> (Files, BTreeMap<u64, Option<View>>, Nanos) {
     let files = disk.live_files();
     let now = engine.now + Nanos::from_nanos(500_000);
     let mut engine =
-        Engine::start(&FakeDisk::with_files(&files), policy(4096, Syncing::EachTurn), now);
+        Engine::start(&FakeDisk::with_files(&files), policy(4096, Syncing::EachIteration), now);
     let ids = 1..worker.next_id;
     let views = ids.map(|id| (id, view(&mut engine, id))).collect();
     (files, views, now)
@@ -1022,7 +1022,7 @@ fn no_flipped_bit_hands_out_a_changed_body_or_loses_more_than_it_hit() {
             let mut damaged = files.clone();
             damaged.get_mut(name).unwrap()[at] ^= 1 << bit;
             let disk = FakeDisk::with_files(&damaged);
-            let mut engine = Engine::start(&disk, policy(4096, Syncing::EachTurn), now);
+            let mut engine = Engine::start(&disk, policy(4096, Syncing::EachIteration), now);
             let mut changed = 0;
             for (id, before) in &views {
                 let after = view(&mut engine, *id);
@@ -1049,7 +1049,7 @@ fn no_flipped_bit_hands_out_a_changed_body_or_loses_more_than_it_hit() {
 fn a_record_of_wrong_length_takes_no_other_with_it() {
     const JOBS: u64 = 40;
     let disk = FakeDisk::default();
-    let policy = policy(16_384, Syncing::EachTurn);
+    let policy = policy(16_384, Syncing::EachIteration);
     let mut engine = Engine::start(&disk, policy, START);
     for id in 1..=JOBS {
         // Where they are 128 bytes long, a flipped bit leads from one to the next but one.
@@ -1084,12 +1084,12 @@ fn no_bytes_at_all_stop_the_server_from_reading_them() {
             }
         }
         let disk = FakeDisk::with_files(&mangled);
-        let mut engine = Engine::start(&disk, policy(4096, Syncing::EachTurn), START);
+        let mut engine = Engine::start(&disk, policy(4096, Syncing::EachIteration), START);
         assert!(engine.put("still works").is_some(), "round {round}");
         let jobs = engine.stat("current-jobs-ready")
             + engine.stat("current-jobs-buried")
             + engine.stat("current-jobs-delayed");
-        let mut again = Engine::start(&disk, policy(4096, Syncing::EachTurn), engine.now);
+        let mut again = Engine::start(&disk, policy(4096, Syncing::EachIteration), engine.now);
         assert_eq!(again.recovered.jobs, jobs, "round {round}");
         assert!(again.put("still works").is_some());
     }
@@ -1128,7 +1128,7 @@ fn a_torn_tail_is_cut_wherever_it_is_torn() {
         torn_bytes.truncate(len);
         torn_bytes.resize(4096, 0);
         let disk = FakeDisk::with_files(&torn);
-        let mut engine = Engine::start(&disk, policy(4096, Syncing::EachTurn), now);
+        let mut engine = Engine::start(&disk, policy(4096, Syncing::EachIteration), now);
         let lost = views.iter().filter(|(id, before)| {
             let after = view(&mut engine, **id);
             if let (Some(after), Some(before)) = (&after, before) {
@@ -1169,7 +1169,7 @@ fn empty_files_are_empty() {
     files.insert("binlog.6".to_owned(), 5_i32.to_ne_bytes().to_vec());
     files.insert("notes.txt".to_owned(), b"mine".to_vec());
     let disk = FakeDisk::with_files(&files);
-    let mut engine = Engine::start(&disk, policy(65_536, Syncing::EachTurn), START);
+    let mut engine = Engine::start(&disk, policy(65_536, Syncing::EachIteration), START);
     assert_eq!(engine.recovered.jobs, 0);
     assert_eq!(engine.put("first"), Some(1));
     assert_eq!(engine.stat("binlog-current-index"), 7);
@@ -1255,7 +1255,7 @@ fn what_c_beanstalkd_wrote_is_read() {
         (6, ("ready", "second-tube", 61, 0, 65, "kicked", [1, 0, 0, 1, 1])),
         (8, ("ready", "second-tube", 80, 0, 67, &long, [0; 5])),
     ];
-    let policy = policy(8192, Syncing::EachTurn);
+    let policy = policy(8192, Syncing::EachIteration);
     for name in ["c-1.12/records", "c-1.12/moved"] {
         let disk = fixture(name);
         let mut engine = Engine::start(&disk, policy, FIXTURE_DAY);
@@ -1321,7 +1321,7 @@ fn version_5_is_read_and_never_written() {
         (5, ("ready", "old", 50, 0, 90, "reserved", counts)),
     ];
     let disk = FakeDisk::with_files(&BTreeMap::from([("binlog.4".to_owned(), bytes)]));
-    let policy = policy(4096, Syncing::EachTurn);
+    let policy = policy(4096, Syncing::EachIteration);
     let mut engine = Engine::start(&disk, policy, FIXTURE_DAY);
     assert_eq!(engine.recovered.jobs, 4);
     check_jobs(&mut engine, &jobs);
@@ -1346,7 +1346,7 @@ fn version_5_is_read_and_never_written() {
 
 #[test]
 fn a_body_that_looks_like_records_is_never_taken_for_them() {
-    let policy = policy(65_536, Syncing::EachTurn);
+    let policy = policy(65_536, Syncing::EachIteration);
     // What a delete of job 1 looks like in another server's file.
     let other = FakeDisk::default();
     let mut engine = Engine::start(&other, policy, START);
@@ -1377,7 +1377,7 @@ fn a_body_that_looks_like_records_is_never_taken_for_them() {
 /// A file of many jobs, the first of which has `body`; where its record begins, and where its fields.
 fn file_with(body: &[u8], jobs: u64) -> (BTreeMap<String, Vec<u8>>, usize) {
     let disk = FakeDisk::default();
-    let mut engine = Engine::start(&disk, policy(65_536, Syncing::EachTurn), START);
+    let mut engine = Engine::start(&disk, policy(65_536, Syncing::EachIteration), START);
     let mut put = format!("put 0 0 100 {}\r\n", body.len()).into_bytes();
     put.extend_from_slice(body);
     put.extend_from_slice(b"\r\n");
@@ -1391,7 +1391,7 @@ fn file_with(body: &[u8], jobs: u64) -> (BTreeMap<String, Vec<u8>>, usize) {
 
 /// How many jobs come back from these files.
 fn recovered(files: &BTreeMap<String, Vec<u8>>) -> u64 {
-    let policy = policy(65_536, Syncing::EachTurn);
+    let policy = policy(65_536, Syncing::EachIteration);
     Engine::start(&FakeDisk::with_files(files), policy, START).recovered.jobs
 }
 
@@ -1414,7 +1414,7 @@ fn a_body_full_of_heads_of_records_hides_nothing_behind_it() {
 fn records_in_a_body_count_for_nothing_where_the_marker_is_damaged_too() {
     const PLAIN: usize = 100;
     let engine_with_jobs = |disk: &FakeDisk| {
-        let mut engine = Engine::start(disk, policy(65_536, Syncing::EachTurn), START);
+        let mut engine = Engine::start(disk, policy(65_536, Syncing::EachIteration), START);
         (0..PLAIN).for_each(|_| assert!(engine.put("plain").is_some()));
         engine
     };
@@ -1448,7 +1448,7 @@ fn jobs_behind_an_absurd_id_are_not_lost() {
         let mut bytes = 5_i32.to_ne_bytes().to_vec();
         bytes.extend(record_v5(id, "old", 1, 10, 0, "absurd"));
         let disk = FakeDisk::with_files(&BTreeMap::from([("binlog.1".to_owned(), bytes)]));
-        let policy = policy(65_536, Syncing::EachTurn);
+        let policy = policy(65_536, Syncing::EachIteration);
         let mut engine = Engine::start(&disk, policy, FIXTURE_DAY);
         let ids = ["first", "second"].map(|body| engine.put(body).unwrap());
         let mut again = Engine::start(&disk, policy, engine.now);
@@ -1466,7 +1466,7 @@ fn ids_do_not_go_on_from_an_absurd_one_in_a_marker() {
         let mut bytes = VERSION.to_vec();
         record::write_marker(&mut bytes, last_id, 7);
         let disk = FakeDisk::with_files(&BTreeMap::from([("binlog.1".to_owned(), bytes)]));
-        let policy = policy(65_536, Syncing::EachTurn);
+        let policy = policy(65_536, Syncing::EachIteration);
         let mut engine = Engine::start(&disk, policy, START);
         assert_eq!(engine.put("first"), Some(1));
         let mut again = Engine::start(&disk, policy, engine.now);
@@ -1481,7 +1481,7 @@ fn counts_that_are_full_begin_again_at_zero() {
     let counts_at = 4 + 8 + "old".len() + 56;
     bytes[counts_at..counts_at + 5 * 4].fill(0xff);
     let disk = FakeDisk::with_files(&BTreeMap::from([("binlog.1".to_owned(), bytes)]));
-    let mut engine = Engine::start(&disk, policy(4096, Syncing::EachTurn), FIXTURE_DAY);
+    let mut engine = Engine::start(&disk, policy(4096, Syncing::EachIteration), FIXTURE_DAY);
     engine.ask("reserve-job 1\r\nbury 1 10\r\nkick-job 1\r\nreserve-job 1\r\nrelease 1 10 0\r\n");
     assert_eq!(view(&mut engine, 1).unwrap().counts, [1, u32::MAX, 0, 0, 0]);
     engine.ask("reserve-job 1\r\n");
@@ -1497,7 +1497,7 @@ fn times_of_version_5_that_are_too_large_for_7_stay_in_the_future() {
     bytes[due_at..due_at + 8].copy_from_slice(&i64::MAX.to_ne_bytes());
     bytes.extend(record_v5(1, "old", 1, 10, 0, "ready"));
     let disk = FakeDisk::with_files(&BTreeMap::from([("binlog.1".to_owned(), bytes)]));
-    let policy = policy(4096, Syncing::EachTurn);
+    let policy = policy(4096, Syncing::EachIteration);
     let mut engine = Engine::start(&disk, policy, FIXTURE_DAY);
     // Many short records, so that all jobs are moved.
     for _ in 0..200 {
@@ -1510,7 +1510,7 @@ fn times_of_version_5_that_are_too_large_for_7_stay_in_the_future() {
 
 #[test]
 fn space_that_comes_back_after_a_start_on_a_full_disk_is_not_wasted() {
-    let policy = policy(65_536, Syncing::EachTurn);
+    let policy = policy(65_536, Syncing::EachIteration);
     let disk = FakeDisk::default();
     let mut engine = Engine::start(&disk, policy, START);
     for _ in 0..900 {
@@ -1537,7 +1537,7 @@ fn a_disk_that_is_full_again_and_again_breaks_no_promise() {
     for seed in 0..100 {
         let mut random = fastrand::Rng::with_seed(seed);
         let file_size = if random.bool() { 4096 } else { 16_384 };
-        let policy = policy(file_size, Syncing::EachTurn);
+        let policy = policy(file_size, Syncing::EachIteration);
         let disk = FakeDisk::default();
         let mut engine = Engine::start(&disk, policy, START);
         disk.set_capacity(Some(u64::from(file_size) * random.u64(4..14)));
@@ -1578,12 +1578,12 @@ fn a_disk_that_is_full_again_and_again_breaks_no_promise() {
 
 #[test]
 fn due_times_are_true_when_the_clock_was_set_meanwhile() {
-    let policy = policy(65_536, Syncing::EachTurn);
+    let policy = policy(65_536, Syncing::EachIteration);
     let disk = FakeDisk::default();
     let mut engine = Engine::start(&disk, policy, START);
     // The machine has slept for an hour.
     let hour = Nanos::from_secs(3600);
-    engine.server.set_drift(Drift::between(engine.now, engine.now + hour));
+    engine.server.set_clock_offset(ClockOffset::between(engine.now, engine.now + hour));
     engine.ask("put 0 100 9 1\r\nx\r\n");
     let mut again = Engine::start(&disk, policy, engine.now + hour);
     let job = again.ask("stats-job 1\r\n");
@@ -1593,7 +1593,7 @@ fn due_times_are_true_when_the_clock_was_set_meanwhile() {
 /// As beanstalkd(1) says under THE BINLOG.
 #[test]
 fn a_delay_ends_by_the_new_clock_after_a_restart() {
-    let policy = policy(65_536, Syncing::EachTurn);
+    let policy = policy(65_536, Syncing::EachIteration);
     let disk = FakeDisk::default();
     let mut engine = Engine::start(&disk, policy, START);
     engine.ask("put 0 100 9 1\r\nx\r\n");
@@ -1603,7 +1603,7 @@ fn a_delay_ends_by_the_new_clock_after_a_restart() {
     };
     // Set forward by 40 seconds: not seen before the restart.
     let ahead = Nanos::from_secs(40);
-    engine.server.set_drift(Drift::between(engine.now, engine.now + ahead));
+    engine.server.set_clock_offset(ClockOffset::between(engine.now, engine.now + ahead));
     assert_eq!(time_left(&mut engine), 99);
     let mut again = Engine::start(&disk, policy, engine.now + ahead);
     assert_eq!(time_left(&mut again), 59);
@@ -1615,7 +1615,7 @@ fn a_delay_ends_by_the_new_clock_after_a_restart() {
 #[test]
 fn a_delay_is_never_longer_than_it_was_asked_for_when_the_clock_was_set_back() {
     let disk = FakeDisk::default();
-    let policy = policy(1 << 20, Syncing::EachTurn);
+    let policy = policy(1 << 20, Syncing::EachIteration);
     let mut engine = Engine::start(&disk, policy, START);
     assert_eq!(engine.ask("put 0 100 9 1\r\na\r\n"), "INSERTED 1\r\n");
     assert_eq!(engine.ask("put 0 300 9 1\r\nb\r\n"), "INSERTED 2\r\n");

@@ -71,7 +71,7 @@ trait Player {
     /// Waits for them, unless `is_brief` and nothing comes soon: then they are none.
     fn receive(&mut self, client: &str, is_brief: bool) -> Option<Vec<u8>>;
     fn half_close(&mut self, client: &str);
-    fn hang_up(&mut self, client: &str);
+    fn close_after_write(&mut self, client: &str);
     fn drain(&mut self);
     /// The server ends, in good order or not, and is started again; all clients are gone.
     fn restart(&mut self, is_crash: bool);
@@ -101,7 +101,7 @@ fn play(script: &Script, player: &mut dyn Player, c_version: Option<&str>) -> Re
                 Ok(())
             }
             Line::HangUp { client } => {
-                player.hang_up(client);
+                player.close_after_write(client);
                 inboxes.remove(client);
                 Ok(())
             }
@@ -206,7 +206,7 @@ struct EngineClient {
 fn start(settings: Settings, disk: Option<&FakeDisk>, now: Nanos) -> Server {
     let mut server = Server::new(settings, made_up::facts(now), now);
     if let Some(disk) = disk {
-        server.recover(disk.boxed(), Syncing::EachTurn, now).expect("the disk works");
+        server.recover(disk.boxed(), Syncing::EachIteration, now).expect("the disk works");
     }
     server
 }
@@ -254,32 +254,32 @@ impl EnginePlayer {
         let client = self.clients.get_mut(name).expect("only known clients are pumped");
         let Some(key) = client.key else { return false };
         let mut is_moving = false;
-        if server.wants(key).input && !client.sent.is_empty() {
+        if server.actions(key).read && !client.sent.is_empty() {
             let count = client.sent.len().min(self.chunk);
             let bytes: Vec<u8> = client.sent.drain(..count).collect();
             server.receive(key, &bytes, now);
             is_moving = true;
-        } else if server.wants(key).input && client.is_half_closed && !client.input_ended {
+        } else if server.actions(key).read && client.is_half_closed && !client.input_ended {
             server.end_input(key);
             client.input_ended = true;
             is_moving = true;
         }
         let mut slices = [IoSlice::new(&[]); 3];
-        let mut outlet = server.outlet(key);
-        let filled = outlet.next_slices(&mut slices);
+        let mut output_handle = server.output_handle(key);
+        let filled = output_handle.next_slices(&mut slices);
         let before = client.received.len();
         for slice in &slices[..filled] {
             client.received.extend_from_slice(slice);
         }
         if client.received.len() > before {
-            outlet.sent(client.received.len() - before);
+            output_handle.sent(client.received.len() - before);
             is_moving = true;
         }
-        if server.wants(key).resume {
+        if server.actions(key).run {
             server.resume(key, now);
             is_moving = true;
         }
-        if server.wants(key).end {
+        if server.actions(key).close {
             server.disconnect(key, now);
             client.key = None;
             is_moving = true;
@@ -309,7 +309,7 @@ impl Player for EnginePlayer {
         self.pump();
     }
 
-    fn hang_up(&mut self, client: &str) {
+    fn close_after_write(&mut self, client: &str) {
         self.half_close(client);
         let gone = self.clients.remove(client);
         assert!(
@@ -482,7 +482,7 @@ impl Player for SocketPlayer {
         shut.expect("an open connection can be shut down");
     }
 
-    fn hang_up(&mut self, client: &str) {
+    fn close_after_write(&mut self, client: &str) {
         self.clients.remove(client);
     }
 

@@ -778,9 +778,14 @@ impl Manager {
     /// The next message.
     fn hear(&self) -> String {
         let mut buffer = [0; 512];
-        let len = self.socket.recv(&mut buffer);
-        let len = len.unwrap_or_else(|error| panic!("no message within {PATIENCE:?}: {error}"));
-        text(&buffer[..len]).to_owned()
+        loop {
+            match self.socket.recv(&mut buffer) {
+                Ok(len) => return text(&buffer[..len]).to_owned(),
+                // The test was stopped and continued.
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => panic!("no message within {PATIENCE:?}: {error}"),
+            }
+        }
     }
 
     /// The next message in which a line begins with `text`.

@@ -86,12 +86,12 @@ impl Loop {
     fn serve(&mut self, key: ConnKey) {
         let client = self.clients.get_mut(&key).expect("it is connected");
         client.is_queued = false;
-        let mut wants = self.server.attend(key);
-        if wants.resume {
+        let mut actions = self.server.mark_dirty(key);
+        if actions.run {
             self.server.resume(key, self.now);
-            wants = self.server.wants(key);
+            actions = self.server.actions(key);
         }
-        if wants.input && !client.sent.is_empty() {
+        if actions.read && !client.sent.is_empty() {
             let count = client.sent.len().min(READ_LEN);
             let bytes: Vec<u8> = client.sent.drain(..count).collect();
             self.server.receive(key, &bytes, self.now);
@@ -100,21 +100,21 @@ impl Loop {
 
     fn flush(&mut self) -> usize {
         let mut keys = Vec::new();
-        self.server.take_attention(&mut keys);
+        self.server.take_dirty(&mut keys);
         let mut replies = 0;
         for key in keys {
             let Some(client) = self.clients.get_mut(&key) else { continue };
-            let mut outlet = self.server.outlet(key);
-            while !outlet.is_empty() {
+            let mut output_handle = self.server.output_handle(key);
+            while !output_handle.is_empty() {
                 let mut slices = [IoSlice::new(&[]); 16];
-                let filled = outlet.next_slices(&mut slices);
+                let filled = output_handle.next_slices(&mut slices);
                 let before = client.received.len();
                 slices[..filled].iter().for_each(|slice| client.received.extend_from_slice(slice));
                 let count = client.received.len() - before;
-                outlet.sent(count);
+                output_handle.sent(count);
             }
-            let wants = self.server.wants(key);
-            if wants.resume || (wants.input && !client.sent.is_empty()) {
+            let actions = self.server.actions(key);
+            if actions.run || (actions.read && !client.sent.is_empty()) {
                 self.queue(key);
             }
             replies += 1;

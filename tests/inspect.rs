@@ -48,10 +48,10 @@ fn moments(seed: u64) -> Vec<Moment> {
             };
             server.receive(client, command.as_bytes(), now);
             let mut slices = [IoSlice::new(&[]); 16];
-            let mut outlet = server.outlet(client);
-            let filled = outlet.next_slices(&mut slices);
+            let mut output_handle = server.output_handle(client);
+            let filled = output_handle.next_slices(&mut slices);
             let len = slices[..filled].iter().map(|slice| slice.len()).sum();
-            outlet.sent(len);
+            output_handle.sent(len);
         }
         server.commit(now).unwrap();
         for disk in disk.take_history() {
@@ -178,11 +178,11 @@ impl Disk for BusyDirectory<'_> {
         unreachable!("nothing is changed")
     }
 
-    fn go_on_removing(&mut self) -> bool {
+    fn truncate_step(&mut self) -> bool {
         unreachable!("nothing is changed")
     }
 
-    fn set_aside(&mut self, _: FileNumber) -> io::Result<String> {
+    fn quarantine(&mut self, _: FileNumber) -> io::Result<String> {
         unreachable!("nothing is changed")
     }
 }

@@ -7,13 +7,13 @@ mod support;
 
 use beanstalkd::testing::ConnKey;
 use beanstalkd::testing::Histogram;
+use beanstalkd::testing::MetricsServer;
 use beanstalkd::testing::Nanos;
 use beanstalkd::testing::Syncing;
-use beanstalkd::testing::Visitors;
 use beanstalkd::testing::{Address, listen};
+use beanstalkd::testing::{HttpConn, ServerState};
 use beanstalkd::testing::{LONGEST_SAMPLE, Page, SLICE_LEN};
 use beanstalkd::testing::{Server, Settings};
-use beanstalkd::testing::{Subject, Visit};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -45,12 +45,12 @@ fn say(server: &mut Server, key: ConnKey, commands: &str, now: Nanos) -> String 
     let mut said = Vec::new();
     loop {
         let mut slices = [IoSlice::new(&[]); 64];
-        let mut outlet = server.outlet(key);
-        let filled = outlet.next_slices(&mut slices);
+        let mut output_handle = server.output_handle(key);
+        let filled = output_handle.next_slices(&mut slices);
         let before = said.len();
         slices[..filled].iter().for_each(|slice| said.extend_from_slice(slice));
-        outlet.sent(said.len() - before);
-        if !server.wants(key).resume {
+        output_handle.sent(said.len() - before);
+        if !server.actions(key).run {
             return String::from_utf8(said).unwrap();
         }
         server.resume(key, now);
@@ -348,7 +348,7 @@ fn a_binlog_tells_its_sizes_and_its_syncs() {
     let directory = tempfile::tempdir().unwrap();
     let disk = beanstalkd::testing::Directory::take(directory.path()).unwrap();
     let mut server = server();
-    server.recover(Box::new(disk), Syncing::EachTurn, START).unwrap();
+    server.recover(Box::new(disk), Syncing::EachIteration, START).unwrap();
     let client = server.connect().unwrap();
     say(&mut server, client, "put 0 0 9 1\r\nx\r\nput 0 0 9 1\r\ny\r\ndelete 1\r\n", START);
     server.commit(START).unwrap();
@@ -367,9 +367,10 @@ fn a_binlog_tells_its_sizes_and_its_syncs() {
 
 /// What a visitor is answered who asks all at once and takes whatever comes.
 fn visit(server: Option<&Server>, request: &str) -> String {
-    let turns = Histogram::default();
-    let subject = server.map_or(Subject::Starting, |server| Subject::Serving(server, &turns));
-    let mut visit = Visit::new(1000, START);
+    let iterations = Histogram::default();
+    let subject =
+        server.map_or(ServerState::Starting, |server| ServerState::Serving(server, &iterations));
+    let mut visit = HttpConn::new(1000, START);
     visit.receive(request.as_bytes(), subject, START).unwrap();
     let mut answer = Vec::new();
     while !visit.is_leaving() {
@@ -434,20 +435,24 @@ fn chunks_make_up_the_page() {
 }
 
 /// Sockets for visitors on loopback, and their address.
-fn http_server() -> (Visitors, SocketAddr) {
+fn http_server() -> (MetricsServer, SocketAddr) {
     let listeners = listen::open(&Address::Host("127.0.0.1".into()), 0, None).unwrap();
     let address = listeners[0].to_string().parse().unwrap();
-    (Visitors::new(listeners, 1000).unwrap(), address)
+    (MetricsServer::new(listeners, 1000).unwrap(), address)
 }
 
 /// Lets the sockets turn until the visitor has been told all, or turned out.
-fn answer(http: &mut Visitors, visitor: &mut TcpStream, now: Nanos) -> std::io::Result<String> {
+fn answer(
+    http: &mut MetricsServer,
+    visitor: &mut TcpStream,
+    now: Nanos,
+) -> std::io::Result<String> {
     let server = server();
-    let turns = Histogram::default();
+    let iterations = Histogram::default();
     visitor.set_nonblocking(true)?;
     let mut answer = Vec::new();
     for _ in 0..PATIENCE.as_millis() {
-        http.turn(Subject::Serving(&server, &turns), now)?;
+        http.turn(ServerState::Serving(&server, &iterations), now)?;
         match visitor.read_to_end(&mut answer) {
             Ok(_) => return Ok(String::from_utf8(answer).unwrap()),
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
@@ -485,12 +490,12 @@ fn those_who_say_nothing_keep_nobody_waiting() {
     last.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").unwrap();
     last.set_nonblocking(true).unwrap();
     let server = server();
-    let turns = Histogram::default();
+    let iterations = Histogram::default();
     let mut answer = Vec::new();
     // No time goes by, and with each turn more of them come.
     for _ in 0..50 {
         idle.extend((0..10).map(connect));
-        http.turn(Subject::Serving(&server, &turns), START).unwrap();
+        http.turn(ServerState::Serving(&server, &iterations), START).unwrap();
         if last.read_to_end(&mut answer).is_ok() {
             break;
         }
@@ -505,9 +510,9 @@ fn a_request_that_comes_late_finds_its_place() {
     let mut late = support::connect(address);
     let _idle: Vec<TcpStream> = (0..60).map(|_| support::connect(address)).collect();
     let server = server();
-    let turns = Histogram::default();
+    let iterations = Histogram::default();
     for _ in 0..10 {
-        http.turn(Subject::Serving(&server, &turns), START).unwrap();
+        http.turn(ServerState::Serving(&server, &iterations), START).unwrap();
     }
     late.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").unwrap();
     assert!(answer(&mut http, &mut late, START).unwrap().ends_with("ok\n"));
@@ -526,9 +531,9 @@ fn server_with_a_long_page() -> Server {
 #[test]
 fn who_takes_the_answer_byte_by_byte_has_no_more_time_than_others() {
     let server = server_with_a_long_page();
-    let turns = Histogram::default();
-    let subject = Subject::Serving(&server, &turns);
-    let mut visit = Visit::new(1000, START);
+    let iterations = Histogram::default();
+    let subject = ServerState::Serving(&server, &iterations);
+    let mut visit = HttpConn::new(1000, START);
     visit.receive(b"GET /metrics HTTP/1.1\r\n\r\n", subject, START).unwrap();
     for second in (9..30).step_by(9) {
         let now = START + Nanos::from_secs(second);
@@ -550,11 +555,11 @@ fn those_who_take_the_answer_byte_by_byte_keep_nobody_out() {
     let mut doors = listen::open(&unix, 0, None).unwrap();
     doors.extend(listen::open(&Address::Host("127.0.0.1".into()), 0, None).unwrap());
     let address: SocketAddr = doors[1].to_string().parse().unwrap();
-    let mut http = Visitors::new(doors, 1000).unwrap();
+    let mut http = MetricsServer::new(doors, 1000).unwrap();
 
     let server = server_with_a_long_page();
-    let turns = Histogram::default();
-    let subject = Subject::Serving(&server, &turns);
+    let iterations = Histogram::default();
+    let subject = ServerState::Serving(&server, &iterations);
     let slow: Vec<UnixStream> = (0..64).map(|_| support::connect_unix(&path).unwrap()).collect();
     for mut visitor in &slow {
         visitor.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();

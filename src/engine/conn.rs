@@ -16,7 +16,7 @@ use super::protocol::output::{Output, Pool};
 use super::protocol::reply::Reply;
 use super::queue::Kick;
 use super::queue::body::{Bodies, Body, LARGE};
-use super::queue::job::Terms;
+use super::queue::job::JobParams;
 use super::queue::listing::ListText;
 use super::queue::waiters::Wait;
 use super::text;
@@ -32,7 +32,7 @@ pub struct Conns {
     by_key: Beside<ConnKey, Conn>,
     pool: Pool,
     /// Those that the loop must look at.
-    attention: Vec<ConnKey>,
+    dirty: Vec<ConnKey>,
     /// How many bytes of memory unused input and unsent text take.
     buffered_bytes: usize,
     /// The value of `buffered_bytes` from which on connections are crowded.
@@ -50,7 +50,7 @@ pub struct Conn {
     pub input: Input,
     /// Whether commands among them could not be run, because the client waits, does not read
     /// its replies, or has used up its share of the turn.
-    pub is_held_up: bool,
+    pub has_backlog: bool,
     /// Bytes for the client.
     pub output: Output,
     /// The client has shut down its sending side: it will not wait any more.
@@ -60,7 +60,7 @@ pub struct Conn {
     /// The last put had a body that is better read to where it stays than copied there.
     pub sends_large_bodies: bool,
     /// Whether the loop will look at the connection at the end of the turn.
-    has_attention: bool,
+    is_dirty: bool,
 }
 
 /// What a connection is doing, as it is told to operators.
@@ -160,7 +160,7 @@ pub struct Put {
     /// The id that the job will have.
     pub id: u64,
     /// Its numbers.
-    pub terms: Terms,
+    pub terms: JobParams,
     /// How many bytes its body has, with CR LF.
     pub full_len: u32,
 }
@@ -178,7 +178,7 @@ pub struct Arriving {
 
 /// The way out of a connection.
 #[derive(Debug)]
-pub struct Outlet<'a> {
+pub struct OutputHandle<'a> {
     conn: &'a mut Conn,
     pool: &'a mut Pool,
     bodies: &'a mut Bodies,
@@ -186,17 +186,17 @@ pub struct Outlet<'a> {
     output_limit: usize,
 }
 
-/// What there is to do for a connection.
+/// What the event loop is to do for a connection.
 #[derive(Clone, Copy, Debug)]
-pub struct Wants {
-    /// Whatever the client sends now can be used.
-    pub input: bool,
-    /// Commands that were held up can be run.
-    pub resume: bool,
-    /// Something is to be sent.
-    pub output: bool,
-    /// It is to be closed.
-    pub end: bool,
+pub struct Actions {
+    /// Read from the socket.
+    pub read: bool,
+    /// Run commands that were buffered.
+    pub run: bool,
+    /// Write to the socket.
+    pub write: bool,
+    /// Close the connection.
+    pub close: bool,
 }
 
 /// What the next bytes of input amount to.
@@ -236,20 +236,20 @@ impl Conn {
         self.input.capacity() + self.output.text_len()
     }
 
-    fn attend(&mut self, own_key: ConnKey, attention: &mut Vec<ConnKey>) {
-        if !std::mem::replace(&mut self.has_attention, true) {
-            attention.push(own_key);
+    fn mark_dirty(&mut self, own_key: ConnKey, dirty: &mut Vec<ConnKey>) {
+        if !std::mem::replace(&mut self.is_dirty, true) {
+            dirty.push(own_key);
         }
     }
 
     /// What there is to do for it, when as many bytes may be on their way to it.
-    pub fn wants(&self, output_limit: usize) -> Wants {
+    pub fn actions(&self, output_limit: usize) -> Actions {
         let is_free = self.takes_commands(output_limit);
-        Wants {
-            input: is_free && !self.is_held_up && !self.input_ended,
-            resume: is_free && self.is_held_up,
-            output: !self.output.is_empty(),
-            end: self.is_finished(),
+        Actions {
+            read: is_free && !self.has_backlog && !self.input_ended,
+            run: is_free && self.has_backlog,
+            write: !self.output.is_empty(),
+            close: self.is_finished(),
         }
     }
 
@@ -301,7 +301,7 @@ impl Conn {
             | Phase::UnwantedBody { .. }
             | Phase::Kicking(_)
             | Phase::Looking(_)
-            | Phase::ListingWatched(..) => self.input_ended && !self.is_held_up,
+            | Phase::ListingWatched(..) => self.input_ended && !self.has_backlog,
         };
         is_over && self.output.is_empty()
     }
@@ -398,15 +398,15 @@ impl Conn {
             self.is_half_closed || !self.input_ended,
             "the input of connection {index} has ended, but its sending side is not shut down"
         );
-        let Conn { phase, is_held_up, .. } = self;
+        let Conn { phase, has_backlog, .. } = self;
         let input = self.input.unused();
         let can_be = match phase {
             Phase::Closing => true,
             // What it was held up with may have been given up for want of memory.
             Phase::UnwantedBody { why: Refusal::OutOfMemory, .. } => {
-                *is_held_up || input.is_empty()
+                *has_backlog || input.is_empty()
             }
-            _ if *is_held_up => self.has_step(input),
+            _ if *has_backlog => self.has_step(input),
             Phase::Line => input.len() < LINE_MAX && find_line_end(input).is_none(),
             Phase::TooLongLine(_) => input.is_empty() || input == b"\r",
             Phase::Body(put) => input.len() < (put.full_len as usize).min(LARGE),
@@ -418,7 +418,7 @@ impl Conn {
         };
         assert!(
             can_be,
-            "connection {index} keeps {} bytes, held up: {is_held_up}, in the middle of {phase:?}",
+            "connection {index} keeps {} bytes, held up: {has_backlog}, in the middle of {phase:?}",
             input.len()
         );
         let is_shut = self.is_half_closed && matches!(phase, Phase::Waiting);
@@ -446,7 +446,7 @@ impl Conns {
         Conns {
             by_key: Beside::default(),
             pool: Pool::default(),
-            attention: Vec::new(),
+            dirty: Vec::new(),
             buffered_bytes: 0,
             buffer_limit,
             said_bytes: 0,
@@ -464,7 +464,7 @@ impl Conns {
     /// There is no memory for it.
     pub fn try_insert(&mut self, key: ConnKey) -> Result<(), TryReserveError> {
         // Each of them may come up once before the list is taken.
-        self.attention.try_reserve(self.len() + 1)?;
+        self.dirty.try_reserve(self.len() + 1)?;
         self.by_key.try_insert(key, Conn::default())
     }
 
@@ -488,7 +488,7 @@ impl Conns {
     ///
     /// # Errors
     /// There is no memory for it; part of it may have been added.
-    pub fn say(
+    pub fn reply(
         &mut self,
         key: ConnKey,
         reply: Reply<'_>,
@@ -500,17 +500,21 @@ impl Conns {
         let written = reply.write(&mut conn.output, &mut self.pool, bodies);
         self.buffered_bytes += conn.output.text_len() - before;
         written?;
-        conn.attend(key, &mut self.attention);
+        conn.mark_dirty(key, &mut self.dirty);
         Ok(())
     }
 
     /// The way out of a connection, which has been looked after with that.
-    pub fn outlet<'a>(&'a mut self, key: ConnKey, bodies: &'a mut Bodies) -> Outlet<'a> {
+    pub fn output_handle<'a>(
+        &'a mut self,
+        key: ConnKey,
+        bodies: &'a mut Bodies,
+    ) -> OutputHandle<'a> {
         let output_limit = self.output_limit();
         let conn = &mut self.by_key[key];
-        conn.has_attention = false;
+        conn.is_dirty = false;
         let buffered_bytes = &mut self.buffered_bytes;
-        Outlet { conn, pool: &mut self.pool, bodies, buffered_bytes, output_limit }
+        OutputHandle { conn, pool: &mut self.pool, bodies, buffered_bytes, output_limit }
     }
 
     /// Returns the holds of all connections on large bodies, arriving or to be sent.
@@ -530,16 +534,16 @@ impl Conns {
         std::mem::take(&mut self.said_bytes)
     }
 
-    /// The connection is to be among the next that [`Conns::take_attention`] names.
-    pub fn attend(&mut self, key: ConnKey) -> Wants {
+    /// The connection is to be among the next that [`Conns::take_dirty`] names.
+    pub fn mark_dirty(&mut self, key: ConnKey) -> Actions {
         let conn = &mut self.by_key[key];
-        conn.attend(key, &mut self.attention);
-        self.wants(key)
+        conn.mark_dirty(key, &mut self.dirty);
+        self.actions(key)
     }
 
     /// What there is to do for a connection.
-    pub fn wants(&self, key: ConnKey) -> Wants {
-        self.by_key[key].wants(self.output_limit())
+    pub fn actions(&self, key: ConnKey) -> Actions {
+        self.by_key[key].actions(self.output_limit())
     }
 
     // ---- Buffers ----
@@ -614,17 +618,17 @@ impl Conns {
 
     /// Moves the keys of the connections that are to be looked after to `keys`. Some may
     /// have been removed meanwhile, and their keys given to new ones.
-    pub fn take_attention(&mut self, keys: &mut Vec<ConnKey>) {
-        keys.append(&mut self.attention);
+    pub fn take_dirty(&mut self, keys: &mut Vec<ConnKey>) {
+        keys.append(&mut self.dirty);
     }
 
     /// Whether there are such connections.
-    pub fn has_attention(&self) -> bool {
-        !self.attention.is_empty()
+    pub fn has_dirty(&self) -> bool {
+        !self.dirty.is_empty()
     }
 }
 
-impl Outlet<'_> {
+impl OutputHandle<'_> {
     /// Puts the next bytes for the client into `slices`; says how many slices.
     pub fn next_slices<'s>(&'s self, slices: &mut [IoSlice<'s>]) -> usize {
         self.conn.output.next_slices(slices, self.bodies)
@@ -654,8 +658,8 @@ impl Outlet<'_> {
     }
 
     /// What there is to do for the connection.
-    pub fn wants(&self) -> Wants {
-        self.conn.wants(self.output_limit)
+    pub fn actions(&self) -> Actions {
+        self.conn.actions(self.output_limit)
     }
 }
 
@@ -691,7 +695,7 @@ mod tests {
 
     #[test]
     fn only_what_is_still_to_come_of_a_body_is_given_up() {
-        let terms = Terms { pri: 0, delay_secs: 0, ttr_secs: 1 };
+        let terms = JobParams { pri: 0, delay_secs: 0, ttr_secs: 1 };
         let put = Put { id: 1, terms, full_len: 12 };
         for (arrived, is_given_up) in [(0, true), (11, true), (12, false), (400, false)] {
             let mut conn = Conn { phase: Phase::Body(put), ..Conn::default() };

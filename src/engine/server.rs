@@ -3,8 +3,8 @@
 //! The event loop (or a test) says what happened to a connection: [`Server::connect`],
 //! [`Server::receive`], [`Server::half_close`], [`Server::end_input`], [`Server::disconnect`]; that
 //! time has passed: [`Server::tick`]; and then looks after the connections in
-//! [`Server::take_attention`]: what is to be sent comes from their [`Server::outlet`], and
-//! [`Server::wants`] says whether they may be read from again, or are to be closed. The server
+//! [`Server::take_dirty`]: what is to be sent comes from their [`Server::output_handle`], and
+//! [`Server::actions`] says whether they may be read from again, or are to be closed. The server
 //! calls nobody back.
 //!
 //! A command may answer other connections than its own: those that waited. What these had sent
@@ -18,26 +18,26 @@
 
 use super::binlog::disk::{Disk, FileNumber};
 use super::binlog::record;
-use super::binlog::{Failure, NoRoom, Policy, Syncing};
+use super::binlog::{IoFailed, NoSpace, Policy, Syncing};
 use super::collections::histogram::Histogram;
-use super::conn::{Arriving, Conn, Conns, Outlet, Phase, Put, Refusal, Step, Wants};
+use super::conn::{Actions, Arriving, Conn, Conns, OutputHandle, Phase, Put, Refusal, Step};
 use super::headroom::{self, Headroom};
 use super::keys::{ConnKey, JobKey};
 use super::protocol::command::{self, Command, Counter, LineTail, Rejection};
 use super::protocol::reply::Reply;
-use super::protocol::stats::{self, Facts, ServerStats, Summary};
+use super::protocol::stats::{self, ProcessInfo, ServerStats, StatusLine};
 use super::queue::body::Body;
-use super::queue::job::Terms;
+use super::queue::job::JobParams;
 use super::queue::listing::{LISTED_AT_ONCE, ListText};
 use super::queue::replay::{Recovered, Replay, ReplayError};
 use super::queue::tube::{Listed, Tube};
 use super::queue::waiters::Wait;
 use super::queue::{
-    Answer, Kick, LATE_DUE_WORK, LEAST_DUE_WORK, Looked, MOST_DUE_WORK, Outcome, Queue, Totals,
-    WORK_PER_WAKE,
+    Kick, LATE_DUE_WORK, LEAST_DUE_WORK, MOST_DUE_WORK, Outcome, Queue, StepResult, Totals,
+    WORK_PER_WAKE, WaitResult,
 };
 use super::text::CR_LF;
-use super::time::{Drift, Nanos};
+use super::time::{ClockOffset, Nanos};
 use log::{debug, trace, warn};
 use std::collections::TryReserveError;
 use std::rc::{Rc, Weak};
@@ -69,13 +69,13 @@ pub struct Server {
     /// Under the same keys as the clients of the queue.
     conns: Conns,
     settings: Settings,
-    facts: Facts,
+    facts: ProcessInfo,
     commands: [u64; Counter::COUNT],
     total_connections: u64,
     last_id: u64,
     is_draining: bool,
     /// When the operator was told last that jobs take as much memory as they may.
-    memory_told_at: Option<Nanos>,
+    memory_warned_at: Option<Nanos>,
     /// The units of work that each connection may use in this iteration.
     share: usize,
     /// Units of its share that are left to the connection whose commands are run.
@@ -133,14 +133,14 @@ const LISTS_MOST_BYTES: u64 = 64 * 1024 * 1024;
 /// One unit for this many waiters of a tube that are counted.
 const IN_LINE_PER_WORK: usize = 8;
 /// Puts may be refused all the time; that is told only so often.
-const TELL_AGAIN: Nanos = Nanos::from_secs(60);
+const WARN_AGAIN: Nanos = Nanos::from_secs(60);
 /// A kick moves at most this many jobs in an iteration, or wakes 128 connections: a
 /// fraction of a millisecond.
 const KICKED_AT_ONCE: u32 = 1024;
 
 impl Server {
     /// A server without jobs and connections.
-    pub fn new(settings: Settings, facts: Facts, now: Nanos) -> Server {
+    pub fn new(settings: Settings, facts: ProcessInfo, now: Nanos) -> Server {
         let buffer_limit = settings.max_memory_bytes / BUFFERS_PART;
         let buffer_limit = usize::try_from(buffer_limit).unwrap_or(usize::MAX);
         Server {
@@ -152,7 +152,7 @@ impl Server {
             total_connections: 0,
             last_id: 0,
             is_draining: false,
-            memory_told_at: None,
+            memory_warned_at: None,
             share: SHARED_WORK,
             share_left: 0,
             budget_left: ITERATION_WORK,
@@ -225,13 +225,13 @@ impl Server {
     /// Bytes have arrived from a client: runs every command that is complete.
     pub fn receive(&mut self, key: ConnKey, bytes: &[u8], now: Nanos) {
         if self.conns[key].input.is_empty() {
-            self.run_new(key, bytes, now);
+            self.run_fresh(key, bytes, now);
         } else if self.conns.push_input(key, bytes).is_ok() {
-            self.run_kept(key, now);
+            self.run_buffered(key, now);
         } else {
             let arrived = self.conns.take_input(key).len();
-            if self.give_up_input(key, arrived) {
-                self.run_new(key, bytes, now);
+            if self.drop_input(key, arrived) {
+                self.run_fresh(key, bytes, now);
             }
         }
     }
@@ -242,7 +242,7 @@ impl Server {
         let conn = &mut self.conns[key];
         conn.is_half_closed = true;
         if matches!(conn.phase, Phase::Waiting) {
-            self.queue.give_up_waiting(key, Answer::TimedOut);
+            self.queue.give_up_waiting(key, WaitResult::TimedOut);
         }
         self.settle();
     }
@@ -250,14 +250,14 @@ impl Server {
     /// Everything that a client sent has arrived; nothing more will.
     pub fn end_input(&mut self, key: ConnKey) {
         self.conns[key].input_ended = true;
-        self.conns.attend(key);
+        self.conns.mark_dirty(key);
         self.half_close(key);
     }
 
     /// Runs what a client sent and could not be run yet, because its replies were not taken
     /// or others had their turn: for connections that want to resume.
     pub fn resume(&mut self, key: ConnKey, now: Nanos) {
-        self.run_kept(key, now);
+        self.run_buffered(key, now);
     }
 
     /// A connection is gone; its key may be used again.
@@ -271,7 +271,7 @@ impl Server {
     }
 
     /// Gives back some of the jobs and watches of closed connections.
-    fn go_on_closing(&mut self, now: Nanos) {
+    fn drain_closing(&mut self, now: Nanos) {
         let mut work_left = self.due_work;
         while let Some(key) = self.queue.close_next(&mut work_left, now) {
             self.conns.remove(key);
@@ -281,8 +281,8 @@ impl Server {
     /// Time has passed: does what is due, though perhaps not all of it at once.
     pub fn tick(&mut self, now: Nanos) {
         self.queue.tick(self.due_work, now);
-        self.go_on_closing(now);
-        self.go_on_listing();
+        self.drain_closing(now);
+        self.list_step();
         self.settle();
     }
 
@@ -293,7 +293,7 @@ impl Server {
 
     /// The time of day is so far ahead of the engine's: what is recorded in the binlog must be
     /// true after a restart, when there is only the time of day to go by.
-    pub fn set_drift(&mut self, drift: Drift) {
+    pub fn set_clock_offset(&mut self, drift: ClockOffset) {
         self.queue.drift = drift;
     }
 
@@ -315,7 +315,7 @@ impl Server {
     /// thousands of commands at once has some of them run before others are served.
     pub fn share_budget(&mut self, connections: usize) {
         let shared =
-            if self.queue.syncs_each_turn() { SHARED_WORK_BEFORE_SYNC } else { SHARED_WORK };
+            if self.queue.syncs_each_iteration() { SHARED_WORK_BEFORE_SYNC } else { SHARED_WORK };
         self.share = (shared / connections.max(1)).max(SMALLEST_SHARE);
     }
 
@@ -334,7 +334,7 @@ impl Server {
     ///
     /// # Errors
     /// The disk has failed: nothing of the turn may be sent, and no more can be served.
-    pub fn commit(&mut self, now: Nanos) -> Result<(), Failure> {
+    pub fn commit(&mut self, now: Nanos) -> Result<(), IoFailed> {
         self.queue.commit(now)
     }
 
@@ -342,7 +342,7 @@ impl Server {
     ///
     /// # Errors
     /// The disk has failed.
-    pub fn close(&mut self, now: Nanos) -> Result<(), Failure> {
+    pub fn close(&mut self, now: Nanos) -> Result<(), IoFailed> {
         self.queue.close_binlog(now)
     }
 
@@ -361,26 +361,26 @@ impl Server {
 
     // ---- What the loop asks ----
 
-    /// The connection is to be among the next that [`Server::take_attention`] names. Says what
+    /// The connection is to be among the next that [`Server::take_dirty`] names. Says what
     /// there is to do for it.
-    pub fn attend(&mut self, key: ConnKey) -> Wants {
-        self.conns.attend(key)
+    pub fn mark_dirty(&mut self, key: ConnKey) -> Actions {
+        self.conns.mark_dirty(key)
     }
 
     /// Moves the keys of the connections that are to be looked after to `keys`. Some may
     /// have been disconnected meanwhile, and their keys given to new ones.
-    pub fn take_attention(&mut self, keys: &mut Vec<ConnKey>) {
-        self.conns.take_attention(keys);
+    pub fn take_dirty(&mut self, keys: &mut Vec<ConnKey>) {
+        self.conns.take_dirty(keys);
     }
 
     /// Whether there are such connections.
-    pub fn has_attention(&self) -> bool {
-        self.conns.has_attention()
+    pub fn has_dirty(&self) -> bool {
+        self.conns.has_dirty()
     }
 
     /// What there is to do for a connection.
-    pub fn wants(&self, key: ConnKey) -> Wants {
-        self.conns.wants(key)
+    pub fn actions(&self, key: ConnKey) -> Actions {
+        self.conns.actions(key)
     }
 
     /// Returns whether little should be read of each connection, since what they have sent and not
@@ -395,8 +395,8 @@ impl Server {
     }
 
     /// The way out of a connection, which has been looked after with that.
-    pub fn outlet(&mut self, key: ConnKey) -> Outlet<'_> {
-        self.conns.outlet(key, &mut self.queue.bodies)
+    pub fn output_handle(&mut self, key: ConnKey) -> OutputHandle<'_> {
+        self.conns.output_handle(key, &mut self.queue.bodies)
     }
 
     /// How many connections there are.
@@ -416,10 +416,10 @@ impl Server {
     }
 
     /// How the server does.
-    pub fn summary(&self) -> Summary {
+    pub fn summary(&self) -> StatusLine {
         let Totals { ready, reserved, delayed, buried, .. } = self.queue.totals;
         let (connections, is_draining) = (self.connection_count(), self.is_draining);
-        Summary { ready, reserved, delayed, buried, connections, is_draining }
+        StatusLine { ready, reserved, delayed, buried, connections, is_draining }
     }
 
     // ---- Checking ----
@@ -434,7 +434,7 @@ impl Server {
     pub fn check(&self) {
         self.queue.check_with(self.conns.bodies());
         self.conns.check();
-        assert_eq!(self.queue.answers.len(), 0, "answers that were not delivered");
+        assert_eq!(self.queue.wait_results.len(), 0, "answers that were not delivered");
         let (conns, clients) = (self.conns.len(), self.queue.clients.len());
         assert_eq!(conns, clients, "connections, and what the rules know of them");
         assert!(
@@ -505,18 +505,18 @@ impl Server {
     // ---- Running commands ----
 
     /// Runs what has just arrived, and keeps what is left of it.
-    fn run_new(&mut self, key: ConnKey, bytes: &[u8], now: Nanos) {
+    fn run_fresh(&mut self, key: ConnKey, bytes: &[u8], now: Nanos) {
         let rest = self.run(key, bytes, now);
         if !rest.is_empty()
             && !matches!(self.conns[key].phase, Phase::Closing)
             && self.conns.push_input(key, rest).is_err()
         {
-            self.give_up_input(key, rest.len());
+            self.drop_input(key, rest.len());
         }
     }
 
     /// Runs what a connection sent earlier.
-    fn run_kept(&mut self, key: ConnKey, now: Nanos) {
+    fn run_buffered(&mut self, key: ConnKey, now: Nanos) {
         let mut input = self.conns.take_input(key);
         let left = self.run(key, input.unused(), now).len();
         if !matches!(self.conns[key].phase, Phase::Closing) {
@@ -527,10 +527,10 @@ impl Server {
 
     /// There is no memory to keep what a client sends. Says whether it goes on all the same: it
     /// does when the `arrived` bytes are the beginning of a body and nothing else.
-    fn give_up_input(&mut self, key: ConnKey, arrived: usize) -> bool {
+    fn drop_input(&mut self, key: ConnKey, arrived: usize) -> bool {
         let goes_on = self.conns[key].give_up_body(arrived);
         if !goes_on {
-            self.abandon(key);
+            self.close_now(key);
         }
         goes_on
     }
@@ -550,34 +550,35 @@ impl Server {
                 Step::Put(put, body) => self.finish_small_put(key, put, body, now),
                 Step::BeginBody(put) => self.begin_body(key, put),
                 Step::BodyPart(part) => self.add_to_body(key, part, now),
-                Step::Unwanted(why) => self.say(key, why.into()),
+                Step::Unwanted(why) => self.reply(key, why.into()),
                 Step::Kick(kick) => self.go_on_kicking(key, kick, now),
                 Step::Look(wait) => self.look_for_job(key, wait, now),
                 Step::ListWatched => self.go_on_listing_watched(key),
             }
-            self.end_step();
+            self.after_command();
         }
         let output_limit = self.conns.output_limit();
         let conn = &mut self.conns[key];
-        conn.is_held_up =
+        conn.has_backlog =
             conn.has_step(input) && (self.share_left == 0 || !conn.takes_commands(output_limit));
-        if conn.is_held_up {
-            self.conns.attend(key);
+        if conn.has_backlog {
+            self.conns.mark_dirty(key);
         }
         input
     }
 
     /// Answers the connections that waited, and charges what the step has cost.
-    fn end_step(&mut self) {
-        let wakes = if self.queue.answers.is_empty() { 0 } else { self.deliver_answers() };
+    fn after_command(&mut self) {
+        let wakes =
+            if self.queue.wait_results.is_empty() { 0 } else { self.deliver_wait_results() };
         let said = self.conns.take_said_bytes() / OUTPUT_PER_WORK;
         let unsettling = self.queue.take_unsettling_work();
         self.charge(unsettling);
         let done = self.queue.take_work();
-        self.spend(1 + said + wakes + done);
+        self.charge_share(1 + said + wakes + done);
     }
 
-    fn spend(&mut self, work: usize) {
+    fn charge_share(&mut self, work: usize) {
         self.share_left = self.share_left.saturating_sub(work);
         self.charge(work);
     }
@@ -591,7 +592,7 @@ impl Server {
 
     /// Answers the connections that waited, in an iteration but in no command.
     fn settle(&mut self) {
-        let work = self.deliver_answers();
+        let work = self.deliver_wait_results();
         let said = self.conns.take_said_bytes() / OUTPUT_PER_WORK;
         self.charge(work + said);
     }
@@ -613,17 +614,17 @@ impl Server {
     fn reject(&mut self, key: ConnKey, line: LineTail, rejection: Rejection) {
         if line.is_http() {
             debug!("connection {}: an HTTP request, nothing behind it is read", key.index());
-            self.say(key, Reply::UnknownCommand);
-            return self.hang_up(key);
+            self.reply(key, Reply::UnknownCommand);
+            return self.close_after_write(key);
         }
-        self.say(key, rejection.into());
+        self.reply(key, rejection.into());
     }
 
     #[expect(clippy::too_many_lines, reason = "one arm for each command, and nothing else")]
     fn execute(&mut self, key: ConnKey, command: Command<'_>, now: Nanos) {
         match command {
             Command::Put { pri, delay_secs, ttr_secs, body_len, trailing } => {
-                self.begin_put(key, Terms { pri, delay_secs, ttr_secs }, body_len, trailing);
+                self.begin_put(key, JobParams { pri, delay_secs, ttr_secs }, body_len, trailing);
             }
             Command::Reserve => self.reserve(key, None, now),
             Command::ReserveWithTimeout { timeout_secs } => {
@@ -632,19 +633,19 @@ impl Server {
             Command::ReserveJob { id } => self.reserve_job(key, id, now),
             Command::Delete { id } => {
                 let outcome = self.queue.delete(key, id);
-                self.say_outcome(key, outcome, Reply::Deleted);
+                self.reply_outcome(key, outcome, Reply::Deleted);
             }
             Command::Release { id, pri, delay_secs } => {
                 let outcome = self.queue.release(key, id, pri, delay_secs, now);
-                self.say_outcome(key, outcome, Reply::Released);
+                self.reply_outcome(key, outcome, Reply::Released);
             }
             Command::Bury { id, pri } => {
                 let outcome = self.queue.bury(key, id, pri, now);
-                self.say_outcome(key, outcome, Reply::Buried);
+                self.reply_outcome(key, outcome, Reply::Buried);
             }
             Command::Touch { id } => {
                 let is_done = self.queue.touch(key, id, now);
-                self.say_if(key, is_done, Reply::Touched);
+                self.reply_if(key, is_done, Reply::Touched);
             }
             Command::Kick { bound } => {
                 let kick = self.queue.plan_kick(self.queue.clients[key].used, bound);
@@ -652,20 +653,20 @@ impl Server {
             }
             Command::KickJob { id } => {
                 let outcome = self.queue.kick_job(id, now);
-                self.say_outcome(key, outcome, Reply::KickedJob);
+                self.reply_outcome(key, outcome, Reply::KickedJob);
             }
 
             Command::Use { tube } => self.use_tube(key, tube),
             Command::Watch { tube } => self.watch(key, tube),
             Command::Ignore { tube } => self.ignore(key, tube),
             Command::PauseTube { tube: Some(_), pause_secs: 1.. } if !self.has_room_for_tubes() => {
-                self.say(key, Reply::OutOfMemory);
+                self.reply(key, Reply::OutOfMemory);
             }
             Command::PauseTube { tube: Some(tube), pause_secs } => {
                 let is_done = self.queue.pause(tube, pause_secs, now);
-                self.say_if(key, is_done, Reply::Paused);
+                self.reply_if(key, is_done, Reply::Paused);
             }
-            Command::PauseTube { tube: None, .. } => self.say(key, Reply::BadFormat),
+            Command::PauseTube { tube: None, .. } => self.reply(key, Reply::BadFormat),
 
             Command::Peek { id } => self.say_found(key, self.queue.jobs.find(id)),
             Command::PeekReady => {
@@ -680,13 +681,13 @@ impl Server {
 
             Command::Stats => {
                 let text = self.stats(now);
-                self.say(key, Reply::Document { text: &text });
+                self.reply(key, Reply::Document { text: &text });
             }
             Command::StatsJob { id } => {
                 let queue = &self.queue;
                 match queue.jobs.find(id).map(|job| stats::job(&queue.jobs[job], queue, now)) {
-                    Some(text) => self.say(key, Reply::Document { text: &text }),
-                    None => self.say(key, Reply::NotFound),
+                    Some(text) => self.reply(key, Reply::Document { text: &text }),
+                    None => self.reply(key, Reply::NotFound),
                 }
             }
             Command::StatsTube { tube } => self.stats_tube(key, tube, now),
@@ -694,23 +695,23 @@ impl Server {
             Command::ListTubesWatched => self.list_tubes_watched(key),
             Command::ListTubeUsed => {
                 let tube = self.used_tube(key).name.clone();
-                self.say(key, Reply::Using { tube: &tube });
+                self.reply(key, Reply::Using { tube: &tube });
             }
 
-            Command::Quit => self.hang_up(key),
+            Command::Quit => self.close_after_write(key),
         }
     }
 
     // ---- Putting ----
 
-    fn begin_put(&mut self, key: ConnKey, terms: Terms, body_len: u32, trailing: bool) {
+    fn begin_put(&mut self, key: ConnKey, terms: JobParams, body_len: u32, trailing: bool) {
         let full_len = body_len as usize + CR_LF.len();
         if body_len > self.settings.max_job_size {
             return self.refuse_body(key, full_len, Refusal::JobTooBig);
         }
         if trailing {
             // Quirk: the body is read as commands; pinned by tests/conversations/put-bad-format.txt.
-            return self.say(key, Reply::BadFormat);
+            return self.reply(key, Reply::BadFormat);
         }
         self.queue.becomes_producer(key);
         // In drain mode that is what the client is to hear, at the end of the body.
@@ -745,8 +746,8 @@ impl Server {
         };
         let taken = self.queue.job_bytes();
         let now = self.last_moment;
-        if !has_memory && self.memory_told_at.is_none_or(|at| at + TELL_AGAIN <= now) {
-            self.memory_told_at = Some(now);
+        if !has_memory && self.memory_warned_at.is_none_or(|at| at + WARN_AGAIN <= now) {
+            self.memory_warned_at = Some(now);
             warn!(
                 "a put is answered OUT_OF_MEMORY: jobs, arriving bodies and unread replies take \
                  {taken} bytes of memory, and {limit} are allowed"
@@ -784,7 +785,7 @@ impl Server {
     /// of them; nothing if the client is to send something else, or is not to be read from.
     pub fn body_space(&mut self, key: ConnKey, limit: usize) -> Option<&mut [u8]> {
         let conn = &self.conns[key];
-        if !conn.wants(self.conns.output_limit()).input {
+        if !conn.actions(self.conns.output_limit()).read {
             return None;
         }
         let Phase::LargeBody(Arriving { body, filled, .. }) = &conn.phase else { return None };
@@ -798,7 +799,7 @@ impl Server {
         self.share_left = self.share;
         let now = self.moment(now);
         self.body_grows(key, count, now);
-        self.end_step();
+        self.after_command();
     }
 
     fn add_to_body(&mut self, key: ConnKey, part: &[u8], now: Nanos) {
@@ -826,9 +827,9 @@ impl Server {
     fn finish_small_put(&mut self, key: ConnKey, put: Put, bytes: &[u8], now: Nanos) {
         // Other clients may have put jobs while this body arrived.
         let body = if self.has_memory_for(bytes.len()) && self.has_room() {
-            headroom::leave(Headroom::Whole, || self.queue.bodies.add(bytes)).map_err(NoRoom::from)
+            headroom::leave(Headroom::Whole, || self.queue.bodies.add(bytes)).map_err(NoSpace::from)
         } else {
-            Err(NoRoom::Space)
+            Err(NoSpace::Space)
         };
         self.finish_put(key, put, bytes.ends_with(CR_LF), body, now);
     }
@@ -838,7 +839,7 @@ impl Server {
         key: ConnKey,
         put: Put,
         ends_well: bool,
-        body: Result<Body, NoRoom>,
+        body: Result<Body, NoSpace>,
         now: Nanos,
     ) {
         let Put { id, terms, .. } = put;
@@ -851,14 +852,14 @@ impl Server {
         };
         if let Some(reply) = refusal {
             body.into_iter().for_each(|body| self.queue.drop_body(body));
-            return self.say(key, reply);
+            return self.reply(key, reply);
         }
         let mut put = |body| self.queue.put(key, id, terms, body, now);
         let reply = match body.and_then(|body| headroom::leave(Headroom::Whole, || put(body))) {
             Ok(()) => Reply::Inserted { id },
-            Err(NoRoom::Space | NoRoom::Memory) => Reply::OutOfMemory,
+            Err(NoSpace::Space | NoSpace::Memory) => Reply::OutOfMemory,
         };
-        self.say(key, reply);
+        self.reply(key, reply);
     }
 
     // ---- Reserving and giving back ----
@@ -867,10 +868,10 @@ impl Server {
         self.queue.becomes_worker(key);
         // Also for the job that comes while the connection waits.
         if self.queue.try_reserve_room(key).is_err() {
-            return self.say(key, Reply::OutOfMemory);
+            return self.reply(key, Reply::OutOfMemory);
         }
         let until = timeout_secs.map_or(Nanos::NEVER, |secs| now + Nanos::from_secs(secs));
-        let ticket = self.queue.draw_ticket();
+        let ticket = self.queue.next_wait_seq();
         self.look_for_job(key, Wait { ticket, until }, now);
     }
 
@@ -882,11 +883,11 @@ impl Server {
         let mut steps_left = WATCHES_AT_ONCE;
         let looked = self.look_once(key, wait, &mut steps_left, now);
         let steps = WATCHES_AT_ONCE - steps_left;
-        self.spend(steps.saturating_sub(STEPS_FREE) / WATCHES_PER_WORK);
+        self.charge_share(steps.saturating_sub(STEPS_FREE) / WATCHES_PER_WORK);
         match looked {
             Ok(Some(phase)) => self.conns[key].phase = phase,
             Ok(None) => {}
-            Err(_) => self.say(key, Reply::OutOfMemory),
+            Err(_) => self.reply(key, Reply::OutOfMemory),
         }
     }
 
@@ -899,19 +900,19 @@ impl Server {
         now: Nanos,
     ) -> Result<Option<Phase>, TryReserveError> {
         match self.queue.reserve(key, steps_left, now)? {
-            Looked::Reserved(job) => {
-                self.say_reserved(key, job);
+            StepResult::Reserved(job) => {
+                self.reply_reserved(key, job);
                 return Ok(None);
             }
-            Looked::Unfinished => return Ok(Some(Phase::Looking(wait))),
-            Looked::Nothing => {}
+            StepResult::Unfinished => return Ok(Some(Phase::Looking(wait))),
+            StepResult::Nothing => {}
         }
         if self.queue.is_deadline_soon(key, now) {
-            self.say(key, Reply::DeadlineSoon);
+            self.reply(key, Reply::DeadlineSoon);
             return Ok(None);
         }
         if wait.until <= now || self.conns[key].is_half_closed {
-            self.say(key, Reply::TimedOut);
+            self.reply(key, Reply::TimedOut);
             return Ok(None);
         }
         let waits = self.queue.wait(key, wait, steps_left, now)?;
@@ -920,14 +921,14 @@ impl Server {
 
     fn reserve_job(&mut self, key: ConnKey, id: u64, now: Nanos) {
         if self.queue.try_reserve_room(key).is_err() {
-            return self.say(key, Reply::OutOfMemory);
+            return self.reply(key, Reply::OutOfMemory);
         }
         match self.queue.reserve_job(key, id, now) {
             Some(job) => {
                 self.queue.becomes_worker(key);
-                self.say_reserved(key, job);
+                self.reply_reserved(key, job);
             }
-            None => self.say(key, Reply::NotFound),
+            None => self.reply(key, Reply::NotFound),
         }
     }
 
@@ -935,12 +936,12 @@ impl Server {
     fn go_on_kicking(&mut self, key: ConnKey, mut kick: Kick, now: Nanos) {
         let before = kick.kicked;
         let outcome = self.queue.kick(&mut kick, KICKED_AT_ONCE, now);
-        self.spend((kick.kicked - before) as usize);
+        self.charge_share((kick.kicked - before) as usize);
         self.conns[key].phase = if kick.left > 0 { Phase::Kicking(kick) } else { Phase::Line };
         match outcome {
             Ok(()) if kick.left > 0 => {}
-            Ok(()) => self.say(key, Reply::Kicked { count: kick.kicked }),
-            Err(_) => self.say(key, Reply::OutOfMemory),
+            Ok(()) => self.reply(key, Reply::Kicked { count: kick.kicked }),
+            Err(_) => self.reply(key, Reply::OutOfMemory),
         }
     }
 
@@ -954,7 +955,7 @@ impl Server {
     fn use_tube(&mut self, key: ConnKey, tube: &str) {
         let is_used = self.has_room_for_tubes()
             && headroom::leave(Headroom::ThreeQuarters, || self.queue.use_tube(key, tube)).is_ok();
-        self.say(key, if is_used { Reply::Using { tube } } else { Reply::OutOfMemory });
+        self.reply(key, if is_used { Reply::Using { tube } } else { Reply::OutOfMemory });
     }
 
     fn watch(&mut self, key: ConnKey, tube: &str) {
@@ -964,7 +965,7 @@ impl Server {
         if is_watched {
             self.say_watching(key);
         } else {
-            self.say(key, Reply::OutOfMemory);
+            self.reply(key, Reply::OutOfMemory);
         }
     }
 
@@ -972,13 +973,13 @@ impl Server {
         if self.queue.ignore(key, tube) {
             self.say_watching(key);
         } else {
-            self.say(key, Reply::NotIgnored);
+            self.reply(key, Reply::NotIgnored);
         }
     }
 
     fn say_watching(&mut self, key: ConnKey) {
         let count = self.queue.clients[key].watching.len();
-        self.say(key, Reply::Watching { count });
+        self.reply(key, Reply::Watching { count });
     }
 
     // ---- Lists ----
@@ -987,12 +988,12 @@ impl Server {
         let tubes = &self.queue.tubes;
         if tubes.len() <= self.listed_at_once() {
             let text = stats::list(tubes.iter().map(|tube| &*tube.name));
-            self.spend(tubes.len().saturating_sub(STEPS_FREE) / LISTED_PER_WORK);
+            self.charge_share(tubes.len().saturating_sub(STEPS_FREE) / LISTED_PER_WORK);
             return self.say_list(key, text);
         }
         let has_memory = headroom::leave(Headroom::ThreeQuarters, || self.lists.try_reserve());
         if has_memory.is_err() || !self.may_list(0) {
-            return self.say(key, Reply::OutOfMemory);
+            return self.reply(key, Reply::OutOfMemory);
         }
         self.lists.wanted_by.push(key);
         self.conns[key].phase = Phase::Listing;
@@ -1005,7 +1006,7 @@ impl Server {
         if count <= self.listed_at_once() {
             let watched = watching.tubes(&queue.watches);
             let text = stats::list(watched.map(|tube| &*queue.tubes[tube].name));
-            self.spend(count.saturating_sub(STEPS_FREE) / LISTED_PER_WORK);
+            self.charge_share(count.saturating_sub(STEPS_FREE) / LISTED_PER_WORK);
             return self.say_list(key, text);
         }
         let first = watching.first_watch();
@@ -1014,7 +1015,7 @@ impl Server {
                 self.lists.incomplete_bytes += text.len() as u64;
                 self.conns[key].phase = Phase::ListingWatched(text, first);
             }
-            _ => self.say(key, Reply::OutOfMemory),
+            _ => self.reply(key, Reply::OutOfMemory),
         }
     }
 
@@ -1022,19 +1023,19 @@ impl Server {
     fn go_on_listing_watched(&mut self, key: ConnKey) {
         let phase = std::mem::take(&mut self.conns[key].phase);
         let Phase::ListingWatched(mut text, first) = phase else { return };
-        self.spend(LISTED_AT_ONCE / LISTED_PER_WORK);
+        self.charge_share(LISTED_AT_ONCE / LISTED_PER_WORK);
         self.lists.incomplete_bytes -= text.len() as u64;
         let mut next = Some(first);
         for _ in 0..LISTED_AT_ONCE {
             let Some(watch) = next else { break };
             if text.push_name(&self.queue.watched_tube(watch).name).is_err() {
-                return self.say(key, Reply::OutOfMemory);
+                return self.reply(key, Reply::OutOfMemory);
             }
             next = self.queue.clients[key].watching.watch_after(watch, &self.queue.watches);
         }
         let has_memory = headroom::leave(Headroom::ThreeQuarters, || self.lists.try_reserve());
         if has_memory.is_err() || !self.may_list(text.len() as u64) {
-            return self.say(key, Reply::OutOfMemory);
+            return self.reply(key, Reply::OutOfMemory);
         }
         if let Some(next) = next {
             self.lists.incomplete_bytes += text.len() as u64;
@@ -1042,9 +1043,9 @@ impl Server {
         } else if text.finish().is_ok() {
             let text = Rc::new(text);
             self.lists.note(&text);
-            self.say(key, Reply::LongList { text: &text });
+            self.reply(key, Reply::LongList { text: &text });
         } else {
-            self.say(key, Reply::OutOfMemory);
+            self.reply(key, Reply::OutOfMemory);
         }
     }
 
@@ -1077,7 +1078,7 @@ impl Server {
 
     /// Adds the next tubes to the list of all tubes, and sends a complete list to some of the
     /// connections that wait for it.
-    fn go_on_listing(&mut self) {
+    fn list_step(&mut self) {
         if self.lists.is_idle() {
             return;
         }
@@ -1089,7 +1090,7 @@ impl Server {
                 let _ = self.queue.tubes.begin_listing();
             }
             let mut steps_left = LISTED_AT_ONCE;
-            match self.queue.tubes.go_on_listing(&mut steps_left) {
+            match self.queue.tubes.list_step(&mut steps_left) {
                 Listed::Unfinished => return,
                 Listed::NoMemory => {}
                 Listed::Whole(text) => {
@@ -1103,8 +1104,8 @@ impl Server {
             let Some(key) = self.lists.made_for.pop() else { break };
             self.conns[key].phase = Phase::Line;
             match self.lists.made.clone() {
-                Some(text) => self.say(key, Reply::LongList { text: &text }),
-                None => self.say(key, Reply::OutOfMemory),
+                Some(text) => self.reply(key, Reply::LongList { text: &text }),
+                None => self.reply(key, Reply::OutOfMemory),
             }
         }
         if self.lists.made_for.is_empty() {
@@ -1136,89 +1137,89 @@ impl Server {
 
     fn stats_tube(&mut self, key: ConnKey, name: &str, now: Nanos) {
         let Some(tube) = self.queue.tubes.find(name) else {
-            return self.say(key, Reply::NotFound);
+            return self.reply(key, Reply::NotFound);
         };
         let text = stats::tube(&self.queue.tubes[tube], self.queue.count_waiting(tube), now);
         // Everybody in line was looked at.
-        self.spend(self.queue.tubes[tube].line.len() / IN_LINE_PER_WORK);
-        self.say(key, Reply::Document { text: &text });
+        self.charge_share(self.queue.tubes[tube].line.len() / IN_LINE_PER_WORK);
+        self.reply(key, Reply::Document { text: &text });
     }
 
     // ---- Speaking ----
 
     /// Sends the results of waits to the connections that waited. Returns the work that this makes.
-    fn deliver_answers(&mut self) -> usize {
-        let work = self.queue.answers.len() * WORK_PER_WAKE;
-        while let Some((key, answer)) = self.queue.answers.pop_front() {
+    fn deliver_wait_results(&mut self) -> usize {
+        let work = self.queue.wait_results.len() * WORK_PER_WAKE;
+        while let Some((key, answer)) = self.queue.wait_results.pop_front() {
             self.conns[key].phase = Phase::Line;
             match answer {
-                Answer::Reserved(job) => self.say_reserved(key, job),
-                Answer::DeadlineSoon => self.say(key, Reply::DeadlineSoon),
-                Answer::TimedOut => self.say(key, Reply::TimedOut),
+                WaitResult::Reserved(job) => self.reply_reserved(key, job),
+                WaitResult::DeadlineSoon => self.reply(key, Reply::DeadlineSoon),
+                WaitResult::TimedOut => self.reply(key, Reply::TimedOut),
             }
         }
         work
     }
 
-    fn say(&mut self, key: ConnKey, reply: Reply<'_>) {
-        if self.conns.say(key, reply, &mut self.queue.bodies).is_err() {
-            self.abandon(key);
+    fn reply(&mut self, key: ConnKey, reply: Reply<'_>) {
+        if self.conns.reply(key, reply, &mut self.queue.bodies).is_err() {
+            self.close_now(key);
         }
     }
 
     fn say_list(&mut self, key: ConnKey, list: Result<String, TryReserveError>) {
         match list {
-            Ok(text) => self.say(key, Reply::Document { text: &text }),
-            Err(_) => self.say(key, Reply::OutOfMemory),
+            Ok(text) => self.reply(key, Reply::Document { text: &text }),
+            Err(_) => self.reply(key, Reply::OutOfMemory),
         }
     }
 
-    fn say_if(&mut self, key: ConnKey, is_done: bool, reply: Reply<'_>) {
-        self.say(key, if is_done { reply } else { Reply::NotFound });
+    fn reply_if(&mut self, key: ConnKey, is_done: bool, reply: Reply<'_>) {
+        self.reply(key, if is_done { reply } else { Reply::NotFound });
     }
 
-    fn say_outcome(&mut self, key: ConnKey, outcome: Outcome, done: Reply<'_>) {
+    fn reply_outcome(&mut self, key: ConnKey, outcome: Outcome, done: Reply<'_>) {
         let reply = match outcome {
             Outcome::Done => done,
             Outcome::Buried => Reply::Buried,
             Outcome::NotFound => Reply::NotFound,
             Outcome::NoSpace => Reply::OutOfMemory,
         };
-        self.say(key, reply);
+        self.reply(key, reply);
     }
 
     fn say_found(&mut self, key: ConnKey, job: Option<JobKey>) {
         match job {
             Some(job) => self.say_job(key, job, |id, body| Reply::Found { id, body }),
-            None => self.say(key, Reply::NotFound),
+            None => self.reply(key, Reply::NotFound),
         }
     }
 
-    fn say_reserved(&mut self, key: ConnKey, job: JobKey) {
+    fn reply_reserved(&mut self, key: ConnKey, job: JobKey) {
         self.say_job(key, job, |id, body| Reply::Reserved { id, body });
     }
 
     fn say_job(&mut self, key: ConnKey, job: JobKey, reply: fn(u64, &Body) -> Reply<'_>) {
         let Queue { jobs, bodies, .. } = &mut self.queue;
         let job = &jobs[job];
-        if self.conns.say(key, reply(job.id, &job.body), bodies).is_err() {
-            self.abandon(key);
+        if self.conns.reply(key, reply(job.id, &job.body), bodies).is_err() {
+            self.close_now(key);
         }
     }
 
     /// Nothing more is heard from this client; what it was told is still sent.
-    fn hang_up(&mut self, key: ConnKey) {
+    fn close_after_write(&mut self, key: ConnKey) {
         self.conns[key].phase = Phase::Closing;
-        self.conns.attend(key);
+        self.conns.mark_dirty(key);
     }
 
     /// There is no memory to go on with this client: what it has not been sent is
     /// dropped, so that it cannot mistake half a reply for a whole one.
-    fn abandon(&mut self, key: ConnKey) {
+    fn close_now(&mut self, key: ConnKey) {
         self.forget_list(key);
         self.queue.stop_waiting(key);
         self.conns.drop_buffers(key, &mut self.queue.bodies);
-        self.hang_up(key);
+        self.close_after_write(key);
     }
 }
 
@@ -1317,7 +1318,7 @@ mod tests {
     }
 
     fn server_with(settings: Settings) -> Server {
-        let facts = Facts {
+        let facts = ProcessInfo {
             pid: 1,
             instance_id: String::new(),
             hostname: String::new(),
@@ -1334,10 +1335,10 @@ mod tests {
     /// What the connection is to be sent, taken as sent.
     fn replies(server: &mut Server, key: ConnKey) -> String {
         let mut slices = [IoSlice::new(&[]); 64];
-        let mut outlet = server.outlet(key);
-        let filled = outlet.next_slices(&mut slices);
+        let mut output_handle = server.output_handle(key);
+        let filled = output_handle.next_slices(&mut slices);
         let bytes: Vec<u8> = slices[..filled].iter().flat_map(|slice| slice.to_vec()).collect();
-        outlet.sent(bytes.len());
+        output_handle.sent(bytes.len());
         String::from_utf8(bytes).unwrap()
     }
 
@@ -1349,23 +1350,23 @@ mod tests {
         server.share_budget(1_000);
         server.receive(key, &b"list-tube-used\r\n".repeat(COMMANDS), START);
         server.end_input(key);
-        let mut turns = 0;
+        let mut iterations = 0;
         let mut answered = 0;
         loop {
-            turns += 1;
+            iterations += 1;
             server.check();
             let count = replies(&mut server, key).lines().count();
             assert!((1..=SMALLEST_SHARE).contains(&count), "{count} replies in one turn");
             answered += count;
-            if !server.wants(key).resume {
+            if !server.actions(key).run {
                 break;
             }
-            assert!(!server.wants(key).input && !server.wants(key).end);
+            assert!(!server.actions(key).read && !server.actions(key).close);
             server.resume(key, START);
         }
         assert_eq!(answered, COMMANDS);
-        assert_eq!(turns, COMMANDS.div_ceil(SMALLEST_SHARE));
-        assert!(server.wants(key).end);
+        assert_eq!(iterations, COMMANDS.div_ceil(SMALLEST_SHARE));
+        assert!(server.actions(key).close);
     }
 
     #[test]
@@ -1376,7 +1377,7 @@ mod tests {
         server.receive(key, &b"stats\r\n".repeat(20), START);
         let documents = replies(&mut server, key).matches("OK ").count();
         assert!((1..=3).contains(&documents), "{documents} documents in one turn");
-        assert!(server.wants(key).resume);
+        assert!(server.actions(key).run);
     }
 
     /// More than are moved at once.
@@ -1395,18 +1396,18 @@ mod tests {
         let (operator, other) = (server.connect().unwrap(), server.connect().unwrap());
         say_often(&mut server, operator, b"put 0 9 9 0\r\n\r\n", "INSERTED ");
         server.receive(operator, b"kick 100000\r\nlist-tube-used\r\n", START);
-        let mut turns = 1;
+        let mut iterations = 1;
         let mut said = replies(&mut server, operator);
         while said.is_empty() {
-            assert_eq!(server.queue.totals.ready, u64::from(KICKED_AT_ONCE) * turns);
+            assert_eq!(server.queue.totals.ready, u64::from(KICKED_AT_ONCE) * iterations);
             server.receive(other, b"list-tube-used\r\n", START);
             assert_eq!(replies(&mut server, other), "USING default\r\n");
             server.check();
             server.resume(operator, START);
-            turns += 1;
+            iterations += 1;
             said = replies(&mut server, operator);
         }
-        assert_eq!(turns, MANY.div_ceil(KICKED_AT_ONCE as usize) as u64);
+        assert_eq!(iterations, MANY.div_ceil(KICKED_AT_ONCE as usize) as u64);
         server.resume(operator, START);
         said += &replies(&mut server, operator);
         assert_eq!(said, "KICKED 20000\r\nUSING default\r\n");
@@ -1420,7 +1421,7 @@ mod tests {
         say_often(&mut server, worker, b"reserve\r\n", "RESERVED ");
         server.disconnect(worker, START);
         assert_eq!(server.connection_count(), 1);
-        let mut turns = 1;
+        let mut iterations = 1;
         while server.queue.totals.reserved > 0 {
             assert!(server.next_due().is_some_and(|due| due <= START), "nobody would go on");
             server.receive(other, b"reserve-with-timeout 0\r\nrelease 1 0 0\r\n", START);
@@ -1429,9 +1430,9 @@ mod tests {
             assert_eq!(server.connect().unwrap(), other, "the other key is not free yet");
             server.check();
             server.tick(START);
-            turns += 1;
+            iterations += 1;
         }
-        assert!(turns > 3, "it took {turns} turns");
+        assert!(iterations > 3, "it took {iterations} turns");
         server.check();
         assert_eq!(server.connect().unwrap(), worker);
     }
@@ -1476,21 +1477,21 @@ mod tests {
             assert_eq!(reply, format!("INSERTED {count}\r\n"));
         }
         assert!((80..100).contains(&count), "{count} jobs of 1000 bytes");
-        let say = |server: &mut Server, key: ConnKey, what: &[u8]| {
+        let reply = |server: &mut Server, key: ConnKey, what: &[u8]| {
             server.receive(key, what, START);
             replies(server, key)
         };
         // Everything else goes on, and a smaller job may still find its place.
-        assert!(say(&mut server, second, b"reserve\r\n").starts_with("RESERVED 1 1000\r\n"));
-        let small = say(&mut server, second, b"put 0 0 9 1\r\nx\r\n");
+        assert!(reply(&mut server, second, b"reserve\r\n").starts_with("RESERVED 1 1000\r\n"));
+        let small = reply(&mut server, second, b"put 0 0 9 1\r\nx\r\n");
         assert_eq!(small, format!("INSERTED {}\r\n", count + 1));
-        assert_eq!(say(&mut server, second, b"delete 1\r\n"), "DELETED\r\n");
+        assert_eq!(reply(&mut server, second, b"delete 1\r\n"), "DELETED\r\n");
         // Two whose bodies arrive at the same time, and room for one.
         let (head, rest) = put.split_at(100);
-        assert_eq!(say(&mut server, first, head), "");
-        assert_eq!(say(&mut server, second, head), "");
-        assert_eq!(say(&mut server, second, rest), format!("INSERTED {}\r\n", count + 3));
-        assert_eq!(say(&mut server, first, rest), "OUT_OF_MEMORY\r\n");
+        assert_eq!(reply(&mut server, first, head), "");
+        assert_eq!(reply(&mut server, second, head), "");
+        assert_eq!(reply(&mut server, second, rest), format!("INSERTED {}\r\n", count + 3));
+        assert_eq!(reply(&mut server, first, rest), "OUT_OF_MEMORY\r\n");
         server.check();
     }
 
@@ -1500,12 +1501,12 @@ mod tests {
         let (worker, producer) = (server.connect().unwrap(), server.connect().unwrap());
         server.receive(worker, b"reserve\r\n", START);
         // As when there is no memory to keep what else the worker has sent.
-        server.abandon(worker);
+        server.close_now(worker);
         server.check();
         server.receive(producer, b"put 0 0 9 0\r\n\r\n", START);
         server.check();
         assert_eq!(replies(&mut server, worker), "");
-        assert!(server.wants(worker).end);
+        assert!(server.actions(worker).close);
         assert_eq!(server.queue.totals.ready, 1);
     }
 
@@ -1543,7 +1544,7 @@ mod tests {
         burst.extend_from_slice(&b"use a\r\n".repeat(5_000));
         burst.extend_from_slice(b"list-tu");
         server.receive(key, &burst, START);
-        while server.wants(key).resume {
+        while server.actions(key).run {
             server.check();
             replies(&mut server, key);
             server.resume(key, START);

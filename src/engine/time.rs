@@ -66,24 +66,24 @@ impl Nanos {
 
 /// How far the time of day is ahead of the engine's time, which never jumps, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Drift(i64);
+pub struct ClockOffset(i64);
 
-impl Drift {
+impl ClockOffset {
     /// That of a moment of the engine and the time of day, since 1970, at that moment. The two
     /// are read one after the other, so a little is nothing.
-    pub fn between(now: Nanos, time_of_day: Nanos) -> Drift {
+    pub fn between(now: Nanos, time_of_day: Nanos) -> ClockOffset {
         const LITTLE_NS: u64 = 10_000_000;
         if now.0.abs_diff(time_of_day.0) < LITTLE_NS {
-            return Drift(0);
+            return ClockOffset(0);
         }
         let span = i128::from(time_of_day.0) - i128::from(now.0);
-        Drift(i64::try_from(span).unwrap_or(0))
+        ClockOffset(i64::try_from(span).unwrap_or(0))
     }
 }
 
 impl Nanos {
     /// A moment of the engine as the time of day.
-    pub const fn ahead_by(self, drift: Drift) -> Nanos {
+    pub const fn to_wall_clock(self, drift: ClockOffset) -> Nanos {
         Nanos(self.0.saturating_add_signed(drift.0))
     }
 }

@@ -24,7 +24,7 @@ pub struct Directory {
     writing: Vec<(FileNumber, File)>,
     /// Files that have no name any more, and how many bytes they still have: to take all of a file
     /// away at once would stall everybody for milliseconds.
-    nameless: Vec<(File, u64)>,
+    unlinked: Vec<(File, u64)>,
     /// The file that was read last.
     reading: Option<(FileNumber, File)>,
     /// One is given up when a file is to be opened, and taken back when one is closed, so that
@@ -93,7 +93,7 @@ impl Directory {
             path: path.to_owned(),
             handle: File::open(path)?,
             writing: Vec::new(),
-            nameless: Vec::new(),
+            unlinked: Vec::new(),
             reading: None,
             spare: Vec::new(),
             sync_times: Histogram::default(),
@@ -122,10 +122,10 @@ impl Directory {
     /// there is too little, all of what is left of removed files goes first.
     fn take_space(&mut self, number: FileNumber, from: u64, to: u64) -> io::Result<()> {
         let taken = take_space(self.writable(number)?, from, to);
-        if taken.is_ok() || self.nameless.is_empty() {
+        if taken.is_ok() || self.unlinked.is_empty() {
             return taken;
         }
-        self.nameless.clear();
+        self.unlinked.clear();
         self.keep_spare();
         take_space(self.writable(number)?, from, to)
     }
@@ -284,26 +284,26 @@ impl Disk for Directory {
             && let Ok(metadata) = file.metadata()
             && metadata.nlink() == 0
         {
-            if self.nameless.len() == MOST_NAMELESS {
-                self.nameless.remove(0);
+            if self.unlinked.len() == MOST_NAMELESS {
+                self.unlinked.remove(0);
             }
-            self.nameless.push((file, metadata.len()));
+            self.unlinked.push((file, metadata.len()));
         }
         Ok(())
     }
 
-    fn go_on_removing(&mut self) -> bool {
-        let Some((file, len)) = self.nameless.first_mut() else { return false };
+    fn truncate_step(&mut self) -> bool {
+        let Some((file, len)) = self.unlinked.first_mut() else { return false };
         *len = len.saturating_sub(REMOVED_AT_ONCE);
         // What cannot be cut goes with the descriptor.
         if *len == 0 || file.set_len(*len).is_err() {
-            self.nameless.remove(0);
+            self.unlinked.remove(0);
             self.keep_spare();
         }
-        !self.nameless.is_empty()
+        !self.unlinked.is_empty()
     }
 
-    fn set_aside(&mut self, number: FileNumber) -> io::Result<String> {
+    fn quarantine(&mut self, number: FileNumber) -> io::Result<String> {
         self.close(number);
         let first = format!("binlog.{number}.damaged");
         let others = (2_u32..).map(|copy| format!("{first}.{copy}"));
@@ -411,7 +411,7 @@ mod tests {
         directory.remove(2).unwrap();
         assert!(directory.list().unwrap().is_empty());
         let mut pieces = 0;
-        while directory.go_on_removing() {
+        while directory.truncate_step() {
             pieces += 1;
             assert_eq!(open.metadata().unwrap().len(), SIZE - pieces * REMOVED_AT_ONCE);
         }
@@ -426,10 +426,10 @@ mod tests {
         for number in 1..20 {
             directory.create(number, 2 * REMOVED_AT_ONCE).unwrap();
             directory.remove(number).unwrap();
-            assert!(directory.nameless.len() <= MOST_NAMELESS);
+            assert!(directory.unlinked.len() <= MOST_NAMELESS);
         }
         directory.create(20, 1).unwrap();
-        while directory.go_on_removing() {}
+        while directory.truncate_step() {}
         assert_eq!(directory.list().unwrap(), [20]);
     }
 
@@ -439,7 +439,7 @@ mod tests {
         let mut directory = Directory::take(home.path()).unwrap();
         for name in ["binlog.3.damaged", "binlog.3.damaged.2"] {
             directory.create(3, 1).unwrap();
-            assert_eq!(directory.set_aside(3).unwrap(), name);
+            assert_eq!(directory.quarantine(3).unwrap(), name);
             assert!(home.path().join(name).exists());
         }
         assert!(directory.list().unwrap().is_empty());

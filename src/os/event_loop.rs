@@ -23,13 +23,13 @@
 //! The loop knows no command and no rule: the server says of each connection whether it
 //! may be read from, what is to be sent, and when it is over.
 
-use super::listen::{self, Door, Listener};
-use super::onlookers::Onlookers;
+use super::listen::{self, Acceptor, Listener};
+use super::monitor::Monitor;
 use super::process::{self, Alarm, Clock, Signal, Signals, Stop};
 use super::stream::Stream;
-use crate::engine::binlog::Failure;
+use crate::engine::binlog::IoFailed;
 use crate::engine::collections::slots::PAGE_BYTES;
-use crate::engine::conn::Outlet;
+use crate::engine::conn::OutputHandle;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::ConnKey;
 use crate::engine::server::Server;
@@ -51,23 +51,23 @@ pub struct EventLoop {
     clock: Clock,
     alarm: Alarm,
     signals: Signals,
-    onlookers: Onlookers,
-    doors: Vec<Door>,
+    monitor: Monitor,
+    acceptors: Vec<Acceptor>,
     max_connections: usize,
-    hold: AcceptHold,
+    backoff: AcceptBackoff,
     /// By the index of their key.
     sockets: Vec<Option<Socket>>,
     /// Connections to be served, in this order.
     ready: Vec<ConnKey>,
     /// Connections to be looked after at the end of the turn; empty between turns.
-    attention: Vec<ConnKey>,
+    dirty: Vec<ConnKey>,
     /// Connections to be closed at the end of the turn, and why; empty between turns.
     over: Vec<(ConnKey, Option<io::Error>)>,
     /// The present, as of when the clock was last looked at: after each wait, and for each
     /// connection that has commands to be run.
     now: Nanos,
     /// When the present turn began.
-    turn_at: Nanos,
+    iteration_at: Nanos,
     /// Connections that may have to wait with their commands until memory for replies is not short.
     stalled: Vec<ConnKey>,
     /// How much is read at once in this turn.
@@ -84,7 +84,7 @@ pub enum RunError {
     /// The system does not let it wait for events any more.
     Wait(io::Error),
     /// The binlog cannot be kept any more, so nothing more may be acknowledged.
-    Binlog(Failure),
+    Binlog(IoFailed),
 }
 
 impl RunError {
@@ -100,15 +100,15 @@ impl RunError {
 
 /// How accepting goes.
 #[derive(Debug, Default)]
-struct AcceptHold {
+struct AcceptBackoff {
     /// Where the next client is let in, if one waits there.
-    next_door: usize,
+    next_listener: usize,
     /// What is known of clients beyond the connection limit.
     limit: Limit,
     /// When to try again, after the system had no descriptor or memory left.
-    held_until: Option<Nanos>,
+    retry_at: Option<Nanos>,
     /// When that was last told in the log.
-    complained_at: Option<Nanos>,
+    warned_at: Option<Nanos>,
 }
 
 /// The connection limit, and clients beyond it. They wait in the kernel. Registering a listener
@@ -122,7 +122,7 @@ enum Limit {
     Reached,
     /// A client waits. A warning is logged only if it still waits at this moment, since another
     /// connection may be about to end.
-    SomebodyWaits(Nanos),
+    ClientWaits(Nanos),
     /// That moment has passed, and all listeners were registered again.
     Passed,
 }
@@ -163,7 +163,7 @@ const HEAD_READ_LEN: usize = 4 * 1024;
 /// What is read at once of a large body: some 60 us.
 const READ_AT_ONCE: usize = 512 * 1024;
 /// More events than these come with the next turn.
-const EVENTS_PER_TURN: usize = 1024;
+const EVENTS_PER_ITERATION: usize = 1024;
 /// A connection that has more commands to run is sent its replies once this many bytes have
 /// gathered, or after [`SENDS_PUT_OFF`] iterations: a system call for a few replies would cost more
 /// than the replies.
@@ -177,13 +177,13 @@ const STALLED_PER_ITERATION: usize = 256;
 /// Bytes that are read as fast as one unit of the server's work is done.
 const READ_PER_WORK: usize = 2048;
 /// A storm of new clients must not keep the present ones waiting.
-const ACCEPTS_PER_TURN: usize = 256;
+const ACCEPTS_PER_ITERATION: usize = 256;
 /// Eight replies with large bodies.
 const SLICES_PER_WRITE: usize = 16;
 
 /// How long to wait for a free descriptor when no connection of our own is closed.
 const ACCEPT_AGAIN: Nanos = Nanos::from_secs(1);
-const COMPLAIN_AGAIN: Nanos = Nanos::from_secs(60);
+const WARN_AGAIN: Nanos = Nanos::from_secs(60);
 /// A client that waits longer than this at the connection limit is worth a warning.
 const WORTH_A_WARNING: Nanos = Nanos::from_millis(100);
 
@@ -192,9 +192,9 @@ const WORTH_A_WARNING: Nanos = Nanos::from_millis(100);
 const LONG_WAIT: Nanos = Nanos::from_secs(1);
 
 const SIGNALS: Token = Token(usize::MAX);
-const ONLOOKERS: Token = Token(usize::MAX - 1);
+const MONITOR: Token = Token(usize::MAX - 1);
 const ALARM: Token = Token(usize::MAX - 2);
-const FIRST_DOOR: usize = usize::MAX - 3;
+const FIRST_LISTENER: usize = usize::MAX - 3;
 
 impl EventLoop {
     /// Makes the loop, which serves `max_connections` clients at once.
@@ -205,7 +205,7 @@ impl EventLoop {
         server: Server,
         clock: Clock,
         signals: Signals,
-        onlookers: Onlookers,
+        monitor: Monitor,
         listeners: Vec<Listener>,
         max_connections: usize,
     ) -> io::Result<EventLoop> {
@@ -214,14 +214,14 @@ impl EventLoop {
         registry.register(&mut SourceFd(&signals.as_raw_fd()), SIGNALS, Interest::READABLE)?;
         let alarm = Alarm::new()?;
         registry.register(&mut SourceFd(&alarm.as_raw_fd()), ALARM, Interest::READABLE)?;
-        let mut doors = Vec::new();
+        let mut acceptors = Vec::new();
         for (index, listener) in listeners.into_iter().enumerate() {
             let mut source = SourceFd(&listener.as_raw_fd());
             registry.register(&mut source, listener_token(index), Interest::READABLE)?;
-            doors.push(Door::new(listener));
+            acceptors.push(Acceptor::new(listener));
         }
-        if let Some(descriptor) = onlookers.descriptor() {
-            registry.register(&mut SourceFd(&descriptor), ONLOOKERS, Interest::READABLE)?;
+        if let Some(descriptor) = monitor.descriptor() {
+            registry.register(&mut SourceFd(&descriptor), MONITOR, Interest::READABLE)?;
         }
         Ok(EventLoop {
             poll,
@@ -229,17 +229,17 @@ impl EventLoop {
             clock,
             alarm,
             signals,
-            onlookers,
-            doors,
+            monitor,
+            acceptors,
             max_connections,
-            hold: AcceptHold::default(),
+            backoff: AcceptBackoff::default(),
             sockets: Vec::new(),
             ready: Vec::new(),
-            attention: Vec::new(),
+            dirty: Vec::new(),
             over: Vec::with_capacity(FEW),
             stalled: Vec::new(),
             now: clock.now(),
-            turn_at: clock.now(),
+            iteration_at: clock.now(),
             read_len: SCRATCH_LEN,
             scratch: vec![0; SCRATCH_LEN.max(PAGE_BYTES)].into_boxed_slice(),
             stop: None,
@@ -251,17 +251,17 @@ impl EventLoop {
     /// # Errors
     /// It cannot go on.
     pub fn run(mut self) -> Result<Stop, RunError> {
-        let mut events = Events::with_capacity(EVENTS_PER_TURN);
+        let mut events = Events::with_capacity(EVENTS_PER_ITERATION);
         loop {
-            self.onlookers.turn(&self.server, self.now).map_err(RunError::Wait)?;
+            self.monitor.turn(&self.server, self.now).map_err(RunError::Wait)?;
             self.wait(&mut events).map_err(RunError::Wait)?;
             if let Some(stop) = self.stop {
-                self.onlookers.stopping();
+                self.monitor.stopping();
                 self.server.close(self.now).map_err(RunError::Binlog)?;
                 return Ok(stop);
             }
             if self.server.has_binlog() {
-                self.server.set_drift(process::drift(self.now));
+                self.server.set_clock_offset(process::drift(self.now));
             }
             self.server.begin_iteration(self.ready.len());
             self.server.tick(self.now);
@@ -275,12 +275,12 @@ impl EventLoop {
     // ---- Waiting ----
 
     fn wait(&mut self, events: &mut Events) -> io::Result<()> {
-        if self.onlookers.count_turns() {
-            self.onlookers.turn_took(self.clock.now().since(self.turn_at));
+        if self.monitor.counts_iterations() {
+            self.monitor.iteration_took(self.clock.now().since(self.iteration_at));
         }
         let timeout = self.timeout();
         let polled = self.poll.poll(events, timeout);
-        self.turn_at = self.look_at_clock();
+        self.iteration_at = self.read_clock();
         match polled {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(()),
@@ -289,10 +289,10 @@ impl EventLoop {
         for event in events.iter() {
             match event.token() {
                 SIGNALS => self.take_signals(),
-                ONLOOKERS => self.onlookers.are_visited(),
+                MONITOR => self.monitor.on_readable(),
                 ALARM => self.alarm.went_off(),
-                token => match listener_index(token, self.doors.len()) {
-                    Some(index) => self.doors[index].is_ready = true,
+                token => match listener_index(token, self.acceptors.len()) {
+                    Some(index) => self.acceptors[index].is_ready = true,
                     None => self.note(ConnKey::from_index(token.0), event),
                 },
             }
@@ -300,24 +300,24 @@ impl EventLoop {
         Ok(())
     }
 
-    fn look_at_clock(&mut self) -> Nanos {
+    fn read_clock(&mut self) -> Nanos {
         self.now = self.clock.now();
         self.now
     }
 
     fn timeout(&mut self) -> Option<Duration> {
-        let somebody_connects = self.doors.iter().any(|door| door.is_ready);
+        let somebody_connects = self.acceptors.iter().any(|acceptor| acceptor.is_ready);
         let has_work = !self.ready.is_empty()
-            || self.server.has_attention()
-            || (somebody_connects && self.hold.held_until.is_none());
+            || self.server.has_dirty()
+            || (somebody_connects && self.backoff.retry_at.is_none());
         if has_work {
             return Some(Duration::ZERO);
         }
-        let others = self.hold.held_until.into_iter().chain(self.onlookers.next_due());
+        let others = self.backoff.retry_at.into_iter().chain(self.monitor.next_due());
         let others = others.chain(self.limit_due());
         let next = self.server.next_due().into_iter().chain(others).min()?;
         // The poll rounds up to milliseconds: only a short wait needs a fresh look.
-        let now = if next.since(self.now) < SHORT_WAIT { self.look_at_clock() } else { self.now };
+        let now = if next.since(self.now) < SHORT_WAIT { self.read_clock() } else { self.now };
         let span = next.since(now);
         if span > LONG_WAIT {
             self.alarm.set(self.clock.to_monotonic(next));
@@ -355,42 +355,45 @@ impl EventLoop {
     // ---- Door ----
 
     fn accept(&mut self) {
-        if self.hold.held_until.is_some_and(|until| self.now < until) {
+        if self.backoff.retry_at.is_some_and(|until| self.now < until) {
             return;
         }
-        self.hold.held_until = None;
+        self.backoff.retry_at = None;
         if self.limit_due().is_some_and(|due| due <= self.now) {
-            self.hold.limit = Limit::Passed;
+            self.backoff.limit = Limit::Passed;
             if let Err(error) = self.register_listeners_again() {
-                return self.hold_accepting(&error);
+                return self.back_off_accept(&error);
             }
         }
-        let count = self.doors.len();
+        let count = self.acceptors.len();
         let mut failures = 0;
-        for _ in 0..ACCEPTS_PER_TURN {
+        for _ in 0..ACCEPTS_PER_ITERATION {
             // One at each door, so that nobody is starved when places are scarce.
-            let mut doors = (0..count).map(|step| (self.hold.next_door + step) % count);
-            let Some(index) = doors.find(|&index| self.doors[index].is_ready) else { return };
+            let mut acceptors = (0..count).map(|step| (self.backoff.next_listener + step) % count);
+            let Some(index) = acceptors.find(|&index| self.acceptors[index].is_ready) else {
+                return;
+            };
             match self.accept_one(index) {
                 Ok(()) => {}
                 // If each call fails in this way, the clients are not the cause.
                 Err(error)
-                    if listen::concerns_one_client(&error) && failures + 1 < ACCEPTS_PER_TURN =>
+                    if listen::concerns_one_client(&error)
+                        && failures + 1 < ACCEPTS_PER_ITERATION =>
                 {
                     debug!("a connection could not be accepted: {error}");
-                    self.hold.next_door = index + 1;
+                    self.backoff.next_listener = index + 1;
                     failures += 1;
                 }
-                Err(error) => return self.hold_accepting(&error),
+                Err(error) => return self.back_off_accept(&error),
             }
         }
     }
 
     /// When to look whether a client still waits at the connection limit.
     fn limit_due(&self) -> Option<Nanos> {
-        match self.hold.limit {
-            Limit::SomebodyWaits(due) if self.hold.held_until.is_none() => Some(due),
-            Limit::SomebodyWaits(_) => None,
+        match self.backoff.limit {
+            Limit::ClientWaits(due) if self.backoff.retry_at.is_none() => Some(due),
+            Limit::ClientWaits(_) => None,
             Limit::NotReached | Limit::Reached | Limit::Passed => None,
         }
     }
@@ -401,16 +404,16 @@ impl EventLoop {
             return Err(ErrorKind::OutOfMemory.into());
         }
         if self.server.connection_count() >= self.max_connections {
-            return self.turn_away(index);
+            return self.at_conn_limit(index);
         }
-        let door = &mut self.doors[index];
-        match door.listener.accept() {
+        let acceptor = &mut self.acceptors[index];
+        match acceptor.listener.accept() {
             Ok(stream) => {
-                self.hold.next_door = index + 1;
+                self.backoff.next_listener = index + 1;
                 self.connect(stream)
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                door.is_ready = false;
+                acceptor.is_ready = false;
                 Ok(())
             }
             Err(error) => Err(error),
@@ -424,35 +427,35 @@ impl EventLoop {
         headroom::leave(Headroom::Half, || {
             self.sockets.try_reserve(1)?;
             self.ready.try_reserve(clients)?;
-            self.attention.try_reserve(clients + ACCEPTS_PER_TURN)
+            self.dirty.try_reserve(clients + ACCEPTS_PER_ITERATION)
         })
     }
 
     /// The connection limit is reached, and the listener is ready. Closing a connection makes all
     /// listeners ready again.
-    fn turn_away(&mut self, index: usize) -> io::Result<()> {
-        match self.hold.limit {
+    fn at_conn_limit(&mut self, index: usize) -> io::Result<()> {
+        match self.backoff.limit {
             Limit::NotReached => {
                 self.register_listeners_again()?;
-                self.hold.limit = Limit::Reached;
+                self.backoff.limit = Limit::Reached;
             }
             Limit::Reached => {
-                self.hold.limit = Limit::SomebodyWaits(self.now + WORTH_A_WARNING);
+                self.backoff.limit = Limit::ClientWaits(self.now + WORTH_A_WARNING);
             }
-            Limit::SomebodyWaits(_) => {}
-            Limit::Passed => self.complain(&"--max-connections allows no more"),
+            Limit::ClientWaits(_) => {}
+            Limit::Passed => self.warn_accept_error(&"--max-connections allows no more"),
         }
-        self.doors[index].is_ready = false;
+        self.acceptors[index].is_ready = false;
         Ok(())
     }
 
     /// If that fails, a listener stays marked as ready, and is tried again later.
     fn register_listeners_again(&mut self) -> io::Result<()> {
-        for (index, door) in self.doors.iter_mut().enumerate() {
-            let mut source = SourceFd(&door.listener.as_raw_fd());
+        for (index, acceptor) in self.acceptors.iter_mut().enumerate() {
+            let mut source = SourceFd(&acceptor.listener.as_raw_fd());
             let registry = self.poll.registry();
             registry.reregister(&mut source, listener_token(index), Interest::READABLE)?;
-            door.is_ready = false;
+            acceptor.is_ready = false;
         }
         Ok(())
     }
@@ -460,15 +463,15 @@ impl EventLoop {
     /// There is no descriptor left, or no memory in the kernel. The edge of the event is gone, so
     /// the listener stays marked as ready and is tried again when a connection is closed, or
     /// after a while.
-    fn hold_accepting(&mut self, error: &io::Error) {
-        self.hold.held_until = Some(self.now + ACCEPT_AGAIN);
-        self.complain(error);
+    fn back_off_accept(&mut self, error: &io::Error) {
+        self.backoff.retry_at = Some(self.now + ACCEPT_AGAIN);
+        self.warn_accept_error(error);
     }
 
-    fn complain(&mut self, why: &dyn fmt::Display) {
-        let is_news = self.hold.complained_at.is_none_or(|at| at + COMPLAIN_AGAIN <= self.now);
+    fn warn_accept_error(&mut self, why: &dyn fmt::Display) {
+        let is_news = self.backoff.warned_at.is_none_or(|at| at + WARN_AGAIN <= self.now);
         if is_news {
-            self.hold.complained_at = Some(self.now);
+            self.backoff.warned_at = Some(self.now);
             let connections = self.server.connection_count();
             warn!("cannot accept more connections at present, {connections} are open: {why}");
         }
@@ -537,13 +540,13 @@ impl EventLoop {
             self.server.half_close(key);
         }
         // Whatever comes of it, the connection is looked after at the end of the turn.
-        let mut wants = self.server.attend(key);
-        if wants.resume {
+        let mut actions = self.server.mark_dirty(key);
+        if actions.run {
             self.now = self.clock.now();
             self.server.resume(key, self.now);
-            wants = self.server.wants(key);
+            actions = self.server.actions(key);
         }
-        if !socket.is_readable || !wants.input {
+        if !socket.is_readable || !actions.read {
             return;
         }
         if !self.server.sends_large_bodies(key) {
@@ -558,7 +561,7 @@ impl EventLoop {
     fn read(&mut self, key: ConnKey, read_len: usize) {
         let Some(socket) = socket(&mut self.sockets, key) else { return };
         let read = socket.stream.read(&mut self.scratch[..read_len]);
-        let Some(count) = self.note_read(key, read, read_len) else { return };
+        let Some(count) = self.on_read(key, read, read_len) else { return };
         self.server.receive(key, &self.scratch[..count], self.now);
     }
 
@@ -573,7 +576,7 @@ impl EventLoop {
         let (in_body, behind) = (space.len(), &mut self.scratch[..HEAD_READ_LEN]);
         let mut slices = [IoSliceMut::new(space), IoSliceMut::new(behind)];
         let read = socket.stream.read_vectored(&mut slices);
-        let Some(count) = self.note_read(key, read, in_body + HEAD_READ_LEN) else { return true };
+        let Some(count) = self.on_read(key, read, in_body + HEAD_READ_LEN) else { return true };
         self.server.receive_body(key, count.min(in_body), self.now);
         if let Some(more) = count.checked_sub(in_body).filter(|&more| more > 0) {
             self.server.receive(key, &self.scratch[..more], self.now);
@@ -582,7 +585,7 @@ impl EventLoop {
     }
 
     /// Looks at what came of reading up to `most` bytes, and returns how many bytes have arrived.
-    fn note_read(&mut self, key: ConnKey, read: io::Result<usize>, most: usize) -> Option<usize> {
+    fn on_read(&mut self, key: ConnKey, read: io::Result<usize>, most: usize) -> Option<usize> {
         let socket = socket(&mut self.sockets, key)?;
         match read {
             Ok(0) => {
@@ -608,15 +611,15 @@ impl EventLoop {
     /// Sends what the turn has brought, and then closes what is over: that may hand jobs to
     /// others, whose replies must wait for the next commit.
     fn flush(&mut self) {
-        let mut attention = std::mem::take(&mut self.attention);
-        self.server.take_attention(&mut attention);
+        let mut dirty = std::mem::take(&mut self.dirty);
+        self.server.take_dirty(&mut dirty);
         let is_crowded = self.server.is_crowded();
         let mut bytes_left = SENT_PER_ITERATION;
-        for key in attention.drain(..) {
+        for key in dirty.drain(..) {
             let Some(socket) = socket(&mut self.sockets, key) else { continue };
-            let mut outlet = self.server.outlet(key);
-            let wants = outlet.wants();
-            let gathers = wants.resume && outlet.len() < WORTH_SENDING;
+            let mut output_handle = self.server.output_handle(key);
+            let actions = output_handle.actions();
+            let gathers = actions.run && output_handle.len() < WORTH_SENDING;
             if bytes_left == 0 || (gathers && socket.sends_put_off < SENDS_PUT_OFF) {
                 socket.sends_put_off = socket.sends_put_off.saturating_add(1);
                 socket.queue(key, &mut self.ready);
@@ -630,29 +633,29 @@ impl EventLoop {
                 socket.queue(key, &mut self.ready);
                 continue;
             }
-            let before = outlet.len();
-            if let Err(error) = socket.send(&mut outlet) {
+            let before = output_handle.len();
+            if let Err(error) = socket.send(&mut output_handle) {
                 self.over.push((key, Some(error)));
                 continue;
             }
-            bytes_left = bytes_left.saturating_sub(before - outlet.len());
-            let wants = outlet.wants();
-            let may_stall = is_crowded && wants.output && !socket.is_stalled;
+            bytes_left = bytes_left.saturating_sub(before - output_handle.len());
+            let actions = output_handle.actions();
+            let may_stall = is_crowded && actions.write && !socket.is_stalled;
             if may_stall
                 && headroom::leave(Headroom::Quarter, || self.stalled.try_reserve(1)).is_ok()
             {
                 socket.is_stalled = true;
                 self.stalled.push(key);
             }
-            let may_write = socket.is_writable && wants.output;
-            let may_read = socket.is_readable && wants.input;
-            if wants.end {
+            let may_write = socket.is_writable && actions.write;
+            let may_read = socket.is_readable && actions.read;
+            if actions.close {
                 self.over.push((key, None));
-            } else if may_write || may_read || wants.resume {
+            } else if may_write || may_read || actions.run {
                 socket.queue(key, &mut self.ready);
             }
         }
-        self.attention = attention;
+        self.dirty = dirty;
         if !self.server.is_crowded() {
             self.wake_stalled();
         }
@@ -685,9 +688,9 @@ impl EventLoop {
         }
         self.server.disconnect(key, self.now);
         // A descriptor and a place are free.
-        self.hold.held_until = None;
-        if !matches!(std::mem::take(&mut self.hold.limit), Limit::NotReached) {
-            self.doors.iter_mut().for_each(|door| door.is_ready = true);
+        self.backoff.retry_at = None;
+        if !matches!(std::mem::take(&mut self.backoff.limit), Limit::NotReached) {
+            self.acceptors.iter_mut().for_each(|acceptor| acceptor.is_ready = true);
         }
     }
 }
@@ -701,25 +704,25 @@ impl Socket {
     }
 
     /// Sends what the system takes at once.
-    fn send(&mut self, outlet: &mut Outlet<'_>) -> io::Result<()> {
+    fn send(&mut self, output_handle: &mut OutputHandle<'_>) -> io::Result<()> {
         if !self.is_writable {
             return Ok(());
         }
         // Most replies are text alone: one slice, and not the time to clear many.
         let (mut one, mut many);
-        let slices: &mut [IoSlice<'_>] = if outlet.has_parts() {
+        let slices: &mut [IoSlice<'_>] = if output_handle.has_parts() {
             many = [IoSlice::new(&[]); SLICES_PER_WRITE];
             &mut many
         } else {
             one = [IoSlice::new(&[])];
             &mut one
         };
-        let filled = outlet.next_slices(slices);
+        let filled = output_handle.next_slices(slices);
         if filled == 0 {
             return Ok(());
         }
         match self.stream.write(&slices[..filled]) {
-            Ok(count) => outlet.sent(count),
+            Ok(count) => output_handle.sent(count),
             Err(error) if error.kind() == ErrorKind::WouldBlock => self.is_writable = false,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
@@ -733,7 +736,7 @@ fn socket(sockets: &mut [Option<Socket>], key: ConnKey) -> Option<&mut Socket> {
 }
 
 fn listener_token(index: usize) -> Token {
-    Token(FIRST_DOOR - index)
+    Token(FIRST_LISTENER - index)
 }
 
 fn listener_index(token: Token, count: usize) -> Option<usize> {

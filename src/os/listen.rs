@@ -1,7 +1,7 @@
 //! Listening sockets: TCP, Unix, and those inherited from a service manager.
 
-use super::names;
 use super::process::{self, Identity, InheritedError};
+use super::resolve;
 use super::stream::Stream;
 use mio::net::{TcpListener, UnixListener};
 use socket2::{Domain, SockAddr, Socket, Type};
@@ -39,17 +39,17 @@ pub enum Listener {
 
 /// A listening socket and whether somebody waits there.
 #[derive(Debug)]
-pub struct Door {
+pub struct Acceptor {
     /// The socket.
     pub listener: Listener,
     /// Accepting may give somebody.
     pub is_ready: bool,
 }
 
-impl Door {
+impl Acceptor {
     /// A door at which nobody is known to wait.
-    pub fn new(listener: Listener) -> Door {
-        Door { listener, is_ready: false }
+    pub fn new(listener: Listener) -> Acceptor {
+        Acceptor { listener, is_ready: false }
     }
 }
 
@@ -114,9 +114,8 @@ fn open_host(host: &str, mut port: u16) -> Result<Vec<Listener>, ListenError> {
     // Literals never ask the resolver, which needs files that a bare machine has not.
     let addresses = match host.parse() {
         Ok(address) => vec![SocketAddr::new(address, port)],
-        Err(_) => {
-            names::addresses(host).map_err(|error| ListenError::Resolve(host.to_owned(), error))?
-        }
+        Err(_) => resolve::addresses(host)
+            .map_err(|error| ListenError::Resolve(host.to_owned(), error))?,
     };
     let (mut listeners, mut not_here) = (Vec::new(), None);
     for mut address in addresses {

@@ -3,12 +3,12 @@
 
 pub mod disk;
 pub mod event_loop;
-pub mod first_process;
+pub mod init;
 pub mod listen;
 pub mod memory;
-pub mod names;
+pub mod metrics_server;
+pub mod monitor;
 pub mod notify;
-pub mod onlookers;
 pub mod process;
+pub mod resolve;
 pub mod stream;
-pub mod visitors;

@@ -2,11 +2,11 @@
 //! it stops. The protocol is that of `sd_notify(3)`: datagrams of `NAME=value` lines.
 //!
 //! Nobody waits for the manager: what it has no room for is said later or not at all. What is to
-//! be said, and when, is decided in `Herald`, which knows no socket; without a manager there
+//! be said, and when, is decided in `NotifySchedule`, which knows no socket; without a manager there
 //! is nothing to say, and nobody is woken for it.
 
 use crate::engine::binlog::disk::FileNumber;
-use crate::engine::protocol::stats::Summary;
+use crate::engine::protocol::stats::StatusLine;
 use crate::engine::time::Nanos;
 use log::{Level, debug, log, warn};
 use std::ffi::OsStr;
@@ -18,11 +18,11 @@ use std::path::Path;
 
 /// The way to the service manager, if there is one.
 #[derive(Debug)]
-pub struct Notifier(Option<(Voice, Herald)>);
+pub struct Notifier(Option<(NotifySocket, NotifySchedule)>);
 
 /// What is to be said, and when.
 #[derive(Debug)]
-struct Herald {
+struct NotifySchedule {
     /// How often to say that the loop turns, if anybody wants to hear it.
     ping_every: Option<Nanos>,
     /// When that was said last.
@@ -30,24 +30,24 @@ struct Herald {
     /// The manager has been told that the server is ready.
     is_ready: bool,
     /// How the server does.
-    present: Summary,
+    present: StatusLine,
     /// What was said of that.
-    told: Option<Summary>,
+    told: Option<StatusLine>,
     /// When the status may be said again.
     status_from: Nanos,
     /// When a message that found no room may be tried again.
-    held_until: Nanos,
+    retry_at: Nanos,
     /// When it may be said again which file of the binlog is read.
     progress_from: Nanos,
 }
 
 /// The socket of the service manager, and ours.
 #[derive(Debug)]
-struct Voice {
+struct NotifySocket {
     socket: UnixDatagram,
     manager: SocketAddr,
     /// It has heard something. Some listen until the server is ready, and no longer.
-    was_heard: bool,
+    ever_sent: bool,
     /// Once is enough to say that it does not hear.
     has_complained: bool,
 }
@@ -68,7 +68,7 @@ impl Notifier {
     /// cannot be reached this is logged, and the server does without.
     pub fn from_environment(now: Nanos) -> Notifier {
         let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return Notifier(None) };
-        match Voice::to(&name) {
+        match NotifySocket::to(&name) {
             Ok(voice) => {
                 let watchdog = |name| std::env::var(name).ok();
                 let ping_every = ping_every(
@@ -76,7 +76,7 @@ impl Notifier {
                     watchdog("WATCHDOG_PID"),
                     std::process::id(),
                 );
-                Notifier(Some((voice, Herald::new(ping_every, now))))
+                Notifier(Some((voice, NotifySchedule::new(ping_every, now))))
             }
             Err(error) => {
                 warn!("NOTIFY_SOCKET={}: cannot be told anything: {error}", name.display());
@@ -96,7 +96,7 @@ impl Notifier {
 
     /// The loop has turned, and accepts clients: says what there is to say. `summary` is asked
     /// only if somebody wants to hear it.
-    pub fn turn(&mut self, now: Nanos, summary: impl FnOnce() -> Summary) {
+    pub fn turn(&mut self, now: Nanos, summary: impl FnOnce() -> StatusLine) {
         let Some((voice, herald)) = &mut self.0 else { return };
         herald.note(summary());
         if let Some(message) = herald.message(now) {
@@ -118,16 +118,16 @@ impl Notifier {
     }
 }
 
-impl Herald {
-    fn new(ping_every: Option<Nanos>, now: Nanos) -> Herald {
-        Herald {
+impl NotifySchedule {
+    fn new(ping_every: Option<Nanos>, now: Nanos) -> NotifySchedule {
+        NotifySchedule {
             ping_every,
             pinged_at: now,
             is_ready: false,
-            present: Summary::default(),
+            present: StatusLine::default(),
             told: None,
             status_from: Nanos::ZERO,
-            held_until: Nanos::ZERO,
+            retry_at: Nanos::ZERO,
             progress_from: Nanos::ZERO,
         }
     }
@@ -141,7 +141,7 @@ impl Herald {
         Some(format!("EXTEND_TIMEOUT_USEC={PATIENCE_US}\nSTATUS=reading binlog.{file}"))
     }
 
-    fn note(&mut self, summary: Summary) {
+    fn note(&mut self, summary: StatusLine) {
         self.present = summary;
     }
 
@@ -158,7 +158,7 @@ impl Herald {
         let ready = (!self.is_ready).then_some(Nanos::ZERO);
         let status = self.has_new_status().then_some(self.status_from);
         let next = [ready, status, self.next_ping()].into_iter().flatten().min()?;
-        Some(next.max(self.held_until))
+        Some(next.max(self.retry_at))
     }
 
     /// What is to be said now.
@@ -181,7 +181,7 @@ impl Herald {
     /// The message of this moment has been sent, or found no room.
     fn said(&mut self, now: Nanos, is_heard: bool) {
         if !is_heard {
-            self.held_until = now + AGAIN;
+            self.retry_at = now + AGAIN;
             return;
         }
         self.is_ready = true;
@@ -197,8 +197,8 @@ impl Herald {
     }
 }
 
-impl Voice {
-    fn to(name: &OsStr) -> io::Result<Voice> {
+impl NotifySocket {
+    fn to(name: &OsStr) -> io::Result<NotifySocket> {
         let manager = match name.as_bytes() {
             [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest)?,
             [b'/', ..] => SocketAddr::from_pathname(Path::new(name))?,
@@ -206,7 +206,7 @@ impl Voice {
         };
         let socket = UnixDatagram::unbound()?;
         socket.set_nonblocking(true)?;
-        Ok(Voice { socket, manager, was_heard: false, has_complained: false })
+        Ok(NotifySocket { socket, manager, ever_sent: false, has_complained: false })
     }
 
     /// Sends a message; `false` if there is no room for it at present. What goes wrong
@@ -215,7 +215,7 @@ impl Voice {
         loop {
             match self.socket.send_to_addr(message.as_bytes(), &self.manager) {
                 Ok(_) => {
-                    self.was_heard = true;
+                    self.ever_sent = true;
                     return true;
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -225,7 +225,7 @@ impl Voice {
                 }
                 Err(error) => {
                     if !std::mem::replace(&mut self.has_complained, true) {
-                        let level = if self.was_heard { Level::Debug } else { Level::Warn };
+                        let level = if self.ever_sent { Level::Debug } else { Level::Warn };
                         log!(level, "the service manager cannot be told anything: {error}");
                     }
                     return true;
@@ -252,8 +252,8 @@ mod tests {
 
     const START: Nanos = Nanos::from_secs(1000);
 
-    fn jobs(ready: u64) -> Summary {
-        Summary { ready, ..Summary::default() }
+    fn jobs(ready: u64) -> StatusLine {
+        StatusLine { ready, ..StatusLine::default() }
     }
 
     fn millis(millis: u64) -> Nanos {
@@ -261,7 +261,7 @@ mod tests {
     }
 
     /// What a manager hears who reads at once, in one turn of the loop.
-    fn turn(herald: &mut Herald, now: Nanos, summary: Summary) -> Option<String> {
+    fn turn(herald: &mut NotifySchedule, now: Nanos, summary: StatusLine) -> Option<String> {
         herald.note(summary);
         let message = herald.message(now);
         if message.is_some() {
@@ -276,7 +276,7 @@ mod tests {
 
     #[test]
     fn while_the_binlog_is_read_patience_is_asked_for_now_and_then() {
-        let mut herald = Herald::new(None, START);
+        let mut herald = NotifySchedule::new(None, START);
         let told: Vec<Option<String>> = (0..11)
             .map(|second| herald.progress(second, millis(u64::from(second) * 1000)))
             .collect();
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn readiness_is_told_first_and_once() {
-        let mut herald = Herald::new(None, START);
+        let mut herald = NotifySchedule::new(None, START);
         assert_eq!(
             turn(&mut herald, START, jobs(0)),
             said("READY=1\nSTATUS=0 jobs, 0 connections")
@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn the_status_is_told_when_it_has_changed_and_not_too_often() {
-        let mut herald = Herald::new(None, START);
+        let mut herald = NotifySchedule::new(None, START);
         turn(&mut herald, START, jobs(0));
         assert_eq!(turn(&mut herald, millis(1), jobs(1)), None);
         assert_eq!(turn(&mut herald, millis(2), jobs(2)), None);
@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn the_watchdog_is_calmed_twice_in_its_time() {
-        let mut herald = Herald::new(ping_every(Some("2000000".into()), None, 1), START);
+        let mut herald = NotifySchedule::new(ping_every(Some("2000000".into()), None, 1), START);
         turn(&mut herald, START, jobs(0));
         assert_eq!(herald.next_due(), Some(millis(1000)));
         assert_eq!(turn(&mut herald, millis(999), jobs(0)), None);
@@ -332,7 +332,7 @@ mod tests {
 
     #[test]
     fn what_finds_no_room_is_said_later() {
-        let mut herald = Herald::new(Some(Nanos::from_millis(10)), START);
+        let mut herald = NotifySchedule::new(Some(Nanos::from_millis(10)), START);
         herald.note(jobs(0));
         assert!(herald.message(START).is_some());
         herald.said(START, false);
@@ -362,11 +362,11 @@ mod tests {
     #[test]
     fn a_manager_has_a_path_or_an_abstract_name() {
         for name in ["/run/notify", "@notify"] {
-            assert!(Voice::to(OsStr::new(name)).is_ok());
+            assert!(NotifySocket::to(OsStr::new(name)).is_ok());
         }
         let too_long = format!("/{}", "x".repeat(200));
         for name in ["", "notify", "vsock:2:1", &too_long] {
-            assert!(Voice::to(OsStr::new(name)).is_err());
+            assert!(NotifySocket::to(OsStr::new(name)).is_err());
         }
     }
 }

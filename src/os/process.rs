@@ -6,9 +6,9 @@
 //! the server does.
 #![allow(unsafe_code, reason = "this is the room for it")]
 
-use super::names;
+use super::resolve;
 use crate::engine::protocol::stats::ProcessorTime;
-use crate::engine::time::{Drift, Nanos};
+use crate::engine::time::{ClockOffset, Nanos};
 use std::ffi::{CStr, CString, OsString};
 use std::fs::File;
 use std::io;
@@ -121,8 +121,8 @@ pub fn monotonic() -> Nanos {
 
 /// How far the time of day is ahead of a [`Clock`] that shows `now`, because the system's clock was
 /// set.
-pub fn drift(now: Nanos) -> Drift {
-    Drift::between(now, nanos(time_of_day()))
+pub fn drift(now: Nanos) -> ClockOffset {
+    ClockOffset::between(now, nanos(time_of_day()))
 }
 
 /// The time of day as the system has it, since 1970.
@@ -794,13 +794,13 @@ pub fn find_user(user: &str) -> Result<Identity, UserError> {
         // To the kernel the largest number means "as it is": nobody would be changed.
         (Ok(u32::MAX), _) | (_, Ok(u32::MAX)) => Err(UserError::Unknown),
         (Ok(uid), Ok(gid)) => Ok(Identity { uid, gid }),
-        _ if names::ARE_IN_FILES_ONLY => find_user_in_file(user),
+        _ if resolve::ARE_IN_FILES_ONLY => find_user_in_file(user),
         _ => find_user_by_name(user),
     }
 }
 
 fn find_user_in_file(name: &str) -> Result<Identity, UserError> {
-    match names::user_and_group(name).map_err(UserError::Database)? {
+    match resolve::user_and_group(name).map_err(UserError::Database)? {
         None | Some((u32::MAX, _) | (_, u32::MAX)) => Err(UserError::Unknown),
         Some((uid, gid)) => Ok(Identity { uid, gid }),
     }

@@ -396,7 +396,7 @@ impl Disk for FakeDisk {
         state.write(number, offset + first.len() as u64, second)
     }
 
-    fn go_on_removing(&mut self) -> bool {
+    fn truncate_step(&mut self) -> bool {
         false
     }
 
@@ -439,7 +439,7 @@ impl Disk for FakeDisk {
         Ok(())
     }
 
-    fn set_aside(&mut self, number: FileNumber) -> io::Result<String> {
+    fn quarantine(&mut self, number: FileNumber) -> io::Result<String> {
         let mut state = self.0.borrow_mut();
         state.change()?;
         let to = format!("{}.damaged", name(number));

@@ -226,11 +226,11 @@ fn binlog_of(script: &Script) -> BTreeMap<String, Vec<u8>> {
     let settings = Settings { max_job_size: 65_535, binlog_file_size: 4096, ..Settings::DEFAULT };
     let mut now = START;
     let mut server = server(settings, now);
-    server.recover(disk.boxed(), Syncing::EachTurn, now).expect("the disk works");
+    server.recover(disk.boxed(), Syncing::EachIteration, now).expect("the disk works");
     let key = server.connect().expect("a script needs little memory");
     for (_, line) in &script.lines {
         match line {
-            Line::Send { bytes, .. } if server.wants(key).input => server.receive(key, bytes, now),
+            Line::Send { bytes, .. } if server.actions(key).read => server.receive(key, bytes, now),
             Line::Advance { span } => {
                 let span = u64::try_from(span.as_nanos()).expect("scripts are short");
                 now = now + Nanos::from_nanos(span);

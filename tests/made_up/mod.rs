@@ -2,11 +2,11 @@
 #![allow(unreachable_pub, reason = "a part of several test programs")]
 
 use beanstalkd::testing::Nanos;
-use beanstalkd::testing::{Facts, ProcessorTime};
+use beanstalkd::testing::{ProcessInfo, ProcessorTime};
 
 /// The facts of a process that began then.
-pub fn facts(started_at: Nanos) -> Facts {
-    Facts {
+pub fn facts(started_at: Nanos) -> ProcessInfo {
+    ProcessInfo {
         pid: 7,
         instance_id: "0123456789abcdef".to_owned(),
         hostname: "host".to_owned(),

@@ -45,7 +45,7 @@ pub enum Event {
     /// So many nanoseconds pass in which the process does not run.
     Sleep(u64),
     /// The time of day is set so many nanoseconds ahead of the time that never jumps.
-    Drift(i64),
+    ClockOffset(i64),
     /// Puts are refused, or taken again.
     Drain(bool),
     /// No more than so many bytes fit on the disk, or any number.
@@ -115,7 +115,7 @@ impl fmt::Display for Event {
             Event::Wait(nanos) => write!(f, "wait {nanos}"),
             Event::WaitUntilDue => write!(f, "wait-until-due"),
             Event::Sleep(nanos) => write!(f, "sleep {nanos}"),
-            Event::Drift(nanos) => write!(f, "drift {nanos}"),
+            Event::ClockOffset(nanos) => write!(f, "drift {nanos}"),
             Event::Drain(true) => write!(f, "drain"),
             Event::Drain(false) => write!(f, "take-puts"),
             Event::Capacity(bytes) => write!(f, "capacity {}", Optional(*bytes)),
@@ -169,7 +169,7 @@ impl FromStr for Event {
             "wait" => Event::Wait(words.value()?),
             "wait-until-due" => Event::WaitUntilDue,
             "sleep" => Event::Sleep(words.value()?),
-            "drift" => Event::Drift(words.value()?),
+            "drift" => Event::ClockOffset(words.value()?),
             "drain" => Event::Drain(true),
             "take-puts" => Event::Drain(false),
             "capacity" => Event::Capacity(words.optional()?),

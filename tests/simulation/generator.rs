@@ -215,7 +215,7 @@ impl Generator {
                 let bytes = world.disk_use() + more - self.random.u64(..=more.min(file_size));
                 Event::Capacity((!is_over).then_some(bytes))
             }
-            2 => Event::Drift(self.random.i64(-3_600..3_600) * 1_000_000_000),
+            2 => Event::ClockOffset(self.random.i64(-3_600..3_600) * 1_000_000_000),
             _ => Event::Drain(!world.model().is_draining),
         })
     }

@@ -190,7 +190,7 @@ impl Journal {
             for &drift in
                 self.drifts.get(version.drift..).filter(|it| !it.is_empty()).unwrap_or(&[0])
             {
-                let Some(view) = version.view.as_ref().map(|view| view.ahead_by(drift)) else {
+                let Some(view) = version.view.as_ref().map(|view| view.to_wall_clock(drift)) else {
                     continue;
                 };
                 if found.is(&view, restarted_at) && !matches.contains(&view) {
@@ -262,7 +262,7 @@ impl Journal {
 }
 
 impl View {
-    fn ahead_by(&self, drift: i64) -> View {
+    fn to_wall_clock(&self, drift: i64) -> View {
         let ahead = |moment: u64| moment.saturating_add_signed(drift);
         let place = match self.place {
             Place::Delayed { due } => Place::Delayed { due: ahead(due) },

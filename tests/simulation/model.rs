@@ -62,7 +62,7 @@ pub struct Model {
     kicked: usize,
     /// Rises with each wait, reservation and burial: what came first has the lower one.
     turns: u64,
-    answers: VecDeque<(ClientNumber, Answer)>,
+    wait_results: VecDeque<(ClientNumber, WaitResult)>,
 }
 
 #[derive(Clone, Debug)]
@@ -119,7 +119,7 @@ pub struct Client {
     pub said_before: usize,
     /// Arrived, and not used.
     input: Vec<u8>,
-    is_held_up: bool,
+    has_backlog: bool,
     is_producer: bool,
     is_worker: bool,
     is_half_closed: bool,
@@ -150,15 +150,15 @@ pub enum Phase {
 
 /// What there is to do for a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wants {
-    pub input: bool,
-    pub resume: bool,
-    pub output: bool,
-    pub end: bool,
+pub struct Actions {
+    pub read: bool,
+    pub run: bool,
+    pub write: bool,
+    pub close: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Answer {
+enum WaitResult {
     Reserved(u64),
     DeadlineSoon,
     TimedOut,
@@ -238,7 +238,7 @@ impl Model {
             said: 0,
             kicked: 0,
             turns: 0,
-            answers: VecDeque::new(),
+            wait_results: VecDeque::new(),
         }
     }
 
@@ -264,7 +264,7 @@ impl Model {
             output: Vec::new(),
             said_before: 0,
             input: Vec::new(),
-            is_held_up: false,
+            has_backlog: false,
             is_producer: false,
             is_worker: false,
             is_half_closed: false,
@@ -287,7 +287,7 @@ impl Model {
         let client = self.client(number);
         client.is_half_closed = true;
         if client.is_waiting() {
-            self.answer(number, Answer::TimedOut);
+            self.answer(number, WaitResult::TimedOut);
         }
         self.deliver();
     }
@@ -366,9 +366,9 @@ impl Model {
             let deadline = self.first_deadline(number);
             if let Phase::Waiting { until, .. } = self.clients[&number].phase {
                 if deadline.is_some_and(|deadline| deadline <= now + SECOND) {
-                    self.answer(number, Answer::DeadlineSoon);
+                    self.answer(number, WaitResult::DeadlineSoon);
                 } else if until.is_some_and(|until| until <= now) {
-                    self.answer(number, Answer::TimedOut);
+                    self.answer(number, WaitResult::TimedOut);
                 }
             }
         }
@@ -423,7 +423,7 @@ impl Model {
             let Some(&(_, longest)) = waiting.iter().min() else { return };
             let Some(id) = self.best(|name| name == tube) else { return };
             self.hold(id, longest, now);
-            self.answer(longest, Answer::Reserved(id));
+            self.answer(longest, WaitResult::Reserved(id));
         }
     }
 
@@ -436,20 +436,20 @@ impl Model {
     }
 
     /// It has waited long enough, and will be told why when the others have been served.
-    fn answer(&mut self, number: ClientNumber, answer: Answer) {
+    fn answer(&mut self, number: ClientNumber, answer: WaitResult) {
         self.client(number).phase = Phase::Line;
-        self.answers.push_back((number, answer));
+        self.wait_results.push_back((number, answer));
     }
 
     /// Answers the connections that waited; they run commands in a later iteration. Returns how many
     /// there are.
     fn deliver(&mut self) -> usize {
-        let count = self.answers.len();
-        while let Some((number, answer)) = self.answers.pop_front() {
+        let count = self.wait_results.len();
+        while let Some((number, answer)) = self.wait_results.pop_front() {
             match answer {
-                Answer::Reserved(id) => self.say_job(number, "RESERVED", id),
-                Answer::DeadlineSoon => self.say(number, "DEADLINE_SOON"),
-                Answer::TimedOut => self.say(number, "TIMED_OUT"),
+                WaitResult::Reserved(id) => self.say_job(number, "RESERVED", id),
+                WaitResult::DeadlineSoon => self.say(number, "DEADLINE_SOON"),
+                WaitResult::TimedOut => self.say(number, "TIMED_OUT"),
             }
         }
         count

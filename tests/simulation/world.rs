@@ -4,13 +4,13 @@
 
 use super::event::{BinlogSetup, Crash, Event, Setup};
 use super::journal::{End, Found, Journal, Verdict, View};
-use super::model::{ClientNumber, Counts, Job, Model, Rules, Wants};
+use super::model::{Actions, ClientNumber, Counts, Job, Model, Rules};
 use crate::fake_disk::FakeDisk;
 use crate::made_up;
 use crate::support::field;
 use beanstalkd::testing::ConnKey;
 use beanstalkd::testing::Syncing;
-use beanstalkd::testing::{Drift, Nanos};
+use beanstalkd::testing::{ClockOffset, Nanos};
 use beanstalkd::testing::{Recovered, ReplayError};
 use beanstalkd::testing::{Server, Settings};
 use std::collections::{BTreeMap, BTreeSet};
@@ -101,7 +101,7 @@ impl World {
             binlog_file_size: setup.binlog.map_or(0, |binlog| binlog.file_size),
             has_binlog: setup.binlog.is_some(),
             sharers: setup.sharers,
-            is_synced_each_turn: syncing(&setup) == Syncing::EachTurn,
+            is_synced_each_turn: syncing(&setup) == Syncing::EachIteration,
         };
         Ok(World {
             setup,
@@ -145,7 +145,7 @@ impl World {
 
     /// Whether the server has something to do at once.
     pub fn is_busy(&self) -> bool {
-        self.has_turn_begun || !self.ready.is_empty() || self.server.has_attention()
+        self.has_turn_begun || !self.ready.is_empty() || self.server.has_dirty()
     }
 
     /// How much a client has sent that the server has not read.
@@ -172,7 +172,7 @@ impl World {
             Event::Connect(client) => self.connect(*client),
             Event::Send(client, bytes) => self.send(*client, bytes),
             Event::HalfClose(client, is_noticed) => self.half_close(*client, *is_noticed),
-            Event::HangUp(client) => self.hang_up(*client)?,
+            Event::HangUp(client) => self.close_after_write(*client)?,
             Event::Take(client, limit) => self.take(*client, *limit),
             Event::Turn => self.turn()?,
             Event::Wait(span) => self.wait(*span)?,
@@ -187,7 +187,7 @@ impl World {
                 self.come_to_rest()?;
                 self.now = (self.now + span).next_multiple_of(TICK);
             }
-            Event::Drift(drift) => {
+            Event::ClockOffset(drift) => {
                 self.turn()?;
                 self.drift = *drift;
                 self.model.journal.drifted(*drift);
@@ -249,7 +249,7 @@ impl World {
         self.serve(client);
     }
 
-    fn hang_up(&mut self, client: ClientNumber) -> Result<(), Wrong> {
+    fn close_after_write(&mut self, client: ClientNumber) -> Result<(), Wrong> {
         if self.capacity.is_some() {
             // What it is refused must be heard.
             self.turn()?;
@@ -285,7 +285,7 @@ impl World {
         }
         if self.setup.binlog.is_some() {
             let time_of_day = self.now.saturating_add_signed(self.drift);
-            self.server.set_drift(Drift::between(nanos(self.now), nanos(time_of_day)));
+            self.server.set_clock_offset(ClockOffset::between(nanos(self.now), nanos(time_of_day)));
         }
         self.server.tick(nanos(self.now));
         self.called(Call::Tick);
@@ -298,14 +298,14 @@ impl World {
     fn serve(&mut self, client: ClientNumber) {
         let Some(socket) = self.sockets.get_mut(&client) else { return };
         let key = socket.key;
-        let mut wants = self.server.attend(key);
-        if wants.resume {
+        let mut actions = self.server.mark_dirty(key);
+        if actions.run {
             self.server.resume(key, nanos(self.now));
-            wants = self.server.wants(key);
+            actions = self.server.actions(key);
             self.called(Call::Resume(client));
         }
         let Some(socket) = self.sockets.get_mut(&client) else { return };
-        if !wants.input {
+        if !actions.read {
             return;
         }
         if !socket.inbound.is_empty() {
@@ -351,13 +351,13 @@ impl World {
     /// What is to be sent to each client that wants to be looked after.
     fn pending(&mut self) -> BTreeMap<ClientNumber, Vec<u8>> {
         let mut keys = Vec::new();
-        self.server.take_attention(&mut keys);
+        self.server.take_dirty(&mut keys);
         let mut pending = BTreeMap::new();
         for key in keys {
             let Some(&client) = self.numbers.get(&key) else { continue };
             let mut slices = [IoSlice::new(&[]); SLICES];
-            let outlet = self.server.outlet(key);
-            let filled = outlet.next_slices(&mut slices);
+            let output_handle = self.server.output_handle(key);
+            let filled = output_handle.next_slices(&mut slices);
             let mut bytes = Vec::new();
             slices[..filled].iter().for_each(|slice| bytes.extend_from_slice(slice));
             pending.insert(client, bytes);
@@ -374,20 +374,20 @@ impl World {
         for &client in pending.keys() {
             let socket = self.sockets.get_mut(&client).expect("it was just looked after");
             let mut slices = [IoSlice::new(&[]); SLICES_PER_WRITE];
-            let mut outlet = self.server.outlet(socket.key);
-            let filled = outlet.next_slices(&mut slices);
+            let mut output_handle = self.server.output_handle(socket.key);
+            let filled = output_handle.next_slices(&mut slices);
             let ready: usize = slices[..filled].iter().map(|slice| slice.len()).sum();
             let sent = ready.min(socket.takes.unwrap_or(usize::MAX));
             if sent > 0 {
-                outlet.sent(sent);
+                output_handle.sent(sent);
             }
             socket.takes = socket.takes.map(|takes| takes - sent);
-            let wants = outlet.wants();
+            let actions = output_handle.actions();
             let has_more = !socket.inbound.is_empty() || socket.is_half_closed && !socket.has_ended;
-            let may_write = wants.output && socket.takes != Some(0);
-            if wants.end {
+            let may_write = actions.write && socket.takes != Some(0);
+            if actions.close {
                 over.push(client);
-            } else if may_write || wants.resume || (wants.input && has_more) {
+            } else if may_write || actions.run || (actions.read && has_more) {
                 self.ready.push(client);
             }
             let model = self.model.clients.get_mut(&client).expect("it is there in both worlds");
@@ -397,17 +397,17 @@ impl World {
             }
         }
         for (client, socket) in &self.sockets {
-            let wants = self.server.wants(socket.key);
-            let wants = Wants {
-                input: wants.input,
-                resume: wants.resume,
-                output: wants.output,
-                end: wants.end,
+            let actions = self.server.actions(socket.key);
+            let actions = Actions {
+                read: actions.read,
+                run: actions.run,
+                write: actions.write,
+                close: actions.close,
             };
-            let expected = self.model.clients[client].wants();
-            if wants != expected {
+            let expected = self.model.clients[client].actions();
+            if actions != expected {
                 return Err(format!(
-                    "client {client}: the server wants {wants:?}, not {expected:?}"
+                    "client {client}: the server wants {actions:?}, not {expected:?}"
                 ));
             }
         }
@@ -485,7 +485,7 @@ impl World {
             self.turn()?;
             self.server.check();
             let is_due = self.server.next_due().is_some_and(|due| due.as_nanos() <= self.now);
-            if self.ready.is_empty() && !self.server.has_attention() && !is_due {
+            if self.ready.is_empty() && !self.server.has_dirty() && !is_due {
                 return self.check_disk_use();
             }
         }
@@ -772,11 +772,11 @@ impl Survey<'_> {
         *self.commands.entry(word.expect("it is counted")).or_default() += 1;
         self.server.receive(self.key, line.as_bytes(), nanos(self.now));
         let mut slices = [IoSlice::new(&[]); SLICES_PER_WRITE];
-        let mut outlet = self.server.outlet(self.key);
-        let filled = outlet.next_slices(&mut slices);
+        let mut output_handle = self.server.output_handle(self.key);
+        let filled = output_handle.next_slices(&mut slices);
         let bytes: Vec<u8> =
             slices[..filled].iter().flat_map(|slice| slice.iter().copied()).collect();
-        outlet.sent(bytes.len());
+        output_handle.sent(bytes.len());
         // Bodies are the only part that may not be text.
         bytes.iter().map(|&byte| char::from(byte)).collect()
     }
@@ -854,7 +854,7 @@ fn server(setup: &Setup, now: u64) -> Server {
 fn syncing(setup: &Setup) -> Syncing {
     match setup.binlog.and_then(|BinlogSetup { sync_within, .. }| sync_within) {
         None => Syncing::Never,
-        Some(0) => Syncing::EachTurn,
+        Some(0) => Syncing::EachIteration,
         Some(span) => Syncing::Within(nanos(span)),
     }
 }

@@ -13,7 +13,7 @@ use crate::engine::keys::{JobKey, LogKey};
 use crate::engine::time::Nanos;
 
 /// For each byte of garbage that is made, so many are moved while there is too much of it.
-const PACE: u64 = 4;
+const MOVE_RATIO: u64 = 4;
 /// A command that makes more garbage than that is worth, as a kick of a million jobs does,
 /// leaves the rest to idle moments.
 const MOST_OWED: u64 = 4 * 1024 * 1024;
@@ -25,10 +25,10 @@ const STUCK_PAUSE: Nanos = Nanos::from_secs(1);
 
 impl Binlog {
     /// Garbage has been made.
-    pub(super) fn owe(&mut self, bytes: u64) {
-        self.count_leaving();
-        let owed = if self.wants_compaction() { self.owed_bytes + PACE * bytes } else { 0 };
-        self.owed_bytes = owed.min(MOST_OWED);
+    pub(super) fn charge_compaction(&mut self, bytes: u64) {
+        self.count_removable();
+        let owed = if self.wants_compaction() { self.debt_bytes + MOVE_RATIO * bytes } else { 0 };
+        self.debt_bytes = owed.min(MOST_OWED);
     }
 
     /// All files together hold what is live, what is set aside for deletes, the spare, and
@@ -49,8 +49,8 @@ impl Binlog {
         }
         let closed = self.sums.closed_bytes - self.leaving_bytes;
         let garbage = (closed + self.segments[self.current].used).saturating_sub(live);
-        let set_aside = self.segments.job_count() * SHORT;
-        let limit = (live + live / 2).saturating_sub(set_aside).max(live / 4) + file_size / 2;
+        let quarantine = self.segments.job_count() * SHORT;
+        let limit = (live + live / 2).saturating_sub(quarantine).max(live / 4) + file_size / 2;
         // Beside files that are new, as after a start, even that may be too much.
         garbage > limit || (self.takes_too_much() && closed > 3 * live)
     }
@@ -64,7 +64,7 @@ impl Binlog {
     /// The job that compaction moves next, if it is time for that and there is room. Its full
     /// record is to be made by [`Binlog::move_here`].
     pub fn next_to_move(&mut self) -> Option<(LogKey, JobKey)> {
-        if self.owed_bytes == 0 || !self.wants_compaction() {
+        if self.debt_bytes == 0 || !self.wants_compaction() {
             return None;
         }
         self.oldest_to_move()
@@ -79,18 +79,18 @@ impl Binlog {
 
     fn oldest_to_move(&mut self) -> Option<(LogKey, JobKey)> {
         // On a full disk it makes no sense to begin what cannot be finished.
-        let spare = self.bytes_to_spare();
-        self.count_leaving();
+        let spare = self.free_bytes();
+        self.count_removable();
         let oldest = self.segments.iter().take(self.current).nth(self.leaving);
         let oldest = oldest.filter(|segment| !self.is_full || segment.live_bytes() <= spare);
         let first = oldest.and_then(Segment::first_job);
         let found = first.filter(|&key| {
             let len = self.segments.entry(key).len.into();
-            self.make_room_to_move(len).is_ok()
+            self.reserve_move(len).is_ok()
         });
-        self.is_stuck = found.is_none();
-        if self.is_stuck {
-            self.owed_bytes = 0;
+        self.is_blocked = found.is_none();
+        if self.is_blocked {
+            self.debt_bytes = 0;
         }
         found.map(|key| (key, self.segments.entry(key).job))
     }
@@ -102,17 +102,17 @@ impl Binlog {
         self.segments.move_job(key, self.current_number(), len);
         self.append(fields, tube, body);
         self.sums.records_migrated += 1;
-        self.owed_bytes = self.owed_bytes.saturating_sub(len);
-        self.count_leaving();
+        self.debt_bytes = self.debt_bytes.saturating_sub(len);
+        self.count_removable();
         bytes
     }
 
     /// Time has passed: [`Binlog::next_to_move`] may have something.
     pub fn tick(&mut self, now: Nanos) {
-        self.turn_at = now;
+        self.iteration_at = now;
         if self.idle_step_at <= now && self.wants_compaction() {
-            self.idle_step_at = now + if self.is_stuck { STUCK_PAUSE } else { IDLE_PAUSE };
-            self.owed_bytes = self.owed_bytes.max(IDLE_STEP.min(self.file_size()));
+            self.idle_step_at = now + if self.is_blocked { STUCK_PAUSE } else { IDLE_PAUSE };
+            self.debt_bytes = self.debt_bytes.max(IDLE_STEP.min(self.file_size()));
         }
     }
 }

@@ -84,7 +84,7 @@ pub trait Disk: fmt::Debug {
     fn close(&mut self, number: FileNumber);
 
     /// Removes the file. That there is none is no error. Its space may come back only as
-    /// [`Disk::go_on_removing`] is called, or when it is needed.
+    /// [`Disk::truncate_step`] is called, or when it is needed.
     ///
     /// # Errors
     /// It is still there.
@@ -92,11 +92,11 @@ pub trait Disk: fmt::Debug {
 
     /// Gives back some of the space of removed files, since all of it at once takes long. Says
     /// whether there is more.
-    fn go_on_removing(&mut self) -> bool;
+    fn truncate_step(&mut self) -> bool;
 
     /// Gives the file another name, which [`Disk::list`] does not know; says which.
     ///
     /// # Errors
     /// It is still there under its number.
-    fn set_aside(&mut self, number: FileNumber) -> io::Result<String>;
+    fn quarantine(&mut self, number: FileNumber) -> io::Result<String>;
 }

@@ -11,8 +11,8 @@
 //! second one began.
 
 use super::disk::{Disk, FileNumber};
-use super::reader::{self, Damage, Found, Item, ReadError, Scan, Tail};
-use super::record::{FILE_HEAD_LEN, Fields, Layout, Logged, VERSION_LEN};
+use super::reader::{self, Damage, Item, ReadError, Reader, Record, TornTail};
+use super::record::{FILE_HEAD_LEN, Fields, Layout, RecordState, VERSION_LEN};
 use crate::engine::text::CR_LF;
 use crate::engine::text::JsonText;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -38,7 +38,7 @@ struct Survey {
     files: Vec<File>,
     /// Pairs of neighbours between which there is none.
     gaps: Vec<(FileNumber, FileNumber)>,
-    tail: Tail,
+    tail: TornTail,
     /// How many files were listed and removed before they were read to the end.
     vanished: usize,
 }
@@ -121,10 +121,10 @@ pub fn dump(disk: &mut dyn Disk, out: &mut dyn Write) -> Result<bool, InspectErr
 const LOOKS: usize = 5;
 
 /// The file, unless it has been removed meanwhile.
-fn open(disk: &mut dyn Disk, number: FileNumber) -> Result<Option<Scan<'_>>, InspectError> {
+fn open(disk: &mut dyn Disk, number: FileNumber) -> Result<Option<Reader<'_>>, InspectError> {
     // Another file may have this number since it was read last.
     disk.close(number);
-    match Scan::open(disk, number) {
+    match Reader::open(disk, number) {
         Ok(scan) => Ok(Some(scan)),
         Err(error) if is_gone(&error) => Ok(None),
         Err(error) => Err(InspectError::Read(number, error)),
@@ -262,9 +262,9 @@ impl Survey {
         file.expect("only files that are read are spoken of")
     }
 
-    fn apply(&mut self, found: &Found) {
-        let Found { offset, len, fields, ref tube, .. } = *found;
-        if fields.state == Logged::Deleted {
+    fn apply(&mut self, found: &Record) {
+        let Record { offset, len, fields, ref tube, .. } = *found;
+        if fields.state == RecordState::Deleted {
             self.jobs.remove(&fields.id);
         } else if let Some(tube) = tube {
             let file = self.files.len() - 1;
@@ -292,12 +292,12 @@ impl Survey {
             let Some(mut scan) = open(disk, file.number)? else { continue };
             loop {
                 match scan.next_item().map_err(|error| InspectError::Read(file.number, error))? {
-                    Item::Record(Found { offset, fields, body: Some(body), .. }) => {
+                    Item::Record(Record { offset, fields, body: Some(body), .. }) => {
                         let job = self.jobs.get(&fields.id);
                         let job = job.filter(|job| (job.file, job.offset) == (place, offset));
                         if let Some(job) = job.filter(|_| told.insert(fields.id)) {
                             let body = body.strip_suffix(CR_LF).unwrap_or(body);
-                            tell_job(job, body, out).map_err(InspectError::Output)?;
+                            write_job(job, body, out).map_err(InspectError::Output)?;
                         }
                     }
                     Item::Record(_) | Item::Damage(_) => {}
@@ -360,13 +360,13 @@ impl File {
 }
 
 impl Count {
-    fn add(&mut self, state: Logged) {
+    fn add(&mut self, state: RecordState) {
         *match state {
-            Logged::Ready => &mut self.ready,
-            Logged::Reserved => &mut self.reserved,
-            Logged::Delayed => &mut self.delayed,
-            Logged::Buried => &mut self.buried,
-            Logged::Deleted => unreachable!("deleted jobs are not kept"),
+            RecordState::Ready => &mut self.ready,
+            RecordState::Reserved => &mut self.reserved,
+            RecordState::Delayed => &mut self.delayed,
+            RecordState::Buried => &mut self.buried,
+            RecordState::Deleted => unreachable!("deleted jobs are not kept"),
         } += 1;
     }
 }
@@ -378,17 +378,17 @@ impl fmt::Display for Count {
     }
 }
 
-fn tell_job(job: &Job, body: &[u8], out: &mut dyn Write) -> io::Result<()> {
+fn write_job(job: &Job, body: &[u8], out: &mut dyn Write) -> io::Result<()> {
     let Fields {
         id, pri, delay_secs, ttr_secs, counts, state, created_at, due_or_buried_at, ..
     } = job.fields;
     let tube = &job.tube;
     let word = match state {
-        Logged::Ready => "ready",
-        Logged::Reserved => "reserved",
-        Logged::Delayed => "delayed",
-        Logged::Buried => "buried",
-        Logged::Deleted => unreachable!("deleted jobs are not kept"),
+        RecordState::Ready => "ready",
+        RecordState::Reserved => "reserved",
+        RecordState::Delayed => "delayed",
+        RecordState::Buried => "buried",
+        RecordState::Deleted => unreachable!("deleted jobs are not kept"),
     };
     write!(
         out,
@@ -396,7 +396,7 @@ fn tell_job(job: &Job, body: &[u8], out: &mut dyn Write) -> io::Result<()> {
          \"delay\":{delay_secs},\"ttr\":{ttr_secs},\"created_at_ns\":{}",
         created_at.as_nanos()
     )?;
-    if state == Logged::Delayed {
+    if state == RecordState::Delayed {
         write!(out, ",\"due_at_ns\":{}", due_or_buried_at.as_nanos())?;
     }
     write!(

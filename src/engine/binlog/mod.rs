@@ -63,15 +63,15 @@ pub struct Binlog {
     leaving_bytes: u64,
     /// Records at the end of the current segment that are not written yet.
     batch: Vec<u8>,
-    sums: Sums,
+    sums: Counters,
     /// How many bytes are to be moved to keep up with the garbage.
-    owed_bytes: u64,
+    debt_bytes: u64,
     /// When compaction goes on if nothing else happens.
     idle_step_at: Nanos,
     /// There was nothing that could be moved.
-    is_stuck: bool,
+    is_blocked: bool,
     /// When the present turn began.
-    turn_at: Nanos,
+    iteration_at: Nanos,
     /// When the last record was made.
     recorded_at: Nanos,
     /// When the oldest record was made that may not survive a power cut.
@@ -97,15 +97,15 @@ pub struct Binlog {
     space_log: SpaceLog,
     /// At the start there was too little space for the deletes of all jobs.
     began_short: bool,
-    last: Last,
+    last: Resume,
     /// In every record that is written.
     nonce: u32,
-    failure: Option<Failure>,
+    failure: Option<IoFailed>,
 }
 
 /// What goes on from where it was, whenever the server starts.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Last {
+pub struct Resume {
     /// The highest id that was given out.
     pub id: u64,
     /// The moment of the last record of a buried job.
@@ -125,7 +125,7 @@ pub struct Policy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Syncing {
     /// Before the replies of the same turn leave.
-    EachTurn,
+    EachIteration,
     /// At most so long after they were made.
     Within(Nanos),
     /// When the system likes.
@@ -134,7 +134,7 @@ pub enum Syncing {
 
 /// The numbers that `stats` tells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Figures {
+pub struct BinlogStats {
     /// The number of the oldest file.
     pub oldest: FileNumber,
     /// The number of the file that is written to.
@@ -147,7 +147,7 @@ pub struct Figures {
 
 /// What there is in the files of the binlog, and how much space they take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sizes {
+pub struct BinlogSizes {
     /// How many files there are.
     pub files: usize,
     /// How many bytes they take on the disk.
@@ -167,16 +167,16 @@ pub enum BeginError {
     NoFile(io::Error),
     /// A write or a sync has failed. The kernel reports that once, so the next start would not
     /// see it.
-    Failed(Failure),
+    Failed(IoFailed),
 }
 
 /// The disk has failed: nothing is safe any more.
 #[derive(Clone, Debug)]
-pub struct Failure(String);
+pub struct IoFailed(String);
 
 /// Why a record cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoRoom {
+pub enum NoSpace {
     /// There is no memory for it.
     Memory,
     /// There is no space on the disk.
@@ -185,7 +185,7 @@ pub enum NoRoom {
 
 /// What is counted as it comes and goes.
 #[derive(Debug, Default)]
-struct Sums {
+struct Counters {
     /// How many bytes the segments take on disk.
     disk_bytes: u64,
     /// How many of those belong to segments before the current one.
@@ -225,7 +225,7 @@ impl Binlog {
         disk: Box<dyn Disk>,
         policy: Policy,
         segments: Segments,
-        last: Last,
+        last: Resume,
         now: Nanos,
     ) -> Result<Binlog, BeginError> {
         let mut binlog = Binlog {
@@ -236,11 +236,11 @@ impl Binlog {
             leaving: 0,
             leaving_bytes: 0,
             batch: Vec::new(),
-            sums: Sums::default(),
-            owed_bytes: 0,
+            sums: Counters::default(),
+            debt_bytes: 0,
             idle_step_at: Nanos::ZERO,
-            is_stuck: false,
-            turn_at: now,
+            is_blocked: false,
+            iteration_at: now,
             recorded_at: now,
             unsynced_since: None,
             sync_begun: (0, 0),
@@ -262,7 +262,7 @@ impl Binlog {
         reserved.map_err(|_| BeginError::NoFile(io::ErrorKind::OutOfMemory.into()))?;
         for place in 0..binlog.segments.len() {
             binlog.sums.disk_bytes += on_disk(binlog.segments[place].size);
-            binlog.cut_segment(place);
+            binlog.truncate_segment(place);
             let number = binlog.segments[place].number;
             if binlog.is_synced() {
                 // Who wrote it may not have come to that.
@@ -272,7 +272,7 @@ impl Binlog {
         }
         let begun = binlog.set_first_space_aside();
         // A disk that has failed gives no file either.
-        binlog.outcome().map_err(BeginError::Failed)?;
+        binlog.status().map_err(BeginError::Failed)?;
         begun.map_err(BeginError::NoFile)?;
         Ok(binlog)
     }
@@ -284,7 +284,7 @@ impl Binlog {
     fn write_marker(&mut self) {
         record::write_marker(&mut self.batch, self.last.id, self.nonce);
         self.segments[self.current].used += SHORT;
-        self.unsynced_since.get_or_insert(self.turn_at);
+        self.unsynced_since.get_or_insert(self.iteration_at);
     }
 
     // ---- Records ----
@@ -302,7 +302,7 @@ impl Binlog {
     pub fn update(&mut self, key: LogKey, fields: &Fields) {
         self.segments.entry_mut(key).due_or_buried_at = fields.due_or_buried_at;
         self.append(fields, "", &[]);
-        self.owe(SHORT);
+        self.charge_compaction(SHORT);
     }
 
     /// The moment for a job that is buried now: later than that of the one before, whatever
@@ -321,7 +321,7 @@ impl Binlog {
     pub fn delete(&mut self, key: LogKey, fields: &Fields) {
         self.append(fields, "", &[]);
         let entry = self.segments.remove_job(key);
-        self.owe(SHORT + u64::from(entry.len));
+        self.charge_compaction(SHORT + u64::from(entry.len));
     }
 
     fn append(&mut self, fields: &Fields, tube: &str, body: &[u8]) {
@@ -331,7 +331,7 @@ impl Binlog {
             self.write_batch();
         }
         record::write(&mut self.batch, fields, tube, body, self.nonce);
-        self.segments[self.current].used += Layout::V7Checked.head_len(tube) as u64;
+        self.segments[self.current].used += Layout::V7WithCrc.head_len(tube) as u64;
         if is_copied {
             self.batch.extend_from_slice(body);
             self.segments[self.current].used += body.len() as u64;
@@ -341,8 +341,8 @@ impl Binlog {
             self.write_at_end(body);
         }
         self.sums.records_written += 1;
-        self.unsynced_since.get_or_insert(self.turn_at);
-        self.recorded_at = self.turn_at;
+        self.unsynced_since.get_or_insert(self.iteration_at);
+        self.recorded_at = self.iteration_at;
     }
 
     // ---- Time ----
@@ -352,9 +352,9 @@ impl Binlog {
         let step = self.wants_compaction().then_some(self.idle_step_at);
         let sync = self.sync_due();
         let removal = if self.is_removing {
-            Some(self.turn_at)
+            Some(self.iteration_at)
         } else {
-            self.has_leaving().then_some(self.remove_again_at)
+            self.has_removable().then_some(self.remove_again_at)
         };
         [step, sync, removal, self.drained_due()].into_iter().flatten().min()
     }
@@ -366,63 +366,63 @@ impl Binlog {
     ///
     /// # Errors
     /// The disk has failed: they may not.
-    pub fn commit(&mut self, now: Nanos) -> Result<(), Failure> {
-        self.outcome()?;
-        self.turn_at = self.turn_at.max(now);
+    pub fn commit(&mut self, now: Nanos) -> Result<(), IoFailed> {
+        self.status()?;
+        self.iteration_at = self.iteration_at.max(now);
         self.has_failed_to_grow = false;
         if self.drained_due().is_some_and(|due| due <= now) {
-            self.start_afresh();
+            self.rewind();
         }
         self.write_batch();
         self.begin_sync_if_long();
         // One after the other, unless space is short.
-        let may_retire = self.can_retire() && (self.is_full || !self.is_removing);
+        let may_retire = self.can_remove() && (self.is_full || !self.is_removing);
         if may_retire || self.sync_due().is_some_and(|due| due <= now) {
             self.sync_if_wanted();
         }
         if may_retire {
-            self.retire();
+            self.remove_oldest();
         }
         self.drop_one_too_many();
-        self.is_removing = self.disk.go_on_removing();
-        self.outcome()
+        self.is_removing = self.disk.truncate_step();
+        self.status()
     }
 
     /// The server ends: syncs, and leaves no more space taken than is used.
     ///
     /// # Errors
     /// The disk has failed.
-    pub fn close(&mut self, now: Nanos) -> Result<(), Failure> {
+    pub fn close(&mut self, now: Nanos) -> Result<(), IoFailed> {
         self.retire_all(now)?;
         self.drop_prepared();
-        self.cut_segment(self.current);
+        self.truncate_segment(self.current);
         self.disk.close(self.current_number());
         self.sync_directory();
-        self.outcome()
+        self.status()
     }
 
     /// Removes or sets aside all segments that are not needed, however many.
     ///
     /// # Errors
     /// The disk has failed.
-    pub fn retire_all(&mut self, now: Nanos) -> Result<(), Failure> {
+    pub fn retire_all(&mut self, now: Nanos) -> Result<(), IoFailed> {
         self.commit(now)?;
         self.sync_if_wanted();
-        while self.can_retire() {
-            self.retire_one();
+        while self.can_remove() {
+            self.remove_one();
         }
         self.is_removing = true;
-        self.outcome()
+        self.status()
     }
 
-    fn outcome(&self) -> Result<(), Failure> {
+    fn status(&self) -> Result<(), IoFailed> {
         self.failure.clone().map_or(Ok(()), Err)
     }
 
     fn sync_due(&self) -> Option<Nanos> {
         let since = self.unsynced_since?;
         match self.policy.syncing {
-            Syncing::EachTurn => Some(since),
+            Syncing::EachIteration => Some(since),
             Syncing::Within(span) => {
                 let quarter = Nanos::from_nanos(span.as_nanos() / 4);
                 Some(since + span.since(quarter.min(SYNC_MARGIN)))
@@ -459,13 +459,13 @@ impl Binlog {
 
     fn sync(&mut self, number: FileNumber) {
         let synced = self.disk.sync(number);
-        self.fail_unless(synced, || format!("binlog.{number}: cannot sync it"));
+        self.latch_error(synced, || format!("binlog.{number}: cannot sync it"));
     }
 
     fn sync_directory(&mut self) {
         if self.is_synced() {
             let synced = self.disk.sync_directory();
-            self.fail_unless(synced, || "the directory: cannot sync it".to_owned());
+            self.latch_error(synced, || "the directory: cannot sync it".to_owned());
         }
     }
 
@@ -492,13 +492,13 @@ impl Binlog {
         }
         let Segment { number, used, .. } = self.segments[self.current];
         let written = self.disk.write(number, used - bytes.len() as u64, bytes);
-        self.fail_unless(written, || format!("binlog.{number}: cannot write it"));
+        self.latch_error(written, || format!("binlog.{number}: cannot write it"));
     }
 
     /// The disk fails unless that was done; `what` says what it was.
-    fn fail_unless(&mut self, done: io::Result<()>, what: impl FnOnce() -> String) {
+    fn latch_error(&mut self, done: io::Result<()>, what: impl FnOnce() -> String) {
         if let Err(error) = done {
-            self.failure.get_or_insert_with(|| Failure(format!("{}: {error}", what())));
+            self.failure.get_or_insert_with(|| IoFailed(format!("{}: {error}", what())));
         }
     }
 
@@ -571,8 +571,8 @@ impl Binlog {
     // ---- Telling ----
 
     /// Returns whether each commit with records ends in a sync.
-    pub fn syncs_each_turn(&self) -> bool {
-        self.policy.syncing == Syncing::EachTurn
+    pub fn syncs_each_iteration(&self) -> bool {
+        self.policy.syncing == Syncing::EachIteration
     }
 
     /// Returns the bytes of memory that the table of records takes.
@@ -581,8 +581,8 @@ impl Binlog {
     }
 
     /// The numbers for `stats`.
-    pub fn figures(&self) -> Figures {
-        Figures {
+    pub fn stats(&self) -> BinlogStats {
+        BinlogStats {
             oldest: self.segments[0].number,
             current: self.current_number(),
             records_written: self.sums.records_written,
@@ -591,10 +591,10 @@ impl Binlog {
     }
 
     /// What the files take.
-    pub fn sizes(&self) -> Sizes {
+    pub fn sizes(&self) -> BinlogSizes {
         let live_bytes = self.segments.live_bytes();
         let written = self.segments.iter().map(|segment| segment.used.saturating_sub(HEAD));
-        Sizes {
+        BinlogSizes {
             files: self.segments.len(),
             disk_bytes: self.sums.disk_bytes,
             live_bytes,
@@ -630,13 +630,13 @@ fn on_disk(size: u64) -> u64 {
     size.next_multiple_of(BLOCK)
 }
 
-impl From<TryReserveError> for NoRoom {
-    fn from(_: TryReserveError) -> NoRoom {
-        NoRoom::Memory
+impl From<TryReserveError> for NoSpace {
+    fn from(_: TryReserveError) -> NoSpace {
+        NoSpace::Memory
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for IoFailed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }

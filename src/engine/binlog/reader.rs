@@ -1,6 +1,6 @@
 //! Reading one file of the binlog from its head to its end, whatever state it is in.
 //!
-//! A [`Scan`] yields the records that are sound and the places that are not. Where a record
+//! A [`Reader`] yields the records that are sound and the places that are not. Where a record
 //! is damaged it goes on with the next one that is sound, found by its length or else by
 //! trying every byte. What the records mean together is for others (`replay.rs`,
 //! `inspect.rs`) to say; nothing is changed here.
@@ -9,7 +9,7 @@
 //! so far, and neither loops nor panics on any bytes.
 
 use super::disk::{Disk, FileNumber};
-use super::record::{self, FILE_HEAD_LEN, Fields, Head, Layout, Malformed, Marker, VERSION_LEN};
+use super::record::{self, DecodeError, FILE_HEAD_LEN, Fields, Head, Layout, Marker, VERSION_LEN};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::text::CR_LF;
 use crate::engine::time::Nanos;
@@ -19,7 +19,7 @@ use std::io;
 
 /// One file that is being read.
 #[derive(Debug)]
-pub struct Scan<'d> {
+pub struct Reader<'d> {
     disk: &'d mut dyn Disk,
     number: FileNumber,
     size: u64,
@@ -43,7 +43,7 @@ pub struct Scan<'d> {
 #[derive(Debug)]
 pub enum Item<'s> {
     /// A sound record.
-    Record(Found<'s>),
+    Record(Record<'s>),
     /// Bytes that are none.
     Damage(Damage),
     /// There are no more records.
@@ -52,7 +52,7 @@ pub enum Item<'s> {
 
 /// A sound record, and where it was.
 #[derive(Debug)]
-pub struct Found<'s> {
+pub struct Record<'s> {
     /// Where it begins, in bytes from the start of the file.
     pub offset: u64,
     /// Its length in bytes.
@@ -73,7 +73,7 @@ pub struct Damage {
     /// How many they are.
     pub len: u64,
     /// What is wrong with the first of them.
-    pub what: Fault,
+    pub what: Corruption,
     /// The job that the record says it is of, which may be wrong too.
     pub id: Option<u64>,
     /// Whether it looks like a full record.
@@ -91,13 +91,13 @@ pub struct End {
 
 /// What is wrong with a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum Corruption {
     /// The file is of a version that nobody knows.
     Version(i32),
     /// The marker at the head is damaged.
     Marker,
     /// Its fields make no sense.
-    Fields(Malformed),
+    Fields(DecodeError),
     /// It goes on beyond the end of the file.
     CutShort,
     /// Zeros, with something behind them.
@@ -119,11 +119,11 @@ pub enum ReadError {
 
 /// A record, or what stands in its place.
 enum Parsed {
-    Record(Outline),
+    Record(Span),
     Blank,
     /// `next` is where the record ends, if its length can be believed.
     Faulty {
-        what: Fault,
+        what: Corruption,
         id: Option<u64>,
         is_full: bool,
         next: Option<u64>,
@@ -132,7 +132,7 @@ enum Parsed {
 
 /// A sound record that is in the window.
 #[derive(Clone, Copy)]
-struct Outline {
+struct Span {
     offset: u64,
     fields: Fields,
     tube_len: usize,
@@ -149,9 +149,9 @@ pub fn gaps(numbers: &[FileNumber]) -> impl Iterator<Item = (FileNumber, FileNum
 /// What is behind the last sound record of a file. If nothing follows in newer files it is what
 /// a crash has left; otherwise it is damage, and so is a file with no sound beginning.
 #[derive(Debug, Default)]
-pub struct Tail(Option<(FileNumber, Damage)>);
+pub struct TornTail(Option<(FileNumber, Damage)>);
 
-impl Tail {
+impl TornTail {
     /// A file ends in such bytes; says what is damage now.
     pub fn begins(&mut self, number: FileNumber, rest: Damage) -> Option<(FileNumber, Damage)> {
         if rest.offset == 0 {
@@ -176,14 +176,14 @@ const ZEROS_BEFORE_ID: u64 = 16;
 /// or it is chance: 2000-01-01.
 const YEAR_2000: Nanos = Nanos::from_secs(946_684_800);
 
-impl<'d> Scan<'d> {
+impl<'d> Reader<'d> {
     /// Begins to read the file.
     ///
     /// # Errors
     /// It cannot be read.
-    pub fn open(disk: &'d mut dyn Disk, number: FileNumber) -> Result<Scan<'d>, ReadError> {
+    pub fn open(disk: &'d mut dyn Disk, number: FileNumber) -> Result<Reader<'d>, ReadError> {
         let size = disk.size(number).map_err(ReadError::Io)?;
-        let mut scan = Scan {
+        let mut scan = Reader {
             disk,
             number,
             size,
@@ -216,23 +216,23 @@ impl<'d> Scan<'d> {
         let (layout, offset, damage) = match (Layout::of_version(version), marker) {
             // Whatever the version says, only ours have a marker.
             (_, Marker::Sound { .. } | Marker::Damaged) if version != record::VERSION => {
-                let damage = damage(0, versions_end, Fault::Version(number));
-                (Layout::V7Checked, markers_end, damage)
+                let damage = damage(0, versions_end, Corruption::Version(number));
+                (Layout::V7WithCrc, markers_end, damage)
             }
-            (_, Marker::Sound { .. }) => (Layout::V7Checked, markers_end, None),
+            (_, Marker::Sound { .. }) => (Layout::V7WithCrc, markers_end, None),
             (_, Marker::Damaged) => {
-                let damage = damage(VERSION_LEN, markers_end, Fault::Marker);
-                (Layout::V7Checked, markers_end, damage)
+                let damage = damage(VERSION_LEN, markers_end, Corruption::Marker);
+                (Layout::V7WithCrc, markers_end, damage)
             }
-            (Some(Layout::V7 | Layout::V7Checked), Marker::Blank) => {
-                (Layout::V7Checked, versions_end, None)
+            (Some(Layout::V7 | Layout::V7WithCrc), Marker::Blank) => {
+                (Layout::V7WithCrc, versions_end, None)
             }
             (Some(layout), Marker::Blank | Marker::None) => (layout, versions_end, None),
             // An empty file, or one whose first sector is lost: what has a checksum there is
             // sound nevertheless.
-            (None, Marker::Blank | Marker::None) if number == 0 => (Layout::V7Checked, 0, None),
+            (None, Marker::Blank | Marker::None) if number == 0 => (Layout::V7WithCrc, 0, None),
             (None, Marker::Blank | Marker::None) => {
-                (Layout::V7, self.size, damage(0, self.size, Fault::Version(number)))
+                (Layout::V7, self.size, damage(0, self.size, Corruption::Version(number)))
             }
         };
         self.layout = layout;
@@ -281,7 +281,7 @@ impl<'d> Scan<'d> {
             }
             Parsed::Blank => match self.end_of_zeros(offset)? {
                 None => return Ok(Item::End(End { used: offset, rest: None })),
-                Some(at) => (Fault::Zeros, None, false, at),
+                Some(at) => (Corruption::Zeros, None, false, at),
             },
             Parsed::Faulty { what, id, is_full, next } => {
                 (what, id, is_full, self.search_start(offset, next)?)
@@ -324,32 +324,32 @@ impl<'d> Scan<'d> {
             Ok(Head::Job { fields, tube, body_len, nonce }) => (fields, tube, body_len, nonce),
             Ok(Head::Blank) => return Ok(Parsed::Blank),
             // Fewer zeros than a record has, at the end of the file.
-            Err(Malformed::Incomplete) if bytes.iter().all(|&byte| byte == 0) => {
+            Err(DecodeError::Incomplete) if bytes.iter().all(|&byte| byte == 0) => {
                 return Ok(Parsed::Blank);
             }
-            Err(Malformed::Incomplete) => return Ok(faulty(Fault::CutShort)),
-            Err(malformed) => return Ok(faulty(Fault::Fields(malformed))),
+            Err(DecodeError::Incomplete) => return Ok(faulty(Corruption::CutShort)),
+            Err(malformed) => return Ok(faulty(Corruption::Fields(malformed))),
         };
         let (head_len, body_len) = (layout.head_len(tube), body_len as usize);
-        let outline = Outline { offset, fields, tube_len: tube.len(), head_len, body_len };
+        let outline = Span { offset, fields, tube_len: tube.len(), head_len, body_len };
         let checksum = layout.is_checked().then(|| record::checksum(&bytes[..head_len], tube));
         let (id, is_full) = (Some(fields.id), !tube.is_empty());
         let faulty = |what, next| Parsed::Faulty { what, id, is_full, next };
         if outline.end() - offset > left {
-            return Ok(faulty(Fault::CutShort, None));
+            return Ok(faulty(Corruption::CutShort, None));
         }
         let next = Some(outline.end());
         let record = self.bytes_at(offset, head_len + body_len)?;
         // The file may have become shorter.
         let body = record.get(head_len..head_len + body_len).unwrap_or_default();
         if body_len > 0 && !body.ends_with(CR_LF) {
-            return Ok(faulty(Fault::BodyEnd, next));
+            return Ok(faulty(Corruption::BodyEnd, next));
         }
         if let Some((expected, mut crc)) = checksum {
             crc.update(body);
             let is_ours = self.nonce.is_none_or(|of_file| of_file == nonce);
             if crc.finalize() != expected || !is_ours {
-                return Ok(faulty(Fault::Checksum, next));
+                return Ok(faulty(Corruption::Checksum, next));
             }
             // What stands there was written by a server, not by a client into a body.
             if offset == FILE_HEAD_LEN as u64 {
@@ -360,12 +360,12 @@ impl<'d> Scan<'d> {
     }
 
     /// The record that was parsed last.
-    fn found(&self, outline: Outline) -> Found<'_> {
-        let Outline { offset, fields, tube_len, head_len, body_len } = outline;
+    fn found(&self, outline: Span) -> Record<'_> {
+        let Span { offset, fields, tube_len, head_len, body_len } = outline;
         let start = usize::try_from(offset - self.window_at).expect("it is in the window");
         let (head, body) = self.window[start..start + head_len + body_len].split_at(head_len);
         let name = &head[self.layout.name_at()..][..tube_len];
-        Found {
+        Record {
             offset,
             len: outline.end() - offset,
             fields,
@@ -446,35 +446,35 @@ impl<'d> Scan<'d> {
     }
 }
 
-impl Outline {
+impl Span {
     fn end(&self) -> u64 {
         self.offset + (self.head_len + self.body_len) as u64
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for Corruption {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Fault::Version(version) => write!(f, "version {version} is not known"),
-            Fault::Marker => f.write_str("the marker of a file with checksums is damaged"),
-            Fault::Fields(malformed) => write!(f, "no record: {malformed}"),
-            Fault::CutShort => f.write_str("the record is cut short"),
-            Fault::Zeros => f.write_str("zeros instead of a record"),
-            Fault::Checksum => f.write_str("the record fails its checksum"),
-            Fault::BodyEnd => f.write_str("the body does not end in CR LF"),
+            Corruption::Version(version) => write!(f, "version {version} is not known"),
+            Corruption::Marker => f.write_str("the marker of a file with checksums is damaged"),
+            Corruption::Fields(malformed) => write!(f, "no record: {malformed}"),
+            Corruption::CutShort => f.write_str("the record is cut short"),
+            Corruption::Zeros => f.write_str("zeros instead of a record"),
+            Corruption::Checksum => f.write_str("the record fails its checksum"),
+            Corruption::BodyEnd => f.write_str("the body does not end in CR LF"),
         }
     }
 }
 
-impl fmt::Display for Malformed {
+impl fmt::Display for DecodeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Malformed::Incomplete => "it is cut short",
-            Malformed::NameLength => "the length of the tube's name is out of range",
-            Malformed::Name => "the tube's name is none",
-            Malformed::Id => "the id is out of range",
-            Malformed::State => "the state is out of range",
-            Malformed::BodyLength => "the length of the body is out of range",
+            DecodeError::Incomplete => "it is cut short",
+            DecodeError::NameLength => "the length of the tube's name is out of range",
+            DecodeError::Name => "the tube's name is none",
+            DecodeError::Id => "the id is out of range",
+            DecodeError::State => "the state is out of range",
+            DecodeError::BodyLength => "the length of the body is out of range",
         })
     }
 }

@@ -63,13 +63,13 @@ pub struct Fields {
     /// files also when a buried one was buried, which C beanstalkd does not keep.
     pub due_or_buried_at: Nanos,
     pub counts: Counts,
-    pub state: Logged,
+    pub state: RecordState,
 }
 
 /// The state of a job as a record has it. The numbers are C beanstalkd's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the field's own words")]
-pub enum Logged {
+pub enum RecordState {
     Deleted = 0,
     Ready = 1,
     Reserved = 2,
@@ -85,7 +85,7 @@ pub enum Layout {
     /// Of C beanstalkd since.
     V7,
     /// Ours: the same, with checksums.
-    V7Checked,
+    V7WithCrc,
 }
 
 /// The version at the head of the files that we write.
@@ -166,7 +166,7 @@ fn marker(last_id: u64) -> Fields {
         created_at: Nanos::ZERO,
         due_or_buried_at: Nanos::from_nanos(last_id),
         counts: Counts::default(),
-        state: Logged::Deleted,
+        state: RecordState::Deleted,
     }
 }
 
@@ -211,7 +211,7 @@ pub enum Head<'a> {
 
 /// Why bytes are not a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Malformed {
+pub enum DecodeError {
     /// There are too few bytes.
     Incomplete,
     /// The length of the tube's name is out of range.
@@ -240,7 +240,7 @@ impl Layout {
     pub fn version(self) -> u32 {
         match self {
             Layout::V5 => 5,
-            Layout::V7 | Layout::V7Checked => 7,
+            Layout::V7 | Layout::V7WithCrc => 7,
         }
     }
 
@@ -248,7 +248,7 @@ impl Layout {
     pub fn is_checked(self) -> bool {
         match self {
             Layout::V5 | Layout::V7 => false,
-            Layout::V7Checked => true,
+            Layout::V7WithCrc => true,
         }
     }
 
@@ -259,14 +259,14 @@ impl Layout {
     pub fn name_at(self) -> usize {
         match self {
             Layout::V5 => 8,
-            Layout::V7 | Layout::V7Checked => NAME_LENGTH_LEN,
+            Layout::V7 | Layout::V7WithCrc => NAME_LENGTH_LEN,
         }
     }
 
     fn fields_len(self) -> usize {
         match self {
             Layout::V5 => 77,
-            Layout::V7 | Layout::V7Checked => FIELDS_LEN,
+            Layout::V7 | Layout::V7WithCrc => FIELDS_LEN,
         }
     }
 
@@ -279,57 +279,57 @@ impl Layout {
     ///
     /// # Errors
     /// There is none.
-    pub fn read(self, bytes: &[u8]) -> Result<Head<'_>, Malformed> {
+    pub fn read(self, bytes: &[u8]) -> Result<Head<'_>, DecodeError> {
         let name_at = self.name_at();
         let name_len = match self {
             Layout::V5 => bytes.first_chunk().map(|&word| u64::from_ne_bytes(word)),
             // A negative length is out of range too.
-            Layout::V7 | Layout::V7Checked => {
+            Layout::V7 | Layout::V7WithCrc => {
                 bytes.first_chunk().map(|&word| u32::from_ne_bytes(word).into())
             }
         };
-        let name_len = name_len.ok_or(Malformed::Incomplete)?;
+        let name_len = name_len.ok_or(DecodeError::Incomplete)?;
         let name_len = usize::try_from(name_len).ok().filter(|&len| len <= TUBE_NAME_MAX);
-        let name_len = name_len.ok_or(Malformed::NameLength)?;
+        let name_len = name_len.ok_or(DecodeError::NameLength)?;
         let fields_at = name_at + name_len;
         let head_len = fields_at + self.fields_len();
         let name = bytes.get(name_at..fields_at);
         let fields = bytes.get(fields_at..head_len);
         let (Some(name), Some(fields)) = (name, fields) else {
-            return Err(Malformed::Incomplete);
+            return Err(DecodeError::Incomplete);
         };
         let id = u64::from_ne_bytes(array(fields, ID_AT));
         let nonce = u32::from_ne_bytes(array(fields, NONCE_AT));
         if id == 0 {
             let is_blank = bytes[..head_len].iter().all(|&byte| byte == 0);
-            return if is_blank { Ok(Head::Blank) } else { Err(Malformed::Id) };
+            return if is_blank { Ok(Head::Blank) } else { Err(DecodeError::Id) };
         }
         if id == MARKER_ID {
-            return Err(Malformed::Id);
+            return Err(DecodeError::Id);
         }
         let fields = self.fields(fields)?;
-        let tube = str::from_utf8(name).map_err(|_| Malformed::Name)?;
+        let tube = str::from_utf8(name).map_err(|_| DecodeError::Name)?;
         if !tube.is_empty() && !is_tube_name(name) {
-            return Err(Malformed::Name);
+            return Err(DecodeError::Name);
         }
         // A full record that deletes has no body.
-        let has_body = !tube.is_empty() && fields.state != Logged::Deleted;
+        let has_body = !tube.is_empty() && fields.state != RecordState::Deleted;
         let is_body = (CR_LF.len() as u64..=MAX_BODY_LEN).contains(&u64::from(fields.body_len));
         if has_body && !is_body {
-            return Err(Malformed::BodyLength);
+            return Err(DecodeError::BodyLength);
         }
         let body_len = if has_body { fields.body_len } else { 0 };
         Ok(Head::Job { fields, tube, body_len, nonce })
     }
 
-    fn fields(self, bytes: &[u8]) -> Result<Fields, Malformed> {
+    fn fields(self, bytes: &[u8]) -> Result<Fields, DecodeError> {
         let u32_at = |at| u32::from_ne_bytes(array(bytes, at));
         let nanos_at = |at| {
             let count = i64::from_ne_bytes(array(bytes, at));
             let nanos = match self {
                 // No more than can be written again.
                 Layout::V5 => count.saturating_mul(1_000),
-                Layout::V7 | Layout::V7Checked => count,
+                Layout::V7 | Layout::V7WithCrc => count,
             };
             Nanos::from_nanos(u64::try_from(nanos).unwrap_or(0))
         };
@@ -350,12 +350,12 @@ impl Layout {
                 kicks: u32_at(COUNTS_AT + 16),
             },
             state: match bytes[STATE_AT] {
-                0 => Logged::Deleted,
-                1 => Logged::Ready,
-                2 => Logged::Reserved,
-                3 => Logged::Buried,
-                4 => Logged::Delayed,
-                _ => return Err(Malformed::State),
+                0 => RecordState::Deleted,
+                1 => RecordState::Ready,
+                2 => RecordState::Reserved,
+                3 => RecordState::Buried,
+                4 => RecordState::Delayed,
+                _ => return Err(DecodeError::State),
             },
         })
     }
@@ -430,7 +430,7 @@ mod tests {
         created_at: Nanos::from_nanos(0x2122_2324_2526_2728),
         due_or_buried_at: Nanos::from_nanos(0x3132_3334_3536_3738),
         counts: Counts { reserves: 1, timeouts: 2, releases: 3, buries: 4, kicks: 5 },
-        state: Logged::Delayed,
+        state: RecordState::Delayed,
     };
     const NONCE: u32 = 0x4142_4344;
 
@@ -475,11 +475,11 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         let bytes = record("mail", b"hello\r\n");
-        let head = Layout::V7Checked.read(&bytes);
+        let head = Layout::V7WithCrc.read(&bytes);
         let expected = Head::Job { fields: FIELDS, tube: "mail", body_len: 7, nonce: NONCE };
         assert_eq!(head, Ok(expected));
         for len in 0..88 {
-            assert_eq!(Layout::V7Checked.read(&bytes[..len]), Err(Malformed::Incomplete));
+            assert_eq!(Layout::V7WithCrc.read(&bytes[..len]), Err(DecodeError::Incomplete));
         }
         assert_eq!(Layout::V7.read(&[0; 84]), Ok(Head::Blank));
     }

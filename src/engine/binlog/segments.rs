@@ -4,7 +4,7 @@
 //! Only that is kept here. When files come and go is decided in `binlog.rs`.
 
 use super::disk::FileNumber;
-use super::record::Logged;
+use super::record::RecordState;
 use crate::engine::collections::list::{Linked, Links, List};
 use crate::engine::collections::pages::Pages;
 use crate::engine::headroom::{self, Headroom};
@@ -49,7 +49,7 @@ pub struct Entry {
     /// The length of its full record in bytes.
     pub len: u32,
     /// What the record read last says; of no use once all files have been read.
-    pub state: Logged,
+    pub state: RecordState,
     /// When it was buried; while files are read, also when it is due.
     pub due_or_buried_at: Nanos,
     links: Links,
@@ -222,8 +222,14 @@ impl Segments {
     pub fn add_job(&mut self, job: JobKey, file: FileNumber, len: u64) -> LogKey {
         let len = short(len);
         let links = Links::LOOSE;
-        let entry =
-            Entry { job, file, len, state: Logged::Ready, due_or_buried_at: Nanos::ZERO, links };
+        let entry = Entry {
+            job,
+            file,
+            len,
+            state: RecordState::Ready,
+            due_or_buried_at: Nanos::ZERO,
+            links,
+        };
         let key = self.entries.0.insert(entry);
         self.enter(key);
         key

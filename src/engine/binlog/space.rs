@@ -12,7 +12,7 @@
 use super::disk::{FileNumber, LAST_NUMBER};
 use super::record::{VERSION, VERSION_LEN};
 use super::segments::Segment;
-use super::{BLOCK, Binlog, HEAD, NoRoom, SHORT, Sums, on_disk};
+use super::{BLOCK, Binlog, Counters, HEAD, NoSpace, SHORT, on_disk};
 use crate::engine::time::Nanos;
 use log::{debug, warn};
 use std::io;
@@ -86,7 +86,7 @@ impl Binlog {
                     self.continue_newest();
                 }
                 // The newest of the old ones knows which ids were given out, and no other does yet.
-                Err(_) if self.current > 1 && self.can_retire() => self.retire_one(),
+                Err(_) if self.current > 1 && self.can_remove() => self.remove_one(),
                 Err(error) if !self.has_current() => return Err(error),
                 Err(error) => {
                     let (room, number) = (self.room(), self.last_number());
@@ -161,7 +161,7 @@ impl Binlog {
     /// What the files take and what room they have is what was counted as they came and went, and
     /// there is room for the deletes of all jobs.
     pub(super) fn check_space(&self) {
-        let Sums { disk_bytes, closed_bytes, room_ahead, .. } = self.sums;
+        let Counters { disk_bytes, closed_bytes, room_ahead, .. } = self.sums;
         let on_disk = |from: usize, to: usize| -> u64 {
             let some = self.segments.iter().take(to).skip(from);
             some.map(|segment| on_disk(segment.size)).sum()
@@ -209,7 +209,7 @@ impl Binlog {
     ///
     /// # Errors
     /// There is not; nothing has happened.
-    pub fn make_room_to_put(&mut self, len: usize) -> Result<(), NoRoom> {
+    pub fn reserve_put(&mut self, len: usize) -> Result<(), NoSpace> {
         self.segments.try_reserve_one()?;
         let deletes = self.segments.job_count() + 1;
         let made =
@@ -222,20 +222,20 @@ impl Binlog {
     ///
     /// # Errors
     /// There is not; nothing has happened.
-    pub fn make_room_to_update(&mut self) -> Result<(), NoRoom> {
+    pub fn reserve_update(&mut self) -> Result<(), NoSpace> {
         let deletes = self.segments.job_count();
         self.make_room(Need { len: SHORT, deletes, least_spare: self.least_spare() / 2 })
     }
 
     /// Sees to it that there is space for a full record of `len` bytes that is there already, in
     /// an older segment.
-    pub(super) fn make_room_to_move(&mut self, len: u64) -> Result<(), NoRoom> {
+    pub(super) fn reserve_move(&mut self, len: u64) -> Result<(), NoSpace> {
         let deletes = self.segments.job_count();
         self.make_room(Need { len, deletes, least_spare: 0 })
     }
 
     /// How many bytes there are for moves when no more space is to be had.
-    pub(super) fn bytes_to_spare(&self) -> u64 {
+    pub(super) fn free_bytes(&self) -> u64 {
         self.room().saturating_sub(self.segments.job_count() + LAST_SPARE) * SHORT
     }
 
@@ -244,14 +244,14 @@ impl Binlog {
     ///
     /// # Errors
     /// There is not; nothing has happened.
-    pub fn make_room_to_delete(&mut self) -> Result<(), NoRoom> {
+    pub fn reserve_delete(&mut self) -> Result<(), NoSpace> {
         if self.room() == 0 && !self.prepare() {
-            return Err(NoRoom::Space);
+            return Err(NoSpace::Space);
         }
         self.take_place(SHORT)
     }
 
-    fn make_room(&mut self, need: Need) -> Result<(), NoRoom> {
+    fn make_room(&mut self, need: Need) -> Result<(), NoSpace> {
         loop {
             let room = self.room_behind(need.len);
             let has = |spare: u64| room.is_some_and(|room| room >= need.deletes + spare);
@@ -264,7 +264,7 @@ impl Binlog {
             }
             if !self.prepare() {
                 let is_enough = has(need.least_spare + LAST_SPARE);
-                return if is_enough { self.take_place(need.len) } else { Err(NoRoom::Space) };
+                return if is_enough { self.take_place(need.len) } else { Err(NoSpace::Space) };
             }
         }
     }
@@ -292,7 +292,7 @@ impl Binlog {
     }
 
     /// Sees to it that the next record, of `len` bytes, fits in the current segment.
-    fn take_place(&mut self, len: u64) -> Result<(), NoRoom> {
+    fn take_place(&mut self, len: u64) -> Result<(), NoSpace> {
         if len <= self.segments[self.current].left() {
             return Ok(());
         }
@@ -303,7 +303,7 @@ impl Binlog {
             return Ok(());
         }
         if self.failure.is_some() {
-            return Err(NoRoom::Space);
+            return Err(NoSpace::Space);
         }
         let segment = &mut self.segments[self.current];
         let (old, new) = (segment.size, segment.used + len);
@@ -315,7 +315,7 @@ impl Binlog {
             }
             Err(error) => {
                 self.note_full(self.current_number(), error);
-                Err(NoRoom::Space)
+                Err(NoSpace::Space)
             }
         }
     }
@@ -356,10 +356,10 @@ impl Binlog {
             return false;
         }
         let mut grown = self.prepare_piece();
-        if grown.is_err() && self.can_retire() {
+        if grown.is_err() && self.can_remove() {
             self.write_batch();
             self.sync_if_wanted();
-            self.retire();
+            self.remove_oldest();
             grown = self.prepare_piece();
         }
         match grown {
@@ -423,7 +423,7 @@ impl Binlog {
     /// A file could not be made or lengthened. If that is not for want of space, the disk fails.
     fn note_full(&mut self, number: FileNumber, error: io::Error) {
         if !is_want_of_space(&error) {
-            return self.fail_unless(Err(error), || format!("binlog.{number}: cannot make it"));
+            return self.latch_error(Err(error), || format!("binlog.{number}: cannot make it"));
         }
         self.is_full = true;
         self.full_error = Some((number, error));
@@ -432,7 +432,7 @@ impl Binlog {
     /// Logs that puts are refused for want of space, or accepted again.
     fn log_space(&mut self, is_accepted: bool) {
         if is_accepted {
-            if self.space_log.accepted(self.turn_at) {
+            if self.space_log.accepted(self.iteration_at) {
                 warn!("there is space for the binlog again: puts are accepted");
             }
             return;
@@ -441,7 +441,7 @@ impl Binlog {
         if self.failure.is_some() {
             return;
         }
-        if let Some(earlier) = self.space_log.refused(self.turn_at) {
+        if let Some(earlier) = self.space_log.refused(self.iteration_at) {
             let times = if earlier == 0 {
                 String::new()
             } else {
@@ -485,7 +485,7 @@ impl Binlog {
         self.segments.try_reserve_file().map_err(|_| io::ErrorKind::OutOfMemory)?;
         self.disk.create(number, size)?;
         let written = self.disk.write(number, 0, &VERSION);
-        self.fail_unless(written, || format!("binlog.{number}: cannot write it"));
+        self.latch_error(written, || format!("binlog.{number}: cannot write it"));
         self.sync_directory();
         let segment = Segment::new(number, size, VERSION_LEN as u64);
         self.sums.disk_bytes += on_disk(size);
@@ -499,7 +499,7 @@ impl Binlog {
     /// The current segment is full: the next one becomes the current one.
     fn advance(&mut self) {
         self.write_batch();
-        self.cut_segment(self.current);
+        self.truncate_segment(self.current);
         let number = self.current_number();
         if self.unsynced_closed.len() == UNSYNCED_FILES {
             self.sync_if_wanted();
@@ -517,7 +517,7 @@ impl Binlog {
 
     /// Cuts a segment to its used length. Without space or permission for that the file stays longer,
     /// which does no harm; any other error means that the disk fails.
-    pub(super) fn cut_segment(&mut self, place: usize) {
+    pub(super) fn truncate_segment(&mut self, place: usize) {
         let Segment { number, size, used, is_damaged, .. } = self.segments[place];
         if size == used || is_damaged || self.failure.is_some() {
             return;
@@ -528,7 +528,7 @@ impl Binlog {
                 return debug!("binlog.{number}: cannot be cut to {used} bytes: {error}");
             }
             Err(error) => {
-                return self.fail_unless(Err(error), || format!("binlog.{number}: cannot cut it"));
+                return self.latch_error(Err(error), || format!("binlog.{number}: cannot cut it"));
             }
         }
         self.segments[place].size = used;
@@ -538,13 +538,13 @@ impl Binlog {
     // ---- Giving space up ----
 
     /// No job is left: one file with next to nothing in it will do.
-    pub(super) fn start_afresh(&mut self) {
+    pub(super) fn rewind(&mut self) {
         if self.is_worn() {
             let has_next = self.current + 1 < self.segments.len();
             let made = if has_next { Ok(()) } else { self.make_next() };
             if let Err(error) = made {
                 self.note_full(self.last_number() + 1, error);
-                self.drop_again_at = self.turn_at + REMOVE_AGAIN;
+                self.drop_again_at = self.iteration_at + REMOVE_AGAIN;
                 return;
             }
             self.advance();
@@ -573,29 +573,29 @@ impl Binlog {
     }
 
     pub(super) fn drop_prepared(&mut self) {
-        while self.current + 1 < self.segments.len() && self.drop_newest() {}
+        while self.current + 1 < self.segments.len() && self.remove_prepared() {}
     }
 
     /// When most of what was live is gone, fewer files than are prepared will do.
     pub(super) fn drop_one_too_many(&mut self) {
         let prepared = self.segments.iter().skip(self.current + 1);
-        let may_try = self.failure.is_none() && self.drop_again_at <= self.turn_at;
+        let may_try = self.failure.is_none() && self.drop_again_at <= self.iteration_at;
         if prepared.len() < 2 || !self.takes_too_much() || !may_try {
             return;
         }
         // More than what room is made for at the limit, or the file would be made again.
         let least = self.segments.job_count() + self.spare() / 4 + LAST_SPARE;
         if self.room() - prepared.last().map_or(0, fresh_room) >= least {
-            self.drop_newest();
+            self.remove_prepared();
         }
     }
 
     /// Removes a prepared file. `false` if it stays, and is to be tried again later. Should a power
     /// cut bring it back, there is nothing in it: the directory need not be synced.
-    fn drop_newest(&mut self) -> bool {
+    fn remove_prepared(&mut self) -> bool {
         let number = self.last_number();
         if let Err(error) = self.disk.remove(number) {
-            self.drop_again_at = self.turn_at + REMOVE_AGAIN;
+            self.drop_again_at = self.iteration_at + REMOVE_AGAIN;
             debug!("binlog.{number}: cannot be removed: {error}");
             return false;
         }
@@ -607,16 +607,16 @@ impl Binlog {
     }
 
     /// Whether a segment can be removed.
-    pub(super) fn has_leaving(&self) -> bool {
+    pub(super) fn has_removable(&self) -> bool {
         self.current > 0 && self.segments[0].is_empty()
     }
 
-    pub(super) fn can_retire(&self) -> bool {
-        self.has_leaving() && self.remove_again_at <= self.turn_at && self.failure.is_none()
+    pub(super) fn can_remove(&self) -> bool {
+        self.has_removable() && self.remove_again_at <= self.iteration_at && self.failure.is_none()
     }
 
     /// A segment that is not the current one never gets another job.
-    pub(super) fn count_leaving(&mut self) {
+    pub(super) fn count_removable(&mut self) {
         while self.leaving < self.current && self.segments[self.leaving].is_empty() {
             self.leaving_bytes += on_disk(self.segments[self.leaving].size);
             self.leaving += 1;
@@ -625,28 +625,28 @@ impl Binlog {
 
     /// Removes the oldest segments as far as no job belongs to them, but no more at once than
     /// others can wait for.
-    pub(super) fn retire(&mut self) {
+    pub(super) fn remove_oldest(&mut self) {
         let is_small = self.policy.file_size <= SMALL_FILE;
         for _ in 0..if is_small { SMALL_REMOVALS_PER_TURN } else { REMOVALS_PER_TURN } {
-            if !self.can_retire() {
+            if !self.can_remove() {
                 return;
             }
-            self.retire_one();
+            self.remove_one();
         }
     }
 
-    pub(super) fn retire_one(&mut self) {
-        self.count_leaving();
+    pub(super) fn remove_one(&mut self) {
+        self.count_removable();
         let Segment { number, size, is_damaged, .. } = self.segments[0];
         let removed = if is_damaged {
-            let name = self.disk.set_aside(number);
+            let name = self.disk.quarantine(number);
             name.map(|name| warn!("binlog.{number}: set aside as {name}"))
         } else {
             self.disk.remove(number)
         };
         if let Err(error) = removed {
             // No newer one may go before it.
-            self.remove_again_at = self.turn_at + REMOVE_AGAIN;
+            self.remove_again_at = self.iteration_at + REMOVE_AGAIN;
             return warn!("binlog.{number}: not needed and cannot be removed: {error}");
         }
         debug!("binlog.{number}: removed");

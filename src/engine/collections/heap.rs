@@ -23,17 +23,17 @@ const CHILDREN: usize = 4;
 /// What a heap holds: a key to order by, and the name of what it stands for.
 pub trait Entry: Copy + fmt::Debug {
     /// Where the places of these entries are written down.
-    type Owners;
+    type Store;
 
     /// The least comes first; one number, since comparing several takes the longer part of the
     /// time that a heap takes.
     fn rank(self) -> u128;
 
     /// The entry now stands at `place`.
-    fn stands_at(self, place: u32, owners: &mut Self::Owners);
+    fn set_index(self, place: u32, store: &mut Self::Store);
 
     /// The place that was written down last; none if the entry stands in no heap of its kind.
-    fn noted_place(self, owners: &Self::Owners) -> Option<u32>;
+    fn index(self, store: &Self::Store) -> Option<u32>;
 }
 
 /// The rank of what is ordered by one number first and then by another.
@@ -107,22 +107,22 @@ impl<E: Entry> Heap<E> {
     }
 
     /// Adds `entry`.
-    pub fn insert(&mut self, entry: E, owners: &mut E::Owners) {
+    pub fn insert(&mut self, entry: E, store: &mut E::Store) {
         let hole = self.entries.len();
         self.entries.push(entry);
-        self.sift_up(hole, entry, owners);
+        self.sift_up(hole, entry, store);
     }
 
     /// Takes out the entry that stands at `place`.
     ///
     /// # Panics
     /// Nothing stands there: the owner's note of the place is stale.
-    pub fn remove(&mut self, place: u32, owners: &mut E::Owners) -> E {
+    pub fn remove(&mut self, place: u32, store: &mut E::Store) -> E {
         let place = place as usize;
         let removed = self.entries[place];
         let last = self.entries.pop().expect("an entry was just read from the heap");
         if place < self.entries.len() {
-            self.settle(place, last, owners);
+            self.settle(place, last, store);
         }
         self.give_memory_back();
         removed
@@ -132,41 +132,41 @@ impl<E: Entry> Heap<E> {
     ///
     /// # Panics
     /// Nothing stands there: the owner's note of the place is stale.
-    pub fn replace(&mut self, place: u32, entry: E, owners: &mut E::Owners) {
-        self.settle(place as usize, entry, owners);
+    pub fn replace(&mut self, place: u32, entry: E, store: &mut E::Store) {
+        self.settle(place as usize, entry, store);
     }
 
     /// Brings `entry` to rest, starting from the hole at `place`.
-    fn settle(&mut self, place: usize, entry: E, owners: &mut E::Owners) {
+    fn settle(&mut self, place: usize, entry: E, store: &mut E::Store) {
         let rises = place > 0 && entry.rank() < self.entries[(place - 1) / CHILDREN].rank();
         if rises {
-            self.sift_up(place, entry, owners);
+            self.sift_up(place, entry, store);
         } else {
-            self.sift_down(place, entry, owners);
+            self.sift_down(place, entry, store);
         }
     }
 
-    fn sift_up(&mut self, mut hole: usize, entry: E, owners: &mut E::Owners) {
+    fn sift_up(&mut self, mut hole: usize, entry: E, store: &mut E::Store) {
         while hole > 0 {
             let parent = (hole - 1) / CHILDREN;
             if self.entries[parent].rank() <= entry.rank() {
                 break;
             }
-            self.write(hole, self.entries[parent], owners);
+            self.write(hole, self.entries[parent], store);
             hole = parent;
         }
-        self.write(hole, entry, owners);
+        self.write(hole, entry, store);
     }
 
-    fn sift_down(&mut self, mut hole: usize, entry: E, owners: &mut E::Owners) {
+    fn sift_down(&mut self, mut hole: usize, entry: E, store: &mut E::Store) {
         while let Some((place, child)) = self.least_child(hole) {
             if entry.rank() <= child.rank() {
                 break;
             }
-            self.write(hole, child, owners);
+            self.write(hole, child, store);
             hole = place;
         }
-        self.write(hole, entry, owners);
+        self.write(hole, entry, store);
     }
 
     /// The least of the children of an entry, with its place.
@@ -186,9 +186,9 @@ impl<E: Entry> Heap<E> {
     ///
     /// # Panics
     /// It is not so. `what` says of which heap.
-    pub fn check(&self, owners: &E::Owners, what: fmt::Arguments<'_>) {
+    pub fn check(&self, store: &E::Store, what: fmt::Arguments<'_>) {
         for (place, &entry) in self.entries.iter().enumerate() {
-            let noted = entry.noted_place(owners);
+            let noted = entry.index(store);
             assert!(
                 noted.is_some_and(|noted| noted as usize == place),
                 "{what}: {entry:?} stands at {place}, but is written down at {noted:?}"
@@ -203,10 +203,10 @@ impl<E: Entry> Heap<E> {
         }
     }
 
-    fn write(&mut self, place: usize, entry: E, owners: &mut E::Owners) {
+    fn write(&mut self, place: usize, entry: E, store: &mut E::Store) {
         self.entries[place] = entry;
         let place = u32::try_from(place).expect("a heap holds at most one entry for each u32 key");
-        entry.stands_at(place, owners);
+        entry.set_index(place, store);
     }
 
     /// After a backlog has drained its heap must not stay as large as it once was.
@@ -231,17 +231,17 @@ mod tests {
     }
 
     impl Entry for Item {
-        type Owners = Vec<u32>;
+        type Store = Vec<u32>;
 
         fn rank(self) -> u128 {
             rank(self.key, self.name)
         }
 
-        fn stands_at(self, place: u32, places: &mut Vec<u32>) {
+        fn set_index(self, place: u32, places: &mut Vec<u32>) {
             places[self.name as usize] = place;
         }
 
-        fn noted_place(self, places: &Vec<u32>) -> Option<u32> {
+        fn index(self, places: &Vec<u32>) -> Option<u32> {
             places.get(self.name as usize).copied()
         }
     }

@@ -6,7 +6,7 @@
 //! id 42 = block 5, place 2        block 5   | 40 | 41 | 42 | .. | 47 |  -> numbers of jobs
 //! ```
 
-use super::table::{Hashed, Table, scatter};
+use super::table::{HashSlab, Keyed, mix};
 use crate::engine::keys::BlockKey;
 use crate::engine::keys::NIL;
 use std::cell::Cell;
@@ -14,8 +14,8 @@ use std::collections::TryReserveError;
 
 /// The numbers of jobs, found by id.
 #[derive(Debug, Default)]
-pub struct Ids {
-    blocks: Table<BlockKey, Block>,
+pub struct JobIndex {
+    blocks: HashSlab<BlockKey, IdBlock>,
     /// The block that was inserted into last, if it is still there: the next id is mostly in it.
     inserted: Option<(u64, BlockKey)>,
     /// The block that was found last, if it is still there. Most jobs are looked up to be deleted, one
@@ -24,7 +24,7 @@ pub struct Ids {
 }
 
 #[derive(Debug)]
-struct Block {
+struct IdBlock {
     /// The ids without their last bits.
     number: u64,
     /// The jobs; [`NIL`] where there is none.
@@ -35,7 +35,7 @@ struct Block {
 
 const BLOCK_LEN: usize = 8;
 
-impl Ids {
+impl JobIndex {
     /// The number of the job with this id.
     pub fn find(&self, id: u64) -> Option<u32> {
         let (number, place) = split(id);
@@ -49,9 +49,9 @@ impl Ids {
     }
 
     /// How many one id takes, if it is alone in its block.
-    pub const MOST_BYTES_OF_AN_ID: u64 = size_of::<Block>() as u64;
+    pub const MOST_BYTES_OF_AN_ID: u64 = size_of::<IdBlock>() as u64;
 
-    /// Makes sure that the next [`Ids::insert`] needs no memory.
+    /// Makes sure that the next [`JobIndex::insert`] needs no memory.
     ///
     /// # Errors
     /// There is no memory for it.
@@ -62,12 +62,12 @@ impl Ids {
     /// The job with this id, which no other has, has this number.
     ///
     /// # Panics
-    /// There was no successful [`Ids::try_reserve_one`] before.
+    /// There was no successful [`JobIndex::try_reserve_one`] before.
     pub fn insert(&mut self, id: u64, job: u32) {
         let (number, place) = split(id);
         let key = self.block(number).unwrap_or_else(|| {
             let jobs = [NIL; BLOCK_LEN];
-            self.blocks.insert(Block { number, jobs, next_in_bucket: NIL, used: 0 })
+            self.blocks.insert(IdBlock { number, jobs, next_in_bucket: NIL, used: 0 })
         });
         self.inserted = Some((number, key));
         let block = &mut self.blocks[key];
@@ -108,7 +108,7 @@ impl Ids {
             let block = self.blocks.get(key).map(|block| block.number);
             assert_eq!(block, Some(number), "a block of ids, and what is noted of it");
         }
-        for (key, Block { number, jobs, used, .. }) in self.blocks.iter() {
+        for (key, IdBlock { number, jobs, used, .. }) in self.blocks.iter() {
             let counted = jobs.iter().filter(|&&job| job != NIL).count();
             assert_eq!(*used as usize, counted, "jobs of block {number}, noted and counted");
             assert!(counted > 0, "block {number} of ids is kept without a job");
@@ -122,15 +122,15 @@ impl Ids {
         if let Some((_, key)) = self.inserted.filter(noted).or(self.found.get().filter(noted)) {
             return Some(key);
         }
-        let key = self.blocks.find_by(scatter(number), |block| block.number == number)?;
+        let key = self.blocks.find_by(mix(number), |block| block.number == number)?;
         self.found.set(Some((number, key)));
         Some(key)
     }
 }
 
-impl Hashed for Block {
+impl Keyed for IdBlock {
     fn hash(&self) -> u64 {
-        scatter(self.number)
+        mix(self.number)
     }
 
     fn next_in_bucket(&self) -> u32 {
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn behaves_as_a_map_under_random_steps() {
         let mut random = fastrand::Rng::with_seed(6);
-        let mut ids = Ids::default();
+        let mut ids = JobIndex::default();
         let mut model: BTreeMap<u64, u32> = BTreeMap::new();
         for job in 0..50_000 {
             // Most in a row, and some at the far end.

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! A bucket is the head of a chain through the entries themselves. The index knows the
-//! entries only as a [`Chained`] store of hashes and next keys.
+//! entries only as a [`Chain`] store of hashes and next keys.
 
 use super::slots::PAGE_BYTES;
 use crate::engine::headroom::{self, Headroom};
@@ -26,7 +26,7 @@ const PAGE_LEN: usize = PAGE_BYTES / size_of::<u32>();
 const LEAST: usize = 1024;
 
 /// A store whose entries carry their hash and the next key of their chain.
-pub trait Chained {
+pub trait Chain {
     /// The hash of the entry under `key`; always the same.
     fn hash(&self, key: u32) -> u64;
 
@@ -37,16 +37,16 @@ pub trait Chained {
     fn set_next(&mut self, key: u32, next: u32);
 }
 
-/// Keys of entries in a [`Chained`] store, found by hash.
+/// Keys of entries in a [`Chain`] store, found by hash.
 #[derive(Debug, Default)]
-pub struct Index {
+pub struct LinearHash {
     /// The heads of the chains, in pages that are all full but the last.
     pages: Vec<Vec<u32>>,
     buckets: usize,
     len: usize,
 }
 
-impl Index {
+impl LinearHash {
     /// How many keys there are.
     #[cfg(test)]
     pub fn len(&self) -> usize {
@@ -54,7 +54,7 @@ impl Index {
     }
 
     /// The key whose entry has `hash` and for which `is_it` holds.
-    pub fn find<S: Chained>(
+    pub fn find<S: Chain>(
         &self,
         store: &S,
         hash: u64,
@@ -73,7 +73,7 @@ impl Index {
         None
     }
 
-    /// Makes sure that the next [`Index::insert`] needs no memory.
+    /// Makes sure that the next [`LinearHash::insert`] needs no memory.
     ///
     /// # Errors
     /// There is no memory for it.
@@ -94,8 +94,8 @@ impl Index {
     /// Adds `key`, whose entry is in `store`.
     ///
     /// # Panics
-    /// There was no successful [`Index::try_reserve_one`] before.
-    pub fn insert<S: Chained>(&mut self, store: &mut S, key: u32) {
+    /// There was no successful [`LinearHash::try_reserve_one`] before.
+    pub fn insert<S: Chain>(&mut self, store: &mut S, key: u32) {
         self.len += 1;
         while self.buckets < self.len.max(LEAST) {
             self.split(store);
@@ -104,7 +104,7 @@ impl Index {
     }
 
     /// Takes out `key`, whose entry is still in `store`.
-    pub fn remove<S: Chained>(&mut self, store: &mut S, key: u32) {
+    pub fn remove<S: Chain>(&mut self, store: &mut S, key: u32) {
         let bucket = self.bucket_of(store.hash(key));
         let next = store.next(key);
         let mut at = self.head(bucket);
@@ -127,7 +127,7 @@ impl Index {
     ///
     /// # Panics
     /// It is not so. `what` says of which index.
-    pub fn check<S: Chained>(
+    pub fn check<S: Chain>(
         &self,
         store: &S,
         keys: impl Iterator<Item = u32>,
@@ -171,7 +171,7 @@ impl Index {
         assert_eq!(self.len, leads, "{what}: keys, and heads and keys that lead to one");
     }
 
-    fn is_in_chain<S: Chained>(&self, store: &S, key: u32, bucket: usize) -> bool {
+    fn is_in_chain<S: Chain>(&self, store: &S, key: u32, bucket: usize) -> bool {
         let mut at = self.head(bucket);
         // If the chain is a circle, there is an end to it all the same.
         for _ in 0..self.len {
@@ -184,7 +184,7 @@ impl Index {
     }
 
     /// Adds one bucket and moves there what belongs there.
-    fn split<S: Chained>(&mut self, store: &mut S) {
+    fn split<S: Chain>(&mut self, store: &mut S) {
         let new = self.buckets;
         self.pages[new / PAGE_LEN].push(NIL);
         let split = if new == 0 { 0 } else { new - highest_power(new) };
@@ -199,7 +199,7 @@ impl Index {
 
     /// Removes the last bucket once there are twice as many as keys and more than [`LEAST`], and
     /// moves what it has back to where it came from.
-    fn shrink<S: Chained>(&mut self, store: &mut S) {
+    fn shrink<S: Chain>(&mut self, store: &mut S) {
         if self.buckets < (2 * self.len).max(LEAST) + 2 {
             return;
         }
@@ -218,7 +218,7 @@ impl Index {
         }
     }
 
-    fn link<S: Chained>(&mut self, store: &mut S, key: u32) {
+    fn link<S: Chain>(&mut self, store: &mut S, key: u32) {
         let bucket = self.bucket_of(store.hash(key));
         store.set_next(key, self.head(bucket));
         *self.head_mut(bucket) = key;
@@ -255,7 +255,7 @@ mod tests {
     #[derive(Default)]
     struct Store(Vec<u32>);
 
-    impl Chained for Store {
+    impl Chain for Store {
         fn hash(&self, key: u32) -> u64 {
             u64::from(key) / 3
         }
@@ -272,7 +272,7 @@ mod tests {
         const KEYS: u32 = 5_000;
         let mut random = fastrand::Rng::with_seed(9);
         let mut store = Store(vec![NIL; KEYS as usize]);
-        let mut index = Index::default();
+        let mut index = LinearHash::default();
         let mut model: BTreeMap<u32, ()> = BTreeMap::new();
         for step in 0..100_000 {
             let filling = (step / 20_000) % 2 == 0;
@@ -301,7 +301,7 @@ mod tests {
     fn gives_its_pages_back() {
         const KEYS: u32 = 200_000;
         let mut store = Store(vec![NIL; KEYS as usize]);
-        let mut index = Index::default();
+        let mut index = LinearHash::default();
         for key in 0..KEYS {
             index.try_reserve_one().expect("the test needs little memory");
             index.insert(&mut store, key);

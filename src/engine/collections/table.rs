@@ -3,14 +3,14 @@
 //! Tubes are found by name, watches by whom they concern and jobs, eight together, by id;
 //! what is looked for is up to them.
 
-use super::index::{Chained, Index};
+use super::index::{Chain, LinearHash};
 use super::pages::Pages;
 use crate::engine::keys::Key;
 use std::collections::TryReserveError;
 use std::fmt;
 
 /// An entry that can be found by hash.
-pub trait Hashed {
+pub trait Keyed {
     /// The hash; always the same.
     fn hash(&self) -> u64;
 
@@ -23,25 +23,25 @@ pub trait Hashed {
 
 /// Entries of type `T` under keys of type `K`.
 #[derive(Debug)]
-pub struct Table<K, T> {
+pub struct HashSlab<K, T> {
     pages: Pages<K, T>,
-    by_hash: Index,
+    by_hash: LinearHash,
 }
 
-impl<K, T> Default for Table<K, T> {
-    fn default() -> Table<K, T> {
-        Table { pages: Pages::default(), by_hash: Index::default() }
+impl<K, T> Default for HashSlab<K, T> {
+    fn default() -> HashSlab<K, T> {
+        HashSlab { pages: Pages::default(), by_hash: LinearHash::default() }
     }
 }
 
-impl<K: Key, T: Hashed> Table<K, T> {
+impl<K: Key, T: Keyed> HashSlab<K, T> {
     /// The key of the entry with this hash for which `is_it` holds.
     pub fn find_by(&self, hash: u64, is_it: impl Fn(&T) -> bool) -> Option<K> {
         let is_it = |pages: &Pages<K, T>, number| is_it(&pages[K::from_number(number)]);
         self.by_hash.find(&self.pages, hash, is_it).map(K::from_number)
     }
 
-    /// Makes sure that the next [`Table::insert`] needs no memory.
+    /// Makes sure that the next [`HashSlab::insert`] needs no memory.
     ///
     /// # Errors
     /// There is no memory for it.
@@ -53,7 +53,7 @@ impl<K: Key, T: Hashed> Table<K, T> {
     /// Adds `entry`, which must not be there already, and says under which key.
     ///
     /// # Panics
-    /// There was no successful [`Table::try_reserve_one`] before.
+    /// There was no successful [`HashSlab::try_reserve_one`] before.
     pub fn insert(&mut self, entry: T) -> K {
         let key = self.pages.insert(entry);
         self.by_hash.insert(&mut self.pages, key.number());
@@ -110,7 +110,7 @@ impl<K: Key, T: Hashed> Table<K, T> {
     }
 }
 
-impl<K: Key, T> std::ops::Index<K> for Table<K, T> {
+impl<K: Key, T> std::ops::Index<K> for HashSlab<K, T> {
     type Output = T;
 
     fn index(&self, key: K) -> &T {
@@ -118,13 +118,13 @@ impl<K: Key, T> std::ops::Index<K> for Table<K, T> {
     }
 }
 
-impl<K: Key, T> std::ops::IndexMut<K> for Table<K, T> {
+impl<K: Key, T> std::ops::IndexMut<K> for HashSlab<K, T> {
     fn index_mut(&mut self, key: K) -> &mut T {
         &mut self.pages[key]
     }
 }
 
-impl<K: Key, T: Hashed> Chained for Pages<K, T> {
+impl<K: Key, T: Keyed> Chain for Pages<K, T> {
     fn hash(&self, number: u32) -> u64 {
         self[K::from_number(number)].hash()
     }
@@ -139,7 +139,7 @@ impl<K: Key, T: Hashed> Chained for Pages<K, T> {
 }
 
 /// Spreads numbers that lie close together over all hashes.
-pub fn scatter(number: u64) -> u64 {
+pub fn mix(number: u64) -> u64 {
     let product = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     product ^ (product >> 32)
 }

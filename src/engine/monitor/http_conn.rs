@@ -15,7 +15,7 @@ use std::collections::TryReserveError;
 
 /// One visitor.
 #[derive(Debug)]
-pub struct Visit {
+pub struct HttpConn {
     phase: Phase,
     /// As many tubes are told of one by one.
     tubes_max: usize,
@@ -32,20 +32,20 @@ pub struct Visit {
 #[derive(Debug)]
 enum Phase {
     /// The request is not complete.
-    Asking,
+    ReadingRequest,
     /// There is more of the answer than has been made.
-    Telling { page: Box<Page>, in_chunks: bool },
+    Streaming { page: Box<Page>, in_chunks: bool },
     /// The rest of the answer is to be sent.
     Sending,
     /// Whatever the visitor still sends is dropped: to close at once could keep the answer from arriving.
-    Leaving,
+    Lingering,
     /// The connection is to be closed.
-    Over,
+    Done,
 }
 
 /// What visitors are told of.
 #[derive(Clone, Copy, Debug)]
-pub enum Subject<'a> {
+pub enum ServerState<'a> {
     /// The server reads its binlog, and serves nobody yet.
     Starting,
     /// It serves.
@@ -68,11 +68,11 @@ const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// In words.
 const TEXT_TYPE: &str = "text/plain; charset=utf-8";
 
-impl Visit {
+impl HttpConn {
     /// A visitor has come, who will be told of `tubes_max` tubes one by one.
-    pub fn new(tubes_max: usize, now: Nanos) -> Visit {
-        Visit {
-            phase: Phase::Asking,
+    pub fn new(tubes_max: usize, now: Nanos) -> HttpConn {
+        HttpConn {
+            phase: Phase::ReadingRequest,
             tubes_max,
             head: Vec::new(),
             answer: String::new(),
@@ -91,10 +91,10 @@ impl Visit {
     pub fn receive(
         &mut self,
         bytes: &[u8],
-        subject: Subject<'_>,
+        subject: ServerState<'_>,
         now: Nanos,
     ) -> Result<(), TryReserveError> {
-        if !matches!(self.phase, Phase::Asking) {
+        if !matches!(self.phase, Phase::ReadingRequest) {
             return Ok(());
         }
         let mut head = std::mem::take(&mut self.head);
@@ -115,8 +115,8 @@ impl Visit {
 
     /// The visitor will send no more.
     pub fn end_input(&mut self) {
-        if matches!(self.phase, Phase::Asking | Phase::Leaving) {
-            self.phase = Phase::Over;
+        if matches!(self.phase, Phase::ReadingRequest | Phase::Lingering) {
+            self.phase = Phase::Done;
         }
     }
 
@@ -128,7 +128,7 @@ impl Visit {
             self.answer.clear();
             self.sent = 0;
             if matches!(self.phase, Phase::Sending) {
-                self.phase = Phase::Leaving;
+                self.phase = Phase::Lingering;
                 self.deadline = now + TO_LEAVE;
             }
         }
@@ -143,17 +143,17 @@ impl Visit {
 
     /// Whether more of the answer can be made: what was made before has been sent.
     pub fn wants_slice(&self) -> bool {
-        matches!(self.phase, Phase::Telling { .. }) && self.answer.is_empty()
+        matches!(self.phase, Phase::Streaming { .. }) && self.answer.is_empty()
     }
 
     /// Whether all of the answer has been sent, so that no more will be.
     pub fn is_leaving(&self) -> bool {
-        matches!(self.phase, Phase::Leaving)
+        matches!(self.phase, Phase::Lingering)
     }
 
     /// Whether the connection is to be closed.
     pub fn is_over(&self) -> bool {
-        matches!(self.phase, Phase::Over)
+        matches!(self.phase, Phase::Done)
     }
 
     /// When the visitor is to be turned out.
@@ -168,28 +168,28 @@ impl Visit {
 
     /// From when on the visitor makes room for others, if there is no other place for them: at
     /// once while the request is not complete, and nearly so when all of the answer has been sent.
-    pub fn makes_room_at(&self) -> Nanos {
+    pub fn evictable_at(&self) -> Nanos {
         match self.phase {
-            Phase::Asking => Nanos::ZERO,
-            Phase::Leaving | Phase::Over => Nanos::ONE,
-            Phase::Telling { .. } | Phase::Sending => self.began_at + BESIDE_OTHERS,
+            Phase::ReadingRequest => Nanos::ZERO,
+            Phase::Lingering | Phase::Done => Nanos::ONE,
+            Phase::Streaming { .. } | Phase::Sending => self.began_at + BESIDE_OTHERS,
         }
     }
 
     // ---- Answering ----
 
-    fn answer(&mut self, request: Request<'_>, subject: Subject<'_>) {
+    fn answer(&mut self, request: Request<'_>, subject: ServerState<'_>) {
         let Request { path, head_only, takes_chunks } = request;
         let (status, text) = match (path, subject) {
             ("/healthz", _) => (Status::Ok, "ok\n"),
-            ("/readyz" | "/metrics", Subject::Starting) => {
+            ("/readyz" | "/metrics", ServerState::Starting) => {
                 (Status::ServiceUnavailable, "the binlog is being read\n")
             }
-            ("/readyz", Subject::Serving(server, _)) if server.is_draining() => {
+            ("/readyz", ServerState::Serving(server, _)) if server.is_draining() => {
                 (Status::ServiceUnavailable, "draining\n")
             }
-            ("/readyz", Subject::Serving(..)) => (Status::Ok, "ok\n"),
-            ("/metrics", Subject::Serving(..)) => {
+            ("/readyz", ServerState::Serving(..)) => (Status::Ok, "ok\n"),
+            ("/metrics", ServerState::Serving(..)) => {
                 return self.begin_telling(head_only, takes_chunks);
             }
             _ => (Status::NotFound, explanation(Status::NotFound)),
@@ -211,7 +211,7 @@ impl Visit {
         self.phase = if head_only {
             Phase::Sending
         } else {
-            Phase::Telling { page: Box::new(Page::new(self.tubes_max)), in_chunks }
+            Phase::Streaming { page: Box::new(Page::new(self.tubes_max)), in_chunks }
         };
     }
 
@@ -219,11 +219,11 @@ impl Visit {
     ///
     /// # Errors
     /// There is no memory for it.
-    pub fn tell(&mut self, subject: Subject<'_>, now: Nanos) -> Result<(), TryReserveError> {
+    pub fn tell(&mut self, subject: ServerState<'_>, now: Nanos) -> Result<(), TryReserveError> {
         if !self.wants_slice() {
             return Ok(());
         }
-        let (Phase::Telling { page, in_chunks }, Subject::Serving(server, turns)) =
+        let (Phase::Streaming { page, in_chunks }, ServerState::Serving(server, iterations)) =
             (&mut self.phase, subject)
         else {
             return Ok(());
@@ -235,7 +235,7 @@ impl Visit {
         }
         let begins_at = self.answer.len();
         self.deadline = now + TO_TAKE;
-        page.go_on(&server.view(turns, now), &mut self.answer)?;
+        page.go_on(&server.view(iterations, now), &mut self.answer)?;
         let told = self.answer.len() - begins_at;
         let is_done = page.is_done();
         if *in_chunks {

@@ -50,10 +50,10 @@ enum Stage {
     /// place, and has been seen then. How many are left, and what is known of the last of those.
     Tubes {
         left: usize,
-        look: Option<Look>,
+        look: Option<Cursor>,
     },
     /// What concerns the whole server is told.
-    Sums,
+    Counters,
     /// A family of samples is told, one for each tube; which tube is next.
     Family {
         number: usize,
@@ -64,9 +64,9 @@ enum Stage {
 
 /// A tube that is being looked at.
 #[derive(Debug)]
-struct Look {
+struct Cursor {
     tube: TubeKey,
-    figures: TubeFigures,
+    stats: TubeFigures,
     /// How many of its ready jobs, and of those who stand in its line, are still to be looked at. They
     /// are gone through from the end: when the first one leaves, the last one takes a place in
     /// front, and has been seen then.
@@ -148,11 +148,11 @@ impl Page {
                 }
             }
             Stage::Tubes { .. } => while looks > 0 && self.look_at_tube(view, &mut looks)? {},
-            Stage::Sums => {
-                self.tell_sums(view, &mut Text(text));
+            Stage::Counters => {
+                self.write_totals(view, &mut Text(text));
                 self.stage = Stage::Family { number: 0, place: 0 };
             }
-            Stage::Family { .. } => while text.len() < SLICE_LEN && self.tell_of_tube(text) {},
+            Stage::Family { .. } => while text.len() < SLICE_LEN && self.write_tube(text) {},
             Stage::Done => {}
         }
         Ok(())
@@ -171,8 +171,8 @@ impl Page {
         *left = (*left).min(tubes.len());
         let Some(place) = left.checked_sub(1) else {
             self.tubes.reverse();
-            self.forget_twins(tubes.removed_count());
-            self.stage = Stage::Sums;
+            self.dedup_tubes(tubes.removed_count());
+            self.stage = Stage::Counters;
             return Ok(false);
         };
         let tube = tubes.at(place);
@@ -181,7 +181,7 @@ impl Page {
             Some(present) => present,
             None => {
                 *looks = looks.saturating_sub(LOOKS_PER_TUBE);
-                Look::at(tube, &tubes[tube], view.now)
+                Cursor::at(tube, &tubes[tube], view.now)
             }
         };
         if !present.go_on(view, looks) {
@@ -189,17 +189,17 @@ impl Page {
             return Ok(true);
         }
         *left = place;
-        let mut figures = present.figures;
+        let mut stats = present.stats;
         if place < self.tubes_max {
             let name = &tubes[tube].name;
             headroom::leave(Headroom::ThreeQuarters, || {
                 self.tubes.try_reserve(1)?;
-                figures.name.try_reserve_exact(name.len())
+                stats.name.try_reserve_exact(name.len())
             })?;
-            figures.name.push_str(name);
-            self.tubes.push(figures);
+            stats.name.push_str(name);
+            self.tubes.push(stats);
         } else {
-            self.others.add(figures);
+            self.others.add(stats);
             self.others_count += 1;
         }
         Ok(true)
@@ -207,7 +207,7 @@ impl Page {
 
     /// A tube that took another place meanwhile may have been looked at twice, but Prometheus must not
     /// be told twice.
-    fn forget_twins(&mut self, removed_count: u64) {
+    fn dedup_tubes(&mut self, removed_count: u64) {
         if removed_count != self.removed_before {
             self.tubes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
             self.tubes.dedup_by(|a, b| a.name == b.name);
@@ -217,7 +217,7 @@ impl Page {
     // ---- Telling ----
 
     /// Tells the next samples of the present family. `false` when there are no more.
-    fn tell_of_tube(&mut self, text: &mut String) -> bool {
+    fn write_tube(&mut self, text: &mut String) -> bool {
         let Stage::Family { number, place } = &mut self.stage else { return false };
         let family = &TUBE_FAMILIES[*number];
         if *place == 0 {
@@ -239,20 +239,20 @@ impl Page {
         !self.is_done()
     }
 
-    fn tell_sums(&self, view: &View<'_>, text: &mut Text<'_>) {
+    fn write_totals(&self, view: &View<'_>, text: &mut Text<'_>) {
         let View { ref server, queue, iterations, .. } = *view;
-        tell_process(server, text);
-        self.tell_clients(server, queue, text);
-        tell_jobs(server, queue, text);
+        write_process(server, text);
+        self.write_clients(server, queue, text);
+        write_jobs(server, queue, text);
         text.gauge("beanstalkd_tubes", "Tubes.", queue.tubes.len());
         let help = "Tubes that are told of together, as one called \"other tubes\".";
         text.gauge("beanstalkd_tubes_told_together", help, self.others_count);
         let help = "How long the turns of the event loop took, without waiting.";
         text.histogram("beanstalkd_turn_seconds", help, iterations);
-        tell_binlog(server, queue, text);
+        write_binlog(server, queue, text);
     }
 
-    fn tell_clients(&self, server: &ServerStats<'_>, queue: &Queue, text: &mut Text<'_>) {
+    fn write_clients(&self, server: &ServerStats<'_>, queue: &Queue, text: &mut Text<'_>) {
         let help = "Connections of clients, by what they are doing.";
         let mut connections = text.family("beanstalkd_connections", GAUGE, help);
         for (activity, count) in Activity::ALL.into_iter().zip(self.connections) {
@@ -271,11 +271,11 @@ impl Page {
     }
 }
 
-impl Look {
-    fn at(key: TubeKey, tube: &Tube, now: Nanos) -> Look {
-        Look {
+impl Cursor {
+    fn at(key: TubeKey, tube: &Tube, now: Nanos) -> Cursor {
+        Cursor {
             tube: key,
-            figures: TubeFigures::of(tube, now),
+            stats: TubeFigures::of(tube, now),
             ready_left: tube.ready.len(),
             line_left: tube.line.len(),
         }
@@ -290,7 +290,7 @@ impl Look {
         let oldest = tube.ready.between(self.ready_left - ready..self.ready_left);
         if let Some(oldest) = oldest.iter().min_by_key(|entry| entry.id) {
             let age = view.now.since(view.queue.jobs[oldest.job].created_at);
-            self.figures.oldest_ready_age = self.figures.oldest_ready_age.max(age);
+            self.stats.oldest_ready_age = self.stats.oldest_ready_age.max(age);
         }
         self.ready_left -= ready;
         *looks -= ready;
@@ -299,7 +299,7 @@ impl Look {
         let in_line = self.line_left.min(looks.div_ceil(LOOKS_PER_PLACE_IN_LINE));
         let waiting = tube.line.between(self.line_left - in_line..self.line_left);
         let waiting = waiting.iter().filter(|&&place| view.queue.waits_at(place)).count();
-        self.figures.waiting += waiting as u64;
+        self.stats.waiting += waiting as u64;
         self.line_left -= in_line;
         *looks = looks.saturating_sub(in_line * LOOKS_PER_PLACE_IN_LINE);
         self.ready_left == 0 && self.line_left == 0
@@ -353,7 +353,7 @@ impl TubeFigures {
 
 // ---- Of the whole server ----
 
-fn tell_process(server: &ServerStats<'_>, text: &mut Text<'_>) {
+fn write_process(server: &ServerStats<'_>, text: &mut Text<'_>) {
     let facts = server.facts;
     let help = "The version of the server, and of C beanstalkd that it stands in for.";
     let (own, protocol) = (env!("CARGO_PKG_VERSION"), stats::VERSION);
@@ -385,7 +385,7 @@ fn tell_process(server: &ServerStats<'_>, text: &mut Text<'_>) {
     text.gauge("beanstalkd_draining", help, u8::from(server.is_draining));
 }
 
-fn tell_jobs(server: &ServerStats<'_>, queue: &Queue, text: &mut Text<'_>) {
+fn write_jobs(server: &ServerStats<'_>, queue: &Queue, text: &mut Text<'_>) {
     let totals = &queue.totals;
     let mut jobs = text.family("beanstalkd_jobs", GAUGE, "Jobs, by state.");
     jobs.with("state", "ready", totals.ready);
@@ -407,14 +407,14 @@ fn tell_jobs(server: &ServerStats<'_>, queue: &Queue, text: &mut Text<'_>) {
     text.gauge("beanstalkd_job_size_limit_bytes", help, server.max_job_size);
 }
 
-fn tell_binlog(server: &ServerStats<'_>, queue: &Queue, text: &mut Text<'_>) {
+fn write_binlog(server: &ServerStats<'_>, queue: &Queue, text: &mut Text<'_>) {
     let Some(binlog) = queue.binlog() else { return };
-    let (figures, sizes) = (binlog.figures(), binlog.sizes());
+    let (stats, sizes) = (binlog.stats(), binlog.sizes());
     text.gauge("beanstalkd_binlog_files", "Binlog files.", sizes.files);
     let help = "The number of the oldest binlog file.";
-    text.gauge("beanstalkd_binlog_oldest_file_number", help, figures.oldest);
+    text.gauge("beanstalkd_binlog_oldest_file_number", help, stats.oldest);
     let help = "The number of the binlog file that is written to.";
-    text.gauge("beanstalkd_binlog_current_file_number", help, figures.current);
+    text.gauge("beanstalkd_binlog_current_file_number", help, stats.current);
     let help = "The size of a new binlog file.";
     text.gauge("beanstalkd_binlog_file_size_bytes", help, server.binlog_file_size);
     let help = "Space that binlog files take on the disk.";
@@ -426,9 +426,9 @@ fn tell_binlog(server: &ServerStats<'_>, queue: &Queue, text: &mut Text<'_>) {
     let help = "Whether there is no space for more binlog files.";
     text.gauge("beanstalkd_binlog_full", help, u8::from(sizes.is_full));
     let help = "Records that were written to the binlog.";
-    text.counter("beanstalkd_binlog_records_written_total", help, figures.records_written);
+    text.counter("beanstalkd_binlog_records_written_total", help, stats.records_written);
     let help = "Jobs that were moved to newer binlog files.";
-    text.counter("beanstalkd_binlog_records_migrated_total", help, figures.records_migrated);
+    text.counter("beanstalkd_binlog_records_migrated_total", help, stats.records_migrated);
     let help = "How long syncs of binlog files took.";
     text.histogram("beanstalkd_binlog_sync_seconds", help, &binlog.sync_times());
 }
@@ -436,7 +436,7 @@ fn tell_binlog(server: &ServerStats<'_>, queue: &Queue, text: &mut Text<'_>) {
 // ---- Of each tube ----
 
 /// A family with one or more samples for each tube.
-struct TubeFamily {
+struct TubeMetric {
     name: &'static str,
     kind: &'static str,
     help: &'static str,
@@ -445,15 +445,15 @@ struct TubeFamily {
 
 type Tell = fn(&TubeFigures, &mut Family<'_>);
 
-const fn gauge(name: &'static str, help: &'static str, tell: Tell) -> TubeFamily {
-    TubeFamily { name, kind: GAUGE, help, tell }
+const fn gauge(name: &'static str, help: &'static str, tell: Tell) -> TubeMetric {
+    TubeMetric { name, kind: GAUGE, help, tell }
 }
 
-const fn counter(name: &'static str, help: &'static str, tell: Tell) -> TubeFamily {
-    TubeFamily { name, kind: COUNTER, help, tell }
+const fn counter(name: &'static str, help: &'static str, tell: Tell) -> TubeMetric {
+    TubeMetric { name, kind: COUNTER, help, tell }
 }
 
-const TUBE_FAMILIES: [TubeFamily; 11] = [
+const TUBE_FAMILIES: [TubeMetric; 11] = [
     gauge("beanstalkd_tube_jobs", "Jobs of a tube, by state.", |tube, jobs| {
         jobs.with("state", "ready", tube.ready);
         jobs.with("state", "reserved", tube.reserved);

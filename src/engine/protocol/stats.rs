@@ -15,7 +15,7 @@ use std::fmt::{self, Display, Write};
 
 /// What the process says of itself in `stats`.
 #[derive(Clone, Debug)]
-pub struct Facts {
+pub struct ProcessInfo {
     /// The process id.
     pub pid: u32,
     /// 16 hex digits, new at each start.
@@ -49,7 +49,7 @@ pub struct ProcessorTime {
 #[derive(Debug)]
 pub struct ServerStats<'a> {
     /// Of the process.
-    pub facts: &'a Facts,
+    pub facts: &'a ProcessInfo,
     /// By [`Counter`].
     pub commands: &'a [u64; Counter::COUNT],
     /// The largest body allowed, in bytes.
@@ -68,7 +68,7 @@ pub struct ServerStats<'a> {
 
 /// How the server does, for a line of text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Summary {
+pub struct StatusLine {
     /// Jobs that wait for a worker.
     pub ready: u64,
     /// Jobs that a worker has.
@@ -217,7 +217,7 @@ fn commands(yaml: &mut Yaml, counts: &[u64; Counter::COUNT]) {
     }
 }
 
-fn process(yaml: &mut Yaml, facts: &Facts, now: Nanos) {
+fn process(yaml: &mut Yaml, facts: &ProcessInfo, now: Nanos) {
     let processor = (facts.processor_time)();
     let seconds = |us: u64| format!("{}.{:06}", us / 1_000_000, us % 1_000_000);
     yaml.line("pid", facts.pid)
@@ -227,9 +227,9 @@ fn process(yaml: &mut Yaml, facts: &Facts, now: Nanos) {
         .line("uptime", now.since(facts.started_at).whole_secs());
 }
 
-impl fmt::Display for Summary {
+impl fmt::Display for StatusLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Summary { ready, reserved, delayed, buried, connections, is_draining } = *self;
+        let StatusLine { ready, reserved, delayed, buried, connections, is_draining } = *self;
         let jobs = ready + reserved + delayed + buried;
         write!(f, "{} {}", grouped(jobs), if jobs == 1 { "job" } else { "jobs" })?;
         let mut before = " (";
@@ -267,11 +267,11 @@ mod tests {
 
     #[test]
     fn a_summary_says_what_there_is() {
-        let nothing = Summary::default();
+        let nothing = StatusLine::default();
         assert_eq!(nothing.to_string(), "0 jobs, 0 connections");
-        let one = Summary { buried: 1, connections: 1, ..nothing };
+        let one = StatusLine { buried: 1, connections: 1, ..nothing };
         assert_eq!(one.to_string(), "1 job (1 buried), 1 connection");
-        let many = Summary {
+        let many = StatusLine {
             ready: 1_100,
             reserved: 4,
             delayed: 90,

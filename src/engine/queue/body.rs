@@ -16,7 +16,7 @@
 //! empty since the last check are marked, and at most 1 MiB of them is freed in each iteration.
 
 use crate::engine::collections::slots::{self, Slots};
-use crate::engine::collections::table::scatter;
+use crate::engine::collections::table::mix;
 use crate::engine::keys::{BodyKey, Key};
 use crate::engine::text::CR_LF;
 use crate::engine::time::Nanos;
@@ -35,7 +35,7 @@ pub struct Body {
 #[derive(Debug)]
 pub struct Bodies {
     /// By width.
-    shelves: Vec<Shelf>,
+    classes: Vec<SizeClass>,
     /// Bytes of all pages, as far as bodies have ever filled them.
     taken_bytes: u64,
     /// How many pages of large bodies have no body.
@@ -50,7 +50,7 @@ pub struct Bodies {
 
 /// Bodies of up to a certain width.
 #[derive(Debug)]
-struct Shelf {
+struct SizeClass {
     width: usize,
     slots: Slots,
     /// Each has room for a whole page, or for nothing while it is absent. The bytes up to the
@@ -106,15 +106,15 @@ impl Body {
 
 impl Default for Bodies {
     fn default() -> Bodies {
-        let mut shelves = vec![Shelf::new(CR_LF.len())];
+        let mut classes = vec![SizeClass::new(CR_LF.len())];
         let mut len = 0;
         // People like round numbers, and there the CR LF does not count.
         while len < LONGEST {
-            len += step_above(len);
-            shelves.push(Shelf::new(len + CR_LF.len()));
+            len += class_step(len);
+            classes.push(SizeClass::new(len + CR_LF.len()));
         }
         Bodies {
-            shelves,
+            classes,
             taken_bytes: 0,
             empty_pages: 0,
             reap_at: None,
@@ -143,12 +143,12 @@ impl Bodies {
     /// # Panics
     /// The body would have more than `2^30 + 2` bytes.
     pub fn begin(&mut self, full_len: usize) -> Result<Body, TryReserveError> {
-        let shelf = &mut self.shelves[shelf_of(full_len)];
-        let empty_before = shelf.slots.empty_count();
-        let taken = shelf.take(full_len);
-        if shelf.is_shared() {
+        let class = &mut self.classes[class_of(full_len)];
+        let empty_before = class.slots.empty_count();
+        let taken = class.take(full_len);
+        if class.is_shared() {
             // Where a page was made and then memory was short, there is one more.
-            self.empty_pages = self.empty_pages + shelf.slots.empty_count() - empty_before;
+            self.empty_pages = self.empty_pages + class.slots.empty_count() - empty_before;
         }
         let (key, growth) = taken?;
         self.taken_bytes += growth;
@@ -159,38 +159,38 @@ impl Bodies {
     /// Returns the bytes `from` to `to` of a body that is still arriving. What is in them is
     /// arbitrary until it was written to.
     pub fn space(&mut self, body: &Body, from: usize, to: usize) -> &mut [u8] {
-        self.shelves[shelf_of(body.len as usize)].space(body.key, from, to)
+        self.classes[class_of(body.len as usize)].space(body.key, from, to)
     }
 
     /// The bytes, with CR LF.
     pub fn bytes(&self, body: &Body) -> &[u8] {
         let len = body.len as usize;
-        self.shelves[shelf_of(len)].bytes(body.key, len)
+        self.classes[class_of(len)].bytes(body.key, len)
     }
 
     /// Returns another hold on a large body.
     pub fn share(&mut self, body: &Body) -> Body {
         let Body { len, key } = *body;
-        *self.shelves[shelf_of(len as usize)].holds_mut(key) += 1;
+        *self.classes[class_of(len as usize)].holds_mut(key) += 1;
         Body { len, key }
     }
 
     /// The body is not needed any more by this holder. Returns whether a page of memory was freed,
     /// which takes a while.
     pub fn remove(&mut self, body: Body) -> bool {
-        let shelf = &mut self.shelves[shelf_of(body.len as usize)];
+        let class = &mut self.classes[class_of(body.len as usize)];
         if body.is_large() {
-            let holds = shelf.holds_mut(body.key);
+            let holds = class.holds_mut(body.key);
             *holds -= 1;
             if *holds == 0 {
-                let empty_before = shelf.slots.empty_count();
-                shelf.slots.vacate(body.key.number());
-                self.empty_pages += shelf.slots.empty_count() - empty_before;
+                let empty_before = class.slots.empty_count();
+                class.slots.vacate(body.key.number());
+                self.empty_pages += class.slots.empty_count() - empty_before;
             }
             return false;
         }
-        let Some(page) = shelf.slots.leave(body.key.number()) else { return false };
-        let (_, taken_bytes) = shelf.free(page);
+        let Some(page) = class.slots.leave(body.key.number()) else { return false };
+        let (_, taken_bytes) = class.free(page);
         self.taken_bytes -= taken_bytes;
         true
     }
@@ -205,7 +205,7 @@ impl Bodies {
     /// How many bytes more a body of `full_len` bytes would take, CR LF included: none where one of
     /// its width has been.
     pub fn growth_for(&self, full_len: usize) -> u64 {
-        self.shelves[shelf_of(full_len)].growth_for(full_len) as u64
+        self.classes[class_of(full_len)].growth_for(full_len) as u64
     }
 
     /// Gives up empty pages until bodies take at least `bytes` less, or none is left. Returns whether
@@ -213,19 +213,19 @@ impl Bodies {
     pub fn free_empty(&mut self, bytes: u64) -> bool {
         let goal = self.taken_bytes.saturating_sub(bytes);
         let before = self.taken_bytes;
-        for shelf in &mut self.shelves {
+        for class in &mut self.classes {
             while self.taken_bytes > goal
-                && let Some(page) = shelf.slots.give_up_empty()
+                && let Some(page) = class.slots.give_up_empty()
             {
-                let (bytes, taken_bytes) = shelf.free(page);
+                let (bytes, taken_bytes) = class.free(page);
                 if self.given_up.try_reserve(1).is_ok() {
                     self.given_up.push(bytes);
                 }
                 self.taken_bytes -= taken_bytes;
-                self.empty_pages -= usize::from(shelf.is_shared());
-                self.surplus_pages -= shelf.surplus.min(1);
-                shelf.surplus = shelf.surplus.saturating_sub(1);
-                shelf.least_empty = shelf.least_empty.min(shelf.slots.empty_count());
+                self.empty_pages -= usize::from(class.is_shared());
+                self.surplus_pages -= class.surplus.min(1);
+                class.surplus = class.surplus.saturating_sub(1);
+                class.least_empty = class.least_empty.min(class.slots.empty_count());
             }
         }
         self.taken_bytes < before
@@ -249,18 +249,18 @@ impl Bodies {
         }
     }
 
-    fn wide(&mut self) -> &mut [Shelf] {
-        &mut self.shelves[shelf_of(LARGE)..]
+    fn wide(&mut self) -> &mut [SizeClass] {
+        &mut self.classes[class_of(LARGE)..]
     }
 
     /// Marks the pages that stayed empty since the last check as surplus.
     fn look_for_surplus(&mut self, now: Nanos) {
         let mut surplus = 0;
-        for shelf in self.wide() {
-            let empty = shelf.slots.empty_count();
-            shelf.surplus = shelf.least_empty.min(empty);
-            shelf.least_empty = empty - shelf.surplus;
-            surplus += shelf.surplus;
+        for class in self.wide() {
+            let empty = class.slots.empty_count();
+            class.surplus = class.least_empty.min(empty);
+            class.least_empty = empty - class.surplus;
+            surplus += class.surplus;
         }
         self.surplus_pages = surplus;
         self.reap_at = (self.empty_pages > 0).then(|| now + REAP_PAUSE);
@@ -270,9 +270,9 @@ impl Bodies {
     /// once would take 0.1 s.
     fn free_some(&mut self) {
         let mut left = REAPED_AT_ONCE;
-        let mut shelf = shelf_of(LARGE);
+        let mut class = class_of(LARGE);
         while left > 0 {
-            let Some(mut page) = self.given_up.pop().or_else(|| self.give_up_surplus(&mut shelf))
+            let Some(mut page) = self.given_up.pop().or_else(|| self.give_up_surplus(&mut class))
             else {
                 break;
             };
@@ -289,11 +289,11 @@ impl Bodies {
         }
     }
 
-    /// Gives up the next page that is surplus, looking from `shelf` on.
-    fn give_up_surplus(&mut self, shelf: &mut usize) -> Option<Vec<u8>> {
+    /// Gives up the next page that is surplus, looking from `class` on.
+    fn give_up_surplus(&mut self, class: &mut usize) -> Option<Vec<u8>> {
         while self.surplus_pages > 0 {
-            *shelf += self.shelves[*shelf..].iter().take_while(|it| it.surplus == 0).count();
-            let Some(found) = self.shelves.get_mut(*shelf) else {
+            *class += self.classes[*class..].iter().take_while(|it| it.surplus == 0).count();
+            let Some(found) = self.classes.get_mut(*class) else {
                 self.surplus_pages = 0;
                 break;
             };
@@ -318,30 +318,30 @@ impl Bodies {
     /// It is not so.
     pub fn check<'a>(&self, kept: impl Iterator<Item = (u64, &'a Body)>) {
         let (mut count, mut sum, mut taken_bytes) = (0, 0_u64, 0);
-        for (number, shelf) in self.shelves.iter().enumerate() {
+        for (number, class) in self.classes.iter().enumerate() {
             // Most widths were never seen.
-            if shelf.pages.is_empty() && shelf.slots.page_count() == 0 {
+            if class.pages.is_empty() && class.slots.page_count() == 0 {
                 continue;
             }
-            taken_bytes += shelf.check();
-            for key in shelf.slots.taken() {
-                let holds = shelf.holds(key);
+            taken_bytes += class.check();
+            for key in class.slots.taken() {
+                let holds = class.holds(key);
                 count += u64::from(holds);
-                sum = sum.wrapping_add(mark(number, key).wrapping_mul(holds.into()));
+                sum = sum.wrapping_add(fingerprint(number, key).wrapping_mul(holds.into()));
             }
         }
         assert_eq!(self.taken_bytes, taken_bytes, "bytes of bodies, as noted and as counted");
-        let large = &self.shelves[shelf_of(LARGE)..];
-        let empty = large.iter().map(|shelf| shelf.slots.empty_count()).sum::<usize>();
+        let large = &self.classes[class_of(LARGE)..];
+        let empty = large.iter().map(|class| class.slots.empty_count()).sum::<usize>();
         assert_eq!(self.empty_pages, empty, "empty pages, as noted and as counted");
-        let surplus = self.shelves.iter().map(|shelf| shelf.surplus).sum::<usize>();
+        let surplus = self.classes.iter().map(|class| class.surplus).sum::<usize>();
         assert_eq!(self.surplus_pages, surplus, "surplus pages, as noted and as counted");
 
         let (mut kept_count, mut kept_sum) = (0, 0_u64);
         for (id, body) in kept {
             let number = self.check_one(id, body);
             kept_count += 1;
-            kept_sum = kept_sum.wrapping_add(mark(number, body.key.number()));
+            kept_sum = kept_sum.wrapping_add(fingerprint(number, body.key.number()));
         }
         assert_eq!(count, kept_count, "holds on bodies, and jobs and replies that have one");
         // Without memory for a list of them: the sum of as many large numbers is the same.
@@ -351,8 +351,8 @@ impl Bodies {
     /// Returns the number of the shelf on which it stands.
     fn check_one(&self, id: u64, body: &Body) -> usize {
         let Body { len, key } = body;
-        let number = shelf_of(*len as usize);
-        let is_there = self.shelves[number].slots.is_taken(key.number());
+        let number = class_of(*len as usize);
+        let is_there = self.classes[number].slots.is_taken(key.number());
         assert!(is_there, "the body of job {id}, of {len} bytes, is not there: {key:?}");
         let ends_well = id == 0 || self.bytes(body).ends_with(CR_LF);
         assert!(ends_well, "the body of job {id} does not end in CR LF");
@@ -360,11 +360,11 @@ impl Bodies {
     }
 }
 
-impl Shelf {
-    fn new(width: usize) -> Shelf {
+impl SizeClass {
+    fn new(width: usize) -> SizeClass {
         let page_bits = if width > ALONE { 0 } else { slots::page_bits(width) };
         let slots = Slots::new(page_bits);
-        Shelf { width, slots, pages: Vec::new(), uses: Vec::new(), least_empty: 0, surplus: 0 }
+        SizeClass { width, slots, pages: Vec::new(), uses: Vec::new(), least_empty: 0, surplus: 0 }
     }
 
     fn is_shared(&self) -> bool {
@@ -474,12 +474,12 @@ impl Shelf {
 }
 
 /// A large number for each body, seldom the same for two.
-fn mark(shelf: usize, key: u32) -> u64 {
-    scatter((shelf as u64) << u32::BITS | u64::from(key))
+fn fingerprint(class: usize, key: u32) -> u64 {
+    mix((class as u64) << u32::BITS | u64::from(key))
 }
 
 /// How much longer than `len` bytes the longest body of the next shelf is.
-fn step_above(len: usize) -> usize {
+fn class_step(len: usize) -> usize {
     match len {
         0..=EVEN => STEP,
         ALONE.. => len,
@@ -488,12 +488,12 @@ fn step_above(len: usize) -> usize {
 }
 
 /// The shelf for bodies of this length with CR LF.
-fn shelf_of(full_len: usize) -> usize {
+fn class_of(full_len: usize) -> usize {
     let len = full_len - CR_LF.len();
     if len <= EVEN {
         return len.div_ceil(STEP);
     }
-    let step = step_above((len - 1).min(ALONE - 1));
+    let step = class_step((len - 1).min(ALONE - 1));
     let doublings = (step / STEP).ilog2() as usize;
     // As many steps as have been made below this doubling, and those within it.
     let within = (doublings * STEPS_PER_DOUBLING) + len.min(ALONE).div_ceil(step);
@@ -509,13 +509,13 @@ mod tests {
     #[test]
     fn every_length_has_the_narrowest_shelf_that_is_wide_enough() {
         let bodies = Bodies::default();
-        let width_of = |shelf: usize| bodies.shelves[shelf].width;
+        let width_of = |class: usize| bodies.classes[class].width;
         let check = |full_len: usize| {
-            let shelf = shelf_of(full_len);
-            assert!(width_of(shelf) >= full_len, "{full_len} bytes on shelf {shelf}");
-            assert!(shelf == 0 || width_of(shelf - 1) < full_len, "{full_len} bytes on {shelf}");
-            let wasted = width_of(shelf) - full_len;
-            let is_alone = width_of(shelf) > ALONE + CR_LF.len();
+            let class = class_of(full_len);
+            assert!(width_of(class) >= full_len, "{full_len} bytes on shelf {class}");
+            assert!(class == 0 || width_of(class - 1) < full_len, "{full_len} bytes on {class}");
+            let wasted = width_of(class) - full_len;
+            let is_alone = width_of(class) > ALONE + CR_LF.len();
             assert!(is_alone || wasted < STEP.max(full_len / STEPS_PER_DOUBLING + 1));
         };
         (2..2 * ALONE).for_each(check);
@@ -524,9 +524,9 @@ mod tests {
                 check((1 << bits) + 2 - less);
             }
         }
-        assert_eq!(bodies.shelves.len(), shelf_of(LONGEST + CR_LF.len()) + 1);
-        assert_eq!(width_of(shelf_of(64 + 2)), 64 + 2);
-        assert_eq!(width_of(shelf_of(1024 + 2)), 1024 + 2);
+        assert_eq!(bodies.classes.len(), class_of(LONGEST + CR_LF.len()) + 1);
+        assert_eq!(width_of(class_of(64 + 2)), 64 + 2);
+        assert_eq!(width_of(class_of(1024 + 2)), 1024 + 2);
     }
 
     #[test]
@@ -571,9 +571,9 @@ mod tests {
             bodies.reap(now);
             bodies.check(std::iter::empty());
         }
-        let pages = bodies.shelves.iter().flat_map(|shelf| &shelf.pages);
+        let pages = bodies.classes.iter().flat_map(|class| &class.pages);
         let left = pages.filter(|page| page.capacity() > 0).count();
-        assert!(left <= shelf_of(LARGE), "{left} pages are left");
+        assert!(left <= class_of(LARGE), "{left} pages are left");
     }
 
     #[test]

@@ -200,8 +200,8 @@ impl Queue {
         // Tubes that are gone have taken theirs with them.
         let put = self.tubes.iter().map(|tube| tube.total_jobs).sum::<u64>();
         assert!(put <= total_jobs, "{total_jobs} jobs were put, but {put} in the tubes there are");
-        let owners = self.tubes.len() + self.clients.len();
-        assert_eq!(self.wheel.len(), owners, "timers, and tubes and connections");
+        let store = self.tubes.len() + self.clients.len();
+        assert_eq!(self.wheel.len(), store, "timers, and tubes and connections");
     }
 
     // ---- Binlog ----

@@ -6,7 +6,7 @@
 use super::body::Body;
 use crate::engine::binlog::record::Counts;
 use crate::engine::collections::heap::{Entry, rank};
-use crate::engine::collections::ids::Ids;
+use crate::engine::collections::ids::JobIndex;
 use crate::engine::collections::list::{Linked, Links};
 use crate::engine::collections::pages::Pages;
 use crate::engine::keys::{ConnKey, JobKey, Key, LogKey, TubeKey};
@@ -73,7 +73,7 @@ pub enum State {
 
 /// Where a job is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Destination {
+pub enum Target {
     /// Among the ready.
     Ready,
     /// Among the delayed.
@@ -125,12 +125,12 @@ pub struct ReservedEntry {
 #[derive(Debug, Default)]
 pub struct Jobs {
     pages: Pages<JobKey, Job>,
-    ids: Ids,
+    ids: JobIndex,
 }
 
 impl Job {
     /// A new job in no place yet. A `ttr_secs` of 0 becomes 1.
-    pub fn new(id: u64, tube: TubeKey, terms: Terms, body: Body, created_at: Nanos) -> Job {
+    pub fn new(id: u64, tube: TubeKey, terms: JobParams, body: Body, created_at: Nanos) -> Job {
         Job {
             id,
             tube,
@@ -148,17 +148,17 @@ impl Job {
 
 impl Job {
     /// Where its terms send it.
-    pub fn destination(&self, now: Nanos) -> Destination {
+    pub fn destination(&self, now: Nanos) -> Target {
         match self.delay_secs {
-            0 => Destination::Ready,
-            secs => Destination::Delayed { due: now + Nanos::from_secs(secs) },
+            0 => Target::Ready,
+            secs => Target::Delayed { due: now + Nanos::from_secs(secs) },
         }
     }
 }
 
 /// The numbers that a client puts a job with.
 #[derive(Clone, Copy, Debug)]
-pub struct Terms {
+pub struct JobParams {
     pub pri: u32,
     pub delay_secs: u32,
     pub ttr_secs: u32,
@@ -226,7 +226,7 @@ impl Jobs {
     const BYTES_OF_A_JOB: u64 = (size_of::<Job>() + size_of::<ReadyEntry>()) as u64;
 
     /// The part of one job when it is the first of those.
-    pub const MOST_BYTES_OF_A_JOB: u64 = Jobs::BYTES_OF_A_JOB + Ids::MOST_BYTES_OF_AN_ID;
+    pub const MOST_BYTES_OF_A_JOB: u64 = Jobs::BYTES_OF_A_JOB + JobIndex::MOST_BYTES_OF_AN_ID;
 
     /// All jobs, with their keys.
     pub fn iter(&self) -> impl Iterator<Item = (JobKey, &Job)> + '_ {
@@ -283,17 +283,17 @@ impl Linked for Jobs {
 }
 
 impl Entry for ReadyEntry {
-    type Owners = Jobs;
+    type Store = Jobs;
 
     fn rank(self) -> u128 {
         rank(self.pri, self.id)
     }
 
-    fn stands_at(self, place: u32, jobs: &mut Jobs) {
+    fn set_index(self, place: u32, jobs: &mut Jobs) {
         jobs[self.job].state = State::Ready { place };
     }
 
-    fn noted_place(self, jobs: &Jobs) -> Option<u32> {
+    fn index(self, jobs: &Jobs) -> Option<u32> {
         let Job { id, pri, state, .. } = jobs[self.job];
         match state {
             State::Ready { place } if (pri, id) == (self.pri, self.id) => Some(place),
@@ -307,17 +307,17 @@ impl Entry for ReadyEntry {
 }
 
 impl Entry for DelayedEntry {
-    type Owners = Jobs;
+    type Store = Jobs;
 
     fn rank(self) -> u128 {
         rank(self.due.as_nanos(), self.id)
     }
 
-    fn stands_at(self, place: u32, jobs: &mut Jobs) {
+    fn set_index(self, place: u32, jobs: &mut Jobs) {
         jobs[self.job].state = State::Delayed { place };
     }
 
-    fn noted_place(self, jobs: &Jobs) -> Option<u32> {
+    fn index(self, jobs: &Jobs) -> Option<u32> {
         let Job { id, state, .. } = jobs[self.job];
         match state {
             State::Delayed { place } if id == self.id => Some(place),
@@ -331,17 +331,17 @@ impl Entry for DelayedEntry {
 }
 
 impl Entry for ReservedEntry {
-    type Owners = Jobs;
+    type Store = Jobs;
 
     fn rank(self) -> u128 {
         rank(self.deadline.as_nanos(), self.turn)
     }
 
-    fn stands_at(self, place: u32, jobs: &mut Jobs) {
+    fn set_index(self, place: u32, jobs: &mut Jobs) {
         jobs[self.job].state = State::Reserved { by: self.by, place };
     }
 
-    fn noted_place(self, jobs: &Jobs) -> Option<u32> {
+    fn index(self, jobs: &Jobs) -> Option<u32> {
         match jobs[self.job].state {
             State::Reserved { by, place } if by == self.by => Some(place),
             State::Reserved { .. }

@@ -11,13 +11,13 @@
 //! brings the jobs. Without a binlog there is always room, and nobody is told.
 
 use super::Queue;
-use super::job::{Destination, Job, Jobs, State};
+use super::job::{Job, Jobs, State, Target};
 use crate::engine::binlog::disk::FileNumber;
-use crate::engine::binlog::record::{self, Fields, Logged};
+use crate::engine::binlog::record::{self, Fields, RecordState};
 use crate::engine::binlog::segments::Segments;
-use crate::engine::binlog::{Binlog, Failure, Figures, NoRoom};
+use crate::engine::binlog::{Binlog, BinlogStats, IoFailed, NoSpace};
 use crate::engine::keys::{JobKey, LogKey, TubeKey};
-use crate::engine::time::{Drift, Nanos};
+use crate::engine::time::{ClockOffset, Nanos};
 
 impl Queue {
     /// Whether there is a binlog.
@@ -31,32 +31,28 @@ impl Queue {
     }
 
     /// Returns whether each iteration that made records ends in a sync.
-    pub fn syncs_each_turn(&self) -> bool {
-        self.binlog.as_ref().is_some_and(|binlog| binlog.syncs_each_turn())
+    pub fn syncs_each_iteration(&self) -> bool {
+        self.binlog.as_ref().is_some_and(|binlog| binlog.syncs_each_iteration())
     }
 
     /// Sees to it that the binlog can take a new job; `body_len` has the CR LF.
-    pub(super) fn make_room_to_put(
-        &mut self,
-        tube: TubeKey,
-        body_len: usize,
-    ) -> Result<(), NoRoom> {
+    pub(super) fn reserve_put(&mut self, tube: TubeKey, body_len: usize) -> Result<(), NoSpace> {
         let Some(binlog) = &mut self.binlog else { return Ok(()) };
-        binlog.make_room_to_put(record::full_len(&self.tubes[tube].name, body_len))
+        binlog.reserve_put(record::full_len(&self.tubes[tube].name, body_len))
     }
 
     /// Sees to it that the binlog can take what becomes of a job.
-    pub(super) fn make_room_to_update(&mut self) -> Result<(), NoRoom> {
-        self.binlog.as_mut().map_or(Ok(()), Binlog::make_room_to_update)
+    pub(super) fn reserve_update(&mut self) -> Result<(), NoSpace> {
+        self.binlog.as_mut().map_or(Ok(()), Binlog::reserve_update)
     }
 
     /// Sees to it that the binlog can take the end of a job.
-    pub(super) fn make_room_to_delete(&mut self) -> Result<(), NoRoom> {
-        self.binlog.as_mut().map_or(Ok(()), Binlog::make_room_to_delete)
+    pub(super) fn reserve_delete(&mut self) -> Result<(), NoSpace> {
+        self.binlog.as_mut().map_or(Ok(()), Binlog::reserve_delete)
     }
 
     /// A new job is sent there.
-    pub(super) fn record_put(&mut self, key: JobKey, to: Destination, now: Nanos) {
+    pub(super) fn record_put(&mut self, key: JobKey, to: Target, now: Nanos) {
         let Some(binlog) = &mut self.binlog else { return };
         let job = &mut self.jobs[key];
         let fields = fields(job, logged(to, binlog, now), self.drift);
@@ -65,7 +61,7 @@ impl Queue {
     }
 
     /// A job is sent there anew.
-    pub(super) fn record_update(&mut self, key: JobKey, to: Destination, now: Nanos) {
+    pub(super) fn record_update(&mut self, key: JobKey, to: Target, now: Nanos) {
         let Some(binlog) = &mut self.binlog else { return };
         let job = &self.jobs[key];
         let state = logged(to, binlog, now);
@@ -75,14 +71,14 @@ impl Queue {
     /// A job is deleted.
     pub(super) fn record_delete(&mut self, job: &Job) {
         let Some(binlog) = &mut self.binlog else { return };
-        binlog.delete(job.log, &fields(job, (Logged::Deleted, Nanos::ZERO), self.drift));
+        binlog.delete(job.log, &fields(job, (RecordState::Deleted, Nanos::ZERO), self.drift));
     }
 
     /// Writes what has been recorded in this turn, and syncs it if it is time for that.
     ///
     /// # Errors
     /// The disk has failed.
-    pub fn commit(&mut self, now: Nanos) -> Result<(), Failure> {
+    pub fn commit(&mut self, now: Nanos) -> Result<(), IoFailed> {
         self.binlog.as_mut().map_or(Ok(()), |binlog| binlog.commit(now))
     }
 
@@ -90,7 +86,7 @@ impl Queue {
     ///
     /// # Errors
     /// The disk has failed.
-    pub fn close_binlog(&mut self, now: Nanos) -> Result<(), Failure> {
+    pub fn close_binlog(&mut self, now: Nanos) -> Result<(), IoFailed> {
         self.binlog.as_mut().map_or(Ok(()), |binlog| binlog.close(now))
     }
 
@@ -100,8 +96,8 @@ impl Queue {
     }
 
     /// The numbers of the binlog for `stats`.
-    pub fn binlog_figures(&self) -> Figures {
-        self.binlog.as_ref().map(Binlog::figures).unwrap_or_default()
+    pub fn binlog_figures(&self) -> BinlogStats {
+        self.binlog.as_ref().map(Binlog::stats).unwrap_or_default()
     }
 
     /// How many bytes of memory all jobs take, with what the binlog knows of them, bodies that are
@@ -143,35 +139,35 @@ impl Queue {
     }
 
     /// The state of a job as a record has it, and the moment that goes with it.
-    fn present_state(&self, key: JobKey) -> (Logged, Nanos) {
+    fn present_state(&self, key: JobKey) -> (RecordState, Nanos) {
         let job = &self.jobs[key];
         let due = || self.due(job).unwrap_or(Nanos::ZERO);
         let buried_at =
             || self.binlog.as_ref().map_or(Nanos::ZERO, |binlog| binlog.buried_at(job.log));
         match job.state {
-            State::Ready { .. } => (Logged::Ready, Nanos::ZERO),
-            State::Delayed { .. } => (Logged::Delayed, due()),
-            State::Reserved { .. } => (Logged::Reserved, due()),
-            State::Buried(_) => (Logged::Buried, buried_at()),
+            State::Ready { .. } => (RecordState::Ready, Nanos::ZERO),
+            State::Delayed { .. } => (RecordState::Delayed, due()),
+            State::Reserved { .. } => (RecordState::Reserved, due()),
+            State::Buried(_) => (RecordState::Buried, buried_at()),
             State::Moving => unreachable!("a step of compaction comes after a job has moved"),
         }
     }
 }
 
 /// How a record says where a job is sent, and the moment that goes with it.
-fn logged(to: Destination, binlog: &mut Binlog, now: Nanos) -> (Logged, Nanos) {
+fn logged(to: Target, binlog: &mut Binlog, now: Nanos) -> (RecordState, Nanos) {
     match to {
-        Destination::Ready => (Logged::Ready, Nanos::ZERO),
-        Destination::Delayed { due } => (Logged::Delayed, due),
-        Destination::Buried => (Logged::Buried, binlog.next_burial(now)),
+        Target::Ready => (RecordState::Ready, Nanos::ZERO),
+        Target::Delayed { due } => (RecordState::Delayed, due),
+        Target::Buried => (RecordState::Buried, binlog.next_burial(now)),
     }
 }
 
 /// Moments of the engine become the time of day.
-fn fields(job: &Job, (state, moment): (Logged, Nanos), drift: Drift) -> Fields {
+fn fields(job: &Job, (state, moment): (RecordState, Nanos), drift: ClockOffset) -> Fields {
     let due_or_buried_at = match state {
-        Logged::Delayed | Logged::Reserved => moment.ahead_by(drift),
-        Logged::Ready | Logged::Buried | Logged::Deleted => moment,
+        RecordState::Delayed | RecordState::Reserved => moment.to_wall_clock(drift),
+        RecordState::Ready | RecordState::Buried | RecordState::Deleted => moment,
     };
     Fields {
         id: job.id,
@@ -179,7 +175,7 @@ fn fields(job: &Job, (state, moment): (Logged, Nanos), drift: Drift) -> Fields {
         delay_secs: job.delay_secs,
         ttr_secs: job.ttr_secs,
         body_len: job.body.full_len(),
-        created_at: job.created_at.ahead_by(drift),
+        created_at: job.created_at.to_wall_clock(drift),
         due_or_buried_at,
         counts: job.counts,
         state,

@@ -18,7 +18,7 @@
 //! Every move is the same two steps: the job leaves where it stands, then it enters where
 //! it goes; the counts are kept there and nowhere else. A job that becomes ready is
 //! offered to whoever waits at its tube (`waiting.rs`), in a step that can be seen in
-//! `make_ready`. Who got a job, or waited in vain, is told in [`Queue::answers`];
+//! `make_ready`. Who got a job, or waited in vain, is told in [`Queue::wait_results`];
 //! the rules know connections by key and never speak to them.
 //!
 //! | file | owns |
@@ -41,18 +41,18 @@ pub mod replay;
 pub mod tube;
 pub mod waiters;
 
-use super::binlog::{Binlog, NoRoom};
+use super::binlog::{Binlog, NoSpace};
 use super::collections::heap::Heap;
 use super::collections::pages::Pages;
 use super::collections::wheel::Wheel;
 use super::headroom::{self, Headroom};
 use super::keys::{ConnKey, JobKey, Key, TimerKey, TubeKey};
-use super::time::{Drift, Nanos};
+use super::time::{ClockOffset, Nanos};
 use body::{Bodies, Body};
-use job::{DelayedEntry, Destination, Job, Jobs, ReadyEntry, ReservedEntry, State, Terms};
+use job::{DelayedEntry, Job, JobParams, Jobs, ReadyEntry, ReservedEntry, State, Target};
 use std::collections::{TryReserveError, VecDeque};
 use tube::{Pause, Tube, Tubes};
-use waiters::{Offered, Ticket, Wait, Watches, Watching};
+use waiters::{Offered, Wait, WaitSeq, Watches, Watching};
 
 /// All jobs, tubes and clients, and the rules for them.
 #[derive(Debug)]
@@ -68,14 +68,14 @@ pub struct Queue {
     /// Who watches what.
     pub watches: Watches,
     /// What waiting connections are to be told, in the order in which it came to be.
-    pub answers: VecDeque<(ConnKey, Answer)>,
+    pub wait_results: VecDeque<(ConnKey, WaitResult)>,
     /// The sums for `stats`.
     pub totals: Totals,
     /// Where it is written down what becomes of jobs, if anywhere.
     binlog: Option<Binlog>,
     /// How far the time of day is ahead.
-    pub drift: Drift,
-    next_ticket: Ticket,
+    pub drift: ClockOffset,
+    next_ticket: WaitSeq,
     reservations: u64,
     /// Tubes and connections whose timer went off and for which not all was done that is due, in the
     /// order in which they have their turns.
@@ -91,14 +91,14 @@ pub struct Queue {
     /// somebody last asked.
     moved_bytes: usize,
     /// How many watches must be looked at again, since somebody last asked.
-    unsettled: usize,
+    invalidated: usize,
     freed_pages: usize,
     wheel: Wheel<TimerOwner>,
 }
 
 /// Why a connection waits no longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum WaitResult {
     /// It now holds this job.
     Reserved(JobKey),
     /// A job that it holds has a second or less to its deadline.
@@ -109,7 +109,7 @@ pub enum Answer {
 
 /// The result of one step of a reserve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Looked {
+pub enum StepResult {
     /// The connection now holds this job.
     Reserved(JobKey),
     /// There is none.
@@ -203,7 +203,7 @@ const SAFETY_MARGIN: Nanos = Nanos::from_secs(1);
 const MOVED_PER_WORK: usize = 2048;
 const WORK_PER_PAGE: usize = 32;
 /// So many watches that must be looked at again take as long.
-const UNSETTLED_PER_WORK: usize = 4;
+const INVALIDATED_PER_WORK: usize = 4;
 
 /// A tick looks at no more timers.
 const TIMERS_PER_TICK: usize = 1024;
@@ -244,11 +244,11 @@ impl Queue {
             tubes: Tubes::default(),
             clients: Clients::default(),
             watches: Watches::default(),
-            answers: VecDeque::new(),
+            wait_results: VecDeque::new(),
             totals: Totals::default(),
             binlog: None,
-            drift: Drift::default(),
-            next_ticket: Ticket::FIRST,
+            drift: ClockOffset::default(),
+            next_ticket: WaitSeq::FIRST,
             reservations: 0,
             overdue_tubes: VecDeque::new(),
             overdue_conns: VecDeque::new(),
@@ -256,7 +256,7 @@ impl Queue {
             closing: VecDeque::new(),
             closing_work_left: CLOSING_WORK,
             moved_bytes: 0,
-            unsettled: 0,
+            invalidated: 0,
             freed_pages: 0,
             wheel: Wheel::new(now),
         };
@@ -386,9 +386,9 @@ impl Queue {
 
     /// Makes a job ready, and counts the work of that.
     fn make_ready_at_cost(&mut self, job: JobKey, work_left: &mut usize, now: Nanos) {
-        let before = self.answers.len();
+        let before = self.wait_results.len();
         self.make_ready(job, now);
-        let wakes = self.answers.len() - before;
+        let wakes = self.wait_results.len() - before;
         *work_left = work_left.saturating_sub(WORK_PER_MOVE + wakes * WORK_PER_WAKE);
     }
 
@@ -485,7 +485,7 @@ impl Queue {
             tube.pause.iter_mut().for_each(|pause| pause.until = now);
             self.wheel.set_no_later_than(tube.timer, now);
         } else {
-            self.unsettle(key);
+            self.invalidate(key);
         }
     }
 
@@ -532,10 +532,10 @@ impl Queue {
         &mut self,
         conn: ConnKey,
         id: u64,
-        terms: Terms,
+        terms: JobParams,
         body: Body,
         now: Nanos,
-    ) -> Result<(), NoRoom> {
+    ) -> Result<(), NoSpace> {
         let key = self.clients[conn].used;
         if let Err(no_room) = self.make_room_for_job(key, terms, &body) {
             self.drop_body(body);
@@ -550,12 +550,17 @@ impl Queue {
         Ok(())
     }
 
-    fn make_room_for_job(&mut self, key: TubeKey, terms: Terms, body: &Body) -> Result<(), NoRoom> {
+    fn make_room_for_job(
+        &mut self,
+        key: TubeKey,
+        terms: JobParams,
+        body: &Body,
+    ) -> Result<(), NoSpace> {
         let tube = &mut self.tubes[key];
         self.jobs.try_reserve_one()?;
         tube.ready.try_reserve(1)?;
         tube.delayed.try_reserve(usize::from(terms.delay_secs > 0))?;
-        self.make_room_to_put(key, body.full_len() as usize)
+        self.reserve_put(key, body.full_len() as usize)
     }
 
     /// A body is not needed any more.
@@ -581,14 +586,14 @@ impl Queue {
         conn: ConnKey,
         steps_left: &mut usize,
         now: Nanos,
-    ) -> Result<Looked, TryReserveError> {
+    ) -> Result<StepResult, TryReserveError> {
         match self.best_offer(conn, steps_left)? {
             Offered::Job(offer) => {
                 self.make_reserved(offer.job, conn, now);
-                Ok(Looked::Reserved(offer.job))
+                Ok(StepResult::Reserved(offer.job))
             }
-            Offered::Nothing => Ok(Looked::Nothing),
-            Offered::Unknown => Ok(Looked::Unfinished),
+            Offered::Nothing => Ok(StepResult::Nothing),
+            Offered::Unknown => Ok(StepResult::Unfinished),
         }
     }
 
@@ -608,7 +613,7 @@ impl Queue {
         if matches!(self.jobs[job].state, State::Reserved { by, .. } if by != conn) {
             return Outcome::NotFound;
         }
-        if self.make_room_to_delete().is_err() {
+        if self.reserve_delete().is_err() {
             return Outcome::NoSpace;
         }
         self.leave(job);
@@ -631,7 +636,7 @@ impl Queue {
         now: Nanos,
     ) -> Outcome {
         let Some(key) = self.held(conn, id) else { return Outcome::NotFound };
-        if self.make_room_to_update().is_err() {
+        if self.reserve_update().is_err() {
             return Outcome::NoSpace;
         }
         let job = &mut self.jobs[key];
@@ -648,13 +653,13 @@ impl Queue {
     /// Buries a job that the connection holds, with a new priority.
     pub fn bury(&mut self, conn: ConnKey, id: u64, pri: u32, now: Nanos) -> Outcome {
         let Some(key) = self.held(conn, id) else { return Outcome::NotFound };
-        if self.make_room_to_update().is_err() {
+        if self.reserve_update().is_err() {
             return Outcome::NoSpace;
         }
         let job = &mut self.jobs[key];
         job.pri = pri;
         job::count_one(&mut job.counts.buries);
-        self.send(key, Destination::Buried, now);
+        self.send(key, Target::Buried, now);
         self.compact();
         Outcome::Done
     }
@@ -688,7 +693,7 @@ impl Queue {
     ///
     /// # Errors
     /// There is no space in the binlog for even one.
-    pub fn kick(&mut self, kick: &mut Kick, limit: u32, now: Nanos) -> Result<(), NoRoom> {
+    pub fn kick(&mut self, kick: &mut Kick, limit: u32, now: Nanos) -> Result<(), NoSpace> {
         for _ in 0..limit.min(kick.left) {
             let tube = &self.tubes[kick.tube];
             let next = if kick.are_buried { tube.first_buried() } else { tube.first_delayed() };
@@ -704,7 +709,7 @@ impl Queue {
                 }
                 None => kick.left = 0,
             }
-            if kick.left == 0 || self.answers.len() >= WAKES_AT_ONCE {
+            if kick.left == 0 || self.wait_results.len() >= WAKES_AT_ONCE {
                 break;
             }
         }
@@ -723,10 +728,10 @@ impl Queue {
         if kicked.is_ok() { Outcome::Done } else { Outcome::NoSpace }
     }
 
-    fn kick_one(&mut self, job: JobKey, now: Nanos) -> Result<(), NoRoom> {
-        self.make_room_to_update()?;
+    fn kick_one(&mut self, job: JobKey, now: Nanos) -> Result<(), NoSpace> {
+        self.reserve_update()?;
         job::count_one(&mut self.jobs[job].counts.kicks);
-        self.send(job, Destination::Ready, now);
+        self.send(job, Target::Ready, now);
         Ok(())
     }
 
@@ -739,7 +744,7 @@ impl Queue {
     /// Returns how much work it was to note for other connections that a tube offers something better,
     /// since this was last asked.
     pub fn take_unsettling_work(&mut self) -> usize {
-        std::mem::take(&mut self.unsettled) / UNSETTLED_PER_WORK
+        std::mem::take(&mut self.invalidated) / INVALIDATED_PER_WORK
     }
 
     fn held(&self, conn: ConnKey, id: u64) -> Option<JobKey> {
@@ -759,17 +764,17 @@ impl Queue {
     // ---- Moves ----
 
     /// The job goes there, and the binlog is told.
-    fn send(&mut self, key: JobKey, to: Destination, now: Nanos) {
+    fn send(&mut self, key: JobKey, to: Target, now: Nanos) {
         self.record_update(key, to, now);
         self.place(key, to, now);
     }
 
     /// The job goes there.
-    fn place(&mut self, key: JobKey, to: Destination, now: Nanos) {
+    fn place(&mut self, key: JobKey, to: Target, now: Nanos) {
         match to {
-            Destination::Ready => self.make_ready(key, now),
-            Destination::Delayed { due } => self.make_delayed(key, due),
-            Destination::Buried => self.make_buried(key),
+            Target::Ready => self.make_ready(key, now),
+            Target::Delayed { due } => self.make_delayed(key, due),
+            Target::Buried => self.make_buried(key),
         }
     }
 
@@ -820,7 +825,7 @@ impl Queue {
 
         self.serve_waiting(tube_key, now);
         if self.tubes[tube_key].offer().is_some_and(|offer| offer.job == key) {
-            self.unsettle(tube_key);
+            self.invalidate(tube_key);
         }
     }
 
@@ -836,7 +841,7 @@ impl Queue {
         let Some(conn) = self.longest_waiting(tube) else { return false };
         self.stop_waiting(conn);
         self.make_reserved(offer.job, conn, now);
-        self.answers.push_back((conn, Answer::Reserved(offer.job)));
+        self.wait_results.push_back((conn, WaitResult::Reserved(offer.job)));
         true
     }
 
@@ -891,8 +896,8 @@ impl Queue {
     ) -> Result<bool, TryReserveError> {
         let waits = headroom::leave(Headroom::ThreeQuarters, || {
             // All connections that wait may have to be answered at once.
-            self.answers.try_reserve(self.clients_waiting() + 1)?;
-            self.join_lines(conn, wait, steps_left)
+            self.wait_results.try_reserve(self.clients_waiting() + 1)?;
+            self.enqueue_waiter(conn, wait, steps_left)
         })?;
         if waits {
             self.totals.waiting += 1;
@@ -909,7 +914,7 @@ impl Queue {
     /// The connection waits no more.
     pub fn stop_waiting(&mut self, conn: ConnKey) {
         if self.clients[conn].watching.is_waiting() {
-            self.leave_lines(conn);
+            self.clear_wait(conn);
             self.totals.waiting -= 1;
         }
     }
@@ -1046,10 +1051,10 @@ impl Queue {
         }
         if let Some(Wait { until, .. }) = self.clients[conn].watching.wait {
             if self.is_deadline_soon(conn, now) {
-                self.give_up_waiting(conn, Answer::DeadlineSoon);
+                self.give_up_waiting(conn, WaitResult::DeadlineSoon);
                 *work_left = work_left.saturating_sub(WORK_PER_WAKE);
             } else if until <= now {
-                self.give_up_waiting(conn, Answer::TimedOut);
+                self.give_up_waiting(conn, WaitResult::TimedOut);
                 *work_left = work_left.saturating_sub(WORK_PER_WAKE);
             }
         }
@@ -1063,9 +1068,9 @@ impl Queue {
     }
 
     /// The connection waits no more and is told why.
-    pub fn give_up_waiting(&mut self, conn: ConnKey, why: Answer) {
+    pub fn give_up_waiting(&mut self, conn: ConnKey, why: WaitResult) {
         self.stop_waiting(conn);
-        self.answers.push_back((conn, why));
+        self.wait_results.push_back((conn, why));
     }
 
     /// The timer of a connection goes off when the first of these is due: the deadline of

@@ -9,13 +9,13 @@
 //! acknowledged can be in them only if the operator did not have it synced first.
 
 use super::Queue;
-use super::job::{Destination, Job, Terms};
+use super::job::{Job, JobParams, Target};
 use super::tube::Tubes;
 use crate::engine::binlog::disk::{Disk, FileNumber};
-use crate::engine::binlog::reader::{self, Damage, Found, Item, ReadError, Scan, Tail};
-use crate::engine::binlog::record::{self, Fields, HIGHEST_ID, Layout, Logged};
+use crate::engine::binlog::reader::{self, Damage, Item, ReadError, Reader, Record, TornTail};
+use crate::engine::binlog::record::{self, Fields, HIGHEST_ID, Layout, RecordState};
 use crate::engine::binlog::segments::{Segment, Segments};
-use crate::engine::binlog::{BeginError, Binlog, Failure, Last, Policy};
+use crate::engine::binlog::{BeginError, Binlog, IoFailed, Policy, Resume};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{JobKey, TubeKey};
 use crate::engine::time::Nanos;
@@ -49,7 +49,7 @@ pub enum ReplayError {
     /// There is no space for new files.
     Begin(io::Error),
     /// The disk fails.
-    Failed(Failure),
+    Failed(IoFailed),
 }
 
 /// A queue that is coming back, file by file.
@@ -58,19 +58,19 @@ pub struct Replay<'q> {
     disk: Box<dyn Disk>,
     numbers: Vec<FileNumber>,
     files_read: usize,
-    gathered: Gathered<'q>,
+    gathered: ReplayState<'q>,
 }
 
 /// What has been read so far.
 #[derive(Debug)]
-struct Gathered<'q> {
+struct ReplayState<'q> {
     queue: &'q mut Queue,
     segments: Segments,
-    last: Last,
+    last: Resume,
     /// That of the full record read last.
     tube: TubeKey,
     used_bytes: u64,
-    tail: Tail,
+    tail: TornTail,
     /// The jobs that had a damaged full record and no other one.
     missing: HashSet<u64>,
     /// How many damaged places were found.
@@ -78,7 +78,7 @@ struct Gathered<'q> {
 }
 
 /// No more ids than these can be missing between two records.
-const IDS_IN_A_FILE: u64 = 1 << 20;
+const MAX_ID_GAP: u64 = 1 << 20;
 
 /// More damaged places than that are counted and not told one by one.
 const DAMAGES_TOLD: u64 = 100;
@@ -97,20 +97,20 @@ impl Queue {
                  what was recorded there is lost, and deleted jobs may be back"
             );
         }
-        let gathered = Gathered {
+        let gathered = ReplayState {
             queue: self,
             segments: Segments::default(),
-            last: Last::default(),
+            last: Resume::default(),
             tube: Tubes::DEFAULT,
             used_bytes: 0,
-            tail: Tail::default(),
+            tail: TornTail::default(),
             missing: HashSet::new(),
             damages: 0,
         };
         Ok(Replay { disk, numbers, files_read: 0, gathered })
     }
 
-    fn set_damaged_files_aside(&mut self, now: Nanos) -> Result<(), Failure> {
+    fn set_damaged_files_aside(&mut self, now: Nanos) -> Result<(), IoFailed> {
         self.empty_damaged_files();
         let Some(binlog) = self.binlog.as_mut().filter(|binlog| binlog.has_damaged()) else {
             return Ok(());
@@ -152,7 +152,7 @@ impl Replay<'_> {
         let Replay { disk, files_read, mut gathered, .. } = self;
         gathered.cut_tail();
         gathered.place_jobs(now).map_err(ReplayError::NoMemory)?;
-        let Gathered { queue, segments, last, used_bytes, missing, damages, .. } = gathered;
+        let ReplayState { queue, segments, last, used_bytes, missing, damages, .. } = gathered;
         let recovered = Recovered {
             jobs: segments.job_count(),
             files: files_read,
@@ -176,12 +176,12 @@ impl Replay<'_> {
     }
 }
 
-impl Gathered<'_> {
+impl ReplayState<'_> {
     // ---- One file ----
 
     fn read_file(&mut self, disk: &mut dyn Disk, number: FileNumber) -> Result<(), ReplayError> {
         let failed = |error| ReplayError::Read(number, error);
-        let mut scan = Scan::open(disk, number).map_err(failed)?;
+        let mut scan = Reader::open(disk, number).map_err(failed)?;
         self.segments.try_reserve_file().map_err(ReplayError::NoMemory)?;
         let mut segment = Segment::new(number, scan.size(), 0);
         segment.nonce = scan.nonce();
@@ -259,7 +259,7 @@ impl Gathered<'_> {
     }
 
     fn is_near(&self, id: u64) -> bool {
-        id.saturating_sub(self.last.id) < IDS_IN_A_FILE
+        id.saturating_sub(self.last.id) < MAX_ID_GAP
     }
 
     // ---- One record ----
@@ -268,12 +268,12 @@ impl Gathered<'_> {
         &mut self,
         number: FileNumber,
         layout: Layout,
-        found: Found<'_>,
+        found: Record<'_>,
     ) -> Result<(), TryReserveError> {
-        let Found { fields, tube, body, .. } = found;
+        let Record { fields, tube, body, .. } = found;
         self.note_id(fields.id);
         let known = self.queue.jobs.find(fields.id);
-        if fields.state == Logged::Deleted {
+        if fields.state == RecordState::Deleted {
             self.missing.remove(&fields.id);
             if let Some(key) = known {
                 let job = self.queue.jobs.remove(key);
@@ -287,7 +287,7 @@ impl Gathered<'_> {
             (Some(key), None) => key,
             (known, Some((tube, body))) => {
                 self.missing.remove(&fields.id);
-                self.take_full(number, known, &fields, tube, body)?
+                self.apply_full(number, known, &fields, tube, body)?
             }
             // Its full record was in a file that is not needed any more.
             (None, None) => return Ok(()),
@@ -298,12 +298,12 @@ impl Gathered<'_> {
         job.ttr_secs = fields.ttr_secs.max(1);
         job.created_at = fields.created_at;
         job.counts = fields.counts;
-        self.note_state(key, &fields, is_full, layout.is_checked());
+        self.apply_state(key, &fields, is_full, layout.is_checked());
         Ok(())
     }
 
     /// A full record makes a job, or makes it anew.
-    fn take_full(
+    fn apply_full(
         &mut self,
         number: FileNumber,
         known: Option<JobKey>,
@@ -327,7 +327,7 @@ impl Gathered<'_> {
         self.queue.jobs.try_reserve_one()?;
         self.segments.try_reserve_one()?;
         let Fields { id, pri, delay_secs, ttr_secs, created_at, .. } = *fields;
-        let terms = Terms { pri, delay_secs, ttr_secs };
+        let terms = JobParams { pri, delay_secs, ttr_secs };
         let body = self.queue.bodies.add(body)?;
         let key = self.queue.jobs.insert(Job::new(id, tube, terms, body, created_at));
         self.queue.jobs[key].log = self.segments.add_job(key, number, len);
@@ -344,18 +344,18 @@ impl Gathered<'_> {
 
     /// C beanstalkd, whose records are not checked, does not say when a job was buried: it was
     /// later than the one before.
-    fn note_state(&mut self, key: JobKey, fields: &Fields, is_full: bool, is_checked: bool) {
+    fn apply_state(&mut self, key: JobKey, fields: &Fields, is_full: bool, is_checked: bool) {
         let entry = self.segments.entry_mut(self.queue.jobs[key].log);
-        entry.due_or_buried_at = if fields.state != Logged::Buried || is_checked {
+        entry.due_or_buried_at = if fields.state != RecordState::Buried || is_checked {
             fields.due_or_buried_at
-        } else if is_full && entry.state == Logged::Buried {
+        } else if is_full && entry.state == RecordState::Buried {
             // It was only moved to a newer file.
             entry.due_or_buried_at
         } else {
             self.last.buried_at + Nanos::ONE
         };
         entry.state = fields.state;
-        if fields.state == Logged::Buried {
+        if fields.state == RecordState::Buried {
             self.last.buried_at = self.last.buried_at.max(entry.due_or_buried_at);
         }
     }
@@ -369,24 +369,24 @@ impl Gathered<'_> {
             let entry = self.segments.entry(self.queue.jobs[key].log);
             let moment = entry.due_or_buried_at;
             match entry.state {
-                Logged::Buried => {
+                RecordState::Buried => {
                     headroom::leave(Headroom::Quarter, || buried.try_reserve(1))?;
                     buried.push((moment, key));
                 }
                 // If the clock was set back, nobody has asked for as much more delay.
-                Logged::Delayed if moment > now && self.queue.jobs[key].delay_secs > 0 => {
+                RecordState::Delayed if moment > now && self.queue.jobs[key].delay_secs > 0 => {
                     let latest = now + Nanos::from_secs(self.queue.jobs[key].delay_secs);
-                    self.queue.place(key, Destination::Delayed { due: moment.min(latest) }, now);
+                    self.queue.place(key, Target::Delayed { due: moment.min(latest) }, now);
                 }
-                Logged::Delayed | Logged::Ready | Logged::Reserved => {
-                    self.queue.place(key, Destination::Ready, now);
+                RecordState::Delayed | RecordState::Ready | RecordState::Reserved => {
+                    self.queue.place(key, Target::Ready, now);
                 }
-                Logged::Deleted => unreachable!("deleted jobs are not kept"),
+                RecordState::Deleted => unreachable!("deleted jobs are not kept"),
             }
         }
         buried.sort_unstable();
         for (_, key) in buried {
-            self.queue.place(key, Destination::Buried, now);
+            self.queue.place(key, Target::Buried, now);
         }
         self.queue.remove_idle_tubes();
         Ok(())

@@ -5,10 +5,10 @@
 //! how workers wait at a tube in `waiting.rs`.
 
 use super::job::{DelayedEntry, ReadyEntry};
-use super::waiters::{PlaceInLine, VIEW};
+use super::waiters::{FRESHNESS, Waiter};
 use crate::engine::collections::heap::Heap;
 use crate::engine::collections::list::List;
-use crate::engine::collections::table::{Hashed, Table, scatter};
+use crate::engine::collections::table::{HashSlab, Keyed, mix};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::NIL;
 use crate::engine::keys::{ConnKey, JobKey, Key, TimerKey, TubeKey};
@@ -37,10 +37,10 @@ pub struct Tube {
     /// How many connections watch it.
     pub watching: u32,
     /// The watching connections that wait, or did when last looked at.
-    pub line: Heap<PlaceInLine>,
+    pub line: Heap<Waiter>,
     /// The watches whose connection filed this tube under its present offer, or under a
     /// better one that has gone.
-    pub settled: List<VIEW>,
+    pub clean: List<FRESHNESS>,
     /// The pause in force; few tubes have one.
     pub pause: Option<Box<Pause>>,
     /// Goes off when the first delayed job is due and when a pause ends.
@@ -72,7 +72,7 @@ pub struct Pause {
 /// All tubes.
 #[derive(Debug, Default)]
 pub struct Tubes {
-    table: Table<TubeKey, Tube>,
+    table: HashSlab<TubeKey, Tube>,
     /// As `list-tubes` lists them.
     order: Vec<TubeKey>,
     removed_count: u64,
@@ -132,7 +132,7 @@ impl Tube {
     /// client can choose tubes whose watches are all in one bucket.
     #[expect(clippy::cast_possible_truncation, reason = "half of the bits are enough")]
     pub fn hash_with(&self, conn: ConnKey) -> u32 {
-        scatter(u64::from(conn.number()) << u32::BITS | u64::from(self.hash)) as u32
+        mix(u64::from(conn.number()) << u32::BITS | u64::from(self.hash)) as u32
     }
 
     /// Whether nobody uses or watches the tube and no job is in it.
@@ -215,7 +215,7 @@ impl Tubes {
             using: 0,
             watching: 0,
             line: Heap::default(),
-            settled: List::default(),
+            clean: List::default(),
             pause: None,
             timer,
             is_overdue: false,
@@ -250,7 +250,7 @@ impl Tubes {
 
     // ---- Long lists ----
 
-    /// Begins a list of all tubes; [`Tubes::go_on_listing`] adds the tubes.
+    /// Begins a list of all tubes; [`Tubes::list_step`] adds the tubes.
     ///
     /// # Errors
     /// There is no memory for it.
@@ -266,7 +266,7 @@ impl Tubes {
 
     /// Adds at most `steps_left` tubes to the list. In the end each tube that was there all the time is
     /// in it once.
-    pub fn go_on_listing(&mut self, steps_left: &mut usize) -> Listed {
+    pub fn list_step(&mut self, steps_left: &mut usize) -> Listed {
         let Some(listing) = &mut self.listing else { return Listed::NoMemory };
         while *steps_left > 0 && !listing.has_failed {
             let Some(&key) = self.order.get(listing.next) else { break };
@@ -351,7 +351,7 @@ impl std::ops::IndexMut<TubeKey> for Tubes {
     }
 }
 
-impl Hashed for Tube {
+impl Keyed for Tube {
     fn hash(&self) -> u64 {
         self.hash.into()
     }

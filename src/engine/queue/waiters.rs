@@ -35,7 +35,7 @@ use super::job::ReadyEntry;
 use super::tube::Tube;
 use crate::engine::collections::heap::{Entry, Heap, rank};
 use crate::engine::collections::list::{Linked, Links, List};
-use crate::engine::collections::table::{Hashed, Table};
+use crate::engine::collections::table::{HashSlab, Keyed};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::NIL;
 use crate::engine::keys::{ConnKey, Key, TubeKey, WatchKey};
@@ -59,17 +59,17 @@ pub struct Watch {
     /// The place among the connection's offers; [`NIL`] when it filed none.
     place_in_offers: u32,
     /// Whether the connection must look again before it trusts what it filed.
-    is_unsure: bool,
+    is_dirty: bool,
 }
 
 /// The lists in which a watch stands: all of its connection; those of its connection that stand
-/// in no line; and the tube's `settled` or else the connection's `unsure`.
+/// in no line; and the tube's `clean` or else the connection's `dirty`.
 const ALL: usize = 0;
 const OUT_OF_LINE: usize = 1;
-pub(super) const VIEW: usize = 2;
+pub(super) const FRESHNESS: usize = 2;
 
 /// All watches.
-pub type Watches = Table<WatchKey, Watch>;
+pub type Watches = HashSlab<WatchKey, Watch>;
 
 /// What a connection knows of the tubes that it watches.
 #[derive(Debug, Default)]
@@ -77,9 +77,9 @@ pub struct Watching {
     /// Its watches, as `list-tubes-watched` lists them.
     all: List<ALL>,
     /// Those that do not stand in their tube's line.
-    out_of_line: List<OUT_OF_LINE>,
+    not_queued: List<OUT_OF_LINE>,
     /// Those whose tube may offer something better than what was filed.
-    unsure: List<VIEW>,
+    dirty: List<FRESHNESS>,
     /// What the others offered when last looked at; nothing for who never watched a second tube.
     offers: Option<Box<Heap<Offer>>>,
     /// None while not waiting.
@@ -114,27 +114,27 @@ fn take_step(steps_left: &mut usize) -> bool {
 #[derive(Clone, Copy, Debug)]
 pub struct Wait {
     /// Drawn at its beginning.
-    pub ticket: Ticket,
+    pub ticket: WaitSeq,
     /// When it ends in vain; never, if it is [`Nanos::NEVER`].
     pub until: Nanos,
 }
 
 /// The order in which connections began to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ticket(NonZero<u64>);
+pub struct WaitSeq(NonZero<u64>);
 
-impl Ticket {
-    pub(super) const FIRST: Ticket = Ticket(NonZero::<u64>::MIN);
+impl WaitSeq {
+    pub(super) const FIRST: WaitSeq = WaitSeq(NonZero::<u64>::MIN);
 
-    fn next(self) -> Ticket {
-        Ticket(self.0.saturating_add(1))
+    fn next(self) -> WaitSeq {
+        WaitSeq(self.0.saturating_add(1))
     }
 }
 
 /// A watch in a tube's line, under the ticket that its connection had when last looked at.
 #[derive(Clone, Copy, Debug)]
-pub struct PlaceInLine {
-    ticket: Ticket,
+pub struct Waiter {
+    ticket: WaitSeq,
     watch: WatchKey,
 }
 
@@ -163,16 +163,16 @@ impl Queue {
             let only = watching.first(&self.watches);
             return Ok(only.and_then(|only| self.tubes[only].offer()).into());
         }
-        while !watching.unsure.is_empty() {
+        while !watching.dirty.is_empty() {
             if !take_step(steps_left) {
                 return Ok(Offered::Unknown);
             }
             headroom::leave(Headroom::ThreeQuarters, || watching.offers().try_reserve(1))?;
-            let Some(key) = watching.unsure.pop_front(&mut self.watches) else { break };
+            let Some(key) = watching.dirty.pop_front(&mut self.watches) else { break };
             let watch = &mut self.watches[WatchKey::from_number(key)];
-            watch.is_unsure = false;
+            watch.is_dirty = false;
             let (tube, place) = (&mut self.tubes[watch.tube], watch.place_in_offers);
-            tube.settled.push_back(&mut self.watches, key);
+            tube.clean.push_back(&mut self.watches, key);
             watching.file(WatchKey::from_number(key), place, tube.offer(), &mut self.watches);
         }
         while let Some(filed) = watching.offers().first() {
@@ -193,20 +193,20 @@ impl Queue {
 
     /// The tube offers something better than before: whoever was settled about it must
     /// look again.
-    pub(super) fn unsettle(&mut self, tube: TubeKey) {
-        let settled = &mut self.tubes[tube].settled;
-        while let Some(key) = settled.pop_front(&mut self.watches) {
+    pub(super) fn invalidate(&mut self, tube: TubeKey) {
+        let clean = &mut self.tubes[tube].clean;
+        while let Some(key) = clean.pop_front(&mut self.watches) {
             let watch = &mut self.watches[WatchKey::from_number(key)];
-            watch.is_unsure = true;
-            self.unsettled += 1;
+            watch.is_dirty = true;
+            self.invalidated += 1;
             let conn = watch.conn;
-            let unsure = &mut self.clients[conn].watching.unsure;
-            unsure.push_back(&mut self.watches, key);
+            let dirty = &mut self.clients[conn].watching.dirty;
+            dirty.push_back(&mut self.watches, key);
         }
     }
 
     /// Returns the ticket of a connection that begins to look for a job.
-    pub fn draw_ticket(&mut self) -> Ticket {
+    pub fn next_wait_seq(&mut self) -> WaitSeq {
         let ticket = self.next_ticket;
         self.next_ticket = ticket.next();
         ticket
@@ -219,21 +219,21 @@ impl Queue {
     /// # Errors
     /// There is no memory for one of the lines: the connection does not wait. It stays in those that
     /// it has joined, as after a wait.
-    pub(super) fn join_lines(
+    pub(super) fn enqueue_waiter(
         &mut self,
         conn: ConnKey,
         wait: Wait,
         steps_left: &mut usize,
     ) -> Result<bool, TryReserveError> {
         let watching = &mut self.clients[conn].watching;
-        while let Some(key) = watching.out_of_line.front() {
+        while let Some(key) = watching.not_queued.front() {
             if !take_step(steps_left) {
                 return Ok(false);
             }
-            let place = PlaceInLine { ticket: wait.ticket, watch: WatchKey::from_number(key) };
+            let place = Waiter { ticket: wait.ticket, watch: WatchKey::from_number(key) };
             let line = &mut self.tubes[self.watches[place.watch].tube].line;
             line.try_reserve(1)?;
-            watching.out_of_line.pop_front(&mut self.watches);
+            watching.not_queued.pop_front(&mut self.watches);
             line.insert(place, &mut self.watches);
         }
         watching.wait = Some(wait);
@@ -241,7 +241,7 @@ impl Queue {
     }
 
     /// The connection waits no more, wherever it still stands in line.
-    pub(super) fn leave_lines(&mut self, conn: ConnKey) {
+    pub(super) fn clear_wait(&mut self, conn: ConnKey) {
         self.clients[conn].watching.wait = None;
     }
 
@@ -254,12 +254,12 @@ impl Queue {
             match watching.wait {
                 Some(Wait { ticket, .. }) if ticket == front.ticket => return Some(conn),
                 Some(Wait { ticket, .. }) => {
-                    line.replace(0, PlaceInLine { ticket, ..front }, &mut self.watches);
+                    line.replace(0, Waiter { ticket, ..front }, &mut self.watches);
                 }
                 None => {
                     line.remove(0, &mut self.watches);
                     self.watches[front.watch].place_in_line = NIL;
-                    let out = &mut watching.out_of_line;
+                    let out = &mut watching.not_queued;
                     out.push_back(&mut self.watches, front.watch.number());
                 }
             }
@@ -279,7 +279,7 @@ impl Queue {
 
     /// Whether the connection waits that stands at this place in the line of a tube. All who wait
     /// stand in line; some who stand there do not wait.
-    pub fn waits_at(&self, place: PlaceInLine) -> bool {
+    pub fn waits_at(&self, place: Waiter) -> bool {
         self.clients[self.watches[place.watch].conn].watching.is_waiting()
     }
 
@@ -305,11 +305,11 @@ impl Queue {
             next_in_bucket: NIL,
             place_in_line: NIL,
             place_in_offers: NIL,
-            is_unsure: true,
+            is_dirty: true,
         });
         watching.all.push_back(&mut self.watches, key.number());
-        watching.out_of_line.push_back(&mut self.watches, key.number());
-        watching.unsure.push_back(&mut self.watches, key.number());
+        watching.not_queued.push_back(&mut self.watches, key.number());
+        watching.dirty.push_back(&mut self.watches, key.number());
         self.tubes[tube].watching += 1;
         Ok(())
     }
@@ -322,20 +322,20 @@ impl Queue {
 
     /// Ends a watch, and returns the tube.
     pub(super) fn remove_watch(&mut self, key: WatchKey) -> TubeKey {
-        let Watch { conn, tube: tube_key, place_in_line, place_in_offers, is_unsure, .. } =
+        let Watch { conn, tube: tube_key, place_in_line, place_in_offers, is_dirty, .. } =
             self.watches[key];
         let tube = tube_key;
         let watching = &mut self.clients[conn].watching;
         let tube = &mut self.tubes[tube];
         if place_in_line == NIL {
-            watching.out_of_line.remove(&mut self.watches, key.number());
+            watching.not_queued.remove(&mut self.watches, key.number());
         } else {
             tube.line.remove(place_in_line, &mut self.watches);
         }
         if place_in_offers != NIL {
             watching.offers().remove(place_in_offers, &mut self.watches);
         }
-        let view = if is_unsure { &mut watching.unsure } else { &mut tube.settled };
+        let view = if is_dirty { &mut watching.dirty } else { &mut tube.clean };
         view.remove(&mut self.watches, key.number());
         tube.watching -= 1;
         // Quirk: the last of the list takes the place of the one that goes; pinned by
@@ -354,25 +354,25 @@ impl Queue {
         self.watches.check(format_args!("the watches"));
         // Nothing stands in two places that exclude each other: so much is looked at one by one.
         // With as many in both together as there are watches, each stands in one of them.
-        let (mut all, mut out_of_line, mut unsure, mut filed) = (0, 0, 0, 0);
+        let (mut all, mut not_queued, mut dirty, mut filed) = (0, 0, 0, 0);
         for (conn, client) in self.clients.iter() {
             let watching = &client.watching;
             self.check_watching(conn, watching);
             all += watching.len();
-            out_of_line += watching.out_of_line.len() as usize;
-            unsure += watching.unsure.len() as usize;
+            not_queued += watching.not_queued.len() as usize;
+            dirty += watching.dirty.len() as usize;
             filed += watching.offers.as_ref().map_or(0, |offers| offers.len());
         }
-        let (mut in_line, mut settled) = (0, 0);
+        let (mut in_line, mut clean) = (0, 0);
         for (key, tube) in self.tubes.entries() {
             self.check_line(key, tube);
             in_line += tube.line.len();
-            settled += tube.settled.len() as usize;
+            clean += tube.clean.len() as usize;
         }
         let len = self.watches.len();
         assert_eq!(all, len, "watches of all connections, and watches");
-        assert_eq!(in_line + out_of_line, len, "watches in line and out of line, and watches");
-        assert_eq!(settled + unsure, len, "watches settled and unsure, and watches");
+        assert_eq!(in_line + not_queued, len, "watches in line and out of line, and watches");
+        assert_eq!(clean + dirty, len, "watches settled and unsure, and watches");
         let is_filed = |(_, watch): &(WatchKey, &Watch)| watch.place_in_offers != NIL;
         let noted = self.watches.iter().filter(is_filed).count();
         assert_eq!(filed, noted, "offers that are filed, and watches that say so");
@@ -391,13 +391,13 @@ impl Queue {
             assert_eq!(by, conn, "whose watch {key} is, and by whom it is kept");
             assert_eq!(found, Some(WatchKey::from_number(key)), "the watch of {tube:?} by {index}");
         });
-        let out_of_line = format_args!("what {index} watches out of line");
-        watching.out_of_line.check(&self.watches, out_of_line, |key| {
+        let not_queued = format_args!("what {index} watches out of line");
+        watching.not_queued.check(&self.watches, not_queued, |key| {
             let is_so = watch(key).conn == conn && watch(key).place_in_line == NIL;
             assert!(is_so, "watch {key} of {index} is out of line: {:?}", watch(key));
         });
-        watching.unsure.check(&self.watches, format_args!("what {index} is unsure of"), |key| {
-            let is_so = watch(key).conn == conn && watch(key).is_unsure;
+        watching.dirty.check(&self.watches, format_args!("what {index} is unsure of"), |key| {
+            let is_so = watch(key).conn == conn && watch(key).is_dirty;
             assert!(is_so, "{index} is unsure of watch {key}: {:?}", watch(key));
         });
         if let Some(offers) = &watching.offers {
@@ -418,7 +418,7 @@ impl Queue {
         let index = conn.index();
         let (drawn, next) = (wait.ticket.0, self.next_ticket.0);
         assert!(drawn < next, "{index} waits with ticket {drawn}, but {next} is the next one");
-        let out = watching.out_of_line.len();
+        let out = watching.not_queued.len();
         assert_eq!(out, 0, "lines in which {index} does not stand, though it waits");
         for tube in watching.tubes(&self.watches) {
             let Tube { name, .. } = &self.tubes[tube];
@@ -428,7 +428,7 @@ impl Queue {
     }
 
     fn check_line(&self, key: TubeKey, tube: &Tube) {
-        let Tube { name, line, settled, .. } = tube;
+        let Tube { name, line, clean, .. } = tube;
         line.check(&self.watches, format_args!("the line of tube {name}"));
         for place in line.iter() {
             let watch = &self.watches[place.watch];
@@ -439,11 +439,11 @@ impl Queue {
             });
             assert!(is_old, "{place:?} is in the line of tube {name}, but its holder has {wait:?}");
         }
-        settled.check(&self.watches, format_args!("those settled about tube {name}"), |number| {
+        clean.check(&self.watches, format_args!("those settled about tube {name}"), |number| {
             let watch = self.watches.get(WatchKey::from_number(number)).unwrap_or_else(|| {
                 panic!("watch {number} is settled about tube {name}, but not there")
             });
-            let is_so = watch.tube == key && !watch.is_unsure;
+            let is_so = watch.tube == key && !watch.is_dirty;
             assert!(is_so, "watch {number} is settled about tube {name}: {watch:?}");
             let offers = self.clients[watch.conn].watching.offers.as_ref();
             let filed = offers.and_then(|offers| offers.get(watch.place_in_offers));
@@ -520,7 +520,7 @@ impl Watching {
     }
 }
 
-impl Hashed for Watch {
+impl Keyed for Watch {
     fn hash(&self) -> u64 {
         self.hash.into()
     }
@@ -534,34 +534,34 @@ impl Hashed for Watch {
     }
 }
 
-impl Entry for PlaceInLine {
-    type Owners = Watches;
+impl Entry for Waiter {
+    type Store = Watches;
 
     fn rank(self) -> u128 {
         rank(self.ticket.0.get(), self.watch.number())
     }
 
-    fn stands_at(self, place: u32, watches: &mut Watches) {
+    fn set_index(self, place: u32, watches: &mut Watches) {
         watches[self.watch].place_in_line = place;
     }
 
-    fn noted_place(self, watches: &Watches) -> Option<u32> {
+    fn index(self, watches: &Watches) -> Option<u32> {
         Some(watches[self.watch].place_in_line)
     }
 }
 
 impl Entry for Offer {
-    type Owners = Watches;
+    type Store = Watches;
 
     fn rank(self) -> u128 {
         rank(self.pri, self.id)
     }
 
-    fn stands_at(self, place: u32, watches: &mut Watches) {
+    fn set_index(self, place: u32, watches: &mut Watches) {
         watches[self.watch].place_in_offers = place;
     }
 
-    fn noted_place(self, watches: &Watches) -> Option<u32> {
+    fn index(self, watches: &Watches) -> Option<u32> {
         Some(watches[self.watch].place_in_offers)
     }
 }
@@ -579,8 +579,8 @@ impl<const LIST: usize> Linked<LIST> for Watches {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::queue::job::Terms;
-    use crate::engine::queue::{Answer, Looked, Outcome};
+    use crate::engine::queue::job::JobParams;
+    use crate::engine::queue::{Outcome, StepResult, WaitResult};
     use crate::engine::text::CR_LF;
     use std::collections::{BTreeMap, BTreeSet};
 
@@ -598,7 +598,7 @@ mod tests {
         /// The longest-waiting one first.
         waiting: Vec<ConnKey>,
         paused: BTreeSet<usize>,
-        answers: Vec<(ConnKey, u64)>,
+        wait_results: Vec<(ConnKey, u64)>,
     }
 
     impl Model {
@@ -632,13 +632,13 @@ mod tests {
                 let Some(first) = first else { break };
                 let conn = self.waiting.remove(first);
                 self.hold(conn, id);
-                self.answers.push((conn, id));
+                self.wait_results.push((conn, id));
             }
         }
     }
 
     fn put(queue: &mut Queue, conn: ConnKey, id: u64, tube: usize, pri: u32) {
-        let terms = Terms { pri, delay_secs: 0, ttr_secs: LONG };
+        let terms = JobParams { pri, delay_secs: 0, ttr_secs: LONG };
         queue.use_tube(conn, TUBES[tube]).unwrap();
         let body = queue.bodies.add(CR_LF).unwrap();
         queue.put(conn, id, terms, body, NOW).unwrap();
@@ -646,9 +646,9 @@ mod tests {
 
     fn reserve(queue: &mut Queue, conn: ConnKey) -> Option<u64> {
         match queue.reserve(conn, &mut usize::MAX.clone(), NOW).unwrap() {
-            Looked::Reserved(job) => Some(queue.jobs[job].id),
-            Looked::Nothing => None,
-            Looked::Unfinished => panic!("there were enough steps"),
+            StepResult::Reserved(job) => Some(queue.jobs[job].id),
+            StepResult::Nothing => None,
+            StepResult::Unfinished => panic!("there were enough steps"),
         }
     }
 
@@ -727,7 +727,7 @@ mod tests {
                 assert_eq!(reserved, model.reserve(conn));
                 if reserved.is_none() {
                     let until = Nanos::NEVER;
-                    let wait = Wait { ticket: queue.draw_ticket(), until };
+                    let wait = Wait { ticket: queue.next_wait_seq(), until };
                     assert!(queue.wait(conn, wait, &mut usize::MAX.clone(), NOW).unwrap());
                     model.waiting.push(conn);
                 }
@@ -760,14 +760,16 @@ mod tests {
             let mut last_id = 0;
             for _ in 0..4_000 {
                 step(&mut random, &mut queue, &mut model, &mut last_id);
-                let answers: Vec<(ConnKey, u64)> = std::mem::take(&mut queue.answers)
+                let wait_results: Vec<(ConnKey, u64)> = std::mem::take(&mut queue.wait_results)
                     .into_iter()
                     .map(|(conn, answer)| match answer {
-                        Answer::Reserved(job) => (conn, queue.jobs[job].id),
-                        Answer::DeadlineSoon | Answer::TimedOut => panic!("no time passes here"),
+                        WaitResult::Reserved(job) => (conn, queue.jobs[job].id),
+                        WaitResult::DeadlineSoon | WaitResult::TimedOut => {
+                            panic!("no time passes here")
+                        }
                     })
                     .collect();
-                assert_eq!(answers, std::mem::take(&mut model.answers), "seed {seed}");
+                assert_eq!(wait_results, std::mem::take(&mut model.wait_results), "seed {seed}");
                 for (index, name) in TUBES.iter().enumerate() {
                     let Some(tube) = queue.tubes.find(name) else { continue };
                     let is_counted = |conn: &&ConnKey| model.watched[conn].contains(&index);

@@ -154,7 +154,7 @@ impl Host {
         let max_job_size = MAX_JOB_SIZES[usize::from(mode & 3)];
         let (has_binlog, file_size, syncing) = match mode >> 2 & 3 {
             0 | 1 => (false, 0, Syncing::Never),
-            2 => (true, 4096, Syncing::EachTurn),
+            2 => (true, 4096, Syncing::EachIteration),
             _ => (true, 65_536, Syncing::Within(Nanos::from_millis(50))),
         };
         let settings = Settings { max_job_size, binlog_file_size: file_size, ..Settings::DEFAULT };
@@ -210,7 +210,7 @@ impl Host {
             }
             op::ADVANCE => self.advance(SPANS[how % SPANS.len()], how >= SPANS.len()),
             op::SHUT => self.clients[self.speaker].talk.is_shut = true,
-            op::HANG_UP => self.hang_up(self.speaker),
+            op::HANG_UP => self.close_after_write(self.speaker),
             op::READ => self.clients[self.speaker].reads = READS[how % READS.len()],
             op::DRAIN if how == 0 => self.server.set_draining(true),
             op::SHARE => self.server.share_budget(SHARES[how % SHARES.len()]),
@@ -252,7 +252,7 @@ impl Host {
     }
 
     /// The client takes what is there and goes; another may come in its place.
-    fn hang_up(&mut self, index: usize) {
+    fn close_after_write(&mut self, index: usize) {
         self.commit();
         self.clients[index].reads = usize::MAX;
         self.flush(index);
@@ -267,7 +267,7 @@ impl Host {
 
     fn restart(&mut self, in_good_order: bool) {
         let Some(disk) = self.disk.clone() else { return };
-        (0..CLIENTS).for_each(|index| self.hang_up(index));
+        (0..CLIENTS).for_each(|index| self.close_after_write(index));
         self.commit();
         if in_good_order {
             self.server.close(self.now).unwrap();
@@ -327,12 +327,12 @@ impl Host {
             server.half_close(key);
             has_moved = true;
         }
-        if server.wants(key).resume {
+        if server.actions(key).run {
             server.resume(key, self.now);
             client.resumes += 1;
             has_moved = true;
         }
-        if server.wants(key).input {
+        if server.actions(key).read {
             if !client.sent.is_empty() {
                 let rest = client.sent.split_off(client.sent.len().min(READ_LEN));
                 let bytes = std::mem::replace(&mut client.sent, rest);
@@ -357,7 +357,7 @@ impl Host {
         let told = take_output(&mut self.server, key, client.reads.max(hurry));
         self.told_len += told.len();
         client.talk.hear(&told, &mut self.ledger);
-        let is_over = self.server.wants(key).end;
+        let is_over = self.server.actions(key).close;
         if is_over {
             assert!(client.talk.is_answered(), "closed with {:?}", client.talk);
             let all_said = std::mem::take(&mut client.all_said);
@@ -390,8 +390,8 @@ impl Host {
         for client in &self.clients {
             let Some(key) = client.key else { continue };
             let mut slices = [IoSlice::new(&[]); 300];
-            let outlet = self.server.outlet(key);
-            let filled = outlet.next_slices(&mut slices);
+            let output_handle = self.server.output_handle(key);
+            let filled = output_handle.next_slices(&mut slices);
             let len: usize = slices[..filled].iter().map(|slice| slice.len()).sum();
             assert!(len < OUTPUT_LIMIT + longest_reply, "{len} bytes are kept for a client");
             let limit = TURNS_PER_BYTE * client.given + 100;
@@ -408,10 +408,10 @@ impl Host {
         }
         for client in &self.clients {
             let Some(key) = client.key else { continue };
-            let wants = self.server.wants(key);
-            assert!(!wants.resume && !wants.output && !wants.end, "{wants:?}");
-            assert_eq!(wants.input, client.talk.is_answered(), "{:?}", client.talk);
-            assert!(wants.input || client.talk.may_wait(), "{:?}", client.talk);
+            let actions = self.server.actions(key);
+            assert!(!actions.run && !actions.write && !actions.close, "{actions:?}");
+            assert_eq!(actions.read, client.talk.is_answered(), "{:?}", client.talk);
+            assert!(actions.read || client.talk.may_wait(), "{:?}", client.talk);
         }
         self.clients.iter_mut().for_each(|client| client.talk.is_shut = true);
         self.settle();
@@ -473,17 +473,17 @@ fn replies(bytes: &[u8], max_job_size: u32, piece_len: usize, share: usize) -> O
     let key = server.connect().unwrap();
     let (mut rest, mut told) = (bytes, Vec::new());
     let (mut is_shut, mut turns) = (false, 0);
-    while !server.wants(key).end {
-        let wants = server.wants(key);
-        if wants.resume {
+    while !server.actions(key).close {
+        let actions = server.actions(key);
+        if actions.run {
             server.resume(key, START);
-        } else if wants.input && rest.is_empty() {
+        } else if actions.read && rest.is_empty() {
             server.end_input(key);
-        } else if wants.input {
+        } else if actions.read {
             let piece;
             (piece, rest) = rest.split_at(rest.len().min(piece_len));
             server.receive(key, piece, START);
-        } else if !wants.output && !std::mem::replace(&mut is_shut, true) {
+        } else if !actions.write && !std::mem::replace(&mut is_shut, true) {
             server.half_close(key);
         }
         told.extend(take_output(&mut server, key, piece_len.max(told.len() / 16)));

@@ -68,11 +68,11 @@ pub fn ask(server: &mut Server, key: ConnKey, input: &str, now: Nanos) -> String
 
 /// What the server says to `input`, all of it; the connection must be between two commands.
 pub fn ask_bytes(server: &mut Server, key: ConnKey, input: &str, now: Nanos) -> Vec<u8> {
-    assert!(server.wants(key).input, "the server does not listen");
+    assert!(server.actions(key).read, "the server does not listen");
     server.receive(key, input.as_bytes(), now);
     server.commit(now).unwrap();
     let mut said = take_output(server, key, usize::MAX);
-    while server.wants(key).resume {
+    while server.actions(key).run {
         server.resume(key, now);
         server.commit(now).unwrap();
         said.extend(take_output(server, key, usize::MAX));
@@ -83,12 +83,12 @@ pub fn ask_bytes(server: &mut Server, key: ConnKey, input: &str, now: Nanos) -> 
 /// Takes up to `limit` bytes of what the connection is to be sent.
 pub fn take_output(server: &mut Server, key: ConnKey, limit: usize) -> Vec<u8> {
     // The loop would look after those who ask for it; here everybody is looked after.
-    server.take_attention(&mut Vec::new());
-    let mut outlet = server.outlet(key);
+    server.take_dirty(&mut Vec::new());
+    let mut output_handle = server.output_handle(key);
     let mut taken = Vec::new();
-    while outlet.wants().output && taken.len() < limit {
+    while output_handle.actions().write && taken.len() < limit {
         let mut slices = [IoSlice::new(&[]); 3];
-        let filled = outlet.next_slices(&mut slices);
+        let filled = output_handle.next_slices(&mut slices);
         assert!(filled > 0, "there is output, and it cannot be had");
         let before = taken.len();
         for slice in &slices[..filled] {
@@ -97,7 +97,7 @@ pub fn take_output(server: &mut Server, key: ConnKey, limit: usize) -> Vec<u8> {
         }
         let count = taken.len() - before;
         assert!(count > 0, "slices have nothing in them");
-        outlet.sent(count);
+        output_handle.sent(count);
     }
     taken
 }

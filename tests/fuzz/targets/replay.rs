@@ -72,7 +72,7 @@ pub fn run(bytes: &[u8]) {
     let policy = Policy {
         file_size: [4096, 16_384, 65_536, 1 << 18][usize::from(mode >> 2) % 4],
         syncing: [
-            Syncing::EachTurn,
+            Syncing::EachIteration,
             Syncing::Within(Nanos::from_millis(50)),
             Syncing::Never,
             Syncing::Never,

@@ -12,7 +12,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 pub struct Talk {
     max_job_size: usize,
     asked: Vec<u8>,
-    asking: Asking,
+    asking: ReadingRequest,
     /// Commands that were not answered yet.
     open: VecDeque<Asked>,
     said: Vec<u8>,
@@ -24,7 +24,7 @@ pub struct Talk {
 }
 
 #[derive(Debug)]
-enum Asking {
+enum ReadingRequest {
     Line,
     TooLongLine,
     Body { len: usize },
@@ -70,7 +70,7 @@ impl Talk {
         Talk {
             max_job_size: max_job_size as usize,
             asked: Vec::new(),
-            asking: Asking::Line,
+            asking: ReadingRequest::Line,
             open: VecDeque::new(),
             said: Vec::new(),
             is_shut: false,
@@ -96,36 +96,36 @@ impl Talk {
     fn next_asked(&mut self, bytes: &[u8], ledger: &mut Ledger) -> Option<usize> {
         let end = |bytes: &[u8]| bytes.windows(2).position(|pair| pair == b"\r\n");
         match self.asking {
-            Asking::Line => match end(&bytes[..bytes.len().min(LINE_MAX)]) {
+            ReadingRequest::Line => match end(&bytes[..bytes.len().min(LINE_MAX)]) {
                 Some(len) => {
                     self.line(&bytes[..len], ledger);
                     Some(len + 2)
                 }
                 None if bytes.len() < LINE_MAX => None,
                 None => {
-                    self.asking = Asking::TooLongLine;
+                    self.asking = ReadingRequest::TooLongLine;
                     Some(0)
                 }
             },
-            Asking::TooLongLine => {
+            ReadingRequest::TooLongLine => {
                 let len = end(bytes)?;
-                self.asking = Asking::Line;
+                self.asking = ReadingRequest::Line;
                 self.no_command(&bytes[..len], Asked::BadFormat);
                 Some(len + 2)
             }
-            Asking::Body { len } => {
+            ReadingRequest::Body { len } => {
                 let (body, end) = bytes.get(..len + 2)?.split_at(len);
-                self.asking = Asking::Line;
+                self.asking = ReadingRequest::Line;
                 self.open.push_back(Asked::Put { body: digest(body), is_ended: end == b"\r\n" });
                 Some(len + 2)
             }
-            Asking::Unwanted { len } => {
+            ReadingRequest::Unwanted { len } => {
                 bytes.get(..len + 2)?;
-                self.asking = Asking::Line;
+                self.asking = ReadingRequest::Line;
                 self.open.push_back(Asked::TooBig);
                 Some(len + 2)
             }
-            Asking::Nothing => None,
+            ReadingRequest::Nothing => None,
         }
     }
 
@@ -133,15 +133,15 @@ impl Talk {
         match reading(line) {
             Reading::BadFormat => self.no_command(line, Asked::BadFormat),
             Reading::UnknownCommand => self.no_command(line, Asked::Unknown),
-            Reading::Command(call) if call.word == "quit" => self.asking = Asking::Nothing,
+            Reading::Command(call) if call.word == "quit" => self.asking = ReadingRequest::Nothing,
             Reading::Command(call) if call.word == "put" => {
                 let len = usize::try_from(call.numbers[3]).unwrap();
                 if len > self.max_job_size {
-                    self.asking = Asking::Unwanted { len };
+                    self.asking = ReadingRequest::Unwanted { len };
                 } else if call.trailing {
                     self.open.push_back(Asked::BadFormat);
                 } else {
-                    self.asking = Asking::Body { len };
+                    self.asking = ReadingRequest::Body { len };
                 }
             }
             Reading::Command(call) => {
@@ -156,7 +156,7 @@ impl Talk {
         let end = line.last_chunk().unwrap_or(b"         ");
         if matches!(end, [b' ', b'H', b'T', b'T', b'P', b'/', b'0'..=b'9', b'.', b'0'..=b'9']) {
             self.open.push_back(Asked::Unknown);
-            self.asking = Asking::Nothing;
+            self.asking = ReadingRequest::Nothing;
         } else {
             self.open.push_back(otherwise);
         }

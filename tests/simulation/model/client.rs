@@ -1,6 +1,6 @@
 //! A chapter of the model: what the bytes of a client amount to, and what there is to do for it.
 
-use super::{Client, Phase, Wants};
+use super::{Actions, Client, Phase};
 
 /// One thing that came out of the bytes of a client.
 pub(super) enum Step {
@@ -21,17 +21,17 @@ impl Client {
             && self.output.len() < OUTPUT_LIMIT
     }
 
-    pub fn wants(&self) -> Wants {
+    pub fn actions(&self) -> Actions {
         let is_over = match self.phase {
             Phase::Closing => true,
             Phase::Waiting { .. } => false,
-            _ => self.has_input_ended && !self.is_held_up,
+            _ => self.has_input_ended && !self.has_backlog,
         };
-        Wants {
-            input: self.takes_commands() && !self.is_held_up && !self.has_input_ended,
-            resume: self.takes_commands() && self.is_held_up,
-            output: !self.output.is_empty(),
-            end: is_over && self.output.is_empty(),
+        Actions {
+            read: self.takes_commands() && !self.has_backlog && !self.has_input_ended,
+            run: self.takes_commands() && self.has_backlog,
+            write: !self.output.is_empty(),
+            close: is_over && self.output.is_empty(),
         }
     }
 

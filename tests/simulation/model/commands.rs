@@ -43,7 +43,7 @@ impl Model {
         }
         let client = self.client(number);
         let has_more = !client.input.is_empty();
-        client.is_held_up = has_more && (share == 0 || !client.takes_commands());
+        client.has_backlog = has_more && (share == 0 || !client.takes_commands());
     }
 
     fn execute(&mut self, number: ClientNumber, asked: Asked, now: u64) {

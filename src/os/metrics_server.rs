@@ -4,9 +4,9 @@
 //! nothing while there are none, and can be answered before the loop begins. What they ask and are
 //! told is in `engine/visit.rs`; here are only bytes and time.
 
-use super::listen::{self, Door, Listener};
+use super::listen::{self, Acceptor, Listener};
 use super::stream::Stream;
-use crate::engine::monitor::http_conn::{Subject, Visit};
+use crate::engine::monitor::http_conn::{HttpConn, ServerState};
 use crate::engine::time::Nanos;
 use log::{trace, warn};
 use mio::unix::SourceFd;
@@ -17,14 +17,14 @@ use std::time::Duration;
 
 /// Listening sockets and visitors.
 #[derive(Debug)]
-pub struct Visitors {
+pub struct MetricsServer {
     poll: Poll,
     events: Events,
-    doors: Vec<Door>,
+    acceptors: Vec<Acceptor>,
     /// Descriptors that are given up for visitors, so that a server whose clients have all others can
     /// still say that it lives.
     spare: Vec<OwnedFd>,
-    inside: Vec<Option<Visitor>>,
+    conns: Vec<Option<HttpSocket>>,
     /// How many connections have been accepted.
     accepted: u64,
     /// Who comes first when the next slice of an answer is made.
@@ -32,17 +32,17 @@ pub struct Visitors {
     /// As many tubes are told of one by one.
     tubes_max: usize,
     /// No more are let in before.
-    held_until: Nanos,
+    retry_at: Nanos,
     /// Once is enough to say that nobody can be let in.
     has_complained: bool,
 }
 
 #[derive(Debug)]
-struct Visitor {
+struct HttpSocket {
     /// How many connections were accepted before.
     seq: u64,
     stream: Stream,
-    visit: Visit,
+    visit: HttpConn,
     is_readable: bool,
     is_writable: bool,
 }
@@ -53,7 +53,7 @@ struct Visitor {
 const VISITORS_MAX: usize = 64;
 /// At most this many connections are accepted from each listener in one iteration, so that a stream
 /// of them does not delay clients.
-const ACCEPTS_PER_TURN: usize = 32;
+const ACCEPTS_PER_ITERATION: usize = 32;
 /// So many of them find a descriptor whatever clients have taken.
 const SPARE: usize = 4;
 /// When to try again to let somebody in, after the system had no descriptor left.
@@ -63,45 +63,45 @@ const READ_LEN: usize = 1024;
 /// Of somebody who sends and sends, so much is read in one turn.
 const READS_PER_TURN: usize = 8;
 
-impl Visitors {
+impl MetricsServer {
     /// Serves these sockets, and tells of `tubes_max` tubes one by one.
     ///
     /// # Errors
     /// The system has no means for it.
-    pub fn new(listeners: Vec<Listener>, tubes_max: usize) -> io::Result<Visitors> {
+    pub fn new(listeners: Vec<Listener>, tubes_max: usize) -> io::Result<MetricsServer> {
         let poll = Poll::new()?;
         for (index, listener) in listeners.iter().enumerate() {
             let mut source = SourceFd(&listener.as_raw_fd());
             poll.registry().register(&mut source, door_token(index), Interest::READABLE)?;
         }
-        let mut visitors = Visitors {
+        let mut metrics_server = MetricsServer {
             poll,
             events: Events::with_capacity(VISITORS_MAX + listeners.len()),
-            doors: listeners.into_iter().map(Door::new).collect(),
+            acceptors: listeners.into_iter().map(Acceptor::new).collect(),
             spare: Vec::new(),
-            inside: (0..VISITORS_MAX).map(|_| None).collect(),
+            conns: (0..VISITORS_MAX).map(|_| None).collect(),
             accepted: 0,
             next_turn: 0,
             tubes_max,
-            held_until: Nanos::ZERO,
+            retry_at: Nanos::ZERO,
             has_complained: false,
         };
-        visitors.keep_spare();
-        Ok(visitors)
+        metrics_server.keep_spare();
+        Ok(metrics_server)
     }
 
     /// Does what can be done at once, and makes one slice of an answer at most.
     ///
     /// # Errors
     /// The system does not let it look for events any more.
-    pub fn turn(&mut self, subject: Subject<'_>, now: Nanos) -> io::Result<()> {
+    pub fn turn(&mut self, subject: ServerState<'_>, now: Nanos) -> io::Result<()> {
         self.look()?;
         self.accept(subject, now);
-        for index in 0..self.inside.len() {
-            let Some(visitor) = &mut self.inside[index] else { continue };
+        for index in 0..self.conns.len() {
+            let Some(visitor) = &mut self.conns[index] else { continue };
             if let Err(why) = visitor.go_on(subject, now) {
                 trace!("a visitor is gone: {why}");
-                self.inside[index] = None;
+                self.conns[index] = None;
             }
         }
         self.make_slice(subject, now);
@@ -111,10 +111,10 @@ impl Visitors {
 
     /// As many as can be, and as many visitors are inside, are no fewer than [`SPARE`].
     fn keep_spare(&mut self) {
-        let inside = self.inside.iter().flatten().count();
-        while self.spare.len() + inside < SPARE {
-            let Some(door) = self.doors.first() else { return };
-            match door.listener.try_clone_descriptor() {
+        let conns = self.conns.iter().flatten().count();
+        while self.spare.len() + conns < SPARE {
+            let Some(acceptor) = self.acceptors.first() else { return };
+            match acceptor.listener.try_clone_descriptor() {
                 Ok(descriptor) => self.spare.push(descriptor),
                 Err(_) => return,
             }
@@ -123,13 +123,13 @@ impl Visitors {
 
     /// When there is something to do though nothing happens.
     pub fn next_due(&self) -> Option<Nanos> {
-        let visitors = || self.inside.iter().flatten();
-        if visitors().any(|visitor| visitor.visit.wants_slice() || visitor.can_go_on()) {
+        let metrics_server = || self.conns.iter().flatten();
+        if metrics_server().any(|visitor| visitor.visit.wants_slice() || visitor.can_go_on()) {
             return Some(Nanos::ZERO);
         }
-        let waits = self.doors.iter().any(|door| door.is_ready);
-        let door = waits.then(|| self.held_until.max(self.next_room_at()));
-        visitors().map(|visitor| visitor.visit.deadline()).chain(door).min()
+        let waits = self.acceptors.iter().any(|acceptor| acceptor.is_ready);
+        let acceptor = waits.then(|| self.retry_at.max(self.next_room_at()));
+        metrics_server().map(|visitor| visitor.visit.deadline()).chain(acceptor).min()
     }
 
     /// Finds out what has happened.
@@ -140,13 +140,13 @@ impl Visitors {
         }
         for event in &self.events {
             let Token(index) = event.token();
-            if let Some(visitor) = self.inside.get_mut(index) {
+            if let Some(visitor) = self.conns.get_mut(index) {
                 let Some(visitor) = visitor else { continue };
                 visitor.is_readable |=
                     event.is_readable() || event.is_read_closed() || event.is_error();
                 visitor.is_writable |= event.is_writable() || event.is_write_closed();
-            } else if let Some(door) = self.doors.get_mut(index - VISITORS_MAX) {
-                door.is_ready = true;
+            } else if let Some(acceptor) = self.acceptors.get_mut(index - VISITORS_MAX) {
+                acceptor.is_ready = true;
             }
         }
         Ok(())
@@ -154,59 +154,59 @@ impl Visitors {
 
     /// When there is a place for one more: at once, or when the first one has to make room.
     fn next_room_at(&self) -> Nanos {
-        match Visitors::first_to_go(&self.inside) {
-            Some((room_at, _)) if self.inside.iter().all(Option::is_some) => room_at,
+        match MetricsServer::oldest(&self.conns) {
+            Some((room_at, _)) if self.conns.iter().all(Option::is_some) => room_at,
             _ => Nanos::ZERO,
         }
     }
 
     /// Returns the place of the connection to be replaced first, and from when on. The oldest one
     /// without a complete request comes first.
-    fn first_to_go(inside: &[Option<Visitor>]) -> Option<(Nanos, usize)> {
-        let inside = inside.iter().enumerate();
-        let room = inside.filter_map(|(place, visitor)| {
+    fn oldest(conns: &[Option<HttpSocket>]) -> Option<(Nanos, usize)> {
+        let conns = conns.iter().enumerate();
+        let room = conns.filter_map(|(place, visitor)| {
             let visitor = visitor.as_ref()?;
-            Some((visitor.visit.makes_room_at(), visitor.seq, place))
+            Some((visitor.visit.evictable_at(), visitor.seq, place))
         });
         room.min().map(|(room_at, _, place)| (room_at, place))
     }
 
     /// Returns a free place, or the place of the first connection that may be replaced by now. Without
     /// replacement a few silent or slow connections could take all places.
-    fn place(visitors: &[Option<Visitor>], now: Nanos) -> Option<usize> {
-        if let Some(free) = visitors.iter().position(Option::is_none) {
+    fn place(metrics_server: &[Option<HttpSocket>], now: Nanos) -> Option<usize> {
+        if let Some(free) = metrics_server.iter().position(Option::is_none) {
             return Some(free);
         }
-        let first = Visitors::first_to_go(visitors).filter(|&(room_at, _)| room_at <= now);
+        let first = MetricsServer::oldest(metrics_server).filter(|&(room_at, _)| room_at <= now);
         first.map(|(_, place)| place)
     }
 
-    fn accept(&mut self, subject: Subject<'_>, now: Nanos) {
-        if now < self.held_until {
+    fn accept(&mut self, subject: ServerState<'_>, now: Nanos) {
+        if now < self.retry_at {
             return;
         }
-        for door in 0..self.doors.len() {
-            for _ in 0..ACCEPTS_PER_TURN {
-                if !self.doors[door].is_ready {
+        for acceptor in 0..self.acceptors.len() {
+            for _ in 0..ACCEPTS_PER_ITERATION {
+                if !self.acceptors[acceptor].is_ready {
                     break;
                 }
-                let Some(place) = Visitors::place(&self.inside, now) else { return };
+                let Some(place) = MetricsServer::place(&self.conns, now) else { return };
                 self.spare.pop();
-                match self.doors[door].listener.accept() {
+                match self.acceptors[acceptor].listener.accept() {
                     Ok(stream) => self.let_in(stream, place, subject, now),
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                        self.doors[door].is_ready = false;
+                        self.acceptors[acceptor].is_ready = false;
                     }
                     Err(error) if listen::concerns_one_client(&error) => {}
                     Err(error) => {
                         // Descriptors are places too.
-                        let first = Visitors::first_to_go(&self.inside);
+                        let first = MetricsServer::oldest(&self.conns);
                         if let Some((_, place)) = first.filter(|&(room_at, _)| room_at <= now) {
-                            self.inside[place] = None;
+                            self.conns[place] = None;
                             continue;
                         }
                         let room_at = first.map_or(Nanos::NEVER, |(room_at, _)| room_at);
-                        self.held_until = room_at.min(now + ACCEPT_AGAIN);
+                        self.retry_at = room_at.min(now + ACCEPT_AGAIN);
                         if !std::mem::replace(&mut self.has_complained, true) {
                             warn!("cannot accept metrics connections: {error}; retrying in 1 s");
                         }
@@ -219,7 +219,7 @@ impl Visitors {
 
     /// Gives a new connection a place. What it has sent is read at once, so that a connection without
     /// a request cannot replace it.
-    fn let_in(&mut self, stream: Stream, place: usize, subject: Subject<'_>, now: Nanos) {
+    fn let_in(&mut self, stream: Stream, place: usize, subject: ServerState<'_>, now: Nanos) {
         let interest = Interest::READABLE | Interest::WRITABLE;
         let mut source = SourceFd(&stream.as_raw_fd());
         if let Err(error) = self.poll.registry().register(&mut source, Token(place), interest) {
@@ -227,39 +227,39 @@ impl Visitors {
         }
         self.has_complained = false;
         self.accepted += 1;
-        let mut visitor = Visitor::new(stream, self.accepted, self.tubes_max, now);
+        let mut visitor = HttpSocket::new(stream, self.accepted, self.tubes_max, now);
         let went_on = visitor.go_on(subject, now);
-        if self.inside[place].take().is_some() {
+        if self.conns[place].take().is_some() {
             trace!("a visitor has made room for another");
         }
         match went_on {
-            Ok(()) => self.inside[place] = Some(visitor),
+            Ok(()) => self.conns[place] = Some(visitor),
             Err(why) => trace!("a visitor is gone: {why}"),
         }
     }
 
     /// Makes a slice of the answer of one visitor, and of another the next time.
-    fn make_slice(&mut self, subject: Subject<'_>, now: Nanos) {
-        let count = self.inside.len();
+    fn make_slice(&mut self, subject: ServerState<'_>, now: Nanos) {
+        let count = self.conns.len();
         let mut places = (0..count).map(|step| (self.next_turn + step) % count);
         let wants_slice = |place: &usize| {
-            self.inside[*place].as_ref().is_some_and(|visitor| visitor.visit.wants_slice())
+            self.conns[*place].as_ref().is_some_and(|visitor| visitor.visit.wants_slice())
         };
         let Some(place) = places.find(wants_slice) else { return };
         self.next_turn = place + 1;
-        let Some(visitor) = &mut self.inside[place] else { return };
+        let Some(visitor) = &mut self.conns[place] else { return };
         let told = visitor.visit.tell(subject, now).map_err(|_| ErrorKind::OutOfMemory.into());
         if let Err(error) = told.and_then(|()| visitor.send(now)) {
             trace!("a visitor is gone: {error}");
-            self.inside[place] = None;
+            self.conns[place] = None;
         }
     }
 }
 
-impl Visitor {
-    fn new(stream: Stream, seq: u64, tubes_max: usize, now: Nanos) -> Visitor {
-        let visit = Visit::new(tubes_max, now);
-        Visitor { seq, stream, visit, is_readable: true, is_writable: true }
+impl HttpSocket {
+    fn new(stream: Stream, seq: u64, tubes_max: usize, now: Nanos) -> HttpSocket {
+        let visit = HttpConn::new(tubes_max, now);
+        HttpSocket { seq, stream, visit, is_readable: true, is_writable: true }
     }
 
     /// Whether the next turn brings it further.
@@ -271,7 +271,7 @@ impl Visitor {
     ///
     /// # Errors
     /// The visit is over, and why.
-    fn go_on(&mut self, subject: Subject<'_>, now: Nanos) -> io::Result<()> {
+    fn go_on(&mut self, subject: ServerState<'_>, now: Nanos) -> io::Result<()> {
         let mut buffer = [0; READ_LEN];
         for _ in 0..READS_PER_TURN {
             if !self.is_readable {
@@ -325,7 +325,7 @@ fn door_token(index: usize) -> Token {
 }
 
 /// The descriptor that becomes readable when something has happened.
-impl AsRawFd for Visitors {
+impl AsRawFd for MetricsServer {
     fn as_raw_fd(&self) -> RawFd {
         self.poll.as_raw_fd()
     }

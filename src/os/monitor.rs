@@ -1,11 +1,11 @@
 //! Those who want to know how the server does: a service manager, and visitors over HTTP. They are told
 //! between two turns of the loop, and nobody waits for them.
 
+use super::metrics_server::MetricsServer;
 use super::notify::Notifier;
-use super::visitors::Visitors;
 use crate::engine::binlog::disk::FileNumber;
 use crate::engine::collections::histogram::Histogram;
-use crate::engine::monitor::http_conn::Subject;
+use crate::engine::monitor::http_conn::ServerState;
 use crate::engine::server::Server;
 use crate::engine::time::Nanos;
 use std::io;
@@ -13,28 +13,28 @@ use std::os::fd::{AsRawFd, RawFd};
 
 /// All who want to know.
 #[derive(Debug)]
-pub struct Onlookers {
+pub struct Monitor {
     notifier: Notifier,
-    visitors: Option<Visitors>,
+    metrics_server: Option<MetricsServer>,
     /// Something has happened to visitors.
     is_visited: bool,
     /// How long the turns of the loop took; counted only for visitors.
-    turns: Histogram,
+    iterations: Histogram,
 }
 
-impl Onlookers {
+impl Monitor {
     /// A service manager, if there is one, and visitors, if they may come.
-    pub fn new(notifier: Notifier, visitors: Option<Visitors>) -> Onlookers {
-        Onlookers { notifier, visitors, is_visited: true, turns: Histogram::default() }
+    pub fn new(notifier: Notifier, metrics_server: Option<MetricsServer>) -> Monitor {
+        Monitor { notifier, metrics_server, is_visited: true, iterations: Histogram::default() }
     }
 
     /// The descriptor that becomes readable when something happens to visitors.
     pub fn descriptor(&self) -> Option<RawFd> {
-        self.visitors.as_ref().map(AsRawFd::as_raw_fd)
+        self.metrics_server.as_ref().map(AsRawFd::as_raw_fd)
     }
 
     /// It has become readable.
-    pub fn are_visited(&mut self) {
+    pub fn on_readable(&mut self) {
         self.is_visited = true;
     }
 
@@ -44,8 +44,8 @@ impl Onlookers {
     /// The system does not let visitors be looked after.
     pub fn reading(&mut self, file: FileNumber, now: Nanos) -> io::Result<()> {
         self.notifier.reading(file, now);
-        match &mut self.visitors {
-            Some(visitors) => visitors.turn(Subject::Starting, now),
+        match &mut self.metrics_server {
+            Some(metrics_server) => metrics_server.turn(ServerState::Starting, now),
             None => Ok(()),
         }
     }
@@ -57,28 +57,28 @@ impl Onlookers {
     /// The system does not let visitors be looked after.
     pub fn turn(&mut self, server: &Server, now: Nanos) -> io::Result<()> {
         self.notifier.turn(now, || server.summary());
-        let Some(visitors) = &mut self.visitors else { return Ok(()) };
-        let is_due = visitors.next_due().is_some_and(|due| due <= now);
+        let Some(metrics_server) = &mut self.metrics_server else { return Ok(()) };
+        let is_due = metrics_server.next_due().is_some_and(|due| due <= now);
         if std::mem::take(&mut self.is_visited) || is_due {
-            visitors.turn(Subject::Serving(server, &self.turns), now)?;
+            metrics_server.turn(ServerState::Serving(server, &self.iterations), now)?;
         }
         Ok(())
     }
 
     /// Whether somebody wants to know how long turns take.
-    pub fn count_turns(&self) -> bool {
-        self.visitors.is_some()
+    pub fn counts_iterations(&self) -> bool {
+        self.metrics_server.is_some()
     }
 
     /// A turn took so long.
-    pub fn turn_took(&mut self, span: Nanos) {
-        self.turns.count(span);
+    pub fn iteration_took(&mut self, span: Nanos) {
+        self.iterations.count(span);
     }
 
     /// When there is something to do though nothing happens.
     pub fn next_due(&self) -> Option<Nanos> {
-        let visitors = self.visitors.as_ref().and_then(Visitors::next_due);
-        self.notifier.next_due().into_iter().chain(visitors).min()
+        let metrics_server = self.metrics_server.as_ref().and_then(MetricsServer::next_due);
+        self.notifier.next_due().into_iter().chain(metrics_server).min()
     }
 
     /// The server stops.
