@@ -470,6 +470,8 @@ impl Player for SocketPlayer {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                 Some(Vec::new())
             }
+            // The test was stopped and continued.
+            Err(error) if error.kind() == ErrorKind::Interrupted => self.receive(client, is_brief),
             Err(_) => None,
         }
     }
