@@ -9,7 +9,7 @@
 //! replaced, no server may listen there, and the binlog must be locked. The lock is taken with
 //! the rights of the user that the server is going to be.
 
-use crate::engine::collections::slots::PAGE_BYTES;
+use crate::engine::collections::slab::PAGE_BYTES;
 use crate::engine::protocol::stats::ProcessInfo;
 use crate::engine::queue::replay::{Recovered, ReplayError};
 use crate::engine::server::{Server, Settings};

@@ -8,7 +8,7 @@
 //! rest of one read, 68 KiB, waits for it. A large body is not kept here: it has its place among the
 //! bodies of jobs from its first byte on.
 
-use super::collections::beside::Beside;
+use super::collections::secondary_map::SecondaryMap;
 use super::keys::{ConnKey, WatchKey};
 use super::protocol::command::{LINE_MAX, LineTail};
 use super::protocol::input::Input;
@@ -29,7 +29,7 @@ use std::ops::{Index, IndexMut, Range};
 #[derive(Debug)]
 pub struct Conns {
     /// Under the keys of the clients of the queue.
-    by_key: Beside<ConnKey, Conn>,
+    by_key: SecondaryMap<ConnKey, Conn>,
     pool: Pool,
     /// Those that the loop must look at.
     dirty: Vec<ConnKey>,
@@ -444,7 +444,7 @@ impl Conns {
     /// connection gets as little as it needs.
     pub fn new(buffer_limit: usize) -> Conns {
         Conns {
-            by_key: Beside::default(),
+            by_key: SecondaryMap::default(),
             pool: Pool::default(),
             dirty: Vec::new(),
             buffered_bytes: 0,

@@ -28,7 +28,7 @@ use super::monitor::Monitor;
 use super::process::{self, Alarm, Clock, Signal, Signals, Stop};
 use super::stream::Stream;
 use crate::engine::binlog::IoFailed;
-use crate::engine::collections::slots::PAGE_BYTES;
+use crate::engine::collections::slab::PAGE_BYTES;
 use crate::engine::conn::OutputHandle;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::ConnKey;

@@ -51,7 +51,7 @@ impl Binlog {
         let garbage = (closed + self.segments[self.current].used).saturating_sub(live);
         let quarantine = self.segments.job_count() * SHORT;
         let limit = (live + live / 2).saturating_sub(quarantine).max(live / 4) + file_size / 2;
-        // Beside files that are new, as after a start, even that may be too much.
+        // SecondaryMap files that are new, as after a start, even that may be too much.
         garbage > limit || (self.takes_too_much() && closed > 3 * live)
     }
 

@@ -6,7 +6,7 @@
 use super::disk::FileNumber;
 use super::record::RecordState;
 use crate::engine::collections::list::{Linked, Links, List};
-use crate::engine::collections::pages::Pages;
+use crate::engine::collections::slab::PagedSlab;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{JobKey, Key, LogKey};
 use crate::engine::time::Nanos;
@@ -56,7 +56,7 @@ pub struct Entry {
 }
 
 #[derive(Debug, Default)]
-struct Entries(Pages<LogKey, Entry>);
+struct Entries(PagedSlab<LogKey, Entry>);
 
 impl Segment {
     /// A file to which no job belongs.

@@ -2,24 +2,20 @@
 //!
 //! | file | owns |
 //! |---|---|
-//! | [`slots`] | which slots of a page are taken |
-//! | [`pages`] | entries in pages that come and go |
-//! | [`beside`] | entries under the keys of another slab |
-//! | [`index`] | a hash index that never rebuilds |
-//! | [`table`] | entries in pages, found by hash |
-//! | [`ids`] | jobs by id, in blocks of eight ids |
+//! | [`slab`] | entries under keys, in pages that come and go |
+//! | [`secondary_map`] | entries under the keys of another slab |
+//! | [`hash_index`] | a hash index that never rebuilds; a slab with one |
+//! | [`job_index`] | jobs by id, in blocks of eight ids |
 //! | [`list`] | a linked list through entries |
 //! | [`heap`] | an indexed heap |
 //! | [`wheel`] | a timer wheel |
 //! | [`histogram`] | counts of durations |
 
-pub mod beside;
+pub mod hash_index;
 pub mod heap;
 pub mod histogram;
-pub mod ids;
-pub mod index;
+pub mod job_index;
 pub mod list;
-pub mod pages;
-pub mod slots;
-pub mod table;
+pub mod secondary_map;
+pub mod slab;
 pub mod wheel;

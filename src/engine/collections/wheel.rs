@@ -20,7 +20,7 @@
 //! of what it wakes: an owner is a value that it hands back.
 
 use super::list::{Linked, Links, List};
-use super::pages::Pages;
+use super::slab::PagedSlab;
 use crate::engine::keys::{Key, TimerKey};
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
@@ -46,7 +46,7 @@ const SLOTS: usize = 1 << SLOT_BITS;
 const LEVELS: usize = 8;
 
 #[derive(Debug)]
-struct Timers<T>(Pages<TimerKey, Timer<T>>);
+struct Timers<T>(PagedSlab<TimerKey, Timer<T>>);
 
 #[derive(Debug)]
 struct Timer<T> {
@@ -85,7 +85,7 @@ impl<T: Copy> Wheel<T> {
             levels: (0..LEVELS).map(|_| Level::new()).collect(),
             occupied: 0,
             due: List::default(),
-            timers: Timers(Pages::default()),
+            timers: Timers(PagedSlab::default()),
         }
     }
 

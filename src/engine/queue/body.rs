@@ -15,8 +15,8 @@
 //! to make and to free, and are kept for the next bodies. Every [`REAP_PAUSE`] the pages that stayed
 //! empty since the last check are marked, and at most 1 MiB of them is freed in each iteration.
 
-use crate::engine::collections::slots::{self, Slots};
-use crate::engine::collections::table::mix;
+use crate::engine::collections::hash_index::mix;
+use crate::engine::collections::slab::{self, SlotAllocator};
 use crate::engine::keys::{BodyKey, Key};
 use crate::engine::text::CR_LF;
 use crate::engine::time::Nanos;
@@ -52,7 +52,7 @@ pub struct Bodies {
 #[derive(Debug)]
 struct SizeClass {
     width: usize,
-    slots: Slots,
+    slots: SlotAllocator,
     /// Each has room for a whole page, or for nothing while it is absent. The bytes up to the
     /// vector's length have been written to.
     pages: Vec<Vec<u8>>,
@@ -88,7 +88,7 @@ const STEPS_PER_DOUBLING: usize = 16;
 const EVEN: usize = STEP * STEPS_PER_DOUBLING;
 /// A body of more bytes has a page for itself. Each such width is twice the one before: the end of
 /// the page is never written to and takes no memory.
-const ALONE: usize = slots::PAGE_BYTES;
+const ALONE: usize = slab::PAGE_BYTES;
 /// The largest body, without CR LF: the largest `-z`.
 const LONGEST: usize = 1 << 30;
 
@@ -184,12 +184,12 @@ impl Bodies {
             *holds -= 1;
             if *holds == 0 {
                 let empty_before = class.slots.empty_count();
-                class.slots.vacate(body.key.number());
+                class.slots.free_keeping_page(body.key.number());
                 self.empty_pages += class.slots.empty_count() - empty_before;
             }
             return false;
         }
-        let Some(page) = class.slots.leave(body.key.number()) else { return false };
+        let Some(page) = class.slots.free(body.key.number()) else { return false };
         let (_, taken_bytes) = class.free(page);
         self.taken_bytes -= taken_bytes;
         true
@@ -215,7 +215,7 @@ impl Bodies {
         let before = self.taken_bytes;
         for class in &mut self.classes {
             while self.taken_bytes > goal
-                && let Some(page) = class.slots.give_up_empty()
+                && let Some(page) = class.slots.unmap_empty()
             {
                 let (bytes, taken_bytes) = class.free(page);
                 if self.given_up.try_reserve(1).is_ok() {
@@ -279,7 +279,7 @@ impl Bodies {
             let freed = page.len().min(left);
             page.truncate(page.len() - freed);
             // A page of which nothing was touched costs little, but not nothing.
-            left -= freed.max(slots::PAGE_BYTES / 4).min(left);
+            left -= freed.max(slab::PAGE_BYTES / 4).min(left);
             if !page.is_empty() {
                 page.shrink_to_fit();
                 if self.given_up.try_reserve(1).is_ok() {
@@ -299,7 +299,7 @@ impl Bodies {
             };
             found.surplus -= 1;
             self.surplus_pages -= 1;
-            let Some(page) = found.slots.give_up_empty() else { continue };
+            let Some(page) = found.slots.unmap_empty() else { continue };
             self.empty_pages -= 1;
             found.least_empty = found.least_empty.min(found.slots.empty_count());
             let (bytes, taken_bytes) = found.free(page);
@@ -362,8 +362,8 @@ impl Bodies {
 
 impl SizeClass {
     fn new(width: usize) -> SizeClass {
-        let page_bits = if width > ALONE { 0 } else { slots::page_bits(width) };
-        let slots = Slots::new(page_bits);
+        let page_bits = if width > ALONE { 0 } else { slab::page_bits(width) };
+        let slots = SlotAllocator::new(page_bits);
         SizeClass { width, slots, pages: Vec::new(), uses: Vec::new(), least_empty: 0, surplus: 0 }
     }
 
@@ -384,7 +384,7 @@ impl SizeClass {
             holds.try_reserve_exact(page_len - holds.len())?;
             holds.resize(page_len, 0);
         }
-        let number = self.slots.take();
+        let number = self.slots.alloc();
         let (page, slot) = (self.slots.page_of(number), self.slots.slot_of(number));
         if self.is_shared() {
             self.uses[page].holds[slot] = 1;

@@ -6,9 +6,9 @@
 use super::body::Body;
 use crate::engine::binlog::record::Counts;
 use crate::engine::collections::heap::{Entry, rank};
-use crate::engine::collections::ids::JobIndex;
+use crate::engine::collections::job_index::JobIndex;
 use crate::engine::collections::list::{Linked, Links};
-use crate::engine::collections::pages::Pages;
+use crate::engine::collections::slab::PagedSlab;
 use crate::engine::keys::{ConnKey, JobKey, Key, LogKey, TubeKey};
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
@@ -124,7 +124,7 @@ pub struct ReservedEntry {
 /// All jobs.
 #[derive(Debug, Default)]
 pub struct Jobs {
-    pages: Pages<JobKey, Job>,
+    pages: PagedSlab<JobKey, Job>,
     ids: JobIndex,
 }
 

@@ -4,7 +4,7 @@
 //! a few names at a time while others are served, in pieces of memory that are never moved, and a
 //! client that does not read its reply keeps no copy of its own.
 
-use crate::engine::collections::slots::PAGE_BYTES;
+use crate::engine::collections::slab::PAGE_BYTES;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::text::CR_LF;
 use std::collections::TryReserveError;

@@ -43,7 +43,7 @@ pub mod waiters;
 
 use super::binlog::{Binlog, NoSpace};
 use super::collections::heap::Heap;
-use super::collections::pages::Pages;
+use super::collections::slab::PagedSlab;
 use super::collections::wheel::Wheel;
 use super::headroom::{self, Headroom};
 use super::keys::{ConnKey, JobKey, Key, TimerKey, TubeKey};
@@ -167,7 +167,7 @@ pub struct Totals {
 }
 
 /// What the rules know of each connection.
-pub type Clients = Pages<ConnKey, Client>;
+pub type Clients = PagedSlab<ConnKey, Client>;
 
 /// What the rules know of a connection.
 #[derive(Debug)]

@@ -6,9 +6,9 @@
 
 use super::job::{DelayedEntry, ReadyEntry};
 use super::waiters::{FRESHNESS, Waiter};
+use crate::engine::collections::hash_index::{HashSlab, Keyed, mix};
 use crate::engine::collections::heap::Heap;
 use crate::engine::collections::list::List;
-use crate::engine::collections::table::{HashSlab, Keyed, mix};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::NIL;
 use crate::engine::keys::{ConnKey, JobKey, Key, TimerKey, TubeKey};

@@ -33,9 +33,9 @@
 use super::Queue;
 use super::job::ReadyEntry;
 use super::tube::Tube;
+use crate::engine::collections::hash_index::{HashSlab, Keyed};
 use crate::engine::collections::heap::{Entry, Heap, rank};
 use crate::engine::collections::list::{Linked, Links, List};
-use crate::engine::collections::table::{HashSlab, Keyed};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::NIL;
 use crate::engine::keys::{ConnKey, Key, TubeKey, WatchKey};

@@ -1,10 +1,10 @@
-//! Entries beside those of a slab, under its keys: what one room knows of a thing to which
-//! another gives the key.
+//! Entries under the keys of a slab that belongs to another module.
 //!
 //! Two slabs that are filled and emptied together would give out the same keys only as long as
-//! neither ever fails for want of memory. So this one gives out none.
+//! neither ever fails for lack of memory. So this one gives out none. Unlike a vector it is never moved,
+//! gives memory back by the page, and reports that there is no memory.
 
-use super::slots;
+use super::slab;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::Key;
 use std::collections::TryReserveError;
@@ -14,7 +14,7 @@ use std::ops::{Index, IndexMut};
 
 /// Entries of type `T` under keys of type `K`, which somebody else gives out.
 #[derive(Debug)]
-pub struct Beside<K, T> {
+pub struct SecondaryMap<K, T> {
     pages: Vec<Page<T>>,
     len: usize,
     keys: PhantomData<K>,
@@ -27,14 +27,14 @@ struct Page<T> {
     used: usize,
 }
 
-impl<K, T> Default for Beside<K, T> {
-    fn default() -> Beside<K, T> {
-        Beside { pages: Vec::new(), len: 0, keys: PhantomData }
+impl<K, T> Default for SecondaryMap<K, T> {
+    fn default() -> SecondaryMap<K, T> {
+        SecondaryMap { pages: Vec::new(), len: 0, keys: PhantomData }
     }
 }
 
-impl<K: Key, T> Beside<K, T> {
-    const PAGE_LEN: usize = 1 << slots::page_bits(size_of::<Option<T>>());
+impl<K: Key, T> SecondaryMap<K, T> {
+    const PAGE_LEN: usize = 1 << slab::page_bits(size_of::<Option<T>>());
 
     /// How many entries there are.
     pub fn len(&self) -> usize {
@@ -125,7 +125,7 @@ impl<K: Key, T> Beside<K, T> {
     }
 }
 
-impl<K: Key, T> Index<K> for Beside<K, T> {
+impl<K: Key, T> Index<K> for SecondaryMap<K, T> {
     type Output = T;
 
     fn index(&self, key: K) -> &T {
@@ -133,13 +133,13 @@ impl<K: Key, T> Index<K> for Beside<K, T> {
     }
 }
 
-impl<K: Key, T> IndexMut<K> for Beside<K, T> {
+impl<K: Key, T> IndexMut<K> for SecondaryMap<K, T> {
     fn index_mut(&mut self, key: K) -> &mut T {
         self.get_mut(key).expect(KEY_IS_GOOD)
     }
 }
 
-const KEY_IS_GOOD: &str = "whoever has given out the key has told of the thing, and not of its end";
+const KEY_IS_GOOD: &str = "no entry for this key";
 
 #[cfg(test)]
 mod tests {
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn behaves_as_a_map_under_random_steps() {
-        type Entries = Beside<ConnKey, [u64; 128]>;
+        type Entries = SecondaryMap<ConnKey, [u64; 128]>;
         let mut random = fastrand::Rng::with_seed(12);
         let mut entries = Entries::default();
         let mut model = BTreeMap::new();

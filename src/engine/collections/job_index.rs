@@ -1,12 +1,17 @@
-//! Which job has which id. Ids are given out one after the other, so they are kept in blocks of
-//! eight in a row: a hash table of blocks grows eight times more slowly than one of jobs, and a
-//! queue that is worked off in order finds the next eight where it found this one.
+//! The key of a job by its id.
+//!
+//! Ids are given out one after the other, so they are kept in blocks of eight consecutive ids, and
+//! the block that was found last is looked at first:
 //!
 //! ```text
-//! id 42 = block 5, place 2        block 5   | 40 | 41 | 42 | .. | 47 |  -> numbers of jobs
+//! id 42 = block 5, place 2        block 5   | 40 | 41 | 42 | .. | 47 |  -> keys of jobs
 //! ```
+//!
+//! A hash index over the jobs themselves would be simpler. Measured with a million jobs, pipelined,
+//! server CPU: a put costs 1.0 us with it and 0.6 us with blocks, a delete in order of ids 1.4 and 1.0
+//! us, since each split of a bucket touches another job; in random order a delete costs 1.3 and 1.5 us.
 
-use super::table::{HashSlab, Keyed, mix};
+use super::hash_index::{HashSlab, Keyed, mix};
 use crate::engine::keys::BlockKey;
 use crate::engine::keys::NIL;
 use std::cell::Cell;
