@@ -1,0 +1,595 @@
+//! Runs the commands of one connection: each arm calls the rules and replies.
+
+use super::{OUTPUT_PER_WORK, STEPS_FREE, Server, WARN_AGAIN};
+use crate::engine::binlog::NoSpace;
+use crate::engine::conn::{Arriving, Conn, Phase, Put, Refusal, Step};
+use crate::engine::headroom::{self, Headroom};
+use crate::engine::keys::{ConnKey, JobKey};
+use crate::engine::protocol::command::{self, Command, LineTail, Rejection};
+use crate::engine::protocol::reply::Reply;
+use crate::engine::protocol::stats::{self};
+use crate::engine::queue::body::Body;
+use crate::engine::queue::job::JobParams;
+use crate::engine::queue::tube::Tube;
+use crate::engine::queue::waiters::Wait;
+use crate::engine::queue::{Kick, Outcome, Queue, StepResult, WORK_PER_WAKE, WaitResult};
+use crate::engine::text::CR_LF;
+use crate::engine::time::Nanos;
+use log::{debug, trace, warn};
+use std::collections::TryReserveError;
+
+/// The work of one connection that is served: it is read from and written to.
+const WORK_PER_CONN: usize = 16;
+/// A reserve checks at most this many watches in an iteration, and charges one unit for each two.
+const WATCHES_AT_ONCE: usize = 2048;
+const WATCHES_PER_WORK: usize = 2;
+/// One unit for this many waiters of a tube that are counted.
+const IN_LINE_PER_WORK: usize = 8;
+/// A kick moves at most this many jobs in an iteration, or wakes 128 connections: a
+/// fraction of a millisecond.
+pub(super) const KICKED_AT_ONCE: u32 = 1024;
+
+impl Server {
+    // ---- Running commands ----
+
+    /// Runs what has just arrived, and keeps what is left of it.
+    pub(super) fn run_fresh(&mut self, key: ConnKey, bytes: &[u8], now: Nanos) {
+        let rest = self.run(key, bytes, now);
+        if !rest.is_empty()
+            && !matches!(self.conns[key].phase, Phase::Closing)
+            && self.conns.push_input(key, rest).is_err()
+        {
+            self.drop_input(key, rest.len());
+        }
+    }
+
+    /// Runs what a connection sent earlier.
+    pub(super) fn run_buffered(&mut self, key: ConnKey, now: Nanos) {
+        let mut input = self.conns.take_input(key);
+        let left = self.run(key, input.unused(), now).len();
+        if !matches!(self.conns[key].phase, Phase::Closing) {
+            input.keep_last(left);
+            self.conns.put_back_input(key, input);
+        }
+    }
+
+    /// There is no memory to keep what a client sends. Says whether it goes on all the same: it
+    /// does when the `arrived` bytes are the beginning of a body and nothing else.
+    pub(super) fn drop_input(&mut self, key: ConnKey, arrived: usize) -> bool {
+        let goes_on = self.conns[key].give_up_body(arrived);
+        if !goes_on {
+            self.close_now(key);
+        }
+        goes_on
+    }
+
+    /// Runs the complete commands of `input`, up to the connection's share of the turn, and
+    /// returns what is left of it.
+    fn run<'a>(&mut self, key: ConnKey, mut input: &'a [u8], now: Nanos) -> &'a [u8] {
+        self.charge(WORK_PER_CONN);
+        self.budget.begin_share();
+        while self.budget.has_share() && self.conns[key].has_step(input) {
+            let output_limit = self.conns.output_limit();
+            let Some(step) = self.conns[key].next_step(&mut input, output_limit) else { break };
+            let now = self.moment(now);
+            match step {
+                Step::Line(line) => self.run_line(key, line, now),
+                Step::TooLongLine(tail) => self.reject(key, tail, Rejection::BadFormat),
+                Step::Put(put, body) => self.finish_small_put(key, put, body, now),
+                Step::BeginBody(put) => self.begin_body(key, put),
+                Step::BodyPart(part) => self.add_to_body(key, part, now),
+                Step::Unwanted(why) => self.reply(key, why.into()),
+                Step::Kick(kick) => self.go_on_kicking(key, kick, now),
+                Step::Look(wait) => self.look_for_job(key, wait, now),
+                Step::ListWatched => self.go_on_listing_watched(key),
+            }
+            self.after_command();
+        }
+        let output_limit = self.conns.output_limit();
+        let conn = &mut self.conns[key];
+        conn.has_backlog = conn.has_step(input)
+            && (!self.budget.has_share() || !conn.takes_commands(output_limit));
+        if conn.has_backlog {
+            self.conns.mark_dirty(key);
+        }
+        input
+    }
+
+    /// Answers the connections that waited, and charges what the step has cost.
+    fn after_command(&mut self) {
+        let wakes =
+            if self.queue.wait_results.is_empty() { 0 } else { self.deliver_wait_results() };
+        let said = self.conns.take_said_bytes() / OUTPUT_PER_WORK;
+        let unsettling = self.queue.take_unsettling_work();
+        self.charge(unsettling);
+        let done = self.queue.take_work();
+        self.budget.charge_share(1 + said + wakes + done);
+    }
+
+    /// Every command has a moment of its own, as if the clock were read for each, so that
+    /// what many commands of one read set to the same delay comes due in their order.
+    fn moment(&mut self, now: Nanos) -> Nanos {
+        self.last_moment = now.max(self.last_moment + Nanos::ONE);
+        self.last_moment
+    }
+
+    fn run_line(&mut self, key: ConnKey, line: &[u8], now: Nanos) {
+        trace!("connection {}: {}", key.index(), line.escape_ascii());
+        match command::parse(line) {
+            Ok(command) => {
+                if let Some(counter) = command.counter() {
+                    self.commands[counter as usize] += 1;
+                }
+                self.execute(key, command, now);
+            }
+            Err(rejection) => self.reject(key, line.into(), rejection),
+        }
+    }
+
+    /// What is no command is answered, and no more is heard from who speaks HTTP.
+    fn reject(&mut self, key: ConnKey, line: LineTail, rejection: Rejection) {
+        if line.is_http() {
+            debug!("connection {}: an HTTP request, nothing behind it is read", key.index());
+            self.reply(key, Reply::UnknownCommand);
+            return self.close_after_write(key);
+        }
+        self.reply(key, rejection.into());
+    }
+
+    #[expect(clippy::too_many_lines, reason = "one arm for each command, and nothing else")]
+    fn execute(&mut self, key: ConnKey, command: Command<'_>, now: Nanos) {
+        match command {
+            Command::Put { pri, delay_secs, ttr_secs, body_len, trailing } => {
+                self.begin_put(key, JobParams { pri, delay_secs, ttr_secs }, body_len, trailing);
+            }
+            Command::Reserve => self.reserve(key, None, now),
+            Command::ReserveWithTimeout { timeout_secs } => {
+                self.reserve(key, Some(timeout_secs), now)
+            }
+            Command::ReserveJob { id } => self.reserve_job(key, id, now),
+            Command::Delete { id } => {
+                let outcome = self.queue.delete(key, id);
+                self.reply_outcome(key, outcome, Reply::Deleted);
+            }
+            Command::Release { id, pri, delay_secs } => {
+                let outcome = self.queue.release(key, id, pri, delay_secs, now);
+                self.reply_outcome(key, outcome, Reply::Released);
+            }
+            Command::Bury { id, pri } => {
+                let outcome = self.queue.bury(key, id, pri, now);
+                self.reply_outcome(key, outcome, Reply::Buried);
+            }
+            Command::Touch { id } => {
+                let is_done = self.queue.touch(key, id, now);
+                self.reply_if(key, is_done, Reply::Touched);
+            }
+            Command::Kick { bound } => {
+                let kick = self.queue.plan_kick(self.queue.clients[key].used, bound);
+                self.go_on_kicking(key, kick, now);
+            }
+            Command::KickJob { id } => {
+                let outcome = self.queue.kick_job(id, now);
+                self.reply_outcome(key, outcome, Reply::KickedJob);
+            }
+
+            Command::Use { tube } => self.use_tube(key, tube),
+            Command::Watch { tube } => self.watch(key, tube),
+            Command::Ignore { tube } => self.ignore(key, tube),
+            Command::PauseTube { tube: Some(_), pause_secs: 1.. } if !self.has_room_for_tubes() => {
+                self.reply(key, Reply::OutOfMemory);
+            }
+            Command::PauseTube { tube: Some(tube), pause_secs } => {
+                let is_done = self.queue.pause(tube, pause_secs, now);
+                self.reply_if(key, is_done, Reply::Paused);
+            }
+            Command::PauseTube { tube: None, .. } => self.reply(key, Reply::BadFormat),
+
+            Command::Peek { id } => self.say_found(key, self.queue.jobs.find(id)),
+            Command::PeekReady => {
+                self.say_found(key, self.used_tube(key).first_ready());
+            }
+            Command::PeekDelayed => {
+                self.say_found(key, self.used_tube(key).first_delayed());
+            }
+            Command::PeekBuried => {
+                self.say_found(key, self.used_tube(key).first_buried());
+            }
+
+            Command::Stats => {
+                let text = self.stats(now);
+                self.reply(key, Reply::Document { text: &text });
+            }
+            Command::StatsJob { id } => {
+                let queue = &self.queue;
+                match queue.jobs.find(id).map(|job| stats::job(&queue.jobs[job], queue, now)) {
+                    Some(text) => self.reply(key, Reply::Document { text: &text }),
+                    None => self.reply(key, Reply::NotFound),
+                }
+            }
+            Command::StatsTube { tube } => self.stats_tube(key, tube, now),
+            Command::ListTubes => self.list_tubes(key),
+            Command::ListTubesWatched => self.list_tubes_watched(key),
+            Command::ListTubeUsed => {
+                let tube = self.used_tube(key).name.clone();
+                self.reply(key, Reply::Using { tube: &tube });
+            }
+
+            Command::Quit => self.close_after_write(key),
+        }
+    }
+
+    // ---- Putting ----
+
+    fn begin_put(&mut self, key: ConnKey, terms: JobParams, body_len: u32, trailing: bool) {
+        let full_len = body_len as usize + CR_LF.len();
+        if body_len > self.settings.max_job_size {
+            return self.refuse_body(key, full_len, Refusal::JobTooBig);
+        }
+        if trailing {
+            // Quirk: the body is read as commands; pinned by tests/conversations/put-bad-format.txt.
+            return self.reply(key, Reply::BadFormat);
+        }
+        self.queue.becomes_producer(key);
+        // In drain mode that is what the client is to hear, at the end of the body.
+        let has_memory = self.is_draining || self.has_memory_for(full_len);
+        if !has_memory || !(self.facts.has_headroom)(Headroom::Whole) {
+            return self.refuse_body(key, full_len, Refusal::OutOfMemory);
+        }
+        self.last_id += 1;
+        let full_len = u32::try_from(full_len).expect("the largest size allowed is 2^30");
+        let conn = &mut self.conns[key];
+        conn.sends_large_bodies = full_len as usize >= Conn::WORTH_TWO_READS;
+        conn.phase = Phase::Body(Put { id: self.last_id, terms, full_len });
+    }
+
+    /// Whether the operator allows jobs as much memory as one more with such a body takes.
+    fn has_memory_for(&mut self, full_len: usize) -> bool {
+        let limit = self.settings.max_memory_bytes;
+        // As with most servers; adding up would take a twentieth of the time of a put.
+        if limit == u64::MAX {
+            return true;
+        }
+        let is_over = |queue: &Queue| {
+            let taken = queue.job_bytes().saturating_add(queue.bytes_of_a_job(full_len));
+            taken.checked_sub(limit).filter(|&over| over > 0)
+        };
+        // Pages that are kept for the next bodies are the first to go.
+        let has_memory = loop {
+            let Some(over) = is_over(&self.queue) else { break true };
+            if !self.queue.bodies.free_empty(over) {
+                break false;
+            }
+        };
+        let taken = self.queue.job_bytes();
+        let now = self.last_moment;
+        if !has_memory && self.memory_warned_at.is_none_or(|at| at + WARN_AGAIN <= now) {
+            self.memory_warned_at = Some(now);
+            warn!(
+                "a put is answered OUT_OF_MEMORY: jobs, arriving bodies and unread replies take \
+                 {taken} bytes of memory, and {limit} are allowed"
+            );
+        }
+        has_memory
+    }
+
+    /// Returns the reply to a put for which there is no memory.
+    fn refusal(&self) -> Refusal {
+        if self.is_draining { Refusal::Draining } else { Refusal::OutOfMemory }
+    }
+
+    fn refuse_body(&mut self, key: ConnKey, left: usize, why: Refusal) {
+        self.conns[key].phase = Phase::UnwantedBody { left, why };
+    }
+
+    /// Allocates the place for a large body that is about to arrive.
+    fn begin_body(&mut self, key: ConnKey, put: Put) {
+        let full_len = put.full_len as usize;
+        let body = if self.has_memory_for(full_len) {
+            headroom::leave(Headroom::Whole, || self.queue.bodies.begin(full_len)).ok()
+        } else {
+            None
+        };
+        match body {
+            Some(body) => {
+                self.conns[key].phase = Phase::LargeBody(Arriving { put, body, filled: 0 });
+            }
+            None => self.refuse_body(key, full_len, self.refusal()),
+        }
+    }
+
+    /// Returns where the next bytes of a large body that is arriving may be read to, at most `limit`
+    /// of them; nothing if the client is to send something else, or is not to be read from.
+    pub fn body_space(&mut self, key: ConnKey, limit: usize) -> Option<&mut [u8]> {
+        let conn = &self.conns[key];
+        if !conn.actions(self.conns.output_limit()).read {
+            return None;
+        }
+        let Phase::LargeBody(Arriving { body, filled, .. }) = &conn.phase else { return None };
+        let end = (*filled + limit).min(body.full_len() as usize);
+        Some(self.queue.bodies.space(body, *filled, end))
+    }
+
+    /// The first `count` bytes of what [`Server::body_space`] returned have been read.
+    pub fn receive_body(&mut self, key: ConnKey, count: usize, now: Nanos) {
+        self.charge(WORK_PER_CONN);
+        self.budget.begin_share();
+        let now = self.moment(now);
+        self.body_grows(key, count, now);
+        self.after_command();
+    }
+
+    fn add_to_body(&mut self, key: ConnKey, part: &[u8], now: Nanos) {
+        let Phase::LargeBody(Arriving { body, filled, .. }) = &self.conns[key].phase else {
+            return;
+        };
+        let (from, to) = (*filled, *filled + part.len());
+        self.queue.bodies.space(body, from, to).copy_from_slice(part);
+        self.body_grows(key, part.len(), now);
+    }
+
+    fn body_grows(&mut self, key: ConnKey, count: usize, now: Nanos) {
+        let phase = &mut self.conns[key].phase;
+        let Phase::LargeBody(arriving) = phase else { return };
+        arriving.filled += count;
+        if arriving.filled < arriving.put.full_len as usize {
+            return;
+        }
+        if let Phase::LargeBody(Arriving { put, body, .. }) = std::mem::take(phase) {
+            let ends_well = self.queue.bodies.bytes(&body).ends_with(CR_LF);
+            self.finish_put(key, put, ends_well, Ok(body), now);
+        }
+    }
+
+    fn finish_small_put(&mut self, key: ConnKey, put: Put, bytes: &[u8], now: Nanos) {
+        // Other clients may have put jobs while this body arrived.
+        let body = if self.has_memory_for(bytes.len()) && self.has_room() {
+            headroom::leave(Headroom::Whole, || self.queue.bodies.add(bytes)).map_err(NoSpace::from)
+        } else {
+            Err(NoSpace::Space)
+        };
+        self.finish_put(key, put, bytes.ends_with(CR_LF), body, now);
+    }
+
+    fn finish_put(
+        &mut self,
+        key: ConnKey,
+        put: Put,
+        ends_well: bool,
+        body: Result<Body, NoSpace>,
+        now: Nanos,
+    ) {
+        let Put { id, terms, .. } = put;
+        let refusal = if !ends_well {
+            Some(Reply::ExpectedCrLf)
+        } else if self.is_draining {
+            Some(Reply::Draining)
+        } else {
+            None
+        };
+        if let Some(reply) = refusal {
+            body.into_iter().for_each(|body| self.queue.drop_body(body));
+            return self.reply(key, reply);
+        }
+        let mut put = |body| self.queue.put(key, id, terms, body, now);
+        let reply = match body.and_then(|body| headroom::leave(Headroom::Whole, || put(body))) {
+            Ok(()) => Reply::Inserted { id },
+            Err(NoSpace::Space | NoSpace::Memory) => Reply::OutOfMemory,
+        };
+        self.reply(key, reply);
+    }
+
+    // ---- Reserving and giving back ----
+
+    fn reserve(&mut self, key: ConnKey, timeout_secs: Option<u32>, now: Nanos) {
+        self.queue.becomes_worker(key);
+        // Also for the job that comes while the connection waits.
+        if self.queue.try_reserve_room(key).is_err() {
+            return self.reply(key, Reply::OutOfMemory);
+        }
+        let until = timeout_secs.map_or(Nanos::NEVER, |secs| now + Nanos::from_secs(secs));
+        let ticket = self.queue.next_wait_seq();
+        self.look_for_job(key, Wait { ticket, until }, now);
+    }
+
+    /// Reserves a job, or waits if there is none. With very many watched tubes this takes several
+    /// iterations; tubes that change in between are checked again.
+    fn look_for_job(&mut self, key: ConnKey, wait: Wait, now: Nanos) {
+        // A reply that finds no memory closes the connection: the phase is set before it is made.
+        self.conns[key].phase = Phase::Line;
+        let mut steps_left = WATCHES_AT_ONCE;
+        let looked = self.look_once(key, wait, &mut steps_left, now);
+        let steps = WATCHES_AT_ONCE - steps_left;
+        self.budget.charge_share(steps.saturating_sub(STEPS_FREE) / WATCHES_PER_WORK);
+        match looked {
+            Ok(Some(phase)) => self.conns[key].phase = phase,
+            Ok(None) => {}
+            Err(_) => self.reply(key, Reply::OutOfMemory),
+        }
+    }
+
+    /// Returns what the connection does next if it is not answered.
+    fn look_once(
+        &mut self,
+        key: ConnKey,
+        wait: Wait,
+        steps_left: &mut usize,
+        now: Nanos,
+    ) -> Result<Option<Phase>, TryReserveError> {
+        match self.queue.reserve(key, steps_left, now)? {
+            StepResult::Reserved(job) => {
+                self.reply_reserved(key, job);
+                return Ok(None);
+            }
+            StepResult::Unfinished => return Ok(Some(Phase::Looking(wait))),
+            StepResult::Nothing => {}
+        }
+        if self.queue.is_deadline_soon(key, now) {
+            self.reply(key, Reply::DeadlineSoon);
+            return Ok(None);
+        }
+        if wait.until <= now || self.conns[key].is_half_closed {
+            self.reply(key, Reply::TimedOut);
+            return Ok(None);
+        }
+        let waits = self.queue.wait(key, wait, steps_left, now)?;
+        Ok(Some(if waits { Phase::Waiting } else { Phase::Looking(wait) }))
+    }
+
+    fn reserve_job(&mut self, key: ConnKey, id: u64, now: Nanos) {
+        if self.queue.try_reserve_room(key).is_err() {
+            return self.reply(key, Reply::OutOfMemory);
+        }
+        match self.queue.reserve_job(key, id, now) {
+            Some(job) => {
+                self.queue.becomes_worker(key);
+                self.reply_reserved(key, job);
+            }
+            None => self.reply(key, Reply::NotFound),
+        }
+    }
+
+    /// A kick of very many jobs lets others have their turn in between.
+    fn go_on_kicking(&mut self, key: ConnKey, mut kick: Kick, now: Nanos) {
+        let before = kick.kicked;
+        let outcome = self.queue.kick(&mut kick, KICKED_AT_ONCE, now);
+        self.budget.charge_share((kick.kicked - before) as usize);
+        self.conns[key].phase = if kick.left > 0 { Phase::Kicking(kick) } else { Phase::Line };
+        match outcome {
+            Ok(()) if kick.left > 0 => {}
+            Ok(()) => self.reply(key, Reply::Kicked { count: kick.kicked }),
+            Err(_) => self.reply(key, Reply::OutOfMemory),
+        }
+    }
+
+    // ---- Tubes ----
+
+    /// Returns whether there is memory for more tubes and watches.
+    fn has_room_for_tubes(&self) -> bool {
+        (self.facts.has_headroom)(Headroom::ThreeQuarters)
+    }
+
+    fn use_tube(&mut self, key: ConnKey, tube: &str) {
+        let is_used = self.has_room_for_tubes()
+            && headroom::leave(Headroom::ThreeQuarters, || self.queue.use_tube(key, tube)).is_ok();
+        self.reply(key, if is_used { Reply::Using { tube } } else { Reply::OutOfMemory });
+    }
+
+    fn watch(&mut self, key: ConnKey, tube: &str) {
+        self.queue.clients[key].watching.prepare_to_compare();
+        let is_watched = self.has_room_for_tubes()
+            && headroom::leave(Headroom::ThreeQuarters, || self.queue.watch(key, tube)).is_ok();
+        if is_watched {
+            self.say_watching(key);
+        } else {
+            self.reply(key, Reply::OutOfMemory);
+        }
+    }
+
+    fn ignore(&mut self, key: ConnKey, tube: &str) {
+        if self.queue.ignore(key, tube) {
+            self.say_watching(key);
+        } else {
+            self.reply(key, Reply::NotIgnored);
+        }
+    }
+
+    fn say_watching(&mut self, key: ConnKey) {
+        let count = self.queue.clients[key].watching.len();
+        self.reply(key, Reply::Watching { count });
+    }
+
+    fn used_tube(&self, key: ConnKey) -> &Tube {
+        &self.queue.tubes[self.queue.clients[key].used]
+    }
+
+    fn stats(&self, now: Nanos) -> String {
+        stats::server(&self.own_stats(), &self.queue, now)
+    }
+
+    fn stats_tube(&mut self, key: ConnKey, name: &str, now: Nanos) {
+        let Some(tube) = self.queue.tubes.find(name) else {
+            return self.reply(key, Reply::NotFound);
+        };
+        let text = stats::tube(&self.queue.tubes[tube], self.queue.count_waiting(tube), now);
+        // Everybody in line was looked at.
+        self.budget.charge_share(self.queue.tubes[tube].line.len() / IN_LINE_PER_WORK);
+        self.reply(key, Reply::Document { text: &text });
+    }
+
+    // ---- Speaking ----
+
+    /// Sends the results of waits to the connections that waited. Returns the work that this makes.
+    pub(super) fn deliver_wait_results(&mut self) -> usize {
+        let work = self.queue.wait_results.len() * WORK_PER_WAKE;
+        while let Some((key, answer)) = self.queue.wait_results.pop_front() {
+            self.conns[key].phase = Phase::Line;
+            match answer {
+                WaitResult::Reserved(job) => self.reply_reserved(key, job),
+                WaitResult::DeadlineSoon => self.reply(key, Reply::DeadlineSoon),
+                WaitResult::TimedOut => self.reply(key, Reply::TimedOut),
+            }
+        }
+        work
+    }
+
+    pub(super) fn reply(&mut self, key: ConnKey, reply: Reply<'_>) {
+        if self.conns.reply(key, reply, &mut self.queue.bodies).is_err() {
+            self.close_now(key);
+        }
+    }
+
+    pub(super) fn say_list(&mut self, key: ConnKey, list: Result<String, TryReserveError>) {
+        match list {
+            Ok(text) => self.reply(key, Reply::Document { text: &text }),
+            Err(_) => self.reply(key, Reply::OutOfMemory),
+        }
+    }
+
+    fn reply_if(&mut self, key: ConnKey, is_done: bool, reply: Reply<'_>) {
+        self.reply(key, if is_done { reply } else { Reply::NotFound });
+    }
+
+    fn reply_outcome(&mut self, key: ConnKey, outcome: Outcome, done: Reply<'_>) {
+        let reply = match outcome {
+            Outcome::Done => done,
+            Outcome::Buried => Reply::Buried,
+            Outcome::NotFound => Reply::NotFound,
+            Outcome::NoSpace => Reply::OutOfMemory,
+        };
+        self.reply(key, reply);
+    }
+
+    fn say_found(&mut self, key: ConnKey, job: Option<JobKey>) {
+        match job {
+            Some(job) => self.say_job(key, job, |id, body| Reply::Found { id, body }),
+            None => self.reply(key, Reply::NotFound),
+        }
+    }
+
+    fn reply_reserved(&mut self, key: ConnKey, job: JobKey) {
+        self.say_job(key, job, |id, body| Reply::Reserved { id, body });
+    }
+
+    fn say_job(&mut self, key: ConnKey, job: JobKey, reply: fn(u64, &Body) -> Reply<'_>) {
+        let Queue { jobs, bodies, .. } = &mut self.queue;
+        let job = &jobs[job];
+        if self.conns.reply(key, reply(job.id, &job.body), bodies).is_err() {
+            self.close_now(key);
+        }
+    }
+
+    /// Nothing more is heard from this client; what it was told is still sent.
+    fn close_after_write(&mut self, key: ConnKey) {
+        self.conns[key].phase = Phase::Closing;
+        self.conns.mark_dirty(key);
+    }
+
+    /// There is no memory to go on with this client: what it has not been sent is
+    /// dropped, so that it cannot mistake half a reply for a whole one.
+    pub(super) fn close_now(&mut self, key: ConnKey) {
+        self.forget_list(key);
+        self.queue.stop_waiting(key);
+        self.conns.drop_buffers(key, &mut self.queue.bodies);
+        self.close_after_write(key);
+    }
+}
