@@ -3,7 +3,7 @@
 #
 #   image.sh ARCHIVE
 #
-# - skopeo and umoci take it, and its configuration is what the README says;
+# - skopeo and umoci take it, and its configuration is what dist/README.md says;
 # - what docker loads is the same as what the others do;
 # - unpacked, it serves as its user, with jobs in its volume, and as the first process of a
 #   container it ends with 143 on SIGTERM;
