@@ -1,7 +1,7 @@
 # The words of C beanstalkd's makefile, and what cargo needs to hear for each.
 #
 #   make            build the server
-#   make run        build it and run it on port 11300 (FLAGS='-l 127.0.0.1 -V')
+#   make run        build it and run it on port 11300; -V logs each address (FLAGS='-l 127.0.0.1')
 #   make clean      remove all that was built
 #
 # To check it:
@@ -58,7 +58,7 @@ all:
 	$(CARGO) build --release
 
 run:
-	$(CARGO) run --release -- $(FLAGS)
+	$(CARGO) run --release -- -V $(FLAGS)
 
 check: check-style check-man check-clients check-moving
 	$(CARGO) test
