@@ -379,6 +379,62 @@ fn completions_have_the_flags_of_the_program() {
     }
 }
 
+/// The words of the parser's table, such as `kick-job`.
+fn parsed_words() -> Vec<String> {
+    let source = read("src/engine/protocol/command.rs");
+    let (parser, _) = source.split_once("#[cfg(test)]").expect("its tests come last");
+    let quoted = parser.split("b\"").skip(1).filter_map(|rest| rest.split_once('"'));
+    let words = quoted.filter(|(_, rest)| rest.starts_with(" =>"));
+    let words: Vec<String> = words.map(|(word, _)| word.trim_end().to_owned()).collect();
+    assert_eq!(words.len(), 25, "command.rs has changed its form, or there is a new command");
+    words
+}
+
+/// The table in CONTRIBUTING.md names each place, and the form of `kick-job` there.
+#[test]
+fn every_place_has_every_command() {
+    let page = read("CONTRIBUTING.md");
+    let (_, section) = page.split_once("\n## How to add a command\n").expect("it has the section");
+    let (section, _) = section.split_once("\n## ").expect("another section follows");
+    let words = parsed_words();
+    let mut count = 0;
+    for row in section.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = row.split('`').collect();
+        let (place, form) = (cells[1], cells[3]);
+        let is_filled = form.contains("kick-job") || form.contains("KickJob");
+        assert!(is_filled, "CONTRIBUTING.md has no form of kick-job in {row}");
+        let text = text_of(place);
+        for word in &words {
+            let form = form.replace("kick-job", word).replace("KickJob", &camel_case(word));
+            assert!(has_word(&text, &form), "{place} has no {form}");
+        }
+        count += 1;
+    }
+    assert!(count >= 12, "only {count} places are named");
+}
+
+/// A file, or all files of a directory.
+fn text_of(place: &str) -> String {
+    let path = root().join(place);
+    if !path.is_dir() {
+        return read(path);
+    }
+    let entries = std::fs::read_dir(path).expect("the directory is there");
+    entries.map(|entry| read(entry.expect("it can be read").path())).collect()
+}
+
+/// `kick-job` as the name of a variant.
+fn camel_case(word: &str) -> String {
+    let parts = word.split('-').map(|part| part[..1].to_uppercase() + &part[1..]);
+    parts.collect()
+}
+
+/// Returns true if `text` has `form` and no more of a word behind it: `kick` is not in `kick-job`.
+fn has_word(text: &str, form: &str) -> bool {
+    let is_word_part = |char: char| char.is_ascii_alphanumeric() || "-_".contains(char);
+    text.match_indices(form).any(|(at, _)| !text[at + form.len()..].starts_with(is_word_part))
+}
+
 /// Each command stands in the table and has a section; each reply is an entry of such a section.
 #[test]
 fn the_protocol_page_has_every_command_and_reply() {
@@ -391,20 +447,14 @@ fn the_protocol_page_has_every_command_and_reply() {
         .collect();
     let entries: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix(".It Sy ")).collect();
     let has = |lines: &[&str], word| lines.iter().any(|line| line.split(' ').next() == Some(word));
-    let commands = read("src/engine/protocol/command.rs");
-    let (commands, _) = commands.split_once("#[cfg(test)]").expect("its tests come last");
-    let mut count = 0;
-    for (at, quote) in commands.match_indices("b\"") {
-        let (word, rest) =
-            commands[at + quote.len()..].split_once('"').expect("what is quoted ends");
-        if rest.starts_with(" =>") {
-            let word = word.trim_end();
-            assert!(has(&table, word), "man/beanstalkd-protocol.7 has no {word} in its table");
-            assert!(sections.contains(&word), "man/beanstalkd-protocol.7 has no section {word}");
-            count += 1;
-        }
+    let words = parsed_words();
+    for word in &words {
+        assert!(has(&table, word), "man/beanstalkd-protocol.7 has no {word} in its table");
+        assert!(
+            sections.contains(&word.as_str()),
+            "man/beanstalkd-protocol.7 has no section {word}"
+        );
     }
-    assert_eq!(count, 25, "command.rs has changed its form, or there is a new command");
     let replies = read("src/engine/protocol/reply.rs");
     let words = replies.split('"').filter(|text| {
         let word = text.trim_end_matches("\\r\\n").trim_end();
