@@ -487,3 +487,44 @@ fn versions_agree() {
         "dist/debian/changelog does not begin with {package}"
     );
 }
+
+/// The source, and what `include` in Cargo.toml names.
+#[test]
+fn the_package_has_what_its_users_need() {
+    const OUTSIDE_OF_SRC: [&str; 20] = [
+        "CHANGELOG.md",
+        "Cargo.lock",
+        "Cargo.toml",
+        "Cargo.toml.orig",
+        "LICENSE",
+        "Makefile",
+        "README.md",
+        "dist/README.md",
+        "dist/completions/_beanstalkd",
+        "dist/completions/beanstalkd.bash",
+        "dist/completions/beanstalkd.fish",
+        "dist/default/beanstalkd",
+        "dist/grafana/beanstalkd.json",
+        "dist/grafana/beanstalkd.svg",
+        "dist/prometheus/beanstalkd.rules.test.yml",
+        "dist/prometheus/beanstalkd.rules.yml",
+        "dist/systemd/beanstalkd.service",
+        "dist/systemd/beanstalkd.socket",
+        "man/beanstalkd-protocol.7",
+        "man/beanstalkd.1",
+    ];
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = std::process::Command::new(cargo);
+    command.args(["package", "--list", "--allow-dirty", "--offline"]).current_dir(root());
+    let output = command.output().expect("cargo can be run");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let list = String::from_utf8_lossy(&output.stdout);
+    // Cargo adds it where there is a repository.
+    let listed = list.lines().filter(|path| *path != ".cargo_vcs_info.json");
+    let (in_src, outside): (Vec<&str>, Vec<&str>) =
+        listed.partition(|path| path.starts_with("src/"));
+    assert_eq!(outside, OUTSIDE_OF_SRC);
+    let mut sources: Vec<PathBuf> = in_src.iter().map(|path| root().join(path)).collect();
+    sources.sort();
+    assert_eq!(sources, all_sources());
+}
