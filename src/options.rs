@@ -170,21 +170,21 @@ fn flags() -> getopts::Options {
     // As in C, the last of several wins; getopts calls that "multi".
     flags
         .parsing_style(ParsingStyle::FloatingFrees)
-        .optmulti("b", "binlog-dir", "keep a binlog in this directory (default: none)", "DIR")
+        .optmulti("b", "binlog-dir", "keep jobs on disk, in a binlog in this directory (default: none)", "DIR")
         .optmulti(
             "f",
             "fsync-ms",
-            "sync the binlog at most MS milliseconds after a write; 0 is before each reply (default: 50)",
+            "sync the binlog at most MS milliseconds after a write; 0 syncs before each reply (default: 50)",
             "MS",
         )
         .optflagmulti("F", "no-fsync", "never sync the binlog")
         .optmulti(
             "l",
             "listen",
-            "listen on this IPv4 or IPv6 address or host name, or on unix:PATH (default: all addresses)",
+            "listen on this IPv4 or IPv6 address, host name or unix:PATH (default: all addresses)",
             "ADDR",
         )
-        .optmulti("p", "port", "listen on this TCP port, a number or a name of /etc/services (default: 11300)", "PORT")
+        .optmulti("p", "port", "listen on this TCP port: a number, or a name in /etc/services (default: 11300)", "PORT")
         .optmulti(
             "s",
             "binlog-file-size",
@@ -194,48 +194,48 @@ fn flags() -> getopts::Options {
         .optmulti(
             "",
             "socket-mode",
-            "permissions of Unix sockets, in octal, such as 660 (default: as the umask leaves them)",
+            "permissions of Unix sockets, in octal, such as 660 (default: set by the umask)",
             "MODE",
         )
         .optmulti(
             "u",
             "user",
-            "become this user, and its group, after binding: a name, UID or UID:GID (default: stay)",
+            "become this user and its group after binding: a name, UID or UID:GID (default: no change)",
             "USER",
         )
-        .optmulti("z", "max-job-size", "largest job allowed, at most 1073741824 (default: 65535)", "BYTES")
+        .optmulti("z", "max-job-size", "size of the largest job allowed, at most 1073741824 (default: 65535)", "BYTES")
         .optmulti(
             "",
             "max-memory",
-            "answer puts with OUT_OF_MEMORY while jobs take BYTES of memory (default: no limit)",
+            "answer puts with OUT_OF_MEMORY when jobs would take more than BYTES of memory (default: no limit)",
             "BYTES",
         )
         .optmulti(
             "",
             "max-connections",
-            "serve N clients at once; others wait until one leaves (default: as many as there are descriptors)",
+            "serve at most N clients at once; more clients wait (default: limit of open files)",
             "N",
         )
         .optmulti(
             "",
             "metrics",
-            "tell Prometheus how the server is, over HTTP at ADDR:PORT or unix:PATH (default: nowhere)",
+            "serve metrics for Prometheus over HTTP at ADDR:PORT or unix:PATH (default: none)",
             "ADDR:PORT",
         )
         .optmulti(
             "",
             "metrics-tubes",
-            "tell of N tubes one by one there, and of the others together (default: 1000)",
+            "list N tubes one by one in the metrics, and sum the others (default: 1000)",
             "N",
         )
-        .optmulti("", "log-format", "how the log looks: text, or json for an object a line (default: text)", "FORMAT")
-        .optflagmulti("", "check", "tell what is in the files of -b DIR, and whether it is sound; do not serve")
-        .optflagmulti("", "dump", "tell the jobs in the files of -b DIR, one JSON object a line; do not serve")
+        .optmulti("", "log-format", "format of log lines: text, or json for one object a line (default: text)", "FORMAT")
+        .optflagmulti("", "check", "check the binlog in -b DIR, print a summary of each file, and exit")
+        .optflagmulti("", "dump", "print the jobs of the binlog in -b DIR, one JSON object a line, and exit")
         .optflagmulti("c", "", "ignored: the binlog is always compacted")
         .optflagmulti("n", "", "ignored: the binlog is always compacted")
-        .optflagmulti("v", "version", "show the version")
-        .optflagmulti("V", "verbose", "log more: info, twice debug, thrice trace (default: warnings)")
-        .optflagmulti("h", "help", "show this help");
+        .optflagmulti("v", "version", "print the version and exit")
+        .optflagmulti("V", "verbose", "increase verbosity: -V info, -VV debug, -VVV trace (default: warnings)")
+        .optflagmulti("h", "help", "print this help and exit");
     flags
 }
 
