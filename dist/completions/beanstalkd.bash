@@ -8,7 +8,7 @@ _beanstalkd() {
 	local word=${COMP_WORDS[COMP_CWORD]} index=$((COMP_CWORD - 1)) flag prefix=
 	COMPREPLY=()
 
-	# Where `=' and `:' break words, what is being typed may be the last of several.
+	# If `=' and `:' break words, the current argument may be split into several words.
 	if [[ $word == : || $word == = ]]; then
 		prefix=$word word=
 	elif [[ ${COMP_WORDS[index]} == : || ${COMP_WORDS[index]} == = ]]; then
@@ -21,7 +21,7 @@ _beanstalkd() {
 		fi
 	fi
 	flag=${COMP_WORDS[index]}
-	# Where they do not, it is all in one.
+	# If they do not, the flag and its argument are one word.
 	if [[ $word == --*=* ]]; then
 		flag=${word%%=*} word=${word#*=}
 		prefix=$flag=
@@ -41,7 +41,7 @@ _beanstalkd() {
 		if [[ $word == unix:* ]]; then
 			compopt -o filenames 2>/dev/null
 			mapfile -t COMPREPLY < <(compgen -f -- "${word#unix:}")
-			# The part in front of the colon is a word of its own, unless it is not.
+			# If `:' does not break words, the prefix is part of the completed word.
 			if [[ ${COMP_WORDBREAKS-} != *:* ]]; then
 				COMPREPLY=("${COMPREPLY[@]/#/${prefix}unix:}")
 			fi
@@ -62,7 +62,7 @@ _beanstalkd() {
 		;;
 	-f | --fsync-ms | -p | --port | -s | --binlog-file-size | -z | --max-job-size | \
 		--max-memory | --max-connections | --metrics-tubes)
-		# A number, of which one is as likely as another.
+		# A number has no completions.
 		return
 		;;
 	*)

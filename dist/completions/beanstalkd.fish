@@ -1,6 +1,6 @@
 # Completion of the flags of beanstalkd(1) and of their arguments for fish.
 
-# The addresses given, and paths of sockets.
+# Prints the given addresses, and paths of Unix sockets.
 function __beanstalkd_addresses
     printf '%s\n' $argv unix:
     set -l path (string match -r '^(?:-l|--listen=|--metrics=)?unix:(.*)' -- (commandline -ct))[2]

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Builds the package of Debian in target/deb, out of what `cargo build --release` has made: the tree
-# that debhelper works on has only what is installed, and this directory as its debian/.
+# Builds the Debian package in target/deb from the binary of `cargo build --release`. debhelper works
+# on a tree that has only the installed files, and this directory as its debian/.
 #
-# The binary is linked with the C library of the system, so that what Debian mends there is mended for the
-# server too; the package depends on the versions that it was built with, or newer.
+# The binary links the system's C library dynamically, so that Debian's security updates apply. The
+# package depends on the library versions that it was built with, or newer.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -15,7 +15,7 @@ for tool in dpkg-buildpackage dh; do
 	fi
 done
 
-# Cargo.toml has the version, the changelog of the package repeats it.
+# The version in the changelog of the package must be that of Cargo.toml.
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)
 stands_in_for=$(target/release/beanstalkd -v | sed 's/^beanstalkd \([0-9.]*\) .*/\1/')
 package_version=$(sed -n '1s/^beanstalkd (\(.*\)) .*/\1/p' dist/debian/changelog)
@@ -26,7 +26,7 @@ case $package_version in
 	exit 1
 	;;
 esac
-# Whose work is in the binary is told.
+# The copyright file must name every crate that is linked into the binary.
 for crate in $(cargo tree --edges normal --prefix none --format '{p}' | sed 's/ .*//' | sort -u); do
 	if [ "$crate" != beanstalkd-server ] && ! grep -q "^Files: crates/$crate/\*\$" dist/debian/copyright; then
 		echo "dist/debian/copyright does not name $crate"

@@ -1,19 +1,19 @@
 #!/bin/sh
-# Packs a static binary of the server into an image for containers, as an archive in the layout of
-# the Open Container Initiative, with the manifest of older tools beside it:
+# Packs a static binary of the server into a container image: an archive in the layout of the Open
+# Container Initiative, with a second manifest for older tools:
 #
 #   build.sh BINARY ARCHIVE
 #
-# In the image are the binary, the licence, a user and a directory for jobs, and nothing else. Needs
-# no daemon: sh, tar, gzip, sha256sum and, for the version, the files of this project. The
-# same binary and the same SOURCE_DATE_EPOCH (by default the time of the last commit) make the same
-# archive, byte for byte.
+# The image contains only the binary, the licence, a user and a directory for jobs. The script needs
+# no container daemon, only sh, tar, gzip, sha256sum and, for the version, the files of this project.
+# The same binary and the same SOURCE_DATE_EPOCH (by default the time of the last commit) give the
+# same archive, byte for byte.
 set -eu
 cd "$(dirname "$0")/../.."
 binary=$1
 archive=$2
 
-# Who the server is in there, and where it may keep jobs.
+# The user of the server in the image, and its directory for jobs.
 user=11300
 jobs=var/lib/beanstalkd
 
@@ -24,7 +24,7 @@ licence=$(sed -n 's/^license = "\(.*\)"/\1/p' Cargo.toml)
 epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
 created=$(date -u -d "@$epoch" +%Y-%m-%dT%H:%M:%SZ)
 
-# What the Go language, and so the image, calls the machine.
+# The name of the architecture in the Go language, which image manifests use.
 variant=
 target=$(cat "$binary.target")
 case $target in
@@ -48,7 +48,7 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 trap 'exit 1' INT TERM HUP
 
-# The same tree makes the same bytes: sorted, without names of users, of one time.
+# Packs reproducibly: sorted, with numeric owners, and with one modification time.
 pack() (
 	cd "$1"
 	shift
@@ -67,17 +67,17 @@ umask 022
 mkdir -p "$root/usr/bin" "$root/usr/share/doc/beanstalkd-server" "$root/etc"
 install -m 755 "$binary" "$root/usr/bin/beanstalkd"
 install -m 644 LICENSE "$root/usr/share/doc/beanstalkd-server/LICENSE"
-# The numbers would do for the server; with names -u takes them, and tools show them.
+# The server needs only the numbers. With names, -u accepts them and tools show them.
 printf 'root:x:0:0:root:/:\nbeanstalkd:x:%s:%s:beanstalkd:/%s:\n' $user $user $jobs \
 	>"$root/etc/passwd"
 printf 'root:x:0:\nbeanstalkd:x:%s:\n' $user >"$root/etc/group"
-# Whoever starts containers puts his own there; for those who do not.
+# Most container runtimes replace this file; it is for those that do not.
 printf '127.0.0.1\tlocalhost\n::1\tlocalhost\n' >"$root/etc/hosts"
 pack "$root" --owner=0 --group=0 etc usr >"$scratch/files.tar"
 mkdir -p "$scratch/jobs/$jobs"
 pack "$scratch/jobs" --owner=0 --group=0 --no-recursion var var/lib >"$scratch/above.tar"
 pack "$scratch/jobs" --owner=$user --group=$user --no-recursion $jobs >"$scratch/jobs.tar"
-# The two zero blocks at the end of each but the last are left out.
+# --concatenate drops the two zero blocks at the end of each archive except the last.
 layer=$scratch/layer.tar
 tar --create --file="$layer" --files-from=/dev/null
 tar --concatenate --file="$layer" "$scratch/files.tar"
@@ -86,7 +86,7 @@ tar --concatenate --file="$layer" "$scratch/jobs.tar"
 layer_id=$(digest "$layer")
 gzip -9 -n <"$layer" >"$layer.gz"
 
-# ---- What is told of it ----
+# ---- Metadata ----
 
 labels="\"org.opencontainers.image.title\":\"$title\",\
 \"org.opencontainers.image.description\":\"$description\",\
@@ -103,7 +103,7 @@ cat >"$scratch/config" <<JSON
 "history":[{"created":"$created","created_by":"dist/image/build.sh"}]}
 JSON
 
-# Puts a file among the blobs: blob FILE; its digest and its length are in $added and $length.
+# Moves a file to the blobs and sets $added to its digest and $length to its length: blob FILE
 blobs=$scratch/image/blobs/sha256
 mkdir -p "$blobs"
 blob() {

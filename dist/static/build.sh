@@ -3,9 +3,9 @@
 #
 #   build.sh BINARY
 #
-# with musl where Rust has that target installed (rustup target add), else with glibc, for the
-# machine's own architecture; STATIC_TARGET names another target. A plain stable Rust does, and for
-# glibc its static library, which Debian has in libc6-dev.
+# with musl if Rust has that target installed (rustup target add), otherwise with glibc, for the
+# architecture of this machine. STATIC_TARGET names another target. It needs a stable Rust, and for
+# glibc the static library of Debian's libc6-dev.
 set -eu
 cd "$(dirname "$0")/../.."
 binary=$1
@@ -19,11 +19,10 @@ if [ -z "$target" ]; then
 	[ -d "$($rustc --print sysroot)/lib/rustlib/$target/lib" ] || target=$host
 fi
 
-# Much of it is the C library and what Rust brings along: what is left is made small rather than fast,
-# which costs a twentieth of a microsecond a command.
+# Optimises for size instead of speed, which costs about 0.05 us a command.
 CARGO_PROFILE_RELEASE_OPT_LEVEL=s
-# Where its parts stand is decided when it starts. The list of places to put right is a hundredth of
-# its size when packed, which glibc can read since 2.36, and the musl of Rust.
+# Packed relocations take a hundredth of the size. glibc reads them since 2.36, and so does the musl
+# of Rust.
 pack_relocations=yes
 case $target in
 *-gnu*)
