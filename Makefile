@@ -1,40 +1,39 @@
-# The words of C beanstalkd's makefile, and what cargo needs to hear for each.
+# The targets of C beanstalkd's makefile, and more.
 #
 #   make            build the server
 #   make run        build it and run it on port 11300; -V logs each address (FLAGS='-l 127.0.0.1')
-#   make clean      remove all that was built
+#   make clean      remove everything that was built
 #
-# To check it:
+# Tests, described in tests/README.md:
 #   make check      everything that must hold before a commit
-#   make check-repeat   runs make check again and again while all cores are busy (RUNS=20)
-#   make simulate   made-up clients, disks and times against a model, for a minute (FOR_SECONDS=n,
-#                   or one world: SEED=n STEPS=n, or one that is written down: HISTORY=FILE)
-#   make mutants    plants bugs, and looks whether the simulation finds each within a minute
+#   make check-repeat   repeats make check while all cores are busy (RUNS=20)
+#   make simulate   randomized simulation against a model, for one minute (FOR_SECONDS=n, or one
+#                   simulation: SEED=n STEPS=n, or a recorded one: HISTORY=FILE)
+#   make mutants    plants bugs, and requires that the simulation finds each within one minute
 #                   (MUTANTS='name name' for some of them)
-#   make fuzz       hostile bytes for the engine, a minute for each target of tests/fuzz
-#                   (TARGET=replay FOR_SECONDS=3600 for one, and an hour)
-#   make soak       the server under stress, some five minutes (ARGS='--minutes 60 --only
-#                   churn' for one scenario and long, ARGS=--list tells all)
+#   make fuzz       hostile bytes for the engine, one minute for each target of tests/fuzz
+#                   (TARGET=replay FOR_SECONDS=3600 for one target and one hour)
+#   make soak       the server under stress, for about five minutes (ARGS='--minutes 60 --only
+#                   churn' for one scenario and one hour, ARGS=--list lists them)
 #
-# To measure it:
-#   make bench      what operations cost (AGAINST='path path' beside other servers,
-#                   ARGS='...' for flags of the benchmark: ARGS=--help lists them;
-#                   ARGS=--instructions counts user instructions per command, with valgrind)
-#   make picture    draws dist/grafana/beanstalkd.svg anew, from five minutes of made-up load
+# Speed, described in tests/bench/README.md:
+#   make bench      cost of operations (AGAINST='path path' compares with other servers, ARGS='...'
+#                   passes flags: ARGS=--help lists them; ARGS=--instructions counts user
+#                   instructions per command, with valgrind)
+#   make picture    draws dist/grafana/beanstalkd.svg again, from five minutes of generated load
 #
-# To bring it somewhere; what each makes is tried with `make check-...':
-#   make install    into PREFIX (/usr/local), below DESTDIR if that is set: the binary, man pages,
-#                   units of systemd (into UNITDIR), the licence, and completions for bash, zsh and
-#                   fish; `make uninstall' takes them away
+# Deployment, described in dist/README.md; `make check-...' tests the result of each:
+#   make install    into PREFIX (/usr/local) below DESTDIR: the binary, man pages, systemd units
+#                   (into UNITDIR), the licence, and completions for bash, zsh and fish;
+#                   `make uninstall' removes them
 #   make static     the server without shared libraries, target/static/beanstalkd
 #                   (STATIC_TARGET=triple for another machine)
-#   make image      that in an image for containers, target/image/beanstalkd.oci.tar
-#   make deb        a package of Debian, in target/deb
-#   make vm         machines that have nothing but a kernel and the server, booted in qemu
-#   make check-units    the units of systemd: are they sound, how much do they allow, do they serve
+#   make image      a container image with it, target/image/beanstalkd.oci.tar
+#   make deb        a Debian package, in target/deb
+#   make vm         virtual machines with only a kernel and the server, booted in qemu
+#   make check-units    the systemd units: valid, sandboxed, and able to serve
 #   make check-moving   moves jobs from C beanstalkd to this server and back (part of check)
-#   make check-metrics  a real Prometheus scrapes the server; the dashboard and the alerts of dist/
-#                   are tried with what it has
+#   make check-metrics  a real Prometheus scrapes the server, and evaluates the dashboard and alerts
 
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -72,7 +71,7 @@ check-style:
 	$(CARGO) clippy --all-targets -- --deny warnings
 	RUSTDOCFLAGS='--deny warnings' $(CARGO) doc --no-deps --document-private-items --quiet
 
-# Reported as skipped, not as failed, where the tool is missing: .ci/run installs both.
+# Skipped if mandoc is not installed; .ci/run installs it.
 check-man:
 	@if command -v mandoc >/dev/null; then \
 		cd man && mandoc -T lint -W warning beanstalkd.1 beanstalkd-protocol.7; \
@@ -106,7 +105,7 @@ mutants:
 fuzz:
 	@CARGO='$(CARGO)' sh tests/fuzz/run.sh '$(TARGET)' '$(or $(FOR_SECONDS),60)'
 
-# The program is a test too; with this flag it is what it is called.
+# The program is also a test; --soak makes it run the scenarios in full.
 soak:
 	$(CARGO) test --release --test soak -- --soak $(ARGS)
 
@@ -122,7 +121,7 @@ image: static
 check-image: image
 	@sh tests/packages/image.sh target/image/beanstalkd.oci.tar
 
-# The only program of a machine brings what it needs of the C library along.
+# The only program of a machine must be static.
 vm: static
 	@sh tests/vm/run.sh target/static/beanstalkd
 
@@ -148,7 +147,7 @@ install: all
 	$(INSTALL) -m 644 dist/completions/_beanstalkd '$(DESTDIR)$(ZSHDIR)/_beanstalkd'
 	$(INSTALL) -m 644 dist/completions/beanstalkd.fish '$(DESTDIR)$(FISHDIR)/beanstalkd.fish'
 
-# Directories are left, but for the one that has the name of the project.
+# Keeps directories, except the one with the name of the project.
 uninstall:
 	rm -f '$(DESTDIR)$(BINDIR)/beanstalkd' '$(DESTDIR)$(MANDIR)/man1/beanstalkd.1' \
 		'$(DESTDIR)$(MANDIR)/man7/beanstalkd-protocol.7' '$(DESTDIR)$(LICENSEDIR)/LICENSE' \
