@@ -7,8 +7,8 @@
 # Tests, described in tests/README.md:
 #   make check      everything that must hold before a commit
 #   make check-repeat   repeats make check while all cores are busy (RUNS=20)
-#   make simulate   randomized simulation against a model, for one minute (FOR_SECONDS=n, or one
-#                   simulation: SEED=n STEPS=n, or a recorded one: HISTORY=FILE)
+#   make simulate   runs a randomized simulation for one minute (FOR_SECONDS=n; SEED=n STEPS=n
+#                   repeats one run; HISTORY=FILE replays a history)
 #   make mutants    plants bugs, and requires that the simulation finds each within one minute
 #                   (MUTANTS='name name' for some of them)
 #   make fuzz       hostile bytes for the engine, one minute for each target of tests/fuzz

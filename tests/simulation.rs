@@ -1,13 +1,13 @@
-//! Many clients, all commands, a disk that tears, fails, fills up and forgets, and time that
-//! jumps: years of it in minutes, and the same again from the same seed.
+//! A randomized simulation: many clients, all commands, a disk with faults, crashes and restarts, and
+//! a simulated clock. The same seed repeats the same run.
 //!
-//! A world comes from a seed (`generator`). Whatever happens in it happens to the engine and to a
-//! slow and obvious `model`, which predicts every byte that is said, and after each call
-//! `Server::check` recounts all there is. What fails is made as short as it can be, and told as a
-//! history, one event a line. Histories that failed once are kept in `tests/simulation/past`.
+//! A seed generates a history of events (`generator`). The engine and a slow, obvious `model` both
+//! get each of them (`driver`), and every reply must be one that the model allows. After each event
+//! `Server::check` checks the engine's invariants. A history that fails is shortened and printed, one
+//! event a line. Histories that failed once are kept in `tests/simulation/regressions`.
 //!
-//! `make simulate SEED=n STEPS=n` lets one world go on for so many events; without a seed, `make
-//! simulate FOR_SECONDS=n` makes new worlds for so long. `HISTORY=FILE make simulate` replays a file.
+//! `make simulate SEED=n STEPS=n` repeats one run. Without a seed, `make simulate FOR_SECONDS=n` makes
+//! runs with random seeds. `make simulate HISTORY=FILE` replays a file.
 #![allow(clippy::unwrap_used, reason = "in a test it is an assertion")]
 
 mod fake_disk;
@@ -15,91 +15,97 @@ mod made_up;
 mod support;
 
 #[allow(unreachable_pub, reason = "a part of this program only")]
-#[allow(clippy::wildcard_enum_match_arm, reason = "the model asks for one state at a time")]
+#[allow(clippy::wildcard_enum_match_arm, reason = "most matches look for one variant")]
 mod simulation {
+    pub mod c_beanstalkd;
+    pub mod driver;
     pub mod event;
     pub mod generator;
     pub mod journal;
     pub mod model;
-    pub mod original;
+    pub mod request;
     pub mod shrink;
-    pub mod words;
-    pub mod world;
 }
 
+use simulation::c_beanstalkd::CBeanstalkd;
+use simulation::driver::{Failure, Simulation};
 use simulation::event::{Event, Setup};
 use simulation::generator::Generator;
-use simulation::original::Original;
 use simulation::shrink::{self, replay};
-use simulation::world::{World, Wrong};
-use std::path::Path;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// So many events happen in a world that is not asked for by its seed.
+/// The number of events in a run, unless `STEPS` gives another.
 const STEPS: u64 = 3_000;
-/// How long `cargo test` makes new worlds.
+/// How long `cargo test` makes new runs.
 const FOR_SECONDS: u64 = 6;
+/// The longest line that is printed.
+const LINE_LEN: usize = 200;
 
 #[test]
-fn worlds_nobody_has_seen_before() {
-    let sum = new_worlds(Duration::from_secs(number("FOR_SECONDS").unwrap_or(FOR_SECONDS)));
-    assert!(sum.steps > 0, "nothing has happened");
+fn random_histories() {
+    let total = run_seeds(Duration::from_secs(number("FOR_SECONDS").unwrap_or(FOR_SECONDS)));
+    assert!(total.steps > 0, "no event was applied");
 }
 
 #[test]
-fn histories_that_failed_once() {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/simulation/past");
+fn regressions() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/simulation/regressions");
     let mut count = 0;
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         let (setup, history) = read(&path);
-        if let Err(wrong) = replay(setup, &history) {
-            panic!("{}: {wrong}", path.display());
+        if let Err(failure) = replay(setup, &history) {
+            panic!("{}: {failure}", path.display());
         }
         count += 1;
     }
-    assert!(count > 0, "there are none");
+    assert!(count > 0, "there are no regressions");
 }
 
-/// The same seed makes the same history, or a failure could not be found again.
+/// Otherwise a failure could not be repeated.
 #[test]
-fn a_seed_makes_one_history() {
+fn a_seed_generates_one_history() {
     for seed in 0..20 {
         let history = || {
             let mut generator = Generator::new(seed);
-            let mut world = World::new(generator.setup).unwrap();
+            let mut simulation = Simulation::new(generator.setup).unwrap();
             let mut history = Vec::new();
             for _ in 0..500 {
-                let event = generator.next(&world);
-                world.apply(&event).unwrap();
-                history.push(event.to_string());
+                let event = generator.next(&simulation);
+                simulation.apply(&event).unwrap();
+                history.push(event);
             }
-            history
+            (generator.setup, history)
         };
-        let (first, second) = (history(), history());
-        assert_eq!(first, second);
-        let parsed: Vec<Event> = first.iter().map(|line| line.parse().unwrap()).collect();
-        assert!(parsed.iter().map(Event::to_string).eq(first), "a line is read as it is written");
+        let (setup, first) = history();
+        assert_eq!((setup, &first), (history().0, &history().1));
+        assert_eq!(setup.to_string().parse::<Setup>().unwrap(), setup);
+        let parsed: Vec<Event> =
+            first.iter().map(|event| event.to_string().parse().unwrap()).collect();
+        assert_eq!(parsed, first, "a history is read as it was written");
     }
 }
 
-/// What the server says to clients that come in no time's reach, C beanstalkd says too.
+/// Replies that do not depend on time are those of C beanstalkd.
 #[test]
-fn c_beanstalkd_says_the_same() {
+fn c_beanstalkd_replies_alike() {
     let Some(path) = support::c_beanstalkd() else {
-        return eprintln!("SKIPPED: C beanstalkd is not installed, so nothing is compared with it");
+        return eprintln!("SKIPPED: C beanstalkd is not installed: no replies are compared");
     };
     let seeds = number("C_SEEDS").unwrap_or(10);
-    // The same ones each time: how fast two processes are is not in anybody's hand.
+    // Always the same seeds: the real clock makes a failure hard enough to repeat.
     let first = number("SEED").unwrap_or(0);
     for seed in first..first + seeds {
         let mut generator = Generator::timeless(seed);
-        let mut world = World::new(generator.setup).unwrap();
-        let mut original = Original::start(&path, generator.setup);
+        let mut simulation = Simulation::new(generator.setup).unwrap();
+        let mut original = CBeanstalkd::start(&path, generator.setup);
         for step in 0..STEPS / 3 {
-            let event = generator.next(&world);
-            let compared = original.compare(&mut world, &event);
-            assert!(compared.is_ok(), "SEED={seed}, step {step}, {event}: {compared:?}");
+            let event = generator.next(&simulation);
+            if let Err(failure) = original.compare(&mut simulation, &event) {
+                panic!("{}", cut_lines(&format!("SEED={seed}, step {step}, {event}: {failure}")));
+            }
         }
     }
 }
@@ -109,86 +115,118 @@ fn c_beanstalkd_says_the_same() {
 fn simulate() {
     if let Ok(path) = std::env::var("HISTORY") {
         let (setup, history) = read(Path::new(&path));
-        replay(setup, &history).unwrap();
-        return println!("{path}: {} events, and nothing is wrong", history.len());
+        if let Err(failure) = replay(setup, &history) {
+            panic!("{}", cut_lines(&format!("{path}: {failure}")));
+        }
+        return println!("{path}: {} events without a failure", history.len());
     }
     let began_at = now();
-    let sum = match number("SEED") {
-        Some(seed) => live(seed, number("STEPS").unwrap_or(STEPS)),
-        None => new_worlds(Duration::from_secs(number("FOR_SECONDS").unwrap_or(60))),
+    let total = if let Some(seed) = number("SEED") {
+        run(seed, number("STEPS").unwrap_or(STEPS))
+    } else {
+        let seconds = number("FOR_SECONDS").unwrap_or(60);
+        match seconds {
+            60 => println!("runs a randomized simulation for one minute"),
+            _ => println!("runs a randomized simulation for {seconds} seconds"),
+        }
+        run_seeds(Duration::from_secs(seconds))
     };
     let millis = u64::try_from(began_at.elapsed().as_millis()).unwrap().max(1);
     println!(
-        "{} events in {} worlds, {} starts on what was left: nothing is wrong; {} events a second",
-        sum.steps,
-        sum.worlds,
-        sum.lives - sum.worlds,
-        sum.steps * 1000 / millis
+        "{} events in {} runs with {} restarts, no failure; {} events per second",
+        total.steps,
+        total.runs,
+        total.restarts,
+        total.steps * 1000 / millis
     );
 }
 
-/// What has happened.
 #[derive(Default)]
-struct Sum {
+struct Total {
     steps: u64,
-    worlds: u64,
-    /// How often a server was started.
-    lives: u64,
+    runs: u64,
+    restarts: u64,
 }
 
-/// Makes one world after another for so long.
-fn new_worlds(span: Duration) -> Sum {
+/// Makes one run after another with random seeds.
+fn run_seeds(span: Duration) -> Total {
     let began_at = now();
-    let mut sum = Sum::default();
+    let mut total = Total::default();
     while began_at.elapsed() < span {
-        let one = live(fastrand::u64(..1 << 40), STEPS);
-        sum.steps += one.steps;
-        sum.worlds += one.worlds;
-        sum.lives += one.lives;
+        let one = run(fastrand::u64(..1 << 40), STEPS);
+        total.steps += one.steps;
+        total.runs += one.runs;
+        total.restarts += one.restarts;
     }
-    sum
+    total
 }
 
-/// Lets the world of this seed live for so many events.
-fn live(seed: u64, steps: u64) -> Sum {
+fn run(seed: u64, steps: u64) -> Total {
     let mut generator = Generator::new(seed);
-    let mut world = World::new(generator.setup).unwrap();
+    let mut simulation = Simulation::new(generator.setup).unwrap();
     for step in 0..steps {
-        let event = generator.next(&world);
-        if let Err(wrong) = shrink::apply(&mut world, &event) {
-            fail(seed, step, &wrong);
+        let event = generator.next(&simulation);
+        if let Err(failure) = shrink::apply(&mut simulation, &event) {
+            fail(seed, step, &failure);
         }
     }
-    Sum { steps, worlds: 1, lives: world.lives }
+    Total { steps, runs: 1, restarts: simulation.starts - 1 }
 }
 
-/// Lives again through a world that failed at this step, to tell how.
-fn fail(seed: u64, step: u64, wrong: &Wrong) -> ! {
-    assert!(number("AS_IT_IS").is_none(), "SEED={seed} fails at step {step}: {wrong}");
-    eprintln!("SEED={seed} fails at step {step}: {wrong}\n\nIt is made shorter ...");
-    // Most of what follows panics too.
+/// Repeats a run that failed at this step, shortens its history, and prints it.
+fn fail(seed: u64, step: u64, failure: &Failure) -> ! {
+    let first = cut_lines(&format!("SEED={seed} fails at step {step}: {failure}"));
+    assert!(number("NO_SHRINK").is_none(), "{first}");
+    eprintln!("{first}\n\nshortening the history ...");
+    // Each trial may panic.
     std::panic::set_hook(Box::new(|_| {}));
     let mut generator = Generator::new(seed);
-    let mut world = World::new(generator.setup).unwrap();
+    let mut simulation = Simulation::new(generator.setup).unwrap();
     let mut history = Vec::new();
     for _ in 0..=step {
-        let event = generator.next(&world);
-        let _ = shrink::apply(&mut world, &event);
+        let event = generator.next(&simulation);
+        let _ = shrink::apply(&mut simulation, &event);
         history.push(event);
     }
-    let history = shrink::shrink(generator.setup, &history);
-    let wrong = replay(generator.setup, &history).expect_err("it has just failed");
+    let setup = generator.setup;
+    let history = shrink::shrink(setup, &history);
+    let failure = replay(setup, &history).expect_err("it has just failed");
     let _ = std::panic::take_hook();
-    eprintln!("\n{}", generator.setup);
-    history.iter().for_each(|event| eprintln!("{event}"));
+
+    let mut text = format!("{setup}\n");
+    history.iter().for_each(|event| writeln!(text, "{event}").unwrap());
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("history-{seed}.txt"));
+    std::fs::write(&path, &text).unwrap();
     panic!(
-        "SEED={seed} STEPS={} fails, and so do these {} events: {wrong}",
+        "\n\nthe shortest history found, {} events:\n\n{}\n\
+         it fails with: {}\n\nto repeat the run:      make simulate SEED={seed} STEPS={}\n\
+         to replay the history:  make simulate HISTORY={}\n",
+        history.len(),
+        cut_lines(&text),
+        cut_lines(&failure),
         step + 1,
-        history.len()
+        path.display()
     );
 }
 
-/// A history that is kept: lines that begin with a number sign tell of it.
+/// Shortens each line to what is printed.
+fn cut_lines(text: &str) -> String {
+    let mut result = String::new();
+    for line in text.lines() {
+        match line.char_indices().nth(LINE_LEN) {
+            // Leave space for the note at the end.
+            Some(_) => {
+                let kept: String = line.chars().take(LINE_LEN - 30).collect();
+                let missing = line.len() - kept.len();
+                writeln!(result, "{kept} ... {missing} more bytes").unwrap();
+            }
+            None => writeln!(result, "{line}").unwrap(),
+        }
+    }
+    result
+}
+
+/// Reads a history from a file. Lines that begin with a number sign are comments.
 fn read(path: &Path) -> (Setup, Vec<Event>) {
     let text = std::fs::read_to_string(path).unwrap();
     let mut lines = text.lines().filter(|line| !line.starts_with('#'));

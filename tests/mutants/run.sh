@@ -1,11 +1,11 @@
 #!/bin/sh
-# Shows that the simulation bites: plants the bugs of this directory one after another in a copy of
-# the sources, and lets made-up worlds live for a minute. Each bug must be found in that time.
+# Tests the simulation: plants each bug of this directory in a copy of the sources, and runs the
+# simulation for one minute. It must find the bug in that time.
 #
-#   tests/mutants/run.sh [NAME...]      all of them, or these
+#   tests/mutants/run.sh [NAME...]      all bugs, or these
 #
-# A bug is a patch with a line on top that says what it is. One that does not apply any more, or
-# does not compile, is to be planted anew: that is an error too.
+# A bug is a patch; its first line describes the bug. A patch that does not apply or compile is an
+# error too: it must be adapted to the sources.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -15,24 +15,23 @@ mkdir -p "$work"
 CARGO_TARGET_DIR=$(pwd)/$work/target
 export CARGO_TARGET_DIR
 
-# Everything as it is.
+# Copies the sources without bugs.
 restore() {
 	rm -rf "$work/tree"
 	mkdir "$work/tree"
 	cp -Rp Cargo.toml Cargo.lock clippy.toml src tests man README.md "$work/tree"
 }
 
-# Builds the simulation in the copy, and prints where it is.
+# Builds the simulation in the copy, and prints its path.
 build() {
 	(cd "$work/tree" && "$cargo" test --quiet --profile simulation --test simulation --no-run \
 		--message-format=json 2>"../build.log") |
 		sed -n 's/.*"executable":"\([^"]*simulation-[^"]*\)".*/\1/p'
 }
 
-# Lets worlds live for so many seconds; fails when something is wrong. One that never comes back
-# is wrong too.
+# Runs the simulation PROGRAM for SECONDS. Fails when it finds a failure, or does not end.
 simulate() {
-	AS_IT_IS=1 FOR_SECONDS=$2 timeout $(($2 + 60)) "$1" simulate --ignored --nocapture \
+	NO_SHRINK=1 FOR_SECONDS=$2 timeout $(($2 + 60)) "$1" simulate --ignored --nocapture \
 		>"$work/simulation.log" 2>&1
 }
 
@@ -40,7 +39,7 @@ restore
 program=$(build)
 if ! simulate "$program" 5; then
 	cat "$work/simulation.log"
-	echo 'without any of these bugs the simulation fails already'
+	echo 'the simulation fails without a planted bug'
 	exit 1
 fi
 
@@ -54,7 +53,7 @@ for name; do
 		echo "$name: DOES NOT APPLY"
 		continue
 	fi
-	# What was built from the file before must not be taken for what it is now.
+	# The restored file is newer than the build: touch the patched one, so that cargo builds it again.
 	sed -n 's|^+++ b/||p' "tests/mutants/$name.patch" | (cd "$work/tree" && xargs touch)
 	program=$(build)
 	if [ -z "$program" ]; then

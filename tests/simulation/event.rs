@@ -1,17 +1,18 @@
-//! What happens in a simulated world, as values: a history of them is all that is needed to see
-//! it happen again. One event is a line of text, so that a history can be read, cut and kept.
+//! The events of a simulated run, as values. A list of them is a history: replaying it repeats the
+//! run. One event is one line of text, so that a history can be read, shortened and kept in a file.
 
 use super::model::ClientNumber;
-use std::fmt;
+use std::fmt::{self, Write};
 use std::str::FromStr;
 
-/// How the server is started, and on what.
+/// The options of the server in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setup {
     /// The largest job allowed, in bytes.
     pub max_job_size: u32,
+    /// `None`: jobs are kept in memory only.
     pub binlog: Option<BinlogSetup>,
-    /// Among how many connections each turn is shared.
+    /// The number of ready connections among which the engine divides the work of an iteration.
     pub sharers: usize,
 }
 
@@ -19,56 +20,57 @@ pub struct Setup {
 pub struct BinlogSetup {
     /// In bytes.
     pub file_size: u32,
-    /// At most so many nanoseconds after a write; 0 is before each reply, none is never.
+    /// The longest time from a write to its sync, in nanoseconds. 0: before each reply; `None`: never.
     pub sync_within: Option<u64>,
 }
 
-/// One step of a history. Clients have numbers of their own, which are used again; what concerns
-/// a client that is not there does not happen.
+/// One event. The numbers of clients are used again. An event for a client that is not connected
+/// has no effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     Connect(ClientNumber),
-    /// It sends these bytes.
+    /// The client sends bytes.
     Send(ClientNumber, Vec<u8>),
-    /// It sends nothing more; the server is told before it has read everything, or is not.
+    /// The client shuts down its sending side. `true`: the kernel reports it to the server before the
+    /// server has read everything.
     HalfClose(ClientNumber, bool),
-    /// Its connection breaks.
-    HangUp(ClientNumber),
-    /// From now on it takes no more than so many bytes of what it is told, or everything.
-    Take(ClientNumber, Option<usize>),
-    /// The turn is over: what it has brought is committed and sent.
-    Turn,
-    /// So many nanoseconds pass.
-    Wait(u64),
-    /// Time passes until the server wants to be called.
-    WaitUntilDue,
-    /// So many nanoseconds pass in which the process does not run.
-    Sleep(u64),
-    /// The time of day is set so many nanoseconds ahead of the time that never jumps.
+    /// The connection breaks.
+    Disconnect(ClientNumber),
+    /// From now on the client reads at most this many bytes of its replies. `None`: all.
+    ReadLimit(ClientNumber, Option<usize>),
+    /// The iteration of the event loop ends with a commit and a flush.
+    EndIteration,
+    /// This many nanoseconds pass.
+    Advance(u64),
+    /// Time passes until the engine's next timer is due.
+    AdvanceUntilDue,
+    /// This many nanoseconds pass while the process is suspended.
+    Suspend(u64),
+    /// The wall clock is set: from now on it is this many nanoseconds ahead of the monotonic clock.
     ClockOffset(i64),
-    /// Puts are refused, or taken again.
+    /// Drain mode is switched on or off.
     Drain(bool),
-    /// No more than so many bytes fit on the disk, or any number.
-    Capacity(Option<u64>),
-    /// After so many more changes the disk fails, and then the process crashes.
-    FailAfter(u64, Crash),
+    /// At most this many bytes fit on the disk. `None`: any number.
+    DiskCapacity(Option<u64>),
+    /// The disk fails after this number of further changes, and then the process crashes.
+    FailDiskAfter(u64, Crash),
     Crash(Crash),
-    /// The server ends in good order and is started again.
+    /// The server exits and is started again.
     Restart,
 }
 
-/// How a process ends that has not been asked to.
+/// What a crash does to the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crash {
-    /// What is not synced is lost, in part or in whole, as this seed says; if none, nothing is.
+    /// The seed that decides which bytes without a sync are lost. `None`: no byte is lost.
     pub power_cut: Option<u64>,
-    /// So many bits of the files are not what they were.
+    /// The number of bits that change.
     pub flipped_bits: u32,
 }
 
-/// A line that is no event.
+/// A line that is not an event.
 #[derive(Debug)]
-pub struct NoEvent(#[expect(dead_code, reason = "to be told when it is unwrapped")] String);
+pub struct InvalidLine(#[expect(dead_code, reason = "printed by unwrap")] String);
 
 impl fmt::Display for Setup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -77,12 +79,13 @@ impl fmt::Display for Setup {
             write!(f, " {file_size} {}", Optional(sync_within))?;
         }
         if self.sharers > 1 {
-            write!(f, " shared {}", self.sharers)?;
+            write!(f, " sharers {}", self.sharers)?;
         }
         Ok(())
     }
 }
 
+/// A value, or `-` for `None`.
 struct Optional<T>(Option<T>);
 
 impl<T: fmt::Display> fmt::Display for Optional<T> {
@@ -106,20 +109,22 @@ impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Event::Connect(client) => write!(f, "connect {client}"),
-            Event::Send(client, bytes) => write!(f, "send {client} {}", bytes.escape_ascii()),
-            Event::HalfClose(client, true) => write!(f, "half-close {client} noticed"),
-            Event::HalfClose(client, false) => write!(f, "half-close {client} unnoticed"),
-            Event::HangUp(client) => write!(f, "hang-up {client}"),
-            Event::Take(client, limit) => write!(f, "take {client} {}", Optional(*limit)),
-            Event::Turn => write!(f, "turn"),
-            Event::Wait(nanos) => write!(f, "wait {nanos}"),
-            Event::WaitUntilDue => write!(f, "wait-until-due"),
-            Event::Sleep(nanos) => write!(f, "sleep {nanos}"),
-            Event::ClockOffset(nanos) => write!(f, "drift {nanos}"),
+            Event::Send(client, bytes) => write!(f, "send {client} {}", escape(bytes)),
+            Event::HalfClose(client, true) => write!(f, "half-close {client} reported"),
+            Event::HalfClose(client, false) => write!(f, "half-close {client} unreported"),
+            Event::Disconnect(client) => write!(f, "disconnect {client}"),
+            Event::ReadLimit(client, limit) => {
+                write!(f, "read-limit {client} {}", Optional(*limit))
+            }
+            Event::EndIteration => write!(f, "end-iteration"),
+            Event::Advance(nanos) => write!(f, "advance {nanos}"),
+            Event::AdvanceUntilDue => write!(f, "advance-until-due"),
+            Event::Suspend(nanos) => write!(f, "suspend {nanos}"),
+            Event::ClockOffset(nanos) => write!(f, "clock-offset {nanos}"),
             Event::Drain(true) => write!(f, "drain"),
-            Event::Drain(false) => write!(f, "take-puts"),
-            Event::Capacity(bytes) => write!(f, "capacity {}", Optional(*bytes)),
-            Event::FailAfter(changes, crash) => write!(f, "fail-after {changes} {crash}"),
+            Event::Drain(false) => write!(f, "accept-puts"),
+            Event::DiskCapacity(bytes) => write!(f, "disk-capacity {}", Optional(*bytes)),
+            Event::FailDiskAfter(changes, crash) => write!(f, "fail-disk-after {changes} {crash}"),
             Event::Crash(crash) => write!(f, "crash {crash}"),
             Event::Restart => write!(f, "restart"),
         }
@@ -133,15 +138,15 @@ impl fmt::Display for Crash {
 }
 
 impl FromStr for Setup {
-    type Err = NoEvent;
+    type Err = InvalidLine;
 
-    fn from_str(line: &str) -> Result<Setup, NoEvent> {
+    fn from_str(line: &str) -> Result<Setup, InvalidLine> {
         let mut words = Words::of(line);
-        words.next().filter(|word| *word == "setup").ok_or_else(|| NoEvent(line.to_owned()))?;
+        words.next().filter(|word| *word == "setup").ok_or_else(|| InvalidLine(line.to_owned()))?;
         let max_job_size = words.value()?;
         let mut setup = Setup { max_job_size, binlog: None, sharers: 1 };
-        while !words.is_over() {
-            if words.rest.starts_with("shared ") {
+        while !words.rest.is_empty() {
+            if words.rest.starts_with("sharers ") {
                 words.next();
                 setup.sharers = words.value()?;
             } else {
@@ -154,34 +159,34 @@ impl FromStr for Setup {
 }
 
 impl FromStr for Event {
-    type Err = NoEvent;
+    type Err = InvalidLine;
 
-    fn from_str(line: &str) -> Result<Event, NoEvent> {
+    fn from_str(line: &str) -> Result<Event, InvalidLine> {
         let mut words = Words::of(line);
         let word = words.next().unwrap_or_default();
         Ok(match word {
             "connect" => Event::Connect(words.value()?),
             "send" => Event::Send(words.value()?, unescape(words.rest)),
-            "half-close" => Event::HalfClose(words.value()?, words.next() == Some("noticed")),
-            "hang-up" => Event::HangUp(words.value()?),
-            "take" => Event::Take(words.value()?, words.optional()?),
-            "turn" => Event::Turn,
-            "wait" => Event::Wait(words.value()?),
-            "wait-until-due" => Event::WaitUntilDue,
-            "sleep" => Event::Sleep(words.value()?),
-            "drift" => Event::ClockOffset(words.value()?),
+            "half-close" => Event::HalfClose(words.value()?, words.next() == Some("reported")),
+            "disconnect" => Event::Disconnect(words.value()?),
+            "read-limit" => Event::ReadLimit(words.value()?, words.optional()?),
+            "end-iteration" => Event::EndIteration,
+            "advance" => Event::Advance(words.value()?),
+            "advance-until-due" => Event::AdvanceUntilDue,
+            "suspend" => Event::Suspend(words.value()?),
+            "clock-offset" => Event::ClockOffset(words.value()?),
             "drain" => Event::Drain(true),
-            "take-puts" => Event::Drain(false),
-            "capacity" => Event::Capacity(words.optional()?),
-            "fail-after" => Event::FailAfter(words.value()?, words.crash()?),
+            "accept-puts" => Event::Drain(false),
+            "disk-capacity" => Event::DiskCapacity(words.optional()?),
+            "fail-disk-after" => Event::FailDiskAfter(words.value()?, words.crash()?),
             "crash" => Event::Crash(words.crash()?),
             "restart" => Event::Restart,
-            _ => return Err(NoEvent(line.to_owned())),
+            _ => return Err(InvalidLine(line.to_owned())),
         })
     }
 }
 
-/// The words of a line.
+/// Splits a line into words.
 struct Words<'l> {
     line: &'l str,
     rest: &'l str,
@@ -192,12 +197,8 @@ impl<'l> Words<'l> {
         Words { line, rest: line }
     }
 
-    fn is_over(&self) -> bool {
-        self.rest.is_empty()
-    }
-
     fn next(&mut self) -> Option<&'l str> {
-        if self.is_over() {
+        if self.rest.is_empty() {
             return None;
         }
         let (word, rest) = self.rest.split_once(' ').unwrap_or((self.rest, ""));
@@ -205,22 +206,72 @@ impl<'l> Words<'l> {
         Some(word)
     }
 
-    fn value<T: FromStr>(&mut self) -> Result<T, NoEvent> {
+    fn value<T: FromStr>(&mut self) -> Result<T, InvalidLine> {
         let value = self.next().and_then(|word| word.parse().ok());
-        value.ok_or_else(|| NoEvent(self.line.to_owned()))
+        value.ok_or_else(|| InvalidLine(self.line.to_owned()))
     }
 
-    fn optional<T: FromStr>(&mut self) -> Result<Option<T>, NoEvent> {
+    fn optional<T: FromStr>(&mut self) -> Result<Option<T>, InvalidLine> {
         self.value().map(|Optional(value)| value)
     }
 
-    fn crash(&mut self) -> Result<Crash, NoEvent> {
+    fn crash(&mut self) -> Result<Crash, InvalidLine> {
         Ok(Crash { power_cut: self.optional()?, flipped_bits: self.value()? })
     }
 }
 
-/// Takes back what `escape_ascii` does.
+/// The shortest run of equal bytes that is written as a count.
+const SHORTEST_RUN: usize = 12;
+/// The longest piece of text that is looked for in a repetition.
+const LONGEST_PIECE: usize = 32;
+
+/// Writes bytes as text. A piece that is repeated is written once: `\{300*x}`.
+pub fn escape(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let (piece, count) = repetition(rest);
+        // A brace stands for a repetition only.
+        let written =
+            rest[..piece].escape_ascii().to_string().replace('{', "\\x7b").replace('}', "\\x7d");
+        if count > 1 {
+            write!(text, "\\{{{count}*{written}}}").expect("a string can be written to");
+        } else {
+            text += &written;
+        }
+        rest = &rest[piece * count..];
+    }
+    text
+}
+
+/// Returns the length of a piece with which `bytes` begin, and how often it is repeated there.
+fn repetition(bytes: &[u8]) -> (usize, usize) {
+    for piece in 1..=LONGEST_PIECE.min(bytes.len() / 2) {
+        let count = bytes.chunks_exact(piece).take_while(|it| *it == &bytes[..piece]).count();
+        if count > 1 && count * piece >= SHORTEST_RUN {
+            return (piece, count);
+        }
+    }
+    (1, 1)
+}
+
+/// Reads what [`escape`] has written.
 fn unescape(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut rest = text;
+    while let Some(at) = rest.find("\\{") {
+        let (before, from) = rest.split_at(at);
+        bytes.extend(unescape_piece(before));
+        let (inside, after) = from[2..].split_once('}').unwrap_or((&from[2..], ""));
+        let (count, piece) = inside.split_once('*').unwrap_or(("1", inside));
+        bytes.extend(unescape_piece(piece).repeat(count.parse().unwrap_or(1)));
+        rest = after;
+    }
+    bytes.extend(unescape_piece(rest));
+    bytes
+}
+
+fn unescape_piece(text: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();
     while let Some((&first, after)) = rest.split_first() {

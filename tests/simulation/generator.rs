@@ -1,54 +1,55 @@
-//! Makes histories: many clients who do what clients do, and what they should not.
+//! Generates histories: clients that give all commands, malformed ones too, and faults of the disk.
 //!
-//! Each seed makes a world of its own kind: some commands are common there and others unknown,
-//! clients are tidy or send byte by byte, the disk is sound or not. The generator looks at the
-//! model to choose ids and tubes that mean something, most of the time.
+//! Each seed has a profile of its own: which commands are frequent, whether clients send whole
+//! commands or single bytes, and how often the disk fails. The generator takes most ids and tubes
+//! from the model, so that most commands have an effect.
 
+use super::driver::Simulation;
 use super::event::{BinlogSetup, Crash, Event, Setup};
-use super::model::{ClientNumber, Model, Phase, Place, SECOND};
-use super::world::World;
+use super::model::{ClientNumber, Model, SECOND, State};
 use std::collections::BTreeMap;
 
 pub struct Generator {
     random: fastrand::Rng,
     pub setup: Setup,
-    kind: Kind,
-    /// Nothing ever comes due, no more than one client waits, and nobody does what C beanstalkd is
-    /// known to stumble over.
+    profile: Profile,
+    /// For the comparison with C beanstalkd: no timer becomes due, at most one client waits, and no
+    /// command triggers a known defect of C.
     is_timeless: bool,
-    /// Whether a client may say what ends its turn, or upset it: it waits, goes, or says nonsense.
+    /// Whether a client may wait, quit or send malformed commands now.
     may_stop: bool,
-    /// What clients are in the middle of sending.
-    outboxes: BTreeMap<ClientNumber, Vec<u8>>,
-    lives: u64,
+    /// The rest of commands that clients have sent in part.
+    unsent: BTreeMap<ClientNumber, Vec<u8>>,
+    starts: u64,
 }
 
-/// What kind of world it is.
+/// How frequent each kind of event is.
 #[derive(Debug)]
-struct Kind {
+struct Profile {
     clients: usize,
     jobs: usize,
     tubes: Vec<String>,
     body_len: usize,
-    /// In percent: how often a turn ends after an event, a client sends only a part of what it has
-    /// to say, and a command is not what it should be.
-    turns: u8,
+    /// In percent: how often an iteration ends after an event, a client sends only a part of a
+    /// command, and a command is malformed.
+    iteration_ends: u8,
     pieces: u8,
-    hostility: u8,
-    /// The longest TTR and delay that are usual, in seconds.
+    malformed: u8,
+    /// The longest usual TTR and delay, in seconds.
     ttr: u32,
     delay: u32,
-    /// How often each command is given.
+    /// The weight of each command.
     commands: Vec<(Command, u32)>,
-    /// How often something else than a command happens, of a thousand.
+    /// In a thousand events.
     times: u32,
-    comings: u32,
-    hang_ups: u32,
-    stalls: u32,
-    /// Of ten thousand.
+    connects: u32,
+    disconnects: u32,
+    read_limits: u32,
+    bursts: u32,
+    /// In ten thousand events.
     crashes: u32,
     disk_limits: u32,
-    drifts: u32,
+    clock_offsets: u32,
     drains: u32,
 }
 
@@ -110,113 +111,114 @@ const COMMANDS: [(Command, u32); 25] = [
 ];
 
 const NAMES: [&str; 8] = ["default", "a", "b", "mail", "az09-+/;.$_()", "c", "d", "work.now"];
-/// To tell how many wait at a tube takes the longer the more stand there, and where they stand is not
-/// known to the model: it is less than a piece of work.
-const MOST_SHARERS: usize = 7;
-/// So many seconds do not pass in a test.
+/// In seconds: longer than a run.
 const LONG: u32 = 1_000_000;
-/// Nobody sends more as long as so much is unread.
-const MOST_UNREAD: usize = 300;
+/// A client sends nothing more while the server has not read this many bytes.
+const MAX_UNREAD: usize = 300;
+/// The number of commands in a burst: more than the server runs in one iteration, also where each
+/// iteration ends in a sync.
+const BURST: std::ops::Range<usize> = 250..500;
+const BURST_BEFORE_SYNC: std::ops::Range<usize> = 4_000..6_000;
+/// The number of puts in a burst. So few jobs become due in one iteration, and the model does not have
+/// to know in which steps the engine handles more.
+const BURST_OF_PUTS: std::ops::Range<usize> = 10..40;
 
 impl Generator {
     pub fn new(seed: u64) -> Generator {
         let mut random = fastrand::Rng::with_seed(seed);
         let setup = setup(&mut random);
-        let mut kind = kind(&mut random, setup.binlog.is_some());
-        if setup.sharers > 1 {
-            kind.clients = kind.clients.min(MOST_SHARERS);
-        }
-        let outboxes = BTreeMap::new();
-        Generator { random, setup, kind, is_timeless: false, may_stop: true, outboxes, lives: 1 }
+        let profile = profile(&mut random, setup.binlog.is_some());
+        let unsent = BTreeMap::new();
+        Generator { random, setup, profile, is_timeless: false, may_stop: true, unsent, starts: 1 }
     }
 
-    /// Makes histories that are the same however fast the clock goes.
+    /// Generates histories whose replies do not depend on time.
     pub fn timeless(seed: u64) -> Generator {
         let mut generator = Generator::new(seed);
         generator.setup.binlog = None;
         generator.is_timeless = true;
-        let kind = &mut generator.kind;
-        (kind.turns, kind.pieces) = (0, 0);
-        (kind.times, kind.hang_ups, kind.stalls) = (0, 0, 0);
-        (kind.crashes, kind.disk_limits, kind.drifts, kind.drains) = (0, 0, 0, 0);
+        let it = &mut generator.profile;
+        (it.iteration_ends, it.pieces) = (0, 0);
+        (it.times, it.disconnects, it.read_limits, it.bursts) = (0, 0, 0, 0);
+        (it.crashes, it.disk_limits, it.clock_offsets, it.drains) = (0, 0, 0, 0);
         generator
     }
 
-    /// What happens next.
-    pub fn next(&mut self, world: &World) -> Event {
-        if self.lives != world.lives {
-            self.lives = world.lives;
-            self.outboxes.clear();
+    pub fn next(&mut self, simulation: &Simulation) -> Event {
+        if self.starts != simulation.starts {
+            self.starts = simulation.starts;
+            self.unsent.clear();
         }
-        let clients = world.clients();
+        let clients = simulation.clients();
         let chance = self.random.u32(..1000);
-        let kind = &self.kind;
+        let profile = &self.profile;
         let client = self.random.choice(&clients).copied();
-        let Some(client) = client.filter(|_| chance >= kind.comings) else {
-            return Event::Connect(self.random.usize(..kind.clients));
+        let Some(client) = client.filter(|_| chance >= profile.connects) else {
+            return Event::Connect(self.random.usize(..profile.clients));
         };
-        if chance < kind.comings + kind.times {
+        if chance < profile.connects + profile.times {
             return self.time();
         }
         let chance = self.random.u32(..1000);
-        if chance < kind.hang_ups {
-            self.outboxes.remove(&client);
+        if chance < profile.disconnects {
+            self.unsent.remove(&client);
             return match self.random.u8(..4) {
-                0 => Event::HangUp(client),
+                0 => Event::Disconnect(client),
                 other => Event::HalfClose(client, other > 1),
             };
         }
-        if chance < kind.hang_ups + kind.stalls {
+        if chance < profile.disconnects + profile.read_limits {
             let limit = match self.random.u8(..3) {
                 0 => Some(0),
                 1 => Some(self.random.usize(1..5_000)),
                 _ => None,
             };
-            return Event::Take(client, limit);
+            return Event::ReadLimit(client, limit);
         }
-        if let Some(event) = self.disaster(world) {
+        if let Some(event) = self.fault(simulation) {
             return event;
         }
-        if self.random.u8(..100) < self.kind.turns {
-            return Event::Turn;
+        if self.random.u8(..100) < self.profile.iteration_ends {
+            return Event::EndIteration;
         }
-        self.say(client, world)
+        self.send(client, simulation)
     }
 
     fn time(&mut self) -> Event {
         match self.random.u8(..10) {
-            0..4 => Event::WaitUntilDue,
-            4..6 => Event::Wait(self.random.u64(..20_000_000)),
-            6..8 => Event::Wait(self.random.u64(..3 * SECOND)),
-            8 => Event::Wait(self.random.u64(..20) * SECOND),
-            _ => Event::Sleep(self.random.u64(..3 * SECOND)),
+            0..4 => Event::AdvanceUntilDue,
+            4..6 => Event::Advance(self.random.u64(..20_000_000)),
+            6..8 => Event::Advance(self.random.u64(..3 * SECOND)),
+            8 => Event::Advance(self.random.u64(..20) * SECOND),
+            _ => Event::Suspend(self.random.u64(..3 * SECOND)),
         }
     }
 
-    fn disaster(&mut self, world: &World) -> Option<Event> {
-        let Kind { crashes, disk_limits, drifts, drains, .. } = self.kind;
+    fn fault(&mut self, simulation: &Simulation) -> Option<Event> {
+        let Profile { crashes, disk_limits, clock_offsets, drains, .. } = self.profile;
         let chance = self.random.u32(..10_000);
-        let ends = [crashes, disk_limits, drifts, drains].into_iter().scan(0, |end, next| {
-            *end += next;
-            Some(*end)
-        });
-        let place = ends.into_iter().position(|end| chance < end)?;
-        Some(match place {
+        let ends =
+            [crashes, disk_limits, clock_offsets, drains].into_iter().scan(0, |end, next| {
+                *end += next;
+                Some(*end)
+            });
+        let kind = ends.into_iter().position(|end| chance < end)?;
+        Some(match kind {
             0 => match self.random.u8(..4) {
                 0 => Event::Restart,
-                1 => Event::FailAfter(self.random.u64(..12), self.crash()),
+                1 => Event::FailDiskAfter(self.random.u64(..12), self.crash()),
                 _ => Event::Crash(self.crash()),
             },
             1 => {
-                let is_over = self.random.u8(..3) == 0;
+                let is_unlimited = self.random.u8(..3) == 0;
                 let file_size = self.setup.binlog.map_or(1, |binlog| binlog.file_size.into());
-                // No more than there is, or a little more.
+                // About as much as the files take now, or a little more.
                 let more = self.random.u64(..3) * file_size;
-                let bytes = world.disk_use() + more - self.random.u64(..=more.min(file_size));
-                Event::Capacity((!is_over).then_some(bytes))
+                let bytes = simulation.disk_use() + more - self.random.u64(..=more.min(file_size));
+                Event::DiskCapacity((!is_unlimited).then_some(bytes))
             }
             2 => Event::ClockOffset(self.random.i64(-3_600..3_600) * 1_000_000_000),
-            _ => Event::Drain(!world.model().is_draining),
+            _ => Event::Drain(!simulation.model().is_draining),
         })
     }
 
@@ -226,47 +228,66 @@ impl Generator {
         Crash { power_cut, flipped_bits }
     }
 
-    // ---- Speaking ----
+    // ---- Commands ----
 
-    fn say(&mut self, client: ClientNumber, world: &World) -> Event {
-        if !world.can_send(client) || world.unread(client) > MOST_UNREAD {
-            return Event::Turn;
+    fn send(&mut self, client: ClientNumber, simulation: &Simulation) -> Event {
+        if !simulation.can_send(client) || simulation.unread(client) > MAX_UNREAD {
+            return Event::EndIteration;
         }
-        let is_waiting = world
-            .model()
-            .clients
-            .get(&client)
-            .is_some_and(|client| matches!(client.phase, Phase::Waiting { .. }));
-        if is_waiting && (self.is_timeless || self.random.u8(..8) > 0) {
-            return Event::Turn;
+        let model = simulation.model();
+        if model.is_waiting(client) && (self.is_timeless || self.random.u8(..8) > 0) {
+            return Event::EndIteration;
         }
-        let mut bytes = self.outboxes.remove(&client).unwrap_or_default();
+        let mut bytes = self.unsent.remove(&client).unwrap_or_default();
+        if bytes.is_empty() && self.random.u32(..1000) < self.profile.bursts {
+            return Event::Send(client, self.burst(client, model));
+        }
         if bytes.is_empty() {
-            let model = world.model();
             let count = if self.random.u8(..4) == 0 { self.random.usize(1..5) } else { 1 };
-            // What several clients have sent may come in any order.
-            self.may_stop = !self.is_timeless || (count == 1 && !model.is_somebody_waiting());
-            let is_in_order = !self.is_timeless || !model.is_somebody_waiting();
+            // C does not define the order of commands of several clients.
+            self.may_stop = !self.is_timeless || (count == 1 && model.waiters.is_empty());
+            let is_in_order = !self.is_timeless || model.waiters.is_empty();
             for _ in 0..if is_in_order { count } else { 1 } {
                 self.command(client, model, &mut bytes);
             }
         }
-        if self.random.u8(..100) < self.kind.pieces {
+        if self.random.u8(..100) < self.profile.pieces {
             let longest = if self.random.bool() { 4 } else { bytes.len() };
             let rest =
                 bytes.split_off(self.random.usize(..longest.max(1)).min(bytes.len() - 1) + 1);
             if !rest.is_empty() {
-                self.outboxes.insert(client, rest);
+                self.unsent.insert(client, rest);
             }
         }
         Event::Send(client, bytes)
     }
 
+    /// One command many times, more often than the server runs it in one iteration.
+    fn burst(&mut self, client: ClientNumber, model: &Model) -> Vec<u8> {
+        let id = self.id(client, model);
+        let (command, range) = match self.random.u8(..8) {
+            0 => ("put 1 0 9 0\r\n\r\n".to_owned(), BURST_OF_PUTS),
+            1 => ("put 1 0 9 0\r\nxx".to_owned(), BURST),
+            2 => ("stats\r\n".to_owned(), BURST_OF_PUTS),
+            3 => (format!("peek {id}\r\n"), BURST),
+            4 => (format!("kick-job {id}\r\n"), BURST),
+            5 if self.random.u8(..4) == 0 => ("x\r\n".to_owned(), BURST_BEFORE_SYNC),
+            5 => ("reserve-with-timeout 0\r\n".to_owned(), BURST),
+            6 => (format!("use {}\r\nlist-tube-used\r\n", self.tube()), BURST),
+            _ => ("list-tube-used\r\n".to_owned(), BURST),
+        };
+        let count = self.random.usize(range);
+        let mut bytes = command.into_bytes().repeat(count);
+        self.command(client, model, &mut bytes);
+        bytes
+    }
+
     fn command(&mut self, client: ClientNumber, model: &Model, bytes: &mut Vec<u8>) {
-        if self.random.u8(..100) < self.kind.hostility && (!self.is_timeless || self.may_stop) {
+        let is_malformed = self.random.u8(..100) < self.profile.malformed;
+        if is_malformed && (!self.is_timeless || self.may_stop) {
             let start = bytes.len();
-            self.hostile(client, model, bytes);
-            if !self.is_timeless || is_read_alike(&bytes[start..]) {
+            self.malformed(client, model, bytes);
+            if !self.is_timeless || is_parsed_alike(&bytes[start..]) {
                 return;
             }
             bytes.truncate(start);
@@ -281,27 +302,27 @@ impl Generator {
     }
 
     fn choose(&mut self, model: &Model) -> Command {
-        let is_crowded = model.jobs.len() >= self.kind.jobs;
-        let sum: u32 = self.kind.commands.iter().map(|(_, weight)| weight).sum();
+        let is_full = model.jobs.len() >= self.profile.jobs;
+        let sum: u32 = self.profile.commands.iter().map(|(_, weight)| weight).sum();
         let mut at = self.random.u32(..sum);
-        let found = self.kind.commands.iter().find(|(_, weight)| {
+        let found = self.profile.commands.iter().find(|(_, weight)| {
             let is_it = at < *weight;
             at = at.saturating_sub(*weight);
             is_it
         });
         match found.map_or(Command::Put, |(command, _)| *command) {
-            Command::Put if is_crowded => Command::Delete,
+            Command::Put if is_full => Command::Delete,
             command => command,
         }
     }
 
     fn put(&mut self, bytes: &mut Vec<u8>) {
         let (pri, delay, ttr) = (self.pri(), self.delay(), self.ttr());
-        let most = self.setup.max_job_size as usize;
+        let max = self.setup.max_job_size as usize;
         let len = match self.random.u8(..60) {
-            0 if most <= self.kind.body_len || self.random.u8(..8) == 0 => most,
-            1 if most <= self.kind.body_len => most.saturating_sub(1),
-            _ => self.random.usize(..=self.kind.body_len) >> self.random.u32(..8),
+            0 if max <= self.profile.body_len || self.random.u8(..8) == 0 => max,
+            1 if max <= self.profile.body_len => max.saturating_sub(1),
+            _ => self.random.usize(..=self.profile.body_len) >> self.random.u32(..8),
         };
         let line = format!("put {pri} {delay} {ttr} {len}\r\n");
         bytes.extend_from_slice(line.as_bytes());
@@ -309,13 +330,13 @@ impl Generator {
         let is_text = self.random.u8(..8) > 0;
         let random = &mut self.random;
         bytes.extend((0..len).map(|_| if is_text { letter } else { random.u8(..) }));
-        // Some say how long it is, and are wrong.
+        // Some bodies are longer than announced.
         bytes.extend_from_slice(if self.random.u8(..60) == 0 { b"xx" } else { b"\r\n" });
     }
 
     fn line(&mut self, command: Command, client: ClientNumber, model: &Model) -> String {
         match command {
-            Command::Put => unreachable!("it has a body"),
+            Command::Put => unreachable!("a put is more than a line"),
             Command::Use => format!("use {}", self.tube()),
             Command::Watch => format!("watch {}", self.tube()),
             Command::Ignore => format!("ignore {}", self.tube()),
@@ -328,11 +349,11 @@ impl Generator {
             Command::ReserveJob => format!("reserve-job {}", self.id(client, model)),
             Command::Delete => format!("delete {}", self.id(client, model)),
             Command::Release => {
-                let id = self.held(client, model);
+                let id = self.reserved(client, model);
                 format!("release {id} {} {}", self.pri(), self.delay())
             }
-            Command::Bury => format!("bury {} {}", self.held(client, model), self.pri()),
-            Command::Touch => format!("touch {}", self.held(client, model)),
+            Command::Bury => format!("bury {} {}", self.reserved(client, model), self.pri()),
+            Command::Touch => format!("touch {}", self.reserved(client, model)),
             Command::Kick => format!("kick {}", self.random.u32(..12)),
             Command::KickJob => format!("kick-job {}", self.id(client, model)),
             Command::Peek => format!("peek {}", self.id(client, model)),
@@ -349,14 +370,14 @@ impl Generator {
                 let secs = if self.is_timeless { LONG } else { self.random.u32(..4) };
                 format!("pause-tube {} {secs}", self.tube())
             }
-            // With more behind it that nobody reads, C's last replies may be lost.
+            // With unread commands behind it, C may lose its last replies.
             Command::Quit if !self.may_stop => "list-tubes".to_owned(),
             Command::Quit => "quit".to_owned(),
         }
     }
 
-    /// Bytes that are no command, or nearly one.
-    fn hostile(&mut self, client: ClientNumber, model: &Model, bytes: &mut Vec<u8>) {
+    /// Adds a malformed command.
+    fn malformed(&mut self, client: ClientNumber, model: &Model, bytes: &mut Vec<u8>) {
         let start = bytes.len();
         let command = COMMANDS[self.random.usize(1..COMMANDS.len())].0;
         let line = self.line(command, client, model);
@@ -390,7 +411,7 @@ impl Generator {
                 ];
                 bytes.extend_from_slice(words[self.random.usize(..words.len())].as_bytes());
             }
-            // Too large, and swallowed.
+            // A body over the size limit.
             4 => {
                 let len = self.setup.max_job_size as usize + self.random.usize(1..300);
                 bytes.extend_from_slice(format!("put 0 0 1 {len}\r\n").as_bytes());
@@ -405,7 +426,7 @@ impl Generator {
             12 => bytes.extend_from_slice(
                 format!("use {}", "y".repeat(self.random.usize(199..202))).as_bytes(),
             ),
-            // A browser has lost its way.
+            // A browser's request.
             11 => {
                 let path = "x".repeat(self.random.usize(..300));
                 let word = ["GET", "use", "kick"][self.random.usize(..3)];
@@ -424,10 +445,10 @@ impl Generator {
         });
     }
 
-    // ---- Words ----
+    // ---- Arguments ----
 
     fn tube(&mut self) -> String {
-        self.kind.tubes[self.random.usize(..self.kind.tubes.len())].clone()
+        self.profile.tubes[self.random.usize(..self.profile.tubes.len())].clone()
     }
 
     fn pri(&mut self) -> u32 {
@@ -438,14 +459,14 @@ impl Generator {
     }
 
     fn ttr(&mut self) -> u32 {
-        if self.is_timeless { LONG } else { self.random.u32(..=self.kind.ttr) }
+        if self.is_timeless { LONG } else { self.random.u32(..=self.profile.ttr) }
     }
 
     fn delay(&mut self) -> u32 {
         match self.random.u8(..20) {
             0 => u32::MAX,
             1..6 if self.is_timeless => LONG,
-            1..6 => self.random.u32(..=self.kind.delay),
+            1..6 => self.random.u32(..=self.profile.delay),
             _ => 0,
         }
     }
@@ -454,26 +475,26 @@ impl Generator {
         match self.random.u8(..10) {
             0 => [0, u64::MAX, model.last_id + 1][self.random.usize(..3)],
             1 => self.random.u64(..=model.last_id),
-            2..6 => self.held(client, model),
+            2..6 => self.reserved(client, model),
             _ => self.random.choice(&model.jobs).map_or(1, |job| job.id),
         }
     }
 
-    /// A job that the client holds, mostly.
-    fn held(&mut self, client: ClientNumber, model: &Model) -> u64 {
-        let is_held = |place: Place| matches!(place, Place::Reserved { by, .. } if by == client);
-        let held = model.jobs.iter().filter(|job| is_held(job.place)).map(|job| job.id);
-        let held: Vec<u64> = held.collect();
-        let is_sober = self.random.u8(..15) > 0;
-        let held = self.random.choice(&held).copied().filter(|_| is_sober);
-        held.or_else(|| self.random.choice(&model.jobs).map(|job| job.id)).unwrap_or(1)
+    /// Mostly a job that the client has reserved.
+    fn reserved(&mut self, client: ClientNumber, model: &Model) -> u64 {
+        let is_own = |state: State| matches!(state, State::Reserved { by, .. } if by == client);
+        let own = model.jobs.iter().filter(|job| is_own(job.state)).map(|job| job.id);
+        let own: Vec<u64> = own.collect();
+        let any = self.random.u8(..15) == 0;
+        let own = self.random.choice(&own).copied().filter(|_| !any);
+        own.or_else(|| self.random.choice(&model.jobs).map(|job| job.id)).unwrap_or(1)
     }
 }
 
-/// Whether C beanstalkd reads these bytes as it should: it misses the end of a line that has a CR
-/// within it, or is too long and comes in pieces, and it listens to browsers. What takes time in
-/// unforeseen ways is left out too.
-fn is_read_alike(bytes: &[u8]) -> bool {
+/// Returns whether C beanstalkd parses these bytes as this server does. C misses the end of a line
+/// with a CR inside, and of a long line that arrives in pieces, and does not close after an HTTP request.
+/// Commands whose replies may depend on time are left out too.
+fn is_parsed_alike(bytes: &[u8]) -> bool {
     let lines = bytes.split(|&byte| byte == b'\n');
     let has = |word: &str| bytes.windows(word.len()).any(|window| window == word.as_bytes());
     let is_sound =
@@ -489,43 +510,43 @@ fn setup(random: &mut fastrand::Rng) -> Setup {
         sync_within: [Some(0), Some(0), Some(50_000_000), Some(10_000_000), None]
             [random.usize(..5)],
     });
-    // How long compaction takes is not known to the model.
-    let sharers = if binlog.is_some() { 1 } else { [1, 1, 20, 1_000][random.usize(..4)] };
+    let sharers = [1, 1, 20, 1_000][random.usize(..4)];
     Setup { max_job_size, binlog, sharers }
 }
 
-fn kind(random: &mut fastrand::Rng, has_binlog: bool) -> Kind {
+fn profile(random: &mut fastrand::Rng, has_binlog: bool) -> Profile {
     let mut commands = Vec::new();
     for (command, weight) in COMMANDS {
         let times = [0, 1, 1, 1, 4][random.usize(..5)];
         commands.push((command, if command == Command::Put { weight } else { weight * times }));
     }
-    let tubes = (0..random.usize(1..=NAMES.len())).map(|name| NAMES[name].to_owned());
+    let tubes = (0..random.usize(1..=NAMES.len())).map(|index| NAMES[index].to_owned());
     let mut tubes: Vec<String> = tubes.collect();
     if random.u8(..6) == 0 {
         tubes.push("x".repeat(200));
     }
     let seldom =
         |random: &mut fastrand::Rng, count: u32| if random.u8(..3) == 0 { count } else { 0 };
-    let is_drifting = seldom(random, 1) == 1;
-    Kind {
+    let sets_clock = seldom(random, 1) == 1;
+    Profile {
         clients: random.usize(1..=9),
         jobs: random.usize(3..50),
         tubes,
         body_len: [20, 200, 3_000, 9_000][random.usize(..4)],
-        turns: [90, 60, 60, 20][random.usize(..4)],
+        iteration_ends: [90, 60, 60, 20][random.usize(..4)],
         pieces: [0, 5, 20, 80][random.usize(..4)],
-        hostility: [0, 3, 10, 30][random.usize(..4)],
+        malformed: [0, 3, 10, 30][random.usize(..4)],
         ttr: [3, 3, 10, 1_000][random.usize(..4)],
         delay: [3, 10, 1_000][random.usize(..3)],
         commands,
         times: [30, 120, 300][random.usize(..3)],
-        comings: [5, 30][random.usize(..2)],
-        hang_ups: [0, 5, 30][random.usize(..3)],
-        stalls: seldom(random, 10),
+        connects: [5, 30][random.usize(..2)],
+        disconnects: [0, 5, 30][random.usize(..3)],
+        read_limits: seldom(random, 10),
+        bursts: seldom(random, 10),
         crashes: if has_binlog { [1, 10, 40][random.usize(..3)] } else { 0 },
         disk_limits: if has_binlog { seldom(random, 30) } else { 0 },
-        drifts: if has_binlog && is_drifting { 20 } else { 0 },
+        clock_offsets: if has_binlog && sets_clock { 20 } else { 0 },
         drains: seldom(random, 1) * seldom(random, 1),
     }
 }

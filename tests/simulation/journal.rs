@@ -1,17 +1,18 @@
-//! What may come back from the disk: all that became of each job, in order, and from when on
-//! nothing of it may be taken back.
+//! The jobs that may be on the disk: all that has become of each job, in order, and how much of it
+//! a crash can no longer undo.
 //!
-//! A job comes back as the last record left it that is sure to be there, or as anything that
-//! became of it later: what was not recorded may have been written down all the same when the
-//! job was moved to a newer file.
+//! After a crash a job is as its last durable record describes it, or as it became later. A change
+//! without a record of its own, such as a reserve, may be on the disk too: compaction writes the
+//! whole job.
 
-use super::model::{Counts, Place, SECOND};
+use super::model::{Change, Counts, SECOND, State};
 use std::collections::BTreeMap;
+use std::fmt::{self, Write};
 use std::rc::Rc;
 
 /// A job as a restart brings it back.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct View {
+pub struct StoredJob {
     pub tube: Rc<str>,
     /// Without CR LF.
     pub body: Rc<[u8]>,
@@ -19,16 +20,16 @@ pub struct View {
     pub delay: u32,
     pub ttr: u32,
     pub created: u64,
-    /// The clock was set meanwhile in such a way that `created` is only a guess.
+    /// The clock was set in such a way that `created` is one of several possible times.
     pub is_age_unknown: bool,
     /// Never reserved.
-    pub place: Place,
+    pub state: State,
     pub counts: Counts,
 }
 
-/// A job as the server tells of it.
+/// A job as `stats-job` and `peek` show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundJob {
     pub tube: String,
     pub body: Vec<u8>,
     pub state: String,
@@ -39,97 +40,91 @@ pub struct Found {
     pub age: u64,
     pub time_left: u64,
     pub counts: Counts,
-    /// When it was told.
-    pub moment: u64,
+    /// The time of the `stats-job`.
+    pub at: u64,
 }
 
-/// How a server ended.
+/// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// What has been written is there.
+    /// All that it has written is there.
     Killed,
-    /// What was recorded so many nanoseconds before the last commit is there, and so is all that was
-    /// there when it started; nothing at all if that is never synced.
+    /// All that was there when it started is there, and all that was logged this long before the last
+    /// commit. `None`: the server never syncs, and nothing has to be there.
     PowerCut { synced_within: Option<u64> },
 }
 
-/// What came of comparing a job with what may be there.
+/// The result of comparing a job with what is allowed.
 #[derive(Clone, Debug)]
 pub enum Verdict {
-    /// It is as it may be. What the disk has of it is one of these, which all look alike now.
-    Is(Vec<View>),
-    /// It is as it may be, but there is more than one moment at which it may be due.
-    IsUnclear,
-    /// There is none, which may be.
-    IsGone,
-    /// It is not as it may be.
+    /// The job is as one of these, which look the same now.
+    Expected(Vec<StoredJob>),
+    /// The job is as allowed, but it may become due at more than one time.
+    Ambiguous,
+    /// The job is not there, which is allowed.
+    Gone,
+    /// The job is not as allowed.
     Wrong(String),
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct Journal {
     jobs: BTreeMap<u64, Vec<Version>>,
-    /// Of all jobs that ever were, for those that come back from the dead.
+    /// The tube and the body of every job of the run, for jobs that damage brings back.
     origins: BTreeMap<u64, (Rc<str>, Rc<[u8]>)>,
-    /// Deleted when this life began, since nobody knew what they were.
+    /// The jobs that the simulation deleted after the last start, because it could not know them.
     deleted: Vec<u64>,
-    /// How far the time of day has been ahead, since the server started.
-    drifts: Vec<i64>,
-    /// How many turns have been committed.
+    /// How far the wall clock has been ahead, since the server started.
+    clock_offsets: Vec<i64>,
+    /// The number of commits.
     commits: u64,
     committed_at: u64,
 }
 
-/// What a job became: this, or nothing.
+/// What a job became.
 #[derive(Clone, Debug)]
 struct Version {
-    view: Option<View>,
-    is_recorded: bool,
+    /// `None`: it did not exist.
+    job: Option<StoredJob>,
+    is_logged: bool,
     at: u64,
-    /// How many turns had been committed.
+    /// The number of commits before it.
     commits: u64,
-    /// The place of the drift in force.
-    drift: usize,
+    /// The index of the clock offset in force.
+    clock_offset: usize,
 }
 
-/// Versions that cannot come back are forgotten so often.
-const COMMITS_BETWEEN_PRUNINGS: u64 = 64;
+/// Versions that can no longer come back are dropped after this many commits.
+const COMMITS_PER_PRUNE: u64 = 64;
 
 impl Journal {
-    // ---- Writing down ----
+    // ---- Recording ----
 
-    pub fn changed(&mut self, id: u64, view: View, is_recorded: bool, at: u64) {
-        if !self.jobs.contains_key(&id) {
-            self.origins.insert(id, (Rc::clone(&view.tube), Rc::clone(&view.body)));
-            let nothing = Version { view: None, is_recorded: true, at: 0, commits: 0, drift: 0 };
-            self.jobs.insert(id, vec![nothing]);
+    pub fn record(&mut self, change: Change) {
+        let Change { id, job, is_logged, at } = change;
+        if let (Some(job), false) = (&job, self.jobs.contains_key(&id)) {
+            self.origins.insert(id, (Rc::clone(&job.tube), Rc::clone(&job.body)));
+            let none = Version { job: None, is_logged: true, at: 0, commits: 0, clock_offset: 0 };
+            self.jobs.insert(id, vec![none]);
         }
-        self.add(id, Some(view), is_recorded, at);
+        let clock_offset = self.clock_offsets.len().saturating_sub(1);
+        let version = Version { job, is_logged, at, commits: self.commits, clock_offset };
+        self.jobs.get_mut(&id).expect("a job is put before it changes").push(version);
     }
 
-    pub fn deleted(&mut self, id: u64, at: u64) {
-        self.add(id, None, true, at);
-    }
-
-    fn add(&mut self, id: u64, view: Option<View>, is_recorded: bool, at: u64) {
-        let drift = self.drifts.len().saturating_sub(1);
-        let version = Version { view, is_recorded, at, commits: self.commits, drift };
-        self.jobs.get_mut(&id).expect("a job is put first").push(version);
-    }
-
-    pub fn drifted(&mut self, drift: i64) {
-        if self.drifts.is_empty() {
-            self.drifts.push(0);
+    pub fn set_clock_offset(&mut self, offset: i64) {
+        if self.clock_offsets.is_empty() {
+            self.clock_offsets.push(0);
         }
-        self.drifts.push(drift);
+        self.clock_offsets.push(offset);
     }
 
-    /// A turn has been committed.
-    pub fn committed(&mut self, now: u64, end_at_worst: End) {
+    /// The server has committed. `worst_end` is the end that can undo most.
+    pub fn commit(&mut self, now: u64, worst_end: End) {
         self.commits += 1;
         self.committed_at = now;
-        if self.commits.is_multiple_of(COMMITS_BETWEEN_PRUNINGS) {
-            self.prune(end_at_worst);
+        if self.commits.is_multiple_of(COMMITS_PER_PRUNE) {
+            self.prune(worst_end);
         }
     }
 
@@ -138,117 +133,114 @@ impl Journal {
         jobs.retain(|_, versions| {
             let first = self.first_possible(versions, end);
             versions.drain(..first);
-            versions.len() > 1 || versions[0].view.is_some()
+            versions.len() > 1 || versions[0].job.is_some()
         });
         self.jobs = jobs;
     }
 
-    // ---- Judging ----
+    // ---- Comparing ----
 
-    /// The jobs that may be there.
+    /// Returns the ids of the jobs that may be there.
     pub fn candidates(&self) -> Vec<u64> {
         self.jobs.keys().chain(&self.deleted).copied().collect()
     }
 
-    /// All jobs that ever were.
+    /// Returns the ids of all jobs of the run.
     pub fn all_ids(&self) -> Vec<u64> {
         self.origins.keys().copied().collect()
     }
 
-    /// The highest id that the next life of the server must know.
-    pub fn highest_sure_id(&self, end: End) -> u64 {
+    /// Returns the highest id that the next process must not give out again.
+    pub fn highest_durable_id(&self, end: End) -> u64 {
         if end == (End::PowerCut { synced_within: None }) {
             return 0;
         }
-        let is_sure = |versions: &[Version]| {
-            self.first_possible(versions, end) > 0 || versions[0].view.is_some()
+        let is_durable = |versions: &[Version]| {
+            self.first_possible(versions, end) > 0 || versions[0].job.is_some()
         };
-        let sure = self.jobs.iter().filter(|(_, versions)| is_sure(versions));
-        sure.map(|(&id, _)| id).max().unwrap_or(0)
+        let durable = self.jobs.iter().filter(|(_, versions)| is_durable(versions));
+        durable.map(|(&id, _)| id).max().unwrap_or(0)
     }
 
-    /// Compares what is there with what may be. `restarted_at` is on the clock of the new life.
-    pub fn judge(&self, id: u64, found: Option<&Found>, end: End, restarted_at: u64) -> Verdict {
-        let nothing: &[Version] = &[];
+    /// Compares a job with what may be there. `restarted_at` is on the clock of the new process.
+    pub fn judge(&self, id: u64, found: Option<&FoundJob>, end: End, restarted_at: u64) -> Verdict {
         let versions = self
             .jobs
             .get(&id)
-            .map_or(nothing, |versions| &versions[self.first_possible(versions, end)..]);
+            .map_or(&[][..], |versions| &versions[self.first_possible(versions, end)..]);
         let Some(found) = found else {
-            let is_allowed = versions.is_empty() || versions.iter().any(|it| it.view.is_none());
-            return if is_allowed {
-                Verdict::IsGone
+            let may_be_gone = versions.is_empty() || versions.iter().any(|it| it.job.is_none());
+            return if may_be_gone {
+                Verdict::Gone
             } else {
-                Verdict::Wrong(format!("job {id} is gone, and should be {:?}", versions))
+                Verdict::Wrong(format!("job {id} is gone; expected{}", Listed(versions)))
             };
         };
         if versions.is_empty() && self.deleted.contains(&id) && self.is_intact(id, found) {
-            return Verdict::IsUnclear;
+            return Verdict::Ambiguous;
         }
-        let mut matches: Vec<View> = Vec::new();
+        let mut matches: Vec<StoredJob> = Vec::new();
         for version in versions {
-            for &drift in
-                self.drifts.get(version.drift..).filter(|it| !it.is_empty()).unwrap_or(&[0])
-            {
-                let Some(view) = version.view.as_ref().map(|view| view.to_wall_clock(drift)) else {
-                    continue;
-                };
-                if found.is(&view, restarted_at) && !matches.contains(&view) {
-                    matches.push(view);
+            let Some(job) = &version.job else { continue };
+            let offsets = self.clock_offsets.get(version.clock_offset..).unwrap_or_default();
+            for &offset in if offsets.is_empty() { &[0][..] } else { offsets } {
+                let job = job.ahead_by(offset);
+                if found.is(&job, restarted_at) && !matches.contains(&job) {
+                    matches.push(job);
                 }
             }
         }
-        let Some(view) = matches.first().cloned() else {
-            let drifts = &self.drifts;
+        let Some(first) = matches.first().cloned() else {
             return Verdict::Wrong(format!(
-                "job {id} is {found:?}, and should be one of {versions:?}, \
-                 the clock being ahead by {drifts:?}"
+                "job {id} is not as any of its versions\n  came: {found}\n  expected{}\n  \
+                 clock offsets: {:?}",
+                Listed(versions),
+                self.clock_offsets
             ));
         };
-        let place = |view: &View| view.place_at(restarted_at);
-        if matches.iter().any(|other| place(other) != place(&view)) {
-            return Verdict::IsUnclear;
+        let state = |job: &StoredJob| job.state_at(restarted_at);
+        if matches.iter().any(|other| state(other) != state(&first)) {
+            return Verdict::Ambiguous;
         }
-        let is_one = matches.iter().all(|other| other.created == view.created);
-        if !is_one {
-            matches.iter_mut().for_each(|view| view.is_age_unknown = true);
+        if matches.iter().any(|other| other.created != first.created) {
+            matches.iter_mut().for_each(|job| job.is_age_unknown = true);
         }
-        Verdict::Is(matches)
+        Verdict::Expected(matches)
     }
 
-    /// Whether this is what was put under this id, whatever became of it since.
-    pub fn is_intact(&self, id: u64, found: &Found) -> bool {
+    /// Returns whether the job has the tube and the body with which it was put.
+    pub fn is_intact(&self, id: u64, found: &FoundJob) -> bool {
         let origin = self.origins.get(&id);
         origin.is_some_and(|(tube, body)| **tube == *found.tube && **body == *found.body)
     }
 
-    /// A new life begins at that moment with these jobs, and without those that had to be deleted,
-    /// which may come back once more. A delay may have ended meanwhile, which is not recorded.
-    pub fn begin_anew(&mut self, jobs: &[(u64, Vec<View>)], deleted: &[u64], now: u64) {
+    /// A new process starts at that time with these jobs, each in its possible versions. Those in
+    /// `deleted` may come back once more. A delay may have ended meanwhile, which is not logged.
+    pub fn restart(&mut self, jobs: &[(u64, Vec<StoredJob>)], deleted: &[u64], now: u64) {
         self.jobs.clear();
-        self.drifts.clear();
+        self.clock_offsets.clear();
         self.commits = 1;
         self.deleted.clear();
         self.deleted.extend(deleted);
-        for (id, views) in jobs {
-            let placed = View { place: views[0].place_at(now), ..views[0].clone() };
-            let all = views.iter().chain([&placed]).enumerate();
-            let versions = all.map(|(index, view)| Version {
-                view: Some(view.clone()),
-                is_recorded: index == 0,
+        for (id, possible) in jobs {
+            let current = StoredJob { state: possible[0].state_at(now), ..possible[0].clone() };
+            let all = possible.iter().chain([&current]).enumerate();
+            let versions = all.map(|(index, job)| Version {
+                job: Some(job.clone()),
+                is_logged: index == 0,
                 at: 0,
                 commits: 0,
-                drift: 0,
+                clock_offset: 0,
             });
             self.jobs.insert(*id, versions.collect());
         }
     }
 
-    /// The first of those that may be there after such an end.
+    /// Returns the index of the first version that may be there after such an end.
     fn first_possible(&self, versions: &[Version], end: End) -> usize {
-        let is_sure = |version: &Version| {
+        let is_durable = |version: &Version| {
             let is_written = version.commits < self.commits;
-            version.is_recorded
+            version.is_logged
                 && match end {
                     End::Killed => is_written,
                     End::PowerCut { synced_within: Some(span) } => {
@@ -257,45 +249,100 @@ impl Journal {
                     End::PowerCut { synced_within: None } => false,
                 }
         };
-        versions.iter().rposition(is_sure).unwrap_or(0)
+        versions.iter().rposition(is_durable).unwrap_or(0)
     }
 }
 
-impl View {
-    fn to_wall_clock(&self, drift: i64) -> View {
-        let ahead = |moment: u64| moment.saturating_add_signed(drift);
-        let place = match self.place {
-            Place::Delayed { due } => Place::Delayed { due: ahead(due) },
-            place => place,
+impl StoredJob {
+    fn ahead_by(&self, offset: i64) -> StoredJob {
+        let ahead = |at: u64| at.saturating_add_signed(offset);
+        let state = match self.state {
+            State::Delayed { due } => State::Delayed { due: ahead(due) },
+            state @ (State::Ready | State::Reserved { .. } | State::Buried { .. }) => state,
         };
-        View { created: ahead(self.created), place, ..self.clone() }
+        StoredJob { created: ahead(self.created), state, ..self.clone() }
     }
 
-    /// Where the job is after a restart at that moment. If the clock was set back, it is delayed no
-    /// longer than was asked for.
-    pub fn place_at(&self, restarted_at: u64) -> Place {
-        match self.place {
-            Place::Delayed { due } if due <= restarted_at => Place::Ready,
-            Place::Delayed { due } => {
-                Place::Delayed { due: due.min(restarted_at + u64::from(self.delay) * SECOND) }
+    /// Returns the state after a restart at that time. If the clock was set back, the job is delayed
+    /// at most as long as the client asked for.
+    pub fn state_at(&self, restarted_at: u64) -> State {
+        match self.state {
+            State::Delayed { due } if due <= restarted_at => State::Ready,
+            State::Delayed { due } => {
+                State::Delayed { due: due.min(restarted_at + u64::from(self.delay) * SECOND) }
             }
-            place => place,
+            state @ (State::Ready | State::Reserved { .. } | State::Buried { .. }) => state,
         }
     }
 }
 
-impl Found {
-    fn is(&self, view: &View, restarted_at: u64) -> bool {
-        let (state, time_left) = match view.place_at(restarted_at) {
-            Place::Delayed { due } => ("delayed", due.saturating_sub(self.moment) / SECOND),
-            Place::Buried { .. } => ("buried", 0),
-            Place::Ready | Place::Reserved { .. } => ("ready", 0),
+impl FoundJob {
+    fn is(&self, job: &StoredJob, restarted_at: u64) -> bool {
+        let (state, time_left) = match job.state_at(restarted_at) {
+            State::Delayed { due } => ("delayed", due.saturating_sub(self.at) / SECOND),
+            State::Buried { .. } => ("buried", 0),
+            State::Ready | State::Reserved { .. } => ("ready", 0),
         };
-        let age = self.moment.saturating_sub(view.created) / SECOND;
-        let is_of_age = view.is_age_unknown || self.age == age;
-        is_of_age
-            && (&*self.tube, &*self.body, &*self.state) == (&*view.tube, &*view.body, state)
-            && (self.pri, self.delay, self.ttr) == (view.pri, view.delay, view.ttr)
-            && (self.time_left, self.counts) == (time_left, view.counts)
+        let age = self.at.saturating_sub(job.created) / SECOND;
+        let has_age = job.is_age_unknown || self.age == age;
+        has_age
+            && (&*self.tube, &*self.body, &*self.state) == (&*job.tube, &*job.body, state)
+            && (self.pri, self.delay, self.ttr) == (job.pri, job.delay, job.ttr)
+            && (self.time_left, self.counts) == (time_left, job.counts)
+    }
+}
+
+impl fmt::Display for FoundJob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let FoundJob { tube, body, state, pri, delay, ttr, age, time_left, counts, .. } = self;
+        write!(
+            f,
+            "{state}, pri {pri}, delay {delay}, ttr {ttr}, age {age}, time left {time_left}, "
+        )?;
+        write!(f, "{counts}, {} bytes in {tube:.20}", body.len())
+    }
+}
+
+impl fmt::Display for StoredJob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let StoredJob { tube, body, pri, delay, ttr, created, state, counts, .. } = self;
+        match state {
+            State::Ready | State::Reserved { .. } => f.write_str("ready")?,
+            State::Delayed { due } => write!(f, "delayed until {due}")?,
+            State::Buried { .. } => f.write_str("buried")?,
+        }
+        write!(f, ", pri {pri}, delay {delay}, ttr {ttr}, created {created}, {counts}, ")?;
+        write!(f, "{} bytes in {tube:.20}", body.len())
+    }
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Counts { reserves, timeouts, releases, buries, kicks } = self;
+        write!(f, "counts {reserves}/{timeouts}/{releases}/{buries}/{kicks}")
+    }
+}
+
+/// The last versions of a job, one a line.
+struct Listed<'v>(&'v [Version]);
+
+const VERSIONS_LISTED: usize = 8;
+
+impl fmt::Display for Listed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let omitted = self.0.len().saturating_sub(VERSIONS_LISTED);
+        f.write_str(" one of:")?;
+        if omitted > 0 {
+            write!(f, "\n    {omitted} older versions")?;
+        }
+        for version in &self.0[omitted..] {
+            f.write_str("\n    ")?;
+            match &version.job {
+                Some(job) => write!(f, "{job}")?,
+                None => f.write_str("no job")?,
+            }
+            f.write_str(if version.is_logged { ", logged" } else { "" })?;
+        }
+        f.write_char('\n')
     }
 }

@@ -1,68 +1,72 @@
-//! A beanstalkd that is slow and obvious: everything is looked for anew each time, nothing is
-//! kept that could be counted. It predicts every byte that the server says.
+//! A beanstalkd that is slow and obvious, written from BEHAVIOUR.md and beanstalkd-protocol(7). It
+//! shares no code with the engine: each lookup is a search, and nothing is counted in advance.
 //!
-//! Here is what there is, what can happen, and the rules; `client.rs` cuts bytes into lines,
-//! `commands.rs` has an arm for each command, `telling.rs` the words of the replies.
+//! This file has the state, the rules for jobs and tubes, and what time brings. `input.rs` splits
+//! bytes into lines and bodies, `commands.rs` has one function for each command, and `replies.rs`
+//! formats the documents.
 //!
-//! It follows `BEHAVIOUR` and beanstalkd-protocol(7), and shares no code with the engine. What it
-//! cannot know (in which file a job is; whether a disk that is limited has space) it reads off
-//! what was really said, within the limits of what may be said.
+//! The model runs one command at a time. Its caller decides which client is next and when, in the
+//! order in which the server has run the commands. BEHAVIOUR.md leaves some results open: the
+//! file of a job, or whether a full disk has space for a record. For these the caller passes the
+//! reply that the server has sent, and the model accepts the values that are allowed.
 
-use super::journal::{Journal, View};
-use std::collections::{BTreeMap, VecDeque};
+use super::journal::StoredJob;
+use super::request;
+use input::{Expects, Item};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
-mod client;
 mod commands;
-mod telling;
+mod input;
+mod replies;
 
 /// A client, by the number that the history gives it.
 pub type ClientNumber = usize;
 
-/// Moments are nanoseconds.
+/// In nanoseconds, like all times here.
 pub const SECOND: u64 = 1_000_000_000;
+
+/// No command of a client is run while it has not read this many bytes of replies.
+pub const UNREAD_LIMIT: usize = 256 * 1024;
 
 /// How the server was started.
 #[derive(Clone, Copy, Debug)]
-pub struct Rules {
+pub struct Options {
     pub max_job_size: u32,
     pub binlog_file_size: u32,
     pub has_binlog: bool,
-    /// Among how many connections each turn is shared.
-    pub sharers: usize,
-    /// Each turn ends in a sync of the disk.
-    pub is_synced_each_turn: bool,
 }
 
 #[derive(Clone, Debug)]
 pub struct Model {
-    rules: Rules,
-    /// By rising id.
+    options: Options,
+    /// By ascending id.
     pub jobs: Vec<Job>,
-    /// As `list-tubes` lists them.
+    /// In the order of `list-tubes`.
     pub tubes: Vec<Tube>,
     pub clients: BTreeMap<ClientNumber, Client>,
-    /// What may be on the disk.
-    pub journal: Journal,
-    heard: BTreeMap<ClientNumber, Vec<u8>>,
-    /// The disk may have no space for a record.
-    pub is_space_short: bool,
-    /// Nor for that of a delete.
-    pub is_space_short_for_deletes: bool,
+    /// The clients that wait for a job, the longest-waiting one first.
+    pub waiters: Vec<Waiter>,
+    /// What has become of jobs since the caller took this last.
+    pub changes: Vec<Change>,
+    /// The disk may be too full for the record of a put, release, bury or kick.
+    pub may_refuse_updates: bool,
+    /// The disk may be too full for the record of a delete.
+    pub may_refuse_deletes: bool,
+    /// How many commands were refused, since the caller set this to 0.
+    pub refusals: u64,
     pub is_draining: bool,
     pub last_id: u64,
-    pub counts: BTreeMap<&'static str, u64>,
+    /// How often each command was given, by its name.
+    pub counters: BTreeMap<&'static str, u64>,
     pub total_connections: u64,
-    pub last_moment: u64,
+    /// The time of the last command. Time passes between any two commands.
+    pub last_command_at: u64,
     started_at: u64,
     total_jobs: u64,
     timeouts: u64,
-    /// How many bytes have been said, and how many jobs kicked, in the present step.
-    said: usize,
-    kicked: usize,
-    /// Rises with each wait, reservation and burial: what came first has the lower one.
-    turns: u64,
-    wait_results: VecDeque<(ClientNumber, WaitResult)>,
+    /// Rises with each reservation and each bury.
+    last_seq: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -75,9 +79,9 @@ pub struct Job {
     /// Without CR LF.
     pub body: Rc<[u8]>,
     pub created: u64,
-    pub place: Place,
+    pub state: State,
     pub counts: Counts,
-    /// The clock was set meanwhile in such a way that `created` is only a guess.
+    /// The clock was set in such a way that `created` is one of several possible times.
     pub is_age_unknown: bool,
 }
 
@@ -91,17 +95,17 @@ pub struct Counts {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum State {
     Ready,
     Delayed { due: u64 },
-    Reserved { by: ClientNumber, deadline: u64, turn: u64 },
-    Buried { turn: u64 },
+    Reserved { by: ClientNumber, deadline: u64, seq: u64 },
+    Buried { seq: u64 },
 }
 
 #[derive(Clone, Debug)]
 pub struct Tube {
     pub name: Rc<str>,
-    /// For how many seconds, and until when.
+    /// The length of the pause in seconds, and its end.
     pub pause: Option<(u32, u64)>,
     total_jobs: u64,
     pub deletes: u64,
@@ -110,161 +114,149 @@ pub struct Tube {
 
 #[derive(Clone, Debug)]
 pub struct Client {
-    pub phase: Phase,
-    pub used: Rc<str>,
-    pub watched: Vec<Rc<str>>,
-    /// Said, and not taken by the client.
+    used: Rc<str>,
+    /// In the order of `list-tubes-watched`.
+    watched: Vec<Rc<str>>,
+    /// Replies that the client has not read.
     pub output: Vec<u8>,
-    /// How much of it was said before this turn.
-    pub said_before: usize,
-    /// Arrived, and not used.
-    input: Vec<u8>,
-    has_backlog: bool,
+    /// Bytes that have arrived and were not used yet.
+    pub input: Vec<u8>,
+    expects: Expects,
+    pub is_closing: bool,
     is_producer: bool,
     is_worker: bool,
     is_half_closed: bool,
-    has_input_ended: bool,
+    pub has_input_ended: bool,
 }
 
-#[derive(Clone, Debug)]
-pub enum Phase {
-    Line,
-    /// With all of it so far but what is in the input.
-    TooLongLine(Vec<u8>),
-    Body {
-        id: u64,
-        pri: u32,
-        delay: u32,
-        ttr: u32,
-        len: usize,
-    },
-    Unwanted {
-        left: usize,
-    },
-    Waiting {
-        turn: u64,
-        until: Option<u64>,
-    },
-    Closing,
-}
-
-/// What there is to do for a client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Actions {
-    pub read: bool,
-    pub run: bool,
-    pub write: bool,
-    pub close: bool,
-}
-
+/// A client that waits for a job.
 #[derive(Clone, Copy, Debug)]
-enum WaitResult {
-    Reserved(u64),
-    DeadlineSoon,
-    TimedOut,
+pub struct Waiter {
+    pub client: ClientNumber,
+    /// The end of its timeout.
+    until: Option<u64>,
+}
+
+/// A job as a command or the time has left it.
+#[derive(Clone, Debug)]
+pub struct Change {
+    pub id: u64,
+    /// `None`: it is deleted.
+    pub job: Option<StoredJob>,
+    /// The binlog has a record of it.
+    pub is_logged: bool,
+    pub at: u64,
+}
+
+/// A tube or a client for which something is due.
+#[derive(Clone, Debug)]
+pub enum Due {
+    /// Delays end, or a pause.
+    Tube(Rc<str>),
+    /// TTRs run out, or a wait ends.
+    Client(ClientNumber),
+}
+
+/// A command that is being run.
+struct Call<'a> {
+    by: ClientNumber,
+    now: u64,
+    /// The bytes that the server has sent to the client from here on; empty if there are none.
+    seen: &'a [u8],
 }
 
 impl Job {
-    fn is_ready(&self) -> bool {
-        self.place == Place::Ready
-    }
-
-    /// The deadline and the turn of its reservation, if that is the client's.
-    fn held_by(&self, client: ClientNumber) -> Option<(u64, u64)> {
-        match self.place {
-            Place::Reserved { by, deadline, turn } if by == client => Some((deadline, turn)),
+    /// Returns the deadline and the number of the reservation, if the client has reserved the job.
+    fn reserved_by(&self, client: ClientNumber) -> Option<(u64, u64)> {
+        match self.state {
+            State::Reserved { by, deadline, seq } if by == client => Some((deadline, seq)),
             _ => None,
         }
     }
 
+    // What jobs in each state of a tube are ordered by; `None` for all other jobs.
+
+    fn ready_in(&self, tube: &str) -> Option<u32> {
+        (self.state == State::Ready && *self.tube == *tube).then_some(self.pri)
+    }
+
     fn delayed_in(&self, tube: &str) -> Option<u64> {
-        match self.place {
-            Place::Delayed { due } if *self.tube == *tube => Some(due),
+        match self.state {
+            State::Delayed { due } if *self.tube == *tube => Some(due),
             _ => None,
         }
     }
 
     fn buried_in(&self, tube: &str) -> Option<u64> {
-        match self.place {
-            Place::Buried { turn } if *self.tube == *tube => Some(turn),
+        match self.state {
+            State::Buried { seq } if *self.tube == *tube => Some(seq),
             _ => None,
         }
     }
 
-    fn ready_in(&self, tube: &str) -> Option<u32> {
-        (self.is_ready() && *self.tube == *tube).then_some(self.pri)
-    }
-
-    /// As a restart brings it back.
-    pub fn view(&self) -> View {
-        View {
+    /// Returns the job as a restart brings it back: a reserved one is ready.
+    pub fn stored(&self) -> StoredJob {
+        let is_reserved = matches!(self.state, State::Reserved { .. });
+        StoredJob {
+            tube: Rc::clone(&self.tube),
+            body: Rc::clone(&self.body),
             pri: self.pri,
             delay: self.delay,
             ttr: self.ttr,
             created: self.created,
             is_age_unknown: self.is_age_unknown,
-            place: if matches!(self.place, Place::Reserved { .. }) {
-                Place::Ready
-            } else {
-                self.place
-            },
+            state: if is_reserved { State::Ready } else { self.state },
             counts: self.counts,
-            tube: Rc::clone(&self.tube),
-            body: Rc::clone(&self.body),
         }
     }
 }
 
 impl Model {
-    pub fn new(rules: Rules, now: u64) -> Model {
-        let default = Tube::new("default");
+    pub fn new(options: Options, now: u64) -> Model {
         Model {
-            rules,
+            options,
             jobs: Vec::new(),
-            tubes: vec![default],
+            tubes: vec![Tube::new("default")],
             clients: BTreeMap::new(),
-            journal: Journal::default(),
-            heard: BTreeMap::new(),
-            is_space_short: false,
-            is_space_short_for_deletes: false,
+            waiters: Vec::new(),
+            changes: Vec::new(),
+            may_refuse_updates: false,
+            may_refuse_deletes: false,
+            refusals: 0,
             is_draining: false,
             last_id: 0,
-            counts: BTreeMap::new(),
+            counters: BTreeMap::new(),
             total_connections: 0,
-            last_moment: now,
+            last_command_at: now,
             started_at: now,
             total_jobs: 0,
             timeouts: 0,
-            said: 0,
-            kicked: 0,
-            turns: 0,
-            wait_results: VecDeque::new(),
+            last_seq: 0,
         }
     }
 
-    /// What a server knows that has just been started with these jobs.
+    /// Returns the state of a server that has just been started with these jobs.
     pub fn restarted(&self, jobs: Vec<Job>, tubes: &[&str], last_id: u64, now: u64) -> Model {
         Model {
             tubes: tubes.iter().map(|name| Tube::new(name)).collect(),
-            turns: self.turns,
+            last_seq: self.last_seq,
             last_id,
             jobs,
-            ..Model::new(self.rules, now)
+            ..Model::new(self.options, now)
         }
     }
 
-    // ---- What happens ----
+    // ---- Connections ----
 
     pub fn connect(&mut self, number: ClientNumber) {
         let default: Rc<str> = "default".into();
         let client = Client {
-            phase: Phase::Line,
             used: Rc::clone(&default),
             watched: vec![default],
             output: Vec::new(),
-            said_before: 0,
             input: Vec::new(),
-            has_backlog: false,
+            expects: Expects::Line,
+            is_closing: false,
             is_producer: false,
             is_worker: false,
             is_half_closed: false,
@@ -274,208 +266,220 @@ impl Model {
         self.total_connections += 1;
     }
 
-    pub fn receive(&mut self, client: ClientNumber, bytes: &[u8], now: u64) {
-        self.client(client).input.extend_from_slice(bytes);
-        self.resume(client, now);
+    /// Adds bytes to the input of a client; [`Model::run_next`] runs the commands.
+    pub fn receive(&mut self, number: ClientNumber, bytes: &[u8]) {
+        self.client(number).input.extend_from_slice(bytes);
     }
 
-    pub fn resume(&mut self, client: ClientNumber, now: u64) {
-        self.run(client, now);
-    }
-
+    /// The client has shut down its sending side: it does not wait any longer.
     pub fn half_close(&mut self, number: ClientNumber) {
-        let client = self.client(number);
-        client.is_half_closed = true;
-        if client.is_waiting() {
-            self.answer(number, WaitResult::TimedOut);
+        self.client(number).is_half_closed = true;
+        if self.is_waiting(number) {
+            self.end_wait(number, "TIMED_OUT");
         }
-        self.deliver();
     }
 
+    /// All that the client has sent has arrived.
     pub fn end_input(&mut self, number: ClientNumber) {
         self.client(number).has_input_ended = true;
         self.half_close(number);
     }
 
+    /// Closes a connection: its reserved jobs become ready in the order of their reservations, then
+    /// its tubes go.
     pub fn disconnect(&mut self, number: ClientNumber, now: u64) {
-        let gone = self.clients.remove(&number).expect("it was connected");
-        let held = self.in_order(|job| job.held_by(number).map(|(_, turn)| turn));
-        // Its tubes stay until the last of its jobs is back.
-        self.clients.insert(number, Client { phase: Phase::Closing, ..gone.clone() });
-        for id in held {
+        self.waiters.retain(|waiter| waiter.client != number);
+        for id in self.in_order(|job| job.reserved_by(number).map(|(_, seq)| seq)) {
             self.make_ready(id, now);
         }
-        let mut watched = gone.watched;
-        while !watched.is_empty() {
-            let tube = watched.swap_remove(0);
-            self.client(number).watched.clone_from(&watched);
+        while let Some(tube) = self.clients[&number].watched.first().cloned() {
+            self.client(number).watched.swap_remove(0);
             self.remove_if_idle(&tube);
         }
-        self.clients.remove(&number);
-        self.remove_if_idle(&gone.used);
-        self.deliver();
+        let client = self.clients.remove(&number).expect("the client was connected");
+        self.remove_if_idle(&client.used);
     }
 
-    /// The tubes and the clients for which something is due, the soonest first.
-    pub fn due(&self, now: u64) -> (Vec<Rc<str>>, Vec<ClientNumber>) {
-        let mut tubes: Vec<(u64, Rc<str>)> = Vec::new();
-        let mut clients: Vec<(u64, ClientNumber)> = Vec::new();
+    /// Runs the next complete command of a client. Returns `false` if there is none, or if it must not
+    /// be run. `seen` is what the server has sent to the client and the model has not.
+    pub fn run_next(&mut self, number: ClientNumber, now: u64, seen: &[u8]) -> bool {
+        if !self.is_free(number) {
+            return false;
+        }
+        let client = self.client(number);
+        let Some((item, used)) = client.next_item() else { return false };
+        client.input.drain(..used);
+        let expected = std::mem::replace(&mut client.expects, Expects::Line);
+        self.last_command_at = now.max(self.last_command_at + 1);
+        let call = Call { by: number, now: self.last_command_at, seen };
+        match item {
+            Item::Line(line) => self.execute(&call, request::parse(&line)),
+            Item::TooLongLine(line) if request::is_http(&line) => self.http(&call),
+            Item::TooLongLine(_) => self.reply(number, "BAD_FORMAT"),
+            Item::Body(bytes) => self.finish_put(&call, expected, &bytes),
+            Item::TooLargeBody => self.reply(number, "JOB_TOO_BIG"),
+        }
+        true
+    }
+
+    // ---- Time ----
+
+    /// Returns the tubes and the clients for which something is due, the soonest first.
+    pub fn due(&self, now: u64) -> Vec<Due> {
+        let mut all: Vec<(u64, Due)> = Vec::new();
         for tube in &self.tubes {
             let delays = self.jobs.iter().filter_map(|job| job.delayed_in(&tube.name));
             let first = delays.chain(tube.pause.map(|(_, until)| until)).min();
-            tubes.extend(first.filter(|&due| due <= now).map(|due| (due, Rc::clone(&tube.name))));
+            all.extend(first.map(|due| (due, Due::Tube(Rc::clone(&tube.name)))));
         }
-        for (&number, client) in &self.clients {
+        for &number in self.clients.keys() {
             let deadline = self.first_deadline(number);
-            let (warning, timeout) = match client.phase {
-                Phase::Waiting { until, .. } => {
-                    (deadline.map(|it| it.saturating_sub(SECOND)), until)
-                }
-                _ => (None, None),
-            };
-            let first = [deadline, warning, timeout].into_iter().flatten().min();
-            clients.extend(first.filter(|&due| due <= now).map(|due| (due, number)));
+            let waiter = self.waiters.iter().find(|waiter| waiter.client == number);
+            let warning = deadline.filter(|_| waiter.is_some());
+            let warning = warning.map(|deadline| deadline.saturating_sub(SECOND));
+            let timeout = waiter.and_then(|waiter| waiter.until);
+            let first = deadline.into_iter().chain(warning).chain(timeout).min();
+            all.extend(first.map(|due| (due, Due::Client(number))));
         }
-        tubes.sort();
-        clients.sort_unstable();
-        let tubes = tubes.into_iter().map(|(_, name)| name).collect();
-        (tubes, clients.into_iter().map(|(_, number)| number).collect())
+        all.retain(|(due, _)| *due <= now);
+        all.sort_by_key(|(due, _)| *due);
+        all.into_iter().map(|(_, it)| it).collect()
     }
 
-    /// Whether somebody waits, so that it matters in which order jobs become ready.
-    pub fn is_somebody_waiting(&self) -> bool {
-        self.clients.values().any(Client::is_waiting)
+    /// Does all that is due for one tube or client.
+    pub fn on_due(&mut self, due: &Due, now: u64) {
+        match due {
+            Due::Tube(name) => self.on_tube_due(name, now),
+            Due::Client(number) => self.on_client_due(*number, now),
+        }
     }
 
-    /// Does what is due, in this order.
-    pub fn tick(&mut self, tubes: &[Rc<str>], clients: &[ClientNumber], now: u64) {
-        for name in tubes {
-            let tube = self.tube(name);
-            if tube.pause.is_some_and(|(_, until)| until <= now) {
-                tube.pause = None;
-                self.serve(name, now);
-            }
-            for id in self.in_order(|job| job.delayed_in(name).filter(|&due| due <= now)) {
-                self.job(id).place = Place::Ready;
-                self.note(id, false);
-                self.make_ready(id, now);
-            }
+    fn on_tube_due(&mut self, name: &str, now: u64) {
+        let Some(tube) = self.find_tube(name) else { return };
+        if tube.pause.is_some_and(|(_, until)| until <= now) {
+            self.tube(name).pause = None;
+            self.serve_waiters(name, now);
         }
-        for &number in clients {
-            self.end_ttrs(number, now);
-            let deadline = self.first_deadline(number);
-            if let Phase::Waiting { until, .. } = self.clients[&number].phase {
-                if deadline.is_some_and(|deadline| deadline <= now + SECOND) {
-                    self.answer(number, WaitResult::DeadlineSoon);
-                } else if until.is_some_and(|until| until <= now) {
-                    self.answer(number, WaitResult::TimedOut);
-                }
-            }
+        for id in self.in_order(|job| job.delayed_in(name).filter(|&due| due <= now)) {
+            self.job(id).state = State::Ready;
+            self.note(id, false);
+            self.make_ready(id, now);
         }
-        self.deliver();
     }
 
-    fn end_ttrs(&mut self, number: ClientNumber, now: u64) {
-        let is_over = |&(deadline, _): &(u64, u64)| deadline <= now;
-        for id in self.in_order(|job| job.held_by(number).filter(is_over)) {
+    fn on_client_due(&mut self, number: ClientNumber, now: u64) {
+        let has_run_out = |&(deadline, _): &(u64, u64)| deadline <= now;
+        for id in self.in_order(|job| job.reserved_by(number).filter(has_run_out)) {
             self.timeouts += 1;
             self.job(id).counts.timeouts += 1;
             self.make_ready(id, now);
             self.note(id, false);
         }
-    }
-
-    fn first_deadline(&self, number: ClientNumber) -> Option<u64> {
-        let held = self.jobs.iter().filter_map(|job| job.held_by(number));
-        held.map(|(deadline, _)| deadline).min()
-    }
-
-    // ---- The rules ----
-
-    fn make_ready(&mut self, id: u64, now: u64) {
-        let job = self.job(id);
-        job.place = Place::Ready;
-        let tube = Rc::clone(&job.tube);
-        self.serve(&tube, now);
-    }
-
-    /// The best ready job of those tubes.
-    fn best(&self, is_wanted: impl Fn(&str) -> bool) -> Option<u64> {
-        let is_offered = |tube: &Tube| tube.pause.is_none() && is_wanted(&tube.name);
-        let offers = self.jobs.iter().filter(|job| {
-            job.is_ready()
-                && self.tubes.iter().any(|tube| tube.name == job.tube && is_offered(tube))
-        });
-        offers.min_by_key(|job| (job.pri, job.id)).map(|job| job.id)
-    }
-
-    /// Jobs of the tube go to those who have waited longest for one.
-    fn serve(&mut self, tube: &str, now: u64) {
-        loop {
-            let mut waiting: Vec<(u64, ClientNumber)> = Vec::new();
-            for (&number, client) in &self.clients {
-                if let Phase::Waiting { turn, .. } = client.phase
-                    && client.watches(tube)
-                {
-                    waiting.push((turn, number));
-                }
+        if self.is_waiting(number) {
+            let waiter = self.waiters.iter().find(|waiter| waiter.client == number);
+            if self.is_deadline_soon(number, now) {
+                self.end_wait(number, "DEADLINE_SOON");
+            } else if waiter.and_then(|waiter| waiter.until).is_some_and(|until| until <= now) {
+                self.end_wait(number, "TIMED_OUT");
             }
-            let Some(&(_, longest)) = waiting.iter().min() else { return };
-            let Some(id) = self.best(|name| name == tube) else { return };
-            self.hold(id, longest, now);
-            self.answer(longest, WaitResult::Reserved(id));
         }
     }
 
-    fn hold(&mut self, id: u64, by: ClientNumber, now: u64) {
-        let turn = self.next_turn();
+    fn first_deadline(&self, number: ClientNumber) -> Option<u64> {
+        let reserved = self.jobs.iter().filter_map(|job| job.reserved_by(number));
+        reserved.map(|(deadline, _)| deadline).min()
+    }
+
+    fn is_deadline_soon(&self, number: ClientNumber, now: u64) -> bool {
+        self.first_deadline(number).is_some_and(|deadline| deadline <= now + SECOND)
+    }
+
+    // ---- Waiting ----
+
+    pub fn is_waiting(&self, number: ClientNumber) -> bool {
+        self.waiters.iter().any(|waiter| waiter.client == number)
+    }
+
+    fn end_wait(&mut self, number: ClientNumber, reply: &str) {
+        self.waiters.retain(|waiter| waiter.client != number);
+        self.reply(number, reply);
+    }
+
+    /// Hands ready jobs of the tube to the clients that wait for them, the longest-waiting one first.
+    fn serve_waiters(&mut self, tube: &str, now: u64) {
+        while let Some(waiter) =
+            self.waiters.iter().find(|waiter| self.clients[&waiter.client].watches(tube))
+            && let client = waiter.client
+            && let Some(id) = self.first_ready(|name| name == tube)
+        {
+            self.waiters.retain(|waiter| waiter.client != client);
+            self.reserve(id, client, now);
+            self.reply_job(client, "RESERVED", id);
+        }
+    }
+
+    // ---- Jobs ----
+
+    /// Returns the ready job with the lowest priority and id of these tubes, if they are not paused.
+    fn first_ready(&self, is_wanted: impl Fn(&str) -> bool) -> Option<u64> {
+        let is_open = |name: &str| self.find_tube(name).is_some_and(|tube| tube.pause.is_none());
+        let ready = self.jobs.iter().filter(|job| job.state == State::Ready);
+        let wanted = ready.filter(|job| is_wanted(&job.tube) && is_open(&job.tube));
+        wanted.min_by_key(|job| (job.pri, job.id)).map(|job| job.id)
+    }
+
+    fn make_ready(&mut self, id: u64, now: u64) {
         let job = self.job(id);
-        job.place = Place::Reserved { by, deadline: now + u64::from(job.ttr) * SECOND, turn };
+        job.state = State::Ready;
+        let tube = Rc::clone(&job.tube);
+        self.serve_waiters(&tube, now);
+    }
+
+    fn reserve(&mut self, id: u64, by: ClientNumber, now: u64) {
+        let seq = self.next_seq();
+        let job = self.job(id);
+        job.state = State::Reserved { by, deadline: now + u64::from(job.ttr) * SECOND, seq };
         job.counts.reserves += 1;
         self.note(id, false);
     }
 
-    /// It has waited long enough, and will be told why when the others have been served.
-    fn answer(&mut self, number: ClientNumber, answer: WaitResult) {
-        self.client(number).phase = Phase::Line;
-        self.wait_results.push_back((number, answer));
-    }
-
-    /// Answers the connections that waited; they run commands in a later iteration. Returns how many
-    /// there are.
-    fn deliver(&mut self) -> usize {
-        let count = self.wait_results.len();
-        while let Some((number, answer)) = self.wait_results.pop_front() {
-            match answer {
-                WaitResult::Reserved(id) => self.say_job(number, "RESERVED", id),
-                WaitResult::DeadlineSoon => self.say(number, "DEADLINE_SOON"),
-                WaitResult::TimedOut => self.say(number, "TIMED_OUT"),
-            }
+    /// Moves a job to another state, which is logged.
+    fn move_to(&mut self, id: u64, state: State, now: u64) {
+        self.job(id).state = state;
+        self.note(id, true);
+        if state == State::Ready {
+            self.make_ready(id, now);
         }
-        count
     }
 
-    /// Somebody has to use or watch a tube, or a job has to be in it.
+    fn note(&mut self, id: u64, is_logged: bool) {
+        let job = self.find(id).map(Job::stored);
+        self.changes.push(Change { id, job, is_logged, at: self.last_command_at });
+    }
+
+    // ---- Tubes ----
+
+    /// Removes a tube that no client uses or watches and that has no job.
     fn remove_if_idle(&mut self, name: &str) {
         let is_needed = name == "default"
             || self.jobs.iter().any(|job| *job.tube == *name)
             || self.clients.values().any(|client| *client.used == *name || client.watches(name));
         if !is_needed {
-            let place = self.tubes.iter().position(|tube| *tube.name == *name);
-            self.tubes.swap_remove(place.expect("it was used until now"));
+            let position = self.tubes.iter().position(|tube| *tube.name == *name);
+            self.tubes.swap_remove(position.expect("the tube was needed until now"));
         }
     }
 
-    fn find_or_make_tube(&mut self, name: &str) -> Rc<str> {
-        if !self.has_tube(name) {
+    fn find_or_create_tube(&mut self, name: &str) -> Rc<str> {
+        if self.find_tube(name).is_none() {
             self.tubes.push(Tube::new(name));
         }
         Rc::clone(&self.tube(name).name)
     }
 
-    // ---- Finding ----
+    // ---- Lookup ----
 
-    /// The jobs that have a rank, in the order of that.
+    /// Returns the ids of the jobs that have a rank, in its order and then by id.
     fn in_order<R: Ord>(&self, rank: impl Fn(&Job) -> Option<R>) -> Vec<u64> {
         let ranks = self.jobs.iter().filter_map(|job| Some((rank(job)?, job.id)));
         let mut ranks: Vec<(R, u64)> = ranks.collect();
@@ -483,39 +487,37 @@ impl Model {
         ranks.into_iter().map(|(_, id)| id).collect()
     }
 
-    pub fn find(&self, id: u64) -> Option<&Job> {
-        let place = self.jobs.binary_search_by_key(&id, |job| job.id).ok()?;
-        Some(&self.jobs[place])
+    /// Returns how many puts there were.
+    pub fn puts(&self) -> u64 {
+        self.counters.get("put").copied().unwrap_or(0)
+    }
+
+    fn find(&self, id: u64) -> Option<&Job> {
+        let index = self.jobs.binary_search_by_key(&id, |job| job.id).ok()?;
+        Some(&self.jobs[index])
     }
 
     fn job(&mut self, id: u64) -> &mut Job {
-        let place = self.jobs.binary_search_by_key(&id, |job| job.id);
-        &mut self.jobs[place.expect("the job was just found")]
+        let index = self.jobs.binary_search_by_key(&id, |job| job.id);
+        &mut self.jobs[index.expect("the job exists")]
     }
 
-    fn has_tube(&self, name: &str) -> bool {
-        self.tubes.iter().any(|tube| *tube.name == *name)
+    fn find_tube(&self, name: &str) -> Option<&Tube> {
+        self.tubes.iter().find(|tube| *tube.name == *name)
     }
 
     fn tube(&mut self, name: &str) -> &mut Tube {
         let tube = self.tubes.iter_mut().find(|tube| *tube.name == *name);
-        tube.expect("a tube is there as long as it is needed")
+        tube.expect("a tube exists as long as it is needed")
     }
 
     fn client(&mut self, number: ClientNumber) -> &mut Client {
         self.clients.get_mut(&number).expect("the client is connected")
     }
 
-    fn next_turn(&mut self) -> u64 {
-        self.turns += 1;
-        self.turns
-    }
-
-    fn note(&mut self, id: u64, is_recorded: bool) {
-        if self.rules.has_binlog {
-            let view = self.find(id).expect("it was just changed").view();
-            self.journal.changed(id, view, is_recorded, self.last_moment);
-        }
+    fn next_seq(&mut self) -> u64 {
+        self.last_seq += 1;
+        self.last_seq
     }
 }
 

@@ -1,36 +1,34 @@
-//! Makes a history that fails shorter, as long as it fails.
+//! Shortens a history that fails, as long as it still fails.
 
+use super::driver::{Failure, Simulation};
 use super::event::{Event, Setup};
-use super::world::{World, Wrong};
 use std::panic::AssertUnwindSafe;
 
-/// How often it is tried, at most.
-const MOST_TRIALS: usize = 20_000;
+const MAX_TRIALS: usize = 20_000;
 
-/// Lets a history happen from the beginning. A panic is as wrong as anything else.
-pub fn replay(setup: Setup, history: &[Event]) -> Result<(), Wrong> {
-    let mut world = World::new(setup)?;
-    history.iter().try_for_each(|event| apply(&mut world, event))
+/// Applies a history to a new simulation. A panic is a failure too.
+pub fn replay(setup: Setup, history: &[Event]) -> Result<(), Failure> {
+    let mut simulation = Simulation::new(setup)?;
+    history.iter().try_for_each(|event| apply(&mut simulation, event))
 }
 
-/// Lets one event happen.
-pub fn apply(world: &mut World, event: &Event) -> Result<(), Wrong> {
-    let applied = std::panic::catch_unwind(AssertUnwindSafe(|| world.apply(event)));
+/// Applies one event. After a failure the simulation must not be used again.
+pub fn apply(simulation: &mut Simulation, event: &Event) -> Result<(), Failure> {
+    let applied = std::panic::catch_unwind(AssertUnwindSafe(|| simulation.apply(event)));
     applied.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-        // What has panicked may be in any state: it must not be looked at again.
-        Err(format!("panic: {}", text.unwrap_or("without a word")))
+        Err(format!("panic: {}", text.unwrap_or("no message")))
     })
 }
 
-/// A part of `history` that fails too, and in which nothing can be left out. It may fail in
-/// another way.
+/// Returns a part of `history` that fails too, and from which no single event can be removed. It may
+/// fail in another way.
 pub fn shrink(setup: Setup, history: &[Event]) -> Vec<Event> {
     let mut trials = 0;
     let mut fails = |history: &[Event]| {
         trials += 1;
-        trials < MOST_TRIALS && replay(setup, history).is_err()
+        trials < MAX_TRIALS && replay(setup, history).is_err()
     };
     let mut history = history.to_vec();
     let mut size = history.len().div_ceil(2);

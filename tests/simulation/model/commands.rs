@@ -1,333 +1,327 @@
-//! A chapter of the model: each command, by the book.
+//! One function for each command, as BEHAVIOUR.md describes it.
 
-use super::super::words::{self, Asked};
-use super::client::Step;
-use super::telling::list;
-use super::{ClientNumber, Counts, Job, Model, Phase, Place, SECOND};
+use super::super::request::Request;
+use super::input::Expects;
+use super::replies::list;
+use super::{Call, ClientNumber, Counts, Job, Model, SECOND, State, Waiter};
 use std::rc::Rc;
 
-/// How much work a turn has for all, and for each at least.
-const WORK_PER_TURN: usize = 64;
-const WORK_PER_SYNCED_TURN: usize = 1024;
-const SMALLEST_SHARE: usize = 16;
-/// What it takes to send something to a client that waited.
-const WORK_PER_WAKE: usize = 16;
-const OUTPUT_PER_WORK: usize = 128;
-
 impl Model {
-    /// Each has its share of a turn: so many pieces of work. Some commands are several.
-    pub(super) fn run(&mut self, number: ClientNumber, now: u64) {
-        let is_synced = self.rules.is_synced_each_turn;
-        let work = if is_synced { WORK_PER_SYNCED_TURN } else { WORK_PER_TURN };
-        let mut share = (work / self.rules.sharers).max(SMALLEST_SHARE);
-        while share > 0 {
-            let Some(step) = self.client(number).next_step() else { break };
-            (self.said, self.kicked) = (0, 0);
-            // Each has a moment of its own.
-            let now = now.max(self.last_moment + 1);
-            self.last_moment = now;
-            match step {
-                Step::Line(line) => self.execute(number, words::read(&line), now),
-                Step::TooLong(line) if words::is_http(&line) => {
-                    self.execute(number, Asked::Http, now);
-                }
-                Step::TooLong(_) => self.say(number, "BAD_FORMAT"),
-                Step::Body(bytes) => self.put(number, &bytes, now),
-                Step::UnwantedEnds => {
-                    self.client(number).phase = Phase::Line;
-                    self.say(number, "JOB_TOO_BIG");
-                }
-            }
-            let wakes = self.deliver() * WORK_PER_WAKE;
-            share = share.saturating_sub(1 + self.said / OUTPUT_PER_WORK + self.kicked + wakes);
+    pub(super) fn execute(&mut self, call: &Call<'_>, request: Request) {
+        if let Some(command) = request.counter() {
+            *self.counters.entry(command).or_default() += 1;
         }
-        let client = self.client(number);
-        let has_more = !client.input.is_empty();
-        client.has_backlog = has_more && (share == 0 || !client.takes_commands());
+        match request {
+            Request::Put { pri, delay, ttr, len, has_trailing } => {
+                self.begin_put(call, (pri, delay, ttr), len, has_trailing);
+            }
+            Request::Reserve => self.reserve_best(call, None),
+            Request::ReserveWithTimeout(secs) => self.reserve_best(call, Some(secs)),
+            Request::ReserveJob(id) => self.reserve_job(call, id),
+            Request::Delete(id) => self.delete(call, id),
+            Request::Release { id, pri, delay } => self.release(call, id, pri, delay),
+            Request::Bury { id, pri } => self.bury(call, id, pri),
+            Request::Touch(id) => self.touch(call, id),
+            Request::Kick(bound) => self.kick(call, bound),
+            Request::KickJob(id) => self.kick_job(call, id),
+            Request::Use(name) => self.use_tube(call, &name),
+            Request::Watch(name) => self.watch(call, &name),
+            Request::Ignore(name) => self.ignore(call, &name),
+            Request::PauseTube { tube, secs } => self.pause_tube(call, tube.as_deref(), secs),
+            Request::Peek(id) => self.peek(call, id),
+            Request::PeekReady => self.peek_first(call, Job::ready_in),
+            Request::PeekDelayed => self.peek_first(call, Job::delayed_in),
+            Request::PeekBuried => self.peek_first(call, Job::buried_in),
+            Request::Stats => self.stats(call),
+            Request::StatsJob(id) => self.stats_job(call, id),
+            Request::StatsTube(name) => self.stats_tube(call, &name),
+            Request::ListTubes => self.list_tubes(call),
+            Request::ListTubesWatched => self.list_tubes_watched(call),
+            Request::ListTubeUsed => self.list_tube_used(call),
+            Request::Quit => self.client(call.by).is_closing = true,
+            Request::BadFormat => self.reply(call.by, "BAD_FORMAT"),
+            Request::Unknown => self.reply(call.by, "UNKNOWN_COMMAND"),
+            Request::Http => self.http(call),
+        }
     }
 
-    fn execute(&mut self, number: ClientNumber, asked: Asked, now: u64) {
-        if let Some(word) = asked.counter() {
-            *self.counts.entry(word).or_default() += 1;
-        }
-        match asked {
-            Asked::Put { pri, delay, ttr, len, is_followed } => {
-                self.begin_put(number, (pri, delay, ttr), len, is_followed);
-            }
-            Asked::Reserve => self.reserve(number, None, now),
-            Asked::ReserveWithTimeout(secs) => self.reserve(number, Some(secs), now),
-            Asked::ReserveJob(id) => match self.find(id).map(|job| job.place) {
-                None | Some(Place::Reserved { .. }) => self.say(number, "NOT_FOUND"),
-                Some(_) => {
-                    self.client(number).is_worker = true;
-                    self.hold(id, number, now);
-                    self.say_job(number, "RESERVED", id);
-                }
-            },
-            Asked::Delete(id) => self.delete(number, id),
-            Asked::Release { id, pri, delay } => self.release(number, id, pri, delay, now),
-            Asked::Bury { id, pri } => self.bury(number, id, pri),
-            Asked::Touch(id) => self.touch(number, id, now),
-            Asked::Kick(bound) => self.kick(number, bound, now),
-            Asked::KickJob(id) => self.kick_job(number, id, now),
-            Asked::Use(name) => {
-                let tube = self.find_or_make_tube(&name);
-                let left = std::mem::replace(&mut self.client(number).used, tube);
-                self.remove_if_idle(&left);
-                self.say(number, &format!("USING {name}"));
-            }
-            Asked::Watch(name) => {
-                let tube = self.find_or_make_tube(&name);
-                let client = self.client(number);
-                if !client.watches(&name) {
-                    client.watched.push(tube);
-                }
-                self.say_watching(number);
-            }
-            Asked::Ignore(name) => self.ignore(number, &name),
-            Asked::PauseTube { tube, secs } => self.pause(number, tube.as_deref(), secs, now),
-            Asked::Peek(id) => self.say_found(number, self.find(id).map(|job| job.id)),
-            Asked::PeekReady => self.say_first(number, Job::ready_in),
-            Asked::PeekDelayed => self.say_first(number, Job::delayed_in),
-            Asked::PeekBuried => self.say_first(number, Job::buried_in),
-            Asked::Stats => self.say_stats(number, now),
-            Asked::StatsJob(id) => self.say_stats_job(number, id, now),
-            Asked::StatsTube(name) => self.say_stats_tube(number, &name, now),
-            Asked::ListTubes => {
-                let names = self.tubes.iter().map(|tube| &*tube.name);
-                let list = list(names);
-                self.say_document(number, &list);
-            }
-            Asked::ListTubesWatched => {
-                let list = list(self.clients[&number].watched.iter().map(|name| &**name));
-                self.say_document(number, &list);
-            }
-            Asked::ListTubeUsed => {
-                let line = format!("USING {}", self.clients[&number].used);
-                self.say(number, &line);
-            }
-            Asked::Quit => self.client(number).phase = Phase::Closing,
-            Asked::BadFormat => self.say(number, "BAD_FORMAT"),
-            Asked::Unknown => self.say(number, "UNKNOWN_COMMAND"),
-            Asked::Http => {
-                self.say(number, "UNKNOWN_COMMAND");
-                self.client(number).phase = Phase::Closing;
-            }
-        }
+    /// A browser sends more lines: the connection is closed behind the first one.
+    pub(super) fn http(&mut self, call: &Call<'_>) {
+        self.reply(call.by, "UNKNOWN_COMMAND");
+        self.client(call.by).is_closing = true;
     }
+
+    // ---- Put ----
 
     fn begin_put(
         &mut self,
-        number: ClientNumber,
+        call: &Call<'_>,
         (pri, delay, ttr): (u32, u32, u32),
         len: u32,
-        is_followed: bool,
+        has_trailing: bool,
     ) {
-        let size = len as usize;
-        if len > self.rules.max_job_size {
-            self.client(number).phase = Phase::Unwanted { left: size + 2 };
-        } else if is_followed {
-            self.say(number, "BAD_FORMAT");
+        let is_too_large = len > self.options.max_job_size;
+        let len = len as usize;
+        if is_too_large {
+            self.client(call.by).expects = Expects::TooLargeBody { len };
+        } else if has_trailing {
+            self.reply(call.by, "BAD_FORMAT");
         } else {
             self.last_id += 1;
             let id = self.last_id;
-            let client = self.client(number);
+            let client = self.client(call.by);
             client.is_producer = true;
-            client.phase = Phase::Body { id, pri, delay, ttr: ttr.max(1), len: size };
+            client.expects = Expects::Body { id, pri, delay, ttr: ttr.max(1), len };
         }
     }
 
-    fn put(&mut self, number: ClientNumber, bytes: &[u8], now: u64) {
-        let phase = std::mem::replace(&mut self.client(number).phase, Phase::Line);
-        let Phase::Body { id, pri, delay, ttr, .. } = phase else { unreachable!("a body ends") };
+    pub(super) fn finish_put(&mut self, call: &Call<'_>, put: Expects, bytes: &[u8]) {
+        let Expects::Body { id, pri, delay, ttr, .. } = put else {
+            unreachable!("a body follows a put")
+        };
         let Some(body) = bytes.strip_suffix(b"\r\n") else {
-            return self.say(number, "EXPECTED_CRLF");
+            return self.reply(call.by, "EXPECTED_CRLF");
         };
         if self.is_draining {
-            return self.say(number, "DRAINING");
+            return self.reply(call.by, "DRAINING");
         }
-        if self.is_refused(number) {
-            return self.say(number, "OUT_OF_MEMORY");
+        if self.is_refused(call) {
+            return self.reply(call.by, "OUT_OF_MEMORY");
         }
-        let name = Rc::clone(&self.clients[&number].used);
-        self.tube(&name).total_jobs += 1;
+        let tube = Rc::clone(&self.clients[&call.by].used);
+        self.tube(&tube).total_jobs += 1;
         self.total_jobs += 1;
-        let place = self.delayed_or_ready(delay, now);
         let job = Job {
             id,
-            tube: name,
+            tube,
             pri,
             delay,
             ttr,
             body: body.into(),
-            created: now,
-            place: Place::Ready,
+            created: call.now,
+            state: State::Ready,
             counts: Counts::default(),
             is_age_unknown: false,
         };
-        let at = self.jobs.partition_point(|other| other.id < id);
-        self.jobs.insert(at, job);
-        self.send(id, place, now);
-        self.say(number, &format!("INSERTED {id}"));
+        let index = self.jobs.partition_point(|other| other.id < id);
+        self.jobs.insert(index, job);
+        self.move_to(id, delayed_or_ready(delay, call.now), call.now);
+        self.reply(call.by, &format!("INSERTED {id}"));
     }
 
-    fn delayed_or_ready(&self, delay: u32, now: u64) -> Place {
-        if delay == 0 {
-            Place::Ready
+    // ---- Reserve ----
+
+    fn reserve_best(&mut self, call: &Call<'_>, timeout: Option<u32>) {
+        self.client(call.by).is_worker = true;
+        let client = &self.clients[&call.by];
+        if let Some(id) = self.first_ready(|tube| client.watches(tube)) {
+            self.reserve(id, call.by, call.now);
+            self.reply_job(call.by, "RESERVED", id);
+        } else if self.is_deadline_soon(call.by, call.now) {
+            self.reply(call.by, "DEADLINE_SOON");
+        } else if timeout == Some(0) || client.is_half_closed {
+            self.reply(call.by, "TIMED_OUT");
         } else {
-            Place::Delayed { due: now + u64::from(delay) * SECOND }
+            let until = timeout.map(|secs| call.now + u64::from(secs) * SECOND);
+            self.waiters.push(Waiter { client: call.by, until });
         }
     }
 
-    /// The job goes there; that is recorded.
-    fn send(&mut self, id: u64, place: Place, now: u64) {
-        self.job(id).place = place;
-        self.note(id, true);
-        if place == Place::Ready {
-            self.make_ready(id, now);
+    fn reserve_job(&mut self, call: &Call<'_>, id: u64) {
+        match self.find(id).map(|job| job.state) {
+            None | Some(State::Reserved { .. }) => self.reply(call.by, "NOT_FOUND"),
+            Some(State::Ready | State::Delayed { .. } | State::Buried { .. }) => {
+                self.client(call.by).is_worker = true;
+                self.reserve(id, call.by, call.now);
+                self.reply_job(call.by, "RESERVED", id);
+            }
         }
     }
 
-    fn reserve(&mut self, number: ClientNumber, timeout: Option<u32>, now: u64) {
-        self.client(number).is_worker = true;
-        let client = &self.clients[&number];
-        if let Some(id) = self.best(|name| client.watches(name)) {
-            self.hold(id, number, now);
-            return self.say_job(number, "RESERVED", id);
-        }
-        if self.first_deadline(number).is_some_and(|deadline| deadline <= now + SECOND) {
-            return self.say(number, "DEADLINE_SOON");
-        }
-        if timeout == Some(0) || client.is_half_closed {
-            return self.say(number, "TIMED_OUT");
-        }
-        let turn = self.next_turn();
-        let until = timeout.map(|secs| now + u64::from(secs) * SECOND);
-        self.client(number).phase = Phase::Waiting { turn, until };
-    }
+    // ---- Commands for one job ----
 
-    fn delete(&mut self, number: ClientNumber, id: u64) {
-        let Some(job) = self.find(id) else { return self.say(number, "NOT_FOUND") };
-        if matches!(job.place, Place::Reserved { by, .. } if by != number) {
-            return self.say(number, "NOT_FOUND");
+    fn delete(&mut self, call: &Call<'_>, id: u64) {
+        let Some(job) = self.find(id) else { return self.reply(call.by, "NOT_FOUND") };
+        if matches!(job.state, State::Reserved { by, .. } if by != call.by) {
+            return self.reply(call.by, "NOT_FOUND");
         }
-        if self.is_space_short_for_deletes && self.is_refused(number) {
-            return self.say(number, "OUT_OF_MEMORY");
-        }
-        let name = Rc::clone(&job.tube);
-        if self.rules.has_binlog {
-            self.journal.deleted(id, self.last_moment);
+        let tube = Rc::clone(&job.tube);
+        if self.may_refuse_deletes && self.is_refused(call) {
+            return self.reply(call.by, "OUT_OF_MEMORY");
         }
         self.jobs.retain(|job| job.id != id);
-        self.tube(&name).deletes += 1;
-        self.remove_if_idle(&name);
-        self.say(number, "DELETED");
+        self.note(id, true);
+        self.tube(&tube).deletes += 1;
+        self.remove_if_idle(&tube);
+        self.reply(call.by, "DELETED");
     }
 
-    fn release(&mut self, number: ClientNumber, id: u64, pri: u32, delay: u32, now: u64) {
-        if self.find(id).is_none_or(|job| job.held_by(number).is_none()) {
-            return self.say(number, "NOT_FOUND");
+    fn release(&mut self, call: &Call<'_>, id: u64, pri: u32, delay: u32) {
+        if !self.has_reserved(call.by, id) {
+            return self.reply(call.by, "NOT_FOUND");
         }
-        if self.is_refused(number) {
-            return self.say(number, "OUT_OF_MEMORY");
+        if self.is_refused(call) {
+            return self.reply(call.by, "OUT_OF_MEMORY");
         }
-        let place = self.delayed_or_ready(delay, now);
         let job = self.job(id);
         job.pri = pri;
         job.delay = delay;
         job.counts.releases += 1;
-        self.send(id, place, now);
-        self.say(number, "RELEASED");
+        self.move_to(id, delayed_or_ready(delay, call.now), call.now);
+        self.reply(call.by, "RELEASED");
     }
 
-    fn bury(&mut self, number: ClientNumber, id: u64, pri: u32) {
-        if self.find(id).is_none_or(|job| job.held_by(number).is_none()) {
-            return self.say(number, "NOT_FOUND");
+    fn bury(&mut self, call: &Call<'_>, id: u64, pri: u32) {
+        if !self.has_reserved(call.by, id) {
+            return self.reply(call.by, "NOT_FOUND");
         }
-        if self.is_refused(number) {
-            return self.say(number, "OUT_OF_MEMORY");
+        if self.is_refused(call) {
+            return self.reply(call.by, "OUT_OF_MEMORY");
         }
-        let turn = self.next_turn();
+        let seq = self.next_seq();
         let job = self.job(id);
         job.pri = pri;
         job.counts.buries += 1;
-        job.place = Place::Buried { turn };
-        self.note(id, true);
-        self.say(number, "BURIED");
+        self.move_to(id, State::Buried { seq }, call.now);
+        self.reply(call.by, "BURIED");
     }
 
-    fn touch(&mut self, number: ClientNumber, id: u64, now: u64) {
-        match self.find(id).map(|job| (job.place, job.ttr)) {
-            Some((Place::Reserved { by, turn, .. }, ttr)) if by == number => {
-                let deadline = now + u64::from(ttr) * SECOND;
-                self.job(id).place = Place::Reserved { by, turn, deadline };
-                self.say(number, "TOUCHED");
-            }
-            _ => self.say(number, "NOT_FOUND"),
-        }
+    fn touch(&mut self, call: &Call<'_>, id: u64) {
+        let job = self.find(id);
+        let Some((_, seq)) = job.and_then(|job| job.reserved_by(call.by)) else {
+            return self.reply(call.by, "NOT_FOUND");
+        };
+        let job = self.job(id);
+        let deadline = call.now + u64::from(job.ttr) * SECOND;
+        job.state = State::Reserved { by: call.by, deadline, seq };
+        self.reply(call.by, "TOUCHED");
     }
 
-    fn kick(&mut self, number: ClientNumber, bound: u32, now: u64) {
-        let tube = Rc::clone(&self.clients[&number].used);
+    fn has_reserved(&self, by: ClientNumber, id: u64) -> bool {
+        self.find(id).is_some_and(|job| job.reserved_by(by).is_some())
+    }
+
+    // ---- Kick ----
+
+    fn kick(&mut self, call: &Call<'_>, bound: u32) {
+        let tube = Rc::clone(&self.clients[&call.by].used);
         let mut kicked = self.in_order(|job| job.buried_in(&tube));
         if kicked.is_empty() {
             kicked = self.in_order(|job| job.delayed_in(&tube));
         }
         kicked.truncate(bound as usize);
-        if !kicked.is_empty() && self.is_refused(number) {
-            return self.say(number, "OUT_OF_MEMORY");
+        if !kicked.is_empty() && self.is_refused(call) {
+            return self.reply(call.by, "OUT_OF_MEMORY");
         }
-        if self.is_space_short
-            && let Some(fewer) = self.number_heard(number, b"KICKED ")
+        if self.may_refuse_updates
+            && let Some(fewer) = call.seen_number(b"KICKED ")
         {
             kicked.truncate(fewer.max(1));
         }
         for &id in &kicked {
             self.job(id).counts.kicks += 1;
-            self.send(id, Place::Ready, now);
+            self.move_to(id, State::Ready, call.now);
         }
-        self.kicked = kicked.len();
-        self.say(number, &format!("KICKED {}", kicked.len()));
+        self.reply(call.by, &format!("KICKED {}", kicked.len()));
     }
 
-    fn kick_job(&mut self, number: ClientNumber, id: u64, now: u64) {
-        match self.find(id).map(|job| job.place) {
-            Some(Place::Buried { .. } | Place::Delayed { .. }) => {
-                if self.is_refused(number) {
-                    return self.say(number, "OUT_OF_MEMORY");
+    fn kick_job(&mut self, call: &Call<'_>, id: u64) {
+        match self.find(id).map(|job| job.state) {
+            Some(State::Buried { .. } | State::Delayed { .. }) => {
+                if self.is_refused(call) {
+                    return self.reply(call.by, "OUT_OF_MEMORY");
                 }
                 self.job(id).counts.kicks += 1;
-                self.send(id, Place::Ready, now);
-                self.say(number, "KICKED");
+                self.move_to(id, State::Ready, call.now);
+                self.reply(call.by, "KICKED");
             }
-            _ => self.say(number, "NOT_FOUND"),
+            None | Some(State::Ready | State::Reserved { .. }) => self.reply(call.by, "NOT_FOUND"),
         }
     }
 
-    fn ignore(&mut self, number: ClientNumber, name: &str) {
-        let client = self.client(number);
-        let place = client.watched.iter().position(|watched| **watched == *name);
-        if let Some(place) = place {
+    // ---- Tubes ----
+
+    fn use_tube(&mut self, call: &Call<'_>, name: &str) {
+        let tube = self.find_or_create_tube(name);
+        let left = std::mem::replace(&mut self.client(call.by).used, tube);
+        self.remove_if_idle(&left);
+        self.reply(call.by, &format!("USING {name}"));
+    }
+
+    fn watch(&mut self, call: &Call<'_>, name: &str) {
+        let tube = self.find_or_create_tube(name);
+        let client = self.client(call.by);
+        if !client.watches(name) {
+            client.watched.push(tube);
+        }
+        self.reply_watching(call);
+    }
+
+    fn ignore(&mut self, call: &Call<'_>, name: &str) {
+        let client = self.client(call.by);
+        if let Some(index) = client.watched.iter().position(|watched| **watched == *name) {
             if client.watched.len() == 1 {
-                return self.say(number, "NOT_IGNORED");
+                return self.reply(call.by, "NOT_IGNORED");
             }
-            client.watched.swap_remove(place);
+            client.watched.swap_remove(index);
             self.remove_if_idle(name);
         }
-        self.say_watching(number);
+        self.reply_watching(call);
     }
 
-    fn pause(&mut self, number: ClientNumber, name: Option<&str>, secs: u32, now: u64) {
-        let Some(name) = name else { return self.say(number, "BAD_FORMAT") };
-        if !self.has_tube(name) {
-            return self.say(number, "NOT_FOUND");
+    fn reply_watching(&mut self, call: &Call<'_>) {
+        let line = format!("WATCHING {}", self.clients[&call.by].watched.len());
+        self.reply(call.by, &line);
+    }
+
+    fn pause_tube(&mut self, call: &Call<'_>, name: Option<&str>, secs: u32) {
+        let Some(name) = name else { return self.reply(call.by, "BAD_FORMAT") };
+        if self.find_tube(name).is_none() {
+            return self.reply(call.by, "NOT_FOUND");
         }
         let tube = self.tube(name);
         tube.pauses += 1;
-        tube.pause = (secs > 0).then_some((secs, now + u64::from(secs) * SECOND));
+        tube.pause = (secs > 0).then_some((secs, call.now + u64::from(secs) * SECOND));
         if secs == 0 {
-            self.serve(name, now);
+            self.serve_waiters(name, call.now);
         }
-        self.say(number, "PAUSED");
+        self.reply(call.by, "PAUSED");
     }
+
+    // ---- Peek and lists ----
+
+    fn peek(&mut self, call: &Call<'_>, id: u64) {
+        match self.find(id) {
+            Some(_) => self.reply_job(call.by, "FOUND", id),
+            None => self.reply(call.by, "NOT_FOUND"),
+        }
+    }
+
+    /// Replies with the first job of the used tube that has such a rank.
+    fn peek_first<R: Ord>(&mut self, call: &Call<'_>, rank: impl Fn(&Job, &str) -> Option<R>) {
+        let ranked = self.in_order(|job| rank(job, &self.clients[&call.by].used));
+        match ranked.first() {
+            Some(&id) => self.reply_job(call.by, "FOUND", id),
+            None => self.reply(call.by, "NOT_FOUND"),
+        }
+    }
+
+    fn list_tubes(&mut self, call: &Call<'_>) {
+        let text = list(self.tubes.iter().map(|tube| &*tube.name));
+        self.reply_document(call, &text);
+    }
+
+    fn list_tubes_watched(&mut self, call: &Call<'_>) {
+        let text = list(self.clients[&call.by].watched.iter().map(|name| &**name));
+        self.reply_document(call, &text);
+    }
+
+    fn list_tube_used(&mut self, call: &Call<'_>) {
+        let line = format!("USING {}", self.clients[&call.by].used);
+        self.reply(call.by, &line);
+    }
+}
+
+fn delayed_or_ready(delay: u32, now: u64) -> State {
+    if delay == 0 { State::Ready } else { State::Delayed { due: now + u64::from(delay) * SECOND } }
 }

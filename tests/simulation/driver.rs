@@ -1,0 +1,737 @@
+//! Drives the engine and the model through one history. Clients, time and the disk are simulated.
+//!
+//! Each event calls the engine as the event loop would. The model learns the order of commands from
+//! the engine: after each call the driver takes the new replies, and lets the model run one command
+//! of that client for each of them. A reply that the model does not give is a failure.
+//!
+//! How many commands the engine runs in an iteration is its own choice. The driver checks bounds
+//! instead: no client has too many commands run, none is left out, and none has too much unread.
+
+use super::event::{BinlogSetup, Crash, Event, Setup, escape};
+use super::journal::{End, Journal};
+use super::model::{ClientNumber, Due, Job, Model, Options, UNREAD_LIMIT};
+use crate::fake_disk::FakeDisk;
+use crate::made_up;
+use beanstalkd::testing::ConnKey;
+use beanstalkd::testing::Syncing;
+use beanstalkd::testing::{ClockOffset, Nanos};
+use beanstalkd::testing::{Histogram, Page};
+use beanstalkd::testing::{Server, Settings};
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, IoSlice};
+
+mod restart;
+
+/// Describes a difference between what came and what was expected.
+pub type Failure = String;
+
+pub struct Simulation {
+    setup: Setup,
+    server: Server,
+    disk: FakeDisk,
+    model: Model,
+    journal: Journal,
+    /// The monotonic clock, in nanoseconds.
+    now: u64,
+    /// How far the wall clock is ahead of it.
+    clock_offset: i64,
+    capacity: Option<u64>,
+    sockets: BTreeMap<ClientNumber, Socket>,
+    numbers: BTreeMap<ConnKey, ClientNumber>,
+    /// Clients to serve in the next iteration.
+    ready: Vec<ClientNumber>,
+    has_iteration_begun: bool,
+    /// Clients to flush at the end of the iteration.
+    to_flush: Vec<ClientNumber>,
+    /// The crash that follows when the disk fails.
+    crash_to_come: Option<Crash>,
+    /// The disk was limited, failed or damaged: the bound of its use does not hold.
+    had_disk_faults: bool,
+    /// How often the server was started.
+    pub starts: u64,
+    /// What each client has read, if the caller asks for it.
+    sent: Option<Vec<(ClientNumber, Vec<u8>)>>,
+}
+
+/// The kernel's side of a connection.
+struct Socket {
+    key: ConnKey,
+    /// Sent by the client and not read by the server.
+    inbound: Vec<u8>,
+    is_half_closed: bool,
+    /// The server has read the end of the input.
+    is_end_read: bool,
+    /// How many more bytes the client reads.
+    read_limit: Option<usize>,
+    /// Replies of the engine that the client has not read.
+    output: Vec<u8>,
+    is_served: bool,
+    /// The number of its commands that were run in this iteration.
+    commands: usize,
+    /// For how many iterations it has had a complete command, and none was run.
+    iterations_left_out: usize,
+}
+
+/// The resolution of the engine's timers: time passes in whole ticks, so that no timer is due
+/// between two of them.
+const TICK: u64 = 1 << 16;
+const START: u64 = 1_700_000_000_000_000_000;
+/// Timers after this time, a century later, are not waited for: times beyond them must fit in 64 bits.
+const END_OF_TIME: u64 = START + 3_200_000_000_000_000_000;
+/// The engine is idle after at most this many iterations without events.
+const MAX_ITERATIONS_UNTIL_IDLE: usize = 2_000;
+/// At most this many steps are tried to find the order of what was due at once.
+const MAX_ORDER_STEPS: usize = 20_000;
+/// The server reads at most this many bytes of a connection in one iteration.
+const READ_LEN: usize = 16 * 1024;
+const SLICES_PER_WRITE: usize = 16;
+const SLICES: usize = 192;
+
+/// A connection runs at most this many commands in one iteration: some microseconds of work, so that
+/// no client waits long behind one that sends thousands. Where each iteration ends in a sync of the
+/// disk, which takes longer than all commands, they are more.
+const MAX_COMMANDS: usize = 200;
+const MAX_COMMANDS_BEFORE_SYNC: usize = 3_000;
+/// A complete command waits for at most this many iterations.
+const MAX_ITERATIONS_LEFT_OUT: usize = 3;
+
+impl Simulation {
+    pub fn new(setup: Setup) -> Result<Simulation, Failure> {
+        let now = START.next_multiple_of(TICK);
+        let disk = FakeDisk::default();
+        let mut server = server(&setup, now);
+        if setup.binlog.is_some() {
+            let recovered = server.recover(disk.boxed(), syncing(&setup), nanos(now));
+            recovered.map_err(|error| format!("cannot use an empty directory: {error}"))?;
+        }
+        let options = Options {
+            max_job_size: setup.max_job_size,
+            binlog_file_size: setup.binlog.map_or(0, |binlog| binlog.file_size),
+            has_binlog: setup.binlog.is_some(),
+        };
+        Ok(Simulation {
+            setup,
+            server,
+            disk,
+            model: Model::new(options, now),
+            journal: Journal::default(),
+            now,
+            clock_offset: 0,
+            capacity: None,
+            sockets: BTreeMap::new(),
+            numbers: BTreeMap::new(),
+            ready: Vec::new(),
+            has_iteration_begun: false,
+            to_flush: Vec::new(),
+            crash_to_come: None,
+            had_disk_faults: false,
+            starts: 1,
+            sent: None,
+        })
+    }
+
+    // ---- State, for the generator ----
+
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    pub fn clients(&self) -> Vec<ClientNumber> {
+        self.sockets.keys().copied().collect()
+    }
+
+    /// Returns what clients have read since the last call.
+    pub fn take_sent(&mut self) -> Vec<(ClientNumber, Vec<u8>)> {
+        self.sent.replace(Vec::new()).unwrap_or_default()
+    }
+
+    /// Returns the size of all binlog files, in bytes.
+    pub fn disk_use(&self) -> u64 {
+        self.disk.used()
+    }
+
+    /// Returns whether the next iteration has something to do at once.
+    pub fn is_busy(&self) -> bool {
+        self.has_iteration_begun || !self.ready.is_empty() || !self.to_flush.is_empty()
+    }
+
+    /// Returns how many bytes a client has sent that the server has not read.
+    pub fn unread(&self, client: ClientNumber) -> usize {
+        self.sockets.get(&client).map_or(0, |socket| socket.inbound.len())
+    }
+
+    pub fn can_send(&self, client: ClientNumber) -> bool {
+        self.sockets.get(&client).is_some_and(|socket| !socket.is_half_closed)
+    }
+
+    // ---- Events ----
+
+    /// Applies one event to the engine and to the model, and compares them.
+    pub fn apply(&mut self, event: &Event) -> Result<(), Failure> {
+        match event {
+            Event::Connect(client) => self.connect(*client)?,
+            Event::Send(client, bytes) => self.send(*client, bytes)?,
+            Event::HalfClose(client, is_reported) => self.half_close(*client, *is_reported)?,
+            Event::Disconnect(client) => self.break_connection(*client)?,
+            Event::ReadLimit(client, limit) => self.set_read_limit(*client, *limit)?,
+            Event::EndIteration => self.end_iteration()?,
+            Event::Advance(span) => self.advance(*span)?,
+            Event::AdvanceUntilDue => {
+                self.run_until_idle()?;
+                let due = self.server.next_due().map(Nanos::as_nanos);
+                if let Some(due) = due.filter(|&due| due < END_OF_TIME) {
+                    self.now = self.now.max(due.next_multiple_of(TICK));
+                }
+            }
+            Event::Suspend(span) => {
+                self.run_until_idle()?;
+                self.now = (self.now + span).next_multiple_of(TICK);
+            }
+            Event::ClockOffset(offset) => {
+                self.end_iteration()?;
+                self.clock_offset = *offset;
+                self.journal.set_clock_offset(*offset);
+            }
+            Event::Drain(is_draining) => {
+                self.begin_iteration()?;
+                self.server.set_draining(*is_draining);
+                self.model.is_draining = *is_draining;
+            }
+            Event::DiskCapacity(bytes) => {
+                self.end_iteration()?;
+                self.set_capacity(*bytes);
+            }
+            Event::FailDiskAfter(changes, crash) => {
+                if self.setup.binlog.is_some() && self.crash_to_come.is_none() {
+                    self.disk.fail_from(self.disk.changes() + 1 + changes, ErrorKind::Other);
+                    self.crash_to_come = Some(*crash);
+                    self.had_disk_faults = true;
+                    self.model.may_refuse_updates = true;
+                    self.model.may_refuse_deletes = true;
+                }
+            }
+            Event::Crash(crash) => self.crash(*crash)?,
+            Event::Restart => self.restart()?,
+        }
+        self.server.check();
+        Ok(())
+    }
+
+    fn connect(&mut self, client: ClientNumber) -> Result<(), Failure> {
+        if self.sockets.contains_key(&client) {
+            return Ok(());
+        }
+        self.begin_iteration()?;
+        let key = self.server.connect().expect("the test has memory");
+        let socket = Socket {
+            key,
+            inbound: Vec::new(),
+            is_half_closed: false,
+            is_end_read: false,
+            read_limit: None,
+            output: Vec::new(),
+            is_served: false,
+            commands: 0,
+            iterations_left_out: 0,
+        };
+        self.sockets.insert(client, socket);
+        self.numbers.insert(key, client);
+        self.model.connect(client);
+        self.compare()
+    }
+
+    fn send(&mut self, client: ClientNumber, bytes: &[u8]) -> Result<(), Failure> {
+        let socket = self.sockets.get_mut(&client).filter(|socket| !socket.is_half_closed);
+        let Some(socket) = socket else { return Ok(()) };
+        socket.inbound.extend_from_slice(bytes);
+        self.begin_iteration()?;
+        self.serve(client)
+    }
+
+    fn half_close(&mut self, client: ClientNumber, is_reported: bool) -> Result<(), Failure> {
+        let socket = self.sockets.get_mut(&client).filter(|socket| !socket.is_half_closed);
+        let Some(socket) = socket else { return Ok(()) };
+        socket.is_half_closed = true;
+        let key = socket.key;
+        self.begin_iteration()?;
+        if is_reported {
+            self.server.half_close(key);
+            self.model.half_close(client);
+            self.compare()?;
+        }
+        self.serve(client)
+    }
+
+    fn break_connection(&mut self, client: ClientNumber) -> Result<(), Failure> {
+        if self.sockets.contains_key(&client) {
+            self.begin_iteration()?;
+            self.disconnect(client)?;
+        }
+        Ok(())
+    }
+
+    fn set_read_limit(
+        &mut self,
+        client: ClientNumber,
+        limit: Option<usize>,
+    ) -> Result<(), Failure> {
+        let Some(socket) = self.sockets.get_mut(&client) else { return Ok(()) };
+        socket.read_limit = limit;
+        self.begin_iteration()?;
+        self.serve(client)
+    }
+
+    fn set_capacity(&mut self, bytes: Option<u64>) {
+        self.had_disk_faults = true;
+        self.capacity = bytes;
+        self.disk.set_capacity(bytes);
+        // A command that finds a failed disk may be refused: the commit fails then, and no client
+        // gets the reply.
+        let may_refuse = bytes.is_some() || self.crash_to_come.is_some();
+        self.model.may_refuse_updates = may_refuse;
+        self.model.may_refuse_deletes &= may_refuse;
+    }
+
+    // ---- One iteration ----
+
+    fn begin_iteration(&mut self) -> Result<(), Failure> {
+        if std::mem::replace(&mut self.has_iteration_begun, true) {
+            return Ok(());
+        }
+        if self.setup.binlog.is_some() {
+            let wall_clock = self.now.saturating_add_signed(self.clock_offset);
+            self.server.set_clock_offset(ClockOffset::between(nanos(self.now), nanos(wall_clock)));
+        }
+        self.server.begin_iteration(self.ready.len());
+        self.server.tick(nanos(self.now));
+        self.follow_tick()?;
+        self.server.share_budget(self.setup.sharers);
+        for client in std::mem::take(&mut self.ready) {
+            self.serve(client)?;
+        }
+        Ok(())
+    }
+
+    /// Serves a client as the event loop does, at most once in an iteration: runs commands that it
+    /// sent earlier, then reads once.
+    fn serve(&mut self, client: ClientNumber) -> Result<(), Failure> {
+        let Some(socket) = self.sockets.get_mut(&client) else { return Ok(()) };
+        if socket.is_served || !self.server.has_budget() {
+            self.queue(client);
+            return Ok(());
+        }
+        socket.is_served = true;
+        let key = socket.key;
+        let mut actions = self.server.mark_dirty(key);
+        if actions.run {
+            self.server.resume(key, nanos(self.now));
+            self.follow(client)?;
+            actions = self.server.actions(key);
+        }
+        if actions.read { self.read(client) } else { Ok(()) }
+    }
+
+    fn queue(&mut self, client: ClientNumber) {
+        if !self.ready.contains(&client) {
+            self.ready.push(client);
+        }
+    }
+
+    fn read(&mut self, client: ClientNumber) -> Result<(), Failure> {
+        let socket = self.sockets.get_mut(&client).expect("the client is served");
+        let key = socket.key;
+        let now = nanos(self.now);
+        if socket.inbound.is_empty() {
+            if socket.is_half_closed && !socket.is_end_read {
+                socket.is_end_read = true;
+                self.server.end_input(key);
+                self.model.end_input(client);
+                return self.compare();
+            }
+            return Ok(());
+        }
+        let mut count = socket.inbound.len().min(READ_LEN);
+        // The event loop reads large bodies to their place; here it does so for every other client.
+        let is_read_in_place = client % 2 == 1;
+        if is_read_in_place && let Some(space) = self.server.body_space(key, READ_LEN) {
+            count = count.min(space.len());
+            space[..count].copy_from_slice(&socket.inbound[..count]);
+            self.server.receive_body(key, count, now);
+        } else {
+            self.server.receive(key, &socket.inbound[..count], now);
+        }
+        let bytes: Vec<u8> = socket.inbound.drain(..count).collect();
+        self.model.receive(client, &bytes);
+        self.follow(client)
+    }
+
+    fn disconnect(&mut self, client: ClientNumber) -> Result<(), Failure> {
+        let socket = self.sockets.remove(&client).expect("the client is connected");
+        self.numbers.remove(&socket.key);
+        self.server.disconnect(socket.key, nanos(self.now));
+        self.model.disconnect(client, self.now);
+        self.compare()
+    }
+
+    /// Commits and flushes.
+    fn end_iteration(&mut self) -> Result<(), Failure> {
+        self.begin_iteration()?;
+        if let Err(failure) = self.server.commit(nanos(self.now)) {
+            let crash = self.crash_to_come.take();
+            return self
+                .crash(crash.ok_or_else(|| format!("commit without a disk fault: {failure}"))?);
+        }
+        self.compare()?;
+        if std::mem::take(&mut self.model.refusals) > 0 && self.capacity.is_none() {
+            return Err("OUT_OF_MEMORY, but the disk has no limit and works".to_owned());
+        }
+        self.journal.commit(self.now, power_cut(&self.setup));
+        let finished = self.flush()?;
+        self.has_iteration_begun = false;
+        self.check_clients()?;
+        for client in finished {
+            self.disconnect(client)?;
+        }
+        Ok(())
+    }
+
+    /// Sends replies as the event loop does. Returns the clients to disconnect.
+    fn flush(&mut self) -> Result<Vec<ClientNumber>, Failure> {
+        let mut finished = Vec::new();
+        for client in std::mem::take(&mut self.to_flush) {
+            let Some(socket) = self.sockets.get_mut(&client) else { continue };
+            let mut slices = [IoSlice::new(&[]); SLICES_PER_WRITE];
+            let mut output = self.server.output_handle(socket.key);
+            let filled = output.next_slices(&mut slices);
+            let mut sent = Vec::new();
+            slices[..filled].iter().for_each(|slice| sent.extend_from_slice(slice));
+            sent.truncate(socket.read_limit.unwrap_or(usize::MAX));
+            if !socket.output.starts_with(&sent) {
+                return Err(difference(client, &socket.output, &sent));
+            }
+            if !sent.is_empty() {
+                output.sent(sent.len());
+            }
+            socket.read_limit = socket.read_limit.map(|limit| limit - sent.len());
+            let actions = output.actions();
+            let has_more =
+                !socket.inbound.is_empty() || socket.is_half_closed && !socket.is_end_read;
+            let can_write = actions.write && socket.read_limit != Some(0);
+            socket.output.drain(..sent.len());
+            let known = self.model.clients.get_mut(&client).expect("the model has each client");
+            known.output.drain(..sent.len());
+            if actions.close {
+                finished.push(client);
+            } else if can_write || actions.run || (actions.read && has_more) {
+                self.queue(client);
+            }
+            if let Some(all) = &mut self.sent {
+                all.push((client, sent));
+            }
+        }
+        Ok(finished)
+    }
+
+    // ---- The model ----
+
+    /// Takes the replies that the engine has made since the last call.
+    fn take_replies(&mut self) {
+        let mut keys = Vec::new();
+        self.server.take_dirty(&mut keys);
+        for key in keys {
+            let Some(&client) = self.numbers.get(&key) else { continue };
+            if !self.to_flush.contains(&client) {
+                self.to_flush.push(client);
+            }
+            let socket = self.sockets.get_mut(&client).expect("it has a number");
+            let mut slices = [IoSlice::new(&[]); SLICES];
+            let output = self.server.output_handle(key);
+            let filled = output.next_slices(&mut slices);
+            let mut known = socket.output.len();
+            for slice in &slices[..filled] {
+                let skipped = known.min(slice.len());
+                known -= skipped;
+                socket.output.extend_from_slice(&slice[skipped..]);
+            }
+        }
+    }
+
+    /// Lets the model run the commands of a client that the engine has just run, one for each reply.
+    /// A `reserve` that waits, a `quit` and the line of a put have no reply: they were run if nothing
+    /// is left for the engine to run.
+    fn follow(&mut self, client: ClientNumber) -> Result<(), Failure> {
+        self.take_replies();
+        loop {
+            let socket = self.sockets.get_mut(&client).expect("the client is served");
+            let known = self.model.clients[&client].output.len();
+            let seen = &socket.output[known..];
+            let has_left = self.server.actions(socket.key).run;
+            let is_put_line = || {
+                let sends_put = self.model.clients[&client].sends_put_line();
+                sends_put && puts(&self.server, self.now) > self.model.puts()
+            };
+            if seen.is_empty() && has_left && !is_put_line() {
+                break;
+            }
+            if !self.model.run_next(client, self.now, seen) {
+                if seen.is_empty() {
+                    break;
+                }
+                let why = if known >= UNREAD_LIMIT { "too much is unread" } else { "no command" };
+                return Err(format!("client {client}: a reply, but {why}\n  came: {}", cut(seen)));
+            }
+            socket.commands += 1;
+            let expected = &self.model.clients[&client].output;
+            if !socket.output.starts_with(expected) {
+                return Err(difference(client, expected, &socket.output));
+            }
+        }
+        self.compare()
+    }
+
+    /// Lets the model do what was due. What is due at once may be done in any order: the replies must
+    /// be those of one of them.
+    fn follow_tick(&mut self) -> Result<(), Failure> {
+        self.take_replies();
+        let due = self.model.due(self.now);
+        // Without waiters the order makes no difference.
+        let is_open = due.len() > 1 && !self.model.waiters.is_empty();
+        let mut steps_left = MAX_ORDER_STEPS;
+        let found =
+            if is_open { self.find_order(&self.model, &due, &mut steps_left) } else { None };
+        match found {
+            Some(model) => self.model = model,
+            None => due.iter().for_each(|it| self.model.on_due(it, self.now)),
+        }
+        self.compare()
+    }
+
+    /// Returns the model after all that is due, in an order that explains the replies.
+    fn find_order(&self, model: &Model, due: &[Due], steps_left: &mut usize) -> Option<Model> {
+        let output = |client: &ClientNumber| &self.sockets[client].output;
+        if due.is_empty() {
+            let is_it = model.clients.iter().all(|(client, it)| it.output == *output(client));
+            return is_it.then(|| model.clone());
+        }
+        for index in 0..due.len() {
+            *steps_left = steps_left.checked_sub(1)?;
+            let mut next = model.clone();
+            next.on_due(&due[index], self.now);
+            if next.clients.iter().all(|(client, it)| output(client).starts_with(&it.output)) {
+                let mut rest = due.to_vec();
+                rest.remove(index);
+                if let Some(found) = self.find_order(&next, &rest, steps_left) {
+                    return Some(found);
+                }
+            }
+        }
+        None
+    }
+
+    /// Compares the replies to all clients, and keeps what has become of jobs.
+    fn compare(&mut self) -> Result<(), Failure> {
+        self.take_replies();
+        for (client, known) in &self.model.clients {
+            let output = &self.sockets[client].output;
+            let is_changed = self.to_flush.contains(client);
+            if output.len() != known.output.len() || is_changed && *output != known.output {
+                return Err(difference(*client, &known.output, output));
+            }
+        }
+        for change in self.model.changes.drain(..) {
+            if self.setup.binlog.is_some() {
+                self.journal.record(change);
+            }
+        }
+        Ok(())
+    }
+
+    // ---- Properties ----
+
+    /// Checks what each client may do next, and that each got its share of the iteration.
+    fn check_clients(&mut self) -> Result<(), Failure> {
+        let syncs_always = syncing(&self.setup) == Syncing::EachIteration;
+        let max_commands = if syncs_always { MAX_COMMANDS_BEFORE_SYNC } else { MAX_COMMANDS };
+        for (&client, socket) in &mut self.sockets {
+            let commands = std::mem::take(&mut socket.commands);
+            if commands > max_commands {
+                return Err(format!(
+                    "client {client}: {commands} commands in one iteration, and {max_commands} are allowed"
+                ));
+            }
+            let is_left_out = commands == 0 && self.model.can_run(client);
+            let iterations = if is_left_out { socket.iterations_left_out + 1 } else { 0 };
+            socket.iterations_left_out = iterations;
+            if iterations > MAX_ITERATIONS_LEFT_OUT {
+                return Err(format!(
+                    "client {client}: no command was run in {iterations} iterations"
+                ));
+            }
+            socket.is_served = false;
+            check_actions(client, socket.key, &self.server, &self.model)?;
+        }
+        Ok(())
+    }
+
+    /// All files together take less than three times the live bytes and two files. Files so small that
+    /// the space kept for deletes fills them may take more.
+    fn check_disk_use(&self) -> Result<(), Failure> {
+        const SMALL_FILE: u32 = 16_384;
+        let Some(BinlogSetup { file_size, .. }) = self.setup.binlog else { return Ok(()) };
+        if file_size < SMALL_FILE {
+            return Ok(());
+        }
+        let record_len = |job: &Job| (4 + job.tube.len() + 80 + job.body.len() + 2) as u64;
+        let live: u64 = self.model.jobs.iter().map(record_len).sum();
+        let limit = 3 * live + 2 * u64::from(file_size);
+        let used = self.disk.used_by_binlog();
+        if used <= limit || self.had_disk_faults {
+            return Ok(());
+        }
+        Err(format!("the binlog takes {used} bytes for {live} live bytes: {}", self.disk.names()))
+    }
+
+    // ---- Time ----
+
+    /// Runs iterations as long as there is something to do at once.
+    fn run_until_idle(&mut self) -> Result<(), Failure> {
+        for _ in 0..MAX_ITERATIONS_UNTIL_IDLE {
+            self.end_iteration()?;
+            self.server.check();
+            let is_due = self.server.next_due().is_some_and(|due| due.as_nanos() <= self.now);
+            if !self.is_busy() && !is_due {
+                self.check_idle()?;
+                return self.check_disk_use();
+            }
+        }
+        Err(format!("the server does not become idle: next due {:?}", self.server.next_due()))
+    }
+
+    /// An idle server has nothing left to run, to read or to close.
+    fn check_idle(&self) -> Result<(), Failure> {
+        for (&client, socket) in &self.sockets {
+            let actions = self.server.actions(socket.key);
+            let has_unread = actions.read && !socket.inbound.is_empty();
+            if self.model.can_run(client) || has_unread || actions.run || actions.close {
+                return Err(format!(
+                    "client {client}: the server is idle, but has something to do: {actions:?}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn advance(&mut self, span: u64) -> Result<(), Failure> {
+        let end = (self.now + span).next_multiple_of(TICK);
+        let starts = self.starts;
+        for _ in 0..MAX_ITERATIONS_UNTIL_IDLE {
+            self.run_until_idle()?;
+            let due = self.server.next_due().map(|due| due.as_nanos().next_multiple_of(TICK));
+            if self.starts != starts {
+                return Ok(());
+            }
+            match due.filter(|&due| due < end) {
+                Some(due) => self.now = self.now.max(due),
+                None => {
+                    self.now = self.now.max(end);
+                    return Ok(());
+                }
+            }
+        }
+        Err(format!("timers are due again and again: {}", self.disk.names()))
+    }
+}
+
+/// Checks what the engine allows the event loop to do with a connection.
+fn check_actions(
+    client: ClientNumber,
+    key: ConnKey,
+    server: &Server,
+    model: &Model,
+) -> Result<(), Failure> {
+    let actions = server.actions(key);
+    let known = &model.clients[&client];
+    let is_free = model.is_free(client);
+    let has_replies = !known.output.is_empty();
+    let is_over = known.has_input_ended && !model.is_waiting(client) && !actions.run;
+    let is_right = actions.write == has_replies
+        && (!actions.run || is_free && !known.input.is_empty())
+        && actions.read == (is_free && !actions.run && !known.has_input_ended)
+        && actions.close == (!has_replies && (known.is_closing || is_over));
+    if is_right {
+        return Ok(());
+    }
+    Err(format!(
+        "client {client}: the server has {actions:?}\n  expected: commands can be run: {is_free}, \
+         waits: {}, closing: {}, input ended: {}, bytes of input: {}, of output: {}",
+        model.is_waiting(client),
+        known.is_closing,
+        known.has_input_ended,
+        known.input.len(),
+        known.output.len(),
+    ))
+}
+
+/// Returns the counter of puts from the page for Prometheus. It shows whether the engine has parsed
+/// the line of a put whose body has not been used.
+fn puts(server: &Server, now: u64) -> u64 {
+    const SAMPLE: &str = "beanstalkd_commands_total{command=\"put\"} ";
+    let (mut page, mut text) = (Page::new(0), String::new());
+    let iterations = Histogram::default();
+    while !page.is_done() {
+        let made = page.go_on(&server.view(&iterations, nanos(now)), &mut text);
+        made.expect("the test has memory");
+        let sample = text.split_once(SAMPLE).and_then(|(_, rest)| rest.split_once('\n'));
+        if let Some((count, _)) = sample {
+            return count.parse().expect("a counter is a number");
+        }
+    }
+    unreachable!("the page has the counter");
+}
+
+/// Describes a reply that is not the expected one, from shortly before the first different byte.
+fn difference(client: ClientNumber, expected: &[u8], came: &[u8]) -> Failure {
+    const BEFORE: usize = 40;
+    let same = expected.iter().zip(came).take_while(|(a, b)| a == b).count();
+    let from = same.saturating_sub(BEFORE);
+    format!(
+        "client {client}: wrong reply (shown from byte {from})\n  expected: {}\n  came:     {}",
+        cut(&expected[from..]),
+        cut(&came[from..]),
+    )
+}
+
+/// Formats the first bytes of a reply.
+fn cut(bytes: &[u8]) -> String {
+    const SHOWN: usize = 120;
+    match bytes.len() {
+        0 => "nothing".to_owned(),
+        len if len > SHOWN => format!("{} and {} more bytes", escape(&bytes[..SHOWN]), len - SHOWN),
+        _ => escape(bytes),
+    }
+}
+
+fn server(setup: &Setup, now: u64) -> Server {
+    let settings = Settings {
+        max_job_size: setup.max_job_size,
+        binlog_file_size: setup.binlog.map_or(0, |binlog| binlog.file_size),
+        ..Settings::DEFAULT
+    };
+    Server::new(settings, made_up::facts(nanos(now)), nanos(now))
+}
+
+fn syncing(setup: &Setup) -> Syncing {
+    match setup.binlog.and_then(|BinlogSetup { sync_within, .. }| sync_within) {
+        None => Syncing::Never,
+        Some(0) => Syncing::EachIteration,
+        Some(span) => Syncing::Within(nanos(span)),
+    }
+}
+
+fn power_cut(setup: &Setup) -> End {
+    End::PowerCut { synced_within: setup.binlog.and_then(|binlog| binlog.sync_within) }
+}
+
+fn nanos(nanos: u64) -> Nanos {
+    Nanos::from_nanos(nanos)
+}

@@ -1,0 +1,294 @@
+//! Crashes and restarts: which jobs the next process must find on the disk, and which it may find.
+
+use super::super::event::Crash;
+use super::super::journal::{End, FoundJob, Journal, StoredJob, Verdict};
+use super::super::model::{Counts, Job, Model};
+use super::super::request::COUNTERS;
+use super::{Failure, SLICES_PER_WRITE, Simulation, TICK, nanos, power_cut, server, syncing};
+use crate::fake_disk::FakeDisk;
+use crate::support::field;
+use beanstalkd::testing::ConnKey;
+use beanstalkd::testing::Server;
+use beanstalkd::testing::{Recovered, ReplayError};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::IoSlice;
+use std::rc::Rc;
+
+/// The time from the end of a process to the start of the next one.
+const DOWN_TIME: u64 = 2 * TICK;
+
+impl Simulation {
+    pub(super) fn restart(&mut self) -> Result<(), Failure> {
+        if self.setup.binlog.is_none() {
+            return Ok(());
+        }
+        let starts = self.starts;
+        self.end_iteration()?;
+        if self.starts != starts {
+            return Ok(());
+        }
+        let crash = match self.server.close(nanos(self.now)) {
+            Ok(()) => Crash { power_cut: None, flipped_bits: 0 },
+            Err(failure) => {
+                let crash = self.crash_to_come.take();
+                crash.ok_or_else(|| format!("close without a disk fault: {failure}"))?
+            }
+        };
+        self.crash(crash)
+    }
+
+    /// The process ends at once, and the next one starts.
+    pub(super) fn crash(&mut self, crash: Crash) -> Result<(), Failure> {
+        if self.setup.binlog.is_none() {
+            return Ok(());
+        }
+        self.crash_to_come = None;
+        self.disk.heal();
+        if let Some(seed) = crash.power_cut {
+            let mut random = fastrand::Rng::with_seed(seed);
+            self.disk = FakeDisk::with_files(&self.disk.files_after_power_cut(&mut random));
+            self.disk.set_capacity(self.capacity);
+        }
+        if crash.flipped_bits > 0 {
+            self.had_disk_faults = true;
+            let seed = crash.power_cut.unwrap_or(self.now);
+            self.disk.flip_bits(&mut fastrand::Rng::with_seed(seed), crash.flipped_bits);
+        }
+        self.sockets.clear();
+        self.numbers.clear();
+        self.ready.clear();
+        self.to_flush.clear();
+        self.has_iteration_begun = false;
+        self.now = self.now.saturating_add_signed(self.clock_offset) + DOWN_TIME;
+        self.now = self.now.next_multiple_of(TICK);
+        self.clock_offset = 0;
+        self.starts += 1;
+        self.start(crash)
+    }
+
+    /// Starts the next process, and compares its jobs with those that may be there.
+    fn start(&mut self, crash: Crash) -> Result<(), Failure> {
+        let recovered = self.recover()?;
+        let end = if crash.power_cut.is_some() { power_cut(&self.setup) } else { End::Killed };
+        let mut inspector = Inspector::connect(&mut self.server, self.now);
+        let jobs = judge(&self.journal, &mut inspector, end, crash.flipped_bits)?;
+        if recovered.jobs != jobs.count() {
+            let count = jobs.count();
+            return Err(format!("the server has {} jobs\n  expected: {count}", recovered.jobs));
+        }
+        let durable_id = self.journal.highest_durable_id(end);
+        if recovered.last_id < durable_id && crash.flipped_bits == 0 {
+            let id = recovered.last_id;
+            return Err(format!("the next id is above {id}\n  expected: above {durable_id}"));
+        }
+        // The model cannot know when these jobs were put or become due.
+        for (id, found) in &jobs.unknown {
+            if inspector.delete(*id, &found.tube) != "DELETED\r\n" {
+                inspector.disconnect();
+                self.set_capacity(None);
+                return self.crash(Crash { power_cut: None, flipped_bits: 0 });
+            }
+        }
+        let tubes = inspector.tubes();
+        let mut expected: BTreeSet<&str> =
+            jobs.known.iter().map(|(_, possible)| &*possible[0].tube).collect();
+        expected.insert("default");
+        let names: Vec<&str> = tubes.iter().map(|name| &**name).collect();
+        if names.iter().copied().collect::<BTreeSet<&str>>() != expected {
+            return Err(format!("the tubes are {tubes:.20?}\n  expected: {expected:.20?}"));
+        }
+        let restored = jobs.known.iter().map(|(id, possible)| job(*id, &possible[0], self.now));
+        let id = recovered.last_id;
+        let mut model = self.model.restarted(restored.collect(), &names, id, self.now);
+        inspector.add_to(&mut model);
+        inspector.disconnect();
+        let committed = self.server.commit(nanos(self.now));
+        committed.map_err(|failure| format!("the first commit: {failure}"))?;
+        let deleted: Vec<u64> = jobs.unknown.iter().map(|(id, _)| *id).collect();
+        self.journal.restart(&jobs.known, &deleted, self.now);
+        model.may_refuse_updates = self.capacity.is_some();
+        model.may_refuse_deletes = self.capacity.is_some();
+        self.model = model;
+        self.take_replies();
+        Ok(())
+    }
+
+    /// Creates a server from the files on the disk. If it does not start on a full disk, it is started
+    /// again with more space.
+    fn recover(&mut self) -> Result<Recovered, Failure> {
+        let now = nanos(self.now);
+        self.server = server(&self.setup, self.now);
+        let mut recovered = self.server.recover(self.disk.boxed(), syncing(&self.setup), now);
+        if matches!(recovered, Err(ReplayError::Begin(_))) && self.capacity.is_some() {
+            self.set_capacity(None);
+            self.server = server(&self.setup, self.now);
+            recovered = self.server.recover(self.disk.boxed(), syncing(&self.setup), now);
+        }
+        let recovered = recovered.map_err(|error| format!("the server does not start: {error}"))?;
+        self.server.check();
+        Ok(recovered)
+    }
+}
+
+/// The jobs after a restart.
+#[derive(Default)]
+struct Judged {
+    /// Jobs as they may be; the model goes on with the first version of each.
+    known: Vec<(u64, Vec<StoredJob>)>,
+    /// Jobs that damage, lost bytes or a clock that was set have made ambiguous.
+    unknown: Vec<(u64, FoundJob)>,
+}
+
+impl Judged {
+    fn count(&self) -> u64 {
+        (self.known.len() + self.unknown.len()) as u64
+    }
+}
+
+/// Compares all jobs with what may be there after such an end. Each flipped bit may have changed one
+/// job, but not its tube or body.
+fn judge(
+    journal: &Journal,
+    inspector: &mut Inspector<'_>,
+    end: End,
+    flipped_bits: u32,
+) -> Result<Judged, Failure> {
+    let is_never_synced = end == End::PowerCut { synced_within: None };
+    let max_wrong = if is_never_synced { usize::MAX } else { flipped_bits as usize };
+    let ids = if max_wrong > 0 { journal.all_ids() } else { journal.candidates() };
+    let mut judged = Judged::default();
+    let mut wrong = Vec::new();
+    for id in ids {
+        let found = inspector.find(id);
+        match journal.judge(id, found.as_ref(), end, inspector.now) {
+            Verdict::Expected(possible) => judged.known.push((id, possible)),
+            Verdict::Gone => {}
+            Verdict::Ambiguous => judged.unknown.extend(found.map(|found| (id, found))),
+            Verdict::Wrong(why) => {
+                if let Some(found) = found {
+                    if !journal.is_intact(id, &found) {
+                        return Err(why);
+                    }
+                    judged.unknown.push((id, found));
+                }
+                wrong.push(why);
+            }
+        }
+    }
+    if wrong.len() > max_wrong {
+        return Err(format!(
+            "{} jobs are wrong after {flipped_bits} flipped bits; the first: {}",
+            wrong.len(),
+            wrong[0]
+        ));
+    }
+    Ok(judged)
+}
+
+fn job(id: u64, stored: &StoredJob, now: u64) -> Job {
+    Job {
+        id,
+        tube: Rc::clone(&stored.tube),
+        pri: stored.pri,
+        delay: stored.delay,
+        ttr: stored.ttr,
+        body: Rc::clone(&stored.body),
+        created: stored.created,
+        state: stored.state_at(now),
+        counts: stored.counts,
+        is_age_unknown: stored.is_age_unknown,
+    }
+}
+
+/// Asks a server that has just started for its jobs, on a connection of its own.
+struct Inspector<'s> {
+    server: &'s mut Server,
+    key: ConnKey,
+    now: u64,
+    /// How often each command was given.
+    commands: BTreeMap<&'static str, u64>,
+    /// How many jobs were deleted in each tube.
+    deletes: BTreeMap<String, u64>,
+}
+
+impl Inspector<'_> {
+    fn connect(server: &mut Server, now: u64) -> Inspector<'_> {
+        let key = server.connect().expect("the test has memory");
+        Inspector { server, key, now, commands: BTreeMap::new(), deletes: BTreeMap::new() }
+    }
+
+    fn ask(&mut self, line: &str) -> String {
+        let word = line.split([' ', '\r']).next().unwrap_or_default();
+        let command = COUNTERS.iter().find(|counter| **counter == word);
+        *self.commands.entry(command.expect("stats counts it")).or_default() += 1;
+        self.server.receive(self.key, line.as_bytes(), nanos(self.now));
+        let mut slices = [IoSlice::new(&[]); SLICES_PER_WRITE];
+        let mut output = self.server.output_handle(self.key);
+        let filled = output.next_slices(&mut slices);
+        let bytes: Vec<u8> =
+            slices[..filled].iter().flat_map(|slice| slice.iter().copied()).collect();
+        output.sent(bytes.len());
+        // A body may be any bytes: each becomes one char.
+        bytes.iter().map(|&byte| char::from(byte)).collect()
+    }
+
+    fn commands(&self) -> u64 {
+        self.commands.values().sum()
+    }
+
+    fn find(&mut self, id: u64) -> Option<FoundJob> {
+        let text = self.ask(&format!("stats-job {id}\r\n"));
+        if text == "NOT_FOUND\r\n" {
+            return None;
+        }
+        let at = self.now + self.commands();
+        let peeked = self.ask(&format!("peek {id}\r\n"));
+        let (_, body) = peeked.split_once("\r\n").unwrap_or_default();
+        let body = body.strip_suffix("\r\n").unwrap_or_default();
+        let word = |key: &str| field(&text, key).unwrap_or_default().to_owned();
+        let number = |key: &str| word(key).parse::<u64>().unwrap_or(u64::MAX);
+        let small = |key: &str| u32::try_from(number(key)).unwrap_or(u32::MAX);
+        Some(FoundJob {
+            tube: word("tube"),
+            body: body.chars().map(|char| u8::try_from(char).unwrap_or(b'?')).collect(),
+            state: word("state"),
+            pri: small("pri"),
+            delay: small("delay"),
+            ttr: small("ttr"),
+            age: number("age"),
+            time_left: number("time-left"),
+            counts: Counts {
+                reserves: small("reserves"),
+                timeouts: small("timeouts"),
+                releases: small("releases"),
+                buries: small("buries"),
+                kicks: small("kicks"),
+            },
+            at,
+        })
+    }
+
+    fn delete(&mut self, id: u64, tube: &str) -> String {
+        *self.deletes.entry(tube.to_owned()).or_default() += 1;
+        self.ask(&format!("delete {id}\r\n"))
+    }
+
+    fn tubes(&mut self) -> Vec<String> {
+        let text = self.ask("list-tubes\r\n");
+        text.lines().filter_map(|line| line.strip_prefix("- ")).map(str::to_owned).collect()
+    }
+
+    /// Adds the commands of this connection to the counters of the model.
+    fn add_to(&self, model: &mut Model) {
+        model.total_connections = 1;
+        model.counters.clone_from(&self.commands);
+        model.last_command_at = self.now + self.commands();
+        for tube in &mut model.tubes {
+            tube.deletes = self.deletes.get(&*tube.name).copied().unwrap_or(0);
+        }
+    }
+
+    fn disconnect(self) {
+        self.server.disconnect(self.key, nanos(self.now));
+    }
+}

@@ -1,0 +1,82 @@
+//! The bytes that a client has sent, split into lines and bodies.
+
+use super::{Client, ClientNumber, Model, UNREAD_LIMIT};
+
+/// The next unit that a client has sent completely.
+pub(super) enum Item {
+    /// A line without its CR LF.
+    Line(Vec<u8>),
+    /// A line of more than 224 bytes.
+    TooLongLine(Vec<u8>),
+    /// A body with the two bytes behind it.
+    Body(Vec<u8>),
+    /// A body over the size limit.
+    TooLargeBody,
+}
+
+/// What the client sends next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Expects {
+    Line,
+    /// The body of a put. Lengths are without the two bytes behind it.
+    Body {
+        id: u64,
+        pri: u32,
+        delay: u32,
+        ttr: u32,
+        len: usize,
+    },
+    TooLargeBody {
+        len: usize,
+    },
+}
+
+const CR_LF: &[u8] = b"\r\n";
+/// The longest line that is a command, in bytes with CR LF.
+const LINE_LIMIT: usize = 224;
+
+impl Model {
+    /// Returns whether the client has sent a complete line or body, and the server may use it.
+    pub fn can_run(&self, number: ClientNumber) -> bool {
+        self.is_free(number) && self.clients[&number].next_item().is_some()
+    }
+
+    /// Returns whether commands of the client may be run: it does not wait, it is not being closed, and
+    /// it reads its replies.
+    pub fn is_free(&self, number: ClientNumber) -> bool {
+        let client = &self.clients[&number];
+        !self.is_waiting(number) && !client.is_closing && client.output.len() < UNREAD_LIMIT
+    }
+}
+
+impl Client {
+    /// Returns the next item, and its length in the input.
+    pub(super) fn next_item(&self) -> Option<(Item, usize)> {
+        match self.expects {
+            Expects::Line => {
+                let len = self.input.windows(2).position(|pair| pair == CR_LF)?;
+                let line = self.input[..len].to_vec();
+                let used = len + CR_LF.len();
+                let is_too_long = used > LINE_LIMIT;
+                Some((if is_too_long { Item::TooLongLine(line) } else { Item::Line(line) }, used))
+            }
+            Expects::Body { len, .. } => {
+                let bytes = self.input.get(..len + CR_LF.len())?;
+                Some((Item::Body(bytes.to_vec()), bytes.len()))
+            }
+            Expects::TooLargeBody { len } => {
+                let used = len + CR_LF.len();
+                (self.input.len() >= used).then_some((Item::TooLargeBody, used))
+            }
+        }
+    }
+
+    /// Returns whether the next item is the line of a put, which is not answered before its body.
+    pub fn sends_put_line(&self) -> bool {
+        matches!(self.next_item(), Some((Item::Line(line), _)) if line.starts_with(b"put "))
+    }
+
+    pub(super) fn watches(&self, tube: &str) -> bool {
+        self.watched.iter().any(|name| **name == *tube)
+    }
+}

@@ -1,0 +1,173 @@
+//! Replies and documents, and the values in them that BEHAVIOUR.md leaves open.
+
+use super::super::request::COUNTERS;
+use super::{Call, ClientNumber, Counts, Job, Model, SECOND, State, Tube};
+use std::rc::Rc;
+use std::str::FromStr;
+
+impl Model {
+    pub(super) fn reply(&mut self, number: ClientNumber, line: &str) {
+        self.reply_bytes(number, line.as_bytes());
+    }
+
+    fn reply_bytes(&mut self, number: ClientNumber, bytes: &[u8]) {
+        let output = &mut self.client(number).output;
+        output.extend_from_slice(bytes);
+        output.extend_from_slice(b"\r\n");
+    }
+
+    pub(super) fn reply_job(&mut self, number: ClientNumber, word: &str, id: u64) {
+        let body = Rc::clone(&self.job(id).body);
+        self.reply(number, &format!("{word} {id} {}", body.len()));
+        self.reply_bytes(number, &body);
+    }
+
+    pub(super) fn reply_document(&mut self, call: &Call<'_>, text: &str) {
+        self.reply(call.by, &format!("OK {}", text.len()));
+        self.reply(call.by, text);
+    }
+
+    // ---- Statistics ----
+
+    pub(super) fn stats_job(&mut self, call: &Call<'_>, id: u64) {
+        let Some(job) = self.find(id) else { return self.reply(call.by, "NOT_FOUND") };
+        let left = |at: u64| at.saturating_sub(call.now) / SECOND;
+        let (state, time_left) = match job.state {
+            State::Ready => ("ready", 0),
+            State::Delayed { due } => ("delayed", left(due)),
+            State::Reserved { deadline, .. } => ("reserved", left(deadline)),
+            State::Buried { .. } => ("buried", 0),
+        };
+        let file = if self.options.has_binlog { call.seen_value("file") } else { 0 };
+        let age = call.now.saturating_sub(job.created) / SECOND;
+        let age = if job.is_age_unknown { call.seen_value("age") } else { age };
+        let Job { tube, pri, delay, ttr, .. } = job;
+        let Counts { reserves, timeouts, releases, buries, kicks } = job.counts;
+        let text = format!(
+            "---\nid: {id}\ntube: \"{tube}\"\nstate: {state}\npri: {pri}\nage: {age}\n\
+             delay: {delay}\nttr: {ttr}\ntime-left: {time_left}\nfile: {file}\n\
+             reserves: {reserves}\ntimeouts: {timeouts}\nreleases: {releases}\n\
+             buries: {buries}\nkicks: {kicks}\n"
+        );
+        self.reply_document(call, &text);
+    }
+
+    pub(super) fn stats_tube(&mut self, call: &Call<'_>, name: &str) {
+        let Some(tube) = self.find_tube(name) else {
+            return self.reply(call.by, "NOT_FOUND");
+        };
+        let [urgent, ready, reserved, delayed, buried] =
+            self.jobs_by_state(|job| job.tube == tube.name);
+        let clients = || self.clients.iter();
+        let using = clients().filter(|(_, client)| client.used == tube.name).count();
+        let watching = clients().filter(|(_, client)| client.watches(name)).count();
+        let waits = |number| self.is_waiting(number);
+        let waiting = clients().filter(|(number, it)| it.watches(name) && waits(**number)).count();
+        let (pause, left) = tube
+            .pause
+            .map_or((0, 0), |(secs, until)| (secs, until.saturating_sub(call.now) / SECOND));
+        let Tube { total_jobs, deletes, pauses, .. } = tube;
+        let text = format!(
+            "---\nname: \"{name}\"\ncurrent-jobs-urgent: {urgent}\ncurrent-jobs-ready: {ready}\n\
+             current-jobs-reserved: {reserved}\ncurrent-jobs-delayed: {delayed}\n\
+             current-jobs-buried: {buried}\ntotal-jobs: {total_jobs}\ncurrent-using: {using}\n\
+             current-watching: {watching}\ncurrent-waiting: {waiting}\ncmd-delete: {deletes}\n\
+             cmd-pause-tube: {pauses}\npause: {pause}\npause-time-left: {left}\n"
+        );
+        self.reply_document(call, &text);
+    }
+
+    pub(super) fn stats(&mut self, call: &Call<'_>) {
+        let [urgent, ready, reserved, delayed, buried] = self.jobs_by_state(|_| true);
+        let mut text = format!(
+            "---\ncurrent-jobs-urgent: {urgent}\ncurrent-jobs-ready: {ready}\n\
+             current-jobs-reserved: {reserved}\ncurrent-jobs-delayed: {delayed}\n\
+             current-jobs-buried: {buried}\n"
+        );
+        for command in COUNTERS {
+            text += &format!("cmd-{command}: {}\n", self.counters.get(command).unwrap_or(&0));
+        }
+        let clients = || self.clients.values();
+        text += &format!(
+            "job-timeouts: {}\ntotal-jobs: {}\nmax-job-size: {}\ncurrent-tubes: {}\n\
+             current-connections: {}\ncurrent-producers: {}\ncurrent-workers: {}\n\
+             current-waiting: {}\ntotal-connections: {}\npid: 7\nversion: \"1.13\"\n\
+             rusage-utime: 0.000000\nrusage-stime: 0.000000\nuptime: {}\n",
+            self.timeouts,
+            self.total_jobs,
+            self.options.max_job_size,
+            self.tubes.len(),
+            self.clients.len(),
+            clients().filter(|client| client.is_producer).count(),
+            clients().filter(|client| client.is_worker).count(),
+            self.waiters.len(),
+            self.total_connections,
+            (call.now - self.started_at) / SECOND,
+        );
+        for key in ["oldest-index", "current-index", "records-migrated", "records-written"] {
+            let key = format!("binlog-{key}");
+            let value = if self.options.has_binlog { call.seen_value(&key) } else { 0 };
+            text += &format!("{key}: {value}\n");
+        }
+        text += &format!(
+            "binlog-max-size: {}\ndraining: {}\nid: 0123456789abcdef\nhostname: \"host\"\n\
+             os: \"version\"\nplatform: \"machine\"\n",
+            self.options.binlog_file_size, self.is_draining
+        );
+        self.reply_document(call, &text);
+    }
+
+    /// Returns how many jobs are urgent, ready, reserved, delayed and buried.
+    fn jobs_by_state(&self, is_counted: impl Fn(&Job) -> bool) -> [usize; 5] {
+        let mut counts = [0; 5];
+        for job in self.jobs.iter().filter(|job| is_counted(job)) {
+            match job.state {
+                State::Ready => {
+                    counts[0] += usize::from(job.pri < 1024);
+                    counts[1] += 1;
+                }
+                State::Reserved { .. } => counts[2] += 1,
+                State::Delayed { .. } => counts[3] += 1,
+                State::Buried { .. } => counts[4] += 1,
+            }
+        }
+        counts
+    }
+
+    // ---- Open results ----
+
+    /// Returns whether the server had no space on the disk for the record of the command, if that is
+    /// allowed.
+    pub(super) fn is_refused(&mut self, call: &Call<'_>) -> bool {
+        let is_refused = self.may_refuse_updates && call.seen.starts_with(b"OUT_OF_MEMORY\r\n");
+        self.refusals += u64::from(is_refused);
+        is_refused
+    }
+}
+
+impl Call<'_> {
+    /// Returns the number behind `word`, with which the server's reply begins.
+    pub(super) fn seen_number(&self, word: &[u8]) -> Option<usize> {
+        leading_number(self.seen.strip_prefix(word)?)
+    }
+
+    /// Returns a value of the document that the server has sent.
+    fn seen_value(&self, key: &str) -> u64 {
+        let line = format!("\n{key}: ");
+        let at = self.seen.windows(line.len()).position(|window| window == line.as_bytes());
+        at.and_then(|at| leading_number(&self.seen[at + line.len()..])).unwrap_or(0)
+    }
+}
+
+fn leading_number<T: FromStr>(bytes: &[u8]) -> Option<T> {
+    let digits = bytes.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    str::from_utf8(&bytes[..digits]).ok()?.parse().ok()
+}
+
+pub(super) fn list<'n>(names: impl Iterator<Item = &'n str>) -> String {
+    let mut text = "---\n".to_owned();
+    for name in names {
+        text += &format!("- {name}\n");
+    }
+    text
+}
