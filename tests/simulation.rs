@@ -57,7 +57,7 @@ fn regressions() {
         let path = entry.unwrap().path();
         let (setup, history) = read(&path);
         if let Err(failure) = replay(setup, &history) {
-            panic!("{}: {failure}", path.display());
+            panic!("{}: {}", path.display(), cut_lines(&failure));
         }
         count += 1;
     }
@@ -74,7 +74,9 @@ fn a_seed_generates_one_history() {
             let mut history = Vec::new();
             for _ in 0..500 {
                 let event = generator.next(&simulation);
-                simulation.apply(&event).unwrap();
+                if let Err(failure) = shrink::apply(&mut simulation, &event) {
+                    panic!("SEED={seed} fails: {}", cut_lines(&failure));
+                }
                 history.push(event);
             }
             (generator.setup, history)

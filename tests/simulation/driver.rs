@@ -4,23 +4,26 @@
 //! the engine: after each call the driver takes the new replies, and lets the model run one command
 //! of that client for each of them. A reply that the model does not give is a failure.
 //!
-//! How many commands the engine runs in an iteration is its own choice. The driver checks bounds
-//! instead: no client has too many commands run, none is left out, and none has too much unread.
+//! How many commands the engine runs in an iteration is its own choice; `bounds.rs` checks that it is
+//! fair. `follow.rs` has the comparison with the model, and `restart.rs` crashes and restarts.
 
-use super::event::{BinlogSetup, Crash, Event, Setup, escape};
+use super::event::{BinlogSetup, Crash, Event, Setup};
 use super::journal::{End, Journal};
-use super::model::{ClientNumber, Due, Job, Model, Options, UNREAD_LIMIT};
+use super::model::{ClientNumber, Model, Options};
 use crate::fake_disk::FakeDisk;
 use crate::made_up;
 use beanstalkd::testing::ConnKey;
 use beanstalkd::testing::Syncing;
 use beanstalkd::testing::{ClockOffset, Nanos};
-use beanstalkd::testing::{Histogram, Page};
 use beanstalkd::testing::{Server, Settings};
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, IoSlice};
 
+mod bounds;
+mod follow;
 mod restart;
+
+use follow::difference;
 
 /// Describes a difference between what came and what was expected.
 pub type Failure = String;
@@ -68,7 +71,9 @@ struct Socket {
     is_served: bool,
     /// The number of its commands that were run in this iteration.
     commands: usize,
-    /// For how many iterations it has had a complete command, and none was run.
+    /// The server has read bytes or run commands of it in this iteration.
+    has_progress: bool,
+    /// The number of iterations without progress since it was ready.
     iterations_left_out: usize,
 }
 
@@ -80,20 +85,9 @@ const START: u64 = 1_700_000_000_000_000_000;
 const END_OF_TIME: u64 = START + 3_200_000_000_000_000_000;
 /// The engine is idle after at most this many iterations without events.
 const MAX_ITERATIONS_UNTIL_IDLE: usize = 2_000;
-/// At most this many steps are tried to find the order of what was due at once.
-const MAX_ORDER_STEPS: usize = 20_000;
 /// The server reads at most this many bytes of a connection in one iteration.
 const READ_LEN: usize = 16 * 1024;
 const SLICES_PER_WRITE: usize = 16;
-const SLICES: usize = 192;
-
-/// A connection runs at most this many commands in one iteration: some microseconds of work, so that
-/// no client waits long behind one that sends thousands. Where each iteration ends in a sync of the
-/// disk, which takes longer than all commands, they are more.
-const MAX_COMMANDS: usize = 200;
-const MAX_COMMANDS_BEFORE_SYNC: usize = 3_000;
-/// A complete command waits for at most this many iterations.
-const MAX_ITERATIONS_LEFT_OUT: usize = 3;
 
 impl Simulation {
     pub fn new(setup: Setup) -> Result<Simulation, Failure> {
@@ -232,6 +226,7 @@ impl Simulation {
             output: Vec::new(),
             is_served: false,
             commands: 0,
+            has_progress: false,
             iterations_left_out: 0,
         };
         self.sockets.insert(client, socket);
@@ -360,6 +355,7 @@ impl Simulation {
         } else {
             self.server.receive(key, &socket.inbound[..count], now);
         }
+        socket.has_progress = true;
         let bytes: Vec<u8> = socket.inbound.drain(..count).collect();
         self.model.receive(client, &bytes);
         self.follow(client)
@@ -432,165 +428,6 @@ impl Simulation {
         Ok(finished)
     }
 
-    // ---- The model ----
-
-    /// Takes the replies that the engine has made since the last call.
-    fn take_replies(&mut self) {
-        let mut keys = Vec::new();
-        self.server.take_dirty(&mut keys);
-        for key in keys {
-            let Some(&client) = self.numbers.get(&key) else { continue };
-            if !self.to_flush.contains(&client) {
-                self.to_flush.push(client);
-            }
-            let socket = self.sockets.get_mut(&client).expect("it has a number");
-            let mut slices = [IoSlice::new(&[]); SLICES];
-            let output = self.server.output_handle(key);
-            let filled = output.next_slices(&mut slices);
-            let mut known = socket.output.len();
-            for slice in &slices[..filled] {
-                let skipped = known.min(slice.len());
-                known -= skipped;
-                socket.output.extend_from_slice(&slice[skipped..]);
-            }
-        }
-    }
-
-    /// Lets the model run the commands of a client that the engine has just run, one for each reply.
-    /// A `reserve` that waits, a `quit` and the line of a put have no reply: they were run if nothing
-    /// is left for the engine to run.
-    fn follow(&mut self, client: ClientNumber) -> Result<(), Failure> {
-        self.take_replies();
-        loop {
-            let socket = self.sockets.get_mut(&client).expect("the client is served");
-            let known = self.model.clients[&client].output.len();
-            let seen = &socket.output[known..];
-            let has_left = self.server.actions(socket.key).run;
-            let is_put_line = || {
-                let sends_put = self.model.clients[&client].sends_put_line();
-                sends_put && puts(&self.server, self.now) > self.model.puts()
-            };
-            if seen.is_empty() && has_left && !is_put_line() {
-                break;
-            }
-            if !self.model.run_next(client, self.now, seen) {
-                if seen.is_empty() {
-                    break;
-                }
-                let why = if known >= UNREAD_LIMIT { "too much is unread" } else { "no command" };
-                return Err(format!("client {client}: a reply, but {why}\n  came: {}", cut(seen)));
-            }
-            socket.commands += 1;
-            let expected = &self.model.clients[&client].output;
-            if !socket.output.starts_with(expected) {
-                return Err(difference(client, expected, &socket.output));
-            }
-        }
-        self.compare()
-    }
-
-    /// Lets the model do what was due. What is due at once may be done in any order: the replies must
-    /// be those of one of them.
-    fn follow_tick(&mut self) -> Result<(), Failure> {
-        self.take_replies();
-        let due = self.model.due(self.now);
-        // Without waiters the order makes no difference.
-        let is_open = due.len() > 1 && !self.model.waiters.is_empty();
-        let mut steps_left = MAX_ORDER_STEPS;
-        let found =
-            if is_open { self.find_order(&self.model, &due, &mut steps_left) } else { None };
-        match found {
-            Some(model) => self.model = model,
-            None => due.iter().for_each(|it| self.model.on_due(it, self.now)),
-        }
-        self.compare()
-    }
-
-    /// Returns the model after all that is due, in an order that explains the replies.
-    fn find_order(&self, model: &Model, due: &[Due], steps_left: &mut usize) -> Option<Model> {
-        let output = |client: &ClientNumber| &self.sockets[client].output;
-        if due.is_empty() {
-            let is_it = model.clients.iter().all(|(client, it)| it.output == *output(client));
-            return is_it.then(|| model.clone());
-        }
-        for index in 0..due.len() {
-            *steps_left = steps_left.checked_sub(1)?;
-            let mut next = model.clone();
-            next.on_due(&due[index], self.now);
-            if next.clients.iter().all(|(client, it)| output(client).starts_with(&it.output)) {
-                let mut rest = due.to_vec();
-                rest.remove(index);
-                if let Some(found) = self.find_order(&next, &rest, steps_left) {
-                    return Some(found);
-                }
-            }
-        }
-        None
-    }
-
-    /// Compares the replies to all clients, and keeps what has become of jobs.
-    fn compare(&mut self) -> Result<(), Failure> {
-        self.take_replies();
-        for (client, known) in &self.model.clients {
-            let output = &self.sockets[client].output;
-            let is_changed = self.to_flush.contains(client);
-            if output.len() != known.output.len() || is_changed && *output != known.output {
-                return Err(difference(*client, &known.output, output));
-            }
-        }
-        for change in self.model.changes.drain(..) {
-            if self.setup.binlog.is_some() {
-                self.journal.record(change);
-            }
-        }
-        Ok(())
-    }
-
-    // ---- Properties ----
-
-    /// Checks what each client may do next, and that each got its share of the iteration.
-    fn check_clients(&mut self) -> Result<(), Failure> {
-        let syncs_always = syncing(&self.setup) == Syncing::EachIteration;
-        let max_commands = if syncs_always { MAX_COMMANDS_BEFORE_SYNC } else { MAX_COMMANDS };
-        for (&client, socket) in &mut self.sockets {
-            let commands = std::mem::take(&mut socket.commands);
-            if commands > max_commands {
-                return Err(format!(
-                    "client {client}: {commands} commands in one iteration, and {max_commands} are allowed"
-                ));
-            }
-            let is_left_out = commands == 0 && self.model.can_run(client);
-            let iterations = if is_left_out { socket.iterations_left_out + 1 } else { 0 };
-            socket.iterations_left_out = iterations;
-            if iterations > MAX_ITERATIONS_LEFT_OUT {
-                return Err(format!(
-                    "client {client}: no command was run in {iterations} iterations"
-                ));
-            }
-            socket.is_served = false;
-            check_actions(client, socket.key, &self.server, &self.model)?;
-        }
-        Ok(())
-    }
-
-    /// All files together take less than three times the live bytes and two files. Files so small that
-    /// the space kept for deletes fills them may take more.
-    fn check_disk_use(&self) -> Result<(), Failure> {
-        const SMALL_FILE: u32 = 16_384;
-        let Some(BinlogSetup { file_size, .. }) = self.setup.binlog else { return Ok(()) };
-        if file_size < SMALL_FILE {
-            return Ok(());
-        }
-        let record_len = |job: &Job| (4 + job.tube.len() + 80 + job.body.len() + 2) as u64;
-        let live: u64 = self.model.jobs.iter().map(record_len).sum();
-        let limit = 3 * live + 2 * u64::from(file_size);
-        let used = self.disk.used_by_binlog();
-        if used <= limit || self.had_disk_faults {
-            return Ok(());
-        }
-        Err(format!("the binlog takes {used} bytes for {live} live bytes: {}", self.disk.names()))
-    }
-
     // ---- Time ----
 
     /// Runs iterations as long as there is something to do at once.
@@ -605,20 +442,6 @@ impl Simulation {
             }
         }
         Err(format!("the server does not become idle: next due {:?}", self.server.next_due()))
-    }
-
-    /// An idle server has nothing left to run, to read or to close.
-    fn check_idle(&self) -> Result<(), Failure> {
-        for (&client, socket) in &self.sockets {
-            let actions = self.server.actions(socket.key);
-            let has_unread = actions.read && !socket.inbound.is_empty();
-            if self.model.can_run(client) || has_unread || actions.run || actions.close {
-                return Err(format!(
-                    "client {client}: the server is idle, but has something to do: {actions:?}"
-                ));
-            }
-        }
-        Ok(())
     }
 
     fn advance(&mut self, span: u64) -> Result<(), Failure> {
@@ -639,75 +462,6 @@ impl Simulation {
             }
         }
         Err(format!("timers are due again and again: {}", self.disk.names()))
-    }
-}
-
-/// Checks what the engine allows the event loop to do with a connection.
-fn check_actions(
-    client: ClientNumber,
-    key: ConnKey,
-    server: &Server,
-    model: &Model,
-) -> Result<(), Failure> {
-    let actions = server.actions(key);
-    let known = &model.clients[&client];
-    let is_free = model.is_free(client);
-    let has_replies = !known.output.is_empty();
-    let is_over = known.has_input_ended && !model.is_waiting(client) && !actions.run;
-    let is_right = actions.write == has_replies
-        && (!actions.run || is_free && !known.input.is_empty())
-        && actions.read == (is_free && !actions.run && !known.has_input_ended)
-        && actions.close == (!has_replies && (known.is_closing || is_over));
-    if is_right {
-        return Ok(());
-    }
-    Err(format!(
-        "client {client}: the server has {actions:?}\n  expected: commands can be run: {is_free}, \
-         waits: {}, closing: {}, input ended: {}, bytes of input: {}, of output: {}",
-        model.is_waiting(client),
-        known.is_closing,
-        known.has_input_ended,
-        known.input.len(),
-        known.output.len(),
-    ))
-}
-
-/// Returns the counter of puts from the page for Prometheus. It shows whether the engine has parsed
-/// the line of a put whose body has not been used.
-fn puts(server: &Server, now: u64) -> u64 {
-    const SAMPLE: &str = "beanstalkd_commands_total{command=\"put\"} ";
-    let (mut page, mut text) = (Page::new(0), String::new());
-    let iterations = Histogram::default();
-    while !page.is_done() {
-        let made = page.go_on(&server.view(&iterations, nanos(now)), &mut text);
-        made.expect("the test has memory");
-        let sample = text.split_once(SAMPLE).and_then(|(_, rest)| rest.split_once('\n'));
-        if let Some((count, _)) = sample {
-            return count.parse().expect("a counter is a number");
-        }
-    }
-    unreachable!("the page has the counter");
-}
-
-/// Describes a reply that is not the expected one, from shortly before the first different byte.
-fn difference(client: ClientNumber, expected: &[u8], came: &[u8]) -> Failure {
-    const BEFORE: usize = 40;
-    let same = expected.iter().zip(came).take_while(|(a, b)| a == b).count();
-    let from = same.saturating_sub(BEFORE);
-    format!(
-        "client {client}: wrong reply (shown from byte {from})\n  expected: {}\n  came:     {}",
-        cut(&expected[from..]),
-        cut(&came[from..]),
-    )
-}
-
-/// Formats the first bytes of a reply.
-fn cut(bytes: &[u8]) -> String {
-    const SHOWN: usize = 120;
-    match bytes.len() {
-        0 => "nothing".to_owned(),
-        len if len > SHOWN => format!("{} and {} more bytes", escape(&bytes[..SHOWN]), len - SHOWN),
-        _ => escape(bytes),
     }
 }
 

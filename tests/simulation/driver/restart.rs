@@ -133,7 +133,7 @@ impl Simulation {
 /// The jobs after a restart.
 #[derive(Default)]
 struct Judged {
-    /// Jobs as they may be; the model goes on with the first version of each.
+    /// Jobs as they may be; the model takes the first version of each.
     known: Vec<(u64, Vec<StoredJob>)>,
     /// Jobs that damage, lost bytes or a clock that was set have made ambiguous.
     unknown: Vec<(u64, FoundJob)>,

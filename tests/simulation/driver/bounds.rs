@@ -1,0 +1,110 @@
+//! Properties of the engine that BEHAVIOUR.md does not give as one exact result: fairness, and the
+//! use of memory and of the disk.
+
+use super::super::event::BinlogSetup;
+use super::super::model::{ClientNumber, Job, Model};
+use super::{Failure, Simulation, syncing};
+use beanstalkd::testing::ConnKey;
+use beanstalkd::testing::Server;
+use beanstalkd::testing::Syncing;
+
+/// At most this many commands of one connection are run in an iteration, less than 0.1 ms of work: a
+/// client that sends thousands of commands does not delay the others. A put counts as two, its line
+/// and its body.
+const MAX_COMMANDS: usize = 200;
+/// The same where each iteration ends in a sync of the disk, which takes longer than all commands.
+const MAX_COMMANDS_BEFORE_SYNC: usize = 3_000;
+/// A client that could be served is left out in at most this many iterations.
+const MAX_ITERATIONS_LEFT_OUT: usize = 3;
+
+impl Simulation {
+    /// Checks what each client may do next, and that each got its share of the iteration.
+    pub(super) fn check_clients(&mut self) -> Result<(), Failure> {
+        let syncs_always = syncing(&self.setup) == Syncing::EachIteration;
+        let max_commands = if syncs_always { MAX_COMMANDS_BEFORE_SYNC } else { MAX_COMMANDS };
+        for (&client, socket) in &mut self.sockets {
+            let commands = std::mem::take(&mut socket.commands);
+            if commands > max_commands {
+                return Err(format!(
+                    "client {client}: {commands} commands in one iteration\n  \
+                     expected: at most {max_commands}"
+                ));
+            }
+            check_actions(client, socket.key, &self.server, &self.model)?;
+            let can_read = self.server.actions(socket.key).read && !socket.inbound.is_empty();
+            let has_progress = std::mem::take(&mut socket.has_progress);
+            let is_left_out = !has_progress && (self.model.can_run(client) || can_read);
+            let iterations = if is_left_out { socket.iterations_left_out + 1 } else { 0 };
+            socket.iterations_left_out = iterations;
+            if iterations > MAX_ITERATIONS_LEFT_OUT {
+                return Err(format!("client {client}: not served in {iterations} iterations"));
+            }
+            socket.is_served = false;
+        }
+        Ok(())
+    }
+
+    /// Checks that all files together take less than three times the live bytes and two files. Files so small that
+    /// the space kept for deletes fills them may take more.
+    pub(super) fn check_disk_use(&self) -> Result<(), Failure> {
+        const SMALL_FILE: u32 = 16_384;
+        let Some(BinlogSetup { file_size, .. }) = self.setup.binlog else { return Ok(()) };
+        if file_size < SMALL_FILE {
+            return Ok(());
+        }
+        let record_len = |job: &Job| (4 + job.tube.len() + 80 + job.body.len() + 2) as u64;
+        let live: u64 = self.model.jobs.iter().map(record_len).sum();
+        let limit = 3 * live + 2 * u64::from(file_size);
+        let used = self.disk.used_by_binlog();
+        if used <= limit || self.had_disk_faults {
+            return Ok(());
+        }
+        Err(format!("the binlog takes {used} bytes for {live} live bytes: {}", self.disk.names()))
+    }
+
+    /// Checks that an idle server has nothing left to run, to read, to send or to close.
+    pub(super) fn check_idle(&self) -> Result<(), Failure> {
+        for (&client, socket) in &self.sockets {
+            let actions = self.server.actions(socket.key);
+            let has_unread = actions.read && !socket.inbound.is_empty();
+            let has_unsent = actions.write && socket.read_limit != Some(0);
+            let is_done = !actions.run && !has_unread && !has_unsent && !actions.close;
+            if !is_done || self.model.can_run(client) {
+                return Err(format!(
+                    "client {client}: the server is idle, but has something to do: {actions:?}"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Checks what the engine allows the event loop to do with a connection.
+fn check_actions(
+    client: ClientNumber,
+    key: ConnKey,
+    server: &Server,
+    model: &Model,
+) -> Result<(), Failure> {
+    let actions = server.actions(key);
+    let known = &model.clients[&client];
+    let is_free = model.is_free(client);
+    let has_replies = !known.output.is_empty();
+    let is_over = known.has_input_ended && !model.is_waiting(client) && !actions.run;
+    let is_right = actions.write == has_replies
+        && (!actions.run || is_free && !known.input.is_empty())
+        && actions.read == (is_free && !actions.run && !known.has_input_ended)
+        && actions.close == (!has_replies && (known.is_closing || is_over));
+    if is_right {
+        return Ok(());
+    }
+    Err(format!(
+        "client {client}: the server has {actions:?}\n  expected: commands can be run: {is_free}, \
+         waits: {}, closing: {}, input ended: {}, bytes of input: {}, of output: {}",
+        model.is_waiting(client),
+        known.is_closing,
+        known.has_input_ended,
+        known.input.len(),
+        known.output.len(),
+    ))
+}
