@@ -6,6 +6,9 @@
 //!
 //! How many commands the engine runs in an iteration is its own choice; `bounds.rs` checks that it is
 //! fair. `follow.rs` has the comparison with the model, and `restart.rs` crashes and restarts.
+//!
+//! The engine divides long commands into steps: a close with thousands of jobs, or a list of thousands
+//! of tubes. Here all of them are small enough for one step; `tests/fairness.rs` tests the steps.
 
 use super::event::{BinlogSetup, Crash, Event, Setup};
 use super::journal::{End, Journal};

@@ -10,6 +10,7 @@ use std::io::IoSlice;
 /// At most this many steps are tried to find the order of what was due at once.
 const MAX_ORDER_STEPS: usize = 20_000;
 const SLICES: usize = 192;
+
 impl Simulation {
     /// Takes the replies that the engine has made since the last call.
     pub(super) fn take_replies(&mut self) {
