@@ -1,13 +1,13 @@
-//! A randomized simulation: many clients, all commands, a disk with faults, crashes and restarts, and
-//! a simulated clock. The same seed repeats the same run.
+//! A randomized simulation: many clients, all commands, a disk with faults, crashes and restarts,
+//! and a simulated clock. The same seed repeats the same run.
 //!
 //! A seed generates a history of events (`generator`). The engine and a slow, obvious `model` both
 //! get each of them (`driver`), and every reply must be one that the model allows. After each event
-//! `Server::check` checks the engine's invariants. A history that fails is shortened and printed, one
-//! event a line. Histories that failed once are kept in `tests/simulation/regressions`.
+//! `Server::check` checks the engine's invariants. A history that fails is shortened and printed,
+//! one event a line. Histories that failed once are kept in `tests/simulation/regressions`.
 //!
-//! `make simulate SEED=n STEPS=n` repeats one run. Without a seed, `make simulate FOR_SECONDS=n` makes
-//! runs with random seeds. `make simulate HISTORY=FILE` replays a file.
+//! `make simulate SEED=n STEPS=n` repeats one run. Without a seed, `make simulate FOR_SECONDS=n`
+//! makes runs with random seeds. `make simulate HISTORY=FILE` replays a file.
 #![allow(clippy::unwrap_used, reason = "in a test it is an assertion")]
 
 mod fake_disk;

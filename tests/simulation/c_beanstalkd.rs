@@ -1,5 +1,5 @@
-//! C beanstalkd next to a simulation: it gets the same commands over sockets, and must give the same
-//! replies. Its clock is the real one, so no reply may depend on time.
+//! C beanstalkd next to a simulation: it gets the same commands over sockets, and must give the
+//! same replies. Its clock is the real one, so no reply may depend on time.
 
 use super::driver::{Failure, Simulation};
 use super::event::{Event, Setup};

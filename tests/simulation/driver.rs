@@ -4,11 +4,12 @@
 //! the engine: after each call the driver takes the new replies, and lets the model run one command
 //! of that client for each of them. A reply that the model does not give is a failure.
 //!
-//! How many commands the engine runs in an iteration is its own choice; `bounds.rs` checks that it is
-//! fair. `follow.rs` has the comparison with the model, and `restart.rs` crashes and restarts.
+//! How many commands the engine runs in an iteration is its own choice; `bounds.rs` checks that it
+//! is fair. `follow.rs` has the comparison with the model, and `restart.rs` crashes and restarts.
 //!
-//! The engine divides long commands into steps: a close with thousands of jobs, or a list of thousands
-//! of tubes. Here all of them are small enough for one step; `tests/fairness.rs` tests the steps.
+//! The engine divides long commands into steps: a close with thousands of jobs, or a list of
+//! thousands of tubes. Here all of them are small enough for one step; `tests/fairness.rs` tests
+//! the steps.
 
 use super::event::{BinlogSetup, Crash, Event, Setup};
 use super::journal::{End, Journal};
@@ -84,7 +85,8 @@ struct Socket {
 /// between two of them.
 const TICK: u64 = 1 << 16;
 const START: u64 = 1_700_000_000_000_000_000;
-/// Timers after this time, a century later, are not waited for: times beyond them must fit in 64 bits.
+/// Timers after this time, a century later, are not waited for: times beyond them must fit in 64
+/// bits.
 const END_OF_TIME: u64 = START + 3_200_000_000_000_000_000;
 /// The engine is idle after at most this many iterations without events.
 const MAX_ITERATIONS_UNTIL_IDLE: usize = 2_000;

@@ -20,7 +20,8 @@ pub struct Setup {
 pub struct BinlogSetup {
     /// In bytes.
     pub file_size: u32,
-    /// The longest time from a write to its sync, in nanoseconds. 0: before each reply; `None`: never.
+    /// The longest time from a write to its sync, in nanoseconds. 0: before each reply; `None`:
+    /// never.
     pub sync_within: Option<u64>,
 }
 
@@ -31,8 +32,8 @@ pub enum Event {
     Connect(ClientNumber),
     /// The client sends bytes.
     Send(ClientNumber, Vec<u8>),
-    /// The client shuts down its sending side. `true`: the kernel reports it to the server before the
-    /// server has read everything.
+    /// The client shuts down its sending side. `true`: the kernel reports it to the server before
+    /// the server has read everything.
     HalfClose(ClientNumber, bool),
     /// The connection breaks.
     Disconnect(ClientNumber),

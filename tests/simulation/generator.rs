@@ -119,8 +119,8 @@ const MAX_UNREAD: usize = 300;
 /// iteration ends in a sync.
 const BURST: std::ops::Range<usize> = 250..500;
 const BURST_BEFORE_SYNC: std::ops::Range<usize> = 4_000..6_000;
-/// The number of puts in a burst. So few jobs become due in one iteration, and the model does not have
-/// to know in which steps the engine handles more.
+/// The number of puts in a burst. So few jobs become due in one iteration, and the model does not
+/// have to know in which steps the engine handles more.
 const BURST_OF_PUTS: std::ops::Range<usize> = 10..40;
 
 impl Generator {
@@ -492,8 +492,8 @@ impl Generator {
 }
 
 /// Returns whether C beanstalkd parses these bytes as this server does. C misses the end of a line
-/// with a CR inside, and of a long line that arrives in pieces, and does not close after an HTTP request.
-/// Commands whose replies may depend on time are left out too.
+/// with a CR inside, and of a long line that arrives in pieces, and does not close after an HTTP
+/// request. Commands whose replies may depend on time are left out too.
 fn is_parsed_alike(bytes: &[u8]) -> bool {
     let lines = bytes.split(|&byte| byte == b'\n');
     let has = |word: &str| bytes.windows(word.len()).any(|window| window == word.as_bytes());

@@ -49,8 +49,8 @@ pub struct FoundJob {
 pub enum End {
     /// All that it has written is there.
     Killed,
-    /// All that was there when it started is there, and all that was logged this long before the last
-    /// commit. `None`: the server never syncs, and nothing has to be there.
+    /// All that was there when it started is there, and all that was logged this long before the
+    /// last commit. `None`: the server never syncs, and nothing has to be there.
     PowerCut { synced_within: Option<u64> },
 }
 
@@ -263,8 +263,8 @@ impl StoredJob {
         StoredJob { created: ahead(self.created), state, ..self.clone() }
     }
 
-    /// Returns the state after a restart at that time. If the clock was set back, the job is delayed
-    /// at most as long as the client asked for.
+    /// Returns the state after a restart at that time. If the clock was set back, the job is
+    /// delayed at most as long as the client asked for.
     pub fn state_at(&self, restarted_at: u64) -> State {
         match self.state {
             State::Delayed { due } if due <= restarted_at => State::Ready,

@@ -300,8 +300,8 @@ impl Model {
         self.remove_if_idle(&client.used);
     }
 
-    /// Runs the next complete command of a client. Returns `false` if there is none, or if it must not
-    /// be run. `seen` is what the server has sent to the client and the model has not.
+    /// Runs the next complete command of a client. Returns `false` if there is none, or if it must
+    /// not be run. `seen` is what the server has sent to the client and the model has not.
     pub fn run_next(&mut self, number: ClientNumber, now: u64, seen: &[u8]) -> bool {
         if !self.is_free(number) {
             return false;
@@ -405,7 +405,8 @@ impl Model {
         self.reply(number, reply);
     }
 
-    /// Hands ready jobs of the tube to the clients that wait for them, the longest-waiting one first.
+    /// Hands ready jobs of the tube to the clients that wait for them, the longest-waiting one
+    /// first.
     fn serve_waiters(&mut self, tube: &str, now: u64) {
         while let Some(waiter) =
             self.waiters.iter().find(|waiter| self.clients[&waiter.client].watches(tube))
@@ -420,7 +421,8 @@ impl Model {
 
     // ---- Jobs ----
 
-    /// Returns the ready job with the lowest priority and id of these tubes, if they are not paused.
+    /// Returns the ready job with the lowest priority and id of these tubes, if they are not
+    /// paused.
     fn first_ready(&self, is_wanted: impl Fn(&str) -> bool) -> Option<u64> {
         let is_open = |name: &str| self.find_tube(name).is_some_and(|tube| tube.pause.is_none());
         let ready = self.jobs.iter().filter(|job| job.state == State::Ready);

@@ -22,8 +22,8 @@ pub fn apply(simulation: &mut Simulation, event: &Event) -> Result<(), Failure> 
     })
 }
 
-/// Returns a part of `history` that fails too, and from which no single event can be removed. It may
-/// fail in another way.
+/// Returns a part of `history` that fails too, and from which no single event can be removed. It
+/// may fail in another way.
 pub fn shrink(setup: Setup, history: &[Event]) -> Vec<Event> {
     let mut trials = 0;
     let mut fails = |history: &[Event]| {

@@ -8,9 +8,9 @@ use beanstalkd::testing::ConnKey;
 use beanstalkd::testing::Server;
 use beanstalkd::testing::Syncing;
 
-/// At most this many commands of one connection are run in an iteration, less than 0.1 ms of work: a
-/// client that sends thousands of commands does not delay the others. A put counts as two, its line
-/// and its body.
+/// At most this many commands of one connection are run in an iteration, less than 0.1 ms of work:
+/// a client that sends thousands of commands does not delay the others. A put counts as two, its
+/// line and its body.
 const MAX_COMMANDS: usize = 200;
 /// The same where each iteration ends in a sync of the disk, which takes longer than all commands.
 const MAX_COMMANDS_BEFORE_SYNC: usize = 3_000;
@@ -44,8 +44,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// Checks that all files together take less than three times the live bytes and two files. Files so small that
-    /// the space kept for deletes fills them may take more.
+    /// Checks that all files together take less than three times the live bytes and two files.
+    /// Files so small that the space kept for deletes fills them may take more.
     pub(super) fn check_disk_use(&self) -> Result<(), Failure> {
         const SMALL_FILE: u32 = 16_384;
         let Some(BinlogSetup { file_size, .. }) = self.setup.binlog else { return Ok(()) };

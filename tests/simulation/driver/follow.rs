@@ -34,9 +34,9 @@ impl Simulation {
         }
     }
 
-    /// Lets the model run the commands of a client that the engine has just run, one for each reply.
-    /// A `reserve` that waits, a `quit` and the line of a put have no reply: they were run if nothing
-    /// is left for the engine to run.
+    /// Lets the model run the commands of a client that the engine has just run, one for each
+    /// reply. A `reserve` that waits, a `quit` and the line of a put have no reply: they were run
+    /// if nothing is left for the engine to run.
     pub(super) fn follow(&mut self, client: ClientNumber) -> Result<(), Failure> {
         self.take_replies();
         loop {
@@ -68,8 +68,8 @@ impl Simulation {
         self.compare()
     }
 
-    /// Lets the model do what was due. What is due at once may be done in any order: the replies must
-    /// be those of one of them.
+    /// Lets the model do what was due. What is due at once may be done in any order: the replies
+    /// must be those of one of them.
     pub(super) fn follow_tick(&mut self) -> Result<(), Failure> {
         self.take_replies();
         let due = self.model.due(self.now);

@@ -113,8 +113,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// Creates a server from the files on the disk. If it does not start on a full disk, it is started
-    /// again with more space.
+    /// Creates a server from the files on the disk. If it does not start on a full disk, it is
+    /// started again with more space.
     fn recover(&mut self) -> Result<Recovered, Failure> {
         let now = nanos(self.now);
         self.server = server(&self.setup, self.now);
@@ -145,8 +145,8 @@ impl Judged {
     }
 }
 
-/// Compares all jobs with what may be there after such an end. Each flipped bit may have changed one
-/// job, but not its tube or body.
+/// Compares all jobs with what may be there after such an end. Each flipped bit may have changed
+/// one job, but not its tube or body.
 fn judge(
     journal: &Journal,
     inspector: &mut Inspector<'_>,

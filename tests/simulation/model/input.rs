@@ -41,8 +41,8 @@ impl Model {
         self.is_free(number) && self.clients[&number].next_item().is_some()
     }
 
-    /// Returns whether commands of the client may be run: it does not wait, it is not being closed, and
-    /// it reads its replies.
+    /// Returns whether commands of the client may be run: it does not wait, it is not being closed,
+    /// and it reads its replies.
     pub fn is_free(&self, number: ClientNumber) -> bool {
         let client = &self.clients[&number];
         !self.is_waiting(number) && !client.is_closing && client.output.len() < UNREAD_LIMIT

@@ -136,8 +136,8 @@ impl Model {
 
     // ---- Open results ----
 
-    /// Returns whether the server had no space on the disk for the record of the command, if that is
-    /// allowed.
+    /// Returns whether the server had no space on the disk for the record of the command, if that
+    /// is allowed.
     pub(super) fn is_refused(&mut self, call: &Call<'_>) -> bool {
         let is_refused = self.may_refuse_updates && call.seen.starts_with(b"OUT_OF_MEMORY\r\n");
         self.refusals += u64::from(is_refused);
