@@ -179,7 +179,7 @@ fn run(seed: u64, steps: u64) -> Total {
 fn fail(seed: u64, step: u64, failure: &Failure) -> ! {
     let first = cut_lines(&format!("SEED={seed} fails at step {step}: {failure}"));
     assert!(number("NO_SHRINK").is_none(), "{first}");
-    eprintln!("{first}\n\nshortening the history ...");
+    eprintln!("{first}\nshortening the history ...");
     // Each trial may panic.
     std::panic::set_hook(Box::new(|_| {}));
     let mut generator = Generator::new(seed);
@@ -201,7 +201,7 @@ fn fail(seed: u64, step: u64, failure: &Failure) -> ! {
     std::fs::write(&path, &text).unwrap();
     panic!(
         "\n\nthe shortest history found, {} events:\n\n{}\n\
-         it fails with: {}\n\nto repeat the run:      make simulate SEED={seed} STEPS={}\n\
+         it fails with: {}\nto repeat the run:      make simulate SEED={seed} STEPS={}\n\
          to replay the history:  make simulate HISTORY={}\n",
         history.len(),
         cut_lines(&text),

@@ -22,31 +22,48 @@ pub fn apply(simulation: &mut Simulation, event: &Event) -> Result<(), Failure> 
     })
 }
 
-/// Returns a part of `history` that fails too, and from which no single event can be removed. It
-/// may fail in another way.
+/// Returns a part of `history` that fails too, and from which no single event and no single line can
+/// be removed. It may fail in another way.
 pub fn shrink(setup: Setup, history: &[Event]) -> Vec<Event> {
     let mut trials = 0;
     let mut fails = |history: &[Event]| {
         trials += 1;
         trials < MAX_TRIALS && replay(setup, history).is_err()
     };
-    let mut history = history.to_vec();
-    let mut size = history.len().div_ceil(2);
+    let mut history = shrink_list(history.to_vec(), &mut fails);
+    for index in 0..history.len() {
+        let Event::Send(client, bytes) = &history[index] else { continue };
+        let client = *client;
+        let lines: Vec<Vec<u8>> =
+            bytes.split_inclusive(|&byte| byte == b'\n').map(<[u8]>::to_vec).collect();
+        let mut shorter = history.clone();
+        let lines = shrink_list(lines, &mut |lines: &[Vec<u8>]| {
+            shorter[index] = Event::Send(client, lines.concat());
+            fails(&shorter)
+        });
+        history[index] = Event::Send(client, lines.concat());
+    }
+    history
+}
+
+/// Removes ever smaller ranges of items, as long as `fails` returns `true` for the rest.
+fn shrink_list<T: Clone>(mut items: Vec<T>, fails: &mut impl FnMut(&[T]) -> bool) -> Vec<T> {
+    let mut size = items.len().div_ceil(2).max(1);
     loop {
-        let before = history.len();
+        let before = items.len();
         let mut at = 0;
-        while at < history.len() {
-            let end = (at + size).min(history.len());
-            let rest = [&history[..at], &history[end..]].concat();
+        while at < items.len() {
+            let end = (at + size).min(items.len());
+            let rest = [&items[..at], &items[end..]].concat();
             if fails(&rest) {
-                history = rest;
+                items = rest;
             } else {
                 at = end;
             }
         }
-        if size == 1 && history.len() == before {
-            return history;
+        if size == 1 && items.len() == before {
+            return items;
         }
-        size = size.div_ceil(2).max(1);
+        size = size.div_ceil(2);
     }
 }
