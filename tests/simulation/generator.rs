@@ -21,6 +21,8 @@ pub struct Generator {
     /// The rest of commands that clients have sent in part.
     unsent: BTreeMap<ClientNumber, Vec<u8>>,
     starts: u64,
+    /// The event that follows the last one: a client that stops to read its replies asks for many.
+    next: Option<Event>,
 }
 
 /// How frequent each kind of event is.
@@ -129,7 +131,16 @@ impl Generator {
         let setup = setup(&mut random);
         let profile = profile(&mut random, setup.binlog.is_some());
         let unsent = BTreeMap::new();
-        Generator { random, setup, profile, is_timeless: false, may_stop: true, unsent, starts: 1 }
+        Generator {
+            random,
+            setup,
+            profile,
+            is_timeless: false,
+            may_stop: true,
+            unsent,
+            starts: 1,
+            next: None,
+        }
     }
 
     /// Generates histories whose replies do not depend on time.
@@ -148,6 +159,9 @@ impl Generator {
         if self.starts != simulation.starts {
             self.starts = simulation.starts;
             self.unsent.clear();
+        }
+        if let Some(event) = self.next.take() {
+            return event;
         }
         let clients = simulation.clients();
         let chance = self.random.u32(..1000);
@@ -168,12 +182,7 @@ impl Generator {
             };
         }
         if chance < profile.disconnects + profile.read_limits {
-            let limit = match self.random.u8(..3) {
-                0 => Some(0),
-                1 => Some(self.random.usize(1..5_000)),
-                _ => None,
-            };
-            return Event::ReadLimit(client, limit);
+            return self.read_limit(client, simulation);
         }
         if let Some(event) = self.fault(simulation) {
             return event;
@@ -182,6 +191,21 @@ impl Generator {
             return Event::EndIteration;
         }
         self.send(client, simulation)
+    }
+
+    fn read_limit(&mut self, client: ClientNumber, simulation: &Simulation) -> Event {
+        let limit = match self.random.u8(..3) {
+            0 => Some(0),
+            1 => Some(self.random.usize(1..5_000)),
+            _ => None,
+        };
+        let jobs = &simulation.model().jobs;
+        if let (Some(_), Some(longest)) = (limit, jobs.iter().max_by_key(|job| job.body.len())) {
+            let peek = format!("peek {}\r\n", longest.id);
+            self.next =
+                Some(Event::Send(client, peek.repeat(self.random.usize(BURST)).into_bytes()));
+        }
+        Event::ReadLimit(client, limit)
     }
 
     fn time(&mut self) -> Event {
