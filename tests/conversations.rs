@@ -1,41 +1,38 @@
 //! Plays the conversations of `tests/conversations` into the engine with virtual time, into our
 //! binary over sockets, and into C beanstalkd where it is installed.
 //!
-//! The form of a script is told in `tests/conversations/README.md`. Each pair of a script and a
-//! player is a test of its own, so `cargo test --test conversations engine::put` plays
-//! one. `C_BEANSTALKD=/path` names a C beanstalkd that is not on the path.
+//! `tests/conversations/README.md` describes the form of a script. Each pair of a script and a
+//! player is a test of its own: `cargo test --test conversations engine::put` plays one pair.
+//! `C_BEANSTALKD=/path` names a C beanstalkd that is not on the path.
 
-#![allow(clippy::disallowed_methods, reason = "a player looks at the clock from outside")]
+#![allow(clippy::disallowed_methods, reason = "a player measures time from outside")]
 
-mod fake_disk;
-mod made_up;
-mod script;
-mod support;
+mod harness;
 
-use beanstalkd::testing::ConnKey;
-use beanstalkd::testing::Nanos;
-use beanstalkd::testing::Syncing;
-use beanstalkd::testing::{Server, Settings};
-use fake_disk::FakeDisk;
+use beanstalkd::testing::{ConnKey, Nanos, Settings, Syncing};
+use harness::client::unix;
+use harness::engine::Engine;
+use harness::fake_disk::FakeDisk;
+use harness::process::{self, Daemon, connect_when_ready};
+use harness::script::{self, Line, Script};
+use harness::{PATIENCE, fixtures};
 use libtest_mimic::{Arguments, Failed, Trial};
 use rustix::process::Signal;
-use script::{Line, Script};
+use socket2::{SockAddr, Socket};
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{ErrorKind, IoSlice, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::os::unix::net::UnixStream;
+use std::io::{ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use support::{Daemon, PATIENCE};
 use tempfile::TempDir;
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // Over sockets most of the time is spent waiting for time to pass.
     arguments.test_threads.get_or_insert(16);
-    let c_beanstalkd = support::c_beanstalkd();
-    let c_version = c_beanstalkd.as_deref().and_then(support::version_of);
+    let c_beanstalkd = process::c_beanstalkd();
+    let c_version = c_beanstalkd.as_deref().and_then(process::version_of);
     match (&c_beanstalkd, &c_version) {
         (Some(path), Some(version)) => {
             eprintln!("C beanstalkd {version} at {} takes part", path.display());
@@ -63,8 +60,8 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-/// Something that a script can be played into. Clients are named; they connect when first
-/// spoken of.
+/// A server that a script can be played into. Clients have names and connect when a line of the
+/// script first names them.
 trait Player {
     fn send(&mut self, client: &str, bytes: &[u8]);
     /// The next bytes for the client, or `None` once the server has closed the connection.
@@ -73,7 +70,7 @@ trait Player {
     fn half_close(&mut self, client: &str);
     fn close_after_write(&mut self, client: &str);
     fn drain(&mut self);
-    /// The server ends, in good order or not, and is started again; all clients are gone.
+    /// Ends the server with or without a crash and starts it again; all connections are gone.
     fn restart(&mut self, is_crash: bool);
     fn advance(&mut self, span: Duration);
 }
@@ -121,7 +118,7 @@ fn play(script: &Script, player: &mut dyn Player, c_version: Option<&str>) -> Re
         };
         outcome.map_err(|why| format!("{}:{number}: {why}", script.path.display()))?;
     }
-    // Whatever is said beyond the last expectation is a mistake too.
+    // Output after the last expectation is an error too.
     for (client, inbox) in &mut inboxes {
         inbox.add(&player.receive(client, true).unwrap_or_default());
         let checked = inbox.check_empty();
@@ -181,14 +178,13 @@ fn next_line(player: &mut dyn Player, inbox: &mut script::Inbox, client: &str) -
 
 // ---- Into the engine ----
 
-/// The engine alone: time is a number, and a connection two queues of bytes.
+/// The engine without sockets: time is a number, and a connection two queues of bytes.
 struct EnginePlayer {
-    server: Server,
+    engine: Engine,
     settings: Settings,
-    /// For the binlog, if there is to be one.
+    /// For the binlog, if the script has one.
     disk: Option<FakeDisk>,
-    now: Nanos,
-    /// No more bytes than this are handed in at once.
+    /// At most this many bytes are received at once.
     chunk: usize,
     clients: BTreeMap<String, EngineClient>,
 }
@@ -196,38 +192,37 @@ struct EnginePlayer {
 struct EngineClient {
     /// None once the server has closed the connection.
     key: Option<ConnKey>,
-    /// Sent and not yet read by the server.
+    /// Sent and not yet received by the server.
     sent: VecDeque<u8>,
     is_half_closed: bool,
     input_ended: bool,
     received: Vec<u8>,
 }
 
-fn start(settings: Settings, disk: Option<&FakeDisk>, now: Nanos) -> Server {
-    let mut server = Server::new(settings, made_up::facts(now), now);
+fn start(settings: Settings, disk: Option<&FakeDisk>, now: Nanos) -> Engine {
+    let mut engine = Engine::new(settings, now);
     if let Some(disk) = disk {
-        server.recover(disk.boxed(), Syncing::EachIteration, now).expect("the disk works");
+        engine.recover(disk, Syncing::EachIteration).expect("the disk works");
     }
-    server
+    engine
 }
 
 impl EnginePlayer {
     fn new(script: &Script, chunk: usize) -> EnginePlayer {
-        let now = Nanos::from_secs(1_700_000_000);
         let settings = Settings {
             max_job_size: script.max_job_size(),
             binlog_file_size: 10_485_760,
             ..Settings::DEFAULT
         };
         let disk = script.has_binlog.then(FakeDisk::default);
-        let server = start(settings, disk.as_ref(), now);
-        EnginePlayer { server, settings, disk, now, chunk, clients: BTreeMap::new() }
+        let engine = start(settings, disk.as_ref(), fixtures::START);
+        EnginePlayer { engine, settings, disk, chunk, clients: BTreeMap::new() }
     }
 
     fn client(&mut self, name: &str) -> &mut EngineClient {
-        let server = &mut self.server;
+        let engine = &mut self.engine;
         self.clients.entry(name.to_owned()).or_insert_with(|| EngineClient {
-            key: Some(server.connect().expect("a script needs little memory")),
+            key: Some(engine.connect()),
             sent: VecDeque::new(),
             is_half_closed: false,
             input_ended: false,
@@ -235,7 +230,7 @@ impl EnginePlayer {
         })
     }
 
-    /// Does what the event loop does, until nothing moves any more.
+    /// Does what the event loop does until no connection has anything to do.
     fn pump(&mut self) {
         let names: Vec<String> = self.clients.keys().cloned().collect();
         let mut is_moving = true;
@@ -248,39 +243,31 @@ impl EnginePlayer {
     }
 
     fn pump_one(&mut self, name: &str) -> bool {
-        self.server.check();
-        let (server, now) = (&mut self.server, self.now);
-        server.commit(now).expect("the disk works");
+        let engine = &mut self.engine;
+        engine.server.check();
+        engine.commit();
         let client = self.clients.get_mut(name).expect("only known clients are pumped");
         let Some(key) = client.key else { return false };
         let mut is_moving = false;
-        if server.actions(key).read && !client.sent.is_empty() {
+        let takes_input = engine.server.actions(key).read;
+        if takes_input && !client.sent.is_empty() {
             let count = client.sent.len().min(self.chunk);
-            let bytes: Vec<u8> = client.sent.drain(..count).collect();
-            server.receive(key, &bytes, now);
+            engine.receive(key, client.sent.drain(..count).collect::<Vec<u8>>());
             is_moving = true;
-        } else if server.actions(key).read && client.is_half_closed && !client.input_ended {
-            server.end_input(key);
+        } else if takes_input && client.is_half_closed && !client.input_ended {
+            engine.server.end_input(key);
             client.input_ended = true;
             is_moving = true;
         }
-        let mut slices = [IoSlice::new(&[]); 3];
-        let mut output_handle = server.output_handle(key);
-        let filled = output_handle.next_slices(&mut slices);
-        let before = client.received.len();
-        for slice in &slices[..filled] {
-            client.received.extend_from_slice(slice);
-        }
-        if client.received.len() > before {
-            output_handle.sent(client.received.len() - before);
+        let output = engine.output(key);
+        is_moving |= !output.is_empty();
+        client.received.extend(output);
+        if engine.server.actions(key).run {
+            engine.server.resume(key, engine.now);
             is_moving = true;
         }
-        if server.actions(key).run {
-            server.resume(key, now);
-            is_moving = true;
-        }
-        if server.actions(key).close {
-            server.disconnect(key, now);
+        if engine.server.actions(key).close {
+            engine.disconnect(key);
             client.key = None;
             is_moving = true;
         }
@@ -304,7 +291,7 @@ impl Player for EnginePlayer {
         let client = self.client(client);
         client.is_half_closed = true;
         if let Some(key) = client.key {
-            self.server.half_close(key);
+            self.engine.server.half_close(key);
         }
         self.pump();
     }
@@ -320,7 +307,7 @@ impl Player for EnginePlayer {
     }
 
     fn drain(&mut self) {
-        self.server.set_draining(true);
+        self.engine.server.set_draining(true);
     }
 
     fn restart(&mut self, is_crash: bool) {
@@ -328,19 +315,19 @@ impl Player for EnginePlayer {
         if is_crash {
             self.disk = Some(FakeDisk::with_files(&disk.live_files()));
         } else {
-            self.server.close(self.now).expect("the disk works");
+            self.engine.server.close(self.engine.now).expect("the disk works");
         }
         self.clients.clear();
-        self.server = start(self.settings, self.disk.as_ref(), self.now);
+        self.engine = start(self.settings, self.disk.as_ref(), self.engine.now);
     }
 
     fn advance(&mut self, span: Duration) {
         let span = Nanos::from_nanos(u64::try_from(span.as_nanos()).expect("scripts are short"));
-        let end = self.now + span;
+        let end = self.engine.now + span;
         loop {
-            let next = self.server.next_due().filter(|&next| next <= end);
-            self.now = next.unwrap_or(end).max(self.now);
-            self.server.tick(self.now);
+            let next = self.engine.server.next_due().filter(|&next| next <= end);
+            self.engine.now = next.unwrap_or(end).max(self.engine.now);
+            self.engine.tick();
             self.pump();
             if next.is_none() {
                 break;
@@ -351,13 +338,13 @@ impl Player for EnginePlayer {
 
 // ---- Over sockets ----
 
-/// A real server, real sockets, real time.
+/// A server process, sockets and real time.
 struct SocketPlayer {
     daemon: Daemon,
-    address: Address,
+    address: SockAddr,
     clients: BTreeMap<String, Socket>,
     arguments: Vec<String>,
-    /// C beanstalkd, if it is played into.
+    /// C beanstalkd, if the script is played into it.
     c_program: Option<PathBuf>,
     /// For its files.
     directory: TempDir,
@@ -374,41 +361,30 @@ fn arguments(script: &Script, directory: &Path) -> Vec<String> {
     arguments
 }
 
-fn launch(c_program: Option<&Path>, arguments: &[String], directory: &Path) -> (Daemon, Address) {
+fn launch(c_program: Option<&Path>, arguments: &[String], directory: &Path) -> (Daemon, SockAddr) {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let Some(program) = c_program else {
-        let (daemon, address) = support::start_on_loopback(&arguments);
-        return (daemon, Address::Tcp(address));
+        let (daemon, address) = Daemon::on_loopback(&arguments);
+        return (daemon, address.into());
     };
     let path = directory.join("socket");
     let listen = format!("unix:{}", path.display());
-    let all = [&["-l", &listen], &arguments[..]].concat();
-    (Daemon::start(program, &all), Address::Unix(path))
-}
-
-enum Address {
-    Tcp(SocketAddr),
-    Unix(PathBuf),
-}
-
-enum Socket {
-    Tcp(TcpStream),
-    Unix(UnixStream),
+    let daemon = Daemon::start(program, &[&["-l", &listen], &arguments[..]].concat());
+    (daemon, unix(&path))
 }
 
 impl SocketPlayer {
-    /// Our binary, or a C beanstalkd.
+    /// Starts our binary, or a C beanstalkd.
     fn new(c_program: Option<&Path>, script: &Script) -> SocketPlayer {
         let directory = tempfile::tempdir().expect("there is space for files");
         let arguments = arguments(script, directory.path());
         let (daemon, address) = launch(c_program, &arguments, directory.path());
-        let c_program = c_program.map(Path::to_owned);
         SocketPlayer {
             daemon,
             address,
             clients: BTreeMap::new(),
             arguments,
-            c_program,
+            c_program: c_program.map(Path::to_owned),
             directory,
             started_at: Instant::now(),
             scripted: Duration::ZERO,
@@ -422,48 +398,22 @@ impl SocketPlayer {
 
     fn client(&mut self, name: &str) -> &mut Socket {
         let address = &self.address;
-        self.clients.entry(name.to_owned()).or_insert_with(|| connect(address))
+        self.clients.entry(name.to_owned()).or_insert_with(|| connect_when_ready(address))
     }
-}
-
-fn connect(address: &Address) -> Socket {
-    match address {
-        Address::Tcp(address) => Socket::Tcp(support::connect(*address)),
-        Address::Unix(path) => Socket::Unix(connect_unix(path)),
-    }
-}
-
-/// C beanstalkd says nothing when it is ready: the socket must be tried.
-fn connect_unix(path: &Path) -> UnixStream {
-    let mut stream = None;
-    support::wait_until("the server listens on its Unix socket", || {
-        stream = support::connect_unix(path).ok();
-        stream.is_some()
-    });
-    stream.expect("it was just connected")
 }
 
 impl Player for SocketPlayer {
     fn send(&mut self, client: &str, bytes: &[u8]) {
-        // Should the server have closed the connection, what is received next tells.
-        let _ = match self.client(client) {
-            Socket::Tcp(stream) => stream.write_all(bytes),
-            Socket::Unix(stream) => stream.write_all(bytes),
-        };
+        // If the server has closed the connection, the next read shows it.
+        let _ = self.client(client).write_all(bytes);
     }
 
     fn receive(&mut self, client: &str, is_brief: bool) -> Option<Vec<u8>> {
-        // That something does not come cannot be waited for, only given a fair chance.
+        // No event shows that nothing comes: it has 30 ms to come.
         let patience = Some(if is_brief { Duration::from_millis(30) } else { PATIENCE });
         let mut buffer = vec![0; 1 << 16];
-        let result = match self.client(client) {
-            Socket::Tcp(stream) => {
-                stream.set_read_timeout(patience).and_then(|()| stream.read(&mut buffer))
-            }
-            Socket::Unix(stream) => {
-                stream.set_read_timeout(patience).and_then(|()| stream.read(&mut buffer))
-            }
-        };
+        let socket = self.client(client);
+        let result = socket.set_read_timeout(patience).and_then(|()| socket.read(&mut buffer));
         match result {
             Ok(0) => None,
             Ok(count) => Some(buffer[..count].to_vec()),
@@ -477,10 +427,7 @@ impl Player for SocketPlayer {
     }
 
     fn half_close(&mut self, client: &str) {
-        let shut = match self.client(client) {
-            Socket::Tcp(stream) => stream.shutdown(Shutdown::Write),
-            Socket::Unix(stream) => stream.shutdown(Shutdown::Write),
-        };
+        let shut = self.client(client).shutdown(Shutdown::Write);
         shut.expect("an open connection can be shut down");
     }
 

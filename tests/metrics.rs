@@ -363,20 +363,20 @@ fn a_binlog_tells_its_sizes_and_its_syncs() {
     assert_eq!(value("sync_seconds_count"), value("sync_seconds_bucket{le=\"+Inf\"}"));
 }
 
-// ---- Visitors ----
+// ---- MetricsServer ----
 
 /// What a visitor is answered who asks all at once and takes whatever comes.
-fn visit(server: Option<&Server>, request: &str) -> String {
+fn conn(server: Option<&Server>, request: &str) -> String {
     let iterations = Histogram::default();
     let subject =
         server.map_or(ServerState::Starting, |server| ServerState::Serving(server, &iterations));
-    let mut visit = HttpConn::new(1000, START);
-    visit.receive(request.as_bytes(), subject, START).unwrap();
+    let mut conn = HttpConn::new(1000, START);
+    conn.receive(request.as_bytes(), subject, START).unwrap();
     let mut answer = Vec::new();
-    while !visit.is_leaving() {
-        visit.tell(subject, START).unwrap();
-        answer.extend_from_slice(visit.to_send());
-        visit.sent(visit.to_send().len(), START);
+    while !conn.is_leaving() {
+        conn.tell(subject, START).unwrap();
+        answer.extend_from_slice(conn.to_send());
+        conn.sent(conn.to_send().len(), START);
     }
     String::from_utf8(answer).unwrap()
 }
@@ -393,7 +393,7 @@ fn readiness_is_told_apart_from_health() {
             server.set_draining(is_draining);
         }
         let server = is_draining.map(|_| &server);
-        let answer = visit(server, &format!("GET {path} HTTP/1.1\r\n\r\n"));
+        let answer = conn(server, &format!("GET {path} HTTP/1.1\r\n\r\n"));
         answer.split(' ').nth(1).unwrap().parse::<u16>().unwrap()
     };
     for (is_draining, ready, metrics) in
@@ -409,11 +409,11 @@ fn readiness_is_told_apart_from_health() {
 #[test]
 fn chunks_make_up_the_page() {
     let (server, _) = server_with_tubes(500);
-    let whole = visit(Some(&server), "GET /metrics HTTP/1.0\r\n\r\n");
+    let whole = conn(Some(&server), "GET /metrics HTTP/1.0\r\n\r\n");
     assert!(!whole.contains("chunked") && !whole.contains("Content-Length"));
     let whole = body(&whole);
     Samples::read(whole);
-    let chunked = visit(Some(&server), "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
+    let chunked = conn(Some(&server), "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
     assert!(chunked.contains("Transfer-Encoding: chunked\r\n"));
     let (mut rest, mut text, mut chunks) = (body(&chunked), String::new(), 0);
     loop {
@@ -429,7 +429,7 @@ fn chunks_make_up_the_page() {
     assert!(rest.is_empty() && chunks > 10, "{chunks} chunks");
     assert_eq!(text, whole);
     for (path, status) in [("/metrics", "200 OK"), ("/nothing", "404 Not Found")] {
-        let head = visit(Some(&server), &format!("HEAD {path} HTTP/1.1\r\n\r\n"));
+        let head = conn(Some(&server), &format!("HEAD {path} HTTP/1.1\r\n\r\n"));
         assert!(head.starts_with(&format!("HTTP/1.1 {status}\r\n")) && body(&head).is_empty());
     }
 }
@@ -533,17 +533,17 @@ fn who_takes_the_answer_byte_by_byte_has_no_more_time_than_others() {
     let server = server_with_a_long_page();
     let iterations = Histogram::default();
     let subject = ServerState::Serving(&server, &iterations);
-    let mut visit = HttpConn::new(1000, START);
-    visit.receive(b"GET /metrics HTTP/1.1\r\n\r\n", subject, START).unwrap();
+    let mut conn = HttpConn::new(1000, START);
+    conn.receive(b"GET /metrics HTTP/1.1\r\n\r\n", subject, START).unwrap();
     for second in (9..30).step_by(9) {
         let now = START + Nanos::from_secs(second);
-        visit.tell(subject, now).unwrap();
-        assert!(!visit.is_late(now), "after {second} seconds");
-        visit.sent(1, now);
+        conn.tell(subject, now).unwrap();
+        assert!(!conn.is_late(now), "after {second} seconds");
+        conn.sent(1, now);
     }
     let end = START + Nanos::from_secs(30);
-    assert_eq!(visit.deadline(), end);
-    assert!(visit.is_late(end));
+    assert_eq!(conn.deadline(), end);
+    assert!(conn.is_late(end));
 }
 
 #[test]

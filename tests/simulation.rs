@@ -10,9 +10,16 @@
 //! makes runs with random seeds. `make simulate HISTORY=FILE` replays a file.
 #![allow(clippy::unwrap_used, reason = "in a test it is an assertion")]
 
-mod fake_disk;
-mod made_up;
-mod support;
+mod harness;
+
+use harness::{fake_disk, fixtures as made_up};
+
+/// The names that this test program uses.
+mod support {
+    pub use crate::harness::PATIENCE;
+    pub use crate::harness::process::{Daemon, c_beanstalkd};
+    pub use crate::harness::yaml::field;
+}
 
 #[allow(unreachable_pub, reason = "a part of this program only")]
 #[allow(clippy::wildcard_enum_match_arm, reason = "most matches look for one variant")]

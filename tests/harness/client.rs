@@ -1,0 +1,180 @@
+//! A client that blocks, over TCP or a Unix socket.
+//!
+//! Where the server may be killed meanwhile, errors are values (`try_...`); elsewhere none may come.
+
+use super::PATIENCE;
+use super::reply::{Reply, body_len, without_end};
+use super::request::put;
+use socket2::{Domain, SockAddr, SockRef, Socket, Type};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::path::Path;
+use std::time::Duration;
+
+/// The address of a Unix socket.
+pub fn unix(path: &Path) -> SockAddr {
+    SockAddr::unix(path).expect("the path is short enough for a socket")
+}
+
+/// Opens a connection whose reads and writes fail when [`PATIENCE`] is over.
+pub fn connect(address: impl Into<SockAddr>) -> Socket {
+    try_connect(address).expect("the server listens")
+}
+
+/// Opens the same, or returns the error if the server does not listen.
+pub fn try_connect(address: impl Into<SockAddr>) -> io::Result<Socket> {
+    open(&address.into(), None)
+}
+
+fn open(address: &SockAddr, window_bytes: Option<usize>) -> io::Result<Socket> {
+    let socket = Socket::new(address.domain(), Type::STREAM, None)?;
+    if let Some(bytes) = window_bytes {
+        socket.set_recv_buffer_size(bytes)?;
+    }
+    socket.set_read_timeout(Some(PATIENCE))?;
+    // The timeout ends a connect too, for which a full backlog has no room.
+    socket.set_write_timeout(Some(PATIENCE))?;
+    if address.domain() != Domain::UNIX {
+        socket.set_tcp_nodelay(true)?;
+    }
+    socket.connect(address)?;
+    Ok(socket)
+}
+
+/// Makes closing `socket` send a reset, which discards what is under way.
+pub fn reset_on_close(socket: &Socket) {
+    SockRef::from(socket).set_linger(Some(Duration::ZERO)).expect("the option can be set");
+}
+
+/// A connection to the server.
+pub struct Client {
+    stream: BufReader<Socket>,
+}
+
+impl Client {
+    pub fn connect(address: impl Into<SockAddr>) -> Client {
+        Client::over(connect(address))
+    }
+
+    pub fn try_connect(address: impl Into<SockAddr>) -> io::Result<Client> {
+        Ok(Client::over(try_connect(address)?))
+    }
+
+    /// Takes a connection over.
+    pub fn over(socket: Socket) -> Client {
+        Client { stream: BufReader::new(socket) }
+    }
+
+    /// Connects with a receive window of about `bytes`, more than which the server cannot send ahead.
+    pub fn connect_with_window(address: impl Into<SockAddr>, bytes: usize) -> Client {
+        Client::over(open(&address.into(), Some(bytes)).expect("the server listens"))
+    }
+
+    pub fn try_send(&mut self, request: impl AsRef<[u8]>) -> io::Result<()> {
+        self.stream.get_mut().write_all(request.as_ref())
+    }
+
+    /// Reads a whole reply.
+    pub fn try_reply(&mut self) -> io::Result<Reply> {
+        let line = self.try_line()?;
+        let mut body = Vec::new();
+        if let Some(len) = body_len(line.as_bytes()) {
+            body.resize(len + 2, 0);
+            self.stream.read_exact(&mut body)?;
+            body.truncate(without_end(&body).len());
+        }
+        Ok(Reply { line, body })
+    }
+
+    /// Reads a line and returns it without its CR LF.
+    pub fn try_line(&mut self) -> io::Result<String> {
+        let mut line = String::new();
+        self.stream.read_line(&mut line)?;
+        let line = line.strip_suffix("\r\n").ok_or(ErrorKind::UnexpectedEof)?;
+        Ok(line.to_owned())
+    }
+
+    pub fn try_ask(&mut self, request: impl AsRef<[u8]>) -> io::Result<Reply> {
+        self.try_send(request)?;
+        self.try_reply()
+    }
+
+    pub fn send(&mut self, request: impl AsRef<[u8]>) {
+        self.try_send(request).expect("the server reads");
+    }
+
+    pub fn reply(&mut self) -> Reply {
+        self.try_reply().expect("the server replies")
+    }
+
+    pub fn line(&mut self) -> String {
+        self.try_line().expect("the server replies")
+    }
+
+    pub fn ask(&mut self, request: impl AsRef<[u8]>) -> Reply {
+        self.send(request);
+        self.reply()
+    }
+
+    /// Asks, and asserts the line of the reply.
+    #[track_caller]
+    pub fn expect(&mut self, request: impl AsRef<[u8]>, line: &str) {
+        let request = request.as_ref();
+        let reply = self.ask(request);
+        let head = &request[..request.len().min(80)];
+        assert_eq!(reply.line, line, "to {}", head.escape_ascii());
+    }
+
+    /// Asserts that the server serves this connection.
+    #[track_caller]
+    pub fn expect_service(&mut self) {
+        self.expect("use a\r\n", "USING a");
+    }
+
+    /// Puts a job that is ready at once, with a TTR of an hour; returns its id.
+    pub fn put(&mut self, body: impl AsRef<[u8]>) -> u64 {
+        let reply = self.ask(put(0, 0, 3600, body));
+        reply.number("INSERTED").unwrap_or_else(|| panic!("the reply to a put is {}", reply.line))
+    }
+
+    /// Puts the same job, or returns `None` when the server has no memory for it.
+    pub fn try_put(&mut self, body: impl AsRef<[u8]>) -> Option<u64> {
+        let reply = self.ask(put(0, 0, 3600, body));
+        let id = reply.number("INSERTED");
+        assert!(id.is_some() || reply.line == "OUT_OF_MEMORY", "to a put: {}", reply.line);
+        id
+    }
+
+    /// Returns a number of `stats`.
+    pub fn stat(&mut self, key: &str) -> u64 {
+        let reply = self.ask("stats\r\n");
+        reply.value(key).unwrap_or_else(|| panic!("stats has no number {key}: {}", reply.line))
+    }
+
+    /// Shuts the sending side down.
+    pub fn half_close(&self) {
+        self.socket().shutdown(Shutdown::Write).expect("the connection is open");
+    }
+
+    /// Waits until the server closes the connection; `false` if more bytes come.
+    pub fn is_at_end(&mut self) -> bool {
+        self.stream.fill_buf().is_ok_and(<[u8]>::is_empty)
+    }
+
+    /// Reads until the server closes or resets the connection.
+    pub fn rest(&mut self) -> Vec<u8> {
+        let mut rest = Vec::new();
+        // A reset counts as the end.
+        let _ = self.stream.read_to_end(&mut rest);
+        rest
+    }
+
+    /// Closes with a reset.
+    pub fn reset(self) {
+        reset_on_close(self.socket());
+    }
+
+    pub fn socket(&self) -> &Socket {
+        self.stream.get_ref()
+    }
+}

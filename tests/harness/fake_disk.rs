@@ -1,0 +1,451 @@
+//! A disk that can be looked into, fills up, fails and loses power.
+//!
+//! It keeps two images: the live one, which a process that starts again sees, and the durable
+//! one, which a power cut leaves. What is between the two may reach the durable image in any
+//! order, in part, or not at all.
+
+use beanstalkd::testing::{Disk, FileNumber};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind};
+use std::rc::Rc;
+
+/// Files by their names.
+pub type Files = BTreeMap<String, Vec<u8>>;
+
+/// A handle on the disk: clones are of the same one.
+#[derive(Clone, Debug, Default)]
+pub struct FakeDisk(Rc<RefCell<State>>);
+
+#[derive(Clone, Debug, Default)]
+struct State {
+    files: BTreeMap<String, usize>,
+    durable_files: BTreeMap<String, usize>,
+    name_changes: Vec<NameChange>,
+    inodes: Vec<Inode>,
+    /// How many bytes fit, in whole blocks.
+    capacity: Option<u64>,
+    /// How many calls that change something there were.
+    changes: u64,
+    /// This one and all later ones fail, with this error.
+    fail_from: Option<(u64, ErrorKind)>,
+    /// No file can be cut: this is the error.
+    cut_error: Option<ErrorKind>,
+    /// What the disk was before each change, if that is wanted.
+    history: Option<Vec<FakeDisk>>,
+    syncs: u64,
+    writes: u64,
+    bytes_written: u64,
+    /// The most bytes that all files had at once.
+    peak: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Inode {
+    live: Vec<u8>,
+    durable: Vec<u8>,
+    changes: Vec<Change>,
+}
+
+#[derive(Clone, Debug)]
+enum Change {
+    Write { offset: usize, bytes: Vec<u8> },
+    Resize { size: usize },
+}
+
+#[derive(Clone, Debug)]
+enum NameChange {
+    Add { name: String, inode: usize },
+    Remove { name: String },
+    Rename { from: String, to: String },
+}
+
+const BLOCK: u64 = 4096;
+const SECTOR: usize = 512;
+
+impl FakeDisk {
+    /// A disk with these files.
+    pub fn with_files(files: &Files) -> FakeDisk {
+        let disk = FakeDisk::default();
+        let mut state = disk.0.borrow_mut();
+        for (name, bytes) in files {
+            let inode = state.inodes.len();
+            state.inodes.push(Inode {
+                live: bytes.clone(),
+                durable: bytes.clone(),
+                changes: Vec::new(),
+            });
+            state.files.insert(name.clone(), inode);
+            state.durable_files.insert(name.clone(), inode);
+        }
+        drop(state);
+        disk
+    }
+
+    pub fn boxed(&self) -> Box<dyn Disk> {
+        Box::new(self.clone())
+    }
+
+    // ---- Orders ----
+
+    /// No more than so many bytes fit.
+    pub fn set_capacity(&self, capacity: Option<u64>) {
+        self.0.borrow_mut().capacity = capacity;
+    }
+
+    /// This change, counted from 1, and all later ones fail.
+    pub fn fail_from(&self, change: u64, error: ErrorKind) {
+        self.0.borrow_mut().fail_from = Some((change, error));
+    }
+
+    /// Cutting a file fails from now on.
+    pub fn fail_cuts(&self, error: ErrorKind) {
+        self.0.borrow_mut().cut_error = Some(error);
+    }
+
+    /// Nothing fails any more.
+    pub fn heal(&self) {
+        self.0.borrow_mut().fail_from = None;
+    }
+
+    /// So many bits of the files are not what they were; those that say of which version a file is
+    /// stay.
+    pub fn flip_bits(&self, random: &mut fastrand::Rng, count: u32) {
+        const VERSION_LEN: usize = 4;
+        let mut state = self.0.borrow_mut();
+        let inodes: Vec<usize> = state.files.values().copied().collect();
+        for _ in 0..count {
+            let Some(&inode) = random.choice(&inodes) else { return };
+            let Inode { live, durable, .. } = &mut state.inodes[inode];
+            if live.len() <= VERSION_LEN {
+                continue;
+            }
+            let (place, bit) = (random.usize(VERSION_LEN..live.len()), 1 << random.u8(..8));
+            live[place] ^= bit;
+            if let Some(byte) = durable.get_mut(place) {
+                *byte ^= bit;
+            }
+        }
+    }
+
+    /// Remembers what the disk is before each change from now on, as if it had crashed there;
+    /// before a write also what it is in the middle of it.
+    pub fn remember(&self) {
+        self.0.borrow_mut().history = Some(Vec::new());
+    }
+
+    /// What has been remembered since this was last asked.
+    pub fn take_history(&self) -> Vec<FakeDisk> {
+        self.0.borrow_mut().history.replace(Vec::new()).unwrap_or_default()
+    }
+
+    // ---- What can be seen ----
+
+    /// How many changes there were so far.
+    pub fn changes(&self) -> u64 {
+        self.0.borrow().changes
+    }
+
+    /// How many syncs of files there were.
+    pub fn syncs(&self) -> u64 {
+        self.0.borrow().syncs
+    }
+
+    /// How many writes.
+    pub fn writes(&self) -> u64 {
+        self.0.borrow().writes
+    }
+
+    /// How many bytes they had.
+    pub fn bytes_written(&self) -> u64 {
+        self.0.borrow().bytes_written
+    }
+
+    /// How many bytes the files take.
+    pub fn used(&self) -> u64 {
+        self.0.borrow().used()
+    }
+
+    /// The most that they took since this was last asked.
+    pub fn take_peak(&self) -> u64 {
+        let mut state = self.0.borrow_mut();
+        let used = state.used();
+        std::mem::replace(&mut state.peak, used)
+    }
+
+    /// How many of those are in use, and not in files that were set aside.
+    pub fn used_by_binlog(&self) -> u64 {
+        let state = self.0.borrow();
+        let files = state.files.iter().filter(|(name, _)| !name.ends_with(".damaged"));
+        let sizes = files.map(|(_, &inode)| state.inodes[inode].live.len() as u64);
+        sizes.map(|size| size.next_multiple_of(BLOCK)).sum()
+    }
+
+    /// The names of the files, and how many bytes each takes.
+    pub fn names(&self) -> String {
+        let files = self.live_files();
+        let sizes = files.iter().map(|(name, bytes)| format!("{name}: {}", bytes.len()));
+        sizes.collect::<Vec<String>>().join(", ")
+    }
+
+    /// The files as a process sees them.
+    pub fn live_files(&self) -> Files {
+        let state = self.0.borrow();
+        let files = state.files.iter();
+        files.map(|(name, &inode)| (name.clone(), state.inodes[inode].live.clone())).collect()
+    }
+
+    /// The files as a power cut leaves them: each sector is as it was at some moment since the
+    /// last sync, and so is the length; and of the names that changed, each may be back.
+    pub fn files_after_power_cut(&self, random: &mut fastrand::Rng) -> Files {
+        let state = self.0.borrow();
+        let mut names = state.durable_files.clone();
+        for change in &state.name_changes {
+            if random.bool() {
+                change.apply(&mut names);
+            }
+        }
+        let mut files = BTreeMap::new();
+        for (name, inode) in names {
+            let bytes = state.inodes[inode].after_power_cut(random);
+            files.insert(name, bytes);
+        }
+        files
+    }
+}
+
+impl State {
+    fn used(&self) -> u64 {
+        let sizes = self.files.values().map(|&inode| self.inodes[inode].live.len() as u64);
+        sizes.map(|size| size.next_multiple_of(BLOCK)).sum()
+    }
+
+    /// Counts a change, and fails it if it was ordered to.
+    fn change(&mut self) -> io::Result<()> {
+        self.changes += 1;
+        self.take_snapshot();
+        match self.fail_from {
+            Some((from, error)) if from <= self.changes => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
+    fn write(&mut self, number: FileNumber, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let offset = usize::try_from(offset).expect("test files are small");
+        let inode = self.inode(number)?;
+        assert!(
+            offset + bytes.len() <= inode.live.len(),
+            "space was set aside for what is written"
+        );
+        let change = Change::Write { offset, bytes: bytes.to_vec() };
+        change.apply(&mut inode.live);
+        inode.changes.push(change);
+        Ok(())
+    }
+
+    fn take_snapshot(&mut self) {
+        if let Some(mut history) = self.history.take() {
+            history.push(FakeDisk(Rc::new(RefCell::new(self.clone()))));
+            self.history = Some(history);
+        }
+    }
+
+    fn inode(&mut self, number: FileNumber) -> io::Result<&mut Inode> {
+        let index = *self.files.get(&name(number)).ok_or(ErrorKind::NotFound)?;
+        Ok(&mut self.inodes[index])
+    }
+
+    fn rename(&mut self, change: NameChange) {
+        change.apply(&mut self.files);
+        self.name_changes.push(change);
+    }
+
+    fn resize(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
+        let size = usize::try_from(size).expect("test files are small");
+        let inode = self.inode(number)?;
+        let old_size = inode.live.len();
+        inode.live.resize(size, 0);
+        let used = self.used();
+        if size > old_size && self.capacity.is_some_and(|capacity| used > capacity) {
+            self.inode(number)?.live.truncate(old_size);
+            return Err(ErrorKind::StorageFull.into());
+        }
+        self.inode(number)?.changes.push(Change::Resize { size });
+        self.peak = self.peak.max(used);
+        Ok(())
+    }
+}
+
+impl Change {
+    fn apply(&self, bytes: &mut Vec<u8>) {
+        match self {
+            Change::Write { offset, bytes: written } => {
+                let end = offset + written.len();
+                if bytes.len() < end {
+                    bytes.resize(end, 0);
+                }
+                bytes[*offset..end].copy_from_slice(written);
+            }
+            Change::Resize { size } => bytes.resize(*size, 0),
+        }
+    }
+}
+
+impl Inode {
+    fn after_power_cut(&self, random: &mut fastrand::Rng) -> Vec<u8> {
+        let mut moments = vec![self.durable.clone()];
+        for change in &self.changes {
+            let mut bytes = moments.last().expect("there is a first one").clone();
+            change.apply(&mut bytes);
+            moments.push(bytes);
+        }
+        let latest = moments.len() - 1;
+        // Mostly all or nothing of it, as disks are.
+        let mut moment = || match random.u8(..4) {
+            0 => 0,
+            1 => random.usize(..=latest),
+            _ => latest,
+        };
+        let mut bytes = vec![0; moments[moment()].len()];
+        for (index, sector) in bytes.chunks_mut(SECTOR).enumerate() {
+            let from = &moments[moment()];
+            let start = (index * SECTOR).min(from.len());
+            let end = (start + sector.len()).min(from.len());
+            sector[..end - start].copy_from_slice(&from[start..end]);
+        }
+        bytes
+    }
+}
+
+impl NameChange {
+    fn apply(&self, names: &mut BTreeMap<String, usize>) {
+        match self {
+            NameChange::Add { name, inode } => {
+                names.insert(name.clone(), *inode);
+            }
+            NameChange::Remove { name } => {
+                names.remove(name);
+            }
+            NameChange::Rename { from, to } => {
+                if let Some(inode) = names.remove(from) {
+                    names.insert(to.clone(), inode);
+                }
+            }
+        }
+    }
+}
+
+fn name(number: FileNumber) -> String {
+    format!("binlog.{number}")
+}
+
+impl Disk for FakeDisk {
+    fn list(&mut self) -> io::Result<Vec<FileNumber>> {
+        let state = self.0.borrow();
+        let digits = state.files.keys().filter_map(|name| name.strip_prefix("binlog."));
+        let mut numbers: Vec<FileNumber> = digits.filter_map(|text| text.parse().ok()).collect();
+        numbers.sort_unstable();
+        Ok(numbers)
+    }
+
+    fn size(&mut self, number: FileNumber) -> io::Result<u64> {
+        Ok(self.0.borrow_mut().inode(number)?.live.len() as u64)
+    }
+
+    fn read(&mut self, number: FileNumber, offset: u64, bytes: &mut [u8]) -> io::Result<usize> {
+        let mut state = self.0.borrow_mut();
+        let live = &state.inode(number)?.live;
+        let offset = usize::try_from(offset).expect("test files are small").min(live.len());
+        let count = bytes.len().min(live.len() - offset);
+        bytes[..count].copy_from_slice(&live[offset..offset + count]);
+        Ok(count)
+    }
+
+    fn create(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
+        let mut state = self.0.borrow_mut();
+        state.change()?;
+        assert!(!state.files.contains_key(&name(number)), "{} is there", name(number));
+        let inode = state.inodes.len();
+        state.inodes.push(Inode::default());
+        state.rename(NameChange::Add { name: name(number), inode });
+        let resized = state.resize(number, size);
+        if resized.is_err() {
+            state.rename(NameChange::Remove { name: name(number) });
+        }
+        resized
+    }
+
+    fn extend(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
+        let mut state = self.0.borrow_mut();
+        state.change()?;
+        state.resize(number, size)
+    }
+
+    fn write(&mut self, number: FileNumber, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let mut state = self.0.borrow_mut();
+        let (first, second) = bytes.split_at(bytes.len() / 2);
+        if let Err(error) = state.change() {
+            // As much as came through, if anything.
+            if state.changes.is_multiple_of(2) {
+                state.write(number, offset, first)?;
+            }
+            return Err(error);
+        }
+        state.writes += 1;
+        state.bytes_written += bytes.len() as u64;
+        state.write(number, offset, first)?;
+        state.take_snapshot();
+        state.write(number, offset + first.len() as u64, second)
+    }
+
+    fn truncate_step(&mut self) -> bool {
+        false
+    }
+
+    /// A power cut may do anything to what is not synced, begun or not.
+    fn begin_sync(&mut self, _: FileNumber, _: u64, _: u64) {}
+
+    fn sync(&mut self, number: FileNumber) -> io::Result<()> {
+        let mut state = self.0.borrow_mut();
+        state.change()?;
+        state.syncs += 1;
+        let inode = state.inode(number)?;
+        inode.changes.clear();
+        inode.durable = inode.live.clone();
+        Ok(())
+    }
+
+    fn sync_directory(&mut self) -> io::Result<()> {
+        let mut state = self.0.borrow_mut();
+        state.change()?;
+        state.name_changes.clear();
+        state.durable_files = state.files.clone();
+        Ok(())
+    }
+
+    fn cut(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
+        let mut state = self.0.borrow_mut();
+        state.change()?;
+        if let Some(error) = state.cut_error {
+            return Err(error.into());
+        }
+        state.resize(number, size)
+    }
+
+    fn close(&mut self, _number: FileNumber) {}
+
+    fn remove(&mut self, number: FileNumber) -> io::Result<()> {
+        let mut state = self.0.borrow_mut();
+        state.change()?;
+        state.rename(NameChange::Remove { name: name(number) });
+        Ok(())
+    }
+
+    fn quarantine(&mut self, number: FileNumber) -> io::Result<String> {
+        let mut state = self.0.borrow_mut();
+        state.change()?;
+        let to = format!("{}.damaged", name(number));
+        state.rename(NameChange::Rename { from: name(number), to: to.clone() });
+        Ok(to)
+    }
+}
