@@ -6,6 +6,7 @@ use super::request::put;
 use super::{fixtures, yaml};
 use beanstalkd::testing::{ConnKey, Nanos, Recovered, ReplayError, Server, Settings, Syncing};
 use std::io::IoSlice;
+use std::ops::{Deref, DerefMut};
 
 /// A server and the present moment of its world.
 pub struct Engine {
@@ -130,10 +131,24 @@ impl Policy {
 /// A server that was started on a disk, with one client. The client receives a reply only after
 /// its commit.
 pub struct Instance {
-    pub engine: Engine,
+    engine: Engine,
     pub conn: ConnKey,
     pub recovered: Recovered,
     iterations: u64,
+}
+
+impl Deref for Instance {
+    type Target = Engine;
+
+    fn deref(&self) -> &Engine {
+        &self.engine
+    }
+}
+
+impl DerefMut for Instance {
+    fn deref_mut(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
 }
 
 impl Instance {
@@ -158,10 +173,6 @@ impl Instance {
     /// Starts on a copy of these files.
     pub fn on_files(files: &Files, policy: Policy, now: Nanos) -> Instance {
         Instance::start(&FakeDisk::with_files(files), policy, now)
-    }
-
-    pub fn now(&self) -> Nanos {
-        self.engine.now
     }
 
     /// Runs `commands` in one iteration, a millisecond later. Returns the replies, or `None` if the
