@@ -1,59 +1,44 @@
-//! What `--check` reports of a binlog that a server writes at the same time: damage that is there,
-//! and no other.
+//! The report of `--check` on a binlog that a server writes at the same time: all damage, and only
+//! damage.
 #![allow(clippy::unwrap_used, reason = "in a test it is an assertion")]
 
-mod fake_disk;
-mod made_up;
+mod harness;
 
-use beanstalkd::testing::Nanos;
-use beanstalkd::testing::Syncing;
-use beanstalkd::testing::inspect;
-use beanstalkd::testing::{Disk, FileNumber};
-use beanstalkd::testing::{Server, Settings};
-use fake_disk::FakeDisk;
+use beanstalkd::testing::{Disk, FileNumber, Nanos, Syncing, inspect};
+use harness::engine::{Instance, Policy};
+use harness::fake_disk::FakeDisk;
+use harness::fixtures::START;
+use harness::request::put;
 use std::collections::BTreeMap;
-use std::io::{self, ErrorKind, IoSlice};
+use std::io::{self, ErrorKind};
 use std::rc::Rc;
-
-const START: Nanos = Nanos::from_secs(1_700_000_000);
 
 /// The files of a directory in one moment.
 type Moment = BTreeMap<FileNumber, Rc<Vec<u8>>>;
 
-/// What a server makes of its directory, from moment to moment: jobs come and go, old files are
-/// emptied and removed, and some jobs are larger than a file.
+/// The moments of a directory in which jobs come and go, old files are compacted and removed, and
+/// some jobs are larger than a file.
 fn moments(seed: u64) -> Vec<Moment> {
     let mut random = fastrand::Rng::with_seed(seed);
-    let settings =
-        Settings { binlog_file_size: 8192, max_job_size: 65535, max_memory_bytes: u64::MAX };
-    let mut server = Server::new(settings, made_up::facts(START), START);
     let disk = FakeDisk::default();
     disk.remember();
-    server.recover(disk.boxed(), Syncing::Never, START).unwrap();
-    let client = server.connect().unwrap();
-    let (mut now, mut moments, mut live, mut last_id) = (START, Vec::new(), Vec::new(), 0_u64);
+    let mut server = Instance::start(&disk, Policy::new(8192, Syncing::Never), START);
+    let (mut moments, mut live, mut last_id) = (Vec::new(), Vec::new(), 0_u64);
     for _ in 0..250 {
-        now = now + Nanos::from_millis(random.u64(1..30));
-        server.tick(now);
+        server.advance(Nanos::from_millis(random.u64(..30)));
+        let mut commands = Vec::new();
         for _ in 0..random.u8(1..5) {
-            let command = if random.u8(..10) < if live.len() < 15 { 7 } else { 3 } {
+            if random.u8(..10) < if live.len() < 15 { 7 } else { 3 } {
                 let len = if random.u8(..40) == 0 { 9000 } else { random.usize(..700) };
                 last_id += 1;
                 live.push(last_id);
-                format!("put 0 0 9 {len}\r\n{}\r\n", "x".repeat(len))
-            } else if live.is_empty() {
-                continue;
-            } else {
-                format!("delete {}\r\n", live.swap_remove(random.usize(..live.len())))
-            };
-            server.receive(client, command.as_bytes(), now);
-            let mut slices = [IoSlice::new(&[]); 16];
-            let mut output_handle = server.output_handle(client);
-            let filled = output_handle.next_slices(&mut slices);
-            let len = slices[..filled].iter().map(|slice| slice.len()).sum();
-            output_handle.sent(len);
+                commands.extend(put(0, 0, 9, "x".repeat(len)));
+            } else if !live.is_empty() {
+                let id = live.swap_remove(random.usize(..live.len()));
+                commands.extend(format!("delete {id}\r\n").bytes());
+            }
         }
-        server.commit(now).unwrap();
+        server.ask(commands);
         for disk in disk.take_history() {
             moments.push(moment(&disk, moments.last()));
         }
@@ -62,7 +47,7 @@ fn moments(seed: u64) -> Vec<Moment> {
     moments
 }
 
-/// Shares what has not changed with the moment before.
+/// Copies the files, and shares those that have not changed since the moment before.
 fn moment(disk: &FakeDisk, before: Option<&Moment>) -> Moment {
     let files = disk.live_files().into_iter().map(|(name, bytes)| {
         let number = name.strip_prefix("binlog.").unwrap().parse().unwrap();
@@ -72,20 +57,20 @@ fn moment(disk: &FakeDisk, before: Option<&Moment>) -> Moment {
     files.collect()
 }
 
-/// A directory that goes on to a later moment with each look at it.
+/// A directory that moves on to a later moment with each access.
 #[derive(Debug)]
 struct BusyDirectory<'m> {
     moments: &'m [Moment],
     at: usize,
-    /// How many moments may go by with one look.
+    /// The most moments that pass with one access.
     haste: usize,
     random: fastrand::Rng,
-    /// The file that is open, as it was when its directory still had it.
+    /// The open file, as it was while the directory still had it.
     open: Option<(FileNumber, Rc<Vec<u8>>)>,
 }
 
 impl BusyDirectory<'_> {
-    fn go_on(&mut self) -> &Moment {
+    fn move_on(&mut self) -> &Moment {
         let steps = self.random.usize(..=self.haste);
         self.at = (self.at + steps).min(self.moments.len() - 1);
         &self.moments[self.at]
@@ -98,10 +83,10 @@ impl BusyDirectory<'_> {
         offset: usize,
         bytes: &mut [u8],
     ) -> io::Result<usize> {
-        let found = self.go_on().get(&number).cloned();
+        let found = self.move_on().get(&number).cloned();
         let file = match (found, &self.open) {
             (Some(file), _) => file,
-            // A file that was removed is cut shorter and shorter.
+            // A removed file is truncated in steps.
             (None, Some((open, file))) if *open == number => {
                 let len = self.random.usize(..=file.len());
                 Rc::new(file[..len].to_vec())
@@ -119,15 +104,15 @@ impl BusyDirectory<'_> {
 impl Disk for BusyDirectory<'_> {
     fn list(&mut self) -> io::Result<Vec<FileNumber>> {
         // Some entries are read in one moment, and the others later.
-        let mut numbers: Vec<FileNumber> = self.go_on().keys().copied().collect();
+        let mut numbers: Vec<FileNumber> = self.move_on().keys().copied().collect();
         numbers.truncate(self.random.usize(1..=numbers.len()));
         let last = *numbers.last().unwrap();
-        numbers.extend(self.go_on().keys().filter(|&&number| number > last));
+        numbers.extend(self.move_on().keys().filter(|&&number| number > last));
         Ok(numbers)
     }
 
     fn size(&mut self, number: FileNumber) -> io::Result<u64> {
-        let file = self.go_on().get(&number).ok_or(ErrorKind::NotFound)?;
+        let file = self.move_on().get(&number).ok_or(ErrorKind::NotFound)?;
         Ok(file.len() as u64)
     }
 
@@ -147,47 +132,51 @@ impl Disk for BusyDirectory<'_> {
     }
 
     fn create(&mut self, _: FileNumber, _: u64) -> io::Result<()> {
-        unreachable!("nothing is changed")
+        read_only()
     }
 
     fn extend(&mut self, _: FileNumber, _: u64) -> io::Result<()> {
-        unreachable!("nothing is changed")
+        read_only()
     }
 
     fn write(&mut self, _: FileNumber, _: u64, _: &[u8]) -> io::Result<()> {
-        unreachable!("nothing is changed")
+        read_only()
     }
 
     fn begin_sync(&mut self, _: FileNumber, _: u64, _: u64) {
-        unreachable!("nothing is changed")
+        read_only()
     }
 
     fn sync(&mut self, _: FileNumber) -> io::Result<()> {
-        unreachable!("nothing is changed")
+        read_only()
     }
 
     fn sync_directory(&mut self) -> io::Result<()> {
-        unreachable!("nothing is changed")
+        read_only()
     }
 
     fn cut(&mut self, _: FileNumber, _: u64) -> io::Result<()> {
-        unreachable!("nothing is changed")
+        read_only()
     }
 
     fn remove(&mut self, _: FileNumber) -> io::Result<()> {
-        unreachable!("nothing is changed")
+        read_only()
     }
 
     fn truncate_step(&mut self) -> bool {
-        unreachable!("nothing is changed")
+        read_only()
     }
 
     fn quarantine(&mut self, _: FileNumber) -> io::Result<String> {
-        unreachable!("nothing is changed")
+        read_only()
     }
 }
 
-/// What `--check` prints, and whether all is sound.
+fn read_only() -> ! {
+    panic!("--check has called a function that changes the directory")
+}
+
+/// Returns what `--check` prints, and whether it finds no damage.
 fn check(disk: &mut dyn Disk) -> (String, bool) {
     let mut out = Vec::new();
     let is_sound = inspect::check(disk, &mut out).unwrap();
@@ -195,7 +184,7 @@ fn check(disk: &mut dyn Disk) -> (String, bool) {
 }
 
 #[test]
-fn no_damage_is_reported_that_is_not_there() {
+fn a_sound_binlog_is_reported_as_sound_while_the_server_writes() {
     for seed in 0..6 {
         let moments = moments(seed);
         assert!(moments.len() > 400, "{} moments", moments.len());
@@ -204,8 +193,8 @@ fn no_damage_is_reported_that_is_not_there() {
             let at = random.usize(..moments.len());
             let moments = &moments[..];
             let mut directory = BusyDirectory { moments, at, haste, random, open: None };
-            let (told, is_sound) = check(&mut directory);
-            assert!(is_sound, "seed {seed}, round {round}:\n{told}");
+            let (report, is_sound) = check(&mut directory);
+            assert!(is_sound, "seed {seed}, round {round}:\n{report}");
         }
     }
 }
@@ -215,7 +204,7 @@ fn damage_is_reported_while_the_server_writes() {
     const DAMAGED: FileNumber = 2;
     let mut random = fastrand::Rng::with_seed(1);
     let moments = moments(0);
-    // Those in which a certain file has been written and is not removed yet.
+    // The moments in which the damaged file is written and not removed yet.
     let is_written = |moment: &&Moment| moment.contains_key(&DAMAGED) && moment.contains_key(&4);
     let mut moments: Vec<Moment> = moments.iter().filter(is_written).cloned().collect();
     assert!(moments.len() > 20, "{} moments", moments.len());
@@ -228,8 +217,8 @@ fn damage_is_reported_while_the_server_writes() {
         let at = random.usize(..moments.len());
         let (moments, random) = (&moments[..], random.fork());
         let mut directory = BusyDirectory { moments, at, haste, random, open: None };
-        let (told, is_sound) = check(&mut directory);
-        assert!(!is_sound, "{told}");
-        assert!(told.contains("1 damaged places"), "{told}");
+        let (report, is_sound) = check(&mut directory);
+        assert!(!is_sound, "{report}");
+        assert!(report.contains("1 damaged places"), "{report}");
     }
 }
