@@ -1,86 +1,72 @@
-//! What the server tells of itself over HTTP: that the page says what `stats` says, in the format that
-//! Prometheus reads, and that no visitor can hold anything up.
+//! Metrics over HTTP: the page agrees with `stats` and has the format of Prometheus, and no client can
+//! delay the server.
 #![allow(clippy::unwrap_used, reason = "in a test it is an assertion")]
 
-mod made_up;
-mod support;
+mod harness;
 
-use beanstalkd::testing::ConnKey;
-use beanstalkd::testing::Histogram;
-use beanstalkd::testing::MetricsServer;
-use beanstalkd::testing::Nanos;
-use beanstalkd::testing::Syncing;
-use beanstalkd::testing::{Address, listen};
-use beanstalkd::testing::{HttpConn, ServerState};
-use beanstalkd::testing::{LONGEST_SAMPLE, Page, SLICE_LEN};
-use beanstalkd::testing::{Server, Settings};
+use beanstalkd::testing::{
+    Address, ConnKey, Histogram, HttpConn, LONGEST_SAMPLE, MetricsServer, Nanos, Page, SLICE_LEN,
+    Server, ServerState, Settings, Syncing, listen,
+};
+use harness::client::{Client, connect, unix};
+use harness::engine::Engine;
+use harness::process::{self, Daemon, ON_LOOPBACK, run};
+use harness::yaml::{field, number};
+use harness::{PATIENCE, wait_until};
+use rustix::process::Signal;
+use socket2::{SockAddr, Socket};
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{IoSlice, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
-use support::{BEANSTALKD, Daemon, PATIENCE, field};
+use std::io::{Read, Write};
+use std::net::SocketAddr;
 
 const START: Nanos = Nanos::from_secs(1_000);
 
-fn server() -> Server {
+fn engine() -> Engine {
     let settings =
         Settings { max_job_size: 65535, binlog_file_size: 4096, max_memory_bytes: 1_000_000_000 };
-    Server::new(settings, made_up::facts(START), START)
+    Engine::new(settings, START)
 }
 
-/// One with `count` tubes more, which a client watches.
-fn server_with_tubes(count: usize) -> (Server, ConnKey) {
-    let mut server = server();
-    let client = server.connect().unwrap();
+/// Returns a server in which a client watches `count` tubes in addition to `default`.
+fn engine_with_tubes(count: usize) -> (Engine, ConnKey) {
+    let mut engine = engine();
+    let client = engine.connect();
     for tube in 0..count {
-        say(&mut server, client, &format!("watch tube{tube}\r\n"), START);
+        engine.ask(client, format!("watch tube{tube}\r\n"));
     }
-    (server, client)
+    (engine, client)
 }
 
-/// Sends commands and takes the replies.
-fn say(server: &mut Server, key: ConnKey, commands: &str, now: Nanos) -> String {
-    server.receive(key, commands.as_bytes(), now);
-    let mut said = Vec::new();
-    loop {
-        let mut slices = [IoSlice::new(&[]); 64];
-        let mut output_handle = server.output_handle(key);
-        let filled = output_handle.next_slices(&mut slices);
-        let before = said.len();
-        slices[..filled].iter().for_each(|slice| said.extend_from_slice(slice));
-        output_handle.sent(said.len() - before);
-        if !server.actions(key).run {
-            return String::from_utf8(said).unwrap();
-        }
-        server.resume(key, now);
-    }
+/// Runs commands at another moment.
+fn ask_at(engine: &mut Engine, conn: ConnKey, commands: &str, now: Nanos) -> String {
+    engine.now = now;
+    engine.ask(conn, commands)
 }
 
-fn next_slice(server: &Server, page: &mut Page, now: Nanos) -> String {
+fn next_slice(engine: &Engine, page: &mut Page) -> String {
     let mut text = String::new();
-    page.go_on(&server.view(&Histogram::default(), now), &mut text).unwrap();
+    page.go_on(&engine.server.view(&Histogram::default(), engine.now), &mut text).unwrap();
     assert!(text.len() < SLICE_LEN + LONGEST_SAMPLE, "a slice of {} bytes", text.len());
     text
 }
 
-/// A whole page, and in how many slices it came.
-fn page(server: &Server, tubes_max: usize, now: Nanos) -> (Samples, usize) {
+/// Returns a whole page and its number of slices.
+fn page(engine: &Engine, tubes_max: usize) -> (Samples, usize) {
     let mut page = Page::new(tubes_max);
     let (mut text, mut slices) = (String::new(), 0);
     while !page.is_done() {
-        text += &next_slice(server, &mut page, now);
+        text += &next_slice(engine, &mut page);
         slices += 1;
     }
     (Samples::read(&text), slices)
 }
 
-/// What a page says, by name and labels.
+/// The samples of a page, by name and labels.
 struct Samples(BTreeMap<String, f64>);
 
 impl Samples {
-    /// Reads a page as strictly as Prometheus does, and more: each family stands in one piece under its
-    /// help and its type, and nothing is told twice.
+    /// Parses a page as strictly as Prometheus does. In addition, each family must be in one piece
+    /// under its help and its type, and no sample may come twice.
     fn read(text: &str) -> Samples {
         let mut samples = BTreeMap::new();
         let mut families = BTreeSet::new();
@@ -116,7 +102,7 @@ impl Samples {
         *self.0.get(series).unwrap_or_else(|| panic!("there is no {series}"))
     }
 
-    /// Of one family, by tube; seconds are rounded, since each command has a moment of its own.
+    /// The samples of one family, by tube. Seconds are rounded.
     fn tubes(&self, name: &str) -> BTreeMap<&str, f64> {
         let prefix = format!("{name}{{tube=\"");
         let samples = self.0.iter().filter_map(|(series, value)| {
@@ -127,10 +113,10 @@ impl Samples {
     }
 }
 
-/// A server in which much has happened.
-fn busy_server(now: Nanos) -> Server {
-    let mut server = server();
-    let [producer, worker, waiter] = [(); 3].map(|()| server.connect().unwrap());
+/// Returns a server with jobs in all states, a pause, a timeout and a waiter.
+fn busy_engine(now: Nanos) -> Engine {
+    let mut engine = engine();
+    let [producer, worker, waiter] = [(); 3].map(|()| engine.connect());
     for command in [
         "use mail\r\n",
         "put 5 0 60 5\r\nhello\r\n",
@@ -141,27 +127,28 @@ fn busy_server(now: Nanos) -> Server {
         "put 0 0 60 5\r\nhello\r\n",
         "pause-tube print 90\r\n",
     ] {
-        say(&mut server, producer, command, START);
+        engine.ask(producer, command);
     }
     let reserve = "watch mail\r\nwatch print\r\nreserve\r\nbury 1 7\r\nreserve\r\n";
-    say(&mut server, worker, reserve, START);
-    // One job comes back from its worker, and goes.
-    say(&mut server, producer, "use quick\r\nput 0 0 1 0\r\n\r\n", START);
-    say(&mut server, worker, "watch quick\r\nreserve\r\nignore quick\r\n", START);
-    server.tick(START + Nanos::from_secs(2));
-    say(&mut server, producer, "watch quick\r\ndelete 6\r\nuse print\r\n", START);
-    say(&mut server, waiter, "watch rare\r\nreserve\r\n", now);
-    say(&mut server, producer, "put 0 0 1", now);
-    server
+    engine.ask(worker, reserve);
+    // A TTR runs out, and the job is deleted.
+    engine.ask(producer, "use quick\r\nput 0 0 1 0\r\n\r\n");
+    engine.ask(worker, "watch quick\r\nreserve\r\nignore quick\r\n");
+    engine.advance(Nanos::from_secs(2));
+    engine.tick();
+    engine.ask(producer, "watch quick\r\ndelete 6\r\nuse print\r\n");
+    ask_at(&mut engine, waiter, "watch rare\r\nreserve\r\n", now);
+    ask_at(&mut engine, producer, "put 0 0 1", now);
+    engine
 }
 
 #[test]
-fn the_page_says_what_stats_says() {
+fn the_page_agrees_with_stats() {
     let now = START + Nanos::from_secs(30);
-    let mut server = busy_server(now);
-    let asker = server.connect().unwrap();
-    let stats = say(&mut server, asker, "stats\r\n", now);
-    let (samples, _) = page(&server, 1000, now);
+    let mut engine = busy_engine(now);
+    let asker = engine.connect();
+    let stats = ask_at(&mut engine, asker, "stats\r\n", now);
+    let (samples, _) = page(&engine, 1000);
     for (key, series) in [
         ("current-jobs-urgent", "beanstalkd_urgent_jobs"),
         ("current-jobs-ready", "beanstalkd_jobs{state=\"ready\"}"),
@@ -179,8 +166,8 @@ fn the_page_says_what_stats_says() {
         ("current-waiting", "beanstalkd_connections{state=\"waiting\"}"),
         ("total-connections", "beanstalkd_connections_opened_total"),
     ] {
-        let told: f64 = field(&stats, key).unwrap().parse().unwrap();
-        assert_eq!(samples.get(series), told, "{key}");
+        let expected: f64 = number(&stats, key);
+        assert_eq!(samples.get(series), expected, "{key}");
     }
     let by_state =
         |state: &str| samples.get(&format!("beanstalkd_connections{{state=\"{state}\"}}"));
@@ -193,7 +180,7 @@ fn the_page_says_what_stats_says() {
     assert_eq!(field(&stats, "job-timeouts"), Some("1"));
     assert_eq!(samples.tubes("beanstalkd_tube_deletes_total")["quick"], 1.0);
     for tube in ["default", "mail", "print", "quick", "rare"] {
-        let stats = say(&mut server, asker, &format!("stats-tube {tube}\r\n"), now);
+        let stats = ask_at(&mut engine, asker, &format!("stats-tube {tube}\r\n"), now);
         for (key, name, state) in [
             ("current-jobs-urgent", "urgent_jobs", ""),
             ("current-jobs-ready", "jobs", "ready"),
@@ -209,10 +196,10 @@ fn the_page_says_what_stats_says() {
             ("pause", "pause_seconds", ""),
             ("pause-time-left", "pause_left_seconds", ""),
         ] {
-            let told: f64 = field(&stats, key).unwrap().parse().unwrap();
+            let expected: f64 = number(&stats, key);
             let state = if state.is_empty() { "" } else { &format!(",state=\"{state}\"") };
             let series = format!("beanstalkd_tube_{name}{{tube=\"{tube}\"{state}}}");
-            assert_eq!(samples.get(&series).floor(), told, "{key} of {tube}");
+            assert_eq!(samples.get(&series).floor(), expected, "{key} of {tube}");
         }
     }
     let ages = samples.tubes("beanstalkd_tube_oldest_ready_job_age_seconds");
@@ -222,16 +209,16 @@ fn the_page_says_what_stats_says() {
 }
 
 #[test]
-fn tubes_beyond_the_limit_are_told_together() {
-    let mut server = server();
-    let client = server.connect().unwrap();
+fn tubes_beyond_the_limit_share_a_sample() {
+    let mut engine = engine();
+    let client = engine.connect();
     for tube in 0..25 {
         let put = format!("use tube{tube}\r\nput 0 0 9 1\r\nx\r\nwatch tube{tube}\r\n");
-        say(&mut server, client, &put, START + Nanos::from_secs(tube));
+        ask_at(&mut engine, client, &put, START + Nanos::from_secs(tube));
     }
-    let now = START + Nanos::from_secs(100);
+    engine.now = START + Nanos::from_secs(100);
     for (limit, named) in [(0, 0_u8), (10, 10), (26, 26), (1000, 26)] {
-        let (samples, _) = page(&server, limit, now);
+        let (samples, _) = page(&engine, limit);
         let jobs = samples.tubes("beanstalkd_tube_jobs_created_total");
         assert_eq!(jobs.values().sum::<f64>(), 25.0);
         let others = 26 - named;
@@ -241,7 +228,7 @@ fn tubes_beyond_the_limit_are_told_together() {
         let watching = samples.tubes("beanstalkd_tube_watching");
         assert_eq!(watching.values().sum::<f64>(), 26.0);
         if others > 0 {
-            // That of the first of them: `default` is there too.
+            // The age of the first of them; `default` counts as a tube too.
             let ages = samples.tubes("beanstalkd_tube_oldest_ready_job_age_seconds");
             let first = if named == 0 { 0 } else { named - 1 };
             assert_eq!(ages["other tubes"], 100.0 - f64::from(first));
@@ -250,51 +237,51 @@ fn tubes_beyond_the_limit_are_told_together() {
 }
 
 #[test]
-fn no_slice_looks_at_very_many_of_anything() {
-    let mut server = server();
-    let client = server.connect().unwrap();
-    let empty = page(&server, 1000, START).1;
-    // Tubes, ready jobs, connections, and a line of those who wait.
+fn the_work_of_a_slice_is_bounded() {
+    let mut engine = engine();
+    let client = engine.connect();
+    let empty = page(&engine, 1000).1;
+    // Tubes, ready jobs, connections and waiters.
     for tube in 0..2_000 {
-        say(&mut server, client, &format!("watch tube{tube}\r\n"), START);
+        engine.ask(client, format!("watch tube{tube}\r\n"));
     }
-    let with_tubes = page(&server, 1000, START).1;
+    let with_tubes = page(&engine, 1000).1;
     assert!(with_tubes >= empty + 2_000 / 128, "{with_tubes} slices");
     for _ in 0..50_000 {
-        say(&mut server, client, "put 0 0 9 0\r\n\r\n", START);
+        engine.ask(client, "put 0 0 9 0\r\n\r\n");
     }
-    let with_jobs = page(&server, 1000, START).1;
+    let with_jobs = page(&engine, 1000).1;
     assert!(with_jobs >= with_tubes + 50_000 / 8192, "{with_jobs} slices");
     for _ in 0..5_000 {
-        let waiter = server.connect().unwrap();
-        say(&mut server, waiter, "watch line\r\nignore default\r\nreserve\r\n", START);
+        let waiter = engine.connect();
+        engine.ask(waiter, "watch waited\r\nignore default\r\nreserve\r\n");
     }
-    let (samples, with_line) = page(&server, 3000, START);
-    assert!(with_line >= with_jobs + 5_000 / 1024 + 5_000 / 512, "{with_line} slices");
-    assert_eq!(samples.tubes("beanstalkd_tube_waiting")["line"], 5_000.0);
+    let (samples, with_waiters) = page(&engine, 3000);
+    assert!(with_waiters >= with_jobs + 5_000 / 1024 + 5_000 / 512, "{with_waiters} slices");
+    assert_eq!(samples.tubes("beanstalkd_tube_waiting")["waited"], 5_000.0);
 }
 
 #[test]
-fn the_oldest_job_is_found_whatever_its_priority_and_whoever_comes_and_goes() {
+fn the_oldest_job_is_found_while_other_jobs_are_reserved() {
     let mut random = fastrand::Rng::with_seed(3);
-    let mut server = server();
-    let client = server.connect().unwrap();
-    let put = |server: &mut Server, pri: u32, now| {
-        say(server, client, &format!("put {pri} 0 9 0\r\n\r\n"), now);
+    let mut engine = engine();
+    let client = engine.connect();
+    let put = |engine: &mut Engine, pri: u32, now| {
+        ask_at(engine, client, &format!("put {pri} 0 9 0\r\n\r\n"), now);
     };
-    // The least urgent of all.
-    put(&mut server, u32::MAX, START);
+    // The lowest priority of all.
+    put(&mut engine, u32::MAX, START);
     let later = START + Nanos::from_secs(50);
     for _ in 0..20_000 {
-        put(&mut server, random.u32(..), later);
+        put(&mut engine, random.u32(..), later);
     }
-    let now = START + Nanos::from_secs(80);
+    engine.now = START + Nanos::from_secs(80);
     let mut page = Page::new(1000);
     let mut text = String::new();
     while !page.is_done() {
-        text += &next_slice(&server, &mut page, now);
+        text += &next_slice(&engine, &mut page);
         for _ in 0..500 {
-            say(&mut server, client, "reserve\r\n", now);
+            engine.ask(client, "reserve\r\n");
         }
     }
     let samples = Samples::read(&text);
@@ -303,56 +290,55 @@ fn the_oldest_job_is_found_whatever_its_priority_and_whoever_comes_and_goes() {
 }
 
 #[test]
-fn tubes_that_stay_are_told_while_others_go() {
-    let (mut server, client) = server_with_tubes(1_000);
+fn a_page_has_all_lasting_tubes_while_other_tubes_are_removed() {
+    let (mut engine, client) = engine_with_tubes(1_000);
     let mut page = Page::new(10_000);
     let mut text = String::new();
     let mut gone = 0;
     while !page.is_done() {
-        text += &next_slice(&server, &mut page, START);
-        // From anywhere, so that others take their places.
+        text += &next_slice(&engine, &mut page);
+        // From all over the list, so that other tubes move to their places.
         for _ in 0..30.min(500 - gone) {
             let tube = gone * 7 % 500 * 2;
-            say(&mut server, client, &format!("ignore tube{tube}\r\n"), START);
+            engine.ask(client, format!("ignore tube{tube}\r\n"));
             gone += 1;
         }
     }
     assert_eq!(gone, 500);
     let samples = Samples::read(&text);
-    let told = samples.tubes("beanstalkd_tube_watching");
+    let watching = samples.tubes("beanstalkd_tube_watching");
     for tube in (1..1_000).step_by(2) {
-        assert!(told.contains_key(&*format!("tube{tube}")), "tube{tube} is not told");
+        assert!(watching.contains_key(&*format!("tube{tube}")), "tube{tube} is missing");
     }
 }
 
 #[test]
-fn a_tube_that_goes_and_comes_back_is_told_once() {
-    let (mut server, client) = server_with_tubes(1_000);
+fn a_tube_that_is_removed_and_made_again_is_on_the_page_once() {
+    let (mut engine, client) = engine_with_tubes(1_000);
     let mut page = Page::new(10_000);
     let mut text = String::new();
     let mut next = 0;
     while !page.is_done() {
-        text += &next_slice(&server, &mut page, START);
+        text += &next_slice(&engine, &mut page);
         for _ in 0..100 {
             let tube = next % 1_000;
-            say(&mut server, client, &format!("ignore tube{tube}\r\nwatch tube{tube}\r\n"), START);
+            engine.ask(client, format!("ignore tube{tube}\r\nwatch tube{tube}\r\n"));
             next += 1;
         }
     }
-    assert!(next > 1_000, "{next} tubes came back");
+    assert!(next > 1_000, "{next} tubes were made again");
     Samples::read(&text);
 }
 
 #[test]
-fn a_binlog_tells_its_sizes_and_its_syncs() {
+fn the_page_has_sizes_and_syncs_of_the_binlog() {
     let directory = tempfile::tempdir().unwrap();
     let disk = beanstalkd::testing::Directory::take(directory.path()).unwrap();
-    let mut server = server();
-    server.recover(Box::new(disk), Syncing::EachIteration, START).unwrap();
-    let client = server.connect().unwrap();
-    say(&mut server, client, "put 0 0 9 1\r\nx\r\nput 0 0 9 1\r\ny\r\ndelete 1\r\n", START);
-    server.commit(START).unwrap();
-    let (samples, _) = page(&server, 1000, START);
+    let mut engine = engine();
+    engine.server.recover(Box::new(disk), Syncing::EachIteration, START).unwrap();
+    let client = engine.connect();
+    engine.ask(client, "put 0 0 9 1\r\nx\r\nput 0 0 9 1\r\ny\r\ndelete 1\r\n");
+    let (samples, _) = page(&engine, 1000);
     let value = |name: &str| samples.get(&format!("beanstalkd_binlog_{name}"));
     // A record of 84 bytes, the name of the tube, and the body with its CR LF.
     let record = 84.0 + 7.0 + 3.0;
@@ -363,38 +349,38 @@ fn a_binlog_tells_its_sizes_and_its_syncs() {
     assert_eq!(value("sync_seconds_count"), value("sync_seconds_bucket{le=\"+Inf\"}"));
 }
 
-// ---- MetricsServer ----
+// ---- HTTP ----
 
-/// What a visitor is answered who asks all at once and takes whatever comes.
-fn conn(server: Option<&Server>, request: &str) -> String {
+/// Returns the response to a client that sends `request` at once and reads without delay.
+fn respond(server: Option<&Server>, request: &str) -> String {
     let iterations = Histogram::default();
     let subject =
         server.map_or(ServerState::Starting, |server| ServerState::Serving(server, &iterations));
     let mut conn = HttpConn::new(1000, START);
     conn.receive(request.as_bytes(), subject, START).unwrap();
-    let mut answer = Vec::new();
+    let mut response = Vec::new();
     while !conn.is_leaving() {
         conn.tell(subject, START).unwrap();
-        answer.extend_from_slice(conn.to_send());
+        response.extend_from_slice(conn.to_send());
         conn.sent(conn.to_send().len(), START);
     }
-    String::from_utf8(answer).unwrap()
+    String::from_utf8(response).unwrap()
 }
 
-fn body(answer: &str) -> &str {
-    answer.split_once("\r\n\r\n").unwrap().1
+fn body(response: &str) -> &str {
+    response.split_once("\r\n\r\n").unwrap().1
 }
 
 #[test]
-fn readiness_is_told_apart_from_health() {
-    let mut server = server();
+fn readiness_and_health_differ_while_the_server_starts_or_drains() {
+    let mut engine = engine();
     let mut status = |path: &str, is_draining: Option<bool>| {
         if let Some(is_draining) = is_draining {
-            server.set_draining(is_draining);
+            engine.server.set_draining(is_draining);
         }
-        let server = is_draining.map(|_| &server);
-        let answer = conn(server, &format!("GET {path} HTTP/1.1\r\n\r\n"));
-        answer.split(' ').nth(1).unwrap().parse::<u16>().unwrap()
+        let server = is_draining.map(|_| &engine.server);
+        let response = respond(server, &format!("GET {path} HTTP/1.1\r\n\r\n"));
+        response.split(' ').nth(1).unwrap().parse::<u16>().unwrap()
     };
     for (is_draining, ready, metrics) in
         [(None, 503, 503), (Some(true), 503, 200), (Some(false), 200, 200)]
@@ -407,13 +393,13 @@ fn readiness_is_told_apart_from_health() {
 }
 
 #[test]
-fn chunks_make_up_the_page() {
-    let (server, _) = server_with_tubes(500);
-    let whole = conn(Some(&server), "GET /metrics HTTP/1.0\r\n\r\n");
+fn a_chunked_response_has_the_whole_page() {
+    let (engine, _) = engine_with_tubes(500);
+    let whole = respond(Some(&engine.server), "GET /metrics HTTP/1.0\r\n\r\n");
     assert!(!whole.contains("chunked") && !whole.contains("Content-Length"));
     let whole = body(&whole);
     Samples::read(whole);
-    let chunked = conn(Some(&server), "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
+    let chunked = respond(Some(&engine.server), "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
     assert!(chunked.contains("Transfer-Encoding: chunked\r\n"));
     let (mut rest, mut text, mut chunks) = (body(&chunked), String::new(), 0);
     loop {
@@ -429,110 +415,106 @@ fn chunks_make_up_the_page() {
     assert!(rest.is_empty() && chunks > 10, "{chunks} chunks");
     assert_eq!(text, whole);
     for (path, status) in [("/metrics", "200 OK"), ("/nothing", "404 Not Found")] {
-        let head = conn(Some(&server), &format!("HEAD {path} HTTP/1.1\r\n\r\n"));
+        let head = respond(Some(&engine.server), &format!("HEAD {path} HTTP/1.1\r\n\r\n"));
         assert!(head.starts_with(&format!("HTTP/1.1 {status}\r\n")) && body(&head).is_empty());
     }
 }
 
-/// Sockets for visitors on loopback, and their address.
+/// Opens the sockets for metrics on loopback; returns them and their address.
 fn http_server() -> (MetricsServer, SocketAddr) {
     let listeners = listen::open(&Address::Host("127.0.0.1".into()), 0, None).unwrap();
     let address = listeners[0].to_string().parse().unwrap();
     (MetricsServer::new(listeners, 1000).unwrap(), address)
 }
 
-/// Lets the sockets turn until the visitor has been told all, or turned out.
-fn answer(
-    http: &mut MetricsServer,
-    visitor: &mut TcpStream,
-    now: Nanos,
-) -> std::io::Result<String> {
-    let server = server();
+/// Runs the sockets until the client has the whole response, or an error.
+fn response(http: &mut MetricsServer, client: &mut Socket, now: Nanos) -> std::io::Result<String> {
+    let engine = engine();
     let iterations = Histogram::default();
-    visitor.set_nonblocking(true)?;
-    let mut answer = Vec::new();
+    client.set_nonblocking(true)?;
+    let mut response = Vec::new();
     for _ in 0..PATIENCE.as_millis() {
-        http.turn(ServerState::Serving(&server, &iterations), now)?;
-        match visitor.read_to_end(&mut answer) {
-            Ok(_) => return Ok(String::from_utf8(answer).unwrap()),
+        http.turn(ServerState::Serving(&engine.server, &iterations), now)?;
+        match client.read_to_end(&mut response) {
+            Ok(_) => return Ok(String::from_utf8(response).unwrap()),
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }
             Err(error) => return Err(error),
         }
     }
-    panic!("the visitor waits for ever");
+    panic!("no response within {PATIENCE:?}");
 }
 
 #[test]
-fn who_is_slow_is_turned_out() {
+fn a_client_that_sends_its_request_slowly_is_closed() {
     let (mut http, address) = http_server();
-    let mut slow = support::connect(address);
+    let mut slow = connect(address);
     slow.write_all(b"GET /metrics HTTP/1.1\r\n").unwrap();
-    let mut quick = support::connect(address);
+    let mut quick = connect(address);
     quick.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").unwrap();
-    let told = answer(&mut http, &mut quick, START).unwrap();
-    assert!(told.ends_with("\r\n\r\nok\n"), "{told}");
+    let received = response(&mut http, &mut quick, START).unwrap();
+    assert!(received.ends_with("\r\n\r\nok\n"), "{received}");
     let due = START + Nanos::from_secs(5);
     assert!(http.next_due().is_some_and(|next| next > START && next <= due));
-    // A byte now and then is not enough.
+    // More bytes do not extend the deadline.
     slow.write_all(b"A").unwrap();
-    let told = answer(&mut http, &mut slow, due);
-    assert!(told.as_ref().is_ok_and(String::is_empty) || told.is_err(), "{told:?}");
+    let received = response(&mut http, &mut slow, due);
+    assert!(received.as_ref().is_ok_and(String::is_empty) || received.is_err(), "{received:?}");
 }
 
 #[test]
-fn those_who_say_nothing_keep_nobody_waiting() {
+fn silent_clients_delay_no_request() {
     let (mut http, address) = http_server();
-    let connect = |_| support::connect(address);
-    let mut idle: Vec<TcpStream> = (0..300).map(connect).collect();
+    let connect = |_| connect(address);
+    let mut idle: Vec<Socket> = (0..300).map(connect).collect();
     let mut last = connect(0);
     last.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").unwrap();
     last.set_nonblocking(true).unwrap();
-    let server = server();
+    let engine = engine();
     let iterations = Histogram::default();
-    let mut answer = Vec::new();
-    // No time goes by, and with each turn more of them come.
+    let mut response = Vec::new();
+    // No time passes, and in each iteration 10 more connect.
     for _ in 0..50 {
         idle.extend((0..10).map(connect));
-        http.turn(ServerState::Serving(&server, &iterations), START).unwrap();
-        if last.read_to_end(&mut answer).is_ok() {
+        http.turn(ServerState::Serving(&engine.server, &iterations), START).unwrap();
+        if last.read_to_end(&mut response).is_ok() {
             break;
         }
     }
-    let answer = String::from_utf8(answer).unwrap();
-    assert!(answer.ends_with("\r\n\r\nok\n"), "{answer}");
+    let response = String::from_utf8(response).unwrap();
+    assert!(response.ends_with("\r\n\r\nok\n"), "{response}");
 }
 
 #[test]
-fn a_request_that_comes_late_finds_its_place() {
+fn a_late_request_is_served_among_idle_connections() {
     let (mut http, address) = http_server();
-    let mut late = support::connect(address);
-    let _idle: Vec<TcpStream> = (0..60).map(|_| support::connect(address)).collect();
-    let server = server();
+    let mut late = connect(address);
+    let _idle: Vec<Socket> = (0..60).map(|_| connect(address)).collect();
+    let engine = engine();
     let iterations = Histogram::default();
     for _ in 0..10 {
-        http.turn(ServerState::Serving(&server, &iterations), START).unwrap();
+        http.turn(ServerState::Serving(&engine.server, &iterations), START).unwrap();
     }
     late.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").unwrap();
-    assert!(answer(&mut http, &mut late, START).unwrap().ends_with("ok\n"));
+    assert!(response(&mut http, &mut late, START).unwrap().ends_with("ok\n"));
 }
 
-/// A server with so many tubes that its page does not fit into the buffers of a connection.
-fn server_with_a_long_page() -> Server {
-    let mut server = server();
-    let client = server.connect().unwrap();
+/// Returns a server whose page is larger than the buffers of a connection.
+fn engine_with_a_long_page() -> Engine {
+    let mut engine = engine();
+    let client = engine.connect();
     for tube in 0..1_000 {
-        say(&mut server, client, &format!("watch tube{tube:0>150}\r\n"), START);
+        engine.ask(client, format!("watch tube{tube:0>150}\r\n"));
     }
-    server
+    engine
 }
 
 #[test]
-fn who_takes_the_answer_byte_by_byte_has_no_more_time_than_others() {
-    let server = server_with_a_long_page();
+fn a_client_that_reads_byte_by_byte_is_late_after_30_seconds() {
+    let engine = engine_with_a_long_page();
     let iterations = Histogram::default();
-    let subject = ServerState::Serving(&server, &iterations);
+    let subject = ServerState::Serving(&engine.server, &iterations);
     let mut conn = HttpConn::new(1000, START);
     conn.receive(b"GET /metrics HTTP/1.1\r\n\r\n", subject, START).unwrap();
     for second in (9..30).step_by(9) {
@@ -547,92 +529,85 @@ fn who_takes_the_answer_byte_by_byte_has_no_more_time_than_others() {
 }
 
 #[test]
-fn those_who_take_the_answer_byte_by_byte_keep_nobody_out() {
-    // The buffers of a Unix socket do not grow until they have taken the whole page.
+fn clients_that_read_byte_by_byte_do_not_keep_a_new_client_out() {
+    // The buffers of a Unix socket do not grow to the size of the page.
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("metrics");
-    let unix = Address::Unix { path: path.clone(), mode: None };
-    let mut doors = listen::open(&unix, 0, None).unwrap();
-    doors.extend(listen::open(&Address::Host("127.0.0.1".into()), 0, None).unwrap());
-    let address: SocketAddr = doors[1].to_string().parse().unwrap();
-    let mut http = MetricsServer::new(doors, 1000).unwrap();
+    let at_path = Address::Unix { path: path.clone(), mode: None };
+    let mut listeners = listen::open(&at_path, 0, None).unwrap();
+    listeners.extend(listen::open(&Address::Host("127.0.0.1".into()), 0, None).unwrap());
+    let address: SocketAddr = listeners[1].to_string().parse().unwrap();
+    let mut http = MetricsServer::new(listeners, 1000).unwrap();
 
-    let server = server_with_a_long_page();
+    let engine = engine_with_a_long_page();
     let iterations = Histogram::default();
-    let subject = ServerState::Serving(&server, &iterations);
-    let slow: Vec<UnixStream> = (0..64).map(|_| support::connect_unix(&path).unwrap()).collect();
-    for mut visitor in &slow {
-        visitor.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    let subject = ServerState::Serving(&engine.server, &iterations);
+    let slow: Vec<Socket> = (0..64).map(|_| connect(unix(&path))).collect();
+    for mut client in &slow {
+        client.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
     }
     http.turn(subject, START).unwrap();
-    let mut scraper = support::connect(address);
+    let mut scraper = connect(address);
     scraper.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").unwrap();
-    // All that fits into the buffers goes there, and then each takes a byte.
+    // The buffers fill up, and then each client reads a byte.
     let now = START + Nanos::from_secs(1);
     let due = START + Nanos::from_secs(2);
-    let takes_a_byte = |mut visitor: &UnixStream| visitor.read(&mut [0]).is_ok_and(|len| len == 1);
+    let reads_a_byte = |mut client: &Socket| client.read(&mut [0]).is_ok_and(|len| len == 1);
     for _ in 0..2 {
-        support::wait_until("all wait for those who are slow", || {
+        wait_until("the responses wait for the slow clients", || {
             (0..1_000).any(|_| {
                 http.turn(subject, now).unwrap();
                 http.next_due() == Some(due)
             })
         });
-        assert!(slow.iter().all(takes_a_byte));
+        assert!(slow.iter().all(reads_a_byte));
     }
     scraper.set_nonblocking(true).unwrap();
-    assert!(scraper.read(&mut [0]).is_err(), "there is a place too soon");
-    assert!(answer(&mut http, &mut scraper, due).unwrap().ends_with("ok\n"));
-    // One had to make room, and no more.
-    let ends = |mut visitor: &UnixStream| visitor.read_to_end(&mut Vec::new()).is_ok();
-    slow.iter().for_each(|visitor| visitor.set_nonblocking(true).unwrap());
-    assert_eq!(slow.iter().filter(|visitor| ends(visitor)).count(), 1);
+    assert!(scraper.read(&mut [0]).is_err(), "a slow client is closed too soon");
+    assert!(response(&mut http, &mut scraper, due).unwrap().ends_with("ok\n"));
+    // Exactly one connection is evicted.
+    let ends = |mut client: &Socket| client.read_to_end(&mut Vec::new()).is_ok();
+    slow.iter().for_each(|client| client.set_nonblocking(true).unwrap());
+    assert_eq!(slow.iter().filter(|client| ends(client)).count(), 1);
 }
 
 // ---- The binary ----
 
-fn get(mut stream: impl Read + Write, path: &str) -> String {
-    stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    answer
-}
-
 #[test]
-fn the_binary_tells_of_itself_where_it_is_asked_to() {
+fn the_binary_serves_metrics_at_the_address_of_its_flag() {
     let directory = tempfile::tempdir().unwrap();
-    let unix = directory.path().join("metrics");
-    let unix_flag = format!("unix:{}", unix.display());
+    let path = directory.path().join("metrics");
+    let unix_flag = format!("unix:{}", path.display());
     for metrics in ["127.0.0.1:0", &unix_flag] {
-        let flags = ["-V", "-l", "127.0.0.1", "-p", "0", "--metrics", metrics];
-        let mut daemon = Daemon::start(Path::new(BEANSTALKD), &flags);
-        let queue = support::logged_address(&mut daemon);
-        let line = daemon.wait_for_log("telling metrics on ");
-        let (_, address) = line.split_once("telling metrics on ").unwrap();
-        let ask = |path: &str| match address.parse::<SocketAddr>() {
-            Ok(address) => get(support::connect(address), path),
-            Err(_) => get(support::connect_unix(&unix).unwrap(), path),
+        let flags = [&ON_LOOPBACK[..], &["--metrics", metrics]].concat();
+        let mut daemon = Daemon::start(process::BEANSTALKD, &flags);
+        let queue = daemon.address();
+        let address = daemon.wait_for_value("telling metrics on ");
+        let address = address.parse::<SocketAddr>().map_or_else(|_| unix(&path), SockAddr::from);
+        let get = |path: &str| {
+            let mut client = Client::connect(address.clone());
+            client.send(format!("GET {path} HTTP/1.0\r\n\r\n"));
+            String::from_utf8(client.rest()).unwrap()
         };
-        let mut client = support::connect(queue);
-        client.write_all(b"use mail\r\n").unwrap();
-        client.read_exact(&mut [0; 12]).unwrap();
-        assert!(ask("/readyz").starts_with("HTTP/1.1 200 "));
-        let told = ask("/metrics");
-        let samples = Samples::read(body(&told));
+        let mut client = Client::connect(queue);
+        client.expect("use mail\r\n", "USING mail");
+        assert!(get("/readyz").starts_with("HTTP/1.1 200 "));
+        let response = get("/metrics");
+        let samples = Samples::read(body(&response));
         assert_eq!(samples.get("beanstalkd_tube_using{tube=\"mail\"}"), 1.0);
         assert!(samples.get("process_resident_memory_bytes") > 500_000.0);
         assert!(samples.get("beanstalkd_turn_seconds_count") > 1.0);
-        daemon.signal(rustix::process::Signal::USR1);
-        assert!(ask("/readyz").starts_with("HTTP/1.1 503 "));
-        assert!(ask("/healthz").starts_with("HTTP/1.1 200 "));
+        daemon.signal(Signal::USR1);
+        assert!(get("/readyz").starts_with("HTTP/1.1 503 "));
+        assert!(get("/healthz").starts_with("HTTP/1.1 200 "));
     }
 }
 
 #[test]
-fn metrics_that_cannot_be_had_keep_the_server_from_starting() {
+fn the_server_does_not_start_without_the_address_for_metrics() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let output = support::run(&["-l", "127.0.0.1", "-p", "0", "--metrics", &address]);
+    let output = run(&["-l", "127.0.0.1", "-p", "0", "--metrics", &address]);
     assert_eq!(output.status.code(), Some(111));
-    assert!(support::text(&output.stderr).contains(&address));
+    assert!(process::text(&output.stderr).contains(&address));
 }
