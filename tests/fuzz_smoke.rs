@@ -1,12 +1,10 @@
-//! Hostile bytes for the engine: the targets of `tests/fuzz` without libFuzzer, for every run of the
-//! tests. Each is fed with its seeds, with whatever was found before, and with thousands of
-//! mutations of both, the same ones each time.
+//! The fuzz targets of `tests/fuzz` without libFuzzer. Each run of the tests feeds a target with its
+//! seeds, with earlier findings, and with thousands of mutations of both, the same in each run.
 //!
 //! An input that fails is written to a file; `FUZZ_INPUT=FILE cargo test --test fuzz_smoke TARGET`
 //! feeds only that one. `FUZZ_ROUNDS=100` tries a hundred times as many mutations.
 
-mod fake_disk;
-mod script;
+mod harness;
 #[path = "fuzz/seeds.rs"]
 mod seeds;
 #[path = "fuzz/targets/mod.rs"]
@@ -54,21 +52,21 @@ fn findings_of(target: &str) -> Vec<PathBuf> {
 }
 
 #[test]
-fn every_finding_is_told() {
-    let told = root().join("tests/fuzz/findings/README.md");
-    let told = std::fs::read_to_string(told).expect("the findings are told");
-    let told: BTreeSet<&str> =
-        told.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
+fn every_finding_is_in_the_readme() {
+    let readme = root().join("tests/fuzz/findings/README.md");
+    let readme = std::fs::read_to_string(readme).expect("the findings have a README");
+    let listed: BTreeSet<&str> =
+        readme.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
     let mut found = BTreeSet::new();
     for path in TARGETS.iter().flat_map(|(target, _)| findings_of(target)) {
         let path = path.strip_prefix(root().join("tests/fuzz/findings")).expect("it is there");
         found.insert(path.display().to_string());
     }
     let found: BTreeSet<&str> = found.iter().map(String::as_str).collect();
-    assert_eq!(told, found);
+    assert_eq!(listed, found);
 }
 
-/// What `make fuzz` asks for: one file for each seed and finding, below the directory `FUZZ_SEEDS`.
+/// Writes a file for each seed and finding, below the directory `FUZZ_SEEDS`; for `make fuzz`.
 #[test]
 #[ignore = "writes files"]
 fn write_seeds() {
@@ -82,7 +80,7 @@ fn write_seeds() {
     }
 }
 
-/// Seeds and findings.
+/// Returns seeds and findings.
 fn starts_of(target: &str) -> Vec<Vec<u8>> {
     let findings = findings_of(target);
     let findings = findings.iter().map(|path| std::fs::read(path).expect("it can be read"));
@@ -91,7 +89,7 @@ fn starts_of(target: &str) -> Vec<Vec<u8>> {
 
 // ---- Feeding ----
 
-/// Longer than any input takes, however busy the machine is.
+/// Longer than any input takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn feed(name: &str, mutations: usize) {
@@ -114,13 +112,13 @@ fn feed(name: &str, mutations: usize) {
             Ok(()) => {}
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {
-                let input = current.lock().expect("nobody panics with it").clone();
-                panic!("{name}: no end comes of {}", keep(name, &input));
+                let input = current.lock().expect("no thread panics with it").clone();
+                panic!("{name}: after {PATIENCE:?} it still runs the input {}", keep(name, &input));
             }
         }
     }
     if let Err(panic) = feeder.join() {
-        let input = current.lock().expect("nobody panics with it").clone();
+        let input = current.lock().expect("no thread panics with it").clone();
         eprintln!("{name}: the input is {}", keep(name, &input));
         resume_unwind(panic);
     }
@@ -133,13 +131,13 @@ fn feed_all(target: Target, mutations: usize, current: &Mutex<Vec<u8>>, done: &m
     let mut mutator = Mutator::new(&starts);
     let mutated = (0..mutations).map(|_| mutator.next());
     for input in starts.iter().cloned().chain(mutated) {
-        current.lock().expect("nobody panics with it").clone_from(&input);
+        current.lock().expect("no thread panics with it").clone_from(&input);
         run(&input);
-        done.send(()).expect("somebody waits for it");
+        done.send(()).expect("the receiver waits");
     }
 }
 
-/// Writes the input to a file; says which.
+/// Writes the input to a file; returns its path and the input.
 fn keep(target: &str, input: &[u8]) -> String {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fuzz_smoke");
     let path = directory.join(target);
@@ -148,14 +146,11 @@ fn keep(target: &str, input: &[u8]) -> String {
     format!("in {place}: {}", input.escape_ascii())
 }
 
-/// A record says how long it is, up to a gigabyte. That much memory must never have been asked for,
-/// used or not.
+/// Asserts that the engine has not allocated what the length of a damaged record claims, which is up
+/// to 1 GiB.
 fn check_memory() {
-    let status = std::fs::read_to_string("/proc/self/status").expect("it can be read");
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmPeak:"));
-    let peak = peak.and_then(|text| text.split_whitespace().next()).expect("the system tells it");
-    let peak_kib: u64 = peak.parse().expect("it is a number");
-    assert!(peak_kib < 1 << 20, "the process had {peak_kib} KiB at once");
+    let peak_kib = harness::process::status_kib("self", "VmPeak:");
+    assert!(peak_kib < 1 << 20, "the process had {peak_kib} KiB at its peak");
 }
 
 // ---- Mutations ----
@@ -214,7 +209,7 @@ impl Mutator<'_> {
                 input.splice(at..end, word);
             }
             7 => {
-                // A number near the ends of its range, of one to eight bytes.
+                // A number near an end of its range, of one to eight bytes.
                 let number = [0, 1, 0x7f, 0xff, 0x7fff, u64::MAX >> 1, u64::MAX, 1 << 30];
                 let number = *self.random.choice(&number).expect("there are numbers");
                 let number = number.wrapping_add(self.random.u64(..3)).to_le_bytes();
@@ -229,7 +224,7 @@ impl Mutator<'_> {
     }
 }
 
-/// A word of the dictionary: `\xNN` stands for a byte.
+/// Returns the bytes of a word of the dictionary, in which `\xNN` is a byte.
 fn unescaped(text: &str) -> Vec<u8> {
     let mut parts = text.split("\\x");
     let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();

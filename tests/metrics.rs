@@ -11,7 +11,7 @@ use beanstalkd::testing::{
 use harness::client::{Client, connect, unix};
 use harness::engine::Engine;
 use harness::process::{self, Daemon, ON_LOOPBACK, run};
-use harness::yaml::{field, number};
+use harness::yaml::field;
 use harness::{PATIENCE, wait_until};
 use rustix::process::Signal;
 use socket2::{SockAddr, Socket};
@@ -166,7 +166,7 @@ fn the_page_agrees_with_stats() {
         ("current-waiting", "beanstalkd_connections{state=\"waiting\"}"),
         ("total-connections", "beanstalkd_connections_opened_total"),
     ] {
-        let expected: f64 = number(&stats, key);
+        let expected: f64 = field(&stats, key).unwrap().parse().unwrap();
         assert_eq!(samples.get(series), expected, "{key}");
     }
     let by_state =
@@ -196,7 +196,7 @@ fn the_page_agrees_with_stats() {
             ("pause", "pause_seconds", ""),
             ("pause-time-left", "pause_left_seconds", ""),
         ] {
-            let expected: f64 = number(&stats, key);
+            let expected: f64 = field(&stats, key).unwrap().parse().unwrap();
             let state = if state.is_empty() { "" } else { &format!(",state=\"{state}\"") };
             let series = format!("beanstalkd_tube_{name}{{tube=\"{tube}\"{state}}}");
             assert_eq!(samples.get(&series).floor(), expected, "{key} of {tube}");

@@ -1,8 +1,7 @@
 //! The target `replay` for libFuzzer.
 #![no_main]
 
-#[path = "../fake_disk/mod.rs"]
-mod fake_disk;
+mod harness;
 mod targets;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| targets::replay::run(bytes));

@@ -1,18 +1,16 @@
-//! What mutations begin with: the conversations of `tests/conversations`, the files of `tests/fixtures`,
-//! and some that lead to where neither goes.
+//! Seeds of the mutations: the conversations of `tests/conversations`, the files of `tests/fixtures`,
+//! and inputs for states that neither reaches.
 
-use crate::fake_disk::FakeDisk;
-use crate::script::{self, Line, Script};
+use crate::harness::engine::{Instance, Policy};
+use crate::harness::fake_disk::{FakeDisk, Files};
+use crate::harness::fixtures::START;
+use crate::harness::script::{self, Line, Script};
 use crate::targets::connection::{ESCAPE, op};
 use crate::targets::replay::{NEXT_FILE, PROGRAM, REPAIRED};
-use crate::targets::{START, server, take_output};
 use beanstalkd::testing::Nanos;
-use beanstalkd::testing::Settings;
-use beanstalkd::testing::Syncing;
-use std::collections::BTreeMap;
 use std::path::Path;
 
-/// For the target of this name.
+/// Returns the seeds of a target.
 pub(crate) fn of(target: &str) -> Vec<Vec<u8>> {
     match target {
         "command" => lines(),
@@ -55,64 +53,64 @@ fn command_lines() -> Vec<Vec<u8>> {
 // ---- Conversations ----
 
 fn conversations() -> Vec<Vec<u8>> {
-    let played = script::all().into_iter().map(|script| story_of(&script));
-    played.chain(long_ways()).collect()
+    let played = script::all().into_iter().map(|script| input_of(&script));
+    played.chain(long_inputs()).collect()
 }
 
-/// A script as the target `connection` reads it.
-fn story_of(script: &Script) -> Vec<u8> {
+/// Returns a script in the form of the target `connection`.
+fn input_of(script: &Script) -> Vec<u8> {
     let size = match script.max_job_size() {
         0..=1000 => 1,
         1001..=10_000 => 2,
         _ => 0,
     };
-    let mut story = vec![size | if script.has_binlog { 8 } else { 0 }];
+    let mut input = vec![size | if script.has_binlog { 8 } else { 0 }];
     let mut names: Vec<&str> = Vec::new();
     for (_, line) in &script.lines {
         match line {
             Line::Send { client, bytes } => {
-                story.extend(speaker(client, &mut names));
+                input.extend(select(client, &mut names));
                 let escaped =
                     bytes.iter().flat_map(|&byte| vec![byte; if byte == ESCAPE { 2 } else { 1 }]);
-                story.extend(escaped);
-                story.extend([ESCAPE, op::TURN]);
+                input.extend(escaped);
+                input.extend([ESCAPE, op::ITERATE]);
             }
             Line::Expect { .. } | Line::ExpectNothing { .. } => {}
             Line::HalfClose { client } => {
-                story.extend(speaker(client, &mut names));
-                story.extend([ESCAPE, op::SHUT, ESCAPE, op::TURN]);
+                input.extend(select(client, &mut names));
+                input.extend([ESCAPE, op::SHUT, ESCAPE, op::ITERATE]);
             }
             Line::HangUp { client } => {
-                story.extend(speaker(client, &mut names));
-                story.extend([ESCAPE, op::HANG_UP]);
+                input.extend(select(client, &mut names));
+                input.extend([ESCAPE, op::DISCONNECT]);
             }
-            Line::Drain => story.extend([ESCAPE, op::DRAIN]),
+            Line::Drain => input.extend([ESCAPE, op::DRAIN]),
             Line::Restart { is_crash } => {
-                story.extend([ESCAPE, op::RESTART + u8::from(*is_crash)]);
+                input.extend([ESCAPE, op::RESTART + u8::from(*is_crash)]);
             }
             Line::Advance { span } => {
                 let how = [(1_000, 2), (2_000, 3)];
                 let how = how.iter().find(|(millis, _)| span.as_millis() < *millis);
-                story.extend([ESCAPE, op::ADVANCE + how.map_or(4, |(_, how)| *how)]);
+                input.extend([ESCAPE, op::ADVANCE + how.map_or(4, |(_, how)| *how)]);
             }
         }
     }
-    story
+    input
 }
 
-fn speaker<'n>(client: &'n str, names: &mut Vec<&'n str>) -> [u8; 2] {
+fn select<'n>(client: &'n str, names: &mut Vec<&'n str>) -> [u8; 2] {
     let place = names.iter().position(|name| *name == client).unwrap_or_else(|| {
         names.push(client);
         names.len() - 1
     });
-    [ESCAPE, op::SPEAK + u8::try_from(place % 6).expect("it is less than 6")]
+    [ESCAPE, op::SELECT + u8::try_from(place % 6).expect("it is less than 6")]
 }
 
-/// Where no script goes, because it is long: kicks and hang-ups in steps, outputs that nobody reads,
-/// bodies that come in pieces, binlogs that are compacted, disks that are full.
-fn long_ways() -> Vec<Vec<u8>> {
-    // Between bars: two hex digits are what stands behind an escape.
-    let stories = [
+/// Inputs that are too long for a script: kicks and hang-ups in steps, outputs that no client reads,
+/// bodies in pieces, binlogs that are compacted, full disks.
+fn long_inputs() -> Vec<Vec<u8>> {
+    // Two hex digits between bars are the byte after an escape.
+    let inputs = [
         // Kicks and hang-ups of thousands.
         (
             0x00,
@@ -121,7 +119,7 @@ fn long_ways() -> Vec<Vec<u8>> {
         (0x00, "put 0 0 9 0\r\n\r\n|8c|reserve\r\n|8c|a0|40|10|2b|a0|"),
         (0x00, "put 0 1 9 0\r\n\r\n|8c|a0|23|10|2b|01|reserve-with-timeout 1\r\n|10|23|"),
         (0x00, "put 0 0 1 0\r\n\r\n|8c|reserve\r\n|8c|a0|2b|"),
-        // Nobody reads.
+        // No client reads.
         (0x00, "|51|put 0 0 9 4094\r\n|9b|\r\n|10|peek 1\r\n|87|a0|52|10|10|53|10|57|a0|"),
         (
             0x00,
@@ -163,24 +161,24 @@ fn long_ways() -> Vec<Vec<u8>> {
             0x0c,
             "put 0 0 1 17000\r\n|9d|\r\n|84|10|reserve\r\n|83|24|release 1 5 5\r\n|10|23|b1|24|",
         ),
-        // Workers wait, in every way out.
+        // All ends of a wait.
         (
             0x00,
             "reserve\r\n|10|01|reserve-with-timeout 3\r\n|10|02|watch a\r\nignore default\r\nreserve\r\n|10|\
                 03|put 0 0 1 1\r\nx\r\nuse a\r\nput 0 0 1 0\r\n\r\n|10|24|pause-tube a 2\r\n|10|24|30|",
         ),
     ];
-    let story = |(mode, text): &(u8, &str)| {
-        let mut story = vec![*mode];
+    let input = |(mode, text): &(u8, &str)| {
+        let mut input = vec![*mode];
         for part in text.split('|') {
             match u8::from_str_radix(part, 16) {
-                Ok(what) if part.len() == 2 => story.extend([ESCAPE, what]),
-                _ => story.extend_from_slice(part.as_bytes()),
+                Ok(what) if part.len() == 2 => input.extend([ESCAPE, what]),
+                _ => input.extend_from_slice(part.as_bytes()),
             }
         }
-        story
+        input
     };
-    stories.iter().map(story).collect()
+    inputs.iter().map(input).collect()
 }
 
 // ---- Directories ----
@@ -205,14 +203,14 @@ fn directories() -> Vec<Vec<u8>> {
     directories
 }
 
-/// Files as the target `replay` reads them.
+/// Returns files in the form of the target `replay`.
 fn directory(mode: u8, files: impl IntoIterator<Item = Vec<u8>>) -> Vec<u8> {
     let mut bytes = vec![mode, 0];
     for (place, mut file) in files.into_iter().enumerate() {
         if place > 0 {
             bytes.extend_from_slice(NEXT_FILE);
         }
-        // The zeros at the end can be had by the mode.
+        // The mode adds zeros at the end.
         let len = file.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
         file.truncate(len);
         bytes.extend(file);
@@ -220,21 +218,21 @@ fn directory(mode: u8, files: impl IntoIterator<Item = Vec<u8>>) -> Vec<u8> {
     bytes
 }
 
-/// What the server leaves when it is killed at the end of the script.
-fn binlog_of(script: &Script) -> BTreeMap<String, Vec<u8>> {
+/// The files of a server that is killed at the end of the script.
+fn binlog_of(script: &Script) -> Files {
     let disk = FakeDisk::default();
-    let settings = Settings { max_job_size: 65_535, binlog_file_size: 4096, ..Settings::DEFAULT };
-    let mut now = START;
-    let mut server = server(settings, now);
-    server.recover(disk.boxed(), Syncing::EachIteration, now).expect("the disk works");
-    let key = server.connect().expect("a script needs little memory");
+    let mut server = Instance::start(&disk, Policy::synced(4096), START);
+    let conn = server.conn;
     for (_, line) in &script.lines {
         match line {
-            Line::Send { bytes, .. } if server.actions(key).read => server.receive(key, bytes, now),
+            Line::Send { bytes, .. } if server.server.actions(conn).read => {
+                server.ask(bytes);
+            }
             Line::Advance { span } => {
                 let span = u64::try_from(span.as_nanos()).expect("scripts are short");
-                now = now + Nanos::from_nanos(span);
-                server.tick(now);
+                server.advance(Nanos::from_nanos(span));
+                server.tick();
+                server.commit();
             }
             Line::Send { .. }
             | Line::Expect { .. }
@@ -244,8 +242,6 @@ fn binlog_of(script: &Script) -> BTreeMap<String, Vec<u8>> {
             | Line::Drain
             | Line::Restart { .. } => {}
         }
-        server.commit(now).expect("the disk works");
-        take_output(&mut server, key, usize::MAX);
     }
     disk.live_files()
 }

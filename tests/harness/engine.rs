@@ -185,12 +185,17 @@ impl Instance {
         if !commands.starts_with(b"stats") && !commands.starts_with(b"peek") {
             self.check();
         }
-        Some(String::from_utf8(replies?).expect("the bodies are text"))
+        Some(String::from_utf8_lossy(&replies?).into_owned())
     }
 
     /// Runs `commands` on a disk that works.
     pub fn ask(&mut self, commands: impl AsRef<[u8]>) -> String {
         self.try_ask(commands).expect("the disk works")
+    }
+
+    /// Runs `commands` in the present moment, without a check.
+    pub fn ask_now(&mut self, commands: impl AsRef<[u8]>) -> String {
+        self.engine.ask(self.conn, commands)
     }
 
     /// Runs a command and asserts the whole reply.

@@ -28,7 +28,7 @@ impl View {
     pub fn read(mut ask: impl FnMut(&str) -> Option<String>, id: u64) -> Option<View> {
         let stats = ask(&format!("stats-job {id}\r\n"))?;
         let body = ask(&format!("peek {id}\r\n"))?;
-        let count = |key: &str| number(&stats, key);
+        let count = |key: &str| u32::try_from(number(&stats, key)).expect("it has 32 bits");
         Some(View {
             tube: field(&stats, "tube")?.to_owned(),
             body,

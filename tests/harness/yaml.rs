@@ -7,7 +7,7 @@ pub fn field<'t>(document: &'t str, key: &str) -> Option<&'t str> {
 }
 
 /// Returns a value that must be there and be a number.
-pub fn number<N: std::str::FromStr>(document: &str, key: &str) -> N {
+pub fn number(document: &str, key: &str) -> u64 {
     let number = field(document, key).and_then(|value| value.parse().ok());
     number.unwrap_or_else(|| panic!("there is no number {key} in {document}"))
 }

@@ -1,9 +1,9 @@
-//! The parser of command lines, beside a second reading of them that is slow, obvious and shares no
-//! code with it. The other targets use that reading too, to know what a connection has asked for.
+//! The parser of commands against a second parser that is slow, obvious and shares no code with it.
+//! The other targets use the second parser to know the commands of a connection.
 
 use beanstalkd::testing::{Command, Counter, Rejection, command, text};
 
-/// What a line says, by the second reading.
+/// The result of the second parser.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reading {
     BadFormat,
@@ -18,7 +18,7 @@ pub struct Call {
     pub word: &'static str,
     pub numbers: Vec<u64>,
     pub tube: Option<Vec<u8>>,
-    /// More stands on the line of a put.
+    /// The line of a put has more words.
     pub trailing: bool,
 }
 
@@ -66,7 +66,7 @@ const WORDS: [(&str, &[Takes], bool); 25] = [
 
 const NAME_BYTES: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-+/;.$_()";
 
-/// Any line at all.
+/// Judges any line.
 pub fn run(bytes: &[u8]) {
     let parsed = command::parse(bytes);
     let ours = match &parsed {
@@ -96,7 +96,7 @@ fn check_counter(command: &Command<'_>, call: &Call) {
 }
 
 impl Call {
-    /// The line that says this and nothing else.
+    /// The canonical line of this command.
     fn plain(&self) -> String {
         // What stands for a name that no tube can have.
         let no_name = (self.word == "pause-tube").then(|| b"-".to_vec());
@@ -111,7 +111,7 @@ impl Call {
     }
 }
 
-/// Reads a line without its CR LF, by the book.
+/// Parses a line without its CR LF.
 pub fn reading(line: &[u8]) -> Reading {
     if line.contains(&0) {
         return Reading::BadFormat;

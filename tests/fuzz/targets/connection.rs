@@ -1,51 +1,50 @@
-//! A whole server with a few clients that say anything, in any pieces, and read as they please.
+//! A server with up to six clients that send any bytes in any pieces, and read in any steps.
 //!
-//! The first byte chooses how the server is run. The rest is what the clients send, as it is; a
-//! byte that no command needs ([`ESCAPE`]) announces something else, which the byte behind it
-//! tells: another client, another piece, time, a hang-up ... So a conversation is a seed almost as it
-//! stands, and mutations of its bytes stay conversations.
+//! The first byte chooses how the server runs. The rest is what the clients send. [`ESCAPE`], a byte
+//! that no command needs, introduces an action of the next byte: another client, another piece,
+//! time, a disconnect. So a conversation is a seed almost as it is, and mutations of its bytes stay
+//! conversations.
 //!
-//! `talk.rs` judges what each client is told, `Host` the rest. Then one client's bytes are sent once
-//! more, alone, in one piece and in many: the replies must be the same.
+//! `talk.rs` judges the replies to each client, `Host` the rest. Then the bytes of one client are
+//! sent again, alone, in one piece and in many: the replies must be the same.
 
 use super::talk::{Ledger, Talk};
-use super::{Bytes, START, ask, number, read_log, server, take_output};
-use crate::fake_disk::FakeDisk;
-use beanstalkd::testing::ConnKey;
-use beanstalkd::testing::Nanos;
-use beanstalkd::testing::ReplayError;
-use beanstalkd::testing::Syncing;
-use beanstalkd::testing::{Server, Settings};
+use super::{Bytes, check_log};
+use crate::harness::engine::Engine;
+use crate::harness::fake_disk::FakeDisk;
+use crate::harness::fixtures::START;
+use crate::harness::yaml::number;
+use beanstalkd::testing::{ConnKey, Nanos, ReplayError, Settings, Syncing};
 use std::io::IoSlice;
 
-/// Announces one of the [`op`]s; twice stands for itself.
+/// Introduces one of the [`op`]s; twice, it is the byte itself.
 pub const ESCAPE: u8 = 0xff;
 
-/// What the high half of the byte behind an [`ESCAPE`] means. The low half says how much or whom.
+/// The high half of the byte after an [`ESCAPE`]. The low half is a number for it.
 pub mod op {
-    /// Another client speaks.
-    pub const SPEAK: u8 = 0x00;
-    /// What was said so far arrives, and the server has its turn.
-    pub const TURN: u8 = 0x10;
+    /// Selects another client.
+    pub const SELECT: u8 = 0x00;
+    /// Runs an iteration of the loop.
+    pub const ITERATE: u8 = 0x10;
     /// Time passes: see `SPANS`.
     pub const ADVANCE: u8 = 0x20;
     /// The client shuts down its sending side.
     pub const SHUT: u8 = 0x30;
-    /// The connection is gone.
-    pub const HANG_UP: u8 = 0x40;
-    /// From now on the client reads so much in a turn: see `READS`.
+    /// The client disconnects.
+    pub const DISCONNECT: u8 = 0x40;
+    /// From now on the client reads this much in an iteration: see `READS`.
     pub const READ: u8 = 0x50;
     /// The server drains.
     pub const DRAIN: u8 = 0x60;
-    /// The turn is shared among so many: see `SHARES`.
+    /// The budget is shared among this number of connections: see `SHARES`.
     pub const SHARE: u8 = 0x70;
-    /// The piece is said again and again, up to 4096 times.
+    /// The piece is sent up to 4096 times more.
     pub const REPEAT: u8 = 0x80;
-    /// So many bytes are said: see `FILLERS`.
+    /// This number of bytes is sent: see `FILLERS`.
     pub const FILL: u8 = 0x90;
-    /// The server goes on until nothing moves.
+    /// Iterations run until no connection has anything to do.
     pub const SETTLE: u8 = 0xa0;
-    /// With a binlog: the server ends, in good order or not, and starts again.
+    /// With a binlog: the server stops or crashes, and starts again.
     pub const RESTART: u8 = 0xb0;
 }
 
@@ -66,33 +65,33 @@ const FILLERS: [usize; 16] =
     [1, 2, 10, 100, 200, 222, 223, 224, 300, 1000, 4093, 4094, 4096, 17_000, 65_535, 65_537];
 const MAX_JOB_SIZES: [u32; 4] = [65_535, 10, 5000, 0];
 
-/// What a connection keeps for a client that does not read, beside one reply.
+/// The output limit of a connection, in addition to one reply.
 const OUTPUT_LIMIT: usize = 256 * 1024;
-/// No more is said by all clients together, and to them.
-const SAID_LIMIT: usize = 200_000;
-const TOLD_LIMIT: usize = 6 << 20;
-/// A kick or a hang-up of all jobs takes no more turns than this.
-const TURNS_PER_BYTE: usize = 16;
+/// The most bytes that all clients together send and receive.
+const SENT_LIMIT: usize = 200_000;
+const RECEIVED_LIMIT: usize = 6 << 20;
+/// The most iterations of a kick or a disconnect, for each byte sent.
+const ITERATIONS_PER_BYTE: usize = 16;
 
-/// Any clients at all.
+/// Judges any clients.
 pub fn run(bytes: &[u8]) {
-    read_log();
+    check_log();
     let mut bytes = Bytes(bytes);
     let mode = bytes.byte();
     let mut host = Host::new(mode);
-    let mut story = bytes.0;
-    while !story.is_empty() && !host.is_enough() {
-        let end = story.iter().position(|&byte| byte == ESCAPE).unwrap_or(story.len());
-        host.say(&story[..end]);
-        story = &story[end..];
-        if let [ESCAPE, what, rest @ ..] = story {
+    let mut input = bytes.0;
+    while !input.is_empty() && !host.is_enough() {
+        let end = input.iter().position(|&byte| byte == ESCAPE).unwrap_or(input.len());
+        host.send(&input[..end]);
+        input = &input[end..];
+        if let [ESCAPE, what, rest @ ..] = input {
             host.perform(*what);
-            story = rest;
+            input = rest;
         } else {
             break;
         }
     }
-    let first = std::mem::take(&mut host.clients[0].all_said);
+    let first = std::mem::take(&mut host.clients[0].all_sent);
     if !host.is_enough() {
         host.end();
     }
@@ -101,21 +100,20 @@ pub fn run(bytes: &[u8]) {
     }
 }
 
-/// What the event loop does for the server, and the network for the clients.
+/// The event loop of the server, and the network.
 struct Host {
-    server: Server,
+    engine: Engine,
     settings: Settings,
     disk: Option<FakeDisk>,
     syncing: Syncing,
-    now: Nanos,
     clients: Vec<Client>,
-    /// Who speaks.
-    speaker: usize,
-    /// What is said again by [`op::REPEAT`].
+    /// The selected client.
+    selected: usize,
+    /// What [`op::REPEAT`] sends again.
     piece: Vec<u8>,
     ledger: Ledger,
-    said_len: usize,
-    told_len: usize,
+    sent_len: usize,
+    received_len: usize,
 }
 
 struct Client {
@@ -124,11 +122,11 @@ struct Client {
     talk: Talk,
     /// On its way to the server.
     sent: Vec<u8>,
-    all_said: Vec<u8>,
-    is_shut_told: bool,
-    is_end_told: bool,
+    all_sent: Vec<u8>,
+    is_shut_passed_on: bool,
+    is_end_passed_on: bool,
     reads: usize,
-    /// How many bytes the server was given, and how often it was told to go on.
+    /// Bytes that the server received, and calls of `resume`.
     given: usize,
     resumes: usize,
 }
@@ -139,9 +137,9 @@ impl Client {
             key: None,
             talk: Talk::new(max_job_size),
             sent: Vec::new(),
-            all_said: Vec::new(),
-            is_shut_told: false,
-            is_end_told: false,
+            all_sent: Vec::new(),
+            is_shut_passed_on: false,
+            is_end_passed_on: false,
             reads: usize::MAX,
             given: 0,
             resumes: 0,
@@ -167,66 +165,65 @@ impl Host {
         let mut ledger = Ledger::default();
         ledger.may_lack_space = is_small;
         let mut host = Host {
-            server: server(settings, START),
+            engine: Engine::new(settings, START),
             settings,
             disk,
             syncing,
-            now: START,
             clients,
-            speaker: 0,
+            selected: 0,
             piece: Vec::new(),
             ledger,
-            said_len: 0,
-            told_len: 0,
+            sent_len: 0,
+            received_len: 0,
         };
         host.recover();
         host
     }
 
     fn is_enough(&self) -> bool {
-        self.said_len > SAID_LIMIT || self.told_len > TOLD_LIMIT
+        self.sent_len > SENT_LIMIT || self.received_len > RECEIVED_LIMIT
     }
 
-    // ---- What clients and others do ----
+    // ---- Actions ----
 
-    fn say(&mut self, bytes: &[u8]) {
-        self.said_len += bytes.len();
+    fn send(&mut self, bytes: &[u8]) {
+        self.sent_len += bytes.len();
         self.piece.extend_from_slice(bytes);
-        let server = &mut self.server;
-        let client = &mut self.clients[self.speaker];
-        client.key.get_or_insert_with(|| server.connect().unwrap());
+        let engine = &mut self.engine;
+        let client = &mut self.clients[self.selected];
+        client.key.get_or_insert_with(|| engine.connect());
         if !client.talk.is_shut {
             client.sent.extend_from_slice(bytes);
-            client.all_said.extend_from_slice(bytes);
+            client.all_sent.extend_from_slice(bytes);
         }
     }
 
     fn perform(&mut self, what: u8) {
         let how = usize::from(what & 0x0f);
         match what & 0xf0 {
-            op::SPEAK => self.speaker = how % CLIENTS,
-            op::TURN => {
-                self.turn();
+            op::SELECT => self.selected = how % CLIENTS,
+            op::ITERATE => {
+                self.iterate();
             }
             op::ADVANCE => self.advance(SPANS[how % SPANS.len()], how >= SPANS.len()),
-            op::SHUT => self.clients[self.speaker].talk.is_shut = true,
-            op::HANG_UP => self.close_after_write(self.speaker),
-            op::READ => self.clients[self.speaker].reads = READS[how % READS.len()],
-            op::DRAIN if how == 0 => self.server.set_draining(true),
-            op::SHARE => self.server.share_budget(SHARES[how % SHARES.len()]),
+            op::SHUT => self.clients[self.selected].talk.is_shut = true,
+            op::DISCONNECT => self.disconnect(self.selected),
+            op::READ => self.clients[self.selected].reads = READS[how % READS.len()],
+            op::DRAIN if how == 0 => self.engine.server.set_draining(true),
+            op::SHARE => self.engine.server.share_budget(SHARES[how % SHARES.len()]),
             op::REPEAT => {
                 let piece = std::mem::take(&mut self.piece);
-                let room = SAID_LIMIT.saturating_sub(self.said_len) / piece.len().max(1);
-                self.say(&piece.repeat(room.min(1 << how.min(12))));
+                let room = SENT_LIMIT.saturating_sub(self.sent_len) / piece.len().max(1);
+                self.send(&piece.repeat(room.min(1 << how.min(12))));
             }
             op::FILL => {
-                self.say(&b"x".repeat(FILLERS[how]));
+                self.send(&b"x".repeat(FILLERS[how]));
                 return;
             }
             op::SETTLE => self.settle(),
             op::RESTART => self.restart(how % 2 == 0),
             _ => {
-                self.say(&[what]);
+                self.send(&[what]);
                 return;
             }
         }
@@ -234,43 +231,44 @@ impl Host {
     }
 
     fn advance(&mut self, span: Nanos, in_one_go: bool) {
-        // No clock goes on for so many centuries.
-        let end = Some(self.now + span)
+        // Later moments do not fit into the clock.
+        let end = Some(self.engine.now + span)
             .filter(|end| *end < START + Nanos::from_secs(u32::MAX) + Nanos::from_secs(u32::MAX));
         let Some(end) = end else { return };
         let mut steps = 0;
-        while let Some(due) = self.server.next_due().filter(|&due| due <= end && !in_one_go) {
-            self.now = self.now.max(due);
-            self.turn();
+        while let Some(due) = self.engine.server.next_due().filter(|&due| due <= end && !in_one_go)
+        {
+            self.engine.now = self.engine.now.max(due);
+            self.iterate();
             steps += 1;
             if steps == 300 {
                 break;
             }
         }
-        self.now = end;
-        self.turn();
+        self.engine.now = end;
+        self.iterate();
     }
 
-    /// The client takes what is there and goes; another may come in its place.
-    fn close_after_write(&mut self, index: usize) {
-        self.commit();
+    /// Takes the output of the client and disconnects it; another may connect in its place.
+    fn disconnect(&mut self, index: usize) {
+        self.engine.commit();
         self.clients[index].reads = usize::MAX;
         self.flush(index);
         let gone =
             std::mem::replace(&mut self.clients[index], Client::new(self.settings.max_job_size));
-        self.clients[index].all_said = gone.all_said;
+        self.clients[index].all_sent = gone.all_sent;
         if let Some(key) = gone.key {
-            self.server.disconnect(key, self.now);
+            self.engine.disconnect(key);
         }
-        self.look();
+        self.check();
     }
 
     fn restart(&mut self, in_good_order: bool) {
         let Some(disk) = self.disk.clone() else { return };
-        (0..CLIENTS).for_each(|index| self.close_after_write(index));
-        self.commit();
+        (0..CLIENTS).for_each(|index| self.disconnect(index));
+        self.engine.commit();
         if in_good_order {
-            self.server.close(self.now).unwrap();
+            self.engine.server.close(self.engine.now).unwrap();
         } else {
             let capacity =
                 self.ledger.may_lack_space.then(|| u64::from(self.settings.binlog_file_size) * 4);
@@ -280,126 +278,127 @@ impl Host {
         self.recover();
     }
 
-    /// Each start takes a new file. Should there be no space for one, all jobs are there when there is.
+    /// Each start takes a new file. If there is no space for it, all jobs are there with more space.
     fn recover(&mut self) {
         let Some(disk) = &self.disk else { return };
-        self.server = server(self.settings, self.now);
-        let recovered = match self.server.recover(disk.boxed(), self.syncing, self.now) {
+        let now = self.engine.now;
+        self.engine = Engine::new(self.settings, now);
+        let recovered = match self.engine.recover(disk, self.syncing) {
             Err(ReplayError::Begin(_)) if self.ledger.may_lack_space => {
                 disk.set_capacity(None);
-                self.server = server(self.settings, self.now);
-                self.server.recover(disk.boxed(), self.syncing, self.now)
+                self.engine = Engine::new(self.settings, now);
+                self.engine.recover(disk, self.syncing)
             }
             recovered => recovered,
         };
         let jobs = recovered.unwrap().jobs;
-        assert_eq!(jobs, self.ledger.jobs(), "all jobs are there again");
+        assert_eq!(jobs, self.ledger.jobs(), "the number of jobs changes with a restart");
     }
 
-    // ---- The turns of the loop ----
+    // ---- Iterations ----
 
-    /// One turn. Says whether anything moved.
-    fn turn(&mut self) -> bool {
-        self.server.tick(self.now);
+    /// Runs one iteration. Returns whether any connection moved.
+    fn iterate(&mut self) -> bool {
+        self.engine.tick();
         let mut has_moved = false;
         for index in 0..CLIENTS {
             has_moved |= self.serve(index);
         }
-        self.commit();
+        self.engine.commit();
         for index in 0..CLIENTS {
             has_moved |= self.flush(index);
         }
-        self.look();
+        self.check();
         has_moved
     }
 
-    fn commit(&mut self) {
-        self.server.commit(self.now).unwrap();
-    }
-
     fn serve(&mut self, index: usize) -> bool {
-        /// As the loop does when many are ready.
+        /// What the loop reads when many connections are ready.
         const READ_LEN: usize = 16 * 1024;
-        let (server, client) = (&mut self.server, &mut self.clients[index]);
+        let (engine, client) = (&mut self.engine, &mut self.clients[index]);
         let Some(key) = client.key else { return false };
         let mut has_moved = false;
-        if client.talk.is_shut && !std::mem::replace(&mut client.is_shut_told, true) {
-            server.half_close(key);
+        if client.talk.is_shut && !std::mem::replace(&mut client.is_shut_passed_on, true) {
+            engine.server.half_close(key);
             has_moved = true;
         }
-        if server.actions(key).run {
-            server.resume(key, self.now);
+        if engine.server.actions(key).run {
+            engine.server.resume(key, engine.now);
             client.resumes += 1;
             has_moved = true;
         }
-        if server.actions(key).read {
+        if engine.server.actions(key).read {
             if !client.sent.is_empty() {
                 let rest = client.sent.split_off(client.sent.len().min(READ_LEN));
                 let bytes = std::mem::replace(&mut client.sent, rest);
                 client.talk.ask(&bytes, &mut self.ledger);
                 client.given += bytes.len();
-                server.receive(key, &bytes, self.now);
+                engine.receive(key, &bytes);
                 has_moved = true;
-            } else if client.talk.is_shut && !std::mem::replace(&mut client.is_end_told, true) {
-                server.end_input(key);
+            } else if client.talk.is_shut && !std::mem::replace(&mut client.is_end_passed_on, true)
+            {
+                engine.server.end_input(key);
                 has_moved = true;
             }
         }
         has_moved
     }
 
-    /// The client reads, and is let go when it is over.
+    /// The client reads, and is disconnected once the server wants to close.
     fn flush(&mut self, index: usize) -> bool {
         let client = &mut self.clients[index];
         let Some(key) = client.key else { return false };
-        // Who is slow need not take for ever.
-        let hurry = if client.reads > 0 { self.told_len / 256 } else { 0 };
-        let told = take_output(&mut self.server, key, client.reads.max(hurry));
-        self.told_len += told.len();
-        client.talk.hear(&told, &mut self.ledger);
-        let is_over = self.server.actions(key).close;
+        // A slow client gets faster, so that the run ends.
+        let hurry = if client.reads > 0 { self.received_len / 256 } else { 0 };
+        // The event loop would serve the connections that are named here.
+        self.engine.server.take_dirty(&mut Vec::new());
+        let received = self.engine.take_output(key, client.reads.max(hurry));
+        self.received_len += received.len();
+        client.talk.receive(&received, &mut self.ledger);
+        let is_over = self.engine.server.actions(key).close;
         if is_over {
             assert!(client.talk.is_answered(), "closed with {:?}", client.talk);
-            let all_said = std::mem::take(&mut client.all_said);
-            *client = Client { all_said, ..Client::new(self.settings.max_job_size) };
-            self.server.disconnect(key, self.now);
+            let all_sent = std::mem::take(&mut client.all_sent);
+            *client = Client { all_sent, ..Client::new(self.settings.max_job_size) };
+            self.engine.disconnect(key);
         }
-        is_over || !told.is_empty()
+        is_over || !received.is_empty()
     }
 
     fn settle(&mut self) {
-        let limit = TURNS_PER_BYTE * self.said_len + 1000;
-        let mut silent_turns = 0;
+        let limit = ITERATIONS_PER_BYTE * self.sent_len + 1000;
+        let mut silent_iterations = 0;
         loop {
-            let told_len = self.told_len;
-            if !self.turn() || self.is_enough() {
+            let received_len = self.received_len;
+            if !self.iterate() || self.is_enough() {
                 return;
             }
-            silent_turns = if self.told_len > told_len { 0 } else { silent_turns + 1 };
-            assert!(silent_turns < limit, "something moves for ever, and nobody is told anything");
+            silent_iterations =
+                if self.received_len > received_len { 0 } else { silent_iterations + 1 };
+            assert!(silent_iterations < limit, "connections move without end and without output");
         }
     }
 
     // ---- The judge ----
 
-    /// What must hold after every step.
-    fn look(&mut self) {
-        self.server.check();
+    /// Checks what must hold after every step.
+    fn check(&mut self) {
+        self.engine.server.check();
         let names_len = 204 * (self.ledger.names + 2);
         let longest_reply = names_len.max(self.settings.max_job_size as usize + 60).max(3000);
         for client in &self.clients {
             let Some(key) = client.key else { continue };
             let mut slices = [IoSlice::new(&[]); 300];
-            let output_handle = self.server.output_handle(key);
-            let filled = output_handle.next_slices(&mut slices);
+            let outlet = self.engine.server.output_handle(key);
+            let filled = outlet.next_slices(&mut slices);
             let len: usize = slices[..filled].iter().map(|slice| slice.len()).sum();
-            assert!(len < OUTPUT_LIMIT + longest_reply, "{len} bytes are kept for a client");
-            let limit = TURNS_PER_BYTE * client.given + 100;
-            assert!(client.resumes < limit, "it is always to go on, and never comes to an end");
+            assert!(len < OUTPUT_LIMIT + longest_reply, "{len} bytes of output of one client");
+            let limit = ITERATIONS_PER_BYTE * client.given + 100;
+            assert!(client.resumes < limit, "the connection is resumed without end");
         }
     }
 
-    /// Everybody reads to the end, is found to be answered, and goes.
+    /// All clients read to the end, have all replies, and disconnect.
     fn end(&mut self) {
         self.clients.iter_mut().for_each(|client| client.reads = usize::MAX);
         self.settle();
@@ -408,7 +407,7 @@ impl Host {
         }
         for client in &self.clients {
             let Some(key) = client.key else { continue };
-            let actions = self.server.actions(key);
+            let actions = self.engine.server.actions(key);
             assert!(!actions.run && !actions.write && !actions.close, "{actions:?}");
             assert_eq!(actions.read, client.talk.is_answered(), "{:?}", client.talk);
             assert!(actions.read || client.talk.may_wait(), "{:?}", client.talk);
@@ -419,34 +418,34 @@ impl Host {
             return;
         }
         assert!(self.clients.iter().all(|client| client.key.is_none()), "all connections end");
-        let mut turns = 0;
-        while self.server.next_due().is_some_and(|due| due <= self.now) {
-            self.turn();
-            turns += 1;
-            assert!(turns < 10_000, "there is always something to do at once");
+        let mut iterations = 0;
+        while self.engine.server.next_due().is_some_and(|due| due <= self.engine.now) {
+            self.iterate();
+            iterations += 1;
+            assert!(iterations < 10_000, "work is due in the same moment again and again");
         }
         self.check_sums();
     }
 
     fn check_sums(&mut self) {
-        let key = self.server.connect().unwrap();
-        let stats = ask(&mut self.server, key, "stats\r\n", self.now);
+        let key = self.engine.connect();
+        let stats = self.engine.ask(key, "stats\r\n");
         let current = |what: &str| number(&stats, &format!("current-{what}"));
         let states = ["ready", "delayed", "buried"];
         let jobs: u64 = states.iter().map(|state| current(&format!("jobs-{state}"))).sum();
-        assert_eq!(jobs, self.ledger.jobs(), "all jobs are somewhere");
+        assert_eq!(jobs, self.ledger.jobs(), "the sum of jobs is wrong");
         assert_eq!(current("connections"), 1);
-        for nobody in ["jobs-reserved", "waiting", "producers", "workers"] {
-            assert_eq!(current(nobody), 0, "{nobody} are left");
+        for key in ["jobs-reserved", "waiting", "producers", "workers"] {
+            assert_eq!(current(key), 0, "{key} are left");
         }
-        let tubes = ask(&mut self.server, key, "list-tubes\r\n", self.now);
+        let tubes = self.engine.ask(key, "list-tubes\r\n");
         let tubes: Vec<&str> = tubes.lines().filter_map(|line| line.strip_prefix("- ")).collect();
         assert_eq!(current("tubes"), tubes.len() as u64);
         for tube in tubes.iter().take(20) {
-            let text = ask(&mut self.server, key, &format!("stats-tube {tube}\r\n"), self.now);
+            let text = self.engine.ask(key, format!("stats-tube {tube}\r\n"));
             let jobs: u64 =
                 states.iter().map(|state| number(&text, &format!("current-jobs-{state}"))).sum();
-            assert!(jobs > 0 || *tube == "default", "{tube} is there for nobody");
+            assert!(jobs > 0 || *tube == "default", "{tube} is there without a job");
         }
     }
 }
@@ -460,38 +459,40 @@ fn compare_pieces(bytes: &[u8], mode: u8) {
     let piece_len = piece_len.max(bytes.len() / 2000);
     let in_pieces = replies(bytes, max_job_size, piece_len, 1000);
     let is_same = in_pieces.as_ref() == Some(&at_once);
-    assert!(is_same, "in pieces of {piece_len} it is another story: {}", bytes.escape_ascii());
+    assert!(is_same, "other replies in pieces of {piece_len}: {}", bytes.escape_ascii());
 }
 
-/// What one client alone is told. It shuts down its sending side at the end, or when it would wait,
-/// and reads no more in a turn than it sends, as long as that is not too slow. Nothing when that is
-/// very much.
+/// Returns the replies to one client alone, or `None` if they are very long. The client shuts its
+/// sending side down at the end, or when it would wait, and reads in steps of `piece_len`.
 fn replies(bytes: &[u8], max_job_size: u32, piece_len: usize, share: usize) -> Option<Vec<u8>> {
-    let mut server =
-        server(Settings { max_job_size, binlog_file_size: 0, ..Settings::DEFAULT }, START);
-    server.share_budget(share);
-    let key = server.connect().unwrap();
-    let (mut rest, mut told) = (bytes, Vec::new());
-    let (mut is_shut, mut turns) = (false, 0);
-    while !server.actions(key).close {
-        let actions = server.actions(key);
+    let settings = Settings { max_job_size, binlog_file_size: 0, ..Settings::DEFAULT };
+    let mut engine = Engine::new(settings, START);
+    engine.server.share_budget(share);
+    let key = engine.connect();
+    let (mut rest, mut received) = (bytes, Vec::new());
+    let (mut is_shut, mut iterations) = (false, 0);
+    while !engine.server.actions(key).close {
+        let actions = engine.server.actions(key);
         if actions.run {
-            server.resume(key, START);
+            engine.server.resume(key, START);
         } else if actions.read && rest.is_empty() {
-            server.end_input(key);
+            engine.server.end_input(key);
         } else if actions.read {
             let piece;
             (piece, rest) = rest.split_at(rest.len().min(piece_len));
-            server.receive(key, piece, START);
+            engine.receive(key, piece);
         } else if !actions.write && !std::mem::replace(&mut is_shut, true) {
-            server.half_close(key);
+            engine.server.half_close(key);
         }
-        told.extend(take_output(&mut server, key, piece_len.max(told.len() / 16)));
-        if told.len() > TOLD_LIMIT / 4 {
+        received.extend(engine.take_output(key, piece_len.max(received.len() / 16)));
+        if received.len() > RECEIVED_LIMIT / 4 {
             return None;
         }
-        turns += 1;
-        assert!(turns < TURNS_PER_BYTE * bytes.len() + 100_000, "something moves for ever");
+        iterations += 1;
+        assert!(
+            iterations < ITERATIONS_PER_BYTE * bytes.len() + 100_000,
+            "the connection moves without end"
+        );
     }
-    Some(told)
+    Some(received)
 }

@@ -1,4 +1,4 @@
-//! The command line: any arguments, which are what stands between zero bytes.
+//! The command line: any arguments, separated by zero bytes.
 
 use beanstalkd::options::{self, MAX_JOB_SIZE, Request};
 use beanstalkd::testing::Nanos;
@@ -6,7 +6,7 @@ use beanstalkd::testing::Syncing;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
-/// Any arguments at all.
+/// Judges any arguments.
 pub fn run(bytes: &[u8]) {
     let arguments = bytes.split(|&byte| byte == 0).map(|text| OsString::from_vec(text.to_vec()));
     match options::parse(arguments) {
@@ -18,6 +18,6 @@ pub fn run(bytes: &[u8]) {
         }
         Ok(Request::Inspect(_, directory)) => assert!(bytes.len() > directory.as_os_str().len()),
         Ok(Request::Help | Request::Version) => assert!(bytes.contains(&b'-')),
-        Err(error) => assert!(!error.to_string().is_empty(), "a complaint says something"),
+        Err(error) => assert!(!error.to_string().is_empty(), "an error without a message"),
     }
 }

@@ -1,27 +1,23 @@
-//! A start on a directory of binlog files in whatever state, and what is done with the jobs then.
+//! A start on binlog files in any state, and commands for the jobs that come back.
 //!
-//! The first two bytes choose how the rest is meant and how the binlog is kept. The rest is either
-//! the bytes of the files themselves, or a program that makes them: records whose fields are
-//! seldom what they should be, one after the other, some of them damaged. Checksums would stop
-//! most mutations at the door, so those of files as they are can be put right, and those of a
-//! program are right unless it says otherwise.
+//! The first two bytes choose the meaning of the rest and how the binlog is kept. The rest is either
+//! the bytes of the files, or a program that writes records with odd fields and damages some of them.
+//! Checksums would reject most mutations, so the mode can repair those of files, and a program
+//! writes correct checksums unless it damages them.
 
-use super::{Bytes, START, ask, ask_bytes, field, number, read_log, server};
-use crate::fake_disk::FakeDisk;
-use beanstalkd::testing::ConnKey;
-use beanstalkd::testing::Nanos;
-use beanstalkd::testing::ReplayError;
-use beanstalkd::testing::Syncing;
-use beanstalkd::testing::inspect;
-use beanstalkd::testing::record;
-use beanstalkd::testing::{Server, Settings};
+use super::{Bytes, check_log};
+use crate::harness::engine::{Instance, Policy};
+use crate::harness::fake_disk::{FakeDisk, Files};
+use crate::harness::fixtures::START;
+use crate::harness::request::put;
+use crate::harness::yaml::{field, number};
+use beanstalkd::testing::{Nanos, ReplayError, Syncing, inspect, record};
 use std::collections::{BTreeMap, HashSet};
 
-type Files = BTreeMap<String, Vec<u8>>;
-/// Every job with every body that a record says it has, CR LF and all.
+/// Every job with every body that a record has for it, with CR LF.
 type Written = HashSet<(u64, Vec<u8>)>;
 
-/// Stands between two files.
+/// The bytes between two files.
 pub const NEXT_FILE: &[u8] = b"\xff\xfe<next file>";
 /// The modes that `mode` is made of.
 pub const REPAIRED: u8 = 1;
@@ -30,25 +26,24 @@ const FULL_DISK: u8 = 1;
 const LARGE: u8 = 2;
 
 const MAX_FILES: usize = 4;
-/// No more jobs than this are looked at one by one.
+/// The most jobs that are compared one by one.
 const MAX_JOBS: usize = 40;
 /// No file becomes longer than this.
 const MAX_FILE_LEN: usize = 400_000;
 
-/// How the binlog is kept.
+/// The directory of a case.
 #[derive(Clone, Copy)]
-struct Policy {
-    file_size: u32,
-    syncing: Syncing,
-    /// How many bytes more than there are the disk takes, if it is nearly full.
+struct Case {
+    policy: Policy,
+    /// The free space, if the disk is nearly full.
     left: Option<u64>,
-    /// Bodies and gaps may be longer than a window of the reader; that takes a while.
+    /// Bodies and gaps may be longer than a window of the reader, which costs time.
     is_large: bool,
 }
 
-/// Any directory at all.
+/// Judges any directory.
 pub fn run(bytes: &[u8]) {
-    read_log();
+    check_log();
     let mut bytes = Bytes(bytes);
     let (mode, more) = (bytes.byte(), bytes.byte());
     let is_large = more & LARGE > 0;
@@ -69,18 +64,18 @@ pub fn run(bytes: &[u8]) {
         [(1, 1), (7, 1), (3, 2), (i32::MAX as usize - 3, 1)][usize::from(more >> 2) % 4];
     let names = (0..).map(|place| format!("binlog.{}", first + place * step));
     let files: Files = names.zip(contents).collect();
-    let policy = Policy {
-        file_size: [4096, 16_384, 65_536, 1 << 18][usize::from(mode >> 2) % 4],
-        syncing: [
+    let policy = Policy::new(
+        [4096, 16_384, 65_536, 1 << 18][usize::from(mode >> 2) % 4],
+        [
             Syncing::EachIteration,
             Syncing::Within(Nanos::from_millis(50)),
             Syncing::Never,
             Syncing::Never,
         ][usize::from(mode >> 4) % 4],
-        left: (more & FULL_DISK > 0).then(|| u64::from(more >> 4) * 4096),
-        is_large,
-    };
-    judge(&files, policy, first > 7, written.as_ref());
+    );
+    let left = (more & FULL_DISK > 0).then(|| u64::from(more >> 4) * 4096);
+    let case = Case { policy, left, is_large };
+    judge(&files, case, first > 7, written.as_ref());
 }
 
 fn split<'b>(mut bytes: &'b [u8], separator: &[u8]) -> Vec<&'b [u8]> {
@@ -93,7 +88,7 @@ fn split<'b>(mut bytes: &'b [u8], separator: &[u8]) -> Vec<&'b [u8]> {
     parts
 }
 
-/// Files are not cut while they are written to.
+/// Adds the zeros of a file that was being written to.
 fn add_zeros(file: &mut Vec<u8>, kind: u8, is_large: bool) {
     let len = match kind {
         0 => file.len(),
@@ -106,49 +101,53 @@ fn add_zeros(file: &mut Vec<u8>, kind: u8, is_large: bool) {
 
 // ---- The judge ----
 
-/// What stays of a job when the server is started again.
+/// What a restart keeps of each job.
 type Jobs = BTreeMap<u64, View>;
 
 /// A job as a client sees it.
 #[derive(Debug)]
 struct View {
-    /// All but the file that it is in, and seconds.
+    /// `stats-job` without the file and seconds.
     text: String,
     /// Its age and the time left, which change when a second is full.
     seconds: [u64; 2],
 }
 
-fn judge(files: &Files, policy: Policy, numbers_end: bool, written: Option<&Written>) {
-    let before = Look::at(files);
+fn judge(files: &Files, case: Case, numbers_end: bool, written: Option<&Written>) {
+    let before = Inspection::of(files);
     let disk = FakeDisk::with_files(files);
-    disk.set_capacity(policy.left.map(|left| disk.used() + left));
-    let may_lack_space = policy.left.is_some() || numbers_end;
-    let mut engine = match Engine::start(&disk, policy, START) {
+    disk.set_capacity(case.left.map(|left| disk.used() + left));
+    let may_lack_space = case.left.is_some() || numbers_end;
+    let mut engine = match Instance::try_start(&disk, case.policy, START) {
         Ok(engine) => engine,
         Err(error) => {
             assert!(matches!(error, ReplayError::Begin(_)) && may_lack_space, "{error}");
-            let after = Look::at(&disk.live_files());
-            assert_eq!(after.jobs, before.jobs, "a start in vain has lost nothing");
+            let after = Inspection::of(&disk.live_files());
+            assert_eq!(after.jobs, before.jobs, "a failed start changes the jobs");
             return;
         }
     };
-    assert_eq!(engine.jobs_recovered, before.jobs.len() as u64, "a look tells as many jobs");
+    assert_eq!(
+        engine.recovered.jobs,
+        before.jobs.len() as u64,
+        "--dump has another number of jobs"
+    );
     for (&id, job) in before.jobs.iter().take(MAX_JOBS) {
-        engine.check_job(id, job);
+        check_job(&mut engine, id, job);
         if let Some(written) = written {
-            engine.check_body(id, written);
+            check_body(&mut engine, id, written);
         }
     }
     let mut ids: Vec<u64> = before.jobs.keys().copied().take(MAX_JOBS).collect();
-    let body_lens: &[usize] = if policy.is_large { &[3, 70_000] } else { &[0, 1, 4100] };
-    let put = engine.put(body_lens, &ids, may_lack_space);
-    ids.extend(put);
-    engine.work(&ids, may_lack_space);
-    engine.idle();
-    let jobs = engine.jobs(&ids);
+    let body_lens: &[usize] = if case.is_large { &[3, 70_000] } else { &[0, 1, 4100] };
+    let put_ids = put_jobs(&mut engine, body_lens, &ids, may_lack_space);
+    ids.extend(put_ids);
+    work(&mut engine, &ids, may_lack_space);
+    idle_10_seconds(&mut engine);
+    let jobs = read_jobs(&mut engine, &ids);
     let now = engine.now;
 
-    let restart = |disk: &FakeDisk| match Engine::start(disk, policy, now) {
+    let restart = |disk: &FakeDisk| match Instance::try_start(disk, case.policy, now) {
         Err(ReplayError::Begin(_)) if numbers_end => None,
         engine => Some(engine.unwrap()),
     };
@@ -156,27 +155,26 @@ fn judge(files: &Files, policy: Policy, numbers_end: bool, written: Option<&Writ
     if let Some(mut again) = restart(&crashed) {
         assert_same(&jobs, &mut again, &ids, may_lack_space);
     }
-    engine.server.close(now).unwrap();
-    let told = told(&disk);
-    assert!(!is_damaged(&told) || may_lack_space, "damaged files are set aside: {told}");
+    engine.close();
+    let report = report(&disk);
+    assert!(!is_damaged(&report) || may_lack_space, "damage is left: {report}");
     let has_set_aside = disk.live_files().keys().any(|name| name.ends_with(".damaged"));
-    assert!(has_set_aside == before.is_damaged || may_lack_space, "no others are: {told}");
+    assert!(
+        has_set_aside == before.is_damaged || may_lack_space,
+        "wrong files are set aside: {report}"
+    );
     disk.set_capacity(None);
     if let Some(mut again) = restart(&disk) {
         assert_same(&jobs, &mut again, &ids, may_lack_space);
     }
 }
 
-/// Where space is short a job may stay reserved, and that is not recorded.
-fn assert_same(jobs: &(u64, Jobs), again: &mut Engine, ids: &[u64], may_lack_space: bool) {
-    let found = again.jobs(ids);
-    assert_eq!(found.0, jobs.0, "as many jobs are there again");
-    assert!(
-        found.1.keys().eq(jobs.1.keys()),
-        "{:?} are there, not {:?}",
-        found.1.keys(),
-        jobs.1.keys()
-    );
+/// Asserts that a restart has kept the jobs. If space is short, a job may stay reserved, which is not
+/// recorded.
+fn assert_same(jobs: &(u64, Jobs), again: &mut Instance, ids: &[u64], may_lack_space: bool) {
+    let found = read_jobs(again, ids);
+    assert_eq!(found.0, jobs.0, "the number of jobs changes with a restart");
+    assert!(found.1.keys().eq(jobs.1.keys()), "other jobs: {found:?}, not {jobs:?}");
     for (before, after) in jobs.1.values().zip(found.1.values()).filter(|_| !may_lack_space) {
         assert_eq!(after.text, before.text);
         let are_near = before.seconds.iter().zip(after.seconds).all(|(a, b)| a.abs_diff(b) <= 1);
@@ -185,185 +183,161 @@ fn assert_same(jobs: &(u64, Jobs), again: &mut Engine, ids: &[u64], may_lack_spa
     }
 }
 
-/// What `--check` tells.
-fn told(disk: &FakeDisk) -> String {
-    let mut told = Vec::new();
-    let is_sound = inspect::check(&mut *disk.boxed(), &mut told).unwrap();
-    let told = String::from_utf8(told).unwrap();
-    assert_eq!(is_sound, told.ends_with(": sound\n"), "{told}");
-    told
+/// Returns the report of `--check`.
+fn report(disk: &FakeDisk) -> String {
+    let mut report = Vec::new();
+    let is_sound = inspect::check(&mut *disk.boxed(), &mut report).unwrap();
+    let report = String::from_utf8(report).unwrap();
+    assert_eq!(is_sound, report.ends_with(": sound\n"), "{report}");
+    report
 }
 
-fn is_damaged(told: &str) -> bool {
-    told.contains("\n  damage at ")
+fn is_damaged(report: &str) -> bool {
+    report.contains("\n  damage at ")
 }
 
-/// What `--check` and `--dump` tell.
-struct Look {
+/// What `--check` and `--dump` report.
+struct Inspection {
     is_damaged: bool,
-    /// Each as it is dumped.
+    /// The line of each job.
     jobs: BTreeMap<u64, String>,
 }
 
-impl Look {
-    fn at(files: &Files) -> Look {
+impl Inspection {
+    fn of(files: &Files) -> Inspection {
         let disk = FakeDisk::with_files(files);
-        let told = told(&disk);
+        let report = report(&disk);
         let mut dumped = Vec::new();
         let is_sound = inspect::dump(&mut *disk.boxed(), &mut dumped).unwrap();
-        assert_eq!(disk.live_files(), *files, "a look changes nothing");
+        assert_eq!(disk.live_files(), *files, "the inspection changes files");
         let dumped = String::from_utf8(dumped).unwrap();
         let jobs: BTreeMap<u64, String> = dumped
             .lines()
             .map(|line| (json(line, "id").parse().unwrap(), line.to_owned()))
             .collect();
-        assert_eq!(jobs.len(), dumped.lines().count(), "each job is told once");
-        let sum = told.lines().last().unwrap();
+        assert_eq!(jobs.len(), dumped.lines().count(), "--dump has a job twice");
+        let sum = report.lines().last().unwrap();
         let count = disk.boxed().list().unwrap().len();
-        let is_told = sum.contains(&format!("{count} files, {} jobs: ", jobs.len()));
-        assert!(is_told, "{} jobs are dumped, but: {sum}", jobs.len());
-        assert_eq!(is_sound, sum.ends_with(": sound"), "both say whether it is sound");
-        Look { is_damaged: is_damaged(&told), jobs }
+        let is_equal = sum.contains(&format!("{count} files, {} jobs: ", jobs.len()));
+        assert!(is_equal, "--dump has {} jobs, --check: {sum}", jobs.len());
+        assert_eq!(is_sound, sum.ends_with(": sound"), "--check and --dump disagree");
+        Inspection { is_damaged: is_damaged(&report), jobs }
     }
 }
 
-/// A value in a line of JSON, without quotes; the keys come before all that a client chose but
-/// for the tube, which can have no quotes.
+/// Returns a value in a line of JSON, without quotes. The keys come before all text of clients except
+/// the tube, which has no quotes.
 fn json<'l>(line: &'l str, key: &str) -> &'l str {
     let (_, rest) = line.split_once(&format!("\"{key}\":")).unwrap();
     rest.split([',', '}']).next().unwrap().trim_matches('"')
 }
 
-struct Engine {
-    server: Server,
-    key: ConnKey,
-    now: Nanos,
-    jobs_recovered: u64,
-    last_id: u64,
+/// Compares a job with its line of `--dump`.
+fn check_job(engine: &mut Instance, id: u64, dumped: &str) {
+    let text = engine.ask_now(format!("stats-job {id}\r\n"));
+    let now_ns = engine.now.as_nanos();
+    let is_due = || {
+        let has_delay = json(dumped, "delay") != "0";
+        !has_delay || json(dumped, "due_at_ns").parse::<u64>().unwrap() <= now_ns
+    };
+    let state = match json(dumped, "state") {
+        "reserved" => "ready",
+        "delayed" if is_due() => "ready",
+        state => state,
+    };
+    assert_eq!(field(&text, "state"), Some(state), "{dumped}\n{text}");
+    assert_eq!(field(&text, "tube"), Some(json(dumped, "tube")), "{dumped}\n{text}");
+    for key in ["pri", "delay", "reserves", "timeouts", "releases", "buries", "kicks"] {
+        assert_eq!(field(&text, key), Some(json(dumped, key)), "{key}: {dumped}\n{text}");
+    }
+    let ttr_secs: u32 = json(dumped, "ttr").parse().unwrap();
+    assert_eq!(number(&text, "ttr"), u64::from(ttr_secs.max(1)));
 }
 
-impl Engine {
-    fn start(disk: &FakeDisk, policy: Policy, now: Nanos) -> Result<Engine, ReplayError> {
-        let settings = Settings {
-            max_job_size: 1 << 20,
-            binlog_file_size: policy.file_size,
-            ..Settings::DEFAULT
+/// Asserts that with checksums no damage leads to a body that was not written.
+fn check_body(engine: &mut Instance, id: u64, written: &Written) {
+    let conn = engine.conn;
+    let found = engine.ask_bytes(conn, format!("peek {id}\r\n"));
+    let body = found.splitn(2, |&byte| byte == b'\n').nth(1).unwrap_or_default();
+    let is_written = written.contains(&(id, body.to_vec()));
+    assert!(is_written, "job {id} never had this body: {}", found.escape_ascii());
+}
+
+/// Puts jobs with these lengths of bodies; returns their ids.
+fn put_jobs(
+    engine: &mut Instance,
+    body_lens: &[usize],
+    ids: &[u64],
+    may_lack_space: bool,
+) -> Vec<u64> {
+    let mut put_ids = Vec::new();
+    for &body_len in body_lens {
+        let reply = engine.ask_now(put(7, 0, 100, "x".repeat(body_len)));
+        let Some(id) = reply.trim_end().strip_prefix("INSERTED ") else {
+            assert!(reply == "OUT_OF_MEMORY\r\n" && may_lack_space, "{reply}");
+            continue;
         };
-        let mut server = server(settings, now);
-        let recovered = server.recover(disk.boxed(), policy.syncing, now)?;
-        let key = server.connect().unwrap();
-        let (jobs_recovered, last_id) = (recovered.jobs, recovered.last_id);
-        Ok(Engine { server, key, now, jobs_recovered, last_id })
+        let id: u64 = id.parse().unwrap();
+        assert!(id > engine.recovered.last_id && !ids.contains(&id), "{id} was assigned before");
+        put_ids.push(id);
     }
+    put_ids
+}
 
-    fn ask(&mut self, input: &str) -> String {
-        ask(&mut self.server, self.key, input, self.now)
-    }
-
-    /// Compares a job with what was told of it.
-    fn check_job(&mut self, id: u64, told: &str) {
-        let text = self.ask(&format!("stats-job {id}\r\n"));
-        let now_ns = self.now.as_nanos();
-        let is_due = || {
-            let has_delay = json(told, "delay") != "0";
-            !has_delay || json(told, "due_at_ns").parse::<u64>().unwrap() <= now_ns
+/// Releases, buries, kicks or deletes each job.
+fn work(engine: &mut Instance, ids: &[u64], may_lack_space: bool) {
+    for (index, id) in ids.iter().enumerate() {
+        let (commands, replies) = match index % 5 {
+            0 => (format!("reserve-job {id}\r\nrelease {id} 3 5\r\n"), "RELEASED\r\n"),
+            1 => (format!("reserve-job {id}\r\nbury {id} 4\r\n"), "BURIED\r\n"),
+            2 => (format!("reserve-job {id}\r\nbury {id} 4\r\nkick-job {id}\r\n"), "KICKED\r\n"),
+            3 => (format!("delete {id}\r\n"), "DELETED\r\n"),
+            _ => continue,
         };
-        let state = match json(told, "state") {
-            "reserved" => "ready",
-            "delayed" if is_due() => "ready",
-            state => state,
-        };
-        assert_eq!(field(&text, "state"), Some(state), "{told}\n{text}");
-        assert_eq!(field(&text, "tube"), Some(json(told, "tube")), "{told}\n{text}");
-        for key in ["pri", "delay", "reserves", "timeouts", "releases", "buries", "kicks"] {
-            assert_eq!(field(&text, key), Some(json(told, key)), "{key}: {told}\n{text}");
-        }
-        let ttr_secs: u32 = json(told, "ttr").parse().unwrap();
-        assert_eq!(number(&text, "ttr"), u64::from(ttr_secs.max(1)));
+        let replied = engine.ask_now(&commands);
+        let is_done = replied.ends_with(replies);
+        let is_refused = may_lack_space && replied.contains("OUT_OF_MEMORY\r\n");
+        assert!(is_done || is_refused, "{commands}{:?}", replied.lines().last());
     }
+}
 
-    /// Whatever is damaged, where there are checksums nobody is handed a body that was not written.
-    fn check_body(&mut self, id: u64, written: &Written) {
-        let found = ask_bytes(&mut self.server, self.key, &format!("peek {id}\r\n"), self.now);
-        let body = found.splitn(2, |&byte| byte == b'\n').nth(1).unwrap_or_default();
-        let is_written = written.contains(&(id, body.to_vec()));
-        assert!(is_written, "job {id} never had this body: {}", found.escape_ascii());
+/// Runs what comes due within 10 seconds.
+fn idle_10_seconds(engine: &mut Instance) {
+    let end = engine.now + Nanos::from_secs(10);
+    let mut steps_at_once = 0;
+    while let Some(due) = engine.server.next_due().filter(|&due| due <= end) {
+        steps_at_once = if due > engine.now { 0 } else { steps_at_once + 1 };
+        assert!(steps_at_once < 10_000, "work is due in the same moment again and again");
+        engine.now = engine.now.max(due);
+        engine.tick();
+        engine.commit();
     }
+    engine.now = end;
+    engine.tick();
+    engine.commit();
+    engine.server.check();
+}
 
-    /// New jobs beside these; says which.
-    fn put(&mut self, body_lens: &[usize], ids: &[u64], may_lack_space: bool) -> Vec<u64> {
-        let mut put = Vec::new();
-        for &body_len in body_lens {
-            let body = "x".repeat(body_len);
-            let reply = self.ask(&format!("put 7 0 100 {body_len}\r\n{body}\r\n"));
-            let Some(id) = reply.trim_end().strip_prefix("INSERTED ") else {
-                assert!(reply == "OUT_OF_MEMORY\r\n" && may_lack_space, "{reply}");
-                continue;
-            };
-            let id: u64 = id.parse().unwrap();
-            assert!(id > self.last_id && !ids.contains(&id), "{id} was given out before");
-            put.push(id);
-        }
-        put
-    }
-
-    /// Some of everything that jobs go through.
-    fn work(&mut self, ids: &[u64], may_lack_space: bool) {
-        for (index, id) in ids.iter().enumerate() {
-            let (commands, replies) = match index % 5 {
-                0 => (format!("reserve-job {id}\r\nrelease {id} 3 5\r\n"), "RELEASED\r\n"),
-                1 => (format!("reserve-job {id}\r\nbury {id} 4\r\n"), "BURIED\r\n"),
-                2 => {
-                    (format!("reserve-job {id}\r\nbury {id} 4\r\nkick-job {id}\r\n"), "KICKED\r\n")
-                }
-                3 => (format!("delete {id}\r\n"), "DELETED\r\n"),
-                _ => continue,
-            };
-            let said = self.ask(&commands);
-            let is_done = said.ends_with(replies);
-            let is_refused = may_lack_space && said.contains("OUT_OF_MEMORY\r\n");
-            assert!(is_done || is_refused, "{commands}{:?}", said.lines().last());
+/// Returns the number of jobs and the views of these jobs.
+fn read_jobs(engine: &mut Instance, ids: &[u64]) -> (u64, Jobs) {
+    const VOLATILE: [&str; 3] = ["age: ", "time-left: ", "file: "];
+    let stats = engine.ask_now("stats\r\n");
+    let sum = |states: &[&str]| -> u64 {
+        states.iter().map(|state| number(&stats, &format!("current-jobs-{state}"))).sum()
+    };
+    let mut jobs = Jobs::new();
+    for id in ids {
+        let view = engine.ask_now(format!("stats-job {id}\r\npeek {id}\r\n"));
+        assert!(view.ends_with("\r\n"), "job {id} has no end");
+        if view != "NOT_FOUND\r\nNOT_FOUND\r\n" {
+            let (_, document) = view.split_once("---\n").unwrap();
+            let is_kept = |line: &&str| !VOLATILE.iter().any(|key| line.starts_with(key));
+            let text: String = document.split_inclusive('\n').filter(is_kept).collect();
+            let seconds = ["age", "time-left"].map(|key| number(document, key));
+            jobs.insert(*id, View { text, seconds });
         }
     }
-
-    /// Lets a few seconds pass, with whatever there is to do in them.
-    fn idle(&mut self) {
-        let end = self.now + Nanos::from_secs(10);
-        let mut steps_at_once = 0;
-        while let Some(due) = self.server.next_due().filter(|&due| due <= end) {
-            steps_at_once = if due > self.now { 0 } else { steps_at_once + 1 };
-            assert!(steps_at_once < 10_000, "there is always something to do at once");
-            self.now = self.now.max(due);
-            self.server.tick(self.now);
-            self.server.commit(self.now).unwrap();
-        }
-        self.now = end;
-        self.server.tick(self.now);
-        self.server.commit(self.now).unwrap();
-        self.server.check();
-    }
-
-    /// How many jobs there are, and what is told of these. None is left reserved.
-    fn jobs(&mut self, ids: &[u64]) -> (u64, Jobs) {
-        const VOLATILE: [&str; 3] = ["age: ", "time-left: ", "file: "];
-        let stats = self.ask("stats\r\n");
-        let sum = |states: &[&str]| -> u64 {
-            states.iter().map(|state| number(&stats, &format!("current-jobs-{state}"))).sum()
-        };
-        let mut jobs = Jobs::new();
-        for id in ids {
-            let told = self.ask(&format!("stats-job {id}\r\npeek {id}\r\n"));
-            assert!(told.ends_with("\r\n"), "job {id} has no end");
-            if told != "NOT_FOUND\r\nNOT_FOUND\r\n" {
-                let (_, document) = told.split_once("---\n").unwrap();
-                let is_kept = |line: &&str| !VOLATILE.iter().any(|key| line.starts_with(key));
-                let text: String = document.split_inclusive('\n').filter(is_kept).collect();
-                let seconds = ["age", "time-left"].map(|key| number(document, key));
-                jobs.insert(*id, View { text, seconds });
-            }
-        }
-        (sum(&["ready", "reserved", "delayed", "buried"]), jobs)
-    }
+    (sum(&["ready", "reserved", "delayed", "buried"]), jobs)
 }
 
 // ---- Checksums ----
@@ -377,8 +351,7 @@ const BODY_LEN_AT: usize = 32;
 const NONCE_AT: usize = 36;
 const STATE_AT: usize = 76;
 
-/// The file with the nonce and the checksum that each of its records should have, as far as it can
-/// be told where one ends.
+/// Returns the file with correct nonces and checksums, as far as records can be parsed.
 fn repaired(file: &[u8]) -> Vec<u8> {
     let mut file = file.to_vec();
     if file.len() < 4 + HEAD_LEN {
@@ -393,7 +366,7 @@ fn repaired(file: &[u8]) -> Vec<u8> {
     file
 }
 
-/// How long the record at the start of `bytes` says it is, if all of it is there.
+/// Returns the length of the record at the start of `bytes`, if it is complete.
 fn record_len(bytes: &[u8]) -> Option<usize> {
     let name_len = usize::try_from(i32::from_ne_bytes(*bytes.first_chunk()?)).ok()?;
     let head_len = HEAD_LEN.checked_add(name_len).filter(|_| name_len <= 200)?;
@@ -409,7 +382,7 @@ fn repair(bytes: &mut [u8], nonce: [u8; 4]) {
     let name_len = usize::try_from(i32::from_ne_bytes(*bytes.first_chunk().unwrap())).unwrap();
     bytes[4 + name_len + NONCE_AT..][..4].copy_from_slice(&nonce);
     let (head, body) = bytes.split_at(HEAD_LEN + name_len);
-    // Only the length of the name is looked at.
+    // Only the length of the name counts.
     let (_, mut sum) = record::checksum(head, &"n".repeat(name_len));
     sum.update(body);
     let sum = sum.finalize().to_ne_bytes();

@@ -1,9 +1,10 @@
-//! What one client has asked for and what it was told, and whether the two go together.
+//! The commands and replies of one client, and whether they match.
 //!
-//! Both directions are cut into commands and replies here by the book, with no code of the server:
-//! each command has one reply, in order, and that is one of those it can have.
+//! Commands are parsed here without code of the server. Each command has one reply, in order, which
+//! is one of the replies that the command can have.
 
 use super::command::{Call, Reading, reading};
+use crate::harness::reply::{Frame, frame};
 use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -12,10 +13,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 pub struct Talk {
     max_job_size: usize,
     asked: Vec<u8>,
-    asking: ReadingRequest,
-    /// Commands that were not answered yet.
+    asking: Parsing,
+    /// Commands without a reply yet.
     open: VecDeque<Asked>,
-    said: Vec<u8>,
+    received: Vec<u8>,
     /// The sending side is shut down.
     pub is_shut: bool,
     used: Vec<u8>,
@@ -24,7 +25,7 @@ pub struct Talk {
 }
 
 #[derive(Debug)]
-enum ReadingRequest {
+enum Parsing {
     Line,
     TooLongLine,
     Body { len: usize },
@@ -49,10 +50,10 @@ enum Asked {
 /// Length and hash of a body.
 type Digest = (usize, u64);
 
-/// What all clients together know.
+/// The jobs, as all clients together know them.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    /// Every body that was ever seen, by its job.
+    /// Every body that was ever received, by its job.
     bodies: HashMap<u64, Digest>,
     pub inserted: u64,
     pub deleted: u64,
@@ -70,9 +71,9 @@ impl Talk {
         Talk {
             max_job_size: max_job_size as usize,
             asked: Vec::new(),
-            asking: ReadingRequest::Line,
+            asking: Parsing::Line,
             open: VecDeque::new(),
-            said: Vec::new(),
+            received: Vec::new(),
             is_shut: false,
             used: default.clone(),
             watched: vec![default],
@@ -81,7 +82,7 @@ impl Talk {
 
     // ---- Asking ----
 
-    /// The server has been given these bytes.
+    /// Takes bytes that the server was given.
     pub fn ask(&mut self, bytes: &[u8], ledger: &mut Ledger) {
         let mut all = std::mem::take(&mut self.asked);
         all.extend_from_slice(bytes);
@@ -92,40 +93,40 @@ impl Talk {
         self.asked = rest.to_vec();
     }
 
-    /// Takes what comes next from the front of `bytes`; says how long it is, if it is all there.
+    /// Takes the next command or body; returns its length, or `None` if it is incomplete.
     fn next_asked(&mut self, bytes: &[u8], ledger: &mut Ledger) -> Option<usize> {
         let end = |bytes: &[u8]| bytes.windows(2).position(|pair| pair == b"\r\n");
         match self.asking {
-            ReadingRequest::Line => match end(&bytes[..bytes.len().min(LINE_MAX)]) {
+            Parsing::Line => match end(&bytes[..bytes.len().min(LINE_MAX)]) {
                 Some(len) => {
                     self.line(&bytes[..len], ledger);
                     Some(len + 2)
                 }
                 None if bytes.len() < LINE_MAX => None,
                 None => {
-                    self.asking = ReadingRequest::TooLongLine;
+                    self.asking = Parsing::TooLongLine;
                     Some(0)
                 }
             },
-            ReadingRequest::TooLongLine => {
+            Parsing::TooLongLine => {
                 let len = end(bytes)?;
-                self.asking = ReadingRequest::Line;
+                self.asking = Parsing::Line;
                 self.no_command(&bytes[..len], Asked::BadFormat);
                 Some(len + 2)
             }
-            ReadingRequest::Body { len } => {
+            Parsing::Body { len } => {
                 let (body, end) = bytes.get(..len + 2)?.split_at(len);
-                self.asking = ReadingRequest::Line;
+                self.asking = Parsing::Line;
                 self.open.push_back(Asked::Put { body: digest(body), is_ended: end == b"\r\n" });
                 Some(len + 2)
             }
-            ReadingRequest::Unwanted { len } => {
+            Parsing::Unwanted { len } => {
                 bytes.get(..len + 2)?;
-                self.asking = ReadingRequest::Line;
+                self.asking = Parsing::Line;
                 self.open.push_back(Asked::TooBig);
                 Some(len + 2)
             }
-            ReadingRequest::Nothing => None,
+            Parsing::Nothing => None,
         }
     }
 
@@ -133,15 +134,15 @@ impl Talk {
         match reading(line) {
             Reading::BadFormat => self.no_command(line, Asked::BadFormat),
             Reading::UnknownCommand => self.no_command(line, Asked::Unknown),
-            Reading::Command(call) if call.word == "quit" => self.asking = ReadingRequest::Nothing,
+            Reading::Command(call) if call.word == "quit" => self.asking = Parsing::Nothing,
             Reading::Command(call) if call.word == "put" => {
                 let len = usize::try_from(call.numbers[3]).unwrap();
                 if len > self.max_job_size {
-                    self.asking = ReadingRequest::Unwanted { len };
+                    self.asking = Parsing::Unwanted { len };
                 } else if call.trailing {
                     self.open.push_back(Asked::BadFormat);
                 } else {
-                    self.asking = ReadingRequest::Body { len };
+                    self.asking = Parsing::Body { len };
                 }
             }
             Reading::Command(call) => {
@@ -151,62 +152,52 @@ impl Talk {
         }
     }
 
-    /// An HTTP request is unknown, whatever else it is, and the last that is heard.
+    /// An HTTP request is an unknown command, and the last one that is run.
     fn no_command(&mut self, line: &[u8], otherwise: Asked) {
         let end = line.last_chunk().unwrap_or(b"         ");
         if matches!(end, [b' ', b'H', b'T', b'T', b'P', b'/', b'0'..=b'9', b'.', b'0'..=b'9']) {
             self.open.push_back(Asked::Unknown);
-            self.asking = ReadingRequest::Nothing;
+            self.asking = Parsing::Nothing;
         } else {
             self.open.push_back(otherwise);
         }
     }
 
-    /// Whether every whole command was answered.
+    /// Returns whether every whole command has a reply.
     pub fn is_answered(&self) -> bool {
-        self.open.is_empty() && self.said.is_empty()
+        self.open.is_empty() && self.received.is_empty()
     }
 
-    /// Whether the next command is one that may be waited for.
+    /// Returns whether the next command may wait.
     pub fn may_wait(&self) -> bool {
         let is_reserve =
             |call: &Call| ["reserve", "reserve-with-timeout"].contains(&call.word) && !self.is_shut;
         matches!(self.open.front(), Some(Asked::Call(call)) if is_reserve(call))
     }
 
-    // ---- Being told ----
+    // ---- Replies ----
 
-    /// The server has said this.
-    pub fn hear(&mut self, bytes: &[u8], ledger: &mut Ledger) {
-        let mut all = std::mem::take(&mut self.said);
+    /// Takes output of the server.
+    pub fn receive(&mut self, bytes: &[u8], ledger: &mut Ledger) {
+        let mut all = std::mem::take(&mut self.received);
         all.extend_from_slice(bytes);
         let mut rest = &all[..];
         while let Some(used) = self.next_reply(rest, ledger) {
             rest = &rest[used..];
         }
-        self.said = rest.to_vec();
+        self.received = rest.to_vec();
     }
 
     fn next_reply(&mut self, bytes: &[u8], ledger: &mut Ledger) -> Option<usize> {
-        let len = bytes.windows(2).position(|pair| pair == b"\r\n")?;
-        let line = std::str::from_utf8(&bytes[..len]).expect("replies are ASCII");
+        let Frame { line, body, len } = frame(bytes)?;
+        let line = std::str::from_utf8(line).expect("replies are ASCII");
         let words: Vec<&str> = line.split(' ').collect();
-        let body_len = match words[..] {
-            ["RESERVED" | "FOUND", _, len] | ["OK", len] => Some(decimal(len)),
-            _ => None,
-        };
-        let (body, used) = match body_len {
-            None => (&[][..], len + 2),
-            Some(body_len) => {
-                let body_len = usize::try_from(body_len).unwrap();
-                let body = bytes.get(len + 2..len + 2 + body_len + 2)?;
-                let (body, end) = body.split_at(body_len);
-                assert_eq!(end, b"\r\n", "{line}: the body does not end as it must");
-                (body, len + 2 + body_len + 2)
-            }
-        };
+        if let Some(body) = body {
+            assert_eq!(words.last().copied().map(decimal), Some(body.len() as u64));
+        }
+        let body = body.unwrap_or_default();
         let asked = self.open.pop_front();
-        let asked = asked.unwrap_or_else(|| panic!("nothing was asked for: {line}"));
+        let asked = asked.unwrap_or_else(|| panic!("a reply without a command: {line}"));
         let is_right = match &asked {
             Asked::Call(call) => self.is_reply_to(call, &words, body, ledger),
             Asked::Put { body, is_ended } => is_reply_to_put(&words, *body, *is_ended, ledger),
@@ -215,7 +206,7 @@ impl Talk {
             Asked::Unknown => words == ["UNKNOWN_COMMAND"],
         };
         assert!(is_right, "{line} is no reply to {asked:?}");
-        Some(used)
+        Some(len)
     }
 
     fn is_reply_to(
@@ -330,12 +321,12 @@ fn is_reply_to_put(words: &[&str], body: Digest, is_ended: bool, ledger: &mut Le
 }
 
 impl Ledger {
-    /// Whether the job has this body: always the same one.
+    /// Returns whether the job has this body, as in all earlier replies.
     fn knows(&mut self, id: u64, body: Digest) -> bool {
         id > 0 && *self.bodies.entry(id).or_insert(body) == body
     }
 
-    /// How many jobs there must be.
+    /// The number of jobs that exist.
     pub fn jobs(&self) -> u64 {
         self.inserted - self.deleted
     }
@@ -347,13 +338,13 @@ fn digest(body: &[u8]) -> Digest {
     (body.len(), hasher.finish())
 }
 
-/// The text behind the first line of a document.
+/// The text after the first line of a document.
 fn document(body: &[u8]) -> &str {
     let text = std::str::from_utf8(body).expect("documents are ASCII");
     text.strip_prefix("---\n").unwrap_or_else(|| panic!("no document: {text}"))
 }
 
-/// A number as it must be written: no sign, no zeros before it.
+/// Parses a number without sign and leading zeros.
 fn decimal(text: &str) -> u64 {
     let number: u64 = text.parse().unwrap_or_else(|_| panic!("{text} is no number"));
     assert_eq!(number.to_string(), text, "a number has one form");
