@@ -1,82 +1,66 @@
-//! The binlog with real processes and real files: killed servers, C beanstalkd and ours taking
-//! turns, directories that cannot be used, and a disk that fails.
+//! The binlog with processes and files: killed servers, C beanstalkd and ours in turn on one
+//! directory, directories that cannot be used, and a disk that fails.
 #![allow(clippy::unwrap_used, reason = "in a test it is an assertion")]
 
-mod support;
+mod harness;
 
+use harness::client::{Client, connect, unix};
+use harness::journal::View;
+use harness::process::{self, BEANSTALKD, Daemon, connect_when_ready, path_text, run, text};
+use harness::request::put;
+use harness::skip;
 use rustix::process::{Resource, Rlimit, Signal};
+use socket2::Socket;
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
-use support::{BEANSTALKD, Daemon, field, run, skip, text, wait_until};
 use tempfile::TempDir;
 
 /// A server on the binlog of a directory, and one client of it.
 struct Served {
     daemon: Daemon,
-    client: BufReader<UnixStream>,
+    client: Client,
 }
 
 /// Starts a server, ours or C's, with its binlog and its socket in the directory.
-fn serve(program: &Path, directory: &Path, flags: &[&str]) -> Served {
+fn serve(program: impl AsRef<Path>, directory: &Path, flags: &[&str]) -> Served {
     let socket = directory.join("socket");
     let listen = format!("unix:{}", socket.display());
-    // What a killed server has left would be taken for the new one's.
+    // A killed server leaves its socket, which must not pass for the new one.
     let _ = std::fs::remove_file(&socket);
-    let mut arguments = vec!["-l", &listen, "-b", directory.to_str().unwrap()];
-    arguments.extend(flags);
-    let daemon = Daemon::start(program, &arguments);
-    let mut stream = None;
-    wait_until("the server listens", || {
-        stream = support::connect_unix(&socket).ok();
-        stream.is_some()
-    });
-    let stream = stream.unwrap();
-    Served { daemon, client: BufReader::new(stream) }
+    let arguments = [&["-l", &listen, "-b", path_text(directory)], flags].concat();
+    let daemon = Daemon::start(program.as_ref(), &arguments);
+    let client = Client::over(connect_when_ready(&unix(&socket)));
+    Served { daemon, client }
 }
 
 fn ours(directory: &Path, flags: &[&str]) -> Served {
-    serve(Path::new(BEANSTALKD), directory, flags)
+    serve(BEANSTALKD, directory, flags)
 }
 
 impl Served {
-    fn send(&mut self, request: &str) {
-        self.client.get_mut().write_all(request.as_bytes()).expect("the server reads");
-    }
-
-    /// One line; with the body, where one follows.
-    fn reply(&mut self) -> String {
-        let mut line = String::new();
-        self.client.read_line(&mut line).expect("the server answers");
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let body_len = match words.as_slice() {
-            ["RESERVED" | "FOUND", _, len] | ["OK", len] => len.parse().unwrap(),
-            _ => return line.trim_end().to_owned(),
-        };
-        let mut body = vec![0; body_len + 2];
-        self.client.read_exact(&mut body).expect("the server sends what it says");
-        format!("{line}{}", String::from_utf8_lossy(&body[..body_len]))
-    }
-
+    /// Sends a line and returns the line of the reply.
     fn ask(&mut self, request: &str) -> String {
-        self.send(&format!("{request}\r\n"));
-        self.reply()
+        self.client.ask(format!("{request}\r\n")).line
     }
 
     fn put(&mut self, body: &str) -> u64 {
-        let reply = self.ask(&format!("put 5 0 120 {}\r\n{body}", body.len()));
-        reply.strip_prefix("INSERTED ").expect("there is space").parse().unwrap()
+        self.client.ask(put(5, 0, 120, body)).number("INSERTED").expect("there is space")
     }
 
-    /// State, tube, pri, delay, ttr and body of a job.
+    /// Returns state, tube, pri, delay, ttr and body of a job.
     fn job(&mut self, id: u64) -> Option<String> {
-        let stats = self.ask(&format!("stats-job {id}"));
-        let keys = ["state", "tube", "pri", "delay", "ttr"];
-        let found: Vec<&str> = keys.iter().filter_map(|key| field(&stats, key)).collect();
-        let body = self.ask(&format!("peek {id}"));
-        let (_, body) = body.split_once('\n')?;
-        Some(format!("{} {body}", found.join(" ")))
+        let ask = |request: &str| {
+            let reply = self.client.ask(request);
+            (reply.line != "NOT_FOUND").then(|| reply.text().to_owned())
+        };
+        let View { state, tube, pri, delay_secs, ttr_secs, body, .. } = View::read(ask, id)?;
+        Some(format!("{state} {tube} {pri} {delay_secs} {ttr_secs} {body}"))
+    }
+
+    fn check_jobs(&mut self, expected: &BTreeMap<u64, String>, when: &str) {
+        for (id, job) in expected {
+            assert_eq!(self.job(*id).as_ref(), Some(job), "{when}");
+        }
     }
 
     fn end(mut self, signal: Signal) {
@@ -84,8 +68,26 @@ impl Served {
     }
 }
 
+/// Runs our binary on a directory that it must refuse; returns its exit code and its log.
+fn refusal(directory: &str) -> (Option<i32>, String) {
+    let output = run(&["-l", "127.0.0.1", "-p", "0", "-b", directory]);
+    (output.status.code(), text(&output.stderr).to_owned())
+}
+
 fn path(directory: &TempDir) -> &str {
-    directory.path().to_str().unwrap()
+    path_text(directory.path())
+}
+
+/// Asserts that `--check` finds no damage.
+fn assert_sound(directory: &TempDir) {
+    let output = run(&["-b", path(directory), "--check"]);
+    assert!(output.status.success(), "{}", text(&output.stdout));
+}
+
+/// Makes each write of the server fail beyond this length of a file.
+fn limit_file_size(daemon: &Daemon, bytes: u64) {
+    let limit = Rlimit { current: Some(bytes), maximum: Some(bytes) };
+    rustix::process::prlimit(Some(daemon.pid()), Resource::Fsize, limit).unwrap();
 }
 
 // ---- Killed ----
@@ -98,9 +100,7 @@ fn a_server_killed_under_load_loses_nothing_acknowledged() {
         let mut kept: BTreeMap<u64, String> = BTreeMap::new();
         for _ in 0..8 {
             let mut served = ours(directory.path(), flags);
-            for (id, expected) in &kept {
-                assert_eq!(served.job(*id).as_ref(), Some(expected), "{flags:?}");
-            }
+            served.check_jobs(&kept, &format!("{flags:?}"));
             let rounds = random.usize(1..40);
             for _ in 0..rounds {
                 let body: String =
@@ -126,8 +126,8 @@ fn a_server_killed_under_load_loses_nothing_acknowledged() {
                 }
                 kept.insert(id, expected);
             }
-            // It is in the middle of this when it is killed; nothing of it is acknowledged.
-            served.send(&"put 0 0 1 5\r\nnever\r\n".repeat(random.usize(..50)));
+            // The server is killed while it runs this; nothing of it is acknowledged.
+            served.client.send("put 0 0 1 5\r\nnever\r\n".repeat(random.usize(..50)));
             served.end(Signal::KILL);
         }
         assert!(kept.len() > 20, "only {} jobs", kept.len());
@@ -138,8 +138,8 @@ fn a_server_killed_under_load_loses_nothing_acknowledged() {
 
 #[test]
 fn c_beanstalkd_and_ours_take_turns_on_one_directory() {
-    let Some(c) = support::c_beanstalkd() else {
-        return skip("C beanstalkd is not installed, so it cannot take turns with ours");
+    let Some(c) = process::c_beanstalkd() else {
+        return skip("C beanstalkd is not installed");
     };
     let directory = tempfile::tempdir().unwrap();
     let mut kept: BTreeMap<u64, String> = BTreeMap::new();
@@ -151,18 +151,14 @@ fn c_beanstalkd_and_ours_take_turns_on_one_directory() {
             _ => (c.as_path(), Signal::KILL),
         };
         let mut served = serve(program, directory.path(), &["-f", "0", "-s", "8192"]);
-        for (id, expected) in &kept {
-            let found = served.job(*id);
-            assert_eq!(found.as_ref(), Some(expected), "round {round}, {}", program.display());
-        }
-        let total = field(&served.ask("stats"), "current-jobs-buried").unwrap().to_owned();
+        served.check_jobs(&kept, &format!("round {round}, {}", program.display()));
         let buried = kept.values().filter(|job| job.starts_with("buried")).count();
-        assert_eq!(total, buried.to_string());
+        assert_eq!(served.client.stat("current-jobs-buried"), buried as u64);
         served.ask("use work");
         for index in 0..20 {
             let body = format!("job {index} of round {round}");
             let id = served.put(&body);
-            assert!(kept.keys().all(|old| *old < id), "ids go on");
+            assert!(kept.keys().all(|old| *old < id), "id {id} was assigned before");
             served.ask(&format!("reserve-job {id}"));
             match index % 4 {
                 0 => {
@@ -182,7 +178,7 @@ fn c_beanstalkd_and_ours_take_turns_on_one_directory() {
                 }
             }
         }
-        // Some of the old ones go, and some are kicked.
+        // Some old jobs are deleted, and some are kicked.
         let old: Vec<u64> = kept.keys().copied().take(6).collect();
         for id in &old[..3] {
             assert_eq!(served.ask(&format!("delete {id}")), "DELETED");
@@ -198,8 +194,7 @@ fn c_beanstalkd_and_ours_take_turns_on_one_directory() {
         served.end(signal);
     }
     assert!(kept.len() > 50);
-    let checked = run(&["-b", path(&directory), "--check"]);
-    assert!(checked.status.success(), "{}", text(&checked.stdout));
+    assert_sound(&directory);
 }
 
 // ---- Directories ----
@@ -208,35 +203,34 @@ fn c_beanstalkd_and_ours_take_turns_on_one_directory() {
 fn a_directory_in_use_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let _served = ours(directory.path(), &[]);
-    let output = run(&["-l", "127.0.0.1", "-p", "0", "-b", path(&directory)]);
-    assert_eq!(output.status.code(), Some(10));
-    assert!(text(&output.stderr).contains("another process keeps its binlog there"));
-    let Some(c) = support::c_beanstalkd() else {
-        return skip("C beanstalkd is not installed, so it cannot be kept out");
+    let (code, log) = refusal(path(&directory));
+    assert_eq!(code, Some(10));
+    assert!(log.contains("another process keeps its binlog there"), "{log}");
+    let Some(c) = process::c_beanstalkd() else {
+        return skip("C beanstalkd is not installed");
     };
     let mut other = Daemon::start(&c, &["-l", "127.0.0.1", "-p", "0", "-b", path(&directory)]);
     assert_eq!(other.wait_for_exit().code(), Some(10));
 }
 
 #[test]
-fn a_directory_that_is_not_there_is_refused() {
-    let output = run(&["-l", "127.0.0.1", "-p", "0", "-b", "/no/such/directory"]);
-    assert_eq!(output.status.code(), Some(10));
-    let complaint = text(&output.stderr);
-    assert!(complaint.starts_with("beanstalkd: -b /no/such/directory: cannot lock"), "{complaint}");
+fn a_missing_directory_is_refused() {
+    let (code, log) = refusal("/no/such/directory");
+    assert_eq!(code, Some(10));
+    assert!(log.starts_with("beanstalkd: -b /no/such/directory: cannot lock"), "{log}");
 }
 
 #[test]
-fn a_file_that_cannot_be_read_is_not_passed_over() {
+fn a_file_that_cannot_be_read_ends_the_server() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::create_dir(directory.path().join("binlog.3")).unwrap();
-    let output = run(&["-l", "127.0.0.1", "-p", "0", "-b", path(&directory)]);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("binlog.3 cannot be read"), "{}", text(&output.stderr));
+    let (code, log) = refusal(path(&directory));
+    assert_eq!(code, Some(1));
+    assert!(log.contains("binlog.3 cannot be read"), "{log}");
 }
 
 #[test]
-fn damage_is_told_and_the_rest_is_kept() {
+fn damage_is_logged_and_intact_jobs_are_kept() {
     let directory = tempfile::tempdir().unwrap();
     let mut served = ours(directory.path(), &["-f", "0"]);
     let bodies = ["first", "second", "third"];
@@ -261,14 +255,13 @@ fn damage_is_told_and_the_rest_is_kept() {
     assert_eq!(found, [true, false, true]);
     assert_eq!(std::fs::read(directory.path().join("binlog.1.damaged")).unwrap(), bytes);
     served.end(Signal::TERM);
-    let checked = run(&["-b", path(&directory), "--check"]);
-    assert!(checked.status.success(), "{}", text(&checked.stdout));
+    assert_sound(&directory);
 }
 
-// ---- A look inside ----
+// ---- --check and --dump ----
 
 #[test]
-fn a_look_inside_changes_nothing_and_disturbs_nobody() {
+fn check_and_dump_change_nothing_while_a_server_runs() {
     let directory = tempfile::tempdir().unwrap();
     let mut served = ours(directory.path(), &["-f", "0", "-s", "4096"]);
     served.put("a \"text\"\twith\\all");
@@ -280,13 +273,13 @@ fn a_look_inside_changes_nothing_and_disturbs_nobody() {
 
     let checked = run(&["-b", path(&directory), "--check"]);
     assert!(checked.status.success());
-    let told = text(&checked.stdout);
+    let report = text(&checked.stdout);
     for line in [
         "binlog.1: version 7 with checksums, 378 of 4096 bytes used, 3 records (2 full), 206 bytes live, 84 dead",
         "  default: 1 ready, 0 reserved, 0 delayed, 0 buried",
         "  other: 0 ready, 0 reserved, 1 delayed, 0 buried",
     ] {
-        assert!(told.lines().any(|told| told == line), "no {line:?} in:\n{told}");
+        assert!(report.lines().any(|found| found == line), "no {line:?} in:\n{report}");
     }
     let dumped = run(&["-b", path(&directory), "--dump"]);
     assert!(dumped.status.success());
@@ -306,7 +299,7 @@ fn a_look_inside_changes_nothing_and_disturbs_nobody() {
 }
 
 #[test]
-fn a_look_needs_a_directory() {
+fn check_and_dump_need_a_directory() {
     assert_eq!(run(&["--check"]).status.code(), Some(5));
     assert_eq!(run(&["--check", "--dump", "-b", "/"]).status.code(), Some(5));
     let output = run(&["--dump", "-b", "/no/such/directory"]);
@@ -321,15 +314,10 @@ fn a_write_that_fails_ends_the_server_with_nothing_acknowledged() {
     let directory = tempfile::tempdir().unwrap();
     let mut served = ours(directory.path(), &[]);
     let id = served.put("safe");
-    // No write beyond the first few bytes of a file works from here on.
-    let limit = Rlimit { current: Some(300), maximum: Some(300) };
-    rustix::process::prlimit(Some(served.daemon.pid()), Resource::Fsize, limit).unwrap();
-    served.send(&format!("put 0 0 9 400\r\n{}\r\n", "x".repeat(400)));
-    let mut rest = String::new();
-    served.client.read_to_string(&mut rest).unwrap_or_default();
-    assert_eq!(rest, "");
-    let Served { daemon, .. } = served;
-    let (status, log) = daemon.wait();
+    limit_file_size(&served.daemon, 300);
+    served.client.send(put(0, 0, 9, "x".repeat(400)));
+    assert_eq!(served.client.rest(), b"");
+    let (status, log) = served.daemon.wait();
     assert_eq!(status.code(), Some(74));
     assert_eq!(log.lines().count(), 1, "{log}");
     assert!(log.starts_with("beanstalkd: binlog.1: cannot write it: File too large"), "{log}");
@@ -338,8 +326,8 @@ fn a_write_that_fails_ends_the_server_with_nothing_acknowledged() {
 }
 
 #[test]
-fn what_a_closed_connection_hands_on_waits_for_the_binlog_too() {
-    // Whose words are heard first in the turn is for the system to choose.
+fn a_job_of_a_closed_connection_is_reserved_after_its_records_are_written() {
+    // The kernel chooses which of the connections the server reads first.
     for _ in 0..6 {
         close_while_another_waits();
     }
@@ -350,27 +338,21 @@ fn close_while_another_waits() {
     let mut served = ours(directory.path(), &["-f", "0"]);
     served.put("job");
     assert!(served.ask("reserve-job 1").starts_with("RESERVED"));
-    let mut other = support::connect_unix(&directory.path().join("socket")).unwrap();
-    other.write_all(b"list-tube-used\r\n").unwrap();
-    let mut reply = [0; b"USING default\r\n".len()];
-    other.read_exact(&mut reply).unwrap();
+    let mut other = Client::connect(unix(&directory.path().join("socket")));
+    other.expect_service();
     let size = std::fs::metadata(directory.path().join("binlog.1")).unwrap().len();
     assert!(size > 300);
     // The record of the delete cannot be written.
-    let limit = Rlimit { current: Some(100), maximum: Some(100) };
-    rustix::process::prlimit(Some(served.daemon.pid()), Resource::Fsize, limit).unwrap();
-    // Both are heard in one turn: the job goes to the other one when the first is gone.
-    served.daemon.signal(Signal::STOP);
-    let stat = format!("/proc/{}/stat", served.daemon.child.id());
-    let is_stopped = || std::fs::read_to_string(&stat).unwrap().contains(") T ");
-    wait_until("the server has stopped", is_stopped);
-    served.send("quit\r\n");
-    other.write_all(b"reserve\r\ndelete 1\r\n").unwrap();
-    served.daemon.signal(Signal::CONT);
-    let mut rest = String::new();
-    other.read_to_string(&mut rest).unwrap_or_default();
-    assert_eq!(rest, "", "it is acknowledged before it is written");
-    assert_eq!(served.daemon.wait().0.code(), Some(74));
+    limit_file_size(&served.daemon, 100);
+    // The server reads both requests in one iteration; the job goes to the other client when the
+    // first has disconnected.
+    let Served { daemon, mut client } = served;
+    daemon.while_stopped(|| {
+        client.send("quit\r\n");
+        other.send("reserve\r\ndelete 1\r\n");
+    });
+    assert_eq!(other.rest(), b"", "a reply precedes the failed write");
+    assert_eq!(daemon.wait().0.code(), Some(74));
 }
 
 #[test]
@@ -378,28 +360,17 @@ fn clients_that_hold_all_descriptors_do_not_stop_the_binlog() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("socket");
     let listen = format!("unix:{}", socket.display());
-    let script = r#"ulimit -n 40; exec "$0" "$@""#;
-    let mut command = support::command("sh");
-    command.args(["-c", script, BEANSTALKD, "-l", &listen, "-s", "8192", "-b", path(&directory)]);
-    let daemon = Daemon::spawn(command);
-    wait_until("the server listens", || socket.exists());
-    let connect = || support::connect_unix(&socket);
-    let mut served = None;
-    wait_until("the server accepts", || {
-        served = connect().ok();
-        served.is_some()
-    });
-    let client = BufReader::new(served.unwrap());
+    let flags = ["-l", &listen, "-s", "8192", "-b", path(&directory)];
+    let daemon = Daemon::spawn(process::script(r#"ulimit -n 40; exec "$0" "$@""#, &flags));
+    let client = Client::over(connect_when_ready(&unix(&socket)));
     let mut served = Served { daemon, client };
     served.put("first");
-    // More than it has descriptors for; the rest wait to be accepted.
-    let crowd: Vec<UnixStream> = (0..60).filter_map(|_| connect().ok()).collect();
-    assert!(crowd.len() > 40);
+    // More than the server has descriptors for; the rest wait to be accepted.
+    let _crowd: Vec<Socket> = (0..60).map(|_| connect(unix(&socket))).collect();
     for _ in 0..600 {
         let id = served.put(&"x".repeat(100));
         assert_eq!(served.ask(&format!("delete {id}")), "DELETED");
     }
-    let current: u32 =
-        field(&served.ask("stats"), "binlog-current-index").unwrap().parse().unwrap();
-    assert!(current > 5, "only {current} files came and went");
+    let current = served.client.stat("binlog-current-index");
+    assert!(current > 5, "only {current} files were used");
 }
