@@ -263,7 +263,7 @@ impl EnginePlayer {
         is_moving |= !output.is_empty();
         client.received.extend(output);
         if engine.server.actions(key).run {
-            engine.server.resume(key, engine.now);
+            engine.resume(key);
             is_moving = true;
         }
         if engine.server.actions(key).close {

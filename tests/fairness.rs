@@ -113,7 +113,7 @@ impl Loop {
         client.is_queued = false;
         let mut actions = self.engine.server.mark_dirty(key);
         if actions.run {
-            self.engine.server.resume(key, self.engine.now);
+            self.engine.resume(key);
             actions = self.engine.server.actions(key);
         }
         if actions.read && !client.sent.is_empty() {

@@ -164,6 +164,7 @@ fn every_file_opens_with_what_it_is_for() {
     }
     for directory in [
         "tests",
+        "tests/binlog",
         "tests/harness",
         "tests/support",
         "tests/script",

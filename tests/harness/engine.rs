@@ -4,7 +4,9 @@
 use super::fake_disk::{FakeDisk, Files};
 use super::request::put;
 use super::{fixtures, yaml};
-use beanstalkd::testing::{ConnKey, Nanos, Recovered, ReplayError, Server, Settings, Syncing};
+use beanstalkd::testing::{
+    ClockOffset, ConnKey, Nanos, Recovered, ReplayError, Server, Settings, Syncing,
+};
 use std::io::IoSlice;
 use std::ops::{Deref, DerefMut};
 
@@ -39,6 +41,11 @@ impl Engine {
         self.server.receive(conn, bytes.as_ref(), self.now);
     }
 
+    /// Runs more commands of a connection whose budget was spent.
+    pub fn resume(&mut self, conn: ConnKey) {
+        self.server.resume(conn, self.now);
+    }
+
     /// Commits on a disk that works.
     pub fn commit(&mut self) {
         self.server.commit(self.now).expect("the disk works");
@@ -50,6 +57,11 @@ impl Engine {
 
     pub fn advance(&mut self, span: Nanos) {
         self.now = self.now + span;
+    }
+
+    /// Sets the wall clock ahead of virtual time.
+    pub fn set_wall_clock_ahead(&mut self, offset: Nanos) {
+        self.server.set_clock_offset(ClockOffset::between(self.now, self.now + offset));
     }
 
     /// Takes all output of a connection.
@@ -82,7 +94,7 @@ impl Engine {
         let mut replies = Vec::new();
         loop {
             while self.server.actions(conn).run {
-                self.server.resume(conn, self.now);
+                self.resume(conn);
             }
             self.server.commit(self.now).ok()?;
             replies.extend(self.output(conn));
@@ -236,9 +248,10 @@ impl Instance {
         yaml::number(&self.ask("stats\r\n"), key)
     }
 
-    /// Returns a value of `stats-job`.
-    pub fn job_field(&mut self, id: u64, key: &str) -> Option<String> {
-        yaml::field(&self.ask(format!("stats-job {id}\r\n")), key).map(str::to_owned)
+    /// Deletes a job that must exist.
+    #[track_caller]
+    pub fn delete(&mut self, id: u64) {
+        self.expect(&format!("delete {id}\r\n"), "DELETED\r\n");
     }
 
     /// Ends the server as an operator does.

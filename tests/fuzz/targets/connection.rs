@@ -323,7 +323,7 @@ impl Host {
             has_moved = true;
         }
         if engine.server.actions(key).run {
-            engine.server.resume(key, engine.now);
+            engine.resume(key);
             client.resumes += 1;
             has_moved = true;
         }
@@ -474,7 +474,7 @@ fn replies(bytes: &[u8], max_job_size: u32, piece_len: usize, share: usize) -> O
     while !engine.server.actions(key).close {
         let actions = engine.server.actions(key);
         if actions.run {
-            engine.server.resume(key, START);
+            engine.resume(key);
         } else if actions.read && rest.is_empty() {
             engine.server.end_input(key);
         } else if actions.read {

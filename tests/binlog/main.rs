@@ -1,0 +1,49 @@
+//! The binlog on a fake disk: crashes at every step, torn and reordered writes, flipped bits, full
+//! and failing disks, and files of C beanstalkd.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`crash`] | kills and power cuts at every step |
+//! | [`space`] | disk use |
+//! | [`full`] | full disks |
+//! | [`faults`] | disks that fail |
+//! | [`damage`] | damaged files |
+//! | [`replay`] | what a start restores |
+//! | [`original`] | files of C beanstalkd |
+//! | [`worker`] | a client with random commands |
+#![allow(clippy::unwrap_used, reason = "in a test it is an assertion")]
+#![allow(unreachable_pub, reason = "a test program has no interface")]
+
+mod crash;
+mod damage;
+mod faults;
+mod full;
+#[path = "../harness/mod.rs"]
+mod harness;
+mod original;
+mod replay;
+mod space;
+mod worker;
+
+use harness::engine::Instance;
+use harness::fake_disk::{FakeDisk, Files};
+
+/// The length of a job's full record.
+fn record_len(tube: &str, body: usize) -> u64 {
+    (84 + tube.len() + body + 2) as u64
+}
+
+/// A disk with one file.
+fn disk_with_file(bytes: Vec<u8>) -> FakeDisk {
+    FakeDisk::with_files(&Files::from([("binlog.1".to_owned(), bytes)]))
+}
+
+/// Puts and deletes jobs; returns the last id.
+fn fill_and_drain(engine: &mut Instance) -> u64 {
+    const LAST: u64 = 10;
+    for id in 1..=LAST {
+        assert_eq!(engine.put("job"), Some(id));
+        engine.delete(id);
+    }
+    LAST
+}

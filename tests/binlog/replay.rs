@@ -1,0 +1,126 @@
+//! What a start restores: order, ids, counters and due times.
+
+use crate::disk_with_file;
+use crate::harness::engine::{Instance, Policy};
+use crate::harness::fake_disk::FakeDisk;
+use crate::harness::fixtures::START;
+use crate::harness::yaml::{field, number};
+use beanstalkd::testing::record::{self, HIGHEST_ID, VERSION};
+use beanstalkd::testing::{Nanos, Syncing};
+use std::collections::BTreeMap;
+
+#[test]
+fn files_without_records_are_removed() {
+    let mut files = BTreeMap::new();
+    files.insert("binlog.3".to_owned(), Vec::new());
+    files.insert("binlog.4".to_owned(), vec![0; 4096]);
+    files.insert("binlog.5".to_owned(), 7_i32.to_ne_bytes().to_vec());
+    files.insert("binlog.6".to_owned(), 5_i32.to_ne_bytes().to_vec());
+    files.insert("notes.txt".to_owned(), b"mine".to_vec());
+    let disk = FakeDisk::with_files(&files);
+    let mut engine = Instance::start(&disk, Policy::synced(65_536), START);
+    assert_eq!(engine.recovered.jobs, 0);
+    assert_eq!(engine.put("first"), Some(1));
+    assert_eq!(engine.stat("binlog-current-index"), 7);
+    engine.ask("delete 1\r\n");
+    engine.idle(10);
+    let names: Vec<String> = disk.live_files().into_keys().collect();
+    assert_eq!(names, ["binlog.7", "notes.txt"]);
+}
+
+#[test]
+fn buried_jobs_keep_their_order_after_compaction_and_restarts() {
+    let disk = FakeDisk::default();
+    let policy = Policy::new(4096, Syncing::Never);
+    let mut now = START;
+    for (round, id) in [5_u64, 2, 9, 1, 7].into_iter().enumerate() {
+        // The wall clock is set back before each start.
+        let mut engine = Instance::start(&disk, policy, now);
+        if round == 0 {
+            (0..10).for_each(|_| assert!(engine.put("job").is_some()));
+        }
+        engine.ask(format!("reserve-job {id}\r\nbury {id} 0\r\n"));
+        // Many short records, so that compaction moves all jobs.
+        for _ in 0..200 {
+            let reply = engine.ask("reserve-job 10\r\nrelease 10 0 0\r\n");
+            assert!(reply.ends_with("RELEASED\r\n"));
+        }
+        assert!(engine.stat("binlog-records-migrated") > 0);
+        now = now.before(Nanos::from_secs(1000));
+    }
+    let mut engine = Instance::start(&disk, policy, now);
+    for id in [5, 2, 9, 1, 7] {
+        assert!(engine.ask("peek-buried\r\n").starts_with(&format!("FOUND {id} ")));
+        engine.expect("kick 1\r\n", "KICKED 1\r\n");
+    }
+}
+
+#[test]
+fn an_absurd_last_id_in_a_file_header_is_ignored() {
+    for last_id in [u64::MAX, u64::MAX - 1, HIGHEST_ID + 1] {
+        let mut bytes = VERSION.to_vec();
+        record::write_marker(&mut bytes, last_id, 7);
+        let disk = disk_with_file(bytes);
+        let policy = Policy::synced(65_536);
+        let mut engine = Instance::start(&disk, policy, START);
+        assert_eq!(engine.put("first"), Some(1));
+        let mut again = Instance::start(&disk, policy, engine.now);
+        again.expect("peek 1\r\n", "FOUND 1 5\r\nfirst\r\n");
+    }
+}
+
+#[test]
+fn due_times_follow_the_wall_clock_after_a_suspend() {
+    let policy = Policy::synced(65_536);
+    let disk = FakeDisk::default();
+    let mut engine = Instance::start(&disk, policy, START);
+    // The machine was suspended for an hour.
+    let hour = Nanos::from_secs(3600);
+    engine.set_wall_clock_ahead(hour);
+    engine.ask("put 0 100 9 1\r\nx\r\n");
+    let mut again = Instance::start(&disk, policy, engine.now + hour);
+    let job = again.ask("stats-job 1\r\n");
+    assert_eq!((field(&job, "time-left"), field(&job, "age")), (Some("99"), Some("0")));
+}
+
+/// See beanstalkd(1), THE BINLOG.
+#[test]
+fn a_delay_ends_by_the_new_clock_after_a_restart() {
+    let policy = Policy::synced(65_536);
+    let disk = FakeDisk::default();
+    let mut engine = Instance::start(&disk, policy, START);
+    engine.ask("put 0 100 9 1\r\nx\r\n");
+    let time_left = |engine: &mut Instance| -> u64 {
+        let job = engine.ask("stats-job 1\r\n");
+        number(&job, "time-left")
+    };
+    // Set forward by 40 seconds: no effect before the restart.
+    let ahead = Nanos::from_secs(40);
+    engine.set_wall_clock_ahead(ahead);
+    assert_eq!(time_left(&mut engine), 99);
+    let mut again = Instance::start(&disk, policy, engine.now + ahead);
+    assert_eq!(time_left(&mut again), 59);
+    // Set back by 40 seconds: later, but at most the full delay after the start.
+    let mut again = Instance::start(&disk, policy, engine.now.before(ahead));
+    assert_eq!(time_left(&mut again), 99);
+}
+
+#[test]
+fn a_clock_that_was_set_back_extends_no_delay() {
+    let disk = FakeDisk::default();
+    let policy = Policy::synced(1 << 20);
+    let mut engine = Instance::start(&disk, policy, START);
+    engine.expect("put 0 100 9 1\r\na\r\n", "INSERTED 1\r\n");
+    engine.expect("put 0 300 9 1\r\nb\r\n", "INSERTED 2\r\n");
+    let hours_before = Nanos::from_nanos(START.as_nanos() - Nanos::from_secs(10_000).as_nanos());
+    for now in [hours_before, Nanos::from_secs(1)] {
+        let mut again = Instance::start(&disk, policy, now);
+        assert_eq!(field(&again.ask("stats-job 1\r\n"), "time-left"), Some("99"));
+        assert_eq!(field(&again.ask("stats-job 2\r\n"), "time-left"), Some("299"));
+        again.advance(Nanos::from_secs(100));
+        assert_eq!(field(&again.ask("stats-job 1\r\n"), "state"), Some("ready"));
+    }
+    // With the right clock the recorded times are in effect.
+    let mut again = Instance::start(&disk, policy, START + Nanos::from_secs(50));
+    assert_eq!(field(&again.ask("stats-job 1\r\n"), "time-left"), Some("50"));
+}
