@@ -165,6 +165,7 @@ fn every_file_opens_with_what_it_is_for() {
     for directory in [
         "tests",
         "tests/binlog",
+        "tests/daemon",
         "tests/harness",
         "tests/support",
         "tests/script",

@@ -158,7 +158,8 @@ impl Client {
 
     /// Waits until the server closes the connection; `false` if more bytes come.
     pub fn is_at_end(&mut self) -> bool {
-        self.stream.fill_buf().is_ok_and(<[u8]>::is_empty)
+        let read = self.stream.read_exact(&mut [0]);
+        read.is_err_and(|error| error.kind() == ErrorKind::UnexpectedEof)
     }
 
     /// Reads until the server closes or resets the connection.

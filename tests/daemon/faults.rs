@@ -1,0 +1,66 @@
+//! System calls that fail.
+
+use crate::PUT;
+use crate::harness::client::Client;
+use crate::harness::process::{BEANSTALKD, Daemon, ON_LOOPBACK, command, path_text};
+use crate::harness::request::put;
+use crate::harness::skip;
+
+/// Starts a server in which a system call fails, as strace(1) describes faults. Returns `None` if
+/// strace cannot trace here.
+pub(crate) fn start_with_fault(fault: &str, flags: &[&str]) -> Option<Daemon> {
+    let inject = format!("inject={fault}");
+    // With -D the server, not strace, is the child of this process.
+    let traced = |arguments: &[&str]| {
+        command("strace", [&["-D", "-o", "/dev/null", "-e", &inject], arguments].concat())
+    };
+    if !traced(&["true"]).output().is_ok_and(|output| output.status.success()) {
+        skip("strace is not installed, or may not trace here");
+        return None;
+    }
+    Some(Daemon::spawn(traced(&[&[BEANSTALKD], flags].concat())))
+}
+
+/// The kernel reports the error once: a server that is started again would not see it.
+#[test]
+fn a_failed_sync_during_the_start_ends_the_server() {
+    let directory = tempfile::tempdir().unwrap();
+    let flags = ["-b", path_text(directory.path())];
+    let (daemon, address) = Daemon::on_own_port(&flags);
+    Client::connect(address).expect(PUT, "INSERTED 1");
+    daemon.stop();
+    let files = || std::fs::read_dir(directory.path()).unwrap().count();
+    let files_before = files();
+    for (fault, code, message) in [
+        ("fdatasync:error=EIO:when=1", 74, "binlog.1: cannot sync it: Input/output error"),
+        ("fsync:error=EIO:when=1", 74, "the directory: cannot sync it: Input/output error"),
+        ("fallocate:error=EIO", 74, "no new file can be made: Input/output error"),
+        ("fallocate:error=EPERM", 1, "no new file can be made: Operation not permitted"),
+    ] {
+        let flags = [&ON_LOOPBACK[..], &flags].concat();
+        let Some(daemon) = start_with_fault(fault, &flags) else { return };
+        let (status, log) = daemon.wait();
+        assert_eq!(status.code(), Some(code), "{fault}: {log}");
+        assert!(log.contains(message), "{fault}: {log}");
+        assert!(!log.contains("recovered"), "{fault}: {log}");
+    }
+    assert!(files() >= files_before);
+    let (_daemon, address) = Daemon::on_own_port(&flags);
+    Client::connect(address).expect("reserve\r\n", "RESERVED 1 1");
+}
+
+#[test]
+fn a_file_system_without_sync_of_directories_is_used_with_a_warning() {
+    let directory = tempfile::tempdir().unwrap();
+    let binlog = ["-f", "0", "-s", "4096", "-b", path_text(directory.path())];
+    let flags = [&ON_LOOPBACK[..], &binlog].concat();
+    let Some(mut daemon) = start_with_fault("fsync:error=EINVAL", &flags) else { return };
+    let address = daemon.address();
+    daemon.wait_for_log("this file system cannot sync a directory: Invalid argument");
+    let mut client = Client::connect(address);
+    for id in 1..=10 {
+        client.expect(put(0, 0, 9, "x".repeat(3000)), &format!("INSERTED {id}"));
+    }
+    let log = daemon.stop();
+    assert!(!log.contains("cannot sync a directory"), "the warning is logged twice: {log}");
+}

@@ -1,0 +1,116 @@
+//! Sockets inherited from a service manager.
+
+use crate::UnixPath;
+use crate::harness::client::{Client, connect};
+use crate::harness::process::{BEANSTALKD, Daemon, ON_LOOPBACK, command, script};
+use socket2::Socket;
+use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::Command;
+
+/// Starts our server with an inherited socket.
+fn start(flags: &[&str], socket: impl Into<OwnedFd>) -> Daemon {
+    Daemon::with_inherited(Path::new(BEANSTALKD), flags, socket)
+}
+
+#[test]
+fn inherited_sockets_are_used_instead_of_flags() {
+    let (mut daemon, address) = Daemon::on_loopback(&["-l", "192.0.2.1", "-p", "1"]);
+    daemon.wait_for_log("-l, -p and --socket-mode have no effect");
+    Client::connect(address).expect_service();
+
+    let socket = UnixPath::new();
+    let listener = UnixListener::bind(&socket.path).unwrap();
+    let mode = socket.path.metadata().unwrap().mode();
+    let flags = ["-l", "unix:/no/such/directory/socket", "--socket-mode", "000"];
+    let mut daemon = start(&flags, listener);
+    daemon.wait_for_log("-l, -p and --socket-mode have no effect");
+    socket.connect().expect_service();
+    assert_eq!(socket.path.metadata().unwrap().mode(), mode);
+}
+
+#[test]
+fn flags_with_the_address_of_an_inherited_socket_cause_no_warning() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let port = address.port().to_string();
+    let daemon = start(&["-l", "127.0.0.1", "-p", &port], listener);
+    Client::connect(address).expect_service();
+    assert_eq!(daemon.stop(), "");
+    let socket = UnixPath::new();
+    let listener = UnixListener::bind(&socket.path).unwrap();
+    let daemon = start(&["-l", &socket.flag, "-p", "1"], listener);
+    socket.connect().expect_service();
+    assert_eq!(daemon.stop(), "");
+}
+
+/// Starts a server with two sockets on loopback; returns it and their addresses.
+fn start_with_two_sockets(flags: &[&str]) -> (Daemon, [SocketAddr; 2]) {
+    const SCRIPT: &str =
+        r#"exec 3<&0 4<&1 </dev/null >/dev/null; LISTEN_PID=$$ LISTEN_FDS=2 exec "$0" "$@""#;
+    let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let addresses = listeners.each_ref().map(|listener| listener.local_addr().unwrap());
+    let [first, second] = listeners.map(OwnedFd::from);
+    let mut command = script(SCRIPT, flags);
+    command.stdin(first).stdout(second);
+    (Daemon::spawn_with_stdout(&mut command), addresses)
+}
+
+#[test]
+fn all_inherited_sockets_are_served() {
+    let (_daemon, addresses) = start_with_two_sockets(&[]);
+    for address in addresses {
+        Client::connect(address).expect_service();
+    }
+}
+
+#[test]
+fn no_socket_starves_another_at_the_connection_limit() {
+    let (mut daemon, [crowded, calm]) = start_with_two_sockets(&["--max-connections", "1"]);
+    let mut inside = Client::connect(crowded);
+    inside.expect_service();
+    let _crowd: Vec<Socket> = (0..3).map(|_| connect(crowded)).collect();
+    daemon.wait_for_log("cannot accept more connections");
+    let mut pending = Client::connect(calm);
+    drop(inside);
+    pending.expect_service();
+}
+
+#[test]
+fn inherited_descriptors_of_another_kind_are_refused() {
+    let (stream, _peer) = UnixStream::pair().unwrap();
+    let datagram = UdpSocket::bind("127.0.0.1:0").unwrap();
+    for socket in [OwnedFd::from(datagram), OwnedFd::from(stream)] {
+        let (status, log) = start(&[], socket).wait();
+        assert_eq!(status.code(), Some(111));
+        assert!(log.contains("inherited descriptor 3"), "{log}");
+    }
+}
+
+#[test]
+fn a_malformed_count_of_inherited_descriptors_is_an_error() {
+    let with_count = |count: &str| -> Command {
+        let set_count = format!(r#"LISTEN_PID=$$ LISTEN_FDS="{count}" exec "$0" "$@""#);
+        script(&set_count, &ON_LOOPBACK)
+    };
+    for count in ["", "one", "-1", "1 ", "0x1", "4294967296", "99999999999999999999"] {
+        let (status, log) = Daemon::spawn(with_count(count)).wait();
+        assert_eq!(status.code(), Some(111), "{count}: {log}");
+        assert!(log.contains(&format!("LISTEN_FDS={count}: not a number")), "{log}");
+    }
+    let (status, log) = Daemon::spawn(with_count("2147483647")).wait();
+    assert_eq!(status.code(), Some(111), "{log}");
+    assert!(log.contains("inherited descriptor 3: it is not open"), "{log}");
+    // A count of zero is valid.
+    Daemon::spawn(with_count("0")).address();
+}
+
+#[test]
+fn sockets_for_another_process_are_ignored() {
+    let mut command = command(BEANSTALKD, ON_LOOPBACK);
+    command.env("LISTEN_PID", "1").env("LISTEN_FDS", "1");
+    Daemon::spawn(command).address();
+}

@@ -1,0 +1,151 @@
+//! Notifications of a service manager.
+
+use crate::PUT;
+use crate::harness::PATIENCE;
+use crate::harness::client::Client;
+use crate::harness::process::{BEANSTALKD, Daemon, ON_LOOPBACK, command, path_text, text};
+use rustix::process::Signal;
+use std::ffi::OsStr;
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixSocketAddr, UnixDatagram};
+use std::path::PathBuf;
+use tempfile::TempDir;
+
+/// The socket of a service manager.
+struct Manager {
+    socket: UnixDatagram,
+}
+
+impl Manager {
+    fn at(address: &UnixSocketAddr) -> Manager {
+        let socket = UnixDatagram::bind_addr(address).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        Manager { socket }
+    }
+
+    /// Binds a socket in a new directory.
+    fn in_directory() -> (Manager, TempDir, PathBuf) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("notify");
+        let manager = Manager::at(&UnixSocketAddr::from_pathname(&path).unwrap());
+        (manager, directory, path)
+    }
+
+    /// Receives the next message.
+    fn receive(&self) -> String {
+        let mut buffer = [0; 512];
+        loop {
+            match self.socket.recv(&mut buffer) {
+                Ok(len) => return text(&buffer[..len]).to_owned(),
+                // The test was stopped and continued.
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => panic!("no message within {PATIENCE:?}: {error}"),
+            }
+        }
+    }
+
+    #[track_caller]
+    fn expect(&self, message: &str) {
+        assert_eq!(self.receive(), message);
+    }
+
+    /// Receives messages until one has a line that begins with `text`.
+    fn wait_for(&self, text: &str) -> String {
+        loop {
+            let message = self.receive();
+            if message.lines().any(|line| line.starts_with(text)) {
+                return message;
+            }
+        }
+    }
+}
+
+/// Starts a server whose manager is at `name`.
+fn start(
+    name: impl AsRef<OsStr>,
+    flags: &[&str],
+    environment: &[(&str, &str)],
+) -> (Daemon, SocketAddr) {
+    let mut command = command(BEANSTALKD, [&ON_LOOPBACK, flags].concat());
+    command.env("NOTIFY_SOCKET", name.as_ref()).envs(environment.iter().copied());
+    let mut daemon = Daemon::spawn(command);
+    let address = daemon.address();
+    (daemon, address)
+}
+
+const READY: &str = "READY=1\nSTATUS=0 jobs, 0 connections";
+const STOPPING: &str = "STOPPING=1\nSTATUS=stopping";
+
+#[test]
+fn the_service_manager_receives_the_status_of_the_server() {
+    let (manager, _directory, path) = Manager::in_directory();
+    let (daemon, address) = start(&path, &[], &[]);
+    manager.expect(READY);
+    let mut client = Client::connect(address);
+    client.expect(PUT, "INSERTED 1");
+    daemon.signal(Signal::USR1);
+    let status = "STATUS=1 job (1 ready), 1 connection, draining";
+    assert_eq!(manager.wait_for(status), status);
+    daemon.stop();
+    manager.expect(STOPPING);
+}
+
+#[test]
+fn the_service_manager_may_have_an_abstract_address() {
+    let name = format!("beanstalkd-test-{}", std::process::id());
+    let manager = Manager::at(&UnixSocketAddr::from_abstract_name(&name).unwrap());
+    let (daemon, _) = start(format!("@{name}"), &[], &[]);
+    manager.expect(READY);
+    daemon.stop();
+    manager.expect(STOPPING);
+}
+
+#[test]
+fn the_server_extends_the_start_timeout_while_it_reads_the_binlog() {
+    let (manager, directory, path) = Manager::in_directory();
+    let flags = ["-b", path_text(directory.path())];
+    let (daemon, address) = start(&path, &flags, &[]);
+    manager.expect(READY);
+    Client::connect(address).expect(PUT, "INSERTED 1");
+    daemon.stop();
+    manager.wait_for("STOPPING=1");
+    let _daemon = start(&path, &flags, &[]);
+    manager.expect("EXTEND_TIMEOUT_USEC=120000000\nSTATUS=reading binlog.1");
+    manager.expect("READY=1\nSTATUS=1 job (1 ready), 0 connections");
+}
+
+#[test]
+fn the_loop_triggers_the_watchdog() {
+    let (manager, _directory, path) = Manager::in_directory();
+    let _daemon = start(&path, &[], &[("WATCHDOG_USEC", "20000")]);
+    for _ in 0..5 {
+        manager.wait_for("WATCHDOG=1");
+    }
+}
+
+#[test]
+fn a_service_manager_that_stops_reading_or_exits_delays_no_client() {
+    let (manager, _directory, path) = Manager::in_directory();
+    let sender = UnixDatagram::unbound().unwrap();
+    sender.set_nonblocking(true).unwrap();
+    while sender.send_to(b"in the way", &path).is_ok() {}
+    let (mut daemon, address) = start(&path, &["-VV"], &[("WATCHDOG_USEC", "2000")]);
+    daemon.wait_for_log("the service manager does not keep up");
+    Client::connect(address).expect_service();
+    // The message is sent as soon as there is room.
+    manager.wait_for("READY=1");
+    drop(manager);
+    daemon.wait_for_log("the service manager cannot be told anything");
+    Client::connect(address).expect_service();
+    let log = daemon.stop();
+    assert!(!log.contains("cannot be told"), "the message is logged twice: {log}");
+}
+
+#[test]
+fn a_service_manager_with_an_unknown_kind_of_address_is_ignored() {
+    let (mut daemon, address) = start("vsock:2:1234", &[], &[]);
+    daemon.wait_for_log("NOTIFY_SOCKET=vsock:2:1234: cannot be told anything");
+    Client::connect(address).expect_service();
+}
