@@ -11,15 +11,12 @@
 #![allow(unreachable_pub, reason = "a program has no interface for others")]
 #![allow(clippy::disallowed_methods, reason = "a scenario looks at the clock from outside")]
 
-mod client;
-mod process;
-#[path = "../support/program.rs"]
-mod program;
+#[path = "../harness/mod.rs"]
+mod harness;
 mod scenarios;
-#[path = "../support/mod.rs"]
-mod support;
 
 use getopts::Options;
+use harness::program;
 use libtest_mimic::{Arguments, Trial};
 use scenarios::{Form, Run, Scenario, Skipped};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -51,7 +48,7 @@ fn test() -> ExitCode {
     let trial = |scenario: Scenario| {
         Trial::test(scenario.name, move || {
             if let Err(Skipped(why)) = scenario.run(&Run::new(Form::Short, 1, Duration::ZERO)) {
-                support::skip(&format!("{}: {why}", scenario.name));
+                harness::skip(&format!("{}: {why}", scenario.name));
             }
             Ok(())
         })

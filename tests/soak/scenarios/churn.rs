@@ -4,10 +4,11 @@
 //! One thread speaks for all clients and keeps a list of the jobs, so that it knows what each
 //! reply must be. It asks for no more than a fraction of what the server could do.
 
-use super::{Outcome, Run};
-use crate::client::{Client, body, put};
-use crate::process::{disk_bytes, rss_kib};
-use crate::support::{Daemon, start_on_loopback, wait_until};
+use super::{Outcome, Run, disk_bytes};
+use crate::harness::client::Client;
+use crate::harness::process::{Daemon, path_text};
+use crate::harness::request::{numbered_body, put};
+use crate::harness::wait_until;
 use fastrand::Rng;
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -35,12 +36,12 @@ const LOOK_AT_DISK: u64 = 50;
 
 fn churn(run: &Run, directory: Option<&Path>) -> String {
     let file_size = FILE_SIZE.to_string();
-    let directory_name = directory.map(|path| path.to_str().expect("the path is text"));
+    let directory_name = directory.map(path_text);
     let flags = match directory_name {
         Some(name) => vec!["-b", name, "-s", &file_size],
         None => vec![],
     };
-    let (daemon, address) = start_on_loopback(&flags);
+    let (daemon, address) = Daemon::on_loopback(&flags);
     let mut churn = Churn::begin(run, address, directory);
     while churn.jobs.list.len() < churn.most_jobs {
         churn.put(0);
@@ -202,7 +203,7 @@ impl<'a> Churn<'a> {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is small")]
         let len = (exponent.exp() - 1.0) as usize;
         let delay_s = u32::from(self.random.u8(..10) == 0);
-        let request = put(self.random.u32(..2_000), delay_s, 3600, &body(number, len));
+        let request = put(self.random.u32(..2_000), delay_s, 3600, numbered_body(number, len));
         let member = &mut self.members[member];
         let reply = member.client.ask(request);
         let id = reply.number("INSERTED");
@@ -223,7 +224,7 @@ impl<'a> Churn<'a> {
         let job = self.jobs.by_id.get_mut(&id);
         let job = job.unwrap_or_else(|| panic!("job {id} is reserved and not there"));
         assert_eq!(job.holder.replace(index), None, "job {id} is held by two");
-        assert!(reply.body == body(job.number, job.len), "job {id} has another body");
+        assert!(reply.body == numbered_body(job.number, job.len), "job {id} has another body");
         member.held.push(id);
     }
 
@@ -237,14 +238,14 @@ impl<'a> Churn<'a> {
         let pri = self.random.u32(..2_000);
         match self.random.u32(..8) {
             0..4 => {
-                member.client.expect(&format!("delete {id}\r\n"), "DELETED");
+                member.client.expect(format!("delete {id}\r\n"), "DELETED");
                 return self.jobs.remove(id);
             }
-            4 => member.client.expect(&format!("release {id} {pri} 0\r\n"), "RELEASED"),
-            5 => member.client.expect(&format!("release {id} {pri} 1\r\n"), "RELEASED"),
-            6 => member.client.expect(&format!("bury {id} {pri}\r\n"), "BURIED"),
+            4 => member.client.expect(format!("release {id} {pri} 0\r\n"), "RELEASED"),
+            5 => member.client.expect(format!("release {id} {pri} 1\r\n"), "RELEASED"),
+            6 => member.client.expect(format!("bury {id} {pri}\r\n"), "BURIED"),
             _ => {
-                member.client.expect(&format!("touch {id}\r\n"), "TOUCHED");
+                member.client.expect(format!("touch {id}\r\n"), "TOUCHED");
                 return member.held.push(id);
             }
         }
@@ -257,7 +258,7 @@ impl<'a> Churn<'a> {
         let is_allowed = holder.is_none_or(|holder| holder == index);
         let line = if is_allowed { "DELETED" } else { "NOT_FOUND" };
         let member = &mut self.members[index];
-        member.client.expect(&format!("delete {id}\r\n"), line);
+        member.client.expect(format!("delete {id}\r\n"), line);
         if is_allowed {
             member.held.retain(|&held| held != id);
             self.jobs.remove(id);
@@ -277,7 +278,10 @@ impl<'a> Churn<'a> {
                 let job = &self.jobs.by_id[&id];
                 let reply = client.ask(format!("peek {id}\r\n"));
                 assert_eq!(reply.line, format!("FOUND {id} {}", job.len));
-                assert!(reply.body == body(job.number, job.len), "job {id} has another body");
+                assert!(
+                    reply.body == numbered_body(job.number, job.len),
+                    "job {id} has another body"
+                );
             }
             1 => assert_eq!(client.ask(format!("stats-job {id}\r\n")).value("id"), Some(id)),
             2 => assert!(client.ask("list-tubes\r\n").line.starts_with("OK ")),
@@ -291,19 +295,19 @@ impl<'a> Churn<'a> {
         let member = &mut self.members[member];
         match self.random.u32(..3) {
             0 => {
-                member.client.expect(&format!("use {name}\r\n"), &format!("USING {name}"));
+                member.client.expect(format!("use {name}\r\n"), &format!("USING {name}"));
                 member.tube = name;
             }
             1 if member.watched.len() < MOST_WATCHED && !member.watched.contains(&name) => {
                 member.watched.push(name);
                 let line = format!("WATCHING {}", 1 + member.watched.len());
                 let name = member.watched.last().expect("it was just added");
-                member.client.expect(&format!("watch {name}\r\n"), &line);
+                member.client.expect(format!("watch {name}\r\n"), &line);
             }
             _ => {
                 if let Some(name) = member.watched.pop() {
                     let line = format!("WATCHING {}", 1 + member.watched.len());
-                    member.client.expect(&format!("ignore {name}\r\n"), &line);
+                    member.client.expect(format!("ignore {name}\r\n"), &line);
                 }
             }
         }
@@ -355,13 +359,13 @@ impl<'a> Churn<'a> {
         self.members.clear();
         wait_until("all are gone", || self.observer.stat("current-connections") == 1);
         for id in self.jobs.list.drain(..) {
-            self.observer.expect(&format!("delete {id}\r\n"), "DELETED");
+            self.observer.expect(format!("delete {id}\r\n"), "DELETED");
         }
         assert_eq!(self.observer.ask("list-tubes\r\n").body, b"---\n- default\n");
         if let Some(directory) = self.directory {
             wait_until("one file is left", || disk_bytes(directory) <= FILE_SIZE + 4096);
         }
-        write!(line, "; {} KiB when all is deleted", rss_kib(daemon)).expect("it is text");
+        write!(line, "; {} KiB when all is deleted", daemon.rss_kib()).expect("it is text");
     }
 }
 
@@ -384,7 +388,7 @@ struct Sample {
 
 impl Samples {
     fn take(&mut self, daemon: &Daemon, live_bytes: u64) {
-        self.0.push(Sample { rss_kib: rss_kib(daemon), live_kib: live_bytes >> 10 });
+        self.0.push(Sample { rss_kib: daemon.rss_kib(), live_kib: live_bytes >> 10 });
     }
 
     /// What is beyond the live bytes in the last quarter may not be much more than in the second;

@@ -5,14 +5,13 @@
 //! not installed (the Debian package is `faketime`) there is nothing to play.
 
 use super::{Outcome, Run, Skipped};
-use crate::client::{Client, put};
-use crate::support::{
-    BEANSTALKD, Daemon, command, field, logged_address, run as run_to_its_end, text,
+use crate::harness::client::Client;
+use crate::harness::process::{
+    BEANSTALKD, Daemon, ON_LOOPBACK, command, path_text, run as run_to_its_end, text,
 };
-use rustix::process::Signal;
+use crate::harness::request::put;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 use tempfile::TempDir;
@@ -81,13 +80,14 @@ impl FakeClock<'_> {
     }
 
     fn start(&self) -> (Daemon, SocketAddr) {
-        let mut command = command(BEANSTALKD);
-        command.args(["-V", "-l", "127.0.0.1", "-p", "0", "-b"]).arg(self.jobs());
+        let jobs = self.jobs();
+        let flags = [&ON_LOOPBACK[..], &["-b", path_text(&jobs)]].concat();
+        let mut command = command(BEANSTALKD, flags);
         command.env("LD_PRELOAD", self.library).env("FAKETIME_TIMESTAMP_FILE", self.file());
         command.env("FAKETIME_NO_CACHE", "1").env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
-        command.env("DONT_FAKE_MONOTONIC", "1").stdin(Stdio::null());
+        command.env("DONT_FAKE_MONOTONIC", "1");
         let mut daemon = Daemon::spawn(command);
-        let address = logged_address(&mut daemon);
+        let address = daemon.address();
         (daemon, address)
     }
 }
@@ -98,8 +98,8 @@ fn time_passes(clock: &FakeClock<'_>) -> Duration {
     let (_daemon, address) = clock.start();
     let client = |tube: &str| {
         let mut client = Client::connect(address);
-        client.expect(&format!("use {tube}\r\n"), &format!("USING {tube}"));
-        client.expect(&format!("watch {tube}\r\n"), "WATCHING 2");
+        client.expect(format!("use {tube}\r\n"), &format!("USING {tube}"));
+        client.expect(format!("watch {tube}\r\n"), "WATCHING 2");
         client.expect("ignore default\r\n", "WATCHING 1");
         client
     };
@@ -159,14 +159,14 @@ fn restarts(clock: &FakeClock<'_>) {
     };
     let before = put_delayed(0);
     let after = put_delayed(2 * HOUR_S);
-    daemon.end(Signal::KILL);
+    daemon.kill();
     check_it_was_set(clock, after);
     let time_left = |ahead_s, id: u64| {
         clock.set_ahead(ahead_s);
         let (mut daemon, address) = clock.start();
         let stats = Client::connect(address).ask(format!("stats-job {id}\r\n"));
-        daemon.end(Signal::KILL);
-        let state = field(text(&stats.body), "state").map(str::to_owned);
+        daemon.kill();
+        let state = stats.field("state").map(str::to_owned);
         (state.expect("the job is there"), stats.value("time-left").expect("it has one"))
     };
     let about_all = DELAY_S - 60..=DELAY_S;
@@ -186,7 +186,7 @@ fn restarts(clock: &FakeClock<'_>) {
 /// Had the library not worked, all of this would have been easy.
 fn check_it_was_set(clock: &FakeClock<'_>, id: u64) {
     let path = clock.jobs();
-    let output = run_to_its_end(&["--dump", "-b", path.to_str().expect("the path is text")]);
+    let output = run_to_its_end(&["--dump", "-b", path_text(&path)]);
     let line = format!("{{\"id\":{id},");
     let job = text(&output.stdout).lines().find(|job| job.starts_with(&line));
     let job: serde_json::Value =

@@ -1,9 +1,11 @@
 //! Very many clients: all at once, and for moments only.
 
 use super::{Outcome, Run, open_files_limit};
-use crate::client::{Client, Reply, put};
-use crate::process::{open_files, pid, rss_kib};
-use crate::support::{Daemon, processor_ticks, start_on_own_port, wait_until};
+use crate::harness::client::Client;
+use crate::harness::process::Daemon;
+use crate::harness::reply::Reply;
+use crate::harness::request::put;
+use crate::harness::wait_until;
 use fastrand::Rng;
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -19,7 +21,7 @@ pub fn at_once(run: &Run) -> Outcome {
     const OTHERS: usize = 200;
     let wanted = run.size(500, 10_000);
     let count = wanted.min(open_files_limit().saturating_sub(OTHERS));
-    let (daemon, address) = start_on_own_port(&["-l", "127.0.0.1"]);
+    let (daemon, address) = Daemon::on_own_port(&[]);
     let mut crowd = Crowd::begin(run, &daemon, address, count);
     let mut line = format!("{count} connections");
     if count < wanted {
@@ -64,7 +66,7 @@ impl<'a> Crowd<'a> {
     fn begin(run: &'a Run, daemon: &'a Daemon, address: SocketAddr, count: usize) -> Crowd<'a> {
         let mut observer = Client::connect(address);
         observer.expect("use default\r\n", "USING default");
-        let (files_before, before_kib) = (open_files(daemon), rss_kib(daemon));
+        let (files_before, before_kib) = (daemon.open_files(), daemon.rss_kib());
         let (idle_bytes, waiting_bytes) = (0, 0);
         Crowd {
             run,
@@ -84,7 +86,7 @@ impl<'a> Crowd<'a> {
             (0..self.count).map(|_| Client::connect(self.address)).collect();
         self.say(&mut clients, "list-tube-used\r\n", "USING default");
         assert_eq!(self.observer.stat("current-connections"), self.count as u64 + 1);
-        assert_eq!(open_files(self.daemon), self.files_before + self.count);
+        assert_eq!(self.daemon.open_files(), self.files_before + self.count);
         self.idle_bytes = self.bytes_for_each();
         self.check_rest();
         self.say(&mut clients, "watch crowd\r\n", "WATCHING 2");
@@ -101,7 +103,7 @@ impl<'a> Crowd<'a> {
             }
         }
         wait_until("all are gone", || self.observer.stat("current-connections") == 1);
-        assert_eq!(open_files(self.daemon), self.files_before, "descriptors are left");
+        assert_eq!(self.daemon.open_files(), self.files_before, "descriptors are left");
         assert_eq!(self.observer.stat("current-waiting"), 0);
         assert_eq!(self.observer.stat("current-tubes"), 1);
     }
@@ -116,7 +118,7 @@ impl<'a> Crowd<'a> {
     }
 
     fn left_kib(&self) -> u64 {
-        rss_kib(self.daemon).saturating_sub(self.before_kib)
+        self.daemon.rss_kib().saturating_sub(self.before_kib)
     }
 
     fn bytes_for_each(&self) -> u64 {
@@ -128,10 +130,10 @@ impl<'a> Crowd<'a> {
         if !self.run.is_whole() {
             return;
         }
-        let before = processor_ticks(pid(self.daemon));
+        let before = self.daemon.processor_time();
         thread::sleep(Duration::from_millis(500));
-        let ticks = processor_ticks(pid(self.daemon)) - before;
-        assert!(ticks <= 2, "{ticks} ticks of processor time while nobody says anything");
+        let used = self.daemon.processor_time() - before;
+        assert!(used <= Duration::from_millis(20), "{used:?} of processor time for idle clients");
     }
 }
 
@@ -139,10 +141,10 @@ impl<'a> Crowd<'a> {
 
 /// Clients that come, say something or half of it, and go, while one works all the time.
 pub fn storms(run: &Run) -> Outcome {
-    let (daemon, address) = start_on_own_port(&["-l", "127.0.0.1"]);
+    let (daemon, address) = Daemon::on_own_port(&[]);
     let mut observer = Client::connect(address);
     observer.expect("watch storm\r\n", "WATCHING 2");
-    let files_before = open_files(&daemon);
+    let files_before = daemon.open_files();
     let storm = Storm::new(address);
     let steady = thread::scope(|scope| {
         let threads = 0..3_u64;
@@ -162,7 +164,7 @@ pub fn storms(run: &Run) -> Outcome {
         steady.join().expect("the steady client was served well")
     });
     wait_until("all are gone", || observer.stat("current-connections") == 1);
-    assert_eq!(open_files(&daemon), files_before, "descriptors are left");
+    assert_eq!(daemon.open_files(), files_before, "descriptors are left");
     for key in ["current-waiting", "current-workers", "current-producers", "current-jobs-reserved"]
     {
         assert_eq!(observer.stat(key), 0, "{key}");
@@ -174,7 +176,7 @@ pub fn storms(run: &Run) -> Outcome {
          {} KiB at the end",
         storm.visits.load(Ordering::Relaxed),
         worst.as_secs_f64() * 1e3,
-        rss_kib(&daemon)
+        daemon.rss_kib()
     ))
 }
 

@@ -2,10 +2,10 @@
 //! others leave, and nobody hears more of it than he must.
 
 use super::{Outcome, Run};
-use crate::client::{Client, body};
-use crate::process::{open_files, pid};
-use crate::support::{Daemon, processor_ticks, start_with_limit, wait_until};
-use rustix::process::Signal;
+use crate::harness::client::Client;
+use crate::harness::process::{Daemon, path_text};
+use crate::harness::request::numbered_body;
+use crate::harness::wait_until;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::thread;
@@ -16,25 +16,23 @@ const COMPLAINT: &str = "cannot accept more connections at present";
 
 pub fn run_out(run: &Run) -> Outcome {
     let start = Instant::now();
-    let (mut daemon, address) = start_with_limit(LIMIT, &[]);
+    let (mut daemon, address) = Daemon::with_limit(LIMIT, &[]);
     let mut rounds = 0;
     let mut inside = 0;
     // It has opened what it needs once somebody is served.
     let mut first = Client::connect(address);
     first.expect("list-tube-used\r\n", "USING default");
-    let files_before = open_files(&daemon) - 1;
+    let files_before = daemon.open_files() - 1;
     drop(first);
     loop {
         inside = fill_and_leave(run, &mut daemon, address, rounds == 0).max(inside);
-        wait_until("all descriptors are free again", || open_files(&daemon) == files_before);
+        wait_until("all descriptors are free again", || daemon.open_files() == files_before);
         rounds += 1;
         if !run.has_time() {
             break;
         }
     }
-    daemon.signal(Signal::TERM);
-    let (status, log) = daemon.wait();
-    assert!(status.success(), "the server ends with {status}: {log}");
+    let log = daemon.stop();
     let complaints = 1 + log.lines().filter(|line| line.contains(COMPLAINT)).count();
     // Once, and then no more than once a minute.
     let minutes = usize::try_from(start.elapsed().as_secs() / 60).expect("it ends before that");
@@ -73,10 +71,10 @@ fn fill_and_leave(run: &Run, daemon: &mut Daemon, address: SocketAddr, is_first:
         assert_eq!(client.reply().line, "USING default");
     }
     if run.is_whole() {
-        let before = processor_ticks(pid(daemon));
+        let before = daemon.processor_time();
         thread::sleep(Duration::from_secs(1));
-        let ticks = processor_ticks(pid(daemon)) - before;
-        assert!(ticks <= 3, "the server spins: {ticks} ticks of processor time in a second");
+        let used = daemon.processor_time() - before;
+        assert!(used <= Duration::from_millis(30), "the server spins: {used:?} in a second");
     }
     // One leaves, one gets in.
     for mut outside in clients {
@@ -90,22 +88,22 @@ fn fill_and_leave(run: &Run, daemon: &mut Daemon, address: SocketAddr, is_first:
 /// While clients have all descriptors the binlog has those that it keeps for its files.
 fn beside_a_binlog(run: &Run) -> String {
     let directory = tempfile::tempdir().expect("it can be made");
-    let path = directory.path().to_str().expect("the path is text");
+    let path = path_text(directory.path());
     let flags = ["-b", path, "-s", "65536"];
-    let (mut daemon, address) = start_with_limit(LIMIT, &flags);
+    let (mut daemon, address) = Daemon::with_limit(LIMIT, &flags);
     let mut inside = Client::connect(address);
     inside.expect("list-tube-used\r\n", "USING default");
     let crowd: Vec<Client> = (0..100).map(|_| Client::connect(address)).collect();
     daemon.wait_for_log(COMPLAINT);
     let count = run.size(300, 3_000) as u64;
     for number in 0..count {
-        inside.put(&body(number, 1_000));
+        inside.put(numbered_body(number, 1_000));
     }
     let files = inside.stat("binlog-current-index");
     assert!(files > 1, "one file was enough");
     drop(crowd);
-    assert!(daemon.end(Signal::KILL).code().is_none());
-    let (_daemon, address) = start_with_limit(LIMIT, &["-b", path]);
+    daemon.kill();
+    let (_daemon, address) = Daemon::with_limit(LIMIT, &["-b", path]);
     assert_eq!(Client::connect(address).stat("current-jobs-ready"), count);
     assert!(has_no_damage(directory.path()));
     format!("{count} puts into {files} files")

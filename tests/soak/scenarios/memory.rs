@@ -2,12 +2,13 @@
 //! Then everything else goes on, and puts do when jobs have gone.
 
 use super::{Outcome, Run};
-use crate::client::{Client, body, put};
-use crate::support::{Daemon, start_with_limit, wait_until};
-use rustix::process::Signal;
-use std::fmt::Write as _;
-use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use crate::harness::client::Client;
+use crate::harness::process::{Daemon, path_text};
+use crate::harness::request::{numbered_body, put};
+use crate::harness::{PATIENCE, wait_until};
+use std::fmt::Write;
+use std::io::ErrorKind;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 /// What fills the memory.
@@ -77,25 +78,22 @@ fn clients_that_find_no_room() -> String {
     const MOST: usize = 15_000;
     /// Longer than the server waits until it tries again.
     const SILENCE: Duration = Duration::from_secs(2);
-    let (_daemon, address) = start_with_limit(&format!("-v {LIMIT_KIB}"), &[]);
-    let mut inside: Vec<TcpStream> = Vec::new();
-    let outside = loop {
-        assert!(inside.len() < MOST, "there is no end to the memory");
-        let mut client = TcpStream::connect(address).expect("the kernel takes it in");
-        client.set_read_timeout(Some(SILENCE)).expect("it can be set");
-        let request = format!("watch {:0>150}\r\n", inside.len());
-        client.write_all(request.as_bytes()).expect("the kernel takes it");
-        let mut reply = [0; 64];
-        match client.read(&mut reply) {
-            Ok(count) => assert!(count > 0, "client {} was turned away", inside.len()),
+    let (_daemon, address) = Daemon::with_limit(&format!("-v {LIMIT_KIB}"), &[]);
+    let mut inside: Vec<Client> = Vec::new();
+    let mut outside = loop {
+        assert!(inside.len() < MOST, "the memory has no limit");
+        let mut client = Client::connect(address);
+        client.socket().set_read_timeout(Some(SILENCE)).expect("it can be set");
+        client.send(format!("watch {:0>150}\r\n", inside.len()));
+        match client.try_line() {
+            Ok(_) => inside.push(client),
             Err(error) if error.kind() == ErrorKind::WouldBlock => break client,
-            Err(error) => panic!("client {} was turned away: {error}", inside.len()),
+            Err(error) => panic!("client {} is not served: {error}", inside.len()),
         }
-        inside.push(client);
     };
     let count = inside.len();
     inside.truncate(count / 2);
-    let mut outside = Client::over(outside);
+    outside.socket().set_read_timeout(Some(PATIENCE)).expect("it can be set");
     let reply = outside.reply().line;
     assert!(reply == "WATCHING 2" || reply == "OUT_OF_MEMORY", "at last it is told {reply}");
     format!("{count} inside")
@@ -104,9 +102,9 @@ fn clients_that_find_no_room() -> String {
 impl Shape {
     fn play(&self) -> String {
         let directory = tempfile::tempdir().expect("it can be made");
-        let path = directory.path().to_str().expect("the path is text");
+        let path = path_text(directory.path());
         let flags: &[&str] = if self.has_binlog { &["-F", "-b", path] } else { &[] };
-        let (daemon, address) = start_with_limit(&format!("-v {}", self.limit_kib), flags);
+        let (daemon, address) = Daemon::with_limit(&format!("-v {}", self.limit_kib), flags);
         let client = Client::connect(address);
         let mut filled = Filled { daemon, address, client, ids: Vec::new(), crowd: Vec::new() };
         (self.fill)(&mut filled);
@@ -133,9 +131,7 @@ impl Shape {
         assert!(second * 10 >= first * 8, "{}: {second} jobs now, {first} at first", self.name);
         filled.check_others_are_served();
         let Filled { daemon, .. } = filled;
-        daemon.signal(Signal::TERM);
-        let (status, log) = daemon.wait();
-        assert!(status.success(), "{}: the server ends with {status}: {log}", self.name);
+        daemon.stop();
         format!("{first} jobs, then {second}")
     }
 }
@@ -189,12 +185,12 @@ impl Filled {
         assert!(client.ask(format!("peek {id}\r\n")).line.starts_with("FOUND "));
         let reply = client.ask(format!("reserve-job {id}\r\n"));
         assert_eq!(reply.number("RESERVED"), Some(id), "{}", reply.line);
-        client.expect(&format!("touch {id}\r\n"), "TOUCHED");
-        client.expect(&format!("bury {id} 1\r\n"), "BURIED");
-        client.expect(&format!("kick-job {id}\r\n"), "KICKED");
-        client.expect(&format!("reserve-job {id}\r\n"), &reply.line);
-        client.expect(&format!("release {id} 0 0\r\n"), "RELEASED");
-        client.expect(&format!("delete {id}\r\n"), "DELETED");
+        client.expect(format!("touch {id}\r\n"), "TOUCHED");
+        client.expect(format!("bury {id} 1\r\n"), "BURIED");
+        client.expect(format!("kick-job {id}\r\n"), "KICKED");
+        client.expect(format!("reserve-job {id}\r\n"), &reply.line);
+        client.expect(format!("release {id} 0 0\r\n"), "RELEASED");
+        client.expect(format!("delete {id}\r\n"), "DELETED");
         self.ids.swap_remove(0);
     }
 
@@ -212,17 +208,17 @@ impl Filled {
 }
 
 fn small(filled: &mut Filled) {
-    filled.put_until_refused(|number| put(0, 0, 3600, &body(number, 8)));
+    filled.put_until_refused(|number| put(0, 0, 3600, numbered_body(number, 8)));
 }
 
 fn large(filled: &mut Filled) {
-    let body = body(0, 60_000);
+    let body = numbered_body(0, 60_000);
     filled.put_until_refused(|_| put(0, 0, 3600, &body));
 }
 
 fn mixed(filled: &mut Filled) {
     let mut random = fastrand::Rng::with_seed(1);
-    let all = body(0, 65_535);
+    let all = numbered_body(0, 65_535);
     filled.put_until_refused(|_| put(0, 0, 3600, &all[..random.usize(..all.len())]));
 }
 
@@ -270,7 +266,7 @@ fn watches(filled: &mut Filled) {
 /// Clients that have sent all of a body but its end.
 fn under_way(filled: &mut Filled) {
     const LEN: usize = 60_000;
-    let whole = put(0, 0, 3600, &body(0, LEN));
+    let whole = put(0, 0, 3600, numbered_body(0, LEN));
     let (start, end) = whole.split_at(whole.len() - 10);
     for _ in 0..3_000 {
         let mut client = Client::connect(filled.address);

@@ -15,6 +15,8 @@ mod stopped;
 mod workers;
 
 use rustix::process::{Resource, getrlimit};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// One way to stress the server.
@@ -109,4 +111,11 @@ pub fn all() -> Vec<Scenario> {
 fn open_files_limit() -> usize {
     let limit = getrlimit(Resource::Nofile).current;
     limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
+}
+
+/// The bytes that the files of a directory take on the disk.
+fn disk_bytes(directory: &Path) -> u64 {
+    let files = std::fs::read_dir(directory).expect("the directory exists");
+    // A file may be removed meanwhile. Blocks are of 512 bytes on every file system.
+    files.filter_map(|file| Some(file.ok()?.metadata().ok()?.blocks() * 512)).sum()
 }

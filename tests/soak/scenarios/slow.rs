@@ -2,9 +2,10 @@
 //! are served meanwhile, and the server keeps little for them.
 
 use super::{Outcome, Run};
-use crate::client::{Client, body, put};
-use crate::process::{forget_peak, peak_rss_kib, pid, rss_kib};
-use crate::support::{Daemon, is_asleep, processor_ticks, start_on_own_port, wait_until};
+use crate::harness::client::Client;
+use crate::harness::process::Daemon;
+use crate::harness::request::{numbered_body, put};
+use crate::harness::wait_until;
 use fastrand::Rng;
 use std::io::Write;
 use std::net::SocketAddr;
@@ -12,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 pub fn clients(run: &Run) -> Outcome {
-    let (daemon, address) = start_on_own_port(&["-l", "127.0.0.1"]);
+    let (daemon, address) = Daemon::on_own_port(&[]);
     let mut random = Rng::with_seed(run.seed);
     let mut rounds = 0;
     let mut worst = Memory::default();
@@ -30,7 +31,7 @@ pub fn clients(run: &Run) -> Outcome {
             return Ok(format!(
                 "{rounds} rounds; at most {most_kib} KiB for {asked_kib} KiB that nobody read, \
                  where {limit_kib} were allowed; {} KiB at the end",
-                rss_kib(&daemon)
+                daemon.rss_kib()
             ));
         }
     }
@@ -48,7 +49,7 @@ fn write_slowly(run: &Run, address: SocketAddr, random: &mut Rng) {
     }
     let writer = |index: usize| {
         let tube = format!("slow-{index}");
-        let body = body(index as u64, random.usize(..run.size(100, 2_000)));
+        let body = numbered_body(index as u64, random.usize(..run.size(100, 2_000)));
         let end = format!("peek-ready\r\nwatch {tube}\r\nreserve\r\n");
         let bytes = [format!("use {tube}\r\n").into_bytes(), put(0, 0, 60, &body), end.into()];
         Writer { client: Client::connect(address), tube, body, bytes: bytes.concat() }
@@ -73,7 +74,7 @@ fn write_slowly(run: &Run, address: SocketAddr, random: &mut Rng) {
                 assert_eq!(client.reply().line, "WATCHING 2");
             }
         }
-        client.expect(&format!("delete {id}\r\n"), "DELETED");
+        client.expect(format!("delete {id}\r\n"), "DELETED");
     }
 }
 
@@ -118,7 +119,7 @@ fn read_slowly(run: &Run, daemon: &Daemon, address: SocketAddr, random: &mut Rng
             // Most are copied into the output, which must not hold many; large ones are shared.
             let is_large = number < KNOWN / 20;
             let len = if is_large { random.usize(4_096..=65_535) } else { random.usize(..4_096) };
-            let body = body(number, len);
+            let body = numbered_body(number, len);
             Known { id: observer.put(&body), body }
         })
         .collect();
@@ -126,12 +127,12 @@ fn read_slowly(run: &Run, daemon: &Daemon, address: SocketAddr, random: &mut Rng
     let readers: Vec<Reader> = (0..count).map(|_| Reader::new(address, &known, random)).collect();
     let asked: usize = readers.iter().map(|reader| reader.asked_bytes(&known)).sum();
     let put: usize = readers.iter().map(|reader| reader.requests.len()).sum();
-    let before_kib = rss_kib(daemon);
-    forget_peak(daemon);
+    let before_kib = daemon.rss_kib();
+    daemon.reset_peak_rss();
     thread::scope(|scope| {
         let mut heard = Vec::new();
         for Reader { client, requests, expected } in readers {
-            let mut writing = client.stream().try_clone().expect("a descriptor is free");
+            let mut writing = client.socket().try_clone().expect("a descriptor is free");
             // It gets all of it rid only when somebody reads the replies.
             scope.spawn(move || writing.write_all(&requests).expect("the server reads"));
             heard.push((client, expected));
@@ -144,11 +145,11 @@ fn read_slowly(run: &Run, daemon: &Daemon, address: SocketAddr, random: &mut Rng
             scope.spawn(move || hear(client, &expected, known));
         }
     });
-    let most_kib = peak_rss_kib(daemon).saturating_sub(before_kib);
+    let most_kib = daemon.peak_rss_kib().saturating_sub(before_kib);
     observer.expect("watch put-slowly\r\n", "WATCHING 2");
     observer.expect("watch known\r\n", "WATCHING 3");
     while let Some(id) = observer.ask("reserve-with-timeout 0\r\n").number("RESERVED") {
-        observer.expect(&format!("delete {id}\r\n"), "DELETED");
+        observer.expect(format!("delete {id}\r\n"), "DELETED");
     }
     // For each client: 256 KiB of replies on their way and as much that was sent and not yet moved
     // out, in a buffer that may have doubled; 68 KiB that it sent before; the rest is what they put.
@@ -170,7 +171,7 @@ impl Reader {
             Reader { client, requests: b"use put-slowly\r\n".to_vec(), expected: vec![] };
         for number in 0..4_000_u64 {
             let expected = if random.u32(..10) == 0 {
-                let body = body(number, random.usize(..2_000));
+                let body = numbered_body(number, random.usize(..2_000));
                 reader.requests.extend_from_slice(&put(0, 0, 60, &body));
                 Expected::Inserted
             } else {
@@ -214,8 +215,8 @@ fn hear(mut client: Client, expected: &[Expected], known: &[Known]) {
 fn wait_for_rest(daemon: &Daemon) {
     const PAUSE: Duration = Duration::from_millis(100);
     wait_until("the server rests", || {
-        let before = processor_ticks(pid(daemon));
+        let before = daemon.processor_time();
         thread::sleep(PAUSE);
-        is_asleep(pid(daemon)) && processor_ticks(pid(daemon)) == before
+        daemon.is_asleep() && daemon.processor_time() == before
     });
 }

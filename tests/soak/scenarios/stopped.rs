@@ -2,8 +2,9 @@
 //! is done and all that was asked is answered.
 
 use super::{Outcome, Run};
-use crate::client::{Client, body, put};
-use crate::support::{Daemon, start_on_loopback};
+use crate::harness::client::Client;
+use crate::harness::process::Daemon;
+use crate::harness::request::{numbered_body, put};
 use fastrand::Rng;
 use rustix::process::Signal;
 use std::net::SocketAddr;
@@ -12,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub fn go_on(run: &Run) -> Outcome {
-    let (daemon, address) = start_on_loopback(&[]);
+    let (daemon, address) = Daemon::on_loopback(&[]);
     let mut random = Rng::with_seed(run.seed);
     let mut rounds = 0;
     let mut answered = 0;
@@ -44,7 +45,7 @@ fn stop_once(run: &Run, daemon: &Daemon, address: SocketAddr, span: Duration) ->
     let requests = run.size(20, 200);
     for (index, client) in writers.iter_mut().enumerate() {
         for number in 0..requests as u64 {
-            client.send(put(0, 0, 60, &body(number * 10 + index as u64, 100)));
+            client.send(put(0, 0, 60, numbered_body(number * 10 + index as u64, 100)));
         }
     }
     // Those who come meanwhile find room in the backlog.
@@ -69,7 +70,7 @@ fn stop_once(run: &Run, daemon: &Daemon, address: SocketAddr, span: Duration) ->
     }
     let mut client = Client::connect(address);
     for id in &ids {
-        client.expect(&format!("delete {id}\r\n"), "DELETED");
+        client.expect(format!("delete {id}\r\n"), "DELETED");
     }
     assert_eq!(client.stat("current-jobs-ready"), 0);
     ids.len()
@@ -126,11 +127,11 @@ impl Due {
         let reply = soon.client.reply();
         let is_over = reply.number("RESERVED") == Some(soon.id);
         assert!(is_over || reply.line == "DEADLINE_SOON", "{}", reply.line);
-        holder.client.expect(&format!("touch {}\r\n", holder.id), "NOT_FOUND");
+        holder.client.expect(format!("touch {}\r\n", holder.id), "NOT_FOUND");
         let stats = holder.client.ask(format!("stats-job {}\r\n", holder.id));
         assert_eq!(stats.value("timeouts"), Some(1));
         for Job { mut client, id } in [holder, delayed, paused, soon] {
-            client.expect(&format!("delete {id}\r\n"), "DELETED");
+            client.expect(format!("delete {id}\r\n"), "DELETED");
         }
     }
 }
@@ -138,8 +139,8 @@ impl Due {
 impl Job {
     fn put(address: SocketAddr, tube: &str, delay_s: u32, ttr_s: u32) -> Job {
         let mut client = Client::connect(address);
-        client.expect(&format!("use {tube}\r\n"), &format!("USING {tube}"));
-        client.expect(&format!("watch {tube}\r\n"), "WATCHING 2");
+        client.expect(format!("use {tube}\r\n"), &format!("USING {tube}"));
+        client.expect(format!("watch {tube}\r\n"), "WATCHING 2");
         client.expect("ignore default\r\n", "WATCHING 1");
         let reply = client.ask(put(1, delay_s, ttr_s, b"job"));
         Job { client, id: reply.number("INSERTED").expect("there is room") }
@@ -157,19 +158,19 @@ fn stop_often(daemon: &Daemon, address: SocketAddr, random: &mut Rng) -> usize {
         let work = |seed: u64| {
             let mut client = Client::connect(address);
             let tube = format!("own-{seed}");
-            client.expect(&format!("use {tube}\r\n"), &format!("USING {tube}"));
-            client.expect(&format!("watch {tube}\r\n"), "WATCHING 2");
+            client.expect(format!("use {tube}\r\n"), &format!("USING {tube}"));
+            client.expect(format!("watch {tube}\r\n"), "WATCHING 2");
             let mut answered = 2;
             for number in 0.. {
                 if is_over.load(Ordering::Relaxed) {
                     break;
                 }
-                let body = body(number, 3_000);
+                let body = numbered_body(number, 3_000);
                 let id = client.put(&body);
                 let reply = client.ask("reserve-with-timeout 5\r\n");
                 assert_eq!(reply.number("RESERVED"), Some(id), "{}", reply.line);
                 assert!(reply.body == body, "the body of job {id} is another one");
-                client.expect(&format!("delete {id}\r\n"), "DELETED");
+                client.expect(format!("delete {id}\r\n"), "DELETED");
                 answered += 3;
             }
             answered

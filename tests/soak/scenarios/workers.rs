@@ -3,10 +3,12 @@
 
 use super::ledger::{Holder, Ledger};
 use super::{Outcome, Run};
-use crate::client::{Client, Reply, body, number_of, put};
-use crate::support::{BEANSTALKD, Daemon, PATIENCE, run as run_to_its_end, wait_until};
+use crate::harness::client::Client;
+use crate::harness::process::{BEANSTALKD, Daemon, path_text, run as run_to_its_end};
+use crate::harness::reply::Reply;
+use crate::harness::request::{body_number, numbered_body, put};
+use crate::harness::{PATIENCE, wait_until};
 use fastrand::Rng;
-use rustix::process::Signal;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -89,7 +91,7 @@ impl Field<'_> {
         let path = directory.as_ref().map(|directory| directory.path().to_owned());
         let daemon = start(&listener, path.as_ref(), "0");
         let mut ledger = Ledger::default();
-        ledger.begin_instance(daemon.child.id());
+        ledger.begin_instance(daemon.id());
         Field {
             run,
             listener,
@@ -158,13 +160,12 @@ impl Field<'_> {
 
     fn kill(&self, random: &mut Rng) {
         let mut daemon = self.daemon.lock().expect("only this thread has it");
-        let status = daemon.end(Signal::KILL);
-        assert!(status.code().is_none(), "the server has ended by itself: {status}");
+        daemon.kill();
         let path = self.directory.as_ref().map(|directory| directory.path().to_owned());
         // Nobody may be served by a server that the ledger does not know.
         let mut ledger = self.ledger();
         *daemon = start(&self.listener, path.as_ref(), ["0", "50", "1000"][random.usize(..3)]);
-        ledger.begin_instance(daemon.child.id());
+        ledger.begin_instance(daemon.id());
     }
 
     /// Takes out what is left, through the ledger.
@@ -172,7 +173,7 @@ impl Field<'_> {
         let player = Player::new(self, 0);
         let mut session = player.connect().expect("the server runs");
         for tube in TUBES {
-            session.client.expect(&format!("use {tube}\r\n"), &format!("USING {tube}"));
+            session.client.expect(format!("use {tube}\r\n"), &format!("USING {tube}"));
         }
         wait_until("all jobs are gone", || {
             loop {
@@ -184,7 +185,7 @@ impl Field<'_> {
                 session.delete(self, id).expect("the server runs");
             }
             for tube in TUBES {
-                session.client.expect(&format!("use {tube}\r\n"), &format!("USING {tube}"));
+                session.client.expect(format!("use {tube}\r\n"), &format!("USING {tube}"));
                 let kicked = session.client.ask("kick 1000000\r\n");
                 assert!(kicked.number("KICKED").is_some(), "{}", kicked.line);
             }
@@ -198,9 +199,8 @@ impl Field<'_> {
     fn check_nothing_comes_back(&self) {
         let Some(directory) = &self.directory else { return };
         let mut daemon = self.daemon.lock().expect("only this thread has it");
-        let status = daemon.end(Signal::KILL);
-        assert!(status.code().is_none(), "the server has ended by itself: {status}");
-        let path = directory.path().to_str().expect("the path is text");
+        daemon.kill();
+        let path = path_text(directory.path());
         let check = run_to_its_end(&["-b", path, "--check"]);
         let told = String::from_utf8_lossy(&check.stdout);
         assert!(check.status.success(), "the binlog is not sound: {told}");
@@ -210,7 +210,7 @@ impl Field<'_> {
 }
 
 fn start(listener: &TcpListener, directory: Option<&PathBuf>, sync_ms: &str) -> Daemon {
-    let path = directory.map(|path| path.to_str().expect("the path is text"));
+    let path = directory.map(|path| path_text(path));
     let flags = match path {
         Some(path) => vec!["-b", path, "-s", "262144", "-f", sync_ms],
         None => vec![],
@@ -362,7 +362,7 @@ impl<'a> Player<'a> {
     fn next_put(&mut self) -> (u64, Vec<u8>) {
         let number = self.field.ledger().next_number();
         // Room for its number at least.
-        let body = body(number, self.random.usize(24..2_000));
+        let body = numbered_body(number, self.random.usize(24..2_000));
         let delay_s = u32::from(self.random.u32(..20) == 0);
         (number, put(self.random.u32(..100), delay_s, TTR_S, &body))
     }
@@ -389,7 +389,7 @@ impl Session {
     fn note_reserved(&self, field: &Field<'_>, reply: &Reply) -> u64 {
         let id = reply.number("RESERVED");
         let id = id.unwrap_or_else(|| panic!("a reserve is answered {}", reply.line));
-        let number = number_of(&reply.body);
+        let number = body_number(&reply.body);
         let number = number.unwrap_or_else(|| panic!("the body of job {id} is not whole"));
         field.ledger().reserved(self.holder, id, number);
         id
