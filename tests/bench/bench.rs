@@ -6,8 +6,7 @@
 //! server without a queue gives the ceiling.
 //!
 //! This file owns the command line. [`scenarios`] tells what is measured, [`rounds`] who
-//! plays when, [`server`] starts servers and asks the kernel what they use, [`machine`] says
-//! on which core, [`instructions`] counts those of user space; [`client`] makes the load that [`load`] describe, beside which [`scrape`] asks for metrics, [`report`] and
+//! plays when, [`server`] starts servers and reads what they use, [`machine`] selects the core, [`instructions`] counts those of user space; [`client`] makes the load that [`load`] describe, beside which [`scrape`] asks for metrics, [`report`] and
 //! [`picture`] show what came of it.
 #![allow(unreachable_pub, reason = "a program has no interface for others")]
 #![allow(clippy::disallowed_methods, reason = "a benchmark looks at the clock")]
@@ -15,13 +14,13 @@
 
 mod client;
 mod figures;
+#[path = "../harness/mod.rs"]
+mod harness;
 mod instructions;
 mod limit;
 mod load;
 mod machine;
 mod picture;
-#[path = "../support/program.rs"]
-mod program;
 mod reply;
 mod report;
 mod rounds;
@@ -32,6 +31,7 @@ mod trace;
 mod waits;
 
 use getopts::{Matches, Options};
+use harness::program;
 use report::Document;
 use scenarios::{Scenario, Settings};
 use server::Program;

@@ -2,15 +2,16 @@
 
 use crate::client::{Outcome, Run, TooSlow, nanoseconds};
 use crate::figures::Figures;
+use crate::harness::process::Process;
 use crate::instructions::Instructions;
 use crate::machine;
 use crate::trace::{Counts, Trace};
 use crate::waits::Waits;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -73,7 +74,7 @@ pub struct Server {
     /// Where it tells metrics.
     pub metrics: Option<SocketAddr>,
     command: Command,
-    child: Child,
+    process: Process,
     binlog: Option<TempDir>,
     instructions: Option<Instructions>,
     /// Whether system calls are counted, which takes time of its own.
@@ -111,10 +112,10 @@ impl Server {
             }
         };
         command.env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null());
-        let child = spawn_on_first_core(&mut command);
+        let process = spawn_on_first_core(&mut command);
         let is_traced = false;
         let mut server =
-            Server { address, metrics, command, child, binlog, instructions, is_traced };
+            Server { address, metrics, command, process, binlog, instructions, is_traced };
         let is_up = server.wait_for_port(Duration::from_secs(10)).is_ok();
         assert!(is_up, "{} does not listen on {address}", program.name());
         server
@@ -122,8 +123,7 @@ impl Server {
 
     /// Ends it as an operator would.
     pub fn terminate(&mut self) {
-        kill_process(Pid::from_child(&self.child), Signal::TERM).expect("the server runs");
-        self.child.wait().expect("a child can be waited for");
+        self.process.end(Signal::TERM);
     }
 
     /// How many instructions it has run in user space, from its start to its end. It has ended.
@@ -134,16 +134,16 @@ impl Server {
 
     /// Starts it anew, with the same flags and binlog.
     pub fn start_again(&mut self, patience: Duration) -> Outcome<()> {
-        self.child = spawn_on_first_core(&mut self.command);
+        self.process = spawn_on_first_core(&mut self.command);
         self.wait_for_port(patience)
     }
 
     fn wait_for_port(&mut self, patience: Duration) -> Outcome<()> {
         let end = Instant::now() + patience;
         while TcpStream::connect(self.address).is_err() {
-            if let Some(status) = self.child.try_wait().expect("a child can be asked") {
+            if let Some(status) = self.process.exit_status() {
                 let program = self.command.get_program().display();
-                panic!("{program} has ended before anybody could connect: {status}");
+                panic!("{program} exits before it listens: {status}");
             }
             if Instant::now() >= end {
                 return Err(TooSlow);
@@ -155,7 +155,7 @@ impl Server {
 
     /// Runs something against the server, and tells what it has cost.
     pub fn measure(&self, work: impl FnOnce() -> Outcome<Run>) -> Outcome<Measured> {
-        let trace = self.is_traced.then(|| Trace::start(self.child.id())).flatten();
+        let trace = self.is_traced.then(|| Trace::start(self.pid())).flatten();
         let (cpu_before_ns, start) = (self.cpu_ns(), Instant::now());
         let run = work()?;
         let elapsed_ns = nanoseconds(start.elapsed());
@@ -168,26 +168,9 @@ impl Server {
         Ok(Measured { ops: ops as f64, elapsed_s, cpu_us, latencies, counts })
     }
 
-    /// Processor time of all threads together.
+    /// Processor time of all threads.
     pub fn cpu_ns(&self) -> u64 {
-        let tasks = fs::read_dir(self.proc("task")).expect("the server still runs");
-        let times = tasks.map(|task| {
-            let task = task.expect("it can be read").path();
-            let schedstat = fs::read_to_string(task.join("schedstat")).ok()?;
-            schedstat.split(' ').next()?.parse::<u64>().ok()
-        });
-        // Not every kernel counts so finely.
-        times.sum::<Option<u64>>().unwrap_or_else(|| self.cpu_ticks_ns())
-    }
-
-    fn cpu_ticks_ns(&self) -> u64 {
-        /// What every Linux tells user space, whatever it uses itself.
-        const TICK_NS: u64 = 10_000_000;
-        let stat = fs::read_to_string(self.proc("stat")).expect("the server still runs");
-        // The name, in brackets, may contain blanks.
-        let (_, fields) = stat.rsplit_once(") ").expect("the name is in brackets");
-        let ticks = fields.split(' ').skip(11).take(2).map(|field| field.parse::<u64>());
-        ticks.map(|ticks| ticks.expect("ticks are a number") * TICK_NS).sum()
+        nanoseconds(self.process.processor_time())
     }
 
     /// How long it, or the calling thread, waits for a core.
@@ -196,32 +179,22 @@ impl Server {
     }
 
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.process.id()
     }
 
     pub fn rss_bytes(&self) -> f64 {
-        self.proc_number("status", "VmRSS:") * 1024.0
+        self.process.rss_kib() as f64 * 1024.0
     }
 
     pub fn peak_rss_bytes(&self) -> f64 {
-        self.proc_number("status", "VmHWM:") * 1024.0
+        self.process.peak_rss_kib() as f64 * 1024.0
     }
 
     /// What it has made the disk write, in whole pages.
     pub fn written_bytes(&self) -> f64 {
-        self.proc_number("io", "write_bytes:")
-    }
-
-    fn proc_number(&self, file: &str, key: &str) -> f64 {
-        let text = fs::read_to_string(self.proc(file)).expect("the server still runs");
-        let value = text.lines().find_map(|line| line.strip_prefix(key));
-        let digits = value.and_then(|value| value.split_whitespace().next());
-        let number = digits.and_then(|digits| digits.parse().ok());
-        number.unwrap_or_else(|| panic!("/proc/PID/{file} has no {key}"))
-    }
-
-    fn proc(&self, file: &str) -> PathBuf {
-        Path::new("/proc").join(self.child.id().to_string()).join(file)
+        let io = fs::read_to_string(format!("/proc/{}/io", self.pid())).expect("the server runs");
+        let bytes = io.lines().find_map(|line| line.strip_prefix("write_bytes: ")?.parse().ok());
+        bytes.unwrap_or_else(|| panic!("/proc/PID/io has no write_bytes: {io}"))
     }
 
     /// The files of the binlog together.
@@ -231,14 +204,6 @@ impl Server {
         // A file may go away while it is looked at.
         let sizes = files.filter_map(|file| Some(file.ok()?.metadata().ok()?.len()));
         sizes.map(|size| size as f64).sum()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -290,9 +255,8 @@ fn free_address() -> SocketAddr {
     probe.local_addr().expect("a bound socket has an address")
 }
 
-fn spawn_on_first_core(command: &mut Command) -> Child {
-    let spawned = machine::on_first_core(|| command.spawn());
-    spawned.unwrap_or_else(|error| panic!("{}: {error}", command.get_program().display()))
+fn spawn_on_first_core(command: &mut Command) -> Process {
+    machine::on_first_core(|| Process::spawn(command))
 }
 
 /// The program itself, or valgrind with it as its argument.

@@ -1,14 +1,14 @@
 //! System calls of a process, and instructions where the machine counts them: `perf` if it
 //! works here, else `strace`, else nobody counts.
 
-use rustix::process::{Pid, Signal, kill_process};
-use std::io::Read;
-use std::process::{Child, Command, Stdio};
+use crate::harness::process::Process;
+use rustix::process::Signal;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// A tracer at work; killed when it goes out of scope.
 pub struct Trace {
-    tracer: Child,
+    tracer: Process,
     tool: Tool,
 }
 
@@ -33,12 +33,9 @@ impl Trace {
 
     /// Ends counting.
     pub fn stop(mut self) -> Counts {
-        let pid = Pid::from_child(&self.tracer);
-        kill_process(pid, Signal::INT).expect("the tracer still runs");
-        let mut report = String::new();
-        let stderr = self.tracer.stderr.as_mut().expect("it is piped");
-        stderr.read_to_string(&mut report).expect("the report is text");
-        self.tracer.wait().expect("a child can be waited for");
+        self.tracer.signal(Signal::INT);
+        let report = self.tracer.read_stderr();
+        self.tracer.wait_for_exit();
         match self.tool {
             Tool::Perf => Counts {
                 system_calls: perf_count(&report, SYSTEM_CALLS),
@@ -46,14 +43,6 @@ impl Trace {
             },
             Tool::Strace => Counts { system_calls: strace_total(&report), user_instructions: None },
         }
-    }
-}
-
-impl Drop for Trace {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.tracer.kill();
-        let _ = self.tracer.wait();
     }
 }
 
@@ -75,10 +64,9 @@ impl Tool {
             Tool::Strace => command.args(["-f", "-c", "-p", &pid]),
         };
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut tracer = command.spawn().ok()?;
+        let mut tracer = Process::try_spawn(&mut command).ok()?;
         std::thread::sleep(TIME_TO_ATTACH);
-        let has_ended = tracer.try_wait().expect("a child can be asked").is_some();
-        (!has_ended).then_some(Trace { tracer, tool: self })
+        tracer.exit_status().is_none().then_some(Trace { tracer, tool: self })
     }
 }
 

@@ -11,7 +11,7 @@ use socket2::{SockAddr, Socket};
 use std::ffi::OsStr;
 use std::fmt::Display;
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read};
 use std::net::{SocketAddr, TcpListener};
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
@@ -102,9 +102,12 @@ pub struct Process {
 
 impl Process {
     pub fn spawn(command: &mut Command) -> Process {
-        let child = command.spawn();
-        let program = command.get_program().display();
-        Process { child: child.unwrap_or_else(|error| panic!("{program}: {error}")) }
+        let process = Process::try_spawn(command);
+        process.unwrap_or_else(|error| panic!("{}: {error}", command.get_program().display()))
+    }
+
+    pub fn try_spawn(command: &mut Command) -> io::Result<Process> {
+        Ok(Process { child: command.spawn()? })
     }
 
     pub fn id(&self) -> u32 {
@@ -122,6 +125,14 @@ impl Process {
     /// Returns the exit status if the process has exited.
     pub fn exit_status(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("a child can be waited for")
+    }
+
+    /// Reads the piped standard error to its end.
+    pub fn read_stderr(&mut self) -> String {
+        let mut text = String::new();
+        let stderr = self.child.stderr.as_mut().expect("standard error is piped");
+        stderr.read_to_string(&mut text).expect("the program writes text");
+        text
     }
 
     /// Waits until the process exits.

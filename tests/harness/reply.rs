@@ -6,25 +6,29 @@ use super::yaml;
 const END: &[u8] = b"\r\n";
 
 /// Returns the length of the body that follows `line` (given without CR LF), without the CR LF of
-/// the body.
+/// the body. The benchmark calls this for each reply: it takes a few nanoseconds.
+#[inline]
 pub fn body_len(line: &[u8]) -> Option<usize> {
-    let has_body =
-        line.starts_with(b"RESERVED ") || line.starts_with(b"FOUND ") || line.starts_with(b"OK ");
-    if !has_body {
-        return None;
-    }
-    let digits = line.rsplit(|&byte| byte == b' ').next().unwrap_or_default();
+    let rest = match line.first() {
+        Some(b'R') => line.strip_prefix(b"RESERVED ")?,
+        Some(b'F') => line.strip_prefix(b"FOUND ")?,
+        Some(b'O') => line.strip_prefix(b"OK ")?,
+        _ => return None,
+    };
+    let digits = rest.iter().rposition(|&byte| byte == b' ').map_or(rest, |at| &rest[at + 1..]);
     let len = decimal(digits).and_then(|len| usize::try_from(len).ok());
     Some(len.unwrap_or_else(|| panic!("the reply {} has no length", line.escape_ascii())))
 }
 
-/// Parses digits and nothing else.
+/// Parses 1 to 19 digits and nothing else.
+#[inline]
 pub fn decimal(digits: &[u8]) -> Option<u64> {
-    let value = digits.iter().try_fold(0_u64, |value, &byte| {
-        let digit = byte.is_ascii_digit().then(|| u64::from(byte - b'0'))?;
-        value.checked_mul(10)?.checked_add(digit)
-    });
-    value.filter(|_| !digits.is_empty())
+    if digits.is_empty() || digits.len() > 19 {
+        return None;
+    }
+    digits.iter().try_fold(0, |value, &byte| {
+        byte.is_ascii_digit().then(|| value * 10 + u64::from(byte - b'0'))
+    })
 }
 
 /// The first reply in received bytes.
