@@ -9,9 +9,10 @@
 
 mod harness;
 
-use beanstalkd::testing::{ConnKey, Nanos, Settings, Syncing};
+use beanstalkd::testing::{Nanos, Settings, Syncing};
 use harness::client::unix;
 use harness::engine::Engine;
+use harness::event_loop::{ClientId, EventLoop};
 use harness::fake_disk::FakeDisk;
 use harness::process::{self, Daemon, connect_when_ready};
 use harness::script::{self, Line, Script};
@@ -19,7 +20,7 @@ use harness::{PATIENCE, fixtures};
 use libtest_mimic::{Arguments, Failed, Trial};
 use rustix::process::Signal;
 use socket2::{SockAddr, Socket};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::path::{Path, PathBuf};
@@ -68,7 +69,7 @@ trait Player {
     /// Waits for them, unless `is_brief` and nothing comes soon: then they are none.
     fn receive(&mut self, client: &str, is_brief: bool) -> Option<Vec<u8>>;
     fn half_close(&mut self, client: &str);
-    fn close_after_write(&mut self, client: &str);
+    fn disconnect(&mut self, client: &str);
     fn drain(&mut self);
     /// Ends the server with or without a crash and starts it again; all connections are gone.
     fn restart(&mut self, is_crash: bool);
@@ -98,7 +99,7 @@ fn play(script: &Script, player: &mut dyn Player, c_version: Option<&str>) -> Re
                 Ok(())
             }
             Line::HangUp { client } => {
-                player.close_after_write(client);
+                player.disconnect(client);
                 inboxes.remove(client);
                 Ok(())
             }
@@ -178,132 +179,70 @@ fn next_line(player: &mut dyn Player, inbox: &mut script::Inbox, client: &str) -
 
 // ---- Into the engine ----
 
-/// The engine without sockets: time is a number, and a connection two queues of bytes.
+/// The engine without sockets: time is a number.
 struct EnginePlayer {
-    engine: Engine,
+    engine: EventLoop,
     settings: Settings,
     /// For the binlog, if the script has one.
     disk: Option<FakeDisk>,
-    /// At most this many bytes are received at once.
-    chunk: usize,
-    clients: BTreeMap<String, EngineClient>,
+    /// At most this many bytes are read at once.
+    read_len: usize,
+    clients: BTreeMap<String, ClientId>,
 }
 
-struct EngineClient {
-    /// None once the server has closed the connection.
-    key: Option<ConnKey>,
-    /// Sent and not yet received by the server.
-    sent: VecDeque<u8>,
-    is_half_closed: bool,
-    input_ended: bool,
-    received: Vec<u8>,
-}
-
-fn start(settings: Settings, disk: Option<&FakeDisk>, now: Nanos) -> Engine {
+fn start(settings: Settings, disk: Option<&FakeDisk>, read_len: usize, now: Nanos) -> EventLoop {
     let mut engine = Engine::new(settings, now);
     if let Some(disk) = disk {
         engine.recover(disk, Syncing::EachIteration).expect("the disk works");
     }
-    engine
+    EventLoop::new(engine, read_len, Nanos::ZERO)
 }
 
 impl EnginePlayer {
-    fn new(script: &Script, chunk: usize) -> EnginePlayer {
+    fn new(script: &Script, read_len: usize) -> EnginePlayer {
         let settings = Settings {
             max_job_size: script.max_job_size(),
             binlog_file_size: 10_485_760,
             ..Settings::DEFAULT
         };
         let disk = script.has_binlog.then(FakeDisk::default);
-        let engine = start(settings, disk.as_ref(), fixtures::START);
-        EnginePlayer { engine, settings, disk, chunk, clients: BTreeMap::new() }
+        let engine = start(settings, disk.as_ref(), read_len, fixtures::START);
+        EnginePlayer { engine, settings, disk, read_len, clients: BTreeMap::new() }
     }
 
-    fn client(&mut self, name: &str) -> &mut EngineClient {
-        let engine = &mut self.engine;
-        self.clients.entry(name.to_owned()).or_insert_with(|| EngineClient {
-            key: Some(engine.connect()),
-            sent: VecDeque::new(),
-            is_half_closed: false,
-            input_ended: false,
-            received: Vec::new(),
-        })
+    fn client(&mut self, name: &str) -> ClientId {
+        *self.clients.entry(name.to_owned()).or_insert_with(|| self.engine.connect())
     }
 
-    /// Does what the event loop does until no connection has anything to do.
-    fn pump(&mut self) {
-        let names: Vec<String> = self.clients.keys().cloned().collect();
-        let mut is_moving = true;
-        while is_moving {
-            is_moving = false;
-            for name in &names {
-                is_moving |= self.pump_one(name);
-            }
-        }
-    }
-
-    fn pump_one(&mut self, name: &str) -> bool {
-        let engine = &mut self.engine;
-        engine.server.check();
-        engine.commit();
-        let client = self.clients.get_mut(name).expect("only known clients are pumped");
-        let Some(key) = client.key else { return false };
-        let mut is_moving = false;
-        let takes_input = engine.server.actions(key).read;
-        if takes_input && !client.sent.is_empty() {
-            let count = client.sent.len().min(self.chunk);
-            engine.receive(key, client.sent.drain(..count).collect::<Vec<u8>>());
-            is_moving = true;
-        } else if takes_input && client.is_half_closed && !client.input_ended {
-            engine.server.end_input(key);
-            client.input_ended = true;
-            is_moving = true;
-        }
-        let output = engine.output(key);
-        is_moving |= !output.is_empty();
-        client.received.extend(output);
-        if engine.server.actions(key).run {
-            engine.resume(key);
-            is_moving = true;
-        }
-        if engine.server.actions(key).close {
-            engine.disconnect(key);
-            client.key = None;
-            is_moving = true;
-        }
-        is_moving
+    fn settle(&mut self) {
+        self.engine.settle();
+        self.engine.server.check();
     }
 }
 
 impl Player for EnginePlayer {
     fn send(&mut self, client: &str, bytes: &[u8]) {
-        self.client(client).sent.extend(bytes);
-        self.pump();
+        let client = self.client(client);
+        self.engine.send(client, bytes);
+        self.settle();
     }
 
     fn receive(&mut self, client: &str, _is_brief: bool) -> Option<Vec<u8>> {
         let client = self.client(client);
-        let received = std::mem::take(&mut client.received);
-        (client.key.is_some() || !received.is_empty()).then_some(received)
+        let received = self.engine.take(client);
+        (self.engine.key(client).is_some() || !received.is_empty()).then_some(received)
     }
 
     fn half_close(&mut self, client: &str) {
         let client = self.client(client);
-        client.is_half_closed = true;
-        if let Some(key) = client.key {
-            self.engine.server.half_close(key);
-        }
-        self.pump();
+        self.engine.half_close(client);
+        self.settle();
     }
 
-    fn close_after_write(&mut self, client: &str) {
+    fn disconnect(&mut self, client: &str) {
         self.half_close(client);
-        let gone = self.clients.remove(client);
-        assert!(
-            gone.is_some_and(|gone| gone.key.is_none()),
-            "the server closes a connection that ended"
-        );
-        self.pump();
+        let id = self.clients.remove(client).expect("it was connected");
+        assert!(self.engine.key(id).is_none(), "the server does not close");
     }
 
     fn drain(&mut self) {
@@ -312,13 +251,14 @@ impl Player for EnginePlayer {
 
     fn restart(&mut self, is_crash: bool) {
         let disk = self.disk.as_ref().expect("only scripts with a binlog restart");
+        let now = self.engine.now;
         if is_crash {
             self.disk = Some(FakeDisk::with_files(&disk.live_files()));
         } else {
-            self.engine.server.close(self.engine.now).expect("the disk works");
+            self.engine.server.close(now).expect("the disk works");
         }
         self.clients.clear();
-        self.engine = start(self.settings, self.disk.as_ref(), self.engine.now);
+        self.engine = start(self.settings, self.disk.as_ref(), self.read_len, now);
     }
 
     fn advance(&mut self, span: Duration) {
@@ -327,8 +267,7 @@ impl Player for EnginePlayer {
         loop {
             let next = self.engine.server.next_due().filter(|&next| next <= end);
             self.engine.now = next.unwrap_or(end).max(self.engine.now);
-            self.engine.tick();
-            self.pump();
+            self.settle();
             if next.is_none() {
                 break;
             }
@@ -431,7 +370,7 @@ impl Player for SocketPlayer {
         shut.expect("an open connection can be shut down");
     }
 
-    fn close_after_write(&mut self, client: &str) {
+    fn disconnect(&mut self, client: &str) {
         self.clients.remove(client);
     }
 

@@ -3,13 +3,12 @@
 
 mod harness;
 
-use beanstalkd::testing::{ConnKey, Nanos, Settings};
+use beanstalkd::testing::{Nanos, Settings};
 use harness::engine::Engine;
+use harness::event_loop::{ClientId, EventLoop};
 use harness::fixtures::START;
 use harness::reply::frame;
 use harness::yaml;
-use std::collections::{BTreeMap, VecDeque};
-use std::ops::{Deref, DerefMut};
 
 /// The most replies in one iteration. A reply takes about a microsecond, and some 4 more if it is
 /// sent to a client of its own.
@@ -21,171 +20,59 @@ const ITERATION: Nanos = Nanos::from_nanos(100_000);
 /// The most bytes that the loop reads from a connection at once.
 const READ_LEN: usize = 16 * 1024;
 
-/// The engine, driven as the event loop drives it.
-struct Loop {
-    engine: Engine,
-    clients: BTreeMap<ConnKey, Client>,
-    ready: VecDeque<ConnKey>,
-    iterations: usize,
+fn new_loop() -> EventLoop {
+    EventLoop::new(Engine::new(Settings::DEFAULT, START), READ_LEN, ITERATION)
 }
 
-#[derive(Default)]
-struct Client {
-    /// Sent and not yet received by the server.
-    sent: VecDeque<u8>,
-    received: Vec<u8>,
-    is_queued: bool,
-}
-
-impl Deref for Loop {
-    type Target = Engine;
-
-    fn deref(&self) -> &Engine {
-        &self.engine
-    }
-}
-
-impl DerefMut for Loop {
-    fn deref_mut(&mut self) -> &mut Engine {
-        &mut self.engine
-    }
-}
-
-impl Loop {
-    fn new() -> Loop {
-        let engine = Engine::new(Settings::DEFAULT, START);
-        Loop { engine, clients: BTreeMap::new(), ready: VecDeque::new(), iterations: 0 }
-    }
-
-    fn connect(&mut self) -> ConnKey {
-        let key = self.engine.connect();
-        self.clients.insert(key, Client::default());
-        key
-    }
-
-    fn disconnect(&mut self, key: ConnKey) {
-        self.clients.remove(&key);
-        self.engine.disconnect(key);
-    }
-
-    fn send(&mut self, key: ConnKey, bytes: impl AsRef<[u8]>) {
-        self.client(key).sent.extend(bytes.as_ref());
-        self.queue(key);
-    }
-
-    fn client(&mut self, key: ConnKey) -> &mut Client {
-        self.clients.get_mut(&key).expect("it is connected")
-    }
-
-    fn queue(&mut self, key: ConnKey) {
-        if !std::mem::replace(&mut self.client(key).is_queued, true) {
-            self.ready.push_back(key);
-        }
-    }
-
-    /// Runs one iteration. Returns how many connections were flushed.
-    fn iterate(&mut self) -> usize {
-        self.iterations += 1;
-        self.engine.advance(ITERATION);
-        self.engine.server.begin_iteration(self.ready.len());
-        self.engine.tick();
-        self.engine.server.share_budget(self.ready.len());
-        for _ in 0..self.ready.len() {
-            if !self.engine.server.has_budget() {
-                break;
-            }
-            let Some(key) = self.ready.pop_front() else { break };
-            self.serve(key);
-        }
-        self.engine.commit();
-        self.flush()
-    }
-
-    /// Iterates until no connection is ready.
-    fn settle(&mut self) {
-        while !self.ready.is_empty() {
-            self.iterate();
-        }
-    }
-
-    fn serve(&mut self, key: ConnKey) {
-        let client = self.clients.get_mut(&key).expect("it is connected");
-        client.is_queued = false;
-        let mut actions = self.engine.server.mark_dirty(key);
-        if actions.run {
-            self.engine.resume(key);
-            actions = self.engine.server.actions(key);
-        }
-        if actions.read && !client.sent.is_empty() {
-            let count = client.sent.len().min(READ_LEN);
-            self.engine.receive(key, client.sent.drain(..count).collect::<Vec<u8>>());
-        }
-    }
-
-    fn flush(&mut self) -> usize {
-        let mut keys = Vec::new();
-        self.engine.server.take_dirty(&mut keys);
-        let mut flushed = 0;
-        for key in keys {
-            let Some(client) = self.clients.get_mut(&key) else { continue };
-            client.received.extend(self.engine.output(key));
-            let actions = self.engine.server.actions(key);
-            if actions.run || (actions.read && !client.sent.is_empty()) {
-                self.queue(key);
-            }
-            flushed += 1;
-        }
-        flushed
-    }
-
-    fn take(&mut self, key: ConnKey) -> String {
-        let received = std::mem::take(&mut self.client(key).received);
-        String::from_utf8(received).expect("the test sends text")
-    }
-
-    /// The bytes that all clients have received and not taken.
-    fn received(&self) -> usize {
-        self.clients.values().map(|client| client.received.len()).sum()
+/// What only these tests do with the loop. Clients send text.
+impl EventLoop {
+    fn take_text(&mut self, client: ClientId) -> String {
+        String::from_utf8(self.take(client)).expect("the test sends text")
     }
 
     /// Sends a command and iterates until the output ends with `end`.
-    fn ask(&mut self, key: ConnKey, command: &str, end: &str) -> String {
-        self.send(key, command);
-        self.wait_for(key, end, |_| ())
+    fn ask_until(&mut self, client: ClientId, command: &str, end: &str) -> String {
+        self.send(client, command);
+        self.wait_for(client, end, |_| ())
     }
 
     /// Iterates until the output ends with `end`, and calls `each` after each iteration.
-    fn wait_for(&mut self, key: ConnKey, end: &str, mut each: impl FnMut(&mut Loop)) -> String {
+    fn wait_for(
+        &mut self,
+        client: ClientId,
+        end: &str,
+        mut each: impl FnMut(&mut EventLoop),
+    ) -> String {
         for _ in 0..1_000_000 {
-            if self.client(key).received.ends_with(end.as_bytes()) {
-                return self.take(key);
+            if self.received(client).ends_with(end.as_bytes()) {
+                return self.take_text(client);
             }
             self.iterate();
             each(self);
         }
-        panic!("no output that ends with {end:?}: {:?}", self.take(key));
+        panic!("no output that ends with {end:?}: {:?}", self.take_text(client));
     }
 
-    fn stat(&mut self, key: ConnKey, name: &str) -> u64 {
-        yaml::number(&self.ask(key, "stats\r\n", "\"\n\r\n"), name)
+    fn number(&mut self, client: ClientId, key: &str) -> u64 {
+        yaml::number(&self.ask_until(client, "stats\r\n", "\"\n\r\n"), key)
     }
 
     fn ready_jobs(&self) -> u64 {
-        self.engine.server.summary().ready
+        self.server.summary().ready
     }
 }
 
 /// Makes the connection watch `count` tubes that no other connection watches.
-fn watch_many(engine: &mut Loop, key: ConnKey, count: usize) {
+fn watch_many(engine: &mut EventLoop, client: ClientId, count: usize) {
     let commands: String = (0..count).map(|number| format!("watch tube-{number}\r\n")).collect();
-    engine.ask(key, &commands, &format!("WATCHING {}\r\n", count + 1));
+    engine.ask_until(client, &commands, &format!("WATCHING {}\r\n", count + 1));
 }
 
 #[test]
 fn workers_that_wake_each_other_leave_budget_for_other_clients() {
     const WORKERS: usize = 1_500;
-    let mut engine = Loop::new();
-    let workers: Vec<ConnKey> = (0..WORKERS).map(|_| engine.connect()).collect();
+    let mut engine = new_loop();
+    let workers: Vec<ClientId> = (0..WORKERS).map(|_| engine.connect()).collect();
     let (starter, other) = (engine.connect(), engine.connect());
     let behind = b"put 0 0 9 1\r\nx\r\nreserve\r\n".repeat(2_400);
     for &worker in &workers {
@@ -196,64 +83,69 @@ fn workers_that_wake_each_other_leave_budget_for_other_clients() {
     engine.send(starter, b"put 0 0 9 1\r\nx\r\n".repeat(100));
     let mut asked = 0;
     for _ in 0..300 {
-        if engine.take(other).ends_with('\n') || asked == 0 {
+        if engine.take_text(other).ends_with('\n') || asked == 0 {
             engine.send(other, b"list-tube-used\r\n");
             asked += 1;
         }
-        let before = engine.received();
+        let received = |engine: &EventLoop| -> usize {
+            workers.iter().chain([&other]).map(|client| engine.received(*client).len()).sum()
+        };
+        let before = received(&engine);
         let flushed = engine.iterate();
         // The shortest reply has about 12 bytes.
-        let replies = (engine.received() - before) / 12;
+        let replies = (received(&engine) - before) / 12;
         assert!(replies <= 4 * MOST_REPLIES, "{replies} replies in one iteration");
         assert!(flushed <= MOST_REPLIES, "{flushed} connections were flushed in one iteration");
     }
     assert!(asked > 10, "300 iterations ran {asked} commands of another client");
-    let moved: usize = workers.iter().map(|key| engine.clients[key].received.len()).sum();
+    let moved: usize = workers.iter().map(|key| engine.received(*key).len()).sum();
     assert!(moved > 100_000, "the workers received {moved} bytes");
 }
 
 #[test]
 fn a_connection_with_30000_watches_closes_in_steps() {
     const WATCHES: usize = 30_000;
-    let mut engine = Loop::new();
+    let mut engine = new_loop();
     let (worker, other) = (engine.connect(), engine.connect());
     watch_many(&mut engine, worker, WATCHES);
-    assert_eq!(engine.stat(other, "current-tubes"), WATCHES as u64 + 1);
+    assert_eq!(engine.number(other, "current-tubes"), WATCHES as u64 + 1);
+    let key = engine.key(worker);
     engine.disconnect(worker);
     let mut tubes = WATCHES as u64 + 1;
     for _ in 0..10_000 {
-        let left = engine.stat(other, "current-tubes");
+        let left = engine.number(other, "current-tubes");
         assert!(tubes - left <= MOST_MOVES, "{} tubes were removed in one iteration", tubes - left);
         tubes = left;
         if tubes == 1 {
             break;
         }
     }
-    assert_eq!((tubes, engine.stat(other, "current-connections")), (1, 1));
+    assert_eq!((tubes, engine.number(other, "current-connections")), (1, 1));
     engine.server.check();
-    assert_eq!(engine.connect(), worker, "the key is free again");
+    let next = engine.connect();
+    assert_eq!(engine.key(next), key, "the key is free again");
 }
 
 #[test]
 fn a_reserve_over_40000_tubes_finds_the_best_job_in_steps() {
     const WATCHES: usize = 40_000;
-    let mut engine = Loop::new();
+    let mut engine = new_loop();
     let (worker, other) = (engine.connect(), engine.connect());
     watch_many(&mut engine, worker, WATCHES);
     for (id, number) in (1..).zip([17, WATCHES - 1, 5_000]) {
         let put = format!("use tube-{number}\r\nput {number} 0 9 1\r\nx\r\n");
-        engine.ask(other, &put, &format!("INSERTED {id}\r\n"));
+        engine.ask_until(other, &put, &format!("INSERTED {id}\r\n"));
     }
     let before = engine.iterations;
     engine.send(worker, b"reserve\r\n");
     let first = engine.wait_for(worker, "x\r\n", |engine| {
-        engine.ask(other, "list-tube-used\r\n", "tube-5000\r\n");
+        engine.ask_until(other, "list-tube-used\r\n", "tube-5000\r\n");
     });
     assert_eq!(first, "RESERVED 1 1\r\nx\r\n");
     let iterations = engine.iterations - before;
     assert!(iterations >= WATCHES / 2_048, "the search took {iterations} iterations");
-    assert_eq!(engine.ask(worker, "reserve\r\n", "x\r\n"), "RESERVED 3 1\r\nx\r\n");
-    assert_eq!(engine.ask(worker, "reserve\r\n", "x\r\n"), "RESERVED 2 1\r\nx\r\n");
+    assert_eq!(engine.ask_until(worker, "reserve\r\n", "x\r\n"), "RESERVED 3 1\r\nx\r\n");
+    assert_eq!(engine.ask_until(worker, "reserve\r\n", "x\r\n"), "RESERVED 2 1\r\nx\r\n");
     // A job that is put while the worker is being enqueued is not missed in any tube.
     for number in [0, 20_000, WATCHES - 1] {
         engine.send(worker, b"reserve\r\n");
@@ -265,25 +157,25 @@ fn a_reserve_over_40000_tubes_finds_the_best_job_in_steps() {
         engine.server.check();
         engine.take(other);
     }
-    assert_eq!(engine.ask(worker, "reserve-with-timeout 0\r\n", "\n"), "TIMED_OUT\r\n");
+    assert_eq!(engine.ask_until(worker, "reserve-with-timeout 0\r\n", "\n"), "TIMED_OUT\r\n");
 }
 
 #[test]
 fn the_end_of_a_pause_serves_5000_waiters_in_steps_and_in_order() {
     const WAITERS: usize = 5_000;
-    let mut engine = Loop::new();
+    let mut engine = new_loop();
     let other = engine.connect();
-    engine.ask(other, "pause-tube default 5\r\n", "PAUSED\r\n");
+    engine.ask_until(other, "pause-tube default 5\r\n", "PAUSED\r\n");
     engine.send(other, b"put 0 0 9 1\r\nx\r\n".repeat(WAITERS));
     engine.wait_for(other, &format!("INSERTED {WAITERS}\r\n"), |_| ());
-    let waiters: Vec<ConnKey> = (0..WAITERS).map(|_| engine.connect()).collect();
+    let waiters: Vec<ClientId> = (0..WAITERS).map(|_| engine.connect()).collect();
     for &waiter in &waiters {
-        engine.ask(waiter, "reserve\r\nlist-tube-used\r\n", "");
+        engine.ask_until(waiter, "reserve\r\nlist-tube-used\r\n", "");
         engine.iterate();
     }
     engine.advance(Nanos::from_millis(5_001));
     let mut iterations = 0;
-    while waiters.iter().any(|waiter| engine.clients[waiter].received.is_empty()) {
+    while waiters.iter().any(|waiter| engine.received(*waiter).is_empty()) {
         let flushed = engine.iterate();
         assert!(flushed <= MOST_REPLIES, "{flushed} connections were flushed in one iteration");
         iterations += 1;
@@ -296,15 +188,15 @@ fn the_end_of_a_pause_serves_5000_waiters_in_steps_and_in_order() {
     for (id, &waiter) in (1..).zip(&waiters) {
         engine.wait_for(waiter, &format!("RESERVED {id} 1\r\nx\r\nUSING default\r\n"), |_| ());
     }
-    assert!(engine.ask(other, "stats-tube default\r\n", "\n\r\n").contains("\npause: 0\n"));
+    assert!(engine.ask_until(other, "stats-tube default\r\n", "\n\r\n").contains("\npause: 0\n"));
 }
 
 #[test]
 fn iterations_stay_short_while_50000_jobs_come_due() {
     const JOBS: usize = 50_000;
-    let mut engine = Loop::new();
+    let mut engine = new_loop();
     let (producer, other) = (engine.connect(), engine.connect());
-    engine.ask(producer, "use backlog\r\n", "USING backlog\r\n");
+    engine.ask_until(producer, "use backlog\r\n", "USING backlog\r\n");
     engine.send(producer, b"put 0 1 9 0\r\n\r\n".repeat(JOBS));
     engine.wait_for(producer, &format!("INSERTED {JOBS}\r\n"), |_| ());
     engine.iterate();
@@ -312,7 +204,7 @@ fn iterations_stay_short_while_50000_jobs_come_due() {
     let mut ready = 0;
     let mut iterations = 0;
     while ready < JOBS as u64 {
-        engine.ask(other, "list-tube-used\r\n", "USING default\r\n");
+        engine.ask_until(other, "list-tube-used\r\n", "USING default\r\n");
         let now_ready = engine.ready_jobs();
         // One client sends one command at a time, so that iterations have little work.
         let moved = now_ready - ready;
@@ -326,10 +218,10 @@ fn iterations_stay_short_while_50000_jobs_come_due() {
 #[test]
 fn a_list_of_30000_tubes_is_made_in_steps_and_shared() {
     const TUBES: usize = 30_000;
-    let mut engine = Loop::new();
+    let mut engine = new_loop();
     let (holder, other) = (engine.connect(), engine.connect());
     watch_many(&mut engine, holder, TUBES);
-    let askers: Vec<ConnKey> = (0..20).map(|_| engine.connect()).collect();
+    let askers: Vec<ClientId> = (0..20).map(|_| engine.connect()).collect();
     for &asker in &askers {
         engine.send(asker, b"list-tubes\r\nlist-tube-used\r\n");
     }
@@ -338,9 +230,13 @@ fn a_list_of_30000_tubes_is_made_in_steps_and_shared() {
     engine.wait_for(askers[0], "USING default\r\n", |engine| {
         iterations += 1;
         // Tubes are created and removed meanwhile.
-        engine.ask(other, &format!("use new-{iterations}\r\n"), "\n");
+        engine.ask_until(other, &format!("use new-{iterations}\r\n"), "\n");
         let gone = TUBES - iterations;
-        engine.ask(holder, &format!("ignore tube-{gone}\r\nignore tube-{iterations}\r\n"), "\n");
+        engine.ask_until(
+            holder,
+            &format!("ignore tube-{gone}\r\nignore tube-{iterations}\r\n"),
+            "\n",
+        );
     });
     let in_all = engine.iterations - before;
     assert!(in_all >= TUBES / 2_048, "the list took {in_all} iterations");
@@ -365,7 +261,7 @@ fn a_list_of_30000_tubes_is_made_in_steps_and_shared() {
         }
     }
     let watched =
-        engine.ask(holder, "list-tubes-watched\r\nlist-tube-used\r\n", "USING default\r\n");
+        engine.ask_until(holder, "list-tubes-watched\r\nlist-tube-used\r\n", "USING default\r\n");
     assert!(
         watched.contains("- default\n") && watched.contains(&format!("- tube-{}\n", TUBES / 2))
     );
@@ -374,7 +270,7 @@ fn a_list_of_30000_tubes_is_made_in_steps_and_shared() {
 
 #[test]
 fn a_client_may_disconnect_while_its_list_is_made() {
-    let mut engine = Loop::new();
+    let mut engine = new_loop();
     let (holder, first, second) = (engine.connect(), engine.connect(), engine.connect());
     watch_many(&mut engine, holder, 5_000);
     engine.send(first, b"list-tubes\r\n");
@@ -387,10 +283,10 @@ fn a_client_may_disconnect_while_its_list_is_made() {
 }
 
 /// Puts jobs that come due at the same moment. All commands have run.
-fn engine_with_due_jobs(jobs: usize) -> (Loop, ConnKey) {
-    let mut engine = Loop::new();
+fn engine_with_due_jobs(jobs: usize) -> (EventLoop, ClientId) {
+    let mut engine = new_loop();
     let producer = engine.connect();
-    engine.ask(producer, "use backlog\r\n", "USING backlog\r\n");
+    engine.ask_until(producer, "use backlog\r\n", "USING backlog\r\n");
     engine.send(producer, b"put 0 1 9 0\r\n\r\n".repeat(jobs));
     engine.wait_for(producer, &format!("INSERTED {jobs}\r\n"), |_| ());
     engine.settle();
@@ -418,10 +314,14 @@ fn a_backlog_of_one_tube_or_client_delays_no_other() {
     let (mut engine, holder) = engine_with_due_jobs(JOBS);
     let (other, waiter) = (engine.connect(), engine.connect());
     engine.send(waiter, b"reserve-with-timeout 6\r\n");
-    engine.ask(other, "use small\r\nput 0 1 9 1\r\nx\r\n", &format!("INSERTED {}\r\n", JOBS + 1));
+    engine.ask_until(
+        other,
+        "use small\r\nput 0 1 9 1\r\nx\r\n",
+        &format!("INSERTED {}\r\n", JOBS + 1),
+    );
     engine.advance(Nanos::from_secs(1));
     let before = engine.iterations;
-    while !engine.ask(other, "peek-ready\r\n", "\r\n").starts_with("FOUND ") {
+    while !engine.ask_until(other, "peek-ready\r\n", "\r\n").starts_with("FOUND ") {
         assert!(engine.iterations - before < 20, "the job of another tube is not ready");
     }
     let ready = engine.ready_jobs();
@@ -447,7 +347,7 @@ fn a_backlog_of_one_tube_or_client_delays_no_other() {
 
 #[test]
 fn a_list_is_dropped_when_its_last_client_disconnects() {
-    let mut engine = Loop::new();
+    let mut engine = new_loop();
     let (holder, asker) = (engine.connect(), engine.connect());
     watch_many(&mut engine, holder, 5_000);
     engine.send(asker, b"list-tubes\r\n");
@@ -456,6 +356,6 @@ fn a_list_is_dropped_when_its_last_client_disconnects() {
     engine.disconnect(asker);
     engine.iterate();
     assert!(engine.server.next_due().is_none_or(|due| due > engine.now), "work is due");
-    let list = engine.ask(holder, "list-tubes\r\nlist-tube-used\r\n", "USING default\r\n");
+    let list = engine.ask_until(holder, "list-tubes\r\nlist-tube-used\r\n", "USING default\r\n");
     assert_eq!(list.matches("\n- ").count(), 5_001);
 }

@@ -8,6 +8,7 @@
 //! | [`client`] | a client over TCP or a Unix socket |
 //! | [`process`] | a server process: its start, log, signals, end, and its figures in `/proc` |
 //! | [`engine`] | the engine with virtual time and without sockets |
+//! | [`event_loop`] | connections and iterations of the engine |
 //! | [`fake_disk`] | a disk in memory that fills up, fails and crashes |
 //! | [`fixtures`] | constant values that the engine needs from its process |
 //! | [`journal`] | a record of what was acknowledged, to judge what a crash left |
@@ -21,6 +22,7 @@
 
 pub mod client;
 pub mod engine;
+pub mod event_loop;
 pub mod fake_disk;
 pub mod fixtures;
 pub mod journal;
