@@ -13,7 +13,7 @@ use std::fmt::Display;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read};
 use std::net::{SocketAddr, TcpListener};
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, ExitStatus, Output, Stdio};
@@ -266,6 +266,12 @@ impl Deref for Daemon {
     }
 }
 
+impl DerefMut for Daemon {
+    fn deref_mut(&mut self) -> &mut Process {
+        &mut self.process
+    }
+}
+
 impl Daemon {
     /// Starts our server on an inherited socket of loopback, so that clients may connect at once.
     pub fn on_loopback(arguments: &[&str]) -> (Daemon, SocketAddr) {
@@ -368,21 +374,6 @@ impl Daemon {
         let (status, log) = self.wait();
         assert!(status.success(), "the server exits with {status}: {log}");
         log
-    }
-
-    /// Sends a signal and waits until the server exits.
-    pub fn end(&mut self, signal: Signal) -> ExitStatus {
-        self.process.end(signal)
-    }
-
-    /// Kills the server, as a crash would.
-    pub fn kill(&mut self) {
-        self.process.kill();
-    }
-
-    /// Waits until the server exits by itself.
-    pub fn wait_for_exit(&mut self) -> ExitStatus {
-        self.process.wait_for_exit()
     }
 }
 

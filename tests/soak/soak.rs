@@ -1,14 +1,12 @@
-//! The server under stress: the real binary, in a process of its own, on loopback.
+//! The server under stress: the binary in a process of its own, on loopback.
 //!
-//! `make soak` runs all scenarios, some five minutes in all, and `make soak ARGS='--minutes 60
-//! --only churn'` one of them for long. Each tells in a line what it has measured; the first
-//! promise that is broken ends it with a message, and the program fails. `cargo test` runs the
-//! short form of each, a round of few clients, in which nothing depends on how fast the machine
-//! is.
+//! `make soak` runs all scenarios, about five minutes, and `make soak ARGS='--minutes 60 --only
+//! churn'` runs one of them for an hour. Each prints a line of measurements. A scenario that finds an
+//! error prints it, and the program fails. `cargo test` runs the short form of each: one round of few
+//! clients, in which nothing depends on the speed of the machine.
 //!
-//! This file owns the command line. [`scenarios`] tells what is promised, [`client`] speaks to the
-//! server, [`process`] asks the kernel about it.
-#![allow(unreachable_pub, reason = "a program has no interface for others")]
+//! This file owns the command line, [`scenarios`] what is checked.
+#![allow(unreachable_pub, reason = "a program has no interface")]
 #![allow(clippy::disallowed_methods, reason = "a scenario looks at the clock from outside")]
 
 #[path = "../harness/mod.rs"]
@@ -37,7 +35,7 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(Wrong(what)) => {
-            eprintln!("soak: {what}\nmake soak ARGS=--help shows what can be said");
+            eprintln!("soak: {what}\nmake soak ARGS=--help lists the flags");
             ExitCode::from(2)
         }
     }
@@ -61,16 +59,16 @@ const USAGE: &str = "Use: make soak ARGS='[OPTIONS]'
 
 Puts the server under stress, on loopback, and fails when it breaks a promise.";
 
-/// What whoever has started the program needs to put right.
+/// An error of the command line.
 struct Wrong(String);
 
 fn options() -> Options {
     let mut options = Options::new();
     options
         .optmulti("", "only", "only scenarios with this in their names; may be repeated", "TEXT")
-        .optopt("", "minutes", "how long each lasts (default: as --list says)", "N")
+        .optopt("", "minutes", "minutes of each scenario (default: see --list)", "N")
         .optopt("", "seed", "what all chance comes from (default: another each time)", "N")
-        .optflag("", "list", "tell the scenarios, run none")
+        .optflag("", "list", "list the scenarios, run none")
         .optflag("h", "help", "show this help");
     options
 }
@@ -109,12 +107,12 @@ fn run(arguments: &[String]) -> Result<bool, Wrong> {
     Ok(is_kept)
 }
 
-/// Runs one scenario and tells what came of it.
+/// Runs one scenario and prints its result.
 fn play(scenario: &Scenario, run: &Run) -> bool {
     let (name, start) = (scenario.name, Instant::now());
     let outcome = catch_unwind(AssertUnwindSafe(|| scenario.run(run)));
     let elapsed_s = start.elapsed().as_secs();
-    let first_panic = FIRST_PANIC.lock().expect("nobody panics while he holds it").take();
+    let first_panic = FIRST_PANIC.lock().expect("no thread panics with it").take();
     match outcome {
         Ok(Ok(figures)) => println!("ok      {name} ({elapsed_s} s): {figures}"),
         Ok(Err(Skipped(why))) => println!("SKIPPED {name}: {why}"),
@@ -126,12 +124,12 @@ fn play(scenario: &Scenario, run: &Run) -> bool {
     true
 }
 
-/// What was told first is the cause; threads that come after it only miss it.
+/// The message of the first panic, which is the cause of later ones.
 static FIRST_PANIC: Mutex<Option<String>> = Mutex::new(None);
 
 fn keep_first_panic() {
     std::panic::set_hook(Box::new(|info| {
-        let mut first = FIRST_PANIC.lock().expect("nobody panics while he holds it");
+        let mut first = FIRST_PANIC.lock().expect("no thread panics with it");
         first.get_or_insert_with(|| info.to_string());
     }));
 }

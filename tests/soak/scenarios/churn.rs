@@ -81,7 +81,7 @@ struct Churn<'a> {
     samples: Samples,
 }
 
-/// One who puts and works.
+/// A client that puts and reserves.
 struct Member {
     client: Client,
     tube: String,
@@ -156,7 +156,7 @@ impl<'a> Churn<'a> {
         }
     }
 
-    /// Keeps the pace until the time is over; says how many operations there were.
+    /// Keeps the pace until the time is over; returns the number of operations.
     fn go_on_for(&mut self, run: &Run, daemon: &Daemon) -> u64 {
         let (started_at, first) = (run.elapsed(), self.ops);
         let mut next_sample = started_at;
@@ -324,7 +324,7 @@ impl<'a> Churn<'a> {
         let expected = self.members.len() as u64 + 1;
         // The new one counts once it is served.
         self.members[index].client.expect("list-tube-used\r\n", "USING default");
-        wait_until("the server knows who has gone", || {
+        wait_until("the server has closed the connection", || {
             self.observer.stat("current-connections") == expected
         });
         for id in gone.held {

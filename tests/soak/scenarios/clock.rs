@@ -92,7 +92,7 @@ impl FakeClock<'_> {
     }
 }
 
-/// Everything that takes two seconds, while the clock jumps; says how late the latest was.
+/// Runs all waits of two seconds while the clock jumps; returns the greatest delay.
 fn time_passes(clock: &FakeClock<'_>) -> Duration {
     const SPAN: Duration = Duration::from_secs(2);
     let (_daemon, address) = clock.start();
@@ -124,7 +124,7 @@ fn time_passes(clock: &FakeClock<'_>) -> Duration {
         (next, format!("RESERVED {held} 3")),
     ];
     thread::scope(|scope| {
-        let hear = |(mut client, line): (Client, String)| {
+        let receive = |(mut client, line): (Client, String)| {
             scope.spawn(move || {
                 assert_eq!(client.reply().line, line);
                 let took = start.elapsed();
@@ -132,14 +132,14 @@ fn time_passes(clock: &FakeClock<'_>) -> Duration {
                 took - SPAN
             })
         };
-        let heard = expected.map(hear);
+        let received = expected.map(receive);
         for hours in [3, -5, 48, -1, 0, 24 * 365, -7, 0] {
             clock.set_ahead(hours * HOUR_S);
             // So that it is looked at.
             assert!(Client::connect(address).ask("stats\r\n").line.starts_with("OK "));
             thread::sleep(Duration::from_millis(200));
         }
-        let late = heard.map(|thread| thread.join().expect("it was served well"));
+        let late = received.map(|thread| thread.join().expect("the client is served"));
         late.into_iter().max().unwrap_or_default()
     })
 }
@@ -175,7 +175,7 @@ fn restarts(clock: &FakeClock<'_>) {
     assert!(about_all.contains(&left_s), "{left_s} s are left of {DELAY_S}");
     // By the clock on the wall it is over.
     assert_eq!(time_left(2 * HOUR_S, before), ("ready".to_owned(), 0));
-    // By the clock on the wall it is hours away, which nobody has asked for.
+    // By the wall clock it is due in hours, longer than any delay of the test.
     for id in [before, after] {
         let (state, left_s) = time_left(-5 * HOUR_S, id);
         assert_eq!(state, "delayed");

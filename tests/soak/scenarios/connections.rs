@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 // ---- All at once ----
 
-/// Opens them, has each say something, lets them rest and wait, and closes them.
+/// Opens connections, sends a command on each, lets them idle and wait, and closes them.
 pub fn at_once(run: &Run) -> Outcome {
     /// Standard streams, what the server has open beside clients.
     const OTHERS: usize = 200;
@@ -84,12 +84,12 @@ impl<'a> Crowd<'a> {
     fn play(&mut self) {
         let mut clients: Vec<Client> =
             (0..self.count).map(|_| Client::connect(self.address)).collect();
-        self.say(&mut clients, "list-tube-used\r\n", "USING default");
+        self.ask_all(&mut clients, "list-tube-used\r\n", "USING default");
         assert_eq!(self.observer.stat("current-connections"), self.count as u64 + 1);
         assert_eq!(self.daemon.open_files(), self.files_before + self.count);
         self.idle_bytes = self.bytes_for_each();
         self.check_rest();
-        self.say(&mut clients, "watch crowd\r\n", "WATCHING 2");
+        self.ask_all(&mut clients, "watch crowd\r\n", "WATCHING 2");
         for client in &mut clients {
             client.send("reserve\r\n");
         }
@@ -108,7 +108,7 @@ impl<'a> Crowd<'a> {
         assert_eq!(self.observer.stat("current-tubes"), 1);
     }
 
-    fn say(&self, clients: &mut [Client], request: &str, line: &str) {
+    fn ask_all(&self, clients: &mut [Client], request: &str, line: &str) {
         for client in &mut *clients {
             client.send(request);
         }
@@ -125,7 +125,7 @@ impl<'a> Crowd<'a> {
         self.left_kib() * 1024 / self.count as u64
     }
 
-    /// Clients that say nothing cost no processor time.
+    /// Idle clients cost no processor time.
     fn check_rest(&self) {
         if !self.run.is_whole() {
             return;
@@ -139,7 +139,7 @@ impl<'a> Crowd<'a> {
 
 // ---- For moments ----
 
-/// Clients that come, say something or half of it, and go, while one works all the time.
+/// Clients connect, send a command or half of one, and disconnect, while one client works steadily.
 pub fn storms(run: &Run) -> Outcome {
     let (daemon, address) = Daemon::on_own_port(&[]);
     let mut observer = Client::connect(address);
@@ -315,7 +315,7 @@ impl Storm {
         }
     }
 
-    /// What was acknowledged is there, and nothing that nobody has sent.
+    /// Acknowledged jobs exist, and only jobs that were sent.
     fn check_jobs(&self, observer: &mut Client) {
         self.take_jobs(observer);
         let count = |jobs: &AtomicU64| jobs.load(Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! More clients than the server has descriptors: those inside are served, those outside get in as
-//! others leave, and nobody hears more of it than he must.
+//! More clients than descriptors: accepted clients are served, pending ones are accepted as others
+//! disconnect, and the log has one warning a minute.
 
 use super::{Outcome, Run};
 use crate::harness::client::Client;
@@ -19,7 +19,7 @@ pub fn run_out(run: &Run) -> Outcome {
     let (mut daemon, address) = Daemon::with_limit(LIMIT, &[]);
     let mut rounds = 0;
     let mut inside = 0;
-    // It has opened what it needs once somebody is served.
+    // The server has opened its own files once a client is served.
     let mut first = Client::connect(address);
     first.expect("list-tube-used\r\n", "USING default");
     let files_before = daemon.open_files() - 1;
@@ -36,10 +36,10 @@ pub fn run_out(run: &Run) -> Outcome {
     let complaints = 1 + log.lines().filter(|line| line.contains(COMPLAINT)).count();
     // Once, and then no more than once a minute.
     let minutes = usize::try_from(start.elapsed().as_secs() / 60).expect("it ends before that");
-    assert!(complaints <= 1 + minutes, "told {complaints} times: {log}");
+    assert!(complaints <= 1 + minutes, "{complaints} warnings: {log}");
     let with_binlog = beside_a_binlog(run);
     Ok(format!(
-        "{rounds} rounds with up to {inside} inside, told {complaints} times in the log; beside a \
+        "{rounds} rounds with up to {inside} inside, {complaints} warnings in the log; with a \
          binlog {with_binlog}"
     ))
 }

@@ -1,17 +1,15 @@
-//! What has become of each job, as far as its clients know: a ledger under one lock, in which
-//! everybody writes what he was told.
+//! A journal of the jobs of all clients, under one lock.
 //!
-//! It is exact although replies are read later than they are made, and whoever crashes reads
-//! none:
+//! It is exact although clients read replies late, and a client that crashes reads none:
 //!
-//! - A job is noted as held when `RESERVED` was read, and as let go before its holder sends what
-//!   gives it away, or closes. Whoever reads `RESERVED` of a job that is noted as held has been
-//!   given what somebody else still has: TTRs are long.
-//! - A server that is killed lets go of all at once, but its last replies are read when its
-//!   successor may have given the jobs to others. So everything is noted with the instance of the
-//!   server that has said it, and they are numbered.
-//! - A delete whose reply was not read may have been done or not. All others must be told of
-//!   exactly once, and the job never be seen again by a later instance, nor the same one.
+//! - A job is noted as held when its `RESERVED` was read, and as let go before its holder sends a
+//!   command that gives the job away, or closes. TTRs are long, so a `RESERVED` for a held job is
+//!   an error.
+//! - A server that is killed releases all jobs at once, but clients may read its last replies after
+//!   its successor has handed the jobs out again. Every note has the number of the instance of the
+//!   server that sent the reply.
+//! - A delete without a reply may have been done or not. Every other delete must be acknowledged
+//!   exactly once, and no later instance may hand the job out.
 
 use std::collections::HashMap;
 
@@ -46,11 +44,11 @@ pub struct Totals {
 
 /// A job under its id.
 struct Job {
-    /// Its body says so.
+    /// The number of its body.
     number: u64,
     is_acknowledged: bool,
     holder: Option<Holder>,
-    /// The last instance that has given it to somebody.
+    /// The last instance that has handed it out.
     reserved_by: Option<Instance>,
     deletion: Deletion,
 }
@@ -75,10 +73,10 @@ impl Ledger {
     /// The instance with this process id.
     pub fn instance(&self, pid: u64) -> Instance {
         let place = self.pids.iter().rposition(|&known| known == pid);
-        place.expect("who serves has been started")
+        place.expect("the instance was noted at its start")
     }
 
-    /// The number of a body that nobody else puts.
+    /// Returns a number for one body.
     pub fn next_number(&mut self) -> u64 {
         self.sent += 1;
         self.sent
@@ -147,16 +145,16 @@ impl Ledger {
                 Deletion::Told(_) => {}
                 Deletion::Unknown => self.totals.perhaps_deleted += 1,
                 Deletion::None => {
-                    // Who reserves it has seen it, so it must be there even if nobody was told.
-                    let told = if job.is_acknowledged { "was acknowledged" } else { "was seen" };
-                    panic!("job {id} {told} and is lost");
+                    // A job that was reserved exists, even without a reply to its put.
+                    let known = if job.is_acknowledged { "was acknowledged" } else { "was seen" };
+                    panic!("job {id} {known} and is lost");
                 }
             }
         }
     }
 
     fn job(&mut self, id: u64, number: u64) -> &mut Job {
-        assert!(number <= self.sent, "nobody has put the body of job {id}");
+        assert!(number <= self.sent, "no client has put the body of job {id}");
         let known = *self.ids.entry(number).or_insert(id);
         assert_eq!(known, id, "the same put has made two jobs");
         let job = self.jobs.entry(id).or_insert(Job {

@@ -1,5 +1,5 @@
-//! A limit of memory: puts until there is none left, in every shape that memory can be asked for.
-//! Then everything else goes on, and puts do when jobs have gone.
+//! A limit of memory: puts until none is left, in every shape of data. Other commands still work, and
+//! puts work again after deletes.
 
 use super::{Outcome, Run};
 use crate::harness::client::Client;
@@ -57,7 +57,7 @@ pub fn run_out(run: &Run) -> Outcome {
         write!(line, "clients alone: {}; ", clients_that_find_no_room()).expect("it is text");
     }
     loop {
-        // The others take seconds.
+        // The other shapes take seconds.
         for shape in &SHAPES[if run.is_whole() { 0..8 } else { 1..2 }] {
             let figures = shape.play();
             if rounds == 0 {
@@ -71,8 +71,8 @@ pub fn run_out(run: &Run) -> Outcome {
     }
 }
 
-/// Clients come until there is no memory for one more. Nobody is turned away: who is too many waits,
-/// and is served when others have gone.
+/// Connects clients until there is no memory for one more. That client waits, and is served when
+/// other clients have disconnected.
 fn clients_that_find_no_room() -> String {
     const LIMIT_KIB: u32 = 12_000;
     const MOST: usize = 15_000;
@@ -95,7 +95,7 @@ fn clients_that_find_no_room() -> String {
     inside.truncate(count / 2);
     outside.socket().set_read_timeout(Some(PATIENCE)).expect("it can be set");
     let reply = outside.reply().line;
-    assert!(reply == "WATCHING 2" || reply == "OUT_OF_MEMORY", "at last it is told {reply}");
+    assert!(reply == "WATCHING 2" || reply == "OUT_OF_MEMORY", "at last it receives {reply}");
     format!("{count} inside")
 }
 
@@ -109,7 +109,7 @@ impl Shape {
         let mut filled = Filled { daemon, address, client, ids: Vec::new(), crowd: Vec::new() };
         (self.fill)(&mut filled);
         let first = filled.ids.len();
-        filled.check_others_are_served();
+        filled.check_other_clients();
         // A part of it goes, and there is room again.
         filled.delete_some(first / 4);
         filled.crowd.truncate(filled.crowd.len() / 2);
@@ -129,7 +129,7 @@ impl Shape {
         (self.fill)(&mut filled);
         let second = filled.ids.len();
         assert!(second * 10 >= first * 8, "{}: {second} jobs now, {first} at first", self.name);
-        filled.check_others_are_served();
+        filled.check_other_clients();
         let Filled { daemon, .. } = filled;
         daemon.stop();
         format!("{first} jobs, then {second}")
@@ -149,7 +149,7 @@ impl Filled {
                 self.client.send(some.concat());
                 let mut is_full = false;
                 for _ in some {
-                    is_full |= !self.hear_inserted();
+                    is_full |= !self.take_inserted();
                 }
                 if is_full {
                     return;
@@ -160,7 +160,7 @@ impl Filled {
     }
 
     /// Whether a put was taken.
-    fn hear_inserted(&mut self) -> bool {
+    fn take_inserted(&mut self) -> bool {
         let reply = self.client.reply();
         let id = reply.number("INSERTED");
         assert!(id.is_some() || reply.line == "OUT_OF_MEMORY", "to a put: {}", reply.line);
@@ -168,8 +168,8 @@ impl Filled {
         id.is_some()
     }
 
-    /// Whatever needs no more than a little is done, for those who are here and who come.
-    fn check_others_are_served(&mut self) {
+    /// Commands that need little memory work, for old and new clients.
+    fn check_other_clients(&mut self) {
         let mut newcomers: Vec<Client> = (0..100).map(|_| Client::connect(self.address)).collect();
         for client in &mut newcomers {
             client.expect("list-tube-used\r\n", "USING default");
@@ -230,7 +230,7 @@ fn tubes(filled: &mut Filled) {
             return;
         }
         filled.client.send(put(0, 0, 3600, b"x"));
-        if !filled.hear_inserted() {
+        if !filled.take_inserted() {
             return;
         }
     }

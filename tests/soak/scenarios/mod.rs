@@ -1,8 +1,8 @@
-//! What the server is put through, and what it must keep to meanwhile. A file for each family.
+//! The scenarios of the soak, a file for each family.
 //!
-//! A scenario is a function that plays rounds until its time is over; what it finds wrong it
-//! says with a panic. In its short form it plays one small round, and asserts nothing that a slow
-//! machine could make untrue.
+//! A scenario is a function that plays rounds until its time is over, and panics when it finds an
+//! error. Its short form plays one small round, and asserts nothing that depends on the speed of
+//! the machine.
 
 mod churn;
 mod clock;
@@ -24,7 +24,7 @@ pub struct Scenario {
     pub name: &'static str,
     /// What happens, in a few words.
     pub what: &'static str,
-    /// How long it takes in its whole form, unless told otherwise.
+    /// How long its whole form takes by default.
     pub lasts: Duration,
     play: fn(&Run) -> Outcome,
 }
@@ -89,7 +89,12 @@ pub fn all() -> Vec<Scenario> {
     };
     vec![
         scenario("connections", 20, "10,000 at once, then none", connections::at_once),
-        scenario("storms", 20, "clients that come, say something and go", connections::storms),
+        scenario(
+            "storms",
+            20,
+            "clients that connect, send something and disconnect",
+            connections::storms,
+        ),
         scenario("slow", 20, "clients that write byte by byte, or do not read", slow::clients),
         scenario("descriptors", 15, "more clients than descriptors", descriptors::run_out),
         scenario("memory", 30, "less memory than is asked for", memory::run_out),

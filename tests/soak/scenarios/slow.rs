@@ -29,7 +29,7 @@ pub fn clients(run: &Run) -> Outcome {
             // The pages of large bodies are freed when they have been empty for 0.2 to 0.4 s.
             thread::sleep(Duration::from_millis(500));
             return Ok(format!(
-                "{rounds} rounds; at most {most_kib} KiB for {asked_kib} KiB that nobody read, \
+                "{rounds} rounds; at most {most_kib} KiB for {asked_kib} KiB of unread replies, \
                  where {limit_kib} were allowed; {} KiB at the end",
                 daemon.rss_kib()
             ));
@@ -39,7 +39,7 @@ pub fn clients(run: &Run) -> Outcome {
 
 // ---- Writers ----
 
-/// Byte by byte, everybody one in turn.
+/// All clients send byte by byte, in turns.
 fn write_slowly(run: &Run, address: SocketAddr, random: &mut Rng) {
     struct Writer {
         client: Client,
@@ -88,7 +88,7 @@ struct Memory {
     limit_kib: u64,
 }
 
-/// One who asks for much and puts beside it.
+/// A client with many requests and puts.
 struct Reader {
     client: Client,
     requests: Vec<u8>,
@@ -130,19 +130,19 @@ fn read_slowly(run: &Run, daemon: &Daemon, address: SocketAddr, random: &mut Rng
     let before_kib = daemon.rss_kib();
     daemon.reset_peak_rss();
     thread::scope(|scope| {
-        let mut heard = Vec::new();
+        let mut reading = Vec::new();
         for Reader { client, requests, expected } in readers {
             let mut writing = client.socket().try_clone().expect("a descriptor is free");
-            // It gets all of it rid only when somebody reads the replies.
+            // The requests are sent when the client reads the replies.
             scope.spawn(move || writing.write_all(&requests).expect("the server reads"));
-            heard.push((client, expected));
+            reading.push((client, expected));
         }
         wait_for_rest(daemon);
         // Others are served.
         observer.expect("list-tube-used\r\n", "USING known");
-        for (client, expected) in heard {
+        for (client, expected) in reading {
             let known = &known;
-            scope.spawn(move || hear(client, &expected, known));
+            scope.spawn(move || check_replies(client, &expected, known));
         }
     });
     let most_kib = daemon.peak_rss_kib().saturating_sub(before_kib);
@@ -194,7 +194,7 @@ impl Reader {
 }
 
 /// The replies, whole and in order.
-fn hear(mut client: Client, expected: &[Expected], known: &[Known]) {
+fn check_replies(mut client: Client, expected: &[Expected], known: &[Known]) {
     assert_eq!(client.reply().line, "USING put-slowly");
     for expected in expected {
         let reply = client.reply();
@@ -210,8 +210,7 @@ fn hear(mut client: Client, expected: &[Expected], known: &[Known]) {
 }
 
 /// Waits until the server sleeps and has used no processor time between two looks: then there is
-/// nothing that it can do before somebody reads. Half of a busy machine makes a look take longer,
-/// and does not put the server to sleep.
+/// nothing to do until a client reads.
 fn wait_for_rest(daemon: &Daemon) {
     const PAUSE: Duration = Duration::from_millis(100);
     wait_until("the server rests", || {

@@ -1,5 +1,5 @@
-//! A server that is stopped while time passes and clients write: once it goes on, all that is due
-//! is done and all that was asked is answered.
+//! A server that is stopped while time passes and clients write: once it continues, all that is due
+//! is done and all requests have replies.
 
 use super::{Outcome, Run};
 use crate::harness::client::Client;
@@ -32,7 +32,7 @@ pub fn go_on(run: &Run) -> Outcome {
     }
 }
 
-/// Stopped for longer than what runs out after a second; says how many requests were answered.
+/// Stops the server until timers of one second are due; returns the number of requests.
 fn stop_once(run: &Run, daemon: &Daemon, address: SocketAddr, span: Duration) -> usize {
     let mut due = Due::begin(address);
     let mut writers: Vec<Client> = (0..10).map(|_| Client::connect(address)).collect();
@@ -48,7 +48,7 @@ fn stop_once(run: &Run, daemon: &Daemon, address: SocketAddr, span: Duration) ->
             client.send(put(0, 0, 60, numbered_body(number * 10 + index as u64, 100)));
         }
     }
-    // Those who come meanwhile find room in the backlog.
+    // New connections find room in the backlog.
     let mut newcomers: Vec<Client> = (0..20).map(|_| Client::connect(address)).collect();
     for client in &mut newcomers {
         client.send("list-tube-used\r\n");
@@ -56,7 +56,7 @@ fn stop_once(run: &Run, daemon: &Daemon, address: SocketAddr, span: Duration) ->
     thread::sleep(span.saturating_sub(stopped_at.elapsed()));
     daemon.signal(Signal::CONT);
 
-    due.hear();
+    due.receive();
     for client in &mut newcomers {
         assert_eq!(client.reply().line, "USING default");
     }
@@ -117,9 +117,9 @@ impl Due {
         }
     }
 
-    fn hear(self) {
+    fn receive(self) {
         let Due { mut waiting, mut holder, mut delayed, mut paused, mut soon } = self;
-        // Its time to wait began when it was heard.
+        // Its timeout began when the server read the command.
         assert_eq!(waiting.reply().line, "TIMED_OUT");
         delayed.expect_reserved();
         paused.expect_reserved();

@@ -73,7 +73,7 @@ fn play(run: &Run, directory: Option<TempDir>) -> String {
 /// Where all this happens.
 struct Field<'a> {
     run: &'a Run,
-    /// Kept here, so that clients who come between two servers wait for the next.
+    /// Kept open, so that connections between two servers wait for the next.
     listener: TcpListener,
     address: SocketAddr,
     directory: Option<TempDir>,
@@ -106,7 +106,7 @@ impl Field<'_> {
     }
 
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.ledger.lock().expect("nobody has found anything wrong")
+        self.ledger.lock().expect("no client has found an error")
     }
 
     fn is_over(&self) -> bool {
@@ -121,7 +121,7 @@ impl Field<'_> {
         let mut next_kill = Instant::now();
         let mut kills = 0;
         let mut last = (0, Instant::now());
-        // A player who finds something wrong ends it too.
+        // A player that finds an error ends the run too.
         while !self.is_over() {
             thread::sleep(Duration::from_millis(2));
             if self.ledger.is_poisoned() {
@@ -139,7 +139,7 @@ impl Field<'_> {
                 last = (inserted, Instant::now());
             } else if last.1.elapsed() > PATIENCE {
                 self.end();
-                panic!("nothing is put any more: jobs are lost, or nobody is served");
+                panic!("no job is put any more: jobs are lost, or clients are not served");
             }
             let is_due = if self.run.is_whole() {
                 next_kill <= Instant::now()
@@ -202,10 +202,10 @@ impl Field<'_> {
         daemon.kill();
         let path = path_text(directory.path());
         let check = run_to_its_end(&["-b", path, "--check"]);
-        let told = String::from_utf8_lossy(&check.stdout);
-        assert!(check.status.success(), "the binlog is not sound: {told}");
-        assert!(told.contains(" 0 jobs: sound"), "there are jobs again: {told}");
-        assert!(!told.contains("damaged"), "{told}");
+        let report = String::from_utf8_lossy(&check.stdout);
+        assert!(check.status.success(), "the binlog is not sound: {report}");
+        assert!(report.contains(" 0 jobs: sound"), "there are jobs again: {report}");
+        assert!(!report.contains("damaged"), "{report}");
     }
 }
 
@@ -310,7 +310,7 @@ impl<'a> Player<'a> {
         self.begin_something(session)
     }
 
-    /// The last that a worker says before it crashes; it reads no reply.
+    /// Sends the last command of a worker that crashes; it reads no reply.
     fn begin_something(&mut self, session: &mut Session) -> io::Result<()> {
         let held = session.held.last().copied().unwrap_or_default();
         match self.random.u32(..8) {
