@@ -1,16 +1,17 @@
-//! What operations cost: our server beside any others, in one run.
+//! The cost of operations: our server against any others, in one run.
 //!
 //! `make bench AGAINST='/usr/bin/beanstalkd'` runs all scenarios; `ARGS='--only tubes'` those
 //! with this in their names. Servers are started by the benchmark, on one core, while it
-//! drives them from another; they take their rounds in turn, and medians are told. A built-in
+//! drives them from another; the servers run in turns, and medians are printed. A built-in
 //! server without a queue gives the ceiling.
 //!
-//! This file owns the command line. [`scenarios`] tells what is measured, [`rounds`] who
-//! plays when, [`server`] starts servers and reads what they use, [`machine`] selects the core, [`instructions`] counts those of user space; [`client`] makes the load that [`load`] describe, beside which [`scrape`] asks for metrics, [`report`] and
-//! [`picture`] show what came of it.
-#![allow(unreachable_pub, reason = "a program has no interface for others")]
-#![allow(clippy::disallowed_methods, reason = "a benchmark looks at the clock")]
-#![allow(clippy::cast_precision_loss, reason = "figures are told with three digits")]
+//! This file owns the command line, [`scenarios`] what is measured, [`rounds`] the order of servers,
+//! [`server`] a server and its figures, [`machine`] the cores, [`instructions`] their count in user
+//! space, [`client`] the load generator, [`load`] the requests, [`scrape`] the scrapes next to the
+//! load, [`report`] and [`picture`] the output.
+#![allow(unreachable_pub, reason = "a program has no interface")]
+#![allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
+#![allow(clippy::cast_precision_loss, reason = "figures have three digits")]
 
 mod client;
 mod figures;
@@ -51,7 +52,7 @@ fn main() -> ExitCode {
     match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Wrong(what)) => {
-            eprintln!("bench: {what}\nmake bench ARGS=--help shows what can be said");
+            eprintln!("bench: {what}\nmake bench ARGS=--help lists the flags");
             ExitCode::from(2)
         }
     }
@@ -59,10 +60,10 @@ fn main() -> ExitCode {
 
 const USAGE: &str = "Use: bench [OPTIONS] SERVER [SERVER...]
 
-Measures beanstalkd servers. Ratios set all others beside the first, and the first beside
+Measures beanstalkd servers. Ratios compare all others with the first, and the first with
 a server that keeps no queue.";
 
-/// What whoever has started the benchmark needs to put right: the command line, a file.
+/// An error of the command line or of a file.
 struct Wrong(String);
 
 fn options() -> Options {
@@ -87,7 +88,7 @@ fn options() -> Options {
             "count the instructions in user space of a command with valgrind, on 1 and on 50 \
              connections, and measure nothing else",
         )
-        .optflag("", "list", "tell the scenarios, measure nothing")
+        .optflag("", "list", "list the scenarios, measure nothing")
         .optflag("h", "help", "show this help");
     options
 }
@@ -154,14 +155,14 @@ fn measure(matches: &Matches, scenarios: &[Scenario]) -> Result<(), Wrong> {
     machine::move_to_second_core();
     if machine::core_count() == 1 {
         eprintln!(
-            "bench: server and client share the only core: latencies and stalls say nothing here"
+            "bench: server and client share the only core: latencies and stalls mean nothing here"
         );
     }
     let open_files = program::raise_open_files();
     let mut document = Document::default();
     let json = matches.opt_str("json");
-    // Before anything else, in case it cannot be written; and anew after each scenario:
-    // whatever ends the benchmark, that much is there.
+    // Before anything else, in case it cannot be written; and again after each scenario, so that
+    // an aborted benchmark leaves its figures.
     let write = |document: &Document| match &json {
         Some(path) => write_file(path, &document.text(&programs)),
         None => Ok(()),

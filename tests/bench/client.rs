@@ -1,6 +1,6 @@
 //! The load generator: many connections on one thread, driven by readiness.
 //!
-//! A [`Pool`] keeps the connections; what they say is told by a [`Script`]. It is a closed
+//! A [`Pool`] keeps the connections; a [`Script`] makes their requests. It is a closed
 //! loop: a connection sends its next requests as soon as all replies to the last ones are
 //! in, with one write straight after the read. Beside the load a [`Probe`] may ask a cheap
 //! question every millisecond, on a connection of its own, and note how long it waited; and a
@@ -17,17 +17,17 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// What the connections of a pool say, and what becomes of the replies.
+/// Makes the requests of a pool and takes the replies.
 pub trait Script {
-    /// Appends the next requests of a connection; tells how many replies they have. None:
-    /// the connection has nothing more to say in this run. Once the run `is_over` a script
-    /// only ends what it has begun.
+    /// Appends the next requests of a connection; returns the number of their replies, or 0 if the
+    /// connection has no more requests in this run. Once the run `is_over` a script only completes
+    /// what it has begun.
     fn ask(&mut self, connection: usize, is_over: bool, output: &mut Vec<u8>) -> usize;
 
     /// A whole reply has come in on this connection.
-    fn hear(&mut self, connection: usize, reply: Reply);
+    fn receive(&mut self, connection: usize, reply: Reply);
 
-    /// Whether the run can end while so many connections await replies.
+    /// Returns whether the run can end while `busy` connections await replies.
     fn is_finished(&self, busy: usize) -> bool {
         busy == 0
     }
@@ -50,7 +50,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// As long as the script has something to say, but not longer than this.
+    /// Until the script has no more requests, and at most this long.
     pub fn within(patience: Duration) -> Limits {
         let deadline = Instant::now() + patience;
         Limits { over_at: deadline, deadline }
@@ -88,7 +88,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Opens so many connections.
+    /// Opens connections.
     pub fn connect(address: SocketAddr, count: usize) -> Pool {
         /// Enough for four of the largest bodies.
         const BUFFER_SIZE: usize = 256 << 10;
@@ -106,13 +106,13 @@ impl Pool {
         }
     }
 
-    /// Opens so many connections, and leaves out of latencies the time in which server or client waited
+    /// Opens connections, and leaves out of latencies the time in which server or client waited
     /// for a core. To find that out takes the client a microsecond or two for each reply.
     pub fn without_noise(address: SocketAddr, count: usize, waits: Waits) -> Pool {
         Pool { waits: Some(waits), ..Pool::connect(address, count) }
     }
 
-    /// Opens so many connections and one more, for a probe.
+    /// Opens connections, and one more for a probe.
     pub fn with_probe(address: SocketAddr, count: usize, question: Question, waits: Waits) -> Pool {
         let mut pool = Pool::connect(address, count);
         let connection = Connection::open(&pool.poll, address, PROBE);
@@ -120,7 +120,7 @@ impl Pool {
         pool
     }
 
-    /// Lets the connections say what the script tells them, until it or the time ends.
+    /// Runs the script on the connections until it or the time ends.
     pub fn run(&mut self, script: &mut impl Script, limits: Limits) -> Outcome<Run> {
         let mut run = Run { replies: 0, latencies: Vec::with_capacity(1 << 16) };
         let mut events = Events::with_capacity(1024);
@@ -138,7 +138,7 @@ impl Pool {
             self.wait(&mut events, now, limits.deadline);
             for event in &events {
                 if event.token() == PROBE {
-                    self.hear_probe();
+                    self.receive_probe();
                     continue;
                 }
                 if event.token() == SCRAPER {
@@ -150,7 +150,7 @@ impl Pool {
                     self.connections[index].flush();
                 }
                 if event.is_readable() {
-                    self.hear(index, script, limits, &mut run);
+                    self.receive(index, script, limits, &mut run);
                 }
             }
             if let Some(scraper) = self.scraper.as_mut().filter(|scraper| scraper.is_ready) {
@@ -171,18 +171,18 @@ impl Pool {
         self.scraper.take().map(Scraper::end).unwrap_or_default()
     }
 
-    /// Lets nobody but the probe say anything for so long.
+    /// Lets only the probe send requests for this time.
     pub fn watch(&mut self, duration: Duration) {
         let end = Instant::now() + duration;
         self.watch_until(end, |_| false);
     }
 
-    /// The same, but only until the probe hears that there is no such job.
+    /// The same, until the probe receives NOT_FOUND.
     pub fn watch_for_none(&mut self, patience: Duration) {
         self.watch_until(Instant::now() + patience, |probe| probe.stalls.none_found_at.is_some());
     }
 
-    /// The same, but only until the probe hears of so many ready jobs.
+    /// The same, until this number of jobs is ready.
     pub fn watch_for_ready(&mut self, jobs: u64, patience: Duration) {
         self.watch_until(Instant::now() + patience, |probe| probe.stalls.ready_jobs >= jobs);
     }
@@ -196,7 +196,7 @@ impl Pool {
             }
             self.wait(&mut events, now, end);
             if events.iter().any(|event| event.token() == PROBE) {
-                self.hear_probe();
+                self.receive_probe();
             }
         }
     }
@@ -254,10 +254,10 @@ impl Pool {
         }
     }
 
-    fn hear(&mut self, index: usize, script: &mut impl Script, limits: Limits, run: &mut Run) {
+    fn receive(&mut self, index: usize, script: &mut impl Script, limits: Limits, run: &mut Run) {
         let connection = &mut self.connections[index];
         let before = connection.awaited;
-        connection.receive(&mut self.buffer, |reply| script.hear(index, reply));
+        connection.receive(&mut self.buffer, |reply| script.receive(index, reply));
         run.replies += (before - connection.awaited) as u64;
         if before > 0 && connection.awaited == 0 {
             let (now, asked_at) = (Instant::now(), connection.asked_at);
@@ -270,9 +270,9 @@ impl Pool {
         }
     }
 
-    fn hear_probe(&mut self) {
+    fn receive_probe(&mut self) {
         let probe = self.probe.as_mut().expect("only a probe has this token");
-        probe.hear(&mut self.buffer);
+        probe.receive(&mut self.buffer);
     }
 }
 
@@ -287,9 +287,9 @@ pub enum Question {
     Use,
     /// A job is put, and deleted the next time.
     PutAndDelete,
-    /// `peek-delayed`: tells at the same time when none is delayed any more.
+    /// `peek-delayed`: shows at the same time when no job is delayed any more.
     PeekDelayed,
-    /// `stats-tube default`: tells at the same time how many jobs are ready.
+    /// `stats-tube default`: shows at the same time how many jobs are ready.
     ReadyJobs,
 }
 
@@ -314,7 +314,7 @@ impl Probe {
         let mut probe =
             Probe { connection, question, due, stalls, job: None, waits, waited_before };
         if question == Question::PutAndDelete {
-            // So that nobody else reserves its jobs.
+            // So that no other client reserves its jobs.
             probe.connection.output.extend_from_slice(b"use probe\r\n");
             probe.connection.send(1, due);
         }
@@ -347,10 +347,10 @@ impl Probe {
         Duration::MAX
     }
 
-    fn hear(&mut self, buffer: &mut [u8]) {
-        let mut heard = None;
-        self.connection.receive(buffer, |reply| heard = Some(reply));
-        let Some(reply) = heard else { return };
+    fn receive(&mut self, buffer: &mut [u8]) {
+        let mut received = None;
+        self.connection.receive(buffer, |reply| received = Some(reply));
+        let Some(reply) = received else { return };
         let now = Instant::now();
         self.note(now);
         match reply {
@@ -376,9 +376,9 @@ pub struct Stalls {
     /// The longest of all questions, each less the time in which server or client waited for
     /// a core. The stall is at least this, and at most `worst`.
     worst_of_server: Duration,
-    /// When it first heard that there is no such job.
+    /// When it first received NOT_FOUND.
     pub none_found_at: Option<Instant>,
-    /// How many jobs are ready, as far as it has heard.
+    /// The last known number of ready jobs.
     pub ready_jobs: u64,
 }
 
@@ -452,8 +452,8 @@ impl Connection {
     }
 
     /// Reads what there is. A read that does not fill the buffer has taken all: what comes
-    /// later is announced anew.
-    fn receive(&mut self, buffer: &mut [u8], mut hear: impl FnMut(Reply)) {
+    /// later is reported again.
+    fn receive(&mut self, buffer: &mut [u8], mut take: impl FnMut(Reply)) {
         loop {
             let count = match self.stream.read(buffer) {
                 Ok(0) => panic!("the server has closed a connection"),
@@ -464,7 +464,7 @@ impl Connection {
             let awaited = &mut self.awaited;
             self.framing.cut(&buffer[..count], |reply| {
                 *awaited = awaited.checked_sub(1).expect("no reply comes unasked");
-                hear(reply);
+                take(reply);
             });
             if count < buffer.len() {
                 return;

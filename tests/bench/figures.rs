@@ -9,7 +9,7 @@ impl Figures {
         self.0.push((name.to_owned(), value));
     }
 
-    /// Those of the names that are told.
+    /// The figures with these names.
     pub fn only(mut self, names: &[&str]) -> Figures {
         self.0.retain(|(name, _)| names.contains(&name.as_str()));
         self

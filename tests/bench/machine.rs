@@ -1,4 +1,4 @@
-//! The machine: its cores, and who runs on which of them.
+//! The cores of the machine, and which process runs on which core.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::sync::LazyLock;
@@ -37,7 +37,7 @@ fn pin_to(core: usize) {
     sched_setaffinity(None, &set).expect("a core that is there can be chosen");
 }
 
-/// What figures depend on beside the server.
+/// The kernel, on which figures depend too.
 pub fn kernel_version() -> String {
     let version = std::fs::read_to_string("/proc/sys/kernel/osrelease");
     version.map(|version| version.trim().to_owned()).unwrap_or_default()

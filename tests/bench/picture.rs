@@ -80,7 +80,7 @@ const PLOT_WIDTH: f64 = 350.0;
 const PLOT_HEIGHT: f64 = 220.0;
 /// From the ends of the plot to the outermost points.
 const INSET: f64 = 30.0;
-/// Our own server first; told apart in grey too.
+/// Our own server first; the colors differ in grey too.
 const COLOURS: [&str; 5] = ["#0550ae", "#d1500a", "#6e7781", "#8250df", "#1a7f37"];
 
 /// The vertical axis.
@@ -182,7 +182,7 @@ impl Line {
     }
 }
 
-/// Two builds may say that they are the same.
+/// Two builds may have the same version.
 fn tell_apart(lines: &mut [Line]) {
     let names: Vec<String> = lines.iter().map(|line| line.name.clone()).collect();
     for line in lines {

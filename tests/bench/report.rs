@@ -1,4 +1,4 @@
-//! What is told: a plain table for each scenario, and a JSON document of everything.
+//! The output: a plain table for each scenario, and a JSON document of everything.
 
 use crate::figures::{Series, median};
 use crate::machine;
@@ -28,9 +28,9 @@ pub fn print(scenario: &Scenario, rows: &[Row]) {
     print_table(&table);
 }
 
-/// All other servers beside the first, and the first beside the ceiling.
+/// All other servers against the first, and the first against the ceiling.
 fn ratios(rows: &[Row], columns: &[&str]) -> Vec<Line> {
-    let (first, others) = rows.split_first().expect("somebody always takes part");
+    let (first, others) = rows.split_first().expect("there is at least one server");
     let compare = |other: &Row| {
         let (of, to) = match other.program {
             Program::Limit => (first, other),
@@ -65,7 +65,7 @@ fn print_table(lines: &[Line]) {
     }
 }
 
-/// The names of all figures, in the order in which they were first told.
+/// The names of all figures, in the order of their first use.
 fn columns(rows: &[Row]) -> Vec<&str> {
     let mut names: Vec<&str> = Vec::new();
     for (name, _) in rows.iter().filter_map(|row| row.series.as_ref()).flat_map(|row| &row.0) {

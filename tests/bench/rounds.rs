@@ -107,7 +107,7 @@ impl Player {
     }
 }
 
-/// All who take part, with those that were too slow.
+/// All servers, with those that were too slow.
 struct Players(Vec<(Program, Outcome<Player>)>);
 
 impl Players {
@@ -117,7 +117,7 @@ impl Players {
         Players(programs.iter().map(start).collect())
     }
 
-    /// Each in turn; who is too slow once is out.
+    /// One after the other; a server that is too slow once is left out.
     fn play(&mut self, play: fn(&mut Player) -> Outcome<()>) {
         for (_, player) in &mut self.0 {
             if let Ok(playing) = player

@@ -1,5 +1,5 @@
 //! A scraper that asks for metrics again and again, on the thread of the load generator, a little at a
-//! time. The time that this takes is noted, so that nobody mistakes it for the server's.
+//! time. The time that this takes is noted and not counted as the server's.
 
 use crate::figures::Figures;
 use mio::net::TcpStream;
@@ -60,7 +60,10 @@ impl Scraper {
         match self.stream.read(&mut buffer[..READ_LEN]) {
             Ok(0) => self.begin_again(),
             Ok(count) => {
-                assert!(self.len > 0 || buffer.starts_with(GOOD), "metrics are told");
+                assert!(
+                    self.len > 0 || buffer.starts_with(GOOD),
+                    "the page of metrics is not served"
+                );
                 self.len += count as u64;
                 self.scrapes.bytes += count as u64;
             }

@@ -1,4 +1,4 @@
-//! One server under test: starting it, ending it, and what the kernel says of it.
+//! One server under test: its start, its end, and its figures.
 
 use crate::client::{Outcome, Run, TooSlow, nanoseconds};
 use crate::figures::Figures;
@@ -20,20 +20,20 @@ pub const MIB: f64 = 1024.0 * 1024.0;
 /// What can be started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Program {
-    /// A server that speaks the protocol, what it says it is, and whether it knows `--metrics`.
+    /// A server with its version, and whether it has `--metrics`.
     Real { path: String, version: String, can_tell_metrics: bool },
     /// The ceiling.
     Limit,
 }
 
 impl Program {
-    /// The server at this path, if it says what it is.
+    /// The server at this path, if it prints its version.
     pub fn find(path: &str) -> Result<Program, String> {
         let output = Command::new(path).arg("-v").stdin(Stdio::null()).output();
         let output = output.map_err(|error| format!("{path}: {error}"))?;
         let version = String::from_utf8_lossy(&output.stdout).trim().to_owned();
         if version.is_empty() {
-            return Err(format!("{path}: says no version when asked with -v"));
+            return Err(format!("{path}: prints no version with -v"));
         }
         let help = Command::new(path).arg("-h").stdin(Stdio::null()).output();
         let help = help.map_err(|error| format!("{path}: {error}"))?;
@@ -71,7 +71,7 @@ pub struct Setup {
 /// A running server; killed when it goes out of scope.
 pub struct Server {
     pub address: SocketAddr,
-    /// Where it tells metrics.
+    /// The address of its metrics.
     pub metrics: Option<SocketAddr>,
     command: Command,
     process: Process,
@@ -132,7 +132,7 @@ impl Server {
         instructions.expect("the scenario has asked for it").count()
     }
 
-    /// Starts it anew, with the same flags and binlog.
+    /// Starts it again, with the same flags and binlog.
     pub fn start_again(&mut self, patience: Duration) -> Outcome<()> {
         self.process = spawn_on_first_core(&mut self.command);
         self.wait_for_port(patience)
@@ -153,7 +153,7 @@ impl Server {
         Ok(())
     }
 
-    /// Runs something against the server, and tells what it has cost.
+    /// Runs work against the server, and returns its cost.
     pub fn measure(&self, work: impl FnOnce() -> Outcome<Run>) -> Outcome<Measured> {
         let trace = self.is_traced.then(|| Trace::start(self.pid())).flatten();
         let (cpu_before_ns, start) = (self.cpu_ns(), Instant::now());
@@ -249,7 +249,7 @@ impl Measured {
 }
 
 /// Not every server takes an inherited socket, so a free port is looked for and given up again;
-/// whoever starts a benchmark can start it anew.
+/// a benchmark that fails for this can be started again.
 fn free_address() -> SocketAddr {
     let probe = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback has a free port");
     probe.local_addr().expect("a bound socket has an address")

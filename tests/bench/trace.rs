@@ -1,5 +1,5 @@
 //! System calls of a process, and instructions where the machine counts them: `perf` if it
-//! works here, else `strace`, else nobody counts.
+//! works here, else `strace`, else none.
 
 use crate::harness::process::Process;
 use rustix::process::Signal;
@@ -48,7 +48,7 @@ impl Trace {
 
 impl Tool {
     fn attach(self, pid: u32) -> Option<Trace> {
-        /// Neither tool says when it has begun.
+        /// Neither tool reports that it has attached.
         const TIME_TO_ATTACH: Duration = Duration::from_millis(300);
         let pid = pid.to_string();
         let mut command = match self {

@@ -1,6 +1,6 @@
 //! How long a server and its client could have run but had no core: other programs had it
 //! or, where there is only one, each other. A stall that comes of other programs is the
-//! machine's, not the server's; with one core nobody can tell the two apart.
+//! machine's, not the server's; with one core the two cannot be separated.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

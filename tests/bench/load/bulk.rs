@@ -6,7 +6,7 @@ use crate::reply::Reply;
 use fastrand::Rng;
 use std::time::{Duration, Instant};
 
-/// Puts so many jobs, pipelined.
+/// Puts a number of jobs, pipelined.
 pub struct Fill {
     left: usize,
     priority: Priority,
@@ -52,7 +52,7 @@ impl Script for Fill {
         count
     }
 
-    fn hear(&mut self, _: usize, _: Reply) {}
+    fn receive(&mut self, _: usize, _: Reply) {}
 }
 
 /// The priorities of jobs.
@@ -69,7 +69,7 @@ pub enum Delay {
     Until(Instant),
 }
 
-/// Reserves so many jobs, pipelined, and keeps them.
+/// Reserves a number of jobs, pipelined, and keeps them.
 pub struct Take {
     left: usize,
     pub ids: Vec<u64>,
@@ -88,14 +88,14 @@ impl Script for Take {
         count
     }
 
-    fn hear(&mut self, _: usize, reply: Reply) {
+    fn receive(&mut self, _: usize, reply: Reply) {
         if let Reply::Reserved(id) = reply {
             self.ids.push(id);
         }
     }
 }
 
-/// Reserves so many jobs and deletes or buries them, in turns, pipelined, on one connection.
+/// Reserves a number of jobs and deletes or buries them, pipelined, on one connection.
 pub struct Drain {
     take: Take,
     end: fn(&mut Vec<u64>, &mut Vec<u8>) -> usize,
@@ -125,8 +125,8 @@ impl Script for Drain {
         }
     }
 
-    fn hear(&mut self, connection: usize, reply: Reply) {
-        self.take.hear(connection, reply);
+    fn receive(&mut self, connection: usize, reply: Reply) {
+        self.take.receive(connection, reply);
     }
 }
 
@@ -153,8 +153,8 @@ impl Script for Consume {
         deleted + self.take.ask(connection, is_over, output)
     }
 
-    fn hear(&mut self, connection: usize, reply: Reply) {
-        self.take.hear(connection, reply);
+    fn receive(&mut self, connection: usize, reply: Reply) {
+        self.take.receive(connection, reply);
     }
 }
 
@@ -190,7 +190,7 @@ impl<Lines: Iterator<Item = String>> Script for Say<Lines> {
         count
     }
 
-    fn hear(&mut self, _: usize, reply: Reply) {
+    fn receive(&mut self, _: usize, reply: Reply) {
         assert!(reply != Reply::NotFound, "every job that is named is there");
     }
 }

@@ -7,7 +7,7 @@ use fastrand::Rng;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Puts a batch of jobs, reserves as many, deletes those, and begins again. Each connection
-/// puts before it reserves, so that nobody waits.
+/// puts before it reserves, so that no connection waits.
 pub struct Cycle {
     put: Vec<u8>,
     batch: usize,
@@ -50,7 +50,7 @@ impl Script for Cycle {
         self.batch
     }
 
-    fn hear(&mut self, connection: usize, reply: Reply) {
+    fn receive(&mut self, connection: usize, reply: Reply) {
         if let Reply::Reserved(id) = reply {
             self.turns[connection].reserved.push(id);
         }
@@ -75,8 +75,8 @@ impl Script for CycleUntil<'_> {
         self.cycle.ask(connection, is_over, output)
     }
 
-    fn hear(&mut self, connection: usize, reply: Reply) {
-        self.cycle.hear(connection, reply);
+    fn receive(&mut self, connection: usize, reply: Reply) {
+        self.cycle.receive(connection, reply);
     }
 }
 
@@ -101,7 +101,7 @@ enum Phase {
     Delete,
 }
 
-/// Puts a job into one of so many tubes, at random, reserves and deletes it. All of the tubes
+/// Puts a job into a random tube, reserves and deletes it. All of the tubes
 /// are watched already.
 pub struct Watcher {
     tubes: usize,
@@ -140,14 +140,14 @@ impl Script for Watcher {
         }
     }
 
-    fn hear(&mut self, _: usize, reply: Reply) {
+    fn receive(&mut self, _: usize, reply: Reply) {
         if let Reply::Reserved(id) = reply {
             self.turn.reserved.push(id);
         }
     }
 }
 
-/// Uses one of so many tubes after another, at random.
+/// Uses random tubes.
 pub struct UseRandom {
     tubes: usize,
     random: Rng,
@@ -168,5 +168,5 @@ impl Script for UseRandom {
         1
     }
 
-    fn hear(&mut self, _: usize, _: Reply) {}
+    fn receive(&mut self, _: usize, _: Reply) {}
 }

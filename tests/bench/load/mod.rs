@@ -1,4 +1,4 @@
-//! What the clients of the scenarios say, each kind of client a small state machine.
+//! The requests of the clients, each kind of client a small state machine.
 
 mod bulk;
 mod cycle;

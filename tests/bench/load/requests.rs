@@ -10,7 +10,7 @@ pub fn repeat(request: &[u8], count: usize, output: &mut Vec<u8>) {
     }
 }
 
-/// Deletes all of these; tells how many they were.
+/// Deletes these jobs; returns their number.
 pub fn delete_all(ids: &mut Vec<u64>, output: &mut Vec<u8>) -> usize {
     let count = ids.len();
     for id in ids.drain(..) {
@@ -19,7 +19,7 @@ pub fn delete_all(ids: &mut Vec<u64>, output: &mut Vec<u8>) -> usize {
     count
 }
 
-/// Buries all of these, with priorities as good as random; tells how many they were.
+/// Buries these jobs with pseudo-random priorities; returns their number.
 pub fn bury_all(ids: &mut Vec<u64>, output: &mut Vec<u8>) -> usize {
     /// A large prime number.
     const SCATTER: u64 = 2_654_435_761;
@@ -41,7 +41,7 @@ pub fn write_use(number: usize, output: &mut Vec<u8>) {
     write!(output, "use tube-{number}\r\n").expect("memory takes it");
 }
 
-/// A plain job, for clients that say the same again and again.
+/// A plain job, for clients that repeat one request.
 pub fn put_request(body_size: usize) -> Vec<u8> {
     let mut request = Vec::new();
     write_put(0, 0, 60, body_size, &mut request);

@@ -56,9 +56,9 @@ impl Script for HandOff {
         1
     }
 
-    fn hear(&mut self, connection: usize, reply: Reply) {
+    fn receive(&mut self, connection: usize, reply: Reply) {
         match reply {
-            // Whether its worker or the producer hears of the first job first is chance.
+            // The reply of the worker or that of the producer comes first.
             Reply::Inserted(id) => _ = self.first_id.get_or_insert(id),
             Reply::Reserved(id) => {
                 let first_id = *self.first_id.get_or_insert(id);
@@ -100,7 +100,7 @@ impl Script for Rescue {
         1
     }
 
-    fn hear(&mut self, _: usize, reply: Reply) {
+    fn receive(&mut self, _: usize, reply: Reply) {
         match reply {
             Reply::Reserved(id) => {
                 self.came.push((id, Instant::now()));

@@ -1,4 +1,4 @@
-//! What connections cost that say nothing.
+//! The cost of idle connections.
 
 use super::{Scenario, Turns};
 use crate::client::{Limits, Pool};

@@ -1,5 +1,5 @@
 //! Millions of jobs: filling, working at that depth, draining, and what is left of the
-//! memory; a probe looks for the moments in which nobody else is served.
+//! memory; a probe measures stalls of other clients.
 
 use super::{Round, Scenario, Settings, Turns};
 use crate::client::{Limits, Outcome, Pool, Question};

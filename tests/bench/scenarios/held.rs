@@ -49,7 +49,7 @@ impl Holder {
         Holder { pool, ids: Vec::new(), random: Rng::with_seed(1), patience: settings.patience }
     }
 
-    /// Puts and reserves what is missing from so many.
+    /// Puts and reserves the jobs that are missing.
     fn hold(&mut self, count: usize) -> Outcome<()> {
         let limits = Limits::within(self.patience);
         let missing = count - self.ids.len();

@@ -34,7 +34,7 @@ pub struct Scenario {
 /// Makes a server ready for its rounds.
 pub type Prepare = Box<dyn Fn(&mut Server, &Settings) -> Outcome<Round>>;
 
-/// Runs a round and tells its figures.
+/// Runs a round and returns its figures.
 pub type Round = Box<dyn FnMut(&mut Server) -> Outcome<Figures>>;
 
 /// How servers share the machine.
@@ -42,16 +42,16 @@ pub type Round = Box<dyn FnMut(&mut Server) -> Outcome<Figures>>;
 pub enum Turns {
     /// All run; their rounds alternate. System calls may be counted in one round more.
     Interleaved { is_traced: bool },
-    /// One at a time, started anew for each round.
+    /// One at a time, started again for each round.
     Alone,
 }
 
 /// What was asked for on the command line.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
-    /// How many rounds, if not as many as the scenario says.
+    /// The number of rounds, instead of that of the scenario.
     pub rounds: Option<usize>,
-    /// How long a server may take for a step beside the measured rounds.
+    /// How long a server may take for a step outside the measured rounds.
     pub patience: Duration,
 }
 
@@ -60,7 +60,7 @@ const ROUND: Duration = Duration::from_millis(300);
 
 impl Scenario {
     /// Rounds in turn with those of all other servers, and one to count system calls.
-    /// Whatever a scenario needs otherwise it says itself.
+    /// The defaults of a scenario.
     fn new(
         name: impl Into<String>,
         what: impl Into<String>,

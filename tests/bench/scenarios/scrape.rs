@@ -1,4 +1,4 @@
-//! What it costs the clients that somebody asks for metrics all the time.
+//! The cost of scrapes without pause for the clients.
 
 use super::{Scenario, Settings, Turns, tubes};
 use crate::client::{Limits, Outcome, Pool};
@@ -31,7 +31,7 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// One by one, so that whoever is held up is seen.
+/// One by one, so that each delay is visible.
 const CONNECTIONS: usize = 10;
 /// Long enough that a thousandth of the operations are some.
 const TIME: Duration = Duration::from_secs(1);

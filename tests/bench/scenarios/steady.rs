@@ -141,5 +141,5 @@ fn session(address: SocketAddr, requests: &[&str]) {
     stream.write_all(b"quit\r\n").expect("the server reads");
     // The server closes first, so that no port of the client's stays occupied.
     let count = stream.read(&mut buffer).expect("the server closes the connection");
-    assert_eq!(count, 0, "nothing is said after quit");
+    assert_eq!(count, 0, "a reply after quit");
 }

@@ -204,7 +204,7 @@ fn close(server: &mut Server, patience: Duration) -> Outcome<Figures> {
 /// What was put off is felt within this time.
 const AFTERMATH: Duration = Duration::from_secs(1);
 
-/// Those who are silent.
+/// The silent workers.
 const WORKERS: usize = 200;
 
 fn silent(server: &mut Server, patience: Duration) -> Outcome<Figures> {
@@ -230,7 +230,7 @@ fn silent(server: &mut Server, patience: Duration) -> Outcome<Figures> {
     Ok(figures)
 }
 
-/// A worker that has reserved a job and says nothing any more.
+/// A worker that has reserved a job and sends no more commands.
 struct Holder {
     _connection: Pool,
     id: u64,
@@ -241,7 +241,7 @@ struct Holder {
 impl Holder {
     fn new(server: &Server, patience: Duration) -> Outcome<Holder> {
         const TTR: Duration = Duration::from_secs(1);
-        /// Apart, so that nobody has to wait for the TTR of another.
+        /// Spread, so that the TTRs end one after the other.
         const PAUSE: Duration = Duration::from_millis(3);
         let mut connection = Pool::connect(server.address, 1);
         let mut take = Take::new(1);

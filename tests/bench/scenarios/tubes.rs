@@ -1,4 +1,4 @@
-//! What tubes cost those who do not use them, those who use them, and those who watch many.
+//! The cost of tubes for clients that do not use them, that use them, and that watch many.
 
 use super::{ROUND, Round, Scenario, Settings, Turns};
 use crate::client::{Limits, Outcome, Pool};
@@ -80,7 +80,7 @@ fn memory() -> Scenario {
     Scenario { rounds: 1, turns: Turns::Alone, ..Scenario::new("tube-memory", what, prepare) }
 }
 
-/// A connection that keeps so many tubes alive.
+/// A connection that watches this number of tubes.
 pub fn watch_all(server: &Server, settings: &Settings, tubes: usize) -> Outcome<Pool> {
     let mut keeper = Pool::connect(server.address, 1);
     let lines = (0..tubes).map(watch);
