@@ -84,7 +84,7 @@ fn churn(file_size: u32, long_lived: u64, body_len: usize, in_order: bool) {
 }
 
 #[test]
-fn disk_use_is_bounded_beside_long_lived_jobs() {
+fn disk_use_is_bounded_with_long_lived_jobs() {
     for in_order in [true, false] {
         churn(16_384, 0, 100, in_order);
         churn(16_384, 10, 100, in_order);

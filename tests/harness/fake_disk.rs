@@ -1,4 +1,4 @@
-//! A disk that can be looked into, fills up, fails and loses power.
+//! A disk in memory that fills up, fails and loses power.
 //!
 //! It keeps two images: the live one, which a process that starts again sees, and the durable
 //! one, which a power cut leaves. What is between the two may reach the durable image in any
@@ -27,11 +27,11 @@ struct State {
     capacity: Option<u64>,
     /// How many calls that change something there were.
     changes: u64,
-    /// This one and all later ones fail, with this error.
+    /// The first change that fails, and the error of it and of all later ones.
     fail_from: Option<(u64, ErrorKind)>,
-    /// No file can be cut: this is the error.
+    /// The error of each truncation.
     cut_error: Option<ErrorKind>,
-    /// What the disk was before each change, if that is wanted.
+    /// Copies of the disk before each change, if a test wants them.
     history: Option<Vec<FakeDisk>>,
     syncs: u64,
     writes: u64,
@@ -86,30 +86,29 @@ impl FakeDisk {
         Box::new(self.clone())
     }
 
-    // ---- Orders ----
+    // ---- Faults ----
 
-    /// No more than so many bytes fit.
+    /// Sets the number of bytes that fit.
     pub fn set_capacity(&self, capacity: Option<u64>) {
         self.0.borrow_mut().capacity = capacity;
     }
 
-    /// This change, counted from 1, and all later ones fail.
+    /// Makes this change, counted from 1, and all later ones fail.
     pub fn fail_from(&self, change: u64, error: ErrorKind) {
         self.0.borrow_mut().fail_from = Some((change, error));
     }
 
-    /// Cutting a file fails from now on.
+    /// Makes each truncation fail from now on.
     pub fn fail_cuts(&self, error: ErrorKind) {
         self.0.borrow_mut().cut_error = Some(error);
     }
 
-    /// Nothing fails any more.
+    /// Ends all failures.
     pub fn heal(&self) {
         self.0.borrow_mut().fail_from = None;
     }
 
-    /// So many bits of the files are not what they were; those that say of which version a file is
-    /// stay.
+    /// Flips random bits of the files, except in the version at the start of a file.
     pub fn flip_bits(&self, random: &mut fastrand::Rng, count: u32) {
         const VERSION_LEN: usize = 4;
         let mut state = self.0.borrow_mut();
@@ -128,18 +127,17 @@ impl FakeDisk {
         }
     }
 
-    /// Remembers what the disk is before each change from now on, as if it had crashed there;
-    /// before a write also what it is in the middle of it.
+    /// Keeps a copy of the disk before each change from now on, and in the middle of each write.
     pub fn remember(&self) {
         self.0.borrow_mut().history = Some(Vec::new());
     }
 
-    /// What has been remembered since this was last asked.
+    /// Takes the copies since the last call.
     pub fn take_history(&self) -> Vec<FakeDisk> {
         self.0.borrow_mut().history.replace(Vec::new()).unwrap_or_default()
     }
 
-    // ---- What can be seen ----
+    // ---- Figures ----
 
     /// How many changes there were so far.
     pub fn changes(&self) -> u64 {
@@ -151,12 +149,12 @@ impl FakeDisk {
         self.0.borrow().syncs
     }
 
-    /// How many writes.
+    /// How many writes there were.
     pub fn writes(&self) -> u64 {
         self.0.borrow().writes
     }
 
-    /// How many bytes they had.
+    /// How many bytes were written.
     pub fn bytes_written(&self) -> u64 {
         self.0.borrow().bytes_written
     }
@@ -166,14 +164,14 @@ impl FakeDisk {
         self.0.borrow().used()
     }
 
-    /// The most that they took since this was last asked.
+    /// The most that they took since the last call.
     pub fn take_peak(&self) -> u64 {
         let mut state = self.0.borrow_mut();
         let used = state.used();
         std::mem::replace(&mut state.peak, used)
     }
 
-    /// How many of those are in use, and not in files that were set aside.
+    /// How many bytes the files take without those that were set aside.
     pub fn used_by_binlog(&self) -> u64 {
         let state = self.0.borrow();
         let files = state.files.iter().filter(|(name, _)| !name.ends_with(".damaged"));
@@ -300,7 +298,7 @@ impl Inode {
             moments.push(bytes);
         }
         let latest = moments.len() - 1;
-        // Mostly all or nothing of it, as disks are.
+        // Mostly all or nothing, as on most disks.
         let mut moment = || match random.u8(..4) {
             0 => 0,
             1 => random.usize(..=latest),
@@ -385,7 +383,7 @@ impl Disk for FakeDisk {
         let mut state = self.0.borrow_mut();
         let (first, second) = bytes.split_at(bytes.len() / 2);
         if let Err(error) = state.change() {
-            // As much as came through, if anything.
+            // A failed write may have written a part.
             if state.changes.is_multiple_of(2) {
                 state.write(number, offset, first)?;
             }
@@ -402,7 +400,7 @@ impl Disk for FakeDisk {
         false
     }
 
-    /// A power cut may do anything to what is not synced, begun or not.
+    /// A sync that was only begun protects nothing from a power cut.
     fn begin_sync(&mut self, _: FileNumber, _: u64, _: u64) {}
 
     fn sync(&mut self, number: FileNumber) -> io::Result<()> {

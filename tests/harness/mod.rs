@@ -3,7 +3,7 @@
 //! | module | owns |
 //! |---|---|
 //! | [`reply`] | reply framing: where a reply ends |
-//! | [`request`] | requests as bytes, and bodies that a test can tell apart |
+//! | [`request`] | requests as bytes, and bodies that differ by a number |
 //! | [`yaml`] | values in the documents of the stats commands |
 //! | [`client`] | a client over TCP or a Unix socket |
 //! | [`process`] | a server process: its start, log, signals, end, and its figures in `/proc` |

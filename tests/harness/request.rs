@@ -1,4 +1,4 @@
-//! Requests as bytes, and bodies that a test can tell apart.
+//! Requests as bytes, and bodies that differ by a number.
 
 /// The request that puts a job.
 pub fn put(pri: u32, delay_s: u32, ttr_s: u32, body: impl AsRef<[u8]>) -> Vec<u8> {

@@ -54,7 +54,7 @@ pub enum Line {
 #[derive(Clone)]
 pub struct Expectation {
     ours: String,
-    /// What C beanstalkd says instead: all of them, or only 1.12.
+    /// The reply of C beanstalkd if it differs: of all versions, or only of 1.12.
     c: Option<String>,
     c_1_12: Option<String>,
 }
