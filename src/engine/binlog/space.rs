@@ -1,395 +1,259 @@
-//! A chapter of the binlog: room for records, and the files that have it.
+//! Makes sure that records have space on the disk before they are made.
 //!
-//! Space is taken in whole segments, ahead of need. For every live job there is room for one
-//! more short record, that of its delete. Beyond that a whole segment is prepared. When there is no
-//! space for a whole one, the newest segment takes what there is. Puts are refused when the
-//! headroom falls to `Binlog::least_spare`: half of that is for releases, buries and kicks,
-//! and the rest for moves out of old segments, which free space.
+//! Space is taken in whole files, ahead of need. For each live job there is room for one more short
+//! record, that of its delete, so that a delete never fails. In addition there is headroom: room
+//! for a whole file of records. When the disk has no space for a whole file, the newest file takes
+//! what there is. Puts are refused when the headroom falls to [`min_headroom`]. Half of that
+//! is for releases, buries and kicks, and the rest for compaction, which frees space.
 //!
-//! Room is counted in short records: how many more of them would fit. It is made before a record
-//! is, and whoever asks for it in vain has changed nothing.
+//! Room is counted in short records: how many more of them fit. A reservation that fails changes
+//! nothing.
 
-use super::disk::{FileNumber, LAST_NUMBER};
-use super::record::{VERSION, VERSION_LEN};
-use super::segments::Segment;
-use super::{BLOCK, Binlog, Counters, HEAD, NoSpace, SHORT, on_disk};
+use super::NoSpace;
+use super::disk::FileNumber;
+use super::files::{BLOCK, Files, HEAD, SHORT, fresh_room, is_want_of_space};
+use super::refusal_log::RefusalLog;
+use super::removal::{RETRY_PAUSE, Removal};
+use super::writer::Writer;
 use crate::engine::time::Nanos;
 use log::{debug, warn};
 use std::io;
 
-/// A record that needs room.
+/// How the disk has met the need for space.
+#[derive(Debug, Default)]
+pub struct Space {
+    /// An attempt to take space failed in this iteration.
+    has_failed_to_grow: bool,
+    /// At least once since the start there was no space for a whole file.
+    was_short: bool,
+    /// At the start there was too little space for the deletes of all jobs.
+    began_short: bool,
+    /// The file for which there was no space last, and the error.
+    full_error: Option<(FileNumber, io::Error)>,
+    log: RefusalLog,
+    /// When to try again after a prepared file could not be made or removed.
+    retry_at: Nanos,
+}
+
+/// The space that a record needs.
 #[derive(Clone, Copy, Debug)]
-struct Need {
+pub struct Reservation {
     /// Its length in bytes.
     len: u64,
     /// For how many deletes there must be room behind it.
     deletes: u64,
-    /// And for how many short records more, even if no more space is to be had.
-    least_spare: u64,
+    /// How many more short records must fit when the disk has no more space.
+    min_headroom: u64,
 }
 
-/// On a full disk there remains room for so many short records, whatever happens, so that a
-/// server that is started there finds a block for its first file. Each start takes one more.
-const LAST_SPARE: u64 = (BLOCK + HEAD).div_ceil(SHORT);
+/// This many short records always fit, even on a full disk, so that the next start finds a block
+/// for its first file. Each start takes one block more.
+const LAST_HEADROOM: u64 = (BLOCK + HEAD).div_ceil(SHORT);
 
 /// On a full disk the headroom is at least this share of the space that all files take.
-const SPARE_SHARE: u64 = 32;
+const HEADROOM_SHARE: u64 = 32;
 /// It is at least this many bytes, so that small files keep a whole file of headroom.
-const SMALL_SPARE: u64 = 32 * 1024;
+const SMALL_HEADROOM: u64 = 32 * 1024;
 
-/// If there is no space for a whole file, at least this share of one is taken at a time, and at least
-/// [`LEAST_PIECE`] bytes, so that a full disk does not have many small files.
-const LEAST_PIECE_SHARE: u64 = 32;
-const LEAST_PIECE: u64 = 64 * 1024;
+/// If there is no space for a whole file, at least this share of one is taken at a time, and at
+/// least [`MIN_PIECE`] bytes, so that a full disk does not have many small files.
+const MIN_PIECE_SHARE: u64 = 32;
+const MIN_PIECE: u64 = 64 * 1024;
 
-/// How long no job must have been there before space is given up.
+/// How long there must be no job before space is freed.
 const DRAINED_PAUSE: Nanos = Nanos::from_secs(1);
 
-/// More files than that are not removed in one turn; it takes a few milliseconds.
-const REMOVALS_PER_TURN: usize = 2;
-const SMALL_REMOVALS_PER_TURN: usize = 16;
-const SMALL_FILE: u32 = 1024 * 1024;
-/// How long to wait when one cannot be.
-const REMOVE_AGAIN: Nanos = Nanos::from_secs(60);
+impl Reservation {
+    /// Returns the space for a short record of a job that exists.
+    pub fn update(files: &Files) -> Reservation {
+        let deletes = files.segments().job_count();
+        Reservation { len: SHORT, deletes, min_headroom: min_headroom(files) / 2 }
+    }
 
-/// More files than that are not kept open to be synced later.
-pub(super) const UNSYNCED_FILES: usize = 2;
+    /// Returns the space for a full record of `len` bytes that is moved from an older file.
+    pub fn migration(files: &Files, len: u64) -> Reservation {
+        Reservation { len, deletes: files.segments().job_count(), min_headroom: 0 }
+    }
+}
 
-impl Binlog {
+impl Space {
     // ---- The first space ----
 
-    /// Makes the first new segment and what else is needed for the deletes of all jobs. When there
-    /// is too little space for that, the newest old segment is continued if it is sound: a start
-    /// then needs no more space than the server had when it ended.
-    pub(super) fn set_first_space_aside(&mut self) -> io::Result<()> {
-        // What was prepared and never used is space that is needed now.
-        let mut number = self.last_number() + 1;
-        while self.segments.newest().is_some_and(is_unused) {
-            let segment = self.segments.pop_newest();
-            self.sums.disk_bytes -= on_disk(segment.size);
-            self.disk.remove(segment.number)?;
-        }
-        if !self.segments.is_empty() {
-            // There must be no gap.
-            number = self.last_number() + 1;
-        }
-        self.current = self.segments.len();
-        self.sums.closed_bytes = self.sums.disk_bytes;
-        let jobs = self.segments.job_count();
-        let mut may_continue = true;
-        while !self.has_current() || self.room() < jobs {
-            match self.take_first_piece(number) {
-                Ok(()) => {}
-                Err(error) if !is_want_of_space(&error) => return Err(error),
-                Err(_) if std::mem::take(&mut may_continue) => {
-                    self.remove_first_pieces()?;
-                    self.continue_newest();
+    /// Creates the first file of this start, and more for the deletes of all jobs. When there is
+    /// too little space for that, the newest old file is continued if it is intact. So a start
+    /// needs no more space than the server had when it ended.
+    pub fn begin(&mut self, writer: &mut Writer, removal: &mut Removal) -> io::Result<()> {
+        let number = writer.files_mut().remove_unused()?;
+        let jobs = writer.files().segments().job_count();
+        let mut may_reopen = true;
+        while !writer.files().has_current() || writer.files().room() < jobs {
+            let Err(error) = self.begin_piece(writer, number) else { continue };
+            let now = writer.now();
+            let files = writer.files_mut();
+            if !is_want_of_space(&error) {
+                return Err(error);
+            }
+            if std::mem::take(&mut may_reopen) {
+                while files.has_current() {
+                    files.remove_newest()?;
                 }
-                // The newest of the old ones knows which ids were given out, and no other does yet.
-                Err(_) if self.current > 1 && self.can_remove() => self.remove_one(),
-                Err(error) if !self.has_current() => return Err(error),
-                Err(error) => {
-                    let (room, number) = (self.room(), self.last_number());
-                    warn!(
-                        "binlog.{number}: no space for the deletes of all jobs: {error}; only \
-                         {room} of {jobs} can be deleted until there is"
-                    );
-                    self.began_short = true;
-                    break;
-                }
+                writer.drop_batch();
+                self.reopen_newest(writer);
+            } else if files.closed_count() > 1 && removal.can_remove(files, now) {
+                // The newest old file knows which ids were given out, and is kept.
+                removal.remove_oldest(files, now);
+            } else if !files.has_current() {
+                return Err(error);
+            } else {
+                warn!(
+                    "binlog.{}: no space for the deletes of all jobs: {error}; only {} of {jobs} \
+                     can be deleted until there is",
+                    files.last_number(),
+                    files.room()
+                );
+                self.began_short = true;
+                break;
             }
         }
-        self.write_batch();
-        self.sync_if_wanted();
+        writer.sync();
         Ok(())
     }
 
-    fn has_current(&self) -> bool {
-        self.current < self.segments.len()
-    }
-
-    /// Makes the first new segment, with this number; after that, takes more space.
-    fn take_first_piece(&mut self, number: FileNumber) -> io::Result<()> {
-        let whole = self.file_size();
-        if self.has_current() {
-            return self.try_pieces(whole, BLOCK, Binlog::take_piece);
+    /// Creates the first file, with this number, or takes more space after it.
+    fn begin_piece(&mut self, writer: &mut Writer, number: FileNumber) -> io::Result<()> {
+        let files = writer.files_mut();
+        let whole = files.file_size();
+        if files.has_current() {
+            return self.try_pieces(whole, BLOCK, |piece| files.grow(piece));
         }
-        self.try_pieces(whole, BLOCK, |binlog, piece| binlog.grow(number, piece))?;
-        self.sums.room_ahead -= fresh_room(&self.segments[self.current]);
-        // Ids go on from there, even if all older files go next.
-        self.write_marker();
+        self.try_pieces(whole, BLOCK, |piece| files.create(number, piece))?;
+        writer.begin_file();
         Ok(())
     }
 
-    /// Removes the new segments, of which nothing has been written but the version.
-    fn remove_first_pieces(&mut self) -> io::Result<()> {
-        self.batch.clear();
-        while self.has_current() {
-            self.disk.remove(self.last_number())?;
-            let segment = self.segments.pop_newest();
-            self.sums.disk_bytes -= on_disk(segment.size);
-        }
-        self.sums.room_ahead = 0;
-        Ok(())
-    }
-
-    /// Makes the newest old segment the current one, unless it is not sound, was not made by this
-    /// server, is as long as a whole one, or cannot be lengthened. Nothing is behind its last
-    /// record: it was cut there and synced.
-    fn continue_newest(&mut self) {
-        let Some(&Segment { nonce: Some(nonce), size, used, is_damaged: false, .. }) =
-            self.segments.newest()
-        else {
-            return;
-        };
-        if used != size || !self.can_lengthen() {
-            return;
-        }
-        self.current -= 1;
-        let lengthened = self.try_pieces(self.file_size(), BLOCK, Binlog::lengthen);
+    /// Makes the newest old file the current one, if that is possible.
+    fn reopen_newest(&mut self, writer: &mut Writer) {
+        let files = writer.files_mut();
+        let Some(nonce) = files.reopenable() else { return };
+        let whole = files.file_size();
+        let lengthened = self.try_pieces(whole, BLOCK, |piece| files.lengthen(piece));
         // The rest of its last block is always there.
-        if lengthened.or_else(|_| self.lengthen(1)).is_err() {
-            self.current += 1;
-            return;
+        if lengthened.or_else(|_| files.lengthen(1)).is_ok() {
+            writer.reopen(nonce);
         }
-        self.sums.closed_bytes -= on_disk(size);
-        self.nonce = nonce;
     }
 
-    // ---- Checking ----
+    // ---- Reserving ----
 
-    /// What the files take and what room they have is what was counted as they came and went, and
-    /// there is room for the deletes of all jobs.
-    pub(super) fn check_space(&self) {
-        let Counters { disk_bytes, closed_bytes, room_ahead, .. } = self.sums;
-        let on_disk = |from: usize, to: usize| -> u64 {
-            let some = self.segments.iter().take(to).skip(from);
-            some.map(|segment| on_disk(segment.size)).sum()
-        };
-        let (current, len) = (self.current, self.segments.len());
-        assert!(current < len, "the current file should be that at {current} of {len}");
-        assert!(self.leaving <= current, "{} files leave, of {current} closed ones", self.leaving);
-        assert_eq!(disk_bytes, on_disk(0, len), "bytes of all files, noted and counted");
-        assert_eq!(closed_bytes, on_disk(0, current), "bytes of closed files, noted and counted");
-        let leaving = on_disk(0, self.leaving);
-        assert_eq!(self.leaving_bytes, leaving, "bytes of files that leave, noted and counted");
-        for segment in self.segments.iter().take(self.leaving) {
-            assert!(segment.is_empty(), "binlog.{} leaves with jobs", segment.number);
-        }
-        let ahead = self.segments.iter().skip(current + 1);
-        let room = ahead.clone().map(fresh_room).sum::<u64>();
-        assert_eq!(
-            room_ahead, room,
-            "short records with room in prepared files, noted and counted"
-        );
-        for (number, segment) in (self.current_number() + 1..).zip(ahead) {
-            assert_eq!(
-                segment.number, number,
-                "the number of a prepared file, and what it should be"
-            );
-            assert!(
-                is_unused(segment) && segment.is_empty(),
-                "binlog.{number} is only prepared, but {} bytes of it are used",
-                segment.used
-            );
-        }
-        let Segment { number, used, is_damaged, .. } = self.segments[current];
-        assert!(used >= HEAD && !is_damaged, "binlog.{number} is the current file without a head");
-        let (room, jobs) = (self.room(), self.segments.job_count());
-        assert!(
-            room >= jobs || self.began_short,
-            "there is room for {room} short records, but {jobs} jobs are to be deleted some day"
-        );
+    /// Reserves memory and space for a new job with a full record of `len` bytes, and for its delete.
+    pub fn reserve_put(
+        &mut self,
+        writer: &mut Writer,
+        removal: &mut Removal,
+        len: u64,
+    ) -> Result<(), NoSpace> {
+        writer.files_mut().try_reserve_job()?;
+        let deletes = writer.files().segments().job_count() + 1;
+        let min_headroom = min_headroom(writer.files());
+        let reserved = self.reserve(writer, removal, Reservation { len, deletes, min_headroom });
+        self.log_refusal(writer, reserved.is_ok());
+        reserved
     }
 
-    // ---- Making room ----
-
-    /// Sees to it that there is memory and space for a new job with a full record of `len`
-    /// bytes, for its delete, and for a spare.
-    ///
-    /// # Errors
-    /// There is not; nothing has happened.
-    pub fn reserve_put(&mut self, len: usize) -> Result<(), NoSpace> {
-        self.segments.try_reserve_one()?;
-        let deletes = self.segments.job_count() + 1;
-        let made =
-            self.make_room(Need { len: len as u64, deletes, least_spare: self.least_spare() });
-        self.log_space(made.is_ok());
-        made
-    }
-
-    /// Sees to it that there is space for one more short record.
-    ///
-    /// # Errors
-    /// There is not; nothing has happened.
-    pub fn reserve_update(&mut self) -> Result<(), NoSpace> {
-        let deletes = self.segments.job_count();
-        self.make_room(Need { len: SHORT, deletes, least_spare: self.least_spare() / 2 })
-    }
-
-    /// Sees to it that there is space for a full record of `len` bytes that is there already, in
-    /// an older segment.
-    pub(super) fn reserve_move(&mut self, len: u64) -> Result<(), NoSpace> {
-        let deletes = self.segments.job_count();
-        self.make_room(Need { len, deletes, least_spare: 0 })
-    }
-
-    /// How many bytes there are for moves when no more space is to be had.
-    pub(super) fn free_bytes(&self) -> u64 {
-        self.room().saturating_sub(self.segments.job_count() + LAST_SPARE) * SHORT
-    }
-
-    /// Sees to it that there is space for the record of a delete. It was set aside when the job
-    /// was put; only a server that was started on a full disk may lack it.
-    ///
-    /// # Errors
-    /// There is not; nothing has happened.
-    pub fn reserve_delete(&mut self) -> Result<(), NoSpace> {
-        if self.room() == 0 && !self.prepare() {
+    /// Reserves space for the record of a delete. It exists since the put; only a server that was
+    /// started on a full disk may lack it.
+    pub fn reserve_delete(
+        &mut self,
+        writer: &mut Writer,
+        removal: &mut Removal,
+    ) -> Result<(), NoSpace> {
+        if writer.files().room() == 0 && !self.prepare(writer, removal) {
             return Err(NoSpace::Space);
         }
-        self.take_place(SHORT)
+        self.ensure_fits(writer, SHORT)
     }
 
-    fn make_room(&mut self, need: Need) -> Result<(), NoSpace> {
+    /// Reserves space for a record.
+    pub fn reserve(
+        &mut self,
+        writer: &mut Writer,
+        removal: &mut Removal,
+        need: Reservation,
+    ) -> Result<(), NoSpace> {
         loop {
-            let room = self.room_behind(need.len);
-            let has = |spare: u64| room.is_some_and(|room| room >= need.deletes + spare);
-            // Rather a smaller spare than more files, while old ones are about to go.
-            let quarter = self.spare() / 4;
-            let is_enough = has(self.spare() + LAST_SPARE)
-                || (self.is_at_limit() && has(quarter + LAST_SPARE.min(quarter) / 2));
+            let files = writer.files();
+            let room = files.room_behind(need.len);
+            let has = |headroom: u64| room.is_some_and(|room| room >= need.deletes + headroom);
+            // While old files are about to be removed, less headroom is better than more files.
+            let quarter = headroom(files) / 4;
+            let is_enough = has(headroom(files) + LAST_HEADROOM)
+                || (is_at_limit(files) && has(quarter + LAST_HEADROOM.min(quarter) / 2));
             if is_enough {
-                return self.take_place(need.len);
+                return self.ensure_fits(writer, need.len);
             }
-            if !self.prepare() {
-                let is_enough = has(need.least_spare + LAST_SPARE);
-                return if is_enough { self.take_place(need.len) } else { Err(NoSpace::Space) };
+            if !self.prepare(writer, removal) {
+                let is_enough = has(need.min_headroom + LAST_HEADROOM);
+                return if is_enough {
+                    self.ensure_fits(writer, need.len)
+                } else {
+                    Err(NoSpace::Space)
+                };
             }
         }
     }
 
-    /// How many short records there would be room for behind a record of `len` bytes; nothing
-    /// when that itself has no room.
-    fn room_behind(&self, len: u64) -> Option<u64> {
-        let left = self.segments[self.current].left();
-        if len <= left {
-            return Some((left - len) / SHORT + self.sums.room_ahead);
-        }
-        if len > self.fresh_len() {
-            // The current segment will be lengthened.
-            return Some(self.sums.room_ahead);
-        }
-        // Those that are too small are passed over; only on a full disk are there any.
-        let mut room = self.sums.room_ahead;
-        for next in self.segments.iter().skip(self.current + 1) {
-            room -= fresh_room(next);
-            if let Some(left) = (next.size - HEAD).checked_sub(len) {
-                return Some(left / SHORT + room);
-            }
-        }
-        None
-    }
-
-    /// Sees to it that the next record, of `len` bytes, fits in the current segment.
-    fn take_place(&mut self, len: u64) -> Result<(), NoSpace> {
-        if len <= self.segments[self.current].left() {
+    /// Makes sure that the next record, of `len` bytes, fits in the current file.
+    fn ensure_fits(&mut self, writer: &mut Writer, len: u64) -> Result<(), NoSpace> {
+        if len <= writer.files().current().left() {
             return Ok(());
         }
-        if len <= self.fresh_len() {
-            while self.segments[self.current].left() < len {
-                self.advance();
+        if len <= writer.files().whole_len() {
+            while writer.files().current().left() < len {
+                writer.advance();
             }
             return Ok(());
         }
-        if self.failure.is_some() {
-            return Err(NoSpace::Space);
-        }
-        let segment = &mut self.segments[self.current];
-        let (old, new) = (segment.size, segment.used + len);
-        match self.disk.extend(segment.number, new) {
-            Ok(()) => {
-                segment.size = new;
-                self.sums.disk_bytes += on_disk(new) - on_disk(old);
-                Ok(())
-            }
-            Err(error) => {
-                self.note_full(self.current_number(), error);
-                Err(NoSpace::Space)
-            }
-        }
+        writer.files_mut().lengthen_for(len).map_err(|error| {
+            let number = writer.files().current().number;
+            self.note_full(writer.files_mut(), number, error);
+            NoSpace::Space
+        })
     }
 
-    /// How many short records there is room for.
-    fn room(&self) -> u64 {
-        self.segments[self.current].left() / SHORT + self.sums.room_ahead
-    }
+    // ---- Taking space ----
 
-    /// How many bytes of records fit in a new segment.
-    fn fresh_len(&self) -> u64 {
-        self.file_size() - HEAD
-    }
-
-    /// For how many short records there shall be room beyond those that must be: a whole file.
-    fn spare(&self) -> u64 {
-        self.fresh_len() / SHORT
-    }
-
-    /// The same when there is no space for a whole file: less on a small disk, which could
-    /// otherwise take few jobs or none.
-    fn least_spare(&self) -> u64 {
-        let bytes = (self.sums.disk_bytes / SPARE_SHARE).max(SMALL_SPARE);
-        self.spare().min(bytes / SHORT)
-    }
-
-    /// Whether one more file would be too much.
-    fn is_at_limit(&self) -> bool {
-        !self.is_full && self.sums.disk_bytes > 3 * self.segments.live_bytes() + self.file_size()
-    }
-
-    // ---- Making files ----
-
-    /// Makes room ahead of need: a new segment, or a longer newest one. `false` when there is no
-    /// space.
-    fn prepare(&mut self) -> bool {
-        if self.has_failed_to_grow || self.failure.is_some() {
+    /// Takes space ahead of need. Returns `false` when there is none.
+    fn prepare(&mut self, writer: &mut Writer, removal: &mut Removal) -> bool {
+        if self.has_failed_to_grow || writer.files().disk().has_failed() {
             return false;
         }
-        let mut grown = self.prepare_piece();
-        if grown.is_err() && self.can_remove() {
-            self.write_batch();
-            self.sync_if_wanted();
-            self.remove_oldest();
-            grown = self.prepare_piece();
+        let now = writer.now();
+        let mut grown = self.prepare_piece(writer.files_mut());
+        if grown.is_err() && removal.can_remove(writer.files(), now) {
+            writer.sync();
+            removal.remove_some(writer.files_mut(), now);
+            grown = self.prepare_piece(writer.files_mut());
         }
+        let files = writer.files_mut();
         match grown {
             Ok(()) => {
-                self.is_full = false;
+                files.set_full(false);
                 true
             }
             Err(error) => {
                 self.has_failed_to_grow = true;
-                self.note_full(self.last_number() + 1, error);
+                self.note_full(files, files.last_number() + 1, error);
                 false
             }
         }
     }
 
-    /// Makes a whole segment, or takes the largest piece for which there is space.
-    fn prepare_piece(&mut self) -> io::Result<()> {
-        let least = self.least_piece();
+    /// Takes a whole file, or the largest piece for which there is space.
+    fn prepare_piece(&mut self, files: &mut Files) -> io::Result<()> {
+        let least = self.min_piece(files);
         // A disk that was full a moment ago probably still is.
-        let first = if self.is_full { least } else { self.file_size() };
-        self.try_pieces(first, least, Binlog::take_piece)
-    }
-
-    /// Lengthens the newest segment or makes a new one, by `piece` bytes.
-    fn take_piece(&mut self, piece: u64) -> io::Result<()> {
-        if self.can_lengthen() {
-            self.lengthen(piece)
-        } else {
-            self.grow(self.last_number() + 1, piece)
-        }
+        let first = if files.is_full() { least } else { files.file_size() };
+        self.try_pieces(first, least, |piece| files.grow(piece))
     }
 
     /// Calls `take` with ever smaller sizes until there is space for one.
@@ -397,11 +261,11 @@ impl Binlog {
         &mut self,
         first: u64,
         least: u64,
-        mut take: impl FnMut(&mut Binlog, u64) -> io::Result<()>,
+        mut take: impl FnMut(u64) -> io::Result<()>,
     ) -> io::Result<()> {
         let mut piece = first;
         loop {
-            match take(self, piece) {
+            match take(piece) {
                 Err(error) if piece > least && is_want_of_space(&error) => {
                     self.was_short = true;
                     piece = (piece / 2).next_multiple_of(BLOCK).max(least);
@@ -411,37 +275,39 @@ impl Binlog {
         }
     }
 
-    /// The size of the smallest piece that is taken.
-    fn least_piece(&self) -> u64 {
+    /// Returns the size of the smallest piece that is taken.
+    fn min_piece(&self, files: &Files) -> u64 {
         if self.began_short {
             return BLOCK;
         }
-        let share = (self.file_size() / LEAST_PIECE_SHARE).next_multiple_of(BLOCK);
-        share.max(LEAST_PIECE).min(self.file_size())
+        let share = (files.file_size() / MIN_PIECE_SHARE).next_multiple_of(BLOCK);
+        share.max(MIN_PIECE).min(files.file_size())
     }
 
-    /// A file could not be made or lengthened. If that is not for want of space, the disk fails.
-    fn note_full(&mut self, number: FileNumber, error: io::Error) {
+    /// Notes that a file could not be created or lengthened. Unless that is for want of space, the
+    /// disk fails.
+    fn note_full(&mut self, files: &mut Files, number: FileNumber, error: io::Error) {
         if !is_want_of_space(&error) {
-            return self.latch_error(Err(error), || format!("binlog.{number}: cannot make it"));
+            let what = || format!("binlog.{number}: cannot make it");
+            return files.disk_mut().latch_error(Err(error), what);
         }
-        self.is_full = true;
+        files.set_full(true);
         self.full_error = Some((number, error));
     }
 
     /// Logs that puts are refused for want of space, or accepted again.
-    fn log_space(&mut self, is_accepted: bool) {
+    fn log_refusal(&mut self, writer: &Writer, is_accepted: bool) {
         if is_accepted {
-            if self.space_log.accepted(self.iteration_at) {
+            if self.log.accepted(writer.now()) {
                 warn!("there is space for the binlog again: puts are accepted");
             }
             return;
         }
         let Some((number, error)) = &self.full_error else { return };
-        if self.failure.is_some() {
+        if writer.files().disk().has_failed() {
             return;
         }
-        if let Some(earlier) = self.space_log.refused(self.iteration_at) {
+        if let Some(earlier) = self.log.refused(writer.now()) {
             let times = if earlier == 0 {
                 String::new()
             } else {
@@ -451,318 +317,117 @@ impl Binlog {
         }
     }
 
-    /// Returns whether the newest segment is shorter than a whole one.
-    fn can_lengthen(&self) -> bool {
-        self.segments.newest().is_some_and(|newest| newest.size < self.file_size())
+    /// Returns whether puts are refused for want of space.
+    pub fn is_full(&self, files: &Files) -> bool {
+        files.is_full() && self.log.is_refusing()
     }
 
-    /// Lengthens the newest segment, which is the current one or a prepared one, by up to `piece`
-    /// bytes, though not beyond the size of a whole one.
-    fn lengthen(&mut self, piece: u64) -> io::Result<()> {
-        let place = self.segments.len() - 1;
-        let is_prepared = place > self.current;
-        let Segment { number, size: old, .. } = self.segments[place];
-        let new = (old + piece).next_multiple_of(BLOCK).min(self.file_size());
-        let extended = self.disk.extend(number, new);
-        if is_prepared {
-            self.disk.close(number);
-        }
-        extended?;
-        let room_before = fresh_room(&self.segments[place]);
-        self.segments[place].size = new;
-        self.sums.disk_bytes += on_disk(new) - on_disk(old);
-        if is_prepared {
-            self.sums.room_ahead += fresh_room(&self.segments[place]) - room_before;
-        }
-        debug!("binlog.{number}: lengthened from {old} to {new} bytes");
-        Ok(())
+    // ---- Freeing space ----
+
+    /// Begins an iteration: space may be there again.
+    pub fn begin_iteration(&mut self) {
+        self.has_failed_to_grow = false;
     }
 
-    fn grow(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
-        if self.failure.is_some() || number > LAST_NUMBER {
-            return Err(io::Error::new(io::ErrorKind::StorageFull, "no file can be made any more"));
-        }
-        self.segments.try_reserve_file().map_err(|_| io::ErrorKind::OutOfMemory)?;
-        self.disk.create(number, size)?;
-        let written = self.disk.write(number, 0, &VERSION);
-        self.latch_error(written, || format!("binlog.{number}: cannot write it"));
-        self.sync_directory();
-        let segment = Segment::new(number, size, VERSION_LEN as u64);
-        self.sums.disk_bytes += on_disk(size);
-        self.sums.room_ahead += fresh_room(&segment);
-        self.segments.push(segment);
-        self.disk.close(number);
-        debug!("binlog.{number}: made, {size} bytes");
-        Ok(())
+    /// Returns when [`Space::rewind`] is due. There must have been no job for a while, or the next
+    /// job would need again what was freed.
+    pub fn drained_due(&self, writer: &Writer) -> Option<Nanos> {
+        let files = writer.files();
+        let is_too_much = files.prepared().len() > 0 || self.is_worn(files);
+        let is_drained = files.segments().job_count() == 0 && is_too_much;
+        is_drained.then(|| self.retry_at.max(writer.recorded_at() + DRAINED_PAUSE))
     }
 
-    /// The current segment is full: the next one becomes the current one.
-    fn advance(&mut self) {
-        self.write_batch();
-        self.truncate_segment(self.current);
-        let number = self.current_number();
-        if self.unsynced_closed.len() == UNSYNCED_FILES {
-            self.sync_if_wanted();
-        }
-        if self.unsynced_since.is_some() && self.is_synced() {
-            self.unsynced_closed.push(number);
-        } else {
-            self.disk.close(number);
-        }
-        self.sums.closed_bytes += on_disk(self.segments[self.current].size);
-        self.current += 1;
-        self.sums.room_ahead -= fresh_room(&self.segments[self.current]);
-        self.write_marker();
-    }
-
-    /// Cuts a segment to its used length. Without space or permission for that the file stays longer,
-    /// which does no harm; any other error means that the disk fails.
-    pub(super) fn truncate_segment(&mut self, place: usize) {
-        let Segment { number, size, used, is_damaged, .. } = self.segments[place];
-        if size == used || is_damaged || self.failure.is_some() {
-            return;
-        }
-        match self.disk.cut(number, used) {
-            Ok(()) => {}
-            Err(error) if is_want_of_space(&error) => {
-                return debug!("binlog.{number}: cannot be cut to {used} bytes: {error}");
-            }
-            Err(error) => {
-                return self.latch_error(Err(error), || format!("binlog.{number}: cannot cut it"));
-            }
-        }
-        self.segments[place].size = used;
-        self.sums.disk_bytes -= on_disk(size) - on_disk(used);
-    }
-
-    // ---- Giving space up ----
-
-    /// No job is left: one file with next to nothing in it will do.
-    pub(super) fn rewind(&mut self) {
-        if self.is_worn() {
-            let has_next = self.current + 1 < self.segments.len();
-            let made = if has_next { Ok(()) } else { self.make_next() };
-            if let Err(error) = made {
-                self.note_full(self.last_number() + 1, error);
-                self.drop_again_at = self.iteration_at + REMOVE_AGAIN;
+    /// Frees the space of all files but one, which is nearly empty. There must be no job.
+    pub fn rewind(&mut self, writer: &mut Writer) {
+        if self.is_worn(writer.files()) {
+            if let Err(error) = self.prepare_next(writer.files_mut()) {
+                let files = writer.files_mut();
+                self.note_full(files, files.last_number() + 1, error);
+                self.retry_at = writer.now() + RETRY_PAUSE;
                 return;
             }
-            self.advance();
+            writer.advance();
         }
-        self.drop_prepared();
+        self.remove_all_prepared(writer);
     }
 
-    /// When it is time for that: not before it has been so for a while, or the next job would
-    /// only need again what was given up.
-    pub(super) fn drained_due(&self) -> Option<Nanos> {
-        let is_too_much = self.current + 1 < self.segments.len() || self.is_worn();
-        let is_drained = self.segments.job_count() == 0 && is_too_much;
-        is_drained.then(|| self.drop_again_at.max(self.recorded_at + DRAINED_PAUSE))
+    fn prepare_next(&mut self, files: &mut Files) -> io::Result<()> {
+        if files.prepared().len() > 0 {
+            return Ok(());
+        }
+        let (first, least) = (files.file_size(), self.min_piece(files));
+        self.try_pieces(first, least, |piece| files.create(files.last_number() + 1, piece))
     }
 
-    fn make_next(&mut self) -> io::Result<()> {
-        let (first, least) = (self.file_size(), self.least_piece());
-        self.try_pieces(first, least, |binlog, piece| binlog.grow(binlog.last_number() + 1, piece))
-    }
-
-    /// Returns whether the current segment should be replaced: when half of a file is used, or an
+    /// Returns whether a drained binlog needs another file: half of the current one is used, or an
     /// eighth on a disk that once had no space for a whole one.
-    fn is_worn(&self) -> bool {
+    fn is_worn(&self, files: &Files) -> bool {
         let part = if self.was_short { 8 } else { 2 };
-        self.segments[self.current].used > self.file_size() / part
+        files.current().used > files.file_size() / part
     }
 
-    pub(super) fn drop_prepared(&mut self) {
-        while self.current + 1 < self.segments.len() && self.remove_prepared() {}
+    /// Removes all prepared files.
+    pub fn remove_all_prepared(&mut self, writer: &mut Writer) {
+        while writer.files().prepared().len() > 0 && self.remove_prepared(writer) {}
     }
 
-    /// When most of what was live is gone, fewer files than are prepared will do.
-    pub(super) fn drop_one_too_many(&mut self) {
-        let prepared = self.segments.iter().skip(self.current + 1);
-        let may_try = self.failure.is_none() && self.drop_again_at <= self.iteration_at;
-        if prepared.len() < 2 || !self.takes_too_much() || !may_try {
+    /// Removes a prepared file if there are several and the rest has enough room. When most live
+    /// records are gone, fewer prepared files suffice.
+    pub fn remove_excess(&mut self, writer: &mut Writer) {
+        let files = writer.files();
+        let may_try = !files.disk().has_failed() && self.retry_at <= writer.now();
+        if files.prepared().len() < 2 || !files.takes_too_much() || !may_try {
             return;
         }
-        // More than what room is made for at the limit, or the file would be made again.
-        let least = self.segments.job_count() + self.spare() / 4 + LAST_SPARE;
-        if self.room() - prepared.last().map_or(0, fresh_room) >= least {
-            self.remove_prepared();
+        // More than what a reservation takes space for at the limit. Otherwise the file would be
+        // created again.
+        let least = files.segments().job_count() + headroom(files) / 4 + LAST_HEADROOM;
+        if files.room() - files.prepared().next_back().map_or(0, fresh_room) >= least {
+            self.remove_prepared(writer);
         }
     }
 
-    /// Removes a prepared file. `false` if it stays, and is to be tried again later. Should a power
-    /// cut bring it back, there is nothing in it: the directory need not be synced.
-    fn remove_prepared(&mut self) -> bool {
-        let number = self.last_number();
-        if let Err(error) = self.disk.remove(number) {
-            self.drop_again_at = self.iteration_at + REMOVE_AGAIN;
+    /// Removes the newest prepared file. Returns `false` if that failed; it is tried again later.
+    fn remove_prepared(&mut self, writer: &mut Writer) -> bool {
+        let number = writer.files().last_number();
+        let removed = writer.files_mut().remove_newest();
+        if let Err(error) = &removed {
+            self.retry_at = writer.now() + RETRY_PAUSE;
             debug!("binlog.{number}: cannot be removed: {error}");
-            return false;
         }
-        let segment = self.segments.pop_newest();
-        self.is_full = false;
-        self.sums.disk_bytes -= on_disk(segment.size);
-        self.sums.room_ahead -= fresh_room(&segment);
-        true
+        removed.is_ok()
     }
 
-    /// Whether a segment can be removed.
-    pub(super) fn has_removable(&self) -> bool {
-        self.current > 0 && self.segments[0].is_empty()
-    }
-
-    pub(super) fn can_remove(&self) -> bool {
-        self.has_removable() && self.remove_again_at <= self.iteration_at && self.failure.is_none()
-    }
-
-    /// A segment that is not the current one never gets another job.
-    pub(super) fn count_removable(&mut self) {
-        while self.leaving < self.current && self.segments[self.leaving].is_empty() {
-            self.leaving_bytes += on_disk(self.segments[self.leaving].size);
-            self.leaving += 1;
-        }
-    }
-
-    /// Removes the oldest segments as far as no job belongs to them, but no more at once than
-    /// others can wait for.
-    pub(super) fn remove_oldest(&mut self) {
-        let is_small = self.policy.file_size <= SMALL_FILE;
-        for _ in 0..if is_small { SMALL_REMOVALS_PER_TURN } else { REMOVALS_PER_TURN } {
-            if !self.can_remove() {
-                return;
-            }
-            self.remove_one();
-        }
-    }
-
-    pub(super) fn remove_one(&mut self) {
-        self.count_removable();
-        let Segment { number, size, is_damaged, .. } = self.segments[0];
-        let removed = if is_damaged {
-            let name = self.disk.quarantine(number);
-            name.map(|name| warn!("binlog.{number}: set aside as {name}"))
-        } else {
-            self.disk.remove(number)
-        };
-        if let Err(error) = removed {
-            // No newer one may go before it.
-            self.remove_again_at = self.iteration_at + REMOVE_AGAIN;
-            return warn!("binlog.{number}: not needed and cannot be removed: {error}");
-        }
-        debug!("binlog.{number}: removed");
-        self.is_full = false;
-        self.segments.pop_oldest();
-        self.current -= 1;
-        self.leaving -= 1;
-        self.leaving_bytes -= on_disk(size);
-        self.sums.disk_bytes -= on_disk(size);
-        self.sums.closed_bytes -= on_disk(size);
-        self.sync_directory();
-    }
-}
-
-/// How many short records there is room for in a segment that is only prepared.
-fn fresh_room(segment: &Segment) -> u64 {
-    (segment.size - HEAD) / SHORT
-}
-
-fn is_unused(segment: &Segment) -> bool {
-    segment.used <= VERSION_LEN as u64 && !segment.is_damaged
-}
-
-/// Returns whether an error of the disk passes when space is freed or permission is given.
-fn is_want_of_space(error: &io::Error) -> bool {
-    use io::ErrorKind::{FileTooLarge, OutOfMemory, PermissionDenied, QuotaExceeded, StorageFull};
-    matches!(
-        error.kind(),
-        StorageFull | QuotaExceeded | FileTooLarge | OutOfMemory | PermissionDenied
-    )
-}
-
-/// Limits the log lines about a full disk, on which puts may be refused and accepted thousands of
-/// times a second, to one of each kind a minute.
-#[derive(Debug, Default)]
-pub(super) struct SpaceLog {
-    /// The last put was refused.
-    pub(super) is_refusing: bool,
-    /// The last logged line is that puts are refused.
-    is_refusal_logged: bool,
-    /// How many times the server began to refuse puts since it last logged that.
-    unlogged: u64,
-    next_refusal_at: Nanos,
-    next_recovery_at: Nanos,
-}
-
-impl SpaceLog {
-    const PAUSE: Nanos = Nanos::from_secs(60);
-
-    /// Counts a put that is refused. If that is to be logged, returns how many earlier times it
-    /// was not.
-    fn refused(&mut self, now: Nanos) -> Option<u64> {
-        if !std::mem::replace(&mut self.is_refusing, true) {
-            self.unlogged += 1;
-        }
-        if self.is_refusal_logged || now < self.next_refusal_at {
-            return None;
-        }
-        self.is_refusal_logged = true;
-        self.next_refusal_at = now + SpaceLog::PAUSE;
-        Some(std::mem::take(&mut self.unlogged).saturating_sub(1))
-    }
-
-    /// Notes a put that is accepted. Returns whether to log that puts are accepted again.
-    fn accepted(&mut self, now: Nanos) -> bool {
-        self.is_refusing = false;
-        if !self.is_refusal_logged || now < self.next_recovery_at {
-            return false;
-        }
-        self.is_refusal_logged = false;
-        self.next_recovery_at = now + SpaceLog::PAUSE;
-        true
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_full_disk_is_logged_once_a_minute() {
-        let mut log = SpaceLog::default();
-        let mut lines = Vec::new();
-        // Refused and accepted in turn, every millisecond for two minutes and a half.
-        for millis in 0..150_000 {
-            let now = Nanos::from_millis(millis);
-            if let Some(earlier) = log.refused(now) {
-                lines.push((millis, Some(earlier)));
-            }
-            if log.accepted(now) {
-                lines.push((millis, None));
-            }
-        }
-        assert_eq!(
-            lines,
-            [
-                (0, Some(0)),
-                (0, None),
-                (60_000, Some(59_999)),
-                (60_000, None),
-                (120_000, Some(59_999)),
-                (120_000, None)
-            ]
+    /// Panics unless there is room for the deletes of all jobs.
+    pub fn check(&self, files: &Files) {
+        let (room, jobs) = (files.room(), files.segments().job_count());
+        assert!(
+            room >= jobs || self.began_short,
+            "there is room for {room} short records, but {jobs} jobs are to be deleted some day"
         );
     }
+}
 
-    #[test]
-    fn a_disk_that_stays_full_is_logged_at_last() {
-        let mut log = SpaceLog::default();
-        assert_eq!(log.refused(Nanos::ZERO), Some(0));
-        assert!(log.accepted(Nanos::ONE));
-        for secs in 1..60 {
-            assert_eq!(log.refused(Nanos::from_secs(secs)), None);
-        }
-        assert_eq!(log.refused(Nanos::from_secs(60)), Some(0));
-        assert_eq!(log.refused(Nanos::from_secs(600)), None);
-        assert!(log.accepted(Nanos::from_secs(700)));
-    }
+/// Returns for how many short records there should be room in addition to the deletes of all
+/// jobs: a whole file.
+fn headroom(files: &Files) -> u64 {
+    files.whole_len() / SHORT
+}
+
+/// Returns the headroom at which puts are refused when there is no space for a whole file. On a
+/// small disk it is smaller, because such a disk could otherwise take few jobs or none.
+fn min_headroom(files: &Files) -> u64 {
+    let bytes = (files.disk_bytes() / HEADROOM_SHARE).max(SMALL_HEADROOM);
+    headroom(files).min(bytes / SHORT)
+}
+
+/// Returns whether one more file would exceed the limit for all files.
+fn is_at_limit(files: &Files) -> bool {
+    !files.is_full() && files.disk_bytes() > 3 * files.segments().live_bytes() + files.file_size()
+}
+
+/// Returns how many bytes compaction may use when the disk has no more space.
+pub fn free_bytes(files: &Files) -> u64 {
+    files.room().saturating_sub(files.segments().job_count() + LAST_HEADROOM) * SHORT
 }

@@ -14,7 +14,6 @@ use super::Queue;
 use super::job::{Job, Jobs, State, Target};
 use crate::engine::binlog::disk::FileNumber;
 use crate::engine::binlog::record::{self, Fields, RecordState};
-use crate::engine::binlog::segments::Segments;
 use crate::engine::binlog::{Binlog, BinlogStats, IoFailed, NoSpace};
 use crate::engine::keys::{JobKey, LogKey, TubeKey};
 use crate::engine::time::{ClockOffset, Nanos};
@@ -109,7 +108,7 @@ impl Queue {
 
     /// How many one more takes at most whose body has `full_len` bytes with its CR LF.
     pub fn bytes_of_a_job(&self, full_len: usize) -> u64 {
-        let logged = if self.has_binlog() { Segments::BYTES_OF_A_JOB } else { 0 };
+        let logged = if self.has_binlog() { Binlog::BYTES_PER_JOB } else { 0 };
         Jobs::MOST_BYTES_OF_A_JOB + self.bodies.growth_for(full_len) + logged
     }
 

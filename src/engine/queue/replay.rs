@@ -115,7 +115,7 @@ impl Queue {
         let Some(binlog) = self.binlog.as_mut().filter(|binlog| binlog.has_damaged()) else {
             return Ok(());
         };
-        binlog.retire_all(now)?;
+        binlog.remove_all(now)?;
         if binlog.has_damaged() {
             warn!("damaged files cannot be set aside yet: they stay as they are");
         }

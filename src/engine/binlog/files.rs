@@ -1,0 +1,473 @@
+//! The files of a binlog: how many bytes each takes and has free, and which of them is written.
+//!
+//! ```text
+//!   removable        closed           current                prepared
+//!   [no job] [jobs and garbage] [records | free] [free] [free]
+//!   oldest                                                     newest
+//! ```
+//!
+//! Only the current file is written. Files newer than it are prepared: they have a version and
+//! no record. Older ones are closed, and the oldest of them without jobs are removable.
+//!
+//! This module keeps the sums of bytes equal to what is on the disk. When a file is created or
+//! removed is decided in `space` and `removal`.
+
+use super::disk::{FileNumber, LAST_NUMBER};
+use super::fail_stop::FailStopDisk;
+use super::record::{FILE_HEAD_LEN, SHORT_LEN, VERSION_LEN};
+use super::segments::{Entry, Segment, Segments};
+use crate::engine::keys::{JobKey, LogKey};
+use log::{debug, warn};
+use std::collections::TryReserveError;
+use std::io;
+
+/// The length of a short record in bytes.
+pub const SHORT: u64 = SHORT_LEN as u64;
+/// The length of the version and the file header record in bytes.
+pub const HEAD: u64 = FILE_HEAD_LEN as u64;
+/// The disk gives space to files in blocks of this many bytes.
+pub const BLOCK: u64 = 4096;
+
+/// The files of a binlog.
+#[derive(Debug)]
+pub struct Files {
+    disk: FailStopDisk,
+    segments: Segments,
+    /// The index of the current file; at the start, before there is one, the number of files.
+    current: usize,
+    /// How many files are known to be removable, and the bytes that they take on the disk.
+    removable: usize,
+    removable_bytes: u64,
+    /// The size of a whole file in bytes.
+    file_size: u64,
+    /// The bytes that all files take on the disk.
+    disk_bytes: u64,
+    /// The bytes that closed files take on the disk.
+    closed_bytes: u64,
+    /// How many short records fit in the prepared files.
+    prepared_room: u64,
+    /// The last attempt to take space failed, and no file was removed since.
+    is_full: bool,
+}
+
+impl Files {
+    /// Returns the files that replay has read, each truncated to its records and synced. None of
+    /// them is the current one yet.
+    pub fn open(disk: FailStopDisk, segments: Segments, file_size: u32) -> Files {
+        let mut files = Files {
+            disk,
+            segments,
+            current: 0,
+            removable: 0,
+            removable_bytes: 0,
+            file_size: file_size.into(),
+            disk_bytes: 0,
+            closed_bytes: 0,
+            prepared_room: 0,
+            is_full: false,
+        };
+        for index in 0..files.segments.len() {
+            files.disk_bytes += on_disk(files.segments[index].size);
+            files.truncate(index);
+            let number = files.segments[index].number;
+            // The server that wrote it may have ended before its last sync.
+            files.disk.sync(number);
+            files.disk.raw().close(number);
+        }
+        files.current = files.segments.len();
+        files.closed_bytes = files.disk_bytes;
+        files
+    }
+
+    /// Removes the newest files as long as they have no record, to use their space again. Returns
+    /// the number of the next file.
+    pub fn remove_unused(&mut self) -> io::Result<FileNumber> {
+        let next = self.last_number() + 1;
+        while self.segments.newest().is_some_and(is_unused) {
+            let segment = self.segments.pop_newest();
+            self.current -= 1;
+            self.disk_bytes -= on_disk(segment.size);
+            self.closed_bytes -= on_disk(segment.size);
+            self.disk.raw().remove(segment.number)?;
+        }
+        // There must be no gap in the numbers.
+        Ok(if self.segments.is_empty() { next } else { self.last_number() + 1 })
+    }
+
+    // ---- Numbers ----
+
+    /// Returns the disk.
+    pub fn disk(&self) -> &FailStopDisk {
+        &self.disk
+    }
+
+    /// Returns the disk, to change files.
+    pub fn disk_mut(&mut self) -> &mut FailStopDisk {
+        &mut self.disk
+    }
+
+    /// Returns the files with their jobs.
+    pub fn segments(&self) -> &Segments {
+        &self.segments
+    }
+
+    /// Returns whether there is a current file. Only at the start there is none.
+    pub fn has_current(&self) -> bool {
+        self.current < self.segments.len()
+    }
+
+    /// Returns the current file.
+    pub fn current(&self) -> &Segment {
+        &self.segments[self.current]
+    }
+
+    /// Returns the number of the newest file, or 0.
+    pub fn last_number(&self) -> FileNumber {
+        self.segments.newest().map_or(0, |segment| segment.number)
+    }
+
+    /// Returns the prepared files, the oldest first.
+    pub fn prepared(&self) -> impl ExactSizeIterator<Item = &Segment> + DoubleEndedIterator {
+        self.segments.iter().skip(self.current + 1)
+    }
+
+    /// Returns the closed files that are not known to be removable, the oldest first.
+    pub fn kept_closed(&self) -> impl Iterator<Item = &Segment> {
+        self.segments.iter().take(self.current).skip(self.removable)
+    }
+
+    /// Returns how many files are closed.
+    pub fn closed_count(&self) -> usize {
+        self.current
+    }
+
+    /// Returns the size of a whole file in bytes.
+    pub fn file_size(&self) -> u64 {
+        self.file_size
+    }
+
+    /// Returns the bytes that all files take on the disk.
+    pub fn disk_bytes(&self) -> u64 {
+        self.disk_bytes
+    }
+
+    /// Returns the bytes that closed files take on the disk, without those known to be removable.
+    pub fn kept_closed_bytes(&self) -> u64 {
+        self.closed_bytes - self.removable_bytes
+    }
+
+    /// Returns whether all files together take more than three times the live bytes and two
+    /// files. Removable ones do not count.
+    pub fn takes_too_much(&self) -> bool {
+        let taken = self.disk_bytes - self.removable_bytes;
+        taken > 3 * self.segments.live_bytes() + 2 * self.file_size
+    }
+
+    /// Returns whether the last attempt to take space failed, and no file was removed since.
+    pub fn is_full(&self) -> bool {
+        self.is_full
+    }
+
+    /// Notes whether the last attempt to take space failed.
+    pub fn set_full(&mut self, is_full: bool) {
+        self.is_full = is_full;
+    }
+
+    // ---- Room ----
+
+    /// Returns how many bytes of records fit in a whole file.
+    pub fn whole_len(&self) -> u64 {
+        self.file_size - HEAD
+    }
+
+    /// Returns how many short records fit in the current file and the prepared ones.
+    pub fn room(&self) -> u64 {
+        self.current().left() / SHORT + self.prepared_room
+    }
+
+    /// Returns how many short records fit behind a record of `len` bytes, or `None` if that
+    /// record does not fit.
+    pub fn room_behind(&self, len: u64) -> Option<u64> {
+        let left = self.current().left();
+        if len <= left {
+            return Some((left - len) / SHORT + self.prepared_room);
+        }
+        if len > self.whole_len() {
+            // The current file will be lengthened.
+            return Some(self.prepared_room);
+        }
+        // Files that are too short are passed over. Only on a full disk there are any.
+        let mut room = self.prepared_room;
+        for next in self.prepared() {
+            room -= fresh_room(next);
+            if let Some(left) = (next.size - HEAD).checked_sub(len) {
+                return Some(left / SHORT + room);
+            }
+        }
+        None
+    }
+
+    // ---- Growing ----
+
+    /// Creates a prepared file, or the current one if there is none.
+    pub fn create(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
+        if number > LAST_NUMBER {
+            return Err(io::Error::new(io::ErrorKind::StorageFull, "no file can be made any more"));
+        }
+        self.segments.try_reserve_file().map_err(|_| io::ErrorKind::OutOfMemory)?;
+        self.disk.create(number, size)?;
+        let segment = Segment::new(number, size, VERSION_LEN as u64);
+        self.disk_bytes += on_disk(size);
+        if self.has_current() {
+            self.prepared_room += fresh_room(&segment);
+        }
+        self.segments.push(segment);
+        self.disk.raw().close(number);
+        debug!("binlog.{number}: made, {size} bytes");
+        Ok(())
+    }
+
+    /// Lengthens the newest file by `piece` bytes, or creates one of this size.
+    pub fn grow(&mut self, piece: u64) -> io::Result<()> {
+        if self.can_lengthen() {
+            self.lengthen(piece)
+        } else {
+            self.create(self.last_number() + 1, piece)
+        }
+    }
+
+    /// Returns whether the newest file is shorter than a whole one.
+    fn can_lengthen(&self) -> bool {
+        self.segments.newest().is_some_and(|newest| newest.size < self.file_size)
+    }
+
+    /// Lengthens the newest file, which is the current one or a prepared one, by up to `piece`
+    /// bytes, but not beyond the size of a whole one.
+    pub fn lengthen(&mut self, piece: u64) -> io::Result<()> {
+        let index = self.segments.len() - 1;
+        let is_prepared = index > self.current;
+        let Segment { number, size: old, .. } = self.segments[index];
+        let new = (old + piece).next_multiple_of(BLOCK).min(self.file_size);
+        let extended = self.disk.extend(number, new);
+        if is_prepared {
+            self.disk.raw().close(number);
+        }
+        extended?;
+        let room_before = fresh_room(&self.segments[index]);
+        self.segments[index].size = new;
+        self.disk_bytes += on_disk(new) - on_disk(old);
+        if is_prepared {
+            self.prepared_room += fresh_room(&self.segments[index]) - room_before;
+        }
+        debug!("binlog.{number}: lengthened from {old} to {new} bytes");
+        Ok(())
+    }
+
+    /// Lengthens the current file so that a record of `len` bytes fits, however long it is.
+    pub fn lengthen_for(&mut self, len: u64) -> io::Result<()> {
+        let segment = &mut self.segments[self.current];
+        let (old, new) = (segment.size, segment.used + len);
+        self.disk.extend(segment.number, new)?;
+        segment.size = new;
+        self.disk_bytes += on_disk(new) - on_disk(old);
+        Ok(())
+    }
+
+    /// Returns the nonce of the newest closed file if records can be appended to it: it is intact,
+    /// was written by this server, and is shorter than a whole one. Nothing is behind its last
+    /// record, because it was truncated there and synced.
+    pub fn reopenable(&self) -> Option<u32> {
+        let newest = self.segments.newest()?;
+        let is_reopenable = !newest.is_damaged && newest.used == newest.size && self.can_lengthen();
+        newest.nonce.filter(|_| is_reopenable)
+    }
+
+    /// Makes the newest closed file the current one. It may have been lengthened.
+    pub fn reopen(&mut self) {
+        self.current -= 1;
+        let closed = self.segments.iter().take(self.current);
+        self.closed_bytes = closed.map(|segment| on_disk(segment.size)).sum();
+    }
+
+    // ---- Writing ----
+
+    /// Counts the next `len` bytes of the current file as used.
+    pub fn use_bytes(&mut self, len: usize) {
+        self.segments[self.current].used += len as u64;
+    }
+
+    /// Writes `bytes`, which are already counted as the last used ones of the current file.
+    pub fn write_end(&mut self, bytes: &[u8]) {
+        let Segment { number, used, .. } = *self.current();
+        self.disk.write(number, used - bytes.len() as u64, bytes);
+    }
+
+    /// Closes the current file. The oldest prepared one, which must exist, becomes the current one.
+    pub fn advance(&mut self) {
+        self.closed_bytes += on_disk(self.current().size);
+        self.current += 1;
+        self.prepared_room -= fresh_room(self.current());
+    }
+
+    /// Truncates the current file to its records.
+    pub fn truncate_current(&mut self) {
+        self.truncate(self.current);
+    }
+
+    /// Truncates a file to its records. Without space or permission for that the file stays
+    /// longer, which is harmless. Any other error means that the disk fails.
+    fn truncate(&mut self, index: usize) {
+        let Segment { number, size, used, is_damaged, .. } = self.segments[index];
+        if size == used || is_damaged || self.disk.has_failed() {
+            return;
+        }
+        match self.disk.raw().cut(number, used) {
+            Ok(()) => {}
+            Err(error) if is_want_of_space(&error) => {
+                return debug!("binlog.{number}: cannot be cut to {used} bytes: {error}");
+            }
+            Err(error) => {
+                let what = || format!("binlog.{number}: cannot cut it");
+                return self.disk.latch_error(Err(error), what);
+            }
+        }
+        self.segments[index].size = used;
+        self.disk_bytes -= on_disk(size) - on_disk(used);
+    }
+
+    // ---- Removing ----
+
+    /// Returns whether the oldest file can be removed.
+    pub fn has_removable(&self) -> bool {
+        self.current > 0 && self.segments[0].is_empty()
+    }
+
+    /// Counts the files that have become removable. A closed file never gets another job.
+    pub fn count_removable(&mut self) {
+        while self.removable < self.current && self.segments[self.removable].is_empty() {
+            self.removable_bytes += on_disk(self.segments[self.removable].size);
+            self.removable += 1;
+        }
+    }
+
+    /// Removes the oldest file, which must be removable. A damaged one is renamed instead.
+    pub fn remove_oldest(&mut self) -> io::Result<()> {
+        self.count_removable();
+        let Segment { number, size, is_damaged, .. } = self.segments[0];
+        if is_damaged {
+            let name = self.disk.raw().quarantine(number)?;
+            warn!("binlog.{number}: set aside as {name}");
+        } else {
+            self.disk.raw().remove(number)?;
+        }
+        debug!("binlog.{number}: removed");
+        self.is_full = false;
+        self.segments.pop_oldest();
+        self.current -= 1;
+        self.removable -= 1;
+        self.removable_bytes -= on_disk(size);
+        self.disk_bytes -= on_disk(size);
+        self.closed_bytes -= on_disk(size);
+        self.disk.sync_directory();
+        Ok(())
+    }
+
+    /// Removes the newest file, which must be a prepared one or, at the start, the current one.
+    /// A file that a power cut brings back has no record, so the directory need not be synced.
+    pub fn remove_newest(&mut self) -> io::Result<()> {
+        let number = self.last_number();
+        self.disk.raw().remove(number)?;
+        let segment = self.segments.pop_newest();
+        self.is_full = false;
+        self.disk_bytes -= on_disk(segment.size);
+        if self.has_current() {
+            self.prepared_room -= fresh_room(&segment);
+        }
+        Ok(())
+    }
+
+    // ---- Jobs ----
+
+    /// Makes sure that the next [`Files::add_job`] needs no memory.
+    pub fn try_reserve_job(&mut self) -> Result<(), TryReserveError> {
+        self.segments.try_reserve_one()
+    }
+
+    /// Adds a job whose full record, of `len` bytes, goes to the current file.
+    pub fn add_job(&mut self, job: JobKey, len: u64) -> LogKey {
+        self.segments.add_job(job, self.current().number, len)
+    }
+
+    /// Returns the entry of a job, to change it.
+    pub fn entry_mut(&mut self, key: LogKey) -> &mut Entry {
+        self.segments.entry_mut(key)
+    }
+
+    /// Notes that a new full record of a job, of `len` bytes, goes to the current file.
+    pub fn move_job(&mut self, key: LogKey, len: u64) {
+        self.segments.move_job(key, self.current().number, len);
+    }
+
+    /// Removes a job and returns its entry.
+    pub fn remove_job(&mut self, key: LogKey) -> Entry {
+        self.segments.remove_job(key)
+    }
+
+    // ---- Checking ----
+
+    /// Panics unless all sums are those of the files, and each file is in the state that its
+    /// position requires.
+    pub fn check(&self) {
+        self.segments.check();
+        let on_disk = |from: usize, to: usize| -> u64 {
+            let some = self.segments.iter().take(to).skip(from);
+            some.map(|segment| on_disk(segment.size)).sum()
+        };
+        let (current, len) = (self.current, self.segments.len());
+        assert!(current < len, "the current file has index {current} of {len}");
+        assert!(self.removable <= current, "{} removable of {current} closed", self.removable);
+        assert_eq!(self.disk_bytes, on_disk(0, len), "bytes of all files, noted and counted");
+        let closed = on_disk(0, current);
+        assert_eq!(self.closed_bytes, closed, "bytes of closed files, noted and counted");
+        let removable = on_disk(0, self.removable);
+        assert_eq!(self.removable_bytes, removable, "bytes of removable files, noted and counted");
+        for segment in self.segments.iter().take(self.removable) {
+            assert!(segment.is_empty(), "binlog.{} is removable and has jobs", segment.number);
+        }
+        let room = self.prepared().map(fresh_room).sum::<u64>();
+        assert_eq!(self.prepared_room, room, "room in prepared files, noted and counted");
+        for (number, segment) in (self.current().number + 1..).zip(self.prepared()) {
+            assert_eq!(segment.number, number, "the number of a prepared file");
+            assert!(
+                is_unused(segment) && segment.is_empty(),
+                "binlog.{number} is only prepared, but {} bytes of it are used",
+                segment.used
+            );
+        }
+        let Segment { number, used, is_damaged, .. } = *self.current();
+        assert!(used >= HEAD && !is_damaged, "binlog.{number} is the current file without a head");
+    }
+}
+
+/// Returns the bytes that a file of `size` bytes takes on the disk.
+fn on_disk(size: u64) -> u64 {
+    size.next_multiple_of(BLOCK)
+}
+
+/// Returns how many short records fit in a prepared file.
+pub fn fresh_room(segment: &Segment) -> u64 {
+    (segment.size - HEAD) / SHORT
+}
+
+fn is_unused(segment: &Segment) -> bool {
+    segment.used <= VERSION_LEN as u64 && !segment.is_damaged
+}
+
+/// Returns whether an error of the disk passes when space is freed or permission is given.
+pub fn is_want_of_space(error: &io::Error) -> bool {
+    use io::ErrorKind::{FileTooLarge, OutOfMemory, PermissionDenied, QuotaExceeded, StorageFull};
+    matches!(
+        error.kind(),
+        StorageFull | QuotaExceeded | FileTooLarge | OutOfMemory | PermissionDenied
+    )
+}

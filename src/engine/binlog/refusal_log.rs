@@ -1,0 +1,96 @@
+//! Limits the log lines about a full disk to one of each kind a minute. Puts may be refused and
+//! accepted thousands of times a second there.
+
+use crate::engine::time::Nanos;
+
+/// Which lines about refused puts were logged, and when.
+#[derive(Debug, Default)]
+pub struct RefusalLog {
+    /// The last put was refused.
+    is_refusing: bool,
+    /// The last logged line is that puts are refused.
+    is_refusal_logged: bool,
+    /// How many times the server began to refuse puts since it last logged that.
+    unlogged: u64,
+    next_refusal_at: Nanos,
+    next_recovery_at: Nanos,
+}
+
+impl RefusalLog {
+    const PAUSE: Nanos = Nanos::from_secs(60);
+
+    /// Returns whether the last put was refused.
+    pub fn is_refusing(&self) -> bool {
+        self.is_refusing
+    }
+
+    /// Counts a put that is refused. If that is to be logged, returns how many earlier times it
+    /// was not.
+    pub fn refused(&mut self, now: Nanos) -> Option<u64> {
+        if !std::mem::replace(&mut self.is_refusing, true) {
+            self.unlogged += 1;
+        }
+        if self.is_refusal_logged || now < self.next_refusal_at {
+            return None;
+        }
+        self.is_refusal_logged = true;
+        self.next_refusal_at = now + RefusalLog::PAUSE;
+        Some(std::mem::take(&mut self.unlogged).saturating_sub(1))
+    }
+
+    /// Notes a put that is accepted. Returns whether to log that puts are accepted again.
+    pub fn accepted(&mut self, now: Nanos) -> bool {
+        self.is_refusing = false;
+        if !self.is_refusal_logged || now < self.next_recovery_at {
+            return false;
+        }
+        self.is_refusal_logged = false;
+        self.next_recovery_at = now + RefusalLog::PAUSE;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_of_line_is_logged_once_a_minute() {
+        let mut log = RefusalLog::default();
+        let mut lines = Vec::new();
+        // Refused and accepted alternately, every millisecond for two and a half minutes.
+        for millis in 0..150_000 {
+            let now = Nanos::from_millis(millis);
+            if let Some(earlier) = log.refused(now) {
+                lines.push((millis, Some(earlier)));
+            }
+            if log.accepted(now) {
+                lines.push((millis, None));
+            }
+        }
+        assert_eq!(
+            lines,
+            [
+                (0, Some(0)),
+                (0, None),
+                (60_000, Some(59_999)),
+                (60_000, None),
+                (120_000, Some(59_999)),
+                (120_000, None)
+            ]
+        );
+    }
+
+    #[test]
+    fn a_refusal_within_the_minute_is_logged_when_the_minute_is_over() {
+        let mut log = RefusalLog::default();
+        assert_eq!(log.refused(Nanos::ZERO), Some(0));
+        assert!(log.accepted(Nanos::ONE));
+        for secs in 1..60 {
+            assert_eq!(log.refused(Nanos::from_secs(secs)), None);
+        }
+        assert_eq!(log.refused(Nanos::from_secs(60)), Some(0));
+        assert_eq!(log.refused(Nanos::from_secs(600)), None);
+        assert!(log.accepted(Nanos::from_secs(700)));
+    }
+}

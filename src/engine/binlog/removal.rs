@@ -1,0 +1,89 @@
+//! Removes closed files without jobs, the oldest first.
+//!
+//! A record in an older file must never outlive the record that supersedes it. So a file is removed
+//! only when no older one is left, and when the records that replace its own are synced.
+//!
+//! The disk frees the space of removed files step by step, one step an iteration, because freeing
+//! a large file at once takes milliseconds.
+
+use super::files::Files;
+use crate::engine::time::Nanos;
+use log::warn;
+
+/// The state of the removal of files.
+#[derive(Debug)]
+pub struct Removal {
+    /// The disk has not freed the space of all removed files.
+    is_truncating: bool,
+    /// When to try again after a file could not be removed.
+    retry_at: Nanos,
+}
+
+/// At most this many files are removed per iteration. A removal takes a few milliseconds.
+const MAX_REMOVALS: usize = 2;
+/// The same for small files.
+const MAX_SMALL_REMOVALS: usize = 16;
+/// A file of at most this many bytes is small.
+const SMALL_FILE: u64 = 1024 * 1024;
+
+/// How long to wait before a removal that failed is tried again.
+pub const RETRY_PAUSE: Nanos = Nanos::from_secs(60);
+
+impl Removal {
+    /// Returns the state at the start. Files that were removed before it may still take space.
+    pub fn new() -> Removal {
+        Removal { is_truncating: true, retry_at: Nanos::ZERO }
+    }
+
+    /// Returns when the next commit has something to remove or to free.
+    pub fn next_due(&self, files: &Files, now: Nanos) -> Option<Nanos> {
+        if self.is_truncating {
+            return Some(now);
+        }
+        files.has_removable().then_some(self.retry_at)
+    }
+
+    /// Returns whether a file can be removed now.
+    pub fn can_remove(&self, files: &Files, now: Nanos) -> bool {
+        files.has_removable() && self.retry_at <= now && !files.disk().has_failed()
+    }
+
+    /// Returns whether the next commit should remove files. It waits until the space of earlier ones
+    /// is freed, unless the disk is full.
+    pub fn is_due(&self, files: &Files, now: Nanos) -> bool {
+        self.can_remove(files, now) && (files.is_full() || !self.is_truncating)
+    }
+
+    /// Removes the oldest files without jobs, as many as one iteration has time for.
+    pub fn remove_some(&mut self, files: &mut Files, now: Nanos) {
+        let is_small = files.file_size() <= SMALL_FILE;
+        for _ in 0..if is_small { MAX_SMALL_REMOVALS } else { MAX_REMOVALS } {
+            if !self.can_remove(files, now) {
+                return;
+            }
+            self.remove_oldest(files, now);
+        }
+    }
+
+    /// Removes all files that can be removed.
+    pub fn remove_all(&mut self, files: &mut Files, now: Nanos) {
+        while self.can_remove(files, now) {
+            self.remove_oldest(files, now);
+        }
+        self.is_truncating = true;
+    }
+
+    /// Removes the oldest file. If that fails, no newer one is removed before it.
+    pub fn remove_oldest(&mut self, files: &mut Files, now: Nanos) {
+        let number = files.segments()[0].number;
+        if let Err(error) = files.remove_oldest() {
+            self.retry_at = now + RETRY_PAUSE;
+            warn!("binlog.{number}: not needed and cannot be removed: {error}");
+        }
+    }
+
+    /// Frees some space of removed files.
+    pub fn truncate_step(&mut self, files: &mut Files) {
+        self.is_truncating = files.disk_mut().raw().truncate_step();
+    }
+}

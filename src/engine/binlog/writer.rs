@@ -1,0 +1,199 @@
+//! Appends records to the current file.
+//!
+//! Records gather in a batch, which is written once per loop iteration, or when it is full. Space
+//! for a record was made before (`space`).
+
+use super::IoFailed;
+use super::fail_stop::FailStopDisk;
+use super::files::Files;
+use super::record::{self, Fields, Layout, SHORT_LEN};
+use super::segments::{Segment, Segments};
+use super::syncing::SyncState;
+use super::{Policy, Resume};
+use crate::engine::time::Nanos;
+use std::collections::TryReserveError;
+use std::hash::{BuildHasher, RandomState};
+
+/// The files, and the records that are not written to them yet.
+#[derive(Debug)]
+pub struct Writer {
+    files: Files,
+    syncing: SyncState,
+    /// Records at the end of the current file that are not written yet.
+    batch: Vec<u8>,
+    /// In every record that is written.
+    nonce: u32,
+    /// The highest id that was given out.
+    last_id: u64,
+    /// When the present iteration began.
+    now: Nanos,
+    /// When the last record of a job was made.
+    recorded_at: Nanos,
+    records_written: u64,
+}
+
+/// At most this many bytes are written at once.
+const BATCH_LEN: usize = 256 * 1024;
+/// Longer bodies are not copied into the batch.
+const MAX_COPIED_LEN: usize = BATCH_LEN / 2;
+
+impl Writer {
+    /// Returns a writer without a current file.
+    pub fn open(
+        disk: FailStopDisk,
+        policy: Policy,
+        segments: Segments,
+        resume: Resume,
+        now: Nanos,
+    ) -> Result<Writer, TryReserveError> {
+        let mut batch = Vec::new();
+        batch.try_reserve_exact(BATCH_LEN)?;
+        Ok(Writer {
+            files: Files::open(disk, segments, policy.file_size),
+            syncing: SyncState::new(policy.syncing),
+            batch,
+            nonce: random_nonce(),
+            last_id: resume.id,
+            now,
+            recorded_at: now,
+            records_written: 0,
+        })
+    }
+
+    /// Returns the files.
+    pub fn files(&self) -> &Files {
+        &self.files
+    }
+
+    /// Returns the files, to take or free space.
+    pub fn files_mut(&mut self) -> &mut Files {
+        &mut self.files
+    }
+
+    /// Returns when records are synced.
+    pub fn syncing(&self) -> &SyncState {
+        &self.syncing
+    }
+
+    /// Returns the first error of the disk, if there was one.
+    pub fn status(&self) -> Result<(), IoFailed> {
+        self.files.disk().status()
+    }
+
+    /// Returns when the present iteration began.
+    pub fn now(&self) -> Nanos {
+        self.now
+    }
+
+    /// Sets when the present iteration began.
+    pub fn set_now(&mut self, now: Nanos) {
+        self.now = now;
+    }
+
+    /// Returns when the last record of a job was made.
+    pub fn recorded_at(&self) -> Nanos {
+        self.recorded_at
+    }
+
+    /// Returns how many records of jobs were made since the start.
+    pub fn records_written(&self) -> u64 {
+        self.records_written
+    }
+
+    /// Notes that an id was given out.
+    pub fn note_id(&mut self, id: u64) {
+        self.last_id = self.last_id.max(id);
+    }
+
+    // ---- Records ----
+
+    /// Appends a record, for which there is space in the current file.
+    pub fn append(&mut self, fields: &Fields, tube: &str, body: &[u8]) {
+        let is_copied = body.len() <= MAX_COPIED_LEN;
+        let copied_len = if is_copied { body.len() } else { 0 };
+        if self.batch.len() + Layout::LONGEST_HEAD + copied_len > BATCH_LEN {
+            self.flush();
+        }
+        record::write(&mut self.batch, fields, tube, body, self.nonce);
+        self.files.use_bytes(Layout::V7WithCrc.head_len(tube) + copied_len);
+        if is_copied {
+            self.batch.extend_from_slice(body);
+        } else {
+            self.flush();
+            self.files.use_bytes(body.len());
+            self.files.write_end(body);
+        }
+        self.records_written += 1;
+        self.syncing.note_record(self.now);
+        self.recorded_at = self.now;
+    }
+
+    /// Appends the file header record. It has the last id, so that ids continue from there even if
+    /// all older files are removed.
+    pub fn begin_file(&mut self) {
+        record::write_marker(&mut self.batch, self.last_id, self.nonce);
+        self.files.use_bytes(SHORT_LEN);
+        self.syncing.note_record(self.now);
+    }
+
+    /// Closes the current file, which is full, and begins the oldest prepared one.
+    pub fn advance(&mut self) {
+        self.flush();
+        self.files.truncate_current();
+        self.syncing.close_current(&mut self.files);
+        self.files.advance();
+        self.begin_file();
+    }
+
+    /// Makes the newest closed file the current one. Its records have this nonce.
+    pub fn reopen(&mut self, nonce: u32) {
+        self.files.reopen();
+        self.nonce = nonce;
+    }
+
+    /// Forgets the records that are not written yet. At the start only: they are of a file that
+    /// is removed.
+    pub fn drop_batch(&mut self) {
+        self.batch.clear();
+    }
+
+    // ---- Writing ----
+
+    /// Writes the batch.
+    pub fn flush(&mut self) {
+        if !self.batch.is_empty() {
+            self.files.write_end(&self.batch);
+            self.batch.clear();
+        }
+    }
+
+    /// Writes the batch and asks the disk to start writing it if a long sync is due later.
+    pub fn flush_early(&mut self) {
+        self.flush();
+        self.syncing.begin_if_long(&mut self.files);
+    }
+
+    /// Writes the batch and syncs all records.
+    pub fn sync(&mut self) {
+        self.flush();
+        self.syncing.sync(&mut self.files);
+    }
+
+    /// Panics unless the batch is the end of the current file.
+    pub fn check(&self) {
+        self.files.check();
+        let Segment { number, used, .. } = *self.files.current();
+        let waiting = self.batch.len();
+        assert!(
+            waiting <= BATCH_LEN && waiting as u64 <= used,
+            "{waiting} bytes wait to be written, of {used} that are used in binlog.{number}"
+        );
+        self.syncing.check(&self.files, waiting);
+    }
+}
+
+/// Returns a random number. `RandomState` has keys from the system, with which it hashes nothing.
+fn random_nonce() -> u32 {
+    let hash = RandomState::new().hash_one(());
+    u32::from_ne_bytes(*hash.to_ne_bytes().first_chunk().expect("it is longer"))
+}
