@@ -155,7 +155,7 @@ impl Disk for BusyDirectory<'_> {
         read_only()
     }
 
-    fn cut(&mut self, _: FileNumber, _: u64) -> io::Result<()> {
+    fn truncate(&mut self, _: FileNumber, _: u64) -> io::Result<()> {
         read_only()
     }
 

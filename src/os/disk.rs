@@ -253,7 +253,7 @@ impl Disk for Directory {
         }
     }
 
-    fn cut(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
+    fn truncate(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
         let cut = self.writable(number).and_then(|file| file.set_len(size));
         match cut {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
@@ -388,7 +388,7 @@ mod tests {
         assert_eq!(directory.read(3, 2, &mut bytes).unwrap(), 16);
         assert_eq!(&bytes, b"\0\0record\0\0\0\0\0\0\0\0");
         assert_eq!(directory.read(3, 9_990, &mut bytes).unwrap(), 10);
-        directory.cut(3, 10).unwrap();
+        directory.truncate(3, 10).unwrap();
         assert_eq!(directory.size(3).unwrap(), 10);
         assert_eq!(directory.create(3, 1).unwrap_err().kind(), ErrorKind::AlreadyExists);
         assert_eq!(directory.size(3).unwrap(), 10);

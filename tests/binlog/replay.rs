@@ -59,7 +59,7 @@ fn buried_jobs_keep_their_order_after_compaction_and_restarts() {
 fn an_absurd_last_id_in_a_file_header_is_ignored() {
     for last_id in [u64::MAX, u64::MAX - 1, HIGHEST_ID + 1] {
         let mut bytes = VERSION.to_vec();
-        record::write_marker(&mut bytes, last_id, 7);
+        record::write_file_header(&mut bytes, last_id, 7);
         let disk = disk_with_file(bytes);
         let policy = Policy::synced(65_536);
         let mut engine = Instance::start(&disk, policy, START);

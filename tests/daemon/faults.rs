@@ -32,10 +32,10 @@ fn a_failed_sync_during_the_start_ends_the_server() {
     let files = || std::fs::read_dir(directory.path()).unwrap().count();
     let files_before = files();
     for (fault, code, message) in [
-        ("fdatasync:error=EIO:when=1", 74, "binlog.1: cannot sync it: Input/output error"),
-        ("fsync:error=EIO:when=1", 74, "the directory: cannot sync it: Input/output error"),
-        ("fallocate:error=EIO", 74, "no new file can be made: Input/output error"),
-        ("fallocate:error=EPERM", 1, "no new file can be made: Operation not permitted"),
+        ("fdatasync:error=EIO:when=1", 74, "cannot sync binlog.1: Input/output error"),
+        ("fsync:error=EIO:when=1", 74, "cannot sync the directory: Input/output error"),
+        ("fallocate:error=EIO", 74, "cannot create a file: Input/output error"),
+        ("fallocate:error=EPERM", 1, "cannot create a file: Operation not permitted"),
     ] {
         let flags = [&ON_LOOPBACK[..], &flags].concat();
         let Some(daemon) = start_with_fault(fault, &flags) else { return };

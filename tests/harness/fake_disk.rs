@@ -421,7 +421,7 @@ impl Disk for FakeDisk {
         Ok(())
     }
 
-    fn cut(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
+    fn truncate(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
         let mut state = self.0.borrow_mut();
         state.change()?;
         if let Some(error) = state.cut_error {

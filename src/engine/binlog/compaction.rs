@@ -1,4 +1,4 @@
-//! When live jobs are moved out of the oldest files, and how many bytes of them.
+//! Decides when live jobs are moved out of the oldest files, and how many bytes of them.
 //!
 //! Superseded records are garbage. When there is too much of it, full records of live jobs are
 //! written again to the current file, the oldest first, until their old files are removable.
@@ -11,12 +11,12 @@ use super::segments::Segment;
 use crate::engine::keys::LogKey;
 use crate::engine::time::Nanos;
 
-/// How many bytes are to be moved.
+/// The progress of compaction.
 #[derive(Debug, Default)]
 pub struct Compaction {
     /// The bytes to be moved now, to keep up with the garbage.
     debt_bytes: u64,
-    /// When a step is made even if no command makes garbage.
+    /// The moment of the next step that is made although no command makes garbage.
     idle_step_at: Nanos,
     /// In the last step no job could be moved.
     is_blocked: bool,

@@ -1,8 +1,8 @@
-//! The disk as the binlog sees it: numbered files, and the few things done with them.
+//! The disk as the binlog sees it: files with numbers, and the few operations on them.
 //!
-//! The real one is in the other wing; the tests have one that tears, fails and fills up.
-//! Whoever implements it continues short writes and starts interrupted calls again, so that
-//! an error is final.
+//! `os/disk.rs` implements it for a directory. The tests have an implementation that tears writes,
+//! fails and fills up. An implementation continues short writes and repeats interrupted calls, so
+//! that an error is final.
 
 use crate::engine::collections::histogram::Histogram;
 use std::fmt;
@@ -11,92 +11,63 @@ use std::io;
 /// The number N of a file `binlog.N`.
 pub type FileNumber = u32;
 
-/// The largest number that C beanstalkd reads.
+/// The largest file number that C beanstalkd reads.
 pub const LAST_NUMBER: FileNumber = i32::MAX as FileNumber;
 
 /// A directory of files `binlog.N`.
 pub trait Disk: fmt::Debug {
-    /// The numbers of the files that there are, in rising order.
-    ///
-    /// # Errors
-    /// The directory cannot be read.
+    /// Returns the numbers of all files, in ascending order.
     fn list(&mut self) -> io::Result<Vec<FileNumber>>;
 
-    /// How many bytes the file has.
-    ///
-    /// # Errors
-    /// There is no such file, or it cannot be looked at.
+    /// Returns the size of the file in bytes.
     fn size(&mut self, number: FileNumber) -> io::Result<u64>;
 
-    /// Reads from `offset` on into `bytes`; says how many bytes, fewer only at the end of the
-    /// file.
-    ///
-    /// # Errors
-    /// The file cannot be read.
+    /// Reads from `offset` on into `bytes`. Returns the number of bytes, which is less than the
+    /// length of `bytes` only at the end of the file.
     fn read(&mut self, number: FileNumber, offset: u64, bytes: &mut [u8]) -> io::Result<usize>;
 
-    /// Makes a file of `size` zero bytes, which writing will not run out of space in.
-    ///
-    /// # Errors
-    /// There is no space for it, or the file cannot be made; then there is none.
+    /// Creates a file of `size` zero bytes, whose space is allocated. After an error there is no
+    /// such file.
     fn create(&mut self, number: FileNumber, size: u64) -> io::Result<()>;
 
-    /// Lengthens a file in the same way to `size` bytes.
-    ///
-    /// # Errors
-    /// There is no space for it, and the file is as it was.
+    /// Lengthens a file to `size` bytes, whose space is allocated. An error leaves the file
+    /// unchanged.
     fn extend(&mut self, number: FileNumber, size: u64) -> io::Result<()>;
 
-    /// Writes all of `bytes` at `offset`.
-    ///
-    /// # Errors
-    /// Some of them may not have been written.
+    /// Writes all of `bytes` at `offset`. After an error some of them may be written.
     fn write(&mut self, number: FileNumber, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
-    /// Lets the disk begin with these bytes that were written, so that the sync that follows has
-    /// less to do. Nothing is promised, and nothing can fail.
+    /// Starts to write these bytes to the disk, so that the next sync takes less time. It promises
+    /// nothing and cannot fail.
     fn begin_sync(&mut self, number: FileNumber, offset: u64, len: u64);
 
-    /// Sees to it that everything written to the file survives a power cut.
-    ///
-    /// # Errors
-    /// It may not.
+    /// Makes everything that was written to the file survive a power cut.
     fn sync(&mut self, number: FileNumber) -> io::Result<()>;
 
-    /// How long [`Disk::sync`] took, each time; nothing where nobody looks at a clock.
+    /// Returns the duration of each [`Disk::sync`]. It is empty unless the implementation measures
+    /// them.
     fn sync_times(&self) -> Histogram {
         Histogram::default()
     }
 
-    /// Sees to it that files made, renamed and removed stay so after a power cut.
-    ///
-    /// # Errors
-    /// They may not.
+    /// Makes the creation, renaming and removal of files survive a power cut.
     fn sync_directory(&mut self) -> io::Result<()>;
 
-    /// Cuts the file to `size` bytes.
-    ///
-    /// # Errors
-    /// It is as it was.
-    fn cut(&mut self, number: FileNumber, size: u64) -> io::Result<()>;
+    /// Shortens the file to `size` bytes. An error leaves it unchanged.
+    fn truncate(&mut self, number: FileNumber, size: u64) -> io::Result<()>;
 
-    /// Nothing will be written to the file any more.
+    /// Closes the file, which will not be written any more.
     fn close(&mut self, number: FileNumber);
 
-    /// Removes the file. That there is none is no error. Its space may come back only as
-    /// [`Disk::truncate_step`] is called, or when it is needed.
-    ///
-    /// # Errors
-    /// It is still there.
+    /// Removes the file, if it exists. Its space may be freed later, by [`Disk::truncate_step`] or
+    /// when it is needed. After an error the file still exists.
     fn remove(&mut self, number: FileNumber) -> io::Result<()>;
 
-    /// Gives back some of the space of removed files, since all of it at once takes long. Says
-    /// whether there is more.
+    /// Frees some of the space of removed files, because freeing all of it at once takes long.
+    /// Returns whether there is more.
     fn truncate_step(&mut self) -> bool;
 
-    /// Gives the file another name, which [`Disk::list`] does not know; says which.
-    ///
-    /// # Errors
-    /// It is still there under its number.
+    /// Renames the file and returns its new name, which [`Disk::list`] ignores. After an error the
+    /// file still has its number.
     fn quarantine(&mut self, number: FileNumber) -> io::Result<String>;
 }

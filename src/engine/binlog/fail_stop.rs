@@ -69,7 +69,7 @@ impl FailStopDisk {
     pub fn write(&mut self, number: FileNumber, offset: u64, bytes: &[u8]) {
         if !self.has_failed() {
             let written = self.disk.write(number, offset, bytes);
-            self.latch_error(written, || format!("binlog.{number}: cannot write it"));
+            self.latch_error(written, || format!("cannot write binlog.{number}"));
         }
     }
 
@@ -84,7 +84,7 @@ impl FailStopDisk {
     pub fn sync(&mut self, number: FileNumber) {
         if self.is_synced && !self.has_failed() {
             let synced = self.disk.sync(number);
-            self.latch_error(synced, || format!("binlog.{number}: cannot sync it"));
+            self.latch_error(synced, || format!("cannot sync binlog.{number}"));
         }
     }
 
@@ -92,7 +92,7 @@ impl FailStopDisk {
     pub fn sync_directory(&mut self) {
         if self.is_synced && !self.has_failed() {
             let synced = self.disk.sync_directory();
-            self.latch_error(synced, || "the directory: cannot sync it".to_owned());
+            self.latch_error(synced, || "cannot sync the directory".to_owned());
         }
     }
 

@@ -9,8 +9,8 @@
 //! Only the current file is written. Files newer than it are prepared: they have a version and
 //! no record. Older ones are closed, and the oldest of them without jobs are removable.
 //!
-//! This module keeps the sums of bytes equal to what is on the disk. When a file is created or
-//! removed is decided in `space` and `removal`.
+//! This module keeps the sums of bytes equal to those of the files. The modules `space` and
+//! `removal` decide when a file is created or removed.
 
 use super::disk::{FileNumber, LAST_NUMBER};
 use super::fail_stop::FailStopDisk;
@@ -35,7 +35,7 @@ pub struct Files {
     segments: Segments,
     /// The index of the current file; at the start, before there is one, the number of files.
     current: usize,
-    /// How many files are known to be removable, and the bytes that they take on the disk.
+    /// The number of files known to be removable, and the bytes that they take on the disk.
     removable: usize,
     removable_bytes: u64,
     /// The size of a whole file in bytes.
@@ -44,7 +44,7 @@ pub struct Files {
     disk_bytes: u64,
     /// The bytes that closed files take on the disk.
     closed_bytes: u64,
-    /// How many short records fit in the prepared files.
+    /// The number of short records that fit in the prepared files.
     prepared_room: u64,
     /// The last attempt to take space failed, and no file was removed since.
     is_full: bool,
@@ -212,7 +212,10 @@ impl Files {
     /// Creates a prepared file, or the current one if there is none.
     pub fn create(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
         if number > LAST_NUMBER {
-            return Err(io::Error::new(io::ErrorKind::StorageFull, "no file can be made any more"));
+            return Err(io::Error::new(
+                io::ErrorKind::StorageFull,
+                "the highest file number is used",
+            ));
         }
         self.segments.try_reserve_file().map_err(|_| io::ErrorKind::OutOfMemory)?;
         self.disk.create(number, size)?;
@@ -223,7 +226,7 @@ impl Files {
         }
         self.segments.push(segment);
         self.disk.raw().close(number);
-        debug!("binlog.{number}: made, {size} bytes");
+        debug!("binlog.{number}: created, {size} bytes");
         Ok(())
     }
 
@@ -321,13 +324,13 @@ impl Files {
         if size == used || is_damaged || self.disk.has_failed() {
             return;
         }
-        match self.disk.raw().cut(number, used) {
+        match self.disk.raw().truncate(number, used) {
             Ok(()) => {}
             Err(error) if is_want_of_space(&error) => {
-                return debug!("binlog.{number}: cannot be cut to {used} bytes: {error}");
+                return debug!("cannot truncate binlog.{number}: {error}; it stays longer");
             }
             Err(error) => {
-                let what = || format!("binlog.{number}: cannot cut it");
+                let what = || format!("cannot truncate binlog.{number}");
                 return self.disk.latch_error(Err(error), what);
             }
         }
@@ -356,7 +359,7 @@ impl Files {
         let Segment { number, size, is_damaged, .. } = self.segments[0];
         if is_damaged {
             let name = self.disk.raw().quarantine(number)?;
-            warn!("binlog.{number}: set aside as {name}");
+            warn!("binlog.{number}: damaged; renamed to {name}");
         } else {
             self.disk.raw().remove(number)?;
         }

@@ -1,14 +1,12 @@
-//! A look into the files of a binlog: what `--check` and `--dump` tell.
+//! Reads the files of a binlog for `--check` and `--dump`.
 //!
-//! Nothing is changed, and nobody is kept out: a server may be writing at the same time. A file
-//! that it removes meanwhile is passed over: its jobs are in newer files by then, which are
-//! looked into too.
+//! Nothing is changed or locked, so a server may write at the same time. A file that the server
+//! removes meanwhile is skipped: its jobs are in newer files by then, which are read later.
 //!
-//! A file is read in pieces, and the server may write between two of them, so that a sound record
-//! looks damaged. So damage is reported only where two readings of all files found it. That is
-//! enough, because records are written one after the other and never changed: damage is followed by
-//! another record, so a record that was incomplete in the first reading was complete before the
-//! second one began.
+//! A file is read in pieces, and the server may write between two of them. Then an intact record
+//! looks damaged. So damage is reported only if two readings of all files found it. Two are enough,
+//! because records are written one after the other and never changed. Damage is followed by another
+//! record, so a record that was incomplete in the first reading was complete before the second.
 
 use super::disk::{Disk, FileNumber};
 use super::reader::{self, Damage, Item, ReadError, Reader, Record, TornTail};
@@ -20,53 +18,54 @@ use std::fmt;
 use std::io::{self, ErrorKind, Write};
 use std::rc::Rc;
 
-/// Why a look cannot be had.
+/// Why the files cannot be checked or dumped.
 #[derive(Debug)]
 pub enum InspectError {
     /// The directory cannot be listed.
     List(io::Error),
     /// A file cannot be read.
     Read(FileNumber, ReadError),
-    /// Nobody takes what is told.
+    /// The output cannot be written.
     Output(io::Error),
 }
 
-/// What there is in all files.
+/// The contents of all files.
 #[derive(Debug, Default)]
 struct Survey {
     jobs: HashMap<u64, Job>,
     files: Vec<File>,
-    /// Pairs of neighbours between which there is none.
+    /// The pairs of neighbours between which files are missing.
     gaps: Vec<(FileNumber, FileNumber)>,
     tail: TornTail,
-    /// How many files were listed and removed before they were read to the end.
+    /// The number of files that were listed, but removed before they were read to the end.
     vanished: usize,
 }
 
-/// Where damage was found.
+/// A damaged place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
-    /// At this offset of a file.
+    /// Bytes at this offset of a file.
     Damage(FileNumber, u64),
-    /// The same, with nothing behind it.
+    /// Bytes at this offset of a file, behind its last record.
     Torn(FileNumber, u64),
-    /// Between these files.
+    /// Missing files between these two.
     Gap(FileNumber, FileNumber),
 }
 
-/// A live job, as its last record has it.
+/// A live job.
 #[derive(Debug)]
 struct Job {
-    /// Where its full record is: the place among the files, and the offset in bytes.
+    /// The index of the file with its full record, and the offset of that in bytes.
     file: usize,
     offset: u64,
-    /// How long that is in bytes.
+    /// The length of its full record in bytes.
     len: u64,
     tube: Rc<str>,
+    /// The fields of its last record.
     fields: Fields,
 }
 
-/// What there is in one file.
+/// The contents of one file.
 #[derive(Debug)]
 struct File {
     number: FileNumber,
@@ -76,11 +75,11 @@ struct File {
     records: u64,
     full_records: u64,
     damages: Vec<Damage>,
-    /// What a crash has left behind the last record.
+    /// The bytes that a crash has left behind the last record.
     torn: Option<Damage>,
 }
 
-/// How many jobs of a tube are in which state.
+/// The numbers of jobs of a tube in each state.
 #[derive(Clone, Copy, Debug, Default)]
 struct Count {
     ready: u64,
@@ -89,43 +88,37 @@ struct Count {
     buried: u64,
 }
 
-/// Tells of each file what is in it, and in what order it is. `true` when all is sound.
-///
-/// # Errors
-/// The files cannot be read, or `out` cannot be written to.
+/// Prints the contents and the damage of each file. Returns whether there is no damage.
 pub fn check(disk: &mut dyn Disk, out: &mut dyn Write) -> Result<bool, InspectError> {
-    let survey = Survey::of(disk)?;
-    survey.tell(out).map_err(InspectError::Output)?;
+    let survey = Survey::read(disk)?;
+    survey.print(out).map_err(InspectError::Output)?;
     Ok(survey.is_sound())
 }
 
-/// Tells every live job, as one line of JSON. `true` when all files are sound.
-///
-/// # Errors
-/// The files cannot be read, or `out` cannot be written to.
+/// Prints each live job as one line of JSON. Returns whether there is no damage.
 pub fn dump(disk: &mut dyn Disk, out: &mut dyn Write) -> Result<bool, InspectError> {
-    let mut told = HashSet::new();
-    let mut survey = Survey::of(disk)?;
-    for _ in 0..LOOKS {
-        survey.dump(disk, &mut told, out)?;
-        if survey.jobs.keys().all(|id| told.contains(id)) {
+    let mut dumped = HashSet::new();
+    let mut survey = Survey::read(disk)?;
+    for _ in 0..MAX_READINGS {
+        survey.dump(disk, &mut dumped, out)?;
+        if survey.jobs.keys().all(|id| dumped.contains(id)) {
             break;
         }
-        // Files have been removed since they were surveyed, and jobs moved before that.
-        survey = Survey::of(disk)?;
+        // A file was removed since the survey, and its jobs were moved to a newer one before.
+        survey = Survey::read(disk)?;
     }
     Ok(survey.is_sound())
 }
 
-/// A busy server may always have jobs that come and go between two looks.
-const LOOKS: usize = 5;
+/// At most this many readings of all files. On a busy server jobs come and go between any two.
+const MAX_READINGS: usize = 5;
 
-/// The file, unless it has been removed meanwhile.
+/// Opens a file, unless it was removed meanwhile.
 fn open(disk: &mut dyn Disk, number: FileNumber) -> Result<Option<Reader<'_>>, InspectError> {
-    // Another file may have this number since it was read last.
+    // A new file may have this number since the last reading.
     disk.close(number);
     match Reader::open(disk, number) {
-        Ok(scan) => Ok(Some(scan)),
+        Ok(reader) => Ok(Some(reader)),
         Err(error) if is_gone(&error) => Ok(None),
         Err(error) => Err(InspectError::Read(number, error)),
     }
@@ -137,23 +130,23 @@ fn is_gone(error: &ReadError) -> bool {
 
 impl Survey {
     /// Reads all files. Damage that only one reading has found is left out.
-    fn of(disk: &mut dyn Disk) -> Result<Survey, InspectError> {
+    fn read(disk: &mut dyn Disk) -> Result<Survey, InspectError> {
         let mut found_before = BTreeSet::new();
-        let mut survey = Survey::attempt(disk)?;
-        for _ in 1..LOOKS {
+        let mut survey = Survey::read_once(disk)?;
+        for _ in 1..MAX_READINGS {
             let found = survey.places();
-            // What was read before a file that has gone may have been taken back there.
+            // A removed file may have had records that superseded those of an older file.
             if survey.vanished == 0 && found.is_subset(&found_before) {
                 return Ok(survey);
             }
             found_before.extend(found);
-            survey = Survey::attempt(disk)?;
+            survey = Survey::read_once(disk)?;
         }
         survey.keep_damage_at(&found_before);
         Ok(survey)
     }
 
-    /// Where damage was found.
+    /// Returns all damaged places.
     fn places(&self) -> BTreeSet<Place> {
         let gaps = self.gaps.iter().map(|&(before, after)| Place::Gap(before, after));
         let places = self.files.iter().flat_map(|file| {
@@ -172,43 +165,43 @@ impl Survey {
         }
     }
 
-    fn attempt(disk: &mut dyn Disk) -> Result<Survey, InspectError> {
+    fn read_once(disk: &mut dyn Disk) -> Result<Survey, InspectError> {
         let mut survey = Survey::default();
         let mut last = 0;
         loop {
             let mut numbers = disk.list().map_err(InspectError::List)?;
-            // Newer files may come while others are read.
+            // The server may create newer files while these are read.
             numbers.retain(|&number| number > last);
             let Some(&newest) = numbers.last() else { break };
             survey.gaps.extend(reader::gaps(&numbers));
             for number in numbers {
-                survey.read(disk, number)?;
+                survey.read_file(disk, number)?;
             }
             last = newest;
         }
-        if let Some((number, rest)) = survey.tail.take() {
-            survey.numbered(number).torn = Some(rest);
+        if let Some((number, torn)) = survey.tail.take() {
+            survey.file_mut(number).torn = Some(torn);
         }
         Ok(survey)
     }
 
-    fn read(&mut self, disk: &mut dyn Disk, number: FileNumber) -> Result<(), InspectError> {
-        let Some(mut scan) = open(disk, number)? else {
+    fn read_file(&mut self, disk: &mut dyn Disk, number: FileNumber) -> Result<(), InspectError> {
+        let Some(mut reader) = open(disk, number)? else {
             self.vanished += 1;
             return Ok(());
         };
         self.files.push(File {
             number,
-            size: scan.size(),
+            size: reader.size(),
             used: 0,
-            layout: scan.layout(),
+            layout: reader.layout(),
             records: 0,
             full_records: 0,
             damages: Vec::new(),
             torn: None,
         });
         loop {
-            let item = match scan.next_item() {
+            let item = match reader.next_item() {
                 Ok(item) => item,
                 Err(error) if is_gone(&error) => break,
                 Err(error) => return Err(InspectError::Read(number, error)),
@@ -218,22 +211,22 @@ impl Survey {
                 self.note_damage(followed);
             }
             match item {
-                Item::Record(found) => {
-                    let file = self.numbered(number);
+                Item::Record(record) => {
+                    let file = self.file_mut(number);
                     file.records += 1;
-                    file.full_records += u64::from(found.tube.is_some());
-                    self.apply(&found);
+                    file.full_records += u64::from(record.tube.is_some());
+                    self.apply(&record);
                 }
                 Item::Damage(damage) => self.note_damage(Some((number, damage))),
                 Item::End(end) => {
-                    self.numbered(number).used = end.used;
-                    let damage = end.rest.and_then(|rest| self.tail.begins(number, rest));
+                    self.file_mut(number).used = end.used;
+                    let damage = end.tail.and_then(|tail| self.tail.begins(number, tail));
                     self.note_damage(damage);
                     break;
                 }
             }
         }
-        // A file that is removed gets shorter while it is read.
+        // A file that is being removed is truncated while it is read.
         match disk.size(number) {
             Err(error) if error.kind() == ErrorKind::NotFound => self.forget_damage(number),
             Ok(_) | Err(_) => {}
@@ -243,27 +236,27 @@ impl Survey {
 
     fn forget_damage(&mut self, number: FileNumber) {
         self.vanished += 1;
-        self.numbered(number).damages.clear();
-        if let Some((torn_in, rest)) = self.tail.take()
+        self.file_mut(number).damages.clear();
+        if let Some((torn_in, torn)) = self.tail.take()
             && torn_in != number
         {
-            self.tail.begins(torn_in, rest);
+            self.tail.begins(torn_in, torn);
         }
     }
 
     fn note_damage(&mut self, damage: Option<(FileNumber, Damage)>) {
         if let Some((number, damage)) = damage {
-            self.numbered(number).damages.push(damage);
+            self.file_mut(number).damages.push(damage);
         }
     }
 
-    fn numbered(&mut self, number: FileNumber) -> &mut File {
+    fn file_mut(&mut self, number: FileNumber) -> &mut File {
         let file = self.files.iter_mut().rfind(|file| file.number == number);
-        file.expect("only files that are read are spoken of")
+        file.expect("damage is noted after its file was added")
     }
 
-    fn apply(&mut self, found: &Record) {
-        let Record { offset, len, fields, ref tube, .. } = *found;
+    fn apply(&mut self, record: &Record) {
+        let Record { offset, len, fields, ref tube, .. } = *record;
         if fields.state == RecordState::Deleted {
             self.jobs.remove(&fields.id);
         } else if let Some(tube) = tube {
@@ -279,23 +272,23 @@ impl Survey {
         self.gaps.is_empty() && self.files.iter().all(|file| file.damages.is_empty())
     }
 
-    // ---- Telling ----
+    // ---- Printing ----
 
-    /// Tells the jobs that were not told before, as far as their files are still there.
+    /// Prints the jobs that were not printed before and whose files still exist.
     fn dump(
         &self,
         disk: &mut dyn Disk,
-        told: &mut HashSet<u64>,
+        dumped: &mut HashSet<u64>,
         out: &mut dyn Write,
     ) -> Result<(), InspectError> {
-        for (place, file) in self.files.iter().enumerate() {
-            let Some(mut scan) = open(disk, file.number)? else { continue };
+        for (index, file) in self.files.iter().enumerate() {
+            let Some(mut reader) = open(disk, file.number)? else { continue };
             loop {
-                match scan.next_item().map_err(|error| InspectError::Read(file.number, error))? {
+                match reader.next_item().map_err(|error| InspectError::Read(file.number, error))? {
                     Item::Record(Record { offset, fields, body: Some(body), .. }) => {
                         let job = self.jobs.get(&fields.id);
-                        let job = job.filter(|job| (job.file, job.offset) == (place, offset));
-                        if let Some(job) = job.filter(|_| told.insert(fields.id)) {
+                        let job = job.filter(|job| (job.file, job.offset) == (index, offset));
+                        if let Some(job) = job.filter(|_| dumped.insert(fields.id)) {
                             let body = body.strip_suffix(CR_LF).unwrap_or(body);
                             write_job(job, body, out).map_err(InspectError::Output)?;
                         }
@@ -308,16 +301,16 @@ impl Survey {
         Ok(())
     }
 
-    fn tell(&self, out: &mut dyn Write) -> io::Result<()> {
+    fn print(&self, out: &mut dyn Write) -> io::Result<()> {
         let mut live = vec![0; self.files.len()];
         let mut counts: Vec<BTreeMap<&str, Count>> = vec![BTreeMap::new(); self.files.len()];
         for job in self.jobs.values() {
             live[job.file] += job.len;
             counts[job.file].entry(&job.tube).or_default().add(job.fields.state);
         }
-        for (place, file) in self.files.iter().enumerate() {
-            file.tell(live[place], out)?;
-            for (tube, count) in &counts[place] {
+        for (index, file) in self.files.iter().enumerate() {
+            file.print(live[index], out)?;
+            for (tube, count) in &counts[index] {
                 writeln!(out, "  {tube}: {count}")?;
             }
         }
@@ -335,25 +328,25 @@ impl Survey {
 }
 
 impl File {
-    fn tell(&self, live: u64, out: &mut dyn Write) -> io::Result<()> {
+    fn print(&self, live: u64, out: &mut dyn Write) -> io::Result<()> {
         let File { number, size, used, records, full_records, .. } = self;
         let version = self.layout.version();
         let checksums =
-            if self.layout.is_checked() { "with checksums" } else { "without checksums" };
-        // The version and the marker are neither.
-        let head = if self.layout.is_checked() { FILE_HEAD_LEN } else { VERSION_LEN };
+            if self.layout.has_checksums() { "with checksums" } else { "without checksums" };
+        // The head is neither live nor dead.
+        let head = if self.layout.has_checksums() { FILE_HEAD_LEN } else { VERSION_LEN };
         let dead = used.saturating_sub(live).saturating_sub(head as u64);
         writeln!(
             out,
             "binlog.{number}: version {version} {checksums}, {used} of {size} bytes used, \
              {records} records ({full_records} full), {live} bytes live, {dead} dead"
         )?;
-        for Damage { offset, len, what, id, .. } in &self.damages {
+        for Damage { offset, len, cause, id, .. } in &self.damages {
             let job = id.map_or(String::new(), |id| format!(", job {id}"));
-            writeln!(out, "  damage at {offset}: {what} ({len} bytes{job})")?;
+            writeln!(out, "  damage at {offset}: {cause} ({len} bytes{job})")?;
         }
-        if let Some(Damage { offset, len, what, .. }) = &self.torn {
-            writeln!(out, "  torn at {offset}: {what} ({len} bytes, will be cut)")?;
+        if let Some(Damage { offset, len, cause, .. }) = &self.torn {
+            writeln!(out, "  torn at {offset}: {cause} ({len} bytes, will be cut)")?;
         }
         Ok(())
     }
@@ -366,7 +359,7 @@ impl Count {
             RecordState::Reserved => &mut self.reserved,
             RecordState::Delayed => &mut self.delayed,
             RecordState::Buried => &mut self.buried,
-            RecordState::Deleted => unreachable!("deleted jobs are not kept"),
+            RecordState::Deleted => unreachable!("deleted jobs are removed"),
         } += 1;
     }
 }
@@ -388,7 +381,7 @@ fn write_job(job: &Job, body: &[u8], out: &mut dyn Write) -> io::Result<()> {
         RecordState::Reserved => "reserved",
         RecordState::Delayed => "delayed",
         RecordState::Buried => "buried",
-        RecordState::Deleted => unreachable!("deleted jobs are not kept"),
+        RecordState::Deleted => unreachable!("deleted jobs are removed"),
     };
     write!(
         out,
@@ -421,9 +414,9 @@ impl fmt::Display for Base64<'_> {
         for three in self.0.chunks(3) {
             let byte = |index: usize| u32::from(three.get(index).copied().unwrap_or(0));
             let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
-            for place in 0..4 {
-                let sextet = bits >> (18 - 6 * place) & 63;
-                let is_there = place <= three.len();
+            for index in 0..4 {
+                let sextet = bits >> (18 - 6 * index) & 63;
+                let is_there = index <= three.len();
                 f.write_char(if is_there { char::from(ALPHABET[sextet as usize]) } else { '=' })?;
             }
         }
@@ -434,11 +427,11 @@ impl fmt::Display for Base64<'_> {
 impl fmt::Display for InspectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            InspectError::List(error) => write!(f, "the directory cannot be listed: {error}"),
+            InspectError::List(error) => write!(f, "cannot list the directory: {error}"),
             InspectError::Read(number, error) => {
-                write!(f, "binlog.{number} cannot be read: {error}")
+                write!(f, "cannot read binlog.{number}: {error}")
             }
-            InspectError::Output(error) => write!(f, "cannot write: {error}"),
+            InspectError::Output(error) => write!(f, "cannot write the output: {error}"),
         }
     }
 }
@@ -448,7 +441,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_become_base64() {
+    fn base64_matches_the_rfc() {
         // RFC 4648, section 10.
         let pairs = [
             ("", ""),

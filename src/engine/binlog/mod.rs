@@ -21,13 +21,13 @@
 //! | [`fail_stop`] | the disk, which stops at its first error |
 //! | [`record`] | one record to and from bytes |
 //! | [`reader`] | reads one file, however damaged it is |
-//! | [`segments`] | which jobs belong to which file |
-//! | [`files`] | the files, and how many bytes each takes and has free |
+//! | [`segments`] | the table of files and jobs |
+//! | [`files`] | the bytes that files take and have free |
 //! | [`writer`] | appends records to the current file |
-//! | [`syncing`] | when records are synced |
-//! | [`space`] | space for records before they are made |
+//! | [`syncing`] | syncs records |
+//! | [`space`] | reserves space for records |
 //! | [`refusal_log`] | limits the log lines about refused puts |
-//! | [`compaction`] | when live jobs are moved out of the oldest files |
+//! | [`compaction`] | decides when live jobs are moved out of the oldest files |
 //! | [`removal`] | removes files without jobs |
 //! | [`inspect`] | `--check` and `--dump` |
 
@@ -73,7 +73,7 @@ pub struct Binlog {
     last_buried_at: Nanos,
 }
 
-/// What continues from one start of the server to the next.
+/// The values that continue from one start of the server to the next.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Resume {
     /// The highest id that was given out.
@@ -87,7 +87,7 @@ pub struct Resume {
 pub struct Policy {
     /// The size of a file in bytes.
     pub file_size: u32,
-    /// When to sync.
+    /// The moment of syncs.
     pub syncing: Syncing,
 }
 
@@ -98,22 +98,22 @@ pub struct BinlogStats {
     pub oldest: FileNumber,
     /// The number of the file that is written.
     pub current: FileNumber,
-    /// How many records were written, moved ones included.
+    /// The number of records that were written, moved ones included.
     pub records_written: u64,
-    /// How many jobs were moved to a newer file.
+    /// The number of jobs that were moved to a newer file.
     pub records_migrated: u64,
 }
 
-/// How many files there are, and how many bytes they have.
+/// The number of files, and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BinlogSizes {
-    /// How many files there are.
+    /// The number of files.
     pub files: usize,
-    /// How many bytes they take on the disk.
+    /// The bytes that they take on the disk.
     pub disk_bytes: u64,
-    /// How many bytes the full records of all live jobs have.
+    /// The bytes of the full records of all live jobs.
     pub live_bytes: u64,
-    /// How many bytes all other records have.
+    /// The bytes of all other records.
     pub dead_bytes: u64,
     /// Puts are refused for want of space.
     pub is_full: bool,
@@ -144,7 +144,7 @@ pub enum NoSpace {
 
 impl Binlog {
     /// The bytes of memory that the binlog needs for one job.
-    pub const BYTES_PER_JOB: u64 = Segments::BYTES_OF_A_JOB;
+    pub const BYTES_PER_JOB: u64 = Segments::BYTES_PER_JOB;
 
     /// Returns a binlog with these files, which were just read, and a new current one with space
     /// for the deletes of all jobs.
@@ -231,7 +231,7 @@ impl Binlog {
     // ---- Compaction ----
 
     /// Returns the job that compaction moves next, or `None` if no move is due or there is no
-    /// space. The caller moves it with [`Binlog::move_here`].
+    /// space. The caller moves it with [`Binlog::move_to_current`].
     pub fn next_to_move(&mut self) -> Option<(LogKey, JobKey)> {
         if !self.compaction.is_due(self.writer.files()) {
             return None;
@@ -240,8 +240,8 @@ impl Binlog {
     }
 
     /// Returns a job to be moved out of damaged files, if there is space. The caller moves it with
-    /// [`Binlog::move_here`].
-    pub fn next_in_danger(&mut self) -> Option<(LogKey, JobKey)> {
+    /// [`Binlog::move_to_current`].
+    pub fn next_in_damaged_file(&mut self) -> Option<(LogKey, JobKey)> {
         let last = self.segments().iter().rfind(|segment| segment.is_damaged)?.number;
         self.reserve_oldest().filter(|(key, _)| self.segments().entry(*key).file <= last)
     }
@@ -258,7 +258,13 @@ impl Binlog {
     }
 
     /// Appends a new full record of a job that is to be moved. Returns its length in bytes.
-    pub fn move_here(&mut self, key: LogKey, fields: &Fields, tube: &str, body: &[u8]) -> usize {
+    pub fn move_to_current(
+        &mut self,
+        key: LogKey,
+        fields: &Fields,
+        tube: &str,
+        body: &[u8],
+    ) -> usize {
         let len = record::full_len(tube, body.len());
         self.writer.files_mut().move_job(key, len as u64);
         self.writer.append(fields, tube, body);
@@ -361,7 +367,7 @@ impl Binlog {
     }
 
     /// Returns the bytes of memory that the table of jobs takes.
-    pub fn segment_bytes(&self) -> u64 {
+    pub fn job_table_bytes(&self) -> u64 {
         self.segments().taken_bytes()
     }
 
@@ -375,7 +381,7 @@ impl Binlog {
         }
     }
 
-    /// Returns how many files there are, and how many bytes they have.
+    /// Returns the number of files, and their bytes.
     pub fn sizes(&self) -> BinlogSizes {
         let files = self.writer.files();
         let live_bytes = self.segments().live_bytes();

@@ -1,15 +1,17 @@
-//! Reading one file of the binlog from its head to its end, whatever state it is in.
+//! Reads one file of the binlog from its start to its end, however damaged it is.
 //!
-//! A [`Reader`] yields the records that are sound and the places that are not. Where a record
-//! is damaged it goes on with the next one that is sound, found by its length or else by
-//! trying every byte. What the records mean together is for others (`replay.rs`,
-//! `inspect.rs`) to say; nothing is changed here.
+//! A [`Reader`] returns the intact records and the damaged places. After a damaged record it
+//! continues with the next intact one. It finds that by the length of the damaged one, or else by
+//! trying every byte. What the records mean together is decided in `queue/replay.rs` and
+//! `inspect.rs`. The reader changes nothing.
 //!
-//! It takes one window of the file into memory at a time, which has room for the longest record
-//! so far, and neither loops nor panics on any bytes.
+//! It keeps one window of the file in memory, as large as the longest record so far. No bytes make
+//! it loop or panic.
 
 use super::disk::{Disk, FileNumber};
-use super::record::{self, DecodeError, FILE_HEAD_LEN, Fields, Head, Layout, Marker, VERSION_LEN};
+use super::record::{
+    self, DecodeError, FILE_HEAD_LEN, Fields, FileHeader, Head, Layout, VERSION_LEN,
+};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::text::CR_LF;
 use crate::engine::time::Nanos;
@@ -17,47 +19,48 @@ use std::collections::TryReserveError;
 use std::fmt;
 use std::io;
 
-/// One file that is being read.
+/// A file that is being read.
 #[derive(Debug)]
 pub struct Reader<'d> {
     disk: &'d mut dyn Disk,
     number: FileNumber,
     size: u64,
     layout: Layout,
-    /// What the marker says, or 0.
+    /// The last id in the file header record, or 0.
     last_id: u64,
-    /// That of the marker, or if it is damaged that of the first record, if that is sound.
+    /// The nonce of the file header record. If that is damaged, the nonce of the first record, if
+    /// that is intact.
     nonce: Option<u32>,
     /// Where the next record begins.
     offset: u64,
-    /// Damage at the head, which is still to be told.
+    /// Damage at the head that was not returned yet.
     head_damage: Option<Damage>,
-    /// A piece of the file, and where it begins.
+    /// A piece of the file, and its offset.
     window: Vec<u8>,
     window_at: u64,
-    /// How many more bytes may be looked at in search of the next sound record.
+    /// The number of bytes that may still be tried in search of the next intact record.
     search_left: u64,
 }
 
-/// What there is in a file.
+/// A part of a file.
 #[derive(Debug)]
 pub enum Item<'s> {
-    /// A sound record.
+    /// An intact record.
     Record(Record<'s>),
-    /// Bytes that are none.
+    /// Bytes that are no record.
     Damage(Damage),
     /// There are no more records.
     End(End),
 }
 
-/// A sound record, and where it was.
+/// An intact record.
 #[derive(Debug)]
 pub struct Record<'s> {
-    /// Where it begins, in bytes from the start of the file.
+    /// Its offset in the file in bytes.
     pub offset: u64,
     /// Its length in bytes.
     pub len: u64,
-    /// What it says.
+    /// The fields of the job.
     pub fields: Fields,
     /// The tube of the job, in a full record.
     pub tube: Option<&'s str>,
@@ -65,44 +68,44 @@ pub struct Record<'s> {
     pub body: Option<&'s [u8]>,
 }
 
-/// Bytes that should be records and are not.
+/// Bytes that should be a record and are not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
-    /// Where they begin, in bytes from the start of the file.
+    /// Their offset in the file in bytes.
     pub offset: u64,
-    /// How many they are.
+    /// Their number.
     pub len: u64,
-    /// What is wrong with the first of them.
-    pub what: Corruption,
-    /// The job that the record says it is of, which may be wrong too.
+    /// The kind of damage at the first of them.
+    pub cause: Corruption,
+    /// The id of the job in the record. It may be wrong too.
     pub id: Option<u64>,
-    /// Whether it looks like a full record.
+    /// The record seems to be a full one.
     pub is_full: bool,
 }
 
-/// How a file ends.
+/// The end of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct End {
-    /// How many bytes of the file are in use, up to the end of the last sound record.
+    /// The offset of the end of the last intact record in bytes.
     pub used: u64,
-    /// What is behind that, if it is not just zeros.
-    pub rest: Option<Damage>,
+    /// The bytes behind it, unless they are zeros.
+    pub tail: Option<Damage>,
 }
 
-/// What is wrong with a record.
+/// Why bytes are no intact record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Corruption {
-    /// The file is of a version that nobody knows.
+    /// The version of the file is unknown.
     Version(i32),
-    /// The marker at the head is damaged.
-    Marker,
-    /// Its fields make no sense.
+    /// The file header record is damaged.
+    FileHeader,
+    /// A field is out of range.
     Fields(DecodeError),
-    /// It goes on beyond the end of the file.
+    /// The record does not end within the file.
     CutShort,
-    /// Zeros, with something behind them.
+    /// The bytes are zeros, and other bytes follow.
     Zeros,
-    /// The checksum is another.
+    /// The checksum does not match.
     Checksum,
     /// The body does not end in CR LF.
     BodyEnd,
@@ -111,26 +114,26 @@ pub enum Corruption {
 /// Why a file cannot be read.
 #[derive(Debug)]
 pub enum ReadError {
-    /// The system does not let us.
+    /// The system refuses to read it.
     Io(io::Error),
     /// A body does not fit in memory.
     NoMemory(TryReserveError),
 }
 
-/// A record, or what stands in its place.
+/// A record, or the bytes in its place.
 enum Parsed {
     Record(Span),
     Blank,
-    /// `next` is where the record ends, if its length can be believed.
-    Faulty {
-        what: Corruption,
+    /// `next` is the end of the record, if its length is plausible.
+    Damaged {
+        cause: Corruption,
         id: Option<u64>,
         is_full: bool,
         next: Option<u64>,
     },
 }
 
-/// A sound record that is in the window.
+/// An intact record in the window.
 #[derive(Clone, Copy)]
 struct Span {
     offset: u64,
@@ -140,50 +143,49 @@ struct Span {
     body_len: usize,
 }
 
-/// The pairs of neighbours between which files are missing.
+/// Returns the pairs of neighbours between which files are missing.
 pub fn gaps(numbers: &[FileNumber]) -> impl Iterator<Item = (FileNumber, FileNumber)> {
     let pairs = numbers.iter().zip(numbers.iter().skip(1));
     pairs.map(|(&before, &after)| (before, after)).filter(|(before, after)| after - before > 1)
 }
 
-/// What is behind the last sound record of a file. If nothing follows in newer files it is what
-/// a crash has left; otherwise it is damage, and so is a file with no sound beginning.
+/// The bytes behind the last intact record of a file. If no record follows in newer files, a crash
+/// has left them; otherwise they are damage.
 #[derive(Debug, Default)]
 pub struct TornTail(Option<(FileNumber, Damage)>);
 
 impl TornTail {
-    /// A file ends in such bytes; says what is damage now.
-    pub fn begins(&mut self, number: FileNumber, rest: Damage) -> Option<(FileNumber, Damage)> {
-        if rest.offset == 0 {
-            return Some((number, rest));
+    /// Notes that a file ends in such bytes. Returns bytes that are damage now: those of an older
+    /// file, or these, if the file has no intact record.
+    pub fn begins(&mut self, number: FileNumber, tail: Damage) -> Option<(FileNumber, Damage)> {
+        if tail.offset == 0 {
+            return Some((number, tail));
         }
-        self.0.replace((number, rest))
+        self.0.replace((number, tail))
     }
 
-    /// What it is so far. When more is found behind it, that is damage; when all has been read,
-    /// it is what a crash has left.
+    /// Returns the bytes that were noted last. They are damage if a record follows. After the last
+    /// file, a crash has left them.
     pub fn take(&mut self) -> Option<(FileNumber, Damage)> {
         self.0.take()
     }
 }
 
 const WINDOW_LEN: usize = 64 * 1024;
-/// A file that is nothing but the heads of huge records is not searched for ever.
+/// At most this many bytes are tried per byte of the file. A file of heads of huge records would
+/// otherwise be searched for hours.
 const SEARCH_PER_BYTE: u64 = 16;
-/// A short record may begin with so many zeros.
+/// A short record begins with at most this many zeros.
 const ZEROS_BEFORE_ID: u64 = 16;
-/// A record found by trying every byte of a file without checksums must be younger than this,
-/// or it is chance: 2000-01-01.
+/// 2000-01-01. In a file without checksums, a record found by trying every byte must be newer than
+/// this, or it is no record.
 const YEAR_2000: Nanos = Nanos::from_secs(946_684_800);
 
 impl<'d> Reader<'d> {
-    /// Begins to read the file.
-    ///
-    /// # Errors
-    /// It cannot be read.
+    /// Opens a file and reads its head.
     pub fn open(disk: &'d mut dyn Disk, number: FileNumber) -> Result<Reader<'d>, ReadError> {
         let size = disk.size(number).map_err(ReadError::Io)?;
-        let mut scan = Reader {
+        let mut reader = Reader {
             disk,
             number,
             size,
@@ -196,8 +198,8 @@ impl<'d> Reader<'d> {
             window_at: 0,
             search_left: size.saturating_mul(SEARCH_PER_BYTE).max(WINDOW_LEN as u64),
         };
-        scan.read_head()?;
-        Ok(scan)
+        reader.read_head()?;
+        Ok(reader)
     }
 
     fn read_head(&mut self) -> Result<(), ReadError> {
@@ -206,175 +208,174 @@ impl<'d> Reader<'d> {
             self.offset = 0;
             return Ok(());
         };
-        let marker = Marker::read(&head[VERSION_LEN..]);
+        let header = FileHeader::read(&head[VERSION_LEN..]);
         let number = i32::from_ne_bytes(version);
-        let damage = |offset: usize, end: u64, what| {
+        let damage = |offset: usize, end: u64, cause| {
             let (offset, len) = (offset as u64, end - offset as u64);
-            Some(Damage { offset, len, what, id: None, is_full: false })
+            Some(Damage { offset, len, cause, id: None, is_full: false })
         };
-        let (versions_end, markers_end) = (VERSION_LEN as u64, FILE_HEAD_LEN as u64);
-        let (layout, offset, damage) = match (Layout::of_version(version), marker) {
-            // Whatever the version says, only ours have a marker.
-            (_, Marker::Sound { .. } | Marker::Damaged) if version != record::VERSION => {
-                let damage = damage(0, versions_end, Corruption::Version(number));
-                (Layout::V7WithCrc, markers_end, damage)
+        let (version_end, header_end) = (VERSION_LEN as u64, FILE_HEAD_LEN as u64);
+        let (layout, offset, damage) = match (Layout::of_version(version), header) {
+            // Only files of this server have a file header record, so the version is damaged.
+            (_, FileHeader::Intact { .. } | FileHeader::Damaged) if version != record::VERSION => {
+                let damage = damage(0, version_end, Corruption::Version(number));
+                (Layout::V7WithCrc, header_end, damage)
             }
-            (_, Marker::Sound { .. }) => (Layout::V7WithCrc, markers_end, None),
-            (_, Marker::Damaged) => {
-                let damage = damage(VERSION_LEN, markers_end, Corruption::Marker);
-                (Layout::V7WithCrc, markers_end, damage)
+            (_, FileHeader::Intact { .. }) => (Layout::V7WithCrc, header_end, None),
+            (_, FileHeader::Damaged) => {
+                let damage = damage(VERSION_LEN, header_end, Corruption::FileHeader);
+                (Layout::V7WithCrc, header_end, damage)
             }
-            (Some(Layout::V7 | Layout::V7WithCrc), Marker::Blank) => {
-                (Layout::V7WithCrc, versions_end, None)
+            (Some(Layout::V7 | Layout::V7WithCrc), FileHeader::Blank) => {
+                (Layout::V7WithCrc, version_end, None)
             }
-            (Some(layout), Marker::Blank | Marker::None) => (layout, versions_end, None),
-            // An empty file, or one whose first sector is lost: what has a checksum there is
-            // sound nevertheless.
-            (None, Marker::Blank | Marker::None) if number == 0 => (Layout::V7WithCrc, 0, None),
-            (None, Marker::Blank | Marker::None) => {
+            (Some(layout), FileHeader::Blank | FileHeader::None) => (layout, version_end, None),
+            // The file is empty, or its first sector is lost. A record with a matching checksum
+            // is intact nevertheless.
+            (None, FileHeader::Blank | FileHeader::None) if number == 0 => {
+                (Layout::V7WithCrc, 0, None)
+            }
+            (None, FileHeader::Blank | FileHeader::None) => {
                 (Layout::V7, self.size, damage(0, self.size, Corruption::Version(number)))
             }
         };
         self.layout = layout;
         self.offset = offset;
         self.head_damage = damage;
-        if let Marker::Sound { last_id, nonce } = marker {
+        if let FileHeader::Intact { last_id, nonce } = header {
             self.last_id = last_id;
             self.nonce = Some(nonce);
         }
         Ok(())
     }
 
-    /// The layout of the file.
+    /// Returns the layout of the file.
     pub fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// The size of the file in bytes.
+    /// Returns the size of the file in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// The nonce of the records, if the file was made by this server.
+    /// Returns the nonce of the records, if this server wrote the file.
     pub fn nonce(&self) -> Option<u32> {
         self.nonce
     }
 
-    /// The last id that was given out before the file was begun, as far as it knows.
+    /// Returns the last id that was given out before the file was created, or 0 if it is unknown.
     pub fn last_id(&self) -> u64 {
         self.last_id
     }
 
-    /// What comes next; after the end, the end again.
-    ///
-    /// # Errors
-    /// The file cannot be read on.
+    /// Returns the next part of the file. After the end it returns the end again.
     pub fn next_item(&mut self) -> Result<Item<'_>, ReadError> {
         if let Some(damage) = self.head_damage.take() {
             return Ok(Item::Damage(damage));
         }
         let offset = self.offset;
-        let (what, id, is_full, search_from) = match self.parse(offset)? {
-            Parsed::Record(outline) => {
-                self.offset = outline.end();
-                return Ok(Item::Record(self.found(outline)));
+        let (cause, id, is_full, search_from) = match self.parse(offset)? {
+            Parsed::Record(span) => {
+                self.offset = span.end();
+                return Ok(Item::Record(self.record(span)));
             }
             Parsed::Blank => match self.end_of_zeros(offset)? {
-                None => return Ok(Item::End(End { used: offset, rest: None })),
+                None => return Ok(Item::End(End { used: offset, tail: None })),
                 Some(at) => (Corruption::Zeros, None, false, at),
             },
-            Parsed::Faulty { what, id, is_full, next } => {
-                (what, id, is_full, self.search_start(offset, next)?)
+            Parsed::Damaged { cause, id, is_full, next } => {
+                (cause, id, is_full, self.search_start(offset, next)?)
             }
         };
         let found = self.search(search_from)?;
         let len = found.unwrap_or(self.size) - offset;
-        let damage = Damage { offset, len, what, id, is_full };
+        let damage = Damage { offset, len, cause, id, is_full };
         match found {
             Some(next) => {
                 self.offset = next;
                 Ok(Item::Damage(damage))
             }
-            None => Ok(Item::End(End { used: offset, rest: Some(damage) })),
+            None => Ok(Item::End(End { used: offset, tail: Some(damage) })),
         }
     }
 
-    /// From where on the next sound record is searched, after one at `offset` that is not sound and
-    /// says that it ends at `next`.
+    /// Returns the offset from which to search the next intact record, after a damaged one at
+    /// `offset` that ends at `next` by its own length.
     fn search_start(&mut self, offset: u64, next: Option<u64>) -> Result<u64, ReadError> {
-        // Its length may be what is wrong. Nothing in its body is mistaken for a record where
-        // records are known by the nonce of the file; elsewhere a client may have put one there.
+        // Its length may be damaged. Bytes of its body cannot be mistaken for a record if the nonce
+        // of the file is known. In other files a client may have put a record into a body.
         let is_body_harmless = self.nonce.is_some();
         let Some(next) = next.filter(|_| !is_body_harmless) else { return Ok(offset + 1) };
         Ok(match self.parse(next)? {
-            // Only the body or a field is wrong, and all else follows in its place.
+            // Only the body or a field is damaged, and the next record is in its place.
             Parsed::Record(_) => next,
             Parsed::Blank => self.end_of_zeros(next)?.unwrap_or(self.size),
-            Parsed::Faulty { .. } => offset + 1,
+            Parsed::Damaged { .. } => offset + 1,
         })
     }
 
-    /// Reads the record at `offset`.
+    /// Parses the record at `offset`.
     fn parse(&mut self, offset: u64) -> Result<Parsed, ReadError> {
         let layout = self.layout;
         let left = self.size - offset;
-        let faulty = |what| Parsed::Faulty { what, id: None, is_full: false, next: None };
+        let damaged = |cause| Parsed::Damaged { cause, id: None, is_full: false, next: None };
         let bytes = self.bytes_at(offset, Layout::LONGEST_HEAD)?;
         let (fields, tube, body_len, nonce) = match layout.read(bytes) {
             Ok(Head::Job { fields, tube, body_len, nonce }) => (fields, tube, body_len, nonce),
             Ok(Head::Blank) => return Ok(Parsed::Blank),
-            // Fewer zeros than a record has, at the end of the file.
+            // The file ends in fewer zeros than a record has bytes.
             Err(DecodeError::Incomplete) if bytes.iter().all(|&byte| byte == 0) => {
                 return Ok(Parsed::Blank);
             }
-            Err(DecodeError::Incomplete) => return Ok(faulty(Corruption::CutShort)),
-            Err(malformed) => return Ok(faulty(Corruption::Fields(malformed))),
+            Err(DecodeError::Incomplete) => return Ok(damaged(Corruption::CutShort)),
+            Err(error) => return Ok(damaged(Corruption::Fields(error))),
         };
         let (head_len, body_len) = (layout.head_len(tube), body_len as usize);
-        let outline = Span { offset, fields, tube_len: tube.len(), head_len, body_len };
-        let checksum = layout.is_checked().then(|| record::checksum(&bytes[..head_len], tube));
+        let span = Span { offset, fields, tube_len: tube.len(), head_len, body_len };
+        let checksum = layout.has_checksums().then(|| record::checksum(&bytes[..head_len], tube));
         let (id, is_full) = (Some(fields.id), !tube.is_empty());
-        let faulty = |what, next| Parsed::Faulty { what, id, is_full, next };
-        if outline.end() - offset > left {
-            return Ok(faulty(Corruption::CutShort, None));
+        let damaged = |cause, next| Parsed::Damaged { cause, id, is_full, next };
+        if span.end() - offset > left {
+            return Ok(damaged(Corruption::CutShort, None));
         }
-        let next = Some(outline.end());
+        let next = Some(span.end());
         let record = self.bytes_at(offset, head_len + body_len)?;
-        // The file may have become shorter.
+        // The file may have been truncated since it was opened.
         let body = record.get(head_len..head_len + body_len).unwrap_or_default();
         if body_len > 0 && !body.ends_with(CR_LF) {
-            return Ok(faulty(Corruption::BodyEnd, next));
+            return Ok(damaged(Corruption::BodyEnd, next));
         }
         if let Some((expected, mut crc)) = checksum {
             crc.update(body);
             let is_ours = self.nonce.is_none_or(|of_file| of_file == nonce);
             if crc.finalize() != expected || !is_ours {
-                return Ok(faulty(Corruption::Checksum, next));
+                return Ok(damaged(Corruption::Checksum, next));
             }
-            // What stands there was written by a server, not by a client into a body.
+            // A record at this offset was written by a server, and is no part of a body.
             if offset == FILE_HEAD_LEN as u64 {
                 self.nonce = Some(nonce);
             }
         }
-        Ok(Parsed::Record(outline))
+        Ok(Parsed::Record(span))
     }
 
-    /// The record that was parsed last.
-    fn found(&self, outline: Span) -> Record<'_> {
-        let Span { offset, fields, tube_len, head_len, body_len } = outline;
+    /// Returns the record that was parsed last.
+    fn record(&self, span: Span) -> Record<'_> {
+        let Span { offset, fields, tube_len, head_len, body_len } = span;
         let start = usize::try_from(offset - self.window_at).expect("it is in the window");
         let (head, body) = self.window[start..start + head_len + body_len].split_at(head_len);
         let name = &head[self.layout.name_at()..][..tube_len];
         Record {
             offset,
-            len: outline.end() - offset,
+            len: span.end() - offset,
             fields,
             tube: str::from_utf8(name).ok().filter(|tube| !tube.is_empty()),
             body: Some(body).filter(|body| !body.is_empty()),
         }
     }
 
-    /// Where the next sound record is, from `offset` on.
+    /// Returns the offset of the next intact record, from `offset` on.
     fn search(&mut self, mut offset: u64) -> Result<Option<u64>, ReadError> {
         while offset < self.size && self.search_left > 0 {
             self.search_left -= 1;
@@ -382,7 +383,7 @@ impl<'d> Reader<'d> {
             let bytes = self.bytes_at(offset, Layout::LONGEST_HEAD)?;
             let is_likely = match layout.read(bytes) {
                 // A client may have put any number of heads into a body.
-                Ok(Head::Job { nonce, .. }) if layout.is_checked() => {
+                Ok(Head::Job { nonce, .. }) if layout.has_checksums() => {
                     self.nonce.is_none_or(|of_file| of_file == nonce)
                 }
                 Ok(Head::Job { fields, .. }) => fields.created_at >= YEAR_2000,
@@ -399,10 +400,10 @@ impl<'d> Reader<'d> {
             if is_likely {
                 match self.parse(offset)? {
                     Parsed::Record(_) => return Ok(Some(offset)),
-                    Parsed::Faulty { next: Some(next), .. } => {
+                    Parsed::Damaged { next: Some(next), .. } => {
                         self.search_left = self.search_left.saturating_sub(next - offset);
                     }
-                    Parsed::Faulty { next: None, .. } | Parsed::Blank => {}
+                    Parsed::Damaged { next: None, .. } | Parsed::Blank => {}
                 }
             }
             offset += 1;
@@ -410,7 +411,8 @@ impl<'d> Reader<'d> {
         Ok(None)
     }
 
-    /// Where a record may begin after the zeros from `offset` on, if anything does.
+    /// Returns the offset at which a record may begin after the zeros from `offset` on, or `None` if
+    /// the rest of the file is zeros.
     fn end_of_zeros(&mut self, offset: u64) -> Result<Option<u64>, ReadError> {
         let mut at = offset;
         loop {
@@ -418,14 +420,14 @@ impl<'d> Reader<'d> {
             if bytes.is_empty() {
                 return Ok(None);
             }
-            if let Some(place) = bytes.iter().position(|&byte| byte != 0) {
-                return Ok(Some((at + place as u64).saturating_sub(ZEROS_BEFORE_ID).max(offset)));
+            if let Some(index) = bytes.iter().position(|&byte| byte != 0) {
+                return Ok(Some((at + index as u64).saturating_sub(ZEROS_BEFORE_ID).max(offset)));
             }
             at += bytes.len() as u64;
         }
     }
 
-    /// Up to `len` bytes from `offset` on; fewer only at the end of the file.
+    /// Returns `len` bytes from `offset` on, or fewer at the end of the file.
     fn bytes_at(&mut self, offset: u64, len: usize) -> Result<&[u8], ReadError> {
         let len = len.min(usize::try_from(self.size.saturating_sub(offset)).unwrap_or(usize::MAX));
         let start = usize::try_from(offset.wrapping_sub(self.window_at)).unwrap_or(usize::MAX);
@@ -455,27 +457,14 @@ impl Span {
 impl fmt::Display for Corruption {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Corruption::Version(version) => write!(f, "version {version} is not known"),
-            Corruption::Marker => f.write_str("the marker of a file with checksums is damaged"),
-            Corruption::Fields(malformed) => write!(f, "no record: {malformed}"),
+            Corruption::Version(version) => write!(f, "version {version} is unknown"),
+            Corruption::FileHeader => f.write_str("the file header record is damaged"),
+            Corruption::Fields(error) => write!(f, "no record: {error}"),
             Corruption::CutShort => f.write_str("the record is cut short"),
-            Corruption::Zeros => f.write_str("zeros instead of a record"),
+            Corruption::Zeros => f.write_str("zeros in the place of a record"),
             Corruption::Checksum => f.write_str("the record fails its checksum"),
             Corruption::BodyEnd => f.write_str("the body does not end in CR LF"),
         }
-    }
-}
-
-impl fmt::Display for DecodeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            DecodeError::Incomplete => "it is cut short",
-            DecodeError::NameLength => "the length of the tube's name is out of range",
-            DecodeError::Name => "the tube's name is none",
-            DecodeError::Id => "the id is out of range",
-            DecodeError::State => "the state is out of range",
-            DecodeError::BodyLength => "the length of the body is out of range",
-        })
     }
 }
 

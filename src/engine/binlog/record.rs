@@ -1,4 +1,4 @@
-//! One record of the binlog, to bytes and from bytes.
+//! Converts one record of the binlog to bytes and from bytes.
 //!
 //! ```text
 //! version 7   | i32 name length | name | 80 bytes of fields | body with CR LF |
@@ -11,32 +11,35 @@
 //! |---|---|---|
 //! | 0 | id | u64 |
 //! | 8 | priority | u32 |
-//! | 12 | nothing; in our files the checksum | u32 |
+//! | 12 | unused by C; in files of this server the checksum | u32 |
 //! | 16 | delay | i64 |
 //! | 24 | TTR | i64 |
 //! | 32 | length of the body, with CR LF | i32 |
-//! | 36 | nothing; in our files the nonce of the file | u32 |
-//! | 40 | when it was put, since 1970 | i64 |
-//! | 48 | when it is due, or its deadline; see [`Fields::due_or_buried_at`] | i64 |
+//! | 36 | unused by C; in files of this server the nonce of the file | u32 |
+//! | 40 | when the job was put, since 1970 | i64 |
+//! | 48 | when the job is due, or its deadline; see [`Fields::due_or_buried_at`] | i64 |
 //! | 56 | reserves, timeouts, releases, buries, kicks | 5 x u32 |
 //! | 76 | state | u8 |
 //!
-//! A record with a name is a full one; without, it is a short one: new fields for a job that
-//! a full record has told of. All integers have the byte order of the machine, and the fields
-//! stand where a C compiler for 64 bits puts them. Version 5 counts in microseconds, 7 in
-//! nanoseconds; 5 is only read.
+//! A record with a name is a full one. A record without a name is a short one: it has new fields
+//! for a job that has a full record. All integers have the byte order of the machine, and the
+//! fields have the offsets that a C compiler for 64 bits gives them. Times are microseconds in
+//! version 5 and nanoseconds in version 7. Version 5 is only read.
 //!
-//! C beanstalkd ignores four bytes behind the priority. There we put a checksum of the whole
-//! record, and say so in a marker, a short record at the head of the file for a job that cannot
-//! exist. C beanstalkd skips it; in a file without it nobody looks at the four bytes. In four
-//! others every record of a file has its nonce, which no client knows: so nobody can put a job
-//! whose body is taken for records should those before it be damaged.
-//! Which file a record is in, and where, is not known here.
+//! C beanstalkd ignores the four bytes behind the priority. This server writes a CRC-32 of the
+//! whole record there. The first record of such a file is the file header record: a short record
+//! with an id that no job has. C beanstalkd skips it. In a file without it, the four bytes are
+//! ignored.
+//!
+//! The four bytes behind the length of the body have the nonce of the file, which no client knows.
+//! So a client cannot put a job whose body is taken for records when the records before it are
+//! damaged.
 
 use crate::engine::text::{CR_LF, TUBE_NAME_MAX, is_tube_name};
 use crate::engine::time::Nanos;
+use std::fmt;
 
-/// How often a job was reserved, timed out, released, buried and kicked.
+/// The numbers of times that a job was reserved, timed out, released, buried and kicked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each is named after its line in stats-job")]
 pub struct Counts {
@@ -47,9 +50,9 @@ pub struct Counts {
     pub kicks: u32,
 }
 
-/// What a record says of a job.
+/// The fields of a job in a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "each field but these is named after its like in a job")]
+#[expect(missing_docs, reason = "the other fields have the names of the fields of a job")]
 pub struct Fields {
     pub id: u64,
     pub pri: u32,
@@ -59,16 +62,16 @@ pub struct Fields {
     pub body_len: u32,
     /// Since 1970.
     pub created_at: Nanos,
-    /// Since 1970. When a delayed job is due, and the deadline of a reserved one; in checked
-    /// files also when a buried one was buried, which C beanstalkd does not keep.
+    /// Since 1970. When a delayed job is due, and the deadline of a reserved one. In files with
+    /// checksums also when a buried one was buried, which C beanstalkd does not record.
     pub due_or_buried_at: Nanos,
     pub counts: Counts,
     pub state: RecordState,
 }
 
-/// The state of a job as a record has it. The numbers are C beanstalkd's.
+/// The state of a job in a record. The numbers are those of C beanstalkd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the field's own words")]
+#[expect(missing_docs, reason = "the names are those of the protocol")]
 pub enum RecordState {
     Deleted = 0,
     Ready = 1,
@@ -77,41 +80,42 @@ pub enum RecordState {
     Delayed = 4,
 }
 
-/// The layout of a file, by the version and the marker at its head.
+/// The layout of a file. It follows from the version and the file header record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// Of C beanstalkd 1.4.
+    /// The layout of C beanstalkd 1.4.
     V5,
-    /// Of C beanstalkd since.
+    /// The layout of later versions of C beanstalkd.
     V7,
-    /// Ours: the same, with checksums.
+    /// The layout of this server: version 7 with checksums.
     V7WithCrc,
 }
 
-/// The version at the head of the files that we write.
+/// The version at the head of the files that this server writes.
 pub const VERSION: [u8; VERSION_LEN] = 7_i32.to_ne_bytes();
 
-/// How many bytes the version takes.
+/// The length of the version in bytes.
 pub const VERSION_LEN: usize = 4;
 
-/// How many bytes the version and the marker take.
+/// The length of the version and the file header record in bytes.
 pub const FILE_HEAD_LEN: usize = VERSION_LEN + SHORT_LEN;
 
 /// The length of a short record in bytes.
 pub const SHORT_LEN: usize = NAME_LENGTH_LEN + FIELDS_LEN;
 
-/// The longest body, with CR LF.
+/// The length of the longest body in bytes, with CR LF.
 const MAX_BODY_LEN: u64 = (1 << 30) + 2;
 
-/// The id of no job: that of the marker.
-const MARKER_ID: u64 = u64::MAX;
-/// Nobody gives out ids that are higher, unless they go on from one that is nearly as high.
+/// The id of the file header record. No job has it.
+const FILE_HEADER_ID: u64 = u64::MAX;
+/// The highest id that is plausible. A higher one is believed only if the ids before it were
+/// nearly as high.
 pub const HIGHEST_ID: u64 = u64::MAX - (1 << 40);
 
 const NAME_LENGTH_LEN: usize = 4;
 const FIELDS_LEN: usize = 80;
 
-// Where the fields are, in bytes from the first one.
+// The offsets of the fields, in bytes from the first one.
 const ID_AT: usize = 0;
 const PRI_AT: usize = 8;
 const CHECKSUM_AT: usize = 12;
@@ -124,21 +128,22 @@ const MOMENT_AT: usize = 48;
 const COUNTS_AT: usize = 56;
 const STATE_AT: usize = 76;
 
-/// A flipped bit or two do not make a file with a marker one without.
-const BITS_OFF_IN_MARKER: u32 = 16;
+/// A file header record with at most this many flipped bits is recognized as damaged. With more, the
+/// file is taken for one without checksums.
+const MAX_FLIPPED_BITS: u32 = 16;
 
 // ---- To bytes ----
 
-/// The length of the full record of a job, in bytes; `body_len` has the CR LF.
+/// Returns the length of the full record of a job in bytes. `body_len` includes the CR LF.
 pub fn full_len(tube: &str, body_len: usize) -> usize {
     SHORT_LEN + tube.len() + body_len
 }
 
-/// Appends a record for a checked file to `out`, up to its body, which is to follow. A short
-/// record has neither tube nor body.
+/// Appends a record with a checksum to `out`, without its body, which the caller appends. A short
+/// record has an empty tube and body.
 pub fn write(out: &mut Vec<u8>, fields: &Fields, tube: &str, body: &[u8], nonce: u32) {
     let start = out.len();
-    let name_len = i32::try_from(tube.len()).expect("no name of a tube is that long");
+    let name_len = i32::try_from(tube.len()).expect("a name of a tube has at most 200 bytes");
     out.extend_from_slice(&name_len.to_ne_bytes());
     out.extend_from_slice(tube.as_bytes());
     let fields_at = out.len();
@@ -150,15 +155,15 @@ pub fn write(out: &mut Vec<u8>, fields: &Fields, tube: &str, body: &[u8], nonce:
     out[checksum_at..checksum_at + 4].copy_from_slice(&crc.finalize().to_ne_bytes());
 }
 
-/// Appends the marker of a checked file to `out`. It also remembers the last id that was given
-/// out, so that ids go on when nothing else is left.
-pub fn write_marker(out: &mut Vec<u8>, last_id: u64, nonce: u32) {
-    write(out, &marker(last_id), "", &[], nonce);
+/// Appends the file header record to `out`. It has the last id that was given out, so that ids
+/// continue from there when all other files are removed.
+pub fn write_file_header(out: &mut Vec<u8>, last_id: u64, nonce: u32) {
+    write(out, &file_header(last_id), "", &[], nonce);
 }
 
-fn marker(last_id: u64) -> Fields {
+fn file_header(last_id: u64) -> Fields {
     Fields {
-        id: MARKER_ID,
+        id: FILE_HEADER_ID,
         pri: 0,
         delay_secs: 0,
         ttr_secs: 0,
@@ -196,38 +201,51 @@ fn fields_to_bytes(fields: &Fields, nonce: u32) -> [u8; FIELDS_LEN] {
 pub enum Head<'a> {
     /// A record of a job.
     Job {
-        /// What it says.
+        /// The fields of the job.
         fields: Fields,
         /// The name of the tube; empty in a short record.
         tube: &'a str,
-        /// The length of the body that follows, in bytes.
+        /// The length in bytes of the body that follows.
         body_len: u32,
-        /// The nonce of its file, in one of ours.
+        /// The nonce of its file, in a file with checksums.
         nonce: u32,
     },
-    /// Zeros instead of a record.
+    /// The bytes are zeros.
     Blank,
 }
 
-/// Why bytes are not a record.
+/// Why bytes are no record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecodeError {
     /// There are too few bytes.
     Incomplete,
     /// The length of the tube's name is out of range.
     NameLength,
-    /// Such a tube cannot be.
+    /// The name of the tube is not allowed.
     Name,
-    /// No job has such an id.
+    /// No job has this id.
     Id,
-    /// There is no such state.
+    /// There is no state with this number.
     State,
-    /// No body has such a length.
+    /// The length of the body is out of range.
     BodyLength,
 }
 
+impl fmt::Display for DecodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DecodeError::Incomplete => "it is cut short",
+            DecodeError::NameLength => "the length of the name of the tube is out of range",
+            DecodeError::Name => "the name of the tube is not allowed",
+            DecodeError::Id => "the id is out of range",
+            DecodeError::State => "the state is out of range",
+            DecodeError::BodyLength => "the length of the body is out of range",
+        })
+    }
+}
+
 impl Layout {
-    /// The layout of a file that begins with `version` and has no marker.
+    /// Returns the layout of a file with this version and without a file header record.
     pub fn of_version(version: [u8; VERSION_LEN]) -> Option<Layout> {
         match i32::from_ne_bytes(version) {
             5 => Some(Layout::V5),
@@ -236,7 +254,7 @@ impl Layout {
         }
     }
 
-    /// The version, as it is told to people.
+    /// Returns the version number.
     pub fn version(self) -> u32 {
         match self {
             Layout::V5 => 5,
@@ -244,18 +262,18 @@ impl Layout {
         }
     }
 
-    /// Whether records have checksums.
-    pub fn is_checked(self) -> bool {
+    /// Returns whether records have checksums.
+    pub fn has_checksums(self) -> bool {
         match self {
             Layout::V5 | Layout::V7 => false,
             Layout::V7WithCrc => true,
         }
     }
 
-    /// The longest that a record is before its body, in bytes.
+    /// The length of the longest head of a record in bytes.
     pub const LONGEST_HEAD: usize = 8 + TUBE_NAME_MAX + FIELDS_LEN;
 
-    /// Where the name of the tube begins in a record, in bytes.
+    /// Returns the offset of the name of the tube in a record in bytes.
     pub fn name_at(self) -> usize {
         match self {
             Layout::V5 => 8,
@@ -270,15 +288,12 @@ impl Layout {
         }
     }
 
-    /// The length of the head of a record with a tube's name of this length.
+    /// Returns the length in bytes of the head of a record of a job in this tube.
     pub fn head_len(self, tube: &str) -> usize {
         self.name_at() + tube.len() + self.fields_len()
     }
 
     /// Reads the head of the record at the start of `bytes`.
-    ///
-    /// # Errors
-    /// There is none.
     pub fn read(self, bytes: &[u8]) -> Result<Head<'_>, DecodeError> {
         let name_at = self.name_at();
         let name_len = match self {
@@ -304,7 +319,7 @@ impl Layout {
             let is_blank = bytes[..head_len].iter().all(|&byte| byte == 0);
             return if is_blank { Ok(Head::Blank) } else { Err(DecodeError::Id) };
         }
-        if id == MARKER_ID {
+        if id == FILE_HEADER_ID {
             return Err(DecodeError::Id);
         }
         let fields = self.fields(fields)?;
@@ -312,7 +327,7 @@ impl Layout {
         if !tube.is_empty() && !is_tube_name(name) {
             return Err(DecodeError::Name);
         }
-        // A full record that deletes has no body.
+        // The full record of a delete has no body.
         let has_body = !tube.is_empty() && fields.state != RecordState::Deleted;
         let is_body = (CR_LF.len() as u64..=MAX_BODY_LEN).contains(&u64::from(fields.body_len));
         if has_body && !is_body {
@@ -327,7 +342,7 @@ impl Layout {
         let nanos_at = |at| {
             let count = i64::from_ne_bytes(array(bytes, at));
             let nanos = match self {
-                // No more than can be written again.
+                // It is limited to what version 7 can have.
                 Layout::V5 => count.saturating_mul(1_000),
                 Layout::V7 | Layout::V7WithCrc => count,
             };
@@ -361,8 +376,8 @@ impl Layout {
     }
 }
 
-/// The checksum that a record of a checked file has, and a sum that its own bytes will be
-/// added to: `head` is all of it but the body.
+/// Returns the checksum in the head of a record, and the CRC-32 of that head, to which the caller
+/// adds the body.
 pub fn checksum(head: &[u8], tube: &str) -> (u32, crc32fast::Hasher) {
     let at = NAME_LENGTH_LEN + tube.len() + CHECKSUM_AT;
     let mut crc = crc32fast::Hasher::new();
@@ -372,49 +387,49 @@ pub fn checksum(head: &[u8], tube: &str) -> (u32, crc32fast::Hasher) {
     (u32::from_ne_bytes(array(head, at)), crc)
 }
 
-/// What the first record of a file says of the file.
+/// The first record of a file. It shows whether the file has checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Marker {
-    /// Nothing: the file is not ours.
+pub enum FileHeader {
+    /// It is no file header record: the file has no checksums.
     None,
-    /// Nothing yet, or what a power cut has left of it: C beanstalkd leaves no such gap.
+    /// It is zeros: it was not written before a power cut. C beanstalkd leaves no such gap.
     Blank,
-    /// It is one of our checked files.
-    Sound {
-        /// The last id given out before it was begun.
+    /// The file has checksums.
+    Intact {
+        /// The last id that was given out before the file was created.
         last_id: u64,
         /// The nonce of its records.
         nonce: u32,
     },
-    /// It is, but the marker itself is damaged.
+    /// The file has checksums, but this record is damaged.
     Damaged,
 }
 
-impl Marker {
+impl FileHeader {
     /// Reads the first record of a file from the start of `bytes`.
-    pub fn read(bytes: &[u8]) -> Marker {
-        let Some(bytes) = bytes.first_chunk::<SHORT_LEN>() else { return Marker::None };
+    pub fn read(bytes: &[u8]) -> FileHeader {
+        let Some(bytes) = bytes.first_chunk::<SHORT_LEN>() else { return FileHeader::None };
         if bytes.iter().all(|&byte| byte == 0) {
-            return Marker::Blank;
+            return FileHeader::Blank;
         }
         let last_id = u64::from_ne_bytes(array(bytes, NAME_LENGTH_LEN + MOMENT_AT));
         let nonce = u32::from_ne_bytes(array(bytes, NAME_LENGTH_LEN + NONCE_AT));
         let mut expected = Vec::with_capacity(SHORT_LEN);
-        write_marker(&mut expected, last_id, nonce);
+        write_file_header(&mut expected, last_id, nonce);
         if expected == bytes {
-            return Marker::Sound { last_id, nonce };
+            return FileHeader::Intact { last_id, nonce };
         }
-        // If one of these is damaged the checksum is another, and the rest is as it must be.
+        // A damaged id or nonce changes the expected checksum, so the checksum is not compared.
         let checksum_at = NAME_LENGTH_LEN + CHECKSUM_AT;
         let is_checksum = |at: usize| (checksum_at..checksum_at + 4).contains(&at);
         let pairs = expected.iter().zip(bytes).enumerate().filter(|(at, _)| !is_checksum(*at));
-        let bits_off: u32 = pairs.map(|(_, (one, other))| (one ^ other).count_ones()).sum();
-        if bits_off <= BITS_OFF_IN_MARKER { Marker::Damaged } else { Marker::None }
+        let flipped_bits: u32 = pairs.map(|(_, (one, other))| (one ^ other).count_ones()).sum();
+        if flipped_bits <= MAX_FLIPPED_BITS { FileHeader::Damaged } else { FileHeader::None }
     }
 }
 
 fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    *bytes[at..].first_chunk().expect("the fields are all there")
+    *bytes[at..].first_chunk().expect("the caller has checked the length")
 }
 
 #[cfg(test)]
@@ -442,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_stand_where_c_beanstalkd_has_them() {
+    fn fields_have_the_offsets_of_c_beanstalkd() {
         let bytes = record("mail", b"hello\r\n");
         assert_eq!(bytes.len(), full_len("mail", b"hello\r\n".len()));
         assert_eq!(bytes[..8], [&4_i32.to_ne_bytes()[..], b"mail"].concat());
@@ -462,18 +477,18 @@ mod tests {
     }
 
     #[test]
-    fn the_checksum_is_of_the_whole_record_with_itself_as_zeros() {
+    fn the_checksum_covers_the_record_with_a_zero_checksum() {
         for (tube, body) in [("mail", &b"hello\r\n"[..]), ("", b"")] {
             let mut bytes = record(tube, body);
             let at = 4 + tube.len() + 12;
-            let told = u32::from_ne_bytes(array(&bytes, at));
+            let checksum = u32::from_ne_bytes(array(&bytes, at));
             bytes[at..at + 4].fill(0);
-            assert_eq!(told, crc32fast::hash(&bytes));
+            assert_eq!(checksum, crc32fast::hash(&bytes));
         }
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn a_written_record_is_read_back() {
         let bytes = record("mail", b"hello\r\n");
         let head = Layout::V7WithCrc.read(&bytes);
         let expected = Head::Job { fields: FIELDS, tube: "mail", body_len: 7, nonce: NONCE };
@@ -485,18 +500,18 @@ mod tests {
     }
 
     #[test]
-    fn a_marker_is_known_even_when_it_is_damaged() {
+    fn a_file_header_with_a_flipped_bit_is_recognized_as_damaged() {
         let mut bytes = Vec::new();
-        write_marker(&mut bytes, 77, NONCE);
-        assert_eq!(Marker::read(&bytes), Marker::Sound { last_id: 77, nonce: NONCE });
+        write_file_header(&mut bytes, 77, NONCE);
+        assert_eq!(FileHeader::read(&bytes), FileHeader::Intact { last_id: 77, nonce: NONCE });
         for bit in 0..SHORT_LEN * 8 {
             let mut damaged = bytes.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(Marker::read(&damaged), Marker::Damaged, "bit {bit}");
+            assert_eq!(FileHeader::read(&damaged), FileHeader::Damaged, "bit {bit}");
         }
-        assert_eq!(Marker::read(&record("mail", b"hello\r\n")), Marker::None);
-        assert_eq!(Marker::read(&record("", b"")), Marker::None);
-        assert_eq!(Marker::read(&[0; SHORT_LEN]), Marker::Blank);
-        assert_eq!(Marker::read(&bytes[1..]), Marker::None);
+        assert_eq!(FileHeader::read(&record("mail", b"hello\r\n")), FileHeader::None);
+        assert_eq!(FileHeader::read(&record("", b"")), FileHeader::None);
+        assert_eq!(FileHeader::read(&[0; SHORT_LEN]), FileHeader::Blank);
+        assert_eq!(FileHeader::read(&bytes[1..]), FileHeader::None);
     }
 }

@@ -1,5 +1,5 @@
-//! Limits the log lines about a full disk to one of each kind a minute. Puts may be refused and
-//! accepted thousands of times a second there.
+//! Limits the log lines about a full disk to one of each kind a minute. A full disk may make the
+//! server refuse and accept puts thousands of times a second.
 
 use crate::engine::time::Nanos;
 
@@ -10,7 +10,7 @@ pub struct RefusalLog {
     is_refusing: bool,
     /// The last logged line is that puts are refused.
     is_refusal_logged: bool,
-    /// How many times the server began to refuse puts since it last logged that.
+    /// The number of times that the server began to refuse puts since it last logged that.
     unlogged: u64,
     next_refusal_at: Nanos,
     next_recovery_at: Nanos,

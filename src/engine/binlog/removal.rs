@@ -15,18 +15,18 @@ use log::warn;
 pub struct Removal {
     /// The disk has not freed the space of all removed files.
     is_truncating: bool,
-    /// When to try again after a file could not be removed.
+    /// The moment of the next attempt, after a file could not be removed.
     retry_at: Nanos,
 }
 
-/// At most this many files are removed per iteration. A removal takes a few milliseconds.
+/// At most this many files are removed per iteration, because a removal takes a few milliseconds.
 const MAX_REMOVALS: usize = 2;
-/// The same for small files.
+/// At most this many small files are removed per iteration.
 const MAX_SMALL_REMOVALS: usize = 16;
 /// A file of at most this many bytes is small.
 const SMALL_FILE: u64 = 1024 * 1024;
 
-/// How long to wait before a removal that failed is tried again.
+/// The pause before a failed removal is tried again.
 pub const RETRY_PAUSE: Nanos = Nanos::from_secs(60);
 
 impl Removal {
@@ -78,7 +78,7 @@ impl Removal {
         let number = files.segments()[0].number;
         if let Err(error) = files.remove_oldest() {
             self.retry_at = now + RETRY_PAUSE;
-            warn!("binlog.{number}: not needed and cannot be removed: {error}");
+            warn!("cannot remove binlog.{number}, which has no jobs: {error}; retrying in 60 s");
         }
     }
 

@@ -19,7 +19,7 @@ use crate::engine::time::Nanos;
 use log::{debug, warn};
 use std::io;
 
-/// How the disk has met the need for space.
+/// The state of a full disk, and of prepared files.
 #[derive(Debug, Default)]
 pub struct Space {
     /// An attempt to take space failed in this iteration.
@@ -31,7 +31,7 @@ pub struct Space {
     /// The file for which there was no space last, and the error.
     full_error: Option<(FileNumber, io::Error)>,
     log: RefusalLog,
-    /// When to try again after a prepared file could not be made or removed.
+    /// The moment of the next attempt, after a prepared file could not be created or removed.
     retry_at: Nanos,
 }
 
@@ -40,9 +40,9 @@ pub struct Space {
 pub struct Reservation {
     /// Its length in bytes.
     len: u64,
-    /// For how many deletes there must be room behind it.
+    /// The number of deletes for which there must be room behind it.
     deletes: u64,
-    /// How many more short records must fit when the disk has no more space.
+    /// The number of further short records that must fit when the disk has no more space.
     min_headroom: u64,
 }
 
@@ -60,7 +60,7 @@ const SMALL_HEADROOM: u64 = 32 * 1024;
 const MIN_PIECE_SHARE: u64 = 32;
 const MIN_PIECE: u64 = 64 * 1024;
 
-/// How long there must be no job before space is freed.
+/// Space is freed when there was no job for this time.
 const DRAINED_PAUSE: Nanos = Nanos::from_secs(1);
 
 impl Reservation {
@@ -106,8 +106,8 @@ impl Space {
                 return Err(error);
             } else {
                 warn!(
-                    "binlog.{}: no space for the deletes of all jobs: {error}; only {} of {jobs} \
-                     can be deleted until there is",
+                    "no space in binlog.{} for the deletes of all jobs: {error}; deleting only {} of \
+                     {jobs} until there is",
                     files.last_number(),
                     files.room()
                 );
@@ -288,7 +288,7 @@ impl Space {
     /// disk fails.
     fn note_full(&mut self, files: &mut Files, number: FileNumber, error: io::Error) {
         if !is_want_of_space(&error) {
-            let what = || format!("binlog.{number}: cannot make it");
+            let what = || format!("cannot create or lengthen binlog.{number}");
             return files.disk_mut().latch_error(Err(error), what);
         }
         files.set_full(true);
@@ -299,7 +299,7 @@ impl Space {
     fn log_refusal(&mut self, writer: &Writer, is_accepted: bool) {
         if is_accepted {
             if self.log.accepted(writer.now()) {
-                warn!("there is space for the binlog again: puts are accepted");
+                warn!("the disk has space again: accepting puts");
             }
             return;
         }
@@ -313,7 +313,7 @@ impl Space {
             } else {
                 format!(" (as {earlier} times since this was last logged)")
             };
-            warn!("binlog.{number}: no space: {error}; refusing puts until there is{times}");
+            warn!("no space for binlog.{number}: {error}; refusing puts until there is{times}");
         }
     }
 
@@ -394,7 +394,7 @@ impl Space {
         let removed = writer.files_mut().remove_newest();
         if let Err(error) = &removed {
             self.retry_at = writer.now() + RETRY_PAUSE;
-            debug!("binlog.{number}: cannot be removed: {error}");
+            debug!("cannot remove binlog.{number}: {error}; retrying in 60 s");
         }
         removed.is_ok()
     }

@@ -1,4 +1,4 @@
-//! When records are synced, and which files still have records that are not.
+//! Syncs records, and knows which files have records that are not synced.
 //!
 //! A closed file with such records stays open until the next sync. With an interval between
 //! syncs, the disk is asked early to start writing, so that the sync itself is short.
@@ -8,7 +8,7 @@ use super::files::{BLOCK, Files};
 use super::segments::Segment;
 use crate::engine::time::Nanos;
 
-/// When records are made to survive a power cut.
+/// The moment at which records are made to survive a power cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Syncing {
     /// Before the replies of the same iteration leave.
@@ -23,7 +23,7 @@ pub enum Syncing {
 #[derive(Debug)]
 pub struct SyncState {
     policy: Syncing,
-    /// When the oldest record was made that is not synced.
+    /// The moment of the oldest record that is not synced.
     unsynced_since: Option<Nanos>,
     /// The file, and the offset up to which the disk was asked to start writing it.
     begun: (FileNumber, u64),

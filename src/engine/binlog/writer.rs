@@ -1,7 +1,7 @@
 //! Appends records to the current file.
 //!
-//! Records gather in a batch, which is written once per loop iteration, or when it is full. Space
-//! for a record was made before (`space`).
+//! Records gather in a batch, which is written once per loop iteration, or when it is full. The
+//! module `space` reserves the space of a record before it is appended.
 
 use super::IoFailed;
 use super::fail_stop::FailStopDisk;
@@ -21,13 +21,13 @@ pub struct Writer {
     syncing: SyncState,
     /// Records at the end of the current file that are not written yet.
     batch: Vec<u8>,
-    /// In every record that is written.
+    /// The nonce of all records that are written.
     nonce: u32,
     /// The highest id that was given out.
     last_id: u64,
-    /// When the present iteration began.
+    /// The moment at which the present iteration began.
     now: Nanos,
-    /// When the last record of a job was made.
+    /// The moment of the last record of a job.
     recorded_at: Nanos,
     records_written: u64,
 }
@@ -131,7 +131,7 @@ impl Writer {
     /// Appends the file header record. It has the last id, so that ids continue from there even if
     /// all older files are removed.
     pub fn begin_file(&mut self) {
-        record::write_marker(&mut self.batch, self.last_id, self.nonce);
+        record::write_file_header(&mut self.batch, self.last_id, self.nonce);
         self.files.use_bytes(SHORT_LEN);
         self.syncing.note_record(self.now);
     }

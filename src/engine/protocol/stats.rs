@@ -189,7 +189,7 @@ pub fn server(server: &ServerStats<'_>, queue: &Queue, now: Nanos) -> String {
         .line("current-waiting", queue.totals.waiting)
         .line("total-connections", server.total_connections);
     process(&mut yaml, server.facts, now);
-    let binlog = queue.binlog_figures();
+    let binlog = queue.binlog_stats();
     yaml.line("binlog-oldest-index", binlog.oldest)
         .line("binlog-current-index", binlog.current)
         .line("binlog-records-migrated", binlog.records_migrated)

@@ -1,12 +1,14 @@
-//! A chapter of the rules: how a queue comes back from the files of its binlog.
+//! Rebuilds a queue from the files of its binlog.
 //!
-//! Records are applied in the order in which they were made. Until all are, jobs are in no
-//! place; then each is put where its last record sent it. Damage is told, with the file and the
-//! offset, and never guessed away: a job whose full record is damaged stays as an older file
-//! has it, or is lost. A file with damage is set aside once its sound jobs are in a new one.
+//! Records are applied in the order in which they were made. Then each job enters the structure of
+//! the state in its last record. Damage is logged with its file and offset. A job whose full record
+//! is damaged stays as an older file has it, or is lost. A damaged file is renamed when its intact
+//! jobs are in a new one.
 //!
-//! The bytes that a crash has left behind the last record of all are no damage: what was
-//! acknowledged can be in them only if the operator did not have it synced first.
+//! The bytes that a crash has left behind the very last record are no damage. They may be an
+//! acknowledged record only if the operator chose not to sync each iteration.
+//!
+//! A function that returns `TryReserveError` found too little memory for the jobs.
 
 use super::Queue;
 use super::job::{Job, JobParams, Target};
@@ -24,20 +26,20 @@ use std::collections::{HashSet, TryReserveError};
 use std::fmt;
 use std::io;
 
-/// What came of it.
+/// The result of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// How many jobs there are.
+    /// The number of jobs.
     pub jobs: u64,
-    /// How many files were read.
+    /// The number of files.
     pub files: usize,
-    /// How many bytes of them are in use.
+    /// The bytes of all records.
     pub used_bytes: u64,
-    /// The highest id that was ever given out.
+    /// The highest id that was given out.
     pub last_id: u64,
 }
 
-/// Why the queue cannot come back.
+/// Why the queue cannot be rebuilt.
 #[derive(Debug)]
 pub enum ReplayError {
     /// The directory cannot be listed.
@@ -46,132 +48,122 @@ pub enum ReplayError {
     Read(FileNumber, ReadError),
     /// There is too little memory for all jobs.
     NoMemory(TryReserveError),
-    /// There is no space for new files.
+    /// No new file can be created.
     Begin(io::Error),
-    /// The disk fails.
+    /// A write or a sync has failed.
     Failed(IoFailed),
 }
 
-/// A queue that is coming back, file by file.
+/// A queue that is being rebuilt, file by file.
 #[derive(Debug)]
 pub struct Replay<'q> {
     disk: Box<dyn Disk>,
     numbers: Vec<FileNumber>,
     files_read: usize,
-    gathered: ReplayState<'q>,
+    state: ReplayState<'q>,
 }
 
-/// What has been read so far.
+/// The jobs and files that were read so far.
 #[derive(Debug)]
 struct ReplayState<'q> {
     queue: &'q mut Queue,
     segments: Segments,
-    last: Resume,
-    /// That of the full record read last.
+    resume: Resume,
+    /// The tube of the last full record.
     tube: TubeKey,
     used_bytes: u64,
     tail: TornTail,
-    /// The jobs that had a damaged full record and no other one.
-    missing: HashSet<u64>,
-    /// How many damaged places were found.
+    /// The ids of jobs with a damaged full record and no intact one.
+    lost: HashSet<u64>,
+    /// The number of damaged places.
     damages: u64,
 }
 
-/// No more ids than these can be missing between two records.
+/// At most this many ids can be missing between two records. An id that is farther away is damaged.
 const MAX_ID_GAP: u64 = 1 << 20;
 
-/// More damaged places than that are counted and not told one by one.
-const DAMAGES_TOLD: u64 = 100;
+/// At most this many damaged places are logged one by one. The rest is counted.
+const MAX_LOGGED_DAMAGES: u64 = 100;
 
 impl Queue {
-    /// Begins to read what there is on `disk`. To be called while there is neither a job nor a
-    /// connection.
-    ///
-    /// # Errors
-    /// The directory cannot be read.
+    /// Begins to read the binlog on `disk`. There must be no job and no connection.
     pub fn begin_replay(&mut self, mut disk: Box<dyn Disk>) -> Result<Replay<'_>, ReplayError> {
         let numbers = disk.list().map_err(ReplayError::List)?;
         for (before, after) in reader::gaps(&numbers) {
             error!(
-                "there is a binlog.{before} and a binlog.{after} but no file between them: \
-                 what was recorded there is lost, and deleted jobs may be back"
+                "no file between binlog.{before} and binlog.{after}: their records are lost; \
+                 continuing without them, so deleted jobs may be back"
             );
         }
-        let gathered = ReplayState {
+        let state = ReplayState {
             queue: self,
             segments: Segments::default(),
-            last: Resume::default(),
+            resume: Resume::default(),
             tube: Tubes::DEFAULT,
             used_bytes: 0,
             tail: TornTail::default(),
-            missing: HashSet::new(),
+            lost: HashSet::new(),
             damages: 0,
         };
-        Ok(Replay { disk, numbers, files_read: 0, gathered })
+        Ok(Replay { disk, numbers, files_read: 0, state })
     }
 
-    fn set_damaged_files_aside(&mut self, now: Nanos) -> Result<(), IoFailed> {
+    fn quarantine_damaged_files(&mut self, now: Nanos) -> Result<(), IoFailed> {
         self.empty_damaged_files();
         let Some(binlog) = self.binlog.as_mut().filter(|binlog| binlog.has_damaged()) else {
             return Ok(());
         };
         binlog.remove_all(now)?;
         if binlog.has_damaged() {
-            warn!("damaged files cannot be set aside yet: they stay as they are");
+            warn!("cannot rename damaged files: they still have jobs; keeping them");
         }
         Ok(())
     }
 }
 
 impl Replay<'_> {
-    /// The file that is read next.
+    /// Returns the file that is read next.
     pub fn next_file(&self) -> Option<FileNumber> {
         self.numbers.get(self.files_read).copied()
     }
 
-    /// Reads the next file, if there is one.
-    ///
-    /// # Errors
-    /// It cannot be read: there is no way to go on without it.
+    /// Reads the next file, if there is one. After an error the replay cannot continue.
     pub fn read_file(&mut self) -> Result<(), ReplayError> {
         let Some(number) = self.next_file() else { return Ok(()) };
-        self.gathered.read_file(&mut *self.disk, number)?;
+        self.state.read_file(&mut *self.disk, number)?;
         self.files_read += 1;
         let (files_read, files) = (self.files_read, self.numbers.len());
-        let jobs = self.gathered.segments.job_count();
+        let jobs = self.state.segments.job_count();
         info!("binlog.{number}: read, {files_read} of {files} files, {jobs} jobs");
         Ok(())
     }
 
-    /// Ends with the jobs in their places, once all files have been read, and keeps the binlog
-    /// there from then on.
-    ///
-    /// # Errors
-    /// There is no way to go on; no record is lost.
+    /// Moves all jobs to their states, after all files were read, and opens the binlog for new
+    /// records. After an error no record is lost.
     pub fn finish(self, policy: Policy, now: Nanos) -> Result<Recovered, ReplayError> {
-        let Replay { disk, files_read, mut gathered, .. } = self;
-        gathered.cut_tail();
-        gathered.place_jobs(now).map_err(ReplayError::NoMemory)?;
-        let ReplayState { queue, segments, last, used_bytes, missing, damages, .. } = gathered;
+        let Replay { disk, files_read, mut state, .. } = self;
+        state.log_torn_tail();
+        state.place_jobs(now).map_err(ReplayError::NoMemory)?;
+        let ReplayState { queue, segments, resume, used_bytes, lost, damages, .. } = state;
         let recovered = Recovered {
             jobs: segments.job_count(),
             files: files_read,
             used_bytes,
-            last_id: last.id,
+            last_id: resume.id,
         };
         if damages > 0 {
             error!(
                 "the binlog is damaged in {damages} places: {} jobs lost, {} kept",
-                missing.len(),
+                lost.len(),
                 recovered.jobs
             );
         }
-        let binlog = Binlog::begin(disk, policy, segments, last, now);
+        let binlog = Binlog::begin(disk, policy, segments, resume, now);
         queue.binlog = Some(binlog.map_err(|error| match error {
             BeginError::NoFile(error) => ReplayError::Begin(error),
             BeginError::Failed(failure) => ReplayError::Failed(failure),
         })?);
-        queue.set_damaged_files_aside(now).map_err(ReplayError::Failed)?;
+        queue.quarantine_damaged_files(now).map_err(ReplayError::Failed)?;
         Ok(recovered)
     }
 }
@@ -181,18 +173,18 @@ impl ReplayState<'_> {
 
     fn read_file(&mut self, disk: &mut dyn Disk, number: FileNumber) -> Result<(), ReplayError> {
         let failed = |error| ReplayError::Read(number, error);
-        let mut scan = Reader::open(disk, number).map_err(failed)?;
+        let mut reader = Reader::open(disk, number).map_err(failed)?;
         self.segments.try_reserve_file().map_err(ReplayError::NoMemory)?;
-        let mut segment = Segment::new(number, scan.size(), 0);
-        segment.nonce = scan.nonce();
+        let mut segment = Segment::new(number, reader.size(), 0);
+        segment.nonce = reader.nonce();
         self.segments.push(segment);
-        let (last_id, layout) = (scan.last_id(), scan.layout());
+        let (last_id, layout) = (reader.last_id(), reader.layout());
         self.note_id(last_id);
         loop {
-            match scan.next_item().map_err(failed)? {
-                Item::Record(found) => {
+            match reader.next_item().map_err(failed)? {
+                Item::Record(record) => {
                     self.count_tail_as_damage();
-                    self.apply(number, layout, found).map_err(ReplayError::NoMemory)?;
+                    self.apply(number, layout, &record).map_err(ReplayError::NoMemory)?;
                 }
                 Item::Damage(damage) => {
                     self.count_tail_as_damage();
@@ -200,8 +192,8 @@ impl ReplayState<'_> {
                 }
                 Item::End(end) => {
                     self.used_bytes += end.used;
-                    self.segments.numbered(number).used = end.used;
-                    let damage = end.rest.and_then(|rest| self.tail.begins(number, rest));
+                    self.segments.by_number(number).used = end.used;
+                    let damage = end.tail.and_then(|tail| self.tail.begins(number, tail));
                     if let Some((number, damage)) = damage {
                         self.note_damage(number, &damage);
                     }
@@ -218,48 +210,51 @@ impl ReplayState<'_> {
     }
 
     fn note_damage(&mut self, number: FileNumber, damage: &Damage) {
-        self.segments.numbered(number).is_damaged = true;
+        self.segments.by_number(number).is_damaged = true;
         self.damages += 1;
-        let fate = match damage.id {
+        let effect = match damage.id {
             Some(id) if self.queue.jobs.find(id).is_some() => {
-                format!("; job {id} stays as it was before")
+                format!("; keeping job {id} as it was before")
             }
             Some(id) if damage.is_full => {
-                // Unless it is the id that is damaged.
+                // The id itself may be damaged.
                 if self.is_near(id) {
                     self.note_id(id);
                 }
-                // Without memory for its id it is not counted.
-                if headroom::leave(Headroom::Quarter, || self.missing.try_reserve(1)).is_ok() {
-                    self.missing.insert(id);
+                // Without memory for the id, the job is not counted.
+                if headroom::leave(Headroom::Quarter, || self.lost.try_reserve(1)).is_ok() {
+                    self.lost.insert(id);
                 }
                 format!("; job {id} is lost, unless a newer record has it")
             }
-            Some(id) => format!("; it seems to be of job {id}, which is not there"),
+            Some(id) => format!("; ignoring it: there is no job {id}"),
             None => String::new(),
         };
-        if self.damages <= DAMAGES_TOLD {
-            let Damage { offset, len, what, .. } = damage;
-            error!("binlog.{number}:{offset}: {what} ({len} bytes){fate}");
+        if self.damages <= MAX_LOGGED_DAMAGES {
+            let Damage { offset, len, cause, .. } = damage;
+            error!("binlog.{number}:{offset}: {cause} ({len} bytes){effect}");
         }
     }
 
-    /// What a crash has left is cut off when the binlog begins.
-    fn cut_tail(&mut self) {
-        if let Some((number, Damage { offset, len, what, .. })) = self.tail.take() {
-            warn!("binlog.{number}:{offset}: the last record is torn, {len} bytes are cut: {what}");
+    /// Logs the bytes that a crash has left. They are cut off when the binlog begins.
+    fn log_torn_tail(&mut self) {
+        if let Some((number, Damage { offset, len, cause, .. })) = self.tail.take() {
+            warn!(
+                "binlog.{number}:{offset}: the last record is torn: {cause}; cutting {len} bytes"
+            );
         }
     }
 
-    /// The id was given out, or else is absurd: if ids went on from there, they would end soon.
+    /// Notes that an id was given out. Huge ids are ignored unless they are near the last one, because
+    /// few ids are left behind them.
     fn note_id(&mut self, id: u64) {
         if id <= HIGHEST_ID || self.is_near(id) {
-            self.last.id = self.last.id.max(id);
+            self.resume.id = self.resume.id.max(id);
         }
     }
 
     fn is_near(&self, id: u64) -> bool {
-        id.saturating_sub(self.last.id) < MAX_ID_GAP
+        id.saturating_sub(self.resume.id) < MAX_ID_GAP
     }
 
     // ---- One record ----
@@ -268,13 +263,13 @@ impl ReplayState<'_> {
         &mut self,
         number: FileNumber,
         layout: Layout,
-        found: Record<'_>,
+        record: &Record<'_>,
     ) -> Result<(), TryReserveError> {
-        let Record { fields, tube, body, .. } = found;
+        let Record { fields, tube, body, .. } = *record;
         self.note_id(fields.id);
         let known = self.queue.jobs.find(fields.id);
         if fields.state == RecordState::Deleted {
-            self.missing.remove(&fields.id);
+            self.lost.remove(&fields.id);
             if let Some(key) = known {
                 let job = self.queue.jobs.remove(key);
                 self.segments.remove_job(job.log);
@@ -286,10 +281,10 @@ impl ReplayState<'_> {
         let key = match (known, tube.zip(body)) {
             (Some(key), None) => key,
             (known, Some((tube, body))) => {
-                self.missing.remove(&fields.id);
+                self.lost.remove(&fields.id);
                 self.apply_full(number, known, &fields, tube, body)?
             }
-            // Its full record was in a file that is not needed any more.
+            // Its full record was in a file that is removed.
             (None, None) => return Ok(()),
         };
         let job = &mut self.queue.jobs[key];
@@ -298,11 +293,11 @@ impl ReplayState<'_> {
         job.ttr_secs = fields.ttr_secs.max(1);
         job.created_at = fields.created_at;
         job.counts = fields.counts;
-        self.apply_state(key, &fields, is_full, layout.is_checked());
+        self.apply_state(key, &fields, is_full, layout.has_checksums());
         Ok(())
     }
 
-    /// A full record makes a job, or makes it anew.
+    /// Applies a full record: it adds a job, or replaces the tube and the body of a known one.
     fn apply_full(
         &mut self,
         number: FileNumber,
@@ -311,7 +306,7 @@ impl ReplayState<'_> {
         tube: &str,
         body: &[u8],
     ) -> Result<JobKey, TryReserveError> {
-        // As long as it will be when it is written anew.
+        // Its length when compaction writes it.
         let len = record::full_len(tube, body.len()) as u64;
         let tube = self.find_tube(tube)?;
         if let Some(key) = known {
@@ -327,14 +322,14 @@ impl ReplayState<'_> {
         self.queue.jobs.try_reserve_one()?;
         self.segments.try_reserve_one()?;
         let Fields { id, pri, delay_secs, ttr_secs, created_at, .. } = *fields;
-        let terms = JobParams { pri, delay_secs, ttr_secs };
+        let params = JobParams { pri, delay_secs, ttr_secs };
         let body = self.queue.bodies.add(body)?;
-        let key = self.queue.jobs.insert(Job::new(id, tube, terms, body, created_at));
+        let key = self.queue.jobs.insert(Job::new(id, tube, params, body, created_at));
         self.queue.jobs[key].log = self.segments.add_job(key, number, len);
         Ok(key)
     }
 
-    /// Most jobs are in the tube of the job before.
+    /// Returns the tube with this name. Most jobs are in the tube of the job before.
     fn find_tube(&mut self, name: &str) -> Result<TubeKey, TryReserveError> {
         if *self.queue.tubes[self.tube].name != *name {
             self.tube = self.queue.find_or_create_tube(name)?;
@@ -342,27 +337,27 @@ impl ReplayState<'_> {
         Ok(self.tube)
     }
 
-    /// C beanstalkd, whose records are not checked, does not say when a job was buried: it was
-    /// later than the one before.
-    fn apply_state(&mut self, key: JobKey, fields: &Fields, is_full: bool, is_checked: bool) {
+    /// Notes the state in a record. A record of C beanstalkd, without checksum, does not have the
+    /// moment of a bury, which was later than that of the bury before.
+    fn apply_state(&mut self, key: JobKey, fields: &Fields, is_full: bool, has_moment: bool) {
         let entry = self.segments.entry_mut(self.queue.jobs[key].log);
-        entry.due_or_buried_at = if fields.state != RecordState::Buried || is_checked {
+        entry.due_or_buried_at = if fields.state != RecordState::Buried || has_moment {
             fields.due_or_buried_at
         } else if is_full && entry.state == RecordState::Buried {
-            // It was only moved to a newer file.
+            // Compaction has moved the job to a newer file.
             entry.due_or_buried_at
         } else {
-            self.last.buried_at + Nanos::ONE
+            self.resume.buried_at + Nanos::ONE
         };
         entry.state = fields.state;
         if fields.state == RecordState::Buried {
-            self.last.buried_at = self.last.buried_at.max(entry.due_or_buried_at);
+            self.resume.buried_at = self.resume.buried_at.max(entry.due_or_buried_at);
         }
     }
 
     // ---- All records ----
 
-    /// Puts every job where its last record sent it.
+    /// Moves each job to the state in its last record.
     fn place_jobs(&mut self, now: Nanos) -> Result<(), TryReserveError> {
         let mut buried = Vec::new();
         for key in self.segments.jobs() {
@@ -373,7 +368,7 @@ impl ReplayState<'_> {
                     headroom::leave(Headroom::Quarter, || buried.try_reserve(1))?;
                     buried.push((moment, key));
                 }
-                // If the clock was set back, nobody has asked for as much more delay.
+                // If the clock was set back, the rest of the delay is at most the delay.
                 RecordState::Delayed if moment > now && self.queue.jobs[key].delay_secs > 0 => {
                     let latest = now + Nanos::from_secs(self.queue.jobs[key].delay_secs);
                     self.queue.place(key, Target::Delayed { due: moment.min(latest) }, now);
@@ -381,7 +376,7 @@ impl ReplayState<'_> {
                 RecordState::Delayed | RecordState::Ready | RecordState::Reserved => {
                     self.queue.place(key, Target::Ready, now);
                 }
-                RecordState::Deleted => unreachable!("deleted jobs are not kept"),
+                RecordState::Deleted => unreachable!("deleted jobs are removed"),
             }
         }
         buried.sort_unstable();
@@ -396,14 +391,14 @@ impl ReplayState<'_> {
 impl fmt::Display for ReplayError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ReplayError::List(error) => write!(f, "cannot be listed: {error}"),
+            ReplayError::List(error) => write!(f, "cannot list it: {error}"),
             ReplayError::Read(number, error) => write!(
                 f,
-                "binlog.{number} cannot be read: {error}; without it jobs would be lost, \
-                 so make it readable, or move it away to go on without it"
+                "cannot read binlog.{number}: {error}; make it readable, or move it away to start \
+                 without its jobs"
             ),
             ReplayError::NoMemory(error) => write!(f, "too little memory for its jobs: {error}"),
-            ReplayError::Begin(error) => write!(f, "no new file can be made: {error}"),
+            ReplayError::Begin(error) => write!(f, "cannot create a file: {error}"),
             ReplayError::Failed(failure) => write!(f, "{failure}"),
         }
     }
