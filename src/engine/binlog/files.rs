@@ -296,13 +296,20 @@ impl Files {
 
     /// Counts the next `len` bytes of the current file as used.
     pub fn use_bytes(&mut self, len: usize) {
-        self.segments[self.current].used += len as u64;
+        let segment = &mut self.segments[self.current];
+        segment.used += len as u64;
+        assert!(
+            segment.used <= segment.size,
+            "a record without space in binlog.{}",
+            segment.number
+        );
     }
 
     /// Writes `bytes`, which are already counted as the last used ones of the current file.
     pub fn write_end(&mut self, bytes: &[u8]) {
         let Segment { number, used, .. } = *self.current();
-        self.disk.write(number, used - bytes.len() as u64, bytes);
+        let offset = used.checked_sub(bytes.len() as u64).expect("the bytes count as used");
+        self.disk.write(number, offset, bytes);
     }
 
     /// Closes the current file. The oldest prepared one, which must exist, becomes the current one.
@@ -356,6 +363,7 @@ impl Files {
     /// Removes the oldest file, which must be removable. A damaged one is renamed instead.
     pub fn remove_oldest(&mut self) -> io::Result<()> {
         self.count_removable();
+        assert!(self.removable > 0, "the oldest file is needed or written");
         let Segment { number, size, is_damaged, .. } = self.segments[0];
         if is_damaged {
             let name = self.disk.raw().quarantine(number)?;

@@ -118,6 +118,8 @@ impl Segments {
 
     /// Adds a file that is newer than all other files.
     pub fn push(&mut self, segment: Segment) {
+        let last = self.newest().map(|newest| newest.number);
+        assert!(last < Some(segment.number), "binlog.{} after {last:?}", segment.number);
         self.segments.push_back(segment);
     }
 
@@ -253,7 +255,8 @@ impl Segments {
         let Entry { file, len, .. } = self.entries.0[key];
         let segment = by_number(&mut self.segments, file);
         segment.jobs.remove(&mut self.entries, key.number());
-        segment.live_bytes -= u64::from(len);
+        let rest = segment.live_bytes.checked_sub(u64::from(len));
+        segment.live_bytes = rest.expect("the record counts as live in its file");
         self.live_bytes -= u64::from(len);
     }
 }

@@ -126,6 +126,7 @@ impl Queue {
         let state = self.present_state(key);
         let Some(binlog) = &mut self.binlog else { return };
         let job = &self.jobs[key];
+        assert_eq!(job.log, log, "the entry in the binlog of job {}", job.id);
         let tube = &self.tubes[job.tube].name;
         let fields = fields(job, state, self.drift);
         let body = self.bodies.bytes(&job.body);

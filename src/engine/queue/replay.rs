@@ -145,12 +145,9 @@ impl Replay<'_> {
         state.log_torn_tail();
         state.place_jobs(now).map_err(ReplayError::NoMemory)?;
         let ReplayState { queue, segments, resume, used_bytes, lost, damages, .. } = state;
-        let recovered = Recovered {
-            jobs: segments.job_count(),
-            files: files_read,
-            used_bytes,
-            last_id: resume.id,
-        };
+        let jobs = segments.job_count();
+        assert_eq!(jobs, queue.jobs.len() as u64, "jobs with an entry in the binlog, and all jobs");
+        let recovered = Recovered { jobs, files: files_read, used_bytes, last_id: resume.id };
         if damages > 0 {
             error!(
                 "the binlog is damaged in {damages} places: {} jobs lost, {} kept",
