@@ -31,7 +31,7 @@ pub struct Framing {
 
 impl Framing {
     /// Calls `receive` with each reply that these bytes complete.
-    pub fn truncate(&mut self, mut bytes: &[u8], mut receive: impl FnMut(Reply)) {
+    pub fn cut(&mut self, mut bytes: &[u8], mut receive: impl FnMut(Reply)) {
         while !bytes.is_empty() {
             if let Some((reply, missing)) = self.unfinished {
                 let (body, rest) = bytes.split_at(missing.min(bytes.len()));

@@ -2,8 +2,8 @@
 //!
 //! A [`Reader`] returns the intact records and the damaged places. After a damaged record it
 //! continues with the next intact one. It finds that by the length of the damaged one, or else by
-//! trying every byte. What the records mean together is decided in `queue/replay.rs` and
-//! `inspect.rs`. The reader changes nothing.
+//! trying every byte. `queue/replay.rs` and `inspect.rs` decide what the records mean together. The
+//! reader changes nothing.
 //!
 //! It keeps one window of the file in memory, as large as the longest record so far. No bytes make
 //! it loop or panic.
@@ -31,7 +31,7 @@ pub struct Reader<'d> {
     /// The nonce of the file header record. If that is damaged, the nonce of the first record, if
     /// that is intact.
     nonce: Option<u32>,
-    /// Where the next record begins.
+    /// The offset of the next record.
     offset: u64,
     /// Damage at the head that was not returned yet.
     head_damage: Option<Damage>,

@@ -62,8 +62,8 @@ pub struct Fields {
     pub body_len: u32,
     /// Since 1970.
     pub created_at: Nanos,
-    /// Since 1970. When a delayed job is due, and the deadline of a reserved one. In files with
-    /// checksums also when a buried one was buried, which C beanstalkd does not record.
+    /// Since 1970. The moment at which a delayed job is due, and the deadline of a reserved one. In
+    /// files with checksums also the moment of a bury, which C beanstalkd does not record.
     pub due_or_buried_at: Nanos,
     pub counts: Counts,
     pub state: RecordState,

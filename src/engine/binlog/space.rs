@@ -106,8 +106,8 @@ impl Space {
                 return Err(error);
             } else {
                 warn!(
-                    "no space in binlog.{} for the deletes of all jobs: {error}; deleting only {} of \
-                     {jobs} until there is",
+                    "no space in binlog.{} for the deletes of all jobs: {error}; only {} of {jobs} \
+                     jobs can be deleted until there is",
                     files.last_number(),
                     files.room()
                 );

@@ -151,8 +151,7 @@ impl Writer {
         self.nonce = nonce;
     }
 
-    /// Forgets the records that are not written yet. At the start only: they are of a file that
-    /// is removed.
+    /// Drops the records that are not written yet, after their file was removed at the start.
     pub fn drop_batch(&mut self) {
         self.batch.clear();
     }
@@ -192,7 +191,7 @@ impl Writer {
     }
 }
 
-/// Returns a random number. `RandomState` has keys from the system, with which it hashes nothing.
+/// Returns a random number: a hash with the random keys of [`RandomState`].
 fn random_nonce() -> u32 {
     let hash = RandomState::new().hash_one(());
     u32::from_ne_bytes(*hash.to_ne_bytes().first_chunk().expect("it is longer"))

@@ -115,7 +115,7 @@ impl Queue {
         };
         binlog.remove_all(now)?;
         if binlog.has_damaged() {
-            warn!("cannot rename damaged files: they still have jobs; keeping them");
+            warn!("damaged files are still needed or cannot be renamed; keeping them");
         }
         Ok(())
     }
@@ -294,7 +294,7 @@ impl ReplayState<'_> {
         Ok(())
     }
 
-    /// Applies a full record: it adds a job, or replaces the tube and the body of a known one.
+    /// Applies a full record. It adds a job, or replaces the tube and the body of a known one.
     fn apply_full(
         &mut self,
         number: FileNumber,
