@@ -1,9 +1,9 @@
-//! Which allocations may use the memory that the process keeps back: the headroom.
+//! Limits for allocations on the use of the headroom: memory that the process keeps in reserve.
 //!
-//! The allocator of the process gives the headroom up piece by piece when the system refuses an
-//! allocation (`os/memory.rs`). An allocation that cannot fail ends the process when there is no
-//! memory. So an allocation whose failure is handled must leave some of the headroom: it is made in
-//! [`leave`], with the part that must remain:
+//! When the system refuses an allocation, the allocator of the process releases the headroom piece
+//! by piece (`os/memory.rs`). An allocation that cannot fail aborts the process when no headroom is
+//! left. An allocation whose failure is handled therefore leaves a part of the headroom. It is made
+//! in [`leave`], with the part that must remain:
 //!
 //! | part that remains | allocations |
 //! |---|---|
@@ -11,15 +11,15 @@
 //! | [`Headroom::ThreeQuarters`] | tubes, watches, pauses; waiting for a job; lists of tubes |
 //! | [`Headroom::Half`] | clients |
 //! | [`Headroom::Quarter`] | replies, command lines, the queues of existing jobs |
-//! | [`Headroom::None`] | those that cannot fail: they are made outside of [`leave`] |
+//! | [`Headroom::None`] | allocations that cannot fail, made outside of [`leave`] |
 //!
-//! Everything that grows with the number of clients, tubes, watches, jobs or files, or with the
-//! length of what a client sends or receives, is allocated in [`leave`]. Three kinds are not:
+//! Memory that grows with the number of clients, tubes, watches, jobs or files, or with the length
+//! of requests and replies, is allocated in [`leave`]. Three kinds of memory are not:
 //!
-//! - texts of a few KiB that are freed in the same iteration of the loop;
+//! - texts of a few KiB that are freed in the same loop iteration;
 //! - lists with a fixed bound of at most 160 KiB;
 //! - boxes of at most 64 bytes for each large body, each pause and each client with several tubes.
-//!   They are made only while half of the headroom is there.
+//!   They are allocated only while half of the headroom is left.
 
 use std::cell::Cell;
 
@@ -34,21 +34,21 @@ pub enum Headroom {
 }
 
 thread_local! {
-    static LEAST: Cell<Headroom> = const { Cell::new(Headroom::None) };
+    static REQUIRED: Cell<Headroom> = const { Cell::new(Headroom::None) };
 }
 
-/// Runs `allocate`. An allocation in it fails if it would leave less than `least` of the headroom.
-/// In nested calls the greater of the two parts counts.
+/// Runs `allocate`, in which each allocation fails that would leave less than `least` of the
+/// headroom. In nested calls the greater part counts.
 pub fn leave<R>(least: Headroom, allocate: impl FnOnce() -> R) -> R {
-    let outer = LEAST.replace(least.max(LEAST.get()));
+    let outer = REQUIRED.replace(least.max(REQUIRED.get()));
     let result = allocate();
-    LEAST.set(outer);
+    REQUIRED.set(outer);
     result
 }
 
-/// Returns the part of the headroom that the present allocation must leave.
-pub fn to_be_left() -> Headroom {
-    LEAST.get()
+/// Returns the part of the headroom that an allocation must leave now.
+pub fn required() -> Headroom {
+    REQUIRED.get()
 }
 
 #[cfg(test)]
@@ -56,14 +56,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_greater_holds_and_ends_with_its_call() {
-        assert_eq!(to_be_left(), Headroom::None);
+    fn nested_calls_require_the_greater_part() {
+        assert_eq!(required(), Headroom::None);
         leave(Headroom::Half, || {
-            assert_eq!(to_be_left(), Headroom::Half);
-            leave(Headroom::Quarter, || assert_eq!(to_be_left(), Headroom::Half));
-            leave(Headroom::Whole, || assert_eq!(to_be_left(), Headroom::Whole));
-            assert_eq!(to_be_left(), Headroom::Half);
+            assert_eq!(required(), Headroom::Half);
+            leave(Headroom::Quarter, || assert_eq!(required(), Headroom::Half));
+            leave(Headroom::Whole, || assert_eq!(required(), Headroom::Whole));
+            assert_eq!(required(), Headroom::Half);
         });
-        assert_eq!(to_be_left(), Headroom::None);
+        assert_eq!(required(), Headroom::None);
     }
 }

@@ -1,17 +1,15 @@
-//! The names of things: small integers that only their own kind can be mistaken for.
+//! Keys: 32-bit integers with a type for each kind of object.
 //!
-//! A key is good from the moment its thing is made until the thing goes; then the number
-//! is used again. Only job ids, which clients hold, are never used twice.
+//! A key is valid until its object is removed. Then the number is reused. Job ids are not keys:
+//! clients store them, so they are never reused.
 
-/// The number of no key.
+/// A number that no key has.
 pub const NIL: u32 = u32::MAX;
 
-/// A small integer that names one kind of thing.
+/// The key of one kind of object.
 pub trait Key: Copy {
-    /// The key with this number.
     fn from_number(number: u32) -> Self;
 
-    /// The number of this key.
     fn number(self) -> u32;
 }
 
@@ -38,42 +36,42 @@ keys! {
     JobKey;
     /// A tube.
     TubeKey;
-    /// A connection: the same number in the rules, in `server.rs` and in the event loop.
+    /// A connection. The queue, the server and the event loop use the same number.
     ConnKey;
     /// One connection watching one tube.
     WatchKey;
     /// A timer of a wheel.
     TimerKey;
-    /// What the binlog knows of a job.
+    /// A job in the binlog.
     LogKey;
-    /// A body among those of its width, or among the large ones.
+    /// A body of a job, in the slab of its size class.
     BodyKey;
-    /// Eight ids in a row.
+    /// A block of eight consecutive job ids.
     BlockKey;
 }
 
 impl ConnKey {
-    /// The key of the connection with this index.
+    /// Returns the key of the connection with this index in a slab.
     ///
     /// # Panics
-    /// The index is not below 2^32 - 1; no machine has as many descriptors.
+    /// The index is 2^32 - 1 or more, which exceeds the descriptors of a process.
     pub fn from_index(index: usize) -> ConnKey {
         let number = u32::try_from(index).ok().filter(|&number| number != NIL);
         ConnKey(number.expect("there are fewer than 2^32 - 1 connections"))
     }
 
-    /// The index of the connection, wherever connections are kept.
+    /// Returns the index of the connection in a slab.
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
 impl LogKey {
-    /// The key of a job that the binlog does not know.
+    /// The key of a job that is not in the binlog.
     pub const NONE: LogKey = LogKey(NIL);
 }
 
 impl TubeKey {
-    /// The first tube that was made; it stays for ever.
+    /// The key of the tube that is created first and never removed.
     pub const FIRST: TubeKey = TubeKey(0);
 }

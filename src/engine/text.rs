@@ -1,74 +1,75 @@
-//! Bytes and text: the end of lines, names of tubes, decimal numbers, strings in JSON.
+//! Bytes and text: line ends, tube names, decimal numbers, strings in JSON.
 
 use std::fmt::{self, Write};
 
 /// The end of lines and bodies.
 pub const CR_LF: &[u8] = b"\r\n";
 
-/// The longest name of a tube, in bytes.
+/// The maximum length of a tube name, in bytes.
 pub const TUBE_NAME_MAX: usize = 200;
 
-/// Returns whether `name` is a legal name of a tube.
+/// Returns whether `name` is a valid tube name.
 pub fn is_tube_name(name: &[u8]) -> bool {
     let fits = (1..=TUBE_NAME_MAX).contains(&name.len());
     fits && name[0] != b'-' && name.iter().all(|&byte| is_name_byte(byte))
 }
 
-/// Returns whether names of tubes may have this byte.
+/// Returns whether tube names may contain `byte`.
 pub fn is_name_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-+/;.$_()".contains(&byte)
 }
 
-/// Where `byte` stands first in `bytes`. Eight are looked at together: lines are short, and
-/// one by one this takes as long as all the rest of reading a command.
+/// Returns the index of the first `byte` in `bytes`. It compares eight bytes at a time: comparing
+/// single bytes takes as long as the rest of parsing a short line.
 pub fn find_byte(byte: u8, bytes: &[u8]) -> Option<usize> {
     let Some(&last) = bytes.last_chunk::<8>() else {
         return bytes.iter().position(|&other| other == byte);
     };
     let (words, _) = bytes.as_chunks::<8>();
     for (index, &word) in words.iter().enumerate() {
-        if let Some(place) = find_in_word(byte, word) {
-            return Some(index * 8 + place);
+        if let Some(offset) = find_in_word(byte, word) {
+            return Some(index * 8 + offset);
         }
     }
-    // Of the last eight bytes some may be in the words too, where `byte` is not.
+    // The last eight bytes may overlap the words, which do not contain `byte`.
     Some(bytes.len() - 8 + find_in_word(byte, last)?)
 }
 
-/// The same, in eight bytes.
+/// Returns the index of the first `byte` in `word`.
 fn find_in_word(byte: u8, word: [u8; 8]) -> Option<usize> {
     let zeros = zero_bytes(u64::from_le_bytes(word) ^ u64::from_ne_bytes([byte; 8]));
     (zeros != 0).then(|| zeros.trailing_zeros() as usize / 8)
 }
 
-/// A bit set in the lowest byte of `word` that is zero, none below it, and any above.
+/// Returns a word whose lowest set bit is in the lowest zero byte of `word`; 0 without a zero byte.
 fn zero_bytes(word: u64) -> u64 {
     const LOW_BITS: u64 = u64::from_ne_bytes([0x01; 8]);
     const HIGH_BITS: u64 = u64::from_ne_bytes([0x80; 8]);
     word.wrapping_sub(LOW_BITS) & !word & HIGH_BITS
 }
 
-/// Writes `number` in decimal into `buffer`, before `end`. Returns the index of its first digit.
+/// Writes `number` in decimal into `buffer`, before `end`, and returns the index of its first
+/// digit.
 ///
 /// # Panics
-/// `end` leaves no room for the digits.
+/// The digits need more bytes than `end`.
 pub fn write_decimal(mut number: u64, buffer: &mut [u8], end: usize) -> usize {
     let mut at = end;
-    // Two digits at a time: half the divisions.
+    // Two digits a division: half as many divisions.
     while number >= 10 {
         at -= 2;
-        let pair = usize::try_from(number % 100).expect("two digits are small");
+        let pair = usize::try_from(number % 100).expect("two digits are below 100");
         buffer[at..at + 2].copy_from_slice(&PAIRS[pair]);
         number /= 100;
     }
     if number > 0 || at == end {
         at -= 1;
-        buffer[at] = PAIRS[usize::try_from(number).expect("a digit is small")][1];
+        buffer[at] = PAIRS[usize::try_from(number).expect("a digit is below 10")][1];
     }
     at
 }
 
-/// The numbers below 100, with two digits each.
+/// The numbers below 100 with two digits each.
 const PAIRS: [[u8; 2]; 100] = {
     let mut pairs = [[b'0'; 2]; 100];
     let mut number: u8 = 0;
@@ -79,7 +80,7 @@ const PAIRS: [[u8; 2]; 100] = {
     pairs
 };
 
-/// Text, as it stands between the quotes of a JSON string (RFC 8259, section 7).
+/// Displays text as the content of a JSON string, without the quotes (RFC 8259, section 7).
 #[derive(Clone, Copy, Debug)]
 pub struct JsonText<'t>(pub &'t str);
 
@@ -104,10 +105,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_what_a_plain_search_finds() {
+    fn find_byte_matches_a_search_byte_by_byte() {
         let mut random = fastrand::Rng::with_seed(4);
         for _ in 0..20_000 {
-            // Few values, with their neighbours across the borders of a sign and of zero.
+            // Values at which the arithmetic on words borrows or carries.
             let bytes: Vec<u8> =
                 (0..random.usize(..40)).map(|_| *random.choice(&VALUES).unwrap()).collect();
             for byte in VALUES {
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn decimals() {
+    fn write_decimal_matches_the_standard_library() {
         for number in (0..=1_000).chain([4_294_967_296, u64::MAX]) {
             let (mut buffer, text) = ([b'x'; 24], number.to_string());
             let start = write_decimal(number, &mut buffer, 22);
@@ -129,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_escaped() {
+    fn json_text_is_escaped() {
         let text = "a\"b\\c\r\n\t\0\u{1f}\u{e9}\u{1f600}";
         assert_eq!(JsonText(text).to_string(), r#"a\"b\\c\r\n\t\u0000\u001fé😀"#);
     }

@@ -1,90 +1,91 @@
-//! Time as numbers: nanoseconds, and nothing that could read a clock.
+//! Times and durations in nanoseconds. The engine reads no clock: each time is a parameter.
 //!
-//! Every moment in the engine comes in as a parameter. Who calls the engine decides what
-//! the zero is; the real loop counts from the Unix epoch on a clock that never jumps, and so must
-//! whoever wants a binlog; other tests count from wherever they like.
+//! The caller of the engine chooses the zero. With a binlog it must be the Unix epoch, since the
+//! binlog stores wall-clock times. The event loop counts from the epoch on a clock that never
+//! jumps.
 
 use std::ops::Add;
 
 const NANOS_PER_SEC: u64 = 1_000_000_000;
 
-/// Nanoseconds: a moment, counted from the zero of whoever drives the engine, or a span
-/// between two moments. Sums saturate, so the latest moment stands for "never".
+/// A time, in nanoseconds since the zero of the caller, or a duration in nanoseconds. Sums
+/// saturate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nanos(u64);
 
 impl Nanos {
-    /// The zero moment and the empty span.
+    /// The zero time, and the duration zero.
     pub const ZERO: Nanos = Nanos(0);
 
-    /// The latest moment: it does not come.
+    /// The latest time, which is never reached.
     pub const NEVER: Nanos = Nanos(u64::MAX);
 
-    /// The smallest span there is.
+    /// One nanosecond.
     pub const ONE: Nanos = Nanos(1);
 
-    /// A span or moment of `nanos` nanoseconds.
+    /// Returns a time or duration of `nanos` nanoseconds.
     pub const fn from_nanos(nanos: u64) -> Nanos {
         Nanos(nanos)
     }
 
-    /// A span of `millis` milliseconds.
+    /// Returns a duration of `millis` milliseconds.
     pub const fn from_millis(millis: u64) -> Nanos {
         Nanos(millis.saturating_mul(1_000_000))
     }
 
-    /// A span of `secs` seconds. Every `u32` of seconds fits.
+    /// Returns a duration of `secs` seconds.
     pub const fn from_secs(secs: u32) -> Nanos {
         Nanos(secs as u64 * NANOS_PER_SEC)
     }
 
-    /// The count of nanoseconds.
+    /// Returns the number of nanoseconds.
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 
-    /// Whole seconds in this span, rounded down.
+    /// Returns the number of seconds, rounded down.
     pub const fn whole_secs(self) -> u64 {
         self.0 / NANOS_PER_SEC
     }
 
-    /// The span from `earlier` until this moment; empty when `earlier` is not earlier.
+    /// Returns the duration from `earlier` to this time, or zero if `earlier` is later.
     pub const fn since(self, earlier: Nanos) -> Nanos {
         Nanos(self.0.saturating_sub(earlier.0))
     }
 
-    /// The moment that lies `span` before this one, or the zero moment.
+    /// Returns the time that is `span` earlier, or the zero time.
     pub const fn before(self, span: Nanos) -> Nanos {
         Nanos(self.0.saturating_sub(span.0))
     }
 
-    /// Whole seconds from `now` until this moment, rounded down and never negative.
+    /// Returns the seconds from `now` to this time, rounded down, or 0 if this time has passed.
     pub const fn secs_left(self, now: Nanos) -> u64 {
         self.since(now).whole_secs()
     }
 }
 
-/// How far the time of day is ahead of the engine's time, which never jumps, in nanoseconds.
+/// The difference of the wall clock and the engine's time, in nanoseconds. It changes when the wall
+/// clock is set: the engine's time never jumps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClockOffset(i64);
 
 impl ClockOffset {
-    /// That of a moment of the engine and the time of day, since 1970, at that moment. The two
-    /// are read one after the other, so a little is nothing.
+    /// Returns the offset of `time_of_day`, since 1970, from `now`. The two clocks are read one
+    /// after the other, so a difference below 10 ms counts as none.
     pub fn between(now: Nanos, time_of_day: Nanos) -> ClockOffset {
-        const LITTLE_NS: u64 = 10_000_000;
-        if now.0.abs_diff(time_of_day.0) < LITTLE_NS {
+        const MIN_OFFSET_NS: u64 = 10_000_000;
+        if now.0.abs_diff(time_of_day.0) < MIN_OFFSET_NS {
             return ClockOffset(0);
         }
-        let span = i128::from(time_of_day.0) - i128::from(now.0);
-        ClockOffset(i64::try_from(span).unwrap_or(0))
+        let offset = i128::from(time_of_day.0) - i128::from(now.0);
+        ClockOffset(i64::try_from(offset).unwrap_or(0))
     }
 }
 
 impl Nanos {
-    /// A moment of the engine as the time of day.
-    pub const fn to_wall_clock(self, drift: ClockOffset) -> Nanos {
-        Nanos(self.0.saturating_add_signed(drift.0))
+    /// Returns this time of the engine as a wall-clock time since 1970.
+    pub const fn to_wall_clock(self, offset: ClockOffset) -> Nanos {
+        Nanos(self.0.saturating_add_signed(offset.0))
     }
 }
 

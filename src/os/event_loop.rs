@@ -261,7 +261,7 @@ impl EventLoop {
                 return Ok(stop);
             }
             if self.server.has_binlog() {
-                self.server.set_clock_offset(process::drift(self.now));
+                self.server.set_clock_offset(process::clock_offset(self.now));
             }
             self.server.begin_iteration(self.ready.len());
             self.server.tick(self.now);

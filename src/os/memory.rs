@@ -117,12 +117,12 @@ impl Reserve {
     /// Returns whether the present allocation is refused because too few pieces are held.
     #[cold]
     fn is_refused(&self) -> bool {
-        headroom::to_be_left() != Headroom::None && !self.has(Headroom::Quarter)
+        headroom::required() != Headroom::None && !self.has(Headroom::Quarter)
     }
 
     #[cold]
     fn allocate_from_pieces(&self, bytes: usize, from_system: impl Fn() -> *mut u8) -> *mut u8 {
-        let left = pieces(headroom::to_be_left());
+        let left = pieces(headroom::required());
         if bytes > self.held().saturating_sub(left) * PIECE_BYTES {
             return ptr::null_mut();
         }

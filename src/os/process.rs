@@ -121,7 +121,7 @@ pub fn monotonic() -> Nanos {
 
 /// How far the time of day is ahead of a [`Clock`] that shows `now`, because the system's clock was
 /// set.
-pub fn drift(now: Nanos) -> ClockOffset {
+pub fn clock_offset(now: Nanos) -> ClockOffset {
     ClockOffset::between(now, nanos(time_of_day()))
 }
 

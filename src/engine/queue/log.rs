@@ -53,7 +53,7 @@ impl Queue {
     pub(super) fn record_put(&mut self, key: JobKey, to: Target, now: Nanos) {
         let Some(binlog) = &mut self.binlog else { return };
         let job = &mut self.jobs[key];
-        let fields = fields(job, target_state(to, binlog, now), self.drift);
+        let fields = fields(job, target_state(to, binlog, now), self.clock_offset);
         let body = self.bodies.bytes(&job.body);
         job.log = binlog.put(key, &fields, &self.tubes[job.tube].name, body);
     }
@@ -63,13 +63,14 @@ impl Queue {
         let Some(binlog) = &mut self.binlog else { return };
         let job = &self.jobs[key];
         let state = target_state(to, binlog, now);
-        binlog.update(job.log, &fields(job, state, self.drift));
+        binlog.update(job.log, &fields(job, state, self.clock_offset));
     }
 
     /// Records a delete.
     pub(super) fn record_delete(&mut self, job: &Job) {
         let Some(binlog) = &mut self.binlog else { return };
-        binlog.delete(job.log, &fields(job, (RecordState::Deleted, Nanos::ZERO), self.drift));
+        let state = (RecordState::Deleted, Nanos::ZERO);
+        binlog.delete(job.log, &fields(job, state, self.clock_offset));
     }
 
     /// Writes the records of this iteration, and syncs them if a sync is due.
@@ -128,7 +129,7 @@ impl Queue {
         let job = &self.jobs[key];
         assert_eq!(job.log, log, "the entry in the binlog of job {}", job.id);
         let tube = &self.tubes[job.tube].name;
-        let fields = fields(job, state, self.drift);
+        let fields = fields(job, state, self.clock_offset);
         let body = self.bodies.bytes(&job.body);
         self.moved_bytes += binlog.move_to_current(log, &fields, tube, body);
     }
@@ -159,9 +160,9 @@ fn target_state(to: Target, binlog: &mut Binlog, now: Nanos) -> (RecordState, Na
 }
 
 /// Returns the fields of a record. Moments of the engine are converted to wall-clock time.
-fn fields(job: &Job, (state, moment): (RecordState, Nanos), drift: ClockOffset) -> Fields {
+fn fields(job: &Job, (state, moment): (RecordState, Nanos), clock_offset: ClockOffset) -> Fields {
     let due_or_buried_at = match state {
-        RecordState::Delayed | RecordState::Reserved => moment.to_wall_clock(drift),
+        RecordState::Delayed | RecordState::Reserved => moment.to_wall_clock(clock_offset),
         RecordState::Ready | RecordState::Buried | RecordState::Deleted => moment,
     };
     Fields {
@@ -170,7 +171,7 @@ fn fields(job: &Job, (state, moment): (RecordState, Nanos), drift: ClockOffset) 
         delay_secs: job.delay_secs,
         ttr_secs: job.ttr_secs,
         body_len: job.body.full_len(),
-        created_at: job.created_at.to_wall_clock(drift),
+        created_at: job.created_at.to_wall_clock(clock_offset),
         due_or_buried_at,
         counts: job.counts,
         state,

@@ -74,7 +74,7 @@ pub struct Queue {
     /// Where it is written down what becomes of jobs, if anywhere.
     binlog: Option<Binlog>,
     /// How far the time of day is ahead.
-    pub drift: ClockOffset,
+    pub clock_offset: ClockOffset,
     next_ticket: WaitSeq,
     reservations: u64,
     /// Tubes and connections whose timer went off and for which not all was done that is due, in the
@@ -247,7 +247,7 @@ impl Queue {
             wait_results: VecDeque::new(),
             totals: Totals::default(),
             binlog: None,
-            drift: ClockOffset::default(),
+            clock_offset: ClockOffset::default(),
             next_ticket: WaitSeq::FIRST,
             reservations: 0,
             overdue_tubes: VecDeque::new(),

@@ -257,8 +257,8 @@ impl Server {
 
     /// The time of day is so far ahead of the engine's: what is recorded in the binlog must be
     /// true after a restart, when there is only the time of day to go by.
-    pub fn set_clock_offset(&mut self, drift: ClockOffset) {
-        self.queue.drift = drift;
+    pub fn set_clock_offset(&mut self, offset: ClockOffset) {
+        self.queue.clock_offset = offset;
     }
 
     /// Begins an iteration of the loop in which `ready` connections are to be served.
