@@ -1,16 +1,18 @@
-//! How often something took how long: counts, in classes of durations that Prometheus knows.
+//! A histogram of durations with fixed bounds, as Prometheus expects it.
+//!
+//! It takes 160 bytes however many durations are counted, and counting one allocates nothing.
 
 use crate::engine::time::Nanos;
 
-/// How often something took how long.
+/// Counts of durations by upper bound, and their sum.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Histogram {
-    /// By class; those that took longer than all bounds come last.
+    /// Counts by bucket. The last bucket has the durations above all bounds.
     counts: [u64; BOUNDS.len() + 1],
     sum_ns: u64,
 }
 
-/// The upper bounds of the classes, in nanoseconds and as Prometheus writes them, in seconds.
+/// The upper bounds of the buckets: in nanoseconds, and as text in seconds for Prometheus.
 const BOUNDS: [(u64, &str); 18] = [
     (10_000, "0.00001"),
     (25_000, "0.000025"),
@@ -33,15 +35,15 @@ const BOUNDS: [(u64, &str); 18] = [
 ];
 
 impl Histogram {
-    /// It took so long once more.
+    /// Counts one duration.
     pub fn count(&mut self, span: Nanos) {
-        let class = BOUNDS.partition_point(|&(bound, _)| bound < span.as_nanos());
-        self.counts[class] += 1;
+        let bucket = BOUNDS.partition_point(|&(bound, _)| bound < span.as_nanos());
+        self.counts[bucket] += 1;
         self.sum_ns = self.sum_ns.saturating_add(span.as_nanos());
     }
 
-    /// The bounds of the classes in seconds, each with how often it took no longer than that. The
-    /// last bound is infinite, and its count is that of all.
+    /// Returns each bound as text in seconds, with the number of durations up to it. The last bound
+    /// is `+Inf`.
     pub fn cumulative(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         let bounds = BOUNDS.iter().map(|&(_, text)| text).chain(["+Inf"]);
         bounds.zip(&self.counts).scan(0, |sum, (bound, count)| {
@@ -50,7 +52,7 @@ impl Histogram {
         })
     }
 
-    /// How long it took all in all.
+    /// Returns the sum of all durations.
     pub fn sum(&self) -> Nanos {
         Nanos::from_nanos(self.sum_ns)
     }
@@ -61,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_span_counts_for_its_bound_and_all_above() {
+    fn a_duration_counts_for_its_bound_and_all_above() {
         let mut histogram = Histogram::default();
         for nanos in [0, 10_000, 10_001, 20_000_000_000] {
             histogram.count(Nanos::from_nanos(nanos));
@@ -73,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_are_what_they_are_called() {
+    fn the_text_of_each_bound_equals_its_number() {
         for (nanos, text) in BOUNDS {
             let (whole, part) = text.split_once('.').unwrap_or((text, ""));
             let digits = format!("{whole}{part:0<9}");

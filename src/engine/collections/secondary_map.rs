@@ -1,8 +1,11 @@
-//! Entries under the keys of a slab that belongs to another module.
+//! A map under the keys of a slab that belongs to another module.
 //!
-//! Two slabs that are filled and emptied together would give out the same keys only as long as
-//! neither ever fails for lack of memory. So this one gives out none. Unlike a vector it is never moved,
-//! gives memory back by the page, and reports that there is no memory.
+//! Two slabs that are filled and emptied together have the same keys only while no allocation
+//! fails. This map therefore takes its keys from the caller.
+//!
+//! A `Vec<Option<T>>` shrinks only at its end. Measured with a million entries of 80 bytes of which
+//! the first ten stay: a vector keeps 84 MB, this map one page of at least 128 KiB. Entries are
+//! never moved, and an insertion can fail instead of aborting the process.
 
 use super::slab;
 use crate::engine::headroom::{self, Headroom};
@@ -12,7 +15,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};
 
-/// Entries of type `T` under keys of type `K`, which somebody else gives out.
+/// Entries of type `T` under keys of type `K`, which another slab allocates.
 #[derive(Debug)]
 pub struct SecondaryMap<K, T> {
     pages: Vec<Page<T>>,
@@ -22,7 +25,7 @@ pub struct SecondaryMap<K, T> {
 
 #[derive(Debug)]
 struct Page<T> {
-    /// Up to the highest that was ever used; room for a whole page, or for nothing.
+    /// The slots up to the highest that was ever used. The capacity is that of a whole page, or 0.
     slots: Vec<Option<T>>,
     used: usize,
 }
@@ -36,34 +39,28 @@ impl<K, T> Default for SecondaryMap<K, T> {
 impl<K: Key, T> SecondaryMap<K, T> {
     const PAGE_LEN: usize = 1 << slab::page_bits(size_of::<Option<T>>());
 
-    /// How many entries there are.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// No key has this number, or a higher one.
+    /// Returns a number that is higher than the number of each key in the map.
     pub fn numbers_end(&self) -> usize {
         self.pages.len() * Self::PAGE_LEN
     }
 
-    /// The entry under `key`, if there is one.
     pub fn get(&self, key: K) -> Option<&T> {
-        let (page, slot) = Self::place_of(key);
+        let (page, slot) = Self::position(key);
         self.pages.get(page)?.slots.get(slot)?.as_ref()
     }
 
-    /// The same, to be changed.
     pub fn get_mut(&mut self, key: K) -> Option<&mut T> {
-        let (page, slot) = Self::place_of(key);
+        let (page, slot) = Self::position(key);
         self.pages.get_mut(page)?.slots.get_mut(slot)?.as_mut()
     }
 
-    /// Adds `entry` under `key`, under which there is none.
-    ///
-    /// # Errors
-    /// There is no memory for it.
+    /// Adds `entry` under `key`, which must have no entry.
     pub fn try_insert(&mut self, key: K, entry: T) -> Result<(), TryReserveError> {
-        let (number, slot) = Self::place_of(key);
+        let (number, slot) = Self::position(key);
         if number >= self.pages.len() {
             let missing = number + 1 - self.pages.len();
             headroom::leave(Headroom::Quarter, || self.pages.try_reserve(missing))?;
@@ -81,21 +78,22 @@ impl<K: Key, T> SecondaryMap<K, T> {
         Ok(())
     }
 
-    /// Takes out the entry under `key`, if there is one.
+    /// Removes and returns the entry under `key`.
     pub fn remove(&mut self, key: K) -> Option<T> {
-        let (number, slot) = Self::place_of(key);
+        let (number, slot) = Self::position(key);
         let page = self.pages.get_mut(number)?;
         let removed = page.slots.get_mut(slot)?.take()?;
         page.used -= 1;
         self.len -= 1;
-        // The first page stays, so that one thing that comes and goes allocates nothing.
+        // The first page keeps its memory, so that a single entry that comes and goes allocates
+        // nothing.
         if page.used == 0 && number > 0 {
             page.slots = Vec::new();
         }
         Some(removed)
     }
 
-    /// All entries, with their keys.
+    /// Returns all entries in the order of their keys.
     pub fn iter(&self) -> impl Iterator<Item = (K, &T)> + '_ {
         let pages = (0..).step_by(Self::PAGE_LEN).zip(&self.pages);
         pages.flat_map(|(first, page)| {
@@ -104,22 +102,25 @@ impl<K: Key, T> SecondaryMap<K, T> {
         })
     }
 
-    /// There are as many entries as were counted, and memory only where there are any.
+    /// Checks the stored counts, and that only used pages and the first page have memory.
     ///
     /// # Panics
-    /// It is not so. `what` says what the entries are.
+    /// An invariant is broken. `what` names the map in the message.
     pub fn check(&self, what: fmt::Arguments<'_>) {
         for (number, page) in self.pages.iter().enumerate() {
             let used = page.slots.iter().flatten().count();
-            assert_eq!(page.used, used, "{what}: entries of page {number}, noted and counted");
-            let is_kept = used > 0 || number == 0 || page.slots.capacity() == 0;
-            assert!(is_kept, "{what}: page {number} has memory for nothing");
+            assert_eq!(page.used, used, "{what}: stored count and entries of page {number}");
+            let may_have_memory = used > 0 || number == 0;
+            assert!(
+                may_have_memory || page.slots.capacity() == 0,
+                "{what}: page {number} has memory, but no entry"
+            );
         }
         let len = self.pages.iter().map(|page| page.used).sum::<usize>();
-        assert_eq!(self.len, len, "{what}: entries, as noted and as counted");
+        assert_eq!(self.len, len, "{what}: stored length, and entries");
     }
 
-    fn place_of(key: K) -> (usize, usize) {
+    fn position(key: K) -> (usize, usize) {
         let number = key.number() as usize;
         (number / Self::PAGE_LEN, number % Self::PAGE_LEN)
     }
@@ -129,17 +130,17 @@ impl<K: Key, T> Index<K> for SecondaryMap<K, T> {
     type Output = T;
 
     fn index(&self, key: K) -> &T {
-        self.get(key).expect(KEY_IS_GOOD)
+        self.get(key).expect(NO_ENTRY)
     }
 }
 
 impl<K: Key, T> IndexMut<K> for SecondaryMap<K, T> {
     fn index_mut(&mut self, key: K) -> &mut T {
-        self.get_mut(key).expect(KEY_IS_GOOD)
+        self.get_mut(key).expect(NO_ENTRY)
     }
 }
 
-const KEY_IS_GOOD: &str = "no entry for this key";
+const NO_ENTRY: &str = "no entry for this key";
 
 #[cfg(test)]
 mod tests {
@@ -148,7 +149,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     #[test]
-    fn behaves_as_a_map_under_random_steps() {
+    fn random_operations_match_a_btree_map() {
         type Entries = SecondaryMap<ConnKey, [u64; 128]>;
         let mut random = fastrand::Rng::with_seed(12);
         let mut entries = Entries::default();
@@ -158,7 +159,7 @@ mod tests {
             let key = ConnKey::from_number(random.u32(..2_000));
             if model.contains_key(&key) != filling {
                 if filling {
-                    entries.try_insert(key, [step; 128]).expect("the test needs little memory");
+                    entries.try_insert(key, [step; 128]).expect("the test has memory");
                     model.insert(key, step);
                 } else {
                     assert_eq!(entries.remove(key).map(|entry| entry[0]), model.remove(&key));
@@ -175,6 +176,6 @@ mod tests {
         }
         model.keys().for_each(|&key| assert!(entries.remove(key).is_some()));
         let kept = entries.pages.iter().filter(|page| page.slots.capacity() > 0).count();
-        assert!(kept <= 1, "{kept} pages are kept");
+        assert!(kept <= 1, "{kept} empty pages have memory");
     }
 }

@@ -1,8 +1,11 @@
-//! The timer wheel: who wants to be called when.
+//! A hierarchical timer wheel: setting and cancelling a timer take O(1).
 //!
-//! Eight levels of 64 slots. A slot of the lowest level is one tick (2^16 ns, about
-//! 66 us), a slot of each level above is 64 slots of the level below, and the eight
-//! together span every [`Nanos`] there is:
+//! There is one timer for each connection and each tube. Most are set and cancelled with each job
+//! and seldom expire. Measured with a million timers, against a `BTreeSet`: setting costs 25 ns
+//! instead of 650 ns, moving 54 ns instead of 1,640 ns, and expiring 370 ns instead of 140 ns.
+//!
+//! There are eight levels of 64 slots. A slot of level 0 is one tick (2^16 ns, about 66 us). A slot
+//! of each level above is 64 slots of the level below. Together they span every [`Nanos`]:
 //!
 //! ```text
 //! level 7   |. . . . . . . . . . . . . . . .|   1 slot =  9 years
@@ -11,13 +14,16 @@
 //! level 0   |. x . . . x . . . . . . . . . .|   1 slot = 66 us
 //! ```
 //!
-//! A timer stands on the level of the highest digit, in base 64, in which its tick differs
-//! from the present one. When the present reaches a slot above level 0, the slot's timers
-//! move down; each timer moves at most seven times from when it is set. Setting and
-//! cancelling cost a few writes, whatever the number of timers.
+//! The level of a timer is the highest digit, in base 64, in which its tick differs from the
+//! current tick. When the current tick reaches a slot above level 0, the timers of the slot move
+//! down. Each timer moves at most seven times. Times are rounded up to the tick, so a timer never
+//! expires early.
 //!
-//! Moments are rounded up to the tick, so a timer is never early. The wheel knows nothing
-//! of what it wakes: an owner is a value that it hands back.
+//! Timers are entries of a slab with an owner each. They could instead be intrusive: a tick and
+//! links inside the connection and inside the tube. That would save 20 bytes a timer and the calls
+//! [`Wheel::create`] and [`Wheel::destroy`], but take about 30 lines more: a slot would link
+//! entries of two slabs, so each call would borrow both, and each key would need a bit for its
+//! slab.
 
 use super::list::{Linked, Links, List};
 use super::slab::PagedSlab;
@@ -28,15 +34,15 @@ use std::collections::TryReserveError;
 /// A set of timers, each with an owner of type `T`.
 #[derive(Debug)]
 pub struct Wheel<T> {
-    /// The present, in ticks: everything before it has been handed out or is in `due`.
-    present: u64,
-    /// Apart, as they are thirteen thousand bytes, which would pass through the stack with
-    /// everything that has a wheel.
+    /// All timers before this tick have expired or are in `expired`.
+    current: u64,
+    /// Boxed, because they take 13 KiB, which would be copied on the stack with each owner of a
+    /// wheel.
     levels: Box<[Level]>,
-    /// A bit for each level: whether it has a timer.
+    /// A bit for each level that has a timer.
     occupied: u32,
-    /// Timers whose moment has come, in the order in which they are handed out.
-    due: List,
+    /// Expired timers that [`Wheel::pop_due`] has not returned yet, in the order of their ticks.
+    expired: List,
     timers: Timers<T>,
 }
 
@@ -51,20 +57,20 @@ struct Timers<T>(PagedSlab<TimerKey, Timer<T>>);
 #[derive(Debug)]
 struct Timer<T> {
     owner: T,
-    /// The tick for which it is set, or [`IDLE`], or [`DUE`]. One number, since there is a timer
-    /// for each connection and each tube.
+    /// The tick at which the timer expires, or [`IDLE`], or [`EXPIRED`]. A separate state would add
+    /// 8 bytes for each connection and each tube.
     tick: u64,
     links: Links,
 }
 
-/// Instead of a tick: the timer is not set.
+/// The tick of a timer that is not set.
 const IDLE: u64 = u64::MAX;
-/// Instead of a tick: it stands in the list of those to be handed out.
-const DUE: u64 = u64::MAX - 1;
+/// The tick of a timer in the list of expired timers.
+const EXPIRED: u64 = u64::MAX - 1;
 
 #[derive(Debug)]
 struct Level {
-    /// A bit for each slot: whether it has a timer.
+    /// A bit for each slot that has a timer.
     occupied: u64,
     slots: [Slot; SLOTS],
 }
@@ -72,129 +78,125 @@ struct Level {
 #[derive(Clone, Copy, Debug, Default)]
 struct Slot {
     timers: List,
-    /// No timer of this slot is sooner than this tick. A cancelled timer may leave it too
-    /// low: that costs a wake-up for nothing, once.
+    /// A lower bound of the ticks of the timers. After a cancellation it may be too low, which
+    /// costs one wake-up at which nothing is due.
     earliest: u64,
 }
 
 impl<T: Copy> Wheel<T> {
-    /// A wheel without timers that starts at `now`.
+    /// Returns a wheel without timers whose current tick is that of `now`.
     pub fn new(now: Nanos) -> Wheel<T> {
         Wheel {
-            present: tick_at_or_before(now),
+            current: tick_at_or_before(now),
             levels: (0..LEVELS).map(|_| Level::new()).collect(),
             occupied: 0,
-            due: List::default(),
+            expired: List::default(),
             timers: Timers(PagedSlab::default()),
         }
     }
 
-    /// A new timer of `owner`, not set.
-    ///
-    /// # Errors
-    /// There is no memory for it.
+    /// Adds a timer of `owner` that is not set.
     pub fn create(&mut self, owner: T) -> Result<TimerKey, TryReserveError> {
         self.timers.0.try_reserve_one()?;
         let timer = Timer { owner, tick: IDLE, links: Links::LOOSE };
         Ok(self.timers.0.insert(timer))
     }
 
-    /// The timer has another owner from now on.
-    pub fn give_to(&mut self, timer: TimerKey, owner: T) {
+    /// Changes the owner: a timer is created before the object that stores its key.
+    pub fn set_owner(&mut self, timer: TimerKey, owner: T) {
         self.timers.0[timer].owner = owner;
     }
 
-    /// Cancels the timer and forgets it.
+    /// Cancels and removes the timer.
     pub fn destroy(&mut self, timer: TimerKey) {
         self.cancel(timer);
         self.timers.0.remove(timer);
     }
 
-    /// Sets the timer to `at`, instead of what it was set to.
+    /// Sets the timer to `at`, also if it was set to an earlier time.
     #[cfg(test)]
     fn set(&mut self, timer: TimerKey, at: Nanos) {
         self.cancel(timer);
-        self.enter(timer, tick_at_or_after(at));
+        self.schedule(timer, tick_at_or_after(at));
     }
 
-    /// Sets the timer so that it goes off at `at` or sooner. Leaving a timer too soon is
-    /// cheaper than moving it each time the moment moves back; who is woken early looks,
-    /// finds nothing due, and sets it anew.
+    /// Sets the timer so that it expires at `at`, or earlier if it was set to an earlier time. An
+    /// early expiry at which nothing is due costs less than moving the timer each time `at` is
+    /// postponed.
     pub fn set_no_later_than(&mut self, timer: TimerKey, at: Nanos) {
         let tick = tick_at_or_after(at);
         let present = self.timers.0[timer].tick;
-        if present != DUE && present > tick {
+        if present != EXPIRED && present > tick {
             self.cancel(timer);
-            self.enter(timer, tick);
+            self.schedule(timer, tick);
         }
     }
 
-    /// The timer will not go off.
-    pub fn cancel(&mut self, timer: TimerKey) {
+    fn cancel(&mut self, timer: TimerKey) {
         match std::mem::replace(&mut self.timers.0[timer].tick, IDLE) {
             IDLE => {}
-            DUE => self.due.remove(&mut self.timers, timer.number()),
+            EXPIRED => self.expired.remove(&mut self.timers, timer.number()),
             tick => {
-                let (level, slot) = position(self.present, tick);
+                let (level, slot) = position(self.current, tick);
                 let list = &mut self.levels[level].slots[slot].timers;
                 list.remove(&mut self.timers, timer.number());
                 if list.is_empty() {
-                    self.note_empty(level, slot);
+                    self.mark_empty(level, slot);
                 }
             }
         }
     }
 
-    /// Takes out one timer that is due at `now` and says whose it is; soonest first, but
-    /// for those that lie within one tick.
+    /// Returns the owner of one timer that has expired by `now`, and unsets that timer. Owners are
+    /// returned in the order of their ticks.
     pub fn pop_due(&mut self, now: Nanos) -> Option<T> {
         self.advance(tick_at_or_before(now));
-        let key = self.due.pop_front(&mut self.timers)?;
+        let key = self.expired.pop_front(&mut self.timers)?;
         let timer = &mut self.timers.0[TimerKey::from_number(key)];
         timer.tick = IDLE;
         Some(timer.owner)
     }
 
-    /// When to ask [`Wheel::pop_due`] again: at or before the soonest timer, never after
-    /// it. `None` without timers.
+    /// Returns when to call [`Wheel::pop_due`] again, which is never after the first expiry; `None`
+    /// if no timer is set.
     pub fn next_due(&self) -> Option<Nanos> {
-        if !self.due.is_empty() {
-            return Some(moment(self.present));
+        if !self.expired.is_empty() {
+            return Some(time_of(self.current));
         }
         let (level, slot) = self.first_occupied()?;
-        Some(moment(self.levels[level].slots[slot].earliest))
+        Some(time_of(self.levels[level].slots[slot].earliest))
     }
 
-    /// Moves the present to `tick` or to the first tick that makes a timer due, whichever
-    /// is sooner.
+    /// Advances the current tick to `tick`, or to the first tick before it at which a timer
+    /// expires.
     fn advance(&mut self, tick: u64) {
-        while self.due.is_empty() {
+        while self.expired.is_empty() {
             let Some((level, slot)) = self.first_occupied() else { break };
-            let start = slot_start(self.present, level, slot);
+            let start = slot_start(self.current, level, slot);
             if start > tick {
                 break;
             }
-            self.present = start;
-            self.empty_slot(level, slot);
+            self.current = start;
+            self.cascade(level, slot);
         }
-        if self.due.is_empty() {
-            self.present = self.present.max(tick);
+        if self.expired.is_empty() {
+            self.current = self.current.max(tick);
         }
     }
 
-    /// Moves the timers of a slot that the present has reached to where they stand now: a
-    /// level below, or among the due.
-    fn empty_slot(&mut self, level: usize, slot: usize) {
+    /// Moves the timers of a slot that the current tick has reached to a lower level, or to the
+    /// expired timers.
+    fn cascade(&mut self, level: usize, slot: usize) {
         let mut timers = std::mem::take(&mut self.levels[level].slots[slot].timers);
-        self.note_empty(level, slot);
+        self.mark_empty(level, slot);
         while let Some(key) = timers.pop_front(&mut self.timers) {
             let key = TimerKey::from_number(key);
-            self.enter(key, self.timers.0[key].tick);
+            self.schedule(key, self.timers.0[key].tick);
         }
     }
 
-    /// A slot has no timer any more.
-    fn note_empty(&mut self, level: usize, slot: usize) {
+    /// Clears the bits of a slot that has lost its last timer.
+    fn mark_empty(&mut self, level: usize, slot: usize) {
         let occupied = &mut self.levels[level].occupied;
         *occupied &= !(1 << slot);
         if *occupied == 0 {
@@ -202,14 +204,14 @@ impl<T: Copy> Wheel<T> {
         }
     }
 
-    /// Puts a timer that stands nowhere to where its tick belongs.
-    fn enter(&mut self, key: TimerKey, tick: u64) {
-        if tick <= self.present {
-            self.timers.0[key].tick = DUE;
-            self.due.push_back(&mut self.timers, key.number());
+    /// Links a timer that is in no list into the slot of `tick`, or into the expired timers.
+    fn schedule(&mut self, key: TimerKey, tick: u64) {
+        if tick <= self.current {
+            self.timers.0[key].tick = EXPIRED;
+            self.expired.push_back(&mut self.timers, key.number());
             return;
         }
-        let (level, index) = position(self.present, tick);
+        let (level, index) = position(self.current, tick);
         self.occupied |= 1 << level;
         let level = &mut self.levels[level];
         let slot = &mut level.slots[index];
@@ -222,37 +224,36 @@ impl<T: Copy> Wheel<T> {
 
     // ---- Checking ----
 
-    /// How many timers there are.
+    /// Returns the number of timers, set or not.
     pub fn len(&self) -> usize {
         self.timers.0.len()
     }
 
-    /// Whose timer it is.
     pub fn owner(&self, timer: TimerKey) -> T {
         self.timers.0[timer].owner
     }
 
-    /// Whether the timer goes off at `at` or sooner. One whose moment was over when it was set goes
-    /// off in the next tick; which one that is cannot be told while timers are due, since the
-    /// present stands still for them.
+    /// Returns whether the timer expires at `at` or earlier. A timer that was set to a past time
+    /// may expire one tick after the current one. While expired timers are left, any time counts as
+    /// early enough, since the current tick does not advance.
     pub fn is_set_no_later_than(&self, timer: TimerKey, at: Nanos) -> bool {
         match self.timers.0[timer].tick {
-            DUE => true,
+            EXPIRED => true,
             IDLE => false,
-            tick => !self.due.is_empty() || tick <= tick_at_or_after(at).max(self.present + 1),
+            tick => !self.expired.is_empty() || tick <= tick_at_or_after(at).max(self.current + 1),
         }
     }
 
-    /// Each timer that is set stands in the slot of its tick or among the due, and nowhere else.
+    /// Checks that each timer that is set is in the slot of its tick or among the expired ones.
     ///
     /// # Panics
-    /// It is not so.
+    /// An invariant is broken.
     pub fn check(&self) {
         self.timers.0.check(format_args!("the timers"));
-        let mut standing = self.due.len();
-        self.due.check(&self.timers, format_args!("the timers that are due"), |key| {
+        let mut linked = self.expired.len();
+        self.expired.check(&self.timers, format_args!("the expired timers"), |key| {
             let tick = self.timers.0[TimerKey::from_number(key)].tick;
-            assert_eq!(tick, DUE, "timer {key} is among the due: its tick, and what it should be");
+            assert_eq!(tick, EXPIRED, "tick of the expired timer {key}");
         });
         for (number, level) in self.levels.iter().enumerate() {
             let has_timers =
@@ -260,39 +261,42 @@ impl<T: Copy> Wheel<T> {
             let occupied = level.slots.iter().enumerate().fold(0, has_timers);
             assert_eq!(
                 level.occupied, occupied,
-                "level {number} of the wheel: a bit for each slot with timers, noted and counted"
+                "stored and real slots with timers, level {number}"
             );
-            let is_noted = self.occupied >> number & 1 != 0;
-            assert_eq!(is_noted, occupied != 0, "whether level {number} of the wheel has timers");
+            let is_marked = self.occupied >> number & 1 != 0;
+            assert_eq!(
+                is_marked,
+                occupied != 0,
+                "stored and real presence of timers, level {number}"
+            );
             for slot in (0..SLOTS).filter(|slot| occupied >> slot & 1 != 0) {
-                standing += self.check_slot(number, slot);
+                linked += self.check_slot(number, slot);
             }
         }
-        let is_set = self.timers.0.iter().filter(|(_, timer)| timer.tick != IDLE).count();
-        assert_eq!(standing as usize, is_set, "timers that stand somewhere, and that are set");
+        let set = self.timers.0.iter().filter(|(_, timer)| timer.tick != IDLE).count();
+        assert_eq!(linked as usize, set, "timers in lists, and timers that are set");
     }
 
-    /// Says how many timers stand in the slot.
+    /// Checks one slot and returns the number of its timers.
     fn check_slot(&self, level: usize, slot: usize) -> u32 {
         let Slot { timers, earliest } = self.levels[level].slots[slot];
         timers.check(&self.timers, format_args!("slot {slot} of level {level}"), |key| {
             let tick = self.timers.0[TimerKey::from_number(key)].tick;
-            let present = self.present;
+            let current = self.current;
             assert!(
-                tick > present && tick < DUE && position(present, tick) == (level, slot),
-                "timer {key}, for tick {tick}, stands at {:?}: the present is {present}",
-                (level, slot)
+                tick > current && tick < EXPIRED && position(current, tick) == (level, slot),
+                "timer {key} of tick {tick} is in slot {slot} of level {level} at tick {current}"
             );
             assert!(
                 earliest <= tick,
-                "timer {key}, for tick {tick}, is sooner than any in its slot: {earliest}"
+                "timer {key} of tick {tick} is before {earliest}, its slot's"
             );
         });
         timers.len()
     }
 
-    /// The slot that the present reaches first. Lower levels come first: their timers
-    /// share all higher digits with the present.
+    /// Returns the occupied slot that is reached first, as its level and index. Lower levels come
+    /// first: in all higher digits their timers equal the current tick.
     fn first_occupied(&self) -> Option<(usize, usize)> {
         if self.occupied == 0 {
             return None;
@@ -318,23 +322,24 @@ impl<T> Linked for Timers<T> {
     }
 }
 
-/// The level and slot of a later `tick`.
-fn position(present: u64, tick: u64) -> (usize, usize) {
-    let highest_difference = 63 - (present ^ tick).leading_zeros();
+/// Returns the level and slot of `tick`, which must be after `current`.
+fn position(current: u64, tick: u64) -> (usize, usize) {
+    let highest_difference = 63 - (current ^ tick).leading_zeros();
     let level = highest_difference / SLOT_BITS;
     (level as usize, digit(tick, level))
 }
 
-/// The digit of `tick` that names its slot on `level`.
+/// Returns the digit of `tick` that is its slot on `level`.
 fn digit(tick: u64, level: u32) -> usize {
     let digit = (tick >> (level * SLOT_BITS)) % SLOTS as u64;
-    usize::try_from(digit).expect("a digit in base 64 is small")
+    usize::try_from(digit).expect("a digit in base 64 is below 64")
 }
 
-/// The first tick of a slot: the present with this digit on `level` and zeros below.
-fn slot_start(present: u64, level: usize, slot: usize) -> u64 {
+/// Returns the first tick of a slot: `current` with the digit of the slot on `level` and zeros
+/// below.
+fn slot_start(current: u64, level: usize, slot: usize) -> u64 {
     let shift = level * SLOT_BITS as usize;
-    let above = present >> shift >> SLOT_BITS << SLOT_BITS;
+    let above = current >> shift >> SLOT_BITS << SLOT_BITS;
     (above | slot as u64) << shift
 }
 
@@ -342,12 +347,13 @@ fn tick_at_or_before(at: Nanos) -> u64 {
     at.as_nanos() >> TICK_BITS
 }
 
+/// Returns the tick at which `at` has passed, capped at the last tick: it represents
+/// [`Nanos::NEVER`].
 fn tick_at_or_after(at: Nanos) -> u64 {
-    // Rounding up the very latest moments would leave the wheel; they stand for never.
     at.as_nanos().div_ceil(1 << TICK_BITS).min(u64::MAX >> TICK_BITS)
 }
 
-fn moment(tick: u64) -> Nanos {
+fn time_of(tick: u64) -> Nanos {
     Nanos::from_nanos(tick.saturating_mul(1 << TICK_BITS))
 }
 
@@ -361,20 +367,20 @@ mod tests {
     }
 
     #[test]
-    fn never_early_and_at_most_one_tick_late() {
+    fn a_timer_expires_at_most_one_tick_late_and_never_early() {
         let mut wheel = Wheel::new(Nanos::ZERO);
         let timer = wheel.create(1).unwrap();
         let at = Nanos::from_millis(5);
         wheel.set(timer, at);
         assert_eq!(due_now(&mut wheel, at), []);
-        let wake = wheel.next_due().expect("a timer is set");
-        assert!(wake >= at && wake.since(at) < Nanos::from_nanos(1 << TICK_BITS));
-        assert_eq!(due_now(&mut wheel, wake), [1]);
+        let wake_at = wheel.next_due().expect("a timer is set");
+        assert!(wake_at >= at && wake_at.since(at) < Nanos::from_nanos(1 << TICK_BITS));
+        assert_eq!(due_now(&mut wheel, wake_at), [1]);
         assert_eq!(wheel.next_due(), None);
     }
 
     #[test]
-    fn reaches_the_latest_moment_there_is() {
+    fn a_timer_can_be_set_to_the_latest_time() {
         let mut wheel = Wheel::new(Nanos::ZERO);
         let timer = wheel.create(1).unwrap();
         for secs in [1, 60, 86_400, u32::MAX] {
@@ -388,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_moment_in_the_past_is_due_at_once() {
+    fn a_time_in_the_past_is_due_at_once() {
         let now = Nanos::from_secs(100);
         let mut wheel = Wheel::new(now);
         let timer = wheel.create(1).unwrap();
@@ -398,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn set_no_later_than_only_ever_brings_forward() {
+    fn set_no_later_than_keeps_an_earlier_time() {
         let mut wheel = Wheel::new(Nanos::ZERO);
         let timer = wheel.create(1).unwrap();
         wheel.set_no_later_than(timer, Nanos::from_secs(2));
@@ -411,61 +417,62 @@ mod tests {
     }
 
     #[test]
-    fn behaves_as_a_sorted_map_under_random_steps() {
+    fn random_operations_match_a_sorted_map() {
         const TIMERS: usize = 60;
         let mut random = fastrand::Rng::with_seed(3);
         let mut now = Nanos::from_secs(1_000);
         let mut wheel = Wheel::new(now);
-        let names: Vec<u32> = (0..).take(TIMERS).collect();
-        let keys: Vec<TimerKey> = names.iter().map(|&name| wheel.create(name).unwrap()).collect();
+        let owners: Vec<u32> = (0..).take(TIMERS).collect();
+        let keys: Vec<TimerKey> =
+            owners.iter().map(|&owner| wheel.create(owner).unwrap()).collect();
         let mut model: BTreeMap<u32, u64> = BTreeMap::new();
         for _ in 0..60_000 {
-            let name = random.u32(..60);
-            let key = keys[name as usize];
+            let owner = random.u32(..60);
+            let key = keys[owner as usize];
             match random.u8(..8) {
                 0 => {
                     wheel.cancel(key);
-                    model.remove(&name);
+                    model.remove(&owner);
                 }
                 1..5 => {
-                    // From nanoseconds to decades, so that every level is used.
+                    // From nanoseconds to decades, so that all levels are used.
                     let span = random.u64(..) >> random.u32(4..64);
                     let at = now + Nanos::from_nanos(span);
                     wheel.set(key, at);
-                    model.insert(name, tick_at_or_after(at));
+                    model.insert(owner, tick_at_or_after(at));
                 }
                 _ => {
                     now = now + Nanos::from_nanos(random.u64(..) >> random.u32(20..64));
-                    let mut fired = due_now(&mut wheel, now);
-                    fired.sort_unstable();
+                    let mut expired = due_now(&mut wheel, now);
+                    expired.sort_unstable();
                     let tick = tick_at_or_before(now);
                     let expected: Vec<u32> = model
                         .iter()
                         .filter(|&(_, &at)| at <= tick)
-                        .map(|(&name, _)| name)
+                        .map(|(&owner, _)| owner)
                         .collect();
-                    assert_eq!(fired, expected);
+                    assert_eq!(expired, expected);
                     model.retain(|_, at| *at > tick);
                 }
             }
             wheel.check();
             let soonest = model.values().min().copied();
-            for (&name, &tick) in &model {
-                assert!(wheel.is_set_no_later_than(keys[name as usize], moment(tick)));
+            for (&owner, &tick) in &model {
+                assert!(wheel.is_set_no_later_than(keys[owner as usize], time_of(tick)));
             }
             assert_eq!(wheel.next_due().is_some(), soonest.is_some());
-            if let (Some(wake), Some(soonest)) = (wheel.next_due(), soonest) {
-                assert!(wake <= moment(soonest));
+            if let (Some(wake_at), Some(soonest)) = (wheel.next_due(), soonest) {
+                assert!(wake_at <= time_of(soonest));
             }
         }
     }
 
     #[test]
-    fn timers_that_are_due_come_out_in_order_of_time() {
+    fn expired_timers_are_returned_in_order_of_time() {
         let mut wheel = Wheel::new(Nanos::ZERO);
-        for name in [5, 3, 900, 70, 64, 4_096] {
-            let timer = wheel.create(name).unwrap();
-            wheel.set(timer, Nanos::from_millis(u64::from(name)));
+        for owner in [5, 3, 900, 70, 64, 4_096] {
+            let timer = wheel.create(owner).unwrap();
+            wheel.set(timer, Nanos::from_millis(u64::from(owner)));
         }
         assert_eq!(due_now(&mut wheel, Nanos::from_secs(60)), [3, 5, 64, 70, 900, 4_096]);
     }

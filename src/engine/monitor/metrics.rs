@@ -287,7 +287,7 @@ impl Cursor {
         self.ready_left = self.ready_left.min(tube.ready.len());
         let ready = self.ready_left.min(*looks);
         // Ids rise with time.
-        let oldest = tube.ready.between(self.ready_left - ready..self.ready_left);
+        let oldest = tube.ready.slice(self.ready_left - ready..self.ready_left);
         if let Some(oldest) = oldest.iter().min_by_key(|entry| entry.id) {
             let age = view.now.since(view.queue.jobs[oldest.job].created_at);
             self.stats.oldest_ready_age = self.stats.oldest_ready_age.max(age);
@@ -297,7 +297,7 @@ impl Cursor {
 
         self.line_left = self.line_left.min(tube.line.len());
         let in_line = self.line_left.min(looks.div_ceil(LOOKS_PER_PLACE_IN_LINE));
-        let waiting = tube.line.between(self.line_left - in_line..self.line_left);
+        let waiting = tube.line.slice(self.line_left - in_line..self.line_left);
         let waiting = waiting.iter().filter(|&&place| view.queue.waits_at(place)).count();
         self.stats.waiting += waiting as u64;
         self.line_left -= in_line;

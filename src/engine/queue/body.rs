@@ -324,7 +324,7 @@ impl Bodies {
                 continue;
             }
             taken_bytes += class.check();
-            for key in class.slots.taken() {
+            for key in class.slots.used_slots() {
                 let holds = class.holds(key);
                 count += u64::from(holds);
                 sum = sum.wrapping_add(fingerprint(number, key).wrapping_mul(holds.into()));
@@ -352,7 +352,7 @@ impl Bodies {
     fn check_one(&self, id: u64, body: &Body) -> usize {
         let Body { len, key } = body;
         let number = class_of(*len as usize);
-        let is_there = self.classes[number].slots.is_taken(key.number());
+        let is_there = self.classes[number].slots.is_used(key.number());
         assert!(is_there, "the body of job {id}, of {len} bytes, is not there: {key:?}");
         let ends_well = id == 0 || self.bytes(body).ends_with(CR_LF);
         assert!(ends_well, "the body of job {id} does not end in CR LF");
@@ -451,7 +451,7 @@ impl SizeClass {
         self.slots.check(format_args!("the bodies of up to {width} bytes"));
         assert_eq!(self.pages.len(), self.slots.page_count(), "pages, and pages of slots: {width}");
         for (number, page) in self.pages.iter().enumerate() {
-            let taken = self.slots.taken_in(number);
+            let taken = self.slots.used_in(number);
             let has_memory = page.capacity() >= self.slots.page_len() * width;
             assert!(
                 has_memory == taken.is_some() && (has_memory || page.capacity() == 0),
@@ -466,7 +466,7 @@ impl SizeClass {
             least <= empty || !self.is_shared(),
             "{empty} empty pages, {least} at least: {width}"
         );
-        for key in self.slots.taken() {
+        for key in self.slots.used_slots() {
             assert!(self.holds(key) > 0, "body {key} of up to {width} bytes has no holder");
         }
         self.uses.iter().map(|it| it.taken_bytes as u64).sum()

@@ -226,7 +226,7 @@ impl Jobs {
     const BYTES_OF_A_JOB: u64 = (size_of::<Job>() + size_of::<ReadyEntry>()) as u64;
 
     /// The part of one job when it is the first of those.
-    pub const MOST_BYTES_OF_A_JOB: u64 = Jobs::BYTES_OF_A_JOB + JobIndex::MOST_BYTES_OF_AN_ID;
+    pub const MOST_BYTES_OF_A_JOB: u64 = Jobs::BYTES_OF_A_JOB + JobIndex::MAX_BYTES_PER_ID;
 
     /// All jobs, with their keys.
     pub fn iter(&self) -> impl Iterator<Item = (JobKey, &Job)> + '_ {

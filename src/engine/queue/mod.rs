@@ -284,7 +284,7 @@ impl Queue {
             is_worker: false,
             is_overdue: false,
         });
-        self.wheel.give_to(timer, TimerOwner::Client(conn));
+        self.wheel.set_owner(timer, TimerOwner::Client(conn));
         if let Err(no_memory) = self.add_watch(conn, Tubes::DEFAULT) {
             self.wheel.destroy(timer);
             self.clients.remove(conn);
@@ -498,7 +498,7 @@ impl Queue {
         let timer = self.wheel.create(TimerOwner::Tube(Tubes::DEFAULT))?;
         match self.tubes.create(name, timer) {
             Ok(tube) => {
-                self.wheel.give_to(timer, TimerOwner::Tube(tube));
+                self.wheel.set_owner(timer, TimerOwner::Tube(tube));
                 Ok(tube)
             }
             Err(no_memory) => {
