@@ -354,7 +354,7 @@ impl TubeFigures {
 // ---- Of the whole server ----
 
 fn write_process(server: &ServerStats<'_>, text: &mut Text<'_>) {
-    let facts = server.facts;
+    let facts = server.process;
     let help = "The version of the server, and of C beanstalkd that it stands in for.";
     let (own, protocol) = (env!("CARGO_PKG_VERSION"), stats::VERSION);
     text.family("beanstalkd_build_info", GAUGE, help)

@@ -1,13 +1,12 @@
-//! From a line to a [`Command`], or to the reply that it earns instead.
+//! Parses a command line into a [`Command`] or a [`Rejection`].
 //!
-//! Parsing knows the words, the numbers and the tube names of the protocol, and nothing
-//! of jobs or connections. It follows C beanstalkd to the letter, since clients have come
-//! to lean on how it reads what is nearly right.
+//! Parsing needs no jobs or connections. It accepts and rejects exactly the lines that C beanstalkd
+//! accepts and rejects, because clients depend on how it parses malformed lines.
 
 use crate::engine::text::{self, is_tube_name};
 
-/// What follows the first of these words that a line begins with, read as it says. Not a table:
-/// so the compiler knows the words where it compares them.
+/// Parses the rest of `$line` after the first `$word` that is its prefix. It is a macro instead of
+/// a table so that the compiler can compare with constants.
 macro_rules! words {
     ($line:expr, $($word:literal => $read:expr),+ $(,)?) => {{
         $(if let Some(arguments) = $line.strip_prefix($word) {
@@ -18,11 +17,12 @@ macro_rules! words {
     }};
 }
 
-/// A command, its arguments checked.
+/// A command with valid arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the fields are the arguments in the protocol's own words")]
+#[expect(missing_docs, reason = "the fields are the arguments of the protocol")]
 pub enum Command<'a> {
-    /// `trailing`: more stands on the line. That counts only once the size is allowed.
+    /// `trailing` is true if bytes follow the last number. The size of the body is checked before
+    /// it.
     Put {
         pri: u32,
         delay_secs: u32,
@@ -83,7 +83,7 @@ pub enum Command<'a> {
     ListTubes,
     ListTubeUsed,
     ListTubesWatched,
-    /// Without a tube when the name is no valid one: that is found out after counting.
+    /// `tube` is `None` if the name is invalid: the command is counted before it is rejected.
     PauseTube {
         tube: Option<&'a str>,
         pause_secs: u32,
@@ -91,16 +91,16 @@ pub enum Command<'a> {
     Quit,
 }
 
-/// Why a line is no command; each earns the reply of its name.
+/// The reply to a line that is not a valid command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rejection {
-    /// A known word with arguments that are not what it takes.
+    /// A known word with invalid arguments, or a line with a NUL.
     BadFormat,
-    /// No known word.
+    /// No known word at the start of the line.
     UnknownCommand,
 }
 
-/// The `cmd-*` lines of `stats`, in their order there.
+/// The counters of `stats`, in the order of their `cmd-*` lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each is named after its command")]
 pub enum Counter {
@@ -129,10 +129,10 @@ pub enum Counter {
 }
 
 impl Counter {
-    /// How many counters there are.
+    /// The number of counters.
     pub const COUNT: usize = Counter::PauseTube as usize + 1;
 
-    /// Their names in `stats`, in their order.
+    /// The keys of the counters in `stats`.
     pub const NAMES: [&str; Counter::COUNT] = [
         "cmd-put",
         "cmd-peek",
@@ -159,20 +159,17 @@ impl Counter {
     ];
 }
 
-/// The longest command line, with its CR LF.
+/// The maximum length of a command line with its CR LF, in bytes.
 pub const LINE_MAX: usize = 224;
 
-/// Reads one line, without its CR LF.
-///
-/// # Errors
-/// The line is no command: what to answer.
+/// Parses a line without its CR LF.
 // Quirk: words match as prefixes, so `statsx` is a `stats` with bad arguments; pinned by
 // tests/conversations/prefix-matching.txt.
 pub fn parse(line: &[u8]) -> Result<Command<'_>, Rejection> {
-    // A NUL anywhere in a line is BAD_FORMAT. No word, number or name has one, so it is looked for
-    // only in bytes that nothing else looks at.
+    // A NUL anywhere in a line is BAD_FORMAT. No word, number or name contains one, so only the
+    // bytes that are not parsed are searched for it.
     //
-    // Where one word is the beginning of another, the longer one comes first.
+    // If one word is a prefix of another, the longer one comes first.
     match line.first() {
         Some(b'p') => words!(line,
             b"put " => put,
@@ -223,7 +220,7 @@ pub fn parse(line: &[u8]) -> Result<Command<'_>, Rejection> {
     }
 }
 
-/// Why a line that begins with no known word is rejected.
+/// Returns the rejection of a line without a known word.
 fn no_word(line: &[u8]) -> Rejection {
     match Arguments(line).without_nul() {
         Some(_) => Rejection::UnknownCommand,
@@ -243,7 +240,7 @@ fn put(mut args: Arguments<'_>) -> Option<Command<'_>> {
     let delay_secs = args.u32()?;
     let ttr_secs = args.u32()?;
     let body_len = args.u32()?;
-    // Whether a body follows is decided after the size, so trailing bytes are only noted.
+    // The size is checked first, so trailing bytes are only recorded.
     let trailing = !args.without_nul()?.is_empty();
     Some(Command::Put { pri, delay_secs, ttr_secs, body_len, trailing })
 }
@@ -261,7 +258,7 @@ fn bury(mut args: Arguments<'_>) -> Option<Command<'_>> {
     args.none(Command::Bury { id, pri })
 }
 
-// Quirk: what follows the number is ignored; pinned by
+// Quirk: bytes after the number are ignored; pinned by
 // tests/conversations/reserve-with-timeout-format.txt.
 fn reserve_with_timeout(mut args: Arguments<'_>) -> Option<Command<'_>> {
     let timeout_secs = args.u32()?;
@@ -270,7 +267,7 @@ fn reserve_with_timeout(mut args: Arguments<'_>) -> Option<Command<'_>> {
     Some(Command::ReserveWithTimeout { timeout_secs })
 }
 
-// Quirk: nothing need stand between the word and the name; pinned by
+// Quirk: the space between the word and the name is optional; pinned by
 // tests/conversations/prefix-matching.txt.
 fn pause_tube(mut args: Arguments<'_>) -> Option<Command<'_>> {
     args.skip_spaces();
@@ -285,17 +282,17 @@ fn pause_tube(mut args: Arguments<'_>) -> Option<Command<'_>> {
     rest.none(Command::PauseTube { tube, pause_secs })
 }
 
-/// What is left of a line.
+/// The rest of a line.
 #[derive(Clone, Copy)]
 struct Arguments<'a>(&'a [u8]);
 
 impl<'a> Arguments<'a> {
-    /// The command, provided that nothing is left.
+    /// Returns `command` if the rest is empty.
     fn none(self, command: Command<'a>) -> Option<Command<'a>> {
         self.0.is_empty().then_some(command)
     }
 
-    /// What is left, whatever that is, provided that there is no NUL in it.
+    /// Returns the rest if it contains no NUL.
     fn without_nul(self) -> Option<&'a [u8]> {
         text::find_byte(0, self.0).is_none().then_some(self.0)
     }
@@ -314,7 +311,7 @@ impl<'a> Arguments<'a> {
         u32::try_from(self.u64()?).ok()
     }
 
-    /// Any count of spaces, then digits.
+    /// Parses any number of spaces, then digits.
     fn u64(&mut self) -> Option<u64> {
         self.skip_spaces();
         self.digits()
@@ -328,7 +325,7 @@ impl<'a> Arguments<'a> {
         self.0 = &self.0[len..];
     }
 
-    /// One digit or more, as a number that fits.
+    /// Parses one or more digits, or returns `None` if the number overflows.
     fn digits(&mut self) -> Option<u64> {
         let [b'0'..=b'9', ..] = self.0 else { return None };
         let mut number: u64 = 0;
@@ -339,10 +336,10 @@ impl<'a> Arguments<'a> {
         Some(number)
     }
 
-    /// A number as C's `strtoul` reads it, cut to 32 bits as C beanstalkd does: blanks of
-    /// any kind, a sign, digits, and then whatever.
+    /// Parses a number like C's `strtoul`: white space, a sign, digits, then arbitrary bytes. The
+    /// number is truncated to 32 bits, as in C beanstalkd.
     // Quirk: pinned by tests/conversations/kick-strtoul.txt.
-    #[expect(clippy::cast_possible_truncation, reason = "the cut is the point")]
+    #[expect(clippy::cast_possible_truncation, reason = "C beanstalkd truncates the number")]
     fn like_strtoul(mut self) -> Option<u32> {
         const VERTICAL_TAB: u8 = 0x0b;
         while let [b' ' | b'\t' | b'\n' | VERTICAL_TAB | b'\x0c' | b'\r', rest @ ..] = self.0 {
@@ -360,29 +357,29 @@ impl<'a> Arguments<'a> {
     }
 }
 
-/// The version of its protocol, with which the first line of an HTTP request ends.
+/// The length of the version at the end of the first line of an HTTP request, in bytes.
 const HTTP_VERSION_LEN: usize = b" HTTP/1.1".len();
 
-/// The last bytes of a line: enough to tell by.
+/// The last bytes of a line, which show whether it is the first line of an HTTP request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LineTail([u8; HTTP_VERSION_LEN]);
 
 impl LineTail {
-    /// The line goes on with these.
+    /// Appends `bytes` to the line.
     pub fn add(&mut self, bytes: &[u8]) {
         let added = &bytes[bytes.len().saturating_sub(HTTP_VERSION_LEN)..];
         self.0.copy_within(added.len().., 0);
         self.0[HTTP_VERSION_LEN - added.len()..].copy_from_slice(added);
     }
 
-    /// Whether the line, which is no command, is the first of an HTTP request. Any page can make the
-    /// browser that shows it send one, also to machines that only the browser can reach, and what
-    /// stands behind it would be read as commands.
+    /// Returns whether the line, which must not be a valid command, is the first line of an HTTP
+    /// request. A web page can make a browser send requests to hosts that only the browser can
+    /// reach. The lines after the first one would be executed as commands.
     ///
-    /// Commands need not be looked at. A page may choose the method, even a word of ours, but then
-    /// comes the target, with `/` or `http:` at its front, and the version: neither is a number, and
-    /// together they are no name of a tube. Only `quit` does not mind, and closes anyway. So
-    /// `kick 1 HTTP/1.1`, which no browser says, is what it is in C.
+    /// Valid commands need no check. A page can choose the method, even a command word. The target
+    /// after it starts with `/` or `http:`, and the version follows: neither is a number, and
+    /// together they are no tube name. Only `quit` is valid with them, and closes the connection.
+    /// No browser sends `kick 1 HTTP/1.1`, which is a valid command as in C.
     pub fn is_http(self) -> bool {
         matches!(self.0, [b' ', b'H', b'T', b'T', b'P', b'/', b'0'..=b'9', b'.', b'0'..=b'9'])
     }
@@ -397,7 +394,7 @@ impl From<&[u8]> for LineTail {
 }
 
 impl Command<'_> {
-    /// The counter of this command in `stats`, if it has one.
+    /// Returns the counter of this command in `stats`, or `None` if it is not counted.
     pub fn counter(&self) -> Option<Counter> {
         Some(match self {
             Command::Put { .. } => Counter::Put,
@@ -422,7 +419,7 @@ impl Command<'_> {
             Command::ListTubeUsed => Counter::ListTubeUsed,
             Command::ListTubesWatched => Counter::ListTubesWatched,
             Command::PauseTube { .. } => Counter::PauseTube,
-            // Quirk: these have no counter; pinned by tests/conversations/counters.txt.
+            // Quirk: these commands have no counter; pinned by tests/conversations/counters.txt.
             Command::ReserveJob { .. } | Command::KickJob { .. } | Command::Quit => return None,
         })
     }
@@ -472,8 +469,8 @@ mod tests {
             "unknown",
             "",
         ] {
-            for place in 0..=line.len() {
-                let (before, after) = line.as_bytes().split_at(place);
+            for index in 0..=line.len() {
+                let (before, after) = line.as_bytes().split_at(index);
                 let with_nul = [before, b"\0", after].concat();
                 assert_eq!(parse(&with_nul), BAD, "{}", with_nul.escape_ascii());
             }
@@ -481,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_take_spaces_before_and_nothing_else() {
+    fn numbers_may_have_spaces_before_them_only() {
         assert_eq!(parse(b"put 1 2 3 4"), put(1, 4, false));
         assert_eq!(parse(b"put   1  2   3    4"), put(1, 4, false));
         assert_eq!(parse(b"put 4294967295 2 3 4"), put(u32::MAX, 4, false));
@@ -514,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn tube_names_have_an_alphabet_and_a_length() {
+    fn tube_names_have_valid_bytes_and_at_most_200() {
         let longest = "a".repeat(200);
         assert_eq!(parse(format!("use {longest}").as_bytes()), Ok(Command::Use { tube: &longest }));
         assert_eq!(parse(b"use az09-+/;.$_()"), Ok(Command::Use { tube: "az09-+/;.$_()" }));
@@ -525,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn pause_tube_reads_its_name_up_to_what_no_name_has() {
+    fn pause_tube_parses_its_name_up_to_an_invalid_byte() {
         let paused = Ok(Command::PauseTube { tube: Some("a"), pause_secs: 5 });
         assert_eq!(parse(b"pause-tube -a 5"), Ok(Command::PauseTube { tube: None, pause_secs: 5 }));
         assert_eq!(parse(b"pause-tube a 5"), paused);
@@ -539,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn kick_counts_as_strtoul_does() {
+    fn kick_parses_its_bound_like_strtoul() {
         let kick = |bound| Ok(Command::Kick { bound });
         for (line, bound) in [
             ("kick 3", 3),
@@ -556,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn no_http_request_is_a_command() {
+    fn http_requests_are_rejected() {
         let words = "put,use,reserve,reserve-with-timeout,reserve-job,delete,release,bury,touch,watch,\
             ignore,peek,peek-ready,peek-delayed,peek-buried,kick,kick-job,stats,stats-job,stats-tube,\
             list-tubes,list-tubes-watched,list-tube-used,pause-tube,pause-tubex,GET,POST";
@@ -575,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn reserve_with_timeout_ends_at_the_largest_int() {
+    fn reserve_with_timeout_accepts_up_to_the_largest_int() {
         let reserve = |timeout_secs| Ok(Command::ReserveWithTimeout { timeout_secs });
         assert_eq!(parse(b"reserve-with-timeout 5 x"), reserve(5));
         assert_eq!(parse(b"reserve-with-timeout 2147483647"), reserve(2_147_483_647));

@@ -1,12 +1,14 @@
 //! The protocol of beanstalkd: bytes to commands, replies to bytes.
 //!
+//! A [`TryReserveError`](std::collections::TryReserveError) means that there is no memory.
+//!
 //! | file | owns |
 //! |---|---|
 //! | [`command`] | parses a line into a [`command::Command`] |
-//! | [`input`] | bytes of a client that were not used yet |
-//! | [`reply`] | the words of all replies |
-//! | [`output`] | bytes on their way to a client; large bodies and lists are shared |
-//! | [`stats`] | the YAML documents |
+//! | [`input`] | received bytes that were not used yet |
+//! | [`reply`] | all replies, and their bytes |
+//! | [`output`] | bytes to be sent to a client; large bodies and lists are shared |
+//! | [`stats`] | the YAML documents of `stats` and the lists |
 
 pub mod command;
 pub mod input;

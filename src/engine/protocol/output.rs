@@ -1,18 +1,18 @@
-//! Bytes on their way to a client.
+//! Bytes to be sent to a client.
 //!
-//! Formatted replies gather in one buffer; large bodies and the pieces of long lists are not copied
-//! into it but noted at their position and sent from where they are. An output has a hold on each
-//! body, so dropping an output would leak bodies: [`Output::clear`] gives the holds back.
+//! Replies are appended to one buffer. Large bodies and the pieces of long lists are not copied:
+//! the output has a shared reference to each, and its position in the buffer. References are
+//! counted, so dropping an output leaks bodies: [`Output::clear`] releases the references.
 //!
 //! ```text
 //! text    RESERVED 7 60000 CR LF INSERTED 8 CR LF ...
 //!                               ^
-//! bodies                        60000 bytes and CR LF
+//! parts                         60000 bytes and CR LF
 //! ```
 //!
-//! The loop asks for the next slices and says how much of them the kernel took. Most connections
-//! are idle, so an output with nothing in it is next to nothing: its first byte borrows what it
-//! needs from a pool, and its last one gives that back.
+//! The event loop writes the next slices, and reports with [`Output::sent`] how many bytes the
+//! kernel has accepted. Most connections are idle, so an empty output is a null pointer. Buffers of
+//! sent outputs are reused from a pool.
 
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::queue::body::{Bodies, Body};
@@ -22,33 +22,33 @@ use std::fmt;
 use std::io::IoSlice;
 use std::rc::Rc;
 
-/// What one client is still to be sent.
+/// The bytes to be sent to one client.
 #[derive(Debug, Default)]
 pub struct Output(Option<Boxed>);
 
-/// An array of one is a box that can fail to be made.
+/// A box that is made from a vector of one entry, because that allocation can fail.
 type Boxed = Box<[Pending; 1]>;
 
 #[derive(Debug, Default)]
 struct Pending {
     text: Vec<u8>,
-    /// How much of `text` has been sent.
+    /// The number of bytes of `text` that were sent.
     text_sent: usize,
-    bodies: VecDeque<SharedPart>,
-    /// How much of the first of `bodies` has been sent.
-    body_sent: usize,
-    /// How many bytes of all bodies are still to be sent.
-    bodies_len: usize,
+    parts: VecDeque<SharedPart>,
+    /// The number of bytes of the first part that were sent.
+    part_sent: usize,
+    /// The number of bytes of all parts that were not sent yet.
+    parts_len: usize,
 }
 
 #[derive(Debug)]
 struct SharedPart {
-    /// The part goes before the byte of `text` at this index.
+    /// The part is sent before the byte of `text` at this index.
     at: usize,
     part: Part,
 }
 
-/// Bytes that are not copied.
+/// Bytes that are shared instead of copied.
 #[derive(Debug)]
 enum Part {
     /// A large body.
@@ -72,40 +72,38 @@ impl Part {
         }
     }
 
-    fn give_back(self, bodies: &mut Bodies) {
+    fn release(self, bodies: &mut Bodies) {
         if let Part::Body(body) = self {
             bodies.remove(body);
         }
     }
 }
 
-/// What outputs needed that were sent whole, for the next ones.
+/// Buffers of completely sent outputs, for reuse.
 #[derive(Debug, Default)]
 pub struct Pool(Vec<Boxed>);
 
-/// One system call sends no more, so that a client with much to be sent does not delay others.
-const SENT_AT_ONCE: usize = 512 * 1024;
+/// The maximum number of bytes in one system call, so that a long output does not delay other
+/// clients.
+const MAX_WRITE_LEN: usize = 512 * 1024;
 
 impl Output {
-    /// How many bytes are still to be sent.
+    /// Returns the number of bytes to be sent.
     pub fn len(&self) -> usize {
         self.0.as_ref().map_or(0, |pending| pending[0].len())
     }
 
-    /// Returns how many bytes of text are kept, sent ones that were not forgotten yet among them.
+    /// Returns the length of the buffer in bytes, including sent bytes that were not removed yet.
     pub fn text_len(&self) -> usize {
         self.0.as_ref().map_or(0, |pending| pending[0].text.len())
     }
 
-    /// Whether everything has been sent.
+    /// Returns whether all bytes were sent.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Adds bytes.
-    ///
-    /// # Errors
-    /// There is no memory for them.
+    /// Appends `bytes`.
     pub fn push(&mut self, bytes: &[u8], pool: &mut Pool) -> Result<(), TryReserveError> {
         let text = &mut self.pending(pool)?.text;
         if text.capacity() - text.len() < bytes.len() {
@@ -115,10 +113,7 @@ impl Output {
         Ok(())
     }
 
-    /// Adds the bytes of a body, with its CR LF.
-    ///
-    /// # Errors
-    /// There is no memory for them.
+    /// Appends a body with its CR LF. A large body is shared.
     pub fn push_body(
         &mut self,
         body: &Body,
@@ -129,17 +124,14 @@ impl Output {
             return self.push(bodies.bytes(body), pool);
         }
         let pending = self.pending(pool)?;
-        headroom::leave(Headroom::Quarter, || pending.bodies.try_reserve(1))?;
-        pending.bodies_len += body.full_len() as usize;
+        headroom::leave(Headroom::Quarter, || pending.parts.try_reserve(1))?;
+        pending.parts_len += body.full_len() as usize;
         let at = pending.text.len();
-        pending.bodies.push_back(SharedPart { at, part: Part::Body(bodies.share(body)) });
+        pending.parts.push_back(SharedPart { at, part: Part::Body(bodies.share(body)) });
         Ok(())
     }
 
-    /// Adds the bytes of a list that is complete.
-    ///
-    /// # Errors
-    /// There is no memory for them.
+    /// Appends a complete list, which is shared.
     pub fn push_list(
         &mut self,
         list: &Rc<ListText>,
@@ -147,11 +139,11 @@ impl Output {
     ) -> Result<(), TryReserveError> {
         let pending = self.pending(pool)?;
         let pieces = list.piece_count();
-        headroom::leave(Headroom::Quarter, || pending.bodies.try_reserve(pieces))?;
-        pending.bodies_len += list.len();
+        headroom::leave(Headroom::Quarter, || pending.parts.try_reserve(pieces))?;
+        pending.parts_len += list.len();
         let at = pending.text.len();
         for piece in 0..pieces {
-            pending.bodies.push_back(SharedPart { at, part: Part::List(Rc::clone(list), piece) });
+            pending.parts.push_back(SharedPart { at, part: Part::List(Rc::clone(list), piece) });
         }
         Ok(())
     }
@@ -159,25 +151,25 @@ impl Output {
     fn pending(&mut self, pool: &mut Pool) -> Result<&mut Pending, TryReserveError> {
         let pending = match &mut self.0 {
             Some(pending) => pending,
-            none => none.insert(pool.lend()?),
+            none => none.insert(pool.alloc()?),
         };
         Ok(&mut pending[0])
     }
 
-    /// Puts the next bytes to be sent into `slices`; says how many slices.
+    /// Stores the next bytes to be sent in `slices`, and returns the number of slices with bytes.
     pub fn next_slices<'a>(&'a self, slices: &mut [IoSlice<'a>], bodies: &'a Bodies) -> usize {
         self.0.as_ref().map_or(0, |pending| pending[0].next_slices(slices, bodies))
     }
 
-    /// Returns whether large bodies or lists are to be sent.
+    /// Returns whether parts of large bodies or lists are to be sent.
     pub fn has_parts(&self) -> bool {
-        self.0.as_ref().is_some_and(|pending| pending[0].bodies_len > 0)
+        self.0.as_ref().is_some_and(|pending| pending[0].parts_len > 0)
     }
 
-    /// Returns the large bodies that are to be sent.
+    /// Returns the large bodies that were not sent completely.
     pub fn bodies(&self) -> impl Iterator<Item = &Body> + '_ {
         let pending = self.0.as_ref();
-        pending.into_iter().flat_map(|pending| pending[0].bodies.iter()).filter_map(|shared| {
+        pending.into_iter().flat_map(|pending| pending[0].parts.iter()).filter_map(|shared| {
             match &shared.part {
                 Part::Body(body) => Some(body),
                 Part::List(..) => None,
@@ -185,17 +177,17 @@ impl Output {
         })
     }
 
-    /// What is still to be sent is counted right, and each body has its place in the text.
+    /// Checks the stored counts and the positions of the parts.
     ///
     /// # Panics
-    /// It is not so. `what` says whose output it is.
+    /// An invariant is broken. `what` names the output in the message.
     pub fn check(&self, what: fmt::Arguments<'_>) {
         if let Some(pending) = &self.0 {
             pending[0].check(what);
         }
     }
 
-    /// The first `count` of the bytes to be sent have been sent.
+    /// Removes the first `count` bytes, which were sent.
     pub fn sent(&mut self, count: usize, pool: &mut Pool, bodies: &mut Bodies) {
         match &mut self.0 {
             Some(pending) if count < pending[0].len() => pending[0].sent(count, bodies),
@@ -203,45 +195,45 @@ impl Output {
         }
     }
 
-    /// Nothing of it is to be sent any more.
+    /// Removes all bytes and releases the shared bodies.
     pub fn clear(&mut self, pool: &mut Pool, bodies: &mut Bodies) {
         let Some(mut pending) = self.0.take() else { return };
-        for shared in pending[0].bodies.drain(..) {
-            shared.part.give_back(bodies);
+        for shared in pending[0].parts.drain(..) {
+            shared.part.release(bodies);
         }
-        pool.take_back(pending);
+        pool.free(pending);
     }
 }
 
 impl Pending {
     fn len(&self) -> usize {
-        self.text.len() - self.text_sent + self.bodies_len
+        self.text.len() - self.text_sent + self.parts_len
     }
 
-    fn next_slices<'a>(&'a self, slices: &mut [IoSlice<'a>], shared: &'a Bodies) -> usize {
-        if self.bodies.is_empty()
+    fn next_slices<'a>(&'a self, slices: &mut [IoSlice<'a>], bodies: &'a Bodies) -> usize {
+        if self.parts.is_empty()
             && let Some(slice) = slices.first_mut()
         {
-            // By far the most frequent.
+            // The most frequent case.
             *slice = IoSlice::new(&self.text[self.text_sent..]);
             return usize::from(!slice.is_empty());
         }
         let mut filled = 0;
-        let mut left = SENT_AT_ONCE;
+        let mut left = MAX_WRITE_LEN;
         let mut text_at = self.text_sent;
-        let mut body_from = self.body_sent;
-        let mut bodies = self.bodies.iter().peekable();
+        let mut part_from = self.part_sent;
+        let mut parts = self.parts.iter().peekable();
         let mut ends_in_header = false;
         while filled < slices.len() && left > 0 {
-            let text_end = bodies.peek().map_or(self.text.len(), |body| body.at);
+            let text_end = parts.peek().map_or(self.text.len(), |shared| shared.at);
             let bytes = if text_at < text_end {
                 let text = &self.text[text_at..text_end];
                 text_at = text_end;
-                ends_in_header = bodies.peek().is_some();
+                ends_in_header = parts.peek().is_some();
                 text
-            } else if let Some(body) = bodies.next() {
+            } else if let Some(shared) = parts.next() {
                 ends_in_header = false;
-                &body.part.bytes(shared)[std::mem::take(&mut body_from)..]
+                &shared.part.bytes(bodies)[std::mem::take(&mut part_from)..]
             } else {
                 break;
             };
@@ -250,106 +242,115 @@ impl Pending {
             slices[filled] = IoSlice::new(bytes);
             filled += 1;
         }
-        // A header leaves together with its body: some clients read once for each reply.
+        // A header is sent together with its body: some clients read once for each reply.
         if ends_in_header && filled > 1 { filled - 1 } else { filled }
     }
 
-    fn sent(&mut self, mut count: usize, shared: &mut Bodies) {
+    fn sent(&mut self, mut count: usize, bodies: &mut Bodies) {
         while count > 0 {
-            let text_end = self.bodies.front().map_or(self.text.len(), |body| body.at);
+            let text_end = self.parts.front().map_or(self.text.len(), |shared| shared.at);
             let text = (text_end - self.text_sent).min(count);
             self.text_sent += text;
             count -= text;
             if self.text_sent == text_end {
-                count -= self.sent_of_body(count, shared);
+                count -= self.part_sent(count, bodies);
             }
         }
-        self.forget_what_was_sent();
+        self.compact();
     }
 
-    /// Up to `limit` bytes of the first body have been sent; says how many.
-    fn sent_of_body(&mut self, limit: usize, shared: &mut Bodies) -> usize {
-        let Some(first) = self.bodies.front() else { return 0 };
+    /// Removes up to `limit` bytes of the first part, and returns their number.
+    fn part_sent(&mut self, limit: usize, bodies: &mut Bodies) -> usize {
+        let Some(first) = self.parts.front() else { return 0 };
         let len = first.part.len();
-        let count = (len - self.body_sent).min(limit);
-        self.body_sent += count;
-        self.bodies_len -= count;
-        if self.body_sent == len
-            && let Some(first) = self.bodies.pop_front()
+        let count = (len - self.part_sent).min(limit);
+        self.part_sent += count;
+        self.parts_len -= count;
+        if self.part_sent == len
+            && let Some(first) = self.parts.pop_front()
         {
-            first.part.give_back(shared);
-            self.body_sent = 0;
+            first.part.release(bodies);
+            self.part_sent = 0;
         }
         count
     }
 
     fn check(&self, what: fmt::Arguments<'_>) {
-        let Pending { text, text_sent, bodies, body_sent, bodies_len } = self;
+        let Pending { text, text_sent, parts, part_sent, parts_len } = self;
         let mut before = *text_sent;
         let mut len = 0;
-        for SharedPart { at, part } in bodies {
-            assert!(*at >= before, "{what}: a body at {at} of the text comes after {before}");
+        for SharedPart { at, part } in parts {
+            assert!(*at >= before, "{what}: a part at byte {at} follows byte {before}");
             (before, len) = (*at, len + part.len());
         }
-        assert!(before <= text.len(), "{what}: {before} bytes of text of {}", text.len());
-        let first = bodies.front().map_or(1, |first| first.part.len());
-        assert!(*body_sent < first, "{what}: {body_sent} bytes of a body of {first} were sent");
-        assert_eq!(bodies_len + body_sent, len, "{what}: bytes of bodies, noted and counted");
+        assert!(
+            before <= text.len(),
+            "{what}: position {before} in a text of {} bytes",
+            text.len()
+        );
+        let first = parts.front().map_or(1, |first| first.part.len());
+        assert!(*part_sent < first, "{what}: {part_sent} of {first} bytes of a part were sent");
+        assert_eq!(parts_len + part_sent, len, "{what}: stored and real bytes of parts");
     }
 
-    /// A client that is always a little behind must not make its output grow for ever.
-    fn forget_what_was_sent(&mut self) {
-        const WORTH_MOVING: usize = 16 * 1024;
-        if self.text_sent < WORTH_MOVING || self.text_sent < self.text.len() / 2 {
+    /// Moves the unsent text to the front once that is worth it. A client that never reads
+    /// everything must not make the buffer grow without bound.
+    fn compact(&mut self) {
+        const MIN_SENT_LEN: usize = 16 * 1024;
+        if self.text_sent < MIN_SENT_LEN || self.text_sent < self.text.len() / 2 {
             return;
         }
         self.text.drain(..self.text_sent);
-        for body in &mut self.bodies {
-            body.at -= self.text_sent;
+        for shared in &mut self.parts {
+            shared.at -= self.text_sent;
         }
         self.text_sent = 0;
     }
 }
 
 impl Pool {
-    const MOST: usize = 64;
-    const MOST_TEXT: usize = 16 * 1024;
+    /// The pool keeps at most 64 buffers of at most 16 KiB, or 1 MiB.
+    const MAX_LEN: usize = 64;
+    const MAX_TEXT_CAPACITY: usize = 16 * 1024;
 
-    fn lend(&mut self) -> Result<Boxed, TryReserveError> {
+    fn alloc(&mut self) -> Result<Boxed, TryReserveError> {
         if let Some(pending) = self.0.pop() {
             return Ok(pending);
         }
         let mut pending = Vec::new();
         headroom::leave(Headroom::Quarter, || pending.try_reserve_exact(1))?;
         pending.push(Pending::default());
-        Ok(pending.into_boxed_slice().try_into().expect("there is one"))
+        Ok(pending.into_boxed_slice().try_into().expect("the slice has one entry"))
     }
 
-    /// What is to be lent has nothing of anybody in it.
+    /// Checks that the buffers are empty and small.
     ///
     /// # Panics
-    /// It is not so.
+    /// An invariant is broken.
     pub fn check(&self) {
-        assert!(self.0.len() <= Pool::MOST, "{} outputs wait to be lent", self.0.len());
+        assert!(self.0.len() <= Pool::MAX_LEN, "the pool has {} buffers", self.0.len());
         for pending in &self.0 {
-            let Pending { text, text_sent, bodies, body_sent, bodies_len } = &pending[0];
-            assert!(text.is_empty() && bodies.is_empty(), "an output is lent with bytes in it");
-            assert!(text.capacity() <= Pool::MOST_TEXT, "a large output waits to be lent");
-            let counts = (*text_sent, *body_sent, *bodies_len);
-            assert_eq!(counts, (0, 0, 0), "what an output that is to be lent has been sent");
+            let Pending { text, text_sent, parts, part_sent, parts_len } = &pending[0];
+            assert!(text.is_empty() && parts.is_empty(), "a buffer of the pool has bytes");
+            assert!(
+                text.capacity() <= Pool::MAX_TEXT_CAPACITY,
+                "a buffer of the pool is too large"
+            );
+            let counts = (*text_sent, *part_sent, *parts_len);
+            assert_eq!(counts, (0, 0, 0), "counts of a buffer of the pool");
         }
     }
 
-    fn take_back(&mut self, mut boxed: Boxed) {
+    fn free(&mut self, mut boxed: Boxed) {
         let pending = &mut boxed[0];
-        if pending.text.capacity() > Pool::MOST_TEXT || self.0.len() == Pool::MOST {
+        if pending.text.capacity() > Pool::MAX_TEXT_CAPACITY || self.0.len() == Pool::MAX_LEN {
             return;
         }
         pending.text.clear();
         pending.text_sent = 0;
-        if pending.bodies.capacity() > 0 {
-            pending.bodies = VecDeque::new();
-            (pending.body_sent, pending.bodies_len) = (0, 0);
+        if pending.parts.capacity() > 0 {
+            pending.parts = VecDeque::new();
+            (pending.part_sent, pending.parts_len) = (0, 0);
         }
         self.0.push(boxed);
     }
@@ -361,7 +362,7 @@ mod tests {
     use crate::engine::queue::body::LARGE;
 
     #[test]
-    fn whatever_the_kernel_takes_the_bytes_arrive_in_order() {
+    fn partial_writes_send_all_bytes_in_order() {
         let mut random = fastrand::Rng::with_seed(2);
         let mut bodies = Bodies::default();
         let mut pool = Pool::default();
@@ -397,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_leaves_together_with_its_body() {
+    fn a_header_is_sent_together_with_its_body() {
         let (mut bodies, mut pool) = (Bodies::default(), Pool::default());
         let mut output = Output::default();
         for _ in 0..3 {
@@ -411,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_output_owns_nothing() {
+    fn a_completely_sent_output_returns_its_buffer_to_the_pool() {
         let (mut bodies, mut pool) = (Bodies::default(), Pool::default());
         let mut output = Output::default();
         output.push(b"TOUCHED\r\n", &mut pool).unwrap();
@@ -421,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_is_always_behind_costs_no_more() {
+    fn sent_bytes_are_removed_while_some_are_unsent() {
         let (mut bodies, mut pool) = (Bodies::default(), Pool::default());
         let mut output = Output::default();
         output.push(&[b'x'; 1000], &mut pool).unwrap();

@@ -1,4 +1,4 @@
-//! From replies to bytes: every word that the server ever says.
+//! All replies of the protocol, and their bytes.
 
 use super::command::Rejection;
 use super::output::{Output, Pool};
@@ -9,7 +9,7 @@ use crate::engine::text::CR_LF;
 use std::collections::TryReserveError;
 use std::rc::Rc;
 
-/// One reply, in the protocol's own words.
+/// A reply. The variants are named after the first words of the protocol.
 #[derive(Clone, Copy, Debug)]
 pub enum Reply<'a> {
     Inserted {
@@ -32,13 +32,13 @@ pub enum Reply<'a> {
     Kicked {
         count: u32,
     },
-    /// To `kick-job`.
+    /// The reply to `kick-job`.
     KickedJob,
-    /// A YAML document, for all the `stats` and `list` commands.
+    /// A YAML document: the reply to the `stats` and `list` commands.
     Document {
         text: &'a str,
     },
-    /// The same, of which the last bytes are the CR LF of the reply.
+    /// A long YAML list. Its last bytes are the CR LF of the reply.
     LongList {
         text: &'a Rc<ListText>,
     },
@@ -59,11 +59,11 @@ pub enum Reply<'a> {
     OutOfMemory,
 }
 
-/// To share this many bytes of a large body takes as long as to copy one.
+/// The number of bytes of a large body that are shared in the time in which one byte is copied.
 const SHARED_PER_COPIED: usize = 16;
 
 impl Reply<'_> {
-    /// Returns about how many bytes of text take as long to make.
+    /// Returns the approximate cost of the reply, in copied bytes.
     pub fn cost(self) -> usize {
         if let Reply::Reserved { body, .. } | Reply::Found { body, .. } = self {
             let len = body.full_len() as usize;
@@ -77,10 +77,8 @@ impl Reply<'_> {
         }
     }
 
-    /// Adds the bytes of this reply to `output`.
-    ///
-    /// # Errors
-    /// There is no memory for them; part of the reply may have been added.
+    /// Appends the bytes of this reply to `output`. After an error part of the reply may be in
+    /// `output`.
     pub fn write(
         self,
         output: &mut Output,
@@ -169,20 +167,20 @@ impl Writer<'_> {
     }
 }
 
-/// A line of a word and at most two numbers, so that it is added to an output in one piece. It
-/// is made from its end to its beginning: the digits of a number come in this order.
+/// A line of a word and at most two numbers, which is appended to an output in one piece. It is
+/// written from its end to its start, because a division returns the last digit first.
 struct Line {
-    bytes: [u8; Line::MOST],
+    bytes: [u8; Line::MAX_LEN],
     start: usize,
 }
 
 impl Line {
-    /// A few bytes more than `RESERVED`, two numbers of 20 digits, blanks and CR LF take.
-    const MOST: usize = 64;
+    /// In bytes. `RESERVED`, two numbers of 20 digits, two spaces and CR LF take 52.
+    const MAX_LEN: usize = 64;
 
-    /// A line that has its end only.
+    /// Returns a line with its CR LF only.
     fn new() -> Line {
-        Line { bytes: [0; Line::MOST], start: Line::MOST }.word("\r\n")
+        Line { bytes: [0; Line::MAX_LEN], start: Line::MAX_LEN }.word("\r\n")
     }
 
     #[inline]

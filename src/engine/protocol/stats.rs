@@ -1,8 +1,7 @@
-//! The YAML documents: `stats`, `stats-job`, `stats-tube` and the lists.
+//! Writes the YAML documents of `stats`, `stats-job`, `stats-tube` and the lists.
 //!
-//! Telling only: nothing is counted here. Names, order and quotes of the lines are part
-//! of the protocol; clients compare whole documents. beanstalkd-protocol(7) tells what each
-//! line means.
+//! Keys, order and quotes of the lines are part of the protocol, since clients compare whole
+//! documents. beanstalkd-protocol(7) describes each line. Counting is done elsewhere.
 
 use super::command::Counter;
 use crate::engine::headroom::{self, Headroom};
@@ -13,77 +12,77 @@ use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 use std::fmt::{self, Display, Write};
 
-/// What the process says of itself in `stats`.
+/// Properties of the process and its host, for `stats`.
 #[derive(Clone, Debug)]
 pub struct ProcessInfo {
     /// The process id.
     pub pid: u32,
-    /// 16 hex digits, new at each start.
+    /// 16 random hex digits, chosen at each start.
     pub instance_id: String,
-    /// The host's own name for itself.
+    /// The host name.
     pub hostname: String,
-    /// The version of the operating system, as uname tells it.
+    /// The version of the operating system, from uname.
     pub os_version: String,
-    /// The kind of machine, as uname tells it.
+    /// The hardware platform, from uname.
     pub platform: String,
-    /// When the server began.
+    /// The start time of the server.
     pub started_at: Nanos,
-    /// Reads how much processor time the process has had.
+    /// Returns the processor time of the process.
     pub processor_time: fn() -> ProcessorTime,
-    /// Reads how many bytes of memory the process has, if that can be known.
+    /// Returns the resident memory of the process in bytes, if the system reports it.
     pub resident_bytes: fn() -> Option<u64>,
-    /// Returns whether at least this much of the memory that is kept back is there.
+    /// Returns whether at least this part of the headroom is left.
     pub has_headroom: fn(Headroom) -> bool,
 }
 
 /// Processor time, in microseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProcessorTime {
-    /// In the program itself.
+    /// In user mode.
     pub user_us: u64,
-    /// In the system on its behalf.
+    /// In the kernel.
     pub system_us: u64,
 }
 
-/// What `stats` tells beside the sums of the queue.
+/// The values of `stats` that the queue does not have.
 #[derive(Debug)]
 pub struct ServerStats<'a> {
-    /// Of the process.
-    pub facts: &'a ProcessInfo,
-    /// By [`Counter`].
+    /// Properties of the process.
+    pub process: &'a ProcessInfo,
+    /// The number of commands, by [`Counter`].
     pub commands: &'a [u64; Counter::COUNT],
-    /// The largest body allowed, in bytes.
+    /// The maximum size of a body, in bytes.
     pub max_job_size: u32,
     /// The size of a binlog file, in bytes.
     pub binlog_file_size: u32,
-    /// How many bytes of memory jobs may take, if there is a limit.
+    /// The limit of the memory for jobs, in bytes.
     pub max_memory_bytes: Option<u64>,
-    /// Connections at present.
+    /// Open connections.
     pub connections: usize,
-    /// Connections since the start.
+    /// Accepted connections since the start.
     pub total_connections: u64,
-    /// Whether puts are refused.
+    /// True while puts are rejected with `DRAINING`.
     pub is_draining: bool,
 }
 
-/// How the server does, for a line of text.
+/// A summary of the queue for the service manager; displays as one line of text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StatusLine {
-    /// Jobs that wait for a worker.
+    /// Ready jobs.
     pub ready: u64,
-    /// Jobs that a worker has.
+    /// Reserved jobs.
     pub reserved: u64,
-    /// Jobs that wait for their time.
+    /// Delayed jobs.
     pub delayed: u64,
-    /// Jobs that wait for a kick.
+    /// Buried jobs.
     pub buried: u64,
-    /// Connections.
+    /// Open connections.
     pub connections: usize,
-    /// Whether puts are refused.
+    /// True while puts are rejected with `DRAINING`.
     pub is_draining: bool,
 }
 
-/// The version of C beanstalkd that this server stands in for, as clients parse it.
+/// The version of C beanstalkd that this server replaces. Clients parse it.
 pub const VERSION: &str = "1.13";
 
 /// A document of `key: value` lines.
@@ -95,22 +94,19 @@ impl Yaml {
     }
 
     fn line(&mut self, key: &str, value: impl Display) -> &mut Yaml {
-        writeln!(self.0, "{key}: {value}").expect(STRINGS_TAKE_ALL);
+        writeln!(self.0, "{key}: {value}").expect(STRING_WRITE);
         self
     }
 
     fn quoted(&mut self, key: &str, value: impl Display) -> &mut Yaml {
-        writeln!(self.0, "{key}: \"{value}\"").expect(STRINGS_TAKE_ALL);
+        writeln!(self.0, "{key}: \"{value}\"").expect(STRING_WRITE);
         self
     }
 }
 
-const STRINGS_TAKE_ALL: &str = "writing to a string cannot fail";
+const STRING_WRITE: &str = "writing to a string cannot fail";
 
-/// The list of the given names.
-///
-/// # Errors
-/// There is no memory for it: there may be very many.
+/// Returns a YAML list of `names`, whose number is not bounded.
 pub fn list<'a>(names: impl Iterator<Item = &'a str> + Clone) -> Result<String, TryReserveError> {
     const HEAD: &str = "---\n";
     let mut text = String::new();
@@ -126,14 +122,14 @@ pub fn list<'a>(names: impl Iterator<Item = &'a str> + Clone) -> Result<String, 
     Ok(text)
 }
 
-/// The answer to `stats-job`.
+/// Returns the document of `stats-job`.
 pub fn job(job: &Job, queue: &Queue, now: Nanos) -> String {
     let state = match job.state {
         State::Ready { .. } => "ready",
         State::Delayed { .. } => "delayed",
         State::Reserved { .. } => "reserved",
         State::Buried(_) => "buried",
-        State::Moving => unreachable!("between commands every job stands somewhere"),
+        State::Moving => unreachable!("between commands no job is detached"),
     };
     let mut yaml = Yaml::new();
     yaml.line("id", job.id)
@@ -153,8 +149,8 @@ pub fn job(job: &Job, queue: &Queue, now: Nanos) -> String {
     yaml.0
 }
 
-/// The answer to `stats-tube`. `waiting` is how many of the connections that watch the
-/// tube wait.
+/// Returns the document of `stats-tube`. `waiting` is the number of waiting connections that watch
+/// the tube.
 pub fn tube(tube: &Tube, waiting: usize, now: Nanos) -> String {
     let mut yaml = Yaml::new();
     yaml.quoted("name", &tube.name)
@@ -174,7 +170,7 @@ pub fn tube(tube: &Tube, waiting: usize, now: Nanos) -> String {
     yaml.0
 }
 
-/// The answer to `stats`.
+/// Returns the document of `stats`.
 pub fn server(server: &ServerStats<'_>, queue: &Queue, now: Nanos) -> String {
     let mut yaml = Yaml::new();
     current_jobs(&mut yaml, &queue.totals);
@@ -188,7 +184,7 @@ pub fn server(server: &ServerStats<'_>, queue: &Queue, now: Nanos) -> String {
         .line("current-workers", queue.totals.workers)
         .line("current-waiting", queue.totals.waiting)
         .line("total-connections", server.total_connections);
-    process(&mut yaml, server.facts, now);
+    process(&mut yaml, server.process, now);
     let binlog = queue.binlog_stats();
     yaml.line("binlog-oldest-index", binlog.oldest)
         .line("binlog-current-index", binlog.current)
@@ -196,10 +192,10 @@ pub fn server(server: &ServerStats<'_>, queue: &Queue, now: Nanos) -> String {
         .line("binlog-records-written", binlog.records_written)
         .line("binlog-max-size", server.binlog_file_size)
         .line("draining", server.is_draining)
-        .line("id", &server.facts.instance_id)
-        .quoted("hostname", &server.facts.hostname)
-        .quoted("os", &server.facts.os_version)
-        .quoted("platform", &server.facts.platform);
+        .line("id", &server.process.instance_id)
+        .quoted("hostname", &server.process.hostname)
+        .quoted("os", &server.process.os_version)
+        .quoted("platform", &server.process.platform);
     yaml.0
 }
 
@@ -217,14 +213,14 @@ fn commands(yaml: &mut Yaml, counts: &[u64; Counter::COUNT]) {
     }
 }
 
-fn process(yaml: &mut Yaml, facts: &ProcessInfo, now: Nanos) {
-    let processor = (facts.processor_time)();
+fn process(yaml: &mut Yaml, info: &ProcessInfo, now: Nanos) {
+    let processor = (info.processor_time)();
     let seconds = |us: u64| format!("{}.{:06}", us / 1_000_000, us % 1_000_000);
-    yaml.line("pid", facts.pid)
+    yaml.line("pid", info.pid)
         .quoted("version", VERSION)
         .line("rusage-utime", seconds(processor.user_us))
         .line("rusage-stime", seconds(processor.system_us))
-        .line("uptime", now.since(facts.started_at).whole_secs());
+        .line("uptime", now.since(info.started_at).whole_secs());
 }
 
 impl fmt::Display for StatusLine {
@@ -248,7 +244,7 @@ impl fmt::Display for StatusLine {
     }
 }
 
-/// `number` with commas between thousands.
+/// Returns `number` with commas between groups of three digits.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -266,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_summary_says_what_there_is() {
+    fn the_status_line_lists_jobs_by_state_and_connections() {
         let nothing = StatusLine::default();
         assert_eq!(nothing.to_string(), "0 jobs, 0 connections");
         let one = StatusLine { buried: 1, connections: 1, ..nothing };
@@ -283,8 +279,8 @@ mod tests {
             many.to_string(),
             "1,204 jobs (1,100 ready, 4 reserved, 90 delayed, 10 buried), 12 connections, draining"
         );
-        let odd = [(0, "0"), (999, "999"), (100_000, "100,000"), (1_234_567, "1,234,567")];
-        for (number, text) in odd {
+        let numbers = [(0, "0"), (999, "999"), (100_000, "100,000"), (1_234_567, "1,234,567")];
+        for (number, text) in numbers {
             assert_eq!(grouped(number), text);
         }
     }

@@ -378,7 +378,7 @@ impl Server {
     fn own_stats(&self) -> ServerStats<'_> {
         let max_memory_bytes = self.settings.max_memory_bytes;
         ServerStats {
-            facts: &self.facts,
+            process: &self.facts,
             commands: &self.commands,
             max_job_size: self.settings.max_job_size,
             binlog_file_size: self.settings.binlog_file_size,
