@@ -45,7 +45,7 @@ fn ask_at(engine: &mut Engine, conn: ConnKey, commands: &str, now: Nanos) -> Str
 
 fn next_slice(engine: &Engine, page: &mut Page) -> String {
     let mut text = String::new();
-    page.go_on(&engine.server.view(&Histogram::default(), engine.now), &mut text).unwrap();
+    page.write_slice(&engine.server.view(&Histogram::default(), engine.now), &mut text).unwrap();
     assert!(text.len() < SLICE_LEN + LONGEST_SAMPLE, "a slice of {} bytes", text.len());
     text
 }
@@ -359,8 +359,8 @@ fn respond(server: Option<&Server>, request: &str) -> String {
     let mut conn = HttpConn::new(1000, START);
     conn.receive(request.as_bytes(), subject, START).unwrap();
     let mut response = Vec::new();
-    while !conn.is_leaving() {
-        conn.tell(subject, START).unwrap();
+    while !conn.is_lingering() {
+        conn.write_slice(subject, START).unwrap();
         response.extend_from_slice(conn.to_send());
         conn.sent(conn.to_send().len(), START);
     }
@@ -519,13 +519,13 @@ fn a_client_that_reads_byte_by_byte_is_late_after_30_seconds() {
     conn.receive(b"GET /metrics HTTP/1.1\r\n\r\n", subject, START).unwrap();
     for second in (9..30).step_by(9) {
         let now = START + Nanos::from_secs(second);
-        conn.tell(subject, now).unwrap();
-        assert!(!conn.is_late(now), "after {second} seconds");
+        conn.write_slice(subject, now).unwrap();
+        assert!(!conn.is_expired(now), "after {second} seconds");
         conn.sent(1, now);
     }
     let end = START + Nanos::from_secs(30);
     assert_eq!(conn.deadline(), end);
-    assert!(conn.is_late(end));
+    assert!(conn.is_expired(end));
 }
 
 #[test]

@@ -248,7 +248,8 @@ impl MetricsServer {
         let Some(place) = places.find(wants_slice) else { return };
         self.next_turn = place + 1;
         let Some(visitor) = &mut self.conns[place] else { return };
-        let told = visitor.visit.tell(subject, now).map_err(|_| ErrorKind::OutOfMemory.into());
+        let told =
+            visitor.visit.write_slice(subject, now).map_err(|_| ErrorKind::OutOfMemory.into());
         if let Err(error) = told.and_then(|()| visitor.send(now)) {
             trace!("a visitor is gone: {error}");
             self.conns[place] = None;
@@ -292,10 +293,10 @@ impl HttpSocket {
             }
         }
         self.send(now)?;
-        if self.visit.is_over() {
+        if self.visit.is_done() {
             return Err(io::Error::other("it was told everything"));
         }
-        if self.visit.is_late(now) {
+        if self.visit.is_expired(now) {
             return Err(ErrorKind::TimedOut.into());
         }
         Ok(())
@@ -307,7 +308,7 @@ impl HttpSocket {
             match self.stream.write(&[IoSlice::new(self.visit.to_send())]) {
                 Ok(count) => {
                     self.visit.sent(count, now);
-                    if self.visit.is_leaving() {
+                    if self.visit.is_lingering() {
                         self.stream.end_output()?;
                     }
                 }

@@ -1,28 +1,27 @@
-//! The little of HTTP that is spoken where the server tells of itself: the head of a request to
-//! what it asks for, and the heads of answers (RFC 9112).
+//! Parses HTTP request heads and writes response heads (RFC 9112).
 //!
-//! Which paths there are and what is told there is not known here. Requests have no bodies that
-//! anybody reads, and each connection has one request.
+//! Each connection has one request, and request bodies are ignored. Paths and their content are in
+//! [`http_conn`](super::http_conn).
 
 use std::fmt;
 
-/// A head may have so many bytes.
+/// The maximum length of a request head, in bytes.
 pub const HEAD_MAX: usize = 4096;
-/// And so many lines.
+/// The maximum number of header fields.
 const FIELDS_MAX: usize = 64;
 
-/// What a request asks for.
+/// A parsed request head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request<'h> {
-    /// The path, without what comes behind a question mark.
+    /// The path without the query.
     pub path: &'h str,
-    /// Whether only the head of the answer is wanted.
+    /// True for HEAD: only the response head is sent.
     pub head_only: bool,
-    /// Whether the client understands an answer in chunks.
+    /// True for HTTP/1.1: the client accepts a chunked response.
     pub takes_chunks: bool,
 }
 
-/// How an answer begins.
+/// The status of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
     Ok,
@@ -33,22 +32,19 @@ pub enum Status {
     ServiceUnavailable,
 }
 
-/// How the end of an answer is told.
+/// The framing of a response body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Length {
-    /// It has so many bytes.
+    /// The length in bytes is in the head.
     Bytes(usize),
-    /// It comes in chunks.
+    /// The body is chunked.
     Chunks,
-    /// The connection is closed.
-    ToTheEnd,
+    /// The end of the body is the end of the connection.
+    UntilClose,
 }
 
-/// Reads the head of a request; nothing while it is not complete. `bytes` are all that have come so
-/// far.
-///
-/// # Errors
-/// It is none that is answered: what it earns instead.
+/// Returns the request at the start of `bytes`, `None` while its head is incomplete, or the status
+/// for an invalid request.
 pub fn parse(bytes: &[u8]) -> Result<Option<Request<'_>>, Status> {
     let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
     let mut head = httparse::Request::new(&mut fields);
@@ -66,7 +62,7 @@ pub fn parse(bytes: &[u8]) -> Result<Option<Request<'_>>, Status> {
         _ => return Err(Status::MethodNotAllowed),
     };
     let target = head.path.ok_or(Status::BadRequest)?;
-    // As a proxy asks (RFC 9112, section 3.2.2).
+    // Requests to a proxy have an absolute target (RFC 9112, section 3.2.2).
     let target = target
         .strip_prefix("http://")
         .map_or(target, |rest| rest.find('/').map_or("/", |path_at| &rest[path_at..]));
@@ -74,7 +70,7 @@ pub fn parse(bytes: &[u8]) -> Result<Option<Request<'_>>, Status> {
     Ok(Some(Request { path, head_only, takes_chunks: head.version == Some(1) }))
 }
 
-/// The head of an answer.
+/// Returns a response head. The connection closes after the response.
 pub fn head(status: Status, media_type: &str, length: Length) -> String {
     let (code, phrase) = status.code_and_phrase();
     let allow = if status == Status::MethodNotAllowed { "Allow: GET, HEAD\r\n" } else { "" };
@@ -97,13 +93,13 @@ impl Status {
     }
 }
 
-/// The field of the head that says so.
+/// Displays the header field of this framing.
 impl fmt::Display for Length {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Length::Bytes(count) => write!(f, "Content-Length: {count}\r\n"),
             Length::Chunks => f.write_str("Transfer-Encoding: chunked\r\n"),
-            Length::ToTheEnd => Ok(()),
+            Length::UntilClose => Ok(()),
         }
     }
 }
@@ -113,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_are_understood_once_they_are_complete() {
+    fn requests_are_parsed_once_complete() {
         let whole = b"GET /metrics HTTP/1.1\r\nHost: a\r\nAccept: */*\r\n\r\n";
         for end in 0..whole.len() {
             assert_eq!(parse(&whole[..end]), Ok(None), "{end} bytes");
@@ -131,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_earns_a_status() {
+    fn invalid_requests_return_a_status() {
         for (bytes, status) in [
             (
                 &b"POST /metrics HTTP/1.1\r\nContent-Length: 1\r\n\r\nx"[..],
@@ -150,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_says_what_follows() {
+    fn a_head_has_status_length_and_allowed_methods() {
         let head = head(Status::MethodNotAllowed, "text/plain", Length::Bytes(7));
         assert!(head.starts_with("HTTP/1.1 405 Method Not Allowed\r\n"));
         assert!(head.contains("\r\nContent-Length: 7\r\nAllow: GET, HEAD\r\n"));

@@ -1,9 +1,9 @@
-//! One visitor's end of an HTTP connection: bytes to a request, and an answer in pieces.
+//! The state machine of one HTTP connection: request bytes in, response bytes out. It has no
+//! socket.
 //!
-//! A visitor has a limited time to ask, to take each piece of what is told, and for all of it; there
-//! is one answer, and then the connection is over. Where all places are taken, a connection without
-//! a complete request makes room at once, and one that is answered after a fair while. Sockets are
-//! not known here.
+//! A connection has one request. Timeouts are 5 s for the request, 10 s for each write of the
+//! response, and 30 s for the whole connection. At the connection limit, a connection without a
+//! complete request is evicted at once, and a connection with a response after 2 s.
 
 use super::http::{self, HEAD_MAX, Length, Request, Status};
 use super::metrics::{LONGEST_SAMPLE, Page, SLICE_LEN};
@@ -13,85 +13,85 @@ use crate::engine::server::Server;
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 
-/// One visitor.
+/// One HTTP connection.
 #[derive(Debug)]
 pub struct HttpConn {
     phase: Phase,
-    /// As many tubes are told of one by one.
+    /// The maximum number of tubes with metrics of their own.
     tubes_max: usize,
-    /// What has been asked so far.
+    /// The received part of an incomplete request head.
     head: Vec<u8>,
-    /// The part of the answer that is to be sent, and how much of that has been.
-    answer: String,
+    /// The current part of the response.
+    response: String,
+    /// The number of bytes of `response` that were sent.
     sent: usize,
-    /// When the visitor must have gone on.
+    /// When the current phase times out.
     deadline: Nanos,
-    began_at: Nanos,
+    opened_at: Nanos,
 }
 
 #[derive(Debug)]
 enum Phase {
-    /// The request is not complete.
+    /// The request head is incomplete.
     ReadingRequest,
-    /// There is more of the answer than has been made.
+    /// The metrics page is written and sent slice by slice.
     Streaming { page: Box<Page>, in_chunks: bool },
-    /// The rest of the answer is to be sent.
+    /// The last bytes of the response are sent.
     Sending,
-    /// Whatever the visitor still sends is dropped: to close at once could keep the answer from arriving.
+    /// Received bytes are dropped until the client closes. Closing with unread bytes resets the
+    /// connection, and the client could lose the response.
     Lingering,
-    /// The connection is to be closed.
+    /// The socket must be closed.
     Done,
 }
 
-/// What visitors are told of.
+/// The state that responses describe.
 #[derive(Clone, Copy, Debug)]
 pub enum ServerState<'a> {
-    /// The server reads its binlog, and serves nobody yet.
+    /// The server reads its binlog and accepts no clients yet.
     Starting,
-    /// It serves.
+    /// The server serves clients. The histogram has the durations of loop iterations.
     Serving(&'a Server, &'a Histogram),
 }
 
-/// For the whole of a request.
-const TO_ASK: Nanos = Nanos::from_secs(5);
-/// To take more of the answer, after each time that some was taken.
-const TO_TAKE: Nanos = Nanos::from_secs(10);
-/// For the end of the connection.
-const TO_LEAVE: Nanos = Nanos::from_secs(2);
-/// For the visit, however steadily it goes on.
-const IN_ALL: Nanos = Nanos::from_secs(30);
-/// To take the answer, where others wait for a place.
-const BESIDE_OTHERS: Nanos = Nanos::from_secs(2);
+/// For the complete request head.
+const REQUEST_TIMEOUT: Nanos = Nanos::from_secs(5);
+/// For the next write of the response.
+const WRITE_TIMEOUT: Nanos = Nanos::from_secs(10);
+/// For the client to close after the response.
+const LINGER_TIMEOUT: Nanos = Nanos::from_secs(2);
+/// For the whole connection, even if it makes progress.
+const TOTAL_TIMEOUT: Nanos = Nanos::from_secs(30);
+/// The age at which a connection with a response can be evicted.
+const EVICTION_AGE: Nanos = Nanos::from_secs(2);
 
-/// In the text format of Prometheus.
+/// The media type of the Prometheus text format.
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// In words.
+/// The media type of all other responses.
 const TEXT_TYPE: &str = "text/plain; charset=utf-8";
 
 impl HttpConn {
-    /// A visitor has come, who will be told of `tubes_max` tubes one by one.
+    /// Returns a connection that was accepted at `now`. Its metrics page has at most `tubes_max`
+    /// tubes with metrics of their own.
     pub fn new(tubes_max: usize, now: Nanos) -> HttpConn {
         HttpConn {
             phase: Phase::ReadingRequest,
             tubes_max,
             head: Vec::new(),
-            answer: String::new(),
+            response: String::new(),
             sent: 0,
-            deadline: now + TO_ASK,
-            began_at: now,
+            deadline: now + REQUEST_TIMEOUT,
+            opened_at: now,
         }
     }
 
-    // ---- What the visitor does ----
+    // ---- Events of the socket ----
 
-    /// Bytes have arrived.
-    ///
-    /// # Errors
-    /// There is no memory for them.
+    /// Adds received bytes to the request, and starts the response once the request is complete.
     pub fn receive(
         &mut self,
         bytes: &[u8],
-        subject: ServerState<'_>,
+        state: ServerState<'_>,
         now: Nanos,
     ) -> Result<(), TryReserveError> {
         if !matches!(self.phase, Phase::ReadingRequest) {
@@ -106,108 +106,108 @@ impl HttpConn {
                 self.head = head;
                 return Ok(());
             }
-            Ok(Some(request)) => self.answer(request, subject),
-            Err(status) => self.say(status, explanation(status), false),
+            Ok(Some(request)) => self.respond_to(request, state),
+            Err(status) => self.respond(status, explanation(status), false),
         }
-        self.deadline = now + TO_TAKE;
+        self.deadline = now + WRITE_TIMEOUT;
         Ok(())
     }
 
-    /// The visitor will send no more.
+    /// Handles the end of the input: the client sends no more bytes.
     pub fn end_input(&mut self) {
         if matches!(self.phase, Phase::ReadingRequest | Phase::Lingering) {
             self.phase = Phase::Done;
         }
     }
 
-    /// So many bytes of the answer were sent.
+    /// Removes the first `count` bytes of [`HttpConn::to_send`], which were sent.
     pub fn sent(&mut self, count: usize, now: Nanos) {
         self.sent += count;
-        self.deadline = now + TO_TAKE;
-        if self.sent == self.answer.len() {
-            self.answer.clear();
+        self.deadline = now + WRITE_TIMEOUT;
+        if self.sent == self.response.len() {
+            self.response.clear();
             self.sent = 0;
             if matches!(self.phase, Phase::Sending) {
                 self.phase = Phase::Lingering;
-                self.deadline = now + TO_LEAVE;
+                self.deadline = now + LINGER_TIMEOUT;
             }
         }
     }
 
-    // ---- What there is to do ----
+    // ---- Work for the socket ----
 
-    /// What is to be sent.
+    /// Returns the bytes to be sent.
     pub fn to_send(&self) -> &[u8] {
-        &self.answer.as_bytes()[self.sent..]
+        &self.response.as_bytes()[self.sent..]
     }
 
-    /// Whether more of the answer can be made: what was made before has been sent.
+    /// Returns whether [`HttpConn::write_slice`] is to be called: all earlier bytes were sent.
     pub fn wants_slice(&self) -> bool {
-        matches!(self.phase, Phase::Streaming { .. }) && self.answer.is_empty()
+        matches!(self.phase, Phase::Streaming { .. }) && self.response.is_empty()
     }
 
-    /// Whether all of the answer has been sent, so that no more will be.
-    pub fn is_leaving(&self) -> bool {
+    /// Returns whether the response was sent completely and the client may close.
+    pub fn is_lingering(&self) -> bool {
         matches!(self.phase, Phase::Lingering)
     }
 
-    /// Whether the connection is to be closed.
-    pub fn is_over(&self) -> bool {
+    /// Returns whether the socket must be closed.
+    pub fn is_done(&self) -> bool {
         matches!(self.phase, Phase::Done)
     }
 
-    /// When the visitor is to be turned out.
+    /// Returns when the current phase or the whole connection times out.
     pub fn deadline(&self) -> Nanos {
-        self.deadline.min(self.began_at + IN_ALL)
+        self.deadline.min(self.opened_at + TOTAL_TIMEOUT)
     }
 
-    /// Whether that is over.
-    pub fn is_late(&self, now: Nanos) -> bool {
+    /// Returns whether the deadline has passed.
+    pub fn is_expired(&self, now: Nanos) -> bool {
         self.deadline() <= now
     }
 
-    /// From when on the visitor makes room for others, if there is no other place for them: at
-    /// once while the request is not complete, and nearly so when all of the answer has been sent.
+    /// Returns the time from which the connection can be evicted at the connection limit.
+    /// Incomplete requests are evicted first, then connections whose response was sent.
     pub fn evictable_at(&self) -> Nanos {
         match self.phase {
             Phase::ReadingRequest => Nanos::ZERO,
             Phase::Lingering | Phase::Done => Nanos::ONE,
-            Phase::Streaming { .. } | Phase::Sending => self.began_at + BESIDE_OTHERS,
+            Phase::Streaming { .. } | Phase::Sending => self.opened_at + EVICTION_AGE,
         }
     }
 
-    // ---- Answering ----
+    // ---- Responses ----
 
-    fn answer(&mut self, request: Request<'_>, subject: ServerState<'_>) {
+    fn respond_to(&mut self, request: Request<'_>, state: ServerState<'_>) {
         let Request { path, head_only, takes_chunks } = request;
-        let (status, text) = match (path, subject) {
+        let (status, text) = match (path, state) {
             ("/healthz", _) => (Status::Ok, "ok\n"),
             ("/readyz" | "/metrics", ServerState::Starting) => {
-                (Status::ServiceUnavailable, "the binlog is being read\n")
+                (Status::ServiceUnavailable, "reading the binlog\n")
             }
             ("/readyz", ServerState::Serving(server, _)) if server.is_draining() => {
                 (Status::ServiceUnavailable, "draining\n")
             }
             ("/readyz", ServerState::Serving(..)) => (Status::Ok, "ok\n"),
             ("/metrics", ServerState::Serving(..)) => {
-                return self.begin_telling(head_only, takes_chunks);
+                return self.start_page(head_only, takes_chunks);
             }
             _ => (Status::NotFound, explanation(Status::NotFound)),
         };
-        self.say(status, text, head_only);
+        self.respond(status, text, head_only);
     }
 
-    fn say(&mut self, status: Status, text: &str, head_only: bool) {
-        self.answer = http::head(status, TEXT_TYPE, Length::Bytes(text.len()));
+    fn respond(&mut self, status: Status, text: &str, head_only: bool) {
+        self.response = http::head(status, TEXT_TYPE, Length::Bytes(text.len()));
         if !head_only {
-            self.answer.push_str(text);
+            self.response.push_str(text);
         }
         self.phase = Phase::Sending;
     }
 
-    fn begin_telling(&mut self, head_only: bool, in_chunks: bool) {
-        let length = if in_chunks { Length::Chunks } else { Length::ToTheEnd };
-        self.answer = http::head(Status::Ok, METRICS_TYPE, length);
+    fn start_page(&mut self, head_only: bool, in_chunks: bool) {
+        let length = if in_chunks { Length::Chunks } else { Length::UntilClose };
+        self.response = http::head(Status::Ok, METRICS_TYPE, length);
         self.phase = if head_only {
             Phase::Sending
         } else {
@@ -215,39 +215,40 @@ impl HttpConn {
         };
     }
 
-    /// Makes the next slice of the answer, if it is time for it.
-    ///
-    /// # Errors
-    /// There is no memory for it.
-    pub fn tell(&mut self, subject: ServerState<'_>, now: Nanos) -> Result<(), TryReserveError> {
+    /// Writes the next slice of the metrics page, if [`HttpConn::wants_slice`].
+    pub fn write_slice(
+        &mut self,
+        state: ServerState<'_>,
+        now: Nanos,
+    ) -> Result<(), TryReserveError> {
         if !self.wants_slice() {
             return Ok(());
         }
         let (Phase::Streaming { page, in_chunks }, ServerState::Serving(server, iterations)) =
-            (&mut self.phase, subject)
+            (&mut self.phase, state)
         else {
             return Ok(());
         };
         let len = SLICE_LEN + LONGEST_SAMPLE + CHUNK_FRAME;
-        headroom::leave(Headroom::Quarter, || self.answer.try_reserve(len))?;
+        headroom::leave(Headroom::Quarter, || self.response.try_reserve(len))?;
         if *in_chunks {
-            self.answer.push_str(CHUNK_HEAD);
+            self.response.push_str(CHUNK_HEAD);
         }
-        let begins_at = self.answer.len();
-        self.deadline = now + TO_TAKE;
-        page.go_on(&server.view(iterations, now), &mut self.answer)?;
-        let told = self.answer.len() - begins_at;
+        let start = self.response.len();
+        self.deadline = now + WRITE_TIMEOUT;
+        page.write_slice(&server.view(iterations, now), &mut self.response)?;
+        let written = self.response.len() - start;
         let is_done = page.is_done();
         if *in_chunks {
-            if told == 0 {
-                // That would be the end.
-                self.answer.clear();
+            if written == 0 {
+                // A chunk without bytes would be the last one.
+                self.response.clear();
             } else {
-                self.answer.replace_range(..CHUNK_HEAD.len(), &format!("{told:08x}\r\n"));
-                self.answer.push_str("\r\n");
+                self.response.replace_range(..CHUNK_HEAD.len(), &format!("{written:08x}\r\n"));
+                self.response.push_str("\r\n");
             }
             if is_done {
-                self.answer.push_str("0\r\n\r\n");
+                self.response.push_str("0\r\n\r\n");
             }
         }
         if is_done {
@@ -257,18 +258,20 @@ impl HttpConn {
     }
 }
 
-/// What a person reads who asks for something else than there is.
+/// Returns the body of an error response, for people who use a browser.
 fn explanation(status: Status) -> &'static str {
     match status {
-        Status::BadRequest => "This is no request of HTTP/1.0 or 1.1.\n",
-        Status::NotFound => "There are /metrics, /healthz and /readyz.\n",
-        Status::MethodNotAllowed => "Only GET and HEAD are answered.\n",
-        Status::HeadTooLarge => "The head of the request is too long.\n",
+        Status::BadRequest => "The request is not valid HTTP/1.0 or HTTP/1.1.\n",
+        Status::NotFound => "The paths are /metrics, /healthz and /readyz.\n",
+        Status::MethodNotAllowed => "The methods are GET and HEAD.\n",
+        Status::HeadTooLarge => {
+            "The request head is longer than 4096 bytes or has more than 64 fields.\n"
+        }
         Status::Ok | Status::ServiceUnavailable => "",
     }
 }
 
-/// The length of a chunk, which is put in when it is known.
+/// A placeholder for the length of a chunk, which is replaced when the length is known.
 const CHUNK_HEAD: &str = "00000000\r\n";
-/// That, the end of a chunk and the end of all.
+/// The length of the bytes around a chunk that may be the last one.
 const CHUNK_FRAME: usize = CHUNK_HEAD.len() + "\r\n0\r\n\r\n".len();

@@ -1,15 +1,15 @@
-//! The page for Prometheus: what `stats` and `stats-tube` tell, and what operators ask beside that, in
-//! the text format of version 0.0.4.
+//! The metrics page: the values of `stats` and `stats-tube` and more, in the Prometheus text format
+//! 0.0.4.
 //!
-//! There may be very many tubes, jobs and connections, so the page is made in slices, between which
-//! others have their turn. First the connections and the tubes are gone through, and what they
-//! say is kept: the samples of one family stand together in the page, and must agree with those of
-//! the next. Only so many tubes are told one by one; the others come as one of a name that no tube
-//! can have.
+//! The number of tubes, jobs and connections is not bounded, so the page is written in slices: at
+//! most one in each loop iteration. The first slices scan connections and tubes, and store the
+//! values: samples of one metric are adjacent in the page, and must fit those of the next metric. A
+//! limited number of tubes have samples of their own. All other tubes are added up under a name
+//! that no tube can have.
 //!
-//! A slice comes between two turns, and what it counts is exact. What changes between two slices may be
-//! counted as it was or as it is; of a tube with more ready jobs than one slice looks at, a job that
-//! moves about meanwhile may be overlooked when the oldest is looked for.
+//! The counts of one slice are exact. An object that changes between two slices is counted in its
+//! old or its new state. In a tube with more than 8192 ready jobs, the search for the oldest job
+//! may miss a job that moves between two slices.
 
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::conn::Activity;
@@ -24,59 +24,60 @@ use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 use std::fmt::{self, Display, Write};
 
-/// A page in the making.
+/// A page that is being written.
 #[derive(Debug)]
 pub struct Page {
     stage: Stage,
-    /// As many tubes are told one by one.
+    /// The maximum number of tubes with samples of their own.
     tubes_max: usize,
-    /// By [`Activity`].
+    /// The number of connections, by [`Activity`].
     connections: [u64; Activity::ALL.len()],
-    tubes: Vec<TubeFigures>,
-    /// The sum of the tubes beyond that.
-    others: TubeFigures,
-    others_count: u64,
-    /// How many tubes had been removed since the start, when the first one was looked at.
+    tubes: Vec<TubeStats>,
+    /// The sum of all other tubes.
+    rest: TubeStats,
+    rest_count: u64,
+    /// The number of removed tubes when the scan of the tubes started.
     removed_before: u64,
 }
 
 #[derive(Debug)]
 enum Stage {
-    /// Connections are counted, from this number on.
+    /// Counts connections, from this number on.
     Connections {
         from: usize,
     },
-    /// Tubes are looked at, from the end of their order on: when one goes, the last one takes its
-    /// place, and has been seen then. How many are left, and what is known of the last of those.
+    /// Scans the tubes from the last to the first. When a tube is removed, the last one takes its
+    /// place: that one was scanned before. `left` is the number of tubes to scan. `cursor` is in
+    /// the last of them.
     Tubes {
         left: usize,
-        look: Option<Cursor>,
+        cursor: Option<Cursor>,
     },
-    /// What concerns the whole server is told.
+    /// Writes the metrics of the whole server.
     Counters,
-    /// A family of samples is told, one for each tube; which tube is next.
-    Family {
-        number: usize,
-        place: usize,
+    /// Writes the samples of a metric of [`TUBE_METRICS`], from the tube with this index on.
+    TubeMetrics {
+        metric: usize,
+        tube: usize,
     },
     Done,
 }
 
-/// A tube that is being looked at.
+/// A position in the scan of one tube.
 #[derive(Debug)]
 struct Cursor {
     tube: TubeKey,
-    stats: TubeFigures,
-    /// How many of its ready jobs, and of those who stand in its line, are still to be looked at. They
-    /// are gone through from the end: when the first one leaves, the last one takes a place in
-    /// front, and has been seen then.
+    stats: TubeStats,
+    /// The number of ready jobs to scan, from the last index to the first. When the first entry is
+    /// removed, the last one moves forward: that one was scanned before.
     ready_left: usize,
-    line_left: usize,
+    /// The number of waiters to scan, in the same order.
+    waiters_left: usize,
 }
 
-/// What is told of a tube.
+/// The values of a tube.
 #[derive(Debug, Default)]
-struct TubeFigures {
+struct TubeStats {
     name: String,
     ready: u64,
     reserved: u64,
@@ -94,103 +95,102 @@ struct TubeFigures {
     oldest_ready_age: Nanos,
 }
 
-/// How much is looked at in a slice, in ready jobs: well below a tenth of a millisecond.
-const LOOKS: usize = 8192;
-/// How much longer it takes to look at a connection, at one in a line, and at a tube.
-const LOOKS_PER_CONNECTION: usize = 8;
-const LOOKS_PER_PLACE_IN_LINE: usize = 16;
-const LOOKS_PER_TUBE: usize = 64;
+/// The budget of a slice. Scanning a ready job costs 1, so that a slice takes well below 0.1 ms.
+const SCAN_BUDGET: usize = 8192;
+const CONNECTION_COST: usize = 8;
+const WAITER_COST: usize = 16;
+const TUBE_COST: usize = 64;
 
-/// How long a slice of text gets: once it has so many bytes, it ends with the next sample.
+/// The length from which a slice takes no more samples, in bytes.
 pub const SLICE_LEN: usize = 16 * 1024;
 
-/// What may come behind that: the samples of one tube in one family.
+/// The maximum length of the samples of one tube in one metric, in bytes.
 pub const LONGEST_SAMPLE: usize = 4096;
 
-/// A tube cannot be called that.
+/// The name of the sum of the other tubes. A tube name has no space.
 const OTHER_TUBES: &str = "other tubes";
 
 impl Page {
-    /// A page on which `tubes_max` tubes are told one by one.
+    /// Returns a page on which at most `tubes_max` tubes have samples of their own.
     pub fn new(tubes_max: usize) -> Page {
         Page {
             stage: Stage::Connections { from: 0 },
             tubes_max,
             connections: [0; Activity::ALL.len()],
             tubes: Vec::new(),
-            others: TubeFigures { name: OTHER_TUBES.to_owned(), ..TubeFigures::default() },
-            others_count: 0,
+            rest: TubeStats { name: OTHER_TUBES.to_owned(), ..TubeStats::default() },
+            rest_count: 0,
             removed_before: 0,
         }
     }
 
-    /// Whether all has been told.
+    /// Returns whether the page is complete.
     pub fn is_done(&self) -> bool {
         matches!(self.stage, Stage::Done)
     }
 
-    /// Makes the next slice; adds to `text` what there is to tell already.
-    ///
-    /// # Errors
-    /// There is no memory for what is to be kept.
-    pub fn go_on(&mut self, view: &View<'_>, text: &mut String) -> Result<(), TryReserveError> {
-        let mut looks = LOOKS;
+    /// Does the work of the next slice, and appends its text, if any, to `text`.
+    pub fn write_slice(
+        &mut self,
+        view: &View<'_>,
+        text: &mut String,
+    ) -> Result<(), TryReserveError> {
+        let mut budget = SCAN_BUDGET;
         match &mut self.stage {
             Stage::Connections { from } => {
-                let count = LOOKS / LOOKS_PER_CONNECTION;
+                let count = SCAN_BUDGET / CONNECTION_COST;
                 for conn in view.conns.numbered(*from..*from + count) {
                     self.connections[conn.activity() as usize] += 1;
                 }
                 *from += count;
                 if *from >= view.conns.numbers_end() {
                     self.removed_before = view.queue.tubes.removed_count();
-                    self.stage = Stage::Tubes { left: view.queue.tubes.len(), look: None };
+                    self.stage = Stage::Tubes { left: view.queue.tubes.len(), cursor: None };
                 }
             }
-            Stage::Tubes { .. } => while looks > 0 && self.look_at_tube(view, &mut looks)? {},
+            Stage::Tubes { .. } => while budget > 0 && self.scan_tube(view, &mut budget)? {},
             Stage::Counters => {
                 self.write_totals(view, &mut Text(text));
-                self.stage = Stage::Family { number: 0, place: 0 };
+                self.stage = Stage::TubeMetrics { metric: 0, tube: 0 };
             }
-            Stage::Family { .. } => while text.len() < SLICE_LEN && self.write_tube(text) {},
+            Stage::TubeMetrics { .. } => {
+                while text.len() < SLICE_LEN && self.write_tube_metric(text) {}
+            }
             Stage::Done => {}
         }
         Ok(())
     }
 
-    // ---- Looking ----
+    // ---- Scanning ----
 
-    /// Goes on looking at a tube, or begins with the next one. `false` when there are no more.
-    fn look_at_tube(
-        &mut self,
-        view: &View<'_>,
-        looks: &mut usize,
-    ) -> Result<bool, TryReserveError> {
-        let Stage::Tubes { left, look } = &mut self.stage else { return Ok(false) };
+    /// Continues the scan of a tube, or starts with the next one. Returns false when all were
+    /// scanned.
+    fn scan_tube(&mut self, view: &View<'_>, budget: &mut usize) -> Result<bool, TryReserveError> {
+        let Stage::Tubes { left, cursor } = &mut self.stage else { return Ok(false) };
         let tubes = &view.queue.tubes;
         *left = (*left).min(tubes.len());
-        let Some(place) = left.checked_sub(1) else {
+        let Some(index) = left.checked_sub(1) else {
             self.tubes.reverse();
             self.dedup_tubes(tubes.removed_count());
             self.stage = Stage::Counters;
             return Ok(false);
         };
-        let tube = tubes.at(place);
-        // Another may have come to its place.
-        let mut present = match look.take().filter(|look| look.tube == tube) {
-            Some(present) => present,
+        let tube = tubes.at(index);
+        // Since the last slice another tube may have taken this index.
+        let mut current = match cursor.take().filter(|cursor| cursor.tube == tube) {
+            Some(current) => current,
             None => {
-                *looks = looks.saturating_sub(LOOKS_PER_TUBE);
+                *budget = budget.saturating_sub(TUBE_COST);
                 Cursor::at(tube, &tubes[tube], view.now)
             }
         };
-        if !present.go_on(view, looks) {
-            *look = Some(present);
+        if !current.advance(view, budget) {
+            *cursor = Some(current);
             return Ok(true);
         }
-        *left = place;
-        let mut stats = present.stats;
-        if place < self.tubes_max {
+        *left = index;
+        let mut stats = current.stats;
+        if index < self.tubes_max {
             let name = &tubes[tube].name;
             headroom::leave(Headroom::ThreeQuarters, || {
                 self.tubes.try_reserve(1)?;
@@ -199,14 +199,14 @@ impl Page {
             stats.name.push_str(name);
             self.tubes.push(stats);
         } else {
-            self.others.add(stats);
-            self.others_count += 1;
+            self.rest.add(stats);
+            self.rest_count += 1;
         }
         Ok(true)
     }
 
-    /// A tube that took another place meanwhile may have been looked at twice, but Prometheus must not
-    /// be told twice.
+    /// Removes duplicates: Prometheus rejects a page with them. A tube that moved to a lower index
+    /// during the scan was scanned twice.
     fn dedup_tubes(&mut self, removed_count: u64) {
         if removed_count != self.removed_before {
             self.tubes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
@@ -214,26 +214,28 @@ impl Page {
         }
     }
 
-    // ---- Telling ----
+    // ---- Writing ----
 
-    /// Tells the next samples of the present family. `false` when there are no more.
-    fn write_tube(&mut self, text: &mut String) -> bool {
-        let Stage::Family { number, place } = &mut self.stage else { return false };
-        let family = &TUBE_FAMILIES[*number];
-        if *place == 0 {
-            Text(text).family(family.name, family.kind, family.help);
+    /// Writes the samples of one tube in the current metric. Returns false after the last ones.
+    fn write_tube_metric(&mut self, text: &mut String) -> bool {
+        let Stage::TubeMetrics { metric: number, tube: index } = &mut self.stage else {
+            return false;
+        };
+        let metric = &TUBE_METRICS[*number];
+        if *index == 0 {
+            Text(text).family(metric.name, metric.kind, metric.help);
         }
-        let others = (self.others_count > 0).then_some(&self.others);
-        if let Some(tube) = self.tubes.iter().chain(others).nth(*place) {
+        let rest = (self.rest_count > 0).then_some(&self.rest);
+        if let Some(tube) = self.tubes.iter().chain(rest).nth(*index) {
             let tube_name = Some(&*tube.name);
-            (family.tell)(tube, &mut Family { name: family.name, tube_name, text });
+            (metric.write)(tube, &mut Family { name: metric.name, tube_name, text });
         }
-        *place += 1;
-        if *place >= self.tubes.len() + others.iter().len() {
-            (*number, *place) = (*number + 1, 0);
+        *index += 1;
+        if *index >= self.tubes.len() + rest.iter().len() {
+            (*number, *index) = (*number + 1, 0);
         }
-        // With the last sample it is done: no empty slice comes after that.
-        if *number == TUBE_FAMILIES.len() {
+        // The page is done with its last sample, so that no empty slice follows.
+        if *number == TUBE_METRICS.len() {
             self.stage = Stage::Done;
         }
         !self.is_done()
@@ -245,26 +247,27 @@ impl Page {
         self.write_clients(server, queue, text);
         write_jobs(server, queue, text);
         text.gauge("beanstalkd_tubes", "Tubes.", queue.tubes.len());
-        let help = "Tubes that are told of together, as one called \"other tubes\".";
-        text.gauge("beanstalkd_tubes_told_together", help, self.others_count);
-        let help = "How long the turns of the event loop took, without waiting.";
+        let help = "Tubes without samples of their own, which are added up as \"other tubes\".";
+        text.gauge("beanstalkd_tubes_told_together", help, self.rest_count);
+        let help = "Duration of event loop iterations, without waiting.";
         text.histogram("beanstalkd_turn_seconds", help, iterations);
         write_binlog(server, queue, text);
     }
 
     fn write_clients(&self, server: &ServerStats<'_>, queue: &Queue, text: &mut Text<'_>) {
-        let help = "Connections of clients, by what they are doing.";
+        let help = "Open client connections, by state.";
         let mut connections = text.family("beanstalkd_connections", GAUGE, help);
         for (activity, count) in Activity::ALL.into_iter().zip(self.connections) {
             connections.with("state", activity.name(), count);
         }
-        let help = "Connections that were accepted.";
+        let help = "Accepted client connections.";
         text.counter("beanstalkd_connections_opened_total", help, server.total_connections);
-        let help = "Connections that have put a job.";
+        let help = "Open connections that have put a job.";
         text.gauge("beanstalkd_producers", help, queue.totals.producers);
-        let help = "Connections that have reserved a job.";
+        let help = "Open connections that have reserved a job.";
         text.gauge("beanstalkd_workers", help, queue.totals.workers);
-        let mut commands = text.family("beanstalkd_commands_total", COUNTER, "Commands, by name.");
+        let mut commands =
+            text.family("beanstalkd_commands_total", COUNTER, "Received commands, by name.");
         for (name, count) in Counter::NAMES.iter().zip(server.commands) {
             commands.with("command", name.strip_prefix("cmd-").unwrap_or(name), count);
         }
@@ -275,42 +278,43 @@ impl Cursor {
     fn at(key: TubeKey, tube: &Tube, now: Nanos) -> Cursor {
         Cursor {
             tube: key,
-            stats: TubeFigures::of(tube, now),
+            stats: TubeStats::of(tube, now),
             ready_left: tube.ready.len(),
-            line_left: tube.line.len(),
+            waiters_left: tube.line.len(),
         }
     }
 
-    /// Looks at so many of its jobs and of those in its line. Whether it is done with them.
-    fn go_on(&mut self, view: &View<'_>, looks: &mut usize) -> bool {
+    /// Scans ready jobs and waiters, and subtracts their cost from `budget`. Returns whether the
+    /// scan of the tube is complete.
+    fn advance(&mut self, view: &View<'_>, budget: &mut usize) -> bool {
         let tube = &view.queue.tubes[self.tube];
         self.ready_left = self.ready_left.min(tube.ready.len());
-        let ready = self.ready_left.min(*looks);
-        // Ids rise with time.
+        let ready = self.ready_left.min(*budget);
+        // The oldest job has the lowest id.
         let oldest = tube.ready.slice(self.ready_left - ready..self.ready_left);
         if let Some(oldest) = oldest.iter().min_by_key(|entry| entry.id) {
             let age = view.now.since(view.queue.jobs[oldest.job].created_at);
             self.stats.oldest_ready_age = self.stats.oldest_ready_age.max(age);
         }
         self.ready_left -= ready;
-        *looks -= ready;
+        *budget -= ready;
 
-        self.line_left = self.line_left.min(tube.line.len());
-        let in_line = self.line_left.min(looks.div_ceil(LOOKS_PER_PLACE_IN_LINE));
-        let waiting = tube.line.slice(self.line_left - in_line..self.line_left);
-        let waiting = waiting.iter().filter(|&&place| view.queue.waits_at(place)).count();
+        self.waiters_left = self.waiters_left.min(tube.line.len());
+        let waiters = self.waiters_left.min(budget.div_ceil(WAITER_COST));
+        let waiting = tube.line.slice(self.waiters_left - waiters..self.waiters_left);
+        let waiting = waiting.iter().filter(|&&waiter| view.queue.waits_at(waiter)).count();
         self.stats.waiting += waiting as u64;
-        self.line_left -= in_line;
-        *looks = looks.saturating_sub(in_line * LOOKS_PER_PLACE_IN_LINE);
-        self.ready_left == 0 && self.line_left == 0
+        self.waiters_left -= waiters;
+        *budget = budget.saturating_sub(waiters * WAITER_COST);
+        self.ready_left == 0 && self.waiters_left == 0
     }
 }
 
-impl TubeFigures {
-    /// All that can be had at once, but for the name.
-    fn of(tube: &Tube, now: Nanos) -> TubeFigures {
+impl TubeStats {
+    /// Returns the values that need no scan, without the name.
+    fn of(tube: &Tube, now: Nanos) -> TubeStats {
         let pause = tube.pause.as_deref();
-        TubeFigures {
+        TubeStats {
             name: String::new(),
             ready: tube.ready.len() as u64,
             reserved: tube.reserved.into(),
@@ -329,11 +333,11 @@ impl TubeFigures {
         }
     }
 
-    /// The sum of both, or whatever is longer.
-    fn add(&mut self, other: TubeFigures) {
-        let TubeFigures { ready, reserved, delayed, buried, urgent, .. } = other;
-        let TubeFigures { total_jobs, deletes, pauses, using, watching, waiting, .. } = other;
-        let TubeFigures { name: _, pause, pause_left, oldest_ready_age, .. } = other;
+    /// Adds the counts of `other`, and keeps the longer of each duration.
+    fn add(&mut self, other: TubeStats) {
+        let TubeStats { ready, reserved, delayed, buried, urgent, .. } = other;
+        let TubeStats { total_jobs, deletes, pauses, using, watching, waiting, .. } = other;
+        let TubeStats { name: _, pause, pause_left, oldest_ready_age, .. } = other;
         self.ready += ready;
         self.reserved += reserved;
         self.delayed += delayed;
@@ -351,37 +355,41 @@ impl TubeFigures {
     }
 }
 
-// ---- Of the whole server ----
+// ---- Metrics of the whole server ----
 
 fn write_process(server: &ServerStats<'_>, text: &mut Text<'_>) {
-    let facts = server.process;
-    let help = "The version of the server, and of C beanstalkd that it stands in for.";
+    let info = server.process;
+    let help = "Version of the server, and of C beanstalkd that it replaces; always 1.";
     let (own, protocol) = (env!("CARGO_PKG_VERSION"), stats::VERSION);
     text.family("beanstalkd_build_info", GAUGE, help)
         .labelled(format_args!("version=\"{own}\",protocol=\"{protocol}\""), 1);
-    let help = "What stats tells of the process and its machine.";
+    let help = "Process and host, as in stats; always 1.";
     let labels = format_args!(
         "id=\"{}\",pid=\"{}\",hostname=\"{}\",os=\"{}\",platform=\"{}\"",
-        Label(&facts.instance_id),
-        facts.pid,
-        Label(&facts.hostname),
-        Label(&facts.os_version),
-        Label(&facts.platform)
+        Label(&info.instance_id),
+        info.pid,
+        Label(&info.hostname),
+        Label(&info.os_version),
+        Label(&info.platform)
     );
     text.family("beanstalkd_instance_info", GAUGE, help).labelled(labels, 1);
-    let help = "When the server was started, in seconds since 1970.";
-    text.gauge("process_start_time_seconds", help, Seconds(facts.started_at));
-    let time = (facts.processor_time)();
+    let help = "Start time of the server, in seconds since 1970.";
+    text.gauge("process_start_time_seconds", help, Seconds(info.started_at));
+    let time = (info.processor_time)();
     let [user, system] = [time.user_us, time.system_us].map(|us| Nanos::from_nanos(us * 1_000));
-    text.counter("process_cpu_seconds_total", "Processor time.", Seconds(user + system));
-    let help = "Processor time, in the program and in the system for it.";
+    text.counter(
+        "process_cpu_seconds_total",
+        "Processor time in user mode and in the kernel.",
+        Seconds(user + system),
+    );
+    let help = "Processor time, by mode: user or system.";
     let mut processor = text.family("beanstalkd_cpu_seconds_total", COUNTER, help);
     processor.with("mode", "user", Seconds(user));
     processor.with("mode", "system", Seconds(system));
-    if let Some(bytes) = (facts.resident_bytes)() {
-        text.gauge("process_resident_memory_bytes", "Memory in use.", bytes);
+    if let Some(bytes) = (info.resident_bytes)() {
+        text.gauge("process_resident_memory_bytes", "Resident memory of the process.", bytes);
     }
-    let help = "Whether puts are refused so that the queue runs empty.";
+    let help = "1 while puts are rejected with DRAINING, otherwise 0.";
     text.gauge("beanstalkd_draining", help, u8::from(server.is_draining));
 }
 
@@ -394,16 +402,16 @@ fn write_jobs(server: &ServerStats<'_>, queue: &Queue, text: &mut Text<'_>) {
     jobs.with("state", "buried", totals.buried);
     let help = "Ready jobs with a priority below 1024.";
     text.gauge("beanstalkd_urgent_jobs", help, totals.urgent);
-    text.counter("beanstalkd_jobs_created_total", "Jobs that were put.", totals.total_jobs);
-    let help = "Times that a worker had a job for longer than its time to run.";
+    text.counter("beanstalkd_jobs_created_total", "Created jobs.", totals.total_jobs);
+    let help = "Reservations that ended because the time to run had passed.";
     text.counter("beanstalkd_job_timeouts_total", help, totals.timeouts);
-    let help = "Memory that jobs take, with their bodies.";
+    let help = "Memory of all jobs with their bodies.";
     text.gauge("beanstalkd_job_memory_bytes", help, queue.job_bytes());
     if let Some(limit) = server.max_memory_bytes {
-        let help = "Memory that jobs may take before puts are refused.";
+        let help = "Job memory from which puts are rejected with OUT_OF_MEMORY.";
         text.gauge("beanstalkd_job_memory_limit_bytes", help, limit);
     }
-    let help = "The largest body that a job may have.";
+    let help = "Maximum size of a job body.";
     text.gauge("beanstalkd_job_size_limit_bytes", help, server.max_job_size);
 }
 
@@ -411,49 +419,49 @@ fn write_binlog(server: &ServerStats<'_>, queue: &Queue, text: &mut Text<'_>) {
     let Some(binlog) = queue.binlog() else { return };
     let (stats, sizes) = (binlog.stats(), binlog.sizes());
     text.gauge("beanstalkd_binlog_files", "Binlog files.", sizes.files);
-    let help = "The number of the oldest binlog file.";
+    let help = "Number of the oldest binlog file.";
     text.gauge("beanstalkd_binlog_oldest_file_number", help, stats.oldest);
-    let help = "The number of the binlog file that is written to.";
+    let help = "Number of the current binlog file.";
     text.gauge("beanstalkd_binlog_current_file_number", help, stats.current);
-    let help = "The size of a new binlog file.";
+    let help = "Size of a new binlog file.";
     text.gauge("beanstalkd_binlog_file_size_bytes", help, server.binlog_file_size);
-    let help = "Space that binlog files take on the disk.";
+    let help = "Disk space of all binlog files.";
     text.gauge("beanstalkd_binlog_disk_bytes", help, sizes.disk_bytes);
-    let help = "Records of live jobs in the binlog.";
+    let help = "Size of the records of live jobs.";
     text.gauge("beanstalkd_binlog_live_bytes", help, sizes.live_bytes);
-    let help = "Records in the binlog that are not needed any more.";
+    let help = "Size of the records that compaction can drop.";
     text.gauge("beanstalkd_binlog_dead_bytes", help, sizes.dead_bytes);
-    let help = "Whether there is no space for more binlog files.";
+    let help = "1 while there is no space for more binlog files, otherwise 0.";
     text.gauge("beanstalkd_binlog_full", help, u8::from(sizes.is_full));
-    let help = "Records that were written to the binlog.";
+    let help = "Records written to the binlog.";
     text.counter("beanstalkd_binlog_records_written_total", help, stats.records_written);
-    let help = "Jobs that were moved to newer binlog files.";
+    let help = "Jobs that compaction has moved to newer binlog files.";
     text.counter("beanstalkd_binlog_records_migrated_total", help, stats.records_migrated);
-    let help = "How long syncs of binlog files took.";
+    let help = "Duration of binlog syncs.";
     text.histogram("beanstalkd_binlog_sync_seconds", help, &binlog.sync_times());
 }
 
-// ---- Of each tube ----
+// ---- Metrics of each tube ----
 
-/// A family with one or more samples for each tube.
+/// A metric with one or more samples for each tube.
 struct TubeMetric {
     name: &'static str,
     kind: &'static str,
     help: &'static str,
-    tell: Tell,
+    write: WriteSamples,
 }
 
-type Tell = fn(&TubeFigures, &mut Family<'_>);
+type WriteSamples = fn(&TubeStats, &mut Family<'_>);
 
-const fn gauge(name: &'static str, help: &'static str, tell: Tell) -> TubeMetric {
-    TubeMetric { name, kind: GAUGE, help, tell }
+const fn gauge(name: &'static str, help: &'static str, write: WriteSamples) -> TubeMetric {
+    TubeMetric { name, kind: GAUGE, help, write }
 }
 
-const fn counter(name: &'static str, help: &'static str, tell: Tell) -> TubeMetric {
-    TubeMetric { name, kind: COUNTER, help, tell }
+const fn counter(name: &'static str, help: &'static str, write: WriteSamples) -> TubeMetric {
+    TubeMetric { name, kind: COUNTER, help, write }
 }
 
-const TUBE_FAMILIES: [TubeMetric; 11] = [
+const TUBE_METRICS: [TubeMetric; 11] = [
     gauge("beanstalkd_tube_jobs", "Jobs of a tube, by state.", |tube, jobs| {
         jobs.with("state", "ready", tube.ready);
         jobs.with("state", "reserved", tube.reserved);
@@ -467,19 +475,15 @@ const TUBE_FAMILIES: [TubeMetric; 11] = [
     ),
     gauge(
         "beanstalkd_tube_oldest_ready_job_age_seconds",
-        "How long ago the oldest ready job of a tube was put; 0 if there is none.",
+        "Age of the oldest ready job of a tube; 0 without ready jobs.",
         |tube, family| family.one(Seconds(tube.oldest_ready_age)),
     ),
-    counter(
-        "beanstalkd_tube_jobs_created_total",
-        "Jobs that were put into a tube.",
-        |tube, family| family.one(tube.total_jobs),
-    ),
-    counter(
-        "beanstalkd_tube_deletes_total",
-        "Jobs of a tube that were deleted.",
-        |tube, family| family.one(tube.deletes),
-    ),
+    counter("beanstalkd_tube_jobs_created_total", "Created jobs of a tube.", |tube, family| {
+        family.one(tube.total_jobs)
+    }),
+    counter("beanstalkd_tube_deletes_total", "Deleted jobs of a tube.", |tube, family| {
+        family.one(tube.deletes)
+    }),
     gauge("beanstalkd_tube_using", "Connections that use a tube.", |tube, family| {
         family.one(tube.using);
     }),
@@ -491,17 +495,17 @@ const TUBE_FAMILIES: [TubeMetric; 11] = [
         "Connections that watch a tube and wait for a job.",
         |tube, family| family.one(tube.waiting),
     ),
-    counter("beanstalkd_tube_pauses_total", "Times that a tube was paused.", |tube, family| {
+    counter("beanstalkd_tube_pauses_total", "Pauses of a tube.", |tube, family| {
         family.one(tube.pauses);
     }),
     gauge(
         "beanstalkd_tube_pause_seconds",
-        "How long the present pause of a tube is all in all.",
+        "Duration of the current pause of a tube; 0 without a pause.",
         |tube, family| family.one(Seconds(tube.pause)),
     ),
     gauge(
         "beanstalkd_tube_pause_left_seconds",
-        "How long the present pause of a tube still lasts.",
+        "Remaining time of the current pause of a tube; 0 without a pause.",
         |tube, family| family.one(Seconds(tube.pause_left)),
     ),
 ];
@@ -511,10 +515,10 @@ const TUBE_FAMILIES: [TubeMetric; 11] = [
 const GAUGE: &str = "gauge";
 const COUNTER: &str = "counter";
 
-/// The text of a page.
+/// The text of a page, with a method for each kind of metric.
 struct Text<'a>(&'a mut String);
 
-/// A family of samples, those of one tube or of none.
+/// A metric family, whose samples are of the tube `tube_name` or of the whole server.
 struct Family<'a> {
     name: &'a str,
     tube_name: Option<&'a str>,
@@ -522,7 +526,7 @@ struct Family<'a> {
 }
 
 impl Text<'_> {
-    /// Begins a family.
+    /// Writes the head of a family.
     fn family<'t>(&'t mut self, name: &'t str, kind: &str, help: &str) -> Family<'t> {
         write_line(self.0, format_args!("# HELP {name} {help}\n# TYPE {name} {kind}"));
         Family { name, tube_name: None, text: self.0 }
@@ -538,18 +542,18 @@ impl Text<'_> {
 
     fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
         self.family(name, "histogram", help);
-        let mut all = 0;
+        let mut total = 0;
         for (bound, count) in histogram.cumulative() {
             write_line(self.0, format_args!("{name}_bucket{{le=\"{bound}\"}} {count}"));
-            all = count;
+            total = count;
         }
         write_line(self.0, format_args!("{name}_sum {}", Seconds(histogram.sum())));
-        write_line(self.0, format_args!("{name}_count {all}"));
+        write_line(self.0, format_args!("{name}_count {total}"));
     }
 }
 
 impl Family<'_> {
-    /// The only sample, or that of the tube.
+    /// Writes the only sample of the server or the tube.
     fn one(&mut self, value: impl Display) {
         match self.tube_name {
             Some(tube) => self.labelled(format_args!("tube=\"{}\"", Label(tube)), value),
@@ -557,7 +561,7 @@ impl Family<'_> {
         }
     }
 
-    /// The sample that has this label beside the tube.
+    /// Writes a sample with a label, in addition to the label of the tube.
     fn with(&mut self, label: &str, label_value: &str, value: impl Display) {
         match self.tube_name {
             Some(tube) => {
@@ -578,7 +582,7 @@ fn write_line(text: &mut String, line: fmt::Arguments<'_>) {
     text.push('\n');
 }
 
-/// The value of a label, between its quotes.
+/// Displays the value of a label with escapes, without the quotes.
 struct Label<'a>(&'a str);
 
 impl Display for Label<'_> {
@@ -594,7 +598,7 @@ impl Display for Label<'_> {
     }
 }
 
-/// A span or moment in seconds.
+/// Displays a time or duration in seconds.
 struct Seconds(Nanos);
 
 impl Display for Seconds {
@@ -613,7 +617,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_and_seconds_are_written_as_prometheus_reads_them() {
+    fn labels_are_escaped_and_times_are_in_seconds() {
         assert_eq!(Label("a\"b\\c\nd").to_string(), "a\\\"b\\\\c\\nd");
         for (nanos, text) in
             [(0, "0"), (3_000_000_000, "3"), (1_500_000_000, "1.500000000"), (7, "0.000000007")]

@@ -1,9 +1,11 @@
-//! Monitoring: the page of metrics, and the HTTP connections that ask for it.
+//! Monitoring: the metrics page for Prometheus, and the HTTP connections that request it.
+//!
+//! A [`TryReserveError`](std::collections::TryReserveError) means that there is no memory.
 //!
 //! | file | owns |
 //! |---|---|
-//! | [`metrics`] | the page for Prometheus, in slices |
-//! | [`http`] | heads of requests and responses |
+//! | [`metrics`] | the metrics page, written in slices |
+//! | [`http`] | request and response heads |
 //! | [`http_conn`] | the state machine of one HTTP connection |
 
 pub mod http;

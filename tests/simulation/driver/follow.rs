@@ -133,7 +133,7 @@ fn puts(server: &Server, now: u64) -> u64 {
     let (mut page, mut text) = (Page::new(0), String::new());
     let iterations = Histogram::default();
     while !page.is_done() {
-        let made = page.go_on(&server.view(&iterations, nanos(now)), &mut text);
+        let made = page.write_slice(&server.view(&iterations, nanos(now)), &mut text);
         made.expect("the test has memory");
         let sample = text.split_once(SAMPLE).and_then(|(_, rest)| rest.split_once('\n'));
         if let Some((count, _)) = sample {
