@@ -249,7 +249,7 @@ impl LinearHash {
         self.shrink(store);
     }
 
-    /// Checks that the chains have exactly these keys, each in the bucket of its hash, and that the
+    /// Checks that the chains have exactly these keys in the buckets of their hashes, and that the
     /// number of buckets fits the number of keys.
     ///
     /// # Panics
