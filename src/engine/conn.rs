@@ -1,12 +1,10 @@
-//! One client's end of the conversation: what it is in the middle of saying, and what it
-//! is still to be told.
+//! The state and the buffers of one client connection.
 //!
-//! [`Conn::next_step`] cuts the bytes that arrive into lines and bodies, however they are
-//! chunked; what the lines mean is for `server.rs`. Memory is bounded whatever arrives: at
-//! most a line or a body of allowed size is kept while incomplete, and anything longer is
-//! dropped as it comes. A client whose commands are held up is not read from, so that at most the
-//! rest of one read, 68 KiB, waits for it. A large body is not kept here: it has its place among the
-//! bodies of jobs from its first byte on.
+//! [`Conn::next_step`] splits the bytes that arrive into lines and bodies, in any chunks. The
+//! module `server` runs the lines as commands. Memory is bounded: an incomplete line or small body
+//! is buffered, and anything longer than allowed is dropped as it arrives. While a client's
+//! commands cannot run, its socket is not read: at most the rest of one read, 68 KiB, is buffered.
+//! A large body is not buffered: its bytes go straight to its slot among the bodies of jobs.
 
 use super::collections::secondary_map::SecondaryMap;
 use super::keys::{ConnKey, WatchKey};
@@ -28,58 +26,57 @@ use std::ops::{Index, IndexMut, Range};
 /// All connections.
 #[derive(Debug)]
 pub struct Conns {
-    /// Under the keys of the clients of the queue.
+    /// By the keys of the queue's clients.
     by_key: SecondaryMap<ConnKey, Conn>,
     pool: Pool,
-    /// Those that the loop must look at.
+    /// The connections that the loop must serve at the end of the iteration.
     dirty: Vec<ConnKey>,
-    /// How many bytes of memory unused input and unsent text take.
+    /// The memory of unused input and unsent text, in bytes.
     buffered_bytes: usize,
-    /// The value of `buffered_bytes` from which on connections are crowded.
+    /// The connections are crowded when `buffered_bytes` reaches this.
     buffer_limit: usize,
-    /// How many bytes of replies were made since somebody last asked.
-    said_bytes: usize,
+    /// The cost of the replies since it was charged last.
+    reply_cost: usize,
 }
 
-/// One connection.
 #[derive(Debug, Default)]
 pub struct Conn {
-    /// What the connection is in the middle of.
+    /// The part of a command that the connection is reading or running.
     pub phase: Phase,
-    /// Bytes that have arrived and were not used yet.
+    /// Bytes that have arrived and are not used yet.
     pub input: Input,
-    /// Whether commands among them could not be run, because the client waits, does not read
-    /// its replies, or has used up its share of the turn.
+    /// The input has commands that could not run: the client waits or does not read its replies, or
+    /// its share of the iteration is used up.
     pub has_backlog: bool,
     /// Bytes for the client.
     pub output: Output,
-    /// The client has shut down its sending side: it will not wait any more.
+    /// The client has shut down its sending side. It does not wait any more.
     pub is_half_closed: bool,
     /// Everything that the client sent has arrived.
     pub input_ended: bool,
-    /// The last put had a body that is better read to where it stays than copied there.
+    /// The last put had a body of at least [`Conn::WORTH_TWO_READS`] bytes.
     pub sends_large_bodies: bool,
-    /// Whether the loop will look at the connection at the end of the turn.
+    /// The connection is in [`Conns::dirty`].
     is_dirty: bool,
 }
 
-/// What a connection is doing, as it is told to operators.
+/// The activity of a connection, as metrics show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activity {
-    /// It is between two commands.
+    /// Between two commands.
     Idle,
-    /// It is in the middle of one, or has more to be run.
+    /// In the middle of a command, or with commands to run.
     Receiving,
-    /// It waits for a job.
+    /// Waiting for a job.
     Waiting,
-    /// It has replies that the client has not taken yet.
+    /// With replies that the client has not read yet.
     Sending,
-    /// It is at its end.
+    /// About to be closed.
     Closing,
 }
 
 impl Activity {
-    /// All there are, in their order.
+    /// All variants, in their order.
     pub const ALL: [Activity; 5] = [
         Activity::Idle,
         Activity::Receiving,
@@ -88,7 +85,7 @@ impl Activity {
         Activity::Closing,
     ];
 
-    /// What it is called.
+    /// Returns the name in metrics.
     pub fn name(self) -> &'static str {
         match self {
             Activity::Idle => "idle",
@@ -100,47 +97,45 @@ impl Activity {
     }
 }
 
-/// What a connection is in the middle of.
+/// The part of a command that a connection is reading or running.
 #[derive(Debug, Default)]
 pub enum Phase {
     /// A command line.
     #[default]
-    Line,
-    /// A line that is too long, up to its end. Only the last of what has come is remembered.
-    TooLongLine(LineTail),
+    ReadingLine,
+    /// The rest of a line that is too long. Only its tail is kept.
+    SkippingLine(LineTail),
     /// The body of a job.
-    Body(Put),
-    /// The body of a job that is read into the place where it stays.
-    LargeBody(Arriving),
-    /// A body that is not wanted.
-    UnwantedBody {
-        /// How many bytes are still to come.
+    ReadingBody(Put),
+    /// The body of a job, which is read straight into its slot.
+    ReadingLargeBody(LargePut),
+    /// A body that is dropped.
+    SkippingBody {
+        /// The number of bytes that are still to arrive.
         left: usize,
-        /// What to say then.
-        why: Refusal,
+        /// The reply at the end of the body.
+        reason: Refusal,
     },
-    /// A kick of more jobs than could be kicked at once.
+    /// A kick of more jobs than one step allows.
     Kicking(Kick),
-    /// A reserve over more tubes than could be checked in one iteration.
-    Looking(Wait),
-    /// A list of very many watched tubes that is being made, and the watch that comes next.
+    /// A reserve over more tubes than one step allows.
+    Reserving(Wait),
+    /// A list of more than 1,024 watched tubes, with the watch that is listed next.
     ListingWatched(ListText, WatchKey),
-    /// A list of very many tubes, which is made for several connections at a time.
-    Listing,
-    /// A reserve that has not been answered.
+    /// A list of more than 1,024 tubes, which is shared by several connections.
+    ListingTubes,
+    /// A reserve that has no reply yet.
     Waiting,
-    /// Nothing more: what has been said is sent, then the connection is closed.
+    /// Nothing: the connection is closed when its output is sent.
     Closing,
 }
 
-/// Why a body is not wanted.
+/// The reason for which a body is dropped.
 #[derive(Clone, Copy, Debug)]
 pub enum Refusal {
-    /// It is larger than is allowed.
     JobTooBig,
-    /// There is no memory for it.
     OutOfMemory,
-    /// There is no memory for it, and it would not be taken anyway.
+    /// There is no memory, and the server would refuse the job anyway.
     Draining,
 }
 
@@ -157,26 +152,24 @@ impl From<Refusal> for Reply<'_> {
 /// A put whose body is arriving.
 #[derive(Clone, Copy, Debug)]
 pub struct Put {
-    /// The id that the job will have.
+    /// The id of the new job.
     pub id: u64,
-    /// Its numbers.
-    pub terms: JobParams,
-    /// How many bytes its body has, with CR LF.
+    pub params: JobParams,
+    /// The length of the body with CR LF, in bytes.
     pub full_len: u32,
 }
 
-/// A put whose large body is arriving.
+/// A put whose body is at least [`LARGE`] bytes long and is arriving.
 #[derive(Debug)]
-pub struct Arriving {
-    /// The put.
+pub struct LargePut {
     pub put: Put,
-    /// The place of the body.
+    /// The slot of the body.
     pub body: Body,
-    /// How many of its bytes have arrived.
+    /// The number of bytes that have arrived.
     pub filled: usize,
 }
 
-/// The way out of a connection.
+/// Access to the output of a connection.
 #[derive(Debug)]
 pub struct OutputHandle<'a> {
     conn: &'a mut Conn,
@@ -186,12 +179,12 @@ pub struct OutputHandle<'a> {
     output_limit: usize,
 }
 
-/// What the event loop is to do for a connection.
+/// The actions that the event loop takes for a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Actions {
     /// Read from the socket.
     pub read: bool,
-    /// Run commands that were buffered.
+    /// Run buffered commands.
     pub run: bool,
     /// Write to the socket.
     pub write: bool,
@@ -199,38 +192,38 @@ pub struct Actions {
     pub close: bool,
 }
 
-/// What the next bytes of input amount to.
+/// The next step for the input of a connection.
 #[derive(Debug)]
 pub enum Step<'a> {
     /// A whole line, without its CR LF.
     Line(&'a [u8]),
     /// The end of a line that was too long.
     TooLongLine(LineTail),
-    /// A whole body, which may not end as it must.
+    /// A whole body, which may not end in CR LF.
     Put(Put, &'a [u8]),
-    /// The beginning of a large body, which needs a place.
+    /// The beginning of a large body, which has no slot yet.
     BeginBody(Put),
-    /// The next bytes of a large body, which has its place.
+    /// The next bytes of a large body.
     BodyPart(&'a [u8]),
-    /// The end of a body that was not wanted, and what to say.
-    Unwanted(Refusal),
-    /// More of the jobs that are to be kicked.
+    /// The end of a dropped body, and the reply to it.
+    SkippedBody(Refusal),
+    /// The next jobs of a kick.
     Kick(Kick),
-    /// More of the tubes that are to be looked at.
-    Look(Wait),
-    /// More of the watched tubes that are to be listed.
+    /// The next tubes of a reserve.
+    Reserve(Wait),
+    /// The next names of a list of watched tubes.
     ListWatched,
 }
 
 impl Conn {
-    /// A client that does not read its replies is not listened to either, once this many
-    /// bytes are on their way to it.
+    /// A client with this many unsent bytes does not read its replies: its commands do not run.
     const OUTPUT_LIMIT: usize = 256 * 1024;
 
-    /// From this length on copying a body costs more than reading twice.
+    /// Copying a body of this length costs more than a second read, which goes straight to its
+    /// slot.
     pub const WORTH_TWO_READS: usize = 16 * 1024;
 
-    /// How many bytes of memory its input and its output take, but for bodies and lists, which are
+    /// Returns the memory of the input and the output in bytes, without bodies and lists, which are
     /// shared.
     fn buffered_bytes(&self) -> usize {
         self.input.capacity() + self.output.text_len()
@@ -242,125 +235,128 @@ impl Conn {
         }
     }
 
-    /// What there is to do for it, when as many bytes may be on their way to it.
+    /// Returns the actions for the connection. Its commands run while fewer than `output_limit`
+    /// bytes are unsent.
     pub fn actions(&self, output_limit: usize) -> Actions {
-        let is_free = self.takes_commands(output_limit);
+        let is_runnable = self.can_run(output_limit);
         Actions {
-            read: is_free && !self.has_backlog && !self.input_ended,
-            run: is_free && self.has_backlog,
+            read: is_runnable && !self.has_backlog && !self.input_ended,
+            run: is_runnable && self.has_backlog,
             write: !self.output.is_empty(),
             close: self.is_finished(),
         }
     }
 
-    /// What it is doing.
+    /// Returns the activity of the connection.
     pub fn activity(&self) -> Activity {
         match self.phase {
             Phase::Closing => Activity::Closing,
             _ if !self.output.is_empty() => Activity::Sending,
             Phase::Waiting => Activity::Waiting,
-            Phase::Line if self.input.is_empty() => Activity::Idle,
-            Phase::Line
-            | Phase::TooLongLine(_)
-            | Phase::Body(_)
-            | Phase::LargeBody(_)
-            | Phase::UnwantedBody { .. }
+            Phase::ReadingLine if self.input.is_empty() => Activity::Idle,
+            Phase::ReadingLine
+            | Phase::SkippingLine(_)
+            | Phase::ReadingBody(_)
+            | Phase::ReadingLargeBody(_)
+            | Phase::SkippingBody { .. }
             | Phase::Kicking(_)
-            | Phase::Looking(_)
+            | Phase::Reserving(_)
             | Phase::ListingWatched(..)
-            | Phase::Listing => Activity::Receiving,
+            | Phase::ListingTubes => Activity::Receiving,
         }
     }
 
-    /// Whether commands of this client can be run now.
-    pub fn takes_commands(&self, output_limit: usize) -> bool {
-        let is_free = match self.phase {
-            Phase::Line
-            | Phase::TooLongLine(_)
-            | Phase::Body(_)
-            | Phase::LargeBody(_)
-            | Phase::UnwantedBody { .. }
+    /// Returns whether commands of the connection can run.
+    pub fn can_run(&self, output_limit: usize) -> bool {
+        let is_runnable = match self.phase {
+            Phase::ReadingLine
+            | Phase::SkippingLine(_)
+            | Phase::ReadingBody(_)
+            | Phase::ReadingLargeBody(_)
+            | Phase::SkippingBody { .. }
             | Phase::Kicking(_)
-            | Phase::Looking(_)
+            | Phase::Reserving(_)
             | Phase::ListingWatched(..) => true,
-            Phase::Listing | Phase::Waiting | Phase::Closing => false,
+            Phase::ListingTubes | Phase::Waiting | Phase::Closing => false,
         };
-        is_free && self.output.len() < output_limit
+        is_runnable && self.output.len() < output_limit
     }
 
-    /// Whether the connection is to be closed: there is nothing more to hear, nothing
-    /// more to do and nothing more to say.
+    /// Returns whether the connection can be closed: it has no more input, no command and no
+    /// output.
     fn is_finished(&self) -> bool {
-        let is_over = match self.phase {
+        let has_ended = match self.phase {
             Phase::Closing => true,
-            Phase::Listing | Phase::Waiting => false,
-            Phase::Line
-            | Phase::TooLongLine(_)
-            | Phase::Body(_)
-            | Phase::LargeBody(_)
-            | Phase::UnwantedBody { .. }
+            Phase::ListingTubes | Phase::Waiting => false,
+            Phase::ReadingLine
+            | Phase::SkippingLine(_)
+            | Phase::ReadingBody(_)
+            | Phase::ReadingLargeBody(_)
+            | Phase::SkippingBody { .. }
             | Phase::Kicking(_)
-            | Phase::Looking(_)
+            | Phase::Reserving(_)
             | Phase::ListingWatched(..) => self.input_ended && !self.has_backlog,
         };
-        is_over && self.output.is_empty()
+        has_ended && self.output.is_empty()
     }
 
-    /// Returns whether a command is being run in steps, which needs no more input.
-    fn is_amid_command(&self) -> bool {
-        matches!(self.phase, Phase::Kicking(_) | Phase::Looking(_) | Phase::ListingWatched(..))
+    /// Returns whether a command runs in steps, which need no input.
+    fn is_in_steps(&self) -> bool {
+        matches!(self.phase, Phase::Kicking(_) | Phase::Reserving(_) | Phase::ListingWatched(..))
     }
 
-    /// Whether there is anything left to do with what has arrived, so far as `input` goes.
+    /// Returns whether there is a step to run, given this input.
     pub fn has_step(&self, input: &[u8]) -> bool {
-        !input.is_empty() || self.is_amid_command()
+        !input.is_empty() || self.is_in_steps()
     }
 
-    /// Takes one step's worth of bytes from the front of `input`; none when more bytes are needed,
-    /// or none are wanted at present.
+    /// Takes the bytes of one step from the front of `input`. Returns `None` if the step needs more
+    /// bytes, or if no command can run.
     pub fn next_step<'a>(&mut self, input: &mut &'a [u8], output_limit: usize) -> Option<Step<'a>> {
-        if !self.takes_commands(output_limit) {
+        if !self.can_run(output_limit) {
             return None;
         }
         match &mut self.phase {
-            Phase::Line => self.line(input),
-            Phase::TooLongLine(tail) => {
+            Phase::ReadingLine => self.next_line(input),
+            Phase::SkippingLine(tail) => {
                 let tail = *tail;
-                self.end_of_line(tail, input)
+                self.skip_line(tail, input)
             }
-            Phase::Body(put) if put.full_len as usize >= LARGE => Some(Step::BeginBody(*put)),
-            Phase::LargeBody(arriving) => {
-                let missing = arriving.put.full_len as usize - arriving.filled;
+            Phase::ReadingBody(put) if put.full_len as usize >= LARGE => {
+                Some(Step::BeginBody(*put))
+            }
+            Phase::ReadingLargeBody(large) => {
+                let missing = large.put.full_len as usize - large.filled;
                 let (part, rest) = input.split_at(input.len().min(missing));
                 *input = rest;
                 Some(Step::BodyPart(part))
             }
-            Phase::Body(put) => {
+            Phase::ReadingBody(put) => {
                 let put = *put;
                 let (body, rest) = input.split_at_checked(put.full_len as usize)?;
                 *input = rest;
-                self.phase = Phase::Line;
+                self.phase = Phase::ReadingLine;
                 Some(Step::Put(put, body))
             }
-            Phase::UnwantedBody { left, why } => {
+            Phase::SkippingBody { left, reason } => {
                 let dropped = input.len().min(*left);
                 *input = &input[dropped..];
                 *left -= dropped;
                 if *left > 0 {
                     return None;
                 }
-                let why = *why;
-                self.phase = Phase::Line;
-                Some(Step::Unwanted(why))
+                let reason = *reason;
+                self.phase = Phase::ReadingLine;
+                Some(Step::SkippedBody(reason))
             }
             Phase::Kicking(kick) => Some(Step::Kick(*kick)),
-            Phase::Looking(wait) => Some(Step::Look(*wait)),
+            Phase::Reserving(wait) => Some(Step::Reserve(*wait)),
             Phase::ListingWatched(..) => Some(Step::ListWatched),
-            Phase::Listing | Phase::Waiting | Phase::Closing => None,
+            Phase::ListingTubes | Phase::Waiting | Phase::Closing => None,
         }
     }
 
-    fn line<'a>(&mut self, input: &mut &'a [u8]) -> Option<Step<'a>> {
+    fn next_line<'a>(&mut self, input: &mut &'a [u8]) -> Option<Step<'a>> {
         let window = &input[..input.len().min(LINE_MAX)];
         if let Some(length) = find_line_end(window) {
             let line = &input[..length];
@@ -370,69 +366,69 @@ impl Conn {
         if window.len() < LINE_MAX {
             return None;
         }
-        self.end_of_line(LineTail::default(), input)
+        self.skip_line(LineTail::default(), input)
     }
 
-    /// `tail` is that of what was dropped already.
-    fn end_of_line<'a>(&mut self, mut tail: LineTail, input: &mut &'a [u8]) -> Option<Step<'a>> {
+    /// `tail` is the tail of the bytes that were dropped.
+    fn skip_line<'a>(&mut self, mut tail: LineTail, input: &mut &'a [u8]) -> Option<Step<'a>> {
         if let Some(length) = find_line_end(input) {
             tail.add(&input[..length]);
             *input = &input[length + CR_LF.len()..];
-            self.phase = Phase::Line;
+            self.phase = Phase::ReadingLine;
             return Some(Step::TooLongLine(tail));
         }
-        // A CR at the very end may be half of the end of the line.
+        // A CR at the end may be the first half of the line's end.
         let kept = usize::from(input.ends_with(b"\r"));
         let (dropped, rest) = input.split_at(input.len() - kept);
         tail.add(dropped);
         *input = rest;
-        self.phase = Phase::TooLongLine(tail);
+        self.phase = Phase::SkippingLine(tail);
         None
     }
 
-    /// What is kept is the beginning of something if nothing is held up, and whoever is held up has
-    /// something to go on with.
+    /// Checks that the buffered input is an incomplete line or body, unless the connection has a
+    /// backlog: then it has a step to run.
     fn check(&self, index: usize) {
         self.output.check(format_args!("the output of connection {index}"));
         assert!(
             self.is_half_closed || !self.input_ended,
-            "the input of connection {index} has ended, but its sending side is not shut down"
+            "the input of connection {index} has ended, but it is not half-closed"
         );
         let Conn { phase, has_backlog, .. } = self;
         let input = self.input.unused();
-        let can_be = match phase {
+        let is_consistent = match phase {
             Phase::Closing => true,
-            // What it was held up with may have been given up for want of memory.
-            Phase::UnwantedBody { why: Refusal::OutOfMemory, .. } => {
+            // Its input may have been dropped for lack of memory.
+            Phase::SkippingBody { reason: Refusal::OutOfMemory, .. } => {
                 *has_backlog || input.is_empty()
             }
             _ if *has_backlog => self.has_step(input),
-            Phase::Line => input.len() < LINE_MAX && find_line_end(input).is_none(),
-            Phase::TooLongLine(_) => input.is_empty() || input == b"\r",
-            Phase::Body(put) => input.len() < (put.full_len as usize).min(LARGE),
-            Phase::LargeBody(arriving) => {
-                input.is_empty() && arriving.filled < arriving.put.full_len as usize
+            Phase::ReadingLine => input.len() < LINE_MAX && find_line_end(input).is_none(),
+            Phase::SkippingLine(_) => input.is_empty() || input == b"\r",
+            Phase::ReadingBody(put) => input.len() < (put.full_len as usize).min(LARGE),
+            Phase::ReadingLargeBody(large) => {
+                input.is_empty() && large.filled < large.put.full_len as usize
             }
-            Phase::UnwantedBody { .. } | Phase::Listing | Phase::Waiting => input.is_empty(),
-            Phase::Kicking(_) | Phase::Looking(_) | Phase::ListingWatched(..) => false,
+            Phase::SkippingBody { .. } | Phase::ListingTubes | Phase::Waiting => input.is_empty(),
+            Phase::Kicking(_) | Phase::Reserving(_) | Phase::ListingWatched(..) => false,
         };
         assert!(
-            can_be,
-            "connection {index} keeps {} bytes, held up: {has_backlog}, in the middle of {phase:?}",
+            is_consistent,
+            "connection {index} buffers {} bytes in {phase:?}, backlog: {has_backlog}",
             input.len()
         );
-        let is_shut = self.is_half_closed && matches!(phase, Phase::Waiting);
-        assert!(!is_shut, "connection {index} has shut down its sending side, but it waits");
+        let waits = self.is_half_closed && matches!(phase, Phase::Waiting);
+        assert!(!waits, "connection {index} is half-closed, but it waits");
     }
 
-    /// There is no memory for the body that is arriving, of which `arrived` bytes were kept. Returns
-    /// `false` when none is, or when all of it and perhaps more than that has arrived.
-    pub fn give_up_body(&mut self, arrived: usize) -> bool {
-        let Phase::Body(put) = self.phase else { return false };
+    /// Skips the body that is arriving, of which `arrived` bytes were dropped for lack of memory.
+    /// Returns `false` if no body is arriving, or if all of its bytes have arrived.
+    pub fn skip_body(&mut self, arrived: usize) -> bool {
+        let Phase::ReadingBody(put) = self.phase else { return false };
         match (put.full_len as usize).checked_sub(arrived) {
             None | Some(0) => false,
             Some(left) => {
-                self.phase = Phase::UnwantedBody { left, why: Refusal::OutOfMemory };
+                self.phase = Phase::SkippingBody { left, reason: Refusal::OutOfMemory };
                 true
             }
         }
@@ -440,8 +436,8 @@ impl Conn {
 }
 
 impl Conns {
-    /// Creates an empty set. From `buffer_limit` bytes of unused input and unsent text on, each
-    /// connection gets as little as it needs.
+    /// Returns an empty set. Connections are crowded from `buffer_limit` bytes of unused input and
+    /// unsent text on.
     pub fn new(buffer_limit: usize) -> Conns {
         Conns {
             by_key: SecondaryMap::default(),
@@ -449,45 +445,38 @@ impl Conns {
             dirty: Vec::new(),
             buffered_bytes: 0,
             buffer_limit,
-            said_bytes: 0,
+            reply_cost: 0,
         }
     }
 
-    /// How many there are.
     pub fn len(&self) -> usize {
         self.by_key.len()
     }
 
-    /// A client has connected.
-    ///
-    /// # Errors
-    /// There is no memory for it.
+    /// Adds a connection.
     pub fn try_insert(&mut self, key: ConnKey) -> Result<(), TryReserveError> {
-        // Each of them may come up once before the list is taken.
+        // Each connection is in the list at most once.
         self.dirty.try_reserve(self.len() + 1)?;
         self.by_key.try_insert(key, Conn::default())
     }
 
-    /// A connection is gone, of which nothing is left but the key.
+    /// Removes a connection, after [`Conns::drop_buffers`].
     pub fn remove(&mut self, key: ConnKey) {
         self.by_key.remove(key);
     }
 
-    /// Drops what the connection has sent and what it was to be sent.
+    /// Drops the input and the output of a connection, and begins to close it.
     pub fn drop_buffers(&mut self, key: ConnKey, bodies: &mut Bodies) {
         let conn = &mut self.by_key[key];
         self.buffered_bytes -= conn.buffered_bytes();
         conn.input = Input::default();
         conn.output.clear(&mut self.pool, bodies);
-        if let Phase::LargeBody(arriving) = std::mem::replace(&mut conn.phase, Phase::Closing) {
-            bodies.remove(arriving.body);
+        if let Phase::ReadingLargeBody(large) = std::mem::replace(&mut conn.phase, Phase::Closing) {
+            bodies.remove(large.body);
         }
     }
 
-    /// Adds a reply to what the client is to be sent.
-    ///
-    /// # Errors
-    /// There is no memory for it; part of it may have been added.
+    /// Appends a reply to the output of a connection. After an error a part of it may be there.
     pub fn reply(
         &mut self,
         key: ConnKey,
@@ -495,7 +484,7 @@ impl Conns {
         bodies: &mut Bodies,
     ) -> Result<(), TryReserveError> {
         let conn = &mut self.by_key[key];
-        self.said_bytes += reply.cost();
+        self.reply_cost += reply.cost();
         let before = conn.output.text_len();
         let written = reply.write(&mut conn.output, &mut self.pool, bodies);
         self.buffered_bytes += conn.output.text_len() - before;
@@ -504,7 +493,7 @@ impl Conns {
         Ok(())
     }
 
-    /// The way out of a connection, which has been looked after with that.
+    /// Returns access to the output of a connection, which is not dirty any more.
     pub fn output_handle<'a>(
         &'a mut self,
         key: ConnKey,
@@ -517,52 +506,50 @@ impl Conns {
         OutputHandle { conn, pool: &mut self.pool, bodies, buffered_bytes, output_limit }
     }
 
-    /// Returns the holds of all connections on large bodies, arriving or to be sent.
+    /// Returns the references of all connections to large bodies, arriving or unsent.
     pub fn bodies(&self) -> impl Iterator<Item = &Body> + '_ {
         self.iter().flat_map(|(_, conn)| {
-            let arriving = if let Phase::LargeBody(arriving) = &conn.phase {
-                Some(&arriving.body)
+            let large = if let Phase::ReadingLargeBody(large) = &conn.phase {
+                Some(&large.body)
             } else {
                 None
             };
-            conn.output.bodies().chain(arriving)
+            conn.output.bodies().chain(large)
         })
     }
 
-    /// How many bytes of replies were made since this was last asked, by [`Reply::cost`].
-    pub fn take_said_bytes(&mut self) -> usize {
-        std::mem::take(&mut self.said_bytes)
+    /// Returns the cost of the replies since the previous call, by [`Reply::cost`].
+    pub fn take_reply_cost(&mut self) -> usize {
+        std::mem::take(&mut self.reply_cost)
     }
 
-    /// The connection is to be among the next that [`Conns::take_dirty`] names.
+    /// Marks a connection as dirty: the next [`Conns::take_dirty`] returns it.
     pub fn mark_dirty(&mut self, key: ConnKey) -> Actions {
         let conn = &mut self.by_key[key];
         conn.mark_dirty(key, &mut self.dirty);
         self.actions(key)
     }
 
-    /// What there is to do for a connection.
+    /// Returns the actions for a connection.
     pub fn actions(&self, key: ConnKey) -> Actions {
         self.by_key[key].actions(self.output_limit())
     }
 
     // ---- Buffers ----
 
-    /// Returns whether unused input and unsent text of all connections have reached their limit. Then
-    /// at most 1 KiB is read of each connection, and only those that have read all replies run commands.
+    /// Returns whether unused input and unsent text of all connections have reached their limit.
+    /// Then at most 1 KiB is read from each connection, and commands run only for clients that have
+    /// read all replies.
     pub fn are_crowded(&self) -> bool {
         self.buffered_bytes >= self.buffer_limit
     }
 
-    /// Returns from how many unsent bytes on no more commands of a connection are run.
+    /// Returns the number of unsent bytes at which the commands of a connection stop running.
     pub fn output_limit(&self) -> usize {
         if self.are_crowded() { 1 } else { Conn::OUTPUT_LIMIT }
     }
 
-    /// Keeps bytes that a client has sent.
-    ///
-    /// # Errors
-    /// There is no memory for them.
+    /// Buffers bytes that a client has sent.
     pub fn push_input(&mut self, key: ConnKey, bytes: &[u8]) -> Result<(), TryReserveError> {
         let conn = &mut self.by_key[key];
         let before = conn.input.capacity();
@@ -571,40 +558,39 @@ impl Conns {
         pushed
     }
 
-    /// Takes out what is kept of what a client has sent.
+    /// Takes the buffered input of a connection.
     pub fn take_input(&mut self, key: ConnKey) -> Input {
         let input = std::mem::take(&mut self.by_key[key].input);
         self.buffered_bytes -= input.capacity();
         input
     }
 
-    /// Puts back what is left of that.
+    /// Puts back the rest of the input that [`Conns::take_input`] returned.
     pub fn put_back_input(&mut self, key: ConnKey, input: Input) {
         self.buffered_bytes += input.capacity();
         self.by_key[key].input = input;
     }
 
-    /// All connections, with their keys.
     pub fn iter(&self) -> impl Iterator<Item = (ConnKey, &Conn)> + '_ {
         self.by_key.iter()
     }
 
-    /// The connections with these numbers, of those below [`Conns::numbers_end`].
+    /// Returns the connections whose keys have these numbers.
     pub fn numbered(&self, numbers: Range<usize>) -> impl Iterator<Item = &Conn> + '_ {
         let numbers = numbers.start..numbers.end.min(self.numbers_end());
         numbers.filter_map(|number| self.by_key.get(ConnKey::from_index(number)))
     }
 
-    /// No connection has this number, or a higher one.
+    /// Returns a number that is above those of all keys.
     pub fn numbers_end(&self) -> usize {
         self.by_key.numbers_end()
     }
 
-    /// Every connection is in a state that its fields agree about. Whom the loop has already looked
-    /// after is not known here, so nothing is said of that.
+    /// Checks the state and the buffers of each connection. The set of dirty connections is not
+    /// checked: it depends on the event loop.
     ///
     /// # Panics
-    /// It is not so.
+    /// The check fails.
     pub fn check(&self) {
         self.by_key.check(format_args!("the connections"));
         self.pool.check();
@@ -613,51 +599,50 @@ impl Conns {
             conn.check(key.index());
             buffered_bytes += conn.buffered_bytes();
         }
-        assert_eq!(self.buffered_bytes, buffered_bytes, "bytes of buffers, noted and counted");
+        assert_eq!(self.buffered_bytes, buffered_bytes, "stored and actual bytes of buffers");
     }
 
-    /// Moves the keys of the connections that are to be looked after to `keys`. Some may
-    /// have been removed meanwhile, and their keys given to new ones.
+    /// Moves the keys of dirty connections to `keys`. Some of these connections may have been
+    /// removed, and their keys given to new ones.
     pub fn take_dirty(&mut self, keys: &mut Vec<ConnKey>) {
         keys.append(&mut self.dirty);
     }
 
-    /// Whether there are such connections.
+    /// Returns whether there are dirty connections.
     pub fn has_dirty(&self) -> bool {
         !self.dirty.is_empty()
     }
 }
 
 impl OutputHandle<'_> {
-    /// Puts the next bytes for the client into `slices`; says how many slices.
+    /// Puts the next bytes for the client into `slices`. Returns the number of slices used.
     pub fn next_slices<'s>(&'s self, slices: &mut [IoSlice<'s>]) -> usize {
         self.conn.output.next_slices(slices, self.bodies)
     }
 
-    /// Returns whether there is more to be sent than one slice of text.
+    /// Returns whether the output is more than one slice of text.
     pub fn has_parts(&self) -> bool {
         self.conn.output.has_parts()
     }
 
-    /// Returns the number of bytes that are to be sent.
+    /// Returns the number of unsent bytes.
     pub fn len(&self) -> usize {
         self.conn.output.len()
     }
 
-    /// Returns whether there is nothing to be sent.
     pub fn is_empty(&self) -> bool {
         self.conn.output.is_empty()
     }
 
-    /// The first `count` of those bytes have been sent. The connection may be able to resume
-    /// then.
+    /// Removes the first `count` unsent bytes: the kernel has accepted them. The connection may be
+    /// able to run commands again.
     pub fn sent(&mut self, count: usize) {
         let before = self.conn.output.text_len();
         self.conn.output.sent(count, self.pool, self.bodies);
         *self.buffered_bytes -= before - self.conn.output.text_len();
     }
 
-    /// What there is to do for the connection.
+    /// Returns the actions for the connection.
     pub fn actions(&self) -> Actions {
         self.conn.actions(self.output_limit)
     }
@@ -677,7 +662,7 @@ impl IndexMut<ConnKey> for Conns {
     }
 }
 
-/// The length of the line that `bytes` begin with, if its end is there.
+/// Returns the length of the first line, if its end is in `bytes`.
 fn find_line_end(bytes: &[u8]) -> Option<usize> {
     let mut from = 0;
     loop {
@@ -694,21 +679,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_still_to_come_of_a_body_is_given_up() {
-        let terms = JobParams { pri: 0, delay_secs: 0, ttr_secs: 1 };
-        let put = Put { id: 1, terms, full_len: 12 };
-        for (arrived, is_given_up) in [(0, true), (11, true), (12, false), (400, false)] {
-            let mut conn = Conn { phase: Phase::Body(put), ..Conn::default() };
-            assert_eq!(conn.give_up_body(arrived), is_given_up, "{arrived} bytes have arrived");
+    fn only_a_body_that_is_still_arriving_is_skipped() {
+        let params = JobParams { pri: 0, delay_secs: 0, ttr_secs: 1 };
+        let put = Put { id: 1, params, full_len: 12 };
+        for (arrived, is_skipped) in [(0, true), (11, true), (12, false), (400, false)] {
+            let mut conn = Conn { phase: Phase::ReadingBody(put), ..Conn::default() };
+            assert_eq!(conn.skip_body(arrived), is_skipped, "{arrived} bytes have arrived");
             let mut rest = &b"123456789012"[arrived.min(12)..];
             let step = conn.next_step(&mut rest, Conn::OUTPUT_LIMIT);
-            assert_eq!(matches!(step, Some(Step::Unwanted(Refusal::OutOfMemory))), is_given_up);
+            assert_eq!(matches!(step, Some(Step::SkippedBody(Refusal::OutOfMemory))), is_skipped);
         }
-        assert!(!Conn::default().give_up_body(5));
+        assert!(!Conn::default().skip_body(5));
     }
 
     #[test]
-    fn the_end_of_a_line_that_is_too_long_is_known_however_it_is_cut() {
+    fn the_end_of_a_too_long_line_is_found_in_any_chunks() {
         for (end, is_http) in [
             (&b" HTTP/1.1\r\n"[..], true),
             (b"\r HTTP/2.0\r\n", true),
@@ -730,7 +715,7 @@ mod tests {
         }
     }
 
-    /// Of each line that is too long, whether it ends as an HTTP request does.
+    /// Returns for each too long line whether it ends as an HTTP request does.
     fn ends(pieces: &[&[u8]]) -> Vec<bool> {
         let (mut conn, mut kept, mut ends) = (Conn::default(), Vec::new(), Vec::new());
         for piece in pieces {
@@ -739,7 +724,7 @@ mod tests {
             match conn.next_step(&mut rest, Conn::OUTPUT_LIMIT) {
                 None => {}
                 Some(Step::TooLongLine(tail)) => ends.push(tail.is_http()),
-                Some(other) => panic!("{other:?}"),
+                Some(step) => panic!("the end of a too long line gave {step:?}"),
             }
             kept = rest.to_vec();
         }

@@ -280,7 +280,7 @@ impl Cursor {
             tube: key,
             stats: TubeStats::of(tube, now),
             ready_left: tube.ready.len(),
-            waiters_left: tube.line.len(),
+            waiters_left: tube.waiters.len(),
         }
     }
 
@@ -299,10 +299,10 @@ impl Cursor {
         self.ready_left -= ready;
         *budget -= ready;
 
-        self.waiters_left = self.waiters_left.min(tube.line.len());
+        self.waiters_left = self.waiters_left.min(tube.waiters.len());
         let waiters = self.waiters_left.min(budget.div_ceil(WAITER_COST));
-        let waiting = tube.line.slice(self.waiters_left - waiters..self.waiters_left);
-        let waiting = waiting.iter().filter(|&&waiter| view.queue.waits_at(waiter)).count();
+        let waiting = tube.waiters.slice(self.waiters_left - waiters..self.waiters_left);
+        let waiting = waiting.iter().filter(|&&waiter| view.queue.is_waiting(waiter)).count();
         self.stats.waiting += waiting as u64;
         self.waiters_left -= waiters;
         *budget = budget.saturating_sub(waiters * WAITER_COST);

@@ -129,7 +129,7 @@ pub fn job(job: &Job, queue: &Queue, now: Nanos) -> String {
         State::Delayed { .. } => "delayed",
         State::Reserved { .. } => "reserved",
         State::Buried(_) => "buried",
-        State::Moving => unreachable!("between commands no job is detached"),
+        State::Detached => unreachable!("between commands no job is detached"),
     };
     let mut yaml = Yaml::new();
     yaml.line("id", job.id)

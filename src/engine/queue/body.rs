@@ -1,19 +1,21 @@
 //! The bytes of jobs, as clients sent them: opaque, and never changed once complete.
 //!
-//! A body is kept together with the CR LF that ends it on the wire, so that a reply is a
-//! header and then exactly these bytes.
+//! A body is stored with the CR LF that ends it on the wire. A reply is a header and then these
+//! bytes.
 //!
-//! Bodies stand side by side in pages, one kind of page for each width. So a body costs little
-//! more than its bytes, a large one is read from the socket into its place, and the memory of a
-//! backlog goes back to the system page by page as it drains, whatever the allocator does.
+//! Bodies are stored in the slots of pages. All slots of a page have the same width: a size class.
+//! So a body takes little more memory than its bytes, and a large one is read from the socket into
+//! its slot. The memory of a backlog goes back to the system page by page, whatever the allocator
+//! does.
 //!
-//! Small bodies are copied into replies. A large one is shared with the replies that carry it: its
-//! slot is left when the last of its holders, jobs and replies, is gone. So deleting the job while
-//! a slow client still receives it is harmless.
+//! Small bodies are copied into replies. A large body is shared with the replies that carry it: its
+//! slot is freed with the last reference, of a job or of a reply. So a job can be deleted while a
+//! slow client still receives its body.
 //!
-//! A page of small bodies is freed when its last slot is left. Pages of large bodies are expensive
-//! to make and to free, and are kept for the next bodies. Every [`REAP_PAUSE`] the pages that stayed
-//! empty since the last check are marked, and at most 1 MiB of them is freed in each iteration.
+//! A page of small bodies is freed with its last slot. Pages of large bodies are expensive to
+//! allocate and to free, so they are kept for the next bodies. Each [`REAP_INTERVAL`], the pages
+//! that stayed empty since the last check become surplus. Each iteration then frees at most 1 MiB
+//! of them.
 
 use crate::engine::collections::hash_index::mix;
 use crate::engine::collections::slab::{self, SlotAllocator};
@@ -22,83 +24,83 @@ use crate::engine::text::CR_LF;
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 
-/// A hold on the bytes of one job. Each one is given back to [`Bodies::remove`] in the end.
+/// A reference to the bytes of one job. Each one must be passed to [`Bodies::remove`] in the end.
 #[derive(Debug)]
 pub struct Body {
     /// With CR LF.
     len: u32,
-    /// Its key in the shelf of its width.
+    /// The key in the size class of `len`.
     key: BodyKey,
 }
 
 /// All bodies.
 #[derive(Debug)]
 pub struct Bodies {
-    /// By width.
+    /// In the order of their widths.
     classes: Vec<SizeClass>,
-    /// Bytes of all pages, as far as bodies have ever filled them.
+    /// The bytes of all pages that bodies have ever filled.
     taken_bytes: u64,
-    /// How many pages of large bodies have no body.
+    /// The number of pages of large bodies that have no body.
     empty_pages: usize,
-    /// When the next check for empty pages is due; `None` while there are none.
+    /// The time of the next check for surplus pages; `None` while no page is empty.
     reap_at: Option<Nanos>,
-    /// Empty pages that are to be freed.
+    /// The number of empty pages to free, over all classes.
     surplus_pages: usize,
-    /// Pages that were given up and are freed piece by piece; they count no more.
-    given_up: Vec<Vec<u8>>,
+    /// Pages that are freed in parts; no other count includes them.
+    pages_to_free: Vec<Vec<u8>>,
 }
 
-/// Bodies of up to a certain width.
+/// The bodies of up to `width` bytes that are longer than the previous class allows.
 #[derive(Debug)]
 struct SizeClass {
     width: usize,
     slots: SlotAllocator,
-    /// Each has room for a whole page, or for nothing while it is absent. The bytes up to the
-    /// vector's length have been written to.
+    /// Each has the capacity of a whole page, or 0 while it is unmapped. The bytes up to the length
+    /// of the vector were written.
     pages: Vec<Vec<u8>>,
-    /// For each of `pages`.
+    /// The use of each page.
     uses: Vec<PageUse>,
-    /// The smallest number of empty pages since the last check.
-    least_empty: usize,
-    /// Empty pages that are to be freed.
+    /// The minimum number of empty pages since the last check.
+    min_empty: usize,
+    /// The number of empty pages to free.
     surplus: usize,
 }
 
 #[derive(Debug, Default)]
 struct PageUse {
-    /// Bytes of the page that have a part in [`Bodies::taken_bytes`].
+    /// The bytes of the page that [`Bodies::taken_bytes`] includes.
     taken_bytes: usize,
-    /// How many holds there are on each slot, where bodies are shared.
-    holds: Vec<u32>,
+    /// The number of references to each slot; empty if the bodies are small.
+    ref_counts: Vec<u32>,
 }
 
-/// From this length on, with CR LF, sharing a body costs less than copying it into a reply. All
-/// bodies of one width are on the same side.
+/// From this length on, with CR LF, sharing a body costs less than copying it into a reply. No size
+/// class has bodies of both kinds.
 pub const LARGE: usize = 4096 + CR_LF.len() + 1;
 
-/// The interval between two checks for empty pages of large bodies.
-pub const REAP_PAUSE: Nanos = Nanos::from_millis(200);
-/// At most this many bytes of empty pages are freed in one iteration: about 0.1 ms.
-const REAPED_AT_ONCE: usize = 1024 * 1024;
+/// The interval between two checks for surplus pages of large bodies.
+const REAP_INTERVAL: Nanos = Nanos::from_millis(200);
+/// At most this many bytes of pages are freed in one iteration, in about 0.1 ms.
+const MAX_FREED_PER_STEP: usize = 1024 * 1024;
 
-/// From one width to the next it is eight bytes, or a sixteenth to a thirty-second.
+/// Widths grow by 8 bytes, and above [`LINEAR_UP_TO`] by 1/32 to 1/16.
 const STEP: usize = 8;
 const STEPS_PER_DOUBLING: usize = 16;
-/// Up to here the steps are the same.
-const EVEN: usize = STEP * STEPS_PER_DOUBLING;
-/// A body of more bytes has a page for itself. Each such width is twice the one before: the end of
-/// the page is never written to and takes no memory.
-const ALONE: usize = slab::PAGE_BYTES;
-/// The largest body, without CR LF: the largest `-z`.
-const LONGEST: usize = 1 << 30;
+/// Up to this width all steps are 8 bytes.
+const LINEAR_UP_TO: usize = STEP * STEPS_PER_DOUBLING;
+/// A longer body has a page of its own. Each of these widths is twice the previous one: the end of
+/// the page is never written and takes no memory.
+const OWN_PAGE_ABOVE: usize = slab::PAGE_BYTES;
+/// The maximum length of a body in bytes, without CR LF: the maximum of `-z`.
+const MAX_BODY_LEN: usize = 1 << 30;
 
 impl Body {
-    /// The length with CR LF, in bytes.
+    /// Returns the length with CR LF, in bytes.
     pub fn full_len(&self) -> u32 {
         self.len
     }
 
-    /// Returns whether it is shared with replies, not copied.
+    /// Returns whether replies share the body instead of copying it.
     pub fn is_large(&self) -> bool {
         self.len as usize >= LARGE
     }
@@ -108,8 +110,8 @@ impl Default for Bodies {
     fn default() -> Bodies {
         let mut classes = vec![SizeClass::new(CR_LF.len())];
         let mut len = 0;
-        // People like round numbers, and there the CR LF does not count.
-        while len < LONGEST {
+        // Typical lengths are round numbers without CR LF.
+        while len < MAX_BODY_LEN {
             len += class_step(len);
             classes.push(SizeClass::new(len + CR_LF.len()));
         }
@@ -119,70 +121,65 @@ impl Default for Bodies {
             empty_pages: 0,
             reap_at: None,
             surplus_pages: 0,
-            given_up: Vec::new(),
+            pages_to_free: Vec::new(),
         }
     }
 }
 
 impl Bodies {
-    /// Stores the bytes of a complete body, with its CR LF.
-    ///
-    /// # Errors
-    /// There is no memory for it.
+    /// Stores a complete body, with its CR LF.
     pub fn add(&mut self, bytes: &[u8]) -> Result<Body, TryReserveError> {
         let body = self.begin(bytes.len())?;
-        self.space(&body, 0, bytes.len()).copy_from_slice(bytes);
+        self.bytes_mut(&body, 0, bytes.len()).copy_from_slice(bytes);
         Ok(body)
     }
 
-    /// Allocates room for a body that is still to arrive; [`Bodies::space`] returns where.
-    ///
-    /// # Errors
-    /// There is no memory for it.
+    /// Allocates the slot of a body that is about to arrive; [`Bodies::bytes_mut`] returns its
+    /// bytes.
     ///
     /// # Panics
-    /// The body would have more than `2^30 + 2` bytes.
+    /// `full_len` is above `2^30 + 2`.
     pub fn begin(&mut self, full_len: usize) -> Result<Body, TryReserveError> {
         let class = &mut self.classes[class_of(full_len)];
         let empty_before = class.slots.empty_count();
-        let taken = class.take(full_len);
-        if class.is_shared() {
-            // Where a page was made and then memory was short, there is one more.
+        let allocated = class.alloc(full_len);
+        if class.is_large() {
+            // A failed allocation may leave an empty page, too.
             self.empty_pages = self.empty_pages + class.slots.empty_count() - empty_before;
         }
-        let (key, growth) = taken?;
+        let (key, growth) = allocated?;
         self.taken_bytes += growth;
-        let len = u32::try_from(full_len).expect("a body is not much longer than 2^30 bytes");
+        let len = u32::try_from(full_len).expect("a body of more than 2^30 bytes");
         Ok(Body { len, key })
     }
 
-    /// Returns the bytes `from` to `to` of a body that is still arriving. What is in them is
-    /// arbitrary until it was written to.
-    pub fn space(&mut self, body: &Body, from: usize, to: usize) -> &mut [u8] {
-        self.classes[class_of(body.len as usize)].space(body.key, from, to)
+    /// Returns the bytes `from` to `to` of a body that is still arriving. Their values are
+    /// arbitrary until they are written.
+    pub fn bytes_mut(&mut self, body: &Body, from: usize, to: usize) -> &mut [u8] {
+        self.classes[class_of(body.len as usize)].bytes_mut(body.key, from, to)
     }
 
-    /// The bytes, with CR LF.
+    /// Returns the bytes, with CR LF.
     pub fn bytes(&self, body: &Body) -> &[u8] {
         let len = body.len as usize;
         self.classes[class_of(len)].bytes(body.key, len)
     }
 
-    /// Returns another hold on a large body.
+    /// Returns another reference to a large body.
     pub fn share(&mut self, body: &Body) -> Body {
         let Body { len, key } = *body;
-        *self.classes[class_of(len as usize)].holds_mut(key) += 1;
+        *self.classes[class_of(len as usize)].ref_count_mut(key) += 1;
         Body { len, key }
     }
 
-    /// The body is not needed any more by this holder. Returns whether a page of memory was freed,
-    /// which takes a while.
+    /// Drops a reference to a body. Returns whether this freed a page, which takes about 32 units
+    /// of work.
     pub fn remove(&mut self, body: Body) -> bool {
         let class = &mut self.classes[class_of(body.len as usize)];
         if body.is_large() {
-            let holds = class.holds_mut(body.key);
-            *holds -= 1;
-            if *holds == 0 {
+            let ref_count = class.ref_count_mut(body.key);
+            *ref_count -= 1;
+            if *ref_count == 0 {
                 let empty_before = class.slots.empty_count();
                 class.slots.free_keeping_page(body.key.number());
                 self.empty_pages += class.slots.empty_count() - empty_before;
@@ -190,26 +187,26 @@ impl Bodies {
             return false;
         }
         let Some(page) = class.slots.free(body.key.number()) else { return false };
-        let (_, taken_bytes) = class.free(page);
+        let (_, taken_bytes) = class.take_page(page);
         self.taken_bytes -= taken_bytes;
         true
     }
 
     // ---- Memory ----
 
-    /// How many bytes of memory all bodies take, with what stands empty between them.
+    /// Returns the memory of all bodies in bytes, with the free slots between them.
     pub fn taken_bytes(&self) -> u64 {
         self.taken_bytes
     }
 
-    /// How many bytes more a body of `full_len` bytes would take, CR LF included: none where one of
-    /// its width has been.
+    /// Returns the bytes by which a body of `full_len` bytes, with CR LF, would increase
+    /// [`Bodies::taken_bytes`]: 0 if there is a free slot for it.
     pub fn growth_for(&self, full_len: usize) -> u64 {
         self.classes[class_of(full_len)].growth_for(full_len) as u64
     }
 
-    /// Gives up empty pages until bodies take at least `bytes` less, or none is left. Returns whether
-    /// any was given up. Their memory is freed in the next iterations, faster than bodies arrive.
+    /// Unmaps empty pages until bodies take at least `bytes` less, or no page is empty. Returns
+    /// whether it unmapped any. The next iterations free them, faster than bodies arrive.
     pub fn free_empty(&mut self, bytes: u64) -> bool {
         let goal = self.taken_bytes.saturating_sub(bytes);
         let before = self.taken_bytes;
@@ -217,80 +214,81 @@ impl Bodies {
             while self.taken_bytes > goal
                 && let Some(page) = class.slots.unmap_empty()
             {
-                let (bytes, taken_bytes) = class.free(page);
-                if self.given_up.try_reserve(1).is_ok() {
-                    self.given_up.push(bytes);
+                let (bytes, taken_bytes) = class.take_page(page);
+                if self.pages_to_free.try_reserve(1).is_ok() {
+                    self.pages_to_free.push(bytes);
                 }
                 self.taken_bytes -= taken_bytes;
-                self.empty_pages -= usize::from(class.is_shared());
+                self.empty_pages -= usize::from(class.is_large());
                 self.surplus_pages -= class.surplus.min(1);
                 class.surplus = class.surplus.saturating_sub(1);
-                class.least_empty = class.least_empty.min(class.slots.empty_count());
+                class.min_empty = class.min_empty.min(class.slots.empty_count());
             }
         }
         self.taken_bytes < before
     }
 
-    /// Returns when [`Bodies::reap`] has something to do.
+    /// Returns the time when [`Bodies::reap`] has something to do.
     pub fn next_due(&self) -> Option<Nanos> {
-        let is_freeing = self.surplus_pages > 0 || !self.given_up.is_empty();
-        let is_news = self.reap_at.is_none() && self.empty_pages > 0;
-        if is_freeing || is_news { Some(Nanos::ZERO) } else { self.reap_at }
+        let is_freeing = self.surplus_pages > 0 || !self.pages_to_free.is_empty();
+        let is_unscheduled = self.reap_at.is_none() && self.empty_pages > 0;
+        if is_freeing || is_unscheduled { Some(Nanos::ZERO) } else { self.reap_at }
     }
 
-    /// Frees a part of the pages that have been empty for some time.
+    /// Frees a part of the surplus pages, or looks for surplus pages if that is due.
     pub fn reap(&mut self, now: Nanos) {
-        if self.surplus_pages > 0 || !self.given_up.is_empty() {
-            self.free_some();
+        if self.surplus_pages > 0 || !self.pages_to_free.is_empty() {
+            self.free_step();
         } else if self.reap_at.is_some_and(|at| at <= now) {
-            self.look_for_surplus(now);
+            self.mark_surplus(now);
         } else if self.reap_at.is_none() && self.empty_pages > 0 {
-            self.reap_at = Some(now + REAP_PAUSE);
+            self.reap_at = Some(now + REAP_INTERVAL);
         }
     }
 
-    fn wide(&mut self) -> &mut [SizeClass] {
+    fn large_classes(&mut self) -> &mut [SizeClass] {
         &mut self.classes[class_of(LARGE)..]
     }
 
     /// Marks the pages that stayed empty since the last check as surplus.
-    fn look_for_surplus(&mut self, now: Nanos) {
+    fn mark_surplus(&mut self, now: Nanos) {
         let mut surplus = 0;
-        for class in self.wide() {
+        for class in self.large_classes() {
             let empty = class.slots.empty_count();
-            class.surplus = class.least_empty.min(empty);
-            class.least_empty = empty - class.surplus;
+            class.surplus = class.min_empty.min(empty);
+            class.min_empty = empty - class.surplus;
             surplus += class.surplus;
         }
         self.surplus_pages = surplus;
-        self.reap_at = (self.empty_pages > 0).then(|| now + REAP_PAUSE);
+        self.reap_at = (self.empty_pages > 0).then(|| now + REAP_INTERVAL);
     }
 
-    /// Frees at most [`REAPED_AT_ONCE`] bytes. A page is freed from its end: to free a gigabyte at
-    /// once would take 0.1 s.
-    fn free_some(&mut self) {
-        let mut left = REAPED_AT_ONCE;
+    /// Frees at most [`MAX_FREED_PER_STEP`] bytes. A page is freed from its end, because freeing 1
+    /// GiB at once would take 0.1 s.
+    fn free_step(&mut self) {
+        let mut left = MAX_FREED_PER_STEP;
         let mut class = class_of(LARGE);
         while left > 0 {
-            let Some(mut page) = self.given_up.pop().or_else(|| self.give_up_surplus(&mut class))
+            let Some(mut page) =
+                self.pages_to_free.pop().or_else(|| self.unmap_surplus(&mut class))
             else {
                 break;
             };
             let freed = page.len().min(left);
             page.truncate(page.len() - freed);
-            // A page of which nothing was touched costs little, but not nothing.
+            // Freeing a page costs something even if few of its bytes were written.
             left -= freed.max(slab::PAGE_BYTES / 4).min(left);
             if !page.is_empty() {
                 page.shrink_to_fit();
-                if self.given_up.try_reserve(1).is_ok() {
-                    self.given_up.push(page);
+                if self.pages_to_free.try_reserve(1).is_ok() {
+                    self.pages_to_free.push(page);
                 }
             }
         }
     }
 
-    /// Gives up the next page that is surplus, looking from `class` on.
-    fn give_up_surplus(&mut self, class: &mut usize) -> Option<Vec<u8>> {
+    /// Unmaps the next surplus page, from `class` on.
+    fn unmap_surplus(&mut self, class: &mut usize) -> Option<Vec<u8>> {
         while self.surplus_pages > 0 {
             *class += self.classes[*class..].iter().take_while(|it| it.surplus == 0).count();
             let Some(found) = self.classes.get_mut(*class) else {
@@ -301,8 +299,8 @@ impl Bodies {
             self.surplus_pages -= 1;
             let Some(page) = found.slots.unmap_empty() else { continue };
             self.empty_pages -= 1;
-            found.least_empty = found.least_empty.min(found.slots.empty_count());
-            let (bytes, taken_bytes) = found.free(page);
+            found.min_empty = found.min_empty.min(found.slots.empty_count());
+            let (bytes, taken_bytes) = found.take_page(page);
             self.taken_bytes -= taken_bytes;
             return Some(bytes);
         }
@@ -311,85 +309,85 @@ impl Bodies {
 
     // ---- Checking ----
 
-    /// These are all holds on bodies, and no two are the same one unless it is shared. Each comes
-    /// with the id of a job, or with 0.
+    /// Checks that `references` are all references to bodies. Each comes with the id of its job, or
+    /// with 0 for a reply.
     ///
     /// # Panics
-    /// It is not so.
-    pub fn check<'a>(&self, kept: impl Iterator<Item = (u64, &'a Body)>) {
+    /// The check fails.
+    pub fn check<'a>(&self, references: impl Iterator<Item = (u64, &'a Body)>) {
         let (mut count, mut sum, mut taken_bytes) = (0, 0_u64, 0);
         for (number, class) in self.classes.iter().enumerate() {
-            // Most widths were never seen.
+            // Most classes never had a body.
             if class.pages.is_empty() && class.slots.page_count() == 0 {
                 continue;
             }
             taken_bytes += class.check();
             for key in class.slots.used_slots() {
-                let holds = class.holds(key);
-                count += u64::from(holds);
-                sum = sum.wrapping_add(fingerprint(number, key).wrapping_mul(holds.into()));
+                let ref_count = class.ref_count(key);
+                count += u64::from(ref_count);
+                sum = sum.wrapping_add(fingerprint(number, key).wrapping_mul(ref_count.into()));
             }
         }
-        assert_eq!(self.taken_bytes, taken_bytes, "bytes of bodies, as noted and as counted");
+        assert_eq!(self.taken_bytes, taken_bytes, "stored and actual bytes of bodies");
         let large = &self.classes[class_of(LARGE)..];
         let empty = large.iter().map(|class| class.slots.empty_count()).sum::<usize>();
-        assert_eq!(self.empty_pages, empty, "empty pages, as noted and as counted");
+        assert_eq!(self.empty_pages, empty, "stored and actual count of empty pages");
         let surplus = self.classes.iter().map(|class| class.surplus).sum::<usize>();
-        assert_eq!(self.surplus_pages, surplus, "surplus pages, as noted and as counted");
+        assert_eq!(self.surplus_pages, surplus, "stored and actual count of surplus pages");
 
-        let (mut kept_count, mut kept_sum) = (0, 0_u64);
-        for (id, body) in kept {
+        let (mut reference_count, mut reference_sum) = (0, 0_u64);
+        for (id, body) in references {
             let number = self.check_one(id, body);
-            kept_count += 1;
-            kept_sum = kept_sum.wrapping_add(fingerprint(number, body.key.number()));
+            reference_count += 1;
+            reference_sum = reference_sum.wrapping_add(fingerprint(number, body.key.number()));
         }
-        assert_eq!(count, kept_count, "holds on bodies, and jobs and replies that have one");
-        // Without memory for a list of them: the sum of as many large numbers is the same.
-        assert_eq!(sum, kept_sum, "two jobs have the same body, and one body has no job");
+        assert_eq!(count, reference_count, "references that slots count, and actual ones");
+        // Comparing sums of hashes needs no memory for a list of references.
+        assert_eq!(sum, reference_sum, "two jobs share one body, and another body has no job");
     }
 
-    /// Returns the number of the shelf on which it stands.
+    /// Returns the number of the size class.
     fn check_one(&self, id: u64, body: &Body) -> usize {
         let Body { len, key } = body;
         let number = class_of(*len as usize);
-        let is_there = self.classes[number].slots.is_used(key.number());
-        assert!(is_there, "the body of job {id}, of {len} bytes, is not there: {key:?}");
-        let ends_well = id == 0 || self.bytes(body).ends_with(CR_LF);
-        assert!(ends_well, "the body of job {id} does not end in CR LF");
+        let is_used = self.classes[number].slots.is_used(key.number());
+        assert!(is_used, "no body {key:?} of {len} bytes, which job {id} has");
+        let ends_in_cr_lf = id == 0 || self.bytes(body).ends_with(CR_LF);
+        assert!(ends_in_cr_lf, "the body of job {id} does not end in CR LF");
         number
     }
 }
 
 impl SizeClass {
     fn new(width: usize) -> SizeClass {
-        let page_bits = if width > ALONE { 0 } else { slab::page_bits(width) };
+        let page_bits = if width > OWN_PAGE_ABOVE { 0 } else { slab::page_bits(width) };
         let slots = SlotAllocator::new(page_bits);
-        SizeClass { width, slots, pages: Vec::new(), uses: Vec::new(), least_empty: 0, surplus: 0 }
+        SizeClass { width, slots, pages: Vec::new(), uses: Vec::new(), min_empty: 0, surplus: 0 }
     }
 
-    fn is_shared(&self) -> bool {
+    fn is_large(&self) -> bool {
         self.width >= LARGE
     }
 
-    /// Takes a slot; returns also how many bytes more are taken by that.
-    fn take(&mut self, full_len: usize) -> Result<(BodyKey, u64), TryReserveError> {
+    /// Allocates a slot. Returns also the bytes by which the taken memory grows.
+    fn alloc(&mut self, full_len: usize) -> Result<(BodyKey, u64), TryReserveError> {
         let page_len = self.slots.page_len();
         self.slots.try_reserve_one(&mut self.pages, page_len * self.width)?;
         let missing = self.pages.len() - self.uses.len();
         self.uses.try_reserve(missing)?;
         self.uses.resize_with(self.pages.len(), PageUse::default);
-        if self.is_shared() {
-            let (page, _) = self.slots.next_page().expect("a slot was just reserved");
-            let holds = &mut self.uses[page].holds;
-            holds.try_reserve_exact(page_len - holds.len())?;
-            holds.resize(page_len, 0);
+        if self.is_large() {
+            let (page, _) = self.slots.next_page().expect("no slot after a successful reservation");
+            let ref_counts = &mut self.uses[page].ref_counts;
+            ref_counts.try_reserve_exact(page_len - ref_counts.len())?;
+            ref_counts.resize(page_len, 0);
         }
         let number = self.slots.alloc();
         let (page, slot) = (self.slots.page_of(number), self.slots.slot_of(number));
-        if self.is_shared() {
-            self.uses[page].holds[slot] = 1;
+        if self.is_large() {
+            self.uses[page].ref_counts[slot] = 1;
             let empty = self.slots.empty_count();
-            self.least_empty = self.least_empty.min(empty);
+            self.min_empty = self.min_empty.min(empty);
         }
         let end = slot * self.width + self.extent(full_len);
         let taken_bytes = &mut self.uses[page].taken_bytes;
@@ -398,9 +396,9 @@ impl SizeClass {
         Ok((BodyKey::from_number(number), growth as u64))
     }
 
-    /// How many bytes of its slot a body touches.
+    /// Returns the number of bytes of its slot that a body writes.
     fn extent(&self, full_len: usize) -> usize {
-        if self.is_shared() { full_len } else { self.width }
+        if self.is_large() { full_len } else { self.width }
     }
 
     fn growth_for(&self, full_len: usize) -> usize {
@@ -408,16 +406,17 @@ impl SizeClass {
             Some((page, slots)) => (self.uses.get(page).map_or(0, |it| it.taken_bytes), slots),
             None => (0, 0),
         };
-        // A slot that was left comes before those that were never taken.
+        // Freed slots come before slots that were never used.
         ((slots * self.width) + self.extent(full_len)).saturating_sub(taken_bytes)
     }
 
-    fn space(&mut self, key: BodyKey, from: usize, to: usize) -> &mut [u8] {
+    fn bytes_mut(&mut self, key: BodyKey, from: usize, to: usize) -> &mut [u8] {
         let number = key.number();
         let at = self.slots.slot_of(number) * self.width;
         let page = &mut self.pages[self.slots.page_of(number)];
         if at + to > page.len() {
-            // Room was reserved. The system's zeros would do, but a vector must write its own.
+            // The capacity was reserved. A vector cannot know that the kernel has zeroed the page
+            // already.
             page.resize(at + to, 0);
         }
         &mut page[at + from..at + to]
@@ -429,75 +428,78 @@ impl SizeClass {
         &self.pages[self.slots.page_of(number)][at..at + len]
     }
 
-    fn holds(&self, number: u32) -> u32 {
-        let holds = &self.uses[self.slots.page_of(number)].holds;
-        holds.get(self.slots.slot_of(number)).copied().unwrap_or(1)
+    fn ref_count(&self, number: u32) -> u32 {
+        let ref_counts = &self.uses[self.slots.page_of(number)].ref_counts;
+        ref_counts.get(self.slots.slot_of(number)).copied().unwrap_or(1)
     }
 
-    fn holds_mut(&mut self, key: BodyKey) -> &mut u32 {
+    fn ref_count_mut(&mut self, key: BodyKey) -> &mut u32 {
         let number = key.number();
-        &mut self.uses[self.slots.page_of(number)].holds[self.slots.slot_of(number)]
+        &mut self.uses[self.slots.page_of(number)].ref_counts[self.slots.slot_of(number)]
     }
 
-    /// Takes out the memory of a page that was given up, and how much of it was counted.
-    fn free(&mut self, page: usize) -> (Vec<u8>, u64) {
+    /// Returns the memory of an unmapped page, and the bytes of it that were counted.
+    fn take_page(&mut self, page: usize) -> (Vec<u8>, u64) {
         let PageUse { taken_bytes, .. } = std::mem::take(&mut self.uses[page]);
         (std::mem::take(&mut self.pages[page]), taken_bytes as u64)
     }
 
-    /// Returns how many bytes are taken.
+    /// Returns the bytes taken.
     fn check(&self) -> u64 {
         let width = self.width;
         self.slots.check(format_args!("the bodies of up to {width} bytes"));
-        assert_eq!(self.pages.len(), self.slots.page_count(), "pages, and pages of slots: {width}");
+        let page_count = self.slots.page_count();
+        assert_eq!(self.pages.len(), page_count, "pages, and pages of slots, for {width} bytes");
         for (number, page) in self.pages.iter().enumerate() {
             let taken = self.slots.used_in(number);
             let has_memory = page.capacity() >= self.slots.page_len() * width;
             assert!(
                 has_memory == taken.is_some() && (has_memory || page.capacity() == 0),
-                "page {number} of bodies of up to {width} bytes has {} bytes, {taken:?} are taken",
+                "page {number} for {width} bytes has capacity {} and {taken:?} taken slots",
                 page.capacity()
             );
             let counted = self.uses.get(number).map_or(0, |it| it.taken_bytes);
-            assert!(page.len() <= counted, "{} bytes are used of {counted}: {width}", page.len());
+            let len = page.len();
+            assert!(len <= counted, "{len} bytes in use, {counted} counted, for {width} bytes");
         }
-        let (least, empty) = (self.least_empty, self.slots.empty_count());
+        let (least, empty) = (self.min_empty, self.slots.empty_count());
         assert!(
-            least <= empty || !self.is_shared(),
-            "{empty} empty pages, {least} at least: {width}"
+            least <= empty || !self.is_large(),
+            "{empty} empty pages, fewer than the minimum {least}, for {width} bytes"
         );
         for key in self.slots.used_slots() {
-            assert!(self.holds(key) > 0, "body {key} of up to {width} bytes has no holder");
+            assert!(self.ref_count(key) > 0, "no reference to slot {key} for {width} bytes");
         }
         self.uses.iter().map(|it| it.taken_bytes as u64).sum()
     }
 }
 
-/// A large number for each body, seldom the same for two.
+/// A hash of the slot: two sums of hashes differ unless the slots are the same.
 fn fingerprint(class: usize, key: u32) -> u64 {
     mix((class as u64) << u32::BITS | u64::from(key))
 }
 
-/// How much longer than `len` bytes the longest body of the next shelf is.
+/// Returns the difference between `len`, the maximum of a size class without CR LF, and that of the
+/// next class.
 fn class_step(len: usize) -> usize {
     match len {
-        0..=EVEN => STEP,
-        ALONE.. => len,
+        0..=LINEAR_UP_TO => STEP,
+        OWN_PAGE_ABOVE.. => len,
         _ => (1 << len.ilog2()) / STEPS_PER_DOUBLING,
     }
 }
 
-/// The shelf for bodies of this length with CR LF.
+/// Returns the size class for bodies of this length with CR LF.
 fn class_of(full_len: usize) -> usize {
     let len = full_len - CR_LF.len();
-    if len <= EVEN {
+    if len <= LINEAR_UP_TO {
         return len.div_ceil(STEP);
     }
-    let step = class_step((len - 1).min(ALONE - 1));
+    let step = class_step((len - 1).min(OWN_PAGE_ABOVE - 1));
     let doublings = (step / STEP).ilog2() as usize;
-    // As many steps as have been made below this doubling, and those within it.
-    let within = (doublings * STEPS_PER_DOUBLING) + len.min(ALONE).div_ceil(step);
-    let alone = len.div_ceil(ALONE).next_power_of_two().ilog2() as usize;
+    // The steps below this doubling, and the steps within it.
+    let within = (doublings * STEPS_PER_DOUBLING) + len.min(OWN_PAGE_ABOVE).div_ceil(step);
+    let alone = len.div_ceil(OWN_PAGE_ABOVE).next_power_of_two().ilog2() as usize;
     within + alone
 }
 
@@ -507,30 +509,30 @@ mod tests {
     use std::collections::BTreeMap;
 
     #[test]
-    fn every_length_has_the_narrowest_shelf_that_is_wide_enough() {
+    fn every_length_maps_to_the_smallest_class_that_fits() {
         let bodies = Bodies::default();
         let width_of = |class: usize| bodies.classes[class].width;
         let check = |full_len: usize| {
             let class = class_of(full_len);
-            assert!(width_of(class) >= full_len, "{full_len} bytes on shelf {class}");
-            assert!(class == 0 || width_of(class - 1) < full_len, "{full_len} bytes on {class}");
+            assert!(width_of(class) >= full_len, "{full_len} bytes in class {class}");
+            assert!(class == 0 || width_of(class - 1) < full_len, "{full_len} bytes in {class}");
             let wasted = width_of(class) - full_len;
-            let is_alone = width_of(class) > ALONE + CR_LF.len();
-            assert!(is_alone || wasted < STEP.max(full_len / STEPS_PER_DOUBLING + 1));
+            let has_own_page = width_of(class) > OWN_PAGE_ABOVE + CR_LF.len();
+            assert!(has_own_page || wasted < STEP.max(full_len / STEPS_PER_DOUBLING + 1));
         };
-        (2..2 * ALONE).for_each(check);
-        for bits in ALONE.ilog2()..=30 {
+        (2..2 * OWN_PAGE_ABOVE).for_each(check);
+        for bits in OWN_PAGE_ABOVE.ilog2()..=30 {
             for less in 0..4 {
                 check((1 << bits) + 2 - less);
             }
         }
-        assert_eq!(bodies.classes.len(), class_of(LONGEST + CR_LF.len()) + 1);
+        assert_eq!(bodies.classes.len(), class_of(MAX_BODY_LEN + CR_LF.len()) + 1);
         assert_eq!(width_of(class_of(64 + 2)), 64 + 2);
         assert_eq!(width_of(class_of(1024 + 2)), 1024 + 2);
     }
 
     #[test]
-    fn bodies_stay_what_they_are_while_others_come_and_go() {
+    fn bodies_keep_their_bytes_under_random_steps() {
         let mut random = fastrand::Rng::with_seed(8);
         let mut bodies = Bodies::default();
         let mut model: BTreeMap<u32, (Body, Vec<u8>)> = BTreeMap::new();
@@ -541,11 +543,11 @@ mod tests {
                 let bytes = [vec![random.u8(..); len - 2], CR_LF.to_vec()].concat();
                 let growth = bodies.growth_for(len);
                 let before = bodies.taken_bytes();
-                let body = bodies.add(&bytes).expect("the test needs little memory");
+                let body = bodies.add(&bytes).expect("no memory");
                 assert!(bodies.taken_bytes() <= before + growth);
                 model.insert(step, (body, bytes));
             } else if let Some(name) = random.choice(model.keys().copied()) {
-                let (body, bytes) = model.remove(&name).expect("it was just chosen");
+                let (body, bytes) = model.remove(&name).expect("no body under a chosen key");
                 assert_eq!(bodies.bytes(&body), bytes);
                 if body.is_large() && random.bool() {
                     let other = bodies.share(&body);
@@ -577,13 +579,13 @@ mod tests {
     }
 
     #[test]
-    fn a_body_arrives_in_its_place() {
+    fn a_body_is_written_in_parts() {
         let mut bodies = Bodies::default();
-        let first = bodies.begin(3 * LARGE).expect("the test needs little memory");
-        let second = bodies.begin(3 * LARGE).expect("the test needs little memory");
+        let first = bodies.begin(3 * LARGE).expect("no memory");
+        let second = bodies.begin(3 * LARGE).expect("no memory");
         for (from, to) in [(0, 10), (10, LARGE), (LARGE, 3 * LARGE)] {
-            bodies.space(&second, from, to).fill(b'b');
-            bodies.space(&first, from, to).fill(b'a');
+            bodies.bytes_mut(&second, from, to).fill(b'b');
+            bodies.bytes_mut(&first, from, to).fill(b'a');
         }
         assert_eq!(bodies.bytes(&first), [b'a'; 3 * LARGE]);
         assert_eq!(bodies.bytes(&second), [b'b'; 3 * LARGE]);
@@ -591,21 +593,21 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_are_needed_again_and_again_stay_and_others_go_in_steps() {
+    fn surplus_pages_are_freed_in_steps_and_reused_pages_are_kept() {
         const LEN: usize = 500_000;
         let mut bodies = Bodies::default();
         let mut now = Nanos::from_secs(1);
         let mut held: Vec<Body> = (0..40).map(|_| touched(&mut bodies, LEN)).collect();
         held.drain(..).for_each(|body| assert!(!bodies.remove(body)));
         assert_eq!(bodies.taken_bytes(), 40 * LEN as u64);
-        // Half of them are in use time and again.
+        // Half of the pages are used again in each interval.
         for _ in 0..10 {
             held.extend((0..20).map(|_| touched(&mut bodies, LEN)));
             let before = bodies.taken_bytes();
             bodies.reap(now);
-            assert!(before - bodies.taken_bytes() <= (REAPED_AT_ONCE + LEN) as u64);
+            assert!(before - bodies.taken_bytes() <= (MAX_FREED_PER_STEP + LEN) as u64);
             held.drain(..).for_each(|body| assert!(!bodies.remove(body)));
-            now = now + REAP_PAUSE;
+            now = now + REAP_INTERVAL;
             bodies.check(std::iter::empty());
         }
         while bodies.next_due() == Some(Nanos::ZERO) {
@@ -618,8 +620,8 @@ mod tests {
     }
 
     fn touched(bodies: &mut Bodies, len: usize) -> Body {
-        let body = bodies.begin(len).expect("the test needs little memory");
-        bodies.space(&body, 0, len).fill(b'x');
+        let body = bodies.begin(len).expect("no memory");
+        bodies.bytes_mut(&body, 0, len).fill(b'x');
         body
     }
 }

@@ -1,13 +1,11 @@
-//! A chapter of the rules: what holds between any two commands, counted anew.
+//! Checks the invariants of the queue from scratch.
 //!
-//! Each room looks after what it alone knows: that a heap is one, that a tube is found by its
-//! name. Here is what they must agree about: every job stands where it says and nowhere else;
-//! what was counted as jobs and connections came and went is what there is; and no timer is later
-//! than what it is for. The story of each is told where it is kept so, above all in `queue.rs` and
-//! `waiting.rs`; here it is only looked at, from scratch, and nothing is changed or mended.
+//! Each module checks its own structures. This one checks that they agree: that each job is in the
+//! heap or list of its state, that the counts are right, and that no timer is late. It changes
+//! nothing.
 //!
-//! The server never does this: tests do, after each of their steps. It takes time in proportion to
-//! all there is.
+//! Only tests call it, after each of their steps. It takes time in proportion to the number of
+//! jobs, tubes, connections and watches.
 
 use super::body::Body;
 use super::job::{Job, State};
@@ -19,7 +17,7 @@ use crate::engine::keys::{ConnKey, JobKey, Key, LogKey, TimerKey, TubeKey};
 use crate::engine::time::Nanos;
 use std::fmt;
 
-/// How many jobs and connections say of themselves that they belong to a tube.
+/// The counts of a tube, computed from its jobs and connections.
 #[derive(Clone, Debug, Default)]
 struct Counted {
     urgent: usize,
@@ -32,23 +30,23 @@ struct Counted {
 }
 
 impl Queue {
-    /// Everything that is known twice is the same both times. To be called between two commands
-    /// only: in the middle of one a job may be on its way.
+    /// Checks all invariants. They hold between two commands; within a command a job may be
+    /// detached.
     ///
     /// # Panics
-    /// Something does not agree.
+    /// A check fails.
     pub fn check(&self) {
         self.check_with(std::iter::empty());
     }
 
-    /// The same, with the holds of connections on bodies.
-    pub fn check_with<'a>(&'a self, held: impl Iterator<Item = &'a Body>) {
+    /// As [`Queue::check`], with the references of connections to bodies.
+    pub fn check_with<'a>(&'a self, conn_bodies: impl Iterator<Item = &'a Body>) {
         self.jobs.check();
         self.tubes.check();
         self.clients.check(format_args!("the clients"));
         self.wheel.check();
         let jobs = self.jobs.iter().map(|(_, job)| (job.id, &job.body));
-        self.bodies.check(jobs.chain(held.map(|body| (0, body))));
+        self.bodies.check(jobs.chain(conn_bodies.map(|body| (0, body))));
         self.check_watches();
 
         let mut counted = vec![Counted::default(); self.tubes.len()];
@@ -61,7 +59,7 @@ impl Queue {
             self.count_client(client, &mut counted);
         }
         for (key, tube) in self.tubes.entries() {
-            self.check_tube(key, tube, &counted[tube.place()]);
+            self.check_tube(key, tube, &counted[tube.list_index()]);
         }
         self.check_totals(&counted);
         self.check_binlog();
@@ -69,42 +67,42 @@ impl Queue {
 
     // ---- Jobs ----
 
-    /// The job stands where it says.
+    /// Checks that the job is at the position that its state names.
     fn check_job(&self, key: JobKey, job: &Job) {
         let Job { id, state, .. } = job;
         let tube = self.tube_of(job);
         let found = match *state {
-            State::Moving => panic!("job {id} stands nowhere"),
-            State::Ready { place } => tube.ready.get(place).map(|entry| entry.job),
-            State::Delayed { place } => tube.delayed.get(place).map(|entry| entry.job),
-            State::Reserved { by, place } => {
-                let by = self.clients.get(by);
-                by.and_then(|client| client.reserved.get(place)).map(|entry| entry.job)
+            State::Detached => panic!("job {id} is detached between two commands"),
+            State::Ready { index } => tube.ready.get(index).map(|entry| entry.job),
+            State::Delayed { index } => tube.delayed.get(index).map(|entry| entry.job),
+            State::Reserved { by, index } => {
+                let client = self.clients.get(by);
+                client.and_then(|client| client.reserved.get(index)).map(|entry| entry.job)
             }
-            // Its list is walked with its tube.
+            // `check_tube` walks the list of buried jobs.
             State::Buried(_) => Some(key),
         };
-        assert_eq!(found, Some(key), "what is found where job {id} says {state:?}, and the job");
+        assert_eq!(found, Some(key), "job found at {state:?}, and job {id}");
     }
 
     fn tube_of(&self, job: &Job) -> &Tube {
         let Job { id, tube, .. } = job;
         let found = self.tubes.get(*tube);
-        found.unwrap_or_else(|| panic!("job {id} is in {tube:?}, which is not there"))
+        found.unwrap_or_else(|| panic!("no tube {tube:?}, in which job {id} is"))
     }
 
     // ---- Connections ----
 
-    /// The connection holds what it says, and its timer goes off in time.
+    /// Checks the reserved jobs of a connection, and that its timer fires in time.
     fn check_client(&self, key: ConnKey, client: &Client) {
         let (index, reserved) = (key.index(), &client.reserved);
-        reserved.check(&self.jobs, format_args!("the jobs that connection {index} holds"));
+        reserved.check(&self.jobs, format_args!("the reserved jobs of connection {index}"));
         for entry in reserved.iter() {
-            let is_counted = entry.by == key && entry.turn < self.reservations;
-            assert!(is_counted, "connection {index} holds {entry:?} of {}", self.reservations);
+            let (is_own, next) = (entry.by == key, self.next_reserve_seq);
+            assert!(is_own && entry.seq < next, "connection {index} has {entry:?}, next is {next}");
         }
         let wait = client.watching.wait;
-        let deadline = reserved.first().map(|held| held.deadline);
+        let deadline = reserved.first().map(|entry| entry.deadline);
         let warning = deadline.filter(|_| wait.is_some()).map(|it| it.before(SAFETY_MARGIN));
         let timeout = wait.map(|wait| wait.until).filter(|&until| until != Nanos::NEVER);
         let what = format_args!("connection {index}");
@@ -116,27 +114,26 @@ impl Queue {
 
     fn count_client(&self, client: &Client, counted: &mut [Counted]) {
         let used = self.tubes.get(client.used);
-        let used = used.unwrap_or_else(|| panic!("{:?} is used, but not there", client.used));
-        counted[used.place()].using += 1;
+        let used = used.unwrap_or_else(|| panic!("no tube {:?}, which is used", client.used));
+        counted[used.list_index()].using += 1;
         for tube in client.watching.tubes(&self.watches) {
-            counted[self.tubes[tube].place()].watching += 1;
+            counted[self.tubes[tube].list_index()].watching += 1;
         }
     }
 
     // ---- Tubes ----
 
-    /// The tube has the jobs that say so, and its timer goes off in time.
+    /// Checks the heaps, list and counts of a tube, and that its timer fires in time.
     fn check_tube(&self, key: TubeKey, tube: &Tube, counted: &Counted) {
         let Tube { name, ready, delayed, buried, pause, .. } = tube;
         ready.check(&self.jobs, format_args!("the ready jobs of tube {name}"));
         delayed.check(&self.jobs, format_args!("the delayed jobs of tube {name}"));
         buried.check(&self.jobs, format_args!("the buried jobs of tube {name}"), |number| {
             let job = self.jobs.get(JobKey::from_number(number));
-            let Job { id, tube: own, state, .. } = job.unwrap_or_else(|| {
-                panic!("{number} is among the buried of tube {name}, but no job")
-            });
-            let is_here = *own == key && matches!(state, State::Buried(_));
-            assert!(is_here, "job {id} is among the buried of tube {name}: {state:?} in {own:?}");
+            let job = job.unwrap_or_else(|| panic!("no job {number}, buried in tube {name}"));
+            let Job { id, tube: own, state, .. } = job;
+            let is_buried_here = *own == key && matches!(state, State::Buried(_));
+            assert!(is_buried_here, "tube {name} lists job {id} as buried: {state:?} in {own:?}");
         });
         let pairs = [
             ("ready jobs", ready.len(), counted.ready),
@@ -144,23 +141,23 @@ impl Queue {
             ("buried jobs", buried.len() as usize, counted.buried),
             ("urgent jobs", tube.urgent as usize, counted.urgent),
             ("reserved jobs", tube.reserved as usize, counted.reserved),
-            ("connections that use it", tube.using as usize, counted.using),
-            ("connections that watch it", tube.watching as usize, counted.watching),
+            ("using connections", tube.using as usize, counted.using),
+            ("watching connections", tube.watching as usize, counted.watching),
         ];
-        for (what, noted, counted) in pairs {
-            assert_eq!(noted, counted, "{what} of tube {name}, as noted and as counted");
+        for (what, stored, counted) in pairs {
+            assert_eq!(stored, counted, "stored and actual count of {what} of tube {name}");
         }
-        let due = delayed.first().map(|first| first.due);
-        let pause_over = pause.as_ref().map(|pause| pause.until);
+        let delay_end = delayed.first().map(|first| first.due);
+        let pause_end = pause.as_ref().map(|pause| pause.until);
         let what = format_args!("tube {name}");
         if !tube.is_overdue {
-            self.check_timer(tube.timer, TimerOwner::Tube(key), what, [due, pause_over]);
+            self.check_timer(tube.timer, TimerOwner::Tube(key), what, [delay_end, pause_end]);
         }
     }
 
     // ---- Timers ----
 
-    /// The timer goes off no later than the first of these moments; it may be sooner.
+    /// Checks that the timer fires not later than the first of these times; it may fire earlier.
     fn check_timer<const COUNT: usize>(
         &self,
         timer: TimerKey,
@@ -168,14 +165,18 @@ impl Queue {
         what: fmt::Arguments<'_>,
         moments: [Option<Nanos>; COUNT],
     ) {
-        assert_eq!(self.wheel.owner(timer), owner, "whose the timer of {what} is");
+        assert_eq!(
+            self.wheel.owner(timer),
+            owner,
+            "stored and actual owner of the timer of {what}"
+        );
         for at in moments.into_iter().flatten() {
             let is_in_time = self.wheel.is_set_no_later_than(timer, at);
-            assert!(is_in_time, "the timer of {what} goes off after {at:?}, or not at all");
+            assert!(is_in_time, "the timer of {what} fires after {at:?}, or never");
         }
     }
 
-    // ---- Sums ----
+    // ---- Totals ----
 
     fn check_totals(&self, counted: &[Counted]) {
         let sum = |of: fn(&Counted) -> usize| counted.iter().map(of).sum::<usize>();
@@ -194,27 +195,27 @@ impl Queue {
             ("workers", workers, clients(|client| client.is_worker)),
             ("waiting", waiting, clients(|client| client.watching.is_waiting())),
         ];
-        for (what, noted, counted) in pairs {
-            assert_eq!(noted, counted as u64, "{what}, as noted and as counted");
+        for (what, stored, counted) in pairs {
+            assert_eq!(stored, counted as u64, "stored and actual count of {what}");
         }
-        // Tubes that are gone have taken theirs with them.
+        // Removed tubes count in `total_jobs` and not in this sum.
         let put = self.tubes.iter().map(|tube| tube.total_jobs).sum::<u64>();
-        assert!(put <= total_jobs, "{total_jobs} jobs were put, but {put} in the tubes there are");
-        let store = self.tubes.len() + self.clients.len();
-        assert_eq!(self.wheel.len(), store, "timers, and tubes and connections");
+        assert!(put <= total_jobs, "{put} jobs put into present tubes, {total_jobs} put in all");
+        let owners = self.tubes.len() + self.clients.len();
+        assert_eq!(self.wheel.len(), owners, "timers, and tubes with connections");
     }
 
     // ---- Binlog ----
 
-    /// If there is a binlog it knows every job, and no other.
+    /// Checks that the binlog, if there is one, has an entry for each job and no other.
     fn check_binlog(&self) {
         self.binlog.as_ref().inspect(|binlog| binlog.check());
-        let known = self.binlog.as_ref().map(Binlog::job_count);
+        let logged = self.binlog.as_ref().map(Binlog::job_count);
         let len = self.jobs.len() as u64;
-        assert_eq!(known.unwrap_or(len), len, "jobs that the binlog knows, and jobs");
+        assert_eq!(logged.unwrap_or(len), len, "jobs in the binlog, and jobs");
         for (key, Job { id, log, tube, body, .. }) in self.jobs.iter() {
             let Some(binlog) = &self.binlog else {
-                assert_eq!(*log, LogKey::NONE, "job {id} is known to a binlog that is not there");
+                assert_eq!(*log, LogKey::NONE, "log key of job {id} without a binlog");
                 continue;
             };
             let len = record::full_len(&self.tubes[*tube].name, body.full_len() as usize);
@@ -224,11 +225,11 @@ impl Queue {
 }
 
 impl Tube {
-    /// Counts one of its jobs.
+    /// Counts one job of the tube.
     fn count_job(&self, job: &Job, counted: &mut [Counted]) {
-        let counted = &mut counted[self.place()];
+        let counted = &mut counted[self.list_index()];
         match job.state {
-            State::Moving => {}
+            State::Detached => {}
             State::Ready { .. } => {
                 counted.ready += 1;
                 counted.urgent += usize::from(job.pri < URGENT_BELOW);

@@ -1,7 +1,7 @@
-//! Jobs, and where to find them: by key in a step, by id in about three.
+//! Jobs, and finding them by key or by id.
 //!
-//! A job knows its tube and which structure it stands in; it does not know the rules by
-//! which it moves (`queue.rs`) nor anything of connections but their keys.
+//! A job stores its tube and its position in the heap or list of its state. It does not know the
+//! rules of `queue/mod.rs`, and connections only by key.
 
 use super::body::Body;
 use crate::engine::binlog::record::Counts;
@@ -14,108 +14,82 @@ use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 use std::ops::{Index, IndexMut};
 
-/// One job.
 #[derive(Debug)]
 pub struct Job {
-    /// What clients call it; never used twice.
+    /// The id that clients use; never used twice.
     pub id: u64,
-    /// The tube in which it is from the first to the last.
+    /// The tube of the job; it never changes.
     pub tube: TubeKey,
-    /// The least comes first.
+    /// The priority; the lowest number is reserved first.
     pub pri: u32,
-    /// The delay it was last given, whether or not that is over.
+    /// The delay of the last put or release, even if it has passed.
     pub delay_secs: u32,
-    /// How long a worker may hold it; at least 1.
+    /// The time to run: how long a worker may hold the job; at least 1 s.
     pub ttr_secs: u32,
-    /// How often it went through what.
+    /// How often the job was reserved, timed out, released, buried and kicked.
     pub counts: Counts,
-    /// When it was put.
     pub created_at: Nanos,
-    /// Where it stands.
     pub state: State,
-    /// What it carries.
     pub body: Body,
-    /// What the binlog knows of it.
+    /// The job's entry in the binlog; [`LogKey::NONE`] without a binlog.
     pub log: LogKey,
 }
 
-/// Counts one more. Behind the largest number comes zero again, as in C beanstalkd; a job from its
-/// files may be as far as that.
+/// Adds 1, and wraps to 0 as C beanstalkd does: a job from its files may have the largest count.
 pub fn count_one(count: &mut u32) {
     *count = count.wrapping_add(1);
 }
 
-/// Where a job stands, with its place there.
+/// The state of a job, with its position in the heap or list of that state.
 #[derive(Clone, Copy, Debug)]
 pub enum State {
-    /// Nowhere: on its way from one place to another.
-    Moving,
+    /// In no heap and no list: between two states.
+    Detached,
     /// In the ready heap of its tube.
-    Ready {
-        /// The place in the heap.
-        place: u32,
-    },
+    Ready { index: u32 },
     /// In the delay heap of its tube.
-    Delayed {
-        /// The place in the heap.
-        place: u32,
-    },
+    Delayed { index: u32 },
     /// In the heap of reserved jobs of a connection.
-    Reserved {
-        /// Whose.
-        by: ConnKey,
-        /// The place in the heap.
-        place: u32,
-    },
+    Reserved { by: ConnKey, index: u32 },
     /// In the list of buried jobs of its tube.
     Buried(Links),
 }
 
-/// Where a job is sent.
+/// The state to which a job is moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// Among the ready.
     Ready,
-    /// Among the delayed.
     Delayed {
-        /// When the delay is over.
+        /// The end of the delay.
         due: Nanos,
     },
-    /// Among the buried.
     Buried,
 }
 
-/// A ready job as its tube orders it: the least priority, then the least id.
+/// A ready job in the heap of its tube: the lowest priority first, then the lowest id.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadyEntry {
-    /// The priority.
     pub pri: u32,
-    /// The id.
     pub id: u64,
-    /// The job.
     pub job: JobKey,
 }
 
-/// A delayed job as its tube orders it: the soonest, then the least id.
+/// A delayed job in the heap of its tube: the first due first, then the lowest id.
 #[derive(Clone, Copy, Debug)]
 pub struct DelayedEntry {
-    /// When the delay is over.
+    /// The end of the delay.
     pub due: Nanos,
-    /// The id.
     pub id: u64,
-    /// The job.
     pub job: JobKey,
 }
 
-/// A reserved job as its connection orders it: the soonest deadline, then the first
-/// reserved.
+/// A reserved job in the heap of its connection: the first deadline first, then the first reserved.
 #[derive(Clone, Copy, Debug)]
 pub struct ReservedEntry {
-    /// When the TTR runs out.
+    /// The end of the TTR.
     pub deadline: Nanos,
-    /// How many reservations there had been before this one.
-    pub turn: u64,
-    /// The job.
+    /// The number of reservations before this one.
+    pub seq: u64,
     pub job: JobKey,
     /// The connection.
     pub by: ConnKey,
@@ -129,26 +103,24 @@ pub struct Jobs {
 }
 
 impl Job {
-    /// A new job in no place yet. A `ttr_secs` of 0 becomes 1.
-    pub fn new(id: u64, tube: TubeKey, terms: JobParams, body: Body, created_at: Nanos) -> Job {
+    /// Returns a detached job. A `ttr_secs` of 0 becomes 1.
+    pub fn new(id: u64, tube: TubeKey, params: JobParams, body: Body, created_at: Nanos) -> Job {
         Job {
             id,
             tube,
-            pri: terms.pri,
-            delay_secs: terms.delay_secs,
-            ttr_secs: terms.ttr_secs.max(1),
+            pri: params.pri,
+            delay_secs: params.delay_secs,
+            ttr_secs: params.ttr_secs.max(1),
             counts: Counts::default(),
             created_at,
-            state: State::Moving,
+            state: State::Detached,
             body,
             log: LogKey::NONE,
         }
     }
-}
 
-impl Job {
-    /// Where its terms send it.
-    pub fn destination(&self, now: Nanos) -> Target {
+    /// Returns the state that a put or release gives the job: ready, or delayed if it has a delay.
+    pub fn target(&self, now: Nanos) -> Target {
         match self.delay_secs {
             0 => Target::Ready,
             secs => Target::Delayed { due: now + Nanos::from_secs(secs) },
@@ -156,7 +128,7 @@ impl Job {
     }
 }
 
-/// The numbers that a client puts a job with.
+/// The parameters of a put.
 #[derive(Clone, Copy, Debug)]
 pub struct JobParams {
     pub pri: u32,
@@ -165,24 +137,21 @@ pub struct JobParams {
 }
 
 impl Jobs {
-    /// The job that clients call `id`.
+    /// Returns the job with this id.
     pub fn find(&self, id: u64) -> Option<JobKey> {
         self.ids.find(id).map(JobKey::from_number)
     }
 
-    /// Makes sure that the next [`Jobs::insert`] needs no memory.
-    ///
-    /// # Errors
-    /// There is no memory for it.
+    /// Ensures that the next [`Jobs::insert`] needs no memory.
     pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
         self.pages.try_reserve_one()?;
         self.ids.try_reserve_one()
     }
 
-    /// Adds a job, whose id no other has, and says under which key.
+    /// Adds a job with a new id, and returns its key.
     ///
     /// # Panics
-    /// There was no successful [`Jobs::try_reserve_one`] before.
+    /// [`Jobs::try_reserve_one`] was not called before, or failed.
     pub fn insert(&mut self, job: Job) -> JobKey {
         let id = job.id;
         let key = self.pages.insert(job);
@@ -190,61 +159,50 @@ impl Jobs {
         key
     }
 
-    /// Takes out a job to which nothing refers any more.
-    ///
-    /// # Panics
-    /// There is none under this key.
+    /// Removes a detached job.
     pub fn remove(&mut self, key: JobKey) -> Job {
-        let job = self.pages.remove(key).expect("nobody has the key of a job that is gone");
+        let job = self.pages.remove(key).expect("no job for this key");
         self.ids.remove(job.id);
         job
     }
 
-    /// How many there are.
     pub fn len(&self) -> usize {
         self.pages.len()
     }
 
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.pages.is_empty()
-    }
-
-    /// The job under this key, if there is one.
     pub fn get(&self, key: JobKey) -> Option<&Job> {
         self.pages.get(key)
     }
 
-    /// How many bytes of memory the jobs take, with the places where they stand and are found, and
-    /// without their bodies.
+    /// Returns the memory of the jobs in bytes, with their heap entries and index, without their
+    /// bodies.
     pub fn taken_bytes(&self) -> u64 {
         let entries = self.len() * size_of::<ReadyEntry>();
         self.pages.taken_bytes() + self.ids.taken_bytes() + entries as u64
     }
 
-    /// The part of one job, but for finding it by its id: that is shared by eight.
+    /// The memory of one job in bytes, without its id in the index: eight ids share one block.
     const BYTES_OF_A_JOB: u64 = (size_of::<Job>() + size_of::<ReadyEntry>()) as u64;
 
-    /// The part of one job when it is the first of those.
+    /// The memory of one job in bytes if it is the first in its block of ids.
     pub const MOST_BYTES_OF_A_JOB: u64 = Jobs::BYTES_OF_A_JOB + JobIndex::MAX_BYTES_PER_ID;
 
-    /// All jobs, with their keys.
     pub fn iter(&self) -> impl Iterator<Item = (JobKey, &Job)> + '_ {
         self.pages.iter()
     }
 
-    /// Every job is found by its id, and nothing else is.
+    /// Checks that each job is found by its id, and that the index has no other id.
     ///
     /// # Panics
-    /// It is not so.
+    /// The check fails.
     pub fn check(&self) {
         self.pages.check(format_args!("the jobs"));
         self.ids.check();
-        assert_eq!(self.len(), self.ids.count(), "jobs, and ids under which there is one");
+        assert_eq!(self.len(), self.ids.count(), "jobs, and ids in the index");
         for (key, job) in self.iter() {
             let found = self.find(job.id);
-            assert_eq!(found, Some(key), "what is found for job {}, and where it is", job.id);
-            assert!(job.ttr_secs >= 1, "job {} has no time to run", job.id);
+            assert_eq!(found, Some(key), "key found for job {}, and its own", job.id);
+            assert!(job.ttr_secs >= 1, "job {} has a TTR of 0 s", job.id);
         }
     }
 }
@@ -263,16 +221,16 @@ impl IndexMut<JobKey> for Jobs {
     }
 }
 
-/// For the lists of buried jobs.
+/// The links of buried jobs.
 impl Linked for Jobs {
     fn links(&self, key: u32) -> Links {
         match self[JobKey::from_number(key)].state {
             State::Buried(links) => links,
-            State::Moving
+            State::Detached
             | State::Ready { .. }
             | State::Delayed { .. }
             | State::Reserved { .. } => {
-                unreachable!("only buried jobs stand in a list of buried jobs")
+                unreachable!("a list of buried jobs has a job in another state")
             }
         }
     }
@@ -289,16 +247,16 @@ impl Entry for ReadyEntry {
         rank(self.pri, self.id)
     }
 
-    fn set_index(self, place: u32, jobs: &mut Jobs) {
-        jobs[self.job].state = State::Ready { place };
+    fn set_index(self, index: u32, jobs: &mut Jobs) {
+        jobs[self.job].state = State::Ready { index };
     }
 
     fn index(self, jobs: &Jobs) -> Option<u32> {
         let Job { id, pri, state, .. } = jobs[self.job];
         match state {
-            State::Ready { place } if (pri, id) == (self.pri, self.id) => Some(place),
+            State::Ready { index } if (pri, id) == (self.pri, self.id) => Some(index),
             State::Ready { .. }
-            | State::Moving
+            | State::Detached
             | State::Delayed { .. }
             | State::Reserved { .. }
             | State::Buried(_) => None,
@@ -313,16 +271,16 @@ impl Entry for DelayedEntry {
         rank(self.due.as_nanos(), self.id)
     }
 
-    fn set_index(self, place: u32, jobs: &mut Jobs) {
-        jobs[self.job].state = State::Delayed { place };
+    fn set_index(self, index: u32, jobs: &mut Jobs) {
+        jobs[self.job].state = State::Delayed { index };
     }
 
     fn index(self, jobs: &Jobs) -> Option<u32> {
         let Job { id, state, .. } = jobs[self.job];
         match state {
-            State::Delayed { place } if id == self.id => Some(place),
+            State::Delayed { index } if id == self.id => Some(index),
             State::Delayed { .. }
-            | State::Moving
+            | State::Detached
             | State::Ready { .. }
             | State::Reserved { .. }
             | State::Buried(_) => None,
@@ -334,18 +292,18 @@ impl Entry for ReservedEntry {
     type Store = Jobs;
 
     fn rank(self) -> u128 {
-        rank(self.deadline.as_nanos(), self.turn)
+        rank(self.deadline.as_nanos(), self.seq)
     }
 
-    fn set_index(self, place: u32, jobs: &mut Jobs) {
-        jobs[self.job].state = State::Reserved { by: self.by, place };
+    fn set_index(self, index: u32, jobs: &mut Jobs) {
+        jobs[self.job].state = State::Reserved { by: self.by, index };
     }
 
     fn index(self, jobs: &Jobs) -> Option<u32> {
         match jobs[self.job].state {
-            State::Reserved { by, place } if by == self.by => Some(place),
+            State::Reserved { by, index } if by == self.by => Some(index),
             State::Reserved { .. }
-            | State::Moving
+            | State::Detached
             | State::Ready { .. }
             | State::Delayed { .. }
             | State::Buried(_) => None,

@@ -1,15 +1,15 @@
-//! Lists of very many tubes, as a document that is made in steps and shared by all replies with it.
+//! The text of `list-tubes` and `list-tubes-watched` for more than 1,024 tubes.
 //!
-//! A list of a hundred thousand tubes takes milliseconds to make and megabytes to keep. So it is made
-//! a few names at a time while others are served, in pieces of memory that are never moved, and a
-//! client that does not read its reply keeps no copy of its own.
+//! A list of 100,000 tubes takes milliseconds to make and megabytes to store. So each iteration
+//! adds at most 1,024 names, in pieces of memory that are never moved. All replies with the list
+//! share it: a client that does not read its reply has no copy of its own.
 
 use crate::engine::collections::slab::PAGE_BYTES;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::text::CR_LF;
 use std::collections::TryReserveError;
 
-/// The bytes of a list, with the CR LF behind it once it is complete.
+/// The bytes of a list; the CR LF behind them is added when it is complete.
 #[derive(Debug)]
 pub struct ListText {
     /// All but the last one are full.
@@ -17,59 +17,39 @@ pub struct ListText {
     len: usize,
 }
 
-/// A list with at most this many names is made in one step of about 0.1 ms.
-pub const LISTED_AT_ONCE: usize = 1024;
+/// A step adds at most this many names, in about 0.1 ms.
+pub const NAMES_PER_STEP: usize = 1024;
 
 impl ListText {
     /// Returns a list without names.
-    ///
-    /// # Errors
-    /// There is no memory for it.
     pub fn new() -> Result<ListText, TryReserveError> {
         let mut list = ListText { pieces: Vec::new(), len: 0 };
         list.push(b"---\n")?;
         Ok(list)
     }
 
-    /// Adds a name.
-    ///
-    /// # Errors
-    /// There is no memory for it: a part of the line may have been added.
+    /// Adds a name. After an error a part of its line may have been added.
     pub fn push_name(&mut self, name: &str) -> Result<(), TryReserveError> {
         self.push(b"- ")?;
         self.push(name.as_bytes())?;
         self.push(b"\n")
     }
 
-    /// Adds what ends the reply, and returns the number of bytes before that.
-    ///
-    /// # Errors
-    /// There is no memory for it.
+    /// Adds the CR LF that ends the reply. Returns the number of bytes before it.
     pub fn finish(&mut self) -> Result<usize, TryReserveError> {
         let document_len = self.len;
         self.push(CR_LF)?;
         Ok(document_len)
     }
 
-    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns whether there are no bytes; never, since a list has a head.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Returns the number of pieces.
     pub fn piece_count(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Returns the bytes of one piece.
-    ///
-    /// # Panics
-    /// There are fewer pieces.
     pub fn piece(&self, index: usize) -> &[u8] {
         &self.pieces[index]
     }
@@ -100,19 +80,19 @@ mod tests {
 
     #[test]
     fn the_pieces_make_up_the_document() {
-        let mut list = ListText::new().expect("the test needs little memory");
+        let mut list = ListText::new().expect("no memory");
         let mut expected = String::from("---\n");
         for number in 0..40_000 {
             let name = format!("tube-{number}");
-            list.push_name(&name).expect("the test needs little memory");
+            list.push_name(&name).expect("no memory");
             expected += &format!("- {name}\n");
         }
-        assert_eq!(list.finish().expect("the test needs little memory"), expected.len());
+        assert_eq!(list.finish().expect("no memory"), expected.len());
         expected += "\r\n";
         let bytes: Vec<u8> =
             (0..list.piece_count()).flat_map(|index| list.piece(index).to_vec()).collect();
         assert_eq!(bytes, expected.as_bytes());
-        assert_eq!((list.len(), list.is_empty()), (expected.len(), false));
+        assert_eq!(list.len(), expected.len());
         assert!(list.piece_count() > 3);
     }
 }

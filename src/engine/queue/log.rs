@@ -145,7 +145,7 @@ impl Queue {
             State::Delayed { .. } => (RecordState::Delayed, due()),
             State::Reserved { .. } => (RecordState::Reserved, due()),
             State::Buried(_) => (RecordState::Buried, buried_at()),
-            State::Moving => unreachable!("compaction runs between two transitions"),
+            State::Detached => unreachable!("compaction runs between two transitions"),
         }
     }
 }

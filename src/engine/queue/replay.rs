@@ -368,17 +368,17 @@ impl ReplayState<'_> {
                 // If the clock was set back, the rest of the delay is at most the delay.
                 RecordState::Delayed if moment > now && self.queue.jobs[key].delay_secs > 0 => {
                     let latest = now + Nanos::from_secs(self.queue.jobs[key].delay_secs);
-                    self.queue.place(key, Target::Delayed { due: moment.min(latest) }, now);
+                    self.queue.attach(key, Target::Delayed { due: moment.min(latest) }, now);
                 }
                 RecordState::Delayed | RecordState::Ready | RecordState::Reserved => {
-                    self.queue.place(key, Target::Ready, now);
+                    self.queue.attach(key, Target::Ready, now);
                 }
                 RecordState::Deleted => unreachable!("deleted jobs are removed"),
             }
         }
         buried.sort_unstable();
         for (_, key) in buried {
-            self.queue.place(key, Target::Buried, now);
+            self.queue.attach(key, Target::Buried, now);
         }
         self.queue.remove_idle_tubes();
         Ok(())

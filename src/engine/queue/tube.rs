@@ -1,8 +1,8 @@
-//! Tubes: named queues, and the one rule for when a tube goes.
+//! Tubes: named queues.
 //!
-//! A tube comes with the first who uses or watches it and goes when nobody does and no
-//! job is in it. `default` stays for ever. The rules by which jobs move are in `queue.rs`,
-//! how workers wait at a tube in `waiting.rs`.
+//! A tube is created by the first connection that uses or watches it. It is removed when no
+//! connection uses or watches it and it has no job. `default` is never removed. The rules are in
+//! `queue/mod.rs`, the order in which workers wait in `queue/waiters.rs`.
 
 use super::job::{DelayedEntry, ReadyEntry};
 use super::waiters::{FRESHNESS, Waiter};
@@ -17,55 +17,49 @@ use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 use std::hash::{BuildHasher, RandomState};
 
-/// One tube.
 #[derive(Debug)]
 pub struct Tube {
-    /// What clients call it.
     pub name: Box<str>,
-    /// The ready jobs.
     pub ready: Heap<ReadyEntry>,
-    /// The delayed jobs.
     pub delayed: Heap<DelayedEntry>,
-    /// The buried jobs.
     pub buried: List,
-    /// How many of the ready jobs are urgent.
+    /// The number of ready jobs that are urgent.
     pub urgent: u32,
-    /// How many of its jobs connections hold reserved.
+    /// The number of its jobs that connections have reserved.
     pub reserved: u32,
-    /// How many connections use it.
+    /// The number of connections that use it.
     pub using: u32,
-    /// How many connections watch it.
+    /// The number of connections that watch it.
     pub watching: u32,
-    /// The watching connections that wait, or did when last looked at.
-    pub line: Heap<Waiter>,
-    /// The watches whose connection filed this tube under its present offer, or under a
-    /// better one that has gone.
+    /// The watches whose connection waits, or has waited since this heap was last searched.
+    pub waiters: Heap<Waiter>,
+    /// The watches whose cached best job is not worse than the best job of this tube.
     pub clean: List<FRESHNESS>,
-    /// The pause in force; few tubes have one.
+    /// The pause in force; boxed, because few tubes are paused.
     pub pause: Option<Box<Pause>>,
-    /// Goes off when the first delayed job is due and when a pause ends.
+    /// Fires when the first delayed job is due and when a pause ends.
     pub timer: TimerKey,
-    /// It is among those that are overdue.
+    /// It is in the queue of overdue tubes.
     pub is_overdue: bool,
-    /// How many jobs were put.
+    /// The number of puts.
     pub total_jobs: u64,
-    /// How many times a job was deleted.
+    /// The number of deletes.
     pub deletes: u64,
-    /// How many times it was paused.
+    /// The number of pauses.
     pub pauses: u64,
     /// Half of the hash of the name: as many bits as there can be tubes.
     hash: u32,
     next_in_bucket: u32,
-    /// The place among all tubes.
-    place: u32,
+    /// The index in [`Tubes::order`].
+    list_index: u32,
 }
 
-/// A pause of a tube, as a client asked for it.
+/// A pause of a tube.
 #[derive(Clone, Copy, Debug)]
 pub struct Pause {
-    /// How long, in seconds.
+    /// The length that the client asked for, in seconds.
     pub secs: u32,
-    /// When it ends.
+    /// The end of the pause.
     pub until: Nanos,
 }
 
@@ -73,69 +67,69 @@ pub struct Pause {
 #[derive(Debug, Default)]
 pub struct Tubes {
     table: HashSlab<TubeKey, Tube>,
-    /// As `list-tubes` lists them.
+    /// The order of `list-tubes`.
     order: Vec<TubeKey>,
     removed_count: u64,
     hasher: RandomState,
-    /// A list that is being made.
+    /// The list of all tubes that is being made.
     listing: Option<Listing>,
 }
 
 /// The result of one step of a list of all tubes.
 #[derive(Debug)]
 pub enum Listed {
-    /// It is complete.
-    Whole(ListText),
+    /// The list is complete.
+    Complete(ListText),
     /// There are more tubes.
     Unfinished,
-    /// There is no memory for it; it was given up.
+    /// There is no memory for the list; it was dropped.
     NoMemory,
 }
 
-/// A list of all tubes that is made in steps, while tubes come and go.
+/// A list of all tubes that is made in steps, while tubes are created and removed.
 #[derive(Debug)]
 struct Listing {
     text: ListText,
-    /// The tubes before this place are in it.
+    /// The list has all tubes before this index.
     next: usize,
-    /// There was no memory for a part of it.
+    /// There was no memory for a part of the list.
     has_failed: bool,
 }
 
 impl Tube {
-    /// The job that a worker gets here next; none while the tube is paused.
-    pub fn offer(&self) -> Option<ReadyEntry> {
+    /// Returns the job that a worker reserves next; `None` while the tube is paused.
+    pub fn best_job(&self) -> Option<ReadyEntry> {
         if self.pause.is_some() { None } else { self.ready.first() }
     }
 
-    /// The ready job that comes first.
+    /// Returns the ready job with the lowest priority, even while the tube is paused.
     pub fn first_ready(&self) -> Option<JobKey> {
         self.ready.first().map(|entry| entry.job)
     }
 
-    /// The delayed job that is due first.
+    /// Returns the delayed job that is due first.
     pub fn first_delayed(&self) -> Option<JobKey> {
         self.delayed.first().map(|entry| entry.job)
     }
 
-    /// The job that has been buried longest.
+    /// Returns the job that was buried first.
     pub fn first_buried(&self) -> Option<JobKey> {
         self.buried.front().map(JobKey::from_number)
     }
 
-    /// The place in the order of `list-tubes`.
-    pub fn place(&self) -> usize {
-        self.place as usize
+    /// Returns the index in the order of `list-tubes`.
+    pub fn list_index(&self) -> usize {
+        self.list_index as usize
     }
 
-    /// Returns a hash of the tube and a connection. The hash of the name has a secret, so that no
-    /// client can choose tubes whose watches are all in one bucket.
+    /// Returns a hash of the tube and a connection. The hash of the name is keyed with a secret, so
+    /// that no client can choose tubes whose watches share a bucket.
     #[expect(clippy::cast_possible_truncation, reason = "half of the bits are enough")]
     pub fn hash_with(&self, conn: ConnKey) -> u32 {
         mix(u64::from(conn.number()) << u32::BITS | u64::from(self.hash)) as u32
     }
 
-    /// Whether nobody uses or watches the tube and no job is in it.
+    /// Returns whether the tube has no user, no watch and no job.
     fn is_idle(&self) -> bool {
         self.using == 0
             && self.watching == 0
@@ -147,43 +141,32 @@ impl Tube {
 }
 
 impl Tubes {
-    /// The tube that always exists.
+    /// The tube `default`, which always exists.
     pub const DEFAULT: TubeKey = TubeKey::FIRST;
 
-    /// How many tubes there are.
     pub fn len(&self) -> usize {
         self.order.len()
     }
 
-    /// Whether there is no tube; only before the default one was made.
-    pub fn is_empty(&self) -> bool {
-        self.order.is_empty()
-    }
-
-    /// The tube under this key, if there is one.
     pub fn get(&self, key: TubeKey) -> Option<&Tube> {
         self.table.get(key)
     }
 
-    /// The same, to be changed.
     pub fn get_mut(&mut self, key: TubeKey) -> Option<&mut Tube> {
         self.table.get_mut(key)
     }
 
-    /// The tube that stands at this place in the order of `list-tubes`.
-    ///
-    /// # Panics
-    /// There are fewer.
-    pub fn at(&self, place: usize) -> TubeKey {
-        self.order[place]
+    /// Returns the tube at this index in the order of `list-tubes`.
+    pub fn at(&self, index: usize) -> TubeKey {
+        self.order[index]
     }
 
-    /// How many tubes have gone since the start.
+    /// Returns the number of tubes removed since the start.
     pub fn removed_count(&self) -> u64 {
         self.removed_count
     }
 
-    /// The tube of this name.
+    /// Returns the tube of this name.
     pub fn find(&self, name: &str) -> Option<TubeKey> {
         self.table.find_by(self.hash(name).into(), |tube| &*tube.name == name)
     }
@@ -193,10 +176,7 @@ impl Tubes {
         self.hasher.hash_one(name) as u32
     }
 
-    /// Makes a tube of a name that no other has.
-    ///
-    /// # Errors
-    /// There is no memory for it.
+    /// Creates a tube with a new name.
     pub fn create(&mut self, name: &str, timer: TimerKey) -> Result<TubeKey, TryReserveError> {
         self.table.try_reserve_one()?;
         let mut own_name = String::new();
@@ -214,7 +194,7 @@ impl Tubes {
             reserved: 0,
             using: 0,
             watching: 0,
-            line: Heap::default(),
+            waiters: Heap::default(),
             clean: List::default(),
             pause: None,
             timer,
@@ -224,48 +204,46 @@ impl Tubes {
             pauses: 0,
             hash: self.hash(name),
             next_in_bucket: NIL,
-            place: u32::try_from(self.order.len()).expect("keys are u32"),
+            list_index: u32::try_from(self.order.len()).expect("2^32 tubes or more"),
         };
         let key = self.table.insert(tube);
         self.order.push(key);
         Ok(key)
     }
 
-    /// Removes the tube if it is time for it to go; says what its timer was.
+    /// Removes the tube if it is idle and not `default`. Returns its timer, which the caller
+    /// destroys.
     pub fn remove_if_idle(&mut self, key: TubeKey) -> Option<TimerKey> {
         if key == Tubes::DEFAULT || !self[key].is_idle() {
             return None;
         }
         let tube = self.table.remove(key);
         self.removed_count += 1;
-        // Quirk: the last tube of the list takes the place of the one that goes; pinned by
+        // Quirk: the last tube of the list moves to the index of the removed one; pinned by
         // tests/conversations/list-tubes-order.txt.
-        self.order.swap_remove(tube.place as usize);
-        if let Some(&moved) = self.order.get(tube.place as usize) {
-            self[moved].place = tube.place;
+        self.order.swap_remove(tube.list_index());
+        if let Some(&moved) = self.order.get(tube.list_index()) {
+            self[moved].list_index = tube.list_index;
         }
-        self.keep_listing_whole(tube.place as usize);
+        self.list_moved_tube(tube.list_index());
         Some(tube.timer)
     }
 
     // ---- Long lists ----
 
     /// Begins a list of all tubes; [`Tubes::list_step`] adds the tubes.
-    ///
-    /// # Errors
-    /// There is no memory for it.
     pub fn begin_listing(&mut self) -> Result<(), TryReserveError> {
         self.listing = Some(Listing { text: ListText::new()?, next: 0, has_failed: false });
         Ok(())
     }
 
-    /// Nobody wants the list any more that is being made.
-    pub fn give_up_listing(&mut self) {
+    /// Drops the list that is being made.
+    pub fn drop_listing(&mut self) {
         self.listing = None;
     }
 
-    /// Adds at most `steps_left` tubes to the list. In the end each tube that was there all the time is
-    /// in it once.
+    /// Adds at most `steps_left` tubes to the list. A tube that exists during all steps is listed
+    /// once.
     pub fn list_step(&mut self, steps_left: &mut usize) -> Listed {
         let Some(listing) = &mut self.listing else { return Listed::NoMemory };
         while *steps_left > 0 && !listing.has_failed {
@@ -280,58 +258,52 @@ impl Tubes {
         }
         let has_failed = listing.has_failed || listing.text.finish().is_err();
         match self.listing.take() {
-            Some(listing) if !has_failed => Listed::Whole(listing.text),
+            Some(listing) if !has_failed => Listed::Complete(listing.text),
             Some(_) | None => Listed::NoMemory,
         }
     }
 
-    /// Lists the tube that was moved from the end of the order to `place`, if `place` was passed
+    /// Lists the tube that was moved from the end of the order to `index`, if that index was listed
     /// already and the tube is not in the list yet.
-    fn keep_listing_whole(&mut self, place: usize) {
+    fn list_moved_tube(&mut self, index: usize) {
         let Some(listing) = &mut self.listing else { return };
-        if place >= listing.next {
+        if index >= listing.next {
             return;
         }
         if listing.next > self.order.len() {
-            // All were listed, and there is one less.
+            // All tubes are listed, and one of them was removed.
             listing.next = self.order.len();
             return;
         }
-        if let Some(&moved) = self.order.get(place) {
+        if let Some(&moved) = self.order.get(index) {
             listing.has_failed |= listing.text.push_name(&self.table[moved].name).is_err();
         }
     }
 
-    /// All tubes with their keys, in the same order.
+    /// Returns all tubes with their keys, in the order of `list-tubes`.
     pub fn entries(&self) -> impl Iterator<Item = (TubeKey, &Tube)> + '_ {
         self.order.iter().map(|&key| (key, &self[key]))
     }
 
-    /// Every tube is found by its name and knows its place in the order, and none is kept that
-    /// nobody needs.
+    /// Checks that each tube is found by its name and its index, and that no idle tube is kept.
     ///
     /// # Panics
-    /// It is not so.
+    /// The check fails.
     pub fn check(&self) {
         self.table.check(format_args!("the tubes"));
-        assert_eq!(self.len(), self.table.len(), "tubes in the order, and tubes");
-        for (place, &key) in self.order.iter().enumerate() {
-            let tube = self.get(key).unwrap_or_else(|| {
-                panic!("{key:?}, at {place} in the order of tubes, is not there")
-            });
+        assert_eq!(self.len(), self.table.len(), "tubes in list order, and tubes in the table");
+        for (index, &key) in self.order.iter().enumerate() {
+            let tube = self.get(key);
+            let tube = tube.unwrap_or_else(|| panic!("no tube {key:?}, listed at {index}"));
             let name = &tube.name;
-            assert_eq!(tube.place(), place, "the place of tube {name}, as noted and as found");
-            assert_eq!(
-                self.find(name),
-                Some(key),
-                "what is found for tube {name}, and where it is"
-            );
-            assert!(key == Tubes::DEFAULT || !tube.is_idle(), "nobody needs tube {name}");
+            assert_eq!(tube.list_index(), index, "stored and actual list index of tube {name}");
+            assert_eq!(self.find(name), Some(key), "key found for tube {name}, and its own");
+            assert!(key == Tubes::DEFAULT || !tube.is_idle(), "idle tube {name} is kept");
         }
-        assert!(self.get(Tubes::DEFAULT).is_some(), "there is no default tube");
+        assert!(self.get(Tubes::DEFAULT).is_some(), "no default tube");
     }
 
-    /// All tubes, in the order of `list-tubes`.
+    /// Returns all tubes in the order of `list-tubes`.
     pub fn iter(&self) -> impl Iterator<Item = &Tube> + Clone {
         self.order.iter().map(|&key| &self[key])
     }

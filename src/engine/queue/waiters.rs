@@ -1,34 +1,32 @@
-//! The story of waiting: how workers and tubes find each other.
+//! Matches waiting workers with tubes.
 //!
-//! Two questions are asked all day. A job became ready: which of the connections that
-//! watch its tube has waited longest? And a worker asks for a job: which of the tubes it
-//! watches offers the best one? A worker may watch a thousand tubes and a tube may have a
-//! thousand workers, so neither side can afford to keep the other up to date at each
-//! step. Both answers are therefore kept lazily, for each pair of a connection and a tube
-//! it watches, in a [`Watch`]:
+//! Two questions must be answered fast. A job became ready: which connection that watches its tube
+//! has waited longest? A worker reserves: which of its watched tubes has the best job? A worker may
+//! watch a thousand tubes, and a tube may have a thousand workers. So neither side can update the
+//! other at each change. Both answers are cached for each pair of a connection and a watched tube,
+//! in a [`Watch`], and corrected on the next search:
 //!
 //! ```text
-//!      connection                     watch                        tube
-//!   out_of_line  ──(not in line)──  place in line  ──(in line)──  line     (oldest ticket first)
-//!   unsure       ──(look again)───  view           ──(settled)──  settled
-//!   offers  (best first)  ────────  place in offers
+//!      connection                  watch                     tube
+//!   not_queued  ──(not queued)──  waiter_index ──(queued)── waiters  (lowest number first)
+//!   dirty       ──(dirty)───────  is_dirty     ──(clean)─── clean
+//!   best_jobs   ────────────────  best_index                         (best job first)
 //! ```
 //!
-//! **The line.** A connection that begins to wait draws a ticket and joins the line of each
-//! watched tube in which it does not stand already. When it stops waiting, it stays where
-//! it stands. Who looks for the longest-waiting one takes the front of the line: somebody
-//! who no longer waits is sent out of the line, somebody who waits with a newer ticket is
-//! moved back to where that belongs. A ticket in line is never newer than the one its
-//! holder has, so the first that is true is the oldest. Each step of that work was paid
-//! for by an earlier wait.
+//! **Waiters.** A connection that begins to wait gets the next sequence number. It is queued at
+//! each watched tube at which it is not queued yet. When its wait ends, its entries stay. A search
+//! for the longest waiting connection corrects the front of the heap: it removes an entry whose
+//! connection does not wait, and re-inserts an entry with an old number under the new one. The
+//! number of an entry is never higher than that of its connection. So the first correct entry is
+//! the longest waiting connection. Each correction is paid for by an earlier wait.
 //!
-//! **The offers.** A connection files each watched tube under the best job it offered when
-//! last looked at. When a tube's offer gets worse or goes, nothing is done: the connection
-//! finds out when it comes to it. When it gets better, all connections that were settled
-//! about that tube become unsure of it, once, and look again when they next ask. So what
-//! is filed is never worse than what is there, and the first that is true is the best.
+//! **Best jobs.** A connection caches the best job of each watched tube. When the best job of a
+//! tube is reserved or deleted, the caches stay: the next search corrects them. When a better job
+//! becomes ready, all clean watches of the tube become dirty, once, and are checked by the next
+//! search. So a cached job is never worse than the actual one, and the first correct one is the
+//! best.
 //!
-//! After each command this holds: nobody waits while a tube that he watches has an offer.
+//! Between two commands no connection waits while a watched tube has a job for it.
 
 use super::Queue;
 use super::job::ReadyEntry;
@@ -38,88 +36,81 @@ use crate::engine::collections::heap::{Entry, Heap, rank};
 use crate::engine::collections::list::{Linked, Links, List};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::NIL;
-use crate::engine::keys::{ConnKey, Key, TubeKey, WatchKey};
+use crate::engine::keys::{ConnKey, JobKey, Key, TubeKey, WatchKey};
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 use std::num::NonZero;
 
-/// One connection watching one tube.
+/// A connection's watch of a tube.
 #[derive(Debug)]
 pub struct Watch {
     conn: ConnKey,
     tube: TubeKey,
-    /// The neighbours in the connection's lists and in the tube's, by [`ALL`] and the others.
+    /// The links in three lists; see [`ALL`].
     links: [Links; 3],
     /// Half of the hash: as many bits as there can be watches.
     hash: u32,
-    /// The next watch in the same bucket of the index.
     next_in_bucket: u32,
-    /// The place in the tube's line; [`NIL`] out of line.
-    place_in_line: u32,
-    /// The place among the connection's offers; [`NIL`] when it filed none.
-    place_in_offers: u32,
-    /// Whether the connection must look again before it trusts what it filed.
+    /// The index in the tube's waiters; [`NIL`] if not queued.
+    waiter_index: u32,
+    /// The index in the connection's best jobs; [`NIL`] if none is cached.
+    best_index: u32,
+    /// The cached best job must be checked: the tube may have a better one.
     is_dirty: bool,
 }
 
-/// The lists in which a watch stands: all of its connection; those of its connection that stand
-/// in no line; and the tube's `clean` or else the connection's `dirty`.
+/// The lists of a watch: all of its connection; the connection's `not_queued`; and the tube's
+/// `clean` or else the connection's `dirty`.
 const ALL: usize = 0;
-const OUT_OF_LINE: usize = 1;
+const NOT_QUEUED: usize = 1;
 pub(super) const FRESHNESS: usize = 2;
 
 /// All watches.
 pub type Watches = HashSlab<WatchKey, Watch>;
 
-/// What a connection knows of the tubes that it watches.
+/// The watches of a connection, its cached best jobs, and its wait.
 #[derive(Debug, Default)]
 pub struct Watching {
-    /// Its watches, as `list-tubes-watched` lists them.
+    /// All watches, in the order of `list-tubes-watched`.
     all: List<ALL>,
-    /// Those that do not stand in their tube's line.
-    not_queued: List<OUT_OF_LINE>,
-    /// Those whose tube may offer something better than what was filed.
+    /// The watches that are not among their tube's waiters.
+    not_queued: List<NOT_QUEUED>,
+    /// The watches whose tube may have a better job than the cached one.
     dirty: List<FRESHNESS>,
-    /// What the others offered when last looked at; nothing for who never watched a second tube.
-    offers: Option<Box<Heap<Offer>>>,
-    /// None while not waiting.
+    /// The cached best jobs; `None` until the connection watches a second tube.
+    best_jobs: Option<Box<Heap<BestJob>>>,
+    /// `None` while the connection does not wait.
     pub(super) wait: Option<Wait>,
 }
 
-/// What the tubes that a connection watches offer it.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Offered {
-    /// The best of their ready jobs.
-    Job(ReadyEntry),
-    /// No job.
+/// The result of a search for the best job of the tubes that a connection watches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Search {
+    /// The best job.
+    Found(JobKey),
+    /// No tube that is not paused has a ready job.
     Nothing,
     /// The step limit was reached before all tubes were checked.
-    Unknown,
+    Unfinished,
 }
 
-impl From<Option<ReadyEntry>> for Offered {
-    fn from(offer: Option<ReadyEntry>) -> Offered {
-        offer.map_or(Offered::Nothing, Offered::Job)
-    }
-}
-
-/// Counts one step down, if any is left.
+/// Takes one of the steps that are left. Returns `false` if there is none.
 fn take_step(steps_left: &mut usize) -> bool {
     let has_one = *steps_left > 0;
     *steps_left -= usize::from(has_one);
     has_one
 }
 
-/// A wait for a job.
+/// A connection's wait for a job.
 #[derive(Clone, Copy, Debug)]
 pub struct Wait {
-    /// Drawn at its beginning.
-    pub ticket: WaitSeq,
-    /// When it ends in vain; never, if it is [`Nanos::NEVER`].
+    /// The position in the order of waits.
+    pub seq: WaitSeq,
+    /// The end of the timeout; [`Nanos::NEVER`] without one.
     pub until: Nanos,
 }
 
-/// The order in which connections began to wait.
+/// A sequence number: the order in which connections began to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitSeq(NonZero<u64>);
 
@@ -131,68 +122,65 @@ impl WaitSeq {
     }
 }
 
-/// A watch in a tube's line, under the ticket that its connection had when last looked at.
+/// A watch among the waiters of its tube, with the number of the connection's wait at the last
+/// check.
 #[derive(Clone, Copy, Debug)]
 pub struct Waiter {
-    ticket: WaitSeq,
+    seq: WaitSeq,
     watch: WatchKey,
 }
 
-/// A watch under the best job that its tube offered when last looked at.
+/// A watch in the cache of its connection, with the best job of the tube at the last check.
 #[derive(Clone, Copy, Debug)]
-struct Offer {
+struct BestJob {
     pri: u32,
     id: u64,
     watch: WatchKey,
 }
 
 impl Queue {
-    /// Looks for the best job that the tubes watched by `conn` offer. A connection may watch a million
-    /// tubes that have all changed, so it takes at most `steps_left` steps, and counts them down.
-    ///
-    /// # Errors
-    /// There is no memory to file what they offer.
-    pub(super) fn best_offer(
+    /// Searches the watched tubes for the best job. A connection may watch a million tubes that
+    /// have all changed, so the search takes at most `steps_left` steps and subtracts them.
+    pub(super) fn best_job(
         &mut self,
         conn: ConnKey,
         steps_left: &mut usize,
-    ) -> Result<Offered, TryReserveError> {
+    ) -> Result<Search, TryReserveError> {
         let watching = &mut self.clients[conn].watching;
-        // Most watch one tube only: there is nothing to compare, and nothing to be filed.
+        // Most connections watch one tube: there is nothing to compare and nothing to cache.
         if watching.len() == 1 {
             let only = watching.first(&self.watches);
-            return Ok(only.and_then(|only| self.tubes[only].offer()).into());
+            let best = only.and_then(|only| self.tubes[only].best_job());
+            return Ok(best.map_or(Search::Nothing, |best| Search::Found(best.job)));
         }
         while !watching.dirty.is_empty() {
             if !take_step(steps_left) {
-                return Ok(Offered::Unknown);
+                return Ok(Search::Unfinished);
             }
-            headroom::leave(Headroom::ThreeQuarters, || watching.offers().try_reserve(1))?;
+            headroom::leave(Headroom::ThreeQuarters, || watching.best_jobs().try_reserve(1))?;
             let Some(key) = watching.dirty.pop_front(&mut self.watches) else { break };
             let watch = &mut self.watches[WatchKey::from_number(key)];
             watch.is_dirty = false;
-            let (tube, place) = (&mut self.tubes[watch.tube], watch.place_in_offers);
+            let (tube, index) = (&mut self.tubes[watch.tube], watch.best_index);
             tube.clean.push_back(&mut self.watches, key);
-            watching.file(WatchKey::from_number(key), place, tube.offer(), &mut self.watches);
+            let watch = WatchKey::from_number(key);
+            watching.cache_best(watch, index, tube.best_job(), &mut self.watches);
         }
-        while let Some(filed) = watching.offers().first() {
-            let watch = &self.watches[filed.watch];
-            let offer = self.tubes[watch.tube].offer();
-            if let Some(offer) =
-                offer.filter(|offer| (offer.pri, offer.id) == (filed.pri, filed.id))
-            {
-                return Ok(Offered::Job(offer));
+        while let Some(cached) = watching.best_jobs().first() {
+            let watch = &self.watches[cached.watch];
+            let best = self.tubes[watch.tube].best_job();
+            if let Some(best) = best.filter(|best| (best.pri, best.id) == (cached.pri, cached.id)) {
+                return Ok(Search::Found(best.job));
             }
             if !take_step(steps_left) {
-                return Ok(Offered::Unknown);
+                return Ok(Search::Unfinished);
             }
-            watching.file(filed.watch, watch.place_in_offers, offer, &mut self.watches);
+            watching.cache_best(cached.watch, watch.best_index, best, &mut self.watches);
         }
-        Ok(Offered::Nothing)
+        Ok(Search::Nothing)
     }
 
-    /// The tube offers something better than before: whoever was settled about it must
-    /// look again.
+    /// Marks all clean watches of the tube as dirty: it has a better job than before.
     pub(super) fn invalidate(&mut self, tube: TubeKey) {
         let clean = &mut self.tubes[tube].clean;
         while let Some(key) = clean.pop_front(&mut self.watches) {
@@ -205,20 +193,16 @@ impl Queue {
         }
     }
 
-    /// Returns the ticket of a connection that begins to look for a job.
+    /// Returns the next number in the order of waits.
     pub fn next_wait_seq(&mut self) -> WaitSeq {
-        let ticket = self.next_ticket;
-        self.next_ticket = ticket.next();
-        ticket
+        let seq = self.next_wait_seq;
+        self.next_wait_seq = seq.next();
+        seq
     }
 
-    /// Enters the connection in the lines of all tubes that it watches. Returns `false` if
-    /// `steps_left` was too small: then it does not wait yet, and may be removed from the lines that
-    /// it has joined.
-    ///
-    /// # Errors
-    /// There is no memory for one of the lines: the connection does not wait. It stays in those that
-    /// it has joined, as after a wait.
+    /// Queues the connection at all tubes that it watches. Returns `false` if `steps_left` is too
+    /// small: the connection does not wait, but keeps its new entries. The same holds without
+    /// memory.
     pub(super) fn enqueue_waiter(
         &mut self,
         conn: ConnKey,
@@ -230,63 +214,55 @@ impl Queue {
             if !take_step(steps_left) {
                 return Ok(false);
             }
-            let place = Waiter { ticket: wait.ticket, watch: WatchKey::from_number(key) };
-            let line = &mut self.tubes[self.watches[place.watch].tube].line;
-            line.try_reserve(1)?;
+            let waiter = Waiter { seq: wait.seq, watch: WatchKey::from_number(key) };
+            let waiters = &mut self.tubes[self.watches[waiter.watch].tube].waiters;
+            waiters.try_reserve(1)?;
             watching.not_queued.pop_front(&mut self.watches);
-            line.insert(place, &mut self.watches);
+            waiters.insert(waiter, &mut self.watches);
         }
         watching.wait = Some(wait);
         Ok(true)
     }
 
-    /// The connection waits no more, wherever it still stands in line.
-    pub(super) fn clear_wait(&mut self, conn: ConnKey) {
-        self.clients[conn].watching.wait = None;
-    }
-
-    /// The connection that has waited longest of those that watch the tube.
+    /// Returns the connection that has waited longest for a job of the tube.
     pub(super) fn longest_waiting(&mut self, tube: TubeKey) -> Option<ConnKey> {
-        let line = &mut self.tubes[tube].line;
-        while let Some(front) = line.first() {
+        let waiters = &mut self.tubes[tube].waiters;
+        while let Some(front) = waiters.first() {
             let conn = self.watches[front.watch].conn;
             let watching = &mut self.clients[conn].watching;
             match watching.wait {
-                Some(Wait { ticket, .. }) if ticket == front.ticket => return Some(conn),
-                Some(Wait { ticket, .. }) => {
-                    line.replace(0, Waiter { ticket, ..front }, &mut self.watches);
+                Some(Wait { seq, .. }) if seq == front.seq => return Some(conn),
+                Some(Wait { seq, .. }) => {
+                    waiters.replace(0, Waiter { seq, ..front }, &mut self.watches);
                 }
                 None => {
-                    line.remove(0, &mut self.watches);
-                    self.watches[front.watch].place_in_line = NIL;
-                    let out = &mut watching.not_queued;
-                    out.push_back(&mut self.watches, front.watch.number());
+                    waiters.remove(0, &mut self.watches);
+                    self.watches[front.watch].waiter_index = NIL;
+                    let not_queued = &mut watching.not_queued;
+                    not_queued.push_back(&mut self.watches, front.watch.number());
                 }
             }
         }
         None
     }
 
-    /// The tube of a watch.
+    /// Returns the tube of a watch.
     pub fn watched_tube(&self, watch: WatchKey) -> &Tube {
         &self.tubes[self.watches[watch].tube]
     }
 
-    /// How many of the connections that watch the tube wait.
+    /// Returns the number of connections that wait for a job of the tube.
     pub fn count_waiting(&self, tube: TubeKey) -> usize {
-        self.tubes[tube].line.iter().filter(|&place| self.waits_at(place)).count()
+        self.tubes[tube].waiters.iter().filter(|&waiter| self.is_waiting(waiter)).count()
     }
 
-    /// Whether the connection waits that stands at this place in the line of a tube. All who wait
-    /// stand in line; some who stand there do not wait.
-    pub fn waits_at(&self, place: Waiter) -> bool {
-        self.clients[self.watches[place.watch].conn].watching.is_waiting()
+    /// Returns whether the connection of this entry waits. All waiting connections have an entry;
+    /// some entries are of connections that do not wait.
+    pub fn is_waiting(&self, waiter: Waiter) -> bool {
+        self.clients[self.watches[waiter.watch].conn].watching.is_waiting()
     }
 
-    /// The connection watches the tube from now on, if it did not already.
-    ///
-    /// # Errors
-    /// There is no memory for it.
+    /// Adds a watch of the tube, unless the connection has one.
     pub(super) fn add_watch(
         &mut self,
         conn: ConnKey,
@@ -303,8 +279,8 @@ impl Queue {
             links: [Links::LOOSE; 3],
             hash: self.tubes[tube].hash_with(conn),
             next_in_bucket: NIL,
-            place_in_line: NIL,
-            place_in_offers: NIL,
+            waiter_index: NIL,
+            best_index: NIL,
             is_dirty: true,
         });
         watching.all.push_back(&mut self.watches, key.number());
@@ -314,31 +290,30 @@ impl Queue {
         Ok(())
     }
 
-    /// The watch of the tube by the connection.
+    /// Returns the connection's watch of the tube.
     pub(super) fn find_watch(&self, conn: ConnKey, tube: TubeKey) -> Option<WatchKey> {
         let hash = self.tubes[tube].hash_with(conn);
         self.watches.find_by(hash.into(), |watch| (watch.conn, watch.tube) == (conn, tube))
     }
 
-    /// Ends a watch, and returns the tube.
+    /// Removes a watch, and returns its tube.
     pub(super) fn remove_watch(&mut self, key: WatchKey) -> TubeKey {
-        let Watch { conn, tube: tube_key, place_in_line, place_in_offers, is_dirty, .. } =
+        let Watch { conn, tube: tube_key, waiter_index, best_index, is_dirty, .. } =
             self.watches[key];
-        let tube = tube_key;
         let watching = &mut self.clients[conn].watching;
-        let tube = &mut self.tubes[tube];
-        if place_in_line == NIL {
+        let tube = &mut self.tubes[tube_key];
+        if waiter_index == NIL {
             watching.not_queued.remove(&mut self.watches, key.number());
         } else {
-            tube.line.remove(place_in_line, &mut self.watches);
+            tube.waiters.remove(waiter_index, &mut self.watches);
         }
-        if place_in_offers != NIL {
-            watching.offers().remove(place_in_offers, &mut self.watches);
+        if best_index != NIL {
+            watching.best_jobs().remove(best_index, &mut self.watches);
         }
-        let view = if is_dirty { &mut watching.dirty } else { &mut tube.clean };
-        view.remove(&mut self.watches, key.number());
+        let list = if is_dirty { &mut watching.dirty } else { &mut tube.clean };
+        list.remove(&mut self.watches, key.number());
         tube.watching -= 1;
-        // Quirk: the last of the list takes the place of the one that goes; pinned by
+        // Quirk: the last watch of the list moves to the index of the removed one; pinned by
         // tests/conversations/list-tubes-order.txt.
         watching.all.swap_remove(&mut self.watches, key.number());
         self.watches.remove(key);
@@ -347,66 +322,66 @@ impl Queue {
 
     // ---- Checking ----
 
-    /// Every watch stands in the lists and heaps of its connection and of its tube in which it says
-    /// that it stands, and in no others; who waits is found by every tube that has something for
-    /// him, and no tube has.
+    /// Checks that each watch is in exactly the lists and heaps that its fields name, and that no
+    /// connection waits while a watched tube has a job for it.
     pub(super) fn check_watches(&self) {
         self.watches.check(format_args!("the watches"));
-        // Nothing stands in two places that exclude each other: so much is looked at one by one.
-        // With as many in both together as there are watches, each stands in one of them.
-        let (mut all, mut not_queued, mut dirty, mut filed) = (0, 0, 0, 0);
+        // The lists and heaps are checked one by one. Two that exclude each other have together as
+        // many entries as there are watches, so each watch is in one of them.
+        let (mut all, mut not_queued, mut dirty, mut cached) = (0, 0, 0, 0);
         for (conn, client) in self.clients.iter() {
             let watching = &client.watching;
             self.check_watching(conn, watching);
             all += watching.len();
             not_queued += watching.not_queued.len() as usize;
             dirty += watching.dirty.len() as usize;
-            filed += watching.offers.as_ref().map_or(0, |offers| offers.len());
+            cached += watching.best_jobs.as_ref().map_or(0, |best_jobs| best_jobs.len());
         }
-        let (mut in_line, mut clean) = (0, 0);
+        let (mut queued, mut clean) = (0, 0);
         for (key, tube) in self.tubes.entries() {
-            self.check_line(key, tube);
-            in_line += tube.line.len();
+            self.check_waiters(key, tube);
+            queued += tube.waiters.len();
             clean += tube.clean.len() as usize;
         }
         let len = self.watches.len();
-        assert_eq!(all, len, "watches of all connections, and watches");
-        assert_eq!(in_line + not_queued, len, "watches in line and out of line, and watches");
-        assert_eq!(clean + dirty, len, "watches settled and unsure, and watches");
-        let is_filed = |(_, watch): &(WatchKey, &Watch)| watch.place_in_offers != NIL;
-        let noted = self.watches.iter().filter(is_filed).count();
-        assert_eq!(filed, noted, "offers that are filed, and watches that say so");
+        assert_eq!(all, len, "watches in the lists of connections, and all watches");
+        assert_eq!(queued + not_queued, len, "queued and not queued watches, and all watches");
+        assert_eq!(clean + dirty, len, "clean and dirty watches, and all watches");
+        let is_cached = |(_, watch): &(WatchKey, &Watch)| watch.best_index != NIL;
+        let indexed = self.watches.iter().filter(is_cached).count();
+        assert_eq!(cached, indexed, "cached best jobs, and watches with an index of one");
     }
 
     fn check_watching(&self, conn: ConnKey, watching: &Watching) {
         let index = conn.index();
         let watch = |key| {
             let found = self.watches.get(WatchKey::from_number(key));
-            found.unwrap_or_else(|| panic!("{index} has watch {key}, which is not there"))
+            found.unwrap_or_else(|| panic!("no watch {key}, which connection {index} lists"))
         };
-        assert!(!watching.is_empty(), "connection {index} watches nothing");
-        watching.all.check(&self.watches, format_args!("what {index} watches"), |key| {
-            let Watch { conn: by, tube, .. } = *watch(key);
-            let found = self.find_watch(by, tube);
-            assert_eq!(by, conn, "whose watch {key} is, and by whom it is kept");
-            assert_eq!(found, Some(WatchKey::from_number(key)), "the watch of {tube:?} by {index}");
+        assert!(!watching.is_empty(), "connection {index} watches no tube");
+        let what = format_args!("the watches of connection {index}");
+        watching.all.check(&self.watches, what, |key| {
+            let Watch { conn: owner, tube, .. } = *watch(key);
+            let found = self.find_watch(owner, tube);
+            assert_eq!(owner, conn, "the connection of watch {key}, and the one that lists it");
+            let what = "the watch found by connection and tube, and the listed one";
+            assert_eq!(found, Some(WatchKey::from_number(key)), "{what}: {index}, {tube:?}");
         });
-        let not_queued = format_args!("what {index} watches out of line");
-        watching.not_queued.check(&self.watches, not_queued, |key| {
-            let is_so = watch(key).conn == conn && watch(key).place_in_line == NIL;
-            assert!(is_so, "watch {key} of {index} is out of line: {:?}", watch(key));
+        let what = format_args!("the watches of connection {index} that are not queued");
+        watching.not_queued.check(&self.watches, what, |key| {
+            let is_consistent = watch(key).conn == conn && watch(key).waiter_index == NIL;
+            assert!(is_consistent, "not queued by connection {index}: {:?}", watch(key));
         });
-        watching.dirty.check(&self.watches, format_args!("what {index} is unsure of"), |key| {
-            let is_so = watch(key).conn == conn && watch(key).is_dirty;
-            assert!(is_so, "{index} is unsure of watch {key}: {:?}", watch(key));
+        let what = format_args!("the dirty watches of connection {index}");
+        watching.dirty.check(&self.watches, what, |key| {
+            let is_consistent = watch(key).conn == conn && watch(key).is_dirty;
+            assert!(is_consistent, "dirty for connection {index}: {:?}", watch(key));
         });
-        if let Some(offers) = &watching.offers {
-            offers.check(&self.watches, format_args!("what {index} has filed"));
-            for offer in offers.iter() {
-                assert_eq!(
-                    self.watches[offer.watch].conn, conn,
-                    "whose {offer:?} is, and who has it"
-                );
+        if let Some(best_jobs) = &watching.best_jobs {
+            best_jobs.check(&self.watches, format_args!("the best jobs of connection {index}"));
+            for best in best_jobs.iter() {
+                let owner = self.watches[best.watch].conn;
+                assert_eq!(owner, conn, "the connection of {best:?}, and the one that caches it");
             }
         }
         if let Some(wait) = watching.wait {
@@ -416,105 +391,103 @@ impl Queue {
 
     fn check_wait(&self, conn: ConnKey, watching: &Watching, wait: Wait) {
         let index = conn.index();
-        let (drawn, next) = (wait.ticket.0, self.next_ticket.0);
-        assert!(drawn < next, "{index} waits with ticket {drawn}, but {next} is the next one");
-        let out = watching.not_queued.len();
-        assert_eq!(out, 0, "lines in which {index} does not stand, though it waits");
+        let (seq, next) = (wait.seq.0, self.next_wait_seq.0);
+        assert!(seq < next, "connection {index} waits with number {seq}, but {next} is the next");
+        let missing = watching.not_queued.len();
+        assert_eq!(missing, 0, "watches of the waiting connection {index} that are not queued");
         for tube in watching.tubes(&self.watches) {
             let Tube { name, .. } = &self.tubes[tube];
-            let offer = self.tubes[tube].offer();
-            assert!(offer.is_none(), "{index} waits, but tube {name} has {offer:?}");
+            let best = self.tubes[tube].best_job();
+            assert!(best.is_none(), "connection {index} waits, but tube {name} has {best:?}");
         }
     }
 
-    fn check_line(&self, key: TubeKey, tube: &Tube) {
-        let Tube { name, line, clean, .. } = tube;
-        line.check(&self.watches, format_args!("the line of tube {name}"));
-        for place in line.iter() {
-            let watch = &self.watches[place.watch];
-            assert_eq!(watch.tube, key, "the tube of {watch:?}, and the one where it is in line");
+    fn check_waiters(&self, key: TubeKey, tube: &Tube) {
+        let Tube { name, waiters, clean, .. } = tube;
+        waiters.check(&self.watches, format_args!("the waiters of tube {name}"));
+        for waiter in waiters.iter() {
+            let watch = &self.watches[waiter.watch];
+            assert_eq!(watch.tube, key, "the tube of {watch:?}, and the one that queues it");
             let wait = self.clients[watch.conn].watching.wait;
-            let is_old = wait.map_or(place.ticket.0 < self.next_ticket.0, |wait| {
-                place.ticket.0 <= wait.ticket.0
-            });
-            assert!(is_old, "{place:?} is in the line of tube {name}, but its holder has {wait:?}");
+            let is_old =
+                wait.map_or(waiter.seq.0 < self.next_wait_seq.0, |wait| waiter.seq.0 <= wait.seq.0);
+            assert!(is_old, "tube {name} queues {waiter:?}, but its connection has {wait:?}");
         }
-        clean.check(&self.watches, format_args!("those settled about tube {name}"), |number| {
-            let watch = self.watches.get(WatchKey::from_number(number)).unwrap_or_else(|| {
-                panic!("watch {number} is settled about tube {name}, but not there")
+        let what = format_args!("the clean watches of tube {name}");
+        clean.check(&self.watches, what, |number| {
+            let watch = self.watches.get(WatchKey::from_number(number));
+            let watch = watch.unwrap_or_else(|| panic!("no watch {number}, clean in tube {name}"));
+            let is_consistent = watch.tube == key && !watch.is_dirty;
+            assert!(is_consistent, "clean watch {number} of tube {name}: {watch:?}");
+            let best_jobs = self.clients[watch.conn].watching.best_jobs.as_ref();
+            let cached = best_jobs.and_then(|best_jobs| best_jobs.get(watch.best_index));
+            let best = tube.best_job();
+            let is_better = best.is_some_and(|best| {
+                cached.is_none_or(|cached| (best.pri, best.id) < (cached.pri, cached.id))
             });
-            let is_so = watch.tube == key && !watch.is_dirty;
-            assert!(is_so, "watch {number} is settled about tube {name}: {watch:?}");
-            let offers = self.clients[watch.conn].watching.offers.as_ref();
-            let filed = offers.and_then(|offers| offers.get(watch.place_in_offers));
-            let is_better = tube.offer().is_some_and(|offer| {
-                filed.is_none_or(|filed| (offer.pri, offer.id) < (filed.pri, filed.id))
-            });
-            assert!(!is_better, "tube {name} has better than {filed:?}: {:?}", tube.offer());
+            assert!(!is_better, "tube {name} has {best:?}, better than the cached {cached:?}");
         });
     }
 }
 
 impl Watching {
-    /// How many tubes are watched.
     pub fn len(&self) -> usize {
         self.all.len() as usize
     }
 
-    /// Whether no tube is watched; never while the connection lives.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// Whether the connection waits for a job.
     pub fn is_waiting(&self) -> bool {
         self.wait.is_some()
     }
 
-    /// The first of the watches.
+    /// Returns the first watch in the order of `list-tubes-watched`.
     pub fn first_watch(&self) -> Option<WatchKey> {
         self.all.front().map(WatchKey::from_number)
     }
 
-    /// The first of the watched tubes.
+    /// Returns the first tube in the order of `list-tubes-watched`.
     pub fn first(&self, watches: &Watches) -> Option<TubeKey> {
         self.first_watch().map(|watch| watches[watch].tube)
     }
 
-    /// The watch that comes after another one, in the order of `list-tubes-watched`.
+    /// Returns the next watch in the order of `list-tubes-watched`.
     pub fn watch_after(&self, watch: WatchKey, watches: &Watches) -> Option<WatchKey> {
         self.all.after(watches, watch.number()).map(WatchKey::from_number)
     }
 
-    /// The watched tubes, in the order of `list-tubes-watched`.
+    /// Returns the watched tubes in the order of `list-tubes-watched`.
     pub fn tubes<'a>(&'a self, watches: &'a Watches) -> impl Iterator<Item = TubeKey> + Clone + 'a {
         self.all.iter(watches).map(|watch| watches[WatchKey::from_number(watch)].tube)
     }
 
-    /// Makes what is needed to compare tubes, which cannot fail: from the second tube on.
+    /// Allocates the heap of best jobs, which the second watched tube needs. This allocation cannot
+    /// fail.
     pub fn prepare_to_compare(&mut self) {
-        self.offers();
+        self.best_jobs();
     }
 
-    fn offers(&mut self) -> &mut Heap<Offer> {
-        self.offers.get_or_insert_default()
+    fn best_jobs(&mut self) -> &mut Heap<BestJob> {
+        self.best_jobs.get_or_insert_default()
     }
 
-    /// Files what the tube of `watch` offers, in the stead of what stands at `place`.
-    fn file(
+    /// Caches the best job of the tube of `watch`, in place of the one at `index`.
+    fn cache_best(
         &mut self,
         watch: WatchKey,
-        place: u32,
-        offer: Option<ReadyEntry>,
+        index: u32,
+        best: Option<ReadyEntry>,
         watches: &mut Watches,
     ) {
-        match offer.map(|ReadyEntry { pri, id, .. }| Offer { pri, id, watch }) {
-            Some(offer) if place == NIL => self.offers().insert(offer, watches),
-            Some(offer) => self.offers().replace(place, offer, watches),
-            None if place == NIL => {}
+        match best.map(|ReadyEntry { pri, id, .. }| BestJob { pri, id, watch }) {
+            Some(best) if index == NIL => self.best_jobs().insert(best, watches),
+            Some(best) => self.best_jobs().replace(index, best, watches),
+            None if index == NIL => {}
             None => {
-                self.offers().remove(place, watches);
-                watches[watch].place_in_offers = NIL;
+                self.best_jobs().remove(index, watches);
+                watches[watch].best_index = NIL;
             }
         }
     }
@@ -538,31 +511,31 @@ impl Entry for Waiter {
     type Store = Watches;
 
     fn rank(self) -> u128 {
-        rank(self.ticket.0.get(), self.watch.number())
+        rank(self.seq.0.get(), self.watch.number())
     }
 
-    fn set_index(self, place: u32, watches: &mut Watches) {
-        watches[self.watch].place_in_line = place;
+    fn set_index(self, index: u32, watches: &mut Watches) {
+        watches[self.watch].waiter_index = index;
     }
 
     fn index(self, watches: &Watches) -> Option<u32> {
-        Some(watches[self.watch].place_in_line)
+        Some(watches[self.watch].waiter_index)
     }
 }
 
-impl Entry for Offer {
+impl Entry for BestJob {
     type Store = Watches;
 
     fn rank(self) -> u128 {
         rank(self.pri, self.id)
     }
 
-    fn set_index(self, place: u32, watches: &mut Watches) {
-        watches[self.watch].place_in_offers = place;
+    fn set_index(self, index: u32, watches: &mut Watches) {
+        watches[self.watch].best_index = index;
     }
 
     fn index(self, watches: &Watches) -> Option<u32> {
-        Some(watches[self.watch].place_in_offers)
+        Some(watches[self.watch].best_index)
     }
 }
 
@@ -580,7 +553,7 @@ impl<const LIST: usize> Linked<LIST> for Watches {
 mod tests {
     use super::*;
     use crate::engine::queue::job::JobParams;
-    use crate::engine::queue::{Outcome, StepResult, WaitResult};
+    use crate::engine::queue::{Outcome, WaitResult};
     use crate::engine::text::CR_LF;
     use std::collections::{BTreeMap, BTreeSet};
 
@@ -588,36 +561,37 @@ mod tests {
     const NOW: Nanos = Nanos::from_secs(100);
     const LONG: u32 = 1_000_000;
 
-    /// The same rules, with everything looked up anew each time.
+    /// The same rules, with each answer computed from scratch.
     #[derive(Default)]
     struct Model {
-        /// By id: the tube and the priority.
+        /// The tube and the priority, by id.
         ready: BTreeMap<u64, (usize, u32)>,
-        held: BTreeMap<u64, (ConnKey, usize)>,
+        reserved: BTreeMap<u64, (ConnKey, usize)>,
         watched: BTreeMap<ConnKey, BTreeSet<usize>>,
-        /// The longest-waiting one first.
+        /// The longest waiting connection first.
         waiting: Vec<ConnKey>,
         paused: BTreeSet<usize>,
         wait_results: Vec<(ConnKey, u64)>,
     }
 
     impl Model {
-        fn best(&self, offered: impl Fn(usize) -> bool) -> Option<u64> {
-            let offers = self
+        fn best(&self, is_searched: impl Fn(usize) -> bool) -> Option<u64> {
+            let jobs = self
                 .ready
                 .iter()
-                .filter(|(_, (tube, _))| offered(*tube) && !self.paused.contains(tube));
-            offers.min_by_key(|&(&id, &(_, pri))| (pri, id)).map(|(&id, _)| id)
+                .filter(|(_, (tube, _))| is_searched(*tube) && !self.paused.contains(tube));
+            jobs.min_by_key(|&(&id, &(_, pri))| (pri, id)).map(|(&id, _)| id)
         }
 
-        fn hold(&mut self, conn: ConnKey, id: u64) {
-            let (tube, _) = self.ready.remove(&id).expect("only ready jobs are taken");
-            self.held.insert(id, (conn, tube));
+        fn make_reserved(&mut self, conn: ConnKey, id: u64) {
+            let (tube, _) =
+                self.ready.remove(&id).expect("the model reserves a job that is not ready");
+            self.reserved.insert(id, (conn, tube));
         }
 
         fn reserve(&mut self, conn: ConnKey) -> Option<u64> {
             let id = self.best(|tube| self.watched[&conn].contains(&tube))?;
-            self.hold(conn, id);
+            self.make_reserved(conn, id);
             Some(id)
         }
 
@@ -631,28 +605,28 @@ mod tests {
                 let first = self.waiting.iter().position(|conn| self.watched[conn].contains(&tube));
                 let Some(first) = first else { break };
                 let conn = self.waiting.remove(first);
-                self.hold(conn, id);
+                self.make_reserved(conn, id);
                 self.wait_results.push((conn, id));
             }
         }
     }
 
     fn put(queue: &mut Queue, conn: ConnKey, id: u64, tube: usize, pri: u32) {
-        let terms = JobParams { pri, delay_secs: 0, ttr_secs: LONG };
+        let params = JobParams { pri, delay_secs: 0, ttr_secs: LONG };
         queue.use_tube(conn, TUBES[tube]).unwrap();
         let body = queue.bodies.add(CR_LF).unwrap();
-        queue.put(conn, id, terms, body, NOW).unwrap();
+        queue.put(conn, id, params, body, NOW).unwrap();
     }
 
     fn reserve(queue: &mut Queue, conn: ConnKey) -> Option<u64> {
         match queue.reserve(conn, &mut usize::MAX.clone(), NOW).unwrap() {
-            StepResult::Reserved(job) => Some(queue.jobs[job].id),
-            StepResult::Nothing => None,
-            StepResult::Unfinished => panic!("there were enough steps"),
+            Search::Found(job) => Some(queue.jobs[job].id),
+            Search::Nothing => None,
+            Search::Unfinished => panic!("a reserve without a step limit is unfinished"),
         }
     }
 
-    /// One random step in both worlds.
+    /// Applies one random step to the queue and to the model.
     #[expect(clippy::too_many_lines, reason = "one arm for each kind of step")]
     fn step(random: &mut fastrand::Rng, queue: &mut Queue, model: &mut Model, last_id: &mut u64) {
         let conns: Vec<ConnKey> = model.watched.keys().copied().collect();
@@ -664,8 +638,8 @@ mod tests {
             return;
         };
         let is_waiting = model.waiting.contains(&conn);
-        let held =
-            model.held.iter().find(|(_, (by, _))| *by == conn).map(|(&id, &(_, tube))| (id, tube));
+        let reserved = model.reserved.iter().find(|(_, (by, _))| *by == conn);
+        let reserved = reserved.map(|(&id, &(_, tube))| (id, tube));
         match random.u8(..20) {
             0 if conns.len() < 12 => {
                 let conn = queue.connect().unwrap();
@@ -677,13 +651,13 @@ mod tests {
                 }
                 model.waiting.retain(|&waiting| waiting != conn);
                 model.watched.remove(&conn);
-                let mut given_up: Vec<(u64, usize)> = Vec::new();
-                model.held.retain(|&id, &mut (by, tube)| {
-                    given_up.extend((by == conn).then_some((id, tube)));
+                let mut released: Vec<(u64, usize)> = Vec::new();
+                model.reserved.retain(|&id, &mut (by, tube)| {
+                    released.extend((by == conn).then_some((id, tube)));
                     by != conn
                 });
-                assert!(given_up.len() <= 1, "the test holds one job at a time");
-                for (id, tube) in given_up {
+                assert!(released.len() <= 1, "a connection of the test reserves one job at a time");
+                for (id, tube) in released {
                     model.make_ready(id, tube, queue.jobs[queue.jobs.find(id).unwrap()].pri);
                 }
             }
@@ -712,9 +686,9 @@ mod tests {
                 put(queue, conn, *last_id, tube, pri);
                 model.make_ready(*last_id, tube, pri);
             }
-            13..16 if held.is_some() && !is_waiting => {
-                let (id, tube) = held.unwrap();
-                model.held.remove(&id);
+            13..16 if reserved.is_some() && !is_waiting => {
+                let (id, tube) = reserved.unwrap();
+                model.reserved.remove(&id);
                 if random.bool() {
                     assert_eq!(queue.release(conn, id, pri, 0, NOW), Outcome::Done);
                     model.make_ready(id, tube, pri);
@@ -722,25 +696,24 @@ mod tests {
                     assert_eq!(queue.delete(conn, id), Outcome::Done);
                 }
             }
-            _ if held.is_none() && !is_waiting => {
-                let reserved = reserve(queue, conn);
-                assert_eq!(reserved, model.reserve(conn));
-                if reserved.is_none() {
-                    let until = Nanos::NEVER;
-                    let wait = Wait { ticket: queue.next_wait_seq(), until };
+            _ if reserved.is_none() && !is_waiting => {
+                let job = reserve(queue, conn);
+                assert_eq!(job, model.reserve(conn));
+                if job.is_none() {
+                    let wait = Wait { seq: queue.next_wait_seq(), until: Nanos::NEVER };
                     assert!(queue.wait(conn, wait, &mut usize::MAX.clone(), NOW).unwrap());
                     model.waiting.push(conn);
                 }
             }
             _ => {}
         }
-        // A tube that is gone comes back without a pause.
+        // A tube that was removed is created again without a pause.
         model.paused.retain(|&tube| queue.tubes.find(TUBES[tube]).is_some());
     }
 
-    /// Otherwise a client could choose tubes whose watches are all in one bucket of the index.
+    /// Otherwise a client could choose tubes whose watches share a bucket of the index.
     #[test]
-    fn the_hash_of_a_watch_has_a_secret() {
+    fn watch_hashes_differ_between_servers() {
         let hashes = || {
             let mut queue = Queue::new(NOW);
             let conn = queue.connect().unwrap();
@@ -752,7 +725,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_get_the_best_jobs_in_the_order_of_their_waiting() {
+    fn workers_get_the_best_job_in_the_order_in_which_they_began_to_wait() {
         for seed in 0..30 {
             let mut random = fastrand::Rng::with_seed(seed);
             let mut queue = Queue::new(NOW);
@@ -762,10 +735,10 @@ mod tests {
                 step(&mut random, &mut queue, &mut model, &mut last_id);
                 let wait_results: Vec<(ConnKey, u64)> = std::mem::take(&mut queue.wait_results)
                     .into_iter()
-                    .map(|(conn, answer)| match answer {
+                    .map(|(conn, result)| match result {
                         WaitResult::Reserved(job) => (conn, queue.jobs[job].id),
                         WaitResult::DeadlineSoon | WaitResult::TimedOut => {
-                            panic!("no time passes here")
+                            panic!("a wait ended without a job, though no time passed")
                         }
                     })
                     .collect();
@@ -777,11 +750,11 @@ mod tests {
                     assert_eq!(queue.count_waiting(tube), waiting);
                 }
                 assert_eq!(queue.totals.ready, model.ready.len() as u64);
-                assert_eq!(queue.totals.reserved, model.held.len() as u64);
+                assert_eq!(queue.totals.reserved, model.reserved.len() as u64);
                 assert_eq!(queue.totals.waiting, model.waiting.len() as u64);
                 queue.check();
             }
-            assert!(last_id > 100, "the test puts jobs");
+            assert!(last_id > 100, "the test put {last_id} jobs only");
         }
     }
 }

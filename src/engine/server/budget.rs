@@ -1,57 +1,56 @@
-//! The budget of one loop iteration: work is counted in units of about 0.25 us, not timed, so that
+//! The budget of one loop iteration. Work is counted in units of about 0.25 us, not timed, so that
 //! tests can assert it.
 
-use crate::engine::queue::{LATE_DUE_WORK, LEAST_DUE_WORK, MOST_DUE_WORK};
+use crate::engine::queue::{MAX_DUE_WORK, MIN_DUE_WORK, MIN_LATE_DUE_WORK};
 
-/// Units of work that are left in the present iteration.
+/// The units of work that are left in an iteration.
 #[derive(Debug)]
 pub struct Budget {
-    /// Left to all connections.
+    /// The units left to all connections.
     left: usize,
-    /// What each connection may use.
+    /// The units of each connection.
     share: usize,
-    /// What is left of its share to the connection whose commands are run.
+    /// The units left to the connection whose commands run.
     share_left: usize,
-    /// What a tick may use for each kind of thing that is due.
+    /// The units of a tick for tubes, and again for connections.
     due_work: usize,
 }
 
-/// The work of one iteration that many connections cause together: about 1 ms.
-pub const ITERATION_WORK: usize = 4096;
-/// The work that pipelined commands of all ready connections may cause together in one iteration,
-/// unless the smallest share for each is more: some 15 us, so that a client that sends one command
-/// at a time waits little behind one that sends thousands.
-pub const SHARED_WORK: usize = 64;
-/// The same where each iteration ends in a sync of the disk, which takes longer than all commands.
-pub const SHARED_WORK_BEFORE_SYNC: usize = 1024;
-pub const SMALLEST_SHARE: usize = 16;
+/// The budget of an iteration: about 1 ms.
+const ITERATION_WORK: usize = 4096;
+/// The work of pipelined commands of all ready connections in an iteration, if each has more than
+/// [`MIN_SHARE`]: about 16 us. So a client that sends one command at a time is hardly delayed by
+/// one that sends thousands.
+const SHARED_WORK: usize = 64;
+/// As [`SHARED_WORK`], for iterations that end in a sync, which takes longer than all commands.
+const SHARED_WORK_BEFORE_SYNC: usize = 1024;
+pub const MIN_SHARE: usize = 16;
 
 impl Default for Budget {
     fn default() -> Budget {
-        Budget { left: ITERATION_WORK, share: SHARED_WORK, share_left: 0, due_work: MOST_DUE_WORK }
+        Budget { left: ITERATION_WORK, share: SHARED_WORK, share_left: 0, due_work: MAX_DUE_WORK }
     }
 }
 
 impl Budget {
-    /// Begins an iteration in which `ready` connections are to be served. `is_late` if work was due
-    /// before and was not done.
+    /// Begins an iteration in which `ready` connections are to be served. `is_late` if due work was
+    /// postponed.
     ///
-    /// What is due gets about half of what clients used in the previous iteration: little when
-    /// iterations are short, more when work is late or iterations are long anyway, and most when no
-    /// client is to be served.
+    /// Due work gets half of the units that clients used in the previous iteration. So it gets few
+    /// when iterations are short. It gets more when it is late, and most when no client is ready.
     pub fn begin_iteration(&mut self, ready: usize, is_late: bool) {
         let used = ITERATION_WORK - self.left;
-        let least = if is_late { LATE_DUE_WORK } else { LEAST_DUE_WORK };
+        let least = if is_late { MIN_LATE_DUE_WORK } else { MIN_DUE_WORK };
         self.due_work =
-            if ready == 0 { MOST_DUE_WORK } else { (used / 2).clamp(least, MOST_DUE_WORK) };
+            if ready == 0 { MAX_DUE_WORK } else { (used / 2).clamp(least, MAX_DUE_WORK) };
         self.left = ITERATION_WORK;
     }
 
-    /// Divides the work for pipelined commands between `connections`. `syncs` if the iteration ends in
-    /// a sync.
+    /// Divides the work of pipelined commands between `connections`. `syncs` if the iteration ends
+    /// in a sync.
     pub fn divide(&mut self, connections: usize, syncs: bool) {
         let shared = if syncs { SHARED_WORK_BEFORE_SYNC } else { SHARED_WORK };
-        self.share = (shared / connections.max(1)).max(SMALLEST_SHARE);
+        self.share = (shared / connections.max(1)).max(MIN_SHARE);
     }
 
     /// Returns whether another connection may be served.
@@ -64,7 +63,7 @@ impl Budget {
         self.share_left = self.share;
     }
 
-    /// Returns whether the present connection may run another command.
+    /// Returns whether the connection may run another command.
     pub fn has_share(&self) -> bool {
         self.share_left > 0
     }
@@ -74,13 +73,13 @@ impl Budget {
         self.left = self.left.saturating_sub(work);
     }
 
-    /// Charges work of the present connection.
+    /// Charges work of the connection whose commands run.
     pub fn charge_share(&mut self, work: usize) {
         self.share_left = self.share_left.saturating_sub(work);
         self.charge(work);
     }
 
-    /// Returns the units of work that a tick may use for each kind of thing that is due.
+    /// Returns the units of a tick for tubes, and again for connections.
     pub fn due_work(&self) -> usize {
         self.due_work
     }

@@ -1,8 +1,8 @@
-//! Runs the commands of one connection: each arm calls the rules and replies.
+//! Runs the commands of one connection: calls the rules and replies.
 
-use super::{OUTPUT_PER_WORK, STEPS_FREE, Server, WARN_AGAIN};
+use super::{FREE_STEPS, REPLY_COST_PER_WORK, Server, WARN_INTERVAL};
 use crate::engine::binlog::NoSpace;
-use crate::engine::conn::{Arriving, Conn, Phase, Put, Refusal, Step};
+use crate::engine::conn::{Conn, LargePut, Phase, Put, Refusal, Step};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{ConnKey, JobKey};
 use crate::engine::protocol::command::{self, Command, LineTail, Rejection};
@@ -11,28 +11,27 @@ use crate::engine::protocol::stats::{self};
 use crate::engine::queue::body::Body;
 use crate::engine::queue::job::JobParams;
 use crate::engine::queue::tube::Tube;
-use crate::engine::queue::waiters::Wait;
-use crate::engine::queue::{Kick, Outcome, Queue, StepResult, WORK_PER_WAKE, WaitResult};
+use crate::engine::queue::waiters::{Search, Wait};
+use crate::engine::queue::{Kick, Outcome, Queue, WORK_PER_WAKE, WaitResult};
 use crate::engine::text::CR_LF;
 use crate::engine::time::Nanos;
 use log::{debug, trace, warn};
 use std::collections::TryReserveError;
 
-/// The work of one connection that is served: it is read from and written to.
+/// Units of work to read from a connection and to write to it.
 const WORK_PER_CONN: usize = 16;
 /// A reserve checks at most this many watches in an iteration, and charges one unit for each two.
-const WATCHES_AT_ONCE: usize = 2048;
+const WATCHES_PER_STEP: usize = 2048;
 const WATCHES_PER_WORK: usize = 2;
-/// One unit for this many waiters of a tube that are counted.
-const IN_LINE_PER_WORK: usize = 8;
-/// A kick moves at most this many jobs in an iteration, or wakes 128 connections: a
-/// fraction of a millisecond.
-pub(super) const KICKED_AT_ONCE: u32 = 1024;
+/// Counting this many waiters of a tube is one unit of work.
+const WAITERS_PER_WORK: usize = 8;
+/// A kick moves at most this many jobs in an iteration, or wakes 128 connections: less than 1 ms.
+pub(super) const KICKS_PER_STEP: u32 = 1024;
 
 impl Server {
     // ---- Running commands ----
 
-    /// Runs what has just arrived, and keeps what is left of it.
+    /// Runs commands that have just arrived, and buffers the rest.
     pub(super) fn run_fresh(&mut self, key: ConnKey, bytes: &[u8], now: Nanos) {
         let rest = self.run(key, bytes, now);
         if !rest.is_empty()
@@ -43,7 +42,7 @@ impl Server {
         }
     }
 
-    /// Runs what a connection sent earlier.
+    /// Runs buffered commands.
     pub(super) fn run_buffered(&mut self, key: ConnKey, now: Nanos) {
         let mut input = self.conns.take_input(key);
         let left = self.run(key, input.unused(), now).len();
@@ -53,64 +52,64 @@ impl Server {
         }
     }
 
-    /// There is no memory to keep what a client sends. Says whether it goes on all the same: it
-    /// does when the `arrived` bytes are the beginning of a body and nothing else.
+    /// Drops the input of a connection, for which there is no memory. Returns whether the
+    /// connection stays open: the `arrived` bytes were the beginning of a body and nothing else.
     pub(super) fn drop_input(&mut self, key: ConnKey, arrived: usize) -> bool {
-        let goes_on = self.conns[key].give_up_body(arrived);
-        if !goes_on {
+        let continues = self.conns[key].skip_body(arrived);
+        if !continues {
             self.close_now(key);
         }
-        goes_on
+        continues
     }
 
-    /// Runs the complete commands of `input`, up to the connection's share of the turn, and
-    /// returns what is left of it.
+    /// Runs the complete commands of `input` within the connection's share of the iteration.
+    /// Returns the rest.
     fn run<'a>(&mut self, key: ConnKey, mut input: &'a [u8], now: Nanos) -> &'a [u8] {
         self.charge(WORK_PER_CONN);
         self.budget.begin_share();
         while self.budget.has_share() && self.conns[key].has_step(input) {
             let output_limit = self.conns.output_limit();
             let Some(step) = self.conns[key].next_step(&mut input, output_limit) else { break };
-            let now = self.moment(now);
+            let now = self.command_time(now);
             match step {
                 Step::Line(line) => self.run_line(key, line, now),
                 Step::TooLongLine(tail) => self.reject(key, tail, Rejection::BadFormat),
                 Step::Put(put, body) => self.finish_small_put(key, put, body, now),
                 Step::BeginBody(put) => self.begin_body(key, put),
                 Step::BodyPart(part) => self.add_to_body(key, part, now),
-                Step::Unwanted(why) => self.reply(key, why.into()),
-                Step::Kick(kick) => self.go_on_kicking(key, kick, now),
-                Step::Look(wait) => self.look_for_job(key, wait, now),
-                Step::ListWatched => self.go_on_listing_watched(key),
+                Step::SkippedBody(refusal) => self.reply(key, refusal.into()),
+                Step::Kick(kick) => self.kick_step(key, kick, now),
+                Step::Reserve(wait) => self.reserve_step(key, wait, now),
+                Step::ListWatched => self.list_watched_step(key),
             }
             self.after_command();
         }
         let output_limit = self.conns.output_limit();
         let conn = &mut self.conns[key];
-        conn.has_backlog = conn.has_step(input)
-            && (!self.budget.has_share() || !conn.takes_commands(output_limit));
+        conn.has_backlog =
+            conn.has_step(input) && (!self.budget.has_share() || !conn.can_run(output_limit));
         if conn.has_backlog {
             self.conns.mark_dirty(key);
         }
         input
     }
 
-    /// Answers the connections that waited, and charges what the step has cost.
+    /// Delivers the results of waits, and charges the work of the command.
     fn after_command(&mut self) {
         let wakes =
             if self.queue.wait_results.is_empty() { 0 } else { self.deliver_wait_results() };
-        let said = self.conns.take_said_bytes() / OUTPUT_PER_WORK;
-        let unsettling = self.queue.take_unsettling_work();
-        self.charge(unsettling);
-        let done = self.queue.take_work();
-        self.budget.charge_share(1 + said + wakes + done);
+        let replied = self.conns.take_reply_cost() / REPLY_COST_PER_WORK;
+        let invalidation = self.queue.take_invalidation_work();
+        self.charge(invalidation);
+        let work = self.queue.take_work();
+        self.budget.charge_share(1 + replied + wakes + work);
     }
 
-    /// Every command has a moment of its own, as if the clock were read for each, so that
-    /// what many commands of one read set to the same delay comes due in their order.
-    fn moment(&mut self, now: Nanos) -> Nanos {
-        self.last_moment = now.max(self.last_moment + Nanos::ONE);
-        self.last_moment
+    /// Returns a time for the next command that is later than that of the previous one. So jobs
+    /// that one read delays by the same time become ready in their order.
+    fn command_time(&mut self, now: Nanos) -> Nanos {
+        self.last_command_at = now.max(self.last_command_at + Nanos::ONE);
+        self.last_command_at
     }
 
     fn run_line(&mut self, key: ConnKey, line: &[u8], now: Nanos) {
@@ -126,10 +125,11 @@ impl Server {
         }
     }
 
-    /// What is no command is answered, and no more is heard from who speaks HTTP.
+    /// Replies to a line that is no command. Closes the connection after an HTTP request, so that
+    /// its headers and body do not run as commands.
     fn reject(&mut self, key: ConnKey, line: LineTail, rejection: Rejection) {
         if line.is_http() {
-            debug!("connection {}: an HTTP request, nothing behind it is read", key.index());
+            debug!("connection {}: received an HTTP request; closing after the reply", key.index());
             self.reply(key, Reply::UnknownCommand);
             return self.close_after_write(key);
         }
@@ -165,7 +165,7 @@ impl Server {
             }
             Command::Kick { bound } => {
                 let kick = self.queue.plan_kick(self.queue.clients[key].used, bound);
-                self.go_on_kicking(key, kick, now);
+                self.kick_step(key, kick, now);
             }
             Command::KickJob { id } => {
                 let outcome = self.queue.kick_job(id, now);
@@ -184,15 +184,15 @@ impl Server {
             }
             Command::PauseTube { tube: None, .. } => self.reply(key, Reply::BadFormat),
 
-            Command::Peek { id } => self.say_found(key, self.queue.jobs.find(id)),
+            Command::Peek { id } => self.reply_found(key, self.queue.jobs.find(id)),
             Command::PeekReady => {
-                self.say_found(key, self.used_tube(key).first_ready());
+                self.reply_found(key, self.used_tube(key).first_ready());
             }
             Command::PeekDelayed => {
-                self.say_found(key, self.used_tube(key).first_delayed());
+                self.reply_found(key, self.used_tube(key).first_delayed());
             }
             Command::PeekBuried => {
-                self.say_found(key, self.used_tube(key).first_buried());
+                self.reply_found(key, self.used_tube(key).first_buried());
             }
 
             Command::Stats => {
@@ -218,34 +218,35 @@ impl Server {
         }
     }
 
-    // ---- Putting ----
+    // ---- Put ----
 
-    fn begin_put(&mut self, key: ConnKey, terms: JobParams, body_len: u32, trailing: bool) {
+    fn begin_put(&mut self, key: ConnKey, params: JobParams, body_len: u32, trailing: bool) {
         let full_len = body_len as usize + CR_LF.len();
         if body_len > self.settings.max_job_size {
             return self.refuse_body(key, full_len, Refusal::JobTooBig);
         }
         if trailing {
-            // Quirk: the body is read as commands; pinned by tests/conversations/put-bad-format.txt.
+            // Quirk: the body is read as commands; pinned by
+            // tests/conversations/put-bad-format.txt.
             return self.reply(key, Reply::BadFormat);
         }
-        self.queue.becomes_producer(key);
-        // In drain mode that is what the client is to hear, at the end of the body.
+        self.queue.mark_producer(key);
+        // In drain mode the reply to a put is `DRAINING`, at the end of the body.
         let has_memory = self.is_draining || self.has_memory_for(full_len);
-        if !has_memory || !(self.facts.has_headroom)(Headroom::Whole) {
+        if !has_memory || !(self.process.has_headroom)(Headroom::Whole) {
             return self.refuse_body(key, full_len, Refusal::OutOfMemory);
         }
         self.last_id += 1;
-        let full_len = u32::try_from(full_len).expect("the largest size allowed is 2^30");
+        let full_len = u32::try_from(full_len).expect("a body of more than 2^30 bytes");
         let conn = &mut self.conns[key];
         conn.sends_large_bodies = full_len as usize >= Conn::WORTH_TWO_READS;
-        conn.phase = Phase::Body(Put { id: self.last_id, terms, full_len });
+        conn.phase = Phase::ReadingBody(Put { id: self.last_id, params, full_len });
     }
 
-    /// Whether the operator allows jobs as much memory as one more with such a body takes.
+    /// Returns whether a job with a body of this length fits into `--max-memory`.
     fn has_memory_for(&mut self, full_len: usize) -> bool {
         let limit = self.settings.max_memory_bytes;
-        // As with most servers; adding up would take a twentieth of the time of a put.
+        // The default. Adding up the memory would take a twentieth of the time of a put.
         if limit == u64::MAX {
             return true;
         }
@@ -253,7 +254,7 @@ impl Server {
             let taken = queue.job_bytes().saturating_add(queue.bytes_of_a_job(full_len));
             taken.checked_sub(limit).filter(|&over| over > 0)
         };
-        // Pages that are kept for the next bodies are the first to go.
+        // Pages that are kept for the next bodies are freed first.
         let has_memory = loop {
             let Some(over) = is_over(&self.queue) else { break true };
             if !self.queue.bodies.free_empty(over) {
@@ -261,8 +262,8 @@ impl Server {
             }
         };
         let taken = self.queue.job_bytes();
-        let now = self.last_moment;
-        if !has_memory && self.memory_warned_at.is_none_or(|at| at + WARN_AGAIN <= now) {
+        let now = self.last_command_at;
+        if !has_memory && self.memory_warned_at.is_none_or(|at| at + WARN_INTERVAL <= now) {
             self.memory_warned_at = Some(now);
             warn!(
                 "a put is answered OUT_OF_MEMORY: jobs, arriving bodies and unread replies take \
@@ -272,16 +273,16 @@ impl Server {
         has_memory
     }
 
-    /// Returns the reply to a put for which there is no memory.
+    /// Returns the reason for which a body without memory is dropped.
     fn refusal(&self) -> Refusal {
         if self.is_draining { Refusal::Draining } else { Refusal::OutOfMemory }
     }
 
-    fn refuse_body(&mut self, key: ConnKey, left: usize, why: Refusal) {
-        self.conns[key].phase = Phase::UnwantedBody { left, why };
+    fn refuse_body(&mut self, key: ConnKey, left: usize, reason: Refusal) {
+        self.conns[key].phase = Phase::SkippingBody { left, reason };
     }
 
-    /// Allocates the place for a large body that is about to arrive.
+    /// Allocates the slot of a large body that is about to arrive.
     fn begin_body(&mut self, key: ConnKey, put: Put) {
         let full_len = put.full_len as usize;
         let body = if self.has_memory_for(full_len) {
@@ -291,52 +292,54 @@ impl Server {
         };
         match body {
             Some(body) => {
-                self.conns[key].phase = Phase::LargeBody(Arriving { put, body, filled: 0 });
+                self.conns[key].phase = Phase::ReadingLargeBody(LargePut { put, body, filled: 0 });
             }
             None => self.refuse_body(key, full_len, self.refusal()),
         }
     }
 
-    /// Returns where the next bytes of a large body that is arriving may be read to, at most `limit`
-    /// of them; nothing if the client is to send something else, or is not to be read from.
+    /// Returns the slot's next bytes, at most `limit`, to which the loop may read a large body.
+    /// Returns `None` if no large body is arriving, or if the connection must not be read.
     pub fn body_space(&mut self, key: ConnKey, limit: usize) -> Option<&mut [u8]> {
         let conn = &self.conns[key];
         if !conn.actions(self.conns.output_limit()).read {
             return None;
         }
-        let Phase::LargeBody(Arriving { body, filled, .. }) = &conn.phase else { return None };
+        let Phase::ReadingLargeBody(LargePut { body, filled, .. }) = &conn.phase else {
+            return None;
+        };
         let end = (*filled + limit).min(body.full_len() as usize);
-        Some(self.queue.bodies.space(body, *filled, end))
+        Some(self.queue.bodies.bytes_mut(body, *filled, end))
     }
 
-    /// The first `count` bytes of what [`Server::body_space`] returned have been read.
+    /// Accepts `count` bytes that were read into the slice that [`Server::body_space`] returned.
     pub fn receive_body(&mut self, key: ConnKey, count: usize, now: Nanos) {
         self.charge(WORK_PER_CONN);
         self.budget.begin_share();
-        let now = self.moment(now);
-        self.body_grows(key, count, now);
+        let now = self.command_time(now);
+        self.advance_body(key, count, now);
         self.after_command();
     }
 
     fn add_to_body(&mut self, key: ConnKey, part: &[u8], now: Nanos) {
-        let Phase::LargeBody(Arriving { body, filled, .. }) = &self.conns[key].phase else {
+        let Phase::ReadingLargeBody(LargePut { body, filled, .. }) = &self.conns[key].phase else {
             return;
         };
         let (from, to) = (*filled, *filled + part.len());
-        self.queue.bodies.space(body, from, to).copy_from_slice(part);
-        self.body_grows(key, part.len(), now);
+        self.queue.bodies.bytes_mut(body, from, to).copy_from_slice(part);
+        self.advance_body(key, part.len(), now);
     }
 
-    fn body_grows(&mut self, key: ConnKey, count: usize, now: Nanos) {
+    fn advance_body(&mut self, key: ConnKey, count: usize, now: Nanos) {
         let phase = &mut self.conns[key].phase;
-        let Phase::LargeBody(arriving) = phase else { return };
+        let Phase::ReadingLargeBody(arriving) = phase else { return };
         arriving.filled += count;
         if arriving.filled < arriving.put.full_len as usize {
             return;
         }
-        if let Phase::LargeBody(Arriving { put, body, .. }) = std::mem::take(phase) {
-            let ends_well = self.queue.bodies.bytes(&body).ends_with(CR_LF);
-            self.finish_put(key, put, ends_well, Ok(body), now);
+        if let Phase::ReadingLargeBody(LargePut { put, body, .. }) = std::mem::take(phase) {
+            let ends_in_cr_lf = self.queue.bodies.bytes(&body).ends_with(CR_LF);
+            self.finish_put(key, put, ends_in_cr_lf, Ok(body), now);
         }
     }
 
@@ -354,12 +357,12 @@ impl Server {
         &mut self,
         key: ConnKey,
         put: Put,
-        ends_well: bool,
+        ends_in_cr_lf: bool,
         body: Result<Body, NoSpace>,
         now: Nanos,
     ) {
-        let Put { id, terms, .. } = put;
-        let refusal = if !ends_well {
+        let Put { id, params, .. } = put;
+        let refusal = if !ends_in_cr_lf {
             Some(Reply::ExpectedCrLf)
         } else if self.is_draining {
             Some(Reply::Draining)
@@ -370,7 +373,7 @@ impl Server {
             body.into_iter().for_each(|body| self.queue.drop_body(body));
             return self.reply(key, reply);
         }
-        let mut put = |body| self.queue.put(key, id, terms, body, now);
+        let mut put = |body| self.queue.put(key, id, params, body, now);
         let reply = match body.and_then(|body| headroom::leave(Headroom::Whole, || put(body))) {
             Ok(()) => Reply::Inserted { id },
             Err(NoSpace::Space | NoSpace::Memory) => Reply::OutOfMemory,
@@ -378,37 +381,37 @@ impl Server {
         self.reply(key, reply);
     }
 
-    // ---- Reserving and giving back ----
+    // ---- Reserve, release and kick ----
 
     fn reserve(&mut self, key: ConnKey, timeout_secs: Option<u32>, now: Nanos) {
-        self.queue.becomes_worker(key);
-        // Also for the job that comes while the connection waits.
-        if self.queue.try_reserve_room(key).is_err() {
+        self.queue.mark_worker(key);
+        // The job may also come while the connection waits, when it is too late to refuse it.
+        if self.queue.ensure_can_reserve(key).is_err() {
             return self.reply(key, Reply::OutOfMemory);
         }
         let until = timeout_secs.map_or(Nanos::NEVER, |secs| now + Nanos::from_secs(secs));
-        let ticket = self.queue.next_wait_seq();
-        self.look_for_job(key, Wait { ticket, until }, now);
+        let seq = self.queue.next_wait_seq();
+        self.reserve_step(key, Wait { seq, until }, now);
     }
 
-    /// Reserves a job, or waits if there is none. With very many watched tubes this takes several
-    /// iterations; tubes that change in between are checked again.
-    fn look_for_job(&mut self, key: ConnKey, wait: Wait, now: Nanos) {
-        // A reply that finds no memory closes the connection: the phase is set before it is made.
-        self.conns[key].phase = Phase::Line;
-        let mut steps_left = WATCHES_AT_ONCE;
-        let looked = self.look_once(key, wait, &mut steps_left, now);
-        let steps = WATCHES_AT_ONCE - steps_left;
-        self.budget.charge_share(steps.saturating_sub(STEPS_FREE) / WATCHES_PER_WORK);
-        match looked {
+    /// Reserves a job, or begins to wait. With more than 2,048 watched tubes this takes several
+    /// iterations; tubes that change between them are checked again.
+    fn reserve_step(&mut self, key: ConnKey, wait: Wait, now: Nanos) {
+        // The phase is set before the reply: a reply without memory sets it to `Closing`.
+        self.conns[key].phase = Phase::ReadingLine;
+        let mut steps_left = WATCHES_PER_STEP;
+        let outcome = self.reserve_or_wait(key, wait, &mut steps_left, now);
+        let steps = WATCHES_PER_STEP - steps_left;
+        self.budget.charge_share(steps.saturating_sub(FREE_STEPS) / WATCHES_PER_WORK);
+        match outcome {
             Ok(Some(phase)) => self.conns[key].phase = phase,
             Ok(None) => {}
             Err(_) => self.reply(key, Reply::OutOfMemory),
         }
     }
 
-    /// Returns what the connection does next if it is not answered.
-    fn look_once(
+    /// Returns the next phase of the connection, or `None` if it has its reply.
+    fn reserve_or_wait(
         &mut self,
         key: ConnKey,
         wait: Wait,
@@ -416,12 +419,12 @@ impl Server {
         now: Nanos,
     ) -> Result<Option<Phase>, TryReserveError> {
         match self.queue.reserve(key, steps_left, now)? {
-            StepResult::Reserved(job) => {
+            Search::Found(job) => {
                 self.reply_reserved(key, job);
                 return Ok(None);
             }
-            StepResult::Unfinished => return Ok(Some(Phase::Looking(wait))),
-            StepResult::Nothing => {}
+            Search::Unfinished => return Ok(Some(Phase::Reserving(wait))),
+            Search::Nothing => {}
         }
         if self.queue.is_deadline_soon(key, now) {
             self.reply(key, Reply::DeadlineSoon);
@@ -432,28 +435,29 @@ impl Server {
             return Ok(None);
         }
         let waits = self.queue.wait(key, wait, steps_left, now)?;
-        Ok(Some(if waits { Phase::Waiting } else { Phase::Looking(wait) }))
+        Ok(Some(if waits { Phase::Waiting } else { Phase::Reserving(wait) }))
     }
 
     fn reserve_job(&mut self, key: ConnKey, id: u64, now: Nanos) {
-        if self.queue.try_reserve_room(key).is_err() {
+        if self.queue.ensure_can_reserve(key).is_err() {
             return self.reply(key, Reply::OutOfMemory);
         }
         match self.queue.reserve_job(key, id, now) {
             Some(job) => {
-                self.queue.becomes_worker(key);
+                self.queue.mark_worker(key);
                 self.reply_reserved(key, job);
             }
             None => self.reply(key, Reply::NotFound),
         }
     }
 
-    /// A kick of very many jobs lets others have their turn in between.
-    fn go_on_kicking(&mut self, key: ConnKey, mut kick: Kick, now: Nanos) {
+    /// Kicks the next jobs. Other connections are served between two steps.
+    fn kick_step(&mut self, key: ConnKey, mut kick: Kick, now: Nanos) {
         let before = kick.kicked;
-        let outcome = self.queue.kick(&mut kick, KICKED_AT_ONCE, now);
+        let outcome = self.queue.kick(&mut kick, KICKS_PER_STEP, now);
         self.budget.charge_share((kick.kicked - before) as usize);
-        self.conns[key].phase = if kick.left > 0 { Phase::Kicking(kick) } else { Phase::Line };
+        self.conns[key].phase =
+            if kick.left > 0 { Phase::Kicking(kick) } else { Phase::ReadingLine };
         match outcome {
             Ok(()) if kick.left > 0 => {}
             Ok(()) => self.reply(key, Reply::Kicked { count: kick.kicked }),
@@ -465,7 +469,7 @@ impl Server {
 
     /// Returns whether there is memory for more tubes and watches.
     fn has_room_for_tubes(&self) -> bool {
-        (self.facts.has_headroom)(Headroom::ThreeQuarters)
+        (self.process.has_headroom)(Headroom::ThreeQuarters)
     }
 
     fn use_tube(&mut self, key: ConnKey, tube: &str) {
@@ -479,7 +483,7 @@ impl Server {
         let is_watched = self.has_room_for_tubes()
             && headroom::leave(Headroom::ThreeQuarters, || self.queue.watch(key, tube)).is_ok();
         if is_watched {
-            self.say_watching(key);
+            self.reply_watching(key);
         } else {
             self.reply(key, Reply::OutOfMemory);
         }
@@ -487,13 +491,13 @@ impl Server {
 
     fn ignore(&mut self, key: ConnKey, tube: &str) {
         if self.queue.ignore(key, tube) {
-            self.say_watching(key);
+            self.reply_watching(key);
         } else {
             self.reply(key, Reply::NotIgnored);
         }
     }
 
-    fn say_watching(&mut self, key: ConnKey) {
+    fn reply_watching(&mut self, key: ConnKey) {
         let count = self.queue.clients[key].watching.len();
         self.reply(key, Reply::Watching { count });
     }
@@ -511,19 +515,19 @@ impl Server {
             return self.reply(key, Reply::NotFound);
         };
         let text = stats::tube(&self.queue.tubes[tube], self.queue.count_waiting(tube), now);
-        // Everybody in line was looked at.
-        self.budget.charge_share(self.queue.tubes[tube].line.len() / IN_LINE_PER_WORK);
+        // The count has checked each waiter.
+        self.budget.charge_share(self.queue.tubes[tube].waiters.len() / WAITERS_PER_WORK);
         self.reply(key, Reply::Document { text: &text });
     }
 
-    // ---- Speaking ----
+    // ---- Replies ----
 
-    /// Sends the results of waits to the connections that waited. Returns the work that this makes.
+    /// Replies to the connections whose waits have ended. Returns the work of that.
     pub(super) fn deliver_wait_results(&mut self) -> usize {
         let work = self.queue.wait_results.len() * WORK_PER_WAKE;
-        while let Some((key, answer)) = self.queue.wait_results.pop_front() {
-            self.conns[key].phase = Phase::Line;
-            match answer {
+        while let Some((key, result)) = self.queue.wait_results.pop_front() {
+            self.conns[key].phase = Phase::ReadingLine;
+            match result {
                 WaitResult::Reserved(job) => self.reply_reserved(key, job),
                 WaitResult::DeadlineSoon => self.reply(key, Reply::DeadlineSoon),
                 WaitResult::TimedOut => self.reply(key, Reply::TimedOut),
@@ -538,7 +542,7 @@ impl Server {
         }
     }
 
-    pub(super) fn say_list(&mut self, key: ConnKey, list: Result<String, TryReserveError>) {
+    pub(super) fn reply_list(&mut self, key: ConnKey, list: Result<String, TryReserveError>) {
         match list {
             Ok(text) => self.reply(key, Reply::Document { text: &text }),
             Err(_) => self.reply(key, Reply::OutOfMemory),
@@ -559,18 +563,18 @@ impl Server {
         self.reply(key, reply);
     }
 
-    fn say_found(&mut self, key: ConnKey, job: Option<JobKey>) {
+    fn reply_found(&mut self, key: ConnKey, job: Option<JobKey>) {
         match job {
-            Some(job) => self.say_job(key, job, |id, body| Reply::Found { id, body }),
+            Some(job) => self.reply_job(key, job, |id, body| Reply::Found { id, body }),
             None => self.reply(key, Reply::NotFound),
         }
     }
 
     fn reply_reserved(&mut self, key: ConnKey, job: JobKey) {
-        self.say_job(key, job, |id, body| Reply::Reserved { id, body });
+        self.reply_job(key, job, |id, body| Reply::Reserved { id, body });
     }
 
-    fn say_job(&mut self, key: ConnKey, job: JobKey, reply: fn(u64, &Body) -> Reply<'_>) {
+    fn reply_job(&mut self, key: ConnKey, job: JobKey, reply: fn(u64, &Body) -> Reply<'_>) {
         let Queue { jobs, bodies, .. } = &mut self.queue;
         let job = &jobs[job];
         if self.conns.reply(key, reply(job.id, &job.body), bodies).is_err() {
@@ -578,16 +582,16 @@ impl Server {
         }
     }
 
-    /// Nothing more is heard from this client; what it was told is still sent.
+    /// Closes the connection when its output is sent. Its input is not read any more.
     fn close_after_write(&mut self, key: ConnKey) {
         self.conns[key].phase = Phase::Closing;
         self.conns.mark_dirty(key);
     }
 
-    /// There is no memory to go on with this client: what it has not been sent is
-    /// dropped, so that it cannot mistake half a reply for a whole one.
+    /// Closes the connection, for which there is no memory, and drops its unsent output: the client
+    /// must not take half a reply for a whole one.
     pub(super) fn close_now(&mut self, key: ConnKey) {
-        self.forget_list(key);
+        self.cancel_list(key);
         self.queue.stop_waiting(key);
         self.conns.drop_buffers(key, &mut self.queue.bodies);
         self.close_after_write(key);

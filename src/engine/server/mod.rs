@@ -1,20 +1,22 @@
 //! The whole server as one value: bytes in, bytes out, and time as a parameter.
 //!
-//! The event loop (or a test) says what happened to a connection: [`Server::connect`],
-//! [`Server::receive`], [`Server::half_close`], [`Server::end_input`], [`Server::disconnect`]; that
-//! time has passed: [`Server::tick`]; and then looks after the connections in
-//! [`Server::take_dirty`]: what is to be sent comes from their [`Server::output_handle`], and
-//! [`Server::actions`] says whether they may be read from again, or are to be closed. The server
-//! calls nobody back.
+//! The event loop, or a test, reports what happened to a connection: [`Server::connect`],
+//! [`Server::receive`], [`Server::half_close`], [`Server::end_input`], [`Server::disconnect`]. It
+//! reports that time has passed: [`Server::tick`]. Then it serves the connections that
+//! [`Server::take_dirty`] returns: [`Server::output_handle`] has their output, and
+//! [`Server::actions`] returns whether to read from them or to close them. The server has no
+//! callbacks.
 //!
-//! A command may answer other connections than its own: those that waited. What these had sent
-//! behind their `reserve` is not run inside that command: they are marked as dirty, want to
-//! resume, and run in the next iteration of the loop, each with its own share.
+//! A command may end the waits of other connections. The commands that these sent after their
+//! `reserve` do not run inside that command. They run in the next iteration, within the shares of
+//! their own connections.
 //!
-//! One iteration of the loop is bounded, whatever clients send. Work is counted in units of about a
-//! quarter of a microsecond, not timed, so that tests can assert it: [`Server::begin_iteration`]
-//! sets the budget, each command is charged to it, and [`Server::has_budget`] says when what is
-//! left must wait for the next iteration.
+//! One iteration of the loop is bounded, whatever clients send. Work is counted in units of about
+//! 0.25 us, not timed, so that tests can assert it. [`Server::begin_iteration`] sets the budget,
+//! each command is charged to it, and [`Server::has_budget`] returns whether another connection may
+//! be served.
+//!
+//! A [`TryReserveError`] means in all modules that there is no memory.
 //!
 //! | file | owns |
 //! |---|---|
@@ -30,7 +32,7 @@ use crate::engine::binlog::disk::{Disk, FileNumber};
 use crate::engine::binlog::record;
 use crate::engine::binlog::{IoFailed, Policy, Syncing};
 use crate::engine::collections::histogram::Histogram;
-use crate::engine::conn::{Actions, Arriving, Conn, Conns, OutputHandle, Phase};
+use crate::engine::conn::{Actions, Conn, Conns, LargePut, OutputHandle, Phase};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::ConnKey;
 use crate::engine::protocol::command::Counter;
@@ -43,19 +45,19 @@ use budget::Budget;
 use lists::Lists;
 use std::collections::TryReserveError;
 
-/// What the operator chose.
+/// The settings of the operator.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// The largest body allowed, in bytes without CR LF.
+    /// The maximum length of a body in bytes, without CR LF.
     pub max_job_size: u32,
-    /// The size of a binlog file, in bytes.
+    /// The size of a binlog file in bytes.
     pub binlog_file_size: u32,
-    /// Puts are refused while jobs take this many bytes of memory.
+    /// Puts are refused while jobs take this much memory, in bytes.
     pub max_memory_bytes: u64,
 }
 
 impl Settings {
-    /// As if he had chosen nothing.
+    /// The defaults of the command line.
     pub const DEFAULT: Settings = Settings {
         max_job_size: 65_535,
         binlog_file_size: 10 * 1024 * 1024,
@@ -63,74 +65,72 @@ impl Settings {
     };
 }
 
-/// The server.
+/// The queue and the connections of one server.
 #[derive(Debug)]
 pub struct Server {
     queue: Queue,
-    /// Under the same keys as the clients of the queue.
+    /// By the keys of the queue's clients.
     conns: Conns,
     settings: Settings,
-    facts: ProcessInfo,
+    process: ProcessInfo,
     commands: [u64; Counter::COUNT],
     total_connections: u64,
     last_id: u64,
     is_draining: bool,
-    /// When the operator was told last that jobs take as much memory as they may.
+    /// The time of the last warning that jobs take the maximum of memory.
     memory_warned_at: Option<Nanos>,
     budget: Budget,
-    /// The moment of the last command.
-    last_moment: Nanos,
-    /// Lists of very many tubes.
+    /// The time of the last command.
+    last_command_at: Nanos,
+    /// Lists of more than 1,024 tubes.
     lists: Lists,
 }
 
-/// What the page of metrics reads.
+/// The data of the metrics page.
 #[derive(Debug)]
 pub struct View<'a> {
     pub server: ServerStats<'a>,
     pub queue: &'a Queue,
     pub conns: &'a Conns,
-    /// How long the iterations of the loop took.
+    /// The durations of loop iterations.
     pub iterations: &'a Histogram,
     pub now: Nanos,
 }
 
-/// A command is one unit, and so are this many bytes of its reply: a `stats` takes as long as
-/// several `delete`s. A large body is not copied, and costs less for each byte.
-const OUTPUT_PER_WORK: usize = 128;
-/// So many watches that are looked at, or names that are listed, are a part of any command.
-const STEPS_FREE: usize = 32;
-/// An eighth of what `--max-memory` allows is for commands that wait and unread replies.
-const BUFFERS_PART: u64 = 8;
-/// Puts may be refused all the time; that is told only so often.
-const WARN_AGAIN: Nanos = Nanos::from_secs(60);
+/// A command is one unit of work, and so are this many bytes of its reply. A large body is not
+/// copied, so [`Reply::cost`](crate::engine::protocol::reply::Reply::cost) counts only a part of
+/// it.
+const REPLY_COST_PER_WORK: usize = 128;
+/// Each command may check this many watches, or list this many names, without further charge.
+const FREE_STEPS: usize = 32;
+/// Limits unused input and unsent text, and lists, to an eighth of `--max-memory` each.
+const BUFFERS_DIVISOR: u64 = 8;
+/// A warning that may recur with each put is logged at most once in this interval.
+const WARN_INTERVAL: Nanos = Nanos::from_secs(60);
 
 impl Server {
-    /// A server without jobs and connections.
-    pub fn new(settings: Settings, facts: ProcessInfo, now: Nanos) -> Server {
-        let buffer_limit = settings.max_memory_bytes / BUFFERS_PART;
+    /// Returns a server without jobs and connections.
+    pub fn new(settings: Settings, process: ProcessInfo, now: Nanos) -> Server {
+        let buffer_limit = settings.max_memory_bytes / BUFFERS_DIVISOR;
         let buffer_limit = usize::try_from(buffer_limit).unwrap_or(usize::MAX);
         Server {
             queue: Queue::new(now),
             conns: Conns::new(buffer_limit),
             settings,
-            facts,
+            process,
             commands: [0; Counter::COUNT],
             total_connections: 0,
             last_id: 0,
             is_draining: false,
             memory_warned_at: None,
             budget: Budget::default(),
-            last_moment: now,
+            last_command_at: now,
             lists: Lists::default(),
         }
     }
 
-    /// Begins to take the jobs from the binlog on `disk`, which is kept from then on. To be called
-    /// before anybody connects.
-    ///
-    /// # Errors
-    /// The jobs cannot be had.
+    /// Begins to read the jobs from the binlog on `disk`, which the server then writes. Must be
+    /// called before the first connection.
     pub fn begin_recovery(
         &mut self,
         disk: Box<dyn Disk>,
@@ -141,11 +141,8 @@ impl Server {
         Ok(Recovery { replay, policy, last_id: &mut self.last_id })
     }
 
-    /// Takes the jobs from the binlog on `disk`, all at once, and keeps it from then on. To be called
-    /// before anybody connects.
-    ///
-    /// # Errors
-    /// The jobs cannot be had, or the disk has failed; no record is lost.
+    /// Reads all jobs from the binlog on `disk`, which the server then writes. Must be called
+    /// before the first connection. After an error no record is lost.
     pub fn recover(
         &mut self,
         disk: Box<dyn Disk>,
@@ -159,18 +156,15 @@ impl Server {
         recovery.finish(now)
     }
 
-    // ---- What happens to connections ----
+    // ---- Events of connections ----
 
-    /// Whether there is memory for one more client. Who is taken in all the same may have to be
-    /// turned away.
+    /// Returns whether there is memory for another client. Without it, [`Server::connect`] may
+    /// fail.
     pub fn has_room(&self) -> bool {
-        (self.facts.has_headroom)(Headroom::Half)
+        (self.process.has_headroom)(Headroom::Half)
     }
 
-    /// A client has connected.
-    ///
-    /// # Errors
-    /// There is no memory for it: the client is to be turned away.
+    /// Adds a connection. After an error the caller must close the socket.
     pub fn connect(&mut self) -> Result<ConnKey, TryReserveError> {
         headroom::leave(Headroom::Half, || self.try_connect())
     }
@@ -179,14 +173,14 @@ impl Server {
         self.queue.try_reserve_closing()?;
         let key = self.queue.connect()?;
         if let Err(no_memory) = self.conns.try_insert(key) {
-            self.queue.undo_connect(key, self.last_moment);
+            self.queue.undo_connect(key, self.last_command_at);
             return Err(no_memory);
         }
         self.total_connections += 1;
         Ok(key)
     }
 
-    /// Bytes have arrived from a client: runs every command that is complete.
+    /// Runs the complete commands of bytes that have arrived from a client, and buffers the rest.
     pub fn receive(&mut self, key: ConnKey, bytes: &[u8], now: Nanos) {
         if self.conns[key].input.is_empty() {
             self.run_fresh(key, bytes, now);
@@ -200,41 +194,40 @@ impl Server {
         }
     }
 
-    /// A client has shut down its sending side, though not all that it sent may have
-    /// arrived yet: it will not wait any more.
+    /// Ends the wait of a client that has shut down its sending side, now and for later commands.
+    /// More input may still arrive.
     pub fn half_close(&mut self, key: ConnKey) {
         let conn = &mut self.conns[key];
         conn.is_half_closed = true;
         if matches!(conn.phase, Phase::Waiting) {
-            self.queue.give_up_waiting(key, WaitResult::TimedOut);
+            self.queue.end_wait(key, WaitResult::TimedOut);
         }
-        self.settle();
+        self.after_event();
     }
 
-    /// Everything that a client sent has arrived; nothing more will.
+    /// Handles the end of a client's input: all of it has arrived.
     pub fn end_input(&mut self, key: ConnKey) {
         self.conns[key].input_ended = true;
         self.conns.mark_dirty(key);
         self.half_close(key);
     }
 
-    /// Runs what a client sent and could not be run yet, because its replies were not taken
-    /// or others had their turn: for connections that want to resume.
+    /// Runs buffered commands, for connections with [`Actions::run`].
     pub fn resume(&mut self, key: ConnKey, now: Nanos) {
         self.run_buffered(key, now);
     }
 
-    /// A connection is gone; its key may be used again.
+    /// Closes a connection. Its key is free after this call or a later [`Server::tick`].
     pub fn disconnect(&mut self, key: ConnKey, now: Nanos) {
-        self.forget_list(key);
+        self.cancel_list(key);
         self.conns.drop_buffers(key, &mut self.queue.bodies);
         if self.queue.disconnect(key, now) {
             self.conns.remove(key);
         }
-        self.settle();
+        self.after_event();
     }
 
-    /// Gives back some of the jobs and watches of closed connections.
+    /// Releases jobs and removes watches of closed connections.
     fn drain_closing(&mut self, now: Nanos) {
         let mut work_left = self.budget.due_work();
         while let Some(key) = self.queue.close_next(&mut work_left, now) {
@@ -242,23 +235,23 @@ impl Server {
         }
     }
 
-    /// Time has passed: does what is due, though perhaps not all of it at once.
+    /// Does due work, or a part of it that fits into the iteration.
     pub fn tick(&mut self, now: Nanos) {
         self.queue.tick(self.budget.due_work(), now);
         self.drain_closing(now);
         self.list_step();
-        self.settle();
+        self.after_event();
     }
 
-    /// Whether jobs are recorded in a binlog.
+    /// Returns whether jobs are recorded in a binlog.
     pub fn has_binlog(&self) -> bool {
         self.queue.has_binlog()
     }
 
-    /// The time of day is so far ahead of the engine's: what is recorded in the binlog must be
-    /// true after a restart, when there is only the time of day to go by.
-    pub fn set_clock_offset(&mut self, offset: ClockOffset) {
-        self.queue.clock_offset = offset;
+    /// Sets the difference between wall-clock time and the engine's time. Times in the binlog are
+    /// wall-clock times, because they must be valid after a restart.
+    pub fn set_clock_offset(&mut self, clock_offset: ClockOffset) {
+        self.queue.clock_offset = clock_offset;
     }
 
     /// Begins an iteration of the loop in which `ready` connections are to be served.
@@ -266,8 +259,8 @@ impl Server {
         self.budget.begin_iteration(ready, self.queue.is_late());
     }
 
-    /// Divides the work for pipelined commands between `connections`, so that a client that sends
-    /// thousands of commands at once has some of them run before others are served.
+    /// Divides the work of pipelined commands between `connections`, so that a client that sends
+    /// thousands of commands at once delays no other client until they have all run.
     pub fn share_budget(&mut self, connections: usize) {
         self.budget.divide(connections, self.queue.syncs_each_iteration());
     }
@@ -282,93 +275,89 @@ impl Server {
         self.budget.charge(work);
     }
 
-    /// Writes what the turn has brought to the binlog, and syncs it if it is time for that. To
-    /// be called before any output of the turn is sent.
-    ///
-    /// # Errors
-    /// The disk has failed: nothing of the turn may be sent, and no more can be served.
+    /// Writes the records of the iteration to the binlog, and syncs it if that is due. Must be
+    /// called before any output of the iteration is sent. After an error no output may be sent, and
+    /// the server must exit.
     pub fn commit(&mut self, now: Nanos) -> Result<(), IoFailed> {
         self.queue.commit(now)
     }
 
-    /// The server ends: whatever was recorded is synced, unless that is never wanted.
-    ///
-    /// # Errors
-    /// The disk has failed.
+    /// Writes and syncs all records before the server exits; does not sync with `-F`.
     pub fn close(&mut self, now: Nanos) -> Result<(), IoFailed> {
         self.queue.close_binlog(now)
     }
 
-    /// When [`Server::tick`] or [`Server::commit`] has something to do; at or before that, never
-    /// after.
+    /// Returns a time not after the one when [`Server::tick`] or [`Server::commit`] has something
+    /// to do.
     pub fn next_due(&self) -> Option<Nanos> {
         let is_busy = self.queue.closing().len() > 0 || !self.lists.is_idle();
-        let at_once = is_busy.then_some(Nanos::ZERO);
-        at_once.or_else(|| self.queue.next_due())
+        let immediate = is_busy.then_some(Nanos::ZERO);
+        immediate.or_else(|| self.queue.next_due())
     }
 
-    /// Whether puts are refused from now on, so that the queue runs empty.
+    /// Sets drain mode, in which puts are refused so that the queue becomes empty.
     pub fn set_draining(&mut self, is_draining: bool) {
         self.is_draining = is_draining;
     }
 
-    // ---- What the loop asks ----
+    // ---- Queries of the loop ----
 
-    /// The connection is to be among the next that [`Server::take_dirty`] names. Says what
-    /// there is to do for it.
+    /// Marks a connection as dirty: the next [`Server::take_dirty`] returns it. Returns the actions
+    /// for it.
     pub fn mark_dirty(&mut self, key: ConnKey) -> Actions {
         self.conns.mark_dirty(key)
     }
 
-    /// Moves the keys of the connections that are to be looked after to `keys`. Some may
-    /// have been disconnected meanwhile, and their keys given to new ones.
+    /// Moves the keys of dirty connections to `keys`. Some of these connections may have been
+    /// closed, and their keys given to new ones.
     pub fn take_dirty(&mut self, keys: &mut Vec<ConnKey>) {
         self.conns.take_dirty(keys);
     }
 
-    /// Whether there are such connections.
+    /// Returns whether there are dirty connections.
     pub fn has_dirty(&self) -> bool {
         self.conns.has_dirty()
     }
 
-    /// What there is to do for a connection.
+    /// Returns the actions for a connection.
     pub fn actions(&self, key: ConnKey) -> Actions {
         self.conns.actions(key)
     }
 
-    /// Returns whether little should be read of each connection, since what they have sent and not
-    /// read takes as much memory as it may.
+    /// Returns whether the event loop should read at most 1 KiB from each connection: unused input
+    /// and unsent text have reached their limit.
     pub fn is_crowded(&self) -> bool {
         self.conns.are_crowded()
     }
 
-    /// Returns whether the client probably sends a large body next.
+    /// Returns whether the client's last put had a body of at least 16 KiB, so that the next one
+    /// probably has.
     pub fn sends_large_bodies(&self, key: ConnKey) -> bool {
         self.conns[key].sends_large_bodies
     }
 
-    /// The way out of a connection, which has been looked after with that.
+    /// Returns access to the output of a connection, which is not dirty any more.
     pub fn output_handle(&mut self, key: ConnKey) -> OutputHandle<'_> {
         self.conns.output_handle(key, &mut self.queue.bodies)
     }
 
-    /// How many connections there are.
+    /// Returns the number of open connections.
     pub fn connection_count(&self) -> usize {
         self.conns.len() - self.queue.closing().len()
     }
 
-    /// Returns what the page of metrics reads. `iterations` is how long those of the loop took.
+    /// Returns the data of the metrics page. `iterations` has the durations of loop iterations.
     pub fn view<'a>(&'a self, iterations: &'a Histogram, now: Nanos) -> View<'a> {
         let server = self.own_stats();
         View { server, queue: &self.queue, conns: &self.conns, iterations, now }
     }
 
-    /// Whether puts are refused so that the queue runs empty.
+    /// Returns whether the server is in drain mode.
     pub fn is_draining(&self) -> bool {
         self.is_draining
     }
 
-    /// How the server does.
+    /// Returns the counts that the service manager shows.
     pub fn summary(&self) -> StatusLine {
         let Totals { ready, reserved, delayed, buried, .. } = self.queue.totals;
         let (connections, is_draining) = (self.connection_count(), self.is_draining);
@@ -378,7 +367,7 @@ impl Server {
     fn own_stats(&self) -> ServerStats<'_> {
         let max_memory_bytes = self.settings.max_memory_bytes;
         ServerStats {
-            process: &self.facts,
+            process: &self.process,
             commands: &self.commands,
             max_job_size: self.settings.max_job_size,
             binlog_file_size: self.settings.binlog_file_size,
@@ -389,66 +378,61 @@ impl Server {
         }
     }
 
-    /// Answers the connections that waited, in an iteration but in no command.
-    fn settle(&mut self) {
+    /// Delivers the results of waits and charges their work, after an event that is no command.
+    fn after_event(&mut self) {
         let work = self.deliver_wait_results();
-        let said = self.conns.take_said_bytes() / OUTPUT_PER_WORK;
-        self.charge(work + said);
+        let replied = self.conns.take_reply_cost() / REPLY_COST_PER_WORK;
+        self.charge(work + replied);
     }
 
     // ---- Checking ----
 
-    /// Counts everything anew that the server knows, and compares; for tests, which call it between
-    /// any two of the calls above. Only there does all of it hold, and no more once
-    /// [`Server::recover`] has failed or [`Server::close`] was called; after a failed
-    /// [`Server::commit`] it does.
+    /// Checks all invariants, for tests, between two calls of the methods above. They do not hold
+    /// after [`Server::recover`] has failed or [`Server::close`] was called.
     ///
     /// # Panics
-    /// Something does not agree.
+    /// A check fails.
     pub fn check(&self) {
         self.queue.check_with(self.conns.bodies());
         self.conns.check();
-        assert_eq!(self.queue.wait_results.len(), 0, "answers that were not delivered");
+        assert_eq!(self.queue.wait_results.len(), 0, "wait results that were not delivered");
         let (conns, clients) = (self.conns.len(), self.queue.clients.len());
-        assert_eq!(conns, clients, "connections, and what the rules know of them");
-        assert!(
-            conns as u64 <= self.total_connections,
-            "{conns} connections, but {} since the start",
-            self.total_connections
-        );
+        assert_eq!(conns, clients, "connections, and clients of the queue");
+        let total = self.total_connections;
+        assert!(conns as u64 <= total, "{conns} connections, {total} since the start");
         for (key, conn) in self.conns.iter() {
             self.check_conn(key, conn);
         }
         for key in self.queue.closing() {
             let conn = &self.conns[key];
-            let is_gone = matches!(conn.phase, Phase::Closing)
+            let is_closed = matches!(conn.phase, Phase::Closing)
                 && conn.input.is_empty()
                 && conn.output.is_empty();
-            assert!(is_gone, "connection {} is gone, but not all of it: {conn:?}", key.index());
+            assert!(is_closed, "closed connection {} has buffers: {conn:?}", key.index());
         }
         for (_, job) in self.queue.jobs.iter() {
-            // What damage has made of an id is none that was given out.
-            let is_given_out = job.id <= self.last_id || job.id > record::HIGHEST_ID;
-            assert!(is_given_out, "job {}, but {} was given out last", job.id, self.last_id);
+            // A damaged binlog may have ids above `HIGHEST_ID`, which were never assigned.
+            let is_assigned = job.id <= self.last_id || job.id > record::HIGHEST_ID;
+            assert!(is_assigned, "job {}, but the last assigned id is {}", job.id, self.last_id);
         }
     }
 
     fn check_conn(&self, key: ConnKey, conn: &Conn) {
         let (index, phase) = (key.index(), &conn.phase);
         let client = self.queue.clients.get(key);
-        let client = client.unwrap_or_else(|| panic!("no rules know connection {index}"));
+        let client = client.unwrap_or_else(|| panic!("no client for connection {index}"));
         assert_eq!(
             matches!(phase, Phase::Waiting),
             client.watching.is_waiting(),
-            "whether connection {index} waits, {phase:?}, and whether the rules know of it"
+            "whether connection {index} in {phase:?} waits, and whether the queue knows it"
         );
         match phase {
-            Phase::Body(put) => {
-                let longest = self.settings.max_job_size as usize + CR_LF.len();
+            Phase::ReadingBody(put) => {
+                let max_len = self.settings.max_job_size as usize + CR_LF.len();
                 let is_new = put.id <= self.last_id && self.queue.jobs.find(put.id).is_none();
                 assert!(
-                    is_new && put.full_len as usize <= longest,
-                    "connection {index} puts {put:?}: ids up to {} are given out",
+                    is_new && put.full_len as usize <= max_len,
+                    "connection {index} puts {put:?}, the last assigned id is {}",
                     self.last_id
                 );
             }
@@ -457,19 +441,19 @@ impl Server {
                 "connection {index} kicks {kick:?}, but uses {:?}",
                 client.used
             ),
-            Phase::LargeBody(Arriving { put, body, .. }) => assert!(
+            Phase::ReadingLargeBody(LargePut { put, body, .. }) => assert!(
                 put.id <= self.last_id && put.full_len == body.full_len(),
                 "connection {index} puts {put:?} into {body:?}"
             ),
-            Phase::Listing => {
-                let asked = self.lists.made_for.iter().chain(&self.lists.wanted_by);
-                let count = asked.filter(|&&other| other == key).count();
-                assert_eq!(count, 1, "lists for which connection {index} waits");
+            Phase::ListingTubes => {
+                let requests = self.lists.recipients.iter().chain(&self.lists.requested_by);
+                let count = requests.filter(|&&other| other == key).count();
+                assert_eq!(count, 1, "list requests of connection {index}");
             }
-            Phase::Line
-            | Phase::TooLongLine(_)
-            | Phase::UnwantedBody { .. }
-            | Phase::Looking(_)
+            Phase::ReadingLine
+            | Phase::SkippingLine(_)
+            | Phase::SkippingBody { .. }
+            | Phase::Reserving(_)
             | Phase::ListingWatched(..)
             | Phase::Waiting
             | Phase::Closing => {}
@@ -477,7 +461,7 @@ impl Server {
     }
 }
 
-/// Jobs that are coming back from a binlog, file by file.
+/// A recovery of jobs from a binlog, file by file.
 #[derive(Debug)]
 pub struct Recovery<'s> {
     replay: Replay<'s>,
@@ -486,23 +470,17 @@ pub struct Recovery<'s> {
 }
 
 impl Recovery<'_> {
-    /// The file that is read next; none when all have been.
+    /// Returns the file that is read next; `None` when all were read.
     pub fn next_file(&self) -> Option<FileNumber> {
         self.replay.next_file()
     }
 
-    /// Reads that file.
-    ///
-    /// # Errors
-    /// It cannot be read: there is no way to go on without it.
+    /// Reads the next file. After an error the recovery cannot continue.
     pub fn read_file(&mut self) -> Result<(), ReplayError> {
         self.replay.read_file()
     }
 
-    /// All files have been read: puts every job in its place.
-    ///
-    /// # Errors
-    /// There is no way to go on; no record is lost.
+    /// Moves each job to its state, after all files were read. After an error no record is lost.
     pub fn finish(self, now: Nanos) -> Result<Recovered, ReplayError> {
         let recovered = self.replay.finish(self.policy, now)?;
         *self.last_id = recovered.last_id;
@@ -512,8 +490,8 @@ impl Recovery<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::budget::SMALLEST_SHARE;
-    use super::commands::KICKED_AT_ONCE;
+    use super::budget::MIN_SHARE;
+    use super::commands::KICKS_PER_STEP;
     use super::*;
     use crate::engine::protocol::stats::ProcessorTime;
     use std::io::IoSlice;
@@ -525,7 +503,7 @@ mod tests {
     }
 
     fn server_with(settings: Settings) -> Server {
-        let facts = ProcessInfo {
+        let process = ProcessInfo {
             pid: 1,
             instance_id: String::new(),
             hostname: String::new(),
@@ -536,10 +514,10 @@ mod tests {
             resident_bytes: || None,
             has_headroom: |_| true,
         };
-        Server::new(settings, facts, START)
+        Server::new(settings, process, START)
     }
 
-    /// What the connection is to be sent, taken as sent.
+    /// Returns the output of the connection, and marks it as sent.
     fn replies(server: &mut Server, key: ConnKey) -> String {
         let mut slices = [IoSlice::new(&[]); 64];
         let mut output_handle = server.output_handle(key);
@@ -550,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_of_commands_has_its_share_of_the_turn() {
+    fn pipelined_commands_run_within_the_share_of_an_iteration() {
         const COMMANDS: usize = 100;
         let mut server = server();
         let key = server.connect().unwrap();
@@ -558,39 +536,39 @@ mod tests {
         server.receive(key, &b"list-tube-used\r\n".repeat(COMMANDS), START);
         server.end_input(key);
         let mut iterations = 0;
-        let mut answered = 0;
+        let mut replied = 0;
         loop {
             iterations += 1;
             server.check();
             let count = replies(&mut server, key).lines().count();
-            assert!((1..=SMALLEST_SHARE).contains(&count), "{count} replies in one turn");
-            answered += count;
+            assert!((1..=MIN_SHARE).contains(&count), "{count} replies in one iteration");
+            replied += count;
             if !server.actions(key).run {
                 break;
             }
             assert!(!server.actions(key).read && !server.actions(key).close);
             server.resume(key, START);
         }
-        assert_eq!(answered, COMMANDS);
-        assert_eq!(iterations, COMMANDS.div_ceil(SMALLEST_SHARE));
+        assert_eq!(replied, COMMANDS);
+        assert_eq!(iterations, COMMANDS.div_ceil(MIN_SHARE));
         assert!(server.actions(key).close);
     }
 
     #[test]
-    fn commands_that_take_long_use_more_of_the_share() {
+    fn long_replies_use_more_of_the_share() {
         let mut server = server();
         let key = server.connect().unwrap();
         server.share_budget(1_000);
         server.receive(key, &b"stats\r\n".repeat(20), START);
         let documents = replies(&mut server, key).matches("OK ").count();
-        assert!((1..=3).contains(&documents), "{documents} documents in one turn");
+        assert!((1..=3).contains(&documents), "{documents} documents in one iteration");
         assert!(server.actions(key).run);
     }
 
-    /// More than are moved at once.
+    /// More jobs than one step moves.
     const MANY: usize = 20_000;
 
-    fn say_often(server: &mut Server, key: ConnKey, command: &[u8], reply: &str) {
+    fn send_many(server: &mut Server, key: ConnKey, command: &[u8], reply: &str) {
         for _ in 0..MANY {
             server.receive(key, command, START);
             assert!(replies(server, key).starts_with(reply));
@@ -598,65 +576,65 @@ mod tests {
     }
 
     #[test]
-    fn a_kick_of_very_many_jobs_leaves_others_their_turn() {
+    fn a_kick_of_20000_jobs_runs_in_steps_between_other_clients() {
         let mut server = server();
         let (operator, other) = (server.connect().unwrap(), server.connect().unwrap());
-        say_often(&mut server, operator, b"put 0 9 9 0\r\n\r\n", "INSERTED ");
+        send_many(&mut server, operator, b"put 0 9 9 0\r\n\r\n", "INSERTED ");
         server.receive(operator, b"kick 100000\r\nlist-tube-used\r\n", START);
         let mut iterations = 1;
-        let mut said = replies(&mut server, operator);
-        while said.is_empty() {
-            assert_eq!(server.queue.totals.ready, u64::from(KICKED_AT_ONCE) * iterations);
+        let mut reply = replies(&mut server, operator);
+        while reply.is_empty() {
+            assert_eq!(server.queue.totals.ready, u64::from(KICKS_PER_STEP) * iterations);
             server.receive(other, b"list-tube-used\r\n", START);
             assert_eq!(replies(&mut server, other), "USING default\r\n");
             server.check();
             server.resume(operator, START);
             iterations += 1;
-            said = replies(&mut server, operator);
+            reply = replies(&mut server, operator);
         }
-        assert_eq!(iterations, MANY.div_ceil(KICKED_AT_ONCE as usize) as u64);
+        assert_eq!(iterations, MANY.div_ceil(KICKS_PER_STEP as usize) as u64);
         server.resume(operator, START);
-        said += &replies(&mut server, operator);
-        assert_eq!(said, "KICKED 20000\r\nUSING default\r\n");
+        reply += &replies(&mut server, operator);
+        assert_eq!(reply, "KICKED 20000\r\nUSING default\r\n");
     }
 
     #[test]
-    fn a_connection_with_very_many_jobs_hands_them_back_step_by_step() {
+    fn a_closed_connection_releases_20000_jobs_in_steps() {
         let mut server = server();
         let (worker, other) = (server.connect().unwrap(), server.connect().unwrap());
-        say_often(&mut server, worker, b"put 0 0 9 0\r\n\r\n", "INSERTED ");
-        say_often(&mut server, worker, b"reserve\r\n", "RESERVED ");
+        send_many(&mut server, worker, b"put 0 0 9 0\r\n\r\n", "INSERTED ");
+        send_many(&mut server, worker, b"reserve\r\n", "RESERVED ");
         server.disconnect(worker, START);
         assert_eq!(server.connection_count(), 1);
         let mut iterations = 1;
         while server.queue.totals.reserved > 0 {
-            assert!(server.next_due().is_some_and(|due| due <= START), "nobody would go on");
+            assert!(server.next_due().is_some_and(|due| due <= START), "no tick is due");
             server.receive(other, b"reserve-with-timeout 0\r\nrelease 1 0 0\r\n", START);
             assert!(replies(&mut server, other).ends_with("RELEASED\r\n"));
             server.disconnect(other, START);
-            assert_eq!(server.connect().unwrap(), other, "the other key is not free yet");
+            assert_eq!(server.connect().unwrap(), other, "the key of the closing worker is free");
             server.check();
             server.tick(START);
             iterations += 1;
         }
-        assert!(iterations > 3, "it took {iterations} turns");
+        assert!(iterations > 3, "all jobs were released in {iterations} iterations");
         server.check();
         assert_eq!(server.connect().unwrap(), worker);
     }
 
     #[test]
-    fn a_backlog_of_due_jobs_holds_up_no_timeout() {
+    fn a_backlog_of_due_jobs_delays_no_reserve_timeout() {
         let mut server = server();
         let (producer, worker) = (server.connect().unwrap(), server.connect().unwrap());
         server.receive(producer, b"use backlog\r\n", START);
         assert_eq!(replies(&mut server, producer), "USING backlog\r\n");
-        say_often(&mut server, producer, b"put 0 1 9 0\r\n\r\n", "INSERTED ");
+        send_many(&mut server, producer, b"put 0 1 9 0\r\n\r\n", "INSERTED ");
         server.receive(worker, b"reserve-with-timeout 1\r\n", START);
         let due = START + Nanos::from_secs(1) + Nanos::from_millis(1);
         server.tick(due);
         assert_eq!(replies(&mut server, worker), "TIMED_OUT\r\n");
         let ready = |server: &Server| server.queue.totals.ready;
-        assert!(ready(&server) < MANY as u64, "the backlog takes several turns");
+        assert!(ready(&server) < MANY as u64, "one tick made the whole backlog ready");
         let mut now = due;
         while let Some(next) = server.next_due() {
             now = now.max(next);
@@ -667,7 +645,7 @@ mod tests {
     }
 
     #[test]
-    fn puts_are_refused_while_jobs_take_too_much_memory() {
+    fn puts_are_refused_above_max_memory() {
         let mut server = server_with(Settings { max_memory_bytes: 100_000, ..Settings::DEFAULT });
         let (first, second) = (server.connect().unwrap(), server.connect().unwrap());
         let put = [&b"put 0 0 9 1000\r\n"[..], &[b'x'; 1000], b"\r\n"].concat();
@@ -688,12 +666,12 @@ mod tests {
             server.receive(key, what, START);
             replies(server, key)
         };
-        // Everything else goes on, and a smaller job may still find its place.
+        // Other commands work, and a smaller job may still fit.
         assert!(reply(&mut server, second, b"reserve\r\n").starts_with("RESERVED 1 1000\r\n"));
         let small = reply(&mut server, second, b"put 0 0 9 1\r\nx\r\n");
         assert_eq!(small, format!("INSERTED {}\r\n", count + 1));
         assert_eq!(reply(&mut server, second, b"delete 1\r\n"), "DELETED\r\n");
-        // Two whose bodies arrive at the same time, and room for one.
+        // Two bodies arrive at the same time, and one of them fits.
         let (head, rest) = put.split_at(100);
         assert_eq!(reply(&mut server, first, head), "");
         assert_eq!(reply(&mut server, second, head), "");
@@ -703,11 +681,11 @@ mod tests {
     }
 
     #[test]
-    fn who_is_abandoned_while_waiting_gets_no_job() {
+    fn a_waiting_connection_that_is_closed_gets_no_job() {
         let mut server = server();
         let (worker, producer) = (server.connect().unwrap(), server.connect().unwrap());
         server.receive(worker, b"reserve\r\n", START);
-        // As when there is no memory to keep what else the worker has sent.
+        // The server does this when it has no memory to buffer the worker's next command.
         server.close_now(worker);
         server.check();
         server.receive(producer, b"put 0 0 9 0\r\n\r\n", START);
@@ -718,11 +696,11 @@ mod tests {
     }
 
     #[test]
-    fn a_backlog_of_ttrs_that_run_out_comes_to_its_end() {
+    fn a_backlog_of_20000_expired_jobs_becomes_ready() {
         let mut server = server();
         let worker = server.connect().unwrap();
-        say_often(&mut server, worker, b"put 0 0 1 0\r\n\r\n", "INSERTED ");
-        say_often(&mut server, worker, b"reserve\r\n", "RESERVED ");
+        send_many(&mut server, worker, b"put 0 0 1 0\r\n\r\n", "INSERTED ");
+        send_many(&mut server, worker, b"reserve\r\n", "RESERVED ");
         let mut now = START;
         while let Some(next) = server.next_due() {
             now = now.max(next);
@@ -734,7 +712,7 @@ mod tests {
     }
 
     #[test]
-    fn however_many_are_ready_each_has_a_share() {
+    fn a_connection_has_a_share_among_100000_ready_ones() {
         let mut server = server();
         let key = server.connect().unwrap();
         server.share_budget(100_000);
@@ -743,7 +721,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_line_does_not_keep_the_memory_of_a_burst() {
+    fn the_input_buffer_shrinks_after_a_burst() {
         let mut server = server();
         let key = server.connect().unwrap();
         server.receive(key, b"us", START);
@@ -758,6 +736,6 @@ mod tests {
         }
         let input = &server.conns[key].input;
         assert_eq!(input.unused(), b"list-tu");
-        assert!(input.capacity() <= 2048, "{} bytes are kept", input.capacity());
+        assert!(input.capacity() <= 2048, "input capacity of {} bytes", input.capacity());
     }
 }
