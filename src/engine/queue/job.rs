@@ -160,8 +160,12 @@ impl Jobs {
     }
 
     /// Removes a detached job.
+    ///
+    /// # Panics
+    /// The job is not detached, or there is no job for this key.
     pub fn remove(&mut self, key: JobKey) -> Job {
         let job = self.pages.remove(key).expect("no job for this key");
+        assert!(matches!(job.state, State::Detached), "removed job {}: {:?}", job.id, job.state);
         self.ids.remove(job.id);
         job
     }

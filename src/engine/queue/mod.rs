@@ -646,6 +646,7 @@ impl Queue {
         let deadline = now + Nanos::from_secs(job.ttr_secs);
         let reserved = &mut self.clients[conn].reserved;
         let entry = ReservedEntry { deadline, ..reserved.at(index) };
+        assert_eq!(entry.job, key, "the index of a reserved job belongs to another job");
         reserved.replace(index, entry, &mut self.jobs);
         self.set_client_timer(conn, now);
         true
@@ -752,29 +753,32 @@ impl Queue {
     fn detach(&mut self, key: JobKey) {
         let Job { state, tube, .. } = self.jobs[key];
         let tube = &mut self.tubes[tube];
-        match state {
-            State::Detached => {}
+        let removed = match state {
+            State::Detached => key,
             State::Ready { index } => {
                 let entry = tube.ready.remove(index, &mut self.jobs);
                 let urgent = u32::from(entry.pri < URGENT_BELOW);
                 tube.urgent -= urgent;
                 self.totals.urgent -= u64::from(urgent);
                 self.totals.ready -= 1;
+                entry.job
             }
             State::Delayed { index } => {
                 self.totals.delayed -= 1;
-                tube.delayed.remove(index, &mut self.jobs);
+                tube.delayed.remove(index, &mut self.jobs).job
             }
             State::Reserved { by, index } => {
                 tube.reserved -= 1;
                 self.totals.reserved -= 1;
-                self.clients[by].reserved.remove(index, &mut self.jobs);
+                self.clients[by].reserved.remove(index, &mut self.jobs).job
             }
             State::Buried(_) => {
                 tube.buried.remove(&mut self.jobs, key.number());
                 self.totals.buried -= 1;
+                key
             }
-        }
+        };
+        assert_eq!(removed, key, "the heap index of a job belongs to another job");
         self.jobs[key].state = State::Detached;
     }
 

@@ -221,7 +221,8 @@ impl Tubes {
         self.removed_count += 1;
         // Quirk: the last tube of the list moves to the index of the removed one; pinned by
         // tests/conversations/list-tubes-order.txt.
-        self.order.swap_remove(tube.list_index());
+        let removed = self.order.swap_remove(tube.list_index());
+        assert_eq!(removed, key, "the list index of a tube belongs to another tube");
         if let Some(&moved) = self.order.get(tube.list_index()) {
             self[moved].list_index = tube.list_index;
         }

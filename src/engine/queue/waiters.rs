@@ -305,7 +305,8 @@ impl Queue {
         if waiter_index == NIL {
             watching.not_queued.remove(&mut self.watches, key.number());
         } else {
-            tube.waiters.remove(waiter_index, &mut self.watches);
+            let removed = tube.waiters.remove(waiter_index, &mut self.watches);
+            assert_eq!(removed.watch, key, "the index of a waiter belongs to another watch");
         }
         if best_index != NIL {
             watching.best_jobs().remove(best_index, &mut self.watches);
