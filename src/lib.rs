@@ -73,4 +73,4 @@ mod startup;
 #[doc(hidden)]
 pub mod testing;
 
-pub use os::memory::Allocator;
+pub use os::sys::memory::Allocator;

@@ -4,7 +4,7 @@
 
 use crate::engine::text::JsonText;
 use crate::options::{LogFormat, Options};
-use crate::os::process;
+use crate::os::sys::clock;
 use log::Level;
 use std::fmt;
 use std::io::Write;
@@ -18,7 +18,7 @@ pub fn start(options: &Options) {
         .parse_default_env()
         .format(move |out, record| match format {
             LogFormat::Text => {
-                let now = utc(process::time_of_day());
+                let now = utc(clock::time_of_day());
                 writeln!(out, "{now} {:5} {}", record.level(), record.args())
             }
             LogFormat::Json => writeln!(out, "{}", json_line(record.level(), record.args())),
@@ -36,7 +36,7 @@ pub fn failure_line(format: LogFormat, failure: &dyn fmt::Display) -> String {
 }
 
 fn json_line(level: Level, message: &dyn fmt::Display) -> String {
-    let now = utc(process::time_of_day());
+    let now = utc(clock::time_of_day());
     let message = message.to_string();
     format!(r#"{{"time":"{now}","level":"{level}","message":"{}"}}"#, JsonText(&message))
 }

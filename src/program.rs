@@ -5,7 +5,8 @@ use crate::logging;
 use crate::options::{self, InspectMode, Options, Request};
 use crate::os::disk::Directory;
 use crate::os::init::Machine;
-use crate::os::process::{self, MachineEnd, Stop};
+use crate::os::sys::machine::{self, MachineEnd};
+use crate::os::sys::signals::Stop;
 use crate::startup::{self, Started, StartupError};
 use std::fmt::Display;
 use std::io::{self, BufWriter, ErrorKind, Write};
@@ -69,7 +70,7 @@ fn serve(options: &Options, machine: Option<&mut Machine>) -> (ExitCode, Machine
     };
     log::info!("stopped: {stop:?}");
     match stop {
-        Stop::Terminate if process::is_first_process() => {
+        Stop::Terminate if machine::is_first_process() => {
             (ExitCode::from(ENDED_BY_SIGTERM), MachineEnd::PowerOff)
         }
         Stop::Terminate => (ExitCode::SUCCESS, MachineEnd::PowerOff),

@@ -18,12 +18,14 @@ use crate::os::disk::{Directory, OpenError};
 use crate::os::event_loop::EventLoop;
 use crate::os::init::{self, Machine, MachineError};
 use crate::os::listen::{self, Address, ListenError, Listener};
-use crate::os::memory;
 use crate::os::metrics_server::MetricsServer;
 use crate::os::monitor::Monitor;
 use crate::os::notify::Notifier;
-use crate::os::process::{self, Clock, Identity, Signals, Stop, UserError};
 use crate::os::resolve;
+use crate::os::sys::clock::Clock;
+use crate::os::sys::signals::{Signals, Stop};
+use crate::os::sys::user::{self, Identity, UserError};
+use crate::os::sys::{files, machine, memory, sockets};
 use log::{info, warn};
 use std::fmt;
 use std::io;
@@ -91,16 +93,16 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started
     for warning in &options.warnings {
         warn!("{warning}");
     }
-    process::give_large_blocks_back(PAGE_BYTES);
+    memory::give_large_blocks_back(PAGE_BYTES);
     memory::keep_headroom();
     // Before anything else opens a descriptor.
-    let inherited = process::inherited_sockets().map_err(ListenError::Environment);
+    let inherited = sockets::inherited_sockets().map_err(ListenError::Environment);
     let inherited = inherited.map_err(StartupError::Listen)?;
     init::reap_orphans();
     if let Some(machine) = machine {
         machine.prepare(options.user.as_deref()).map_err(StartupError::Machine)?;
     }
-    match process::raise_file_limit() {
+    match files::raise_file_limit() {
         Ok(limit) => info!("up to {limit} open files"),
         Err(error) => warn!("cannot raise the limit of open files: {error}"),
     }
@@ -235,7 +237,7 @@ fn adopt(options: &Options, inherited: Vec<OwnedFd>) -> Result<Vec<Listener>, Li
 fn lock(path: &Path, options: &Options, user: Option<Identity>) -> Result<Directory, StartupError> {
     let directory = match (&options.user, user) {
         (Some(name), Some(identity)) => {
-            let locked = process::as_user(identity, || Directory::take(path));
+            let locked = user::as_user(identity, || Directory::take(path));
             locked.map_err(|error| StartupError::BecomeUser(name.clone(), error))?
         }
         _ => Directory::take(path),
@@ -255,11 +257,11 @@ fn metrics_server(
 }
 
 fn find_user(name: &str) -> Result<Identity, StartupError> {
-    process::find_user(name).map_err(|error| StartupError::FindUser(name.to_owned(), error))
+    user::find_user(name).map_err(|error| StartupError::FindUser(name.to_owned(), error))
 }
 
 fn become_user(name: &str, identity: Identity) -> Result<(), StartupError> {
-    let became = process::become_user(identity);
+    let became = user::become_user(identity);
     if !became.map_err(|error| StartupError::BecomeUser(name.to_owned(), error))? {
         warn!("-u {name}: supplementary groups are kept, as only root may drop them");
     }
@@ -267,16 +269,16 @@ fn become_user(name: &str, identity: Identity) -> Result<(), StartupError> {
 }
 
 fn facts(clock: &Clock) -> io::Result<ProcessInfo> {
-    let names = process::uname();
+    let names = machine::uname();
     Ok(ProcessInfo {
         pid: std::process::id(),
-        instance_id: process::instance_id()?,
+        instance_id: machine::instance_id()?,
         hostname: names.hostname,
         os_version: names.version,
         platform: names.machine,
         started_at: clock.now(),
-        processor_time: process::processor_time,
-        resident_bytes: process::resident_bytes,
+        processor_time: machine::processor_time,
+        resident_bytes: memory::resident_bytes,
         has_headroom: memory::has_headroom,
     })
 }
@@ -309,7 +311,7 @@ impl fmt::Display for StartupError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::os::process::InheritedError;
+    use crate::os::sys::sockets::InheritedError;
 
     /// Those of C beanstalkd where it has one, and those of beanstalkd(1) elsewhere.
     #[test]

@@ -1,7 +1,7 @@
 //! Limits for allocations on the use of the headroom: memory that the process keeps in reserve.
 //!
 //! When the system refuses an allocation, the allocator of the process releases the headroom piece
-//! by piece (`os/memory.rs`). An allocation that cannot fail aborts the process when no headroom is
+//! by piece (`os/sys/memory.rs`). An allocation that cannot fail aborts the process when no headroom is
 //! left. An allocation whose failure is handled therefore leaves a part of the headroom. It is made
 //! in [`leave`], with the part that must remain:
 //!

@@ -3,7 +3,8 @@
 //!
 //! What the records mean, and when files come and go, is not known here.
 
-use super::process;
+use super::sys::clock::monotonic;
+use super::sys::files;
 use crate::engine::binlog::disk::{Disk, FileNumber, LAST_NUMBER};
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::headroom::{self, Headroom};
@@ -73,7 +74,7 @@ impl Directory {
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false).mode(0o600);
         let lock = options.open(path.join(LOCK_NAME)).map_err(OpenError::LockFile)?;
-        match process::lock_file(&lock) {
+        match files::lock_file(&lock) {
             Ok(true) => {}
             Ok(false) => return Err(OpenError::InUse),
             Err(error) => return Err(OpenError::LockFile(error)),
@@ -218,18 +219,18 @@ impl Disk for Directory {
 
     fn begin_sync(&mut self, number: FileNumber, offset: u64, len: u64) {
         if let Some((_, file)) = self.writing.iter().find(|(open, _)| *open == number) {
-            process::begin_writing_out(file, offset, len);
+            files::begin_writing_out(file, offset, len);
         }
     }
 
     fn sync(&mut self, number: FileNumber) -> io::Result<()> {
-        let begun_at = process::monotonic();
+        let begun_at = monotonic();
         let synced = match self.writing.iter().find(|(open, _)| *open == number) {
             Some((_, file)) => file.sync_data(),
             // It may be one of C beanstalkd's, which nobody may write to.
             None => self.open(number, OpenOptions::new().read(true))?.sync_data(),
         };
-        self.sync_times.count(process::monotonic().since(begun_at));
+        self.sync_times.count(monotonic().since(begun_at));
         synced
     }
 
@@ -327,7 +328,7 @@ fn number_of(name: &str) -> Option<FileNumber> {
 /// Lengthens a file from `from` to `to` bytes, all zeros.
 /// The same, with the space that there is.
 fn take_space(file: &File, from: u64, to: u64) -> io::Result<()> {
-    if process::allocate(file, from, to - from)? {
+    if files::allocate(file, from, to - from)? {
         return Ok(());
     }
     let mut offset = from;

@@ -25,8 +25,9 @@
 
 use super::listen::{self, Acceptor, Listener};
 use super::monitor::Monitor;
-use super::process::{self, Alarm, Clock, Signal, Signals, Stop};
 use super::stream::Stream;
+use super::sys::clock::{self, Alarm, Clock};
+use super::sys::signals::{Signal, Signals, Stop};
 use crate::engine::binlog::IoFailed;
 use crate::engine::collections::slab::PAGE_BYTES;
 use crate::engine::conn::OutputHandle;
@@ -261,7 +262,7 @@ impl EventLoop {
                 return Ok(stop);
             }
             if self.server.has_binlog() {
-                self.server.set_clock_offset(process::clock_offset(self.now));
+                self.server.set_clock_offset(clock::clock_offset(self.now));
             }
             self.server.begin_iteration(self.ready.len());
             self.server.tick(self.now);

@@ -16,7 +16,8 @@
 //!
 //! The second is the kernel's own form; a kernel that knows it does the work.
 
-use super::process::{self, MachineEnd};
+use super::sys::files;
+use super::sys::machine::{self, MachineEnd};
 use log::{info, warn};
 use std::fmt;
 use std::fs::{self, File};
@@ -70,8 +71,8 @@ const INTERFACES: u32 = 64;
 
 /// The orphans that fall to this process, if it is the first, leave nothing behind.
 pub fn reap_orphans() {
-    if process::is_first_process() {
-        process::leave_orphans_to_the_kernel();
+    if machine::is_first_process() {
+        machine::leave_orphans_to_the_kernel();
     }
 }
 
@@ -79,13 +80,13 @@ impl Machine {
     /// The machine of which this is the first process, if it is. From now on it ends with this
     /// process: when that panics, too.
     pub fn of_this_process() -> Option<Machine> {
-        if !process::is_first_process() || is_in_a_container() || !process::take_ctrl_alt_del() {
+        if !machine::is_first_process() || is_in_a_container() || !machine::take_ctrl_alt_del() {
             return None;
         }
         let tell = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             tell(panic);
-            process::end_machine(MachineEnd::PowerOff)
+            machine::end_machine(MachineEnd::PowerOff)
         }));
         Some(Machine { mounted: None, power_buttons: Vec::new() })
     }
@@ -103,17 +104,17 @@ impl Machine {
         // All is read before anything is done.
         let network = told("ip", Network::parse)?.flatten();
         let mount = told("mount", Mount::parse)?;
-        if let Err(error) = process::mount_devices("/dev") {
+        if let Err(error) = machine::mount_devices("/dev") {
             warn!("/dev: cannot be mounted, so there are no disks: {error}");
         }
         if let Some(directory) = std::env::var_os("modules") {
             load_modules(Path::new(&directory)).map_err(|error| failed("modules", &error))?;
         }
         self.find_power_buttons();
-        if let Err(error) = process::set_file_limit(OPEN_FILES) {
+        if let Err(error) = files::set_file_limit(OPEN_FILES) {
             warn!("cannot raise the limit of open files: {error}");
         }
-        if let Err(error) = process::bring_interface_up(LOOPBACK) {
+        if let Err(error) = machine::bring_interface_up(LOOPBACK) {
             warn!("{LOOPBACK}: cannot be brought up: {error}");
         }
         if let Some(network) = network {
@@ -129,15 +130,15 @@ impl Machine {
 
     /// Ends the machine.
     pub fn end(self, end: MachineEnd) -> ! {
-        let (own_kib, free_kib) = process::memory_kib();
+        let (own_kib, free_kib) = machine::memory_kib();
         info!("the server had up to {own_kib} KiB of memory, {free_kib} KiB are free");
         if let Some(mount) = &self.mounted
-            && let Err(error) = process::unmount(&mount.directory)
+            && let Err(error) = machine::unmount(&mount.directory)
         {
             // What was written is safe all the same.
             warn!("{}: cannot be unmounted: {error}", mount.directory);
         }
-        process::end_machine(end)
+        machine::end_machine(end)
     }
 
     /// The one of the machine is a keyboard with one key. Pressing it is to stop the server.
@@ -146,8 +147,8 @@ impl Machine {
         for path in entries.flatten().map(|entry| entry.path()) {
             let Ok(device) = File::open(&path) else { continue };
             let is_one =
-                process::input_device_name(&device).is_ok_and(|name| name == "Power Button");
-            if is_one && process::terminate_on_input(&device).is_ok() {
+                machine::input_device_name(&device).is_ok_and(|name| name == "Power Button");
+            if is_one && machine::terminate_on_input(&device).is_ok() {
                 info!("the power button is {}", path.display());
                 self.power_buttons.push(device);
             }
@@ -191,7 +192,7 @@ fn load_modules(directory: &Path) -> io::Result<()> {
         let mut lacking = Vec::new();
         for path in waiting {
             let is_packed = path.extension().is_none_or(|extension| extension != "ko");
-            match File::open(&path).and_then(|file| process::load_module(&file, is_packed)) {
+            match File::open(&path).and_then(|file| machine::load_module(&file, is_packed)) {
                 Ok(()) => info!("{} is loaded", path.display()),
                 Err(error) if error.kind() == ErrorKind::NotFound => lacking.push(path),
                 // Not every machine has what it is for.
@@ -269,20 +270,20 @@ impl Network {
 
     fn bring_up(&self) -> io::Result<()> {
         if let Some(hostname) = &self.hostname {
-            process::set_hostname(hostname)?;
+            machine::set_hostname(hostname)?;
         }
         let is_wanted = |name: &String| match &self.interface {
             Some(wanted) => name == wanted,
             None => name != LOOPBACK,
         };
-        let find = || (1..=INTERFACES).filter_map(process::interface_name).find(is_wanted);
+        let find = || (1..=INTERFACES).filter_map(machine::interface_name).find(is_wanted);
         let interface = wait_for(find).ok_or_else(|| {
             io::Error::other("there is no such network interface: a module may be missing")
         })?;
-        process::set_interface_address(&interface, self.address, self.netmask)?;
-        process::bring_interface_up(&interface)?;
+        machine::set_interface_address(&interface, self.address, self.netmask)?;
+        machine::bring_interface_up(&interface)?;
         if let Some(gateway) = self.gateway {
-            process::add_default_route(gateway)?;
+            machine::add_default_route(gateway)?;
         }
         info!("{interface} has the address {}, netmask {}", self.address, self.netmask);
         Ok(())
@@ -319,7 +320,7 @@ impl Mount {
         fs::create_dir_all(&self.directory)?;
         wait_for(|| Path::new(&self.device).exists().then_some(()))
             .ok_or_else(|| io::Error::other("there is no such device: a module may be missing"))?;
-        process::mount(&self.device, &self.directory, &self.kind)
+        machine::mount(&self.device, &self.directory, &self.kind)
     }
 }
 

@@ -1,8 +1,10 @@
 //! Listening sockets: TCP, Unix, and those inherited from a service manager.
 
-use super::process::{self, Identity, InheritedError};
 use super::resolve;
 use super::stream::Stream;
+use super::sys::files;
+use super::sys::sockets::InheritedError;
+use super::sys::user::{self, Identity};
 use mio::net::{TcpListener, UnixListener};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::fmt;
@@ -178,7 +180,7 @@ fn open_unix(
         match mode {
             // To bind and then change the mode would leave a moment in between, and the mode of
             // the descriptor is not that of the file.
-            Some(mode) => process::with_file_mode(mode, || socket.bind(&address))?,
+            Some(mode) => files::with_file_mode(mode, || socket.bind(&address))?,
             None => socket.bind(&address)?,
         }
         // Until it is listened on nobody can connect, whosever it is.
@@ -241,7 +243,7 @@ fn give_socket(path: &Path, to: Identity) -> io::Result<()> {
     if !found.file_type().is_socket() || found.nlink() != 1 {
         return Err(io::Error::other("another file has taken its place"));
     }
-    let given = process::give_file(&socket, to);
+    let given = user::give_file(&socket, to);
     given.map_err(|error| io::Error::other(format!("it cannot be given to the user: {error}")))
 }
 

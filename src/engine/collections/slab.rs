@@ -218,7 +218,7 @@ struct Page {
 }
 
 /// The least size of a page, in bytes; most pages have less than twice as many. From this size on
-/// the allocator maps each block by itself (`os/process.rs` configures that), so freeing a page
+/// the allocator maps each block by itself (`os/sys/memory.rs` configures that), so freeing a page
 /// returns its memory to the system.
 pub const PAGE_BYTES: usize = 128 * 1024;
 

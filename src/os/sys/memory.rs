@@ -19,9 +19,8 @@
 //!
 //! Every block is the system's own. In a program that does not call [`keep_headroom`] this is the
 //! system's allocator.
-#![allow(unsafe_code, reason = "an allocator is called with raw pointers")]
 
-use super::process;
+use super::clock::monotonic;
 use crate::engine::headroom::{self, Headroom};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr;
@@ -42,6 +41,31 @@ pub fn keep_headroom() {
 /// Returns whether at least this part of the headroom is there, or could be taken back.
 pub fn has_headroom(least: Headroom) -> bool {
     RESERVE.has(least)
+}
+
+/// From now on a block of memory of `bytes` bytes or more goes back to the system as soon as it
+/// is freed. Otherwise the allocator would keep the more of them the larger they once were.
+pub fn give_large_blocks_back(bytes: usize) {
+    // Other C libraries do so by themselves.
+    #[cfg(not(target_env = "gnu"))]
+    let _ = bytes;
+    #[cfg(target_env = "gnu")]
+    // SAFETY: two plain numbers; the allocator changes nothing about the blocks it has given out.
+    unsafe {
+        let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, bytes);
+        // Beyond 65,536 such blocks it would keep all others.
+        libc::mallopt(libc::M_MMAP_MAX, libc::c_int::MAX);
+    }
+}
+
+/// How many bytes of memory this process has; none where /proc is missing.
+pub fn resident_bytes() -> Option<u64> {
+    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = statm.split(' ').nth(1)?.parse().ok()?;
+    // SAFETY: it only asks.
+    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    pages.checked_mul(u64::try_from(page_bytes).ok()?)
 }
 
 const PIECES: usize = 32;
@@ -147,7 +171,7 @@ impl Reserve {
 
     fn refill_if_due(&self) {
         let is_due = self.freed.load(Relaxed) >= PIECE_BYTES || {
-            let now = process::monotonic().as_nanos();
+            let now = monotonic().as_nanos();
             let passed = now.saturating_sub(self.tried_at.load(Relaxed));
             passed >= REFILL_PAUSE_NANOS
         };
@@ -159,7 +183,7 @@ impl Reserve {
     /// Takes as many pieces as are missing and can be had.
     fn refill(&self) {
         self.freed.store(0, Relaxed);
-        self.tried_at.store(process::monotonic().as_nanos(), Relaxed);
+        self.tried_at.store(monotonic().as_nanos(), Relaxed);
         while self.held() < PIECES && (self.hold_mapped() || self.hold_allocated()) {
             self.held.fetch_add(1, Relaxed);
         }

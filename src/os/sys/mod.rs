@@ -1,0 +1,28 @@
+//! Calls into libc that neither std nor the other packages offer, each with the reason why it is
+//! sound. All `unsafe` code of the project is in this folder. Nothing here knows what the server
+//! does.
+//!
+//! | file | owns |
+//! |---|---|
+//! | [`clock`] | the clock of the process, the time of day, the alarm |
+//! | [`files`] | locks, space on the disk, modes, descriptors |
+//! | [`machine`] | host name, processor time, and the calls of the first process of a machine |
+//! | [`memory`] | the allocator, with memory kept back for when the system has none |
+//! | [`signals`] | signals as a descriptor |
+//! | [`sockets`] | sockets inherited from a service manager |
+//! | [`user`] | user, groups and capabilities of the process; owners of files |
+#![allow(unsafe_code, reason = "the one folder for it")]
+
+pub mod clock;
+pub mod files;
+pub mod machine;
+pub mod memory;
+pub mod signals;
+pub mod sockets;
+pub mod user;
+
+use std::io;
+
+fn check(result: impl Into<i64>) -> io::Result<()> {
+    if result.into() < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
