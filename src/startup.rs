@@ -21,10 +21,10 @@ use crate::os::listen::{self, Address, ListenError, Listener};
 use crate::os::metrics_server::MetricsServer;
 use crate::os::monitor::Monitor;
 use crate::os::notify::Notifier;
-use crate::os::resolve;
+use crate::os::resolve::{self, UserError};
 use crate::os::sys::clock::Clock;
 use crate::os::sys::signals::{Signals, Stop};
-use crate::os::sys::user::{self, Identity, UserError};
+use crate::os::sys::user::{self, Identity};
 use crate::os::sys::{files, machine, memory, sockets};
 use log::{info, warn};
 use std::fmt;
@@ -257,7 +257,7 @@ fn metrics_server(
 }
 
 fn find_user(name: &str) -> Result<Identity, StartupError> {
-    user::find_user(name).map_err(|error| StartupError::FindUser(name.to_owned(), error))
+    resolve::user(name).map_err(|error| StartupError::FindUser(name.to_owned(), error))
 }
 
 fn become_user(name: &str, identity: Identity) -> Result<(), StartupError> {

@@ -6,12 +6,22 @@
 //! are not there in an empty root, and it would be a tenth of the binary. What is not found is told
 //! with the file that was looked into. Nothing here knows what the names are for.
 
+use super::sys::user::{self, Identity};
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
+/// Why a user cannot be found.
+#[derive(Debug)]
+pub enum UserError {
+    /// The user database has no such name.
+    Unknown,
+    /// The user database cannot be read.
+    Database(io::Error),
+}
+
 /// Whether names are looked up here rather than by the C library.
-pub const ARE_IN_FILES_ONLY: bool = cfg!(target_feature = "crt-static");
+const ARE_IN_FILES_ONLY: bool = cfg!(target_feature = "crt-static");
 
 const HOSTS: &str = "/etc/hosts";
 const USERS: &str = "/etc/passwd";
@@ -60,12 +70,16 @@ pub fn port(service: &str) -> io::Result<u16> {
     })
 }
 
-/// The numbers of a user and of his group, if there is such a user.
-///
-/// # Errors
-/// The file cannot be read.
-pub fn user_and_group(name: &str) -> io::Result<Option<(u32, u32)>> {
-    read(USERS).map(|text| user_and_group_in(&text, name))
+/// Returns the user that `text` names: `UID`, `UID:GID` or a name. Without a GID the group has the
+/// number of the user. Only names need the user database.
+pub fn user(text: &str) -> Result<Identity, UserError> {
+    let (uid, gid) = text.split_once(':').unwrap_or((text, text));
+    let found = match (uid.parse(), gid.parse()) {
+        (Ok(uid), Ok(gid)) => Ok(Identity::new(uid, gid)),
+        _ if ARE_IN_FILES_ONLY => read(USERS).map(|users| user_in(&users, text)),
+        _ => user::find_by_name(text),
+    };
+    found.map_err(UserError::Database)?.ok_or(UserError::Unknown)
 }
 
 fn read(path: &str) -> io::Result<String> {
@@ -100,14 +114,14 @@ fn port_in(text: &str, service: &str) -> Option<u16> {
 }
 
 /// Lines of fields between colons, as in `passwd(5)`: name, password, user, group.
-fn user_and_group_in(text: &str, name: &str) -> Option<(u32, u32)> {
+fn user_in(text: &str, name: &str) -> Option<Identity> {
     text.lines().find_map(|line| {
         let mut fields = line.split(':');
         if fields.next() != Some(name) {
             return None;
         }
         let mut numbers = fields.skip(1).map(str::parse);
-        Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+        Identity::new(numbers.next()?.ok()?, numbers.next()?.ok()?)
     })
 }
 
@@ -175,7 +189,11 @@ mod tests {
             ("x", None),
             ("", None),
         ] {
-            assert_eq!(user_and_group_in(text, name), numbers, "{name}");
+            assert_eq!(
+                user_in(text, name),
+                numbers.and_then(|(uid, gid)| Identity::new(uid, gid)),
+                "{name}"
+            );
         }
     }
 
@@ -188,5 +206,15 @@ mod tests {
         let error = addresses_in_file("no such host").expect_err("it is nowhere");
         assert!(error.to_string().contains(HOSTS), "{error}");
         assert!(error.to_string().contains("give an address"), "{error}");
+    }
+
+    #[test]
+    fn numeric_users_need_no_database() {
+        assert_eq!(user("65534").ok(), Identity::new(65534, 65534));
+        assert_eq!(user("12:34").ok(), Identity::new(12, 34));
+        assert_eq!(user("root").ok(), Identity::new(0, 0));
+        for unknown in ["no such user", "12:x", "4294967295", "0:4294967295"] {
+            assert!(matches!(user(unknown), Err(UserError::Unknown)), "{unknown}");
+        }
     }
 }

@@ -1,6 +1,5 @@
 //! The user of the process and of its files.
 
-use super::super::resolve;
 use super::check;
 use std::ffi::CString;
 use std::fs::File;
@@ -16,41 +15,18 @@ pub struct Identity {
     gid: libc::gid_t,
 }
 
-/// Why a user cannot be found.
-#[derive(Debug)]
-pub enum UserError {
-    /// The user database has no such name.
-    Unknown,
-    /// The user database cannot be read.
-    Database(io::Error),
-}
-
-/// Who `user` is: `UID`, `UID:GID` or a name. Numbers stand for themselves, and without a
-/// GID the group has the number of the user; only names need the user database.
-///
-/// # Errors
-/// There is no such user.
-pub fn find_user(user: &str) -> Result<Identity, UserError> {
-    let (uid, gid) = user.split_once(':').unwrap_or((user, user));
-    match (uid.parse(), gid.parse()) {
-        // To the kernel the largest number means "as it is": nobody would be changed.
-        (Ok(u32::MAX), _) | (_, Ok(u32::MAX)) => Err(UserError::Unknown),
-        (Ok(uid), Ok(gid)) => Ok(Identity { uid, gid }),
-        _ if resolve::ARE_IN_FILES_ONLY => find_user_in_file(user),
-        _ => find_user_by_name(user),
+impl Identity {
+    /// Returns the identity with these numbers. The kernel reads the largest number as "unchanged",
+    /// so no user and no group has it.
+    pub fn new(uid: u32, gid: u32) -> Option<Identity> {
+        (uid != u32::MAX && gid != u32::MAX).then_some(Identity { uid, gid })
     }
 }
 
-fn find_user_in_file(name: &str) -> Result<Identity, UserError> {
-    match resolve::user_and_group(name).map_err(UserError::Database)? {
-        None | Some((u32::MAX, _) | (_, u32::MAX)) => Err(UserError::Unknown),
-        Some((uid, gid)) => Ok(Identity { uid, gid }),
-    }
-}
-
-fn find_user_by_name(name: &str) -> Result<Identity, UserError> {
+/// Returns the user with this name in the user database of the C library, with its first group.
+pub fn find_by_name(name: &str) -> io::Result<Option<Identity>> {
     const LARGEST_ENTRY: usize = 1024 * 1024;
-    let name = CString::new(name).map_err(|_| UserError::Unknown)?;
+    let Ok(name) = CString::new(name) else { return Ok(None) };
     let mut entry = MaybeUninit::<libc::passwd>::zeroed();
     let mut strings = vec![0; 4096];
     loop {
@@ -62,15 +38,15 @@ fn find_user_by_name(name: &str) -> Result<Identity, UserError> {
         };
         match error {
             libc::ERANGE if strings.len() < LARGEST_ENTRY => strings.resize(strings.len() * 4, 0),
-            0 if found.is_null() => return Err(UserError::Unknown),
-            // What other systems say of a missing name, or of a missing database.
-            libc::ENOENT | libc::ESRCH => return Err(UserError::Unknown),
+            0 if found.is_null() => return Ok(None),
+            // Some C libraries return these for a missing name or a missing database.
+            libc::ENOENT | libc::ESRCH => return Ok(None),
             0 => {
                 // SAFETY: the call has succeeded and `found` points to `entry`.
                 let entry = unsafe { entry.assume_init() };
-                return Ok(Identity { uid: entry.pw_uid, gid: entry.pw_gid });
+                return Ok(Identity::new(entry.pw_uid, entry.pw_gid));
             }
-            error => return Err(UserError::Database(io::Error::from_raw_os_error(error))),
+            error => return Err(io::Error::from_raw_os_error(error)),
         }
     }
 }
@@ -178,20 +154,4 @@ pub fn give_file(file: &File, to: Identity) -> io::Result<()> {
     check(unsafe {
         libc::fchownat(file.as_raw_fd(), c"".as_ptr(), to.uid, gid, libc::AT_EMPTY_PATH)
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numeric_users_need_no_database() {
-        assert_eq!(find_user("65534").ok(), Some(Identity { uid: 65534, gid: 65534 }));
-        assert_eq!(find_user("12:34").ok(), Some(Identity { uid: 12, gid: 34 }));
-        assert_eq!(find_user("root").ok(), Some(Identity { uid: 0, gid: 0 }));
-        assert!(matches!(find_user("no such user"), Err(UserError::Unknown)));
-        assert!(matches!(find_user("12:x"), Err(UserError::Unknown)));
-        assert!(matches!(find_user("4294967295"), Err(UserError::Unknown)));
-        assert!(matches!(find_user("0:4294967295"), Err(UserError::Unknown)));
-    }
 }
