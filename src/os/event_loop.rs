@@ -23,7 +23,8 @@
 //! The loop knows no command and no rule: the server says of each connection whether it
 //! may be read from, what is to be sent, and when it is over.
 
-use super::listen::{self, Acceptor, Listener};
+use super::acceptor::Acceptor;
+use super::listen::Listener;
 use super::monitor::Monitor;
 use super::stream::Stream;
 use super::sys::clock::{self, Alarm, Clock};
@@ -35,7 +36,7 @@ use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::ConnKey;
 use crate::engine::server::Server;
 use crate::engine::time::Nanos;
-use log::{debug, info, warn};
+use log::{debug, info};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use std::collections::TryReserveError;
@@ -53,9 +54,7 @@ pub struct EventLoop {
     alarm: Alarm,
     signals: Signals,
     monitor: Monitor,
-    acceptors: Vec<Acceptor>,
-    max_connections: usize,
-    backoff: AcceptBackoff,
+    acceptor: Acceptor,
     /// By the index of their key.
     sockets: Vec<Option<Socket>>,
     /// Connections to be served, in this order.
@@ -97,35 +96,6 @@ impl RunError {
             RunError::Binlog(_) => 74,
         }
     }
-}
-
-/// How accepting goes.
-#[derive(Debug, Default)]
-struct AcceptBackoff {
-    /// Where the next client is let in, if one waits there.
-    next_listener: usize,
-    /// What is known of clients beyond the connection limit.
-    limit: Limit,
-    /// When to try again, after the system had no descriptor or memory left.
-    retry_at: Option<Nanos>,
-    /// When that was last told in the log.
-    warned_at: Option<Nanos>,
-}
-
-/// The connection limit, and clients beyond it. They wait in the kernel. Registering a listener
-/// again makes the kernel report the clients that wait there, if there are any, with the next poll.
-#[derive(Clone, Copy, Debug, Default)]
-enum Limit {
-    /// It is not reached, as far as is known.
-    #[default]
-    NotReached,
-    /// It is reached. All listeners were registered again since.
-    Reached,
-    /// A client waits. A warning is logged only if it still waits at this moment, since another
-    /// connection may be about to end.
-    ClientWaits(Nanos),
-    /// That moment has passed, and all listeners were registered again.
-    Passed,
 }
 
 /// One socket and what is known of it.
@@ -182,12 +152,6 @@ const ACCEPTS_PER_ITERATION: usize = 256;
 /// Eight replies with large bodies.
 const SLICES_PER_WRITE: usize = 16;
 
-/// How long to wait for a free descriptor when no connection of our own is closed.
-const ACCEPT_AGAIN: Nanos = Nanos::from_secs(1);
-const WARN_AGAIN: Nanos = Nanos::from_secs(60);
-/// A client that waits longer than this at the connection limit is worth a warning.
-const WORTH_A_WARNING: Nanos = Nanos::from_millis(100);
-
 /// For waits longer than this the alarm is set, which goes on while the machine is suspended. The
 /// timeout of a poll does not, so after a suspend a shorter wait ends late by at most this.
 const LONG_WAIT: Nanos = Nanos::from_secs(1);
@@ -215,12 +179,8 @@ impl EventLoop {
         registry.register(&mut SourceFd(&signals.as_raw_fd()), SIGNALS, Interest::READABLE)?;
         let alarm = Alarm::new()?;
         registry.register(&mut SourceFd(&alarm.as_raw_fd()), ALARM, Interest::READABLE)?;
-        let mut acceptors = Vec::new();
-        for (index, listener) in listeners.into_iter().enumerate() {
-            let mut source = SourceFd(&listener.as_raw_fd());
-            registry.register(&mut source, listener_token(index), Interest::READABLE)?;
-            acceptors.push(Acceptor::new(listener));
-        }
+        let acceptor =
+            Acceptor::new("connections", listeners, max_connections, registry, FIRST_LISTENER)?;
         if let Some(descriptor) = monitor.descriptor() {
             registry.register(&mut SourceFd(&descriptor), MONITOR, Interest::READABLE)?;
         }
@@ -231,9 +191,7 @@ impl EventLoop {
             alarm,
             signals,
             monitor,
-            acceptors,
-            max_connections,
-            backoff: AcceptBackoff::default(),
+            acceptor,
             sockets: Vec::new(),
             ready: Vec::new(),
             dirty: Vec::new(),
@@ -292,10 +250,8 @@ impl EventLoop {
                 SIGNALS => self.take_signals(),
                 MONITOR => self.monitor.on_readable(),
                 ALARM => self.alarm.went_off(),
-                token => match listener_index(token, self.acceptors.len()) {
-                    Some(index) => self.acceptors[index].is_ready = true,
-                    None => self.note(ConnKey::from_index(token.0), event),
-                },
+                token if self.acceptor.on_event(token) => {}
+                Token(index) => self.note(ConnKey::from_index(index), event),
             }
         }
         Ok(())
@@ -307,15 +263,10 @@ impl EventLoop {
     }
 
     fn timeout(&mut self) -> Option<Duration> {
-        let somebody_connects = self.acceptors.iter().any(|acceptor| acceptor.is_ready);
-        let has_work = !self.ready.is_empty()
-            || self.server.has_dirty()
-            || (somebody_connects && self.backoff.retry_at.is_none());
-        if has_work {
+        if !self.ready.is_empty() || self.server.has_dirty() {
             return Some(Duration::ZERO);
         }
-        let others = self.backoff.retry_at.into_iter().chain(self.monitor.next_due());
-        let others = others.chain(self.limit_due());
+        let others = self.acceptor.next_due().into_iter().chain(self.monitor.next_due());
         let next = self.server.next_due().into_iter().chain(others).min()?;
         // The poll rounds up to milliseconds: only a short wait needs a fresh look.
         let now = if next.since(self.now) < SHORT_WAIT { self.read_clock() } else { self.now };
@@ -353,71 +304,27 @@ impl EventLoop {
         }
     }
 
-    // ---- Door ----
+    // ---- Accepting ----
 
     fn accept(&mut self) {
-        if self.backoff.retry_at.is_some_and(|until| self.now < until) {
-            return;
-        }
-        self.backoff.retry_at = None;
-        if self.limit_due().is_some_and(|due| due <= self.now) {
-            self.backoff.limit = Limit::Passed;
-            if let Err(error) = self.register_listeners_again() {
-                return self.back_off_accept(&error);
-            }
-        }
-        let count = self.acceptors.len();
-        let mut failures = 0;
         for _ in 0..ACCEPTS_PER_ITERATION {
-            // One at each door, so that nobody is starved when places are scarce.
-            let mut acceptors = (0..count).map(|step| (self.backoff.next_listener + step) % count);
-            let Some(index) = acceptors.find(|&index| self.acceptors[index].is_ready) else {
+            if !self.acceptor.is_due(self.now) {
                 return;
-            };
-            match self.accept_one(index) {
-                Ok(()) => {}
-                // If each call fails in this way, the clients are not the cause.
-                Err(error)
-                    if listen::concerns_one_client(&error)
-                        && failures + 1 < ACCEPTS_PER_ITERATION =>
-                {
-                    debug!("a connection could not be accepted: {error}");
-                    self.backoff.next_listener = index + 1;
-                    failures += 1;
-                }
-                Err(error) => return self.back_off_accept(&error),
+            }
+            if let Err(error) = self.accept_one() {
+                self.acceptor.back_off(&error, self.server.connection_count(), self.now);
             }
         }
     }
 
-    /// When to look whether a client still waits at the connection limit.
-    fn limit_due(&self) -> Option<Nanos> {
-        match self.backoff.limit {
-            Limit::ClientWaits(due) if self.backoff.retry_at.is_none() => Some(due),
-            Limit::ClientWaits(_) => None,
-            Limit::NotReached | Limit::Reached | Limit::Passed => None,
-        }
-    }
-
-    fn accept_one(&mut self, index: usize) -> io::Result<()> {
+    fn accept_one(&mut self) -> io::Result<()> {
         // A client that is not accepted waits in the kernel.
         if !self.server.has_room() || self.try_reserve_one().is_err() {
             return Err(ErrorKind::OutOfMemory.into());
         }
-        if self.server.connection_count() >= self.max_connections {
-            return self.at_conn_limit(index);
-        }
-        let acceptor = &mut self.acceptors[index];
-        match acceptor.listener.accept() {
-            Ok(stream) => {
-                self.backoff.next_listener = index + 1;
-                self.connect(stream)
-            }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                acceptor.is_ready = false;
-                Ok(())
-            }
-            Err(error) => Err(error),
+        match self.acceptor.accept(self.server.connection_count(), self.now)? {
+            Some(stream) => self.connect(stream),
+            None => Ok(()),
         }
     }
 
@@ -430,52 +337,6 @@ impl EventLoop {
             self.ready.try_reserve(clients)?;
             self.dirty.try_reserve(clients + ACCEPTS_PER_ITERATION)
         })
-    }
-
-    /// The connection limit is reached, and the listener is ready. Closing a connection makes all
-    /// listeners ready again.
-    fn at_conn_limit(&mut self, index: usize) -> io::Result<()> {
-        match self.backoff.limit {
-            Limit::NotReached => {
-                self.register_listeners_again()?;
-                self.backoff.limit = Limit::Reached;
-            }
-            Limit::Reached => {
-                self.backoff.limit = Limit::ClientWaits(self.now + WORTH_A_WARNING);
-            }
-            Limit::ClientWaits(_) => {}
-            Limit::Passed => self.warn_accept_error(&"--max-connections allows no more"),
-        }
-        self.acceptors[index].is_ready = false;
-        Ok(())
-    }
-
-    /// If that fails, a listener stays marked as ready, and is tried again later.
-    fn register_listeners_again(&mut self) -> io::Result<()> {
-        for (index, acceptor) in self.acceptors.iter_mut().enumerate() {
-            let mut source = SourceFd(&acceptor.listener.as_raw_fd());
-            let registry = self.poll.registry();
-            registry.reregister(&mut source, listener_token(index), Interest::READABLE)?;
-            acceptor.is_ready = false;
-        }
-        Ok(())
-    }
-
-    /// There is no descriptor left, or no memory in the kernel. The edge of the event is gone, so
-    /// the listener stays marked as ready and is tried again when a connection is closed, or
-    /// after a while.
-    fn back_off_accept(&mut self, error: &io::Error) {
-        self.backoff.retry_at = Some(self.now + ACCEPT_AGAIN);
-        self.warn_accept_error(error);
-    }
-
-    fn warn_accept_error(&mut self, why: &dyn fmt::Display) {
-        let is_news = self.backoff.warned_at.is_none_or(|at| at + WARN_AGAIN <= self.now);
-        if is_news {
-            self.backoff.warned_at = Some(self.now);
-            let connections = self.server.connection_count();
-            warn!("cannot accept more connections at present, {connections} are open: {why}");
-        }
     }
 
     fn connect(&mut self, stream: Stream) -> io::Result<()> {
@@ -688,11 +549,7 @@ impl EventLoop {
             None => debug!("connection {} closed", key.index()),
         }
         self.server.disconnect(key, self.now);
-        // A descriptor and a place are free.
-        self.backoff.retry_at = None;
-        if !matches!(std::mem::take(&mut self.backoff.limit), Limit::NotReached) {
-            self.acceptors.iter_mut().for_each(|acceptor| acceptor.is_ready = true);
-        }
+        self.acceptor.on_close();
     }
 }
 
@@ -734,14 +591,6 @@ impl Socket {
 
 fn socket(sockets: &mut [Option<Socket>], key: ConnKey) -> Option<&mut Socket> {
     sockets.get_mut(key.index())?.as_mut()
-}
-
-fn listener_token(index: usize) -> Token {
-    Token(FIRST_LISTENER - index)
-}
-
-fn listener_index(token: Token, count: usize) -> Option<usize> {
-    (0..count).find(|&index| listener_token(index) == token)
 }
 
 impl fmt::Display for RunError {

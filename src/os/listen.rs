@@ -39,22 +39,6 @@ pub enum Listener {
     Unix(UnixListener),
 }
 
-/// A listening socket and whether somebody waits there.
-#[derive(Debug)]
-pub struct Acceptor {
-    /// The socket.
-    pub listener: Listener,
-    /// Accepting may give somebody.
-    pub is_ready: bool,
-}
-
-impl Acceptor {
-    /// A door at which nobody is known to wait.
-    pub fn new(listener: Listener) -> Acceptor {
-        Acceptor { listener, is_ready: false }
-    }
-}
-
 /// Why there is no listening socket.
 #[derive(Debug)]
 pub enum ListenError {
@@ -383,41 +367,10 @@ impl fmt::Display for ListenError {
     }
 }
 
-/// Returns whether accepting failed because of the next client alone, or of a signal, so that others
-/// can be accepted. The list is that of accept(2): Linux reports errors of a new connection in this way.
-pub fn concerns_one_client(error: &io::Error) -> bool {
-    const ERRORS: [i32; 11] = [
-        libc::ECONNABORTED,
-        libc::EINTR,
-        libc::ENETDOWN,
-        libc::EPROTO,
-        libc::ENOPROTOOPT,
-        libc::EHOSTDOWN,
-        libc::ENONET,
-        libc::EHOSTUNREACH,
-        libc::EOPNOTSUPP,
-        libc::ENETUNREACH,
-        // A packet filter forbids the connection.
-        libc::EPERM,
-    ];
-    error.raw_os_error().is_some_and(|number| ERRORS.contains(&number))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use socket2::SockRef;
-
-    #[test]
-    fn errors_of_one_client_are_told_from_those_of_the_server() {
-        let is_of_client = |number| concerns_one_client(&io::Error::from_raw_os_error(number));
-        for number in [libc::ECONNABORTED, libc::EPERM, libc::ENONET, libc::EHOSTDOWN] {
-            assert!(is_of_client(number), "{}", io::Error::from_raw_os_error(number));
-        }
-        for number in [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EINVAL] {
-            assert!(!is_of_client(number), "{}", io::Error::from_raw_os_error(number));
-        }
-    }
 
     #[test]
     fn replies_are_not_held_back_and_lost_clients_are_noticed() {

@@ -4,11 +4,12 @@
 //! nothing while there are none, and can be answered before the loop begins. What they ask and are
 //! told is in `engine/visit.rs`; here are only bytes and time.
 
-use super::listen::{self, Acceptor, Listener};
+use super::acceptor::Acceptor;
+use super::listen::Listener;
 use super::stream::Stream;
 use crate::engine::monitor::http_conn::{HttpConn, ServerState};
 use crate::engine::time::Nanos;
-use log::{trace, warn};
+use log::trace;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use std::io::{self, ErrorKind, IoSlice};
@@ -20,7 +21,7 @@ use std::time::Duration;
 pub struct MetricsServer {
     poll: Poll,
     events: Events,
-    acceptors: Vec<Acceptor>,
+    acceptor: Acceptor,
     /// Descriptors that are given up for visitors, so that a server whose clients have all others can
     /// still say that it lives.
     spare: Vec<OwnedFd>,
@@ -31,10 +32,6 @@ pub struct MetricsServer {
     next_turn: usize,
     /// As many tubes are told of one by one.
     tubes_max: usize,
-    /// No more are let in before.
-    retry_at: Nanos,
-    /// Once is enough to say that nobody can be let in.
-    has_complained: bool,
 }
 
 #[derive(Debug)]
@@ -51,13 +48,12 @@ struct HttpSocket {
 /// without a complete request is replaced at once, so its request must arrive before this many
 /// others connect.
 const VISITORS_MAX: usize = 64;
-/// At most this many connections are accepted from each listener in one iteration, so that a stream
+/// At most this many connections are accepted in one iteration, so that a stream
 /// of them does not delay clients.
 const ACCEPTS_PER_ITERATION: usize = 32;
 /// So many of them find a descriptor whatever clients have taken.
 const SPARE: usize = 4;
-/// When to try again to let somebody in, after the system had no descriptor left.
-const ACCEPT_AGAIN: Nanos = Nanos::from_secs(1);
+const FIRST_LISTENER: usize = usize::MAX - 1;
 /// What is read at once.
 const READ_LEN: usize = 1024;
 /// Of somebody who sends and sends, so much is read in one turn.
@@ -70,21 +66,18 @@ impl MetricsServer {
     /// The system has no means for it.
     pub fn new(listeners: Vec<Listener>, tubes_max: usize) -> io::Result<MetricsServer> {
         let poll = Poll::new()?;
-        for (index, listener) in listeners.iter().enumerate() {
-            let mut source = SourceFd(&listener.as_raw_fd());
-            poll.registry().register(&mut source, door_token(index), Interest::READABLE)?;
-        }
+        let events = Events::with_capacity(VISITORS_MAX + listeners.len());
+        let (what, registry) = ("metrics connections", poll.registry());
+        let acceptor = Acceptor::new(what, listeners, usize::MAX, registry, FIRST_LISTENER)?;
         let mut metrics_server = MetricsServer {
             poll,
-            events: Events::with_capacity(VISITORS_MAX + listeners.len()),
-            acceptors: listeners.into_iter().map(Acceptor::new).collect(),
+            events,
+            acceptor,
             spare: Vec::new(),
             conns: (0..VISITORS_MAX).map(|_| None).collect(),
             accepted: 0,
             next_turn: 0,
             tubes_max,
-            retry_at: Nanos::ZERO,
-            has_complained: false,
         };
         metrics_server.keep_spare();
         Ok(metrics_server)
@@ -102,6 +95,7 @@ impl MetricsServer {
             if let Err(why) = visitor.go_on(subject, now) {
                 trace!("a visitor is gone: {why}");
                 self.conns[index] = None;
+                self.acceptor.on_close();
             }
         }
         self.make_slice(subject, now);
@@ -113,8 +107,7 @@ impl MetricsServer {
     fn keep_spare(&mut self) {
         let conns = self.conns.iter().flatten().count();
         while self.spare.len() + conns < SPARE {
-            let Some(acceptor) = self.acceptors.first() else { return };
-            match acceptor.listener.try_clone_descriptor() {
+            match self.acceptor.try_clone_descriptor() {
                 Ok(descriptor) => self.spare.push(descriptor),
                 Err(_) => return,
             }
@@ -127,9 +120,8 @@ impl MetricsServer {
         if metrics_server().any(|visitor| visitor.visit.wants_slice() || visitor.can_go_on()) {
             return Some(Nanos::ZERO);
         }
-        let waits = self.acceptors.iter().any(|acceptor| acceptor.is_ready);
-        let acceptor = waits.then(|| self.retry_at.max(self.next_room_at()));
-        metrics_server().map(|visitor| visitor.visit.deadline()).chain(acceptor).min()
+        let accept = self.acceptor.next_due().map(|due| due.max(self.next_room_at()));
+        metrics_server().map(|visitor| visitor.visit.deadline()).chain(accept).min()
     }
 
     /// Finds out what has happened.
@@ -139,15 +131,14 @@ impl MetricsServer {
             Ok(()) | Err(_) => {}
         }
         for event in &self.events {
-            let Token(index) = event.token();
-            if let Some(visitor) = self.conns.get_mut(index) {
-                let Some(visitor) = visitor else { continue };
-                visitor.is_readable |=
-                    event.is_readable() || event.is_read_closed() || event.is_error();
-                visitor.is_writable |= event.is_writable() || event.is_write_closed();
-            } else if let Some(acceptor) = self.acceptors.get_mut(index - VISITORS_MAX) {
-                acceptor.is_ready = true;
+            if self.acceptor.on_event(event.token()) {
+                continue;
             }
+            let Token(index) = event.token();
+            let Some(visitor) = &mut self.conns[index] else { continue };
+            visitor.is_readable |=
+                event.is_readable() || event.is_read_closed() || event.is_error();
+            visitor.is_writable |= event.is_writable() || event.is_write_closed();
         }
         Ok(())
     }
@@ -182,35 +173,19 @@ impl MetricsServer {
     }
 
     fn accept(&mut self, subject: ServerState<'_>, now: Nanos) {
-        if now < self.retry_at {
-            return;
-        }
-        for acceptor in 0..self.acceptors.len() {
-            for _ in 0..ACCEPTS_PER_ITERATION {
-                if !self.acceptors[acceptor].is_ready {
-                    break;
-                }
-                let Some(place) = MetricsServer::place(&self.conns, now) else { return };
-                self.spare.pop();
-                match self.acceptors[acceptor].listener.accept() {
-                    Ok(stream) => self.let_in(stream, place, subject, now),
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                        self.acceptors[acceptor].is_ready = false;
-                    }
-                    Err(error) if listen::concerns_one_client(&error) => {}
-                    Err(error) => {
-                        // Descriptors are places too.
-                        let first = MetricsServer::oldest(&self.conns);
-                        if let Some((_, place)) = first.filter(|&(room_at, _)| room_at <= now) {
-                            self.conns[place] = None;
-                            continue;
-                        }
-                        let room_at = first.map_or(Nanos::NEVER, |(room_at, _)| room_at);
-                        self.retry_at = room_at.min(now + ACCEPT_AGAIN);
-                        if !std::mem::replace(&mut self.has_complained, true) {
-                            warn!("cannot accept metrics connections: {error}; retrying in 1 s");
-                        }
-                        return;
+        for _ in 0..ACCEPTS_PER_ITERATION {
+            let place = MetricsServer::place(&self.conns, now);
+            let Some(place) = place.filter(|_| self.acceptor.is_due(now)) else { return };
+            self.spare.pop();
+            let open = self.conns.iter().flatten().count();
+            match self.acceptor.accept(open, now) {
+                Ok(Some(stream)) => self.let_in(stream, place, subject, now),
+                Ok(None) => {}
+                Err(error) => {
+                    // A connection that may be replaced has a descriptor too.
+                    match MetricsServer::oldest(&self.conns) {
+                        Some((room_at, place)) if room_at <= now => self.conns[place] = None,
+                        _ => self.acceptor.back_off(&error, open, now),
                     }
                 }
             }
@@ -225,7 +200,6 @@ impl MetricsServer {
         if let Err(error) = self.poll.registry().register(&mut source, Token(place), interest) {
             return trace!("a visitor cannot be let in: {error}");
         }
-        self.has_complained = false;
         self.accepted += 1;
         let mut visitor = HttpSocket::new(stream, self.accepted, self.tubes_max, now);
         let went_on = visitor.go_on(subject, now);
@@ -253,6 +227,7 @@ impl MetricsServer {
         if let Err(error) = told.and_then(|()| visitor.send(now)) {
             trace!("a visitor is gone: {error}");
             self.conns[place] = None;
+            self.acceptor.on_close();
         }
     }
 }
@@ -319,10 +294,6 @@ impl HttpSocket {
         }
         Ok(())
     }
-}
-
-fn door_token(index: usize) -> Token {
-    Token(VISITORS_MAX + index)
 }
 
 /// The descriptor that becomes readable when something has happened.

@@ -1,6 +1,7 @@
 //! Everything that touches the operating system: sockets, signals, users, the clock. Nothing in here
 //! knows a command or a rule.
 
+pub mod acceptor;
 pub mod disk;
 pub mod event_loop;
 pub mod init;

@@ -73,7 +73,7 @@ fn no_socket_starves_another_at_the_connection_limit() {
     let mut inside = Client::connect(crowded);
     inside.expect_service();
     let _crowd: Vec<Socket> = (0..3).map(|_| connect(crowded)).collect();
-    daemon.wait_for_log("cannot accept more connections");
+    daemon.wait_for_log("cannot accept connections");
     let mut pending = Client::connect(calm);
     drop(inside);
     pending.expect_service();

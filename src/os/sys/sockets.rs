@@ -1,7 +1,7 @@
-//! Sockets inherited from a service manager.
+//! Sockets inherited from a service manager, and whether a socket is readable.
 
 use std::ffi::OsString;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// Why inherited descriptors cannot be used.
 #[derive(Debug)]
@@ -45,4 +45,11 @@ fn keep_to_ourselves(fd: RawFd) -> bool {
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
     // SAFETY: as above; only a flag of the descriptor is set.
     flags >= 0 && unsafe { libc::fcntl(fd, libc::F_SETFD, flags | libc::FD_CLOEXEC) } >= 0
+}
+
+/// Returns whether there is something to read from a socket, or to accept.
+pub fn is_readable(socket: &impl AsRawFd) -> bool {
+    let mut poll = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: the pointer is to one live `pollfd`, and the timeout is a plain number.
+    unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
 }

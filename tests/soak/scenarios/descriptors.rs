@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const LIMIT: &str = "-n 64";
-const COMPLAINT: &str = "cannot accept more connections at present";
+const COMPLAINT: &str = "cannot accept connections";
 
 pub fn run_out(run: &Run) -> Outcome {
     let start = Instant::now();

@@ -1,0 +1,231 @@
+//! Accepts connections from listening sockets, for clients and for metrics.
+//!
+//! Listeners are registered edge-triggered: an event marks a listener as ready, and it stays ready
+//! until the kernel returns `WouldBlock`. Connections that are not accepted wait in the kernel.
+//!
+//! Two things hold accepting up:
+//!
+//! - A call fails because descriptors or memory are short. The next attempt is made when a
+//!   connection closes, or after [`RETRY_AFTER`].
+//! - The connection limit is reached. Accepting goes on when a connection closes. Another connection
+//!   is often about to close, so the warning is logged only if one still waits after [`WARN_AFTER`].
+//!
+//! Each is logged as a warning, at most once in [`WARN_EVERY`].
+
+use super::listen::Listener;
+use super::stream::Stream;
+use super::sys::sockets;
+use crate::engine::time::Nanos;
+use log::{debug, warn};
+use mio::unix::SourceFd;
+use mio::{Interest, Registry, Token};
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// Listening sockets, and the state of accepting from them.
+#[derive(Debug)]
+pub struct Acceptor {
+    /// The name of the connections in the log.
+    what: &'static str,
+    listeners: Vec<ReadyListener>,
+    /// The token of the first listener; the next ones have the tokens below it.
+    first_token: usize,
+    max_connections: usize,
+    /// The index of the listener that comes first in the next attempt.
+    next_listener: usize,
+    /// Calls in a row that failed because of one client.
+    failures: u32,
+    /// No attempt is made before this moment.
+    retry_at: Nanos,
+    /// The connection limit was reached since a connection was last closed.
+    is_full: bool,
+    /// When to log a warning if a connection still waits at the connection limit.
+    limit_check_at: Option<Nanos>,
+    warned_at: Option<Nanos>,
+}
+
+#[derive(Debug)]
+struct ReadyListener {
+    listener: Listener,
+    /// Accepting may return a connection.
+    is_ready: bool,
+}
+
+const RETRY_AFTER: Nanos = Nanos::from_secs(1);
+const WARN_AFTER: Nanos = Nanos::from_millis(100);
+const WARN_EVERY: Nanos = Nanos::from_secs(60);
+/// If this many calls in a row fail because of one client, clients are not the cause.
+const MAX_FAILURES: u32 = 256;
+
+impl Acceptor {
+    /// Registers the listeners with tokens from `first_token` downward. At most `max_connections`
+    /// are accepted at once. `what` is the name of the connections in the log.
+    pub fn new(
+        what: &'static str,
+        listeners: Vec<Listener>,
+        max_connections: usize,
+        registry: &Registry,
+        first_token: usize,
+    ) -> io::Result<Acceptor> {
+        for (index, listener) in listeners.iter().enumerate() {
+            let mut source = SourceFd(&listener.as_raw_fd());
+            registry.register(&mut source, Token(first_token - index), Interest::READABLE)?;
+        }
+        let ready = |listener| ReadyListener { listener, is_ready: false };
+        Ok(Acceptor {
+            what,
+            listeners: listeners.into_iter().map(ready).collect(),
+            first_token,
+            max_connections,
+            next_listener: 0,
+            failures: 0,
+            retry_at: Nanos::ZERO,
+            is_full: false,
+            limit_check_at: None,
+            warned_at: None,
+        })
+    }
+
+    /// Marks the listener with this token as ready. Returns `false` if no listener has it.
+    pub fn on_event(&mut self, Token(token): Token) -> bool {
+        let index = self.first_token.wrapping_sub(token);
+        let Some(listener) = self.listeners.get_mut(index) else { return false };
+        listener.is_ready = true;
+        true
+    }
+
+    /// A connection was closed: its descriptor and its memory are free.
+    pub fn on_close(&mut self) {
+        self.retry_at = Nanos::ZERO;
+        if std::mem::take(&mut self.is_full) {
+            self.limit_check_at = None;
+            self.listeners.iter_mut().for_each(|listener| listener.is_ready = true);
+        }
+    }
+
+    /// Returns when to call [`Acceptor::accept`]; a moment in the past means now.
+    pub fn next_due(&self) -> Option<Nanos> {
+        let is_ready = self.listeners.iter().any(|listener| listener.is_ready);
+        let due = if is_ready { Some(Nanos::ZERO) } else { self.limit_check_at };
+        due.map(|due| due.max(self.retry_at))
+    }
+
+    /// Returns whether [`Acceptor::accept`] has something to do.
+    pub fn is_due(&self, now: Nanos) -> bool {
+        self.next_due().is_some_and(|due| due <= now)
+    }
+
+    /// Accepts a connection from the next ready listener, while `open` are open. Returns `None` if
+    /// no connection waits there, the next one has failed, or the connection limit is reached.
+    ///
+    /// # Errors
+    /// The system is short of descriptors or memory. The caller frees some, or backs off.
+    pub fn accept(&mut self, open: usize, now: Nanos) -> io::Result<Option<Stream>> {
+        if open >= self.max_connections {
+            self.at_limit(open, now);
+            return Ok(None);
+        }
+        // One from each listener in turn, so that a busy listener does not starve the others.
+        let count = self.listeners.len();
+        let mut indices = (0..count).map(|step| (self.next_listener + step) % count);
+        let Some(index) = indices.find(|&index| self.listeners[index].is_ready) else {
+            return Ok(None);
+        };
+        self.next_listener = index + 1;
+        let ReadyListener { listener, is_ready } = &mut self.listeners[index];
+        match listener.accept() {
+            Ok(stream) => {
+                self.failures = 0;
+                Ok(Some(stream))
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                *is_ready = false;
+                Ok(None)
+            }
+            Err(error) if concerns_one_client(&error) && self.failures < MAX_FAILURES => {
+                debug!("cannot accept one of the {}: {error}; accepting the next", self.what);
+                self.failures += 1;
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes no attempt for [`RETRY_AFTER`], or until a connection is closed. The edge of the event
+    /// is gone, so the listener stays marked as ready.
+    pub fn back_off(&mut self, error: &io::Error, open: usize, now: Nanos) {
+        self.failures = 0;
+        self.retry_at = now + RETRY_AFTER;
+        self.warn(format_args!("{error}; {open} are open; retrying in 1 s"), now);
+    }
+
+    /// Returns another descriptor of the first listener.
+    pub fn try_clone_descriptor(&self) -> io::Result<OwnedFd> {
+        match self.listeners.first() {
+            Some(first) => first.listener.try_clone_descriptor(),
+            None => Err(ErrorKind::NotFound.into()),
+        }
+    }
+
+    fn at_limit(&mut self, open: usize, now: Nanos) {
+        self.is_full = true;
+        match self.limit_check_at {
+            None => self.limit_check_at = Some(now + WARN_AFTER),
+            Some(due) if due <= now => {
+                self.limit_check_at = None;
+                if self.listeners.iter().any(|it| sockets::is_readable(&it.listener)) {
+                    let why = "as many as --max-connections allows; others wait until one closes";
+                    self.warn(format_args!("{open} are open, {why}"), now);
+                }
+            }
+            Some(_) => {}
+        }
+        // The next connection is a new event, and closing one marks all of them as ready again.
+        self.listeners.iter_mut().for_each(|listener| listener.is_ready = false);
+    }
+
+    fn warn(&mut self, why: fmt::Arguments<'_>, now: Nanos) {
+        if self.warned_at.is_none_or(|at| at + WARN_EVERY <= now) {
+            self.warned_at = Some(now);
+            warn!("cannot accept {}: {why}", self.what);
+        }
+    }
+}
+
+/// Returns whether accepting failed because of the next client alone, or of a signal, so that others
+/// can be accepted. The list is that of accept(2): Linux reports errors of a new connection in this
+/// way.
+fn concerns_one_client(error: &io::Error) -> bool {
+    const ERRORS: [i32; 11] = [
+        libc::ECONNABORTED,
+        libc::EINTR,
+        libc::ENETDOWN,
+        libc::EPROTO,
+        libc::ENOPROTOOPT,
+        libc::EHOSTDOWN,
+        libc::ENONET,
+        libc::EHOSTUNREACH,
+        libc::EOPNOTSUPP,
+        libc::ENETUNREACH,
+        // A packet filter forbids the connection.
+        libc::EPERM,
+    ];
+    error.raw_os_error().is_some_and(|number| ERRORS.contains(&number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_one_client_are_told_from_those_of_the_server() {
+        let is_of_client = |number| concerns_one_client(&io::Error::from_raw_os_error(number));
+        for number in [libc::ECONNABORTED, libc::EPERM, libc::ENONET, libc::EHOSTDOWN] {
+            assert!(is_of_client(number), "{}", io::Error::from_raw_os_error(number));
+        }
+        for number in [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EINVAL] {
+            assert!(!is_of_client(number), "{}", io::Error::from_raw_os_error(number));
+        }
+    }
+}
