@@ -460,6 +460,11 @@ impl Conns {
         self.by_key.try_insert(key, Conn::default())
     }
 
+    /// Returns whether a connection has this key.
+    pub fn has(&self, key: ConnKey) -> bool {
+        self.by_key.get(key).is_some()
+    }
+
     /// Removes a connection, after [`Conns::drop_buffers`].
     pub fn remove(&mut self, key: ConnKey) {
         self.by_key.remove(key);

@@ -39,8 +39,10 @@ use crate::engine::time::Nanos;
 use log::{debug, info};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
+use slab::Slab;
 use std::collections::TryReserveError;
 use std::fmt;
+use std::hint::black_box;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
@@ -55,8 +57,9 @@ pub struct EventLoop {
     signals: Signals,
     monitor: Monitor,
     acceptor: Acceptor,
-    /// By the index of their key.
-    sockets: Vec<Option<Socket>>,
+    /// Gives out the keys of connections. `None` while the engine gives back what a closed connection
+    /// had: its key is not free yet.
+    sockets: Slab<Option<Socket>>,
     /// Connections to be served, in this order.
     ready: Vec<ConnKey>,
     /// Connections to be looked after at the end of the turn; empty between turns.
@@ -192,7 +195,7 @@ impl EventLoop {
             signals,
             monitor,
             acceptor,
-            sockets: Vec::new(),
+            sockets: Slab::new(),
             ready: Vec::new(),
             dirty: Vec::new(),
             over: Vec::with_capacity(FEW),
@@ -227,6 +230,7 @@ impl EventLoop {
             self.serve_ready();
             self.server.commit(self.now).map_err(RunError::Binlog)?;
             self.flush();
+            self.free_keys();
             self.accept();
         }
     }
@@ -328,35 +332,26 @@ impl EventLoop {
         }
     }
 
-    /// Makes sure that the lists of the loop have room for one more client. Each client is named
-    /// once in each list; those that were just closed may still be named too.
+    /// Reserves memory for one more client. Each client is named once in each list, and clients that
+    /// were just closed may still be named too.
     fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
         let clients = self.server.connection_count() + 1;
         headroom::leave(Headroom::Half, || {
-            self.sockets.try_reserve(1)?;
             self.ready.try_reserve(clients)?;
             self.dirty.try_reserve(clients + ACCEPTS_PER_ITERATION)
-        })
+        })?;
+        try_reserve_entry(&mut self.sockets)
     }
 
     fn connect(&mut self, stream: Stream) -> io::Result<()> {
-        let key = self.server.connect().map_err(|_| ErrorKind::OutOfMemory)?;
-        let missing = (key.index() + 1).saturating_sub(self.sockets.len());
-        if headroom::leave(Headroom::Half, || self.sockets.try_reserve(missing)).is_err() {
-            self.server.disconnect(key, self.now);
-            return Err(ErrorKind::OutOfMemory.into());
-        }
+        let entry = self.sockets.vacant_entry();
+        let (index, mut source) = (entry.key(), SourceFd(&stream.as_raw_fd()));
         let interest = Interest::READABLE | Interest::WRITABLE | Interest::PRIORITY;
-        let registry = self.poll.registry();
-        if let Err(error) =
-            registry.register(&mut SourceFd(&stream.as_raw_fd()), Token(key.index()), interest)
-        {
-            self.server.disconnect(key, self.now);
-            return Err(error);
-        }
-        debug!("connection {} opened", key.index());
-        self.sockets.resize_with(self.sockets.len().max(key.index() + 1), || None);
-        self.sockets[key.index()] = Some(Socket {
+        self.poll.registry().register(&mut source, Token(index), interest)?;
+        let connected = self.server.connect_as(ConnKey::from_index(index));
+        connected.map_err(|_| ErrorKind::OutOfMemory)?;
+        debug!("connection {index} opened");
+        entry.insert(Some(Socket {
             is_readable: false,
             is_writable: true,
             is_half_closed: false,
@@ -365,8 +360,15 @@ impl EventLoop {
             sends_put_off: 0,
             is_stalled: false,
             stream,
-        });
+        }));
         Ok(())
+    }
+
+    /// Frees the keys of connections that were closed and have given back everything.
+    fn free_keys(&mut self) {
+        while let Some(key) = self.server.next_freed() {
+            self.sockets.remove(key.index());
+        }
     }
 
     // ---- Serving ----
@@ -541,7 +543,7 @@ impl EventLoop {
     }
 
     fn close(&mut self, key: ConnKey, why: Option<&io::Error>) {
-        if self.sockets[key.index()].take().is_none() {
+        if self.sockets.get_mut(key.index()).and_then(Option::take).is_none() {
             return;
         }
         match why {
@@ -589,7 +591,22 @@ impl Socket {
     }
 }
 
-fn socket(sockets: &mut [Option<Socket>], key: ConnKey) -> Option<&mut Socket> {
+/// Reserves memory for one more entry. A `Slab` has no fallible call for that, so a block of the size
+/// that it is going to have is allocated first. After that the slab can grow.
+fn try_reserve_entry<T>(slab: &mut Slab<T>) -> Result<(), TryReserveError> {
+    if slab.len() < slab.capacity() {
+        return Ok(());
+    }
+    let more = slab.capacity().max(FEW);
+    let mut block: Vec<(usize, T)> = Vec::new();
+    headroom::leave(Headroom::Half, || block.try_reserve_exact(slab.capacity() + more))?;
+    // The compiler may leave out an allocation that nothing uses.
+    drop(black_box(block));
+    slab.reserve_exact(more);
+    Ok(())
+}
+
+fn socket(sockets: &mut Slab<Option<Socket>>, key: ConnKey) -> Option<&mut Socket> {
     sockets.get_mut(key.index())?.as_mut()
 }
 

@@ -46,7 +46,7 @@ pub mod waiters;
 
 use super::binlog::{Binlog, NoSpace};
 use super::collections::heap::Heap;
-use super::collections::slab::PagedSlab;
+use super::collections::secondary_map::SecondaryMap;
 use super::collections::wheel::Wheel;
 use super::headroom::{self, Headroom};
 use super::keys::{ConnKey, JobKey, Key, TimerKey, TubeKey};
@@ -153,7 +153,7 @@ pub struct Totals {
 }
 
 /// The clients, by connection.
-pub type Clients = PagedSlab<ConnKey, Client>;
+pub type Clients = SecondaryMap<ConnKey, Client>;
 
 /// The part of a connection that the rules use.
 #[derive(Debug)]
@@ -254,12 +254,10 @@ impl Queue {
 
     // ---- Connections ----
 
-    /// Adds a connection, which uses and watches `default`.
-    pub fn connect(&mut self) -> Result<ConnKey, TryReserveError> {
-        self.clients.try_reserve_one()?;
-        // The timer stores its owner, and the owner its timer: the owner is set below.
-        let timer = self.wheel.create(TimerOwner::Tube(Tubes::DEFAULT))?;
-        let conn = self.clients.insert(Client {
+    /// Adds a connection, which uses and watches `default`, under a key that no connection has.
+    pub fn connect(&mut self, conn: ConnKey) -> Result<(), TryReserveError> {
+        let timer = self.wheel.create(TimerOwner::Client(conn))?;
+        let client = Client {
             used: Tubes::DEFAULT,
             watching: Watching::default(),
             reserved: Heap::default(),
@@ -267,15 +265,18 @@ impl Queue {
             is_producer: false,
             is_worker: false,
             is_overdue: false,
-        });
-        self.wheel.set_owner(timer, TimerOwner::Client(conn));
+        };
+        if let Err(no_memory) = self.clients.try_insert(conn, client) {
+            self.wheel.destroy(timer);
+            return Err(no_memory);
+        }
         if let Err(no_memory) = self.add_watch(conn, Tubes::DEFAULT) {
             self.wheel.destroy(timer);
             self.clients.remove(conn);
             return Err(no_memory);
         }
         self.tubes[Tubes::DEFAULT].using += 1;
-        Ok(conn)
+        Ok(())
     }
 
     /// Closes a connection: ends its wait, releases its jobs in the order of reservation, and

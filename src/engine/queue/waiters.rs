@@ -627,6 +627,14 @@ mod tests {
         }
     }
 
+    /// Adds a connection under the lowest free key.
+    fn connect(queue: &mut Queue) -> ConnKey {
+        let mut keys = (0..).map(ConnKey::from_index);
+        let key = keys.find(|key| queue.clients.get(*key).is_none()).expect("some key is free");
+        queue.connect(key).unwrap();
+        key
+    }
+
     /// Applies one random step to the queue and to the model.
     #[expect(clippy::too_many_lines, reason = "one arm for each kind of step")]
     fn step(random: &mut fastrand::Rng, queue: &mut Queue, model: &mut Model, last_id: &mut u64) {
@@ -634,7 +642,7 @@ mod tests {
         let tube = random.usize(..TUBES.len());
         let pri = random.u32(..4);
         let Some(&conn) = random.choice(&conns) else {
-            let conn = queue.connect().unwrap();
+            let conn = connect(queue);
             model.watched.insert(conn, BTreeSet::from([0]));
             return;
         };
@@ -643,7 +651,7 @@ mod tests {
         let reserved = reserved.map(|(&id, &(_, tube))| (id, tube));
         match random.u8(..20) {
             0 if conns.len() < 12 => {
-                let conn = queue.connect().unwrap();
+                let conn = connect(queue);
                 model.watched.insert(conn, BTreeSet::from([0]));
             }
             1 => {
@@ -717,7 +725,7 @@ mod tests {
     fn watch_hashes_differ_between_servers() {
         let hashes = || {
             let mut queue = Queue::new(NOW);
-            let conn = queue.connect().unwrap();
+            let conn = connect(&mut queue);
             TUBES.iter().for_each(|name| queue.watch(conn, name).unwrap());
             let watches = queue.watches.iter().map(|(_, watch)| watch.hash);
             watches.collect::<Vec<u32>>()

@@ -71,6 +71,9 @@ pub struct Server {
     queue: Queue,
     /// By the keys of the queue's clients.
     conns: Conns,
+    /// The keys of connections whose jobs were released since [`Server::next_freed`] last
+    /// returned `None`. Has room for all connections.
+    freed: Vec<ConnKey>,
     settings: Settings,
     process: ProcessInfo,
     commands: [u64; Counter::COUNT],
@@ -116,6 +119,7 @@ impl Server {
         Server {
             queue: Queue::new(now),
             conns: Conns::new(buffer_limit),
+            freed: Vec::new(),
             settings,
             process,
             commands: [0; Counter::COUNT],
@@ -164,20 +168,30 @@ impl Server {
         (self.process.has_headroom)(Headroom::Half)
     }
 
-    /// Adds a connection. After an error the caller must close the socket.
-    pub fn connect(&mut self) -> Result<ConnKey, TryReserveError> {
-        headroom::leave(Headroom::Half, || self.try_connect())
+    /// Adds a connection under a key that no connection has. A key is free again once
+    /// [`Server::next_freed`] has returned it. On an error the caller rejects the client.
+    pub fn connect_as(&mut self, key: ConnKey) -> Result<(), TryReserveError> {
+        headroom::leave(Headroom::Half, || self.try_connect(key))
     }
 
-    fn try_connect(&mut self) -> Result<ConnKey, TryReserveError> {
+    /// Adds a connection under the lowest free key: for callers without keys of their own.
+    pub fn connect(&mut self) -> Result<ConnKey, TryReserveError> {
+        self.freed.clear();
+        let mut keys = (0..).map(ConnKey::from_index);
+        let key = keys.find(|key| !self.conns.has(*key)).expect("some key is free");
+        self.connect_as(key).map(|()| key)
+    }
+
+    fn try_connect(&mut self, key: ConnKey) -> Result<(), TryReserveError> {
         self.queue.try_reserve_closing()?;
-        let key = self.queue.connect()?;
+        self.freed.try_reserve(self.conns.len() + 1)?;
+        self.queue.connect(key)?;
         if let Err(no_memory) = self.conns.try_insert(key) {
             self.queue.undo_connect(key, self.last_command_at);
             return Err(no_memory);
         }
         self.total_connections += 1;
-        Ok(key)
+        Ok(())
     }
 
     /// Runs the complete commands of bytes that have arrived from a client, and buffers the rest.
@@ -217,12 +231,13 @@ impl Server {
         self.run_buffered(key, now);
     }
 
-    /// Closes a connection. Its key is free after this call or a later [`Server::tick`].
+    /// Closes a connection. Its key is free once [`Server::next_freed`] returns it: at once, or after
+    /// some ticks if the connection has many jobs and watches to give back.
     pub fn disconnect(&mut self, key: ConnKey, now: Nanos) {
         self.cancel_list(key);
         self.conns.drop_buffers(key, &mut self.queue.bodies);
         if self.queue.disconnect(key, now) {
-            self.conns.remove(key);
+            self.free(key);
         }
         self.after_event();
     }
@@ -231,8 +246,18 @@ impl Server {
     fn drain_closing(&mut self, now: Nanos) {
         let mut work_left = self.budget.due_work();
         while let Some(key) = self.queue.close_next(&mut work_left, now) {
-            self.conns.remove(key);
+            self.free(key);
         }
+    }
+
+    fn free(&mut self, key: ConnKey) {
+        self.conns.remove(key);
+        self.freed.push(key);
+    }
+
+    /// Returns the key of a connection that has given back everything, each once.
+    pub fn next_freed(&mut self) -> Option<ConnKey> {
+        self.freed.pop()
     }
 
     /// Does due work, or a part of it that fits into the iteration.
@@ -402,6 +427,9 @@ impl Server {
         assert!(conns as u64 <= total, "{conns} connections, {total} since the start");
         for (key, conn) in self.conns.iter() {
             self.check_conn(key, conn);
+        }
+        for key in &self.freed {
+            assert!(!self.conns.has(*key), "the key {} is free, and in use", key.index());
         }
         for key in self.queue.closing() {
             let conn = &self.conns[key];
