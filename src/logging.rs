@@ -1,6 +1,4 @@
-//! How the log looks: lines on standard error, as text or as objects.
-//!
-//! What is logged, and how much of it, is decided elsewhere.
+//! The format of the log: lines on standard error, as text or as JSON objects.
 
 use crate::engine::text::JsonText;
 use crate::options::{LogFormat, Options};
@@ -26,8 +24,8 @@ pub fn start(options: &Options) {
         .init();
 }
 
-/// How it is told that the server does not start, or cannot go on: whatever the level of the log,
-/// and in its format.
+/// Returns the line for a failure that ends the server, in the format of the log. It is printed at
+/// every log level.
 pub fn failure_line(format: LogFormat, failure: &dyn fmt::Display) -> String {
     match format {
         LogFormat::Text => format!("beanstalkd: {failure}"),
@@ -41,8 +39,8 @@ fn json_line(level: Level, message: &dyn fmt::Display) -> String {
     format!(r#"{{"time":"{now}","level":"{level}","message":"{}"}}"#, JsonText(&message))
 }
 
-/// A moment of the day in UTC, for the log: `2026-11-21T14:03:55.120Z`. The C library could tell
-/// it too, but looks for the time zone first, in files.
+/// Formats a time in UTC, as in `2026-11-21T14:03:55.120Z`. The C library would read the files of the
+/// time zone first.
 fn utc(since_1970: Duration) -> String {
     let seconds = since_1970.as_secs();
     let (year, month, day) = date(seconds / 86_400);
@@ -55,16 +53,16 @@ fn utc(since_1970: Duration) -> String {
     )
 }
 
-/// The date so many days after the first of January 1970.
+/// Returns the date this many days after 1970-01-01.
 fn date(days_since_1970: u64) -> (u64, u64, u64) {
     const DAYS_FROM_YEAR_0_TO_1970: u64 = 719_468;
     const DAYS_IN_400_YEARS: u64 = 146_097;
-    // Years that begin in March have their odd day at the end.
+    // Years are counted from March on, so that the leap day is their last day.
     let days = days_since_1970 + DAYS_FROM_YEAR_0_TO_1970;
     let day = days % DAYS_IN_400_YEARS;
     let year = (day - day / 1_460 + day / 36_524 - day / (DAYS_IN_400_YEARS - 1)) / 365;
     let day = day - (365 * year + year / 4 - year / 100);
-    // Five months from March or August on have 153 days.
+    // Any five months from March or August on have 153 days.
     let month = (5 * day + 2) / 153;
     let day = day - (153 * month + 2) / 5 + 1;
     let year = days / DAYS_IN_400_YEARS * 400 + year;
@@ -76,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moments_are_told_in_utc() {
+    fn times_are_formatted_in_utc() {
         assert_eq!(utc(Duration::ZERO), "1970-01-01T00:00:00.000Z");
         assert_eq!(utc(Duration::from_millis(1_709_210_096_007)), "2024-02-29T12:34:56.007Z");
         assert_eq!(utc(Duration::from_secs(4_107_542_399)), "2100-02-28T23:59:59.000Z");

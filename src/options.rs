@@ -1,7 +1,7 @@
-//! From the command line to [`Options`]: every flag, what it means, and its default.
+//! Parses the command line into [`Options`]: every flag, its meaning and its default.
 //!
-//! Flags are those of C beanstalkd, with long forms beside them. What is typed here is
-//! decided here: what comes out needs no further checks.
+//! The flags are those of C beanstalkd, with long forms, and some more. The values are checked here,
+//! so that options need no further checks.
 
 use crate::engine::binlog::Syncing;
 use crate::engine::server::Settings;
@@ -14,92 +14,92 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// What the operator asks for.
+/// The action that the command line requests.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Request {
-    /// To serve.
+    /// Serve clients.
     Serve(Box<Options>),
-    /// To be told how to call the program.
+    /// Print the usage.
     Help,
-    /// To be told the version.
+    /// Print the version.
     Version,
-    /// To be told what is in the files of the binlog in this directory.
+    /// Print the contents of the binlog in this directory.
     Inspect(InspectMode, PathBuf),
 }
 
-/// What is told of a binlog.
+/// The output about a binlog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InspectMode {
-    /// Of each file, what is in it and whether it is sound.
+    /// The contents of each file, and whether it is damaged.
     Check,
     /// Every job.
     Dump,
 }
 
-/// How to serve.
+/// The configuration of the server.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Where to keep the binlog, if there is to be one.
+    /// The directory of the binlog; `None` means no binlog.
     pub binlog_dir: Option<PathBuf>,
     /// The size of a binlog file, in bytes; a multiple of 4096.
     pub binlog_file_size: u32,
     /// When to sync the binlog.
     pub fsync: Syncing,
-    /// Where to listen.
+    /// The address to listen on.
     pub listen: Address,
     /// The TCP port.
     pub port: Port,
-    /// Whether `listen` or `port` were named rather than left as they are.
+    /// A flag has set `listen` or `port`.
     pub names_address: bool,
-    /// Whom to become after binding: a name, or numbers.
+    /// The user of the process after binding: a name, or numbers.
     pub user: Option<String>,
     /// The largest body allowed, in bytes.
     pub max_job_size: u32,
-    /// Puts are refused while jobs take this many bytes of memory.
+    /// Puts are rejected while jobs take this many bytes of memory.
     pub max_memory_bytes: u64,
-    /// As many clients at once, and no more.
+    /// The maximum number of connected clients.
     pub max_connections: usize,
-    /// Where to tell of the server over HTTP, if anywhere.
+    /// The address to serve metrics on; `None` means no metrics.
     pub metrics: Option<MetricsAddress>,
-    /// As many tubes are told of one by one there.
+    /// The maximum number of tubes with metrics of their own.
     pub metrics_tubes: usize,
-    /// What to log.
+    /// The verbosity of the log.
     pub log_level: LevelFilter,
-    /// How a line of the log looks.
+    /// The format of log lines.
     pub log_format: LogFormat,
-    /// What the operator should know about the flags given.
+    /// Warnings about flags, for the log.
     pub warnings: Vec<String>,
 }
 
 /// A TCP port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Port {
-    /// This one; 0 lets the kernel choose.
+    /// A number; 0 lets the kernel choose.
     Number(u16),
-    /// That of the service with this name.
+    /// The name of a service.
     Service(String),
 }
 
-/// Where to tell of the server over HTTP.
+/// The address to serve metrics on.
 #[derive(Debug, PartialEq, Eq)]
 pub struct MetricsAddress {
-    /// Where to listen.
+    /// The address to listen on.
     pub address: Address,
     /// The TCP port; 0 lets the kernel choose.
     pub port: u16,
 }
 
-/// How a line of the log looks.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// The time, the level and the message.
+    /// Text: the time, the level and the message.
     #[default]
     Text,
-    /// The same as an object.
+    /// A JSON object with the same three values.
     Json,
 }
 
-/// Why the command line makes no sense.
+/// The reason why the command line is wrong.
 #[derive(Debug, PartialEq, Eq)]
 pub struct UsageError(String);
 
@@ -110,13 +110,10 @@ const DEFAULT_METRICS_TUBES: usize = 1000;
 /// The largest body that may be allowed: 1 GiB.
 pub const MAX_JOB_SIZE: u32 = 1 << 30;
 
-/// Binlog files are multiples of this many bytes.
+/// The size of a binlog file is a multiple of this many bytes.
 const FILE_SIZE_UNIT: u32 = 4096;
 
-/// Reads the arguments that follow the program's name.
-///
-/// # Errors
-/// They make no sense: what to tell the operator.
+/// Parses the arguments after the program's name.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, UsageError> {
     let arguments = arguments.into_iter().map(OsString::into_string);
     let arguments: Vec<String> = arguments
@@ -143,14 +140,14 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
 
 fn mode(matches: &Matches) -> Result<Option<InspectMode>, UsageError> {
     match (matches.opt_present("check"), matches.opt_present("dump")) {
-        (true, true) => Err(UsageError("--check and --dump cannot be had at once".to_owned())),
+        (true, true) => Err(UsageError("--check and --dump exclude each other".to_owned())),
         (true, false) => Ok(Some(InspectMode::Check)),
         (false, true) => Ok(Some(InspectMode::Dump)),
         (false, false) => Ok(None),
     }
 }
 
-/// What `-v` prints.
+/// Returns the output of `-v`.
 pub fn version() -> String {
     format!(
         "beanstalkd {} ({} {})",
@@ -160,14 +157,14 @@ pub fn version() -> String {
     )
 }
 
-/// What `-h` prints, and what follows a complaint about the command line.
+/// Returns the output of `-h`, which is also printed after an error of the command line.
 pub fn usage() -> String {
     flags().usage("Use: beanstalkd [OPTIONS]").trim_end().to_owned()
 }
 
 fn flags() -> getopts::Options {
     let mut flags = getopts::Options::new();
-    // As in C, the last of several wins; getopts calls that "multi".
+    // The last one of several flags counts, as in C; getopts calls that "multi".
     flags
         .parsing_style(ParsingStyle::FloatingFrees)
         .optmulti("b", "binlog-dir", "keep jobs on disk, in a binlog in this directory (default: none)", "DIR")
@@ -283,7 +280,7 @@ fn fsync(matches: &Matches) -> Result<Syncing, UsageError> {
         return Ok(Syncing::Never);
     }
     let millis = size(matches, "f")?.unwrap_or(DEFAULT_FSYNC_MS);
-    // C beanstalkd counts in nanoseconds, with a sign: what does not fit syncs each time.
+    // C beanstalkd counts in signed nanoseconds: a number that does not fit means 0.
     let nanos = millis.wrapping_mul(1_000_000);
     Ok(if nanos == 0 || i64::try_from(nanos).is_err() {
         Syncing::EachIteration
@@ -292,7 +289,7 @@ fn fsync(matches: &Matches) -> Result<Syncing, UsageError> {
     })
 }
 
-/// A number, or the name of a service, which is looked up when it is needed.
+/// Parses a port number, or takes the name of a service, which is resolved at the start.
 fn port(matches: &Matches) -> Result<Port, UsageError> {
     let Some(text) = last(matches, "p") else { return Ok(Port::Number(DEFAULT_PORT)) };
     if text.is_empty() {
@@ -330,7 +327,7 @@ fn metrics_address(text: &str, mode: Option<u32>) -> Result<MetricsAddress, Usag
     let address = match literal.unwrap_or(host) {
         "" => Address::All,
         host if host.contains(':') && literal.is_none() => {
-            return Err(wrong("an IPv6 address stands in brackets, as in [::1]:9100"));
+            return Err(wrong("an IPv6 address needs brackets, as in [::1]:9100"));
         }
         host => Address::Host(host.to_owned()),
     };
@@ -339,7 +336,7 @@ fn metrics_address(text: &str, mode: Option<u32>) -> Result<MetricsAddress, Usag
 
 fn socket_mode(matches: &Matches) -> Result<Option<u32>, UsageError> {
     let Some(text) = last(matches, "socket-mode") else { return Ok(None) };
-    // `from_str_radix` would take a sign too.
+    // `from_str_radix` accepts a sign too.
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
     let mode = u32::from_str_radix(&text, 8).ok().filter(|&mode| is_plain && mode <= 0o777);
     let wrong = || UsageError(format!("--socket-mode {text}: not an octal number from 0 to 777"));
@@ -351,7 +348,7 @@ fn file_size(matches: &Matches, warnings: &mut Vec<String>) -> Result<u32, Usage
     let asked = size(matches, "s")?.unwrap_or(Settings::DEFAULT.binlog_file_size.into());
     if asked > LARGEST.into() {
         warnings.push(format!(
-            "-s {asked}: the size of a binlog file is set to {LARGEST} bytes, which is the most"
+            "-s {asked}: above the maximum; the size of a binlog file is {LARGEST} bytes"
         ));
     }
     let asked = u32::try_from(asked).map_or(LARGEST, |asked| asked.clamp(1, LARGEST));
@@ -362,7 +359,7 @@ fn max_job_size(matches: &Matches, warnings: &mut Vec<String>) -> Result<u32, Us
     let asked = size(matches, "z")?.unwrap_or(Settings::DEFAULT.max_job_size.into());
     if asked > MAX_JOB_SIZE.into() {
         warnings.push(format!(
-            "-z {asked}: the largest job is set to {MAX_JOB_SIZE} bytes, which is the most"
+            "-z {asked}: above the maximum; the largest job is {MAX_JOB_SIZE} bytes"
         ));
     }
     Ok(u32::try_from(asked).map_or(MAX_JOB_SIZE, |size| size.min(MAX_JOB_SIZE)))
@@ -395,7 +392,7 @@ fn number<N: FromStr>(matches: &Matches, flag: &str) -> Result<Option<N>, UsageE
     plain_number(&text).map(Some).ok_or_else(|| not_a_number(flag, &text))
 }
 
-/// The number behind a flag that C beanstalkd has.
+/// Returns the number of a flag that C beanstalkd has too.
 fn size(matches: &Matches, flag: &str) -> Result<Option<u64>, UsageError> {
     let Some(text) = last(matches, flag) else { return Ok(None) };
     c_number(&text).map(Some).ok_or_else(|| not_a_number(flag, &text))
@@ -405,8 +402,8 @@ fn not_a_number(flag: &str, text: &str) -> UsageError {
     UsageError(format!("{}{flag} {text}: not a number in range", dashes(flag)))
 }
 
-/// Reads a decimal number as strtoul(3) does: blanks and a sign may stand before it, one that is
-/// too large is the largest, and a negative one counts back from 2^64. Nothing may follow.
+/// Parses a decimal number as strtoul(3) does: blanks and a sign may precede it, a larger number than
+/// 2^64 - 1 becomes that, and a negative one counts back from 2^64. Nothing may follow.
 fn c_number(text: &str) -> Option<u64> {
     let text = text.trim_start_matches([' ', '\t', '\n', '\x0b', '\x0c', '\r']);
     let (digits, is_negative) = match text.strip_prefix('-') {
@@ -478,8 +475,8 @@ mod tests {
         Address::Unix { path: "/x".into(), mode }
     }
 
-    fn complaint(arguments: &[&str]) -> String {
-        request(arguments).expect_err("these arguments make no sense").to_string()
+    fn error_of(arguments: &[&str]) -> String {
+        request(arguments).expect_err("these arguments are wrong").to_string()
     }
 
     #[test]
@@ -525,11 +522,8 @@ mod tests {
             assert_eq!((options.listen, options.warnings.len()), (unix(Some(mode)), 0));
         }
         for text in ["", "+660", "-660", "668", "0x1ff", "0o660", "1000", "4755", "6 0", "u=rw"] {
-            let complaint = complaint(&["-l", "unix:/x", "--socket-mode", text]);
-            assert_eq!(
-                complaint,
-                format!("--socket-mode {text}: not an octal number from 0 to 777")
-            );
+            let error = error_of(&["-l", "unix:/x", "--socket-mode", text]);
+            assert_eq!(error, format!("--socket-mode {text}: not an octal number from 0 to 777"));
         }
         for address in ["::1", "/x"] {
             let options = options(&["--socket-mode", "660", "-l", address]);
@@ -539,7 +533,7 @@ mod tests {
         let both = options(&["--socket-mode", "660", "--metrics", "unix:/x"]);
         let metrics = both.metrics.map(|metrics| metrics.address);
         assert_eq!((metrics, both.warnings.len()), (Some(unix(Some(0o660))), 0));
-        let twice = complaint(&["-l", "unix:/x", "--metrics", "unix:/x"]);
+        let twice = error_of(&["-l", "unix:/x", "--metrics", "unix:/x"]);
         assert_eq!(twice, "--metrics and -l cannot have the same Unix socket");
     }
 
@@ -594,12 +588,12 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_named() {
-        assert_eq!(complaint(&["-X"]), "unknown flag: -X");
-        assert_eq!(complaint(&["--nosuch"]), "unknown flag: --nosuch");
-        assert_eq!(complaint(&["-p"]), "flag requires an argument: -p");
-        assert_eq!(complaint(&["--help=1"]), "flag takes no argument: --help");
-        assert_eq!(complaint(&["work"]), "unknown argument: work");
-        assert_eq!(complaint(&["-l", "unix:"]), "-l unix: needs a path");
+        assert_eq!(error_of(&["-X"]), "unknown flag: -X");
+        assert_eq!(error_of(&["--nosuch"]), "unknown flag: --nosuch");
+        assert_eq!(error_of(&["-p"]), "flag requires an argument: -p");
+        assert_eq!(error_of(&["--help=1"]), "flag takes no argument: --help");
+        assert_eq!(error_of(&["work"]), "unknown argument: work");
+        assert_eq!(error_of(&["-l", "unix:"]), "-l unix: needs a path");
         for arguments in [
             ["-p", "65536"],
             ["-p", "-1"],
@@ -615,7 +609,7 @@ mod tests {
             ["-s", " "],
             ["--max-memory", "+1"],
         ] {
-            assert!(complaint(&arguments).contains("not a number in range"), "{arguments:?}");
+            assert!(error_of(&arguments).contains("not a number in range"), "{arguments:?}");
         }
     }
 
@@ -634,8 +628,8 @@ mod tests {
         for text in
             ["", "9100", "127.0.0.1", "127.0.0.1:", "127.0.0.1:+1", "x:65536", "::1:9100", "unix:"]
         {
-            let complaint = complaint(&["--metrics", text]);
-            assert!(complaint.starts_with(&format!("--metrics {text}: ")), "{complaint}");
+            let error = error_of(&["--metrics", text]);
+            assert!(error.starts_with(&format!("--metrics {text}: ")), "{error}");
         }
     }
 
@@ -650,9 +644,9 @@ mod tests {
             options(&["--log-format=json", "--log-format", "text"]).log_format,
             LogFormat::Text
         );
-        assert_eq!(complaint(&["--log-format", "xml"]), "--log-format xml: not text or json");
-        assert_eq!(complaint(&["--max-connections", "0"]), "--max-connections 0: at least 1");
-        assert_eq!(complaint(&["--max-memory", "1G"]), "--max-memory 1G: not a number in range");
+        assert_eq!(error_of(&["--log-format", "xml"]), "--log-format xml: not text or json");
+        assert_eq!(error_of(&["--max-connections", "0"]), "--max-connections 0: at least 1");
+        assert_eq!(error_of(&["--max-memory", "1G"]), "--max-memory 1G: not a number in range");
     }
 
     #[test]

@@ -1,13 +1,12 @@
-//! From options to a running loop: every step that can fail before the first client is
-//! served, in the order that matters, and how each failure is told.
+//! From options to a running loop: every step that can fail before the first client is served, in
+//! their order, with the message and exit code of each failure.
 //!
-//! Sockets are bound before the user is changed, so that ports below 1024 can be had; the
-//! binlog is opened after that, so that its files belong to that user.
+//! Sockets are bound before the user changes, so that ports below 1024 can be bound. The binlog is
+//! opened after that, so that its files belong to the new user.
 //!
-//! A server that is started a second time by mistake must not take anything from the first one.
-//! TCP ports are bound first, which fails while another server has them. Before a Unix socket is
-//! replaced, no server may listen there, and the binlog must be locked. The lock is taken with
-//! the rights of the user that the server is going to be.
+//! A server that is started twice by mistake must not take anything from the first one. TCP ports are
+//! bound first, which fails while another server has them. Before a Unix socket is replaced, no server
+//! may listen there, and the binlog must be locked. The lock is taken with the rights of the new user.
 
 use crate::engine::collections::slab::PAGE_BYTES;
 use crate::engine::protocol::stats::ProcessInfo;
@@ -35,26 +34,26 @@ use std::path::{Path, PathBuf};
 /// Why the server does not start.
 #[derive(Debug)]
 pub enum StartupError {
-    /// The command line makes no sense.
+    /// The command line is wrong.
     Usage(UsageError),
-    /// The machine, which is this server's alone, cannot be made ready.
+    /// The machine, of which this is the first process, cannot be set up.
     Machine(MachineError),
-    /// The directory for the binlog cannot be used.
+    /// The directory of the binlog cannot be used.
     OpenBinlog(PathBuf, OpenError),
-    /// What is in it cannot be read, or there is no space to go on.
+    /// The binlog cannot be read, or there is no space to continue it.
     Replay(PathBuf, ReplayError),
-    /// The system lacks something that the server cannot do without.
+    /// A system call fails that the server needs.
     System(&'static str, io::Error),
-    /// A socket cannot be had.
+    /// A socket cannot be opened.
     Listen(ListenError),
-    /// The user to become cannot be found.
+    /// The user of `-u` cannot be found.
     FindUser(String, UserError),
     /// The user cannot be changed.
     BecomeUser(String, io::Error),
 }
 
 impl StartupError {
-    /// The exit code; those that C beanstalkd has are the same.
+    /// Returns the exit code; that of C beanstalkd where it has one.
     pub fn exit_code(&self) -> u8 {
         match self {
             StartupError::Replay(_, ReplayError::Failed(_)) => 74,
@@ -75,25 +74,22 @@ impl StartupError {
 pub enum Started {
     /// The server is ready to serve.
     Serving(Box<EventLoop>),
-    /// A signal has ended it before.
+    /// A signal has stopped the server before that.
     Stopped(Stop),
 }
 
-/// The disk itself fails, rather than that there is no space or no permission.
+/// Returns whether the disk itself fails, unlike a lack of space or permission.
 fn is_io_error(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EIO)
 }
 
-/// Does all that must be done before the first client can be served; on a machine of which this is
-/// the first process, more than elsewhere.
-///
-/// # Errors
-/// One step fails; nothing is served.
+/// Starts the server, up to the moment before the first client is served. `machine` is set up too, if
+/// this is its first process.
 pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started, StartupError> {
     for warning in &options.warnings {
         warn!("{warning}");
     }
-    memory::give_large_blocks_back(PAGE_BYTES);
+    memory::return_large_blocks(PAGE_BYTES);
     memory::keep_headroom();
     // Before anything else opens a descriptor.
     let inherited = sockets::inherited_sockets().map_err(ListenError::Environment);
@@ -103,10 +99,12 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started
         machine.prepare(options.user.as_deref()).map_err(StartupError::Machine)?;
     }
     match files::raise_file_limit() {
-        Ok(limit) => info!("up to {limit} open files"),
-        Err(error) => warn!("cannot raise the limit of open files: {error}"),
+        Ok(limit) => info!("the limit of open files is {limit}"),
+        Err(error) => {
+            warn!("cannot raise the limit of open files: {error}; keeping the present limit")
+        }
     }
-    let signals = Signals::take().map_err(|error| StartupError::System("take signals", error))?;
+    let signals = Signals::take().map_err(|error| StartupError::System("block signals", error))?;
     let user = options.user.as_deref().map(find_user).transpose()?;
     let early = early_listeners(options, inherited, user).map_err(StartupError::Listen)?;
     let binlog = options.binlog_dir.as_deref().map(|path| lock(path, options, user)).transpose()?;
@@ -149,11 +147,11 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started
 }
 
 fn cannot_wait(error: io::Error) -> StartupError {
-    StartupError::System("wait for events", error)
+    StartupError::System("poll for events", error)
 }
 
-/// Takes the jobs from the binlog. Between two files it stops if there is a signal to do so; the
-/// files are as they were then.
+/// Recovers the jobs from the binlog. A stop signal ends that between two files, and leaves the files
+/// unchanged.
 fn recover(
     server: &mut Server,
     path: &Path,
@@ -185,8 +183,8 @@ fn recover(
     Ok(None)
 }
 
-/// The sockets that can be had without taking anything from another server; the others are
-/// bound once the binlog is locked.
+/// The sockets that are bound without taking anything from another server. The others are bound once
+/// the binlog is locked.
 struct EarlyListeners {
     queue: Option<Vec<Listener>>,
     metrics: Option<Vec<Listener>>,
@@ -237,21 +235,21 @@ fn adopt(options: &Options, inherited: Vec<OwnedFd>) -> Result<Vec<Listener>, Li
 fn lock(path: &Path, options: &Options, user: Option<Identity>) -> Result<Directory, StartupError> {
     let directory = match (&options.user, user) {
         (Some(name), Some(identity)) => {
-            let locked = user::as_user(identity, || Directory::take(path));
+            let locked = user::as_user(identity, || Directory::lock(path));
             locked.map_err(|error| StartupError::BecomeUser(name.clone(), error))?
         }
-        _ => Directory::take(path),
+        _ => Directory::lock(path),
     };
     directory.map_err(|error| StartupError::OpenBinlog(path.to_owned(), error))
 }
 
-/// Serves HTTP on sockets that are bound.
+/// Creates the metrics server on bound sockets.
 fn metrics_server(
     listeners: Vec<Listener>,
     options: &Options,
 ) -> Result<MetricsServer, StartupError> {
     for listener in &listeners {
-        info!("telling metrics on {listener}");
+        info!("serving metrics on {listener}");
     }
     MetricsServer::new(listeners, options.metrics_tubes).map_err(cannot_wait)
 }
@@ -263,7 +261,7 @@ fn find_user(name: &str) -> Result<Identity, StartupError> {
 fn become_user(name: &str, identity: Identity) -> Result<(), StartupError> {
     let became = user::become_user(identity);
     if !became.map_err(|error| StartupError::BecomeUser(name.to_owned(), error))? {
-        warn!("-u {name}: supplementary groups are kept, as only root may drop them");
+        warn!("-u {name}: cannot drop supplementary groups: only root may; keeping them");
     }
     Ok(())
 }
@@ -313,9 +311,9 @@ mod tests {
     use super::*;
     use crate::os::sys::sockets::InheritedError;
 
-    /// Those of C beanstalkd where it has one, and those of beanstalkd(1) elsewhere.
+    /// The exit codes are those of C beanstalkd where it has one, and of beanstalkd(1) elsewhere.
     #[test]
-    fn each_way_to_fail_has_its_exit_code() {
+    fn each_failure_has_its_exit_code() {
         let path = PathBuf::new;
         let error = || io::Error::other("of the test");
         let os_error = io::Error::from_raw_os_error;

@@ -333,7 +333,7 @@ fn a_tube_that_is_removed_and_made_again_is_on_the_page_once() {
 #[test]
 fn the_page_has_sizes_and_syncs_of_the_binlog() {
     let directory = tempfile::tempdir().unwrap();
-    let disk = beanstalkd::testing::Directory::take(directory.path()).unwrap();
+    let disk = beanstalkd::testing::Directory::lock(directory.path()).unwrap();
     let mut engine = engine();
     engine.server.recover(Box::new(disk), Syncing::EachIteration, START).unwrap();
     let client = engine.connect();
@@ -585,7 +585,7 @@ fn the_binary_serves_metrics_at_the_address_of_its_flag() {
         let flags = [&ON_LOOPBACK[..], &["--metrics", metrics]].concat();
         let mut daemon = Daemon::start(process::BEANSTALKD, &flags);
         let queue = daemon.address();
-        let address = daemon.wait_for_value("telling metrics on ");
+        let address = daemon.wait_for_value("serving metrics on ");
         let address = address.parse::<SocketAddr>().map_or_else(|_| unix(&path), SockAddr::from);
         let get = |path: &str| {
             let mut client = Client::connect(address.clone());

@@ -7,7 +7,7 @@
 //!
 //! - A call fails because descriptors or memory are short. The next attempt is made when a
 //!   connection closes, or after [`RETRY_AFTER`].
-//! - The connection limit is reached. Accepting goes on when a connection closes. Another connection
+//! - The connection limit is reached. Accepting continues when a connection closes. Another connection
 //!   is often about to close, so the warning is logged only if one still waits after [`WARN_AFTER`].
 //!
 //! Each is logged as a warning, at most once in [`WARN_EVERY`].
@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_of_one_client_are_told_from_those_of_the_server() {
+    fn errors_of_one_client_and_of_the_server_differ() {
         let is_of_client = |number| concerns_one_client(&io::Error::from_raw_os_error(number));
         for number in [libc::ECONNABORTED, libc::EPERM, libc::ENONET, libc::EHOSTDOWN] {
             assert!(is_of_client(number), "{}", io::Error::from_raw_os_error(number));

@@ -1,7 +1,6 @@
-//! The real disk under the binlog: one directory of files, its lock, and how writing is made
-//! safe.
+//! The directory of the binlog on disk: its files, its lock, allocated space and syncs.
 //!
-//! What the records mean, and when files come and go, is not known here.
+//! This module does not know the records, nor when files are created and removed.
 
 use super::sys::clock::monotonic;
 use super::sys::files;
@@ -19,58 +18,53 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
-    /// To sync it.
+    /// The open directory, to sync it.
     handle: File,
-    /// Open to be written to.
+    /// Files that are open for writing.
     writing: Vec<(FileNumber, File)>,
-    /// Files that have no name any more, and how many bytes they still have: to take all of a file
-    /// away at once would stall everybody for milliseconds.
+    /// Removed files that are truncated in steps, and their lengths. Freeing the whole space of a file
+    /// at once would stall the loop for milliseconds.
     unlinked: Vec<(File, u64)>,
-    /// The file that was read last.
+    /// The file that is open for reading.
     reading: Option<(FileNumber, File)>,
-    /// One is given up when a file is to be opened, and taken back when one is closed, so that
-    /// this never fails because clients have all descriptors.
-    spare: Vec<File>,
-    /// How long syncs took.
+    /// Descriptors that are closed when a file is opened, so that opening never fails because clients
+    /// have all descriptors.
+    reserved_fds: Vec<File>,
     sync_times: Histogram,
     /// The warning that the directory cannot be synced has been logged.
     has_warned: bool,
-    /// Locked for as long as it is open; nothing when the directory is only looked into.
+    /// Holds the lock as long as it is open; `None` if the directory is only read.
     lock: Option<File>,
 }
 
-/// Why a directory cannot be used.
+/// Why the directory cannot be used.
 #[derive(Debug)]
 pub enum OpenError {
-    /// It cannot be read.
+    /// The directory cannot be read.
     Directory(io::Error),
-    /// The file to be locked cannot be opened or made.
+    /// The lock file cannot be opened, created or locked.
     LockFile(io::Error),
-    /// Another process keeps its binlog there.
+    /// Another process has locked it.
     InUse,
 }
 
 const LOCK_NAME: &str = "lock";
 
-/// The current file is open, two that wait to be synced, one that is made, and those that were
-/// removed.
-const SPARE_DESCRIPTORS: usize = 4 + MOST_NAMELESS;
+/// Files that can be open at once: the current file, two that are not synced yet, one that is being
+/// created, and removed files.
+const RESERVED_FDS: usize = 4 + MAX_UNLINKED;
 
-/// So much of a removed file is taken away in a turn, which takes some 0.2 ms.
-const REMOVED_AT_ONCE: u64 = 256 * 1024;
-/// When more files are removed than that at a time, there is no time to do it piece by piece.
-const MOST_NAMELESS: usize = 4;
+/// An iteration truncates a removed file by at most this much, which takes about 0.2 ms.
+const TRUNCATE_STEP: u64 = 256 * 1024;
+/// If more files than this are being truncated, the oldest one is freed at once.
+const MAX_UNLINKED: usize = 4;
 
-/// Where the system cannot set space aside, zeros are written, so many at a time.
+/// Written in a row where the file system cannot allocate space.
 static ZEROS: [u8; 16 * 1024] = [0; 16 * 1024];
 
 impl Directory {
-    /// Takes the directory, and keeps everybody else from doing the same. C beanstalkd locks
-    /// in this way too.
-    ///
-    /// # Errors
-    /// It cannot be had.
-    pub fn take(path: &Path) -> Result<Directory, OpenError> {
+    /// Opens and locks the directory. C beanstalkd uses the same lock.
+    pub fn lock(path: &Path) -> Result<Directory, OpenError> {
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false).mode(0o600);
         let lock = options.open(path.join(LOCK_NAME)).map_err(OpenError::LockFile)?;
@@ -79,24 +73,21 @@ impl Directory {
             Ok(false) => return Err(OpenError::InUse),
             Err(error) => return Err(OpenError::LockFile(error)),
         }
-        let mut directory = Directory::look_into(path).map_err(OpenError::Directory)?;
+        let mut directory = Directory::open_unlocked(path).map_err(OpenError::Directory)?;
         directory.lock = Some(lock);
-        directory.keep_spare();
+        directory.reserve_fds();
         Ok(directory)
     }
 
-    /// Opens the directory only to be read, whoever uses it.
-    ///
-    /// # Errors
-    /// It cannot be read.
-    pub fn look_into(path: &Path) -> io::Result<Directory> {
+    /// Opens the directory for reading, without the lock: another process may write to it.
+    pub fn open_unlocked(path: &Path) -> io::Result<Directory> {
         Ok(Directory {
             path: path.to_owned(),
             handle: File::open(path)?,
             writing: Vec::new(),
             unlinked: Vec::new(),
             reading: None,
-            spare: Vec::new(),
+            reserved_fds: Vec::new(),
             sync_times: Histogram::default(),
             has_warned: false,
             lock: None,
@@ -107,50 +98,50 @@ impl Directory {
         self.path.join(format!("binlog.{number}"))
     }
 
-    /// Opens a file while the spare descriptor is free.
+    /// Opens a file with a reserved descriptor.
     fn open(&mut self, number: FileNumber, options: &OpenOptions) -> io::Result<File> {
-        self.spare.pop();
+        self.reserved_fds.pop();
         let file = options.open(self.path_of(number));
-        self.keep_spare();
+        self.reserve_fds();
         file.map_err(|error| match error.raw_os_error() {
-            // Which passes, unlike an error of the disk.
+            // This may pass, unlike an error of the disk.
             Some(libc::EMFILE | libc::ENFILE) => io::Error::new(ErrorKind::StorageFull, error),
             _ => error,
         })
     }
 
-    /// Makes a part of a file take its space now, so that writing there cannot run out of it. If
-    /// there is too little, all of what is left of removed files goes first.
-    fn take_space(&mut self, number: FileNumber, from: u64, to: u64) -> io::Result<()> {
-        let taken = take_space(self.writable(number)?, from, to);
+    /// Allocates the space of a part of a file, so that writing there cannot run out of space. If there
+    /// is too little, the space of all removed files is freed first.
+    fn allocate(&mut self, number: FileNumber, from: u64, to: u64) -> io::Result<()> {
+        let taken = allocate(self.writable(number)?, from, to);
         if taken.is_ok() || self.unlinked.is_empty() {
             return taken;
         }
         self.unlinked.clear();
-        self.keep_spare();
-        take_space(self.writable(number)?, from, to)
+        self.reserve_fds();
+        allocate(self.writable(number)?, from, to)
     }
 
-    fn keep_spare(&mut self) {
-        while self.lock.is_some() && self.spare.len() < SPARE_DESCRIPTORS {
+    fn reserve_fds(&mut self) {
+        while self.lock.is_some() && self.reserved_fds.len() < RESERVED_FDS {
             match self.handle.try_clone() {
-                Ok(spare) => self.spare.push(spare),
+                Ok(descriptor) => self.reserved_fds.push(descriptor),
                 Err(_) => return,
             }
         }
     }
 
-    /// The file, open to be written to.
+    /// Returns the file, open for writing.
     fn writable(&mut self, number: FileNumber) -> io::Result<&File> {
-        let place = match self.writing.iter().position(|(open, _)| *open == number) {
-            Some(place) => place,
+        let index = match self.writing.iter().position(|(open, _)| *open == number) {
+            Some(index) => index,
             None => {
                 let file = self.open(number, OpenOptions::new().write(true))?;
                 self.writing.push((number, file));
                 self.writing.len() - 1
             }
         };
-        Ok(&self.writing[place].1)
+        Ok(&self.writing[index].1)
     }
 }
 
@@ -170,7 +161,7 @@ impl Disk for Directory {
     fn size(&mut self, number: FileNumber) -> io::Result<u64> {
         let metadata = fs::metadata(self.path_of(number))?;
         if !metadata.is_file() {
-            return Err(io::Error::other("it is not a regular file"));
+            return Err(io::Error::other("not a regular file"));
         }
         Ok(metadata.len())
     }
@@ -198,7 +189,7 @@ impl Disk for Directory {
         options.write(true).create_new(true).mode(0o600);
         let file = self.open(number, &options)?;
         self.writing.push((number, file));
-        self.take_space(number, 0, size).or_else(|error| {
+        self.allocate(number, 0, size).or_else(|error| {
             self.close(number);
             fs::remove_file(self.path_of(number))?;
             Err(error)
@@ -207,7 +198,7 @@ impl Disk for Directory {
 
     fn extend(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
         let old_size = self.writable(number)?.metadata()?.len();
-        self.take_space(number, old_size, size).or_else(|error| {
+        self.allocate(number, old_size, size).or_else(|error| {
             self.writable(number)?.set_len(old_size)?;
             Err(error)
         })
@@ -227,7 +218,7 @@ impl Disk for Directory {
         let begun_at = monotonic();
         let synced = match self.writing.iter().find(|(open, _)| *open == number) {
             Some((_, file)) => file.sync_data(),
-            // It may be one of C beanstalkd's, which nobody may write to.
+            // It may be a file of C beanstalkd, which is read-only.
             None => self.open(number, OpenOptions::new().read(true))?.sync_data(),
         };
         self.sync_times.count(monotonic().since(begun_at));
@@ -258,7 +249,7 @@ impl Disk for Directory {
         let cut = self.writable(number).and_then(|file| file.set_len(size));
         match cut {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-                // C beanstalkd makes files that even their owner may not write to.
+                // C beanstalkd creates files that even their owner may not write to.
                 fs::set_permissions(self.path_of(number), Permissions::from_mode(0o600))?;
                 self.writable(number)?.set_len(size)
             }
@@ -268,9 +259,9 @@ impl Disk for Directory {
 
     fn close(&mut self, number: FileNumber) {
         self.writing.retain(|(open, _)| *open != number);
-        // Space that a removed file takes comes back when nobody has it open any more.
+        // The space of a removed file is free once all its descriptors are closed.
         self.reading.take_if(|(open, _)| *open == number);
-        self.keep_spare();
+        self.reserve_fds();
     }
 
     fn remove(&mut self, number: FileNumber) -> io::Result<()> {
@@ -280,12 +271,13 @@ impl Disk for Directory {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             done => done?,
         }
-        // Without a descriptor all of it goes at once. What has other names is not ours alone.
+        // Without a descriptor the space is freed at once. A file with other names, such as a backup, is
+        // not truncated.
         if let Some(file) = file.ok()
             && let Ok(metadata) = file.metadata()
             && metadata.nlink() == 0
         {
-            if self.unlinked.len() == MOST_NAMELESS {
+            if self.unlinked.len() == MAX_UNLINKED {
                 self.unlinked.remove(0);
             }
             self.unlinked.push((file, metadata.len()));
@@ -295,11 +287,11 @@ impl Disk for Directory {
 
     fn truncate_step(&mut self) -> bool {
         let Some((file, len)) = self.unlinked.first_mut() else { return false };
-        *len = len.saturating_sub(REMOVED_AT_ONCE);
-        // What cannot be cut goes with the descriptor.
+        *len = len.saturating_sub(TRUNCATE_STEP);
+        // If truncating fails, closing the descriptor frees the space.
         if *len == 0 || file.set_len(*len).is_err() {
             self.unlinked.remove(0);
-            self.keep_spare();
+            self.reserve_fds();
         }
         !self.unlinked.is_empty()
     }
@@ -308,26 +300,25 @@ impl Disk for Directory {
         self.close(number);
         let first = format!("binlog.{number}.damaged");
         let others = (2_u32..).map(|copy| format!("{first}.{copy}"));
-        // What was set aside before stays too.
+        // Files that were quarantined before stay.
         let mut names = std::iter::once(first.clone()).chain(others);
         let is_free = |name: &String| !self.path.join(name).exists();
-        let name = names.find(is_free).expect("there is no end of names");
+        let name = names.find(is_free).expect("some name is free");
         fs::rename(self.path_of(number), self.path.join(&name))?;
         Ok(name)
     }
 }
 
-/// The number in the name of a file of a binlog; nothing for other files.
+/// Returns the number of a binlog file, or `None` for the name of another file.
 fn number_of(name: &str) -> Option<FileNumber> {
     let digits = name.strip_prefix("binlog.")?;
     let number = digits.parse().ok().filter(|number| (1..=LAST_NUMBER).contains(number))?;
-    // There is one way to write it.
+    // The number has no leading zeros and no sign.
     (number.to_string() == digits).then_some(number)
 }
 
-/// Lengthens a file from `from` to `to` bytes, all zeros.
-/// The same, with the space that there is.
-fn take_space(file: &File, from: u64, to: u64) -> io::Result<()> {
+/// Allocates the space of a file from `from` to `to`, and extends it with zeros if it is shorter.
+fn allocate(file: &File, from: u64, to: u64) -> io::Result<()> {
     if files::allocate(file, from, to - from)? {
         return Ok(());
     }
@@ -356,7 +347,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_files_of_a_binlog_have_a_number() {
+    fn only_binlog_files_have_a_number() {
         assert_eq!(number_of("binlog.1"), Some(1));
         assert_eq!(number_of("binlog.2147483647"), Some(LAST_NUMBER));
         for name in [
@@ -375,9 +366,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_the_rest_is_zeros() {
+    fn written_bytes_are_read_and_the_rest_is_zeros() {
         let home = tempfile::tempdir().unwrap();
-        let mut directory = Directory::take(home.path()).unwrap();
+        let mut directory = Directory::lock(home.path()).unwrap();
         directory.create(3, 8192).unwrap();
         directory.write(3, 4, b"record").unwrap();
         directory.extend(3, 10_000).unwrap();
@@ -399,10 +390,10 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_file_goes_piece_by_piece_and_a_backup_of_it_stays() {
-        const SIZE: u64 = 3 * REMOVED_AT_ONCE + 1;
+    fn a_removed_file_is_truncated_in_steps_and_its_backup_is_kept() {
+        const SIZE: u64 = 3 * TRUNCATE_STEP + 1;
         let home = tempfile::tempdir().unwrap();
-        let mut directory = Directory::take(home.path()).unwrap();
+        let mut directory = Directory::lock(home.path()).unwrap();
         directory.create(1, SIZE).unwrap();
         directory.create(2, SIZE).unwrap();
         let backup = home.path().join("backup");
@@ -414,20 +405,20 @@ mod tests {
         let mut pieces = 0;
         while directory.truncate_step() {
             pieces += 1;
-            assert_eq!(open.metadata().unwrap().len(), SIZE - pieces * REMOVED_AT_ONCE);
+            assert_eq!(open.metadata().unwrap().len(), SIZE - pieces * TRUNCATE_STEP);
         }
         assert_eq!(pieces, 3);
         assert_eq!(fs::metadata(&backup).unwrap().len(), SIZE);
     }
 
     #[test]
-    fn many_removed_files_hold_few_descriptors() {
+    fn many_removed_files_keep_few_descriptors() {
         let home = tempfile::tempdir().unwrap();
-        let mut directory = Directory::take(home.path()).unwrap();
+        let mut directory = Directory::lock(home.path()).unwrap();
         for number in 1..20 {
-            directory.create(number, 2 * REMOVED_AT_ONCE).unwrap();
+            directory.create(number, 2 * TRUNCATE_STEP).unwrap();
             directory.remove(number).unwrap();
-            assert!(directory.unlinked.len() <= MOST_NAMELESS);
+            assert!(directory.unlinked.len() <= MAX_UNLINKED);
         }
         directory.create(20, 1).unwrap();
         while directory.truncate_step() {}
@@ -435,9 +426,9 @@ mod tests {
     }
 
     #[test]
-    fn files_set_aside_keep_out_of_each_others_way() {
+    fn quarantined_files_do_not_replace_each_other() {
         let home = tempfile::tempdir().unwrap();
-        let mut directory = Directory::take(home.path()).unwrap();
+        let mut directory = Directory::lock(home.path()).unwrap();
         for name in ["binlog.3.damaged", "binlog.3.damaged.2"] {
             directory.create(3, 1).unwrap();
             assert_eq!(directory.quarantine(3).unwrap(), name);

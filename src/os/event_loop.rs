@@ -1,10 +1,10 @@
-//! The one loop: waits for sockets, timers and signals, and lets the server do its work.
+//! The event loop: polls sockets, timers and signals, and calls the engine.
 //!
-//! One turn:
+//! One iteration:
 //!
 //! ```text
-//! onlookers.turn -> wait for events -> tick -> each ready connection once: read, run
-//!   -> commit -> flush: send, close what has ended -> accept
+//! monitor -> poll -> tick -> each ready connection once: read, run commands
+//!   -> commit -> flush: write, close connections that have ended -> free keys -> accept
 //! ```
 //!
 //! Clients are accepted last, so that a connection that ended makes room for one that came in
@@ -14,14 +14,14 @@
 //! commands within its share. An iteration ends when its budget of work is used up. Replies to a
 //! connection with more commands to run are sent once 16 KiB have gathered, or after 16 iterations.
 //!
-//! Sockets are registered once, for both directions, and edge-triggered; what the events
-//! said is remembered until the system says "would block". A connection with work left
-//! stands on a list, and while that list is not empty the loop does not sleep. Nothing
-//! is sent before all reads of the turn are done and what they changed is in the binlog, so
-//! that one write and one sync serve the whole turn.
+//! Sockets are registered once, for both directions and edge-triggered. The readiness of an event is
+//! remembered until the kernel returns `WouldBlock`. A connection with work left is in the list
+//! `ready`, and while that list is not empty the loop does not sleep. Replies are written after all
+//! reads of the iteration, when its changes are in the binlog: one write and one sync serve the whole
+//! iteration.
 //!
-//! The loop knows no command and no rule: the server says of each connection whether it
-//! may be read from, what is to be sent, and when it is over.
+//! The loop knows no command and no rule. For each connection the engine returns the next actions:
+//! read, run, write, close.
 
 use super::acceptor::Acceptor;
 use super::listen::Listener;
@@ -47,7 +47,7 @@ use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-/// The loop and all that it serves.
+/// The loop with everything that it serves.
 #[derive(Debug)]
 pub struct EventLoop {
     poll: Poll,
@@ -60,23 +60,24 @@ pub struct EventLoop {
     /// Gives out the keys of connections. `None` while the engine gives back what a closed connection
     /// had: its key is not free yet.
     sockets: Slab<Option<Socket>>,
-    /// Connections to be served, in this order.
+    /// Connections to serve, in this order.
     ready: Vec<ConnKey>,
-    /// Connections to be looked after at the end of the turn; empty between turns.
+    /// Connections to write to at the end of the iteration; empty between iterations.
     dirty: Vec<ConnKey>,
-    /// Connections to be closed at the end of the turn, and why; empty between turns.
-    over: Vec<(ConnKey, Option<io::Error>)>,
-    /// The present, as of when the clock was last looked at: after each wait, and for each
-    /// connection that has commands to be run.
+    /// Connections to close at the end of the iteration, with the error if there was one; empty between
+    /// iterations.
+    closing: Vec<(ConnKey, Option<io::Error>)>,
+    /// The time when the clock was last read: after each poll, and for each connection with commands to
+    /// run.
     now: Nanos,
-    /// When the present turn began.
+    /// When this iteration began.
     iteration_at: Nanos,
-    /// Connections that may have to wait with their commands until memory for replies is not short.
+    /// Connections whose commands may have to wait until memory for replies is not short.
     stalled: Vec<ConnKey>,
-    /// How much is read at once in this turn.
+    /// How many bytes one read takes in this iteration.
     read_len: usize,
-    /// What was just read; used for one connection after the other. Longer than what is read at
-    /// once: of a block of this size the system gives only those pages that are written to.
+    /// The bytes of the last read, of whatever connection. Longer than a read, because the system maps
+    /// only the written pages of a block of this size.
     scratch: Box<[u8]>,
     stop: Option<Stop>,
 }
@@ -84,15 +85,14 @@ pub struct EventLoop {
 /// Why the loop cannot go on.
 #[derive(Debug)]
 pub enum RunError {
-    /// The system does not let it wait for events any more.
+    /// Polling for events fails.
     Wait(io::Error),
-    /// The binlog cannot be kept any more, so nothing more may be acknowledged.
+    /// Writing the binlog fails, so that no change can be acknowledged any more.
     Binlog(IoFailed),
 }
 
 impl RunError {
-    /// The exit code. For a disk that fails it is that of an input or output error in
-    /// sysexits(3).
+    /// Returns the exit code. For a disk that fails it is EX_IOERR of sysexits(3).
     pub fn exit_code(&self) -> u8 {
         match self {
             RunError::Wait(_) => 1,
@@ -101,62 +101,63 @@ impl RunError {
     }
 }
 
-/// One socket and what is known of it.
+/// One socket with its readiness.
 #[derive(Debug)]
 struct Socket {
     stream: Stream,
-    /// Reading may give something.
+    /// Reading may return bytes.
     is_readable: bool,
-    /// Writing may take something.
+    /// Writing may accept bytes.
     is_writable: bool,
-    /// The client has shut down its sending side, and the server does not know yet.
+    /// The client has shut down its sending side, and the engine has not been called for it yet.
     is_half_closed: bool,
-    /// A short read does not mean that all was read: a half-close gives no new event, and
-    /// the system stops reading at urgent data, and at descriptors sent over a Unix socket.
+    /// Reading continues after a short read, until `WouldBlock`: a half-close causes no new event, and a
+    /// read ends at urgent data and at descriptors sent over a Unix socket.
     reads_to_the_end: bool,
-    /// On the list of the ready.
+    /// In the list `ready`.
     is_queued: bool,
     /// Iterations since replies were last sent.
-    sends_put_off: u8,
-    /// On the list of those that may have to wait until memory for replies is not short.
+    delayed_sends: u8,
+    /// In the list `stalled`.
     is_stalled: bool,
 }
 
 /// Large enough for a put of the default size limit in one read.
 const SCRATCH_LEN: usize = 68 * 1024;
-/// When more than a few are ready, each is read from in smaller pieces: what can be run in
-/// a turn is a small share of what one long read brings.
+/// When more connections than this are ready, each is read from in smaller pieces: an iteration can
+/// run only a small share of the commands in one long read.
 const FEW: usize = 64;
 const SHORT_READ_LEN: usize = 16 * 1024;
-/// A wait that is so long may begin with a look at the clock that is an iteration old.
+/// The clock is read again before a shorter wait. A longer one may count from the last reading.
 const SHORT_WAIT: Nanos = Nanos::from_millis(5);
-/// When memory for what clients have sent is short.
+/// For reads while memory for input and replies is short.
 const CROWDED_READ_LEN: usize = 1024;
-/// What is read of a client that sends large bodies, for the command line before the next one.
+/// For the command line before the next large body of a client.
 const HEAD_READ_LEN: usize = 4 * 1024;
-/// What is read at once of a large body: some 60 us.
-const READ_AT_ONCE: usize = 512 * 1024;
-/// More events than these come with the next turn.
+/// At most this many bytes of a large body are read at once, which takes about 60 us.
+const BODY_READ_LEN: usize = 512 * 1024;
+/// The next iteration takes further events.
 const EVENTS_PER_ITERATION: usize = 1024;
-/// A connection that has more commands to run is sent its replies once this many bytes have
-/// gathered, or after [`SENDS_PUT_OFF`] iterations: a system call for a few replies would cost more
+/// While a connection has more commands to run, its replies are sent once this many bytes have
+/// gathered, or after [`MAX_DELAYED_SENDS`] iterations. A system call for a few replies would cost more
 /// than the replies.
 const WORTH_SENDING: usize = 16 * 1024;
-const SENDS_PUT_OFF: u8 = 16;
-/// When this many bytes have been sent in an iteration, other connections are sent theirs in the
-/// next one: a few hundred microseconds.
+const MAX_DELAYED_SENDS: u8 = 16;
+/// After this many bytes, which take a few hundred microseconds, replies to other connections are sent
+/// in the next iteration.
 const SENT_PER_ITERATION: usize = 2 * 1024 * 1024;
-/// Of the connections that waited while memory for replies was short, so many are served at once.
+/// At most this many stalled connections are made ready in an iteration.
 const STALLED_PER_ITERATION: usize = 256;
-/// Bytes that are read as fast as one unit of the server's work is done.
+/// Reading this many bytes takes as long as one unit of the engine's work.
 const READ_PER_WORK: usize = 2048;
-/// A storm of new clients must not keep the present ones waiting.
+/// At most this many clients are accepted in an iteration, so that a stream of them does not delay
+/// connected clients.
 const ACCEPTS_PER_ITERATION: usize = 256;
-/// Eight replies with large bodies.
+/// Enough for eight replies with large bodies.
 const SLICES_PER_WRITE: usize = 16;
 
-/// For waits longer than this the alarm is set, which goes on while the machine is suspended. The
-/// timeout of a poll does not, so after a suspend a shorter wait ends late by at most this.
+/// For waits longer than this the alarm is set, which counts the time in which the machine is
+/// suspended. The timeout of a poll does not, so a suspend delays a shorter wait by at most this.
 const LONG_WAIT: Nanos = Nanos::from_secs(1);
 
 const SIGNALS: Token = Token(usize::MAX);
@@ -165,10 +166,7 @@ const ALARM: Token = Token(usize::MAX - 2);
 const FIRST_LISTENER: usize = usize::MAX - 3;
 
 impl EventLoop {
-    /// Makes the loop, which serves `max_connections` clients at once.
-    ///
-    /// # Errors
-    /// The system has no means for it.
+    /// Creates the loop, which serves at most `max_connections` clients at once.
     pub fn new(
         server: Server,
         clock: Clock,
@@ -198,7 +196,7 @@ impl EventLoop {
             sockets: Slab::new(),
             ready: Vec::new(),
             dirty: Vec::new(),
-            over: Vec::with_capacity(FEW),
+            closing: Vec::with_capacity(FEW),
             stalled: Vec::new(),
             now: clock.now(),
             iteration_at: clock.now(),
@@ -208,14 +206,11 @@ impl EventLoop {
         })
     }
 
-    /// Serves until a signal ends it; says which.
-    ///
-    /// # Errors
-    /// It cannot go on.
+    /// Serves until a signal stops the server. Returns that signal.
     pub fn run(mut self) -> Result<Stop, RunError> {
         let mut events = Events::with_capacity(EVENTS_PER_ITERATION);
         loop {
-            self.monitor.turn(&self.server, self.now).map_err(RunError::Wait)?;
+            self.monitor.update(&self.server, self.now).map_err(RunError::Wait)?;
             self.wait(&mut events).map_err(RunError::Wait)?;
             if let Some(stop) = self.stop {
                 self.monitor.stopping();
@@ -223,7 +218,7 @@ impl EventLoop {
                 return Ok(stop);
             }
             if self.server.has_binlog() {
-                self.server.set_clock_offset(clock::clock_offset(self.now));
+                self.server.set_clock_offset(clock::offset(self.now));
             }
             self.server.begin_iteration(self.ready.len());
             self.server.tick(self.now);
@@ -253,7 +248,7 @@ impl EventLoop {
             match event.token() {
                 SIGNALS => self.take_signals(),
                 MONITOR => self.monitor.on_readable(),
-                ALARM => self.alarm.went_off(),
+                ALARM => self.alarm.on_readable(),
                 token if self.acceptor.on_event(token) => {}
                 Token(index) => self.note(ConnKey::from_index(index), event),
             }
@@ -270,9 +265,9 @@ impl EventLoop {
         if !self.ready.is_empty() || self.server.has_dirty() {
             return Some(Duration::ZERO);
         }
-        let others = self.acceptor.next_due().into_iter().chain(self.monitor.next_due());
-        let next = self.server.next_due().into_iter().chain(others).min()?;
-        // The poll rounds up to milliseconds: only a short wait needs a fresh look.
+        let due = self.acceptor.next_due().into_iter().chain(self.monitor.next_due());
+        let next = self.server.next_due().into_iter().chain(due).min()?;
+        // The poll rounds up to milliseconds, so only a short wait needs the exact time.
         let now = if next.since(self.now) < SHORT_WAIT { self.read_clock() } else { self.now };
         let span = next.since(now);
         if span > LONG_WAIT {
@@ -281,7 +276,7 @@ impl EventLoop {
         Some(Duration::from_nanos(span.as_nanos()))
     }
 
-    /// Remembers what an event says.
+    /// Remembers the readiness of an event.
     fn note(&mut self, key: ConnKey, event: &mio::event::Event) {
         let Some(socket) = socket(&mut self.sockets, key) else { return };
         socket.is_readable |= event.is_readable() || event.is_read_closed() || event.is_error();
@@ -295,14 +290,14 @@ impl EventLoop {
         while let Some(signal) = self.signals.next() {
             match signal {
                 Signal::Drain => {
-                    info!("SIGUSR1: draining, puts are refused from now on");
+                    info!("SIGUSR1: draining: puts are rejected from now on");
                     self.server.set_draining(true);
                 }
                 Signal::StopDraining => {
-                    info!("SIGUSR2: not draining, puts are taken");
+                    info!("SIGUSR2: not draining: puts are accepted from now on");
                     self.server.set_draining(false);
                 }
-                Signal::Reopen => info!("SIGHUP: there is no file to open anew, nothing is done"),
+                Signal::Reopen => info!("SIGHUP: ignored: there is no file to reopen"),
                 Signal::Stop(stop) => self.stop = Some(stop),
             }
         }
@@ -357,7 +352,7 @@ impl EventLoop {
             is_half_closed: false,
             reads_to_the_end: matches!(stream, Stream::Unix(_)),
             is_queued: false,
-            sends_put_off: 0,
+            delayed_sends: 0,
             is_stalled: false,
             stream,
         }));
@@ -395,15 +390,14 @@ impl EventLoop {
         self.ready = ready;
     }
 
-    /// Serves one connection: runs commands that it sent earlier, or reads once, and once more to
-    /// the place of a large body.
+    /// Serves one connection: runs buffered commands, or reads once, and once more into a large body.
     fn serve(&mut self, key: ConnKey) {
         let Some(socket) = socket(&mut self.sockets, key) else { return };
         socket.is_queued = false;
         if std::mem::take(&mut socket.is_half_closed) {
             self.server.half_close(key);
         }
-        // Whatever comes of it, the connection is looked after at the end of the turn.
+        // So `flush` takes this connection even if nothing happens now.
         let mut actions = self.server.mark_dirty(key);
         if actions.run {
             self.now = self.clock.now();
@@ -416,7 +410,7 @@ impl EventLoop {
         if !self.server.sends_large_bodies(key) {
             self.read(key, self.read_len);
         } else if !self.read_body(key) {
-            // Of a large body only the beginning is read to where it must be copied from.
+            // Only the beginning of a large body passes through the scratch buffer.
             self.read(key, HEAD_READ_LEN.min(self.read_len));
             self.read_body(key);
         }
@@ -429,14 +423,14 @@ impl EventLoop {
         self.server.receive(key, &self.scratch[..count], self.now);
     }
 
-    /// Reads on to where the body of a job stays, and what follows it into the scratch buffer.
-    /// Returns whether a large body is arriving, and can be read on.
+    /// Reads into the large body that is arriving, and the bytes after it into the scratch buffer.
+    /// Returns `false` if no large body is arriving, or the socket is not readable.
     fn read_body(&mut self, key: ConnKey) -> bool {
         let Some(socket) = socket(&mut self.sockets, key).filter(|socket| socket.is_readable)
         else {
             return false;
         };
-        let Some(space) = self.server.body_space(key, READ_AT_ONCE) else { return false };
+        let Some(space) = self.server.body_space(key, BODY_READ_LEN) else { return false };
         let (in_body, behind) = (space.len(), &mut self.scratch[..HEAD_READ_LEN]);
         let mut slices = [IoSliceMut::new(space), IoSliceMut::new(behind)];
         let read = socket.stream.read_vectored(&mut slices);
@@ -448,7 +442,7 @@ impl EventLoop {
         true
     }
 
-    /// Looks at what came of reading up to `most` bytes, and returns how many bytes have arrived.
+    /// Handles the result of a read of up to `most` bytes. Returns how many bytes have arrived.
     fn on_read(&mut self, key: ConnKey, read: io::Result<usize>, most: usize) -> Option<usize> {
         let socket = socket(&mut self.sockets, key)?;
         match read {
@@ -459,7 +453,7 @@ impl EventLoop {
             Ok(count) => {
                 socket.is_readable = count == most || socket.reads_to_the_end;
                 self.server.charge(count / READ_PER_WORK);
-                // No timeout may be counted from a moment before the command was there.
+                // A timeout must not count from a moment before its command arrived.
                 self.now = self.clock.now();
                 return Some(count);
             }
@@ -472,66 +466,66 @@ impl EventLoop {
 
     // ---- Sending ----
 
-    /// Sends what the turn has brought, and then closes what is over: that may hand jobs to
-    /// others, whose replies must wait for the next commit.
+    /// Sends the replies of this iteration, then closes connections. A close may give jobs to waiting
+    /// workers, whose replies must wait for the next commit.
     fn flush(&mut self) {
         let mut dirty = std::mem::take(&mut self.dirty);
         self.server.take_dirty(&mut dirty);
         let is_crowded = self.server.is_crowded();
         let mut bytes_left = SENT_PER_ITERATION;
         for key in dirty.drain(..) {
-            let Some(socket) = socket(&mut self.sockets, key) else { continue };
-            let mut output_handle = self.server.output_handle(key);
-            let actions = output_handle.actions();
-            let gathers = actions.run && output_handle.len() < WORTH_SENDING;
-            if bytes_left == 0 || (gathers && socket.sends_put_off < SENDS_PUT_OFF) {
-                socket.sends_put_off = socket.sends_put_off.saturating_add(1);
-                socket.queue(key, &mut self.ready);
-                continue;
-            }
-            socket.sends_put_off = 0;
-            let may_end = self.over.len() < self.over.capacity()
-                || headroom::leave(Headroom::Quarter, || self.over.try_reserve(1)).is_ok();
-            if !may_end {
-                // The next iteration closes some, and looks at this one again.
-                socket.queue(key, &mut self.ready);
-                continue;
-            }
-            let before = output_handle.len();
-            if let Err(error) = socket.send(&mut output_handle) {
-                self.over.push((key, Some(error)));
-                continue;
-            }
-            bytes_left = bytes_left.saturating_sub(before - output_handle.len());
-            let actions = output_handle.actions();
-            let may_stall = is_crowded && actions.write && !socket.is_stalled;
-            if may_stall
-                && headroom::leave(Headroom::Quarter, || self.stalled.try_reserve(1)).is_ok()
-            {
-                socket.is_stalled = true;
-                self.stalled.push(key);
-            }
-            let may_write = socket.is_writable && actions.write;
-            let may_read = socket.is_readable && actions.read;
-            if actions.close {
-                self.over.push((key, None));
-            } else if may_write || may_read || actions.run {
-                socket.queue(key, &mut self.ready);
-            }
+            self.flush_one(key, is_crowded, &mut bytes_left);
         }
         self.dirty = dirty;
         if !self.server.is_crowded() {
             self.wake_stalled();
         }
-        let mut over = std::mem::take(&mut self.over);
-        for (key, why) in over.drain(..) {
+        let mut closing = std::mem::take(&mut self.closing);
+        for (key, why) in closing.drain(..) {
             self.close(key, why.as_ref());
         }
-        self.over = over;
+        self.closing = closing;
     }
 
-    /// Memory for replies is not short any more: connections for which nothing was run meanwhile are
-    /// served again, some in each iteration. Some of them may have ended, or been served since.
+    /// Sends replies to one connection, unless it is worth waiting for more of them. Then enqueues the
+    /// connection if there is more to do.
+    fn flush_one(&mut self, key: ConnKey, is_crowded: bool, bytes_left: &mut usize) {
+        let Some(socket) = socket(&mut self.sockets, key) else { return };
+        let mut output = self.server.output_handle(key);
+        let gathers = output.actions().run && output.len() < WORTH_SENDING;
+        if *bytes_left == 0 || (gathers && socket.delayed_sends < MAX_DELAYED_SENDS) {
+            socket.delayed_sends = socket.delayed_sends.saturating_add(1);
+            return socket.queue(key, &mut self.ready);
+        }
+        socket.delayed_sends = 0;
+        let can_close = self.closing.len() < self.closing.capacity()
+            || headroom::leave(Headroom::Quarter, || self.closing.try_reserve(1)).is_ok();
+        if !can_close {
+            // There is room in the list in the next iteration.
+            return socket.queue(key, &mut self.ready);
+        }
+        let before = output.len();
+        if let Err(error) = socket.send(&mut output) {
+            return self.closing.push((key, Some(error)));
+        }
+        *bytes_left = bytes_left.saturating_sub(before - output.len());
+        let actions = output.actions();
+        let may_stall = is_crowded && actions.write && !socket.is_stalled;
+        if may_stall && headroom::leave(Headroom::Quarter, || self.stalled.try_reserve(1)).is_ok() {
+            socket.is_stalled = true;
+            self.stalled.push(key);
+        }
+        let may_write = socket.is_writable && actions.write;
+        let may_read = socket.is_readable && actions.read;
+        if actions.close {
+            self.closing.push((key, None));
+        } else if may_write || may_read || actions.run {
+            socket.queue(key, &mut self.ready);
+        }
+    }
+
+    /// Serves stalled connections again, some in each iteration, now that memory for replies is not
+    /// short. Some of them may have ended or been served since.
     fn wake_stalled(&mut self) {
         let first = self.stalled.len().saturating_sub(STALLED_PER_ITERATION);
         for key in self.stalled.drain(first..) {
@@ -556,33 +550,33 @@ impl EventLoop {
 }
 
 impl Socket {
-    /// The connection is to be served in the next turn.
+    /// Serves the connection in the next iteration.
     fn queue(&mut self, own_key: ConnKey, ready: &mut Vec<ConnKey>) {
         if !std::mem::replace(&mut self.is_queued, true) {
             ready.push(own_key);
         }
     }
 
-    /// Sends what the system takes at once.
-    fn send(&mut self, output_handle: &mut OutputHandle<'_>) -> io::Result<()> {
+    /// Writes what the kernel takes without waiting.
+    fn send(&mut self, output: &mut OutputHandle<'_>) -> io::Result<()> {
         if !self.is_writable {
             return Ok(());
         }
-        // Most replies are text alone: one slice, and not the time to clear many.
+        // Most replies are text alone: one slice is enough, and many would have to be cleared first.
         let (mut one, mut many);
-        let slices: &mut [IoSlice<'_>] = if output_handle.has_parts() {
+        let slices: &mut [IoSlice<'_>] = if output.has_parts() {
             many = [IoSlice::new(&[]); SLICES_PER_WRITE];
             &mut many
         } else {
             one = [IoSlice::new(&[])];
             &mut one
         };
-        let filled = output_handle.next_slices(slices);
+        let filled = output.next_slices(slices);
         if filled == 0 {
             return Ok(());
         }
         match self.stream.write(&slices[..filled]) {
-            Ok(count) => output_handle.sent(count),
+            Ok(count) => output.sent(count),
             Err(error) if error.kind() == ErrorKind::WouldBlock => self.is_writable = false,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
@@ -613,9 +607,9 @@ fn socket(sockets: &mut Slab<Option<Socket>>, key: ConnKey) -> Option<&mut Socke
 impl fmt::Display for RunError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            RunError::Wait(error) => write!(f, "cannot wait for events any more: {error}"),
+            RunError::Wait(error) => write!(f, "cannot wait for events: {error}; the server exits"),
             RunError::Binlog(failure) => {
-                write!(f, "{failure}; nothing more can be acknowledged, so the server ends")
+                write!(f, "{failure}; nothing more can be acknowledged, so the server exits")
             }
         }
     }

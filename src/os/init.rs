@@ -1,12 +1,12 @@
-//! What falls to the first process, that of a container or of a machine, beside its own work.
+//! The additional duties of a first process, in a container or on a machine.
 //!
-//! Orphans are its children, and it has to reap them. If it is that of a machine, nobody
-//! else is there: it brings up the network, loads modules of the kernel and mounts a disk, as
-//! the kernel's command line says, and when it ends it has to switch the machine off, as the
-//! kernel would panic otherwise. In a container all that has been done by others.
+//! A first process inherits orphans and has to reap them. The first process of a machine also sets the
+//! machine up, by the kernel's command line: it configures the network, loads kernel modules and
+//! mounts a disk. At its end it switches the machine off, as the kernel would panic otherwise. In a
+//! container the container manager does all of that.
 //!
-//! The kernel passes `NAME=value` of its command line on in the environment, as far as it knows no
-//! such name itself. These are known here:
+//! The kernel passes each `NAME=value` of its command line that it does not know to the environment.
+//! This module knows these:
 //!
 //! ```text
 //! modules=DIRECTORY
@@ -14,10 +14,10 @@
 //! mount=DEVICE:DIRECTORY:TYPE
 //! ```
 //!
-//! The second is the kernel's own form; a kernel that knows it does the work.
+//! The second one has the kernel's own format. A kernel that knows it configures the network itself.
 
 use super::sys::files;
-use super::sys::machine::{self, MachineEnd};
+use super::sys::machine::{self, Shutdown};
 use log::{info, warn};
 use std::fmt;
 use std::fs::{self, File};
@@ -26,7 +26,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A machine whose first process this is.
+/// The machine, if this is its first process.
 #[derive(Debug)]
 pub struct Machine {
     mounted: Option<Mount>,
@@ -34,22 +34,22 @@ pub struct Machine {
     power_buttons: Vec<File>,
 }
 
-/// Why the machine cannot be made ready.
+/// Why the machine cannot be set up.
 #[derive(Debug)]
 pub struct MachineError(String);
 
-/// What is said of the network on the command line of the kernel.
+/// The network configuration of the kernel's command line.
 #[derive(Debug, PartialEq, Eq)]
 struct Network {
     address: Ipv4Addr,
     netmask: Ipv4Addr,
     gateway: Option<Ipv4Addr>,
     hostname: Option<String>,
-    /// The first one that there is, if none is named.
+    /// `None` means the first one.
     interface: Option<String>,
 }
 
-/// A disk, and where it is to be found.
+/// A disk and its mount point.
 #[derive(Debug, PartialEq, Eq)]
 struct Mount {
     device: String,
@@ -59,63 +59,60 @@ struct Mount {
 
 const LOOPBACK: &str = "lo";
 
-/// The first process may open 4096 files; more than this the kernel allows to nobody.
+/// The kernel's maximum. The first process begins with a limit of 4096.
 const OPEN_FILES: u64 = 1 << 20;
 
-/// Devices may need a moment after their module was loaded: up to ten seconds.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
-const LOOKS: usize = 1000;
+/// After its module was loaded, a device may take up to ten seconds to appear.
+const WAIT_PAUSE: Duration = Duration::from_millis(10);
+const WAIT_ATTEMPTS: usize = 1000;
 
-/// Interfaces are numbered from 1 on. The first one after loopback is rarely beyond that.
+/// Interfaces with numbers from 1 to this are searched. The first one after loopback is rarely beyond.
 const INTERFACES: u32 = 64;
 
-/// The orphans that fall to this process, if it is the first, leave nothing behind.
+/// Reaps orphans, if this is a first process.
 pub fn reap_orphans() {
     if machine::is_first_process() {
-        machine::leave_orphans_to_the_kernel();
+        machine::ignore_child_status();
     }
 }
 
 impl Machine {
-    /// The machine of which this is the first process, if it is. From now on it ends with this
-    /// process: when that panics, too.
+    /// Returns the machine if this is its first process. From now on the machine shuts down with this
+    /// process, also after a panic.
     pub fn of_this_process() -> Option<Machine> {
-        if !machine::is_first_process() || is_in_a_container() || !machine::take_ctrl_alt_del() {
+        if !machine::is_first_process() || is_in_a_container() || !machine::catch_ctrl_alt_del() {
             return None;
         }
-        let tell = std::panic::take_hook();
+        let report = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
-            tell(panic);
-            machine::end_machine(MachineEnd::PowerOff)
+            report(panic);
+            machine::shut_down(Shutdown::PowerOff)
         }));
         Some(Machine { mounted: None, power_buttons: Vec::new() })
     }
 
-    /// Makes it ready to serve, as its command line says. `user` is whom the process is to become.
-    ///
-    /// # Errors
-    /// The command line cannot be followed.
+    /// Sets the machine up by the kernel's command line. `user` is the argument of `-u`.
     pub fn prepare(&mut self, user: Option<&str>) -> Result<(), MachineError> {
         if let Some(user) = user {
             let why =
-                "the first process of a machine has to stay root, or nobody could switch it off";
+                "the first process of a machine stays root, to switch the machine off at its end";
             return Err(MachineError(format!("-u {user}: {why}")));
         }
-        // All is read before anything is done.
-        let network = told("ip", Network::parse)?.flatten();
-        let mount = told("mount", Mount::parse)?;
+        // All variables are parsed before the first step.
+        let network = parse_variable("ip", Network::parse)?.flatten();
+        let mount = parse_variable("mount", Mount::parse)?;
         if let Err(error) = machine::mount_devices("/dev") {
-            warn!("/dev: cannot be mounted, so there are no disks: {error}");
+            warn!("cannot mount /dev: {error}; starting without disks");
         }
         if let Some(directory) = std::env::var_os("modules") {
             load_modules(Path::new(&directory)).map_err(|error| failed("modules", &error))?;
         }
         self.find_power_buttons();
         if let Err(error) = files::set_file_limit(OPEN_FILES) {
-            warn!("cannot raise the limit of open files: {error}");
+            warn!("cannot raise the limit of open files: {error}; keeping the present limit");
         }
         if let Err(error) = machine::bring_interface_up(LOOPBACK) {
-            warn!("{LOOPBACK}: cannot be brought up: {error}");
+            warn!("cannot bring up {LOOPBACK}: {error}; starting without it");
         }
         if let Some(network) = network {
             network.bring_up().map_err(|error| failed("ip", &error))?;
@@ -128,20 +125,20 @@ impl Machine {
         Ok(())
     }
 
-    /// Ends the machine.
-    pub fn end(self, end: MachineEnd) -> ! {
+    /// Shuts the machine down.
+    pub fn end(self, end: Shutdown) -> ! {
         let (own_kib, free_kib) = machine::memory_kib();
         info!("the server had up to {own_kib} KiB of memory, {free_kib} KiB are free");
         if let Some(mount) = &self.mounted
             && let Err(error) = machine::unmount(&mount.directory)
         {
-            // What was written is safe all the same.
-            warn!("{}: cannot be unmounted: {error}", mount.directory);
+            // Shutting down syncs the disk.
+            warn!("cannot unmount {}: {error}; shutting down", mount.directory);
         }
-        machine::end_machine(end)
+        machine::shut_down(end)
     }
 
-    /// The one of the machine is a keyboard with one key. Pressing it is to stop the server.
+    /// Makes power buttons stop the server. The kernel presents each as a keyboard with one key.
     fn find_power_buttons(&mut self) {
         let Ok(entries) = fs::read_dir("/dev/input") else { return };
         for path in entries.flatten().map(|entry| entry.path()) {
@@ -156,8 +153,8 @@ impl Machine {
     }
 }
 
-/// What the command line says of `name`, if it does.
-fn told<T>(
+/// Parses a variable of the command line, if it is set.
+fn parse_variable<T>(
     name: &str,
     parse: impl FnOnce(&str) -> Result<T, String>,
 ) -> Result<Option<T>, MachineError> {
@@ -165,22 +162,22 @@ fn told<T>(
     parse(&text.to_string_lossy()).map(Some).map_err(|why| failed(name, &why))
 }
 
-/// What the command line says of `name` cannot be followed.
+/// Returns the error of a variable of the command line.
 fn failed(name: &str, why: &dyn fmt::Display) -> MachineError {
     let text = std::env::var_os(name).unwrap_or_default();
     MachineError(format!("{name}={}: {why}", text.display()))
 }
 
-/// Whether others were here before, and gave this process a world of its own. Where it is not
-/// told, as on a machine where nobody has mounted anything, the kernel is to be asked; some
-/// containers end a process that asks.
+/// Returns whether this process has a PID namespace of its own. On a machine without /proc that is
+/// unknown, and `false`; the next system call that only the first process of a machine may make
+/// decides then. That call is not tried in a container, because some containers kill the process.
 fn is_in_a_container() -> bool {
-    const OF_THE_MACHINE: &str = "pid:[4026531836]";
-    fs::read_link("/proc/self/ns/pid").is_ok_and(|own| own != Path::new(OF_THE_MACHINE))
+    const INITIAL_NAMESPACE: &str = "pid:[4026531836]";
+    fs::read_link("/proc/self/ns/pid").is_ok_and(|own| own != Path::new(INITIAL_NAMESPACE))
 }
 
-/// Loads all modules of a directory, in the order of their names; those that lack another one
-/// are tried again when that may be there.
+/// Loads all modules of a directory, in the order of their names. Modules that need another one are
+/// tried again after the others.
 fn load_modules(directory: &Path) -> io::Result<()> {
     let mut waiting: Vec<PathBuf> = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -189,47 +186,47 @@ fn load_modules(directory: &Path) -> io::Result<()> {
     waiting.sort_unstable();
     loop {
         let count = waiting.len();
-        let mut lacking = Vec::new();
+        let mut incomplete = Vec::new();
         for path in waiting {
             let is_packed = path.extension().is_none_or(|extension| extension != "ko");
             match File::open(&path).and_then(|file| machine::load_module(&file, is_packed)) {
-                Ok(()) => info!("{} is loaded", path.display()),
-                Err(error) if error.kind() == ErrorKind::NotFound => lacking.push(path),
-                // Not every machine has what it is for.
-                Err(error) => warn!("{}: cannot be loaded: {error}", path.display()),
+                Ok(()) => info!("loaded {}", path.display()),
+                Err(error) if error.kind() == ErrorKind::NotFound => incomplete.push(path),
+                // The machine may lack the device of the module.
+                Err(error) => warn!("cannot load {}: {error}; skipping it", path.display()),
             }
         }
-        if lacking.len() == count {
-            for path in &lacking {
-                warn!("{}: cannot be loaded: it needs a module that is not there", path.display());
+        if incomplete.len() == count {
+            for path in &incomplete {
+                warn!("cannot load {}: it needs another module; skipping it", path.display());
             }
             return Ok(());
         }
-        waiting = lacking;
+        waiting = incomplete;
     }
 }
 
-/// Waits for what may need a moment.
+/// Calls `look` until it returns a value, for at most ten seconds.
 fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
-    for _ in 0..LOOKS {
+    for _ in 0..WAIT_ATTEMPTS {
         if let Some(found) = look() {
             return Some(found);
         }
-        std::thread::sleep(LOOK_AGAIN);
+        std::thread::sleep(WAIT_PAUSE);
     }
     None
 }
 
 impl Network {
-    /// Reads what the kernel calls `ip=`; nothing if there is to be no address.
+    /// Parses the kernel's `ip=`. Returns `None` if it sets no address.
     fn parse(text: &str) -> Result<Option<Network>, String> {
-        const MOST_FIELDS: usize = 10;
+        const MAX_FIELDS: usize = 10;
         let fields: Vec<&str> = text.split(':').collect();
         let field = |index: usize| fields.get(index).copied().filter(|field| !field.is_empty());
-        if fields.len() > MOST_FIELDS {
+        if fields.len() > MAX_FIELDS {
             return Err("too many fields: only IPv4 addresses are set".to_owned());
         }
-        // One word alone can say what the seventh field says.
+        // A single word may be the value of the seventh field.
         let autoconf = match fields[..] {
             [word] if word.parse::<Ipv4Addr>().is_err() => field(0),
             _ => field(6),
@@ -237,14 +234,14 @@ impl Network {
         match autoconf {
             None | Some("off" | "none") => {}
             Some("dhcp" | "bootp" | "rarp" | "both" | "any" | "on") => {
-                return Err("DHCP and its kin are not to be had: give an address, as in \
+                return Err("DHCP and BOOTP are not supported: give an address, as in \
                      ip=192.0.2.10::192.0.2.1:255.255.255.0"
                     .to_owned());
             }
             Some(other) if fields.len() == 1 => {
                 return Err(format!("{other}: not an IPv4 address"));
             }
-            Some(other) => return Err(format!("{other}: not known")),
+            Some(other) => return Err(format!("{other}: unknown")),
         }
         if field(2).is_none() && (field(0).is_none() || field(0) == autoconf) {
             return Ok(None);
@@ -254,7 +251,7 @@ impl Network {
                 |text: &str| text.parse().map_err(|_| format!("{text}: not an IPv4 {what}"));
             field(index).map(parse).transpose()
         };
-        let own = address(0, "address")?.ok_or("there is no address")?;
+        let own = address(0, "address")?.ok_or("no address")?;
         let netmask = address(3, "netmask")?.unwrap_or_else(|| netmask_of_class(own));
         if u32::from(netmask).leading_ones() + u32::from(netmask).trailing_zeros() != u32::BITS {
             return Err(format!("{netmask}: not an IPv4 netmask"));
@@ -278,7 +275,7 @@ impl Network {
         };
         let find = || (1..=INTERFACES).filter_map(machine::interface_name).find(is_wanted);
         let interface = wait_for(find).ok_or_else(|| {
-            io::Error::other("there is no such network interface: a module may be missing")
+            io::Error::other("no such network interface; a module may be missing")
         })?;
         machine::set_interface_address(&interface, self.address, self.netmask)?;
         machine::bring_interface_up(&interface)?;
@@ -290,7 +287,7 @@ impl Network {
     }
 }
 
-/// What was a matter of course before there were netmasks, and is the kernel's default.
+/// Returns the netmask of the address class, which is the kernel's default.
 fn netmask_of_class(address: Ipv4Addr) -> Ipv4Addr {
     match address.octets()[0] {
         0..128 => Ipv4Addr::new(255, 0, 0, 0),
@@ -319,7 +316,7 @@ impl Mount {
     fn mount(&self) -> io::Result<()> {
         fs::create_dir_all(&self.directory)?;
         wait_for(|| Path::new(&self.device).exists().then_some(()))
-            .ok_or_else(|| io::Error::other("there is no such device: a module may be missing"))?;
+            .ok_or_else(|| io::Error::other("no such device; a module may be missing"))?;
         machine::mount(&self.device, &self.directory, &self.kind)
     }
 }
@@ -335,11 +332,11 @@ mod tests {
     use super::*;
 
     fn network(text: &str) -> Network {
-        Network::parse(text).expect("it makes sense").expect("it has an address")
+        Network::parse(text).expect("it is valid").expect("it has an address")
     }
 
     #[test]
-    fn an_address_is_told_as_the_kernel_documents_it() {
+    fn an_address_has_the_format_of_the_kernel() {
         let all = network("192.0.2.10:192.0.2.9:192.0.2.1:255.255.255.128:jobs:eth1:off:192.0.2.2");
         let address = |last| Ipv4Addr::new(192, 0, 2, last);
         assert_eq!(
@@ -359,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_netmask_that_is_not_told_comes_from_the_class() {
+    fn the_default_netmask_comes_from_the_address_class() {
         for (address, netmask) in [
             ("10.0.0.1", "255.0.0.0"),
             ("127.0.0.1", "255.0.0.0"),
@@ -371,16 +368,16 @@ mod tests {
     }
 
     #[test]
-    fn no_address_is_wanted() {
+    fn off_and_none_set_no_address() {
         for text in ["", "off", "none", ":::::eth0:off", "::::::", ":::::eth0:none"] {
             assert_eq!(Network::parse(text), Ok(None), "{text}");
         }
     }
 
     #[test]
-    fn what_cannot_be_followed_is_told() {
+    fn invalid_variables_are_rejected() {
         for text in ["dhcp", "on", "any", "::::::dhcp", ":::::eth0:dhcp", "192.0.2.10::::::bootp"] {
-            let why = Network::parse(text).expect_err("nobody is asked");
+            let why = Network::parse(text).expect_err("it is not supported");
             assert!(why.contains("DHCP"), "{text}: {why}");
         }
         for (text, named) in [
@@ -389,11 +386,11 @@ mod tests {
             ("192.0.2.10::gw", "gw: not an IPv4 address of a gateway"),
             ("192.0.2.10:::24", "24: not an IPv4 netmask"),
             ("192.0.2.10:::255.0.255.0", "255.0.255.0: not an IPv4 netmask"),
-            ("192.0.2.10::::::auto", "auto: not known"),
-            ("::192.0.2.1", "there is no address"),
+            ("192.0.2.10::::::auto", "auto: unknown"),
+            ("::192.0.2.1", "no address"),
             ("[2001:db8::1]::[2001:db8::ff]:64::eth0:off", "too many fields"),
         ] {
-            let why = Network::parse(text).expect_err("it makes no sense");
+            let why = Network::parse(text).expect_err("it is invalid");
             assert!(why.contains(named), "{text}: {why}");
         }
     }
@@ -417,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_has_no_machine() {
+    fn a_test_is_no_first_process() {
         assert!(Machine::of_this_process().is_none());
     }
 }

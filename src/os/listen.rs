@@ -18,20 +18,20 @@ use std::path::{Path, PathBuf};
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// On all addresses of the machine, IPv4 and IPv6.
+    /// All addresses of the machine, IPv4 and IPv6.
     All,
-    /// On this address, or on all addresses that this name has.
+    /// This address, or all addresses of this name.
     Host(String),
-    /// At this path.
+    /// A Unix socket.
     Unix {
-        /// Where.
+        /// Its path.
         path: PathBuf,
-        /// The permission bits of the socket there, if they are not left to the umask.
+        /// Its permission bits; `None` leaves them to the umask.
         mode: Option<u32>,
     },
 }
 
-/// A socket on which clients connect.
+/// A listening socket.
 #[derive(Debug)]
 #[expect(missing_docs, reason = "each is named after its family")]
 pub enum Listener {
@@ -39,36 +39,33 @@ pub enum Listener {
     Unix(UnixListener),
 }
 
-/// Why there is no listening socket.
+/// Why listening fails.
 #[derive(Debug)]
 pub enum ListenError {
     /// The name has no address, or cannot be looked up.
     Resolve(String, io::Error),
     /// The service has no TCP port, or it cannot be looked up.
     Service(String, io::Error),
-    /// The socket cannot be made, or not be bound to this address.
+    /// The socket cannot be created, or cannot be bound to this address.
     Bind(String, io::Error),
-    /// Something that is no socket is in the way.
+    /// The path is that of another kind of file.
     NotASocket(PathBuf),
     /// Another server listens at this path.
     InUse(PathBuf),
-    /// It cannot be found out whether another server listens at this path.
+    /// Connecting to the path fails, so that a server may or may not listen there.
     Unknown(PathBuf, io::Error),
-    /// An inherited descriptor is not what it should be.
+    /// An inherited descriptor is no listening stream socket.
     Inherited(RawFd, io::Error),
     /// The inherited descriptors do not match the environment.
     Environment(InheritedError),
 }
 
-/// Thousands of clients may connect in the same moment: a connection that finds no place
-/// in the backlog tries again only a second later.
+/// Thousands of clients may connect at the same time. A client that finds the backlog full retries
+/// only after a second.
 const BACKLOG: i32 = 4096;
 
-/// Opens all sockets for `address`; `port` counts for TCP only, and 0 lets the kernel
-/// choose one. A Unix socket with a mode of its own is given to `user`, if there is one.
-///
-/// # Errors
-/// One of them cannot be opened.
+/// Opens all sockets for `address`. `port` is for TCP only, and 0 lets the kernel choose one. A Unix
+/// socket with a mode belongs to `user`, if there is one.
 pub fn open(
     address: &Address,
     port: u16,
@@ -81,7 +78,7 @@ pub fn open(
     }
 }
 
-/// One socket that serves IPv6 and IPv4, or IPv4 alone where the machine has no IPv6.
+/// Opens one socket for IPv6 and IPv4, or for IPv4 alone if the machine has no IPv6.
 fn open_all(port: u16) -> Result<Listener, ListenError> {
     let both = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
     match open_tcp(both) {
@@ -97,7 +94,7 @@ fn is_missing_family(error: &io::Error) -> bool {
 }
 
 fn open_host(host: &str, mut port: u16) -> Result<Vec<Listener>, ListenError> {
-    // Literals never ask the resolver, which needs files that a bare machine has not.
+    // A literal address needs no resolver, whose files a minimal machine may lack.
     let addresses = match host.parse() {
         Ok(address) => vec![SocketAddr::new(address, port)],
         Err(_) => resolve::addresses(host)
@@ -112,7 +109,7 @@ fn open_host(host: &str, mut port: u16) -> Result<Vec<Listener>, ListenError> {
                 port = listener.port().unwrap_or(port);
                 listeners.push(listener);
             }
-            // A machine without IPv6 may have a name with an IPv6 address all the same.
+            // A machine without IPv6 may have names with an IPv6 address.
             Err(ListenError::Bind(address, error)) if is_missing_family(&error) => {
                 not_here = Some(ListenError::Bind(address, error));
             }
@@ -140,8 +137,8 @@ fn open_tcp(address: SocketAddr) -> Result<Listener, ListenError> {
     open().map_err(|error| ListenError::Bind(address.to_string(), error))
 }
 
-/// Accepted sockets inherit these: replies are not held back, and clients whose machine
-/// has gone are noticed at last.
+/// Sets options that accepted sockets inherit: replies are not delayed, and connections whose other
+/// machine is gone end at last.
 fn prepare_tcp(socket: Socket) -> io::Result<TcpListener> {
     socket.set_tcp_nodelay(true)?;
     socket.set_keepalive(true)?;
@@ -162,14 +159,14 @@ fn open_unix(
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
         let address = SockAddr::unix(path)?;
         match mode {
-            // To bind and then change the mode would leave a moment in between, and the mode of
-            // the descriptor is not that of the file.
+            // Changing the mode after the bind would be too late for a moment, and the mode of the
+            // descriptor is not that of the file.
             Some(mode) => files::with_file_mode(mode, || socket.bind(&address))?,
             None => socket.bind(&address)?,
         }
-        // Until it is listened on nobody can connect, whosever it is.
+        // Before `listen` the kernel rejects all connections.
         if let (Some(_), Some(user)) = (mode, user) {
-            give_socket(path, user)?;
+            change_owner(path, user)?;
         }
         socket.listen(BACKLOG)?;
         socket.set_nonblocking(true)?;
@@ -178,10 +175,7 @@ fn open_unix(
     open().map_err(|error| ListenError::Bind(name(), error))
 }
 
-/// Checks that [`open`] takes no path from a server that listens there.
-///
-/// # Errors
-/// Another server listens there, or something other than a socket is in the way.
+/// Checks that no server listens at a path, and that [`open`] would replace nothing but a socket.
 pub fn check_unused(address: &Address) -> Result<(), ListenError> {
     match address {
         Address::Unix { path, .. } => has_stale_socket(path).map(|_| ()),
@@ -190,14 +184,14 @@ pub fn check_unused(address: &Address) -> Result<(), ListenError> {
 }
 
 /// Returns whether there is a socket at `path` on which no server listens: the kernel refuses to
-/// connect to it. A server that does not accept at present still listens, though its queue may be
+/// connect to it. A server that does not accept connections still listens, though its backlog may be
 /// full.
 fn has_stale_socket(path: &Path) -> Result<bool, ListenError> {
     match std::fs::metadata(path) {
         Ok(found) if !found.file_type().is_socket() => {
             return Err(ListenError::NotASocket(path.to_owned()));
         }
-        // Whatever else is wrong with the path, binding to it fails for that reason.
+        // If the path has another fault, binding to it fails for that reason.
         Err(_) => return Ok(false),
         Ok(_) => {}
     }
@@ -211,30 +205,27 @@ fn has_stale_socket(path: &Path) -> Result<bool, ListenError> {
         Err(error) => match error.raw_os_error() {
             Some(libc::ECONNREFUSED) => Ok(true),
             Some(libc::ENOENT) => Ok(false),
-            // The queue is full, or the socket is one of another type.
+            // The backlog is full, or the socket is one of another type.
             Some(libc::EAGAIN | libc::EPROTOTYPE) => Err(ListenError::InUse(path.to_owned())),
             _ => Err(ListenError::Unknown(path.to_owned(), error)),
         },
     }
 }
 
-/// Whoever may write to the directory could have put another file in the place of the socket: it
-/// is looked at first, and what was looked at is what changes hands.
-fn give_socket(path: &Path, to: Identity) -> io::Result<()> {
+/// Changes the owner of the socket at `path`. Another user who may write to the directory could have
+/// replaced it, so the file is opened and checked first, and the descriptor changes its owner.
+fn change_owner(path: &Path, to: Identity) -> io::Result<()> {
     let mut options = OpenOptions::new();
     let socket = options.read(true).custom_flags(libc::O_PATH | libc::O_NOFOLLOW).open(path)?;
     let found = socket.metadata()?;
     if !found.file_type().is_socket() || found.nlink() != 1 {
-        return Err(io::Error::other("another file has taken its place"));
+        return Err(io::Error::other("the file was replaced"));
     }
-    let given = user::give_file(&socket, to);
-    given.map_err(|error| io::Error::other(format!("it cannot be given to the user: {error}")))
+    let changed = user::change_owner(&socket, to);
+    changed.map_err(|error| io::Error::other(format!("cannot change its owner: {error}")))
 }
 
-/// Takes over sockets from a service manager.
-///
-/// # Errors
-/// One of them is not a listening stream socket, TCP or Unix.
+/// Adopts sockets from a service manager. Each must be a listening stream socket, TCP or Unix.
 pub fn adopt(descriptors: Vec<OwnedFd>) -> Result<Vec<Listener>, ListenError> {
     let adopt = |descriptor: OwnedFd| {
         let number = descriptor.as_raw_fd();
@@ -246,23 +237,20 @@ pub fn adopt(descriptors: Vec<OwnedFd>) -> Result<Vec<Listener>, ListenError> {
 fn adopt_one(socket: Socket) -> io::Result<Listener> {
     let address = socket.local_addr()?;
     if socket.r#type()? != Type::STREAM || !socket.is_listener()? {
-        return Err(io::Error::other("it is not a listening stream socket"));
+        return Err(io::Error::other("not a listening stream socket"));
     }
     if address.as_socket().is_some() {
         return prepare_tcp(socket).map(Listener::Tcp);
     }
     if address.domain() != Domain::UNIX {
-        return Err(io::Error::other("it is neither a TCP nor a Unix socket"));
+        return Err(io::Error::other("neither a TCP nor a Unix socket"));
     }
     socket.set_nonblocking(true)?;
     Ok(Listener::Unix(UnixListener::from_std(socket.into())))
 }
 
 impl Listener {
-    /// Takes the next client that has connected.
-    ///
-    /// # Errors
-    /// As the system says; `WouldBlock` when there is none.
+    /// Accepts the next connection; the error is `WouldBlock` if there is none.
     pub fn accept(&self) -> io::Result<Stream> {
         match self {
             Listener::Tcp(listener) => listener.accept().map(|(stream, _)| Stream::Tcp(stream)),
@@ -270,8 +258,8 @@ impl Listener {
         }
     }
 
-    /// Whether it is where [`open`] would listen for this address, as far as that can be told
-    /// without looking up a name.
+    /// Returns whether this is a socket that [`open`] would open for `address`. Host names are not
+    /// resolved, and match no address.
     pub fn is_at(&self, address: &Address, port: u16) -> bool {
         let own = self.to_string();
         match address {
@@ -283,10 +271,7 @@ impl Listener {
         }
     }
 
-    /// Another descriptor of the same socket.
-    ///
-    /// # Errors
-    /// As the system says.
+    /// Returns another descriptor of the same socket.
     pub fn try_clone_descriptor(&self) -> io::Result<OwnedFd> {
         match self {
             Listener::Tcp(listener) => listener.as_fd().try_clone_to_owned(),
@@ -311,7 +296,7 @@ impl AsRawFd for Listener {
     }
 }
 
-/// The address, as it would be given to a client.
+/// The address, as a client would name it.
 impl fmt::Display for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -373,7 +358,7 @@ mod tests {
     use socket2::SockRef;
 
     #[test]
-    fn replies_are_not_held_back_and_lost_clients_are_noticed() {
+    fn accepted_sockets_inherit_nodelay_and_keepalive() {
         let address = Address::Host("127.0.0.1".to_owned());
         let listeners = open(&address, 0, None).expect("a port is free");
         let port = listeners[0].port().expect("it is TCP");

@@ -85,7 +85,7 @@ impl MetricsServer {
     /// Serves each connection without waiting, and makes at most one slice of an answer.
     ///
     /// # Errors
-    /// The system returns no events any more.
+    /// Polling the sockets fails.
     pub fn turn(&mut self, state: ServerState<'_>, now: Nanos) -> io::Result<()> {
         self.poll_events()?;
         self.accept(state, now);

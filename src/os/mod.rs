@@ -1,5 +1,19 @@
-//! Everything that touches the operating system: sockets, signals, users, the clock. Nothing in here
+//! The operating system: sockets, files, signals, users, clock, and the event loop. No module here
 //! knows a command or a rule.
+//!
+//! | file | owns |
+//! |---|---|
+//! | [`event_loop`] | polls, and calls the engine: one iteration after the other |
+//! | [`acceptor`] | accepting connections, its back-off and the connection limit |
+//! | [`stream`] | the bytes of one connection |
+//! | [`listen`] | opening listening sockets |
+//! | [`metrics_server`] | HTTP connections for metrics |
+//! | [`notify`] | messages to the service manager |
+//! | [`monitor`] | the latter two, once per iteration |
+//! | [`disk`] | the directory of the binlog |
+//! | [`resolve`] | names of hosts, services and users |
+//! | [`init`] | the duties of a first process |
+//! | [`sys`] | system calls: all unsafe code |
 
 pub mod acceptor;
 pub mod disk;

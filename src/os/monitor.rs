@@ -1,5 +1,5 @@
-//! Those who want to know how the server does: a service manager, and visitors over HTTP. They are told
-//! between two turns of the loop, and nobody waits for them.
+//! Status reporting: notifies the service manager and serves metrics over HTTP, once per loop
+//! iteration and without waiting for either.
 
 use super::metrics_server::MetricsServer;
 use super::notify::Notifier;
@@ -11,37 +11,34 @@ use crate::engine::time::Nanos;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 
-/// All who want to know.
+/// The service manager and the metrics server, where there are any.
 #[derive(Debug)]
 pub struct Monitor {
     notifier: Notifier,
     metrics_server: Option<MetricsServer>,
-    /// Something has happened to visitors.
-    is_visited: bool,
-    /// How long the turns of the loop took; counted only for visitors.
+    /// The descriptor of the metrics server is readable.
+    is_readable: bool,
+    /// How long iterations of the loop took; counted only for metrics.
     iterations: Histogram,
 }
 
 impl Monitor {
-    /// A service manager, if there is one, and visitors, if they may come.
+    /// Creates the monitor of a server that is about to start.
     pub fn new(notifier: Notifier, metrics_server: Option<MetricsServer>) -> Monitor {
-        Monitor { notifier, metrics_server, is_visited: true, iterations: Histogram::default() }
+        Monitor { notifier, metrics_server, is_readable: true, iterations: Histogram::default() }
     }
 
-    /// The descriptor that becomes readable when something happens to visitors.
+    /// Returns the descriptor to poll, if metrics are served.
     pub fn descriptor(&self) -> Option<RawFd> {
         self.metrics_server.as_ref().map(AsRawFd::as_raw_fd)
     }
 
-    /// It has become readable.
+    /// The descriptor has become readable.
     pub fn on_readable(&mut self) {
-        self.is_visited = true;
+        self.is_readable = true;
     }
 
-    /// A file of the binlog is about to be read, before the first turn.
-    ///
-    /// # Errors
-    /// The system does not let visitors be looked after.
+    /// Reports that a file of the binlog is about to be read, before the first iteration.
     pub fn reading(&mut self, file: FileNumber, now: Nanos) -> io::Result<()> {
         self.notifier.reading(file, now);
         match &mut self.metrics_server {
@@ -50,38 +47,38 @@ impl Monitor {
         }
     }
 
-    /// A turn of the loop is over, which took until now: says what there is to say, and makes a
-    /// piece of an answer.
+    /// Reports the state after an iteration: notifies the service manager if that is due, and makes at
+    /// most one slice of a metrics page.
     ///
     /// # Errors
-    /// The system does not let visitors be looked after.
-    pub fn turn(&mut self, server: &Server, now: Nanos) -> io::Result<()> {
-        self.notifier.turn(now, || server.summary());
+    /// Polling the metrics connections fails.
+    pub fn update(&mut self, server: &Server, now: Nanos) -> io::Result<()> {
+        self.notifier.update(now, || server.summary());
         let Some(metrics_server) = &mut self.metrics_server else { return Ok(()) };
         let is_due = metrics_server.next_due().is_some_and(|due| due <= now);
-        if std::mem::take(&mut self.is_visited) || is_due {
+        if std::mem::take(&mut self.is_readable) || is_due {
             metrics_server.turn(ServerState::Serving(server, &self.iterations), now)?;
         }
         Ok(())
     }
 
-    /// Whether somebody wants to know how long turns take.
+    /// Returns whether [`Monitor::iteration_took`] is of use.
     pub fn counts_iterations(&self) -> bool {
         self.metrics_server.is_some()
     }
 
-    /// A turn took so long.
+    /// Counts an iteration that took `span`.
     pub fn iteration_took(&mut self, span: Nanos) {
         self.iterations.count(span);
     }
 
-    /// When there is something to do though nothing happens.
+    /// Returns when [`Monitor::update`] has something to do without an event.
     pub fn next_due(&self) -> Option<Nanos> {
         let metrics_server = self.metrics_server.as_ref().and_then(MetricsServer::next_due);
         self.notifier.next_due().into_iter().chain(metrics_server).min()
     }
 
-    /// The server stops.
+    /// Reports that the server stops.
     pub fn stopping(&mut self) {
         self.notifier.stopping();
     }

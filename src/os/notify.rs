@@ -1,9 +1,9 @@
-//! What a service manager is told: that the server is ready, how it does, that it is alive, that
-//! it stops. The protocol is that of `sd_notify(3)`: datagrams of `NAME=value` lines.
+//! Notifies the service manager, by the protocol of sd_notify(3): the server is ready, its status, the
+//! watchdog, the server stops. A message is a datagram of `NAME=value` lines.
 //!
-//! Nobody waits for the manager: what it has no room for is said later or not at all. What is to
-//! be said, and when, is decided in `NotifySchedule`, which knows no socket; without a manager there
-//! is nothing to say, and nobody is woken for it.
+//! The server never waits for the manager: a message that finds no room in the socket is sent later or
+//! not at all. `NotifySchedule` decides what is sent and when, and has no socket. Without a manager
+//! nothing is due.
 
 use crate::engine::binlog::disk::FileNumber;
 use crate::engine::protocol::stats::StatusLine;
@@ -16,144 +16,147 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
 
-/// The way to the service manager, if there is one.
+/// The connection to the service manager, if there is one.
 #[derive(Debug)]
 pub struct Notifier(Option<(NotifySocket, NotifySchedule)>);
 
-/// What is to be said, and when.
+/// The messages to send, and when.
 #[derive(Debug)]
 struct NotifySchedule {
-    /// How often to say that the loop turns, if anybody wants to hear it.
-    ping_every: Option<Nanos>,
-    /// When that was said last.
-    pinged_at: Nanos,
-    /// The manager has been told that the server is ready.
+    /// The interval of watchdog messages, if the manager has a watchdog.
+    ping_interval: Option<Nanos>,
+    /// When the last watchdog message was sent.
+    last_ping: Nanos,
+    /// The message that the server is ready has been sent.
     is_ready: bool,
-    /// How the server does.
-    present: StatusLine,
-    /// What was said of that.
-    told: Option<StatusLine>,
-    /// When the status may be said again.
+    /// The current status.
+    status: StatusLine,
+    /// The status that was sent last.
+    sent_status: Option<StatusLine>,
+    /// When the status may be sent again.
     status_from: Nanos,
-    /// When a message that found no room may be tried again.
+    /// When to retry a message that found no room.
     retry_at: Nanos,
-    /// When it may be said again which file of the binlog is read.
+    /// When the next file of the binlog may be reported.
     progress_from: Nanos,
 }
 
-/// The socket of the service manager, and ours.
+/// Our socket, and the address of the service manager.
 #[derive(Debug)]
 struct NotifySocket {
     socket: UnixDatagram,
     manager: SocketAddr,
-    /// It has heard something. Some listen until the server is ready, and no longer.
+    /// A message has been sent. Some managers read until the server is ready, and no longer.
     ever_sent: bool,
-    /// Once is enough to say that it does not hear.
-    has_complained: bool,
+    /// The failure has been logged.
+    has_warned: bool,
 }
 
-/// The status is no clock: so often a human can follow.
-const STATUS_EVERY: Nanos = Nanos::from_secs(3);
-/// When a full socket is tried again.
-const AGAIN: Nanos = Nanos::from_secs(1);
-/// While the binlog is read the manager is told so often, and asked for so much patience: a file
-/// takes less, and so does what comes after the last.
-const PROGRESS_EVERY: Nanos = Nanos::from_secs(5);
-const PATIENCE_US: u32 = 120_000_000;
-/// A watchdog of microseconds would keep the loop busy with nothing else.
-const SHORTEST_PING: Nanos = Nanos::from_millis(1);
+/// The status is for humans, so it changes at most this often.
+const STATUS_PAUSE: Nanos = Nanos::from_secs(3);
+/// When to write to a full socket again.
+const RETRY_AFTER: Nanos = Nanos::from_secs(1);
+/// While the binlog is read, progress is reported at this interval, and the manager is asked to wait
+/// this long for the next report. Reading one file takes less, and so do the steps after the last.
+const PROGRESS_PAUSE: Nanos = Nanos::from_secs(5);
+const START_TIMEOUT_US: u32 = 120_000_000;
+/// A shorter watchdog would keep the loop busy with messages.
+const MIN_PING_INTERVAL: Nanos = Nanos::from_millis(1);
 
 impl Notifier {
-    /// Finds the service manager by `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID`. Where it
-    /// cannot be reached this is logged, and the server does without.
+    /// Finds the service manager by `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID`. If the socket
+    /// cannot be used, a warning is logged and nothing is sent.
     pub fn from_environment(now: Nanos) -> Notifier {
         let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return Notifier(None) };
         match NotifySocket::to(&name) {
-            Ok(voice) => {
+            Ok(socket) => {
                 let watchdog = |name| std::env::var(name).ok();
-                let ping_every = ping_every(
+                let ping_interval = ping_interval(
                     watchdog("WATCHDOG_USEC"),
                     watchdog("WATCHDOG_PID"),
                     std::process::id(),
                 );
-                Notifier(Some((voice, NotifySchedule::new(ping_every, now))))
+                Notifier(Some((socket, NotifySchedule::new(ping_interval, now))))
             }
             Err(error) => {
-                warn!("NOTIFY_SOCKET={}: cannot be told anything: {error}", name.display());
+                warn!(
+                    "cannot notify the service manager: NOTIFY_SOCKET={}: {error}; sending nothing",
+                    name.display()
+                );
                 Notifier(None)
             }
         }
     }
 
-    /// A file of the binlog is about to be read, before the loop turns for the first time: all of
-    /// them are, and that can take minutes.
+    /// Reports that a file of the binlog is about to be read. That happens before the first iteration,
+    /// and all files together can take minutes.
     pub fn reading(&mut self, file: FileNumber, now: Nanos) {
-        let Some((voice, herald)) = &mut self.0 else { return };
-        if let Some(message) = herald.progress(file, now) {
-            voice.say(&message);
+        let Some((socket, schedule)) = &mut self.0 else { return };
+        if let Some(message) = schedule.progress(file, now) {
+            socket.send(&message);
         }
     }
 
-    /// The loop has turned, and accepts clients: says what there is to say. `summary` is asked
-    /// only if somebody wants to hear it.
-    pub fn turn(&mut self, now: Nanos, summary: impl FnOnce() -> StatusLine) {
-        let Some((voice, herald)) = &mut self.0 else { return };
-        herald.note(summary());
-        if let Some(message) = herald.message(now) {
-            let is_heard = voice.say(&message);
-            herald.said(now, is_heard);
+    /// Sends the messages that are due after an iteration. `summary` is called only if there is a
+    /// service manager.
+    pub fn update(&mut self, now: Nanos, summary: impl FnOnce() -> StatusLine) {
+        let Some((socket, schedule)) = &mut self.0 else { return };
+        schedule.note(summary());
+        if let Some(message) = schedule.message(now) {
+            let is_sent = socket.send(&message);
+            schedule.on_sent(now, is_sent);
         }
     }
 
-    /// When there will be something to say though nothing happens.
+    /// Returns when the next message is due without an event.
     pub fn next_due(&self) -> Option<Nanos> {
-        self.0.as_ref().and_then(|(_, herald)| herald.next_due())
+        self.0.as_ref().and_then(|(_, schedule)| schedule.next_due())
     }
 
-    /// The server stops.
+    /// Reports that the server stops.
     pub fn stopping(&mut self) {
-        if let Some((voice, _)) = &mut self.0 {
-            voice.say("STOPPING=1\nSTATUS=stopping");
+        if let Some((socket, _)) = &mut self.0 {
+            socket.send("STOPPING=1\nSTATUS=stopping");
         }
     }
 }
 
 impl NotifySchedule {
-    fn new(ping_every: Option<Nanos>, now: Nanos) -> NotifySchedule {
+    fn new(ping_interval: Option<Nanos>, now: Nanos) -> NotifySchedule {
         NotifySchedule {
-            ping_every,
-            pinged_at: now,
+            ping_interval,
+            last_ping: now,
             is_ready: false,
-            present: StatusLine::default(),
-            told: None,
+            status: StatusLine::default(),
+            sent_status: None,
             status_from: Nanos::ZERO,
             retry_at: Nanos::ZERO,
             progress_from: Nanos::ZERO,
         }
     }
 
-    /// What is to be said when this file of the binlog is about to be read.
+    /// Returns the message before this file of the binlog is read, if one is due.
     fn progress(&mut self, file: FileNumber, now: Nanos) -> Option<String> {
         if now < self.progress_from {
             return None;
         }
-        self.progress_from = now + PROGRESS_EVERY;
-        Some(format!("EXTEND_TIMEOUT_USEC={PATIENCE_US}\nSTATUS=reading binlog.{file}"))
+        self.progress_from = now + PROGRESS_PAUSE;
+        Some(format!("EXTEND_TIMEOUT_USEC={START_TIMEOUT_US}\nSTATUS=reading binlog.{file}"))
     }
 
     fn note(&mut self, summary: StatusLine) {
-        self.present = summary;
+        self.status = summary;
     }
 
     fn next_ping(&self) -> Option<Nanos> {
-        self.ping_every.map(|every| self.pinged_at + every)
+        self.ping_interval.map(|every| self.last_ping + every)
     }
 
     fn has_new_status(&self) -> bool {
-        self.told != Some(self.present)
+        self.sent_status != Some(self.status)
     }
 
-    /// The moment of the next message, as things are.
+    /// Returns when the next message is due if the status does not change.
     fn next_due(&self) -> Option<Nanos> {
         let ready = (!self.is_ready).then_some(Nanos::ZERO);
         let status = self.has_new_status().then_some(self.status_from);
@@ -161,16 +164,15 @@ impl NotifySchedule {
         Some(next.max(self.retry_at))
     }
 
-    /// What is to be said now.
+    /// Returns the message that is due now.
     fn message(&self, now: Nanos) -> Option<String> {
         self.next_due().filter(|&due| due <= now)?;
         let mut lines = Vec::new();
         if !self.is_ready {
             lines.push("READY=1".to_owned());
         }
-        // In company it costs nothing more.
         if self.has_new_status() && self.status_from <= now {
-            lines.push(format!("STATUS={}", self.present));
+            lines.push(format!("STATUS={}", self.status));
         }
         if self.next_ping().is_some_and(|due| due <= now) {
             lines.push("WATCHDOG=1".to_owned());
@@ -178,21 +180,21 @@ impl NotifySchedule {
         Some(lines.join("\n"))
     }
 
-    /// The message of this moment has been sent, or found no room.
-    fn said(&mut self, now: Nanos, is_heard: bool) {
-        if !is_heard {
-            self.retry_at = now + AGAIN;
+    /// Notes that the message that was due has been sent, or has found no room.
+    fn on_sent(&mut self, now: Nanos, is_sent: bool) {
+        if !is_sent {
+            self.retry_at = now + RETRY_AFTER;
             return;
         }
         self.is_ready = true;
         if self.status_from <= now {
             if self.has_new_status() {
-                self.status_from = now + STATUS_EVERY;
+                self.status_from = now + STATUS_PAUSE;
             }
-            self.told = Some(self.present);
+            self.sent_status = Some(self.status);
         }
         if self.next_ping().is_some_and(|due| due <= now) {
-            self.pinged_at = now;
+            self.last_ping = now;
         }
     }
 }
@@ -202,16 +204,16 @@ impl NotifySocket {
         let manager = match name.as_bytes() {
             [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest)?,
             [b'/', ..] => SocketAddr::from_pathname(Path::new(name))?,
-            _ => return Err(io::Error::other("it is neither a path nor an abstract name")),
+            _ => return Err(io::Error::other("neither a path nor an abstract name")),
         };
         let socket = UnixDatagram::unbound()?;
         socket.set_nonblocking(true)?;
-        Ok(NotifySocket { socket, manager, ever_sent: false, has_complained: false })
+        Ok(NotifySocket { socket, manager, ever_sent: false, has_warned: false })
     }
 
-    /// Sends a message; `false` if there is no room for it at present. What goes wrong
-    /// otherwise is told once, and is over: nobody listens.
-    fn say(&mut self, message: &str) -> bool {
+    /// Sends a message. Returns `false` if there is no room for it now. Another error is logged once,
+    /// and the message is dropped.
+    fn send(&mut self, message: &str) -> bool {
         loop {
             match self.socket.send_to_addr(message.as_bytes(), &self.manager) {
                 Ok(_) => {
@@ -220,13 +222,18 @@ impl NotifySocket {
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if is_full(&error) => {
-                    debug!("the service manager does not keep up");
+                    debug!(
+                        "cannot notify the service manager: its socket is full; retrying in 1 s"
+                    );
                     return false;
                 }
                 Err(error) => {
-                    if !std::mem::replace(&mut self.has_complained, true) {
+                    if !std::mem::replace(&mut self.has_warned, true) {
                         let level = if self.ever_sent { Level::Debug } else { Level::Warn };
-                        log!(level, "the service manager cannot be told anything: {error}");
+                        log!(
+                            level,
+                            "cannot notify the service manager: {error}; dropping the message"
+                        );
                     }
                     return true;
                 }
@@ -239,11 +246,11 @@ fn is_full(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM))
 }
 
-/// How often the watchdog of process `own_pid` is to be calmed: twice in its time.
-fn ping_every(micros: Option<String>, pid: Option<String>, own_pid: u32) -> Option<Nanos> {
+/// Returns the interval of watchdog messages for process `own_pid`: half of the watchdog's timeout.
+fn ping_interval(micros: Option<String>, pid: Option<String>, own_pid: u32) -> Option<Nanos> {
     let is_ours = pid.is_none_or(|pid| pid.parse() == Ok(own_pid));
     let micros = micros?.parse::<u64>().ok().filter(|&micros| is_ours && micros > 0)?;
-    Some(Nanos::from_nanos(micros.saturating_mul(1000) / 2).max(SHORTEST_PING))
+    Some(Nanos::from_nanos(micros.saturating_mul(1000) / 2).max(MIN_PING_INTERVAL))
 }
 
 #[cfg(test)]
@@ -260,103 +267,104 @@ mod tests {
         START + Nanos::from_millis(millis)
     }
 
-    /// What a manager hears who reads at once, in one turn of the loop.
-    fn turn(herald: &mut NotifySchedule, now: Nanos, summary: StatusLine) -> Option<String> {
-        herald.note(summary);
-        let message = herald.message(now);
+    /// Returns the message of one iteration, with a manager that reads at once.
+    fn update(schedule: &mut NotifySchedule, now: Nanos, summary: StatusLine) -> Option<String> {
+        schedule.note(summary);
+        let message = schedule.message(now);
         if message.is_some() {
-            herald.said(now, true);
+            schedule.on_sent(now, true);
         }
         message
     }
 
-    fn said(text: &str) -> Option<String> {
+    fn message(text: &str) -> Option<String> {
         Some(text.to_owned())
     }
 
     #[test]
-    fn while_the_binlog_is_read_patience_is_asked_for_now_and_then() {
-        let mut herald = NotifySchedule::new(None, START);
-        let told: Vec<Option<String>> = (0..11)
-            .map(|second| herald.progress(second, millis(u64::from(second) * 1000)))
+    fn progress_is_reported_every_five_seconds() {
+        let mut schedule = NotifySchedule::new(None, START);
+        let messages: Vec<Option<String>> = (0..11)
+            .map(|second| schedule.progress(second, millis(u64::from(second) * 1000)))
             .collect();
-        let heard: Vec<usize> = (0..11).filter(|&second| told[second].is_some()).collect();
-        assert_eq!(heard, [0, 5, 10]);
-        assert_eq!(told[5], said("EXTEND_TIMEOUT_USEC=120000000\nSTATUS=reading binlog.5"));
-        assert_eq!(herald.next_due(), Some(Nanos::ZERO), "readiness is still to be told");
+        let sent: Vec<usize> = (0..11).filter(|&second| messages[second].is_some()).collect();
+        assert_eq!(sent, [0, 5, 10]);
+        assert_eq!(messages[5], message("EXTEND_TIMEOUT_USEC=120000000\nSTATUS=reading binlog.5"));
+        assert_eq!(schedule.next_due(), Some(Nanos::ZERO), "READY is still due");
     }
 
     #[test]
-    fn readiness_is_told_first_and_once() {
-        let mut herald = NotifySchedule::new(None, START);
+    fn ready_is_sent_first_and_once() {
+        let mut schedule = NotifySchedule::new(None, START);
         assert_eq!(
-            turn(&mut herald, START, jobs(0)),
-            said("READY=1\nSTATUS=0 jobs, 0 connections")
+            update(&mut schedule, START, jobs(0)),
+            message("READY=1\nSTATUS=0 jobs, 0 connections")
         );
-        assert_eq!(turn(&mut herald, millis(60_000), jobs(0)), None);
-        assert_eq!(herald.next_due(), None, "nobody is woken for nothing");
+        assert_eq!(update(&mut schedule, millis(60_000), jobs(0)), None);
+        assert_eq!(schedule.next_due(), None, "nothing is due");
     }
 
     #[test]
-    fn the_status_is_told_when_it_has_changed_and_not_too_often() {
-        let mut herald = NotifySchedule::new(None, START);
-        turn(&mut herald, START, jobs(0));
-        assert_eq!(turn(&mut herald, millis(1), jobs(1)), None);
-        assert_eq!(turn(&mut herald, millis(2), jobs(2)), None);
-        assert_eq!(herald.next_due(), Some(START + STATUS_EVERY));
-        let at_last = said("STATUS=2 jobs (2 ready), 0 connections");
-        assert_eq!(turn(&mut herald, START + STATUS_EVERY, jobs(2)), at_last);
-        assert_eq!(herald.next_due(), None);
-        // After a long silence at once.
-        let at_once = said("STATUS=3 jobs (3 ready), 0 connections");
-        assert_eq!(turn(&mut herald, millis(60_000), jobs(3)), at_once);
-        // What has come and gone needs no words.
-        assert_eq!(turn(&mut herald, millis(60_001), jobs(4)), None);
-        assert_eq!(turn(&mut herald, millis(60_002), jobs(3)), None);
-        assert_eq!(herald.next_due(), None);
+    fn a_changed_status_is_sent_every_three_seconds_at_most() {
+        let mut schedule = NotifySchedule::new(None, START);
+        update(&mut schedule, START, jobs(0));
+        assert_eq!(update(&mut schedule, millis(1), jobs(1)), None);
+        assert_eq!(update(&mut schedule, millis(2), jobs(2)), None);
+        assert_eq!(schedule.next_due(), Some(START + STATUS_PAUSE));
+        let late = message("STATUS=2 jobs (2 ready), 0 connections");
+        assert_eq!(update(&mut schedule, START + STATUS_PAUSE, jobs(2)), late);
+        assert_eq!(schedule.next_due(), None);
+        // After a long pause it is sent at once.
+        let early = message("STATUS=3 jobs (3 ready), 0 connections");
+        assert_eq!(update(&mut schedule, millis(60_000), jobs(3)), early);
+        // A change that is undone before the pause ends is not sent.
+        assert_eq!(update(&mut schedule, millis(60_001), jobs(4)), None);
+        assert_eq!(update(&mut schedule, millis(60_002), jobs(3)), None);
+        assert_eq!(schedule.next_due(), None);
     }
 
     #[test]
-    fn the_watchdog_is_calmed_twice_in_its_time() {
-        let mut herald = NotifySchedule::new(ping_every(Some("2000000".into()), None, 1), START);
-        turn(&mut herald, START, jobs(0));
-        assert_eq!(herald.next_due(), Some(millis(1000)));
-        assert_eq!(turn(&mut herald, millis(999), jobs(0)), None);
-        assert_eq!(turn(&mut herald, millis(1003), jobs(0)), said("WATCHDOG=1"));
-        assert_eq!(herald.next_due(), Some(millis(2003)));
-        // A turn that came late, with news.
-        let both = said("STATUS=1 job (1 ready), 0 connections\nWATCHDOG=1");
-        assert_eq!(turn(&mut herald, millis(9000), jobs(1)), both);
-        assert_eq!(herald.next_due(), Some(millis(10_000)));
+    fn the_watchdog_gets_two_messages_in_its_timeout() {
+        let mut schedule =
+            NotifySchedule::new(ping_interval(Some("2000000".into()), None, 1), START);
+        update(&mut schedule, START, jobs(0));
+        assert_eq!(schedule.next_due(), Some(millis(1000)));
+        assert_eq!(update(&mut schedule, millis(999), jobs(0)), None);
+        assert_eq!(update(&mut schedule, millis(1003), jobs(0)), message("WATCHDOG=1"));
+        assert_eq!(schedule.next_due(), Some(millis(2003)));
+        // A late iteration, with a new status.
+        let both = message("STATUS=1 job (1 ready), 0 connections\nWATCHDOG=1");
+        assert_eq!(update(&mut schedule, millis(9000), jobs(1)), both);
+        assert_eq!(schedule.next_due(), Some(millis(10_000)));
     }
 
     #[test]
-    fn what_finds_no_room_is_said_later() {
-        let mut herald = NotifySchedule::new(Some(Nanos::from_millis(10)), START);
-        herald.note(jobs(0));
-        assert!(herald.message(START).is_some());
-        herald.said(START, false);
-        assert_eq!(herald.message(millis(999)), None);
-        assert_eq!(herald.next_due(), Some(START + AGAIN), "the loop does not spin");
-        let all = said("READY=1\nSTATUS=1 job (1 ready), 0 connections\nWATCHDOG=1");
-        assert_eq!(turn(&mut herald, START + AGAIN, jobs(1)), all);
-        assert_eq!(herald.next_due(), Some(millis(1010)));
+    fn a_message_that_finds_no_room_is_sent_later() {
+        let mut schedule = NotifySchedule::new(Some(Nanos::from_millis(10)), START);
+        schedule.note(jobs(0));
+        assert!(schedule.message(START).is_some());
+        schedule.on_sent(START, false);
+        assert_eq!(schedule.message(millis(999)), None);
+        assert_eq!(schedule.next_due(), Some(START + RETRY_AFTER), "the loop sleeps until then");
+        let all = message("READY=1\nSTATUS=1 job (1 ready), 0 connections\nWATCHDOG=1");
+        assert_eq!(update(&mut schedule, START + RETRY_AFTER, jobs(1)), all);
+        assert_eq!(schedule.next_due(), Some(millis(1010)));
     }
 
     #[test]
-    fn the_watchdog_of_another_process_is_left_alone() {
+    fn the_watchdog_of_another_process_gets_nothing() {
         let every = |micros: &str, pid: Option<&str>| {
-            ping_every(Some(micros.to_owned()), pid.map(str::to_owned), 7)
+            ping_interval(Some(micros.to_owned()), pid.map(str::to_owned), 7)
         };
         assert_eq!(every("30000000", None), Some(Nanos::from_secs(15)));
         assert_eq!(every("30000000", Some("7")), Some(Nanos::from_secs(15)));
-        assert_eq!(every("1", None), Some(SHORTEST_PING));
+        assert_eq!(every("1", None), Some(MIN_PING_INTERVAL));
         assert_eq!(every("30000000", Some("8")), None);
         assert_eq!(every("30000000", Some("")), None);
         for nothing in ["0", "", "-1", "soon"] {
             assert_eq!(every(nothing, None), None);
         }
-        assert_eq!(ping_every(None, None, 7), None);
+        assert_eq!(ping_interval(None, None, 7), None);
     }
 
     #[test]

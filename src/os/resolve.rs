@@ -1,10 +1,9 @@
-//! Names of hosts and services, and what a static binary does without the C library: it finds hosts
-//! and users in `/etc/hosts` and `/etc/passwd`, and nowhere else.
+//! Resolves names of hosts, services and users.
 //!
-//! The C library asks whatever `/etc/nsswitch.conf` names. One that is linked into the program
-//! loads shared libraries of the machine for that, which may be of another version than itself and
-//! are not there in an empty root, and it would be a tenth of the binary. What is not found is told
-//! with the file that was looked into. Nothing here knows what the names are for.
+//! A dynamic binary uses the C library, which follows `/etc/nsswitch.conf`. A static one reads
+//! `/etc/hosts` and `/etc/passwd`, and nothing else. A static C library would load shared libraries
+//! of the machine, which may have another version and are missing in an empty root, and it would be a
+//! tenth of the binary. Errors name the file that was searched.
 
 use super::sys::user::{self, Identity};
 use std::fs;
@@ -20,19 +19,16 @@ pub enum UserError {
     Database(io::Error),
 }
 
-/// Whether names are looked up here rather than by the C library.
-const ARE_IN_FILES_ONLY: bool = cfg!(target_feature = "crt-static");
+/// The names of hosts and users are read from files, without the C library.
+const FILES_ONLY: bool = cfg!(target_feature = "crt-static");
 
 const HOSTS: &str = "/etc/hosts";
 const USERS: &str = "/etc/passwd";
 const SERVICES: &str = "/etc/services";
 
-/// The addresses of a host, each once, with port 0.
-///
-/// # Errors
-/// There is no such name, or it cannot be looked up.
+/// Returns the addresses of a host, each once, with port 0; at least one.
 pub fn addresses(host: &str) -> io::Result<Vec<SocketAddr>> {
-    if ARE_IN_FILES_ONLY {
+    if FILES_ONLY {
         let found = addresses_in_file(host)?;
         return Ok(found.into_iter().map(|address| SocketAddr::new(address, 0)).collect());
     }
@@ -50,17 +46,13 @@ fn addresses_in_file(host: &str) -> io::Result<Vec<IpAddr>> {
     let text = read(HOSTS).map_err(|error| io::Error::other(format!("{error}; {REMEDY}")))?;
     let found = addresses_in(&text, host);
     if found.is_empty() {
-        let why =
-            format!("a static server looks into {HOSTS} only, which has no such name; {REMEDY}");
+        let why = format!("a static binary reads {HOSTS} only, which has no such name; {REMEDY}");
         return Err(io::Error::new(io::ErrorKind::NotFound, why));
     }
     Ok(found)
 }
 
-/// The TCP port of a service. It is looked up here whatever the C library is.
-///
-/// # Errors
-/// There is no such service, or the file cannot be read.
+/// Returns the TCP port of a service, from `/etc/services`, whatever the C library is.
 pub fn port(service: &str) -> io::Result<u16> {
     const REMEDY: &str = "give a number instead";
     let text = read(SERVICES).map_err(|error| io::Error::other(format!("{error}; {REMEDY}")))?;
@@ -76,7 +68,7 @@ pub fn user(text: &str) -> Result<Identity, UserError> {
     let (uid, gid) = text.split_once(':').unwrap_or((text, text));
     let found = match (uid.parse(), gid.parse()) {
         (Ok(uid), Ok(gid)) => Ok(Identity::new(uid, gid)),
-        _ if ARE_IN_FILES_ONLY => read(USERS).map(|users| user_in(&users, text)),
+        _ if FILES_ONLY => read(USERS).map(|users| user_in(&users, text)),
         _ => user::find_by_name(text),
     };
     found.map_err(UserError::Database)?.ok_or(UserError::Unknown)
@@ -88,7 +80,7 @@ fn read(path: &str) -> io::Result<String> {
     fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).map_err(named)
 }
 
-/// Lines of an address and its names, as in `hosts(5)`.
+/// Searches lines of an address and its names, as in hosts(5).
 fn addresses_in(text: &str, host: &str) -> Vec<IpAddr> {
     let mut found = Vec::new();
     for line in text.lines() {
@@ -102,7 +94,7 @@ fn addresses_in(text: &str, host: &str) -> Vec<IpAddr> {
     found
 }
 
-/// Lines of a name, a port with its protocol, and other names, as in `services(5)`.
+/// Searches lines of a name, a port with its protocol, and further names, as in services(5).
 fn port_in(text: &str, service: &str) -> Option<u16> {
     text.lines().find_map(|line| {
         let (line, _) = line.split_once('#').unwrap_or((line, ""));
@@ -113,7 +105,7 @@ fn port_in(text: &str, service: &str) -> Option<u16> {
     })
 }
 
-/// Lines of fields between colons, as in `passwd(5)`: name, password, user, group.
+/// Searches lines of name, password, user and group, separated by colons, as in passwd(5).
 fn user_in(text: &str, name: &str) -> Option<Identity> {
     text.lines().find_map(|line| {
         let mut fields = line.split(':');
@@ -145,8 +137,8 @@ mod tests {
         assert_eq!(found("localhost"), ["127.0.0.1", "::1"]);
         assert_eq!(found("HERE"), ["127.0.0.1", "192.0.2.1"]);
         assert_eq!(found("here.example.org"), ["192.0.2.1"]);
-        for nobody in ["there", "192.0.2.1", "nonsense", "local", ""] {
-            assert!(found(nobody).is_empty(), "{nobody}");
+        for unknown in ["there", "192.0.2.1", "nonsense", "local", ""] {
+            assert!(found(unknown).is_empty(), "{unknown}");
         }
     }
 
@@ -174,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_has_the_numbers_of_his_first_sound_line() {
+    fn a_user_has_the_numbers_of_its_first_valid_line() {
         let text = "root:x:0:0:root:/root:/bin/sh\n\
             mail:x:eight:8::/:\n\
             mail:x:8:12::/:\n\
@@ -198,11 +190,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn errors_name_the_file_and_the_remedy() {
         let error = read("/no/such/file").expect_err("it is not there");
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
         assert!(error.to_string().starts_with("/no/such/file: "), "{error}");
-        // No line can have a name with a blank in it.
+        // A name with a blank matches no line.
         let error = addresses_in_file("no such host").expect_err("it is nowhere");
         assert!(error.to_string().contains(HOSTS), "{error}");
         assert!(error.to_string().contains("give an address"), "{error}");

@@ -13,10 +13,7 @@ pub enum Stream {
 }
 
 impl Stream {
-    /// Reads what has arrived.
-    ///
-    /// # Errors
-    /// As the system says; `WouldBlock` when nothing has arrived.
+    /// Reads bytes that have arrived; the error is `WouldBlock` if there are none.
     pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
             Stream::Tcp(stream) => stream.read(buffer),
@@ -24,10 +21,7 @@ impl Stream {
         }
     }
 
-    /// Reads what has arrived into `slices`, one after the other.
-    ///
-    /// # Errors
-    /// As the system says; `WouldBlock` when nothing has arrived.
+    /// Reads bytes that have arrived into `slices`, one after the other.
     pub fn read_vectored(&mut self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         match self {
             Stream::Tcp(stream) => stream.read_vectored(slices),
@@ -35,10 +29,7 @@ impl Stream {
         }
     }
 
-    /// No more is sent.
-    ///
-    /// # Errors
-    /// As the system says.
+    /// Shuts the sending side down.
     pub fn end_output(&self) -> io::Result<()> {
         match self {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Write),
@@ -46,13 +37,10 @@ impl Stream {
         }
     }
 
-    /// Sends as much of `slices` as the system takes.
-    ///
-    /// # Errors
-    /// As the system says; `WouldBlock` when it takes nothing at present.
+    /// Writes as much of `slices` as the kernel takes; the error is `WouldBlock` if it takes nothing.
     pub fn write(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         match (self, slices) {
-            // One slice is by far the most frequent, and the plain call is cheaper.
+            // One slice is by far the most frequent case, and the plain call is cheaper.
             (Stream::Tcp(stream), [slice]) => stream.write(slice),
             (Stream::Unix(stream), [slice]) => stream.write(slice),
             (Stream::Tcp(stream), slices) => stream.write_vectored(slices),

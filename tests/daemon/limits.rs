@@ -123,7 +123,7 @@ fn accept_errors_of_one_connection_do_not_delay_the_next() {
 fn health_is_served_while_clients_have_all_descriptors() {
     let flags = ["--metrics", "127.0.0.1:0"];
     let (mut daemon, address) = Daemon::with_limit("-n 32", &flags);
-    let metrics = daemon.wait_for_value("telling metrics on ");
+    let metrics = daemon.wait_for_value("serving metrics on ");
     let metrics: SocketAddr = metrics.parse().unwrap();
     let _clients = connect_all(address, 64);
     daemon.wait_for_log(AT_LIMIT);

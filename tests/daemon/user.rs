@@ -45,7 +45,7 @@ fn groups_that_cannot_be_dropped_are_logged() {
     let privileges = [&AS_ANOTHER[..], &["--groups", "5,6"], &capabilities].concat();
     let Some(daemon) = start_with(&privileges, "12345:23456") else { return };
     assert_is_unprivileged(&daemon, "12345", "23456", "5 6");
-    assert!(daemon.stop().contains("-u 12345:23456: supplementary groups are kept"));
+    assert!(daemon.stop().contains("-u 12345:23456: cannot drop supplementary groups"));
 }
 
 #[test]

@@ -77,7 +77,7 @@ def server(program, directory, *flags, max_memory=1 << 28):
     process = Process(
         [program, "-V", "-l", "127.0.0.1", "-p", "0", "-b", directory, "-f", "50",
          "--metrics", "127.0.0.1:0", "--max-memory", str(max_memory), *flags],
-        [r"listening on (\S+)", r"telling metrics on (\S+)"])
+        [r"listening on (\S+)", r"serving metrics on (\S+)"])
     process.address, process.metrics = process.found
     try:
         yield process

@@ -1,4 +1,4 @@
-//! Clocks, and an alarm that goes on while the machine is suspended.
+//! Clocks, and an alarm that counts the time in which the machine is suspended.
 
 use super::check;
 use crate::engine::time::{ClockOffset, Nanos};
@@ -7,11 +7,11 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// A clock that shows the time of day as it was at the start plus what has passed since:
-/// moments compare across restarts, and setting the system's clock moves nothing.
+/// A clock that shows the time of day at the start plus the time that has passed since. Its times
+/// compare across restarts, and setting the system's clock does not change it.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
-    /// How far the time of day was ahead of [`monotonic`] at the start.
+    /// The time of day minus [`monotonic`], at the start.
     ahead: Nanos,
 }
 
@@ -21,31 +21,28 @@ impl Clock {
         Clock { ahead: nanos(time_of_day()).since(monotonic()) }
     }
 
-    /// The present moment; never before an earlier one.
+    /// Returns the current time, which never decreases.
     pub fn now(&self) -> Nanos {
         self.ahead + monotonic()
     }
 
-    /// What [`monotonic`] shows at a moment of this clock.
+    /// Converts a time of this clock to one of [`monotonic`].
     pub fn to_monotonic(self, moment: Nanos) -> Nanos {
         moment.since(self.ahead)
     }
 }
 
-/// A descriptor that becomes readable at a moment. The timeout of a poll stands still while the
-/// machine is suspended; this does not.
+/// A descriptor that becomes readable at a given time. It counts the time in which the machine is
+/// suspended, unlike the timeout of a poll.
 #[derive(Debug)]
 pub struct Alarm {
     timer: OwnedFd,
-    /// The moment, as [`monotonic`] shows it.
+    /// The time of [`monotonic`] at which it becomes readable.
     set_to: Nanos,
 }
 
 impl Alarm {
-    /// An alarm that is not set.
-    ///
-    /// # Errors
-    /// The kernel gives no timer.
+    /// Creates an alarm that is not set.
     pub fn new() -> io::Result<Alarm> {
         // SAFETY: plain numbers.
         let fd = unsafe {
@@ -56,8 +53,8 @@ impl Alarm {
         Ok(Alarm { timer: unsafe { OwnedFd::from_raw_fd(fd) }, set_to: Nanos::NEVER })
     }
 
-    /// Sets it to a moment of [`monotonic`], unless it goes off before that anyway: most calls
-    /// need no system call.
+    /// Sets the alarm to a time of [`monotonic`], unless it is already set to an earlier one: most
+    /// calls need no system call.
     pub fn set(&mut self, moment: Nanos) {
         if moment >= self.set_to {
             return;
@@ -67,9 +64,9 @@ impl Alarm {
         let mut at = libc::itimerspec { it_interval: never, it_value: never };
         let (secs, nanos) = (moment.whole_secs(), moment.as_nanos() % 1_000_000_000);
         at.it_value.tv_sec = secs.try_into().unwrap_or(libc::time_t::MAX);
-        at.it_value.tv_nsec = nanos.try_into().expect("it is less than a second");
-        // SAFETY: the descriptor is open, and the pointer is to a live value; the old setting is
-        // not asked for. If it fails, the timeout of the poll is what remains.
+        at.it_value.tv_nsec = nanos.try_into().expect("nanoseconds of a second fit");
+        // SAFETY: the descriptor is open, the first pointer is to a live value, and a null pointer
+        // means that the old setting is not returned. If the call fails, the poll still has a timeout.
         unsafe {
             libc::timerfd_settime(
                 self.timer.as_raw_fd(),
@@ -80,8 +77,8 @@ impl Alarm {
         }
     }
 
-    /// It has gone off.
-    pub fn went_off(&mut self) {
+    /// The descriptor has become readable: the alarm is not set any more.
+    pub fn on_readable(&mut self) {
         self.set_to = Nanos::NEVER;
     }
 }
@@ -92,9 +89,9 @@ impl AsRawFd for Alarm {
     }
 }
 
-/// What has passed since some moment before the start of the process, with the time in which the
-/// machine was suspended: delays and times to run go on meanwhile, as in C. `Instant` has it too, but
-/// tells it with so many checks that reading a command would take a tenth longer.
+/// Returns the time since some moment before the start of the process. It includes the time in which
+/// the machine was suspended, so that delays and TTRs go on meanwhile, as in C beanstalkd. `Instant`
+/// does not, and its checks would make reading a command take a tenth longer.
 pub fn monotonic() -> Nanos {
     let mut time = MaybeUninit::<libc::timespec>::zeroed();
     // SAFETY: the pointer is to a live value of the right type, for which zeros are valid.
@@ -102,19 +99,18 @@ pub fn monotonic() -> Nanos {
         libc::clock_gettime(libc::CLOCK_BOOTTIME, time.as_mut_ptr());
         time.assume_init()
     };
-    const BEFORE_THE_START: &str = "the monotonic clock is never negative";
-    let secs = u64::try_from(time.tv_sec).expect(BEFORE_THE_START);
-    let nanos = u64::try_from(time.tv_nsec).expect(BEFORE_THE_START);
+    const NOT_NEGATIVE: &str = "the monotonic clock is never negative";
+    let secs = u64::try_from(time.tv_sec).expect(NOT_NEGATIVE);
+    let nanos = u64::try_from(time.tv_nsec).expect(NOT_NEGATIVE);
     Nanos::from_nanos(secs * 1_000_000_000 + nanos)
 }
 
-/// How far the time of day is ahead of a [`Clock`] that shows `now`, because the system's clock was
-/// set.
-pub fn clock_offset(now: Nanos) -> ClockOffset {
+/// Returns the time of day minus `now`, the time of a [`Clock`]: not zero if the system's clock was set.
+pub fn offset(now: Nanos) -> ClockOffset {
     ClockOffset::between(now, nanos(time_of_day()))
 }
 
-/// The time of day as the system has it, since 1970.
+/// Returns the time of day of the system, since 1970.
 #[expect(clippy::disallowed_methods, reason = "the one place where clocks are read")]
 pub fn time_of_day() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()

@@ -1,16 +1,12 @@
-//! Files: locks, space on the disk, modes, and how many may be open.
+//! Files: locks, disk space, modes, and the limit of open files.
 
 use super::check;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// Locks the whole file against other processes that do the same, for as long as this process
-/// keeps it open; `false` when another one has it. As C beanstalkd does, so that the two keep
-/// out of each other's way.
-///
-/// # Errors
-/// The file cannot be locked.
+/// Locks the whole file for as long as this process has it open. Returns `false` if another process
+/// holds the lock. C beanstalkd takes the same lock, so the two exclude each other.
 #[expect(clippy::cast_possible_truncation, reason = "libc gives small constants a large type")]
 pub fn lock_file(file: &File) -> io::Result<bool> {
     let whole = libc::flock {
@@ -30,11 +26,8 @@ pub fn lock_file(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Sets space aside for `len` bytes of a file from `offset` on, and lengthens the file so that
-/// it has them; `false` when the file system has no means for that.
-///
-/// # Errors
-/// There is no space, or the file cannot be written to.
+/// Allocates disk space for `len` bytes of a file from `offset` on, and extends the file if it is
+/// shorter. Returns `false` if the file system does not support that.
 pub fn allocate(file: &File, offset: u64, len: u64) -> io::Result<bool> {
     let too_large = |_| io::Error::from_raw_os_error(libc::EFBIG);
     let offset = libc::off_t::try_from(offset).map_err(too_large)?;
@@ -52,8 +45,8 @@ pub fn allocate(file: &File, offset: u64, len: u64) -> io::Result<bool> {
     }
 }
 
-/// Lets the system begin to write that part of a file to the disk; it waits for none of it, but for
-/// its turn if very much is on the way. Errors are told by the sync that follows.
+/// Starts writing a part of a file to the disk, without waiting for the disk unless its request queue
+/// is full. The next sync returns the errors.
 pub fn begin_writing_out(file: &File, offset: u64, len: u64) {
     if let (Ok(offset), Ok(len)) = (offset.try_into(), len.try_into()) {
         // SAFETY: the descriptor is open; the rest are plain numbers.
@@ -63,9 +56,8 @@ pub fn begin_writing_out(file: &File, offset: u64, len: u64) {
     }
 }
 
-/// Lets `make` make files that nobody may do more with than `mode` says, from their first moment
-/// on, and as much as that. The mask is the process's, so no other thread may make files then:
-/// there is none.
+/// Runs `make`, whose files have the permissions `mode` from the moment they are created. The umask
+/// belongs to the process, and no other thread could create files meanwhile: there is none.
 pub fn with_file_mode<T>(mode: u32, make: impl FnOnce() -> T) -> T {
     const ALL: libc::mode_t = 0o777;
     // SAFETY: it cannot fail and touches no memory.
@@ -76,10 +68,7 @@ pub fn with_file_mode<T>(mode: u32, make: impl FnOnce() -> T) -> T {
     made
 }
 
-/// Raises the soft limit of open files to the hard one; says what it is now.
-///
-/// # Errors
-/// The kernel refuses.
+/// Raises the soft limit of open files to the hard limit, and returns it.
 pub fn raise_file_limit() -> io::Result<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the pointer is to a live `rlimit`.
@@ -92,32 +81,28 @@ pub fn raise_file_limit() -> io::Result<u64> {
     Ok(limit.rlim_cur)
 }
 
-/// Lets this process open so many files, if the kernel allows it to anybody.
-///
-/// # Errors
-/// Only a privileged process may, and never more than the kernel can hold.
+/// Sets both limits of open files. That needs privileges, and the kernel has a maximum.
 pub fn set_file_limit(files: u64) -> io::Result<()> {
     let limit = libc::rlimit { rlim_cur: files, rlim_max: files };
     // SAFETY: the pointer is to a live `rlimit`.
     check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })
 }
 
-/// Rust's runtime wants descriptors 0 to 2 open, so that no file gets one of these numbers, and
-/// ends the process without a word where one is closed and there is no `/dev/null`, as in an empty
-/// root. So they are opened before it looks.
+/// Opens descriptors 0 to 2 before Rust's runtime starts. The runtime opens closed ones too, but
+/// aborts without a message if there is no `/dev/null`, as in an empty root.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static BEFORE_THE_RUNTIME: extern "C" fn() = open_standard_descriptors;
 
 extern "C" fn open_standard_descriptors() {
     for fd in 0..=2 {
-        // SAFETY: asking is sound whatever the number, both paths are strings that end with a zero
-        // byte, and whoever comes first gets the lowest number that is free, which is this one.
+        // SAFETY: reading the flags is sound for every number, and both paths end with a zero byte. A
+        // new descriptor gets the lowest free number, which is this one.
         unsafe {
             if libc::fcntl(fd, libc::F_GETFD) < 0
                 && libc::open(c"/dev/null".as_ptr(), libc::O_RDWR) < 0
             {
-                // What is written there is refused, and nobody minds.
+                // Writing to a directory fails, and the runtime ignores that.
                 libc::open(c"/".as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY);
             }
         }

@@ -1,4 +1,5 @@
-//! The machine: its name, what this process uses of it, and what its first process asks of the kernel.
+//! The machine: its name, the resources that this process uses, and the system calls of the first
+//! process of a machine.
 
 use super::check;
 use crate::engine::protocol::stats::ProcessorTime;
@@ -9,10 +10,10 @@ use std::mem::MaybeUninit;
 use std::net::Ipv4Addr;
 use std::os::fd::AsRawFd;
 
-/// What uname tells.
+/// The names that `uname` returns.
 #[derive(Clone, Debug)]
 pub struct Uname {
-    /// The host's name.
+    /// The name of the host.
     pub hostname: String,
     /// The version of the operating system.
     pub version: String,
@@ -20,7 +21,7 @@ pub struct Uname {
     pub machine: String,
 }
 
-/// Asks the kernel who it is.
+/// Returns the names of host, system and machine.
 pub fn uname() -> Uname {
     let mut names = MaybeUninit::<libc::utsname>::zeroed();
     // SAFETY: the pointer is to a live `utsname`; all zeros is a valid one (empty strings).
@@ -39,10 +40,7 @@ pub fn uname() -> Uname {
     }
 }
 
-/// 16 hex digits that no other instance has.
-///
-/// # Errors
-/// The kernel gives no random bytes.
+/// Returns 16 random hex digits, which no other instance has.
 pub fn instance_id() -> io::Result<String> {
     let mut bytes = [0_u8; 8];
     // SAFETY: the pointer and the length are those of a live array.
@@ -53,7 +51,7 @@ pub fn instance_id() -> io::Result<String> {
     Ok(format!("{:016x}", u64::from_ne_bytes(bytes)))
 }
 
-/// How much processor time this process has had.
+/// Returns the processor time of this process.
 pub fn processor_time() -> ProcessorTime {
     let usage = usage();
     let micros = |time: libc::timeval| {
@@ -63,7 +61,7 @@ pub fn processor_time() -> ProcessorTime {
     ProcessorTime { user_us: micros(usage.ru_utime), system_us: micros(usage.ru_stime) }
 }
 
-/// What this process has used.
+/// Returns the resource usage of this process.
 fn usage() -> libc::rusage {
     let mut usage = MaybeUninit::zeroed();
     // SAFETY: the pointer is to a live `rusage`; all zeros is a valid one.
@@ -73,57 +71,55 @@ fn usage() -> libc::rusage {
     }
 }
 
-/// Whether this process is the first of its machine or container.
+/// Returns whether this process is the first one of its machine or container.
 pub fn is_first_process() -> bool {
     std::process::id() == 1
 }
 
-/// Lets the kernel reap the orphans that fall to the first process, so that they leave nothing
-/// behind, and takes away what has ended before.
-pub fn leave_orphans_to_the_kernel() {
-    // SAFETY: to ignore a signal runs no code, and nobody asks how a process has ended.
+/// Makes the kernel reap the orphans that the first process inherits, and reaps those that have ended.
+pub fn ignore_child_status() {
+    // SAFETY: ignoring a signal runs no code, and a null pointer means that no status is returned.
     unsafe {
         libc::signal(libc::SIGCHLD, libc::SIG_IGN);
         while libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) > 0 {}
     }
 }
 
-/// Has the kernel send SIGINT to the first process on Ctrl-Alt-Del, rather than restart the machine
-/// on the spot; `false` if that is not for this process to say. Only the first process of a machine
-/// may: that of a container is told that it makes no sense.
-pub fn take_ctrl_alt_del() -> bool {
+/// Makes the kernel send SIGINT to the first process on Ctrl-Alt-Del, instead of restarting the
+/// machine. Returns `false` if this process may not do that, as in a container.
+pub fn catch_ctrl_alt_del() -> bool {
     // SAFETY: this command only sets a flag.
     unsafe { libc::reboot(libc::RB_DISABLE_CAD) == 0 }
 }
 
-/// How a machine ends.
+/// The way to shut the machine down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MachineEnd {
-    /// The power is switched off.
+pub enum Shutdown {
+    /// Switch the power off.
     PowerOff,
-    /// It starts anew.
+    /// Boot again.
     Restart,
 }
 
-/// Ends the machine once the disks have what was written, and the console has what was told.
-pub fn end_machine(end: MachineEnd) -> ! {
+/// Shuts the machine down, after the disks and the console have everything that was written.
+pub fn shut_down(end: Shutdown) -> ! {
     let command = match end {
-        MachineEnd::PowerOff => libc::RB_POWER_OFF,
-        MachineEnd::Restart => libc::RB_AUTOBOOT,
+        Shutdown::PowerOff => libc::RB_POWER_OFF,
+        Shutdown::Restart => libc::RB_AUTOBOOT,
     };
-    // SAFETY: plain numbers; nothing of the process is needed any more.
+    // SAFETY: plain numbers; no code of the process runs after that.
     unsafe {
         libc::sync();
         libc::tcdrain(libc::STDERR_FILENO);
         libc::reboot(command);
     }
-    // The first process must not end, whatever the kernel thinks of that.
+    // The kernel panics if the first process ends, so it does not, even if the calls have failed.
     loop {
         std::thread::park();
     }
 }
 
-/// How many KiB of memory this process had at most, and how many of the machine's are free.
+/// Returns the peak memory of this process and the free memory of the machine, in KiB.
 pub fn memory_kib() -> (u64, u64) {
     let mut machine = MaybeUninit::<libc::sysinfo>::zeroed();
     // SAFETY: the pointer is to a live `sysinfo`; all zeros is a valid one.
@@ -135,11 +131,11 @@ pub fn memory_kib() -> (u64, u64) {
     (u64::try_from(usage().ru_maxrss).unwrap_or(0), free_bytes / 1024)
 }
 
-/// Loads a module of the kernel, which may have to unpack it first. What is loaded already may be
-/// asked for again.
+/// Loads a kernel module; the kernel unpacks it if `is_packed`. A module that is already loaded is no
+/// error.
 ///
 /// # Errors
-/// The kernel does not take it. The kind is `NotFound` when it lacks what another module has.
+/// The kind is `NotFound` if the module needs another one that is not loaded.
 pub fn load_module(file: &File, is_packed: bool) -> io::Result<()> {
     const UNPACK: libc::c_int = 4;
     let flags = if is_packed { UNPACK } else { 0 };
@@ -152,18 +148,12 @@ pub fn load_module(file: &File, is_packed: bool) -> io::Result<()> {
     })
 }
 
-/// Mounts a file system of kind `kind` from which no program and no device can be used.
-///
-/// # Errors
-/// The kernel refuses.
+/// Mounts a file system of type `kind`, without devices and without programs to run.
 pub fn mount(device: &str, directory: &str, kind: &str) -> io::Result<()> {
     mount_with(device, directory, kind, libc::MS_NODEV | libc::MS_NOATIME)
 }
 
-/// Mounts what the kernel knows of devices.
-///
-/// # Errors
-/// The kernel refuses, or knows no such thing.
+/// Mounts the kernel's directory of devices.
 pub fn mount_devices(directory: &str) -> io::Result<()> {
     mount_with("devtmpfs", directory, "devtmpfs", 0)
 }
@@ -172,42 +162,33 @@ fn mount_with(device: &str, directory: &str, kind: &str, flags: libc::c_ulong) -
     let (device, directory) = (CString::new(device)?, CString::new(directory)?);
     let kind = CString::new(kind)?;
     let flags = flags | libc::MS_NOSUID | libc::MS_NOEXEC;
-    // SAFETY: all pointers are to live strings, and no file system needs more data than none.
+    // SAFETY: all pointers are to live strings, and a null pointer means no further data.
     check(unsafe {
         libc::mount(device.as_ptr(), directory.as_ptr(), kind.as_ptr(), flags, std::ptr::null())
     })
 }
 
-/// Takes a file system off again.
-///
-/// # Errors
-/// Somebody uses it.
+/// Unmounts a file system. That fails while it is in use.
 pub fn unmount(directory: &str) -> io::Result<()> {
     let directory = CString::new(directory)?;
     // SAFETY: the pointer is to a live string.
     check(unsafe { libc::umount2(directory.as_ptr(), 0) })
 }
 
-/// What a device for input calls itself.
-///
-/// # Errors
-/// It is none.
+/// Returns the name of an input device.
 pub fn input_device_name(device: &File) -> io::Result<String> {
     const LEN: usize = 64;
-    /// `EVIOCGNAME(LEN)`: to read, so many bytes, of `E`, number 6.
+    /// `EVIOCGNAME(LEN)`: direction read, LEN bytes, type `E`, number 6.
     const GET_NAME: libc::Ioctl = (2 << 30) | ((LEN as libc::Ioctl) << 16) | (0x45 << 8) | 6;
-    // The kernel may leave no zero byte.
+    // The kernel may fill all LEN bytes, without a zero byte at the end.
     let mut name = [0_u8; LEN + 1];
-    // SAFETY: the pointer is to a live array that is longer than the call was told.
+    // SAFETY: the pointer is to a live array that is longer than LEN.
     check(unsafe { libc::ioctl(device.as_raw_fd(), GET_NAME, name.as_mut_ptr()) })?;
     let name = CStr::from_bytes_until_nul(&name).map_err(io::Error::other)?;
     Ok(name.to_string_lossy().into_owned())
 }
 
-/// Has the kernel send SIGTERM to this process when there is something to be read.
-///
-/// # Errors
-/// The kernel refuses.
+/// Makes the kernel send SIGTERM to this process when the device is readable.
 pub fn terminate_on_input(device: &File) -> io::Result<()> {
     const SET_SIGNAL: libc::c_int = 10;
     let fd = device.as_raw_fd();
@@ -219,19 +200,16 @@ pub fn terminate_on_input(device: &File) -> io::Result<()> {
     }
 }
 
-/// The name of the interface with this number, which count from 1.
+/// Returns the name of the network interface with this number; the first one is 1.
 pub fn interface_name(index: u32) -> Option<String> {
     let mut name = [0_u8; libc::IF_NAMESIZE];
-    // SAFETY: the pointer is to a live array of the size that this call wants.
+    // SAFETY: the pointer is to a live array of the size that this call needs.
     let found = unsafe { libc::if_indextoname(index, name.as_mut_ptr().cast()) };
     let name = CStr::from_bytes_until_nul(&name).ok().filter(|_| !found.is_null())?;
     Some(name.to_string_lossy().into_owned())
 }
 
-/// Gives an interface its IPv4 address.
-///
-/// # Errors
-/// There is no such interface, or the kernel refuses.
+/// Sets the IPv4 address of an interface.
 pub fn set_interface_address(
     interface: &str,
     address: Ipv4Addr,
@@ -246,27 +224,21 @@ pub fn set_interface_address(
     Ok(())
 }
 
-/// Lets packets through an interface.
-///
-/// # Errors
-/// There is no such interface, or the kernel refuses.
+/// Brings an interface up.
 pub fn bring_interface_up(interface: &str) -> io::Result<()> {
     let mut argument = interface_request(interface)?;
     // SAFETY: this request writes the flags of an `ifreq`, and the other one reads them.
     unsafe {
         control(libc::SIOCGIFFLAGS, &mut argument)?;
         const UP: libc::c_int = libc::IFF_UP | libc::IFF_RUNNING;
-        argument.ifr_ifru.ifru_flags |= libc::c_short::try_from(UP).expect("it is a small number");
+        argument.ifr_ifru.ifru_flags |= libc::c_short::try_from(UP).expect("it fits");
         control(libc::SIOCSIFFLAGS, &mut argument)
     }
 }
 
-/// Sends what is for no network of this machine to `gateway`.
-///
-/// # Errors
-/// It cannot be reached, or the kernel refuses.
+/// Adds the default route, through `gateway`.
 pub fn add_default_route(gateway: Ipv4Addr) -> io::Result<()> {
-    /// As the kernel has it, which is not the same in each C library.
+    /// The kernel's `rtentry`; C libraries declare it differently.
     #[repr(C)]
     struct Route {
         pad: libc::c_ulong,
@@ -296,23 +268,20 @@ pub fn add_default_route(gateway: Ipv4Addr) -> io::Result<()> {
         window: 0,
         round_trip: 0,
     };
-    // SAFETY: this request reads a route; that it has no name of a device is allowed.
+    // SAFETY: this request reads a route, whose device may be a null pointer.
     unsafe { control(libc::SIOCADDRT, &mut argument) }
 }
 
-/// Gives the machine a name.
-///
-/// # Errors
-/// It is too long, or the kernel refuses.
+/// Sets the host name.
 pub fn set_hostname(name: &str) -> io::Result<()> {
     // SAFETY: the pointer and the length are those of a live string.
     check(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) })
 }
 
 fn interface_request(interface: &str) -> io::Result<libc::ifreq> {
-    // SAFETY: for all fields zeros are valid.
+    // SAFETY: zeros are valid for all fields.
     let mut request: libc::ifreq = unsafe { MaybeUninit::zeroed().assume_init() };
-    // A zero byte must be left at the end.
+    // The name must end with a zero byte.
     if interface.len() >= request.ifr_name.len() {
         return Err(io::Error::from_raw_os_error(libc::ENODEV));
     }
@@ -323,22 +292,22 @@ fn interface_request(interface: &str) -> io::Result<libc::ifreq> {
 }
 
 fn socket_address(address: Ipv4Addr) -> libc::sockaddr {
-    let family = libc::sa_family_t::try_from(libc::AF_INET).expect("it is a small number");
+    let family = libc::sa_family_t::try_from(libc::AF_INET).expect("it fits");
     let mut socket_address = libc::sockaddr { sa_family: family, sa_data: [0; 14] };
-    // Behind the two bytes of the port.
+    // The first two bytes are the port.
     for (to, from) in socket_address.sa_data[2..].iter_mut().zip(address.octets()) {
         *to = libc::c_char::from_ne_bytes([from]);
     }
     socket_address
 }
 
-/// Makes a request to the network of the kernel.
+/// Sends a request to the kernel's network stack.
 ///
 /// # Safety
 /// The request reads and writes a `T`, or the beginning of one.
 unsafe fn control<T>(request: libc::c_ulong, argument: &mut T) -> io::Result<()> {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None)?;
-    let request = libc::Ioctl::try_from(request).expect("requests are small numbers");
+    let request = libc::Ioctl::try_from(request).expect("it fits");
     // SAFETY: the descriptor is open, and the pointer is to what the caller has promised.
     check(unsafe { libc::ioctl(socket.as_raw_fd(), request, std::ptr::from_mut(argument)) })
 }
@@ -348,7 +317,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn instances_have_names_of_their_own() {
+    fn each_instance_id_is_new() {
         assert!(!uname().hostname.is_empty());
         let id = instance_id().unwrap();
         assert!(id.len() == 16 && id.bytes().all(|digit| digit.is_ascii_hexdigit()));

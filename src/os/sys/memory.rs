@@ -1,21 +1,20 @@
-//! The allocator of the process: the system's, with memory kept back for when the system has none.
+//! The allocator of the process: the system's, with a reserve for when the system has no memory.
 //!
-//! Most of Rust's library ends the process when an allocation fails. So 4 MiB are kept back, in 32
-//! pieces of 128 KiB. When the system refuses an allocation, pieces are given up until it succeeds.
+//! Most of Rust's library aborts the process when an allocation fails. So 4 MiB are kept back, in 32
+//! pieces of 128 KiB. When the system refuses an allocation, pieces are released until it succeeds.
 //!
 //! An allocation whose failure is handled must leave a part of the pieces (`engine/headroom.rs`).
-//! If it is larger than the rest, it fails and no piece is given up. While fewer than a quarter of
-//! the pieces are held, it fails even if the system has memory: that is what was given up last, for
-//! an allocation that cannot fail.
+//! If it is larger than the rest, it fails and no piece is released. While fewer than a quarter of
+//! the pieces are held, it fails even if the system has memory: the last pieces were released for
+//! allocations that cannot fail.
 //!
-//! Before [`has_headroom`] returns `false` it tries to take pieces back. An attempt ends with the
-//! first piece that the system refuses. Attempts are made when 128 KiB have been freed since the
-//! last one, or 10 ms have passed, so that a flood of commands does not become a flood of system
-//! calls.
+//! [`has_headroom`] refills the reserve before it returns `false`. An attempt ends with the first
+//! piece that the system refuses. Attempts are made when 128 KiB have been freed since the last one,
+//! or 10 ms have passed, so that a flood of commands does not become a flood of system calls.
 //!
-//! A piece is address space that is never written to. It comes from the kernel or, where the kernel
-//! refuses, from free memory within the heap: under a limit of address space (`ulimit -v`) a
-//! drained backlog may leave its memory only there.
+//! A piece is address space that is never written to. It comes from the kernel or, if the kernel
+//! refuses, from free memory in the heap. Under a limit of address space (`ulimit -v`) a drained
+//! backlog may leave free memory only there.
 //!
 //! Every block is the system's own. In a program that does not call [`keep_headroom`] this is the
 //! system's allocator.
@@ -30,23 +29,23 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering:
 #[derive(Clone, Copy, Debug)]
 pub struct Allocator;
 
-static RESERVE: Reserve = Reserve::new();
+static RESERVE: MemoryReserve = MemoryReserve::new();
 
-/// Begins to keep memory back: all of it, or as much as the system has.
+/// Begins to keep memory back: the whole reserve, or as much as the system has.
 pub fn keep_headroom() {
     RESERVE.is_kept.store(true, Relaxed);
     RESERVE.refill();
 }
 
-/// Returns whether at least this part of the headroom is there, or could be taken back.
+/// Returns whether at least this part of the headroom is held, after an attempt to refill it.
 pub fn has_headroom(least: Headroom) -> bool {
     RESERVE.has(least)
 }
 
-/// From now on a block of memory of `bytes` bytes or more goes back to the system as soon as it
-/// is freed. Otherwise the allocator would keep the more of them the larger they once were.
-pub fn give_large_blocks_back(bytes: usize) {
-    // Other C libraries do so by themselves.
+/// Makes the C library return blocks of `bytes` bytes or more to the system as soon as they are freed.
+/// By default glibc raises that limit to the size of the largest block freed so far.
+pub fn return_large_blocks(bytes: usize) {
+    // Other C libraries return large blocks by default.
     #[cfg(not(target_env = "gnu"))]
     let _ = bytes;
     #[cfg(target_env = "gnu")]
@@ -54,16 +53,16 @@ pub fn give_large_blocks_back(bytes: usize) {
     unsafe {
         let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
         libc::mallopt(libc::M_MMAP_THRESHOLD, bytes);
-        // Beyond 65,536 such blocks it would keep all others.
+        // By default glibc maps at most 65,536 blocks, and takes further ones from the heap.
         libc::mallopt(libc::M_MMAP_MAX, libc::c_int::MAX);
     }
 }
 
-/// How many bytes of memory this process has; none where /proc is missing.
+/// Returns the resident memory of this process, or `None` if /proc is missing.
 pub fn resident_bytes() -> Option<u64> {
     let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
     let pages: u64 = statm.split(' ').nth(1)?.parse().ok()?;
-    // SAFETY: it only asks.
+    // SAFETY: plain numbers.
     let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     pages.checked_mul(u64::try_from(page_bytes).ok()?)
 }
@@ -87,24 +86,24 @@ const fn pieces(headroom: Headroom) -> usize {
     }
 }
 
-/// The memory that is held back.
-struct Reserve {
+/// The memory that is kept back.
+struct MemoryReserve {
     is_kept: AtomicBool,
-    /// How many pieces there are.
+    /// The number of pieces that are held.
     held: AtomicUsize,
-    /// From the kernel; null where there is none.
+    /// Pieces from the kernel, or null.
     mapped: [AtomicPtr<u8>; PIECES],
-    /// From the heap; null where there is none.
+    /// Pieces from the heap, or null.
     allocated: [AtomicPtr<u8>; PIECES],
-    /// How many bytes have been freed since the last attempt to take pieces back.
+    /// Bytes freed since the last attempt to refill.
     freed: AtomicUsize,
-    /// When that was, in nanoseconds.
+    /// The time of that attempt, in nanoseconds.
     tried_at: AtomicU64,
 }
 
-impl Reserve {
-    const fn new() -> Reserve {
-        Reserve {
+impl MemoryReserve {
+    const fn new() -> MemoryReserve {
+        MemoryReserve {
             is_kept: AtomicBool::new(false),
             held: AtomicUsize::new(0),
             mapped: [const { AtomicPtr::new(ptr::null_mut()) }; PIECES],
@@ -128,14 +127,14 @@ impl Reserve {
 
     // ---- Allocating ----
 
-    /// Allocates `bytes` bytes, and gives pieces up for that if it must.
+    /// Allocates `bytes` bytes, and releases pieces if the system refuses.
     #[inline]
     fn allocate(&self, bytes: usize, from_system: impl Fn() -> *mut u8) -> *mut u8 {
         if self.held() < pieces(Headroom::Quarter) && self.is_refused() {
             return ptr::null_mut();
         }
         let block = from_system();
-        if block.is_null() { self.allocate_from_pieces(bytes, from_system) } else { block }
+        if block.is_null() { self.allocate_after_release(bytes, from_system) } else { block }
     }
 
     /// Returns whether the present allocation is refused because too few pieces are held.
@@ -145,18 +144,18 @@ impl Reserve {
     }
 
     #[cold]
-    fn allocate_from_pieces(&self, bytes: usize, from_system: impl Fn() -> *mut u8) -> *mut u8 {
+    fn allocate_after_release(&self, bytes: usize, from_system: impl Fn() -> *mut u8) -> *mut u8 {
         let left = pieces(headroom::required());
         if bytes > self.held().saturating_sub(left) * PIECE_BYTES {
             return ptr::null_mut();
         }
-        while self.held() > left && self.give_up_one() {
+        while self.held() > left && self.release_one() {
             let block = from_system();
             if !block.is_null() {
                 return block;
             }
         }
-        // Without them the allocation failed as well.
+        // Releasing them did not help.
         self.refill();
         ptr::null_mut()
     }
@@ -180,7 +179,7 @@ impl Reserve {
         }
     }
 
-    /// Takes as many pieces as are missing and can be had.
+    /// Takes missing pieces until the system refuses.
     fn refill(&self) {
         self.freed.store(0, Relaxed);
         self.tried_at.store(monotonic().as_nanos(), Relaxed);
@@ -217,8 +216,8 @@ impl Reserve {
         is_kept
     }
 
-    /// Those from the heap go last: it is there that they are hard to find.
-    fn give_up_one(&self) -> bool {
+    /// Pieces from the heap are released last, because they are hard to find again.
+    fn release_one(&self) -> bool {
         if let Some(piece) = take_from(&self.mapped) {
             unmap(piece);
         } else if let Some(piece) = take_from(&self.allocated) {
@@ -231,16 +230,16 @@ impl Reserve {
     }
 }
 
-/// Keeps a piece where there is none; `false` if there is no such place.
-fn put_into(places: &[AtomicPtr<u8>], piece: *mut u8) -> bool {
-    let is_put = |place: &AtomicPtr<u8>| {
-        place.compare_exchange(ptr::null_mut(), piece, Relaxed, Relaxed).is_ok()
+/// Stores a piece in an empty slot. Returns `false` if there is none.
+fn put_into(slots: &[AtomicPtr<u8>], piece: *mut u8) -> bool {
+    let is_put = |slot: &AtomicPtr<u8>| {
+        slot.compare_exchange(ptr::null_mut(), piece, Relaxed, Relaxed).is_ok()
     };
-    places.iter().any(is_put)
+    slots.iter().any(is_put)
 }
 
-fn take_from(places: &[AtomicPtr<u8>]) -> Option<*mut u8> {
-    let mut pieces = places.iter().map(|place| place.swap(ptr::null_mut(), Relaxed));
+fn take_from(slots: &[AtomicPtr<u8>]) -> Option<*mut u8> {
+    let mut pieces = slots.iter().map(|slot| slot.swap(ptr::null_mut(), Relaxed));
     pieces.find(|piece| !piece.is_null())
 }
 
@@ -248,17 +247,17 @@ fn take_from(places: &[AtomicPtr<u8>]) -> Option<*mut u8> {
 // caller gives. A failed `realloc` leaves the block as it was, so it can be tried again.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller promises what this call asks for.
+        // SAFETY: the caller ensures what this call requires.
         RESERVE.allocate(layout.size(), || unsafe { System.alloc(layout) })
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller promises what this call asks for.
+        // SAFETY: the caller ensures what this call requires.
         RESERVE.allocate(layout.size(), || unsafe { System.alloc_zeroed(layout) })
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        // SAFETY: the caller promises what this call asks for.
+        // SAFETY: the caller ensures what this call requires.
         let moved = RESERVE.allocate(bytes, || unsafe { System.realloc(block, layout, bytes) });
         if !moved.is_null() {
             RESERVE.note_freed(layout.size().saturating_sub(bytes));
@@ -267,21 +266,19 @@ unsafe impl GlobalAlloc for Allocator {
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: the caller promises what this call asks for.
+        // SAFETY: the caller ensures what this call requires.
         unsafe { System.dealloc(block, layout) };
         RESERVE.note_freed(layout.size());
     }
 }
 
 fn unmap(piece: *mut u8) {
-    // SAFETY: it was mapped with this length, and the caller, which took it out of its place, has the
-    // only pointer to it.
+    // SAFETY: it was mapped with this length, and the caller has the only pointer to it.
     unsafe { libc::munmap(piece.cast(), PIECE_BYTES) };
 }
 
 fn free(piece: *mut u8) {
-    // SAFETY: it was allocated with this layout, and the caller, which took it out of its place, has
-    // the only pointer to it.
+    // SAFETY: it was allocated with this layout, and the caller has the only pointer to it.
     unsafe { System.dealloc(piece, PIECE) }
 }
 
@@ -291,9 +288,9 @@ mod tests {
     use crate::engine::headroom::leave;
     use std::cell::Cell;
 
-    fn kept() -> Reserve {
-        let reserve = Reserve::new();
-        assert!(reserve.has(Headroom::Whole), "nothing is refused where nothing is kept");
+    fn kept() -> MemoryReserve {
+        let reserve = MemoryReserve::new();
+        assert!(reserve.has(Headroom::Whole), "without a reserve nothing is refused");
         reserve.is_kept.store(true, Relaxed);
         reserve.refill();
         assert_eq!(reserve.held(), PIECES);
@@ -312,12 +309,12 @@ mod tests {
         }
     }
 
-    fn drop_pieces(reserve: &Reserve) {
-        while reserve.give_up_one() {}
+    fn drop_pieces(reserve: &MemoryReserve) {
+        while reserve.release_one() {}
     }
 
     #[test]
-    fn pieces_are_given_up_until_the_system_has_memory() {
+    fn pieces_are_released_until_the_system_has_memory() {
         let reserve = kept();
         assert!(!reserve.allocate(100, refusing(0)).is_null());
         assert_eq!(reserve.held(), PIECES);
@@ -328,14 +325,14 @@ mod tests {
     }
 
     #[test]
-    fn what_can_fail_leaves_its_part_to_the_rest() {
+    fn allocations_that_can_fail_leave_their_part() {
         let reserve = kept();
         let fails = |least| {
             leave(least, || reserve.allocate(100, refusing(PIECES - pieces(least) + 1)).is_null())
         };
         for least in [Headroom::Whole, Headroom::ThreeQuarters, Headroom::Half, Headroom::Quarter] {
             assert!(fails(least));
-            assert_eq!(reserve.held(), PIECES, "pieces of no use are taken back");
+            assert_eq!(reserve.held(), PIECES, "pieces that did not help are taken back");
             let times = PIECES - pieces(least);
             assert!(!leave(least, || reserve.allocate(100, refusing(times))).is_null());
             assert_eq!(reserve.held(), pieces(least));
@@ -345,11 +342,11 @@ mod tests {
     }
 
     #[test]
-    fn below_a_quarter_only_what_cannot_fail_gets_memory() {
+    fn below_a_quarter_only_allocations_that_cannot_fail_succeed() {
         let reserve = kept();
         assert!(!reserve.allocate(100, refusing(PIECES - 1)).is_null());
         assert_eq!(reserve.held(), 1);
-        // As if memory had been had in vain at this moment, and none been freed since.
+        // The last attempt to refill is recent, and nothing was freed since.
         reserve.tried_at.store(u64::MAX / 2, Relaxed);
         let has_memory =
             || leave(Headroom::Quarter, || !reserve.allocate(100, refusing(0)).is_null());
@@ -362,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_larger_than_the_headroom_is_refused_at_once() {
+    fn allocations_larger_than_the_headroom_fail_at_once() {
         let reserve = kept();
         let all = PIECES * PIECE_BYTES;
         assert!(reserve.allocate(all + 1, refusing(1)).is_null());

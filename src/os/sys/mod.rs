@@ -1,16 +1,15 @@
-//! Calls into libc that neither std nor the other packages offer, each with the reason why it is
-//! sound. All `unsafe` code of the project is in this folder. Nothing here knows what the server
-//! does.
+//! System calls that neither std nor the other packages offer, each with the reason why it is sound.
+//! All `unsafe` code of the project is in this folder. It imports nothing else of `os`.
 //!
 //! | file | owns |
 //! |---|---|
-//! | [`clock`] | the clock of the process, the time of day, the alarm |
-//! | [`files`] | locks, space on the disk, modes, descriptors |
-//! | [`machine`] | host name, processor time, and the calls of the first process of a machine |
-//! | [`memory`] | the allocator, with memory kept back for when the system has none |
+//! | [`clock`] | the clock of the process, the time of day, an alarm |
+//! | [`files`] | locks, disk space, modes, the limit of open files |
+//! | [`machine`] | names, processor time, and the calls of the first process of a machine |
+//! | [`memory`] | the allocator, with a reserve for when the system has no memory |
 //! | [`signals`] | signals as a descriptor |
-//! | [`sockets`] | sockets inherited from a service manager |
-//! | [`user`] | user, groups and capabilities of the process; owners of files |
+//! | [`sockets`] | sockets inherited from a service manager, readiness |
+//! | [`user`] | user, groups and capabilities of the process; the owner of a file |
 #![allow(unsafe_code, reason = "the one folder for it")]
 
 pub mod clock;

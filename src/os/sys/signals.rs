@@ -1,24 +1,24 @@
-//! Signals as a descriptor that becomes readable.
+//! Signals, read from a descriptor.
 
 use super::check;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// What a signal asks for.
+/// The meaning of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// To end.
+    /// Stop the server.
     Stop(Stop),
-    /// SIGUSR1: to refuse puts from now on.
+    /// SIGUSR1: reject puts from now on.
     Drain,
-    /// SIGUSR2: to take them again.
+    /// SIGUSR2: accept puts again.
     StopDraining,
-    /// SIGHUP: to open files anew, as some servers do.
+    /// SIGHUP: reopen files, as some servers do.
     Reopen,
 }
 
-/// The signals that end the process.
+/// The signals that stop the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
     /// SIGTERM.
@@ -27,22 +27,18 @@ pub enum Stop {
     Interrupt,
 }
 
-/// Signals as a descriptor that becomes readable.
+/// A descriptor that becomes readable when a signal has arrived.
 #[derive(Debug)]
 pub struct Signals(OwnedFd);
 
 impl Signals {
-    /// Takes the signals that the server knows out of their usual course. SIGPIPE is
-    /// ignored already: Rust's runtime does that before `main`. SIGINT stays ignored where it
-    /// was, so that a shell's background job outlives the Ctrl-C of another.
-    ///
-    /// # Errors
-    /// The kernel refuses.
+    /// Blocks the signals that the server handles, so that they arrive at the descriptor. Rust's
+    /// runtime ignores SIGPIPE before `main`. SIGINT stays ignored if it was, so that Ctrl-C does not
+    /// stop a background job of a shell.
     pub fn take() -> io::Result<Signals> {
         let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
-        // SAFETY: `sigemptyset` initialises the set, and only then is it read; the numbers
-        // are those of real signals, ignoring one runs no code, and -1 asks for a new
-        // descriptor.
+        // SAFETY: `sigemptyset` initialises the set before it is read. The numbers are those of real
+        // signals, ignoring one runs no code, and -1 means a new descriptor.
         let fd = unsafe {
             libc::sigemptyset(set.as_mut_ptr());
             libc::sigaddset(set.as_mut_ptr(), libc::SIGTERM);
@@ -53,16 +49,16 @@ impl Signals {
                 libc::sigaddset(set.as_mut_ptr(), libc::SIGINT);
             }
             check(libc::sigprocmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut()))?;
-            // A file that may not grow is an error of that write, not the end.
+            // A file that exceeds its size limit is then an error of the write.
             libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
             libc::signalfd(-1, set.as_ptr(), libc::SFD_NONBLOCK | libc::SFD_CLOEXEC)
         };
         check(fd)?;
-        // SAFETY: the descriptor was just made and nobody else knows it.
+        // SAFETY: the descriptor was just made and has no other owner.
         Ok(Signals(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// The signal that is to end the process and has arrived, if one has. It is not taken.
+    /// Returns a stop signal that has arrived, without consuming it.
     pub fn pending_stop(&self) -> Option<Stop> {
         let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
         // SAFETY: the pointer is to a live value.
@@ -75,12 +71,11 @@ impl Signals {
         signals.into_iter().find(|&(signal, _)| is_pending(signal)).map(|(_, stop)| stop)
     }
 
-    /// The next signal that has arrived.
+    /// Returns the next signal that has arrived.
     pub fn next(&self) -> Option<Signal> {
         let mut info = MaybeUninit::<libc::signalfd_siginfo>::zeroed();
         let size = size_of::<libc::signalfd_siginfo>();
-        // SAFETY: the pointer and the length are those of a live value, for which all
-        // bytes are valid.
+        // SAFETY: the pointer and the length are those of a live value, for which all bytes are valid.
         let (count, info) = unsafe {
             let count = libc::read(self.0.as_raw_fd(), info.as_mut_ptr().cast(), size);
             (count, info.assume_init())
@@ -101,8 +96,8 @@ impl Signals {
 
 fn is_ignored(signal: libc::c_int) -> bool {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: without a new action the present one is only written to the live value, for
-    // which all zeros are valid should that fail.
+    // SAFETY: a null pointer means no new action. The present one is written to a live value, for
+    // which zeros are valid if the call fails.
     let action = unsafe {
         libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr());
         action.assume_init()

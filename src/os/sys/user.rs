@@ -1,4 +1,4 @@
-//! The user of the process and of its files.
+//! The user of the process, and the owner of files.
 
 use super::check;
 use std::ffi::CString;
@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 
-/// A user and a group to become.
+/// A user and a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     uid: libc::uid_t,
@@ -51,16 +51,12 @@ pub fn find_by_name(name: &str) -> io::Result<Option<Identity>> {
     }
 }
 
-/// Becomes another user for good: supplementary groups, group and user, in this order, since
-/// the last step gives up the right to the first two. What privileges a process can have beside
-/// its user go as well: unless that is root, whose they are, it keeps no capabilities, however it
-/// came by them, and no program that it might run could have more rights than itself.
+/// Changes the user of the process for good: supplementary groups, group and user. The user comes
+/// last, because it has the right to change the groups. The process drops all capabilities unless the
+/// new user is root. It also sets `no_new_privs`, so that no program it starts has more rights.
 ///
-/// `false` when there are supplementary groups that may not be dropped: the process had the group
-/// already and has no right to change it, so whoever started it wants them.
-///
-/// # Errors
-/// The kernel refuses.
+/// Returns `false` if supplementary groups are kept: the process already had the group, and has no
+/// right to drop others.
 pub fn become_user(identity: Identity) -> io::Result<bool> {
     let Identity { uid, gid } = identity;
     // SAFETY: plain numbers; the list of groups has exactly one entry.
@@ -85,16 +81,16 @@ pub fn become_user(identity: Identity) -> io::Result<bool> {
     Ok(has_no_others)
 }
 
-/// Runs `something` with the user and group of `identity`, and then restores those of the process.
+/// Runs `action` with the user and group of `identity`, and then restores those of the process.
 ///
 /// # Errors
-/// The kernel refuses to change the user: `something` was not run, or the user was not restored.
-pub fn as_user<T>(identity: Identity, something: impl FnOnce() -> T) -> io::Result<T> {
+/// The user cannot be changed, and `action` was not run, or the user cannot be restored.
+pub fn as_user<T>(identity: Identity, action: impl FnOnce() -> T) -> io::Result<T> {
     const UNCHANGED: libc::uid_t = libc::uid_t::MAX;
-    // SAFETY: both only ask, and cannot fail.
+    // SAFETY: both return a number and cannot fail.
     let own = unsafe { Identity { uid: libc::geteuid(), gid: libc::getegid() } };
     let set_user = |uid| {
-        // SAFETY: plain numbers. That it is done for one thread is enough, as there is only one.
+        // SAFETY: plain numbers. Changing one thread is enough, as there is only one.
         check(unsafe { libc::setresuid(UNCHANGED, uid, UNCHANGED) })
     };
     let set_group = |gid| {
@@ -103,8 +99,8 @@ pub fn as_user<T>(identity: Identity, something: impl FnOnce() -> T) -> io::Resu
     };
     set_group(identity.gid)?;
     set_user(identity.uid)?;
-    let done = something();
-    // The user comes first: the right to change the group is root's.
+    let done = action();
+    // The user comes first, because only root may change the group.
     set_user(own.uid)?;
     set_group(own.gid)?;
     Ok(done)
@@ -115,42 +111,39 @@ fn supplementary_groups() -> io::Result<Vec<libc::gid_t>> {
     let count = unsafe { libc::getgroups(0, std::ptr::null_mut()) };
     check(count)?;
     let mut groups = vec![0; usize::try_from(count).unwrap_or(0)];
-    // SAFETY: the pointer is to so many live values; nobody else changes the groups meanwhile.
+    // SAFETY: the pointer is to `count` live values, and no other thread changes the groups.
     check(unsafe { libc::getgroups(count, groups.as_mut_ptr()) })?;
     Ok(groups)
 }
 
-/// The kernel drops them itself when root becomes another user, but not if it was told to keep
-/// them, and not when a user who is not root has them.
+/// Drops all capabilities. The kernel does that when root becomes another user, but not if `securebits`
+/// keep them, and not if another user than root has them.
 fn drop_capabilities() -> io::Result<()> {
     #[repr(C)]
     struct Header {
         version: u32,
         pid: libc::c_int,
     }
-    /// Effective, permitted and inheritable ones; of the latter two the ambient ones are a part.
+    /// Effective, permitted and inheritable capabilities. Ambient ones are a part of the latter two.
     type Sets = [u32; 3];
     const VERSION_3: u32 = 0x2008_0522;
     let header = Header { version: VERSION_3, pid: 0 };
-    // In this version there are 64 capabilities, in two halves.
+    // This version has 64 capabilities, in two halves.
     let none: [Sets; 2] = [[0; 3]; 2];
-    // SAFETY: both pointers are to live values of the form that this version has. That it is done
-    // for one thread is enough, as there is only one.
+    // SAFETY: both pointers are to live values with the layout of this version. Changing one thread is
+    // enough, as there is only one.
     check(unsafe { libc::syscall(libc::SYS_capset, &raw const header, none.as_ptr()) })
 }
 
-/// Gives a file to a user: its group too, unless the directory gave it another than that of this
-/// process.
-///
-/// # Errors
-/// The kernel refuses.
-pub fn give_file(file: &File, to: Identity) -> io::Result<()> {
-    // To the kernel this means "as it is".
+/// Changes the owner of a file. Its group changes too, unless it comes from the directory rather than
+/// from this process.
+pub fn change_owner(file: &File, to: Identity) -> io::Result<()> {
+    // The kernel leaves the group unchanged.
     const UNCHANGED: libc::gid_t = libc::gid_t::MAX;
-    // SAFETY: it only asks.
+    // SAFETY: it returns a number and cannot fail.
     let own_gid = unsafe { libc::getegid() };
     let gid = if file.metadata()?.gid() == own_gid { to.gid } else { UNCHANGED };
-    // SAFETY: the descriptor is open, and the path is an empty string, which stands for it.
+    // SAFETY: the descriptor is open, and the empty path means the descriptor itself.
     check(unsafe {
         libc::fchownat(file.as_raw_fd(), c"".as_ptr(), to.uid, gid, libc::AT_EMPTY_PATH)
     })
