@@ -12,15 +12,6 @@
 
 mod harness;
 
-use harness::{fake_disk, fixtures as made_up};
-
-/// The names that this test program uses.
-mod support {
-    pub use crate::harness::PATIENCE;
-    pub use crate::harness::process::{Daemon, c_beanstalkd};
-    pub use crate::harness::yaml::field;
-}
-
 #[allow(unreachable_pub, reason = "a part of this program only")]
 #[allow(clippy::wildcard_enum_match_arm, reason = "most matches look for one variant")]
 mod simulation {
@@ -100,7 +91,7 @@ fn a_seed_generates_one_history() {
 /// Replies that do not depend on time are those of C beanstalkd.
 #[test]
 fn c_beanstalkd_replies_alike() {
-    let Some(path) = support::c_beanstalkd() else {
+    let Some(path) = harness::process::c_beanstalkd() else {
         return eprintln!("SKIPPED: C beanstalkd is not installed: no replies are compared");
     };
     let seeds = number("C_SEEDS").unwrap_or(10);

@@ -4,7 +4,8 @@
 use super::driver::{Failure, Simulation};
 use super::event::{Event, Setup};
 use super::model::ClientNumber;
-use crate::support::{Daemon, PATIENCE};
+use crate::harness::PATIENCE;
+use crate::harness::process::Daemon;
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -14,8 +14,8 @@
 use super::event::{BinlogSetup, Crash, Event, Setup};
 use super::journal::{End, Journal};
 use super::model::{ClientNumber, Model, Options};
-use crate::fake_disk::FakeDisk;
-use crate::made_up;
+use crate::harness::fake_disk::FakeDisk;
+use crate::harness::fixtures;
 use beanstalkd::testing::ConnKey;
 use beanstalkd::testing::Syncing;
 use beanstalkd::testing::{ClockOffset, Nanos};
@@ -476,7 +476,7 @@ fn server(setup: &Setup, now: u64) -> Server {
         binlog_file_size: setup.binlog.map_or(0, |binlog| binlog.file_size),
         ..Settings::DEFAULT
     };
-    Server::new(settings, made_up::facts(nanos(now)), nanos(now))
+    Server::new(settings, fixtures::facts(nanos(now)), nanos(now))
 }
 
 fn syncing(setup: &Setup) -> Syncing {
