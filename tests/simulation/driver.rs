@@ -88,8 +88,9 @@ const START: u64 = 1_700_000_000_000_000_000;
 /// Timers after this time, a century later, are not waited for: times beyond them must fit in 64
 /// bits.
 const END_OF_TIME: u64 = START + 3_200_000_000_000_000_000;
-/// The engine is idle after at most this many iterations without events.
-const MAX_ITERATIONS_UNTIL_IDLE: usize = 2_000;
+/// The engine is idle after at most this many iterations without events: an iteration may run one
+/// command, and some thousands may have been sent.
+const MAX_ITERATIONS_UNTIL_IDLE: usize = 10_000;
 /// The server reads at most this many bytes of a connection in one iteration.
 const READ_LEN: usize = 16 * 1024;
 const SLICES_PER_WRITE: usize = 16;

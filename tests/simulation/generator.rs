@@ -200,7 +200,10 @@ impl Generator {
             _ => None,
         };
         let jobs = &simulation.model().jobs;
-        if let (Some(_), Some(longest)) = (limit, jobs.iter().max_by_key(|job| job.body.len())) {
+        let can_send = simulation.can_send(client) && simulation.unread(client) <= MAX_UNREAD;
+        if let (Some(_), Some(longest)) = (limit, jobs.iter().max_by_key(|job| job.body.len()))
+            && can_send
+        {
             let peek = format!("peek {}\r\n", longest.id);
             self.next =
                 Some(Event::Send(client, peek.repeat(self.random.usize(BURST)).into_bytes()));
