@@ -1,4 +1,4 @@
-//! What the compiler does not check: who may name whom, and that pages say what is so.
+//! Checks that the compiler does not make: layers of modules, and pages that agree with the code.
 
 use std::path::{Path, PathBuf};
 
@@ -183,7 +183,7 @@ fn every_file_opens_with_what_it_is_for() {
     }
 }
 
-/// Scripts say in their first comment what they are for.
+/// The first comment of a script is its purpose.
 #[test]
 fn every_script_opens_with_what_it_is_for() {
     let mut count = 0;

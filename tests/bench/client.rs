@@ -2,7 +2,7 @@
 //!
 //! A [`Pool`] keeps the connections; a [`Script`] makes their requests. It is a closed
 //! loop: a connection sends its next requests as soon as all replies to the last ones are
-//! in, with one write straight after the read. Beside the load a [`Probe`] may ask a cheap
+//! in, with one write straight after the read. During the load a [`Probe`] may send a cheap
 //! question every millisecond, on a connection of its own, and note how long it waited; and a
 //! [`Scraper`] may ask for metrics.
 //! This file knows nothing of scenarios, and of servers only their address.
@@ -45,7 +45,7 @@ pub type Outcome<T> = Result<T, TooSlow>;
 pub struct Limits {
     /// From now on scripts only end what they have begun.
     over_at: Instant,
-    /// Whoever has not ended by now is too slow.
+    /// A client that has not ended by now is too slow.
     deadline: Instant,
 }
 
@@ -160,7 +160,7 @@ impl Pool {
         Ok(run)
     }
 
-    /// Somebody asks for metrics there while the next runs last.
+    /// A client scrapes metrics there during the next runs.
     pub fn start_scraping(&mut self, address: SocketAddr) {
         let registry = self.poll.registry().try_clone().expect("the system has a descriptor");
         self.scraper = Some(Scraper::start(registry, SCRAPER, address));
@@ -402,9 +402,9 @@ struct Connection {
     stream: TcpStream,
     framing: Framing,
     output: Vec<u8>,
-    /// So much of the output has been written.
+    /// The bytes of the output that were written.
     written: usize,
-    /// So many replies are still to come.
+    /// The number of replies that are still to come.
     awaited: usize,
     asked_at: Instant,
     /// How long server and client had waited for a core by then.

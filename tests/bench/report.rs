@@ -85,7 +85,7 @@ fn heading(name: &str) -> String {
     name.replace("_per_", "/").replace('_', " ")
 }
 
-/// As many digits as anybody believes.
+/// As many digits as are significant.
 fn number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),

@@ -37,7 +37,7 @@ for target in $targets; do
 	*) longest=4096 ;;
 	esac
 	echo "$target: $seconds seconds"
-	# A record may say that it is a gigabyte long. Whoever believes it gets no such memory here.
+	# A record may claim a length of one gigabyte. The target must not allocate it.
 	if (
 		ulimit -v 1000000
 		exec nice "$home/build/$host/release/$target" -dict=tests/fuzz/dictionary.txt \

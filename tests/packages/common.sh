@@ -1,4 +1,4 @@
-# What the scripts beside this one share. To be sourced with the working directory at the root of
+# Functions of the scripts in this folder. Source it with the working directory at the root of
 # the project; makes $scratch, a directory that goes when the script ends, and ends by then whatever
 # was started through it.
 scratch=$(mktemp -d)
@@ -11,7 +11,7 @@ tidy_up() {
 }
 trap tidy_up EXIT
 trap 'exit 1' INT TERM HUP
-# Whoever becomes another user must get there.
+# A process that changes its user must have access.
 chmod 755 "$scratch"
 
 fail() {
@@ -80,7 +80,7 @@ work() {
 	python3 tests/packages/jobs.py - "127.0.0.1:$1" "${2:-try}"
 }
 
-# One whose port nobody has: free_port
+# A port that no process has: free_port
 free_port() {
 	python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
 }

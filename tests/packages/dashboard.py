@@ -25,7 +25,7 @@ def check(dashboard):
     for panel in everything:
         place, title = panel["gridPos"], panel["title"]
         if place["x"] + place["w"] > GRID_WIDTH:
-            fail(f"{title} is beside the grid")
+            fail(f"{title} is outside the grid")
         for x in range(place["x"], place["x"] + place["w"]):
             for y in range(place["y"], place["y"] + place["h"]):
                 if (x, y) in taken:
@@ -42,7 +42,7 @@ def check(dashboard):
             fail(f"{title} does not ask the source that was chosen")
         letters = [target["refId"] for target in panel["targets"]]
         if len(letters) != len(set(letters)) or panel["type"] not in KINDS:
-            fail(f"{title} is of a kind that nobody knows, or two queries have one letter")
+            fail(f"{title} has an unknown type, or two queries have one letter")
     rows = sum(panel["type"] == "row" for panel in everything)
     print(f"the dashboard has {len(everything) - rows} panels in {rows} rows, none upon another")
 

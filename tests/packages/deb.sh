@@ -140,7 +140,7 @@ wait_until() {
 	done
 }
 
-# Nobody is there to answer questions.
+# No terminal answers questions.
 apt_install() {
 	inside apt-get -y -q install "$@" >"$room/apt.log" 2>&1 </dev/null || { cat "$room/apt.log"; fail "apt-get install $*"; }
 }
@@ -207,7 +207,7 @@ try_without_systemd() {
 	step 'a wrong option: start fails, and the log says why'
 
 	inside cp /usr/share/beanstalkd/default /etc/default/beanstalkd
-	# There is no runlevel here, and so no start without somebody who allows it.
+	# There is no runlevel here, so a start must be allowed explicitly.
 	printf '#!/bin/sh\nexit 0\n' >"$place/machine/usr/sbin/policy-rc.d"
 	apt_install --allow-downgrades /packages/theirs.deb
 	is_theirs || fail 'the binary is not theirs'
@@ -332,7 +332,7 @@ try_options() {
 }
 
 try_socket() {
-	# As README.Debian says.
+	# As README.Debian describes.
 	inside systemctl stop beanstalkd
 	inside systemctl enable --quiet --now beanstalkd.socket
 	inside systemctl start beanstalkd

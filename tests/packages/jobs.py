@@ -83,7 +83,7 @@ class Client:
         return {key: value.strip('"') for key, value in pairs}
 
     def wait_for_end(self):
-        """Until the server closes the connection, but not for ever."""
+        """Reads until the server closes the connection, with a time limit."""
         self.socket.settimeout(2 * PATIENCE_S)
         try:
             return self.lines.read()
@@ -134,7 +134,7 @@ def put_all_kinds(client, manifest, bodies):
     held = client.put("held", 3, 0, 10_000, b"in the hands of a worker")
     client.must("RESERVED", f"reserve-job {held}")
     client.document(len(b"in the hands of a worker"))
-    # It is nobody's any more after the restart.
+    # No connection holds it after the restart.
     manifest.note(held, "held", "ready", 3, 0, 10_000, b"in the hands of a worker")
 
 

@@ -15,7 +15,7 @@ from prometheus import (Client, DASHBOARD, RULES, fail, get, is_closed, panels, 
     substituted, wait_for)
 
 TUBES = 10_000
-# What --metrics-tubes is where nothing else is said.
+# The default of --metrics-tubes.
 LIMIT = 1000
 
 
@@ -43,7 +43,7 @@ def main():
 
 
 def load(process):
-    """Jobs in every state, a tube that is paused, and a worker who waits. Returns who keeps it so."""
+    """Makes jobs in every state, a paused tube and a waiting worker. Returns their connections."""
     producer, worker, waiter = (Client(process.address) for _ in range(3))
     for command in ["use mail\n"] + 5 * ["put 5 0 60 5\nhello\n"] + [
             "put 5 3600 60 5\nhello\n", "use print\n", "put 5000 0 60 5\nhello\n",
@@ -54,7 +54,7 @@ def load(process):
         fail("the worker gets no job")
     waiter.say("watch rare\nignore default\n", 2)
     waiter.send("reserve\n")
-    # And somebody who is at work, so that all rates have something to tell.
+    # A client that works all the time, so that no rate is zero.
     keeper = threading.Thread(target=keep_busy, args=(process.address,), daemon=True)
     keeper.start()
     return producer, worker, waiter
@@ -74,7 +74,7 @@ def keep_busy(address):
 
 
 def make_tubes(process):
-    """Somebody who watches ten thousand tubes, a hundred at a time."""
+    """Connects a client that watches ten thousand tubes, a hundred at a time."""
     client = Client(process.address)
     for start in range(0, TUBES, 100):
         lines = [f"watch tube-{number}\n" for number in range(start, start + 100)]
@@ -83,7 +83,7 @@ def make_tubes(process):
 
 
 def check_page(process):
-    """promtool has nothing to say, neither of errors nor of style."""
+    """Checks that promtool reports neither errors nor warnings of style."""
     head, page = get(process.metrics, "/metrics", version="1.0").split("\r\n\r\n", 1)
     if not head.startswith("HTTP/1.1 200 "):
         fail(head)
@@ -96,7 +96,7 @@ def check_page(process):
 
 
 def check_http(process):
-    """Whoever asks for something else, or only half, is answered what he earns."""
+    """Checks the responses to other paths and methods, and to half a request."""
     def status(path, **how):
         head, body = get(process.metrics, path, **how).split("\r\n\r\n", 1)
         return int(head.split(" ")[1]), head, body
@@ -116,11 +116,11 @@ def check_http(process):
         if is_closed(half, 1) or not is_closed(half, 15):
             fail("half a request is not dropped, or too soon")
         print(f"half a request is dropped after {time.monotonic() - start:.1f} s")
-    print("GET and HEAD are answered, POST is told 405")
+    print("GET and HEAD are answered, POST gets 405")
 
 
 def check_scrapes(api, process, clients):
-    """Prometheus has what stats says."""
+    """Checks that Prometheus has the numbers of `stats`."""
     api.expect("sum(up)", 2)
     instance = f'instance="{process.metrics}"'
     for state, count in [("reserved", 1), ("delayed", 1), ("buried", 1)]:
@@ -135,7 +135,7 @@ def check_scrapes(api, process, clients):
 
 
 def check_many_tubes(api, usual, telling_all):
-    """With more tubes than are told one by one, and with all of them told, in chunks."""
+    """Checks pages with more tubes than the limit, and with all tubes, in chunks."""
     # default, mail, print, odd$name, rare and busy are there too.
     for process, told in (usual, LIMIT), (telling_all, TUBES + 6):
         instance = f'instance="{process.metrics}"'
@@ -143,7 +143,7 @@ def check_many_tubes(api, usual, telling_all):
         api.expect(f"beanstalkd_tubes{{{instance}}}", TUBES + 6)
         api.expect(f"beanstalkd_tubes_told_together{{{instance}}}", others)
         api.expect(f"count(beanstalkd_tube_watching{{{instance}}})", told + (others > 0))
-        # Each connection watches default, but the one who waits; and mail, rare and busy are watched.
+        # Each connection but the waiting one watches default; mail, rare and busy are watched too.
         watching = f"sum(beanstalkd_tube_watching{{{instance}}})"
         wait_for(f"{watching} is at least {TUBES + 6}",
                  lambda: (api.value(watching) or 0) >= TUBES + 6)
@@ -151,7 +151,7 @@ def check_many_tubes(api, usual, telling_all):
         longest = f"max_over_time(scrape_duration_seconds{{{instance}}}[1m])"
         wait_for(f"{longest} has a value", lambda: api.value(longest) is not None)
         seconds = api.value(longest) or 0
-        print(f"{TUBES + 6} tubes, {told} told one by one: up, scraped in {seconds * 1e3:.0f} ms")
+        print(f"{TUBES + 6} tubes, {told} on the page by name: up, scraped in {seconds * 1e3:.0f} ms")
     api.expect("sum(up)", 2)
 
 
@@ -205,7 +205,7 @@ def check_draining(api, process):
         if not get(process.metrics, "/healthz").startswith("HTTP/1.1 200 "):
             fail("who drains is not healthy")
         api.expect(f"beanstalkd_draining{{{instance}}}", draining)
-    print("while it drains, /readyz says 503, /healthz 200, and Prometheus knows")
+    print("in drain mode /readyz returns 503, /healthz 200, and Prometheus reports it")
 
 
 def check_slow_visitors(process):
@@ -243,14 +243,14 @@ def check_slow_visitors(process):
     for _ in range(4):
         start = time.monotonic()
         if not get(process.metrics, "/metrics").startswith("HTTP/1.1 200 "):
-            fail("a scrape beside slow visitors is not answered")
+            fail("a scrape next to slow connections is not answered")
         times.append(time.monotonic() - start)
     is_over.set()
     for visitor in visitors:
         visitor.join()
     if max(times) >= 10:
         fail(f"slow visitors keep a scraper out for {max(times):.1f} s")
-    print(f"beside 40 slow visitors, turned out {len(turned_out)} times, scrapes took "
+    print(f"next to 40 slow connections, {len(turned_out)} of them evicted, scrapes took "
           + ", ".join(f"{seconds:.1f}" for seconds in times) + " s")
 
 

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Proves that what --metrics tells is what Prometheus understands: a real Prometheus scrapes the
-# given server (promtool and prometheus come with Debian's package of that name), beside a load
-# and beside visitors who do not behave. Every expression of the dashboard is asked there, and the
+# Proves that Prometheus understands the page of --metrics: a real Prometheus scrapes the
+# given server (promtool and prometheus come with Debian's package of that name), during a load
+# and next to slow and silent connections. Every expression of the dashboard is asked there, and the
 # alerts are tried with made-up figures. All on loopback, a minute at most.
 set -eu
 server=$1

@@ -36,7 +36,7 @@ def second(start):
 
 
 def produce(address, tube, rate, start):
-    """Puts jobs with bodies of a kilobyte, so many a second, until the end."""
+    """Puts jobs with bodies of 1 kB at a given rate until the end."""
     client, body = Client(address), "x" * 1024
     client.say(f"use {tube}\n")
     done = 0
@@ -278,7 +278,7 @@ class Panel:
 
 
 def pieces(places, values):
-    """A line that is broken where nothing was told."""
+    """Draws a line with gaps where there are no samples."""
     data, last = "", None
     for (x, y), (at, _) in zip(places, values):
         data += f"{'M' if last is None or at - last > 1.5 * STEP_S else 'L'}{x} {y}"

@@ -29,12 +29,12 @@ def fail(what):
     raise SystemExit(f"FAILED: {what}")
 
 
-# So that what was started ends too when somebody ends the check.
+# So that child processes end too when the check is interrupted.
 signal.signal(signal.SIGTERM, lambda *_: fail("it took too long"))
 
 
 def wait_for(what, is_so, seconds=PATIENCE_S):
-    """Waits until something is so that comes with no event of its own; tells what it came to."""
+    """Polls until a condition without an event of its own holds. Returns its value."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         found = is_so()
@@ -73,7 +73,7 @@ class Process:
 
 @contextlib.contextmanager
 def server(program, directory, *flags, max_memory=1 << 28):
-    """Our server with a binlog; `address` is where it serves, `metrics` where it tells."""
+    """Our server with a binlog; `address` is for clients, `metrics` for Prometheus."""
     process = Process(
         [program, "-V", "-l", "127.0.0.1", "-p", "0", "-b", directory, "-f", "50",
          "--metrics", "127.0.0.1:0", "--max-memory", str(max_memory), *flags],
@@ -201,5 +201,5 @@ def substituted(expression, interval="15s", span="5m"):
                         ("$tube", ".+")]:
         expression = expression.replace(name, value)
     if "$" in expression:
-        fail(f"{expression} has a variable that nobody knows")
+        fail(f"{expression} has an unknown variable")
     return expression

@@ -8,7 +8,7 @@
 #   given by number, even with descriptors 0 to 2 closed;
 # - for addresses and numbers it opens no file but /proc/self/maps, where that is there;
 # - names are found where /etc/hosts and /etc/passwd are there, and what is missing is named;
-# - it idles within its limit. How long it takes to start is told beside the figures of C beanstalkd.
+# - it idles within its limit. The time that it takes to start is printed next to that of C beanstalkd.
 set -eu
 cd "$(dirname "$0")/../.."
 binary=$(realpath "$1")
@@ -141,7 +141,7 @@ figures() {
 	# shellcheck disable=SC2086
 	python3 tests/packages/measure.py $programs >"$scratch/figures"
 	cat "$scratch/figures"
-	# How long a start takes is told, and no more: others may be at work on this machine.
+	# The time of a start is printed, not checked: the machine may be busy.
 	idle_kib=$(awk 'NR == 1 { for (i = 1; i < NF; i++) if ($i == "idle-kib") print $(i + 1) }' "$scratch/figures")
 	[ "$idle_kib" -le "$most_rss_kib" ] || fail "it idles with more than $most_rss_kib KiB"
 }

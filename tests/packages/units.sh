@@ -26,7 +26,7 @@ grep -q "^ExecStart=$server " "$scratch/units/beanstalkd.service" || fail 'ExecS
 
 man=yes
 if ! command -v man >/dev/null; then man=no; fi
-# Its exit status tells nothing: what it says does.
+# Its exit status means nothing: its output is checked.
 verify() {
 	MANPATH="$scratch/man" systemd-analyze verify --man="$man" "$@" 2>&1
 }

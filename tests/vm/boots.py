@@ -25,7 +25,7 @@ ADDRESS = "ip=10.0.2.15::10.0.2.2:255.255.255.0:jobs:eth0:off"
 
 
 class Machine:
-    """A machine, from power on to power off. What it says on its console is in `log`."""
+    """A machine, from power on to power off. Its console output is in `log`."""
 
     def __init__(self, directory, words, flags, disk=None):
         qmp = os.path.join(directory, "qmp")
@@ -194,7 +194,7 @@ def serves(directory):
 
 
 def fill(client):
-    """Puts jobs until there is no memory, and sees that there is some again. Says how many."""
+    """Puts jobs until memory is full, then frees it. Returns the number of jobs."""
     body = b"x" * 60_000
     ids = []
     while (reply := client.put(body)).startswith(b"INSERTED "):
@@ -235,7 +235,7 @@ def remembers(directory):
 
 
 def complains(directory):
-    """What cannot be followed is told, and the machine switched off."""
+    """An option that cannot be obeyed is logged, and the machine powers off."""
     modules = "modules=/modules"
     for words, flags, told in [
         ([modules], ["--nosuch"], "unknown flag: --nosuch"),
@@ -252,7 +252,7 @@ def complains(directory):
         print(f"complains: {line}")
 
 
-# Whoever is told to end leaves no machine behind.
+# A signal that ends this script ends the machine too.
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 for boot in serves, remembers, complains:
     with tempfile.TemporaryDirectory() as directory:

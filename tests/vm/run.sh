@@ -1,6 +1,6 @@
 #!/bin/sh
 # Boots virtual machines whose only program is the given static server, as the first process, from
-# an initramfs with nothing else but modules of the kernel; boots.py tells what is proved.
+# an initramfs with nothing else but modules of the kernel; boots.py lists what is proved.
 #
 # Use: run.sh SERVER. The kernel is Debian's for clouds: the one that is installed, or one that is
 # downloaded as a package and unpacked to target/vm, where nothing of it runs. `MEMORY_MIB=n` gives

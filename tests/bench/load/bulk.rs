@@ -1,4 +1,4 @@
-//! Clients that have so much to do and do it at once, pipelined.
+//! Clients that send a given amount of commands at once, pipelined.
 
 use super::requests::{RESERVE, bury_all, delete_all, repeat, write_put};
 use crate::client::Script;
@@ -158,14 +158,14 @@ impl Script for Consume {
     }
 }
 
-/// Says each of these lines once, pipelined, or one after the other with a batch of one.
+/// Sends each of these lines once, pipelined, or one at a time with a batch of one.
 pub struct Say<Lines> {
     lines: Lines,
     batch: usize,
 }
 
 impl<Lines: Iterator<Item = String>> Say<Lines> {
-    /// So many lines at a time that the server always has something to do.
+    /// The lines in flight: enough that the server is never idle.
     pub fn pipelined(lines: impl IntoIterator<IntoIter = Lines>) -> Say<Lines> {
         Say { lines: lines.into_iter(), batch: BATCH }
     }

@@ -73,7 +73,7 @@ impl Script for HandOff {
         }
     }
 
-    /// Workers wait for ever.
+    /// Workers wait without a timeout.
     fn is_finished(&self, _: usize) -> bool {
         self.is_over && self.deleted == self.put_at.len()
     }

@@ -1,5 +1,5 @@
 //! Jobs on disk: what each promise about syncing costs, starting up, and space that is
-//! used again beside jobs that stay.
+//! used again next to jobs that stay.
 
 use super::{ROUND, Round, Scenario, Settings, Turns};
 use crate::client::{Limits, Outcome, Pool, Question};

@@ -9,7 +9,7 @@ pub fn all() -> Vec<Scenario> {
     vec![idle()]
 }
 
-/// So many that two servers at once would need more files than a client may open.
+/// Two servers at once would need more files than one client process may open.
 fn idle() -> Scenario {
     const IDLE: usize = 10_000;
     const ACTIVE: usize = 50;

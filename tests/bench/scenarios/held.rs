@@ -14,7 +14,7 @@ pub fn all() -> Vec<Scenario> {
     delete.chain(touch).collect()
 }
 
-/// Requests of a round: few beside the jobs held, so that these stay about as many.
+/// Requests of a round: few compared with the jobs held, so that their number hardly changes.
 const REQUESTS: usize = 300;
 
 fn one_of(verb: &'static str, held: usize) -> Scenario {

@@ -45,7 +45,7 @@ pub fn all() -> Vec<Scenario> {
 fn silent_ttr() -> Scenario {
     let what = "200 jobs whose workers are silent, ttr 1: how many come to a waiting worker \
                 within 2 ms of time";
-    // Each worker waits for itself: a connection, and what tells when it is ready.
+    // Each worker waits for itself: a connection, and a poll for its readiness.
     Scenario { open_files: 2 * WORKERS, ..once("silent-ttr", 1, what, silent) }
 }
 

@@ -1,4 +1,4 @@
-//! Jobs, tubes and clients come and go for a long time, beside a backlog that stays as large as
+//! Jobs, tubes and clients come and go for a long time, next to a backlog that stays as large as
 //! it is: memory and disk must stay as they are too.
 //!
 //! One thread speaks for all clients and keeps a list of the jobs, so that it knows what each
@@ -26,7 +26,7 @@ pub fn with_binlog(run: &Run) -> Outcome {
     Ok(churn(run, Some(directory.path())))
 }
 
-/// So many operations a second.
+/// Operations per second.
 const PACE: u32 = 2_000;
 const FILE_SIZE: u64 = 1 << 20;
 const LARGEST_BODY: f64 = 65_535.0;
@@ -395,7 +395,7 @@ impl Samples {
     /// the first is there to warm up. A leak of four bytes for each operation would show within
     /// an hour.
     fn check(&self, line: &mut String) {
-        /// Bodies that come and go leave holes of all sizes: so much is chance.
+        /// Bodies that come and go leave holes of all sizes: this much varies by chance.
         const MARGIN_KIB: u64 = 8 * 1024;
         let beyond = |sample: &Sample| sample.rss_kib.saturating_sub(sample.live_kib);
         let quarter = self.0.len() / 4;

@@ -157,7 +157,7 @@ pub fn storms(run: &Run) -> Outcome {
             })
             .collect();
         let steady = scope.spawn(|| storm.work_steadily());
-        // Whether or not they went well, the other one must not work for ever.
+        // In both cases the other thread must end.
         let outcomes: Vec<_> = storms.into_iter().map(thread::ScopedJoinHandle::join).collect();
         storm.is_over.store(true, Ordering::Relaxed);
         assert!(outcomes.iter().all(Result::is_ok), "a client of the storm was served badly");
@@ -204,7 +204,7 @@ impl Storm {
     }
 
     fn rage(&self, run: &Run, seed: u64) {
-        /// So many clients come before their jobs are taken out.
+        /// The number of clients that connect before their jobs are reserved.
         const SOME: usize = 200;
         let mut random = Rng::with_seed(seed);
         let mut worker = Client::connect(self.address);

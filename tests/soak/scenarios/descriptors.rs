@@ -44,7 +44,7 @@ pub fn run_out(run: &Run) -> Outcome {
     ))
 }
 
-/// Says how many were inside.
+/// Returns the number of open connections.
 fn fill_and_leave(run: &Run, daemon: &mut Daemon, address: SocketAddr, is_first: bool) -> usize {
     let mut clients: Vec<Client> =
         (0..run.size(100, 300)).map(|_| Client::connect(address)).collect();
@@ -59,7 +59,7 @@ fn fill_and_leave(run: &Run, daemon: &mut Daemon, address: SocketAddr, is_first:
     let mut inside: Vec<Client> = vec![first];
     assert_eq!(inside[0].reply().line, "USING default");
     let mut count = 0;
-    // Who is asked after the limit was reached knows how many there are.
+    // The server answers after the limit was reached, so the number is final.
     wait_until("the server is full", || {
         let before = std::mem::replace(&mut count, inside[0].stat("current-connections"));
         before == count

@@ -139,7 +139,7 @@ impl Shape {
 impl Filled {
     /// Sends puts, many at a time, until one is refused.
     fn put_until_refused(&mut self, mut next: impl FnMut(u64) -> Vec<u8>) {
-        /// So many of the smallest would fill far more than any limit here.
+        /// This number of the smallest bodies would exceed every limit here.
         const MOST: u64 = 10_000_000;
         for first in (0..MOST).step_by(100) {
             let numbers = first..first + 100;

@@ -101,7 +101,7 @@ enum Expected {
     Inserted,
 }
 
-/// So many jobs are asked for again and again.
+/// The number of jobs that are peeked again and again.
 const KNOWN: u64 = 40;
 
 /// One of them.

@@ -151,7 +151,7 @@ impl Job {
     }
 }
 
-/// Clients work while the server is stopped and goes on every moment.
+/// Clients work while the server is stopped and continued again and again.
 fn stop_often(daemon: &Daemon, address: SocketAddr, random: &mut Rng) -> usize {
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {

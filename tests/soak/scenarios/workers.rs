@@ -1,5 +1,5 @@
 //! Fifty workers that crash at any point, and producers that do: every job is accounted for. In
-//! the second scenario the server is killed too, again and again, and goes on with its binlog.
+//! the second scenario the server is killed too, again and again, and starts from its binlog.
 
 use super::ledger::{Holder, Ledger};
 use super::{Outcome, Run};
@@ -115,7 +115,7 @@ impl Field<'_> {
 
     /// Lets them play, and kills the server now and then if it has a binlog.
     fn watch_over(&self, mut random: Rng) {
-        /// In the short form it is over when so many jobs have been put.
+        /// The short form ends after this number of puts.
         const ENOUGH: u64 = 1_500;
         const KILLS: u64 = 3;
         let mut next_kill = Instant::now();
@@ -162,7 +162,7 @@ impl Field<'_> {
         let mut daemon = self.daemon.lock().expect("only this thread has it");
         daemon.kill();
         let path = self.directory.as_ref().map(|directory| directory.path().to_owned());
-        // Nobody may be served by a server that the ledger does not know.
+        // The ledger must know each server before it serves.
         let mut ledger = self.ledger();
         *daemon = start(&self.listener, path.as_ref(), ["0", "50", "1000"][random.usize(..3)]);
         ledger.begin_instance(daemon.id());
@@ -257,7 +257,7 @@ impl<'a> Player<'a> {
         Ok(Session { client, holder: Holder { instance, connection }, held: Vec::new() })
     }
 
-    /// Connects, does its work until it crashes, and begins anew.
+    /// Connects, works until it crashes, and starts again.
     fn live(mut self, work: fn(&mut Self, &mut Session) -> io::Result<()>) {
         while !self.field.is_over() {
             let outcome = self.connect().and_then(|mut session| {
