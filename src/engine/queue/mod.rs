@@ -924,7 +924,7 @@ impl Queue {
     /// Does the due work of the tubes or connections that `pop` returns.
     fn run_overdue(
         &mut self,
-        pop: fn(&mut Queue) -> Option<TimerOwner>,
+        pop: impl Fn(&mut Queue) -> Option<TimerOwner>,
         mut work_left: usize,
         now: Nanos,
     ) {
