@@ -641,6 +641,7 @@ impl OutputHandle<'_> {
 
     /// Removes the first `count` unsent bytes: the kernel has accepted them. The connection may be
     /// able to run commands again.
+    #[inline]
     pub fn sent(&mut self, count: usize) {
         let before = self.conn.output.text_len();
         self.conn.output.sent(count, self.pool, self.bodies);

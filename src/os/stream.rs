@@ -38,6 +38,7 @@ impl Stream {
     }
 
     /// Writes as much of `slices` as the kernel takes; the error is `WouldBlock` if it takes nothing.
+    #[inline]
     pub fn write(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         match (self, slices) {
             // One slice is by far the most frequent case, and the plain call is cheaper.

@@ -188,6 +188,7 @@ impl Output {
     }
 
     /// Removes the first `count` bytes, which were sent.
+    #[inline]
     pub fn sent(&mut self, count: usize, pool: &mut Pool, bodies: &mut Bodies) {
         match &mut self.0 {
             Some(pending) if count < pending[0].len() => pending[0].sent(count, bodies),
