@@ -11,13 +11,25 @@ fn read(path: impl AsRef<Path>) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-fn sources_in(directory: &str) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(root().join(directory)).expect("the directory is there");
-    let mut paths: Vec<PathBuf> =
-        entries.map(|entry| entry.expect("it can be read").path()).collect();
-    paths.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
+/// All Rust sources below a directory.
+fn sources_below(directory: &str) -> Vec<PathBuf> {
+    let mut directories = vec![root().join(directory)];
+    let mut paths = Vec::new();
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(&directory).expect("the directory is there") {
+            let path = entry.expect("it can be read").path();
+            if path.is_dir() {
+                // The build directory of the fuzz targets is below tests.
+                if !path.ends_with("target") {
+                    directories.push(path);
+                }
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                paths.push(path);
+            }
+        }
+    }
     paths.sort();
-    assert!(!paths.is_empty(), "no sources in {directory}");
+    assert!(paths.len() > 40, "only {} sources in {directory}", paths.len());
     paths
 }
 
@@ -42,7 +54,7 @@ fn the_engine_names_no_operating_system_and_no_clock() {
         "ops",
         "rc",
     ];
-    for path in all_sources().iter().filter(|path| module_of(path).starts_with("engine")) {
+    for path in sources_below("src").iter().filter(|path| module_of(path).starts_with("engine")) {
         for (index, line) in read(path).lines().enumerate() {
             if line.trim_start().starts_with("//") {
                 continue;
@@ -85,7 +97,7 @@ fn layer_of(layers: &[Vec<String>], path: &str) -> Option<usize> {
 fn imports_run_downward_in_the_map() {
     let layers = layers();
     let mut count = 0;
-    for path in all_sources() {
+    for path in sources_below("src") {
         let module = module_of(&path);
         let Some(own) = layer_of(&layers, &module) else {
             let is_outside = ["lib", "testing", "engine"].contains(&module.as_str());
@@ -127,27 +139,9 @@ fn module_of(path: &Path) -> String {
     path.strip_suffix("::mod").map_or(path.clone(), str::to_owned)
 }
 
-/// All files below src.
-fn all_sources() -> Vec<PathBuf> {
-    let mut directories = vec![root().join("src")];
-    let mut paths = Vec::new();
-    while let Some(directory) = directories.pop() {
-        for entry in std::fs::read_dir(&directory).expect("the directory is there") {
-            let path = entry.expect("it can be read").path();
-            match path.is_dir() {
-                true => directories.push(path),
-                false => paths.push(path),
-            }
-        }
-    }
-    paths.sort();
-    assert!(paths.len() > 40, "only {} sources", paths.len());
-    paths
-}
-
 #[test]
 fn unsafe_code_is_in_one_folder_only() {
-    for path in all_sources() {
+    for path in sources_below("src") {
         let may = path.starts_with(root().join("src/os/sys"));
         assert!(
             may || !read(&path).contains("unsafe_code"),
@@ -159,27 +153,8 @@ fn unsafe_code_is_in_one_folder_only() {
 
 #[test]
 fn every_file_opens_with_what_it_is_for() {
-    for path in all_sources() {
+    for path in ["src", "tests"].into_iter().flat_map(sources_below) {
         assert!(read(&path).starts_with("//! "), "{} has no head", path.display());
-    }
-    for directory in [
-        "tests",
-        "tests/binlog",
-        "tests/daemon",
-        "tests/harness",
-        "tests/simulation",
-        "tests/simulation/model",
-        "tests/soak",
-        "tests/soak/scenarios",
-        "tests/bench",
-        "tests/bench/scenarios",
-        "tests/bench/load",
-        "tests/fuzz",
-        "tests/fuzz/targets",
-    ] {
-        for path in sources_in(directory) {
-            assert!(read(&path).starts_with("//! "), "{} has no head", path.display());
-        }
     }
 }
 
@@ -244,13 +219,13 @@ fn every_mutant_still_applies() {
 #[test]
 fn every_folder_lists_its_files() {
     let mut count = 0;
-    for path in all_sources().iter().filter(|path| path.ends_with("mod.rs")) {
+    let sources = sources_below("src");
+    for path in sources.iter().filter(|path| path.ends_with("mod.rs")) {
         let own_module = module_of(path);
         if ["engine", "os"].contains(&own_module.as_str()) {
             continue;
         }
-        let folder = path.parent().expect("a file is in a folder");
-        for file in sources_in(folder.to_str().expect("names are ASCII")) {
+        for file in sources.iter().filter(|file| file.parent() == path.parent()) {
             let name = file.file_stem().expect("a source has a name").to_string_lossy();
             let is_listed = name == "mod" || read(path).contains(&format!("//! | [`{name}`] |"));
             assert!(is_listed, "{} does not list {name}", path.display());
@@ -263,7 +238,7 @@ fn every_folder_lists_its_files() {
 #[test]
 fn quirks_name_scripts_that_exist() {
     let mut count = 0;
-    for path in all_sources() {
+    for path in sources_below("src") {
         let source = read(&path);
         for (at, _) in source.match_indices("// Quirk:") {
             let comment =
@@ -525,5 +500,5 @@ fn the_package_has_what_its_users_need() {
     assert_eq!(outside, OUTSIDE_OF_SRC);
     let mut sources: Vec<PathBuf> = in_src.iter().map(|path| root().join(path)).collect();
     sources.sort();
-    assert_eq!(sources, all_sources());
+    assert_eq!(sources, sources_below("src"));
 }
