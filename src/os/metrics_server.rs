@@ -216,10 +216,10 @@ impl MetricsServer {
 
     /// Makes a slice of the answer of one connection; the next call begins with the next connection.
     fn make_slice(&mut self, state: ServerState<'_>, now: Nanos) {
-        let keys = (self.next_slice..MAX_CONNS).chain(0..self.next_slice);
+        let mut keys = (self.next_slice..MAX_CONNS).chain(0..self.next_slice);
         let wants_slice =
             |key: usize| self.conns.get(key).is_some_and(|socket| socket.conn.wants_slice());
-        let Some(key) = keys.into_iter().find(|&key| wants_slice(key)) else { return };
+        let Some(key) = keys.find(|&key| wants_slice(key)) else { return };
         self.next_slice = key + 1;
         let socket = &mut self.conns[key];
         let made = socket.conn.write_slice(state, now).map_err(|_| ErrorKind::OutOfMemory.into());

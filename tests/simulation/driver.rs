@@ -16,10 +16,7 @@ use super::journal::{End, Journal};
 use super::model::{ClientNumber, Model, Options};
 use crate::harness::fake_disk::FakeDisk;
 use crate::harness::fixtures;
-use beanstalkd::testing::ConnKey;
-use beanstalkd::testing::Syncing;
-use beanstalkd::testing::{ClockOffset, Nanos};
-use beanstalkd::testing::{Server, Settings};
+use beanstalkd::testing::{ClockOffset, ConnKey, Nanos, Server, Settings, Syncing};
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, IoSlice};
 

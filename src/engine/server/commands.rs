@@ -7,7 +7,7 @@ use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{ConnKey, JobKey};
 use crate::engine::protocol::command::{self, Command, LineTail, Rejection};
 use crate::engine::protocol::reply::Reply;
-use crate::engine::protocol::stats::{self};
+use crate::engine::protocol::stats;
 use crate::engine::queue::body::Body;
 use crate::engine::queue::job::JobParams;
 use crate::engine::queue::tube::Tube;

@@ -6,7 +6,7 @@ use crate::engine::conn::Phase;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::ConnKey;
 use crate::engine::protocol::reply::Reply;
-use crate::engine::protocol::stats::{self};
+use crate::engine::protocol::stats;
 use crate::engine::queue::listing::{ListText, NAMES_PER_STEP};
 use crate::engine::queue::tube::Listed;
 use std::collections::TryReserveError;

@@ -1,8 +1,7 @@
 //! The command line: any arguments, separated by zero bytes.
 
 use beanstalkd::options::{self, MAX_JOB_SIZE, Request};
-use beanstalkd::testing::Nanos;
-use beanstalkd::testing::Syncing;
+use beanstalkd::testing::{Nanos, Syncing};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 

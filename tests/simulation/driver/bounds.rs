@@ -4,9 +4,7 @@
 use super::super::event::BinlogSetup;
 use super::super::model::{ClientNumber, Job, Model};
 use super::{Failure, Simulation, syncing};
-use beanstalkd::testing::ConnKey;
-use beanstalkd::testing::Server;
-use beanstalkd::testing::Syncing;
+use beanstalkd::testing::{ConnKey, Server, Syncing};
 
 /// At most this many commands of one connection are run in an iteration, less than 0.1 ms of work:
 /// a client that sends thousands of commands does not delay the others. A put counts as two, its

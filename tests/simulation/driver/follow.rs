@@ -3,8 +3,7 @@
 use super::super::event::escape;
 use super::super::model::{ClientNumber, Due, Model, UNREAD_LIMIT};
 use super::{Failure, Simulation, nanos};
-use beanstalkd::testing::Server;
-use beanstalkd::testing::{Histogram, Page};
+use beanstalkd::testing::{Histogram, Page, Server};
 use std::io::IoSlice;
 
 /// At most this many steps are tried to find the order of what was due at once.
