@@ -54,10 +54,13 @@
 //!   it is set again. Work that is due and exceeds the budget of an iteration is done in the next ones.
 //! - The amortized cost of a command does not grow with the number of other tubes, jobs or
 //!   connections, except for commands that list or count them.
-//! - One iteration moves at most a few thousand jobs: kicked, due, or released by connections that
-//!   close. One step of the rules wakes at most 128 waiting connections.
+//! - One iteration moves at most a few thousand jobs: kicked, due, flushed, in a batch, or released by
+//!   connections that close. One step of the rules wakes at most 128 waiting connections.
+//! - A job is flushed when an epoch of its tube changes. No command finds it from then on, although it
+//!   is freed later.
 //! - Memory for a connection is bounded: 68 KiB of input behind commands that wait, one body, and
-//!   256 KiB of unread replies plus one reply. `--max-memory` bounds the sum.
+//!   256 KiB of unread replies plus one reply, of 1 MiB and 64 KiB of lines at most unless a job is
+//!   larger. `--max-memory` bounds the sum.
 //! - A reply leaves only after its record is written, and synced if `-f 0` asks for that.
 //! - A record in an older binlog file never outlives the record that supersedes it.
 //! - `now` is a parameter. Only `os` reads clocks.

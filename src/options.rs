@@ -11,6 +11,7 @@ use getopts::{Matches, ParsingStyle};
 use log::LevelFilter;
 use std::ffi::OsString;
 use std::fmt;
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -57,6 +58,8 @@ pub struct Options {
     pub max_job_size: u32,
     /// Puts are rejected while jobs take this many bytes of memory.
     pub max_memory_bytes: u64,
+    /// A job that came back this many times against the will of its worker is buried.
+    pub bury_after: Option<NonZero<u16>>,
     /// The maximum number of connected clients.
     pub max_connections: usize,
     /// The address to serve metrics on; `None` means no metrics.
@@ -162,6 +165,7 @@ pub fn usage() -> String {
     flags().usage("Use: beanstalkd [OPTIONS]").trim_end().to_owned()
 }
 
+#[expect(clippy::too_many_lines, reason = "one entry for each flag")]
 fn flags() -> getopts::Options {
     let mut flags = getopts::Options::new();
     // The last one of several flags counts, as in C; getopts calls that "multi".
@@ -206,6 +210,12 @@ fn flags() -> getopts::Options {
             "max-memory",
             "answer puts with OUT_OF_MEMORY when jobs would take more than BYTES of memory (default: no limit)",
             "BYTES",
+        )
+        .optmulti(
+            "",
+            "bury-after",
+            "bury a job that came back N times because its TTR ran out or its worker was gone (default: never)",
+            "N",
         )
         .optmulti(
             "",
@@ -265,6 +275,7 @@ fn options(matches: &Matches) -> Result<Options, UsageError> {
         max_job_size: max_job_size(matches, &mut warnings)?,
         max_memory_bytes: number(matches, "max-memory")?
             .unwrap_or(Settings::DEFAULT.max_memory_bytes),
+        bury_after: at_least_one(matches, "bury-after")?.and_then(NonZero::new),
         max_connections: at_least_one(matches, "max-connections")?.unwrap_or(usize::MAX),
         metrics,
         metrics_tubes: number(matches, "metrics-tubes")?.unwrap_or(DEFAULT_METRICS_TUBES),
@@ -420,9 +431,14 @@ fn c_number(text: &str) -> Option<u64> {
     }
 }
 
-fn at_least_one(matches: &Matches, flag: &str) -> Result<Option<usize>, UsageError> {
+fn at_least_one<N>(matches: &Matches, flag: &str) -> Result<Option<N>, UsageError>
+where
+    N: FromStr + Default + PartialEq,
+{
     match number(matches, flag)? {
-        Some(0) => Err(UsageError(format!("{}{flag} 0: at least 1", dashes(flag)))),
+        Some(zero) if zero == N::default() => {
+            Err(UsageError(format!("{}{flag} 0: at least 1", dashes(flag))))
+        }
         number => Ok(number),
     }
 }
@@ -638,6 +654,8 @@ mod tests {
         assert_eq!(options(&["--max-memory", "18446744073709551615"]).max_memory_bytes, u64::MAX);
         assert_eq!(options(&["--max-memory=0"]).max_memory_bytes, 0);
         assert_eq!(options(&["--max-connections=1"]).max_connections, 1);
+        assert_eq!(options(&["--bury-after", "65535"]).bury_after, NonZero::new(65_535));
+        assert_eq!(options(&[]).bury_after, None);
         assert_eq!(options(&["--metrics-tubes", "0"]).metrics_tubes, 0);
         assert_eq!(options(&["--log-format", "json"]).log_format, LogFormat::Json);
         assert_eq!(
@@ -646,6 +664,9 @@ mod tests {
         );
         assert_eq!(error_of(&["--log-format", "xml"]), "--log-format xml: not text or json");
         assert_eq!(error_of(&["--max-connections", "0"]), "--max-connections 0: at least 1");
+        assert_eq!(error_of(&["--bury-after", "0"]), "--bury-after 0: at least 1");
+        let too_large = error_of(&["--bury-after", "65536"]);
+        assert_eq!(too_large, "--bury-after 65536: not a number in range");
         assert_eq!(error_of(&["--max-memory", "1G"]), "--max-memory 1G: not a number in range");
     }
 

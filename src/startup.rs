@@ -130,6 +130,7 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started
         max_job_size: options.max_job_size,
         binlog_file_size: options.binlog_file_size,
         max_memory_bytes: options.max_memory_bytes,
+        bury_after: options.bury_after,
     };
     let mut server = Server::new(settings, facts, clock.now());
     if let (Some(path), Some(directory)) = (&options.binlog_dir, binlog) {

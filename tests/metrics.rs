@@ -23,7 +23,7 @@ const START: Nanos = Nanos::from_secs(1_000);
 
 fn engine() -> Engine {
     let settings =
-        Settings { max_job_size: 65535, binlog_file_size: 4096, max_memory_bytes: 1_000_000_000 };
+        Settings { binlog_file_size: 4096, max_memory_bytes: 1_000_000_000, ..Settings::DEFAULT };
     Engine::new(settings, START)
 }
 

@@ -8,14 +8,17 @@
 
 use super::collections::secondary_map::SecondaryMap;
 use super::keys::{ConnKey, WatchKey};
-use super::protocol::command::{LINE_MAX, LineTail};
+use super::protocol::batch::Batch;
+use super::protocol::command::{LINE_MAX, LineTail, line_max};
 use super::protocol::input::Input;
 use super::protocol::output::{Output, Pool};
 use super::protocol::reply::Reply;
 use super::queue::Kick;
 use super::queue::body::{Bodies, Body, LARGE};
+use super::queue::browse::Selecting;
 use super::queue::job::JobParams;
 use super::queue::listing::ListText;
+use super::queue::touch::TouchAll;
 use super::queue::waiters::Wait;
 use super::text;
 use super::text::CR_LF;
@@ -58,6 +61,8 @@ pub struct Conn {
     pub sends_large_bodies: bool,
     /// The connection is in [`Conns::dirty`].
     is_dirty: bool,
+    /// The number of bytes at the front of the input that have no end of a line.
+    searched: u16,
 }
 
 /// The activity of a connection, as metrics show it.
@@ -105,6 +110,8 @@ pub enum Phase {
     ReadingLine,
     /// The rest of a line that is too long. Only its tail is kept.
     SkippingLine(LineTail),
+    /// The rest of a long line for which there is no memory.
+    SkippingLongLine,
     /// The body of a job.
     ReadingBody(Put),
     /// The body of a job, which is read straight into its slot.
@@ -116,18 +123,61 @@ pub enum Phase {
         /// The reply at the end of the body.
         reason: Refusal,
     },
-    /// A kick of more jobs than one step allows.
-    Kicking(Kick),
-    /// A reserve over more tubes than one step allows.
-    Reserving(Wait),
-    /// A list of more than 1,024 watched tubes, with the watch that is listed next.
-    ListingWatched(ListText, WatchKey),
+    /// A command that runs in steps, which need no input.
+    InSteps(Stepped),
     /// A list of more than 1,024 tubes, which is shared by several connections.
     ListingTubes,
     /// A reserve that has no reply yet.
-    Waiting,
+    Waiting(Demand),
+    /// A flush of more jobs than one step allows.
+    Flushing,
     /// Nothing: the connection is closed when its output is sent.
     Closing,
+}
+
+/// A command that is continued in the next iteration, because it does more than one step allows.
+#[derive(Debug)]
+pub enum Stepped {
+    /// A kick of many jobs.
+    Kick(Kick),
+    /// A reserve over many tubes.
+    Reserve(Wait, Demand),
+    /// A `reserve-batch` that has reserved some jobs.
+    FillBatch(Batch),
+    /// A `touch-all` of many jobs.
+    TouchAll(TouchAll),
+    /// A `list-jobs` or `peek-batch` that compares many jobs.
+    Select(Box<Selecting>, Contents),
+    /// A list of more than 1,024 watched tubes, with the watch that is listed next.
+    ListWatched(ListText, WatchKey),
+}
+
+/// What a reserve takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Demand {
+    /// One job.
+    Job,
+    /// At most this number of jobs, in one reply.
+    Batch(usize),
+}
+
+impl Demand {
+    /// Returns the reply when the timeout of the reserve has passed.
+    pub fn timed_out(self) -> Reply<'static> {
+        match self {
+            Demand::Job => Reply::TimedOut,
+            Demand::Batch(_) => Reply::ReservedBatch { count: 0 },
+        }
+    }
+}
+
+/// What the reply has of each selected job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contents {
+    /// The values of `list-jobs`.
+    Facts,
+    /// The body, as in `peek-batch`.
+    Body,
 }
 
 /// The reason for which a body is dropped.
@@ -150,13 +200,15 @@ impl From<Refusal> for Reply<'_> {
 }
 
 /// A put whose body is arriving.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Put {
     /// The id of the new job.
     pub id: u64,
     pub params: JobParams,
     /// The length of the body with CR LF, in bytes.
     pub full_len: u32,
+    /// The tube of a `put-in-tube`. `None` stands for the used tube.
+    pub tube: Option<Box<str>>,
 }
 
 /// A put whose body is at least [`LARGE`] bytes long and is arriving.
@@ -199,6 +251,8 @@ pub enum Step<'a> {
     Line(&'a [u8]),
     /// The end of a line that was too long.
     TooLongLine(LineTail),
+    /// The end of a long line for which there was no memory.
+    SkippedLongLine,
     /// A whole body, which may not end in CR LF.
     Put(Put, &'a [u8]),
     /// The beginning of a large body, which has no slot yet.
@@ -207,12 +261,8 @@ pub enum Step<'a> {
     BodyPart(&'a [u8]),
     /// The end of a dropped body, and the reply to it.
     SkippedBody(Refusal),
-    /// The next jobs of a kick.
-    Kick(Kick),
-    /// The next tubes of a reserve.
-    Reserve(Wait),
-    /// The next names of a list of watched tubes.
-    ListWatched,
+    /// The next step of a command, which was taken out of the phase.
+    Next(Stepped),
 }
 
 impl Conn {
@@ -252,17 +302,17 @@ impl Conn {
         match self.phase {
             Phase::Closing => Activity::Closing,
             _ if !self.output.is_empty() => Activity::Sending,
-            Phase::Waiting => Activity::Waiting,
+            Phase::Waiting(_) => Activity::Waiting,
             Phase::ReadingLine if self.input.is_empty() => Activity::Idle,
             Phase::ReadingLine
             | Phase::SkippingLine(_)
+            | Phase::SkippingLongLine
             | Phase::ReadingBody(_)
             | Phase::ReadingLargeBody(_)
             | Phase::SkippingBody { .. }
-            | Phase::Kicking(_)
-            | Phase::Reserving(_)
-            | Phase::ListingWatched(..)
-            | Phase::ListingTubes => Activity::Receiving,
+            | Phase::InSteps(_)
+            | Phase::ListingTubes
+            | Phase::Flushing => Activity::Receiving,
         }
     }
 
@@ -271,13 +321,12 @@ impl Conn {
         let is_runnable = match self.phase {
             Phase::ReadingLine
             | Phase::SkippingLine(_)
+            | Phase::SkippingLongLine
             | Phase::ReadingBody(_)
             | Phase::ReadingLargeBody(_)
             | Phase::SkippingBody { .. }
-            | Phase::Kicking(_)
-            | Phase::Reserving(_)
-            | Phase::ListingWatched(..) => true,
-            Phase::ListingTubes | Phase::Waiting | Phase::Closing => false,
+            | Phase::InSteps(_) => true,
+            Phase::ListingTubes | Phase::Waiting(_) | Phase::Flushing | Phase::Closing => false,
         };
         is_runnable && self.output.len() < output_limit
     }
@@ -287,43 +336,45 @@ impl Conn {
     fn is_finished(&self) -> bool {
         let has_ended = match self.phase {
             Phase::Closing => true,
-            Phase::ListingTubes | Phase::Waiting => false,
+            Phase::ListingTubes | Phase::Waiting(_) | Phase::Flushing => false,
             Phase::ReadingLine
             | Phase::SkippingLine(_)
+            | Phase::SkippingLongLine
             | Phase::ReadingBody(_)
             | Phase::ReadingLargeBody(_)
             | Phase::SkippingBody { .. }
-            | Phase::Kicking(_)
-            | Phase::Reserving(_)
-            | Phase::ListingWatched(..) => self.input_ended && !self.has_backlog,
+            | Phase::InSteps(_) => self.input_ended && !self.has_backlog,
         };
         has_ended && self.output.is_empty()
     }
 
-    /// Returns whether a command runs in steps, which need no input.
-    fn is_in_steps(&self) -> bool {
-        matches!(self.phase, Phase::Kicking(_) | Phase::Reserving(_) | Phase::ListingWatched(..))
-    }
-
     /// Returns whether there is a step to run, given this input.
     pub fn has_step(&self, input: &[u8]) -> bool {
-        !input.is_empty() || self.is_in_steps()
+        !input.is_empty() || matches!(self.phase, Phase::InSteps(_))
     }
 
     /// Takes the bytes of one step from the front of `input`. Returns `None` if the step needs more
     /// bytes, or if no command can run.
-    pub fn next_step<'a>(&mut self, input: &mut &'a [u8], output_limit: usize) -> Option<Step<'a>> {
+    ///
+    /// Without `has_memory`, a line of more than 224 bytes is skipped unless all of it has arrived.
+    pub fn next_step<'a>(
+        &mut self,
+        input: &mut &'a [u8],
+        output_limit: usize,
+        has_memory: bool,
+    ) -> Option<Step<'a>> {
         if !self.can_run(output_limit) {
             return None;
         }
         match &mut self.phase {
-            Phase::ReadingLine => self.next_line(input),
+            Phase::ReadingLine => self.next_line(input, has_memory),
             Phase::SkippingLine(tail) => {
                 let tail = *tail;
                 self.skip_line(tail, input)
             }
+            Phase::SkippingLongLine => self.skip_long_line(input),
             Phase::ReadingBody(put) if put.full_len as usize >= LARGE => {
-                Some(Step::BeginBody(*put))
+                Some(Step::BeginBody(self.take_put()))
             }
             Phase::ReadingLargeBody(large) => {
                 let missing = large.put.full_len as usize - large.filled;
@@ -332,11 +383,9 @@ impl Conn {
                 Some(Step::BodyPart(part))
             }
             Phase::ReadingBody(put) => {
-                let put = *put;
                 let (body, rest) = input.split_at_checked(put.full_len as usize)?;
                 *input = rest;
-                self.phase = Phase::ReadingLine;
-                Some(Step::Put(put, body))
+                Some(Step::Put(self.take_put(), body))
             }
             Phase::SkippingBody { left, reason } => {
                 let dropped = input.len().min(*left);
@@ -349,21 +398,42 @@ impl Conn {
                 self.phase = Phase::ReadingLine;
                 Some(Step::SkippedBody(reason))
             }
-            Phase::Kicking(kick) => Some(Step::Kick(*kick)),
-            Phase::Reserving(wait) => Some(Step::Reserve(*wait)),
-            Phase::ListingWatched(..) => Some(Step::ListWatched),
-            Phase::ListingTubes | Phase::Waiting | Phase::Closing => None,
+            Phase::InSteps(_) => Some(Step::Next(self.take_stepped())),
+            Phase::ListingTubes | Phase::Waiting(_) | Phase::Flushing | Phase::Closing => None,
         }
     }
 
-    fn next_line<'a>(&mut self, input: &mut &'a [u8]) -> Option<Step<'a>> {
-        let window = &input[..input.len().min(LINE_MAX)];
-        if let Some(length) = find_line_end(window) {
-            let line = &input[..length];
-            *input = &input[length + CR_LF.len()..];
+    /// Takes the put whose body is arriving. The connection reads a line next.
+    fn take_put(&mut self) -> Put {
+        let Phase::ReadingBody(put) = std::mem::take(&mut self.phase) else {
+            unreachable!("the phase was just matched")
+        };
+        put
+    }
+
+    /// Takes the command that runs in steps. The connection reads a line next.
+    fn take_stepped(&mut self) -> Stepped {
+        let Phase::InSteps(stepped) = std::mem::take(&mut self.phase) else {
+            unreachable!("the phase was just matched")
+        };
+        stepped
+    }
+
+    fn next_line<'a>(&mut self, input: &mut &'a [u8], has_memory: bool) -> Option<Step<'a>> {
+        let line_max = line_max(input);
+        let window = &input[..input.len().min(line_max)];
+        // The last byte that was searched may be the CR.
+        let from = usize::from(std::mem::take(&mut self.searched)).saturating_sub(1);
+        if let Some(length) = find_line_end(&window[from..]) {
+            let (line, rest) = input.split_at(from + length);
+            *input = &rest[CR_LF.len()..];
             return Some(Step::Line(line));
         }
-        if window.len() < LINE_MAX {
+        if window.len() < line_max {
+            if window.len() >= LINE_MAX && !has_memory {
+                return self.skip_long_line(input);
+            }
+            self.searched = u16::try_from(window.len()).expect("a line has at most 21,015 bytes");
             return None;
         }
         self.skip_line(LineTail::default(), input)
@@ -386,6 +456,18 @@ impl Conn {
         None
     }
 
+    /// Skips a line up to its end.
+    fn skip_long_line<'a>(&mut self, input: &mut &'a [u8]) -> Option<Step<'a>> {
+        self.phase = Phase::SkippingLongLine;
+        if let Some(length) = find_line_end(input) {
+            *input = &input[length + CR_LF.len()..];
+            self.phase = Phase::ReadingLine;
+            return Some(Step::SkippedLongLine);
+        }
+        *input = &input[input.len() - usize::from(input.ends_with(b"\r"))..];
+        None
+    }
+
     /// Checks that the buffered input is an incomplete line or body, unless the connection has a
     /// backlog: then it has a step to run.
     fn check(&self, index: usize) {
@@ -403,28 +485,31 @@ impl Conn {
                 *has_backlog || input.is_empty()
             }
             _ if *has_backlog => self.has_step(input),
-            Phase::ReadingLine => input.len() < LINE_MAX && find_line_end(input).is_none(),
-            Phase::SkippingLine(_) => input.is_empty() || input == b"\r",
+            Phase::ReadingLine => input.len() < line_max(input) && find_line_end(input).is_none(),
+            Phase::SkippingLine(_) | Phase::SkippingLongLine => input.is_empty() || input == b"\r",
             Phase::ReadingBody(put) => input.len() < (put.full_len as usize).min(LARGE),
             Phase::ReadingLargeBody(large) => {
                 input.is_empty() && large.filled < large.put.full_len as usize
             }
-            Phase::SkippingBody { .. } | Phase::ListingTubes | Phase::Waiting => input.is_empty(),
-            Phase::Kicking(_) | Phase::Reserving(_) | Phase::ListingWatched(..) => false,
+            Phase::SkippingBody { .. }
+            | Phase::ListingTubes
+            | Phase::Waiting(_)
+            | Phase::Flushing => input.is_empty(),
+            Phase::InSteps(_) => false,
         };
         assert!(
             is_consistent,
             "connection {index} buffers {} bytes in {phase:?}, backlog: {has_backlog}",
             input.len()
         );
-        let waits = self.is_half_closed && matches!(phase, Phase::Waiting);
+        let waits = self.is_half_closed && matches!(phase, Phase::Waiting(_));
         assert!(!waits, "connection {index} is half-closed, but it waits");
     }
 
     /// Skips the body that is arriving, of which `arrived` bytes were dropped for lack of memory.
     /// Returns `false` if no body is arriving, or if all of its bytes have arrived.
     pub fn skip_body(&mut self, arrived: usize) -> bool {
-        let Phase::ReadingBody(put) = self.phase else { return false };
+        let Phase::ReadingBody(put) = &self.phase else { return false };
         match (put.full_len as usize).checked_sub(arrived) {
             None | Some(0) => false,
             Some(left) => {
@@ -496,6 +581,22 @@ impl Conns {
         written?;
         conn.mark_dirty(key, &mut self.dirty);
         Ok(())
+    }
+
+    /// Returns whether `text_len` more bytes of text exceed the limit for unused input and unsent text
+    /// of all connections.
+    pub fn are_crowded_by(&self, text_len: usize) -> bool {
+        self.buffered_bytes > 0 && self.buffered_bytes.saturating_add(text_len) > self.buffer_limit
+    }
+
+    /// Ensures that replies with `text_len` bytes of text and `parts` large bodies need no memory.
+    pub fn try_reserve_output(
+        &mut self,
+        key: ConnKey,
+        text_len: usize,
+        parts: usize,
+    ) -> Result<(), TryReserveError> {
+        self.by_key[key].output.try_reserve(text_len, parts, &mut self.pool)
     }
 
     /// Returns access to the output of a connection, which is not dirty any more.
@@ -687,12 +788,12 @@ mod tests {
     #[test]
     fn only_a_body_that_is_still_arriving_is_skipped() {
         let params = JobParams { pri: 0, delay_secs: 0, ttr_secs: 1 };
-        let put = Put { id: 1, params, full_len: 12 };
         for (arrived, is_skipped) in [(0, true), (11, true), (12, false), (400, false)] {
+            let put = Put { id: 1, params, full_len: 12, tube: None };
             let mut conn = Conn { phase: Phase::ReadingBody(put), ..Conn::default() };
             assert_eq!(conn.skip_body(arrived), is_skipped, "{arrived} bytes have arrived");
             let mut rest = &b"123456789012"[arrived.min(12)..];
-            let step = conn.next_step(&mut rest, Conn::OUTPUT_LIMIT);
+            let step = conn.next_step(&mut rest, Conn::OUTPUT_LIMIT, true);
             assert_eq!(matches!(step, Some(Step::SkippedBody(Refusal::OutOfMemory))), is_skipped);
         }
         assert!(!Conn::default().skip_body(5));
@@ -727,7 +828,7 @@ mod tests {
         for piece in pieces {
             kept.extend_from_slice(piece);
             let mut rest = &kept[..];
-            match conn.next_step(&mut rest, Conn::OUTPUT_LIMIT) {
+            match conn.next_step(&mut rest, Conn::OUTPUT_LIMIT, true) {
                 None => {}
                 Some(Step::TooLongLine(tail)) => ends.push(tail.is_http()),
                 Some(step) => panic!("the end of a too long line gave {step:?}"),

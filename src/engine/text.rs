@@ -1,5 +1,7 @@
 //! Bytes and text: line ends, tube names, decimal numbers, strings in JSON.
 
+use super::headroom::{self, Headroom};
+use std::collections::TryReserveError;
 use std::fmt::{self, Write};
 
 /// The end of lines and bodies.
@@ -17,6 +19,14 @@ pub fn is_tube_name(name: &[u8]) -> bool {
 /// Returns whether tube names may contain `byte`.
 pub fn is_name_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-+/;.$_()".contains(&byte)
+}
+
+/// Returns a copy of `text`.
+pub fn try_boxed(text: &str) -> Result<Box<str>, TryReserveError> {
+    let mut copy = String::new();
+    headroom::leave(Headroom::Quarter, || copy.try_reserve_exact(text.len()))?;
+    copy.push_str(text);
+    Ok(copy.into_boxed_str())
 }
 
 /// Returns the index of the first `byte` in `bytes`. It compares eight bytes at a time: comparing
@@ -46,6 +56,13 @@ fn zero_bytes(word: u64) -> u64 {
     const LOW_BITS: u64 = u64::from_ne_bytes([0x01; 8]);
     const HIGH_BITS: u64 = u64::from_ne_bytes([0x80; 8]);
     word.wrapping_sub(LOW_BITS) & !word & HIGH_BITS
+}
+
+/// Appends `number` in decimal.
+pub fn push_decimal(text: &mut String, number: u64) {
+    let mut digits = [0; 20];
+    let start = write_decimal(number, &mut digits, 20);
+    text.push_str(str::from_utf8(&digits[start..]).expect("digits are ASCII"));
 }
 
 /// Writes `number` in decimal into `buffer`, before `end`, and returns the index of its first

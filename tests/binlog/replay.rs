@@ -5,7 +5,9 @@ use crate::harness::engine::{Instance, Policy};
 use crate::harness::fake_disk::FakeDisk;
 use crate::harness::fixtures::START;
 use crate::harness::yaml::{field, number};
-use beanstalkd::testing::record::{self, HIGHEST_ID, VERSION};
+use beanstalkd::testing::record::{
+    self, Counts, Fields, FlushKind, HIGHEST_ID, RecordState, VERSION,
+};
 use beanstalkd::testing::{Nanos, Syncing};
 use std::collections::BTreeMap;
 
@@ -123,4 +125,94 @@ fn a_clock_that_was_set_back_extends_no_delay() {
     // With the right clock the recorded times are in effect.
     let mut again = Instance::start(&disk, policy, START + Nanos::from_secs(50));
     assert_eq!(field(&again.ask("stats-job 1\r\n"), "time-left"), Some("50"));
+}
+
+#[test]
+fn a_flush_that_was_recorded_is_finished_by_the_next_start() {
+    for (flush, left) in [("flush-tube default\r\n", 0), ("flush-buried default\r\n", 1_500)] {
+        let disk = FakeDisk::default();
+        let policy = Policy::synced(65_536);
+        let mut engine = Instance::start(&disk, policy, START);
+        for id in 1..=2_000 {
+            assert_eq!(engine.put("job"), Some(id));
+            if id % 4 == 0 {
+                engine.ask(format!("reserve-job {id}\r\nbury {id} 0\r\n"));
+            }
+        }
+        engine.ask("use kept\r\nput 0 0 9 1\r\nx\r\n");
+        // The flush is decided and committed, and most of its jobs are not freed yet.
+        assert_eq!(engine.ask(flush), "");
+        let mut again = Instance::start(&disk, policy, engine.now);
+        assert_eq!(again.recovered.jobs, left + 1);
+        again.expect("peek 4\r\n", "NOT_FOUND\r\n");
+        again.expect("peek 2001\r\n", "FOUND 2001 1\r\nx\r\n");
+        again.expect("put 0 0 9 1\r\ny\r\n", "INSERTED 2002\r\n");
+    }
+}
+
+#[test]
+fn a_buried_job_that_a_worker_has_reserved_survives_a_flush_of_buried_jobs() {
+    let disk = FakeDisk::default();
+    let policy = Policy::synced(65_536);
+    let mut engine = Instance::start(&disk, policy, START);
+    for id in 1..=2 {
+        engine.put("job");
+        engine.ask(format!("reserve-job {id}\r\nbury {id} 0\r\n"));
+    }
+    let written = engine.stat("binlog-records-written");
+    engine.expect("reserve-job 1\r\n", "RESERVED 1 3\r\njob\r\n");
+    assert_eq!(engine.stat("binlog-records-written"), written, "C beanstalkd writes no record");
+    engine.expect("flush-buried default\r\n", "FLUSHED 1\r\n");
+    let mut again = Instance::start(&disk, policy, engine.now);
+    assert_eq!(again.recovered.jobs, 1);
+    again.expect("peek-buried\r\n", "FOUND 1 3\r\njob\r\n");
+    // It is an ordinary buried job now.
+    again.expect("flush-buried default\r\n", "FLUSHED 1\r\n");
+    assert_eq!(Instance::start(&disk, policy, again.now).recovered.jobs, 0);
+}
+
+/// The epochs of a tube have eight bits.
+#[test]
+fn jobs_stay_flushed_after_hundreds_of_further_flushes() {
+    const NONCE: u32 = 7;
+    let mut bytes = VERSION.to_vec();
+    record::write_file_header(&mut bytes, 9, NONCE);
+    let add = |bytes: &mut Vec<u8>, id: u64, tube: &str, state: RecordState| {
+        let fields = Fields {
+            id,
+            pri: 0,
+            delay_secs: 0,
+            ttr_secs: 9,
+            body_len: 3,
+            created_at: START,
+            due_or_buried_at: START + Nanos::from_nanos(id),
+            counts: Counts::default(),
+            state,
+            is_held: false,
+        };
+        record::write(bytes, &fields, tube, b"x\r\n", NONCE);
+        bytes.extend_from_slice(b"x\r\n");
+    };
+    let flush = |bytes: &mut Vec<u8>, kind, tube: &str| {
+        record::write(bytes, &record::flush(kind, START), tube, b"", NONCE);
+    };
+    add(&mut bytes, 1, "all", RecordState::Ready);
+    add(&mut bytes, 2, "buried", RecordState::Buried);
+    add(&mut bytes, 3, "buried", RecordState::Ready);
+    add(&mut bytes, 4, "other", RecordState::Buried);
+    for _ in 0..256 {
+        flush(&mut bytes, FlushKind::All, "all");
+        flush(&mut bytes, FlushKind::Buried, "buried");
+    }
+    add(&mut bytes, 5, "all", RecordState::Ready);
+    add(&mut bytes, 6, "buried", RecordState::Buried);
+    let disk = disk_with_file(bytes);
+    for _ in 0..2 {
+        let mut engine = Instance::start(&disk, Policy::synced(65_536), START);
+        assert_eq!(engine.recovered.jobs, 4);
+        for id in 1..=6 {
+            let found = !engine.ask(format!("peek {id}\r\n")).starts_with("NOT_FOUND");
+            assert_eq!(found, id > 2, "job {id}");
+        }
+    }
 }

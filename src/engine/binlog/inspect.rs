@@ -10,7 +10,7 @@
 
 use super::disk::{Disk, FileNumber};
 use super::reader::{self, Damage, Item, ReadError, Reader, Record, TornTail};
-use super::record::{FILE_HEAD_LEN, Fields, Layout, RecordState, VERSION_LEN};
+use super::record::{FILE_HEAD_LEN, Fields, FlushKind, Layout, RecordState, VERSION_LEN};
 use crate::engine::text::CR_LF;
 use crate::engine::text::JsonText;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -37,6 +37,8 @@ struct Survey {
     /// The pairs of neighbours between which files are missing.
     gaps: Vec<(FileNumber, FileNumber)>,
     tail: TornTail,
+    /// The flushes of each tube.
+    flushes: HashMap<Rc<str>, Flushes>,
     /// The number of files that were listed, but removed before they were read to the end.
     vanished: usize,
 }
@@ -61,8 +63,20 @@ struct Job {
     /// The length of its full record in bytes.
     len: u64,
     tube: Rc<str>,
+    /// The flushes of its tube before its full record, and the flushes of buried jobs before its last
+    /// record.
+    flushes_before: Flushes,
     /// The fields of its last record.
     fields: Fields,
+}
+
+/// The numbers of flushes of one tube.
+#[derive(Clone, Copy, Debug, Default)]
+struct Flushes {
+    /// Of all jobs.
+    all: u64,
+    /// Of buried jobs.
+    buried: u64,
 }
 
 /// The contents of one file.
@@ -182,6 +196,8 @@ impl Survey {
         if let Some((number, torn)) = survey.tail.take() {
             survey.file_mut(number).torn = Some(torn);
         }
+        let Survey { jobs, flushes, .. } = &mut survey;
+        jobs.retain(|_, job| !flushes.get(&job.tube).is_some_and(|flushes| flushes.has(job)));
         Ok(survey)
     }
 
@@ -257,14 +273,23 @@ impl Survey {
 
     fn apply(&mut self, record: &Record) {
         let Record { offset, len, fields, ref tube, .. } = *record;
-        if fields.state == RecordState::Deleted {
+        if let Some((kind, tube)) = record.flush.zip(*tube) {
+            let flushes = self.flushes.entry(Rc::from(tube)).or_default();
+            match kind {
+                FlushKind::All => flushes.all += 1,
+                FlushKind::Buried => flushes.buried += 1,
+            }
+        } else if fields.state == RecordState::Deleted {
             self.jobs.remove(&fields.id);
         } else if let Some(tube) = tube {
             let file = self.files.len() - 1;
-            let job = Job { file, offset, len, tube: Rc::from(&**tube), fields };
+            let flushes_before = self.flushes.get(*tube).copied().unwrap_or_default();
+            let tube = Rc::from(*tube);
+            let job = Job { file, offset, len, tube, flushes_before, fields };
             self.jobs.insert(fields.id, job);
         } else if let Some(job) = self.jobs.get_mut(&fields.id) {
             job.fields = fields;
+            job.flushes_before.buried = self.flushes.get(&job.tube).map_or(0, |it| it.buried);
         }
     }
 
@@ -324,6 +349,16 @@ impl Survey {
             format!("{} damaged places", damages + self.gaps.len())
         };
         writeln!(out, "{} files, {} jobs: {state}", self.files.len(), self.jobs.len())
+    }
+}
+
+impl Flushes {
+    /// Returns whether a flush has deleted the job.
+    fn has(&self, job: &Job) -> bool {
+        let Fields { state, is_held, .. } = job.fields;
+        let is_buried = state == RecordState::Buried && !is_held;
+        let before = job.flushes_before;
+        before.all < self.all || (is_buried && before.buried < self.buried)
     }
 }
 

@@ -52,7 +52,7 @@ use compaction::Compaction;
 use disk::{Disk, FileNumber};
 use fail_stop::FailStopDisk;
 use files::{HEAD, SHORT};
-use record::Fields;
+use record::{Fields, FlushKind};
 use removal::Removal;
 use segments::Segments;
 use space::{Reservation, Space};
@@ -187,6 +187,17 @@ impl Binlog {
         self.space.reserve_delete(&mut self.writer, &mut self.removal)
     }
 
+    /// Reserves space for [`Binlog::flush`], whose record has `len` bytes. It may use the space of
+    /// compaction, because it frees space.
+    pub fn reserve_flush(&mut self, len: usize) -> Result<(), NoSpace> {
+        self.reserve(Reservation::migration(self.writer.files(), len as u64))
+    }
+
+    /// Reserves space for [`Binlog::hold`]. It may use the space of compaction.
+    pub fn reserve_hold(&mut self) -> Result<(), NoSpace> {
+        self.reserve(Reservation::migration(self.writer.files(), SHORT))
+    }
+
     fn reserve(&mut self, need: Reservation) -> Result<(), NoSpace> {
         self.space.reserve(&mut self.writer, &mut self.removal, need)
     }
@@ -214,6 +225,30 @@ impl Binlog {
         self.writer.append(fields, "", &[]);
         let entry = self.writer.files_mut().remove_job(key);
         self.compaction.charge(self.writer.files_mut(), SHORT + u64::from(entry.len));
+    }
+
+    /// Appends the record of a flush, after [`Binlog::reserve_flush`]. After it the jobs of the tube
+    /// are deleted, even if their own deletes are not recorded yet.
+    pub fn flush(&mut self, tube: &str, kind: FlushKind, decided_at: Nanos) {
+        self.writer.append(&record::flush(kind, decided_at), tube, &[]);
+    }
+
+    /// Appends the record of the delete of a flushed job. It is not synced by itself, because the
+    /// record of the flush has deleted the job.
+    pub fn delete_flushed(&mut self, key: LogKey, fields: &Fields) {
+        // Only a server that was started on a full disk may lack space for it.
+        if self.reserve_delete().is_ok() {
+            self.writer.append_unsynced(fields);
+        }
+        self.writer.files_mut().remove_job(key);
+        self.writer.files_mut().count_removable();
+    }
+
+    /// Appends the record of a buried job that was reserved, after [`Binlog::reserve_hold`]. It
+    /// is not counted in `stats`, because C beanstalkd does not make such a record.
+    pub fn hold(&mut self, key: LogKey, fields: &Fields) {
+        self.update(key, fields);
+        self.writer.uncount_record();
     }
 
     /// Returns the moment for a job that is buried now. It is later than that of every job buried

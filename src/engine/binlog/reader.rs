@@ -10,7 +10,8 @@
 
 use super::disk::{Disk, FileNumber};
 use super::record::{
-    self, DecodeError, FILE_HEAD_LEN, Fields, FileHeader, Head, Layout, VERSION_LEN,
+    self, DecodeError, FILE_HEAD_LEN, Fields, FileHeader, FlushKind, Head, Layout, RecordState,
+    VERSION_LEN,
 };
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::text::CR_LF;
@@ -62,6 +63,8 @@ pub struct Record<'s> {
     pub len: u64,
     /// The fields of the job.
     pub fields: Fields,
+    /// It is the record of a flush of the tube. The fields are of no job.
+    pub flush: Option<FlushKind>,
     /// The tube of the job, in a full record.
     pub tube: Option<&'s str>,
     /// The body, in a full record of a job that is not deleted.
@@ -366,10 +369,12 @@ impl<'d> Reader<'d> {
         let start = usize::try_from(offset - self.window_at).expect("it is in the window");
         let (head, body) = self.window[start..start + head_len + body_len].split_at(head_len);
         let name = &head[self.layout.name_at()..][..tube_len];
+        let may_be_flush = self.layout.has_checksums() && fields.state == RecordState::Deleted;
         Record {
             offset,
             len: span.end() - offset,
             fields,
+            flush: record::flush_kind(fields.id).filter(|_| may_be_flush),
             tube: str::from_utf8(name).ok().filter(|tube| !tube.is_empty()),
             body: Some(body).filter(|body| !body.is_empty()),
         }

@@ -31,6 +31,13 @@
 //! with an id that no job has. C beanstalkd skips it. In a file without it, the four bytes are
 //! ignored.
 //!
+//! The first byte behind the state, which C beanstalkd ignores too, is 1 if a worker had reserved
+//! the job when the record was made, although the state is buried.
+//!
+//! The record of a flush is a full record of a delete, with an id that no job has. It deletes all
+//! jobs of its tube with earlier records, or the buried ones. C beanstalkd skips it. For C
+//! beanstalkd a record of a delete of each job follows.
+//!
 //! The four bytes behind the length of the body have the nonce of the file, which no client knows.
 //! So a client cannot put a job whose body is taken for records when the records before it are
 //! damaged.
@@ -67,6 +74,17 @@ pub struct Fields {
     pub due_or_buried_at: Nanos,
     pub counts: Counts,
     pub state: RecordState,
+    /// The job is buried, and a worker has reserved it. Only in files with checksums.
+    pub is_held: bool,
+}
+
+/// The jobs that a flush deletes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlushKind {
+    /// All jobs of the tube.
+    All,
+    /// The buried jobs of the tube.
+    Buried,
 }
 
 /// The state of a job in a record. The numbers are those of C beanstalkd.
@@ -108,6 +126,9 @@ const MAX_BODY_LEN: u64 = (1 << 30) + 2;
 
 /// The id of the file header record. No job has it.
 const FILE_HEADER_ID: u64 = u64::MAX;
+/// The ids of records of flushes. No job has them.
+const FLUSH_ALL_ID: u64 = u64::MAX - 1;
+const FLUSH_BURIED_ID: u64 = u64::MAX - 2;
 /// The highest id that is plausible. A higher one is believed only if the ids before it were
 /// nearly as high.
 pub const HIGHEST_ID: u64 = u64::MAX - (1 << 40);
@@ -127,6 +148,7 @@ const CREATED_AT: usize = 40;
 const MOMENT_AT: usize = 48;
 const COUNTS_AT: usize = 56;
 const STATE_AT: usize = 76;
+const HELD_AT: usize = 77;
 
 /// A file header record with at most this many flipped bits is recognized as damaged. With more, the
 /// file is taken for one without checksums.
@@ -162,16 +184,40 @@ pub fn write_file_header(out: &mut Vec<u8>, last_id: u64, nonce: u32) {
 }
 
 fn file_header(last_id: u64) -> Fields {
+    let due_or_buried_at = Nanos::from_nanos(last_id);
+    Fields { due_or_buried_at, ..of_no_job(FILE_HEADER_ID) }
+}
+
+/// Returns the fields of the record of a flush, which also has the name of the tube.
+pub fn flush(kind: FlushKind, decided_at: Nanos) -> Fields {
+    let id = match kind {
+        FlushKind::All => FLUSH_ALL_ID,
+        FlushKind::Buried => FLUSH_BURIED_ID,
+    };
+    Fields { created_at: decided_at, ..of_no_job(id) }
+}
+
+/// Returns the kind of flush that a record with this id is of.
+pub fn flush_kind(id: u64) -> Option<FlushKind> {
+    match id {
+        FLUSH_ALL_ID => Some(FlushKind::All),
+        FLUSH_BURIED_ID => Some(FlushKind::Buried),
+        _ => None,
+    }
+}
+
+fn of_no_job(id: u64) -> Fields {
     Fields {
-        id: FILE_HEADER_ID,
+        id,
         pri: 0,
         delay_secs: 0,
         ttr_secs: 0,
         body_len: 0,
         created_at: Nanos::ZERO,
-        due_or_buried_at: Nanos::from_nanos(last_id),
+        due_or_buried_at: Nanos::ZERO,
         counts: Counts::default(),
         state: RecordState::Deleted,
+        is_held: false,
     }
 }
 
@@ -191,6 +237,7 @@ fn fields_to_bytes(fields: &Fields, nonce: u32) -> [u8; FIELDS_LEN] {
         put(COUNTS_AT + 4 * index, &count.to_ne_bytes());
     }
     put(STATE_AT, &[fields.state as u8]);
+    put(HELD_AT, &[u8::from(fields.is_held)]);
     bytes
 }
 
@@ -372,6 +419,7 @@ impl Layout {
                 4 => RecordState::Delayed,
                 _ => return Err(DecodeError::State),
             },
+            is_held: self.has_checksums() && bytes[HELD_AT] == 1,
         })
     }
 }
@@ -446,6 +494,7 @@ mod tests {
         due_or_buried_at: Nanos::from_nanos(0x3132_3334_3536_3738),
         counts: Counts { reserves: 1, timeouts: 2, releases: 3, buries: 4, kicks: 5 },
         state: RecordState::Delayed,
+        is_held: false,
     };
     const NONCE: u32 = 0x4142_4344;
 

@@ -50,6 +50,8 @@ pub struct Entry {
     pub len: u32,
     /// The state in the last record. It is used only during replay.
     pub state: RecordState,
+    /// A worker had reserved the buried job. It is used only during replay.
+    pub is_held: bool,
     /// The moment of its bury. During replay also the moment at which it is due.
     pub due_or_buried_at: Nanos,
     links: Links,
@@ -204,6 +206,7 @@ impl Segments {
             file,
             len: record_len(len),
             state: RecordState::Ready,
+            is_held: false,
             due_or_buried_at: Nanos::ZERO,
             links: Links::LOOSE,
         });

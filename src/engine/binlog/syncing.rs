@@ -115,12 +115,11 @@ impl SyncState {
         }
     }
 
-    /// Panics unless the files to be synced exist, and `waiting` bytes that are not written yet
-    /// are to be synced.
-    pub fn check(&self, files: &Files, waiting: usize) {
+    /// Panics unless the files to be synced exist, and a sync is due if there `must` be one.
+    pub fn check(&self, files: &Files, must: bool) {
         assert!(
-            waiting == 0 || self.unsynced_since.is_some(),
-            "{waiting} bytes wait to be written, and there is nothing to be synced"
+            !must || self.unsynced_since.is_some(),
+            "records wait to be written, and there is nothing to be synced"
         );
         let Segment { number: current, used, .. } = *files.current();
         let (begun_in, begun) = self.begun;

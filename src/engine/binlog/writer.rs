@@ -21,6 +21,8 @@ pub struct Writer {
     syncing: SyncState,
     /// Records at the end of the current file that are not written yet.
     batch: Vec<u8>,
+    /// The batch has records that need not be synced.
+    has_unsynced: bool,
     /// The nonce of all records that are written.
     nonce: u32,
     /// The highest id that was given out.
@@ -52,6 +54,7 @@ impl Writer {
             files: Files::open(disk, segments, policy.file_size),
             syncing: SyncState::new(policy.syncing),
             batch,
+            has_unsynced: false,
             nonce: random_nonce(),
             last_id: resume.id,
             now,
@@ -128,6 +131,23 @@ impl Writer {
         self.recorded_at = self.now;
     }
 
+    /// Appends a short record that need not be synced.
+    pub fn append_unsynced(&mut self, fields: &Fields) {
+        if self.batch.len() + SHORT_LEN > BATCH_LEN {
+            self.flush();
+        }
+        record::write(&mut self.batch, fields, "", &[], self.nonce);
+        self.files.use_bytes(SHORT_LEN);
+        self.records_written += 1;
+        self.recorded_at = self.now;
+        self.has_unsynced = true;
+    }
+
+    /// Does not count the last record.
+    pub fn uncount_record(&mut self) {
+        self.records_written -= 1;
+    }
+
     /// Appends the file header record. It has the last id, so that ids continue from there even if
     /// all older files are removed.
     pub fn begin_file(&mut self) {
@@ -163,6 +183,7 @@ impl Writer {
         if !self.batch.is_empty() {
             self.files.write_end(&self.batch);
             self.batch.clear();
+            self.has_unsynced = false;
         }
     }
 
@@ -187,7 +208,8 @@ impl Writer {
             waiting <= BATCH_LEN && waiting as u64 <= used,
             "{waiting} bytes wait to be written, of {used} that are used in binlog.{number}"
         );
-        self.syncing.check(&self.files, waiting);
+        let must_sync = waiting > 0 && !self.has_unsynced;
+        self.syncing.check(&self.files, must_sync);
     }
 }
 

@@ -130,6 +130,13 @@ impl<E: Entry> Heap<E> {
         removed
     }
 
+    /// Removes and returns the entry with the highest index.
+    pub fn pop_last(&mut self) -> Option<E> {
+        let last = self.entries.pop();
+        self.shrink_if_sparse();
+        last
+    }
+
     /// Replaces the entry at `index` by `entry`.
     ///
     /// # Panics

@@ -114,12 +114,19 @@ impl<K: Key, T> PagedSlab<K, T> {
 
     /// Returns all entries in the order of their keys.
     pub fn iter(&self) -> impl Iterator<Item = (K, &T)> + '_ {
-        let pages = (0..).zip(&self.pages);
-        pages.flat_map(|(page, entries)| {
-            let numbers = page << Self::PAGE_BITS..;
-            let entries = numbers.zip(entries);
-            entries.filter_map(|(number, it)| Some((K::from_number(number), it.as_ref()?)))
-        })
+        (0..self.pages.len()).flat_map(|page| self.in_page(page))
+    }
+
+    /// Returns the entries of a page in the order of their keys. An entry stays in its page.
+    pub fn in_page(&self, page: usize) -> impl Iterator<Item = (K, &T)> + '_ {
+        let first = u32::try_from(page << Self::PAGE_BITS).expect("keys are numbers of 32 bits");
+        let entries = (first..).zip(&self.pages[page]);
+        entries.filter_map(|(number, it)| Some((K::from_number(number), it.as_ref()?)))
+    }
+
+    /// Returns the number of pages.
+    pub fn page_count(&self) -> usize {
+        self.pages.len()
     }
 
     /// Checks that the used slots have entries, and no others, and that mapped pages have memory,

@@ -87,6 +87,7 @@ struct TubeStats {
     total_jobs: u64,
     deletes: u64,
     pauses: u64,
+    buried_after_returns: u64,
     using: u64,
     watching: u64,
     waiting: u64,
@@ -269,7 +270,7 @@ impl Page {
         let mut commands =
             text.family("beanstalkd_commands_total", COUNTER, "Received commands, by name.");
         for (name, count) in Counter::NAMES.iter().zip(server.commands) {
-            commands.with("command", name.strip_prefix("cmd-").unwrap_or(name), count);
+            commands.with("command", name, count);
         }
     }
 }
@@ -324,6 +325,7 @@ impl TubeStats {
             total_jobs: tube.total_jobs,
             deletes: tube.deletes,
             pauses: tube.pauses,
+            buried_after_returns: tube.buried_after_returns,
             using: tube.using.into(),
             watching: tube.watching.into(),
             waiting: 0,
@@ -337,7 +339,9 @@ impl TubeStats {
     fn add(&mut self, other: TubeStats) {
         let TubeStats { ready, reserved, delayed, buried, urgent, .. } = other;
         let TubeStats { total_jobs, deletes, pauses, using, watching, waiting, .. } = other;
-        let TubeStats { name: _, pause, pause_left, oldest_ready_age, .. } = other;
+        let TubeStats {
+            name: _, buried_after_returns, pause, pause_left, oldest_ready_age, ..
+        } = other;
         self.ready += ready;
         self.reserved += reserved;
         self.delayed += delayed;
@@ -346,6 +350,7 @@ impl TubeStats {
         self.total_jobs += total_jobs;
         self.deletes += deletes;
         self.pauses += pauses;
+        self.buried_after_returns += buried_after_returns;
         self.using += using;
         self.watching += watching;
         self.waiting += waiting;
@@ -461,7 +466,7 @@ const fn counter(name: &'static str, help: &'static str, write: WriteSamples) ->
     TubeMetric { name, kind: COUNTER, help, write }
 }
 
-const TUBE_METRICS: [TubeMetric; 11] = [
+const TUBE_METRICS: [TubeMetric; 12] = [
     gauge("beanstalkd_tube_jobs", "Jobs of a tube, by state.", |tube, jobs| {
         jobs.with("state", "ready", tube.ready);
         jobs.with("state", "reserved", tube.reserved);
@@ -498,6 +503,11 @@ const TUBE_METRICS: [TubeMetric; 11] = [
     counter("beanstalkd_tube_pauses_total", "Pauses of a tube.", |tube, family| {
         family.one(tube.pauses);
     }),
+    counter(
+        "beanstalkd_tube_buried_after_returns_total",
+        "Jobs of a tube that were buried because they came back too often (--bury-after).",
+        |tube, family| family.one(tube.buried_after_returns),
+    ),
     gauge(
         "beanstalkd_tube_pause_seconds",
         "Duration of the current pause of a tube; 0 without a pause.",

@@ -3,6 +3,7 @@
 //! Parsing needs no jobs or connections. It accepts and rejects exactly the lines that C beanstalkd
 //! accepts and rejects, because clients depend on how it parses malformed lines.
 
+use crate::engine::queue::browse::{Selection, StateFilter};
 use crate::engine::text::{self, is_tube_name};
 
 /// Parses the rest of `$line` after the first `$word` that is its prefix. It is a macro instead of
@@ -30,6 +31,15 @@ pub enum Command<'a> {
         body_len: u32,
         trailing: bool,
     },
+    /// As `Put`, into this tube instead of the used one.
+    PutInTube {
+        tube: &'a str,
+        pri: u32,
+        delay_secs: u32,
+        ttr_secs: u32,
+        body_len: u32,
+        trailing: bool,
+    },
     Use {
         tube: &'a str,
     },
@@ -40,8 +50,16 @@ pub enum Command<'a> {
     ReserveJob {
         id: u64,
     },
+    /// Never waits if `timeout_secs` is 0.
+    ReserveBatch {
+        count: usize,
+        timeout_secs: u32,
+    },
     Delete {
         id: u64,
+    },
+    DeleteBatch {
+        ids: Ids<'a>,
     },
     Release {
         id: u64,
@@ -55,6 +73,7 @@ pub enum Command<'a> {
     Touch {
         id: u64,
     },
+    TouchAll,
     Watch {
         tube: &'a str,
     },
@@ -67,11 +86,20 @@ pub enum Command<'a> {
     PeekReady,
     PeekDelayed,
     PeekBuried,
+    PeekBatch {
+        selection: Selection<'a>,
+    },
     Kick {
         bound: u32,
     },
     KickJob {
         id: u64,
+    },
+    FlushTube {
+        tube: &'a str,
+    },
+    FlushBuried {
+        tube: &'a str,
     },
     Stats,
     StatsJob {
@@ -79,6 +107,9 @@ pub enum Command<'a> {
     },
     StatsTube {
         tube: &'a str,
+    },
+    ListJobs {
+        selection: Selection<'a>,
     },
     ListTubes,
     ListTubeUsed,
@@ -91,6 +122,18 @@ pub enum Command<'a> {
     Quit,
 }
 
+/// The ids of a `delete-batch`, all of which are valid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ids<'a>(Arguments<'a>);
+
+impl Iterator for Ids<'_> {
+    type Item = u64;
+
+    fn next(&mut self) -> Option<u64> {
+        self.0.u64()
+    }
+}
+
 /// The reply to a line that is not a valid command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rejection {
@@ -100,7 +143,8 @@ pub enum Rejection {
     UnknownCommand,
 }
 
-/// The counters of `stats`, in the order of their `cmd-*` lines.
+/// The counters of commands. Those of `stats` come first, in the order of their `cmd-*` lines. Those
+/// of commands that C beanstalkd lacks are in the metrics only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each is named after its command")]
 pub enum Counter {
@@ -126,41 +170,69 @@ pub enum Counter {
     ListTubeUsed,
     ListTubesWatched,
     PauseTube,
+    PutInTube,
+    ReserveBatch,
+    DeleteBatch,
+    TouchAll,
+    FlushTube,
+    FlushBuried,
+    ListJobs,
+    PeekBatch,
 }
 
 impl Counter {
     /// The number of counters.
-    pub const COUNT: usize = Counter::PauseTube as usize + 1;
+    pub const COUNT: usize = Counter::PeekBatch as usize + 1;
+    /// The number of counters in `stats`.
+    pub const IN_STATS: usize = Counter::PauseTube as usize + 1;
 
-    /// The keys of the counters in `stats`.
+    /// The names of the commands. In `stats` the keys have `cmd-` before them.
     pub const NAMES: [&str; Counter::COUNT] = [
-        "cmd-put",
-        "cmd-peek",
-        "cmd-peek-ready",
-        "cmd-peek-delayed",
-        "cmd-peek-buried",
-        "cmd-reserve",
-        "cmd-reserve-with-timeout",
-        "cmd-delete",
-        "cmd-release",
-        "cmd-use",
-        "cmd-watch",
-        "cmd-ignore",
-        "cmd-bury",
-        "cmd-kick",
-        "cmd-touch",
-        "cmd-stats",
-        "cmd-stats-job",
-        "cmd-stats-tube",
-        "cmd-list-tubes",
-        "cmd-list-tube-used",
-        "cmd-list-tubes-watched",
-        "cmd-pause-tube",
+        "put",
+        "peek",
+        "peek-ready",
+        "peek-delayed",
+        "peek-buried",
+        "reserve",
+        "reserve-with-timeout",
+        "delete",
+        "release",
+        "use",
+        "watch",
+        "ignore",
+        "bury",
+        "kick",
+        "touch",
+        "stats",
+        "stats-job",
+        "stats-tube",
+        "list-tubes",
+        "list-tube-used",
+        "list-tubes-watched",
+        "pause-tube",
+        "put-in-tube",
+        "reserve-batch",
+        "delete-batch",
+        "touch-all",
+        "flush-tube",
+        "flush-buried",
+        "list-jobs",
+        "peek-batch",
     ];
 }
 
 /// The maximum length of a command line with its CR LF, in bytes.
 pub const LINE_MAX: usize = 224;
+/// The maximum length of a `delete-batch` line with its CR LF, in bytes: it fits 1,000 ids of 20
+/// digits.
+const DELETE_BATCH_LINE_MAX: usize = 21_015;
+/// The maximum number of jobs in a batch or in a page of jobs.
+pub const BATCH_MAX: usize = 1000;
+
+/// Returns the maximum length of the line at the start of `input` with its CR LF, in bytes.
+pub fn line_max(input: &[u8]) -> usize {
+    if input.starts_with(b"delete-batch ") { DELETE_BATCH_LINE_MAX } else { LINE_MAX }
+}
 
 /// Parses a line without its CR LF.
 // Quirk: words match as prefixes, so `statsx` is a `stats` with bad arguments; pinned by
@@ -173,20 +245,24 @@ pub fn parse(line: &[u8]) -> Result<Command<'_>, Rejection> {
     match line.first() {
         Some(b'p') => words!(line,
             b"put " => put,
+            b"put-in-tube " => put_in_tube,
             b"peek " => |args| Some(Command::Peek { id: args.only_id()? }),
             b"peek-ready" => |args| args.none(Command::PeekReady),
             b"peek-delayed" => |args| args.none(Command::PeekDelayed),
             b"peek-buried" => |args| args.none(Command::PeekBuried),
+            b"peek-batch " => |args| Some(Command::PeekBatch { selection: args.selection()? }),
             b"pause-tube" => pause_tube,
         ),
         Some(b'r') => words!(line,
             b"reserve-with-timeout " => reserve_with_timeout,
             b"reserve-job " => |args| Some(Command::ReserveJob { id: args.only_id()? }),
+            b"reserve-batch " => reserve_batch,
             b"reserve" => |args| args.none(Command::Reserve),
             b"release " => release,
         ),
         Some(b'd') => words!(line,
             b"delete " => |args| Some(Command::Delete { id: args.only_id()? }),
+            b"delete-batch " => |args| Some(Command::DeleteBatch { ids: args.ids()? }),
         ),
         Some(b'b') => words!(line, b"bury " => bury),
         Some(b'k') => words!(line,
@@ -195,6 +271,11 @@ pub fn parse(line: &[u8]) -> Result<Command<'_>, Rejection> {
         ),
         Some(b't') => words!(line,
             b"touch " => |args| Some(Command::Touch { id: args.only_id()? }),
+            b"touch-all" => |args| args.none(Command::TouchAll),
+        ),
+        Some(b'f') => words!(line,
+            b"flush-tube " => |args| Some(Command::FlushTube { tube: args.only_tube()? }),
+            b"flush-buried " => |args| Some(Command::FlushBuried { tube: args.only_tube()? }),
         ),
         Some(b's') => words!(line,
             b"stats-job " => |args| Some(Command::StatsJob { id: args.only_id()? }),
@@ -214,6 +295,7 @@ pub fn parse(line: &[u8]) -> Result<Command<'_>, Rejection> {
             b"list-tubes-watched" => |args| args.none(Command::ListTubesWatched),
             b"list-tube-used" => |args| args.none(Command::ListTubeUsed),
             b"list-tubes" => |args| args.none(Command::ListTubes),
+            b"list-jobs " => |args| Some(Command::ListJobs { selection: args.selection()? }),
         ),
         Some(b'q') => words!(line, b"quit" => |args| args.without_nul().map(|_| Command::Quit)),
         Some(_) | None => Err(no_word(line)),
@@ -243,6 +325,21 @@ fn put(mut args: Arguments<'_>) -> Option<Command<'_>> {
     // The size is checked first, so trailing bytes are only recorded.
     let trailing = !args.without_nul()?.is_empty();
     Some(Command::Put { pri, delay_secs, ttr_secs, body_len, trailing })
+}
+
+fn put_in_tube(mut args: Arguments<'_>) -> Option<Command<'_>> {
+    let tube = args.tube()?;
+    let Some(Command::Put { pri, delay_secs, ttr_secs, body_len, trailing }) = put(args) else {
+        return None;
+    };
+    Some(Command::PutInTube { tube, pri, delay_secs, ttr_secs, body_len, trailing })
+}
+
+fn reserve_batch(mut args: Arguments<'_>) -> Option<Command<'_>> {
+    let count = args.count()?;
+    let timeout_secs = if args.0.is_empty() { 0 } else { args.u32()? };
+    i32::try_from(timeout_secs).ok()?;
+    args.none(Command::ReserveBatch { count, timeout_secs })
 }
 
 fn release(mut args: Arguments<'_>) -> Option<Command<'_>> {
@@ -283,7 +380,7 @@ fn pause_tube(mut args: Arguments<'_>) -> Option<Command<'_>> {
 }
 
 /// The rest of a line.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Arguments<'a>(&'a [u8]);
 
 impl<'a> Arguments<'a> {
@@ -305,6 +402,52 @@ impl<'a> Arguments<'a> {
     fn only_tube(self) -> Option<&'a str> {
         // All bytes of a name are ASCII.
         is_tube_name(self.0).then(|| str::from_utf8(self.0).ok()).flatten()
+    }
+
+    /// Parses any number of spaces, then the name of a tube up to the next space.
+    fn tube(&mut self) -> Option<&'a str> {
+        Arguments(self.word()).only_tube()
+    }
+
+    /// Parses any number of spaces, then the bytes up to the next space.
+    fn word(&mut self) -> &'a [u8] {
+        self.skip_spaces();
+        let end = text::find_byte(b' ', self.0).unwrap_or(self.0.len());
+        let (word, rest) = self.0.split_at(end);
+        self.0 = rest;
+        word
+    }
+
+    fn selection(mut self) -> Option<Selection<'a>> {
+        let tube = self.tube()?;
+        let state = match self.word() {
+            b"ready" => StateFilter::Ready,
+            b"reserved" => StateFilter::Reserved,
+            b"delayed" => StateFilter::Delayed,
+            b"buried" => StateFilter::Buried,
+            b"any" => StateFilter::Any,
+            _ => return None,
+        };
+        let count = self.count()?;
+        let after = if self.0.is_empty() { 0 } else { self.only_id()? };
+        Some(Selection { tube, state, count, after })
+    }
+
+    /// Parses the number of jobs in a batch.
+    fn count(&mut self) -> Option<usize> {
+        let count = usize::try_from(self.u32()?).ok()?;
+        (1..=BATCH_MAX).contains(&count).then_some(count)
+    }
+
+    /// Parses ids up to the end of the line.
+    fn ids(self) -> Option<Ids<'a>> {
+        let mut rest = self;
+        let mut count = 0;
+        while !rest.0.is_empty() {
+            rest.u64()?;
+            count += 1;
+        }
+        (1..=BATCH_MAX).contains(&count).then_some(Ids(self))
     }
 
     fn u32(&mut self) -> Option<u32> {
@@ -419,6 +562,14 @@ impl Command<'_> {
             Command::ListTubeUsed => Counter::ListTubeUsed,
             Command::ListTubesWatched => Counter::ListTubesWatched,
             Command::PauseTube { .. } => Counter::PauseTube,
+            Command::PutInTube { .. } => Counter::PutInTube,
+            Command::ReserveBatch { .. } => Counter::ReserveBatch,
+            Command::DeleteBatch { .. } => Counter::DeleteBatch,
+            Command::TouchAll => Counter::TouchAll,
+            Command::FlushTube { .. } => Counter::FlushTube,
+            Command::FlushBuried { .. } => Counter::FlushBuried,
+            Command::ListJobs { .. } => Counter::ListJobs,
+            Command::PeekBatch { .. } => Counter::PeekBatch,
             // Quirk: these commands have no counter; pinned by tests/conversations/counters.txt.
             Command::ReserveJob { .. } | Command::KickJob { .. } | Command::Quit => return None,
         })

@@ -103,6 +103,20 @@ impl Output {
         self.len() == 0
     }
 
+    /// Ensures that appending `text_len` bytes and `parts` large bodies needs no memory.
+    pub fn try_reserve(
+        &mut self,
+        text_len: usize,
+        parts: usize,
+        pool: &mut Pool,
+    ) -> Result<(), TryReserveError> {
+        let pending = self.pending(pool)?;
+        headroom::leave(Headroom::Quarter, || {
+            pending.text.try_reserve(text_len)?;
+            pending.parts.try_reserve(parts)
+        })
+    }
+
     /// Appends `bytes`.
     pub fn push(&mut self, bytes: &[u8], pool: &mut Pool) -> Result<(), TryReserveError> {
         let text = &mut self.pending(pool)?.text;

@@ -32,6 +32,25 @@ pub enum Reply<'a> {
     Kicked {
         count: u32,
     },
+    /// The head of the reply to `reserve-batch`. `count` replies `Reserved` follow.
+    ReservedBatch {
+        count: usize,
+    },
+    /// The head of the reply to `peek-batch`. `count` replies `Found` follow.
+    FoundBatch {
+        count: usize,
+        next: u64,
+    },
+    DeletedBatch {
+        deleted: usize,
+        not_found: usize,
+    },
+    TouchedAll {
+        count: usize,
+    },
+    Flushed {
+        count: u64,
+    },
     /// The reply to `kick-job`.
     KickedJob,
     /// A YAML document: the reply to the `stats` and `list` commands.
@@ -97,6 +116,15 @@ impl Reply<'_> {
             Reply::Found { id, body } => out.job("FOUND ", id, body, bodies),
             Reply::Watching { count } => out.word_and_number("WATCHING ", count as u64),
             Reply::Kicked { count } => out.word_and_number("KICKED ", u64::from(count)),
+            Reply::ReservedBatch { count } => out.word_and_number("RESERVED_BATCH ", count as u64),
+            Reply::FoundBatch { count, next } => {
+                out.word_and_numbers("FOUND_BATCH ", count as u64, next)
+            }
+            Reply::DeletedBatch { deleted, not_found } => {
+                out.word_and_numbers("DELETED_BATCH ", deleted as u64, not_found as u64)
+            }
+            Reply::TouchedAll { count } => out.word_and_number("TOUCHED_ALL ", count as u64),
+            Reply::Flushed { count } => out.word_and_number("FLUSHED ", count),
             Reply::LongList { text } => {
                 out.word_and_number("OK ", (text.len() - CR_LF.len()) as u64)?;
                 output.push_list(text, pool)
@@ -149,6 +177,15 @@ impl Writer<'_> {
         self.push(Line::new().number(number).word(word).bytes())
     }
 
+    fn word_and_numbers(
+        &mut self,
+        word: &'static str,
+        first: u64,
+        second: u64,
+    ) -> Result<(), TryReserveError> {
+        self.push(Line::new().number(second).word(" ").number(first).word(word).bytes())
+    }
+
     fn job(
         &mut self,
         word: &'static str,
@@ -157,8 +194,7 @@ impl Writer<'_> {
         bodies: &mut Bodies,
     ) -> Result<(), TryReserveError> {
         let len = u64::from(body.full_len()) - CR_LF.len() as u64;
-        let line = Line::new().number(len).word(" ").number(id).word(word);
-        self.push(line.bytes())?;
+        self.word_and_numbers(word, id, len)?;
         self.output.push_body(body, self.pool, bodies)
     }
 
@@ -167,20 +203,21 @@ impl Writer<'_> {
     }
 }
 
+/// The maximum length of a [`Line`] in bytes. `DELETED_BATCH`, two numbers of 20 digits, two spaces
+/// and CR LF take 57.
+pub const MAX_LINE_LEN: usize = 64;
+
 /// A line of a word and at most two numbers, which is appended to an output in one piece. It is
 /// written from its end to its start, because a division returns the last digit first.
 struct Line {
-    bytes: [u8; Line::MAX_LEN],
+    bytes: [u8; MAX_LINE_LEN],
     start: usize,
 }
 
 impl Line {
-    /// In bytes. `RESERVED`, two numbers of 20 digits, two spaces and CR LF take 52.
-    const MAX_LEN: usize = 64;
-
     /// Returns a line with its CR LF only.
     fn new() -> Line {
-        Line { bytes: [0; Line::MAX_LEN], start: Line::MAX_LEN }.word("\r\n")
+        Line { bytes: [0; MAX_LINE_LEN], start: MAX_LINE_LEN }.word("\r\n")
     }
 
     #[inline]

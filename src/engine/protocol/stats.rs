@@ -4,10 +4,13 @@
 //! documents. beanstalkd-protocol(7) describes each line. Counting is done elsewhere.
 
 use super::command::Counter;
+use crate::engine::binlog::record::Counts;
 use crate::engine::headroom::{self, Headroom};
+use crate::engine::keys::JobKey;
 use crate::engine::queue::job::{Job, State};
 use crate::engine::queue::tube::Tube;
 use crate::engine::queue::{Queue, Totals};
+use crate::engine::text::{self, CR_LF};
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 use std::fmt::{self, Display, Write};
@@ -122,24 +125,87 @@ pub fn list<'a>(names: impl Iterator<Item = &'a str> + Clone) -> Result<String, 
     Ok(text)
 }
 
-/// Returns the document of `stats-job`.
-pub fn job(job: &Job, queue: &Queue, now: Nanos) -> String {
-    let state = match job.state {
+/// Returns the document of `list-jobs`. `next` is the id after which the next page begins, or 0.
+pub fn jobs(
+    keys: &[JobKey],
+    next: u64,
+    queue: &Queue,
+    now: Nanos,
+) -> Result<String, TryReserveError> {
+    let mut text = String::new();
+    let len = longest_jobs_len(keys.len());
+    headroom::leave(Headroom::Quarter, || text.try_reserve_exact(len))?;
+    let end = if keys.is_empty() { " []\n" } else { "\n" };
+    write!(text, "---\nnext: {next}\njobs:{end}").expect(STRING_WRITE);
+    for &key in keys {
+        push_job_line(&mut text, &queue.jobs[key], queue, now);
+    }
+    Ok(text)
+}
+
+/// The maximum lengths of a line of `list-jobs` and of the lines before it, in bytes.
+const LONGEST_JOB_LINE: usize = 320;
+const HEAD_LEN: usize = 64;
+
+/// Returns the maximum length of the document of `list-jobs` with `count` jobs, in bytes.
+pub fn longest_jobs_len(count: usize) -> usize {
+    HEAD_LEN + count * LONGEST_JOB_LINE
+}
+
+/// Appends the line of a job. A page has a thousand lines, so they are not formatted by `write!`,
+/// which takes three times as long.
+fn push_job_line(text: &mut String, job: &Job, queue: &Queue, now: Nanos) {
+    let Counts { reserves, timeouts, releases, buries, kicks } = job.counts;
+    text.push_str("- {id: ");
+    text::push_decimal(text, job.id);
+    text.push_str(", state: ");
+    text.push_str(state_name(job));
+    let body_len = u64::from(job.body.full_len()) - CR_LF.len() as u64;
+    for (name, number) in [
+        (", pri: ", job.pri.into()),
+        (", age: ", now.since(job.created_at).whole_secs()),
+        (", delay: ", job.delay_secs.into()),
+        (", ttr: ", job.ttr_secs.into()),
+        (", time-left: ", time_left(job, queue, now)),
+        (", bytes: ", body_len),
+        (", reserves: ", reserves.into()),
+        (", timeouts: ", timeouts.into()),
+        (", releases: ", releases.into()),
+        (", buries: ", buries.into()),
+        (", kicks: ", kicks.into()),
+    ] {
+        text.push_str(name);
+        text::push_decimal(text, number);
+    }
+    text.push_str("}\n");
+}
+
+fn state_name(job: &Job) -> &'static str {
+    match job.state {
         State::Ready { .. } => "ready",
         State::Delayed { .. } => "delayed",
         State::Reserved { .. } => "reserved",
         State::Buried(_) => "buried",
         State::Detached => unreachable!("between commands no job is detached"),
-    };
+    }
+}
+
+/// Returns the seconds to the deadline of a reserved job or the end of a delay, or 0.
+fn time_left(job: &Job, queue: &Queue, now: Nanos) -> u64 {
+    queue.due(job).map_or(0, |due| due.secs_left(now))
+}
+
+/// Returns the document of `stats-job`.
+pub fn job(job: &Job, queue: &Queue, now: Nanos) -> String {
     let mut yaml = Yaml::new();
     yaml.line("id", job.id)
         .quoted("tube", &queue.tubes[job.tube].name)
-        .line("state", state)
+        .line("state", state_name(job))
         .line("pri", job.pri)
         .line("age", now.since(job.created_at).whole_secs())
         .line("delay", job.delay_secs)
         .line("ttr", job.ttr_secs)
-        .line("time-left", queue.due(job).map_or(0, |due| due.secs_left(now)))
+        .line("time-left", time_left(job, queue, now))
         .line("file", queue.file_of(job))
         .line("reserves", job.counts.reserves)
         .line("timeouts", job.counts.timeouts)
@@ -208,8 +274,8 @@ fn current_jobs(yaml: &mut Yaml, totals: &Totals) {
 }
 
 fn commands(yaml: &mut Yaml, counts: &[u64; Counter::COUNT]) {
-    for (name, count) in Counter::NAMES.iter().zip(counts) {
-        yaml.line(name, count);
+    for (name, count) in Counter::NAMES.iter().zip(counts).take(Counter::IN_STATS) {
+        writeln!(yaml.0, "cmd-{name}: {count}").expect(STRING_WRITE);
     }
 }
 

@@ -50,10 +50,11 @@ impl Queue {
         self.check_watches();
 
         let mut counted = vec![Counted::default(); self.tubes.len()];
-        for (key, job) in self.jobs.iter() {
+        for (key, job) in self.jobs.iter().filter(|(_, job)| !self.is_flushed(job)) {
             self.check_job(key, job);
             self.tube_of(job).count_job(job, &mut counted);
         }
+        self.check_flushes();
         for (key, client) in self.clients.iter() {
             self.check_client(key, client);
             self.count_client(client, &mut counted);

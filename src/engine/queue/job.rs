@@ -33,6 +33,11 @@ pub struct Job {
     pub body: Body,
     /// The job's entry in the binlog; [`LogKey::NONE`] without a binlog.
     pub log: LogKey,
+    /// The epochs of its tube when the job was put, and when it was last buried.
+    pub epoch: u8,
+    pub buried_epoch: u8,
+    /// How often it came back against the will of its worker since it was put or kicked.
+    pub returns: u16,
 }
 
 /// Adds 1, and wraps to 0 as C beanstalkd does: a job from its files may have the largest count.
@@ -100,6 +105,8 @@ pub struct ReservedEntry {
 pub struct Jobs {
     pages: PagedSlab<JobKey, Job>,
     ids: JobIndex,
+    /// The highest id of a job that was ever inserted.
+    highest_id: u64,
 }
 
 impl Job {
@@ -116,6 +123,9 @@ impl Job {
             state: State::Detached,
             body,
             log: LogKey::NONE,
+            epoch: 0,
+            buried_epoch: 0,
+            returns: 0,
         }
     }
 
@@ -154,6 +164,7 @@ impl Jobs {
     /// [`Jobs::try_reserve_one`] was not called before, or failed.
     pub fn insert(&mut self, job: Job) -> JobKey {
         let id = job.id;
+        self.highest_id = self.highest_id.max(id);
         let key = self.pages.insert(job);
         self.ids.insert(id, key.number());
         key
@@ -193,6 +204,21 @@ impl Jobs {
 
     pub fn iter(&self) -> impl Iterator<Item = (JobKey, &Job)> + '_ {
         self.pages.iter()
+    }
+
+    /// Returns the jobs in a page of memory. A job stays in its page.
+    pub fn in_page(&self, page: usize) -> impl Iterator<Item = (JobKey, &Job)> + '_ {
+        self.pages.in_page(page)
+    }
+
+    /// Returns the number of pages of memory.
+    pub fn page_count(&self) -> usize {
+        self.pages.page_count()
+    }
+
+    /// Returns the highest id of a job that was ever inserted.
+    pub fn highest_id(&self) -> u64 {
+        self.highest_id
     }
 
     /// Checks that each job is found by its id, and that the index has no other id.

@@ -12,10 +12,13 @@
 use super::Queue;
 use super::job::{Job, Jobs, State, Target};
 use crate::engine::binlog::disk::FileNumber;
-use crate::engine::binlog::record::{self, Fields, RecordState};
+use crate::engine::binlog::record::{self, Fields, FlushKind, RecordState};
 use crate::engine::binlog::{Binlog, BinlogStats, IoFailed, NoSpace};
 use crate::engine::keys::{JobKey, LogKey, TubeKey};
 use crate::engine::time::{ClockOffset, Nanos};
+
+/// At most this many bytes of jobs, and the rest of one job, are moved at once, in about 0.2 ms.
+const MAX_MOVED_PER_CALL: usize = 256 * 1024;
 
 impl Queue {
     /// Returns whether there is a binlog.
@@ -66,6 +69,40 @@ impl Queue {
         binlog.update(job.log, &fields(job, state, self.clock_offset));
     }
 
+    /// Reserves space for the record of a flush.
+    pub(super) fn reserve_flush(&mut self, tube: TubeKey) -> Result<(), NoSpace> {
+        let Some(binlog) = &mut self.binlog else { return Ok(()) };
+        binlog.reserve_flush(record::full_len(&self.tubes[tube].name, 0))
+    }
+
+    /// Records a flush. The deletes of its jobs follow: C beanstalkd skips the record of the flush.
+    pub(super) fn record_flush(&mut self, tube: TubeKey, kind: FlushKind, now: Nanos) {
+        let Some(binlog) = &mut self.binlog else { return };
+        let decided_at = now.to_wall_clock(self.clock_offset);
+        binlog.flush(&self.tubes[tube].name, kind, decided_at);
+    }
+
+    /// Records the delete of a flushed job.
+    pub(super) fn record_flushed(&mut self, job: &Job) {
+        let Some(binlog) = &mut self.binlog else { return };
+        let state = (RecordState::Deleted, Nanos::ZERO);
+        binlog.delete_flushed(job.log, &fields(job, state, self.clock_offset));
+    }
+
+    /// Records that a buried job was reserved: then it `is_held`. It is buried again after a restart,
+    /// but a flush of buried jobs before that does not delete it. On a full disk there is no record: a
+    /// flush of buried jobs may delete the job if a crash interrupts the flush.
+    pub(super) fn record_hold(&mut self, key: JobKey, is_held: bool) {
+        let Some(binlog) = &mut self.binlog else { return };
+        if binlog.reserve_hold().is_err() {
+            return;
+        }
+        let job = &self.jobs[key];
+        let state = (RecordState::Buried, binlog.buried_at(job.log));
+        let fields = Fields { is_held, ..fields(job, state, self.clock_offset) };
+        binlog.hold(job.log, &fields);
+    }
+
     /// Records a delete.
     pub(super) fn record_delete(&mut self, job: &Job) {
         let Some(binlog) = &mut self.binlog else { return };
@@ -107,9 +144,16 @@ impl Queue {
         Jobs::MOST_BYTES_OF_A_JOB + self.bodies.growth_for(full_len) + entry
     }
 
-    /// Moves as many jobs to the current file as are due.
-    pub(super) fn compact(&mut self) {
-        while let Some((log, job)) = self.binlog.as_mut().and_then(|binlog| binlog.next_to_move()) {
+    /// Moves jobs to the current file, if that is due. Further ones are moved by the next calls.
+    pub fn compact(&mut self) {
+        let most = self.moved_bytes + MAX_MOVED_PER_CALL;
+        while self.moved_bytes < most
+            && let Some((log, job)) = self.binlog.as_mut().and_then(|binlog| binlog.next_to_move())
+        {
+            // A record after that of the flush would bring the job back.
+            if self.is_flushed(&self.jobs[job]) {
+                break;
+            }
             self.move_in_binlog(log, job);
         }
     }
@@ -175,5 +219,6 @@ fn fields(job: &Job, (state, moment): (RecordState, Nanos), clock_offset: ClockO
         due_or_buried_at,
         counts: job.counts,
         state,
+        is_held: false,
     }
 }

@@ -31,16 +31,24 @@
 //! | [`body`] | the bytes of jobs |
 //! | [`waiters`] | which waiting worker gets which job |
 //! | [`listing`] | lists of more than 1,024 tubes, made in steps |
+//! | [`browse`] | selects jobs of a tube in the order of their ids |
+//! | [`flush`] | deletes all jobs of a tube at one moment |
+//! | [`returns`] | buries jobs that come back too often |
+//! | [`touch`] | renews the deadlines of all jobs of a connection |
 //! | [`log`] | what is recorded in the binlog, and when |
 //! | [`replay`] | rebuilds the queue from the files of a binlog |
 //! | [`check`] | counts everything again and compares, for tests |
 
 pub mod body;
+pub mod browse;
 pub mod check;
+pub mod flush;
 pub mod job;
 pub mod listing;
 pub mod log;
 pub mod replay;
+pub mod returns;
+pub mod touch;
 pub mod tube;
 pub mod waiters;
 
@@ -52,8 +60,11 @@ use super::headroom::{self, Headroom};
 use super::keys::{ConnKey, JobKey, Key, TimerKey, TubeKey};
 use super::time::{ClockOffset, Nanos};
 use body::{Bodies, Body};
+use flush::Flushes;
 use job::{DelayedEntry, Job, JobParams, Jobs, ReadyEntry, ReservedEntry, State, Target};
+use returns::BuryLog;
 use std::collections::{TryReserveError, VecDeque};
+use std::num::NonZero;
 use tube::{Pause, Tube, Tubes};
 use waiters::{Search, Wait, WaitSeq, Watches, Watching};
 
@@ -81,6 +92,11 @@ pub struct Queue {
     overdue_conns: VecDeque<TimerOwner>,
     /// Due work was postponed by more than [`LATE`].
     is_late: bool,
+    /// A job that came back this many times is buried; `None` for no limit.
+    pub bury_after: Option<NonZero<u16>>,
+    bury_log: BuryLog,
+    /// Flushes whose jobs are not freed yet.
+    flushes: Flushes,
     /// Closed connections that still have jobs to release or watches to remove.
     closing: VecDeque<Closing>,
     /// The work that is left in this iteration for connections that are closed in it.
@@ -236,6 +252,9 @@ impl Queue {
             overdue_tubes: VecDeque::new(),
             overdue_conns: VecDeque::new(),
             is_late: false,
+            bury_after: None,
+            bury_log: BuryLog::default(),
+            flushes: Flushes::default(),
             closing: VecDeque::new(),
             closing_work_left: CLOSING_WORK,
             moved_bytes: 0,
@@ -375,7 +394,11 @@ impl Queue {
                 matches!(state, Some(State::Reserved { by, .. }) if by == conn)
             };
             let job = closing.release_order.pop().filter(is_reserved).unwrap_or(soonest.job);
-            self.make_ready_and_charge(job, work_left, now);
+            if self.is_flushed(&self.jobs[job]) {
+                self.free_flushed_reserved(job, work_left);
+            } else {
+                self.take_back(job, work_left, now);
+            }
         }
         true
     }
@@ -480,8 +503,9 @@ impl Queue {
         }
     }
 
-    /// Returns the tube of this name; creates it if there is none.
-    fn find_or_create_tube(&mut self, name: &str) -> Result<TubeKey, TryReserveError> {
+    /// Returns the tube of this name; creates it if there is none. The caller needs it, or removes it
+    /// again.
+    pub fn find_or_create_tube(&mut self, name: &str) -> Result<TubeKey, TryReserveError> {
         if let Some(tube) = self.tubes.find(name) {
             return Ok(tube);
         }
@@ -515,23 +539,25 @@ impl Queue {
 
     // ---- Jobs ----
 
-    /// Puts a job with a complete body into the tube that the connection uses.
+    /// Puts a job with a complete body into a tube.
     pub fn put(
         &mut self,
-        conn: ConnKey,
+        key: TubeKey,
         id: u64,
         params: JobParams,
         body: Body,
         now: Nanos,
     ) -> Result<(), NoSpace> {
-        let key = self.clients[conn].used;
         if let Err(no_space) = self.ensure_fits(key, params, &body) {
             self.drop_body(body);
+            self.remove_tube_if_idle(key);
             return Err(no_space);
         }
         self.tubes[key].total_jobs += 1;
         self.totals.total_jobs += 1;
-        let job = self.jobs.insert(Job::new(id, key, params, body, now));
+        let mut job = Job::new(id, key, params, body, now);
+        job.epoch = self.tubes[key].epoch;
+        let job = self.jobs.insert(job);
         let target = self.jobs[job].target(now);
         self.record_put(job, target, now);
         self.attach(job, target, now);
@@ -564,26 +590,52 @@ impl Queue {
         steps_left: &mut usize,
         now: Nanos,
     ) -> Result<Search, TryReserveError> {
+        self.reserve_if(conn, steps_left, now, |_, _| Ok(true))
+    }
+
+    /// As [`Queue::reserve`], but reserves nothing if `accepts` returns false for the best job.
+    pub fn reserve_if(
+        &mut self,
+        conn: ConnKey,
+        steps_left: &mut usize,
+        now: Nanos,
+        accepts: impl FnOnce(JobKey, &Job) -> Result<bool, TryReserveError>,
+    ) -> Result<Search, TryReserveError> {
         let search = self.best_job(conn, steps_left)?;
         if let Search::Found(job) = search {
+            if !accepts(job, &self.jobs[job])? {
+                return Ok(Search::Nothing);
+            }
             self.make_reserved(job, conn, now);
         }
         Ok(search)
     }
 
-    /// Reserves the job `id`. Returns `None` if there is none or it is already reserved.
-    pub fn reserve_job(&mut self, conn: ConnKey, id: u64, now: Nanos) -> Option<JobKey> {
-        let job = self.jobs.find(id)?;
-        if matches!(self.jobs[job].state, State::Reserved { .. }) {
-            return None;
+    /// Reserves the job `id`, unless it is already reserved.
+    pub fn reserve_job(&mut self, conn: ConnKey, id: u64, now: Nanos) -> Result<JobKey, Outcome> {
+        let job = self.find(id).ok_or(Outcome::NotFound)?;
+        match self.jobs[job].state {
+            State::Reserved { .. } => return Err(Outcome::NotFound),
+            State::Buried(_) => {
+                // A flush of buried jobs must not delete it, not even after a restart.
+                self.record_hold(job, true);
+            }
+            State::Ready { .. } | State::Delayed { .. } | State::Detached => {}
         }
         self.make_reserved(job, conn, now);
-        Some(job)
+        Ok(job)
     }
 
     /// Deletes the job `id`, unless another connection has reserved it.
     pub fn delete(&mut self, conn: ConnKey, id: u64) -> Outcome {
-        let Some(job) = self.jobs.find(id) else { return Outcome::NotFound };
+        let outcome = self.delete_one(conn, id);
+        self.compact();
+        outcome
+    }
+
+    /// As [`Queue::delete`], for one of many jobs. The caller calls [`Queue::compact`] after the last.
+    pub fn delete_one(&mut self, conn: ConnKey, id: u64) -> Outcome {
+        let Some(job) = self.find(id) else { return Outcome::NotFound };
         if matches!(self.jobs[job].state, State::Reserved { by, .. } if by != conn) {
             return Outcome::NotFound;
         }
@@ -596,7 +648,6 @@ impl Queue {
         self.tubes[job.tube].deletes += 1;
         self.remove_tube_if_idle(job.tube);
         self.drop_body(job.body);
-        self.compact();
         Outcome::Done
     }
 
@@ -691,7 +742,7 @@ impl Queue {
 
     /// Makes the job `id` ready if it is buried or delayed.
     pub fn kick_job(&mut self, id: u64, now: Nanos) -> Outcome {
-        let Some(job) = self.jobs.find(id) else { return Outcome::NotFound };
+        let Some(job) = self.find(id) else { return Outcome::NotFound };
         if !matches!(self.jobs[job].state, State::Buried(_) | State::Delayed { .. }) {
             return Outcome::NotFound;
         }
@@ -702,7 +753,9 @@ impl Queue {
 
     fn kick_one(&mut self, job: JobKey, now: Nanos) -> Result<(), NoSpace> {
         self.reserve_update()?;
-        job::count_one(&mut self.jobs[job].counts.kicks);
+        let kicked = &mut self.jobs[job];
+        job::count_one(&mut kicked.counts.kicks);
+        kicked.returns = 0;
         self.transition(job, Target::Ready, now);
         Ok(())
     }
@@ -718,8 +771,15 @@ impl Queue {
         std::mem::take(&mut self.invalidated) / INVALIDATIONS_PER_WORK
     }
 
+    /// Returns whether the connection has reserved the job `id`, whose key is or was `job`.
+    pub fn is_reserved(&self, job: JobKey, id: u64, conn: ConnKey) -> bool {
+        let job = self.jobs.get(job).filter(|job| job.id == id && !self.is_flushed(job));
+        job.is_some_and(|job| matches!(job.state, State::Reserved { by, .. } if by == conn))
+    }
+
+    /// Returns the job `id` if the connection has reserved it.
     fn find_reserved(&self, conn: ConnKey, id: u64) -> Option<JobKey> {
-        let job = self.jobs.find(id)?;
+        let job = self.find(id)?;
         let is_own = matches!(self.jobs[job].state, State::Reserved { by, .. } if by == conn);
         is_own.then_some(job)
     }
@@ -848,8 +908,10 @@ impl Queue {
     /// Appends a job to the buried jobs of its tube.
     fn make_buried(&mut self, key: JobKey) {
         self.detach(key);
-        let tube = self.jobs[key].tube;
-        self.tubes[tube].buried.push_back(&mut self.jobs, key.number());
+        let job = &mut self.jobs[key];
+        let tube = &mut self.tubes[job.tube];
+        job.buried_epoch = tube.buried_epoch;
+        tube.buried.push_back(&mut self.jobs, key.number());
         self.totals.buried += 1;
     }
 
@@ -888,7 +950,8 @@ impl Queue {
     /// Returns whether a reserved job of the connection reaches its deadline in at most 1 s.
     pub fn is_deadline_soon(&self, conn: ConnKey, now: Nanos) -> bool {
         let soonest = self.clients[conn].reserved.first();
-        soonest.is_some_and(|entry| entry.deadline <= now + SAFETY_MARGIN)
+        let soonest = soonest.filter(|entry| entry.deadline <= now + SAFETY_MARGIN);
+        soonest.is_some_and(|entry| !self.is_flushed(&self.jobs[entry.job]))
     }
 
     /// Returns a time not after the one when [`Queue::tick`] or [`Queue::commit`] has something to
@@ -1003,15 +1066,16 @@ impl Queue {
     }
 
     fn run_due_client(&mut self, conn: ConnKey, now: Nanos, work_left: &mut usize) {
-        while let Some(expired) =
-            self.clients[conn].reserved.first().filter(|entry| entry.deadline <= now)
-        {
+        loop {
+            self.free_flushed_tops(conn, work_left);
+            let first = self.clients[conn].reserved.first();
+            let Some(expired) = first.filter(|entry| entry.deadline <= now) else { break };
             if *work_left == 0 {
                 break;
             }
             job::count_one(&mut self.jobs[expired.job].counts.timeouts);
             self.totals.timeouts += 1;
-            self.make_ready_and_charge(expired.job, work_left, now);
+            self.take_back(expired.job, work_left, now);
         }
         if let Some(Wait { until, .. }) = self.clients[conn].watching.wait {
             if self.is_deadline_soon(conn, now) {

@@ -15,9 +15,10 @@ use super::job::{Job, JobParams, Target};
 use super::tube::Tubes;
 use crate::engine::binlog::disk::{Disk, FileNumber};
 use crate::engine::binlog::reader::{self, Damage, Item, ReadError, Reader, Record, TornTail};
-use crate::engine::binlog::record::{self, Fields, HIGHEST_ID, Layout, RecordState};
-use crate::engine::binlog::segments::{Segment, Segments};
+use crate::engine::binlog::record::{self, Fields, FlushKind, HIGHEST_ID, Layout, RecordState};
+use crate::engine::binlog::segments::{Entry, Segment, Segments};
 use crate::engine::binlog::{BeginError, Binlog, IoFailed, Policy, Resume};
+use crate::engine::collections::secondary_map::SecondaryMap;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{JobKey, TubeKey};
 use crate::engine::time::Nanos;
@@ -73,10 +74,28 @@ struct ReplayState<'q> {
     tube: TubeKey,
     used_bytes: u64,
     tail: TornTail,
+    /// The flushes of each tube.
+    flushes: SecondaryMap<TubeKey, FlushCounts>,
+    /// The flushes of its tube before the full record of a job, and the flushes of buried jobs before
+    /// its last record. Jobs without an entry had none.
+    flushes_before: SecondaryMap<JobKey, FlushCounts>,
+    /// Flushed jobs whose deletes are not recorded.
+    flushed: Vec<JobKey>,
+    /// Buried jobs that workers had reserved.
+    held: Vec<JobKey>,
     /// The ids of jobs with a damaged full record and no intact one.
     lost: HashSet<u64>,
     /// The number of damaged places.
     damages: u64,
+}
+
+/// Numbers of flushes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct FlushCounts {
+    /// Of all jobs of a tube.
+    all: u32,
+    /// Of the buried jobs of a tube.
+    buried: u32,
 }
 
 /// At most this many ids can be missing between two records. An id that is farther away is damaged.
@@ -102,10 +121,33 @@ impl Queue {
             tube: Tubes::DEFAULT,
             used_bytes: 0,
             tail: TornTail::default(),
+            flushes: SecondaryMap::default(),
+            flushes_before: SecondaryMap::default(),
+            flushed: Vec::new(),
+            held: Vec::new(),
             lost: HashSet::new(),
             damages: 0,
         };
         Ok(Replay { disk, numbers, files_read: 0, state })
+    }
+
+    /// Deletes jobs whose flush was recorded before the server ended.
+    fn finish_flushes(&mut self, flushed: &[JobKey]) {
+        for &key in flushed {
+            let job = self.jobs.remove(key);
+            self.record_flushed(&job);
+            self.bodies.remove(job.body);
+        }
+        if !flushed.is_empty() {
+            info!("the server ended during a flush: deleted the {} jobs left", flushed.len());
+        }
+    }
+
+    /// Records that buried jobs are not reserved any more: a flush of buried jobs deletes them.
+    fn end_holds(&mut self, held: &[JobKey]) {
+        for &key in held {
+            self.record_hold(key, false);
+        }
     }
 
     fn quarantine_damaged_files(&mut self, now: Nanos) -> Result<(), IoFailed> {
@@ -144,9 +186,12 @@ impl Replay<'_> {
         let Replay { disk, files_read, mut state, .. } = self;
         state.log_torn_tail();
         state.place_jobs(now).map_err(ReplayError::NoMemory)?;
-        let ReplayState { queue, segments, resume, used_bytes, lost, damages, .. } = state;
+        let ReplayState {
+            queue, segments, resume, used_bytes, lost, damages, flushed, held, ..
+        } = state;
         let jobs = segments.job_count();
         assert_eq!(jobs, queue.jobs.len() as u64, "jobs with an entry in the binlog, and all jobs");
+        let jobs = jobs - flushed.len() as u64;
         let recovered = Recovered { jobs, files: files_read, used_bytes, last_id: resume.id };
         if damages > 0 {
             error!(
@@ -160,6 +205,8 @@ impl Replay<'_> {
             BeginError::NoFile(error) => ReplayError::Begin(error),
             BeginError::Failed(failure) => ReplayError::Failed(failure),
         })?);
+        queue.finish_flushes(&flushed);
+        queue.end_holds(&held);
         queue.quarantine_damaged_files(now).map_err(ReplayError::Failed)?;
         Ok(recovered)
     }
@@ -210,6 +257,9 @@ impl ReplayState<'_> {
         self.segments.by_number(number).is_damaged = true;
         self.damages += 1;
         let effect = match damage.id {
+            Some(id) if record::flush_kind(id).is_some() => {
+                "; it was the record of a flush: some of the flushed jobs may be back".to_owned()
+            }
             Some(id) if self.queue.jobs.find(id).is_some() => {
                 format!("; keeping job {id} as it was before")
             }
@@ -263,11 +313,15 @@ impl ReplayState<'_> {
         record: &Record<'_>,
     ) -> Result<(), TryReserveError> {
         let Record { fields, tube, body, .. } = *record;
+        if let Some(kind) = record.flush {
+            return self.apply_flush(kind, tube);
+        }
         self.note_id(fields.id);
         let known = self.queue.jobs.find(fields.id);
         if fields.state == RecordState::Deleted {
             self.lost.remove(&fields.id);
             if let Some(key) = known {
+                self.flushes_before.remove(key);
                 let job = self.queue.jobs.remove(key);
                 self.segments.remove_job(job.log);
                 self.queue.bodies.remove(job.body);
@@ -291,7 +345,7 @@ impl ReplayState<'_> {
         job.created_at = fields.created_at;
         job.counts = fields.counts;
         self.apply_state(key, &fields, is_full, layout.has_checksums());
-        Ok(())
+        self.note_flushes(key, false)
     }
 
     /// Applies a full record. It adds a job, or replaces the tube and the body of a known one.
@@ -314,6 +368,7 @@ impl ReplayState<'_> {
             self.queue.bodies.remove(old_body);
             let job = &self.queue.jobs[key];
             self.segments.move_job(job.log, number, len);
+            self.note_flushes(key, true)?;
             return Ok(key);
         }
         self.queue.jobs.try_reserve_one()?;
@@ -323,7 +378,42 @@ impl ReplayState<'_> {
         let body = self.queue.bodies.add(body)?;
         let key = self.queue.jobs.insert(Job::new(id, tube, params, body, created_at));
         self.queue.jobs[key].log = self.segments.add_job(key, number, len);
+        self.note_flushes(key, true)?;
         Ok(key)
+    }
+
+    /// Applies the record of a flush. The jobs are still needed: their deletes may not be recorded.
+    fn apply_flush(&mut self, kind: FlushKind, tube: Option<&str>) -> Result<(), TryReserveError> {
+        // In a tube without jobs there is nothing to flush.
+        let Some(key) = tube.and_then(|tube| self.queue.tubes.find(tube)) else { return Ok(()) };
+        if self.flushes.get(key).is_none() {
+            self.flushes.try_insert(key, FlushCounts::default())?;
+        }
+        let flushes = &mut self.flushes[key];
+        match kind {
+            FlushKind::All => flushes.all += 1,
+            FlushKind::Buried => flushes.buried += 1,
+        }
+        Ok(())
+    }
+
+    /// Notes how many flushes of its tube were before a record of the job.
+    fn note_flushes(&mut self, key: JobKey, is_full: bool) -> Result<(), TryReserveError> {
+        let Some(&now) = self.flushes.get(self.queue.jobs[key].tube) else { return Ok(()) };
+        if self.flushes_before.get(key).is_none() {
+            self.flushes_before.try_insert(key, FlushCounts::default())?;
+        }
+        let before = &mut self.flushes_before[key];
+        *before = FlushCounts { all: if is_full { now.all } else { before.all }, ..now };
+        Ok(())
+    }
+
+    /// Returns whether a flush has deleted the job.
+    fn is_flushed(&self, key: JobKey, entry: &Entry) -> bool {
+        let flushes = self.flushes.get(self.queue.jobs[key].tube).copied().unwrap_or_default();
+        let before = self.flushes_before.get(key).copied().unwrap_or_default();
+        let is_buried = entry.state == RecordState::Buried && !entry.is_held;
+        before.all < flushes.all || (is_buried && before.buried < flushes.buried)
     }
 
     /// Returns the tube with this name. Most jobs are in the tube of the job before.
@@ -347,6 +437,7 @@ impl ReplayState<'_> {
             self.resume.buried_at + Nanos::ONE
         };
         entry.state = fields.state;
+        entry.is_held = fields.is_held;
         if fields.state == RecordState::Buried {
             self.resume.buried_at = self.resume.buried_at.max(entry.due_or_buried_at);
         }
@@ -359,11 +450,20 @@ impl ReplayState<'_> {
         let mut buried = Vec::new();
         for key in self.segments.jobs() {
             let entry = self.segments.entry(self.queue.jobs[key].log);
+            if self.is_flushed(key, entry) {
+                headroom::leave(Headroom::Quarter, || self.flushed.try_reserve(1))?;
+                self.flushed.push(key);
+                continue;
+            }
             let moment = entry.due_or_buried_at;
             match entry.state {
                 RecordState::Buried => {
-                    headroom::leave(Headroom::Quarter, || buried.try_reserve(1))?;
+                    headroom::leave(Headroom::Quarter, || {
+                        buried.try_reserve(1)?;
+                        self.held.try_reserve(1)
+                    })?;
                     buried.push((moment, key));
+                    self.held.extend(entry.is_held.then_some(key));
                 }
                 // If the clock was set back, the rest of the delay is at most the delay.
                 RecordState::Delayed if moment > now && self.queue.jobs[key].delay_secs > 0 => {

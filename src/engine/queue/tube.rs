@@ -13,6 +13,7 @@ use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::NIL;
 use crate::engine::keys::{ConnKey, JobKey, Key, TimerKey, TubeKey};
 use crate::engine::queue::listing::ListText;
+use crate::engine::text;
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 use std::hash::{BuildHasher, RandomState};
@@ -41,12 +42,20 @@ pub struct Tube {
     pub timer: TimerKey,
     /// It is in the queue of overdue tubes.
     pub is_overdue: bool,
+    /// Changes when all jobs are flushed. A job with another epoch is flushed.
+    pub epoch: u8,
+    /// Changes when the buried jobs are flushed. A buried job with another epoch is flushed.
+    pub buried_epoch: u8,
+    /// The number of flushes whose jobs are not freed yet.
+    pub flushes: u8,
     /// The number of puts.
     pub total_jobs: u64,
     /// The number of deletes.
     pub deletes: u64,
     /// The number of pauses.
     pub pauses: u64,
+    /// The number of jobs that were buried because they came back too often.
+    pub buried_after_returns: u64,
     /// Half of the hash of the name: as many bits as there can be tubes.
     hash: u32,
     next_in_bucket: u32,
@@ -129,14 +138,15 @@ impl Tube {
         mix(u64::from(conn.number()) << u32::BITS | u64::from(self.hash)) as u32
     }
 
-    /// Returns whether the tube has no user, no watch and no job.
+    /// Returns the number of jobs.
+    pub fn job_count(&self) -> u64 {
+        let heaps = self.ready.len() + self.delayed.len();
+        heaps as u64 + u64::from(self.reserved) + u64::from(self.buried.len())
+    }
+
+    /// Returns whether the tube has no user, no watch, no job and no flush.
     fn is_idle(&self) -> bool {
-        self.using == 0
-            && self.watching == 0
-            && self.reserved == 0
-            && self.ready.is_empty()
-            && self.delayed.is_empty()
-            && self.buried.is_empty()
+        self.using == 0 && self.watching == 0 && self.job_count() == 0 && self.flushes == 0
     }
 }
 
@@ -179,14 +189,9 @@ impl Tubes {
     /// Creates a tube with a new name.
     pub fn create(&mut self, name: &str, timer: TimerKey) -> Result<TubeKey, TryReserveError> {
         self.table.try_reserve_one()?;
-        let mut own_name = String::new();
-        headroom::leave(Headroom::Quarter, || {
-            self.order.try_reserve(1)?;
-            own_name.try_reserve_exact(name.len())
-        })?;
-        own_name.push_str(name);
+        headroom::leave(Headroom::Quarter, || self.order.try_reserve(1))?;
         let tube = Tube {
-            name: own_name.into_boxed_str(),
+            name: text::try_boxed(name)?,
             ready: Heap::default(),
             delayed: Heap::default(),
             buried: List::default(),
@@ -199,9 +204,13 @@ impl Tubes {
             pause: None,
             timer,
             is_overdue: false,
+            epoch: 0,
+            buried_epoch: 0,
+            flushes: 0,
             total_jobs: 0,
             deletes: 0,
             pauses: 0,
+            buried_after_returns: 0,
             hash: self.hash(name),
             next_in_bucket: NIL,
             list_index: u32::try_from(self.order.len()).expect("2^32 tubes or more"),

@@ -616,7 +616,8 @@ mod tests {
         let params = JobParams { pri, delay_secs: 0, ttr_secs: LONG };
         queue.use_tube(conn, TUBES[tube]).unwrap();
         let body = queue.bodies.add(CR_LF).unwrap();
-        queue.put(conn, id, params, body, NOW).unwrap();
+        let tube = queue.clients[conn].used;
+        queue.put(tube, id, params, body, NOW).unwrap();
     }
 
     fn reserve(queue: &mut Queue, conn: ConnKey) -> Option<u64> {

@@ -2,18 +2,21 @@
 
 use super::{FREE_STEPS, REPLY_COST_PER_WORK, Server, WARN_INTERVAL};
 use crate::engine::binlog::NoSpace;
-use crate::engine::conn::{Conn, LargePut, Phase, Put, Refusal, Step};
+use crate::engine::conn::{Conn, Contents, Demand, LargePut, Phase, Put, Refusal, Step, Stepped};
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::keys::{ConnKey, JobKey};
+use crate::engine::keys::{ConnKey, JobKey, TubeKey};
+use crate::engine::protocol::batch::Batch;
 use crate::engine::protocol::command::{self, Command, LineTail, Rejection};
 use crate::engine::protocol::reply::Reply;
 use crate::engine::protocol::stats;
 use crate::engine::queue::body::Body;
+use crate::engine::queue::flush::FlushKind;
 use crate::engine::queue::job::JobParams;
+use crate::engine::queue::touch::TouchAll;
 use crate::engine::queue::tube::Tube;
 use crate::engine::queue::waiters::{Search, Wait};
 use crate::engine::queue::{Kick, Outcome, Queue, WORK_PER_WAKE, WaitResult};
-use crate::engine::text::CR_LF;
+use crate::engine::text::{self, CR_LF};
 use crate::engine::time::Nanos;
 use log::{debug, trace, warn};
 use std::collections::TryReserveError;
@@ -21,8 +24,10 @@ use std::collections::TryReserveError;
 /// Units of work to read from a connection and to write to it.
 const WORK_PER_CONN: usize = 16;
 /// A reserve checks at most this many watches in an iteration, and charges one unit for each two.
-const WATCHES_PER_STEP: usize = 2048;
+pub(super) const WATCHES_PER_STEP: usize = 2048;
 const WATCHES_PER_WORK: usize = 2;
+/// Units of work to free flushed jobs that hide the first deadline. The rest is done by ticks.
+const FLUSHED_TOPS_WORK: usize = 64;
 /// Counting this many waiters of a tube is one unit of work.
 const WAITERS_PER_WORK: usize = 8;
 /// A kick moves at most this many jobs in an iteration, or wakes 128 connections: less than 1 ms.
@@ -69,18 +74,19 @@ impl Server {
         self.budget.begin_share();
         while self.budget.has_share() && self.conns[key].has_step(input) {
             let output_limit = self.conns.output_limit();
-            let Some(step) = self.conns[key].next_step(&mut input, output_limit) else { break };
+            let has_memory = !self.conns.are_crowded();
+            let step = self.conns[key].next_step(&mut input, output_limit, has_memory);
+            let Some(step) = step else { break };
             let now = self.command_time(now);
             match step {
                 Step::Line(line) => self.run_line(key, line, now),
                 Step::TooLongLine(tail) => self.reject(key, tail, Rejection::BadFormat),
+                Step::SkippedLongLine => self.reply(key, Reply::OutOfMemory),
                 Step::Put(put, body) => self.finish_small_put(key, put, body, now),
                 Step::BeginBody(put) => self.begin_body(key, put),
                 Step::BodyPart(part) => self.add_to_body(key, part, now),
                 Step::SkippedBody(refusal) => self.reply(key, refusal.into()),
-                Step::Kick(kick) => self.kick_step(key, kick, now),
-                Step::Reserve(wait) => self.reserve_step(key, wait, now),
-                Step::ListWatched => self.list_watched_step(key),
+                Step::Next(stepped) => self.next_step(key, stepped, now),
             }
             self.after_command();
         }
@@ -92,6 +98,23 @@ impl Server {
             self.conns.mark_dirty(key);
         }
         input
+    }
+
+    /// Runs the next step of a command. Other connections are served between two steps.
+    fn next_step(&mut self, key: ConnKey, stepped: Stepped, now: Nanos) {
+        match stepped {
+            Stepped::Kick(kick) => self.kick_step(key, kick, now),
+            Stepped::Reserve(wait, demand) => self.reserve_step(key, wait, demand, now),
+            Stepped::FillBatch(batch) => self.fill_step(key, batch, now),
+            Stepped::TouchAll(touch) => self.touch_all_step(key, touch, now),
+            Stepped::Select(selecting, contents) => self.select(key, selecting, contents, now),
+            Stepped::ListWatched(text, next) => self.list_watched_step(key, text, next),
+        }
+    }
+
+    /// Continues a command in the next iteration, or in this one if the connection has work left.
+    pub(super) fn continue_later(&mut self, key: ConnKey, stepped: Stepped) {
+        self.conns[key].phase = Phase::InSteps(stepped);
     }
 
     /// Delivers the results of waits, and charges the work of the command.
@@ -140,17 +163,27 @@ impl Server {
     fn execute(&mut self, key: ConnKey, command: Command<'_>, now: Nanos) {
         match command {
             Command::Put { pri, delay_secs, ttr_secs, body_len, trailing } => {
-                self.begin_put(key, JobParams { pri, delay_secs, ttr_secs }, body_len, trailing);
+                let params = JobParams { pri, delay_secs, ttr_secs };
+                self.begin_put(key, None, params, body_len, trailing);
             }
-            Command::Reserve => self.reserve(key, None, now),
+            Command::PutInTube { tube, pri, delay_secs, ttr_secs, body_len, trailing } => {
+                let params = JobParams { pri, delay_secs, ttr_secs };
+                self.begin_put(key, Some(tube), params, body_len, trailing);
+            }
+            Command::Reserve => self.reserve(key, Nanos::NEVER, Demand::Job, now),
             Command::ReserveWithTimeout { timeout_secs } => {
-                self.reserve(key, Some(timeout_secs), now)
+                self.reserve(key, now + Nanos::from_secs(timeout_secs), Demand::Job, now);
+            }
+            Command::ReserveBatch { count, timeout_secs } => {
+                let until = now + Nanos::from_secs(timeout_secs);
+                self.reserve(key, until, Demand::Batch(count), now);
             }
             Command::ReserveJob { id } => self.reserve_job(key, id, now),
             Command::Delete { id } => {
                 let outcome = self.queue.delete(key, id);
                 self.reply_outcome(key, outcome, Reply::Deleted);
             }
+            Command::DeleteBatch { ids } => self.delete_batch(key, ids),
             Command::Release { id, pri, delay_secs } => {
                 let outcome = self.queue.release(key, id, pri, delay_secs, now);
                 self.reply_outcome(key, outcome, Reply::Released);
@@ -163,6 +196,7 @@ impl Server {
                 let is_done = self.queue.touch(key, id, now);
                 self.reply_if(key, is_done, Reply::Touched);
             }
+            Command::TouchAll => self.touch_all_step(key, TouchAll::new(now), now),
             Command::Kick { bound } => {
                 let kick = self.queue.plan_kick(self.queue.clients[key].used, bound);
                 self.kick_step(key, kick, now);
@@ -171,6 +205,8 @@ impl Server {
                 let outcome = self.queue.kick_job(id, now);
                 self.reply_outcome(key, outcome, Reply::KickedJob);
             }
+            Command::FlushTube { tube } => self.flush(key, tube, FlushKind::All, now),
+            Command::FlushBuried { tube } => self.flush(key, tube, FlushKind::Buried, now),
 
             Command::Use { tube } => self.use_tube(key, tube),
             Command::Watch { tube } => self.watch(key, tube),
@@ -184,7 +220,7 @@ impl Server {
             }
             Command::PauseTube { tube: None, .. } => self.reply(key, Reply::BadFormat),
 
-            Command::Peek { id } => self.reply_found(key, self.queue.jobs.find(id)),
+            Command::Peek { id } => self.reply_found(key, self.queue.find(id)),
             Command::PeekReady => {
                 self.reply_found(key, self.used_tube(key).first_ready());
             }
@@ -194,6 +230,12 @@ impl Server {
             Command::PeekBuried => {
                 self.reply_found(key, self.used_tube(key).first_buried());
             }
+            Command::PeekBatch { selection } => {
+                self.begin_page(key, selection, Contents::Body, now);
+            }
+            Command::ListJobs { selection } => {
+                self.begin_page(key, selection, Contents::Facts, now);
+            }
 
             Command::Stats => {
                 let text = self.stats(now);
@@ -201,7 +243,7 @@ impl Server {
             }
             Command::StatsJob { id } => {
                 let queue = &self.queue;
-                match queue.jobs.find(id).map(|job| stats::job(&queue.jobs[job], queue, now)) {
+                match queue.find(id).map(|job| stats::job(&queue.jobs[job], queue, now)) {
                     Some(text) => self.reply(key, Reply::Document { text: &text }),
                     None => self.reply(key, Reply::NotFound),
                 }
@@ -220,7 +262,14 @@ impl Server {
 
     // ---- Put ----
 
-    fn begin_put(&mut self, key: ConnKey, params: JobParams, body_len: u32, trailing: bool) {
+    fn begin_put(
+        &mut self,
+        key: ConnKey,
+        tube: Option<&str>,
+        params: JobParams,
+        body_len: u32,
+        trailing: bool,
+    ) {
         let full_len = body_len as usize + CR_LF.len();
         if body_len > self.settings.max_job_size {
             return self.refuse_body(key, full_len, Refusal::JobTooBig);
@@ -233,6 +282,9 @@ impl Server {
         self.queue.mark_producer(key);
         // In drain mode the reply to a put is `DRAINING`, at the end of the body.
         let has_memory = self.is_draining || self.has_memory_for(full_len);
+        let Ok(tube) = tube.map(text::try_boxed).transpose() else {
+            return self.refuse_body(key, full_len, self.refusal());
+        };
         if !has_memory || !(self.process.has_headroom)(Headroom::Whole) {
             return self.refuse_body(key, full_len, Refusal::OutOfMemory);
         }
@@ -240,7 +292,7 @@ impl Server {
         let full_len = u32::try_from(full_len).expect("a body of more than 2^30 bytes");
         let conn = &mut self.conns[key];
         conn.sends_large_bodies = full_len as usize >= Conn::WORTH_TWO_READS;
-        conn.phase = Phase::ReadingBody(Put { id: self.last_id, params, full_len });
+        conn.phase = Phase::ReadingBody(Put { id: self.last_id, params, full_len, tube });
     }
 
     /// Returns whether a job with a body of this length fits into `--max-memory`.
@@ -361,7 +413,7 @@ impl Server {
         body: Result<Body, NoSpace>,
         now: Nanos,
     ) {
-        let Put { id, params, .. } = put;
+        let Put { id, params, tube, .. } = put;
         let refusal = if !ends_in_cr_lf {
             Some(Reply::ExpectedCrLf)
         } else if self.is_draining {
@@ -373,8 +425,19 @@ impl Server {
             body.into_iter().for_each(|body| self.queue.drop_body(body));
             return self.reply(key, reply);
         }
-        let mut put = |body| self.queue.put(key, id, params, body, now);
-        let reply = match body.and_then(|body| headroom::leave(Headroom::Whole, || put(body))) {
+        let put = |body| {
+            headroom::leave(Headroom::Whole, || {
+                let tube = match self.tube_of_put(key, tube.as_deref()) {
+                    Ok(tube) => tube,
+                    Err(no_memory) => {
+                        self.queue.drop_body(body);
+                        return Err(no_memory.into());
+                    }
+                };
+                self.queue.put(tube, id, params, body, now)
+            })
+        };
+        let reply = match body.and_then(put) {
             Ok(()) => Reply::Inserted { id },
             Err(NoSpace::Space | NoSpace::Memory) => Reply::OutOfMemory,
         };
@@ -383,26 +446,22 @@ impl Server {
 
     // ---- Reserve, release and kick ----
 
-    fn reserve(&mut self, key: ConnKey, timeout_secs: Option<u32>, now: Nanos) {
+    fn reserve(&mut self, key: ConnKey, until: Nanos, demand: Demand, now: Nanos) {
         self.queue.mark_worker(key);
         // The job may also come while the connection waits, when it is too late to refuse it.
         if self.queue.ensure_can_reserve(key).is_err() {
             return self.reply(key, Reply::OutOfMemory);
         }
-        let until = timeout_secs.map_or(Nanos::NEVER, |secs| now + Nanos::from_secs(secs));
         let seq = self.queue.next_wait_seq();
-        self.reserve_step(key, Wait { seq, until }, now);
+        self.reserve_step(key, Wait { seq, until }, demand, now);
     }
 
-    /// Reserves a job, or begins to wait. With more than 2,048 watched tubes this takes several
+    /// Reserves jobs, or begins to wait. With more than 2,048 watched tubes this takes several
     /// iterations; tubes that change between them are checked again.
-    fn reserve_step(&mut self, key: ConnKey, wait: Wait, now: Nanos) {
-        // The phase is set before the reply: a reply without memory sets it to `Closing`.
-        self.conns[key].phase = Phase::ReadingLine;
+    fn reserve_step(&mut self, key: ConnKey, wait: Wait, demand: Demand, now: Nanos) {
         let mut steps_left = WATCHES_PER_STEP;
-        let outcome = self.reserve_or_wait(key, wait, &mut steps_left, now);
-        let steps = WATCHES_PER_STEP - steps_left;
-        self.budget.charge_share(steps.saturating_sub(FREE_STEPS) / WATCHES_PER_WORK);
+        let outcome = self.reserve_or_wait(key, wait, demand, &mut steps_left, now);
+        self.charge_steps(WATCHES_PER_STEP - steps_left);
         match outcome {
             Ok(Some(phase)) => self.conns[key].phase = phase,
             Ok(None) => {}
@@ -410,32 +469,54 @@ impl Server {
         }
     }
 
+    /// Charges the watches that a reserve has checked.
+    pub(super) fn charge_steps(&mut self, steps: usize) {
+        self.budget.charge_share(steps.saturating_sub(FREE_STEPS) / WATCHES_PER_WORK);
+    }
+
     /// Returns the next phase of the connection, or `None` if it has its reply.
     fn reserve_or_wait(
         &mut self,
         key: ConnKey,
         wait: Wait,
+        demand: Demand,
         steps_left: &mut usize,
         now: Nanos,
     ) -> Result<Option<Phase>, TryReserveError> {
-        match self.queue.reserve(key, steps_left, now)? {
-            Search::Found(job) => {
-                self.reply_reserved(key, job);
-                return Ok(None);
+        let later = Phase::InSteps(Stepped::Reserve(wait, demand));
+        match demand {
+            Demand::Job => match self.queue.reserve(key, steps_left, now)? {
+                Search::Found(job) => {
+                    self.reply_reserved(key, job);
+                    return Ok(None);
+                }
+                Search::Unfinished => return Ok(Some(later)),
+                Search::Nothing => {}
+            },
+            Demand::Batch(max) => {
+                let mut batch = Batch::new(max);
+                match (self.fill(key, &mut batch, steps_left, now)?, batch.is_empty()) {
+                    (true, true) => {}
+                    (true, false) => {
+                        self.reply_reserved_batch(key, batch);
+                        return Ok(None);
+                    }
+                    (false, true) => return Ok(Some(later)),
+                    (false, false) => return Ok(Some(Phase::InSteps(Stepped::FillBatch(batch)))),
+                }
             }
-            Search::Unfinished => return Ok(Some(Phase::Reserving(wait))),
-            Search::Nothing => {}
         }
+        self.queue.free_flushed_tops(key, &mut FLUSHED_TOPS_WORK.clone());
         if self.queue.is_deadline_soon(key, now) {
             self.reply(key, Reply::DeadlineSoon);
             return Ok(None);
         }
         if wait.until <= now || self.conns[key].is_half_closed {
-            self.reply(key, Reply::TimedOut);
+            self.reply(key, demand.timed_out());
             return Ok(None);
         }
         let waits = self.queue.wait(key, wait, steps_left, now)?;
-        Ok(Some(if waits { Phase::Waiting } else { Phase::Reserving(wait) }))
+        Ok(Some(if waits { Phase::Waiting(demand) } else { later }))
     }
 
     fn reserve_job(&mut self, key: ConnKey, id: u64, now: Nanos) {
@@ -443,29 +524,38 @@ impl Server {
             return self.reply(key, Reply::OutOfMemory);
         }
         match self.queue.reserve_job(key, id, now) {
-            Some(job) => {
+            Ok(job) => {
                 self.queue.mark_worker(key);
                 self.reply_reserved(key, job);
             }
-            None => self.reply(key, Reply::NotFound),
+            Err(outcome) => self.reply_outcome(key, outcome, Reply::NotFound),
         }
     }
 
-    /// Kicks the next jobs. Other connections are served between two steps.
+    /// Kicks the next jobs.
     fn kick_step(&mut self, key: ConnKey, mut kick: Kick, now: Nanos) {
         let before = kick.kicked;
         let outcome = self.queue.kick(&mut kick, KICKS_PER_STEP, now);
         self.budget.charge_share((kick.kicked - before) as usize);
-        self.conns[key].phase =
-            if kick.left > 0 { Phase::Kicking(kick) } else { Phase::ReadingLine };
         match outcome {
-            Ok(()) if kick.left > 0 => {}
+            Ok(()) if kick.left > 0 => self.continue_later(key, Stepped::Kick(kick)),
             Ok(()) => self.reply(key, Reply::Kicked { count: kick.kicked }),
             Err(_) => self.reply(key, Reply::OutOfMemory),
         }
     }
 
     // ---- Tubes ----
+
+    /// Returns the tube of a put: that of `put-in-tube`, which is created if there is none, or the
+    /// used one.
+    fn tube_of_put(
+        &mut self,
+        key: ConnKey,
+        name: Option<&str>,
+    ) -> Result<TubeKey, TryReserveError> {
+        let Some(name) = name else { return Ok(self.queue.clients[key].used) };
+        self.queue.find_or_create_tube(name)
+    }
 
     /// Returns whether there is memory for more tubes and watches.
     fn has_room_for_tubes(&self) -> bool {
@@ -526,11 +616,14 @@ impl Server {
     pub(super) fn deliver_wait_results(&mut self) -> usize {
         let work = self.queue.wait_results.len() * WORK_PER_WAKE;
         while let Some((key, result)) = self.queue.wait_results.pop_front() {
-            self.conns[key].phase = Phase::ReadingLine;
+            let phase = std::mem::replace(&mut self.conns[key].phase, Phase::ReadingLine);
+            let Phase::Waiting(demand) = phase else {
+                unreachable!("a wait has ended of a connection that does not wait")
+            };
             match result {
-                WaitResult::Reserved(job) => self.reply_reserved(key, job),
+                WaitResult::Reserved(job) => self.reply_awaited(key, job, demand),
                 WaitResult::DeadlineSoon => self.reply(key, Reply::DeadlineSoon),
-                WaitResult::TimedOut => self.reply(key, Reply::TimedOut),
+                WaitResult::TimedOut => self.reply(key, demand.timed_out()),
             }
         }
         work
@@ -563,14 +656,14 @@ impl Server {
         self.reply(key, reply);
     }
 
-    fn reply_found(&mut self, key: ConnKey, job: Option<JobKey>) {
+    pub(super) fn reply_found(&mut self, key: ConnKey, job: Option<JobKey>) {
         match job {
             Some(job) => self.reply_job(key, job, |id, body| Reply::Found { id, body }),
             None => self.reply(key, Reply::NotFound),
         }
     }
 
-    fn reply_reserved(&mut self, key: ConnKey, job: JobKey) {
+    pub(super) fn reply_reserved(&mut self, key: ConnKey, job: JobKey) {
         self.reply_job(key, job, |id, body| Reply::Reserved { id, body });
     }
 
@@ -592,6 +685,7 @@ impl Server {
     /// must not take half a reply for a whole one.
     pub(super) fn close_now(&mut self, key: ConnKey) {
         self.cancel_list(key);
+        self.queue.abandon_flush(key);
         self.queue.stop_waiting(key);
         self.conns.drop_buffers(key, &mut self.queue.bodies);
         self.close_after_write(key);

@@ -2,9 +2,9 @@
 //! list of all tubes is shared by the connections that requested it.
 
 use super::{BUFFERS_DIVISOR, FREE_STEPS, Server};
-use crate::engine::conn::Phase;
+use crate::engine::conn::{Phase, Stepped};
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::keys::ConnKey;
+use crate::engine::keys::{ConnKey, WatchKey};
 use crate::engine::protocol::reply::Reply;
 use crate::engine::protocol::stats;
 use crate::engine::queue::listing::{ListText, NAMES_PER_STEP};
@@ -102,16 +102,14 @@ impl Server {
         match (ListText::new(), first) {
             (Ok(text), Some(first)) if self.fits_list_limit(0) => {
                 self.lists.incomplete_bytes += text.len() as u64;
-                self.conns[key].phase = Phase::ListingWatched(text, first);
+                self.continue_later(key, Stepped::ListWatched(text, first));
             }
             _ => self.reply(key, Reply::OutOfMemory),
         }
     }
 
     /// Adds the next tubes to a connection's list of watched tubes.
-    pub(super) fn list_watched_step(&mut self, key: ConnKey) {
-        let phase = std::mem::take(&mut self.conns[key].phase);
-        let Phase::ListingWatched(mut text, first) = phase else { return };
+    pub(super) fn list_watched_step(&mut self, key: ConnKey, mut text: ListText, first: WatchKey) {
         self.budget.charge_share(NAMES_PER_STEP / NAMES_PER_WORK);
         self.lists.incomplete_bytes -= text.len() as u64;
         let mut next = Some(first);
@@ -128,7 +126,7 @@ impl Server {
         }
         if let Some(next) = next {
             self.lists.incomplete_bytes += text.len() as u64;
-            self.conns[key].phase = Phase::ListingWatched(text, next);
+            self.continue_later(key, Stepped::ListWatched(text, next));
         } else if text.finish().is_ok() {
             let text = Rc::new(text);
             self.lists.track(&text);
@@ -160,7 +158,7 @@ impl Server {
             if self.lists.recipients.is_empty() {
                 self.queue.tubes.drop_listing();
             }
-        } else if let Phase::ListingWatched(text, _) = phase {
+        } else if let Phase::InSteps(Stepped::ListWatched(text, _)) = phase {
             self.lists.incomplete_bytes -= text.len() as u64;
         }
     }

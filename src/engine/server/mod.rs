@@ -21,18 +21,24 @@
 //! | file | owns |
 //! |---|---|
 //! | [`commands`] | runs parsed commands, and replies |
+//! | [`batches`] | reserves, deletes and touches many jobs of one connection |
+//! | [`pages`] | pages of the jobs of a tube, made in steps |
+//! | [`flushes`] | deletes all jobs of a tube, in steps |
 //! | [`lists`] | long lists of tubes, made in steps |
 //! | [`budget`] | the units of work that an iteration may use |
 
+mod batches;
 mod budget;
 mod commands;
+mod flushes;
 mod lists;
+mod pages;
 
 use crate::engine::binlog::disk::{Disk, FileNumber};
 use crate::engine::binlog::record;
 use crate::engine::binlog::{IoFailed, Policy, Syncing};
 use crate::engine::collections::histogram::Histogram;
-use crate::engine::conn::{Actions, Conn, Conns, LargePut, OutputHandle, Phase};
+use crate::engine::conn::{Actions, Conn, Conns, LargePut, OutputHandle, Phase, Stepped};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::ConnKey;
 use crate::engine::protocol::command::Counter;
@@ -44,6 +50,7 @@ use crate::engine::time::{ClockOffset, Nanos};
 use budget::Budget;
 use lists::Lists;
 use std::collections::TryReserveError;
+use std::num::NonZero;
 
 /// The settings of the operator.
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +61,8 @@ pub struct Settings {
     pub binlog_file_size: u32,
     /// Puts are refused while jobs take this much memory, in bytes.
     pub max_memory_bytes: u64,
+    /// A job that came back this many times against the will of its worker is buried.
+    pub bury_after: Option<NonZero<u16>>,
 }
 
 impl Settings {
@@ -62,6 +71,7 @@ impl Settings {
         max_job_size: 65_535,
         binlog_file_size: 10 * 1024 * 1024,
         max_memory_bytes: u64::MAX,
+        bury_after: None,
     };
 }
 
@@ -116,8 +126,10 @@ impl Server {
     pub fn new(settings: Settings, process: ProcessInfo, now: Nanos) -> Server {
         let buffer_limit = settings.max_memory_bytes / BUFFERS_DIVISOR;
         let buffer_limit = usize::try_from(buffer_limit).unwrap_or(usize::MAX);
+        let mut queue = Queue::new(now);
+        queue.bury_after = settings.bury_after;
         Server {
-            queue: Queue::new(now),
+            queue,
             conns: Conns::new(buffer_limit),
             freed: Vec::new(),
             settings,
@@ -213,7 +225,7 @@ impl Server {
     pub fn half_close(&mut self, key: ConnKey) {
         let conn = &mut self.conns[key];
         conn.is_half_closed = true;
-        if matches!(conn.phase, Phase::Waiting) {
+        if matches!(conn.phase, Phase::Waiting(_)) {
             self.queue.end_wait(key, WaitResult::TimedOut);
         }
         self.after_event();
@@ -235,6 +247,9 @@ impl Server {
     /// some ticks if the connection has many jobs and watches to give back.
     pub fn disconnect(&mut self, key: ConnKey, now: Nanos) {
         self.cancel_list(key);
+        if matches!(self.conns[key].phase, Phase::Flushing) {
+            self.queue.abandon_flush(key);
+        }
         self.conns.drop_buffers(key, &mut self.queue.bodies);
         if self.queue.disconnect(key, now) {
             self.free(key);
@@ -265,6 +280,7 @@ impl Server {
         self.queue.tick(self.budget.due_work(), now);
         self.drain_closing(now);
         self.list_step();
+        self.flush_step();
         self.after_event();
     }
 
@@ -309,13 +325,18 @@ impl Server {
 
     /// Writes and syncs all records before the server exits; does not sync with `-F`.
     pub fn close(&mut self, now: Nanos) -> Result<(), IoFailed> {
+        // C beanstalkd does not know which jobs are flushed.
+        while self.queue.has_flushes() {
+            self.queue.flush_step(&mut usize::MAX.clone());
+        }
         self.queue.close_binlog(now)
     }
 
     /// Returns a time not after the one when [`Server::tick`] or [`Server::commit`] has something
     /// to do.
     pub fn next_due(&self) -> Option<Nanos> {
-        let is_busy = self.queue.closing().len() > 0 || !self.lists.is_idle();
+        let is_busy =
+            self.queue.closing().len() > 0 || !self.lists.is_idle() || self.queue.has_flushes();
         let immediate = is_busy.then_some(Nanos::ZERO);
         immediate.or_else(|| self.queue.next_due())
     }
@@ -450,7 +471,7 @@ impl Server {
         let client = self.queue.clients.get(key);
         let client = client.unwrap_or_else(|| panic!("no client for connection {index}"));
         assert_eq!(
-            matches!(phase, Phase::Waiting),
+            matches!(phase, Phase::Waiting(_)),
             client.watching.is_waiting(),
             "whether connection {index} in {phase:?} waits, and whether the queue knows it"
         );
@@ -464,7 +485,7 @@ impl Server {
                     self.last_id
                 );
             }
-            Phase::Kicking(kick) => assert!(
+            Phase::InSteps(Stepped::Kick(kick)) => assert!(
                 kick.tube == client.used && kick.left > 0,
                 "connection {index} kicks {kick:?}, but uses {:?}",
                 client.used
@@ -480,10 +501,11 @@ impl Server {
             }
             Phase::ReadingLine
             | Phase::SkippingLine(_)
+            | Phase::SkippingLongLine
             | Phase::SkippingBody { .. }
-            | Phase::Reserving(_)
-            | Phase::ListingWatched(..)
-            | Phase::Waiting
+            | Phase::InSteps(_)
+            | Phase::Waiting(_)
+            | Phase::Flushing
             | Phase::Closing => {}
         }
     }

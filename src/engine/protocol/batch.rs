@@ -1,0 +1,77 @@
+//! The jobs of one reply to `reserve-batch` or `peek-batch`, and how many fit into it.
+
+use super::reply::MAX_LINE_LEN;
+use crate::engine::headroom::{self, Headroom};
+use crate::engine::keys::JobKey;
+use crate::engine::queue::body::Body;
+use crate::engine::queue::job::Job;
+use crate::engine::text::CR_LF;
+use std::collections::TryReserveError;
+
+/// The jobs of a reply that is being made.
+#[derive(Debug)]
+pub struct Batch {
+    /// The keys and the ids. A job may be gone before the reply is complete.
+    pub jobs: Vec<(JobKey, u64)>,
+    /// The maximum number of jobs.
+    max: usize,
+    /// The bytes of their bodies, without CR LF.
+    body_bytes: usize,
+    /// The maximum length of the lines and of the small bodies of the reply, in bytes.
+    pub text_len: usize,
+    /// The number of large bodies, which are shared.
+    pub parts: usize,
+}
+
+/// A reply has at most this many bytes of bodies, unless it has one job.
+const MAX_BODY_BYTES: usize = 1024 * 1024;
+
+impl Batch {
+    /// Returns a batch without jobs, for at most `max` jobs.
+    pub fn new(max: usize) -> Batch {
+        Batch { jobs: Vec::new(), max, body_bytes: 0, text_len: MAX_LINE_LEN, parts: 0 }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    /// Returns whether one more job fits, whose body is `body`. The first one always does.
+    pub fn fits(&self, body: &Body) -> bool {
+        let body_bytes = self.body_bytes + body.full_len() as usize - CR_LF.len();
+        self.is_empty() || (self.jobs.len() < self.max && body_bytes <= MAX_BODY_BYTES)
+    }
+
+    /// Returns whether the batch has the maximum number of jobs.
+    pub fn is_full(&self) -> bool {
+        self.jobs.len() >= self.max
+    }
+
+    /// Adds a job.
+    pub fn try_push(&mut self, key: JobKey, job: &Job) -> Result<(), TryReserveError> {
+        headroom::leave(Headroom::Quarter, || self.jobs.try_reserve(1))?;
+        self.jobs.push((key, job.id));
+        let full_len = job.body.full_len() as usize;
+        self.body_bytes += full_len - CR_LF.len();
+        self.text_len += MAX_LINE_LEN;
+        if job.body.is_large() {
+            self.parts += 1;
+        } else {
+            self.text_len += full_len;
+        }
+        Ok(())
+    }
+
+    /// Removes the job that was added last.
+    pub fn pop(&mut self, job: &Job) {
+        self.jobs.pop();
+        let full_len = job.body.full_len() as usize;
+        self.body_bytes -= full_len - CR_LF.len();
+        self.text_len -= MAX_LINE_LEN;
+        if job.body.is_large() {
+            self.parts -= 1;
+        } else {
+            self.text_len -= full_len;
+        }
+    }
+}

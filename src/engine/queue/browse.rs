@@ -1,0 +1,371 @@
+//! Selects jobs of a tube in the order of their ids, for `list-jobs` and `peek-batch`.
+//!
+//! No structure has the jobs of a tube in the order of their ids, because it would cost memory for
+//! each job. A selection takes the first of these ways that is complete:
+//!
+//! 1. In a tube with few jobs, all jobs of the tube are compared.
+//! 2. The 4,096 ids above the last page are looked up. Most pages of a large tube end here.
+//! 3. All jobs of the server are compared, some in each iteration. A job keeps its place in memory as
+//!    long as it lives, so no job is missed or found twice. Ten million jobs take 0.15 s.
+
+use super::Queue;
+use super::job::{Job, State};
+use super::tube::Tube;
+use crate::engine::headroom::{self, Headroom};
+use crate::engine::keys::{JobKey, Key, TubeKey};
+use crate::engine::text;
+use std::collections::{BinaryHeap, TryReserveError};
+
+/// The jobs that `list-jobs` and `peek-batch` select: at most `count` jobs of a tube with ids above
+/// `after`, in the order of their ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Selection<'a> {
+    pub tube: &'a str,
+    pub state: StateFilter,
+    pub count: usize,
+    pub after: u64,
+}
+
+/// The states of jobs that a command selects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StateFilter {
+    Ready,
+    Reserved,
+    Delayed,
+    Buried,
+    Any,
+}
+
+/// A selection of jobs that is being made.
+#[derive(Debug)]
+pub struct Selecting {
+    tube: TubeKey,
+    /// The tube may be removed between two steps, and its key be given to another one.
+    tube_name: Box<str>,
+    state: StateFilter,
+    /// Only jobs with higher ids are selected.
+    after: u64,
+    /// The maximum number of jobs.
+    count: usize,
+    /// The lowest ids that were found: at most one more than `count`.
+    lowest: BinaryHeap<u64>,
+    /// The page of jobs in memory that is compared next.
+    next_page: usize,
+    /// Units of work that were not charged yet.
+    work: usize,
+}
+
+/// The result of a step of a selection.
+#[derive(Debug)]
+pub enum Selected {
+    /// Jobs in the order of their ids. `next` is the last id if there are more, and otherwise 0.
+    Jobs { keys: Vec<JobKey>, next: u64 },
+    /// There is no such tube.
+    NoTube,
+    /// More jobs must be compared.
+    Unfinished,
+}
+
+/// At most this many jobs, and connections with reserved jobs, are compared in one step.
+const MAX_COMPARED: usize = 8192;
+/// The number of ids that are looked up.
+const WINDOW: u64 = 4096;
+/// Units of work to compare a page of jobs.
+const WORK_PER_PAGE: usize = 64;
+/// The number of pages of about 1,000 jobs that are compared in one step.
+const PAGES_PER_STEP: usize = 4;
+/// The number of jobs that are compared in one unit of work (0.25 us), and of ids looked up.
+const COMPARED_PER_WORK: usize = 16;
+const LOOKED_UP_PER_WORK: usize = 4;
+
+impl Queue {
+    /// Begins a selection. Returns `None` if there is no such tube.
+    pub fn select(&self, selection: Selection<'_>) -> Result<Option<Selecting>, TryReserveError> {
+        let Selection { tube: name, state, count, after } = selection;
+        let Some(tube) = self.tubes.find(name) else { return Ok(None) };
+        let mut lowest = BinaryHeap::new();
+        headroom::leave(Headroom::Quarter, || lowest.try_reserve_exact(count + 1))?;
+        let tube_name = text::try_boxed(name)?;
+        Ok(Some(Selecting { tube, tube_name, state, after, count, lowest, next_page: 0, work: 0 }))
+    }
+
+    /// Returns whether the job is in the tube, in one of these states.
+    fn is_selected(&self, job: &Job, tube: TubeKey, state: StateFilter) -> bool {
+        job.tube == tube && state.matches(job.state) && !self.is_flushed(job)
+    }
+}
+
+impl Selecting {
+    /// Continues the selection.
+    pub fn step(&mut self, queue: &Queue) -> Result<Selected, TryReserveError> {
+        if queue.tubes.find(&self.tube_name) != Some(self.tube) {
+            return Ok(Selected::NoTube);
+        }
+        if self.next_page == 0 && (self.compare_tube(queue) || self.look_up_window(queue)) {
+            return self.finish(queue);
+        }
+        let end = (self.next_page + PAGES_PER_STEP).min(queue.jobs.page_count());
+        for page in self.next_page..end {
+            for (_, job) in queue.jobs.in_page(page) {
+                self.compare(job, queue);
+            }
+        }
+        self.work += WORK_PER_PAGE * (end - self.next_page);
+        self.next_page = end;
+        if end < queue.jobs.page_count() {
+            return Ok(Selected::Unfinished);
+        }
+        self.finish(queue)
+    }
+
+    /// Returns the units of work since the previous call.
+    pub fn take_work(&mut self) -> usize {
+        std::mem::take(&mut self.work)
+    }
+
+    /// Compares all jobs of the tube. Returns `false` if it has too many.
+    fn compare_tube(&mut self, queue: &Queue) -> bool {
+        let Tube { ready, delayed, buried, reserved, .. } = &queue.tubes[self.tube];
+        let takes = |state| self.state == state || self.state == StateFilter::Any;
+        let [takes_ready, takes_delayed] = [StateFilter::Ready, StateFilter::Delayed].map(takes);
+        let takes_buried = takes(StateFilter::Buried);
+        let takes_reserved = takes(StateFilter::Reserved) && *reserved > 0;
+        let cost = usize::from(takes_ready) * ready.len()
+            + usize::from(takes_delayed) * delayed.len()
+            + usize::from(takes_buried) * buried.len() as usize
+            + usize::from(takes_reserved) * queue.reserved_cost();
+        if cost > MAX_COMPARED {
+            return false;
+        }
+        self.work += cost / COMPARED_PER_WORK;
+        if takes_ready {
+            ready.iter().for_each(|entry| self.add(entry.id));
+        }
+        if takes_delayed {
+            delayed.iter().for_each(|entry| self.add(entry.id));
+        }
+        if takes_buried {
+            let keys = buried.iter(&queue.jobs).map(JobKey::from_number);
+            keys.for_each(|key| self.add(queue.jobs[key].id));
+        }
+        if takes_reserved {
+            for (_, client) in queue.clients.iter() {
+                for entry in client.reserved.iter() {
+                    self.compare(&queue.jobs[entry.job], queue);
+                }
+            }
+        }
+        true
+    }
+
+    /// Looks up the next ids. Returns `false` if the selection may have higher ones.
+    fn look_up_window(&mut self, queue: &Queue) -> bool {
+        let end = self.after.saturating_add(WINDOW).min(queue.jobs.highest_id());
+        let mut looked_up = 0;
+        for id in self.after.saturating_add(1)..=end {
+            looked_up += 1;
+            if let Some(key) = queue.jobs.find(id) {
+                self.compare(&queue.jobs[key], queue);
+            }
+            if self.lowest.len() > self.count {
+                break;
+            }
+        }
+        self.work += looked_up / LOOKED_UP_PER_WORK;
+        if self.lowest.len() > self.count {
+            return true;
+        }
+        if end < queue.jobs.highest_id() {
+            self.lowest.clear();
+            return false;
+        }
+        true
+    }
+
+    fn compare(&mut self, job: &Job, queue: &Queue) {
+        if queue.is_selected(job, self.tube, self.state) {
+            self.add(job.id);
+        }
+    }
+
+    /// Adds a matching id if it is among the lowest ones.
+    fn add(&mut self, id: u64) {
+        if id <= self.after {
+            return;
+        }
+        if self.lowest.len() <= self.count {
+            self.lowest.push(id);
+        } else if let Some(mut highest) = self.lowest.peek_mut()
+            && id < *highest
+        {
+            *highest = id;
+        }
+    }
+
+    /// Returns the selected jobs that are still there.
+    fn finish(&mut self, queue: &Queue) -> Result<Selected, TryReserveError> {
+        let mut ids = std::mem::take(&mut self.lowest).into_sorted_vec();
+        let has_more = ids.len() > self.count;
+        ids.truncate(self.count);
+        let next = ids.last().copied().filter(|_| has_more).unwrap_or(0);
+        let mut keys = Vec::new();
+        headroom::leave(Headroom::Quarter, || keys.try_reserve_exact(ids.len()))?;
+        let found = ids.into_iter().filter_map(|id| queue.jobs.find(id));
+        keys.extend(
+            found.filter(|&key| queue.is_selected(&queue.jobs[key], self.tube, self.state)),
+        );
+        Ok(Selected::Jobs { keys, next })
+    }
+}
+
+impl StateFilter {
+    fn matches(self, state: State) -> bool {
+        match state {
+            State::Ready { .. } => matches!(self, StateFilter::Ready | StateFilter::Any),
+            State::Reserved { .. } => matches!(self, StateFilter::Reserved | StateFilter::Any),
+            State::Delayed { .. } => matches!(self, StateFilter::Delayed | StateFilter::Any),
+            State::Buried(_) => matches!(self, StateFilter::Buried | StateFilter::Any),
+            State::Detached => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::keys::ConnKey;
+    use crate::engine::queue::job::JobParams;
+    use crate::engine::time::Nanos;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    const NOW: Nanos = Nanos::from_secs(100);
+    const STATES: [StateFilter; 5] = [
+        StateFilter::Ready,
+        StateFilter::Reserved,
+        StateFilter::Delayed,
+        StateFilter::Buried,
+        StateFilter::Any,
+    ];
+
+    /// Puts `count` jobs with random gaps of up to `gap` between their ids, in random states, into
+    /// two tubes. Tube `many` has most of them.
+    fn fill(queue: &mut Queue, random: &mut fastrand::Rng, count: usize, gap: u64) {
+        let conn = ConnKey::from_index(0);
+        if queue.clients.get(conn).is_none() {
+            queue.connect(conn).unwrap();
+        }
+        for _ in 0..count {
+            let id = queue.jobs.highest_id() + random.u64(1..=gap);
+            put(queue, random, id);
+        }
+    }
+
+    fn put(queue: &mut Queue, random: &mut fastrand::Rng, id: u64) {
+        let conn = ConnKey::from_index(0);
+        let name = if random.u8(..10) == 0 { "few" } else { "many" };
+        let tube = queue.find_or_create_tube(name).unwrap();
+        let delay_secs = u32::from(random.u8(..4) == 0) * 60;
+        let params = JobParams { pri: random.u32(..9), delay_secs, ttr_secs: 60 };
+        let body = queue.bodies.add(b"body\r\n").unwrap();
+        queue.put(tube, id, params, body, NOW).unwrap();
+        if random.bool() {
+            queue.ensure_can_reserve(conn).unwrap();
+            queue.reserve_job(conn, id, NOW).unwrap();
+            if random.bool() {
+                queue.bury(conn, id, 1, NOW);
+            }
+        }
+    }
+
+    /// Returns the ids of a tube, with the state of each.
+    fn ids(queue: &Queue, tube: &str) -> BTreeMap<u64, State> {
+        let tube = queue.tubes.find(tube);
+        let jobs = queue.jobs.iter().map(|(_, job)| job).filter(|job| Some(job.tube) == tube);
+        jobs.map(|job| (job.id, job.state)).collect()
+    }
+
+    /// Returns a page, and the number of its steps. Calls `between` between two steps.
+    fn page(
+        queue: &mut Queue,
+        selection: Selection<'_>,
+        mut between: impl FnMut(&mut Queue),
+    ) -> (Vec<u64>, u64, usize) {
+        let mut selecting = queue.select(selection).unwrap().expect("the tube exists");
+        let mut steps = 1;
+        loop {
+            match selecting.step(queue).unwrap() {
+                Selected::Jobs { keys, next } => {
+                    return (keys.iter().map(|&key| queue.jobs[key].id).collect(), next, steps);
+                }
+                Selected::Unfinished => between(queue),
+                Selected::NoTube => panic!("the tube is gone"),
+            }
+            steps += 1;
+        }
+    }
+
+    #[test]
+    fn pages_have_all_jobs_in_the_order_of_their_ids() {
+        // Few jobs, many jobs with close ids, and many jobs with ids that are far apart.
+        for (count, gap, most_steps) in [(300, 3, 1), (12_000, 2, 1), (12_000, 60, 9)] {
+            let mut random = fastrand::Rng::with_seed(5);
+            let mut queue = Queue::new(NOW);
+            fill(&mut queue, &mut random, count, gap);
+            let mut max_steps = 0;
+            for (tube, state) in ["few", "many"].into_iter().flat_map(|it| STATES.map(|s| (it, s)))
+            {
+                let expected = ids(&queue, tube).into_iter().filter(|&(_, it)| state.matches(it));
+                let expected: Vec<u64> = expected.map(|(id, _)| id).collect();
+                let (mut found, mut after) = (Vec::new(), 0);
+                loop {
+                    let count = random.usize(500..=1000);
+                    let selection = Selection { tube, state, count, after };
+                    let (ids, next, steps) = page(&mut queue, selection, |_| {});
+                    assert!(ids.len() == count || next == 0, "{} of {count} jobs", ids.len());
+                    assert!(next == 0 || Some(&next) == ids.last());
+                    found.extend(ids);
+                    max_steps = steps.max(max_steps);
+                    after = next;
+                    if next == 0 {
+                        break;
+                    }
+                }
+                assert_eq!(found, expected, "{state:?} jobs of tube {tube}, {count} jobs");
+            }
+            assert!(max_steps <= most_steps && (max_steps > 1) == (most_steps > 1), "{max_steps}");
+        }
+    }
+
+    #[test]
+    fn a_job_that_stays_is_in_exactly_one_page() {
+        let mut random = fastrand::Rng::with_seed(6);
+        let mut queue = Queue::new(NOW);
+        fill(&mut queue, &mut random, 12_000, 60);
+        let mut staying: BTreeSet<u64> = ids(&queue, "many").into_keys().collect();
+        let (mut found, mut after, mut changes) = (Vec::new(), 0, 0);
+        loop {
+            let selection = Selection { tube: "many", state: StateFilter::Any, count: 1000, after };
+            let (ids, next, _) = page(&mut queue, selection, |queue| {
+                for _ in 0..50 {
+                    let gone = *random.choice(&staying).expect("some jobs stay");
+                    if queue.delete(ConnKey::from_index(0), gone) == super::super::Outcome::Done {
+                        staying.remove(&gone);
+                    }
+                    let new = queue.jobs.highest_id() + 1;
+                    put(queue, &mut random, new);
+                }
+                changes += 1;
+            });
+            found.extend(ids);
+            after = next;
+            if next == 0 {
+                break;
+            }
+        }
+        assert!(changes > 5, "{changes} steps were followed by changes");
+        assert!(found.is_sorted_by(|a, b| a < b), "a job is in two pages");
+        let found: BTreeSet<u64> = found.into_iter().collect();
+        let missed: Vec<&u64> = staying.difference(&found).collect();
+        assert!(missed.is_empty(), "{} jobs are in no page", missed.len());
+    }
+}

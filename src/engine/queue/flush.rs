@@ -1,0 +1,468 @@
+//! Deletes all jobs of a tube, or all of its buried jobs, at one moment.
+//!
+//! A tube may have millions of jobs, and deleting them one by one takes seconds. So a flush has two
+//! parts. The first part decides it, in the same time for any number of jobs: it records the flush
+//! in the binlog, takes the heaps and the list of the tube, and changes an epoch of the tube. A job
+//! has the epochs of its tube from when it was put and buried. If one differs, the job is flushed:
+//! no command finds it. The second part frees flushed jobs, some in each iteration.
+//!
+//! Flushed jobs that connections had reserved stay in the heaps of these connections until they are
+//! found there.
+
+use super::job::{DelayedEntry, Job, ReadyEntry, State};
+use super::{Queue, WORK_PER_MOVE, WORK_PER_PAGE};
+use crate::engine::binlog::NoSpace;
+use crate::engine::collections::heap::Heap;
+use crate::engine::collections::list::List;
+use crate::engine::keys::{ConnKey, JobKey, Key, TubeKey};
+use crate::engine::time::Nanos;
+use std::collections::VecDeque;
+
+pub use crate::engine::binlog::record::FlushKind;
+
+/// All flushes whose jobs are not freed yet, the oldest first.
+#[derive(Debug, Default)]
+pub struct Flushes {
+    pending: VecDeque<Flush>,
+    /// The connection, and the index in its heap, that are searched next for flushed jobs.
+    search_at: (usize, u32),
+}
+
+/// A flush whose jobs are not freed yet.
+#[derive(Debug)]
+pub(super) struct Flush {
+    pub tube: TubeKey,
+    /// The connection that waits for the reply; `None` if it was closed.
+    conn: Option<ConnKey>,
+    /// The number of flushed jobs.
+    count: u64,
+    pub ready: Heap<ReadyEntry>,
+    pub delayed: Heap<DelayedEntry>,
+    pub buried: List,
+    /// The number of flushed jobs in the heaps of connections.
+    pub reserved: u32,
+    /// The epoch of these reserved jobs.
+    epoch: u8,
+}
+
+/// A tube has at most this many flushes whose jobs are not freed, so that its epochs differ.
+const MAX_PENDING: u8 = 200;
+/// All tubes together have at most this many, so that each of them is found soon.
+const MAX_PENDING_IN_ALL: usize = 1024;
+/// A flush of at most this many jobs is complete at once.
+const SMALL: usize = 256;
+/// A search for reserved jobs checks this many jobs or connections in one unit of work.
+const CHECKS_PER_WORK: usize = 4;
+
+impl Queue {
+    /// Returns the job with this id.
+    pub fn find(&self, id: u64) -> Option<JobKey> {
+        self.jobs.find(id).filter(|&key| !self.is_flushed(&self.jobs[key]))
+    }
+
+    /// Returns whether the job was deleted by a flush and is not freed yet.
+    pub fn is_flushed(&self, job: &Job) -> bool {
+        if self.flushes.pending.is_empty() {
+            return false;
+        }
+        let tube = &self.tubes[job.tube];
+        let is_buried = matches!(job.state, State::Buried(_));
+        job.epoch != tube.epoch || (is_buried && job.buried_epoch != tube.buried_epoch)
+    }
+
+    /// Flushes a tube. Returns the number of deleted jobs if the flush is complete. Otherwise
+    /// [`Queue::flush_step`] returns the connection when it is. On an error nothing has changed.
+    pub fn flush(
+        &mut self,
+        conn: ConnKey,
+        tube_key: TubeKey,
+        kind: FlushKind,
+        now: Nanos,
+    ) -> Result<Option<u64>, NoSpace> {
+        let tube = &self.tubes[tube_key];
+        let count = match kind {
+            FlushKind::Buried => u64::from(tube.buried.len()),
+            FlushKind::All => tube.job_count(),
+        };
+        if count == 0 {
+            return Ok(Some(0));
+        }
+        if tube.flushes == MAX_PENDING || self.flushes.pending.len() == MAX_PENDING_IN_ALL {
+            return Err(NoSpace::Memory);
+        }
+        self.flushes.pending.try_reserve(1)?;
+        self.reserve_flush(tube_key)?;
+        self.record_flush(tube_key, kind, now);
+
+        let tube = &mut self.tubes[tube_key];
+        tube.flushes += 1;
+        tube.deletes += count;
+        let mut flush = Flush {
+            tube: tube_key,
+            conn: Some(conn),
+            count,
+            ready: Heap::default(),
+            delayed: Heap::default(),
+            buried: std::mem::take(&mut tube.buried),
+            reserved: 0,
+            epoch: tube.epoch,
+        };
+        match kind {
+            FlushKind::Buried => tube.buried_epoch = tube.buried_epoch.wrapping_add(1),
+            FlushKind::All => {
+                tube.epoch = tube.epoch.wrapping_add(1);
+                flush.ready = std::mem::take(&mut tube.ready);
+                flush.delayed = std::mem::take(&mut tube.delayed);
+                flush.reserved = std::mem::take(&mut tube.reserved);
+                self.totals.urgent -= u64::from(std::mem::take(&mut tube.urgent));
+            }
+        }
+        self.totals.ready -= flush.ready.len() as u64;
+        self.totals.delayed -= flush.delayed.len() as u64;
+        self.totals.reserved -= u64::from(flush.reserved);
+        self.totals.buried -= u64::from(flush.buried.len());
+        self.flushes.pending.push_back(flush);
+
+        // The flushes of a tube end in their order, so `MAX_PENDING` of them have different epochs.
+        let is_only = self.tubes[tube_key].flushes == 1;
+        let newest = self.flushes.pending.len() - 1;
+        let is_complete = is_only && self.free_flushed(newest, &mut (SMALL * WORK_PER_MOVE));
+        Ok(is_complete.then(|| self.end_flush(newest).count))
+    }
+
+    /// Returns whether flushed jobs are to be freed.
+    pub fn has_flushes(&self) -> bool {
+        !self.flushes.pending.is_empty()
+    }
+
+    /// Frees jobs of the oldest flush. Returns the connection that asked for it, and the number of
+    /// deleted jobs, once all are freed.
+    pub fn flush_step(&mut self, work_left: &mut usize) -> Option<(ConnKey, u64)> {
+        while self.has_flushes() && self.free_flushed(0, work_left) {
+            let Flush { conn, count, .. } = self.end_flush(0);
+            if let Some(conn) = conn {
+                return Some((conn, count));
+            }
+        }
+        None
+    }
+
+    /// Forgets a connection that waits for the reply to a flush.
+    pub fn abandon_flush(&mut self, conn: ConnKey) {
+        let pending = self.flushes.pending.iter_mut();
+        pending.for_each(|flush| {
+            flush.conn.take_if(|waiting| *waiting == conn);
+        });
+    }
+
+    fn end_flush(&mut self, index: usize) -> Flush {
+        let flush = self.flushes.pending.remove(index).expect("the caller has used this flush");
+        self.tubes[flush.tube].flushes -= 1;
+        self.remove_tube_if_idle(flush.tube);
+        flush
+    }
+
+    /// Frees jobs of a flush. Returns `false` if `work_left` is too small for all of them.
+    fn free_flushed(&mut self, index: usize, work_left: &mut usize) -> bool {
+        loop {
+            let Flush { ready, delayed, buried, reserved, .. } = &mut self.flushes.pending[index];
+            if *work_left == 0 {
+                return false;
+            }
+            let job = ready.pop_last().map(|entry| entry.job);
+            let job = job.or_else(|| delayed.pop_last().map(|entry| entry.job));
+            let job = job.or_else(|| buried.pop_front(&mut self.jobs).map(JobKey::from_number));
+            match job {
+                Some(job) => self.free_flushed_job(job, work_left),
+                None if *reserved > 0 => self.search_flushed(work_left),
+                None => return true,
+            }
+        }
+    }
+
+    /// Searches the reserved jobs of all connections for flushed ones, and frees these. A job that
+    /// moves within its heap may be missed, and is found when the search comes round again.
+    fn search_flushed(&mut self, work_left: &mut usize) {
+        let (mut number, mut index) = self.flushes.search_at;
+        for _ in 0..CHECKS_PER_WORK {
+            if number >= self.clients.numbers_end() {
+                (number, index) = (0, 0);
+            }
+            let client = self.clients.get(ConnKey::from_index(number));
+            match client.and_then(|client| client.reserved.get(index)) {
+                None => (number, index) = (number + 1, 0),
+                Some(entry) if self.is_flushed(&self.jobs[entry.job]) => {
+                    self.free_flushed_reserved(entry.job, work_left);
+                    break;
+                }
+                Some(_) => index += 1,
+            }
+        }
+        self.flushes.search_at = (number, index);
+        *work_left = work_left.saturating_sub(1);
+    }
+
+    /// Frees flushed jobs at the top of the heap of a connection's reserved jobs. So the top is a
+    /// job that has a deadline, unless `work_left` is too small.
+    pub fn free_flushed_tops(&mut self, conn: ConnKey, work_left: &mut usize) {
+        while self.has_flushes()
+            && *work_left > 0
+            && let Some(top) = self.clients[conn].reserved.first()
+            && self.is_flushed(&self.jobs[top.job])
+        {
+            self.free_flushed_reserved(top.job, work_left);
+        }
+    }
+
+    /// Frees a flushed job that a connection has reserved.
+    pub(super) fn free_flushed_reserved(&mut self, key: JobKey, work_left: &mut usize) {
+        let job = &self.jobs[key];
+        let State::Reserved { by, index } = job.state else {
+            unreachable!("a flushed job among reserved ones is in another state")
+        };
+        let (tube, epoch) = (job.tube, job.epoch);
+        let removed = self.clients[by].reserved.remove(index, &mut self.jobs);
+        assert_eq!(removed.job, key, "the heap index of a job belongs to another job");
+        let mut pending = self.flushes.pending.iter_mut();
+        let flush =
+            pending.find(|flush| flush.reserved > 0 && (flush.tube, flush.epoch) == (tube, epoch));
+        flush.expect("a flushed job belongs to a flush").reserved -= 1;
+        self.free_flushed_job(key, work_left);
+    }
+
+    /// Frees a flushed job that is in no heap and no list.
+    fn free_flushed_job(&mut self, key: JobKey, work_left: &mut usize) {
+        self.jobs[key].state = State::Detached;
+        let job = self.jobs.remove(key);
+        self.record_flushed(&job);
+        let frees_page = self.bodies.remove(job.body);
+        let work = WORK_PER_MOVE + if frees_page { WORK_PER_PAGE } else { 0 };
+        *work_left = work_left.saturating_sub(work);
+    }
+
+    /// Returns the cost of comparing all reserved jobs: their number and that of connections.
+    pub(super) fn reserved_cost(&self) -> usize {
+        let flushed = self.flushes.pending.iter().map(|flush| flush.reserved as usize);
+        let reserved = usize::try_from(self.totals.reserved).unwrap_or(usize::MAX);
+        self.clients.numbers_end().saturating_add(reserved).saturating_add(flushed.sum())
+    }
+
+    // ---- Checking ----
+
+    /// Checks that each flushed job belongs to a flush.
+    pub(super) fn check_flushes(&self) {
+        let mut stored = [0; 4];
+        for flush in &self.flushes.pending {
+            let Flush { tube, ready, delayed, buried, reserved, .. } = flush;
+            ready.check(&self.jobs, format_args!("the flushed ready jobs"));
+            delayed.check(&self.jobs, format_args!("the flushed delayed jobs"));
+            buried.check(&self.jobs, format_args!("the flushed buried jobs"), |number| {
+                let job = &self.jobs[JobKey::from_number(number)];
+                assert!(self.is_flushed(job), "job {} in a flush is not flushed", job.id);
+            });
+            let lens = [ready.len(), delayed.len(), buried.len() as usize, *reserved as usize];
+            stored = std::array::from_fn(|state| stored[state] + lens[state]);
+            assert!(self.tubes.get(*tube).is_some(), "a flush is of {tube:?}, which is gone");
+        }
+        let mut counted = [0; 4];
+        for (_, job) in self.jobs.iter().filter(|(_, job)| self.is_flushed(job)) {
+            let state = match job.state {
+                State::Ready { .. } => 0,
+                State::Delayed { .. } => 1,
+                State::Buried(_) => 2,
+                State::Reserved { .. } => 3,
+                State::Detached => panic!("flushed job {} is detached", job.id),
+            };
+            counted[state] += 1;
+        }
+        assert_eq!(
+            stored, counted,
+            "ready, delayed, buried and reserved jobs in flushes, and flushed"
+        );
+        for (key, tube) in self.tubes.entries() {
+            let of_tube = self.flushes.pending.iter().filter(|flush| flush.tube == key).count();
+            assert_eq!(usize::from(tube.flushes), of_tube, "flushes of tube {}", tube.name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::queue::job::JobParams;
+    use crate::engine::queue::{Outcome, Totals};
+    use std::collections::BTreeMap;
+
+    const NOW: Nanos = Nanos::from_secs(100);
+    const TUBES: [&str; 3] = ["a", "b", "c"];
+
+    fn put(queue: &mut Queue, id: u64, tube: &str, delay_secs: u32) {
+        let tube = queue.find_or_create_tube(tube).unwrap();
+        let params = JobParams { pri: 7, delay_secs, ttr_secs: 60 };
+        let body = queue.bodies.add(b"body\r\n").unwrap();
+        queue.put(tube, id, params, body, NOW).unwrap();
+    }
+
+    fn connect(queue: &mut Queue, index: usize) -> ConnKey {
+        let conn = ConnKey::from_index(index);
+        queue.connect(conn).unwrap();
+        conn
+    }
+
+    fn reserve(queue: &mut Queue, conn: ConnKey, id: u64) {
+        queue.ensure_can_reserve(conn).unwrap();
+        queue.reserve_job(conn, id, NOW).unwrap();
+    }
+
+    /// Frees all flushed jobs, and returns the replies in their order.
+    fn finish(queue: &mut Queue) -> Vec<(ConnKey, u64)> {
+        let replies = std::iter::from_fn(|| queue.flush_step(&mut usize::MAX.clone())).collect();
+        assert!(!queue.has_flushes(), "flushed jobs are left");
+        replies
+    }
+
+    #[test]
+    fn flushed_jobs_are_gone_at_once_and_others_stay() {
+        for seed in 0..12 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut queue = Queue::new(NOW);
+            let mut conns: Vec<ConnKey> = (0..4).map(|at| connect(&mut queue, at)).collect();
+            // The tube of each job, and whether it is buried.
+            let mut model: BTreeMap<u64, (&str, bool)> = BTreeMap::new();
+            let (mut last_id, mut asked) = (0, 0);
+            for _ in 0..random.usize(5..60) {
+                for _ in 0..random.usize(..400) {
+                    last_id += 1;
+                    let tube = *random.choice(&TUBES).expect("there are tubes");
+                    put(&mut queue, last_id, tube, u32::from(random.bool()) * 9);
+                    let conn = *random.choice(&conns).expect("there are connections");
+                    let is_reserved = random.u8(..3) == 0;
+                    if is_reserved {
+                        reserve(&mut queue, conn, last_id);
+                    }
+                    let is_buried = is_reserved && random.bool();
+                    if is_buried {
+                        assert_eq!(queue.bury(conn, last_id, 7, NOW), Outcome::Done);
+                    }
+                    model.insert(last_id, (tube, is_buried));
+                }
+                let conn = *random.choice(&conns).expect("there are connections");
+                match random.u8(..6) {
+                    0..3 => {
+                        let kind = if random.bool() { FlushKind::All } else { FlushKind::Buried };
+                        let name = *random.choice(&TUBES).expect("there are tubes");
+                        let Some(tube) = queue.tubes.find(name) else { continue };
+                        let before = model.len();
+                        model.retain(|_, (tube, is_buried)| {
+                            *tube != name || (kind == FlushKind::Buried && !*is_buried)
+                        });
+                        let count = (before - model.len()) as u64;
+                        match queue.flush(conn, tube, kind, NOW).unwrap() {
+                            Some(flushed) => assert_eq!(flushed, count, "seed {seed}"),
+                            None => asked += 1,
+                        }
+                    }
+                    3 => {
+                        let mut work_left = random.usize(..600);
+                        while queue.flush_step(&mut work_left).is_some() {
+                            asked -= 1;
+                        }
+                    }
+                    4 if conns.len() > 1 => {
+                        conns.retain(|&other| other != conn);
+                        queue.abandon_flush(conn);
+                        asked = queue.flushes.pending.iter().filter(|it| it.conn.is_some()).count();
+                        if !queue.disconnect(conn, NOW) {
+                            queue.close_next(&mut usize::MAX.clone(), NOW);
+                        }
+                    }
+                    _ => {
+                        let id = random.u64(..=last_id);
+                        let expected = model.contains_key(&id);
+                        assert_eq!(queue.find(id).is_some(), expected, "seed {seed}, job {id}");
+                        if queue.delete(conn, id) == Outcome::Done {
+                            assert!(model.remove(&id).is_some(), "seed {seed}, job {id}");
+                        }
+                    }
+                }
+                queue.check();
+                let Totals { ready, reserved, delayed, buried, .. } = queue.totals;
+                assert_eq!(ready + reserved + delayed + buried, model.len() as u64, "seed {seed}");
+            }
+            assert_eq!(finish(&mut queue).len(), asked, "seed {seed}: replies");
+            queue.check();
+            assert_eq!(queue.jobs.len(), model.len(), "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn the_deadline_of_a_flushed_job_does_not_count() {
+        let mut queue = Queue::new(NOW);
+        let (worker, other) = (connect(&mut queue, 0), connect(&mut queue, 1));
+        for id in 1..=1_000 {
+            put(&mut queue, id, "a", 0);
+            reserve(&mut queue, worker, id);
+        }
+        let later = NOW + Nanos::from_millis(59_500);
+        assert!(queue.is_deadline_soon(worker, later));
+        let tube = queue.tubes.find("a").unwrap();
+        assert_eq!(queue.flush(other, tube, FlushKind::All, NOW), Ok(None));
+        assert!(!queue.is_deadline_soon(worker, later));
+        // The TTR of flushed jobs runs out without effect.
+        queue.tick(usize::MAX, NOW + Nanos::from_secs(61));
+        assert_eq!(queue.totals.timeouts, 0);
+        assert_eq!(finish(&mut queue), [(other, 1_000)]);
+        assert!(queue.tubes.find("a").is_none(), "an idle tube is kept");
+        assert_eq!(queue.jobs.len(), 0);
+        queue.check();
+    }
+
+    #[test]
+    fn a_tube_has_a_bounded_number_of_flushes() {
+        let mut queue = Queue::new(NOW);
+        let conn = connect(&mut queue, 0);
+        let mut id = 0;
+        for round in 0..=u64::from(MAX_PENDING) {
+            for _ in 0..=SMALL {
+                id += 1;
+                put(&mut queue, id, "a", 0);
+            }
+            let tube = queue.tubes.find("a").unwrap();
+            let flushed = queue.flush(conn, tube, FlushKind::All, NOW);
+            let is_refused = round == u64::from(MAX_PENDING);
+            assert_eq!(flushed, if is_refused { Err(NoSpace::Memory) } else { Ok(None) });
+        }
+        assert_eq!(queue.totals.ready, SMALL as u64 + 1);
+        assert_eq!(finish(&mut queue).len(), usize::from(MAX_PENDING));
+        assert_eq!(queue.totals.ready, SMALL as u64 + 1);
+        queue.check();
+    }
+
+    /// The epochs of a tube have eight bits.
+    #[test]
+    fn small_flushes_during_a_large_one_bring_no_job_back() {
+        for kind in [FlushKind::All, FlushKind::Buried] {
+            let mut queue = Queue::new(NOW);
+            let conn = connect(&mut queue, 0);
+            let add = |queue: &mut Queue, id| {
+                put(queue, id, "a", 0);
+                if kind == FlushKind::Buried {
+                    reserve(queue, conn, id);
+                    assert_eq!(queue.bury(conn, id, 7, NOW), Outcome::Done);
+                }
+            };
+            (1..=5_000).for_each(|id| add(&mut queue, id));
+            let tube = queue.tubes.find("a").unwrap();
+            assert_eq!(queue.flush(conn, tube, kind, NOW), Ok(None));
+            for id in 5_001..=5_600 {
+                add(&mut queue, id);
+                let is_refused = queue.flush(conn, tube, kind, NOW).is_err();
+                assert_eq!(is_refused, id >= 5_000 + u64::from(MAX_PENDING));
+                assert_eq!(queue.find(1), None, "after {id} jobs");
+            }
+            queue.check();
+            finish(&mut queue);
+            queue.check();
+        }
+    }
+}

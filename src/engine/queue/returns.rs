@@ -1,0 +1,78 @@
+//! Jobs that come back against the will of their worker: the TTR ran out, or the connection was
+//! closed. With `--bury-after N` a job that came back N times since it was put or kicked is buried.
+//!
+//! The number is not recorded in the binlog.
+
+use super::job::{self, Target};
+use super::{Queue, WORK_PER_MOVE};
+use crate::engine::keys::JobKey;
+use crate::engine::time::Nanos;
+use log::warn;
+
+/// Limits the log lines about buried jobs: a broken worker may lose thousands of jobs at once.
+#[derive(Debug, Default)]
+pub struct BuryLog {
+    /// The beginning of the interval, and the number of jobs that were buried in it.
+    began_at: Nanos,
+    buried: u64,
+}
+
+/// In each interval, at most this many jobs are logged one by one.
+const MAX_LOGGED: u64 = 100;
+const INTERVAL: Nanos = Nanos::from_secs(10);
+
+impl Queue {
+    /// Makes a reserved job ready that its worker has lost, or buries it if that has happened too
+    /// often. Charges the work to `work_left`.
+    pub(super) fn take_back(&mut self, key: JobKey, work_left: &mut usize, now: Nanos) {
+        let job = &mut self.jobs[key];
+        job.returns = job.returns.saturating_add(1);
+        let returns = job.returns;
+        let is_last = self.bury_after.is_some_and(|limit| returns >= limit.get());
+        // Without space for the record, the job is not lost: it is ready.
+        if !is_last || self.reserve_update().is_err() {
+            return self.make_ready_and_charge(key, work_left, now);
+        }
+        let job = &mut self.jobs[key];
+        job::count_one(&mut job.counts.buries);
+        let (id, tube) = (job.id, job.tube);
+        self.transition(key, Target::Buried, now);
+        *work_left = work_left.saturating_sub(WORK_PER_MOVE);
+        let tube = &mut self.tubes[tube];
+        tube.buried_after_returns += 1;
+        if self.bury_log.is_allowed(now) {
+            warn!("job {id} in tube \"{}\" came back {returns} times: burying it", tube.name);
+        }
+    }
+}
+
+impl BuryLog {
+    /// Returns whether one more buried job is logged. Logs the number of those that were not.
+    fn is_allowed(&mut self, now: Nanos) -> bool {
+        if now >= self.began_at + INTERVAL {
+            let unlogged = self.buried.saturating_sub(MAX_LOGGED);
+            if unlogged > 0 {
+                warn!("buried {unlogged} more jobs that came back too often");
+            }
+            *self = BuryLog { began_at: now, buried: 0 };
+        }
+        self.buried += 1;
+        self.buried <= MAX_LOGGED
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_hundred_lines_are_allowed_in_ten_seconds() {
+        let mut log = BuryLog::default();
+        for start in [100, 110, 500] {
+            let allowed = (0..1_000).filter(|&millis| {
+                log.is_allowed(Nanos::from_secs(start) + Nanos::from_millis(millis * 9))
+            });
+            assert_eq!(allowed.count(), 100, "from second {start}");
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Commands for many jobs of one connection: `reserve-batch`, `delete-batch` and `touch-all`.
+
+use super::Server;
+use super::commands::WATCHES_PER_STEP;
+use crate::engine::conn::{Demand, Phase, Stepped};
+use crate::engine::keys::{ConnKey, JobKey};
+use crate::engine::protocol::batch::Batch;
+use crate::engine::protocol::command::Ids;
+use crate::engine::protocol::reply::Reply;
+use crate::engine::queue::Outcome;
+use crate::engine::queue::touch::TouchAll;
+use crate::engine::queue::waiters::Search;
+use crate::engine::time::Nanos;
+use std::collections::TryReserveError;
+
+/// A `reserve-batch` reserves at most this many jobs in an iteration: less than 1 ms, even of a
+/// million ready jobs.
+const RESERVES_PER_STEP: usize = 256;
+/// A `touch-all` checks at most this many jobs in an iteration.
+const TOUCHES_PER_STEP: usize = 1024;
+/// Units of work to reserve or delete a job of a batch, and to touch one.
+const WORK_PER_JOB: usize = 6;
+const WORK_PER_TOUCH: usize = 2;
+
+impl Server {
+    // ---- Reserve ----
+
+    /// Adds ready jobs to a batch and reserves them. Returns whether the batch is complete: it has
+    /// the maximum number of jobs or bytes, or no job is ready. On an error the batch is empty.
+    pub(super) fn fill(
+        &mut self,
+        key: ConnKey,
+        batch: &mut Batch,
+        steps_left: &mut usize,
+        now: Nanos,
+    ) -> Result<bool, TryReserveError> {
+        let before = batch.jobs.len();
+        let mut is_complete = false;
+        while !is_complete && batch.jobs.len() < before + RESERVES_PER_STEP {
+            match self.reserve_into(key, batch, steps_left, now) {
+                Ok(Search::Found(_)) => is_complete = batch.is_full(),
+                // The search is bounded, so the batch may have fewer jobs than are ready.
+                Ok(Search::Unfinished) if batch.is_empty() => break,
+                Ok(Search::Unfinished | Search::Nothing) => is_complete = true,
+                Err(no_memory) if batch.is_empty() => return Err(no_memory),
+                Err(_) => is_complete = true,
+            }
+        }
+        self.budget.charge_share((batch.jobs.len() - before) * WORK_PER_JOB);
+        Ok(is_complete)
+    }
+
+    /// Reserves the best job and adds it to the batch, if there is room in the batch and memory for
+    /// the reply.
+    fn reserve_into(
+        &mut self,
+        key: ConnKey,
+        batch: &mut Batch,
+        steps_left: &mut usize,
+        now: Nanos,
+    ) -> Result<Search, TryReserveError> {
+        self.queue.ensure_can_reserve(key)?;
+        let Server { queue, conns, .. } = self;
+        queue.reserve_if(key, steps_left, now, |job_key, job| {
+            if !batch.fits(&job.body) {
+                return Ok(false);
+            }
+            let is_first = batch.is_empty();
+            batch.try_push(job_key, job)?;
+            let is_crowded = !is_first && conns.are_crowded_by(batch.text_len);
+            let reserved = conns.try_reserve_output(key, batch.text_len, batch.parts);
+            if is_crowded || reserved.is_err() {
+                batch.pop(job);
+            }
+            reserved.map(|()| !is_crowded)
+        })
+    }
+
+    /// Replies with the jobs of a batch that the connection still has.
+    pub(super) fn reply_reserved_batch(&mut self, key: ConnKey, mut batch: Batch) {
+        // Between two steps a TTR may run out, and a flush may delete a job.
+        batch.jobs.retain(|&(job, id)| self.queue.is_reserved(job, id, key));
+        if self.conns.try_reserve_output(key, batch.text_len, batch.parts).is_err() {
+            // The connection gives its jobs back when it is closed.
+            return self.close_now(key);
+        }
+        self.reply(key, Reply::ReservedBatch { count: batch.jobs.len() });
+        for (job, _) in batch.jobs {
+            self.reply_reserved(key, job);
+        }
+    }
+
+    /// Replies to a reserve whose wait has ended with this job. A batch is filled in the next
+    /// iteration: one event can end many waits.
+    pub(super) fn reply_awaited(&mut self, key: ConnKey, job: JobKey, demand: Demand) {
+        let Demand::Batch(max) = demand else { return self.reply_reserved(key, job) };
+        let mut batch = Batch::new(max);
+        if batch.try_push(job, &self.queue.jobs[job]).is_err() {
+            return self.close_now(key);
+        }
+        let conn = &mut self.conns[key];
+        conn.phase = Phase::InSteps(Stepped::FillBatch(batch));
+        conn.has_backlog = true;
+        self.conns.mark_dirty(key);
+    }
+
+    /// Reserves more jobs for a batch, and replies once it is complete.
+    pub(super) fn fill_step(&mut self, key: ConnKey, mut batch: Batch, now: Nanos) {
+        let mut steps_left = WATCHES_PER_STEP;
+        let filled = self.fill(key, &mut batch, &mut steps_left, now);
+        self.charge_steps(WATCHES_PER_STEP - steps_left);
+        match filled {
+            Ok(true) => self.reply_reserved_batch(key, batch),
+            Ok(false) => self.continue_later(key, Stepped::FillBatch(batch)),
+            Err(_) => self.reply(key, Reply::OutOfMemory),
+        }
+    }
+
+    // ---- Delete and touch ----
+
+    /// Deletes jobs, all in one commit.
+    pub(super) fn delete_batch(&mut self, key: ConnKey, ids: Ids<'_>) {
+        let (mut deleted, mut not_found) = (0, 0);
+        for id in ids {
+            match self.queue.delete_one(key, id) {
+                Outcome::Done => deleted += 1,
+                Outcome::NoSpace if deleted + not_found == 0 => {
+                    return self.reply(key, Reply::OutOfMemory);
+                }
+                Outcome::NotFound | Outcome::Buried | Outcome::NoSpace => not_found += 1,
+            }
+        }
+        self.queue.compact();
+        self.budget.charge_share((deleted + not_found) * WORK_PER_JOB);
+        self.reply(key, Reply::DeletedBatch { deleted, not_found });
+    }
+
+    /// Touches the next jobs of a `touch-all`.
+    pub(super) fn touch_all_step(&mut self, key: ConnKey, mut touch: TouchAll, now: Nanos) {
+        let mut checks_left = TOUCHES_PER_STEP;
+        let is_done = self.queue.touch_all_step(key, &mut touch, &mut checks_left, now);
+        self.budget.charge_share((TOUCHES_PER_STEP - checks_left) * WORK_PER_TOUCH);
+        if is_done {
+            self.reply(key, Reply::TouchedAll { count: touch.touched });
+        } else {
+            self.continue_later(key, Stepped::TouchAll(touch));
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! `flush-tube` and `flush-buried`. A client gets its reply when all flushed jobs are freed.
+
+use super::Server;
+use crate::engine::conn::Phase;
+use crate::engine::keys::ConnKey;
+use crate::engine::protocol::reply::Reply;
+use crate::engine::queue::MAX_DUE_WORK;
+use crate::engine::queue::flush::FlushKind;
+use crate::engine::time::Nanos;
+
+impl Server {
+    /// Deletes all jobs of a tube, or the buried ones.
+    pub(super) fn flush(&mut self, key: ConnKey, tube: &str, kind: FlushKind, now: Nanos) {
+        let Some(tube) = self.queue.tubes.find(tube) else {
+            return self.reply(key, Reply::NotFound);
+        };
+        match self.queue.flush(key, tube, kind, now) {
+            Ok(Some(count)) => {
+                self.budget.charge_share(usize::try_from(count).unwrap_or(usize::MAX));
+                self.reply(key, Reply::Flushed { count });
+            }
+            Ok(None) => {
+                self.budget.charge_share(FLUSH_WORK);
+                self.conns[key].phase = Phase::Flushing;
+            }
+            Err(_) => self.reply(key, Reply::OutOfMemory),
+        }
+    }
+
+    /// Frees flushed jobs, and replies to the clients whose flushes are complete.
+    pub(super) fn flush_step(&mut self) {
+        // A sync takes longer than all of this.
+        let syncs = self.queue.syncs_each_iteration();
+        let mut work_left = if syncs { MAX_DUE_WORK } else { self.budget.due_work() };
+        while let Some((key, count)) = self.queue.flush_step(&mut work_left) {
+            self.conns[key].phase = Phase::ReadingLine;
+            self.reply(key, Reply::Flushed { count });
+        }
+    }
+}
+
+/// Units of work of the first part of a flush, which frees 256 jobs.
+const FLUSH_WORK: usize = 512;

@@ -1,0 +1,90 @@
+//! `list-jobs` and `peek-batch`: pages of the jobs of a tube. A page for which many jobs must be
+//! compared is made in steps.
+
+use super::Server;
+use crate::engine::conn::{Contents, Stepped};
+use crate::engine::keys::{ConnKey, JobKey};
+use crate::engine::protocol::batch::Batch;
+use crate::engine::protocol::reply::Reply;
+use crate::engine::protocol::stats;
+use crate::engine::queue::browse::{Selected, Selecting, Selection};
+use crate::engine::time::Nanos;
+use std::collections::TryReserveError;
+
+impl Server {
+    /// Begins a page of jobs.
+    pub(super) fn begin_page(
+        &mut self,
+        key: ConnKey,
+        selection: Selection<'_>,
+        contents: Contents,
+        now: Nanos,
+    ) {
+        match self.queue.select(selection) {
+            Ok(Some(selecting)) => self.select(key, Box::new(selecting), contents, now),
+            Ok(None) => self.reply(key, Reply::NotFound),
+            Err(_) => self.reply(key, Reply::OutOfMemory),
+        }
+    }
+
+    /// Compares the next jobs.
+    pub(super) fn select(
+        &mut self,
+        key: ConnKey,
+        mut selecting: Box<Selecting>,
+        contents: Contents,
+        now: Nanos,
+    ) {
+        let step = selecting.step(&self.queue);
+        self.budget.charge_share(selecting.take_work());
+        match step {
+            Ok(Selected::Unfinished) => {
+                self.continue_later(key, Stepped::Select(selecting, contents));
+            }
+            Ok(Selected::Jobs { keys, next }) => match contents {
+                Contents::Facts => {
+                    if self.conns.are_crowded_by(stats::longest_jobs_len(keys.len())) {
+                        return self.reply(key, Reply::OutOfMemory);
+                    }
+                    let text = stats::jobs(&keys, next, &self.queue, now);
+                    self.reply_list(key, text);
+                }
+                Contents::Body => self.reply_bodies(key, &keys, next),
+            },
+            Ok(Selected::NoTube) => self.reply(key, Reply::NotFound),
+            Err(_) => self.reply(key, Reply::OutOfMemory),
+        }
+    }
+
+    /// Replies with the bodies of as many jobs as fit into one reply.
+    fn reply_bodies(&mut self, key: ConnKey, keys: &[JobKey], mut next: u64) {
+        let Ok(batch) = self.fitting_bodies(key, keys) else {
+            return self.reply(key, Reply::OutOfMemory);
+        };
+        if batch.jobs.len() < keys.len() {
+            next = batch.jobs.last().map_or(0, |&(_, id)| id);
+        }
+        self.reply(key, Reply::FoundBatch { count: batch.jobs.len(), next });
+        for (job, _) in batch.jobs {
+            self.reply_found(key, Some(job));
+        }
+    }
+
+    fn fitting_bodies(&mut self, key: ConnKey, keys: &[JobKey]) -> Result<Batch, TryReserveError> {
+        let mut batch = Batch::new(keys.len());
+        for &job_key in keys {
+            let job = &self.queue.jobs[job_key];
+            if !batch.fits(&job.body) {
+                break;
+            }
+            let is_first = batch.is_empty();
+            batch.try_push(job_key, job)?;
+            if !is_first && self.conns.are_crowded_by(batch.text_len) {
+                batch.pop(job);
+                break;
+            }
+        }
+        self.conns.try_reserve_output(key, batch.text_len, batch.parts)?;
+        Ok(batch)
+    }
+}
