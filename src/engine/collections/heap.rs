@@ -24,7 +24,8 @@
 //! | memory of an entry, with its index here | 12 bytes | 16 bytes |
 
 use crate::engine::headroom::{self, Headroom};
-use std::collections::TryReserveError;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, TryReserveError};
 use std::fmt;
 use std::ops::Range;
 
@@ -98,6 +99,22 @@ impl<E: Entry> Heap<E> {
     /// Returns all entries in arbitrary order.
     pub fn iter(&self) -> impl Iterator<Item = E> + '_ {
         self.entries.iter().copied()
+    }
+
+    /// Returns the `count` entries with the least ranks, in order. The cost depends on `count` only.
+    pub fn first_entries(&self, count: usize) -> Vec<E> {
+        let ranked = |index: usize| Some(Reverse((self.entries.get(index)?.rank(), index)));
+        // The entries whose parents were taken.
+        let mut candidates = BinaryHeap::from_iter(ranked(0));
+        let mut first = Vec::with_capacity(count.min(self.len()));
+        while first.len() < count
+            && let Some(Reverse((_, index))) = candidates.pop()
+        {
+            first.push(self.entries[index]);
+            let children = index * CHILDREN + 1..=index * CHILDREN + CHILDREN;
+            candidates.extend(children.filter_map(ranked));
+        }
+        first
     }
 
     /// Ensures that the next `additional` insertions allocate nothing.
@@ -294,6 +311,10 @@ mod tests {
                 None => {}
             }
             assert_eq!(heap.first(), model.first().copied());
+            if step % 100 == 0 {
+                let first: Vec<Item> = model.iter().copied().take(20).collect();
+                assert_eq!(heap.first_entries(20), first);
+            }
             assert_eq!(heap.len(), model.len());
             heap.check(&indexes, format_args!("step {step}"));
         }
