@@ -17,7 +17,7 @@
 //! | [`logging`] | the format of log lines |
 //! | [`options`] | flags to [`options::Options`], with meaning and default of each |
 //! | [`os`] | sockets, files, signals, users, clock, the event loop |
-//! | [`engine::monitor`] | metrics for Prometheus, and the HTTP connections that ask for them |
+//! | [`engine::monitor`] | metrics for Prometheus, the status page, and the HTTP connections that ask for them |
 //! | [`engine::server`] | the engine's calls; runs commands; budgets of work |
 //! | [`engine::conn`] | the state machine of one client: bytes to lines and bodies |
 //! | [`engine::protocol`] | lines to commands; replies and statistics to bytes |
@@ -41,7 +41,7 @@
 //!   server.commit            the batch in one write, and one sync if it is due
 //!   flush                    one write for each connection with output; close what has ended
 //!   accept                   new clients; they are read from in the next iteration
-//!   monitoring               a line for the service manager, a slice of a page of metrics
+//!   monitoring               a line for the service manager, a slice of a page
 //! ```
 //!
 //! # Invariants

@@ -5,8 +5,8 @@
 mod harness;
 
 use beanstalkd::testing::{
-    Address, ConnKey, Histogram, HttpConn, LONGEST_SAMPLE, MetricsServer, Nanos, Page, SLICE_LEN,
-    Server, ServerState, Settings, Syncing, listen,
+    Address, ConnKey, Histogram, HttpConn, LONGEST_SAMPLE, Measurements, MetricsServer, Nanos,
+    Page, SLICE_LEN, Server, ServerState, Settings, Syncing, listen,
 };
 use harness::client::{Client, connect, unix};
 use harness::engine::Engine;
@@ -353,9 +353,9 @@ fn the_page_has_sizes_and_syncs_of_the_binlog() {
 
 /// Returns the response to a client that sends `request` at once and reads without delay.
 fn respond(server: Option<&Server>, request: &str) -> String {
-    let iterations = Histogram::default();
+    let measurements = Measurements::default();
     let subject =
-        server.map_or(ServerState::Starting, |server| ServerState::Serving(server, &iterations));
+        server.map_or(ServerState::Starting, |server| ServerState::Serving(server, &measurements));
     let mut conn = HttpConn::new(1000, START);
     conn.receive(request.as_bytes(), subject, START).unwrap();
     let mut response = Vec::new();
@@ -388,7 +388,9 @@ fn readiness_and_health_differ_while_the_server_starts_or_drains() {
         assert_eq!(status("/healthz", is_draining), 200);
         assert_eq!(status("/readyz", is_draining), ready, "{is_draining:?}");
         assert_eq!(status("/metrics", is_draining), metrics, "{is_draining:?}");
-        assert_eq!(status("/", is_draining), 404);
+        assert_eq!(status("/", is_draining), metrics, "{is_draining:?}");
+        assert_eq!(status("/tube/default", is_draining), metrics, "{is_draining:?}");
+        assert_eq!(status("/metrics/", is_draining), 404);
     }
 }
 
@@ -430,11 +432,11 @@ fn http_server() -> (MetricsServer, SocketAddr) {
 /// Runs the sockets until the client has the whole response, or an error.
 fn response(http: &mut MetricsServer, client: &mut Socket, now: Nanos) -> std::io::Result<String> {
     let engine = engine();
-    let iterations = Histogram::default();
+    let measurements = Measurements::default();
     client.set_nonblocking(true)?;
     let mut response = Vec::new();
     for _ in 0..PATIENCE.as_millis() {
-        http.turn(ServerState::Serving(&engine.server, &iterations), now)?;
+        http.turn(ServerState::Serving(&engine.server, &measurements), now)?;
         match client.read_to_end(&mut response) {
             Ok(_) => return Ok(String::from_utf8(response).unwrap()),
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
@@ -472,12 +474,12 @@ fn silent_clients_delay_no_request() {
     last.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").unwrap();
     last.set_nonblocking(true).unwrap();
     let engine = engine();
-    let iterations = Histogram::default();
+    let measurements = Measurements::default();
     let mut response = Vec::new();
     // No time passes, and in each iteration 10 more connect.
     for _ in 0..50 {
         idle.extend((0..10).map(connect));
-        http.turn(ServerState::Serving(&engine.server, &iterations), START).unwrap();
+        http.turn(ServerState::Serving(&engine.server, &measurements), START).unwrap();
         if last.read_to_end(&mut response).is_ok() {
             break;
         }
@@ -492,9 +494,9 @@ fn a_late_request_is_served_among_idle_connections() {
     let mut late = connect(address);
     let _idle: Vec<Socket> = (0..60).map(|_| connect(address)).collect();
     let engine = engine();
-    let iterations = Histogram::default();
+    let measurements = Measurements::default();
     for _ in 0..10 {
-        http.turn(ServerState::Serving(&engine.server, &iterations), START).unwrap();
+        http.turn(ServerState::Serving(&engine.server, &measurements), START).unwrap();
     }
     late.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").unwrap();
     assert!(response(&mut http, &mut late, START).unwrap().ends_with("ok\n"));
@@ -513,8 +515,8 @@ fn engine_with_a_long_page() -> Engine {
 #[test]
 fn a_client_that_reads_byte_by_byte_is_late_after_30_seconds() {
     let engine = engine_with_a_long_page();
-    let iterations = Histogram::default();
-    let subject = ServerState::Serving(&engine.server, &iterations);
+    let measurements = Measurements::default();
+    let subject = ServerState::Serving(&engine.server, &measurements);
     let mut conn = HttpConn::new(1000, START);
     conn.receive(b"GET /metrics HTTP/1.1\r\n\r\n", subject, START).unwrap();
     for second in (9..30).step_by(9) {
@@ -540,8 +542,8 @@ fn clients_that_read_byte_by_byte_do_not_keep_a_new_client_out() {
     let mut http = MetricsServer::new(listeners, 1000).unwrap();
 
     let engine = engine_with_a_long_page();
-    let iterations = Histogram::default();
-    let subject = ServerState::Serving(&engine.server, &iterations);
+    let measurements = Measurements::default();
+    let subject = ServerState::Serving(&engine.server, &measurements);
     let slow: Vec<Socket> = (0..64).map(|_| connect(unix(&path))).collect();
     for mut client in &slow {
         client.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();

@@ -4,8 +4,8 @@
 use super::metrics_server::MetricsServer;
 use super::notify::Notifier;
 use crate::engine::binlog::disk::FileNumber;
-use crate::engine::collections::histogram::Histogram;
 use crate::engine::monitor::http_conn::ServerState;
+use crate::engine::monitor::measurements::Measurements;
 use crate::engine::server::Server;
 use crate::engine::time::Nanos;
 use std::io;
@@ -18,14 +18,15 @@ pub struct Monitor {
     metrics_server: Option<MetricsServer>,
     /// The descriptor of the metrics server is readable.
     is_readable: bool,
-    /// How long iterations of the loop took; counted only for metrics.
-    iterations: Histogram,
+    /// Empty without a metrics server.
+    measurements: Measurements,
 }
 
 impl Monitor {
     /// Creates the monitor of a server that is about to start.
     pub fn new(notifier: Notifier, metrics_server: Option<MetricsServer>) -> Monitor {
-        Monitor { notifier, metrics_server, is_readable: true, iterations: Histogram::default() }
+        let measurements = Measurements::default();
+        Monitor { notifier, metrics_server, is_readable: true, measurements }
     }
 
     /// Returns the descriptor to poll, if metrics are served.
@@ -48,16 +49,19 @@ impl Monitor {
     }
 
     /// Reports the state after an iteration: notifies the service manager if that is due, and makes at
-    /// most one slice of a metrics page.
+    /// most one slice of the measurements and one slice of a page.
     ///
     /// # Errors
     /// Polling the metrics connections fails.
     pub fn update(&mut self, server: &Server, now: Nanos) -> io::Result<()> {
         self.notifier.update(now, || server.summary());
         let Some(metrics_server) = &mut self.metrics_server else { return Ok(()) };
+        if self.measurements.next_due() <= now {
+            self.measurements.update(server, now);
+        }
         let is_due = metrics_server.next_due().is_some_and(|due| due <= now);
         if std::mem::take(&mut self.is_readable) || is_due {
-            metrics_server.turn(ServerState::Serving(server, &self.iterations), now)?;
+            metrics_server.turn(ServerState::Serving(server, &self.measurements), now)?;
         }
         Ok(())
     }
@@ -69,13 +73,15 @@ impl Monitor {
 
     /// Counts an iteration that took `span`.
     pub fn iteration_took(&mut self, span: Nanos) {
-        self.iterations.count(span);
+        self.measurements.iterations.count(span);
     }
 
     /// Returns when [`Monitor::update`] has something to do without an event.
     pub fn next_due(&self) -> Option<Nanos> {
-        let metrics_server = self.metrics_server.as_ref().and_then(MetricsServer::next_due);
-        self.notifier.next_due().into_iter().chain(metrics_server).min()
+        let notifier = self.notifier.next_due();
+        let Some(metrics_server) = &self.metrics_server else { return notifier };
+        let measurements = Some(self.measurements.next_due());
+        [notifier, metrics_server.next_due(), measurements].into_iter().flatten().min()
     }
 
     /// Reports that the server stops.

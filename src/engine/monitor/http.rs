@@ -3,6 +3,7 @@
 //! Each connection has one request, and request bodies are ignored. Paths and their content are in
 //! [`http_conn`](super::http_conn).
 
+use super::accept::MediaType;
 use std::fmt;
 
 /// The maximum length of a request head, in bytes.
@@ -15,6 +16,10 @@ const FIELDS_MAX: usize = 64;
 pub struct Request<'h> {
     /// The path without the query.
     pub path: &'h str,
+    /// The query without the question mark.
+    pub query: &'h str,
+    /// The media type that the client prefers, of those of the status page.
+    pub media_type: MediaType,
     /// True for HEAD: only the response head is sent.
     pub head_only: bool,
     /// True for HTTP/1.1: the client accepts a chunked response.
@@ -66,17 +71,25 @@ pub fn parse(bytes: &[u8]) -> Result<Option<Request<'_>>, Status> {
     let target = target
         .strip_prefix("http://")
         .map_or(target, |rest| rest.find('/').map_or("/", |path_at| &rest[path_at..]));
-    let (path, _query) = target.split_once('?').unwrap_or((target, ""));
-    Ok(Some(Request { path, head_only, takes_chunks: head.version == Some(1) }))
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    let accepted = head.headers.iter().filter(|field| field.name.eq_ignore_ascii_case("Accept"));
+    let media_type = MediaType::preferred(accepted.map(|field| field.value));
+    let takes_chunks = head.version == Some(1);
+    Ok(Some(Request { path, query, media_type, head_only, takes_chunks }))
 }
 
 /// Returns a response head. The connection closes after the response.
 pub fn head(status: Status, media_type: &str, length: Length) -> String {
+    head_with(status, media_type, length, "")
+}
+
+/// Returns a response head with more header fields: whole lines with CR LF.
+pub fn head_with(status: Status, media_type: &str, length: Length, fields: &str) -> String {
     let (code, phrase) = status.code_and_phrase();
     let allow = if status == Status::MethodNotAllowed { "Allow: GET, HEAD\r\n" } else { "" };
     format!(
         "HTTP/1.1 {code} {phrase}\r\nContent-Type: {media_type}\r\n{length}{allow}\
-         Cache-Control: no-store\r\nConnection: close\r\n\r\n"
+         {fields}Cache-Control: no-store\r\nConnection: close\r\n\r\n"
     )
 }
 
@@ -114,14 +127,15 @@ mod tests {
         for end in 0..whole.len() {
             assert_eq!(parse(&whole[..end]), Ok(None), "{end} bytes");
         }
-        for (bytes, path, head_only, takes_chunks) in [
-            (&whole[..], "/metrics", false, true),
-            (b"HEAD /healthz HTTP/1.0\r\n\r\n", "/healthz", true, false),
-            (b"GET /readyz?a=b?c HTTP/1.1\n\n", "/readyz", false, true),
-            (b"GET http://a:9/readyz?/ HTTP/1.1\r\n\r\n", "/readyz", false, true),
-            (b"GET http://a HTTP/1.1\r\n\r\n", "/", false, true),
+        for (bytes, path, query, head_only, takes_chunks) in [
+            (&whole[..], "/metrics", "", false, true),
+            (b"HEAD /healthz HTTP/1.0\r\n\r\n", "/healthz", "", true, false),
+            (b"GET /readyz?a=b?c HTTP/1.1\n\n", "/readyz", "a=b?c", false, true),
+            (b"GET http://a:9/readyz?/ HTTP/1.1\r\n\r\n", "/readyz", "/", false, true),
+            (b"GET http://a HTTP/1.1\r\n\r\n", "/", "", false, true),
         ] {
-            let request = Request { path, head_only, takes_chunks };
+            let media_type = MediaType::Html;
+            let request = Request { path, query, media_type, head_only, takes_chunks };
             assert_eq!(parse(bytes), Ok(Some(request)), "{}", bytes.escape_ascii());
         }
     }

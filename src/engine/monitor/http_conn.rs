@@ -5,11 +5,16 @@
 //! response, and 30 s for the whole connection. At the connection limit, a connection without a
 //! complete request is evicted at once, and a connection with a response after 2 s.
 
+use super::html;
 use super::http::{self, HEAD_MAX, Length, Request, Status};
+use super::measurements::Measurements;
 use super::metrics::{LONGEST_SAMPLE, Page, SLICE_LEN};
-use crate::engine::collections::histogram::Histogram;
+use super::status_page::StatusPage;
+use super::tube_page::TubePage;
+use super::url;
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::server::Server;
+use crate::engine::server::{Server, View};
+use crate::engine::text;
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 
@@ -34,8 +39,8 @@ pub struct HttpConn {
 enum Phase {
     /// The request head is incomplete.
     ReadingRequest,
-    /// The metrics page is written and sent slice by slice.
-    Streaming { page: Box<Page>, in_chunks: bool },
+    /// A page is written and sent slice by slice.
+    Streaming { page: Box<Content>, in_chunks: bool },
     /// The last bytes of the response are sent.
     Sending,
     /// Received bytes are dropped until the client closes. Closing with unread bytes resets the
@@ -45,13 +50,21 @@ enum Phase {
     Done,
 }
 
+/// A page that is being made.
+#[derive(Debug)]
+enum Content {
+    Metrics(Page),
+    Status(StatusPage),
+    Tube(TubePage),
+}
+
 /// The state that responses describe.
 #[derive(Clone, Copy, Debug)]
 pub enum ServerState<'a> {
     /// The server reads its binlog and accepts no clients yet.
     Starting,
-    /// The server serves clients. The histogram has the durations of loop iterations.
-    Serving(&'a Server, &'a Histogram),
+    /// The server serves clients.
+    Serving(&'a Server, &'a Measurements),
 }
 
 /// For the complete request head.
@@ -179,20 +192,36 @@ impl HttpConn {
     // ---- Responses ----
 
     fn respond_to(&mut self, request: Request<'_>, state: ServerState<'_>) {
-        let Request { path, head_only, takes_chunks } = request;
+        let Request { path, query, media_type, head_only, .. } = request;
         let (status, text) = match (path, state) {
             ("/healthz", _) => (Status::Ok, "ok\n"),
-            ("/readyz" | "/metrics", ServerState::Starting) => {
-                (Status::ServiceUnavailable, "reading the binlog\n")
+            ("/readyz" | "/metrics" | "/", ServerState::Starting) => {
+                (Status::ServiceUnavailable, STARTING)
             }
             ("/readyz", ServerState::Serving(server, _)) if server.is_draining() => {
                 (Status::ServiceUnavailable, "draining\n")
             }
             ("/readyz", ServerState::Serving(..)) => (Status::Ok, "ok\n"),
             ("/metrics", ServerState::Serving(..)) => {
-                return self.start_page(head_only, takes_chunks);
+                let head = |length| http::head(Status::Ok, METRICS_TYPE, length);
+                return self.start_page(Content::Metrics(Page::new(self.tubes_max)), request, head);
             }
-            _ => (Status::NotFound, explanation(Status::NotFound)),
+            ("/", ServerState::Serving(..)) => {
+                let page = StatusPage::new(media_type, query);
+                return self.start_status_page(Content::Status(page), request);
+            }
+            (path, state) => match (path.strip_prefix(TUBE_PREFIX), state) {
+                (Some(_), ServerState::Starting) => (Status::ServiceUnavailable, STARTING),
+                (Some(name), ServerState::Serving(server, _)) => {
+                    let name = url::decode(name);
+                    if let Some(name) = existing_tube(&name, server) {
+                        let page = TubePage::new(media_type, name);
+                        return self.start_status_page(Content::Tube(page), request);
+                    }
+                    (Status::NotFound, "There is no such tube.\n")
+                }
+                (None, _) => (Status::NotFound, explanation(Status::NotFound)),
+            },
         };
         self.respond(status, text, head_only);
     }
@@ -205,17 +234,28 @@ impl HttpConn {
         self.phase = Phase::Sending;
     }
 
-    fn start_page(&mut self, head_only: bool, in_chunks: bool) {
-        let length = if in_chunks { Length::Chunks } else { Length::UntilClose };
-        self.response = http::head(Status::Ok, METRICS_TYPE, length);
-        self.phase = if head_only {
+    fn start_status_page(&mut self, page: Content, request: Request<'_>) {
+        let name = request.media_type.name();
+        let head = |length| http::head_with(Status::Ok, name, length, html::HEADER_FIELDS);
+        self.start_page(page, request, head);
+    }
+
+    fn start_page(
+        &mut self,
+        page: Content,
+        request: Request<'_>,
+        head: impl FnOnce(Length) -> String,
+    ) {
+        let in_chunks = request.takes_chunks;
+        self.response = head(if in_chunks { Length::Chunks } else { Length::UntilClose });
+        self.phase = if request.head_only {
             Phase::Sending
         } else {
-            Phase::Streaming { page: Box::new(Page::new(self.tubes_max)), in_chunks }
+            Phase::Streaming { page: Box::new(page), in_chunks }
         };
     }
 
-    /// Writes the next slice of the metrics page, if [`HttpConn::wants_slice`].
+    /// Writes the next slice of the page, if [`HttpConn::wants_slice`].
     pub fn write_slice(
         &mut self,
         state: ServerState<'_>,
@@ -224,7 +264,7 @@ impl HttpConn {
         if !self.wants_slice() {
             return Ok(());
         }
-        let (Phase::Streaming { page, in_chunks }, ServerState::Serving(server, iterations)) =
+        let (Phase::Streaming { page, in_chunks }, ServerState::Serving(server, measurements)) =
             (&mut self.phase, state)
         else {
             return Ok(());
@@ -236,7 +276,8 @@ impl HttpConn {
         }
         let start = self.response.len();
         self.deadline = now + WRITE_TIMEOUT;
-        page.write_slice(&server.view(iterations, now), &mut self.response)?;
+        let view = server.view(&measurements.iterations, now);
+        page.write_slice(&view, measurements, &mut self.response)?;
         let written = self.response.len() - start;
         let is_done = page.is_done();
         if *in_chunks {
@@ -258,11 +299,46 @@ impl HttpConn {
     }
 }
 
+impl Content {
+    fn write_slice(
+        &mut self,
+        view: &View<'_>,
+        measurements: &Measurements,
+        text: &mut String,
+    ) -> Result<(), TryReserveError> {
+        match self {
+            Content::Metrics(page) => page.write_slice(view, text),
+            Content::Status(page) => page.write_slice(view, measurements, text),
+            Content::Tube(page) => page.write_slice(view, measurements, text),
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        match self {
+            Content::Metrics(page) => page.is_done(),
+            Content::Status(page) => page.is_done(),
+            Content::Tube(page) => page.is_done(),
+        }
+    }
+}
+
+/// Returns the name of a tube that exists.
+fn existing_tube<'n>(name: &'n [u8], server: &Server) -> Option<&'n str> {
+    let name = std::str::from_utf8(name).ok().filter(|name| text::is_tube_name(name.as_bytes()))?;
+    server.has_tube(name).then_some(name)
+}
+
+/// The paths of the pages of tubes begin with this.
+const TUBE_PREFIX: &str = "/tube/";
+
+/// The body of a response while the server starts.
+const STARTING: &str = "reading the binlog\n";
+
 /// Returns the body of an error response, for people who use a browser.
 fn explanation(status: Status) -> &'static str {
     match status {
         Status::BadRequest => "The request is not valid HTTP/1.0 or HTTP/1.1.\n",
-        Status::NotFound => "The paths are /metrics, /healthz and /readyz.\n",
+        Status::NotFound => "The paths are /, /tube/NAME, /metrics, /healthz and /readyz.\n",
         Status::MethodNotAllowed => "The methods are GET and HEAD.\n",
         Status::HeadTooLarge => {
             "The request head is longer than 4096 bytes or has more than 64 fields.\n"

@@ -65,9 +65,9 @@ enum Stage {
 
 /// A position in the scan of one tube.
 #[derive(Debug)]
-struct Cursor {
-    tube: TubeKey,
-    stats: TubeStats,
+pub(super) struct Cursor {
+    pub(super) tube: TubeKey,
+    pub(super) stats: TubeStats,
     /// The number of ready jobs to scan, from the last index to the first. When the first entry is
     /// removed, the last one moves forward: that one was scanned before.
     ready_left: usize,
@@ -77,30 +77,30 @@ struct Cursor {
 
 /// The values of a tube.
 #[derive(Debug, Default)]
-struct TubeStats {
-    name: String,
-    ready: u64,
-    reserved: u64,
-    delayed: u64,
-    buried: u64,
-    urgent: u64,
-    total_jobs: u64,
-    deletes: u64,
-    pauses: u64,
-    buried_after_returns: u64,
-    using: u64,
-    watching: u64,
-    waiting: u64,
-    pause: Nanos,
-    pause_left: Nanos,
-    oldest_ready_age: Nanos,
+pub(super) struct TubeStats {
+    pub(super) name: String,
+    pub(super) ready: u64,
+    pub(super) reserved: u64,
+    pub(super) delayed: u64,
+    pub(super) buried: u64,
+    pub(super) urgent: u64,
+    pub(super) total_jobs: u64,
+    pub(super) deletes: u64,
+    pub(super) pauses: u64,
+    pub(super) buried_after_returns: u64,
+    pub(super) using: u64,
+    pub(super) watching: u64,
+    pub(super) waiting: u64,
+    pub(super) pause: Nanos,
+    pub(super) pause_left: Nanos,
+    pub(super) oldest_ready_age: Nanos,
 }
 
 /// The budget of a slice. Scanning a ready job costs 1, so that a slice takes well below 0.1 ms.
-const SCAN_BUDGET: usize = 8192;
+pub(super) const SCAN_BUDGET: usize = 8192;
 const CONNECTION_COST: usize = 8;
 const WAITER_COST: usize = 16;
-const TUBE_COST: usize = 64;
+pub(super) const TUBE_COST: usize = 64;
 
 /// The length from which a slice takes no more samples, in bytes.
 pub const SLICE_LEN: usize = 16 * 1024;
@@ -276,7 +276,7 @@ impl Page {
 }
 
 impl Cursor {
-    fn at(key: TubeKey, tube: &Tube, now: Nanos) -> Cursor {
+    pub(super) fn at(key: TubeKey, tube: &Tube, now: Nanos) -> Cursor {
         Cursor {
             tube: key,
             stats: TubeStats::of(tube, now),
@@ -287,7 +287,7 @@ impl Cursor {
 
     /// Scans ready jobs and waiters, and subtracts their cost from `budget`. Returns whether the
     /// scan of the tube is complete.
-    fn advance(&mut self, view: &View<'_>, budget: &mut usize) -> bool {
+    pub(super) fn advance(&mut self, view: &View<'_>, budget: &mut usize) -> bool {
         let tube = &view.queue.tubes[self.tube];
         self.ready_left = self.ready_left.min(tube.ready.len());
         let ready = self.ready_left.min(*budget);

@@ -1,13 +1,38 @@
-//! Monitoring: the metrics page for Prometheus, and the HTTP connections that request it.
+//! Monitoring: the metrics page for Prometheus, the status page for people, and the HTTP connections
+//! that request them.
 //!
 //! A [`TryReserveError`](std::collections::TryReserveError) means that there is no memory.
 //!
 //! | file | owns |
 //! |---|---|
 //! | [`metrics`] | the metrics page, written in slices |
+//! | [`status_page`] | the status page of the server, written in slices |
+//! | [`tube_page`] | the status page of one tube |
+//! | [`ranking`] | the tubes that the status page shows, and their order |
+//! | [`table`] | tables in HTML, text and JSON |
+//! | [`value`] | values for people and for programs |
+//! | [`html`] | the HTML around the values: style, script, plots |
+//! | [`measurements`] | what is measured while the server runs, and when |
+//! | [`history`] | the counts of the last ten minutes |
+//! | [`tube_rates`] | puts and deletes per second of each tube |
+//! | [`accept`] | selects the media type of a response |
+//! | [`url`] | percent-encoding |
 //! | [`http`] | request and response heads |
 //! | [`http_conn`] | the state machine of one HTTP connection |
+//!
+//! The folder `page` has the style and the script of the status page.
 
+pub mod accept;
+pub mod history;
+pub mod html;
 pub mod http;
 pub mod http_conn;
+pub mod measurements;
 pub mod metrics;
+pub mod ranking;
+pub mod status_page;
+pub mod table;
+pub mod tube_page;
+pub mod tube_rates;
+pub mod url;
+pub mod value;

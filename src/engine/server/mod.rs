@@ -398,6 +398,11 @@ impl Server {
         View { server, queue: &self.queue, conns: &self.conns, iterations, now }
     }
 
+    /// Returns whether there is a tube with this name.
+    pub fn has_tube(&self, name: &str) -> bool {
+        self.queue.tubes.find(name).is_some()
+    }
+
     /// Returns whether the server is in drain mode.
     pub fn is_draining(&self) -> bool {
         self.is_draining

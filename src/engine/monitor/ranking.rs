@@ -1,0 +1,204 @@
+//! The first rows of a table of tubes in a chosen order, however many tubes there are.
+
+use super::metrics::TubeStats;
+use super::table::Column;
+use super::tube_rates::TubeRates;
+use super::url;
+use super::value::Value;
+use crate::engine::headroom::{self, Headroom};
+use crate::engine::text::TUBE_NAME_MAX;
+use std::cmp::{Ordering, Reverse};
+use std::collections::TryReserveError;
+
+/// A row of the table.
+#[derive(Debug)]
+pub struct TubeRow {
+    pub(super) stats: TubeStats,
+    pub(super) rates: Option<TubeRates>,
+}
+
+/// The columns to the right of the name.
+pub const COLUMNS: [Column<TubeRow>; 10] = [
+    column("ready", "ready", |row| Value::Count(row.stats.ready)),
+    column("urgent", "urgent", |row| Value::Count(row.stats.urgent)),
+    column("reserved", "reserved", |row| Value::Count(row.stats.reserved)),
+    column("delayed", "delayed", |row| Value::Count(row.stats.delayed)),
+    column("buried", "buried", |row| Value::Count(row.stats.buried)),
+    column("waiting", "waiting", |row| Value::Count(row.stats.waiting)),
+    column("pause_left_seconds", "paused", |row| Value::Span(row.stats.pause_left)),
+    column("oldest_ready_seconds", "oldest ready", |row| Value::Span(row.stats.oldest_ready_age)),
+    column("puts_per_second", "puts/s", |row| Value::Rate(row.rates.map(|rates| rates.puts))),
+    column("deletes_per_second", "deletes/s", |row| {
+        Value::Rate(row.rates.map(|rates| rates.deletes))
+    }),
+];
+
+const fn column(
+    key: &'static str,
+    title: &'static str,
+    value: fn(&TubeRow) -> Value,
+) -> Column<TubeRow> {
+    Column { key, title, value }
+}
+
+/// The order and the filter that a query asks for.
+#[derive(Debug)]
+pub struct Selection {
+    pub order: Order,
+    pub is_reversed: bool,
+    /// Only tubes whose name contains this text are shown.
+    pub filter: String,
+}
+
+/// An order of tubes. Equal ones are in the order of their names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// The most puts and deletes per second first, then the most ready and reserved jobs, then the
+    /// most other jobs.
+    Busiest,
+    /// The first name first.
+    Name,
+    /// The greatest value of the column with this index first.
+    Column(usize),
+}
+
+/// The first rows of all rows that were added.
+#[derive(Debug, Default)]
+pub struct Ranking {
+    /// In no order, until [`Ranking::sort`].
+    rows: Vec<RankedRow>,
+    /// The index of the last row in order, if the ranking is full.
+    last: usize,
+    /// The number of all rows that were added.
+    added: u64,
+}
+
+#[derive(Debug)]
+struct RankedRow {
+    /// The greatest rank is first.
+    rank: u128,
+    row: TubeRow,
+}
+
+/// The number of rows that are kept.
+pub const ROWS_MAX: usize = 100;
+
+impl Selection {
+    /// The name of the order by names in a query.
+    pub const BY_NAME: &str = "name";
+
+    /// Parses a query such as `sort=-ready&filter=mail`. A minus reverses the order. An unknown
+    /// order is the default one.
+    pub fn parse(query: &str) -> Selection {
+        let sort = url::query_value(query, "sort").unwrap_or_default();
+        let (key, is_reversed) =
+            sort.strip_prefix('-').map_or((sort.as_str(), false), |key| (key, true));
+        let column = COLUMNS.iter().position(|column| column.key == key);
+        let order = match column {
+            Some(index) => Order::Column(index),
+            None if key == Selection::BY_NAME => Order::Name,
+            None => Order::Busiest,
+        };
+        let mut filter = url::query_value(query, "filter").unwrap_or_default();
+        // A longer filter matches no name. Its length bounds that of the page.
+        if filter.len() > TUBE_NAME_MAX {
+            filter = filter.chars().take(TUBE_NAME_MAX / 4 + 1).collect();
+            filter.push(NOT_IN_NAMES);
+        }
+        Selection { order, is_reversed, filter }
+    }
+
+    /// Returns the key of the order in a query; `None` for the default order.
+    pub fn key(&self) -> Option<&'static str> {
+        match self.order {
+            Order::Busiest => None,
+            Order::Name => Some(Selection::BY_NAME),
+            Order::Column(index) => Some(COLUMNS[index].key),
+        }
+    }
+
+    /// Returns whether tubes with this name are shown.
+    pub fn matches(&self, name: &str) -> bool {
+        name.contains(&*self.filter)
+    }
+
+    fn rank(&self, row: &TubeRow) -> u128 {
+        let TubeStats { ready, reserved, delayed, buried, .. } = row.stats;
+        let rank = match self.order {
+            Order::Busiest => {
+                let rate = row
+                    .rates
+                    .map_or(0, |rates| rates.puts.tenths().saturating_add(rates.deletes.tenths()));
+                // A server has less than 2^32 jobs.
+                u128::from(rate.min(u64::from(u32::MAX))) << 64
+                    | u128::from(ready + reserved) << 32
+                    | u128::from(delayed + buried)
+            }
+            Order::Name => 0,
+            Order::Column(index) => (COLUMNS[index].value)(row).rank().into(),
+        };
+        if self.is_reversed { !rank } else { rank }
+    }
+
+    fn compare(&self, one: &RankedRow, other: &RankedRow) -> Ordering {
+        let names = one.row.stats.name.cmp(&other.row.stats.name);
+        let by_name_reversed = self.is_reversed && self.order == Order::Name;
+        let names = if by_name_reversed { names.reverse() } else { names };
+        Reverse(one.rank).cmp(&Reverse(other.rank)).then(names)
+    }
+}
+
+/// A character that is in no tube name.
+const NOT_IN_NAMES: char = '…';
+
+impl Ranking {
+    /// Adds a row of a tube with this name, if it is among the first.
+    pub fn add(
+        &mut self,
+        mut row: TubeRow,
+        name: &str,
+        selection: &Selection,
+    ) -> Result<(), TryReserveError> {
+        self.added += 1;
+        let rank = selection.rank(&row);
+        let is_full = self.rows.len() == ROWS_MAX;
+        if is_full && rank < self.rows[self.last].rank {
+            return Ok(());
+        }
+        headroom::leave(Headroom::ThreeQuarters, || {
+            self.rows.try_reserve_exact(ROWS_MAX - self.rows.len())?;
+            row.stats.name.try_reserve_exact(name.len())
+        })?;
+        row.stats.name.push_str(name);
+        let ranked = RankedRow { rank, row };
+        if !is_full {
+            self.rows.push(ranked);
+        } else if selection.compare(&ranked, &self.rows[self.last]).is_lt() {
+            self.rows[self.last] = ranked;
+        }
+        if self.rows.len() == ROWS_MAX {
+            let indexes = 0..ROWS_MAX;
+            let compare = |&a: &usize, &b: &usize| selection.compare(&self.rows[a], &self.rows[b]);
+            self.last = indexes.max_by(compare).unwrap_or(0);
+        }
+        Ok(())
+    }
+
+    /// Returns the number of all rows that were added.
+    pub fn added(&self) -> u64 {
+        self.added
+    }
+
+    /// Brings the rows into order. A tube that was added twice keeps one row.
+    pub fn sort(&mut self, selection: &Selection) {
+        let rows = &mut self.rows;
+        rows.sort_unstable_by(|a, b| a.row.stats.name.cmp(&b.row.stats.name));
+        rows.dedup_by(|a, b| a.row.stats.name == b.row.stats.name);
+        rows.sort_unstable_by(|a, b| selection.compare(a, b));
+    }
+
+    /// Returns the rows, in order after [`Ranking::sort`].
+    pub fn rows(&self) -> impl ExactSizeIterator<Item = &TubeRow> + '_ {
+        self.rows.iter().map(|ranked| &ranked.row)
+    }
+}

@@ -1,0 +1,395 @@
+//! The status page of the server: totals, the last ten minutes, and a table of tubes; as HTML, as
+//! columns of text, and as JSON.
+//!
+//! The page is made in slices like that of [`metrics`](super::metrics), at most one in each
+//! iteration of the loop. All tubes are scanned, and the first 100 in the chosen order are shown. The
+//! length of the page is bounded, whatever the number of tubes and the length of their names.
+
+use super::accept::MediaType;
+use super::history::Point;
+use super::html::{self, Escaped};
+use super::measurements::Measurements;
+use super::metrics::{Cursor, SCAN_BUDGET, SLICE_LEN, TUBE_COST};
+use super::ranking::{COLUMNS, Order, Ranking, Selection, TubeRow};
+use super::table::{self, Column, push};
+use super::url::Encoded;
+use super::value::{JsonNumber, Readable, Value};
+use crate::engine::protocol::stats::{self, ProcessInfo};
+use crate::engine::queue::Totals;
+use crate::engine::server::View;
+use crate::engine::text::JsonText;
+use std::collections::TryReserveError;
+use std::fmt::{self, Display};
+
+/// A status page that is being made.
+#[derive(Debug)]
+pub struct StatusPage {
+    media_type: MediaType,
+    selection: Selection,
+    stage: Stage,
+    ranking: Ranking,
+    /// The number of bytes of the earlier slices.
+    written: usize,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// Begins the scan.
+    Begin,
+    /// Scans the tubes from the last to the first. When a tube is removed, the last one takes its
+    /// place: that one was scanned before. `left` is the number of tubes to scan. `cursor` is in
+    /// the last of them.
+    Tubes {
+        left: usize,
+        cursor: Option<Cursor>,
+    },
+    /// Writes everything before the rows.
+    Head,
+    /// Writes the rows from this one on, and the end of the page.
+    Rows {
+        next: usize,
+    },
+    Done,
+}
+
+/// The values above the table.
+struct Overview {
+    totals: Totals,
+    latest: Option<Point>,
+    tubes: usize,
+    connections: usize,
+    job_bytes: u64,
+}
+
+const OVERVIEW: [Column<Overview>; 13] = [
+    column("ready", "ready", |all| Value::Count(all.totals.ready)),
+    column("urgent", "urgent", |all| Value::Count(all.totals.urgent)),
+    column("reserved", "reserved", |all| Value::Count(all.totals.reserved)),
+    column("delayed", "delayed", |all| Value::Count(all.totals.delayed)),
+    column("buried", "buried", |all| Value::Count(all.totals.buried)),
+    column("puts_per_second", "puts/s", |all| Value::Rate(all.latest.map(|point| point.puts))),
+    column("deletes_per_second", "deletes/s", |all| {
+        Value::Rate(all.latest.map(|point| point.deletes))
+    }),
+    column("timeouts", "timeouts", |all| Value::Count(all.totals.timeouts)),
+    column("tubes", "tubes", |all| Value::Count(all.tubes as u64)),
+    column("connections", "connections", |all| Value::Count(all.connections as u64)),
+    column("workers", "workers", |all| Value::Count(all.totals.workers)),
+    column("waiting", "waiting", |all| Value::Count(all.totals.waiting)),
+    column("job_memory_bytes", "memory", |all| Value::Bytes(all.job_bytes)),
+];
+
+const fn column(
+    key: &'static str,
+    title: &'static str,
+    value: fn(&Overview) -> Value,
+) -> Column<Overview> {
+    Column { key, title, value }
+}
+
+const POINT_COLUMNS: [Column<Point>; 5] = [
+    Column { key: "seconds_ago", title: "", value: |point| Value::Span(point.age) },
+    Column { key: "ready", title: "", value: |point| Value::Count(point.ready) },
+    Column { key: "reserved", title: "", value: |point| Value::Count(point.reserved) },
+    Column { key: "puts_per_second", title: "", value: |point| Value::Rate(Some(point.puts)) },
+    Column {
+        key: "deletes_per_second",
+        title: "",
+        value: |point| Value::Rate(Some(point.deletes)),
+    },
+];
+
+/// The maximum length of the HTML page in bytes, so that a phone loads it quickly.
+pub const HTML_MAX: usize = 30_000;
+/// The maximum length of what follows the rows in HTML, without the script.
+const HTML_END_MAX: usize = 200;
+/// At most this many rows are written in a slice, in less than 0.1 ms.
+const ROWS_PER_SLICE: usize = 25;
+
+impl StatusPage {
+    /// Returns a page with the tubes that the query selects.
+    pub fn new(media_type: MediaType, query: &str) -> StatusPage {
+        StatusPage {
+            media_type,
+            selection: Selection::parse(query),
+            stage: Stage::Begin,
+            ranking: Ranking::default(),
+            written: 0,
+        }
+    }
+
+    /// Returns whether the page is complete.
+    pub fn is_done(&self) -> bool {
+        matches!(self.stage, Stage::Done)
+    }
+
+    /// Does the work of the next slice, and appends its text, if any, to `text`.
+    pub fn write_slice(
+        &mut self,
+        view: &View<'_>,
+        measurements: &Measurements,
+        text: &mut String,
+    ) -> Result<(), TryReserveError> {
+        let start = text.len();
+        match self.stage {
+            Stage::Begin => {
+                self.stage = Stage::Tubes { left: view.queue.tubes.len(), cursor: None };
+            }
+            Stage::Tubes { .. } => {
+                let mut budget = SCAN_BUDGET;
+                while budget > 0 && self.scan_tube(view, measurements, &mut budget)? {}
+            }
+            Stage::Head => {
+                self.ranking.sort(&self.selection);
+                self.write_head(view, measurements, text);
+                self.stage = Stage::Rows { next: 0 };
+            }
+            Stage::Rows { next } => self.write_rows(next, start, text),
+            Stage::Done => {}
+        }
+        self.written += text.len() - start;
+        Ok(())
+    }
+
+    /// Continues the scan of a tube, or starts with the next one. Returns false when all were
+    /// scanned.
+    fn scan_tube(
+        &mut self,
+        view: &View<'_>,
+        measurements: &Measurements,
+        budget: &mut usize,
+    ) -> Result<bool, TryReserveError> {
+        let Stage::Tubes { left, cursor } = &mut self.stage else { return Ok(false) };
+        let tubes = &view.queue.tubes;
+        *left = (*left).min(tubes.len());
+        let Some(index) = left.checked_sub(1) else {
+            self.stage = Stage::Head;
+            return Ok(false);
+        };
+        let key = tubes.at(index);
+        let tube = &tubes[key];
+        // Since the last slice another tube may have taken this index.
+        let mut current = match cursor.take().filter(|cursor| cursor.tube == key) {
+            Some(current) => current,
+            None => {
+                *budget = budget.saturating_sub(TUBE_COST);
+                if !self.selection.matches(&tube.name) {
+                    *left = index;
+                    return Ok(true);
+                }
+                Cursor::at(key, tube, view.now)
+            }
+        };
+        if !current.advance(view, budget) {
+            *cursor = Some(current);
+            return Ok(true);
+        }
+        *left = index;
+        let rates = measurements.tube_rates.get(key, tube);
+        let row = TubeRow { stats: current.stats, rates };
+        self.ranking.add(row, &tube.name, &self.selection)?;
+        Ok(true)
+    }
+
+    // ---- Writing ----
+
+    fn write_head(&self, view: &View<'_>, measurements: &Measurements, text: &mut String) {
+        let overview = Overview {
+            totals: view.queue.totals,
+            latest: measurements.history.points(view.now).last(),
+            tubes: view.queue.tubes.len(),
+            connections: view.server.connections,
+            job_bytes: view.queue.job_bytes(),
+        };
+        match self.media_type {
+            MediaType::Html => self.write_html_head(view, &overview, measurements, text),
+            MediaType::Text => self.write_text_head(view, &overview, text),
+            MediaType::Json => write_json_head(view, &overview, measurements, text),
+        }
+    }
+
+    fn write_html_head(
+        &self,
+        view: &View<'_>,
+        overview: &Overview,
+        measurements: &Measurements,
+        text: &mut String,
+    ) {
+        html::write_head("", view, text);
+        text.push_str("<h1>beanstalkd</h1>\n");
+        html::write_identity(view, text);
+        text.push_str("<dl id=totals>\n");
+        table::write_html_list(&OVERVIEW, overview, text);
+        text.push_str("</dl>\n");
+        html::write_plots(&measurements.history, view.now, text);
+        let filter = Escaped(&self.selection.filter);
+        push(
+            text,
+            format_args!(
+                "<form role=search><input type=search name=filter value=\"{filter}\" \
+                 placeholder=\"Part of a tube name\" aria-label=\"Part of a tube name\">"
+            ),
+        );
+        if let Some(key) = self.selection.key() {
+            let minus = if self.selection.is_reversed { "-" } else { "" };
+            push(text, format_args!("<input type=hidden name=sort value=\"{minus}{key}\">"));
+        }
+        text.push_str("<button>Filter</button></form>\n");
+        text.push_str("<div class=scroll><table id=tubes><thead><tr>");
+        self.write_sort_link(Order::Name, Selection::BY_NAME, "tube", text);
+        for (index, column) in COLUMNS.iter().enumerate() {
+            self.write_sort_link(Order::Column(index), column.key, column.title, text);
+        }
+        text.push_str("<tbody>\n");
+    }
+
+    /// Writes the head of a column, with a link that sorts by it or reverses the order.
+    fn write_sort_link(&self, order: Order, key: &str, title: &str, text: &mut String) {
+        let Selection { is_reversed, ref filter, .. } = self.selection;
+        let is_current = self.selection.order == order;
+        // Names begin with the first, numbers with the greatest.
+        let is_ascending = is_reversed != (order == Order::Name);
+        let sort = match (is_current, is_ascending) {
+            (false, _) => "",
+            (true, true) => " aria-sort=ascending",
+            (true, false) => " aria-sort=descending",
+        };
+        let minus = if is_current && !is_reversed { "-" } else { "" };
+        push(text, format_args!("<th scope=col{sort}><a href=\"?sort={minus}{key}"));
+        if !filter.is_empty() {
+            push(text, format_args!("&amp;filter={}", Encoded(filter)));
+        }
+        push(text, format_args!("\">{title}</a>"));
+    }
+
+    fn write_text_head(&self, view: &View<'_>, overview: &Overview, text: &mut String) {
+        let ProcessInfo { hostname, pid, started_at, .. } = view.server.process;
+        let uptime = Readable(Value::Span(view.now.since(*started_at)));
+        let (protocol, version) = (stats::VERSION, env!("CARGO_PKG_VERSION"));
+        let draining = if view.server.is_draining { ", draining" } else { "" };
+        push(
+            text,
+            format_args!(
+                "beanstalkd {protocol} (beanstalkd-server {version}), process {pid} on \
+                 {hostname}, up {uptime}{draining}\n"
+            ),
+        );
+        let (jobs, others) = OVERVIEW.split_at(OVERVIEW.len() / 2 + 1);
+        table::write_text_list(jobs, overview, text);
+        table::write_text_list(others, overview, text);
+        text.push('\n');
+        table::write_text_head(&COLUMNS, "tube", self.name_width(), text);
+    }
+
+    /// Returns the width of the names in a table of text.
+    fn name_width(&self) -> usize {
+        let widths = self.ranking.rows().map(|row| row.stats.name.len());
+        widths.max().unwrap_or(0).max("tube".len())
+    }
+
+    /// Writes the next rows, which follow `start` bytes of `text`, and the end after the last row.
+    fn write_rows(&mut self, next: usize, start: usize, text: &mut String) {
+        let (mut shown, mut is_full) = (next, false);
+        let rows = self.ranking.rows();
+        let last = rows.len().min(next + ROWS_PER_SLICE);
+        let width = if self.media_type == MediaType::Text { self.name_width() } else { 0 };
+        for row in rows.take(last).skip(next) {
+            let row_start = text.len();
+            if row_start - start >= SLICE_LEN {
+                break;
+            }
+            match self.media_type {
+                MediaType::Html => write_html_row(row, text),
+                MediaType::Text => {
+                    table::write_text_row(&COLUMNS, &row.stats.name, width, row, text);
+                }
+                MediaType::Json => write_json_row(row, shown == 0, text),
+            }
+            let end = html::SCRIPT.len() + HTML_END_MAX;
+            let total = self.written + text.len() - start + end;
+            if self.media_type == MediaType::Html && total > HTML_MAX {
+                text.truncate(row_start);
+                is_full = true;
+                break;
+            }
+            shown += 1;
+        }
+        self.stage = Stage::Rows { next: shown };
+        if is_full || shown == self.ranking.rows().len() {
+            self.write_end(shown, text);
+            self.stage = Stage::Done;
+        }
+    }
+
+    fn write_end(&self, shown: usize, text: &mut String) {
+        let more = self.ranking.added().saturating_sub(shown as u64);
+        match self.media_type {
+            MediaType::Html => {
+                push(text, format_args!("</table></div>\n<p id=more>{}</p>\n", More(more)));
+                html::write_end(text);
+            }
+            MediaType::Text if more > 0 => push(text, format_args!("{}\n", More(more))),
+            MediaType::Text => {}
+            MediaType::Json => push(text, format_args!("],\"tubes_not_shown\":{more}}}\n")),
+        }
+    }
+}
+
+fn write_html_row(row: &TubeRow, text: &mut String) {
+    let name = &*row.stats.name;
+    text.push_str("<tr><th scope=row>");
+    match html::tube_link(name) {
+        Some(link) => push(text, format_args!("<a href=\"{link}\">{}</a>", Escaped(name))),
+        None => push(text, format_args!("{}", Escaped(name))),
+    }
+    table::write_html_cells(&COLUMNS, row, text);
+    text.push('\n');
+}
+
+fn write_json_row(row: &TubeRow, is_first: bool, text: &mut String) {
+    let separator = if is_first { "" } else { "," };
+    push(text, format_args!("{separator}\n{{\"name\":\"{}\",", JsonText(&row.stats.name)));
+    table::write_json_members(&COLUMNS, row, text);
+    text.push('}');
+}
+
+fn write_json_head(
+    view: &View<'_>,
+    overview: &Overview,
+    measurements: &Measurements,
+    text: &mut String,
+) {
+    let ProcessInfo { hostname, pid, started_at, .. } = view.server.process;
+    let (protocol, version, host) = (stats::VERSION, env!("CARGO_PKG_VERSION"), JsonText(hostname));
+    let uptime = JsonNumber(Value::Span(view.now.since(*started_at)));
+    let is_draining = view.server.is_draining;
+    push(
+        text,
+        format_args!(
+            "{{\"server\":{{\"version\":\"{version}\",\"protocol\":\"{protocol}\",\
+             \"hostname\":\"{host}\",\"pid\":{pid},\"uptime_seconds\":{uptime},\
+             \"draining\":{is_draining}}},\n\"totals\":{{"
+        ),
+    );
+    table::write_json_members(&OVERVIEW, overview, text);
+    text.push_str("},\n\"history\":[");
+    for (index, point) in measurements.history.points(view.now).enumerate() {
+        text.push_str(if index == 0 { "\n{" } else { ",\n{" });
+        table::write_json_members(&POINT_COLUMNS, &point, text);
+        text.push('}');
+    }
+    text.push_str("],\n\"tubes\":[");
+}
+
+/// Displays the number of tubes that are not shown.
+struct More(u64);
+
+impl Display for More {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 => Ok(()),
+            1 => f.write_str("1 more tube is not shown"),
+            more => write!(f, "{} more tubes are not shown", Readable(Value::Count(more))),
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! The values of the status page, displayed for people and for programs.
+//!
+//! People read `12,345`, `2h 5m` and `0.4`. Programs read plain numbers; durations are in seconds.
+
+use crate::engine::time::Nanos;
+use std::fmt::{self, Display};
+
+/// A rate, in tenths of an event per second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Rate(u64);
+
+/// A value of the server or of a tube.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Value {
+    /// An id or a priority, which people read without groups of digits.
+    Id(u64),
+    Count(u64),
+    Bytes(u64),
+    Span(Nanos),
+    /// `None` until two samples were taken.
+    Rate(Option<Rate>),
+}
+
+/// Displays a value for people.
+#[derive(Clone, Copy, Debug)]
+pub struct Readable(pub Value);
+
+/// Displays a value as a JSON number or `null`.
+#[derive(Clone, Copy, Debug)]
+pub struct JsonNumber(pub Value);
+
+impl Rate {
+    /// Returns the rate of `count` events in `span`, rounded to a tenth.
+    pub fn of(count: u64, span: Nanos) -> Rate {
+        const TENTHS: u128 = 10_000_000_000;
+        let nanos = u128::from(span.as_nanos().max(1));
+        let tenths = (u128::from(count) * TENTHS + nanos / 2) / nanos;
+        Rate(u64::try_from(tenths).unwrap_or(u64::MAX))
+    }
+
+    /// Returns the number of tenths.
+    pub fn tenths(self) -> u64 {
+        self.0
+    }
+}
+
+impl Value {
+    /// Returns a number that is greater for greater values. An unknown rate is the least.
+    pub fn rank(self) -> u64 {
+        match self {
+            Value::Id(count) | Value::Count(count) | Value::Bytes(count) => count,
+            Value::Span(span) => span.as_nanos(),
+            Value::Rate(rate) => rate.map_or(0, |rate| rate.tenths().saturating_add(1)),
+        }
+    }
+
+    /// Returns whether the value is a known zero.
+    pub fn is_zero(self) -> bool {
+        match self {
+            Value::Id(count) | Value::Count(count) | Value::Bytes(count) => count == 0,
+            Value::Span(span) => span == Nanos::ZERO,
+            Value::Rate(rate) => rate == Some(Rate(0)),
+        }
+    }
+}
+
+impl Display for Readable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Value::Id(id) => write!(f, "{id}"),
+            Value::Count(count) => write_grouped(count, f),
+            Value::Bytes(bytes) => write_bytes(bytes, f),
+            Value::Span(span) => write_span(span, f),
+            Value::Rate(None) => f.write_str("-"),
+            Value::Rate(Some(Rate(0))) => f.write_str("0"),
+            Value::Rate(Some(Rate(tenths @ 1..100))) => write_tenths(tenths, f),
+            Value::Rate(Some(Rate(tenths))) => write_grouped((tenths + 5) / 10, f),
+        }
+    }
+}
+
+impl Display for JsonNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Value::Id(count) | Value::Count(count) | Value::Bytes(count) => write!(f, "{count}"),
+            Value::Span(span) => {
+                write!(f, "{}.{:03}", span.whole_secs(), span.as_nanos() / 1_000_000 % 1_000)
+            }
+            Value::Rate(None) => f.write_str("null"),
+            Value::Rate(Some(Rate(tenths))) => write_tenths(tenths, f),
+        }
+    }
+}
+
+fn write_tenths(tenths: u64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    write!(f, "{}.{}", tenths / 10, tenths % 10)
+}
+
+/// Writes a number in groups of three digits.
+fn write_grouped(number: u64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    if number < 1_000 {
+        return write!(f, "{number}");
+    }
+    write_grouped(number / 1_000, f)?;
+    write!(f, ",{:03}", number % 1_000)
+}
+
+/// Writes a size in the largest unit of which it has at least one, rounded down.
+fn write_bytes(bytes: u64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if bytes < 1024 {
+        return write!(f, "{bytes} B");
+    }
+    let mut tenths = u128::from(bytes) * 10 / 1024;
+    let mut unit = 0;
+    while tenths >= 10_240 {
+        tenths /= 1024;
+        unit += 1;
+    }
+    match tenths {
+        0..100 => write!(f, "{}.{} {}", tenths / 10, tenths % 10, UNITS[unit]),
+        _ => write!(f, "{} {}", tenths / 10, UNITS[unit]),
+    }
+}
+
+/// Writes the two largest units of a duration.
+fn write_span(span: Nanos, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let secs = span.whole_secs();
+    let (minutes, hours, days) = (secs / 60, secs / 3_600, secs / 86_400);
+    match secs {
+        0..60 => write!(f, "{secs}s"),
+        60..3_600 => write!(f, "{minutes}m {}s", secs % 60),
+        3_600..86_400 => write!(f, "{hours}h {}m", minutes % 60),
+        _ => write!(f, "{days}d {}h", hours % 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_displayed_for_people_and_for_programs() {
+        let rate = |count, secs| Value::Rate(Some(Rate::of(count, Nanos::from_secs(secs))));
+        for (value, text, json) in [
+            (Value::Count(0), "0", "0"),
+            (Value::Count(1_234_007), "1,234,007", "1234007"),
+            (Value::Id(1_234_007), "1234007", "1234007"),
+            (Value::Bytes(1_023), "1023 B", "1023"),
+            (Value::Bytes(1_536), "1.5 KiB", "1536"),
+            (Value::Bytes(52_428_800), "50 MiB", "52428800"),
+            (Value::Bytes(u64::MAX), "15 EiB", "18446744073709551615"),
+            (Value::Span(Nanos::ZERO), "0s", "0.000"),
+            (Value::Span(Nanos::from_millis(59_999)), "59s", "59.999"),
+            (Value::Span(Nanos::from_secs(3_599)), "59m 59s", "3599.000"),
+            (Value::Span(Nanos::from_secs(7_500)), "2h 5m", "7500.000"),
+            (Value::Span(Nanos::from_secs(90_000)), "1d 1h", "90000.000"),
+            (Value::Rate(None), "-", "null"),
+            (rate(0, 5), "0", "0.0"),
+            (rate(2, 5), "0.4", "0.4"),
+            (rate(1, 3), "0.3", "0.3"),
+            (rate(62, 5), "12", "12.4"),
+            (rate(5_000_000, 5), "1,000,000", "1000000.0"),
+        ] {
+            assert_eq!(Readable(value).to_string(), text);
+            assert_eq!(JsonNumber(value).to_string(), json);
+            assert_eq!(value.is_zero(), text == "0" || text == "0s", "{value:?}");
+        }
+        assert_eq!(Rate::of(u64::MAX, Nanos::ZERO).tenths(), u64::MAX);
+        assert!(Value::Rate(None).rank() < rate(0, 5).rank());
+    }
+}
