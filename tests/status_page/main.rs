@@ -390,6 +390,11 @@ fn the_work_of_a_slice_is_bounded() {
         let slices = world.get(path, HTML).slices;
         assert!(slices > empty.max(50_000 / 8_192), "{slices} slices");
     }
+    for _ in 0..5_000 {
+        world.ask("reserve\r\n");
+    }
+    let slices = world.get("/tube/default", HTML).slices;
+    assert!(slices > 45_000 / 8_192 + 5_000 / 512, "{slices} slices");
 }
 
 #[test]
@@ -436,7 +441,7 @@ fn a_tube_has_its_first_jobs_in_the_order_of_their_service() {
     let mut world = World::new();
     for (name, pri) in [("other", 0), ("mail", 500)] {
         world.ask(format!("use {name}\r\n"));
-        for number in 0..40 {
+        for number in 0..50 {
             world.ask(format!("put {} 0 60 6\r\nsecret\r\n", pri + number % 7));
             world.ask(format!("put {pri} {} 60 6\r\nsecret\r\n", 100 - number));
         }
@@ -447,6 +452,12 @@ fn a_tube_has_its_first_jobs_in_the_order_of_their_service() {
         let id = reply.split(' ').nth(1).unwrap();
         world.ask(format!("bury {id} 3\r\n"));
     }
+    // Others have reserved jobs of other tubes, and some of these ten.
+    for _ in 0..10 {
+        let worker = world.engine.connect();
+        world.engine.ask(worker, "watch other\r\nreserve\r\n");
+        world.engine.ask(worker, "watch mail\r\nignore default\r\nignore other\r\nreserve\r\n");
+    }
     world.advance(Nanos::from_millis(3_500));
     let page = world.json("/tube/mail");
     let jobs = page["jobs"].as_array().unwrap();
@@ -454,13 +465,15 @@ fn a_tube_has_its_first_jobs_in_the_order_of_their_service() {
         let jobs = jobs.iter().filter(|job| job["state"] == state);
         jobs.cloned().collect::<Vec<Value>>()
     };
-    let (ready, delayed, buried) = (of_state("ready"), of_state("delayed"), of_state("buried"));
-    assert_eq!([ready.len(), delayed.len(), buried.len()], [15; 3]);
+    let [ready, reserved, delayed, buried] =
+        ["ready", "reserved", "delayed", "buried"].map(of_state);
+    assert_eq!([ready.len(), reserved.len(), delayed.len(), buried.len()], [15, 10, 15, 15]);
     let order = |job: &Value| (job["pri"].as_u64().unwrap(), job["id"].as_u64().unwrap());
     assert!(ready.is_sorted_by_key(order) && order(&ready[0]).0 > 502);
     let left = |job: &Value| job["time_left_seconds"].as_f64().unwrap();
     assert!(delayed.is_sorted_by(|a, b| left(a) < left(b)));
-    assert_eq!((left(&delayed[0]).ceil(), &delayed[0]["delay_seconds"]), (58.0, &61.0.into()));
+    assert!(reserved.is_sorted_by(|a, b| left(a) <= left(b)) && left(&reserved[0]) < 57.0);
+    assert_eq!((left(&delayed[0]).ceil(), &delayed[0]["delay_seconds"]), (48.0, &51.0.into()));
     assert_eq!((&buried[0]["buries"], &buried[0]["pri"]), (&1.into(), &3.into()));
     assert_eq!((&buried[0]["bytes"], whole(&buried[0]["age_seconds"])), (&6.into(), Some(3.0)));
     for accept in [HTML, TEXT, JSON] {

@@ -8,6 +8,7 @@
 //! | [`metrics`] | the metrics page, written in slices |
 //! | [`status_page`] | the status page of the server, written in slices |
 //! | [`tube_page`] | the status page of one tube |
+//! | [`reserved_scan`] | the reserved jobs of a tube that time out first |
 //! | [`ranking`] | the tubes that the status page shows, and their order |
 //! | [`table`] | tables in HTML, text and JSON |
 //! | [`value`] | values for people and for programs |
@@ -30,6 +31,7 @@ pub mod http_conn;
 pub mod measurements;
 pub mod metrics;
 pub mod ranking;
+pub mod reserved_scan;
 pub mod status_page;
 pub mod table;
 pub mod tube_page;

@@ -43,7 +43,7 @@ const fn column(
 
 /// The order and the filter that a query asks for.
 #[derive(Debug)]
-pub struct Selection {
+pub struct TubeQuery {
     pub order: Order,
     pub is_reversed: bool,
     /// Only tubes whose name contains this text are shown.
@@ -83,20 +83,20 @@ struct RankedRow {
 /// The number of rows that are kept.
 pub const ROWS_MAX: usize = 100;
 
-impl Selection {
+impl TubeQuery {
     /// The name of the order by names in a query.
     pub const BY_NAME: &str = "name";
 
     /// Parses a query such as `sort=-ready&filter=mail`. A minus reverses the order. An unknown
     /// order is the default one.
-    pub fn parse(query: &str) -> Selection {
+    pub fn parse(query: &str) -> TubeQuery {
         let sort = url::query_value(query, "sort").unwrap_or_default();
         let (key, is_reversed) =
             sort.strip_prefix('-').map_or((sort.as_str(), false), |key| (key, true));
         let column = COLUMNS.iter().position(|column| column.key == key);
         let order = match column {
             Some(index) => Order::Column(index),
-            None if key == Selection::BY_NAME => Order::Name,
+            None if key == TubeQuery::BY_NAME => Order::Name,
             None => Order::Busiest,
         };
         let mut filter = url::query_value(query, "filter").unwrap_or_default();
@@ -105,14 +105,14 @@ impl Selection {
             filter = filter.chars().take(TUBE_NAME_MAX / 4 + 1).collect();
             filter.push(NOT_IN_NAMES);
         }
-        Selection { order, is_reversed, filter }
+        TubeQuery { order, is_reversed, filter }
     }
 
     /// Returns the key of the order in a query; `None` for the default order.
     pub fn key(&self) -> Option<&'static str> {
         match self.order {
             Order::Busiest => None,
-            Order::Name => Some(Selection::BY_NAME),
+            Order::Name => Some(TubeQuery::BY_NAME),
             Order::Column(index) => Some(COLUMNS[index].key),
         }
     }
@@ -157,10 +157,10 @@ impl Ranking {
         &mut self,
         mut row: TubeRow,
         name: &str,
-        selection: &Selection,
+        query: &TubeQuery,
     ) -> Result<(), TryReserveError> {
         self.added += 1;
-        let rank = selection.rank(&row);
+        let rank = query.rank(&row);
         let is_full = self.rows.len() == ROWS_MAX;
         if is_full && rank < self.rows[self.last].rank {
             return Ok(());
@@ -173,12 +173,12 @@ impl Ranking {
         let ranked = RankedRow { rank, row };
         if !is_full {
             self.rows.push(ranked);
-        } else if selection.compare(&ranked, &self.rows[self.last]).is_lt() {
+        } else if query.compare(&ranked, &self.rows[self.last]).is_lt() {
             self.rows[self.last] = ranked;
         }
         if self.rows.len() == ROWS_MAX {
             let indexes = 0..ROWS_MAX;
-            let compare = |&a: &usize, &b: &usize| selection.compare(&self.rows[a], &self.rows[b]);
+            let compare = |&a: &usize, &b: &usize| query.compare(&self.rows[a], &self.rows[b]);
             self.last = indexes.max_by(compare).unwrap_or(0);
         }
         Ok(())
@@ -190,11 +190,11 @@ impl Ranking {
     }
 
     /// Brings the rows into order. A tube that was added twice keeps one row.
-    pub fn sort(&mut self, selection: &Selection) {
+    pub fn sort(&mut self, query: &TubeQuery) {
         let rows = &mut self.rows;
         rows.sort_unstable_by(|a, b| a.row.stats.name.cmp(&b.row.stats.name));
         rows.dedup_by(|a, b| a.row.stats.name == b.row.stats.name);
-        rows.sort_unstable_by(|a, b| selection.compare(a, b));
+        rows.sort_unstable_by(|a, b| query.compare(a, b));
     }
 
     /// Returns the rows, in order after [`Ranking::sort`].

@@ -10,7 +10,7 @@ use super::history::Point;
 use super::html::{self, Escaped};
 use super::measurements::Measurements;
 use super::metrics::{Cursor, SCAN_BUDGET, SLICE_LEN, TUBE_COST};
-use super::ranking::{COLUMNS, Order, Ranking, Selection, TubeRow};
+use super::ranking::{COLUMNS, Order, Ranking, TubeQuery, TubeRow};
 use super::table::{self, Column, push};
 use super::url::Encoded;
 use super::value::{JsonNumber, Readable, Value};
@@ -25,7 +25,7 @@ use std::fmt::{self, Display};
 #[derive(Debug)]
 pub struct StatusPage {
     media_type: MediaType,
-    selection: Selection,
+    query: TubeQuery,
     stage: Stage,
     ranking: Ranking,
     /// The number of bytes of the earlier slices.
@@ -111,7 +111,7 @@ impl StatusPage {
     pub fn new(media_type: MediaType, query: &str) -> StatusPage {
         StatusPage {
             media_type,
-            selection: Selection::parse(query),
+            query: TubeQuery::parse(query),
             stage: Stage::Begin,
             ranking: Ranking::default(),
             written: 0,
@@ -140,7 +140,7 @@ impl StatusPage {
                 while budget > 0 && self.scan_tube(view, measurements, &mut budget)? {}
             }
             Stage::Head => {
-                self.ranking.sort(&self.selection);
+                self.ranking.sort(&self.query);
                 self.write_head(view, measurements, text);
                 self.stage = Stage::Rows { next: 0 };
             }
@@ -173,7 +173,7 @@ impl StatusPage {
             Some(current) => current,
             None => {
                 *budget = budget.saturating_sub(TUBE_COST);
-                if !self.selection.matches(&tube.name) {
+                if !self.query.matches(&tube.name) {
                     *left = index;
                     return Ok(true);
                 }
@@ -187,7 +187,7 @@ impl StatusPage {
         *left = index;
         let rates = measurements.tube_rates.get(key, tube);
         let row = TubeRow { stats: current.stats, rates };
-        self.ranking.add(row, &tube.name, &self.selection)?;
+        self.ranking.add(row, &tube.name, &self.query)?;
         Ok(true)
     }
 
@@ -222,7 +222,7 @@ impl StatusPage {
         table::write_html_list(&OVERVIEW, overview, text);
         text.push_str("</dl>\n");
         html::write_plots(&measurements.history, view.now, text);
-        let filter = Escaped(&self.selection.filter);
+        let filter = Escaped(&self.query.filter);
         push(
             text,
             format_args!(
@@ -230,13 +230,13 @@ impl StatusPage {
                  placeholder=\"Part of a tube name\" aria-label=\"Part of a tube name\">"
             ),
         );
-        if let Some(key) = self.selection.key() {
-            let minus = if self.selection.is_reversed { "-" } else { "" };
+        if let Some(key) = self.query.key() {
+            let minus = if self.query.is_reversed { "-" } else { "" };
             push(text, format_args!("<input type=hidden name=sort value=\"{minus}{key}\">"));
         }
         text.push_str("<button>Filter</button></form>\n");
         text.push_str("<div class=scroll><table id=tubes><thead><tr>");
-        self.write_sort_link(Order::Name, Selection::BY_NAME, "tube", text);
+        self.write_sort_link(Order::Name, TubeQuery::BY_NAME, "tube", text);
         for (index, column) in COLUMNS.iter().enumerate() {
             self.write_sort_link(Order::Column(index), column.key, column.title, text);
         }
@@ -245,8 +245,8 @@ impl StatusPage {
 
     /// Writes the head of a column, with a link that sorts by it or reverses the order.
     fn write_sort_link(&self, order: Order, key: &str, title: &str, text: &mut String) {
-        let Selection { is_reversed, ref filter, .. } = self.selection;
-        let is_current = self.selection.order == order;
+        let TubeQuery { is_reversed, ref filter, .. } = self.query;
+        let is_current = self.query.order == order;
         // Names begin with the first, numbers with the greatest.
         let is_ascending = is_reversed != (order == Order::Name);
         let sort = match (is_current, is_ascending) {

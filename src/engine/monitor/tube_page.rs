@@ -8,6 +8,7 @@ use super::accept::MediaType;
 use super::html::{self, Escaped};
 use super::measurements::Measurements;
 use super::metrics::{Cursor, SCAN_BUDGET, TubeStats};
+use super::reserved_scan::ReservedScan;
 use super::table::{self, Column, push};
 use super::tube_rates::TubeRates;
 use super::value::Value;
@@ -35,8 +36,8 @@ pub struct TubePage {
 enum Stage {
     /// Scans ready jobs and waiters for their counts.
     Scan(Option<Cursor>),
-    /// Collects the first jobs.
-    Jobs,
+    /// Finds reserved jobs, and then collects the first jobs of all states.
+    Jobs(ReservedScan),
     /// Writes the whole page.
     Write,
     Done,
@@ -151,8 +152,14 @@ impl TubePage {
         let tube = view.queue.tubes.find(&self.name);
         match (std::mem::replace(&mut self.stage, Stage::Write), tube) {
             (Stage::Scan(cursor), Some(tube)) => self.scan(cursor, tube, view, measurements),
-            (Stage::Jobs, Some(tube)) => self.collect_jobs(tube, view)?,
-            (Stage::Scan(_) | Stage::Jobs, None) => {}
+            (Stage::Jobs(mut scan), Some(tube)) => {
+                if scan.advance(view.queue, tube, JOBS_PER_STATE)? {
+                    self.collect_jobs(&scan, tube, view)?;
+                } else {
+                    self.stage = Stage::Jobs(scan);
+                }
+            }
+            (Stage::Scan(_) | Stage::Jobs(_), None) => {}
             (Stage::Write, _) => {
                 self.write(view, text);
                 self.stage = Stage::Done;
@@ -180,10 +187,15 @@ impl TubePage {
         }
         let rates = measurements.tube_rates.get(key, tube);
         self.facts = TubeFacts { stats: current.stats, rates };
-        self.stage = Stage::Jobs;
+        self.stage = Stage::Jobs(ReservedScan::default());
     }
 
-    fn collect_jobs(&mut self, key: TubeKey, view: &View<'_>) -> Result<(), TryReserveError> {
+    fn collect_jobs(
+        &mut self,
+        reserved: &ReservedScan,
+        key: TubeKey,
+        view: &View<'_>,
+    ) -> Result<(), TryReserveError> {
         let queue = view.queue;
         let tube = &queue.tubes[key];
         headroom::leave(Headroom::ThreeQuarters, || {
@@ -192,9 +204,8 @@ impl TubePage {
         let ready = tube.ready.first_entries(JOBS_PER_STATE).into_iter().map(|entry| entry.job);
         let delayed = tube.delayed.first_entries(JOBS_PER_STATE).into_iter().map(|entry| entry.job);
         let buried = tube.buried.iter(&queue.jobs).map(JobKey::from_number).take(JOBS_PER_STATE);
-        let keys = ready.chain(delayed).chain(buried);
+        let keys = ready.chain(reserved.jobs(queue, key)).chain(delayed).chain(buried);
         self.jobs.extend(keys.map(|key| JobFacts::of(&queue.jobs[key], queue, view.now)));
-        self.stage = Stage::Write;
         Ok(())
     }
 

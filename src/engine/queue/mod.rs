@@ -188,6 +188,13 @@ pub struct Client {
     is_overdue: bool,
 }
 
+impl Client {
+    /// Returns the jobs that the connection has reserved.
+    pub fn reserved(&self) -> &Heap<ReservedEntry> {
+        &self.reserved
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TimerOwner {
     Tube(TubeKey),

@@ -1,0 +1,95 @@
+//! Finds the reserved jobs of a tube that time out first.
+//!
+//! Reserved jobs are in the heaps of their connections, and no tube has a list of them. So the heaps
+//! of all connections are scanned, some entries in each iteration of the loop. A job that is reserved
+//! between two slices may be missed.
+
+use crate::engine::headroom::{self, Headroom};
+use crate::engine::keys::{ConnKey, JobKey, TubeKey};
+use crate::engine::queue::Queue;
+use crate::engine::queue::job::State;
+use crate::engine::time::Nanos;
+use std::collections::TryReserveError;
+
+/// A scan of the heaps of all connections.
+#[derive(Debug, Default)]
+pub struct ReservedScan {
+    /// The number of the connection that is scanned.
+    conn: usize,
+    /// The number of its entries to scan, from the last index to the first; `None` before the first
+    /// of them. When the first entry is removed, the last one moves forward: that one was scanned
+    /// before.
+    left: Option<usize>,
+    /// The number of jobs of the tube that were found.
+    found: u32,
+    /// Those that time out first, in order: deadlines and job ids.
+    soonest: Vec<(Nanos, u64)>,
+}
+
+/// The budget of a slice, in entries. Each is a job anywhere in memory.
+const SCAN_BUDGET: usize = 512;
+
+impl ReservedScan {
+    /// Scans the next entries, and keeps `count` jobs. Returns whether the scan is complete.
+    pub fn advance(
+        &mut self,
+        queue: &Queue,
+        tube: TubeKey,
+        count: usize,
+    ) -> Result<bool, TryReserveError> {
+        headroom::leave(Headroom::ThreeQuarters, || self.soonest.try_reserve_exact(count + 1))?;
+        let mut budget = SCAN_BUDGET;
+        while self.conn < queue.clients.numbers_end() && self.found < queue.tubes[tube].reserved {
+            if budget == 0 {
+                return Ok(false);
+            }
+            budget -= 1;
+            let Some(client) = queue.clients.get(ConnKey::from_index(self.conn)) else {
+                self.next_conn();
+                continue;
+            };
+            let reserved = client.reserved();
+            let left = self.left.unwrap_or(reserved.len()).min(reserved.len());
+            let start = left - left.min(budget);
+            budget -= left - start;
+            for entry in reserved.slice(start..left) {
+                let job = &queue.jobs[entry.job];
+                if job.tube == tube && !queue.is_flushed(job) {
+                    self.add((entry.deadline, job.id), count);
+                }
+            }
+            self.left = Some(start);
+            if start == 0 {
+                self.next_conn();
+            }
+        }
+        Ok(true)
+    }
+
+    fn next_conn(&mut self) {
+        self.conn += 1;
+        self.left = None;
+    }
+
+    fn add(&mut self, job: (Nanos, u64), count: usize) {
+        self.found += 1;
+        let index = self.soonest.partition_point(|other| *other < job);
+        if index < count && self.soonest.get(index) != Some(&job) {
+            self.soonest.insert(index, job);
+            self.soonest.truncate(count);
+        }
+    }
+
+    /// Returns the jobs that are still reserved, in the order of their deadlines.
+    pub fn jobs<'q>(
+        &'q self,
+        queue: &'q Queue,
+        tube: TubeKey,
+    ) -> impl Iterator<Item = JobKey> + 'q {
+        let jobs = self.soonest.iter().filter_map(|&(_, id)| queue.find(id));
+        jobs.filter(move |&key| {
+            let job = &queue.jobs[key];
+            job.tube == tube && matches!(job.state, State::Reserved { .. })
+        })
+    }
+}
