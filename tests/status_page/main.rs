@@ -394,7 +394,7 @@ fn the_work_of_a_slice_is_bounded() {
         world.ask("reserve\r\n");
     }
     let slices = world.get("/tube/default", HTML).slices;
-    assert!(slices > 45_000 / 8_192 + 5_000 / 512, "{slices} slices");
+    assert!(slices > 45_000 / 8_192 + 5_000 / 128, "{slices} slices");
 }
 
 #[test]

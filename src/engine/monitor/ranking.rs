@@ -7,8 +7,8 @@ use super::url;
 use super::value::Value;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::text::TUBE_NAME_MAX;
-use std::cmp::{Ordering, Reverse};
-use std::collections::TryReserveError;
+use std::cmp::Ordering;
+use std::collections::{BinaryHeap, TryReserveError};
 
 /// A row of the table.
 #[derive(Debug)]
@@ -65,20 +65,57 @@ pub enum Order {
 /// The first rows of all rows that were added.
 #[derive(Debug, Default)]
 pub struct Ranking {
-    /// In no order, until [`Ranking::sort`].
-    rows: Vec<RankedRow>,
-    /// The index of the last row in order, if the ranking is full.
-    last: usize,
+    /// A heap with the last row in order on top.
+    first: BinaryHeap<RankedRow>,
+    /// The rows in order, after [`Ranking::sort`].
+    sorted: Vec<RankedRow>,
     /// The number of all rows that were added.
     added: u64,
 }
 
 #[derive(Debug)]
 struct RankedRow {
-    /// The greatest rank is first.
-    rank: u128,
+    place: Place,
     row: TubeRow,
 }
+
+/// What determines the place of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    /// The greatest rank is first.
+    rank: u128,
+    /// Of equal ranks, the last name is first.
+    are_names_reversed: bool,
+}
+
+impl Place {
+    /// Orders two rows by their places and the names of their tubes.
+    fn compare(self, name: &str, other: Place, other_name: &str) -> Ordering {
+        let names = name.cmp(other_name);
+        let names = if self.are_names_reversed { names.reverse() } else { names };
+        other.rank.cmp(&self.rank).then(names)
+    }
+}
+
+impl Ord for RankedRow {
+    fn cmp(&self, other: &RankedRow) -> Ordering {
+        self.place.compare(&self.row.stats.name, other.place, &other.row.stats.name)
+    }
+}
+
+impl PartialOrd for RankedRow {
+    fn partial_cmp(&self, other: &RankedRow) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for RankedRow {
+    fn eq(&self, other: &RankedRow) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for RankedRow {}
 
 /// The number of rows that are kept.
 pub const ROWS_MAX: usize = 100;
@@ -122,7 +159,7 @@ impl TubeQuery {
         name.contains(&*self.filter)
     }
 
-    fn rank(&self, row: &TubeRow) -> u128 {
+    fn place(&self, row: &TubeRow) -> Place {
         let TubeStats { ready, reserved, delayed, buried, .. } = row.stats;
         let rank = match self.order {
             Order::Busiest => {
@@ -137,14 +174,9 @@ impl TubeQuery {
             Order::Name => 0,
             Order::Column(index) => (COLUMNS[index].value)(row).rank().into(),
         };
-        if self.is_reversed { !rank } else { rank }
-    }
-
-    fn compare(&self, one: &RankedRow, other: &RankedRow) -> Ordering {
-        let names = one.row.stats.name.cmp(&other.row.stats.name);
-        let by_name_reversed = self.is_reversed && self.order == Order::Name;
-        let names = if by_name_reversed { names.reverse() } else { names };
-        Reverse(one.rank).cmp(&Reverse(other.rank)).then(names)
+        let rank = if self.is_reversed { !rank } else { rank };
+        let are_names_reversed = self.is_reversed && self.order == Order::Name;
+        Place { rank, are_names_reversed }
     }
 }
 
@@ -160,26 +192,22 @@ impl Ranking {
         query: &TubeQuery,
     ) -> Result<(), TryReserveError> {
         self.added += 1;
-        let rank = query.rank(&row);
-        let is_full = self.rows.len() == ROWS_MAX;
-        if is_full && rank < self.rows[self.last].rank {
+        let place = query.place(&row);
+        let is_full = self.first.len() == ROWS_MAX;
+        let last = self.first.peek().filter(|_| is_full);
+        if last.is_some_and(|last| place.compare(name, last.place, &last.row.stats.name).is_ge()) {
             return Ok(());
         }
         headroom::leave(Headroom::ThreeQuarters, || {
-            self.rows.try_reserve_exact(ROWS_MAX - self.rows.len())?;
+            self.first.try_reserve_exact(ROWS_MAX - self.first.len())?;
             row.stats.name.try_reserve_exact(name.len())
         })?;
         row.stats.name.push_str(name);
-        let ranked = RankedRow { rank, row };
+        let ranked = RankedRow { place, row };
         if !is_full {
-            self.rows.push(ranked);
-        } else if query.compare(&ranked, &self.rows[self.last]).is_lt() {
-            self.rows[self.last] = ranked;
-        }
-        if self.rows.len() == ROWS_MAX {
-            let indexes = 0..ROWS_MAX;
-            let compare = |&a: &usize, &b: &usize| query.compare(&self.rows[a], &self.rows[b]);
-            self.last = indexes.max_by(compare).unwrap_or(0);
+            self.first.push(ranked);
+        } else if let Some(mut last) = self.first.peek_mut() {
+            *last = ranked;
         }
         Ok(())
     }
@@ -189,16 +217,17 @@ impl Ranking {
         self.added
     }
 
-    /// Brings the rows into order. A tube that was added twice keeps one row.
-    pub fn sort(&mut self, query: &TubeQuery) {
-        let rows = &mut self.rows;
+    /// Brings the rows into order, after all were added. A tube that was added twice keeps one row.
+    pub fn sort(&mut self) {
+        let rows = &mut self.sorted;
+        *rows = std::mem::take(&mut self.first).into_vec();
         rows.sort_unstable_by(|a, b| a.row.stats.name.cmp(&b.row.stats.name));
         rows.dedup_by(|a, b| a.row.stats.name == b.row.stats.name);
-        rows.sort_unstable_by(|a, b| query.compare(a, b));
+        rows.sort_unstable();
     }
 
-    /// Returns the rows, in order after [`Ranking::sort`].
+    /// Returns the rows in order, after [`Ranking::sort`].
     pub fn rows(&self) -> impl ExactSizeIterator<Item = &TubeRow> + '_ {
-        self.rows.iter().map(|ranked| &ranked.row)
+        self.sorted.iter().map(|ranked| &ranked.row)
     }
 }

@@ -26,8 +26,9 @@ pub struct ReservedScan {
     soonest: Vec<(Nanos, u64)>,
 }
 
-/// The budget of a slice, in entries. Each is a job anywhere in memory.
-const SCAN_BUDGET: usize = 512;
+/// The budget of a slice, in entries. Each is a job anywhere in memory, which takes 0.3 us to read
+/// among ten million jobs.
+const SCAN_BUDGET: usize = 128;
 
 impl ReservedScan {
     /// Scans the next entries, and keeps `count` jobs. Returns whether the scan is complete.

@@ -140,7 +140,7 @@ impl StatusPage {
                 while budget > 0 && self.scan_tube(view, measurements, &mut budget)? {}
             }
             Stage::Head => {
-                self.ranking.sort(&self.query);
+                self.ranking.sort();
                 self.write_head(view, measurements, text);
                 self.stage = Stage::Rows { next: 0 };
             }
