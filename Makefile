@@ -20,6 +20,7 @@
 #   make bench      cost of operations (AGAINST='path path' compares with other servers, ARGS='...'
 #                   passes flags: ARGS=--help lists them; ARGS=--instructions counts user
 #                   instructions per command, with valgrind)
+#   make screenshots    takes the pictures of the status page again, with ten minutes of load
 #   make picture    draws dist/grafana/beanstalkd.svg again, from five minutes of generated load
 #
 # Deployment, described in dist/README.md; `make check-...' tests the result of each:
@@ -33,6 +34,7 @@
 #   make vm         virtual machines with only a kernel and the server, booted in qemu
 #   make check-units    the systemd units: valid, sandboxed, and able to serve
 #   make check-moving   moves jobs from C beanstalkd to this server and back (part of check)
+#   make check-browser  shows the status page to a real browser, Debian's chromium
 #   make check-metrics  a real Prometheus scrapes the server, and evaluates the dashboard and alerts
 
 PREFIX ?= /usr/local
@@ -128,6 +130,12 @@ vm: static
 check-metrics: all
 	@sh tests/packages/metrics.sh target/release/beanstalkd
 
+check-browser: all
+	@timeout 300 python3 -B tests/browser/check.py target/release/beanstalkd
+
+screenshots: all
+	@python3 -B tests/browser/screenshots.py target/release/beanstalkd dist/status
+
 picture: all
 	@python3 -B tests/packages/picture.py target/release/beanstalkd dist/grafana/beanstalkd.svg
 
@@ -163,4 +171,4 @@ clean:
 	$(CARGO) clean
 
 .PHONY: all run check check-repeat check-style check-man check-clients check-moving check-units bench simulate mutants fuzz soak \
-	static check-static image check-image check-metrics picture vm deb check-deb install uninstall check-install clean
+	static check-static image check-image check-metrics check-browser screenshots picture vm deb check-deb install uninstall check-install clean
