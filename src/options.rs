@@ -226,7 +226,7 @@ fn flags() -> getopts::Options {
         .optmulti(
             "",
             "metrics",
-            "serve metrics for Prometheus over HTTP at ADDR:PORT or unix:PATH (default: none)",
+            "serve metrics and a status page over HTTP at ADDR:PORT or unix:PATH (default: none)",
             "ADDR:PORT",
         )
         .optmulti(

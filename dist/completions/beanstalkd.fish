@@ -19,7 +19,7 @@ complete -c beanstalkd -s u -l user -x -a '(__fish_complete_users)' -d 'Become t
 complete -c beanstalkd -s z -l max-job-size -x -d 'Size of the largest job allowed in bytes'
 complete -c beanstalkd -l max-memory -x -d 'Limit the memory of jobs in bytes'
 complete -c beanstalkd -l max-connections -x -d 'Limit the number of clients'
-complete -c beanstalkd -l metrics -x -a '(__beanstalkd_addresses 127.0.0.1:)' -d 'Serve metrics for Prometheus over HTTP'
+complete -c beanstalkd -l metrics -x -a '(__beanstalkd_addresses 127.0.0.1:)' -d 'Serve metrics and a status page over HTTP'
 complete -c beanstalkd -l metrics-tubes -x -d 'Number of tubes in the metrics'
 complete -c beanstalkd -l log-format -x -a 'text json' -d 'Format of log lines'
 complete -c beanstalkd -l check -d 'Check the binlog and print a summary'
