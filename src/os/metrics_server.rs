@@ -1,5 +1,5 @@
-//! Serves metrics over HTTP: accepts connections, reads requests, writes answers, evicts slow
-//! connections.
+//! Serves metrics and the status page over HTTP: accepts connections, reads requests, writes answers,
+//! evicts slow connections.
 //!
 //! The sockets have a poll of their own, and the event loop sees one descriptor of it. So an idle
 //! metrics server costs the loop nothing, and requests are answered before the loop begins, while the

@@ -107,7 +107,7 @@ def check_http(process):
         code, head, _ = status(path, method="POST", head="Content-Length: 0\r\n")
         if code != 405 or "\r\nAllow: GET, HEAD\r\n" not in head:
             fail(f"POST of {path}: {head}")
-    if status("/")[0] != 404:
+    if status("/none")[0] != 404:
         fail("there is something at /")
     host, port = process.metrics.rsplit(":", 1)
     with socket.create_connection((host, int(port))) as half:

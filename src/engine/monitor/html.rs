@@ -21,8 +21,8 @@ pub const SCRIPT: &str = include_str!("page/script.js");
 /// The fields of each response with a status page. `tests/status_page.rs` compares the hashes.
 pub const HEADER_FIELDS: &str = concat!(
     "Content-Security-Policy: default-src 'none'; ",
-    "style-src 'sha256-Z/zuhd85bR27IJc+kuBbZ9WQ6dLoH4dMiw7/+dysgiI='; ",
-    "script-src 'sha256-+Rn18kPngDE4JfxmKP1Dg8sQjD9QW7vE71X6buCyEH0='; ",
+    "style-src 'sha256-bL6HRUAowpMdIhMUt2BBE5XuRGDisshrYI9Pk/j3QvM='; ",
+    "script-src 'sha256-gDEt0ycmIn074xnX6T+CoSDFaL5LH+KlDuXc65kyfWY='; ",
     "connect-src 'self'; img-src data:; form-action 'self'; base-uri 'none'; ",
     "frame-ancestors 'none'\r\n",
     "Cross-Origin-Resource-Policy: same-origin\r\n",

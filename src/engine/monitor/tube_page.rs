@@ -118,8 +118,8 @@ const fn job_column(
     Column { key, title, value }
 }
 
-/// The number of jobs of each state that are shown.
-const JOBS_PER_STATE: usize = 15;
+/// The number of jobs of each state that are shown, so that the page is made in one slice.
+const JOBS_PER_STATE: usize = 10;
 /// The number of states of jobs.
 const STATES: usize = 4;
 /// The width of the states in a table of text.

@@ -17,7 +17,7 @@ async function refresh() {
     state.textContent = "";
   } catch (error) {
     if (request !== latest) return;
-    state.textContent = "No answer (" + error.message + "); the values are old.";
+    state.textContent = "The values are old: " + error.message;
   }
   // A server that needs long for the page is asked less often.
   if (!document.hidden) timer = setTimeout(refresh, Math.max(2000, 10 * (Date.now() - start)));
