@@ -232,7 +232,8 @@ def check_end(server, browser):
     browser.open(server.page)
     before = table(browser)
     server.process.terminate()
-    wait_until("the page says that it is old", lambda: "The values are old: " in browser.text("[role=status]"))
+    is_old = lambda: "The values are old: " in browser.text("[role=status]")
+    wait_until("the page shows that its values are old", is_old)
     expect("the values", table(browser).keys(), before.keys())
     print("ok the end of the server")
 

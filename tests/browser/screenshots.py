@@ -49,7 +49,7 @@ def main():
     chance = random.Random(15)
     with Server(program) as server, Browser() as browser:
         start = time.monotonic()
-        # The load goes on while the pictures are made.
+        # The load continues while the pictures are made.
         end = start + seconds + 20
         threads = []
         for tube, (rate, workers, job_seconds) in TUBES.items():

@@ -101,14 +101,14 @@ def check_http(process):
         head, body = get(process.metrics, path, **how).split("\r\n\r\n", 1)
         return int(head.split(" ")[1]), head, body
 
-    for path in "/metrics", "/healthz", "/readyz":
+    for path in "/", "/metrics", "/healthz", "/readyz":
         if status(path)[0] != 200 or status(path, method="HEAD")[::2] != (200, ""):
             fail(f"{path} is not answered, or HEAD has a body")
         code, head, _ = status(path, method="POST", head="Content-Length: 0\r\n")
         if code != 405 or "\r\nAllow: GET, HEAD\r\n" not in head:
             fail(f"POST of {path}: {head}")
     if status("/none")[0] != 404:
-        fail("there is something at /")
+        fail("there is something at /none")
     host, port = process.metrics.rsplit(":", 1)
     with socket.create_connection((host, int(port))) as half:
         half.sendall(b"GET /metrics HTT")

@@ -11,7 +11,7 @@ use super::value::{Rate, Readable, Value};
 use crate::engine::protocol::stats::{self, ProcessInfo};
 use crate::engine::server::View;
 use crate::engine::time::Nanos;
-use std::fmt::{self, Display, Write};
+use std::fmt::{self, Display};
 
 /// The style of the page.
 pub const STYLE: &str = include_str!("page/style.css");
@@ -37,17 +37,19 @@ pub struct Escaped<'t>(pub &'t str);
 
 impl Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for char in self.0.chars() {
-            match char {
-                '&' => f.write_str("&amp;")?,
-                '<' => f.write_str("&lt;")?,
-                '>' => f.write_str("&gt;")?,
-                '"' => f.write_str("&quot;")?,
-                '\'' => f.write_str("&#39;")?,
-                _ => f.write_char(char)?,
-            }
+        let mut rest = self.0;
+        while let Some(index) = rest.find(['&', '<', '>', '"', '\'']) {
+            f.write_str(&rest[..index])?;
+            f.write_str(match rest.as_bytes()[index] {
+                b'&' => "&amp;",
+                b'<' => "&lt;",
+                b'>' => "&gt;",
+                b'"' => "&quot;",
+                _ => "&#39;",
+            })?;
+            rest = &rest[index + 1..];
         }
-        Ok(())
+        f.write_str(rest)
     }
 }
 
@@ -163,8 +165,8 @@ fn write_plot(lines: &[Line; 2], history: &History, now: Nanos, text: &mut Strin
         push(text, format_args!("<polyline class={class} points=\""));
         for point in history.points(now) {
             let x = WIDTH.saturating_sub(WIDTH * point.age.whole_secs() / SHOWN.whole_secs());
-            let height = u128::from(magnitude(value(&point))) * u128::from(HEIGHT * 10);
-            let y = u128::from(HEIGHT * 10) - height / u128::from(top);
+            let height = magnitude(value(&point)).saturating_mul(HEIGHT * 10) / top;
+            let y = HEIGHT * 10 - height;
             push(text, format_args!("{x},{}.{} ", y / 10, y % 10));
         }
         text.push_str("\"/>");

@@ -137,7 +137,8 @@ impl TubeQuery {
             None => Order::Busiest,
         };
         let mut filter = url::query_value(query, "filter").unwrap_or_default();
-        // A longer filter matches no name. Its length bounds that of the page.
+        // The page repeats the filter, so its length is limited. A longer one matches no name, and
+        // must not match when it is cut.
         if filter.len() > TUBE_NAME_MAX {
             filter = filter.chars().take(TUBE_NAME_MAX / 4 + 1).collect();
             filter.push(NOT_IN_NAMES);

@@ -9,7 +9,7 @@ use super::accept::MediaType;
 use super::history::Point;
 use super::html::{self, Escaped};
 use super::measurements::Measurements;
-use super::metrics::{Cursor, SCAN_BUDGET, SLICE_LEN, TUBE_COST};
+use super::metrics::{Cursor, SCAN_BUDGET, TUBE_COST};
 use super::ranking::{COLUMNS, Order, Ranking, TubeQuery, TubeRow};
 use super::table::{self, Column, push};
 use super::url::Encoded;
@@ -43,8 +43,12 @@ enum Stage {
         left: usize,
         cursor: Option<Cursor>,
     },
-    /// Writes everything before the rows.
+    /// Sorts the rows.
+    Sort,
+    /// Writes the totals and what is above them.
     Head,
+    /// Writes the last ten minutes and the head of the table.
+    History,
     /// Writes the rows from this one on, and the end of the page.
     Rows {
         next: usize,
@@ -103,8 +107,9 @@ const POINT_COLUMNS: [Column<Point>; 5] = [
 pub const HTML_MAX: usize = 30_000;
 /// The maximum length of what follows the rows in HTML, without the script.
 const HTML_END_MAX: usize = 200;
-/// At most this many rows are written in a slice, in less than 0.1 ms.
+/// A slice takes no more rows from this number or this length on, so that it takes less than 0.1 ms.
 const ROWS_PER_SLICE: usize = 25;
+const ROWS_LEN: usize = 6 * 1024;
 
 impl StatusPage {
     /// Returns a page with the tubes that the query selects.
@@ -139,9 +144,20 @@ impl StatusPage {
                 let mut budget = SCAN_BUDGET;
                 while budget > 0 && self.scan_tube(view, measurements, &mut budget)? {}
             }
-            Stage::Head => {
+            Stage::Sort => {
                 self.ranking.sort();
+                self.stage = Stage::Head;
+            }
+            Stage::Head => {
                 self.write_head(view, measurements, text);
+                self.stage = Stage::History;
+            }
+            Stage::History => {
+                match self.media_type {
+                    MediaType::Html => self.write_html_history(view, measurements, text),
+                    MediaType::Text => {}
+                    MediaType::Json => write_json_history(view, measurements, text),
+                }
                 self.stage = Stage::Rows { next: 0 };
             }
             Stage::Rows { next } => self.write_rows(next, start, text),
@@ -163,7 +179,7 @@ impl StatusPage {
         let tubes = &view.queue.tubes;
         *left = (*left).min(tubes.len());
         let Some(index) = left.checked_sub(1) else {
-            self.stage = Stage::Head;
+            self.stage = Stage::Sort;
             return Ok(false);
         };
         let key = tubes.at(index);
@@ -202,25 +218,13 @@ impl StatusPage {
             job_bytes: view.queue.job_bytes(),
         };
         match self.media_type {
-            MediaType::Html => self.write_html_head(view, &overview, measurements, text),
+            MediaType::Html => write_html_head(view, &overview, text),
             MediaType::Text => self.write_text_head(view, &overview, text),
-            MediaType::Json => write_json_head(view, &overview, measurements, text),
+            MediaType::Json => write_json_head(view, &overview, text),
         }
     }
 
-    fn write_html_head(
-        &self,
-        view: &View<'_>,
-        overview: &Overview,
-        measurements: &Measurements,
-        text: &mut String,
-    ) {
-        html::write_head("", view, text);
-        text.push_str("<h1>beanstalkd</h1>\n");
-        html::write_identity(view, text);
-        text.push_str("<dl id=totals>\n");
-        table::write_html_list(&OVERVIEW, overview, text);
-        text.push_str("</dl>\n");
+    fn write_html_history(&self, view: &View<'_>, measurements: &Measurements, text: &mut String) {
         html::write_plots(&measurements.history, view.now, text);
         let filter = Escaped(&self.query.filter);
         push(
@@ -295,7 +299,7 @@ impl StatusPage {
         let width = if self.media_type == MediaType::Text { self.name_width() } else { 0 };
         for row in rows.take(last).skip(next) {
             let row_start = text.len();
-            if row_start - start >= SLICE_LEN {
+            if row_start - start >= ROWS_LEN {
                 break;
             }
             match self.media_type {
@@ -335,6 +339,15 @@ impl StatusPage {
     }
 }
 
+fn write_html_head(view: &View<'_>, overview: &Overview, text: &mut String) {
+    html::write_head("", view, text);
+    text.push_str("<h1>beanstalkd</h1>\n");
+    html::write_identity(view, text);
+    text.push_str("<dl id=totals>\n");
+    table::write_html_list(&OVERVIEW, overview, text);
+    text.push_str("</dl>\n");
+}
+
 fn write_html_row(row: &TubeRow, text: &mut String) {
     let name = &*row.stats.name;
     text.push_str("<tr><th scope=row>");
@@ -353,12 +366,7 @@ fn write_json_row(row: &TubeRow, is_first: bool, text: &mut String) {
     text.push('}');
 }
 
-fn write_json_head(
-    view: &View<'_>,
-    overview: &Overview,
-    measurements: &Measurements,
-    text: &mut String,
-) {
+fn write_json_head(view: &View<'_>, overview: &Overview, text: &mut String) {
     let ProcessInfo { hostname, pid, started_at, .. } = view.server.process;
     let (protocol, version, host) = (stats::VERSION, env!("CARGO_PKG_VERSION"), JsonText(hostname));
     let uptime = JsonNumber(Value::Span(view.now.since(*started_at)));
@@ -373,6 +381,9 @@ fn write_json_head(
     );
     table::write_json_members(&OVERVIEW, overview, text);
     text.push_str("},\n\"history\":[");
+}
+
+fn write_json_history(view: &View<'_>, measurements: &Measurements, text: &mut String) {
     for (index, point) in measurements.history.points(view.now).enumerate() {
         text.push_str(if index == 0 { "\n{" } else { ",\n{" });
         table::write_json_members(&POINT_COLUMNS, &point, text);

@@ -32,10 +32,10 @@ pub struct JsonNumber(pub Value);
 impl Rate {
     /// Returns the rate of `count` events in `span`, rounded to a tenth.
     pub fn of(count: u64, span: Nanos) -> Rate {
-        const TENTHS: u128 = 10_000_000_000;
-        let nanos = u128::from(span.as_nanos().max(1));
-        let tenths = (u128::from(count) * TENTHS + nanos / 2) / nanos;
-        Rate(u64::try_from(tenths).unwrap_or(u64::MAX))
+        const TENTHS: u64 = 10_000_000_000;
+        let nanos = span.as_nanos().max(1);
+        // More than a billion events saturate: dividing 128 bits is slow.
+        Rate(count.saturating_mul(TENTHS).saturating_add(nanos / 2) / nanos)
     }
 
     /// Returns the number of tenths.
@@ -167,6 +167,7 @@ mod tests {
             assert_eq!(value.is_zero(), text == "0" || text == "0s", "{value:?}");
         }
         assert_eq!(Rate::of(u64::MAX, Nanos::ZERO).tenths(), u64::MAX);
+        assert!(Rate::of(1_800_000_000, Nanos::from_secs(5)).tenths() >= 3_600_000_000);
         assert!(Value::Rate(None).rank() < rate(0, 5).rank());
     }
 }
