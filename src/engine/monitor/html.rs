@@ -119,30 +119,31 @@ struct Line {
     value: fn(&Point) -> Value,
 }
 
-const JOBS: [Line; 2] = [
-    Line { class: "a", title: "ready", value: |point| Value::Count(point.ready) },
-    Line { class: "b", title: "reserved", value: |point| Value::Count(point.reserved) },
+/// The plots of the last ten minutes.
+const PLOTS: [[Line; 2]; PLOT_COUNT] = [
+    [
+        Line { class: "a", title: "ready", value: |point| Value::Count(point.ready) },
+        Line { class: "b", title: "reserved", value: |point| Value::Count(point.reserved) },
+    ],
+    [
+        Line { class: "a", title: "puts/s", value: |point| Value::Rate(Some(point.puts)) },
+        Line { class: "b", title: "deletes/s", value: |point| Value::Rate(Some(point.deletes)) },
+    ],
 ];
 
-const RATES: [Line; 2] = [
-    Line { class: "a", title: "puts/s", value: |point| Value::Rate(Some(point.puts)) },
-    Line { class: "b", title: "deletes/s", value: |point| Value::Rate(Some(point.deletes)) },
-];
+/// The number of plots.
+pub const PLOT_COUNT: usize = 2;
 
 /// The width and the height of a plot, in its own units.
 const WIDTH: u64 = 600;
 const HEIGHT: u64 = 100;
 
-/// Writes the plots of the last ten minutes.
-pub fn write_plots(history: &History, now: Nanos, text: &mut String) {
-    text.push_str("<div id=plots>\n");
-    for lines in [&JOBS, &RATES] {
-        write_plot(lines, history, now, text);
+/// Writes one of the plots. The first one begins their common element, the last one ends it.
+pub fn write_plot(index: usize, history: &History, now: Nanos, text: &mut String) {
+    if index == 0 {
+        text.push_str("<div id=plots>\n");
     }
-    text.push_str("</div>\n");
-}
-
-fn write_plot(lines: &[Line; 2], history: &History, now: Nanos, text: &mut String) {
+    let lines = &PLOTS[index];
     let values = history.points(now).flat_map(|point| lines.each_ref().map(|l| (l.value)(&point)));
     let highest = values.max_by_key(|value| magnitude(*value));
     let top = highest.map_or(1, magnitude).max(1);
@@ -172,6 +173,9 @@ fn write_plot(lines: &[Line; 2], history: &History, now: Nanos, text: &mut Strin
         text.push_str("\"/>");
     }
     text.push_str("</svg>\n<p><span>10 minutes ago</span><span>now</span></p></figure>\n");
+    if index + 1 == PLOT_COUNT {
+        text.push_str("</div>\n");
+    }
 }
 
 /// The time that the plots show.

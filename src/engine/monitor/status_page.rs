@@ -6,7 +6,7 @@
 //! length of the page is bounded, whatever the number of tubes and the length of their names.
 
 use super::accept::MediaType;
-use super::history::Point;
+use super::history::{History, Point, SAMPLES};
 use super::html::{self, Escaped};
 use super::measurements::Measurements;
 use super::metrics::{Cursor, SCAN_BUDGET, TUBE_COST};
@@ -18,6 +18,7 @@ use crate::engine::protocol::stats::{self, ProcessInfo};
 use crate::engine::queue::Totals;
 use crate::engine::server::View;
 use crate::engine::text::JsonText;
+use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 use std::fmt::{self, Display};
 
@@ -47,8 +48,12 @@ enum Stage {
     Sort,
     /// Writes the totals and what is above them.
     Head,
-    /// Writes the last ten minutes and the head of the table.
-    History,
+    /// Writes a part of the last ten minutes: one of the plots, or as many points in JSON.
+    History {
+        part: usize,
+    },
+    /// Writes the head of the table.
+    TableHead,
     /// Writes the rows from this one on, and the end of the page.
     Rows {
         next: usize,
@@ -150,13 +155,27 @@ impl StatusPage {
             }
             Stage::Head => {
                 self.write_head(view, measurements, text);
-                self.stage = Stage::History;
+                self.stage = Stage::History { part: 0 };
             }
-            Stage::History => {
+            Stage::History { part } => {
+                let (history, now) = (&measurements.history, view.now);
                 match self.media_type {
-                    MediaType::Html => self.write_html_history(view, measurements, text),
+                    MediaType::Html => html::write_plot(part, history, now, text),
                     MediaType::Text => {}
-                    MediaType::Json => write_json_history(view, measurements, text),
+                    MediaType::Json => write_json_history(part, history, now, text),
+                }
+                self.stage = match part + 1 {
+                    html::PLOT_COUNT => Stage::TableHead,
+                    part => Stage::History { part },
+                };
+            }
+            Stage::TableHead => {
+                match self.media_type {
+                    MediaType::Html => self.write_html_table_head(text),
+                    MediaType::Text => {
+                        table::write_text_head(&COLUMNS, "tube", self.name_width(), text);
+                    }
+                    MediaType::Json => text.push_str("],\n\"tubes\":["),
                 }
                 self.stage = Stage::Rows { next: 0 };
             }
@@ -219,13 +238,12 @@ impl StatusPage {
         };
         match self.media_type {
             MediaType::Html => write_html_head(view, &overview, text),
-            MediaType::Text => self.write_text_head(view, &overview, text),
+            MediaType::Text => write_text_head(view, &overview, text),
             MediaType::Json => write_json_head(view, &overview, text),
         }
     }
 
-    fn write_html_history(&self, view: &View<'_>, measurements: &Measurements, text: &mut String) {
-        html::write_plots(&measurements.history, view.now, text);
+    fn write_html_table_head(&self, text: &mut String) {
         let filter = Escaped(&self.query.filter);
         push(
             text,
@@ -264,25 +282,6 @@ impl StatusPage {
             push(text, format_args!("&amp;filter={}", Encoded(filter)));
         }
         push(text, format_args!("\">{title}</a>"));
-    }
-
-    fn write_text_head(&self, view: &View<'_>, overview: &Overview, text: &mut String) {
-        let ProcessInfo { hostname, pid, started_at, .. } = view.server.process;
-        let uptime = Readable(Value::Span(view.now.since(*started_at)));
-        let (protocol, version) = (stats::VERSION, env!("CARGO_PKG_VERSION"));
-        let draining = if view.server.is_draining { ", draining" } else { "" };
-        push(
-            text,
-            format_args!(
-                "beanstalkd {protocol} (beanstalkd-server {version}), process {pid} on \
-                 {hostname}, up {uptime}{draining}\n"
-            ),
-        );
-        let (jobs, others) = OVERVIEW.split_at(OVERVIEW.len() / 2 + 1);
-        table::write_text_list(jobs, overview, text);
-        table::write_text_list(others, overview, text);
-        text.push('\n');
-        table::write_text_head(&COLUMNS, "tube", self.name_width(), text);
     }
 
     /// Returns the width of the names in a table of text.
@@ -366,6 +365,24 @@ fn write_json_row(row: &TubeRow, is_first: bool, text: &mut String) {
     text.push('}');
 }
 
+fn write_text_head(view: &View<'_>, overview: &Overview, text: &mut String) {
+    let ProcessInfo { hostname, pid, started_at, .. } = view.server.process;
+    let uptime = Readable(Value::Span(view.now.since(*started_at)));
+    let (protocol, version) = (stats::VERSION, env!("CARGO_PKG_VERSION"));
+    let draining = if view.server.is_draining { ", draining" } else { "" };
+    push(
+        text,
+        format_args!(
+            "beanstalkd {protocol} (beanstalkd-server {version}), process {pid} on \
+             {hostname}, up {uptime}{draining}\n"
+        ),
+    );
+    let (jobs, others) = OVERVIEW.split_at(OVERVIEW.len() / 2 + 1);
+    table::write_text_list(jobs, overview, text);
+    table::write_text_list(others, overview, text);
+    text.push('\n');
+}
+
 fn write_json_head(view: &View<'_>, overview: &Overview, text: &mut String) {
     let ProcessInfo { hostname, pid, started_at, .. } = view.server.process;
     let (protocol, version, host) = (stats::VERSION, env!("CARGO_PKG_VERSION"), JsonText(hostname));
@@ -383,13 +400,14 @@ fn write_json_head(view: &View<'_>, overview: &Overview, text: &mut String) {
     text.push_str("},\n\"history\":[");
 }
 
-fn write_json_history(view: &View<'_>, measurements: &Measurements, text: &mut String) {
-    for (index, point) in measurements.history.points(view.now).enumerate() {
+fn write_json_history(part: usize, history: &History, now: Nanos, text: &mut String) {
+    const POINTS: usize = SAMPLES.div_ceil(html::PLOT_COUNT);
+    let points = history.points(now).enumerate();
+    for (index, point) in points.skip(part * POINTS).take(POINTS) {
         text.push_str(if index == 0 { "\n{" } else { ",\n{" });
         table::write_json_members(&POINT_COLUMNS, &point, text);
         text.push('}');
     }
-    text.push_str("],\n\"tubes\":[");
 }
 
 /// Displays the number of tubes that are not shown.
