@@ -468,7 +468,7 @@ fn versions_agree() {
 /// The source, and what `include` in Cargo.toml names.
 #[test]
 fn the_package_has_what_its_users_need() {
-    const OUTSIDE_OF_SRC: [&str; 20] = [
+    const OUTSIDE_OF_SRC: [&str; 23] = [
         "CHANGELOG.md",
         "Cargo.lock",
         "Cargo.toml",
@@ -485,6 +485,9 @@ fn the_package_has_what_its_users_need() {
         "dist/grafana/beanstalkd.svg",
         "dist/prometheus/beanstalkd.rules.test.yml",
         "dist/prometheus/beanstalkd.rules.yml",
+        "dist/status/status-dark.png",
+        "dist/status/status-phone.png",
+        "dist/status/status.png",
         "dist/systemd/beanstalkd.service",
         "dist/systemd/beanstalkd.socket",
         "man/beanstalkd-protocol.7",
