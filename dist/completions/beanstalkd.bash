@@ -2,8 +2,8 @@
 
 _beanstalkd() {
 	local flags='-b --binlog-dir -f --fsync-ms -F --no-fsync -l --listen -p --port
-		-s --binlog-file-size --socket-mode -u --user -z --max-job-size --max-memory
-		--max-connections --metrics --metrics-tubes --log-format --check --dump -c -n
+		-s --binlog-file-size --socket-mode -u --user -z --max-job-size --bury-after
+		--max-memory --max-connections --metrics --metrics-tubes --log-format --check --dump -c -n
 		-v --version -V --verbose -h --help'
 	local word=${COMP_WORDS[COMP_CWORD]} index=$((COMP_CWORD - 1)) flag prefix=
 	COMPREPLY=()
@@ -61,7 +61,7 @@ _beanstalkd() {
 		mapfile -t COMPREPLY < <(compgen -W 'text json' -- "$word")
 		;;
 	-f | --fsync-ms | -p | --port | -s | --binlog-file-size | -z | --max-job-size | \
-		--max-memory | --max-connections | --metrics-tubes)
+		--bury-after | --max-memory | --max-connections | --metrics-tubes)
 		# A number has no completions.
 		return
 		;;
