@@ -37,7 +37,9 @@ impl Program {
         }
         let help = Command::new(path).arg("-h").stdin(Stdio::null()).output();
         let help = help.map_err(|error| format!("{path}: {error}"))?;
-        let can_tell_metrics = String::from_utf8_lossy(&help.stdout).contains("--metrics");
+        // The help is on standard error.
+        let help = String::from_utf8_lossy(&[help.stdout, help.stderr].concat()).into_owned();
+        let can_tell_metrics = help.contains("--metrics");
         Ok(Program::Real { path: path.to_owned(), version, can_tell_metrics })
     }
 
