@@ -4,31 +4,11 @@ Usage: greenstalk_test.py SERVER. Starts the server on a socket that it inherits
 """
 
 import os
-import socket
-import subprocess
 import sys
 import unittest
 
 import greenstalk
-
-# It ends a wait that has no end: for a reply, for a job, for the end of the server.
-PATIENCE_S = 60
-socket.setdefaulttimeout(PATIENCE_S)
-
-
-class Server:
-    """The server on a loopback port that the kernel chose."""
-
-    def __init__(self, program):
-        listener = socket.create_server(("127.0.0.1", 0))
-        self.address = listener.getsockname()
-        script = 'exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec "$0"'
-        self.process = subprocess.Popen(["sh", "-c", script, program], stdin=listener)
-        listener.close()
-
-    def stop(self):
-        self.process.terminate()
-        return self.process.wait(PATIENCE_S)
+from server import PATIENCE_S, Server
 
 
 class Greenstalk(unittest.TestCase):
