@@ -187,6 +187,18 @@ impl Pool {
         self.watch_until(Instant::now() + patience, |probe| probe.stalls.ready_jobs >= jobs);
     }
 
+    /// The same, until the probe finds no ready job. Returns whether that was in time.
+    pub fn watch_for_no_ready(&mut self, patience: Duration) -> bool {
+        let is_empty = |probe: &Probe| probe.stalls.is_known && probe.stalls.ready_jobs == 0;
+        self.watch_until(Instant::now() + patience, is_empty);
+        self.probe.as_ref().is_some_and(is_empty)
+    }
+
+    /// The same, until another thread ends it.
+    pub fn watch_while(&mut self, goes_on: impl Fn() -> bool, patience: Duration) {
+        self.watch_until(Instant::now() + patience, |_| !goes_on());
+    }
+
     fn watch_until(&mut self, end: Instant, mut is_enough: impl FnMut(&Probe) -> bool) {
         let mut events = Events::with_capacity(1);
         loop {
@@ -257,8 +269,10 @@ impl Pool {
     fn receive(&mut self, index: usize, script: &mut impl Script, limits: Limits, run: &mut Run) {
         let connection = &mut self.connections[index];
         let before = connection.awaited;
-        connection.receive(&mut self.buffer, |reply| script.receive(index, reply));
-        run.replies += (before - connection.awaited) as u64;
+        connection.receive(&mut self.buffer, |reply| {
+            run.replies += 1;
+            script.receive(index, reply);
+        });
         if before > 0 && connection.awaited == 0 {
             let (now, asked_at) = (Instant::now(), connection.asked_at);
             let waited_before = connection.waited_before;
@@ -356,8 +370,16 @@ impl Probe {
         match reply {
             Reply::Inserted(id) => self.job = Some(id),
             Reply::NotFound => _ = self.stalls.none_found_at.get_or_insert(now),
-            Reply::ReadyJobs(count) => self.stalls.ready_jobs = count,
-            Reply::Reserved(_) | Reply::TimedOut | Reply::Done => {}
+            Reply::ReadyJobs(count) => {
+                self.stalls.ready_jobs = count;
+                self.stalls.is_known = true;
+            }
+            Reply::Reserved(_)
+            | Reply::TimedOut
+            | Reply::Listed(_)
+            | Reply::Batch(_)
+            | Reply::DeletedBatch(_)
+            | Reply::Done => {}
         }
     }
 
@@ -380,6 +402,8 @@ pub struct Stalls {
     pub none_found_at: Option<Instant>,
     /// The last known number of ready jobs.
     pub ready_jobs: u64,
+    /// Whether it is known.
+    is_known: bool,
 }
 
 impl Stalls {
@@ -464,6 +488,9 @@ impl Connection {
             let awaited = &mut self.awaited;
             self.framing.cut(&buffer[..count], |reply| {
                 *awaited = awaited.checked_sub(1).expect("no reply comes unasked");
+                if let Reply::Batch(count) = reply {
+                    *awaited += usize::try_from(count).expect("a batch has at most 1000 jobs");
+                }
                 take(reply);
             });
             if count < buffer.len() {

@@ -16,6 +16,12 @@ pub enum Reply {
     NotFound,
     /// `OK bytes`, with the statistics of a tube: the number of its ready jobs
     ReadyJobs(u64),
+    /// `OK bytes`, with a page of `list-jobs`: the number of its jobs
+    Listed(u64),
+    /// `RESERVED_BATCH count`: this number of `Reserved` follows
+    Batch(u64),
+    /// `DELETED_BATCH deleted missing`: the number of deleted jobs
+    DeletedBatch(u64),
     /// The command has succeeded.
     Done,
 }
@@ -43,7 +49,7 @@ impl Framing {
                 let missing = missing - body.len();
                 self.unfinished = (missing > 0).then_some((reply, missing));
                 if missing == 0 {
-                    receive(if is_document { ready_jobs(&self.line) } else { reply });
+                    receive(if is_document { document(&self.line) } else { reply });
                     self.line.clear();
                 }
                 continue;
@@ -78,15 +84,26 @@ fn parse(line: &[u8]) -> (Reply, Option<usize>) {
     let reply = match word {
         b"INSERTED" => Reply::Inserted(number()),
         b"RESERVED" => Reply::Reserved(number()),
+        b"RESERVED_BATCH" => Reply::Batch(number()),
+        b"DELETED_BATCH" => Reply::DeletedBatch(number()),
         // The number is known when the document is.
         b"OK" => Reply::ReadyJobs(0),
         b"TIMED_OUT" => Reply::TimedOut,
         b"NOT_FOUND" => Reply::NotFound,
         b"FOUND" | b"DELETED" | b"TOUCHED" | b"RELEASED" | b"BURIED" | b"KICKED" | b"USING"
-        | b"WATCHING" => Reply::Done,
+        | b"WATCHING" | b"FLUSHED" => Reply::Done,
         _ => refuse(line),
     };
     (reply, body_len(line))
+}
+
+/// A page of `list-jobs`, or the statistics of a tube.
+fn document(text: &[u8]) -> Reply {
+    let lines = text.split(|&byte| byte == b'\n');
+    if text.starts_with(b"---\nnext: ") {
+        return Reply::Listed(lines.filter(|line| line.starts_with(b"- {")).count() as u64);
+    }
+    ready_jobs(text)
 }
 
 fn ready_jobs(statistics: &[u8]) -> Reply {

@@ -50,8 +50,9 @@ pub fn open_files(scenario: &Scenario, programs: &[Program]) -> u64 {
 fn players<'a>(scenario: &Scenario, programs: &'a [Program]) -> Vec<&'a Program> {
     let takes_part = |program: &&Program| match program {
         Program::Limit => scenario.has_limit,
-        Program::Real { can_tell_metrics, .. } => {
-            *can_tell_metrics || !scenario.setup.tells_metrics
+        Program::Real { can_tell_metrics, has_extensions, .. } => {
+            (*can_tell_metrics || !scenario.setup.tells_metrics)
+                && (*has_extensions || !scenario.needs_extensions)
         }
     };
     programs.iter().filter(takes_part).collect()

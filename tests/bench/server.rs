@@ -20,8 +20,9 @@ pub const MIB: f64 = 1024.0 * 1024.0;
 /// What can be started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Program {
-    /// A server with its version, and whether it has `--metrics`.
-    Real { path: String, version: String, can_tell_metrics: bool },
+    /// A server with its version, and whether it has `--metrics`, and the commands that C beanstalkd
+    /// does not have.
+    Real { path: String, version: String, can_tell_metrics: bool, has_extensions: bool },
     /// The ceiling.
     Limit,
 }
@@ -40,7 +41,10 @@ impl Program {
         // The help is on standard error.
         let help = String::from_utf8_lossy(&[help.stdout, help.stderr].concat()).into_owned();
         let can_tell_metrics = help.contains("--metrics");
-        Ok(Program::Real { path: path.to_owned(), version, can_tell_metrics })
+        // The flag came in the same version as the commands.
+        let has_extensions = help.contains("--bury-after");
+        let path = path.to_owned();
+        Ok(Program::Real { path, version, can_tell_metrics, has_extensions })
     }
 
     pub fn name(&self) -> &str {
@@ -48,6 +52,10 @@ impl Program {
             Program::Real { path, .. } => path,
             Program::Limit => "limit",
         }
+    }
+
+    pub fn has_extensions(&self) -> bool {
+        matches!(self, Program::Real { has_extensions: true, .. })
     }
 
     pub fn version(&self) -> &str {
@@ -81,6 +89,8 @@ pub struct Server {
     instructions: Option<Instructions>,
     /// Whether system calls are counted, which takes time of its own.
     pub is_traced: bool,
+    /// Whether it has the commands that C beanstalkd does not have.
+    pub has_extensions: bool,
 }
 
 impl Server {
@@ -115,9 +125,16 @@ impl Server {
         };
         command.env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null());
         let process = spawn_on_first_core(&mut command);
-        let is_traced = false;
-        let mut server =
-            Server { address, metrics, command, process, binlog, instructions, is_traced };
+        let mut server = Server {
+            address,
+            metrics,
+            command,
+            process,
+            binlog,
+            instructions,
+            is_traced: false,
+            has_extensions: program.has_extensions(),
+        };
         let is_up = server.wait_for_port(Duration::from_secs(10)).is_ok();
         assert!(is_up, "{} does not listen on {address}", program.name());
         server

@@ -67,7 +67,12 @@ impl Script for HandOff {
                 self.held[connection - 1] = Some(id);
             }
             Reply::Done => self.deleted += 1,
-            Reply::TimedOut | Reply::NotFound | Reply::ReadyJobs(_) => {
+            Reply::TimedOut
+            | Reply::NotFound
+            | Reply::ReadyJobs(_)
+            | Reply::Listed(_)
+            | Reply::Batch(_)
+            | Reply::DeletedBatch(_) => {
                 panic!("every job is there for its worker")
             }
         }
@@ -107,7 +112,13 @@ impl Script for Rescue {
                 self.reserved.push(id);
             }
             Reply::TimedOut => self.is_done = true,
-            Reply::Done | Reply::Inserted(_) | Reply::NotFound | Reply::ReadyJobs(_) => {}
+            Reply::Done
+            | Reply::Inserted(_)
+            | Reply::NotFound
+            | Reply::ReadyJobs(_)
+            | Reply::Listed(_)
+            | Reply::Batch(_)
+            | Reply::DeletedBatch(_) => {}
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What is measured: each scenario with its name, its sentence, how its servers are started
 //! and prepared, and what a round of it is. A file for each family.
 
+mod batches;
 mod binlog;
 mod connections;
 mod deep;
@@ -26,6 +27,8 @@ pub struct Scenario {
     pub turns: Turns,
     /// Whether replies that are always the same make sense here.
     pub has_limit: bool,
+    /// Whether only servers take part that have the commands that C beanstalkd does not have.
+    pub needs_extensions: bool,
     /// What the client opens for each server, where that is many.
     pub open_files: usize,
     pub prepare: Prepare,
@@ -73,6 +76,7 @@ impl Scenario {
             rounds: 5,
             turns: Turns::Interleaved { is_traced: true },
             has_limit: false,
+            needs_extensions: false,
             open_files: 100,
             prepare: Box::new(prepare),
         }
@@ -95,6 +99,7 @@ pub fn all() -> Vec<Scenario> {
         timers::all(),
         binlog::all(),
         scrape::all(),
+        batches::all(),
     ];
     families.into_iter().flatten().collect()
 }
