@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 pub enum Taking {
     /// One command after the other.
     Single,
-    /// So many single commands in one write.
+    /// This number of single commands in one write.
     Pipelined(usize),
-    /// `reserve-batch` and `delete-batch` with so many jobs.
+    /// `reserve-batch` and `delete-batch` with at most this number of jobs.
     Batch(usize),
 }
 
@@ -23,7 +23,7 @@ pub struct DrainAll {
     /// One for each connection.
     workers: Vec<Worker>,
     pub deleted: u64,
-    /// The client waits this long before each write, as if the server were so far away.
+    /// The client waits this long before each write, to imitate a longer round trip.
     round_trip: Duration,
 }
 

@@ -25,7 +25,7 @@ pub fn all() -> Vec<Scenario> {
 /// As many jobs as a user of beanstalkd once wanted to delete.
 const FLUSHED: usize = 711_769;
 
-/// What is put off is felt within this time.
+/// A stall that the work causes begins within this time after it.
 const AFTERMATH: Duration = Duration::from_secs(1);
 
 fn flush() -> Scenario {
