@@ -317,6 +317,8 @@ fn read<'a>(
     read(Arguments(arguments)).ok_or(Rejection::BadFormat)
 }
 
+// The compiler inlines a function into every command only if it has one caller.
+#[inline(always)]
 fn put(mut args: Arguments<'_>) -> Option<Command<'_>> {
     let pri = args.u32()?;
     let delay_secs = args.u32()?;

@@ -177,6 +177,8 @@ impl Writer<'_> {
         self.push(Line::new().number(number).word(word).bytes())
     }
 
+    // The compiler inlines a function into every command only if it has one caller.
+    #[inline(always)]
     fn word_and_numbers(
         &mut self,
         word: &'static str,

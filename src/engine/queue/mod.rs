@@ -641,6 +641,8 @@ impl Queue {
     }
 
     /// As [`Queue::delete`], for one of many jobs. The caller calls [`Queue::compact`] after the last.
+    // The compiler inlines a function into every command only if it has one caller.
+    #[inline(always)]
     pub fn delete_one(&mut self, conn: ConnKey, id: u64) -> Outcome {
         let Some(job) = self.find(id) else { return Outcome::NotFound };
         if matches!(self.jobs[job].state, State::Reserved { by, .. } if by != conn) {

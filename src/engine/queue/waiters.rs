@@ -141,6 +141,8 @@ struct BestJob {
 impl Queue {
     /// Searches the watched tubes for the best job. A connection may watch a million tubes that
     /// have all changed, so the search takes at most `steps_left` steps and subtracts them.
+    // The compiler inlines a function into every command only if it has one caller.
+    #[inline(always)]
     pub(super) fn best_job(
         &mut self,
         conn: ConnKey,
