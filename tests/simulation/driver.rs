@@ -8,8 +8,8 @@
 //! is fair. `follow.rs` has the comparison with the model, and `restart.rs` crashes and restarts.
 //!
 //! The engine divides long commands into steps: a close with thousands of jobs, or a list of
-//! thousands of tubes. Here all of them are small enough for one step; `tests/fairness.rs` tests
-//! the steps.
+//! thousands of tubes. Here all of them are small enough for one step, except flushes; `tests/fairness.rs`
+//! tests the other steps.
 
 use super::event::{BinlogSetup, Crash, Event, Setup};
 use super::journal::{End, Journal};
@@ -51,6 +51,8 @@ pub struct Simulation {
     crash_to_come: Option<Crash>,
     /// The disk was limited, failed or damaged: the bound of its use does not hold.
     had_disk_faults: bool,
+    /// The number of iterations since the oldest flush became the oldest one.
+    iterations_of_flush: usize,
     /// How often the server was started.
     pub starts: u64,
     /// What each client has read, if the caller asks for it.
@@ -105,6 +107,7 @@ impl Simulation {
             max_job_size: setup.max_job_size,
             binlog_file_size: setup.binlog.map_or(0, |binlog| binlog.file_size),
             has_binlog: setup.binlog.is_some(),
+            bury_after: setup.bury_after,
         };
         Ok(Simulation {
             setup,
@@ -122,6 +125,7 @@ impl Simulation {
             to_flush: Vec::new(),
             crash_to_come: None,
             had_disk_faults: false,
+            iterations_of_flush: 0,
             starts: 1,
             sent: None,
         })

@@ -14,6 +14,8 @@ pub struct Setup {
     pub binlog: Option<BinlogSetup>,
     /// The number of ready connections among which the engine divides the work of an iteration.
     pub sharers: usize,
+    /// A job that came back this many times is buried.
+    pub bury_after: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +84,9 @@ impl fmt::Display for Setup {
         if self.sharers > 1 {
             write!(f, " sharers {}", self.sharers)?;
         }
+        if let Some(limit) = self.bury_after {
+            write!(f, " bury-after {limit}")?;
+        }
         Ok(())
     }
 }
@@ -145,11 +150,14 @@ impl FromStr for Setup {
         let mut words = Words::of(line);
         words.next().filter(|word| *word == "setup").ok_or_else(|| InvalidLine(line.to_owned()))?;
         let max_job_size = words.value()?;
-        let mut setup = Setup { max_job_size, binlog: None, sharers: 1 };
+        let mut setup = Setup { max_job_size, binlog: None, sharers: 1, bury_after: None };
         while !words.rest.is_empty() {
             if words.rest.starts_with("sharers ") {
                 words.next();
                 setup.sharers = words.value()?;
+            } else if words.rest.starts_with("bury-after ") {
+                words.next();
+                setup.bury_after = Some(words.value()?);
             } else {
                 let (file_size, sync_within) = (words.value()?, words.optional()?);
                 setup.binlog = Some(BinlogSetup { file_size, sync_within });

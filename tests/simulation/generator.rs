@@ -7,7 +7,9 @@
 use super::driver::Simulation;
 use super::event::{BinlogSetup, Crash, Event, Setup};
 use super::model::{ClientNumber, Model, SECOND, State};
+use super::request::{MAX_COUNT, STATES};
 use std::collections::BTreeMap;
+use std::fmt::Write;
 
 pub struct Generator {
     random: fastrand::Rng,
@@ -32,6 +34,10 @@ struct Profile {
     jobs: usize,
     tubes: Vec<String>,
     body_len: usize,
+    /// Bodies are so large that a batch ends with 1 MiB of them.
+    has_large_bodies: bool,
+    /// There are so many jobs that a flush takes several iterations.
+    is_deep: bool,
     /// In percent: how often an iteration ends after an event, a client sends only a part of a
     /// command, and a command is malformed.
     iteration_ends: u8,
@@ -58,25 +64,33 @@ struct Profile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Command {
     Put,
+    PutInTube,
     Use,
     Watch,
     Ignore,
     Reserve,
     ReserveWithTimeout,
     ReserveJob,
+    ReserveBatch,
     Delete,
+    DeleteBatch,
     Release,
     Bury,
     Touch,
+    TouchAll,
     Kick,
     KickJob,
+    FlushTube,
+    FlushBuried,
     Peek,
     PeekReady,
     PeekDelayed,
     PeekBuried,
+    PeekBatch,
     Stats,
     StatsJob,
     StatsTube,
+    ListJobs,
     ListTubes,
     ListTubeUsed,
     ListTubesWatched,
@@ -84,27 +98,35 @@ enum Command {
     Quit,
 }
 
-const COMMANDS: [(Command, u32); 25] = [
+const COMMANDS: [(Command, u32); 33] = [
     (Command::Put, 200),
+    (Command::PutInTube, 40),
     (Command::Use, 40),
     (Command::Watch, 40),
     (Command::Ignore, 25),
     (Command::Reserve, 60),
     (Command::ReserveWithTimeout, 120),
     (Command::ReserveJob, 20),
+    (Command::ReserveBatch, 50),
     (Command::Delete, 130),
+    (Command::DeleteBatch, 20),
     (Command::Release, 60),
     (Command::Bury, 40),
     (Command::Touch, 25),
+    (Command::TouchAll, 8),
     (Command::Kick, 20),
     (Command::KickJob, 15),
+    (Command::FlushTube, 5),
+    (Command::FlushBuried, 5),
     (Command::Peek, 10),
     (Command::PeekReady, 8),
     (Command::PeekDelayed, 8),
     (Command::PeekBuried, 8),
+    (Command::PeekBatch, 10),
     (Command::Stats, 3),
     (Command::StatsJob, 25),
     (Command::StatsTube, 12),
+    (Command::ListJobs, 15),
     (Command::ListTubes, 6),
     (Command::ListTubeUsed, 4),
     (Command::ListTubesWatched, 6),
@@ -112,9 +134,23 @@ const COMMANDS: [(Command, u32); 25] = [
     (Command::Quit, 2),
 ];
 
+/// C beanstalkd does not have these.
+const EXTENSIONS: [Command; 8] = [
+    Command::PutInTube,
+    Command::ReserveBatch,
+    Command::DeleteBatch,
+    Command::TouchAll,
+    Command::FlushTube,
+    Command::FlushBuried,
+    Command::PeekBatch,
+    Command::ListJobs,
+];
+
 const NAMES: [&str; 8] = ["default", "a", "b", "mail", "az09-+/;.$_()", "c", "d", "work.now"];
 /// In seconds: longer than a run.
 const LONG: u32 = 1_000_000;
+/// The largest body where a batch ends with 1 MiB of them.
+const LARGE_BODY_LEN: u32 = 1_100_000;
 /// A client sends nothing more while the server has not read this many bytes.
 const MAX_UNREAD: usize = 300;
 /// The number of commands in a burst: more than the server runs in one iteration, also where each
@@ -124,12 +160,22 @@ const BURST_BEFORE_SYNC: std::ops::Range<usize> = 4_000..6_000;
 /// The number of puts in a burst. So few jobs become due in one iteration, and the model does not
 /// have to know in which steps the engine handles more.
 const BURST_OF_PUTS: std::ops::Range<usize> = 10..40;
+/// The number of puts in a burst of jobs that are never due, and of jobs that make a flush take
+/// several iterations.
+const DEEP_BURST: std::ops::Range<usize> = 100..900;
+const DEEP_JOBS: std::ops::Range<usize> = 400..3_000;
+/// A client that has reserved this many jobs reserves no batch: all its jobs may be due in one
+/// iteration.
+const MAX_HELD: usize = 60;
 
 impl Generator {
     pub fn new(seed: u64) -> Generator {
         let mut random = fastrand::Rng::with_seed(seed);
-        let setup = setup(&mut random);
-        let profile = profile(&mut random, setup.binlog.is_some());
+        let mut setup = setup(&mut random);
+        let profile = profile(&mut random, &setup);
+        if profile.has_large_bodies {
+            setup.max_job_size = LARGE_BODY_LEN;
+        }
         let unsent = BTreeMap::new();
         Generator {
             random,
@@ -147,8 +193,11 @@ impl Generator {
     pub fn timeless(seed: u64) -> Generator {
         let mut generator = Generator::new(seed);
         generator.setup.binlog = None;
+        generator.setup.bury_after = None;
         generator.is_timeless = true;
         let it = &mut generator.profile;
+        it.commands.retain(|(command, _)| !EXTENSIONS.contains(command));
+        (it.has_large_bodies, it.is_deep) = (false, false);
         (it.iteration_ends, it.pieces) = (0, 0);
         (it.times, it.disconnects, it.read_limits, it.bursts) = (0, 0, 0, 0);
         (it.crashes, it.disk_limits, it.clock_offsets, it.drains) = (0, 0, 0, 0);
@@ -233,7 +282,8 @@ impl Generator {
         Some(match kind {
             0 => match self.random.u8(..4) {
                 0 => Event::Restart,
-                1 => Event::FailDiskAfter(self.random.u64(..12), self.crash()),
+                // Without space for the record of its bury, a job is ready.
+                1 if self.setup.bury_after.is_none() => Event::FailDiskAfter(self.random.u64(..12), self.crash()),
                 _ => Event::Crash(self.crash()),
             },
             1 => {
@@ -268,6 +318,13 @@ impl Generator {
         let mut bytes = self.unsent.remove(&client).unwrap_or_default();
         if bytes.is_empty() && self.random.u32(..1000) < self.profile.bursts {
             return Event::Send(client, self.burst(client, model));
+        }
+        if bytes.is_empty()
+            && self.profile.is_deep
+            && model.jobs.len() < self.profile.jobs
+            && self.random.u8(..8) == 0
+        {
+            return Event::Send(client, self.deep_burst());
         }
         if bytes.is_empty() {
             let count = if self.random.u8(..4) == 0 { self.random.usize(1..5) } else { 1 };
@@ -309,6 +366,15 @@ impl Generator {
         bytes
     }
 
+    /// Puts many jobs that are never due.
+    fn deep_burst(&mut self) -> Vec<u8> {
+        let count = self.random.usize(DEEP_BURST);
+        let (pri, delay) = (self.pri(), [0, 0, LONG][self.random.usize(..3)]);
+        let len = [0, 1, 30][self.random.usize(..3)];
+        let body = "d".repeat(len);
+        format!("put {pri} {delay} {LONG} {len}\r\n{body}\r\n").repeat(count).into_bytes()
+    }
+
     fn command(&mut self, client: ClientNumber, model: &Model, bytes: &mut Vec<u8>) {
         let is_malformed = self.random.u8(..100) < self.profile.malformed;
         if is_malformed && (!self.is_timeless || self.may_stop) {
@@ -320,8 +386,13 @@ impl Generator {
             bytes.truncate(start);
         }
         let command = self.choose(model);
-        if command == Command::Put {
-            return self.put(bytes);
+        match command {
+            Command::Put => return self.put("put".to_owned(), bytes),
+            Command::PutInTube => {
+                let words = format!("put-in-tube {}", self.tube());
+                return self.put(words, bytes);
+            }
+            _ => {}
         }
         let line = self.line(command, client, model);
         bytes.extend_from_slice(line.as_bytes());
@@ -338,32 +409,48 @@ impl Generator {
             is_it
         });
         match found.map_or(Command::Put, |(command, _)| *command) {
-            Command::Put if is_full => Command::Delete,
+            Command::Put | Command::PutInTube if is_full => Command::Delete,
             command => command,
         }
     }
 
-    fn put(&mut self, bytes: &mut Vec<u8>) {
+    fn put(&mut self, words: String, bytes: &mut Vec<u8>) {
         let (pri, delay, ttr) = (self.pri(), self.delay(), self.ttr());
         let max = self.setup.max_job_size as usize;
         let len = match self.random.u8(..60) {
+            chance if self.profile.has_large_bodies && chance < 30 => self.large_body_len(),
             0 if max <= self.profile.body_len || self.random.u8(..8) == 0 => max,
             1 if max <= self.profile.body_len => max.saturating_sub(1),
             _ => self.random.usize(..=self.profile.body_len) >> self.random.u32(..8),
         };
-        let line = format!("put {pri} {delay} {ttr} {len}\r\n");
+        let line = format!("{words} {pri} {delay} {ttr} {len}\r\n");
+        // A long name may leave too few bytes of the line.
+        let has_body = line.len() <= 224;
         bytes.extend_from_slice(line.as_bytes());
+        if !has_body {
+            return;
+        }
         let letter = self.random.alphanumeric() as u8;
-        let is_text = self.random.u8(..8) > 0;
+        let is_text = self.profile.has_large_bodies || self.random.u8(..8) > 0;
         let random = &mut self.random;
         bytes.extend((0..len).map(|_| if is_text { letter } else { random.u8(..) }));
         // Some bodies are longer than announced.
         bytes.extend_from_slice(if self.random.u8(..60) == 0 { b"xx" } else { b"\r\n" });
     }
 
+    /// Some of these add up to 1 MiB, or to one byte more.
+    fn large_body_len(&mut self) -> usize {
+        const MIB: usize = 1 << 20;
+        let sizes =
+            [MIB, MIB / 2, MIB / 2, MIB / 2 + 1, MIB / 4, MIB / 4, MIB / 4 - 1, MIB - 100, 1, 0];
+        sizes[self.random.usize(..sizes.len())]
+    }
+
     fn line(&mut self, command: Command, client: ClientNumber, model: &Model) -> String {
         match command {
             Command::Put => unreachable!("a put is more than a line"),
+            // Without a body: a malformed one.
+            Command::PutInTube => format!("put-in-tube {} 1 2 x", self.tube()),
             Command::Use => format!("use {}", self.tube()),
             Command::Watch => format!("watch {}", self.tube()),
             Command::Ignore => format!("ignore {}", self.tube()),
@@ -374,19 +461,38 @@ impl Generator {
                 format!("reserve-with-timeout {secs}")
             }
             Command::ReserveJob => format!("reserve-job {}", self.id(client, model)),
+            Command::ReserveBatch => {
+                let held = model.jobs.iter().filter(|job| is_held_by(job.state, client)).count();
+                let count = match self.random.u8(..12) {
+                    _ if held > MAX_HELD => 1,
+                    0 if self.profile.has_large_bodies || !self.profile.is_deep => MAX_COUNT,
+                    _ => self.random.usize(1..12),
+                };
+                match self.random.u8(..3) {
+                    0 => format!("reserve-batch {count}"),
+                    1 => format!("reserve-batch {count} 0"),
+                    _ => format!("reserve-batch {count} {}", self.random.u32(..4)),
+                }
+            }
             Command::Delete => format!("delete {}", self.id(client, model)),
+            Command::DeleteBatch => self.delete_batch(client, model),
             Command::Release => {
                 let id = self.reserved(client, model);
                 format!("release {id} {} {}", self.pri(), self.delay())
             }
             Command::Bury => format!("bury {} {}", self.reserved(client, model), self.pri()),
             Command::Touch => format!("touch {}", self.reserved(client, model)),
+            Command::TouchAll => "touch-all".to_owned(),
+            Command::FlushTube => format!("flush-tube {}", self.tube()),
+            Command::FlushBuried => format!("flush-buried {}", self.tube()),
             Command::Kick => format!("kick {}", self.random.u32(..12)),
             Command::KickJob => format!("kick-job {}", self.id(client, model)),
             Command::Peek => format!("peek {}", self.id(client, model)),
             Command::PeekReady => "peek-ready".to_owned(),
             Command::PeekDelayed => "peek-delayed".to_owned(),
             Command::PeekBuried => "peek-buried".to_owned(),
+            Command::PeekBatch => format!("peek-batch {}", self.page(model)),
+            Command::ListJobs => format!("list-jobs {}", self.page(model)),
             Command::Stats => "stats".to_owned(),
             Command::StatsJob => format!("stats-job {}", self.id(client, model)),
             Command::StatsTube => format!("stats-tube {}", self.tube()),
@@ -400,6 +506,40 @@ impl Generator {
             // With unread commands behind it, C may lose its last replies.
             Command::Quit if !self.may_stop => "list-tubes".to_owned(),
             Command::Quit => "quit".to_owned(),
+        }
+    }
+
+    fn delete_batch(&mut self, client: ClientNumber, model: &Model) -> String {
+        let count = match self.random.u8(..20) {
+            0 => self.random.usize(MAX_COUNT - 1..=MAX_COUNT + 1),
+            1 => self.random.usize(..200),
+            _ => self.random.usize(..8),
+        };
+        let mut line = "delete-batch".to_owned();
+        for _ in 0..=count {
+            let id = self.id(client, model);
+            // A string can be written to.
+            let _ = write!(line, " {id}");
+        }
+        line
+    }
+
+    /// The arguments of a `list-jobs` or a `peek-batch`.
+    fn page(&mut self, model: &Model) -> String {
+        let (tube, state) = (self.tube(), STATES[self.random.usize(..STATES.len())]);
+        let state = if self.random.bool() { "any" } else { state };
+        let count = match self.random.u8(..6) {
+            0 => MAX_COUNT,
+            1 => self.random.usize(1..=MAX_COUNT),
+            _ => self.random.usize(1..6),
+        };
+        match self.random.u8(..3) {
+            0 => format!("{tube} {state} {count}"),
+            1 => format!("{tube} {state} {count} {}", self.random.u64(..=model.last_id)),
+            _ => {
+                let after = self.random.choice(&model.jobs).map_or(0, |job| job.id);
+                format!("{tube} {state} {count} {after}")
+            }
         }
     }
 
@@ -435,6 +575,21 @@ impl Generator {
                     "release 1 2",
                     "put 4294967296 0 1 0",
                     "delete 18446744073709551616",
+                    "list-jobs",
+                    "list-jobs a any 0",
+                    "list-jobs a any 1001",
+                    "list-jobs a an 1",
+                    "list-jobs a any 1 ",
+                    "peek-batch a ready 1 1 1",
+                    "reserve-batch",
+                    "reserve-batch 0",
+                    "reserve-batch 1 2147483648",
+                    "delete-batch ",
+                    "delete-batch 1 x",
+                    "touch-allx",
+                    "flush-tube  a",
+                    "flush-buried -a",
+                    "put-in-tube a 0 0 1 ",
                 ];
                 bytes.extend_from_slice(words[self.random.usize(..words.len())].as_bytes());
             }
@@ -444,7 +599,11 @@ impl Generator {
                 bytes.extend_from_slice(format!("put 0 0 1 {len}\r\n").as_bytes());
                 bytes.resize(bytes.len() + len, b'\n');
             }
-            5 => bytes.extend_from_slice(format!("put 1 0 9 {} x", self.random.u8(..9)).as_bytes()),
+            5 => {
+                let words = ["put", "put-in-tube a"][self.random.usize(..2)];
+                let line = format!("{words} 1 0 9 {} x", self.random.u8(..9));
+                bytes.extend_from_slice(line.as_bytes());
+            }
             6 => bytes.extend_from_slice(line.to_uppercase().as_bytes()),
             7 => bytes.extend_from_slice(format!(" {line}").as_bytes()),
             8 => bytes.extend_from_slice(line.replace(' ', "  ").as_bytes()),
@@ -509,8 +668,7 @@ impl Generator {
 
     /// Mostly a job that the client has reserved.
     fn reserved(&mut self, client: ClientNumber, model: &Model) -> u64 {
-        let is_own = |state: State| matches!(state, State::Reserved { by, .. } if by == client);
-        let own = model.jobs.iter().filter(|job| is_own(job.state)).map(|job| job.id);
+        let own = model.jobs.iter().filter(|job| is_held_by(job.state, client)).map(|job| job.id);
         let own: Vec<u64> = own.collect();
         let any = self.random.u8(..15) == 0;
         let own = self.random.choice(&own).copied().filter(|_| !any);
@@ -518,16 +676,22 @@ impl Generator {
     }
 }
 
+fn is_held_by(state: State, client: ClientNumber) -> bool {
+    matches!(state, State::Reserved { by, .. } if by == client)
+}
+
 /// Returns whether C beanstalkd parses these bytes as this server does. C misses the end of a line
 /// with a CR inside, and of a long line that arrives in pieces, and does not close after an HTTP
-/// request. Commands whose replies may depend on time are left out too.
+/// request. Commands that it does not have and commands whose replies may depend on time are left out
+/// too.
 fn is_parsed_alike(bytes: &[u8]) -> bool {
     let lines = bytes.split(|&byte| byte == b'\n');
     let has = |word: &str| bytes.windows(word.len()).any(|window| window == word.as_bytes());
     let is_sound =
         |line: &[u8]| line.len() < 200 && !line[..line.len().max(1) - 1].contains(&b'\r');
     let is_other = ["reserve", "release", "pause-tube", "quit", " HTTP/"].into_iter().any(has);
-    lines.into_iter().all(is_sound) && !is_other
+    let is_extension = ["-batch", "-all", "-jobs", "-in-tube", "flush-"].into_iter().any(has);
+    lines.into_iter().all(is_sound) && !is_other && !is_extension
 }
 
 fn setup(random: &mut fastrand::Rng) -> Setup {
@@ -538,10 +702,12 @@ fn setup(random: &mut fastrand::Rng) -> Setup {
             [random.usize(..5)],
     });
     let sharers = [1, 1, 20, 1_000][random.usize(..4)];
-    Setup { max_job_size, binlog, sharers }
+    let bury_after = (random.u8(..3) == 0).then(|| random.u32(1..4));
+    Setup { max_job_size, binlog, sharers, bury_after }
 }
 
-fn profile(random: &mut fastrand::Rng, has_binlog: bool) -> Profile {
+fn profile(random: &mut fastrand::Rng, setup: &Setup) -> Profile {
+    let has_binlog = setup.binlog.is_some();
     let mut commands = Vec::new();
     for (command, weight) in COMMANDS {
         let times = [0, 1, 1, 1, 4][random.usize(..5)];
@@ -555,9 +721,14 @@ fn profile(random: &mut fastrand::Rng, has_binlog: bool) -> Profile {
     let seldom =
         |random: &mut fastrand::Rng, count: u32| if random.u8(..3) == 0 { count } else { 0 };
     let sets_clock = seldom(random, 1) == 1;
+    let is_deep = random.u8(..12) == 0;
+    let has_large_bodies = !is_deep && random.u8(..16) == 0;
+    let may_lack_space = has_binlog && setup.bury_after.is_none();
     Profile {
         clients: random.usize(1..=9),
-        jobs: random.usize(3..50),
+        jobs: random.usize(if is_deep { DEEP_JOBS } else { 3..50 }),
+        has_large_bodies,
+        is_deep,
         tubes,
         body_len: [20, 200, 3_000, 9_000][random.usize(..4)],
         iteration_ends: [90, 60, 60, 20][random.usize(..4)],
@@ -572,7 +743,7 @@ fn profile(random: &mut fastrand::Rng, has_binlog: bool) -> Profile {
         read_limits: seldom(random, 10),
         bursts: seldom(random, 10),
         crashes: if has_binlog { [1, 10, 40][random.usize(..3)] } else { 0 },
-        disk_limits: if has_binlog { seldom(random, 30) } else { 0 },
+        disk_limits: if may_lack_space { seldom(random, 30) } else { 0 },
         clock_offsets: if has_binlog && sets_clock { 20 } else { 0 },
         drains: seldom(random, 1) * seldom(random, 1),
     }

@@ -6,7 +6,7 @@
 //! whole job.
 
 use super::model::{Change, Counts, SECOND, State};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write};
 use std::rc::Rc;
 
@@ -72,6 +72,8 @@ pub struct Journal {
     jobs: BTreeMap<u64, Vec<Version>>,
     /// The tube and the body of every job of the run, for jobs that damage brings back.
     origins: BTreeMap<u64, (Rc<str>, Rc<[u8]>)>,
+    /// The jobs of each flush whose record may be lost.
+    flushes: BTreeMap<u64, Vec<u64>>,
     /// The jobs that the simulation deleted after the last start, because it could not know them.
     deleted: Vec<u64>,
     /// How far the wall clock has been ahead, since the server started.
@@ -101,7 +103,10 @@ impl Journal {
     // ---- Recording ----
 
     pub fn record(&mut self, change: Change) {
-        let Change { id, job, is_logged, at } = change;
+        let Change { id, job, is_logged, flush, at } = change;
+        if let Some(flush) = flush {
+            self.flushes.entry(flush).or_default().push(id);
+        }
         if let (Some(job), false) = (&job, self.jobs.contains_key(&id)) {
             self.origins.insert(id, (Rc::clone(&job.tube), Rc::clone(&job.body)));
             let none = Version { job: None, is_logged: true, at: 0, commits: 0, clock_offset: 0 };
@@ -136,6 +141,8 @@ impl Journal {
             versions.len() > 1 || versions[0].job.is_some()
         });
         self.jobs = jobs;
+        let jobs = &self.jobs;
+        self.flushes.retain(|_, ids| ids.iter().any(|id| jobs.contains_key(id)));
     }
 
     // ---- Comparing ----
@@ -208,6 +215,26 @@ impl Journal {
         Verdict::Expected(matches)
     }
 
+    /// Checks that of each flush all jobs are gone or none, except jobs that need not be there anyway.
+    /// `found` has the ids of all jobs.
+    pub fn check_flushes(&self, found: &BTreeSet<u64>, end: End) -> Result<(), String> {
+        let was_there = |id: &&u64| {
+            let versions = self.jobs.get(*id).map_or(&[][..], Vec::as_slice);
+            let first = versions.get(self.first_possible(versions, end));
+            first.is_some_and(|version| version.job.is_some())
+        };
+        for (flush, ids) in &self.flushes {
+            let ids = ids.iter().filter(was_there);
+            let (left, gone): (Vec<u64>, Vec<u64>) = ids.partition(|id| found.contains(id));
+            if !left.is_empty() && !gone.is_empty() {
+                return Err(format!(
+                    "flush {flush} is there in part\n  gone: {gone:.20?}\n  left: {left:.20?}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// Returns whether the job has the tube and the body with which it was put.
     pub fn is_intact(&self, id: u64, found: &FoundJob) -> bool {
         let origin = self.origins.get(&id);
@@ -218,6 +245,7 @@ impl Journal {
     /// `deleted` may come back once more. A delay may have ended meanwhile, which is not logged.
     pub fn restart(&mut self, jobs: &[(u64, Vec<StoredJob>)], deleted: &[u64], now: u64) {
         self.jobs.clear();
+        self.flushes.clear();
         self.clock_offsets.clear();
         self.commits = 1;
         self.deleted.clear();

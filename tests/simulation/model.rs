@@ -1,9 +1,9 @@
-//! A beanstalkd that is slow and obvious, written from BEHAVIOUR.md and beanstalkd-protocol(7). It
-//! shares no code with the engine: each lookup is a search, and nothing is counted in advance.
+//! A beanstalkd that is slow and obvious, written from BEHAVIOUR.md, EXTENSIONS.md and
+//! beanstalkd-protocol(7). It shares no code with the engine: each lookup is a search, and nothing is counted in advance.
 //!
 //! This file has the state, the rules for jobs and tubes, and what time brings. `input.rs` splits
-//! bytes into lines and bodies, `commands.rs` has one function for each command, and `replies.rs`
-//! formats the documents.
+//! bytes into lines and bodies, `commands.rs` has one function for each command, `extensions.rs` has
+//! the commands that C beanstalkd does not have, and `replies.rs` formats the documents.
 //!
 //! The model runs one command at a time. Its caller decides which client is next and when, in the
 //! order in which the server has run the commands. BEHAVIOUR.md leaves some results open: the
@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 mod commands;
+mod extensions;
 mod input;
 mod replies;
 
@@ -35,6 +36,8 @@ pub struct Options {
     pub max_job_size: u32,
     pub binlog_file_size: u32,
     pub has_binlog: bool,
+    /// A job that came back this many times is buried.
+    pub bury_after: Option<u32>,
 }
 
 #[derive(Clone, Debug)]
@@ -47,6 +50,11 @@ pub struct Model {
     pub clients: BTreeMap<ClientNumber, Client>,
     /// The clients that wait for a job, the longest-waiting one first.
     pub waiters: Vec<Waiter>,
+    /// The clients whose `reserve-batch` has waited, with the first job of each. They take more when
+    /// the event is over.
+    woken: Vec<Woken>,
+    /// Flushes that have deleted their jobs and have no reply yet, the oldest first.
+    pub flushes: Vec<Flush>,
     /// What has become of jobs since the caller took this last.
     pub changes: Vec<Change>,
     /// The disk may be too full for the record of a put, release, bury or kick.
@@ -65,6 +73,8 @@ pub struct Model {
     started_at: u64,
     total_jobs: u64,
     timeouts: u64,
+    puts_in_tubes: u64,
+    flush_count: u64,
     /// Rises with each reservation and each bury.
     last_seq: u64,
 }
@@ -81,6 +91,8 @@ pub struct Job {
     pub created: u64,
     pub state: State,
     pub counts: Counts,
+    /// How often it came back against the will of its worker, since it was put or kicked.
+    pub returns: u32,
     /// The clock was set in such a way that `created` is one of several possible times.
     pub is_age_unknown: bool,
 }
@@ -135,6 +147,25 @@ pub struct Waiter {
     pub client: ClientNumber,
     /// The end of its timeout.
     until: Option<u64>,
+    /// The count of a `reserve-batch`.
+    batch: Option<usize>,
+}
+
+/// A client whose `reserve-batch` has got its first job.
+#[derive(Clone, Copy, Debug)]
+struct Woken {
+    client: ClientNumber,
+    first: u64,
+    count: usize,
+}
+
+/// A flush that has no reply yet. Its tube stays until then.
+#[derive(Clone, Debug)]
+pub struct Flush {
+    /// `None`: the client has gone away.
+    pub client: Option<ClientNumber>,
+    pub tube: Rc<str>,
+    pub count: usize,
 }
 
 /// A job as a command or the time has left it.
@@ -145,6 +176,8 @@ pub struct Change {
     pub job: Option<StoredJob>,
     /// The binlog has a record of it.
     pub is_logged: bool,
+    /// The number of the flush that has deleted it: after a crash all its jobs are gone, or none.
+    pub flush: Option<u64>,
     pub at: u64,
 }
 
@@ -219,6 +252,8 @@ impl Model {
             tubes: vec![Tube::new("default")],
             clients: BTreeMap::new(),
             waiters: Vec::new(),
+            woken: Vec::new(),
+            flushes: Vec::new(),
             changes: Vec::new(),
             may_refuse_updates: false,
             may_refuse_deletes: false,
@@ -231,6 +266,8 @@ impl Model {
             started_at: now,
             total_jobs: 0,
             timeouts: 0,
+            puts_in_tubes: 0,
+            flush_count: 0,
             last_seq: 0,
         }
     }
@@ -240,6 +277,7 @@ impl Model {
         Model {
             tubes: tubes.iter().map(|name| Tube::new(name)).collect(),
             last_seq: self.last_seq,
+            flush_count: self.flush_count,
             last_id,
             jobs,
             ..Model::new(self.options, now)
@@ -275,7 +313,7 @@ impl Model {
     pub fn half_close(&mut self, number: ClientNumber) {
         self.client(number).is_half_closed = true;
         if self.is_waiting(number) {
-            self.end_wait(number, "TIMED_OUT");
+            self.time_out(number);
         }
     }
 
@@ -290,7 +328,11 @@ impl Model {
     pub fn disconnect(&mut self, number: ClientNumber, now: u64) {
         self.waiters.retain(|waiter| waiter.client != number);
         for id in self.in_order(|job| job.reserved_by(number).map(|(_, seq)| seq)) {
-            self.make_ready(id, now);
+            self.take_back(id, now);
+        }
+        self.serve_woken(now);
+        for flush in self.flushes.iter_mut().filter(|flush| flush.client == Some(number)) {
+            flush.client = None;
         }
         while let Some(tube) = self.clients[&number].watched.first().cloned() {
             self.client(number).watched.swap_remove(0);
@@ -319,6 +361,7 @@ impl Model {
             Item::Body(bytes) => self.finish_put(&call, expected, &bytes),
             Item::TooLargeBody => self.reply(number, "JOB_TOO_BIG"),
         }
+        self.serve_woken(self.last_command_at);
         true
     }
 
@@ -372,15 +415,14 @@ impl Model {
         for id in self.in_order(|job| job.reserved_by(number).filter(has_run_out)) {
             self.timeouts += 1;
             self.job(id).counts.timeouts += 1;
-            self.make_ready(id, now);
-            self.note(id, false);
+            self.take_back(id, now);
         }
         if self.is_waiting(number) {
             let waiter = self.waiters.iter().find(|waiter| waiter.client == number);
             if self.is_deadline_soon(number, now) {
                 self.end_wait(number, "DEADLINE_SOON");
             } else if waiter.and_then(|waiter| waiter.until).is_some_and(|until| until <= now) {
-                self.end_wait(number, "TIMED_OUT");
+                self.time_out(number);
             }
         }
     }
@@ -400,6 +442,13 @@ impl Model {
         self.waiters.iter().any(|waiter| waiter.client == number)
     }
 
+    /// Ends a wait for which there was no job.
+    fn time_out(&mut self, number: ClientNumber) {
+        let waiter = self.waiters.iter().find(|waiter| waiter.client == number);
+        let is_batch = waiter.is_some_and(|waiter| waiter.batch.is_some());
+        self.end_wait(number, if is_batch { "RESERVED_BATCH 0" } else { "TIMED_OUT" });
+    }
+
     fn end_wait(&mut self, number: ClientNumber, reply: &str) {
         self.waiters.retain(|waiter| waiter.client != number);
         self.reply(number, reply);
@@ -410,12 +459,15 @@ impl Model {
     fn serve_waiters(&mut self, tube: &str, now: u64) {
         while let Some(waiter) =
             self.waiters.iter().find(|waiter| self.clients[&waiter.client].watches(tube))
-            && let client = waiter.client
+            && let Waiter { client, batch, .. } = *waiter
             && let Some(id) = self.first_ready(|name| name == tube)
         {
             self.waiters.retain(|waiter| waiter.client != client);
             self.reserve(id, client, now);
-            self.reply_job(client, "RESERVED", id);
+            match batch {
+                Some(count) => self.woken.push(Woken { client, first: id, count }),
+                None => self.reply_job(client, "RESERVED", id),
+            }
         }
     }
 
@@ -428,6 +480,24 @@ impl Model {
         let ready = self.jobs.iter().filter(|job| job.state == State::Ready);
         let wanted = ready.filter(|job| is_wanted(&job.tube) && is_open(&job.tube));
         wanted.min_by_key(|job| (job.pri, job.id)).map(|job| job.id)
+    }
+
+    /// Takes a job back from a worker that has lost it. A job that has come back too often is
+    /// buried.
+    fn take_back(&mut self, id: u64, now: u64) {
+        let bury_after = self.options.bury_after;
+        let job = self.job(id);
+        job.returns += 1;
+        if bury_after.is_some_and(|limit| job.returns >= limit) {
+            job.counts.buries += 1;
+            let seq = self.next_seq();
+            self.move_to(id, State::Buried { seq }, now);
+        } else {
+            // It is ready before a waiting worker reserves it.
+            job.state = State::Ready;
+            self.note(id, false);
+            self.make_ready(id, now);
+        }
     }
 
     fn make_ready(&mut self, id: u64, now: u64) {
@@ -456,7 +526,8 @@ impl Model {
 
     fn note(&mut self, id: u64, is_logged: bool) {
         let job = self.find(id).map(Job::stored);
-        self.changes.push(Change { id, job, is_logged, at: self.last_command_at });
+        let at = self.last_command_at;
+        self.changes.push(Change { id, job, is_logged, flush: None, at });
     }
 
     // ---- Tubes ----
@@ -465,6 +536,7 @@ impl Model {
     fn remove_if_idle(&mut self, name: &str) {
         let is_needed = name == "default"
             || self.jobs.iter().any(|job| *job.tube == *name)
+            || self.flushes.iter().any(|flush| *flush.tube == *name)
             || self.clients.values().any(|client| *client.used == *name || client.watches(name));
         if !is_needed {
             let position = self.tubes.iter().position(|tube| *tube.name == *name);
@@ -489,9 +561,9 @@ impl Model {
         ranks.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// Returns how many puts there were.
+    /// Returns how many puts there were, in the used tube or in another one.
     pub fn puts(&self) -> u64 {
-        self.counters.get("put").copied().unwrap_or(0)
+        self.counters.get("put").copied().unwrap_or(0) + self.puts_in_tubes
     }
 
     fn find(&self, id: u64) -> Option<&Job> {

@@ -1,4 +1,5 @@
-//! Parses a command line as BEHAVIOUR.md, section 1, describes it, without code of the engine.
+//! Parses a command line as BEHAVIOUR.md, section 1, and EXTENSIONS.md describe it, without code of
+//! the engine.
 
 /// One command line, parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -10,11 +11,24 @@ pub enum Request {
         len: u32,
         has_trailing: bool,
     },
+    PutInTube {
+        tube: String,
+        pri: u32,
+        delay: u32,
+        ttr: u32,
+        len: u32,
+        has_trailing: bool,
+    },
     Use(String),
     Reserve,
     ReserveWithTimeout(u32),
     ReserveJob(u64),
+    ReserveBatch {
+        count: usize,
+        secs: u32,
+    },
     Delete(u64),
+    DeleteBatch(Vec<u64>),
     Release {
         id: u64,
         pri: u32,
@@ -25,17 +39,22 @@ pub enum Request {
         pri: u32,
     },
     Touch(u64),
+    TouchAll,
     Watch(String),
     Ignore(String),
     Peek(u64),
     PeekReady,
     PeekDelayed,
     PeekBuried,
+    PeekBatch(Page),
     Kick(u32),
     KickJob(u64),
+    FlushTube(String),
+    FlushBuried(String),
     Stats,
     StatsJob(u64),
     StatsTube(String),
+    ListJobs(Page),
     ListTubes,
     ListTubeUsed,
     ListTubesWatched,
@@ -49,6 +68,21 @@ pub enum Request {
     /// The first line of an HTTP request.
     Http,
 }
+
+/// The jobs of a tube that a `list-jobs` or a `peek-batch` asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page {
+    pub tube: String,
+    /// One of [`STATES`].
+    pub state: &'static str,
+    pub count: usize,
+    pub after: u64,
+}
+
+/// The states of a page. The last one stands for all of them.
+pub const STATES: [&str; 5] = ["ready", "reserved", "delayed", "buried", "any"];
+/// The most jobs of a page or a batch.
+pub const MAX_COUNT: usize = 1_000;
 
 /// The commands that `stats` counts, in its order.
 pub const COUNTERS: [&str; 22] = [
@@ -104,6 +138,14 @@ impl Request {
             Request::PauseTube { .. } => "pause-tube",
             Request::ReserveJob(_)
             | Request::KickJob(_)
+            | Request::PutInTube { .. }
+            | Request::ReserveBatch { .. }
+            | Request::DeleteBatch(_)
+            | Request::TouchAll
+            | Request::PeekBatch(_)
+            | Request::FlushTube(_)
+            | Request::FlushBuried(_)
+            | Request::ListJobs(_)
             | Request::Quit
             | Request::BadFormat
             | Request::Unknown
@@ -134,27 +176,35 @@ fn parse_command(line: &[u8]) -> Request {
         return Request::BadFormat;
     }
     // Commands match by prefix: the longer one of two comes first.
-    let words: [(&str, ParseRest); 25] = [
+    let words: [(&str, ParseRest); 33] = [
         ("put ", put),
+        ("put-in-tube ", put_in_tube),
         ("peek-ready", |rest| rest.nothing(Request::PeekReady)),
         ("peek-delayed", |rest| rest.nothing(Request::PeekDelayed)),
         ("peek-buried", |rest| rest.nothing(Request::PeekBuried)),
+        ("peek-batch ", |rest| rest.page().map(Request::PeekBatch)),
         ("peek ", |rest| rest.id(Request::Peek)),
         ("reserve-with-timeout ", reserve_with_timeout),
         ("reserve-job ", |rest| rest.id(Request::ReserveJob)),
+        ("reserve-batch ", reserve_batch),
         ("reserve", |rest| rest.nothing(Request::Reserve)),
         ("release ", release),
         ("delete ", |rest| rest.id(Request::Delete)),
+        ("delete-batch ", delete_batch),
         ("bury ", bury),
         ("kick-job ", |rest| rest.id(Request::KickJob)),
         ("kick ", kick),
         ("touch ", |rest| rest.id(Request::Touch)),
+        ("touch-all", |rest| rest.nothing(Request::TouchAll)),
+        ("flush-tube ", |rest| rest.name().map(Request::FlushTube)),
+        ("flush-buried ", |rest| rest.name().map(Request::FlushBuried)),
         ("stats-job ", |rest| rest.id(Request::StatsJob)),
         ("stats-tube ", |rest| rest.name().map(Request::StatsTube)),
         ("stats", |rest| rest.nothing(Request::Stats)),
         ("use ", |rest| rest.name().map(Request::Use)),
         ("watch ", |rest| rest.name().map(Request::Watch)),
         ("ignore ", |rest| rest.name().map(Request::Ignore)),
+        ("list-jobs ", |rest| rest.page().map(Request::ListJobs)),
         ("list-tubes-watched", |rest| rest.nothing(Request::ListTubesWatched)),
         ("list-tube-used", |rest| rest.nothing(Request::ListTubeUsed)),
         ("list-tubes", |rest| rest.nothing(Request::ListTubes)),
@@ -174,6 +224,16 @@ fn put(mut rest: Rest) -> Option<Request> {
     Some(Request::Put { pri, delay, ttr, len, has_trailing: !rest.0.is_empty() })
 }
 
+fn put_in_tube(mut rest: Rest) -> Option<Request> {
+    let tube = rest.first_name()?;
+    match put(rest)? {
+        Request::Put { pri, delay, ttr, len, has_trailing } => {
+            Some(Request::PutInTube { tube, pri, delay, ttr, len, has_trailing })
+        }
+        _ => None,
+    }
+}
+
 fn release(mut rest: Rest) -> Option<Request> {
     let (id, pri, delay) = (rest.u64()?, rest.u32()?, rest.u32()?);
     rest.nothing(Request::Release { id, pri, delay })
@@ -187,6 +247,21 @@ fn bury(mut rest: Rest) -> Option<Request> {
 fn reserve_with_timeout(mut rest: Rest) -> Option<Request> {
     let secs = rest.u32()?;
     (secs < 1 << 31).then_some(Request::ReserveWithTimeout(secs))
+}
+
+fn reserve_batch(mut rest: Rest) -> Option<Request> {
+    let count = rest.count()?;
+    let secs = if rest.0.is_empty() { 0 } else { rest.u32()? };
+    let request = rest.nothing(Request::ReserveBatch { count, secs })?;
+    (secs < 1 << 31).then_some(request)
+}
+
+fn delete_batch(mut rest: Rest) -> Option<Request> {
+    let mut ids = vec![rest.u64()?];
+    while !rest.0.is_empty() {
+        ids.push(rest.u64()?);
+    }
+    (ids.len() <= MAX_COUNT).then_some(Request::DeleteBatch(ids))
 }
 
 fn pause_tube(mut rest: Rest) -> Option<Request> {
@@ -224,7 +299,7 @@ fn is_name_byte(byte: u8) -> bool {
 #[derive(Clone, Copy)]
 struct Rest<'l>(&'l [u8]);
 
-impl Rest<'_> {
+impl<'l> Rest<'l> {
     fn spaces(&mut self) {
         let count = self.0.iter().take_while(|&&byte| byte == b' ').count();
         self.0 = &self.0[count..];
@@ -240,6 +315,35 @@ impl Rest<'_> {
 
     fn u32(&mut self) -> Option<u32> {
         self.u64()?.try_into().ok()
+    }
+
+    /// Parses a number of jobs.
+    fn count(&mut self) -> Option<usize> {
+        let count = self.u32()? as usize;
+        (1..=MAX_COUNT).contains(&count).then_some(count)
+    }
+
+    /// Skips spaces, and takes the bytes up to the next one.
+    fn word(&mut self) -> Rest<'l> {
+        self.spaces();
+        let count = self.0.iter().take_while(|&&byte| byte != b' ').count();
+        let (word, rest) = self.0.split_at(count);
+        self.0 = rest;
+        Rest(word)
+    }
+
+    /// Takes a tube name that other arguments follow.
+    fn first_name(&mut self) -> Option<String> {
+        self.word().name()
+    }
+
+    fn page(mut self) -> Option<Page> {
+        let tube = self.first_name()?;
+        let word = self.word();
+        let state = *STATES.iter().find(|state| state.as_bytes() == word.0)?;
+        let count = self.count()?;
+        let after = if self.0.is_empty() { 0 } else { self.u64()? };
+        self.0.is_empty().then_some(Page { tube, state, count, after })
     }
 
     fn nothing(self, request: Request) -> Option<Request> {

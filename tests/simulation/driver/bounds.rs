@@ -2,7 +2,7 @@
 //! use of memory and of the disk.
 
 use super::super::event::BinlogSetup;
-use super::super::model::{ClientNumber, Job, Model};
+use super::super::model::{ClientNumber, Flush, Job, Model};
 use super::{Failure, Simulation, syncing};
 use beanstalkd::testing::{ConnKey, Server, Syncing};
 
@@ -12,6 +12,10 @@ use beanstalkd::testing::{ConnKey, Server, Syncing};
 const MAX_COMMANDS: usize = 200;
 /// The same where each iteration ends in a sync of the disk, which takes longer than all commands.
 const MAX_COMMANDS_BEFORE_SYNC: usize = 3_000;
+/// A flush ends after this number of iterations, and one more for each so many jobs: a client that
+/// flushes waits little longer than one that deletes the jobs.
+const ITERATIONS_OF_FLUSH: usize = 8;
+const JOBS_PER_ITERATION: usize = 16;
 /// A client that could be served is left out in at most this many iterations.
 const MAX_ITERATIONS_LEFT_OUT: usize = 3;
 
@@ -40,6 +44,20 @@ impl Simulation {
             socket.is_served = false;
         }
         Ok(())
+    }
+
+    /// Checks that the oldest flush makes progress.
+    pub(super) fn check_flushes(&mut self) -> Result<(), Failure> {
+        let Some(Flush { count, .. }) = self.model.flushes.first() else {
+            self.iterations_of_flush = 0;
+            return Ok(());
+        };
+        self.iterations_of_flush += 1;
+        let limit = ITERATIONS_OF_FLUSH + count / JOBS_PER_ITERATION;
+        if self.iterations_of_flush <= limit {
+            return Ok(());
+        }
+        Err(format!("a flush of {count} jobs has no reply after {limit} iterations"))
     }
 
     /// Checks that all files together take less than three times the live bytes and two files.
@@ -88,7 +106,8 @@ fn check_actions(
     let known = &model.clients[&client];
     let is_free = model.is_free(client);
     let has_replies = !known.output.is_empty();
-    let is_over = known.has_input_ended && !model.is_waiting(client) && !actions.run;
+    let is_blocked = model.is_waiting(client) || model.is_flushing(client);
+    let is_over = known.has_input_ended && !is_blocked && !actions.run;
     let is_right = actions.write == has_replies
         && (!actions.run || is_free && !known.input.is_empty())
         && actions.read == (is_free && !actions.run && !known.has_input_ended)

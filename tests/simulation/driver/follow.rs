@@ -1,14 +1,15 @@
 //! Lets the model do what the engine has just done, in the same order, and compares the replies.
 
 use super::super::event::escape;
-use super::super::model::{ClientNumber, Due, Model, UNREAD_LIMIT};
+use super::super::model::{Client, ClientNumber, Due, Flush, Model, UNREAD_LIMIT};
 use super::{Failure, Simulation, nanos};
-use beanstalkd::testing::{Histogram, Page, Server};
+use beanstalkd::testing::{Histogram, Nanos, Page, Server};
 use std::io::IoSlice;
 
 /// At most this many steps are tried to find the order of what was due at once.
 const MAX_ORDER_STEPS: usize = 20_000;
-const SLICES: usize = 192;
+/// The parts of the output of a client: a batch has two for each large body.
+const SLICES: usize = 2_048;
 
 impl Simulation {
     /// Takes the replies that the engine has made since the last call.
@@ -34,8 +35,8 @@ impl Simulation {
     }
 
     /// Lets the model run the commands of a client that the engine has just run, one for each
-    /// reply. A `reserve` that waits, a `quit` and the line of a put have no reply: they were run
-    /// if nothing is left for the engine to run.
+    /// reply. A `reserve` that waits, a flush in steps, a `quit` and the line of a put have no reply:
+    /// they were run if nothing is left for the engine to run.
     pub(super) fn follow(&mut self, client: ClientNumber) -> Result<(), Failure> {
         self.take_replies();
         loop {
@@ -79,17 +80,54 @@ impl Simulation {
             if is_open { self.find_order(&self.model, &due, &mut steps_left) } else { None };
         match found {
             Some(model) => self.model = model,
-            None => due.iter().for_each(|it| self.model.on_due(it, self.now)),
+            None => {
+                due.iter().for_each(|it| self.model.on_due(it, self.now));
+                self.model.serve_woken(self.now);
+            }
         }
+        self.follow_flushes()?;
         self.compare()
+    }
+
+    /// Ends the flushes that the engine has ended in this tick: those with a reply, and those of
+    /// clients that have gone away. The engine frees the jobs of the oldest one first.
+    fn follow_flushes(&mut self) -> Result<(), Failure> {
+        while let Some(Flush { client, tube, .. }) = self.model.flushes.first() {
+            let is_over = match client {
+                Some(client) => {
+                    let known = self.model.clients[client].output.len();
+                    self.sockets[client].output.len() > known
+                }
+                // A tube that another client needs does not show it.
+                None => self.server.next_due() != Some(Nanos::ZERO) || !self.has_tube(tube),
+            };
+            if !is_over {
+                break;
+            }
+            self.model.end_flush(0);
+            self.iterations_of_flush = 0;
+        }
+        self.check_flushes()
+    }
+
+    /// Returns whether the engine has a tube, without a command.
+    fn has_tube(&self, name: &str) -> bool {
+        let sample = format!("{{tube=\"{name}\"");
+        let mut has = false;
+        visit_metrics(&self.server, self.now, |text| has |= text.contains(&sample));
+        has
     }
 
     /// Returns the model after all that is due, in an order that explains the replies.
     fn find_order(&self, model: &Model, due: &[Due], steps_left: &mut usize) -> Option<Model> {
         let output = |client: &ClientNumber| &self.sockets[client].output;
         if due.is_empty() {
-            let is_it = model.clients.iter().all(|(client, it)| it.output == *output(client));
-            return is_it.then(|| model.clone());
+            let mut model = model.clone();
+            model.serve_woken(self.now);
+            let is_it = |(client, it): (&ClientNumber, &Client)| {
+                it.output == *output(client) || model.is_flushing(*client)
+            };
+            return model.clients.iter().all(is_it).then_some(model);
         }
         for index in 0..due.len() {
             *steps_left = steps_left.checked_sub(1)?;
@@ -125,21 +163,32 @@ impl Simulation {
     }
 }
 
-/// Returns the counter of puts from the page for Prometheus. It shows whether the engine has parsed
-/// the line of a put whose body has not been used.
+/// Returns the counters of puts from the page for Prometheus. They show whether the engine has
+/// parsed the line of a put whose body has not been used.
 fn puts(server: &Server, now: u64) -> u64 {
-    const SAMPLE: &str = "beanstalkd_commands_total{command=\"put\"} ";
-    let (mut page, mut text) = (Page::new(0), String::new());
-    let iterations = Histogram::default();
+    const SAMPLES: [&str; 2] = [
+        "beanstalkd_commands_total{command=\"put\"} ",
+        "beanstalkd_commands_total{command=\"put-in-tube\"} ",
+    ];
+    let mut puts = 0;
+    visit_metrics(server, now, |text| {
+        for line in text.lines() {
+            let counts = SAMPLES.iter().filter_map(|sample| line.strip_prefix(sample));
+            puts += counts.map(|count| count.parse::<u64>().expect("it is a number")).sum::<u64>();
+        }
+    });
+    puts
+}
+
+/// Calls `visit` with the slices of the page for Prometheus. Each has whole lines.
+fn visit_metrics(server: &Server, now: u64, mut visit: impl FnMut(&str)) {
+    let (mut page, iterations) = (Page::new(0), Histogram::default());
     while !page.is_done() {
+        let mut text = String::new();
         let made = page.write_slice(&server.view(&iterations, nanos(now)), &mut text);
         made.expect("the test has memory");
-        let sample = text.split_once(SAMPLE).and_then(|(_, rest)| rest.split_once('\n'));
-        if let Some((count, _)) = sample {
-            return count.parse().expect("a counter is a number");
-        }
+        visit(&text);
     }
-    unreachable!("the page has the counter");
 }
 
 /// Describes a reply that is not the expected one, from shortly before the first different byte.

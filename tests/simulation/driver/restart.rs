@@ -57,6 +57,7 @@ impl Simulation {
         self.ready.clear();
         self.to_flush.clear();
         self.has_iteration_begun = false;
+        self.iterations_of_flush = 0;
         self.now = self.now.saturating_add_signed(self.clock_offset) + DOWN_TIME;
         self.now = self.now.next_multiple_of(TICK);
         self.clock_offset = 0;
@@ -173,6 +174,11 @@ fn judge(
             }
         }
     }
+    if max_wrong == 0 {
+        let ids: BTreeSet<u64> =
+            judged.known.iter().map(|(id, _)| *id).chain(judged.unknown.iter().map(|(id, _)| *id)).collect();
+        journal.check_flushes(&ids, end)?;
+    }
     if wrong.len() > max_wrong {
         return Err(format!(
             "{} jobs are wrong after {flipped_bits} flipped bits; the first: {}",
@@ -194,6 +200,7 @@ fn job(id: u64, stored: &StoredJob, now: u64) -> Job {
         created: stored.created,
         state: stored.state_at(now),
         counts: stored.counts,
+        returns: 0,
         is_age_unknown: stored.is_age_unknown,
     }
 }

@@ -13,17 +13,28 @@ impl Model {
         }
         match request {
             Request::Put { pri, delay, ttr, len, has_trailing } => {
-                self.begin_put(call, (pri, delay, ttr), len, has_trailing);
+                self.begin_put(call, None, (pri, delay, ttr), len, has_trailing);
+            }
+            Request::PutInTube { tube, pri, delay, ttr, len, has_trailing } => {
+                self.puts_in_tubes += 1;
+                self.begin_put(call, Some(tube), (pri, delay, ttr), len, has_trailing);
             }
             Request::Reserve => self.reserve_best(call, None),
             Request::ReserveWithTimeout(secs) => self.reserve_best(call, Some(secs)),
             Request::ReserveJob(id) => self.reserve_job(call, id),
+            Request::ReserveBatch { count, secs } => self.reserve_batch(call, count, secs),
             Request::Delete(id) => self.delete(call, id),
+            Request::DeleteBatch(ids) => self.delete_batch(call, &ids),
             Request::Release { id, pri, delay } => self.release(call, id, pri, delay),
             Request::Bury { id, pri } => self.bury(call, id, pri),
             Request::Touch(id) => self.touch(call, id),
+            Request::TouchAll => self.touch_all(call),
             Request::Kick(bound) => self.kick(call, bound),
             Request::KickJob(id) => self.kick_job(call, id),
+            Request::FlushTube(name) => self.flush_tube(call, &name, |_| true),
+            Request::FlushBuried(name) => {
+                self.flush_tube(call, &name, |state| matches!(state, State::Buried { .. }));
+            }
             Request::Use(name) => self.use_tube(call, &name),
             Request::Watch(name) => self.watch(call, &name),
             Request::Ignore(name) => self.ignore(call, &name),
@@ -32,9 +43,11 @@ impl Model {
             Request::PeekReady => self.peek_first(call, Job::ready_in),
             Request::PeekDelayed => self.peek_first(call, Job::delayed_in),
             Request::PeekBuried => self.peek_first(call, Job::buried_in),
+            Request::PeekBatch(page) => self.peek_batch(call, &page),
             Request::Stats => self.stats(call),
             Request::StatsJob(id) => self.stats_job(call, id),
             Request::StatsTube(name) => self.stats_tube(call, &name),
+            Request::ListJobs(page) => self.list_jobs(call, &page),
             Request::ListTubes => self.list_tubes(call),
             Request::ListTubesWatched => self.list_tubes_watched(call),
             Request::ListTubeUsed => self.list_tube_used(call),
@@ -56,6 +69,7 @@ impl Model {
     fn begin_put(
         &mut self,
         call: &Call<'_>,
+        tube: Option<String>,
         (pri, delay, ttr): (u32, u32, u32),
         len: u32,
         has_trailing: bool,
@@ -71,12 +85,12 @@ impl Model {
             let id = self.last_id;
             let client = self.client(call.by);
             client.is_producer = true;
-            client.expects = Expects::Body { id, pri, delay, ttr: ttr.max(1), len };
+            client.expects = Expects::Body { id, tube, pri, delay, ttr: ttr.max(1), len };
         }
     }
 
     pub(super) fn finish_put(&mut self, call: &Call<'_>, put: Expects, bytes: &[u8]) {
-        let Expects::Body { id, pri, delay, ttr, .. } = put else {
+        let Expects::Body { id, tube, pri, delay, ttr, .. } = put else {
             unreachable!("a body follows a put")
         };
         let Some(body) = bytes.strip_suffix(b"\r\n") else {
@@ -88,7 +102,10 @@ impl Model {
         if self.is_refused(call) {
             return self.reply(call.by, "OUT_OF_MEMORY");
         }
-        let tube = Rc::clone(&self.clients[&call.by].used);
+        let tube = match tube {
+            Some(name) => self.find_or_create_tube(&name),
+            None => Rc::clone(&self.clients[&call.by].used),
+        };
         self.tube(&tube).total_jobs += 1;
         self.total_jobs += 1;
         let job = Job {
@@ -101,6 +118,7 @@ impl Model {
             created: call.now,
             state: State::Ready,
             counts: Counts::default(),
+            returns: 0,
             is_age_unknown: false,
         };
         let index = self.jobs.partition_point(|other| other.id < id);
@@ -123,7 +141,7 @@ impl Model {
             self.reply(call.by, "TIMED_OUT");
         } else {
             let until = timeout.map(|secs| call.now + u64::from(secs) * SECOND);
-            self.waiters.push(Waiter { client: call.by, until });
+            self.waiters.push(Waiter { client: call.by, until, batch: None });
         }
     }
 
@@ -141,19 +159,29 @@ impl Model {
     // ---- Commands for one job ----
 
     fn delete(&mut self, call: &Call<'_>, id: u64) {
-        let Some(job) = self.find(id) else { return self.reply(call.by, "NOT_FOUND") };
-        if matches!(job.state, State::Reserved { by, .. } if by != call.by) {
+        if !self.can_delete(call.by, id) {
             return self.reply(call.by, "NOT_FOUND");
         }
-        let tube = Rc::clone(&job.tube);
         if self.may_refuse_deletes && self.is_refused(call) {
             return self.reply(call.by, "OUT_OF_MEMORY");
         }
+        self.remove_job(id);
+        self.reply(call.by, "DELETED");
+    }
+
+    /// Returns whether the job exists, and no other client has reserved it.
+    pub(super) fn can_delete(&self, by: ClientNumber, id: u64) -> bool {
+        let is_others =
+            |job: &Job| matches!(job.state, State::Reserved { by: other, .. } if other != by);
+        self.find(id).is_some_and(|job| !is_others(job))
+    }
+
+    pub(super) fn remove_job(&mut self, id: u64) {
+        let tube = Rc::clone(&self.job(id).tube);
         self.jobs.retain(|job| job.id != id);
         self.note(id, true);
         self.tube(&tube).deletes += 1;
         self.remove_if_idle(&tube);
-        self.reply(call.by, "DELETED");
     }
 
     fn release(&mut self, call: &Call<'_>, id: u64, pri: u32, delay: u32) {
@@ -220,6 +248,7 @@ impl Model {
         }
         for &id in &kicked {
             self.job(id).counts.kicks += 1;
+            self.job(id).returns = 0;
             self.move_to(id, State::Ready, call.now);
         }
         self.reply(call.by, &format!("KICKED {}", kicked.len()));
@@ -232,6 +261,7 @@ impl Model {
                     return self.reply(call.by, "OUT_OF_MEMORY");
                 }
                 self.job(id).counts.kicks += 1;
+                self.job(id).returns = 0;
                 self.move_to(id, State::Ready, call.now);
                 self.reply(call.by, "KICKED");
             }

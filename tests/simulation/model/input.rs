@@ -6,7 +6,7 @@ use super::{Client, ClientNumber, Model, UNREAD_LIMIT};
 pub(super) enum Item {
     /// A line without its CR LF.
     Line(Vec<u8>),
-    /// A line of more than 224 bytes.
+    /// A line of more bytes than its command may have.
     TooLongLine(Vec<u8>),
     /// A body with the two bytes behind it.
     Body(Vec<u8>),
@@ -15,12 +15,14 @@ pub(super) enum Item {
 }
 
 /// What the client sends next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Expects {
     Line,
     /// The body of a put. Lengths are without the two bytes behind it.
     Body {
         id: u64,
+        /// The tube of a `put-in-tube`.
+        tube: Option<String>,
         pri: u32,
         delay: u32,
         ttr: u32,
@@ -34,6 +36,8 @@ pub(super) enum Expects {
 const CR_LF: &[u8] = b"\r\n";
 /// The longest line that is a command, in bytes with CR LF.
 const LINE_LIMIT: usize = 224;
+/// The same for `delete-batch`.
+const DELETE_BATCH_LINE_LIMIT: usize = 21_015;
 
 impl Model {
     /// Returns whether the client has sent a complete line or body, and the server may use it.
@@ -41,23 +45,25 @@ impl Model {
         self.is_free(number) && self.clients[&number].next_item().is_some()
     }
 
-    /// Returns whether commands of the client may be run: it does not wait, it is not being closed,
-    /// and it reads its replies.
+    /// Returns whether commands of the client may be run: it does not wait, neither for a job nor
+    /// for a flush, it is not being closed, and it reads its replies.
     pub fn is_free(&self, number: ClientNumber) -> bool {
         let client = &self.clients[&number];
-        !self.is_waiting(number) && !client.is_closing && client.output.len() < UNREAD_LIMIT
+        !self.is_waiting(number) && !self.is_flushing(number) && !client.is_closing && client.output.len() < UNREAD_LIMIT
     }
 }
 
 impl Client {
     /// Returns the next item, and its length in the input.
     pub(super) fn next_item(&self) -> Option<(Item, usize)> {
-        match self.expects {
+        match &self.expects {
             Expects::Line => {
                 let len = self.input.windows(2).position(|pair| pair == CR_LF)?;
                 let line = self.input[..len].to_vec();
                 let used = len + CR_LF.len();
-                let is_too_long = used > LINE_LIMIT;
+                let is_batch = line.starts_with(b"delete-batch ");
+                let limit = if is_batch { DELETE_BATCH_LINE_LIMIT } else { LINE_LIMIT };
+                let is_too_long = used > limit;
                 Some((if is_too_long { Item::TooLongLine(line) } else { Item::Line(line) }, used))
             }
             Expects::Body { len, .. } => {
@@ -73,7 +79,8 @@ impl Client {
 
     /// Returns whether the next item is the line of a put, which is not answered before its body.
     pub fn sends_put_line(&self) -> bool {
-        matches!(self.next_item(), Some((Item::Line(line), _)) if line.starts_with(b"put "))
+        let is_put = |line: &[u8]| line.starts_with(b"put ") || line.starts_with(b"put-in-tube ");
+        matches!(self.next_item(), Some((Item::Line(line), _)) if is_put(&line))
     }
 
     pub(super) fn watches(&self, tube: &str) -> bool {

@@ -31,13 +31,7 @@ impl Model {
 
     pub(super) fn stats_job(&mut self, call: &Call<'_>, id: u64) {
         let Some(job) = self.find(id) else { return self.reply(call.by, "NOT_FOUND") };
-        let left = |at: u64| at.saturating_sub(call.now) / SECOND;
-        let (state, time_left) = match job.state {
-            State::Ready => ("ready", 0),
-            State::Delayed { due } => ("delayed", left(due)),
-            State::Reserved { deadline, .. } => ("reserved", left(deadline)),
-            State::Buried { .. } => ("buried", 0),
-        };
+        let (state, time_left) = job.shown_state(call.now);
         let file = if self.options.has_binlog { call.seen_value("file") } else { 0 };
         let age = call.now.saturating_sub(job.created) / SECOND;
         let age = if job.is_age_unknown { call.seen_value("age") } else { age };
@@ -49,6 +43,26 @@ impl Model {
              reserves: {reserves}\ntimeouts: {timeouts}\nreleases: {releases}\n\
              buries: {buries}\nkicks: {kicks}\n"
         );
+        self.reply_document(call, &text);
+    }
+
+    /// Replies with the jobs of a page.
+    pub(super) fn reply_jobs(&mut self, call: &Call<'_>, ids: &[u64], next: u64) {
+        let mut text = format!("---\nnext: {next}\n");
+        text += if ids.is_empty() { "jobs: []\n" } else { "jobs:\n" };
+        for job in ids.iter().filter_map(|id| self.find(*id)) {
+            let (state, time_left) = job.shown_state(call.now);
+            let Job { id, pri, delay, ttr, .. } = job;
+            let age = call.now.saturating_sub(job.created) / SECOND;
+            let age = if job.is_age_unknown { call.seen_age(*id) } else { age };
+            let Counts { reserves, timeouts, releases, buries, kicks } = job.counts;
+            text += &format!(
+                "- {{id: {id}, state: {state}, pri: {pri}, age: {age}, delay: {delay}, ttr: {ttr}, \
+                 time-left: {time_left}, bytes: {}, reserves: {reserves}, timeouts: {timeouts}, \
+                 releases: {releases}, buries: {buries}, kicks: {kicks}}}\n",
+                job.body.len()
+            );
+        }
         self.reply_document(call, &text);
     }
 
@@ -145,6 +159,19 @@ impl Model {
     }
 }
 
+impl Job {
+    /// Returns the state and the seconds left, as `stats-job` shows them.
+    pub(super) fn shown_state(&self, now: u64) -> (&'static str, u64) {
+        let left = |at: u64| at.saturating_sub(now) / SECOND;
+        match self.state {
+            State::Ready => ("ready", 0),
+            State::Delayed { due } => ("delayed", left(due)),
+            State::Reserved { deadline, .. } => ("reserved", left(deadline)),
+            State::Buried { .. } => ("buried", 0),
+        }
+    }
+}
+
 impl Call<'_> {
     /// Returns the number behind `word`, with which the server's reply begins.
     pub(super) fn seen_number(&self, word: &[u8]) -> Option<usize> {
@@ -154,8 +181,19 @@ impl Call<'_> {
     /// Returns a value of the document that the server has sent.
     fn seen_value(&self, key: &str) -> u64 {
         let line = format!("\n{key}: ");
-        let at = self.seen.windows(line.len()).position(|window| window == line.as_bytes());
-        at.and_then(|at| leading_number(&self.seen[at + line.len()..])).unwrap_or(0)
+        self.seen_behind(&line).and_then(leading_number).unwrap_or(0)
+    }
+
+    /// Returns the age of a job in the list that the server has sent.
+    fn seen_age(&self, id: u64) -> u64 {
+        let line = self.seen_behind(&format!("\n- {{id: {id}, ")).unwrap_or_default();
+        Call { seen: line, ..*self }.seen_behind("age: ").and_then(leading_number).unwrap_or(0)
+    }
+
+    /// Returns what the server has sent behind the first such text.
+    fn seen_behind(&self, text: &str) -> Option<&[u8]> {
+        let at = self.seen.windows(text.len()).position(|window| window == text.as_bytes())?;
+        Some(&self.seen[at + text.len()..])
     }
 }
 

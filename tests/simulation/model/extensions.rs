@@ -1,0 +1,194 @@
+//! The commands that C beanstalkd does not have, as EXTENSIONS.md describes them. The engine divides
+//! some of them into steps; here each is done at once.
+
+use super::super::request::Page;
+use super::{Call, Change, ClientNumber, Flush, Job, Model, SECOND, State, Waiter, Woken};
+use std::rc::Rc;
+
+/// A reply has at most this many bytes of bodies without their CR LF, unless it has one job.
+const MAX_BODY_BYTES: usize = 1 << 20;
+
+impl Model {
+    // ---- See ----
+
+    pub(super) fn list_jobs(&mut self, call: &Call<'_>, page: &Page) {
+        let Some((ids, next)) = self.select(page, call.now) else {
+            return self.reply(call.by, "NOT_FOUND");
+        };
+        self.reply_jobs(call, &ids, next);
+    }
+
+    pub(super) fn peek_batch(&mut self, call: &Call<'_>, page: &Page) {
+        let Some((mut ids, mut next)) = self.select(page, call.now) else {
+            return self.reply(call.by, "NOT_FOUND");
+        };
+        let mut bytes = 0;
+        let fits = |id: &u64| {
+            bytes += self.body_len(*id);
+            bytes <= MAX_BODY_BYTES
+        };
+        let fitting = ids.iter().take_while(|id| fits(id)).count().max(1);
+        if fitting < ids.len() {
+            ids.truncate(fitting);
+            next = ids[fitting - 1];
+        }
+        self.reply(call.by, &format!("FOUND_BATCH {} {next}", ids.len()));
+        for id in ids {
+            self.reply_job(call.by, "FOUND", id);
+        }
+    }
+
+    /// Returns the ids of a page and that of the last one if there are more, or `None` if there is
+    /// no such tube.
+    fn select(&self, page: &Page, now: u64) -> Option<(Vec<u64>, u64)> {
+        self.find_tube(&page.tube)?;
+        let is_asked_for = |job: &&Job| {
+            let (state, _) = job.shown_state(now);
+            *job.tube == *page.tube && job.id > page.after && ["any", state].contains(&page.state)
+        };
+        let mut ids: Vec<u64> = self.jobs.iter().filter(is_asked_for).map(|job| job.id).collect();
+        let has_more = ids.len() > page.count;
+        ids.truncate(page.count);
+        let next = if has_more { ids[page.count - 1] } else { 0 };
+        Some((ids, next))
+    }
+
+    // ---- Flush ----
+
+    pub(super) fn flush_tube(
+        &mut self,
+        call: &Call<'_>,
+        name: &str,
+        is_flushed: impl Fn(State) -> bool,
+    ) {
+        let Some(tube) = self.find_tube(name).map(|tube| Rc::clone(&tube.name)) else {
+            return self.reply(call.by, "NOT_FOUND");
+        };
+        let is_flushed = |job: &Job| *job.tube == *tube && is_flushed(job.state);
+        let (gone, left) = std::mem::take(&mut self.jobs).into_iter().partition(is_flushed);
+        self.jobs = left;
+        let gone: Vec<Job> = gone;
+        if !gone.is_empty() && self.is_refused(call) {
+            self.jobs.extend(gone);
+            self.jobs.sort_by_key(|job| job.id);
+            return self.reply(call.by, "OUT_OF_MEMORY");
+        }
+        self.flush_count += 1;
+        for Job { id, .. } in &gone {
+            let (job, flush) = (None, Some(self.flush_count));
+            self.changes.push(Change { id: *id, job, is_logged: true, flush, at: call.now });
+        }
+        self.tube(&tube).deletes += gone.len() as u64;
+        self.flushes.push(Flush { client: Some(call.by), tube, count: gone.len() });
+        // The reply may come later, but not for nothing.
+        if gone.is_empty() || !call.seen.is_empty() {
+            self.end_flush(self.flushes.len() - 1);
+        }
+    }
+
+    /// Ends a flush with its reply.
+    pub fn end_flush(&mut self, index: usize) {
+        let Flush { client, tube, count } = self.flushes.remove(index);
+        self.remove_if_idle(&tube);
+        if let Some(client) = client {
+            self.reply(client, &format!("FLUSHED {count}"));
+        }
+    }
+
+    /// Returns whether the client waits for the reply to a flush.
+    pub fn is_flushing(&self, number: ClientNumber) -> bool {
+        self.flushes.iter().any(|flush| flush.client == Some(number))
+    }
+
+    // ---- Many at once ----
+
+    pub(super) fn reserve_batch(&mut self, call: &Call<'_>, count: usize, secs: u32) {
+        self.client(call.by).is_worker = true;
+        let ids = self.reserve_more(call.by, Vec::new(), count, call.now);
+        if !ids.is_empty() {
+            self.reply_batch(call.by, &ids);
+        } else if self.is_deadline_soon(call.by, call.now) {
+            self.reply(call.by, "DEADLINE_SOON");
+        } else if secs == 0 || self.clients[&call.by].is_half_closed {
+            self.reply(call.by, "RESERVED_BATCH 0");
+        } else {
+            let until = Some(call.now + u64::from(secs) * SECOND);
+            self.waiters.push(Waiter { client: call.by, until, batch: Some(count) });
+        }
+    }
+
+    /// Lets the clients whose `reserve-batch` has waited take what else is there. This follows each
+    /// command, and all that was due at once.
+    pub fn serve_woken(&mut self, now: u64) {
+        for Woken { client, first, count } in std::mem::take(&mut self.woken) {
+            let ids = self.reserve_more(client, vec![first], count, now);
+            self.reply_batch(client, &ids);
+        }
+    }
+
+    /// Reserves jobs in addition to `ids`, as many as one reply may have.
+    fn reserve_more(
+        &mut self,
+        by: ClientNumber,
+        mut ids: Vec<u64>,
+        count: usize,
+        now: u64,
+    ) -> Vec<u64> {
+        let mut bytes: usize = ids.iter().map(|id| self.body_len(*id)).sum();
+        while ids.len() < count {
+            let client = &self.clients[&by];
+            let Some(id) = self.first_ready(|tube| client.watches(tube)) else { break };
+            bytes += self.body_len(id);
+            if !ids.is_empty() && bytes > MAX_BODY_BYTES {
+                break;
+            }
+            self.reserve(id, by, now);
+            ids.push(id);
+        }
+        ids
+    }
+
+    fn reply_batch(&mut self, number: ClientNumber, ids: &[u64]) {
+        self.reply(number, &format!("RESERVED_BATCH {}", ids.len()));
+        for &id in ids {
+            self.reply_job(number, "RESERVED", id);
+        }
+    }
+
+    pub(super) fn delete_batch(&mut self, call: &Call<'_>, ids: &[u64]) {
+        let is_first_there = ids.first().is_some_and(|&id| self.can_delete(call.by, id));
+        if is_first_there && self.may_refuse_deletes && self.is_refused(call) {
+            return self.reply(call.by, "OUT_OF_MEMORY");
+        }
+        let mut most = ids.len();
+        if self.may_refuse_deletes
+            && let Some(fewer) = call.seen_number(b"DELETED_BATCH ")
+        {
+            most = fewer;
+        }
+        let mut deleted = 0;
+        for &id in ids {
+            if deleted < most && self.can_delete(call.by, id) {
+                self.remove_job(id);
+                deleted += 1;
+            }
+        }
+        self.reply(call.by, &format!("DELETED_BATCH {deleted} {}", ids.len() - deleted));
+    }
+
+    pub(super) fn touch_all(&mut self, call: &Call<'_>) {
+        let held = self.in_order(|job| job.reserved_by(call.by));
+        for &id in &held {
+            let job = self.job(id);
+            let ttr = u64::from(job.ttr) * SECOND;
+            if let State::Reserved { deadline, .. } = &mut job.state {
+                *deadline = call.now + ttr;
+            }
+        }
+        self.reply(call.by, &format!("TOUCHED_ALL {}", held.len()));
+    }
+
+    fn body_len(&self, id: u64) -> usize {
+        self.find(id).map_or(0, |job| job.body.len())
+    }
+}
