@@ -200,11 +200,7 @@ fn start(settings: Settings, disk: Option<&FakeDisk>, read_len: usize, now: Nano
 
 impl EnginePlayer {
     fn new(script: &Script, read_len: usize) -> EnginePlayer {
-        let settings = Settings {
-            max_job_size: script.max_job_size(),
-            binlog_file_size: 10_485_760,
-            ..Settings::DEFAULT
-        };
+        let settings = script.settings();
         let disk = script.has_binlog.then(FakeDisk::default);
         let engine = start(settings, disk.as_ref(), read_len, fixtures::START);
         EnginePlayer { engine, settings, disk, read_len, clients: BTreeMap::new() }

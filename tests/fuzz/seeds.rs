@@ -59,7 +59,7 @@ fn conversations() -> Vec<Vec<u8>> {
 
 /// Returns a script in the form of the target `connection`.
 fn input_of(script: &Script) -> Vec<u8> {
-    let size = match script.max_job_size() {
+    let size = match script.settings().max_job_size {
         0..=1000 => 1,
         1001..=10_000 => 2,
         _ => 0,

@@ -2,6 +2,7 @@
 //! compared with them. `tests/conversations/README.md` describes the form.
 
 use super::reply::{Frame, frame};
+use beanstalkd::testing::Settings;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -173,12 +174,18 @@ impl Script {
     }
 
     /// What the flags mean to the engine, which has none.
-    pub fn max_job_size(&self) -> u32 {
-        match self.options().as_slice() {
-            [] => 65535,
-            ["-z", size] => size.parse().expect("a size is a number"),
-            other => panic!("{}: the engine cannot be given {other:?}", self.path.display()),
+    pub fn settings(&self) -> Settings {
+        let mut settings = Settings { binlog_file_size: 10_485_760, ..Settings::DEFAULT };
+        let mut options = self.options().into_iter();
+        while let Some(flag) = options.next() {
+            let value = options.next().unwrap_or_default();
+            match flag {
+                "-z" => settings.max_job_size = value.parse().expect("a size is a number"),
+                "--bury-after" => settings.bury_after = value.parse().ok(),
+                _ => panic!("{}: the engine cannot be given {flag}", self.path.display()),
+            }
         }
+        settings
     }
 }
 

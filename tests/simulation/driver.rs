@@ -19,6 +19,7 @@ use crate::harness::fixtures;
 use beanstalkd::testing::{ClockOffset, ConnKey, Nanos, Server, Settings, Syncing};
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, IoSlice};
+use std::num::NonZero;
 
 mod bounds;
 mod follow;
@@ -476,6 +477,7 @@ fn server(setup: &Setup, now: u64) -> Server {
     let settings = Settings {
         max_job_size: setup.max_job_size,
         binlog_file_size: setup.binlog.map_or(0, |binlog| binlog.file_size),
+        bury_after: setup.bury_after.and_then(|limit| NonZero::new(u16::try_from(limit).ok()?)),
         ..Settings::DEFAULT
     };
     Server::new(settings, fixtures::facts(nanos(now)), nanos(now))

@@ -369,10 +369,10 @@ impl Generator {
     /// Puts many jobs that are never due.
     fn deep_burst(&mut self) -> Vec<u8> {
         let count = self.random.usize(DEEP_BURST);
-        let (pri, delay) = (self.pri(), [0, 0, LONG][self.random.usize(..3)]);
+        let (pri, delay) = (self.pri(), [0, 0, u32::MAX][self.random.usize(..3)]);
         let len = [0, 1, 30][self.random.usize(..3)];
         let body = "d".repeat(len);
-        format!("put {pri} {delay} {LONG} {len}\r\n{body}\r\n").repeat(count).into_bytes()
+        format!("put {pri} {delay} {} {len}\r\n{body}\r\n", u32::MAX).repeat(count).into_bytes()
     }
 
     fn command(&mut self, client: ClientNumber, model: &Model, bytes: &mut Vec<u8>) {

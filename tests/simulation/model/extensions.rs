@@ -23,7 +23,7 @@ impl Model {
             return self.reply(call.by, "NOT_FOUND");
         };
         let mut bytes = 0;
-        let fits = |id: &u64| {
+        let mut fits = |id: &u64| {
             bytes += self.body_len(*id);
             bytes <= MAX_BODY_BYTES
         };
