@@ -72,6 +72,8 @@ struct Socket {
     read_limit: Option<usize>,
     /// Replies of the engine that the client has not read.
     output: Vec<u8>,
+    /// The engine may have more of them than it shows at once.
+    is_output_cut: bool,
     is_served: bool,
     /// The number of its commands that were run in this iteration.
     commands: usize,
@@ -232,6 +234,7 @@ impl Simulation {
             is_end_read: false,
             read_limit: None,
             output: Vec::new(),
+            is_output_cut: false,
             is_served: false,
             commands: 0,
             has_progress: false,

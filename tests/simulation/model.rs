@@ -405,7 +405,7 @@ impl Model {
         }
         for id in self.in_order(|job| job.delayed_in(name).filter(|&due| due <= now)) {
             self.job(id).state = State::Ready;
-            self.note(id, false);
+            self.note(id, false, now);
             self.make_ready(id, now);
         }
     }
@@ -495,7 +495,7 @@ impl Model {
         } else {
             // It is ready before a waiting worker reserves it.
             job.state = State::Ready;
-            self.note(id, false);
+            self.note(id, false, now);
             self.make_ready(id, now);
         }
     }
@@ -512,21 +512,20 @@ impl Model {
         let job = self.job(id);
         job.state = State::Reserved { by, deadline: now + u64::from(job.ttr) * SECOND, seq };
         job.counts.reserves += 1;
-        self.note(id, false);
+        self.note(id, false, now);
     }
 
     /// Moves a job to another state, which is logged.
     fn move_to(&mut self, id: u64, state: State, now: u64) {
         self.job(id).state = state;
-        self.note(id, true);
+        self.note(id, true, now);
         if state == State::Ready {
             self.make_ready(id, now);
         }
     }
 
-    fn note(&mut self, id: u64, is_logged: bool) {
+    fn note(&mut self, id: u64, is_logged: bool, at: u64) {
         let job = self.find(id).map(Job::stored);
-        let at = self.last_command_at;
         self.changes.push(Change { id, job, is_logged, flush: None, at });
     }
 

@@ -227,12 +227,15 @@ impl Inspector<'_> {
         let command = COUNTERS.iter().find(|counter| **counter == word);
         *self.commands.entry(command.expect("stats counts it")).or_default() += 1;
         self.server.receive(self.key, line.as_bytes(), nanos(self.now));
-        let mut slices = [IoSlice::new(&[]); SLICES_PER_WRITE];
         let mut output = self.server.output_handle(self.key);
-        let filled = output.next_slices(&mut slices);
-        let bytes: Vec<u8> =
-            slices[..filled].iter().flat_map(|slice| slice.iter().copied()).collect();
-        output.sent(bytes.len());
+        let mut bytes: Vec<u8> = Vec::new();
+        while !output.is_empty() {
+            let mut slices = [IoSlice::new(&[]); SLICES_PER_WRITE];
+            let filled = output.next_slices(&mut slices);
+            let before = bytes.len();
+            slices[..filled].iter().for_each(|slice| bytes.extend_from_slice(slice));
+            output.sent(bytes.len() - before);
+        }
         // A body may be any bytes: each becomes one char.
         bytes.iter().map(|&byte| char::from(byte)).collect()
     }

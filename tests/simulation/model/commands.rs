@@ -148,6 +148,10 @@ impl Model {
     fn reserve_job(&mut self, call: &Call<'_>, id: u64) {
         match self.find(id).map(|job| job.state) {
             None | Some(State::Reserved { .. }) => self.reply(call.by, "NOT_FOUND"),
+            // A flush of buried jobs must not delete it: that is recorded.
+            Some(State::Buried { .. }) if self.is_refused(call) => {
+                self.reply(call.by, "OUT_OF_MEMORY");
+            }
             Some(State::Ready | State::Delayed { .. } | State::Buried { .. }) => {
                 self.client(call.by).is_worker = true;
                 self.reserve(id, call.by, call.now);
@@ -179,7 +183,7 @@ impl Model {
     pub(super) fn remove_job(&mut self, id: u64) {
         let tube = Rc::clone(&self.job(id).tube);
         self.jobs.retain(|job| job.id != id);
-        self.note(id, true);
+        self.note(id, true, self.last_command_at);
         self.tube(&tube).deletes += 1;
         self.remove_if_idle(&tube);
     }
