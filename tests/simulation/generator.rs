@@ -283,7 +283,9 @@ impl Generator {
             0 => match self.random.u8(..4) {
                 0 => Event::Restart,
                 // Without space for the record of its bury, a job is ready.
-                1 if self.setup.bury_after.is_none() => Event::FailDiskAfter(self.random.u64(..12), self.crash()),
+                1 if self.setup.bury_after.is_none() => {
+                    Event::FailDiskAfter(self.random.u64(..12), self.crash())
+                }
                 _ => Event::Crash(self.crash()),
             },
             1 => {

@@ -75,6 +75,8 @@ pub struct Model {
     timeouts: u64,
     puts_in_tubes: u64,
     flush_count: u64,
+    /// The time of the last flush that has deleted jobs.
+    pub last_flush_at: u64,
     /// Rises with each reservation and each bury.
     last_seq: u64,
 }
@@ -268,6 +270,7 @@ impl Model {
             timeouts: 0,
             puts_in_tubes: 0,
             flush_count: 0,
+            last_flush_at: 0,
             last_seq: 0,
         }
     }

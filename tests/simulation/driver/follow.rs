@@ -138,7 +138,8 @@ impl Simulation {
             *steps_left = steps_left.checked_sub(1)?;
             let mut next = model.clone();
             next.on_due(&due[index], self.now);
-            if next.clients.iter().all(|(client, it)| self.sockets[client].begins_with(&it.output)) {
+            if next.clients.iter().all(|(client, it)| self.sockets[client].begins_with(&it.output))
+            {
                 let mut rest = due.to_vec();
                 rest.remove(index);
                 if let Some(found) = self.find_order(&next, &rest, steps_left) {

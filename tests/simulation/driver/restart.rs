@@ -175,8 +175,12 @@ fn judge(
         }
     }
     if max_wrong == 0 {
-        let ids: BTreeSet<u64> =
-            judged.known.iter().map(|(id, _)| *id).chain(judged.unknown.iter().map(|(id, _)| *id)).collect();
+        let ids: BTreeSet<u64> = judged
+            .known
+            .iter()
+            .map(|(id, _)| *id)
+            .chain(judged.unknown.iter().map(|(id, _)| *id))
+            .collect();
         journal.check_flushes(&ids, end)?;
     }
     if wrong.len() > max_wrong {

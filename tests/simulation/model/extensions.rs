@@ -74,6 +74,9 @@ impl Model {
             return self.reply(call.by, "OUT_OF_MEMORY");
         }
         self.flush_count += 1;
+        if !gone.is_empty() {
+            self.last_flush_at = call.now;
+        }
         for Job { id, .. } in &gone {
             let (job, flush) = (None, Some(self.flush_count));
             self.changes.push(Change { id: *id, job, is_logged: true, flush, at: call.now });

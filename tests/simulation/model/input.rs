@@ -49,7 +49,10 @@ impl Model {
     /// for a flush, it is not being closed, and it reads its replies.
     pub fn is_free(&self, number: ClientNumber) -> bool {
         let client = &self.clients[&number];
-        !self.is_waiting(number) && !self.is_flushing(number) && !client.is_closing && client.output.len() < UNREAD_LIMIT
+        !self.is_waiting(number)
+            && !self.is_flushing(number)
+            && !client.is_closing
+            && client.output.len() < UNREAD_LIMIT
     }
 }
 
