@@ -50,9 +50,6 @@ pub struct Model {
     pub clients: BTreeMap<ClientNumber, Client>,
     /// The clients that wait for a job, the longest-waiting one first.
     pub waiters: Vec<Waiter>,
-    /// The clients whose `reserve-batch` has waited, with the first job of each. They take more when
-    /// the event is over.
-    woken: Vec<Woken>,
     /// Flushes that have deleted their jobs and have no reply yet, the oldest first.
     pub flushes: Vec<Flush>,
     /// What has become of jobs since the caller took this last.
@@ -136,6 +133,9 @@ pub struct Client {
     /// Bytes that have arrived and were not used yet.
     pub input: Vec<u8>,
     expects: Expects,
+    /// The first job and the count of a `reserve-batch` that has waited. The client takes more jobs
+    /// when it is served next.
+    batch: Option<(u64, usize)>,
     pub is_closing: bool,
     is_producer: bool,
     is_worker: bool,
@@ -151,14 +151,6 @@ pub struct Waiter {
     until: Option<u64>,
     /// The count of a `reserve-batch`.
     batch: Option<usize>,
-}
-
-/// A client whose `reserve-batch` has got its first job.
-#[derive(Clone, Copy, Debug)]
-struct Woken {
-    client: ClientNumber,
-    first: u64,
-    count: usize,
 }
 
 /// A flush that has no reply yet. Its tube stays until then.
@@ -254,7 +246,6 @@ impl Model {
             tubes: vec![Tube::new("default")],
             clients: BTreeMap::new(),
             waiters: Vec::new(),
-            woken: Vec::new(),
             flushes: Vec::new(),
             changes: Vec::new(),
             may_refuse_updates: false,
@@ -297,6 +288,7 @@ impl Model {
             output: Vec::new(),
             input: Vec::new(),
             expects: Expects::Line,
+            batch: None,
             is_closing: false,
             is_producer: false,
             is_worker: false,
@@ -333,7 +325,6 @@ impl Model {
         for id in self.in_order(|job| job.reserved_by(number).map(|(_, seq)| seq)) {
             self.take_back(id, now);
         }
-        self.serve_woken(now);
         for flush in self.flushes.iter_mut().filter(|flush| flush.client == Some(number)) {
             flush.client = None;
         }
@@ -345,13 +336,18 @@ impl Model {
         self.remove_if_idle(&client.used);
     }
 
-    /// Runs the next complete command of a client. Returns `false` if there is none, or if it must
+    /// Runs the next complete command of a client, or fills its batch. Returns `false` if there is none, or if it must
     /// not be run. `seen` is what the server has sent to the client and the model has not.
     pub fn run_next(&mut self, number: ClientNumber, now: u64, seen: &[u8]) -> bool {
         if !self.is_free(number) {
             return false;
         }
         let client = self.client(number);
+        if let Some((first, count)) = client.batch.take() {
+            self.last_command_at = now.max(self.last_command_at + 1);
+            self.fill_batch(number, first, count, self.last_command_at);
+            return true;
+        }
         let Some((item, used)) = client.next_item() else { return false };
         client.input.drain(..used);
         let expected = std::mem::replace(&mut client.expects, Expects::Line);
@@ -364,7 +360,6 @@ impl Model {
             Item::Body(bytes) => self.finish_put(&call, expected, &bytes),
             Item::TooLargeBody => self.reply(number, "JOB_TOO_BIG"),
         }
-        self.serve_woken(self.last_command_at);
         true
     }
 
@@ -468,7 +463,7 @@ impl Model {
             self.waiters.retain(|waiter| waiter.client != client);
             self.reserve(id, client, now);
             match batch {
-                Some(count) => self.woken.push(Woken { client, first: id, count }),
+                Some(count) => self.client(client).batch = Some((id, count)),
                 None => self.reply_job(client, "RESERVED", id),
             }
         }

@@ -117,7 +117,7 @@ fn check_actions(
     let is_blocked = model.is_waiting(client) || model.is_flushing(client);
     let is_over = known.has_input_ended && !is_blocked && !actions.run;
     let is_right = actions.write == has_replies
-        && (!actions.run || is_free && !known.input.is_empty())
+        && (!actions.run || is_free && (known.has_batch() || !known.input.is_empty()))
         && actions.read == (is_free && !actions.run && !known.has_input_ended)
         && actions.close == (!has_replies && (known.is_closing || is_over));
     if is_right {

@@ -86,10 +86,7 @@ impl Simulation {
             if is_open { self.find_order(&self.model, &due, &mut steps_left) } else { None };
         match found {
             Some(model) => self.model = model,
-            None => {
-                due.iter().for_each(|it| self.model.on_due(it, self.now));
-                self.model.serve_woken(self.now);
-            }
+            None => due.iter().for_each(|it| self.model.on_due(it, self.now)),
         }
         self.follow_flushes()?;
         self.compare()
@@ -127,12 +124,10 @@ impl Simulation {
     /// Returns the model after all that is due, in an order that explains the replies.
     fn find_order(&self, model: &Model, due: &[Due], steps_left: &mut usize) -> Option<Model> {
         if due.is_empty() {
-            let mut model = model.clone();
-            model.serve_woken(self.now);
             let is_it = |(client, it): (&ClientNumber, &Client)| {
                 self.sockets[client].is_output(&it.output) || model.is_flushing(*client)
             };
-            return model.clients.iter().all(is_it).then_some(model);
+            return model.clients.iter().all(is_it).then(|| model.clone());
         }
         for index in 0..due.len() {
             *steps_left = steps_left.checked_sub(1)?;

@@ -229,7 +229,7 @@ impl Model {
         self.reply(call.by, "TOUCHED");
     }
 
-    fn has_reserved(&self, by: ClientNumber, id: u64) -> bool {
+    pub(super) fn has_reserved(&self, by: ClientNumber, id: u64) -> bool {
         self.find(id).is_some_and(|job| job.reserved_by(by).is_some())
     }
 

@@ -2,7 +2,7 @@
 //! some of them into steps; here each is done at once.
 
 use super::super::request::Page;
-use super::{Call, Change, ClientNumber, Flush, Job, Model, SECOND, State, Waiter, Woken};
+use super::{Call, Change, ClientNumber, Flush, Job, Model, SECOND, State, Waiter};
 use std::rc::Rc;
 
 /// A reply has at most this many bytes of bodies without their CR LF, unless it has one job.
@@ -120,13 +120,12 @@ impl Model {
         }
     }
 
-    /// Lets the clients whose `reserve-batch` has waited take what else is there. This follows each
-    /// command, and all that was due at once.
-    pub fn serve_woken(&mut self, now: u64) {
-        for Woken { client, first, count } in std::mem::take(&mut self.woken) {
-            let ids = self.reserve_more(client, vec![first], count, now);
-            self.reply_batch(client, &ids);
-        }
+    /// Replies with the job for which a client has waited and the others that are there. If the job is
+    /// gone meanwhile, the others are all.
+    pub(super) fn fill_batch(&mut self, by: ClientNumber, first: u64, count: usize, now: u64) {
+        let first = if self.has_reserved(by, first) { vec![first] } else { Vec::new() };
+        let ids = self.reserve_more(by, first, count, now);
+        self.reply_batch(by, &ids);
     }
 
     /// Reserves jobs in addition to `ids`, as many as one reply may have.

@@ -40,9 +40,11 @@ const LINE_LIMIT: usize = 224;
 const DELETE_BATCH_LINE_LIMIT: usize = 21_015;
 
 impl Model {
-    /// Returns whether the client has sent a complete line or body, and the server may use it.
+    /// Returns whether the client has sent a complete line or body, and the server may use it, or
+    /// whether its batch is to be filled.
     pub fn can_run(&self, number: ClientNumber) -> bool {
-        self.is_free(number) && self.clients[&number].next_item().is_some()
+        let client = &self.clients[&number];
+        self.is_free(number) && (client.has_batch() || client.next_item().is_some())
     }
 
     /// Returns whether commands of the client may be run: it does not wait, neither for a job nor
@@ -57,6 +59,11 @@ impl Model {
 }
 
 impl Client {
+    /// Returns whether a batch is to be filled.
+    pub fn has_batch(&self) -> bool {
+        self.batch.is_some()
+    }
+
     /// Returns the next item, and its length in the input.
     pub(super) fn next_item(&self) -> Option<(Item, usize)> {
         match &self.expects {
@@ -83,7 +90,8 @@ impl Client {
     /// Returns whether the next item is the line of a put, which is not answered before its body.
     pub fn sends_put_line(&self) -> bool {
         let is_put = |line: &[u8]| line.starts_with(b"put ") || line.starts_with(b"put-in-tube ");
-        matches!(self.next_item(), Some((Item::Line(line), _)) if is_put(&line))
+        let next = self.next_item().filter(|_| !self.has_batch());
+        matches!(next, Some((Item::Line(line), _)) if is_put(&line))
     }
 
     pub(super) fn watches(&self, tube: &str) -> bool {
