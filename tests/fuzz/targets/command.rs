@@ -18,6 +18,8 @@ pub struct Call {
     pub word: &'static str,
     pub numbers: Vec<u64>,
     pub tube: Option<Vec<u8>>,
+    /// The state of the jobs of a page.
+    pub state: Option<String>,
     /// The line of a put has more words.
     pub trailing: bool,
 }
@@ -33,25 +35,47 @@ enum Takes {
     Count,
     Name,
     NameAndU32,
+    /// A name that more arguments follow.
+    FirstName,
+    State,
+    /// A number of jobs.
+    Jobs,
+    /// These two may be missing, which is as 0.
+    OptionalTimeout,
+    OptionalId,
+    Ids,
 }
 
+const PAGE: &[Takes] = &[Takes::FirstName, Takes::State, Takes::Jobs, Takes::OptionalId];
+const PUT_IN_TUBE: &[Takes] = &[Takes::FirstName, Takes::U32, Takes::U32, Takes::U32, Takes::U32];
+const STATES: [&str; 5] = ["ready", "reserved", "delayed", "buried", "any"];
+const MAX_JOBS: usize = 1_000;
+
 /// Words, with the space if that is part of them, what follows, and whether there may be more.
-const WORDS: [(&str, &[Takes], bool); 25] = [
+const WORDS: [(&str, &[Takes], bool); 33] = [
     ("put ", &[Takes::U32, Takes::U32, Takes::U32, Takes::U32], true),
+    ("put-in-tube ", PUT_IN_TUBE, true),
     ("use ", &[Takes::Name], false),
     ("reserve", &[Takes::Nothing], false),
     ("reserve-with-timeout ", &[Takes::Timeout], true),
     ("reserve-job ", &[Takes::U64], false),
+    ("reserve-batch ", &[Takes::Jobs, Takes::OptionalTimeout], false),
     ("delete ", &[Takes::U64], false),
+    ("delete-batch ", &[Takes::Ids], false),
     ("release ", &[Takes::U64, Takes::U32, Takes::U32], false),
     ("bury ", &[Takes::U64, Takes::U32], false),
     ("touch ", &[Takes::U64], false),
+    ("touch-all", &[Takes::Nothing], false),
     ("watch ", &[Takes::Name], false),
     ("ignore ", &[Takes::Name], false),
     ("peek ", &[Takes::U64], false),
     ("peek-ready", &[Takes::Nothing], false),
     ("peek-delayed", &[Takes::Nothing], false),
     ("peek-buried", &[Takes::Nothing], false),
+    ("peek-batch ", PAGE, false),
+    ("list-jobs ", PAGE, false),
+    ("flush-tube ", &[Takes::Name], false),
+    ("flush-buried ", &[Takes::Name], false),
     ("kick ", &[Takes::Count], true),
     ("kick-job ", &[Takes::U64], false),
     ("stats", &[Takes::Nothing], false),
@@ -89,7 +113,7 @@ fn check_counter(command: &Command<'_>, call: &Call) {
     match command.counter() {
         Some(counter) => {
             let name = Counter::NAMES[counter as usize];
-            assert_eq!(name, format!("cmd-{}", call.word));
+            assert_eq!(name, call.word);
         }
         None => assert!(has_none, "{} is not counted", call.word),
     }
@@ -102,7 +126,7 @@ impl Call {
         let no_name = (self.word == "pause-tube").then(|| b"-".to_vec());
         let tube = self.tube.clone().or(no_name);
         let tube = tube.into_iter().map(|name| String::from_utf8_lossy(&name).into_owned());
-        let words = [self.word.to_owned()].into_iter().chain(tube);
+        let words = [self.word.to_owned()].into_iter().chain(tube).chain(self.state.clone());
         let mut words: Vec<String> = words.chain(self.numbers.iter().map(u64::to_string)).collect();
         if self.trailing {
             words.push("more".to_owned());
@@ -123,7 +147,7 @@ pub fn reading(line: &[u8]) -> Reading {
     let mut call = Call { word: word.trim_end(), ..Call::default() };
     let mut rest = line[word.len()..].to_vec();
     if takes.iter().all(|&what| call.take(what, &mut rest)) && (may_have_more || rest.is_empty()) {
-        call.trailing = word == "put " && !rest.is_empty();
+        call.trailing = call.is_put() && !rest.is_empty();
         Reading::Command(call)
     } else {
         Reading::BadFormat
@@ -131,6 +155,11 @@ pub fn reading(line: &[u8]) -> Reading {
 }
 
 impl Call {
+    /// Returns whether a body follows.
+    pub fn is_put(&self) -> bool {
+        ["put", "put-in-tube"].contains(&self.word)
+    }
+
     /// Takes an argument from the front of `rest`; `false` when it is none.
     fn take(&mut self, what: Takes, rest: &mut Vec<u8>) -> bool {
         let number = match what {
@@ -139,6 +168,29 @@ impl Call {
             Takes::U64 => take_number(rest, b" ", u64::MAX),
             Takes::Timeout => take_number(rest, b" ", i32::MAX as u64),
             Takes::Count => take_count(rest),
+            Takes::Jobs => take_number(rest, b" ", MAX_JOBS as u64).filter(|&count| count > 0),
+            Takes::OptionalTimeout | Takes::OptionalId if rest.is_empty() => Some(0),
+            Takes::OptionalTimeout => take_number(rest, b" ", i32::MAX as u64),
+            Takes::OptionalId => take_number(rest, b" ", u64::MAX),
+            Takes::Ids => {
+                while !rest.is_empty() {
+                    let Some(id) = take_number(rest, b" ", u64::MAX) else { return false };
+                    self.numbers.push(id);
+                }
+                return (1..=MAX_JOBS).contains(&self.numbers.len());
+            }
+            Takes::FirstName => {
+                let name = take_word(rest);
+                let is_name = is_name(&name);
+                self.tube = Some(name);
+                return is_name;
+            }
+            Takes::State => {
+                let word = String::from_utf8_lossy(&take_word(rest)).into_owned();
+                let is_state = STATES.contains(&&*word);
+                self.state = Some(word);
+                return is_state;
+            }
             Takes::Name => {
                 let name = std::mem::take(rest);
                 let is_name = is_name(&name);
@@ -156,6 +208,13 @@ impl Call {
         self.numbers.extend(number);
         number.is_some()
     }
+}
+
+/// Takes the bytes between spaces.
+fn take_word(rest: &mut Vec<u8>) -> Vec<u8> {
+    take_while(rest, b" ");
+    let end = rest.iter().position(|&byte| byte == b' ').unwrap_or(rest.len());
+    rest.drain(..end).collect()
 }
 
 fn take_while(rest: &mut Vec<u8>, bytes: &[u8]) -> Vec<u8> {
@@ -199,29 +258,45 @@ fn call(command: &Command<'_>) -> Call {
         Command::Put { pri, delay_secs, ttr_secs, body_len, .. } => {
             ("put", &[pri.into(), delay_secs.into(), ttr_secs.into(), body_len.into()])
         }
+        Command::PutInTube { pri, delay_secs, ttr_secs, body_len, .. } => {
+            ("put-in-tube", &[pri.into(), delay_secs.into(), ttr_secs.into(), body_len.into()])
+        }
         Command::Use { .. } => ("use", &[]),
         Command::Reserve => ("reserve", &[]),
         Command::ReserveWithTimeout { timeout_secs } => {
             ("reserve-with-timeout", &[timeout_secs.into()])
         }
         Command::ReserveJob { id } => ("reserve-job", &[id]),
+        Command::ReserveBatch { count, timeout_secs } => {
+            ("reserve-batch", &[count as u64, timeout_secs.into()])
+        }
         Command::Delete { id } => ("delete", &[id]),
+        Command::DeleteBatch { ids } => ("delete-batch", &ids.collect::<Vec<u64>>()),
         Command::Release { id, pri, delay_secs } => {
             ("release", &[id, pri.into(), delay_secs.into()])
         }
         Command::Bury { id, pri } => ("bury", &[id, pri.into()]),
         Command::Touch { id } => ("touch", &[id]),
+        Command::TouchAll => ("touch-all", &[]),
         Command::Watch { .. } => ("watch", &[]),
         Command::Ignore { .. } => ("ignore", &[]),
         Command::Peek { id } => ("peek", &[id]),
         Command::PeekReady => ("peek-ready", &[]),
         Command::PeekDelayed => ("peek-delayed", &[]),
         Command::PeekBuried => ("peek-buried", &[]),
+        Command::PeekBatch { selection } => {
+            ("peek-batch", &[selection.count as u64, selection.after])
+        }
         Command::Kick { bound } => ("kick", &[bound.into()]),
         Command::KickJob { id } => ("kick-job", &[id]),
+        Command::FlushTube { .. } => ("flush-tube", &[]),
+        Command::FlushBuried { .. } => ("flush-buried", &[]),
         Command::Stats => ("stats", &[]),
         Command::StatsJob { id } => ("stats-job", &[id]),
         Command::StatsTube { .. } => ("stats-tube", &[]),
+        Command::ListJobs { selection } => {
+            ("list-jobs", &[selection.count as u64, selection.after])
+        }
         Command::ListTubes => ("list-tubes", &[]),
         Command::ListTubeUsed => ("list-tube-used", &[]),
         Command::ListTubesWatched => ("list-tubes-watched", &[]),
@@ -230,7 +305,17 @@ fn call(command: &Command<'_>) -> Call {
     };
     let numbers = numbers.to_vec();
     let tube = tube(command).map(|name| name.as_bytes().to_vec());
-    Call { word, numbers, tube, trailing: matches!(command, Command::Put { trailing: true, .. }) }
+    let trailing = matches!(
+        command,
+        Command::Put { trailing: true, .. } | Command::PutInTube { trailing: true, .. }
+    );
+    let state = match command {
+        Command::PeekBatch { selection } | Command::ListJobs { selection } => {
+            Some(format!("{:?}", selection.state).to_lowercase())
+        }
+        _ => None,
+    };
+    Call { word, numbers, tube, state, trailing }
 }
 
 fn tube<'c>(command: &Command<'c>) -> Option<&'c str> {
@@ -238,16 +323,23 @@ fn tube<'c>(command: &Command<'c>) -> Option<&'c str> {
         Command::Use { tube }
         | Command::Watch { tube }
         | Command::Ignore { tube }
-        | Command::StatsTube { tube } => Some(tube),
+        | Command::StatsTube { tube }
+        | Command::FlushTube { tube }
+        | Command::FlushBuried { tube }
+        | Command::PutInTube { tube, .. } => Some(tube),
+        Command::PeekBatch { selection } | Command::ListJobs { selection } => Some(selection.tube),
         Command::PauseTube { tube, .. } => tube,
         Command::Put { .. }
         | Command::Reserve
         | Command::ReserveWithTimeout { .. }
         | Command::ReserveJob { .. }
+        | Command::ReserveBatch { .. }
         | Command::Delete { .. }
+        | Command::DeleteBatch { .. }
         | Command::Release { .. }
         | Command::Bury { .. }
         | Command::Touch { .. }
+        | Command::TouchAll
         | Command::Peek { .. }
         | Command::PeekReady
         | Command::PeekDelayed

@@ -67,6 +67,8 @@ const MAX_JOB_SIZES: [u32; 4] = [65_535, 10, 5000, 0];
 
 /// The output limit of a connection, in addition to one reply.
 const OUTPUT_LIMIT: usize = 256 * 1024;
+/// The longest reply with many jobs: their bodies, and a line for each.
+const BATCH_LEN: usize = (1 << 20) + 1_000 * 200;
 /// The most bytes that all clients together send and receive.
 const SENT_LIMIT: usize = 200_000;
 const RECEIVED_LIMIT: usize = 6 << 20;
@@ -254,6 +256,12 @@ impl Host {
         self.engine.commit();
         self.clients[index].reads = usize::MAX;
         self.flush(index);
+        // The number of jobs that a flush deletes is in its reply only.
+        while self.is_flushing(index) {
+            self.engine.tick();
+            self.engine.commit();
+            self.flush(index);
+        }
         let gone =
             std::mem::replace(&mut self.clients[index], Client::new(self.settings.max_job_size));
         self.clients[index].all_sent = gone.all_sent;
@@ -370,13 +378,23 @@ impl Host {
         let mut silent_iterations = 0;
         loop {
             let received_len = self.received_len;
-            if !self.iterate() || self.is_enough() {
+            let has_moved = self.iterate();
+            if self.is_enough() || !has_moved && !(0..CLIENTS).any(|index| self.is_flushing(index))
+            {
                 return;
             }
             silent_iterations =
                 if self.received_len > received_len { 0 } else { silent_iterations + 1 };
             assert!(silent_iterations < limit, "connections move without end and without output");
         }
+    }
+
+    /// Returns whether the server is freeing the jobs of a flush of the client.
+    fn is_flushing(&self, index: usize) -> bool {
+        let client = &self.clients[index];
+        let actions = client.key.map(|key| self.engine.server.actions(key));
+        let is_blocked = actions.is_some_and(|it| !it.run && !it.read && !it.write && !it.close);
+        is_blocked && client.talk.is_flushing()
     }
 
     // ---- The judge ----
@@ -386,6 +404,7 @@ impl Host {
         self.engine.server.check();
         let names_len = 204 * (self.ledger.names + 2);
         let longest_reply = names_len.max(self.settings.max_job_size as usize + 60).max(3000);
+        let longest_reply = longest_reply.max(if self.ledger.has_batches { BATCH_LEN } else { 0 });
         for client in &self.clients {
             let Some(key) = client.key else { continue };
             let mut slices = [IoSlice::new(&[]); 300];
@@ -481,6 +500,9 @@ fn replies(bytes: &[u8], max_job_size: u32, piece_len: usize, share: usize) -> O
             let piece;
             (piece, rest) = rest.split_at(rest.len().min(piece_len));
             engine.receive(key, piece);
+        } else if engine.server.next_due().is_some_and(|due| due <= engine.now) {
+            // The jobs of a flush are freed.
+            engine.tick();
         } else if !actions.write && !std::mem::replace(&mut is_shut, true) {
             engine.server.half_close(key);
         }

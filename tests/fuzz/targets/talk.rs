@@ -45,6 +45,11 @@ enum Asked {
     TooBig,
     BadFormat,
     Unknown,
+    /// The rest of the reply to a batch: this number of jobs, each with this word.
+    Jobs {
+        word: &'static str,
+        left: u64,
+    },
 }
 
 /// Length and hash of a body.
@@ -61,9 +66,14 @@ pub struct Ledger {
     pub names: usize,
     /// The disk may be full.
     pub may_lack_space: bool,
+    /// A client has asked for many jobs in one reply.
+    pub has_batches: bool,
 }
 
-const LINE_MAX: usize = 224;
+/// The longest line with CR LF.
+fn line_max(bytes: &[u8]) -> usize {
+    if bytes.starts_with(b"delete-batch ") { 21_015 } else { 224 }
+}
 
 impl Talk {
     pub fn new(max_job_size: u32) -> Talk {
@@ -97,12 +107,12 @@ impl Talk {
     fn next_asked(&mut self, bytes: &[u8], ledger: &mut Ledger) -> Option<usize> {
         let end = |bytes: &[u8]| bytes.windows(2).position(|pair| pair == b"\r\n");
         match self.asking {
-            Parsing::Line => match end(&bytes[..bytes.len().min(LINE_MAX)]) {
+            Parsing::Line => match end(&bytes[..bytes.len().min(line_max(bytes))]) {
                 Some(len) => {
                     self.line(&bytes[..len], ledger);
                     Some(len + 2)
                 }
-                None if bytes.len() < LINE_MAX => None,
+                None if bytes.len() < line_max(bytes) => None,
                 None => {
                     self.asking = Parsing::TooLongLine;
                     Some(0)
@@ -135,7 +145,8 @@ impl Talk {
             Reading::BadFormat => self.no_command(line, Asked::BadFormat),
             Reading::UnknownCommand => self.no_command(line, Asked::Unknown),
             Reading::Command(call) if call.word == "quit" => self.asking = Parsing::Nothing,
-            Reading::Command(call) if call.word == "put" => {
+            Reading::Command(call) if call.is_put() => {
+                ledger.names += usize::from(call.tube.is_some());
                 let len = usize::try_from(call.numbers[3]).unwrap();
                 if len > self.max_job_size {
                     self.asking = Parsing::Unwanted { len };
@@ -147,6 +158,8 @@ impl Talk {
             }
             Reading::Command(call) => {
                 ledger.names += usize::from(call.tube.is_some());
+                let is_batch = ["reserve-batch", "peek-batch", "list-jobs"].contains(&call.word);
+                ledger.has_batches |= is_batch;
                 self.open.push_back(Asked::Call(call));
             }
         }
@@ -170,9 +183,15 @@ impl Talk {
 
     /// Returns whether the next command may wait.
     pub fn may_wait(&self) -> bool {
-        let is_reserve =
-            |call: &Call| ["reserve", "reserve-with-timeout"].contains(&call.word) && !self.is_shut;
+        let waits = ["reserve", "reserve-with-timeout", "reserve-batch"];
+        let is_reserve = |call: &Call| waits.contains(&call.word) && !self.is_shut;
         matches!(self.open.front(), Some(Asked::Call(call)) if is_reserve(call))
+    }
+
+    /// Returns whether the next command without a reply is a flush.
+    pub fn is_flushing(&self) -> bool {
+        let is_flush = |call: &Call| ["flush-tube", "flush-buried"].contains(&call.word);
+        matches!(self.open.front(), Some(Asked::Call(call)) if is_flush(call))
     }
 
     // ---- Replies ----
@@ -204,6 +223,13 @@ impl Talk {
             Asked::TooBig => words == ["JOB_TOO_BIG"],
             Asked::BadFormat => words == ["BAD_FORMAT"],
             Asked::Unknown => words == ["UNKNOWN_COMMAND"],
+            Asked::Jobs { word, left } => {
+                if *left > 1 {
+                    self.open.push_front(Asked::Jobs { word, left: left - 1 });
+                }
+                let id = words.get(1).copied().map_or(0, decimal);
+                words.len() == 3 && words[0] == *word && ledger.knows(id, digest(body))
+            }
         };
         assert!(is_right, "{line} is no reply to {asked:?}");
         Some(len)
@@ -232,6 +258,10 @@ impl Talk {
             },
             "reserve-job" | "peek" => {
                 let verb = if call.word == "peek" { "FOUND" } else { "RESERVED" };
+                // The reserve-job of a buried job is recorded.
+                if lacks_space && call.word == "reserve-job" {
+                    return true;
+                }
                 let is_that =
                     words.len() < 3 || words[0] == verb && number(0) == Some(decimal(words[1]));
                 is_that && is_found(ledger)
@@ -239,6 +269,42 @@ impl Talk {
             "peek-ready" | "peek-delayed" | "peek-buried" => {
                 words[0] != "RESERVED" && is_found(ledger)
             }
+            "reserve-batch" => match words {
+                ["RESERVED_BATCH", count] => {
+                    self.expects_jobs("RESERVED", decimal(count), number(0))
+                }
+                ["DEADLINE_SOON"] => true,
+                _ => false,
+            },
+            "peek-batch" => match words {
+                ["FOUND_BATCH", count, next] => {
+                    let is_next = decimal(next) == 0 || Some(decimal(next)) > number(1);
+                    is_next && self.expects_jobs("FOUND", decimal(count), number(0))
+                }
+                _ => *words == ["NOT_FOUND"],
+            },
+            "list-jobs" => match words {
+                ["OK", _] => is_page(document(body), call),
+                _ => *words == ["NOT_FOUND"],
+            },
+            "flush-tube" | "flush-buried" => match words {
+                ["FLUSHED", count] => {
+                    ledger.deleted += decimal(count);
+                    true
+                }
+                _ => *words == ["NOT_FOUND"] || lacks_space,
+            },
+            "delete-batch" => match words {
+                ["DELETED_BATCH", deleted, not_found] => {
+                    ledger.deleted += decimal(deleted);
+                    decimal(deleted) + decimal(not_found) == call.numbers.len() as u64
+                }
+                _ => lacks_space,
+            },
+            "touch-all" => match words {
+                ["TOUCHED_ALL", count] => decimal(count) <= ledger.inserted,
+                _ => false,
+            },
             "delete" => {
                 ledger.deleted += u64::from(*words == ["DELETED"]);
                 *words == ["DELETED"] || *words == ["NOT_FOUND"] || lacks_space
@@ -268,6 +334,14 @@ impl Talk {
             "pause-tube" => [["PAUSED"], ["NOT_FOUND"]].iter().any(|reply| reply == words),
             _ => self.is_reply_about_tubes(call, words, body),
         }
+    }
+
+    /// Notes that this number of jobs is the rest of the reply, if there may be so many.
+    fn expects_jobs(&mut self, word: &'static str, count: u64, most: Option<u64>) -> bool {
+        if count > 0 {
+            self.open.push_front(Asked::Jobs { word, left: count });
+        }
+        Some(count) <= most
     }
 
     fn is_reply_about_tubes(&mut self, call: &Call, words: &[&str], body: &[u8]) -> bool {
@@ -305,6 +379,27 @@ impl Talk {
             _ => false,
         }
     }
+}
+
+/// Returns whether a document has jobs in the order of their ids, as many as were asked for at most.
+fn is_page(document: &str, call: &Call) -> bool {
+    let mut lines = document.lines();
+    let next = lines.next().and_then(|line| line.strip_prefix("next: ")).map(decimal);
+    let head = lines.next();
+    let ids = lines.map(|line| {
+        let id = line.strip_prefix("- {id: ").and_then(|line| line.split(',').next());
+        id.map_or(0, decimal)
+    });
+    let ids: Vec<u64> = ids.collect();
+    let (count, after) = (call.numbers[0], call.numbers[1]);
+    let is_ascending = ids.windows(2).all(|pair| pair[0] < pair[1]);
+    let is_next = next == Some(0) || next == ids.last().copied() && ids.len() as u64 == count;
+    let is_head = head == Some(if ids.is_empty() { "jobs: []" } else { "jobs:" });
+    is_head
+        && is_next
+        && is_ascending
+        && ids.len() as u64 <= count
+        && ids.iter().all(|&id| id > after)
 }
 
 fn is_reply_to_put(words: &[&str], body: Digest, is_ended: bool, ledger: &mut Ledger) -> bool {
