@@ -99,10 +99,11 @@ pub fn run(bytes: &[u8]) {
         Err(Rejection::UnknownCommand) => Reading::UnknownCommand,
     };
     assert_eq!(ours, reading(bytes), "{}", bytes.escape_ascii());
-    if let (Ok(command), Reading::Command(call)) = (&parsed, &ours) {
-        check_counter(command, call);
-        let plain = call.plain();
-        assert_eq!(command::parse(plain.as_bytes()), parsed, "{plain:?} is the same");
+    if let (Ok(command), Reading::Command(read)) = (&parsed, &ours) {
+        check_counter(command, read);
+        let plain = read.plain();
+        let again = command::parse(plain.as_bytes());
+        assert_eq!(again.as_ref().map(call), Ok(read.clone()), "{plain:?} is the same");
     }
     let is_name = is_name(bytes);
     assert_eq!(text::is_tube_name(bytes), is_name, "{}", bytes.escape_ascii());
