@@ -8,7 +8,7 @@ use super::driver::Simulation;
 use super::event::{BinlogSetup, Crash, Event, Setup};
 use super::model::{ClientNumber, Model, SECOND, State};
 use super::request::{MAX_COUNT, STATES};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write;
 
 pub struct Generator {
@@ -23,8 +23,9 @@ pub struct Generator {
     /// The rest of commands that clients have sent in part.
     unsent: BTreeMap<ClientNumber, Vec<u8>>,
     starts: u64,
-    /// The event that follows the last one: a client that stops to read its replies asks for many.
-    next: Option<Event>,
+    /// The events that follow the last one: a client that stops to read its replies asks for many, and
+    /// a crash in the middle of a flush.
+    next: VecDeque<Event>,
 }
 
 /// How frequent each kind of event is.
@@ -185,7 +186,7 @@ impl Generator {
             may_stop: true,
             unsent,
             starts: 1,
-            next: None,
+            next: VecDeque::new(),
         }
     }
 
@@ -209,7 +210,7 @@ impl Generator {
             self.starts = simulation.starts;
             self.unsent.clear();
         }
-        if let Some(event) = self.next.take() {
+        if let Some(event) = self.next.pop_front() {
             return event;
         }
         let clients = simulation.clients();
@@ -254,8 +255,8 @@ impl Generator {
             && can_send
         {
             let peek = format!("peek {}\r\n", longest.id);
-            self.next =
-                Some(Event::Send(client, peek.repeat(self.random.usize(BURST)).into_bytes()));
+            let peeks = peek.repeat(self.random.usize(BURST)).into_bytes();
+            self.next.push_back(Event::Send(client, peeks));
         }
         Event::ReadLimit(client, limit)
     }
@@ -388,6 +389,14 @@ impl Generator {
             bytes.truncate(start);
         }
         let command = self.choose(model);
+        let is_flush = matches!(command, Command::FlushTube | Command::FlushBuried);
+        if is_flush && self.profile.is_deep && self.profile.crashes > 0 && self.random.bool() {
+            // In the middle of the flush, or after it.
+            let iterations = self.random.usize(..4);
+            self.next.extend(std::iter::repeat_n(Event::EndIteration, iterations));
+            let crash = self.crash();
+            self.next.push_back(Event::Crash(crash));
+        }
         match command {
             Command::Put => return self.put("put".to_owned(), bytes),
             Command::PutInTube => {
@@ -723,8 +732,8 @@ fn profile(random: &mut fastrand::Rng, setup: &Setup) -> Profile {
     let seldom =
         |random: &mut fastrand::Rng, count: u32| if random.u8(..3) == 0 { count } else { 0 };
     let sets_clock = seldom(random, 1) == 1;
-    let is_deep = random.u8(..12) == 0;
-    let has_large_bodies = !is_deep && random.u8(..16) == 0;
+    let is_deep = random.u8(..24) == 0;
+    let has_large_bodies = !is_deep && random.u8(..24) == 0;
     let may_lack_space = has_binlog && setup.bury_after.is_none();
     Profile {
         clients: random.usize(1..=9),
