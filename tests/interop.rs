@@ -197,6 +197,113 @@ fn c_beanstalkd_and_ours_take_turns_on_one_directory() {
     assert_sound(&directory);
 }
 
+/// Returns what C beanstalkd finds in the directory of our server after these requests, each with the
+/// line of its reply, and a kill.
+fn c_beanstalkd_after(flags: &[&str], requests: &[(&str, &str)]) -> Option<(TempDir, Served)> {
+    let Some(c) = process::c_beanstalkd() else {
+        skip("C beanstalkd is not installed");
+        return None;
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let mut served = ours(directory.path(), &[&["-f", "0", "-s", "8192"], flags].concat());
+    for (request, reply) in requests {
+        assert_eq!(served.ask(request), *reply, "to {request}");
+    }
+    served.end(Signal::KILL);
+    let served = serve(c, directory.path(), &["-f", "0", "-s", "8192"]);
+    Some((directory, served))
+}
+
+#[test]
+fn c_beanstalkd_finds_the_same_jobs_after_flushes_and_batches() {
+    let requests = [
+        ("use a", "USING a"),
+        ("put 5 0 120 3\r\nold", "INSERTED 1"),
+        ("put 5 9999 120 3\r\nold", "INSERTED 2"),
+        ("put 5 0 120 3\r\nold", "INSERTED 3"),
+        ("reserve-job 3", "RESERVED 3 3"),
+        ("flush-tube a", "FLUSHED 3"),
+        ("put 5 0 120 3\r\nnew", "INSERTED 4"),
+        ("put-in-tube b 6 9999 120 3\r\nnew", "INSERTED 5"),
+        ("put-in-tube b 7 0 120 3\r\nnew", "INSERTED 6"),
+        ("put-in-tube b 7 0 120 4\r\nheld", "INSERTED 7"),
+        ("put-in-tube b 7 0 120 3\r\nold", "INSERTED 8"),
+        ("put-in-tube b 7 0 120 3\r\nold", "INSERTED 9"),
+        ("reserve-job 6", "RESERVED 6 3"),
+        ("bury 6 8", "BURIED"),
+        ("reserve-job 7", "RESERVED 7 4"),
+        ("bury 7 9", "BURIED"),
+        ("reserve-job 7", "RESERVED 7 4"),
+        ("flush-buried b", "FLUSHED 1"),
+        ("delete-batch 8 9 9 100", "DELETED_BATCH 2 2"),
+    ];
+    let Some((directory, mut served)) = c_beanstalkd_after(&[], &requests) else { return };
+    for gone in [1, 2, 3, 6, 8, 9] {
+        assert_eq!(served.job(gone), None, "job {gone}");
+    }
+    assert_eq!(served.job(4).as_deref(), Some("ready a 5 0 120 new"));
+    assert_eq!(served.job(5).as_deref(), Some("delayed b 6 9999 120 new"));
+    assert!(served.job(7).is_some_and(|job| job.ends_with(" b 9 0 120 held")));
+    let held = served.job(7);
+    served.end(Signal::TERM);
+    // And back.
+    let mut served = ours(directory.path(), &[]);
+    assert_eq!(served.job(1), None);
+    assert_eq!(served.job(4).as_deref(), Some("ready a 5 0 120 new"));
+    assert_eq!(served.job(7), held);
+    served.end(Signal::TERM);
+    assert_sound(&directory);
+}
+
+/// The flush is freed in steps, and the server is killed when the client has the reply.
+#[test]
+fn c_beanstalkd_finds_no_job_of_a_large_flush() {
+    let Some(c) = process::c_beanstalkd() else {
+        return skip("C beanstalkd is not installed");
+    };
+    const JOBS: usize = 5_000;
+    let directory = tempfile::tempdir().unwrap();
+    let mut served = ours(directory.path(), &["-f", "0", "-s", "65536"]);
+    assert_eq!(served.ask("put-in-tube b 5 0 120 4\r\nkept"), "INSERTED 1");
+    assert_eq!(served.ask("use a"), "USING a");
+    served.client.send(b"put 5 0 120 3\r\nold\r\n".repeat(JOBS));
+    (0..JOBS).for_each(|index| assert_eq!(served.client.line(), format!("INSERTED {}", index + 2)));
+    assert_eq!(served.ask("flush-tube a"), format!("FLUSHED {JOBS}"));
+    served.end(Signal::KILL);
+    let mut served = serve(c, directory.path(), &["-f", "0", "-s", "65536"]);
+    assert_eq!(served.client.stat("current-jobs-ready"), 1);
+    assert_eq!(served.job(1).as_deref(), Some("ready b 5 0 120 kept"));
+}
+
+#[test]
+fn c_beanstalkd_finds_a_job_buried_that_came_back_too_often() {
+    let requests = [
+        ("put 5 0 120 1\r\nx", "INSERTED 1"),
+        ("put 6 0 120 1\r\ny", "INSERTED 2"),
+        ("reserve-batch 2", "RESERVED_BATCH 2"),
+    ];
+    let Some(c) = process::c_beanstalkd() else {
+        return skip("C beanstalkd is not installed");
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let mut served = ours(directory.path(), &["-f", "0", "--bury-after", "1"]);
+    for (request, reply) in requests {
+        assert_eq!(served.ask(request), reply, "to {request}");
+    }
+    assert_eq!(served.client.reply().line, "RESERVED 1 1");
+    assert_eq!(served.client.reply().line, "RESERVED 2 1");
+    assert_eq!(served.ask("release 2 6 0"), "RELEASED");
+    // The server buries the job when it has read the end of this connection, and closes it then.
+    served.client.half_close();
+    assert!(served.client.is_at_end());
+    served.client = Client::connect(unix(&directory.path().join("socket")));
+    assert_eq!(served.client.stat("current-jobs-buried"), 1);
+    served.end(Signal::KILL);
+    let mut served = serve(c, directory.path(), &["-f", "0"]);
+    assert_eq!(served.job(1).as_deref(), Some("buried default 5 0 120 x"));
+    assert_eq!(served.job(2).as_deref(), Some("ready default 6 0 120 y"));
+}
+
 // ---- Directories ----
 
 #[test]

@@ -1,8 +1,9 @@
 //! Crashes at every step of the disk, and the syncs that bound what they lose.
 
 use crate::harness::engine::{Instance, Policy};
-use crate::harness::fake_disk::FakeDisk;
+use crate::harness::fake_disk::{FakeDisk, Files};
 use crate::harness::fixtures::START;
+use crate::harness::yaml::number;
 use crate::worker::Worker;
 use beanstalkd::testing::{Nanos, Syncing};
 
@@ -114,4 +115,134 @@ fn one_sync_serves_a_whole_iteration() {
     assert_eq!((disk.writes() - writes, disk.syncs() - syncs), (1, 1));
     engine.ask("stats\r\n");
     assert_eq!(disk.syncs() - syncs, 1);
+}
+
+/// The ready, delayed and buried jobs of a tube.
+fn jobs_of(engine: &mut Instance, tube: &str) -> [u64; 3] {
+    let text = engine.ask_now(format!("stats-tube {tube}\r\n"));
+    if text == "NOT_FOUND\r\n" {
+        return [0; 3];
+    }
+    ["ready", "delayed", "buried"].map(|state| number(&text, &format!("current-jobs-{state}")))
+}
+
+/// Runs a command of which the reply may come in a later iteration. Calls `check` with the files that
+/// a crash at each step of the disk would leave, and whether the client had the reply before.
+fn crash_during(
+    engine: &mut Instance,
+    disk: &FakeDisk,
+    command: &str,
+    crash: Crash,
+    mut check: impl FnMut(Files, bool),
+) -> String {
+    let mut random = fastrand::Rng::with_seed(1);
+    let conn = engine.conn;
+    let mut reply = engine.try_ask(command).unwrap();
+    let mut is_acknowledged = false;
+    // Some iterations after the reply, compaction has moved the other jobs.
+    for iteration in 0..2_000 {
+        for image in disk.take_history() {
+            let files = match crash {
+                Crash::Kill => image.live_files(),
+                Crash::PowerCut => image.files_after_power_cut(&mut random),
+            };
+            check(files, is_acknowledged);
+        }
+        is_acknowledged = !reply.is_empty();
+        if is_acknowledged && iteration > 30 {
+            return reply;
+        }
+        engine.idle(1);
+        reply += &String::from_utf8(engine.output(conn)).unwrap();
+    }
+    panic!("no reply to {command}");
+}
+
+/// Starts a server with jobs in the tubes `a` and `b`, a third of them in each state.
+fn start_with_jobs(disk: &FakeDisk, policy: Policy, jobs: u64) -> Instance {
+    let mut engine = Instance::start(disk, policy, START);
+    let mut id = 0;
+    for (tube, jobs) in [("a", jobs), ("b", 9)] {
+        for index in 0..jobs {
+            let delay = if index % 3 == 1 { 100_000 } else { 0 };
+            id += 1;
+            engine.ask_now(format!("put-in-tube {tube} 0 {delay} 9 20\r\n{}\r\n", "x".repeat(20)));
+            if index % 3 == 2 {
+                engine.ask_now(format!("reserve-job {id}\r\nbury {id} 0\r\n"));
+            }
+        }
+    }
+    disk.remember();
+    disk.take_history();
+    engine
+}
+
+/// Flushes a tube, of which a worker holds some jobs, or its buried jobs.
+fn flush_and_crash(crash: Crash) {
+    // The second number of jobs is freed in many iterations.
+    for jobs in [30, 900] {
+        let all = jobs / 3;
+        for (command, after) in
+            [("flush-tube a\r\n", [0; 3]), ("flush-buried a\r\n", [all, all, 0])]
+        {
+            let policy = Policy::synced(8192);
+            let disk = FakeDisk::default();
+            let mut engine = start_with_jobs(&disk, policy, jobs);
+            engine.ask_now("watch a\r\nignore default\r\n");
+            let is_tube = after == [0; 3];
+            if is_tube {
+                engine.ask_now("reserve-batch 5 0\r\n");
+            }
+            let (mut count, mut gone) = (0, 0);
+            let now = engine.now;
+            let reply =
+                crash_during(&mut engine, &disk, command, crash, |files, is_acknowledged| {
+                    let mut next = Instance::on_files(&files, policy, now);
+                    let found = jobs_of(&mut next, "a");
+                    let is_gone = found == after;
+                    assert!(
+                        is_gone || !is_acknowledged && found == [all; 3],
+                        "{command}{found:?} jobs are left after crash {count}; \
+                     the client has the reply: {is_acknowledged}"
+                    );
+                    assert_eq!(jobs_of(&mut next, "b"), [3; 3], "after {command}");
+                    count += 1;
+                    gone += u32::from(is_gone);
+                });
+            assert_eq!(reply, format!("FLUSHED {}\r\n", if is_tube { jobs } else { all }));
+            assert!(gone > 0 && gone < count, "{gone} of {count} crashes were after the flush");
+        }
+    }
+}
+
+#[test]
+fn a_flush_is_whole_or_absent_after_a_kill_at_each_step() {
+    flush_and_crash(Crash::Kill);
+}
+
+#[test]
+fn a_flush_is_whole_or_absent_after_a_power_cut_at_each_step() {
+    flush_and_crash(Crash::PowerCut);
+}
+
+#[test]
+fn a_delete_batch_is_acknowledged_when_all_its_jobs_are_gone() {
+    let policy = Policy::synced(8192);
+    let disk = FakeDisk::default();
+    let mut engine = start_with_jobs(&disk, policy, 300);
+    let ids: String = (1..=300).filter(|id| id % 2 == 0).map(|id| format!(" {id}")).collect();
+    let command = format!("delete-batch{ids} 1000\r\n");
+    let now = engine.now;
+    let mut count = 0;
+    let crash = Crash::PowerCut;
+    let reply = crash_during(&mut engine, &disk, &command, crash, |files, is_acknowledged| {
+        let mut next = Instance::on_files(&files, policy, now);
+        let [ready, delayed, buried] = jobs_of(&mut next, "a");
+        let left = ready + delayed + buried;
+        assert!(left == 150 || !is_acknowledged && left > 150, "{left} jobs are left of 150");
+        assert_eq!(jobs_of(&mut next, "b"), [3; 3]);
+        count += 1;
+    });
+    assert_eq!(reply, "DELETED_BATCH 150 1\r\n");
+    assert!(count > 0, "no crash was tried");
 }
