@@ -359,3 +359,232 @@ fn a_list_is_dropped_when_its_last_client_disconnects() {
     let list = engine.ask_until(holder, "list-tubes\r\nlist-tube-used\r\n", "USING default\r\n");
     assert_eq!(list.matches("\n- ").count(), 5_001);
 }
+
+// ---- Flushes, pages and batches ----
+
+/// Puts this number of jobs into a tube, and returns the client.
+fn fill_tube(engine: &mut EventLoop, tube: &str, delay: u32, jobs: usize) -> ClientId {
+    let producer = engine.connect();
+    engine.ask_until(producer, &format!("use {tube}\r\n"), &format!("USING {tube}\r\n"));
+    engine.send(producer, format!("put 0 {delay} 9000 0\r\n\r\n").repeat(jobs));
+    let mut replies = 0;
+    while replies < jobs {
+        engine.iterate();
+        replies += engine.take_text(producer).lines().count();
+    }
+    producer
+}
+
+/// Reserves jobs of a tube until the client holds this number.
+fn hold_jobs(engine: &mut EventLoop, client: ClientId, tube: &str, jobs: u64) {
+    engine.send(client, format!("watch {tube}\r\nignore default\r\n"));
+    engine
+        .send(client, "reserve-batch 1000\r\n".repeat(usize::try_from(jobs).expect("few") / 1000));
+    while engine.server.summary().reserved < jobs {
+        engine.iterate();
+    }
+    engine.settle();
+    engine.take(client);
+}
+
+#[test]
+fn a_flush_of_200000_jobs_is_seen_at_once_and_freed_in_steps() {
+    const JOBS: usize = 100_000;
+    let mut engine = new_loop();
+    let asker = fill_tube(&mut engine, "a", 0, JOBS);
+    fill_tube(&mut engine, "a", 9000, JOBS);
+    let (worker, other) = (engine.connect(), engine.connect());
+    hold_jobs(&mut engine, worker, "a", 20_000);
+    let before = engine.iterations;
+    engine.send(asker, b"flush-tube a\r\nlist-tube-used\r\n");
+    engine.iterate();
+    let summary = engine.server.summary();
+    assert_eq!((summary.ready, summary.delayed, summary.reserved), (0, 0, 0));
+    let reply = engine.wait_for(asker, "USING a\r\n", |engine| {
+        // Another client puts into the tube, and is served in each iteration.
+        let iterations = engine.iterations;
+        engine.ask_until(other, "put-in-tube a 0 0 9 0\r\n\r\n", "\r\n");
+        assert!(engine.iterations - iterations <= 2, "a command of another client has waited");
+    });
+    assert_eq!(reply, format!("FLUSHED {}\r\nUSING a\r\n", 2 * JOBS));
+    let iterations = engine.iterations - before;
+    let least = 2 * JOBS / usize::try_from(MOST_MOVES).expect("few");
+    assert!(iterations >= least, "200,000 jobs were freed in {iterations} iterations");
+    assert!(engine.server.summary().ready > 0, "the jobs that were put meanwhile are gone");
+    assert_eq!(engine.ask_until(worker, "touch-all\r\n", "\n"), "TOUCHED_ALL 0\r\n");
+    engine.server.check();
+}
+
+/// An idle server frees the jobs soon, also when the client has gone away.
+#[test]
+fn a_flush_goes_on_without_its_client() {
+    const JOBS: usize = 100_000;
+    let mut engine = new_loop();
+    let asker = fill_tube(&mut engine, "a", 0, JOBS);
+    let other = engine.connect();
+    engine.send(asker, b"flush-tube a\r\n");
+    engine.iterate();
+    engine.disconnect(asker);
+    let before = engine.iterations;
+    while engine.server.next_due().is_some_and(|due| due <= engine.now) {
+        engine.iterate();
+    }
+    let iterations = engine.iterations - before;
+    assert!((50..JOBS / 500).contains(&iterations), "it took {iterations} iterations");
+    assert_eq!(engine.ask_until(other, "flush-tube a\r\n", "\n"), "NOT_FOUND\r\n");
+    engine.server.check();
+}
+
+/// Returns the ids of a document of `list-jobs`, and where the next page begins.
+fn page(reply: &str) -> (Vec<u64>, u64) {
+    let ids = reply.lines().filter_map(|line| line.strip_prefix("- {id: ")?.split(',').next());
+    let ids = ids.map(|id| id.parse().expect("an id is a number")).collect();
+    (ids, yaml::number(reply, "next"))
+}
+
+#[test]
+fn pages_over_60000_jobs_are_made_in_steps_and_have_each_job_once() {
+    const JOBS: usize = 20_000;
+    let mut engine = new_loop();
+    let (asker, other) = (engine.connect(), engine.connect());
+    // The jobs of other tubes lie between those of the tube, so that all jobs must be compared.
+    for _ in 0..2 {
+        fill_tube(&mut engine, "b", 0, JOBS);
+        fill_tube(&mut engine, "a", 9000, JOBS / 2);
+    }
+    let of_tube: Vec<u64> = (0..2)
+        .flat_map(|round| {
+            let first = (round * 3 * JOBS / 2 + JOBS) as u64;
+            first + 1..=first + JOBS as u64 / 2
+        })
+        .collect();
+    let mut moved = Vec::new();
+    let (mut seen, mut after, mut longest) = (Vec::new(), 0, 0);
+    for number in 0.. {
+        let before = engine.iterations;
+        engine.send(asker, format!("list-jobs a any 1000 {after}\r\nlist-tube-used\r\n"));
+        let reply = engine.wait_for(asker, "USING default\r\n", |engine| {
+            // Jobs are put, deleted and kicked meanwhile, and their client is served in each iteration.
+            let iterations = engine.iterations;
+            let id = of_tube[(engine.iterations * 37) % of_tube.len()];
+            moved.push(id);
+            let delete = format!("kick-job {}\r\ndelete {id}\r\n", id + 1);
+            engine.ask_until(other, &format!("put-in-tube a 0 0 9 0\r\n\r\n{delete}"), "\r\n");
+            assert!(engine.iterations - iterations <= 3, "a command of another client has waited");
+        });
+        longest = longest.max(engine.iterations - before);
+        let (ids, next) = page(&reply);
+        assert!(ids.len() <= 1000, "{} jobs in one page", ids.len());
+        seen.extend(ids);
+        if next == 0 {
+            break;
+        }
+        assert!(next > after && number < 100, "page {number} leads from {after} to {next}");
+        after = next;
+    }
+    assert!(longest >= 60_000 / 8_192, "60,000 jobs were compared in {longest} iterations");
+    assert!(seen.is_sorted_by(|a, b| a < b), "a job is listed twice");
+    for id in of_tube.iter().filter(|id| !moved.contains(id)) {
+        assert!(seen.binary_search(id).is_ok(), "job {id} is in no page");
+    }
+    engine.server.check();
+}
+
+#[test]
+fn batches_of_40_clients_share_the_iterations() {
+    /// An iteration of 1 ms ends after this number of jobs, and the batch that is begun is the last.
+    const MOST_OF_BATCHES: u64 = 5_000;
+    const CLIENTS: usize = 40;
+    let mut engine = new_loop();
+    let producer = fill_tube(&mut engine, "a", 0, CLIENTS * 1000);
+    let clients: Vec<ClientId> = (0..CLIENTS).map(|_| engine.connect()).collect();
+    for &client in &clients {
+        engine.ask_until(client, "watch a\r\nignore default\r\n", "WATCHING 1\r\n");
+    }
+    clients.iter().for_each(|&client| engine.send(client, "reserve-batch 1000\r\n"));
+    let (mut reserved, mut iterations) = (0, 0);
+    while reserved < CLIENTS as u64 * 1000 {
+        engine.iterate();
+        let now = engine.server.summary().reserved;
+        let more = now - reserved;
+        assert!(more <= MOST_OF_BATCHES, "{more} jobs were reserved in one iteration");
+        (reserved, iterations) = (now, iterations + 1);
+        assert!(iterations < 1_000, "only {reserved} jobs are reserved");
+    }
+    // The same clients delete them.
+    engine.settle();
+    for &client in &clients {
+        let reply = engine.take_text(client);
+        let ids =
+            reply.lines().filter_map(|line| line.strip_prefix("RESERVED ")?.split(' ').next());
+        let ids: String = ids.map(|id| format!(" {id}")).collect();
+        engine.send(client, format!("delete-batch{ids}\r\n"));
+    }
+    iterations = 0;
+    while reserved > 0 {
+        engine.iterate();
+        let now = engine.server.summary().reserved;
+        let fewer = reserved - now;
+        assert!(fewer <= MOST_OF_BATCHES, "{fewer} jobs were deleted in one iteration");
+        (reserved, iterations) = (now, iterations + 1);
+        assert!(iterations < 1_000, "{reserved} jobs are not deleted");
+    }
+    engine.settle();
+    for &client in &clients {
+        assert_eq!(engine.take_text(client), "DELETED_BATCH 1000 0\r\n");
+    }
+    assert_eq!(engine.ask_until(producer, "peek-ready\r\n", "\n"), "NOT_FOUND\r\n");
+    engine.server.check();
+}
+
+/// Batches of workers that wait are filled in different iterations, however many jobs come at once.
+#[test]
+fn the_end_of_a_pause_fills_the_batches_of_100_waiters_in_steps() {
+    const WAITERS: usize = 100;
+    const MOST_OF_BATCHES: u64 = 5_000 + WAITERS as u64;
+    let mut engine = new_loop();
+    let producer = engine.connect();
+    engine.ask_until(producer, "use a\r\npause-tube a 5\r\n", "PAUSED\r\n");
+    fill_tube(&mut engine, "a", 0, WAITERS * 1000);
+    let waiters: Vec<ClientId> = (0..WAITERS).map(|_| engine.connect()).collect();
+    for &waiter in &waiters {
+        engine.send(waiter, "watch a\r\nignore default\r\nreserve-batch 1000 100\r\n");
+    }
+    engine.settle();
+    engine.advance(Nanos::from_millis(5_001));
+    let (mut reserved, mut iterations) = (0, 0);
+    while reserved < WAITERS as u64 * 1000 {
+        engine.iterate();
+        let now = engine.server.summary().reserved;
+        let more = now - reserved;
+        assert!(more <= MOST_OF_BATCHES, "{more} jobs were reserved in one iteration");
+        (reserved, iterations) = (now, iterations + 1);
+        assert!(iterations < 1_000, "only {reserved} jobs are reserved");
+    }
+    engine.server.check();
+}
+
+#[test]
+fn touch_all_renews_50000_jobs_in_steps() {
+    const JOBS: u64 = 50_000;
+    let mut engine = new_loop();
+    fill_tube(&mut engine, "a", 0, 50_000);
+    let (worker, other) = (engine.connect(), engine.connect());
+    hold_jobs(&mut engine, worker, "a", JOBS);
+    // All TTRs are over at the same moment if they are not renewed.
+    engine.advance(Nanos::from_secs(8_000));
+    let before = engine.iterations;
+    engine.send(worker, b"touch-all\r\n");
+    let reply = engine.wait_for(worker, "\n", |engine| {
+        let iterations = engine.iterations;
+        engine.ask_until(other, "list-tube-used\r\n", "USING default\r\n");
+        assert!(engine.iterations - iterations <= 2, "a command of another client has waited");
+    });
+    assert_eq!(reply, format!("TOUCHED_ALL {JOBS}\r\n"));
+    let iterations = engine.iterations - before;
+    assert!(iterations >= 50_000 / 1_100, "50,000 jobs were touched in {iterations} iterations");
+    engine.advance(Nanos::from_secs(8_000));
+    engine.settle();
+    assert_eq!(engine.server.summary().reserved, JOBS, "a TTR has run out");
+    engine.server.check();
+}
