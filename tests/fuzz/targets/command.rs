@@ -157,7 +157,7 @@ pub fn reading(line: &[u8]) -> Reading {
 
 impl Call {
     /// Returns whether a body follows.
-    pub fn is_put(&self) -> bool {
+    fn is_put(&self) -> bool {
         ["put", "put-in-tube"].contains(&self.word)
     }
 
@@ -310,12 +310,10 @@ fn call(command: &Command<'_>) -> Call {
         command,
         Command::Put { trailing: true, .. } | Command::PutInTube { trailing: true, .. }
     );
-    let state = match command {
-        Command::PeekBatch { selection } | Command::ListJobs { selection } => {
-            Some(format!("{:?}", selection.state).to_lowercase())
-        }
-        _ => None,
-    };
+    let mut state = None;
+    if let Command::PeekBatch { selection } | Command::ListJobs { selection } = command {
+        state = Some(format!("{:?}", selection.state).to_lowercase());
+    }
     Call { word, numbers, tube, state, trailing }
 }
 

@@ -145,7 +145,7 @@ impl Talk {
             Reading::BadFormat => self.no_command(line, Asked::BadFormat),
             Reading::UnknownCommand => self.no_command(line, Asked::Unknown),
             Reading::Command(call) if call.word == "quit" => self.asking = Parsing::Nothing,
-            Reading::Command(call) if call.is_put() => {
+            Reading::Command(call) if ["put", "put-in-tube"].contains(&call.word) => {
                 ledger.names += usize::from(call.tube.is_some());
                 let len = usize::try_from(call.numbers[3]).unwrap();
                 if len > self.max_job_size {
