@@ -119,29 +119,6 @@ fn long_inputs() -> Vec<Vec<u8>> {
         (0x00, "put 0 0 9 0\r\n\r\n|8c|reserve\r\n|8c|a0|40|10|2b|a0|"),
         (0x00, "put 0 1 9 0\r\n\r\n|8c|a0|23|10|2b|01|reserve-with-timeout 1\r\n|10|23|"),
         (0x00, "put 0 0 1 0\r\n\r\n|8c|reserve\r\n|8c|a0|2b|"),
-        // Flushes of thousands, of which one client goes away, and a restart in the middle.
-        (
-            0x00,
-            "use a\r\nput 0 0 9 0\r\n\r\n|8b|10|01|flush-tube a\r\n|10|02|list-tubes\r\n|10|a0|",
-        ),
-        (
-            0x08,
-            "use a\r\nput 0 0 9 0\r\n\r\n|8a|10|01|flush-tube a\r\n|10|41|02|flush-buried a\r\nlist-tubes\r\n|10|b1|",
-        ),
-        (
-            0x00,
-            "put 0 0 1 0\r\n\r\n|8b|reserve-batch 1000\r\n|82|01|flush-tube default\r\n|a0|00|touch-all\r\n|a0|2b|",
-        ),
-        // Batches with large bodies and pages of thousands.
-        (
-            0x00,
-            "put 0 0 9 65535\r\n|9e|\r\n|84|a0|peek-batch default any 1000\r\nreserve-batch 1000\r\n|a0|",
-        ),
-        (
-            0x00,
-            "put 0 9 9 0\r\n\r\n|8c|a0|list-jobs default any 1000 3000\r\nlist-jobs default buried 1\r\n|a0|",
-        ),
-        (0x08, "put 0 0 9 0\r\n\r\n|89|a0|delete-batch 1 2 3 3\r\ntouch-all\r\n|a0|b1|"),
         // No client reads.
         (0x00, "|51|put 0 0 9 4094\r\n|9b|\r\n|10|peek 1\r\n|87|a0|52|10|10|53|10|57|a0|"),
         (
@@ -201,7 +178,36 @@ fn long_inputs() -> Vec<Vec<u8>> {
         }
         input
     };
-    inputs.iter().map(input).collect()
+    inputs.iter().chain(&inputs_of_many_jobs()).map(input).collect()
+}
+
+/// Inputs whose commands are about many jobs at once.
+fn inputs_of_many_jobs() -> [(u8, &'static str); 6] {
+    [
+        // Flushes of thousands, of which one client goes away, and a restart in the middle.
+        (
+            0x00,
+            "use a\r\nput 0 0 9 0\r\n\r\n|8b|10|01|flush-tube a\r\n|10|02|list-tubes\r\n|10|a0|",
+        ),
+        (
+            0x08,
+            "use a\r\nput 0 0 9 0\r\n\r\n|8a|10|01|flush-tube a\r\n|10|41|02|flush-buried a\r\nlist-tubes\r\n|10|b1|",
+        ),
+        (
+            0x00,
+            "put 0 0 1 0\r\n\r\n|8b|reserve-batch 1000\r\n|82|01|flush-tube default\r\n|a0|00|touch-all\r\n|a0|2b|",
+        ),
+        // Batches with large bodies and pages of thousands.
+        (
+            0x00,
+            "put 0 0 9 65535\r\n|9e|\r\n|84|a0|peek-batch default any 1000\r\nreserve-batch 1000\r\n|a0|",
+        ),
+        (
+            0x00,
+            "put 0 9 9 0\r\n\r\n|8c|a0|list-jobs default any 1000 3000\r\nlist-jobs default buried 1\r\n|a0|",
+        ),
+        (0x08, "put 0 0 9 0\r\n\r\n|89|a0|delete-batch 1 2 3 3\r\ntouch-all\r\n|a0|b1|"),
+    ]
 }
 
 // ---- Directories ----

@@ -147,6 +147,43 @@ const EXTENSIONS: [Command; 8] = [
     Command::ListJobs,
 ];
 
+/// Lines that are no commands, or commands with unusual arguments.
+const MALFORMED: [&str; 33] = [
+    "put",
+    "delete",
+    "reserve-with-timeout",
+    "kick -1",
+    "kick \t+2x",
+    "statsx",
+    "quitting",
+    "peek-readyy",
+    "pause-tubea 0",
+    "put 1 2 3",
+    "use -a",
+    "stats ",
+    "reserve-with-timeout 2147483648",
+    "put 0 0 1 99999999999",
+    "reserve ",
+    "release 1 2",
+    "put 4294967296 0 1 0",
+    "delete 18446744073709551616",
+    "list-jobs",
+    "list-jobs a any 0",
+    "list-jobs a any 1001",
+    "list-jobs a an 1",
+    "list-jobs a any 1 ",
+    "peek-batch a ready 1 1 1",
+    "reserve-batch",
+    "reserve-batch 0",
+    "reserve-batch 1 2147483648",
+    "delete-batch ",
+    "delete-batch 1 x",
+    "touch-allx",
+    "flush-tube  a",
+    "flush-buried -a",
+    "put-in-tube a 0 0 1 ",
+];
+
 const NAMES: [&str; 8] = ["default", "a", "b", "mail", "az09-+/;.$_()", "c", "d", "work.now"];
 /// In seconds: longer than a run.
 const LONG: u32 = 1_000_000;
@@ -567,42 +604,8 @@ impl Generator {
                 bytes.resize(start + self.random.usize(215..240).max(line.len()), b' ');
             }
             3 => {
-                let words = [
-                    "put",
-                    "delete",
-                    "reserve-with-timeout",
-                    "kick -1",
-                    "kick \t+2x",
-                    "statsx",
-                    "quitting",
-                    "peek-readyy",
-                    "pause-tubea 0",
-                    "put 1 2 3",
-                    "use -a",
-                    "stats ",
-                    "reserve-with-timeout 2147483648",
-                    "put 0 0 1 99999999999",
-                    "reserve ",
-                    "release 1 2",
-                    "put 4294967296 0 1 0",
-                    "delete 18446744073709551616",
-                    "list-jobs",
-                    "list-jobs a any 0",
-                    "list-jobs a any 1001",
-                    "list-jobs a an 1",
-                    "list-jobs a any 1 ",
-                    "peek-batch a ready 1 1 1",
-                    "reserve-batch",
-                    "reserve-batch 0",
-                    "reserve-batch 1 2147483648",
-                    "delete-batch ",
-                    "delete-batch 1 x",
-                    "touch-allx",
-                    "flush-tube  a",
-                    "flush-buried -a",
-                    "put-in-tube a 0 0 1 ",
-                ];
-                bytes.extend_from_slice(words[self.random.usize(..words.len())].as_bytes());
+                let line = MALFORMED[self.random.usize(..MALFORMED.len())];
+                bytes.extend_from_slice(line.as_bytes());
             }
             // A body over the size limit.
             4 => {

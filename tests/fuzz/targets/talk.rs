@@ -269,6 +269,50 @@ impl Talk {
             "peek-ready" | "peek-delayed" | "peek-buried" => {
                 words[0] != "RESERVED" && is_found(ledger)
             }
+            "delete" => {
+                ledger.deleted += u64::from(*words == ["DELETED"]);
+                *words == ["DELETED"] || *words == ["NOT_FOUND"] || lacks_space
+            }
+            "release" => {
+                [["RELEASED"], ["NOT_FOUND"]].iter().any(|reply| reply == words) || lacks_space
+            }
+            "bury" => [["BURIED"], ["NOT_FOUND"]].iter().any(|reply| reply == words) || lacks_space,
+            "touch" => [["TOUCHED"], ["NOT_FOUND"]].iter().any(|reply| reply == words),
+            "kick" => match words {
+                ["KICKED", count] => Some(decimal(count)) <= number(0),
+                _ => lacks_space,
+            },
+            "kick-job" => {
+                [["KICKED"], ["NOT_FOUND"]].iter().any(|reply| reply == words) || lacks_space
+            }
+            "stats-job" => match words {
+                ["OK", _] => document(body).starts_with(&format!("id: {}\n", number(0).unwrap())),
+                _ => *words == ["NOT_FOUND"],
+            },
+            "stats-tube" => match words {
+                ["OK", _] => document(body).starts_with("name: \""),
+                _ => *words == ["NOT_FOUND"],
+            },
+            "stats" => document(body).starts_with("current-jobs-urgent: "),
+            "pause-tube" if call.tube.is_none() => *words == ["BAD_FORMAT"],
+            "pause-tube" => [["PAUSED"], ["NOT_FOUND"]].iter().any(|reply| reply == words),
+            "reserve-batch" | "peek-batch" | "list-jobs" | "flush-tube" | "flush-buried"
+            | "delete-batch" | "touch-all" => self.is_reply_about_many(call, words, body, ledger),
+            _ => self.is_reply_about_tubes(call, words, body),
+        }
+    }
+
+    /// Judges the reply to a command for many jobs at once.
+    fn is_reply_about_many(
+        &mut self,
+        call: &Call,
+        words: &[&str],
+        body: &[u8],
+        ledger: &mut Ledger,
+    ) -> bool {
+        let number = |place: usize| call.numbers.get(place).copied();
+        let lacks_space = ledger.may_lack_space && *words == ["OUT_OF_MEMORY"];
+        match call.word {
             "reserve-batch" => match words {
                 ["RESERVED_BATCH", count] => {
                     self.expects_jobs("RESERVED", decimal(count), number(0))
@@ -301,38 +345,10 @@ impl Talk {
                 }
                 _ => lacks_space,
             },
-            "touch-all" => match words {
+            _ => match words {
                 ["TOUCHED_ALL", count] => decimal(count) <= ledger.inserted,
                 _ => false,
             },
-            "delete" => {
-                ledger.deleted += u64::from(*words == ["DELETED"]);
-                *words == ["DELETED"] || *words == ["NOT_FOUND"] || lacks_space
-            }
-            "release" => {
-                [["RELEASED"], ["NOT_FOUND"]].iter().any(|reply| reply == words) || lacks_space
-            }
-            "bury" => [["BURIED"], ["NOT_FOUND"]].iter().any(|reply| reply == words) || lacks_space,
-            "touch" => [["TOUCHED"], ["NOT_FOUND"]].iter().any(|reply| reply == words),
-            "kick" => match words {
-                ["KICKED", count] => Some(decimal(count)) <= number(0),
-                _ => lacks_space,
-            },
-            "kick-job" => {
-                [["KICKED"], ["NOT_FOUND"]].iter().any(|reply| reply == words) || lacks_space
-            }
-            "stats-job" => match words {
-                ["OK", _] => document(body).starts_with(&format!("id: {}\n", number(0).unwrap())),
-                _ => *words == ["NOT_FOUND"],
-            },
-            "stats-tube" => match words {
-                ["OK", _] => document(body).starts_with("name: \""),
-                _ => *words == ["NOT_FOUND"],
-            },
-            "stats" => document(body).starts_with("current-jobs-urgent: "),
-            "pause-tube" if call.tube.is_none() => *words == ["BAD_FORMAT"],
-            "pause-tube" => [["PAUSED"], ["NOT_FOUND"]].iter().any(|reply| reply == words),
-            _ => self.is_reply_about_tubes(call, words, body),
         }
     }
 
