@@ -22,6 +22,7 @@ use std::io::{ErrorKind, IoSlice};
 use std::num::NonZero;
 
 mod bounds;
+mod bury_log;
 mod follow;
 mod restart;
 
@@ -99,6 +100,7 @@ const SLICES_PER_WRITE: usize = 16;
 
 impl Simulation {
     pub fn new(setup: Setup) -> Result<Simulation, Failure> {
+        bury_log::install();
         let now = START.next_multiple_of(TICK);
         let disk = FakeDisk::default();
         let mut server = server(&setup, now);
@@ -309,6 +311,7 @@ impl Simulation {
             self.server.set_clock_offset(ClockOffset::between(nanos(self.now), nanos(wall_clock)));
         }
         self.server.begin_iteration(self.ready.len());
+        bury_log::take();
         self.server.tick(nanos(self.now));
         self.follow_tick()?;
         self.server.share_budget(self.setup.sharers);

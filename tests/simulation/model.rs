@@ -133,14 +133,22 @@ pub struct Client {
     /// Bytes that have arrived and were not used yet.
     pub input: Vec<u8>,
     expects: Expects,
-    /// The first job and the count of a `reserve-batch` that has waited. The client takes more jobs
-    /// when it is served next.
-    batch: Option<(u64, usize)>,
+    batch: Option<Batch>,
     pub is_closing: bool,
     is_producer: bool,
     is_worker: bool,
     is_half_closed: bool,
     pub has_input_ended: bool,
+}
+
+/// A `reserve-batch` that has waited. The client takes more jobs when it is served next.
+#[derive(Clone, Copy, Debug)]
+struct Batch {
+    /// The job for which it has waited.
+    first: u64,
+    count: usize,
+    /// Other jobs became ready at the same moment, and may have been the first.
+    is_first_open: bool,
 }
 
 /// A client that waits for a job.
@@ -343,9 +351,10 @@ impl Model {
             return false;
         }
         let client = self.client(number);
-        if let Some((first, count)) = client.batch.take() {
+        if let Some(batch) = client.batch.take() {
             self.last_command_at = now.max(self.last_command_at + 1);
-            self.fill_batch(number, first, count, self.last_command_at);
+            let call = Call { by: number, now: self.last_command_at, seen };
+            self.fill_batch(&call, batch);
             return true;
         }
         let Some((item, used)) = client.next_item() else { return false };
@@ -365,7 +374,7 @@ impl Model {
 
     // ---- Time ----
 
-    /// Returns the tubes and the clients for which something is due, the soonest first.
+    /// Returns the tubes and then the clients for which something is due, the soonest first.
     pub fn due(&self, now: u64) -> Vec<Due> {
         let mut all: Vec<(u64, Due)> = Vec::new();
         for tube in &self.tubes {
@@ -383,7 +392,8 @@ impl Model {
             all.extend(first.map(|due| (due, Due::Client(number))));
         }
         all.retain(|(due, _)| *due <= now);
-        all.sort_by_key(|(due, _)| *due);
+        // A job that becomes ready wins over a timeout.
+        all.sort_by_key(|(due, it)| (matches!(it, Due::Client(_)), *due));
         all.into_iter().map(|(_, it)| it).collect()
     }
 
@@ -463,7 +473,10 @@ impl Model {
             self.waiters.retain(|waiter| waiter.client != client);
             self.reserve(id, client, now);
             match batch {
-                Some(count) => self.client(client).batch = Some((id, count)),
+                Some(count) => {
+                    let batch = Batch { first: id, count, is_first_open: false };
+                    self.client(client).batch = Some(batch);
+                }
                 None => self.reply_job(client, "RESERVED", id),
             }
         }
@@ -495,6 +508,23 @@ impl Model {
             job.state = State::Ready;
             self.note(id, false, now);
             self.make_ready(id, now);
+        }
+    }
+
+    /// The jobs that have just come back were buried in this order.
+    pub fn order_buried(&mut self, ids: &[u64]) {
+        for &id in ids {
+            let new_seq = self.next_seq();
+            let mut states: Vec<&mut State> = Vec::new();
+            states
+                .extend(self.jobs.iter_mut().filter(|job| job.id == id).map(|job| &mut job.state));
+            let changes = self.changes.iter_mut().filter(|change| change.id == id);
+            states.extend(changes.filter_map(|it| it.job.as_mut().map(|job| &mut job.state)));
+            for state in states {
+                if let State::Buried { seq } = state {
+                    *seq = new_seq;
+                }
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::super::event::escape;
 use super::super::model::{Client, ClientNumber, Due, Flush, Model, UNREAD_LIMIT};
-use super::{Failure, Simulation, Socket, nanos};
+use super::{Failure, Simulation, Socket, bury_log, nanos};
 use beanstalkd::testing::{Histogram, Nanos, Page, Server};
 use std::io::IoSlice;
 
@@ -79,7 +79,7 @@ impl Simulation {
     pub(super) fn follow_tick(&mut self) -> Result<(), Failure> {
         self.take_replies();
         let due = self.model.due(self.now);
-        // Without waiters the order makes no difference.
+        // Without waiters the order makes no difference, except to the order of buried jobs.
         let is_open = due.len() > 1 && !self.model.waiters.is_empty();
         let mut steps_left = MAX_ORDER_STEPS;
         let found =
@@ -87,6 +87,10 @@ impl Simulation {
         match found {
             Some(model) => self.model = model,
             None => due.iter().for_each(|it| self.model.on_due(it, self.now)),
+        }
+        if due.len() > 1 {
+            self.model.open_batches();
+            self.model.order_buried(&bury_log::take());
         }
         self.follow_flushes()?;
         self.compare()

@@ -2,7 +2,7 @@
 //! some of them into steps; here each is done at once.
 
 use super::super::request::Page;
-use super::{Call, Change, ClientNumber, Flush, Job, Model, SECOND, State, Waiter};
+use super::{Batch, Call, Change, ClientNumber, Flush, Job, Model, SECOND, State, Waiter};
 use std::rc::Rc;
 
 /// A reply has at most this many bytes of bodies without their CR LF, unless it has one job.
@@ -122,10 +122,36 @@ impl Model {
 
     /// Replies with the job for which a client has waited and the others that are there. If the job is
     /// gone meanwhile, the others are all.
-    pub(super) fn fill_batch(&mut self, by: ClientNumber, first: u64, count: usize, now: u64) {
-        let first = if self.has_reserved(by, first) { vec![first] } else { Vec::new() };
-        let ids = self.reserve_more(by, first, count, now);
-        self.reply_batch(by, &ids);
+    pub(super) fn fill_batch(&mut self, call: &Call<'_>, batch: Batch) {
+        let Batch { mut first, count, is_first_open } = batch;
+        if is_first_open
+            && let Some(other) = call.seen_reserved()
+            && self.find(other).is_some_and(|job| job.state == State::Ready)
+        {
+            self.swap_first(call.by, first, other);
+            first = other;
+        }
+        let first = if self.has_reserved(call.by, first) { vec![first] } else { Vec::new() };
+        let ids = self.reserve_more(call.by, first, count, call.now);
+        self.reply_batch(call.by, &ids);
+    }
+
+    /// The client has reserved `other` instead of `first`, at the same moment.
+    fn swap_first(&mut self, by: ClientNumber, first: u64, other: u64) {
+        let Some((deadline, _)) = self.find(first).and_then(|job| job.reserved_by(by)) else {
+            return;
+        };
+        let job = self.job(first);
+        let reserved_at = deadline - u64::from(job.ttr) * SECOND;
+        job.counts.reserves -= 1;
+        self.make_ready(first, reserved_at);
+        self.reserve(other, by, reserved_at);
+    }
+
+    /// What becomes due at once does so in any order: any of its jobs may be the first of a batch.
+    pub fn open_batches(&mut self) {
+        let batches = self.clients.values_mut().filter_map(|client| client.batch.as_mut());
+        batches.for_each(|batch| batch.is_first_open = true);
     }
 
     /// Reserves jobs in addition to `ids`, as many as one reply may have.

@@ -178,6 +178,11 @@ impl Call<'_> {
         leading_number(self.seen.strip_prefix(word)?)
     }
 
+    /// Returns the first job of the batch that the server has sent.
+    pub(super) fn seen_reserved(&self) -> Option<u64> {
+        leading_number(self.seen_behind("RESERVED ")?)
+    }
+
     /// Returns a value of the document that the server has sent.
     fn seen_value(&self, key: &str) -> u64 {
         let line = format!("\n{key}: ");
