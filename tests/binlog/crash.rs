@@ -141,7 +141,7 @@ fn crash_during(
     let mut is_acknowledged = false;
     // Some iterations after the reply, compaction has moved the other jobs.
     for iteration in 0..2_000 {
-        for image in disk.take_history() {
+        for image in disk.take_history().into_iter().chain([disk.clone()]) {
             let files = match crash {
                 Crash::Kill => image.live_files(),
                 Crash::PowerCut => image.files_after_power_cut(&mut random),

@@ -6,7 +6,7 @@ use crate::harness::fake_disk::FakeDisk;
 use crate::harness::fixtures::START;
 use crate::harness::yaml::{field, number};
 use beanstalkd::testing::record::{
-    self, Counts, Fields, FlushKind, HIGHEST_ID, RecordState, VERSION,
+    self, Counts, Fields, FlushKind, HIGHEST_ID, Mark, RecordState, VERSION,
 };
 use beanstalkd::testing::{Nanos, Syncing};
 use std::collections::BTreeMap;
@@ -188,7 +188,7 @@ fn jobs_stay_flushed_after_hundreds_of_further_flushes() {
             due_or_buried_at: START + Nanos::from_nanos(id),
             counts: Counts::default(),
             state,
-            is_held: false,
+            mark: Mark::None,
         };
         record::write(bytes, &fields, tube, b"x\r\n", NONCE);
         bytes.extend_from_slice(b"x\r\n");

@@ -10,7 +10,7 @@
 
 use super::disk::{Disk, FileNumber};
 use super::reader::{self, Damage, Item, ReadError, Reader, Record, TornTail};
-use super::record::{FILE_HEAD_LEN, Fields, FlushKind, Layout, RecordState, VERSION_LEN};
+use super::record::{FILE_HEAD_LEN, Fields, FlushKind, Layout, Mark, RecordState, VERSION_LEN};
 use crate::engine::text::CR_LF;
 use crate::engine::text::JsonText;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -197,7 +197,7 @@ impl Survey {
             survey.file_mut(number).torn = Some(torn);
         }
         let Survey { jobs, flushes, .. } = &mut survey;
-        jobs.retain(|_, job| !flushes.get(&job.tube).is_some_and(|flushes| flushes.has(job)));
+        jobs.retain(|_, job| !is_flushed(flushes, job));
         Ok(survey)
     }
 
@@ -280,7 +280,10 @@ impl Survey {
                 FlushKind::Buried => flushes.buried += 1,
             }
         } else if fields.state == RecordState::Deleted {
-            self.jobs.remove(&fields.id);
+            // Without the record of the flush, the flush has not happened.
+            if fields.mark != Mark::Flushed || self.is_flushed(fields.id) {
+                self.jobs.remove(&fields.id);
+            }
         } else if let Some(tube) = tube {
             let file = self.files.len() - 1;
             let flushes_before = self.flushes.get(*tube).copied().unwrap_or_default();
@@ -291,6 +294,10 @@ impl Survey {
             job.fields = fields;
             job.flushes_before.buried = self.flushes.get(&job.tube).map_or(0, |it| it.buried);
         }
+    }
+
+    fn is_flushed(&self, id: u64) -> bool {
+        self.jobs.get(&id).is_some_and(|job| is_flushed(&self.flushes, job))
     }
 
     fn is_sound(&self) -> bool {
@@ -352,14 +359,13 @@ impl Survey {
     }
 }
 
-impl Flushes {
-    /// Returns whether a flush has deleted the job.
-    fn has(&self, job: &Job) -> bool {
-        let Fields { state, is_held, .. } = job.fields;
-        let is_buried = state == RecordState::Buried && !is_held;
-        let before = job.flushes_before;
-        before.all < self.all || (is_buried && before.buried < self.buried)
-    }
+/// Returns whether a flush has deleted the job.
+fn is_flushed(flushes: &HashMap<Rc<str>, Flushes>, job: &Job) -> bool {
+    let flushes = flushes.get(&job.tube).copied().unwrap_or_default();
+    let Fields { state, mark, .. } = job.fields;
+    let is_buried = state == RecordState::Buried && mark != Mark::Held;
+    let before = job.flushes_before;
+    before.all < flushes.all || (is_buried && before.buried < flushes.buried)
 }
 
 impl File {

@@ -281,13 +281,16 @@ impl Binlog {
         self.reserve_oldest().filter(|(key, _)| self.segments().entry(*key).file <= last)
     }
 
+    /// Reserves space for [`Binlog::move_to_current`]. Returns `false` if there is none.
+    pub fn reserve_move(&mut self, key: LogKey) -> bool {
+        let len = self.segments().entry(key).len.into();
+        self.reserve(Reservation::migration(self.writer.files(), len)).is_ok()
+    }
+
     fn reserve_oldest(&mut self) -> Option<(LogKey, JobKey)> {
         let free = space::free_bytes(self.writer.files());
         let oldest = compaction::oldest_job(self.writer.files_mut(), free);
-        let found = oldest.filter(|&key| {
-            let len = self.segments().entry(key).len.into();
-            self.reserve(Reservation::migration(self.writer.files(), len)).is_ok()
-        });
+        let found = oldest.filter(|&key| self.reserve_move(key));
         self.compaction.set_blocked(found.is_none());
         found.map(|key| (key, self.segments().entry(key).job))
     }

@@ -31,12 +31,12 @@
 //! with an id that no job has. C beanstalkd skips it. In a file without it, the four bytes are
 //! ignored.
 //!
-//! The first byte behind the state, which C beanstalkd ignores too, is 1 if a worker had reserved
-//! the job when the record was made, although the state is buried.
+//! The first byte behind the state, which C beanstalkd ignores too, is a [`Mark`].
 //!
 //! The record of a flush is a full record of a delete, with an id that no job has. It deletes all
 //! jobs of its tube with earlier records, or the buried ones. C beanstalkd skips it. For C
-//! beanstalkd a record of a delete of each job follows.
+//! beanstalkd a record of a delete of each job follows. This server ignores these deletes if the
+//! record of the flush is lost, as after a power cut: then no job is deleted.
 //!
 //! The four bytes behind the length of the body have the nonce of the file, which no client knows.
 //! So a client cannot put a job whose body is taken for records when the records before it are
@@ -74,8 +74,19 @@ pub struct Fields {
     pub due_or_buried_at: Nanos,
     pub counts: Counts,
     pub state: RecordState,
-    /// The job is buried, and a worker has reserved it. Only in files with checksums.
-    pub is_held: bool,
+    /// Only in files with checksums.
+    pub mark: Mark,
+}
+
+/// What C beanstalkd does not know of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// Nothing.
+    None = 0,
+    /// A worker has reserved the buried job. Flushes of buried jobs do not delete it.
+    Held = 1,
+    /// The record is of the delete of a flushed job. It needs the record of the flush before it.
+    Flushed = 2,
 }
 
 /// The jobs that a flush deletes.
@@ -148,7 +159,7 @@ const CREATED_AT: usize = 40;
 const MOMENT_AT: usize = 48;
 const COUNTS_AT: usize = 56;
 const STATE_AT: usize = 76;
-const HELD_AT: usize = 77;
+const MARK_AT: usize = 77;
 
 /// A file header record with at most this many flipped bits is recognized as damaged. With more, the
 /// file is taken for one without checksums.
@@ -217,7 +228,7 @@ fn of_no_job(id: u64) -> Fields {
         due_or_buried_at: Nanos::ZERO,
         counts: Counts::default(),
         state: RecordState::Deleted,
-        is_held: false,
+        mark: Mark::None,
     }
 }
 
@@ -237,7 +248,7 @@ fn fields_to_bytes(fields: &Fields, nonce: u32) -> [u8; FIELDS_LEN] {
         put(COUNTS_AT + 4 * index, &count.to_ne_bytes());
     }
     put(STATE_AT, &[fields.state as u8]);
-    put(HELD_AT, &[u8::from(fields.is_held)]);
+    put(MARK_AT, &[fields.mark as u8]);
     bytes
 }
 
@@ -419,7 +430,11 @@ impl Layout {
                 4 => RecordState::Delayed,
                 _ => return Err(DecodeError::State),
             },
-            is_held: self.has_checksums() && bytes[HELD_AT] == 1,
+            mark: match bytes.get(MARK_AT).filter(|_| self.has_checksums()) {
+                Some(1) => Mark::Held,
+                Some(2) => Mark::Flushed,
+                Some(_) | None => Mark::None,
+            },
         })
     }
 }
@@ -494,7 +509,7 @@ mod tests {
         due_or_buried_at: Nanos::from_nanos(0x3132_3334_3536_3738),
         counts: Counts { reserves: 1, timeouts: 2, releases: 3, buries: 4, kicks: 5 },
         state: RecordState::Delayed,
-        is_held: false,
+        mark: Mark::None,
     };
     const NONCE: u32 = 0x4142_4344;
 

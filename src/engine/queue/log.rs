@@ -12,7 +12,7 @@
 use super::Queue;
 use super::job::{Job, Jobs, State, Target};
 use crate::engine::binlog::disk::FileNumber;
-use crate::engine::binlog::record::{self, Fields, FlushKind, RecordState};
+use crate::engine::binlog::record::{self, Fields, FlushKind, Mark, RecordState};
 use crate::engine::binlog::{Binlog, BinlogStats, IoFailed, NoSpace};
 use crate::engine::keys::{JobKey, LogKey, TubeKey};
 use crate::engine::time::{ClockOffset, Nanos};
@@ -86,7 +86,8 @@ impl Queue {
     pub(super) fn record_flushed(&mut self, job: &Job) {
         let Some(binlog) = &mut self.binlog else { return };
         let state = (RecordState::Deleted, Nanos::ZERO);
-        binlog.delete_flushed(job.log, &fields(job, state, self.clock_offset));
+        let fields = Fields { mark: Mark::Flushed, ..fields(job, state, self.clock_offset) };
+        binlog.delete_flushed(job.log, &fields);
     }
 
     /// Records that a buried job was reserved: then it `is_held`. It is buried again after a restart,
@@ -99,7 +100,8 @@ impl Queue {
         }
         let job = &self.jobs[key];
         let state = (RecordState::Buried, binlog.buried_at(job.log));
-        let fields = Fields { is_held, ..fields(job, state, self.clock_offset) };
+        let mark = if is_held { Mark::Held } else { Mark::None };
+        let fields = Fields { mark, ..fields(job, state, self.clock_offset) };
         binlog.hold(job.log, &fields);
     }
 
@@ -156,6 +158,18 @@ impl Queue {
             }
             self.move_in_binlog(log, job);
         }
+    }
+
+    /// Writes the full records of these jobs again, or of as many as there is space for.
+    pub(super) fn rewrite(&mut self, jobs: &[JobKey]) {
+        for &key in jobs {
+            let log = self.jobs[key].log;
+            let reserved = self.binlog.as_mut().is_some_and(|binlog| binlog.reserve_move(log));
+            if reserved {
+                self.move_in_binlog(log, key);
+            }
+        }
+        self.moved_bytes = 0;
     }
 
     /// Moves all jobs out of damaged files, or as many as there is space for.
@@ -219,6 +233,6 @@ fn fields(job: &Job, (state, moment): (RecordState, Nanos), clock_offset: ClockO
         due_or_buried_at,
         counts: job.counts,
         state,
-        is_held: false,
+        mark: Mark::None,
     }
 }

@@ -15,8 +15,10 @@ use super::job::{Job, JobParams, Target};
 use super::tube::Tubes;
 use crate::engine::binlog::disk::{Disk, FileNumber};
 use crate::engine::binlog::reader::{self, Damage, Item, ReadError, Reader, Record, TornTail};
-use crate::engine::binlog::record::{self, Fields, FlushKind, HIGHEST_ID, Layout, RecordState};
-use crate::engine::binlog::segments::{Entry, Segment, Segments};
+use crate::engine::binlog::record::{
+    self, Fields, FlushKind, HIGHEST_ID, Layout, Mark, RecordState,
+};
+use crate::engine::binlog::segments::{Segment, Segments};
 use crate::engine::binlog::{BeginError, Binlog, IoFailed, Policy, Resume};
 use crate::engine::collections::secondary_map::SecondaryMap;
 use crate::engine::headroom::{self, Headroom};
@@ -83,6 +85,8 @@ struct ReplayState<'q> {
     flushed: Vec<JobKey>,
     /// Buried jobs that workers had reserved.
     held: Vec<JobKey>,
+    /// Jobs that a flush deleted whose record is lost. For C beanstalkd they are deleted.
+    revived: HashSet<JobKey>,
     /// The ids of jobs with a damaged full record and no intact one.
     lost: HashSet<u64>,
     /// The number of damaged places.
@@ -125,6 +129,7 @@ impl Queue {
             flushes_before: SecondaryMap::default(),
             flushed: Vec::new(),
             held: Vec::new(),
+            revived: HashSet::new(),
             lost: HashSet::new(),
             damages: 0,
         };
@@ -187,7 +192,16 @@ impl Replay<'_> {
         state.log_torn_tail();
         state.place_jobs(now).map_err(ReplayError::NoMemory)?;
         let ReplayState {
-            queue, segments, resume, used_bytes, lost, damages, flushed, held, ..
+            queue,
+            segments,
+            resume,
+            used_bytes,
+            lost,
+            damages,
+            flushed,
+            held,
+            revived,
+            ..
         } = state;
         let jobs = segments.job_count();
         assert_eq!(jobs, queue.jobs.len() as u64, "jobs with an entry in the binlog, and all jobs");
@@ -207,6 +221,10 @@ impl Replay<'_> {
         })?);
         queue.finish_flushes(&flushed);
         queue.end_holds(&held);
+        // A later flush may have deleted some of them.
+        let revived = revived.into_iter().filter(|&key| queue.jobs.get(key).is_some());
+        let revived: Vec<JobKey> = revived.collect();
+        queue.rewrite(&revived);
         queue.quarantine_damaged_files(now).map_err(ReplayError::Failed)?;
         Ok(recovered)
     }
@@ -319,8 +337,18 @@ impl ReplayState<'_> {
         self.note_id(fields.id);
         let known = self.queue.jobs.find(fields.id);
         if fields.state == RecordState::Deleted {
+            if let Some(key) = known
+                && fields.mark == Mark::Flushed
+                && !self.is_flushed(key)
+            {
+                // The record of the flush is lost, so the flush has not happened.
+                headroom::leave(Headroom::Quarter, || self.revived.try_reserve(1))?;
+                self.revived.insert(key);
+                return Ok(());
+            }
             self.lost.remove(&fields.id);
             if let Some(key) = known {
+                self.revived.remove(&key);
                 self.flushes_before.remove(key);
                 let job = self.queue.jobs.remove(key);
                 self.segments.remove_job(job.log);
@@ -362,6 +390,7 @@ impl ReplayState<'_> {
         let tube = self.find_tube(tube)?;
         if let Some(key) = known {
             let body = self.queue.bodies.add(body)?;
+            self.revived.remove(&key);
             let job = &mut self.queue.jobs[key];
             job.tube = tube;
             let old_body = std::mem::replace(&mut job.body, body);
@@ -409,8 +438,10 @@ impl ReplayState<'_> {
     }
 
     /// Returns whether a flush has deleted the job.
-    fn is_flushed(&self, key: JobKey, entry: &Entry) -> bool {
-        let flushes = self.flushes.get(self.queue.jobs[key].tube).copied().unwrap_or_default();
+    fn is_flushed(&self, key: JobKey) -> bool {
+        let job = &self.queue.jobs[key];
+        let entry = self.segments.entry(job.log);
+        let flushes = self.flushes.get(job.tube).copied().unwrap_or_default();
         let before = self.flushes_before.get(key).copied().unwrap_or_default();
         let is_buried = entry.state == RecordState::Buried && !entry.is_held;
         before.all < flushes.all || (is_buried && before.buried < flushes.buried)
@@ -437,7 +468,7 @@ impl ReplayState<'_> {
             self.resume.buried_at + Nanos::ONE
         };
         entry.state = fields.state;
-        entry.is_held = fields.is_held;
+        entry.is_held = fields.mark == Mark::Held;
         if fields.state == RecordState::Buried {
             self.resume.buried_at = self.resume.buried_at.max(entry.due_or_buried_at);
         }
@@ -450,7 +481,7 @@ impl ReplayState<'_> {
         let mut buried = Vec::new();
         for key in self.segments.jobs() {
             let entry = self.segments.entry(self.queue.jobs[key].log);
-            if self.is_flushed(key, entry) {
+            if self.is_flushed(key) {
                 headroom::leave(Headroom::Quarter, || self.flushed.try_reserve(1))?;
                 self.flushed.push(key);
                 continue;
