@@ -369,7 +369,9 @@ impl<'d> Reader<'d> {
         let start = usize::try_from(offset - self.window_at).expect("it is in the window");
         let (head, body) = self.window[start..start + head_len + body_len].split_at(head_len);
         let name = &head[self.layout.name_at()..][..tube_len];
-        let may_be_flush = self.layout.has_checksums() && fields.state == RecordState::Deleted;
+        let has_tube = !name.is_empty();
+        let may_be_flush =
+            self.layout.has_checksums() && fields.state == RecordState::Deleted && has_tube;
         Record {
             offset,
             len: span.end() - offset,
