@@ -407,6 +407,8 @@ struct Program<'b> {
     kind: Kind,
     nonce: [u8; 4],
     is_large: bool,
+    /// The next record is of a job that is buried and reserved.
+    is_held: bool,
     /// The record written last.
     last: Vec<u8>,
     written: Written,
@@ -416,6 +418,8 @@ struct Program<'b> {
 
 const IDS: [u64; 12] =
     [1, 2, 3, 4, 8, 9, 1 << 20, u64::MAX - 1, u64::MAX, u64::MAX - (1 << 40), 0, u64::MAX / 2];
+const FLUSH_ALL_ID: u64 = u64::MAX - 1;
+const FLUSH_BURIED_ID: u64 = u64::MAX - 2;
 const NUMBERS: [u64; 14] = [
     0,
     1,
@@ -446,6 +450,7 @@ impl Program<'_> {
             kind: Kind::Checked,
             nonce: *b"once",
             is_large,
+            is_held: false,
             last: Vec::new(),
             written: Written::new(),
             may_be_unchecked: false,
@@ -526,9 +531,16 @@ impl Program<'_> {
         }
     }
 
-    /// What should stand at the head of a file only, or elsewhere.
+    /// What should stand at the head of a file only, or elsewhere; or the record of a flush.
     fn odd_head(&mut self) {
-        match self.bytes.byte() % 4 {
+        let kind = self.bytes.byte();
+        match kind % 4 {
+            _ if kind >= 0xc0 => {
+                let id = if kind.is_multiple_of(2) { FLUSH_ALL_ID } else { FLUSH_BURIED_ID };
+                let tube = TUBES[usize::from(kind >> 1) % TUBES.len()];
+                let decided_at = self.moment();
+                self.write(tube, [id, 0, 0, 0, 0, decided_at, 0], [0; 5], 0, &[]);
+            }
             0 => {
                 let last_id = self.id();
                 self.marker(last_id);
@@ -597,7 +609,10 @@ impl Program<'_> {
             byte @ 0xf0.. => byte,
             byte => byte % 5,
         };
-        let is_plain = self.bytes.byte() < 0x80;
+        let chance = self.bytes.byte();
+        let is_plain = chance < 0x80;
+        // A worker has reserved the buried job.
+        self.is_held = chance % 8 == 7;
         let mut number = |plain| if is_plain { plain } else { self.number() };
         let (pri, delay, ttr) = (number(7), number(0), number(60_000_000_000));
         let mut counts = [0; 5];
@@ -636,7 +651,7 @@ impl Program<'_> {
         }
         bytes.push(state);
         if !is_v5 {
-            bytes.extend([0; 3]);
+            bytes.extend([u8::from(std::mem::take(&mut self.is_held)), 0, 0]);
         }
         let has_body = !tube.is_empty() && state != 0;
         bytes.extend(if has_body { body } else { &[] });
