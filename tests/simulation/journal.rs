@@ -70,8 +70,9 @@ pub enum Verdict {
 #[derive(Clone, Debug, Default)]
 pub struct Journal {
     jobs: BTreeMap<u64, Vec<Version>>,
-    /// The tube and the body of every job of the run, for jobs that damage brings back.
-    origins: BTreeMap<u64, (Rc<str>, Rc<[u8]>)>,
+    /// The tube and the body of every job of the run, for jobs that damage brings back. Damage may also
+    /// give an id out again.
+    origins: BTreeMap<u64, Vec<Origin>>,
     /// The jobs of each flush whose record may be lost.
     flushes: BTreeMap<u64, Vec<u64>>,
     /// The jobs that the simulation deleted after the last start, because it could not know them.
@@ -82,6 +83,9 @@ pub struct Journal {
     commits: u64,
     committed_at: u64,
 }
+
+/// The tube and the body with which a job was put.
+type Origin = (Rc<str>, Rc<[u8]>);
 
 /// What a job became.
 #[derive(Clone, Debug)]
@@ -108,7 +112,8 @@ impl Journal {
             self.flushes.entry(flush).or_default().push(id);
         }
         if let (Some(job), false) = (&job, self.jobs.contains_key(&id)) {
-            self.origins.insert(id, (Rc::clone(&job.tube), Rc::clone(&job.body)));
+            let origin = (Rc::clone(&job.tube), Rc::clone(&job.body));
+            self.origins.entry(id).or_default().push(origin);
             let none = Version { job: None, is_logged: true, at: 0, commits: 0, clock_offset: 0 };
             self.jobs.insert(id, vec![none]);
         }
@@ -237,8 +242,8 @@ impl Journal {
 
     /// Returns whether the job has the tube and the body with which it was put.
     pub fn is_intact(&self, id: u64, found: &FoundJob) -> bool {
-        let origin = self.origins.get(&id);
-        origin.is_some_and(|(tube, body)| **tube == *found.tube && **body == *found.body)
+        let mut origins = self.origins.get(&id).into_iter().flatten();
+        origins.any(|(tube, body)| **tube == *found.tube && **body == *found.body)
     }
 
     /// A new process starts at that time with these jobs, each in its possible versions. Those in
