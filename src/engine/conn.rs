@@ -15,7 +15,7 @@ use super::protocol::output::{Output, Pool};
 use super::protocol::reply::Reply;
 use super::queue::Kick;
 use super::queue::body::{Bodies, Body, LARGE};
-use super::queue::browse::Selecting;
+use super::queue::browse::SelectionScan;
 use super::queue::job::JobParams;
 use super::queue::listing::ListText;
 use super::queue::touch::TouchAll;
@@ -124,58 +124,58 @@ pub enum Phase {
         reason: Refusal,
     },
     /// A command that runs in steps, which need no input.
-    InSteps(Stepped),
+    InSteps(Continuation),
     /// A list of more than 1,024 tubes, which is shared by several connections.
     ListingTubes,
     /// A reserve that has no reply yet.
-    Waiting(Demand),
-    /// A flush of more jobs than one step allows.
+    Waiting(ReserveKind),
+    /// A `flush-tube` or `flush-buried` of more jobs than one step allows.
     Flushing,
     /// Nothing: the connection is closed when its output is sent.
     Closing,
 }
 
-/// A command that is continued in the next iteration, because it does more than one step allows.
+/// The rest of a command that does more than one step allows. It runs in the next iterations.
 #[derive(Debug)]
-pub enum Stepped {
+pub enum Continuation {
     /// A kick of many jobs.
     Kick(Kick),
     /// A reserve over many tubes.
-    Reserve(Wait, Demand),
+    Reserve(Wait, ReserveKind),
     /// A `reserve-batch` that has reserved some jobs.
     FillBatch(Batch),
     /// A `touch-all` of many jobs.
     TouchAll(TouchAll),
     /// A `list-jobs` or `peek-batch` that compares many jobs.
-    Select(Box<Selecting>, Contents),
+    Select(Box<SelectionScan>, JobPart),
     /// A list of more than 1,024 watched tubes, with the watch that is listed next.
     ListWatched(ListText, WatchKey),
 }
 
-/// What a reserve takes.
+/// The kind of a reserve, which determines its replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Demand {
-    /// One job.
+pub enum ReserveKind {
+    /// `reserve` and `reserve-with-timeout`: one job.
     Job,
-    /// At most this number of jobs, in one reply.
+    /// `reserve-batch`: at most this number of jobs, in one reply.
     Batch(usize),
 }
 
-impl Demand {
-    /// Returns the reply when the timeout of the reserve has passed.
-    pub fn timed_out(self) -> Reply<'static> {
+impl ReserveKind {
+    /// Returns the reply if no job comes before the timeout.
+    pub fn timeout_reply(self) -> Reply<'static> {
         match self {
-            Demand::Job => Reply::TimedOut,
-            Demand::Batch(_) => Reply::ReservedBatch { count: 0 },
+            ReserveKind::Job => Reply::TimedOut,
+            ReserveKind::Batch(_) => Reply::ReservedBatch { count: 0 },
         }
     }
 }
 
-/// What the reply has of each selected job.
+/// The part of each selected job that the reply has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Contents {
-    /// The values of `list-jobs`.
-    Facts,
+pub enum JobPart {
+    /// The values that `list-jobs` and `stats-job` show.
+    Stats,
     /// The body, as in `peek-batch`.
     Body,
 }
@@ -207,7 +207,7 @@ pub struct Put {
     pub params: JobParams,
     /// The length of the body with CR LF, in bytes.
     pub full_len: u32,
-    /// The tube of a `put-in-tube`. `None` stands for the used tube.
+    /// The tube of a `put-in-tube`, or `None` for the tube that the connection uses.
     pub tube: Option<Box<str>>,
 }
 
@@ -261,8 +261,8 @@ pub enum Step<'a> {
     BodyPart(&'a [u8]),
     /// The end of a dropped body, and the reply to it.
     SkippedBody(Refusal),
-    /// The next step of a command, which was taken out of the phase.
-    Next(Stepped),
+    /// The rest of a command that runs in steps. It was taken out of the phase.
+    Continue(Continuation),
 }
 
 impl Conn {
@@ -398,7 +398,7 @@ impl Conn {
                 self.phase = Phase::ReadingLine;
                 Some(Step::SkippedBody(reason))
             }
-            Phase::InSteps(_) => Some(Step::Next(self.take_stepped())),
+            Phase::InSteps(_) => Some(Step::Continue(self.take_continuation())),
             Phase::ListingTubes | Phase::Waiting(_) | Phase::Flushing | Phase::Closing => None,
         }
     }
@@ -412,11 +412,11 @@ impl Conn {
     }
 
     /// Takes the command that runs in steps. The connection reads a line next.
-    fn take_stepped(&mut self) -> Stepped {
-        let Phase::InSteps(stepped) = std::mem::take(&mut self.phase) else {
+    fn take_continuation(&mut self) -> Continuation {
+        let Phase::InSteps(continuation) = std::mem::take(&mut self.phase) else {
             unreachable!("the phase was just matched")
         };
-        stepped
+        continuation
     }
 
     fn next_line<'a>(&mut self, input: &mut &'a [u8], has_memory: bool) -> Option<Step<'a>> {
@@ -584,7 +584,7 @@ impl Conns {
     }
 
     /// Returns whether `text_len` more bytes of text exceed the limit for unused input and unsent text
-    /// of all connections.
+    /// of all connections. Without such input and text, one reply may exceed it.
     pub fn are_crowded_by(&self, text_len: usize) -> bool {
         self.buffered_bytes > 0 && self.buffered_bytes.saturating_add(text_len) > self.buffer_limit
     }

@@ -1,7 +1,7 @@
 //! Puts and deletes per second of each tube, from two samples that are about 5 s apart.
 //!
 //! A round samples all tubes, 128 in each iteration of the loop. Samples of at most 32,768 tubes are
-//! kept, in 1.5 MiB. Other tubes have no rates.
+//! kept, in 1.75 MiB. Other tubes have no rates.
 
 use super::value::Rate;
 use crate::engine::headroom::{self, Headroom};

@@ -1,12 +1,12 @@
 //! Selects jobs of a tube in the order of their ids, for `list-jobs` and `peek-batch`.
 //!
 //! No structure has the jobs of a tube in the order of their ids, because it would cost memory for
-//! each job. A selection takes the first of these ways that is complete:
+//! each job. So a scan finds the jobs of one reply in the first of these ways that suffices:
 //!
-//! 1. In a tube with few jobs, all jobs of the tube are compared.
-//! 2. The 4,096 ids above the last page are looked up. Most pages of a large tube end here.
-//! 3. All jobs of the server are compared, some in each iteration. A job keeps its place in memory as
-//!    long as it lives, so no job is missed or found twice. Ten million jobs take 0.15 s.
+//! 1. It compares all jobs of the tube in the requested states, if these are at most 8,192.
+//! 2. It looks up the next 4,096 ids. That is enough for most replies about a large tube.
+//! 3. It compares all jobs of the server, some in each iteration. A job keeps its slot in memory as
+//!    long as it exists, so no job is missed or found twice. Ten million jobs take 0.15 s.
 
 use super::Queue;
 use super::job::{Job, State};
@@ -36,9 +36,9 @@ pub enum StateFilter {
     Any,
 }
 
-/// A selection of jobs that is being made.
+/// A scan for the jobs of a selection, in steps.
 #[derive(Debug)]
-pub struct Selecting {
+pub struct SelectionScan {
     tube: TubeKey,
     /// The tube may be removed between two steps, and its key be given to another one.
     tube_name: Box<str>,
@@ -49,15 +49,15 @@ pub struct Selecting {
     count: usize,
     /// The lowest ids that were found: at most one more than `count`.
     lowest: BinaryHeap<u64>,
-    /// The page of jobs in memory that is compared next.
+    /// The memory page of jobs that is compared next.
     next_page: usize,
-    /// Units of work that were not charged yet.
+    /// The units of work that were not charged yet.
     work: usize,
 }
 
-/// The result of a step of a selection.
+/// The result of a step of a scan.
 #[derive(Debug)]
-pub enum Selected {
+pub enum ScanStep {
     /// Jobs in the order of their ids. `next` is the last id if there are more, and otherwise 0.
     Jobs { keys: Vec<JobKey>, next: u64 },
     /// There is no such tube.
@@ -66,40 +66,54 @@ pub enum Selected {
     Unfinished,
 }
 
-/// At most this many jobs, and connections with reserved jobs, are compared in one step.
+/// The jobs of a tube are compared in one step if they, and all connections if reserved jobs are
+/// among them, are at most this many: about 0.13 ms.
 const MAX_COMPARED: usize = 8192;
-/// The number of ids that are looked up.
+/// The number of ids that are looked up, in about 0.26 ms.
 const WINDOW: u64 = 4096;
-/// Units of work to compare a page of jobs.
+/// Units of work to compare a memory page of jobs.
 const WORK_PER_PAGE: usize = 64;
-/// The number of pages of about 1,000 jobs that are compared in one step.
+/// The number of memory pages, of 2,048 jobs each, that are compared in one step.
 const PAGES_PER_STEP: usize = 4;
-/// The number of jobs that are compared in one unit of work (0.25 us), and of ids looked up.
+/// The number of jobs that are compared in one unit of work (0.25 us).
 const COMPARED_PER_WORK: usize = 16;
+/// The number of ids that are looked up in one unit of work.
 const LOOKED_UP_PER_WORK: usize = 4;
 
 impl Queue {
-    /// Begins a selection. Returns `None` if there is no such tube.
-    pub fn select(&self, selection: Selection<'_>) -> Result<Option<Selecting>, TryReserveError> {
+    /// Returns a scan for the jobs of a selection, or `None` if there is no such tube.
+    pub fn select(
+        &self,
+        selection: Selection<'_>,
+    ) -> Result<Option<SelectionScan>, TryReserveError> {
         let Selection { tube: name, state, count, after } = selection;
         let Some(tube) = self.tubes.find(name) else { return Ok(None) };
         let mut lowest = BinaryHeap::new();
         headroom::leave(Headroom::Quarter, || lowest.try_reserve_exact(count + 1))?;
         let tube_name = text::try_boxed(name)?;
-        Ok(Some(Selecting { tube, tube_name, state, after, count, lowest, next_page: 0, work: 0 }))
+        Ok(Some(SelectionScan {
+            tube,
+            tube_name,
+            state,
+            after,
+            count,
+            lowest,
+            next_page: 0,
+            work: 0,
+        }))
     }
 
-    /// Returns whether the job is in the tube, in one of these states.
+    /// Returns whether the job is in the tube and matches the state.
     fn is_selected(&self, job: &Job, tube: TubeKey, state: StateFilter) -> bool {
         job.tube == tube && state.matches(job.state) && !self.is_flushed(job)
     }
 }
 
-impl Selecting {
-    /// Continues the selection.
-    pub fn step(&mut self, queue: &Queue) -> Result<Selected, TryReserveError> {
+impl SelectionScan {
+    /// Continues the scan.
+    pub fn step(&mut self, queue: &Queue) -> Result<ScanStep, TryReserveError> {
         if queue.tubes.find(&self.tube_name) != Some(self.tube) {
-            return Ok(Selected::NoTube);
+            return Ok(ScanStep::NoTube);
         }
         if self.next_page == 0 && (self.compare_tube(queue) || self.look_up_window(queue)) {
             return self.finish(queue);
@@ -113,7 +127,7 @@ impl Selecting {
         self.work += WORK_PER_PAGE * (end - self.next_page);
         self.next_page = end;
         if end < queue.jobs.page_count() {
-            return Ok(Selected::Unfinished);
+            return Ok(ScanStep::Unfinished);
         }
         self.finish(queue)
     }
@@ -158,7 +172,7 @@ impl Selecting {
         true
     }
 
-    /// Looks up the next ids. Returns `false` if the selection may have higher ones.
+    /// Looks up the next ids. Returns `false` if jobs with higher ids may be missing.
     fn look_up_window(&mut self, queue: &Queue) -> bool {
         let end = self.after.saturating_add(WINDOW).min(queue.jobs.highest_id());
         let mut looked_up = 0;
@@ -202,8 +216,8 @@ impl Selecting {
         }
     }
 
-    /// Returns the selected jobs that are still there.
-    fn finish(&mut self, queue: &Queue) -> Result<Selected, TryReserveError> {
+    /// Returns the found jobs that still exist and match.
+    fn finish(&mut self, queue: &Queue) -> Result<ScanStep, TryReserveError> {
         let mut ids = std::mem::take(&mut self.lowest).into_sorted_vec();
         let has_more = ids.len() > self.count;
         ids.truncate(self.count);
@@ -214,7 +228,7 @@ impl Selecting {
         keys.extend(
             found.filter(|&key| queue.is_selected(&queue.jobs[key], self.tube, self.state)),
         );
-        Ok(Selected::Jobs { keys, next })
+        Ok(ScanStep::Jobs { keys, next })
     }
 }
 
@@ -290,15 +304,15 @@ mod tests {
         selection: Selection<'_>,
         mut between: impl FnMut(&mut Queue),
     ) -> (Vec<u64>, u64, usize) {
-        let mut selecting = queue.select(selection).unwrap().expect("the tube exists");
+        let mut scan = queue.select(selection).unwrap().expect("the tube exists");
         let mut steps = 1;
         loop {
-            match selecting.step(queue).unwrap() {
-                Selected::Jobs { keys, next } => {
+            match scan.step(queue).unwrap() {
+                ScanStep::Jobs { keys, next } => {
                     return (keys.iter().map(|&key| queue.jobs[key].id).collect(), next, steps);
                 }
-                Selected::Unfinished => between(queue),
-                Selected::NoTube => panic!("the tube is gone"),
+                ScanStep::Unfinished => between(queue),
+                ScanStep::NoTube => panic!("the tube is gone"),
             }
             steps += 1;
         }

@@ -2,7 +2,7 @@
 
 use super::Server;
 use super::commands::WATCHES_PER_STEP;
-use crate::engine::conn::{Demand, Phase, Stepped};
+use crate::engine::conn::{Continuation, Phase, ReserveKind};
 use crate::engine::keys::{ConnKey, JobKey};
 use crate::engine::protocol::batch::Batch;
 use crate::engine::protocol::command::Ids;
@@ -13,10 +13,10 @@ use crate::engine::queue::waiters::Search;
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 
-/// A `reserve-batch` reserves at most this many jobs in an iteration: less than 1 ms, even of a
-/// million ready jobs.
+/// A `reserve-batch` reserves at most this many jobs in an iteration, so that a step takes less than
+/// 1 ms, even if a million jobs are ready.
 const RESERVES_PER_STEP: usize = 256;
-/// A `touch-all` checks at most this many jobs in an iteration.
+/// A `touch-all` checks at most this many jobs in an iteration, so that a step takes about 0.5 ms.
 const TOUCHES_PER_STEP: usize = 1024;
 /// Units of work to reserve or delete a job of a batch, and to touch one.
 const WORK_PER_JOB: usize = 6;
@@ -25,9 +25,10 @@ const WORK_PER_TOUCH: usize = 2;
 impl Server {
     // ---- Reserve ----
 
-    /// Adds ready jobs to a batch and reserves them. Returns whether the batch is complete: it has
-    /// the maximum number of jobs or bytes, or no job is ready. On an error the batch is empty.
-    pub(super) fn fill(
+    /// Reserves ready jobs and adds them to a batch, at most [`RESERVES_PER_STEP`]. Returns whether
+    /// the batch is complete: it is full, or no further job is found, or there is no memory for one.
+    /// On an error the batch is empty.
+    pub(super) fn fill_batch(
         &mut self,
         key: ConnKey,
         batch: &mut Batch,
@@ -37,7 +38,7 @@ impl Server {
         let before = batch.jobs.len();
         let mut is_complete = false;
         while !is_complete && batch.jobs.len() < before + RESERVES_PER_STEP {
-            match self.reserve_into(key, batch, steps_left, now) {
+            match self.reserve_into_batch(key, batch, steps_left, now) {
                 Ok(Search::Found(_)) => is_complete = batch.is_full(),
                 // The search is bounded, so the batch may have fewer jobs than are ready.
                 Ok(Search::Unfinished) if batch.is_empty() => break,
@@ -52,7 +53,7 @@ impl Server {
 
     /// Reserves the best job and adds it to the batch, if there is room in the batch and memory for
     /// the reply.
-    fn reserve_into(
+    fn reserve_into_batch(
         &mut self,
         key: ConnKey,
         batch: &mut Batch,
@@ -81,7 +82,7 @@ impl Server {
         // Between two steps a TTR may run out, and a flush may delete a job.
         batch.jobs.retain(|&(job, id)| self.queue.is_reserved(job, id, key));
         if self.conns.try_reserve_output(key, batch.text_len, batch.parts).is_err() {
-            // The connection gives its jobs back when it is closed.
+            // The jobs become ready when the connection is closed.
             return self.close_now(key);
         }
         self.reply(key, Reply::ReservedBatch { count: batch.jobs.len() });
@@ -92,26 +93,26 @@ impl Server {
 
     /// Replies to a reserve whose wait has ended with this job. A batch is filled in the next
     /// iteration: one event can end many waits.
-    pub(super) fn reply_awaited(&mut self, key: ConnKey, job: JobKey, demand: Demand) {
-        let Demand::Batch(max) = demand else { return self.reply_reserved(key, job) };
+    pub(super) fn reply_awaited(&mut self, key: ConnKey, job: JobKey, kind: ReserveKind) {
+        let ReserveKind::Batch(max) = kind else { return self.reply_reserved(key, job) };
         let mut batch = Batch::new(max);
         if batch.try_push(job, &self.queue.jobs[job]).is_err() {
             return self.close_now(key);
         }
         let conn = &mut self.conns[key];
-        conn.phase = Phase::InSteps(Stepped::FillBatch(batch));
+        conn.phase = Phase::InSteps(Continuation::FillBatch(batch));
         conn.has_backlog = true;
         self.conns.mark_dirty(key);
     }
 
     /// Reserves more jobs for a batch, and replies once it is complete.
-    pub(super) fn fill_step(&mut self, key: ConnKey, mut batch: Batch, now: Nanos) {
+    pub(super) fn fill_batch_step(&mut self, key: ConnKey, mut batch: Batch, now: Nanos) {
         let mut steps_left = WATCHES_PER_STEP;
-        let filled = self.fill(key, &mut batch, &mut steps_left, now);
-        self.charge_steps(WATCHES_PER_STEP - steps_left);
+        let filled = self.fill_batch(key, &mut batch, &mut steps_left, now);
+        self.charge_watches(WATCHES_PER_STEP - steps_left);
         match filled {
             Ok(true) => self.reply_reserved_batch(key, batch),
-            Ok(false) => self.continue_later(key, Stepped::FillBatch(batch)),
+            Ok(false) => self.continue_later(key, Continuation::FillBatch(batch)),
             Err(_) => self.reply(key, Reply::OutOfMemory),
         }
     }
@@ -143,7 +144,7 @@ impl Server {
         if is_done {
             self.reply(key, Reply::TouchedAll { count: touch.touched });
         } else {
-            self.continue_later(key, Stepped::TouchAll(touch));
+            self.continue_later(key, Continuation::TouchAll(touch));
         }
     }
 }

@@ -2,7 +2,9 @@
 
 use super::{FREE_STEPS, REPLY_COST_PER_WORK, Server, WARN_INTERVAL};
 use crate::engine::binlog::NoSpace;
-use crate::engine::conn::{Conn, Contents, Demand, LargePut, Phase, Put, Refusal, Step, Stepped};
+use crate::engine::conn::{
+    Conn, Continuation, JobPart, LargePut, Phase, Put, Refusal, ReserveKind, Step,
+};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{ConnKey, JobKey, TubeKey};
 use crate::engine::protocol::batch::Batch;
@@ -86,7 +88,7 @@ impl Server {
                 Step::BeginBody(put) => self.begin_body(key, put),
                 Step::BodyPart(part) => self.add_to_body(key, part, now),
                 Step::SkippedBody(refusal) => self.reply(key, refusal.into()),
-                Step::Next(stepped) => self.next_step(key, stepped, now),
+                Step::Continue(continuation) => self.continue_command(key, continuation, now),
             }
             self.after_command();
         }
@@ -101,20 +103,20 @@ impl Server {
     }
 
     /// Runs the next step of a command. Other connections are served between two steps.
-    fn next_step(&mut self, key: ConnKey, stepped: Stepped, now: Nanos) {
-        match stepped {
-            Stepped::Kick(kick) => self.kick_step(key, kick, now),
-            Stepped::Reserve(wait, demand) => self.reserve_step(key, wait, demand, now),
-            Stepped::FillBatch(batch) => self.fill_step(key, batch, now),
-            Stepped::TouchAll(touch) => self.touch_all_step(key, touch, now),
-            Stepped::Select(selecting, contents) => self.select(key, selecting, contents, now),
-            Stepped::ListWatched(text, next) => self.list_watched_step(key, text, next),
+    fn continue_command(&mut self, key: ConnKey, continuation: Continuation, now: Nanos) {
+        match continuation {
+            Continuation::Kick(kick) => self.kick_step(key, kick, now),
+            Continuation::Reserve(wait, kind) => self.reserve_step(key, wait, kind, now),
+            Continuation::FillBatch(batch) => self.fill_batch_step(key, batch, now),
+            Continuation::TouchAll(touch) => self.touch_all_step(key, touch, now),
+            Continuation::Select(scan, part) => self.select_step(key, scan, part, now),
+            Continuation::ListWatched(text, next) => self.list_watched_step(key, text, next),
         }
     }
 
     /// Continues a command in the next iteration, or in this one if the connection has work left.
-    pub(super) fn continue_later(&mut self, key: ConnKey, stepped: Stepped) {
-        self.conns[key].phase = Phase::InSteps(stepped);
+    pub(super) fn continue_later(&mut self, key: ConnKey, continuation: Continuation) {
+        self.conns[key].phase = Phase::InSteps(continuation);
     }
 
     /// Delivers the results of waits, and charges the work of the command.
@@ -170,13 +172,13 @@ impl Server {
                 let params = JobParams { pri, delay_secs, ttr_secs };
                 self.begin_put(key, Some(tube), params, body_len, trailing);
             }
-            Command::Reserve => self.reserve(key, Nanos::NEVER, Demand::Job, now),
+            Command::Reserve => self.reserve(key, Nanos::NEVER, ReserveKind::Job, now),
             Command::ReserveWithTimeout { timeout_secs } => {
-                self.reserve(key, now + Nanos::from_secs(timeout_secs), Demand::Job, now);
+                self.reserve(key, now + Nanos::from_secs(timeout_secs), ReserveKind::Job, now);
             }
             Command::ReserveBatch { count, timeout_secs } => {
                 let until = now + Nanos::from_secs(timeout_secs);
-                self.reserve(key, until, Demand::Batch(count), now);
+                self.reserve(key, until, ReserveKind::Batch(count), now);
             }
             Command::ReserveJob { id } => self.reserve_job(key, id, now),
             Command::Delete { id } => {
@@ -231,10 +233,10 @@ impl Server {
                 self.reply_found(key, self.used_tube(key).first_buried());
             }
             Command::PeekBatch { selection } => {
-                self.begin_page(key, selection, Contents::Body, now);
+                self.begin_page(key, selection, JobPart::Body, now);
             }
             Command::ListJobs { selection } => {
-                self.begin_page(key, selection, Contents::Facts, now);
+                self.begin_page(key, selection, JobPart::Stats, now);
             }
 
             Command::Stats => {
@@ -448,22 +450,22 @@ impl Server {
 
     // ---- Reserve, release and kick ----
 
-    fn reserve(&mut self, key: ConnKey, until: Nanos, demand: Demand, now: Nanos) {
+    fn reserve(&mut self, key: ConnKey, until: Nanos, kind: ReserveKind, now: Nanos) {
         self.queue.mark_worker(key);
         // The job may also come while the connection waits, when it is too late to refuse it.
         if self.queue.ensure_can_reserve(key).is_err() {
             return self.reply(key, Reply::OutOfMemory);
         }
         let seq = self.queue.next_wait_seq();
-        self.reserve_step(key, Wait { seq, until }, demand, now);
+        self.reserve_step(key, Wait { seq, until }, kind, now);
     }
 
     /// Reserves jobs, or begins to wait. With more than 2,048 watched tubes this takes several
     /// iterations; tubes that change between them are checked again.
-    fn reserve_step(&mut self, key: ConnKey, wait: Wait, demand: Demand, now: Nanos) {
+    fn reserve_step(&mut self, key: ConnKey, wait: Wait, kind: ReserveKind, now: Nanos) {
         let mut steps_left = WATCHES_PER_STEP;
-        let outcome = self.reserve_or_wait(key, wait, demand, &mut steps_left, now);
-        self.charge_steps(WATCHES_PER_STEP - steps_left);
+        let outcome = self.reserve_or_wait(key, wait, kind, &mut steps_left, now);
+        self.charge_watches(WATCHES_PER_STEP - steps_left);
         match outcome {
             Ok(Some(phase)) => self.conns[key].phase = phase,
             Ok(None) => {}
@@ -472,7 +474,7 @@ impl Server {
     }
 
     /// Charges the watches that a reserve has checked.
-    pub(super) fn charge_steps(&mut self, steps: usize) {
+    pub(super) fn charge_watches(&mut self, steps: usize) {
         self.budget.charge_share(steps.saturating_sub(FREE_STEPS) / WATCHES_PER_WORK);
     }
 
@@ -481,13 +483,13 @@ impl Server {
         &mut self,
         key: ConnKey,
         wait: Wait,
-        demand: Demand,
+        kind: ReserveKind,
         steps_left: &mut usize,
         now: Nanos,
     ) -> Result<Option<Phase>, TryReserveError> {
-        let later = Phase::InSteps(Stepped::Reserve(wait, demand));
-        match demand {
-            Demand::Job => match self.queue.reserve(key, steps_left, now)? {
+        let later = Phase::InSteps(Continuation::Reserve(wait, kind));
+        match kind {
+            ReserveKind::Job => match self.queue.reserve(key, steps_left, now)? {
                 Search::Found(job) => {
                     self.reply_reserved(key, job);
                     return Ok(None);
@@ -495,16 +497,18 @@ impl Server {
                 Search::Unfinished => return Ok(Some(later)),
                 Search::Nothing => {}
             },
-            Demand::Batch(max) => {
+            ReserveKind::Batch(max) => {
                 let mut batch = Batch::new(max);
-                match (self.fill(key, &mut batch, steps_left, now)?, batch.is_empty()) {
+                match (self.fill_batch(key, &mut batch, steps_left, now)?, batch.is_empty()) {
                     (true, true) => {}
                     (true, false) => {
                         self.reply_reserved_batch(key, batch);
                         return Ok(None);
                     }
                     (false, true) => return Ok(Some(later)),
-                    (false, false) => return Ok(Some(Phase::InSteps(Stepped::FillBatch(batch)))),
+                    (false, false) => {
+                        return Ok(Some(Phase::InSteps(Continuation::FillBatch(batch))));
+                    }
                 }
             }
         }
@@ -514,11 +518,11 @@ impl Server {
             return Ok(None);
         }
         if wait.until <= now || self.conns[key].is_half_closed {
-            self.reply(key, demand.timed_out());
+            self.reply(key, kind.timeout_reply());
             return Ok(None);
         }
         let waits = self.queue.wait(key, wait, steps_left, now)?;
-        Ok(Some(if waits { Phase::Waiting(demand) } else { later }))
+        Ok(Some(if waits { Phase::Waiting(kind) } else { later }))
     }
 
     fn reserve_job(&mut self, key: ConnKey, id: u64, now: Nanos) {
@@ -540,7 +544,7 @@ impl Server {
         let outcome = self.queue.kick(&mut kick, KICKS_PER_STEP, now);
         self.budget.charge_share((kick.kicked - before) as usize);
         match outcome {
-            Ok(()) if kick.left > 0 => self.continue_later(key, Stepped::Kick(kick)),
+            Ok(()) if kick.left > 0 => self.continue_later(key, Continuation::Kick(kick)),
             Ok(()) => self.reply(key, Reply::Kicked { count: kick.kicked }),
             Err(_) => self.reply(key, Reply::OutOfMemory),
         }
@@ -619,13 +623,13 @@ impl Server {
         let work = self.queue.wait_results.len() * WORK_PER_WAKE;
         while let Some((key, result)) = self.queue.wait_results.pop_front() {
             let phase = std::mem::replace(&mut self.conns[key].phase, Phase::ReadingLine);
-            let Phase::Waiting(demand) = phase else {
+            let Phase::Waiting(kind) = phase else {
                 unreachable!("a wait has ended of a connection that does not wait")
             };
             match result {
-                WaitResult::Reserved(job) => self.reply_awaited(key, job, demand),
+                WaitResult::Reserved(job) => self.reply_awaited(key, job, kind),
                 WaitResult::DeadlineSoon => self.reply(key, Reply::DeadlineSoon),
-                WaitResult::TimedOut => self.reply(key, demand.timed_out()),
+                WaitResult::TimedOut => self.reply(key, kind.timeout_reply()),
             }
         }
         work

@@ -2,7 +2,7 @@
 //! list of all tubes is shared by the connections that requested it.
 
 use super::{BUFFERS_DIVISOR, FREE_STEPS, Server};
-use crate::engine::conn::{Phase, Stepped};
+use crate::engine::conn::{Continuation, Phase};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{ConnKey, WatchKey};
 use crate::engine::protocol::reply::Reply;
@@ -102,7 +102,7 @@ impl Server {
         match (ListText::new(), first) {
             (Ok(text), Some(first)) if self.fits_list_limit(0) => {
                 self.lists.incomplete_bytes += text.len() as u64;
-                self.continue_later(key, Stepped::ListWatched(text, first));
+                self.continue_later(key, Continuation::ListWatched(text, first));
             }
             _ => self.reply(key, Reply::OutOfMemory),
         }
@@ -126,7 +126,7 @@ impl Server {
         }
         if let Some(next) = next {
             self.lists.incomplete_bytes += text.len() as u64;
-            self.continue_later(key, Stepped::ListWatched(text, next));
+            self.continue_later(key, Continuation::ListWatched(text, next));
         } else if text.finish().is_ok() {
             let text = Rc::new(text);
             self.lists.track(&text);
@@ -158,7 +158,7 @@ impl Server {
             if self.lists.recipients.is_empty() {
                 self.queue.tubes.drop_listing();
             }
-        } else if let Phase::InSteps(Stepped::ListWatched(text, _)) = phase {
+        } else if let Phase::InSteps(Continuation::ListWatched(text, _)) = phase {
             self.lists.incomplete_bytes -= text.len() as u64;
         }
     }

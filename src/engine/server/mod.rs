@@ -38,7 +38,7 @@ use crate::engine::binlog::disk::{Disk, FileNumber};
 use crate::engine::binlog::record;
 use crate::engine::binlog::{IoFailed, Policy, Syncing};
 use crate::engine::collections::histogram::Histogram;
-use crate::engine::conn::{Actions, Conn, Conns, LargePut, OutputHandle, Phase, Stepped};
+use crate::engine::conn::{Actions, Conn, Conns, Continuation, LargePut, OutputHandle, Phase};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::ConnKey;
 use crate::engine::protocol::command::Counter;
@@ -490,7 +490,7 @@ impl Server {
                     self.last_id
                 );
             }
-            Phase::InSteps(Stepped::Kick(kick)) => assert!(
+            Phase::InSteps(Continuation::Kick(kick)) => assert!(
                 kick.tube == client.used && kick.left > 0,
                 "connection {index} kicks {kick:?}, but uses {:?}",
                 client.used

@@ -2,12 +2,12 @@
 //! compared is made in steps.
 
 use super::Server;
-use crate::engine::conn::{Contents, Stepped};
+use crate::engine::conn::{Continuation, JobPart};
 use crate::engine::keys::{ConnKey, JobKey};
 use crate::engine::protocol::batch::Batch;
 use crate::engine::protocol::reply::Reply;
 use crate::engine::protocol::stats;
-use crate::engine::queue::browse::{Selected, Selecting, Selection};
+use crate::engine::queue::browse::{ScanStep, Selection, SelectionScan};
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 
@@ -17,48 +17,48 @@ impl Server {
         &mut self,
         key: ConnKey,
         selection: Selection<'_>,
-        contents: Contents,
+        part: JobPart,
         now: Nanos,
     ) {
         match self.queue.select(selection) {
-            Ok(Some(selecting)) => self.select(key, Box::new(selecting), contents, now),
+            Ok(Some(scan)) => self.select_step(key, Box::new(scan), part, now),
             Ok(None) => self.reply(key, Reply::NotFound),
             Err(_) => self.reply(key, Reply::OutOfMemory),
         }
     }
 
-    /// Compares the next jobs.
-    pub(super) fn select(
+    /// Compares the next jobs, and replies with the page once all were compared.
+    pub(super) fn select_step(
         &mut self,
         key: ConnKey,
-        mut selecting: Box<Selecting>,
-        contents: Contents,
+        mut scan: Box<SelectionScan>,
+        part: JobPart,
         now: Nanos,
     ) {
-        let step = selecting.step(&self.queue);
-        self.budget.charge_share(selecting.take_work());
+        let step = scan.step(&self.queue);
+        self.budget.charge_share(scan.take_work());
         match step {
-            Ok(Selected::Unfinished) => {
-                self.continue_later(key, Stepped::Select(selecting, contents));
+            Ok(ScanStep::Unfinished) => {
+                self.continue_later(key, Continuation::Select(scan, part));
             }
-            Ok(Selected::Jobs { keys, next }) => match contents {
-                Contents::Facts => {
+            Ok(ScanStep::Jobs { keys, next }) => match part {
+                JobPart::Stats => {
                     if self.conns.are_crowded_by(stats::longest_jobs_len(keys.len())) {
                         return self.reply(key, Reply::OutOfMemory);
                     }
                     let text = stats::jobs(&keys, next, &self.queue, now);
                     self.reply_list(key, text);
                 }
-                Contents::Body => self.reply_bodies(key, &keys, next),
+                JobPart::Body => self.reply_bodies(key, &keys, next),
             },
-            Ok(Selected::NoTube) => self.reply(key, Reply::NotFound),
+            Ok(ScanStep::NoTube) => self.reply(key, Reply::NotFound),
             Err(_) => self.reply(key, Reply::OutOfMemory),
         }
     }
 
     /// Replies with the bodies of as many jobs as fit into one reply.
     fn reply_bodies(&mut self, key: ConnKey, keys: &[JobKey], mut next: u64) {
-        let Ok(batch) = self.fitting_bodies(key, keys) else {
+        let Ok(batch) = self.batch_of_bodies(key, keys) else {
             return self.reply(key, Reply::OutOfMemory);
         };
         if batch.jobs.len() < keys.len() {
@@ -70,7 +70,8 @@ impl Server {
         }
     }
 
-    fn fitting_bodies(&mut self, key: ConnKey, keys: &[JobKey]) -> Result<Batch, TryReserveError> {
+    /// Returns as many of the jobs as fit into one reply, for which it reserves memory.
+    fn batch_of_bodies(&mut self, key: ConnKey, keys: &[JobKey]) -> Result<Batch, TryReserveError> {
         let mut batch = Batch::new(keys.len());
         for &job_key in keys {
             let job = &self.queue.jobs[job_key];
