@@ -58,7 +58,7 @@ pub struct Options {
     pub max_job_size: u32,
     /// Puts are rejected while jobs take this many bytes of memory.
     pub max_memory_bytes: u64,
-    /// A job that came back this many times against the will of its worker is buried.
+    /// A job that came back this many times is buried; `None` for no limit.
     pub bury_after: Option<NonZero<u16>>,
     /// The maximum number of connected clients.
     pub max_connections: usize,

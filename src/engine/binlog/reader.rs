@@ -63,7 +63,7 @@ pub struct Record<'s> {
     pub len: u64,
     /// The fields of the job.
     pub fields: Fields,
-    /// It is the record of a flush of the tube. The fields are of no job.
+    /// The kind of flush, if this is the record of a flush of the tube. Then the fields are of no job.
     pub flush: Option<FlushKind>,
     /// The tube of the job, in a full record.
     pub tube: Option<&'s str>,

@@ -50,7 +50,7 @@ pub struct Entry {
     pub len: u32,
     /// The state in the last record. It is used only during replay.
     pub state: RecordState,
-    /// A worker had reserved the buried job. It is used only during replay.
+    /// A worker had reserved the job, which is buried in its last record. It is used only during replay.
     pub is_held: bool,
     /// The moment of its bury. During replay also the moment at which it is due.
     pub due_or_buried_at: Nanos,

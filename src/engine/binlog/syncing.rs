@@ -115,11 +115,11 @@ impl SyncState {
         }
     }
 
-    /// Panics unless the files to be synced exist, and a sync is due if there `must` be one.
-    pub fn check(&self, files: &Files, must: bool) {
+    /// Checks that the files to be synced exist, and that something is to be synced if `must_sync`.
+    pub fn check(&self, files: &Files, must_sync: bool) {
         assert!(
-            !must || self.unsynced_since.is_some(),
-            "records wait to be written, and there is nothing to be synced"
+            !must_sync || self.unsynced_since.is_some(),
+            "records wait to be written, but nothing is to be synced"
         );
         let Segment { number: current, used, .. } = *files.current();
         let (begun_in, begun) = self.begun;

@@ -21,7 +21,7 @@ pub struct Writer {
     syncing: SyncState,
     /// Records at the end of the current file that are not written yet.
     batch: Vec<u8>,
-    /// The batch has records that need not be synced.
+    /// The batch has records of [`Writer::append_unsynced`].
     has_unsynced: bool,
     /// The nonce of all records that are written.
     nonce: u32,
@@ -131,7 +131,7 @@ impl Writer {
         self.recorded_at = self.now;
     }
 
-    /// Appends a short record that need not be synced.
+    /// Appends a short record that makes no sync due.
     pub fn append_unsynced(&mut self, fields: &Fields) {
         if self.batch.len() + SHORT_LEN > BATCH_LEN {
             self.flush();
@@ -143,7 +143,7 @@ impl Writer {
         self.has_unsynced = true;
     }
 
-    /// Does not count the last record.
+    /// Removes the last record from the count of [`Writer::records_written`].
     pub fn uncount_record(&mut self) {
         self.records_written -= 1;
     }

@@ -1,10 +1,11 @@
 //! Deletes all jobs of a tube, or all of its buried jobs, at one moment.
 //!
 //! A tube may have millions of jobs, and deleting them one by one takes seconds. So a flush has two
-//! parts. The first part decides it, in the same time for any number of jobs: it records the flush
-//! in the binlog, takes the heaps and the list of the tube, and changes an epoch of the tube. A job
-//! has the epochs of its tube from when it was put and buried. If one differs, the job is flushed:
-//! no command finds it. The second part frees flushed jobs, some in each iteration.
+//! parts. The first part takes the same time for any number of jobs. It records the flush in the
+//! binlog, takes the heaps and the list of the tube, and changes an epoch of the tube. A job notes the
+//! epochs of its tube when it is put and when it is buried. If one of them differs from that of the
+//! tube, the job is flushed: no command finds it. The second part frees the flushed jobs, some in each
+//! iteration.
 //!
 //! Flushed jobs that connections had reserved stay in the heaps of these connections until they are
 //! found there.
@@ -24,7 +25,7 @@ pub use crate::engine::binlog::record::FlushKind;
 #[derive(Debug, Default)]
 pub struct Flushes {
     pending: VecDeque<Flush>,
-    /// The connection, and the index in its heap, that are searched next for flushed jobs.
+    /// The next entry to search for flushed jobs: the number of a connection, and an index in its heap.
     search_at: (usize, u32),
 }
 
@@ -41,15 +42,16 @@ pub(super) struct Flush {
     pub buried: List,
     /// The number of flushed jobs in the heaps of connections.
     pub reserved: u32,
-    /// The epoch of these reserved jobs.
+    /// The epoch of these jobs, by which a flushed job finds its flush.
     epoch: u8,
 }
 
-/// A tube has at most this many flushes whose jobs are not freed, so that its epochs differ.
+/// A tube has at most this many flushes whose jobs are not freed: an epoch has 256 values, and each of
+/// these flushes needs another one.
 const MAX_PENDING: u8 = 200;
-/// All tubes together have at most this many, so that each of them is found soon.
+/// All tubes together have at most this many, because the flush of a job is found by a linear search.
 const MAX_PENDING_IN_ALL: usize = 1024;
-/// A flush of at most this many jobs is complete at once.
+/// A flush of at most this many jobs with small bodies is complete at once, in about 0.13 ms.
 const SMALL: usize = 256;
 /// A search for reserved jobs checks this many jobs or connections in one unit of work.
 const CHECKS_PER_WORK: usize = 4;
@@ -72,8 +74,8 @@ impl Queue {
         job.epoch != tube.epoch || (is_buried && job.buried_epoch != tube.buried_epoch)
     }
 
-    /// Flushes a tube. Returns the number of deleted jobs if the flush is complete. Otherwise
-    /// [`Queue::flush_step`] returns the connection when it is. On an error nothing has changed.
+    /// Flushes a tube. Returns the number of deleted jobs, or `None` if jobs are left to be freed: then
+    /// [`Queue::flush_step`] returns the connection later. On an error nothing has changed.
     pub fn flush(
         &mut self,
         conn: ConnKey,
@@ -125,20 +127,20 @@ impl Queue {
         self.totals.buried -= u64::from(flush.buried.len());
         self.flushes.pending.push_back(flush);
 
-        // The flushes of a tube end in their order, so `MAX_PENDING` of them have different epochs.
+        // The flushes of a tube end in their order, so their epochs are adjacent and differ.
         let is_only = self.tubes[tube_key].flushes == 1;
         let newest = self.flushes.pending.len() - 1;
         let is_complete = is_only && self.free_flushed(newest, &mut (SMALL * WORK_PER_MOVE));
         Ok(is_complete.then(|| self.end_flush(newest).count))
     }
 
-    /// Returns whether flushed jobs are to be freed.
+    /// Returns whether flushed jobs are left to be freed.
     pub fn has_flushes(&self) -> bool {
         !self.flushes.pending.is_empty()
     }
 
-    /// Frees jobs of the oldest flush. Returns the connection that asked for it, and the number of
-    /// deleted jobs, once all are freed.
+    /// Frees jobs of the oldest flushes. Returns the first connection whose flush is complete, and the
+    /// number of deleted jobs; `None` if `work_left` is used up, or no connection waits.
     pub fn flush_step(&mut self, work_left: &mut usize) -> Option<(ConnKey, u64)> {
         while self.has_flushes() && self.free_flushed(0, work_left) {
             let Flush { conn, count, .. } = self.end_flush(0);
@@ -183,7 +185,7 @@ impl Queue {
     }
 
     /// Searches the reserved jobs of all connections for flushed ones, and frees these. A job that
-    /// moves within its heap may be missed, and is found when the search comes round again.
+    /// moves within its heap may be missed. The search begins again after the last connection.
     fn search_flushed(&mut self, work_left: &mut usize) {
         let (mut number, mut index) = self.flushes.search_at;
         for _ in 0..CHECKS_PER_WORK {
@@ -204,8 +206,8 @@ impl Queue {
         *work_left = work_left.saturating_sub(1);
     }
 
-    /// Frees flushed jobs at the top of the heap of a connection's reserved jobs. So the top is a
-    /// job that has a deadline, unless `work_left` is too small.
+    /// Frees flushed jobs at the top of a connection's heap of reserved jobs. Then the top is a job
+    /// whose deadline counts, unless `work_left` is too small.
     pub fn free_flushed_tops(&mut self, conn: ConnKey, work_left: &mut usize) {
         while self.has_flushes()
             && *work_left > 0

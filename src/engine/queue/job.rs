@@ -33,10 +33,12 @@ pub struct Job {
     pub body: Body,
     /// The job's entry in the binlog; [`LogKey::NONE`] without a binlog.
     pub log: LogKey,
-    /// The epochs of its tube when the job was put, and when it was last buried.
+    /// The epoch of its tube when the job was put.
     pub epoch: u8,
+    /// The epoch of the buried jobs of its tube when it was last buried.
     pub buried_epoch: u8,
-    /// How often it came back against the will of its worker since it was put or kicked.
+    /// The number of times that it came back since it was put or kicked: its TTR ran out, or the
+    /// connection that had reserved it closed.
     pub returns: u16,
 }
 
@@ -206,12 +208,12 @@ impl Jobs {
         self.pages.iter()
     }
 
-    /// Returns the jobs in a page of memory. A job stays in its page.
+    /// Returns the jobs in a memory page. A job stays in its page.
     pub fn in_page(&self, page: usize) -> impl Iterator<Item = (JobKey, &Job)> + '_ {
         self.pages.in_page(page)
     }
 
-    /// Returns the number of pages of memory.
+    /// Returns the number of memory pages.
     pub fn page_count(&self) -> usize {
         self.pages.page_count()
     }

@@ -33,7 +33,7 @@
 //! | [`listing`] | lists of more than 1,024 tubes, made in steps |
 //! | [`browse`] | selects jobs of a tube in the order of their ids |
 //! | [`flush`] | deletes all jobs of a tube at one moment |
-//! | [`returns`] | buries jobs that come back too often |
+//! | [`bury_after`] | buries jobs that come back too often |
 //! | [`touch`] | renews the deadlines of all jobs of a connection |
 //! | [`log`] | what is recorded in the binlog, and when |
 //! | [`replay`] | rebuilds the queue from the files of a binlog |
@@ -41,13 +41,13 @@
 
 pub mod body;
 pub mod browse;
+pub mod bury_after;
 pub mod check;
 pub mod flush;
 pub mod job;
 pub mod listing;
 pub mod log;
 pub mod replay;
-pub mod returns;
 pub mod touch;
 pub mod tube;
 pub mod waiters;
@@ -60,9 +60,9 @@ use super::headroom::{self, Headroom};
 use super::keys::{ConnKey, JobKey, Key, TimerKey, TubeKey};
 use super::time::{ClockOffset, Nanos};
 use body::{Bodies, Body};
+use bury_after::BuryLog;
 use flush::Flushes;
 use job::{DelayedEntry, Job, JobParams, Jobs, ReadyEntry, ReservedEntry, State, Target};
-use returns::BuryLog;
 use std::collections::{TryReserveError, VecDeque};
 use std::num::NonZero;
 use tube::{Pause, Tube, Tubes};
@@ -510,8 +510,8 @@ impl Queue {
         }
     }
 
-    /// Returns the tube of this name; creates it if there is none. The caller needs it, or removes it
-    /// again.
+    /// Returns the tube of this name; creates it if there is none. If the caller neither puts a job
+    /// into it, nor uses or watches it, it calls [`Queue::remove_tube_if_idle`].
     pub fn find_or_create_tube(&mut self, name: &str) -> Result<TubeKey, TryReserveError> {
         if let Some(tube) = self.tubes.find(name) {
             return Ok(tube);
@@ -546,7 +546,8 @@ impl Queue {
 
     // ---- Jobs ----
 
-    /// Puts a job with a complete body into a tube.
+    /// Puts a job with a complete body into a tube. On an error the body is dropped, and the tube is
+    /// removed if it is idle.
     pub fn put(
         &mut self,
         key: TubeKey,
@@ -618,19 +619,17 @@ impl Queue {
         Ok(search)
     }
 
-    /// Reserves the job `id`, unless it is already reserved.
-    pub fn reserve_job(&mut self, conn: ConnKey, id: u64, now: Nanos) -> Result<JobKey, Outcome> {
-        let job = self.find(id).ok_or(Outcome::NotFound)?;
+    /// Reserves the job `id`. Returns `None` if there is none or it is already reserved.
+    pub fn reserve_job(&mut self, conn: ConnKey, id: u64, now: Nanos) -> Option<JobKey> {
+        let job = self.find(id)?;
         match self.jobs[job].state {
-            State::Reserved { .. } => return Err(Outcome::NotFound),
-            State::Buried(_) => {
-                // A flush of buried jobs must not delete it, not even after a restart.
-                self.record_hold(job, true);
-            }
+            State::Reserved { .. } => return None,
+            // A flush of buried jobs must not delete it, not even after a restart.
+            State::Buried(_) => self.record_hold(job, true),
             State::Ready { .. } | State::Delayed { .. } | State::Detached => {}
         }
         self.make_reserved(job, conn, now);
-        Ok(job)
+        Some(job)
     }
 
     /// Deletes the job `id`, unless another connection has reserved it.

@@ -1,18 +1,18 @@
 //! Renews the deadlines of all jobs that a connection has reserved, in steps.
 //!
 //! The heap of reserved jobs is passed from its first index to its last. A later deadline moves a
-//! job down, and another job takes its index, so an index is left when its job has the new deadline.
-//! If a job has left the heap between two steps, the pass begins again.
+//! job down, and another job takes its index. So the pass goes to the next index only when the job at
+//! this one has its new deadline. If a job has left the heap between two steps, the pass begins again.
 
 use super::Queue;
 use super::job::ReservedEntry;
 use crate::engine::keys::ConnKey;
 use crate::engine::time::Nanos;
 
-/// A `touch-all` that is being worked on.
+/// The progress of a `touch-all`.
 #[derive(Clone, Copy, Debug)]
 pub struct TouchAll {
-    /// Each deadline becomes one TTR after this moment.
+    /// The time of the command. The new deadline of a job is one TTR after it.
     at: Nanos,
     /// The jobs before this index in the heap have their new deadlines.
     index: u32,
@@ -30,7 +30,8 @@ impl TouchAll {
 }
 
 impl Queue {
-    /// Checks at most `checks_left` jobs, and subtracts them. Returns whether all jobs of the connection were touched.
+    /// Checks at most `checks_left` jobs, and subtracts their number. Returns whether all jobs of the
+    /// connection were touched.
     pub fn touch_all_step(
         &mut self,
         conn: ConnKey,

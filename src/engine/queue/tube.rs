@@ -42,9 +42,10 @@ pub struct Tube {
     pub timer: TimerKey,
     /// It is in the queue of overdue tubes.
     pub is_overdue: bool,
-    /// Changes when all jobs are flushed. A job with another epoch is flushed.
+    /// Increases with each flush of all jobs, and wraps. A job with another epoch is flushed.
     pub epoch: u8,
-    /// Changes when the buried jobs are flushed. A buried job with another epoch is flushed.
+    /// Increases with each flush of the buried jobs, and wraps. A buried job with another epoch is
+    /// flushed.
     pub buried_epoch: u8,
     /// The number of flushes whose jobs are not freed yet.
     pub flushes: u8,
@@ -54,7 +55,7 @@ pub struct Tube {
     pub deletes: u64,
     /// The number of pauses.
     pub pauses: u64,
-    /// The number of jobs that were buried because they came back too often.
+    /// The number of jobs that `--bury-after` buried.
     pub buried_after_returns: u64,
     /// Half of the hash of the name: as many bits as there can be tubes.
     hash: u32,

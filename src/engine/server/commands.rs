@@ -28,7 +28,7 @@ const WORK_PER_CONN: usize = 16;
 /// A reserve checks at most this many watches in an iteration, and charges one unit for each two.
 pub(super) const WATCHES_PER_STEP: usize = 2048;
 const WATCHES_PER_WORK: usize = 2;
-/// Units of work to free flushed jobs that hide the first deadline. The rest is done by ticks.
+/// Units of work to free flushed jobs before the first deadline of a connection. Ticks free the rest.
 const FLUSHED_TOPS_WORK: usize = 64;
 /// Counting this many waiters of a tube is one unit of work.
 const WAITERS_PER_WORK: usize = 8;
@@ -207,8 +207,8 @@ impl Server {
                 let outcome = self.queue.kick_job(id, now);
                 self.reply_outcome(key, outcome, Reply::KickedJob);
             }
-            Command::FlushTube { tube } => self.flush(key, tube, FlushKind::All, now),
-            Command::FlushBuried { tube } => self.flush(key, tube, FlushKind::Buried, now),
+            Command::FlushTube { tube } => self.begin_flush(key, tube, FlushKind::All, now),
+            Command::FlushBuried { tube } => self.begin_flush(key, tube, FlushKind::Buried, now),
 
             Command::Use { tube } => self.use_tube(key, tube),
             Command::Watch { tube } => self.watch(key, tube),
@@ -530,11 +530,11 @@ impl Server {
             return self.reply(key, Reply::OutOfMemory);
         }
         match self.queue.reserve_job(key, id, now) {
-            Ok(job) => {
+            Some(job) => {
                 self.queue.mark_worker(key);
                 self.reply_reserved(key, job);
             }
-            Err(outcome) => self.reply_outcome(key, outcome, Reply::NotFound),
+            None => self.reply(key, Reply::NotFound),
         }
     }
 

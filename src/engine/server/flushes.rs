@@ -8,9 +8,12 @@ use crate::engine::queue::MAX_DUE_WORK;
 use crate::engine::queue::flush::FlushKind;
 use crate::engine::time::Nanos;
 
+/// Units of work of the first part of a flush, which frees 256 jobs.
+const FLUSH_WORK: usize = 512;
+
 impl Server {
     /// Deletes all jobs of a tube, or the buried ones.
-    pub(super) fn flush(&mut self, key: ConnKey, tube: &str, kind: FlushKind, now: Nanos) {
+    pub(super) fn begin_flush(&mut self, key: ConnKey, tube: &str, kind: FlushKind, now: Nanos) {
         let Some(tube) = self.queue.tubes.find(tube) else {
             return self.reply(key, Reply::NotFound);
         };
@@ -29,7 +32,7 @@ impl Server {
 
     /// Frees flushed jobs, and replies to the clients whose flushes are complete.
     pub(super) fn flush_step(&mut self) {
-        // A sync takes longer than all of this.
+        // With `-f 0` clients wait for the sync of the iteration, which takes longer than this work.
         let syncs = self.queue.syncs_each_iteration();
         let mut work_left = if syncs { MAX_DUE_WORK } else { self.budget.due_work() };
         while let Some((key, count)) = self.queue.flush_step(&mut work_left) {
@@ -38,6 +41,3 @@ impl Server {
         }
     }
 }
-
-/// Units of work of the first part of a flush, which frees 256 jobs.
-const FLUSH_WORK: usize = 512;

@@ -61,7 +61,7 @@ pub struct Settings {
     pub binlog_file_size: u32,
     /// Puts are refused while jobs take this much memory, in bytes.
     pub max_memory_bytes: u64,
-    /// A job that came back this many times against the will of its worker is buried.
+    /// A job that came back this many times is buried; `None` for no limit.
     pub bury_after: Option<NonZero<u16>>,
 }
 
@@ -325,7 +325,7 @@ impl Server {
 
     /// Writes and syncs all records before the server exits; does not sync with `-F`.
     pub fn close(&mut self, now: Nanos) -> Result<(), IoFailed> {
-        // C beanstalkd does not know which jobs are flushed.
+        // C beanstalkd ignores the record of a flush. It needs the deletes of all flushed jobs.
         while self.queue.has_flushes() {
             self.queue.flush_step(&mut usize::MAX.clone());
         }

@@ -1,7 +1,7 @@
-//! Jobs that come back against the will of their worker: the TTR ran out, or the connection was
-//! closed. With `--bury-after N` a job that came back N times since it was put or kicked is buried.
+//! `--bury-after N`: buries a job that came back N times since it was put or last kicked.
 //!
-//! The number is not recorded in the binlog.
+//! A job comes back when its TTR runs out, or when the connection that has reserved it closes. A
+//! `release` by the worker does not count. The number is not recorded in the binlog.
 
 use super::job::{self, Target};
 use super::{Queue, WORK_PER_MOVE};
@@ -12,8 +12,9 @@ use log::warn;
 /// Limits the log lines about buried jobs: a broken worker may lose thousands of jobs at once.
 #[derive(Debug, Default)]
 pub struct BuryLog {
-    /// The beginning of the interval, and the number of jobs that were buried in it.
+    /// The beginning of the interval.
     began_at: Nanos,
+    /// The number of jobs that were buried in the interval.
     buried: u64,
 }
 
@@ -22,14 +23,14 @@ const MAX_LOGGED: u64 = 100;
 const INTERVAL: Nanos = Nanos::from_secs(10);
 
 impl Queue {
-    /// Makes a reserved job ready that its worker has lost, or buries it if that has happened too
-    /// often. Charges the work to `work_left`.
+    /// Makes a reserved job ready that comes back from its worker, or buries it if it came back too
+    /// often. Subtracts the work from `work_left`.
     pub(super) fn take_back(&mut self, key: JobKey, work_left: &mut usize, now: Nanos) {
         let job = &mut self.jobs[key];
         job.returns = job.returns.saturating_add(1);
         let returns = job.returns;
         let is_last = self.bury_after.is_some_and(|limit| returns >= limit.get());
-        // Without space for the record, the job is not lost: it is ready.
+        // Without space for the record of the bury, the job becomes ready.
         if !is_last || self.reserve_update().is_err() {
             return self.make_ready_and_charge(key, work_left, now);
         }
@@ -47,7 +48,8 @@ impl Queue {
 }
 
 impl BuryLog {
-    /// Returns whether one more buried job is logged. Logs the number of those that were not.
+    /// Returns whether one more buried job is logged. In a new interval it first logs how many were
+    /// not logged in the previous one.
     fn is_allowed(&mut self, now: Nanos) -> bool {
         if now >= self.began_at + INTERVAL {
             let unlogged = self.buried.saturating_sub(MAX_LOGGED);
