@@ -11,14 +11,13 @@
 //! old or its new state. In a tube with more than 8192 ready jobs, the search for the oldest job
 //! may miss a job that moves between two slices.
 
+use super::tube_scan::{SCAN_BUDGET, ScanStep, TubeScan, TubeStats};
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::conn::Activity;
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::keys::TubeKey;
 use crate::engine::protocol::command::Counter;
 use crate::engine::protocol::stats::{self, ServerStats};
 use crate::engine::queue::Queue;
-use crate::engine::queue::tube::Tube;
 use crate::engine::server::View;
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
@@ -46,13 +45,8 @@ enum Stage {
     Connections {
         from: usize,
     },
-    /// Scans the tubes from the last to the first. When a tube is removed, the last one takes its
-    /// place: that one was scanned before. `left` is the number of tubes to scan. `cursor` is in
-    /// the last of them.
-    Tubes {
-        left: usize,
-        cursor: Option<Cursor>,
-    },
+    /// Scans the tubes.
+    Tubes(TubeScan),
     /// Writes the metrics of the whole server.
     Counters,
     /// Writes the samples of a metric of [`TUBE_METRICS`], from the tube with this index on.
@@ -63,44 +57,8 @@ enum Stage {
     Done,
 }
 
-/// A position in the scan of one tube.
-#[derive(Debug)]
-pub(super) struct Cursor {
-    pub(super) tube: TubeKey,
-    pub(super) stats: TubeStats,
-    /// The number of ready jobs to scan, from the last index to the first. When the first entry is
-    /// removed, the last one moves forward: that one was scanned before.
-    ready_left: usize,
-    /// The number of waiters to scan, in the same order.
-    waiters_left: usize,
-}
-
-/// The values of a tube.
-#[derive(Debug, Default)]
-pub(super) struct TubeStats {
-    pub(super) name: String,
-    pub(super) ready: u64,
-    pub(super) reserved: u64,
-    pub(super) delayed: u64,
-    pub(super) buried: u64,
-    pub(super) urgent: u64,
-    pub(super) total_jobs: u64,
-    pub(super) deletes: u64,
-    pub(super) pauses: u64,
-    pub(super) buried_after_returns: u64,
-    pub(super) using: u64,
-    pub(super) watching: u64,
-    pub(super) waiting: u64,
-    pub(super) pause: Nanos,
-    pub(super) pause_left: Nanos,
-    pub(super) oldest_ready_age: Nanos,
-}
-
-/// The budget of a slice. Scanning a ready job costs 1, so that a slice takes well below 0.1 ms.
-pub(super) const SCAN_BUDGET: usize = 8192;
+/// The share of [`SCAN_BUDGET`] that counting a connection costs.
 const CONNECTION_COST: usize = 8;
-const WAITER_COST: usize = 16;
-pub(super) const TUBE_COST: usize = 64;
 
 /// The length from which a slice takes no more samples, in bytes.
 pub const SLICE_LEN: usize = 16 * 1024;
@@ -136,7 +94,6 @@ impl Page {
         view: &View<'_>,
         text: &mut String,
     ) -> Result<(), TryReserveError> {
-        let mut budget = SCAN_BUDGET;
         match &mut self.stage {
             Stage::Connections { from } => {
                 let count = SCAN_BUDGET / CONNECTION_COST;
@@ -146,10 +103,10 @@ impl Page {
                 *from += count;
                 if *from >= view.conns.numbers_end() {
                     self.removed_before = view.queue.tubes.removed_count();
-                    self.stage = Stage::Tubes { left: view.queue.tubes.len(), cursor: None };
+                    self.stage = Stage::Tubes(TubeScan::new(&view.queue.tubes));
                 }
             }
-            Stage::Tubes { .. } => while budget > 0 && self.scan_tube(view, &mut budget)? {},
+            Stage::Tubes(_) => self.scan_tubes(view)?,
             Stage::Counters => {
                 self.write_totals(view, &mut Text(text));
                 self.stage = Stage::TubeMetrics { metric: 0, tube: 0 };
@@ -164,46 +121,45 @@ impl Page {
 
     // ---- Scanning ----
 
-    /// Continues the scan of a tube, or starts with the next one. Returns false when all were
-    /// scanned.
-    fn scan_tube(&mut self, view: &View<'_>, budget: &mut usize) -> Result<bool, TryReserveError> {
-        let Stage::Tubes { left, cursor } = &mut self.stage else { return Ok(false) };
+    /// Scans tubes until the budget of the slice is used up, or all were scanned.
+    fn scan_tubes(&mut self, view: &View<'_>) -> Result<(), TryReserveError> {
         let tubes = &view.queue.tubes;
-        *left = (*left).min(tubes.len());
-        let Some(index) = left.checked_sub(1) else {
-            self.tubes.reverse();
-            self.dedup_tubes(tubes.removed_count());
-            self.stage = Stage::Counters;
-            return Ok(false);
-        };
-        let tube = tubes.at(index);
-        // Since the last slice another tube may have taken this index.
-        let mut current = match cursor.take().filter(|cursor| cursor.tube == tube) {
-            Some(current) => current,
-            None => {
-                *budget = budget.saturating_sub(TUBE_COST);
-                Cursor::at(tube, &tubes[tube], view.now)
+        let mut budget = SCAN_BUDGET;
+        loop {
+            let Stage::Tubes(scan) = &mut self.stage else { return Ok(()) };
+            match scan.step(view, &mut budget, |_| true) {
+                ScanStep::Tube { index, key, stats } => {
+                    self.add_tube(index, &tubes[key].name, stats)?;
+                }
+                ScanStep::Unfinished => return Ok(()),
+                ScanStep::Done => {
+                    self.tubes.reverse();
+                    self.dedup_tubes(tubes.removed_count());
+                    self.stage = Stage::Counters;
+                }
             }
-        };
-        if !current.advance(view, budget) {
-            *cursor = Some(current);
-            return Ok(true);
         }
-        *left = index;
-        let mut stats = current.stats;
-        if index < self.tubes_max {
-            let name = &tubes[tube].name;
-            headroom::leave(Headroom::ThreeQuarters, || {
-                self.tubes.try_reserve(1)?;
-                stats.name.try_reserve_exact(name.len())
-            })?;
-            stats.name.push_str(name);
-            self.tubes.push(stats);
-        } else {
+    }
+
+    /// Stores the values of a tube, or adds them to those of the other tubes.
+    fn add_tube(
+        &mut self,
+        index: usize,
+        name: &str,
+        mut stats: TubeStats,
+    ) -> Result<(), TryReserveError> {
+        if index >= self.tubes_max {
             self.rest.add(stats);
             self.rest_count += 1;
+            return Ok(());
         }
-        Ok(true)
+        headroom::leave(Headroom::ThreeQuarters, || {
+            self.tubes.try_reserve(1)?;
+            stats.name.try_reserve_exact(name.len())
+        })?;
+        stats.name.push_str(name);
+        self.tubes.push(stats);
+        Ok(())
     }
 
     /// Removes duplicates: Prometheus rejects a page with them. A tube that moved to a lower index
@@ -272,91 +228,6 @@ impl Page {
         for (name, count) in Counter::NAMES.iter().zip(server.commands) {
             commands.with("command", name, count);
         }
-    }
-}
-
-impl Cursor {
-    pub(super) fn at(key: TubeKey, tube: &Tube, now: Nanos) -> Cursor {
-        Cursor {
-            tube: key,
-            stats: TubeStats::of(tube, now),
-            ready_left: tube.ready.len(),
-            waiters_left: tube.waiters.len(),
-        }
-    }
-
-    /// Scans ready jobs and waiters, and subtracts their cost from `budget`. Returns whether the
-    /// scan of the tube is complete.
-    pub(super) fn advance(&mut self, view: &View<'_>, budget: &mut usize) -> bool {
-        let tube = &view.queue.tubes[self.tube];
-        self.ready_left = self.ready_left.min(tube.ready.len());
-        let ready = self.ready_left.min(*budget);
-        // The oldest job has the lowest id.
-        let oldest = tube.ready.slice(self.ready_left - ready..self.ready_left);
-        if let Some(oldest) = oldest.iter().min_by_key(|entry| entry.id) {
-            let age = view.now.since(view.queue.jobs[oldest.job].created_at);
-            self.stats.oldest_ready_age = self.stats.oldest_ready_age.max(age);
-        }
-        self.ready_left -= ready;
-        *budget -= ready;
-
-        self.waiters_left = self.waiters_left.min(tube.waiters.len());
-        let waiters = self.waiters_left.min(budget.div_ceil(WAITER_COST));
-        let waiting = tube.waiters.slice(self.waiters_left - waiters..self.waiters_left);
-        let waiting = waiting.iter().filter(|&&waiter| view.queue.is_waiting(waiter)).count();
-        self.stats.waiting += waiting as u64;
-        self.waiters_left -= waiters;
-        *budget = budget.saturating_sub(waiters * WAITER_COST);
-        self.ready_left == 0 && self.waiters_left == 0
-    }
-}
-
-impl TubeStats {
-    /// Returns the values that need no scan, without the name.
-    fn of(tube: &Tube, now: Nanos) -> TubeStats {
-        let pause = tube.pause.as_deref();
-        TubeStats {
-            name: String::new(),
-            ready: tube.ready.len() as u64,
-            reserved: tube.reserved.into(),
-            delayed: tube.delayed.len() as u64,
-            buried: tube.buried.len().into(),
-            urgent: tube.urgent.into(),
-            total_jobs: tube.total_jobs,
-            deletes: tube.deletes,
-            pauses: tube.pauses,
-            buried_after_returns: tube.buried_after_returns,
-            using: tube.using.into(),
-            watching: tube.watching.into(),
-            waiting: 0,
-            pause: pause.map_or(Nanos::ZERO, |pause| Nanos::from_secs(pause.secs)),
-            pause_left: pause.map_or(Nanos::ZERO, |pause| pause.until.since(now)),
-            oldest_ready_age: Nanos::ZERO,
-        }
-    }
-
-    /// Adds the counts of `other`, and keeps the longer of each duration.
-    fn add(&mut self, other: TubeStats) {
-        let TubeStats { ready, reserved, delayed, buried, urgent, .. } = other;
-        let TubeStats { total_jobs, deletes, pauses, using, watching, waiting, .. } = other;
-        let TubeStats {
-            name: _, buried_after_returns, pause, pause_left, oldest_ready_age, ..
-        } = other;
-        self.ready += ready;
-        self.reserved += reserved;
-        self.delayed += delayed;
-        self.buried += buried;
-        self.urgent += urgent;
-        self.total_jobs += total_jobs;
-        self.deletes += deletes;
-        self.pauses += pauses;
-        self.buried_after_returns += buried_after_returns;
-        self.using += using;
-        self.watching += watching;
-        self.waiting += waiting;
-        self.pause = self.pause.max(pause);
-        self.pause_left = self.pause_left.max(pause_left);
-        self.oldest_ready_age = self.oldest_ready_age.max(oldest_ready_age);
     }
 }
 

@@ -8,6 +8,7 @@
 //! | [`metrics`] | the metrics page, written in slices |
 //! | [`status_page`] | the status page of the server, written in slices |
 //! | [`tube_page`] | the status page of one tube |
+//! | [`tube_scan`] | a scan of all tubes in slices, and the values of a tube |
 //! | [`reserved_scan`] | the reserved jobs of a tube that time out first |
 //! | [`ranking`] | the tubes that the status page shows, and their order |
 //! | [`table`] | tables in HTML, text and JSON |
@@ -36,5 +37,6 @@ pub mod status_page;
 pub mod table;
 pub mod tube_page;
 pub mod tube_rates;
+pub mod tube_scan;
 pub mod url;
 pub mod value;

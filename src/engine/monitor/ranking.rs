@@ -1,8 +1,10 @@
-//! The first rows of a table of tubes in a chosen order, however many tubes there are.
+//! The tubes that the status page shows: the first 100 in a chosen order, of any number of tubes.
+//!
+//! It keeps at most 100 rows, and knows nothing of the formats of the page.
 
-use super::metrics::TubeStats;
 use super::table::Column;
 use super::tube_rates::TubeRates;
+use super::tube_scan::TubeStats;
 use super::url;
 use super::value::Value;
 use crate::engine::headroom::{self, Headroom};
@@ -10,11 +12,12 @@ use crate::engine::text::TUBE_NAME_MAX;
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, TryReserveError};
 
-/// A row of the table.
-#[derive(Debug)]
+/// The values of a tube: a row of the table, or the list on the page of the tube.
+#[derive(Debug, Default)]
 pub struct TubeRow {
-    pub(super) stats: TubeStats,
-    pub(super) rates: Option<TubeRates>,
+    pub stats: TubeStats,
+    /// `None` until the tube was sampled twice.
+    pub rates: Option<TubeRates>,
 }
 
 /// The columns to the right of the name.
@@ -75,22 +78,22 @@ pub struct Ranking {
 
 #[derive(Debug)]
 struct RankedRow {
-    place: Place,
+    sort_key: SortKey,
     row: TubeRow,
 }
 
-/// What determines the place of a row.
+/// The key by which rows are sorted, with the name of the tube.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct SortKey {
     /// The greatest rank is first.
     rank: u128,
     /// Of equal ranks, the last name is first.
     are_names_reversed: bool,
 }
 
-impl Place {
-    /// Orders two rows by their places and the names of their tubes.
-    fn compare(self, name: &str, other: Place, other_name: &str) -> Ordering {
+impl SortKey {
+    /// Compares two rows by their keys and the names of their tubes.
+    fn compare(self, name: &str, other: SortKey, other_name: &str) -> Ordering {
         let names = name.cmp(other_name);
         let names = if self.are_names_reversed { names.reverse() } else { names };
         other.rank.cmp(&self.rank).then(names)
@@ -99,7 +102,7 @@ impl Place {
 
 impl Ord for RankedRow {
     fn cmp(&self, other: &RankedRow) -> Ordering {
-        self.place.compare(&self.row.stats.name, other.place, &other.row.stats.name)
+        self.sort_key.compare(&self.row.stats.name, other.sort_key, &other.row.stats.name)
     }
 }
 
@@ -160,7 +163,7 @@ impl TubeQuery {
         name.contains(&*self.filter)
     }
 
-    fn place(&self, row: &TubeRow) -> Place {
+    fn sort_key(&self, row: &TubeRow) -> SortKey {
         let TubeStats { ready, reserved, delayed, buried, .. } = row.stats;
         let rank = match self.order {
             Order::Busiest => {
@@ -177,7 +180,7 @@ impl TubeQuery {
         };
         let rank = if self.is_reversed { !rank } else { rank };
         let are_names_reversed = self.is_reversed && self.order == Order::Name;
-        Place { rank, are_names_reversed }
+        SortKey { rank, are_names_reversed }
     }
 }
 
@@ -193,10 +196,12 @@ impl Ranking {
         query: &TubeQuery,
     ) -> Result<(), TryReserveError> {
         self.added += 1;
-        let place = query.place(&row);
+        let sort_key = query.sort_key(&row);
         let is_full = self.first.len() == ROWS_MAX;
         let last = self.first.peek().filter(|_| is_full);
-        if last.is_some_and(|last| place.compare(name, last.place, &last.row.stats.name).is_ge()) {
+        if last
+            .is_some_and(|last| sort_key.compare(name, last.sort_key, &last.row.stats.name).is_ge())
+        {
             return Ok(());
         }
         headroom::leave(Headroom::ThreeQuarters, || {
@@ -204,7 +209,7 @@ impl Ranking {
             row.stats.name.try_reserve_exact(name.len())
         })?;
         row.stats.name.push_str(name);
-        let ranked = RankedRow { place, row };
+        let ranked = RankedRow { sort_key, row };
         if !is_full {
             self.first.push(ranked);
         } else if let Some(mut last) = self.first.peek_mut() {
@@ -218,7 +223,8 @@ impl Ranking {
         self.added
     }
 
-    /// Brings the rows into order, after all were added. A tube that was added twice keeps one row.
+    /// Sorts the rows, after all were added. A tube whose index changed during the scan may have been
+    /// added twice, and keeps one row.
     pub fn sort(&mut self) {
         let rows = &mut self.sorted;
         *rows = std::mem::take(&mut self.first).into_vec();

@@ -1,17 +1,17 @@
 //! The status page of the server: totals, the last ten minutes, and a table of tubes; as HTML, as
 //! columns of text, and as JSON.
 //!
-//! The page is made in slices like that of [`metrics`](super::metrics), at most one in each
-//! iteration of the loop. All tubes are scanned, and the first 100 in the chosen order are shown. The
-//! length of the page is bounded, whatever the number of tubes and the length of their names.
+//! The page is made in slices, at most one in each iteration of the loop. All tubes are scanned, and
+//! the first 100 in the chosen order are shown. The HTML page has at most 30,000 bytes for any number
+//! of tubes and any length of their names.
 
 use super::accept::MediaType;
 use super::history::{History, Point, SAMPLES};
 use super::html::{self, Escaped};
 use super::measurements::Measurements;
-use super::metrics::{Cursor, SCAN_BUDGET, TUBE_COST};
 use super::ranking::{COLUMNS, Order, Ranking, TubeQuery, TubeRow};
 use super::table::{self, Column, push};
+use super::tube_scan::{SCAN_BUDGET, ScanStep, TubeScan};
 use super::url::Encoded;
 use super::value::{JsonNumber, Readable, Value};
 use crate::engine::protocol::stats::{self, ProcessInfo};
@@ -37,18 +37,14 @@ pub struct StatusPage {
 enum Stage {
     /// Begins the scan.
     Begin,
-    /// Scans the tubes from the last to the first. When a tube is removed, the last one takes its
-    /// place: that one was scanned before. `left` is the number of tubes to scan. `cursor` is in
-    /// the last of them.
-    Tubes {
-        left: usize,
-        cursor: Option<Cursor>,
-    },
+    /// Scans the tubes.
+    Tubes(TubeScan),
     /// Sorts the rows.
     Sort,
     /// Writes the totals and what is above them.
     Head,
-    /// Writes a part of the last ten minutes: one of the plots, or as many points in JSON.
+    /// Writes a part of the last ten minutes: one of the two plots in HTML, or half of the points in
+    /// JSON.
     History {
         part: usize,
     },
@@ -110,10 +106,11 @@ const POINT_COLUMNS: [Column<Point>; 5] = [
 
 /// The maximum length of the HTML page in bytes, so that a phone loads it quickly.
 pub const HTML_MAX: usize = 30_000;
-/// The maximum length of what follows the rows in HTML, without the script.
+/// The maximum length of the text after the rows in HTML, without the script, in bytes.
 const HTML_END_MAX: usize = 200;
-/// A slice takes no more rows from this number or this length on, so that it takes less than 0.1 ms.
+/// The maximum number of rows in a slice, so that it takes less than 0.1 ms.
 const ROWS_PER_SLICE: usize = 25;
+/// The length from which a slice takes no more rows, in bytes, for the same reason.
 const ROWS_LEN: usize = 6 * 1024;
 
 impl StatusPage {
@@ -143,12 +140,9 @@ impl StatusPage {
         let start = text.len();
         match self.stage {
             Stage::Begin => {
-                self.stage = Stage::Tubes { left: view.queue.tubes.len(), cursor: None };
+                self.stage = Stage::Tubes(TubeScan::new(&view.queue.tubes));
             }
-            Stage::Tubes { .. } => {
-                let mut budget = SCAN_BUDGET;
-                while budget > 0 && self.scan_tube(view, measurements, &mut budget)? {}
-            }
+            Stage::Tubes(_) => self.scan_tubes(view, measurements)?,
             Stage::Sort => {
                 self.ranking.sort();
                 self.stage = Stage::Head;
@@ -186,44 +180,29 @@ impl StatusPage {
         Ok(())
     }
 
-    /// Continues the scan of a tube, or starts with the next one. Returns false when all were
-    /// scanned.
-    fn scan_tube(
+    /// Scans tubes until the budget of the slice is used up, or all were scanned.
+    fn scan_tubes(
         &mut self,
         view: &View<'_>,
         measurements: &Measurements,
-        budget: &mut usize,
-    ) -> Result<bool, TryReserveError> {
-        let Stage::Tubes { left, cursor } = &mut self.stage else { return Ok(false) };
+    ) -> Result<(), TryReserveError> {
         let tubes = &view.queue.tubes;
-        *left = (*left).min(tubes.len());
-        let Some(index) = left.checked_sub(1) else {
-            self.stage = Stage::Sort;
-            return Ok(false);
-        };
-        let key = tubes.at(index);
-        let tube = &tubes[key];
-        // Since the last slice another tube may have taken this index.
-        let mut current = match cursor.take().filter(|cursor| cursor.tube == key) {
-            Some(current) => current,
-            None => {
-                *budget = budget.saturating_sub(TUBE_COST);
-                if !self.query.matches(&tube.name) {
-                    *left = index;
-                    return Ok(true);
+        let mut budget = SCAN_BUDGET;
+        let Stage::Tubes(scan) = &mut self.stage else { return Ok(()) };
+        loop {
+            match scan.step(view, &mut budget, |name| self.query.matches(name)) {
+                ScanStep::Tube { key, stats, .. } => {
+                    let tube = &tubes[key];
+                    let row = TubeRow { stats, rates: measurements.tube_rates.get(key, tube) };
+                    self.ranking.add(row, &tube.name, &self.query)?;
                 }
-                Cursor::at(key, tube, view.now)
+                ScanStep::Unfinished => return Ok(()),
+                ScanStep::Done => {
+                    self.stage = Stage::Sort;
+                    return Ok(());
+                }
             }
-        };
-        if !current.advance(view, budget) {
-            *cursor = Some(current);
-            return Ok(true);
         }
-        *left = index;
-        let rates = measurements.tube_rates.get(key, tube);
-        let row = TubeRow { stats: current.stats, rates };
-        self.ranking.add(row, &tube.name, &self.query)?;
-        Ok(true)
     }
 
     // ---- Writing ----
@@ -269,7 +248,7 @@ impl StatusPage {
     fn write_sort_link(&self, order: Order, key: &str, title: &str, text: &mut String) {
         let TubeQuery { is_reversed, ref filter, .. } = self.query;
         let is_current = self.query.order == order;
-        // Names begin with the first, numbers with the greatest.
+        // By default names are ascending, and numbers descending.
         let is_ascending = is_reversed != (order == Order::Name);
         let sort = match (is_current, is_ascending) {
             (false, _) => "",

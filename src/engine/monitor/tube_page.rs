@@ -7,10 +7,10 @@
 use super::accept::MediaType;
 use super::html::{self, Escaped};
 use super::measurements::Measurements;
-use super::metrics::{Cursor, SCAN_BUDGET, TubeStats};
+use super::ranking::TubeRow;
 use super::reserved_scan::ReservedScan;
 use super::table::{self, Column, push};
-use super::tube_rates::TubeRates;
+use super::tube_scan::{Cursor, SCAN_BUDGET};
 use super::value::Value;
 use crate::engine::binlog::record::Counts;
 use crate::engine::headroom::{self, Headroom};
@@ -28,8 +28,8 @@ pub struct TubePage {
     media_type: MediaType,
     name: String,
     stage: Stage,
-    facts: TubeFacts,
-    jobs: Vec<JobFacts>,
+    values: TubeRow,
+    jobs: Vec<JobRow>,
 }
 
 #[derive(Debug)]
@@ -43,13 +43,7 @@ enum Stage {
     Done,
 }
 
-#[derive(Debug, Default)]
-struct TubeFacts {
-    stats: TubeStats,
-    rates: Option<TubeRates>,
-}
-
-const TUBE_COLUMNS: [Column<TubeFacts>; 15] = [
+const TUBE_COLUMNS: [Column<TubeRow>; 15] = [
     tube_column("ready", "ready", |tube| Value::Count(tube.stats.ready)),
     tube_column("urgent", "urgent", |tube| Value::Count(tube.stats.urgent)),
     tube_column("reserved", "reserved", |tube| Value::Count(tube.stats.reserved)),
@@ -76,14 +70,14 @@ const TUBE_COLUMNS: [Column<TubeFacts>; 15] = [
 const fn tube_column(
     key: &'static str,
     title: &'static str,
-    value: fn(&TubeFacts) -> Value,
-) -> Column<TubeFacts> {
+    value: fn(&TubeRow) -> Value,
+) -> Column<TubeRow> {
     Column { key, title, value }
 }
 
 /// What the page shows of a job.
 #[derive(Debug)]
-struct JobFacts {
+struct JobRow {
     state: &'static str,
     id: u64,
     pri: u32,
@@ -95,7 +89,7 @@ struct JobFacts {
     counts: Counts,
 }
 
-const JOB_COLUMNS: [Column<JobFacts>; 12] = [
+const JOB_COLUMNS: [Column<JobRow>; 12] = [
     job_column("id", "id", |job| Value::Id(job.id)),
     job_column("pri", "pri", |job| Value::Id(job.pri.into())),
     job_column("age_seconds", "age", |job| Value::Span(job.age)),
@@ -113,8 +107,8 @@ const JOB_COLUMNS: [Column<JobFacts>; 12] = [
 const fn job_column(
     key: &'static str,
     title: &'static str,
-    value: fn(&JobFacts) -> Value,
-) -> Column<JobFacts> {
+    value: fn(&JobRow) -> Value,
+) -> Column<JobRow> {
     Column { key, title, value }
 }
 
@@ -132,7 +126,7 @@ impl TubePage {
             media_type,
             name: name.to_owned(),
             stage: Stage::Scan(None),
-            facts: TubeFacts::default(),
+            values: TubeRow::default(),
             jobs: Vec::new(),
         }
     }
@@ -186,7 +180,7 @@ impl TubePage {
             return;
         }
         let rates = measurements.tube_rates.get(key, tube);
-        self.facts = TubeFacts { stats: current.stats, rates };
+        self.values = TubeRow { stats: current.stats, rates };
         self.stage = Stage::Jobs(ReservedScan::default());
     }
 
@@ -205,7 +199,7 @@ impl TubePage {
         let delayed = tube.delayed.first_entries(JOBS_PER_STATE).into_iter().map(|entry| entry.job);
         let buried = tube.buried.iter(&queue.jobs).map(JobKey::from_number).take(JOBS_PER_STATE);
         let keys = ready.chain(reserved.jobs(queue, key)).chain(delayed).chain(buried);
-        self.jobs.extend(keys.map(|key| JobFacts::of(&queue.jobs[key], queue, view.now)));
+        self.jobs.extend(keys.map(|key| JobRow::of(&queue.jobs[key], queue, view.now)));
         Ok(())
     }
 
@@ -225,7 +219,7 @@ impl TubePage {
         push(text, format_args!("<h1>{name}</h1>\n<p><a href=\"../\">All tubes</a></p>\n"));
         html::write_identity(view, text);
         text.push_str("<dl id=tube>\n");
-        table::write_html_list(&TUBE_COLUMNS, &self.facts, text);
+        table::write_html_list(&TUBE_COLUMNS, &self.values, text);
         push(
             text,
             format_args!(
@@ -253,8 +247,8 @@ impl TubePage {
     fn write_text(&self, text: &mut String) {
         push(text, format_args!("tube {}\n", self.name));
         let (jobs, others) = TUBE_COLUMNS.split_at(TUBE_COLUMNS.len() / 2 + 1);
-        table::write_text_list(jobs, &self.facts, text);
-        table::write_text_list(others, &self.facts, text);
+        table::write_text_list(jobs, &self.values, text);
+        table::write_text_list(others, &self.values, text);
         text.push('\n');
         table::write_text_head(&JOB_COLUMNS, "state", STATE_WIDTH, text);
         for job in &self.jobs {
@@ -264,7 +258,7 @@ impl TubePage {
 
     fn write_json(&self, text: &mut String) {
         push(text, format_args!("{{\"name\":\"{}\",", JsonText(&self.name)));
-        table::write_json_members(&TUBE_COLUMNS, &self.facts, text);
+        table::write_json_members(&TUBE_COLUMNS, &self.values, text);
         text.push_str(",\n\"jobs\":[");
         for (index, job) in self.jobs.iter().enumerate() {
             let separator = if index == 0 { "" } else { "," };
@@ -276,8 +270,8 @@ impl TubePage {
     }
 }
 
-impl JobFacts {
-    fn of(job: &Job, queue: &Queue, now: Nanos) -> JobFacts {
+impl JobRow {
+    fn of(job: &Job, queue: &Queue, now: Nanos) -> JobRow {
         let state = match job.state {
             State::Ready { .. } => "ready",
             State::Delayed { .. } => "delayed",
@@ -285,7 +279,7 @@ impl JobFacts {
             State::Buried(_) => "buried",
             State::Detached => unreachable!("between commands no job is detached"),
         };
-        JobFacts {
+        JobRow {
             state,
             id: job.id,
             pri: job.pri,
