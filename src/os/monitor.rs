@@ -18,7 +18,7 @@ pub struct Monitor {
     metrics_server: Option<MetricsServer>,
     /// The descriptor of the metrics server is readable.
     is_readable: bool,
-    /// Empty without a metrics server.
+    /// Empty without a metrics server, which is the only reader.
     measurements: Measurements,
 }
 

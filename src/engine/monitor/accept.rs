@@ -1,7 +1,7 @@
 //! Selects the media type of the status page by the `Accept` fields of a request (RFC 9110, section
 //! 12.5.1).
 
-/// The media types of the status page. Of equally welcome ones the first is sent.
+/// The media types of the status page. Of types with equal quality the first is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MediaType {
     #[default]
@@ -10,7 +10,8 @@ pub enum MediaType {
     Json,
 }
 
-/// The most specific media range that matches a type has its quality.
+/// The specificity of a media range. The most specific range that matches a type determines its
+/// quality.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Specificity {
     /// `*/*`
@@ -33,6 +34,7 @@ impl MediaType {
         }
     }
 
+    /// Returns the type and the subtype without parameters.
     fn range(self) -> (&'static str, &'static str) {
         match self {
             MediaType::Html => ("text", "html"),
@@ -62,6 +64,7 @@ impl MediaType {
         matching.max_by_key(|&(specificity, _)| specificity).map_or(0, |(_, quality)| quality)
     }
 
+    /// Returns the specificity and the quality of a media range that matches this type.
     fn matched_by(self, range: &str) -> Option<(Specificity, u16)> {
         let mut parts = range.split(';').map(str::trim);
         let (class, subtype) = parts.next()?.split_once('/')?;

@@ -1,6 +1,6 @@
 //! The counts of the last ten minutes, sampled every 5 s into a ring of fixed size.
 //!
-//! The server keeps them, so that the plot of the status page is complete when the page opens.
+//! The server keeps them, so that the plots of the status page are complete when a browser opens it.
 
 use super::value::Rate;
 use crate::engine::headroom::{self, Headroom};
@@ -25,7 +25,7 @@ struct Sample {
     puts: u64,
 }
 
-/// A point of the plot: counts at its time, and rates since the point before it.
+/// A point of the plots: counts at its time, and rates since the point before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {
     pub age: Nanos,
@@ -45,7 +45,7 @@ pub struct History {
 }
 
 impl History {
-    /// Adds a sample, in place of the oldest one if the ring is full.
+    /// Adds a sample, in place of the oldest one if the ring is full. It allocates only once.
     pub fn sample(&mut self, queue: &Queue, now: Nanos) -> Result<(), TryReserveError> {
         let sample = Sample::of(queue, now);
         if self.samples.len() == SAMPLES {
@@ -60,14 +60,14 @@ impl History {
         Ok(())
     }
 
-    /// Returns the points of the plot at `now`, the oldest first: one less than samples.
+    /// Returns the points of the plots at `now`, the oldest first: one fewer than samples.
     pub fn points(&self, now: Nanos) -> impl Iterator<Item = Point> + '_ {
         let (newer, older) = self.samples.split_at(self.oldest);
         let samples = older.iter().chain(newer);
         samples.clone().zip(samples.skip(1)).map(move |(before, sample)| {
             let span = sample.at.since(before.at);
             let puts = sample.puts - before.puts;
-            // A job that is not there any more was deleted.
+            // A job that was put and does not exist any more was deleted.
             let deletes = (before.jobs + puts).saturating_sub(sample.jobs);
             Point {
                 age: now.since(sample.at),

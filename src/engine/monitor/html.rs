@@ -1,8 +1,8 @@
 //! The HTML of the status page around its values: head, style, script, and plots.
 //!
-//! Style and script are inside the page, so that it needs no other request. The Content-Security-
-//! Policy allows them by their hashes and nothing else, so that no text of a client can become
-//! script.
+//! Style and script are inside the page, so that it needs no other request. The Content-Security-Policy
+//! allows only them, by their hashes, so that no text of a client can become script. All text of
+//! clients is escaped by [`Escaped`] or percent-encoded.
 
 use super::history::{History, INTERVAL, Point, SAMPLES};
 use super::table::push;
@@ -18,7 +18,7 @@ pub const STYLE: &str = include_str!("page/style.css");
 /// The script of the page. Without it the page is complete, and reloads itself more slowly.
 pub const SCRIPT: &str = include_str!("page/script.js");
 
-/// The fields of each response with a status page. `tests/status_page.rs` compares the hashes.
+/// The fields of each response with a status page. `tests/status_page` compares the hashes.
 pub const HEADER_FIELDS: &str = concat!(
     "Content-Security-Policy: default-src 'none'; ",
     "style-src 'sha256-bL6HRUAowpMdIhMUt2BBE5XuRGDisshrYI9Pk/j3QvM='; ",
@@ -84,7 +84,7 @@ pub fn write_head(subject: &str, view: &View<'_>, text: &mut String) {
     );
 }
 
-/// A plant with two leaves.
+/// An SVG image of a plant with two leaves, percent-encoded.
 const ICON: &str = "%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E\
     %3Cpath d='M8 15V6M8 9C3 9 2 6 2 3c4 0 6 2 6 6Zm0-3c0-3 2-5 6-5 0 3-1 6-6 6Z' \
     fill='%23177a45' stroke='%23177a45'/%3E%3C/svg%3E";
@@ -134,11 +134,12 @@ const PLOTS: [[Line; 2]; PLOT_COUNT] = [
 /// The number of plots.
 pub const PLOT_COUNT: usize = 2;
 
-/// The width and the height of a plot, in its own units.
+/// The width and the height of a plot, in units of its `viewBox`.
 const WIDTH: u64 = 600;
 const HEIGHT: u64 = 100;
 
-/// Writes one of the plots. The first one begins their common element, the last one ends it.
+/// Writes the plot with this index. The first one opens the element around all plots, the last one
+/// closes it.
 pub fn write_plot(index: usize, history: &History, now: Nanos, text: &mut String) {
     if index == 0 {
         text.push_str("<div id=plots>\n");
@@ -182,7 +183,7 @@ pub fn write_plot(index: usize, history: &History, now: Nanos, text: &mut String
 #[expect(clippy::cast_possible_truncation, reason = "600 seconds")]
 const SHOWN: Nanos = Nanos::from_secs((SAMPLES as u64 - 1) as u32 * INTERVAL.whole_secs() as u32);
 
-/// Returns a number that is proportional to the value.
+/// Returns a number that is proportional to the value, for the height of a point.
 fn magnitude(value: Value) -> u64 {
     match value {
         Value::Rate(rate) => rate.map_or(0, Rate::tenths),

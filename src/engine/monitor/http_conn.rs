@@ -39,8 +39,8 @@ pub struct HttpConn {
 enum Phase {
     /// The request head is incomplete.
     ReadingRequest,
-    /// A page is written and sent slice by slice.
-    Streaming { page: Box<Content>, in_chunks: bool },
+    /// A page is made and sent slice by slice.
+    Streaming { page: Box<AnyPage>, in_chunks: bool },
     /// The last bytes of the response are sent.
     Sending,
     /// Received bytes are dropped until the client closes. Closing with unread bytes resets the
@@ -52,7 +52,7 @@ enum Phase {
 
 /// A page that is being made.
 #[derive(Debug)]
-enum Content {
+enum AnyPage {
     Metrics(Page),
     Status(StatusPage),
     Tube(TubePage),
@@ -204,11 +204,11 @@ impl HttpConn {
             ("/readyz", ServerState::Serving(..)) => (Status::Ok, "ok\n"),
             ("/metrics", ServerState::Serving(..)) => {
                 let head = |length| http::head(Status::Ok, METRICS_TYPE, length);
-                return self.start_page(Content::Metrics(Page::new(self.tubes_max)), request, head);
+                return self.start_page(AnyPage::Metrics(Page::new(self.tubes_max)), request, head);
             }
             ("/", ServerState::Serving(..)) => {
                 let page = StatusPage::new(media_type, query);
-                return self.start_status_page(Content::Status(page), request);
+                return self.start_status_page(AnyPage::Status(page), request);
             }
             (path, state) => match (path.strip_prefix(TUBE_PREFIX), state) {
                 (Some(_), ServerState::Starting) => (Status::ServiceUnavailable, STARTING),
@@ -216,7 +216,7 @@ impl HttpConn {
                     let name = url::decode(name);
                     if let Some(name) = existing_tube(&name, server) {
                         let page = TubePage::new(media_type, name);
-                        return self.start_status_page(Content::Tube(page), request);
+                        return self.start_status_page(AnyPage::Tube(page), request);
                     }
                     (Status::NotFound, "There is no such tube.\n")
                 }
@@ -234,7 +234,7 @@ impl HttpConn {
         self.phase = Phase::Sending;
     }
 
-    fn start_status_page(&mut self, page: Content, request: Request<'_>) {
+    fn start_status_page(&mut self, page: AnyPage, request: Request<'_>) {
         let name = request.media_type.name();
         let head = |length| http::head_with(Status::Ok, name, length, html::HEADER_FIELDS);
         self.start_page(page, request, head);
@@ -242,7 +242,7 @@ impl HttpConn {
 
     fn start_page(
         &mut self,
-        page: Content,
+        page: AnyPage,
         request: Request<'_>,
         head: impl FnOnce(Length) -> String,
     ) {
@@ -299,7 +299,7 @@ impl HttpConn {
     }
 }
 
-impl Content {
+impl AnyPage {
     fn write_slice(
         &mut self,
         view: &View<'_>,
@@ -307,17 +307,17 @@ impl Content {
         text: &mut String,
     ) -> Result<(), TryReserveError> {
         match self {
-            Content::Metrics(page) => page.write_slice(view, text),
-            Content::Status(page) => page.write_slice(view, measurements, text),
-            Content::Tube(page) => page.write_slice(view, measurements, text),
+            AnyPage::Metrics(page) => page.write_slice(view, text),
+            AnyPage::Status(page) => page.write_slice(view, measurements, text),
+            AnyPage::Tube(page) => page.write_slice(view, measurements, text),
         }
     }
 
     fn is_done(&self) -> bool {
         match self {
-            Content::Metrics(page) => page.is_done(),
-            Content::Status(page) => page.is_done(),
-            Content::Tube(page) => page.is_done(),
+            AnyPage::Metrics(page) => page.is_done(),
+            AnyPage::Status(page) => page.is_done(),
+            AnyPage::Tube(page) => page.is_done(),
         }
     }
 }

@@ -6,16 +6,16 @@ use crate::engine::collections::histogram::Histogram;
 use crate::engine::server::Server;
 use crate::engine::time::Nanos;
 
-/// What the pages show in addition to the state of the server.
+/// The measurements that pages show in addition to the state of the server.
 #[derive(Debug, Default)]
 pub struct Measurements {
     /// The durations of loop iterations.
     pub iterations: Histogram,
     /// The counts of the last ten minutes.
     pub history: History,
-    /// The rates of tubes.
+    /// The puts and deletes per second of each tube.
     pub tube_rates: RateSamples,
-    /// When the next sample is due.
+    /// The time of the next sample of the server.
     sample_due: Nanos,
 }
 
@@ -25,8 +25,8 @@ impl Measurements {
         if self.tube_rates.is_complete() { self.sample_due } else { Nanos::ZERO }
     }
 
-    /// Takes the sample of the server if it is due, or samples the next tubes. Without memory for a
-    /// sample the plot has a gap, and tubes keep their last rates.
+    /// Takes the sample of the server if it is due, and samples the next tubes. Without memory there is
+    /// no history, and tubes that cannot be sampled have no rates or keep their last ones.
     pub fn update(&mut self, server: &Server, now: Nanos) {
         let queue = server.view(&self.iterations, now).queue;
         if self.sample_due <= now {

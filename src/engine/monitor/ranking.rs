@@ -22,27 +22,21 @@ pub struct TubeRow {
 
 /// The columns to the right of the name.
 pub const COLUMNS: [Column<TubeRow>; 10] = [
-    column("ready", "ready", |row| Value::Count(row.stats.ready)),
-    column("urgent", "urgent", |row| Value::Count(row.stats.urgent)),
-    column("reserved", "reserved", |row| Value::Count(row.stats.reserved)),
-    column("delayed", "delayed", |row| Value::Count(row.stats.delayed)),
-    column("buried", "buried", |row| Value::Count(row.stats.buried)),
-    column("waiting", "waiting", |row| Value::Count(row.stats.waiting)),
-    column("pause_left_seconds", "paused", |row| Value::Span(row.stats.pause_left)),
-    column("oldest_ready_seconds", "oldest ready", |row| Value::Span(row.stats.oldest_ready_age)),
-    column("puts_per_second", "puts/s", |row| Value::Rate(row.rates.map(|rates| rates.puts))),
-    column("deletes_per_second", "deletes/s", |row| {
+    Column::new("ready", "ready", |row| Value::Count(row.stats.ready)),
+    Column::new("urgent", "urgent", |row| Value::Count(row.stats.urgent)),
+    Column::new("reserved", "reserved", |row| Value::Count(row.stats.reserved)),
+    Column::new("delayed", "delayed", |row| Value::Count(row.stats.delayed)),
+    Column::new("buried", "buried", |row| Value::Count(row.stats.buried)),
+    Column::new("waiting", "waiting", |row| Value::Count(row.stats.waiting)),
+    Column::new("pause_left_seconds", "paused", |row| Value::Span(row.stats.pause_left)),
+    Column::new("oldest_ready_seconds", "oldest ready", |row| {
+        Value::Span(row.stats.oldest_ready_age)
+    }),
+    Column::new("puts_per_second", "puts/s", |row| Value::Rate(row.rates.map(|rates| rates.puts))),
+    Column::new("deletes_per_second", "deletes/s", |row| {
         Value::Rate(row.rates.map(|rates| rates.deletes))
     }),
 ];
-
-const fn column(
-    key: &'static str,
-    title: &'static str,
-    value: fn(&TubeRow) -> Value,
-) -> Column<TubeRow> {
-    Column { key, title, value }
-}
 
 /// The order and the filter that a query asks for.
 #[derive(Debug)]

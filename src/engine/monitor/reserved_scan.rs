@@ -16,22 +16,23 @@ use std::collections::TryReserveError;
 pub struct ReservedScan {
     /// The number of the connection that is scanned.
     conn: usize,
-    /// The number of its entries to scan, from the last index to the first; `None` before the first
-    /// of them. When the first entry is removed, the last one moves forward: that one was scanned
+    /// The number of its entries to scan, from the last index to the first; `None` if its scan has not
+    /// begun. When the first entry is removed, the last one moves forward: that one was scanned
     /// before.
     left: Option<usize>,
     /// The number of jobs of the tube that were found.
     found: u32,
-    /// Those that time out first, in order: deadlines and job ids.
+    /// The deadlines and ids of the jobs that time out first, in order.
     soonest: Vec<(Nanos, u64)>,
 }
 
-/// The budget of a slice, in entries. Each is a job anywhere in memory, which takes 0.3 us to read
-/// among ten million jobs.
+/// The number of entries and connections in a slice: about 0.04 ms. Each job is anywhere in memory,
+/// which takes 0.3 us to read among ten million jobs.
 const SCAN_BUDGET: usize = 128;
 
 impl ReservedScan {
-    /// Scans the next entries, and keeps `count` jobs. Returns whether the scan is complete.
+    /// Scans the next entries, and keeps the `count` jobs that time out first. Returns whether the scan
+    /// is complete.
     pub fn advance(
         &mut self,
         queue: &Queue,

@@ -67,41 +67,29 @@ struct Overview {
 }
 
 const OVERVIEW: [Column<Overview>; 13] = [
-    column("ready", "ready", |all| Value::Count(all.totals.ready)),
-    column("urgent", "urgent", |all| Value::Count(all.totals.urgent)),
-    column("reserved", "reserved", |all| Value::Count(all.totals.reserved)),
-    column("delayed", "delayed", |all| Value::Count(all.totals.delayed)),
-    column("buried", "buried", |all| Value::Count(all.totals.buried)),
-    column("puts_per_second", "puts/s", |all| Value::Rate(all.latest.map(|point| point.puts))),
-    column("deletes_per_second", "deletes/s", |all| {
+    Column::new("ready", "ready", |all| Value::Count(all.totals.ready)),
+    Column::new("urgent", "urgent", |all| Value::Count(all.totals.urgent)),
+    Column::new("reserved", "reserved", |all| Value::Count(all.totals.reserved)),
+    Column::new("delayed", "delayed", |all| Value::Count(all.totals.delayed)),
+    Column::new("buried", "buried", |all| Value::Count(all.totals.buried)),
+    Column::new("puts_per_second", "puts/s", |all| Value::Rate(all.latest.map(|point| point.puts))),
+    Column::new("deletes_per_second", "deletes/s", |all| {
         Value::Rate(all.latest.map(|point| point.deletes))
     }),
-    column("timeouts", "timeouts", |all| Value::Count(all.totals.timeouts)),
-    column("tubes", "tubes", |all| Value::Count(all.tubes as u64)),
-    column("connections", "connections", |all| Value::Count(all.connections as u64)),
-    column("workers", "workers", |all| Value::Count(all.totals.workers)),
-    column("waiting", "waiting", |all| Value::Count(all.totals.waiting)),
-    column("job_memory_bytes", "memory", |all| Value::Bytes(all.job_bytes)),
+    Column::new("timeouts", "timeouts", |all| Value::Count(all.totals.timeouts)),
+    Column::new("tubes", "tubes", |all| Value::Count(all.tubes as u64)),
+    Column::new("connections", "connections", |all| Value::Count(all.connections as u64)),
+    Column::new("workers", "workers", |all| Value::Count(all.totals.workers)),
+    Column::new("waiting", "waiting", |all| Value::Count(all.totals.waiting)),
+    Column::new("job_memory_bytes", "memory", |all| Value::Bytes(all.job_bytes)),
 ];
 
-const fn column(
-    key: &'static str,
-    title: &'static str,
-    value: fn(&Overview) -> Value,
-) -> Column<Overview> {
-    Column { key, title, value }
-}
-
 const POINT_COLUMNS: [Column<Point>; 5] = [
-    Column { key: "seconds_ago", title: "", value: |point| Value::Span(point.age) },
-    Column { key: "ready", title: "", value: |point| Value::Count(point.ready) },
-    Column { key: "reserved", title: "", value: |point| Value::Count(point.reserved) },
-    Column { key: "puts_per_second", title: "", value: |point| Value::Rate(Some(point.puts)) },
-    Column {
-        key: "deletes_per_second",
-        title: "",
-        value: |point| Value::Rate(Some(point.deletes)),
-    },
+    Column::new("seconds_ago", "", |point| Value::Span(point.age)),
+    Column::new("ready", "", |point| Value::Count(point.ready)),
+    Column::new("reserved", "", |point| Value::Count(point.reserved)),
+    Column::new("puts_per_second", "", |point| Value::Rate(Some(point.puts))),
+    Column::new("deletes_per_second", "", |point| Value::Rate(Some(point.deletes))),
 ];
 
 /// The maximum length of the HTML page in bytes, so that a phone loads it quickly.

@@ -1,14 +1,16 @@
-//! Tables in the three formats of the status page: HTML, columns of text, and JSON.
+//! Tables and lists of values in the three formats of the status page: HTML, columns of text, and
+//! JSON. It knows nothing of tubes and jobs.
 
 use super::value::{JsonNumber, Readable, Value};
 use std::fmt::{self, Write};
 
-/// A column of a table, or one of several values with names.
+/// A column of a table, or a named value of a list.
 pub struct Column<R> {
     /// The name in JSON and in URLs.
     pub key: &'static str,
     /// The name for people.
     pub title: &'static str,
+    /// Returns the value of a row.
     pub value: fn(&R) -> Value,
 }
 
@@ -17,7 +19,7 @@ pub fn push(text: &mut String, arguments: fmt::Arguments<'_>) {
     text.write_fmt(arguments).expect("writing to a string cannot fail");
 }
 
-/// Writes the cells of a row, without those to the left of the columns.
+/// Writes the cells of a row, except the one with its name.
 pub fn write_html_cells<R>(columns: &[Column<R>], row: &R, text: &mut String) {
     for column in columns {
         let value = (column.value)(row);
@@ -81,7 +83,12 @@ pub fn write_json_members<R>(columns: &[Column<R>], row: &R, text: &mut String) 
 }
 
 impl<R> Column<R> {
-    /// Most values are not longer.
+    /// Returns a column.
+    pub const fn new(key: &'static str, title: &'static str, value: fn(&R) -> Value) -> Column<R> {
+        Column { key, title, value }
+    }
+
+    /// Returns the width in characters: that of the title, and at least 8, which most values fit into.
     fn text_width(&self) -> usize {
         self.title.len().max(8)
     }

@@ -1,5 +1,5 @@
 //! The page of one tube: its values, and the first jobs in each state; as HTML, as columns of text,
-//! and as JSON. It has facts about jobs, and never their bodies.
+//! and as JSON. It never shows the bodies of jobs.
 //!
 //! The page is made in slices, at most one in each iteration of the loop. A tube that is removed
 //! between two slices is shown as it was before.
@@ -15,8 +15,9 @@ use super::value::Value;
 use crate::engine::binlog::record::Counts;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{JobKey, Key, TubeKey};
+use crate::engine::protocol::stats;
 use crate::engine::queue::Queue;
-use crate::engine::queue::job::{Job, State};
+use crate::engine::queue::job::Job;
 use crate::engine::server::View;
 use crate::engine::text::{CR_LF, JsonText};
 use crate::engine::time::Nanos;
@@ -44,38 +45,30 @@ enum Stage {
 }
 
 const TUBE_COLUMNS: [Column<TubeRow>; 15] = [
-    tube_column("ready", "ready", |tube| Value::Count(tube.stats.ready)),
-    tube_column("urgent", "urgent", |tube| Value::Count(tube.stats.urgent)),
-    tube_column("reserved", "reserved", |tube| Value::Count(tube.stats.reserved)),
-    tube_column("delayed", "delayed", |tube| Value::Count(tube.stats.delayed)),
-    tube_column("buried", "buried", |tube| Value::Count(tube.stats.buried)),
-    tube_column("waiting", "waiting", |tube| Value::Count(tube.stats.waiting)),
-    tube_column("watching", "watching", |tube| Value::Count(tube.stats.watching)),
-    tube_column("using", "using", |tube| Value::Count(tube.stats.using)),
-    tube_column("pause_left_seconds", "paused", |tube| Value::Span(tube.stats.pause_left)),
-    tube_column("oldest_ready_seconds", "oldest ready", |tube| {
+    Column::new("ready", "ready", |tube| Value::Count(tube.stats.ready)),
+    Column::new("urgent", "urgent", |tube| Value::Count(tube.stats.urgent)),
+    Column::new("reserved", "reserved", |tube| Value::Count(tube.stats.reserved)),
+    Column::new("delayed", "delayed", |tube| Value::Count(tube.stats.delayed)),
+    Column::new("buried", "buried", |tube| Value::Count(tube.stats.buried)),
+    Column::new("waiting", "waiting", |tube| Value::Count(tube.stats.waiting)),
+    Column::new("watching", "watching", |tube| Value::Count(tube.stats.watching)),
+    Column::new("using", "using", |tube| Value::Count(tube.stats.using)),
+    Column::new("pause_left_seconds", "paused", |tube| Value::Span(tube.stats.pause_left)),
+    Column::new("oldest_ready_seconds", "oldest ready", |tube| {
         Value::Span(tube.stats.oldest_ready_age)
     }),
-    tube_column("puts_per_second", "puts/s", |tube| {
+    Column::new("puts_per_second", "puts/s", |tube| {
         Value::Rate(tube.rates.map(|rates| rates.puts))
     }),
-    tube_column("deletes_per_second", "deletes/s", |tube| {
+    Column::new("deletes_per_second", "deletes/s", |tube| {
         Value::Rate(tube.rates.map(|rates| rates.deletes))
     }),
-    tube_column("puts", "puts", |tube| Value::Count(tube.stats.total_jobs)),
-    tube_column("deletes", "deletes", |tube| Value::Count(tube.stats.deletes)),
-    tube_column("pauses", "pauses", |tube| Value::Count(tube.stats.pauses)),
+    Column::new("puts", "puts", |tube| Value::Count(tube.stats.total_jobs)),
+    Column::new("deletes", "deletes", |tube| Value::Count(tube.stats.deletes)),
+    Column::new("pauses", "pauses", |tube| Value::Count(tube.stats.pauses)),
 ];
 
-const fn tube_column(
-    key: &'static str,
-    title: &'static str,
-    value: fn(&TubeRow) -> Value,
-) -> Column<TubeRow> {
-    Column { key, title, value }
-}
-
-/// What the page shows of a job.
+/// The values of a job that the page shows.
 #[derive(Debug)]
 struct JobRow {
     state: &'static str,
@@ -90,27 +83,19 @@ struct JobRow {
 }
 
 const JOB_COLUMNS: [Column<JobRow>; 12] = [
-    job_column("id", "id", |job| Value::Id(job.id)),
-    job_column("pri", "pri", |job| Value::Id(job.pri.into())),
-    job_column("age_seconds", "age", |job| Value::Span(job.age)),
-    job_column("delay_seconds", "delay", |job| Value::Span(job.delay)),
-    job_column("ttr_seconds", "ttr", |job| Value::Span(job.ttr)),
-    job_column("time_left_seconds", "time left", |job| Value::Span(job.time_left)),
-    job_column("bytes", "bytes", |job| Value::Count(job.body_len.into())),
-    job_column("reserves", "reserves", |job| Value::Count(job.counts.reserves.into())),
-    job_column("timeouts", "timeouts", |job| Value::Count(job.counts.timeouts.into())),
-    job_column("releases", "releases", |job| Value::Count(job.counts.releases.into())),
-    job_column("buries", "buries", |job| Value::Count(job.counts.buries.into())),
-    job_column("kicks", "kicks", |job| Value::Count(job.counts.kicks.into())),
+    Column::new("id", "id", |job| Value::Id(job.id)),
+    Column::new("pri", "pri", |job| Value::Id(job.pri.into())),
+    Column::new("age_seconds", "age", |job| Value::Span(job.age)),
+    Column::new("delay_seconds", "delay", |job| Value::Span(job.delay)),
+    Column::new("ttr_seconds", "ttr", |job| Value::Span(job.ttr)),
+    Column::new("time_left_seconds", "time left", |job| Value::Span(job.time_left)),
+    Column::new("bytes", "bytes", |job| Value::Count(job.body_len.into())),
+    Column::new("reserves", "reserves", |job| Value::Count(job.counts.reserves.into())),
+    Column::new("timeouts", "timeouts", |job| Value::Count(job.counts.timeouts.into())),
+    Column::new("releases", "releases", |job| Value::Count(job.counts.releases.into())),
+    Column::new("buries", "buries", |job| Value::Count(job.counts.buries.into())),
+    Column::new("kicks", "kicks", |job| Value::Count(job.counts.kicks.into())),
 ];
-
-const fn job_column(
-    key: &'static str,
-    title: &'static str,
-    value: fn(&JobRow) -> Value,
-) -> Column<JobRow> {
-    Column { key, title, value }
-}
 
 /// The number of jobs of each state that are shown, so that the page is made in one slice.
 const JOBS_PER_STATE: usize = 10;
@@ -272,15 +257,8 @@ impl TubePage {
 
 impl JobRow {
     fn of(job: &Job, queue: &Queue, now: Nanos) -> JobRow {
-        let state = match job.state {
-            State::Ready { .. } => "ready",
-            State::Delayed { .. } => "delayed",
-            State::Reserved { .. } => "reserved",
-            State::Buried(_) => "buried",
-            State::Detached => unreachable!("between commands no job is detached"),
-        };
         JobRow {
-            state,
+            state: stats::state_name(job),
             id: job.id,
             pri: job.pri,
             age: now.since(job.created_at),

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt::{self, Display, Write};
 
-/// Displays text as a part of a path or as a value of a query.
+/// Displays text, percent-encoded, as a part of a path or as a value of a query.
 #[derive(Clone, Copy, Debug)]
 pub struct Encoded<'t>(pub &'t str);
 
@@ -21,7 +21,7 @@ impl Display for Encoded<'_> {
     }
 }
 
-/// Returns the bytes that a part of a path encodes. An incomplete escape stands for itself.
+/// Returns the bytes of percent-encoded text. An incomplete escape is not changed.
 pub fn decode(text: &str) -> Cow<'_, [u8]> {
     if !text.contains('%') {
         return Cow::Borrowed(text.as_bytes());

@@ -34,7 +34,7 @@ impl Rate {
     pub fn of(count: u64, span: Nanos) -> Rate {
         const TENTHS: u64 = 10_000_000_000;
         let nanos = span.as_nanos().max(1);
-        // More than a billion events saturate: dividing 128 bits is slow.
+        // More than 1.8 billion events saturate. A division of 128 bits would be slow.
         Rate(count.saturating_mul(TENTHS).saturating_add(nanos / 2) / nanos)
     }
 
@@ -45,7 +45,7 @@ impl Rate {
 }
 
 impl Value {
-    /// Returns a number that is greater for greater values. An unknown rate is the least.
+    /// Returns a number by which values of one variant are ordered. An unknown rate is the least.
     pub fn rank(self) -> u64 {
         match self {
             Value::Id(count) | Value::Count(count) | Value::Bytes(count) => count,

@@ -143,16 +143,17 @@ pub fn jobs(
     Ok(text)
 }
 
-/// The maximum lengths of a line of `list-jobs` and of the lines before it, in bytes.
+/// The maximum length of a line of `list-jobs` with a job, in bytes.
 const LONGEST_JOB_LINE: usize = 320;
-const HEAD_LEN: usize = 64;
+/// The maximum length of the lines before those of the jobs, in bytes.
+const LONGEST_HEAD: usize = 64;
 
 /// Returns the maximum length of the document of `list-jobs` with `count` jobs, in bytes.
 pub fn longest_jobs_len(count: usize) -> usize {
-    HEAD_LEN + count * LONGEST_JOB_LINE
+    LONGEST_HEAD + count * LONGEST_JOB_LINE
 }
 
-/// Appends the line of a job. A page has a thousand lines, so they are not formatted by `write!`,
+/// Appends the line of a job. A reply has up to 1,000 lines, so they are not formatted by `write!`,
 /// which takes three times as long.
 fn push_job_line(text: &mut String, job: &Job, queue: &Queue, now: Nanos) {
     let Counts { reserves, timeouts, releases, buries, kicks } = job.counts;
@@ -180,7 +181,8 @@ fn push_job_line(text: &mut String, job: &Job, queue: &Queue, now: Nanos) {
     text.push_str("}\n");
 }
 
-fn state_name(job: &Job) -> &'static str {
+/// Returns the name of the state of a job.
+pub fn state_name(job: &Job) -> &'static str {
     match job.state {
         State::Ready { .. } => "ready",
         State::Delayed { .. } => "delayed",
