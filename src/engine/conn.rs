@@ -589,7 +589,7 @@ impl Conns {
         self.buffered_bytes > 0 && self.buffered_bytes.saturating_add(text_len) > self.buffer_limit
     }
 
-    /// Ensures that replies with `text_len` bytes of text and `parts` large bodies need no memory.
+    /// Ensures that replies with `text_len` bytes of text and `parts` large bodies allocate nothing.
     pub fn try_reserve_output(
         &mut self,
         key: ConnKey,

@@ -1,4 +1,5 @@
-//! The jobs of one reply to `reserve-batch` or `peek-batch`, and how many fit into it.
+//! The jobs of one reply to `reserve-batch` or `peek-batch`, and its limits. It does not reserve or
+//! find jobs.
 
 use super::reply::MAX_LINE_LEN;
 use crate::engine::headroom::{self, Headroom};
@@ -15,7 +16,7 @@ pub struct Batch {
     pub jobs: Vec<(JobKey, u64)>,
     /// The maximum number of jobs.
     max: usize,
-    /// The bytes of their bodies, without CR LF.
+    /// The length of their bodies without CR LF, in bytes.
     body_bytes: usize,
     /// The maximum length of the lines and of the small bodies of the reply, in bytes.
     pub text_len: usize,
@@ -23,7 +24,8 @@ pub struct Batch {
     pub parts: usize,
 }
 
-/// A reply has at most this many bytes of bodies, unless it has one job.
+/// A reply has at most this many bytes of bodies, unless it has one job: 1 MiB, which bounds the memory
+/// for the output of a connection.
 const MAX_BODY_BYTES: usize = 1024 * 1024;
 
 impl Batch {
@@ -42,7 +44,7 @@ impl Batch {
         self.is_empty() || (self.jobs.len() < self.max && body_bytes <= MAX_BODY_BYTES)
     }
 
-    /// Returns whether the batch has the maximum number of jobs.
+    /// Returns whether the batch has its maximum number of jobs.
     pub fn is_full(&self) -> bool {
         self.jobs.len() >= self.max
     }
@@ -62,7 +64,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Removes the job that was added last.
+    /// Removes `job`, which was added last.
     pub fn pop(&mut self, job: &Job) {
         self.jobs.pop();
         let full_len = job.body.full_len() as usize;

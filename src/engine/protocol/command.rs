@@ -1,7 +1,8 @@
 //! Parses a command line into a [`Command`] or a [`Rejection`].
 //!
 //! Parsing needs no jobs or connections. It accepts and rejects exactly the lines that C beanstalkd
-//! accepts and rejects, because clients depend on how it parses malformed lines.
+//! accepts and rejects, because clients depend on how it parses malformed lines. The only exceptions
+//! are the eight commands that C beanstalkd does not have.
 
 use crate::engine::queue::browse::{Selection, StateFilter};
 use crate::engine::text::{self, is_tube_name};
@@ -50,7 +51,7 @@ pub enum Command<'a> {
     ReserveJob {
         id: u64,
     },
-    /// Never waits if `timeout_secs` is 0.
+    /// It does not wait if `timeout_secs` is 0.
     ReserveBatch {
         count: usize,
         timeout_secs: u32,
@@ -143,8 +144,8 @@ pub enum Rejection {
     UnknownCommand,
 }
 
-/// The counters of commands. Those of `stats` come first, in the order of their `cmd-*` lines. Those
-/// of commands that C beanstalkd lacks are in the metrics only.
+/// The counters of commands. Those of `stats` come first, in the order of their `cmd-*` lines. The
+/// counters of commands that C beanstalkd does not have follow, and are in the metrics only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each is named after its command")]
 pub enum Counter {
@@ -223,10 +224,10 @@ impl Counter {
 
 /// The maximum length of a command line with its CR LF, in bytes.
 pub const LINE_MAX: usize = 224;
-/// The maximum length of a `delete-batch` line with its CR LF, in bytes: it fits 1,000 ids of 20
-/// digits.
+/// The maximum length of a `delete-batch` line with its CR LF, in bytes. A line with 1,000 ids of 20
+/// digits has 21,014.
 const DELETE_BATCH_LINE_MAX: usize = 21_015;
-/// The maximum number of jobs in a batch or in a page of jobs.
+/// The maximum number of jobs in a batch, or in a reply to `list-jobs` or `peek-batch`.
 pub const BATCH_MAX: usize = 1000;
 
 /// Returns the maximum length of the line at the start of `input` with its CR LF, in bytes.
@@ -420,6 +421,7 @@ impl<'a> Arguments<'a> {
         word
     }
 
+    /// Parses the arguments of `list-jobs` and `peek-batch`.
     fn selection(mut self) -> Option<Selection<'a>> {
         let tube = self.tube()?;
         let state = match self.word() {
@@ -435,7 +437,7 @@ impl<'a> Arguments<'a> {
         Some(Selection { tube, state, count, after })
     }
 
-    /// Parses the number of jobs in a batch.
+    /// Parses the maximum number of jobs in a batch.
     fn count(&mut self) -> Option<usize> {
         let count = usize::try_from(self.u32()?).ok()?;
         (1..=BATCH_MAX).contains(&count).then_some(count)

@@ -103,7 +103,7 @@ impl Output {
         self.len() == 0
     }
 
-    /// Ensures that appending `text_len` bytes and `parts` large bodies needs no memory.
+    /// Ensures that appending `text_len` bytes and `parts` large bodies allocates nothing.
     pub fn try_reserve(
         &mut self,
         text_len: usize,
