@@ -33,11 +33,10 @@
 //!     conn.next_step         cuts a line or a body out of the bytes
 //!       command::parse       the line becomes a Command, or is rejected with BAD_FORMAT
 //!     server.execute         one arm for each command
-//!       queue.put ...        the rules move jobs; a worker that gets one is noted in
-//!                            queue.wait_results
+//!       queue.put ...        the rules move jobs; queue.wait_results has the workers that get one
 //!         binlog.put ...     the change is recorded in the batch of the iteration
 //!     reply.write            into the output of the connection
-//!     server.deliver_wait_results  into the outputs of the workers that waited
+//!     deliver_wait_results   into the outputs of the workers that waited
 //! event_loop  all ready connections were served
 //!   server.commit            the batch in one write, and one sync if it is due
 //!   flush                    one write for each connection with output; close what has ended
@@ -56,11 +55,12 @@
 //! - The amortized cost of a command does not grow with the number of other tubes, jobs or
 //!   connections, except for commands that list or count them.
 //! - One iteration moves at most a few thousand jobs: kicked, due, flushed, reserved or deleted in a
-//!   batch, or released by connections that close. One step of the rules wakes at most 128 waiting connections.
+//!   batch, or released by connections that close. One step of the rules wakes at most 128 waiting
+//!   connections.
 //! - A flush of a tube deletes its jobs by changing an epoch of the tube. No command finds these jobs
 //!   from then on, although they are freed later.
 //! - Memory for a connection is bounded: 68 KiB of input behind commands that wait, one body, and
-//!   256 KiB of unread replies plus one reply. A reply with several jobs has at most 1 MiB of bodies
+//!   256 KiB of unread replies plus one reply. A reply with several bodies has at most 1 MiB of them
 //!   and 64 KiB of lines. `--max-memory` bounds the sum.
 //! - A reply leaves only after its record is written, and synced if `-f 0` asks for that.
 //! - A record in an older binlog file never outlives the record that supersedes it.
