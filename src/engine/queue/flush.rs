@@ -53,6 +53,8 @@ const MAX_PENDING: u8 = 200;
 const MAX_PENDING_IN_ALL: usize = 1024;
 /// A flush of at most this many jobs with small bodies is complete at once, in about 0.13 ms.
 const SMALL: usize = 256;
+/// Units of work of the first part of a flush that is not complete at once.
+pub const FIRST_WORK: usize = SMALL * WORK_PER_MOVE;
 /// A search for reserved jobs checks this many jobs or connections in one unit of work.
 const CHECKS_PER_WORK: usize = 4;
 
@@ -130,7 +132,7 @@ impl Queue {
         // The flushes of a tube end in their order, so their epochs are adjacent and differ.
         let is_only = self.tubes[tube_key].flushes == 1;
         let newest = self.flushes.pending.len() - 1;
-        let is_complete = is_only && self.free_flushed(newest, &mut (SMALL * WORK_PER_MOVE));
+        let is_complete = is_only && self.free_flushed(newest, &mut FIRST_WORK.clone());
         Ok(is_complete.then(|| self.end_flush(newest).count))
     }
 

@@ -5,11 +5,8 @@ use crate::engine::conn::Phase;
 use crate::engine::keys::ConnKey;
 use crate::engine::protocol::reply::Reply;
 use crate::engine::queue::MAX_DUE_WORK;
-use crate::engine::queue::flush::FlushKind;
+use crate::engine::queue::flush::{FIRST_WORK, FlushKind};
 use crate::engine::time::Nanos;
-
-/// Units of work of the first part of a flush, which frees 256 jobs.
-const FLUSH_WORK: usize = 512;
 
 impl Server {
     /// Deletes all jobs of a tube, or the buried ones.
@@ -23,7 +20,7 @@ impl Server {
                 self.reply(key, Reply::Flushed { count });
             }
             Ok(None) => {
-                self.budget.charge_share(FLUSH_WORK);
+                self.budget.charge_share(FIRST_WORK);
                 self.conns[key].phase = Phase::Flushing;
             }
             Err(_) => self.reply(key, Reply::OutOfMemory),
