@@ -72,13 +72,17 @@ const MAX_COMPARED: usize = 8192;
 /// The number of ids that are looked up, in about 0.26 ms.
 const WINDOW: u64 = 4096;
 /// Units of work to compare a memory page of jobs.
-const WORK_PER_PAGE: usize = 64;
+const WORK_PER_PAGE: usize = 160;
 /// The number of memory pages, of 2,048 jobs each, that are compared in one step.
 const PAGES_PER_STEP: usize = 4;
 /// The number of jobs that are compared in one unit of work (0.25 us).
-const COMPARED_PER_WORK: usize = 16;
+const COMPARED_PER_WORK: usize = 4;
+/// Comparing a buried job costs as much as this many others, because its id is not in the list.
+const BURIED_COST: usize = 4;
 /// The number of ids that are looked up in one unit of work.
-const LOOKED_UP_PER_WORK: usize = 4;
+const LOOKED_UP_PER_WORK: usize = 2;
+/// Units of work for each selected job: it is looked up once more, and its reply is written.
+const WORK_PER_SELECTED: usize = 2;
 
 impl Queue {
     /// Returns a scan for the jobs of a selection, or `None` if there is no such tube.
@@ -146,7 +150,7 @@ impl SelectionScan {
         let takes_reserved = takes(StateFilter::Reserved) && *reserved > 0;
         let cost = usize::from(takes_ready) * ready.len()
             + usize::from(takes_delayed) * delayed.len()
-            + usize::from(takes_buried) * buried.len() as usize
+            + usize::from(takes_buried) * buried.len() as usize * BURIED_COST
             + usize::from(takes_reserved) * queue.reserved_cost();
         if cost > MAX_COMPARED {
             return false;
@@ -220,6 +224,7 @@ impl SelectionScan {
     fn finish(&mut self, queue: &Queue) -> Result<ScanStep, TryReserveError> {
         let mut ids = std::mem::take(&mut self.lowest).into_sorted_vec();
         let has_more = ids.len() > self.count;
+        self.work += ids.len() * WORK_PER_SELECTED;
         ids.truncate(self.count);
         let next = ids.last().copied().filter(|_| has_more).unwrap_or(0);
         let mut keys = Vec::new();
@@ -321,7 +326,7 @@ mod tests {
     #[test]
     fn pages_have_all_jobs_in_the_order_of_their_ids() {
         // Few jobs, many jobs with close ids, and many jobs with ids that are far apart.
-        for (count, gap, most_steps) in [(300, 3, 1), (12_000, 2, 1), (12_000, 60, 9)] {
+        for (count, gap, most_steps) in [(300, 3, 1), (12_000, 2, 9), (12_000, 60, 9)] {
             let mut random = fastrand::Rng::with_seed(5);
             let mut queue = Queue::new(NOW);
             fill(&mut queue, &mut random, count, gap);

@@ -48,18 +48,29 @@ impl Queue {
 }
 
 impl BuryLog {
-    /// Returns whether one more buried job is logged. In a new interval it first logs how many were
-    /// not logged in the previous one.
+    /// Returns whether one more buried job is logged.
     fn is_allowed(&mut self, now: Nanos) -> bool {
         if now >= self.began_at + INTERVAL {
-            let unlogged = self.buried.saturating_sub(MAX_LOGGED);
-            if unlogged > 0 {
-                warn!("buried {unlogged} more jobs that came back too often");
-            }
-            *self = BuryLog { began_at: now, buried: 0 };
+            self.end_interval();
+            self.began_at = now;
         }
         self.buried += 1;
         self.buried <= MAX_LOGGED
+    }
+
+    /// Logs how many buried jobs were not logged, if the interval has passed.
+    pub(super) fn tick(&mut self, now: Nanos) {
+        if self.buried > MAX_LOGGED && now >= self.began_at + INTERVAL {
+            self.end_interval();
+        }
+    }
+
+    fn end_interval(&mut self) {
+        let unlogged = self.buried.saturating_sub(MAX_LOGGED);
+        if unlogged > 0 {
+            warn!("buried {unlogged} more jobs that came back too often");
+        }
+        self.buried = 0;
     }
 }
 

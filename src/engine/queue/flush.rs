@@ -11,10 +11,11 @@
 //! found there.
 
 use super::job::{DelayedEntry, Job, ReadyEntry, State};
-use super::{Queue, WORK_PER_MOVE, WORK_PER_PAGE};
+use super::{Queue, WORK_PER_PAGE};
 use crate::engine::binlog::NoSpace;
 use crate::engine::collections::heap::Heap;
 use crate::engine::collections::list::List;
+use crate::engine::collections::slab::PAGE_BYTES;
 use crate::engine::keys::{ConnKey, JobKey, Key, TubeKey};
 use crate::engine::time::Nanos;
 use std::collections::VecDeque;
@@ -53,8 +54,10 @@ const MAX_PENDING: u8 = 200;
 const MAX_PENDING_IN_ALL: usize = 1024;
 /// A flush of at most this many jobs with small bodies is complete at once, in about 0.13 ms.
 const SMALL: usize = 256;
+/// Units of work to free a flushed job, without the memory pages that are freed with it.
+pub const WORK_PER_FREE: usize = 3;
 /// Units of work of the first part of a flush that is not complete at once.
-pub const FIRST_WORK: usize = SMALL * WORK_PER_MOVE;
+pub const FIRST_WORK: usize = SMALL * WORK_PER_FREE;
 /// A search for reserved jobs checks this many jobs or connections in one unit of work.
 const CHECKS_PER_WORK: usize = 4;
 
@@ -238,12 +241,14 @@ impl Queue {
 
     /// Frees a flushed job that is in no heap and no list.
     fn free_flushed_job(&mut self, key: JobKey, work_left: &mut usize) {
+        let mapped_before = self.mapped_bytes();
         self.jobs[key].state = State::Detached;
         let job = self.jobs.remove(key);
         self.record_flushed(&job);
         let frees_page = self.bodies.remove(job.body);
-        let work = WORK_PER_MOVE + if frees_page { WORK_PER_PAGE } else { 0 };
-        *work_left = work_left.saturating_sub(work);
+        let freed = mapped_before.saturating_sub(self.mapped_bytes()).div_ceil(PAGE_BYTES as u64);
+        let pages = usize::from(frees_page) + usize::try_from(freed).unwrap_or(usize::MAX);
+        *work_left = work_left.saturating_sub(WORK_PER_FREE + pages * WORK_PER_PAGE);
     }
 
     /// Returns the cost of comparing all reserved jobs: their number and that of connections.

@@ -195,7 +195,12 @@ impl Jobs {
     /// bodies.
     pub fn taken_bytes(&self) -> u64 {
         let entries = self.len() * size_of::<ReadyEntry>();
-        self.pages.taken_bytes() + self.ids.taken_bytes() + entries as u64
+        self.page_bytes() + entries as u64
+    }
+
+    /// Returns the memory of the jobs and of their index in bytes.
+    pub fn page_bytes(&self) -> u64 {
+        self.pages.taken_bytes() + self.ids.taken_bytes()
     }
 
     /// The memory of one job in bytes, without its id in the index: eight ids share one block.

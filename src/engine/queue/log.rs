@@ -139,6 +139,13 @@ impl Queue {
         self.jobs.taken_bytes() + self.bodies.taken_bytes() + entries
     }
 
+    /// Returns the bytes of the pages that jobs take without their bodies: a page is unmapped with its
+    /// last entry.
+    pub(super) fn mapped_bytes(&self) -> u64 {
+        let entries = self.binlog.as_ref().map_or(0, |binlog| binlog.job_table_bytes());
+        self.jobs.page_bytes() + entries
+    }
+
     /// Returns at most how many bytes of memory one more job takes. Its body has `full_len` bytes with
     /// the CR LF.
     pub fn bytes_of_a_job(&self, full_len: usize) -> u64 {

@@ -982,6 +982,7 @@ impl Queue {
             self.moved_bytes = 0;
         }
         self.bodies.reap(now);
+        self.bury_log.tick(now);
         self.closing_work_left = CLOSING_WORK;
         self.is_late = false;
         for _ in 0..TIMERS_PER_TICK {

@@ -397,7 +397,6 @@ impl ReplayState<'_> {
             self.queue.bodies.remove(old_body);
             let job = &self.queue.jobs[key];
             self.segments.move_job(job.log, number, len);
-            self.note_flushes(key, true)?;
             return Ok(key);
         }
         self.queue.jobs.try_reserve_one()?;

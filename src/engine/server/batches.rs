@@ -19,7 +19,7 @@ const RESERVES_PER_STEP: usize = 256;
 /// A `touch-all` checks at most this many jobs in an iteration, so that a step takes about 0.5 ms.
 const TOUCHES_PER_STEP: usize = 1024;
 /// Units of work to reserve or delete a job of a batch, and to touch one.
-const WORK_PER_JOB: usize = 6;
+const WORK_PER_JOB: usize = 12;
 const WORK_PER_TOUCH: usize = 2;
 
 impl Server {
@@ -77,10 +77,8 @@ impl Server {
         })
     }
 
-    /// Replies with the jobs of a batch that the connection still has.
-    pub(super) fn reply_reserved_batch(&mut self, key: ConnKey, mut batch: Batch) {
-        // Between two steps a TTR may run out, and a flush may delete a job.
-        batch.jobs.retain(|&(job, id)| self.queue.is_reserved(job, id, key));
+    /// Replies with the jobs of a batch.
+    pub(super) fn reply_reserved_batch(&mut self, key: ConnKey, batch: Batch) {
         if self.conns.try_reserve_output(key, batch.text_len, batch.parts).is_err() {
             // The jobs become ready when the connection is closed.
             return self.close_now(key);
@@ -107,6 +105,8 @@ impl Server {
 
     /// Reserves more jobs for a batch, and replies once it is complete.
     pub(super) fn fill_batch_step(&mut self, key: ConnKey, mut batch: Batch, now: Nanos) {
+        // Since the previous step a TTR may have run out, and a flush may have deleted a job.
+        batch.jobs.retain(|&(job, id)| self.queue.is_reserved(job, id, key));
         let mut steps_left = WATCHES_PER_STEP;
         let filled = self.fill_batch(key, &mut batch, &mut steps_left, now);
         self.charge_watches(WATCHES_PER_STEP - steps_left);

@@ -109,7 +109,10 @@ impl Server {
             Continuation::Reserve(wait, kind) => self.reserve_step(key, wait, kind, now),
             Continuation::FillBatch(batch) => self.fill_batch_step(key, batch, now),
             Continuation::TouchAll(touch) => self.touch_all_step(key, touch, now),
-            Continuation::Select(scan, part) => self.select_step(key, scan, part, now),
+            Continuation::Select(scan, part) => {
+                self.selections -= 1;
+                self.select_step(key, scan, part, now);
+            }
             Continuation::ListWatched(text, next) => self.list_watched_step(key, text, next),
         }
     }
@@ -691,6 +694,7 @@ impl Server {
     /// must not take half a reply for a whole one.
     pub(super) fn close_now(&mut self, key: ConnKey) {
         self.cancel_list(key);
+        self.cancel_page(key);
         self.queue.abandon_flush(key);
         self.queue.stop_waiting(key);
         self.conns.drop_buffers(key, &mut self.queue.bodies);

@@ -5,7 +5,7 @@ use crate::engine::conn::Phase;
 use crate::engine::keys::ConnKey;
 use crate::engine::protocol::reply::Reply;
 use crate::engine::queue::MAX_DUE_WORK;
-use crate::engine::queue::flush::{FIRST_WORK, FlushKind};
+use crate::engine::queue::flush::{FIRST_WORK, FlushKind, WORK_PER_FREE};
 use crate::engine::time::Nanos;
 
 impl Server {
@@ -16,7 +16,8 @@ impl Server {
         };
         match self.queue.flush(key, tube, kind, now) {
             Ok(Some(count)) => {
-                self.budget.charge_share(usize::try_from(count).unwrap_or(usize::MAX));
+                let freed = usize::try_from(count).unwrap_or(usize::MAX);
+                self.budget.charge_share(freed.saturating_mul(WORK_PER_FREE));
                 self.reply(key, Reply::Flushed { count });
             }
             Ok(None) => {

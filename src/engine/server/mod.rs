@@ -97,6 +97,8 @@ pub struct Server {
     last_command_at: Nanos,
     /// Lists of more than 1,024 tubes.
     lists: Lists,
+    /// The number of pages of jobs that are being made in steps.
+    selections: usize,
 }
 
 /// The data of the metrics page.
@@ -142,6 +144,7 @@ impl Server {
             budget: Budget::default(),
             last_command_at: now,
             lists: Lists::default(),
+            selections: 0,
         }
     }
 
@@ -247,6 +250,7 @@ impl Server {
     /// some ticks if the connection has many jobs and watches to give back.
     pub fn disconnect(&mut self, key: ConnKey, now: Nanos) {
         self.cancel_list(key);
+        self.cancel_page(key);
         if matches!(self.conns[key].phase, Phase::Flushing) {
             self.queue.abandon_flush(key);
         }
@@ -449,6 +453,10 @@ impl Server {
         assert_eq!(self.queue.wait_results.len(), 0, "wait results that were not delivered");
         let (conns, clients) = (self.conns.len(), self.queue.clients.len());
         assert_eq!(conns, clients, "connections, and clients of the queue");
+        let is_selecting =
+            |conn: &Conn| matches!(conn.phase, Phase::InSteps(Continuation::Select(..)));
+        let selections = self.conns.iter().filter(|(_, conn)| is_selecting(conn)).count();
+        assert_eq!(self.selections, selections, "stored and actual number of pages in steps");
         let total = self.total_connections;
         assert!(conns as u64 <= total, "{conns} connections, {total} since the start");
         for (key, conn) in self.conns.iter() {
@@ -607,6 +615,24 @@ mod tests {
         assert_eq!(replied, COMMANDS);
         assert_eq!(iterations, COMMANDS.div_ceil(MIN_SHARE));
         assert!(server.actions(key).close);
+    }
+
+    /// An iteration may take longer than a TTR, or the client may not read its replies.
+    #[test]
+    fn a_job_that_is_lost_before_its_batch_is_complete_is_in_it_once() {
+        let mut server = server();
+        let [worker, producer] = [(); 2].map(|()| server.connect().unwrap());
+        server.receive(worker, b"reserve-batch 5 60\r\n", START);
+        server.receive(producer, b"put 0 0 1 1\r\nx\r\n", START);
+        assert!(server.actions(worker).run);
+        let later = START + Nanos::from_secs(2);
+        server.tick(later);
+        server.check();
+        server.resume(worker, later);
+        assert_eq!(replies(&mut server, worker), "RESERVED_BATCH 1\r\nRESERVED 1 1\r\nx\r\n");
+        server.receive(producer, b"stats-job 1\r\n", later);
+        let stats = replies(&mut server, producer);
+        assert!(stats.contains("reserves: 2\ntimeouts: 1\n"), "{stats}");
     }
 
     #[test]

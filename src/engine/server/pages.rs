@@ -2,7 +2,7 @@
 //! compared is made in steps.
 
 use super::Server;
-use crate::engine::conn::{Continuation, JobPart};
+use crate::engine::conn::{Continuation, JobPart, Phase};
 use crate::engine::keys::{ConnKey, JobKey};
 use crate::engine::protocol::batch::Batch;
 use crate::engine::protocol::reply::Reply;
@@ -10,6 +10,9 @@ use crate::engine::protocol::stats;
 use crate::engine::queue::browse::{ScanStep, Selection, SelectionScan};
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
+
+/// At most this many pages are being made in steps. Each takes up to 8 KiB.
+const MAX_SELECTIONS: usize = 256;
 
 impl Server {
     /// Begins a page of jobs.
@@ -38,7 +41,11 @@ impl Server {
         let step = scan.step(&self.queue);
         self.budget.charge_share(scan.take_work());
         match step {
+            Ok(ScanStep::Unfinished) if self.selections >= MAX_SELECTIONS => {
+                self.reply(key, Reply::OutOfMemory);
+            }
             Ok(ScanStep::Unfinished) => {
+                self.selections += 1;
                 self.continue_later(key, Continuation::Select(scan, part));
             }
             Ok(ScanStep::Jobs { keys, next }) => match part {
@@ -57,6 +64,13 @@ impl Server {
     }
 
     /// Replies with the bodies of as many jobs as fit into one reply.
+    /// Forgets the page that a connection has requested.
+    pub(super) fn cancel_page(&mut self, key: ConnKey) {
+        if let Phase::InSteps(Continuation::Select(..)) = &self.conns[key].phase {
+            self.selections -= 1;
+        }
+    }
+
     fn reply_bodies(&mut self, key: ConnKey, keys: &[JobKey], mut next: u64) {
         let Ok(batch) = self.batch_of_bodies(key, keys) else {
             return self.reply(key, Reply::OutOfMemory);
