@@ -78,7 +78,7 @@ pub struct Fields {
     pub mark: Mark,
 }
 
-/// What C beanstalkd does not know of a record.
+/// A property of a record that C beanstalkd ignores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
     /// Nothing.

@@ -86,7 +86,7 @@ struct ReplayState<'q> {
     /// Buried jobs that workers had reserved.
     held: Vec<JobKey>,
     /// Jobs that a flush deleted whose record is lost. For C beanstalkd they are deleted.
-    revived: HashSet<JobKey>,
+    unflushed: HashSet<JobKey>,
     /// The ids of jobs with a damaged full record and no intact one.
     lost: HashSet<u64>,
     /// The number of damaged places.
@@ -129,7 +129,7 @@ impl Queue {
             flushes_before: SecondaryMap::default(),
             flushed: Vec::new(),
             held: Vec::new(),
-            revived: HashSet::new(),
+            unflushed: HashSet::new(),
             lost: HashSet::new(),
             damages: 0,
         };
@@ -200,7 +200,7 @@ impl Replay<'_> {
             damages,
             flushed,
             held,
-            revived,
+            unflushed,
             ..
         } = state;
         let jobs = segments.job_count();
@@ -222,9 +222,9 @@ impl Replay<'_> {
         queue.finish_flushes(&flushed);
         queue.end_holds(&held);
         // A later flush may have deleted some of them.
-        let revived = revived.into_iter().filter(|&key| queue.jobs.get(key).is_some());
-        let revived: Vec<JobKey> = revived.collect();
-        queue.rewrite(&revived);
+        let unflushed = unflushed.into_iter().filter(|&key| queue.jobs.get(key).is_some());
+        let unflushed: Vec<JobKey> = unflushed.collect();
+        queue.rewrite(&unflushed);
         queue.quarantine_damaged_files(now).map_err(ReplayError::Failed)?;
         Ok(recovered)
     }
@@ -342,13 +342,13 @@ impl ReplayState<'_> {
                 && !self.is_flushed(key)
             {
                 // The record of the flush is lost, so the flush has not happened.
-                headroom::leave(Headroom::Quarter, || self.revived.try_reserve(1))?;
-                self.revived.insert(key);
+                headroom::leave(Headroom::Quarter, || self.unflushed.try_reserve(1))?;
+                self.unflushed.insert(key);
                 return Ok(());
             }
             self.lost.remove(&fields.id);
             if let Some(key) = known {
-                self.revived.remove(&key);
+                self.unflushed.remove(&key);
                 self.flushes_before.remove(key);
                 let job = self.queue.jobs.remove(key);
                 self.segments.remove_job(job.log);
@@ -390,7 +390,7 @@ impl ReplayState<'_> {
         let tube = self.find_tube(tube)?;
         if let Some(key) = known {
             let body = self.queue.bodies.add(body)?;
-            self.revived.remove(&key);
+            self.unflushed.remove(&key);
             let job = &mut self.queue.jobs[key];
             job.tube = tube;
             let old_body = std::mem::replace(&mut job.body, body);
