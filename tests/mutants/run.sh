@@ -36,6 +36,8 @@ simulate() {
 }
 
 restore
+# The last bug of an earlier run may be in the build, which is newer than the sources.
+find "$work/tree/src" -name '*.rs' -exec touch {} +
 program=$(build)
 if ! simulate "$program" 5; then
 	cat "$work/simulation.log"
