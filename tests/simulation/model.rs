@@ -280,6 +280,8 @@ impl Model {
             tubes: tubes.iter().map(|name| Tube::new(name)).collect(),
             last_seq: self.last_seq,
             flush_count: self.flush_count,
+            // The server deletes the rest of a flush when it starts.
+            last_flush_at: if self.last_flush_at > 0 { now } else { 0 },
             last_id,
             jobs,
             ..Model::new(self.options, now)
