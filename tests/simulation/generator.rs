@@ -202,6 +202,8 @@ const BURST_OF_PUTS: std::ops::Range<usize> = 10..40;
 /// several iterations.
 const DEEP_BURST: std::ops::Range<usize> = 100..900;
 const DEEP_JOBS: std::ops::Range<usize> = 400..3_000;
+/// The weight of each flush where it takes several iterations.
+const DEEP_FLUSH_WEIGHT: u32 = 15;
 /// A client that has reserved this many jobs reserves no batch: all its jobs may be due in one
 /// iteration.
 const MAX_HELD: usize = 60;
@@ -736,6 +738,13 @@ fn profile(random: &mut fastrand::Rng, setup: &Setup) -> Profile {
         |random: &mut fastrand::Rng, count: u32| if random.u8(..3) == 0 { count } else { 0 };
     let sets_clock = seldom(random, 1) == 1;
     let is_deep = random.u8(..24) == 0;
+    if is_deep {
+        // So that a tube has enough jobs for a flush in steps, and is flushed.
+        tubes.truncate(2);
+        let flushes = [Command::FlushTube, Command::FlushBuried];
+        let flushes = commands.iter_mut().filter(|(command, _)| flushes.contains(command));
+        flushes.for_each(|(_, weight)| *weight = DEEP_FLUSH_WEIGHT);
+    }
     let has_large_bodies = !is_deep && random.u8(..24) == 0;
     let may_lack_space = has_binlog && setup.bury_after.is_none();
     Profile {
