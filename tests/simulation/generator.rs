@@ -37,7 +37,7 @@ struct Profile {
     body_len: usize,
     /// Bodies are so large that a batch ends with 1 MiB of them.
     has_large_bodies: bool,
-    /// There are so many jobs that a flush takes several iterations.
+    /// Tubes have hundreds of jobs, so that a flush takes several iterations.
     is_deep: bool,
     /// In percent: how often an iteration ends after an event, a client sends only a part of a
     /// command, and a command is malformed.

@@ -352,7 +352,7 @@ impl Talk {
         }
     }
 
-    /// Notes that this number of jobs is the rest of the reply, if there may be so many.
+    /// Notes that this number of jobs is the rest of the reply, if it may have this number.
     fn expects_jobs(&mut self, word: &'static str, count: u64, most: Option<u64>) -> bool {
         if count > 0 {
             self.open.push_front(Asked::Jobs { word, left: count });

@@ -14,7 +14,7 @@ const MAX_COMMANDS: usize = 200;
 const MAX_COMMANDS_BEFORE_SYNC: usize = 3_000;
 /// The files of flushed jobs are removed in this time.
 const AFTER_FLUSH: u64 = 3 * SECOND;
-/// A flush ends after this number of iterations, and one more for each so many jobs: a client that
+/// A flush ends after 8 iterations, and one more for each 16 jobs: a client that
 /// flushes waits little longer than one that deletes the jobs.
 const ITERATIONS_OF_FLUSH: usize = 8;
 const JOBS_PER_ITERATION: usize = 16;
