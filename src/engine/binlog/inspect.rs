@@ -286,13 +286,21 @@ impl Survey {
             }
         } else if let Some(tube) = tube {
             let file = self.files.len() - 1;
-            let flushes_before = self.flushes.get(*tube).copied().unwrap_or_default();
+            let known = self.jobs.get(&fields.id).map(|job| job.flushes_before);
+            let mut flushes_before = known.unwrap_or_default();
+            if let Some(&Flushes { all, buried }) = self.flushes.get(*tube) {
+                // The record of a known job was moved from an older file.
+                let all = known.map_or(all, |known| known.all);
+                flushes_before = Flushes { all, buried };
+            }
             let tube = Rc::from(*tube);
             let job = Job { file, offset, len, tube, flushes_before, fields };
             self.jobs.insert(fields.id, job);
         } else if let Some(job) = self.jobs.get_mut(&fields.id) {
             job.fields = fields;
-            job.flushes_before.buried = self.flushes.get(&job.tube).map_or(0, |it| it.buried);
+            if let Some(flushes) = self.flushes.get(&job.tube) {
+                job.flushes_before.buried = flushes.buried;
+            }
         }
     }
 
