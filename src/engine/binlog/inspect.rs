@@ -10,7 +10,7 @@
 
 use super::disk::{Disk, FileNumber};
 use super::reader::{self, Damage, Item, ReadError, Reader, Record, TornTail};
-use super::record::{FILE_HEAD_LEN, Fields, FlushKind, Layout, Mark, RecordState, VERSION_LEN};
+use super::record::{FILE_HEAD_LEN, Fields, FlushCounts, Layout, Mark, RecordState, VERSION_LEN};
 use crate::engine::text::CR_LF;
 use crate::engine::text::JsonText;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -38,7 +38,7 @@ struct Survey {
     gaps: Vec<(FileNumber, FileNumber)>,
     tail: TornTail,
     /// The flushes of each tube.
-    flushes: HashMap<Rc<str>, Flushes>,
+    flushes: HashMap<Rc<str>, FlushCounts>,
     /// The number of files that were listed, but removed before they were read to the end.
     vanished: usize,
 }
@@ -65,18 +65,9 @@ struct Job {
     tube: Rc<str>,
     /// The flushes of its tube before its full record, and the flushes of buried jobs before its last
     /// record.
-    flushes_before: Flushes,
+    flushes_before: FlushCounts,
     /// The fields of its last record.
     fields: Fields,
-}
-
-/// The numbers of flushes of one tube.
-#[derive(Clone, Copy, Debug, Default)]
-struct Flushes {
-    /// Of all jobs.
-    all: u64,
-    /// Of buried jobs.
-    buried: u64,
 }
 
 /// The contents of one file.
@@ -274,11 +265,7 @@ impl Survey {
     fn apply(&mut self, record: &Record) {
         let Record { offset, len, fields, ref tube, .. } = *record;
         if let Some((kind, tube)) = record.flush.zip(*tube) {
-            let flushes = self.flushes.entry(Rc::from(tube)).or_default();
-            match kind {
-                FlushKind::All => flushes.all += 1,
-                FlushKind::Buried => flushes.buried += 1,
-            }
+            self.flushes.entry(Rc::from(tube)).or_default().add(kind);
         } else if fields.state == RecordState::Deleted {
             // Without the record of the flush, the flush has not happened.
             if fields.mark != Mark::Flushed || self.is_flushed(fields.id) {
@@ -287,19 +274,16 @@ impl Survey {
         } else if let Some(tube) = tube {
             let file = self.files.len() - 1;
             let known = self.jobs.get(&fields.id).map(|job| job.flushes_before);
-            let mut flushes_before = known.unwrap_or_default();
-            if let Some(&Flushes { all, buried }) = self.flushes.get(*tube) {
-                // The record of a known job was moved from an older file.
-                let all = known.map_or(all, |known| known.all);
-                flushes_before = Flushes { all, buried };
-            }
+            let flushes = self.flushes.get(*tube);
+            let flushes_before =
+                flushes.map_or(known.unwrap_or_default(), |flushes| flushes.before_job(known));
             let tube = Rc::from(*tube);
             let job = Job { file, offset, len, tube, flushes_before, fields };
             self.jobs.insert(fields.id, job);
         } else if let Some(job) = self.jobs.get_mut(&fields.id) {
             job.fields = fields;
             if let Some(flushes) = self.flushes.get(&job.tube) {
-                job.flushes_before.buried = flushes.buried;
+                job.flushes_before = flushes.before_job(Some(job.flushes_before));
             }
         }
     }
@@ -368,12 +352,11 @@ impl Survey {
 }
 
 /// Returns whether a flush has deleted the job.
-fn is_flushed(flushes: &HashMap<Rc<str>, Flushes>, job: &Job) -> bool {
+fn is_flushed(flushes: &HashMap<Rc<str>, FlushCounts>, job: &Job) -> bool {
     let flushes = flushes.get(&job.tube).copied().unwrap_or_default();
     let Fields { state, mark, .. } = job.fields;
     let is_buried = state == RecordState::Buried && mark != Mark::Held;
-    let before = job.flushes_before;
-    before.all < flushes.all || (is_buried && before.buried < flushes.buried)
+    flushes.have_deleted(job.flushes_before, is_buried)
 }
 
 impl File {

@@ -98,6 +98,38 @@ pub enum FlushKind {
     Buried,
 }
 
+/// The numbers of flushes of one tube.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlushCounts {
+    /// Of all jobs.
+    all: u32,
+    /// Of the buried jobs.
+    buried: u32,
+}
+
+impl FlushCounts {
+    /// Counts one more flush.
+    pub fn add(&mut self, kind: FlushKind) {
+        match kind {
+            FlushKind::All => self.all += 1,
+            FlushKind::Buried => self.buried += 1,
+        }
+    }
+
+    /// Returns the flushes before a job of which a record follows these flushes. `known` are those
+    /// before its earlier records, or `None` for its first record. A full record of a known job was
+    /// moved from an older file, so it does not change the number of flushes of all jobs.
+    pub fn before_job(self, known: Option<FlushCounts>) -> FlushCounts {
+        FlushCounts { all: known.map_or(self.all, |known| known.all), buried: self.buried }
+    }
+
+    /// Returns whether one of these flushes has deleted a job that had `before` of them before it.
+    /// `is_buried` if it is buried, and no worker has reserved it.
+    pub fn have_deleted(self, before: FlushCounts, is_buried: bool) -> bool {
+        before.all < self.all || (is_buried && before.buried < self.buried)
+    }
+}
+
 /// The state of a job in a record. The numbers are those of C beanstalkd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names are those of the protocol")]

@@ -16,7 +16,7 @@ use super::tube::Tubes;
 use crate::engine::binlog::disk::{Disk, FileNumber};
 use crate::engine::binlog::reader::{self, Damage, Item, ReadError, Reader, Record, TornTail};
 use crate::engine::binlog::record::{
-    self, Fields, FlushKind, HIGHEST_ID, Layout, Mark, RecordState,
+    self, Fields, FlushCounts, FlushKind, HIGHEST_ID, Layout, Mark, RecordState,
 };
 use crate::engine::binlog::segments::{Segment, Segments};
 use crate::engine::binlog::{BeginError, Binlog, IoFailed, Policy, Resume};
@@ -91,15 +91,6 @@ struct ReplayState<'q> {
     lost: HashSet<u64>,
     /// The number of damaged places.
     damages: u64,
-}
-
-/// Numbers of flushes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct FlushCounts {
-    /// Of all jobs of a tube.
-    all: u32,
-    /// Of the buried jobs of a tube.
-    buried: u32,
 }
 
 /// At most this many ids can be missing between two records. An id that is farther away is damaged.
@@ -417,22 +408,18 @@ impl ReplayState<'_> {
         if self.flushes.get(key).is_none() {
             self.flushes.try_insert(key, FlushCounts::default())?;
         }
-        let flushes = &mut self.flushes[key];
-        match kind {
-            FlushKind::All => flushes.all += 1,
-            FlushKind::Buried => flushes.buried += 1,
-        }
+        self.flushes[key].add(kind);
         Ok(())
     }
 
     /// Notes how many flushes of its tube were before a record of the job.
-    fn note_flushes(&mut self, key: JobKey, is_full: bool) -> Result<(), TryReserveError> {
+    fn note_flushes(&mut self, key: JobKey, is_new: bool) -> Result<(), TryReserveError> {
         let Some(&now) = self.flushes.get(self.queue.jobs[key].tube) else { return Ok(()) };
         if self.flushes_before.get(key).is_none() {
             self.flushes_before.try_insert(key, FlushCounts::default())?;
         }
         let before = &mut self.flushes_before[key];
-        *before = FlushCounts { all: if is_full { now.all } else { before.all }, ..now };
+        *before = now.before_job((!is_new).then_some(*before));
         Ok(())
     }
 
@@ -443,7 +430,7 @@ impl ReplayState<'_> {
         let flushes = self.flushes.get(job.tube).copied().unwrap_or_default();
         let before = self.flushes_before.get(key).copied().unwrap_or_default();
         let is_buried = entry.state == RecordState::Buried && !entry.is_held;
-        before.all < flushes.all || (is_buried && before.buried < flushes.buried)
+        flushes.have_deleted(before, is_buried)
     }
 
     /// Returns the tube with this name. Most jobs are in the tube of the job before.
