@@ -690,12 +690,19 @@ impl Server {
         self.conns.mark_dirty(key);
     }
 
+    /// Cancels the command of a connection that is about to be closed.
+    pub(super) fn cancel_command(&mut self, key: ConnKey) {
+        self.cancel_list(key);
+        self.cancel_page(key);
+        if matches!(self.conns[key].phase, Phase::Flushing) {
+            self.queue.abandon_flush(key);
+        }
+    }
+
     /// Closes the connection, for which there is no memory, and drops its unsent output: the client
     /// must not take half a reply for a whole one.
     pub(super) fn close_now(&mut self, key: ConnKey) {
-        self.cancel_list(key);
-        self.cancel_page(key);
-        self.queue.abandon_flush(key);
+        self.cancel_command(key);
         self.queue.stop_waiting(key);
         self.conns.drop_buffers(key, &mut self.queue.bodies);
         self.close_after_write(key);

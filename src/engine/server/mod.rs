@@ -249,11 +249,7 @@ impl Server {
     /// Closes a connection. Its key is free once [`Server::next_freed`] returns it: at once, or after
     /// some ticks if the connection has many jobs and watches to give back.
     pub fn disconnect(&mut self, key: ConnKey, now: Nanos) {
-        self.cancel_list(key);
-        self.cancel_page(key);
-        if matches!(self.conns[key].phase, Phase::Flushing) {
-            self.queue.abandon_flush(key);
-        }
+        self.cancel_command(key);
         self.conns.drop_buffers(key, &mut self.queue.bodies);
         if self.queue.disconnect(key, now) {
             self.free(key);
