@@ -8,7 +8,7 @@
 
 use super::collections::secondary_map::SecondaryMap;
 use super::keys::{ConnKey, WatchKey};
-use super::protocol::batch::Batch;
+use super::protocol::batch::{Batch, ReplySize};
 use super::protocol::command::{LINE_MAX, LineTail, line_max};
 use super::protocol::input::Input;
 use super::protocol::output::{Output, Pool};
@@ -133,6 +133,23 @@ pub enum Phase {
     Flushing,
     /// Nothing: the connection is closed when its output is sent.
     Closing,
+}
+
+impl Phase {
+    /// Returns whether the connection reads a command or runs one in steps. It waits for no job, list
+    /// or flush.
+    fn is_runnable(&self) -> bool {
+        match self {
+            Phase::ReadingLine
+            | Phase::SkippingLine(_)
+            | Phase::SkippingLongLine
+            | Phase::ReadingBody(_)
+            | Phase::ReadingLargeBody(_)
+            | Phase::SkippingBody { .. }
+            | Phase::InSteps(_) => true,
+            Phase::ListingTubes | Phase::Waiting(_) | Phase::Flushing | Phase::Closing => false,
+        }
+    }
 }
 
 /// The rest of a command that does more than one step allows. It runs in the next iterations.
@@ -318,34 +335,14 @@ impl Conn {
 
     /// Returns whether commands of the connection can run.
     pub fn can_run(&self, output_limit: usize) -> bool {
-        let is_runnable = match self.phase {
-            Phase::ReadingLine
-            | Phase::SkippingLine(_)
-            | Phase::SkippingLongLine
-            | Phase::ReadingBody(_)
-            | Phase::ReadingLargeBody(_)
-            | Phase::SkippingBody { .. }
-            | Phase::InSteps(_) => true,
-            Phase::ListingTubes | Phase::Waiting(_) | Phase::Flushing | Phase::Closing => false,
-        };
-        is_runnable && self.output.len() < output_limit
+        self.phase.is_runnable() && self.output.len() < output_limit
     }
 
     /// Returns whether the connection can be closed: it has no more input, no command and no
     /// output.
     fn is_finished(&self) -> bool {
-        let has_ended = match self.phase {
-            Phase::Closing => true,
-            Phase::ListingTubes | Phase::Waiting(_) | Phase::Flushing => false,
-            Phase::ReadingLine
-            | Phase::SkippingLine(_)
-            | Phase::SkippingLongLine
-            | Phase::ReadingBody(_)
-            | Phase::ReadingLargeBody(_)
-            | Phase::SkippingBody { .. }
-            | Phase::InSteps(_) => self.input_ended && !self.has_backlog,
-        };
-        has_ended && self.output.is_empty()
+        let has_ended = self.phase.is_runnable() && self.input_ended && !self.has_backlog;
+        (has_ended || matches!(self.phase, Phase::Closing)) && self.output.is_empty()
     }
 
     /// Returns whether there is a step to run, given this input.
@@ -589,14 +586,13 @@ impl Conns {
         self.buffered_bytes > 0 && self.buffered_bytes.saturating_add(text_len) > self.buffer_limit
     }
 
-    /// Ensures that replies with `text_len` bytes of text and `parts` large bodies allocate nothing.
+    /// Ensures that a reply of this size allocates nothing.
     pub fn try_reserve_output(
         &mut self,
         key: ConnKey,
-        text_len: usize,
-        parts: usize,
+        size: ReplySize,
     ) -> Result<(), TryReserveError> {
-        self.by_key[key].output.try_reserve(text_len, parts, &mut self.pool)
+        self.by_key[key].output.try_reserve(size.text_len, size.parts, &mut self.pool)
     }
 
     /// Returns access to the output of a connection, which is not dirty any more.

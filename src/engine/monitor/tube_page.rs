@@ -19,7 +19,7 @@ use crate::engine::protocol::stats;
 use crate::engine::queue::Queue;
 use crate::engine::queue::job::Job;
 use crate::engine::server::View;
-use crate::engine::text::{CR_LF, JsonText};
+use crate::engine::text::JsonText;
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 
@@ -265,12 +265,8 @@ impl JobRow {
             delay: Nanos::from_secs(job.delay_secs),
             ttr: Nanos::from_secs(job.ttr_secs),
             time_left: queue.due(job).map_or(Nanos::ZERO, |due| due.since(now)),
-            body_len: job.body.full_len() - CR_LF_LEN,
+            body_len: job.body.content_len(),
             counts: job.counts,
         }
     }
 }
-
-/// The length of the CR LF that the body ends with.
-#[expect(clippy::cast_possible_truncation, reason = "2")]
-const CR_LF_LEN: u32 = CR_LF.len() as u32;

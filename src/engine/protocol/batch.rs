@@ -6,7 +6,6 @@ use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::JobKey;
 use crate::engine::queue::body::Body;
 use crate::engine::queue::job::Job;
-use crate::engine::text::CR_LF;
 use std::collections::TryReserveError;
 
 /// The jobs of a reply that is being made.
@@ -18,7 +17,14 @@ pub struct Batch {
     max: usize,
     /// The length of their bodies without CR LF, in bytes.
     body_bytes: usize,
-    /// The maximum length of the lines and of the small bodies of the reply, in bytes.
+    /// The size of the reply.
+    pub size: ReplySize,
+}
+
+/// The size of a reply in the output of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct ReplySize {
+    /// The maximum length of the lines and of the small bodies, in bytes.
     pub text_len: usize,
     /// The number of large bodies, which are shared.
     pub parts: usize,
@@ -31,7 +37,8 @@ const MAX_BODY_BYTES: usize = 1024 * 1024;
 impl Batch {
     /// Returns a batch without jobs, for at most `max` jobs.
     pub fn new(max: usize) -> Batch {
-        Batch { jobs: Vec::new(), max, body_bytes: 0, text_len: MAX_LINE_LEN, parts: 0 }
+        let size = ReplySize { text_len: MAX_LINE_LEN, parts: 0 };
+        Batch { jobs: Vec::new(), max, body_bytes: 0, size }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -40,8 +47,18 @@ impl Batch {
 
     /// Returns whether one more job fits, whose body is `body`. The first one always does.
     pub fn fits(&self, body: &Body) -> bool {
-        let body_bytes = self.body_bytes + body.full_len() as usize - CR_LF.len();
+        let body_bytes = self.body_bytes + body.content_len() as usize;
         self.is_empty() || (self.jobs.len() < self.max && body_bytes <= MAX_BODY_BYTES)
+    }
+
+    /// Returns the size of the reply with one more job, whose body is `body`.
+    pub fn size_with(&self, body: &Body) -> ReplySize {
+        let ReplySize { text_len, parts } = self.size;
+        let copied_len = if body.is_large() { 0 } else { body.full_len() as usize };
+        ReplySize {
+            text_len: text_len + MAX_LINE_LEN + copied_len,
+            parts: parts + usize::from(body.is_large()),
+        }
     }
 
     /// Returns whether the batch has its maximum number of jobs.
@@ -52,28 +69,9 @@ impl Batch {
     /// Adds a job.
     pub fn try_push(&mut self, key: JobKey, job: &Job) -> Result<(), TryReserveError> {
         headroom::leave(Headroom::Quarter, || self.jobs.try_reserve(1))?;
+        self.size = self.size_with(&job.body);
         self.jobs.push((key, job.id));
-        let full_len = job.body.full_len() as usize;
-        self.body_bytes += full_len - CR_LF.len();
-        self.text_len += MAX_LINE_LEN;
-        if job.body.is_large() {
-            self.parts += 1;
-        } else {
-            self.text_len += full_len;
-        }
+        self.body_bytes += job.body.content_len() as usize;
         Ok(())
-    }
-
-    /// Removes `job`, which was added last.
-    pub fn pop(&mut self, job: &Job) {
-        self.jobs.pop();
-        let full_len = job.body.full_len() as usize;
-        self.body_bytes -= full_len - CR_LF.len();
-        self.text_len -= MAX_LINE_LEN;
-        if job.body.is_large() {
-            self.parts -= 1;
-        } else {
-            self.text_len -= full_len;
-        }
     }
 }

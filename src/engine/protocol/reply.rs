@@ -195,8 +195,7 @@ impl Writer<'_> {
         body: &Body,
         bodies: &mut Bodies,
     ) -> Result<(), TryReserveError> {
-        let len = u64::from(body.full_len()) - CR_LF.len() as u64;
-        self.word_and_numbers(word, id, len)?;
+        self.word_and_numbers(word, id, body.content_len().into())?;
         self.output.push_body(body, self.pool, bodies)
     }
 

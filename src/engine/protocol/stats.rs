@@ -10,7 +10,7 @@ use crate::engine::keys::JobKey;
 use crate::engine::queue::job::{Job, State};
 use crate::engine::queue::tube::Tube;
 use crate::engine::queue::{Queue, Totals};
-use crate::engine::text::{self, CR_LF};
+use crate::engine::text;
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 use std::fmt::{self, Display, Write};
@@ -161,14 +161,13 @@ fn push_job_line(text: &mut String, job: &Job, queue: &Queue, now: Nanos) {
     text::push_decimal(text, job.id);
     text.push_str(", state: ");
     text.push_str(state_name(job));
-    let body_len = u64::from(job.body.full_len()) - CR_LF.len() as u64;
     for (name, number) in [
         (", pri: ", job.pri.into()),
         (", age: ", now.since(job.created_at).whole_secs()),
         (", delay: ", job.delay_secs.into()),
         (", ttr: ", job.ttr_secs.into()),
         (", time-left: ", time_left(job, queue, now)),
-        (", bytes: ", body_len),
+        (", bytes: ", job.body.content_len().into()),
         (", reserves: ", reserves.into()),
         (", timeouts: ", timeouts.into()),
         (", releases: ", releases.into()),

@@ -91,6 +91,8 @@ const LINEAR_UP_TO: usize = STEP * STEPS_PER_DOUBLING;
 /// A longer body has a page of its own. Each of these widths is twice the previous one: the end of
 /// the page is never written and takes no memory.
 const OWN_PAGE_ABOVE: usize = slab::PAGE_BYTES;
+/// The length of the CR LF at the end of each body, in bytes.
+const CR_LF_LEN: u32 = 2;
 /// The maximum length of a body in bytes, without CR LF: the maximum of `-z`.
 const MAX_BODY_LEN: usize = 1 << 30;
 
@@ -98,6 +100,11 @@ impl Body {
     /// Returns the length with CR LF, in bytes.
     pub fn full_len(&self) -> u32 {
         self.len
+    }
+
+    /// Returns the length without CR LF, in bytes.
+    pub fn content_len(&self) -> u32 {
+        self.len - CR_LF_LEN
     }
 
     /// Returns whether replies share the body instead of copying it.

@@ -66,20 +66,19 @@ impl Server {
             if !batch.fits(&job.body) {
                 return Ok(false);
             }
-            let is_first = batch.is_empty();
-            batch.try_push(job_key, job)?;
-            let is_crowded = !is_first && conns.are_crowded_by(batch.text_len);
-            let reserved = conns.try_reserve_output(key, batch.text_len, batch.parts);
-            if is_crowded || reserved.is_err() {
-                batch.pop(job);
+            let size = batch.size_with(&job.body);
+            if !batch.is_empty() && conns.are_crowded_by(size.text_len) {
+                return Ok(false);
             }
-            reserved.map(|()| !is_crowded)
+            conns.try_reserve_output(key, size)?;
+            batch.try_push(job_key, job)?;
+            Ok(true)
         })
     }
 
     /// Replies with the jobs of a batch.
     pub(super) fn reply_reserved_batch(&mut self, key: ConnKey, batch: Batch) {
-        if self.conns.try_reserve_output(key, batch.text_len, batch.parts).is_err() {
+        if self.conns.try_reserve_output(key, batch.size).is_err() {
             // The jobs become ready when the connection is closed.
             return self.close_now(key);
         }

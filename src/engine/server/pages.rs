@@ -63,7 +63,6 @@ impl Server {
         }
     }
 
-    /// Replies with the bodies of as many jobs as fit into one reply.
     /// Forgets the page that a connection has requested.
     pub(super) fn cancel_page(&mut self, key: ConnKey) {
         if let Phase::InSteps(Continuation::Select(..)) = &self.conns[key].phase {
@@ -71,6 +70,7 @@ impl Server {
         }
     }
 
+    /// Replies with the bodies of as many jobs as fit into one reply.
     fn reply_bodies(&mut self, key: ConnKey, keys: &[JobKey], mut next: u64) {
         let Ok(batch) = self.batch_of_bodies(key, keys) else {
             return self.reply(key, Reply::OutOfMemory);
@@ -92,14 +92,13 @@ impl Server {
             if !batch.fits(&job.body) {
                 break;
             }
-            let is_first = batch.is_empty();
-            batch.try_push(job_key, job)?;
-            if !is_first && self.conns.are_crowded_by(batch.text_len) {
-                batch.pop(job);
+            let size = batch.size_with(&job.body);
+            if !batch.is_empty() && self.conns.are_crowded_by(size.text_len) {
                 break;
             }
+            batch.try_push(job_key, job)?;
         }
-        self.conns.try_reserve_output(key, batch.text_len, batch.parts)?;
+        self.conns.try_reserve_output(key, batch.size)?;
         Ok(batch)
     }
 }
