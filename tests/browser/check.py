@@ -7,7 +7,7 @@ import sys
 import time
 
 from server import Server
-from webdriver import Browser, require_chromium, wait_until
+from webdriver import Browser, found_again, require_chromium, wait_until
 
 TABLE = """
 const rows = [...document.querySelectorAll("#tubes tbody tr")];
@@ -143,33 +143,60 @@ def check_policy(server, browser):
 
 
 def check_without_script(server, browser, client):
-    browser.set_scripts(False)
-    browser.open(server.page)
+    """The page reloads itself here, every ten seconds: no step may rely on its being still there."""
+    def use_root(use):
+        """Calls a function with the node of the page."""
+        return found_again(lambda: use(browser.devtools("DOM.getDocument")["root"]["nodeId"]))
 
     def html():
-        root = browser.devtools("DOM.getDocument")["root"]["nodeId"]
-        return browser.devtools("DOM.getOuterHTML", nodeId=root)["outerHTML"]
+        return use_root(lambda root: browser.devtools("DOM.getOuterHTML", nodeId=root)["outerHTML"])
+
+    def center(selector):
+        def find(root):
+            found = browser.devtools("DOM.querySelector", nodeId=root, selector=selector)
+            return browser.devtools("DOM.getBoxModel", nodeId=found["nodeId"])["model"]["content"]
+
+        left, top, right, _, _, bottom, *_ = use_root(find)
+        return (left + right) / 2, (top + bottom) / 2
 
     def click(selector):
-        root = browser.devtools("DOM.getDocument")["root"]["nodeId"]
-        found = browser.devtools("DOM.querySelector", nodeId=root, selector=selector)
-        x, y = browser.devtools("DOM.getBoxModel", nodeId=found["nodeId"])["model"]["content"][:2]
+        x, y = center(selector)
         for kind in "mousePressed", "mouseReleased":
-            browser.devtools("Input.dispatchMouseEvent", type=kind, x=x + 3, y=y + 3,
-                             button="left", clickCount=1)
+            browser.devtools("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def names():
         return re.findall(r'<th scope="row"><a[^>]*>([^<]*)', html())
 
+    def ready():
+        """The ready jobs of a tube, or nothing while the page loads."""
+        found = re.search(r"mail</a></th><td>(\d+)", html())
+        return found and int(found[1])
+
+    def try_again(what, act, holds):
+        """Acts on a new page until its effect is seen: a reload can swallow a click."""
+        def is_seen():
+            browser.open(server.page)
+            wait_until("the page is whole", lambda: "</html>" in html())
+            act()
+            try:
+                return wait_until(what, holds, patience_s=5)
+            except AssertionError:
+                return False
+
+        wait_until(what, is_seen)
+
+    def filter_mail():
+        click("input[name=filter]")
+        browser.devtools("Input.insertText", text="mail")
+        click("button")
+
+    browser.set_scripts(False)
+    browser.open(server.page)
     expect("tubes", set(names()) >= {"mail", "thumbnails", "default"}, True)
-    click("#tubes th:nth-child(1) a")
-    wait_until("names are sorted", lambda: names() and names() == sorted(names()))
-    click("input[name=filter]")
-    browser.devtools("Input.insertText", text="mail")
-    click("button")
-    wait_until("one tube is shown", lambda: names() == ["mail"])
-    ready = lambda: int(re.search(r"mail</a></th><td>(\d+)", html())[1])
-    before = ready()
+    try_again("names are sorted", lambda: click("#tubes th:nth-child(1) a"),
+              lambda: names() and names() == sorted(names()))
+    try_again("one tube is shown", filter_mail, lambda: names() == ["mail"])
+    before = wait_until("jobs are counted", ready)
     client.put("mail", 5)
     wait_until("the page reloads itself", lambda: ready() == before + 5)
     browser.set_scripts(True)

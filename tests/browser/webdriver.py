@@ -22,15 +22,33 @@ def require_chromium(what):
             sys.exit(1 if os.environ.get("CI") == "true" else 0)
 
 
-def wait_until(what, holds):
+def wait_until(what, holds, patience_s=PATIENCE_S):
     """Polls a condition that has no event until it holds; returns its value."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         value = holds()
         if value:
             return value
         time.sleep(0.05)
-    raise AssertionError(f"after {PATIENCE_S} s it does not hold that {what}")
+    raise AssertionError(f"after {patience_s} s it does not hold that {what}")
+
+
+class NodeGone(AssertionError):
+    """A part of the page that was found is not in it any more: the page was replaced meanwhile."""
+
+
+GONE = "stale element reference", "Could not find node", "No node with given id", "Node with given id"
+
+
+def found_again(do):
+    """Calls a function that finds a part of the page and uses it, again if the page reloads between."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return do()
+        except NodeGone:
+            if time.monotonic() > deadline:
+                raise
 
 
 class Browser:
@@ -80,7 +98,9 @@ class Browser:
             with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
                 return json.load(response)["value"]
         except urllib.error.HTTPError as error:
-            raise AssertionError(f"{method} {path}: {error.read().decode()}") from None
+            text = error.read().decode()
+            kind = NodeGone if any(name in text for name in GONE) else AssertionError
+            raise kind(f"{method} {path}: {text}") from None
 
     def open(self, url):
         self.call("POST", self.session + "/url", {"url": url})
@@ -99,12 +119,16 @@ class Browser:
         query = {"using": "css selector", "value": selector}
         return next(iter(self.call("POST", self.session + "/element", query).values()))
 
+    def at_element(self, method, selector, command, body=None):
+        """Sends a command about the first element that matches a selector."""
+        return found_again(lambda: self.call(
+            method, f"{self.session}/element/{self.element(selector)}/{command}", body))
+
     def click(self, selector):
-        self.call("POST", f"{self.session}/element/{self.element(selector)}/click")
+        self.at_element("POST", selector, "click")
 
     def type(self, selector, text):
-        body = {"text": text}
-        self.call("POST", f"{self.session}/element/{self.element(selector)}/value", body)
+        self.at_element("POST", selector, "value", {"text": text})
 
     def url(self):
         return self.call("GET", self.session + "/url")
@@ -114,7 +138,7 @@ class Browser:
 
     def text(self, selector):
         """Returns the text of an element without JavaScript in the page."""
-        return self.call("GET", f"{self.session}/element/{self.element(selector)}/text")
+        return self.at_element("GET", selector, "text")
 
     def console(self):
         """Returns the messages of the console since the last call."""
