@@ -44,6 +44,8 @@ pub struct Options {
     pub binlog_dir: Option<PathBuf>,
     /// The size of a binlog file, in bytes; a multiple of 4096.
     pub binlog_file_size: u32,
+    /// The most bytes that the binlog may take; `None` for no limit, or the default in etcd.
+    pub max_binlog_bytes: Option<u64>,
     /// When to sync the binlog.
     pub fsync: Syncing,
     /// The address to listen on.
@@ -194,6 +196,12 @@ fn flags() -> getopts::Options {
         )
         .optmulti(
             "",
+            "binlog-limit",
+            "answer puts with OUT_OF_MEMORY when the binlog would take more (default: none; 536870912 in etcd)",
+            "BYTES",
+        )
+        .optmulti(
+            "",
             "socket-mode",
             "permissions of Unix sockets, in octal, such as 660 (default: set by the umask)",
             "MODE",
@@ -267,6 +275,7 @@ fn options(matches: &Matches) -> Result<Options, UsageError> {
     Ok(Options {
         binlog_dir: last(matches, "b").map(PathBuf::from),
         binlog_file_size: file_size(matches, &mut warnings)?,
+        max_binlog_bytes: number(matches, "binlog-limit")?,
         fsync: fsync(matches)?,
         listen,
         port: port(matches)?,

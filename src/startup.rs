@@ -129,6 +129,7 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started
     let settings = Settings {
         max_job_size: options.max_job_size,
         binlog_file_size: options.binlog_file_size,
+        max_binlog_bytes: options.max_binlog_bytes.unwrap_or(u64::MAX),
         max_memory_bytes: options.max_memory_bytes,
         bury_after: options.bury_after,
     };

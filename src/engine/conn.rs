@@ -6,6 +6,7 @@
 //! commands cannot run, its socket is not read: at most the rest of one read, 68 KiB, is buffered.
 //! A large body is not buffered: its bytes go straight to its slot among the bodies of jobs.
 
+use super::binlog::disk::Progress;
 use super::collections::secondary_map::SecondaryMap;
 use super::keys::{ConnKey, WatchKey};
 use super::protocol::batch::{Batch, ReplySize};
@@ -34,6 +35,8 @@ pub struct Conns {
     pool: Pool,
     /// The connections that the loop must serve at the end of the iteration.
     dirty: Vec<ConnKey>,
+    /// The connections with output that is held back.
+    held: Vec<ConnKey>,
     /// The memory of unused input and unsent text, in bytes.
     buffered_bytes: usize,
     /// The connections are crowded when `buffered_bytes` reaches this.
@@ -309,7 +312,7 @@ impl Conn {
         Actions {
             read: is_runnable && !self.has_backlog && !self.input_ended,
             run: is_runnable && self.has_backlog,
-            write: !self.output.is_empty(),
+            write: self.output.sendable_len() > 0,
             close: self.is_finished(),
         }
     }
@@ -525,6 +528,7 @@ impl Conns {
             by_key: SecondaryMap::default(),
             pool: Pool::default(),
             dirty: Vec::new(),
+            held: Vec::new(),
             buffered_bytes: 0,
             buffer_limit,
             reply_cost: 0,
@@ -537,8 +541,9 @@ impl Conns {
 
     /// Adds a connection.
     pub fn try_insert(&mut self, key: ConnKey) -> Result<(), TryReserveError> {
-        // Each connection is in the list at most once.
+        // Each connection is in each list at most once. Closed ones may be in them too.
         self.dirty.try_reserve(self.len() + 1)?;
+        self.held.try_reserve(self.len() + 1)?;
         self.by_key.try_insert(key, Conn::default())
     }
 
@@ -599,13 +604,28 @@ impl Conns {
     pub fn output_handle<'a>(
         &'a mut self,
         key: ConnKey,
+        progress: Progress,
         bodies: &'a mut Bodies,
     ) -> OutputHandle<'a> {
         let output_limit = self.output_limit();
         let conn = &mut self.by_key[key];
         conn.is_dirty = false;
+        if conn.output.hold(progress) {
+            self.held.push(key);
+        }
         let buffered_bytes = &mut self.buffered_bytes;
         OutputHandle { conn, pool: &mut self.pool, bodies, buffered_bytes, output_limit }
+    }
+
+    /// Marks all connections as dirty whose output was held back: more of it may be sent.
+    pub fn wake_held(&mut self) {
+        for key in self.held.drain(..) {
+            // The connection may have been closed, and its key given to a new one.
+            if let Some(conn) = self.by_key.get_mut(key) {
+                conn.output.wake();
+                conn.mark_dirty(key, &mut self.dirty);
+            }
+        }
     }
 
     /// Returns the references of all connections to large bodies, arriving or unsent.

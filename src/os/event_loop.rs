@@ -262,7 +262,8 @@ impl EventLoop {
     }
 
     fn timeout(&mut self) -> Option<Duration> {
-        if !self.ready.is_empty() || self.server.has_dirty() {
+        let can_serve = !self.ready.is_empty() && !self.server.is_congested();
+        if can_serve || self.server.has_dirty() {
             return Some(Duration::ZERO);
         }
         let due = self.acceptor.next_due().into_iter().chain(self.monitor.next_due());

@@ -1,10 +1,15 @@
 //! The disk as the binlog sees it: files with numbers, and the few operations on them.
 //!
-//! `os/disk.rs` implements it for a directory. The tests have an implementation that tears writes,
-//! fails and fills up. An implementation continues short writes and repeats interrupted calls, so
-//! that an error is final.
+//! `os/disk.rs` implements it for a directory, `os/etcd` for a cluster. The tests have
+//! implementations that tear writes, fail and fill up. An implementation continues short writes and
+//! repeats interrupted calls, so that an error is final.
+//!
+//! A remote disk only queues changes. It stores them later, in their order, and acknowledges them:
+//! [`Disk::progress`]. After a crash the first changes up to some moment are stored, and all
+//! acknowledged ones are among them.
 
 use crate::engine::collections::histogram::Histogram;
+use crate::engine::time::Nanos;
 use std::fmt;
 use std::io;
 
@@ -13,6 +18,40 @@ pub type FileNumber = u32;
 
 /// The largest file number that C beanstalkd reads.
 pub const LAST_NUMBER: FileNumber = i32::MAX as FileNumber;
+
+/// How far a disk is with the changes that were made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// A number that grows with each change.
+    pub written: u64,
+    /// All changes up to this number survive the loss of the machine. A local disk acknowledges at
+    /// once.
+    pub acknowledged: u64,
+    /// So many changes wait that no more should be made until some are acknowledged.
+    pub is_congested: bool,
+}
+
+impl Progress {
+    /// Returns whether no change waits.
+    pub fn is_complete(self) -> bool {
+        self.acknowledged >= self.written
+    }
+}
+
+/// The numbers of a remote disk, for metrics.
+#[derive(Clone, Debug)]
+pub struct RemoteStats {
+    /// The time until the server may not answer any more, unless its lease is renewed.
+    pub lease_left: Nanos,
+    /// The durations of transactions.
+    pub transactions: Histogram,
+    /// The bytes of all acknowledged changes.
+    pub stored_bytes: u64,
+    /// The bytes of the changes that wait.
+    pub waiting_bytes: u64,
+    /// The time since the last acknowledgement, or zero if no change waits.
+    pub waiting_for: Nanos,
+}
 
 /// A directory of files `binlog.N`.
 pub trait Disk: fmt::Debug {
@@ -70,4 +109,17 @@ pub trait Disk: fmt::Debug {
     /// Renames the file and returns its new name, which [`Disk::list`] ignores. After an error the
     /// file still has its number.
     fn quarantine(&mut self, number: FileNumber) -> io::Result<String>;
+
+    /// Hands over the changes since the last call, if the disk is remote.
+    fn hand_over(&mut self) {}
+
+    /// Returns how far the disk is with the changes.
+    fn progress(&self) -> Progress {
+        Progress::default()
+    }
+
+    /// Returns the numbers of a remote disk.
+    fn remote_stats(&self) -> Option<RemoteStats> {
+        None
+    }
 }

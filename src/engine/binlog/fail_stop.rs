@@ -5,7 +5,7 @@
 //! written, synced or truncated, and [`FailStopDisk::status`] returns the error.
 
 use super::IoFailed;
-use super::disk::{Disk, FileNumber};
+use super::disk::{Disk, FileNumber, Progress, RemoteStats};
 use super::record::VERSION;
 use crate::engine::collections::histogram::Histogram;
 use std::io;
@@ -94,6 +94,23 @@ impl FailStopDisk {
             let synced = self.disk.sync_directory();
             self.latch_error(synced, || "cannot sync the directory".to_owned());
         }
+    }
+
+    /// Hands over the changes to a remote disk.
+    pub fn hand_over(&mut self) {
+        if !self.has_failed() {
+            self.disk.hand_over();
+        }
+    }
+
+    /// Returns how far the disk is with the changes.
+    pub fn progress(&self) -> Progress {
+        self.disk.progress()
+    }
+
+    /// Returns the numbers of a remote disk.
+    pub fn remote_stats(&self) -> Option<RemoteStats> {
+        self.disk.remote_stats()
     }
 
     /// Returns the disk, for calls whose errors are not final.

@@ -12,6 +12,7 @@
 //! This module keeps the sums of bytes equal to those of the files. The modules `space` and
 //! `removal` decide when a file is created or removed.
 
+use super::Policy;
 use super::disk::{FileNumber, LAST_NUMBER};
 use super::fail_stop::FailStopDisk;
 use super::record::{FILE_HEAD_LEN, SHORT_LEN, VERSION_LEN};
@@ -40,6 +41,8 @@ pub struct Files {
     removable_bytes: u64,
     /// The size of a whole file in bytes.
     file_size: u64,
+    /// The most bytes that all files may take.
+    max_bytes: u64,
     /// The bytes that all files take on the disk.
     disk_bytes: u64,
     /// The bytes that closed files take on the disk.
@@ -53,14 +56,15 @@ pub struct Files {
 impl Files {
     /// Returns the files that replay has read, each truncated to its records and synced. None of
     /// them is the current one yet.
-    pub fn open(disk: FailStopDisk, segments: Segments, file_size: u32) -> Files {
+    pub fn open(disk: FailStopDisk, segments: Segments, policy: Policy) -> Files {
         let mut files = Files {
             disk,
             segments,
             current: 0,
             removable: 0,
             removable_bytes: 0,
-            file_size: file_size.into(),
+            file_size: policy.file_size.into(),
+            max_bytes: policy.max_bytes,
             disk_bytes: 0,
             closed_bytes: 0,
             prepared_room: 0,
@@ -217,6 +221,7 @@ impl Files {
                 "the highest file number is used",
             ));
         }
+        self.check_limit(0, size)?;
         self.segments.try_reserve_file().map_err(|_| io::ErrorKind::OutOfMemory)?;
         self.disk.create(number, size)?;
         let segment = Segment::new(number, size, VERSION_LEN as u64);
@@ -251,6 +256,7 @@ impl Files {
         let is_prepared = index > self.current;
         let Segment { number, size: old, .. } = self.segments[index];
         let new = (old + piece).next_multiple_of(BLOCK).min(self.file_size);
+        self.check_limit(old, new)?;
         let extended = self.disk.extend(number, new);
         if is_prepared {
             self.disk.raw().close(number);
@@ -268,12 +274,24 @@ impl Files {
 
     /// Lengthens the current file so that a record of `len` bytes fits, however long it is.
     pub fn lengthen_for(&mut self, len: u64) -> io::Result<()> {
-        let segment = &mut self.segments[self.current];
-        let (old, new) = (segment.size, segment.used + len);
-        self.disk.extend(segment.number, new)?;
-        segment.size = new;
+        let Segment { number, size: old, used, .. } = *self.current();
+        let new = used + len;
+        self.check_limit(old, new)?;
+        self.disk.extend(number, new)?;
+        self.segments[self.current].size = new;
         self.disk_bytes += on_disk(new) - on_disk(old);
         Ok(())
+    }
+
+    /// Fails if all files together would take too much with a file that grows from `old` to `new`
+    /// bytes.
+    fn check_limit(&self, old: u64, new: u64) -> io::Result<()> {
+        let taken = self.disk_bytes + (on_disk(new) - on_disk(old));
+        if taken <= self.max_bytes {
+            return Ok(());
+        }
+        let message = format!("--binlog-limit {} is reached", self.max_bytes);
+        Err(io::Error::new(io::ErrorKind::QuotaExceeded, message))
     }
 
     /// Returns the nonce of the newest closed file if records can be appended to it: it is intact,

@@ -49,7 +49,7 @@ use super::collections::histogram::Histogram;
 use super::keys::{JobKey, LogKey};
 use super::time::Nanos;
 use compaction::Compaction;
-use disk::{Disk, FileNumber};
+use disk::{Disk, FileNumber, Progress, RemoteStats};
 use fail_stop::FailStopDisk;
 use files::{HEAD, SHORT};
 use record::{Fields, FlushKind};
@@ -87,6 +87,8 @@ pub struct Resume {
 pub struct Policy {
     /// The size of a file in bytes.
     pub file_size: u32,
+    /// The most bytes that all files may take. Deletes have room within it.
+    pub max_bytes: u64,
     /// The moment of syncs.
     pub syncing: Syncing,
 }
@@ -268,7 +270,7 @@ impl Binlog {
     /// Returns the job that compaction moves next, or `None` if no move is due or there is no
     /// space. The caller moves it with [`Binlog::move_to_current`].
     pub fn next_to_move(&mut self) -> Option<(LogKey, JobKey)> {
-        if !self.compaction.is_due(self.writer.files()) {
+        if self.progress().is_congested || !self.compaction.is_due(self.writer.files()) {
             return None;
         }
         self.reserve_oldest()
@@ -322,7 +324,7 @@ impl Binlog {
     /// Returns when [`Binlog::tick`] or [`Binlog::commit`] has something to do.
     pub fn next_due(&self) -> Option<Nanos> {
         let files = self.writer.files();
-        let step = self.compaction.next_due(files);
+        let step = self.compaction.next_due(files).filter(|_| !self.progress().is_congested);
         let sync = self.writer.syncing().due();
         let removal = self.removal.next_due(files, self.writer.now());
         let rewind = self.space.drained_due(&self.writer);
@@ -330,7 +332,7 @@ impl Binlog {
     }
 
     /// Writes the records of the iteration, and syncs them if a sync is due. The replies of the
-    /// iteration may leave only after it returns `Ok`.
+    /// iteration may leave only after it returns `Ok` and [`Binlog::progress`] is complete.
     pub fn commit(&mut self, now: Nanos) -> Result<(), IoFailed> {
         self.writer.status()?;
         let iteration_at = self.writer.now().max(now);
@@ -349,6 +351,7 @@ impl Binlog {
         }
         self.space.remove_excess(&mut self.writer);
         self.removal.truncate_step(self.writer.files_mut());
+        self.writer.files_mut().disk_mut().hand_over();
         self.writer.status()
     }
 
@@ -361,6 +364,7 @@ impl Binlog {
         let number = files.current().number;
         files.disk_mut().raw().close(number);
         files.disk_mut().sync_directory();
+        files.disk_mut().hand_over();
         self.writer.status()
     }
 
@@ -431,6 +435,16 @@ impl Binlog {
             dead_bytes: written.sum::<u64>().saturating_sub(live_bytes),
             is_full: self.space.is_full(files),
         }
+    }
+
+    /// Returns how far the disk is with what was written.
+    pub fn progress(&self) -> Progress {
+        self.writer.files().disk().progress()
+    }
+
+    /// Returns the numbers of a remote disk.
+    pub fn remote_stats(&self) -> Option<RemoteStats> {
+        self.writer.files().disk().remote_stats()
     }
 
     /// Returns how long syncs of files took.

@@ -51,7 +51,7 @@ impl Writer {
         let mut batch = Vec::new();
         batch.try_reserve_exact(BATCH_LEN)?;
         Ok(Writer {
-            files: Files::open(disk, segments, policy.file_size),
+            files: Files::open(disk, segments, policy),
             syncing: SyncState::new(policy.syncing),
             batch,
             has_unsynced: false,

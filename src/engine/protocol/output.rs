@@ -10,10 +10,15 @@
 //! parts                         60000 bytes and CR LF
 //! ```
 //!
+//! A reply must not be sent before its record is acknowledged by a remote disk. [`Output::hold`] marks
+//! the bytes that wait. There are two marks: for the bytes that wait longest, and for all others. So
+//! a client that sends on and on gets replies with each acknowledgement.
+//!
 //! The event loop writes the next slices, and reports with [`Output::sent`] how many bytes the
 //! kernel has accepted. Most connections are idle, so an empty output is a null pointer. Buffers of
 //! sent outputs are reused from a pool.
 
+use crate::engine::binlog::disk::Progress;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::queue::body::{Bodies, Body};
 use crate::engine::queue::listing::ListText;
@@ -39,6 +44,29 @@ struct Pending {
     part_sent: usize,
     /// The number of bytes of all parts that were not sent yet.
     parts_len: usize,
+    /// The bytes that wait for an acknowledgement, if there are any.
+    held: Option<Held>,
+    /// The connection is listed among those whose output is held back.
+    is_listed: bool,
+}
+
+/// The bytes at the end of an output that wait for an acknowledgement.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    /// The number of bytes before them, which may be sent.
+    sendable_len: usize,
+    /// The bytes that wait longest.
+    first: Mark,
+    /// All bytes that wait, if there are more.
+    last: Option<Mark>,
+}
+
+/// The bytes at the front of an output that may be sent once a change is acknowledged.
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    len: usize,
+    /// The number of the change.
+    change: u64,
 }
 
 #[derive(Debug)]
@@ -101,6 +129,31 @@ impl Output {
     /// Returns whether all bytes were sent.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Returns the number of bytes that may be sent now.
+    pub fn sendable_len(&self) -> usize {
+        self.0.as_ref().map_or(0, |pending| pending[0].sendable_len())
+    }
+
+    /// Holds back bytes until the changes before them are acknowledged, and releases those whose
+    /// changes are. Returns whether the connection must be listed, to be woken by an acknowledgement.
+    pub fn hold(&mut self, progress: Progress) -> bool {
+        let Some(pending) = &mut self.0 else { return false };
+        let pending = &mut pending[0];
+        if progress.is_complete() {
+            pending.held = None;
+            return false;
+        }
+        pending.hold(progress);
+        pending.held.is_some() && !std::mem::replace(&mut pending.is_listed, true)
+    }
+
+    /// Notes that the connection is not listed any more.
+    pub fn wake(&mut self) {
+        if let Some(pending) = &mut self.0 {
+            pending[0].is_listed = false;
+        }
     }
 
     /// Ensures that appending `text_len` bytes and `parts` large bodies allocates nothing.
@@ -225,16 +278,45 @@ impl Pending {
         self.text.len() - self.text_sent + self.parts_len
     }
 
+    fn sendable_len(&self) -> usize {
+        self.held.map_or_else(|| self.len(), |held| held.sendable_len)
+    }
+
+    fn hold(&mut self, Progress { written, acknowledged, .. }: Progress) {
+        let len = self.len();
+        let mut sendable_len = 0;
+        let mut waiting = [None; 2];
+        if let Some(held) = self.held {
+            sendable_len = held.sendable_len;
+            waiting = [Some(held.first), held.last];
+        }
+        for mark in &mut waiting {
+            if let Some(done) = mark.take_if(|mark| mark.change <= acknowledged) {
+                sendable_len = done.len;
+            }
+        }
+        let newest = Mark { len, change: written };
+        let [first, last] = waiting;
+        self.held = match first.or(last) {
+            _ if sendable_len == len => None,
+            None => Some(Held { sendable_len, first: newest, last: None }),
+            Some(first) if first.change == written || first.len == len => {
+                Some(Held { sendable_len, first: Mark { len, ..first }, last: None })
+            }
+            Some(first) => Some(Held { sendable_len, first, last: Some(newest) }),
+        };
+    }
+
     fn next_slices<'a>(&'a self, slices: &mut [IoSlice<'a>], bodies: &'a Bodies) -> usize {
         if self.parts.is_empty()
             && let Some(slice) = slices.first_mut()
         {
             // The most frequent case.
-            *slice = IoSlice::new(&self.text[self.text_sent..]);
+            *slice = IoSlice::new(&self.text[self.text_sent..][..self.sendable_len()]);
             return usize::from(!slice.is_empty());
         }
         let mut filled = 0;
-        let mut left = MAX_WRITE_LEN;
+        let mut left = MAX_WRITE_LEN.min(self.sendable_len());
         let mut text_at = self.text_sent;
         let mut part_from = self.part_sent;
         let mut parts = self.parts.iter().peekable();
@@ -262,6 +344,9 @@ impl Pending {
     }
 
     fn sent(&mut self, mut count: usize, bodies: &mut Bodies) {
+        if let Some(held) = &mut self.held {
+            held.sent(count);
+        }
         while count > 0 {
             let text_end = self.parts.front().map_or(self.text.len(), |shared| shared.at);
             let text = (text_end - self.text_sent).min(count);
@@ -291,7 +376,12 @@ impl Pending {
     }
 
     fn check(&self, what: fmt::Arguments<'_>) {
-        let Pending { text, text_sent, parts, part_sent, parts_len } = self;
+        let Pending { text, text_sent, parts, part_sent, parts_len, held, .. } = self;
+        if let Some(Held { sendable_len, first, last }) = held {
+            let ends = [Some(*sendable_len), Some(first.len), last.map(|last| last.len)];
+            let ends = ends.into_iter().flatten().chain([self.len()]);
+            assert!(ends.is_sorted(), "{what}: {held:?} of {} bytes", self.len());
+        }
         let mut before = *text_sent;
         let mut len = 0;
         for SharedPart { at, part } in parts {
@@ -323,6 +413,17 @@ impl Pending {
     }
 }
 
+impl Held {
+    /// Removes the first `count` bytes.
+    fn sent(&mut self, count: usize) {
+        self.sendable_len -= count;
+        self.first.len -= count;
+        if let Some(last) = &mut self.last {
+            last.len -= count;
+        }
+    }
+}
+
 impl Pool {
     /// The pool keeps at most 64 buffers of at most 16 KiB, or 1 MiB.
     const MAX_LEN: usize = 64;
@@ -345,7 +446,9 @@ impl Pool {
     pub fn check(&self) {
         assert!(self.0.len() <= Pool::MAX_LEN, "the pool has {} buffers", self.0.len());
         for pending in &self.0 {
-            let Pending { text, text_sent, parts, part_sent, parts_len } = &pending[0];
+            let Pending { text, text_sent, parts, part_sent, parts_len, held, is_listed } =
+                &pending[0];
+            assert!(held.is_none() && !is_listed, "a buffer of the pool is held back");
             assert!(text.is_empty() && parts.is_empty(), "a buffer of the pool has bytes");
             assert!(
                 text.capacity() <= Pool::MAX_TEXT_CAPACITY,
@@ -363,6 +466,8 @@ impl Pool {
         }
         pending.text.clear();
         pending.text_sent = 0;
+        pending.held = None;
+        pending.is_listed = false;
         if pending.parts.capacity() > 0 {
             pending.parts = VecDeque::new();
             (pending.part_sent, pending.parts_len) = (0, 0);

@@ -11,7 +11,7 @@
 
 use super::Queue;
 use super::job::{Job, Jobs, State, Target};
-use crate::engine::binlog::disk::FileNumber;
+use crate::engine::binlog::disk::{FileNumber, Progress};
 use crate::engine::binlog::record::{self, Fields, FlushKind, Mark, RecordState};
 use crate::engine::binlog::{Binlog, BinlogStats, IoFailed, NoSpace};
 use crate::engine::keys::{JobKey, LogKey, TubeKey};
@@ -115,6 +115,11 @@ impl Queue {
     /// Writes the records of this iteration, and syncs them if a sync is due.
     pub fn commit(&mut self, now: Nanos) -> Result<(), IoFailed> {
         self.binlog.as_mut().map_or(Ok(()), |binlog| binlog.commit(now))
+    }
+
+    /// Returns how far the disk is with the changes.
+    pub fn disk_progress(&self) -> Progress {
+        self.binlog.as_ref().map(Binlog::progress).unwrap_or_default()
     }
 
     /// Syncs all records and frees the space that is not used. Nothing may be recorded after it.

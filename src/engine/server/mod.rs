@@ -34,7 +34,7 @@ mod flushes;
 mod lists;
 mod pages;
 
-use crate::engine::binlog::disk::{Disk, FileNumber};
+use crate::engine::binlog::disk::{Disk, FileNumber, Progress};
 use crate::engine::binlog::record;
 use crate::engine::binlog::{IoFailed, Policy, Syncing};
 use crate::engine::collections::histogram::Histogram;
@@ -59,6 +59,8 @@ pub struct Settings {
     pub max_job_size: u32,
     /// The size of a binlog file in bytes.
     pub binlog_file_size: u32,
+    /// The most bytes that the binlog may take.
+    pub max_binlog_bytes: u64,
     /// Puts are refused while jobs take this much memory, in bytes.
     pub max_memory_bytes: u64,
     /// A job that came back this many times is buried; `None` for no limit.
@@ -70,6 +72,7 @@ impl Settings {
     pub const DEFAULT: Settings = Settings {
         max_job_size: 65_535,
         binlog_file_size: 10 * 1024 * 1024,
+        max_binlog_bytes: u64::MAX,
         max_memory_bytes: u64::MAX,
         bury_after: None,
     };
@@ -99,6 +102,8 @@ pub struct Server {
     lists: Lists,
     /// The number of pages of jobs that are being made in steps.
     selections: usize,
+    /// How far the disk was at the end of the last commit.
+    progress: Progress,
 }
 
 /// The data of the metrics page.
@@ -145,6 +150,7 @@ impl Server {
             last_command_at: now,
             lists: Lists::default(),
             selections: 0,
+            progress: Progress::default(),
         }
     }
 
@@ -155,7 +161,9 @@ impl Server {
         disk: Box<dyn Disk>,
         syncing: Syncing,
     ) -> Result<Recovery<'_>, ReplayError> {
-        let policy = Policy { file_size: self.settings.binlog_file_size, syncing };
+        let Settings { binlog_file_size: file_size, max_binlog_bytes: max_bytes, .. } =
+            self.settings;
+        let policy = Policy { file_size, max_bytes, syncing };
         let replay = self.queue.begin_replay(disk)?;
         Ok(Recovery { replay, policy, last_id: &mut self.last_id })
     }
@@ -280,7 +288,9 @@ impl Server {
         self.queue.tick(self.budget.due_work(), now);
         self.drain_closing(now);
         self.list_step();
-        self.flush_step();
+        if !self.is_congested() {
+            self.flush_step();
+        }
         self.after_event();
     }
 
@@ -308,7 +318,18 @@ impl Server {
 
     /// Returns whether another connection may be served in this iteration.
     pub fn has_budget(&self) -> bool {
-        self.budget.is_left()
+        self.budget.is_left() && !self.is_congested()
+    }
+
+    /// Returns whether no connection is served because too many changes wait for a remote disk. The
+    /// loop goes on with what is due.
+    pub fn is_congested(&self) -> bool {
+        self.progress.is_congested
+    }
+
+    /// Returns whether a remote disk has acknowledged all changes.
+    pub fn is_acknowledged(&self) -> bool {
+        self.progress.is_complete()
     }
 
     /// Charges `work` units to this iteration.
@@ -319,8 +340,21 @@ impl Server {
     /// Writes the records of the iteration to the binlog, and syncs it if that is due. Must be
     /// called before any output of the iteration is sent. After an error no output may be sent, and
     /// the server must exit.
+    ///
+    /// A remote disk acknowledges the records later. Until then [`Server::output_handle`] holds back
+    /// the output of the iteration.
     pub fn commit(&mut self, now: Nanos) -> Result<(), IoFailed> {
-        self.queue.commit(now)
+        self.queue.commit(now)?;
+        self.note_progress();
+        Ok(())
+    }
+
+    /// Wakes the connections with output that was held back, if the disk has acknowledged more.
+    fn note_progress(&mut self) {
+        let before = std::mem::replace(&mut self.progress, self.queue.disk_progress());
+        if self.progress.acknowledged > before.acknowledged {
+            self.conns.wake_held();
+        }
     }
 
     /// Writes and syncs all records before the server exits; does not sync with `-F`.
@@ -329,14 +363,16 @@ impl Server {
         while self.queue.has_flushes() {
             self.queue.flush_step(&mut usize::MAX.clone());
         }
-        self.queue.close_binlog(now)
+        self.queue.close_binlog(now)?;
+        self.note_progress();
+        Ok(())
     }
 
     /// Returns a time not after the one when [`Server::tick`] or [`Server::commit`] has something
     /// to do.
     pub fn next_due(&self) -> Option<Nanos> {
-        let is_busy =
-            self.queue.closing().len() > 0 || !self.lists.is_idle() || self.queue.has_flushes();
+        let is_flushing = self.queue.has_flushes() && !self.is_congested();
+        let is_busy = self.queue.closing().len() > 0 || !self.lists.is_idle() || is_flushing;
         let immediate = is_busy.then_some(Nanos::ZERO);
         immediate.or_else(|| self.queue.next_due())
     }
@@ -382,9 +418,10 @@ impl Server {
         self.conns[key].sends_large_bodies
     }
 
-    /// Returns access to the output of a connection, which is not dirty any more.
+    /// Returns access to the output of a connection, which is not dirty any more. Output whose records
+    /// are not acknowledged is held back. Call this between [`Server::commit`] and the next event.
     pub fn output_handle(&mut self, key: ConnKey) -> OutputHandle<'_> {
-        self.conns.output_handle(key, &mut self.queue.bodies)
+        self.conns.output_handle(key, self.progress, &mut self.queue.bodies)
     }
 
     /// Returns the number of open connections.
