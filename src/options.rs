@@ -3,6 +3,8 @@
 //! The flags are those of C beanstalkd, with long forms, and some more. The values are checked here,
 //! so that options need no further checks.
 
+mod etcd;
+
 use crate::engine::binlog::Syncing;
 use crate::engine::server::Settings;
 use crate::engine::time::Nanos;
@@ -15,6 +17,8 @@ use std::num::NonZero;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+pub use etcd::{DEFAULT_BINLOG_LIMIT, EtcdOptions, TlsFiles};
+
 /// The action that the command line requests.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Request {
@@ -24,8 +28,28 @@ pub enum Request {
     Help,
     /// Print the version.
     Version,
-    /// Print the contents of the binlog in this directory.
-    Inspect(InspectMode, PathBuf),
+    /// Print the contents of this binlog.
+    Inspect(InspectMode, BinlogPlace),
+    /// Copy a binlog between this directory and etcd.
+    Copy(CopyDirection, PathBuf, EtcdOptions),
+}
+
+/// Where a binlog is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BinlogPlace {
+    /// In this directory.
+    Directory(PathBuf),
+    /// In etcd.
+    Etcd(EtcdOptions),
+}
+
+/// The direction of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyDirection {
+    /// From a directory to etcd.
+    Import,
+    /// From etcd to a directory.
+    Export,
 }
 
 /// The output about a binlog.
@@ -40,11 +64,11 @@ pub enum InspectMode {
 /// The configuration of the server.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The directory of the binlog; `None` means no binlog.
-    pub binlog_dir: Option<PathBuf>,
+    /// Where the binlog is; `None` means no binlog.
+    pub binlog: Option<BinlogPlace>,
     /// The size of a binlog file, in bytes; a multiple of 4096.
     pub binlog_file_size: u32,
-    /// The most bytes that the binlog may take; `None` for no limit, or the default in etcd.
+    /// The most bytes that the binlog may take; `None` for no limit.
     pub max_binlog_bytes: Option<u64>,
     /// When to sync the binlog.
     pub fsync: Syncing,
@@ -134,21 +158,58 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
     if let Some(argument) = matches.free.first() {
         return Err(UsageError(format!("unknown argument: {argument}")));
     }
-    if let Some(mode) = mode(&matches)? {
-        let directory = last(&matches, "b");
-        let directory =
-            directory.ok_or_else(|| UsageError("no directory: -b is missing".into()))?;
-        return Ok(Request::Inspect(mode, directory.into()));
+    match mode(&matches)? {
+        None => options(&matches).map(|options| Request::Serve(Box::new(options))),
+        Some(Mode::Inspect(mode)) => {
+            let place = binlog_place(&matches)?;
+            let place = place.ok_or_else(|| UsageError("no directory: -b is missing".into()))?;
+            Ok(Request::Inspect(mode, place))
+        }
+        Some(Mode::Copy(direction, directory)) => match binlog_place(&matches)? {
+            Some(BinlogPlace::Etcd(etcd)) => Ok(Request::Copy(direction, directory, etcd)),
+            Some(BinlogPlace::Directory(_)) | None => {
+                Err(UsageError("--import and --export need a URL of etcd with -b".to_owned()))
+            }
+        },
     }
-    options(&matches).map(|options| Request::Serve(Box::new(options)))
 }
 
-fn mode(matches: &Matches) -> Result<Option<InspectMode>, UsageError> {
-    match (matches.opt_present("check"), matches.opt_present("dump")) {
-        (true, true) => Err(UsageError("--check and --dump exclude each other".to_owned())),
-        (true, false) => Ok(Some(InspectMode::Check)),
-        (false, true) => Ok(Some(InspectMode::Dump)),
-        (false, false) => Ok(None),
+/// A mode in which no client is served.
+enum Mode {
+    Inspect(InspectMode),
+    Copy(CopyDirection, PathBuf),
+}
+
+fn mode(matches: &Matches) -> Result<Option<Mode>, UsageError> {
+    let inspect = |flag, mode| matches.opt_present(flag).then_some(Mode::Inspect(mode));
+    let copy = |flag, direction| {
+        last(matches, flag).map(|directory| Mode::Copy(direction, directory.into()))
+    };
+    let modes = [
+        inspect("check", InspectMode::Check),
+        inspect("dump", InspectMode::Dump),
+        copy("import", CopyDirection::Import),
+        copy("export", CopyDirection::Export),
+    ];
+    let mut modes = modes.into_iter().flatten();
+    match (modes.next(), modes.next()) {
+        (mode, None) => Ok(mode),
+        (_, Some(_)) => {
+            Err(UsageError("--check, --dump, --import and --export exclude each other".to_owned()))
+        }
+    }
+}
+
+fn binlog_place(matches: &Matches) -> Result<Option<BinlogPlace>, UsageError> {
+    let flags = ["lease-ttl", "etcd-ca", "etcd-cert", "etcd-key"];
+    match last(matches, "b") {
+        Some(url) if etcd::is_url(&url) => {
+            etcd::etcd_options(&url, matches).map(|etcd| Some(BinlogPlace::Etcd(etcd)))
+        }
+        place => match flags.into_iter().find(|flag| matches.opt_present(flag)) {
+            Some(flag) => Err(UsageError(format!("--{flag} needs a URL of etcd with -b"))),
+            None => Ok(place.map(|path| BinlogPlace::Directory(path.into()))),
+        },
     }
 }
 
@@ -173,7 +234,12 @@ fn flags() -> getopts::Options {
     // The last one of several flags counts, as in C; getopts calls that "multi".
     flags
         .parsing_style(ParsingStyle::FloatingFrees)
-        .optmulti("b", "binlog-dir", "keep jobs on disk, in a binlog in this directory (default: none)", "DIR")
+        .optmulti(
+            "b",
+            "binlog-dir",
+            "keep jobs on disk, in a binlog in this directory, or in etcd://HOST:PORT,.../PREFIX (default: none)",
+            "DIR",
+        )
         .optmulti(
             "f",
             "fsync-ms",
@@ -243,9 +309,20 @@ fn flags() -> getopts::Options {
             "list N tubes one by one in the metrics, and sum the others (default: 1000)",
             "N",
         )
+        .optmulti(
+            "",
+            "lease-ttl",
+            "another server leads this many seconds after this one is gone, from 2 to 60 (default: 5)",
+            "SECONDS",
+        )
+        .optmulti("", "etcd-ca", "certificates of the authorities for etcds://, in PEM format", "FILE")
+        .optmulti("", "etcd-cert", "certificate of this server for etcds://, in PEM format", "FILE")
+        .optmulti("", "etcd-key", "key of that certificate, in PEM format", "FILE")
+        .optmulti("", "import", "copy the binlog in DIR to an unused prefix of etcd, and exit", "DIR")
+        .optmulti("", "export", "copy the binlog from etcd to DIR, and exit", "DIR")
         .optmulti("", "log-format", "format of log lines: text, or json for one object a line (default: text)", "FORMAT")
-        .optflagmulti("", "check", "check the binlog in -b DIR, print a summary of each file, and exit")
-        .optflagmulti("", "dump", "print the jobs of the binlog in -b DIR, one JSON object a line, and exit")
+        .optflagmulti("", "check", "check the binlog of -b, print a summary of each file, and exit")
+        .optflagmulti("", "dump", "print the jobs of the binlog of -b, one JSON object a line, and exit")
         .optflagmulti("c", "", "ignored: the binlog is always compacted")
         .optflagmulti("n", "", "ignored: the binlog is always compacted")
         .optflagmulti("v", "version", "print the version and exit")
@@ -272,10 +349,13 @@ fn options(matches: &Matches) -> Result<Options, UsageError> {
     if metrics_are_unix && metrics.as_ref().is_some_and(|metrics| metrics.address == listen) {
         return Err(UsageError("--metrics and -l cannot have the same Unix socket".to_owned()));
     }
+    let binlog = binlog_place(matches)?;
+    let is_in_etcd = matches!(binlog, Some(BinlogPlace::Etcd(_)));
+    let default_limit = is_in_etcd.then_some(DEFAULT_BINLOG_LIMIT);
     Ok(Options {
-        binlog_dir: last(matches, "b").map(PathBuf::from),
+        binlog,
         binlog_file_size: file_size(matches, &mut warnings)?,
-        max_binlog_bytes: number(matches, "binlog-limit")?,
+        max_binlog_bytes: number(matches, "binlog-limit")?.or(default_limit),
         fsync: fsync(matches)?,
         listen,
         port: port(matches)?,
@@ -512,7 +592,7 @@ mod tests {
         assert_eq!(options.binlog_file_size, 10_485_760);
         assert_eq!(options.fsync, Syncing::Within(Nanos::from_millis(50)));
         assert_eq!(options.log_level, LevelFilter::Warn);
-        assert_eq!((options.binlog_dir, options.user, options.names_address), (None, None, false));
+        assert_eq!((options.binlog, options.user, options.names_address), (None, None, false));
         assert_eq!((options.max_memory_bytes, options.max_connections), (u64::MAX, usize::MAX));
         assert_eq!((options.metrics, options.metrics_tubes), (None, 1000));
         assert_eq!(options.log_format, LogFormat::Text);

@@ -1,9 +1,14 @@
 //! The program: parses the command line, runs, prints failures, returns the exit code.
 
+use crate::engine::binlog::copy::{Copied, CopyError, copy};
+use crate::engine::binlog::disk::Disk;
 use crate::engine::binlog::inspect::{self, InspectError};
 use crate::logging;
-use crate::options::{self, InspectMode, Options, Request};
+use crate::options::{
+    self, BinlogPlace, CopyDirection, EtcdOptions, InspectMode, Options, Request,
+};
 use crate::os::disk::Directory;
+use crate::os::etcd::{Membership, Standing};
 use crate::os::init::Machine;
 use crate::os::sys::machine::{self, Shutdown};
 use crate::os::sys::signals::Stop;
@@ -12,10 +17,18 @@ use std::fmt::Display;
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::Path;
 use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
 
 /// The status of a process that SIGTERM has killed, as shells report it. Container managers expect it
 /// of a first process.
 const ENDED_BY_SIGTERM: u8 = 128 + 15;
+
+/// The exit code when a binlog cannot be used, as of C beanstalkd.
+const EXIT_REFUSED: u8 = 10;
+
+/// The pause between two looks at the progress of a copy.
+const POLL_PAUSE: Duration = Duration::from_millis(2);
 
 /// Runs the command line. Returns the exit code.
 pub fn main() -> ExitCode {
@@ -33,7 +46,10 @@ fn run(machine: Option<&mut Machine>) -> (ExitCode, Shutdown) {
         Ok(Request::Serve(options)) => return serve(&options, machine),
         // C beanstalkd prints the usage to stderr too.
         Ok(Request::Help) => print(io::stderr(), options::usage()),
-        Ok(Request::Inspect(mode, directory)) => inspect(mode, &directory),
+        Ok(Request::Inspect(mode, BinlogPlace::Directory(path))) => inspect_directory(mode, &path),
+        Ok(Request::Inspect(mode, BinlogPlace::Etcd(etcd))) => inspect_etcd(mode, &etcd),
+        Ok(Request::Copy(CopyDirection::Import, path, etcd)) => import(&path, &etcd),
+        Ok(Request::Copy(CopyDirection::Export, path, etcd)) => export(&path, &etcd),
         Ok(Request::Version) => print(io::stdout(), options::version()),
         Err(error) => {
             let error = StartupError::Usage(error);
@@ -79,16 +95,26 @@ fn serve(options: &Options, machine: Option<&mut Machine>) -> (ExitCode, Shutdow
     }
 }
 
+fn inspect_directory(mode: InspectMode, path: &Path) -> ExitCode {
+    match Directory::open_unlocked(path) {
+        Ok(mut directory) => inspect(mode, &path.display(), &mut directory),
+        Err(error) => report_place(&path.display(), &error, 1),
+    }
+}
+
+fn inspect_etcd(mode: InspectMode, etcd: &EtcdOptions) -> ExitCode {
+    match Membership::read(etcd) {
+        Ok(membership) => inspect(mode, &etcd.url, &mut membership.disk()),
+        Err(error) => report_place(&etcd.url, &error, EXIT_REFUSED),
+    }
+}
+
 /// Prints the contents of a binlog, or checks it. Fails if the binlog is damaged.
-fn inspect(mode: InspectMode, path: &Path) -> ExitCode {
-    let mut directory = match Directory::open_unlocked(path) {
-        Ok(directory) => directory,
-        Err(error) => return report_directory(path, &error),
-    };
+fn inspect(mode: InspectMode, place: &dyn Display, disk: &mut dyn Disk) -> ExitCode {
     let mut out = BufWriter::new(io::stdout().lock());
     let printed = match mode {
-        InspectMode::Check => inspect::check(&mut directory, &mut out),
-        InspectMode::Dump => inspect::dump(&mut directory, &mut out),
+        InspectMode::Check => inspect::check(disk, &mut out),
+        InspectMode::Dump => inspect::dump(disk, &mut out),
     };
     match printed.and_then(|is_sound| out.flush().map(|()| is_sound).map_err(InspectError::Output))
     {
@@ -98,12 +124,70 @@ fn inspect(mode: InspectMode, path: &Path) -> ExitCode {
         Err(InspectError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => {
             ExitCode::SUCCESS
         }
-        Err(error) => report_directory(path, &error),
+        Err(error) => report_place(place, &error, 1),
     }
 }
 
-fn report_directory(path: &Path, error: &dyn Display) -> ExitCode {
-    report(&format_args!("-b {}: {error}", path.display()), 1)
+/// Copies the binlog in a directory, which no server uses, to etcd.
+fn import(path: &Path, etcd: &EtcdOptions) -> ExitCode {
+    let mut directory = match Directory::lock(path) {
+        Ok(directory) => directory,
+        Err(error) => return report_place(&path.display(), &error, EXIT_REFUSED),
+    };
+    let refused = |error: &dyn Display| report_place(&etcd.url, error, EXIT_REFUSED);
+    let membership = match Membership::join_unused(etcd) {
+        Ok(membership) => membership,
+        Err(error) => return refused(&error),
+    };
+    loop {
+        match membership.standing() {
+            Ok(Standing::Leading) => break,
+            Ok(Standing::Starting) => thread::sleep(POLL_PAUSE),
+            Ok(Standing::StandingBy(leader)) => return refused(&format_args!("{leader} leads")),
+            Err(error) => return refused(&error),
+        }
+    }
+    let copied = copy(&mut directory, &mut membership.disk(), |disk| {
+        disk.hand_over();
+        while !disk.progress().is_complete() {
+            membership.check().map_err(|error| io::Error::other(error.to_string()))?;
+            thread::sleep(POLL_PAUSE);
+            disk.hand_over();
+        }
+        Ok(())
+    });
+    report_copy(copied, &path.display(), &etcd.url)
+}
+
+/// Copies the binlog in etcd, as it is now, to an empty directory.
+fn export(path: &Path, etcd: &EtcdOptions) -> ExitCode {
+    let mut directory = match Directory::lock(path) {
+        Ok(directory) => directory,
+        Err(error) => return report_place(&path.display(), &error, EXIT_REFUSED),
+    };
+    let membership = match Membership::read(etcd) {
+        Ok(membership) => membership,
+        Err(error) => return report_place(&etcd.url, &error, EXIT_REFUSED),
+    };
+    let copied = copy(&mut membership.disk(), &mut directory, |_| Ok(()));
+    report_copy(copied, &etcd.url, &path.display())
+}
+
+fn report_copy(
+    copied: Result<Copied, CopyError>,
+    from: &dyn Display,
+    to: &dyn Display,
+) -> ExitCode {
+    match copied {
+        Ok(Copied { files, bytes }) => {
+            print(io::stdout(), format_args!("copied {files} files with {bytes} bytes to {to}"))
+        }
+        Err(error) => report(&format_args!("cannot copy {from} to {to}: {error}"), EXIT_REFUSED),
+    }
+}
+
+fn report_place(place: &dyn Display, error: &dyn Display, exit_code: u8) -> ExitCode {
+    report(&format_args!("-b {place}: {error}"), exit_code)
 }
 
 fn report(error: &dyn Display, exit_code: u8) -> ExitCode {

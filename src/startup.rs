@@ -7,13 +7,21 @@
 //! A server that is started twice by mistake must not take anything from the first one. TCP ports are
 //! bound first, which fails while another server has them. Before a Unix socket is replaced, no server
 //! may listen there, and the binlog must be locked. The lock is taken with the rights of the new user.
+//!
+//! With a binlog in etcd the sockets for clients are bound when this server leads: a client must not
+//! connect to one that stands by.
 
+mod standby;
+
+use crate::engine::binlog::Syncing;
+use crate::engine::binlog::disk::Disk;
 use crate::engine::collections::slab::PAGE_BYTES;
 use crate::engine::protocol::stats::ProcessInfo;
 use crate::engine::queue::replay::{Recovered, ReplayError};
 use crate::engine::server::{Server, Settings};
-use crate::options::{MetricsAddress, Options, Port, UsageError};
+use crate::options::{BinlogPlace, EtcdOptions, MetricsAddress, Options, Port, UsageError};
 use crate::os::disk::{Directory, OpenError};
+use crate::os::etcd::{EXIT_LOST, Membership, MembershipError};
 use crate::os::event_loop::EventLoop;
 use crate::os::init::{self, Machine, MachineError};
 use crate::os::listen::{self, Address, ListenError, Listener};
@@ -42,6 +50,10 @@ pub enum StartupError {
     OpenBinlog(PathBuf, OpenError),
     /// The binlog cannot be read, or there is no space to continue it.
     Replay(PathBuf, ReplayError),
+    /// The server cannot lead with the binlog at this URL.
+    Etcd(String, MembershipError),
+    /// A flag or an inherited socket does not go with the binlog at this URL.
+    EtcdSockets(String, &'static str),
     /// A system call fails that the server needs.
     System(&'static str, io::Error),
     /// A socket cannot be opened.
@@ -59,8 +71,9 @@ impl StartupError {
             StartupError::Replay(_, ReplayError::Failed(_)) => 74,
             StartupError::Replay(_, ReplayError::Begin(error)) if is_io_error(error) => 74,
             StartupError::System(..) | StartupError::Machine(_) | StartupError::Replay(..) => 1,
-            StartupError::Usage(_) => 5,
-            StartupError::OpenBinlog(..) => 10,
+            StartupError::Usage(_) | StartupError::EtcdSockets(..) => 5,
+            StartupError::Etcd(_, MembershipError::Lost(_)) => EXIT_LOST,
+            StartupError::OpenBinlog(..) | StartupError::Etcd(..) => 10,
             StartupError::FindUser(_, UserError::Database(_)) => 32,
             StartupError::FindUser(_, UserError::Unknown) => 33,
             StartupError::BecomeUser(..) => 34,
@@ -106,13 +119,23 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started
     }
     let signals = Signals::take().map_err(|error| StartupError::System("block signals", error))?;
     let user = options.user.as_deref().map(find_user).transpose()?;
-    let early = early_listeners(options, inherited, user).map_err(StartupError::Listen)?;
-    let binlog = options.binlog_dir.as_deref().map(|path| lock(path, options, user)).transpose()?;
-    let listeners = early.queue.map_or_else(|| listen::open(&options.listen, 0, user), Ok);
-    let listeners = listeners.map_err(StartupError::Listen)?;
-    for listener in &listeners {
-        info!("listening on {listener}");
+    if let Some(BinlogPlace::Etcd(etcd)) = &options.binlog {
+        check_sockets(etcd, options, !inherited.is_empty())?;
     }
+    let early = early_listeners(options, inherited, user).map_err(StartupError::Listen)?;
+    let directory = match &options.binlog {
+        Some(BinlogPlace::Directory(path)) => Some((path, lock(path, options, user)?)),
+        Some(BinlogPlace::Etcd(_)) | None => None,
+    };
+    let etcd = match &options.binlog {
+        Some(BinlogPlace::Etcd(etcd)) => Some(etcd),
+        Some(BinlogPlace::Directory(_)) | None => None,
+    };
+    let mut listeners = match (early.queue, etcd) {
+        (Some(listeners), _) => listeners,
+        (None, Some(_)) => Vec::new(),
+        (None, None) => open_listeners(options, user)?,
+    };
     let open_metrics = |at: &MetricsAddress| {
         early.metrics.map_or_else(|| listen::open(&at.address, at.port, user), Ok)
     };
@@ -134,18 +157,80 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started
         bury_after: options.bury_after,
     };
     let mut server = Server::new(settings, facts, clock.now());
-    if let (Some(path), Some(directory)) = (&options.binlog_dir, binlog) {
+    let membership = match etcd {
+        None => None,
+        Some(etcd) => {
+            let membership = Membership::join(etcd);
+            let membership =
+                membership.map_err(|error| StartupError::Etcd(etcd.url.clone(), error))?;
+            let stop = standby::wait_to_lead(&membership, etcd, &signals, &mut monitor, &clock)?;
+            if let Some(stop) = stop {
+                monitor.stopping();
+                return Ok(Started::Stopped(stop));
+            }
+            listeners = open_listeners(options, user)?;
+            Some((etcd, membership))
+        }
+    };
+    for listener in &listeners {
+        info!("listening on {listener}");
+    }
+    let binlog: Option<(PathBuf, Box<dyn Disk>, Syncing)> = match (directory, &membership) {
+        (Some((path, directory)), _) => Some((path.clone(), Box::new(directory), options.fsync)),
+        // The disk keeps the order of changes, and a reply waits for them.
+        (None, Some((etcd, membership))) => {
+            Some((PathBuf::from(&etcd.url), Box::new(membership.disk()), Syncing::Never))
+        }
+        (None, None) => None,
+    };
+    if let Some((place, disk, syncing)) = binlog {
         let is_to_stop = || signals.pending_stop();
-        let stop =
-            recover(&mut server, path, directory, options, &clock, &mut monitor, is_to_stop)?;
-        if let Some(stop) = stop {
+        let recovered =
+            recover(&mut server, place, disk, syncing, &clock, &mut monitor, is_to_stop);
+        // Nothing can be read or written after the lease has ended.
+        if let Some((etcd, membership)) = &membership {
+            let lost = membership.check();
+            lost.map_err(|error| StartupError::Etcd(etcd.url.clone(), error))?;
+        }
+        if let Some(stop) = recovered? {
             monitor.stopping();
             return Ok(Started::Stopped(stop));
         }
     }
-    EventLoop::new(server, clock, signals, monitor, listeners, options.max_connections)
+    let membership = membership.map(|(_, membership)| membership);
+    EventLoop::new(server, clock, signals, monitor, listeners, options.max_connections, membership)
         .map(|event_loop| Started::Serving(Box::new(event_loop)))
         .map_err(cannot_wait)
+}
+
+/// Refuses what cannot be done with a binlog in etcd, because the sockets are bound when this server
+/// leads.
+fn check_sockets(
+    etcd: &EtcdOptions,
+    options: &Options,
+    has_inherited: bool,
+) -> Result<(), StartupError> {
+    let refused = |why| Err(StartupError::EtcdSockets(etcd.url.clone(), why));
+    if has_inherited {
+        return refused("socket activation lets clients connect to a server that stands by");
+    }
+    let is_low = matches!(options.port, Port::Number(1..1024));
+    if is_low && options.user.is_some() && !matches!(options.listen, Address::Unix { .. }) {
+        return refused("-u gives up the right to bind a port below 1024 when this server leads");
+    }
+    Ok(())
+}
+
+/// Opens the sockets for clients.
+fn open_listeners(
+    options: &Options,
+    user: Option<Identity>,
+) -> Result<Vec<Listener>, StartupError> {
+    let port = match options.listen {
+        Address::Unix { .. } => Ok(0),
+        Address::All | Address::Host(_) => port_number(&options.port),
+    };
+    port.and_then(|port| listen::open(&options.listen, port, user)).map_err(StartupError::Listen)
 }
 
 fn cannot_wait(error: io::Error) -> StartupError {
@@ -156,16 +241,16 @@ fn cannot_wait(error: io::Error) -> StartupError {
 /// unchanged.
 fn recover(
     server: &mut Server,
-    path: &Path,
-    directory: Directory,
-    options: &Options,
+    place: PathBuf,
+    disk: Box<dyn Disk>,
+    syncing: Syncing,
     clock: &Clock,
     monitor: &mut Monitor,
     pending_stop: impl Fn() -> Option<Stop>,
 ) -> Result<Option<Stop>, StartupError> {
-    let failed = |error| StartupError::Replay(path.to_owned(), error);
+    let failed = |error| StartupError::Replay(place.clone(), error);
     let begun_at = clock.now();
-    let mut recovery = server.begin_recovery(Box::new(directory), options.fsync).map_err(failed)?;
+    let mut recovery = server.begin_recovery(disk, syncing).map_err(failed)?;
     while let Some(file) = recovery.next_file() {
         if let Some(stop) = pending_stop() {
             return Ok(Some(stop));
@@ -203,10 +288,13 @@ fn early_listeners(
             listen::open(address, port_number(port)?, user).map(Some)
         }
     };
-    let queue = if inherited.is_empty() {
-        early(&options.listen, &options.port)?
-    } else {
+    let is_in_etcd = matches!(options.binlog, Some(BinlogPlace::Etcd(_)));
+    let queue = if !inherited.is_empty() {
         Some(adopt(options, inherited)?)
+    } else if is_in_etcd {
+        None
+    } else {
+        early(&options.listen, &options.port)?
     };
     let metrics = options.metrics.as_ref();
     let metrics = metrics.map(|at| early(&at.address, &Port::Number(at.port))).transpose()?;
@@ -290,6 +378,8 @@ impl fmt::Display for StartupError {
             StartupError::Machine(error) => write!(f, "{error}"),
             StartupError::OpenBinlog(path, error) => write!(f, "-b {}: {error}", path.display()),
             StartupError::Replay(path, error) => write!(f, "-b {}: {error}", path.display()),
+            StartupError::Etcd(url, error) => write!(f, "-b {url}: {error}"),
+            StartupError::EtcdSockets(url, why) => write!(f, "-b {url}: {why}"),
             StartupError::System(what, error) => write!(f, "cannot {what}: {error}"),
             StartupError::Listen(error) => write!(f, "{error}"),
             StartupError::FindUser(user, UserError::Unknown) => {

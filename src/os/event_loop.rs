@@ -24,6 +24,7 @@
 //! read, run, write, close.
 
 use super::acceptor::Acceptor;
+use super::etcd::{EXIT_LOST, Membership, MembershipError};
 use super::listen::Listener;
 use super::monitor::Monitor;
 use super::stream::Stream;
@@ -38,7 +39,7 @@ use crate::engine::server::Server;
 use crate::engine::time::Nanos;
 use log::{debug, info};
 use mio::unix::SourceFd;
-use mio::{Events, Interest, Poll, Token};
+use mio::{Events, Interest, Poll, Token, Waker};
 use slab::Slab;
 use std::collections::TryReserveError;
 use std::fmt;
@@ -80,6 +81,8 @@ pub struct EventLoop {
     /// only the written pages of a block of this size.
     scratch: Box<[u8]>,
     stop: Option<Stop>,
+    /// The membership in a cluster, if there is one. No reply may leave without its leave.
+    membership: Option<Membership>,
 }
 
 /// Why the loop cannot go on.
@@ -89,6 +92,10 @@ pub enum RunError {
     Wait(io::Error),
     /// Writing the binlog fails, so that no change can be acknowledged any more.
     Binlog(IoFailed),
+    /// Another server of the cluster may lead.
+    Lost(MembershipError),
+    /// Replies wait for etcd, and the server is to stop.
+    Unacknowledged,
 }
 
 impl RunError {
@@ -97,6 +104,7 @@ impl RunError {
         match self {
             RunError::Wait(_) => 1,
             RunError::Binlog(_) => 74,
+            RunError::Lost(_) | RunError::Unacknowledged => EXIT_LOST,
         }
     }
 }
@@ -163,7 +171,15 @@ const LONG_WAIT: Nanos = Nanos::from_secs(1);
 const SIGNALS: Token = Token(usize::MAX);
 const MONITOR: Token = Token(usize::MAX - 1);
 const ALARM: Token = Token(usize::MAX - 2);
-const FIRST_LISTENER: usize = usize::MAX - 3;
+const MEMBERSHIP: Token = Token(usize::MAX - 3);
+const FIRST_LISTENER: usize = usize::MAX - 4;
+
+/// A server that stops waits for acknowledgements at most this long.
+const STOP_TIMEOUT: Nanos = Nanos::from_secs(10);
+/// And at most this long for clients to take their last replies.
+const LAST_REPLIES_TIMEOUT: Nanos = Nanos::from_millis(100);
+/// A server that stops looks at least this often whether it is done.
+const STOP_WAIT: Duration = Duration::from_millis(5);
 
 impl EventLoop {
     /// Creates the loop, which serves at most `max_connections` clients at once.
@@ -174,6 +190,7 @@ impl EventLoop {
         monitor: Monitor,
         listeners: Vec<Listener>,
         max_connections: usize,
+        membership: Option<Membership>,
     ) -> io::Result<EventLoop> {
         let poll = Poll::new()?;
         let registry = poll.registry();
@@ -184,6 +201,9 @@ impl EventLoop {
             Acceptor::new("connections", listeners, max_connections, registry, FIRST_LISTENER)?;
         if let Some(descriptor) = monitor.descriptor() {
             registry.register(&mut SourceFd(&descriptor), MONITOR, Interest::READABLE)?;
+        }
+        if let Some(membership) = &membership {
+            membership.set_waker(Waker::new(registry, MEMBERSHIP)?);
         }
         Ok(EventLoop {
             poll,
@@ -203,6 +223,7 @@ impl EventLoop {
             read_len: SCRATCH_LEN,
             scratch: vec![0; SCRATCH_LEN.max(PAGE_BYTES)].into_boxed_slice(),
             stop: None,
+            membership,
         })
     }
 
@@ -215,6 +236,7 @@ impl EventLoop {
             if let Some(stop) = self.stop {
                 self.monitor.stopping();
                 self.server.close(self.now).map_err(RunError::Binlog)?;
+                self.send_last_replies(&mut events)?;
                 return Ok(stop);
             }
             if self.server.has_binlog() {
@@ -225,9 +247,46 @@ impl EventLoop {
             self.serve_ready();
             self.server.commit(self.now).map_err(RunError::Binlog)?;
             self.flush();
+            self.check_membership()?;
             self.free_keys();
             self.accept();
         }
+    }
+
+    /// Fails if another server of the cluster may lead.
+    fn check_membership(&self) -> Result<(), RunError> {
+        let Some(membership) = &self.membership else { return Ok(()) };
+        membership.check().map_err(RunError::Lost)
+    }
+
+    /// Waits until the cluster has acknowledged all changes, and sends the replies that have waited.
+    /// No command runs any more.
+    fn send_last_replies(&mut self, events: &mut Events) -> Result<(), RunError> {
+        if self.membership.is_none() {
+            return Ok(());
+        }
+        let began_at = self.now;
+        while !self.server.is_acknowledged() {
+            if self.now.since(began_at) > STOP_TIMEOUT {
+                return Err(RunError::Unacknowledged);
+            }
+            self.wait_for(events, Some(STOP_WAIT)).map_err(RunError::Wait)?;
+            self.server.hand_over();
+            self.check_membership()?;
+        }
+        let began_at = self.read_clock();
+        self.flush();
+        while self.server.has_replies() && self.now.since(began_at) < LAST_REPLIES_TIMEOUT {
+            self.wait_for(events, Some(STOP_WAIT)).map_err(RunError::Wait)?;
+            for key in std::mem::take(&mut self.ready) {
+                if let Some(socket) = socket(&mut self.sockets, key) {
+                    socket.is_queued = false;
+                    self.server.mark_dirty(key);
+                }
+            }
+            self.flush();
+        }
+        self.check_membership()
     }
 
     // ---- Waiting ----
@@ -237,6 +296,10 @@ impl EventLoop {
             self.monitor.iteration_took(self.clock.now().since(self.iteration_at));
         }
         let timeout = self.timeout();
+        self.wait_for(events, timeout)
+    }
+
+    fn wait_for(&mut self, events: &mut Events, timeout: Option<Duration>) -> io::Result<()> {
         let polled = self.poll.poll(events, timeout);
         self.iteration_at = self.read_clock();
         match polled {
@@ -249,6 +312,7 @@ impl EventLoop {
                 SIGNALS => self.take_signals(),
                 MONITOR => self.monitor.on_readable(),
                 ALARM => self.alarm.on_readable(),
+                MEMBERSHIP => {}
                 token if self.acceptor.on_event(token) => {}
                 Token(index) => self.note(ConnKey::from_index(index), event),
             }
@@ -492,8 +556,13 @@ impl EventLoop {
     /// connection if there is more to do.
     fn flush_one(&mut self, key: ConnKey, is_crowded: bool, bytes_left: &mut usize) {
         let Some(socket) = socket(&mut self.sockets, key) else { return };
+        // The process may have been stopped since the last reply.
+        if self.membership.as_ref().is_some_and(|membership| !membership.may_answer()) {
+            return;
+        }
         let mut output = self.server.output_handle(key);
-        let gathers = output.actions().run && output.len() < WORTH_SENDING;
+        let is_stopping = self.stop.is_some();
+        let gathers = output.actions().run && output.len() < WORTH_SENDING && !is_stopping;
         if *bytes_left == 0 || (gathers && socket.delayed_sends < MAX_DELAYED_SENDS) {
             socket.delayed_sends = socket.delayed_sends.saturating_add(1);
             return socket.queue(key, &mut self.ready);
@@ -609,6 +678,10 @@ impl fmt::Display for RunError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             RunError::Wait(error) => write!(f, "cannot wait for events: {error}; the server exits"),
+            RunError::Lost(error) => write!(f, "{error}; the server exits"),
+            RunError::Unacknowledged => f.write_str(
+                "etcd does not acknowledge the last changes; their replies are not sent",
+            ),
             RunError::Binlog(failure) => {
                 write!(f, "{failure}; nothing more can be acknowledged, so the server exits")
             }

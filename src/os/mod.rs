@@ -11,12 +11,14 @@
 //! | [`notify`] | messages to the service manager |
 //! | [`monitor`] | the latter two, once per iteration |
 //! | [`disk`] | the directory of the binlog |
+//! | [`etcd`] | the binlog in etcd, and leading |
 //! | [`resolve`] | names of hosts, services and users |
 //! | [`init`] | the duties of a first process |
 //! | [`sys`] | system calls: all unsafe code |
 
 pub mod acceptor;
 pub mod disk;
+pub mod etcd;
 pub mod event_loop;
 pub mod init;
 pub mod listen;

@@ -48,6 +48,22 @@ impl Monitor {
         }
     }
 
+    /// Reports that this server stands by, and which one leads.
+    pub fn standing_by(&mut self, leader: &str, now: Nanos) {
+        self.notifier.standing_by(leader, now);
+    }
+
+    /// Answers HTTP requests of a server that stands by.
+    ///
+    /// # Errors
+    /// Polling the metrics connections fails.
+    pub fn answer_standing_by(&mut self, now: Nanos) -> io::Result<()> {
+        match &mut self.metrics_server {
+            Some(metrics_server) => metrics_server.turn(ServerState::StandingBy, now),
+            None => Ok(()),
+        }
+    }
+
     /// Reports the state after an iteration: notifies the service manager if that is due, and makes at
     /// most one slice of the measurements and one slice of a page.
     ///

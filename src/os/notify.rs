@@ -97,6 +97,16 @@ impl Notifier {
         }
     }
 
+    /// Sends the messages that are due while the server stands by and another one leads. It is ready
+    /// then, or the manager would end it.
+    pub fn standing_by(&mut self, leader: &str, now: Nanos) {
+        let Some((socket, schedule)) = &mut self.0 else { return };
+        if let Some(message) = schedule.standby_message(leader, now) {
+            let is_sent = socket.send(&message);
+            schedule.on_sent(now, is_sent);
+        }
+    }
+
     /// Sends the messages that are due after an iteration. `summary` is called only if there is a
     /// service manager.
     pub fn update(&mut self, now: Nanos, summary: impl FnOnce() -> StatusLine) {
@@ -141,7 +151,22 @@ impl NotifySchedule {
             return None;
         }
         self.progress_from = now + PROGRESS_PAUSE;
-        Some(format!("EXTEND_TIMEOUT_USEC={START_TIMEOUT_US}\nSTATUS=reading binlog.{file}"))
+        // The watchdog runs already if the server has stood by.
+        let ping = if self.is_ready && self.ping_interval.is_some() { "WATCHDOG=1\n" } else { "" };
+        Some(format!("{ping}EXTEND_TIMEOUT_USEC={START_TIMEOUT_US}\nSTATUS=reading binlog.{file}"))
+    }
+
+    /// Returns the message of a server that stands by, if one is due.
+    fn standby_message(&mut self, leader: &str, now: Nanos) -> Option<String> {
+        let ping = self.next_ping().filter(|&due| due <= now).map(|_| "WATCHDOG=1");
+        let is_first = !self.is_ready && self.retry_at <= now;
+        let status = format!("STATUS=standing by: {leader} leads");
+        let first = is_first.then(|| format!("READY=1\n{status}"));
+        match (first, ping) {
+            (Some(first), None) => Some(first),
+            (Some(first), Some(ping)) => Some(format!("{first}\n{ping}")),
+            (None, ping) => ping.map(str::to_owned),
+        }
     }
 
     fn note(&mut self, summary: StatusLine) {

@@ -118,6 +118,11 @@ pub trait Disk: fmt::Debug {
         Progress::default()
     }
 
+    /// Returns whether the disk has no space for more than what was made, so that puts are refused.
+    fn refuses_puts(&self) -> bool {
+        false
+    }
+
     /// Returns the numbers of a remote disk.
     fn remote_stats(&self) -> Option<RemoteStats> {
         None

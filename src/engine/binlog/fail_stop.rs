@@ -108,6 +108,11 @@ impl FailStopDisk {
         self.disk.progress()
     }
 
+    /// Returns whether puts are refused for want of space.
+    pub fn refuses_puts(&self) -> bool {
+        self.disk.refuses_puts()
+    }
+
     /// Returns the numbers of a remote disk.
     pub fn remote_stats(&self) -> Option<RemoteStats> {
         self.disk.remote_stats()

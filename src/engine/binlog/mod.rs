@@ -30,8 +30,10 @@
 //! | [`compaction`] | decides when live jobs are moved out of the oldest files |
 //! | [`removal`] | removes files without jobs |
 //! | [`inspect`] | `--check` and `--dump` |
+//! | [`copy`] | `--import` and `--export` |
 
 mod compaction;
+pub mod copy;
 pub mod disk;
 mod fail_stop;
 mod files;
@@ -435,6 +437,11 @@ impl Binlog {
             dead_bytes: written.sum::<u64>().saturating_sub(live_bytes),
             is_full: self.space.is_full(files),
         }
+    }
+
+    /// Hands over what was written to a remote disk.
+    pub fn hand_over(&mut self) {
+        self.writer.files_mut().disk_mut().hand_over();
     }
 
     /// Returns how far the disk is with what was written.

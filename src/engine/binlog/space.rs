@@ -153,6 +153,9 @@ impl Space {
         len: u64,
     ) -> Result<(), NoSpace> {
         writer.files_mut().try_reserve_job()?;
+        if writer.files().disk().refuses_puts() {
+            return Err(NoSpace::Space);
+        }
         let deletes = writer.files().segments().job_count() + 1;
         let min_headroom = min_headroom(writer.files());
         let reserved = self.reserve(writer, removal, Reservation { len, deletes, min_headroom });

@@ -8,7 +8,7 @@
 use super::html;
 use super::http::{self, HEAD_MAX, Length, Request, Status};
 use super::measurements::Measurements;
-use super::metrics::{LONGEST_SAMPLE, Page, SLICE_LEN};
+use super::metrics::{LONGEST_SAMPLE, Page, SLICE_LEN, STANDBY_METRICS};
 use super::status_page::StatusPage;
 use super::tube_page::TubePage;
 use super::url;
@@ -63,6 +63,8 @@ enum AnyPage {
 pub enum ServerState<'a> {
     /// The server reads its binlog and accepts no clients yet.
     Starting,
+    /// Another server of the cluster leads, and this one accepts no clients.
+    StandingBy,
     /// The server serves clients.
     Serving(&'a Server, &'a Measurements),
 }
@@ -198,6 +200,10 @@ impl HttpConn {
             ("/readyz" | "/metrics" | "/", ServerState::Starting) => {
                 (Status::ServiceUnavailable, STARTING)
             }
+            ("/metrics", ServerState::StandingBy) => {
+                return self.respond_with(Status::Ok, METRICS_TYPE, STANDBY_METRICS, head_only);
+            }
+            ("/readyz" | "/", ServerState::StandingBy) => (Status::ServiceUnavailable, STANDING_BY),
             ("/readyz", ServerState::Serving(server, _)) if server.is_draining() => {
                 (Status::ServiceUnavailable, "draining\n")
             }
@@ -212,6 +218,7 @@ impl HttpConn {
             }
             (path, state) => match (path.strip_prefix(TUBE_PREFIX), state) {
                 (Some(_), ServerState::Starting) => (Status::ServiceUnavailable, STARTING),
+                (Some(_), ServerState::StandingBy) => (Status::ServiceUnavailable, STANDING_BY),
                 (Some(name), ServerState::Serving(server, _)) => {
                     let name = url::decode(name);
                     if let Some(name) = existing_tube(&name, server) {
@@ -227,7 +234,11 @@ impl HttpConn {
     }
 
     fn respond(&mut self, status: Status, text: &str, head_only: bool) {
-        self.response = http::head(status, TEXT_TYPE, Length::Bytes(text.len()));
+        self.respond_with(status, TEXT_TYPE, text, head_only);
+    }
+
+    fn respond_with(&mut self, status: Status, media_type: &str, text: &str, head_only: bool) {
+        self.response = http::head(status, media_type, Length::Bytes(text.len()));
         if !head_only {
             self.response.push_str(text);
         }
@@ -333,6 +344,9 @@ const TUBE_PREFIX: &str = "/tube/";
 
 /// The body of a response while the server starts.
 const STARTING: &str = "reading the binlog\n";
+
+/// The body of a response while another server leads.
+const STANDING_BY: &str = "standing by\n";
 
 /// Returns the body of an error response, for people who use a browser.
 fn explanation(status: Status) -> &'static str {

@@ -12,6 +12,7 @@
 //! may miss a job that moves between two slices.
 
 use super::tube_scan::{SCAN_BUDGET, ScanStep, TubeScan, TubeStats};
+use crate::engine::binlog::disk::RemoteStats;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::conn::Activity;
 use crate::engine::headroom::{self, Headroom};
@@ -291,6 +292,28 @@ fn write_jobs(server: &ServerStats<'_>, queue: &Queue, text: &mut Text<'_>) {
     text.gauge("beanstalkd_job_size_limit_bytes", help, server.max_job_size);
 }
 
+/// The page of a server that stands by.
+pub const STANDBY_METRICS: &str = "\
+# HELP beanstalkd_leading 1 if this server leads its cluster, otherwise 0.
+# TYPE beanstalkd_leading gauge
+beanstalkd_leading 0
+";
+
+fn write_remote(remote: &RemoteStats, text: &mut Text<'_>) {
+    let help = "1 if this server leads its cluster, otherwise 0.";
+    text.gauge("beanstalkd_leading", help, 1_u8);
+    let help = "Time until the server may not answer, unless its lease is renewed.";
+    text.gauge("beanstalkd_lease_seconds", help, Seconds(remote.lease_left));
+    let help = "Duration of transactions of etcd.";
+    text.histogram("beanstalkd_etcd_transaction_seconds", help, &remote.transactions);
+    let help = "Bytes written to etcd.";
+    text.counter("beanstalkd_etcd_written_bytes_total", help, remote.stored_bytes);
+    let help = "Bytes that etcd has not acknowledged yet.";
+    text.gauge("beanstalkd_etcd_unacknowledged_bytes", help, remote.waiting_bytes);
+    let help = "Time for which a write to etcd has waited, or 0.";
+    text.gauge("beanstalkd_etcd_waiting_seconds", help, Seconds(remote.waiting_for));
+}
+
 fn write_binlog(server: &ServerStats<'_>, queue: &Queue, text: &mut Text<'_>) {
     let Some(binlog) = queue.binlog() else { return };
     let (stats, sizes) = (binlog.stats(), binlog.sizes());
@@ -315,6 +338,9 @@ fn write_binlog(server: &ServerStats<'_>, queue: &Queue, text: &mut Text<'_>) {
     text.counter("beanstalkd_binlog_records_migrated_total", help, stats.records_migrated);
     let help = "Duration of binlog syncs.";
     text.histogram("beanstalkd_binlog_sync_seconds", help, &binlog.sync_times());
+    if let Some(remote) = binlog.remote_stats() {
+        write_remote(&remote, text);
+    }
 }
 
 // ---- Metrics of each tube ----

@@ -117,6 +117,13 @@ impl Queue {
         self.binlog.as_mut().map_or(Ok(()), |binlog| binlog.commit(now))
     }
 
+    /// Hands over the changes to a remote disk.
+    pub fn hand_over(&mut self) {
+        if let Some(binlog) = &mut self.binlog {
+            binlog.hand_over();
+        }
+    }
+
     /// Returns how far the disk is with the changes.
     pub fn disk_progress(&self) -> Progress {
         self.binlog.as_ref().map(Binlog::progress).unwrap_or_default()

@@ -349,6 +349,12 @@ impl Server {
         Ok(())
     }
 
+    /// Hands over what remains to a remote disk, and looks how far it is: for a server that was closed.
+    pub fn hand_over(&mut self) {
+        self.queue.hand_over();
+        self.note_progress();
+    }
+
     /// Wakes the connections with output that was held back, if the disk has acknowledged more.
     fn note_progress(&mut self) {
         let before = std::mem::replace(&mut self.progress, self.queue.disk_progress());
@@ -422,6 +428,11 @@ impl Server {
     /// are not acknowledged is held back. Call this between [`Server::commit`] and the next event.
     pub fn output_handle(&mut self, key: ConnKey) -> OutputHandle<'_> {
         self.conns.output_handle(key, self.progress, &mut self.queue.bodies)
+    }
+
+    /// Returns whether some output may be sent.
+    pub fn has_replies(&self) -> bool {
+        self.conns.iter().any(|(_, conn)| conn.output.sendable_len() > 0)
     }
 
     /// Returns the number of open connections.

@@ -1,0 +1,118 @@
+//! Copies a binlog from one disk to another, for `--import` and `--export`.
+//!
+//! Each file is copied up to its last record. What a crash has left behind the very last record is left
+//! out. A damaged file is not copied: a server that starts on it saves what is intact.
+
+use super::disk::{Disk, FileNumber};
+use super::reader::{Item, ReadError, Reader};
+use super::record::VERSION_LEN;
+use std::fmt;
+use std::io;
+
+/// What was copied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Copied {
+    pub files: usize,
+    pub bytes: u64,
+}
+
+/// Why a binlog cannot be copied.
+#[derive(Debug)]
+pub enum CopyError {
+    /// The files cannot be listed.
+    List(io::Error),
+    /// A file cannot be read.
+    Read(FileNumber, ReadError),
+    /// Records of a file are damaged, at this offset.
+    Damaged(FileNumber, u64),
+    /// There are files already where the copy is to be.
+    NotEmpty,
+    /// A file cannot be written.
+    Write(FileNumber, io::Error),
+}
+
+const PIECE_LEN: usize = 1024 * 1024;
+
+/// Copies all files. `settle` is called after each piece, and waits until the disk has stored it.
+pub fn copy(
+    from: &mut dyn Disk,
+    to: &mut dyn Disk,
+    mut settle: impl FnMut(&mut dyn Disk) -> io::Result<()>,
+) -> Result<Copied, CopyError> {
+    if !to.list().map_err(CopyError::List)?.is_empty() {
+        return Err(CopyError::NotEmpty);
+    }
+    let mut copied = Copied::default();
+    let mut torn = None;
+    for number in from.list().map_err(CopyError::List)? {
+        if let Some((number, offset)) = torn {
+            return Err(CopyError::Damaged(number, offset));
+        }
+        let (used, tail) = measure(from, number)?;
+        torn = tail.map(|offset| (number, offset));
+        if used > VERSION_LEN as u64 {
+            copy_file(from, to, number, used, &mut settle)?;
+            copied.files += 1;
+            copied.bytes += used;
+        }
+    }
+    Ok(copied)
+}
+
+/// Returns the offset behind the last record of a file, and that of what a crash has left there.
+fn measure(disk: &mut dyn Disk, number: FileNumber) -> Result<(u64, Option<u64>), CopyError> {
+    let failed = |error| CopyError::Read(number, error);
+    let mut reader = Reader::open(disk, number).map_err(failed)?;
+    loop {
+        match reader.next_item().map_err(failed)? {
+            Item::Record(_) => {}
+            Item::Damage(damage) => return Err(CopyError::Damaged(number, damage.offset)),
+            Item::End(end) => return Ok((end.used, end.tail.map(|tail| tail.offset))),
+        }
+    }
+}
+
+fn copy_file(
+    from: &mut dyn Disk,
+    to: &mut dyn Disk,
+    number: FileNumber,
+    used: u64,
+    settle: &mut impl FnMut(&mut dyn Disk) -> io::Result<()>,
+) -> Result<(), CopyError> {
+    let read_failed = |error| CopyError::Read(number, ReadError::Io(error));
+    let write_failed = |error| CopyError::Write(number, error);
+    to.create(number, used).map_err(write_failed)?;
+    let mut piece = vec![0; PIECE_LEN];
+    let mut offset = 0;
+    while offset < used {
+        // The version is written alone, as a server writes it.
+        let most = if offset == 0 { VERSION_LEN } else { PIECE_LEN };
+        let len = usize::try_from(used - offset).map_or(most, |left| left.min(most));
+        let count = from.read(number, offset, &mut piece[..len]).map_err(read_failed)?;
+        if count < len {
+            return Err(read_failed(io::ErrorKind::UnexpectedEof.into()));
+        }
+        to.write(number, offset, &piece[..len]).map_err(write_failed)?;
+        settle(to).map_err(write_failed)?;
+        offset += len as u64;
+    }
+    to.sync(number).map_err(write_failed)?;
+    to.close(number);
+    to.sync_directory().map_err(write_failed)
+}
+
+impl fmt::Display for CopyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CopyError::List(error) => write!(f, "cannot list the files: {error}"),
+            CopyError::Read(number, error) => write!(f, "cannot read binlog.{number}: {error}"),
+            CopyError::Damaged(number, offset) => write!(
+                f,
+                "binlog.{number}:{offset}: the file is damaged; start a server on it, which keeps \
+                 the intact jobs, and stop it again"
+            ),
+            CopyError::NotEmpty => f.write_str("there is a binlog already where the copy is to be"),
+            CopyError::Write(number, error) => write!(f, "cannot write binlog.{number}: {error}"),
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! The flags of a binlog in etcd: the URL and the files for TLS.
+
+use super::{UsageError, last};
+use getopts::Matches;
+use std::path::PathBuf;
+
+/// How to reach a binlog in etcd.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EtcdOptions {
+    /// The text of the URL, for messages.
+    pub url: String,
+    /// The addresses of the nodes: `HOST:PORT`.
+    pub nodes: Vec<String>,
+    /// All keys begin with it and a slash. It begins with a slash and does not end in one.
+    pub prefix: String,
+    /// The files for TLS; `None` means no TLS.
+    pub tls: Option<TlsFiles>,
+    /// The size of a file in bytes.
+    pub file_size: u32,
+    /// The time in seconds after which another server leads when this one is gone.
+    pub lease_ttl_secs: u32,
+}
+
+/// The files for TLS, in PEM format.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The certificates of the authorities that sign the certificates of nodes.
+    pub authorities: PathBuf,
+    /// The certificate of the server and its key.
+    pub identity: Option<(PathBuf, PathBuf)>,
+}
+
+const DEFAULT_PORT: u16 = 2379;
+const DEFAULT_LEASE_TTL_SECS: u32 = 5;
+const SHORTEST_LEASE_TTL_SECS: u32 = 2;
+const LONGEST_LEASE_TTL_SECS: u32 = 60;
+
+/// The limit of a binlog in etcd without `--binlog-limit`: a quarter of the default quota of etcd.
+pub const DEFAULT_BINLOG_LIMIT: u64 = 512 * 1024 * 1024;
+
+/// Returns whether the argument of `-b` is a URL, not a directory. Like `./etcd:`, a directory with
+/// such a name can be given by another path.
+pub fn is_url(text: &str) -> bool {
+    text.starts_with("etcd://") || text.starts_with("etcds://")
+}
+
+/// Parses the URL and the flags that belong to it.
+pub fn etcd_options(url: &str, matches: &Matches) -> Result<EtcdOptions, UsageError> {
+    let (nodes, prefix, is_tls) = parse_url(url)?;
+    if !cfg!(feature = "etcd") {
+        return Err(UsageError(format!(
+            "-b {url}: this program was built without etcd; build it with `cargo build --release \
+             --features etcd`"
+        )));
+    }
+    for flag in ["f", "F"] {
+        if matches.opt_present(flag) {
+            return Err(UsageError(format!(
+                "-{flag} has no meaning for a binlog in etcd, which stores each change before its \
+                 reply"
+            )));
+        }
+    }
+    Ok(EtcdOptions {
+        url: url.to_owned(),
+        nodes,
+        prefix,
+        tls: tls_files(matches, is_tls)?,
+        file_size: super::file_size(matches, &mut Vec::new())?,
+        lease_ttl_secs: lease_ttl_secs(matches)?,
+    })
+}
+
+/// Returns the nodes, the prefix, and whether TLS is used.
+fn parse_url(url: &str) -> Result<(Vec<String>, String, bool), UsageError> {
+    let wrong = |what: &str| UsageError(format!("-b {url}: {what}"));
+    let (scheme, rest) = url.split_once("://").ok_or_else(|| wrong("not a URL"))?;
+    let (hosts, path) = rest.split_once('/').ok_or_else(|| {
+        wrong("no prefix for the keys: it is the path of the URL, as in etcd://10.0.0.1:2379/jobs")
+    })?;
+    let is_plain =
+        |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'/');
+    let prefix = path.trim_end_matches('/');
+    if prefix.is_empty() || prefix.split('/').any(str::is_empty) || !prefix.bytes().all(is_plain) {
+        return Err(wrong("the prefix may have letters, digits, '-', '_', '.' and single slashes"));
+    }
+    let nodes: Vec<String> = hosts
+        .split(',')
+        .map(|host| node(host).ok_or_else(|| wrong("a node is HOST or HOST:PORT")))
+        .collect::<Result<_, _>>()?;
+    Ok((nodes, format!("/{prefix}"), scheme == "etcds"))
+}
+
+/// Adds the default port to the address of a node, or returns `None` if it is no address.
+fn node(text: &str) -> Option<String> {
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    let is_address = |byte: u8| byte.is_ascii_hexdigit() || matches!(byte, b':' | b'.');
+    let (host, port) = if let Some(rest) = text.strip_prefix('[') {
+        let (address, port) = rest.split_once(']')?;
+        let is_valid = !address.is_empty() && address.bytes().all(is_address);
+        is_valid.then_some((format!("[{address}]"), port))?
+    } else {
+        let (name, port) = text.split_at(text.find(':').unwrap_or(text.len()));
+        let is_valid = !name.is_empty() && name.bytes().all(is_name);
+        is_valid.then_some((name.to_owned(), port))?
+    };
+    let port = match port.strip_prefix(':') {
+        None if port.is_empty() => DEFAULT_PORT,
+        None => return None,
+        Some(port) => super::plain_number(port).filter(|&port| port > 0)?,
+    };
+    Some(format!("{host}:{port}"))
+}
+
+fn tls_files(matches: &Matches, is_tls: bool) -> Result<Option<TlsFiles>, UsageError> {
+    let file = |flag: &str| last(matches, flag).map(PathBuf::from);
+    let files = (file("etcd-ca"), file("etcd-cert"), file("etcd-key"));
+    let wrong = |what: &str| Err(UsageError(what.to_owned()));
+    if !is_tls {
+        return match files {
+            (None, None, None) => Ok(None),
+            _ => {
+                wrong("--etcd-ca, --etcd-cert and --etcd-key need a URL that begins with etcds://")
+            }
+        };
+    }
+    let identity = match (files.1, files.2) {
+        (Some(certificate), Some(key)) => Some((certificate, key)),
+        (None, None) => None,
+        _ => return wrong("--etcd-cert and --etcd-key need each other"),
+    };
+    match files.0 {
+        Some(authorities) => Ok(Some(TlsFiles { authorities, identity })),
+        None => wrong("an etcds:// URL needs --etcd-ca"),
+    }
+}
+
+fn lease_ttl_secs(matches: &Matches) -> Result<u32, UsageError> {
+    let secs = super::number(matches, "lease-ttl")?.unwrap_or(DEFAULT_LEASE_TTL_SECS);
+    let range = SHORTEST_LEASE_TTL_SECS..=LONGEST_LEASE_TTL_SECS;
+    if range.contains(&secs) {
+        return Ok(secs);
+    }
+    Err(UsageError(format!("--lease-ttl {secs}: not from {} to {}", range.start(), range.end())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_has_nodes_and_a_prefix() {
+        let parsed = |url| parse_url(url).unwrap();
+        let (nodes, prefix, is_tls) = parsed("etcd://10.0.0.1:2379,b.example,[::1]:7/team/jobs/");
+        assert_eq!(nodes, ["10.0.0.1:2379", "b.example:2379", "[::1]:7"]);
+        assert_eq!((prefix.as_str(), is_tls), ("/team/jobs", false));
+        assert!(parsed("etcds://a/b").2);
+        assert_eq!(parsed("etcd://[fe80::1]/b").0, ["[fe80::1]:2379"]);
+        for url in [
+            "etcd://",
+            "etcd:///jobs",
+            "etcd://a",
+            "etcd://a/",
+            "etcd://a//",
+            "etcd://a/b//c",
+            "etcd://a/b?c",
+            "etcd://a/b c",
+            "etcd://a,/b",
+            "etcd://a:/b",
+            "etcd://a:0/b",
+            "etcd://a:65536/b",
+            "etcd://a:1:2/b",
+            "etcd://::1/b",
+            "etcd://[::1/b",
+            "etcd://[]/b",
+            "etcd://[::1]2379/b",
+            "etcd://user@a/b",
+        ] {
+            let error = parse_url(url).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("-b {url}: ")), "{error}");
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! The files of a binlog, as the engine sees them, in etcd.
+//!
+//! Reading waits for etcd: it happens only before the first client is served. Changes are gathered,
+//! and handed over to the thread when it has stored all earlier ones. So while etcd stores one batch
+//! the next one grows, and one transaction serves many iterations. Several batches in flight would
+//! not help: measured with 4 KiB, one at a time takes 2.1 ms, and each of four takes 5.4 ms.
+
+use super::log::Change;
+use super::shared::Shared;
+use super::thread::Request;
+use crate::engine::binlog::disk::{Disk, FileNumber, Progress, RemoteStats};
+use crate::engine::time::Nanos;
+use crate::os::sys::clock::monotonic;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use tokio::sync::mpsc::UnboundedSender;
+
+/// A binlog in etcd.
+#[derive(Debug)]
+pub struct EtcdDisk {
+    shared: Arc<Shared>,
+    requests: UnboundedSender<Request>,
+    /// The first bytes of files that are not stored yet: a file is stored with its first record.
+    prepared: Vec<(FileNumber, Vec<u8>)>,
+    /// The lengths of files with their changes, as far as they are known.
+    lengths: BTreeMap<FileNumber, u64>,
+    /// Changes that are not handed over yet.
+    changes: Vec<Change>,
+    /// The bytes of these changes.
+    gathered_bytes: usize,
+    /// The bytes of the changes that are being stored, and the moment at which they were handed over.
+    handed_over_bytes: usize,
+    handed_over_at: Nanos,
+    /// The number of changes that were made.
+    written: u64,
+    /// The bytes that were read last: file, offset, bytes.
+    page: (FileNumber, u64, Vec<u8>),
+}
+
+/// When this many bytes are gathered, no further commands run: etcd stores some 15 to 60 MB/s.
+const CONGESTED_BYTES: usize = 4 * 1024 * 1024;
+
+impl EtcdDisk {
+    pub fn new(shared: Arc<Shared>, requests: UnboundedSender<Request>) -> EtcdDisk {
+        EtcdDisk {
+            shared,
+            requests,
+            prepared: Vec::new(),
+            lengths: BTreeMap::new(),
+            changes: Vec::new(),
+            gathered_bytes: 0,
+            handed_over_bytes: 0,
+            handed_over_at: Nanos::ZERO,
+            written: 0,
+            page: (0, 0, Vec::new()),
+        }
+    }
+
+    /// Waits for the answer to a request.
+    fn ask<T>(&self, request: impl FnOnce(Sender<io::Result<T>>) -> Request) -> io::Result<T> {
+        let gone = || io::Error::other("the thread for etcd has ended");
+        let (to, answer) = channel();
+        self.requests.send(request(to)).map_err(|_| gone())?;
+        answer.recv().map_err(|_| gone())?
+    }
+
+    fn push(&mut self, change: Change) {
+        self.changes.push(change);
+        self.written += 1;
+    }
+}
+
+impl Disk for EtcdDisk {
+    fn list(&mut self) -> io::Result<Vec<FileNumber>> {
+        self.page = (0, 0, Vec::new());
+        self.ask(Request::List)
+    }
+
+    fn size(&mut self, number: FileNumber) -> io::Result<u64> {
+        let size = self.ask(|to| Request::Size(number, to))?;
+        self.lengths.insert(number, size);
+        Ok(size)
+    }
+
+    fn read(&mut self, number: FileNumber, offset: u64, bytes: &mut [u8]) -> io::Result<usize> {
+        let mut filled = 0;
+        while filled < bytes.len() {
+            let at = offset + filled as u64;
+            let (file, page_at, page) = &self.page;
+            let start = at.checked_sub(*page_at).filter(|_| *file == number);
+            let start = start.and_then(|start| usize::try_from(start).ok());
+            let rest = start.and_then(|start| page.get(start..)).unwrap_or_default();
+            if rest.is_empty() {
+                let (page_at, page) = self.ask(|to| Request::Page(number, at, to))?;
+                if page.is_empty() {
+                    break;
+                }
+                self.page = (number, page_at, page);
+                continue;
+            }
+            let len = rest.len().min(bytes.len() - filled);
+            bytes[filled..filled + len].copy_from_slice(&rest[..len]);
+            filled += len;
+        }
+        Ok(filled)
+    }
+
+    fn create(&mut self, number: FileNumber, _size: u64) -> io::Result<()> {
+        self.prepared.push((number, Vec::new()));
+        Ok(())
+    }
+
+    fn extend(&mut self, _number: FileNumber, _size: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn write(&mut self, number: FileNumber, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        if offset == 0 {
+            // The version, which is the same in all files.
+            let prepared = self.prepared.iter_mut().find(|(file, _)| *file == number);
+            let (_, head) = prepared.expect("only a file that was just created has no bytes");
+            head.extend_from_slice(bytes);
+            return Ok(());
+        }
+        self.gathered_bytes += bytes.len();
+        self.lengths.insert(number, offset + bytes.len() as u64);
+        if let Some(Change::Append { file, offset: start, bytes: gathered }) =
+            self.changes.last_mut()
+            && *file == number
+        {
+            assert_eq!(*start + gathered.len() as u64, offset, "a gap in binlog.{number}");
+            gathered.extend_from_slice(bytes);
+            self.written += 1;
+            return Ok(());
+        }
+        let prepared = self.prepared.iter().position(|(file, _)| *file == number);
+        let (offset, bytes) = match prepared.map(|index| self.prepared.swap_remove(index).1) {
+            Some(head) => {
+                assert_eq!(head.len() as u64, offset, "a gap in binlog.{number}");
+                (0, [&head, bytes].concat())
+            }
+            None => (offset, bytes.to_vec()),
+        };
+        self.push(Change::Append { file: number, offset, bytes });
+        Ok(())
+    }
+
+    fn begin_sync(&mut self, _number: FileNumber, _offset: u64, _len: u64) {}
+
+    fn sync(&mut self, _number: FileNumber) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn sync_directory(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn truncate(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
+        // Space that was only allocated is not stored.
+        if self.lengths.get(&number).is_some_and(|&length| length > size) {
+            self.lengths.insert(number, size);
+            self.push(Change::Truncate { file: number, size });
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, number: FileNumber) {
+        if self.page.0 == number {
+            self.page = (0, 0, Vec::new());
+        }
+    }
+
+    fn remove(&mut self, number: FileNumber) -> io::Result<()> {
+        if let Some(index) = self.prepared.iter().position(|(file, _)| *file == number) {
+            self.prepared.swap_remove(index);
+            return Ok(());
+        }
+        self.lengths.remove(&number);
+        self.push(Change::Remove { file: number });
+        Ok(())
+    }
+
+    fn truncate_step(&mut self) -> bool {
+        false
+    }
+
+    fn quarantine(&mut self, number: FileNumber) -> io::Result<String> {
+        self.push(Change::SetAside { file: number });
+        Ok(format!("damaged/{number:08x}"))
+    }
+
+    fn hand_over(&mut self) {
+        if self.changes.is_empty() || self.shared.is_storing() {
+            return;
+        }
+        self.shared.begin_storing();
+        self.handed_over_bytes = std::mem::take(&mut self.gathered_bytes);
+        self.handed_over_at = monotonic();
+        let changes = std::mem::take(&mut self.changes);
+        // Without the thread the lease is not renewed, and the loop ends.
+        let _ = self.requests.send(Request::Store(changes, self.written));
+    }
+
+    fn progress(&self) -> Progress {
+        Progress {
+            written: self.written,
+            acknowledged: self.shared.acknowledged(),
+            is_congested: self.gathered_bytes >= CONGESTED_BYTES,
+        }
+    }
+
+    fn refuses_puts(&self) -> bool {
+        self.shared.has_no_space()
+    }
+
+    fn remote_stats(&self) -> Option<RemoteStats> {
+        let is_storing = self.shared.is_storing();
+        let in_flight = if is_storing { self.handed_over_bytes } else { 0 };
+        let since = monotonic().since(self.handed_over_at);
+        Some(RemoteStats {
+            lease_left: self.shared.lease_left(),
+            transactions: self.shared.transactions(),
+            stored_bytes: self.shared.stored_bytes(),
+            waiting_bytes: (self.gathered_bytes + in_flight) as u64,
+            waiting_for: if is_storing { since } else { Nanos::ZERO },
+        })
+    }
+}

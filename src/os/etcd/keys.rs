@@ -1,0 +1,176 @@
+//! The keys of a binlog in etcd, and their values.
+//!
+//! ```text
+//! PREFIX/format                    the version of this layout, and the size of a file
+//! PREFIX/leader                    the name of the server that leads, with its lease
+//! PREFIX/file/00000003             the number of the file's first chunk
+//! PREFIX/log/000000000000002a      a chunk: file number, offset, bytes
+//! PREFIX/damaged/00000003/...2a    a chunk of a damaged file that was set aside
+//! ```
+//!
+//! Chunks are numbered over all files, without gaps: a chunk is added only if the one before it is
+//! there. The chunks of a file are those from its first one to the first one of the next file.
+
+use crate::engine::binlog::disk::FileNumber;
+
+/// The number of a chunk. The first one is 1.
+pub type ChunkNumber = u64;
+
+/// The keys of one binlog.
+#[derive(Clone, Debug)]
+pub struct Keys {
+    prefix: String,
+}
+
+/// A part of a file, as it is stored under one key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// The number of the file.
+    pub file: FileNumber,
+    /// The offset in the file of the first byte.
+    pub offset: u64,
+    pub bytes: Vec<u8>,
+}
+
+/// The most bytes in a chunk. etcd takes transactions of 1.5 MiB.
+pub const CHUNK_MAX: usize = 1024 * 1024;
+
+const FORMAT: &str = "beanstalkd-binlog 1 file-size ";
+
+impl Keys {
+    pub fn new(prefix: &str) -> Keys {
+        Keys { prefix: prefix.to_owned() }
+    }
+
+    /// Returns the prefix, for messages.
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// Returns the beginning of all keys.
+    pub fn all(&self) -> String {
+        format!("{}/", self.prefix)
+    }
+
+    pub fn format(&self) -> String {
+        format!("{}/format", self.prefix)
+    }
+
+    pub fn leader(&self) -> String {
+        format!("{}/leader", self.prefix)
+    }
+
+    /// Returns the beginning of the keys of all files.
+    pub fn files(&self) -> String {
+        format!("{}/file/", self.prefix)
+    }
+
+    pub fn file(&self, number: FileNumber) -> String {
+        format!("{}/file/{number:08x}", self.prefix)
+    }
+
+    /// Returns the beginning of the keys of all chunks.
+    pub fn chunks(&self) -> String {
+        format!("{}/log/", self.prefix)
+    }
+
+    pub fn chunk(&self, number: ChunkNumber) -> String {
+        format!("{}/log/{number:016x}", self.prefix)
+    }
+
+    pub fn damaged_chunk(&self, file: FileNumber, number: ChunkNumber) -> String {
+        format!("{}/damaged/{file:08x}/{number:016x}", self.prefix)
+    }
+
+    /// Returns the number of the file with this key.
+    pub fn parse_file(&self, key: &[u8]) -> Option<FileNumber> {
+        let digits = str::from_utf8(key).ok()?.strip_prefix(&self.files())?;
+        FileNumber::from_str_radix(digits, 16)
+            .ok()
+            .filter(|&number| self.file(number).as_bytes() == key)
+    }
+
+    /// Returns the number of the chunk with this key.
+    pub fn parse_chunk(&self, key: &[u8]) -> Option<ChunkNumber> {
+        let number = parse_number(key.strip_prefix(self.chunks().as_bytes())?)?;
+        (self.chunk(number).as_bytes() == key).then_some(number)
+    }
+}
+
+/// Returns the value of the key of the format.
+pub fn format_value(file_size: u32) -> String {
+    format!("{FORMAT}{file_size}\n")
+}
+
+/// Returns the size of a file in the value of the key of the format, or `None` for another value.
+pub fn parse_format(value: &[u8]) -> Option<u32> {
+    let text = str::from_utf8(value).ok()?;
+    let file_size = text.strip_prefix(FORMAT)?.strip_suffix('\n')?.parse().ok()?;
+    (format_value(file_size) == text).then_some(file_size)
+}
+
+/// Returns the value of the key of a file.
+pub fn file_value(first: ChunkNumber) -> String {
+    format!("{first:016x}")
+}
+
+/// Returns the number in the value of the key of a file.
+pub fn parse_number(value: &[u8]) -> Option<ChunkNumber> {
+    ChunkNumber::from_str_radix(str::from_utf8(value).ok()?, 16).ok()
+}
+
+const FILE_LEN: usize = size_of::<FileNumber>();
+const OFFSET_LEN: usize = size_of::<u64>();
+
+impl Chunk {
+    /// Returns the value of the key of a chunk.
+    pub fn encode(file: FileNumber, offset: u64, bytes: &[u8]) -> Vec<u8> {
+        [&file.to_le_bytes()[..], &offset.to_le_bytes(), bytes].concat()
+    }
+
+    /// Returns the chunk in a value, or `None` if the value is too short.
+    pub fn decode(value: &[u8]) -> Option<Chunk> {
+        let (file, rest) = value.split_first_chunk::<FILE_LEN>()?;
+        let (offset, bytes) = rest.split_first_chunk::<OFFSET_LEN>()?;
+        Some(Chunk {
+            file: FileNumber::from_le_bytes(*file),
+            offset: u64::from_le_bytes(*offset),
+            bytes: bytes.to_vec(),
+        })
+    }
+
+    /// Returns the offset behind the last byte.
+    pub fn end(&self) -> u64 {
+        self.offset + self.bytes.len() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_and_values_are_read_as_they_were_written() {
+        let keys = Keys::new("/team/jobs");
+        assert_eq!(keys.parse_file(b"/team/jobs/file/0000002a"), Some(42));
+        assert_eq!(keys.parse_chunk(keys.chunk(u64::MAX).as_bytes()), Some(u64::MAX));
+        for key in ["/team/jobs/file/2a", "/team/jobs/file/0000002A", "/team/jobs/log/0000002a"] {
+            assert_eq!(keys.parse_file(key.as_bytes()), None, "{key}");
+        }
+        assert_eq!(keys.parse_chunk(b"/team/jobs/log/+00000000000002a"), None);
+        assert_eq!(parse_format(format_value(4096).as_bytes()), Some(4096));
+        for value in [
+            "",
+            "4096",
+            "beanstalkd-binlog 2 file-size 4096\n",
+            "beanstalkd-binlog 1 file-size +1\n",
+        ] {
+            assert_eq!(parse_format(value.as_bytes()), None, "{value}");
+        }
+        assert_eq!(parse_number(file_value(7).as_bytes()), Some(7));
+        let chunk = Chunk { file: 3, offset: 1 << 40, bytes: b"record".to_vec() };
+        let value = Chunk::encode(chunk.file, chunk.offset, &chunk.bytes);
+        assert_eq!(Chunk::decode(&value), Some(chunk));
+        assert_eq!(Chunk::decode(&value[..11]), None);
+    }
+}

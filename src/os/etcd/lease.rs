@@ -1,0 +1,349 @@
+//! Leadership: a key with a lease, which is created only if it does not exist, and kept alive.
+//!
+//! The lease is kept locally too. No reply may leave later than the moment at which the last renewal
+//! that was answered was SENT, plus the TTL that was granted, minus a fifth. The clock goes on while
+//! the machine is suspended. etcd can end a lease early, so the key is watched as well.
+
+use super::keys::{Keys, parse_format};
+use super::log::{ChangeError, Log, ReadError, begin_format};
+use super::nodes::{Nodes, RequestError};
+use super::shared::{Leader, Role, Shared};
+use crate::engine::time::Nanos;
+use crate::os::sys::clock::monotonic;
+use etcd_client::{
+    Compare, CompareOp, EventType, GetOptions, PutOptions, Txn, TxnOp, TxnOpResponse,
+};
+use log::warn;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{sleep, timeout};
+
+/// A server that wants to lead.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    pub nodes: Nodes,
+    pub keys: Keys,
+    pub shared: Arc<Shared>,
+    /// The name of this server.
+    pub name: String,
+    pub file_size: u32,
+    pub ttl_secs: u32,
+    /// The prefix must have no log.
+    pub must_be_unused: bool,
+}
+
+/// A lease that was granted.
+#[derive(Clone, Copy, Debug)]
+struct Lease {
+    id: i64,
+    /// The time for which it was granted, minus a fifth.
+    safe_time: Nanos,
+}
+
+/// Why a server cannot lead.
+pub enum Hindrance {
+    /// Another try may succeed.
+    Passing(RequestError),
+    /// Another try would fail too.
+    Lasting(String),
+}
+
+/// A failure is logged at this interval.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+/// The pause before a request is made again.
+pub const RETRY_PAUSE: Duration = Duration::from_millis(100);
+/// etcd should drop a revision sooner than this.
+const REVISION_LIFETIME: Nanos = Nanos::from_secs(600);
+/// The oldest etcd that is supported.
+const OLDEST_VERSION: (u32, u32) = (3, 4);
+
+impl Candidate {
+    /// Waits until no other server leads, and leads. From then on other tasks keep the lease. The
+    /// role tells how far it is.
+    pub async fn lead(mut self) {
+        let mut tried_for = Duration::ZERO;
+        loop {
+            match self.try_to_lead().await {
+                Ok(()) => return,
+                Err(Hindrance::Lasting(reason)) => {
+                    return self.shared.set_role(Role::Refused(reason));
+                }
+                Err(Hindrance::Passing(error)) => {
+                    if tried_for.is_zero() || tried_for >= LOG_INTERVAL {
+                        warn!("etcd cannot serve: {error}; trying again");
+                        tried_for = Duration::ZERO;
+                    }
+                    let begun_at = monotonic();
+                    sleep(RETRY_PAUSE).await;
+                    tried_for += Duration::from_nanos(monotonic().since(begun_at).as_nanos());
+                }
+            }
+        }
+    }
+
+    // ---- Becoming the leader ----
+
+    async fn try_to_lead(&mut self) -> Result<(), Hindrance> {
+        check_version(&mut self.nodes).await?;
+        check_prefix(&mut self.nodes, &self.keys, Some(self.file_size)).await?;
+        loop {
+            self.wait_for_vacancy().await?;
+            let sent_at = monotonic();
+            let granted = self.nodes.grant_lease(self.ttl_secs).await?;
+            let ttl_secs = u64::try_from(granted.ttl()).unwrap_or(0);
+            let safe_time = Nanos::from_nanos(ttl_secs * 1_000_000_000 / 5 * 4);
+            let lease = Lease { id: granted.id(), safe_time };
+            self.shared.set_lease(lease.id);
+            let deadline = sent_at + safe_time;
+            if let Some(revision) = self.claim(lease, deadline).await? {
+                self.shared.set_deadline(deadline);
+                return self.begin(lease, revision).await;
+            }
+            // It would end by itself.
+            let _ = self.nodes.revoke_lease(lease.id).await;
+        }
+    }
+
+    /// Waits until the key of the leader does not exist.
+    async fn wait_for_vacancy(&mut self) -> Result<(), Hindrance> {
+        loop {
+            let answer = self.nodes.get(self.keys.leader(), GetOptions::new()).await?;
+            let Some(pair) = answer.kvs().first() else { return Ok(()) };
+            let leader = String::from_utf8_lossy(pair.value()).into_owned();
+            let is_new = !matches!(self.shared.role(), Role::StandingBy(known) if known == leader);
+            if is_new {
+                warn!("standing by: {leader} leads {}", self.keys.prefix());
+                self.shared.set_role(Role::StandingBy(leader));
+            }
+            let revision = answer.header().map_or(0, |header| header.revision());
+            // Events may be missed while a node has no connection to the others.
+            let patience = Duration::from_secs(self.ttl_secs.into());
+            let _ = timeout(patience, self.wait_for_end(revision + 1)).await;
+        }
+    }
+
+    /// Waits until the key of the leader is removed or overwritten, as far as one node knows.
+    async fn wait_for_end(&mut self, revision: i64) -> Result<(), RequestError> {
+        let mut changes = self.nodes.watch(self.keys.leader(), revision).await?;
+        loop {
+            match changes.message().await {
+                Ok(Some(message)) if message.canceled() => return Ok(()),
+                Ok(Some(message)) => {
+                    let mut kinds = message.events().iter().map(|event| event.event_type());
+                    if kinds.any(|kind| kind == EventType::Delete) {
+                        return Ok(());
+                    }
+                }
+                Ok(None) | Err(_) => {
+                    self.nodes.next_node();
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Creates the key of the leader with this lease. Returns the revision of that, or `None` if
+    /// another server was first or the lease is too old.
+    async fn claim(&mut self, lease: Lease, deadline: Nanos) -> Result<Option<i64>, Hindrance> {
+        let key = self.keys.leader();
+        while monotonic() < deadline {
+            let is_absent = Compare::create_revision(key.clone(), CompareOp::Equal, 0);
+            let options = PutOptions::new().with_lease(lease.id);
+            let put = TxnOp::put(key.clone(), self.name.clone(), Some(options));
+            let txn = Txn::new().when([is_absent]).and_then([put]);
+            let txn = txn.or_else([TxnOp::get(key.clone(), None)]);
+            let answer = match self.nodes.txn(txn).await {
+                Ok(answer) => answer,
+                // It may have succeeded.
+                Err(RequestError::Unavailable(_)) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            if answer.succeeded() {
+                return Ok(answer.header().map(|header| header.revision()));
+            }
+            let pair = match answer.op_responses().pop() {
+                Some(TxnOpResponse::Get(mut got)) => got.take_kvs().pop(),
+                _ => None,
+            };
+            // An earlier try has succeeded if the lease is ours.
+            let own = pair.filter(|pair| pair.lease() == lease.id);
+            return Ok(own.map(|pair| pair.create_revision()));
+        }
+        Ok(None)
+    }
+
+    /// Begins to lead: from now on no other server changes the log. The lease is kept meanwhile.
+    async fn begin(&mut self, lease: Lease, revision: i64) -> Result<(), Hindrance> {
+        tokio::spawn(self.clone().renew(lease));
+        tokio::spawn(self.clone().watch(revision));
+        loop {
+            match self.read_end(revision).await {
+                Ok((format_revision, last_chunk)) => {
+                    warn!("leading {}", self.keys.prefix());
+                    let file_size = self.file_size;
+                    let leader = Leader { revision, format_revision, file_size, last_chunk };
+                    self.shared.set_role(Role::Leading(leader));
+                    return Ok(());
+                }
+                Err(Hindrance::Passing(_)) if self.shared.may_answer() => sleep(RETRY_PAUSE).await,
+                Err(Hindrance::Passing(error)) => {
+                    self.shared.set_role(Role::Lost(error.to_string()));
+                    return Ok(());
+                }
+                Err(lasting) => return Err(lasting),
+            }
+        }
+    }
+
+    /// Returns the revision of the key of the format, which exists after that, and the last chunk.
+    async fn read_end(&mut self, revision: i64) -> Result<(i64, u64), Hindrance> {
+        check_prefix(&mut self.nodes, &self.keys, Some(self.file_size)).await?;
+        let last_chunk = Log::new(self.nodes.clone(), self.keys.clone()).last_chunk().await?;
+        if self.must_be_unused && last_chunk > 0 {
+            return Err(Hindrance::Lasting(format!("{} has jobs already", self.keys.prefix())));
+        }
+        let format = begin_format(&mut self.nodes, &self.keys, revision, self.file_size).await;
+        match format {
+            Ok(format_revision) => Ok((format_revision, last_chunk)),
+            Err(ChangeError::Unknown(error)) => Err(error.into()),
+            Err(ChangeError::NotLeading(reason)) => {
+                Err(Hindrance::Passing(RequestError::Unavailable(reason)))
+            }
+        }
+    }
+
+    // ---- Staying the leader ----
+
+    /// Renews the lease every fifth of its time, by short tries over different nodes, until it is lost.
+    async fn renew(self, lease: Lease) {
+        let mut nodes = self.nodes.from_next();
+        let pause = nodes.timeout();
+        loop {
+            let sent_at = monotonic();
+            match nodes.renew_lease(lease.id).await {
+                Ok(()) => {
+                    self.shared.set_deadline(sent_at + lease.safe_time);
+                    sleep(pause).await;
+                }
+                Err(RequestError::Refused(text)) => return self.shared.set_role(Role::Lost(text)),
+                Err(error) => {
+                    if self.shared.lease_left() == Nanos::ZERO {
+                        let reason = format!("the lease was not renewed in time: {error}");
+                        return self.shared.set_role(Role::Lost(reason));
+                    }
+                    sleep(RETRY_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// Watches the key of the leader, which etcd may remove early.
+    async fn watch(mut self, revision: i64) {
+        self.nodes = self.nodes.from_next();
+        let mut compaction = CompactionCheck { noted_at: monotonic(), revision };
+        loop {
+            let found = self.nodes.get(self.keys.leader(), GetOptions::new()).await;
+            match found {
+                Ok(answer) => {
+                    let pair = answer.kvs().first();
+                    if pair.is_none_or(|pair| pair.create_revision() != revision) {
+                        let reason =
+                            "the key of the leader is gone: the lease has ended".to_owned();
+                        return self.shared.set_role(Role::Lost(reason));
+                    }
+                    let next = answer.header().map_or(0, |header| header.revision()) + 1;
+                    compaction.check(&mut self.nodes, &self.keys, next - 1).await;
+                    let patience = Duration::from_secs(self.ttl_secs.into());
+                    let _ = timeout(patience, self.wait_for_end(next)).await;
+                }
+                Err(_) => sleep(RETRY_PAUSE).await,
+            }
+        }
+    }
+}
+
+/// A check whether etcd drops old revisions. Without that its database grows without bound.
+struct CompactionCheck {
+    noted_at: Nanos,
+    /// A revision that was the newest at that moment.
+    revision: i64,
+}
+
+impl CompactionCheck {
+    /// Warns if a revision can still be read after [`REVISION_LIFETIME`]. `newest` is the newest one.
+    async fn check(&mut self, nodes: &mut Nodes, keys: &Keys, newest: i64) {
+        if monotonic().since(self.noted_at) < REVISION_LIFETIME {
+            return;
+        }
+        let options = GetOptions::new().with_revision(self.revision).with_keys_only();
+        if nodes.get(keys.leader(), options).await.is_ok() && newest > self.revision {
+            warn!(
+                "etcd keeps old revisions for more than {} s, until its quota is reached; start it \
+                 with --auto-compaction-mode=periodic --auto-compaction-retention=1m",
+                REVISION_LIFETIME.whole_secs()
+            );
+        }
+        *self = CompactionCheck { noted_at: monotonic(), revision: newest };
+    }
+}
+
+/// Fails if etcd is too old.
+pub async fn check_version(nodes: &mut Nodes) -> Result<(), Hindrance> {
+    let version = nodes.version().await?;
+    let mut parts = version.split('.').map(|part| part.parse::<u32>().ok());
+    let found = parts.next().flatten().zip(parts.next().flatten());
+    if found.is_some_and(|found| found >= OLDEST_VERSION) {
+        return Ok(());
+    }
+    let (major, minor) = OLDEST_VERSION;
+    Err(Hindrance::Lasting(format!("etcd {version} is older than {major}.{minor}")))
+}
+
+/// Fails if the keys of a prefix are not those of a binlog with files of this size.
+pub async fn check_prefix(
+    nodes: &mut Nodes,
+    keys: &Keys,
+    file_size: Option<u32>,
+) -> Result<(), Hindrance> {
+    let answer = nodes.get(keys.format(), GetOptions::new()).await?;
+    if let Some(pair) = answer.kvs().first() {
+        return match (parse_format(pair.value()), file_size) {
+            (None, _) => Err(Hindrance::Lasting(format!(
+                "{} does not have a format that this version knows",
+                keys.format()
+            ))),
+            (Some(found), Some(wanted)) if found != wanted => Err(Hindrance::Lasting(format!(
+                "the files of this binlog have {found} bytes; start all its servers with -s {found}"
+            ))),
+            (Some(_), _) => Ok(()),
+        };
+    }
+    let options = GetOptions::new().with_prefix().with_keys_only().with_limit(2);
+    let answer = nodes.get(keys.all(), options).await?;
+    let own = keys.leader();
+    match answer.kvs().iter().find(|pair| pair.key() != own.as_bytes()) {
+        None => Ok(()),
+        Some(pair) => Err(Hindrance::Lasting(format!(
+            "something else has keys with this prefix, such as {}; nothing was written",
+            String::from_utf8_lossy(pair.key())
+        ))),
+    }
+}
+
+impl From<RequestError> for Hindrance {
+    fn from(error: RequestError) -> Hindrance {
+        match error {
+            RequestError::Refused(text) => Hindrance::Lasting(text),
+            error => Hindrance::Passing(error),
+        }
+    }
+}
+
+impl From<ReadError> for Hindrance {
+    fn from(error: ReadError) -> Hindrance {
+        match error {
+            ReadError::Request(error) => error.into(),
+            ReadError::Invalid(text) => Hindrance::Lasting(text),
+        }
+    }
+}

@@ -1,0 +1,457 @@
+//! The chunks of a binlog: reads them, and changes them by transactions that only the leader can make.
+//!
+//! Each change is one transaction, or one for each chunk. It can be made again after an unknown outcome:
+//!
+//! - A chunk is added if this server leads, the chunk is not there, and the one before it is. So a
+//!   delayed twin of a transaction cannot bring back a chunk of a removed file. The first chunk of all
+//!   has none before it: it also changes the key of the format, which must not have changed.
+//! - The end of a log is cut if the first chunk to be changed is as it was read. Its numbers are used
+//!   again, and a delayed twin must not remove the new chunks.
+//! - A file is removed by one deletion of a range. Its numbers are never used again, because a newer
+//!   chunk exists.
+
+use super::keys::{CHUNK_MAX, Chunk, ChunkNumber, Keys, file_value, format_value, parse_number};
+use super::nodes::{Nodes, RequestError};
+use super::shared::Leader;
+use crate::engine::binlog::disk::FileNumber;
+use etcd_client::{
+    Compare, CompareOp, DeleteOptions, GetOptions, KeyValue, SortOrder, SortTarget, Txn, TxnOp,
+    TxnOpResponse,
+};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// A change of the files.
+#[derive(Debug)]
+pub enum Change {
+    /// Adds bytes to the end of a file.
+    Append { file: FileNumber, offset: u64, bytes: Vec<u8> },
+    /// Removes the oldest file.
+    Remove { file: FileNumber },
+    /// Shortens a file to this many bytes, before the first append.
+    Truncate { file: FileNumber, size: u64 },
+    /// Copies the chunks of a file to other keys, and removes the file.
+    SetAside { file: FileNumber },
+}
+
+impl Change {
+    /// Returns the number of bytes that the next transaction stores.
+    pub fn next_len(&self) -> usize {
+        match self {
+            Change::Append { bytes, .. } => bytes.len().min(CHUNK_MAX),
+            Change::Remove { .. } | Change::Truncate { .. } | Change::SetAside { .. } => 0,
+        }
+    }
+}
+
+/// Why a change is not made.
+#[derive(Debug)]
+pub enum ChangeError {
+    /// Its outcome is unknown, or it was not made. It must be tried again.
+    Unknown(RequestError),
+    /// This server does not lead any more.
+    NotLeading(String),
+}
+
+/// The files of a log, and the requests that read them.
+#[derive(Debug)]
+pub struct Log {
+    nodes: Nodes,
+    keys: Keys,
+    /// The revision to read; `None` for the newest.
+    revision: Option<i64>,
+    /// The first chunk of each file.
+    firsts: BTreeMap<FileNumber, ChunkNumber>,
+    /// Behind the end of the page that was read last: the file, the offset and the chunk there.
+    next: Option<(FileNumber, u64, ChunkNumber)>,
+    /// The number of chunks in the next page.
+    page_len: i64,
+}
+
+/// Why the log cannot be read.
+#[derive(Debug)]
+pub enum ReadError {
+    Request(RequestError),
+    /// The keys are not those of a binlog.
+    Invalid(String),
+}
+
+/// A page has about this many bytes, so that it comes in time and takes little memory.
+const PAGE_BYTES: usize = 4 * 1024 * 1024;
+const FIRST_PAGE_LEN: i64 = 8;
+const LONGEST_PAGE_LEN: i64 = 4096;
+
+impl Log {
+    /// Returns the log with this prefix, whose files are not listed yet.
+    pub fn new(nodes: Nodes, keys: Keys) -> Log {
+        let firsts = BTreeMap::new();
+        Log { nodes, keys, revision: None, firsts, next: None, page_len: FIRST_PAGE_LEN }
+    }
+
+    // ---- Reading ----
+
+    /// Lists the files. If `is_pinned`, later reads show the state of this moment.
+    pub async fn list(&mut self, is_pinned: bool) -> Result<Vec<FileNumber>, ReadError> {
+        let options = GetOptions::new().with_prefix();
+        let answer = self.nodes.get(self.keys.files(), options).await?;
+        let mut firsts = BTreeMap::new();
+        for pair in answer.kvs() {
+            let file = self.keys.parse_file(pair.key()).zip(parse_number(pair.value()));
+            let (file, first) = file.ok_or_else(|| unknown_key(pair))?;
+            firsts.insert(file, first);
+        }
+        self.firsts = firsts;
+        self.next = None;
+        self.revision = answer.header().map(|header| header.revision()).filter(|_| is_pinned);
+        Ok(self.firsts.keys().copied().collect())
+    }
+
+    /// Returns the number of the last chunk, or 0 if there is none.
+    pub async fn last_chunk(&mut self) -> Result<ChunkNumber, ReadError> {
+        let keys = GetOptions::new().with_prefix().with_keys_only();
+        let options = keys.with_sort(SortTarget::Key, SortOrder::Descend).with_limit(1);
+        let answer = self.nodes.get(self.keys.chunks(), options).await?;
+        let Some(pair) = answer.kvs().first() else { return Ok(0) };
+        self.keys.parse_chunk(pair.key()).ok_or_else(|| unknown_key(pair))
+    }
+
+    /// Returns the size of a file in bytes, or `None` if there is no such file.
+    pub async fn size(&mut self, file: FileNumber) -> Result<Option<u64>, ReadError> {
+        let Some((first, end)) = self.range(file) else { return Ok(None) };
+        let last = self.last_chunks(first, end, 1).await?.pop();
+        Ok(last.map(|(_, _, chunk)| chunk.end()))
+    }
+
+    /// Returns bytes of a file with the offset of the first one, which is at most `offset`. There
+    /// are none behind the end of the file, or if there is no such file.
+    pub async fn page(
+        &mut self,
+        file: FileNumber,
+        offset: u64,
+    ) -> Result<(u64, Vec<u8>), ReadError> {
+        let Some((first, end)) = self.range(file) else { return Ok((offset, Vec::new())) };
+        let (mut at, mut chunk) = match self.next {
+            Some((of, at, chunk)) if of == file && at <= offset => (at, chunk),
+            _ => (0, first),
+        };
+        loop {
+            let (pairs, bytes) = self.chunks(file, chunk, end, at).await?;
+            if pairs == 0 {
+                return Ok((at, Vec::new()));
+            }
+            chunk += pairs;
+            let page_at = at;
+            at += bytes.len() as u64;
+            self.next = Some((file, at, chunk));
+            if at > offset {
+                return Ok((page_at, bytes));
+            }
+        }
+    }
+
+    /// Returns the number of the next chunks of a file, up to a page, and their bytes.
+    async fn chunks(
+        &mut self,
+        file: FileNumber,
+        from: ChunkNumber,
+        end: ChunkNumber,
+        offset: u64,
+    ) -> Result<(u64, Vec<u8>), ReadError> {
+        let range = GetOptions::new().with_range(self.keys.chunk(end));
+        let range = self.at_revision(range).with_limit(self.page_len);
+        let answer = self.nodes.get(self.keys.chunk(from), range).await?;
+        let mut bytes = Vec::new();
+        for (number, pair) in (from..).zip(answer.kvs()) {
+            let chunk = self.keys.parse_chunk(pair.key()).zip(Chunk::decode(pair.value()));
+            let (found, chunk) = chunk.ok_or_else(|| unknown_key(pair))?;
+            let expected = offset + bytes.len() as u64;
+            if (found, chunk.file, chunk.offset) != (number, file, expected) {
+                let text = format!("chunk {number:x} of binlog.{file} is missing or another one");
+                return Err(ReadError::Invalid(text));
+            }
+            bytes.extend_from_slice(&chunk.bytes);
+        }
+        if bytes.len() > PAGE_BYTES {
+            self.page_len = (self.page_len / 2).max(1);
+        } else if bytes.len() < PAGE_BYTES / 2 {
+            self.page_len = (self.page_len * 2).min(LONGEST_PAGE_LEN);
+        }
+        Ok((answer.kvs().len() as u64, bytes))
+    }
+
+    /// Returns the last chunks between two numbers, the last one first, with their numbers and the
+    /// revisions of their last changes.
+    async fn last_chunks(
+        &mut self,
+        first: ChunkNumber,
+        end: ChunkNumber,
+        limit: i64,
+    ) -> Result<Vec<(ChunkNumber, i64, Chunk)>, ReadError> {
+        let range = self.at_revision(GetOptions::new().with_range(self.keys.chunk(end)));
+        let range = range.with_sort(SortTarget::Key, SortOrder::Descend).with_limit(limit);
+        let answer = self.nodes.get(self.keys.chunk(first), range).await?;
+        let chunks = answer.kvs().iter().map(|pair| {
+            let chunk = self.keys.parse_chunk(pair.key()).zip(Chunk::decode(pair.value()));
+            let chunk = chunk.map(|(number, chunk)| (number, pair.mod_revision(), chunk));
+            chunk.ok_or_else(|| unknown_key(pair))
+        });
+        chunks.collect()
+    }
+
+    fn at_revision(&self, options: GetOptions) -> GetOptions {
+        match self.revision {
+            Some(revision) => options.with_revision(revision),
+            None => options,
+        }
+    }
+
+    /// Returns the first chunk of a file, and the first one behind it.
+    fn range(&self, file: FileNumber) -> Option<(ChunkNumber, ChunkNumber)> {
+        let mut firsts = self.firsts.range(file..);
+        let (_, &first) = firsts.next().filter(|&(&found, _)| found == file)?;
+        Some((first, firsts.next().map_or(ChunkNumber::MAX, |(_, &next)| next)))
+    }
+
+    // ---- Changing ----
+
+    /// Tries once to make a change, or the next transaction of it. Returns whether it is made
+    /// completely.
+    pub async fn change(
+        &mut self,
+        leader: &mut Leader,
+        change: &mut Change,
+    ) -> Result<bool, ChangeError> {
+        match change {
+            Change::Append { file, offset, bytes } => {
+                let len = bytes.len().min(CHUNK_MAX);
+                self.append(leader, *file, *offset, &bytes[..len]).await?;
+                bytes.drain(..len);
+                *offset += len as u64;
+                Ok(bytes.is_empty())
+            }
+            Change::Remove { file } => self.remove(leader, *file).await.map(|()| true),
+            Change::Truncate { file, size } => {
+                self.truncate(leader, *file, *size).await.map(|()| true)
+            }
+            Change::SetAside { file } => {
+                self.copy_aside(leader, *file).await?;
+                self.remove(leader, *file).await.map(|()| true)
+            }
+        }
+    }
+
+    async fn append(
+        &mut self,
+        leader: &mut Leader,
+        file: FileNumber,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), ChangeError> {
+        let number = leader.last_chunk + 1;
+        let key = self.keys.chunk(number);
+        let value = Chunk::encode(file, offset, bytes);
+        let before = match leader.last_chunk {
+            0 => {
+                let revision = leader.format_revision;
+                Compare::mod_revision(self.keys.format(), CompareOp::Equal, revision)
+            }
+            last => Compare::create_revision(self.keys.chunk(last), CompareOp::Greater, 0),
+        };
+        let is_absent = Compare::create_revision(key.clone(), CompareOp::Equal, 0);
+        let mut puts = vec![TxnOp::put(key.clone(), value.clone(), None)];
+        if offset == 0 {
+            puts.push(TxnOp::put(self.keys.file(file), file_value(number), None));
+        }
+        if leader.last_chunk == 0 {
+            let value = format_value(leader.file_size);
+            puts.push(TxnOp::put(self.keys.format(), value, None));
+        }
+        let found = self.transact(leader, vec![is_absent, before], puts, Some(key)).await?;
+        if let Err(found) = found
+            && found.is_none_or(|found| found != value)
+        {
+            let text = format!("chunk {number:x} is there already, or the one before it is gone");
+            return Err(ChangeError::NotLeading(text));
+        }
+        leader.last_chunk = number;
+        if offset == 0 {
+            self.firsts.insert(file, number);
+        }
+        Ok(())
+    }
+
+    async fn remove(&mut self, leader: &Leader, file: FileNumber) -> Result<(), ChangeError> {
+        let Some((first, end)) = self.range(file) else { return Ok(()) };
+        assert!(
+            end <= leader.last_chunk,
+            "a chunk of a newer file is there before binlog.{file} goes"
+        );
+        let chunks = DeleteOptions::new().with_range(self.keys.chunk(end));
+        let deletes = vec![
+            TxnOp::delete(self.keys.file(file), None),
+            TxnOp::delete(self.keys.chunk(first), Some(chunks)),
+        ];
+        // It has no condition but that this server leads.
+        let _ = self.transact(leader, Vec::new(), deletes, None).await?;
+        self.firsts.remove(&file);
+        Ok(())
+    }
+
+    /// Shortens a file. Only its last chunk that stays may be written again, shorter.
+    async fn truncate(
+        &mut self,
+        leader: &mut Leader,
+        file: FileNumber,
+        size: u64,
+    ) -> Result<(), ChangeError> {
+        let Some((first, end)) = self.range(file) else { return Ok(()) };
+        let is_newest = end == ChunkNumber::MAX;
+        let mut limit = 1;
+        let (kept, cut) = loop {
+            let mut chunks =
+                self.last_chunks(first, end, limit).await.map_err(|error| match error {
+                    ReadError::Request(error) => ChangeError::Unknown(error),
+                    ReadError::Invalid(text) => ChangeError::NotLeading(text),
+                })?;
+            let is_all = chunks.len() < usize::try_from(limit).unwrap_or(usize::MAX);
+            let kept = chunks.iter().position(|(_, _, chunk)| chunk.offset < size);
+            if let Some(kept) = kept {
+                chunks.truncate(kept + 1);
+                break (chunks.pop(), chunks);
+            }
+            if is_all {
+                break (None, chunks);
+            }
+            limit *= 2;
+        };
+        let Some((kept_number, revision, kept)) = kept else {
+            return Err(ChangeError::NotLeading(format!("binlog.{file} has lost its first chunk")));
+        };
+        let mut conditions = Vec::new();
+        let mut operations = Vec::new();
+        let is_shorter = kept.end() > size;
+        if is_shorter {
+            let len = usize::try_from(size - kept.offset).expect("it is shorter than a chunk");
+            let value = Chunk::encode(file, kept.offset, &kept.bytes[..len]);
+            let key = self.keys.chunk(kept_number);
+            conditions.push(Compare::mod_revision(key.clone(), CompareOp::Equal, revision));
+            operations.push(TxnOp::put(key, value, None));
+        }
+        if let Some((_, revision, _)) = cut.last() {
+            let key = self.keys.chunk(kept_number + 1);
+            conditions.push(Compare::mod_revision(key.clone(), CompareOp::Equal, *revision));
+            let rest = DeleteOptions::new().with_range(self.keys.chunk(end));
+            operations.push(TxnOp::delete(key, Some(rest)));
+        }
+        if !operations.is_empty() {
+            // If a chunk has changed since it was read, an earlier try has succeeded. The next one
+            // finds nothing to do.
+            let done = self.transact(leader, conditions, operations, None).await?;
+            done.map_err(|_| {
+                ChangeError::Unknown(RequestError::Unavailable(
+                    "the end was cut already".to_owned(),
+                ))
+            })?;
+        }
+        if is_newest {
+            leader.last_chunk = kept_number;
+        }
+        Ok(())
+    }
+
+    async fn copy_aside(&mut self, leader: &Leader, file: FileNumber) -> Result<(), ChangeError> {
+        let Some((first, end)) = self.range(file) else { return Ok(()) };
+        let mut number = first;
+        while number < end {
+            let answer = self.nodes.get(self.keys.chunk(number), GetOptions::new()).await?;
+            let Some(pair) = answer.kvs().first() else { return Ok(()) };
+            let copy = self.keys.damaged_chunk(file, number);
+            let put = vec![TxnOp::put(copy, pair.value().to_vec(), None)];
+            let _ = self.transact(leader, Vec::new(), put, None).await?;
+            number += 1;
+        }
+        Ok(())
+    }
+
+    /// Makes a transaction if this server leads and the conditions hold. If a condition does not
+    /// hold, returns the value of `key` as the error.
+    async fn transact(
+        &mut self,
+        leader: &Leader,
+        mut conditions: Vec<Compare>,
+        operations: Vec<TxnOp>,
+        key: Option<String>,
+    ) -> Result<Result<(), Option<Vec<u8>>>, ChangeError> {
+        let leader_key = self.keys.leader();
+        let leads = Compare::create_revision(leader_key.clone(), CompareOp::Equal, leader.revision);
+        conditions.push(leads);
+        let reads = std::iter::once(leader_key).chain(key);
+        let reads: Vec<TxnOp> = reads.map(|key| TxnOp::get(key, None)).collect();
+        let txn = Txn::new().when(conditions).and_then(operations).or_else(reads);
+        let answer = self.nodes.txn(txn).await?;
+        if answer.succeeded() {
+            return Ok(Ok(()));
+        }
+        let mut found = answer.op_responses().into_iter().map(|response| match response {
+            TxnOpResponse::Get(mut got) => got.take_kvs().pop(),
+            _ => None,
+        });
+        let present = found.next().flatten();
+        match present {
+            Some(pair) if pair.create_revision() == leader.revision => {
+                Ok(Err(found.next().flatten().map(|pair| pair.value().to_vec())))
+            }
+            Some(pair) => {
+                let name = String::from_utf8_lossy(pair.value()).into_owned();
+                Err(ChangeError::NotLeading(format!("{name} leads")))
+            }
+            None => Err(ChangeError::NotLeading("the lease has ended".to_owned())),
+        }
+    }
+}
+
+/// Writes the key of the format if it is not there. Returns the revision of its last change.
+pub async fn begin_format(
+    nodes: &mut Nodes,
+    keys: &Keys,
+    leader_revision: i64,
+    file_size: u32,
+) -> Result<i64, ChangeError> {
+    let leads = Compare::create_revision(keys.leader(), CompareOp::Equal, leader_revision);
+    let is_absent = Compare::create_revision(keys.format(), CompareOp::Equal, 0);
+    let put = TxnOp::put(keys.format(), format_value(file_size), None);
+    let txn = Txn::new().when([leads, is_absent]).and_then([put]);
+    nodes.txn(txn).await?;
+    let answer = nodes.get(keys.format(), GetOptions::new()).await?;
+    let format = answer.kvs().first();
+    let format = format.ok_or_else(|| ChangeError::NotLeading("the lease has ended".to_owned()))?;
+    Ok(format.mod_revision())
+}
+
+fn unknown_key(pair: &KeyValue) -> ReadError {
+    ReadError::Invalid(format!("{} is no key of a binlog", String::from_utf8_lossy(pair.key())))
+}
+
+impl From<RequestError> for ReadError {
+    fn from(error: RequestError) -> ReadError {
+        ReadError::Request(error)
+    }
+}
+
+impl From<RequestError> for ChangeError {
+    fn from(error: RequestError) -> ChangeError {
+        match error {
+            RequestError::Refused(text) => ChangeError::NotLeading(text),
+            error => ChangeError::Unknown(error),
+        }
+    }
+}
+
+impl fmt::Display for ReadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ReadError::Request(error) => write!(f, "{error}"),
+            ReadError::Invalid(text) => f.write_str(text),
+        }
+    }
+}

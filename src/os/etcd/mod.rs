@@ -1,0 +1,49 @@
+//! The binlog in etcd, for two or more servers of which one leads. `dist/README.md` is for operators.
+//!
+//! etcd takes the place of the disk: [`disk`] is an implementation of
+//! [`Disk`](crate::engine::binlog::disk::Disk). The client of etcd runs on a thread of its own, so
+//! that the event loop never waits for it. A reply waits in the output of its connection until its
+//! record is stored.
+//!
+//! What makes it safe: only the leader answers ([`lease`]), and only the leader can change the log
+//! ([`log`]).
+//!
+//! | file | owns |
+//! |---|---|
+//! | [`membership`] | what startup and the event loop call |
+//! | [`standing`] | the part of a server in its cluster |
+//! | [`disk`] | files for the engine; gathers changes |
+//! | [`shared`] | the state that both threads see |
+//! | [`thread`] | serves requests of the event loop, one after the other |
+//! | [`lease`] | becomes the leader and stays it |
+//! | [`log`] | transactions that read and change chunks |
+//! | [`keys`] | names and values of the keys |
+//! | [`nodes`] | requests to nodes, and the kinds of their failures |
+//!
+//! Without the feature `etcd` only [`standing`] and [`absent`] are there.
+
+#[cfg(not(feature = "etcd"))]
+mod absent;
+#[cfg(feature = "etcd")]
+mod disk;
+#[cfg(feature = "etcd")]
+mod keys;
+#[cfg(feature = "etcd")]
+mod lease;
+#[cfg(feature = "etcd")]
+mod log;
+#[cfg(feature = "etcd")]
+mod membership;
+#[cfg(feature = "etcd")]
+mod nodes;
+#[cfg(feature = "etcd")]
+mod shared;
+mod standing;
+#[cfg(feature = "etcd")]
+mod thread;
+
+#[cfg(not(feature = "etcd"))]
+pub use absent::Membership;
+#[cfg(feature = "etcd")]
+pub use membership::Membership;
+pub use standing::{EXIT_LOST, MembershipError, Standing};

@@ -1,0 +1,272 @@
+//! Requests to the nodes of etcd: one node at a time, the next one after each failure.
+//!
+//! A request that failed may nevertheless have been carried out, or be carried out later. So the
+//! caller must be able to send it again.
+
+use crate::options::EtcdOptions;
+use etcd_client::{
+    Certificate, Client, ConnectOptions, Error, GetOptions, GetResponse, Identity,
+    LeaseGrantResponse, TlsOptions, Txn, TxnResponse, WatchOptions, WatchStream,
+};
+use std::env;
+use std::fmt;
+use std::fs;
+use std::future::Future;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+/// The nodes, and a connection to one of them.
+#[derive(Clone)]
+pub struct Nodes {
+    addresses: Vec<String>,
+    options: ConnectOptions,
+    /// The time for one request.
+    timeout: Duration,
+    current: usize,
+    client: Option<Client>,
+}
+
+/// Why a request failed.
+#[derive(Clone, Debug)]
+pub enum RequestError {
+    /// No answer, or one that says that the node cannot serve now. Another try may succeed.
+    Unavailable(String),
+    /// etcd has no space for more.
+    NoSpace(String),
+    /// Another try will fail too.
+    Refused(String),
+}
+
+/// Why the files for TLS cannot be used.
+#[derive(Debug)]
+pub struct FileError(String);
+
+/// A page of the log has at most 16 MiB and one chunk.
+const LONGEST_ANSWER: usize = 64 * 1024 * 1024;
+/// A page may take longer than other answers.
+const PAGE_TIMEOUT: Duration = Duration::from_secs(10);
+/// A connection without an answer to a ping for this long is given up.
+const PING_INTERVAL: Duration = Duration::from_secs(5);
+
+const USER: &str = "BEANSTALKD_ETCD_USER";
+const PASSWORD: &str = "BEANSTALKD_ETCD_PASSWORD";
+
+impl Nodes {
+    /// Reads the files for TLS, and the user and the password from the environment.
+    pub fn new(etcd: &EtcdOptions) -> Result<Nodes, FileError> {
+        let timeout = Duration::from_secs(etcd.lease_ttl_secs.into()) / 5;
+        let mut options = ConnectOptions::new()
+            .with_connect_timeout(timeout)
+            .with_keep_alive(PING_INTERVAL, timeout)
+            .with_keep_alive_while_idle(true)
+            .with_require_leader(true);
+        let scheme = if etcd.tls.is_some() { "https" } else { "http" };
+        if let Some(files) = &etcd.tls {
+            let authorities = Certificate::from_pem(read(&files.authorities)?);
+            let mut tls = TlsOptions::new().ca_certificate(authorities);
+            if let Some((certificate, key)) = &files.identity {
+                tls = tls.identity(Identity::from_pem(read(certificate)?, read(key)?));
+            }
+            options = options.with_tls(tls);
+        }
+        let variable = |name| match env::var(name) {
+            Ok(value) => Ok(Some(value)),
+            Err(env::VarError::NotPresent) => Ok(None),
+            Err(env::VarError::NotUnicode(_)) => Err(FileError(format!("{name} is not UTF-8"))),
+        };
+        match (variable(USER)?, variable(PASSWORD)?) {
+            (Some(user), Some(password)) => options = options.with_user(user, password),
+            (None, None) => {}
+            _ => return Err(FileError(format!("{USER} and {PASSWORD} need each other"))),
+        }
+        let addresses = etcd.nodes.iter().map(|node| format!("{scheme}://{node}")).collect();
+        Ok(Nodes { addresses, options, timeout, current: 0, client: None })
+    }
+
+    /// Returns the same nodes, to be asked over connections of their own and from the next node on.
+    pub fn from_next(&self) -> Nodes {
+        let current = (self.current + 1) % self.addresses.len();
+        Nodes { current, client: None, ..self.clone() }
+    }
+
+    /// Returns the time that one request may take.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    // ---- Requests ----
+
+    pub async fn txn(&mut self, txn: Txn) -> Result<TxnResponse, RequestError> {
+        self.ask(async |client| client.txn(txn).await).await
+    }
+
+    /// Reads keys.
+    pub async fn get(
+        &mut self,
+        key: String,
+        options: GetOptions,
+    ) -> Result<GetResponse, RequestError> {
+        let timeout = self.timeout.max(PAGE_TIMEOUT);
+        self.ask_within(timeout, async |client| {
+            let mut client = client.kv_client().max_decoding_message_size(LONGEST_ANSWER);
+            client.get(key, Some(options)).await
+        })
+        .await
+    }
+
+    pub async fn grant_lease(&mut self, ttl_secs: u32) -> Result<LeaseGrantResponse, RequestError> {
+        self.ask(async |client| client.lease_grant(ttl_secs.into(), None).await).await
+    }
+
+    /// Renews a lease, by the first answer of a new stream: answers have no number, so on an old
+    /// stream a late one could be taken for that of another request.
+    pub async fn renew_lease(&mut self, lease: i64) -> Result<(), RequestError> {
+        self.ask(async |client| client.lease_keep_alive(lease).await.map(|_| ())).await
+    }
+
+    pub async fn revoke_lease(&mut self, lease: i64) -> Result<(), RequestError> {
+        self.ask(async |client| client.lease_revoke(lease).await.map(|_| ())).await
+    }
+
+    /// Returns the changes of a key from a revision on.
+    pub async fn watch(&mut self, key: String, revision: i64) -> Result<WatchStream, RequestError> {
+        let options = WatchOptions::new().with_start_revision(revision);
+        self.ask(async |client| client.watch(key, Some(options)).await).await
+    }
+
+    /// Returns the version of etcd.
+    pub async fn version(&mut self) -> Result<String, RequestError> {
+        self.ask(async |client| client.status().await.map(|status| status.version().to_owned()))
+            .await
+    }
+
+    /// Asks the next node from now on.
+    pub fn next_node(&mut self) {
+        self.client = None;
+        self.current = (self.current + 1) % self.addresses.len();
+    }
+
+    async fn ask<T>(
+        &mut self,
+        request: impl AsyncFnOnce(&mut Client) -> Result<T, Error>,
+    ) -> Result<T, RequestError> {
+        self.ask_within(self.timeout, request).await
+    }
+
+    async fn ask_within<T>(
+        &mut self,
+        timeout: Duration,
+        request: impl AsyncFnOnce(&mut Client) -> Result<T, Error>,
+    ) -> Result<T, RequestError> {
+        let address = self.addresses[self.current].clone();
+        let answer = within(timeout, async {
+            if self.client.is_none() {
+                let options = Some(self.options.clone());
+                self.client = Some(Client::connect([&address], options).await?);
+            }
+            request(self.client.as_mut().expect("it was just connected")).await
+        });
+        let answer = answer.await.map_err(|error| error.at(&address));
+        if let Err(RequestError::Unavailable(_)) = answer {
+            self.next_node();
+        }
+        answer
+    }
+}
+
+async fn within<T>(
+    timeout: Duration,
+    answer: impl Future<Output = Result<T, Error>>,
+) -> Result<T, RequestError> {
+    match tokio::time::timeout(timeout, answer).await {
+        Ok(answer) => answer.map_err(RequestError::from),
+        Err(_) => Err(RequestError::Unavailable(format!("no answer in {timeout:?}"))),
+    }
+}
+
+impl RequestError {
+    /// Adds the address of the node to the text.
+    fn at(self, address: &str) -> RequestError {
+        let at = |text| format!("{address}: {text}");
+        match self {
+            RequestError::Unavailable(text) => RequestError::Unavailable(at(text)),
+            RequestError::NoSpace(text) => RequestError::NoSpace(at(text)),
+            RequestError::Refused(text) => RequestError::Refused(at(text)),
+        }
+    }
+}
+
+/// The texts of etcd by which its answers differ: some have the same code.
+impl From<Error> for RequestError {
+    fn from(error: Error) -> RequestError {
+        const NO_SPACE: &str = "database space exceeded";
+        const REFUSED: [&str; 9] = [
+            "invalid user ID or password",
+            "authentication is not enabled",
+            "user name is empty",
+            "permission denied",
+            "request is too large",
+            "required revision has been compacted",
+            "invalid peer certificate",
+            "certificate required",
+            "lease not found",
+        ];
+        let text = describe(&error);
+        if text.contains(NO_SPACE) {
+            return RequestError::NoSpace(text);
+        }
+        if REFUSED.iter().any(|refused| text.contains(refused)) {
+            return RequestError::Refused(text);
+        }
+        RequestError::Unavailable(text)
+    }
+}
+
+/// Returns the texts of an error and of its causes.
+fn describe(error: &Error) -> String {
+    let mut text = match error {
+        Error::GRpcStatus(status) => status.message().to_owned(),
+        other => other.to_string(),
+    };
+    let mut cause = match error {
+        Error::GRpcStatus(status) => std::error::Error::source(status),
+        Error::TransportError(error) => std::error::Error::source(error),
+        _ => None,
+    };
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, FileError> {
+    fs::read(path).map_err(|error: io::Error| FileError(format!("{}: {error}", path.display())))
+}
+
+impl fmt::Display for FileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Display for RequestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RequestError::Unavailable(text)
+            | RequestError::NoSpace(text)
+            | RequestError::Refused(text) => f.write_str(text),
+        }
+    }
+}
+
+impl fmt::Debug for Nodes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The options have the password.
+        f.debug_struct("Nodes").field("addresses", &self.addresses).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,181 @@
+//! The thread that talks to etcd: reads and changes the log for the event loop, one request after the
+//! other, and runs the tasks that lead.
+//!
+//! A change is tried until it is made or the lease is lost. The event loop does not wait for it.
+
+use super::lease::{Candidate, Hindrance, RETRY_PAUSE, check_prefix, check_version};
+use super::log::{Change, ChangeError, Log, ReadError};
+use super::nodes::RequestError;
+use super::shared::{Leader, Role, Shared};
+use crate::engine::binlog::disk::FileNumber;
+use crate::os::sys::clock::monotonic;
+use log::warn;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::thread;
+use tokio::runtime::Builder;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::time::sleep;
+
+/// What the event loop wants.
+#[derive(Debug)]
+pub enum Request {
+    /// The numbers of all files.
+    List(Sender<io::Result<Vec<FileNumber>>>),
+    /// The size of a file.
+    Size(FileNumber, Sender<io::Result<u64>>),
+    /// Bytes of a file from some offset on, at most this one.
+    Page(FileNumber, u64, Sender<io::Result<(u64, Vec<u8>)>>),
+    /// Changes, and the number of the last one.
+    Store(Vec<Change>, u64),
+    /// The lease is given back, and the thread ends.
+    End(Sender<()>),
+}
+
+/// What the thread does beside requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Duty {
+    /// It leads, as soon as no other server does.
+    Lead,
+    /// Nothing: the log is only read.
+    Read,
+}
+
+/// Starts the thread.
+pub fn start(
+    candidate: Candidate,
+    duty: Duty,
+) -> io::Result<(Arc<Shared>, UnboundedSender<Request>)> {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let (requests, received) = unbounded_channel();
+    let shared = Arc::clone(&candidate.shared);
+    thread::Builder::new().name("etcd".to_owned()).spawn(move || {
+        runtime.block_on(serve(candidate, duty, received));
+    })?;
+    Ok((shared, requests))
+}
+
+async fn serve(candidate: Candidate, duty: Duty, mut requests: UnboundedReceiver<Request>) {
+    let Candidate { mut nodes, keys, shared, .. } = candidate.clone();
+    let mut log = Log::new(nodes.clone(), keys.clone());
+    let mut is_checked = duty == Duty::Lead;
+    let leading = (duty == Duty::Lead).then(|| tokio::spawn(candidate.lead()));
+    let mut leader = None;
+    // A reader that does not wait for the answer any more does not need it.
+    while let Some(request) = requests.recv().await {
+        if !std::mem::replace(&mut is_checked, true) {
+            let checked = async {
+                check_version(&mut nodes).await?;
+                check_prefix(&mut nodes, &keys, None).await
+            };
+            if let Err(hindrance) = checked.await {
+                shared.set_role(Role::Refused(hindrance.to_string()));
+            }
+        }
+        match request {
+            Request::List(to) => {
+                let is_pinned = duty == Duty::Read;
+                let _ = to.send(again(&shared, async || log.list(is_pinned).await).await);
+            }
+            Request::Size(file, to) => {
+                let size = again(&shared, async || log.size(file).await).await;
+                let _ = to.send(size.and_then(|size| size.ok_or(io::ErrorKind::NotFound.into())));
+            }
+            Request::Page(file, offset, to) => {
+                let _ = to.send(again(&shared, async || log.page(file, offset).await).await);
+            }
+            Request::Store(changes, last) => {
+                if leader.is_none()
+                    && let Role::Leading(begun) = shared.role()
+                {
+                    leader = Some(begun);
+                }
+                let Some(leader) = &mut leader else { continue };
+                if store(&mut log, leader, &shared, changes).await {
+                    shared.acknowledge(last);
+                }
+            }
+            Request::End(done) => {
+                if let Some(leading) = leading {
+                    leading.abort();
+                }
+                if shared.lease() != 0 {
+                    let _ = nodes.revoke_lease(shared.lease()).await;
+                }
+                let _ = done.send(());
+                return;
+            }
+        }
+    }
+}
+
+/// Reads until there is an answer, or there cannot be one.
+async fn again<T>(
+    shared: &Shared,
+    mut read: impl AsyncFnMut() -> Result<T, ReadError>,
+) -> io::Result<T> {
+    loop {
+        match (read().await, shared.role()) {
+            (_, Role::Lost(reason) | Role::Refused(reason)) => {
+                return Err(io::Error::other(reason));
+            }
+            (Ok(answer), _) => return Ok(answer),
+            (Err(ReadError::Request(RequestError::Unavailable(_))), Role::Leading(_)) => {
+                sleep(RETRY_PAUSE).await;
+            }
+            (Err(error), _) => {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, error.to_string()));
+            }
+        }
+    }
+}
+
+/// Makes all changes, in their order. Returns `false` if the server does not lead any more.
+async fn store(log: &mut Log, leader: &mut Leader, shared: &Shared, changes: Vec<Change>) -> bool {
+    for mut change in changes {
+        loop {
+            let len = change.next_len();
+            let begun_at = monotonic();
+            match log.change(leader, &mut change).await {
+                Ok(is_done) => {
+                    shared.count_transaction(monotonic().since(begun_at), len);
+                    if shared.has_no_space() {
+                        warn!("etcd has space again: accepting puts");
+                        shared.set_no_space(false);
+                    }
+                    if is_done {
+                        break;
+                    }
+                }
+                Err(ChangeError::NotLeading(reason)) => {
+                    shared.set_role(Role::Lost(reason));
+                    return false;
+                }
+                Err(ChangeError::Unknown(error)) => {
+                    if matches!(shared.role(), Role::Lost(_)) {
+                        return false;
+                    }
+                    if matches!(error, RequestError::NoSpace(_)) && !shared.has_no_space() {
+                        warn!(
+                            "{error}; refusing puts, and trying again; compact and defragment etcd, \
+                             then disarm its alarm"
+                        );
+                        shared.set_no_space(true);
+                    }
+                    sleep(RETRY_PAUSE).await;
+                }
+            }
+        }
+    }
+    true
+}
+
+impl std::fmt::Display for Hindrance {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Hindrance::Passing(error) => write!(f, "{error}"),
+            Hindrance::Lasting(reason) => f.write_str(reason),
+        }
+    }
+}
