@@ -141,9 +141,9 @@ fn import(path: &Path, etcd: &EtcdOptions) -> ExitCode {
     };
     loop {
         match membership.standing() {
-            Ok(Standing::Leading) => break,
-            Ok(Standing::Starting) => thread::sleep(POLL_PAUSE),
-            Ok(Standing::StandingBy(leader)) => return refused(&format_args!("{leader} leads")),
+            Ok(Standing::Leader) => break,
+            Ok(Standing::Undecided) => thread::sleep(POLL_PAUSE),
+            Ok(Standing::Standby(leader)) => return refused(&format_args!("{leader} leads")),
             Err(error) => return refused(&error),
         }
     }

@@ -98,6 +98,7 @@ fn is_io_error(error: &io::Error) -> bool {
 
 /// Starts the server, up to the moment before the first client is served. `machine` is set up too, if
 /// this is its first process.
+#[expect(clippy::too_many_lines, reason = "one step after the other")]
 pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started, StartupError> {
     for warning in &options.warnings {
         warn!("{warning}");
@@ -123,13 +124,10 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started
         check_sockets(etcd, options, !inherited.is_empty())?;
     }
     let early = early_listeners(options, inherited, user).map_err(StartupError::Listen)?;
-    let directory = match &options.binlog {
-        Some(BinlogPlace::Directory(path)) => Some((path, lock(path, options, user)?)),
-        Some(BinlogPlace::Etcd(_)) | None => None,
-    };
-    let etcd = match &options.binlog {
-        Some(BinlogPlace::Etcd(etcd)) => Some(etcd),
-        Some(BinlogPlace::Directory(_)) | None => None,
+    let (directory, etcd) = match &options.binlog {
+        Some(BinlogPlace::Directory(path)) => (Some((path, lock(path, options, user)?)), None),
+        Some(BinlogPlace::Etcd(etcd)) => (None, Some(etcd)),
+        None => (None, None),
     };
     let mut listeners = match (early.queue, etcd) {
         (Some(listeners), _) => listeners,
@@ -159,36 +157,33 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started
     let mut server = Server::new(settings, facts, clock.now());
     let membership = match etcd {
         None => None,
-        Some(etcd) => {
-            let membership = Membership::join(etcd);
-            let membership =
-                membership.map_err(|error| StartupError::Etcd(etcd.url.clone(), error))?;
-            let stop = standby::wait_to_lead(&membership, etcd, &signals, &mut monitor, &clock)?;
-            if let Some(stop) = stop {
-                monitor.stopping();
-                return Ok(Started::Stopped(stop));
+        Some(etcd) => match lead(etcd, &signals, &mut monitor, &clock)? {
+            Ok(membership) => {
+                listeners = open_listeners(options, user)?;
+                Some(membership)
             }
-            listeners = open_listeners(options, user)?;
-            Some((etcd, membership))
-        }
+            Err(stop) => return Ok(Started::Stopped(stop)),
+        },
     };
     for listener in &listeners {
         info!("listening on {listener}");
     }
-    let binlog: Option<(PathBuf, Box<dyn Disk>, Syncing)> = match (directory, &membership) {
-        (Some((path, directory)), _) => Some((path.clone(), Box::new(directory), options.fsync)),
+    let binlog = match (directory, etcd.zip(membership.as_ref())) {
+        (Some((path, directory)), _) => {
+            Some(Binlog::new(path.clone(), Box::new(directory), options.fsync))
+        }
         // The disk keeps the order of changes, and a reply waits for them.
         (None, Some((etcd, membership))) => {
-            Some((PathBuf::from(&etcd.url), Box::new(membership.disk()), Syncing::Never))
+            let disk = Box::new(membership.disk());
+            Some(Binlog::new(PathBuf::from(&etcd.url), disk, Syncing::Never))
         }
         (None, None) => None,
     };
-    if let Some((place, disk, syncing)) = binlog {
+    if let Some(binlog) = binlog {
         let is_to_stop = || signals.pending_stop();
-        let recovered =
-            recover(&mut server, place, disk, syncing, &clock, &mut monitor, is_to_stop);
+        let recovered = recover(&mut server, binlog, &clock, &mut monitor, is_to_stop);
         // Nothing can be read or written after the lease has ended.
-        if let Some((etcd, membership)) = &membership {
+        if let Some((etcd, membership)) = etcd.zip(membership.as_ref()) {
             let lost = membership.check();
             lost.map_err(|error| StartupError::Etcd(etcd.url.clone(), error))?;
         }
@@ -197,10 +192,40 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started
             return Ok(Started::Stopped(stop));
         }
     }
-    let membership = membership.map(|(_, membership)| membership);
     EventLoop::new(server, clock, signals, monitor, listeners, options.max_connections, membership)
         .map(|event_loop| Started::Serving(Box::new(event_loop)))
         .map_err(cannot_wait)
+}
+
+/// The files of a binlog, where they are, and when they are synced.
+struct Binlog {
+    place: PathBuf,
+    disk: Box<dyn Disk>,
+    syncing: Syncing,
+}
+
+impl Binlog {
+    fn new(place: PathBuf, disk: Box<dyn Disk>, syncing: Syncing) -> Binlog {
+        Binlog { place, disk, syncing }
+    }
+}
+
+/// Joins a cluster, and waits until this server leads it or a signal stops it.
+fn lead(
+    etcd: &EtcdOptions,
+    signals: &Signals,
+    monitor: &mut Monitor,
+    clock: &Clock,
+) -> Result<Result<Membership, Stop>, StartupError> {
+    let membership = Membership::join(etcd);
+    let membership = membership.map_err(|error| StartupError::Etcd(etcd.url.clone(), error))?;
+    match standby::wait_to_lead(&membership, etcd, signals, monitor, clock)? {
+        None => Ok(Ok(membership)),
+        Some(stop) => {
+            monitor.stopping();
+            Ok(Err(stop))
+        }
+    }
 }
 
 /// Refuses what cannot be done with a binlog in etcd, because the sockets are bound when this server
@@ -241,9 +266,7 @@ fn cannot_wait(error: io::Error) -> StartupError {
 /// unchanged.
 fn recover(
     server: &mut Server,
-    place: PathBuf,
-    disk: Box<dyn Disk>,
-    syncing: Syncing,
+    Binlog { place, disk, syncing }: Binlog,
     clock: &Clock,
     monitor: &mut Monitor,
     pending_stop: impl Fn() -> Option<Stop>,

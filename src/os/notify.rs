@@ -157,7 +157,7 @@ impl NotifySchedule {
     }
 
     /// Returns the message of a server that stands by, if one is due.
-    fn standby_message(&mut self, leader: &str, now: Nanos) -> Option<String> {
+    fn standby_message(&self, leader: &str, now: Nanos) -> Option<String> {
         let ping = self.next_ping().filter(|&due| due <= now).map(|_| "WATCHDOG=1");
         let is_first = !self.is_ready && self.retry_at <= now;
         let status = format!("STATUS=standing by: {leader} leads");

@@ -30,9 +30,9 @@ pub fn wait_to_lead(
     loop {
         let standing = membership.standing();
         match standing.map_err(|error| StartupError::Etcd(etcd.url.clone(), error))? {
-            Standing::Leading => return Ok(None),
-            Standing::Starting => {}
-            Standing::StandingBy(leader) => monitor.standing_by(&leader, clock.now()),
+            Standing::Leader => return Ok(None),
+            Standing::Undecided => {}
+            Standing::Standby(leader) => monitor.standing_by(&leader, clock.now()),
         }
         if let Some(stop) = signals.pending_stop() {
             return Ok(Some(stop));

@@ -5,14 +5,12 @@
 //! the machine is suspended. etcd can end a lease early, so the key is watched as well.
 
 use super::keys::{Keys, parse_format};
-use super::log::{ChangeError, Log, ReadError, begin_format};
+use super::log::{ChangeError, Log, ReadError, begin_format, first_pair};
 use super::nodes::{Nodes, RequestError};
 use super::shared::{Leader, Role, Shared};
 use crate::engine::time::Nanos;
 use crate::os::sys::clock::monotonic;
-use etcd_client::{
-    Compare, CompareOp, EventType, GetOptions, PutOptions, Txn, TxnOp, TxnOpResponse,
-};
+use etcd_client::{Compare, CompareOp, EventType, GetOptions, PutOptions, Txn, TxnOp};
 use log::warn;
 use std::sync::Arc;
 use std::time::Duration;
@@ -161,10 +159,7 @@ impl Candidate {
             if answer.succeeded() {
                 return Ok(answer.header().map(|header| header.revision()));
             }
-            let pair = match answer.op_responses().pop() {
-                Some(TxnOpResponse::Get(mut got)) => got.take_kvs().pop(),
-                _ => None,
-            };
+            let pair = answer.op_responses().pop().and_then(first_pair);
             // An earlier try has succeeded if the lease is ours.
             let own = pair.filter(|pair| pair.lease() == lease.id);
             return Ok(own.map(|pair| pair.create_revision()));
@@ -216,7 +211,7 @@ impl Candidate {
 
     /// Renews the lease every fifth of its time, by short tries over different nodes, until it is lost.
     async fn renew(self, lease: Lease) {
-        let mut nodes = self.nodes.from_next();
+        let mut nodes = self.nodes.asking_next();
         let pause = nodes.timeout();
         loop {
             let sent_at = monotonic();
@@ -239,7 +234,7 @@ impl Candidate {
 
     /// Watches the key of the leader, which etcd may remove early.
     async fn watch(mut self, revision: i64) {
-        self.nodes = self.nodes.from_next();
+        self.nodes = self.nodes.asking_next();
         let mut compaction = CompactionCheck { noted_at: monotonic(), revision };
         loop {
             let found = self.nodes.get(self.keys.leader(), GetOptions::new()).await;
@@ -334,7 +329,9 @@ impl From<RequestError> for Hindrance {
     fn from(error: RequestError) -> Hindrance {
         match error {
             RequestError::Refused(text) => Hindrance::Lasting(text),
-            error => Hindrance::Passing(error),
+            passing @ (RequestError::Unavailable(_) | RequestError::NoSpace(_)) => {
+                Hindrance::Passing(passing)
+            }
         }
     }
 }

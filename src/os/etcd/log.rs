@@ -392,10 +392,7 @@ impl Log {
         if answer.succeeded() {
             return Ok(Ok(()));
         }
-        let mut found = answer.op_responses().into_iter().map(|response| match response {
-            TxnOpResponse::Get(mut got) => got.take_kvs().pop(),
-            _ => None,
-        });
+        let mut found = answer.op_responses().into_iter().map(first_pair);
         let present = found.next().flatten();
         match present {
             Some(pair) if pair.create_revision() == leader.revision => {
@@ -428,6 +425,15 @@ pub async fn begin_format(
     Ok(format.mod_revision())
 }
 
+/// Returns the first key that a read of a transaction has found.
+pub fn first_pair(response: TxnOpResponse) -> Option<KeyValue> {
+    if let TxnOpResponse::Get(mut got) = response {
+        got.take_kvs().into_iter().next()
+    } else {
+        None
+    }
+}
+
 fn unknown_key(pair: &KeyValue) -> ReadError {
     ReadError::Invalid(format!("{} is no key of a binlog", String::from_utf8_lossy(pair.key())))
 }
@@ -442,7 +448,9 @@ impl From<RequestError> for ChangeError {
     fn from(error: RequestError) -> ChangeError {
         match error {
             RequestError::Refused(text) => ChangeError::NotLeading(text),
-            error => ChangeError::Unknown(error),
+            unknown @ (RequestError::Unavailable(_) | RequestError::NoSpace(_)) => {
+                ChangeError::Unknown(unknown)
+            }
         }
     }
 }

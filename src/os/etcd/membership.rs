@@ -73,9 +73,9 @@ impl Membership {
     /// Returns the part of this server in the cluster.
     pub fn standing(&self) -> Result<Standing, MembershipError> {
         match self.shared.role() {
-            Role::Starting => Ok(Standing::Starting),
-            Role::StandingBy(leader) => Ok(Standing::StandingBy(leader)),
-            Role::Leading(_) => Ok(Standing::Leading),
+            Role::Starting => Ok(Standing::Undecided),
+            Role::StandingBy(leader) => Ok(Standing::Standby(leader)),
+            Role::Leading(_) => Ok(Standing::Leader),
             Role::Refused(reason) => Err(MembershipError::Refused(reason)),
             Role::Lost(reason) => Err(MembershipError::Lost(reason)),
         }

@@ -85,7 +85,7 @@ impl Nodes {
     }
 
     /// Returns the same nodes, to be asked over connections of their own and from the next node on.
-    pub fn from_next(&self) -> Nodes {
+    pub fn asking_next(&self) -> Nodes {
         let current = (self.current + 1) % self.addresses.len();
         Nodes { current, client: None, ..self.clone() }
     }
@@ -227,12 +227,25 @@ impl From<Error> for RequestError {
 fn describe(error: &Error) -> String {
     let mut text = match error {
         Error::GRpcStatus(status) => status.message().to_owned(),
-        other => other.to_string(),
+        other @ (Error::InvalidArgs(_)
+        | Error::InvalidUri(_)
+        | Error::IoError(_)
+        | Error::TransportError(_)
+        | Error::WatchError(_)
+        | Error::Utf8Error(_)
+        | Error::LeaseKeepAliveError(_)
+        | Error::ElectError(_)
+        | Error::InvalidMetadataValue(_)
+        | Error::EndpointError(_)
+        | Error::EndpointsNotManaged
+        | Error::Internal(_)) => other.to_string(),
     };
-    let mut cause = match error {
-        Error::GRpcStatus(status) => std::error::Error::source(status),
-        Error::TransportError(error) => std::error::Error::source(error),
-        _ => None,
+    let mut cause = if let Error::GRpcStatus(status) = error {
+        std::error::Error::source(status)
+    } else if let Error::TransportError(error) = error {
+        std::error::Error::source(error)
+    } else {
+        None
     };
     while let Some(error) = cause {
         let more = error.to_string();

@@ -8,11 +8,11 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// It is not known yet whether another server leads.
-    Starting,
+    Undecided,
     /// The server with this name leads.
-    StandingBy(String),
+    Standby(String),
     /// This server leads.
-    Leading,
+    Leader,
 }
 
 /// Why a server is no member, or no member any more.

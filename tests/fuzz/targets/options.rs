@@ -1,6 +1,6 @@
 //! The command line: any arguments, separated by zero bytes.
 
-use beanstalkd::options::{self, MAX_JOB_SIZE, Request};
+use beanstalkd::options::{self, BinlogPlace, MAX_JOB_SIZE, Request};
 use beanstalkd::testing::{Nanos, Syncing};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -15,7 +15,12 @@ pub fn run(bytes: &[u8]) {
             assert_ne!(options.fsync, Syncing::Within(Nanos::ZERO), "that is each turn");
             assert!(bytes.len() > 1 || !options.names_address);
         }
-        Ok(Request::Inspect(_, directory)) => assert!(bytes.len() > directory.as_os_str().len()),
+        Ok(Request::Inspect(_, BinlogPlace::Directory(path)) | Request::Copy(_, path, _)) => {
+            assert!(bytes.len() > path.as_os_str().len());
+        }
+        Ok(Request::Inspect(_, BinlogPlace::Etcd(etcd))) => {
+            assert!(!etcd.nodes.is_empty() && etcd.prefix.len() > 1);
+        }
         Ok(Request::Help | Request::Version) => assert!(bytes.contains(&b'-')),
         Err(error) => assert!(!error.to_string().is_empty(), "an error without a message"),
     }
