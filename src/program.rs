@@ -1,7 +1,7 @@
 //! The program: parses the command line, runs, prints failures, returns the exit code.
 
 use crate::engine::binlog::copy::{Copied, CopyError, copy};
-use crate::engine::binlog::disk::Disk;
+use crate::engine::binlog::disk::{Disk, Progress};
 use crate::engine::binlog::inspect::{self, InspectError};
 use crate::logging;
 use crate::options::{
@@ -149,7 +149,7 @@ fn import(path: &Path, etcd: &EtcdOptions) -> ExitCode {
     }
     let copied = copy(&mut directory, &mut membership.disk(), |disk| {
         disk.hand_over();
-        while !disk.progress().is_complete() {
+        while !disk.progress().is_none_or(Progress::is_complete) {
             membership.check().map_err(|error| io::Error::other(error.to_string()))?;
             thread::sleep(POLL_PAUSE);
             disk.hand_over();

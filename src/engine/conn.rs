@@ -604,13 +604,15 @@ impl Conns {
     pub fn output_handle<'a>(
         &'a mut self,
         key: ConnKey,
-        progress: Progress,
+        progress: Option<Progress>,
         bodies: &'a mut Bodies,
     ) -> OutputHandle<'a> {
         let output_limit = self.output_limit();
         let conn = &mut self.by_key[key];
         conn.is_dirty = false;
-        if conn.output.hold(progress) {
+        if let Some(progress) = progress
+            && conn.output.hold(progress)
+        {
             self.held.push(key);
         }
         let buffered_bytes = &mut self.buffered_bytes;

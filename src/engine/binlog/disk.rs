@@ -19,13 +19,12 @@ pub type FileNumber = u32;
 /// The largest file number that C beanstalkd reads.
 pub const LAST_NUMBER: FileNumber = i32::MAX as FileNumber;
 
-/// How far a disk is with the changes that were made.
+/// How far a remote disk is with the changes that were made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     /// A number that grows with each change.
     pub written: u64,
-    /// All changes up to this number survive the loss of the machine. A local disk acknowledges at
-    /// once.
+    /// All changes up to this number survive the loss of the machine.
     pub acknowledged: u64,
     /// So many changes wait that no more should be made until some are acknowledged.
     pub is_congested: bool,
@@ -113,9 +112,9 @@ pub trait Disk: fmt::Debug {
     /// Hands over the changes since the last call, if the disk is remote.
     fn hand_over(&mut self) {}
 
-    /// Returns how far the disk is with the changes.
-    fn progress(&self) -> Progress {
-        Progress::default()
+    /// Returns how far the disk is with the changes, if it is remote.
+    fn progress(&self) -> Option<Progress> {
+        None
     }
 
     /// Returns whether the disk has no space for more than what was made, so that puts are refused.

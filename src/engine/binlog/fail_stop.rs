@@ -103,8 +103,8 @@ impl FailStopDisk {
         }
     }
 
-    /// Returns how far the disk is with the changes.
-    pub fn progress(&self) -> Progress {
+    /// Returns how far a remote disk is with the changes.
+    pub fn progress(&self) -> Option<Progress> {
         self.disk.progress()
     }
 

@@ -272,7 +272,7 @@ impl Binlog {
     /// Returns the job that compaction moves next, or `None` if no move is due or there is no
     /// space. The caller moves it with [`Binlog::move_to_current`].
     pub fn next_to_move(&mut self) -> Option<(LogKey, JobKey)> {
-        if self.progress().is_congested || !self.compaction.is_due(self.writer.files()) {
+        if self.is_congested() || !self.compaction.is_due(self.writer.files()) {
             return None;
         }
         self.reserve_oldest()
@@ -326,7 +326,7 @@ impl Binlog {
     /// Returns when [`Binlog::tick`] or [`Binlog::commit`] has something to do.
     pub fn next_due(&self) -> Option<Nanos> {
         let files = self.writer.files();
-        let step = self.compaction.next_due(files).filter(|_| !self.progress().is_congested);
+        let step = self.compaction.next_due(files).filter(|_| !self.is_congested());
         let sync = self.writer.syncing().due();
         let removal = self.removal.next_due(files, self.writer.now());
         let rewind = self.space.drained_due(&self.writer);
@@ -334,7 +334,7 @@ impl Binlog {
     }
 
     /// Writes the records of the iteration, and syncs them if a sync is due. The replies of the
-    /// iteration may leave only after it returns `Ok` and [`Binlog::progress`] is complete.
+    /// iteration may leave only after it returns `Ok`, and with a remote disk when [`Binlog::progress`] is complete.
     pub fn commit(&mut self, now: Nanos) -> Result<(), IoFailed> {
         self.writer.status()?;
         let iteration_at = self.writer.now().max(now);
@@ -444,9 +444,13 @@ impl Binlog {
         self.writer.files_mut().disk_mut().hand_over();
     }
 
-    /// Returns how far the disk is with what was written.
-    pub fn progress(&self) -> Progress {
+    /// Returns how far the disk is with what was written, if it is remote.
+    pub fn progress(&self) -> Option<Progress> {
         self.writer.files().disk().progress()
+    }
+
+    fn is_congested(&self) -> bool {
+        self.progress().is_some_and(|progress| progress.is_congested)
     }
 
     /// Returns the numbers of a remote disk.

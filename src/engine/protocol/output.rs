@@ -46,8 +46,6 @@ struct Pending {
     parts_len: usize,
     /// The bytes that wait for an acknowledgement, if there are any.
     held: Option<Held>,
-    /// The connection is listed among those whose output is held back.
-    is_listed: bool,
 }
 
 /// The bytes at the end of an output that wait for an acknowledgement.
@@ -59,6 +57,8 @@ struct Held {
     first: Mark,
     /// All bytes that wait, if there are more.
     last: Option<Mark>,
+    /// The connection is listed among those whose output is held back.
+    is_listed: bool,
 }
 
 /// The bytes at the front of an output that may be sent once a change is acknowledged.
@@ -146,13 +146,16 @@ impl Output {
             return false;
         }
         pending.hold(progress);
-        pending.held.is_some() && !std::mem::replace(&mut pending.is_listed, true)
+        let held = pending.held.as_mut();
+        held.is_some_and(|held| !std::mem::replace(&mut held.is_listed, true))
     }
 
     /// Notes that the connection is not listed any more.
     pub fn wake(&mut self) {
-        if let Some(pending) = &mut self.0 {
-            pending[0].is_listed = false;
+        if let Some(pending) = &mut self.0
+            && let Some(held) = &mut pending[0].held
+        {
+            held.is_listed = false;
         }
     }
 
@@ -284,10 +287,10 @@ impl Pending {
 
     fn hold(&mut self, Progress { written, acknowledged, .. }: Progress) {
         let len = self.len();
-        let mut sendable_len = 0;
+        let (mut sendable_len, mut is_listed) = (0, false);
         let mut waiting = [None; 2];
         if let Some(held) = self.held {
-            sendable_len = held.sendable_len;
+            (sendable_len, is_listed) = (held.sendable_len, held.is_listed);
             waiting = [Some(held.first), held.last];
         }
         for mark in &mut waiting {
@@ -297,14 +300,15 @@ impl Pending {
         }
         let newest = Mark { len, change: written };
         let [first, last] = waiting;
-        self.held = match first.or(last) {
-            _ if sendable_len == len => None,
-            None => Some(Held { sendable_len, first: newest, last: None }),
+        let (first, last) = match first.or(last) {
+            None => (newest, None),
             Some(first) if first.change == written || first.len == len => {
-                Some(Held { sendable_len, first: Mark { len, ..first }, last: None })
+                (Mark { len, ..first }, None)
             }
-            Some(first) => Some(Held { sendable_len, first, last: Some(newest) }),
+            Some(first) => (first, Some(newest)),
         };
+        let held = Held { sendable_len, first, last, is_listed };
+        self.held = (sendable_len < len).then_some(held);
     }
 
     fn next_slices<'a>(&'a self, slices: &mut [IoSlice<'a>], bodies: &'a Bodies) -> usize {
@@ -376,8 +380,8 @@ impl Pending {
     }
 
     fn check(&self, what: fmt::Arguments<'_>) {
-        let Pending { text, text_sent, parts, part_sent, parts_len, held, .. } = self;
-        if let Some(Held { sendable_len, first, last }) = held {
+        let Pending { text, text_sent, parts, part_sent, parts_len, held } = self;
+        if let Some(Held { sendable_len, first, last, .. }) = held {
             let ends = [Some(*sendable_len), Some(first.len), last.map(|last| last.len)];
             let ends = ends.into_iter().flatten().chain([self.len()]);
             assert!(ends.is_sorted(), "{what}: {held:?} of {} bytes", self.len());
@@ -446,9 +450,8 @@ impl Pool {
     pub fn check(&self) {
         assert!(self.0.len() <= Pool::MAX_LEN, "the pool has {} buffers", self.0.len());
         for pending in &self.0 {
-            let Pending { text, text_sent, parts, part_sent, parts_len, held, is_listed } =
-                &pending[0];
-            assert!(held.is_none() && !is_listed, "a buffer of the pool is held back");
+            let Pending { text, text_sent, parts, part_sent, parts_len, held } = &pending[0];
+            assert!(held.is_none(), "a buffer of the pool is held back");
             assert!(text.is_empty() && parts.is_empty(), "a buffer of the pool has bytes");
             assert!(
                 text.capacity() <= Pool::MAX_TEXT_CAPACITY,
@@ -467,7 +470,6 @@ impl Pool {
         pending.text.clear();
         pending.text_sent = 0;
         pending.held = None;
-        pending.is_listed = false;
         if pending.parts.capacity() > 0 {
             pending.parts = VecDeque::new();
             (pending.part_sent, pending.parts_len) = (0, 0);

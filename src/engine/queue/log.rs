@@ -124,9 +124,9 @@ impl Queue {
         }
     }
 
-    /// Returns how far the disk is with the changes.
-    pub fn disk_progress(&self) -> Progress {
-        self.binlog.as_ref().map(Binlog::progress).unwrap_or_default()
+    /// Returns how far the disk is with the changes, if it is remote.
+    pub fn disk_progress(&self) -> Option<Progress> {
+        self.binlog.as_ref()?.progress()
     }
 
     /// Syncs all records and frees the space that is not used. Nothing may be recorded after it.

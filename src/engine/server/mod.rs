@@ -102,8 +102,8 @@ pub struct Server {
     lists: Lists,
     /// The number of pages of jobs that are being made in steps.
     selections: usize,
-    /// How far the disk was at the end of the last commit.
-    progress: Progress,
+    /// How far a remote disk was at the end of the last commit. `None` for a local disk.
+    progress: Option<Progress>,
 }
 
 /// The data of the metrics page.
@@ -150,7 +150,7 @@ impl Server {
             last_command_at: now,
             lists: Lists::default(),
             selections: 0,
-            progress: Progress::default(),
+            progress: None,
         }
     }
 
@@ -324,12 +324,12 @@ impl Server {
     /// Returns whether no connection is served because too many changes wait for a remote disk. The
     /// loop goes on with what is due.
     pub fn is_congested(&self) -> bool {
-        self.progress.is_congested
+        self.progress.is_some_and(|progress| progress.is_congested)
     }
 
     /// Returns whether a remote disk has acknowledged all changes.
     pub fn is_acknowledged(&self) -> bool {
-        self.progress.is_complete()
+        self.progress.is_none_or(Progress::is_complete)
     }
 
     /// Charges `work` units to this iteration.
@@ -357,8 +357,9 @@ impl Server {
 
     /// Wakes the connections with output that was held back, if the disk has acknowledged more.
     fn note_progress(&mut self) {
-        let before = std::mem::replace(&mut self.progress, self.queue.disk_progress());
-        if self.progress.acknowledged > before.acknowledged {
+        let Some(progress) = self.queue.disk_progress() else { return };
+        let before = self.progress.replace(progress).unwrap_or_default();
+        if progress.acknowledged > before.acknowledged {
             self.conns.wake_held();
         }
     }

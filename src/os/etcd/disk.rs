@@ -203,12 +203,12 @@ impl Disk for EtcdDisk {
         let _ = self.requests.send(Request::Store(changes, self.written));
     }
 
-    fn progress(&self) -> Progress {
-        Progress {
+    fn progress(&self) -> Option<Progress> {
+        Some(Progress {
             written: self.written,
             acknowledged: self.shared.acknowledged(),
             is_congested: self.gathered_bytes >= CONGESTED_BYTES,
-        }
+        })
     }
 
     fn refuses_puts(&self) -> bool {
