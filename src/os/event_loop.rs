@@ -545,6 +545,9 @@ impl EventLoop {
         if !self.server.is_crowded() {
             self.wake_stalled();
         }
+        if self.server.is_congested() {
+            self.mark_writable();
+        }
         let mut closing = std::mem::take(&mut self.closing);
         for (key, why) in closing.drain(..) {
             self.close(key, why.as_ref());
@@ -602,6 +605,16 @@ impl EventLoop {
             if let Some(socket) = socket(&mut self.sockets, key) {
                 socket.is_stalled = false;
                 socket.queue(key, &mut self.ready);
+            }
+        }
+    }
+
+    /// Makes the next iteration flush clients that are not served while the disk is congested.
+    fn mark_writable(&mut self) {
+        for &key in &self.ready {
+            let Some(socket) = socket(&mut self.sockets, key) else { continue };
+            if socket.is_writable && self.server.actions(key).write {
+                self.server.mark_dirty(key);
             }
         }
     }
