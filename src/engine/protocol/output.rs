@@ -44,17 +44,18 @@ struct Pending {
     part_sent: usize,
     /// The number of bytes of all parts that were not sent yet.
     parts_len: usize,
-    /// The bytes that wait for an acknowledgement, if there are any.
+    /// What is held back. `None` if the disk is local, and before [`Output::hold`]: then all bytes may
+    /// be sent.
     held: Option<Held>,
 }
 
-/// The bytes at the end of an output that wait for an acknowledgement.
-#[derive(Clone, Copy, Debug)]
+/// Which bytes of an output may be sent, and which wait for an acknowledgement.
+#[derive(Clone, Copy, Debug, Default)]
 struct Held {
-    /// The number of bytes before them, which may be sent.
+    /// The number of bytes that may be sent.
     sendable_len: usize,
-    /// The bytes that wait longest.
-    first: Mark,
+    /// The bytes that wait longest, if any wait.
+    first: Option<Mark>,
     /// All bytes that wait, if there are more.
     last: Option<Mark>,
     /// The connection is listed among those whose output is held back.
@@ -140,14 +141,8 @@ impl Output {
     /// changes are. Returns whether the connection must be listed, to be woken by an acknowledgement.
     pub fn hold(&mut self, progress: Progress) -> bool {
         let Some(pending) = &mut self.0 else { return false };
-        let pending = &mut pending[0];
-        if progress.is_complete() {
-            pending.held = None;
-            return false;
-        }
-        pending.hold(progress);
-        let held = pending.held.as_mut();
-        held.is_some_and(|held| !std::mem::replace(&mut held.is_listed, true))
+        let len = pending[0].len();
+        pending[0].held.get_or_insert_default().update(len, progress)
     }
 
     /// Notes that the connection is not listed any more.
@@ -285,32 +280,6 @@ impl Pending {
         self.held.map_or_else(|| self.len(), |held| held.sendable_len)
     }
 
-    fn hold(&mut self, Progress { written, acknowledged, .. }: Progress) {
-        let len = self.len();
-        let (mut sendable_len, mut is_listed) = (0, false);
-        let mut waiting = [None; 2];
-        if let Some(held) = self.held {
-            (sendable_len, is_listed) = (held.sendable_len, held.is_listed);
-            waiting = [Some(held.first), held.last];
-        }
-        for mark in &mut waiting {
-            if let Some(done) = mark.take_if(|mark| mark.change <= acknowledged) {
-                sendable_len = done.len;
-            }
-        }
-        let newest = Mark { len, change: written };
-        let [first, last] = waiting;
-        let (first, last) = match first.or(last) {
-            None => (newest, None),
-            Some(first) if first.change == written || first.len == len => {
-                (Mark { len, ..first }, None)
-            }
-            Some(first) => (first, Some(newest)),
-        };
-        let held = Held { sendable_len, first, last, is_listed };
-        self.held = (sendable_len < len).then_some(held);
-    }
-
     fn next_slices<'a>(&'a self, slices: &mut [IoSlice<'a>], bodies: &'a Bodies) -> usize {
         if self.parts.is_empty()
             && let Some(slice) = slices.first_mut()
@@ -382,8 +351,8 @@ impl Pending {
     fn check(&self, what: fmt::Arguments<'_>) {
         let Pending { text, text_sent, parts, part_sent, parts_len, held } = self;
         if let Some(Held { sendable_len, first, last, .. }) = held {
-            let ends = [Some(*sendable_len), Some(first.len), last.map(|last| last.len)];
-            let ends = ends.into_iter().flatten().chain([self.len()]);
+            let marks = [first, last].into_iter().flatten().map(|mark| mark.len);
+            let ends = [*sendable_len].into_iter().chain(marks).chain([self.len()]);
             assert!(ends.is_sorted(), "{what}: {held:?} of {} bytes", self.len());
         }
         let mut before = *text_sent;
@@ -418,12 +387,34 @@ impl Pending {
 }
 
 impl Held {
+    /// Releases the bytes whose changes are acknowledged, and holds back those of an output of `len`
+    /// bytes that are new. Returns whether the connection must be listed.
+    fn update(&mut self, len: usize, progress: Progress) -> bool {
+        let Progress { written, acknowledged, .. } = progress;
+        for mark in [&mut self.first, &mut self.last] {
+            if let Some(done) = mark.take_if(|mark| mark.change <= acknowledged) {
+                self.sendable_len = done.len;
+            }
+        }
+        if progress.is_complete() {
+            *self = Held { sendable_len: len, first: None, last: None, ..*self };
+            return false;
+        }
+        self.first = self.first.or_else(|| self.last.take());
+        match &mut self.first {
+            None if self.sendable_len == len => return false,
+            first @ None => *first = Some(Mark { len, change: written }),
+            Some(first) if first.change == written || first.len == len => first.len = len,
+            Some(_) => self.last = Some(Mark { len, change: written }),
+        }
+        !std::mem::replace(&mut self.is_listed, true)
+    }
+
     /// Removes the first `count` bytes.
     fn sent(&mut self, count: usize) {
         self.sendable_len -= count;
-        self.first.len -= count;
-        if let Some(last) = &mut self.last {
-            last.len -= count;
+        for mark in [&mut self.first, &mut self.last].into_iter().flatten() {
+            mark.len -= count;
         }
     }
 }
