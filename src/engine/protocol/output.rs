@@ -223,7 +223,14 @@ impl Output {
 
     /// Stores the next bytes to be sent in `slices`, and returns the number of slices with bytes.
     pub fn next_slices<'a>(&'a self, slices: &mut [IoSlice<'a>], bodies: &'a Bodies) -> usize {
-        self.0.as_ref().map_or(0, |pending| pending[0].next_slices(slices, bodies))
+        let Some(pending) = &self.0 else { return 0 };
+        pending[0].next_slices(pending[0].sendable_len(), slices, bodies)
+    }
+
+    /// Does the same for all bytes that were not sent, also those that are held back.
+    pub fn unsent_slices<'a>(&'a self, slices: &mut [IoSlice<'a>], bodies: &'a Bodies) -> usize {
+        let Some(pending) = &self.0 else { return 0 };
+        pending[0].next_slices(pending[0].len(), slices, bodies)
     }
 
     /// Returns whether parts of large bodies or lists are to be sent.
@@ -280,16 +287,22 @@ impl Pending {
         self.held.map_or_else(|| self.len(), |held| held.sendable_len)
     }
 
-    fn next_slices<'a>(&'a self, slices: &mut [IoSlice<'a>], bodies: &'a Bodies) -> usize {
+    /// Stores the first `len` bytes in `slices`, or as many as one system call takes.
+    fn next_slices<'a>(
+        &'a self,
+        len: usize,
+        slices: &mut [IoSlice<'a>],
+        bodies: &'a Bodies,
+    ) -> usize {
         if self.parts.is_empty()
             && let Some(slice) = slices.first_mut()
         {
             // The most frequent case.
-            *slice = IoSlice::new(&self.text[self.text_sent..][..self.sendable_len()]);
+            *slice = IoSlice::new(&self.text[self.text_sent..][..len]);
             return usize::from(!slice.is_empty());
         }
         let mut filled = 0;
-        let mut left = MAX_WRITE_LEN.min(self.sendable_len());
+        let mut left = MAX_WRITE_LEN.min(len);
         let mut text_at = self.text_sent;
         let mut part_from = self.part_sent;
         let mut parts = self.parts.iter().peekable();

@@ -42,7 +42,9 @@ use crate::engine::conn::{Actions, Conn, Conns, Continuation, LargePut, OutputHa
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::ConnKey;
 use crate::engine::protocol::command::Counter;
+use crate::engine::protocol::output::Output;
 use crate::engine::protocol::stats::{ProcessInfo, ServerStats, StatusLine};
+use crate::engine::queue::body::Bodies;
 use crate::engine::queue::replay::{Recovered, Replay, ReplayError};
 use crate::engine::queue::{Queue, Totals, WaitResult};
 use crate::engine::text::CR_LF;
@@ -434,6 +436,12 @@ impl Server {
     /// Returns whether some output may be sent.
     pub fn has_replies(&self) -> bool {
         self.conns.iter().any(|(_, conn)| conn.output.sendable_len() > 0)
+    }
+
+    /// Returns all output of a connection that was not sent, also what is held back, and the bodies
+    /// that it shares. For tests: it can be read in the middle of an iteration.
+    pub fn unsent(&self, key: ConnKey) -> (&Output, &Bodies) {
+        (&self.conns[key].output, &self.queue.bodies)
     }
 
     /// Returns the number of open connections.
