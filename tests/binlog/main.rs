@@ -9,6 +9,7 @@
 //! | [`faults`] | disks that fail |
 //! | [`damage`] | damaged files |
 //! | [`replay`] | what a start restores |
+//! | [`remote`] | a remote disk that acknowledges changes late, and a limit of the binlog |
 //! | [`original`] | files of C beanstalkd |
 //! | [`worker`] | a client with random commands |
 #![allow(clippy::unwrap_used, reason = "in a test it is an assertion")]
@@ -21,6 +22,7 @@ mod full;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod original;
+mod remote;
 mod replay;
 mod space;
 mod worker;

@@ -5,7 +5,7 @@ use super::fake_disk::{FakeDisk, Files};
 use super::request::put;
 use super::{fixtures, yaml};
 use beanstalkd::testing::{
-    ClockOffset, ConnKey, Nanos, Recovered, ReplayError, Server, Settings, Syncing,
+    ClockOffset, ConnKey, Disk, Nanos, Recovered, ReplayError, Server, Settings, Syncing,
 };
 use std::io::IoSlice;
 use std::ops::{Deref, DerefMut};
@@ -24,7 +24,16 @@ impl Engine {
 
     /// Replays the binlog on the disk, and keeps it from now on.
     pub fn recover(&mut self, disk: &FakeDisk, syncing: Syncing) -> Result<Recovered, ReplayError> {
-        self.server.recover(disk.boxed(), syncing, self.now)
+        self.recover_from(disk.boxed(), syncing)
+    }
+
+    /// Does the same on any disk.
+    pub fn recover_from(
+        &mut self,
+        disk: Box<dyn Disk>,
+        syncing: Syncing,
+    ) -> Result<Recovered, ReplayError> {
+        self.server.recover(disk, syncing, self.now)
     }
 
     pub fn connect(&mut self) -> ConnKey {
@@ -69,11 +78,11 @@ impl Engine {
         self.take_output(conn, usize::MAX)
     }
 
-    /// Takes up to `limit` bytes of the output of a connection.
+    /// Takes up to `limit` bytes of the output of a connection that may be sent.
     pub fn take_output(&mut self, conn: ConnKey, limit: usize) -> Vec<u8> {
         let mut outlet = self.server.output_handle(conn);
         let mut taken = Vec::new();
-        while !outlet.is_empty() && taken.len() < limit {
+        while outlet.actions().write && taken.len() < limit {
             let mut slices = [IoSlice::new(&[]); 16];
             let filled = outlet.next_slices(&mut slices);
             let before = taken.len();

@@ -53,6 +53,11 @@ impl EventLoop {
         EventLoop { engine, read_len, period, clients, by_key, ready, iterations: 0 }
     }
 
+    /// Returns the engine with the connections that it has.
+    pub fn into_engine(self) -> Engine {
+        self.engine
+    }
+
     // ---- Clients ----
 
     pub fn connect(&mut self) -> ClientId {
@@ -120,12 +125,16 @@ impl EventLoop {
         self.flush()
     }
 
-    /// Iterates until no connection has anything to do.
+    /// Iterates until no connection has anything to do, or the disk is congested.
     pub fn settle(&mut self) {
         self.iterate();
-        while !self.ready.is_empty() || self.engine.server.has_dirty() {
+        while self.can_serve() || self.engine.server.has_dirty() {
             self.iterate();
         }
+    }
+
+    fn can_serve(&self) -> bool {
+        !self.ready.is_empty() && !self.engine.server.is_congested()
     }
 
     fn enqueue(&mut self, id: ClientId) {

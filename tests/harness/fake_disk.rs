@@ -333,7 +333,8 @@ impl NameChange {
     }
 }
 
-fn name(number: FileNumber) -> String {
+/// Returns the name of a file.
+pub fn name(number: FileNumber) -> String {
     format!("binlog.{number}")
 }
 

@@ -10,6 +10,7 @@
 //! | [`engine`] | the engine with virtual time and without sockets |
 //! | [`event_loop`] | connections and iterations of the engine |
 //! | [`fake_disk`] | a disk in memory that fills up, fails and crashes |
+//! | [`remote_disk`] | a remote disk in memory that acknowledges changes late |
 //! | [`fixtures`] | constant values that the engine needs from its process |
 //! | [`journal`] | a record of what was acknowledged, to judge what a crash left |
 //! | [`script`] | conversations: text files to requests and expected replies |
@@ -28,6 +29,7 @@ pub mod fixtures;
 pub mod journal;
 pub mod process;
 pub mod program;
+pub mod remote_disk;
 pub mod reply;
 pub mod request;
 pub mod script;
