@@ -7,6 +7,10 @@
 //! How many commands the engine runs in an iteration is its own choice; `bounds.rs` checks that it
 //! is fair. `follow.rs` has the comparison with the model, and `restart.rs` crashes and restarts.
 //!
+//! The disk is local or remote (`disk.rs`). On a remote one the model still runs each command when
+//! the engine does, from the output that the engine holds back. `held.rs` determines how much of it
+//! may be sent.
+//!
 //! The engine divides long commands into steps: a close with thousands of jobs, or a list of
 //! thousands of tubes. Here all of them are small enough for one step, except flushes; `tests/fairness.rs`
 //! tests the other steps.
@@ -14,19 +18,22 @@
 use super::event::{BinlogSetup, Crash, Event, Setup};
 use super::journal::{End, Journal};
 use super::model::{ClientNumber, Model, Options};
-use crate::harness::fake_disk::FakeDisk;
 use crate::harness::fixtures;
 use beanstalkd::testing::{ClockOffset, ConnKey, Nanos, Server, Settings, Syncing};
 use std::collections::BTreeMap;
-use std::io::{ErrorKind, IoSlice};
+use std::io::IoSlice;
 use std::num::NonZero;
 
 mod bounds;
 mod bury_log;
+mod disk;
 mod follow;
+mod held;
 mod restart;
 
+use disk::SimulatedDisk;
 use follow::difference;
+use held::HeldReplies;
 
 /// Describes a difference between what came and what was expected.
 pub type Failure = String;
@@ -34,7 +41,7 @@ pub type Failure = String;
 pub struct Simulation {
     setup: Setup,
     server: Server,
-    disk: FakeDisk,
+    disk: SimulatedDisk,
     model: Model,
     journal: Journal,
     /// The monotonic clock, in nanoseconds.
@@ -42,11 +49,17 @@ pub struct Simulation {
     /// How far the wall clock is ahead of it.
     clock_offset: i64,
     capacity: Option<u64>,
+    /// The most bytes that the binlog may take.
+    limit: Option<u64>,
+    /// The last change on the disk at the end of each commit since the start.
+    commits: Vec<u64>,
     sockets: BTreeMap<ClientNumber, Socket>,
     numbers: BTreeMap<ConnKey, ClientNumber>,
     /// Clients to serve in the next iteration.
     ready: Vec<ClientNumber>,
     has_iteration_begun: bool,
+    /// The disk was congested when the iteration began.
+    is_congested: bool,
     /// Clients to flush at the end of the iteration.
     to_flush: Vec<ClientNumber>,
     /// The crash that follows when the disk fails.
@@ -75,6 +88,7 @@ struct Socket {
     output: Vec<u8>,
     /// The engine may have more of them than it shows at once.
     is_output_cut: bool,
+    held: HeldReplies,
     is_served: bool,
     /// The number of its commands that were run in this iteration.
     commands: usize,
@@ -102,8 +116,9 @@ impl Simulation {
     pub fn new(setup: Setup) -> Result<Simulation, Failure> {
         bury_log::install();
         let now = START.next_multiple_of(TICK);
-        let disk = FakeDisk::default();
-        let mut server = server(&setup, now);
+        let disk = SimulatedDisk::new(setup.binlog);
+        let limit = setup.binlog.and_then(|binlog| binlog.limit);
+        let mut server = server(&setup, limit, now);
         if setup.binlog.is_some() {
             let recovered = server.recover(disk.boxed(), syncing(&setup), nanos(now));
             recovered.map_err(|error| format!("cannot use an empty directory: {error}"))?;
@@ -114,19 +129,24 @@ impl Simulation {
             has_binlog: setup.binlog.is_some(),
             bury_after: setup.bury_after,
         };
+        let mut model = Model::new(options, now);
+        model.may_refuse_updates = limit.is_some();
         Ok(Simulation {
             setup,
             server,
             disk,
-            model: Model::new(options, now),
+            model,
             journal: Journal::default(),
             now,
             clock_offset: 0,
             capacity: None,
+            limit,
+            commits: Vec::new(),
             sockets: BTreeMap::new(),
             numbers: BTreeMap::new(),
             ready: Vec::new(),
             has_iteration_begun: false,
+            is_congested: false,
             to_flush: Vec::new(),
             crash_to_come: None,
             had_disk_faults: false,
@@ -158,7 +178,18 @@ impl Simulation {
 
     /// Returns whether the next iteration has something to do at once.
     pub fn is_busy(&self) -> bool {
-        self.has_iteration_begun || !self.ready.is_empty() || !self.to_flush.is_empty()
+        let can_serve = !self.ready.is_empty() && !self.server.is_congested();
+        self.has_iteration_begun || can_serve || !self.to_flush.is_empty()
+    }
+
+    /// Returns the number of changes that the disk has not acknowledged.
+    pub fn waiting_changes(&self) -> usize {
+        self.disk.waiting()
+    }
+
+    /// Returns whether another server leads, so that this one must end.
+    pub fn has_lost_leadership(&self) -> bool {
+        self.disk.is_refused()
     }
 
     /// Returns how many bytes a client has sent that the server has not read.
@@ -208,14 +239,21 @@ impl Simulation {
                 self.set_capacity(*bytes);
             }
             Event::FailDiskAfter(changes, crash) => {
-                if self.setup.binlog.is_some() && self.crash_to_come.is_none() {
-                    self.disk.fail_from(self.disk.changes() + 1 + changes, ErrorKind::Other);
+                let is_local = self.setup.binlog.is_some_and(|binlog| binlog.remote.is_none());
+                if is_local && self.crash_to_come.is_none() {
+                    self.disk.fail_after(*changes);
                     self.crash_to_come = Some(*crash);
                     self.had_disk_faults = true;
                     self.model.may_refuse_updates = true;
                     self.model.may_refuse_deletes = true;
                 }
             }
+            Event::Acknowledge(changes) => {
+                self.disk.acknowledge(*changes);
+                // The disk wakes the loop.
+                self.begin_iteration()?;
+            }
+            Event::LoseLeadership(seed) => self.disk.refuse(*seed),
             Event::Crash(crash) => self.crash(*crash)?,
             Event::Restart => self.restart()?,
         }
@@ -237,6 +275,7 @@ impl Simulation {
             read_limit: None,
             output: Vec::new(),
             is_output_cut: false,
+            held: HeldReplies::default(),
             is_served: false,
             commands: 0,
             has_progress: false,
@@ -296,7 +335,7 @@ impl Simulation {
         // A command that finds a failed disk may be refused: the commit fails then, and no client
         // gets the reply.
         let may_refuse = bytes.is_some() || self.crash_to_come.is_some();
-        self.model.may_refuse_updates = may_refuse;
+        self.model.may_refuse_updates = may_refuse || self.limit.is_some();
         self.model.may_refuse_deletes &= may_refuse;
     }
 
@@ -310,6 +349,7 @@ impl Simulation {
             let wall_clock = self.now.saturating_add_signed(self.clock_offset);
             self.server.set_clock_offset(ClockOffset::between(nanos(self.now), nanos(wall_clock)));
         }
+        self.is_congested = self.server.is_congested();
         self.server.begin_iteration(self.ready.len());
         bury_log::take();
         self.server.tick(nanos(self.now));
@@ -392,10 +432,11 @@ impl Simulation {
                 .crash(crash.ok_or_else(|| format!("commit without a disk fault: {failure}"))?);
         }
         self.compare()?;
-        if std::mem::take(&mut self.model.refusals) > 0 && self.capacity.is_none() {
+        let is_limited = self.capacity.is_some() || self.limit.is_some();
+        if std::mem::take(&mut self.model.refusals) > 0 && !is_limited {
             return Err("OUT_OF_MEMORY, but the disk has no limit and works".to_owned());
         }
-        self.journal.commit(self.now, power_cut(&self.setup));
+        self.note_commit();
         let finished = self.flush()?;
         self.has_iteration_begun = false;
         self.check_clients()?;
@@ -405,9 +446,36 @@ impl Simulation {
         Ok(())
     }
 
+    fn note_commit(&mut self) {
+        let progress = self.disk.progress();
+        self.commits.push(progress.written);
+        for socket in self.sockets.values_mut() {
+            let (output, _) = self.server.unsent(socket.key);
+            socket.held.commit(output.len(), progress);
+        }
+        let worst_end = self.end(Some(0));
+        self.journal.commit(self.now, worst_end);
+    }
+
+    /// Returns how the process ends with a crash now. A `power_cut` leaves on the disk what must be
+    /// there.
+    fn end(&self, power_cut: Option<u64>) -> End {
+        let binlog = self.setup.binlog;
+        if power_cut.is_none() && !self.disk.is_refused() {
+            return End::Killed;
+        }
+        if binlog.is_some_and(|binlog| binlog.remote.is_some()) {
+            let acknowledged = self.disk.progress().acknowledged;
+            let commits = self.commits.partition_point(|&change| change <= acknowledged);
+            return End::Unacknowledged { commits: commits as u64 };
+        }
+        End::PowerCut { synced_within: binlog.and_then(|binlog| binlog.sync_within) }
+    }
+
     /// Sends replies as the event loop does. Returns the clients to disconnect.
     fn flush(&mut self) -> Result<Vec<ClientNumber>, Failure> {
         let mut finished = Vec::new();
+        let progress = self.disk.progress();
         for client in std::mem::take(&mut self.to_flush) {
             let Some(socket) = self.sockets.get_mut(&client) else { continue };
             let mut slices = [IoSlice::new(&[]); SLICES_PER_WRITE];
@@ -415,12 +483,20 @@ impl Simulation {
             let filled = output.next_slices(&mut slices);
             let mut sent = Vec::new();
             slices[..filled].iter().for_each(|slice| sent.extend_from_slice(slice));
+            let allowed = socket.held.allowed(progress);
+            if sent.len() > allowed {
+                return Err(format!(
+                    "client {client}: {} bytes are sent, of which {allowed} are acknowledged",
+                    sent.len()
+                ));
+            }
             sent.truncate(socket.read_limit.unwrap_or(usize::MAX));
             if !socket.output.starts_with(&sent) {
                 return Err(difference(client, &socket.output, &sent));
             }
             if !sent.is_empty() {
                 output.sent(sent.len());
+                socket.held.sent(sent.len());
             }
             socket.read_limit = socket.read_limit.map(|limit| limit - sent.len());
             let actions = output.actions();
@@ -439,7 +515,21 @@ impl Simulation {
                 all.push((client, sent));
             }
         }
+        if self.server.is_congested() {
+            self.mark_writable();
+        }
         Ok(finished)
+    }
+
+    /// Makes the next iteration flush clients that are not served while the disk is congested.
+    fn mark_writable(&mut self) {
+        for client in &self.ready {
+            let Some(socket) = self.sockets.get(client) else { continue };
+            if self.server.actions(socket.key).write && socket.read_limit != Some(0) {
+                self.server.mark_dirty(socket.key);
+            }
+        }
+        self.take_replies();
     }
 
     // ---- Time ----
@@ -479,9 +569,10 @@ impl Simulation {
     }
 }
 
-fn server(setup: &Setup, now: u64) -> Server {
+fn server(setup: &Setup, limit: Option<u64>, now: u64) -> Server {
     let settings = Settings {
         max_job_size: setup.max_job_size,
+        max_binlog_bytes: limit.unwrap_or(u64::MAX),
         binlog_file_size: setup.binlog.map_or(0, |binlog| binlog.file_size),
         bury_after: setup.bury_after.and_then(|limit| NonZero::new(u16::try_from(limit).ok()?)),
         ..Settings::DEFAULT
@@ -495,10 +586,6 @@ fn syncing(setup: &Setup) -> Syncing {
         Some(0) => Syncing::EachIteration,
         Some(span) => Syncing::Within(nanos(span)),
     }
-}
-
-fn power_cut(setup: &Setup) -> End {
-    End::PowerCut { synced_within: setup.binlog.and_then(|binlog| binlog.sync_within) }
 }
 
 fn nanos(nanos: u64) -> Nanos {

@@ -25,6 +25,22 @@ pub struct BinlogSetup {
     /// The longest time from a write to its sync, in nanoseconds. 0: before each reply; `None`:
     /// never.
     pub sync_within: Option<u64>,
+    /// The most bytes that all files may take. `None`: any number.
+    pub limit: Option<u64>,
+    /// `None`: the disk is local.
+    pub remote: Option<RemoteSetup>,
+}
+
+/// A disk that stores changes later, and acknowledges them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteSetup {
+    /// The number of bytes that are stored at once.
+    pub chunk_len: usize,
+    /// The disk is congested while more bytes wait. `None`: never.
+    pub congested_above: Option<usize>,
+    /// The seed that decides which changes are acknowledged in the commit that hands them over.
+    /// `None`: none.
+    pub eager: Option<u64>,
 }
 
 /// One event. The numbers of clients are used again. An event for a client that is not connected
@@ -57,6 +73,11 @@ pub enum Event {
     DiskCapacity(Option<u64>),
     /// The disk fails after this number of further changes, and then the process crashes.
     FailDiskAfter(u64, Crash),
+    /// The remote disk stores and acknowledges at most this many changes.
+    Acknowledge(usize),
+    /// Another server leads: the remote disk refuses all changes from now on. The seed decides how
+    /// many of those that wait were stored before.
+    LoseLeadership(u64),
     Crash(Crash),
     /// The server exits and is started again.
     Restart,
@@ -65,7 +86,8 @@ pub enum Event {
 /// What a crash does to the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crash {
-    /// The seed that decides which bytes without a sync are lost. `None`: no byte is lost.
+    /// The seed that decides which bytes without a sync, or which changes without an
+    /// acknowledgement, are lost. `None`: none.
     pub power_cut: Option<u64>,
     /// The number of bits that change.
     pub flipped_bits: u32,
@@ -78,8 +100,15 @@ pub struct InvalidLine(#[expect(dead_code, reason = "printed by unwrap")] String
 impl fmt::Display for Setup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "setup {}", self.max_job_size)?;
-        if let Some(BinlogSetup { file_size, sync_within }) = self.binlog {
+        if let Some(BinlogSetup { file_size, sync_within, limit, remote }) = self.binlog {
             write!(f, " {file_size} {}", Optional(sync_within))?;
+            if let Some(limit) = limit {
+                write!(f, " limit {limit}")?;
+            }
+            if let Some(RemoteSetup { chunk_len, congested_above, eager }) = remote {
+                let (congested_above, eager) = (Optional(congested_above), Optional(eager));
+                write!(f, " remote {chunk_len} {congested_above} {eager}")?;
+            }
         }
         if self.sharers > 1 {
             write!(f, " sharers {}", self.sharers)?;
@@ -131,6 +160,8 @@ impl fmt::Display for Event {
             Event::Drain(false) => write!(f, "accept-puts"),
             Event::DiskCapacity(bytes) => write!(f, "disk-capacity {}", Optional(*bytes)),
             Event::FailDiskAfter(changes, crash) => write!(f, "fail-disk-after {changes} {crash}"),
+            Event::Acknowledge(changes) => write!(f, "acknowledge {changes}"),
+            Event::LoseLeadership(seed) => write!(f, "lose-leadership {seed}"),
             Event::Crash(crash) => write!(f, "crash {crash}"),
             Event::Restart => write!(f, "restart"),
         }
@@ -159,8 +190,7 @@ impl FromStr for Setup {
                 words.next();
                 setup.bury_after = Some(words.value()?);
             } else {
-                let (file_size, sync_within) = (words.value()?, words.optional()?);
-                setup.binlog = Some(BinlogSetup { file_size, sync_within });
+                setup.binlog = Some(words.binlog()?);
             }
         }
         Ok(setup)
@@ -188,6 +218,8 @@ impl FromStr for Event {
             "accept-puts" => Event::Drain(false),
             "disk-capacity" => Event::DiskCapacity(words.optional()?),
             "fail-disk-after" => Event::FailDiskAfter(words.value()?, words.crash()?),
+            "acknowledge" => Event::Acknowledge(words.value()?),
+            "lose-leadership" => Event::LoseLeadership(words.value()?),
             "crash" => Event::Crash(words.crash()?),
             "restart" => Event::Restart,
             _ => return Err(InvalidLine(line.to_owned())),
@@ -222,6 +254,22 @@ impl<'l> Words<'l> {
 
     fn optional<T: FromStr>(&mut self) -> Result<Option<T>, InvalidLine> {
         self.value().map(|Optional(value)| value)
+    }
+
+    fn binlog(&mut self) -> Result<BinlogSetup, InvalidLine> {
+        let (file_size, sync_within) = (self.value()?, self.optional()?);
+        let mut setup = BinlogSetup { file_size, sync_within, limit: None, remote: None };
+        if self.rest.starts_with("limit ") {
+            self.next();
+            setup.limit = Some(self.value()?);
+        }
+        if self.rest.starts_with("remote ") {
+            self.next();
+            let (chunk_len, congested_above) = (self.value()?, self.optional()?);
+            let eager = self.optional()?;
+            setup.remote = Some(RemoteSetup { chunk_len, congested_above, eager });
+        }
+        Ok(setup)
     }
 
     fn crash(&mut self) -> Result<Crash, InvalidLine> {

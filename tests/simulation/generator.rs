@@ -5,7 +5,7 @@
 //! from the model, so that most commands have an effect.
 
 use super::driver::Simulation;
-use super::event::{BinlogSetup, Crash, Event, Setup};
+use super::event::{BinlogSetup, Crash, Event, RemoteSetup, Setup};
 use super::model::{ClientNumber, Model, SECOND, State};
 use super::request::{MAX_COUNT, STATES};
 use std::collections::{BTreeMap, VecDeque};
@@ -55,6 +55,7 @@ struct Profile {
     disconnects: u32,
     read_limits: u32,
     bursts: u32,
+    acknowledgements: u32,
     /// In ten thousand events.
     crashes: u32,
     disk_limits: u32,
@@ -241,6 +242,7 @@ impl Generator {
         (it.iteration_ends, it.pieces) = (0, 0);
         (it.times, it.disconnects, it.read_limits, it.bursts) = (0, 0, 0, 0);
         (it.crashes, it.disk_limits, it.clock_offsets, it.drains) = (0, 0, 0, 0);
+        it.acknowledgements = 0;
         generator
     }
 
@@ -252,6 +254,9 @@ impl Generator {
         if let Some(event) = self.next.pop_front() {
             return event;
         }
+        if simulation.has_lost_leadership() && self.random.u8(..20) == 0 {
+            return Event::Crash(self.crash());
+        }
         let clients = simulation.clients();
         let chance = self.random.u32(..1000);
         let profile = &self.profile;
@@ -261,6 +266,9 @@ impl Generator {
         };
         if chance < profile.connects + profile.times {
             return self.time();
+        }
+        if self.random.u32(..1000) < profile.acknowledgements {
+            return self.acknowledge(simulation);
         }
         let chance = self.random.u32(..1000);
         if chance < profile.disconnects {
@@ -300,6 +308,16 @@ impl Generator {
         Event::ReadLimit(client, limit)
     }
 
+    /// Acknowledges a change, some, or all that wait.
+    fn acknowledge(&mut self, simulation: &Simulation) -> Event {
+        let waiting = simulation.waiting_changes();
+        match self.random.u8(..6) {
+            0 => Event::Acknowledge(1),
+            1..4 => Event::Acknowledge(self.random.usize(..=waiting)),
+            _ => Event::Acknowledge(usize::MAX),
+        }
+    }
+
     fn time(&mut self) -> Event {
         match self.random.u8(..10) {
             0..4 => Event::AdvanceUntilDue,
@@ -322,6 +340,9 @@ impl Generator {
         Some(match kind {
             0 => match self.random.u8(..4) {
                 0 => Event::Restart,
+                1 if self.setup.binlog.is_some_and(|binlog| binlog.remote.is_some()) => {
+                    Event::LoseLeadership(self.random.u64(..))
+                }
                 // Without space for the record of its bury, a job is ready.
                 1 if self.setup.bury_after.is_none() => {
                     Event::FailDiskAfter(self.random.u64(..12), self.crash())
@@ -607,6 +628,9 @@ impl Generator {
             }
             3 => {
                 let line = MALFORMED[self.random.usize(..MALFORMED.len())];
+                // A kick of more jobs than one step moves may end in its middle.
+                let line =
+                    if self.profile.is_deep { line.replace("-1", "1") } else { line.to_owned() };
                 bytes.extend_from_slice(line.as_bytes());
             }
             // A body over the size limit.
@@ -712,18 +736,33 @@ fn is_parsed_alike(bytes: &[u8]) -> bool {
 
 fn setup(random: &mut fastrand::Rng) -> Setup {
     let max_job_size = [0, 10, 300, 65_535, 65_535, 65_535][random.usize(..6)];
-    let binlog = (random.u8(..5) > 1).then(|| BinlogSetup {
-        file_size: [4096, 8192, 16_384, 65_536][random.usize(..4)],
-        sync_within: [Some(0), Some(0), Some(50_000_000), Some(10_000_000), None]
-            [random.usize(..5)],
-    });
     let sharers = [1, 1, 20, 1_000][random.usize(..4)];
     let bury_after = (random.u8(..3) == 0).then(|| random.u32(1..4));
+    let binlog = (random.u8(..5) > 1).then(|| {
+        let file_size = [4096, 8192, 16_384, 65_536][random.usize(..4)];
+        let remote = (random.u8(..3) == 0).then(|| remote(random));
+        let sync_within = [Some(0), Some(0), Some(50_000_000), Some(10_000_000), None]
+            [random.usize(..5)]
+        .filter(|_| remote.is_none());
+        // Without space for the record of its bury, a job is ready.
+        let is_limited = random.u8(..8) == 0 && bury_after.is_none();
+        let limit = is_limited.then(|| random.u64(4..16) * u64::from(file_size));
+        BinlogSetup { file_size, sync_within, limit, remote }
+    });
     Setup { max_job_size, binlog, sharers, bury_after }
+}
+
+fn remote(random: &mut fastrand::Rng) -> RemoteSetup {
+    RemoteSetup {
+        chunk_len: [50, 300, 4_000, 70_000][random.usize(..4)],
+        congested_above: [None, None, Some(300), Some(3_000), Some(30_000)][random.usize(..5)],
+        eager: (random.u8(..3) == 0).then(|| random.u64(..)),
+    }
 }
 
 fn profile(random: &mut fastrand::Rng, setup: &Setup) -> Profile {
     let has_binlog = setup.binlog.is_some();
+    let is_remote = setup.binlog.is_some_and(|binlog| binlog.remote.is_some());
     let mut commands = Vec::new();
     for (command, weight) in COMMANDS {
         let times = [0, 1, 1, 1, 4][random.usize(..5)];
@@ -746,7 +785,7 @@ fn profile(random: &mut fastrand::Rng, setup: &Setup) -> Profile {
         flushes.for_each(|(_, weight)| *weight = DEEP_FLUSH_WEIGHT);
     }
     let has_large_bodies = !is_deep && random.u8(..24) == 0;
-    let may_lack_space = has_binlog && setup.bury_after.is_none();
+    let may_lack_space = has_binlog && !is_remote && setup.bury_after.is_none();
     Profile {
         clients: random.usize(1..=9),
         jobs: random.usize(if is_deep { DEEP_JOBS } else { 3..50 }),
@@ -765,6 +804,7 @@ fn profile(random: &mut fastrand::Rng, setup: &Setup) -> Profile {
         disconnects: [0, 5, 30][random.usize(..3)],
         read_limits: seldom(random, 10),
         bursts: seldom(random, 10),
+        acknowledgements: if is_remote { [10, 50, 300][random.usize(..3)] } else { 0 },
         crashes: if has_binlog { [1, 10, 40][random.usize(..3)] } else { 0 },
         disk_limits: if may_lack_space { seldom(random, 30) } else { 0 },
         clock_offsets: if has_binlog && sets_clock { 20 } else { 0 },

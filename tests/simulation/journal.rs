@@ -52,6 +52,9 @@ pub enum End {
     /// All that was there when it started is there, and all that was logged this long before the
     /// last commit. `None`: the server never syncs, and nothing has to be there.
     PowerCut { synced_within: Option<u64> },
+    /// On a remote disk: all that was there when the server started is there, and all that was logged
+    /// before the last of these commits.
+    Unacknowledged { commits: u64 },
 }
 
 /// The result of comparing a job with what is allowed.
@@ -280,6 +283,7 @@ impl Journal {
                         is_written && version.at + span <= self.committed_at
                     }
                     End::PowerCut { synced_within: None } => false,
+                    End::Unacknowledged { commits } => version.commits < commits,
                 }
         };
         versions.iter().rposition(is_durable).unwrap_or(0)

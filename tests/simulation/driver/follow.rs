@@ -21,14 +21,19 @@ impl Simulation {
         let mut keys = Vec::new();
         self.server.take_dirty(&mut keys);
         for key in keys {
-            let Some(&client) = self.numbers.get(&key) else { continue };
-            if !self.to_flush.contains(&client) {
-                self.to_flush.push(client);
+            let client = self.numbers.get(&key).copied();
+            self.to_flush.extend(client.filter(|client| !self.to_flush.contains(client)));
+        }
+        // A client stays dirty until it is flushed, and may get more replies.
+        for client in &self.to_flush {
+            let Some(socket) = self.sockets.get_mut(client) else { continue };
+            let (output, bodies) = self.server.unsent(socket.key);
+            if output.len() == socket.output.len() {
+                socket.is_output_cut = false;
+                continue;
             }
-            let socket = self.sockets.get_mut(&client).expect("it has a number");
             let mut slices = [IoSlice::new(&[]); SLICES];
-            let output = self.server.output_handle(key);
-            let filled = output.next_slices(&mut slices);
+            let filled = output.unsent_slices(&mut slices, bodies);
             let mut known = socket.output.len();
             let shown: usize = slices[..filled].iter().map(|slice| slice.len()).sum();
             socket.is_output_cut = shown + MAX_LINE_LEN > SHOWN_LEN;
@@ -105,6 +110,8 @@ impl Simulation {
                     let known = self.model.clients[client].output.len();
                     self.sockets[client].output.len() > known
                 }
+                // The engine deletes no job then.
+                None if self.server.is_congested() => false,
                 // A tube that another client needs does not show it.
                 None => self.server.next_due() != Some(Nanos::ZERO) || !self.has_tube(tube),
             };

@@ -4,8 +4,7 @@ use super::super::event::Crash;
 use super::super::journal::{End, FoundJob, Journal, StoredJob, Verdict};
 use super::super::model::{Counts, Job, Model};
 use super::super::request::COUNTERS;
-use super::{Failure, SLICES_PER_WRITE, Simulation, TICK, nanos, power_cut, server, syncing};
-use crate::harness::fake_disk::FakeDisk;
+use super::{Failure, SLICES_PER_WRITE, Simulation, TICK, nanos, server, syncing};
 use crate::harness::yaml::field;
 use beanstalkd::testing::{ConnKey, Recovered, ReplayError, Server};
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,6 +20,8 @@ impl Simulation {
             return Ok(());
         }
         let starts = self.starts;
+        self.end_iteration()?;
+        self.disk.acknowledge(usize::MAX);
         self.end_iteration()?;
         if self.starts != starts {
             return Ok(());
@@ -41,17 +42,10 @@ impl Simulation {
             return Ok(());
         }
         self.crash_to_come = None;
-        self.disk.heal();
-        if let Some(seed) = crash.power_cut {
-            let mut random = fastrand::Rng::with_seed(seed);
-            self.disk = FakeDisk::with_files(&self.disk.files_after_power_cut(&mut random));
-            self.disk.set_capacity(self.capacity);
-        }
-        if crash.flipped_bits > 0 {
-            self.had_disk_faults = true;
-            let seed = crash.power_cut.unwrap_or(self.now);
-            self.disk.flip_bits(&mut fastrand::Rng::with_seed(seed), crash.flipped_bits);
-        }
+        self.had_disk_faults |= crash.flipped_bits > 0;
+        let end = self.end(crash.power_cut);
+        let flip_seed = crash.power_cut.unwrap_or(self.now);
+        self.disk = self.disk.after(crash, self.capacity, flip_seed);
         self.sockets.clear();
         self.numbers.clear();
         self.ready.clear();
@@ -62,13 +56,12 @@ impl Simulation {
         self.now = self.now.next_multiple_of(TICK);
         self.clock_offset = 0;
         self.starts += 1;
-        self.start(crash)
+        self.start(crash, end)
     }
 
     /// Starts the next process, and compares its jobs with those that may be there.
-    fn start(&mut self, crash: Crash) -> Result<(), Failure> {
+    fn start(&mut self, crash: Crash, end: End) -> Result<(), Failure> {
         let recovered = self.recover()?;
-        let end = if crash.power_cut.is_some() { power_cut(&self.setup) } else { End::Killed };
         let mut inspector = Inspector::connect(&mut self.server, self.now);
         let jobs = judge(&self.journal, &mut inspector, end, crash.flipped_bits)?;
         if recovered.jobs != jobs.count() {
@@ -105,7 +98,9 @@ impl Simulation {
         committed.map_err(|failure| format!("the first commit: {failure}"))?;
         let deleted: Vec<u64> = jobs.unknown.iter().map(|(id, _)| *id).collect();
         self.journal.restart(&jobs.known, &deleted, self.now);
-        model.may_refuse_updates = self.capacity.is_some();
+        // What was read is stored already.
+        self.commits = vec![0];
+        model.may_refuse_updates = self.capacity.is_some() || self.limit.is_some();
         model.may_refuse_deletes = self.capacity.is_some();
         self.model = model;
         self.take_replies();
@@ -116,11 +111,13 @@ impl Simulation {
     /// started again with more space.
     fn recover(&mut self) -> Result<Recovered, Failure> {
         let now = nanos(self.now);
-        self.server = server(&self.setup, self.now);
+        self.server = server(&self.setup, self.limit, self.now);
         let mut recovered = self.server.recover(self.disk.boxed(), syncing(&self.setup), now);
-        if matches!(recovered, Err(ReplayError::Begin(_))) && self.capacity.is_some() {
+        let is_limited = self.capacity.is_some() || self.limit.is_some();
+        if matches!(recovered, Err(ReplayError::Begin(_))) && is_limited {
             self.set_capacity(None);
-            self.server = server(&self.setup, self.now);
+            self.limit = None;
+            self.server = server(&self.setup, None, self.now);
             recovered = self.server.recover(self.disk.boxed(), syncing(&self.setup), now);
         }
         let recovered = recovered.map_err(|error| format!("the server does not start: {error}"))?;

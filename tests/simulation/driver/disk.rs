@@ -1,0 +1,146 @@
+//! The disk of a simulated server: local or remote.
+
+use super::super::event::{BinlogSetup, Crash, RemoteSetup};
+use crate::harness::fake_disk::{FakeDisk, Files};
+use crate::harness::remote_disk::RemoteDisk;
+use beanstalkd::testing::{Disk, Progress};
+use std::io::ErrorKind;
+
+#[derive(Debug)]
+pub(super) enum SimulatedDisk {
+    Local(FakeDisk),
+    Remote(RemoteDisk, RemoteSetup),
+}
+
+impl SimulatedDisk {
+    /// Returns an empty disk.
+    pub(super) fn new(binlog: Option<BinlogSetup>) -> SimulatedDisk {
+        match binlog.and_then(|binlog| binlog.remote) {
+            None => SimulatedDisk::Local(FakeDisk::default()),
+            Some(setup) => remote(Files::new(), setup),
+        }
+    }
+
+    pub(super) fn boxed(&self) -> Box<dyn Disk> {
+        match self {
+            SimulatedDisk::Local(disk) => disk.boxed(),
+            SimulatedDisk::Remote(disk, _) => disk.boxed(),
+        }
+    }
+
+    pub(super) fn progress(&self) -> Progress {
+        match self {
+            SimulatedDisk::Local(disk) => disk.progress(),
+            SimulatedDisk::Remote(disk, _) => disk.progress(),
+        }
+    }
+
+    /// Returns the number of changes that are not acknowledged.
+    pub(super) fn waiting(&self) -> usize {
+        match self {
+            SimulatedDisk::Local(_) => 0,
+            SimulatedDisk::Remote(disk, _) => disk.waiting(),
+        }
+    }
+
+    // ---- Faults ----
+
+    /// Makes all changes fail after this number of them.
+    pub(super) fn fail_after(&self, changes: u64) {
+        if let SimulatedDisk::Local(disk) = self {
+            disk.fail_from(disk.changes() + 1 + changes, ErrorKind::Other);
+        }
+    }
+
+    pub(super) fn set_capacity(&self, bytes: Option<u64>) {
+        if let SimulatedDisk::Local(disk) = self {
+            disk.set_capacity(bytes);
+        }
+    }
+
+    pub(super) fn acknowledge(&self, changes: usize) {
+        if let SimulatedDisk::Remote(disk, _) = self {
+            disk.acknowledge(changes);
+        }
+    }
+
+    pub(super) fn refuse(&self, seed: u64) {
+        if let SimulatedDisk::Remote(disk, _) = self {
+            disk.refuse(&mut fastrand::Rng::with_seed(seed));
+        }
+    }
+
+    pub(super) fn is_refused(&self) -> bool {
+        matches!(self, SimulatedDisk::Remote(disk, _) if disk.is_refused())
+    }
+
+    /// Returns the disk that the next process finds. `flip_seed` decides which bits change.
+    pub(super) fn after(&self, crash: Crash, capacity: Option<u64>, flip_seed: u64) -> Self {
+        let disk = match self {
+            SimulatedDisk::Local(disk) => {
+                disk.heal();
+                disk.clone()
+            }
+            SimulatedDisk::Remote(disk, _) => {
+                let waiting = disk.waiting();
+                let count = crash.power_cut.map(fastrand::Rng::with_seed);
+                let count = count.map_or(waiting, |mut random| random.usize(..=waiting));
+                FakeDisk::with_files(&disk.files_after(count))
+            }
+        };
+        let disk = match (self, crash.power_cut) {
+            (SimulatedDisk::Local(_), Some(seed)) => {
+                let mut random = fastrand::Rng::with_seed(seed);
+                FakeDisk::with_files(&disk.files_after_power_cut(&mut random))
+            }
+            _ => disk,
+        };
+        if crash.flipped_bits > 0 {
+            disk.flip_bits(&mut fastrand::Rng::with_seed(flip_seed), crash.flipped_bits);
+        }
+        match self {
+            SimulatedDisk::Local(_) => {
+                disk.set_capacity(capacity);
+                SimulatedDisk::Local(disk)
+            }
+            SimulatedDisk::Remote(_, setup) => remote(disk.live_files(), *setup),
+        }
+    }
+
+    // ---- Figures ----
+
+    /// Returns the size of all files, in bytes.
+    pub(super) fn used(&self) -> u64 {
+        match self {
+            SimulatedDisk::Local(disk) => disk.used(),
+            SimulatedDisk::Remote(disk, _) => disk.used(),
+        }
+    }
+
+    /// Returns the size of all files without those that were set aside, in bytes.
+    pub(super) fn used_by_binlog(&self) -> u64 {
+        match self {
+            SimulatedDisk::Local(disk) => disk.used_by_binlog(),
+            SimulatedDisk::Remote(disk, _) => disk.used_by_binlog(),
+        }
+    }
+
+    /// Returns the names and the sizes of the files.
+    pub(super) fn names(&self) -> String {
+        match self {
+            SimulatedDisk::Local(disk) => disk.names(),
+            SimulatedDisk::Remote(disk, _) => FakeDisk::with_files(&disk.live_files()).names(),
+        }
+    }
+}
+
+fn remote(files: Files, setup: RemoteSetup) -> SimulatedDisk {
+    let disk = RemoteDisk::with_files(files, setup.chunk_len);
+    if let Some(bytes) = setup.congested_above {
+        disk.set_congested_above(bytes);
+    }
+    if let Some(seed) = setup.eager {
+        disk.set_eager(fastrand::Rng::with_seed(seed));
+    }
+    SimulatedDisk::Remote(disk, setup)
+}

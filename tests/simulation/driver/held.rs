@@ -1,0 +1,65 @@
+//! Replies that wait until a remote disk has acknowledged all changes before them.
+//!
+//! The replies of an iteration wait for the last change of its commit. They may be sent once that
+//! change is acknowledged. They must be sent once everything is acknowledged that was written until
+//! that moment: the engine may let them wait for later replies of the same client, but not for ever.
+//! On a local disk nothing waits.
+
+use beanstalkd::testing::Progress;
+use std::collections::VecDeque;
+
+/// The unsent replies of a client, by the iterations that made them.
+#[derive(Debug, Default)]
+pub(super) struct HeldReplies {
+    /// The number of bytes that were sent, since the connection began.
+    sent: usize,
+    /// The oldest first.
+    groups: VecDeque<Group>,
+}
+
+/// The replies of an iteration.
+#[derive(Debug)]
+struct Group {
+    /// Where they end in all output of the connection.
+    end: usize,
+    /// The last change of the commit.
+    change: u64,
+    /// Once this change is acknowledged, the replies must be sent.
+    due: Option<u64>,
+}
+
+impl HeldReplies {
+    /// The server has committed with `unsent` bytes of output.
+    pub(super) fn commit(&mut self, unsent: usize, progress: Progress) {
+        let end = self.sent + unsent;
+        if self.groups.back().map_or(self.sent, |last| last.end) < end {
+            self.groups.push_back(Group { end, change: progress.written, due: None });
+        }
+        for group in &mut self.groups {
+            if group.due.is_none() && group.change <= progress.acknowledged {
+                group.due = Some(progress.written);
+            }
+        }
+    }
+
+    /// Returns how many bytes may be sent.
+    pub(super) fn allowed(&self, progress: Progress) -> usize {
+        self.len_of(|group| group.change <= progress.acknowledged)
+    }
+
+    /// Returns how many bytes must be sent.
+    pub(super) fn required(&self, progress: Progress) -> usize {
+        self.len_of(|group| group.due.is_some_and(|due| due <= progress.acknowledged))
+    }
+
+    fn len_of(&self, is_it: impl Fn(&Group) -> bool) -> usize {
+        let last = self.groups.iter().rfind(|group| is_it(group));
+        last.map_or(0, |last| last.end - self.sent)
+    }
+
+    /// The client has received the next `count` bytes.
+    pub(super) fn sent(&mut self, count: usize) {
+        self.sent += count;
+        while self.groups.pop_front_if(|first| first.end <= self.sent).is_some() {}
+    }
+}
