@@ -103,8 +103,13 @@ fn inspect_directory(mode: InspectMode, path: &Path) -> ExitCode {
 }
 
 fn inspect_etcd(mode: InspectMode, etcd: &EtcdOptions) -> ExitCode {
-    match Membership::read(etcd) {
-        Ok(membership) => inspect(mode, &etcd.url, &mut membership.disk()),
+    let membership = match Membership::read(etcd) {
+        Ok(membership) => membership,
+        Err(error) => return report_place(&etcd.url, &error, EXIT_REFUSED),
+    };
+    let mut disk = membership.disk();
+    match disk.list() {
+        Ok(_) => inspect(mode, &etcd.url, &mut disk),
         Err(error) => report_place(&etcd.url, &error, EXIT_REFUSED),
     }
 }

@@ -48,6 +48,12 @@ impl Monitor {
         }
     }
 
+    /// Returns when a server that stands by has something to do without an event.
+    pub fn next_standby_due(&self) -> Option<Nanos> {
+        let metrics = self.metrics_server.as_ref().and_then(MetricsServer::next_due);
+        [self.notifier.next_due(), metrics].into_iter().flatten().min()
+    }
+
     /// Reports that this server stands by, and which one leads.
     pub fn standing_by(&mut self, leader: &str, now: Nanos) {
         self.notifier.standing_by(leader, now);

@@ -38,7 +38,7 @@ pub fn wait_to_lead(
             return Ok(Some(stop));
         }
         monitor.answer_standing_by(clock.now()).map_err(cannot_wait)?;
-        let due = monitor.next_due();
+        let due = monitor.next_standby_due();
         let timeout = due.map(|due| Duration::from_nanos(due.since(clock.now()).as_nanos()));
         match poll.poll(&mut events, timeout) {
             Err(error) if error.kind() != ErrorKind::Interrupted => return Err(cannot_wait(error)),

@@ -337,8 +337,8 @@ impl Disk for RemoteDisk {
         }
     }
 
-    fn progress(&self) -> Progress {
+    fn progress(&self) -> Option<Progress> {
         let State { written, acknowledged, waiting_bytes, congested_above, .. } = *self.0.borrow();
-        Progress { written, acknowledged, is_congested: waiting_bytes > congested_above }
+        Some(Progress { written, acknowledged, is_congested: waiting_bytes > congested_above })
     }
 }

@@ -302,7 +302,7 @@ impl Space {
     fn log_refusal(&mut self, writer: &Writer, is_accepted: bool) {
         if is_accepted {
             if self.log.accepted(writer.now()) {
-                warn!("the disk has space again: accepting puts");
+                warn!("there is space again: accepting puts");
             }
             return;
         }

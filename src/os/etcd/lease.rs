@@ -325,6 +325,15 @@ pub async fn check_prefix(
     }
 }
 
+/// Fails if there is no binlog with this prefix.
+pub async fn check_used(nodes: &mut Nodes, keys: &Keys) -> Result<(), Hindrance> {
+    let answer = nodes.get(keys.format(), GetOptions::new()).await?;
+    if answer.kvs().is_empty() {
+        return Err(Hindrance::Lasting(format!("no binlog has the prefix {}", keys.prefix())));
+    }
+    Ok(())
+}
+
 impl From<RequestError> for Hindrance {
     fn from(error: RequestError) -> Hindrance {
         match error {

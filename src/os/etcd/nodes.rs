@@ -12,7 +12,6 @@ use std::env;
 use std::fmt;
 use std::fs;
 use std::future::Future;
-use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -23,8 +22,19 @@ pub struct Nodes {
     options: ConnectOptions,
     /// The time for one request.
     timeout: Duration,
+    /// The time for a connection.
+    connect_timeout: Duration,
     current: usize,
     client: Option<Client>,
+    tls: Tls,
+}
+
+/// Whether connections are encrypted, and whether this server shows a certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tls {
+    None,
+    WithoutIdentity,
+    WithIdentity,
 }
 
 /// Why a request failed.
@@ -49,6 +59,9 @@ const PAGE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A connection without an answer to a ping for this long is given up.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 
+/// etcd takes 0.1 s and more of its time to check a password.
+const LOGIN_TIMEOUT: Duration = Duration::from_secs(2);
+
 const USER: &str = "BEANSTALKD_ETCD_USER";
 const PASSWORD: &str = "BEANSTALKD_ETCD_PASSWORD";
 
@@ -56,17 +69,25 @@ impl Nodes {
     /// Reads the files for TLS, and the user and the password from the environment.
     pub fn new(etcd: &EtcdOptions) -> Result<Nodes, FileError> {
         let timeout = Duration::from_secs(etcd.lease_ttl_secs.into()) / 5;
+        let mut connect_timeout = timeout;
         let mut options = ConnectOptions::new()
-            .with_connect_timeout(timeout)
             .with_keep_alive(PING_INTERVAL, timeout)
             .with_keep_alive_while_idle(true)
             .with_require_leader(true);
+        let tls = match etcd.tls.as_ref().map(|files| files.identity.is_some()) {
+            None => Tls::None,
+            Some(false) => Tls::WithoutIdentity,
+            Some(true) => Tls::WithIdentity,
+        };
         let scheme = if etcd.tls.is_some() { "https" } else { "http" };
         if let Some(files) = &etcd.tls {
-            let authorities = Certificate::from_pem(read(&files.authorities)?);
+            let authorities = Certificate::from_pem(read_pem(&files.authorities, "CERTIFICATE")?);
             let mut tls = TlsOptions::new().ca_certificate(authorities);
             if let Some((certificate, key)) = &files.identity {
-                tls = tls.identity(Identity::from_pem(read(certificate)?, read(key)?));
+                tls = tls.identity(Identity::from_pem(
+                    read_pem(certificate, "CERTIFICATE")?,
+                    read_pem(key, "PRIVATE KEY")?,
+                ));
             }
             options = options.with_tls(tls);
         }
@@ -76,12 +97,16 @@ impl Nodes {
             Err(env::VarError::NotUnicode(_)) => Err(FileError(format!("{name} is not UTF-8"))),
         };
         match (variable(USER)?, variable(PASSWORD)?) {
-            (Some(user), Some(password)) => options = options.with_user(user, password),
+            (Some(user), Some(password)) => {
+                options = options.with_user(user, password);
+                connect_timeout = timeout.max(LOGIN_TIMEOUT);
+            }
             (None, None) => {}
             _ => return Err(FileError(format!("{USER} and {PASSWORD} need each other"))),
         }
         let addresses = etcd.nodes.iter().map(|node| format!("{scheme}://{node}")).collect();
-        Ok(Nodes { addresses, options, timeout, current: 0, client: None })
+        options = options.with_connect_timeout(connect_timeout);
+        Ok(Nodes { addresses, options, timeout, connect_timeout, current: 0, client: None, tls })
     }
 
     /// Returns the same nodes, to be asked over connections of their own and from the next node on.
@@ -159,19 +184,36 @@ impl Nodes {
         timeout: Duration,
         request: impl AsyncFnOnce(&mut Client) -> Result<T, Error>,
     ) -> Result<T, RequestError> {
-        let address = self.addresses[self.current].clone();
-        let answer = within(timeout, async {
+        let answer = async {
             if self.client.is_none() {
+                let address = &self.addresses[self.current];
                 let options = Some(self.options.clone());
-                self.client = Some(Client::connect([&address], options).await?);
+                let connected = Client::connect([address], options);
+                self.client = Some(within(self.connect_timeout, connected).await?);
             }
-            request(self.client.as_mut().expect("it was just connected")).await
-        });
-        let answer = answer.await.map_err(|error| error.at(&address));
-        if let Err(RequestError::Unavailable(_)) = answer {
-            self.next_node();
+            let client = self.client.as_mut().expect("it was just connected");
+            within(timeout, request(client)).await
+        };
+        let answer = answer.await.map_err(|error| error.at(&self.addresses[self.current]));
+        answer.map_err(|error| match error {
+            RequestError::Unavailable(text) => {
+                let hint = self.hint(&text);
+                self.next_node();
+                RequestError::Unavailable(text + hint)
+            }
+            other @ (RequestError::NoSpace(_) | RequestError::Refused(_)) => other,
+        })
+    }
+
+    /// Returns a likely cause of a connection that etcd closes. It does not say why.
+    fn hint(&self, text: &str) -> &'static str {
+        let is_closed = ["connection closed", "broken pipe"].iter().any(|what| text.contains(what));
+        match self.tls {
+            _ if !is_closed => "",
+            Tls::None => " (etcd may want TLS: etcds://)",
+            Tls::WithoutIdentity => " (etcd may want a certificate: --etcd-cert and --etcd-key)",
+            Tls::WithIdentity => "",
         }
-        answer
     }
 }
 
@@ -201,7 +243,7 @@ impl RequestError {
 impl From<Error> for RequestError {
     fn from(error: Error) -> RequestError {
         const NO_SPACE: &str = "database space exceeded";
-        const REFUSED: [&str; 9] = [
+        const REFUSED: [&str; 11] = [
             "invalid user ID or password",
             "authentication is not enabled",
             "user name is empty",
@@ -209,6 +251,9 @@ impl From<Error> for RequestError {
             "request is too large",
             "required revision has been compacted",
             "invalid peer certificate",
+            // The TLS library's words for an alert: the node does not accept the certificate.
+            "received fatal alert",
+            "keys may not be consistent",
             "certificate required",
             "lease not found",
         ];
@@ -257,8 +302,14 @@ fn describe(error: &Error) -> String {
     text
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, FileError> {
-    fs::read(path).map_err(|error: io::Error| FileError(format!("{}: {error}", path.display())))
+/// Reads a file in PEM format with a block of this kind.
+fn read_pem(path: &Path, kind: &str) -> Result<Vec<u8>, FileError> {
+    let wrong = |what: &dyn fmt::Display| FileError(format!("{}: {what}", path.display()));
+    let text = fs::read(path).map_err(|error| wrong(&error))?;
+    let has_kind = String::from_utf8_lossy(&text)
+        .lines()
+        .any(|line| line.starts_with("-----BEGIN ") && line.contains(kind));
+    if has_kind { Ok(text) } else { Err(wrong(&format_args!("there is no {kind} in it"))) }
 }
 
 impl fmt::Display for FileError {

@@ -3,7 +3,7 @@
 //!
 //! A change is tried until it is made or the lease is lost. The event loop does not wait for it.
 
-use super::lease::{Candidate, Hindrance, RETRY_PAUSE, check_prefix, check_version};
+use super::lease::{Candidate, Hindrance, RETRY_PAUSE, check_prefix, check_used, check_version};
 use super::log::{Change, ChangeError, Log, ReadError};
 use super::nodes::RequestError;
 use super::shared::{Leader, Role, Shared};
@@ -67,7 +67,8 @@ async fn serve(candidate: Candidate, duty: Duty, mut requests: UnboundedReceiver
         if !std::mem::replace(&mut is_checked, true) {
             let checked = async {
                 check_version(&mut nodes).await?;
-                check_prefix(&mut nodes, &keys, None).await
+                check_prefix(&mut nodes, &keys, None).await?;
+                check_used(&mut nodes, &keys).await
             };
             if let Err(hindrance) = checked.await {
                 shared.set_role(Role::Refused(hindrance.to_string()));

@@ -30,8 +30,8 @@ impl SimulatedDisk {
 
     pub(super) fn progress(&self) -> Progress {
         match self {
-            SimulatedDisk::Local(disk) => disk.progress(),
-            SimulatedDisk::Remote(disk, _) => disk.progress(),
+            SimulatedDisk::Local(disk) => disk.progress().unwrap_or_default(),
+            SimulatedDisk::Remote(disk, _) => disk.progress().unwrap_or_default(),
         }
     }
 
