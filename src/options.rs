@@ -17,7 +17,8 @@ use std::num::NonZero;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-pub use etcd::{DEFAULT_BINLOG_LIMIT, EtcdOptions, TlsFiles};
+pub use crate::os::etcd::EtcdOptions;
+pub use etcd::DEFAULT_BINLOG_LIMIT;
 
 /// The action that the command line requests.
 #[derive(Debug, PartialEq, Eq)]

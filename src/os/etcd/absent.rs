@@ -1,8 +1,8 @@
 //! What stands for a membership in a program without the feature `etcd`: it cannot exist, because
 //! options refuse a URL of etcd.
 
+use super::options::EtcdOptions;
 use super::standing::{MembershipError, Standing};
-use crate::options::EtcdOptions;
 use crate::os::disk::Directory;
 use mio::Waker;
 

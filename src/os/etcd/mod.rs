@@ -11,6 +11,7 @@
 //! | file | owns |
 //! |---|---|
 //! | [`membership`] | what startup and the event loop call |
+//! | [`options`] | how to reach etcd |
 //! | [`standing`] | the part of a server in its cluster |
 //! | [`disk`] | files for the engine; gathers changes |
 //! | [`shared`] | the state that both threads see |
@@ -19,8 +20,11 @@
 //! | [`log`] | transactions that read and change chunks |
 //! | [`keys`] | names and values of the keys |
 //! | [`nodes`] | requests to nodes, and the kinds of their failures |
+//! | [`absent`] | what stands for a membership without the feature `etcd` |
 //!
-//! Without the feature `etcd` only [`standing`] and [`absent`] are there.
+//! Without the feature only [`options`], [`standing`] and [`absent`] are there.
+
+#![allow(rustdoc::broken_intra_doc_links, reason = "the feature leaves out some of the files")]
 
 #[cfg(not(feature = "etcd"))]
 mod absent;
@@ -36,6 +40,7 @@ mod log;
 mod membership;
 #[cfg(feature = "etcd")]
 mod nodes;
+mod options;
 #[cfg(feature = "etcd")]
 mod shared;
 mod standing;
@@ -46,4 +51,5 @@ mod thread;
 pub use absent::Membership;
 #[cfg(feature = "etcd")]
 pub use membership::Membership;
+pub use options::{EtcdOptions, TlsFiles};
 pub use standing::{EXIT_LOST, MembershipError, Standing};

@@ -3,7 +3,7 @@
 //! A request that failed may nevertheless have been carried out, or be carried out later. So the
 //! caller must be able to send it again.
 
-use crate::options::EtcdOptions;
+use super::options::EtcdOptions;
 use etcd_client::{
     Certificate, Client, ConnectOptions, Error, GetOptions, GetResponse, Identity,
     LeaseGrantResponse, TlsOptions, Txn, TxnResponse, WatchOptions, WatchStream,
