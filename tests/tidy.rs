@@ -470,7 +470,7 @@ fn versions_agree() {
 /// The source, and what `include` in Cargo.toml names.
 #[test]
 fn the_package_has_what_its_users_need() {
-    const OUTSIDE_OF_SRC: [&str; 23] = [
+    const OUTSIDE_OF_SRC: [&str; 31] = [
         "CHANGELOG.md",
         "Cargo.lock",
         "Cargo.toml",
@@ -479,6 +479,12 @@ fn the_package_has_what_its_users_need() {
         "Makefile",
         "README.md",
         "dist/README.md",
+        "dist/cluster/Dockerfile",
+        "dist/cluster/etcd.default",
+        "dist/cluster/etcd.yml",
+        "dist/cluster/haproxy.cfg",
+        "dist/cluster/kubernetes.yml",
+        "dist/cluster/systemd.conf",
         "dist/completions/_beanstalkd",
         "dist/completions/beanstalkd.bash",
         "dist/completions/beanstalkd.fish",
@@ -487,6 +493,8 @@ fn the_package_has_what_its_users_need() {
         "dist/grafana/beanstalkd.svg",
         "dist/prometheus/beanstalkd.rules.test.yml",
         "dist/prometheus/beanstalkd.rules.yml",
+        "dist/prometheus/cluster.rules.test.yml",
+        "dist/prometheus/cluster.rules.yml",
         "dist/status/status-dark.png",
         "dist/status/status-phone.png",
         "dist/status/status.png",

@@ -13,7 +13,7 @@ missing() {
 for tool in promtool prometheus python3; do
 	command -v "$tool" >/dev/null || missing "$tool"
 done
-promtool check rules dist/prometheus/beanstalkd.rules.yml
-(cd dist/prometheus && promtool test rules beanstalkd.rules.test.yml)
+promtool check rules dist/prometheus/beanstalkd.rules.yml dist/prometheus/cluster.rules.yml
+(cd dist/prometheus && promtool test rules beanstalkd.rules.test.yml cluster.rules.test.yml)
 sh tests/packages/dashboard.sh
 exec timeout 150 python3 -B tests/packages/metrics.py "$server"
