@@ -17,7 +17,7 @@ KINDS = {
 
 def check(dashboard):
     """Ids are unique, nothing lies upon something else, and everything is explained."""
-    everything = dashboard["panels"]
+    everything = [each for panel in dashboard["panels"] for each in [panel, *panel.get("panels", [])]]
     ids = [panel["id"] for panel in everything]
     if len(ids) != len(set(ids)):
         fail("two panels have the same id")

@@ -11,8 +11,8 @@ import tempfile
 import threading
 import time
 
-from prometheus import (Client, DASHBOARD, RULES, fail, get, is_closed, panels, prometheus, server,
-    substituted, wait_for)
+from prometheus import (Client, DASHBOARD, check_names, check_rules, expressions, fail, get,
+    is_closed, prometheus, server, substituted, wait_for)
 
 TUBES = 10_000
 # The default of --metrics-tubes.
@@ -156,35 +156,21 @@ def check_many_tubes(api, usual, telling_all):
 
 
 def check_expressions(api):
-    """Each is parsed, names only metrics that there are, and comes to something."""
+    """Each is parsed, names only metrics that there are, and comes to something. trial.py does the
+    same with those of a cluster."""
     with open(DASHBOARD, encoding="utf-8") as file:
         dashboard = json.load(file)
-    expressions = [(panel["title"], target["expr"])
-        for panel in panels(dashboard) for target in panel["targets"]]
-    for title, expression in expressions:
-        expression = substituted(expression)
+    found = expressions(is_of_cluster=False)
+    for title, expression in found:
         check_names(api, title, expression)
         if not api.query(expression):
             fail(f"{title}: {expression} comes to nothing")
     for variable in dashboard["templating"]["list"]:
         if variable["type"] == "query":
             check_variable(api, variable)
-    groups = api.ask("rules")["groups"]
-    rules = [rule for group in groups for rule in group["rules"]]
-    for rule in rules:
-        check_names(api, rule["name"], rule["query"])
-        wait_for(f"{rule['name']} is evaluated", lambda: any(
-            known["name"] == rule["name"] and known["health"] == "ok"
-            for group in api.ask("rules")["groups"] for known in group["rules"]))
-    print(f"{len(expressions)} expressions of the dashboard and {len(rules)} alerts name what there "
-          "is, and come to something")
-
-
-def check_names(api, what, expression):
-    """All metrics that are named are there."""
-    for name in set(re.findall(r"\b(?:beanstalkd|process)_[a-z_]+\b|\bup\b", expression)):
-        if not api.query(f"count({name})"):
-            fail(f"{what} names {name}, which there is not")
+    alerts = check_rules(api)
+    print(f"{len(found)} expressions of the dashboard and {alerts} alerts name what there is, and come "
+          "to something")
 
 
 def check_variable(api, variable):

@@ -309,11 +309,13 @@ def draw(api, start, end):
     with open(DASHBOARD, encoding="utf-8") as file:
         dashboard = json.load(file)
     svg = Svg()
-    rows = [panel["gridPos"] for panel in dashboard["panels"]]
+    # What is folded shows nothing.
+    shown = [panel for panel in dashboard["panels"] if not panel.get("collapsed")]
+    rows = [panel["gridPos"] for panel in shown]
     height = max(row["y"] + row["h"] for row in rows) * CELL_HEIGHT + HEAD_HEIGHT + 10
     svg.text(10, 26, "beanstalkd: five minutes of made-up load, scraped by Prometheus", 17,
         weight="bold")
-    for panel in dashboard["panels"]:
+    for panel in shown:
         if panel["type"] == "row":
             svg.text(10, panel["gridPos"]["y"] * CELL_HEIGHT + HEAD_HEIGHT + 20, panel["title"], 15,
                 weight="bold")

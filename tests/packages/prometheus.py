@@ -19,6 +19,9 @@ import urllib.request
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 DASHBOARD = os.path.join(ROOT, "dist/grafana/beanstalkd.json")
 RULES = os.path.join(ROOT, "dist/prometheus/beanstalkd.rules.yml")
+CLUSTER_RULES = os.path.join(ROOT, "dist/prometheus/cluster.rules.yml")
+# Metrics that only a server with its binlog in etcd has.
+CLUSTER_METRIC = re.compile(r"\bbeanstalkd_(leading|lease|etcd)_?")
 
 # Only something that never comes takes so long.
 PATIENCE_S = 20
@@ -86,16 +89,18 @@ def server(program, directory, *flags, max_memory=1 << 28):
 
 
 @contextlib.contextmanager
-def prometheus(directory, targets, interval="2s"):
-    """Prometheus with our rules, which scrapes these targets as a job called beanstalkd."""
+def prometheus(directory, targets, interval="2s", rules=RULES, etcd=()):
+    """Prometheus with these rules, which scrapes the targets as a job called beanstalkd, and members
+    of etcd as a job called etcd."""
     config = os.path.join(directory, "prometheus.yml")
     with open(config, "w", encoding="ascii") as file:
         json.dump({
             "global": {"scrape_interval": interval, "scrape_timeout": interval,
                 "evaluation_interval": interval},
-            "rule_files": [RULES],
+            "rule_files": [rules],
             "scrape_configs": [
-                {"job_name": "beanstalkd", "static_configs": [{"targets": targets}]}],
+                {"job_name": "beanstalkd", "static_configs": [{"targets": targets}]},
+                {"job_name": "etcd", "static_configs": [{"targets": list(etcd)}]}],
         }, file)
     process = Process(
         ["prometheus", f"--config.file={config}", "--storage.tsdb.path=" + directory + "/data",
@@ -192,6 +197,34 @@ def panels(dashboard):
         yield from panel.get("panels", [])
         if panel["type"] != "row":
             yield panel
+
+
+def expressions(is_of_cluster):
+    """The titles and expressions of the dashboard that are for a cluster, or those that are not."""
+    with open(DASHBOARD, encoding="utf-8") as file:
+        dashboard = json.load(file)
+    found = [(panel["title"], substituted(target["expr"]))
+        for panel in panels(dashboard) for target in panel["targets"]]
+    return [each for each in found if bool(CLUSTER_METRIC.search(each[1])) == is_of_cluster]
+
+
+def check_names(api, what, expression):
+    """All metrics that are named are there."""
+    for name in set(re.findall(r"\b(?:beanstalkd|process|etcd)_[a-z_]+\b|\bup\b", expression)):
+        if not api.query(f"count({name})"):
+            fail(f"{what} names {name}, which there is not")
+
+
+def check_rules(api):
+    """Each alert names only metrics that there are, and is evaluated. Returns their number."""
+    groups = api.ask("rules")["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    for rule in rules:
+        check_names(api, rule["name"], rule["query"])
+        wait_for(f"{rule['name']} is evaluated", lambda: any(
+            known["name"] == rule["name"] and known["health"] == "ok"
+            for group in api.ask("rules")["groups"] for known in group["rules"]))
+    return len(rules)
 
 
 def substituted(expression, interval="15s", span="5m"):
