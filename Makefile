@@ -24,6 +24,8 @@
 #   make picture    draws dist/grafana/beanstalkd.svg again, from five minutes of generated load
 #
 # Deployment, described in dist/README.md; `make check-...' tests the result of each:
+#   make etcd       the server for a cluster, with the feature `etcd': target/etcd/release/beanstalkd;
+#                   `make install FEATURES=etcd' and `make deb FEATURES=etcd' take this binary
 #   make install    into PREFIX (/usr/local) below DESTDIR: the binary, man pages, systemd units
 #                   (into UNITDIR), the licence, and completions for bash, zsh and fish;
 #                   `make uninstall' removes them
@@ -54,6 +56,11 @@ ARGS ?=
 MUTANTS ?=
 TARGET ?= command connection replay options
 STATIC_TARGET ?=
+FEATURES ?=
+
+# What is installed and packaged, and the target that builds it.
+BINARY = target/$(if $(FEATURES),$(FEATURES)/)release/beanstalkd
+BUILT = $(or $(FEATURES),all)
 
 all:
 	$(CARGO) build --release
@@ -88,8 +95,8 @@ check-moving: all
 check-units: all
 	@sh tests/packages/units.sh target/release/beanstalkd
 
-deb: all
-	@sh dist/debian/build.sh
+deb: $(BUILT)
+	@FEATURES='$(FEATURES)' sh dist/debian/build.sh $(BINARY)
 
 check-deb: deb
 	@sh tests/packages/deb.sh
@@ -130,6 +137,10 @@ vm: static
 check-metrics: all
 	@sh tests/packages/metrics.sh target/release/beanstalkd
 
+# The client of etcd needs protobuf-compiler and libprotobuf-dev.
+etcd:
+	$(CARGO) build --release --features etcd --target-dir target/etcd
+
 check-browser: all
 	@timeout 300 python3 -B tests/browser/check.py target/release/beanstalkd
 
@@ -139,11 +150,11 @@ screenshots: all
 picture: all
 	@python3 -B tests/packages/picture.py target/release/beanstalkd dist/grafana/beanstalkd.svg
 
-install: all
+install: $(BUILT)
 	$(INSTALL) -d '$(DESTDIR)$(BINDIR)' '$(DESTDIR)$(MANDIR)/man1' '$(DESTDIR)$(MANDIR)/man7' \
 		'$(DESTDIR)$(LICENSEDIR)' '$(DESTDIR)$(UNITDIR)' \
 		'$(DESTDIR)$(BASHDIR)' '$(DESTDIR)$(ZSHDIR)' '$(DESTDIR)$(FISHDIR)'
-	$(INSTALL) -m 755 target/release/beanstalkd '$(DESTDIR)$(BINDIR)/beanstalkd'
+	$(INSTALL) -m 755 $(BINARY) '$(DESTDIR)$(BINDIR)/beanstalkd'
 	$(INSTALL) -m 644 man/beanstalkd.1 '$(DESTDIR)$(MANDIR)/man1/beanstalkd.1'
 	$(INSTALL) -m 644 man/beanstalkd-protocol.7 '$(DESTDIR)$(MANDIR)/man7/beanstalkd-protocol.7'
 	$(INSTALL) -m 644 LICENSE '$(DESTDIR)$(LICENSEDIR)/LICENSE'
@@ -171,4 +182,4 @@ clean:
 	$(CARGO) clean
 
 .PHONY: all run check check-repeat check-style check-man check-clients check-moving check-units bench simulate mutants fuzz soak \
-	static check-static image check-image check-metrics check-browser screenshots picture vm deb check-deb install uninstall check-install clean
+	static check-static image check-image check-metrics etcd check-browser screenshots picture vm deb check-deb install uninstall check-install clean
