@@ -38,6 +38,8 @@
 #   make check-moving   moves jobs from C beanstalkd to this server and back (part of check)
 #   make check-browser  shows the status page to a real browser, Debian's chromium
 #   make check-metrics  a real Prometheus scrapes the server, and evaluates the dashboard and alerts
+#   make check-manifests    the files for clusters: Kubernetes' schemas, HAProxy and systemd accept them, and
+#                   the trial of dist/README.md works
 
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -141,6 +143,9 @@ check-metrics: all
 etcd:
 	$(CARGO) build --release --features etcd --target-dir target/etcd
 
+check-manifests: etcd
+	@sh tests/packages/manifests.sh target/etcd/release/beanstalkd
+
 check-browser: all
 	@timeout 300 python3 -B tests/browser/check.py target/release/beanstalkd
 
@@ -182,4 +187,4 @@ clean:
 	$(CARGO) clean
 
 .PHONY: all run check check-repeat check-style check-man check-clients check-moving check-units bench simulate mutants fuzz soak \
-	static check-static image check-image check-metrics etcd check-browser screenshots picture vm deb check-deb install uninstall check-install clean
+	static check-static image check-image check-metrics etcd check-manifests check-browser screenshots picture vm deb check-deb install uninstall check-install clean

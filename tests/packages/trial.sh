@@ -1,0 +1,46 @@
+#!/bin/sh
+# Runs the trial of dist/README.md, "A cluster on one machine": the very commands that start etcd, two
+# servers and HAProxy, with the ports that they have there. They run in a network and with processes
+# of their own, so that no other program has these ports, and that all of them end with the check.
+# trial.py then does what a reader would do, and asks a real Prometheus the dashboard and the alerts for
+# clusters.
+#
+#     trial.sh SERVER     a server with the feature `etcd'
+set -eu
+server=$(realpath "$1")
+. tests/packages/common.sh
+
+for tool in etcd haproxy prometheus python3 unshare; do
+	has "$tool" || skip_all "$tool is not installed, the trial of the cluster is not run"
+done
+if [ "${IN_OWN_NETWORK:-}" != yes ]; then
+	as_root=
+	[ "$(id -u)" = 0 ] || as_root='--user --map-root-user'
+	own_network="unshare $as_root --net --pid --mount-proc --fork --kill-child"
+	$own_network true 2>/dev/null ||
+		skip_all 'no network of its own is allowed, the trial of the cluster is not run'
+	IN_OWN_NETWORK=yes $own_network timeout 300 sh "$0" "$server" || exit 1
+	exit 0
+fi
+
+# The loopback device is down until SIOCSIFFLAGS sets IFF_UP and IFF_RUNNING.
+python3 -c 'import fcntl, socket, struct
+fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh22x", b"lo", 0x41))'
+
+sed -n '/^### A cluster on one machine$/,/^```$/p' dist/README.md | sed '1,/^```sh$/d; /^```$/d' \
+	>"$scratch/commands"
+[ "$(wc -l <"$scratch/commands")" = 5 ] || fail 'dist/README.md has no five commands for one machine'
+sed -n 1p "$scratch/commands" | grep -q '^sudo apt install etcd-server haproxy ' ||
+	fail 'the first command does not install etcd and HAProxy'
+[ "$(sed -n 2p "$scratch/commands")" = 'make etcd' ] || fail 'the second command is not make etcd'
+sed -n '3,$p' "$scratch/commands" >"$scratch/start.sh"
+
+# The same files as in the project, with no data of an earlier trial.
+mkdir -p "$scratch/project/target/etcd/release"
+ln -s "$PWD/dist" "$scratch/project/dist"
+ln -s "$server" "$scratch/project/target/etcd/release/beanstalkd"
+(cd "$scratch/project" && . "$scratch/start.sh") >"$scratch/log" 2>&1
+python3 -B tests/packages/trial.py "$server" || {
+	tail -n 30 "$scratch/log" >&2
+	exit 1
+}
