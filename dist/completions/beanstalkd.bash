@@ -2,7 +2,8 @@
 
 _beanstalkd() {
 	local flags='-b --binlog-dir -f --fsync-ms -F --no-fsync -l --listen -p --port
-		-s --binlog-file-size --socket-mode -u --user -z --max-job-size --bury-after
+		-s --binlog-file-size --binlog-limit --lease-ttl --etcd-ca --etcd-cert --etcd-key
+		--import --export --socket-mode -u --user -z --max-job-size --bury-after
 		--max-memory --max-connections --metrics --metrics-tubes --log-format --check --dump -c -n
 		-v --version -V --verbose -h --help'
 	local word=${COMP_WORDS[COMP_CWORD]} index=$((COMP_CWORD - 1)) flag prefix=
@@ -14,7 +15,9 @@ _beanstalkd() {
 	elif [[ ${COMP_WORDS[index]} == : || ${COMP_WORDS[index]} == = ]]; then
 		prefix=${COMP_WORDS[index]} index=$((index - 1))
 	fi
-	if [[ $prefix == : && ${COMP_WORDS[index]} == unix ]]; then
+	if [[ $prefix == : ]]; then
+		# Nothing else with a `:' has completions after it.
+		[[ ${COMP_WORDS[index]} == unix ]] || return
 		index=$((index - 1)) word=unix:$word
 		if [[ ${COMP_WORDS[index]} == = ]]; then
 			index=$((index - 1))
@@ -31,8 +34,22 @@ _beanstalkd() {
 
 	case $flag in
 	-b | --binlog-dir)
+		mapfile -t COMPREPLY < <(compgen -d -- "$word")
+		# As file names, they would have a backslash before the `:'.
+		if [[ -n $word && etcds == "$word"* ]]; then
+			compopt -o nospace 2>/dev/null
+			COMPREPLY+=($(compgen -W 'etcd:// etcds://' -- "$word"))
+		else
+			compopt -o filenames 2>/dev/null
+		fi
+		;;
+	--import | --export)
 		compopt -o filenames 2>/dev/null
 		mapfile -t COMPREPLY < <(compgen -d -- "$word")
+		;;
+	--etcd-ca | --etcd-cert | --etcd-key)
+		compopt -o filenames 2>/dev/null
+		mapfile -t COMPREPLY < <(compgen -f -- "$word")
 		;;
 	-u | --user)
 		mapfile -t COMPREPLY < <(compgen -u -- "$word")
@@ -61,7 +78,7 @@ _beanstalkd() {
 		mapfile -t COMPREPLY < <(compgen -W 'text json' -- "$word")
 		;;
 	-f | --fsync-ms | -p | --port | -s | --binlog-file-size | -z | --max-job-size | \
-		--bury-after | --max-memory | --max-connections | --metrics-tubes)
+		--binlog-limit | --lease-ttl | --bury-after | --max-memory | --max-connections | --metrics-tubes)
 		# A number has no completions.
 		return
 		;;

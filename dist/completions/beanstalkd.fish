@@ -8,12 +8,19 @@ function __beanstalkd_addresses
 end
 
 complete -c beanstalkd -f
-complete -c beanstalkd -s b -l binlog-dir -x -a '(__fish_complete_directories)' -d 'Keep jobs on disk, in a binlog in this directory'
+complete -c beanstalkd -s b -l binlog-dir -x -a '(__fish_complete_directories) etcd:// etcds://' -d 'Keep jobs in a binlog, in this directory or etcd'
 complete -c beanstalkd -s f -l fsync-ms -x -d 'Sync the binlog at most this many ms after a write'
 complete -c beanstalkd -s F -l no-fsync -d 'Never sync the binlog'
 complete -c beanstalkd -s l -l listen -x -a '(__beanstalkd_addresses 127.0.0.1 ::1 localhost)' -d 'Listen on this address or path'
 complete -c beanstalkd -s p -l port -x -d 'Listen on this TCP port'
 complete -c beanstalkd -s s -l binlog-file-size -x -d 'Size of a binlog file in bytes'
+complete -c beanstalkd -l binlog-limit -x -d 'Limit the size of the binlog in bytes'
+complete -c beanstalkd -l lease-ttl -x -d 'Seconds until another server becomes active'
+complete -c beanstalkd -l etcd-ca -r -F -d 'Trust these certificate authorities'
+complete -c beanstalkd -l etcd-cert -r -F -d 'Client certificate for etcd'
+complete -c beanstalkd -l etcd-key -r -F -d 'Private key of the client certificate'
+complete -c beanstalkd -l import -x -a '(__fish_complete_directories)' -d 'Copy this binlog into etcd'
+complete -c beanstalkd -l export -x -a '(__fish_complete_directories)' -d 'Copy the binlog in etcd into this directory'
 complete -c beanstalkd -l socket-mode -x -a '600 660 666' -d 'Permissions of Unix sockets'
 complete -c beanstalkd -s u -l user -x -a '(__fish_complete_users)' -d 'Become this user after binding'
 complete -c beanstalkd -s z -l max-job-size -x -d 'Size of the largest job allowed in bytes'

@@ -34,6 +34,14 @@ conversations() {
 	offers '--log-format j' json
 	ask 'beanstalkd -b j'
 	offers '-b j' jobs/
+	ask 'beanstalkd -b etc'
+	offers '-b etc' etcd:// etcds://
+	ask 'beanstalkd --etcd-'
+	offers '--etcd-' --etcd-ca --etcd-cert --etcd-key
+	ask 'beanstalkd --etcd-ca jou'
+	offers '--etcd-ca jou' journal
+	ask 'beanstalkd --import j'
+	offers '--import j' jobs/
 	ask 'beanstalkd --binlog-dir j'
 	offers '--binlog-dir j' jobs/
 	ask 'beanstalkd -u roo'
@@ -78,6 +86,8 @@ in_bash() {
 	offers '-l unix:j' jobs/ journal
 	ask 'beanstalkd --listen = unix : jo'
 	offers '--listen=unix:jo' jobs/ journal
+	ask 'beanstalkd -b etcd : '
+	[ ! -s "$scratch/offered" ] || fail "$shell: after etcd: it offers $(cat "$scratch/offered")"
 	ask 'beanstalkd -l unix:jou' ' '
 	offers '-l unix:jou in one word' unix:journal
 	echo "bash $(bash -c 'echo "$BASH_VERSION"') completes"
