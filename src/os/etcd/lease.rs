@@ -154,6 +154,7 @@ impl Candidate {
                 Ok(answer) => answer,
                 // It may have succeeded.
                 Err(RequestError::Unavailable(_)) => continue,
+                Err(RequestError::LeaseEnded(_)) => return Ok(None),
                 Err(error) => return Err(error.into()),
             };
             if answer.succeeded() {
@@ -220,7 +221,9 @@ impl Candidate {
                     self.shared.set_deadline(sent_at + lease.safe_time);
                     sleep(pause).await;
                 }
-                Err(RequestError::Refused(text)) => return self.shared.set_role(Role::Lost(text)),
+                Err(RequestError::LeaseEnded(text) | RequestError::Refused(text)) => {
+                    return self.shared.set_role(Role::Lost(text));
+                }
                 Err(error) => {
                     if self.shared.lease_left() == Nanos::ZERO {
                         let reason = format!("the lease was not renewed in time: {error}");
@@ -338,9 +341,9 @@ impl From<RequestError> for Hindrance {
     fn from(error: RequestError) -> Hindrance {
         match error {
             RequestError::Refused(text) => Hindrance::Lasting(text),
-            passing @ (RequestError::Unavailable(_) | RequestError::NoSpace(_)) => {
-                Hindrance::Passing(passing)
-            }
+            passing @ (RequestError::Unavailable(_)
+            | RequestError::LeaseEnded(_)
+            | RequestError::NoSpace(_)) => Hindrance::Passing(passing),
         }
     }
 }

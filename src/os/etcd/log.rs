@@ -447,7 +447,9 @@ impl From<RequestError> for ReadError {
 impl From<RequestError> for ChangeError {
     fn from(error: RequestError) -> ChangeError {
         match error {
-            RequestError::Refused(text) => ChangeError::NotLeading(text),
+            RequestError::LeaseEnded(text) | RequestError::Refused(text) => {
+                ChangeError::NotLeading(text)
+            }
             unknown @ (RequestError::Unavailable(_) | RequestError::NoSpace(_)) => {
                 ChangeError::Unknown(unknown)
             }

@@ -44,6 +44,8 @@ pub enum RequestError {
     Unavailable(String),
     /// etcd has no space for more.
     NoSpace(String),
+    /// The lease that the request names has ended.
+    LeaseEnded(String),
     /// Another try will fail too.
     Refused(String),
 }
@@ -201,7 +203,9 @@ impl Nodes {
                 self.next_node();
                 RequestError::Unavailable(text + hint)
             }
-            other @ (RequestError::NoSpace(_) | RequestError::Refused(_)) => other,
+            other @ (RequestError::NoSpace(_)
+            | RequestError::LeaseEnded(_)
+            | RequestError::Refused(_)) => other,
         })
     }
 
@@ -234,6 +238,7 @@ impl RequestError {
         match self {
             RequestError::Unavailable(text) => RequestError::Unavailable(at(text)),
             RequestError::NoSpace(text) => RequestError::NoSpace(at(text)),
+            RequestError::LeaseEnded(text) => RequestError::LeaseEnded(at(text)),
             RequestError::Refused(text) => RequestError::Refused(at(text)),
         }
     }
@@ -243,7 +248,8 @@ impl RequestError {
 impl From<Error> for RequestError {
     fn from(error: Error) -> RequestError {
         const NO_SPACE: &str = "database space exceeded";
-        const REFUSED: [&str; 11] = [
+        const LEASE_ENDED: &str = "lease not found";
+        const REFUSED: [&str; 10] = [
             "invalid user ID or password",
             "authentication is not enabled",
             "user name is empty",
@@ -255,11 +261,13 @@ impl From<Error> for RequestError {
             "received fatal alert",
             "keys may not be consistent",
             "certificate required",
-            "lease not found",
         ];
         let text = describe(&error);
         if text.contains(NO_SPACE) {
             return RequestError::NoSpace(text);
+        }
+        if text.contains(LEASE_ENDED) {
+            return RequestError::LeaseEnded(text);
         }
         if REFUSED.iter().any(|refused| text.contains(refused)) {
             return RequestError::Refused(text);
@@ -323,6 +331,7 @@ impl fmt::Display for RequestError {
         match self {
             RequestError::Unavailable(text)
             | RequestError::NoSpace(text)
+            | RequestError::LeaseEnded(text)
             | RequestError::Refused(text) => f.write_str(text),
         }
     }
