@@ -14,9 +14,10 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread;
+use std::time::Duration;
 use tokio::runtime::Builder;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 /// What the event loop wants.
 #[derive(Debug)]
@@ -42,6 +43,9 @@ pub enum Duty {
     Read,
 }
 
+/// The pause between two steps that delete chunks of removed files, if nothing else is to be done.
+const GARBAGE_PAUSE: Duration = Duration::from_millis(20);
+
 /// Starts the thread.
 pub fn start(
     candidate: Candidate,
@@ -62,8 +66,21 @@ async fn serve(candidate: Candidate, duty: Duty, mut requests: UnboundedReceiver
     let mut is_checked = duty == Duty::Lead;
     let leading = (duty == Duty::Lead).then(|| tokio::spawn(candidate.lead()));
     let mut leader = None;
-    // A reader that does not wait for the answer any more does not need it.
-    while let Some(request) = requests.recv().await {
+    loop {
+        let received = match &leader {
+            Some(leader) if log.has_garbage() => {
+                match timeout(GARBAGE_PAUSE, requests.recv()).await {
+                    Ok(received) => received,
+                    Err(_) => {
+                        // A failure is that of the next change too, or passes.
+                        let _ = log.delete_garbage(leader).await;
+                        continue;
+                    }
+                }
+            }
+            Some(_) | None => requests.recv().await,
+        };
+        let Some(request) = received else { return };
         if !std::mem::replace(&mut is_checked, true) {
             let checked = async {
                 check_version(&mut nodes).await?;
@@ -74,6 +91,7 @@ async fn serve(candidate: Candidate, duty: Duty, mut requests: UnboundedReceiver
                 shared.set_role(Role::Refused(hindrance.to_string()));
             }
         }
+        // A caller that does not wait for the answer any more does not need it.
         match request {
             Request::List(to) => {
                 let is_pinned = duty == Duty::Read;
@@ -91,10 +109,13 @@ async fn serve(candidate: Candidate, duty: Duty, mut requests: UnboundedReceiver
                     && let Role::Leading(begun) = shared.role()
                 {
                     leader = Some(begun);
+                    // What is not found now is found at the next start.
+                    let _ = log.find_garbage().await;
                 }
                 let Some(leader) = &mut leader else { continue };
                 if store(&mut log, leader, &shared, changes).await {
                     shared.acknowledge(last);
+                    let _ = log.delete_garbage(leader).await;
                 }
             }
             Request::End(done) => {
