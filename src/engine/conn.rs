@@ -604,14 +604,14 @@ impl Conns {
     pub fn output_handle<'a>(
         &'a mut self,
         key: ConnKey,
-        progress: Option<Progress>,
+        progress: Option<&Progress>,
         bodies: &'a mut Bodies,
     ) -> OutputHandle<'a> {
         let output_limit = self.output_limit();
         let conn = &mut self.by_key[key];
         conn.is_dirty = false;
         if let Some(progress) = progress
-            && conn.output.hold(progress)
+            && conn.output.hold(*progress)
         {
             self.held.push(key);
         }

@@ -346,6 +346,9 @@ impl Server {
     /// A remote disk acknowledges the records later. Until then [`Server::output_handle`] holds back
     /// the output of the iteration.
     pub fn commit(&mut self, now: Nanos) -> Result<(), IoFailed> {
+        if !self.queue.has_binlog() {
+            return Ok(());
+        }
         self.queue.commit(now)?;
         self.note_progress();
         Ok(())
@@ -430,7 +433,7 @@ impl Server {
     /// Returns access to the output of a connection, which is not dirty any more. Output whose records
     /// are not acknowledged is held back. Call this between [`Server::commit`] and the next event.
     pub fn output_handle(&mut self, key: ConnKey) -> OutputHandle<'_> {
-        self.conns.output_handle(key, self.progress, &mut self.queue.bodies)
+        self.conns.output_handle(key, self.progress.as_ref(), &mut self.queue.bodies)
     }
 
     /// Returns whether some output may be sent.
