@@ -1,0 +1,150 @@
+"""The processes of one test: a directory, loopback addresses, and children that end with the test.
+
+Each child process has a loopback address of its own, 127.x.y.n. Outgoing connections come from
+127.0.0.1, so that none of them can take the port of a server that is down for a moment, or connect
+to itself.
+"""
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+# A limit for every wait. It ends a test that hangs, and is no measurement.
+PATIENCE_S = 120
+
+
+def wait_until(what, condition, patience=PATIENCE_S, pause=0.02):
+    """Returns the first result of `condition` that is true."""
+    give_up_at = time.monotonic() + patience
+    while True:
+        result = condition()
+        if result:
+            return result
+        if time.monotonic() > give_up_at:
+            raise AssertionError(f"after {patience} s: not {what}")
+        time.sleep(pause)
+
+
+class Process:
+    """A child process, and the file that its output goes to."""
+
+    def __init__(self, name, arguments, log, environment=None):
+        self.name = name
+        self.log = log
+        self.began = time.monotonic()
+        # The signals that this test sent; they explain an exit status.
+        self.signals = []
+        with open(log, "ab") as output:
+            # A session of its own: Ctrl-C reaches the test only, which then ends its children.
+            self.child = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=output,
+                                          stderr=output, start_new_session=True,
+                                          env={**os.environ, **(environment or {})})
+        self.pid = self.child.pid
+
+    def poll(self):
+        """Returns the exit status, or `None` while the process runs."""
+        return self.child.poll()
+
+    def signal(self, number):
+        self.signals.append(number)
+        self.child.send_signal(number)
+
+    def kill(self):
+        """Ends the process with SIGKILL, also when it is stopped, and waits for its end."""
+        self.signal(signal.SIGKILL)
+        return self.wait()
+
+    def wait(self, patience=PATIENCE_S):
+        try:
+            return self.child.wait(patience)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} (pid {self.pid}) has not ended: {self.tail()}") from None
+
+    def text(self):
+        """Returns the whole output so far."""
+        with open(self.log, encoding="utf-8", errors="replace") as log:
+            return log.read()
+
+    def tail(self, lines=15):
+        return "\n".join(self.text().splitlines()[-lines:])
+
+    def expect_log(self, text, patience=PATIENCE_S):
+        """Waits for `text` in the output."""
+        try:
+            wait_until(f"in the log of {self.name}: {text}", lambda: text in self.text(), patience)
+        except AssertionError as failure:
+            raise AssertionError(f"{failure}; the log is:\n{self.tail()}") from None
+
+
+class Workspace:
+    """A temporary directory and the processes of a test. Leaving the context ends and removes all.
+
+    KEEP=1 in the environment keeps the directory, for the logs in it.
+    """
+
+    def __enter__(self):
+        self.directory = tempfile.mkdtemp(prefix="beanstalkd-cluster-")
+        # Two tests at a time have the same numbers once in 16,000 times; the kernel then refuses
+        # a port that is in use.
+        self.network = f"127.{random.randrange(64, 128)}.{random.randrange(256)}"
+        self.last_address = 0
+        self.processes = []
+        self.lock = threading.Lock()
+        self.handlers = {number: signal.signal(number, self.end)
+                         for number in (signal.SIGTERM, signal.SIGHUP)}
+        return self
+
+    @staticmethod
+    def end(number, _frame):
+        sys.exit(128 + number)
+
+    def __exit__(self, kind, *_):
+        # A second signal does not end the clean-up.
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        with self.lock:
+            processes, self.processes = self.processes, None
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+        if os.environ.get("KEEP"):
+            print(f"kept {self.directory}", file=sys.stderr)
+        else:
+            shutil.rmtree(self.directory, ignore_errors=True)
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def path(self, *names):
+        return os.path.join(self.directory, *names)
+
+    def address(self):
+        """Returns a loopback address that no other process of this test has."""
+        self.last_address += 1
+        return f"{self.network}.{self.last_address}"
+
+    def port(self, address):
+        """Returns a port of `address` that the kernel chose."""
+        with socket.create_server((address, 0)) as listener:
+            return listener.getsockname()[1]
+
+    def start(self, name, arguments, environment=None, log=None):
+        """Starts a child process; it ends with the workspace at the latest."""
+        with self.lock:
+            if self.processes is None:
+                raise AssertionError(f"{name} is started after the end of the test")
+            process = Process(name, arguments, log or self.path(f"{name}.log"), environment)
+            self.processes.append(process)
+        return process
+
+    def forget(self, process):
+        """Removes a process that has ended, so that an hour of restarts does not grow the list."""
+        with self.lock:
+            if self.processes is not None and process.poll() is not None:
+                self.processes.remove(process)
