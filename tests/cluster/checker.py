@@ -16,23 +16,25 @@ LATE_S = 15
 NOTICED_S = 10
 
 # What a job can be. `holder` is the connection that has reserved it. `early` is the time at which a
-# delay or a TTR ends, if the command took effect when it was sent; `late`, when the reply came.
-State = collections.namedtuple("State", "name holder pri early late")
-ABSENT = State("absent", None, None, None, None)
-GONE = State("gone", None, None, None, None)
+# delay or a TTR ends, if the command took effect when it was sent; `late`, when the reply came. No
+# record is written when a job is reserved, or when its TTR ends: `recorded` is the state in the log,
+# where it is another one.
+State = collections.namedtuple("State", "name holder pri early late recorded")
+ABSENT = State("absent", None, None, None, None, None)
+GONE = State("gone", None, None, None, None, None)
 # The holder of a job that was reserved by a command without a reply.
 UNKNOWN = "unknown"
 
 
 def ready(pri):
-    return State("ready", None, pri, None, None)
+    return State("ready", None, pri, None, None, None)
 
 
 def ready_or_delayed(operation, pri, delay):
     if delay == 0:
         return ready(pri)
     replied = math.inf if operation.replied is None else operation.replied
-    return State("delayed", None, pri, operation.sent + delay, replied + delay)
+    return State("delayed", None, pri, operation.sent + delay, replied + delay, None)
 
 
 def exists(state):
@@ -77,7 +79,8 @@ def reserve(state, operation, _, ttr):
     sources = ("ready",) if operation.kind == "reserve" else ("ready", "delayed", "buried")
     if state.name not in sources:
         return None
-    return State("reserved", operation.caller, state.pri, operation.sent + ttr, None)
+    return State("reserved", operation.caller, state.pri, operation.sent + ttr, None,
+                 state.recorded or state)
 
 
 def delete(state, _, is_own, __):
@@ -90,7 +93,7 @@ def release(state, operation, is_own, _):
 
 
 def bury(state, operation, is_own, _):
-    return State("buried", None, operation.details, None, None) if is_own else None
+    return State("buried", None, operation.details, None, None, None) if is_own else None
 
 
 def touch(state, operation, is_own, ttr):
@@ -136,6 +139,7 @@ class Checker:
     def __init__(self, history):
         self.history = history
         self.successions = history.successions()
+        self.restarts = Windows([(time, time) for time in self.successions.values()])
         self.kicks = self.windows(history.kicks)
         self.reserves = self.windows(history.unknown_reserves)
         with history.lock:
@@ -179,21 +183,28 @@ class Checker:
         for job in jobs:
             with self.history.lock:
                 operations = list(self.history.jobs.get(job, ()))
-            self.check_job(job, operations)
+            states = self.check_job(job, operations)
+            # No command leads out of this state, and no client has sent one that has not ended.
+            if states == {GONE}:
+                self.history.retire(job)
 
     def check_job(self, job, operations):
         """Returns the states that the job can be in after all of its operations."""
         puts = [operation for operation in operations if operation.kind == "put"]
         if not puts:
-            seen = [operation for operation in operations if operation.result not in (None, "NOT_FOUND")]
+            is_gone = job in self.history.gone
+            seen = [operation for operation in operations
+                    if operation.result not in (None, "NOT_FOUND", "EITHER", *REFUSALS)]
+            if seen and is_gone:
+                raise Violation("resurrected", f"job {job} was deleted long before:\n  {seen[0]}")
             if seen:
                 raise Violation("invented", f"no client put job {job}:\n  {seen[0]}")
-            return {ABSENT}
+            return {GONE if is_gone else ABSENT}
         put = puts[0]
         details = put.details
         operations = operations + self.flushes_of(put)
         walk = Walk(details.ttr, self.kicks.get(details.tube), self.reserves.get(details.tube),
-                    self.successions)
+                    self.restarts)
         for time, order, operation in self.events(operations):
             if order == 0:
                 walk.begin(operation, time)
@@ -208,7 +219,8 @@ class Checker:
         """Returns the begin and the end of each operation in the order of their times."""
         events = []
         for index, operation in enumerate(operations):
-            if operation.result in REFUSALS:
+            is_read = operation.kind in ("peek", "stats-job")
+            if operation.result in REFUSALS or (is_read and operation.result is None):
                 continue
             events.append((operation.sent, 0, index))
             if self.latest(operation) < math.inf:
@@ -264,11 +276,11 @@ class Walk:
     had their effect.
     """
 
-    def __init__(self, ttr, kicks, reserves, successions):
+    def __init__(self, ttr, kicks, reserves, restarts):
         self.ttr = ttr
         self.kicks = kicks
         self.reserves = reserves
-        self.successions = successions
+        self.restarts = restarts
         self.open = {}
         self.configurations = {(ABSENT, frozenset())}
         self.time = -math.inf
@@ -277,9 +289,12 @@ class Walk:
         return {state for state, _ in self.configurations}
 
     def begin(self, operation, time):
-        self.configurations = self.reach(time)
+        # What can have happened to the job before, happened before this operation.
+        if any(each is not None and each.overlap(self.time, time)
+               for each in (self.kicks, self.reserves, self.restarts)):
+            self.configurations = self.reach(time)
+            self.time = time
         self.open[id(operation)] = operation
-        self.time = time
 
     def end(self, operation, time):
         """Keeps the configurations in which this operation has had its effect."""
@@ -311,21 +326,24 @@ class Walk:
         """Returns what can become of the job without a command that names it."""
         after = []
         is_kicked = self.kicks is not None and self.kicks.overlap(self.time, time)
-        if state.name == "reserved" and (state.early <= time or self.has_ended(state.holder, time)):
-            after.append(ready(state.pri))
+        if state.recorded is not None and self.restarts.overlap(self.time, time):
+            # Compaction can have recorded the present state.
+            after += [state.recorded, ready(state.pri)]
+        if state.name == "reserved" and (state.early <= time or has_ended(state.holder, time)):
+            is_recorded = state.recorded == ready(state.pri)
+            after.append(ready(state.pri)._replace(recorded=None if is_recorded else state.recorded))
         if state.name == "delayed" and (state.early <= time or is_kicked):
             after.append(ready(state.pri))
         if state.name == "buried" and is_kicked:
             after.append(ready(state.pri))
         if state.name == "ready" and self.reserves is not None and self.reserves.overlap(self.time, time):
-            after.append(State("reserved", UNKNOWN, state.pri, math.inf, None))
+            after.append(State("reserved", UNKNOWN, state.pri, math.inf, None, state.recorded or state))
         return after
 
-    def has_ended(self, holder, time):
-        """Returns whether a server can have noticed the end of a connection, or a new one serves."""
-        if holder is UNKNOWN or self.successions.get(holder.pid, math.inf) <= time:
-            return True
-        return holder.ended is not None and holder.ended <= time + NOTICED_S
+
+def has_ended(holder, time):
+    """Returns whether a server can have noticed the end of a connection."""
+    return holder is UNKNOWN or (holder.ended is not None and holder.ended <= time + NOTICED_S)
 
 
 def name_of(states, operation):

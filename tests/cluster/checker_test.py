@@ -110,6 +110,16 @@ class CheckerTest(unittest.TestCase):
         self.scene.do("delete", self.new, 1, 5, 6, "DELETED")
         self.finds("resurrected")
 
+    def test_finds_a_job_that_comes_back_after_its_history_was_dropped(self):
+        put = self.scene.put(self.old, 1, 2, job=1)
+        self.scene.do("delete", self.old, 1, 3, 4, "DELETED")
+        self.accepts()
+        self.assertEqual(self.scene.history.gone, {1})
+        self.scene.do("peek", self.new, 1, 5, 6, "NOT_FOUND")
+        self.accepts()
+        self.scene.do("peek", self.new, 1, 7, 8, "FOUND", put=put)
+        self.finds("resurrected")
+
     def test_accepts_two_deletes_of_which_one_finds_the_job(self):
         self.scene.put(self.old, 1, 2, job=1)
         self.scene.do("delete", self.old, 1, 3, 6, "NOT_FOUND")
@@ -161,6 +171,13 @@ class CheckerTest(unittest.TestCase):
         put = self.scene.put(self.old, 1, None)
         self.scene.put(self.old, 1, None)
         self.scene.do("peek", self.new, 1, 7, 8, "FOUND", put=put)
+        self.accepts()
+
+    def test_ignores_a_read_without_a_reply(self):
+        self.scene.put(self.old, 1, 2, job=1)
+        self.scene.do("stats-job", self.old, 1, 3)
+        self.scene.do("peek", self.old, 1, 3)
+        self.scene.do("peek", self.new, 1, 7, 8, "FOUND")
         self.accepts()
 
     def test_accepts_any_count_of_a_mixed_batch(self):
@@ -293,6 +310,21 @@ class CheckerTest(unittest.TestCase):
         self.scene.do("reserve", self.old, 1, 3, 4, "RESERVED", put=put)
         self.scene.do("reserve", self.new, 1, 5, 6, "RESERVED", put=put)
         self.accepts()
+
+    def test_accepts_that_a_buried_job_that_is_reserved_is_buried_after_a_failover(self):
+        for name in "buried", "ready":
+            with self.subTest(name):
+                self.setUp()
+                self.bury()
+                self.scene.do("reserve-job", self.old, 1, 7, 8, "RESERVED")
+                self.state(self.new, name, 9)
+                self.accepts()
+
+    def test_finds_a_buried_job_that_is_reserved_and_then_buried_without_a_failover(self):
+        self.bury()
+        self.scene.do("reserve-job", self.scene.caller(OLD, ended=10), 1, 7, 8, "RESERVED")
+        self.state(self.old, "buried", 9)
+        self.finds("wrong state")
 
     def test_finds_a_job_that_two_workers_hold(self):
         put = self.scene.put(self.old, 1, 2, job=1)

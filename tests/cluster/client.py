@@ -31,8 +31,11 @@ class Connection:
 
     def send(self, *commands):
         """Sends commands at once, without waiting. A command is a line, or a line and a body."""
+        self.send_bytes(b"".join(encode(command) for command in commands))
+
+    def send_bytes(self, data):
         try:
-            self.socket.sendall(b"".join(encode(command) for command in commands))
+            self.socket.sendall(data)
         except OSError as error:
             raise Closed(f"cannot send: {error}") from error
 

@@ -115,6 +115,8 @@ class History:
         self.jobs = {}
         # Jobs with operations that the checker has not seen.
         self.changed = set()
+        # Jobs that are deleted for certain; their operations are dropped.
+        self.gone = set()
         # The number of the put that made each job.
         self.put_of_job = {}
         self.job_of_put = {}
@@ -168,9 +170,9 @@ class History:
         operation.result = result
         self.answered(operation.caller, operation.sent, operation.replied)
 
-    def count(self, outcome):
+    def count(self, outcome, number=1):
         with self.lock:
-            self.counts[outcome] += 1
+            self.counts[outcome] += number
 
     def inserted(self, operation, job):
         """Records the id that a put was given."""
@@ -201,7 +203,7 @@ class History:
         if put.result in REFUSALS:
             raise Violation("refused and kept", f"job {job} was refused:\n  {put}")
         operations = self.jobs.setdefault(job, [])
-        if put not in operations:
+        if put not in operations and job not in self.gone:
             operations.append(put)
             self.changed.add(job)
 
@@ -210,6 +212,12 @@ class History:
         with self.lock:
             self.jobs.setdefault(job, []).append(operation)
             self.changed.add(job)
+
+    def retire(self, job):
+        """Drops the operations on a job that is deleted for certain."""
+        with self.lock:
+            self.gone.add(job)
+            self.jobs.pop(job, None)
 
     def add_kick(self, tube, operation):
         with self.lock:

@@ -146,5 +146,5 @@ class Workspace:
     def forget(self, process):
         """Removes a process that has ended, so that an hour of restarts does not grow the list."""
         with self.lock:
-            if self.processes is not None and process.poll() is not None:
+            if self.processes is not None and process in self.processes and process.poll() is not None:
                 self.processes.remove(process)

@@ -1,0 +1,187 @@
+"""Faults of a running cluster, chosen at random.
+
+Each fault is a function: it does its harm, waits and repairs. Afterwards the caller waits until a
+server is active again.
+"""
+import concurrent.futures
+import copy
+import random
+import signal
+import time
+
+from proxies import BACK, TO
+
+
+class Faults:
+    """The faults of one cluster. The same seed chooses the same faults in the same order."""
+
+    def __init__(self, cluster, manager, seed, log):
+        self.cluster = cluster
+        self.manager = manager
+        self.random = random.Random(f"{seed}/faults")
+        self.log = log
+        self.counts = {}
+        # How often each is chosen, in proportion to the others.
+        self.of_servers = {
+            "kill_active": 6, "stop_active_beyond_the_lease": 4, "stop_active_shortly": 2,
+            "terminate_active": 3, "cut_active_off": 4, "stall_active": 6, "slow_then_stall_active": 5,
+            "slow_active": 2, "reset_active": 2, "kill_standby": 2, "kill_all_servers": 1,
+        }
+        self.of_etcd = {
+            "kill_leader_of_etcd": 4, "stop_leader_of_etcd": 2, "stop_majority_of_etcd": 3,
+            "compact_etcd": 1,
+        }
+
+    def strike(self):
+        """Runs a random fault, or one of the servers and one of etcd at one time."""
+        if self.random.random() < 0.2:
+            with concurrent.futures.ThreadPoolExecutor() as pool:
+                other = copy.copy(self)
+                other.random = random.Random(self.random.random())
+                running = pool.submit(other.strike_one, self.of_etcd)
+                self.strike_one(self.of_servers)
+                running.result()
+        else:
+            self.strike_one({**self.of_servers, **self.of_etcd})
+
+    def strike_one(self, kinds):
+        kind = self.random.choices(list(kinds), list(kinds.values()))[0]
+        name = kind.replace("_", " ")
+        self.counts[name] = self.counts.get(name, 0) + 1
+        getattr(self, kind)()
+
+    def sleep(self, shortest, longest):
+        """Waits for a random time, given in leases."""
+        time.sleep(self.random.uniform(shortest, longest) * self.cluster.lease_ttl)
+
+    def active(self):
+        return self.cluster.wait_for_active()
+
+    def kill_active(self):
+        server = self.active()
+        self.manager.pauses[server] = self.random.choice([0.1, 0.1, 3])
+        self.log(f"kill -9 of {server.name}")
+        server.process.signal(signal.SIGKILL)
+
+    def stop_active_beyond_the_lease(self):
+        process = self.active().process
+        self.log(f"SIGSTOP of {process.name} beyond its lease")
+        process.signal(signal.SIGSTOP)
+        self.sleep(1.1, 2.5)
+        process.signal(signal.SIGCONT)
+
+    def stop_active_shortly(self):
+        process = self.active().process
+        self.log(f"SIGSTOP of {process.name} within its lease")
+        process.signal(signal.SIGSTOP)
+        self.sleep(0.1, 0.9)
+        process.signal(signal.SIGCONT)
+
+    def terminate_active(self):
+        server = self.active()
+        self.log(f"SIGTERM of {server.name}")
+        server.process.signal(signal.SIGTERM)
+
+    def kill_standby(self):
+        active = self.active()
+        standby = self.random.choice([each for each in self.cluster.servers if each is not active])
+        self.log(f"kill -9 of {standby.name}, which stands by")
+        standby.process.signal(signal.SIGKILL)
+
+    def kill_all_servers(self):
+        self.log("kill -9 of all servers")
+        for server in self.cluster.servers:
+            server.process.signal(signal.SIGKILL)
+
+    def kill_leader_of_etcd(self):
+        node = self.leader_of_etcd()
+        self.log(f"kill -9 of {node.name}, the leader of etcd")
+        node.kill()
+        self.sleep(0, 2)
+        node.start()
+        self.cluster.etcd.wait_until_healthy()
+
+    def stop_leader_of_etcd(self):
+        node = self.leader_of_etcd()
+        self.log(f"SIGSTOP of {node.name}, the leader of etcd")
+        node.suspend()
+        self.sleep(0.3, 2.5)
+        node.resume()
+        self.cluster.etcd.wait_until_healthy()
+
+    def leader_of_etcd(self):
+        return self.cluster.etcd.leader() or self.cluster.etcd.nodes[0]
+
+    def stop_majority_of_etcd(self):
+        nodes = self.random.sample(self.cluster.etcd.nodes, 2)
+        self.log(f"SIGSTOP of {nodes[0].name} and {nodes[1].name}")
+        for node in nodes:
+            node.suspend()
+        self.sleep(0.2, 2.5)
+        for node in nodes:
+            node.resume()
+        self.cluster.etcd.wait_until_healthy()
+
+    def links_of_active(self):
+        server = self.active()
+        return server, server.links
+
+    def cut_active_off(self):
+        server, links = self.links_of_active()
+        self.log(f"{server.name} is cut off from etcd at once")
+        self.cluster.proxies.cut(links)
+        self.sleep(0.2, 3)
+        self.cluster.proxies.heal(links)
+
+    def stall_active(self):
+        """Nothing arrives, in one direction or in both, and then everything does, or nothing."""
+        server, links = self.links_of_active()
+        directions = self.random.choice([(TO, BACK), (TO,), (BACK,)])
+        self.log(f"{server.name} is cut off from etcd: {' and '.join(directions)} stalled")
+        self.cluster.proxies.stall(links, directions)
+        self.sleep(0.2, 3)
+        self.repair(links)
+
+    def slow_active(self):
+        server, links = self.links_of_active()
+        seconds = self.random.uniform(0.05, 0.5)
+        directions = self.random.choice([(TO, BACK), (TO,), (BACK,)])
+        self.log(f"{server.name} reaches etcd {seconds:.2f} s later: {' and '.join(directions)}")
+        self.cluster.proxies.delay(links, seconds, directions)
+        self.sleep(0.5, 3)
+        self.repair(links)
+
+    def slow_then_stall_active(self):
+        """Replies of etcd are late, then requests do not arrive, and at last nothing does.
+
+        A lease that is counted from a late reply is longer than that of etcd.
+        """
+        server, links = self.links_of_active()
+        seconds = self.random.uniform(0.1, 1) * self.cluster.lease_ttl
+        self.log(f"{server.name} gets replies {seconds:.2f} s later, then none")
+        self.cluster.proxies.delay(links, seconds, [BACK])
+        self.sleep(0.5, 2)
+        self.cluster.proxies.stall(links, [TO])
+        time.sleep(seconds)
+        self.cluster.proxies.stall(links)
+        self.sleep(0.5, 2)
+        self.repair(links)
+
+    def reset_active(self):
+        server, links = self.links_of_active()
+        self.log(f"the connections of {server.name} to etcd are reset")
+        self.cluster.proxies.reset(links)
+
+    def repair(self, links):
+        """Delivers what was held back, or drops it."""
+        if self.random.random() < 0.5:
+            self.cluster.proxies.reset(links)
+        self.cluster.proxies.heal(links)
+
+    def compact_etcd(self):
+        etcd = self.cluster.etcd
+        self.log("compaction and defragmentation of etcd")
+        status = etcd.nodes[0].request("maintenance/status", {})
+        etcd.request("kv/compaction", {"revision": status["header"]["revision"], "physical": True})
+        for node in etcd.nodes:
+            node.request("maintenance/defragment", {})
