@@ -6,6 +6,7 @@ directions are `to` (towards the target) and `back`.
 """
 import asyncio
 import json
+import os
 import socket
 import struct
 import subprocess
@@ -198,8 +199,8 @@ class Helper:
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
         while line := await lines.readline():
             print(json.dumps(await self.run(json.loads(line))), flush=True)
-        for link in self.links.values():
-            link.reset()
+        # The kernel closes all connections.
+        os._exit(0)
 
 
 if __name__ == "__main__":

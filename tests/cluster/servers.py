@@ -122,7 +122,8 @@ defaults
     timeout client 1h
     timeout server 1h
     timeout check 1s
-    retries 1
+    retries 3
+    option redispatch 1
 listen beanstalkd
     bind {address}:{port}
     option httpchk GET /readyz
