@@ -13,17 +13,13 @@ import sys
 import time
 
 from checker import Checker
-from client import Closed
 from cluster import Cluster, ServiceManager
 from faults import Faults
 from history import History, Violation
 from observers import Observers
+from verifier import Verifier
 from workload import TUBES, Session, Workload
 from workspace import PATIENCE_S, Workspace, wait_until
-
-# Deleted jobs that a verification asks for, besides all others; the last one asks for all.
-DELETED_SAMPLE = 3000
-
 
 class Chaos:
     """One run."""
@@ -36,7 +32,8 @@ class Chaos:
         self.workload = Workload(self.history, seed)
         self.manager = ServiceManager(cluster.servers, self.history, self.workload.fail)
         self.observers = Observers(self.history, cluster.servers, self.workload.fail)
-        self.faults = Faults(cluster, self.manager, seed, log)
+        self.verifier = Verifier(cluster, self.history, seed)
+        self.faults = Faults(cluster, self.manager, self.workload, self.verifier, seed, log)
         self.verified_pids = set()
         self.verifications = 0
         self.began = time.monotonic()
@@ -90,52 +87,13 @@ class Chaos:
         with self.workload.gate.closed():
             self.workload.raise_failure()
             began = time.monotonic()
-            self.ask_for_jobs(is_last)
-            self.check(is_last)
+            self.verifier.verify(is_last)
             with self.history.lock:
                 self.verified_pids |= self.history.answers.keys()
             self.verifications += 1
             self.workload.backlog = len(self.history.jobs)
             self.log(f"verified {len(self.history.jobs)} jobs and {len(self.history.gone)} deleted ones"
                      f" in {time.monotonic() - began:.1f} s")
-
-    def check(self, is_last):
-        checker = Checker(self.history)
-        if is_last:
-            checker.check_all()
-        else:
-            checker.check_changed()
-
-    def ask_for_jobs(self, is_last):
-        """Asks for the body and the state of every job. A change of leader makes it begin again."""
-        give_up_at = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                server = self.cluster.wait_for_active()
-                with contextlib.closing(Session(self.history, (server.address, server.port))) as session:
-                    self.ask_session(session, self.jobs_to_ask_for(is_last))
-                return
-            except Closed as closed:
-                if time.monotonic() > give_up_at:
-                    raise AssertionError(f"the verification of jobs did not end: {closed}") from closed
-
-    def jobs_to_ask_for(self, is_last):
-        jobs, gone = set(self.history.jobs), self.history.gone
-        if is_last:
-            # Puts with unknown outcomes may have made jobs with ids that no client knows.
-            return range(1, max(jobs | gone, default=0) + 1000)
-        return sorted(jobs) + self.random.sample(sorted(gone), min(DELETED_SAMPLE, len(gone)))
-
-    def ask_session(self, session, jobs):
-        jobs = list(jobs)
-        for first in range(0, len(jobs), 100):
-            commands = []
-            for job in jobs[first:first + 100]:
-                is_known = job in self.history.jobs or job in self.history.gone
-                commands.append(session.peek(job) if is_known else session.peek_unknown(job))
-                if job in self.history.jobs:
-                    commands.append(session.stats_job(job))
-            session.run(commands)
 
     def drain(self):
         """Takes every job out of the queue, and verifies once more."""
@@ -183,7 +141,7 @@ class Chaos:
         puts = sum(1 for put in history.puts if put.result == "INSERTED")
         gap, gap_end = history.longest_gap
         lines = [
-            f"{seconds:.0f} s, lease {self.cluster.lease_ttl} s, {len(self.cluster.servers)} servers",
+            f"{seconds:.0f} s, {len(self.cluster.servers)} servers with {' '.join(self.cluster.flags)}",
             f"{puts} jobs put, {sum(replies.values())} commands: {replies['acknowledged']} acknowledged,"
             f" {replies['refused']} refused, {replies['unknown']} with unknown outcome",
             f"{sum(self.faults.counts.values())} faults: "
@@ -199,8 +157,10 @@ class Chaos:
 
 def run_chaos(program, seconds, seed, servers=2, log=print):
     """Runs random faults, and returns the figures. Raises Violation when a promise is broken."""
-    lease_ttl = random.Random(f"{seed}/lease").randint(2, 5)
-    with Workspace() as workspace, Cluster(workspace, program, servers, lease_ttl=lease_ttl) as cluster:
+    draw = random.Random(f"{seed}/cluster")
+    # Small files are removed often.
+    options = {"lease_ttl": draw.randint(2, 5), "flags": ["-s", str(draw.choice([1 << 16, 1 << 18, 10 << 20]))]}
+    with Workspace() as workspace, Cluster(workspace, program, servers, **options) as cluster:
         cluster.start()
         with Chaos(cluster, seed, log) as chaos:
             try:

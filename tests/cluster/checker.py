@@ -22,6 +22,8 @@ NOTICED_S = 10
 State = collections.namedtuple("State", "name holder pri early late recorded")
 ABSENT = State("absent", None, None, None, None, None)
 GONE = State("gone", None, None, None, None, None)
+# Of a configuration: no command that has not ended has had its effect.
+NOTHING = frozenset()
 # The holder of a job that was reserved by a command without a reply.
 UNKNOWN = "unknown"
 
@@ -220,7 +222,9 @@ class Checker:
         events = []
         for index, operation in enumerate(operations):
             is_read = operation.kind in ("peek", "stats-job")
-            if operation.result in REFUSALS or (is_read and operation.result is None):
+            # A command that an old process got when a new one had answered has no effect.
+            has_no_effect = self.latest(operation) < operation.sent
+            if operation.result in REFUSALS or (is_read and operation.result is None) or has_no_effect:
                 continue
             events.append((operation.sent, 0, index))
             if self.latest(operation) < math.inf:
@@ -282,7 +286,7 @@ class Walk:
         self.reserves = reserves
         self.restarts = restarts
         self.open = {}
-        self.configurations = {(ABSENT, frozenset())}
+        self.configurations = {(ABSENT, NOTHING)}
         self.time = -math.inf
 
     def states(self):
@@ -290,21 +294,35 @@ class Walk:
 
     def begin(self, operation, time):
         # What can have happened to the job before, happened before this operation.
-        if any(each is not None and each.overlap(self.time, time)
-               for each in (self.kicks, self.reserves, self.restarts)):
+        if self.is_in_window(time):
             self.configurations = self.reach(time)
             self.time = time
         self.open[id(operation)] = operation
 
     def end(self, operation, time):
         """Keeps the configurations in which this operation has had its effect."""
-        reached = self.reach(time)
         key = id(operation)
+        is_alone = len(self.open) == 1 and not any(done for _, done in self.configurations)
+        if is_alone and operation.result is not None and not self.is_in_window(time):
+            # Most operations are like this. The general way has the same result.
+            del self.open[key]
+            before = {each for state, _ in self.configurations
+                      for each in [state, *self.happen(state, time)]}
+            self.configurations = {(after, NOTHING) for state in before
+                                   for after in step(state, operation, self.ttr)}
+            self.time = time
+            return
+        reached = self.reach(time)
         del self.open[key]
         if operation.result is not None:
             reached = [(state, done) for state, done in reached if key in done]
         self.configurations = {(state, done - {key}) for state, done in reached}
         self.time = time
+
+    def is_in_window(self, time):
+        """Returns whether something may have happened to all jobs of the tube since the last event."""
+        return any(each is not None and each.overlap(self.time, time)
+                   for each in (self.kicks, self.reserves, self.restarts))
 
     def reach(self, time):
         """Returns every configuration that is possible at this time."""
@@ -324,6 +342,8 @@ class Walk:
 
     def happen(self, state, time):
         """Returns what can become of the job without a command that names it."""
+        if state in (ABSENT, GONE):
+            return []
         after = []
         is_kicked = self.kicks is not None and self.kicks.overlap(self.time, time)
         if state.recorded is not None and self.restarts.overlap(self.time, time):

@@ -159,6 +159,19 @@ class CheckerTest(unittest.TestCase):
         self.scene.do("peek", self.new, 1, 7, 8, "NOT_FOUND")
         self.finds("lost")
 
+    def test_finds_an_unknown_delete_of_a_server_that_another_one_follows(self):
+        for result in "FOUND", "NOT_FOUND":
+            with self.subTest(result):
+                self.setUp()
+                self.scene.put(self.old, 1, 2, job=1)
+                self.scene.answer(NEW, 3, 4)
+                self.scene.do("delete", self.old, 1, 5)
+                self.scene.do("peek", self.new, 1, 7, 8, result)
+                if result == "FOUND":
+                    self.accepts()
+                else:
+                    self.finds("lost")
+
     def test_finds_an_unknown_put_that_appears_late(self):
         self.scene.answer(OLD, 0, 0.5)
         put = self.scene.put(self.old, 1, None)

@@ -153,6 +153,22 @@ class Etcd:
         """Returns the number of the lease of a key, as a string."""
         return self.request("kv/range", {"key": encode(key)})["kvs"][0].get("lease", "0")
 
+    def wait_for_change(self, prefix, filters, patience):
+        """Waits until a key with this prefix is put or deleted, or until the patience ends."""
+        create = {"key": encode(prefix), "range_end": encode(after(prefix)), "filters": filters}
+        node = next((node for node in self.nodes if node.is_healthy()), self.nodes[0])
+        connection = http.client.HTTPConnection(node.address, node.client_port, timeout=patience)
+        try:
+            connection.request("POST", "/v3/watch", json.dumps({"create_request": create}))
+            response = connection.getresponse()
+            while line := response.readline():
+                if b'"events"' in line:
+                    return
+        except (OSError, http.client.HTTPException):
+            pass
+        finally:
+            connection.close()
+
     def put(self, key, value):
         self.request("kv/put", {"key": encode(key), "value": encode(value)})
 

@@ -4,20 +4,26 @@ Each fault is a function: it does its harm, waits and repairs. Afterwards the ca
 server is active again.
 """
 import concurrent.futures
+import contextlib
 import copy
 import random
 import signal
 import time
 
+from cluster import PREFIX
 from proxies import BACK, TO
+from workload import Session
+from workspace import wait_until
 
 
 class Faults:
     """The faults of one cluster. The same seed chooses the same faults in the same order."""
 
-    def __init__(self, cluster, manager, seed, log):
+    def __init__(self, cluster, manager, workload, verifier, seed, log):
         self.cluster = cluster
         self.manager = manager
+        self.workload = workload
+        self.verifier = verifier
         self.random = random.Random(f"{seed}/faults")
         self.log = log
         self.counts = {}
@@ -26,6 +32,7 @@ class Faults:
             "kill_active": 6, "stop_active_beyond_the_lease": 4, "stop_active_shortly": 2,
             "terminate_active": 3, "cut_active_off": 4, "stall_active": 6, "slow_then_stall_active": 5,
             "slow_active": 2, "reset_active": 2, "kill_standby": 2, "kill_all_servers": 1,
+            "kill_active_at_a_removal": 4, "kill_active_at_a_write": 3, "deliver_a_write_late": 4,
         }
         self.of_etcd = {
             "kill_leader_of_etcd": 4, "stop_leader_of_etcd": 2, "stop_majority_of_etcd": 3,
@@ -62,6 +69,47 @@ class Faults:
         self.manager.pauses[server] = self.random.choice([0.1, 0.1, 3])
         self.log(f"kill -9 of {server.name}")
         server.process.signal(signal.SIGKILL)
+
+    def kill_active_at_a_removal(self):
+        """Kills the active server at the moment when it has removed a file."""
+        self.kill_active_at("file/", ["NOPUT"])
+
+    def kill_active_at_a_write(self):
+        """Kills the active server at the moment when it has written a chunk."""
+        self.kill_active_at("log/", ["NODELETE"])
+
+    def kill_active_at(self, keys, filters):
+        process = self.active().process
+        self.log(f"kill -9 of {process.name} at a change of {keys}")
+        self.cluster.etcd.wait_for_change(f"{PREFIX}/{keys}", filters, patience=5)
+        process.signal(signal.SIGKILL)
+
+    def deliver_a_write_late(self):
+        """A write of the active server reaches etcd when another server leads, which is killed then.
+
+        The other server only answers questions. Its successor must give the same answers.
+        """
+        with self.workload.gate.closed():
+            old = self.active()
+            self.log(f"a write of {old.name} is late")
+            history = self.verifier.history
+            with contextlib.closing(Session(history, (old.address, old.port))) as session:
+                self.cluster.proxies.stall(old.links, [TO])
+                jobs = self.random.sample(sorted(history.jobs), min(50, len(history.jobs)))
+                commands = [session.delete(job) for job in jobs]
+                commands += [session.put("mail", 0, 0, 60, 100) for _ in range(10)]
+                session.connection.send_bytes(b"".join(command for command, _, _ in commands))
+                history.count("unknown", len(commands))
+                # The write is on its way, and its time limit has not passed.
+                time.sleep(self.random.uniform(0.03, 0.15))
+                old.process.signal(signal.SIGSTOP)
+                new = wait_until("another server is active", lambda: next(
+                    (each for each in self.cluster.servers if each is not old and each.is_active()), None))
+                self.verifier.ask_for_jobs(server=new)
+                self.cluster.proxies.heal(old.links)
+                time.sleep(0.3)
+                new.process.signal(signal.SIGKILL)
+                old.process.signal(signal.SIGCONT)
 
     def stop_active_beyond_the_lease(self):
         process = self.active().process
