@@ -2,6 +2,8 @@
 #
 #   make            build the server
 #   make run        build it and run it on port 11300; -V logs each address (FLAGS='-l 127.0.0.1')
+#   make etcd       build the server that can keep its jobs in etcd, target/etcd/release/beanstalkd;
+#                   requires protoc and the files of libprotobuf-dev
 #   make clean      remove everything that was built
 #
 # Tests, described in tests/README.md:
@@ -15,6 +17,12 @@
 #                   (TARGET=replay FOR_SECONDS=3600 for one target and one hour)
 #   make soak       the server under stress, for about five minutes (ARGS='--minutes 60 --only
 #                   churn' for one scenario and one hour, ARGS=--list lists them)
+#   make check-cluster  servers with etcd, HAProxy and faults, for about eight minutes
+#                   (CASES='name name' for some cases)
+#   make chaos      random faults in a cluster, for one hour (FOR_SECONDS=n; SEED=n repeats the
+#                   choices of a run)
+#   make cluster-mutants    plants bugs, and requires that random faults find each within five
+#                   minutes (MUTANTS='name name' for some of them)
 #
 # Speed, described in tests/bench/README.md:
 #   make bench      cost of operations (AGAINST='path path' compares with other servers, ARGS='...'
@@ -55,6 +63,7 @@ INSTALL ?= install
 FLAGS ?=
 AGAINST ?=
 ARGS ?=
+CASES ?=
 MUTANTS ?=
 TARGET ?= command connection replay options
 STATIC_TARGET ?=
@@ -69,6 +78,9 @@ all:
 
 run:
 	$(CARGO) run --release -- -V $(FLAGS)
+
+etcd:
+	$(CARGO) build --release --features etcd --target-dir target/etcd
 
 check: check-style check-man check-clients check-moving
 	$(CARGO) test
@@ -119,6 +131,15 @@ fuzz:
 # The program is also a test; --soak makes it run the scenarios in full.
 soak:
 	$(CARGO) test --release --test soak -- --soak $(ARGS)
+
+check-cluster: etcd
+	@sh tests/cluster/run.sh target/etcd/release/beanstalkd $(CASES)
+
+chaos: etcd
+	@python3 -B tests/cluster/chaos.py target/etcd/release/beanstalkd --seconds $(or $(FOR_SECONDS),3600)
+
+cluster-mutants:
+	@CARGO='$(CARGO)' sh tests/cluster/mutants/run.sh $(MUTANTS)
 
 static:
 	@CARGO='$(CARGO)' STATIC_TARGET='$(STATIC_TARGET)' sh dist/static/build.sh target/static/beanstalkd
@@ -186,5 +207,6 @@ check-install: all
 clean:
 	$(CARGO) clean
 
-.PHONY: all run check check-repeat check-style check-man check-clients check-moving check-units bench simulate mutants fuzz soak \
-	static check-static image check-image check-metrics etcd check-manifests check-browser screenshots picture vm deb check-deb install uninstall check-install clean
+.PHONY: all run etcd check check-repeat check-style check-man check-clients check-moving check-units bench simulate mutants fuzz soak \
+	check-cluster chaos cluster-mutants \
+	static check-static image check-image check-metrics check-manifests check-browser screenshots picture vm deb check-deb install uninstall check-install clean

@@ -59,8 +59,9 @@ class Verifier:
         for first in range(0, len(jobs), 100):
             commands = []
             for job in jobs[first:first + 100]:
-                is_known = job in self.history.jobs or job in self.history.gone
-                commands.append(session.peek(job) if is_known else session.peek_unknown(job))
                 if job in self.history.jobs:
-                    commands.append(session.stats_job(job))
+                    commands += [session.peek(job), session.stats_job(job)]
+                else:
+                    # It is gone, or no client knows it. Only a job that is found is recorded.
+                    commands.append(session.peek_unknown(job))
             session.run(commands)

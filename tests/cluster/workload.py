@@ -142,7 +142,7 @@ class Session:
         return self.on_job("peek", job, f"peek {job}", ["FOUND", "NOT_FOUND"])
 
     def peek_unknown(self, job):
-        """Returns a peek for an id that no client knows. A job that is not found is not recorded."""
+        """Returns a peek that is recorded only if there is such a job."""
         operation = self.history.begin("peek", self.caller)
 
         def take(words, body):

@@ -1,0 +1,21 @@
+#!/bin/sh
+# Tests a queue in etcd: the checker and the proxies of these tests, then each case of check.py.
+#
+#   tests/cluster/run.sh SERVER [CASE...]
+#
+# Where etcd, etcdctl, HAProxy, openssl or Python is not installed, this is skipped, visibly; in
+# .ci/run, which sets CI, it fails.
+set -eu
+PATH=$PATH:/usr/sbin
+here=$(dirname "$0")
+
+for program in etcd etcdctl haproxy openssl python3; do
+	if ! command -v "$program" >/dev/null; then
+		echo "SKIPPED: $program is not installed, no cluster is tried"
+		if [ -n "${CI-}" ]; then exit 1; fi
+		exit 0
+	fi
+done
+python3 -B "$here/checker_test.py"
+python3 -B "$here/proxies_test.py"
+exec python3 -B "$here/check.py" "$@"
