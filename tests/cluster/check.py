@@ -731,7 +731,7 @@ def check_and_dump(program):
                 for _ in range(200):
                     expect("a reply", client.reply()[0][0], "INSERTED")
         expect("the active server", server.process.poll(), None)
-        run(program, "-b", etcd_url(etcd.endpoints(), "/empty"), "--check")
+        run(program, "-b", etcd_url(etcd.endpoints(), "/empty"), "--check", expect=REFUSED)
         expect("keys of the empty prefix", etcd.items("/empty"), {})
 
 
