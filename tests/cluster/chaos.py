@@ -158,8 +158,11 @@ class Chaos:
 def run_chaos(program, seconds, seed, servers=2, log=print):
     """Runs random faults, and returns the figures. Raises Violation when a promise is broken."""
     draw = random.Random(f"{seed}/cluster")
-    # Small files are removed often.
-    options = {"lease_ttl": draw.randint(2, 5), "flags": ["-s", str(draw.choice([1 << 16, 1 << 18, 10 << 20]))]}
+    # Small files are removed often, and a limit refuses puts.
+    flags = draw.choice([["-s", "65536"], ["-s", "65536", "--binlog-limit", "3000000"], ["-s", "262144"], []])
+    # Nodes of etcd that are behind get a snapshot.
+    etcd_flags = draw.choice([[], ["--snapshot-count", "200"]])
+    options = {"lease_ttl": draw.randint(2, 5), "flags": flags, "etcd_flags": etcd_flags}
     with Workspace() as workspace, Cluster(workspace, program, servers, **options) as cluster:
         cluster.start()
         with Chaos(cluster, seed, log) as chaos:

@@ -32,8 +32,9 @@ class Cluster:
 
     def __enter__(self):
         with contextlib.ExitStack() as stack:
-            self.etcd.start()
             self.proxies = stack.enter_context(Proxies(self.workspace))
+            self.etcd.connect_through(self.proxies)
+            self.etcd.start()
             self.servers = [self.new_server(f"server{number}")
                             for number in range(1, self.server_count + 1)]
             self.haproxy = HAProxy(self.workspace, self.servers)

@@ -28,6 +28,8 @@ class Node:
         self.client_port = cluster.workspace.port(self.address)
         self.peer_port = cluster.workspace.port(self.address)
         self.peer_url = f"http://{self.address}:{self.peer_port}"
+        # The other nodes use this one, which may lead through a proxy.
+        self.advertised_url = self.peer_url
         self.process = None
 
     def start(self):
@@ -37,8 +39,8 @@ class Node:
         arguments = [
             "etcd", "--name", self.name, "--data-dir", workspace.path(self.name),
             "--listen-client-urls", client_url, "--advertise-client-urls", client_url,
-            "--listen-peer-urls", self.peer_url, "--initial-advertise-peer-urls", self.peer_url,
-            "--initial-cluster", ",".join(f"{n.name}={n.peer_url}" for n in self.cluster.nodes),
+            "--listen-peer-urls", self.peer_url, "--initial-advertise-peer-urls", self.advertised_url,
+            "--initial-cluster", ",".join(f"{n.name}={n.advertised_url}" for n in self.cluster.nodes),
             "--initial-cluster-token", workspace.network, "--log-level", "warn",
             "--logger", "zap", *self.cluster.flags,
         ]
@@ -97,6 +99,12 @@ class Etcd:
         self.nodes = [Node(self, f"{name}{number}") for number in range(1, nodes + 1)]
         # The name and the password of root while users are checked.
         self.root = None
+
+    def connect_through(self, proxies):
+        """Lets each node be reached by the others through a link with its name. Before the start."""
+        for node in self.nodes:
+            address, port = proxies.add(node.name, (node.address, node.peer_port))
+            node.advertised_url = f"http://{address}:{port}"
 
     def start(self):
         for node in self.nodes:

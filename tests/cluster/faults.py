@@ -33,10 +33,11 @@ class Faults:
             "terminate_active": 3, "cut_active_off": 4, "stall_active": 6, "slow_then_stall_active": 5,
             "slow_active": 2, "reset_active": 2, "kill_standby": 2, "kill_all_servers": 1,
             "kill_active_at_a_removal": 4, "kill_active_at_a_write": 3, "deliver_a_write_late": 4,
+            "stop_next_leader": 3, "stall_all_servers": 2,
         }
         self.of_etcd = {
             "kill_leader_of_etcd": 4, "stop_leader_of_etcd": 2, "stop_majority_of_etcd": 3,
-            "compact_etcd": 1,
+            "compact_etcd": 1, "mute_leader_of_etcd": 2, "kill_all_of_etcd": 1,
         }
 
     def strike(self):
@@ -130,6 +131,21 @@ class Faults:
         self.log(f"SIGTERM of {server.name}")
         server.process.signal(signal.SIGTERM)
 
+    def stop_next_leader(self):
+        """Kills the active server, and stops all others while one of them begins to lead."""
+        active = self.active()
+        others = [each.process for each in self.cluster.servers if each is not active]
+        self.log(f"kill -9 of {active.name}, then SIGSTOP of all others")
+        self.manager.pauses[active] = 3
+        active.process.signal(signal.SIGKILL)
+        self.sleep(0.3, 1.5)
+        for process in others:
+            process.signal(signal.SIGSTOP)
+        self.sleep(0.5, 2.5)
+        for process in others:
+            process.signal(signal.SIGCONT)
+            self.sleep(0, 0.5)
+
     def kill_standby(self):
         active = self.active()
         standby = self.random.choice([each for each in self.cluster.servers if each is not active])
@@ -155,6 +171,23 @@ class Faults:
         node.suspend()
         self.sleep(0.3, 2.5)
         node.resume()
+        self.cluster.etcd.wait_until_healthy()
+
+    def mute_leader_of_etcd(self):
+        """Nothing that the leader of etcd sends to the other nodes arrives."""
+        node = self.leader_of_etcd()
+        self.log(f"{node.name}, the leader of etcd, cannot reach the other nodes")
+        self.cluster.proxies.stall([node.name])
+        self.sleep(0.3, 2.5)
+        self.repair([node.name])
+        self.cluster.etcd.wait_until_healthy()
+
+    def kill_all_of_etcd(self):
+        self.log("kill -9 of all nodes of etcd")
+        for node in self.cluster.etcd.nodes:
+            node.kill()
+        for node in self.cluster.etcd.nodes:
+            node.start()
         self.cluster.etcd.wait_until_healthy()
 
     def leader_of_etcd(self):
@@ -189,6 +222,16 @@ class Faults:
         self.cluster.proxies.stall(links, directions)
         self.sleep(0.2, 3)
         self.repair(links)
+
+    def stall_all_servers(self):
+        self.log("all servers are cut off from etcd: stalled")
+        servers = self.random.sample(self.cluster.servers, len(self.cluster.servers))
+        for server in servers:
+            self.cluster.proxies.stall(server.links)
+        self.sleep(0.2, 2)
+        for server in servers:
+            self.repair(server.links)
+            self.sleep(0, 0.3)
 
     def slow_active(self):
         server, links = self.links_of_active()

@@ -10,7 +10,7 @@ import contextlib
 import http.client
 import json
 import os
-import selectors
+import select
 import signal
 import socket
 import time
@@ -84,18 +84,14 @@ class Generator:
     """Sends commands on many connections, and counts the replies. One process, without threads."""
 
     def __init__(self, server):
-        self.selector = selectors.DefaultSelector()
-        self.sockets = []
+        self.sockets = {}
         for _ in range(CONNECTIONS):
             connection = socket.create_connection((server.address, server.port))
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.setblocking(False)
-            self.sockets.append(connection)
-        self.replies = 0
+            self.sockets[connection.fileno()] = connection
 
     def close(self):
-        self.selector.close()
-        for connection in self.sockets:
+        for connection in self.sockets.values():
             connection.close()
 
     def run(self, script, seconds):
@@ -103,35 +99,28 @@ class Generator:
 
         The script yields bytes and the number of their replies, and is sent these.
         """
-        states = {}
-        self.replies = 0
+        count = 0
+        conversations = {}
         began = time.monotonic()
         end = began + seconds
-        for connection in self.sockets:
-            state = Conversation(script())
-            states[connection] = state
-            connection.sendall(state.next(None))
-            self.selector.register(connection, selectors.EVENT_READ, state)
-        open_count = len(self.sockets)
-        while open_count:
-            for key, _ in self.selector.select(PATIENCE_S):
-                replies = key.data.receive(key.fileobj.recv(1 << 18))
-                if replies is None:
-                    continue
-                self.replies += len(replies)
-                if time.monotonic() < end:
-                    send(key.fileobj, key.data.next(replies))
-                else:
-                    self.selector.unregister(key.fileobj)
-                    open_count -= 1
-        return self.replies / (time.monotonic() - began)
-
-
-def send(connection, data):
-    """Sends all data on a connection whose peer reads."""
-    connection.setblocking(True)
-    connection.sendall(data)
-    connection.setblocking(False)
+        with select.epoll() as poll:
+            for descriptor, connection in self.sockets.items():
+                conversations[descriptor] = conversation = Conversation(script())
+                connection.sendall(conversation.next(None))
+                poll.register(descriptor, select.EPOLLIN)
+            while conversations:
+                for descriptor, _ in poll.poll(PATIENCE_S):
+                    conversation = conversations[descriptor]
+                    replies = conversation.receive(os.read(descriptor, 1 << 18))
+                    if replies is None:
+                        continue
+                    count += len(replies)
+                    if time.monotonic() < end:
+                        self.sockets[descriptor].sendall(conversation.next(replies))
+                    else:
+                        poll.unregister(descriptor)
+                        del conversations[descriptor]
+        return count / (time.monotonic() - began)
 
 
 class Conversation:
@@ -154,13 +143,19 @@ class Conversation:
         if not self.buffer.endswith(b"\r\n"):
             return None
         # Each body is one line.
-        lines = self.buffer.split(b"\r\n")[:-1]
-        replies = [line for line in lines if line != BODY]
-        if len(replies) < self.expected or len(lines) - len(replies) < sum(
-                reply.startswith(b"RESERVED") for reply in replies):
+        lines = self.buffer.split(b"\r\n")
+        lines.pop()
+        bodies = lines.count(BODY)
+        if len(lines) - bodies < self.expected:
+            return None
+        if bodies:
+            lines = [line for line in lines if line != BODY]
+            if bodies < sum(line.startswith(b"RESERVED") for line in lines):
+                return None
+        elif lines[-1].startswith(b"RESERVED"):
             return None
         self.buffer = b""
-        return replies
+        return lines
 
 
 PUT = b"put 1024 0 60 %d\r\n%s\r\n" % (len(BODY), BODY)
