@@ -2,9 +2,6 @@
 #
 #   make            build the server
 #   make run        build it and run it on port 11300; -V logs each address (FLAGS='-l 127.0.0.1')
-#   make run        build it and run it on port 11300; -V logs each address (FLAGS='-l 127.0.0.1')
-#   make etcd       build the server that can keep its jobs in etcd, target/etcd/release/beanstalkd;
-#                   requires protoc and the files of libprotobuf-dev
 #   make clean      remove everything that was built
 #
 # Tests, described in tests/README.md:
