@@ -228,3 +228,98 @@ impl Disk for EtcdDisk {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+    fn disk() -> (EtcdDisk, Arc<Shared>, UnboundedReceiver<Request>) {
+        let (requests, received) = unbounded_channel();
+        let shared = Arc::new(Shared::new());
+        (EtcdDisk::new(Arc::clone(&shared), requests), shared, received)
+    }
+
+    /// Returns the changes that were handed over, as text, and the number of the last one.
+    fn handed_over(received: &mut UnboundedReceiver<Request>) -> Option<(String, u64)> {
+        let Request::Store(changes, last) = received.try_recv().ok()? else {
+            panic!("the disk has read");
+        };
+        let text = changes.iter().map(|change| match change {
+            Change::Append { file, offset, bytes } => {
+                format!("{file}:{offset}={}", bytes.escape_ascii())
+            }
+            Change::Remove { file } => format!("remove {file}"),
+            Change::Truncate { file, size } => format!("cut {file} at {size}"),
+            Change::SetAside { file } => format!("set {file} aside"),
+        });
+        Some((text.collect::<Vec<_>>().join(", "), last))
+    }
+
+    #[test]
+    fn changes_grow_in_their_order_while_earlier_ones_are_stored() {
+        let (mut disk, shared, mut received) = disk();
+        disk.create(1, 4096).unwrap();
+        disk.write(1, 0, b"v7").unwrap();
+        disk.hand_over();
+        assert_eq!(handed_over(&mut received), None, "a file is stored with its first record");
+        disk.write(1, 2, b"ab").unwrap();
+        disk.write(1, 4, b"c").unwrap();
+        disk.hand_over();
+        assert_eq!(handed_over(&mut received), Some(("1:0=v7abc".to_owned(), 2)));
+        disk.write(1, 5, b"d").unwrap();
+        disk.create(2, 4096).unwrap();
+        disk.write(2, 0, b"v7").unwrap();
+        disk.write(2, 2, b"e").unwrap();
+        disk.remove(1).unwrap();
+        disk.hand_over();
+        assert_eq!(handed_over(&mut received), None, "earlier changes are being stored");
+        assert_eq!(disk.progress().map(Progress::is_complete), Some(false));
+        shared.acknowledge(2);
+        disk.hand_over();
+        assert_eq!(handed_over(&mut received), Some(("1:5=d, 2:0=v7e, remove 1".to_owned(), 5)));
+        shared.acknowledge(5);
+        assert_eq!(disk.progress().map(Progress::is_complete), Some(true));
+    }
+
+    #[test]
+    fn only_what_is_stored_is_cut_or_removed() {
+        let (mut disk, _, mut received) = disk();
+        disk.create(1, 4096).unwrap();
+        disk.write(1, 0, b"v7").unwrap();
+        disk.write(1, 2, b"abc").unwrap();
+        disk.truncate(1, 5).unwrap();
+        disk.create(2, 4096).unwrap();
+        disk.write(2, 0, b"v7").unwrap();
+        disk.remove(2).unwrap();
+        disk.hand_over();
+        assert_eq!(handed_over(&mut received), Some(("1:0=v7abc".to_owned(), 1)));
+        let (mut disk, _, mut received) = self::disk();
+        disk.lengths.insert(1, 5);
+        disk.truncate(1, 4).unwrap();
+        disk.write(1, 4, b"x").unwrap();
+        disk.quarantine(1).unwrap();
+        disk.hand_over();
+        let expected = "cut 1 at 4, 1:4=x, set 1 aside".to_owned();
+        assert_eq!(handed_over(&mut received), Some((expected, 3)));
+    }
+
+    #[test]
+    fn many_gathered_bytes_are_a_congestion() {
+        let (mut disk, shared, mut received) = disk();
+        let is_congested = |disk: &EtcdDisk| disk.progress().unwrap().is_congested;
+        disk.create(1, 1 << 30).unwrap();
+        disk.write(1, 0, b"v7").unwrap();
+        disk.write(1, 2, &vec![b'x'; CONGESTED_BYTES - 1]).unwrap();
+        assert!(!is_congested(&disk));
+        disk.write(1, 2 + CONGESTED_BYTES as u64 - 1, b"x").unwrap();
+        assert!(is_congested(&disk));
+        assert_eq!(disk.remote_stats().unwrap().waiting_bytes, CONGESTED_BYTES as u64);
+        disk.hand_over();
+        assert!(!is_congested(&disk));
+        assert_eq!(disk.remote_stats().unwrap().waiting_bytes, CONGESTED_BYTES as u64);
+        assert!(received.try_recv().is_ok());
+        shared.acknowledge(2);
+        assert_eq!(disk.remote_stats().unwrap().waiting_bytes, 0);
+    }
+}
