@@ -36,8 +36,11 @@ struct State {
     chunk_len: usize,
     /// The disk is congested while more bytes wait.
     congested_above: usize,
+    /// Changes are handed over only when all earlier ones are acknowledged.
+    is_batched: bool,
     /// Decides how many changes are acknowledged as soon as they are handed over.
     eager: Option<fastrand::Rng>,
+    refuses_puts: bool,
     /// A change was refused. The stored files are those of the next server.
     is_refused: bool,
 }
@@ -82,7 +85,9 @@ impl RemoteDisk {
             acknowledged: FIRST_NUMBER,
             chunk_len,
             congested_above: usize::MAX,
+            is_batched: false,
             eager: None,
+            refuses_puts: false,
             is_refused: false,
         })))
     }
@@ -94,6 +99,16 @@ impl RemoteDisk {
     /// Makes the disk congested while more than this number of bytes wait.
     pub fn set_congested_above(&self, bytes: usize) {
         self.0.borrow_mut().congested_above = bytes;
+    }
+
+    /// Hands changes over only when all earlier ones are acknowledged, from now on.
+    pub fn set_batched(&self) {
+        self.0.borrow_mut().is_batched = true;
+    }
+
+    /// Sets whether the disk has no space for puts.
+    pub fn set_refusing_puts(&self, is_refusing: bool) {
+        self.0.borrow_mut().refuses_puts = is_refusing;
     }
 
     /// Acknowledges some changes as soon as they are handed over, from now on.
@@ -113,11 +128,11 @@ impl RemoteDisk {
         self.acknowledge(usize::MAX);
     }
 
-    /// Refuses one of the changes that wait: another server leads. Those before it are stored, but
-    /// not acknowledged.
+    /// Refuses one of the changes that were handed over: another server leads. Those before it are
+    /// stored, but not acknowledged.
     pub fn refuse(&self, random: &mut fastrand::Rng) {
+        let count = random.usize(..=self.handed_over());
         let mut state = self.0.borrow_mut();
-        let count = random.usize(..=state.waiting.len());
         if !state.is_refused {
             state.stored = state.files_after(count);
             state.is_refused = true;
@@ -131,6 +146,29 @@ impl RemoteDisk {
     /// Returns the number of changes that are not acknowledged.
     pub fn waiting(&self) -> usize {
         self.0.borrow().waiting.len()
+    }
+
+    /// Returns the number of changes that are handed over and not acknowledged.
+    pub fn handed_over(&self) -> usize {
+        let state = self.0.borrow();
+        state.waiting.partition_point(|waiting| waiting.number <= state.handed_over)
+    }
+
+    /// Returns whether the server has handed over all changes that it may.
+    pub fn has_all(&self) -> bool {
+        let state = self.0.borrow();
+        state.is_batched && state.acknowledged < state.handed_over
+            || state.handed_over == state.written
+    }
+
+    /// Returns the number of the last change that was handed over.
+    pub fn last_handed_over(&self) -> u64 {
+        self.0.borrow().handed_over
+    }
+
+    pub fn progress(&self) -> Progress {
+        let State { written, acknowledged, waiting_bytes, congested_above, .. } = *self.0.borrow();
+        Progress { written, acknowledged, is_congested: waiting_bytes > congested_above }
     }
 
     // ---- Files ----
@@ -327,6 +365,9 @@ impl Disk for RemoteDisk {
 
     fn hand_over(&mut self) {
         let mut state = self.0.borrow_mut();
+        if state.is_batched && state.acknowledged < state.handed_over {
+            return;
+        }
         state.handed_over = state.written;
         let waiting = state.waiting.len();
         if let Some(random) = &mut state.eager
@@ -338,7 +379,10 @@ impl Disk for RemoteDisk {
     }
 
     fn progress(&self) -> Option<Progress> {
-        let State { written, acknowledged, waiting_bytes, congested_above, .. } = *self.0.borrow();
-        Some(Progress { written, acknowledged, is_congested: waiting_bytes > congested_above })
+        Some(RemoteDisk::progress(self))
+    }
+
+    fn refuses_puts(&self) -> bool {
+        self.0.borrow().refuses_puts
     }
 }

@@ -60,6 +60,8 @@ pub struct Simulation {
     has_iteration_begun: bool,
     /// The disk was congested when the iteration began.
     is_congested: bool,
+    /// The time of the last iteration that began with a congested disk.
+    congested_at: u64,
     /// Clients to flush at the end of the iteration.
     to_flush: Vec<ClientNumber>,
     /// The crash that follows when the disk fails.
@@ -147,6 +149,7 @@ impl Simulation {
             ready: Vec::new(),
             has_iteration_begun: false,
             is_congested: false,
+            congested_at: 0,
             to_flush: Vec::new(),
             crash_to_come: None,
             had_disk_faults: false,
@@ -350,6 +353,9 @@ impl Simulation {
             self.server.set_clock_offset(ClockOffset::between(nanos(self.now), nanos(wall_clock)));
         }
         self.is_congested = self.server.is_congested();
+        if self.is_congested {
+            self.congested_at = self.now;
+        }
         self.server.begin_iteration(self.ready.len());
         bury_log::take();
         self.server.tick(nanos(self.now));
@@ -436,7 +442,7 @@ impl Simulation {
         if std::mem::take(&mut self.model.refusals) > 0 && !is_limited {
             return Err("OUT_OF_MEMORY, but the disk has no limit and works".to_owned());
         }
-        self.note_commit();
+        self.note_commit()?;
         let finished = self.flush()?;
         self.has_iteration_begun = false;
         self.check_clients()?;
@@ -446,30 +452,41 @@ impl Simulation {
         Ok(())
     }
 
-    fn note_commit(&mut self) {
+    fn note_commit(&mut self) -> Result<(), Failure> {
+        if !self.disk.has_all() {
+            return Err("changes are not handed over in the commit".to_owned());
+        }
+        self.commits.push(self.disk.progress().written);
+        self.hold_replies();
+        let worst_end = self.end(Some(0));
+        self.journal.commit(self.now, worst_end);
+        Ok(())
+    }
+
+    /// Notes which replies wait for the changes until now.
+    fn hold_replies(&mut self) {
         let progress = self.disk.progress();
-        self.commits.push(progress.written);
         for socket in self.sockets.values_mut() {
             let (output, _) = self.server.unsent(socket.key);
             socket.held.commit(output.len(), progress);
         }
-        let worst_end = self.end(Some(0));
-        self.journal.commit(self.now, worst_end);
     }
 
     /// Returns how the process ends with a crash now. A `power_cut` leaves on the disk what must be
     /// there.
     fn end(&self, power_cut: Option<u64>) -> End {
-        let binlog = self.setup.binlog;
-        if power_cut.is_none() && !self.disk.is_refused() {
-            return End::Killed;
-        }
-        if binlog.is_some_and(|binlog| binlog.remote.is_some()) {
+        let is_remote = self.setup.binlog.is_some_and(|binlog| binlog.remote.is_some());
+        let is_lossless = power_cut.is_none() && !self.disk.is_refused();
+        if is_remote {
             let acknowledged = self.disk.progress().acknowledged;
-            let commits = self.commits.partition_point(|&change| change <= acknowledged);
+            let last = if is_lossless { self.disk.last_handed_over() } else { acknowledged };
+            let commits = self.commits.partition_point(|&change| change <= last);
             return End::Unacknowledged { commits: commits as u64 };
         }
-        End::PowerCut { synced_within: binlog.and_then(|binlog| binlog.sync_within) }
+        if is_lossless {
+            return End::Killed;
+        }
+        End::PowerCut { synced_within: self.setup.binlog.and_then(|binlog| binlog.sync_within) }
     }
 
     /// Sends replies as the event loop does. Returns the clients to disconnect.

@@ -38,6 +38,8 @@ pub struct RemoteSetup {
     pub chunk_len: usize,
     /// The disk is congested while more bytes wait. `None`: never.
     pub congested_above: Option<usize>,
+    /// Changes are handed over only when all earlier ones are acknowledged.
+    pub is_batched: bool,
     /// The seed that decides which changes are acknowledged in the commit that hands them over.
     /// `None`: none.
     pub eager: Option<u64>,
@@ -69,7 +71,8 @@ pub enum Event {
     ClockOffset(i64),
     /// Drain mode is switched on or off.
     Drain(bool),
-    /// At most this many bytes fit on the disk. `None`: any number.
+    /// At most this many bytes fit on a local disk. A remote one refuses puts. `None`: any number
+    /// fits.
     DiskCapacity(Option<u64>),
     /// The disk fails after this number of further changes, and then the process crashes.
     FailDiskAfter(u64, Crash),
@@ -105,9 +108,9 @@ impl fmt::Display for Setup {
             if let Some(limit) = limit {
                 write!(f, " limit {limit}")?;
             }
-            if let Some(RemoteSetup { chunk_len, congested_above, eager }) = remote {
+            if let Some(RemoteSetup { chunk_len, congested_above, is_batched, eager }) = remote {
                 let (congested_above, eager) = (Optional(congested_above), Optional(eager));
-                write!(f, " remote {chunk_len} {congested_above} {eager}")?;
+                write!(f, " remote {chunk_len} {congested_above} {is_batched} {eager}")?;
             }
         }
         if self.sharers > 1 {
@@ -265,9 +268,12 @@ impl<'l> Words<'l> {
         }
         if self.rest.starts_with("remote ") {
             self.next();
-            let (chunk_len, congested_above) = (self.value()?, self.optional()?);
-            let eager = self.optional()?;
-            setup.remote = Some(RemoteSetup { chunk_len, congested_above, eager });
+            setup.remote = Some(RemoteSetup {
+                chunk_len: self.value()?,
+                congested_above: self.optional()?,
+                is_batched: self.value()?,
+                eager: self.optional()?,
+            });
         }
         Ok(setup)
     }

@@ -419,7 +419,8 @@ impl Generator {
             3 => (format!("peek {id}\r\n"), BURST),
             4 => (format!("kick-job {id}\r\n"), BURST),
             5 if self.random.u8(..4) == 0 => ("x\r\n".to_owned(), BURST_BEFORE_SYNC),
-            5 => ("reserve-with-timeout 0\r\n".to_owned(), BURST),
+            // More than `MAX_HELD` where there are so many jobs.
+            5 if !self.profile.is_deep => ("reserve-with-timeout 0\r\n".to_owned(), BURST),
             6 => (format!("use {}\r\nlist-tube-used\r\n", self.tube()), BURST),
             _ => ("list-tube-used\r\n".to_owned(), BURST),
         };
@@ -756,6 +757,7 @@ fn remote(random: &mut fastrand::Rng) -> RemoteSetup {
     RemoteSetup {
         chunk_len: [50, 300, 4_000, 70_000][random.usize(..4)],
         congested_above: [None, None, Some(300), Some(3_000), Some(30_000)][random.usize(..5)],
+        is_batched: random.bool(),
         eager: (random.u8(..3) == 0).then(|| random.u64(..)),
     }
 }
@@ -785,7 +787,7 @@ fn profile(random: &mut fastrand::Rng, setup: &Setup) -> Profile {
         flushes.for_each(|(_, weight)| *weight = DEEP_FLUSH_WEIGHT);
     }
     let has_large_bodies = !is_deep && random.u8(..24) == 0;
-    let may_lack_space = has_binlog && !is_remote && setup.bury_after.is_none();
+    let may_lack_space = has_binlog && setup.bury_after.is_none();
     Profile {
         clients: random.usize(1..=9),
         jobs: random.usize(if is_deep { DEEP_JOBS } else { 3..50 }),

@@ -30,8 +30,24 @@ impl SimulatedDisk {
 
     pub(super) fn progress(&self) -> Progress {
         match self {
-            SimulatedDisk::Local(disk) => disk.progress().unwrap_or_default(),
-            SimulatedDisk::Remote(disk, _) => disk.progress().unwrap_or_default(),
+            SimulatedDisk::Local(_) => Progress::default(),
+            SimulatedDisk::Remote(disk, _) => disk.progress(),
+        }
+    }
+
+    /// Returns whether the server has handed over all changes that it may.
+    pub(super) fn has_all(&self) -> bool {
+        match self {
+            SimulatedDisk::Local(_) => true,
+            SimulatedDisk::Remote(disk, _) => disk.has_all(),
+        }
+    }
+
+    /// Returns the last change that a crash without a loss leaves.
+    pub(super) fn last_handed_over(&self) -> u64 {
+        match self {
+            SimulatedDisk::Local(_) => 0,
+            SimulatedDisk::Remote(disk, _) => disk.last_handed_over(),
         }
     }
 
@@ -53,8 +69,9 @@ impl SimulatedDisk {
     }
 
     pub(super) fn set_capacity(&self, bytes: Option<u64>) {
-        if let SimulatedDisk::Local(disk) = self {
-            disk.set_capacity(bytes);
+        match self {
+            SimulatedDisk::Local(disk) => disk.set_capacity(bytes),
+            SimulatedDisk::Remote(disk, _) => disk.set_refusing_puts(bytes.is_some()),
         }
     }
 
@@ -82,9 +99,9 @@ impl SimulatedDisk {
                 disk.clone()
             }
             SimulatedDisk::Remote(disk, _) => {
-                let waiting = disk.waiting();
+                let most = disk.handed_over();
                 let count = crash.power_cut.map(fastrand::Rng::with_seed);
-                let count = count.map_or(waiting, |mut random| random.usize(..=waiting));
+                let count = count.map_or(most, |mut random| random.usize(..=most));
                 FakeDisk::with_files(&disk.files_after(count))
             }
         };
@@ -98,13 +115,12 @@ impl SimulatedDisk {
         if crash.flipped_bits > 0 {
             disk.flip_bits(&mut fastrand::Rng::with_seed(flip_seed), crash.flipped_bits);
         }
-        match self {
-            SimulatedDisk::Local(_) => {
-                disk.set_capacity(capacity);
-                SimulatedDisk::Local(disk)
-            }
+        let next = match self {
+            SimulatedDisk::Local(_) => SimulatedDisk::Local(disk),
             SimulatedDisk::Remote(_, setup) => remote(disk.live_files(), *setup),
-        }
+        };
+        next.set_capacity(capacity);
+        next
     }
 
     // ---- Figures ----
@@ -138,6 +154,9 @@ fn remote(files: Files, setup: RemoteSetup) -> SimulatedDisk {
     let disk = RemoteDisk::with_files(files, setup.chunk_len);
     if let Some(bytes) = setup.congested_above {
         disk.set_congested_above(bytes);
+    }
+    if setup.is_batched {
+        disk.set_batched();
     }
     if let Some(seed) = setup.eager {
         disk.set_eager(fastrand::Rng::with_seed(seed));

@@ -21,19 +21,58 @@ impl Simulation {
         }
         let starts = self.starts;
         self.end_iteration()?;
-        self.disk.acknowledge(usize::MAX);
-        self.end_iteration()?;
         if self.starts != starts {
             return Ok(());
         }
         let crash = match self.server.close(nanos(self.now)) {
-            Ok(()) => Crash { power_cut: None, flipped_bits: 0 },
+            Ok(()) => {
+                self.send_last_replies()?;
+                Crash { power_cut: None, flipped_bits: 0 }
+            }
             Err(failure) => {
                 let crash = self.crash_to_come.take();
                 crash.ok_or_else(|| format!("close without a disk fault: {failure}"))?
             }
         };
         self.crash(crash)
+    }
+
+    /// Acknowledges all changes, and sends the replies that waited, as the event loop does before the
+    /// server exits. A server that has lost the leadership sends nothing more.
+    fn send_last_replies(&mut self) -> Result<(), Failure> {
+        while !self.server.is_acknowledged() {
+            self.disk.acknowledge(usize::MAX);
+            let before = self.disk.last_handed_over();
+            self.server.hand_over();
+            let is_stuck = self.disk.last_handed_over() == before && self.disk.waiting() > 0;
+            if self.disk.is_refused() {
+                return Ok(());
+            }
+            if is_stuck {
+                return Err("changes are not handed over before the server ends".to_owned());
+            }
+        }
+        loop {
+            let unsent = |it: &Simulation| -> usize {
+                it.sockets.values().map(|socket| socket.output.len()).sum()
+            };
+            let before = unsent(self);
+            for socket in self.sockets.values() {
+                self.server.mark_dirty(socket.key);
+            }
+            self.take_replies();
+            self.hold_replies();
+            for client in self.flush()? {
+                self.disconnect(client)?;
+            }
+            if unsent(self) == before {
+                break;
+            }
+        }
+        match self.sockets.iter().find(|(_, it)| it.read_limit.is_none() && !it.output.is_empty()) {
+            Some((client, _)) => Err(format!("client {client}: its last replies are not sent")),
+            None => Ok(()),
+        }
     }
 
     /// The process ends at once, and the next one starts.
