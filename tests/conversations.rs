@@ -1,9 +1,11 @@
 //! Plays the conversations of `tests/conversations` into the engine with virtual time, into our
-//! binary over sockets, and into C beanstalkd where it is installed.
+//! binary over sockets, into C beanstalkd where it is installed, and into our binary on a real etcd
+//! where both are there.
 //!
 //! `tests/conversations/README.md` describes the form of a script. Each pair of a script and a
 //! player is a test of its own: `cargo test --test conversations engine::put` plays one pair.
-//! `C_BEANSTALKD=/path` names a C beanstalkd that is not on the path.
+//! `C_BEANSTALKD=/path` names a C beanstalkd that is not on the path. `BEANSTALKD_ETCD_BINARY=/path`
+//! names a binary that was built with support for etcd; `make etcd` builds one.
 
 #![allow(clippy::disallowed_methods, reason = "a player measures time from outside")]
 
@@ -12,9 +14,10 @@ mod harness;
 use beanstalkd::testing::{Nanos, Settings, Syncing};
 use harness::client::unix;
 use harness::engine::Engine;
+use harness::etcd::{Etcd, beanstalkd_with_etcd};
 use harness::event_loop::{ClientId, EventLoop};
 use harness::fake_disk::FakeDisk;
-use harness::process::{self, Daemon, connect_when_ready};
+use harness::process::{self, Daemon, ON_LOOPBACK, connect_when_ready};
 use harness::script::{self, Line, Script};
 use harness::{PATIENCE, fixtures};
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -25,6 +28,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -32,14 +36,7 @@ fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // Over sockets most of the time is spent waiting for time to pass.
     arguments.test_threads.get_or_insert(16);
-    let c_beanstalkd = process::c_beanstalkd();
-    let c_version = c_beanstalkd.as_deref().and_then(process::version_of);
-    match (&c_beanstalkd, &c_version) {
-        (Some(path), Some(version)) => {
-            eprintln!("C beanstalkd {version} at {} takes part", path.display());
-        }
-        _ => eprintln!("SKIPPED: C beanstalkd is not installed, so nothing is played into it"),
-    }
+    let Ok(others) = other_programs() else { return ExitCode::FAILURE };
 
     let mut trials = Vec::new();
     for script in script::all() {
@@ -49,16 +46,81 @@ fn main() -> ExitCode {
             let play = move || play(&script, &mut EnginePlayer::new(&script, chunk), None);
             trials.push(Trial::test(format!("{player}::{name}"), play));
         }
-        let for_binary = script.clone();
-        let play_binary = move || play_in_real_time(&for_binary, None, None);
-        trials.push(Trial::test(format!("binary::{name}"), play_binary));
-        if let (Some(path), Some(version)) = (c_beanstalkd.clone(), c_version.clone()) {
-            let is_skipped = script.skips_c;
-            let play_c = move || play_in_real_time(&script, Some(&path), Some(&version));
-            trials.push(Trial::test(format!("c::{name}"), play_c).with_ignored_flag(is_skipped));
+        for program in [Program::Ours].iter().chain(&others) {
+            let (script, program) = (script.clone(), program.clone());
+            let player = program.player();
+            let is_skipped = script.skips_c && matches!(program, Program::C { .. });
+            let play = move || play_in_real_time(&script, &program);
+            let trial = Trial::test(format!("{player}::{name}"), play);
+            trials.push(trial.with_ignored_flag(is_skipped));
         }
     }
     libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// A program that conversations are played into over sockets.
+#[derive(Clone)]
+enum Program {
+    Ours,
+    C {
+        path: PathBuf,
+        version: String,
+    },
+    /// Our binary with support for etcd. The first conversation starts etcd.
+    OnEtcd {
+        path: PathBuf,
+        etcd: Arc<OnceLock<Etcd>>,
+    },
+}
+
+impl Program {
+    fn player(&self) -> &'static str {
+        match self {
+            Program::Ours => "binary",
+            Program::C { .. } => "c",
+            Program::OnEtcd { .. } => "etcd",
+        }
+    }
+
+    fn c_version(&self) -> Option<&str> {
+        match self {
+            Program::C { version, .. } => Some(version),
+            Program::Ours | Program::OnEtcd { .. } => None,
+        }
+    }
+}
+
+/// Returns the programs that take part because they are installed. Prints which do not. An error means
+/// that a server on etcd must take part and cannot.
+fn other_programs() -> Result<Vec<Program>, ()> {
+    let mut programs = Vec::new();
+    let c_beanstalkd = process::c_beanstalkd();
+    match c_beanstalkd.and_then(|path| Some((process::version_of(&path)?, path))) {
+        Some((version, path)) => {
+            eprintln!("C beanstalkd {version} at {} takes part", path.display());
+            programs.push(Program::C { path, version });
+        }
+        None => eprintln!("SKIPPED: C beanstalkd is not installed, so nothing is played into it"),
+    }
+    let missing = match beanstalkd_with_etcd() {
+        Some(path) if Etcd::is_installed() => {
+            eprintln!("{} takes part on etcd", path.display());
+            programs.push(Program::OnEtcd { path, etcd: Arc::default() });
+            return Ok(programs);
+        }
+        Some(_) => "etcd is not installed",
+        None => "no binary has support for etcd (make etcd)",
+    };
+    let is_required = std::env::var("CI").is_ok_and(|value| value == "true")
+        && std::env::var_os("BEANSTALKD_ETCD_BINARY").is_some();
+    if is_required {
+        eprintln!(
+            "cannot play into a server on etcd: {missing}; the test fails, because CI is set"
+        );
+        return Err(());
+    }
+    eprintln!("SKIPPED: {missing}, so nothing is played into a server on etcd");
+    Ok(programs)
 }
 
 /// A server that a script can be played into. Clients have names and connect when a line of the
@@ -74,6 +136,10 @@ trait Player {
     /// Ends the server with or without a crash and starts it again; all connections are gone.
     fn restart(&mut self, is_crash: bool);
     fn advance(&mut self, span: Duration);
+    /// Returns a received line as a server with the options of the script sends it.
+    fn normalize(&self, line: String) -> String {
+        line
+    }
 }
 
 /// Plays the script and compares what comes back. `c_version` is that of C beanstalkd,
@@ -88,7 +154,10 @@ fn play(script: &Script, player: &mut dyn Player, c_version: Option<&str>) -> Re
             }
             Line::Expect { client, expectation } => {
                 let inbox = inboxes.entry(client.clone()).or_default();
-                expectation.check(c_version, || next_line(player, inbox, client))
+                expectation.check(c_version, || {
+                    let line = next_line(player, inbox, client);
+                    player.normalize(line)
+                })
             }
             Line::ExpectNothing { client } => {
                 let inbox = inboxes.entry(client.clone()).or_default();
@@ -131,18 +200,14 @@ fn play(script: &Script, player: &mut dyn Player, c_version: Option<&str>) -> Re
 /// Plays the script over sockets. A script may expect that a job is not ready half a second after it
 /// was put. If a busy machine delayed the test by more than 50 ms before a failure, the script is
 /// played again; without such a delay a failure is final.
-fn play_in_real_time(
-    script: &Script,
-    c_program: Option<&Path>,
-    c_version: Option<&str>,
-) -> Result<(), Failed> {
+fn play_in_real_time(script: &Script, program: &Program) -> Result<(), Failed> {
     const TRIES: u32 = 10;
     /// No script asks for more precision.
     const MARGIN: Duration = Duration::from_millis(50);
     let mut outcome = Ok(());
     for _ in 0..TRIES {
-        let mut player = SocketPlayer::new(c_program, script);
-        outcome = play(script, &mut player, c_version);
+        let mut player = SocketPlayer::new(program, script);
+        outcome = play(script, &mut player, program.c_version());
         if outcome.is_ok() || player.delay() < MARGIN {
             break;
         }
@@ -279,8 +344,9 @@ struct SocketPlayer {
     address: SockAddr,
     clients: BTreeMap<String, Socket>,
     arguments: Vec<String>,
-    /// C beanstalkd, if the script is played into it.
-    c_program: Option<PathBuf>,
+    program: Program,
+    /// The script has no binlog, but the server has one.
+    hides_binlog: bool,
     /// For its files.
     directory: TempDir,
     started_at: Instant,
@@ -288,38 +354,53 @@ struct SocketPlayer {
     scripted: Duration,
 }
 
-fn arguments(script: &Script, directory: &Path) -> Vec<String> {
+fn arguments(program: &Program, script: &Script, directory: &Path) -> Vec<String> {
     let mut arguments: Vec<String> = script.options().into_iter().map(str::to_owned).collect();
-    if script.has_binlog {
+    if let Program::OnEtcd { etcd, .. } = program {
+        let url = etcd.get_or_init(Etcd::start).new_binlog();
+        // A server that was killed leads for this time.
+        let flags = ["-b", &url, "--lease-ttl", "2"];
+        arguments.extend(ON_LOOPBACK.iter().chain(&flags).map(|&flag| flag.to_owned()));
+    } else if script.has_binlog {
         arguments.extend(["-b".to_owned(), directory.display().to_string()]);
     }
     arguments
 }
 
-fn launch(c_program: Option<&Path>, arguments: &[String], directory: &Path) -> (Daemon, SockAddr) {
+fn launch(program: &Program, arguments: &[String], directory: &Path) -> (Daemon, SockAddr) {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let Some(program) = c_program else {
-        let (daemon, address) = Daemon::on_loopback(&arguments);
-        return (daemon, address.into());
-    };
-    let path = directory.join("socket");
-    let listen = format!("unix:{}", path.display());
-    let daemon = Daemon::start(program, &[&["-l", &listen], &arguments[..]].concat());
-    (daemon, unix(&path))
+    match program {
+        Program::Ours => {
+            let (daemon, address) = Daemon::on_loopback(&arguments);
+            (daemon, address.into())
+        }
+        Program::C { path, .. } => {
+            let socket = directory.join("socket");
+            let listen = format!("unix:{}", socket.display());
+            let daemon = Daemon::start(path, &[&["-l", &listen], &arguments[..]].concat());
+            (daemon, unix(&socket))
+        }
+        // It listens when it leads.
+        Program::OnEtcd { path, .. } => {
+            let mut daemon = Daemon::start(path, &arguments);
+            let address = daemon.address();
+            (daemon, address.into())
+        }
+    }
 }
 
 impl SocketPlayer {
-    /// Starts our binary, or a C beanstalkd.
-    fn new(c_program: Option<&Path>, script: &Script) -> SocketPlayer {
+    fn new(program: &Program, script: &Script) -> SocketPlayer {
         let directory = tempfile::tempdir().expect("there is space for files");
-        let arguments = arguments(script, directory.path());
-        let (daemon, address) = launch(c_program, &arguments, directory.path());
+        let arguments = arguments(program, script, directory.path());
+        let (daemon, address) = launch(program, &arguments, directory.path());
         SocketPlayer {
             daemon,
             address,
             clients: BTreeMap::new(),
             arguments,
-            c_program: c_program.map(Path::to_owned),
+            program: program.clone(),
+            hides_binlog: matches!(program, Program::OnEtcd { .. }) && !script.has_binlog,
             directory,
             started_at: Instant::now(),
             scripted: Duration::ZERO,
@@ -378,12 +459,15 @@ impl Player for SocketPlayer {
     fn restart(&mut self, is_crash: bool) {
         self.clients.clear();
         self.daemon.end(if is_crash { Signal::KILL } else { Signal::TERM });
-        (self.daemon, self.address) =
-            launch(self.c_program.as_deref(), &self.arguments, self.directory.path());
+        (self.daemon, self.address) = launch(&self.program, &self.arguments, self.directory.path());
     }
 
     fn advance(&mut self, span: Duration) {
         std::thread::sleep(span);
         self.scripted += span;
+    }
+
+    fn normalize(&self, line: String) -> String {
+        if self.hides_binlog { script::without_binlog(&line) } else { line }
     }
 }

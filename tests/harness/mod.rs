@@ -7,6 +7,7 @@
 //! | [`yaml`] | values in the documents of the stats commands |
 //! | [`client`] | a client over TCP or a Unix socket |
 //! | [`process`] | a server process: its start, log, signals, end, and its figures in `/proc` |
+//! | [`etcd`] | an etcd process with one node |
 //! | [`engine`] | the engine with virtual time and without sockets |
 //! | [`event_loop`] | connections and iterations of the engine |
 //! | [`fake_disk`] | a disk in memory that fills up, fails and crashes |
@@ -23,6 +24,7 @@
 
 pub mod client;
 pub mod engine;
+pub mod etcd;
 pub mod event_loop;
 pub mod fake_disk;
 pub mod fixtures;
