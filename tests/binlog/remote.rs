@@ -474,3 +474,48 @@ fn a_whole_reply_is_held_back_though_its_header_is_in_the_buffer() {
     let frame = frame(&reply).expect("the reply is whole");
     assert_eq!((frame.line, frame.body), (&b"RESERVED 1 60000"[..], Some(&body[..])));
 }
+
+#[test]
+fn a_server_that_ends_sends_the_replies_that_wait() {
+    let disk = RemoteDisk::new(CHUNK_LEN);
+    disk.set_batched();
+    let mut server = start(&disk);
+    let [first, second] = [(); 2].map(|()| server.connect());
+    send(&mut server, first, put(0, 0, 9, "job"));
+    // It is handed over when the first one is acknowledged.
+    send(&mut server, second, put(0, 0, 9, "another job"));
+    let keys = [first, second].map(|client| server.key(client).unwrap());
+    let mut engine = server.into_engine();
+    let now = engine.now;
+    engine.server.close(now).unwrap();
+    let mut received = [String::new(), String::new()];
+    while !engine.server.is_acknowledged() {
+        assert_eq!(received[1], "", "a reply without its acknowledgement");
+        disk.acknowledge(1);
+        engine.server.hand_over();
+        for (key, received) in keys.into_iter().zip(&mut received) {
+            received.push_str(&String::from_utf8(engine.output(key)).unwrap());
+        }
+        assert!(!engine.server.has_replies());
+    }
+    assert_eq!(received, ["INSERTED 1\r\n", "INSERTED 2\r\n"]);
+    assert!(has_job(&disk, 0, 1) && has_job(&disk, 0, 2));
+}
+
+#[test]
+fn a_remote_disk_without_space_refuses_puts_only() {
+    let disk = RemoteDisk::new(CHUNK_LEN);
+    let mut server = start(&disk);
+    let client = server.connect();
+    let job = put(0, 0, 9, "job");
+    assert_eq!(ask(&mut server, &disk, client, job.repeat(2)), "INSERTED 1\r\nINSERTED 2\r\n");
+    disk.set_refusing_puts(true);
+    assert_eq!(ask(&mut server, &disk, client, &job), "OUT_OF_MEMORY\r\n");
+    let others = "reserve\r\nbury 1 0\r\nkick 1\r\nreserve\r\nrelease 1 0 0\r\ndelete 2\r\n";
+    let replies =
+        "RESERVED 1 3\r\njob\r\nBURIED\r\nKICKED 1\r\nRESERVED 1 3\r\njob\r\nRELEASED\r\n";
+    let replies = format!("{replies}DELETED\r\n");
+    assert_eq!(ask(&mut server, &disk, client, others), replies);
+    disk.set_refusing_puts(false);
+    assert_eq!(ask(&mut server, &disk, client, &job), "INSERTED 4\r\n");
+}
