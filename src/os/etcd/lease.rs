@@ -47,7 +47,7 @@ pub enum Hindrance {
 }
 
 /// A failure is logged at this interval.
-const LOG_INTERVAL: Duration = Duration::from_secs(10);
+const LOG_INTERVAL: Nanos = Nanos::from_secs(10);
 /// The pause before a request is made again.
 pub const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// etcd should drop a revision sooner than this.
@@ -59,7 +59,7 @@ impl Candidate {
     /// Waits until no other server leads, and leads. From then on other tasks keep the lease. The
     /// role tells how far it is.
     pub async fn lead(mut self) {
-        let mut tried_for = Duration::ZERO;
+        let mut logged_at = None;
         loop {
             match self.try_to_lead().await {
                 Ok(()) => return,
@@ -67,13 +67,12 @@ impl Candidate {
                     return self.shared.set_role(Role::Refused(reason));
                 }
                 Err(Hindrance::Passing(error)) => {
-                    if tried_for.is_zero() || tried_for >= LOG_INTERVAL {
+                    let now = monotonic();
+                    if logged_at.is_none_or(|logged_at| now.since(logged_at) >= LOG_INTERVAL) {
                         warn!("etcd cannot serve: {error}; trying again");
-                        tried_for = Duration::ZERO;
+                        logged_at = Some(now);
                     }
-                    let begun_at = monotonic();
                     sleep(RETRY_PAUSE).await;
-                    tried_for += Duration::from_nanos(monotonic().since(begun_at).as_nanos());
                 }
             }
         }
@@ -153,7 +152,10 @@ impl Candidate {
             let answer = match self.nodes.txn(txn).await {
                 Ok(answer) => answer,
                 // It may have succeeded.
-                Err(RequestError::Unavailable(_)) => continue,
+                Err(RequestError::Unavailable(_)) => {
+                    sleep(RETRY_PAUSE).await;
+                    continue;
+                }
                 Err(RequestError::LeaseEnded(_)) => return Ok(None),
                 Err(error) => return Err(error.into()),
             };
