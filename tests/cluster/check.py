@@ -769,6 +769,33 @@ def damage(program):
 
 
 @case
+def killed_while_a_damaged_file_is_set_aside(program):
+    with one_node(program) as (etcd, new_server):
+        # A chunk for each job, several hundred in a file.
+        server = new_server(flags=["-s", "131072"]).start().wait_until_active()
+        bodies = [b"body of job %d" % number for number in range(2500)]
+        with server.connect() as client:
+            jobs = [client.put(body) for body in bodies]
+        server.process.signal(signal.SIGTERM)
+        server.expect_exit(0)
+        files = sorted(etcd.keys(f"{PREFIX}/file/"))
+        assert len(files) >= 3, files
+        damaged = len(jobs) // 2
+        key, value = next((key, value) for key, value in etcd.items(f"{PREFIX}/log/").items()
+                          if bodies[damaged] in value)
+        etcd.put(key, value.replace(b"body", b"BODY"))
+        expected = [None if number == damaged else (job, bodies[number]) for number, job in enumerate(jobs)]
+        server.start()
+        etcd.wait_for_change(f"{PREFIX}/file/", ["NOPUT"], patience=20)
+        server.kill()
+        server.start().wait_until_active()
+        with server.connect() as client:
+            found = [client.peek(f"peek {job}") for job in jobs]
+        wrong = [job for job, one, other in zip(jobs, found, expected) if one != other]
+        expect("wrong jobs", wrong, [])
+
+
+@case
 def a_chunk_is_missing(program):
     """No server writes such a log. The server does not start, and changes nothing."""
     with one_node(program) as (etcd, new_server):
