@@ -15,6 +15,7 @@
 #                   (TARGET=replay FOR_SECONDS=3600 for one target and one hour)
 #   make soak       the server under stress, for about five minutes (ARGS='--minutes 60 --only
 #                   churn' for one scenario and one hour, ARGS=--list lists them)
+#   make check-etcd  lints and unit tests of the sources with the feature `etcd'
 #   make check-cluster  servers with etcd, HAProxy and faults, for about eight minutes
 #                   (CASES='name name' for some cases)
 #   make chaos      random faults in a cluster, for one hour (FOR_SECONDS=n; SEED=n repeats the
@@ -159,6 +160,11 @@ check-metrics: all
 etcd:
 	$(CARGO) build --release --features etcd --target-dir target/etcd
 
+# The sources that only a cluster needs.
+check-etcd:
+	$(CARGO) clippy --features etcd --target-dir target/etcd --lib --bins -- --deny warnings
+	$(CARGO) test --features etcd --target-dir target/etcd --lib etcd
+
 check-manifests: etcd
 	@sh tests/packages/manifests.sh target/etcd/release/beanstalkd
 
@@ -202,6 +208,6 @@ check-install: all
 clean:
 	$(CARGO) clean
 
-.PHONY: all run etcd check check-repeat check-style check-man check-clients check-moving check-units bench simulate mutants fuzz soak \
+.PHONY: all run etcd check-etcd check check-repeat check-style check-man check-clients check-moving check-units bench simulate mutants fuzz soak \
 	check-cluster chaos cluster-mutants \
 	static check-static image check-image check-metrics check-manifests check-browser screenshots picture vm deb check-deb install uninstall check-install clean
