@@ -131,13 +131,15 @@ impl Chunk {
 
     /// Returns the chunk in a value, or `None` if the value is too short.
     pub fn decode(value: &[u8]) -> Option<Chunk> {
+        let (file, offset, bytes) = Chunk::split(value)?;
+        Some(Chunk { file, offset, bytes: bytes.to_vec() })
+    }
+
+    /// Returns the file, the offset and the bytes in a value, or `None` if the value is too short.
+    pub fn split(value: &[u8]) -> Option<(FileNumber, u64, &[u8])> {
         let (file, rest) = value.split_first_chunk::<FILE_LEN>()?;
         let (offset, bytes) = rest.split_first_chunk::<OFFSET_LEN>()?;
-        Some(Chunk {
-            file: FileNumber::from_le_bytes(*file),
-            offset: u64::from_le_bytes(*offset),
-            bytes: bytes.to_vec(),
-        })
+        Some((FileNumber::from_le_bytes(*file), u64::from_le_bytes(*offset), bytes))
     }
 
     /// Returns the offset behind the last byte.

@@ -115,25 +115,28 @@ impl Candidate {
             let revision = answer.header().map_or(0, |header| header.revision());
             // Events may be missed while a node has no connection to the others.
             let patience = Duration::from_secs(self.ttl_secs.into());
-            let _ = timeout(patience, self.wait_for_end(revision + 1)).await;
+            if let Ok(Ok(true)) = timeout(patience, self.wait_for_end(revision + 1)).await {
+                return Ok(());
+            }
         }
     }
 
-    /// Waits until the key of the leader is removed or overwritten, as far as one node knows.
-    async fn wait_for_end(&mut self, revision: i64) -> Result<(), RequestError> {
+    /// Waits until the key of the leader is removed, as far as one node knows. Returns `false` if it
+    /// may be there still.
+    async fn wait_for_end(&mut self, revision: i64) -> Result<bool, RequestError> {
         let mut changes = self.nodes.watch(self.keys.leader(), revision).await?;
         loop {
             match changes.message().await {
-                Ok(Some(message)) if message.canceled() => return Ok(()),
+                Ok(Some(message)) if message.canceled() => return Ok(false),
                 Ok(Some(message)) => {
                     let mut kinds = message.events().iter().map(|event| event.event_type());
                     if kinds.any(|kind| kind == EventType::Delete) {
-                        return Ok(());
+                        return Ok(true);
                     }
                 }
                 Ok(None) | Err(_) => {
                     self.nodes.next_node();
-                    return Ok(());
+                    return Ok(false);
                 }
             }
         }

@@ -66,10 +66,27 @@ pub struct Log {
     firsts: BTreeMap<FileNumber, ChunkNumber>,
     /// Behind the end of the page that was read last: the file, the offset and the chunk there.
     next: Option<(FileNumber, u64, ChunkNumber)>,
+    /// A page that was read before it was wanted.
+    ahead: Option<Page>,
     /// The number of chunks in the next page.
     page_len: i64,
     /// Chunks of removed files: the first one, and the first one behind them.
     garbage: VecDeque<(ChunkNumber, ChunkNumber)>,
+}
+
+/// Some bytes of a file.
+#[derive(Debug)]
+struct Page {
+    file: FileNumber,
+    /// The offset of the first byte.
+    at: u64,
+    bytes: Vec<u8>,
+}
+
+impl Page {
+    fn end(&self) -> u64 {
+        self.at + self.bytes.len() as u64
+    }
 }
 
 /// Why the log cannot be read.
@@ -82,7 +99,7 @@ pub enum ReadError {
 
 /// A page has about this many bytes, so that it comes in time and takes little memory.
 const PAGE_BYTES: usize = 4 * 1024 * 1024;
-const FIRST_PAGE_LEN: i64 = 8;
+const FIRST_PAGE_LEN: i64 = 64;
 const LONGEST_PAGE_LEN: i64 = 4096;
 /// At most this many chunks are deleted at once, which takes etcd a few milliseconds.
 const GARBAGE_STEP: u64 = 256;
@@ -96,6 +113,7 @@ impl Log {
             revision: None,
             firsts: BTreeMap::new(),
             next: None,
+            ahead: None,
             page_len: FIRST_PAGE_LEN,
             garbage: VecDeque::new(),
         }
@@ -114,7 +132,7 @@ impl Log {
             firsts.insert(file, first);
         }
         self.firsts = firsts;
-        self.next = None;
+        self.end_reading();
         self.revision = answer.header().map(|header| header.revision()).filter(|_| is_pinned);
         Ok(self.firsts.keys().copied().collect())
     }
@@ -142,24 +160,54 @@ impl Log {
         file: FileNumber,
         offset: u64,
     ) -> Result<(u64, Vec<u8>), ReadError> {
-        let Some((first, end)) = self.range(file) else { return Ok((offset, Vec::new())) };
-        let (mut at, mut chunk) = match self.next {
-            Some((of, at, chunk)) if of == file && at <= offset => (at, chunk),
-            _ => (0, first),
-        };
+        if let Some(page) = self.ahead.take()
+            && page.file == file
+            && page.at <= offset
+            && offset < page.end()
+        {
+            return Ok((page.at, page.bytes));
+        }
+        let Some((first, _)) = self.range(file) else { return Ok((offset, Vec::new())) };
+        let is_behind = self.next.is_none_or(|(of, at, _)| of != file || at > offset);
+        if is_behind {
+            self.next = Some((file, 0, first));
+        }
         loop {
-            let (pairs, bytes) = self.chunks(file, chunk, end, at).await?;
-            if pairs == 0 {
-                return Ok((at, Vec::new()));
-            }
-            chunk += pairs;
-            let page_at = at;
-            at += bytes.len() as u64;
-            self.next = Some((file, at, chunk));
-            if at > offset {
-                return Ok((page_at, bytes));
+            let page = self.next_page().await?;
+            if page.bytes.is_empty() || page.end() > offset {
+                return Ok((page.at, page.bytes));
             }
         }
+    }
+
+    /// Reads the page behind the last one, or the first one of the next file. It is probably wanted
+    /// next.
+    pub async fn read_ahead(&mut self) -> Result<(), ReadError> {
+        let Some((file, _, chunk)) = self.next else { return Ok(()) };
+        if self.range(file).is_some_and(|(_, end)| chunk == end) {
+            let next_file = self.firsts.range(file + 1..).next();
+            self.next = next_file.map(|(&file, &first)| (file, 0, first));
+        }
+        if self.next.is_some() {
+            let page = self.next_page().await?;
+            self.ahead = Some(page).filter(|page| !page.bytes.is_empty());
+        }
+        Ok(())
+    }
+
+    /// Reads the page behind the last one. It is empty behind the end of the file.
+    async fn next_page(&mut self) -> Result<Page, ReadError> {
+        let (file, at, chunk) = self.next.expect("a page was read, or its place was set");
+        let end = self.range(file).map_or(chunk, |(_, end)| end);
+        let (count, bytes) = self.chunks(file, chunk, end, at).await?;
+        self.next = Some((file, at + bytes.len() as u64, chunk + count));
+        Ok(Page { file, at, bytes })
+    }
+
+    /// Forgets what was read ahead.
+    pub fn end_reading(&mut self) {
+        self.next = None;
+        self.ahead = None;
     }
 
     /// Returns the number of the next chunks of a file, up to a page, and their bytes.
@@ -175,14 +223,14 @@ impl Log {
         let answer = self.nodes.get(self.keys.chunk(from), range).await?;
         let mut bytes = Vec::new();
         for (number, pair) in (from..).zip(answer.kvs()) {
-            let chunk = self.keys.parse_chunk(pair.key()).zip(Chunk::decode(pair.value()));
-            let (found, chunk) = chunk.ok_or_else(|| unknown_key(pair))?;
+            let chunk = self.keys.parse_chunk(pair.key()).zip(Chunk::split(pair.value()));
+            let (found, (of, at, part)) = chunk.ok_or_else(|| unknown_key(pair))?;
             let expected = offset + bytes.len() as u64;
-            if (found, chunk.file, chunk.offset) != (number, file, expected) {
+            if (found, of, at) != (number, file, expected) {
                 let text = format!("chunk {number:x} of binlog.{file} is missing or another one");
                 return Err(ReadError::Invalid(text));
             }
-            bytes.extend_from_slice(&chunk.bytes);
+            bytes.extend_from_slice(part);
         }
         if bytes.len() > PAGE_BYTES {
             self.page_len = (self.page_len / 2).max(1);
@@ -461,10 +509,10 @@ pub async fn begin_format(
     let leads = Compare::create_revision(keys.leader(), CompareOp::Equal, leader_revision);
     let is_absent = Compare::create_revision(keys.format(), CompareOp::Equal, 0);
     let put = TxnOp::put(keys.format(), format_value(file_size), None);
-    let txn = Txn::new().when([leads, is_absent]).and_then([put]);
-    nodes.txn(txn).await?;
-    let answer = nodes.get(keys.format(), GetOptions::new()).await?;
-    let format = answer.kvs().first();
+    let read = TxnOp::get(keys.format(), None);
+    let txn = Txn::new().when([leads, is_absent]).and_then([put, read.clone()]).or_else([read]);
+    let mut answers = nodes.txn(txn).await?.op_responses();
+    let format = answers.pop().and_then(first_pair);
     let format = format.ok_or_else(|| ChangeError::NotLeading("the lease has ended".to_owned()))?;
     Ok(format.mod_revision())
 }

@@ -103,6 +103,8 @@ async fn serve(candidate: Candidate, duty: Duty, mut requests: UnboundedReceiver
             }
             Request::Page(file, offset, to) => {
                 let _ = to.send(again(&shared, async || log.page(file, offset).await).await);
+                // The caller works on this page meanwhile. A failure is that of the next page too.
+                let _ = log.read_ahead().await;
             }
             Request::Store(changes, last) => {
                 if leader.is_none()
@@ -111,6 +113,7 @@ async fn serve(candidate: Candidate, duty: Duty, mut requests: UnboundedReceiver
                     leader = Some(begun);
                     // What is not found now is found at the next start.
                     let _ = log.find_garbage().await;
+                    log.end_reading();
                 }
                 let Some(leader) = &mut leader else { continue };
                 if store(&mut log, leader, &shared, changes).await {
