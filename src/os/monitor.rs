@@ -59,6 +59,11 @@ impl Monitor {
         self.notifier.standing_by(leader, now);
     }
 
+    /// Reports that this server leads now.
+    pub fn leading(&mut self) {
+        self.notifier.leading();
+    }
+
     /// Answers HTTP requests of a server that stands by.
     ///
     /// # Errors

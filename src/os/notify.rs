@@ -107,6 +107,13 @@ impl Notifier {
         }
     }
 
+    /// Notes that the server does not stand by any more: its status is sent again.
+    pub fn leading(&mut self) {
+        if let Some((_, schedule)) = &mut self.0 {
+            schedule.sent_status = None;
+        }
+    }
+
     /// Sends the messages that are due after an iteration. `summary` is called only if there is a
     /// service manager.
     pub fn update(&mut self, now: Nanos, summary: impl FnOnce() -> StatusLine) {

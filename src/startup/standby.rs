@@ -30,7 +30,10 @@ pub fn wait_to_lead(
     loop {
         let standing = membership.standing();
         match standing.map_err(|error| StartupError::Etcd(etcd.url.clone(), error))? {
-            Standing::Leader => return Ok(None),
+            Standing::Leader => {
+                monitor.leading();
+                return Ok(None);
+            }
             Standing::Undecided => {}
             Standing::Standby(leader) => monitor.standing_by(&leader, clock.now()),
         }

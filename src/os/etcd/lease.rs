@@ -5,7 +5,7 @@
 //! the machine is suspended. etcd can end a lease early, so the key is watched as well.
 
 use super::keys::{Keys, parse_format};
-use super::log::{ChangeError, Log, ReadError, begin_format, first_pair};
+use super::log::{ChangeError, Log, ReadError, begin_format, pairs};
 use super::nodes::{Nodes, RequestError};
 use super::shared::{Leader, Role, Shared};
 use crate::engine::time::Nanos;
@@ -165,7 +165,7 @@ impl Candidate {
             if answer.succeeded() {
                 return Ok(answer.header().map(|header| header.revision()));
             }
-            let pair = answer.op_responses().pop().and_then(first_pair);
+            let pair = answer.op_responses().pop().and_then(|answer| pairs(answer).pop());
             // An earlier try has succeeded if the lease is ours.
             let own = pair.filter(|pair| pair.lease() == lease.id);
             return Ok(own.map(|pair| pair.create_revision()));
@@ -308,8 +308,13 @@ pub async fn check_prefix(
     keys: &Keys,
     file_size: Option<u32>,
 ) -> Result<(), Hindrance> {
-    let answer = nodes.get(keys.format(), GetOptions::new()).await?;
-    if let Some(pair) = answer.kvs().first() {
+    // Both at one moment: another server may write its first keys.
+    let others = GetOptions::new().with_prefix().with_keys_only().with_limit(2);
+    let reads = [TxnOp::get(keys.format(), None), TxnOp::get(keys.all(), Some(others))];
+    let answer = nodes.txn(Txn::new().and_then(reads)).await?;
+    let mut found = answer.op_responses().into_iter().map(pairs);
+    let (format, others) = (found.next().unwrap_or_default(), found.next().unwrap_or_default());
+    if let Some(pair) = format.first() {
         return match (parse_format(pair.value()), file_size) {
             (None, _) => Err(Hindrance::Lasting(format!(
                 "{} does not have a format that this version knows",
@@ -321,10 +326,8 @@ pub async fn check_prefix(
             (Some(_), _) => Ok(()),
         };
     }
-    let options = GetOptions::new().with_prefix().with_keys_only().with_limit(2);
-    let answer = nodes.get(keys.all(), options).await?;
     let own = keys.leader();
-    match answer.kvs().iter().find(|pair| pair.key() != own.as_bytes()) {
+    match others.iter().find(|pair| pair.key() != own.as_bytes()) {
         None => Ok(()),
         Some(pair) => Err(Hindrance::Lasting(format!(
             "something else has keys with this prefix, such as {}; nothing was written",

@@ -347,6 +347,8 @@ impl Log {
             end <= leader.last_chunk,
             "no chunk of a newer file is there, but binlog.{file} goes"
         );
+        let oldest = self.firsts.keys().next();
+        assert_eq!(oldest, Some(&file), "files are removed in their order, without gaps");
         let delete = vec![TxnOp::delete(self.keys.file(file), None)];
         // It has no condition but that this server leads.
         let _ = self.transact(leader, Vec::new(), delete, None).await?;
@@ -484,7 +486,7 @@ impl Log {
         if answer.succeeded() {
             return Ok(Ok(()));
         }
-        let mut found = answer.op_responses().into_iter().map(first_pair);
+        let mut found = answer.op_responses().into_iter().map(|answer| pairs(answer).pop());
         let present = found.next().flatten();
         match present {
             Some(pair) if pair.create_revision() == leader.revision => {
@@ -512,18 +514,14 @@ pub async fn begin_format(
     let read = TxnOp::get(keys.format(), None);
     let txn = Txn::new().when([leads, is_absent]).and_then([put, read.clone()]).or_else([read]);
     let mut answers = nodes.txn(txn).await?.op_responses();
-    let format = answers.pop().and_then(first_pair);
+    let format = answers.pop().and_then(|answer| pairs(answer).pop());
     let format = format.ok_or_else(|| ChangeError::NotLeading("the lease has ended".to_owned()))?;
     Ok(format.mod_revision())
 }
 
-/// Returns the first key that a read of a transaction has found.
-pub fn first_pair(response: TxnOpResponse) -> Option<KeyValue> {
-    if let TxnOpResponse::Get(mut got) = response {
-        got.take_kvs().into_iter().next()
-    } else {
-        None
-    }
+/// Returns the keys that a read of a transaction has found.
+pub fn pairs(response: TxnOpResponse) -> Vec<KeyValue> {
+    if let TxnOpResponse::Get(mut got) = response { got.take_kvs() } else { Vec::new() }
 }
 
 fn unknown_key(pair: &KeyValue) -> ReadError {
