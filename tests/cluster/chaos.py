@@ -1,6 +1,6 @@
 """Random faults in a cluster, while clients work and a checker verifies what they saw.
 
-Use: chaos.py SERVER [--seconds N] [--seed N] [--servers N]
+Use: chaos.py SERVER [--seconds N] [--seed N] [--servers N] [--faults NAME,...]
 
 The seed chooses the faults and what clients send; it is printed, and SEED in the environment sets
 it too. Moments differ from run to run.
@@ -155,17 +155,22 @@ class Chaos:
         return "\n".join(lines)
 
 
-def run_chaos(program, seconds, seed, servers=2, log=print):
-    """Runs random faults, and returns the figures. Raises Violation when a promise is broken."""
+def run_chaos(program, seconds, seed, servers=2, log=print, faults=None):
+    """Runs random faults, and returns the figures. Raises Violation when a promise is broken.
+
+    `faults` are the names of those to choose from; `None` stands for all.
+    """
     draw = random.Random(f"{seed}/cluster")
     # Small files are removed often, and a limit refuses puts.
     flags = draw.choice([["-s", "65536"], ["-s", "65536", "--binlog-limit", "3000000"], ["-s", "262144"], []])
     # Nodes of etcd that are behind get a snapshot.
     etcd_flags = draw.choice([[], ["--snapshot-count", "200"]])
-    options = {"lease_ttl": draw.randint(2, 5), "flags": flags, "etcd_flags": etcd_flags}
+    options = {"lease_ttl": draw.choice([2, 3, 5]), "flags": flags, "etcd_flags": etcd_flags}
     with Workspace() as workspace, Cluster(workspace, program, servers, **options) as cluster:
         cluster.start()
         with Chaos(cluster, seed, log) as chaos:
+            if faults is not None:
+                chaos.faults.select(faults)
             try:
                 chaos.run(seconds)
                 chaos.workload.stop()
@@ -186,6 +191,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--seed", type=int, default=os.environ.get("SEED"))
     parser.add_argument("--servers", type=int, default=3)
+    parser.add_argument("--faults", type=lambda names: names.split(","))
     options = parser.parse_args()
     seed = random.randrange(10**6) if options.seed is None else int(options.seed)
     print(f"SEED={seed}", flush=True)
@@ -194,7 +200,8 @@ def main():
     def log(text):
         print(f"{time.monotonic() - began:7.1f} s  {text}", flush=True)
     try:
-        print(run_chaos(os.path.abspath(options.program), options.seconds, seed, options.servers, log))
+        print(run_chaos(os.path.abspath(options.program), options.seconds, seed, options.servers, log,
+                        options.faults))
     except (Violation, AssertionError) as failure:
         print(f"FAILED with SEED={seed}: {failure}", flush=True)
         sys.exit(1)

@@ -13,9 +13,13 @@ import sys
 import time
 
 import chaos
+from checker import Checker
 from client import Closed
 from cluster import PREFIX, Cluster, run
 from etcd import Certificates, Etcd
+from history import History
+from observers import Observers
+from proxies import BACK, TO
 from servers import NOT_LEADING, REFUSED, USAGE, Server, etcd_url
 from workspace import PATIENCE_S, Workspace, wait_until
 
@@ -186,6 +190,28 @@ def stopped_beyond_the_lease(program):
                    {kept: (b"kept", "ready", 1024), next_job: (b"next", "ready", 1024)})
             expect("other jobs", other.facts("stats")["current-jobs-ready"], "2")
         first.start().wait_until_standby()
+
+
+@case
+def a_late_renewal(program):
+    """An answer of etcd that is late does not make the lease longer than it is in etcd."""
+    with running(program, lease_ttl=5) as cluster:
+        first, second = cluster.servers
+        history = History()
+        failures = []
+        observers = Observers(history, cluster.servers, failures.append)
+        observers.start()
+        wait_until("an answer", lambda: first.process.pid in history.answers)
+        cluster.proxies.delay(first.links, 2.6, [BACK])
+        time.sleep(2)
+        cluster.proxies.stall(first.links, [TO])
+        time.sleep(2.7)
+        cluster.proxies.stall(first.links)
+        first.expect_exit(NOT_LEADING)
+        wait_until("an answer of the other server", lambda: second.process.pid in history.answers)
+        observers.stop()
+        expect("failures of the observers", failures, [])
+        Checker(history).check_answers()
 
 
 @case

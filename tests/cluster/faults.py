@@ -30,9 +30,9 @@ class Faults:
         # How often each is chosen, in proportion to the others.
         self.of_servers = {
             "kill_active": 6, "stop_active_beyond_the_lease": 4, "stop_active_shortly": 2,
-            "terminate_active": 3, "cut_active_off": 4, "stall_active": 6, "slow_then_stall_active": 8,
+            "terminate_active": 3, "cut_active_off": 4, "stall_active": 6, "slow_then_stall_active": 10,
             "slow_active": 2, "reset_active": 2, "kill_standby": 2, "kill_all_servers": 1,
-            "kill_active_at_a_removal": 4, "kill_active_at_a_write": 3, "deliver_a_write_late": 4,
+            "kill_active_at_a_removal": 4, "kill_active_at_a_write": 3, "deliver_a_write_late": 6,
             "stop_next_leader": 3, "stall_all_servers": 2,
         }
         self.of_etcd = {
@@ -40,9 +40,17 @@ class Faults:
             "compact_etcd": 1, "mute_leader_of_etcd": 2, "kill_all_of_etcd": 1,
         }
 
+    def select(self, names):
+        """Keeps only the faults with these names."""
+        for kinds in self.of_servers, self.of_etcd:
+            for kind in list(kinds):
+                if kind.replace("_", "-") not in names:
+                    del kinds[kind]
+        assert self.of_servers or self.of_etcd, f"no fault has one of the names {names}"
+
     def strike(self):
         """Runs a random fault, or one of the servers and one of etcd at one time."""
-        if self.random.random() < 0.2:
+        if self.of_servers and self.of_etcd and self.random.random() < 0.2:
             with concurrent.futures.ThreadPoolExecutor() as pool:
                 other = copy.copy(self)
                 other.random = random.Random(self.random.random())
@@ -58,7 +66,7 @@ class Faults:
         self.counts[name] = self.counts.get(name, 0) + 1
         # While a write waits for etcd, no reply leaves. A server that answers without its lease shows
         # that only when nothing is written.
-        is_quiet = kind in self.OF_LEASES and self.random.random() < 0.5
+        is_quiet = kind in self.OF_LEASES and self.random.random() < 0.6
         if is_quiet:
             self.log("the clients pause")
         with self.workload.gate.closed() if is_quiet else contextlib.nullcontext():
@@ -257,12 +265,13 @@ class Faults:
         A lease that is counted from a late reply is longer than that of etcd.
         """
         server, links = self.links_of_active()
-        seconds = self.random.uniform(0.3, 1) * self.cluster.lease_ttl
+        seconds = self.random.uniform(0.35, 0.58) * self.cluster.lease_ttl
         self.log(f"{server.name} gets replies {seconds:.2f} s later, then none")
         self.cluster.proxies.delay(links, seconds, [BACK])
-        self.sleep(0.5, 2)
+        # The lease is renewed once in this time.
+        self.sleep(0.3, 0.6)
         self.cluster.proxies.stall(links, [TO])
-        time.sleep(seconds)
+        time.sleep(seconds + 0.05)
         self.cluster.proxies.stall(links)
         self.sleep(0.5, 2)
         self.repair(links)
