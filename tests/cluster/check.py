@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ import time
 
 import chaos
 from checker import Checker
-from client import Closed
+from client import Closed, encode
 from cluster import PREFIX, Cluster, run
 from etcd import Certificates, Etcd
 from history import History
@@ -323,6 +324,51 @@ def standby(program):
 
 
 @case
+def etcd_does_not_answer_for_a_while(program):
+    """Health checks are answered meanwhile, memory is bounded, and every reply comes in the end."""
+    with running(program, flags=LONG_LEASE) as cluster:
+        first, _ = cluster.servers
+        first.connect().put(b"before")
+        cluster.proxies.stall(first.links)
+        body = b"x" * 60_000
+        puts = encode(("put 0 0 60 %d" % len(body), body)) * 20
+        clients = [first.connect() for _ in range(15)]
+        sent = {}
+        for client in clients:
+            client.socket.setblocking(False)
+            sent[client] = 0
+        # Until no client can send more.
+        quiet_since = time.monotonic()
+        while time.monotonic() - quiet_since < 2 and min(sent.values()) < 20 * len(puts):
+            for client in clients:
+                with contextlib.suppress(BlockingIOError):
+                    sent[client] += client.socket.send(puts[sent[client] % len(puts):])
+                    quiet_since = time.monotonic()
+        expect("/healthz", first.status("/healthz"), 200)
+        assert first.metric("beanstalkd_etcd_waiting_seconds") > 1
+        waiting = first.metric("beanstalkd_etcd_unacknowledged_bytes")
+        assert 0 < waiting < 20e6, f"{waiting} bytes wait"
+        with open(f"/proc/{first.process.pid}/status", encoding="ascii") as status:
+            resident = int(re.search(r"VmRSS:\s+(\d+)", status.read())[1])
+        # One body and some input a connection, and what waits for etcd.
+        assert resident < 60_000, f"{resident} KiB of memory"
+        for client in clients:
+            client.socket.settimeout(0.01)
+            try:
+                line = client.socket.recv(100)
+                raise AssertionError(f"a reply before etcd has answered: {line}")
+            except TimeoutError:
+                pass
+        cluster.proxies.heal(first.links)
+        for client in clients:
+            client.socket.settimeout(PATIENCE_S)
+            command = len(puts) // 20
+            for _ in range(sent[client] // command):
+                expect("a reply", client.reply()[0][0], "INSERTED")
+            client.close()
+
+
+@case
 def jobs_larger_than_a_chunk(program):
     with running(program, flags=["-z", "8000000"]) as cluster:
         first, second = cluster.servers
@@ -366,6 +412,33 @@ def expect_refused(server, words, status=REFUSED):
     log = server.start().expect_exit(status)
     assert any(word in log for word in words), f"none of {words} in the log:\n{log}"
     return log
+
+
+@case
+def default_port_and_service_manager(program):
+    with Workspace() as workspace:
+        etcd = Etcd(workspace, nodes=1)
+        etcd.nodes[0].client_port = 2379
+        etcd.start()
+        path = workspace.path("notify")
+        notices = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        notices.bind(path)
+        notices.settimeout(PATIENCE_S)
+        url = f"etcd://{etcd.nodes[0].address}{PREFIX}"
+        flags = ["--lease-ttl", "2"]
+        first = Server(workspace, program, "first", url, flags).start().wait_until_active()
+        second = Server(workspace, program, "second", url, flags, {"NOTIFY_SOCKET": path}).start()
+
+        def expect_notice(*words):
+            while True:
+                notice = notices.recv(10_000).decode()
+                if all(word in notice for word in words):
+                    return
+        expect_notice("READY=1", "standing by")
+        first.kill()
+        second.wait_until_active()
+        expect_notice("STATUS=", "jobs")
+        notices.close()
 
 
 @case
@@ -429,6 +502,7 @@ def usage(program):
         ["-b", url, "--binlog-limit", "x"],
         ["-b", "etcds://127.0.0.1:1/jobs"],
         ["-b", url, "--etcd-cert", "/dev/null"], ["-b", url, "--etcd-key", "/dev/null"],
+        ["-b", url, "-u", "nobody", "-p", "1000"],
         ["--import", "/tmp"], ["--export", "/tmp"], ["-b", "/tmp", "--import", "/tmp"],
     ):
         text = run(program, *flags, expect=USAGE)
