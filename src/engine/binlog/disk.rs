@@ -26,7 +26,7 @@ pub struct Progress {
     pub written: u64,
     /// All changes up to this number survive the loss of the machine.
     pub acknowledged: u64,
-    /// So many changes wait that no more should be made until some are acknowledged.
+    /// Many changes wait: no more should be made until some are acknowledged.
     pub is_congested: bool,
 }
 

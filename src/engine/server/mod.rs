@@ -323,8 +323,8 @@ impl Server {
         self.budget.is_left() && !self.is_congested()
     }
 
-    /// Returns whether no connection is served because too many changes wait for a remote disk. The
-    /// loop goes on with what is due.
+    /// Returns whether no connection is served because too many changes wait for a remote disk.
+    /// Timers and deadlines still have their effects.
     pub fn is_congested(&self) -> bool {
         self.progress.is_some_and(|progress| progress.is_congested)
     }

@@ -1,8 +1,8 @@
 //! Leadership: a key with a lease, which is created only if it does not exist, and kept alive.
 //!
-//! The lease is kept locally too. No reply may leave later than the moment at which the last renewal
-//! that was answered was SENT, plus the TTL that was granted, minus a fifth. The clock goes on while
-//! the machine is suspended. etcd can end a lease early, so the key is watched as well.
+//! The lease also ends by the clock of this server. No reply may leave later than the moment at which
+//! the last successful renewal was SENT, plus four fifths of the TTL that etcd has granted. The clock
+//! also runs while the machine is suspended. etcd can end a lease early, so the key is watched too.
 
 use super::keys::{Keys, parse_format};
 use super::log::{ChangeError, Log, ReadError, begin_format, pairs};
@@ -57,7 +57,7 @@ const OLDEST_VERSION: (u32, u32) = (3, 4);
 
 impl Candidate {
     /// Waits until no other server leads, and leads. From then on other tasks keep the lease. The
-    /// role tells how far it is.
+    /// progress is in the role.
     pub async fn lead(mut self) {
         let mut logged_at = None;
         loop {

@@ -40,7 +40,7 @@ enum Tls {
 /// Why a request failed.
 #[derive(Clone, Debug)]
 pub enum RequestError {
-    /// No answer, or one that says that the node cannot serve now. Another try may succeed.
+    /// The node does not answer, or cannot serve now. Another try may succeed.
     Unavailable(String),
     /// etcd has no space for more.
     NoSpace(String),
@@ -209,7 +209,7 @@ impl Nodes {
         })
     }
 
-    /// Returns a likely cause of a connection that etcd closes. It does not say why.
+    /// Returns the likely reason why etcd has closed a connection, which it does not report.
     fn hint(&self, text: &str) -> &'static str {
         let is_closed = ["connection closed", "broken pipe"].iter().any(|what| text.contains(what));
         match self.tls {

@@ -1,4 +1,4 @@
-//! How to reach a binlog in etcd, as the operator says it.
+//! The operator's choices for a binlog in etcd: nodes, prefix, TLS, lease.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! What the thread of etcd and the event loop tell each other without waiting.
+//! The state that the thread of etcd and the event loop share. No one waits for the other.
 
 use super::keys::ChunkNumber;
 use crate::engine::collections::histogram::Histogram;

@@ -34,7 +34,7 @@ pub enum Request {
     End(Sender<()>),
 }
 
-/// What the thread does beside requests.
+/// What the thread does while there is no request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Duty {
     /// It leads, as soon as no other server does.
