@@ -1,18 +1,17 @@
 //! The format of the log: lines on standard error, as text or as JSON objects.
 
 use crate::engine::text::JsonText;
-use crate::options::{LogFormat, Options};
+use crate::options::LogFormat;
 use crate::os::sys::clock;
-use log::Level;
+use log::{Level, LevelFilter};
 use std::fmt;
 use std::io::Write;
 use std::time::Duration;
 
 /// Sets up logging on stderr: a line has the time in UTC, the level and the message.
-pub fn start(options: &Options) {
-    let format = options.log_format;
+pub fn start(level: LevelFilter, format: LogFormat) {
     env_logger::Builder::new()
-        .filter_level(options.log_level)
+        .filter_level(level)
         .parse_default_env()
         .format(move |out, record| match format {
             LogFormat::Text => {

@@ -5,7 +5,7 @@ use crate::engine::binlog::disk::{Disk, Progress};
 use crate::engine::binlog::inspect::{self, InspectError};
 use crate::logging;
 use crate::options::{
-    self, BinlogPlace, CopyDirection, EtcdOptions, InspectMode, Options, Request,
+    self, BinlogPlace, CopyDirection, EtcdOptions, InspectMode, LogFormat, Options, Request,
 };
 use crate::os::disk::Directory;
 use crate::os::etcd::{Membership, Standing};
@@ -13,6 +13,7 @@ use crate::os::init::Machine;
 use crate::os::sys::machine::{self, Shutdown};
 use crate::os::sys::signals::Stop;
 use crate::startup::{self, Started, StartupError};
+use log::LevelFilter;
 use std::fmt::Display;
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::Path;
@@ -68,7 +69,7 @@ fn print(mut to: impl Write, text: impl Display) -> ExitCode {
 }
 
 fn serve(options: &Options, machine: Option<&mut Machine>) -> (ExitCode, Shutdown) {
-    logging::start(options);
+    logging::start(options.log_level, options.log_format);
     let fail = |error: &dyn Display, exit_code| {
         print(io::stderr(), logging::failure_line(options.log_format, error));
         ExitCode::from(exit_code)
@@ -135,6 +136,7 @@ fn inspect(mode: InspectMode, place: &dyn Display, disk: &mut dyn Disk) -> ExitC
 
 /// Copies the binlog in a directory, which no server uses, to etcd.
 fn import(path: &Path, etcd: &EtcdOptions) -> ExitCode {
+    logging::start(LevelFilter::Warn, LogFormat::Text);
     let mut directory = match Directory::lock(path) {
         Ok(directory) => directory,
         Err(error) => return report_place(&path.display(), &error, EXIT_REFUSED),
@@ -152,7 +154,7 @@ fn import(path: &Path, etcd: &EtcdOptions) -> ExitCode {
             Err(error) => return refused(&error),
         }
     }
-    let copied = copy(&mut directory, &mut membership.disk(), |disk| {
+    let wait_until_stored = |disk: &mut dyn Disk| {
         disk.hand_over();
         while !disk.progress().is_none_or(Progress::is_complete) {
             membership.check().map_err(|error| io::Error::other(error.to_string()))?;
@@ -160,6 +162,12 @@ fn import(path: &Path, etcd: &EtcdOptions) -> ExitCode {
             disk.hand_over();
         }
         Ok(())
+    };
+    let mut disk = membership.disk();
+    let copied = copy(&mut directory, &mut disk, wait_until_stored).and_then(|copied| {
+        membership.end_import(&mut disk);
+        wait_until_stored(&mut disk).map_err(CopyError::End)?;
+        Ok(copied)
     });
     report_copy(copied, &path.display(), &etcd.url)
 }

@@ -54,9 +54,9 @@ impl Monitor {
         [self.notifier.next_due(), metrics].into_iter().flatten().min()
     }
 
-    /// Reports that this server stands by, and which one leads.
-    pub fn standing_by(&mut self, leader: &str, now: Nanos) {
-        self.notifier.standing_by(leader, now);
+    /// Reports that this server does not lead, and why.
+    pub fn standing_by(&mut self, status: &str, now: Nanos) {
+        self.notifier.standing_by(status, now);
     }
 
     /// Reports that this server leads now.

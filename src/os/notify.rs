@@ -33,6 +33,8 @@ struct NotifySchedule {
     status: StatusLine,
     /// The status that was sent last.
     sent_status: Option<StatusLine>,
+    /// The status that was sent last while the server did not lead.
+    standby_status: String,
     /// When the status may be sent again.
     status_from: Nanos,
     /// When to retry a message that found no room.
@@ -97,13 +99,16 @@ impl Notifier {
         }
     }
 
-    /// Sends the messages that are due while the server stands by and another one leads. It is ready
-    /// then, or the manager would end it.
-    pub fn standing_by(&mut self, leader: &str, now: Nanos) {
+    /// Sends the messages that are due while the server does not lead. It is ready then, or the
+    /// manager would end it.
+    pub fn standing_by(&mut self, status: &str, now: Nanos) {
         let Some((socket, schedule)) = &mut self.0 else { return };
-        if let Some(message) = schedule.standby_message(leader, now) {
+        if let Some(message) = schedule.standby_message(status, now) {
             let is_sent = socket.send(&message);
             schedule.on_sent(now, is_sent);
+            if is_sent {
+                status.clone_into(&mut schedule.standby_status);
+            }
         }
     }
 
@@ -146,6 +151,7 @@ impl NotifySchedule {
             is_ready: false,
             status: StatusLine::default(),
             sent_status: None,
+            standby_status: String::new(),
             status_from: Nanos::ZERO,
             retry_at: Nanos::ZERO,
             progress_from: Nanos::ZERO,
@@ -164,14 +170,13 @@ impl NotifySchedule {
     }
 
     /// Returns the message of a server that stands by, if one is due.
-    fn standby_message(&self, leader: &str, now: Nanos) -> Option<String> {
+    fn standby_message(&self, status: &str, now: Nanos) -> Option<String> {
         let ping = self.next_ping().filter(|&due| due <= now).map(|_| "WATCHDOG=1");
-        let is_first = !self.is_ready && self.retry_at <= now;
-        let status = format!("STATUS=standing by: {leader} leads");
-        let first = is_first.then(|| format!("READY=1\n{status}"));
-        match (first, ping) {
-            (Some(first), None) => Some(first),
-            (Some(first), Some(ping)) => Some(format!("{first}\n{ping}")),
+        let is_new = self.standby_status != status && self.retry_at <= now;
+        let new = is_new.then(|| format!("READY=1\nSTATUS={status}"));
+        match (new, ping) {
+            (Some(new), None) => Some(new),
+            (Some(new), Some(ping)) => Some(format!("{new}\n{ping}")),
             (None, ping) => ping.map(str::to_owned),
         }
     }

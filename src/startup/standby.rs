@@ -34,8 +34,10 @@ pub fn wait_to_lead(
                 monitor.leading();
                 return Ok(None);
             }
-            Standing::Undecided => {}
-            Standing::Standby(leader) => monitor.standing_by(&leader, clock.now()),
+            Standing::Undecided => monitor.standing_by("waiting for etcd", clock.now()),
+            Standing::Standby(leader) => {
+                monitor.standing_by(&format!("standing by: {leader} leads"), clock.now());
+            }
         }
         if let Some(stop) = signals.pending_stop() {
             return Ok(Some(stop));

@@ -4,7 +4,7 @@
 //! out. A damaged file is not copied: a server that starts on it saves what is intact.
 
 use super::disk::{Disk, FileNumber};
-use super::reader::{Item, ReadError, Reader};
+use super::reader::{Item, ReadError, Reader, TornTail};
 use super::record::VERSION_LEN;
 use std::fmt;
 use std::io;
@@ -29,6 +29,8 @@ pub enum CopyError {
     NotEmpty,
     /// A file cannot be written.
     Write(FileNumber, io::Error),
+    /// The files were written, but the copy cannot be completed.
+    End(io::Error),
 }
 
 const PIECE_LEN: usize = 1024 * 1024;
@@ -42,34 +44,46 @@ pub fn copy(
     if !to.list().map_err(CopyError::List)?.is_empty() {
         return Err(CopyError::NotEmpty);
     }
+    let files = measure_all(from)?;
     let mut copied = Copied::default();
-    let mut torn = None;
-    for number in from.list().map_err(CopyError::List)? {
-        if let Some((number, offset)) = torn {
-            return Err(CopyError::Damaged(number, offset));
-        }
-        let (used, tail) = measure(from, number)?;
-        torn = tail.map(|offset| (number, offset));
-        if used > VERSION_LEN as u64 {
-            copy_file(from, to, number, used, &mut settle)?;
-            copied.files += 1;
-            copied.bytes += used;
-        }
+    for (number, used) in files {
+        copy_file(from, to, number, used, &mut settle)?;
+        copied.files += 1;
+        copied.bytes += used;
     }
     Ok(copied)
 }
 
-/// Returns the offset behind the last record of a file, and that of what a crash has left there.
-fn measure(disk: &mut dyn Disk, number: FileNumber) -> Result<(u64, Option<u64>), CopyError> {
-    let failed = |error| CopyError::Read(number, error);
-    let mut reader = Reader::open(disk, number).map_err(failed)?;
-    loop {
-        match reader.next_item().map_err(failed)? {
-            Item::Record(_) => {}
-            Item::Damage(damage) => return Err(CopyError::Damaged(number, damage.offset)),
-            Item::End(end) => return Ok((end.used, end.tail.map(|tail| tail.offset))),
+/// Returns the files with more than a version, and the offset behind the last record of each. Fails if
+/// one is damaged.
+fn measure_all(disk: &mut dyn Disk) -> Result<Vec<(FileNumber, u64)>, CopyError> {
+    let mut files = Vec::new();
+    // The bytes behind the very last record were left by a crash.
+    let mut tail = TornTail::default();
+    for number in disk.list().map_err(CopyError::List)? {
+        let failed = |error| CopyError::Read(number, error);
+        let mut reader = Reader::open(disk, number).map_err(failed)?;
+        let used = loop {
+            let item = reader.next_item().map_err(failed)?;
+            let (damage, used) = match item {
+                Item::Record(_) => (tail.take(), None),
+                Item::Damage(damage) => (Some((number, damage)), None),
+                Item::End(end) => {
+                    (end.tail.and_then(|torn| tail.begins(number, torn)), Some(end.used))
+                }
+            };
+            if let Some((number, damage)) = damage {
+                return Err(CopyError::Damaged(number, damage.offset));
+            }
+            if let Some(used) = used {
+                break used;
+            }
+        };
+        if used > VERSION_LEN as u64 {
+            files.push((number, used));
         }
     }
+    Ok(files)
 }
 
 fn copy_file(
@@ -112,6 +126,7 @@ impl fmt::Display for CopyError {
                  the intact jobs, and stop it again"
             ),
             CopyError::NotEmpty => f.write_str("there is a binlog already where the copy is to be"),
+            CopyError::End(error) => write!(f, "cannot complete the copy: {error}"),
             CopyError::Write(number, error) => write!(f, "cannot write binlog.{number}: {error}"),
         }
     }

@@ -39,6 +39,10 @@ impl Membership {
         match *self {}
     }
 
+    pub fn end_import(&self, _: &mut Directory) {
+        match *self {}
+    }
+
     pub fn may_answer(&self) -> bool {
         match *self {}
     }

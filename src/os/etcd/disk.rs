@@ -66,6 +66,11 @@ impl EtcdDisk {
         answer.recv().map_err(|_| gone())?
     }
 
+    /// Ends an import, after all files were written.
+    pub fn end_import(&mut self) {
+        self.push(Change::EndImport);
+    }
+
     fn push(&mut self, change: Change) {
         self.changes.push(change);
         self.written += 1;
@@ -252,6 +257,7 @@ mod tests {
             Change::Remove { file } => format!("remove {file}"),
             Change::Truncate { file, size } => format!("cut {file} at {size}"),
             Change::SetAside { file } => format!("set {file} aside"),
+            Change::EndImport => "end".to_owned(),
         });
         Some((text.collect::<Vec<_>>().join(", "), last))
     }

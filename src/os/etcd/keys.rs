@@ -36,6 +36,9 @@ pub struct Chunk {
 /// them in memory: with chunks of up to 1 MiB, and large bodies, a node took 11 GB.
 pub const CHUNK_MAX: usize = 256 * 1024;
 
+/// The value of the key of the format while a binlog is imported.
+pub const IMPORTING: &str = "beanstalkd-binlog importing\n";
+
 const FORMAT: &str = "beanstalkd-binlog 1 file-size ";
 
 impl Keys {

@@ -4,7 +4,7 @@
 //! the last successful renewal was SENT, plus four fifths of the TTL that etcd has granted. The clock
 //! also runs while the machine is suspended. etcd can end a lease early, so the key is watched too.
 
-use super::keys::{Keys, parse_format};
+use super::keys::{IMPORTING, Keys, format_value, parse_format};
 use super::log::{ChangeError, Log, ReadError, begin_format, pairs};
 use super::nodes::{Nodes, RequestError};
 use super::shared::{Leader, Role, Shared};
@@ -52,6 +52,8 @@ const LOG_INTERVAL: Nanos = Nanos::from_secs(10);
 pub const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// etcd should drop a revision sooner than this.
 const REVISION_LIFETIME: Nanos = Nanos::from_secs(600);
+/// Why a server does not lead any more that was not too slow.
+const GONE: &str = "the key of the leader is gone: the lease has ended";
 /// The oldest etcd that is supported.
 const OLDEST_VERSION: (u32, u32) = (3, 4);
 
@@ -104,7 +106,7 @@ impl Candidate {
     /// Waits until the key of the leader does not exist.
     async fn wait_for_vacancy(&mut self) -> Result<(), Hindrance> {
         loop {
-            let answer = self.nodes.get(self.keys.leader(), GetOptions::new()).await?;
+            let answer = self.nodes.get_soon(self.keys.leader()).await?;
             let Some(pair) = answer.kvs().first() else { return Ok(()) };
             let leader = String::from_utf8_lossy(pair.value()).into_owned();
             let is_new = !matches!(self.shared.role(), Role::StandingBy(known) if known == leader);
@@ -175,14 +177,15 @@ impl Candidate {
 
     /// Begins to lead: from now on no other server changes the log. The lease is kept meanwhile.
     async fn begin(&mut self, lease: Lease, revision: i64) -> Result<(), Hindrance> {
-        tokio::spawn(self.clone().renew(lease));
+        tokio::spawn(self.clone().renew(lease, revision));
         tokio::spawn(self.clone().watch(revision));
         loop {
             match self.read_end(revision).await {
                 Ok((format_revision, last_chunk)) => {
                     warn!("leading {}", self.keys.prefix());
-                    let file_size = self.file_size;
-                    let leader = Leader { revision, format_revision, file_size, last_chunk };
+                    let Candidate { file_size, must_be_unused: is_import, .. } = *self;
+                    let leader =
+                        Leader { revision, format_revision, file_size, is_import, last_chunk };
                     self.shared.set_role(Role::Leading(leader));
                     return Ok(());
                 }
@@ -203,7 +206,8 @@ impl Candidate {
         if self.must_be_unused && last_chunk > 0 {
             return Err(Hindrance::Lasting(format!("{} has jobs already", self.keys.prefix())));
         }
-        let format = begin_format(&mut self.nodes, &self.keys, revision, self.file_size).await;
+        let value = if self.must_be_unused { IMPORTING } else { &format_value(self.file_size) };
+        let format = begin_format(&mut self.nodes, &self.keys, revision, value).await;
         match format {
             Ok(format_revision) => Ok((format_revision, last_chunk)),
             Err(ChangeError::Unknown(error)) => Err(error.into()),
@@ -216,12 +220,12 @@ impl Candidate {
     // ---- Staying the leader ----
 
     /// Renews the lease every fifth of its time, by short tries over different nodes, until it is lost.
-    async fn renew(self, lease: Lease) {
+    async fn renew(self, lease: Lease, revision: i64) {
         let mut nodes = self.nodes.asking_next();
         let pause = nodes.timeout();
         loop {
             let sent_at = monotonic();
-            match nodes.renew_lease(lease.id).await {
+            match self.renew_once(&mut nodes, lease, revision).await {
                 Ok(()) => {
                     self.shared.set_deadline(sent_at + lease.safe_time);
                     sleep(pause).await;
@@ -240,23 +244,37 @@ impl Candidate {
         }
     }
 
-    /// Watches the key of the leader, which etcd may remove early.
+    /// Renews the lease, and makes sure that the key of the leader is still there. A leader of etcd
+    /// whose disk hangs may answer a renewal although the other nodes have elected another one, but
+    /// it cannot read the key without them.
+    async fn renew_once(
+        &self,
+        nodes: &mut Nodes,
+        lease: Lease,
+        revision: i64,
+    ) -> Result<(), RequestError> {
+        nodes.renew_lease(lease.id).await?;
+        let answer = nodes.get_soon(self.keys.leader()).await?;
+        match answer.kvs().first() {
+            Some(pair) if pair.create_revision() == revision => Ok(()),
+            Some(_) | None => Err(RequestError::LeaseEnded(GONE.to_owned())),
+        }
+    }
+
+    /// Watches the key of the leader, which etcd may remove early, at another node.
     async fn watch(mut self, revision: i64) {
-        self.nodes = self.nodes.asking_next();
+        self.nodes = self.nodes.asking_next().asking_next();
         let mut compaction = CompactionCheck { noted_at: monotonic(), revision };
         loop {
-            let found = self.nodes.get(self.keys.leader(), GetOptions::new()).await;
-            match found {
+            match self.nodes.get_soon(self.keys.leader()).await {
                 Ok(answer) => {
                     let pair = answer.kvs().first();
                     if pair.is_none_or(|pair| pair.create_revision() != revision) {
-                        let reason =
-                            "the key of the leader is gone: the lease has ended".to_owned();
-                        return self.shared.set_role(Role::Lost(reason));
+                        return self.shared.set_role(Role::Lost(GONE.to_owned()));
                     }
                     let next = answer.header().map_or(0, |header| header.revision()) + 1;
                     compaction.check(&mut self.nodes, &self.keys, next - 1).await;
-                    let patience = Duration::from_secs(self.ttl_secs.into());
+                    let patience = self.nodes.timeout();
                     let _ = timeout(patience, self.wait_for_end(next)).await;
                 }
                 Err(_) => sleep(RETRY_PAUSE).await,
@@ -315,6 +333,13 @@ pub async fn check_prefix(
     let mut found = answer.op_responses().into_iter().map(pairs);
     let (format, others) = (found.next().unwrap_or_default(), found.next().unwrap_or_default());
     if let Some(pair) = format.first() {
+        if pair.value() == IMPORTING.as_bytes() {
+            return Err(Hindrance::Lasting(format!(
+                "an import was begun and not completed; delete the keys that begin with {} and \
+                 import again",
+                keys.all()
+            )));
+        }
         return match (parse_format(pair.value()), file_size) {
             (None, _) => Err(Hindrance::Lasting(format!(
                 "{} does not have a format that this version knows",
@@ -351,6 +376,7 @@ impl From<RequestError> for Hindrance {
             RequestError::Refused(text) => Hindrance::Lasting(text),
             passing @ (RequestError::Unavailable(_)
             | RequestError::LeaseEnded(_)
+            | RequestError::TooLong(_)
             | RequestError::NoSpace(_)) => Hindrance::Passing(passing),
         }
     }

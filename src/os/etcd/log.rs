@@ -12,13 +12,14 @@
 //!   and it renews no lease meanwhile. They go in ascending order, so that a delayed twin finds none
 //!   before its own. Their numbers are never used again, because a newer chunk exists.
 
-use super::keys::{CHUNK_MAX, Chunk, ChunkNumber, Keys, file_value, format_value, parse_number};
+use super::keys::{
+    CHUNK_MAX, Chunk, ChunkNumber, IMPORTING, Keys, file_value, format_value, parse_number,
+};
 use super::nodes::{Nodes, RequestError};
 use super::shared::Leader;
 use crate::engine::binlog::disk::FileNumber;
 use etcd_client::{
-    Compare, CompareOp, DeleteOptions, GetOptions, KeyValue, SortOrder, SortTarget, Txn, TxnOp,
-    TxnOpResponse,
+    Compare, CompareOp, DeleteOptions, GetOptions, KeyValue, Txn, TxnOp, TxnOpResponse,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -34,6 +35,8 @@ pub enum Change {
     Truncate { file: FileNumber, size: u64 },
     /// Copies the chunks of a file to other keys, and removes the file.
     SetAside { file: FileNumber },
+    /// Ends an import: servers can use the binlog from now on.
+    EndImport,
 }
 
 impl Change {
@@ -41,7 +44,10 @@ impl Change {
     pub fn next_len(&self) -> usize {
         match self {
             Change::Append { bytes, .. } => bytes.len().min(CHUNK_MAX),
-            Change::Remove { .. } | Change::Truncate { .. } | Change::SetAside { .. } => 0,
+            Change::Remove { .. }
+            | Change::Truncate { .. }
+            | Change::SetAside { .. }
+            | Change::EndImport => 0,
         }
     }
 }
@@ -100,7 +106,7 @@ pub enum ReadError {
 /// A page has about this many bytes, so that it comes in time and takes little memory.
 const PAGE_BYTES: usize = 4 * 1024 * 1024;
 const FIRST_PAGE_LEN: i64 = 64;
-const LONGEST_PAGE_LEN: i64 = 4096;
+const LONGEST_PAGE_LEN: i64 = 512;
 /// At most this many chunks are deleted at once, which takes etcd a few milliseconds.
 const GARBAGE_STEP: u64 = 256;
 
@@ -139,18 +145,37 @@ impl Log {
 
     /// Returns the number of the last chunk, or 0 if there is none.
     pub async fn last_chunk(&mut self) -> Result<ChunkNumber, ReadError> {
-        let keys = GetOptions::new().with_prefix().with_keys_only();
-        let options = keys.with_sort(SortTarget::Key, SortOrder::Descend).with_limit(1);
-        let answer = self.nodes.get(self.keys.chunks(), options).await?;
-        let Some(pair) = answer.kvs().first() else { return Ok(0) };
-        self.keys.parse_chunk(pair.key()).ok_or_else(|| unknown_key(pair))
+        let files = self.list(false).await?;
+        let Some(range) = files.last().and_then(|&file| self.range(file)) else { return Ok(0) };
+        self.last_of(range).await
+    }
+
+    /// Returns the number of the last chunk of a file. The chunks are only counted: to sort keys in
+    /// descending order, etcd would load all values.
+    async fn last_of(
+        &mut self,
+        (first, end): (ChunkNumber, ChunkNumber),
+    ) -> Result<ChunkNumber, ReadError> {
+        let range = GetOptions::new().with_range(self.keys.chunk(end)).with_count_only();
+        let range = self.at_revision(range);
+        let answer = self.nodes.get(self.keys.chunk(first), range).await?;
+        Ok(first + u64::try_from(answer.count()).unwrap_or(0).saturating_sub(1))
+    }
+
+    /// Returns a chunk with the revision of its last change, if it is there.
+    async fn chunk(&mut self, number: ChunkNumber) -> Result<Option<(i64, Chunk)>, ReadError> {
+        let options = self.at_revision(GetOptions::new());
+        let answer = self.nodes.get(self.keys.chunk(number), options).await?;
+        let Some(pair) = answer.kvs().first() else { return Ok(None) };
+        let chunk = Chunk::decode(pair.value()).ok_or_else(|| unknown_key(pair))?;
+        Ok(Some((pair.mod_revision(), chunk)))
     }
 
     /// Returns the size of a file in bytes, or `None` if there is no such file.
     pub async fn size(&mut self, file: FileNumber) -> Result<Option<u64>, ReadError> {
-        let Some((first, end)) = self.range(file) else { return Ok(None) };
-        let last = self.last_chunks(first, end, 1).await?.pop();
-        Ok(last.map(|(_, _, chunk)| chunk.end()))
+        let Some(range) = self.range(file) else { return Ok(None) };
+        let last = self.last_of(range).await?;
+        Ok(self.chunk(last).await?.map(|(_, chunk)| chunk.end()))
     }
 
     /// Returns bytes of a file with the offset of the first one, which is at most `offset`. There
@@ -218,9 +243,15 @@ impl Log {
         end: ChunkNumber,
         offset: u64,
     ) -> Result<(u64, Vec<u8>), ReadError> {
-        let range = GetOptions::new().with_range(self.keys.chunk(end));
-        let range = self.at_revision(range).with_limit(self.page_len);
-        let answer = self.nodes.get(self.keys.chunk(from), range).await?;
+        let answer = loop {
+            let range = GetOptions::new().with_range(self.keys.chunk(end));
+            let range = self.at_revision(range).with_limit(self.page_len);
+            match self.nodes.get(self.keys.chunk(from), range).await {
+                // Large chunks follow many small ones.
+                Err(RequestError::TooLong(_)) if self.page_len > 1 => self.page_len /= 2,
+                answer => break answer?,
+            }
+        };
         let mut bytes = Vec::new();
         for (number, pair) in (from..).zip(answer.kvs()) {
             let chunk = self.keys.parse_chunk(pair.key()).zip(Chunk::split(pair.value()));
@@ -238,25 +269,6 @@ impl Log {
             self.page_len = (self.page_len * 2).min(LONGEST_PAGE_LEN);
         }
         Ok((answer.kvs().len() as u64, bytes))
-    }
-
-    /// Returns the last chunks between two numbers, the last one first, with their numbers and the
-    /// revisions of their last changes.
-    async fn last_chunks(
-        &mut self,
-        first: ChunkNumber,
-        end: ChunkNumber,
-        limit: i64,
-    ) -> Result<Vec<(ChunkNumber, i64, Chunk)>, ReadError> {
-        let range = self.at_revision(GetOptions::new().with_range(self.keys.chunk(end)));
-        let range = range.with_sort(SortTarget::Key, SortOrder::Descend).with_limit(limit);
-        let answer = self.nodes.get(self.keys.chunk(first), range).await?;
-        let chunks = answer.kvs().iter().map(|pair| {
-            let chunk = self.keys.parse_chunk(pair.key()).zip(Chunk::decode(pair.value()));
-            let chunk = chunk.map(|(number, chunk)| (number, pair.mod_revision(), chunk));
-            chunk.ok_or_else(|| unknown_key(pair))
-        });
-        chunks.collect()
     }
 
     fn at_revision(&self, options: GetOptions) -> GetOptions {
@@ -298,6 +310,12 @@ impl Log {
                 self.copy_aside(leader, *file).await?;
                 self.remove(leader, *file).await.map(|()| true)
             }
+            Change::EndImport => {
+                let value = format_value(leader.file_size);
+                let put = vec![TxnOp::put(self.keys.format(), value, None)];
+                let _ = self.transact(leader, Vec::new(), put, None).await?;
+                Ok(true)
+            }
         }
     }
 
@@ -324,7 +342,8 @@ impl Log {
             puts.push(TxnOp::put(self.keys.file(file), file_value(number), None));
         }
         if leader.last_chunk == 0 {
-            let value = format_value(leader.file_size);
+            let size = format_value(leader.file_size);
+            let value = if leader.is_import { IMPORTING.to_owned() } else { size };
             puts.push(TxnOp::put(self.keys.format(), value, None));
         }
         let found = self.transact(leader, vec![is_absent, before], puts, Some(key)).await?;
@@ -400,26 +419,18 @@ impl Log {
     ) -> Result<(), ChangeError> {
         let Some((first, end)) = self.range(file) else { return Ok(()) };
         let is_newest = end == ChunkNumber::MAX;
-        let mut limit = 1;
-        let (kept, cut) = loop {
-            let mut chunks =
-                self.last_chunks(first, end, limit).await.map_err(|error| match error {
-                    ReadError::Request(error) => ChangeError::Unknown(error),
-                    ReadError::Invalid(text) => ChangeError::NotLeading(text),
-                })?;
-            let is_all = chunks.len() < usize::try_from(limit).unwrap_or(usize::MAX);
-            let kept = chunks.iter().position(|(_, _, chunk)| chunk.offset < size);
-            if let Some(kept) = kept {
-                chunks.truncate(kept + 1);
-                break (chunks.pop(), chunks);
+        let mut number = self.last_of((first, end)).await?;
+        let mut cut = None;
+        let (revision, kept) = loop {
+            match self.chunk(number).await? {
+                Some((revision, chunk)) if chunk.offset < size => break (revision, chunk),
+                Some((revision, _)) if number > first => cut = Some(revision),
+                Some(_) | None => {
+                    let text = format!("binlog.{file} has lost its first chunk");
+                    return Err(ChangeError::NotLeading(text));
+                }
             }
-            if is_all {
-                break (None, chunks);
-            }
-            limit *= 2;
-        };
-        let Some((kept_number, revision, kept)) = kept else {
-            return Err(ChangeError::NotLeading(format!("binlog.{file} has lost its first chunk")));
+            number -= 1;
         };
         let mut conditions = Vec::new();
         let mut operations = Vec::new();
@@ -427,13 +438,13 @@ impl Log {
         if is_shorter {
             let len = usize::try_from(size - kept.offset).expect("it is shorter than a chunk");
             let value = Chunk::encode(file, kept.offset, &kept.bytes[..len]);
-            let key = self.keys.chunk(kept_number);
+            let key = self.keys.chunk(number);
             conditions.push(Compare::mod_revision(key.clone(), CompareOp::Equal, revision));
             operations.push(TxnOp::put(key, value, None));
         }
-        if let Some((_, revision, _)) = cut.last() {
-            let key = self.keys.chunk(kept_number + 1);
-            conditions.push(Compare::mod_revision(key.clone(), CompareOp::Equal, *revision));
+        if let Some(revision) = cut {
+            let key = self.keys.chunk(number + 1);
+            conditions.push(Compare::mod_revision(key.clone(), CompareOp::Equal, revision));
             let rest = DeleteOptions::new().with_range(self.keys.chunk(end));
             operations.push(TxnOp::delete(key, Some(rest)));
         }
@@ -448,7 +459,7 @@ impl Log {
             })?;
         }
         if is_newest {
-            leader.last_chunk = kept_number;
+            leader.last_chunk = number;
         }
         Ok(())
     }
@@ -506,11 +517,11 @@ pub async fn begin_format(
     nodes: &mut Nodes,
     keys: &Keys,
     leader_revision: i64,
-    file_size: u32,
+    value: &str,
 ) -> Result<i64, ChangeError> {
     let leads = Compare::create_revision(keys.leader(), CompareOp::Equal, leader_revision);
     let is_absent = Compare::create_revision(keys.format(), CompareOp::Equal, 0);
-    let put = TxnOp::put(keys.format(), format_value(file_size), None);
+    let put = TxnOp::put(keys.format(), value, None);
     let read = TxnOp::get(keys.format(), None);
     let txn = Txn::new().when([leads, is_absent]).and_then([put, read.clone()]).or_else([read]);
     let mut answers = nodes.txn(txn).await?.op_responses();
@@ -534,15 +545,24 @@ impl From<RequestError> for ReadError {
     }
 }
 
+impl From<ReadError> for ChangeError {
+    fn from(error: ReadError) -> ChangeError {
+        match error {
+            ReadError::Request(error) => error.into(),
+            ReadError::Invalid(text) => ChangeError::NotLeading(text),
+        }
+    }
+}
+
 impl From<RequestError> for ChangeError {
     fn from(error: RequestError) -> ChangeError {
         match error {
             RequestError::LeaseEnded(text) | RequestError::Refused(text) => {
                 ChangeError::NotLeading(text)
             }
-            unknown @ (RequestError::Unavailable(_) | RequestError::NoSpace(_)) => {
-                ChangeError::Unknown(unknown)
-            }
+            unknown @ (RequestError::Unavailable(_)
+            | RequestError::TooLong(_)
+            | RequestError::NoSpace(_)) => ChangeError::Unknown(unknown),
         }
     }
 }

@@ -86,6 +86,11 @@ impl Membership {
         EtcdDisk::new(Arc::clone(&self.shared), self.requests.clone())
     }
 
+    /// Ends an import, after all files were written: servers can use them from now on.
+    pub fn end_import(&self, disk: &mut EtcdDisk) {
+        disk.end_import();
+    }
+
     /// Returns whether a reply may leave now.
     pub fn may_answer(&self) -> bool {
         self.shared.may_answer()

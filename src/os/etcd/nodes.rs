@@ -27,6 +27,8 @@ pub struct Nodes {
     current: usize,
     client: Option<Client>,
     tls: Tls,
+    /// The number of nodes in a row that have refused a request.
+    refusals: usize,
 }
 
 /// Whether connections are encrypted, and whether this server shows a certificate.
@@ -44,6 +46,8 @@ pub enum RequestError {
     Unavailable(String),
     /// etcd has no space for more.
     NoSpace(String),
+    /// The answer is too long.
+    TooLong(String),
     /// The lease that the request names has ended.
     LeaseEnded(String),
     /// Another try will fail too.
@@ -108,13 +112,27 @@ impl Nodes {
         }
         let addresses = etcd.nodes.iter().map(|node| format!("{scheme}://{node}")).collect();
         options = options.with_connect_timeout(connect_timeout);
-        Ok(Nodes { addresses, options, timeout, connect_timeout, current: 0, client: None, tls })
+        Ok(Nodes {
+            addresses,
+            options,
+            timeout,
+            connect_timeout,
+            current: 0,
+            client: None,
+            tls,
+            refusals: 0,
+        })
     }
 
     /// Returns the same nodes, to be asked over connections of their own and from the next node on.
     pub fn asking_next(&self) -> Nodes {
         let current = (self.current + 1) % self.addresses.len();
         Nodes { current, client: None, ..self.clone() }
+    }
+
+    /// Returns how many nodes there are.
+    pub fn len(&self) -> usize {
+        self.addresses.len()
     }
 
     /// Returns the time that one request may take.
@@ -128,7 +146,12 @@ impl Nodes {
         self.ask(async |client| client.txn(txn).await).await
     }
 
-    /// Reads keys.
+    /// Reads a key in the time of other requests.
+    pub async fn get_soon(&mut self, key: String) -> Result<GetResponse, RequestError> {
+        self.ask(async |client| client.get(key, None).await).await
+    }
+
+    /// Reads keys, of which there may be many.
     pub async fn get(
         &mut self,
         key: String,
@@ -197,13 +220,23 @@ impl Nodes {
             within(timeout, request(client)).await
         };
         let answer = answer.await.map_err(|error| error.at(&self.addresses[self.current]));
+        if answer.is_ok() {
+            self.refusals = 0;
+        }
         answer.map_err(|error| match error {
             RequestError::Unavailable(text) => {
                 let hint = self.hint(&text);
                 self.next_node();
                 RequestError::Unavailable(text + hint)
             }
+            // One node may have a wrong certificate, or an old one.
+            RequestError::Refused(text) if self.refusals + 1 < self.addresses.len() => {
+                self.refusals += 1;
+                self.next_node();
+                RequestError::Unavailable(text)
+            }
             other @ (RequestError::NoSpace(_)
+            | RequestError::TooLong(_)
             | RequestError::LeaseEnded(_)
             | RequestError::Refused(_)) => other,
         })
@@ -238,6 +271,7 @@ impl RequestError {
         match self {
             RequestError::Unavailable(text) => RequestError::Unavailable(at(text)),
             RequestError::NoSpace(text) => RequestError::NoSpace(at(text)),
+            RequestError::TooLong(text) => RequestError::TooLong(at(text)),
             RequestError::LeaseEnded(text) => RequestError::LeaseEnded(at(text)),
             RequestError::Refused(text) => RequestError::Refused(at(text)),
         }
@@ -248,6 +282,7 @@ impl RequestError {
 impl From<Error> for RequestError {
     fn from(error: Error) -> RequestError {
         const NO_SPACE: &str = "database space exceeded";
+        const TOO_LONG: &str = "message length too large";
         const LEASE_ENDED: &str = "lease not found";
         const REFUSED: [&str; 10] = [
             "invalid user ID or password",
@@ -265,6 +300,9 @@ impl From<Error> for RequestError {
         let text = describe(&error);
         if text.contains(NO_SPACE) {
             return RequestError::NoSpace(text);
+        }
+        if text.contains(TOO_LONG) {
+            return RequestError::TooLong(text);
         }
         if text.contains(LEASE_ENDED) {
             return RequestError::LeaseEnded(text);
@@ -331,6 +369,7 @@ impl fmt::Display for RequestError {
         match self {
             RequestError::Unavailable(text)
             | RequestError::NoSpace(text)
+            | RequestError::TooLong(text)
             | RequestError::LeaseEnded(text)
             | RequestError::Refused(text) => f.write_str(text),
         }

@@ -52,6 +52,8 @@ pub struct Leader {
     pub format_revision: i64,
     /// The size of a file in bytes, which that key has.
     pub file_size: u32,
+    /// A binlog is being imported.
+    pub is_import: bool,
     /// The number of the last chunk, or 0 if there is none.
     pub last_chunk: ChunkNumber,
 }
@@ -115,9 +117,13 @@ impl Shared {
         is_over.then(|| "the lease was not renewed in time".to_owned())
     }
 
-    /// Returns whether a reply may leave now.
+    /// Returns whether a reply may leave now. If none may, none may ever.
     pub fn may_answer(&self) -> bool {
-        self.lease_left() > Nanos::ZERO && !matches!(*lock(&self.role), Role::Lost(_))
+        if let Some(reason) = self.loss() {
+            self.set_role(Role::Lost(reason));
+            return false;
+        }
+        true
     }
 
     // ---- Changes ----

@@ -3,9 +3,10 @@
 //!
 //! A change is tried until it is made or the lease is lost. The event loop does not wait for it.
 
+use super::keys::Keys;
 use super::lease::{Candidate, Hindrance, RETRY_PAUSE, check_prefix, check_used, check_version};
 use super::log::{Change, ChangeError, Log, ReadError};
-use super::nodes::RequestError;
+use super::nodes::{Nodes, RequestError};
 use super::shared::{Leader, Role, Shared};
 use crate::engine::binlog::disk::FileNumber;
 use crate::os::sys::clock::monotonic;
@@ -66,6 +67,8 @@ async fn serve(candidate: Candidate, duty: Duty, mut requests: UnboundedReceiver
     let mut is_checked = duty == Duty::Lead;
     let leading = (duty == Duty::Lead).then(|| tokio::spawn(candidate.lead()));
     let mut leader = None;
+    // A node that does not answer is asked again once.
+    let tries = 2 * nodes.len();
     loop {
         let received = match &leader {
             Some(leader) if log.has_garbage() => {
@@ -81,28 +84,23 @@ async fn serve(candidate: Candidate, duty: Duty, mut requests: UnboundedReceiver
             Some(_) | None => requests.recv().await,
         };
         let Some(request) = received else { return };
-        if !std::mem::replace(&mut is_checked, true) {
-            let checked = async {
-                check_version(&mut nodes).await?;
-                check_prefix(&mut nodes, &keys, None).await?;
-                check_used(&mut nodes, &keys).await
-            };
-            if let Err(hindrance) = checked.await {
-                shared.set_role(Role::Refused(hindrance.to_string()));
-            }
+        if !std::mem::replace(&mut is_checked, true)
+            && let Err(hindrance) = check(&mut nodes, &keys).await
+        {
+            shared.set_role(Role::Refused(hindrance.to_string()));
         }
         // A caller that does not wait for the answer any more does not need it.
         match request {
             Request::List(to) => {
                 let is_pinned = duty == Duty::Read;
-                let _ = to.send(again(&shared, async || log.list(is_pinned).await).await);
+                let _ = to.send(again(&shared, tries, async || log.list(is_pinned).await).await);
             }
             Request::Size(file, to) => {
-                let size = again(&shared, async || log.size(file).await).await;
+                let size = again(&shared, tries, async || log.size(file).await).await;
                 let _ = to.send(size.and_then(|size| size.ok_or(io::ErrorKind::NotFound.into())));
             }
             Request::Page(file, offset, to) => {
-                let _ = to.send(again(&shared, async || log.page(file, offset).await).await);
+                let _ = to.send(again(&shared, tries, async || log.page(file, offset).await).await);
                 // The caller works on this page meanwhile. A failure is that of the next page too.
                 let _ = log.read_ahead().await;
             }
@@ -135,18 +133,39 @@ async fn serve(candidate: Candidate, duty: Duty, mut requests: UnboundedReceiver
     }
 }
 
-/// Reads until there is an answer, or there cannot be one.
+/// Fails if there is no binlog to be read.
+async fn check(nodes: &mut Nodes, keys: &Keys) -> Result<(), Hindrance> {
+    for left in (0..2 * nodes.len()).rev() {
+        let checked = async {
+            check_version(nodes).await?;
+            check_prefix(nodes, keys, None).await?;
+            check_used(nodes, keys).await
+        };
+        match checked.await {
+            Err(Hindrance::Passing(_)) if left > 0 => sleep(RETRY_PAUSE).await,
+            checked => return checked,
+        }
+    }
+    Ok(())
+}
+
+/// Reads until there is an answer. A leader tries as long as it leads, and others this often.
 async fn again<T>(
     shared: &Shared,
+    mut tries: usize,
     mut read: impl AsyncFnMut() -> Result<T, ReadError>,
 ) -> io::Result<T> {
     loop {
-        match (read().await, shared.role()) {
+        let answer = read().await;
+        tries = tries.saturating_sub(1);
+        match (answer, shared.role()) {
             (_, Role::Lost(reason) | Role::Refused(reason)) => {
                 return Err(io::Error::other(reason));
             }
             (Ok(answer), _) => return Ok(answer),
-            (Err(ReadError::Request(RequestError::Unavailable(_))), Role::Leading(_)) => {
+            (Err(ReadError::Request(RequestError::Unavailable(_))), role)
+                if tries > 0 || matches!(role, Role::Leading(_)) =>
+            {
                 sleep(RETRY_PAUSE).await;
             }
             (Err(error), _) => {
