@@ -106,7 +106,7 @@ impl Candidate {
     /// Waits until the key of the leader does not exist.
     async fn wait_for_vacancy(&mut self) -> Result<(), Hindrance> {
         loop {
-            let answer = self.nodes.get_soon(self.keys.leader()).await?;
+            let answer = self.nodes.get(self.keys.leader(), GetOptions::new()).await?;
             let Some(pair) = answer.kvs().first() else { return Ok(()) };
             let leader = String::from_utf8_lossy(pair.value()).into_owned();
             let is_new = !matches!(self.shared.role(), Role::StandingBy(known) if known == leader);
@@ -254,7 +254,7 @@ impl Candidate {
         revision: i64,
     ) -> Result<(), RequestError> {
         nodes.renew_lease(lease.id).await?;
-        let answer = nodes.get_soon(self.keys.leader()).await?;
+        let answer = nodes.get(self.keys.leader(), GetOptions::new()).await?;
         match answer.kvs().first() {
             Some(pair) if pair.create_revision() == revision => Ok(()),
             Some(_) | None => Err(RequestError::LeaseEnded(GONE.to_owned())),
@@ -266,7 +266,7 @@ impl Candidate {
         self.nodes = self.nodes.asking_next().asking_next();
         let mut compaction = CompactionCheck { noted_at: monotonic(), revision };
         loop {
-            match self.nodes.get_soon(self.keys.leader()).await {
+            match self.nodes.get(self.keys.leader(), GetOptions::new()).await {
                 Ok(answer) => {
                     let pair = answer.kvs().first();
                     if pair.is_none_or(|pair| pair.create_revision() != revision) {

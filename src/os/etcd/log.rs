@@ -246,7 +246,7 @@ impl Log {
         let answer = loop {
             let range = GetOptions::new().with_range(self.keys.chunk(end));
             let range = self.at_revision(range).with_limit(self.page_len);
-            match self.nodes.get(self.keys.chunk(from), range).await {
+            match self.nodes.get_page(self.keys.chunk(from), range).await {
                 // Large chunks follow many small ones.
                 Err(RequestError::TooLong(_)) if self.page_len > 1 => self.page_len /= 2,
                 answer => break answer?,

@@ -146,13 +146,17 @@ impl Nodes {
         self.ask(async |client| client.txn(txn).await).await
     }
 
-    /// Reads a key in the time of other requests.
-    pub async fn get_soon(&mut self, key: String) -> Result<GetResponse, RequestError> {
-        self.ask(async |client| client.get(key, None).await).await
+    /// Reads keys with short values.
+    pub async fn get(
+        &mut self,
+        key: String,
+        options: GetOptions,
+    ) -> Result<GetResponse, RequestError> {
+        self.ask(async |client| client.get(key, Some(options)).await).await
     }
 
-    /// Reads keys, of which there may be many.
-    pub async fn get(
+    /// Reads many keys, or long values, for which there is more time.
+    pub async fn get_page(
         &mut self,
         key: String,
         options: GetOptions,
