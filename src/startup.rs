@@ -134,6 +134,7 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started
         (None, Some(_)) => Vec::new(),
         (None, None) => open_listeners(options, user)?,
     };
+    log_listeners(&listeners);
     let open_metrics = |at: &MetricsAddress| {
         early.metrics.map_or_else(|| listen::open(&at.address, at.port, user), Ok)
     };
@@ -160,14 +161,12 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started
         Some(etcd) => match lead(etcd, &signals, &mut monitor, &clock)? {
             Ok(membership) => {
                 listeners = open_listeners(options, user)?;
+                log_listeners(&listeners);
                 Some(membership)
             }
             Err(stop) => return Ok(Started::Stopped(stop)),
         },
     };
-    for listener in &listeners {
-        info!("listening on {listener}");
-    }
     let binlog = match (directory, etcd.zip(membership.as_ref())) {
         (Some((path, directory)), _) => {
             Some(Binlog::new(path.clone(), Box::new(directory), options.fsync))
@@ -244,6 +243,12 @@ fn check_sockets(
         return refused("-u gives up the right to bind a port below 1024 when this server leads");
     }
     Ok(())
+}
+
+fn log_listeners(listeners: &[Listener]) {
+    for listener in listeners {
+        info!("listening on {listener}");
+    }
 }
 
 /// Opens the sockets for clients.
