@@ -9,6 +9,7 @@ import random
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -164,6 +165,32 @@ def failover_again_and_again(program):
             active.process.wait()
             active.start()
         expect("the ids", jobs, sorted(jobs))
+
+
+@case
+def a_cut_after_a_standby_has_read(program):
+    """A standby server reads the log while it waits. Another one leads first, cuts a batch that is not
+    complete, and uses its chunk's number again: the standby must not use what it has read."""
+    with running(program, servers=3, lease_ttl=5) as cluster:
+        first = cluster.servers[0]
+        with first.connect() as client:
+            jobs = [client.put(b"%d" % number) for number in range(3)]
+        first.kill()
+        # While nobody leads, as if the batch had come late. The others read it in the next seconds.
+        key, value = max(cluster.etcd.items(f"{PREFIX}/log/").items())
+        file, offset = struct.unpack("<IQ", value[:12])
+        record = value[12:]
+        next_key = b"%s%016x" % (key[:-16], int(key[-16:], 16) + 1)
+        cluster.etcd.put(next_key, struct.pack("<IQ", file, offset + len(record)) + record[:40])
+        for _ in range(2):
+            active = cluster.wait_for_active()
+            with active.connect() as client:
+                jobs.append(client.put(b"%d" % len(jobs)))
+                found = [client.peek(f"peek {job}") for job in jobs]
+            expect("the jobs", found, [(job, b"%d" % index) for index, job in enumerate(jobs)])
+            assert next_key in cluster.etcd.keys(f"{PREFIX}/log/"), "the number is not used again"
+            active.process.signal(signal.SIGTERM)
+            active.expect_exit(0)
 
 
 @case

@@ -6,7 +6,8 @@
 //!   delayed twin of a transaction cannot bring back a chunk of a removed file. The first chunk of all
 //!   has none before it: it also changes the key of the format, which must not have changed.
 //! - The end of a log is cut if the first chunk to be changed is as it was read. Its numbers are used
-//!   again, and a delayed twin must not remove the new chunks.
+//!   again, and a delayed twin must not remove the new chunks. The key of the file is written again, so
+//!   that a server that stands by forgets what it has read of it ([`super::pages`]).
 //! - A file is removed by the deletion of its key. After that no server reads its chunks, which are
 //!   deleted some at a time: to delete 70,000 small ones at once takes etcd 2.7 s on a busy machine,
 //!   and it renews no lease meanwhile. They go in ascending order, so that a delayed twin finds none
@@ -16,6 +17,7 @@ use super::keys::{
     CHUNK_MAX, Chunk, ChunkNumber, IMPORTING, Keys, file_value, format_value, parse_number,
 };
 use super::nodes::{Nodes, RequestError};
+use super::pages::{ListedFile, Page, Pages};
 use super::shared::Leader;
 use crate::engine::binlog::disk::FileNumber;
 use etcd_client::{
@@ -23,6 +25,7 @@ use etcd_client::{
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
+use std::time::Duration;
 
 /// A change of the files.
 #[derive(Debug)]
@@ -68,31 +71,16 @@ pub struct Log {
     keys: Keys,
     /// The revision to read; `None` for the newest.
     revision: Option<i64>,
-    /// The first chunk of each file.
-    firsts: BTreeMap<FileNumber, ChunkNumber>,
-    /// Behind the end of the page that was read last: the file, the offset and the chunk there.
-    next: Option<(FileNumber, u64, ChunkNumber)>,
-    /// A page that was read before it was wanted.
-    ahead: Option<Page>,
+    /// The files that are there.
+    files: BTreeMap<FileNumber, ListedFile>,
+    /// What was read before it was wanted.
+    pages: Pages,
+    /// The file of the page that was wanted last.
+    wanted: FileNumber,
     /// The number of chunks in the next page.
     page_len: i64,
     /// Chunks of removed files: the first one, and the first one behind them.
     garbage: VecDeque<(ChunkNumber, ChunkNumber)>,
-}
-
-/// Some bytes of a file.
-#[derive(Debug)]
-struct Page {
-    file: FileNumber,
-    /// The offset of the first byte.
-    at: u64,
-    bytes: Vec<u8>,
-}
-
-impl Page {
-    fn end(&self) -> u64 {
-        self.at + self.bytes.len() as u64
-    }
 }
 
 /// Why the log cannot be read.
@@ -109,6 +97,9 @@ const FIRST_PAGE_LEN: i64 = 64;
 const LONGEST_PAGE_LEN: i64 = 512;
 /// At most this many chunks are deleted at once, which takes etcd a few milliseconds.
 const GARBAGE_STEP: u64 = 256;
+/// While a server stands by: the pause after a page, and the time after which it asks for new ones.
+const PREFETCH_PAUSE: Duration = Duration::from_millis(10);
+const PREFETCH_INTERVAL: Duration = Duration::from_millis(500);
 
 impl Log {
     /// Returns the log with this prefix, whose files are not listed yet.
@@ -117,9 +108,9 @@ impl Log {
             nodes,
             keys,
             revision: None,
-            firsts: BTreeMap::new(),
-            next: None,
-            ahead: None,
+            files: BTreeMap::new(),
+            pages: Pages::default(),
+            wanted: 0,
             page_len: FIRST_PAGE_LEN,
             garbage: VecDeque::new(),
         }
@@ -131,16 +122,17 @@ impl Log {
     pub async fn list(&mut self, is_pinned: bool) -> Result<Vec<FileNumber>, ReadError> {
         let options = GetOptions::new().with_prefix();
         let answer = self.nodes.get(self.keys.files(), options).await?;
-        let mut firsts = BTreeMap::new();
+        let mut files = BTreeMap::new();
         for pair in answer.kvs() {
             let file = self.keys.parse_file(pair.key()).zip(parse_number(pair.value()));
             let (file, first) = file.ok_or_else(|| unknown_key(pair))?;
-            firsts.insert(file, first);
+            files.insert(file, ListedFile { first, revision: pair.mod_revision() });
         }
-        self.firsts = firsts;
-        self.end_reading();
+        self.pages.keep(&files);
+        self.files = files;
+        self.wanted = 0;
         self.revision = answer.header().map(|header| header.revision()).filter(|_| is_pinned);
-        Ok(self.firsts.keys().copied().collect())
+        Ok(self.files.keys().copied().collect())
     }
 
     /// Returns the number of the last chunk, or 0 if there is none.
@@ -174,6 +166,10 @@ impl Log {
     /// Returns the size of a file in bytes, or `None` if there is no such file.
     pub async fn size(&mut self, file: FileNumber) -> Result<Option<u64>, ReadError> {
         let Some(range) = self.range(file) else { return Ok(None) };
+        let (read_bytes, next) = self.pages.next_unread(file, self.files[&file]);
+        if next == range.1 {
+            return Ok(Some(read_bytes));
+        }
         let last = self.last_of(range).await?;
         Ok(self.chunk(last).await?.map(|(_, chunk)| chunk.end()))
     }
@@ -185,54 +181,78 @@ impl Log {
         file: FileNumber,
         offset: u64,
     ) -> Result<(u64, Vec<u8>), ReadError> {
-        if let Some(page) = self.ahead.take()
-            && page.file == file
-            && page.at <= offset
-            && offset < page.end()
-        {
-            return Ok((page.at, page.bytes));
-        }
-        let Some((first, _)) = self.range(file) else { return Ok((offset, Vec::new())) };
-        let is_behind = self.next.is_none_or(|(of, at, _)| of != file || at > offset);
-        if is_behind {
-            self.next = Some((file, 0, first));
-        }
+        self.wanted = file;
         loop {
-            let page = self.next_page().await?;
-            if page.bytes.is_empty() || page.end() > offset {
+            if let Some(page) = self.pages.take(file, offset) {
                 return Ok((page.at, page.bytes));
+            }
+            let Some(&listed) = self.files.get(&file) else { return Ok((offset, Vec::new())) };
+            let next = self.pages.next(file, listed, offset);
+            if !self.read_page(file, listed, next).await? {
+                return Ok((next.0, Vec::new()));
             }
         }
     }
 
-    /// Reads the page behind the last one, or the first one of the next file. It is probably wanted
-    /// next.
+    /// Reads one page that is probably wanted next: the one behind the last one, or the first one of
+    /// the next file.
     pub async fn read_ahead(&mut self) -> Result<(), ReadError> {
-        let Some((file, _, chunk)) = self.next else { return Ok(()) };
-        if self.range(file).is_some_and(|(_, end)| chunk == end) {
-            let next_file = self.firsts.range(file + 1..).next();
-            self.next = next_file.map(|(&file, &first)| (file, 0, first));
-        }
-        if self.next.is_some() {
-            let page = self.next_page().await?;
-            self.ahead = Some(page).filter(|page| !page.bytes.is_empty());
+        if !self.pages.has_untaken() {
+            self.read_unread().await?;
         }
         Ok(())
     }
 
-    /// Reads the page behind the last one. It is empty behind the end of the file.
-    async fn next_page(&mut self) -> Result<Page, ReadError> {
-        let (file, at, chunk) = self.next.expect("a page was read, or its place was set");
+    /// Reads a page that was not read yet, for the case that this server leads later. Returns the time
+    /// until there may be another one.
+    pub async fn prefetch(&mut self) -> Duration {
+        let is_read = match self.revision {
+            Some(_) => self.read_unread().await,
+            None => self.list(true).await.map(|files| !files.is_empty()),
+        };
+        match is_read {
+            Ok(true) => PREFETCH_PAUSE,
+            // Revisions are dropped after some time, so the next pages are of another one.
+            Ok(false) | Err(_) => {
+                self.revision = None;
+                PREFETCH_INTERVAL
+            }
+        }
+    }
+
+    /// Reads a page that was not read yet. Returns `false` if there is none.
+    async fn read_unread(&mut self) -> Result<bool, ReadError> {
+        for (file, listed) in self.files.range(self.wanted..) {
+            let next = self.pages.next_unread(*file, *listed);
+            if self.range(*file).is_some_and(|(_, end)| next.1 < end) {
+                let (file, listed) = (*file, *listed);
+                return self.read_page(file, listed, next).await;
+            }
+        }
+        Ok(false)
+    }
+
+    /// Reads the page with this offset and chunk. Returns `false` if it is behind the end of the file.
+    async fn read_page(
+        &mut self,
+        file: FileNumber,
+        listed: ListedFile,
+        (at, chunk): (u64, ChunkNumber),
+    ) -> Result<bool, ReadError> {
         let end = self.range(file).map_or(chunk, |(_, end)| end);
+        if chunk == end {
+            return Ok(false);
+        }
         let (count, bytes) = self.chunks(file, chunk, end, at).await?;
-        self.next = Some((file, at + bytes.len() as u64, chunk + count));
-        Ok(Page { file, at, bytes })
+        if count > 0 {
+            self.pages.push(file, listed, Page { at, bytes }, count);
+        }
+        Ok(count > 0)
     }
 
     /// Forgets what was read ahead.
     pub fn end_reading(&mut self) {
-        self.next = None;
-        self.ahead = None;
+        self.pages.clear();
     }
 
     /// Returns the number of the next chunks of a file, up to a page, and their bytes.
@@ -252,6 +272,7 @@ impl Log {
                 answer => break answer?,
             }
         };
+        let is_full = answer.more();
         let mut bytes = Vec::new();
         for (number, pair) in (from..).zip(answer.kvs()) {
             let chunk = self.keys.parse_chunk(pair.key()).zip(Chunk::split(pair.value()));
@@ -265,7 +286,7 @@ impl Log {
         }
         if bytes.len() > PAGE_BYTES {
             self.page_len = (self.page_len / 2).max(1);
-        } else if bytes.len() < PAGE_BYTES / 2 {
+        } else if bytes.len() < PAGE_BYTES / 2 && is_full {
             self.page_len = (self.page_len * 2).min(LONGEST_PAGE_LEN);
         }
         Ok((answer.kvs().len() as u64, bytes))
@@ -280,9 +301,9 @@ impl Log {
 
     /// Returns the first chunk of a file, and the first one behind it.
     fn range(&self, file: FileNumber) -> Option<(ChunkNumber, ChunkNumber)> {
-        let mut firsts = self.firsts.range(file..);
-        let (_, &first) = firsts.next().filter(|&(&found, _)| found == file)?;
-        Some((first, firsts.next().map_or(ChunkNumber::MAX, |(_, &next)| next)))
+        let mut files = self.files.range(file..);
+        let (_, listed) = files.next().filter(|&(&found, _)| found == file)?;
+        Some((listed.first, files.next().map_or(ChunkNumber::MAX, |(_, next)| next.first)))
     }
 
     // ---- Changing ----
@@ -355,7 +376,8 @@ impl Log {
         }
         leader.last_chunk = number;
         if offset == 0 {
-            self.firsts.insert(file, number);
+            // What is read of a file that is written here is not kept.
+            self.files.insert(file, ListedFile { first: number, revision: 0 });
         }
         Ok(())
     }
@@ -366,12 +388,12 @@ impl Log {
             end <= leader.last_chunk,
             "no chunk of a newer file is there, but binlog.{file} goes"
         );
-        let oldest = self.firsts.keys().next();
+        let oldest = self.files.keys().next();
         assert_eq!(oldest, Some(&file), "files are removed in their order, without gaps");
         let delete = vec![TxnOp::delete(self.keys.file(file), None)];
         // It has no condition but that this server leads.
         let _ = self.transact(leader, Vec::new(), delete, None).await?;
-        self.firsts.remove(&file);
+        self.files.remove(&file);
         self.garbage.push_back((first, end));
         Ok(())
     }
@@ -379,7 +401,7 @@ impl Log {
     /// Finds the chunks of removed files that an earlier leader has left.
     pub async fn find_garbage(&mut self) -> Result<(), ReadError> {
         // The last chunk stays, because the next one needs it. It belongs to a file.
-        let Some(&oldest) = self.firsts.values().next() else { return Ok(()) };
+        let Some(oldest) = self.files.values().next().map(|file| file.first) else { return Ok(()) };
         let options = GetOptions::new().with_prefix().with_keys_only().with_limit(1);
         let answer = self.nodes.get(self.keys.chunks(), options).await?;
         let Some(pair) = answer.kvs().first() else { return Ok(()) };
@@ -449,6 +471,7 @@ impl Log {
             operations.push(TxnOp::delete(key, Some(rest)));
         }
         if !operations.is_empty() {
+            operations.push(TxnOp::put(self.keys.file(file), file_value(first), None));
             // If a chunk has changed since it was read, an earlier try has succeeded. The next one
             // finds nothing to do.
             let done = self.transact(leader, conditions, operations, None).await?;

@@ -18,6 +18,7 @@
 //! | [`thread`] | serves requests of the event loop, one after the other |
 //! | [`lease`] | becomes the leader and stays it |
 //! | [`log`] | transactions that read and change chunks |
+//! | [`pages`] | what was read of the files before it is wanted |
 //! | [`keys`] | names and values of the keys |
 //! | [`nodes`] | requests to nodes, and the kinds of their failures |
 //! | [`absent`] | what stands for a membership without the feature `etcd` |
@@ -41,6 +42,8 @@ mod membership;
 #[cfg(feature = "etcd")]
 mod nodes;
 mod options;
+#[cfg(feature = "etcd")]
+mod pages;
 #[cfg(feature = "etcd")]
 mod shared;
 mod standing;

@@ -11,9 +11,12 @@ use super::shared::{Leader, Role, Shared};
 use crate::engine::binlog::disk::FileNumber;
 use crate::os::sys::clock::monotonic;
 use log::warn;
+use std::future::poll_fn;
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 use tokio::runtime::Builder;
@@ -47,6 +50,9 @@ pub enum Duty {
 /// The pause between two steps that delete chunks of removed files, if nothing else is to be done.
 const GARBAGE_PAUSE: Duration = Duration::from_millis(20);
 
+/// The pause between two looks whether another server leads.
+const STANDBY_PAUSE: Duration = Duration::from_millis(100);
+
 /// Starts the thread.
 pub fn start(
     candidate: Candidate,
@@ -71,17 +77,9 @@ async fn serve(candidate: Candidate, duty: Duty, mut requests: UnboundedReceiver
     let tries = 2 * nodes.len();
     loop {
         let received = match &leader {
-            Some(leader) if log.has_garbage() => {
-                match timeout(GARBAGE_PAUSE, requests.recv()).await {
-                    Ok(received) => received,
-                    Err(_) => {
-                        // A failure is that of the next change too, or passes.
-                        let _ = log.delete_garbage(leader).await;
-                        continue;
-                    }
-                }
-            }
-            Some(_) | None => requests.recv().await,
+            Some(leader) => next_for_leader(&mut requests, &mut log, leader).await,
+            None if duty == Duty::Lead => next_for_standby(&mut requests, &mut log, &shared).await,
+            None => requests.recv().await,
         };
         let Some(request) = received else { return };
         if !std::mem::replace(&mut is_checked, true)
@@ -131,6 +129,68 @@ async fn serve(candidate: Candidate, duty: Duty, mut requests: UnboundedReceiver
             }
         }
     }
+}
+
+/// Waits for a request. Meanwhile chunks of removed files are deleted.
+async fn next_for_leader(
+    requests: &mut UnboundedReceiver<Request>,
+    log: &mut Log,
+    leader: &Leader,
+) -> Option<Request> {
+    while log.has_garbage() {
+        match timeout(GARBAGE_PAUSE, requests.recv()).await {
+            Ok(received) => return received,
+            // A failure is that of the next change too, or passes.
+            Err(_) => {
+                let _ = log.delete_garbage(leader).await;
+            }
+        }
+    }
+    requests.recv().await
+}
+
+/// Waits for a request. While another server leads, its log is read, so that this server can take over
+/// soon.
+async fn next_for_standby(
+    requests: &mut UnboundedReceiver<Request>,
+    log: &mut Log,
+    shared: &Shared,
+) -> Option<Request> {
+    let mut pause = STANDBY_PAUSE;
+    loop {
+        let step = async {
+            sleep(pause).await;
+            match shared.role() {
+                Role::StandingBy(_) => Some(log.prefetch().await),
+                Role::Starting => Some(STANDBY_PAUSE),
+                Role::Leading(_) | Role::Refused(_) | Role::Lost(_) => None,
+            }
+        };
+        match either(requests.recv(), step).await {
+            Either::First(received) => return received,
+            Either::Second(Some(until_next)) => pause = until_next,
+            Either::Second(None) => return requests.recv().await,
+        }
+    }
+}
+
+/// The result of the first one of two futures that is complete.
+enum Either<A, B> {
+    First(A),
+    Second(B),
+}
+
+/// Waits for one of two futures, and drops the other one.
+async fn either<A, B>(
+    first: impl Future<Output = A>,
+    second: impl Future<Output = B>,
+) -> Either<A, B> {
+    let (mut first, mut second) = (pin!(first), pin!(second));
+    poll_fn(|context| match first.as_mut().poll(context) {
+        Poll::Ready(result) => Poll::Ready(Either::First(result)),
+        Poll::Pending => second.as_mut().poll(context).map(Either::Second),
+    })
+    .await
 }
 
 /// Fails if there is no binlog to be read.
