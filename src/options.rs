@@ -85,6 +85,9 @@ pub struct Options {
     pub max_job_size: u32,
     /// Puts are rejected while jobs take this many bytes of memory.
     pub max_memory_bytes: u64,
+    /// Bodies may take this many bytes of memory; the others are read back from the binlog. `None`: all
+    /// are in memory.
+    pub body_cache_bytes: Option<u64>,
     /// A job that came back this many times is buried; `None` for no limit.
     pub bury_after: Option<NonZero<u16>>,
     /// The maximum number of connected clients.
@@ -288,6 +291,12 @@ fn flags() -> getopts::Options {
         )
         .optmulti(
             "",
+            "body-cache",
+            "keep at most BYTES of bodies in memory and read the others back from -b DIR (default: all in memory)",
+            "BYTES",
+        )
+        .optmulti(
+            "",
             "bury-after",
             "bury a job that came back N times because its TTR ran out or its worker was gone (default: never)",
             "N",
@@ -353,6 +362,7 @@ fn options(matches: &Matches) -> Result<Options, UsageError> {
     let binlog = binlog_place(matches)?;
     let is_in_etcd = matches!(binlog, Some(BinlogPlace::Etcd(_)));
     let default_limit = is_in_etcd.then_some(DEFAULT_BINLOG_LIMIT);
+    let body_cache_bytes = body_cache(matches, binlog.as_ref())?;
     Ok(Options {
         binlog,
         binlog_file_size: file_size(matches, &mut warnings)?,
@@ -365,6 +375,7 @@ fn options(matches: &Matches) -> Result<Options, UsageError> {
         max_job_size: max_job_size(matches, &mut warnings)?,
         max_memory_bytes: number(matches, "max-memory")?
             .unwrap_or(Settings::DEFAULT.max_memory_bytes),
+        body_cache_bytes,
         bury_after: at_least_one(matches, "bury-after")?.and_then(NonZero::new),
         max_connections: at_least_one(matches, "max-connections")?.unwrap_or(usize::MAX),
         metrics,
@@ -373,6 +384,18 @@ fn options(matches: &Matches) -> Result<Options, UsageError> {
         log_format: log_format(matches)?,
         warnings,
     })
+}
+
+/// Returns the bytes of `--body-cache`, which needs the files of a directory.
+fn body_cache(matches: &Matches, binlog: Option<&BinlogPlace>) -> Result<Option<u64>, UsageError> {
+    let bytes = number(matches, "body-cache")?;
+    let refused = match binlog {
+        _ if bytes.is_none() => return Ok(None),
+        Some(BinlogPlace::Directory(_)) => return Ok(bytes),
+        None => "needs -b DIR: without a binlog, a body is only in memory",
+        Some(BinlogPlace::Etcd(_)) => "needs -b DIR: bodies cannot be read back from etcd",
+    };
+    Err(UsageError(format!("--body-cache {refused}")))
 }
 
 fn fsync(matches: &Matches) -> Result<Syncing, UsageError> {

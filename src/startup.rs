@@ -22,7 +22,7 @@ use crate::engine::server::{Server, Settings};
 use crate::options::{BinlogPlace, EtcdOptions, MetricsAddress, Options, Port, UsageError};
 use crate::os::disk::{Directory, OpenError};
 use crate::os::etcd::{EXIT_LOST, Membership, MembershipError};
-use crate::os::event_loop::EventLoop;
+use crate::os::event_loop::{EventLoop, LoopWakers};
 use crate::os::init::{self, Machine, MachineError};
 use crate::os::listen::{self, Address, ListenError, Listener};
 use crate::os::metrics_server::MetricsServer;
@@ -154,6 +154,7 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started
         max_binlog_bytes: options.max_binlog_bytes.unwrap_or(u64::MAX),
         max_memory_bytes: options.max_memory_bytes,
         bury_after: options.bury_after,
+        body_cache_bytes: options.body_cache_bytes,
     };
     let mut server = Server::new(settings, facts, clock.now());
     let membership = match etcd {
@@ -167,8 +168,14 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started
             Err(stop) => return Ok(Started::Stopped(stop)),
         },
     };
+    let mut read_waker = None;
     let binlog = match (directory, etcd.zip(membership.as_ref())) {
-        (Some((path, directory)), _) => {
+        (Some((path, mut directory)), _) => {
+            if options.body_cache_bytes.is_some() {
+                let started = directory.start_reads();
+                let no_thread = |error| StartupError::System("start a thread", error);
+                read_waker = Some(started.map_err(no_thread)?);
+            }
             Some(Binlog::new(path.clone(), Box::new(directory), options.fsync))
         }
         // The disk keeps the order of changes, and a reply waits for them.
@@ -191,7 +198,8 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started
             return Ok(Started::Stopped(stop));
         }
     }
-    EventLoop::new(server, clock, signals, monitor, listeners, options.max_connections, membership)
+    let wakers = LoopWakers { membership, reads: read_waker };
+    EventLoop::new(server, clock, signals, monitor, listeners, options.max_connections, wakers)
         .map(|event_loop| Started::Serving(Box::new(event_loop)))
         .map_err(cannot_wait)
 }

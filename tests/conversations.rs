@@ -1,5 +1,5 @@
 //! Plays the conversations of `tests/conversations` into the engine with virtual time, into our
-//! binary over sockets, into C beanstalkd where it is installed, and into our binary on a real etcd
+//! binary over sockets, into both without a body in memory, into C beanstalkd where it is installed, and into our binary on a real etcd
 //! where both are there.
 //!
 //! `tests/conversations/README.md` describes the form of a script. Each pair of a script and a
@@ -46,7 +46,12 @@ fn main() -> ExitCode {
             let play = move || play(&script, &mut EnginePlayer::new(&script, chunk), None);
             trials.push(Trial::test(format!("{player}::{name}"), play));
         }
-        for program in [Program::Ours].iter().chain(&others) {
+        for (player, are_late) in [("engine-cold", false), ("engine-cold-late", true)] {
+            let script = script.clone();
+            let play = move || play(&script, &mut EnginePlayer::cold(&script, are_late), None);
+            trials.push(Trial::test(format!("{player}::{name}"), play));
+        }
+        for program in [Program::Ours, Program::OursCold].iter().chain(&others) {
             let (script, program) = (script.clone(), program.clone());
             let player = program.player();
             let is_skipped = script.skips_c && matches!(program, Program::C { .. });
@@ -62,6 +67,8 @@ fn main() -> ExitCode {
 #[derive(Clone)]
 enum Program {
     Ours,
+    /// Our binary, which keeps no body in memory.
+    OursCold,
     C {
         path: PathBuf,
         version: String,
@@ -77,6 +84,7 @@ impl Program {
     fn player(&self) -> &'static str {
         match self {
             Program::Ours => "binary",
+            Program::OursCold => "binary-cold",
             Program::C { .. } => "c",
             Program::OnEtcd { .. } => "etcd",
         }
@@ -85,7 +93,7 @@ impl Program {
     fn c_version(&self) -> Option<&str> {
         match self {
             Program::C { version, .. } => Some(version),
-            Program::Ours | Program::OnEtcd { .. } => None,
+            Program::Ours | Program::OursCold | Program::OnEtcd { .. } => None,
         }
     }
 }
@@ -248,8 +256,10 @@ fn next_line(player: &mut dyn Player, inbox: &mut script::Inbox, client: &str) -
 struct EnginePlayer {
     engine: EventLoop,
     settings: Settings,
-    /// For the binlog, if the script has one.
+    /// For the binlog, if the script has one, or no body is in memory.
     disk: Option<FakeDisk>,
+    /// The script has no binlog, but the server has one.
+    hides_binlog: bool,
     /// At most this many bytes are read at once.
     read_len: usize,
     clients: BTreeMap<String, ClientId>,
@@ -267,8 +277,27 @@ impl EnginePlayer {
     fn new(script: &Script, read_len: usize) -> EnginePlayer {
         let settings = script.settings();
         let disk = script.has_binlog.then(FakeDisk::default);
+        EnginePlayer::on(disk, settings, read_len, false)
+    }
+
+    /// Keeps no body in memory. Each read of one is done at once, or later.
+    fn cold(script: &Script, are_late: bool) -> EnginePlayer {
+        let settings = Settings { body_cache_bytes: Some(0), ..script.settings() };
+        let disk = FakeDisk::default();
+        if are_late {
+            disk.delay_reads();
+        }
+        EnginePlayer::on(Some(disk), settings, usize::MAX, !script.has_binlog)
+    }
+
+    fn on(
+        disk: Option<FakeDisk>,
+        settings: Settings,
+        read_len: usize,
+        hides_binlog: bool,
+    ) -> EnginePlayer {
         let engine = start(settings, disk.as_ref(), read_len, fixtures::START);
-        EnginePlayer { engine, settings, disk, read_len, clients: BTreeMap::new() }
+        EnginePlayer { engine, settings, disk, hides_binlog, read_len, clients: BTreeMap::new() }
     }
 
     fn client(&mut self, name: &str) -> ClientId {
@@ -277,6 +306,9 @@ impl EnginePlayer {
 
     fn settle(&mut self) {
         self.engine.settle();
+        while self.disk.as_ref().is_some_and(FakeDisk::has_reads) {
+            self.engine.settle();
+        }
         self.engine.server.check();
     }
 }
@@ -314,7 +346,9 @@ impl Player for EnginePlayer {
         let disk = self.disk.as_ref().expect("only scripts with a binlog restart");
         let now = self.engine.now;
         if is_crash {
+            let are_late = disk.are_reads_late();
             self.disk = Some(FakeDisk::with_files(&disk.live_files()));
+            self.disk.iter().filter(|_| are_late).for_each(FakeDisk::delay_reads);
         } else {
             self.engine.server.close(now).expect("the disk works");
         }
@@ -333,6 +367,10 @@ impl Player for EnginePlayer {
                 break;
             }
         }
+    }
+
+    fn normalize(&self, line: String) -> String {
+        if self.hides_binlog { script::without_binlog(&line) } else { line }
     }
 }
 
@@ -361,8 +399,11 @@ fn arguments(program: &Program, script: &Script, directory: &Path) -> Vec<String
         // A server that was killed leads for this time.
         let flags = ["-b", &url, "--lease-ttl", "2"];
         arguments.extend(ON_LOOPBACK.iter().chain(&flags).map(|&flag| flag.to_owned()));
-    } else if script.has_binlog {
+    } else if script.has_binlog || matches!(program, Program::OursCold) {
         arguments.extend(["-b".to_owned(), directory.display().to_string()]);
+    }
+    if matches!(program, Program::OursCold) {
+        arguments.extend(["--body-cache", "0"].map(str::to_owned));
     }
     arguments
 }
@@ -370,7 +411,7 @@ fn arguments(program: &Program, script: &Script, directory: &Path) -> Vec<String
 fn launch(program: &Program, arguments: &[String], directory: &Path) -> (Daemon, SockAddr) {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match program {
-        Program::Ours => {
+        Program::Ours | Program::OursCold => {
             let (daemon, address) = Daemon::on_loopback(&arguments);
             (daemon, address.into())
         }
@@ -400,7 +441,8 @@ impl SocketPlayer {
             clients: BTreeMap::new(),
             arguments,
             program: program.clone(),
-            hides_binlog: matches!(program, Program::OnEtcd { .. }) && !script.has_binlog,
+            hides_binlog: matches!(program, Program::OnEtcd { .. } | Program::OursCold)
+                && !script.has_binlog,
             directory,
             started_at: Instant::now(),
             scripted: Duration::ZERO,

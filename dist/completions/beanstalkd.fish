@@ -25,6 +25,7 @@ complete -c beanstalkd -l socket-mode -x -a '600 660 666' -d 'Permissions of Uni
 complete -c beanstalkd -s u -l user -x -a '(__fish_complete_users)' -d 'Become this user after binding'
 complete -c beanstalkd -s z -l max-job-size -x -d 'Size of the largest job allowed in bytes'
 complete -c beanstalkd -l bury-after -x -d 'Bury a job that came back this often'
+complete -c beanstalkd -l body-cache -x -d 'Limit the memory of bodies in bytes'
 complete -c beanstalkd -l max-memory -x -d 'Limit the memory of jobs in bytes'
 complete -c beanstalkd -l max-connections -x -d 'Limit the number of clients'
 complete -c beanstalkd -l metrics -x -a '(__beanstalkd_addresses 127.0.0.1:)' -d 'Serve metrics and a status page over HTTP'

@@ -7,8 +7,9 @@
 //! A large body is not buffered: its bytes go straight to its slot among the bodies of jobs.
 
 use super::binlog::disk::Progress;
+use super::binlog::reads::Place;
 use super::collections::secondary_map::SecondaryMap;
-use super::keys::{ConnKey, WatchKey};
+use super::keys::{ConnKey, JobKey, WatchKey};
 use super::protocol::batch::{Batch, ReplySize};
 use super::protocol::command::{LINE_MAX, LineTail, line_max};
 use super::protocol::input::Input;
@@ -23,6 +24,7 @@ use super::queue::touch::TouchAll;
 use super::queue::waiters::Wait;
 use super::text;
 use super::text::CR_LF;
+use super::time::Nanos;
 use std::collections::TryReserveError;
 use std::io::IoSlice;
 use std::ops::{Index, IndexMut, Range};
@@ -130,8 +132,10 @@ pub enum Phase {
     InSteps(Continuation),
     /// A list of more than 1,024 tubes, which is shared by several connections.
     ListingTubes,
-    /// A reserve that has no reply yet.
-    Waiting(ReserveKind),
+    /// A reserve that has no reply yet, and the end of its timeout.
+    Waiting(ReserveKind, Nanos),
+    /// A reply whose bodies the disk is reading.
+    ReadingBodies(Box<WantedBodies>),
     /// A `flush-tube` or `flush-buried` of more jobs than one step allows.
     Flushing,
     /// Nothing: the connection is closed when its output is sent.
@@ -150,7 +154,11 @@ impl Phase {
             | Phase::ReadingLargeBody(_)
             | Phase::SkippingBody { .. }
             | Phase::InSteps(_) => true,
-            Phase::ListingTubes | Phase::Waiting(_) | Phase::Flushing | Phase::Closing => false,
+            Phase::ListingTubes
+            | Phase::Waiting(..)
+            | Phase::ReadingBodies(_)
+            | Phase::Flushing
+            | Phase::Closing => false,
         }
     }
 }
@@ -187,6 +195,53 @@ impl ReserveKind {
         match self {
             ReserveKind::Job => Reply::TimedOut,
             ReserveKind::Batch(_) => Reply::ReservedBatch { count: 0 },
+        }
+    }
+}
+
+/// The bodies of a reply, some of which the disk is reading.
+#[derive(Debug)]
+pub struct WantedBodies {
+    pub answer: Answer,
+    pub bodies: Vec<WantedBody>,
+    /// The number of bodies that are being read.
+    pub missing: usize,
+    /// The number of the read of the first of them; the others follow.
+    pub first_read: u32,
+    /// When the client has asked for them.
+    pub asked_at: Nanos,
+}
+
+/// One of these bodies.
+#[derive(Debug)]
+pub struct WantedBody {
+    pub job: JobKey,
+    pub id: u64,
+    /// `None` while it is being read, and if it cannot be read.
+    pub body: Option<Body>,
+    /// The place where it is being read.
+    pub place: Option<Place>,
+}
+
+/// A reply with bodies.
+#[derive(Clone, Copy, Debug)]
+pub enum Answer {
+    /// To `peek` and its variants.
+    Found,
+    /// To `peek-batch`, with the id for the next page.
+    FoundBatch { next: u64 },
+    /// To `reserve-job`.
+    ReservedById,
+    /// To the other reserves. If no body can be read, they go on until their timeout ends.
+    Reserved { kind: ReserveKind, until: Nanos },
+}
+
+impl Answer {
+    /// Returns whether the client has reserved the jobs.
+    pub fn is_reserved(self) -> bool {
+        match self {
+            Answer::Found | Answer::FoundBatch { .. } => false,
+            Answer::ReservedById | Answer::Reserved { .. } => true,
         }
     }
 }
@@ -322,7 +377,7 @@ impl Conn {
         match self.phase {
             Phase::Closing => Activity::Closing,
             _ if !self.output.is_empty() => Activity::Sending,
-            Phase::Waiting(_) => Activity::Waiting,
+            Phase::Waiting(..) => Activity::Waiting,
             Phase::ReadingLine if self.input.is_empty() => Activity::Idle,
             Phase::ReadingLine
             | Phase::SkippingLine(_)
@@ -332,6 +387,7 @@ impl Conn {
             | Phase::SkippingBody { .. }
             | Phase::InSteps(_)
             | Phase::ListingTubes
+            | Phase::ReadingBodies(_)
             | Phase::Flushing => Activity::Receiving,
         }
     }
@@ -399,7 +455,11 @@ impl Conn {
                 Some(Step::SkippedBody(reason))
             }
             Phase::InSteps(_) => Some(Step::Continue(self.take_continuation())),
-            Phase::ListingTubes | Phase::Waiting(_) | Phase::Flushing | Phase::Closing => None,
+            Phase::ListingTubes
+            | Phase::Waiting(..)
+            | Phase::ReadingBodies(_)
+            | Phase::Flushing
+            | Phase::Closing => None,
         }
     }
 
@@ -493,7 +553,8 @@ impl Conn {
             }
             Phase::SkippingBody { .. }
             | Phase::ListingTubes
-            | Phase::Waiting(_)
+            | Phase::Waiting(..)
+            | Phase::ReadingBodies(_)
             | Phase::Flushing => input.is_empty(),
             Phase::InSteps(_) => false,
         };
@@ -502,7 +563,7 @@ impl Conn {
             "connection {index} buffers {} bytes in {phase:?}, backlog: {has_backlog}",
             input.len()
         );
-        let waits = self.is_half_closed && matches!(phase, Phase::Waiting(_));
+        let waits = self.is_half_closed && matches!(phase, Phase::Waiting(..));
         assert!(!waits, "connection {index} is half-closed, but it waits");
     }
 
@@ -568,21 +629,11 @@ impl Conns {
         }
     }
 
-    /// Appends a reply to the output of a connection. After an error a part of it may be there.
-    pub fn reply(
-        &mut self,
-        key: ConnKey,
-        reply: Reply<'_>,
-        bodies: &mut Bodies,
-    ) -> Result<(), TryReserveError> {
-        let conn = &mut self.by_key[key];
-        self.reply_cost += reply.cost();
-        let before = conn.output.text_len();
-        let written = reply.write(&mut conn.output, &mut self.pool, bodies);
-        self.buffered_bytes += conn.output.text_len() - before;
-        written?;
-        conn.mark_dirty(key, &mut self.dirty);
-        Ok(())
+    /// Returns the bodies for which a connection waits; `None` if it waits for none, or if there is no
+    /// such connection.
+    pub fn wanted_bodies(&mut self, key: ConnKey) -> Option<&mut WantedBodies> {
+        let phase = &mut self.by_key.get_mut(key)?.phase;
+        if let Phase::ReadingBodies(wanted) = phase { Some(wanted) } else { None }
     }
 
     /// Returns whether `text_len` more bytes of text exceed the limit for unused input and unsent text
@@ -638,7 +689,13 @@ impl Conns {
             } else {
                 None
             };
-            conn.output.bodies().chain(large)
+            let wanted = if let Phase::ReadingBodies(wanted) = &conn.phase {
+                &wanted.bodies[..]
+            } else {
+                &[]
+            };
+            let wanted = wanted.iter().filter_map(|one| one.body.as_ref());
+            conn.output.bodies().chain(large).chain(wanted)
         })
     }
 

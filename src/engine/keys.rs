@@ -71,6 +71,11 @@ impl LogKey {
     pub const NONE: LogKey = LogKey(NIL);
 }
 
+impl BodyKey {
+    /// The key of a body that is not in memory.
+    pub const NONE: BodyKey = BodyKey(NIL);
+}
+
 impl TubeKey {
     /// The key of the tube that is created first and never removed.
     pub const FIRST: TubeKey = TubeKey(0);

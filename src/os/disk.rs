@@ -2,9 +2,10 @@
 //!
 //! This module does not know the records, nor when files are created and removed.
 
+use super::reads::{ReadThread, ReadWaker};
 use super::sys::clock::monotonic;
 use super::sys::files;
-use crate::engine::binlog::disk::{Disk, FileNumber, LAST_NUMBER};
+use crate::engine::binlog::disk::{Disk, FileNumber, FinishedRead, LAST_NUMBER, ReadToken};
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::headroom::{self, Headroom};
 use log::warn;
@@ -13,6 +14,7 @@ use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A directory with a binlog.
 #[derive(Debug)]
@@ -27,6 +29,10 @@ pub struct Directory {
     unlinked: Vec<(File, u64)>,
     /// The file that is open for reading.
     reading: Option<(FileNumber, File)>,
+    /// Files with bodies that are read back, the one that was read last at the end.
+    cold: Vec<(FileNumber, Arc<File>)>,
+    /// The thread that waits for the disk, if bodies are read back.
+    reads: Option<ReadThread>,
     /// Descriptors that are closed when a file is opened, so that opening never fails because clients
     /// have all descriptors.
     reserved_fds: Vec<File>,
@@ -53,6 +59,9 @@ const LOCK_NAME: &str = "lock";
 /// Files that can be open at once: the current file, two that are not synced yet, one that is being
 /// created, and removed files.
 const RESERVED_FDS: usize = 4 + MAX_UNLINKED;
+
+/// Files with bodies that are read back that can be open at once.
+const MAX_COLD: usize = 32;
 
 /// An iteration truncates a removed file by at most this much, which takes about 0.2 ms.
 const TRUNCATE_STEP: u64 = 256 * 1024;
@@ -87,6 +96,8 @@ impl Directory {
             writing: Vec::new(),
             unlinked: Vec::new(),
             reading: None,
+            cold: Vec::new(),
+            reads: None,
             reserved_fds: Vec::new(),
             sync_times: Histogram::default(),
             has_warned: false,
@@ -123,12 +134,43 @@ impl Directory {
     }
 
     fn reserve_fds(&mut self) {
-        while self.lock.is_some() && self.reserved_fds.len() < RESERVED_FDS {
+        let for_cold = if self.reads.is_some() { MAX_COLD - self.cold.len() } else { 0 };
+        while self.lock.is_some() && self.reserved_fds.len() < RESERVED_FDS + for_cold {
             match self.handle.try_clone() {
                 Ok(descriptor) => self.reserved_fds.push(descriptor),
                 Err(_) => return,
             }
         }
+    }
+
+    /// Starts the thread for [`Disk::begin_read`]. Returns what the caller sets to be woken.
+    pub fn start_reads(&mut self) -> io::Result<ReadWaker> {
+        let waker = ReadWaker::default();
+        self.reads = Some(ReadThread::start(waker.clone())?);
+        self.reserve_fds();
+        Ok(waker)
+    }
+
+    /// Returns the file, open for reading back.
+    fn cold(&mut self, number: FileNumber) -> io::Result<&Arc<File>> {
+        let index = match self.cold.iter().rposition(|(open, _)| *open == number) {
+            Some(index) => index,
+            None => {
+                if self.cold.len() == MAX_COLD {
+                    self.cold.remove(0);
+                }
+                let file = self.open(number, OpenOptions::new().read(true))?;
+                self.cold.push((number, Arc::new(file)));
+                self.cold.len() - 1
+            }
+        };
+        // Most reads are of the file that was read last.
+        if index + 1 < self.cold.len() {
+            let entry = self.cold.remove(index);
+            self.cold.push(entry);
+        }
+        let (_, file) = self.cold.last().expect("it was just added, or found");
+        Ok(file)
     }
 
     /// Returns the file, open for writing.
@@ -182,6 +224,28 @@ impl Disk for Directory {
             }
         }
         Ok(filled)
+    }
+
+    fn read_now(&mut self, number: FileNumber, offset: u64, bytes: &mut [u8]) -> io::Result<bool> {
+        files::read_cached(self.cold(number)?, offset, bytes)
+    }
+
+    fn begin_read(&mut self, token: ReadToken, number: FileNumber, offset: u64, len: u32) {
+        let file = self.cold(number).cloned();
+        let reads = self.reads.as_ref().expect("the thread is started before bodies are read back");
+        reads.read(token, file, offset, len);
+    }
+
+    fn finished_read(&mut self) -> Option<FinishedRead> {
+        self.reads.as_ref()?.finished()
+    }
+
+    fn will_read(&mut self, number: FileNumber, offset: u64, len: u64) {
+        if let Ok(file) = self.cold(number).cloned()
+            && let Some(reads) = &self.reads
+        {
+            reads.prepare(file, offset, len);
+        }
     }
 
     fn create(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
@@ -266,6 +330,7 @@ impl Disk for Directory {
 
     fn remove(&mut self, number: FileNumber) -> io::Result<()> {
         self.close(number);
+        self.cold.retain(|(open, _)| *open != number);
         let file = self.open(number, OpenOptions::new().write(true));
         match fs::remove_file(self.path_of(number)) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -298,6 +363,7 @@ impl Disk for Directory {
 
     fn quarantine(&mut self, number: FileNumber) -> io::Result<String> {
         self.close(number);
+        self.cold.retain(|(open, _)| *open != number);
         let first = format!("binlog.{number}.damaged");
         let others = (2_u32..).map(|copy| format!("{first}.{copy}"));
         // Files that were quarantined before stay.

@@ -27,6 +27,7 @@ use super::acceptor::Acceptor;
 use super::etcd::{EXIT_LOST, Membership, MembershipError};
 use super::listen::Listener;
 use super::monitor::Monitor;
+use super::reads::ReadWaker;
 use super::stream::Stream;
 use super::sys::clock::{self, Alarm, Clock};
 use super::sys::signals::{Signal, Signals, Stop};
@@ -172,7 +173,8 @@ const SIGNALS: Token = Token(usize::MAX);
 const MONITOR: Token = Token(usize::MAX - 1);
 const ALARM: Token = Token(usize::MAX - 2);
 const MEMBERSHIP: Token = Token(usize::MAX - 3);
-const FIRST_LISTENER: usize = usize::MAX - 4;
+const READS: Token = Token(usize::MAX - 4);
+const FIRST_LISTENER: usize = usize::MAX - 5;
 
 /// A server that stops waits for acknowledgements at most this long.
 const STOP_TIMEOUT: Nanos = Nanos::from_secs(10);
@@ -180,6 +182,15 @@ const STOP_TIMEOUT: Nanos = Nanos::from_secs(10);
 const LAST_REPLIES_TIMEOUT: Nanos = Nanos::from_millis(100);
 /// A server that stops looks at least this often whether it is done.
 const STOP_WAIT: Duration = Duration::from_millis(5);
+
+/// The threads that wake the loop.
+#[derive(Debug)]
+pub struct LoopWakers {
+    /// The membership in a cluster.
+    pub membership: Option<Membership>,
+    /// What reads bodies back.
+    pub reads: Option<ReadWaker>,
+}
 
 impl EventLoop {
     /// Creates the loop, which serves at most `max_connections` clients at once.
@@ -190,7 +201,7 @@ impl EventLoop {
         monitor: Monitor,
         listeners: Vec<Listener>,
         max_connections: usize,
-        membership: Option<Membership>,
+        LoopWakers { membership, reads }: LoopWakers,
     ) -> io::Result<EventLoop> {
         let poll = Poll::new()?;
         let registry = poll.registry();
@@ -204,6 +215,9 @@ impl EventLoop {
         }
         if let Some(membership) = &membership {
             membership.set_waker(Waker::new(registry, MEMBERSHIP)?);
+        }
+        if let Some(reads) = reads {
+            reads.set(Waker::new(registry, READS)?);
         }
         Ok(EventLoop {
             poll,
@@ -312,7 +326,7 @@ impl EventLoop {
                 SIGNALS => self.take_signals(),
                 MONITOR => self.monitor.on_readable(),
                 ALARM => self.alarm.on_readable(),
-                MEMBERSHIP => {}
+                MEMBERSHIP | READS => {}
                 token if self.acceptor.on_event(token) => {}
                 Token(index) => self.note(ConnKey::from_index(index), event),
             }

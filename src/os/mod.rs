@@ -11,6 +11,7 @@
 //! | [`notify`] | messages to the service manager |
 //! | [`monitor`] | the latter two, once per iteration |
 //! | [`disk`] | the directory of the binlog |
+//! | [`reads`] | reads files on a thread |
 //! | [`etcd`] | the binlog in etcd, and leading |
 //! | [`resolve`] | names of hosts, services and users |
 //! | [`init`] | the duties of a first process |
@@ -25,6 +26,7 @@ pub mod listen;
 pub mod metrics_server;
 pub mod monitor;
 pub mod notify;
+pub mod reads;
 pub mod resolve;
 pub mod stream;
 pub mod sys;

@@ -4,9 +4,9 @@
 //! one, which a power cut leaves. What is between the two may reach the durable image in any
 //! order, in part, or not at all.
 
-use beanstalkd::testing::{Disk, FileNumber};
+use beanstalkd::testing::{Disk, FileNumber, FinishedRead, ReadToken};
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, ErrorKind};
 use std::rc::Rc;
 
@@ -33,6 +33,14 @@ struct State {
     cut_error: Option<ErrorKind>,
     /// Copies of the disk before each change, if a test wants them.
     history: Option<Vec<FakeDisk>>,
+    /// Reads of bodies are never done at once.
+    reads_late: bool,
+    /// What was begun to be read: it is read when the result is taken.
+    reads: VecDeque<(ReadToken, FileNumber, u64, u32)>,
+    /// At most this many reads end from now on; `None` for no limit.
+    reads_left: Option<usize>,
+    /// The next reads of bodies have these results.
+    read_faults: VecDeque<ReadFault>,
     syncs: u64,
     writes: u64,
     bytes_written: u64,
@@ -58,6 +66,17 @@ enum NameChange {
     Add { name: String, inode: usize },
     Remove { name: String },
     Rename { from: String, to: String },
+}
+
+/// What goes wrong when a body is read back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadFault {
+    /// Nothing.
+    None,
+    /// The disk reports an error.
+    Error,
+    /// A bit is another one, but not on the disk.
+    FlippedBit,
 }
 
 const BLOCK: u64 = 4096;
@@ -101,6 +120,31 @@ impl FakeDisk {
     /// Makes each truncation fail from now on.
     pub fn fail_cuts(&self, error: ErrorKind) {
         self.0.borrow_mut().cut_error = Some(error);
+    }
+
+    /// Makes reads of bodies end later.
+    pub fn delay_reads(&self) {
+        self.0.borrow_mut().reads_late = true;
+    }
+
+    pub fn are_reads_late(&self) -> bool {
+        self.0.borrow().reads_late
+    }
+
+    /// Lets this many reads of bodies end from now on; `None` for all.
+    pub fn let_reads_end(&self, count: Option<usize>) {
+        self.0.borrow_mut().reads_left = count;
+    }
+
+    /// Sets what goes wrong with one of the next reads of bodies.
+    pub fn add_read_fault(&self, fault: ReadFault) {
+        self.0.borrow_mut().read_faults.push_back(fault);
+    }
+
+    /// Returns whether a read of a body can end.
+    pub fn has_reads(&self) -> bool {
+        let state = self.0.borrow();
+        !state.reads.is_empty() && state.reads_left != Some(0)
     }
 
     /// Ends all failures.
@@ -338,6 +382,24 @@ pub fn name(number: FileNumber) -> String {
     format!("binlog.{number}")
 }
 
+impl FakeDisk {
+    /// Reads a body, or what a fault makes of it.
+    fn read_back(&mut self, number: FileNumber, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let fault = self.0.borrow_mut().read_faults.pop_front().unwrap_or(ReadFault::None);
+        if fault == ReadFault::Error {
+            return Err(ErrorKind::Other.into());
+        }
+        if self.read(number, offset, bytes)? < bytes.len() {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        if fault == ReadFault::FlippedBit {
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+        }
+        Ok(())
+    }
+}
+
 impl Disk for FakeDisk {
     fn list(&mut self) -> io::Result<Vec<FileNumber>> {
         let state = self.0.borrow();
@@ -358,6 +420,30 @@ impl Disk for FakeDisk {
         let count = bytes.len().min(live.len() - offset);
         bytes[..count].copy_from_slice(&live[offset..offset + count]);
         Ok(count)
+    }
+
+    fn read_now(&mut self, number: FileNumber, offset: u64, bytes: &mut [u8]) -> io::Result<bool> {
+        if self.0.borrow().reads_late {
+            return Ok(false);
+        }
+        self.read_back(number, offset, bytes).map(|()| true)
+    }
+
+    fn begin_read(&mut self, token: ReadToken, number: FileNumber, offset: u64, len: u32) {
+        self.0.borrow_mut().reads.push_back((token, number, offset, len));
+    }
+
+    fn finished_read(&mut self) -> Option<FinishedRead> {
+        if !self.has_reads() {
+            return None;
+        }
+        let mut state = self.0.borrow_mut();
+        state.reads_left = state.reads_left.map(|left| left - 1);
+        let (token, number, offset, len) = state.reads.pop_front()?;
+        drop(state);
+        let mut bytes = vec![0; len as usize];
+        let read = self.read_back(number, offset, &mut bytes);
+        Some(FinishedRead { token, bytes: read.map(|()| bytes) })
     }
 
     fn create(&mut self, number: FileNumber, size: u64) -> io::Result<()> {

@@ -52,6 +52,19 @@ pub struct RemoteStats {
     pub waiting_for: Nanos,
 }
 
+/// The name of a read that was begun. It means nothing to the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadToken(pub u64);
+
+/// The result of a read that was begun.
+#[derive(Debug)]
+pub struct FinishedRead {
+    /// The name that the read was given.
+    pub token: ReadToken,
+    /// All bytes that were wanted, or why they cannot be read.
+    pub bytes: io::Result<Vec<u8>>,
+}
+
 /// A directory of files `binlog.N`.
 pub trait Disk: fmt::Debug {
     /// Returns the numbers of all files, in ascending order.
@@ -63,6 +76,25 @@ pub trait Disk: fmt::Debug {
     /// Reads from `offset` on into `bytes`. Returns the number of bytes, which is less than the
     /// length of `bytes` only at the end of the file.
     fn read(&mut self, number: FileNumber, offset: u64, bytes: &mut [u8]) -> io::Result<usize>;
+
+    /// Fills `bytes` from `offset` on if that needs no waiting for the disk. Returns whether it did.
+    fn read_now(&mut self, number: FileNumber, offset: u64, bytes: &mut [u8]) -> io::Result<bool> {
+        let is_whole = self.read(number, offset, bytes)? == bytes.len();
+        if is_whole { Ok(true) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    }
+
+    /// Begins to read `len` bytes from `offset` on. [`Disk::finished_read`] returns them later.
+    fn begin_read(&mut self, token: ReadToken, number: FileNumber, offset: u64, len: u32) {
+        unreachable!("{len} bytes of binlog.{number}:{offset} were not read at once: {token:?}")
+    }
+
+    /// Returns what was read after [`Disk::begin_read`], once.
+    fn finished_read(&mut self) -> Option<FinishedRead> {
+        None
+    }
+
+    /// Tells the disk that these bytes are probably read soon. It promises nothing and cannot fail.
+    fn will_read(&mut self, _number: FileNumber, _offset: u64, _len: u64) {}
 
     /// Creates a file of `size` zero bytes, whose space is allocated. After an error there is no
     /// such file.

@@ -422,9 +422,10 @@ impl Files {
         self.segments.try_reserve_one()
     }
 
-    /// Adds a job whose full record, of `len` bytes, goes to the current file.
+    /// Adds a job whose full record, of `len` bytes, is the next one in the current file.
     pub fn add_job(&mut self, job: JobKey, len: u64) -> LogKey {
-        self.segments.add_job(job, self.current().number, len)
+        let Segment { number, used, .. } = *self.current();
+        self.segments.add_job(job, number, used, len)
     }
 
     /// Returns the entry of a job, to change it.
@@ -432,9 +433,15 @@ impl Files {
         self.segments.entry_mut(key)
     }
 
-    /// Notes that a new full record of a job, of `len` bytes, goes to the current file.
+    /// Notes that a new full record of a job, of `len` bytes, is the next one in the current file.
     pub fn move_job(&mut self, key: LogKey, len: u64) {
-        self.segments.move_job(key, self.current().number, len);
+        let Segment { number, used, .. } = *self.current();
+        self.segments.move_job(key, number, used, len);
+    }
+
+    /// Notes that a record in a file is damaged.
+    pub fn note_damage(&mut self, number: FileNumber) {
+        self.segments.by_number(number).is_damaged = true;
     }
 
     /// Removes a job and returns its entry.

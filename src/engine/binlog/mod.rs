@@ -29,6 +29,7 @@
 //! | [`refusal_log`] | limits the log lines about refused puts |
 //! | [`compaction`] | decides when live jobs are moved out of the oldest files |
 //! | [`removal`] | removes files without jobs |
+//! | [`reads`] | reads full records back |
 //! | [`inspect`] | `--check` and `--dump` |
 //! | [`copy`] | `--import` and `--export` |
 
@@ -39,6 +40,7 @@ mod fail_stop;
 mod files;
 pub mod inspect;
 pub mod reader;
+pub mod reads;
 pub mod record;
 mod refusal_log;
 mod removal;
@@ -54,6 +56,7 @@ use compaction::Compaction;
 use disk::{Disk, FileNumber, Progress, RemoteStats};
 use fail_stop::FailStopDisk;
 use files::{HEAD, SHORT};
+use reads::ReadAhead;
 use record::{Fields, FlushKind};
 use removal::Removal;
 use segments::Segments;
@@ -71,6 +74,7 @@ pub struct Binlog {
     space: Space,
     removal: Removal,
     compaction: Compaction,
+    read_ahead: ReadAhead,
     /// The moment of the last record of a buried job.
     last_buried_at: Nanos,
 }
@@ -168,8 +172,14 @@ impl Binlog {
         // A disk that has failed creates no file either.
         writer.status().map_err(BeginError::Failed)?;
         begun.map_err(BeginError::NoFile)?;
-        let compaction = Compaction::default();
-        Ok(Binlog { writer, space, removal, compaction, last_buried_at: resume.buried_at })
+        Ok(Binlog {
+            writer,
+            space,
+            removal,
+            compaction: Compaction::default(),
+            read_ahead: ReadAhead::default(),
+            last_buried_at: resume.buried_at,
+        })
     }
 
     // ---- Reserving ----
@@ -297,6 +307,17 @@ impl Binlog {
         let found = oldest.filter(|&key| self.reserve_move(key));
         self.compaction.set_blocked(found.is_none());
         found.map(|key| (key, self.segments().entry(key).job))
+    }
+
+    /// Notes that the full record of a job is damaged: its file is not removed, but renamed.
+    pub fn note_damage(&mut self, key: LogKey) {
+        let file = self.segments().entry(key).file;
+        self.writer.files_mut().note_damage(file);
+    }
+
+    /// Notes that the next job cannot be moved now.
+    pub fn postpone_moves(&mut self) {
+        self.compaction.set_blocked(true);
     }
 
     /// Appends a new full record of a job that is to be moved. Returns its length in bytes.

@@ -112,6 +112,8 @@ pub enum Corruption {
     Checksum,
     /// The body does not end in CR LF.
     BodyEnd,
+    /// The record is that of another job, or of another length.
+    OtherRecord,
 }
 
 /// Why a file cannot be read.
@@ -471,6 +473,7 @@ impl fmt::Display for Corruption {
             Corruption::Zeros => f.write_str("zeros in the place of a record"),
             Corruption::Checksum => f.write_str("the record fails its checksum"),
             Corruption::BodyEnd => f.write_str("the body does not end in CR LF"),
+            Corruption::OtherRecord => f.write_str("another record is in its place"),
         }
     }
 }

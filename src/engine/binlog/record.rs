@@ -42,6 +42,7 @@
 //! So a client cannot put a job whose body is taken for records when the records before it are
 //! damaged.
 
+use super::reader::Corruption;
 use crate::engine::text::{CR_LF, TUBE_NAME_MAX, is_tube_name};
 use crate::engine::time::Nanos;
 use std::fmt;
@@ -480,6 +481,28 @@ pub fn checksum(head: &[u8], tube: &str) -> (u32, crc32fast::Hasher) {
     crc.update(&[0; 4]);
     crc.update(&head[at + 4..]);
     (u32::from_ne_bytes(array(head, at)), crc)
+}
+
+/// Returns the body in the full record of the job `id`. An error means that the bytes are not those
+/// that were written: the record is damaged, or another one.
+pub fn body_of(bytes: &[u8], layout: Layout, id: u64) -> Result<&[u8], Corruption> {
+    let head = layout.read(bytes).map_err(Corruption::Fields)?;
+    let Head::Job { fields, tube, body_len, .. } = head else {
+        return Err(Corruption::Zeros);
+    };
+    let head_len = layout.head_len(tube);
+    let body = &bytes[head_len..];
+    if fields.id != id || body.len() != body_len as usize {
+        return Err(Corruption::OtherRecord);
+    }
+    if layout.has_checksums() {
+        let (expected, mut crc) = checksum(&bytes[..head_len], tube);
+        crc.update(body);
+        if crc.finalize() != expected {
+            return Err(Corruption::Checksum);
+        }
+    }
+    if body.ends_with(CR_LF) { Ok(body) } else { Err(Corruption::BodyEnd) }
 }
 
 /// The first record of a file. It shows whether the file has checksums.

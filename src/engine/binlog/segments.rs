@@ -4,7 +4,7 @@
 //! the key of a job that was removed.
 
 use super::disk::FileNumber;
-use super::record::RecordState;
+use super::record::Layout;
 use crate::engine::collections::list::{Linked, Links, List};
 use crate::engine::collections::slab::PagedSlab;
 use crate::engine::headroom::{self, Headroom};
@@ -33,6 +33,8 @@ pub struct Segment {
     pub used: u64,
     /// The nonce of its records, if it was read from the first record of the file.
     pub nonce: Option<u32>,
+    /// The layout of its records.
+    pub layout: Layout,
     /// Some of its records are damaged. When it has no jobs left, it is renamed, not removed.
     pub is_damaged: bool,
     jobs: List,
@@ -46,16 +48,18 @@ pub struct Entry {
     pub job: JobKey,
     /// The number of the file to which it belongs.
     pub file: FileNumber,
+    /// The offset of its full record in that file in bytes. Only a file of C beanstalkd can be so long
+    /// that it has a record at [`FAR_OFFSET`] or behind it.
+    pub offset: u32,
     /// The length of its full record in bytes.
     pub len: u32,
-    /// The state in the last record. It is used only during replay.
-    pub state: RecordState,
-    /// A worker had reserved the job, which is buried in its last record. It is used only during replay.
-    pub is_held: bool,
     /// The moment of its bury. During replay also the moment at which it is due.
     pub due_or_buried_at: Nanos,
     links: Links,
 }
+
+/// The offset of a record of which only is known that it is behind this.
+pub const FAR_OFFSET: u32 = u32::MAX;
 
 #[derive(Debug, Default)]
 struct Entries(PagedSlab<LogKey, Entry>);
@@ -64,7 +68,8 @@ impl Segment {
     /// Returns a file without jobs.
     pub fn new(number: FileNumber, size: u64, used: u64) -> Segment {
         let jobs = List::default();
-        Segment { number, size, used, nonce: None, is_damaged: false, jobs, live_bytes: 0 }
+        let layout = Layout::V7WithCrc;
+        Segment { number, size, used, nonce: None, layout, is_damaged: false, jobs, live_bytes: 0 }
     }
 
     /// Returns how many bytes are free.
@@ -147,6 +152,12 @@ impl Segments {
         self.segments.iter()
     }
 
+    /// Returns the layout of the file with this number, which must exist.
+    pub fn layout_of(&self, number: FileNumber) -> Layout {
+        let index = self.segments.partition_point(|segment| segment.number < number);
+        self.segments[index].layout
+    }
+
     /// Returns the file with this number, which must exist.
     pub fn by_number(&mut self, number: FileNumber) -> &mut Segment {
         by_number(&mut self.segments, number)
@@ -198,15 +209,14 @@ impl Segments {
         self.entries.0.try_reserve_one()
     }
 
-    /// Adds a job whose full record, of `len` bytes, is in this file. Call
+    /// Adds a job whose full record, of `len` bytes, is in this file at `offset`. Call
     /// [`Segments::try_reserve_one`] before.
-    pub fn add_job(&mut self, job: JobKey, file: FileNumber, len: u64) -> LogKey {
+    pub fn add_job(&mut self, job: JobKey, file: FileNumber, offset: u64, len: u64) -> LogKey {
         let key = self.entries.0.insert(Entry {
             job,
             file,
+            offset: record_offset(offset),
             len: record_len(len),
-            state: RecordState::Ready,
-            is_held: false,
             due_or_buried_at: Nanos::ZERO,
             links: Links::LOOSE,
         });
@@ -214,11 +224,12 @@ impl Segments {
         key
     }
 
-    /// Notes that the job has a new full record, of `len` bytes, in this file.
-    pub fn move_job(&mut self, key: LogKey, file: FileNumber, len: u64) {
+    /// Notes that the job has a new full record, of `len` bytes, in this file at `offset`.
+    pub fn move_job(&mut self, key: LogKey, file: FileNumber, offset: u64, len: u64) {
         self.detach(key);
         let entry = &mut self.entries.0[key];
         entry.file = file;
+        entry.offset = record_offset(offset);
         entry.len = record_len(len);
         self.attach(key);
     }
@@ -268,6 +279,10 @@ fn by_number(segments: &mut VecDeque<Segment>, number: FileNumber) -> &mut Segme
     let index = segments.partition_point(|segment| segment.number < number);
     let segment = segments.get_mut(index).filter(|segment| segment.number == number);
     segment.expect("a file has this number")
+}
+
+fn record_offset(offset: u64) -> u32 {
+    u32::try_from(offset).unwrap_or(FAR_OFFSET)
 }
 
 fn record_len(len: u64) -> u32 {

@@ -4,6 +4,7 @@
 //! module `space` reserves the space of a record before it is appended.
 
 use super::IoFailed;
+use super::disk::FileNumber;
 use super::fail_stop::FailStopDisk;
 use super::files::Files;
 use super::record::{self, Fields, Layout, SHORT_LEN};
@@ -185,6 +186,15 @@ impl Writer {
             self.batch.clear();
             self.has_unsynced = false;
         }
+    }
+
+    /// Returns the bytes at this place if they are not written yet.
+    pub fn unwritten(&self, file: FileNumber, offset: u64, len: u32) -> Option<&[u8]> {
+        let Segment { number, used, .. } = *self.files.current();
+        let batch_at = used - self.batch.len() as u64;
+        let start = offset.checked_sub(batch_at).filter(|_| file == number)?;
+        let start = usize::try_from(start).expect("a batch is short");
+        self.batch.get(start..start + len as usize)
     }
 
     /// Writes the batch and asks the disk to start writing it if a long sync is due later.

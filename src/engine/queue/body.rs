@@ -29,9 +29,12 @@ use std::collections::TryReserveError;
 pub struct Body {
     /// With CR LF.
     len: u32,
-    /// The key in the size class of `len`.
+    /// The key in the size class of `len`; [`COLD`] if the bytes are only in the binlog.
     key: BodyKey,
 }
+
+/// The key of a body whose bytes are not in memory.
+const COLD: BodyKey = BodyKey::NONE;
 
 /// All bodies.
 #[derive(Debug)]
@@ -97,6 +100,16 @@ const CR_LF_LEN: u32 = 2;
 const MAX_BODY_LEN: usize = 1 << 30;
 
 impl Body {
+    /// Returns a body whose bytes are only in the binlog. `full_len` includes the CR LF.
+    pub fn cold(full_len: u32) -> Body {
+        Body { len: full_len, key: COLD }
+    }
+
+    /// Returns whether its bytes are only in the binlog.
+    pub fn is_cold(&self) -> bool {
+        self.key == COLD
+    }
+
     /// Returns the length with CR LF, in bytes.
     pub fn full_len(&self) -> u32 {
         self.len
@@ -167,6 +180,9 @@ impl Bodies {
     }
 
     /// Returns the bytes, with CR LF.
+    ///
+    /// # Panics
+    /// The body is cold.
     pub fn bytes(&self, body: &Body) -> &[u8] {
         let len = body.len as usize;
         self.classes[class_of(len)].bytes(body.key, len)
@@ -182,6 +198,9 @@ impl Bodies {
     /// Drops a reference to a body. Returns whether this freed a page, which takes about 32 units
     /// of work.
     pub fn remove(&mut self, body: Body) -> bool {
+        if body.is_cold() {
+            return false;
+        }
         let class = &mut self.classes[class_of(body.len as usize)];
         if body.is_large() {
             let ref_count = class.ref_count_mut(body.key);
@@ -343,7 +362,7 @@ impl Bodies {
         assert_eq!(self.surplus_pages, surplus, "stored and actual count of surplus pages");
 
         let (mut reference_count, mut reference_sum) = (0, 0_u64);
-        for (id, body) in references {
+        for (id, body) in references.filter(|(_, body)| !body.is_cold()) {
             let number = self.check_one(id, body);
             reference_count += 1;
             reference_sum = reference_sum.wrapping_add(fingerprint(number, body.key.number()));

@@ -64,6 +64,7 @@ impl Queue {
         }
         self.check_totals(&counted);
         self.check_binlog();
+        self.check_body_cache();
     }
 
     // ---- Jobs ----

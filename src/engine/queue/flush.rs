@@ -245,7 +245,7 @@ impl Queue {
         self.jobs[key].state = State::Detached;
         let job = self.jobs.remove(key);
         self.record_flushed(&job);
-        let frees_page = self.bodies.remove(job.body);
+        let frees_page = self.drop_job(job);
         let freed = mapped_before.saturating_sub(self.mapped_bytes()).div_ceil(PAGE_BYTES as u64);
         let pages = usize::from(frees_page) + usize::try_from(freed).unwrap_or(usize::MAX);
         *work_left = work_left.saturating_sub(WORK_PER_FREE + pages * WORK_PER_PAGE);

@@ -175,7 +175,9 @@ impl Queue {
             if self.is_flushed(&self.jobs[job]) {
                 break;
             }
-            self.move_in_binlog(log, job);
+            if !self.move_in_binlog(log, job, false) {
+                break;
+            }
         }
     }
 
@@ -185,7 +187,7 @@ impl Queue {
             let log = self.jobs[key].log;
             let reserved = self.binlog.as_mut().is_some_and(|binlog| binlog.reserve_move(log));
             if reserved {
-                self.move_in_binlog(log, key);
+                self.move_in_binlog(log, key, true);
             }
         }
         self.moved_bytes = 0;
@@ -196,19 +198,44 @@ impl Queue {
         while let Some((log, job)) =
             self.binlog.as_mut().and_then(|binlog| binlog.next_in_damaged_file())
         {
-            self.move_in_binlog(log, job);
+            // Its record cannot be read: it is lost, or stays until the next start.
+            if !self.move_in_binlog(log, job, true) && self.jobs.get(job).is_some() {
+                break;
+            }
         }
     }
 
-    fn move_in_binlog(&mut self, log: LogKey, key: JobKey) {
+    /// Writes the full record of a job again. Returns `false` if that is not possible: the record must
+    /// be read from the disk first, which is waited for only if it `may_wait`, or it cannot be read.
+    fn move_in_binlog(&mut self, log: LogKey, key: JobKey, may_wait: bool) -> bool {
+        let cold = if self.jobs[key].body.is_cold() {
+            let Some(record) = self.record_to_move(key, may_wait) else { return false };
+            Some(record)
+        } else {
+            None
+        };
         let state = self.present_state(key);
-        let Some(binlog) = &mut self.binlog else { return };
+        let Some(binlog) = &mut self.binlog else { return false };
         let job = &self.jobs[key];
         assert_eq!(job.log, log, "the entry in the binlog of job {}", job.id);
         let tube = &self.tubes[job.tube].name;
         let fields = fields(job, state, self.clock_offset);
-        let body = self.bodies.bytes(&job.body);
+        let body = match &cold {
+            None => self.bodies.bytes(&job.body),
+            Some(record) => {
+                let place = binlog.place(log, tube, job.body.full_len());
+                let place = place.expect("the record was just read there");
+                match record::body_of(record, place.layout, job.id) {
+                    Ok(body) => body,
+                    Err(corruption) => {
+                        self.lose(key, place, &corruption.to_string());
+                        return false;
+                    }
+                }
+            }
+        };
         self.moved_bytes += binlog.move_to_current(log, &fields, tube, body);
+        true
     }
 
     /// Returns the present state of a job for a record, and its moment.

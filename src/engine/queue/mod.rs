@@ -29,6 +29,7 @@
 //! | [`job`] | jobs, by key and by id |
 //! | [`tube`] | tubes, by key and by name |
 //! | [`body`] | the bytes of jobs |
+//! | [`body_cache`] | which bodies are in memory, and which are read back from the binlog |
 //! | [`waiters`] | which waiting worker gets which job |
 //! | [`listing`] | lists of more than 1,024 tubes, made in steps |
 //! | [`browse`] | selects jobs of a tube in the order of their ids |
@@ -40,6 +41,7 @@
 //! | [`check`] | counts everything again and compares, for tests |
 
 pub mod body;
+pub mod body_cache;
 pub mod browse;
 pub mod bury_after;
 pub mod check;
@@ -60,6 +62,7 @@ use super::headroom::{self, Headroom};
 use super::keys::{ConnKey, JobKey, Key, TimerKey, TubeKey};
 use super::time::{ClockOffset, Nanos};
 use body::{Bodies, Body};
+use body_cache::BodyCache;
 use bury_after::BuryLog;
 use flush::Flushes;
 use job::{DelayedEntry, Job, JobParams, Jobs, ReadyEntry, ReservedEntry, State, Target};
@@ -73,6 +76,7 @@ use waiters::{Search, Wait, WaitSeq, Watches, Watching};
 pub struct Queue {
     pub jobs: Jobs,
     pub bodies: Bodies,
+    pub body_cache: BodyCache,
     pub tubes: Tubes,
     pub clients: Clients,
     pub watches: Watches,
@@ -247,6 +251,7 @@ impl Queue {
         let mut queue = Queue {
             jobs: Jobs::default(),
             bodies: Bodies::default(),
+            body_cache: BodyCache::default(),
             tubes: Tubes::default(),
             clients: Clients::default(),
             watches: Watches::default(),
@@ -565,10 +570,14 @@ impl Queue {
         self.totals.total_jobs += 1;
         let mut job = Job::new(id, key, params, body, now);
         job.epoch = self.tubes[key].epoch;
+        self.body_cache.add(job.body.full_len());
         let job = self.jobs.insert(job);
         let target = self.jobs[job].target(now);
         self.record_put(job, target, now);
         self.attach(job, target, now);
+        if self.body_cache.is_full() {
+            self.make_cold(job);
+        }
         Ok(())
     }
 
@@ -654,8 +663,9 @@ impl Queue {
         let job = self.jobs.remove(job);
         self.record_delete(&job);
         self.tubes[job.tube].deletes += 1;
-        self.remove_tube_if_idle(job.tube);
-        self.drop_body(job.body);
+        let tube = job.tube;
+        self.freed_pages += usize::from(self.drop_job(job));
+        self.remove_tube_if_idle(tube);
         Outcome::Done
     }
 
@@ -981,6 +991,7 @@ impl Queue {
             // This compaction is charged to no connection.
             self.moved_bytes = 0;
         }
+        self.evict_step();
         self.bodies.reap(now);
         self.bury_log.tick(now);
         self.closing_work_left = CLOSING_WORK;

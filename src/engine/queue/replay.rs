@@ -76,6 +76,8 @@ struct ReplayState<'q> {
     tube: TubeKey,
     used_bytes: u64,
     tail: TornTail,
+    /// The state of each job in its last record.
+    last_states: SecondaryMap<JobKey, LastState>,
     /// The flushes of each tube.
     flushes: SecondaryMap<TubeKey, FlushCounts>,
     /// The flushes of its tube before the full record of a job, and the flushes of buried jobs before
@@ -91,6 +93,14 @@ struct ReplayState<'q> {
     lost: HashSet<u64>,
     /// The number of damaged places.
     damages: u64,
+}
+
+/// The state of a job in its last record.
+#[derive(Clone, Copy, Debug)]
+struct LastState {
+    state: RecordState,
+    /// A worker had reserved the job, which is buried.
+    is_held: bool,
 }
 
 /// At most this many ids can be missing between two records. An id that is farther away is damaged.
@@ -116,6 +126,7 @@ impl Queue {
             tube: Tubes::DEFAULT,
             used_bytes: 0,
             tail: TornTail::default(),
+            last_states: SecondaryMap::default(),
             flushes: SecondaryMap::default(),
             flushes_before: SecondaryMap::default(),
             flushed: Vec::new(),
@@ -132,7 +143,7 @@ impl Queue {
         for &key in flushed {
             let job = self.jobs.remove(key);
             self.record_flushed(&job);
-            self.bodies.remove(job.body);
+            self.drop_job(job);
         }
         if !flushed.is_empty() {
             info!("the server ended during a flush: deleted the {} jobs left", flushed.len());
@@ -232,6 +243,7 @@ impl ReplayState<'_> {
         segment.nonce = reader.nonce();
         self.segments.push(segment);
         let (last_id, layout) = (reader.last_id(), reader.layout());
+        self.segments.by_number(number).layout = layout;
         self.note_id(last_id);
         loop {
             match reader.next_item().map_err(failed)? {
@@ -341,9 +353,10 @@ impl ReplayState<'_> {
             if let Some(key) = known {
                 self.unflushed.remove(&key);
                 self.flushes_before.remove(key);
+                self.last_states.remove(key);
                 let job = self.queue.jobs.remove(key);
                 self.segments.remove_job(job.log);
-                self.queue.bodies.remove(job.body);
+                self.queue.drop_job(job);
             }
             return Ok(());
         }
@@ -352,7 +365,7 @@ impl ReplayState<'_> {
             (Some(key), None) => key,
             (known, Some((tube, body))) => {
                 self.lost.remove(&fields.id);
-                self.apply_full(number, known, &fields, tube, body)?
+                self.apply_full((number, record.offset), known, &fields, tube, body)?
             }
             // Its full record was in a file that is removed.
             (None, None) => return Ok(()),
@@ -363,14 +376,15 @@ impl ReplayState<'_> {
         job.ttr_secs = fields.ttr_secs.max(1);
         job.created_at = fields.created_at;
         job.counts = fields.counts;
-        self.apply_state(key, &fields, is_full, layout.has_checksums());
+        self.apply_state(key, &fields, is_full, layout.has_checksums())?;
         self.note_flushes(key, false)
     }
 
-    /// Applies a full record. It adds a job, or replaces the tube and the body of a known one.
+    /// Applies the full record at this place. It adds a job, or replaces the tube and the body of a
+    /// known one.
     fn apply_full(
         &mut self,
-        number: FileNumber,
+        (number, offset): (FileNumber, u64),
         known: Option<JobKey>,
         fields: &Fields,
         tube: &str,
@@ -380,23 +394,18 @@ impl ReplayState<'_> {
         let len = record::full_len(tube, body.len()) as u64;
         let tube = self.find_tube(tube)?;
         if let Some(key) = known {
-            let body = self.queue.bodies.add(body)?;
+            self.queue.replace_body(key, tube, body, offset)?;
             self.unflushed.remove(&key);
-            let job = &mut self.queue.jobs[key];
-            job.tube = tube;
-            let old_body = std::mem::replace(&mut job.body, body);
-            self.queue.bodies.remove(old_body);
-            let job = &self.queue.jobs[key];
-            self.segments.move_job(job.log, number, len);
+            self.segments.move_job(self.queue.jobs[key].log, number, offset, len);
             return Ok(key);
         }
         self.queue.jobs.try_reserve_one()?;
         self.segments.try_reserve_one()?;
         let Fields { id, pri, delay_secs, ttr_secs, created_at, .. } = *fields;
         let params = JobParams { pri, delay_secs, ttr_secs };
-        let body = self.queue.bodies.add(body)?;
+        let body = self.queue.body_of_record(tube, body, offset)?;
         let key = self.queue.jobs.insert(Job::new(id, tube, params, body, created_at));
-        self.queue.jobs[key].log = self.segments.add_job(key, number, len);
+        self.queue.jobs[key].log = self.segments.add_job(key, number, offset, len);
         self.note_flushes(key, true)?;
         Ok(key)
     }
@@ -426,10 +435,10 @@ impl ReplayState<'_> {
     /// Returns whether a flush has deleted the job.
     fn is_flushed(&self, key: JobKey) -> bool {
         let job = &self.queue.jobs[key];
-        let entry = self.segments.entry(job.log);
         let flushes = self.flushes.get(job.tube).copied().unwrap_or_default();
         let before = self.flushes_before.get(key).copied().unwrap_or_default();
-        let is_buried = entry.state == RecordState::Buried && !entry.is_held;
+        let LastState { state, is_held } = self.last_states[key];
+        let is_buried = state == RecordState::Buried && !is_held;
         flushes.have_deleted(before, is_buried)
     }
 
@@ -443,21 +452,32 @@ impl ReplayState<'_> {
 
     /// Notes the state in a record. A record of C beanstalkd, without checksum, does not have the
     /// moment of a bury, which was later than that of the bury before.
-    fn apply_state(&mut self, key: JobKey, fields: &Fields, is_full: bool, has_moment: bool) {
+    fn apply_state(
+        &mut self,
+        key: JobKey,
+        fields: &Fields,
+        is_full: bool,
+        has_moment: bool,
+    ) -> Result<(), TryReserveError> {
+        let before = self.last_states.get(key).map(|last| last.state);
+        let last = LastState { state: fields.state, is_held: fields.mark == Mark::Held };
+        match before {
+            Some(_) => self.last_states[key] = last,
+            None => self.last_states.try_insert(key, last)?,
+        }
         let entry = self.segments.entry_mut(self.queue.jobs[key].log);
         entry.due_or_buried_at = if fields.state != RecordState::Buried || has_moment {
             fields.due_or_buried_at
-        } else if is_full && entry.state == RecordState::Buried {
+        } else if is_full && before == Some(RecordState::Buried) {
             // Compaction has moved the job to a newer file.
             entry.due_or_buried_at
         } else {
             self.resume.buried_at + Nanos::ONE
         };
-        entry.state = fields.state;
-        entry.is_held = fields.mark == Mark::Held;
         if fields.state == RecordState::Buried {
             self.resume.buried_at = self.resume.buried_at.max(entry.due_or_buried_at);
         }
+        Ok(())
     }
 
     // ---- All records ----
@@ -473,14 +493,15 @@ impl ReplayState<'_> {
                 continue;
             }
             let moment = entry.due_or_buried_at;
-            match entry.state {
+            let last = self.last_states[key];
+            match last.state {
                 RecordState::Buried => {
                     headroom::leave(Headroom::Quarter, || {
                         buried.try_reserve(1)?;
                         self.held.try_reserve(1)
                     })?;
                     buried.push((moment, key));
-                    self.held.extend(entry.is_held.then_some(key));
+                    self.held.extend(last.is_held.then_some(key));
                 }
                 // If the clock was set back, the rest of the delay is at most the delay.
                 RecordState::Delayed if moment > now && self.queue.jobs[key].delay_secs > 0 => {

@@ -47,6 +47,8 @@ pub struct Tube {
     /// Increases with each flush of the buried jobs, and wraps. A buried job with another epoch is
     /// flushed.
     pub buried_epoch: u8,
+    /// The number of its jobs whose bodies are only in the binlog.
+    pub cold: u32,
     /// The number of flushes whose jobs are not freed yet.
     pub flushes: u8,
     /// The number of puts.
@@ -207,6 +209,7 @@ impl Tubes {
             is_overdue: false,
             epoch: 0,
             buried_epoch: 0,
+            cold: 0,
             flushes: 0,
             total_jobs: 0,
             deletes: 0,

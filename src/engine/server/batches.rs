@@ -2,7 +2,7 @@
 
 use super::Server;
 use super::commands::WATCHES_PER_STEP;
-use crate::engine::conn::{Continuation, Phase, ReserveKind};
+use crate::engine::conn::{Answer, Continuation, Phase, ReserveKind};
 use crate::engine::keys::{ConnKey, JobKey};
 use crate::engine::protocol::batch::Batch;
 use crate::engine::protocol::command::Ids;
@@ -76,22 +76,34 @@ impl Server {
         })
     }
 
-    /// Replies with the jobs of a batch.
-    pub(super) fn reply_reserved_batch(&mut self, key: ConnKey, batch: Batch) {
+    /// Replies with the jobs of a batch, before or after the timeout ends.
+    pub(super) fn reply_reserved_batch(&mut self, key: ConnKey, batch: Batch, until: Nanos) {
         if self.conns.try_reserve_output(key, batch.size).is_err() {
             // The jobs become ready when the connection is closed.
             return self.close_now(key);
         }
+        let answer = Answer::Reserved { kind: ReserveKind::Batch(batch.max()), until };
+        if batch.jobs.iter().any(|&(job, _)| self.queue.jobs[job].body.is_cold()) {
+            return self.answer(key, answer, &batch.jobs);
+        }
         self.reply(key, Reply::ReservedBatch { count: batch.jobs.len() });
         for (job, _) in batch.jobs {
-            self.reply_reserved(key, job);
+            self.reply_reserved(key, job, answer);
         }
     }
 
     /// Replies to a reserve whose wait has ended with this job. A batch is filled in the next
     /// iteration: one event can end many waits.
-    pub(super) fn reply_awaited(&mut self, key: ConnKey, job: JobKey, kind: ReserveKind) {
-        let ReserveKind::Batch(max) = kind else { return self.reply_reserved(key, job) };
+    pub(super) fn reply_awaited(
+        &mut self,
+        key: ConnKey,
+        job: JobKey,
+        kind: ReserveKind,
+        until: Nanos,
+    ) {
+        let ReserveKind::Batch(max) = kind else {
+            return self.reply_reserved(key, job, Answer::Reserved { kind, until });
+        };
         let mut batch = Batch::new(max);
         if batch.try_push(job, &self.queue.jobs[job]).is_err() {
             return self.close_now(key);
@@ -110,7 +122,8 @@ impl Server {
         let filled = self.fill_batch(key, &mut batch, &mut steps_left, now);
         self.charge_watches(WATCHES_PER_STEP - steps_left);
         match filled {
-            Ok(true) => self.reply_reserved_batch(key, batch),
+            // It has waited long enough for a job.
+            Ok(true) => self.reply_reserved_batch(key, batch, now),
             Ok(false) => self.continue_later(key, Continuation::FillBatch(batch)),
             Err(_) => self.reply(key, Reply::OutOfMemory),
         }

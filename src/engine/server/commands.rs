@@ -3,7 +3,7 @@
 use super::{FREE_STEPS, REPLY_COST_PER_WORK, Server, WARN_INTERVAL};
 use crate::engine::binlog::NoSpace;
 use crate::engine::conn::{
-    Conn, Continuation, JobPart, LargePut, Phase, Put, Refusal, ReserveKind, Step,
+    Answer, Conn, Continuation, JobPart, LargePut, Phase, Put, Refusal, ReserveKind, Step,
 };
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{ConnKey, JobKey, TubeKey};
@@ -13,7 +13,7 @@ use crate::engine::protocol::reply::Reply;
 use crate::engine::protocol::stats;
 use crate::engine::queue::body::Body;
 use crate::engine::queue::flush::FlushKind;
-use crate::engine::queue::job::JobParams;
+use crate::engine::queue::job::{Job, JobParams};
 use crate::engine::queue::touch::TouchAll;
 use crate::engine::queue::tube::Tube;
 use crate::engine::queue::waiters::{Search, Wait};
@@ -494,7 +494,7 @@ impl Server {
         match kind {
             ReserveKind::Job => match self.queue.reserve(key, steps_left, now)? {
                 Search::Found(job) => {
-                    self.reply_reserved(key, job);
+                    self.reply_reserved(key, job, Answer::Reserved { kind, until: wait.until });
                     return Ok(None);
                 }
                 Search::Unfinished => return Ok(Some(later)),
@@ -505,7 +505,7 @@ impl Server {
                 match (self.fill_batch(key, &mut batch, steps_left, now)?, batch.is_empty()) {
                     (true, true) => {}
                     (true, false) => {
-                        self.reply_reserved_batch(key, batch);
+                        self.reply_reserved_batch(key, batch, wait.until);
                         return Ok(None);
                     }
                     (false, true) => return Ok(Some(later)),
@@ -525,7 +525,7 @@ impl Server {
             return Ok(None);
         }
         let waits = self.queue.wait(key, wait, steps_left, now)?;
-        Ok(Some(if waits { Phase::Waiting(kind) } else { later }))
+        Ok(Some(if waits { Phase::Waiting(kind, wait.until) } else { later }))
     }
 
     fn reserve_job(&mut self, key: ConnKey, id: u64, now: Nanos) {
@@ -535,7 +535,7 @@ impl Server {
         match self.queue.reserve_job(key, id, now) {
             Some(job) => {
                 self.queue.mark_worker(key);
-                self.reply_reserved(key, job);
+                self.reply_reserved(key, job, Answer::ReservedById);
             }
             None => self.reply(key, Reply::NotFound),
         }
@@ -626,11 +626,11 @@ impl Server {
         let work = self.queue.wait_results.len() * WORK_PER_WAKE;
         while let Some((key, result)) = self.queue.wait_results.pop_front() {
             let phase = std::mem::replace(&mut self.conns[key].phase, Phase::ReadingLine);
-            let Phase::Waiting(kind) = phase else {
+            let Phase::Waiting(kind, until) = phase else {
                 unreachable!("a wait has ended of a connection that does not wait")
             };
             match result {
-                WaitResult::Reserved(job) => self.reply_awaited(key, job, kind),
+                WaitResult::Reserved(job) => self.reply_awaited(key, job, kind, until),
                 WaitResult::DeadlineSoon => self.reply(key, Reply::DeadlineSoon),
                 WaitResult::TimedOut => self.reply(key, kind.timeout_reply()),
             }
@@ -667,19 +667,28 @@ impl Server {
 
     pub(super) fn reply_found(&mut self, key: ConnKey, job: Option<JobKey>) {
         match job {
-            Some(job) => self.reply_job(key, job, |id, body| Reply::Found { id, body }),
+            Some(job) => self.reply_job(key, job, Answer::Found),
             None => self.reply(key, Reply::NotFound),
         }
     }
 
-    pub(super) fn reply_reserved(&mut self, key: ConnKey, job: JobKey) {
-        self.reply_job(key, job, |id, body| Reply::Reserved { id, body });
+    pub(super) fn reply_reserved(&mut self, key: ConnKey, job: JobKey, answer: Answer) {
+        self.reply_job(key, job, answer);
     }
 
-    fn reply_job(&mut self, key: ConnKey, job: JobKey, reply: fn(u64, &Body) -> Reply<'_>) {
+    #[inline]
+    fn reply_job(&mut self, key: ConnKey, job_key: JobKey, answer: Answer) {
         let Queue { jobs, bodies, .. } = &mut self.queue;
-        let job = &jobs[job];
-        if self.conns.reply(key, reply(job.id, &job.body), bodies).is_err() {
+        let Job { id, ref body, .. } = jobs[job_key];
+        if body.is_cold() {
+            return self.answer(key, answer, &[(job_key, id)]);
+        }
+        let reply = if answer.is_reserved() {
+            Reply::Reserved { id, body }
+        } else {
+            Reply::Found { id, body }
+        };
+        if self.conns.reply(key, reply, bodies).is_err() {
             self.close_now(key);
         }
     }
@@ -694,6 +703,7 @@ impl Server {
     pub(super) fn cancel_command(&mut self, key: ConnKey) {
         self.cancel_list(key);
         self.cancel_page(key);
+        self.cancel_bodies(key);
         if matches!(self.conns[key].phase, Phase::Flushing) {
             self.queue.abandon_flush(key);
         }

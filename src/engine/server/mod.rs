@@ -21,6 +21,7 @@
 //! | file | owns |
 //! |---|---|
 //! | [`commands`] | runs parsed commands, and replies |
+//! | [`bodies`] | replies whose bodies are not in memory |
 //! | [`batches`] | reserves, deletes and touches many jobs of one connection |
 //! | [`pages`] | pages of the jobs of a tube, made in steps |
 //! | [`flushes`] | deletes all jobs of a tube, in steps |
@@ -28,6 +29,7 @@
 //! | [`budget`] | the units of work that an iteration may use |
 
 mod batches;
+mod bodies;
 mod budget;
 mod commands;
 mod flushes;
@@ -67,6 +69,9 @@ pub struct Settings {
     pub max_memory_bytes: u64,
     /// A job that came back this many times is buried; `None` for no limit.
     pub bury_after: Option<NonZero<u16>>,
+    /// The bodies in memory may take this many bytes; the others are read back from the binlog. `None`:
+    /// all bodies are in memory.
+    pub body_cache_bytes: Option<u64>,
 }
 
 impl Settings {
@@ -77,6 +82,7 @@ impl Settings {
         max_binlog_bytes: u64::MAX,
         max_memory_bytes: u64::MAX,
         bury_after: None,
+        body_cache_bytes: None,
     };
 }
 
@@ -104,6 +110,8 @@ pub struct Server {
     lists: Lists,
     /// The number of pages of jobs that are being made in steps.
     selections: usize,
+    /// The number of the next read of a body.
+    next_read: u32,
     /// How far a remote disk was at the end of the last commit. `None` for a local disk.
     progress: Option<Progress>,
 }
@@ -137,6 +145,7 @@ impl Server {
         let buffer_limit = usize::try_from(buffer_limit).unwrap_or(usize::MAX);
         let mut queue = Queue::new(now);
         queue.bury_after = settings.bury_after;
+        queue.body_cache.limit = settings.body_cache_bytes;
         Server {
             queue,
             conns: Conns::new(buffer_limit),
@@ -152,6 +161,7 @@ impl Server {
             last_command_at: now,
             lists: Lists::default(),
             selections: 0,
+            next_read: 0,
             progress: None,
         }
     }
@@ -238,7 +248,7 @@ impl Server {
     pub fn half_close(&mut self, key: ConnKey) {
         let conn = &mut self.conns[key];
         conn.is_half_closed = true;
-        if matches!(conn.phase, Phase::Waiting(_)) {
+        if matches!(conn.phase, Phase::Waiting(..)) {
             self.queue.end_wait(key, WaitResult::TimedOut);
         }
         self.after_event();
@@ -287,6 +297,7 @@ impl Server {
 
     /// Does due work, or a part of it that fits into the iteration.
     pub fn tick(&mut self, now: Nanos) {
+        self.finish_reads(now);
         self.queue.tick(self.budget.due_work(), now);
         self.drain_closing(now);
         self.list_step();
@@ -447,6 +458,11 @@ impl Server {
         (&self.conns[key].output, &self.queue.bodies)
     }
 
+    /// Returns whether a connection waits for bodies. For tests: the event loop is woken.
+    pub fn is_reading(&self) -> bool {
+        self.conns.iter().any(|(_, conn)| matches!(conn.phase, Phase::ReadingBodies(_)))
+    }
+
     /// Returns the number of open connections.
     pub fn connection_count(&self) -> usize {
         self.conns.len() - self.queue.closing().len()
@@ -540,7 +556,7 @@ impl Server {
         let client = self.queue.clients.get(key);
         let client = client.unwrap_or_else(|| panic!("no client for connection {index}"));
         assert_eq!(
-            matches!(phase, Phase::Waiting(_)),
+            matches!(phase, Phase::Waiting(..)),
             client.watching.is_waiting(),
             "whether connection {index} in {phase:?} waits, and whether the queue knows it"
         );
@@ -573,7 +589,8 @@ impl Server {
             | Phase::SkippingLongLine
             | Phase::SkippingBody { .. }
             | Phase::InSteps(_)
-            | Phase::Waiting(_)
+            | Phase::Waiting(..)
+            | Phase::ReadingBodies(_)
             | Phase::Flushing
             | Phase::Closing => {}
         }

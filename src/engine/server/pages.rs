@@ -2,7 +2,7 @@
 //! compared is made in steps.
 
 use super::Server;
-use crate::engine::conn::{Continuation, JobPart, Phase};
+use crate::engine::conn::{Answer, Continuation, JobPart, Phase};
 use crate::engine::keys::{ConnKey, JobKey};
 use crate::engine::protocol::batch::Batch;
 use crate::engine::protocol::reply::Reply;
@@ -77,6 +77,9 @@ impl Server {
         };
         if batch.jobs.len() < keys.len() {
             next = batch.jobs.last().map_or(0, |&(_, id)| id);
+        }
+        if batch.jobs.iter().any(|&(job, _)| self.queue.jobs[job].body.is_cold()) {
+            return self.answer(key, Answer::FoundBatch { next }, &batch.jobs);
         }
         self.reply(key, Reply::FoundBatch { count: batch.jobs.len(), next });
         for (job, _) in batch.jobs {

@@ -56,6 +56,50 @@ pub fn begin_writing_out(file: &File, offset: u64, len: u64) {
     }
 }
 
+/// Fills `bytes` from `offset` on if all of them are in the page cache. Returns whether they were.
+pub fn read_cached(file: &File, offset: u64, bytes: &mut [u8]) -> io::Result<bool> {
+    let Ok(offset) = libc::c_long::try_from(offset) else { return Ok(false) };
+    let part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    // SAFETY: the descriptor is open, and the only part is a live slice, which the call writes. Not all C
+    // libraries have a function for it. The upper half of the offset is 0, because it fits in a register.
+    let read = unsafe {
+        libc::syscall(
+            libc::SYS_preadv2,
+            file.as_raw_fd(),
+            &raw const part,
+            1_usize,
+            offset,
+            0_usize,
+            libc::RWF_NOWAIT,
+        )
+    };
+    match usize::try_from(read) {
+        // The rest is on the disk, or the file ends here: whoever waits for it learns that.
+        Ok(count) => Ok(count == bytes.len()),
+        Err(_) => match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            // The file system cannot tell, or the kernel is older than 4.14.
+            error
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINTR)
+                ) =>
+            {
+                Ok(false)
+            }
+            error => Err(error),
+        },
+    }
+}
+
+/// Starts to read a part of a file into the page cache.
+pub fn begin_reading_in(file: &File, offset: u64, len: u64) {
+    if let (Ok(offset), Ok(len)) = (offset.try_into(), len.try_into()) {
+        // SAFETY: the descriptor is open; the rest are plain numbers.
+        unsafe { libc::posix_fadvise(file.as_raw_fd(), offset, len, libc::POSIX_FADV_WILLNEED) };
+    }
+}
+
 /// Runs `make`, whose files have the permissions `mode` from the moment they are created. The umask
 /// belongs to the process, and no other thread could create files meanwhile: there is none.
 pub fn with_file_mode<T>(mode: u32, make: impl FnOnce() -> T) -> T {

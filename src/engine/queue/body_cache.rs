@@ -1,0 +1,488 @@
+//! Decides which bodies are in memory. The others are cold: their bytes are only in the binlog, and are
+//! read back when a client is to get them.
+//!
+//! While the bodies in memory take more than the operator allows, a new body is cold as soon as its
+//! record is made, and older ones become cold step by step: first those that are not about to be
+//! reserved. A body that was read back goes to its client, and is not kept. The disk is told what is
+//! near the front of a tube, so that a worker seldom waits.
+//!
+//! A body that does not match its checksum is given to nobody: its job is buried. The rules of the
+//! queue do not depend on where a body is, and this module does not know who asks for one.
+
+use super::Queue;
+use super::body::Body;
+use super::job::{Job, Target};
+use super::job::{ReadyEntry, State};
+use crate::engine::binlog::disk::{FinishedRead, ReadToken};
+use crate::engine::binlog::reads::Place;
+use crate::engine::binlog::record;
+use crate::engine::collections::histogram::Histogram;
+use crate::engine::keys::{JobKey, LogKey, TubeKey};
+use crate::engine::time::Nanos;
+use log::error;
+use std::collections::TryReserveError;
+use std::io;
+
+/// The counts of bodies in memory and of cold ones, and the state of eviction.
+#[derive(Debug, Default)]
+pub struct BodyCache {
+    /// The bytes of bodies that may be in memory; `None` if all may.
+    pub limit: Option<u64>,
+    /// The bytes of the bodies of jobs that are in memory.
+    warm_bytes: u64,
+    cold: ColdBodies,
+    /// The page of jobs that is looked at next for bodies that can become cold.
+    hand: usize,
+    /// A body has become cold since the hand was at the first page.
+    has_evicted: bool,
+    /// In the last round no body has become cold, so those at the front of a tube may too.
+    takes_front: bool,
+    /// The jobs of a page whose bodies can become cold.
+    victims: Vec<JobKey>,
+    /// A record that was just read.
+    bytes: Vec<u8>,
+    /// What compaction has asked the disk for, and the bytes once they are there.
+    moving: Option<(Place, Option<Vec<u8>>)>,
+    stats: ReadStats,
+}
+
+/// The cold bodies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ColdBodies {
+    /// The number of their jobs.
+    pub jobs: u64,
+    /// Their bytes, with CR LF.
+    pub bytes: u64,
+}
+
+/// How cold bodies were read back for clients.
+#[derive(Clone, Debug, Default)]
+pub struct ReadStats {
+    /// The number of bodies that were read.
+    pub reads: u64,
+    /// The number of those for which a client has waited for the disk.
+    pub waits: u64,
+    /// How long these clients have waited.
+    pub wait_times: Histogram,
+    /// The number of bodies that could not be read.
+    pub failures: u64,
+}
+
+/// The result of a request for a body.
+#[derive(Debug)]
+pub enum Fetched {
+    /// A reference of its own, which must be dropped.
+    Body(Body),
+    /// The disk must be asked for it.
+    OnDisk(Place),
+    /// It cannot be read.
+    Unreadable,
+}
+
+/// The token for reads of compaction. No client has it.
+const COMPACTION: ReadToken = ReadToken(u64::MAX);
+/// At most this many bodies become cold in one step, in about 50 us.
+const MAX_EVICTIONS: usize = 256;
+/// The first jobs in a heap are near the front.
+const FRONT: u32 = 64;
+/// The disk is told about this many jobs at the front of a tube.
+const AHEAD: u32 = 8;
+
+impl BodyCache {
+    /// Returns whether bodies in memory take more than they may.
+    pub fn is_full(&self) -> bool {
+        self.limit.is_some_and(|limit| self.warm_bytes > limit)
+    }
+
+    /// Returns the bytes of the bodies of jobs that are in memory.
+    pub fn warm_bytes(&self) -> u64 {
+        self.warm_bytes
+    }
+
+    /// Returns the counts of cold bodies.
+    pub fn cold(&self) -> ColdBodies {
+        self.cold
+    }
+
+    /// Returns how cold bodies were read back.
+    pub fn stats(&self) -> &ReadStats {
+        &self.stats
+    }
+
+    /// Counts the body of a new job, which is in memory. `full_len` includes the CR LF.
+    pub fn add(&mut self, full_len: u32) {
+        self.warm_bytes += u64::from(full_len);
+    }
+}
+
+impl Queue {
+    // ---- Bodies of jobs that come and go ----
+
+    /// Drops a job with its body. Returns whether this freed a page of bodies.
+    pub(super) fn drop_job(&mut self, job: Job) -> bool {
+        let len = u64::from(job.body.full_len());
+        if job.body.is_cold() {
+            self.body_cache.cold.jobs -= 1;
+            self.body_cache.cold.bytes -= len;
+            self.tubes[job.tube].cold -= 1;
+        } else {
+            self.body_cache.warm_bytes -= len;
+        }
+        self.bodies.remove(job.body)
+    }
+
+    /// Returns the body of a record at `offset` that is replayed: a cold one if the bodies in memory
+    /// take too much.
+    pub(super) fn body_of_record(
+        &mut self,
+        tube: TubeKey,
+        bytes: &[u8],
+        offset: u64,
+    ) -> Result<Body, TryReserveError> {
+        let full_len = u32::try_from(bytes.len()).expect("a body has at most 2^30 bytes");
+        let with_it = self.body_cache.warm_bytes + u64::from(full_len);
+        if self.body_cache.limit.is_some_and(|limit| with_it > limit) && is_near(offset) {
+            self.count_cold(tube, full_len);
+            return Ok(Body::cold(full_len));
+        }
+        let body = self.bodies.add(bytes)?;
+        self.body_cache.add(full_len);
+        Ok(body)
+    }
+
+    /// Replaces the tube and the body of a job during replay, after a newer full record at `offset`.
+    pub(super) fn replace_body(
+        &mut self,
+        key: JobKey,
+        tube: TubeKey,
+        bytes: &[u8],
+        offset: u64,
+    ) -> Result<(), TryReserveError> {
+        let body = self.body_of_record(tube, bytes, offset)?;
+        let job = &mut self.jobs[key];
+        let old_tube = std::mem::replace(&mut job.tube, tube);
+        let old_body = std::mem::replace(&mut job.body, body);
+        let len = old_body.full_len();
+        if old_body.is_cold() {
+            self.body_cache.cold.jobs -= 1;
+            self.body_cache.cold.bytes -= u64::from(len);
+            self.tubes[old_tube].cold -= 1;
+        } else {
+            self.body_cache.warm_bytes -= u64::from(len);
+        }
+        self.bodies.remove(old_body);
+        Ok(())
+    }
+
+    fn count_cold(&mut self, tube: TubeKey, full_len: u32) {
+        self.body_cache.cold.jobs += 1;
+        self.body_cache.cold.bytes += u64::from(full_len);
+        self.tubes[tube].cold += 1;
+    }
+
+    // ---- Eviction ----
+
+    /// Drops the bytes of a job's body from memory, if its record has them and no connection has
+    /// reserved it: that one was just given the bytes, or is about to be.
+    pub(super) fn make_cold(&mut self, key: JobKey) {
+        if !matches!(self.jobs[key].state, State::Reserved { .. }) {
+            self.evict(key);
+        }
+    }
+
+    /// Drops the bytes of a job's body from memory, if its record has them.
+    fn evict(&mut self, key: JobKey) {
+        let Some(binlog) = &self.binlog else { return };
+        let job = &mut self.jobs[key];
+        let full_len = job.body.full_len();
+        let tube = job.tube;
+        if job.body.is_cold() || binlog.place(job.log, "", full_len).is_none() {
+            return;
+        }
+        let body = std::mem::replace(&mut job.body, Body::cold(full_len));
+        self.body_cache.warm_bytes -= u64::from(full_len);
+        self.count_cold(tube, full_len);
+        self.drop_body(body);
+        self.body_cache.has_evicted = true;
+    }
+
+    /// Makes some bodies cold if those in memory take too much.
+    pub(super) fn evict_step(&mut self) {
+        if !self.body_cache.is_full() || self.binlog.is_none() {
+            self.body_cache.takes_front = false;
+            return;
+        }
+        if self.body_cache.hand >= self.jobs.page_count() {
+            self.body_cache.hand = 0;
+            self.body_cache.takes_front = !self.body_cache.has_evicted;
+            self.body_cache.has_evicted = false;
+        }
+        let takes_front = self.body_cache.takes_front;
+        let mut victims = std::mem::take(&mut self.body_cache.victims);
+        let can_go = |job: &Job| !job.body.is_cold() && (takes_front || !is_at_front(job));
+        // Without memory for the list, nothing becomes cold now.
+        if victims.try_reserve(MAX_EVICTIONS).is_ok() {
+            let jobs = self.jobs.in_page(self.body_cache.hand);
+            let found = jobs.filter(|(_, job)| can_go(job)).map(|(key, _)| key);
+            victims.extend(found.take(MAX_EVICTIONS));
+        }
+        if victims.len() < MAX_EVICTIONS {
+            self.body_cache.hand += 1;
+        }
+        for key in victims.drain(..) {
+            if !self.body_cache.is_full() {
+                break;
+            }
+            self.evict(key);
+        }
+        self.body_cache.victims = victims;
+    }
+
+    // ---- Reading ----
+
+    /// Returns the body of a job for a client: a reference of its own if the bytes are in memory, or can
+    /// be read without waiting for the disk.
+    pub fn fetch(&mut self, key: JobKey) -> Result<Fetched, TryReserveError> {
+        let job = &self.jobs[key];
+        if !job.body.is_cold() {
+            return self.copy_of_body(key).map(Fetched::Body);
+        }
+        let place = self.place_of(key);
+        let id = job.id;
+        let mut bytes = std::mem::take(&mut self.body_cache.bytes);
+        let binlog = self.binlog.as_mut().expect("a cold body is in the binlog");
+        let fetched = match binlog.read_now(place, &mut bytes) {
+            Ok(false) => Ok(Fetched::OnDisk(place)),
+            Ok(true) => self.body_of_bytes(place, id, Ok(&bytes)),
+            Err(error) => self.body_of_bytes(place, id, Err(error)),
+        };
+        // The memory for a huge record is not kept.
+        if bytes.capacity() <= KEPT_BYTES {
+            self.body_cache.bytes = bytes;
+        }
+        fetched
+    }
+
+    fn copy_of_body(&mut self, key: JobKey) -> Result<Body, TryReserveError> {
+        let body = &self.jobs[key].body;
+        if body.is_large() {
+            return Ok(self.bodies.share(body));
+        }
+        let mut bytes = std::mem::take(&mut self.body_cache.bytes);
+        bytes.clear();
+        let copied = bytes.try_reserve(body.full_len() as usize).and_then(|()| {
+            bytes.extend_from_slice(self.bodies.bytes(body));
+            self.bodies.add(&bytes)
+        });
+        self.body_cache.bytes = bytes;
+        copied
+    }
+
+    /// Returns the place of the full record of a job with a cold body.
+    fn place_of(&self, key: JobKey) -> Place {
+        let job = &self.jobs[key];
+        let binlog = self.binlog.as_ref().expect("a cold body is in the binlog");
+        let place = binlog.place(job.log, &self.tubes[job.tube].name, job.body.full_len());
+        place.expect("the body was made cold because its place is known")
+    }
+
+    /// Returns where the body of a job is if it is not in memory and was not there when it was at
+    /// `before`.
+    pub fn new_place(&self, key: JobKey, before: Place) -> Option<Place> {
+        let is_cold = self.jobs[key].body.is_cold();
+        let place = is_cold.then(|| self.place_of(key))?;
+        (place != before).then_some(place)
+    }
+
+    /// Begins to read a record. [`Queue::finished_read`] returns it later.
+    pub fn begin_read(&mut self, token: ReadToken, place: Place) {
+        let binlog = self.binlog.as_mut().expect("a place is in the binlog");
+        binlog.begin_read(token, place);
+    }
+
+    /// Returns a record that was read for a client, once. Those for compaction are moved.
+    pub fn finished_read(&mut self) -> Option<FinishedRead> {
+        self.body_cache.limit?;
+        loop {
+            let finished = self.binlog.as_mut()?.finished_read()?;
+            if finished.token != COMPACTION {
+                return Some(finished);
+            }
+            self.finish_move(finished.bytes);
+        }
+    }
+
+    /// Returns a body of the record that was read for the job `id`.
+    pub fn body_of_bytes(
+        &mut self,
+        place: Place,
+        id: u64,
+        bytes: io::Result<&[u8]>,
+    ) -> Result<Fetched, TryReserveError> {
+        let Place { layout, .. } = place;
+        let cause = match bytes {
+            Ok(bytes) => match record::body_of(bytes, layout, id) {
+                Ok(body) => {
+                    self.body_cache.stats.reads += 1;
+                    return self.bodies.add(body).map(Fetched::Body);
+                }
+                Err(corruption) => corruption.to_string(),
+            },
+            Err(error) => error.to_string(),
+        };
+        self.body_cache.stats.failures += 1;
+        error!("{place}: the body of job {id} cannot be read: {cause}");
+        Ok(Fetched::Unreadable)
+    }
+
+    /// Notes that a client has waited for the disk.
+    pub fn note_wait(&mut self, span: Nanos) {
+        self.body_cache.stats.waits += 1;
+        self.body_cache.stats.wait_times.count(span);
+    }
+
+    /// Buries a job whose body cannot be read.
+    pub fn bury_unreadable(&mut self, key: JobKey, now: Nanos) {
+        let id = self.jobs[key].id;
+        if matches!(self.jobs[key].state, State::Buried(_)) {
+            return;
+        }
+        error!("job {id} is buried, because its body cannot be read");
+        if self.reserve_update().is_ok() {
+            self.transition(key, Target::Buried, now);
+        } else {
+            self.attach(key, Target::Buried, now);
+        }
+    }
+
+    /// Tells the disk which bodies at the front of a tube are cold.
+    pub fn read_ahead(&mut self, tube: TubeKey) {
+        let (Some(binlog), tube) = (&mut self.binlog, &self.tubes[tube]) else { return };
+        if tube.cold == 0 {
+            return;
+        }
+        for index in 0..AHEAD {
+            let Some(ReadyEntry { job, .. }) = tube.ready.get(index) else { return };
+            let job = &self.jobs[job];
+            if job.body.is_cold()
+                && let Some(place) = binlog.place(job.log, &tube.name, job.body.full_len())
+            {
+                binlog.read_ahead(place);
+            }
+        }
+    }
+
+    // ---- Moving ----
+
+    /// Reads the record of a cold body for compaction. Returns `None` if it waits for the disk, or if
+    /// the record cannot be read: then the job is lost.
+    pub(super) fn record_to_move(&mut self, key: JobKey, may_wait: bool) -> Option<Vec<u8>> {
+        let place = self.place_of(key);
+        let binlog = self.binlog.as_mut()?;
+        let mut bytes = Vec::new();
+        let read = match self.body_cache.moving.take() {
+            Some((wanted, None)) if wanted == place && !may_wait => {
+                self.body_cache.moving = Some((place, None));
+                return None;
+            }
+            Some((wanted, Some(read))) if wanted == place => {
+                bytes = read;
+                Ok(true)
+            }
+            Some(_) | None if may_wait => binlog.read_and_wait(place, &mut bytes).map(|()| true),
+            Some(_) | None => binlog.read_now(place, &mut bytes),
+        };
+        match read {
+            Ok(true) => Some(bytes),
+            Ok(false) => {
+                binlog.begin_read(COMPACTION, place);
+                self.body_cache.moving = Some((place, None));
+                None
+            }
+            Err(error) if is_passing(&error) => {
+                binlog.postpone_moves();
+                None
+            }
+            Err(error) => {
+                self.lose(key, place, &error.to_string());
+                None
+            }
+        }
+    }
+
+    fn finish_move(&mut self, bytes: io::Result<Vec<u8>>) {
+        let Some((place, read @ None)) = &mut self.body_cache.moving else { return };
+        match bytes {
+            Ok(bytes) if bytes.len() == place.len as usize => *read = Some(bytes),
+            // The next attempt finds the error itself, or reads the record.
+            Ok(_) | Err(_) => self.body_cache.moving = None,
+        }
+        self.compact();
+    }
+
+    /// Deletes a job whose record cannot be read, so that compaction can go on. The file is kept under
+    /// another name.
+    pub(super) fn lose(&mut self, key: JobKey, place: Place, cause: &str) {
+        let id = self.jobs[key].id;
+        error!("{place}: the record of job {id} cannot be read: {cause}; the job is lost");
+        self.body_cache.stats.failures += 1;
+        let Some(binlog) = &mut self.binlog else { return };
+        let log: LogKey = self.jobs[key].log;
+        binlog.note_damage(log);
+        // Without space for the record, the job is lost again at the next start.
+        if self.reserve_delete().is_err() {
+            if let Some(binlog) = &mut self.binlog {
+                binlog.postpone_moves();
+            }
+            return;
+        }
+        self.detach(key);
+        let job = self.jobs.remove(key);
+        self.record_delete(&job);
+        let tube = job.tube;
+        self.freed_pages += usize::from(self.drop_job(job));
+        self.remove_tube_if_idle(tube);
+    }
+
+    // ---- Checking ----
+
+    /// Checks the counts of bodies in memory and of cold ones.
+    pub(super) fn check_body_cache(&self) {
+        let (mut warm_bytes, mut cold) = (0, ColdBodies::default());
+        for (_, job) in self.jobs.iter() {
+            let len = u64::from(job.body.full_len());
+            if job.body.is_cold() {
+                cold.jobs += 1;
+                cold.bytes += len;
+            } else {
+                warm_bytes += len;
+            }
+        }
+        assert_eq!(self.body_cache.warm_bytes, warm_bytes, "stored and actual bytes in memory");
+        assert_eq!(self.body_cache.cold, cold, "stored and actual counts of cold bodies");
+        let of_tubes = self.tubes.entries().map(|(_, tube)| u64::from(tube.cold)).sum::<u64>();
+        assert_eq!(of_tubes, cold.jobs, "cold jobs of all tubes, and all cold jobs");
+        assert!(cold.jobs == 0 || self.body_cache.limit.is_some(), "cold bodies without a limit");
+    }
+}
+
+/// A buffer for records keeps at most this much memory.
+const KEPT_BYTES: usize = 1024 * 1024;
+
+/// Returns whether the place of a record at this offset is kept.
+fn is_near(offset: u64) -> bool {
+    offset < u64::from(u32::MAX)
+}
+
+/// Returns whether a read fails for a reason that may pass: too many open files, or too little memory.
+fn is_passing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::OutOfMemory)
+}
+
+/// Returns whether a job is probably reserved soon.
+fn is_at_front(job: &Job) -> bool {
+    match job.state {
+        State::Ready { index } | State::Delayed { index } => index < FRONT,
+        State::Detached | State::Reserved { .. } | State::Buried(_) => false,
+    }
+}
