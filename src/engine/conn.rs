@@ -636,6 +636,23 @@ impl Conns {
         if let Phase::ReadingBodies(wanted) = phase { Some(wanted) } else { None }
     }
 
+    /// Appends a reply to the output of a connection. After an error a part of it may be there.
+    pub fn reply(
+        &mut self,
+        key: ConnKey,
+        reply: Reply<'_>,
+        bodies: &mut Bodies,
+    ) -> Result<(), TryReserveError> {
+        let conn = &mut self.by_key[key];
+        self.reply_cost += reply.cost();
+        let before = conn.output.text_len();
+        let written = reply.write(&mut conn.output, &mut self.pool, bodies);
+        self.buffered_bytes += conn.output.text_len() - before;
+        written?;
+        conn.mark_dirty(key, &mut self.dirty);
+        Ok(())
+    }
+
     /// Returns whether `text_len` more bytes of text exceed the limit for unused input and unsent text
     /// of all connections. Without such input and text, one reply may exceed it.
     pub fn are_crowded_by(&self, text_len: usize) -> bool {
