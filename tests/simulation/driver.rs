@@ -591,6 +591,7 @@ fn server(setup: &Setup, limit: Option<u64>, now: u64) -> Server {
         max_job_size: setup.max_job_size,
         max_binlog_bytes: limit.unwrap_or(u64::MAX),
         binlog_file_size: setup.binlog.map_or(0, |binlog| binlog.file_size),
+        body_cache_bytes: setup.binlog.and_then(|binlog| binlog.body_cache),
         bury_after: setup.bury_after.and_then(|limit| NonZero::new(u16::try_from(limit).ok()?)),
         ..Settings::DEFAULT
     };

@@ -29,6 +29,9 @@ pub struct BinlogSetup {
     pub limit: Option<u64>,
     /// `None`: the disk is local.
     pub remote: Option<RemoteSetup>,
+    /// The bytes of bodies that stay in memory. `None`: all do. The others are read back at once: the
+    /// model knows nothing of them. `tests/binlog/cold.rs` delays reads.
+    pub body_cache: Option<u64>,
 }
 
 /// A disk that stores changes later, and acknowledges them.
@@ -103,7 +106,8 @@ pub struct InvalidLine(#[expect(dead_code, reason = "printed by unwrap")] String
 impl fmt::Display for Setup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "setup {}", self.max_job_size)?;
-        if let Some(BinlogSetup { file_size, sync_within, limit, remote }) = self.binlog {
+        if let Some(BinlogSetup { file_size, sync_within, limit, remote, body_cache }) = self.binlog
+        {
             write!(f, " {file_size} {}", Optional(sync_within))?;
             if let Some(limit) = limit {
                 write!(f, " limit {limit}")?;
@@ -111,6 +115,9 @@ impl fmt::Display for Setup {
             if let Some(RemoteSetup { chunk_len, congested_above, is_batched, eager }) = remote {
                 let (congested_above, eager) = (Optional(congested_above), Optional(eager));
                 write!(f, " remote {chunk_len} {congested_above} {is_batched} {eager}")?;
+            }
+            if let Some(bytes) = body_cache {
+                write!(f, " body-cache {bytes}")?;
             }
         }
         if self.sharers > 1 {
@@ -261,7 +268,8 @@ impl<'l> Words<'l> {
 
     fn binlog(&mut self) -> Result<BinlogSetup, InvalidLine> {
         let (file_size, sync_within) = (self.value()?, self.optional()?);
-        let mut setup = BinlogSetup { file_size, sync_within, limit: None, remote: None };
+        let mut setup =
+            BinlogSetup { file_size, sync_within, limit: None, remote: None, body_cache: None };
         if self.rest.starts_with("limit ") {
             self.next();
             setup.limit = Some(self.value()?);
@@ -274,6 +282,10 @@ impl<'l> Words<'l> {
                 is_batched: self.value()?,
                 eager: self.optional()?,
             });
+        }
+        if self.rest.starts_with("body-cache ") {
+            self.next();
+            setup.body_cache = Some(self.value()?);
         }
         Ok(setup)
     }

@@ -748,7 +748,9 @@ fn setup(random: &mut fastrand::Rng) -> Setup {
         // Without space for the record of its bury, a job is ready.
         let is_limited = random.u8(..8) == 0 && bury_after.is_none();
         let limit = is_limited.then(|| random.u64(4..16) * u64::from(file_size));
-        BinlogSetup { file_size, sync_within, limit, remote }
+        let has_cold = remote.is_none() && random.u8(..3) == 0;
+        let body_cache = has_cold.then(|| [0, 200, 5_000, 200_000][random.usize(..4)]);
+        BinlogSetup { file_size, sync_within, limit, remote, body_cache }
     });
     Setup { max_job_size, binlog, sharers, bury_after }
 }

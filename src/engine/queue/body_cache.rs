@@ -124,7 +124,10 @@ impl Queue {
         if job.body.is_cold() {
             self.body_cache.cold.jobs -= 1;
             self.body_cache.cold.bytes -= len;
-            self.tubes[job.tube].cold -= 1;
+            // After a replay, a tube whose jobs were all flushed is gone.
+            if let Some(tube) = self.tubes.get_mut(job.tube) {
+                tube.cold -= 1;
+            }
         } else {
             self.body_cache.warm_bytes -= len;
         }
