@@ -3,6 +3,7 @@
 //!
 //! | module | subject |
 //! |---|---|
+//! | [`cold`] | bodies that are read back late, or wrong |
 //! | [`crash`] | kills and power cuts at every step |
 //! | [`space`] | disk use |
 //! | [`full`] | full disks |
@@ -15,6 +16,7 @@
 #![allow(clippy::unwrap_used, reason = "in a test it is an assertion")]
 #![allow(unreachable_pub, reason = "a test program has no interface")]
 
+mod cold;
 mod crash;
 mod damage;
 mod faults;

@@ -9,7 +9,7 @@ use beanstalkd::testing::Nanos;
 use std::collections::BTreeMap;
 
 /// The files of a fixture.
-fn fixture(name: &str) -> FakeDisk {
+pub fn fixture(name: &str) -> FakeDisk {
     let directory =
         std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
     let files = std::fs::read_dir(directory).unwrap().map(|entry| {
@@ -77,7 +77,7 @@ fn files_of_c_beanstalkd_are_read() {
 }
 
 /// A record of version 5. A short one has no tube.
-fn record_v5(id: u64, tube: &str, state: u8, pri: u32, delay_secs: u64, body: &str) -> Vec<u8> {
+pub fn record_v5(id: u64, tube: &str, state: u8, pri: u32, delay_secs: u64, body: &str) -> Vec<u8> {
     const SECOND_US: u64 = 1_000_000;
     let body = if tube.is_empty() || state == 0 { String::new() } else { format!("{body}\r\n") };
     let now_us = FIXTURE_DAY.as_nanos() / 1_000;

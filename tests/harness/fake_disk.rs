@@ -124,7 +124,22 @@ impl FakeDisk {
 
     /// Makes reads of bodies end later.
     pub fn delay_reads(&self) {
-        self.0.borrow_mut().reads_late = true;
+        self.set_reads_late(true);
+    }
+
+    /// Decides whether reads of bodies that begin from now on end later.
+    pub fn set_reads_late(&self, are_late: bool) {
+        self.0.borrow_mut().reads_late = are_late;
+    }
+
+    /// Flips a bit in the middle of these bytes, wherever they are first in the file.
+    pub fn flip_byte(&self, name: &str, bytes: &str) {
+        let mut state = self.0.borrow_mut();
+        let inode = state.files[name];
+        let live = &mut state.inodes[inode].live;
+        let mut windows = live.windows(bytes.len());
+        let at = windows.position(|window| window == bytes.as_bytes());
+        live[at.expect("the file has these bytes") + bytes.len() / 2] ^= 1;
     }
 
     pub fn are_reads_late(&self) -> bool {

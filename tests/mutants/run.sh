@@ -1,6 +1,7 @@
 #!/bin/sh
 # Tests the simulation: plants each bug of this directory in a copy of the sources, and runs the
-# simulation for one minute. It must find the bug in that time.
+# simulation for one minute. It must find the bug in that time. A patch with a line `Test: PROGRAM
+# NAME` is of a bug that this test must find instead.
 #
 #   tests/mutants/run.sh [NAME...]      all bugs, or these
 #
@@ -35,6 +36,12 @@ simulate() {
 		>"$work/simulation.log" 2>&1
 }
 
+# Runs the tests PROGRAM whose names have NAME. Fails when one of them fails.
+run_test() {
+	(cd "$work/tree" && timeout 120 "$cargo" test --quiet --profile simulation --test "$1" -- "$2") \
+		>"$work/simulation.log" 2>&1
+}
+
 restore
 # The last bug of an earlier run may be in the build, which is newer than the sources.
 find "$work/tree/src" -name '*.rs' -exec touch {} +
@@ -57,6 +64,18 @@ for name; do
 	fi
 	# The restored file is newer than the build: touch the patched one, so that cargo builds it again.
 	sed -n 's|^+++ b/||p' "tests/mutants/$name.patch" | (cd "$work/tree" && xargs touch)
+	began=$(date +%s)
+	test=$(sed -n 's/^Test: //p' "tests/mutants/$name.patch")
+	if [ -n "$test" ]; then
+		# shellcheck disable=SC2086 # two words
+		if ! run_test $test && grep -q panicked "$work/simulation.log"; then
+			found=$((found + 1))
+			echo "$name: found in $(($(date +%s) - began)) s: $(grep -m 1 panicked "$work/simulation.log" | cut -c 1-140)"
+		else
+			echo "$name: NOT FOUND: $(head -n 1 "tests/mutants/$name.patch")"
+		fi
+		continue
+	fi
 	program=$(build)
 	if [ -z "$program" ]; then
 		echo "$name: DOES NOT COMPILE"
