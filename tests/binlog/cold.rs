@@ -305,6 +305,26 @@ fn compaction_moves_cold_records_and_the_disk_use_stays_bounded() {
     }
 }
 
+/// All records have the same length.
+#[test]
+fn a_job_is_deleted_while_compaction_reads_its_record() {
+    let mut world = World::new(FakeDisk::default());
+    let ids: Vec<u64> = (0..40).map(|_| world.put(1000)).collect();
+    world.disk.delay_reads();
+    world.disk.let_reads_end(Some(0));
+    world.make_garbage();
+    let migrated = yaml::number(&world.ask("stats\r\n"), "binlog-records-migrated");
+    assert_eq!(migrated, 0, "a record was moved that was not read");
+    // Compaction waits for the first one, and asks for the next one.
+    assert_eq!(world.ask(format!("delete {}\r\n", ids[0])), "DELETED\r\n");
+    world.make_garbage();
+    world.disk.let_reads_end(None);
+    world.make_garbage();
+    for &id in &ids[1..] {
+        assert_eq!(world.ask(format!("peek {id}\r\n")), found(id, 1000));
+    }
+}
+
 #[test]
 fn a_record_that_cannot_be_moved_is_lost_and_its_file_is_kept() {
     for is_late in [false, true] {

@@ -24,6 +24,8 @@ pub struct Place {
     pub layout: Layout,
 }
 
+/// Copying a longer record, even from memory, would delay all other clients.
+const MAX_READ_AT_ONCE: u32 = 1024 * 1024;
 /// Bytes that the disk is asked to read early are asked for in blocks of this length.
 const BLOCK_BITS: u32 = 18;
 /// The most blocks that are asked for before they are wanted: 2 MiB.
@@ -70,6 +72,9 @@ impl Binlog {
             return Ok(true);
         }
         make_room(bytes, place.len)?;
+        if place.len > MAX_READ_AT_ONCE {
+            return Ok(false);
+        }
         self.writer.files_mut().disk_mut().raw().read_now(place.file, place.offset.into(), bytes)
     }
 

@@ -17,7 +17,7 @@ use crate::engine::binlog::disk::{FinishedRead, ReadToken};
 use crate::engine::binlog::reads::Place;
 use crate::engine::binlog::record;
 use crate::engine::collections::histogram::Histogram;
-use crate::engine::keys::{JobKey, LogKey, TubeKey};
+use crate::engine::keys::{JobKey, LogKey, NIL, TubeKey};
 use crate::engine::time::Nanos;
 use log::error;
 use std::collections::TryReserveError;
@@ -41,8 +41,10 @@ pub struct BodyCache {
     victims: Vec<JobKey>,
     /// A record that was just read.
     bytes: Vec<u8>,
-    /// What compaction has asked the disk for, and the bytes once they are there.
-    moving: Option<(Place, Option<Vec<u8>>)>,
+    /// The record that compaction moves next.
+    moving: Option<Moving>,
+    /// The number of reads that were begun for compaction.
+    move_reads: u32,
     stats: ReadStats,
 }
 
@@ -79,8 +81,17 @@ pub enum Fetched {
     Unreadable,
 }
 
-/// The token for reads of compaction. No client has it.
-const COMPACTION: ReadToken = ReadToken(u64::MAX);
+/// A record that compaction has asked the disk for.
+#[derive(Debug)]
+struct Moving {
+    token: ReadToken,
+    place: Place,
+    /// `None` until it was read.
+    bytes: Option<Vec<u8>>,
+}
+
+/// The tokens of reads for compaction begin with this. No connection has this key.
+const COMPACTION: u64 = (NIL as u64) << u32::BITS;
 /// At most this many bodies become cold in one step, in about 50 us.
 const MAX_EVICTIONS: usize = 256;
 /// The first jobs in a heap are near the front.
@@ -308,10 +319,10 @@ impl Queue {
         self.body_cache.limit?;
         loop {
             let finished = self.binlog.as_mut()?.finished_read()?;
-            if finished.token != COMPACTION {
+            if finished.token.0 < COMPACTION {
                 return Some(finished);
             }
-            self.finish_move(finished.bytes);
+            self.finish_move(finished);
         }
     }
 
@@ -384,11 +395,11 @@ impl Queue {
         let binlog = self.binlog.as_mut()?;
         let mut bytes = Vec::new();
         let read = match self.body_cache.moving.take() {
-            Some((wanted, None)) if wanted == place && !may_wait => {
-                self.body_cache.moving = Some((place, None));
+            Some(moving) if moving.place == place && moving.bytes.is_none() && !may_wait => {
+                self.body_cache.moving = Some(moving);
                 return None;
             }
-            Some((wanted, Some(read))) if wanted == place => {
+            Some(Moving { place: wanted, bytes: Some(read), .. }) if wanted == place => {
                 bytes = read;
                 Ok(true)
             }
@@ -398,8 +409,11 @@ impl Queue {
         match read {
             Ok(true) => Some(bytes),
             Ok(false) => {
-                binlog.begin_read(COMPACTION, place);
-                self.body_cache.moving = Some((place, None));
+                let number = self.body_cache.move_reads;
+                self.body_cache.move_reads = number.wrapping_add(1);
+                let token = ReadToken(COMPACTION | u64::from(number));
+                binlog.begin_read(token, place);
+                self.body_cache.moving = Some(Moving { token, place, bytes: None });
                 None
             }
             Err(error) if is_passing(&error) => {
@@ -413,12 +427,13 @@ impl Queue {
         }
     }
 
-    fn finish_move(&mut self, bytes: io::Result<Vec<u8>>) {
-        let Some((place, read @ None)) = &mut self.body_cache.moving else { return };
-        match bytes {
-            Ok(bytes) if bytes.len() == place.len as usize => *read = Some(bytes),
-            // The next attempt finds the error itself, or reads the record.
-            Ok(_) | Err(_) => self.body_cache.moving = None,
+    fn finish_move(&mut self, finished: FinishedRead) {
+        // The job that was to be moved may be deleted, and another one be moved instead.
+        let moving = self.body_cache.moving.take_if(|moving| moving.token == finished.token);
+        let Some(Moving { token, place, .. }) = moving else { return };
+        // After an error the next attempt finds it again, or reads the record.
+        if let Ok(bytes) = finished.bytes {
+            self.body_cache.moving = Some(Moving { token, place, bytes: Some(bytes) });
         }
         self.compact();
     }

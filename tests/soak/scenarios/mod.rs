@@ -4,6 +4,7 @@
 //! error. Its short form plays one small round, and asserts nothing that depends on the speed of
 //! the machine.
 
+mod backlog;
 mod churn;
 mod clock;
 mod connections;
@@ -109,6 +110,7 @@ pub fn all() -> Vec<Scenario> {
         scenario("stopped", 15, "a server that is stopped for seconds and goes on", stopped::go_on),
         scenario("churn-plain", 30, "jobs, tubes and clients come and go", churn::in_memory),
         scenario("churn-binlog", 30, "the same with a binlog of small files", churn::with_binlog),
+        scenario("backlog", 400, "16 GB of jobs with 1 GiB of memory", backlog::larger_than_memory),
     ]
 }
 
