@@ -6,23 +6,35 @@
 use crate::engine::binlog::disk::{FinishedRead, ReadToken};
 use crate::os::sys::files;
 use mio::Waker;
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
-/// The thread, and what it has read.
+/// The thread, and what it has read. The thread ends with this value.
 #[derive(Debug)]
-pub struct ReadThread {
-    requests: Sender<Request>,
-    finished: Receiver<FinishedRead>,
-}
+pub struct ReadThread(Arc<Shared>);
 
 /// Wakes the event loop when something was read.
 #[derive(Clone, Debug, Default)]
 pub struct ReadWaker(Arc<OnceLock<Waker>>);
+
+/// What both threads see.
+#[derive(Debug, Default)]
+struct Shared {
+    work: Mutex<Work>,
+    /// There is a request, or the thread is to end.
+    is_wanted: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Work {
+    requests: VecDeque<Request>,
+    finished: VecDeque<FinishedRead>,
+    is_over: bool,
+}
 
 #[derive(Debug)]
 enum Request {
@@ -45,27 +57,16 @@ impl ReadWaker {
 }
 
 impl ReadThread {
-    /// Starts the thread, which ends with this value.
+    /// Starts the thread.
     pub fn start(waker: ReadWaker) -> io::Result<ReadThread> {
-        let (requests, received) = channel();
-        let (send, finished) = channel();
+        let shared = Arc::new(Shared::default());
+        let of_thread = Arc::clone(&shared);
         thread::Builder::new().name("reads".to_owned()).spawn(move || {
-            for request in received {
-                match request {
-                    Request::Read { token, file, offset, len } => {
-                        let bytes = file.and_then(|file| read(&file, offset, len as usize));
-                        if send.send(FinishedRead { token, bytes }).is_err() {
-                            return;
-                        }
-                        waker.wake();
-                    }
-                    Request::Prepare { file, offset, len } => {
-                        files::begin_reading_in(&file, offset, len);
-                    }
-                }
+            while let Some(request) = of_thread.next_request() {
+                of_thread.carry_out(request, &waker);
             }
         })?;
-        Ok(ReadThread { requests, finished })
+        Ok(ReadThread(shared))
     }
 
     /// Begins to read, or to return why the file cannot be opened.
@@ -79,13 +80,48 @@ impl ReadThread {
     }
 
     fn request(&self, request: Request) {
-        let sent = self.requests.send(request);
-        assert!(sent.is_ok(), "the thread ends only after its last request");
+        self.0.lock().requests.push_back(request);
+        self.0.is_wanted.notify_one();
     }
 
     /// Returns what was read, once.
     pub fn finished(&self) -> Option<FinishedRead> {
-        self.finished.try_recv().ok()
+        self.0.lock().finished.pop_front()
+    }
+}
+
+impl Drop for ReadThread {
+    fn drop(&mut self) {
+        self.0.lock().is_over = true;
+        self.0.is_wanted.notify_one();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a request. Returns `None` if the thread is to end.
+    fn next_request(&self) -> Option<Request> {
+        let mut work = self.lock();
+        while work.requests.is_empty() && !work.is_over {
+            work = self.is_wanted.wait(work).unwrap_or_else(PoisonError::into_inner);
+        }
+        if work.is_over { None } else { work.requests.pop_front() }
+    }
+
+    fn carry_out(&self, request: Request, waker: &ReadWaker) {
+        match request {
+            Request::Read { token, file, offset, len } => {
+                let bytes = file.and_then(|file| read(&file, offset, len as usize));
+                self.lock().finished.push_back(FinishedRead { token, bytes });
+                waker.wake();
+            }
+            Request::Prepare { file, offset, len } => {
+                files::begin_reading_in(&file, offset, len);
+            }
+        }
     }
 }
 

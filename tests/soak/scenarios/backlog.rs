@@ -1,5 +1,11 @@
 //! A backlog larger than memory: jobs are put, the server is restarted, and workers drain them, while
 //! most bodies are only in the binlog. Every body must be right, and the memory bounded.
+#![allow(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "figures have three digits, and a number of jobs fits in each integer"
+)]
 
 use super::{Outcome, Run, Skipped};
 use crate::harness::client::Client;
