@@ -10,6 +10,7 @@ use beanstalkd::testing::{
 };
 use harness::client::{Client, connect, unix};
 use harness::engine::Engine;
+use harness::fake_disk::{FakeDisk, ReadFault};
 use harness::process::{self, Daemon, ON_LOOPBACK, run};
 use harness::yaml::field;
 use harness::{PATIENCE, wait_until};
@@ -347,6 +348,62 @@ fn the_page_has_sizes_and_syncs_of_the_binlog() {
     assert_eq!((value("files"), value("full")), (2.0, 0.0));
     assert!(value("sync_seconds_count") >= 1.0);
     assert_eq!(value("sync_seconds_count"), value("sync_seconds_bucket{le=\"+Inf\"}"));
+}
+
+#[test]
+fn the_page_has_the_body_cache_and_its_reads() {
+    let settings = Settings { body_cache_bytes: Some(20), ..Settings::DEFAULT };
+    let mut engine = Engine::new(settings, START);
+    let disk = FakeDisk::default();
+    engine.recover(&disk, Syncing::EachIteration).unwrap();
+    let client = engine.connect();
+    let put = |len: usize| format!("put 0 0 9 {len}\r\n{}\r\n", "x".repeat(len));
+    // Of 12, 16, 30 and 40 bytes with their CR LF: all but the first are too much.
+    engine.ask(client, put(10) + &put(14) + "use mail\r\n" + &put(28) + &put(38));
+    // From the page cache, and from the disk after half a second.
+    assert!(engine.ask(client, "peek 2\r\n").starts_with("FOUND 2 14\r\n"));
+    disk.delay_reads();
+    assert_eq!(engine.ask(client, "peek 3\r\n"), "");
+    engine.advance(Nanos::from_millis(500));
+    engine.tick();
+    assert!(engine.ask(client, "").starts_with("FOUND 3 28\r\n"));
+    disk.add_read_fault(ReadFault::FlippedBit);
+    engine.ask(client, "peek 4\r\n");
+    engine.tick();
+    assert_eq!(engine.ask(client, ""), "NOT_FOUND\r\n");
+
+    let (samples, _) = page(&engine, 1000);
+    for (name, expected) in [
+        ("body_cache_bytes", 12.0),
+        ("body_cache_limit_bytes", 20.0),
+        ("cold_jobs", 3.0),
+        ("cold_body_bytes", 86.0),
+        ("body_reads_total", 2.0),
+        ("body_read_failures_total", 1.0),
+        // The third one has waited too, for nothing.
+        ("body_wait_seconds_count", 2.0),
+        ("body_wait_seconds_bucket{le=\"0.25\"}", 1.0),
+        ("body_wait_seconds_bucket{le=\"0.5\"}", 2.0),
+        ("jobs{state=\"buried\"}", 1.0),
+    ] {
+        assert_eq!(samples.get(&format!("beanstalkd_{name}")), expected, "{name}");
+    }
+    // Each command takes some nanoseconds.
+    let waited = samples.get("beanstalkd_body_wait_seconds_sum");
+    assert!((waited - 0.5).abs() < 0.001, "{waited} s");
+    let cold = BTreeMap::from([("default", 1.0), ("mail", 2.0)]);
+    assert_eq!(samples.tubes("beanstalkd_tube_cold_jobs"), cold);
+    let sum = BTreeMap::from([("other tubes", 3.0)]);
+    assert_eq!(page(&engine, 0).0.tubes("beanstalkd_tube_cold_jobs"), sum);
+}
+
+#[test]
+fn a_server_without_a_body_cache_has_no_metrics_of_it() {
+    let mut engine = engine();
+    engine.recover(&FakeDisk::default(), Syncing::EachIteration).unwrap();
+    let (Samples(samples), _) = page(&engine, 1000);
+    let of_cache = |name: &&String| name.contains("_cold_") || name.contains("_body_");
+    assert_eq!(samples.keys().find(of_cache), None);
 }
 
 // ---- HTTP ----

@@ -38,6 +38,8 @@ pub struct Page {
     rest_count: u64,
     /// The number of removed tubes when the scan of the tubes started.
     removed_before: u64,
+    /// The number of metrics of [`TUBE_METRICS`] that the page has.
+    tube_metrics: usize,
 }
 
 #[derive(Debug)]
@@ -81,6 +83,7 @@ impl Page {
             rest: TubeStats { name: OTHER_TUBES.to_owned(), ..TubeStats::default() },
             rest_count: 0,
             removed_before: 0,
+            tube_metrics: TUBE_METRICS.len(),
         }
     }
 
@@ -110,6 +113,8 @@ impl Page {
             Stage::Tubes(_) => self.scan_tubes(view)?,
             Stage::Counters => {
                 self.write_totals(view, &mut Text(text));
+                let has_cache = view.queue.body_cache.limit.is_some();
+                self.tube_metrics = TUBE_METRICS.len() - usize::from(!has_cache);
                 self.stage = Stage::TubeMetrics { metric: 0, tube: 0 };
             }
             Stage::TubeMetrics { .. } => {
@@ -193,7 +198,7 @@ impl Page {
             (*number, *index) = (*number + 1, 0);
         }
         // The page is done with its last sample, so that no empty slice follows.
-        if *number == TUBE_METRICS.len() {
+        if *number == self.tube_metrics {
             self.stage = Stage::Done;
         }
         !self.is_done()
@@ -210,6 +215,7 @@ impl Page {
         let help = "Duration of event loop iterations, without waiting.";
         text.histogram("beanstalkd_turn_seconds", help, iterations);
         write_binlog(server, queue, text);
+        write_body_cache(queue, text);
     }
 
     fn write_clients(&self, server: &ServerStats<'_>, queue: &Queue, text: &mut Text<'_>) {
@@ -343,6 +349,24 @@ fn write_binlog(server: &ServerStats<'_>, queue: &Queue, text: &mut Text<'_>) {
     }
 }
 
+fn write_body_cache(queue: &Queue, text: &mut Text<'_>) {
+    let cache = &queue.body_cache;
+    let Some(limit) = cache.limit else { return };
+    let (cold, stats) = (cache.cold(), cache.stats());
+    text.gauge("beanstalkd_body_cache_bytes", "Size of the bodies in memory.", cache.warm_bytes());
+    let help = "Size of bodies in memory beyond which bodies become cold (--body-cache).";
+    text.gauge("beanstalkd_body_cache_limit_bytes", help, limit);
+    let help = "Jobs whose bodies are cold: only in the binlog.";
+    text.gauge("beanstalkd_cold_jobs", help, cold.jobs);
+    text.gauge("beanstalkd_cold_body_bytes", "Size of the cold bodies.", cold.bytes);
+    let help = "Cold bodies that were read back for clients.";
+    text.counter("beanstalkd_body_reads_total", help, stats.reads);
+    let help = "Time for which a reply has waited until the disk had read its cold bodies.";
+    text.histogram("beanstalkd_body_wait_seconds", help, &stats.wait_times);
+    let help = "Attempts to read a cold body that failed: the job was buried, or lost.";
+    text.counter("beanstalkd_body_read_failures_total", help, stats.failures);
+}
+
 // ---- Metrics of each tube ----
 
 /// A metric with one or more samples for each tube.
@@ -363,7 +387,8 @@ const fn counter(name: &'static str, help: &'static str, write: WriteSamples) ->
     TubeMetric { name, kind: COUNTER, help, write }
 }
 
-const TUBE_METRICS: [TubeMetric; 12] = [
+/// The last one is written only with a body cache.
+const TUBE_METRICS: [TubeMetric; 13] = [
     gauge("beanstalkd_tube_jobs", "Jobs of a tube, by state.", |tube, jobs| {
         jobs.with("state", "ready", tube.ready);
         jobs.with("state", "reserved", tube.reserved);
@@ -414,6 +439,11 @@ const TUBE_METRICS: [TubeMetric; 12] = [
         "beanstalkd_tube_pause_left_seconds",
         "Remaining time of the current pause of a tube; 0 without a pause.",
         |tube, family| family.one(Seconds(tube.pause_left)),
+    ),
+    gauge(
+        "beanstalkd_tube_cold_jobs",
+        "Jobs of a tube whose bodies are cold: only in the binlog.",
+        |tube, family| family.one(tube.cold),
     ),
 ];
 

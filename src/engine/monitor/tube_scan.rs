@@ -55,6 +55,8 @@ pub struct TubeStats {
     pub deletes: u64,
     pub pauses: u64,
     pub buried_after_returns: u64,
+    /// The number of jobs whose bodies are only in the binlog.
+    pub cold: u64,
     pub using: u64,
     pub watching: u64,
     pub waiting: u64,
@@ -162,6 +164,7 @@ impl TubeStats {
             deletes: tube.deletes,
             pauses: tube.pauses,
             buried_after_returns: tube.buried_after_returns,
+            cold: tube.cold.into(),
             using: tube.using.into(),
             watching: tube.watching.into(),
             waiting: 0,
@@ -176,7 +179,13 @@ impl TubeStats {
         let TubeStats { ready, reserved, delayed, buried, urgent, .. } = other;
         let TubeStats { total_jobs, deletes, pauses, using, watching, waiting, .. } = other;
         let TubeStats {
-            name: _, buried_after_returns, pause, pause_left, oldest_ready_age, ..
+            name: _,
+            buried_after_returns,
+            cold,
+            pause,
+            pause_left,
+            oldest_ready_age,
+            ..
         } = other;
         self.ready += ready;
         self.reserved += reserved;
@@ -187,6 +196,7 @@ impl TubeStats {
         self.deletes += deletes;
         self.pauses += pauses;
         self.buried_after_returns += buried_after_returns;
+        self.cold += cold;
         self.using += using;
         self.watching += watching;
         self.waiting += waiting;
