@@ -9,10 +9,11 @@ mod sha256;
 use beanstalkd::testing::html::{HEADER_FIELDS, SCRIPT, STYLE};
 use beanstalkd::testing::{
     ConnKey, HTML_MAX, HttpConn, LONGEST_SAMPLE, Measurements, Nanos, SLICE_LEN, Server,
-    ServerState, Settings,
+    ServerState, Settings, Syncing,
 };
 use harness::client::Client;
 use harness::engine::Engine;
+use harness::fake_disk::FakeDisk;
 use harness::fixtures;
 use harness::process::{self, Daemon, ON_LOOPBACK};
 use harness::yaml::field;
@@ -45,7 +46,18 @@ struct Response {
 
 impl World {
     fn new() -> World {
-        let mut engine = Engine::new(Settings::DEFAULT, START);
+        World::of(Engine::new(Settings::DEFAULT, START))
+    }
+
+    /// Keeps no body in memory.
+    fn cold() -> World {
+        let settings = Settings { body_cache_bytes: Some(0), ..Settings::DEFAULT };
+        let mut engine = Engine::new(settings, START);
+        engine.recover(&FakeDisk::default(), Syncing::EachIteration).unwrap();
+        World::of(engine)
+    }
+
+    fn of(mut engine: Engine) -> World {
         let client = engine.connect();
         World { engine, measurements: Measurements::default(), client }
     }
@@ -279,6 +291,49 @@ fn the_history_has_a_fixed_size() {
     let history = page["history"].as_array().unwrap();
     assert_eq!((history.len(), &history[118]["puts_per_second"]), (120, &0.0.into()));
     assert!(world.body("/", HTML).len() < HTML_MAX);
+}
+
+#[test]
+fn cold_jobs_are_shown_with_a_body_cache_only() {
+    let mut world = World::cold();
+    for (name, jobs) in [("a", 1), ("b", 3), ("c", 2)] {
+        let put = format!("put 0 0 9 98\r\n{}\r\n", "x".repeat(98));
+        world.ask(format!("use {name}\r\n") + &put.repeat(jobs));
+    }
+    world.ask("peek 1\r\n");
+    let page = world.json("/");
+    for (name, expected) in [
+        ("cold_jobs", 6),
+        ("cold_body_bytes", 600),
+        ("body_cache_bytes", 0),
+        ("body_cache_limit_bytes", 0),
+        ("body_reads", 1),
+        ("body_waits", 0),
+        ("body_read_failures", 0),
+    ] {
+        assert_eq!(page["totals"][name], expected, "{name}");
+    }
+    assert_eq!(tube(&page, "b")["cold"], 3);
+    assert_eq!(world.json("/tube/b")["cold"], 3);
+    assert_eq!(world.names("/?sort=cold").join(" "), "b c a default");
+    let html = world.body("/?sort=cold", HTML);
+    assert!(html.contains("<th scope=col aria-sort=descending><a href=\"?sort=-cold\">cold</a>"));
+    assert!(html.contains("<div><dt>cold bodies<dd>600 B</div>"), "{html}");
+    let text = world.body("/", TEXT);
+    let line = "\ncold 6, cold bodies 600 B, body cache 0 B, cache limit 0 B, body reads 1, \
+                disk waits 0, unreadable 0\n\ntube ";
+    assert!(text.contains(line), "{text}");
+    assert!(text.lines().any(|line| line.starts_with("b ") && line.ends_with(" 3")), "{text}");
+    assert!(world.body("/tube/b", TEXT).contains(", pauses 0, cold 3\n"));
+
+    let mut world = busy_world();
+    world.ask("use z\r\nput 0 0 9 1\r\nx\r\n");
+    for (path, accept) in [("/", JSON), ("/", HTML), ("/", TEXT), ("/tube/z", JSON)] {
+        assert!(!world.body(path, accept).contains("cold"), "{accept}");
+    }
+    // There is no such order.
+    assert_eq!(world.names("/?sort=cold"), world.names("/"));
+    assert_eq!(world.names("/?sort=-cold"), world.names("/?sort=-unknown"));
 }
 
 // ---- Order and limits ----

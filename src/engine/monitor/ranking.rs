@@ -20,8 +20,8 @@ pub struct TubeRow {
     pub rates: Option<TubeRates>,
 }
 
-/// The columns to the right of the name.
-pub const COLUMNS: [Column<TubeRow>; 10] = [
+/// The columns to the right of the name. The last one is shown only with a body cache.
+const COLUMNS: [Column<TubeRow>; 11] = [
     Column::new("ready", "ready", |row| Value::Count(row.stats.ready)),
     Column::new("urgent", "urgent", |row| Value::Count(row.stats.urgent)),
     Column::new("reserved", "reserved", |row| Value::Count(row.stats.reserved)),
@@ -36,7 +36,13 @@ pub const COLUMNS: [Column<TubeRow>; 10] = [
     Column::new("deletes_per_second", "deletes/s", |row| {
         Value::Rate(row.rates.map(|rates| rates.deletes))
     }),
+    Column::new("cold", "cold", |row| Value::Count(row.stats.cold)),
 ];
+
+/// Returns the columns to the right of the name.
+pub fn columns(has_body_cache: bool) -> &'static [Column<TubeRow>] {
+    &COLUMNS[..COLUMNS.len() - usize::from(!has_body_cache)]
+}
 
 /// The order and the filter that a query asks for.
 #[derive(Debug)]
@@ -149,6 +155,13 @@ impl TubeQuery {
             Order::Busiest => None,
             Order::Name => Some(TubeQuery::BY_NAME),
             Order::Column(index) => Some(COLUMNS[index].key),
+        }
+    }
+
+    /// Replaces an order by a column that is not among these by the default order.
+    pub fn limit_order(&mut self, columns: &[Column<TubeRow>]) {
+        if matches!(self.order, Order::Column(index) if index >= columns.len()) {
+            self.order = Order::Busiest;
         }
     }
 

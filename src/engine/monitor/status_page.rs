@@ -9,13 +9,14 @@ use super::accept::MediaType;
 use super::history::{History, Point, SAMPLES};
 use super::html::{self, Escaped};
 use super::measurements::Measurements;
-use super::ranking::{COLUMNS, Order, Ranking, TubeQuery, TubeRow};
+use super::ranking::{self, Order, Ranking, TubeQuery, TubeRow};
 use super::table::{self, Column, push};
 use super::tube_scan::{SCAN_BUDGET, ScanStep, TubeScan};
 use super::url::Encoded;
 use super::value::{JsonNumber, Readable, Value};
 use crate::engine::protocol::stats::{self, ProcessInfo};
 use crate::engine::queue::Totals;
+use crate::engine::queue::body_cache::BodyCache;
 use crate::engine::server::View;
 use crate::engine::text::JsonText;
 use crate::engine::time::Nanos;
@@ -27,6 +28,8 @@ use std::fmt::{self, Display};
 pub struct StatusPage {
     media_type: MediaType,
     query: TubeQuery,
+    /// The columns of the table.
+    columns: &'static [Column<TubeRow>],
     stage: Stage,
     ranking: Ranking,
     /// The number of bytes of the earlier slices.
@@ -84,6 +87,19 @@ const OVERVIEW: [Column<Overview>; 13] = [
     Column::new("job_memory_bytes", "memory", |all| Value::Bytes(all.job_bytes)),
 ];
 
+/// The values of a server with a body cache, after those of [`OVERVIEW`].
+const CACHE_OVERVIEW: [Column<BodyCache>; 7] = [
+    Column::new("cold_jobs", "cold", |cache| Value::Count(cache.cold().jobs)),
+    Column::new("cold_body_bytes", "cold bodies", |cache| Value::Bytes(cache.cold().bytes)),
+    Column::new("body_cache_bytes", "body cache", |cache| Value::Bytes(cache.warm_bytes())),
+    Column::new("body_cache_limit_bytes", "cache limit", |cache| {
+        Value::Bytes(cache.limit.unwrap_or(u64::MAX))
+    }),
+    Column::new("body_reads", "body reads", |cache| Value::Count(cache.stats().reads)),
+    Column::new("body_waits", "disk waits", |cache| Value::Count(cache.stats().waits)),
+    Column::new("body_read_failures", "unreadable", |cache| Value::Count(cache.stats().failures)),
+];
+
 const POINT_COLUMNS: [Column<Point>; 5] = [
     Column::new("seconds_ago", "", |point| Value::Span(point.age)),
     Column::new("ready", "", |point| Value::Count(point.ready)),
@@ -107,6 +123,7 @@ impl StatusPage {
         StatusPage {
             media_type,
             query: TubeQuery::parse(query),
+            columns: &[],
             stage: Stage::Begin,
             ranking: Ranking::default(),
             written: 0,
@@ -128,6 +145,8 @@ impl StatusPage {
         let start = text.len();
         match self.stage {
             Stage::Begin => {
+                self.columns = ranking::columns(view.queue.body_cache.limit.is_some());
+                self.query.limit_order(self.columns);
                 self.stage = Stage::Tubes(TubeScan::new(&view.queue.tubes));
             }
             Stage::Tubes(_) => self.scan_tubes(view, measurements)?,
@@ -155,7 +174,7 @@ impl StatusPage {
                 match self.media_type {
                     MediaType::Html => self.write_html_table_head(text),
                     MediaType::Text => {
-                        table::write_text_head(&COLUMNS, "tube", self.name_width(), text);
+                        table::write_text_head(self.columns, "tube", self.name_width(), text);
                     }
                     MediaType::Json => text.push_str("],\n\"tubes\":["),
                 }
@@ -226,7 +245,7 @@ impl StatusPage {
         text.push_str("<button>Filter</button></form>\n");
         text.push_str("<div class=scroll><table id=tubes><thead><tr>");
         self.write_sort_link(Order::Name, TubeQuery::BY_NAME, "tube", text);
-        for (index, column) in COLUMNS.iter().enumerate() {
+        for (index, column) in self.columns.iter().enumerate() {
             self.write_sort_link(Order::Column(index), column.key, column.title, text);
         }
         text.push_str("<tbody>\n");
@@ -269,11 +288,11 @@ impl StatusPage {
                 break;
             }
             match self.media_type {
-                MediaType::Html => write_html_row(row, text),
+                MediaType::Html => write_html_row(self.columns, row, text),
                 MediaType::Text => {
-                    table::write_text_row(&COLUMNS, &row.stats.name, width, row, text);
+                    table::write_text_row(self.columns, &row.stats.name, width, row, text);
                 }
-                MediaType::Json => write_json_row(row, shown == 0, text),
+                MediaType::Json => write_json_row(self.columns, row, shown == 0, text),
             }
             let end = html::SCRIPT.len() + HTML_END_MAX;
             let total = self.written + text.len() - start + end;
@@ -305,30 +324,38 @@ impl StatusPage {
     }
 }
 
+/// Returns the state of the body cache if bodies can be cold.
+fn body_cache<'v>(view: &View<'v>) -> Option<&'v BodyCache> {
+    Some(&view.queue.body_cache).filter(|cache| cache.limit.is_some())
+}
+
 fn write_html_head(view: &View<'_>, overview: &Overview, text: &mut String) {
     html::write_head("", view, text);
     text.push_str("<h1>beanstalkd</h1>\n");
     html::write_identity(view, text);
     text.push_str("<dl id=totals>\n");
     table::write_html_list(&OVERVIEW, overview, text);
+    if let Some(cache) = body_cache(view) {
+        table::write_html_list(&CACHE_OVERVIEW, cache, text);
+    }
     text.push_str("</dl>\n");
 }
 
-fn write_html_row(row: &TubeRow, text: &mut String) {
+fn write_html_row(columns: &[Column<TubeRow>], row: &TubeRow, text: &mut String) {
     let name = &*row.stats.name;
     text.push_str("<tr><th scope=row>");
     match html::tube_link(name) {
         Some(link) => push(text, format_args!("<a href=\"{link}\">{}</a>", Escaped(name))),
         None => push(text, format_args!("{}", Escaped(name))),
     }
-    table::write_html_cells(&COLUMNS, row, text);
+    table::write_html_cells(columns, row, text);
     text.push('\n');
 }
 
-fn write_json_row(row: &TubeRow, is_first: bool, text: &mut String) {
+fn write_json_row(columns: &[Column<TubeRow>], row: &TubeRow, is_first: bool, text: &mut String) {
     let separator = if is_first { "" } else { "," };
     push(text, format_args!("{separator}\n{{\"name\":\"{}\",", JsonText(&row.stats.name)));
-    table::write_json_members(&COLUMNS, row, text);
+    table::write_json_members(columns, row, text);
     text.push('}');
 }
 
@@ -347,6 +374,9 @@ fn write_text_head(view: &View<'_>, overview: &Overview, text: &mut String) {
     let (jobs, others) = OVERVIEW.split_at(OVERVIEW.len() / 2 + 1);
     table::write_text_list(jobs, overview, text);
     table::write_text_list(others, overview, text);
+    if let Some(cache) = body_cache(view) {
+        table::write_text_list(&CACHE_OVERVIEW, cache, text);
+    }
     text.push('\n');
 }
 
@@ -364,6 +394,10 @@ fn write_json_head(view: &View<'_>, overview: &Overview, text: &mut String) {
         ),
     );
     table::write_json_members(&OVERVIEW, overview, text);
+    if let Some(cache) = body_cache(view) {
+        text.push(',');
+        table::write_json_members(&CACHE_OVERVIEW, cache, text);
+    }
     text.push_str("},\n\"history\":[");
 }
 

@@ -5,6 +5,7 @@ use super::value::{JsonNumber, Readable, Value};
 use std::fmt::{self, Write};
 
 /// A column of a table, or a named value of a list.
+#[derive(Debug)]
 pub struct Column<R> {
     /// The name in JSON and in URLs.
     pub key: &'static str,

@@ -30,6 +30,7 @@ pub struct TubePage {
     name: String,
     stage: Stage,
     values: TubeRow,
+    columns: &'static [Column<TubeRow>],
     jobs: Vec<JobRow>,
 }
 
@@ -44,7 +45,8 @@ enum Stage {
     Done,
 }
 
-const TUBE_COLUMNS: [Column<TubeRow>; 15] = [
+/// The last one is shown only with a body cache.
+const TUBE_COLUMNS: [Column<TubeRow>; 16] = [
     Column::new("ready", "ready", |tube| Value::Count(tube.stats.ready)),
     Column::new("urgent", "urgent", |tube| Value::Count(tube.stats.urgent)),
     Column::new("reserved", "reserved", |tube| Value::Count(tube.stats.reserved)),
@@ -66,6 +68,7 @@ const TUBE_COLUMNS: [Column<TubeRow>; 15] = [
     Column::new("puts", "puts", |tube| Value::Count(tube.stats.total_jobs)),
     Column::new("deletes", "deletes", |tube| Value::Count(tube.stats.deletes)),
     Column::new("pauses", "pauses", |tube| Value::Count(tube.stats.pauses)),
+    Column::new("cold", "cold", |tube| Value::Count(tube.stats.cold)),
 ];
 
 /// The values of a job that the page shows.
@@ -112,6 +115,7 @@ impl TubePage {
             name: name.to_owned(),
             stage: Stage::Scan(None),
             values: TubeRow::default(),
+            columns: &TUBE_COLUMNS,
             jobs: Vec::new(),
         }
     }
@@ -166,6 +170,8 @@ impl TubePage {
         }
         let rates = measurements.tube_rates.get(key, tube);
         self.values = TubeRow { stats: current.stats, rates };
+        let has_cache = view.queue.body_cache.limit.is_some();
+        self.columns = &TUBE_COLUMNS[..TUBE_COLUMNS.len() - usize::from(!has_cache)];
         self.stage = Stage::Jobs(ReservedScan::default());
     }
 
@@ -204,7 +210,7 @@ impl TubePage {
         push(text, format_args!("<h1>{name}</h1>\n<p><a href=\"../\">All tubes</a></p>\n"));
         html::write_identity(view, text);
         text.push_str("<dl id=tube>\n");
-        table::write_html_list(&TUBE_COLUMNS, &self.values, text);
+        table::write_html_list(self.columns, &self.values, text);
         push(
             text,
             format_args!(
@@ -231,7 +237,7 @@ impl TubePage {
 
     fn write_text(&self, text: &mut String) {
         push(text, format_args!("tube {}\n", self.name));
-        let (jobs, others) = TUBE_COLUMNS.split_at(TUBE_COLUMNS.len() / 2 + 1);
+        let (jobs, others) = self.columns.split_at(TUBE_COLUMNS.len() / 2);
         table::write_text_list(jobs, &self.values, text);
         table::write_text_list(others, &self.values, text);
         text.push('\n');
@@ -243,7 +249,7 @@ impl TubePage {
 
     fn write_json(&self, text: &mut String) {
         push(text, format_args!("{{\"name\":\"{}\",", JsonText(&self.name)));
-        table::write_json_members(&TUBE_COLUMNS, &self.values, text);
+        table::write_json_members(self.columns, &self.values, text);
         text.push_str(",\n\"jobs\":[");
         for (index, job) in self.jobs.iter().enumerate() {
             let separator = if index == 0 { "" } else { "," };
