@@ -737,6 +737,11 @@ mod tests {
             ["-s", "+"],
             ["-s", " "],
             ["--max-memory", "+1"],
+            ["--body-cache", "+1"],
+            ["--body-cache", "-1"],
+            ["--body-cache", ""],
+            ["--body-cache", "64M"],
+            ["--body-cache", "18446744073709551616"],
         ] {
             assert!(error_of(&arguments).contains("not a number in range"), "{arguments:?}");
         }
@@ -781,6 +786,32 @@ mod tests {
         let too_large = error_of(&["--bury-after", "65536"]);
         assert_eq!(too_large, "--bury-after 65536: not a number in range");
         assert_eq!(error_of(&["--max-memory", "1G"]), "--max-memory 1G: not a number in range");
+    }
+
+    #[test]
+    fn a_body_cache_needs_the_files_of_a_directory() {
+        assert_eq!(options(&["-b", "jobs"]).body_cache_bytes, None);
+        for (flag, bytes) in [
+            ("--body-cache=0", 0),
+            ("--body-cache=1048576", 1_048_576),
+            ("--body-cache=18446744073709551615", u64::MAX),
+        ] {
+            assert_eq!(options(&[flag, "-b", "jobs"]).body_cache_bytes, Some(bytes));
+            let error = error_of(&[flag]);
+            assert_eq!(
+                error,
+                "--body-cache needs -b DIR: without a binlog, a body is only in memory"
+            );
+        }
+        let twice = options(&["--body-cache=1", "-b", "jobs", "--body-cache", "2"]);
+        assert_eq!(twice.body_cache_bytes, Some(2));
+    }
+
+    #[cfg(feature = "etcd")]
+    #[test]
+    fn a_body_cache_cannot_read_from_etcd() {
+        let error = error_of(&["-b", "etcd://localhost:2379/jobs", "--body-cache", "0"]);
+        assert_eq!(error, "--body-cache needs -b DIR: bodies cannot be read back from etcd");
     }
 
     #[test]
