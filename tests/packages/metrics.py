@@ -25,7 +25,7 @@ def main():
         for path in few, many, data:
             subprocess.run(["mkdir", path], check=True)
         with server(sys.argv[1], few) as usual, \
-             server(sys.argv[1], many, "--metrics-tubes", "20000") as telling_all:
+             server(sys.argv[1], many, "--metrics-tubes", "20000", "--body-cache", "0") as telling_all:
             clients = [load(usual), load(telling_all)]
             check_page(usual)
             check_http(usual)
