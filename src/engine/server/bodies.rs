@@ -12,6 +12,7 @@ use crate::engine::queue::body_cache::Fetched;
 use crate::engine::queue::waiters::Wait;
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
+use std::io;
 
 /// Units of work to read a body from the page cache.
 const WORK_PER_READ: usize = 8;
@@ -72,13 +73,7 @@ impl Server {
         }
     }
 
-    fn finish_read(
-        &mut self,
-        key: ConnKey,
-        number: u32,
-        bytes: std::io::Result<Vec<u8>>,
-        now: Nanos,
-    ) {
+    fn finish_read(&mut self, key: ConnKey, number: u32, bytes: io::Result<Vec<u8>>, now: Nanos) {
         // The connection may have been closed, and its key given to another one.
         let Some(wanted) = self.conns.wanted_bodies(key) else { return };
         let index = number.wrapping_sub(wanted.first_read) as usize;
@@ -89,7 +84,7 @@ impl Server {
         // Compaction may have moved it meanwhile, and the old file may be gone.
         let moved_to = if is_there { self.queue.new_place(job, place) } else { None };
         let bytes =
-            bytes.as_deref().map_err(|error| std::io::Error::new(error.kind(), error.to_string()));
+            bytes.as_deref().map_err(|error| io::Error::new(error.kind(), error.to_string()));
         let fetched = match moved_to {
             Some(_) => self.queue.fetch(job),
             None => self.queue.body_of_bytes(place, id, bytes),
