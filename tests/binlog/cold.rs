@@ -170,6 +170,27 @@ fn a_body_that_is_not_what_was_written_is_given_to_nobody() {
 }
 
 #[test]
+fn a_body_that_cannot_be_read_now_is_kept_and_its_client_disconnected() {
+    for is_late in [false, true] {
+        let mut world = World::new(FakeDisk::default());
+        let id = world.put(700);
+        if is_late {
+            world.disk.delay_reads();
+        }
+        let worker = world.engine.connect();
+        world.disk.add_read_fault(ReadFault::TooManyFiles);
+        assert_eq!(world.send(worker, "reserve\r\n"), "");
+        assert_eq!(world.engine.key(worker), None);
+        let worker = world.engine.connect();
+        assert_eq!(world.send(worker, "reserve\r\n"), reserved(id, 700));
+        // Another client cannot take it away.
+        world.disk.add_read_fault(ReadFault::Error);
+        assert_eq!(world.ask(format!("peek {id}\r\n")), "NOT_FOUND\r\n");
+        assert_eq!(world.state(id), "reserved");
+    }
+}
+
+#[test]
 fn a_batch_leaves_out_what_cannot_be_read() {
     for is_late in [false, true] {
         let mut world = World::new(FakeDisk::default());

@@ -77,6 +77,8 @@ pub enum ReadFault {
     Error,
     /// A bit is another one, but not on the disk.
     FlippedBit,
+    /// Too many files are open.
+    TooManyFiles,
 }
 
 const BLOCK: u64 = 4096;
@@ -401,8 +403,11 @@ impl FakeDisk {
     /// Reads a body, or what a fault makes of it.
     fn read_back(&mut self, number: FileNumber, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         let fault = self.0.borrow_mut().read_faults.pop_front().unwrap_or(ReadFault::None);
-        if fault == ReadFault::Error {
-            return Err(ErrorKind::Other.into());
+        match fault {
+            ReadFault::Error => return Err(ErrorKind::Other.into()),
+            // As the directory reports it.
+            ReadFault::TooManyFiles => return Err(ErrorKind::StorageFull.into()),
+            ReadFault::None | ReadFault::FlippedBit => {}
         }
         if self.read(number, offset, bytes)? < bytes.len() {
             return Err(ErrorKind::UnexpectedEof.into());

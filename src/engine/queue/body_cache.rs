@@ -17,9 +17,9 @@ use crate::engine::binlog::disk::{FinishedRead, ReadToken};
 use crate::engine::binlog::reads::Place;
 use crate::engine::binlog::record;
 use crate::engine::collections::histogram::Histogram;
-use crate::engine::keys::{JobKey, LogKey, NIL, TubeKey};
+use crate::engine::keys::{ConnKey, JobKey, LogKey, NIL, TubeKey};
 use crate::engine::time::Nanos;
-use log::error;
+use log::{error, warn};
 use std::collections::TryReserveError;
 use std::io;
 
@@ -62,7 +62,7 @@ pub struct ColdBodies {
 pub struct ReadStats {
     /// The number of bodies that were read.
     pub reads: u64,
-    /// The number of those for which a client has waited for the disk.
+    /// The number of replies for which a client has waited for the disk.
     pub waits: u64,
     /// How long these clients have waited.
     pub wait_times: Histogram,
@@ -79,6 +79,8 @@ pub enum Fetched {
     OnDisk(Place),
     /// It cannot be read.
     Unreadable,
+    /// There are too many open files, or there is too little memory, to read it now.
+    NotNow,
 }
 
 /// A record that compaction has asked the disk for.
@@ -342,6 +344,10 @@ impl Queue {
                 }
                 Err(corruption) => corruption.to_string(),
             },
+            Err(error) if is_passing(&error) => {
+                warn!("{place}: the body of job {id} cannot be read now: {error}");
+                return Ok(Fetched::NotNow);
+            }
             Err(error) => error.to_string(),
         };
         self.body_cache.stats.failures += 1;
@@ -355,11 +361,17 @@ impl Queue {
         self.body_cache.stats.wait_times.count(span);
     }
 
-    /// Buries a job whose body cannot be read.
-    pub fn bury_unreadable(&mut self, key: JobKey, now: Nanos) {
-        let id = self.jobs[key].id;
-        if matches!(self.jobs[key].state, State::Buried(_)) {
-            return;
+    /// Buries a job whose body this connection wants and that cannot be read, unless another one has
+    /// reserved it: that one has the body.
+    pub fn bury_unreadable(&mut self, key: JobKey, conn: ConnKey, now: Nanos) {
+        let Job { id, state, .. } = self.jobs[key];
+        match state {
+            State::Buried(_) => return,
+            State::Reserved { by, .. } if by != conn => return,
+            State::Detached
+            | State::Ready { .. }
+            | State::Delayed { .. }
+            | State::Reserved { .. } => {}
         }
         error!("job {id} is buried, because its body cannot be read");
         if self.reserve_update().is_ok() {

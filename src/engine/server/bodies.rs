@@ -22,20 +22,21 @@ impl Server {
     pub(super) fn answer(&mut self, key: ConnKey, answer: Answer, jobs: &[(JobKey, u64)]) {
         self.budget.charge_share(WORK_PER_READ * jobs.len());
         match self.fetch_all(key, answer, jobs) {
-            Ok(wanted) if wanted.missing == 0 => self.send_answer(key, wanted),
-            Ok(wanted) => self.conns[key].phase = Phase::ReadingBodies(Box::new(wanted)),
+            Ok(Some(wanted)) if wanted.missing == 0 => self.send_answer(key, wanted),
+            Ok(Some(wanted)) => self.conns[key].phase = Phase::ReadingBodies(Box::new(wanted)),
             // Jobs that it has reserved become ready when it is closed.
-            Err(_) => self.close_now(key),
+            Ok(None) | Err(_) => self.close_now(key),
         }
     }
 
-    /// Fetches what is in memory or in the page cache, and begins to read the rest.
+    /// Fetches what is in memory or in the page cache, and begins to read the rest. Returns `None` if a
+    /// body cannot be read now.
     fn fetch_all(
         &mut self,
         key: ConnKey,
         answer: Answer,
         jobs: &[(JobKey, u64)],
-    ) -> Result<WantedBodies, TryReserveError> {
+    ) -> Result<Option<WantedBodies>, TryReserveError> {
         let now = self.last_command_at;
         let first_read = self.next_read;
         let mut bodies = Vec::new();
@@ -52,8 +53,12 @@ impl Server {
                     (None, Some(place))
                 }
                 Ok(Fetched::Unreadable) => {
-                    self.queue.bury_unreadable(job, now);
+                    self.queue.bury_unreadable(job, key, now);
                     (None, None)
+                }
+                Ok(Fetched::NotNow) => {
+                    self.drop_wanted(wanted);
+                    return Ok(None);
                 }
                 Err(no_memory) => {
                     self.drop_wanted(wanted);
@@ -62,7 +67,7 @@ impl Server {
             };
             wanted.bodies.push(WantedBody { job, id, body, place });
         }
-        Ok(wanted)
+        Ok(Some(wanted))
     }
 
     /// Passes the records that the disk has read to the clients that wait for them.
@@ -98,10 +103,10 @@ impl Server {
             }
             Ok(Fetched::Unreadable) => {
                 if is_there {
-                    self.queue.bury_unreadable(job, now);
+                    self.queue.bury_unreadable(job, key, now);
                 }
             }
-            Err(_) => return self.close_now(key),
+            Ok(Fetched::NotNow) | Err(_) => return self.close_now(key),
         }
         let Some(wanted) = self.conns.wanted_bodies(key) else { return };
         wanted.missing -= 1;
