@@ -17,7 +17,7 @@ use super::disk::{FileNumber, LAST_NUMBER};
 use super::fail_stop::FailStopDisk;
 use super::record::{FILE_HEAD_LEN, SHORT_LEN, VERSION_LEN};
 use super::segments::{Entry, Segment, Segments};
-use crate::engine::keys::{JobKey, LogKey};
+use crate::engine::keys::{JobKey, LogKey, UniqueKey};
 use log::{debug, warn};
 use std::collections::TryReserveError;
 use std::io;
@@ -427,17 +427,28 @@ impl Files {
         self.segments.add_job(job, self.current().number, len)
     }
 
+    /// Notes whether the key of a job will be kept after its delete.
+    pub fn set_keeping(&mut self, key: LogKey, is_keeping: bool) {
+        self.segments.set_keeping(key, is_keeping);
+    }
+
+    /// Turns the entry of a deleted job into that of its kept key, whose record goes to the current
+    /// file.
+    pub fn keep_key(&mut self, key: LogKey, unique: UniqueKey) {
+        self.segments.keep_key(key, unique, self.current().number, SHORT);
+    }
+
     /// Returns the entry of a job, to change it.
     pub fn entry_mut(&mut self, key: LogKey) -> &mut Entry {
         self.segments.entry_mut(key)
     }
 
-    /// Notes that a new full record of a job, of `len` bytes, goes to the current file.
+    /// Notes that a new record of a job or a kept key, of `len` bytes, goes to the current file.
     pub fn move_job(&mut self, key: LogKey, len: u64) {
         self.segments.move_job(key, self.current().number, len);
     }
 
-    /// Removes a job and returns its entry.
+    /// Removes a job or a kept key and returns its entry.
     pub fn remove_job(&mut self, key: LogKey) -> Entry {
         self.segments.remove_job(key)
     }
