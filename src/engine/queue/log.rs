@@ -131,8 +131,6 @@ impl Queue {
     }
 
     /// Records the delete of a job whose key, if it had one, is not kept.
-    // The compiler inlines a function into every command only if it has one caller.
-    #[inline(always)]
     pub(super) fn record_end(&mut self, job: &Job, log: LogKey, is_flushed: bool) {
         let Some(binlog) = &mut self.binlog else { return };
         let fields = end_fields(job, is_flushed, self.clock_offset);
