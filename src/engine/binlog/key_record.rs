@@ -66,12 +66,14 @@ impl KeyRecord {
         record::write_bytes(out, &fields, "", &[]);
     }
 
-    /// Reads the record from the bytes of a short record with [`KEY_ID`].
+    /// Reads the record from the bytes of a short record with [`KEY_ID`]. Returns `None` if no job can
+    /// have its id.
     pub fn read(bytes: &[u8]) -> Option<KeyRecord> {
         let fields = bytes.get(NAME_LENGTH_LEN..SHORT_LEN)?;
+        let id = u64::from_ne_bytes(array(fields, CREATED_AT));
         let kept_until = u64::from_ne_bytes(array(fields, MOMENT_AT));
-        Some(KeyRecord {
-            id: u64::from_ne_bytes(array(fields, CREATED_AT)),
+        (id > 0).then(|| KeyRecord {
+            id,
             digest: Digest(std::array::from_fn(|index| {
                 u32::from_ne_bytes(array(fields, COUNTS_AT + 4 * index))
             })),

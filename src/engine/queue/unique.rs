@@ -272,9 +272,9 @@ impl UniqueKeys {
         NewKey { digest: self.secret.digest(tube, key), ttl_secs }
     }
 
-    /// Returns the number of keys, and how many of them are kept.
+    /// Returns the number of keys of jobs, and that of kept keys.
     pub fn counts(&self) -> (usize, usize) {
-        (self.entries.len(), self.kept.len())
+        (self.entries.len() - self.kept.len(), self.kept.len())
     }
 
     /// Returns the number of puts that inserted no job.
@@ -499,5 +499,140 @@ impl Keyed for Entry {
 
     fn next_in_bucket_mut(&mut self) -> &mut u32 {
         &mut self.next_in_bucket
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::keys::ConnKey;
+    use crate::engine::queue::Outcome;
+    use crate::engine::queue::flush::FlushKind;
+    use crate::engine::queue::job::JobParams;
+    use std::collections::BTreeMap;
+
+    const NOW: Nanos = Nanos::from_secs(100);
+
+    fn secs(secs: u32) -> Nanos {
+        NOW + Nanos::from_secs(secs)
+    }
+
+    /// Puts a job as the server does. Returns the job that has the key.
+    fn put(queue: &mut Queue, id: u64, key: &str, ttl_secs: u32, now: Nanos) -> Option<Hit> {
+        let new = queue.unique.new_key("a", key, ttl_secs);
+        let hit = queue.find_unique(new.digest, now);
+        if hit.is_none() {
+            let tube = queue.find_or_create_tube("a").unwrap();
+            let params = JobParams { pri: 0, delay_secs: 0, ttr_secs: 60 };
+            let body = queue.bodies.add(b"body\r\n").unwrap();
+            queue.put_unique(tube, id, params, Some(new), body, now).unwrap();
+        }
+        hit
+    }
+
+    fn connect(queue: &mut Queue) -> ConnKey {
+        let conn = ConnKey::from_index(0);
+        queue.connect(conn).unwrap();
+        conn
+    }
+
+    #[test]
+    fn keys_agree_with_a_map_under_random_steps() {
+        for seed in 0..20 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut queue = Queue::new(NOW);
+            let conn = connect(&mut queue);
+            // The job of each key, and until when it is kept once the job is deleted.
+            let mut model: BTreeMap<String, (u64, u32, Option<Nanos>)> = BTreeMap::new();
+            let mut now = NOW;
+            for id in 1..1_000 {
+                now = now + Nanos::from_millis(random.u64(..500));
+                queue.tick(usize::MAX, now);
+                queue.check();
+                model.retain(|_, (_, _, until)| until.is_none_or(|until| until > now));
+                if random.bool() {
+                    let key = format!("key-{}", random.u8(..40));
+                    let ttl = [0, 0, 1, 5][random.usize(..4)];
+                    let hit = put(&mut queue, id, &key, ttl, now);
+                    let expected = model.get(&key).map(|(id, _, until)| {
+                        let state = until.map_or(HitState::Ready, |_| HitState::Deleted);
+                        Hit { id: *id, state }
+                    });
+                    assert_eq!(hit, expected, "seed {seed}, put {id}");
+                    model.entry(key).or_insert((id, ttl, None));
+                } else {
+                    let there = model.iter_mut().filter(|(_, (_, _, until))| until.is_none());
+                    let Some((_, (id, ttl, until))) = random.choice(there.collect::<Vec<_>>())
+                    else {
+                        continue;
+                    };
+                    assert_eq!(queue.delete(conn, *id, now), Outcome::Done);
+                    *until = Some(now + Nanos::from_secs(*ttl));
+                }
+            }
+            let (jobs, kept) = queue.unique.counts();
+            assert!(jobs + kept <= 40 && queue.jobs.len() == jobs, "seed {seed}");
+        }
+    }
+
+    /// More jobs than a flush frees at once.
+    const MANY: u64 = 5_000;
+
+    #[test]
+    fn a_flush_ends_keys_at_once_and_keeps_those_with_a_ttl() {
+        let mut queue = Queue::new(NOW);
+        let conn = connect(&mut queue);
+        for id in 1..=MANY {
+            let ttl = if id % 2 == 0 { 10 } else { 0 };
+            assert_eq!(put(&mut queue, id, &id.to_string(), ttl, NOW), None);
+            if id > 200 {
+                continue;
+            }
+            queue.ensure_can_reserve(conn).unwrap();
+            queue.reserve_job(conn, id, NOW).unwrap();
+            if id > 100 {
+                assert_eq!(queue.bury(conn, id, 0, NOW), Outcome::Done);
+            }
+        }
+        let tube = queue.tubes.find("a").unwrap();
+        assert_eq!(queue.flush(conn, tube, FlushKind::Buried, secs(1)), Ok(Some(100)));
+        let tube = queue.tubes.find("a").unwrap();
+        assert_eq!(queue.flush(conn, tube, FlushKind::All, secs(5)), Ok(None));
+        // Most jobs are not freed yet.
+        let deleted = |id| Some(Hit { id, state: HitState::Deleted });
+        for id in [2, 102, MANY - 2, MANY] {
+            assert_eq!(put(&mut queue, MANY + id, &id.to_string(), 0, secs(6)), deleted(id));
+        }
+        for id in [1, 101, MANY - 3, MANY - 1] {
+            assert_eq!(put(&mut queue, MANY + id, &id.to_string(), 0, secs(6)), None);
+        }
+        // The key of a job that is not freed has passed, and another job takes it.
+        assert_eq!(put(&mut queue, 3 * MANY, &MANY.to_string(), 10, secs(15)), None);
+        queue.check();
+        assert_eq!(queue.flush_step(&mut usize::MAX.clone(), secs(14)), Some((conn, MANY - 100)));
+        queue.check();
+        let ready = |id| Some(Hit { id, state: HitState::Ready });
+        assert_eq!(put(&mut queue, 0, &MANY.to_string(), 0, secs(14)), ready(3 * MANY));
+        assert_eq!(put(&mut queue, 0, "1", 0, secs(14)), ready(MANY + 1));
+        assert_eq!(put(&mut queue, 0, "2", 0, secs(14)), deleted(2));
+        // The flush of the buried ones was earlier.
+        assert_eq!(put(&mut queue, 4 * MANY, "102", 0, secs(12)), None);
+        while queue.next_due().is_some_and(|due| due <= secs(16)) {
+            queue.tick(usize::MAX, secs(16));
+        }
+        queue.check();
+        assert_eq!(queue.unique.counts(), (6, 0));
+    }
+
+    #[test]
+    fn a_key_takes_at_most_40_bytes() {
+        assert_eq!(size_of::<Option<Entry>>(), 32);
+        assert_eq!(size_of::<Option<Kept>>(), 24);
+        let mut queue = Queue::new(NOW);
+        for id in 1..=10_000 {
+            assert_eq!(put(&mut queue, id, &id.to_string(), 0, NOW), None);
+        }
+        let bytes = queue.unique.taken_bytes();
+        assert!(bytes <= 40 * 10_000, "{bytes} bytes for 10,000 keys");
     }
 }

@@ -79,6 +79,7 @@ impl ReplayState<'_> {
         number: FileNumber,
         record: KeyRecord,
     ) -> Result<(), TryReserveError> {
+        self.note_id(record.id);
         if self.queue.unique.use_secret(record.secret) {
             self.forget_all_keys();
         }
