@@ -134,6 +134,115 @@ fn a_server_killed_under_load_loses_nothing_acknowledged() {
     }
 }
 
+/// Producers put the same keys again and again, and workers delete their jobs, while the server is
+/// killed. There are never two jobs with one key, and never a key whose job is gone.
+#[test]
+fn a_server_killed_under_load_has_one_job_for_each_key() {
+    const KEYS: usize = 10_000;
+    let directory = tempfile::tempdir().unwrap();
+    let flags = ["-f", "50", "-s", "262144"];
+    let mut random = fastrand::Rng::with_seed(18);
+    for _ in 0..10 {
+        let served = ours(directory.path(), &flags);
+        let address = || unix(&directory.path().join("socket"));
+        let (progress, pipelines) = std::sync::mpsc::channel();
+        std::thread::scope(|threads| {
+            for seed in 0..6 {
+                let (mut client, progress) = (Client::connect(address()), progress.clone());
+                let mut random = random.fork();
+                threads.spawn(move || {
+                    let mut work = || match seed {
+                        0 | 1 => try_to_delete(&mut client),
+                        _ => try_to_put_keys(&mut client, &mut random, KEYS),
+                    };
+                    while work().is_ok() && progress.send(()).is_ok() {}
+                });
+            }
+            let count = random.usize(1..250);
+            assert_eq!(pipelines.iter().take(count).count(), count);
+            served.end(Signal::KILL);
+        });
+        let mut served = ours(directory.path(), &flags);
+        let jobs = jobs_by_key(&mut served.client);
+        for (key, id) in jobs.iter().step_by(7) {
+            let reply = served.ask(&format!("put 0 0 60 1 idp:{key}\r\nx"));
+            assert_eq!(reply, format!("INSERTED {id} READY"), "{key}");
+        }
+        served.end(if random.bool() { Signal::KILL } else { Signal::TERM });
+    }
+    // A key whose job is gone could not be put.
+    let mut served = ours(directory.path(), &flags);
+    for number in 0..KEYS {
+        let key = format!("key-{number}");
+        served.client.send(format!("put 0 0 60 {} idp:{key}\r\n{key}\r\n", key.len()));
+    }
+    (0..KEYS).for_each(|_| assert!(served.client.line().starts_with("INSERTED ")));
+    assert_eq!(jobs_by_key(&mut served.client).len(), KEYS);
+    served.end(Signal::TERM);
+    assert_sound(&directory);
+}
+
+/// Puts some keys in one pipeline. The body of each job is its key.
+fn try_to_put_keys(
+    client: &mut Client,
+    random: &mut fastrand::Rng,
+    keys: usize,
+) -> std::io::Result<()> {
+    const PIPELINE: usize = 200;
+    let first = random.usize(..keys);
+    let mut requests = String::new();
+    for index in 0..PIPELINE {
+        let key = format!("key-{}", (first + index * 7) % keys);
+        requests += &format!("put 0 0 60 {} idp:{key}\r\n{key}\r\n", key.len());
+    }
+    client.try_send(requests)?;
+    for _ in 0..PIPELINE {
+        let reply = client.try_line()?;
+        assert!(reply.starts_with("INSERTED "), "{reply}");
+    }
+    Ok(())
+}
+
+/// Deletes some jobs, as a worker does.
+fn try_to_delete(client: &mut Client) -> std::io::Result<()> {
+    client.try_send("reserve-batch 100\r\n")?;
+    let head = client.try_line()?;
+    let count: usize = head.strip_prefix("RESERVED_BATCH ").unwrap().parse().unwrap();
+    let mut ids = String::new();
+    for _ in 0..count {
+        let reply = client.try_reply()?;
+        ids += &format!(" {}", reply.number("RESERVED").unwrap());
+    }
+    if count > 0 {
+        let reply = client.try_ask(format!("delete-batch{ids}\r\n"))?;
+        assert_eq!(reply.line, format!("DELETED_BATCH {count} 0"));
+    }
+    Ok(())
+}
+
+/// Returns the id of each job, by its body, which is its key. Fails if two jobs have the same.
+fn jobs_by_key(client: &mut Client) -> BTreeMap<String, u64> {
+    let (mut jobs, mut after) = (BTreeMap::new(), 0);
+    loop {
+        let head = client.ask(format!("peek-batch default any 1000 {after}\r\n")).line;
+        let mut numbers = head.strip_prefix("FOUND_BATCH ").unwrap().split(' ');
+        let mut number = || numbers.next().unwrap().parse::<u64>().unwrap();
+        let (count, next) = (number(), number());
+        for _ in 0..count {
+            let reply = client.reply();
+            let id = reply.number("FOUND").unwrap();
+            let key = reply.text().to_owned();
+            if let Some(other) = jobs.insert(key.clone(), id) {
+                panic!("jobs {other} and {id} have the key {key}");
+            }
+        }
+        if next == 0 {
+            return jobs;
+        }
+        after = next;
+    }
+}
+
 // ---- C beanstalkd and back ----
 
 #[test]
@@ -243,6 +352,50 @@ fn c_beanstalkd_finds_the_same_jobs_after_flushes_and_batches() {
     assert_eq!(served.job(1), None);
     assert_eq!(served.job(4).as_deref(), Some("ready a 5 0 120 new"));
     assert_eq!(served.job(7), held);
+    served.end(Signal::TERM);
+    assert_sound(&directory);
+}
+
+#[test]
+fn keys_of_jobs_that_c_beanstalkd_has_deleted_are_gone() {
+    let Some(c) = process::c_beanstalkd() else {
+        return skip("C beanstalkd is not installed");
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let mut served = ours(directory.path(), &["-f", "0"]);
+    for (request, reply) in [
+        ("put 5 0 120 3 idp:plain\r\none", "INSERTED 1"),
+        ("put 5 0 120 3 idp:kept:1000\r\ntwo", "INSERTED 2"),
+        ("put 5 0 120 5 idp:stays:1000\r\nthree", "INSERTED 3"),
+        ("put 5 9999 120 4 idp:delayed\r\nfour", "INSERTED 4"),
+        ("put 5 0 120 4 idp:deleted:1000\r\nfive", "INSERTED 5"),
+        ("delete 5", "DELETED"),
+    ] {
+        assert_eq!(served.ask(request), reply, "to {request}");
+    }
+    // Of more than two files, C beanstalkd would move the jobs to its own, without their keys.
+    served.end(Signal::TERM);
+    let mut served = serve(c, directory.path(), &["-f", "0"]);
+    assert_eq!(served.job(1).as_deref(), Some("ready default 5 0 120 one"));
+    assert_eq!(served.job(2).as_deref(), Some("ready default 5 0 120 two"));
+    assert_eq!(served.job(4).as_deref(), Some("delayed default 5 9999 120 four"));
+    assert_eq!(served.job(5), None);
+    assert_eq!(served.ask("put 5 0 120 1 idp:plain"), "BAD_FORMAT");
+    assert_eq!(served.ask("delete 1"), "DELETED");
+    assert_eq!(served.ask("delete 2"), "DELETED");
+    assert!(served.ask("reserve-job 3").starts_with("RESERVED"));
+    assert_eq!(served.ask("bury 3 6"), "BURIED");
+    served.end(Signal::TERM);
+    let mut served = ours(directory.path(), &["-f", "0"]);
+    for (request, reply) in [
+        ("put 5 0 120 1 idp:stays\r\nx", "INSERTED 3 BURIED"),
+        ("put 5 0 120 1 idp:delayed\r\nx", "INSERTED 4 DELAYED"),
+        ("put 5 0 120 1 idp:deleted\r\nx", "INSERTED 5 DELETED"),
+        ("put 5 0 120 1 idp:plain\r\nx", "INSERTED 9"),
+        ("put 5 0 120 1 idp:kept\r\nx", "INSERTED 10"),
+    ] {
+        assert_eq!(served.ask(request), reply, "to {request}");
+    }
     served.end(Signal::TERM);
     assert_sound(&directory);
 }

@@ -11,7 +11,7 @@ use super::binlog::reads::Place;
 use super::collections::secondary_map::SecondaryMap;
 use super::keys::{ConnKey, JobKey, WatchKey};
 use super::protocol::batch::{Batch, ReplySize};
-use super::protocol::command::{LINE_MAX, LineTail, line_max};
+use super::protocol::command::{LINE_MAX, LineTail, TAGGED_LINE_MAX, line_max, may_be_long};
 use super::protocol::input::Input;
 use super::protocol::output::{Output, Pool};
 use super::protocol::reply::Reply;
@@ -21,6 +21,7 @@ use super::queue::browse::SelectionScan;
 use super::queue::job::JobParams;
 use super::queue::listing::ListText;
 use super::queue::touch::TouchAll;
+use super::queue::unique::NewKey;
 use super::queue::waiters::Wait;
 use super::text;
 use super::text::CR_LF;
@@ -284,6 +285,8 @@ pub struct Put {
     pub full_len: u32,
     /// The tube of a `put-in-tube`, or `None` for the tube that the connection uses.
     pub tube: Option<Box<str>>,
+    /// The key of a unique job.
+    pub unique: Option<NewKey>,
 }
 
 /// A put whose body is at least [`LARGE`] bytes long and is arriving.
@@ -412,7 +415,7 @@ impl Conn {
     /// Takes the bytes of one step from the front of `input`. Returns `None` if the step needs more
     /// bytes, or if no command can run.
     ///
-    /// Without `has_memory`, a line of more than 224 bytes is skipped unless all of it has arrived.
+    /// Without `has_memory`, a line of more than 512 bytes is skipped unless all of it has arrived.
     pub fn next_step<'a>(
         &mut self,
         input: &mut &'a [u8],
@@ -487,10 +490,13 @@ impl Conn {
         if let Some(length) = find_line_end(&window[from..]) {
             let (line, rest) = input.split_at(from + length);
             *input = &rest[CR_LF.len()..];
+            if line.len() + CR_LF.len() > LINE_MAX && !may_be_long(line) {
+                return Some(Step::TooLongLine(line.into()));
+            }
             return Some(Step::Line(line));
         }
         if window.len() < line_max {
-            if window.len() >= LINE_MAX && !has_memory {
+            if window.len() >= TAGGED_LINE_MAX && !has_memory {
                 return self.skip_long_line(input);
             }
             self.searched = u16::try_from(window.len()).expect("a line has at most 21,015 bytes");
@@ -881,7 +887,7 @@ mod tests {
     fn only_a_body_that_is_still_arriving_is_skipped() {
         let params = JobParams { pri: 0, delay_secs: 0, ttr_secs: 1 };
         for (arrived, is_skipped) in [(0, true), (11, true), (12, false), (400, false)] {
-            let put = Put { id: 1, params, full_len: 12, tube: None };
+            let put = Put { id: 1, params, full_len: 12, tube: None, unique: None };
             let mut conn = Conn { phase: Phase::ReadingBody(put), ..Conn::default() };
             assert_eq!(conn.skip_body(arrived), is_skipped, "{arrived} bytes have arrived");
             let mut rest = &b"123456789012"[arrived.min(12)..];

@@ -48,6 +48,10 @@ keys! {
     BodyKey;
     /// A block of eight consecutive job ids.
     BlockKey;
+    /// The key of a unique job, in the index of all such keys.
+    UniqueKey;
+    /// A key of a deleted job that is kept for some time.
+    KeptKey;
 }
 
 impl ConnKey {

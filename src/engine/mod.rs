@@ -5,6 +5,7 @@
 pub mod binlog;
 pub mod collections;
 pub mod conn;
+pub mod digest;
 pub mod headroom;
 pub mod keys;
 pub mod monitor;

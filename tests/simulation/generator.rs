@@ -44,6 +44,8 @@ struct Profile {
     iteration_ends: u8,
     pieces: u8,
     malformed: u8,
+    /// How many puts in a hundred have a key.
+    keys: u8,
     /// The longest usual TTR and delay, in seconds.
     ttr: u32,
     delay: u32,
@@ -149,7 +151,7 @@ const EXTENSIONS: [Command; 8] = [
 ];
 
 /// Lines that are no commands, or commands with unusual arguments.
-const MALFORMED: [&str; 33] = [
+const MALFORMED: [&str; 34] = [
     "put",
     "delete",
     "reserve-with-timeout",
@@ -183,6 +185,7 @@ const MALFORMED: [&str; 33] = [
     "flush-tube  a",
     "flush-buried -a",
     "put-in-tube a 0 0 1 ",
+    "put 0 0 1 idp:a",
 ];
 
 const NAMES: [&str; 8] = ["default", "a", "b", "mail", "az09-+/;.$_()", "c", "d", "work.now"];
@@ -239,7 +242,7 @@ impl Generator {
         let it = &mut generator.profile;
         it.commands.retain(|(command, _)| !EXTENSIONS.contains(command));
         (it.has_large_bodies, it.is_deep) = (false, false);
-        (it.iteration_ends, it.pieces) = (0, 0);
+        (it.iteration_ends, it.pieces, it.keys) = (0, 0, 0);
         (it.times, it.disconnects, it.read_limits, it.bursts) = (0, 0, 0, 0);
         (it.crashes, it.disk_limits, it.clock_offsets, it.drains) = (0, 0, 0, 0);
         it.acknowledgements = 0;
@@ -495,9 +498,10 @@ impl Generator {
             1 if max <= self.profile.body_len => max.saturating_sub(1),
             _ => self.random.usize(..=self.profile.body_len) >> self.random.u32(..8),
         };
-        let line = format!("{words} {pri} {delay} {ttr} {len}\r\n");
+        let tag = self.tag();
+        let line = format!("{words} {pri} {delay} {ttr} {len}{tag}\r\n");
         // A long name may leave too few bytes of the line.
-        let has_body = line.len() <= 224;
+        let has_body = line.len() <= 224 || !tag.is_empty();
         bytes.extend_from_slice(line.as_bytes());
         if !has_body {
             return;
@@ -508,6 +512,23 @@ impl Generator {
         bytes.extend((0..len).map(|_| if is_text { letter } else { random.u8(..) }));
         // Some bodies are longer than announced.
         bytes.extend_from_slice(if self.random.u8(..60) == 0 { b"xx" } else { b"\r\n" });
+    }
+
+    /// The key of a unique job, if it has one. There are few keys, so that jobs have the same.
+    fn tag(&mut self) -> String {
+        if self.random.u8(..100) >= self.profile.keys {
+            return String::new();
+        }
+        let key = match self.random.u8(..20) {
+            0 => "k".repeat(200),
+            other => format!("key-{}", other % 5),
+        };
+        match self.random.u8(..8) {
+            0..3 => format!(" idp:{key}"),
+            3 => format!("  idp:{key}:0"),
+            4 => format!(" idp:{key}:{}", u32::MAX),
+            _ => format!(" idp:{key}:{}", self.random.u32(1..6)),
+        }
     }
 
     /// Some of these add up to 1 MiB, or to one byte more.
@@ -642,7 +663,10 @@ impl Generator {
             }
             5 => {
                 let words = ["put", "put-in-tube a"][self.random.usize(..2)];
-                let line = format!("{words} 1 0 9 {} x", self.random.u8(..9));
+                let ends =
+                    ["x", "idp:", "idp:-", "idp:a:", "idp:a idp:b", "idp:a:4294967296", "grp:a"];
+                let end = ends[self.random.usize(..ends.len())];
+                let line = format!("{words} 1 0 9 {} {end}", self.random.u8(..9));
                 bytes.extend_from_slice(line.as_bytes());
             }
             6 => bytes.extend_from_slice(line.to_uppercase().as_bytes()),
@@ -731,7 +755,8 @@ fn is_parsed_alike(bytes: &[u8]) -> bool {
     let is_sound =
         |line: &[u8]| line.len() < 200 && !line[..line.len().max(1) - 1].contains(&b'\r');
     let is_other = ["reserve", "release", "pause-tube", "quit", " HTTP/"].into_iter().any(has);
-    let is_extension = ["-batch", "-all", "-jobs", "-in-tube", "flush-"].into_iter().any(has);
+    let is_extension =
+        ["-batch", "-all", "-jobs", "-in-tube", "flush-", "idp:"].into_iter().any(has);
     lines.into_iter().all(is_sound) && !is_other && !is_extension
 }
 
@@ -800,6 +825,7 @@ fn profile(random: &mut fastrand::Rng, setup: &Setup) -> Profile {
         iteration_ends: [90, 60, 60, 20][random.usize(..4)],
         pieces: [0, 5, 20, 80][random.usize(..4)],
         malformed: [0, 3, 10, 30][random.usize(..4)],
+        keys: [0, 10, 50, 90][random.usize(..4)],
         ttr: [3, 3, 10, 1_000][random.usize(..4)],
         delay: [3, 10, 1_000][random.usize(..3)],
         commands,

@@ -5,7 +5,7 @@
 //! without a record of its own, such as a reserve, may be on the disk too: compaction writes the
 //! whole job.
 
-use super::model::{Change, Counts, SECOND, State};
+use super::model::{Change, Counts, JobKey, KeptKey, SECOND, State};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write};
 use std::rc::Rc;
@@ -25,6 +25,7 @@ pub struct StoredJob {
     /// Never reserved.
     pub state: State,
     pub counts: Counts,
+    pub key: Option<JobKey>,
 }
 
 /// A job as `stats-job` and `peek` show it.
@@ -73,11 +74,13 @@ pub enum Verdict {
 #[derive(Clone, Debug, Default)]
 pub struct Journal {
     jobs: BTreeMap<u64, Vec<Version>>,
-    /// The tube and the body of every job of the run, for jobs that damage brings back. Damage may also
+    /// The tube, the body and the key of every job of the run, for jobs that damage brings back. Damage may also
     /// give an id out again.
     origins: BTreeMap<u64, Vec<Origin>>,
     /// The jobs of each flush whose record may be lost.
     flushes: BTreeMap<u64, Vec<u64>>,
+    /// The keys of deleted jobs that may be kept.
+    kept_keys: Vec<LoggedKey>,
     /// The jobs that the simulation deleted after the last start, because it could not know them.
     deleted: Vec<u64>,
     /// How far the wall clock has been ahead, since the server started.
@@ -87,8 +90,17 @@ pub struct Journal {
     committed_at: u64,
 }
 
-/// The tube and the body with which a job was put.
-type Origin = (Rc<str>, Rc<[u8]>);
+/// A key that the delete of its job keeps.
+#[derive(Clone, Debug)]
+struct LoggedKey {
+    key: KeptKey,
+    ttl: u32,
+    /// Of the delete.
+    version: Version,
+}
+
+/// The tube, the body and the key with which a job was put.
+type Origin = (Rc<str>, Rc<[u8]>, Option<JobKey>);
 
 /// What a job became.
 #[derive(Clone, Debug)]
@@ -111,17 +123,25 @@ impl Journal {
 
     pub fn record(&mut self, change: Change) {
         let Change { id, job, is_logged, flush, at } = change;
+        let before = self.jobs.get(&id).and_then(|versions| versions.last()?.job.clone());
         if let Some(flush) = flush {
             self.flushes.entry(flush).or_default().push(id);
         }
         if let (Some(job), false) = (&job, self.jobs.contains_key(&id)) {
-            let origin = (Rc::clone(&job.tube), Rc::clone(&job.body));
+            let origin = (Rc::clone(&job.tube), Rc::clone(&job.body), job.key.clone());
             self.origins.entry(id).or_default().push(origin);
             let none = Version { job: None, is_logged: true, at: 0, commits: 0, clock_offset: 0 };
             self.jobs.insert(id, vec![none]);
         }
         let clock_offset = self.clock_offsets.len().saturating_sub(1);
         let version = Version { job, is_logged, at, commits: self.commits, clock_offset };
+        if let (None, Some(before)) = (&version.job, before)
+            && let Some(JobKey { key, ttl: ttl @ 1.., is_unsure }) = before.key
+        {
+            let until = at + u64::from(ttl) * SECOND;
+            let key = KeptKey { id, tube: before.tube, key, until, is_unsure };
+            self.kept_keys.push(LoggedKey { key, ttl, version: version.clone() });
+        }
         self.jobs.get_mut(&id).expect("a job is put before it changes").push(version);
     }
 
@@ -223,6 +243,37 @@ impl Journal {
         Verdict::Expected(matches)
     }
 
+    /// Returns the keys of deleted jobs that are or may be kept after such an end. `found` has the ids of
+    /// all jobs.
+    pub fn kept_keys(&self, found: &BTreeSet<u64>, end: End, restarted_at: u64) -> Vec<KeptKey> {
+        let is_clock_set = self.clock_offsets.iter().any(|&offset| offset != 0);
+        let gone = self.kept_keys.iter().filter(|it| !found.contains(&it.key.id));
+        gone.map(|LoggedKey { key, ttl, version }| {
+            let latest = restarted_at + u64::from(*ttl) * SECOND;
+            let until = if is_clock_set { latest } else { key.until.min(latest) };
+            let is_durable = self.last_durable(std::slice::from_ref(version), end).is_some();
+            KeptKey {
+                until,
+                is_unsure: key.is_unsure || is_clock_set || !is_durable,
+                ..key.clone()
+            }
+        })
+        .filter(|key| key.until > restarted_at)
+        .collect()
+    }
+
+    /// Returns the key with which a job was put.
+    pub fn key_of(&self, id: u64) -> Option<JobKey> {
+        self.origins.get(&id)?.last()?.2.clone()
+    }
+
+    /// Returns whether a job must be there in some version, so that its key must be there too.
+    pub fn is_put_durable(&self, id: u64, end: End) -> bool {
+        let versions = self.jobs.get(&id).map_or(&[][..], Vec::as_slice);
+        self.last_durable(versions, end).is_some_and(|index| versions[index].job.is_some())
+            || versions.first().is_some_and(|version| version.job.is_some())
+    }
+
     /// Checks that of each flush all jobs are gone or none, except jobs that need not be there anyway.
     /// `found` has the ids of all jobs.
     pub fn check_flushes(&self, found: &BTreeSet<u64>, end: End) -> Result<(), String> {
@@ -246,12 +297,25 @@ impl Journal {
     /// Returns whether the job has the tube and the body with which it was put.
     pub fn is_intact(&self, id: u64, found: &FoundJob) -> bool {
         let mut origins = self.origins.get(&id).into_iter().flatten();
-        origins.any(|(tube, body)| **tube == *found.tube && **body == *found.body)
+        origins.any(|(tube, body, _)| **tube == *found.tube && **body == *found.body)
     }
 
-    /// A new process starts at that time with these jobs, each in its possible versions. Those in
-    /// `deleted` may come back once more. A delay may have ended meanwhile, which is not logged.
-    pub fn restart(&mut self, jobs: &[(u64, Vec<StoredJob>)], deleted: &[u64], now: u64) {
+    /// A new process starts at that time with these jobs, each in its possible versions, and with these
+    /// kept keys. Those in `deleted` may come back once more. A delay may have ended meanwhile, which is not logged.
+    pub fn restart(
+        &mut self,
+        jobs: &[(u64, Vec<StoredJob>)],
+        kept_keys: &[KeptKey],
+        deleted: &[u64],
+        now: u64,
+    ) {
+        let stored = Version { job: None, is_logged: true, at: 0, commits: 0, clock_offset: 0 };
+        let ttl =
+            |key: &KeptKey| u32::try_from((key.until - now).div_ceil(SECOND)).unwrap_or(u32::MAX);
+        let kept = kept_keys.iter();
+        self.kept_keys = kept
+            .map(|key| LoggedKey { key: key.clone(), ttl: ttl(key), version: stored.clone() })
+            .collect();
         self.jobs.clear();
         self.flushes.clear();
         self.clock_offsets.clear();
@@ -274,6 +338,11 @@ impl Journal {
 
     /// Returns the index of the first version that may be there after such an end.
     fn first_possible(&self, versions: &[Version], end: End) -> usize {
+        self.last_durable(versions, end).unwrap_or(0)
+    }
+
+    /// Returns the index of the last version that must be there, unless a later one is.
+    fn last_durable(&self, versions: &[Version], end: End) -> Option<usize> {
         let is_durable = |version: &Version| {
             let is_written = version.commits < self.commits;
             version.is_logged
@@ -286,7 +355,7 @@ impl Journal {
                     End::Unacknowledged { commits } => version.commits < commits,
                 }
         };
-        versions.iter().rposition(is_durable).unwrap_or(0)
+        versions.iter().rposition(is_durable)
     }
 }
 

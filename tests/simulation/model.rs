@@ -3,7 +3,8 @@
 //!
 //! This file has the state, the rules for jobs and tubes, and what time brings. `input.rs` splits
 //! bytes into lines and bodies, `commands.rs` has one function for each command, `extensions.rs` has
-//! the commands that C beanstalkd does not have, and `replies.rs` formats the documents.
+//! the commands that C beanstalkd does not have, `keys.rs` the keys of jobs, and `replies.rs` formats
+//! the documents.
 //!
 //! The model runs one command at a time. Its caller decides which client is next and when, in the
 //! order in which the server has run the commands. BEHAVIOUR.md leaves some results open: the
@@ -19,7 +20,10 @@ use std::rc::Rc;
 mod commands;
 mod extensions;
 mod input;
+mod keys;
 mod replies;
+
+pub use keys::{JobKey, KeptKey};
 
 /// A client, by the number that the history gives it.
 pub type ClientNumber = usize;
@@ -50,6 +54,7 @@ pub struct Model {
     pub clients: BTreeMap<ClientNumber, Client>,
     /// The clients that wait for a job, the longest-waiting one first.
     pub waiters: Vec<Waiter>,
+    pub kept_keys: Vec<KeptKey>,
     /// Flushes that have deleted their jobs and have no reply yet, the oldest first.
     pub flushes: Vec<Flush>,
     /// What has become of jobs since the caller took this last.
@@ -94,6 +99,7 @@ pub struct Job {
     pub returns: u32,
     /// The clock was set in such a way that `created` is one of several possible times.
     pub is_age_unknown: bool,
+    pub key: Option<JobKey>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -242,6 +248,7 @@ impl Job {
             is_age_unknown: self.is_age_unknown,
             state: if is_reserved { State::Ready } else { self.state },
             counts: self.counts,
+            key: self.key.clone(),
         }
     }
 }
@@ -254,6 +261,7 @@ impl Model {
             tubes: vec![Tube::new("default")],
             clients: BTreeMap::new(),
             waiters: Vec::new(),
+            kept_keys: Vec::new(),
             flushes: Vec::new(),
             changes: Vec::new(),
             may_refuse_updates: false,

@@ -9,7 +9,7 @@ pub enum Request {
         delay: u32,
         ttr: u32,
         len: u32,
-        has_trailing: bool,
+        rest: PutRest,
     },
     PutInTube {
         tube: String,
@@ -17,7 +17,7 @@ pub enum Request {
         delay: u32,
         ttr: u32,
         len: u32,
-        has_trailing: bool,
+        rest: PutRest,
     },
     Use(String),
     Reserve,
@@ -67,6 +67,21 @@ pub enum Request {
     Unknown,
     /// The first line of an HTTP request.
     Http,
+}
+
+/// What follows the numbers of a put.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PutRest {
+    Nothing,
+    Tag(Tag),
+    Wrong,
+}
+
+/// The key of a unique job, and for how many seconds it is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tag {
+    pub key: String,
+    pub ttl: u32,
 }
 
 /// The jobs of a tube that a `list-jobs` or a `peek-batch` asks for.
@@ -219,16 +234,34 @@ fn parse_command(line: &[u8]) -> Request {
     Request::Unknown
 }
 
+/// Returns whether a line is a put with a tag, right or wrong, which may be longer than others.
+pub fn is_tagged_put(line: &[u8]) -> bool {
+    let (rest, has_tube) = match line.strip_prefix(b"put ") {
+        Some(rest) => (rest, false),
+        None => (line.strip_prefix(b"put-in-tube ").unwrap_or_default(), true),
+    };
+    let mut rest = Rest(rest);
+    let has_arguments =
+        (!has_tube || rest.first_name().is_some()) && (0..4).all(|_| rest.u32().is_some());
+    rest.spaces();
+    has_arguments && rest.0.starts_with(b"idp:")
+}
+
 fn put(mut rest: Rest) -> Option<Request> {
     let (pri, delay, ttr, len) = (rest.u32()?, rest.u32()?, rest.u32()?, rest.u32()?);
-    Some(Request::Put { pri, delay, ttr, len, has_trailing: !rest.0.is_empty() })
+    let rest = if rest.0.is_empty() {
+        PutRest::Nothing
+    } else {
+        rest.tag().map_or(PutRest::Wrong, PutRest::Tag)
+    };
+    Some(Request::Put { pri, delay, ttr, len, rest })
 }
 
 fn put_in_tube(mut rest: Rest) -> Option<Request> {
     let tube = rest.first_name()?;
     match put(rest)? {
-        Request::Put { pri, delay, ttr, len, has_trailing } => {
-            Some(Request::PutInTube { tube, pri, delay, ttr, len, has_trailing })
+        Request::Put { pri, delay, ttr, len, rest } => {
+            Some(Request::PutInTube { tube, pri, delay, ttr, len, rest })
         }
         _ => None,
     }
@@ -330,6 +363,24 @@ impl<'l> Rest<'l> {
         let (word, rest) = self.0.split_at(count);
         self.0 = rest;
         Rest(word)
+    }
+
+    /// Takes spaces, a key and seconds up to the end.
+    fn tag(mut self) -> Option<Tag> {
+        if self.0.first() != Some(&b' ') {
+            return None;
+        }
+        let word = self.word();
+        let words: Vec<&[u8]> = word.0.strip_prefix(b"idp:")?.split(|&byte| byte == b':').collect();
+        let ttl = match words[..] {
+            [_] => 0,
+            [_, digits] if digits.iter().all(u8::is_ascii_digit) => {
+                str::from_utf8(digits).ok()?.parse().ok()?
+            }
+            _ => return None,
+        };
+        let key = Rest(words[0]).name()?;
+        self.0.is_empty().then_some(Tag { key, ttl })
     }
 
     /// Takes a tube name that other arguments follow.

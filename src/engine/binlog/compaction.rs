@@ -54,7 +54,7 @@ fn is_wanted(files: &Files) -> bool {
     }
     let closed = files.kept_closed_bytes();
     let garbage = (closed + files.current().used).saturating_sub(live);
-    let for_deletes = files.segments().job_count() * SHORT;
+    let for_deletes = files.segments().deletes() * SHORT;
     let limit = (live + live / 2).saturating_sub(for_deletes).max(live / 4) + file_size / 2;
     // After a start the new files take space too, so that even this may be too much.
     garbage > limit || (files.takes_too_much() && closed > 3 * live)

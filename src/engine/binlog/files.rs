@@ -17,7 +17,7 @@ use super::disk::{FileNumber, LAST_NUMBER};
 use super::fail_stop::FailStopDisk;
 use super::record::{FILE_HEAD_LEN, SHORT_LEN, VERSION_LEN};
 use super::segments::{Entry, Segment, Segments};
-use crate::engine::keys::{JobKey, LogKey};
+use crate::engine::keys::{JobKey, LogKey, UniqueKey};
 use log::{debug, warn};
 use std::collections::TryReserveError;
 use std::io;
@@ -422,10 +422,23 @@ impl Files {
         self.segments.try_reserve_one()
     }
 
-    /// Adds a job whose full record, of `len` bytes, is the next one in the current file.
-    pub fn add_job(&mut self, job: JobKey, len: u64) -> LogKey {
+    /// Adds a job whose records are the next ones in the current file: `key_len` bytes of the record of
+    /// its key, and the full record, `len` bytes together.
+    pub fn add_job(&mut self, job: JobKey, key_len: u64, len: u64) -> LogKey {
         let Segment { number, used, .. } = *self.current();
-        self.segments.add_job(job, number, used, len)
+        self.segments.add_job(job, number, used + key_len, len)
+    }
+
+    /// Notes whether the key of a job will be kept after its delete.
+    pub fn set_keeping(&mut self, key: LogKey, is_keeping: bool) {
+        self.segments.set_keeping(key, is_keeping);
+    }
+
+    /// Turns the entry of a deleted job into that of its kept key, whose record goes to the current
+    /// file.
+    pub fn keep_key(&mut self, key: LogKey, unique: UniqueKey) {
+        let Segment { number, used, .. } = *self.current();
+        self.segments.keep_key(key, unique, (number, used), SHORT);
     }
 
     /// Returns the entry of a job, to change it.
@@ -433,10 +446,11 @@ impl Files {
         self.segments.entry_mut(key)
     }
 
-    /// Notes that a new full record of a job, of `len` bytes, is the next one in the current file.
-    pub fn move_job(&mut self, key: LogKey, len: u64) {
+    /// Notes that a new record of a job or a kept key is the next one in the current file: `key_len` bytes
+    /// of the record of the key before a full one, and `len` bytes together.
+    pub fn move_job(&mut self, key: LogKey, key_len: u64, len: u64) {
         let Segment { number, used, .. } = *self.current();
-        self.segments.move_job(key, number, used, len);
+        self.segments.move_job(key, number, used + key_len, len);
     }
 
     /// Notes that a record in a file is damaged.
@@ -444,7 +458,7 @@ impl Files {
         self.segments.by_number(number).is_damaged = true;
     }
 
-    /// Removes a job and returns its entry.
+    /// Removes a job or a kept key and returns its entry.
     pub fn remove_job(&mut self, key: LogKey) -> Entry {
         self.segments.remove_job(key)
     }

@@ -39,6 +39,8 @@ struct Survey {
     tail: TornTail,
     /// The flushes of each tube.
     flushes: HashMap<Rc<str>, FlushCounts>,
+    /// The id of the job whose key was the last record, and the length of that record in bytes.
+    key_before: Option<(u64, u64)>,
     /// The number of files that were listed, but removed before they were read to the end.
     vanished: usize,
 }
@@ -60,7 +62,7 @@ struct Job {
     /// The index of the file with its full record, and the offset of that in bytes.
     file: usize,
     offset: u64,
-    /// The length of its full record in bytes.
+    /// The length of its full record in bytes, with that of its key.
     len: u64,
     tube: Rc<str>,
     /// The flushes of its tube before its full record, and the flushes of buried jobs before its last
@@ -264,6 +266,12 @@ impl Survey {
 
     fn apply(&mut self, record: &Record) {
         let Record { offset, len, fields, ref tube, .. } = *record;
+        let key_before = self.key_before.take().filter(|(id, _)| *id == fields.id);
+        if let Some(key) = record.key {
+            // The record of a kept key is not live: its end is not recorded.
+            self.key_before = key.kept_until.is_none().then_some((key.id, len));
+            return;
+        }
         if let Some((kind, tube)) = record.flush.zip(*tube) {
             self.flushes.entry(Rc::from(tube)).or_default().add(kind);
         } else if fields.state == RecordState::Deleted {
@@ -278,6 +286,7 @@ impl Survey {
             let flushes_before =
                 flushes.map_or(known.unwrap_or_default(), |flushes| flushes.before_job(known));
             let tube = Rc::from(*tube);
+            let len = len + key_before.map_or(0, |(_, len)| len);
             let job = Job { file, offset, len, tube, flushes_before, fields };
             self.jobs.insert(fields.id, job);
         } else if let Some(job) = self.jobs.get_mut(&fields.id) {

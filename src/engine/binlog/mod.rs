@@ -9,7 +9,8 @@
 //! A file is a segment. New records go to the end of the current one. They gather in a batch, which
 //! is written once per loop iteration ([`Binlog::commit`]), before the replies of that iteration
 //! leave. Each live job belongs to the file that has its full record. A file without jobs is removed,
-//! but only as the oldest one: a record must never outlive the record that supersedes it.
+//! but only as the oldest one: a record must never outlive the record that supersedes it. The kept key of
+//! a deleted job counts as a job here.
 //!
 //! The first error of a write or sync is final: nothing is written after it, and
 //! [`Binlog::commit`] returns it. A function that returns [`NoSpace`] has changed nothing.
@@ -20,6 +21,7 @@
 //! | [`disk`] | the trait for files in a directory |
 //! | [`fail_stop`] | the disk, which stops at its first error |
 //! | [`record`] | one record to and from bytes |
+//! | [`key_record`] | the record of the key of a unique job |
 //! | [`reader`] | reads one file, however damaged it is |
 //! | [`segments`] | the table of files and jobs |
 //! | [`files`] | the bytes that files take and have free |
@@ -39,6 +41,7 @@ pub mod disk;
 mod fail_stop;
 mod files;
 pub mod inspect;
+pub mod key_record;
 pub mod reader;
 pub mod reads;
 pub mod record;
@@ -50,16 +53,17 @@ mod syncing;
 mod writer;
 
 use super::collections::histogram::Histogram;
-use super::keys::{JobKey, LogKey};
+use super::keys::{JobKey, LogKey, UniqueKey};
 use super::time::Nanos;
 use compaction::Compaction;
 use disk::{Disk, FileNumber, Progress, RemoteStats};
 use fail_stop::FailStopDisk;
 use files::{HEAD, SHORT};
+use key_record::KeyRecord;
 use reads::ReadAhead;
 use record::{Fields, FlushKind};
 use removal::Removal;
-use segments::Segments;
+use segments::{Owner, Segments};
 use space::{Reservation, Space};
 use std::collections::TryReserveError;
 use std::fmt;
@@ -127,6 +131,13 @@ pub struct BinlogSizes {
     pub is_full: bool,
 }
 
+/// What the key of a new job needs.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyNeeds {
+    /// It is kept after the delete of the job.
+    pub is_kept: bool,
+}
+
 /// Why a binlog cannot begin.
 #[derive(Debug)]
 pub enum BeginError {
@@ -185,9 +196,11 @@ impl Binlog {
     // ---- Reserving ----
 
     /// Reserves memory and space for a new job with a full record of `len` bytes, and for its
-    /// delete.
-    pub fn reserve_put(&mut self, len: usize) -> Result<(), NoSpace> {
-        self.space.reserve_put(&mut self.writer, &mut self.removal, len as u64)
+    /// delete. `key` is what its key needs, if it has one.
+    pub fn reserve_put(&mut self, len: usize, key: Option<KeyNeeds>) -> Result<(), NoSpace> {
+        let len = len as u64 + key.map_or(0, |_| SHORT);
+        let deletes = records_of_delete(key.is_some_and(|key| key.is_kept));
+        self.space.reserve_put(&mut self.writer, &mut self.removal, len, deletes)
     }
 
     /// Reserves space for [`Binlog::update`].
@@ -195,10 +208,11 @@ impl Binlog {
         self.reserve(Reservation::update(self.writer.files()))
     }
 
-    /// Reserves space for [`Binlog::delete`]. Only a server that was started on a full disk may
-    /// lack it.
-    pub fn reserve_delete(&mut self) -> Result<(), NoSpace> {
-        self.space.reserve_delete(&mut self.writer, &mut self.removal)
+    /// Reserves space for [`Binlog::delete`], or for [`Binlog::delete_and_keep`] of a job whose key
+    /// `is_kept`. Only a server that was started on a full disk may lack it.
+    pub fn reserve_delete(&mut self, is_kept: bool) -> Result<(), NoSpace> {
+        let records = records_of_delete(is_kept);
+        self.space.reserve_delete(&mut self.writer, &mut self.removal, records)
     }
 
     /// Reserves space for [`Binlog::flush`], whose record has `len` bytes. It may use the space of
@@ -218,11 +232,24 @@ impl Binlog {
 
     // ---- Records ----
 
-    /// Appends the full record of a new job, after [`Binlog::reserve_put`].
-    pub fn put(&mut self, job: JobKey, fields: &Fields, tube: &str, body: &[u8]) -> LogKey {
+    /// Appends the full record of a new job, after [`Binlog::reserve_put`], with the record of its key
+    /// before it.
+    pub fn put(
+        &mut self,
+        job: JobKey,
+        unique: Option<&KeyRecord>,
+        fields: &Fields,
+        tube: &str,
+        body: &[u8],
+    ) -> LogKey {
         self.writer.note_id(fields.id);
-        let len = record::full_len(tube, body.len()) as u64;
-        let key = self.writer.files_mut().add_job(job, len);
+        let len = len_in_file(unique, tube, body);
+        let key_len = key_len(unique);
+        let key = self.writer.files_mut().add_job(job, key_len, len);
+        if let Some(unique) = unique {
+            self.writer.files_mut().set_keeping(key, unique.ttl_secs > 0);
+            self.writer.append_key(unique);
+        }
         self.writer.append(fields, tube, body);
         key
     }
@@ -241,6 +268,37 @@ impl Binlog {
         self.compaction.charge(self.writer.files_mut(), SHORT + u64::from(entry.len));
     }
 
+    /// Appends the records of a kept key and of the delete of its job, after
+    /// [`Binlog::reserve_delete`]. The entry of the job becomes that of the key. A flush has deleted the
+    /// job before if it `is_flushed`.
+    pub fn delete_and_keep(
+        &mut self,
+        key: LogKey,
+        unique: UniqueKey,
+        kept: &KeyRecord,
+        fields: &Fields,
+        is_flushed: bool,
+    ) {
+        self.writer.append_key(kept);
+        let garbage = u64::from(self.segments().entry(key).len);
+        self.writer.files_mut().keep_key(key, unique);
+        let reserved = self.reserve_delete(false);
+        assert!(reserved.is_ok(), "there was room for two records, and no room is left for one");
+        if is_flushed {
+            self.writer.append_unsynced(fields);
+            self.writer.files_mut().count_removable();
+        } else {
+            self.writer.append(fields, "", &[]);
+            self.compaction.charge(self.writer.files_mut(), SHORT + garbage);
+        }
+    }
+
+    /// Forgets a kept key: its record is garbage from now on.
+    pub fn forget_key(&mut self, key: LogKey) {
+        self.writer.files_mut().remove_job(key);
+        self.compaction.charge(self.writer.files_mut(), SHORT);
+    }
+
     /// Appends the record of a flush, after [`Binlog::reserve_flush`]. After it the jobs of the tube
     /// are deleted, even if their own deletes are not recorded yet.
     pub fn flush(&mut self, tube: &str, kind: FlushKind, decided_at: Nanos) {
@@ -251,7 +309,7 @@ impl Binlog {
     /// record of the flush has deleted the job.
     pub fn delete_flushed(&mut self, key: LogKey, fields: &Fields) {
         // Only a server that was started on a full disk may lack space for it.
-        if self.reserve_delete().is_ok() {
+        if self.reserve_delete(false).is_ok() {
             self.writer.append_unsynced(fields);
         }
         self.writer.files_mut().remove_job(key);
@@ -279,18 +337,18 @@ impl Binlog {
 
     // ---- Compaction ----
 
-    /// Returns the job that compaction moves next, or `None` if no move is due or there is no
-    /// space. The caller moves it with [`Binlog::move_to_current`].
-    pub fn next_to_move(&mut self) -> Option<(LogKey, JobKey)> {
+    /// Returns the job or kept key that compaction moves next, or `None` if no move is due or there is
+    /// no space. The caller moves it with [`Binlog::move_to_current`] or [`Binlog::move_kept_key`].
+    pub fn next_to_move(&mut self) -> Option<(LogKey, Owner)> {
         if self.is_congested() || !self.compaction.is_due(self.writer.files()) {
             return None;
         }
         self.reserve_oldest()
     }
 
-    /// Returns a job to be moved out of damaged files, if there is space. The caller moves it with
-    /// [`Binlog::move_to_current`].
-    pub fn next_in_damaged_file(&mut self) -> Option<(LogKey, JobKey)> {
+    /// Returns a job or kept key to be moved out of damaged files, if there is space. The caller moves
+    /// it with [`Binlog::move_to_current`] or [`Binlog::move_kept_key`].
+    pub fn next_in_damaged_file(&mut self) -> Option<(LogKey, Owner)> {
         let last = self.segments().iter().rfind(|segment| segment.is_damaged)?.number;
         self.reserve_oldest().filter(|(key, _)| self.segments().entry(*key).file <= last)
     }
@@ -301,12 +359,12 @@ impl Binlog {
         self.reserve(Reservation::migration(self.writer.files(), len)).is_ok()
     }
 
-    fn reserve_oldest(&mut self) -> Option<(LogKey, JobKey)> {
+    fn reserve_oldest(&mut self) -> Option<(LogKey, Owner)> {
         let free = space::free_bytes(self.writer.files());
         let oldest = compaction::oldest_job(self.writer.files_mut(), free);
         let found = oldest.filter(|&key| self.reserve_move(key));
         self.compaction.set_blocked(found.is_none());
-        found.map(|key| (key, self.segments().entry(key).job))
+        found.map(|key| (key, self.segments().entry(key).owner()))
     }
 
     /// Notes that the full record of a job is damaged: its file is not removed, but renamed.
@@ -320,18 +378,34 @@ impl Binlog {
         self.compaction.set_blocked(true);
     }
 
-    /// Appends a new full record of a job that is to be moved. Returns its length in bytes.
+    /// Appends a new full record of a job that is to be moved, with the record of its key before it.
+    /// Returns their length in bytes.
     pub fn move_to_current(
         &mut self,
         key: LogKey,
+        unique: Option<&KeyRecord>,
         fields: &Fields,
         tube: &str,
         body: &[u8],
-    ) -> usize {
-        let len = record::full_len(tube, body.len());
-        self.writer.files_mut().move_job(key, len as u64);
+    ) -> u64 {
+        let len = len_in_file(unique, tube, body);
+        self.writer.files_mut().move_job(key, key_len(unique), len);
+        if let Some(unique) = unique {
+            self.writer.append_key(unique);
+        }
         self.writer.append(fields, tube, body);
-        self.compaction.note_moved(len as u64);
+        self.note_moved(len)
+    }
+
+    /// Appends a new record of a kept key that is to be moved. Returns its length in bytes.
+    pub fn move_kept_key(&mut self, key: LogKey, kept: &KeyRecord) -> u64 {
+        self.writer.files_mut().move_job(key, 0, SHORT);
+        self.writer.append_key(kept);
+        self.note_moved(SHORT)
+    }
+
+    fn note_moved(&mut self, len: u64) -> u64 {
+        self.compaction.note_moved(len);
         self.writer.files_mut().count_removable();
         len
     }
@@ -409,13 +483,13 @@ impl Binlog {
         self.space.check(self.writer.files());
     }
 
-    /// Panics unless the key is that of this job, with a full record of `len` bytes.
-    pub fn check_job(&self, key: LogKey, job: JobKey, id: u64, len: usize) {
-        let known = self.segments().find(key).map(|entry| (entry.job, entry.len as usize));
-        assert_eq!(known, Some((job, len)), "job {id}, as the binlog knows it, and as it is");
+    /// Panics unless the key is that of this job or kept key, with records of `len` bytes.
+    pub fn check_entry(&self, key: LogKey, owner: Owner, id: u64, len: usize) {
+        let known = self.segments().find(key).map(|entry| (entry.owner(), entry.len as usize));
+        assert_eq!(known, Some((owner, len)), "job {id}, as the binlog knows it, and as it is");
     }
 
-    /// Returns how many jobs have a record.
+    /// Returns how many jobs have a full record.
     pub fn job_count(&self) -> u64 {
         self.segments().job_count()
     }
@@ -493,6 +567,21 @@ impl Binlog {
     pub fn file_of(&self, key: LogKey) -> FileNumber {
         self.segments().entry(key).file
     }
+}
+
+/// Returns how many short records the delete of a job needs.
+fn records_of_delete(is_key_kept: bool) -> u64 {
+    1 + u64::from(is_key_kept)
+}
+
+/// Returns the length in bytes of the full record of a job and of the record of its key.
+/// Returns the length of the record of a key before a full record in bytes.
+fn key_len(unique: Option<&KeyRecord>) -> u64 {
+    unique.map_or(0, |_| SHORT)
+}
+
+fn len_in_file(unique: Option<&KeyRecord>, tube: &str, body: &[u8]) -> u64 {
+    record::full_len(tube, body.len()) as u64 + key_len(unique)
 }
 
 impl From<TryReserveError> for NoSpace {

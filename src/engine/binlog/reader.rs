@@ -9,6 +9,7 @@
 //! it loop or panic.
 
 use super::disk::{Disk, FileNumber};
+use super::key_record::{self, KeyRecord};
 use super::record::{
     self, DecodeError, FILE_HEAD_LEN, Fields, FileHeader, FlushKind, Head, Layout, RecordState,
     VERSION_LEN,
@@ -65,6 +66,8 @@ pub struct Record<'s> {
     pub fields: Fields,
     /// The kind of flush, if this is the record of a flush of the tube. Then the fields are of no job.
     pub flush: Option<FlushKind>,
+    /// The key, if this is the record of the key of a job. Then the fields are of no job.
+    pub key: Option<KeyRecord>,
     /// The tube of the job, in a full record.
     pub tube: Option<&'s str>,
     /// The body, in a full record of a job that is not deleted.
@@ -372,13 +375,15 @@ impl<'d> Reader<'d> {
         let (head, body) = self.window[start..start + head_len + body_len].split_at(head_len);
         let name = &head[self.layout.name_at()..][..tube_len];
         let has_tube = !name.is_empty();
-        let may_be_flush =
-            self.layout.has_checksums() && fields.state == RecordState::Deleted && has_tube;
+        let may_be_special = self.layout.has_checksums() && fields.state == RecordState::Deleted;
+        let may_be_flush = may_be_special && has_tube;
+        let may_be_key = may_be_special && !has_tube && key_record::is_key(fields.id);
         Record {
             offset,
             len: span.end() - offset,
             fields,
             flush: record::flush_kind(fields.id).filter(|_| may_be_flush),
+            key: if may_be_key { KeyRecord::read(head) } else { None },
             tube: str::from_utf8(name).ok().filter(|tube| !tube.is_empty()),
             body: Some(body).filter(|body| !body.is_empty()),
         }

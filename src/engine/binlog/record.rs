@@ -38,6 +38,9 @@
 //! beanstalkd a record of a delete of each job follows. This server ignores these deletes if the
 //! record of the flush is lost, as after a power cut: then no job is deleted.
 //!
+//! The record of the key of a unique job is a short record with an id that no job has; see
+//! [`key_record`](super::key_record).
+//!
 //! The four bytes behind the length of the body have the nonce of the file, which no client knows.
 //! So a client cannot put a job whose body is taken for records when the records before it are
 //! damaged.
@@ -117,6 +120,16 @@ impl FlushCounts {
         }
     }
 
+    /// Returns the number of flushes of all jobs.
+    pub fn all(self) -> usize {
+        self.all as usize
+    }
+
+    /// Returns the number of flushes of the buried jobs.
+    pub fn buried(self) -> usize {
+        self.buried as usize
+    }
+
     /// Returns the flushes before a job of which a record follows these flushes. `known` are those
     /// before its earlier records, or `None` for its first record. A full record of a known job was
     /// moved from an older file, so it does not change the number of flushes of all jobs.
@@ -173,24 +186,28 @@ const FILE_HEADER_ID: u64 = u64::MAX;
 /// The ids of records of flushes. No job has them.
 const FLUSH_ALL_ID: u64 = u64::MAX - 1;
 const FLUSH_BURIED_ID: u64 = u64::MAX - 2;
+/// The id of records of keys. No job has it.
+pub(super) const KEY_ID: u64 = u64::MAX - 3;
 /// The highest id that is plausible. A higher one is believed only if the ids before it were
 /// nearly as high.
 pub const HIGHEST_ID: u64 = u64::MAX - (1 << 40);
 
-const NAME_LENGTH_LEN: usize = 4;
+pub(super) const NAME_LENGTH_LEN: usize = 4;
 const FIELDS_LEN: usize = 80;
+/// The fields of a record as bytes, with a checksum of zero.
+pub(super) type FieldBytes = [u8; FIELDS_LEN];
 
 // The offsets of the fields, in bytes from the first one.
-const ID_AT: usize = 0;
-const PRI_AT: usize = 8;
+pub(super) const ID_AT: usize = 0;
+pub(super) const PRI_AT: usize = 8;
 const CHECKSUM_AT: usize = 12;
-const DELAY_AT: usize = 16;
+pub(super) const DELAY_AT: usize = 16;
 const TTR_AT: usize = 24;
 const BODY_LEN_AT: usize = 32;
-const NONCE_AT: usize = 36;
-const CREATED_AT: usize = 40;
-const MOMENT_AT: usize = 48;
-const COUNTS_AT: usize = 56;
+pub(super) const NONCE_AT: usize = 36;
+pub(super) const CREATED_AT: usize = 40;
+pub(super) const MOMENT_AT: usize = 48;
+pub(super) const COUNTS_AT: usize = 56;
 const STATE_AT: usize = 76;
 const MARK_AT: usize = 77;
 
@@ -208,12 +225,17 @@ pub fn full_len(tube: &str, body_len: usize) -> usize {
 /// Appends a record with a checksum to `out`, without its body, which the caller appends. A short
 /// record has an empty tube and body.
 pub fn write(out: &mut Vec<u8>, fields: &Fields, tube: &str, body: &[u8], nonce: u32) {
+    write_bytes(out, &fields_to_bytes(fields, nonce), tube, body);
+}
+
+/// As [`write`], with fields that are converted already.
+pub(super) fn write_bytes(out: &mut Vec<u8>, fields: &FieldBytes, tube: &str, body: &[u8]) {
     let start = out.len();
     let name_len = i32::try_from(tube.len()).expect("a name of a tube has at most 200 bytes");
     out.extend_from_slice(&name_len.to_ne_bytes());
     out.extend_from_slice(tube.as_bytes());
     let fields_at = out.len();
-    out.extend_from_slice(&fields_to_bytes(fields, nonce));
+    out.extend_from_slice(fields);
     let mut crc = crc32fast::Hasher::new();
     crc.update(&out[start..]);
     crc.update(body);
@@ -265,7 +287,7 @@ fn of_no_job(id: u64) -> Fields {
     }
 }
 
-fn fields_to_bytes(fields: &Fields, nonce: u32) -> [u8; FIELDS_LEN] {
+fn fields_to_bytes(fields: &Fields, nonce: u32) -> FieldBytes {
     let Counts { reserves, timeouts, releases, buries, kicks } = fields.counts;
     let mut bytes = [0; FIELDS_LEN];
     let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
@@ -546,7 +568,7 @@ impl FileHeader {
     }
 }
 
-fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+pub(super) fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     *bytes[at..].first_chunk().expect("the caller has checked the length")
 }
 

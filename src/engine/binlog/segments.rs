@@ -1,4 +1,5 @@
-//! The table of files and jobs. A job belongs to the file that has its full record.
+//! The table of files and jobs. A job belongs to the file that has its full record. The kept key of a
+//! deleted job belongs to the file that has its record.
 //!
 //! Other modules decide when a file is created or removed. A function panics if it is called with
 //! the key of a job that was removed.
@@ -8,7 +9,7 @@ use super::record::Layout;
 use crate::engine::collections::list::{Linked, Links, List};
 use crate::engine::collections::slab::PagedSlab;
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::keys::{JobKey, Key, LogKey};
+use crate::engine::keys::{JobKey, Key, LogKey, UniqueKey};
 use crate::engine::time::Nanos;
 use std::collections::{TryReserveError, VecDeque};
 use std::ops::{Index, IndexMut};
@@ -18,8 +19,12 @@ use std::ops::{Index, IndexMut};
 pub struct Segments {
     segments: VecDeque<Segment>,
     entries: Entries,
-    /// The bytes of the full records of all jobs.
+    /// The bytes of the full records of all jobs, with the records of their keys, and of kept keys.
     live_bytes: u64,
+    /// The number of kept keys.
+    kept_keys: u64,
+    /// The number of jobs whose keys will be kept.
+    keeping_jobs: u64,
 }
 
 /// One file.
@@ -41,17 +46,18 @@ pub struct Segment {
     live_bytes: u64,
 }
 
-/// The entry of a live job.
+/// The entry of a live job, or of a kept key.
 #[derive(Debug)]
 pub struct Entry {
-    /// The job.
-    pub job: JobKey,
+    /// The number of the job, or of the kept key.
+    owner: u32,
+    kind: EntryKind,
     /// The number of the file to which it belongs.
     pub file: FileNumber,
     /// The offset of its full record in that file in bytes. Only a file of C beanstalkd can be so long
-    /// that it has a record at [`FAR_OFFSET`] or behind it.
+    /// that it has a record at [`FAR_OFFSET`] or behind it. That of a kept key is not used.
     pub offset: u32,
-    /// The length of its full record in bytes.
+    /// The length in bytes of its full record with the record of its key, or of the kept key.
     pub len: u32,
     /// The moment of its bury. During replay also the moment at which it is due.
     pub due_or_buried_at: Nanos,
@@ -61,8 +67,44 @@ pub struct Entry {
 /// The offset of a record of which only is known that it is behind this.
 pub const FAR_OFFSET: u32 = u32::MAX;
 
-#[derive(Debug, Default)]
+/// The owner of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    Job(JobKey),
+    /// The key of a deleted job.
+    KeptKey(UniqueKey),
+}
+
+/// The kind of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum EntryKind {
+    /// A job whose delete is one record.
+    Job,
+    /// A job whose key is kept after its delete, which is two records.
+    KeepingJob,
+    /// A kept key, which ends without a record.
+    KeptKey,
+}
+
+#[derive(Debug)]
 struct Entries(PagedSlab<LogKey, Entry>);
+
+impl Default for Entries {
+    fn default() -> Entries {
+        // A `LogRef` of a job has a bit for something else.
+        Entries(PagedSlab::with_31_bits())
+    }
+}
+
+impl Entry {
+    /// Returns the job or the kept key.
+    pub fn owner(&self) -> Owner {
+        match self.kind {
+            EntryKind::Job | EntryKind::KeepingJob => Owner::Job(JobKey::from_number(self.owner)),
+            EntryKind::KeptKey => Owner::KeptKey(UniqueKey::from_number(self.owner)),
+        }
+    }
+}
 
 impl Segment {
     /// Returns a file without jobs.
@@ -77,12 +119,12 @@ impl Segment {
         self.size - self.used
     }
 
-    /// Returns the bytes of the full records of its jobs.
+    /// Returns the bytes of the full records of its jobs, and of its kept keys.
     pub fn live_bytes(&self) -> u64 {
         self.live_bytes
     }
 
-    /// Returns whether no job belongs to it.
+    /// Returns whether no job and no kept key belongs to it.
     pub fn is_empty(&self) -> bool {
         self.jobs.is_empty()
     }
@@ -92,14 +134,20 @@ impl Segment {
         assert!(used <= size, "binlog.{number}: {used} bytes of {size} are used");
         let mut live_bytes = 0;
         self.jobs.check(entries, format_args!("the jobs of binlog.{number}"), |key| {
-            let Entry { job, file, len, .. } = &entries.0[LogKey::from_number(key)];
-            assert_eq!(file, number, "the file of {job:?}, in its entry and by its list");
+            let entry = &entries.0[LogKey::from_number(key)];
+            let Entry { file, len, .. } = entry;
+            assert_eq!(
+                file,
+                number,
+                "the file of {:?}, in its entry and by its list",
+                entry.owner()
+            );
             live_bytes += u64::from(*len);
         });
         assert_eq!(self.live_bytes, live_bytes, "live bytes of binlog.{number}, noted and counted");
     }
 
-    /// Returns the job that has belonged to it longest.
+    /// Returns the job or kept key that has belonged to it longest.
     pub fn first_job(&self) -> Option<LogKey> {
         self.jobs.front().map(LogKey::from_number)
     }
@@ -167,10 +215,15 @@ impl Segments {
 
     /// Returns how many jobs there are.
     pub fn job_count(&self) -> u64 {
-        self.entries.0.len() as u64
+        self.entries.0.len() as u64 - self.kept_keys
     }
 
-    /// Returns the bytes of the full records of all jobs.
+    /// Returns how many short records the deletes of all jobs need.
+    pub fn deletes(&self) -> u64 {
+        self.job_count() + self.keeping_jobs
+    }
+
+    /// Returns the bytes of the full records of all jobs, and of all kept keys.
     pub fn live_bytes(&self) -> u64 {
         self.live_bytes
     }
@@ -193,7 +246,10 @@ impl Segments {
     /// Returns all jobs, in the order of their files.
     pub fn jobs(&self) -> impl Iterator<Item = JobKey> + '_ {
         let keys = self.segments.iter().flat_map(|segment| segment.jobs.iter(&self.entries));
-        keys.map(|key| self.entries.0[LogKey::from_number(key)].job)
+        keys.filter_map(|key| match self.entries.0[LogKey::from_number(key)].owner() {
+            Owner::Job(job) => Some(job),
+            Owner::KeptKey(_) => None,
+        })
     }
 
     /// Returns the bytes of memory that all entries take.
@@ -212,8 +268,59 @@ impl Segments {
     /// Adds a job whose full record, of `len` bytes, is in this file at `offset`. Call
     /// [`Segments::try_reserve_one`] before.
     pub fn add_job(&mut self, job: JobKey, file: FileNumber, offset: u64, len: u64) -> LogKey {
+        self.add(job.number(), EntryKind::Job, (file, offset), len)
+    }
+
+    /// Adds a kept key whose record, of `len` bytes, is in this file. Call
+    /// [`Segments::try_reserve_one`] before.
+    pub fn add_kept_key(&mut self, unique: UniqueKey, file: FileNumber, len: u64) -> LogKey {
+        self.kept_keys += 1;
+        self.add(unique.number(), EntryKind::KeptKey, (file, 0), len)
+    }
+
+    /// Notes whether the key of a job will be kept after its delete.
+    pub fn set_keeping(&mut self, key: LogKey, is_keeping: bool) {
+        let entry = &mut self.entries.0[key];
+        let kind = if is_keeping { EntryKind::KeepingJob } else { EntryKind::Job };
+        let before = std::mem::replace(&mut entry.kind, kind);
+        self.keeping_jobs -= u64::from(before == EntryKind::KeepingJob);
+        self.keeping_jobs += u64::from(is_keeping);
+    }
+
+    /// Turns the entry of a job that is deleted into that of its kept key, whose record, of `len`
+    /// bytes, is at this place.
+    pub fn keep_key(
+        &mut self,
+        key: LogKey,
+        unique: UniqueKey,
+        (file, offset): (FileNumber, u64),
+        len: u64,
+    ) {
+        self.set_keeping(key, false);
+        self.kept_keys += 1;
+        let entry = &mut self.entries.0[key];
+        entry.kind = EntryKind::KeptKey;
+        entry.owner = unique.number();
+        self.move_job(key, file, offset, len);
+    }
+
+    /// Notes that the records of a job have this length together, because its key has come or gone.
+    pub fn set_len(&mut self, key: LogKey, len: u64) {
+        self.detach(key);
+        self.entries.0[key].len = record_len(len);
+        self.attach(key);
+    }
+
+    fn add(
+        &mut self,
+        owner: u32,
+        kind: EntryKind,
+        (file, offset): (FileNumber, u64),
+        len: u64,
+    ) -> LogKey {
         let key = self.entries.0.insert(Entry {
-            job,
+            owner,
+            kind,
             file,
             offset: record_offset(offset),
             len: record_len(len),
@@ -224,7 +331,8 @@ impl Segments {
         key
     }
 
-    /// Notes that the job has a new full record, of `len` bytes, in this file at `offset`.
+    /// Notes that the job has a new full record in this file at `offset`, of `len` bytes with the record
+    /// of its key, or that a kept key has a new record there.
     pub fn move_job(&mut self, key: LogKey, file: FileNumber, offset: u64, len: u64) {
         self.detach(key);
         let entry = &mut self.entries.0[key];
@@ -234,10 +342,13 @@ impl Segments {
         self.attach(key);
     }
 
-    /// Removes a job and returns its entry.
+    /// Removes a job or a kept key and returns its entry.
     pub fn remove_job(&mut self, key: LogKey) -> Entry {
         self.detach(key);
-        self.entries.0.remove(key).expect("it was just detached")
+        let entry = self.entries.0.remove(key).expect("it was just detached");
+        self.kept_keys -= u64::from(entry.kind == EntryKind::KeptKey);
+        self.keeping_jobs -= u64::from(entry.kind == EntryKind::KeepingJob);
+        entry
     }
 
     /// Panics unless the numbers of files ascend, and each job belongs to one file, which counts the
@@ -253,7 +364,11 @@ impl Segments {
             jobs += u64::from(segment.jobs.len());
             live_bytes += segment.live_bytes;
         }
-        assert_eq!(self.job_count(), jobs, "jobs with an entry, and jobs in all files");
+        assert_eq!(self.entries.0.len() as u64, jobs, "entries, and entries of all files");
+        let count = |kind| self.entries.0.iter().filter(|(_, entry)| entry.kind == kind).count();
+        let [kept, keeping] = [EntryKind::KeptKey, EntryKind::KeepingJob].map(count);
+        assert_eq!(self.kept_keys, kept as u64, "kept keys, noted and counted");
+        assert_eq!(self.keeping_jobs, keeping as u64, "jobs that keep keys, noted and counted");
         assert_eq!(self.live_bytes, live_bytes, "live bytes of the binlog, and of its files");
     }
 

@@ -1,7 +1,8 @@
 //! Makes sure that records have space on the disk before they are made.
 //!
 //! Space is taken in whole files, ahead of need. For each live job there is room for one more short
-//! record, that of its delete, so that a delete never fails. In addition there is headroom: room
+//! record, that of its delete, so that a delete never fails. If its key is kept after the delete, there is
+//! room for one more. In addition there is headroom: room
 //! for a whole file of records. When the disk has no space for a whole file, the newest file takes
 //! what there is. Puts are refused when the headroom falls to [`min_headroom`]. Half of that
 //! is for releases, buries and kicks, and the rest for compaction, which frees space.
@@ -66,13 +67,13 @@ const DRAINED_PAUSE: Nanos = Nanos::from_secs(1);
 impl Reservation {
     /// Returns the space for a short record of a job that exists.
     pub fn update(files: &Files) -> Reservation {
-        let deletes = files.segments().job_count();
+        let deletes = files.segments().deletes();
         Reservation { len: SHORT, deletes, min_headroom: min_headroom(files) / 2 }
     }
 
     /// Returns the space for a full record of `len` bytes that is moved from an older file.
     pub fn migration(files: &Files, len: u64) -> Reservation {
-        Reservation { len, deletes: files.segments().job_count(), min_headroom: 0 }
+        Reservation { len, deletes: files.segments().deletes(), min_headroom: 0 }
     }
 }
 
@@ -84,7 +85,7 @@ impl Space {
     /// needs no more space than the server had when it ended.
     pub fn begin(&mut self, writer: &mut Writer, removal: &mut Removal) -> io::Result<()> {
         let number = writer.files_mut().remove_unused()?;
-        let jobs = writer.files().segments().job_count();
+        let jobs = writer.files().segments().deletes();
         let mut may_reopen = true;
         while !writer.files().has_current() || writer.files().room() < jobs {
             let Err(error) = self.begin_piece(writer, number) else { continue };
@@ -145,33 +146,39 @@ impl Space {
 
     // ---- Reserving ----
 
-    /// Reserves memory and space for a new job with a full record of `len` bytes, and for its delete.
+    /// Reserves memory and space for a new job with a full record of `len` bytes, and for its delete,
+    /// which takes `own_deletes` short records.
     pub fn reserve_put(
         &mut self,
         writer: &mut Writer,
         removal: &mut Removal,
         len: u64,
+        own_deletes: u64,
     ) -> Result<(), NoSpace> {
         writer.files_mut().try_reserve_job()?;
         if writer.files().disk().refuses_puts() {
             return Err(NoSpace::Space);
         }
-        let deletes = writer.files().segments().job_count() + 1;
+        let deletes = writer.files().segments().deletes() + own_deletes;
         let min_headroom = min_headroom(writer.files());
         let reserved = self.reserve(writer, removal, Reservation { len, deletes, min_headroom });
         self.log_refusal(writer, reserved.is_ok());
         reserved
     }
 
-    /// Reserves space for the record of a delete. It exists since the put; only a server that was
-    /// started on a full disk may lack it.
+    /// Reserves space for the records of a delete, and makes sure that the first one fits in the
+    /// current file. The space exists since the put; only a server that was started on a full disk may
+    /// lack it.
     pub fn reserve_delete(
         &mut self,
         writer: &mut Writer,
         removal: &mut Removal,
+        records: u64,
     ) -> Result<(), NoSpace> {
-        if writer.files().room() == 0 && !self.prepare(writer, removal) {
-            return Err(NoSpace::Space);
+        while writer.files().room() < records {
+            if !self.prepare(writer, removal) {
+                return Err(NoSpace::Space);
+            }
         }
         self.ensure_fits(writer, SHORT)
     }
@@ -385,7 +392,7 @@ impl Space {
         }
         // More than what a reservation takes space for at the limit. Otherwise the file would be
         // created again.
-        let least = files.segments().job_count() + headroom(files) / 4 + LAST_HEADROOM;
+        let least = files.segments().deletes() + headroom(files) / 4 + LAST_HEADROOM;
         if files.room() - files.prepared().next_back().map_or(0, fresh_room) >= least {
             self.remove_prepared(writer);
         }
@@ -404,7 +411,7 @@ impl Space {
 
     /// Panics unless there is room for the deletes of all jobs.
     pub fn check(&self, files: &Files) {
-        let (room, jobs) = (files.room(), files.segments().job_count());
+        let (room, jobs) = (files.room(), files.segments().deletes());
         assert!(
             room >= jobs || self.began_short,
             "there is room for {room} short records, but {jobs} jobs are to be deleted some day"
@@ -432,5 +439,5 @@ fn is_at_limit(files: &Files) -> bool {
 
 /// Returns how many bytes compaction may use when the disk has no more space.
 pub fn free_bytes(files: &Files) -> u64 {
-    files.room().saturating_sub(files.segments().job_count() + LAST_HEADROOM) * SHORT
+    files.room().saturating_sub(files.segments().deletes() + LAST_HEADROOM) * SHORT
 }

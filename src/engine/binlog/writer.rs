@@ -7,6 +7,7 @@ use super::IoFailed;
 use super::disk::FileNumber;
 use super::fail_stop::FailStopDisk;
 use super::files::Files;
+use super::key_record::KeyRecord;
 use super::record::{self, Fields, Layout, SHORT_LEN};
 use super::segments::{Segment, Segments};
 use super::syncing::SyncState;
@@ -142,6 +143,18 @@ impl Writer {
         self.records_written += 1;
         self.recorded_at = self.now;
         self.has_unsynced = true;
+    }
+
+    /// Appends the record of a key, for which there is space in the current file. It is not counted,
+    /// because C beanstalkd does not make such a record.
+    pub fn append_key(&mut self, key: &KeyRecord) {
+        if self.batch.len() + SHORT_LEN > BATCH_LEN {
+            self.flush();
+        }
+        key.write(&mut self.batch, self.nonce);
+        self.files.use_bytes(SHORT_LEN);
+        self.syncing.note_record(self.now);
+        self.recorded_at = self.now;
     }
 
     /// Removes the last record from the count of [`Writer::records_written`].

@@ -47,6 +47,13 @@ impl<K, T> Default for HashSlab<K, T> {
     }
 }
 
+impl<K, T> HashSlab<K, T> {
+    /// Returns a slab whose keys have numbers below `2^31 - 1`.
+    pub fn with_31_bits() -> HashSlab<K, T> {
+        HashSlab { entries: PagedSlab::with_31_bits(), by_hash: LinearHash::default() }
+    }
+}
+
 impl<K: Key, T: Keyed> HashSlab<K, T> {
     /// Returns the key of an entry in the bucket of `hash` for which `matches` returns true.
     pub fn find_by(&self, hash: u64, matches: impl Fn(&T) -> bool) -> Option<K> {
@@ -86,6 +93,11 @@ impl<K: Key, T: Keyed> HashSlab<K, T> {
     /// Returns the memory of the entries and of the vacant slots between them, in bytes.
     pub fn taken_bytes(&self) -> u64 {
         self.entries.taken_bytes()
+    }
+
+    /// Returns the memory of the index of the entries, in bytes.
+    pub fn index_bytes(&self) -> u64 {
+        (self.by_hash.buckets * size_of::<u32>()) as u64
     }
 
     pub fn is_empty(&self) -> bool {

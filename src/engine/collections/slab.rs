@@ -54,6 +54,15 @@ impl<K, T> PagedSlab<K, T> {
     const PAGE_BITS: u32 = page_bits(size_of::<Option<T>>());
 }
 
+impl<K, T> PagedSlab<K, T> {
+    /// Returns a slab whose keys have numbers below `2^31 - 1`.
+    pub fn with_31_bits() -> PagedSlab<K, T> {
+        let mut slab = PagedSlab::default();
+        slab.slots.pages_max /= 2;
+        slab
+    }
+}
+
 impl<K: Key, T> PagedSlab<K, T> {
     pub fn len(&self) -> usize {
         self.slots.len()
@@ -621,6 +630,9 @@ mod tests {
             let largest = u64::from(u32::MAX);
             assert!(numbers < largest && numbers + (1 << page_bits) > largest, "{page_bits}");
         }
+        let slots = PagedSlab::<JobKey, u64>::with_31_bits().slots;
+        let numbers = (slots.pages_max as u64) << slots.page_bits;
+        assert_eq!(numbers + slots.page_len() as u64, 1 << 31);
         let mut slots = SlotAllocator { pages_max: 2, ..SlotAllocator::new(6) };
         let mut memory = Vec::new();
         let numbers: Vec<u32> = (0..128).map(|_| alloc(&mut slots, &mut memory)).collect();

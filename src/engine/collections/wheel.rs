@@ -100,6 +100,16 @@ impl<T: Copy> Wheel<T> {
         }
     }
 
+    /// Ensures that the next [`Wheel::create`] allocates nothing.
+    pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
+        self.timers.0.try_reserve_one()
+    }
+
+    /// Returns the memory of all timers, in bytes.
+    pub fn taken_bytes(&self) -> u64 {
+        self.timers.0.taken_bytes()
+    }
+
     /// Adds a timer of `owner` that is not set.
     pub fn create(&mut self, owner: T) -> Result<TimerKey, TryReserveError> {
         self.timers.0.try_reserve_one()?;

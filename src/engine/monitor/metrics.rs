@@ -286,6 +286,13 @@ fn write_jobs(server: &ServerStats<'_>, queue: &Queue, text: &mut Text<'_>) {
     let help = "Ready jobs with a priority below 1024.";
     text.gauge("beanstalkd_urgent_jobs", help, totals.urgent);
     text.counter("beanstalkd_jobs_created_total", "Created jobs.", totals.total_jobs);
+    let help = "Puts that inserted no job, because another job has their key.";
+    text.counter("beanstalkd_unique_hits_total", help, queue.unique.hits());
+    let (jobs, kept) = queue.unique.counts();
+    let help = "Keys of jobs, and of deleted jobs whose keys are kept.";
+    let mut keys = text.family("beanstalkd_unique_keys", GAUGE, help);
+    keys.with("state", "job", jobs);
+    keys.with("state", "kept", kept);
     let help = "Reservations that ended because the time to run had passed.";
     text.counter("beanstalkd_job_timeouts_total", help, totals.timeouts);
     let help = "Memory of all jobs with their bodies.";

@@ -2,7 +2,7 @@
 //!
 //! Parsing needs no jobs or connections. It accepts and rejects exactly the lines that C beanstalkd
 //! accepts and rejects, because clients depend on how it parses malformed lines. The only exceptions
-//! are the eight commands that C beanstalkd does not have.
+//! are the eight commands that C beanstalkd does not have, and the key of a unique job.
 
 use crate::engine::queue::browse::{Selection, StateFilter};
 use crate::engine::text::{self, is_tube_name};
@@ -23,14 +23,13 @@ macro_rules! words {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields are the arguments of the protocol")]
 pub enum Command<'a> {
-    /// `trailing` is true if bytes follow the last number. The size of the body is checked before
-    /// it.
+    /// The size of the body is checked before the tag.
     Put {
         pri: u32,
         delay_secs: u32,
         ttr_secs: u32,
         body_len: u32,
-        trailing: bool,
+        tag: PutTag<'a>,
     },
     /// As `Put`, into this tube instead of the used one.
     PutInTube {
@@ -39,7 +38,7 @@ pub enum Command<'a> {
         delay_secs: u32,
         ttr_secs: u32,
         body_len: u32,
-        trailing: bool,
+        tag: PutTag<'a>,
     },
     Use {
         tube: &'a str,
@@ -121,6 +120,22 @@ pub enum Command<'a> {
         pause_secs: u32,
     },
     Quit,
+}
+
+/// What follows the last number of a `put` or `put-in-tube`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PutTag<'a> {
+    /// Nothing.
+    None,
+    /// `idp:<key>`, or `idp:<key>:<ttl>`.
+    Unique {
+        /// As long as, and with the bytes of, the name of a tube.
+        key: &'a str,
+        /// For how many seconds the key is kept after the delete of the job.
+        ttl_secs: u32,
+    },
+    /// Other bytes, which make the command invalid.
+    Invalid,
 }
 
 /// The ids of a `delete-batch`, all of which are valid.
@@ -227,12 +242,48 @@ pub const LINE_MAX: usize = 224;
 /// The maximum length of a `delete-batch` line with its CR LF, in bytes. A line with 1,000 ids of 20
 /// digits has 21,014.
 const DELETE_BATCH_LINE_MAX: usize = 21_015;
+/// The maximum length of a `put` or `put-in-tube` line with a tag, with its CR LF, in bytes. A line with
+/// a tube and a key of 200 bytes each and the largest numbers has 474.
+pub const TAGGED_LINE_MAX: usize = 512;
 /// The maximum number of jobs in a batch, or in a reply to `list-jobs` or `peek-batch`.
 pub const BATCH_MAX: usize = 1000;
 
-/// Returns the maximum length of the line at the start of `input` with its CR LF, in bytes.
+/// The word before the key of a unique job.
+const UNIQUE_WORD: &[u8] = b"idp:";
+
+/// Returns the maximum length of the line at the start of `input` with its CR LF, in bytes. A line of
+/// more than [`LINE_MAX`] is valid only if it [`may_be_long`].
 pub fn line_max(input: &[u8]) -> usize {
-    if input.starts_with(b"delete-batch ") { DELETE_BATCH_LINE_MAX } else { LINE_MAX }
+    if input.starts_with(b"put") {
+        TAGGED_LINE_MAX
+    } else if input.starts_with(b"delete-batch ") {
+        DELETE_BATCH_LINE_MAX
+    } else {
+        LINE_MAX
+    }
+}
+
+/// Returns whether this line, without its CR LF, may have more than [`LINE_MAX`] bytes with it.
+#[cold]
+pub fn may_be_long(line: &[u8]) -> bool {
+    line.starts_with(b"delete-batch ") || has_tag(line).is_some()
+}
+
+/// Returns something if a line is a put with valid numbers and the beginning of a tag.
+fn has_tag(line: &[u8]) -> Option<()> {
+    let mut args = match line.strip_prefix(b"put ") {
+        Some(args) => Arguments(args),
+        None => {
+            let mut args = Arguments(line.strip_prefix(b"put-in-tube ")?);
+            args.tube()?;
+            args
+        }
+    };
+    for _ in ["pri", "delay", "ttr", "bytes"] {
+        args.u32()?;
+    }
+    args.skip_spaces();
+    args.0.starts_with(UNIQUE_WORD).then_some(())
 }
 
 /// Parses a line without its CR LF.
@@ -325,17 +376,17 @@ fn put(mut args: Arguments<'_>) -> Option<Command<'_>> {
     let delay_secs = args.u32()?;
     let ttr_secs = args.u32()?;
     let body_len = args.u32()?;
-    // The size is checked first, so trailing bytes are only recorded.
-    let trailing = !args.without_nul()?.is_empty();
-    Some(Command::Put { pri, delay_secs, ttr_secs, body_len, trailing })
+    // The size is checked first, so an invalid tag is only recorded.
+    let tag = if args.0.is_empty() { PutTag::None } else { args.put_tag()? };
+    Some(Command::Put { pri, delay_secs, ttr_secs, body_len, tag })
 }
 
 fn put_in_tube(mut args: Arguments<'_>) -> Option<Command<'_>> {
     let tube = args.tube()?;
-    let Some(Command::Put { pri, delay_secs, ttr_secs, body_len, trailing }) = put(args) else {
+    let Some(Command::Put { pri, delay_secs, ttr_secs, body_len, tag }) = put(args) else {
         return None;
     };
-    Some(Command::PutInTube { tube, pri, delay_secs, ttr_secs, body_len, trailing })
+    Some(Command::PutInTube { tube, pri, delay_secs, ttr_secs, body_len, tag })
 }
 
 fn reserve_batch(mut args: Arguments<'_>) -> Option<Command<'_>> {
@@ -435,6 +486,29 @@ impl<'a> Arguments<'a> {
         let count = self.count()?;
         let after = if self.0.is_empty() { 0 } else { self.only_id()? };
         Some(Selection { tube, state, count, after })
+    }
+
+    /// Parses the bytes after the last number of a put. Returns `None` if they have a NUL.
+    #[cold]
+    fn put_tag(self) -> Option<PutTag<'a>> {
+        self.without_nul()?;
+        Some(self.unique_tag().unwrap_or(PutTag::Invalid))
+    }
+
+    /// Parses any number of spaces, at least one, then `idp:<key>` or `idp:<key>:<ttl>`.
+    fn unique_tag(mut self) -> Option<PutTag<'a>> {
+        self.0.starts_with(b" ").then_some(())?;
+        self.skip_spaces();
+        let tag = self.0.strip_prefix(UNIQUE_WORD)?;
+        let (key, ttl) = match text::find_byte(b':', tag) {
+            Some(end) => (&tag[..end], &tag[end + 1..]),
+            None => (tag, &b"0"[..]),
+        };
+        // A key has the bytes of a name of a tube, so neither has a space.
+        let key = Arguments(key).only_tube()?;
+        let mut ttl = Arguments(ttl);
+        let ttl_secs = u32::try_from(ttl.digits()?).ok()?;
+        ttl.0.is_empty().then_some(PutTag::Unique { key, ttl_secs })
     }
 
     /// Parses the maximum number of jobs in a batch.
@@ -587,8 +661,8 @@ mod tests {
     const BAD: Result<Command<'static>, Rejection> = Err(Rejection::BadFormat);
     const UNKNOWN: Result<Command<'static>, Rejection> = Err(Rejection::UnknownCommand);
 
-    fn put(pri: u32, body_len: u32, trailing: bool) -> Result<Command<'static>, Rejection> {
-        Ok(Command::Put { pri, delay_secs: 2, ttr_secs: 3, body_len, trailing })
+    fn put(pri: u32, body_len: u32, tag: PutTag<'static>) -> Result<Command<'static>, Rejection> {
+        Ok(Command::Put { pri, delay_secs: 2, ttr_secs: 3, body_len, tag })
     }
 
     #[test]
@@ -596,6 +670,7 @@ mod tests {
         for line in [
             "put 1 2 3 4",
             "put 1 2 3 4 x",
+            "put 1 2 3 4 idp:a:5",
             "use a",
             "reserve",
             "reserve-with-timeout 5",
@@ -634,10 +709,10 @@ mod tests {
 
     #[test]
     fn numbers_may_have_spaces_before_them_only() {
-        assert_eq!(parse(b"put 1 2 3 4"), put(1, 4, false));
-        assert_eq!(parse(b"put   1  2   3    4"), put(1, 4, false));
-        assert_eq!(parse(b"put 4294967295 2 3 4"), put(u32::MAX, 4, false));
-        assert_eq!(parse(b"put 1 2 3 4 "), put(1, 4, true));
+        assert_eq!(parse(b"put 1 2 3 4"), put(1, 4, PutTag::None));
+        assert_eq!(parse(b"put   1  2   3    4"), put(1, 4, PutTag::None));
+        assert_eq!(parse(b"put 4294967295 2 3 4"), put(u32::MAX, 4, PutTag::None));
+        assert_eq!(parse(b"put 1 2 3 4 "), put(1, 4, PutTag::Invalid));
         for line in ["put ", "put 1 2 3", "put 4294967296 2 3 4", "put -1 2 3 4", "put 1 +2 3 4"] {
             assert_eq!(parse(line.as_bytes()), BAD, "{line}");
         }
@@ -646,6 +721,75 @@ mod tests {
             ["delete 18446744073709551616", "delete 1 ", "delete a", "delete \t1", "peek 1x"]
         {
             assert_eq!(parse(line.as_bytes()), BAD, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_tag_of_a_put_has_a_key_and_seconds() {
+        let unique = |key, ttl_secs| put(1, 4, PutTag::Unique { key, ttl_secs });
+        assert_eq!(parse(b"put 1 2 3 4 idp:a"), unique("a", 0));
+        assert_eq!(parse(b"put 1 2 3 4   idp:Az09-+/;.$_():007"), unique("Az09-+/;.$_()", 7));
+        assert_eq!(parse(b"put 1 2 3 4 idp:a:4294967295"), unique("a", u32::MAX));
+        let longest = "k".repeat(200);
+        let line = |key: &str| format!("put-in-tube t 1 2 3 4 idp:{key}:5");
+        let line = line(&longest);
+        let Ok(Command::PutInTube { tag, .. }) = parse(line.as_bytes()) else {
+            panic!("the longest key is invalid")
+        };
+        assert_eq!(tag, PutTag::Unique { key: &longest, ttl_secs: 5 });
+        for tag in [
+            "idp:a",
+            " ",
+            " idp:",
+            " idp::5",
+            " idp:a:",
+            " idp:a: 5",
+            " idp:a:+5",
+            " idp:a:-1",
+            " idp:a:5x",
+            " idp:a:4294967296",
+            " idp:a:5:6",
+            " idp:-a",
+            " idp:a,b",
+            " idp:a ",
+            " idp:a idp:b",
+            " idp:a:5 idp:b",
+            " idp: a",
+            " IDP:a",
+            " id:a",
+            " x",
+            "\tidp:a",
+            " idp:\u{e9}",
+        ] {
+            let line = format!("put 1 2 3 4{tag}");
+            assert_eq!(parse(line.as_bytes()), put(1, 4, PutTag::Invalid), "{line}");
+        }
+        let too_long = format!("put 1 2 3 4 idp:{longest}k");
+        assert_eq!(parse(too_long.as_bytes()), put(1, 4, PutTag::Invalid));
+    }
+
+    #[test]
+    fn only_a_put_with_a_tag_and_delete_batch_may_be_long() {
+        for line in [
+            "put 1 2 3 4 idp:a",
+            "put 1 2 3 4 idp:",
+            "put  1 2 3 0004   idp:-,",
+            "put-in-tube a 1 2 3 4 idp:a idp:b",
+            "delete-batch x",
+        ] {
+            assert!(may_be_long(line.as_bytes()), "{line}");
+        }
+        for line in [
+            "put 1 2 3 4 a idp:a",
+            "put 1 2 3 idp:a",
+            "put 1 2 3 4294967296 idp:a",
+            "put-in-tube -a 1 2 3 4 idp:a",
+            "put-in-tube 1 2 3 4 idp:a",
+            "puts 1 2 3 4 idp:a",
+            "put 1 2 3 4",
+            "use idp:a",
+        ] {
+            assert!(!may_be_long(line.as_bytes()), "{line}");
         }
     }
 

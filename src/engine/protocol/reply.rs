@@ -4,6 +4,7 @@ use super::command::Rejection;
 use super::output::{Output, Pool};
 use crate::engine::queue::body::{Bodies, Body};
 use crate::engine::queue::listing::ListText;
+use crate::engine::queue::unique::{Hit, HitState};
 use crate::engine::text;
 use crate::engine::text::CR_LF;
 use std::collections::TryReserveError;
@@ -15,6 +16,8 @@ pub enum Reply<'a> {
     Inserted {
         id: u64,
     },
+    /// The reply to a put whose key a job has already.
+    InsertedBefore(Hit),
     Using {
         tube: &'a str,
     },
@@ -107,6 +110,7 @@ impl Reply<'_> {
         let mut out = Writer { output, pool };
         match self {
             Reply::Inserted { id } => out.word_and_number("INSERTED ", id),
+            Reply::InsertedBefore(hit) => out.hit(hit),
             Reply::Using { tube } => {
                 out.line("USING ")?;
                 out.push(tube.as_bytes())?;
@@ -186,6 +190,17 @@ impl Writer<'_> {
         second: u64,
     ) -> Result<(), TryReserveError> {
         self.push(Line::new().number(second).word(" ").number(first).word(word).bytes())
+    }
+
+    fn hit(&mut self, hit: Hit) -> Result<(), TryReserveError> {
+        let state = match hit.state {
+            HitState::Ready => " READY",
+            HitState::Reserved => " RESERVED",
+            HitState::Delayed => " DELAYED",
+            HitState::Buried => " BURIED",
+            HitState::Deleted => " DELETED",
+        };
+        self.push(Line::new().word(state).number(hit.id).word("INSERTED ").bytes())
     }
 
     fn job(

@@ -17,7 +17,7 @@ use crate::engine::binlog::disk::{FinishedRead, ReadToken};
 use crate::engine::binlog::reads::Place;
 use crate::engine::binlog::record;
 use crate::engine::collections::histogram::Histogram;
-use crate::engine::keys::{ConnKey, JobKey, LogKey, NIL, TubeKey};
+use crate::engine::keys::{ConnKey, JobKey, NIL, TubeKey};
 use crate::engine::time::Nanos;
 use log::{error, warn};
 use std::collections::TryReserveError;
@@ -212,7 +212,7 @@ impl Queue {
         let job = &mut self.jobs[key];
         let full_len = job.body.full_len();
         let tube = job.tube;
-        if job.body.is_cold() || binlog.place(job.log, "", full_len).is_none() {
+        if job.body.is_cold() || binlog.place(self.unique.log_of(job.log), "", full_len).is_none() {
             return;
         }
         let body = std::mem::replace(&mut job.body, Body::cold(full_len));
@@ -298,7 +298,8 @@ impl Queue {
     fn place_of(&self, key: JobKey) -> Place {
         let job = &self.jobs[key];
         let binlog = self.binlog.as_ref().expect("a cold body is in the binlog");
-        let place = binlog.place(job.log, &self.tubes[job.tube].name, job.body.full_len());
+        let log = self.unique.log_of(job.log);
+        let place = binlog.place(log, &self.tubes[job.tube].name, job.body.full_len());
         place.expect("the body was made cold because its place is known")
     }
 
@@ -391,7 +392,8 @@ impl Queue {
             let Some(ReadyEntry { job, .. }) = tube.ready.get(index) else { return };
             let job = &self.jobs[job];
             if job.body.is_cold()
-                && let Some(place) = binlog.place(job.log, &tube.name, job.body.full_len())
+                && let Some(place) =
+                    binlog.place(self.unique.log_of(job.log), &tube.name, job.body.full_len())
             {
                 binlog.read_ahead(place);
             }
@@ -457,18 +459,18 @@ impl Queue {
         error!("{place}: the record of job {id} cannot be read: {cause}; the job is lost");
         self.body_cache.stats.failures += 1;
         let Some(binlog) = &mut self.binlog else { return };
-        let log: LogKey = self.jobs[key].log;
+        let log = self.unique.log_of(self.jobs[key].log);
         binlog.note_damage(log);
         // Without space for the record, the job is lost again at the next start.
-        if self.reserve_delete().is_err() {
-            if let Some(binlog) = &mut self.binlog {
-                binlog.postpone_moves();
-            }
-            return;
+        if binlog.reserve_delete(false).is_err() {
+            return binlog.postpone_moves();
         }
         self.detach(key);
         let job = self.jobs.remove(key);
-        self.record_delete(&job);
+        if let Some(unique) = job.log.unique() {
+            self.unique.remove(unique);
+        }
+        self.record_end(&job, log, false);
         let tube = job.tube;
         self.freed_pages += usize::from(self.drop_job(job));
         self.remove_tube_if_idle(tube);

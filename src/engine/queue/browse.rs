@@ -367,7 +367,9 @@ mod tests {
             let (ids, next, _) = page(&mut queue, selection, |queue| {
                 for _ in 0..50 {
                     let gone = *random.choice(&staying).expect("some jobs stay");
-                    if queue.delete(ConnKey::from_index(0), gone) == super::super::Outcome::Done {
+                    if queue.delete(ConnKey::from_index(0), gone, Nanos::ZERO)
+                        == super::super::Outcome::Done
+                    {
                         staying.remove(&gone);
                     }
                     let new = queue.jobs.highest_id() + 1;

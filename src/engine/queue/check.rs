@@ -13,6 +13,7 @@ use super::tube::Tube;
 use super::{Client, Queue, SAFETY_MARGIN, TimerOwner, Totals, URGENT_BELOW};
 use crate::engine::binlog::Binlog;
 use crate::engine::binlog::record;
+use crate::engine::binlog::segments::Owner;
 use crate::engine::keys::{ConnKey, JobKey, Key, LogKey, TimerKey, TubeKey};
 use crate::engine::time::Nanos;
 use std::fmt;
@@ -55,6 +56,7 @@ impl Queue {
             self.tube_of(job).count_job(job, &mut counted);
         }
         self.check_flushes();
+        self.check_unique();
         for (key, client) in self.clients.iter() {
             self.check_client(key, client);
             self.count_client(client, &mut counted);
@@ -216,12 +218,18 @@ impl Queue {
         let len = self.jobs.len() as u64;
         assert_eq!(logged.unwrap_or(len), len, "jobs in the binlog, and jobs");
         for (key, Job { id, log, tube, body, .. }) in self.jobs.iter() {
-            let Some(binlog) = &self.binlog else {
-                assert_eq!(*log, LogKey::NONE, "log key of job {id} without a binlog");
-                continue;
-            };
-            let len = record::full_len(&self.tubes[*tube].name, body.full_len() as usize);
-            binlog.check_job(*log, key, *id, len);
+            let full_len = record::full_len(&self.tubes[*tube].name, body.full_len() as usize);
+            let key_len = log.unique().map_or(0, |_| record::SHORT_LEN);
+            let log = self.unique.log_of(*log);
+            self.check_log(log, Owner::Job(key), *id, full_len + key_len);
+        }
+    }
+
+    /// Checks the entry of a job or kept key in the binlog, whose records have `len` bytes.
+    pub(super) fn check_log(&self, log: LogKey, owner: Owner, id: u64, len: usize) {
+        match &self.binlog {
+            Some(binlog) => binlog.check_entry(log, owner, id, len),
+            None => assert_eq!(log, LogKey::NONE, "log key of job {id} without a binlog"),
         }
     }
 }

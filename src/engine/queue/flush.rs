@@ -43,8 +43,12 @@ pub(super) struct Flush {
     pub buried: List,
     /// The number of flushed jobs in the heaps of connections.
     pub reserved: u32,
-    /// The epoch of these jobs, by which a flushed job finds its flush.
+    kind: FlushKind,
+    /// The epochs of these jobs, by which a flushed job finds its flush.
     epoch: u8,
+    buried_epoch: u8,
+    /// The moment at which the jobs were deleted.
+    decided_at: Nanos,
 }
 
 /// A tube has at most this many flushes whose jobs are not freed: an epoch has 256 values, and each of
@@ -114,7 +118,10 @@ impl Queue {
             delayed: Heap::default(),
             buried: std::mem::take(&mut tube.buried),
             reserved: 0,
+            kind,
             epoch: tube.epoch,
+            buried_epoch: tube.buried_epoch,
+            decided_at: now,
         };
         match kind {
             FlushKind::Buried => tube.buried_epoch = tube.buried_epoch.wrapping_add(1),
@@ -135,7 +142,7 @@ impl Queue {
         // The flushes of a tube end in their order, so their epochs are adjacent and differ.
         let is_only = self.tubes[tube_key].flushes == 1;
         let newest = self.flushes.pending.len() - 1;
-        let is_complete = is_only && self.free_flushed(newest, &mut FIRST_WORK.clone());
+        let is_complete = is_only && self.free_flushed(newest, &mut FIRST_WORK.clone(), now);
         Ok(is_complete.then(|| self.end_flush(newest).count))
     }
 
@@ -146,8 +153,8 @@ impl Queue {
 
     /// Frees jobs of the oldest flushes. Returns the first connection whose flush is complete, and the
     /// number of deleted jobs; `None` if `work_left` is used up, or no connection waits.
-    pub fn flush_step(&mut self, work_left: &mut usize) -> Option<(ConnKey, u64)> {
-        while self.has_flushes() && self.free_flushed(0, work_left) {
+    pub fn flush_step(&mut self, work_left: &mut usize, now: Nanos) -> Option<(ConnKey, u64)> {
+        while self.has_flushes() && self.free_flushed(0, work_left, now) {
             let Flush { conn, count, .. } = self.end_flush(0);
             if let Some(conn) = conn {
                 return Some((conn, count));
@@ -172,7 +179,7 @@ impl Queue {
     }
 
     /// Frees jobs of a flush. Returns `false` if `work_left` is too small for all of them.
-    fn free_flushed(&mut self, index: usize, work_left: &mut usize) -> bool {
+    fn free_flushed(&mut self, index: usize, work_left: &mut usize, now: Nanos) -> bool {
         loop {
             let Flush { ready, delayed, buried, reserved, .. } = &mut self.flushes.pending[index];
             if *work_left == 0 {
@@ -182,8 +189,8 @@ impl Queue {
             let job = job.or_else(|| delayed.pop_last().map(|entry| entry.job));
             let job = job.or_else(|| buried.pop_front(&mut self.jobs).map(JobKey::from_number));
             match job {
-                Some(job) => self.free_flushed_job(job, work_left),
-                None if *reserved > 0 => self.search_flushed(work_left),
+                Some(job) => self.free_flushed_job(job, work_left, now),
+                None if *reserved > 0 => self.search_flushed(work_left, now),
                 None => return true,
             }
         }
@@ -191,7 +198,7 @@ impl Queue {
 
     /// Searches the reserved jobs of all connections for flushed ones, and frees these. A job that
     /// moves within its heap may be missed. The search begins again after the last connection.
-    fn search_flushed(&mut self, work_left: &mut usize) {
+    fn search_flushed(&mut self, work_left: &mut usize, now: Nanos) {
         let (mut number, mut index) = self.flushes.search_at;
         for _ in 0..CHECKS_PER_WORK {
             if number >= self.clients.numbers_end() {
@@ -201,7 +208,7 @@ impl Queue {
             match client.and_then(|client| client.reserved.get(index)) {
                 None => (number, index) = (number + 1, 0),
                 Some(entry) if self.is_flushed(&self.jobs[entry.job]) => {
-                    self.free_flushed_reserved(entry.job, work_left);
+                    self.free_flushed_reserved(entry.job, work_left, now);
                     break;
                 }
                 Some(_) => index += 1,
@@ -213,18 +220,18 @@ impl Queue {
 
     /// Frees flushed jobs at the top of a connection's heap of reserved jobs. Then the top is a job
     /// whose deadline counts, unless `work_left` is too small.
-    pub fn free_flushed_tops(&mut self, conn: ConnKey, work_left: &mut usize) {
+    pub fn free_flushed_tops(&mut self, conn: ConnKey, work_left: &mut usize, now: Nanos) {
         while self.has_flushes()
             && *work_left > 0
             && let Some(top) = self.clients[conn].reserved.first()
             && self.is_flushed(&self.jobs[top.job])
         {
-            self.free_flushed_reserved(top.job, work_left);
+            self.free_flushed_reserved(top.job, work_left, now);
         }
     }
 
     /// Frees a flushed job that a connection has reserved.
-    pub(super) fn free_flushed_reserved(&mut self, key: JobKey, work_left: &mut usize) {
+    pub(super) fn free_flushed_reserved(&mut self, key: JobKey, work_left: &mut usize, now: Nanos) {
         let job = &self.jobs[key];
         let State::Reserved { by, index } = job.state else {
             unreachable!("a flushed job among reserved ones is in another state")
@@ -236,15 +243,32 @@ impl Queue {
         let flush =
             pending.find(|flush| flush.reserved > 0 && (flush.tube, flush.epoch) == (tube, epoch));
         flush.expect("a flushed job belongs to a flush").reserved -= 1;
-        self.free_flushed_job(key, work_left);
+        self.free_flushed_job(key, work_left, now);
+    }
+
+    /// Returns the moment at which a flush has deleted the job. Only the keys of jobs need it.
+    pub(super) fn flushed_at(&self, job: &Job) -> Nanos {
+        let is_buried = matches!(job.state, State::Buried(_));
+        // If two have deleted it, the first one counts.
+        let flush = self.flushes.pending.iter().find(|flush| {
+            flush.tube == job.tube
+                && flush.epoch == job.epoch
+                && match flush.kind {
+                    FlushKind::All => true,
+                    FlushKind::Buried => is_buried && flush.buried_epoch == job.buried_epoch,
+                }
+        });
+        flush.expect("a flushed job belongs to a flush").decided_at
     }
 
     /// Frees a flushed job that is in no heap and no list.
-    fn free_flushed_job(&mut self, key: JobKey, work_left: &mut usize) {
+    fn free_flushed_job(&mut self, key: JobKey, work_left: &mut usize, now: Nanos) {
         let mapped_before = self.mapped_bytes();
+        let has_key = self.jobs[key].log.unique().is_some();
+        let flushed_at = if has_key { self.flushed_at(&self.jobs[key]) } else { Nanos::ZERO };
         self.jobs[key].state = State::Detached;
         let job = self.jobs.remove(key);
-        self.record_flushed(&job);
+        self.record_flushed(&job, flushed_at, now);
         let frees_page = self.drop_job(job);
         let freed = mapped_before.saturating_sub(self.mapped_bytes()).div_ceil(PAGE_BYTES as u64);
         let pages = usize::from(frees_page) + usize::try_from(freed).unwrap_or(usize::MAX);
@@ -327,7 +351,8 @@ mod tests {
 
     /// Frees all flushed jobs, and returns the replies in their order.
     fn finish(queue: &mut Queue) -> Vec<(ConnKey, u64)> {
-        let replies = std::iter::from_fn(|| queue.flush_step(&mut usize::MAX.clone())).collect();
+        let replies =
+            std::iter::from_fn(|| queue.flush_step(&mut usize::MAX.clone(), NOW)).collect();
         assert!(!queue.has_flushes(), "flushed jobs are left");
         replies
     }
@@ -375,7 +400,7 @@ mod tests {
                     }
                     3 => {
                         let mut work_left = random.usize(..600);
-                        while queue.flush_step(&mut work_left).is_some() {
+                        while queue.flush_step(&mut work_left, NOW).is_some() {
                             asked -= 1;
                         }
                     }
@@ -391,7 +416,7 @@ mod tests {
                         let id = random.u64(..=last_id);
                         let expected = model.contains_key(&id);
                         assert_eq!(queue.find(id).is_some(), expected, "seed {seed}, job {id}");
-                        if queue.delete(conn, id) == Outcome::Done {
+                        if queue.delete(conn, id, NOW) == Outcome::Done {
                             assert!(model.remove(&id).is_some(), "seed {seed}, job {id}");
                         }
                     }

@@ -9,7 +9,7 @@ use crate::engine::collections::heap::{Entry, rank};
 use crate::engine::collections::job_index::JobIndex;
 use crate::engine::collections::list::{Linked, Links};
 use crate::engine::collections::slab::PagedSlab;
-use crate::engine::keys::{ConnKey, JobKey, Key, LogKey, TubeKey};
+use crate::engine::keys::{ConnKey, JobKey, Key, LogKey, NIL, TubeKey, UniqueKey};
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 use std::ops::{Index, IndexMut};
@@ -31,8 +31,8 @@ pub struct Job {
     pub created_at: Nanos,
     pub state: State,
     pub body: Body,
-    /// The job's entry in the binlog; [`LogKey::NONE`] without a binlog.
-    pub log: LogKey,
+    /// The job's entry in the binlog, or its key, which has that entry.
+    pub log: LogRef,
     /// The epoch of its tube when the job was put.
     pub epoch: u8,
     /// The epoch of the buried jobs of its tube when it was last buried.
@@ -40,6 +40,56 @@ pub struct Job {
     /// The number of times that it came back since it was put or kicked: its TTR ran out, or the
     /// connection that had reserved it closed.
     pub returns: u16,
+}
+
+/// Refers to the entry of a job in the binlog, or to the key of a unique job, which has that entry. So a
+/// job without a key takes no memory for one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogRef(u32);
+
+/// The target of a [`LogRef`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogTarget {
+    /// The entry in the binlog; [`LogKey::NONE`] without a binlog.
+    Entry(LogKey),
+    Unique(UniqueKey),
+}
+
+/// The bit of a reference to a key. The numbers of keys and entries have 31 bits.
+const UNIQUE_BIT: u32 = 1 << 31;
+
+impl LogRef {
+    /// Refers to no entry, because there is no binlog.
+    pub const NONE: LogRef = LogRef(NIL);
+
+    /// Returns what it refers to.
+    pub fn target(self) -> LogTarget {
+        if self.0 & UNIQUE_BIT == 0 || self == LogRef::NONE {
+            LogTarget::Entry(LogKey::from_number(self.0))
+        } else {
+            LogTarget::Unique(UniqueKey::from_number(self.0 ^ UNIQUE_BIT))
+        }
+    }
+
+    /// Returns the key of the job, if it has one.
+    pub fn unique(self) -> Option<UniqueKey> {
+        match self.target() {
+            LogTarget::Entry(_) => None,
+            LogTarget::Unique(unique) => Some(unique),
+        }
+    }
+}
+
+impl From<LogKey> for LogRef {
+    fn from(key: LogKey) -> LogRef {
+        LogRef(key.number())
+    }
+}
+
+impl From<UniqueKey> for LogRef {
+    fn from(key: UniqueKey) -> LogRef {
+        LogRef(key.number() | UNIQUE_BIT)
+    }
 }
 
 /// Adds 1, and wraps to 0 as C beanstalkd does: a job from its files may have the largest count.
@@ -124,7 +174,7 @@ impl Job {
             created_at,
             state: State::Detached,
             body,
-            log: LogKey::NONE,
+            log: LogRef::NONE,
             epoch: 0,
             buried_epoch: 0,
             returns: 0,

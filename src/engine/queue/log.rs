@@ -3,18 +3,22 @@
 //! Each put, release, bury, kick and delete makes a record with the state that the job is sent to.
 //! Nothing else is recorded. After a restart a job is in the state of its last record, although it
 //! may have been reserved or timed out since. Compaction writes the present state of a job; a
-//! reserved job is ready after a restart.
+//! reserved job is ready after a restart. The key of a unique job is recorded before each full record of
+//! the job, and once more when the job is deleted and the key is kept.
 //!
 //! Each of these rules first reserves space for its record. If there is none, it fails and nothing
 //! has changed. Each rule but put makes garbage, and ends with a step of compaction. Without a
 //! binlog every reservation succeeds and nothing is recorded.
 
 use super::Queue;
-use super::job::{Job, Jobs, State, Target};
+use super::job::{Job, Jobs, LogRef, LogTarget, State, Target};
+use super::unique::{NewKey, UniqueKeys};
 use crate::engine::binlog::disk::{FileNumber, Progress};
+use crate::engine::binlog::key_record::KeyRecord;
 use crate::engine::binlog::record::{self, Fields, FlushKind, Mark, RecordState};
-use crate::engine::binlog::{Binlog, BinlogStats, IoFailed, NoSpace};
-use crate::engine::keys::{JobKey, LogKey, TubeKey};
+use crate::engine::binlog::segments::Owner;
+use crate::engine::binlog::{Binlog, BinlogStats, IoFailed, KeyNeeds, NoSpace};
+use crate::engine::keys::{JobKey, LogKey, TubeKey, UniqueKey};
 use crate::engine::time::{ClockOffset, Nanos};
 
 /// At most this many bytes of jobs, and the rest of one job, are moved at once, in about 0.2 ms.
@@ -36,10 +40,16 @@ impl Queue {
         self.binlog.as_ref().is_some_and(|binlog| binlog.syncs_each_iteration())
     }
 
-    /// Reserves space for the record of a put. `body_len` includes the CR LF.
-    pub(super) fn reserve_put(&mut self, tube: TubeKey, body_len: usize) -> Result<(), NoSpace> {
+    /// Reserves space for the records of a put. `body_len` includes the CR LF.
+    pub(super) fn reserve_put(
+        &mut self,
+        tube: TubeKey,
+        body_len: usize,
+        unique: Option<NewKey>,
+    ) -> Result<(), NoSpace> {
         let Some(binlog) = &mut self.binlog else { return Ok(()) };
-        binlog.reserve_put(record::full_len(&self.tubes[tube].name, body_len))
+        let key = unique.map(|unique| KeyNeeds { is_kept: unique.ttl_secs > 0 });
+        binlog.reserve_put(record::full_len(&self.tubes[tube].name, body_len), key)
     }
 
     /// Reserves space for the record of a release, bury or kick.
@@ -47,9 +57,13 @@ impl Queue {
         self.binlog.as_mut().map_or(Ok(()), Binlog::reserve_update)
     }
 
-    /// Reserves space for the record of a delete.
-    pub(super) fn reserve_delete(&mut self) -> Result<(), NoSpace> {
-        self.binlog.as_mut().map_or(Ok(()), Binlog::reserve_delete)
+    /// Reserves space for the records of a delete, and memory for a key that is kept.
+    pub(super) fn reserve_delete(&mut self, log: LogRef) -> Result<(), NoSpace> {
+        let is_kept = self.unique.will_keep(log);
+        if is_kept {
+            self.unique.try_reserve_kept()?;
+        }
+        self.binlog.as_mut().map_or(Ok(()), |binlog| binlog.reserve_delete(is_kept))
     }
 
     /// Records a put. The job is sent to `to`.
@@ -58,7 +72,9 @@ impl Queue {
         let job = &mut self.jobs[key];
         let fields = fields(job, target_state(to, binlog, now), self.clock_offset);
         let body = self.bodies.bytes(&job.body);
-        job.log = binlog.put(key, &fields, &self.tubes[job.tube].name, body);
+        let unique = self.unique.record_of(job);
+        let log = binlog.put(key, unique.as_ref(), &fields, &self.tubes[job.tube].name, body);
+        self.unique.set_log(job, log);
     }
 
     /// Records a release, bury or kick. The job is sent to `to`.
@@ -66,7 +82,7 @@ impl Queue {
         let Some(binlog) = &mut self.binlog else { return };
         let job = &self.jobs[key];
         let state = target_state(to, binlog, now);
-        binlog.update(job.log, &fields(job, state, self.clock_offset));
+        binlog.update(self.unique.log_of(job.log), &fields(job, state, self.clock_offset));
     }
 
     /// Reserves space for the record of a flush.
@@ -82,14 +98,6 @@ impl Queue {
         binlog.flush(&self.tubes[tube].name, kind, decided_at);
     }
 
-    /// Records the delete of a flushed job.
-    pub(super) fn record_flushed(&mut self, job: &Job) {
-        let Some(binlog) = &mut self.binlog else { return };
-        let state = (RecordState::Deleted, Nanos::ZERO);
-        let fields = Fields { mark: Mark::Flushed, ..fields(job, state, self.clock_offset) };
-        binlog.delete_flushed(job.log, &fields);
-    }
-
     /// Records that a buried job was reserved: then it `is_held`. It is buried again after a restart,
     /// but a flush of buried jobs before that does not delete it. On a full disk there is no record: a
     /// flush of buried jobs may delete the job if a crash interrupts the flush.
@@ -99,17 +107,60 @@ impl Queue {
             return;
         }
         let job = &self.jobs[key];
-        let state = (RecordState::Buried, binlog.buried_at(job.log));
+        let log = self.unique.log_of(job.log);
+        let state = (RecordState::Buried, binlog.buried_at(log));
         let mark = if is_held { Mark::Held } else { Mark::None };
         let fields = Fields { mark, ..fields(job, state, self.clock_offset) };
-        binlog.hold(job.log, &fields);
+        binlog.hold(log, &fields);
     }
 
-    /// Records a delete.
-    pub(super) fn record_delete(&mut self, job: &Job) {
+    /// Records the delete of a job that was removed, and ends its key.
+    pub(super) fn record_delete(&mut self, job: &Job, now: Nanos) {
+        match job.log.target() {
+            LogTarget::Entry(log) => self.record_end(job, log, false),
+            LogTarget::Unique(key) => self.end_unique(job, key, None, now),
+        }
+    }
+
+    /// Records the delete of a job that a flush has deleted at `flushed_at`, and ends its key.
+    pub(super) fn record_flushed(&mut self, job: &Job, flushed_at: Nanos, now: Nanos) {
+        match job.log.target() {
+            LogTarget::Entry(log) => self.record_end(job, log, true),
+            LogTarget::Unique(key) => self.end_unique(job, key, Some(flushed_at), now),
+        }
+    }
+
+    /// Records the delete of a job whose key, if it had one, is not kept.
+    pub(super) fn record_end(&mut self, job: &Job, log: LogKey, is_flushed: bool) {
         let Some(binlog) = &mut self.binlog else { return };
-        let state = (RecordState::Deleted, Nanos::ZERO);
-        binlog.delete(job.log, &fields(job, state, self.clock_offset));
+        let fields = end_fields(job, is_flushed, self.clock_offset);
+        if is_flushed {
+            binlog.delete_flushed(log, &fields);
+        } else {
+            binlog.delete(log, &fields);
+        }
+    }
+
+    /// Records the delete of a job whose key is kept, after [`Queue::reserve_delete`].
+    pub(super) fn record_kept(&mut self, job: &Job, log: LogKey, key: UniqueKey, is_flushed: bool) {
+        let kept = self.kept_record(key);
+        let Some(binlog) = &mut self.binlog else { return };
+        let fields = end_fields(job, is_flushed, self.clock_offset);
+        binlog.delete_and_keep(log, key, &kept, &fields, is_flushed);
+    }
+
+    /// Returns the record of a kept key.
+    fn kept_record(&self, key: UniqueKey) -> KeyRecord {
+        let record = self.unique.record_of_kept(key);
+        let kept_until = record.kept_until.map(|until| until.to_wall_clock(self.clock_offset));
+        KeyRecord { kept_until, ..record }
+    }
+
+    /// Forgets the entry of a kept key.
+    pub(super) fn forget_key(&mut self, log: LogKey) {
+        if let Some(binlog) = &mut self.binlog {
+            binlog.forget_key(log);
+        }
     }
 
     /// Writes the records of this iteration, and syncs them if a sync is due.
@@ -136,7 +187,7 @@ impl Queue {
 
     /// Returns the number of the file that has the full record of a job, or 0 without a binlog.
     pub fn file_of(&self, job: &Job) -> FileNumber {
-        self.binlog.as_ref().map_or(0, |binlog| binlog.file_of(job.log))
+        self.binlog.as_ref().map_or(0, |binlog| binlog.file_of(self.unique.log_of(job.log)))
     }
 
     /// Returns the numbers of the binlog for `stats`.
@@ -145,37 +196,42 @@ impl Queue {
     }
 
     /// Returns the bytes of memory that all jobs take. They include the entries in the binlog, bodies
-    /// that are arriving or being sent, and free space between them.
+    /// that are arriving or being sent, keys, and free space between them.
     pub fn job_bytes(&self) -> u64 {
         let entries = self.binlog.as_ref().map_or(0, |binlog| binlog.job_table_bytes());
-        self.jobs.taken_bytes() + self.bodies.taken_bytes() + entries
+        let keys = self.unique.taken_bytes();
+        self.jobs.taken_bytes() + self.bodies.taken_bytes() + entries + keys
     }
 
     /// Returns the bytes of the pages that jobs take without their bodies: a page is unmapped with its
     /// last entry.
     pub(super) fn mapped_bytes(&self) -> u64 {
         let entries = self.binlog.as_ref().map_or(0, |binlog| binlog.job_table_bytes());
-        self.jobs.page_bytes() + entries
+        self.jobs.page_bytes() + self.unique.page_bytes() + entries
     }
 
     /// Returns at most how many bytes of memory one more job takes. Its body has `full_len` bytes with
     /// the CR LF.
-    pub fn bytes_of_a_job(&self, full_len: usize) -> u64 {
+    pub fn bytes_of_a_job(&self, full_len: usize, is_unique: bool) -> u64 {
         let entry = if self.has_binlog() { Binlog::BYTES_PER_JOB } else { 0 };
-        Jobs::MOST_BYTES_OF_A_JOB + self.bodies.growth_for(full_len) + entry
+        let key = if is_unique { UniqueKeys::MOST_BYTES_OF_A_KEY } else { 0 };
+        Jobs::MOST_BYTES_OF_A_JOB + self.bodies.growth_for(full_len) + entry + key
     }
 
     /// Moves jobs to the current file, if that is due. Further ones are moved by the next calls.
     pub fn compact(&mut self) {
         let most = self.moved_bytes + MAX_MOVED_PER_CALL;
         while self.moved_bytes < most
-            && let Some((log, job)) = self.binlog.as_mut().and_then(|binlog| binlog.next_to_move())
+            && let Some((log, owner)) =
+                self.binlog.as_mut().and_then(|binlog| binlog.next_to_move())
         {
             // A record after that of the flush would bring the job back.
-            if self.is_flushed(&self.jobs[job]) {
+            if let Owner::Job(job) = owner
+                && self.is_flushed(&self.jobs[job])
+            {
                 break;
             }
-            if !self.move_in_binlog(log, job, false) {
+            if !self.move_in_binlog(log, owner, false) {
                 break;
             }
         }
@@ -184,10 +240,10 @@ impl Queue {
     /// Writes the full records of these jobs again, or of as many as there is space for.
     pub(super) fn rewrite(&mut self, jobs: &[JobKey]) {
         for &key in jobs {
-            let log = self.jobs[key].log;
+            let log = self.unique.log_of(self.jobs[key].log);
             let reserved = self.binlog.as_mut().is_some_and(|binlog| binlog.reserve_move(log));
             if reserved {
-                self.move_in_binlog(log, key, true);
+                self.move_in_binlog(log, Owner::Job(key), true);
             }
         }
         self.moved_bytes = 0;
@@ -195,29 +251,43 @@ impl Queue {
 
     /// Moves all jobs out of damaged files, or as many as there is space for.
     pub(super) fn empty_damaged_files(&mut self) {
-        while let Some((log, job)) =
+        while let Some((log, owner)) =
             self.binlog.as_mut().and_then(|binlog| binlog.next_in_damaged_file())
         {
-            // Its record cannot be read: it is lost, or stays until the next start.
-            if !self.move_in_binlog(log, job, true) && self.jobs.get(job).is_some() {
+            // A record that cannot be read is lost, or stays until the next start.
+            let is_moved = self.move_in_binlog(log, owner, true);
+            let stays = matches!(owner, Owner::Job(job) if self.jobs.get(job).is_some());
+            if !is_moved && stays {
                 break;
             }
         }
     }
 
-    /// Writes the full record of a job again. Returns `false` if that is not possible: the record must
-    /// be read from the disk first, which is waited for only if it `may_wait`, or it cannot be read.
-    fn move_in_binlog(&mut self, log: LogKey, key: JobKey, may_wait: bool) -> bool {
+    /// Writes the record of a job or of a kept key again. Returns `false` if that is not possible: the
+    /// record must be read from the disk first, which is waited for only if it `may_wait`, or it cannot
+    /// be read.
+    fn move_in_binlog(&mut self, log: LogKey, owner: Owner, may_wait: bool) -> bool {
+        let moved = match owner {
+            Owner::Job(key) => self.move_job_in_binlog(log, key, may_wait),
+            Owner::KeptKey(key) => {
+                let kept = self.kept_record(key);
+                self.binlog.as_mut().map(|binlog| binlog.move_kept_key(log, &kept))
+            }
+        };
+        self.moved_bytes += usize::try_from(moved.unwrap_or(0)).unwrap_or(usize::MAX);
+        moved.is_some()
+    }
+
+    fn move_job_in_binlog(&mut self, log: LogKey, key: JobKey, may_wait: bool) -> Option<u64> {
         let cold = if self.jobs[key].body.is_cold() {
-            let Some(record) = self.record_to_move(key, may_wait) else { return false };
-            Some(record)
+            Some(self.record_to_move(key, may_wait)?)
         } else {
             None
         };
         let state = self.present_state(key);
-        let Some(binlog) = &mut self.binlog else { return false };
+        let binlog = self.binlog.as_mut()?;
         let job = &self.jobs[key];
-        assert_eq!(job.log, log, "the entry in the binlog of job {}", job.id);
+        assert_eq!(self.unique.log_of(job.log), log, "the entry in the binlog of job {}", job.id);
         let tube = &self.tubes[job.tube].name;
         let fields = fields(job, state, self.clock_offset);
         let body = match &cold {
@@ -229,21 +299,21 @@ impl Queue {
                     Ok(body) => body,
                     Err(corruption) => {
                         self.lose(key, place, &corruption.to_string());
-                        return false;
+                        return None;
                     }
                 }
             }
         };
-        self.moved_bytes += binlog.move_to_current(log, &fields, tube, body);
-        true
+        let unique = self.unique.record_of(job);
+        Some(binlog.move_to_current(log, unique.as_ref(), &fields, tube, body))
     }
 
     /// Returns the present state of a job for a record, and its moment.
     fn present_state(&self, key: JobKey) -> (RecordState, Nanos) {
         let job = &self.jobs[key];
         let due = || self.due(job).unwrap_or(Nanos::ZERO);
-        let buried_at =
-            || self.binlog.as_ref().map_or(Nanos::ZERO, |binlog| binlog.buried_at(job.log));
+        let log = self.unique.log_of(job.log);
+        let buried_at = || self.binlog.as_ref().map_or(Nanos::ZERO, |binlog| binlog.buried_at(log));
         match job.state {
             State::Ready { .. } => (RecordState::Ready, Nanos::ZERO),
             State::Delayed { .. } => (RecordState::Delayed, due()),
@@ -261,6 +331,12 @@ fn target_state(to: Target, binlog: &mut Binlog, now: Nanos) -> (RecordState, Na
         Target::Delayed { due } => (RecordState::Delayed, due),
         Target::Buried => (RecordState::Buried, binlog.next_burial(now)),
     }
+}
+
+/// Returns the fields of the record of a delete.
+fn end_fields(job: &Job, is_flushed: bool, clock_offset: ClockOffset) -> Fields {
+    let mark = if is_flushed { Mark::Flushed } else { Mark::None };
+    Fields { mark, ..fields(job, (RecordState::Deleted, Nanos::ZERO), clock_offset) }
 }
 
 /// Returns the fields of a record. Moments of the engine are converted to wall-clock time.

@@ -34,6 +34,7 @@
 //! | [`listing`] | lists of more than 1,024 tubes, made in steps |
 //! | [`browse`] | selects jobs of a tube in the order of their ids |
 //! | [`flush`] | deletes all jobs of a tube at one moment |
+//! | [`unique`] | keys of jobs, so that no other job with the same key is put |
 //! | [`bury_after`] | buries jobs that come back too often |
 //! | [`touch`] | renews the deadlines of all jobs of a connection |
 //! | [`log`] | what is recorded in the binlog, and when |
@@ -52,6 +53,7 @@ pub mod log;
 pub mod replay;
 pub mod touch;
 pub mod tube;
+pub mod unique;
 pub mod waiters;
 
 use super::binlog::{Binlog, NoSpace};
@@ -69,6 +71,7 @@ use job::{DelayedEntry, Job, JobParams, Jobs, ReadyEntry, ReservedEntry, State, 
 use std::collections::{TryReserveError, VecDeque};
 use std::num::NonZero;
 use tube::{Pause, Tube, Tubes};
+use unique::{NewKey, UniqueKeys};
 use waiters::{Search, Wait, WaitSeq, Watches, Watching};
 
 /// All jobs, tubes and clients, and the rules for them.
@@ -80,6 +83,8 @@ pub struct Queue {
     pub tubes: Tubes,
     pub clients: Clients,
     pub watches: Watches,
+    /// The keys of jobs.
+    pub unique: UniqueKeys,
     /// The results of waits that are not delivered yet, the oldest first.
     pub wait_results: VecDeque<(ConnKey, WaitResult)>,
     /// The counts for `stats`.
@@ -255,6 +260,7 @@ impl Queue {
             tubes: Tubes::default(),
             clients: Clients::default(),
             watches: Watches::default(),
+            unique: UniqueKeys::new(now),
             wait_results: VecDeque::new(),
             totals: Totals::default(),
             binlog: None,
@@ -407,7 +413,7 @@ impl Queue {
             };
             let job = closing.release_order.pop().filter(is_reserved).unwrap_or(soonest.job);
             if self.is_flushed(&self.jobs[job]) {
-                self.free_flushed_reserved(job, work_left);
+                self.free_flushed_reserved(job, work_left, now);
             } else {
                 self.take_back(job, work_left, now);
             }
@@ -561,7 +567,20 @@ impl Queue {
         body: Body,
         now: Nanos,
     ) -> Result<(), NoSpace> {
-        if let Err(no_space) = self.ensure_fits(key, params, &body) {
+        self.put_unique(key, id, params, None, body, now)
+    }
+
+    /// As [`Queue::put`], with a key that is not in force: [`Queue::find_unique`] finds no job.
+    pub fn put_unique(
+        &mut self,
+        key: TubeKey,
+        id: u64,
+        params: JobParams,
+        unique: Option<NewKey>,
+        body: Body,
+        now: Nanos,
+    ) -> Result<(), NoSpace> {
+        if let Err(no_space) = self.ensure_fits(key, params, unique, &body) {
             self.drop_body(body);
             self.remove_tube_if_idle(key);
             return Err(no_space);
@@ -572,6 +591,9 @@ impl Queue {
         job.epoch = self.tubes[key].epoch;
         self.body_cache.add(job.body.full_len());
         let job = self.jobs.insert(job);
+        if let Some(unique) = unique {
+            self.add_unique(job, unique);
+        }
         let target = self.jobs[job].target(now);
         self.record_put(job, target, now);
         self.attach(job, target, now);
@@ -581,12 +603,21 @@ impl Queue {
         Ok(())
     }
 
-    fn ensure_fits(&mut self, key: TubeKey, params: JobParams, body: &Body) -> Result<(), NoSpace> {
+    fn ensure_fits(
+        &mut self,
+        key: TubeKey,
+        params: JobParams,
+        unique: Option<NewKey>,
+        body: &Body,
+    ) -> Result<(), NoSpace> {
         let tube = &mut self.tubes[key];
         self.jobs.try_reserve_one()?;
         tube.ready.try_reserve(1)?;
         tube.delayed.try_reserve(usize::from(params.delay_secs > 0))?;
-        self.reserve_put(key, body.full_len() as usize)
+        if unique.is_some() {
+            self.unique.try_reserve_one()?;
+        }
+        self.reserve_put(key, body.full_len() as usize, unique)
     }
 
     /// Drops a reference to a body.
@@ -642,8 +673,8 @@ impl Queue {
     }
 
     /// Deletes the job `id`, unless another connection has reserved it.
-    pub fn delete(&mut self, conn: ConnKey, id: u64) -> Outcome {
-        let outcome = self.delete_one(conn, id);
+    pub fn delete(&mut self, conn: ConnKey, id: u64, now: Nanos) -> Outcome {
+        let outcome = self.delete_one(conn, id, now);
         self.compact();
         outcome
     }
@@ -651,17 +682,17 @@ impl Queue {
     /// As [`Queue::delete`], for one of many jobs. The caller calls [`Queue::compact`] after the last.
     // The compiler inlines a function into every command only if it has one caller.
     #[inline(always)]
-    pub fn delete_one(&mut self, conn: ConnKey, id: u64) -> Outcome {
+    pub fn delete_one(&mut self, conn: ConnKey, id: u64, now: Nanos) -> Outcome {
         let Some(job) = self.find(id) else { return Outcome::NotFound };
         if matches!(self.jobs[job].state, State::Reserved { by, .. } if by != conn) {
             return Outcome::NotFound;
         }
-        if self.reserve_delete().is_err() {
+        if self.reserve_delete(self.jobs[job].log).is_err() {
             return Outcome::NoSpace;
         }
         self.detach(job);
         let job = self.jobs.remove(job);
-        self.record_delete(&job);
+        self.record_delete(&job, now);
         self.tubes[job.tube].deletes += 1;
         let tube = job.tube;
         self.freed_pages += usize::from(self.drop_job(job));
@@ -979,7 +1010,8 @@ impl Queue {
         let bodies = self.bodies.next_due();
         let is_overdue = !self.overdue_tubes.is_empty() || !self.overdue_conns.is_empty();
         let overdue = is_overdue.then_some(Nanos::ZERO);
-        self.wheel.next_due().into_iter().chain(binlog).chain(bodies).chain(overdue).min()
+        let timers = [self.wheel.next_due(), self.unique.next_due()];
+        timers.into_iter().flatten().chain(binlog).chain(bodies).chain(overdue).min()
     }
 
     /// Does due work: at most `work` units for tubes, then `work` units for connections. Tubes come
@@ -994,6 +1026,7 @@ impl Queue {
         self.evict_step();
         self.bodies.reap(now);
         self.bury_log.tick(now);
+        self.expire_keys(now);
         self.closing_work_left = CLOSING_WORK;
         self.is_late = false;
         for _ in 0..TIMERS_PER_TICK {
@@ -1087,7 +1120,7 @@ impl Queue {
 
     fn run_due_client(&mut self, conn: ConnKey, now: Nanos, work_left: &mut usize) {
         loop {
-            self.free_flushed_tops(conn, work_left);
+            self.free_flushed_tops(conn, work_left, now);
             let first = self.clients[conn].reserved.first();
             let Some(expired) = first.filter(|entry| entry.deadline <= now) else { break };
             if *work_left == 0 {

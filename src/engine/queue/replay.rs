@@ -10,10 +10,13 @@
 //!
 //! A function that returns `TryReserveError` found too little memory for the jobs.
 
+mod keys;
+
 use super::Queue;
 use super::job::{Job, JobParams, Target};
 use super::tube::Tubes;
 use crate::engine::binlog::disk::{Disk, FileNumber};
+use crate::engine::binlog::key_record::{self, KeyRecord};
 use crate::engine::binlog::reader::{self, Damage, Item, ReadError, Reader, Record, TornTail};
 use crate::engine::binlog::record::{
     self, Fields, FlushCounts, FlushKind, HIGHEST_ID, Layout, Mark, RecordState,
@@ -24,6 +27,7 @@ use crate::engine::collections::secondary_map::SecondaryMap;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{JobKey, TubeKey};
 use crate::engine::time::Nanos;
+use keys::FlushTimes;
 use log::{error, info, warn};
 use std::collections::{HashSet, TryReserveError};
 use std::fmt;
@@ -83,8 +87,12 @@ struct ReplayState<'q> {
     /// The flushes of its tube before the full record of a job, and the flushes of buried jobs before
     /// its last record. Jobs without an entry had none.
     flushes_before: SecondaryMap<JobKey, FlushCounts>,
-    /// Flushed jobs whose deletes are not recorded.
-    flushed: Vec<JobKey>,
+    /// The moments of the flushes of each tube.
+    flush_times: FlushTimes,
+    /// Flushed jobs whose deletes are not recorded. If they have keys, also the moments of their flushes.
+    flushed: Vec<(JobKey, Nanos)>,
+    /// The record of a key, and its file, if that was the last record.
+    key_before: Option<(FileNumber, KeyRecord)>,
     /// Buried jobs that workers had reserved.
     held: Vec<JobKey>,
     /// Jobs that a flush deleted whose record is lost. For C beanstalkd they are deleted.
@@ -101,6 +109,13 @@ struct LastState {
     state: RecordState,
     /// A worker had reserved the job, which is buried.
     is_held: bool,
+}
+
+impl LastState {
+    /// Returns whether the job is buried, and no worker had reserved it.
+    fn is_buried(self) -> bool {
+        self.state == RecordState::Buried && !self.is_held
+    }
 }
 
 /// At most this many ids can be missing between two records. An id that is farther away is damaged.
@@ -129,7 +144,9 @@ impl Queue {
             last_states: SecondaryMap::default(),
             flushes: SecondaryMap::default(),
             flushes_before: SecondaryMap::default(),
+            flush_times: FlushTimes::default(),
             flushed: Vec::new(),
+            key_before: None,
             held: Vec::new(),
             unflushed: HashSet::new(),
             lost: HashSet::new(),
@@ -139,10 +156,10 @@ impl Queue {
     }
 
     /// Deletes jobs whose flush was recorded before the server ended.
-    fn finish_flushes(&mut self, flushed: &[JobKey]) {
-        for &key in flushed {
+    fn finish_flushes(&mut self, flushed: &[(JobKey, Nanos)], now: Nanos) {
+        for &(key, flushed_at) in flushed {
             let job = self.jobs.remove(key);
-            self.record_flushed(&job);
+            self.record_flushed(&job, flushed_at, now);
             self.drop_job(job);
         }
         if !flushed.is_empty() {
@@ -221,7 +238,7 @@ impl Replay<'_> {
             BeginError::NoFile(error) => ReplayError::Begin(error),
             BeginError::Failed(failure) => ReplayError::Failed(failure),
         })?);
-        queue.finish_flushes(&flushed);
+        queue.finish_flushes(&flushed, now);
         queue.end_holds(&held);
         // A later flush may have deleted some of them.
         let unflushed = unflushed.into_iter().filter(|&key| queue.jobs.get(key).is_some());
@@ -252,10 +269,12 @@ impl ReplayState<'_> {
                     self.apply(number, layout, &record).map_err(ReplayError::NoMemory)?;
                 }
                 Item::Damage(damage) => {
+                    self.key_before = None;
                     self.count_tail_as_damage();
                     self.note_damage(number, &damage);
                 }
                 Item::End(end) => {
+                    self.key_before.take_if(|_| end.tail.is_some());
                     self.used_bytes += end.used;
                     self.segments.by_number(number).used = end.used;
                     let damage = end.tail.and_then(|tail| self.tail.begins(number, tail));
@@ -280,6 +299,9 @@ impl ReplayState<'_> {
         let effect = match damage.id {
             Some(id) if record::flush_kind(id).is_some() => {
                 "; it was the record of a flush: some of the flushed jobs may be back".to_owned()
+            }
+            Some(id) if key_record::is_key(id) => {
+                "; it was the key of a job: another job with this key may be put".to_owned()
             }
             Some(id) if self.queue.jobs.find(id).is_some() => {
                 format!("; keeping job {id} as it was before")
@@ -334,8 +356,12 @@ impl ReplayState<'_> {
         record: &Record<'_>,
     ) -> Result<(), TryReserveError> {
         let Record { fields, tube, body, .. } = *record;
+        if let Some(key) = record.key {
+            return self.apply_key(number, key);
+        }
+        let key_before = self.key_before.take().filter(|(_, key)| key.id == fields.id);
         if let Some(kind) = record.flush {
-            return self.apply_flush(kind, tube);
+            return self.apply_flush(kind, tube, fields.created_at);
         }
         self.note_id(fields.id);
         let known = self.queue.jobs.find(fields.id);
@@ -355,8 +381,11 @@ impl ReplayState<'_> {
                 self.flushes_before.remove(key);
                 self.last_states.remove(key);
                 let job = self.queue.jobs.remove(key);
-                self.segments.remove_job(job.log);
+                self.remove_job(&job);
                 self.queue.drop_job(job);
+                if let Some((number, key)) = key_before {
+                    self.keep_key(number, &key)?;
+                }
             }
             return Ok(());
         }
@@ -365,7 +394,13 @@ impl ReplayState<'_> {
             (Some(key), None) => key,
             (known, Some((tube, body))) => {
                 self.lost.remove(&fields.id);
-                self.apply_full((number, record.offset), known, &fields, tube, body)?
+                let place = (number, record.offset);
+                let key = self.apply_full(place, known, &fields, tube, body)?;
+                let key_before = key_before.filter(|(_, key)| key.kept_until.is_none());
+                if let Some((_, record)) = key_before {
+                    self.give_key(key, &record)?;
+                }
+                key
             }
             // Its full record was in a file that is removed.
             (None, None) => return Ok(()),
@@ -391,12 +426,15 @@ impl ReplayState<'_> {
         body: &[u8],
     ) -> Result<JobKey, TryReserveError> {
         // Its length when compaction writes it.
-        let len = record::full_len(tube, body.len()) as u64;
+        let mut len = record::full_len(tube, body.len()) as u64;
         let tube = self.find_tube(tube)?;
         if let Some(key) = known {
             self.queue.replace_body(key, tube, body, offset)?;
             self.unflushed.remove(&key);
-            self.segments.move_job(self.queue.jobs[key].log, number, offset, len);
+            let job = &self.queue.jobs[key];
+            // A record of C beanstalkd, which has moved the job, has no key before it.
+            len += job.log.unique().map_or(0, |_| record::SHORT_LEN as u64);
+            self.segments.move_job(self.queue.unique.log_of(job.log), number, offset, len);
             return Ok(key);
         }
         self.queue.jobs.try_reserve_one()?;
@@ -405,20 +443,25 @@ impl ReplayState<'_> {
         let params = JobParams { pri, delay_secs, ttr_secs };
         let body = self.queue.body_of_record(tube, body, offset)?;
         let key = self.queue.jobs.insert(Job::new(id, tube, params, body, created_at));
-        self.queue.jobs[key].log = self.segments.add_job(key, number, offset, len);
+        self.queue.jobs[key].log = self.segments.add_job(key, number, offset, len).into();
         self.note_flushes(key, true)?;
         Ok(key)
     }
 
     /// Applies the record of a flush. The jobs are still needed: their deletes may not be recorded.
-    fn apply_flush(&mut self, kind: FlushKind, tube: Option<&str>) -> Result<(), TryReserveError> {
+    fn apply_flush(
+        &mut self,
+        kind: FlushKind,
+        tube: Option<&str>,
+        decided_at: Nanos,
+    ) -> Result<(), TryReserveError> {
         // In a tube without jobs there is nothing to flush.
         let Some(key) = tube.and_then(|tube| self.queue.tubes.find(tube)) else { return Ok(()) };
         if self.flushes.get(key).is_none() {
             self.flushes.try_insert(key, FlushCounts::default())?;
         }
         self.flushes[key].add(kind);
-        Ok(())
+        self.flush_times.add(key, kind, decided_at)
     }
 
     /// Notes how many flushes of its tube were before a record of the job.
@@ -437,9 +480,7 @@ impl ReplayState<'_> {
         let job = &self.queue.jobs[key];
         let flushes = self.flushes.get(job.tube).copied().unwrap_or_default();
         let before = self.flushes_before.get(key).copied().unwrap_or_default();
-        let LastState { state, is_held } = self.last_states[key];
-        let is_buried = state == RecordState::Buried && !is_held;
-        flushes.have_deleted(before, is_buried)
+        flushes.have_deleted(before, self.last_states[key].is_buried())
     }
 
     /// Returns the tube with this name. Most jobs are in the tube of the job before.
@@ -465,7 +506,8 @@ impl ReplayState<'_> {
             Some(_) => self.last_states[key] = last,
             None => self.last_states.try_insert(key, last)?,
         }
-        let entry = self.segments.entry_mut(self.queue.jobs[key].log);
+        let log = self.queue.unique.log_of(self.queue.jobs[key].log);
+        let entry = self.segments.entry_mut(log);
         entry.due_or_buried_at = if fields.state != RecordState::Buried || has_moment {
             fields.due_or_buried_at
         } else if is_full && before == Some(RecordState::Buried) {
@@ -486,10 +528,15 @@ impl ReplayState<'_> {
     fn place_jobs(&mut self, now: Nanos) -> Result<(), TryReserveError> {
         let mut buried = Vec::new();
         for key in self.segments.jobs() {
-            let entry = self.segments.entry(self.queue.jobs[key].log);
+            let job = &self.queue.jobs[key];
+            let entry = self.segments.entry(self.queue.unique.log_of(job.log));
             if self.is_flushed(key) {
+                let has_key = job.log.unique().is_some();
+                let is_buried = self.last_states[key].is_buried();
+                let flushed_at =
+                    if has_key { self.flushed_at(key, is_buried) } else { Nanos::ZERO };
                 headroom::leave(Headroom::Quarter, || self.flushed.try_reserve(1))?;
-                self.flushed.push(key);
+                self.flushed.push((key, flushed_at));
                 continue;
             }
             let moment = entry.due_or_buried_at;
@@ -518,6 +565,7 @@ impl ReplayState<'_> {
         for (_, key) in buried {
             self.queue.attach(key, Target::Buried, now);
         }
+        self.place_keys(now);
         self.queue.remove_idle_tubes();
         Ok(())
     }

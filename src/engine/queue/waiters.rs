@@ -705,7 +705,7 @@ mod tests {
                     assert_eq!(queue.release(conn, id, pri, 0, NOW), Outcome::Done);
                     model.make_ready(id, tube, pri);
                 } else {
-                    assert_eq!(queue.delete(conn, id), Outcome::Done);
+                    assert_eq!(queue.delete(conn, id, NOW), Outcome::Done);
                 }
             }
             _ if reserved.is_none() && !is_waiting => {

@@ -132,10 +132,10 @@ impl Server {
     // ---- Delete and touch ----
 
     /// Deletes jobs, all in one commit.
-    pub(super) fn delete_batch(&mut self, key: ConnKey, ids: Ids<'_>) {
+    pub(super) fn delete_batch(&mut self, key: ConnKey, ids: Ids<'_>, now: Nanos) {
         let (mut deleted, mut not_found) = (0, 0);
         for id in ids {
-            match self.queue.delete_one(key, id) {
+            match self.queue.delete_one(key, id, now) {
                 Outcome::Done => deleted += 1,
                 Outcome::NoSpace if deleted + not_found == 0 => {
                     return self.reply(key, Reply::OutOfMemory);

@@ -8,10 +8,10 @@ use crate::engine::conn::{
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{ConnKey, JobKey, TubeKey};
 use crate::engine::protocol::batch::Batch;
-use crate::engine::protocol::command::{self, Command, LineTail, Rejection};
+use crate::engine::protocol::command::{self, Command, LineTail, PutTag, Rejection};
 use crate::engine::protocol::reply::Reply;
 use crate::engine::protocol::stats;
-use crate::engine::queue::body::Body;
+use crate::engine::queue::body::{Body, LARGE};
 use crate::engine::queue::flush::FlushKind;
 use crate::engine::queue::job::{Job, JobParams};
 use crate::engine::queue::touch::TouchAll;
@@ -167,13 +167,13 @@ impl Server {
     #[expect(clippy::too_many_lines, reason = "one arm for each command, and nothing else")]
     fn execute(&mut self, key: ConnKey, command: Command<'_>, now: Nanos) {
         match command {
-            Command::Put { pri, delay_secs, ttr_secs, body_len, trailing } => {
+            Command::Put { pri, delay_secs, ttr_secs, body_len, tag } => {
                 let params = JobParams { pri, delay_secs, ttr_secs };
-                self.begin_put(key, None, params, body_len, trailing);
+                self.begin_put(key, None, params, body_len, tag);
             }
-            Command::PutInTube { tube, pri, delay_secs, ttr_secs, body_len, trailing } => {
+            Command::PutInTube { tube, pri, delay_secs, ttr_secs, body_len, tag } => {
                 let params = JobParams { pri, delay_secs, ttr_secs };
-                self.begin_put(key, Some(tube), params, body_len, trailing);
+                self.begin_put(key, Some(tube), params, body_len, tag);
             }
             Command::Reserve => self.reserve(key, Nanos::NEVER, ReserveKind::Job, now),
             Command::ReserveWithTimeout { timeout_secs } => {
@@ -185,10 +185,10 @@ impl Server {
             }
             Command::ReserveJob { id } => self.reserve_job(key, id, now),
             Command::Delete { id } => {
-                let outcome = self.queue.delete(key, id);
+                let outcome = self.queue.delete(key, id, now);
                 self.reply_outcome(key, outcome, Reply::Deleted);
             }
-            Command::DeleteBatch { ids } => self.delete_batch(key, ids),
+            Command::DeleteBatch { ids } => self.delete_batch(key, ids, now),
             Command::Release { id, pri, delay_secs } => {
                 let outcome = self.queue.release(key, id, pri, delay_secs, now);
                 self.reply_outcome(key, outcome, Reply::Released);
@@ -275,42 +275,50 @@ impl Server {
         tube: Option<&str>,
         params: JobParams,
         body_len: u32,
-        trailing: bool,
+        tag: PutTag<'_>,
     ) {
         let full_len = body_len as usize + CR_LF.len();
         if body_len > self.settings.max_job_size {
             return self.refuse_body(key, full_len, Refusal::JobTooBig);
         }
-        if trailing {
+        let unique = match tag {
+            PutTag::None => None,
+            PutTag::Unique { key: word, ttl_secs } => {
+                let tube = tube.unwrap_or(&self.used_tube(key).name);
+                Some(self.queue.unique.new_key(tube, word, ttl_secs))
+            }
             // Quirk: the body is read as commands; pinned by
             // tests/conversations/put-bad-format.txt.
-            return self.reply(key, Reply::BadFormat);
-        }
+            PutTag::Invalid => return self.reply(key, Reply::BadFormat),
+        };
         self.queue.mark_producer(key);
+        // If a job has the same key at the end of the body, a small body needs no memory.
+        let needs_memory = unique.is_none() || full_len >= LARGE;
         // In drain mode the reply to a put is `DRAINING`, at the end of the body.
-        let has_memory = self.is_draining || self.has_memory_for(full_len);
+        let has_memory =
+            self.is_draining || !needs_memory || self.has_memory_for(full_len, unique.is_some());
         let Ok(tube) = tube.map(text::try_boxed).transpose() else {
             return self.refuse_body(key, full_len, self.refusal());
         };
-        if !has_memory || !(self.process.has_headroom)(Headroom::Whole) {
+        if !has_memory || (needs_memory && !(self.process.has_headroom)(Headroom::Whole)) {
             return self.refuse_body(key, full_len, Refusal::OutOfMemory);
         }
         self.last_id += 1;
         let full_len = u32::try_from(full_len).expect("a body of more than 2^30 bytes");
         let conn = &mut self.conns[key];
         conn.sends_large_bodies = full_len as usize >= Conn::WORTH_TWO_READS;
-        conn.phase = Phase::ReadingBody(Put { id: self.last_id, params, full_len, tube });
+        conn.phase = Phase::ReadingBody(Put { id: self.last_id, params, full_len, tube, unique });
     }
 
     /// Returns whether a job with a body of this length fits into `--max-memory`.
-    fn has_memory_for(&mut self, full_len: usize) -> bool {
+    fn has_memory_for(&mut self, full_len: usize, is_unique: bool) -> bool {
         let limit = self.settings.max_memory_bytes;
         // The default. Adding up the memory would take a twentieth of the time of a put.
         if limit == u64::MAX {
             return true;
         }
         let is_over = |queue: &Queue| {
-            let taken = queue.job_bytes().saturating_add(queue.bytes_of_a_job(full_len));
+            let taken = queue.job_bytes().saturating_add(queue.bytes_of_a_job(full_len, is_unique));
             taken.checked_sub(limit).filter(|&over| over > 0)
         };
         // Pages that are kept for the next bodies are freed first.
@@ -344,7 +352,7 @@ impl Server {
     /// Allocates the slot of a large body that is about to arrive.
     fn begin_body(&mut self, key: ConnKey, put: Put) {
         let full_len = put.full_len as usize;
-        let body = if self.has_memory_for(full_len) {
+        let body = if self.has_memory_for(full_len, put.unique.is_some()) {
             headroom::leave(Headroom::Whole, || self.queue.bodies.begin(full_len)).ok()
         } else {
             None
@@ -398,40 +406,48 @@ impl Server {
         }
         if let Phase::ReadingLargeBody(LargePut { put, body, .. }) = std::mem::take(phase) {
             let ends_in_cr_lf = self.queue.bodies.bytes(&body).ends_with(CR_LF);
-            self.finish_put(key, put, ends_in_cr_lf, Ok(body), now);
+            if let Some(reply) = self.reply_without_job(&put, ends_in_cr_lf, now) {
+                self.queue.drop_body(body);
+                return self.reply(key, reply);
+            }
+            self.finish_put(key, put, Ok(body), now);
         }
     }
 
     fn finish_small_put(&mut self, key: ConnKey, put: Put, bytes: &[u8], now: Nanos) {
+        if let Some(reply) = self.reply_without_job(&put, bytes.ends_with(CR_LF), now) {
+            return self.reply(key, reply);
+        }
         // Other clients may have put jobs while this body arrived.
-        let body = if self.has_memory_for(bytes.len()) && self.has_room() {
+        let has_memory = self.has_memory_for(bytes.len(), put.unique.is_some());
+        let body = if has_memory && self.has_room() {
             headroom::leave(Headroom::Whole, || self.queue.bodies.add(bytes)).map_err(NoSpace::from)
         } else {
             Err(NoSpace::Space)
         };
-        self.finish_put(key, put, bytes.ends_with(CR_LF), body, now);
+        self.finish_put(key, put, body, now);
     }
 
-    fn finish_put(
+    /// Returns the reply to a put that inserts no job, although there is memory for it.
+    fn reply_without_job(
         &mut self,
-        key: ConnKey,
-        put: Put,
+        put: &Put,
         ends_in_cr_lf: bool,
-        body: Result<Body, NoSpace>,
         now: Nanos,
-    ) {
-        let Put { id, params, tube, .. } = put;
-        let refusal = if !ends_in_cr_lf {
-            Some(Reply::ExpectedCrLf)
-        } else if self.is_draining {
-            Some(Reply::Draining)
-        } else {
-            None
-        };
-        if let Some(reply) = refusal {
-            body.into_iter().for_each(|body| self.queue.drop_body(body));
-            return self.reply(key, reply);
+    ) -> Option<Reply<'static>> {
+        if !ends_in_cr_lf {
+            return Some(Reply::ExpectedCrLf);
         }
+        if self.is_draining {
+            return Some(Reply::Draining);
+        }
+        let hit = self.queue.find_unique(put.unique?.digest, now)?;
+        self.queue.count_hit();
+        Some(Reply::InsertedBefore(hit))
+    }
+
+    fn finish_put(&mut self, key: ConnKey, put: Put, body: Result<Body, NoSpace>, now: Nanos) {
+        let Put { id, params, tube, unique, .. } = put;
         let put = |body| {
             headroom::leave(Headroom::Whole, || {
                 let tube = match self.tube_of_put(key, tube.as_deref()) {
@@ -441,7 +457,7 @@ impl Server {
                         return Err(no_memory.into());
                     }
                 };
-                self.queue.put(tube, id, params, body, now)
+                self.queue.put_unique(tube, id, params, unique, body, now)
             })
         };
         let reply = match body.and_then(put) {
@@ -515,7 +531,7 @@ impl Server {
                 }
             }
         }
-        self.queue.free_flushed_tops(key, &mut FLUSHED_TOPS_WORK.clone());
+        self.queue.free_flushed_tops(key, &mut FLUSHED_TOPS_WORK.clone(), now);
         if self.queue.is_deadline_soon(key, now) {
             self.reply(key, Reply::DeadlineSoon);
             return Ok(None);

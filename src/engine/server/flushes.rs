@@ -29,11 +29,11 @@ impl Server {
     }
 
     /// Frees flushed jobs, and replies to the clients whose flushes are complete.
-    pub(super) fn flush_step(&mut self) {
+    pub(super) fn flush_step(&mut self, now: Nanos) {
         // With `-f 0` clients wait for the sync of the iteration, which takes longer than this work.
         let syncs = self.queue.syncs_each_iteration();
         let mut work_left = if syncs { MAX_DUE_WORK } else { self.budget.due_work() };
-        while let Some((key, count)) = self.queue.flush_step(&mut work_left) {
+        while let Some((key, count)) = self.queue.flush_step(&mut work_left, now) {
             self.conns[key].phase = Phase::ReadingLine;
             self.reply(key, Reply::Flushed { count });
         }

@@ -302,7 +302,7 @@ impl Server {
         self.drain_closing(now);
         self.list_step();
         if !self.is_congested() {
-            self.flush_step();
+            self.flush_step(now);
         }
         self.after_event();
     }
@@ -384,7 +384,7 @@ impl Server {
     pub fn close(&mut self, now: Nanos) -> Result<(), IoFailed> {
         // C beanstalkd ignores the record of a flush. It needs the deletes of all flushed jobs.
         while self.queue.has_flushes() {
-            self.queue.flush_step(&mut usize::MAX.clone());
+            self.queue.flush_step(&mut usize::MAX.clone(), now);
         }
         self.queue.close_binlog(now)?;
         self.note_progress();

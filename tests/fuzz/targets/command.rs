@@ -1,7 +1,7 @@
 //! The parser of commands against a second parser that is slow, obvious and shares no code with it.
 //! The other targets use the second parser to know the commands of a connection.
 
-use beanstalkd::testing::{Command, Counter, Rejection, command, text};
+use beanstalkd::testing::{Command, Counter, PutTag, Rejection, command, text};
 
 /// The result of the second parser.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,8 +20,19 @@ pub struct Call {
     pub tube: Option<Vec<u8>>,
     /// The state of the jobs of a page.
     pub state: Option<String>,
-    /// The line of a put has more words.
-    pub trailing: bool,
+    /// What follows the numbers of a put.
+    pub tag: Tag,
+}
+
+/// What follows the numbers of a put.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Tag {
+    #[default]
+    None,
+    /// The key of a unique job, and its seconds.
+    Key(String, u32),
+    /// Anything else.
+    Wrong,
 }
 
 /// What a word takes.
@@ -105,6 +116,7 @@ pub fn run(bytes: &[u8]) {
         let again = command::parse(plain.as_bytes());
         assert_eq!(again.as_ref().map(call), Ok(read.clone()), "{plain:?} is the same");
     }
+    assert_eq!(command::may_be_long(bytes), may_be_long(bytes), "{}", bytes.escape_ascii());
     let is_name = is_name(bytes);
     assert_eq!(text::is_tube_name(bytes), is_name, "{}", bytes.escape_ascii());
 }
@@ -129,8 +141,11 @@ impl Call {
         let tube = tube.into_iter().map(|name| String::from_utf8_lossy(&name).into_owned());
         let words = [self.word.to_owned()].into_iter().chain(tube).chain(self.state.clone());
         let mut words: Vec<String> = words.chain(self.numbers.iter().map(u64::to_string)).collect();
-        if self.trailing {
-            words.push("more".to_owned());
+        match &self.tag {
+            Tag::None => {}
+            Tag::Key(key, 0) => words.push(format!("idp:{key}")),
+            Tag::Key(key, secs) => words.push(format!("idp:{key}:{secs}")),
+            Tag::Wrong => words.push("more".to_owned()),
         }
         words.join(" ")
     }
@@ -148,7 +163,9 @@ pub fn reading(line: &[u8]) -> Reading {
     let mut call = Call { word: word.trim_end(), ..Call::default() };
     let mut rest = line[word.len()..].to_vec();
     if takes.iter().all(|&what| call.take(what, &mut rest)) && (may_have_more || rest.is_empty()) {
-        call.trailing = call.is_put() && !rest.is_empty();
+        if call.is_put() {
+            call.tag = tag_of(&rest);
+        }
         Reading::Command(call)
     } else {
         Reading::BadFormat
@@ -209,6 +226,46 @@ impl Call {
         self.numbers.extend(number);
         number.is_some()
     }
+}
+
+/// Reads what follows the numbers of a put.
+fn tag_of(rest: &[u8]) -> Tag {
+    if rest.is_empty() {
+        return Tag::None;
+    }
+    let text = String::from_utf8_lossy(rest).into_owned();
+    let (blanks, tag) = text.split_at(text.len() - text.trim_start_matches(' ').len());
+    let parts: Vec<&str> = tag.split(':').collect();
+    let (key, secs) = match parts[..] {
+        ["idp", key] => (key, Some(0)),
+        ["idp", key, secs] => {
+            let mut digits = secs.as_bytes().to_vec();
+            let number = take_number(&mut digits, b"", u32::MAX.into());
+            (key, number.filter(|_| digits.is_empty()))
+        }
+        _ => ("", None),
+    };
+    match secs.and_then(|secs| u32::try_from(secs).ok()) {
+        Some(secs) if !blanks.is_empty() && is_name(key.as_bytes()) => {
+            Tag::Key(key.to_owned(), secs)
+        }
+        _ => Tag::Wrong,
+    }
+}
+
+/// Returns whether a line may be longer than 224 bytes: a put with good numbers before a tag.
+pub fn may_be_long(line: &[u8]) -> bool {
+    let matches = |word: &str| line.starts_with(word.as_bytes());
+    if matches("delete-batch ") {
+        return true;
+    }
+    let Some((word, takes, _)) = WORDS[..2].iter().find(|(word, ..)| matches(word)) else {
+        return false;
+    };
+    let mut rest = line[word.len()..].to_vec();
+    let has_numbers = takes.iter().all(|&what| Call::default().take(what, &mut rest));
+    take_while(&mut rest, b" ");
+    has_numbers && rest.starts_with(b"idp:")
 }
 
 /// Takes the bytes between spaces.
@@ -306,15 +363,19 @@ fn call(command: &Command<'_>) -> Call {
     };
     let numbers = numbers.to_vec();
     let tube = tube(command).map(|name| name.as_bytes().to_vec());
-    let trailing = matches!(
-        command,
-        Command::Put { trailing: true, .. } | Command::PutInTube { trailing: true, .. }
-    );
+    let mut found_tag = Tag::None;
+    if let Command::Put { tag, .. } | Command::PutInTube { tag, .. } = *command {
+        found_tag = match tag {
+            PutTag::None => Tag::None,
+            PutTag::Unique { key, ttl_secs } => Tag::Key(key.to_owned(), ttl_secs),
+            PutTag::Invalid => Tag::Wrong,
+        };
+    }
     let mut state = None;
     if let Command::PeekBatch { selection } | Command::ListJobs { selection } = command {
         state = Some(format!("{:?}", selection.state).to_lowercase());
     }
-    Call { word, numbers, tube, state, trailing }
+    Call { word, numbers, tube, state, tag: found_tag }
 }
 
 fn tube<'c>(command: &Command<'c>) -> Option<&'c str> {

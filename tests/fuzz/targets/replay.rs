@@ -409,6 +409,8 @@ struct Program<'b> {
     is_large: bool,
     /// The next record is of a job that is buried and reserved.
     is_held: bool,
+    /// The next record is of this job.
+    next_id: Option<u64>,
     /// The record written last.
     last: Vec<u8>,
     written: Written,
@@ -420,6 +422,7 @@ const IDS: [u64; 12] =
     [1, 2, 3, 4, 8, 9, 1 << 20, u64::MAX - 1, u64::MAX, u64::MAX - (1 << 40), 0, u64::MAX / 2];
 const FLUSH_ALL_ID: u64 = u64::MAX - 1;
 const FLUSH_BURIED_ID: u64 = u64::MAX - 2;
+const KEY_ID: u64 = u64::MAX - 3;
 const NUMBERS: [u64; 14] = [
     0,
     1,
@@ -451,6 +454,7 @@ impl Program<'_> {
             nonce: *b"once",
             is_large,
             is_held: false,
+            next_id: None,
             last: Vec::new(),
             written: Written::new(),
             may_be_unchecked: false,
@@ -531,6 +535,23 @@ impl Program<'_> {
         }
     }
 
+    /// The record of a key, and mostly a record of its job behind it.
+    fn key(&mut self, kind: u8) {
+        let id = self.id();
+        let digest = u64::from(self.bytes.byte() % 4);
+        let ttl = self.number();
+        let kept_until = if kind.is_multiple_of(2) { 0 } else { self.moment() };
+        // Mostly one secret.
+        let secret = u64::from(kind % 16 == 15);
+        self.write("", [KEY_ID, ttl, secret, 7, 0, id, kept_until], [digest, 1, 2, 3, 0], 0, &[]);
+        self.next_id = (kind % 8 < 6).then_some(id);
+        match kind % 4 {
+            0 | 2 => self.full(b"body\r\n", 6),
+            1 => self.record("", &[], None),
+            _ => {}
+        }
+    }
+
     /// What should stand at the head of a file only, or elsewhere; or the record of a flush.
     fn odd_head(&mut self) {
         let kind = self.bytes.byte();
@@ -541,6 +562,7 @@ impl Program<'_> {
                 let decided_at = self.moment();
                 self.write(tube, [id, 0, 0, 0, 0, decided_at, 0], [0; 5], 0, &[]);
             }
+            _ if kind >= 0x80 => self.key(kind),
             0 => {
                 let last_id = self.id();
                 self.marker(last_id);
@@ -575,6 +597,9 @@ impl Program<'_> {
     }
 
     fn id(&mut self) -> u64 {
+        if let Some(id) = self.next_id.take() {
+            return id;
+        }
         let byte = self.bytes.byte();
         let known = IDS.get(usize::from(byte));
         known.copied().unwrap_or_else(|| if byte < 0xf8 { byte.into() } else { self.bytes.u64() })

@@ -3,7 +3,7 @@
 //! Commands are parsed here without code of the server. Each command has one reply, in order, which
 //! is one of the replies that the command can have.
 
-use super::command::{Call, Reading, reading};
+use super::command::{Call, Reading, Tag, may_be_long, reading};
 use crate::harness::reply::{Frame, frame};
 use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -28,7 +28,7 @@ pub struct Talk {
 enum Parsing {
     Line,
     TooLongLine,
-    Body { len: usize },
+    Body { len: usize, has_key: bool },
     Unwanted { len: usize },
     Nothing,
 }
@@ -41,6 +41,7 @@ enum Asked {
     Put {
         body: Digest,
         is_ended: bool,
+        has_key: bool,
     },
     TooBig,
     BadFormat,
@@ -72,7 +73,13 @@ pub struct Ledger {
 
 /// The longest line with CR LF.
 fn line_max(bytes: &[u8]) -> usize {
-    if bytes.starts_with(b"delete-batch ") { 21_015 } else { 224 }
+    if bytes.starts_with(b"delete-batch ") {
+        21_015
+    } else if bytes.starts_with(b"put") {
+        512
+    } else {
+        224
+    }
 }
 
 impl Talk {
@@ -124,10 +131,11 @@ impl Talk {
                 self.no_command(&bytes[..len], Asked::BadFormat);
                 Some(len + 2)
             }
-            Parsing::Body { len } => {
+            Parsing::Body { len, has_key } => {
                 let (body, end) = bytes.get(..len + 2)?.split_at(len);
                 self.asking = Parsing::Line;
-                self.open.push_back(Asked::Put { body: digest(body), is_ended: end == b"\r\n" });
+                let is_ended = end == b"\r\n";
+                self.open.push_back(Asked::Put { body: digest(body), is_ended, has_key });
                 Some(len + 2)
             }
             Parsing::Unwanted { len } => {
@@ -141,6 +149,9 @@ impl Talk {
     }
 
     fn line(&mut self, line: &[u8], ledger: &mut Ledger) {
+        if line.len() + 2 > 224 && !may_be_long(line) {
+            return self.no_command(line, Asked::BadFormat);
+        }
         match reading(line) {
             Reading::BadFormat => self.no_command(line, Asked::BadFormat),
             Reading::UnknownCommand => self.no_command(line, Asked::Unknown),
@@ -150,10 +161,10 @@ impl Talk {
                 let len = usize::try_from(call.numbers[3]).unwrap();
                 if len > self.max_job_size {
                     self.asking = Parsing::Unwanted { len };
-                } else if call.trailing {
+                } else if call.tag == Tag::Wrong {
                     self.open.push_back(Asked::BadFormat);
                 } else {
-                    self.asking = Parsing::Body { len };
+                    self.asking = Parsing::Body { len, has_key: call.tag != Tag::None };
                 }
             }
             Reading::Command(call) => {
@@ -219,7 +230,10 @@ impl Talk {
         let asked = asked.unwrap_or_else(|| panic!("a reply without a command: {line}"));
         let is_right = match &asked {
             Asked::Call(call) => self.is_reply_to(call, &words, body, ledger),
-            Asked::Put { body, is_ended } => is_reply_to_put(&words, *body, *is_ended, ledger),
+            Asked::Put { has_key: true, is_ended: true, .. } if words.len() == 3 => {
+                is_hit(&words, ledger)
+            }
+            Asked::Put { body, is_ended, .. } => is_reply_to_put(&words, *body, *is_ended, ledger),
             Asked::TooBig => words == ["JOB_TOO_BIG"],
             Asked::BadFormat => words == ["BAD_FORMAT"],
             Asked::Unknown => words == ["UNKNOWN_COMMAND"],
@@ -429,6 +443,14 @@ fn is_reply_to_put(words: &[&str], body: Digest, is_ended: bool, ledger: &mut Le
         ["OUT_OF_MEMORY"] => is_ended && ledger.may_lack_space,
         _ => false,
     }
+}
+
+/// Returns whether this is a reply to a put with the key of another job.
+fn is_hit(words: &[&str], ledger: &Ledger) -> bool {
+    let states = ["READY", "RESERVED", "DELAYED", "BURIED", "DELETED"];
+    words[0] == "INSERTED"
+        && states.contains(&words[2])
+        && ledger.bodies.contains_key(&decimal(words[1]))
 }
 
 impl Ledger {

@@ -76,6 +76,8 @@ impl Simulation {
     pub(super) fn check_disk_use(&self) -> Result<(), Failure> {
         const SMALL_FILE: u32 = 16_384;
         const LARGE_BODY: u32 = 65_535;
+        /// The record of a key.
+        const KEY_LEN: usize = 84;
         let Some(BinlogSetup { file_size, .. }) = self.setup.binlog else { return Ok(()) };
         let used = self.disk.used_by_binlog();
         if let Some(limit) = self.limit.filter(|&limit| limit < used) {
@@ -88,8 +90,12 @@ impl Simulation {
         if self.now < self.model.last_flush_at.max(self.congested_at) + AFTER_FLUSH {
             return Ok(());
         }
-        let record_len = |job: &Job| (4 + job.tube.len() + 80 + job.body.len() + 2) as u64;
-        let live: u64 = self.model.jobs.iter().map(record_len).sum();
+        let key_len = |job: &Job| if job.key.is_some() { KEY_LEN } else { 0 };
+        let record_len =
+            |job: &Job| (4 + job.tube.len() + 80 + job.body.len() + 2 + key_len(job)) as u64;
+        let kept = self.model.kept_keys.iter().filter(|kept| kept.until > self.now).count();
+        let live: u64 =
+            self.model.jobs.iter().map(record_len).sum::<u64>() + (kept * KEY_LEN) as u64;
         let limit = 3 * live + 2 * u64::from(file_size);
         if used <= limit || self.had_disk_faults {
             return Ok(());

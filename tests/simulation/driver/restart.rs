@@ -2,7 +2,7 @@
 
 use super::super::event::Crash;
 use super::super::journal::{End, FoundJob, Journal, StoredJob, Verdict};
-use super::super::model::{Counts, Job, Model};
+use super::super::model::{Counts, Job, JobKey, KeptKey, Model, SECOND};
 use super::super::request::COUNTERS;
 use super::{Failure, SLICES_PER_WRITE, Simulation, TICK, nanos, server, syncing};
 use crate::harness::yaml::field;
@@ -102,7 +102,7 @@ impl Simulation {
     fn start(&mut self, crash: Crash, end: End) -> Result<(), Failure> {
         let recovered = self.recover()?;
         let mut inspector = Inspector::connect(&mut self.server, self.now);
-        let jobs = judge(&self.journal, &mut inspector, end, crash.flipped_bits)?;
+        let mut jobs = judge(&self.journal, &mut inspector, end, crash.flipped_bits)?;
         if recovered.jobs != jobs.count() {
             let count = jobs.count();
             return Err(format!("the server has {} jobs\n  expected: {count}", recovered.jobs));
@@ -128,15 +128,25 @@ impl Simulation {
         if names.iter().copied().collect::<BTreeSet<&str>>() != expected {
             return Err(format!("the tubes are {tubes:.20?}\n  expected: {expected:.20?}"));
         }
+        // The keys of jobs may be lost, although the jobs are there.
+        let is_damaged = crash.flipped_bits > 0 || end == End::PowerCut { synced_within: None };
+        let is_unsure = is_damaged || self.capacity.is_some();
+        let kept_keys = kept_keys(&self.journal, &jobs, end, is_unsure, self.now);
+        for (id, possible) in &mut jobs.known {
+            let is_unsure = is_damaged || !self.journal.is_put_durable(*id, end);
+            let keys = possible.iter_mut().filter_map(|job| job.key.as_mut());
+            keys.for_each(|key| key.is_unsure |= is_unsure);
+        }
         let restored = jobs.known.iter().map(|(id, possible)| job(*id, &possible[0], self.now));
         let id = recovered.last_id;
         let mut model = self.model.restarted(restored.collect(), &names, id, self.now);
+        model.kept_keys.clone_from(&kept_keys);
         inspector.add_to(&mut model);
         inspector.disconnect();
         let committed = self.server.commit(nanos(self.now));
         committed.map_err(|failure| format!("the first commit: {failure}"))?;
         let deleted: Vec<u64> = jobs.unknown.iter().map(|(id, _)| *id).collect();
-        self.journal.restart(&jobs.known, &deleted, self.now);
+        self.journal.restart(&jobs.known, &kept_keys, &deleted, self.now);
         // What was read is stored already.
         self.commits = vec![0];
         model.may_refuse_updates = self.capacity.is_some() || self.limit.is_some();
@@ -229,6 +239,32 @@ fn judge(
     Ok(judged)
 }
 
+/// Returns the keys that may be kept. Those of jobs that the simulation has just deleted are kept from
+/// now on.
+fn kept_keys(
+    journal: &Journal,
+    jobs: &Judged,
+    end: End,
+    is_unsure: bool,
+    now: u64,
+) -> Vec<KeptKey> {
+    let found: BTreeSet<u64> = jobs.known.iter().map(|(id, _)| *id).collect();
+    let mut kept = journal.kept_keys(&found, end, now);
+    kept.iter_mut().for_each(|key| key.is_unsure |= is_unsure);
+    for (id, found) in &jobs.unknown {
+        let Some(JobKey { key, ttl: ttl @ 1.., .. }) = journal.key_of(*id) else { continue };
+        kept.retain(|kept| kept.id != *id);
+        kept.push(KeptKey {
+            id: *id,
+            tube: found.tube.as_str().into(),
+            key,
+            until: now + (u64::from(ttl) + 1) * SECOND,
+            is_unsure: true,
+        });
+    }
+    kept
+}
+
 fn job(id: u64, stored: &StoredJob, now: u64) -> Job {
     Job {
         id,
@@ -242,6 +278,7 @@ fn job(id: u64, stored: &StoredJob, now: u64) -> Job {
         counts: stored.counts,
         returns: 0,
         is_age_unknown: stored.is_age_unknown,
+        key: stored.key.clone(),
     }
 }
 

@@ -1,7 +1,8 @@
 //! One function for each command, as BEHAVIOUR.md describes it.
 
-use super::super::request::Request;
+use super::super::request::{PutRest, Request};
 use super::input::Expects;
+use super::keys::JobKey;
 use super::replies::list;
 use super::{Call, ClientNumber, Counts, Job, Model, SECOND, State, Waiter};
 use std::rc::Rc;
@@ -12,12 +13,12 @@ impl Model {
             *self.counters.entry(command).or_default() += 1;
         }
         match request {
-            Request::Put { pri, delay, ttr, len, has_trailing } => {
-                self.begin_put(call, None, (pri, delay, ttr), len, has_trailing);
+            Request::Put { pri, delay, ttr, len, rest } => {
+                self.begin_put(call, None, (pri, delay, ttr), len, rest);
             }
-            Request::PutInTube { tube, pri, delay, ttr, len, has_trailing } => {
+            Request::PutInTube { tube, pri, delay, ttr, len, rest } => {
                 self.puts_in_tubes += 1;
-                self.begin_put(call, Some(tube), (pri, delay, ttr), len, has_trailing);
+                self.begin_put(call, Some(tube), (pri, delay, ttr), len, rest);
             }
             Request::Reserve => self.reserve_best(call, None),
             Request::ReserveWithTimeout(secs) => self.reserve_best(call, Some(secs)),
@@ -72,25 +73,28 @@ impl Model {
         tube: Option<String>,
         (pri, delay, ttr): (u32, u32, u32),
         len: u32,
-        has_trailing: bool,
+        rest: PutRest,
     ) {
         let is_too_large = len > self.options.max_job_size;
         let len = len as usize;
         if is_too_large {
             self.client(call.by).expects = Expects::TooLargeBody { len };
-        } else if has_trailing {
-            self.reply(call.by, "BAD_FORMAT");
-        } else {
-            self.last_id += 1;
-            let id = self.last_id;
-            let client = self.client(call.by);
-            client.is_producer = true;
-            client.expects = Expects::Body { id, tube, pri, delay, ttr: ttr.max(1), len };
+            return;
         }
+        let tag = match rest {
+            PutRest::Nothing => None,
+            PutRest::Tag(tag) => Some(tag),
+            PutRest::Wrong => return self.reply(call.by, "BAD_FORMAT"),
+        };
+        self.last_id += 1;
+        let id = self.last_id;
+        let client = self.client(call.by);
+        client.is_producer = true;
+        client.expects = Expects::Body { id, tube, pri, delay, ttr: ttr.max(1), len, tag };
     }
 
     pub(super) fn finish_put(&mut self, call: &Call<'_>, put: Expects, bytes: &[u8]) {
-        let Expects::Body { id, tube, pri, delay, ttr, .. } = put else {
+        let Expects::Body { id, tube, pri, delay, ttr, tag, .. } = put else {
             unreachable!("a body follows a put")
         };
         let Some(body) = bytes.strip_suffix(b"\r\n") else {
@@ -98,6 +102,13 @@ impl Model {
         };
         if self.is_draining {
             return self.reply(call.by, "DRAINING");
+        }
+        if let Some(tag) = &tag {
+            let used = Rc::clone(&self.clients[&call.by].used);
+            let name = tube.as_deref().unwrap_or(&used);
+            if let Some(reply) = self.find_key(call, name, &tag.key) {
+                return self.reply(call.by, &reply);
+            }
         }
         if self.is_refused(call) {
             return self.reply(call.by, "OUT_OF_MEMORY");
@@ -120,6 +131,7 @@ impl Model {
             counts: Counts::default(),
             returns: 0,
             is_age_unknown: false,
+            key: JobKey::new(tag.as_ref()),
         };
         let index = self.jobs.partition_point(|other| other.id < id);
         self.jobs.insert(index, job);
@@ -181,8 +193,10 @@ impl Model {
     }
 
     pub(super) fn remove_job(&mut self, id: u64) {
-        let tube = Rc::clone(&self.job(id).tube);
+        let job = self.job(id).clone();
+        let tube = Rc::clone(&job.tube);
         self.jobs.retain(|job| job.id != id);
+        self.keep_key(&job, self.last_command_at, false);
         self.note(id, true, self.last_command_at);
         self.tube(&tube).deletes += 1;
         self.remove_if_idle(&tube);

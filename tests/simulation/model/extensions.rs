@@ -81,6 +81,9 @@ impl Model {
             let (job, flush) = (None, Some(self.flush_count));
             self.changes.push(Change { id: *id, job, is_logged: true, flush, at: call.now });
         }
+        // Without space for their records, keys are lost.
+        let is_unsure = self.may_refuse_deletes;
+        gone.iter().for_each(|job| self.keep_key(job, call.now, is_unsure));
         self.tube(&tube).deletes += gone.len() as u64;
         self.flushes.push(Flush { client: Some(call.by), tube, count: gone.len() });
         // The reply may come later, but not for nothing.

@@ -1,5 +1,6 @@
 //! The bytes that a client has sent, split into lines and bodies.
 
+use super::super::request::{Tag, is_tagged_put};
 use super::{Client, ClientNumber, Model, UNREAD_LIMIT};
 
 /// The next unit that a client has sent completely.
@@ -27,6 +28,7 @@ pub(super) enum Expects {
         delay: u32,
         ttr: u32,
         len: usize,
+        tag: Option<Tag>,
     },
     TooLargeBody {
         len: usize,
@@ -38,6 +40,8 @@ const CR_LF: &[u8] = b"\r\n";
 const LINE_LIMIT: usize = 224;
 /// The same for `delete-batch`.
 const DELETE_BATCH_LINE_LIMIT: usize = 21_015;
+/// The same for a put with a tag.
+const TAGGED_LINE_LIMIT: usize = 512;
 
 impl Model {
     /// Returns whether the client has sent a complete line or body, and the server may use it, or
@@ -71,8 +75,11 @@ impl Client {
                 let len = self.input.windows(2).position(|pair| pair == CR_LF)?;
                 let line = self.input[..len].to_vec();
                 let used = len + CR_LF.len();
-                let is_batch = line.starts_with(b"delete-batch ");
-                let limit = if is_batch { DELETE_BATCH_LINE_LIMIT } else { LINE_LIMIT };
+                let limit = match &line {
+                    line if line.starts_with(b"delete-batch ") => DELETE_BATCH_LINE_LIMIT,
+                    line if is_tagged_put(line) => TAGGED_LINE_LIMIT,
+                    _ => LINE_LIMIT,
+                };
                 let is_too_long = used > limit;
                 Some((if is_too_long { Item::TooLongLine(line) } else { Item::Line(line) }, used))
             }

@@ -173,6 +173,11 @@ impl Job {
 }
 
 impl Call<'_> {
+    /// Returns whether the server's reply is this line.
+    pub(super) fn has_seen(&self, line: &str) -> bool {
+        self.seen.strip_prefix(line.as_bytes()).is_some_and(|rest| rest.starts_with(b"\r\n"))
+    }
+
     /// Returns the number behind `word`, with which the server's reply begins.
     pub(super) fn seen_number(&self, word: &[u8]) -> Option<usize> {
         leading_number(self.seen.strip_prefix(word)?)

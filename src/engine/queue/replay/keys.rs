@@ -1,0 +1,194 @@
+//! Replays the keys of unique jobs.
+//!
+//! The record of a key belongs to the record directly after it: to the full record of its job, or, if
+//! the key is kept, to the delete of its job. Alone it has no effect, unless it is a kept key whose job
+//! is gone: compaction has moved it. A key that two jobs have, because the end of the first one is
+//! damaged, belongs to the second one.
+
+use super::ReplayState;
+use crate::engine::binlog::disk::FileNumber;
+use crate::engine::binlog::key_record::KeyRecord;
+use crate::engine::binlog::record::{FlushCounts, FlushKind, SHORT_LEN};
+use crate::engine::collections::secondary_map::SecondaryMap;
+use crate::engine::headroom::{self, Headroom};
+use crate::engine::keys::{JobKey, TubeKey, UniqueKey};
+use crate::engine::queue::job::Job;
+use crate::engine::queue::unique::NewKey;
+use crate::engine::time::Nanos;
+use log::warn;
+use std::collections::TryReserveError;
+
+/// The length of the record of a key in bytes.
+const KEY_LEN: u64 = SHORT_LEN as u64;
+
+/// The moments of the flushes of each tube, in their order.
+#[derive(Debug, Default)]
+pub(super) struct FlushTimes(SecondaryMap<TubeKey, TubeFlushTimes>);
+
+#[derive(Debug, Default)]
+struct TubeFlushTimes {
+    /// The flushes of all jobs.
+    all: Vec<Flush>,
+    /// The flushes of the buried jobs.
+    buried: Vec<Flush>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Flush {
+    /// The number of flushes of the tube before it.
+    before: usize,
+    decided_at: Nanos,
+}
+
+impl FlushTimes {
+    /// Notes a flush.
+    pub(super) fn add(
+        &mut self,
+        tube: TubeKey,
+        kind: FlushKind,
+        decided_at: Nanos,
+    ) -> Result<(), TryReserveError> {
+        if self.0.get(tube).is_none() {
+            self.0.try_insert(tube, TubeFlushTimes::default())?;
+        }
+        let times = &mut self.0[tube];
+        let before = times.all.len() + times.buried.len();
+        let same_kind = match kind {
+            FlushKind::All => &mut times.all,
+            FlushKind::Buried => &mut times.buried,
+        };
+        headroom::leave(Headroom::Quarter, || same_kind.try_reserve(1))?;
+        same_kind.push(Flush { before, decided_at });
+        Ok(())
+    }
+
+    /// Returns the moment of the first flush that has deleted a job.
+    fn first_after(&self, tube: TubeKey, before: FlushCounts, is_buried: bool) -> Option<Nanos> {
+        let times = self.0.get(tube)?;
+        let all = times.all.get(before.all());
+        let buried = times.buried.get(before.buried()).filter(|_| is_buried);
+        let first = all.into_iter().chain(buried).min_by_key(|flush| flush.before)?;
+        Some(first.decided_at)
+    }
+}
+
+impl ReplayState<'_> {
+    /// Applies the record of a key: notes it for the next record, or keeps the key.
+    pub(super) fn apply_key(
+        &mut self,
+        number: FileNumber,
+        record: KeyRecord,
+    ) -> Result<(), TryReserveError> {
+        self.note_id(record.id);
+        if self.queue.unique.use_secret(record.secret) {
+            self.forget_all_keys();
+        }
+        if record.kept_until.is_some() && self.queue.jobs.find(record.id).is_none() {
+            return self.keep_key(number, &record);
+        }
+        self.key_before = Some((number, record));
+        Ok(())
+    }
+
+    /// Gives a key to the job whose full record follows.
+    pub(super) fn give_key(
+        &mut self,
+        key: JobKey,
+        record: &KeyRecord,
+    ) -> Result<(), TryReserveError> {
+        let KeyRecord { digest, ttl_secs, .. } = *record;
+        let own = self.queue.jobs[key].log.unique();
+        let holder = self.queue.unique.find(digest);
+        if holder.is_some() && holder == own {
+            return Ok(());
+        }
+        for other in [holder, own].into_iter().flatten() {
+            self.forget_key(other);
+        }
+        self.queue.unique.try_reserve_one()?;
+        let log = self.queue.unique.log_of(self.queue.jobs[key].log);
+        let unique = self.queue.unique.add_of_job(NewKey { digest, ttl_secs }, key, log);
+        self.queue.jobs[key].log = unique.into();
+        self.segments.set_keeping(log, ttl_secs > 0);
+        let len = u64::from(self.segments.entry(log).len) + KEY_LEN;
+        self.segments.set_len(log, len);
+        Ok(())
+    }
+
+    /// Removes the entry and the key of a job that was removed.
+    pub(super) fn remove_job(&mut self, job: &Job) {
+        let log = self.queue.unique.log_of(job.log);
+        if let Some(unique) = job.log.unique() {
+            self.queue.unique.remove(unique);
+        }
+        self.segments.remove_job(log);
+    }
+
+    /// Keeps the key of a job that is deleted.
+    pub(super) fn keep_key(
+        &mut self,
+        number: FileNumber,
+        record: &KeyRecord,
+    ) -> Result<(), TryReserveError> {
+        let KeyRecord { id, digest, ttl_secs, kept_until, .. } = *record;
+        let Some(until) = kept_until else { return Ok(()) };
+        if let Some(holder) = self.queue.unique.find(digest) {
+            if self.queue.unique.job_of(holder).is_some() {
+                return Ok(());
+            }
+            self.forget_key(holder);
+        }
+        self.queue.unique.try_reserve_one()?;
+        self.queue.unique.try_reserve_kept()?;
+        self.segments.try_reserve_one()?;
+        let new = NewKey { digest, ttl_secs };
+        let segments = &mut self.segments;
+        self.queue
+            .unique
+            .add_kept(new, id, until, |unique| segments.add_kept_key(unique, number, KEY_LEN));
+        Ok(())
+    }
+
+    /// Returns the moment of the flush that has deleted a job. Only keys need it.
+    pub(super) fn flushed_at(&self, key: JobKey, is_buried: bool) -> Nanos {
+        let job = &self.queue.jobs[key];
+        let before = self.flushes_before.get(key).copied().unwrap_or_default();
+        self.flush_times.first_after(job.tube, before, is_buried).unwrap_or(Nanos::ZERO)
+    }
+
+    /// Forgets kept keys whose time has passed. If the clock was set back, the rest of the time is at
+    /// most the TTL.
+    pub(super) fn place_keys(&mut self, now: Nanos) {
+        self.queue.unique.limit_kept(now);
+        while let Some(expired) = self.queue.unique.pop_expired(now) {
+            self.forget_key(expired);
+        }
+    }
+
+    fn forget_all_keys(&mut self) {
+        let mut count = 0;
+        while let Some(unique) = self.queue.unique.any() {
+            self.forget_key(unique);
+            count += 1;
+        }
+        warn!("{count} keys of jobs have another secret than newer ones: forgetting them");
+    }
+
+    /// Forgets a key. Its job stays.
+    fn forget_key(&mut self, unique: UniqueKey) {
+        match self.queue.unique.job_of(unique) {
+            Some(job) => {
+                let log = self.queue.unique.log_of(unique.into());
+                self.queue.unique.remove(unique);
+                self.queue.jobs[job].log = log.into();
+                self.segments.set_keeping(log, false);
+                let len = u64::from(self.segments.entry(log).len) - KEY_LEN;
+                self.segments.set_len(log, len);
+            }
+            None => {
+                let log = self.queue.unique.remove_kept(unique);
+                self.segments.remove_job(log);
+            }
+        }
+    }
+}
