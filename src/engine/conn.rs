@@ -171,8 +171,8 @@ pub enum Continuation {
     Kick(Kick),
     /// A reserve over many tubes.
     Reserve(Wait, ReserveKind),
-    /// A `reserve-batch` that has reserved some jobs.
-    FillBatch(Batch),
+    /// A `reserve-batch` that has reserved some jobs, and the end of its timeout.
+    FillBatch(Batch, Nanos),
     /// A `touch-all` of many jobs.
     TouchAll(TouchAll),
     /// A `list-jobs` or `peek-batch` that compares many jobs.

@@ -227,7 +227,7 @@ impl Disk for Directory {
     }
 
     fn read_now(&mut self, number: FileNumber, offset: u64, bytes: &mut [u8]) -> io::Result<bool> {
-        files::read_cached(self.cold(number)?, offset, bytes)
+        Ok(files::read_cached(self.cold(number)?, offset, bytes))
     }
 
     fn begin_read(&mut self, token: ReadToken, number: FileNumber, offset: u64, len: u32) {

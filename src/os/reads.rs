@@ -4,6 +4,7 @@
 //! carried out in their order. Nothing here knows what the bytes mean.
 
 use crate::engine::binlog::disk::{FinishedRead, ReadToken};
+use crate::engine::headroom::{self, Headroom};
 use crate::os::sys::files;
 use mio::Waker;
 use std::collections::VecDeque;
@@ -127,7 +128,8 @@ impl Shared {
 
 fn read(file: &File, offset: u64, len: usize) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    bytes.try_reserve_exact(len).map_err(|_| ErrorKind::OutOfMemory)?;
+    headroom::leave(Headroom::Quarter, || bytes.try_reserve_exact(len))
+        .map_err(|_| ErrorKind::OutOfMemory)?;
     bytes.resize(len, 0);
     file.read_exact_at(&mut bytes, offset)?;
     Ok(bytes)

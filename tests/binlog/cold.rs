@@ -280,28 +280,101 @@ fn the_ttr_begins_with_the_reply() {
     assert_eq!(world.state(id), "reserved");
 }
 
+/// A flush frees its jobs in several iterations.
 #[test]
-fn a_job_that_came_back_while_its_body_was_read_is_reserved_again_or_by_another() {
-    for is_taken in [false, true] {
+fn a_tube_is_flushed_while_a_body_of_it_is_read_and_cannot_be() {
+    for command in ["peek 1\r\n", "reserve\r\n"] {
         let mut world = world_with_late_reads();
-        let id = world.put(100);
-        let worker = world.engine.connect();
-        assert_eq!(world.send(worker, "reserve-with-timeout 200\r\n"), "");
-        world.engine.advance(Nanos::from_secs(61));
-        world.settle();
-        assert_eq!(world.state(id), "ready");
-        if is_taken {
-            assert_eq!(world.ask(format!("delete {id}\r\n")), "DELETED\r\n");
+        for _ in 0..600 {
+            world.put(1);
         }
+        let [reader, flusher] = [(); 2].map(|()| world.engine.connect());
+        assert_eq!(world.send(reader, command), "");
+        world.engine.send(flusher, "flush-tube default\r\n");
+        world.engine.iterate();
+        world.disk.add_read_fault(ReadFault::FlippedBit);
         world.disk.let_reads_end(None);
         world.settle();
-        let expected = if is_taken { String::new() } else { reserved(id, 100) };
-        assert_eq!(world.take(worker), expected);
-        world.engine.advance(Nanos::from_secs(150));
-        world.settle();
-        let expected = if is_taken { "TIMED_OUT\r\n" } else { "" };
-        assert_eq!(world.take(worker), expected);
+        assert_eq!(world.take(flusher), "FLUSHED 600\r\n");
+        let reply = world.take(reader);
+        assert_eq!(reply, if command.starts_with("peek") { "NOT_FOUND\r\n" } else { "" });
+        let mut world = world.restart();
+        assert_eq!(yaml::number(&world.ask("stats\r\n"), "current-jobs-ready"), 0);
     }
+}
+
+/// The system does not report errors of the disk to who does not wait for it.
+#[test]
+fn a_record_that_compaction_cannot_read_is_lost_and_the_next_ones_are_moved() {
+    let mut world = World::new(FakeDisk::default());
+    let [bad, good] = [world.put(300), world.put(400)];
+    world.disk.add_read_fault(ReadFault::Error);
+    world.make_garbage();
+    assert_eq!(world.ask(format!("stats-job {bad}\r\n")), "NOT_FOUND\r\n");
+    assert_eq!(world.ask(format!("peek {good}\r\n")), found(good, 400));
+    assert!(world.disk.names().contains("binlog.1.damaged"), "{}", world.disk.names());
+}
+
+#[test]
+fn the_ttr_does_not_run_while_the_disk_reads() {
+    let mut world = world_with_late_reads();
+    let id = world.put(100);
+    let worker = world.engine.connect();
+    assert_eq!(world.send(worker, "reserve\r\n"), "");
+    world.engine.advance(Nanos::from_secs(500));
+    world.settle();
+    assert_eq!(world.state(id), "reserved");
+    world.disk.let_reads_end(None);
+    world.settle();
+    assert_eq!(world.take(worker), reserved(id, 100));
+    let stats = world.ask(format!("stats-job {id}\r\n"));
+    assert!(stats.contains("time-left: 59\n"), "{stats}");
+    assert!(stats.contains("timeouts: 0\n"), "{stats}");
+    world.engine.advance(Nanos::from_secs(61));
+    world.settle();
+    assert_eq!(world.state(id), "ready");
+}
+
+#[test]
+fn many_finished_reads_take_several_iterations() {
+    let mut world = world_with_late_reads();
+    let ids: Vec<u64> = (0..400).map(|_| world.put(50)).collect();
+    let workers: Vec<ClientId> = ids.iter().map(|_| world.engine.connect()).collect();
+    for &worker in &workers {
+        world.engine.send(worker, "reserve\r\n");
+    }
+    world.engine.settle();
+    world.disk.let_reads_end(None);
+    let mut iterations = 0;
+    while workers.iter().any(|&worker| world.engine.received(worker).is_empty()) {
+        world.engine.iterate();
+        iterations += 1;
+        assert!(iterations < 100, "some worker has no reply");
+    }
+    assert!(iterations > 2, "{iterations} iterations for 400 replies");
+    world.engine.server.check();
+}
+
+/// Compaction becomes due in the middle of a command that has just given the job to a client.
+#[test]
+fn compaction_loses_no_job_that_a_waiting_client_is_about_to_get() {
+    let mut world = World::new(FakeDisk::default());
+    let bad = world.put(300);
+    let worker = world.engine.connect();
+    world.ask(format!("reserve-job {bad}\r\nbury {bad} 1\r\n"));
+    world.disk.flip_byte("binlog.1", &body(bad, 300));
+    assert_eq!(world.send(worker, "reserve\r\n"), "");
+    let mut kicks = 0;
+    while world.ask(format!("kick-job {bad}\r\n")) == "KICKED\r\n" {
+        kicks += 1;
+        assert!(kicks < 10_000, "compaction never comes to the record");
+        world.engine.advance(Nanos::from_millis(1));
+        world.settle();
+    }
+    assert_eq!(world.ask(format!("stats-job {bad}\r\n")), "NOT_FOUND\r\n");
+    assert_eq!(world.take(worker), "");
+    let good = world.put(10);
+    assert_eq!(world.take(worker), reserved(good, 10));
 }
 
 #[test]

@@ -443,10 +443,15 @@ impl Disk for FakeDisk {
     }
 
     fn read_now(&mut self, number: FileNumber, offset: u64, bytes: &mut [u8]) -> io::Result<bool> {
-        if self.0.borrow().reads_late {
+        let fault = self.0.borrow().read_faults.front().copied();
+        // Errors of the disk itself come only to who waits for it.
+        if self.0.borrow().reads_late || fault == Some(ReadFault::Error) {
             return Ok(false);
         }
-        self.read_back(number, offset, bytes).map(|()| true)
+        match self.read_back(number, offset, bytes) {
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(false),
+            read => read.map(|()| true),
+        }
     }
 
     fn begin_read(&mut self, token: ReadToken, number: FileNumber, offset: u64, len: u32) {

@@ -384,8 +384,13 @@ impl Files {
         assert!(self.removable > 0, "the oldest file is needed or written");
         let Segment { number, size, is_damaged, .. } = self.segments[0];
         if is_damaged {
-            let name = self.disk.raw().quarantine(number)?;
-            warn!("binlog.{number}: damaged; renamed to {name}");
+            match self.disk.raw().quarantine(number) {
+                Ok(name) => warn!("binlog.{number}: damaged; renamed to {name}"),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    warn!("binlog.{number}: damaged, and it was removed by someone else");
+                }
+                Err(error) => return Err(error),
+            }
         } else {
             self.disk.raw().remove(number)?;
         }

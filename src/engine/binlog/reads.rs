@@ -68,13 +68,15 @@ impl Binlog {
     pub fn read_now(&mut self, place: Place, bytes: &mut Vec<u8>) -> io::Result<bool> {
         if let Some(unwritten) = self.writer.unwritten(place.file, place.offset.into(), place.len) {
             bytes.clear();
+            headroom::leave(Headroom::Quarter, || bytes.try_reserve(unwritten.len()))
+                .map_err(|_| io::ErrorKind::OutOfMemory)?;
             bytes.extend_from_slice(unwritten);
             return Ok(true);
         }
-        make_room(bytes, place.len)?;
         if place.len > MAX_READ_AT_ONCE {
             return Ok(false);
         }
+        make_room(bytes, place.len)?;
         self.writer.files_mut().disk_mut().raw().read_now(place.file, place.offset.into(), bytes)
     }
 
@@ -83,6 +85,7 @@ impl Binlog {
         if self.read_now(place, bytes)? {
             return Ok(());
         }
+        make_room(bytes, place.len)?;
         let disk = self.writer.files_mut().disk_mut().raw();
         let count = disk.read(place.file, place.offset.into(), bytes)?;
         if count < bytes.len() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }

@@ -17,6 +17,7 @@ use crate::engine::binlog::disk::{FinishedRead, ReadToken};
 use crate::engine::binlog::reads::Place;
 use crate::engine::binlog::record;
 use crate::engine::collections::histogram::Histogram;
+use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{ConnKey, JobKey, NIL, TubeKey};
 use crate::engine::time::Nanos;
 use log::{error, warn};
@@ -35,6 +36,8 @@ pub struct BodyCache {
     hand: usize,
     /// A body has become cold since the hand was at the first page.
     has_evicted: bool,
+    /// No body can become cold, until one more is in memory.
+    is_stuck: bool,
     /// In the last round no body has become cold, so those at the front of a tube may too.
     takes_front: bool,
     /// The jobs of a page whose bodies can become cold.
@@ -88,8 +91,8 @@ pub enum Fetched {
 struct Moving {
     token: ReadToken,
     place: Place,
-    /// `None` until it was read.
-    bytes: Option<Vec<u8>>,
+    /// `None` until it was read, or could not be read.
+    bytes: Option<io::Result<Vec<u8>>>,
 }
 
 /// The tokens of reads for compaction begin with this. No connection has this key.
@@ -125,6 +128,12 @@ impl BodyCache {
     /// Counts the body of a new job, which is in memory. `full_len` includes the CR LF.
     pub fn add(&mut self, full_len: u32) {
         self.warm_bytes += u64::from(full_len);
+        self.is_stuck = false;
+    }
+
+    /// Returns whether more bodies are to become cold at once.
+    pub fn is_due(&self) -> bool {
+        self.is_full() && !self.is_stuck
     }
 }
 
@@ -206,6 +215,14 @@ impl Queue {
         }
     }
 
+    /// Drops the body of a job that a client has just been given, if bodies in memory take too much.
+    #[inline]
+    pub fn after_reserve(&mut self, key: JobKey) {
+        if self.body_cache.is_full() {
+            self.evict(key);
+        }
+    }
+
     /// Drops the bytes of a job's body from memory, if its record has them.
     fn evict(&mut self, key: JobKey) {
         let Some(binlog) = &self.binlog else { return };
@@ -230,6 +247,7 @@ impl Queue {
         }
         if self.body_cache.hand >= self.jobs.page_count() {
             self.body_cache.hand = 0;
+            self.body_cache.is_stuck = self.body_cache.takes_front && !self.body_cache.has_evicted;
             self.body_cache.takes_front = !self.body_cache.has_evicted;
             self.body_cache.has_evicted = false;
         }
@@ -286,7 +304,8 @@ impl Queue {
         }
         let mut bytes = std::mem::take(&mut self.body_cache.bytes);
         bytes.clear();
-        let copied = bytes.try_reserve(body.full_len() as usize).and_then(|()| {
+        let copied = headroom::leave(Headroom::Quarter, || {
+            bytes.try_reserve(body.full_len() as usize)?;
             bytes.extend_from_slice(self.bodies.bytes(body));
             self.bodies.add(&bytes)
         });
@@ -329,7 +348,8 @@ impl Queue {
         }
     }
 
-    /// Returns a body of the record that was read for the job `id`.
+    /// Returns a body of the record that was read for the job `id`. If the job is deleted, its record
+    /// may be gone, and that is no failure.
     pub fn body_of_bytes(
         &mut self,
         place: Place,
@@ -337,11 +357,13 @@ impl Queue {
         bytes: io::Result<&[u8]>,
     ) -> Result<Fetched, TryReserveError> {
         let Place { layout, .. } = place;
+        let is_deleted = self.find(id).is_none();
         let cause = match bytes {
             Ok(bytes) => match record::body_of(bytes, layout, id) {
                 Ok(body) => {
                     self.body_cache.stats.reads += 1;
-                    return self.bodies.add(body).map(Fetched::Body);
+                    let added = headroom::leave(Headroom::Quarter, || self.bodies.add(body));
+                    return added.map(Fetched::Body);
                 }
                 Err(corruption) => corruption.to_string(),
             },
@@ -351,8 +373,10 @@ impl Queue {
             }
             Err(error) => error.to_string(),
         };
-        self.body_cache.stats.failures += 1;
-        error!("{place}: the body of job {id} cannot be read: {cause}");
+        if !is_deleted {
+            self.body_cache.stats.failures += 1;
+            error!("{place}: the body of job {id} cannot be read: {cause}");
+        }
         Ok(Fetched::Unreadable)
     }
 
@@ -366,6 +390,10 @@ impl Queue {
     /// reserved it: that one has the body.
     pub fn bury_unreadable(&mut self, key: JobKey, conn: ConnKey, now: Nanos) {
         let Job { id, state, .. } = self.jobs[key];
+        // A record after that of the flush would bring the job back.
+        if self.is_flushed(&self.jobs[key]) {
+            return;
+        }
         match state {
             State::Buried(_) => return,
             State::Reserved { by, .. } if by != conn => return,
@@ -414,8 +442,10 @@ impl Queue {
                 return None;
             }
             Some(Moving { place: wanted, bytes: Some(read), .. }) if wanted == place => {
-                bytes = read;
-                Ok(true)
+                read.map(|read| {
+                    bytes = read;
+                    true
+                })
             }
             Some(_) | None if may_wait => binlog.read_and_wait(place, &mut bytes).map(|()| true),
             Some(_) | None => binlog.read_now(place, &mut bytes),
@@ -445,16 +475,17 @@ impl Queue {
         // The job that was to be moved may be deleted, and another one be moved instead.
         let moving = self.body_cache.moving.take_if(|moving| moving.token == finished.token);
         let Some(Moving { token, place, .. }) = moving else { return };
-        // After an error the next attempt finds it again, or reads the record.
-        if let Ok(bytes) = finished.bytes {
-            self.body_cache.moving = Some(Moving { token, place, bytes: Some(bytes) });
-        }
+        self.body_cache.moving = Some(Moving { token, place, bytes: Some(finished.bytes) });
         self.compact();
     }
 
     /// Deletes a job whose record cannot be read, so that compaction can go on. The file is kept under
     /// another name.
     pub(super) fn lose(&mut self, key: JobKey, place: Place, cause: &str) {
+        // A client that has waited may be about to get the job. Its reply comes before the next step.
+        if !self.wait_results.is_empty() {
+            return;
+        }
         let id = self.jobs[key].id;
         error!("{place}: the record of job {id} cannot be read: {cause}; the job is lost");
         self.body_cache.stats.failures += 1;

@@ -107,6 +107,7 @@ impl Queue {
         }
         let wait = client.watching.wait;
         let deadline = reserved.first().map(|entry| entry.deadline);
+        let deadline = deadline.filter(|&deadline| deadline != Nanos::NEVER);
         let warning = deadline.filter(|_| wait.is_some()).map(|it| it.before(SAFETY_MARGIN));
         let timeout = wait.map(|wait| wait.until).filter(|&until| until != Nanos::NEVER);
         let what = format_args!("connection {index}");

@@ -753,6 +753,15 @@ impl Queue {
         true
     }
 
+    /// Stops the TTR of a reserved job, whose body the connection does not have yet. It begins with
+    /// [`Queue::touch`].
+    pub fn stop_ttr(&mut self, key: JobKey) {
+        let State::Reserved { by, index } = self.jobs[key].state else { return };
+        let reserved = &mut self.clients[by].reserved;
+        let entry = ReservedEntry { deadline: Nanos::NEVER, ..reserved.at(index) };
+        reserved.replace(index, entry, &mut self.jobs);
+    }
+
     /// Returns the plan of a `kick`: buried jobs if there are any, else delayed ones; at most
     /// `bound`.
     pub fn plan_kick(&self, tube: TubeKey, bound: u32) -> Kick {
@@ -833,10 +842,14 @@ impl Queue {
         is_own.then_some(job)
     }
 
-    /// Returns the deadline of a reserved job or the end of a delay; `None` in other states.
+    /// Returns the deadline of a reserved job or the end of a delay; `None` in other states, and while the
+    /// disk reads the body for the connection that has reserved the job.
     pub fn due(&self, job: &Job) -> Option<Nanos> {
         match job.state {
-            State::Reserved { by, index } => Some(self.clients[by].reserved.at(index).deadline),
+            State::Reserved { by, index } => {
+                let deadline = self.clients[by].reserved.at(index).deadline;
+                Some(deadline).filter(|&deadline| deadline != Nanos::NEVER)
+            }
             State::Delayed { index } => Some(self.tubes[job.tube].delayed.at(index).due),
             State::Ready { .. } | State::Buried(_) | State::Detached => None,
         }
@@ -1008,7 +1021,9 @@ impl Queue {
     pub fn next_due(&self) -> Option<Nanos> {
         let binlog = self.binlog.as_ref().and_then(Binlog::next_due);
         let bodies = self.bodies.next_due();
-        let is_overdue = !self.overdue_tubes.is_empty() || !self.overdue_conns.is_empty();
+        let is_overdue = !self.overdue_tubes.is_empty()
+            || !self.overdue_conns.is_empty()
+            || (self.body_cache.is_due() && self.binlog.is_some());
         let overdue = is_overdue.then_some(Nanos::ZERO);
         let timers = [self.wheel.next_due(), self.unique.next_due()];
         timers.into_iter().flatten().chain(binlog).chain(bodies).chain(overdue).min()
@@ -1160,6 +1175,7 @@ impl Queue {
         let client = &self.clients[conn];
         let wait = client.watching.wait;
         let deadline = client.reserved.first().map(|entry| entry.deadline);
+        let deadline = deadline.filter(|&deadline| deadline != Nanos::NEVER);
         let warning = deadline.filter(|_| wait.is_some()).map(|it| it.before(SAFETY_MARGIN));
         let timeout = wait.map(|wait| wait.until).filter(|&until| until != Nanos::NEVER);
         if let Some(next) = deadline.into_iter().chain(warning).chain(timeout).min() {

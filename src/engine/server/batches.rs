@@ -109,22 +109,27 @@ impl Server {
             return self.close_now(key);
         }
         let conn = &mut self.conns[key];
-        conn.phase = Phase::InSteps(Continuation::FillBatch(batch));
+        conn.phase = Phase::InSteps(Continuation::FillBatch(batch, until));
         conn.has_backlog = true;
         self.conns.mark_dirty(key);
     }
 
     /// Reserves more jobs for a batch, and replies once it is complete.
-    pub(super) fn fill_batch_step(&mut self, key: ConnKey, mut batch: Batch, now: Nanos) {
+    pub(super) fn fill_batch_step(
+        &mut self,
+        key: ConnKey,
+        mut batch: Batch,
+        until: Nanos,
+        now: Nanos,
+    ) {
         // Since the previous step a TTR may have run out, and a flush may have deleted a job.
         batch.jobs.retain(|&(job, id)| self.queue.is_reserved(job, id, key));
         let mut steps_left = WATCHES_PER_STEP;
         let filled = self.fill_batch(key, &mut batch, &mut steps_left, now);
         self.charge_watches(WATCHES_PER_STEP - steps_left);
         match filled {
-            // It has waited long enough for a job.
-            Ok(true) => self.reply_reserved_batch(key, batch, now),
-            Ok(false) => self.continue_later(key, Continuation::FillBatch(batch)),
+            Ok(true) => self.reply_reserved_batch(key, batch, until),
+            Ok(false) => self.continue_later(key, Continuation::FillBatch(batch, until)),
             Err(_) => self.reply(key, Reply::OutOfMemory),
         }
     }

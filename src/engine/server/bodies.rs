@@ -16,6 +16,12 @@ use std::io;
 
 /// Units of work to read a body from the page cache.
 const WORK_PER_READ: usize = 8;
+/// Bytes of a body that are checked and copied in one unit of work.
+const BYTES_PER_WORK: usize = 1024;
+/// An iteration replies with at most this many bytes that the disk has read, and the rest of one
+/// record. A reply counts as some more, so that 128 short ones are the most: about 1 ms.
+const MAX_BYTES_PER_TICK: usize = 1024 * 1024;
+const BYTES_OF_A_REPLY: usize = 8 * 1024;
 
 impl Server {
     /// Replies with the bodies of these jobs, now or when the disk has read them.
@@ -67,12 +73,25 @@ impl Server {
             };
             wanted.bodies.push(WantedBody { job, id, body, place });
         }
+        if wanted.missing > 0 && answer.is_reserved() {
+            wanted.bodies.iter().for_each(|one| self.queue.stop_ttr(one.job));
+        }
         Ok(Some(wanted))
     }
 
-    /// Passes the records that the disk has read to the clients that wait for them.
+    /// Passes the records that the disk has read to the clients that wait for them, as many as one
+    /// iteration has time for.
     pub(super) fn finish_reads(&mut self, now: Nanos) {
-        while let Some(FinishedRead { token, bytes }) = self.queue.finished_read() {
+        let mut bytes_left = MAX_BYTES_PER_TICK;
+        self.has_finished_reads = true;
+        while bytes_left > 0 {
+            let Some(FinishedRead { token, bytes }) = self.queue.finished_read() else {
+                self.has_finished_reads = false;
+                return;
+            };
+            let len = bytes.as_ref().map_or(0, Vec::len);
+            bytes_left = bytes_left.saturating_sub(len + BYTES_OF_A_REPLY);
+            self.charge(WORK_PER_READ + len / BYTES_PER_WORK);
             let (key, number) = of_token(token);
             self.finish_read(key, number, bytes, now);
         }
@@ -85,7 +104,7 @@ impl Server {
         let Some(one) = wanted.bodies.get_mut(index) else { return };
         let Some(place) = one.place.take() else { return };
         let (job, id) = (one.job, one.id);
-        let is_there = self.queue.jobs.get(job).is_some_and(|job| job.id == id);
+        let is_there = self.queue.find(id) == Some(job);
         // Compaction may have moved it meanwhile, and the old file may be gone.
         let moved_to = if is_there { self.queue.new_place(job, place) } else { None };
         let bytes =
@@ -153,9 +172,13 @@ impl Server {
             Answer::Found | Answer::ReservedById | Answer::Reserved { .. } => {}
         }
         let is_reserved = answer.is_reserved();
-        let mut last = None;
+        let (mut last, mut is_closed) = (None, false);
         for WantedBody { job, id, body, .. } in bodies {
             let Some(body) = body else { continue };
+            if is_closed {
+                self.queue.drop_body(body);
+                continue;
+            }
             let reply = if is_reserved {
                 Reply::Reserved { id, body: &body }
             } else {
@@ -163,10 +186,11 @@ impl Server {
             };
             let written = self.conns.reply(key, reply, &mut self.queue.bodies);
             self.queue.drop_body(body);
-            if written.is_err() {
-                self.close_now(key);
-            }
+            is_closed |= written.is_err();
             last = Some(job);
+        }
+        if is_closed {
+            return self.close_now(key);
         }
         if is_reserved && let Some(job) = last.and_then(|job| self.queue.jobs.get(job)) {
             self.queue.read_ahead(job.tube);

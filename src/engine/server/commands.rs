@@ -107,7 +107,7 @@ impl Server {
         match continuation {
             Continuation::Kick(kick) => self.kick_step(key, kick, now),
             Continuation::Reserve(wait, kind) => self.reserve_step(key, wait, kind, now),
-            Continuation::FillBatch(batch) => self.fill_batch_step(key, batch, now),
+            Continuation::FillBatch(batch, until) => self.fill_batch_step(key, batch, until, now),
             Continuation::TouchAll(touch) => self.touch_all_step(key, touch, now),
             Continuation::Select(scan, part) => {
                 self.selections -= 1;
@@ -526,7 +526,9 @@ impl Server {
                     }
                     (false, true) => return Ok(Some(later)),
                     (false, false) => {
-                        return Ok(Some(Phase::InSteps(Continuation::FillBatch(batch))));
+                        return Ok(Some(Phase::InSteps(Continuation::FillBatch(
+                            batch, wait.until,
+                        ))));
                     }
                 }
             }
@@ -705,7 +707,10 @@ impl Server {
             Reply::Found { id, body }
         };
         if self.conns.reply(key, reply, bodies).is_err() {
-            self.close_now(key);
+            return self.close_now(key);
+        }
+        if answer.is_reserved() {
+            self.queue.after_reserve(job_key);
         }
     }
 

@@ -112,6 +112,8 @@ pub struct Server {
     selections: usize,
     /// The number of the next read of a body.
     next_read: u32,
+    /// The disk may have read more than the last iteration had time for.
+    has_finished_reads: bool,
     /// How far a remote disk was at the end of the last commit. `None` for a local disk.
     progress: Option<Progress>,
 }
@@ -162,6 +164,7 @@ impl Server {
             lists: Lists::default(),
             selections: 0,
             next_read: 0,
+            has_finished_reads: false,
             progress: None,
         }
     }
@@ -395,7 +398,10 @@ impl Server {
     /// to do.
     pub fn next_due(&self) -> Option<Nanos> {
         let is_flushing = self.queue.has_flushes() && !self.is_congested();
-        let is_busy = self.queue.closing().len() > 0 || !self.lists.is_idle() || is_flushing;
+        let is_busy = self.queue.closing().len() > 0
+            || !self.lists.is_idle()
+            || is_flushing
+            || self.has_finished_reads;
         let immediate = is_busy.then_some(Nanos::ZERO);
         immediate.or_else(|| self.queue.next_due())
     }

@@ -56,9 +56,11 @@ pub fn begin_writing_out(file: &File, offset: u64, len: u64) {
     }
 }
 
-/// Fills `bytes` from `offset` on if all of them are in the page cache. Returns whether they were.
-pub fn read_cached(file: &File, offset: u64, bytes: &mut [u8]) -> io::Result<bool> {
-    let Ok(offset) = libc::c_long::try_from(offset) else { return Ok(false) };
+/// Fills `bytes` from `offset` on if all of them are in the page cache. Returns whether it did. If the
+/// kernel or the file system cannot tell, or a sandbox forbids the call, it did not: whoever waits for
+/// the bytes learns of real errors.
+pub fn read_cached(file: &File, offset: u64, bytes: &mut [u8]) -> bool {
+    let Ok(offset) = libc::c_long::try_from(offset) else { return false };
     let part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     // SAFETY: the descriptor is open, and the only part is a live slice, which the call writes. Not all C
     // libraries have a function for it. The upper half of the offset is 0, because it fits in a register.
@@ -73,23 +75,7 @@ pub fn read_cached(file: &File, offset: u64, bytes: &mut [u8]) -> io::Result<boo
             libc::RWF_NOWAIT,
         )
     };
-    match usize::try_from(read) {
-        // The rest is on the disk, or the file ends here: whoever waits for it learns that.
-        Ok(count) => Ok(count == bytes.len()),
-        Err(_) => match io::Error::last_os_error() {
-            error if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
-            // The file system cannot tell, or the kernel is older than 4.14.
-            error
-                if matches!(
-                    error.raw_os_error(),
-                    Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINTR)
-                ) =>
-            {
-                Ok(false)
-            }
-            error => Err(error),
-        },
-    }
+    usize::try_from(read) == Ok(bytes.len())
 }
 
 /// Starts to read a part of a file into the page cache.
