@@ -253,7 +253,13 @@ impl Listener {
     /// Accepts the next connection; the error is `WouldBlock` if there is none.
     pub fn accept(&self) -> io::Result<Stream> {
         match self {
-            Listener::Tcp(listener) => listener.accept().map(|(stream, _)| Stream::Tcp(stream)),
+            Listener::Tcp(listener) => {
+                let (stream, _) = listener.accept()?;
+                // A client may have connected to an inherited socket before the server was started, and
+                // before the socket had this option. If it cannot be set, replies are only later.
+                let _ = stream.set_nodelay(true);
+                Ok(Stream::Tcp(stream))
+            }
             Listener::Unix(listener) => listener.accept().map(|(stream, _)| Stream::Unix(stream)),
         }
     }
@@ -356,6 +362,16 @@ impl fmt::Display for ListenError {
 mod tests {
     use super::*;
     use socket2::SockRef;
+
+    #[test]
+    fn a_connection_from_before_the_start_has_nodelay() {
+        let inherited = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        let address = inherited.local_addr().expect("it is bound");
+        let _client = std::net::TcpStream::connect(address).expect("it listens");
+        let listeners = adopt(vec![inherited.into()]).expect("it listens");
+        let Ok(Stream::Tcp(stream)) = listeners[0].accept() else { panic!("a client has come") };
+        assert_eq!(SockRef::from(&stream).tcp_nodelay().ok(), Some(true));
+    }
 
     #[test]
     fn accepted_sockets_inherit_nodelay_and_keepalive() {
