@@ -12,7 +12,7 @@ pub use crate::engine::monitor::http_conn::{HttpConn, ServerState};
 pub use crate::engine::monitor::measurements::Measurements;
 pub use crate::engine::monitor::metrics::{LONGEST_SAMPLE, Page, SLICE_LEN};
 pub use crate::engine::monitor::status_page::HTML_MAX;
-pub use crate::engine::protocol::command::{self, Command, Counter, PutTag, Rejection};
+pub use crate::engine::protocol::command::{self, Command, Counter, Rejection, UniqueTag};
 pub use crate::engine::protocol::stats::{self, ProcessInfo, ProcessorTime};
 pub use crate::engine::queue::replay::{Recovered, ReplayError};
 pub use crate::engine::server::{Server, Settings};

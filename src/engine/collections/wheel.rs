@@ -89,6 +89,9 @@ struct Slot {
 }
 
 impl<T: Copy> Wheel<T> {
+    /// The memory of one timer, in bytes.
+    pub const BYTES_PER_TIMER: usize = size_of::<Option<Timer<T>>>();
+
     /// Returns a wheel without timers whose current tick is that of `now`.
     pub fn new(now: Nanos) -> Wheel<T> {
         Wheel {
@@ -103,11 +106,6 @@ impl<T: Copy> Wheel<T> {
     /// Ensures that the next [`Wheel::create`] allocates nothing.
     pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
         self.timers.0.try_reserve_one()
-    }
-
-    /// Returns the memory of all timers, in bytes.
-    pub fn taken_bytes(&self) -> u64 {
-        self.timers.0.taken_bytes()
     }
 
     /// Adds a timer of `owner` that is not set.

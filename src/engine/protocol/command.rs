@@ -23,13 +23,13 @@ macro_rules! words {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields are the arguments of the protocol")]
 pub enum Command<'a> {
-    /// The size of the body is checked before the tag.
+    /// `tag` has the bytes after the last number. The size of the body is checked before them.
     Put {
         pri: u32,
         delay_secs: u32,
         ttr_secs: u32,
         body_len: u32,
-        tag: PutTag<'a>,
+        tag: &'a [u8],
     },
     /// As `Put`, into this tube instead of the used one.
     PutInTube {
@@ -38,7 +38,7 @@ pub enum Command<'a> {
         delay_secs: u32,
         ttr_secs: u32,
         body_len: u32,
-        tag: PutTag<'a>,
+        tag: &'a [u8],
     },
     Use {
         tube: &'a str,
@@ -122,20 +122,21 @@ pub enum Command<'a> {
     Quit,
 }
 
-/// What follows the last number of a `put` or `put-in-tube`.
+/// The key of a unique job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PutTag<'a> {
-    /// Nothing.
-    None,
-    /// `idp:<key>`, or `idp:<key>:<ttl>`.
-    Unique {
-        /// As long as, and with the bytes of, the name of a tube.
-        key: &'a str,
-        /// For how many seconds the key is kept after the delete of the job.
-        ttl_secs: u32,
-    },
-    /// Other bytes, which make the command invalid.
-    Invalid,
+pub struct UniqueTag<'a> {
+    /// As long as, and with the bytes of, the name of a tube.
+    pub key: &'a str,
+    /// For how many seconds the key is kept after the delete of the job.
+    pub ttl_secs: u32,
+}
+
+impl UniqueTag<'_> {
+    /// Parses the tag of a put: spaces, then `idp:<key>` or `idp:<key>:<ttl>`.
+    #[cold]
+    pub fn parse(tag: &[u8]) -> Option<UniqueTag<'_>> {
+        Arguments(tag).unique_tag()
+    }
 }
 
 /// The ids of a `delete-batch`, all of which are valid.
@@ -376,8 +377,8 @@ fn put(mut args: Arguments<'_>) -> Option<Command<'_>> {
     let delay_secs = args.u32()?;
     let ttr_secs = args.u32()?;
     let body_len = args.u32()?;
-    // The size is checked first, so an invalid tag is only recorded.
-    let tag = if args.0.is_empty() { PutTag::None } else { args.put_tag()? };
+    // The size is checked first, so the tag is parsed later.
+    let tag = args.without_nul()?;
     Some(Command::Put { pri, delay_secs, ttr_secs, body_len, tag })
 }
 
@@ -488,15 +489,8 @@ impl<'a> Arguments<'a> {
         Some(Selection { tube, state, count, after })
     }
 
-    /// Parses the bytes after the last number of a put. Returns `None` if they have a NUL.
-    #[cold]
-    fn put_tag(self) -> Option<PutTag<'a>> {
-        self.without_nul()?;
-        Some(self.unique_tag().unwrap_or(PutTag::Invalid))
-    }
-
     /// Parses any number of spaces, at least one, then `idp:<key>` or `idp:<key>:<ttl>`.
-    fn unique_tag(mut self) -> Option<PutTag<'a>> {
+    fn unique_tag(mut self) -> Option<UniqueTag<'a>> {
         self.0.starts_with(b" ").then_some(())?;
         self.skip_spaces();
         let tag = self.0.strip_prefix(UNIQUE_WORD)?;
@@ -508,7 +502,7 @@ impl<'a> Arguments<'a> {
         let key = Arguments(key).only_tube()?;
         let mut ttl = Arguments(ttl);
         let ttl_secs = u32::try_from(ttl.digits()?).ok()?;
-        ttl.0.is_empty().then_some(PutTag::Unique { key, ttl_secs })
+        ttl.0.is_empty().then_some(UniqueTag { key, ttl_secs })
     }
 
     /// Parses the maximum number of jobs in a batch.
@@ -661,7 +655,7 @@ mod tests {
     const BAD: Result<Command<'static>, Rejection> = Err(Rejection::BadFormat);
     const UNKNOWN: Result<Command<'static>, Rejection> = Err(Rejection::UnknownCommand);
 
-    fn put(pri: u32, body_len: u32, tag: PutTag<'static>) -> Result<Command<'static>, Rejection> {
+    fn put(pri: u32, body_len: u32, tag: &'static [u8]) -> Result<Command<'static>, Rejection> {
         Ok(Command::Put { pri, delay_secs: 2, ttr_secs: 3, body_len, tag })
     }
 
@@ -709,10 +703,10 @@ mod tests {
 
     #[test]
     fn numbers_may_have_spaces_before_them_only() {
-        assert_eq!(parse(b"put 1 2 3 4"), put(1, 4, PutTag::None));
-        assert_eq!(parse(b"put   1  2   3    4"), put(1, 4, PutTag::None));
-        assert_eq!(parse(b"put 4294967295 2 3 4"), put(u32::MAX, 4, PutTag::None));
-        assert_eq!(parse(b"put 1 2 3 4 "), put(1, 4, PutTag::Invalid));
+        assert_eq!(parse(b"put 1 2 3 4"), put(1, 4, b""));
+        assert_eq!(parse(b"put   1  2   3    4"), put(1, 4, b""));
+        assert_eq!(parse(b"put 4294967295 2 3 4"), put(u32::MAX, 4, b""));
+        assert_eq!(parse(b"put 1 2 3 4 "), put(1, 4, b" "));
         for line in ["put ", "put 1 2 3", "put 4294967296 2 3 4", "put -1 2 3 4", "put 1 +2 3 4"] {
             assert_eq!(parse(line.as_bytes()), BAD, "{line}");
         }
@@ -726,17 +720,15 @@ mod tests {
 
     #[test]
     fn the_tag_of_a_put_has_a_key_and_seconds() {
-        let unique = |key, ttl_secs| put(1, 4, PutTag::Unique { key, ttl_secs });
-        assert_eq!(parse(b"put 1 2 3 4 idp:a"), unique("a", 0));
-        assert_eq!(parse(b"put 1 2 3 4   idp:Az09-+/;.$_():007"), unique("Az09-+/;.$_()", 7));
-        assert_eq!(parse(b"put 1 2 3 4 idp:a:4294967295"), unique("a", u32::MAX));
+        let unique = |key, ttl_secs| Some(UniqueTag { key, ttl_secs });
+        assert_eq!(parse(b"put 1 2 3 4 idp:a"), put(1, 4, b" idp:a"));
+        assert_eq!(UniqueTag::parse(b" idp:a"), unique("a", 0));
+        assert_eq!(UniqueTag::parse(b"   idp:Az09-+/;.$_():007"), unique("Az09-+/;.$_()", 7));
+        assert_eq!(UniqueTag::parse(b" idp:a:4294967295"), unique("a", u32::MAX));
         let longest = "k".repeat(200);
-        let line = |key: &str| format!("put-in-tube t 1 2 3 4 idp:{key}:5");
-        let line = line(&longest);
-        let Ok(Command::PutInTube { tag, .. }) = parse(line.as_bytes()) else {
-            panic!("the longest key is invalid")
-        };
-        assert_eq!(tag, PutTag::Unique { key: &longest, ttl_secs: 5 });
+        let tag = format!(" idp:{longest}:5");
+        assert_eq!(UniqueTag::parse(tag.as_bytes()), unique(&longest, 5));
+        let too_long = format!(" idp:{longest}k");
         for tag in [
             "idp:a",
             " ",
@@ -760,12 +752,10 @@ mod tests {
             " x",
             "\tidp:a",
             " idp:\u{e9}",
+            &too_long,
         ] {
-            let line = format!("put 1 2 3 4{tag}");
-            assert_eq!(parse(line.as_bytes()), put(1, 4, PutTag::Invalid), "{line}");
+            assert_eq!(UniqueTag::parse(tag.as_bytes()), None, "{tag}");
         }
-        let too_long = format!("put 1 2 3 4 idp:{longest}k");
-        assert_eq!(parse(too_long.as_bytes()), put(1, 4, PutTag::Invalid));
     }
 
     #[test]

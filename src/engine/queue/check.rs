@@ -163,7 +163,7 @@ impl Queue {
     // ---- Timers ----
 
     /// Checks that the timer fires not later than the first of these times; it may fire earlier.
-    fn check_timer<const COUNT: usize>(
+    pub(super) fn check_timer<const COUNT: usize>(
         &self,
         timer: TimerKey,
         owner: TimerOwner,
@@ -206,8 +206,9 @@ impl Queue {
         // Removed tubes count in `total_jobs` and not in this sum.
         let put = self.tubes.iter().map(|tube| tube.total_jobs).sum::<u64>();
         assert!(put <= total_jobs, "{put} jobs put into present tubes, {total_jobs} put in all");
-        let owners = self.tubes.len() + self.clients.len();
-        assert_eq!(self.wheel.len(), owners, "timers, and tubes with connections");
+        let (_, kept_keys) = self.unique.counts();
+        let owners = self.tubes.len() + self.clients.len() + kept_keys;
+        assert_eq!(self.wheel.len(), owners, "timers, and tubes, connections and kept keys");
     }
 
     // ---- Binlog ----

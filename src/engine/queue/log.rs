@@ -45,7 +45,7 @@ impl Queue {
         &mut self,
         tube: TubeKey,
         body_len: usize,
-        unique: Option<NewKey>,
+        unique: Option<&NewKey>,
     ) -> Result<(), NoSpace> {
         let Some(binlog) = &mut self.binlog else { return Ok(()) };
         let key = unique.map(|unique| KeyNeeds { is_kept: unique.ttl_secs > 0 });
@@ -59,9 +59,13 @@ impl Queue {
 
     /// Reserves space for the records of a delete, and memory for a key that is kept.
     pub(super) fn reserve_delete(&mut self, log: LogRef) -> Result<(), NoSpace> {
+        if log == LogRef::NONE {
+            return Ok(());
+        }
         let is_kept = self.unique.will_keep(log);
         if is_kept {
             self.unique.try_reserve_kept()?;
+            self.wheel.try_reserve_one()?;
         }
         self.binlog.as_mut().map_or(Ok(()), |binlog| binlog.reserve_delete(is_kept))
     }
@@ -116,6 +120,9 @@ impl Queue {
 
     /// Records the delete of a job that was removed, and ends its key.
     pub(super) fn record_delete(&mut self, job: &Job, now: Nanos) {
+        if job.log == LogRef::NONE {
+            return;
+        }
         match job.log.target() {
             LogTarget::Entry(log) => self.record_end(job, log, false),
             LogTarget::Unique(key) => self.end_unique(job, key, None, now),

@@ -565,7 +565,8 @@ impl ReplayState<'_> {
         for (_, key) in buried {
             self.queue.attach(key, Target::Buried, now);
         }
-        self.place_keys(now);
+        // If the clock was set back, the rest of the time of a kept key is at most its TTL.
+        self.queue.unique.limit_kept(now, &mut self.queue.wheel);
         self.queue.remove_idle_tubes();
         Ok(())
     }

@@ -16,8 +16,8 @@
 //! A key takes 32 bytes, of which the digest is 16, and 4 to 8 bytes in the index. A kept key takes 48
 //! bytes more instead of its job. A job without a key takes nothing: see [`LogRef`].
 
-use super::Queue;
 use super::job::{Job, LogRef, LogTarget, State};
+use super::{Queue, TimerOwner};
 use crate::engine::binlog::key_record::KeyRecord;
 use crate::engine::binlog::record;
 use crate::engine::binlog::segments::Owner;
@@ -35,8 +35,6 @@ use std::num::NonZero;
 pub struct UniqueKeys {
     entries: HashSlab<UniqueKey, Entry>,
     kept: PagedSlab<KeptKey, Kept>,
-    /// Fires when a kept key is not in force any more.
-    expiry: Wheel<Expiring>,
     secret: Secret,
     /// The number of puts that inserted no job, because their key was in force.
     hits: u64,
@@ -62,10 +60,6 @@ enum Holder {
     Kept(KeptKey),
 }
 
-/// The owner of a timer: the number of a key, plus 1. So an optional timer takes no more memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Expiring(NonZero<u32>);
-
 /// The key of a deleted job.
 #[derive(Debug)]
 struct Kept {
@@ -74,6 +68,7 @@ struct Kept {
     until: Nanos,
     /// The entry of the key in the binlog; [`LogKey::NONE`] without a binlog.
     log: LogKey,
+    /// Fires when the key is not in force any more.
     timer: TimerKey,
 }
 
@@ -105,9 +100,6 @@ pub enum HitState {
 
 /// The value of [`Entry::log`] of a kept key. No entry in the binlog has this number.
 const KEPT: u32 = NIL - 1;
-
-/// At most this many kept keys are forgotten in an iteration, in about 0.1 ms.
-const MAX_EXPIRED_PER_TICK: usize = 256;
 
 impl Queue {
     /// Returns the job that has this key in its tube, or had it and whose key is kept.
@@ -180,7 +172,7 @@ impl Queue {
             self.unique.entries.remove(key);
             return self.record_end(job, log, is_flushed);
         }
-        self.unique.keep(key, job.id, until, log);
+        self.unique.keep(key, job.id, until, log, &mut self.wheel);
         self.record_kept(job, log, key, is_flushed);
     }
 
@@ -193,19 +185,9 @@ impl Queue {
         self.unique.entries.find_by(digest.half(), is_newer).is_some()
     }
 
-    /// Forgets kept keys whose time has passed.
-    pub(super) fn expire_keys(&mut self, now: Nanos) {
-        if self.unique.kept.is_empty() {
-            return;
-        }
-        for _ in 0..MAX_EXPIRED_PER_TICK {
-            let Some(expired) = self.unique.pop_expired(now) else { break };
-            self.forget_kept(expired);
-        }
-    }
-
+    /// Forgets a kept key.
     pub(super) fn forget_kept(&mut self, key: UniqueKey) {
-        let log = self.unique.remove_kept(key);
+        let log = self.unique.remove_kept(key, &mut self.wheel);
         self.forget_key(log);
     }
 
@@ -216,16 +198,13 @@ impl Queue {
     pub(super) fn check_unique(&self) {
         self.unique.entries.check(format_args!("the keys of jobs"));
         self.unique.kept.check(format_args!("the kept keys"));
-        self.unique.expiry.check();
         let mut held = 0;
         for (key, entry) in self.unique.entries.iter() {
             let is_current = match entry.holder() {
                 Holder::Kept(kept) => {
                     let Kept { id, log, timer, until } = &self.unique.kept[kept];
-                    let expiry = &self.unique.expiry;
-                    assert_eq!(expiry.owner(*timer), Expiring::of(key), "the owner of a timer");
-                    let is_in_time = expiry.is_set_no_later_than(*timer, *until);
-                    assert!(is_in_time, "the timer of a kept key fires after {until:?}, or never");
+                    let what = format_args!("the kept key of job {id}");
+                    self.check_timer(*timer, TimerOwner::KeptKey(key), what, [Some(*until)]);
                     self.check_log(*log, Owner::KeptKey(key), id.get(), record::SHORT_LEN);
                     true
                 }
@@ -248,24 +227,24 @@ impl Queue {
         assert_eq!(held, keyed, "keys of jobs, and jobs with keys");
         let kept = self.unique.entries.len() - held;
         assert_eq!(kept, self.unique.kept.len(), "entries of kept keys, and kept keys");
-        assert_eq!(kept, self.unique.expiry.len(), "kept keys, and their timers");
+    }
+}
+
+impl Default for UniqueKeys {
+    /// Returns an empty index with a random secret.
+    fn default() -> UniqueKeys {
+        UniqueKeys {
+            entries: HashSlab::with_31_bits(),
+            kept: PagedSlab::default(),
+            secret: Secret::random(),
+            hits: 0,
+        }
     }
 }
 
 impl UniqueKeys {
     /// The most memory that the key of a job takes, in bytes.
     pub const MOST_BYTES_OF_A_KEY: u64 = (size_of::<Entry>() + 2 * size_of::<u32>()) as u64;
-
-    /// Returns an empty index with a random secret.
-    pub fn new(now: Nanos) -> UniqueKeys {
-        UniqueKeys {
-            entries: HashSlab::with_31_bits(),
-            kept: PagedSlab::default(),
-            expiry: Wheel::new(now),
-            secret: Secret::random(),
-            hits: 0,
-        }
-    }
 
     /// Returns the key of a put into this tube.
     pub fn new_key(&self, tube: &str, key: &str, ttl_secs: u32) -> NewKey {
@@ -289,12 +268,8 @@ impl UniqueKeys {
 
     /// Returns the memory of all keys without their index, in bytes.
     pub fn page_bytes(&self) -> u64 {
-        self.entries.taken_bytes() + self.kept.taken_bytes() + self.expiry.taken_bytes()
-    }
-
-    /// Returns when [`Queue::tick`] has something to do.
-    pub fn next_due(&self) -> Option<Nanos> {
-        if self.kept.is_empty() { None } else { self.expiry.next_due() }
+        let timers = self.kept.len() * Wheel::<TimerOwner>::BYTES_PER_TIMER;
+        self.entries.taken_bytes() + self.kept.taken_bytes() + timers as u64
     }
 
     /// Ensures that one more job can have a key without allocating.
@@ -302,10 +277,9 @@ impl UniqueKeys {
         self.entries.try_reserve_one()
     }
 
-    /// Ensures that the key of a job can be kept without allocating.
+    /// Ensures that the key of a job can be kept without allocating, but for its timer.
     pub fn try_reserve_kept(&mut self) -> Result<(), TryReserveError> {
-        self.kept.try_reserve_one()?;
-        self.expiry.try_reserve_one()
+        self.kept.try_reserve_one()
     }
 
     /// Returns whether the key of a job is kept after the delete of the job.
@@ -378,21 +352,22 @@ impl UniqueKeys {
     }
 
     /// Adds a kept key with the entry in the binlog that `add_log` makes. Its memory must be reserved.
-    pub fn add_kept(
+    pub(super) fn add_kept(
         &mut self,
         new: NewKey,
         id: u64,
         until: Nanos,
+        wheel: &mut Wheel<TimerOwner>,
         add_log: impl FnOnce(UniqueKey) -> LogKey,
     ) {
         // The holder is set below.
         let key = self.insert(new, Holder::Job(JobKey::from_number(0)), LogKey::NONE);
         let log = add_log(key);
-        self.keep(key, id, until, log);
+        self.keep(key, id, until, log, wheel);
     }
 
     /// Keeps no key for longer than its TTL from now on.
-    pub fn limit_kept(&mut self, now: Nanos) {
+    pub(super) fn limit_kept(&mut self, now: Nanos, wheel: &mut Wheel<TimerOwner>) {
         let entries = self.entries.iter();
         let kept = entries.filter_map(|(_, entry)| match entry.holder() {
             Holder::Kept(kept) => Some((kept, entry.ttl_secs)),
@@ -403,14 +378,9 @@ impl UniqueKeys {
             let kept = &mut self.kept[key];
             if kept.until > latest {
                 kept.until = latest;
-                self.expiry.set_no_later_than(kept.timer, latest);
+                wheel.set_no_later_than(kept.timer, latest);
             }
         }
-    }
-
-    /// Returns a kept key whose time has passed, each once.
-    pub fn pop_expired(&mut self, now: Nanos) -> Option<UniqueKey> {
-        self.expiry.pop_due(now).map(Expiring::key)
     }
 
     /// Removes the key of a job.
@@ -419,9 +389,9 @@ impl UniqueKeys {
     }
 
     /// Removes a kept key. Returns its entry in the binlog.
-    pub fn remove_kept(&mut self, key: UniqueKey) -> LogKey {
+    pub(super) fn remove_kept(&mut self, key: UniqueKey, wheel: &mut Wheel<TimerOwner>) -> LogKey {
         let kept = self.kept.remove(self.kept_key(key)).expect("a kept key refers to it");
-        self.expiry.destroy(kept.timer);
+        wheel.destroy(kept.timer);
         self.entries.remove(key);
         kept.log
     }
@@ -441,23 +411,20 @@ impl UniqueKeys {
         self.entries.insert(entry)
     }
 
-    /// Keeps the key of a deleted job, after [`UniqueKeys::try_reserve_kept`].
-    fn keep(&mut self, key: UniqueKey, id: u64, until: Nanos, log: LogKey) {
+    /// Keeps the key of a deleted job. The memory for that is reserved.
+    fn keep(
+        &mut self,
+        key: UniqueKey,
+        id: u64,
+        until: Nanos,
+        log: LogKey,
+        wheel: &mut Wheel<TimerOwner>,
+    ) {
         let id = NonZero::new(id).expect("no job has the id 0");
-        let timer = self.expiry.create(Expiring::of(key)).expect("its memory was reserved");
-        self.expiry.set_no_later_than(timer, until);
+        let timer = wheel.create(TimerOwner::KeptKey(key)).expect("its memory was reserved");
+        wheel.set_no_later_than(timer, until);
         let kept = self.kept.insert(Kept { id, until, log, timer });
         self.entries[key].set_holder(Holder::Kept(kept));
-    }
-}
-
-impl Expiring {
-    fn of(key: UniqueKey) -> Expiring {
-        Expiring(plus_one(key.number()))
-    }
-
-    fn key(self) -> UniqueKey {
-        UniqueKey::from_number(self.0.get() - 1)
     }
 }
 
@@ -525,7 +492,7 @@ mod tests {
             let tube = queue.find_or_create_tube("a").unwrap();
             let params = JobParams { pri: 0, delay_secs: 0, ttr_secs: 60 };
             let body = queue.bodies.add(b"body\r\n").unwrap();
-            queue.put_unique(tube, id, params, Some(new), body, now).unwrap();
+            queue.put_unique(tube, id, params, Some(&new), body, now).unwrap();
         }
         hit
     }

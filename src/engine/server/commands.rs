@@ -3,12 +3,13 @@
 use super::{FREE_STEPS, REPLY_COST_PER_WORK, Server, WARN_INTERVAL};
 use crate::engine::binlog::NoSpace;
 use crate::engine::conn::{
-    Answer, Conn, Continuation, JobPart, LargePut, Phase, Put, Refusal, ReserveKind, Step,
+    Answer, Conn, Continuation, JobPart, LargePut, Phase, Put, PutSpecial, Refusal, ReserveKind,
+    Special, Step,
 };
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{ConnKey, JobKey, TubeKey};
 use crate::engine::protocol::batch::Batch;
-use crate::engine::protocol::command::{self, Command, LineTail, PutTag, Rejection};
+use crate::engine::protocol::command::{self, Command, LineTail, Rejection, UniqueTag};
 use crate::engine::protocol::reply::Reply;
 use crate::engine::protocol::stats;
 use crate::engine::queue::body::{Body, LARGE};
@@ -275,29 +276,34 @@ impl Server {
         tube: Option<&str>,
         params: JobParams,
         body_len: u32,
-        tag: PutTag<'_>,
+        tag: &[u8],
     ) {
         let full_len = body_len as usize + CR_LF.len();
         if body_len > self.settings.max_job_size {
             return self.refuse_body(key, full_len, Refusal::JobTooBig);
         }
-        let unique = match tag {
-            PutTag::None => None,
-            PutTag::Unique { key: word, ttl_secs } => {
-                let tube = tube.unwrap_or(&self.used_tube(key).name);
-                Some(self.queue.unique.new_key(tube, word, ttl_secs))
+        let mut unique_tag = None;
+        if !tag.is_empty() {
+            unique_tag = UniqueTag::parse(tag);
+            if unique_tag.is_none() {
+                // Quirk: the body is read as commands; pinned by
+                // tests/conversations/put-bad-format.txt.
+                return self.reply(key, Reply::BadFormat);
             }
-            // Quirk: the body is read as commands; pinned by
-            // tests/conversations/put-bad-format.txt.
-            PutTag::Invalid => return self.reply(key, Reply::BadFormat),
-        };
+        }
         self.queue.mark_producer(key);
         // If a job has the same key at the end of the body, a small body needs no memory.
-        let needs_memory = unique.is_none() || full_len >= LARGE;
+        let needs_memory = unique_tag.is_none() || full_len >= LARGE;
         // In drain mode the reply to a put is `DRAINING`, at the end of the body.
-        let has_memory =
-            self.is_draining || !needs_memory || self.has_memory_for(full_len, unique.is_some());
-        let Ok(tube) = tube.map(text::try_boxed).transpose() else {
+        let has_memory = self.is_draining
+            || !needs_memory
+            || self.has_memory_for(full_len, unique_tag.is_some());
+        let special = if tube.is_some() || unique_tag.is_some() {
+            self.special(key, tube, unique_tag)
+        } else {
+            Ok(None)
+        };
+        let Ok(special) = special else {
             return self.refuse_body(key, full_len, self.refusal());
         };
         if !has_memory || (needs_memory && !(self.process.has_headroom)(Headroom::Whole)) {
@@ -307,7 +313,24 @@ impl Server {
         let full_len = u32::try_from(full_len).expect("a body of more than 2^30 bytes");
         let conn = &mut self.conns[key];
         conn.sends_large_bodies = full_len as usize >= Conn::WORTH_TWO_READS;
-        conn.phase = Phase::ReadingBody(Put { id: self.last_id, params, full_len, tube, unique });
+        conn.phase = Phase::ReadingBody(Put { id: self.last_id, params, full_len, special });
+    }
+
+    /// Returns what a `put-in-tube` or a put with a key has.
+    #[cold]
+    fn special(
+        &self,
+        key: ConnKey,
+        tube: Option<&str>,
+        tag: Option<UniqueTag<'_>>,
+    ) -> Result<Option<Special>, TryReserveError> {
+        let name = tube.unwrap_or(&self.used_tube(key).name);
+        let unique = tag.map(|tag| self.queue.unique.new_key(name, tag.key, tag.ttl_secs));
+        let tube = tube.map(text::try_boxed).transpose()?;
+        let mut special = Vec::new();
+        headroom::leave(Headroom::Quarter, || special.try_reserve_exact(1))?;
+        special.push(PutSpecial { tube, unique });
+        Ok(special.try_into().ok())
     }
 
     /// Returns whether a job with a body of this length fits into `--max-memory`.
@@ -352,7 +375,7 @@ impl Server {
     /// Allocates the slot of a large body that is about to arrive.
     fn begin_body(&mut self, key: ConnKey, put: Put) {
         let full_len = put.full_len as usize;
-        let body = if self.has_memory_for(full_len, put.unique.is_some()) {
+        let body = if self.has_memory_for(full_len, put.unique().is_some()) {
             headroom::leave(Headroom::Whole, || self.queue.bodies.begin(full_len)).ok()
         } else {
             None
@@ -419,7 +442,7 @@ impl Server {
             return self.reply(key, reply);
         }
         // Other clients may have put jobs while this body arrived.
-        let has_memory = self.has_memory_for(bytes.len(), put.unique.is_some());
+        let has_memory = self.has_memory_for(bytes.len(), put.unique().is_some());
         let body = if has_memory && self.has_room() {
             headroom::leave(Headroom::Whole, || self.queue.bodies.add(bytes)).map_err(NoSpace::from)
         } else {
@@ -441,22 +464,30 @@ impl Server {
         if self.is_draining {
             return Some(Reply::Draining);
         }
-        let hit = self.queue.find_unique(put.unique?.digest, now)?;
+        put.special.is_some().then(|| self.hit(put, now)).flatten()
+    }
+
+    /// Returns the reply to a put whose key is in force.
+    #[cold]
+    fn hit(&mut self, put: &Put, now: Nanos) -> Option<Reply<'static>> {
+        let hit = self.queue.find_unique(put.unique()?.digest, now)?;
         self.queue.count_hit();
         Some(Reply::InsertedBefore(hit))
     }
 
     fn finish_put(&mut self, key: ConnKey, put: Put, body: Result<Body, NoSpace>, now: Nanos) {
-        let Put { id, params, tube, unique, .. } = put;
+        let Put { id, params, special, .. } = put;
+        let special = special.as_deref().map(|[special]| special);
         let put = |body| {
             headroom::leave(Headroom::Whole, || {
-                let tube = match self.tube_of_put(key, tube.as_deref()) {
+                let tube = match self.tube_of_put(key, special.and_then(|it| it.tube.as_deref())) {
                     Ok(tube) => tube,
                     Err(no_memory) => {
                         self.queue.drop_body(body);
                         return Err(no_memory.into());
                     }
                 };
+                let unique = special.and_then(|it| it.unique.as_ref());
                 self.queue.put_unique(tube, id, params, unique, body, now)
             })
         };

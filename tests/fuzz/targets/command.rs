@@ -1,7 +1,7 @@
 //! The parser of commands against a second parser that is slow, obvious and shares no code with it.
 //! The other targets use the second parser to know the commands of a connection.
 
-use beanstalkd::testing::{Command, Counter, PutTag, Rejection, command, text};
+use beanstalkd::testing::{Command, Counter, Rejection, UniqueTag, command, text};
 
 /// The result of the second parser.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -365,10 +365,10 @@ fn call(command: &Command<'_>) -> Call {
     let tube = tube(command).map(|name| name.as_bytes().to_vec());
     let mut found_tag = Tag::None;
     if let Command::Put { tag, .. } | Command::PutInTube { tag, .. } = *command {
-        found_tag = match tag {
-            PutTag::None => Tag::None,
-            PutTag::Unique { key, ttl_secs } => Tag::Key(key.to_owned(), ttl_secs),
-            PutTag::Invalid => Tag::Wrong,
+        found_tag = match UniqueTag::parse(tag) {
+            Some(UniqueTag { key, ttl_secs }) => Tag::Key(key.to_owned(), ttl_secs),
+            None if tag.is_empty() => Tag::None,
+            None => Tag::Wrong,
         };
     }
     let mut state = None;

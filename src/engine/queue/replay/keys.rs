@@ -140,12 +140,13 @@ impl ReplayState<'_> {
         }
         self.queue.unique.try_reserve_one()?;
         self.queue.unique.try_reserve_kept()?;
+        self.queue.wheel.try_reserve_one()?;
         self.segments.try_reserve_one()?;
         let new = NewKey { digest, ttl_secs };
         let segments = &mut self.segments;
-        self.queue
-            .unique
-            .add_kept(new, id, until, |unique| segments.add_kept_key(unique, number, KEY_LEN));
+        self.queue.unique.add_kept(new, id, until, &mut self.queue.wheel, |unique| {
+            segments.add_kept_key(unique, number, KEY_LEN)
+        });
         Ok(())
     }
 
@@ -154,15 +155,6 @@ impl ReplayState<'_> {
         let job = &self.queue.jobs[key];
         let before = self.flushes_before.get(key).copied().unwrap_or_default();
         self.flush_times.first_after(job.tube, before, is_buried).unwrap_or(Nanos::ZERO)
-    }
-
-    /// Forgets kept keys whose time has passed. If the clock was set back, the rest of the time is at
-    /// most the TTL.
-    pub(super) fn place_keys(&mut self, now: Nanos) {
-        self.queue.unique.limit_kept(now);
-        while let Some(expired) = self.queue.unique.pop_expired(now) {
-            self.forget_key(expired);
-        }
     }
 
     fn forget_all_keys(&mut self) {
@@ -186,7 +178,7 @@ impl ReplayState<'_> {
                 self.segments.set_len(log, len);
             }
             None => {
-                let log = self.queue.unique.remove_kept(unique);
+                let log = self.queue.unique.remove_kept(unique, &mut self.queue.wheel);
                 self.segments.remove_job(log);
             }
         }
