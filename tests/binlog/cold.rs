@@ -154,7 +154,7 @@ fn a_body_that_is_not_what_was_written_is_given_to_nobody() {
             assert_eq!(world.state(bad), "buried");
             // The next read succeeds.
             assert_eq!(world.ask(format!("peek {bad}\r\n")), found(bad, 700));
-            // While the timeout has not ended, the worker goes on to wait.
+            // Until its timeout ends, the worker waits for another job.
             world.ask(format!("kick-job {bad}\r\n"));
             world.disk.add_read_fault(fault);
             assert_eq!(world.send(worker, "reserve-with-timeout 5\r\n"), "");

@@ -444,7 +444,7 @@ impl Disk for FakeDisk {
 
     fn read_now(&mut self, number: FileNumber, offset: u64, bytes: &mut [u8]) -> io::Result<bool> {
         let fault = self.0.borrow().read_faults.front().copied();
-        // Errors of the disk itself come only to who waits for it.
+        // Only a read that waits for the disk returns its errors.
         if self.0.borrow().reads_late || fault == Some(ReadFault::Error) {
             return Ok(false);
         }

@@ -93,7 +93,7 @@ pub trait Disk: fmt::Debug {
         None
     }
 
-    /// Tells the disk that these bytes are probably read soon. It promises nothing and cannot fail.
+    /// Announces that these bytes are probably read soon. It promises nothing and cannot fail.
     fn will_read(&mut self, _number: FileNumber, _offset: u64, _len: u64) {}
 
     /// Creates a file of `size` zero bytes, whose space is allocated. After an error there is no

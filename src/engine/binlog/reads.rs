@@ -1,8 +1,8 @@
 //! Reads full records back from the files, for bodies that are not in memory.
 //!
 //! A read does not stop the loop: what the system has in memory is read at once, and the disk reads
-//! the rest meanwhile ([`Disk::begin_read`](super::disk::Disk::begin_read)). Whoever wants the bytes
-//! checks them with [`record::body_of`](super::record::body_of).
+//! the rest meanwhile ([`Disk::begin_read`](super::disk::Disk::begin_read)). The caller checks the
+//! bytes with [`record::body_of`](super::record::body_of).
 
 use super::Binlog;
 use super::disk::{FileNumber, FinishedRead, ReadToken};

@@ -3,11 +3,11 @@
 //!
 //! While the bodies in memory take more than the operator allows, a new body is cold as soon as its
 //! record is made, and older ones become cold step by step: first those that are not about to be
-//! reserved. A body that was read back goes to its client, and is not kept. The disk is told what is
-//! near the front of a tube, so that a worker seldom waits.
+//! reserved. A body that was read back goes to its client, and is not kept. The disk reads ahead what
+//! is near the front of a tube, so that a worker seldom waits.
 //!
-//! A body that does not match its checksum is given to nobody: its job is buried. The rules of the
-//! queue do not depend on where a body is, and this module does not know who asks for one.
+//! No client gets a body that does not match its checksum: the job is buried. The rules of the queue do
+//! not depend on where a body is. This module knows connections only by key.
 
 use super::Queue;
 use super::body::Body;
@@ -101,7 +101,7 @@ const COMPACTION: u64 = (NIL as u64) << u32::BITS;
 const MAX_EVICTIONS: usize = 256;
 /// The first jobs in a heap are near the front.
 const FRONT: u32 = 64;
-/// The disk is told about this many jobs at the front of a tube.
+/// The disk reads ahead this many bodies at the front of a tube.
 const AHEAD: u32 = 8;
 
 impl BodyCache {
@@ -410,7 +410,7 @@ impl Queue {
         }
     }
 
-    /// Tells the disk which bodies at the front of a tube are cold.
+    /// Begins to read ahead the cold bodies at the front of a tube.
     pub fn read_ahead(&mut self, tube: TubeKey) {
         let (Some(binlog), tube) = (&mut self.binlog, &self.tubes[tube]) else { return };
         if tube.cold == 0 {

@@ -91,7 +91,7 @@ impl Pages {
         self.files.get(&number).map_or((0, listed.first), |file| file.next)
     }
 
-    /// Adds a page of so many chunks, which was read where [`Pages::next`] has said.
+    /// Adds a page, which has this many chunks and was read at the place of [`Pages::next`].
     pub fn push(&mut self, number: FileNumber, listed: ListedFile, page: Page, chunks: u64) {
         let file = self.files.entry(number).or_insert_with(|| FilePages {
             listed,

@@ -56,9 +56,9 @@ pub fn begin_writing_out(file: &File, offset: u64, len: u64) {
     }
 }
 
-/// Fills `bytes` from `offset` on if all of them are in the page cache. Returns whether it did. If the
-/// kernel or the file system cannot tell, or a sandbox forbids the call, it did not: whoever waits for
-/// the bytes learns of real errors.
+/// Fills `bytes` from `offset` on if all of them are in the page cache. Returns whether it did. Any error
+/// counts as bytes that are not there: the kernel, the file system or a sandbox may not support the call.
+/// A read that waits for the disk returns real errors.
 pub fn read_cached(file: &File, offset: u64, bytes: &mut [u8]) -> bool {
     let Ok(offset) = libc::c_long::try_from(offset) else { return false };
     let part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
