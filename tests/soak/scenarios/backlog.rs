@@ -15,6 +15,7 @@ use rustix::fs::{Advice, fadvise, statvfs};
 use std::fs::File;
 use std::io::Read;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -51,7 +52,7 @@ pub fn larger_than_memory(run: &Run) -> Outcome {
     let flags = ["-b", path_text(directory.path()), "-s", "104857600", "--body-cache", cache];
     let (daemon, address) = Daemon::on_loopback(&flags);
     let began = Instant::now();
-    put_all(address, jobs);
+    put_all(address, 0..jobs);
     let took_s = began.elapsed().as_secs_f64();
     check_memory(&daemon, "after the puts");
     figures.push(format!(
@@ -101,13 +102,15 @@ fn check_memory(daemon: &Daemon, when: &str) {
     assert!(peak_kib <= MAX_RSS_KIB, "{peak_kib} KiB of memory {when}");
 }
 
-/// Puts jobs with the bodies of numbers from 1 on.
-fn put_all(address: SocketAddr, jobs: u64) {
+/// Puts jobs with the bodies of these numbers.
+fn put_all(address: SocketAddr, numbers: Range<u64>) {
     thread::scope(|scope| {
         for producer in 0..PRODUCERS {
+            let numbers = numbers.clone();
             scope.spawn(move || {
                 let mut client = Client::connect(address);
-                let mut numbers = (producer..jobs).step_by(PRODUCERS as usize).peekable();
+                let mut numbers =
+                    (numbers.start + producer..numbers.end).step_by(PRODUCERS as usize).peekable();
                 while numbers.peek().is_some() {
                     let some: Vec<Vec<u8>> = (&mut numbers)
                         .take(DEPTH as usize)
@@ -207,21 +210,33 @@ fn percentile(sorted: &[u64], part: f64) -> u64 {
     sorted.get((sorted.len() as f64 * part) as usize).or(sorted.get(last)).copied().unwrap_or(0)
 }
 
-/// Returns the server's time for puts with and without the flag.
+/// Returns the server's time for puts with and without the flag, and how fast jobs in memory are drained:
+/// the limit of the machine.
 fn cost_of_puts() -> String {
-    let mut us = Vec::new();
+    let (mut us, mut rates) = (Vec::new(), Vec::new());
     for cache in [&[][..], &["--body-cache", BODY_CACHE]] {
         let directory = tempfile::tempdir().expect("it can be made");
         let flags = ["-b", path_text(directory.path()), "-s", "104857600"];
         let (daemon, address) = Daemon::on_loopback(&[&flags, cache].concat());
         // Half of them fill the cache.
-        put_all(address, SAMPLE);
+        put_all(address, 0..SAMPLE);
         let before = daemon.processor_time();
-        put_all(address, SAMPLE);
+        put_all(address, SAMPLE..2 * SAMPLE);
         us.push((daemon.processor_time() - before).as_secs_f64() * 1e6 / SAMPLE as f64);
+        let began = Instant::now();
+        drain(address, 2 * SAMPLE);
+        rates.push(2.0 * SAMPLE as f64 / began.elapsed().as_secs_f64());
         daemon.stop();
     }
-    format!("a put takes {:.2} us of the server's time, {:.2} without the flag", us[1], us[0])
+    format!(
+        "a put takes {:.2} us of the server's time, {:.2} without the flag; {} jobs in the page cache \
+         are drained at {:.0}/s, in memory at {:.0}/s",
+        us[1],
+        us[0],
+        2 * SAMPLE,
+        rates[1],
+        rates[0]
+    )
 }
 
 /// Returns how much memory C beanstalkd takes for a part of the jobs, if it is installed.
