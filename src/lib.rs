@@ -57,6 +57,7 @@
 //! - One iteration moves at most a few thousand jobs: kicked, due, flushed, reserved or deleted in a
 //!   batch, or released by connections that close. One step of the rules wakes at most 128 waiting
 //!   connections.
+//! - At most one job of a tube has some key, and while a job has it or it is kept, no other job gets it.
 //! - A flush of a tube deletes its jobs by changing an epoch of the tube. No command finds these jobs
 //!   from then on, although they are freed later.
 //! - Memory for a connection is bounded: 68 KiB of input behind commands that wait, one body, and

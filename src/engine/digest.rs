@@ -66,12 +66,20 @@ impl SipHash {
     }
 
     fn update(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.tail[self.len % WORD] = byte;
-            self.len += 1;
-            if self.len.is_multiple_of(WORD) {
-                self.add_word(u64::from_le_bytes(self.tail));
-            }
+        // Up to the next word, whole words, and the rest.
+        let filled = self.len % WORD;
+        let (head, rest) = bytes.split_at(bytes.len().min((WORD - filled) % WORD));
+        self.tail[filled..filled + head.len()].copy_from_slice(head);
+        self.len += bytes.len();
+        if !head.is_empty() && filled + head.len() == WORD {
+            self.add_word(u64::from_le_bytes(self.tail));
+        }
+        let (words, rest) = rest.as_chunks::<WORD>();
+        for &word in words {
+            self.add_word(u64::from_le_bytes(word));
+        }
+        if !rest.is_empty() {
+            self.tail[..rest.len()].copy_from_slice(rest);
         }
     }
 
@@ -147,6 +155,25 @@ mod tests {
         let mut hash = SipHash::new(secret);
         hash.update(b"default order-1");
         assert_eq!(secret.digest("default", "order-1"), hash.finish());
+    }
+
+    #[test]
+    fn a_digest_does_not_depend_on_the_pieces() {
+        let bytes: Vec<u8> = (0..100).collect();
+        for len in 0..bytes.len() {
+            let digest = |pieces: &[&[u8]]| {
+                let mut hash = SipHash::new(Secret([1, 2]));
+                pieces.iter().for_each(|piece| hash.update(piece));
+                hash.finish()
+            };
+            let whole = digest(&[&bytes[..len]]);
+            for at in 0..=len {
+                let (first, second) = bytes[..len].split_at(at);
+                assert_eq!(digest(&[first, b"", second]), whole, "{at} of {len} bytes");
+            }
+            let single: Vec<&[u8]> = bytes[..len].chunks(1).collect();
+            assert_eq!(digest(&single), whole, "{len} bytes");
+        }
     }
 
     #[test]

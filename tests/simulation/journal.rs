@@ -94,7 +94,6 @@ pub struct Journal {
 #[derive(Clone, Debug)]
 struct LoggedKey {
     key: KeptKey,
-    ttl: u32,
     /// Of the delete.
     version: Version,
 }
@@ -139,8 +138,8 @@ impl Journal {
             && let Some(JobKey { key, ttl: ttl @ 1.., is_unsure }) = before.key
         {
             let until = at + u64::from(ttl) * SECOND;
-            let key = KeptKey { id, tube: before.tube, key, until, is_unsure };
-            self.kept_keys.push(LoggedKey { key, ttl, version: version.clone() });
+            let key = KeptKey { id, tube: before.tube, key, until, ttl, is_unsure };
+            self.kept_keys.push(LoggedKey { key, version: version.clone() });
         }
         self.jobs.get_mut(&id).expect("a job is put before it changes").push(version);
     }
@@ -248,8 +247,8 @@ impl Journal {
     pub fn kept_keys(&self, found: &BTreeSet<u64>, end: End, restarted_at: u64) -> Vec<KeptKey> {
         let is_clock_set = self.clock_offsets.iter().any(|&offset| offset != 0);
         let gone = self.kept_keys.iter().filter(|it| !found.contains(&it.key.id));
-        gone.map(|LoggedKey { key, ttl, version }| {
-            let latest = restarted_at + u64::from(*ttl) * SECOND;
+        gone.map(|LoggedKey { key, version }| {
+            let latest = restarted_at + u64::from(key.ttl) * SECOND;
             let until = if is_clock_set { latest } else { key.until.min(latest) };
             let is_durable = self.last_durable(std::slice::from_ref(version), end).is_some();
             KeptKey {
@@ -310,12 +309,9 @@ impl Journal {
         now: u64,
     ) {
         let stored = Version { job: None, is_logged: true, at: 0, commits: 0, clock_offset: 0 };
-        let ttl =
-            |key: &KeptKey| u32::try_from((key.until - now).div_ceil(SECOND)).unwrap_or(u32::MAX);
         let kept = kept_keys.iter();
-        self.kept_keys = kept
-            .map(|key| LoggedKey { key: key.clone(), ttl: ttl(key), version: stored.clone() })
-            .collect();
+        self.kept_keys =
+            kept.map(|key| LoggedKey { key: key.clone(), version: stored.clone() }).collect();
         self.jobs.clear();
         self.flushes.clear();
         self.clock_offsets.clear();

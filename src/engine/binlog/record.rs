@@ -228,7 +228,7 @@ pub fn write(out: &mut Vec<u8>, fields: &Fields, tube: &str, body: &[u8], nonce:
     write_bytes(out, &fields_to_bytes(fields, nonce), tube, body);
 }
 
-/// As [`write`], with fields that are converted already.
+/// As [`write()`], with fields that are converted already.
 pub(super) fn write_bytes(out: &mut Vec<u8>, fields: &FieldBytes, tube: &str, body: &[u8]) {
     let start = out.len();
     let name_len = i32::try_from(tube.len()).expect("a name of a tube has at most 200 bytes");

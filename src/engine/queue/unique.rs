@@ -144,7 +144,9 @@ impl Queue {
         // A kept key whose time has passed may not be forgotten yet.
         let is_kept =
             |entry: &Entry| entry.digest == new.digest && matches!(entry.holder(), Holder::Kept(_));
-        if let Some(expired) = self.unique.entries.find_by(new.digest.half(), is_kept) {
+        if !self.unique.kept.is_empty()
+            && let Some(expired) = self.unique.entries.find_by(new.digest.half(), is_kept)
+        {
             self.forget_kept(expired);
         }
         let unique = self.unique.insert(new, Holder::Job(key), LogKey::NONE);

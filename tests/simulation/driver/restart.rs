@@ -259,6 +259,7 @@ fn kept_keys(
             tube: found.tube.as_str().into(),
             key,
             until: now + (u64::from(ttl) + 1) * SECOND,
+            ttl,
             is_unsure: true,
         });
     }

@@ -21,6 +21,8 @@ pub struct KeptKey {
     pub tube: Rc<str>,
     pub key: Rc<str>,
     pub until: u64,
+    /// In seconds.
+    pub ttl: u32,
     /// It may not be kept, or not so long.
     pub is_unsure: bool,
 }
@@ -83,6 +85,7 @@ impl Model {
             tube: Rc::clone(&job.tube),
             key: Rc::clone(key),
             until: now + u64::from(*ttl) * SECOND,
+            ttl: *ttl,
             is_unsure: is_unsure || *was_unsure,
         });
     }
