@@ -249,7 +249,9 @@ impl Journal {
         let gone = self.kept_keys.iter().filter(|it| !found.contains(&it.key.id));
         gone.map(|LoggedKey { key, version }| {
             let latest = restarted_at + u64::from(key.ttl) * SECOND;
-            let until = if is_clock_set { latest } else { key.until.min(latest) };
+            // After the clock was set back, each start may keep the key again.
+            let is_open = is_clock_set || key.is_unsure;
+            let until = if is_open { latest } else { key.until.min(latest) };
             let is_durable = self.last_durable(std::slice::from_ref(version), end).is_some();
             KeptKey {
                 until,
