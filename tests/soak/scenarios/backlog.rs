@@ -224,13 +224,14 @@ fn cost_of_puts() -> String {
         put_all(address, SAMPLE..2 * SAMPLE);
         us.push((daemon.processor_time() - before).as_secs_f64() * 1e6 / SAMPLE as f64);
         let began = Instant::now();
-        drain(address, 2 * SAMPLE);
-        rates.push(2.0 * SAMPLE as f64 / began.elapsed().as_secs_f64());
+        let waits_us = drain(address, 2 * SAMPLE);
+        let rate = 2.0 * SAMPLE as f64 / began.elapsed().as_secs_f64();
+        rates.push(format!("{rate:.0}/s (p99.9 {} us)", percentile(&waits_us, 0.999)));
         daemon.stop();
     }
     format!(
         "a put takes {:.2} us of the server's time, {:.2} without the flag; {} jobs in the page cache \
-         are drained at {:.0}/s, in memory at {:.0}/s",
+         are drained at {}, in memory at {}",
         us[1],
         us[0],
         2 * SAMPLE,
