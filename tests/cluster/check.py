@@ -232,10 +232,12 @@ def a_late_renewal(program):
         observers = Observers(history, cluster.servers, failures.append)
         observers.start()
         wait_until("an answer", lambda: first.process.pid in history.answers)
-        cluster.proxies.delay(first.links, 2.6, [BACK])
-        time.sleep(2)
+        # A renewal is two requests. The first one reaches etcd within a second, and the lease ends 5 s after
+        # that. Each answer comes 1.4 s late, and the next renewal does not reach etcd.
+        cluster.proxies.delay(first.links, 1.4, [BACK])
+        time.sleep(3)
         cluster.proxies.stall(first.links, [TO])
-        time.sleep(2.7)
+        time.sleep(1)
         cluster.proxies.stall(first.links)
         first.expect_exit(NOT_LEADING)
         wait_until("an answer of the other server", lambda: second.process.pid in history.answers)
