@@ -6,6 +6,7 @@ use crate::harness::fake_disk::FakeDisk;
 use crate::harness::journal::View;
 use crate::harness::yaml::field;
 use beanstalkd::testing::Nanos;
+use beanstalkd::testing::record::{self, Counts, Fields, Mark, RecordState};
 use std::collections::BTreeMap;
 
 /// The files of a fixture.
@@ -191,4 +192,44 @@ fn due_times_of_version_5_beyond_version_7_stay_in_the_future() {
     assert!(engine.stat("binlog-oldest-index") > 1, "the old file is still there");
     let mut again = Instance::start(&disk, policy, engine.now);
     assert!(again.ask("stats-job 2\r\n").contains("\nstate: delayed\n"));
+}
+
+/// C moves the full record of a job to a newer file, and not the record of its key.
+#[test]
+fn the_key_of_a_job_that_c_has_moved_survives_the_next_starts() {
+    // Compaction has no reason to move the job.
+    let policy = Policy::synced(65_536);
+    let body = "x".repeat(20_000) + "\r\n";
+    let put = format!("put 7 0 60 20000 idp:key\r\n{body}");
+    let disk = FakeDisk::default();
+    let mut engine = Instance::start(&disk, policy, FIXTURE_DAY);
+    engine.expect(&put, "INSERTED 1\r\n");
+    engine.close();
+    let mut files = disk.live_files();
+    let fields = Fields {
+        id: 1,
+        pri: 7,
+        delay_secs: 0,
+        ttr_secs: 60,
+        body_len: 20_002,
+        created_at: FIXTURE_DAY,
+        due_or_buried_at: Nanos::ZERO,
+        counts: Counts::default(),
+        state: RecordState::Ready,
+        mark: Mark::None,
+    };
+    let mut moved = record::VERSION.to_vec();
+    record::write(&mut moved, &fields, "default", body.as_bytes(), 0);
+    moved.extend(body.as_bytes());
+    let newest = files.keys().filter_map(|name| name.strip_prefix("binlog.")?.parse().ok()).max();
+    let next: u32 = newest.unwrap_or(0) + 1;
+    files.insert(format!("binlog.{next}"), moved);
+    for _ in 0..3 {
+        let disk = FakeDisk::with_files(&files);
+        let mut engine = Instance::start(&disk, policy, FIXTURE_DAY);
+        engine.expect(&put, "INSERTED 1 READY\r\n");
+        engine.close();
+        assert!(!disk.names().contains("binlog.1:"), "{}", disk.names());
+        files = disk.live_files();
+    }
 }

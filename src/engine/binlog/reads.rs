@@ -25,7 +25,7 @@ pub struct Place {
 }
 
 /// Copying a longer record, even from memory, would delay all other clients.
-const MAX_READ_AT_ONCE: u32 = 1024 * 1024;
+const MAX_READ_AT_ONCE: u32 = 2 * 1024 * 1024;
 /// Bytes that the disk is asked to read early are asked for in blocks of this length.
 const BLOCK_BITS: u32 = 18;
 /// The most blocks that are asked for before they are wanted: 2 MiB.

@@ -95,8 +95,10 @@ struct ReplayState<'q> {
     key_before: Option<(FileNumber, KeyRecord)>,
     /// Buried jobs that workers had reserved.
     held: Vec<JobKey>,
-    /// Jobs that a flush deleted whose record is lost. For C beanstalkd they are deleted.
-    unflushed: HashSet<JobKey>,
+    /// Jobs whose full record is written again at the end. A flush deleted them whose record is lost, so
+    /// that for C beanstalkd they are deleted; or C beanstalkd has moved them to a newer file without
+    /// their key.
+    to_rewrite: HashSet<JobKey>,
     /// The ids of jobs with a damaged full record and no intact one.
     lost: HashSet<u64>,
     /// The number of damaged places.
@@ -148,7 +150,7 @@ impl Queue {
             flushed: Vec::new(),
             key_before: None,
             held: Vec::new(),
-            unflushed: HashSet::new(),
+            to_rewrite: HashSet::new(),
             lost: HashSet::new(),
             damages: 0,
         };
@@ -159,7 +161,8 @@ impl Queue {
     fn finish_flushes(&mut self, flushed: &[(JobKey, Nanos)], now: Nanos) {
         for &(key, flushed_at) in flushed {
             let job = self.jobs.remove(key);
-            self.record_flushed(&job, flushed_at, now);
+            // The clock may have been set back since.
+            self.record_flushed(&job, flushed_at.min(now), now);
             self.drop_job(job);
         }
         if !flushed.is_empty() {
@@ -219,7 +222,7 @@ impl Replay<'_> {
             damages,
             flushed,
             held,
-            unflushed,
+            to_rewrite,
             ..
         } = state;
         let jobs = segments.job_count();
@@ -241,9 +244,9 @@ impl Replay<'_> {
         queue.finish_flushes(&flushed, now);
         queue.end_holds(&held);
         // A later flush may have deleted some of them.
-        let unflushed = unflushed.into_iter().filter(|&key| queue.jobs.get(key).is_some());
-        let unflushed: Vec<JobKey> = unflushed.collect();
-        queue.rewrite(&unflushed);
+        let to_rewrite = to_rewrite.into_iter().filter(|&key| queue.jobs.get(key).is_some());
+        let to_rewrite: Vec<JobKey> = to_rewrite.collect();
+        queue.rewrite(&to_rewrite);
         queue.quarantine_damaged_files(now).map_err(ReplayError::Failed)?;
         Ok(recovered)
     }
@@ -371,13 +374,13 @@ impl ReplayState<'_> {
                 && !self.is_flushed(key)
             {
                 // The record of the flush is lost, so the flush has not happened.
-                headroom::leave(Headroom::Quarter, || self.unflushed.try_reserve(1))?;
-                self.unflushed.insert(key);
+                headroom::leave(Headroom::Quarter, || self.to_rewrite.try_reserve(1))?;
+                self.to_rewrite.insert(key);
                 return Ok(());
             }
             self.lost.remove(&fields.id);
             if let Some(key) = known {
-                self.unflushed.remove(&key);
+                self.to_rewrite.remove(&key);
                 self.flushes_before.remove(key);
                 self.last_states.remove(key);
                 let job = self.queue.jobs.remove(key);
@@ -430,11 +433,15 @@ impl ReplayState<'_> {
         let tube = self.find_tube(tube)?;
         if let Some(key) = known {
             self.queue.replace_body(key, tube, body, offset)?;
-            self.unflushed.remove(&key);
-            let job = &self.queue.jobs[key];
-            // A record of C beanstalkd, which has moved the job, has no key before it.
-            len += job.log.unique().map_or(0, |_| record::SHORT_LEN as u64);
-            self.segments.move_job(self.queue.unique.log_of(job.log), number, offset, len);
+            self.to_rewrite.remove(&key);
+            let log = self.queue.jobs[key].log;
+            if log.unique().is_some() {
+                // A record of C beanstalkd, which has moved the job, has no key before it.
+                len += record::SHORT_LEN as u64;
+                headroom::leave(Headroom::Quarter, || self.to_rewrite.try_reserve(1))?;
+                self.to_rewrite.insert(key);
+            }
+            self.segments.move_job(self.queue.unique.log_of(log), number, offset, len);
             return Ok(key);
         }
         self.queue.jobs.try_reserve_one()?;

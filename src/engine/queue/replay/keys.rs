@@ -97,6 +97,7 @@ impl ReplayState<'_> {
         record: &KeyRecord,
     ) -> Result<(), TryReserveError> {
         let KeyRecord { digest, ttl_secs, .. } = *record;
+        self.to_rewrite.remove(&key);
         let own = self.queue.jobs[key].log.unique();
         let holder = self.queue.unique.find(digest);
         if holder.is_some() && holder == own {
