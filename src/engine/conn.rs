@@ -245,6 +245,11 @@ impl Answer {
             Answer::ReservedById | Answer::Reserved { .. } => true,
         }
     }
+
+    /// Returns the part of the reply that has this job.
+    pub fn reply(self, id: u64, body: &Body) -> Reply<'_> {
+        if self.is_reserved() { Reply::Reserved { id, body } } else { Reply::Found { id, body } }
+    }
 }
 
 /// The part of each selected job that the reply has.

@@ -176,7 +176,7 @@ def a_cut_after_a_standby_has_read(program):
         with first.connect() as client:
             jobs = [client.put(b"%d" % number) for number in range(3)]
         first.kill()
-        # While nobody leads, as if the batch had come late. The others read it in the next seconds.
+        # While no server leads, as if the batch had come late. The others read it in the next seconds.
         key, value = max(cluster.etcd.items(f"{PREFIX}/log/").items())
         file, offset = struct.unpack("<IQ", value[:12])
         record = value[12:]

@@ -55,13 +55,18 @@ impl Binlog {
     /// Returns the place of the full record of a job, or `None` if it is too far from the start of its
     /// file. The body has `body_len` bytes with the CR LF.
     pub fn place(&self, key: LogKey, tube: &str, body_len: u32) -> Option<Place> {
-        let entry = self.segments().entry(key);
-        if entry.offset == FAR_OFFSET {
+        if !self.has_place(key) {
             return None;
         }
+        let entry = self.segments().entry(key);
         let layout = self.segments().layout_of(entry.file);
         let head_len = u32::try_from(layout.head_len(tube)).expect("a head is short");
         Some(Place { file: entry.file, offset: entry.offset, len: head_len + body_len, layout })
+    }
+
+    /// Returns whether the place of the full record of a job is known.
+    pub fn has_place(&self, key: LogKey) -> bool {
+        self.segments().entry(key).offset != FAR_OFFSET
     }
 
     /// Reads a record into `bytes` if that needs no waiting for the disk. Returns whether it did.

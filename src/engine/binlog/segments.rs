@@ -202,8 +202,7 @@ impl Segments {
 
     /// Returns the layout of the file with this number, which must exist.
     pub fn layout_of(&self, number: FileNumber) -> Layout {
-        let index = self.segments.partition_point(|segment| segment.number < number);
-        self.segments[index].layout
+        self.segments[index_of(&self.segments, number)].layout
     }
 
     /// Returns the file with this number, which must exist.
@@ -391,9 +390,20 @@ impl Segments {
 }
 
 fn by_number(segments: &mut VecDeque<Segment>, number: FileNumber) -> &mut Segment {
+    let index = index_of(segments, number);
+    &mut segments[index]
+}
+
+fn index_of(segments: &VecDeque<Segment>, number: FileNumber) -> usize {
     let index = segments.partition_point(|segment| segment.number < number);
-    let segment = segments.get_mut(index).filter(|segment| segment.number == number);
-    segment.expect("a file has this number")
+    let found = segments.get(index).filter(|segment| segment.number == number);
+    assert!(found.is_some(), "no file has the number {number}");
+    index
+}
+
+/// Returns whether the entry of a job keeps the offset of a record there.
+pub fn is_known_offset(offset: u64) -> bool {
+    record_offset(offset) != FAR_OFFSET
 }
 
 fn record_offset(offset: u64) -> u32 {

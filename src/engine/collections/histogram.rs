@@ -52,6 +52,11 @@ impl Histogram {
         })
     }
 
+    /// Returns how many durations were counted.
+    pub fn total(&self) -> u64 {
+        self.cumulative().last().map_or(0, |(_, count)| count)
+    }
+
     /// Returns the sum of all durations.
     pub fn sum(&self) -> Nanos {
         Nanos::from_nanos(self.sum_ns)

@@ -96,7 +96,7 @@ const CACHE_OVERVIEW: [Column<BodyCache>; 7] = [
         Value::Bytes(cache.limit.unwrap_or(u64::MAX))
     }),
     Column::new("body_reads", "body reads", |cache| Value::Count(cache.stats().reads)),
-    Column::new("body_waits", "disk waits", |cache| Value::Count(cache.stats().waits)),
+    Column::new("body_waits", "disk waits", |cache| Value::Count(cache.stats().wait_times.total())),
     Column::new("body_read_failures", "unreadable", |cache| Value::Count(cache.stats().failures)),
 ];
 

@@ -11,11 +11,11 @@
 
 use super::Queue;
 use super::body::Body;
-use super::job::{Job, Target};
-use super::job::{ReadyEntry, State};
+use super::job::{Job, ReadyEntry, State, Target};
 use crate::engine::binlog::disk::{FinishedRead, ReadToken};
 use crate::engine::binlog::reads::Place;
 use crate::engine::binlog::record;
+use crate::engine::binlog::segments;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{ConnKey, JobKey, NIL, TubeKey};
@@ -65,9 +65,7 @@ pub struct ColdBodies {
 pub struct ReadStats {
     /// The number of bodies that were read.
     pub reads: u64,
-    /// The number of replies for which a client has waited for the disk.
-    pub waits: u64,
-    /// How long these clients have waited.
+    /// How long clients have waited for the disk, for each reply.
     pub wait_times: Histogram,
     /// The number of bodies that could not be read.
     pub failures: u64,
@@ -142,18 +140,7 @@ impl Queue {
 
     /// Drops a job with its body. Returns whether this freed a page of bodies.
     pub(super) fn drop_job(&mut self, job: Job) -> bool {
-        let len = u64::from(job.body.full_len());
-        if job.body.is_cold() {
-            self.body_cache.cold.jobs -= 1;
-            self.body_cache.cold.bytes -= len;
-            // After a replay, a tube whose jobs were all flushed is gone.
-            if let Some(tube) = self.tubes.get_mut(job.tube) {
-                tube.cold -= 1;
-            }
-        } else {
-            self.body_cache.warm_bytes -= len;
-        }
-        self.bodies.remove(job.body)
+        self.drop_counted(job.tube, job.body)
     }
 
     /// Returns the body of a record at `offset` that is replayed: a cold one if the bodies in memory
@@ -166,7 +153,9 @@ impl Queue {
     ) -> Result<Body, TryReserveError> {
         let full_len = u32::try_from(bytes.len()).expect("a body has at most 2^30 bytes");
         let with_it = self.body_cache.warm_bytes + u64::from(full_len);
-        if self.body_cache.limit.is_some_and(|limit| with_it > limit) && is_near(offset) {
+        if self.body_cache.limit.is_some_and(|limit| with_it > limit)
+            && segments::is_known_offset(offset)
+        {
             self.count_cold(tube, full_len);
             return Ok(Body::cold(full_len));
         }
@@ -187,16 +176,24 @@ impl Queue {
         let job = &mut self.jobs[key];
         let old_tube = std::mem::replace(&mut job.tube, tube);
         let old_body = std::mem::replace(&mut job.body, body);
-        let len = old_body.full_len();
-        if old_body.is_cold() {
-            self.body_cache.cold.jobs -= 1;
-            self.body_cache.cold.bytes -= u64::from(len);
-            self.tubes[old_tube].cold -= 1;
-        } else {
-            self.body_cache.warm_bytes -= u64::from(len);
-        }
-        self.bodies.remove(old_body);
+        self.drop_counted(old_tube, old_body);
         Ok(())
+    }
+
+    /// Drops the body of a job in this tube. Returns whether this freed a page of bodies.
+    fn drop_counted(&mut self, tube: TubeKey, body: Body) -> bool {
+        let len = u64::from(body.full_len());
+        if body.is_cold() {
+            self.body_cache.cold.jobs -= 1;
+            self.body_cache.cold.bytes -= len;
+            // After a replay, a tube whose jobs were all flushed is gone.
+            if let Some(tube) = self.tubes.get_mut(tube) {
+                tube.cold -= 1;
+            }
+        } else {
+            self.body_cache.warm_bytes -= len;
+        }
+        self.bodies.remove(body)
     }
 
     fn count_cold(&mut self, tube: TubeKey, full_len: u32) {
@@ -229,13 +226,12 @@ impl Queue {
         let job = &mut self.jobs[key];
         let full_len = job.body.full_len();
         let tube = job.tube;
-        if job.body.is_cold() || binlog.place(self.unique.log_of(job.log), "", full_len).is_none() {
+        if job.body.is_cold() || !binlog.has_place(self.unique.log_of(job.log)) {
             return;
         }
         let body = std::mem::replace(&mut job.body, Body::cold(full_len));
-        self.body_cache.warm_bytes -= u64::from(full_len);
+        self.freed_pages += usize::from(self.drop_counted(tube, body));
         self.count_cold(tube, full_len);
-        self.drop_body(body);
         self.body_cache.has_evicted = true;
     }
 
@@ -322,12 +318,9 @@ impl Queue {
         place.expect("the body was made cold because its place is known")
     }
 
-    /// Returns where the body of a job is if it is not in memory and was not there when it was at
-    /// `before`.
-    pub fn new_place(&self, key: JobKey, before: Place) -> Option<Place> {
-        let is_cold = self.jobs[key].body.is_cold();
-        let place = is_cold.then(|| self.place_of(key))?;
-        (place != before).then_some(place)
+    /// Returns whether the record of a cold body is not at this place any more.
+    pub fn has_moved(&self, key: JobKey, before: Place) -> bool {
+        self.jobs[key].body.is_cold() && self.place_of(key) != before
     }
 
     /// Begins to read a record. [`Queue::finished_read`] returns it later.
@@ -382,7 +375,6 @@ impl Queue {
 
     /// Notes that a client has waited for the disk.
     pub fn note_wait(&mut self, span: Nanos) {
-        self.body_cache.stats.waits += 1;
         self.body_cache.stats.wait_times.count(span);
     }
 
@@ -531,11 +523,6 @@ impl Queue {
 
 /// A buffer for records keeps at most this much memory.
 const KEPT_BYTES: usize = 1024 * 1024;
-
-/// Returns whether the place of a record at this offset is kept.
-fn is_near(offset: u64) -> bool {
-    offset < u64::from(u32::MAX)
-}
 
 /// Returns whether a read fails for a reason that may pass: too many open files, or too little memory.
 fn is_passing(error: &io::Error) -> bool {

@@ -261,9 +261,9 @@ impl ReplayState<'_> {
         self.segments.try_reserve_file().map_err(ReplayError::NoMemory)?;
         let mut segment = Segment::new(number, reader.size(), 0);
         segment.nonce = reader.nonce();
+        segment.layout = reader.layout();
         self.segments.push(segment);
         let (last_id, layout) = (reader.last_id(), reader.layout());
-        self.segments.by_number(number).layout = layout;
         self.note_id(last_id);
         loop {
             match reader.next_item().map_err(failed)? {

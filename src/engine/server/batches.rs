@@ -2,7 +2,7 @@
 
 use super::Server;
 use super::commands::WATCHES_PER_STEP;
-use crate::engine::conn::{Answer, Continuation, Phase, ReserveKind};
+use crate::engine::conn::{Answer, Continuation, ReserveKind};
 use crate::engine::keys::{ConnKey, JobKey};
 use crate::engine::protocol::batch::Batch;
 use crate::engine::protocol::command::Ids;
@@ -83,12 +83,12 @@ impl Server {
             return self.close_now(key);
         }
         let answer = Answer::Reserved { kind: ReserveKind::Batch(batch.max()), until };
-        if batch.jobs.iter().any(|&(job, _)| self.queue.jobs[job].body.is_cold()) {
+        if self.has_cold(&batch.jobs) {
             return self.answer(key, answer, &batch.jobs);
         }
         self.reply(key, Reply::ReservedBatch { count: batch.jobs.len() });
         for (job, _) in batch.jobs {
-            self.reply_reserved(key, job, answer);
+            self.reply_job(key, job, answer);
         }
     }
 
@@ -102,16 +102,13 @@ impl Server {
         until: Nanos,
     ) {
         let ReserveKind::Batch(max) = kind else {
-            return self.reply_reserved(key, job, Answer::Reserved { kind, until });
+            return self.reply_job(key, job, Answer::Reserved { kind, until });
         };
         let mut batch = Batch::new(max);
         if batch.try_push(job, &self.queue.jobs[job]).is_err() {
             return self.close_now(key);
         }
-        let conn = &mut self.conns[key];
-        conn.phase = Phase::InSteps(Continuation::FillBatch(batch, until));
-        conn.has_backlog = true;
-        self.conns.mark_dirty(key);
+        self.continue_next(key, Continuation::FillBatch(batch, until));
     }
 
     /// Reserves more jobs for a batch, and replies once it is complete.

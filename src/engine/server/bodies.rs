@@ -106,12 +106,13 @@ impl Server {
         let (job, id) = (one.job, one.id);
         let is_there = self.queue.find(id) == Some(job);
         // Compaction may have moved it meanwhile, and the old file may be gone.
-        let moved_to = if is_there { self.queue.new_place(job, place) } else { None };
+        let has_moved = is_there && self.queue.has_moved(job, place);
         let bytes =
             bytes.as_deref().map_err(|error| io::Error::new(error.kind(), error.to_string()));
-        let fetched = match moved_to {
-            Some(_) => self.queue.fetch(job),
-            None => self.queue.body_of_bytes(place, id, bytes),
+        let fetched = if has_moved {
+            self.queue.fetch(job)
+        } else {
+            self.queue.body_of_bytes(place, id, bytes)
         };
         let Some(wanted) = self.conns.wanted_bodies(key) else { return };
         match fetched {
@@ -179,12 +180,7 @@ impl Server {
                 self.queue.drop_body(body);
                 continue;
             }
-            let reply = if is_reserved {
-                Reply::Reserved { id, body: &body }
-            } else {
-                Reply::Found { id, body: &body }
-            };
-            let written = self.conns.reply(key, reply, &mut self.queue.bodies);
+            let written = self.conns.reply(key, answer.reply(id, &body), &mut self.queue.bodies);
             self.queue.drop_body(body);
             is_closed |= written.is_err();
             last = Some(job);
@@ -200,10 +196,12 @@ impl Server {
     /// Continues a reserve none of whose jobs has a body that can be read.
     fn reserve_again(&mut self, key: ConnKey, kind: ReserveKind, until: Nanos) {
         let wait = Wait { seq: self.queue.next_wait_seq(), until };
-        let conn = &mut self.conns[key];
-        conn.phase = Phase::InSteps(Continuation::Reserve(wait, kind));
-        conn.has_backlog = true;
-        self.conns.mark_dirty(key);
+        self.continue_next(key, Continuation::Reserve(wait, kind));
+    }
+
+    /// Returns whether the body of one of these jobs is not in memory.
+    pub(super) fn has_cold(&self, jobs: &[(JobKey, u64)]) -> bool {
+        jobs.iter().any(|&(job, _)| self.queue.jobs[job].body.is_cold())
     }
 
     /// Forgets the bodies for which a connection waits.

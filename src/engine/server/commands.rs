@@ -123,6 +123,13 @@ impl Server {
         self.conns[key].phase = Phase::InSteps(continuation);
     }
 
+    /// Continues the command of a connection that is not being served in the next iteration.
+    pub(super) fn continue_next(&mut self, key: ConnKey, continuation: Continuation) {
+        self.continue_later(key, continuation);
+        self.conns[key].has_backlog = true;
+        self.conns.mark_dirty(key);
+    }
+
     /// Delivers the results of waits, and charges the work of the command.
     fn after_command(&mut self) {
         let wakes =
@@ -541,7 +548,7 @@ impl Server {
         match kind {
             ReserveKind::Job => match self.queue.reserve(key, steps_left, now)? {
                 Search::Found(job) => {
-                    self.reply_reserved(key, job, Answer::Reserved { kind, until: wait.until });
+                    self.reply_job(key, job, Answer::Reserved { kind, until: wait.until });
                     return Ok(None);
                 }
                 Search::Unfinished => return Ok(Some(later)),
@@ -584,7 +591,7 @@ impl Server {
         match self.queue.reserve_job(key, id, now) {
             Some(job) => {
                 self.queue.mark_worker(key);
-                self.reply_reserved(key, job, Answer::ReservedById);
+                self.reply_job(key, job, Answer::ReservedById);
             }
             None => self.reply(key, Reply::NotFound),
         }
@@ -721,23 +728,14 @@ impl Server {
         }
     }
 
-    pub(super) fn reply_reserved(&mut self, key: ConnKey, job: JobKey, answer: Answer) {
-        self.reply_job(key, job, answer);
-    }
-
     #[inline]
-    fn reply_job(&mut self, key: ConnKey, job_key: JobKey, answer: Answer) {
+    pub(super) fn reply_job(&mut self, key: ConnKey, job_key: JobKey, answer: Answer) {
         let Queue { jobs, bodies, .. } = &mut self.queue;
         let Job { id, ref body, .. } = jobs[job_key];
         if body.is_cold() {
             return self.answer(key, answer, &[(job_key, id)]);
         }
-        let reply = if answer.is_reserved() {
-            Reply::Reserved { id, body }
-        } else {
-            Reply::Found { id, body }
-        };
-        if self.conns.reply(key, reply, bodies).is_err() {
+        if self.conns.reply(key, answer.reply(id, body), bodies).is_err() {
             return self.close_now(key);
         }
         if answer.is_reserved() {

@@ -78,7 +78,7 @@ impl Server {
         if batch.jobs.len() < keys.len() {
             next = batch.jobs.last().map_or(0, |&(_, id)| id);
         }
-        if batch.jobs.iter().any(|&(job, _)| self.queue.jobs[job].body.is_cold()) {
+        if self.has_cold(&batch.jobs) {
             return self.answer(key, Answer::FoundBatch { next }, &batch.jobs);
         }
         self.reply(key, Reply::FoundBatch { count: batch.jobs.len(), next });
