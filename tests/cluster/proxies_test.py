@@ -25,6 +25,10 @@ class ProxiesTest(unittest.TestCase):
         server = self.listener.accept()[0]
         server.settimeout(PATIENCE_S)
         self.addCleanup(server.close)
+        # The kernel accepts a connection before the proxy knows that it has it. A byte has passed through
+        # the proxy.
+        client.sendall(b"!")
+        self.assertEqual(server.recv(1), b"!")
         return client, server
 
     def expect_silence(self, end):
