@@ -46,6 +46,8 @@ keys! {
     LogKey;
     /// A body of a job, in the slab of its size class.
     BodyKey;
+    /// The counts of a job that need more than a few bits.
+    LargeCountsKey;
     /// A block of eight consecutive job ids.
     BlockKey;
     /// The key of a unique job, in the index of all such keys.

@@ -58,6 +58,31 @@ fn buried_jobs_keep_their_order_after_compaction_and_restarts() {
 }
 
 #[test]
+fn large_counts_are_shown_and_come_back() {
+    let disk = FakeDisk::default();
+    let policy = Policy::synced(65_536);
+    let mut engine = Instance::start(&disk, policy, START);
+    (0..2).for_each(|_| assert!(engine.put("job").is_some()));
+    for _ in 0..100 {
+        engine.expect("reserve-job 2\r\nrelease 2 0 0\r\n", "RESERVED 2 3\r\njob\r\nRELEASED\r\n");
+    }
+    engine.expect(
+        "reserve-job 2\r\nbury 2 0\r\nkick-job 2\r\n",
+        "RESERVED 2 3\r\njob\r\nBURIED\r\nKICKED\r\n",
+    );
+    let now = engine.now;
+    let mut again = Instance::start(&disk, policy, now);
+    for engine in [&mut engine, &mut again] {
+        let jobs = [1, 2].map(|id| engine.ask(format!("stats-job {id}\r\n")));
+        let counts = jobs.map(|job| {
+            ["reserves", "timeouts", "releases", "buries", "kicks"].map(|name| number(&job, name))
+        });
+        assert_eq!(counts, [[0; 5], [101, 0, 100, 1, 1]]);
+    }
+    again.expect("delete 2\r\ndelete 1\r\n", "DELETED\r\nDELETED\r\n");
+}
+
+#[test]
 fn an_absurd_last_id_in_a_file_header_is_ignored() {
     for last_id in [u64::MAX, u64::MAX - 1, HIGHEST_ID + 1] {
         let mut bytes = VERSION.to_vec();

@@ -272,7 +272,7 @@ impl JobRow {
             ttr: Nanos::from_secs(job.ttr_secs),
             time_left: queue.due(job).map_or(Nanos::ZERO, |due| due.since(now)),
             body_len: job.body.content_len(),
-            counts: job.counts,
+            counts: queue.jobs.counts(job),
         }
     }
 }

@@ -156,7 +156,7 @@ pub fn longest_jobs_len(count: usize) -> usize {
 /// Appends the line of a job. A reply has up to 1,000 lines, so they are not formatted by `write!`,
 /// which takes three times as long.
 fn push_job_line(text: &mut String, job: &Job, queue: &Queue, now: Nanos) {
-    let Counts { reserves, timeouts, releases, buries, kicks } = job.counts;
+    let Counts { reserves, timeouts, releases, buries, kicks } = queue.jobs.counts(job);
     text.push_str("- {id: ");
     text::push_decimal(text, job.id);
     text.push_str(", state: ");
@@ -198,6 +198,7 @@ fn time_left(job: &Job, queue: &Queue, now: Nanos) -> u64 {
 
 /// Returns the document of `stats-job`.
 pub fn job(job: &Job, queue: &Queue, now: Nanos) -> String {
+    let Counts { reserves, timeouts, releases, buries, kicks } = queue.jobs.counts(job);
     let mut yaml = Yaml::new();
     yaml.line("id", job.id)
         .quoted("tube", &queue.tubes[job.tube].name)
@@ -208,11 +209,11 @@ pub fn job(job: &Job, queue: &Queue, now: Nanos) -> String {
         .line("ttr", job.ttr_secs)
         .line("time-left", time_left(job, queue, now))
         .line("file", queue.file_of(job))
-        .line("reserves", job.counts.reserves)
-        .line("timeouts", job.counts.timeouts)
-        .line("releases", job.counts.releases)
-        .line("buries", job.counts.buries)
-        .line("kicks", job.counts.kicks);
+        .line("reserves", reserves)
+        .line("timeouts", timeouts)
+        .line("releases", releases)
+        .line("buries", buries)
+        .line("kicks", kicks);
     yaml.0
 }
 

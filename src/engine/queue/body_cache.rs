@@ -138,8 +138,9 @@ impl BodyCache {
 impl Queue {
     // ---- Bodies of jobs that come and go ----
 
-    /// Drops a job with its body. Returns whether this freed a page of bodies.
+    /// Drops a job that was removed, with its counts and its body. Returns whether this freed a page of bodies.
     pub(super) fn drop_job(&mut self, job: Job) -> bool {
+        self.jobs.drop_counts(job.counts);
         self.drop_counted(job.tube, job.body)
     }
 

@@ -3,7 +3,8 @@
 //! A job comes back when its TTR runs out, or when the connection that has reserved it closes. A
 //! `release` by the worker does not count. The number is not recorded in the binlog.
 
-use super::job::{self, Target};
+use super::counts::CountedEvent;
+use super::job::{Job, Target};
 use super::{Queue, WORK_PER_MOVE};
 use crate::engine::keys::JobKey;
 use crate::engine::time::Nanos;
@@ -34,9 +35,8 @@ impl Queue {
         if !is_last || self.reserve_update().is_err() {
             return self.make_ready_and_charge(key, work_left, now);
         }
-        let job = &mut self.jobs[key];
-        job::count_one(&mut job.counts.buries);
-        let (id, tube) = (job.id, job.tube);
+        self.jobs.count(key, CountedEvent::Bury);
+        let Job { id, tube, .. } = self.jobs[key];
         self.transition(key, Target::Buried, now);
         *work_left = work_left.saturating_sub(WORK_PER_MOVE);
         let tube = &mut self.tubes[tube];

@@ -4,6 +4,7 @@
 //! rules of `queue/mod.rs`, and connections only by key.
 
 use super::body::Body;
+use super::counts::{CountedEvent, JobCounts, LargeCounts};
 use crate::engine::binlog::record::Counts;
 use crate::engine::collections::heap::{Entry, rank};
 use crate::engine::collections::job_index::JobIndex;
@@ -26,8 +27,8 @@ pub struct Job {
     pub delay_secs: u32,
     /// The time to run: how long a worker may hold the job; at least 1 s.
     pub ttr_secs: u32,
-    /// How often the job was reserved, timed out, released, buried and kicked.
-    pub counts: Counts,
+    /// How often the job was reserved, timed out, released, buried and kicked: see [`Jobs::counts`].
+    pub counts: JobCounts,
     pub created_at: Nanos,
     pub state: State,
     pub body: Body,
@@ -41,6 +42,9 @@ pub struct Job {
     /// connection that had reserved it closed.
     pub returns: u16,
 }
+
+const _: () =
+    assert!(size_of::<Option<Job>>() == 64, "a backlog of jobs takes as little as possible");
 
 /// Refers to the entry of a job in the binlog, or to the key of a unique job, which has that entry. So a
 /// job without a key takes no memory for one.
@@ -90,11 +94,6 @@ impl From<UniqueKey> for LogRef {
     fn from(key: UniqueKey) -> LogRef {
         LogRef(key.number() | UNIQUE_BIT)
     }
-}
-
-/// Adds 1, and wraps to 0 as C beanstalkd does: a job from its files may have the largest count.
-pub fn count_one(count: &mut u32) {
-    *count = count.wrapping_add(1);
 }
 
 /// The state of a job, with its position in the heap or list of that state.
@@ -157,6 +156,7 @@ pub struct ReservedEntry {
 pub struct Jobs {
     pages: PagedSlab<JobKey, Job>,
     ids: JobIndex,
+    large_counts: LargeCounts,
     /// The highest id of a job that was ever inserted.
     highest_id: u64,
 }
@@ -170,7 +170,7 @@ impl Job {
             pri: params.pri,
             delay_secs: params.delay_secs,
             ttr_secs: params.ttr_secs.max(1),
-            counts: Counts::default(),
+            counts: JobCounts::default(),
             created_at,
             state: State::Detached,
             body,
@@ -222,7 +222,7 @@ impl Jobs {
         key
     }
 
-    /// Removes a detached job.
+    /// Removes a detached job. Its counts are still there: see [`Jobs::drop_counts`].
     ///
     /// # Panics
     /// The job is not detached, or there is no job for this key.
@@ -231,6 +231,27 @@ impl Jobs {
         assert!(matches!(job.state, State::Detached), "removed job {}: {:?}", job.id, job.state);
         self.ids.remove(job.id);
         job
+    }
+
+    /// Returns the counts of a job.
+    pub fn counts(&self, job: &Job) -> Counts {
+        self.large_counts.get(&job.counts)
+    }
+
+    /// Counts an event of a job.
+    #[inline]
+    pub fn count(&mut self, key: JobKey, event: CountedEvent) {
+        self.large_counts.count(&mut self.pages[key].counts, event);
+    }
+
+    /// Changes the counts of a job.
+    pub fn set_counts(&mut self, key: JobKey, counts: Counts) {
+        self.large_counts.set(&mut self.pages[key].counts, counts);
+    }
+
+    /// Drops the counts of a job that was removed.
+    pub fn drop_counts(&mut self, counts: JobCounts) {
+        self.large_counts.remove(counts);
     }
 
     pub fn len(&self) -> usize {
@@ -248,9 +269,9 @@ impl Jobs {
         self.page_bytes() + entries as u64
     }
 
-    /// Returns the memory of the jobs and of their index in bytes.
+    /// Returns the memory of the jobs, of their index and of large counts in bytes.
     pub fn page_bytes(&self) -> u64 {
-        self.pages.taken_bytes() + self.ids.taken_bytes()
+        self.pages.taken_bytes() + self.ids.taken_bytes() + self.large_counts.taken_bytes()
     }
 
     /// The memory of one job in bytes, without its id in the index: eight ids share one block.
@@ -285,6 +306,8 @@ impl Jobs {
     pub fn check(&self) {
         self.pages.check(format_args!("the jobs"));
         self.ids.check();
+        let counts = self.iter().map(|(_, job)| &job.counts);
+        self.large_counts.check(counts, format_args!("the large counts"));
         assert_eq!(self.len(), self.ids.count(), "jobs, and ids in the index");
         for (key, job) in self.iter() {
             let found = self.find(job.id);

@@ -73,12 +73,12 @@ impl Queue {
     /// Records a put. The job is sent to `to`.
     pub(super) fn record_put(&mut self, key: JobKey, to: Target, now: Nanos) {
         let Some(binlog) = &mut self.binlog else { return };
-        let job = &mut self.jobs[key];
-        let fields = fields(job, target_state(to, binlog, now), self.clock_offset);
+        let job = &self.jobs[key];
+        let fields = fields(job, &self.jobs, target_state(to, binlog, now), self.clock_offset);
         let body = self.bodies.bytes(&job.body);
         let unique = self.unique.record_of(job);
         let log = binlog.put(key, unique.as_ref(), &fields, &self.tubes[job.tube].name, body);
-        self.unique.set_log(job, log);
+        self.unique.set_log(&mut self.jobs[key], log);
     }
 
     /// Records a release, bury or kick. The job is sent to `to`.
@@ -86,7 +86,10 @@ impl Queue {
         let Some(binlog) = &mut self.binlog else { return };
         let job = &self.jobs[key];
         let state = target_state(to, binlog, now);
-        binlog.update(self.unique.log_of(job.log), &fields(job, state, self.clock_offset));
+        binlog.update(
+            self.unique.log_of(job.log),
+            &fields(job, &self.jobs, state, self.clock_offset),
+        );
     }
 
     /// Reserves space for the record of a flush.
@@ -114,7 +117,7 @@ impl Queue {
         let log = self.unique.log_of(job.log);
         let state = (RecordState::Buried, binlog.buried_at(log));
         let mark = if is_held { Mark::Held } else { Mark::None };
-        let fields = Fields { mark, ..fields(job, state, self.clock_offset) };
+        let fields = Fields { mark, ..fields(job, &self.jobs, state, self.clock_offset) };
         binlog.hold(log, &fields);
     }
 
@@ -140,7 +143,7 @@ impl Queue {
     /// Records the delete of a job whose key, if it had one, is not kept.
     pub(super) fn record_end(&mut self, job: &Job, log: LogKey, is_flushed: bool) {
         let Some(binlog) = &mut self.binlog else { return };
-        let fields = end_fields(job, is_flushed, self.clock_offset);
+        let fields = end_fields(job, &self.jobs, is_flushed, self.clock_offset);
         if is_flushed {
             binlog.delete_flushed(log, &fields);
         } else {
@@ -152,7 +155,7 @@ impl Queue {
     pub(super) fn record_kept(&mut self, job: &Job, log: LogKey, key: UniqueKey, is_flushed: bool) {
         let kept = self.kept_record(key);
         let Some(binlog) = &mut self.binlog else { return };
-        let fields = end_fields(job, is_flushed, self.clock_offset);
+        let fields = end_fields(job, &self.jobs, is_flushed, self.clock_offset);
         binlog.delete_and_keep(log, key, &kept, &fields, is_flushed);
     }
 
@@ -296,7 +299,7 @@ impl Queue {
         let job = &self.jobs[key];
         assert_eq!(self.unique.log_of(job.log), log, "the entry in the binlog of job {}", job.id);
         let tube = &self.tubes[job.tube].name;
-        let fields = fields(job, state, self.clock_offset);
+        let fields = fields(job, &self.jobs, state, self.clock_offset);
         let body = match &cold {
             None => self.bodies.bytes(&job.body),
             Some(record) => {
@@ -341,13 +344,18 @@ fn target_state(to: Target, binlog: &mut Binlog, now: Nanos) -> (RecordState, Na
 }
 
 /// Returns the fields of the record of a delete.
-fn end_fields(job: &Job, is_flushed: bool, clock_offset: ClockOffset) -> Fields {
+fn end_fields(job: &Job, jobs: &Jobs, is_flushed: bool, clock_offset: ClockOffset) -> Fields {
     let mark = if is_flushed { Mark::Flushed } else { Mark::None };
-    Fields { mark, ..fields(job, (RecordState::Deleted, Nanos::ZERO), clock_offset) }
+    Fields { mark, ..fields(job, jobs, (RecordState::Deleted, Nanos::ZERO), clock_offset) }
 }
 
 /// Returns the fields of a record. Moments of the engine are converted to wall-clock time.
-fn fields(job: &Job, (state, moment): (RecordState, Nanos), clock_offset: ClockOffset) -> Fields {
+fn fields(
+    job: &Job,
+    jobs: &Jobs,
+    (state, moment): (RecordState, Nanos),
+    clock_offset: ClockOffset,
+) -> Fields {
     let due_or_buried_at = match state {
         RecordState::Delayed | RecordState::Reserved => moment.to_wall_clock(clock_offset),
         RecordState::Ready | RecordState::Buried | RecordState::Deleted => moment,
@@ -360,7 +368,7 @@ fn fields(job: &Job, (state, moment): (RecordState, Nanos), clock_offset: ClockO
         body_len: job.body.full_len(),
         created_at: job.created_at.to_wall_clock(clock_offset),
         due_or_buried_at,
-        counts: job.counts,
+        counts: jobs.counts(job),
         state,
         mark: Mark::None,
     }

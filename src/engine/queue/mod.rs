@@ -27,6 +27,7 @@
 //! | file | owns |
 //! |---|---|
 //! | [`job`] | jobs, by key and by id |
+//! | [`counts`] | the counts of jobs in few bits |
 //! | [`tube`] | tubes, by key and by name |
 //! | [`body`] | the bytes of jobs |
 //! | [`body_cache`] | which bodies are in memory, and which are read back from the binlog |
@@ -46,6 +47,7 @@ pub mod body_cache;
 pub mod browse;
 pub mod bury_after;
 pub mod check;
+pub mod counts;
 pub mod flush;
 pub mod job;
 pub mod listing;
@@ -66,6 +68,7 @@ use super::time::{ClockOffset, Nanos};
 use body::{Bodies, Body};
 use body_cache::BodyCache;
 use bury_after::BuryLog;
+use counts::CountedEvent;
 use flush::Flushes;
 use job::{DelayedEntry, Job, JobParams, Jobs, ReadyEntry, ReservedEntry, State, Target};
 use std::collections::{TryReserveError, VecDeque};
@@ -716,10 +719,10 @@ impl Queue {
         if self.reserve_update().is_err() {
             return Outcome::NoSpace;
         }
+        self.jobs.count(key, CountedEvent::Release);
         let job = &mut self.jobs[key];
         job.pri = pri;
         job.delay_secs = delay_secs;
-        job::count_one(&mut job.counts.releases);
         let target = job.target(now);
         self.transition(key, target, now);
         let is_buried = matches!(self.jobs[key].state, State::Buried(_));
@@ -733,9 +736,8 @@ impl Queue {
         if self.reserve_update().is_err() {
             return Outcome::NoSpace;
         }
-        let job = &mut self.jobs[key];
-        job.pri = pri;
-        job::count_one(&mut job.counts.buries);
+        self.jobs.count(key, CountedEvent::Bury);
+        self.jobs[key].pri = pri;
         self.transition(key, Target::Buried, now);
         self.compact();
         Outcome::Done
@@ -814,9 +816,8 @@ impl Queue {
 
     fn kick_one(&mut self, job: JobKey, now: Nanos) -> Result<(), NoSpace> {
         self.reserve_update()?;
-        let kicked = &mut self.jobs[job];
-        job::count_one(&mut kicked.counts.kicks);
-        kicked.returns = 0;
+        self.jobs.count(job, CountedEvent::Kick);
+        self.jobs[job].returns = 0;
         self.transition(job, Target::Ready, now);
         Ok(())
     }
@@ -959,8 +960,8 @@ impl Queue {
 
     fn make_reserved(&mut self, key: JobKey, by: ConnKey, now: Nanos) {
         self.detach(key);
-        let job = &mut self.jobs[key];
-        job::count_one(&mut job.counts.reserves);
+        self.jobs.count(key, CountedEvent::Reserve);
+        let job = &self.jobs[key];
         let deadline = now + Nanos::from_secs(job.ttr_secs);
         let entry = ReservedEntry { deadline, seq: self.next_reserve_seq, job: key, by };
         self.next_reserve_seq += 1;
@@ -1148,7 +1149,7 @@ impl Queue {
             if *work_left == 0 {
                 break;
             }
-            job::count_one(&mut self.jobs[expired.job].counts.timeouts);
+            self.jobs.count(expired.job, CountedEvent::Timeout);
             self.totals.timeouts += 1;
             self.take_back(expired.job, work_left, now);
         }

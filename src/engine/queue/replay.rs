@@ -413,7 +413,7 @@ impl ReplayState<'_> {
         job.delay_secs = fields.delay_secs;
         job.ttr_secs = fields.ttr_secs.max(1);
         job.created_at = fields.created_at;
-        job.counts = fields.counts;
+        self.queue.jobs.set_counts(key, fields.counts);
         self.apply_state(key, &fields, is_full, layout.has_checksums())?;
         self.note_flushes(key, false)
     }
