@@ -3,6 +3,8 @@
 //! A key is valid until its object is removed. Then the number is reused. Job ids are not keys:
 //! clients store them, so they are never reused.
 
+use std::marker::PhantomData;
+
 /// A number that no key has.
 pub const NIL: u32 = u32::MAX;
 
@@ -54,6 +56,34 @@ keys! {
     UniqueKey;
     /// A key of a deleted job that is kept for some time.
     KeptKey;
+}
+
+/// A key of one of two kinds, in 32 bits. The numbers of both kinds are below `2^31 - 1`
+/// ([`with_31_bits`](crate::engine::collections::slab::PagedSlab::with_31_bits)); a key of the first kind
+/// may also be [`NIL`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EitherKey<A, B>(u32, PhantomData<(A, B)>);
+
+/// The bit of a key of the second kind.
+const SECOND: u32 = 1 << 31;
+
+impl<A: Key, B: Key> EitherKey<A, B> {
+    pub fn first(key: A) -> EitherKey<A, B> {
+        EitherKey(key.number(), PhantomData)
+    }
+
+    pub fn second(key: B) -> EitherKey<A, B> {
+        EitherKey(key.number() | SECOND, PhantomData)
+    }
+
+    /// Returns the key of the first kind, or else that of the second kind.
+    pub fn get(self) -> Result<A, B> {
+        if self.0 & SECOND == 0 || self.0 == NIL {
+            Ok(A::from_number(self.0))
+        } else {
+            Err(B::from_number(self.0 ^ SECOND))
+        }
+    }
 }
 
 impl ConnKey {

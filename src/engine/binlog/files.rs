@@ -18,6 +18,7 @@ use super::fail_stop::FailStopDisk;
 use super::record::{FILE_HEAD_LEN, SHORT_LEN, VERSION_LEN};
 use super::segments::{Entry, Segment, Segments};
 use crate::engine::keys::{JobKey, LogKey, UniqueKey};
+use crate::engine::time::Nanos;
 use log::{debug, warn};
 use std::collections::TryReserveError;
 use std::io;
@@ -446,9 +447,13 @@ impl Files {
         self.segments.keep_key(key, unique, (number, used), SHORT);
     }
 
-    /// Returns the entry of a job, to change it.
-    pub fn entry_mut(&mut self, key: LogKey) -> &mut Entry {
-        self.segments.entry_mut(key)
+    /// Notes when a job was buried, by its last record. `None` is for a job that is not buried.
+    pub fn set_buried_at(
+        &mut self,
+        key: LogKey,
+        moment: Option<Nanos>,
+    ) -> Result<(), TryReserveError> {
+        self.segments.set_buried_at(key, moment)
     }
 
     /// Notes that a new record of a job or a kept key is the next one in the current file: `key_len` bytes

@@ -61,7 +61,7 @@ use fail_stop::FailStopDisk;
 use files::{HEAD, SHORT};
 use key_record::KeyRecord;
 use reads::ReadAhead;
-use record::{Fields, FlushKind};
+use record::{Fields, FlushKind, RecordState};
 use removal::Removal;
 use segments::{Owner, Segments};
 use space::{Reservation, Space};
@@ -256,7 +256,10 @@ impl Binlog {
 
     /// Appends a short record of a job, after [`Binlog::reserve_update`].
     pub fn update(&mut self, key: LogKey, fields: &Fields) {
-        self.writer.files_mut().entry_mut(key).due_or_buried_at = fields.due_or_buried_at;
+        let is_buried = fields.state == RecordState::Buried;
+        let buried_at = is_buried.then_some(fields.due_or_buried_at);
+        // Without memory for the moment, compaction moves the job to the front of the buried ones.
+        let _ = self.writer.files_mut().set_buried_at(key, buried_at);
         self.writer.append(fields, "", &[]);
         self.compaction.charge(self.writer.files_mut(), SHORT);
     }
@@ -265,7 +268,7 @@ impl Binlog {
     pub fn delete(&mut self, key: LogKey, fields: &Fields) {
         self.writer.append(fields, "", &[]);
         let entry = self.writer.files_mut().remove_job(key);
-        self.compaction.charge(self.writer.files_mut(), SHORT + u64::from(entry.len));
+        self.compaction.charge(self.writer.files_mut(), SHORT + u64::from(entry.live_bytes()));
     }
 
     /// Appends the records of a kept key and of the delete of its job, after
@@ -280,7 +283,7 @@ impl Binlog {
         is_flushed: bool,
     ) {
         self.writer.append_key(kept);
-        let garbage = u64::from(self.segments().entry(key).len);
+        let garbage = u64::from(self.segments().entry(key).live_bytes());
         self.writer.files_mut().keep_key(key, unique);
         let reserved = self.reserve_delete(false);
         assert!(reserved.is_ok(), "there was room for two records, and no room is left for one");
@@ -332,7 +335,7 @@ impl Binlog {
 
     /// Returns when a buried job was buried.
     pub fn buried_at(&self, key: LogKey) -> Nanos {
-        self.segments().entry(key).due_or_buried_at
+        self.segments().buried_at(key)
     }
 
     // ---- Compaction ----
@@ -350,12 +353,12 @@ impl Binlog {
     /// it with [`Binlog::move_to_current`] or [`Binlog::move_kept_key`].
     pub fn next_in_damaged_file(&mut self) -> Option<(LogKey, Owner)> {
         let last = self.segments().iter().rfind(|segment| segment.is_damaged)?.number;
-        self.reserve_oldest().filter(|(key, _)| self.segments().entry(*key).file <= last)
+        self.reserve_oldest().filter(|(key, _)| self.segments().entry(*key).file() <= last)
     }
 
     /// Reserves space for [`Binlog::move_to_current`]. Returns `false` if there is none.
     pub fn reserve_move(&mut self, key: LogKey) -> bool {
-        let len = self.segments().entry(key).len.into();
+        let len = self.segments().entry(key).live_bytes().into();
         self.reserve(Reservation::migration(self.writer.files(), len)).is_ok()
     }
 
@@ -369,7 +372,7 @@ impl Binlog {
 
     /// Notes that the full record of a job is damaged: its file is not removed, but renamed.
     pub fn note_damage(&mut self, key: LogKey) {
-        let file = self.segments().entry(key).file;
+        let file = self.segments().entry(key).file();
         self.writer.files_mut().note_damage(file);
     }
 
@@ -485,7 +488,8 @@ impl Binlog {
 
     /// Panics unless the key is that of this job or kept key, with records of `len` bytes.
     pub fn check_entry(&self, key: LogKey, owner: Owner, id: u64, len: usize) {
-        let known = self.segments().find(key).map(|entry| (entry.owner(), entry.len as usize));
+        let known =
+            self.segments().find(key).map(|entry| (entry.owner(), entry.live_bytes() as usize));
         assert_eq!(known, Some((owner, len)), "job {id}, as the binlog knows it, and as it is");
     }
 
@@ -565,7 +569,7 @@ impl Binlog {
 
     /// Returns the number of the file that has the full record of a job.
     pub fn file_of(&self, key: LogKey) -> FileNumber {
-        self.segments().entry(key).file
+        self.segments().entry(key).file()
     }
 }
 

@@ -59,14 +59,15 @@ impl Binlog {
             return None;
         }
         let entry = self.segments().entry(key);
-        let layout = self.segments().layout_of(entry.file);
+        let layout = self.segments().layout_of(entry.file());
         let head_len = u32::try_from(layout.head_len(tube)).expect("a head is short");
-        Some(Place { file: entry.file, offset: entry.offset, len: head_len + body_len, layout })
+        let (file, offset) = (entry.file(), entry.offset());
+        Some(Place { file, offset, len: head_len + body_len, layout })
     }
 
     /// Returns whether the place of the full record of a job is known.
     pub fn has_place(&self, key: LogKey) -> bool {
-        self.segments().entry(key).offset != FAR_OFFSET
+        self.segments().entry(key).offset() != FAR_OFFSET
     }
 
     /// Reads a record into `bytes` if that needs no waiting for the disk. Returns whether it did.

@@ -7,11 +7,13 @@
 use super::disk::FileNumber;
 use super::record::Layout;
 use crate::engine::collections::list::{Linked, Links, List};
+use crate::engine::collections::secondary_map::SecondaryMap;
 use crate::engine::collections::slab::PagedSlab;
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::keys::{JobKey, Key, LogKey, UniqueKey};
+use crate::engine::keys::{EitherKey, JobKey, Key, LogKey, UniqueKey};
 use crate::engine::time::Nanos;
 use std::collections::{TryReserveError, VecDeque};
+use std::num::NonZero;
 use std::ops::{Index, IndexMut};
 
 /// All files, the oldest first, and the jobs that belong to them.
@@ -25,6 +27,8 @@ pub struct Segments {
     kept_keys: u64,
     /// The number of jobs whose keys will be kept.
     keeping_jobs: u64,
+    /// When jobs were buried, in nanoseconds. Most entries are not those of buried jobs.
+    burials: SecondaryMap<LogKey, NonZero<u64>>,
 }
 
 /// One file.
@@ -46,23 +50,24 @@ pub struct Segment {
     live_bytes: u64,
 }
 
-/// The entry of a live job, or of a kept key.
+/// The entry of a live job, or of a kept key, in 24 bytes.
 #[derive(Debug)]
 pub struct Entry {
-    /// The number of the job, or of the kept key.
-    owner: u32,
-    kind: EntryKind,
-    /// The number of the file to which it belongs.
-    pub file: FileNumber,
-    /// The offset of its full record in that file in bytes. Only a file of C beanstalkd can be so long
-    /// that it has a record at [`FAR_OFFSET`] or behind it. That of a kept key is not used.
-    pub offset: u32,
-    /// The length in bytes of its full record with the record of its key, or of the kept key.
-    pub len: u32,
-    /// The moment of its bury. During replay also the moment at which it is due.
-    pub due_or_buried_at: Nanos,
+    /// The job, or the key of a deleted job.
+    owner: EitherKey<JobKey, UniqueKey>,
+    file: NonZero<FileNumber>,
+    offset: u32,
+    /// The length, and [`KEEPS_KEY`].
+    len: u32,
     links: Links,
 }
+
+/// Set in the length of a job whose key is kept after its delete, which is then two records. A length has
+/// at most 31 bits.
+const KEEPS_KEY: u32 = 1 << 31;
+
+const _: () =
+    assert!(size_of::<Option<Entry>>() == 24, "a backlog of jobs takes as little as possible");
 
 /// The offset of a record of which only is known that it is behind this.
 pub const FAR_OFFSET: u32 = u32::MAX;
@@ -75,23 +80,12 @@ pub enum Owner {
     KeptKey(UniqueKey),
 }
 
-/// The kind of an entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum EntryKind {
-    /// A job whose delete is one record.
-    Job,
-    /// A job whose key is kept after its delete, which is two records.
-    KeepingJob,
-    /// A kept key, which ends without a record.
-    KeptKey,
-}
-
 #[derive(Debug)]
 struct Entries(PagedSlab<LogKey, Entry>);
 
 impl Default for Entries {
     fn default() -> Entries {
-        // A `LogRef` of a job has a bit for something else.
+        // An `EitherKey` refers to an entry.
         Entries(PagedSlab::with_31_bits())
     }
 }
@@ -99,10 +93,40 @@ impl Default for Entries {
 impl Entry {
     /// Returns the job or the kept key.
     pub fn owner(&self) -> Owner {
-        match self.kind {
-            EntryKind::Job | EntryKind::KeepingJob => Owner::Job(JobKey::from_number(self.owner)),
-            EntryKind::KeptKey => Owner::KeptKey(UniqueKey::from_number(self.owner)),
+        match self.owner.get() {
+            Ok(job) => Owner::Job(job),
+            Err(unique) => Owner::KeptKey(unique),
         }
+    }
+
+    /// Returns the number of the file to which it belongs.
+    pub fn file(&self) -> FileNumber {
+        self.file.get()
+    }
+
+    /// Returns the offset of its full record in that file in bytes. Only a file of C beanstalkd can be so
+    /// long that it has a record at [`FAR_OFFSET`] or behind it. That of a kept key is not used.
+    pub fn offset(&self) -> u32 {
+        self.offset
+    }
+
+    /// Returns the length in bytes of its full record with the record of its key, or of the kept key.
+    pub fn live_bytes(&self) -> u32 {
+        self.len & !KEEPS_KEY
+    }
+
+    fn keeps_key(&self) -> bool {
+        self.len & KEEPS_KEY != 0
+    }
+
+    fn set_place(&mut self, file: FileNumber, offset: u64, len: u64) {
+        self.file = file_number(file);
+        self.offset = record_offset(offset);
+        self.set_len(len);
+    }
+
+    fn set_len(&mut self, len: u64) {
+        self.len = record_len(len) | (self.len & KEEPS_KEY);
     }
 }
 
@@ -135,14 +159,13 @@ impl Segment {
         let mut live_bytes = 0;
         self.jobs.check(entries, format_args!("the jobs of binlog.{number}"), |key| {
             let entry = &entries.0[LogKey::from_number(key)];
-            let Entry { file, len, .. } = entry;
+            let owner = entry.owner();
             assert_eq!(
-                file,
-                number,
-                "the file of {:?}, in its entry and by its list",
-                entry.owner()
+                entry.file(),
+                *number,
+                "the file of {owner:?}, in its entry and by its list"
             );
-            live_bytes += u64::from(*len);
+            live_bytes += u64::from(entry.live_bytes());
         });
         assert_eq!(self.live_bytes, live_bytes, "live bytes of binlog.{number}, noted and counted");
     }
@@ -237,9 +260,24 @@ impl Segments {
         self.entries.0.get(key)
     }
 
-    /// Returns the entry of a job, to change it.
-    pub fn entry_mut(&mut self, key: LogKey) -> &mut Entry {
-        &mut self.entries.0[key]
+    /// Returns when a job was buried, by its last record, or zero if that is not known.
+    pub fn buried_at(&self, key: LogKey) -> Nanos {
+        self.burials.get(key).map_or(Nanos::ZERO, |moment| Nanos::from_nanos(moment.get()))
+    }
+
+    /// Notes when a job was buried, by its last record. `None` is for a job that is not buried.
+    pub fn set_buried_at(
+        &mut self,
+        key: LogKey,
+        moment: Option<Nanos>,
+    ) -> Result<(), TryReserveError> {
+        match (moment.and_then(|moment| NonZero::new(moment.as_nanos())), self.burials.get_mut(key))
+        {
+            (Some(moment), Some(noted)) => *noted = moment,
+            (Some(moment), None) => self.burials.try_insert(key, moment)?,
+            (None, _) => drop(self.burials.remove(key)),
+        }
+        Ok(())
     }
 
     /// Returns all jobs, in the order of their files.
@@ -253,7 +291,7 @@ impl Segments {
 
     /// Returns the bytes of memory that all entries take.
     pub fn taken_bytes(&self) -> u64 {
-        self.entries.0.taken_bytes()
+        self.entries.0.taken_bytes() + self.burials.taken_bytes()
     }
 
     /// The bytes of memory of one entry.
@@ -267,23 +305,22 @@ impl Segments {
     /// Adds a job whose full record, of `len` bytes, is in this file at `offset`. Call
     /// [`Segments::try_reserve_one`] before.
     pub fn add_job(&mut self, job: JobKey, file: FileNumber, offset: u64, len: u64) -> LogKey {
-        self.add(job.number(), EntryKind::Job, (file, offset), len)
+        self.add(EitherKey::first(job), (file, offset), len)
     }
 
     /// Adds a kept key whose record, of `len` bytes, is in this file. Call
     /// [`Segments::try_reserve_one`] before.
     pub fn add_kept_key(&mut self, unique: UniqueKey, file: FileNumber, len: u64) -> LogKey {
         self.kept_keys += 1;
-        self.add(unique.number(), EntryKind::KeptKey, (file, 0), len)
+        self.add(EitherKey::second(unique), (file, 0), len)
     }
 
     /// Notes whether the key of a job will be kept after its delete.
     pub fn set_keeping(&mut self, key: LogKey, is_keeping: bool) {
         let entry = &mut self.entries.0[key];
-        let kind = if is_keeping { EntryKind::KeepingJob } else { EntryKind::Job };
-        let before = std::mem::replace(&mut entry.kind, kind);
-        self.keeping_jobs -= u64::from(before == EntryKind::KeepingJob);
+        self.keeping_jobs -= u64::from(entry.keeps_key());
         self.keeping_jobs += u64::from(is_keeping);
+        entry.len = entry.live_bytes() | if is_keeping { KEEPS_KEY } else { 0 };
     }
 
     /// Turns the entry of a job that is deleted into that of its kept key, whose record, of `len`
@@ -297,33 +334,29 @@ impl Segments {
     ) {
         self.set_keeping(key, false);
         self.kept_keys += 1;
-        let entry = &mut self.entries.0[key];
-        entry.kind = EntryKind::KeptKey;
-        entry.owner = unique.number();
+        self.entries.0[key].owner = EitherKey::second(unique);
+        self.burials.remove(key);
         self.move_job(key, file, offset, len);
     }
 
     /// Notes that the records of a job have this length together, because its key has come or gone.
     pub fn set_len(&mut self, key: LogKey, len: u64) {
         self.detach(key);
-        self.entries.0[key].len = record_len(len);
+        self.entries.0[key].set_len(len);
         self.attach(key);
     }
 
     fn add(
         &mut self,
-        owner: u32,
-        kind: EntryKind,
+        owner: EitherKey<JobKey, UniqueKey>,
         (file, offset): (FileNumber, u64),
         len: u64,
     ) -> LogKey {
         let key = self.entries.0.insert(Entry {
             owner,
-            kind,
-            file,
+            file: file_number(file),
             offset: record_offset(offset),
             len: record_len(len),
-            due_or_buried_at: Nanos::ZERO,
             links: Links::LOOSE,
         });
         self.attach(key);
@@ -334,10 +367,7 @@ impl Segments {
     /// of its key, or that a kept key has a new record there.
     pub fn move_job(&mut self, key: LogKey, file: FileNumber, offset: u64, len: u64) {
         self.detach(key);
-        let entry = &mut self.entries.0[key];
-        entry.file = file;
-        entry.offset = record_offset(offset);
-        entry.len = record_len(len);
+        self.entries.0[key].set_place(file, offset, len);
         self.attach(key);
     }
 
@@ -345,8 +375,9 @@ impl Segments {
     pub fn remove_job(&mut self, key: LogKey) -> Entry {
         self.detach(key);
         let entry = self.entries.0.remove(key).expect("it was just detached");
-        self.kept_keys -= u64::from(entry.kind == EntryKind::KeptKey);
-        self.keeping_jobs -= u64::from(entry.kind == EntryKind::KeepingJob);
+        self.kept_keys -= u64::from(entry.owner.get().is_err());
+        self.keeping_jobs -= u64::from(entry.keeps_key());
+        self.burials.remove(key);
         entry
     }
 
@@ -364,15 +395,22 @@ impl Segments {
             live_bytes += segment.live_bytes;
         }
         assert_eq!(self.entries.0.len() as u64, jobs, "entries, and entries of all files");
-        let count = |kind| self.entries.0.iter().filter(|(_, entry)| entry.kind == kind).count();
-        let [kept, keeping] = [EntryKind::KeptKey, EntryKind::KeepingJob].map(count);
+        let entries = || self.entries.0.iter().map(|(_, entry)| entry);
+        let kept = entries().filter(|entry| entry.owner.get().is_err()).count();
+        let keeping = entries().filter(|entry| entry.keeps_key()).count();
         assert_eq!(self.kept_keys, kept as u64, "kept keys, noted and counted");
         assert_eq!(self.keeping_jobs, keeping as u64, "jobs that keep keys, noted and counted");
         assert_eq!(self.live_bytes, live_bytes, "live bytes of the binlog, and of its files");
+        self.burials.check(format_args!("the moments of burials"));
+        for (key, _) in self.burials.iter() {
+            let owner = self.find(key).map(Entry::owner);
+            assert!(matches!(owner, Some(Owner::Job(_))), "{owner:?} is noted as buried");
+        }
     }
 
     fn attach(&mut self, key: LogKey) {
-        let Entry { file, len, .. } = self.entries.0[key];
+        let entry = &self.entries.0[key];
+        let (file, len) = (entry.file(), entry.live_bytes());
         let segment = by_number(&mut self.segments, file);
         segment.jobs.push_back(&mut self.entries, key.number());
         segment.live_bytes += u64::from(len);
@@ -380,7 +418,8 @@ impl Segments {
     }
 
     fn detach(&mut self, key: LogKey) {
-        let Entry { file, len, .. } = self.entries.0[key];
+        let entry = &self.entries.0[key];
+        let (file, len) = (entry.file(), entry.live_bytes());
         let segment = by_number(&mut self.segments, file);
         segment.jobs.remove(&mut self.entries, key.number());
         let rest = segment.live_bytes.checked_sub(u64::from(len));
@@ -411,7 +450,12 @@ fn record_offset(offset: u64) -> u32 {
 }
 
 fn record_len(len: u64) -> u32 {
-    u32::try_from(len).expect("a body has at most 2^30 bytes")
+    let len = u32::try_from(len).ok().filter(|len| len & KEEPS_KEY == 0);
+    len.expect("a body has at most 2^30 bytes")
+}
+
+fn file_number(number: FileNumber) -> NonZero<FileNumber> {
+    NonZero::new(number).expect("files are numbered from 1")
 }
 
 impl Index<usize> for Segments {

@@ -20,6 +20,8 @@ use std::ops::{Index, IndexMut};
 pub struct SecondaryMap<K, T> {
     pages: Vec<Page<T>>,
     len: usize,
+    /// The number of slots of all pages up to the highest that was ever used in each.
+    touched: usize,
     keys: PhantomData<K>,
 }
 
@@ -32,7 +34,7 @@ struct Page<T> {
 
 impl<K, T> Default for SecondaryMap<K, T> {
     fn default() -> SecondaryMap<K, T> {
-        SecondaryMap { pages: Vec::new(), len: 0, keys: PhantomData }
+        SecondaryMap { pages: Vec::new(), len: 0, touched: 0, keys: PhantomData }
     }
 }
 
@@ -41,6 +43,11 @@ impl<K: Key, T> SecondaryMap<K, T> {
 
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Returns the memory of the entries and of the vacant slots between them, in bytes.
+    pub fn taken_bytes(&self) -> u64 {
+        (self.touched * size_of::<Option<T>>()) as u64
     }
 
     /// Returns a number that is higher than the number of each key in the map.
@@ -70,6 +77,7 @@ impl<K: Key, T> SecondaryMap<K, T> {
         if slot >= page.slots.len() {
             let missing = Self::PAGE_LEN - page.slots.len();
             headroom::leave(Headroom::Quarter, || page.slots.try_reserve_exact(missing))?;
+            self.touched += slot + 1 - page.slots.len();
             page.slots.resize_with(slot + 1, || None);
         }
         page.slots[slot] = Some(entry);
@@ -88,7 +96,7 @@ impl<K: Key, T> SecondaryMap<K, T> {
         // The first page keeps its memory, so that a single entry that comes and goes allocates
         // nothing.
         if page.used == 0 && number > 0 {
-            page.slots = Vec::new();
+            self.touched -= std::mem::take(&mut page.slots).len();
         }
         Some(removed)
     }
@@ -118,6 +126,8 @@ impl<K: Key, T> SecondaryMap<K, T> {
         }
         let len = self.pages.iter().map(|page| page.used).sum::<usize>();
         assert_eq!(self.len, len, "{what}: stored length, and entries");
+        let touched = self.pages.iter().map(|page| page.slots.len()).sum::<usize>();
+        assert_eq!(self.touched, touched, "{what}: stored and real number of touched slots");
     }
 
     fn position(key: K) -> (usize, usize) {

@@ -10,7 +10,7 @@ use crate::engine::collections::heap::{Entry, rank};
 use crate::engine::collections::job_index::JobIndex;
 use crate::engine::collections::list::{Linked, Links};
 use crate::engine::collections::slab::PagedSlab;
-use crate::engine::keys::{ConnKey, JobKey, Key, LogKey, NIL, TubeKey, UniqueKey};
+use crate::engine::keys::{ConnKey, EitherKey, JobKey, Key, LogKey, TubeKey, UniqueKey};
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 use std::ops::{Index, IndexMut};
@@ -49,7 +49,7 @@ const _: () =
 /// Refers to the entry of a job in the binlog, or to the key of a unique job, which has that entry. So a
 /// job without a key takes no memory for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LogRef(u32);
+pub struct LogRef(EitherKey<LogKey, UniqueKey>);
 
 /// The target of a [`LogRef`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,40 +59,35 @@ pub enum LogTarget {
     Unique(UniqueKey),
 }
 
-/// The bit of a reference to a key. The numbers of keys and entries have 31 bits.
-const UNIQUE_BIT: u32 = 1 << 31;
-
 impl LogRef {
-    /// Refers to no entry, because there is no binlog.
-    pub const NONE: LogRef = LogRef(NIL);
+    /// Returns a reference to no entry, because there is no binlog.
+    pub fn none() -> LogRef {
+        LogKey::NONE.into()
+    }
 
     /// Returns what it refers to.
     pub fn target(self) -> LogTarget {
-        if self.0 & UNIQUE_BIT == 0 || self == LogRef::NONE {
-            LogTarget::Entry(LogKey::from_number(self.0))
-        } else {
-            LogTarget::Unique(UniqueKey::from_number(self.0 ^ UNIQUE_BIT))
+        match self.0.get() {
+            Ok(log) => LogTarget::Entry(log),
+            Err(unique) => LogTarget::Unique(unique),
         }
     }
 
     /// Returns the key of the job, if it has one.
     pub fn unique(self) -> Option<UniqueKey> {
-        match self.target() {
-            LogTarget::Entry(_) => None,
-            LogTarget::Unique(unique) => Some(unique),
-        }
+        self.0.get().err()
     }
 }
 
 impl From<LogKey> for LogRef {
     fn from(key: LogKey) -> LogRef {
-        LogRef(key.number())
+        LogRef(EitherKey::first(key))
     }
 }
 
 impl From<UniqueKey> for LogRef {
     fn from(key: UniqueKey) -> LogRef {
-        LogRef(key.number() | UNIQUE_BIT)
+        LogRef(EitherKey::second(key))
     }
 }
 
@@ -130,8 +125,10 @@ pub struct ReadyEntry {
     pub job: JobKey,
 }
 
-/// A delayed job in the heap of its tube: the first due first, then the lowest id.
+/// A delayed job in the heap of its tube: the first due first, then the lowest id. Without gaps it takes
+/// 20 bytes instead of 24.
 #[derive(Clone, Copy, Debug)]
+#[repr(Rust, packed(4))]
 pub struct DelayedEntry {
     /// The end of the delay.
     pub due: Nanos,
@@ -152,7 +149,7 @@ pub struct ReservedEntry {
 }
 
 /// All jobs.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Jobs {
     pages: PagedSlab<JobKey, Job>,
     ids: JobIndex,
@@ -174,7 +171,7 @@ impl Job {
             created_at,
             state: State::Detached,
             body,
-            log: LogRef::NONE,
+            log: LogRef::none(),
             epoch: 0,
             buried_epoch: 0,
             returns: 0,
@@ -196,6 +193,18 @@ pub struct JobParams {
     pub pri: u32,
     pub delay_secs: u32,
     pub ttr_secs: u32,
+}
+
+impl Default for Jobs {
+    fn default() -> Jobs {
+        Jobs {
+            // The binlog has a bit for something else.
+            pages: PagedSlab::with_31_bits(),
+            ids: JobIndex::default(),
+            large_counts: LargeCounts::default(),
+            highest_id: 0,
+        }
+    }
 }
 
 impl Jobs {

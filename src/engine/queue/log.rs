@@ -59,7 +59,7 @@ impl Queue {
 
     /// Reserves space for the records of a delete, and memory for a key that is kept.
     pub(super) fn reserve_delete(&mut self, log: LogRef) -> Result<(), NoSpace> {
-        if log == LogRef::NONE {
+        if log == LogRef::none() {
             return Ok(());
         }
         let is_kept = self.unique.will_keep(log);
@@ -123,7 +123,7 @@ impl Queue {
 
     /// Records the delete of a job that was removed, and ends its key.
     pub(super) fn record_delete(&mut self, job: &Job, now: Nanos) {
-        if job.log == LogRef::NONE {
+        if job.log == LogRef::none() {
             return;
         }
         match job.log.target() {

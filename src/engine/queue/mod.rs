@@ -1122,11 +1122,11 @@ impl Queue {
         if self.tubes[key].pause.as_ref().is_some_and(|pause| pause.until <= now) {
             self.end_pause(key, work_left, now);
         }
-        while let Some(first) = self.tubes[key].delayed.first().filter(|first| first.due <= now) {
-            if *work_left == 0 {
+        while let Some(DelayedEntry { due, job, .. }) = self.tubes[key].delayed.first() {
+            if due > now || *work_left == 0 {
                 break;
             }
-            self.make_ready_and_charge(first.job, work_left, now);
+            self.make_ready_and_charge(job, work_left, now);
         }
         let tube = &self.tubes[key];
         let delay_end = tube.delayed.first().map(|first| first.due);

@@ -109,6 +109,8 @@ struct ReplayState<'q> {
 #[derive(Clone, Copy, Debug)]
 struct LastState {
     state: RecordState,
+    /// When the job was buried, or when it is due.
+    moment: Nanos,
     /// A worker had reserved the job, which is buried.
     is_held: bool,
 }
@@ -507,24 +509,20 @@ impl ReplayState<'_> {
         is_full: bool,
         has_moment: bool,
     ) -> Result<(), TryReserveError> {
-        let before = self.last_states.get(key).map(|last| last.state);
-        let last = LastState { state: fields.state, is_held: fields.mark == Mark::Held };
-        match before {
-            Some(_) => self.last_states[key] = last,
-            None => self.last_states.try_insert(key, last)?,
-        }
-        let log = self.queue.unique.log_of(self.queue.jobs[key].log);
-        let entry = self.segments.entry_mut(log);
-        entry.due_or_buried_at = if fields.state != RecordState::Buried || has_moment {
-            fields.due_or_buried_at
-        } else if is_full && before == Some(RecordState::Buried) {
+        let state = fields.state;
+        let moment = match self.last_states.get(key) {
+            _ if state != RecordState::Buried || has_moment => fields.due_or_buried_at,
             // Compaction has moved the job to a newer file.
-            entry.due_or_buried_at
-        } else {
-            self.resume.buried_at + Nanos::ONE
+            Some(before) if is_full && before.state == RecordState::Buried => before.moment,
+            Some(_) | None => self.resume.buried_at + Nanos::ONE,
         };
-        if fields.state == RecordState::Buried {
-            self.resume.buried_at = self.resume.buried_at.max(entry.due_or_buried_at);
+        if state == RecordState::Buried {
+            self.resume.buried_at = self.resume.buried_at.max(moment);
+        }
+        let last = LastState { state, moment, is_held: fields.mark == Mark::Held };
+        match self.last_states.get_mut(key) {
+            Some(before) => *before = last,
+            None => self.last_states.try_insert(key, last)?,
         }
         Ok(())
     }
@@ -536,7 +534,6 @@ impl ReplayState<'_> {
         let mut buried = Vec::new();
         for key in self.segments.jobs() {
             let job = &self.queue.jobs[key];
-            let entry = self.segments.entry(self.queue.unique.log_of(job.log));
             if self.is_flushed(key) {
                 let has_key = job.log.unique().is_some();
                 let is_buried = self.last_states[key].is_buried();
@@ -546,16 +543,15 @@ impl ReplayState<'_> {
                 self.flushed.push((key, flushed_at));
                 continue;
             }
-            let moment = entry.due_or_buried_at;
-            let last = self.last_states[key];
-            match last.state {
+            let LastState { state, moment, is_held } = self.last_states[key];
+            match state {
                 RecordState::Buried => {
                     headroom::leave(Headroom::Quarter, || {
                         buried.try_reserve(1)?;
                         self.held.try_reserve(1)
                     })?;
                     buried.push((moment, key));
-                    self.held.extend(last.is_held.then_some(key));
+                    self.held.extend(is_held.then_some(key));
                 }
                 // If the clock was set back, the rest of the delay is at most the delay.
                 RecordState::Delayed if moment > now && self.queue.jobs[key].delay_secs > 0 => {
@@ -569,7 +565,9 @@ impl ReplayState<'_> {
             }
         }
         buried.sort_unstable();
-        for (_, key) in buried {
+        for (moment, key) in buried {
+            let log = self.queue.unique.log_of(self.queue.jobs[key].log);
+            self.segments.set_buried_at(log, Some(moment))?;
             self.queue.attach(key, Target::Buried, now);
         }
         // If the clock was set back, the rest of the time of a kept key is at most its TTL.

@@ -111,7 +111,7 @@ impl ReplayState<'_> {
         let unique = self.queue.unique.add_of_job(NewKey { digest, ttl_secs }, key, log);
         self.queue.jobs[key].log = unique.into();
         self.segments.set_keeping(log, ttl_secs > 0);
-        let len = u64::from(self.segments.entry(log).len) + KEY_LEN;
+        let len = u64::from(self.segments.entry(log).live_bytes()) + KEY_LEN;
         self.segments.set_len(log, len);
         Ok(())
     }
@@ -175,7 +175,7 @@ impl ReplayState<'_> {
                 self.queue.unique.remove(unique);
                 self.queue.jobs[job].log = log.into();
                 self.segments.set_keeping(log, false);
-                let len = u64::from(self.segments.entry(log).len) - KEY_LEN;
+                let len = u64::from(self.segments.entry(log).live_bytes()) - KEY_LEN;
                 self.segments.set_len(log, len);
             }
             None => {
