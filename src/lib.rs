@@ -2,7 +2,8 @@
 //!
 //! One process, one thread, one poll loop. The engine is the whole server without sockets, clock and
 //! disk: plain structs that are mutated in place and driven by calls. `os` is everything that
-//! touches the operating system. `engine` never names `os`.
+//! touches the operating system. `engine` never names `os`. With `--body-cache`, two more threads wait
+//! for the disk; they know nothing but files.
 //!
 //! # Layers
 //!

@@ -168,13 +168,13 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started
             Err(stop) => return Ok(Started::Stopped(stop)),
         },
     };
-    let mut read_waker = None;
+    let mut disk_waker = None;
     let binlog = match (directory, etcd.zip(membership.as_ref())) {
         (Some((path, mut directory)), _) => {
             if options.body_cache_bytes.is_some() {
-                let started = directory.start_reads();
+                let started = directory.start_threads();
                 let no_thread = |error| StartupError::System("start a thread", error);
-                read_waker = Some(started.map_err(no_thread)?);
+                disk_waker = Some(started.map_err(no_thread)?);
             }
             Some(Binlog::new(path.clone(), Box::new(directory), options.fsync))
         }
@@ -198,7 +198,7 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started
             return Ok(Started::Stopped(stop));
         }
     }
-    let wakers = LoopWakers { membership, reads: read_waker };
+    let wakers = LoopWakers { membership, disk: disk_waker };
     EventLoop::new(server, clock, signals, monitor, listeners, options.max_connections, wakers)
         .map(|event_loop| Started::Serving(Box::new(event_loop)))
         .map_err(cannot_wait)

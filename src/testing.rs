@@ -2,7 +2,9 @@
 //! every version.
 
 pub use crate::engine::binlog::Syncing;
-pub use crate::engine::binlog::disk::{Disk, FileNumber, FinishedRead, Progress, ReadToken};
+pub use crate::engine::binlog::disk::{
+    Disk, FileNumber, FinishedRead, Progress, ReadToken, SyncError,
+};
 pub use crate::engine::binlog::inspect;
 pub use crate::engine::binlog::record;
 pub use crate::engine::collections::histogram::Histogram;

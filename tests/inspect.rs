@@ -143,7 +143,7 @@ impl Disk for BusyDirectory<'_> {
         read_only()
     }
 
-    fn begin_sync(&mut self, _: FileNumber, _: u64, _: u64) {
+    fn will_sync(&mut self, _: FileNumber, _: u64, _: u64) {
         read_only()
     }
 

@@ -2,10 +2,12 @@
 //!
 //! This module does not know the records, nor when files are created and removed.
 
-use super::reads::{ReadThread, ReadWaker};
+use super::disk_thread::{DiskThread, DiskWaker, FinishedSync, MAX_REMOVED};
 use super::sys::clock::monotonic;
 use super::sys::files;
-use crate::engine::binlog::disk::{Disk, FileNumber, FinishedRead, LAST_NUMBER, ReadToken};
+use crate::engine::binlog::disk::{
+    Disk, FileNumber, FinishedRead, LAST_NUMBER, ReadToken, SyncError,
+};
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::headroom::{self, Headroom};
 use log::warn;
@@ -21,9 +23,9 @@ use std::sync::Arc;
 pub struct Directory {
     path: PathBuf,
     /// The open directory, to sync it.
-    handle: File,
+    handle: Arc<File>,
     /// Files that are open for writing.
-    writing: Vec<(FileNumber, File)>,
+    writing: Vec<(FileNumber, Arc<File>)>,
     /// Removed files that are truncated in steps, and their lengths. Freeing the whole space of a file
     /// at once would stall the loop for milliseconds.
     unlinked: Vec<(File, u64)>,
@@ -31,8 +33,8 @@ pub struct Directory {
     reading: Option<(FileNumber, File)>,
     /// Files with bodies that are read back, the one that was read last at the end.
     cold: Vec<(FileNumber, Arc<File>)>,
-    /// The thread that waits for the disk, if bodies are read back.
-    reads: Option<ReadThread>,
+    /// The threads that wait for the disk, if bodies are read back.
+    threads: Option<Threads>,
     /// Descriptors that are closed when a file is opened, so that opening never fails because clients
     /// have all descriptors.
     reserved_fds: Vec<File>,
@@ -41,6 +43,14 @@ pub struct Directory {
     has_warned: bool,
     /// Holds the lock as long as it is open; `None` if the directory is only read.
     lock: Option<File>,
+}
+
+/// Reads do not wait for syncs, nor syncs for reads.
+#[derive(Debug)]
+struct Threads {
+    reads: DiskThread,
+    /// Syncs files and frees removed ones.
+    syncs: DiskThread,
 }
 
 /// Why the directory cannot be used.
@@ -62,6 +72,10 @@ const RESERVED_FDS: usize = 4 + MAX_UNLINKED;
 
 /// Files with bodies that are read back that can be open at once.
 const MAX_COLD: usize = 32;
+
+/// Descriptors for bodies that are read back, for files that are closed while they are synced, and for
+/// removed ones.
+const FDS_OF_THREADS: usize = MAX_COLD + 3 + MAX_REMOVED;
 
 /// An iteration truncates a removed file by at most this much, which takes about 0.2 ms.
 const TRUNCATE_STEP: u64 = 256 * 1024;
@@ -92,12 +106,12 @@ impl Directory {
     pub fn open_unlocked(path: &Path) -> io::Result<Directory> {
         Ok(Directory {
             path: path.to_owned(),
-            handle: File::open(path)?,
+            handle: Arc::new(File::open(path)?),
             writing: Vec::new(),
             unlinked: Vec::new(),
             reading: None,
             cold: Vec::new(),
-            reads: None,
+            threads: None,
             reserved_fds: Vec::new(),
             sync_times: Histogram::default(),
             has_warned: false,
@@ -125,17 +139,21 @@ impl Directory {
     /// is too little, the space of all removed files is freed first.
     fn allocate(&mut self, number: FileNumber, from: u64, to: u64) -> io::Result<()> {
         let taken = allocate(self.writable(number)?, from, to);
-        if taken.is_ok() || self.unlinked.is_empty() {
+        if taken.is_ok() || (self.unlinked.is_empty() && self.threads.is_none()) {
             return taken;
         }
         self.unlinked.clear();
+        if let Some(threads) = &self.threads {
+            threads.syncs.free_all();
+        }
         self.reserve_fds();
         allocate(self.writable(number)?, from, to)
     }
 
     fn reserve_fds(&mut self) {
-        let for_cold = if self.reads.is_some() { MAX_COLD - self.cold.len() } else { 0 };
-        while self.lock.is_some() && self.reserved_fds.len() < RESERVED_FDS + for_cold {
+        let is_threaded = self.threads.is_some();
+        let for_threads = if is_threaded { FDS_OF_THREADS - self.cold.len() } else { 0 };
+        while self.lock.is_some() && self.reserved_fds.len() < RESERVED_FDS + for_threads {
             match self.handle.try_clone() {
                 Ok(descriptor) => self.reserved_fds.push(descriptor),
                 Err(_) => return,
@@ -143,10 +161,14 @@ impl Directory {
         }
     }
 
-    /// Starts the thread for [`Disk::begin_read`]. Returns what the caller sets to be woken.
-    pub fn start_reads(&mut self) -> io::Result<ReadWaker> {
-        let waker = ReadWaker::default();
-        self.reads = Some(ReadThread::start(waker.clone())?);
+    /// Starts threads for [`Disk::begin_read`] and [`Disk::begin_sync`]. Returns what the caller sets to
+    /// be woken.
+    pub fn start_threads(&mut self) -> io::Result<DiskWaker> {
+        let waker = DiskWaker::default();
+        self.threads = Some(Threads {
+            reads: DiskThread::start("reads", waker.clone())?,
+            syncs: DiskThread::start("syncs", waker.clone())?,
+        });
         self.reserve_fds();
         Ok(waker)
     }
@@ -179,7 +201,7 @@ impl Directory {
             Some(index) => index,
             None => {
                 let file = self.open(number, OpenOptions::new().write(true))?;
-                self.writing.push((number, file));
+                self.writing.push((number, Arc::new(file)));
                 self.writing.len() - 1
             }
         };
@@ -232,19 +254,19 @@ impl Disk for Directory {
 
     fn begin_read(&mut self, token: ReadToken, number: FileNumber, offset: u64, len: u32) {
         let file = self.cold(number).cloned();
-        let reads = self.reads.as_ref().expect("the thread is started before bodies are read back");
-        reads.read(token, file, offset, len);
+        let threads = self.threads.as_ref().expect("they are started before bodies are read back");
+        threads.reads.read(token, file, offset, len);
     }
 
     fn finished_read(&mut self) -> Option<FinishedRead> {
-        self.reads.as_ref()?.finished()
+        self.threads.as_ref()?.reads.finished_read()
     }
 
     fn will_read(&mut self, number: FileNumber, offset: u64, len: u64) {
         if let Ok(file) = self.cold(number).cloned()
-            && let Some(reads) = &self.reads
+            && let Some(threads) = &self.threads
         {
-            reads.prepare(file, offset, len);
+            threads.reads.prepare(file, offset, len);
         }
     }
 
@@ -252,7 +274,7 @@ impl Disk for Directory {
         let mut options = OpenOptions::new();
         options.write(true).create_new(true).mode(0o600);
         let file = self.open(number, &options)?;
-        self.writing.push((number, file));
+        self.writing.push((number, Arc::new(file)));
         self.allocate(number, 0, size).or_else(|error| {
             self.close(number);
             fs::remove_file(self.path_of(number))?;
@@ -272,7 +294,7 @@ impl Disk for Directory {
         self.writable(number)?.write_all_at(bytes, offset)
     }
 
-    fn begin_sync(&mut self, number: FileNumber, offset: u64, len: u64) {
+    fn will_sync(&mut self, number: FileNumber, offset: u64, len: u64) {
         if let Some((_, file)) = self.writing.iter().find(|(open, _)| *open == number) {
             files::begin_writing_out(file, offset, len);
         }
@@ -287,6 +309,25 @@ impl Disk for Directory {
         };
         self.sync_times.count(monotonic().since(begun_at));
         synced
+    }
+
+    fn begin_sync(&mut self, files: &[FileNumber], is_with_names: bool) -> bool {
+        let Some(threads) = &self.threads else { return false };
+        let is_wanted = |(number, _): &&(FileNumber, Arc<File>)| files.contains(number);
+        let open: Vec<_> = self.writing.iter().filter(is_wanted).cloned().collect();
+        // Only files that this server has not written are not open.
+        if open.len() < files.len() {
+            return false;
+        }
+        threads.syncs.sync(is_with_names.then(|| Arc::clone(&self.handle)), open);
+        true
+    }
+
+    fn finished_sync(&mut self, must_wait: bool) -> Option<Result<(), SyncError>> {
+        let FinishedSync { result, took } =
+            self.threads.as_ref()?.syncs.finished_sync(must_wait)?;
+        self.sync_times.count(took);
+        Some(result)
     }
 
     fn sync_times(&self) -> Histogram {
@@ -342,6 +383,10 @@ impl Disk for Directory {
             && let Ok(metadata) = file.metadata()
             && metadata.nlink() == 0
         {
+            if let Some(threads) = &self.threads {
+                threads.syncs.free(file, metadata.len());
+                return Ok(());
+            }
             if self.unlinked.len() == MAX_UNLINKED {
                 self.unlinked.remove(0);
             }

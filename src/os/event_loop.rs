@@ -24,10 +24,10 @@
 //! read, run, write, close.
 
 use super::acceptor::Acceptor;
+use super::disk_thread::DiskWaker;
 use super::etcd::{EXIT_LOST, Membership, MembershipError};
 use super::listen::Listener;
 use super::monitor::Monitor;
-use super::reads::ReadWaker;
 use super::stream::Stream;
 use super::sys::clock::{self, Alarm, Clock};
 use super::sys::signals::{Signal, Signals, Stop};
@@ -173,7 +173,7 @@ const SIGNALS: Token = Token(usize::MAX);
 const MONITOR: Token = Token(usize::MAX - 1);
 const ALARM: Token = Token(usize::MAX - 2);
 const MEMBERSHIP: Token = Token(usize::MAX - 3);
-const READS: Token = Token(usize::MAX - 4);
+const DISK: Token = Token(usize::MAX - 4);
 const FIRST_LISTENER: usize = usize::MAX - 5;
 
 /// A server that stops waits for acknowledgements at most this long.
@@ -188,8 +188,8 @@ const STOP_WAIT: Duration = Duration::from_millis(5);
 pub struct LoopWakers {
     /// The membership in a cluster.
     pub membership: Option<Membership>,
-    /// What reads bodies back.
-    pub reads: Option<ReadWaker>,
+    /// What reads and syncs files.
+    pub disk: Option<DiskWaker>,
 }
 
 impl EventLoop {
@@ -201,7 +201,7 @@ impl EventLoop {
         monitor: Monitor,
         listeners: Vec<Listener>,
         max_connections: usize,
-        LoopWakers { membership, reads }: LoopWakers,
+        LoopWakers { membership, disk }: LoopWakers,
     ) -> io::Result<EventLoop> {
         let poll = Poll::new()?;
         let registry = poll.registry();
@@ -216,8 +216,8 @@ impl EventLoop {
         if let Some(membership) = &membership {
             membership.set_waker(Waker::new(registry, MEMBERSHIP)?);
         }
-        if let Some(reads) = reads {
-            reads.set(Waker::new(registry, READS)?);
+        if let Some(disk) = disk {
+            disk.set(Waker::new(registry, DISK)?);
         }
         Ok(EventLoop {
             poll,
@@ -326,7 +326,7 @@ impl EventLoop {
                 SIGNALS => self.take_signals(),
                 MONITOR => self.monitor.on_readable(),
                 ALARM => self.alarm.on_readable(),
-                MEMBERSHIP | READS => {}
+                MEMBERSHIP | DISK => {}
                 token if self.acceptor.on_event(token) => {}
                 Token(index) => self.note(ConnKey::from_index(index), event),
             }

@@ -11,7 +11,7 @@
 //! | [`notify`] | messages to the service manager |
 //! | [`monitor`] | the latter two, once per iteration |
 //! | [`disk`] | the directory of the binlog |
-//! | [`reads`] | reads files on a thread |
+//! | [`disk_thread`] | reads, syncs and frees files on a thread |
 //! | [`etcd`] | the binlog in etcd, and leading |
 //! | [`resolve`] | names of hosts, services and users |
 //! | [`init`] | the duties of a first process |
@@ -19,6 +19,7 @@
 
 pub mod acceptor;
 pub mod disk;
+pub mod disk_thread;
 pub mod etcd;
 pub mod event_loop;
 pub mod init;
@@ -26,7 +27,6 @@ pub mod listen;
 pub mod metrics_server;
 pub mod monitor;
 pub mod notify;
-pub mod reads;
 pub mod resolve;
 pub mod stream;
 pub mod sys;

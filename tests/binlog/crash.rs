@@ -6,6 +6,7 @@ use crate::harness::fixtures::START;
 use crate::harness::yaml::number;
 use crate::worker::Worker;
 use beanstalkd::testing::{Nanos, Syncing};
+use std::io::ErrorKind;
 
 /// The ways in which a server can end unexpectedly.
 #[derive(Clone, Copy, Debug)]
@@ -19,18 +20,25 @@ enum Crash {
 /// Runs random commands in three instances on one disk, and starts the server on the files that a
 /// crash at each step would have left.
 fn crash_everywhere(seed: u64, policy: Policy, crashes: &[Crash]) {
-    let disk = FakeDisk::default();
+    crash_everywhere_on(&FakeDisk::default(), seed, policy, crashes);
+}
+
+/// Does the same on an empty disk.
+fn crash_everywhere_on(disk: &FakeDisk, seed: u64, policy: Policy, crashes: &[Crash]) {
     let mut worker = Worker::new(seed);
     let mut random = fastrand::Rng::with_seed(seed);
     let mut now = START;
     let mut count = 0;
     disk.remember();
     for iterations in [20, 10, 30] {
-        let mut engine = Instance::start(&disk, policy, now);
+        let mut engine = Instance::start(disk, policy, now);
         worker.reconnect(&mut engine);
         for iteration in 0..iterations {
             let before = worker.journal.safe.clone();
-            worker.work(&disk, &mut engine);
+            if random.u8(..3) == 0 {
+                disk.let_sync_end();
+            }
+            worker.work(disk, &mut engine);
             // Between two milliseconds, so that all instances round to the same second.
             let now = engine.now + Nanos::from_nanos(500_000);
             for (index, image) in disk.take_history().iter().enumerate() {
@@ -78,6 +86,79 @@ fn a_power_cut_loses_nothing_synced_with_later_syncs() {
         let policy = Policy::new(8192, Syncing::Within(Nanos::from_millis(8)));
         crash_everywhere(seed, policy, &[Crash::Kill, Crash::PowerCut, Crash::PowerCut]);
     }
+}
+
+#[test]
+fn a_power_cut_loses_nothing_synced_while_the_server_goes_on() {
+    for seed in seeds(40..52) {
+        let disk = FakeDisk::default();
+        disk.delay_syncs();
+        let policy = Policy::new(8192, Syncing::Within(Nanos::from_millis(8)));
+        crash_everywhere_on(&disk, seed, policy, &[Crash::Kill, Crash::PowerCut, Crash::PowerCut]);
+        let (begun, ended) = disk.late_syncs();
+        assert!(begun > 5 && ended == begun, "{begun} syncs were begun, {ended} have ended");
+    }
+}
+
+/// A disk whose syncs are late, and a server on it that has put a job and begun to sync it.
+fn start_with_late_sync() -> (FakeDisk, Instance) {
+    let disk = FakeDisk::default();
+    disk.delay_syncs();
+    let policy = Policy::new(65_536, Syncing::Within(Nanos::from_millis(50)));
+    let mut engine = Instance::start(&disk, policy, START);
+    assert!(engine.put("first").is_some());
+    engine.idle(10);
+    assert_eq!(disk.late_syncs(), (1, 0));
+    (disk, engine)
+}
+
+#[test]
+fn records_that_come_during_a_sync_are_synced_by_the_next_one() {
+    let (disk, mut engine) = start_with_late_sync();
+    assert!(engine.put("second").is_some());
+    // Nothing is due, although the moment of the next sync comes.
+    assert_eq!(engine.server.next_due(), None);
+    engine.advance(Nanos::from_secs(1));
+    engine.idle(10);
+    assert_eq!(disk.late_syncs(), (1, 0));
+    disk.let_sync_end();
+    engine.commit();
+    assert_eq!(disk.late_syncs(), (2, 1));
+    disk.let_sync_end();
+    engine.commit();
+    assert_eq!((disk.late_syncs(), engine.server.next_due()), ((2, 2), None));
+    let mut random = fastrand::Rng::with_seed(1);
+    let policy = Policy::synced(65_536);
+    let files = disk.files_after_power_cut(&mut random);
+    assert_eq!(Instance::on_files(&files, policy, engine.now).recovered.jobs, 2);
+}
+
+#[test]
+fn a_late_sync_that_fails_stops_the_server() {
+    // The first sync is also of the names of new files.
+    for (syncs, expected) in [(0, "cannot sync the directory: "), (1, "cannot sync binlog.1: ")] {
+        let (disk, mut engine) = start_with_late_sync();
+        for _ in 0..syncs {
+            disk.let_sync_end();
+            engine.commit();
+            assert!(engine.put("next").is_some());
+            engine.idle(10);
+        }
+        assert_eq!(disk.late_syncs(), (syncs + 1, syncs));
+        disk.fail_from(disk.changes() + 1, ErrorKind::Other);
+        disk.let_sync_end();
+        let now = engine.now;
+        let failure = engine.server.commit(now).expect_err("the sync has failed").to_string();
+        assert!(failure.starts_with(expected), "{failure}");
+        assert!(engine.try_ask("delete 1\r\n").is_none());
+    }
+}
+
+#[test]
+fn a_server_that_ends_waits_for_the_sync() {
+    let (disk, mut engine) = start_with_late_sync();
+    engine.close();
+    assert_eq!(disk.late_syncs(), (1, 1));
 }
 
 #[test]

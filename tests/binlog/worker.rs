@@ -41,10 +41,18 @@ impl Worker {
             input.push_str(&line);
             expected.push(reply);
         }
-        let syncs = disk.syncs();
+        let (syncs, (begun, ended)) = (disk.syncs(), disk.late_syncs());
         let Some(replies) = engine.try_ask(&input) else { return false };
         if replies.contains("OUT_OF_MEMORY") {
             return false;
+        }
+        let (begun_since, ended_since) = disk.late_syncs();
+        if ended_since > ended {
+            self.journal.end_sync();
+        }
+        if begun_since > begun {
+            // It may have begun before the last record of this iteration.
+            self.journal.begin_sync();
         }
         self.journal.acknowledge(disk.syncs() > syncs);
         assert_eq!(replies, expected.concat(), "after {input:?}");

@@ -4,7 +4,7 @@
 //! one, which a power cut leaves. What is between the two may reach the durable image in any
 //! order, in part, or not at all.
 
-use beanstalkd::testing::{Disk, FileNumber, FinishedRead, ReadToken};
+use beanstalkd::testing::{Disk, FileNumber, FinishedRead, ReadToken, SyncError};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, ErrorKind};
@@ -41,11 +41,26 @@ struct State {
     reads_left: Option<usize>,
     /// The next reads of bodies have these results.
     read_faults: VecDeque<ReadFault>,
+    /// Syncs are carried out while the server goes on.
+    syncs_late: bool,
+    late_sync: Option<LateSync>,
+    late_syncs_begun: u64,
+    late_syncs_ended: u64,
     syncs: u64,
     writes: u64,
     bytes_written: u64,
     /// The most bytes that all files had at once.
     peak: u64,
+}
+
+/// A sync that was begun. What is written later is not synced by it.
+#[derive(Clone, Debug)]
+struct LateSync {
+    /// The number of each file, its inode, and the number of its changes.
+    files: Vec<(FileNumber, usize, usize)>,
+    /// The number of changes of names, if they are synced.
+    name_changes: Option<usize>,
+    may_end: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -134,6 +149,18 @@ impl FakeDisk {
         self.0.borrow_mut().reads_late = are_late;
     }
 
+    /// Makes syncs that replies do not wait for end later.
+    pub fn delay_syncs(&self) {
+        self.0.borrow_mut().syncs_late = true;
+    }
+
+    /// Lets the sync end that was begun, if there is one.
+    pub fn let_sync_end(&self) {
+        if let Some(sync) = &mut self.0.borrow_mut().late_sync {
+            sync.may_end = true;
+        }
+    }
+
     /// Flips a bit in the middle of these bytes, wherever they are first in the file.
     pub fn flip_byte(&self, name: &str, bytes: &str) {
         let mut state = self.0.borrow_mut();
@@ -205,9 +232,15 @@ impl FakeDisk {
         self.0.borrow().changes
     }
 
-    /// How many syncs of files there were.
+    /// How many syncs of files there were that the server has waited for.
     pub fn syncs(&self) -> u64 {
         self.0.borrow().syncs
+    }
+
+    /// How many of the late syncs were begun, and how many have ended.
+    pub fn late_syncs(&self) -> (u64, u64) {
+        let state = self.0.borrow();
+        (state.late_syncs_begun, state.late_syncs_ended)
     }
 
     /// How many writes there were.
@@ -512,8 +545,48 @@ impl Disk for FakeDisk {
         false
     }
 
-    /// A sync that was only begun protects nothing from a power cut.
-    fn begin_sync(&mut self, _: FileNumber, _: u64, _: u64) {}
+    /// What is only announced is not safe from a power cut.
+    fn will_sync(&mut self, _: FileNumber, _: u64, _: u64) {}
+
+    fn begin_sync(&mut self, files: &[FileNumber], is_with_names: bool) -> bool {
+        let mut state = self.0.borrow_mut();
+        if !state.syncs_late {
+            return false;
+        }
+        assert!(state.late_sync.is_none(), "a sync is begun, and another one has not ended");
+        state.late_syncs_begun += 1;
+        let begun = files.iter().map(|&number| {
+            let inode = state.files[&name(number)];
+            (number, inode, state.inodes[inode].changes.len())
+        });
+        let files = begun.collect();
+        let name_changes = is_with_names.then_some(state.name_changes.len());
+        state.late_sync = Some(LateSync { files, name_changes, may_end: false });
+        true
+    }
+
+    fn finished_sync(&mut self, must_wait: bool) -> Option<Result<(), SyncError>> {
+        let mut state = self.0.borrow_mut();
+        let sync = state.late_sync.take_if(|sync| sync.may_end || must_wait)?;
+        state.late_syncs_ended += 1;
+        if let Some(count) = sync.name_changes {
+            if let Err(error) = state.change() {
+                return Some(Err(SyncError { file: None, error }));
+            }
+            let State { durable_files, name_changes, .. } = &mut *state;
+            name_changes.drain(..count).for_each(|change| change.apply(durable_files));
+        }
+        for (number, inode, count) in sync.files {
+            if let Err(error) = state.change() {
+                return Some(Err(SyncError { file: Some(number), error }));
+            }
+            let Inode { durable, changes, .. } = &mut state.inodes[inode];
+            for change in changes.drain(..count) {
+                change.apply(durable);
+            }
+        }
+        Some(Ok(()))
+    }
 
     fn sync(&mut self, number: FileNumber) -> io::Result<()> {
         let mut state = self.0.borrow_mut();

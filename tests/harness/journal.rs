@@ -57,6 +57,8 @@ impl View {
 pub struct Journal {
     pub jobs: BTreeMap<u64, Vec<Event>>,
     pub safe: Safe,
+    /// What was acknowledged when the sync was begun that goes on.
+    begun: BTreeMap<u64, usize>,
 }
 
 /// For each job, the index of the last event that no crash may take back. After a crash the job is
@@ -96,6 +98,16 @@ impl Journal {
         if is_durable {
             self.safe.durable = self.safe.acknowledged.clone();
         }
+    }
+
+    /// Notes that a sync was begun after the last replies.
+    pub fn begin_sync(&mut self) {
+        self.begun = self.safe.acknowledged.clone();
+    }
+
+    /// Notes that it has ended.
+    pub fn end_sync(&mut self) {
+        self.safe.durable = std::mem::take(&mut self.begun);
     }
 
     /// Asserts that each job is as a safe event or a later one left it. `safe` is one half of a

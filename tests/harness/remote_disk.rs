@@ -318,7 +318,7 @@ impl Disk for RemoteDisk {
         Ok(())
     }
 
-    fn begin_sync(&mut self, _: FileNumber, _: u64, _: u64) {}
+    fn will_sync(&mut self, _: FileNumber, _: u64, _: u64) {}
 
     fn sync(&mut self, number: FileNumber) -> io::Result<()> {
         panic!("a sync of {}: a remote disk needs none", name(number))

@@ -65,6 +65,15 @@ pub struct FinishedRead {
     pub bytes: io::Result<Vec<u8>>,
 }
 
+/// Why a sync has failed.
+#[derive(Debug)]
+pub struct SyncError {
+    /// The file that could not be synced, or `None` for the names of files.
+    pub file: Option<FileNumber>,
+    /// What the system says.
+    pub error: io::Error,
+}
+
 /// A directory of files `binlog.N`.
 pub trait Disk: fmt::Debug {
     /// Returns the numbers of all files, in ascending order.
@@ -107,14 +116,27 @@ pub trait Disk: fmt::Debug {
     /// Writes all of `bytes` at `offset`. After an error some of them may be written.
     fn write(&mut self, number: FileNumber, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
-    /// Starts to write these bytes to the disk, so that the next sync takes less time. It promises
+    /// Announces that these bytes are synced soon, so that the sync takes less time. It promises
     /// nothing and cannot fail.
-    fn begin_sync(&mut self, number: FileNumber, offset: u64, len: u64);
+    fn will_sync(&mut self, number: FileNumber, offset: u64, len: u64);
 
     /// Makes everything that was written to the file survive a power cut.
     fn sync(&mut self, number: FileNumber) -> io::Result<()>;
 
-    /// Returns the duration of each [`Disk::sync`]. It is empty unless the implementation measures
+    /// Begins to sync these files while the caller goes on, if the disk can do that, and before them the
+    /// names of all files if that `is_with_names`. Returns whether it does: then [`Disk::finished_sync`]
+    /// has the result, and no other sync may begin before.
+    fn begin_sync(&mut self, _files: &[FileNumber], _is_with_names: bool) -> bool {
+        false
+    }
+
+    /// Returns the result of [`Disk::begin_sync`], once, or `None` if the sync goes on. Waits for its end
+    /// if it `must_wait`.
+    fn finished_sync(&mut self, must_wait: bool) -> Option<Result<(), SyncError>> {
+        unreachable!("no sync was begun; must wait: {must_wait}")
+    }
+
+    /// Returns the duration of each sync. It is empty unless the implementation measures
     /// them.
     fn sync_times(&self) -> Histogram {
         Histogram::default()

@@ -5,7 +5,7 @@
 //! written, synced or truncated, and [`FailStopDisk::status`] returns the error.
 
 use super::IoFailed;
-use super::disk::{Disk, FileNumber, Progress, RemoteStats};
+use super::disk::{Disk, FileNumber, Progress, RemoteStats, SyncError};
 use super::record::VERSION;
 use crate::engine::collections::histogram::Histogram;
 use std::io;
@@ -16,13 +16,26 @@ pub struct FailStopDisk {
     disk: Box<dyn Disk>,
     /// `false`: the operator wants no syncs.
     is_synced: bool,
+    /// The number of files that were created, renamed or removed.
+    name_changes: u64,
+    /// How many of these changes survive a power cut.
+    synced_name_changes: u64,
+    /// How many the sync that goes on will make survive.
+    name_changes_under_way: u64,
     failure: Option<IoFailed>,
 }
 
 impl FailStopDisk {
     /// Returns a disk without an error. Syncs do nothing unless `is_synced`.
     pub fn new(disk: Box<dyn Disk>, is_synced: bool) -> FailStopDisk {
-        FailStopDisk { disk, is_synced, failure: None }
+        FailStopDisk {
+            disk,
+            is_synced,
+            name_changes: 0,
+            synced_name_changes: 0,
+            name_changes_under_way: 0,
+            failure: None,
+        }
     }
 
     /// Returns whether there was an error.
@@ -47,9 +60,26 @@ impl FailStopDisk {
     pub fn create(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
         self.check_may_grow()?;
         self.disk.create(number, size)?;
+        self.name_changes += 1;
         self.write(number, 0, &VERSION);
-        self.sync_directory();
         Ok(())
+    }
+
+    /// Removes a file that is not the newest one. The removal of an older one is synced before: otherwise
+    /// a power cut could bring that one back alone. An error is not kept.
+    pub fn remove(&mut self, number: FileNumber) -> io::Result<()> {
+        self.sync_names();
+        self.disk.remove(number)?;
+        self.name_changes += 1;
+        Ok(())
+    }
+
+    /// Renames a damaged file in the same way. Returns its new name.
+    pub fn quarantine(&mut self, number: FileNumber) -> io::Result<String> {
+        self.sync_names();
+        let name = self.disk.quarantine(number)?;
+        self.name_changes += 1;
+        Ok(name)
     }
 
     /// Lengthens a file to `size` bytes. An error is not kept.
@@ -73,10 +103,10 @@ impl FailStopDisk {
         }
     }
 
-    /// Starts to write bytes to the disk that will be synced later.
-    pub fn begin_sync(&mut self, number: FileNumber, offset: u64, len: u64) {
+    /// Announces that bytes will be synced.
+    pub fn will_sync(&mut self, number: FileNumber, offset: u64, len: u64) {
         if !self.has_failed() {
-            self.disk.begin_sync(number, offset, len);
+            self.disk.will_sync(number, offset, len);
         }
     }
 
@@ -84,16 +114,50 @@ impl FailStopDisk {
     pub fn sync(&mut self, number: FileNumber) {
         if self.is_synced && !self.has_failed() {
             let synced = self.disk.sync(number);
-            self.latch_error(synced, || format!("cannot sync binlog.{number}"));
+            self.latch_sync_error(synced.map_err(|error| SyncError { file: Some(number), error }));
         }
     }
 
-    /// Syncs the names of the files.
-    pub fn sync_directory(&mut self) {
-        if self.is_synced && !self.has_failed() {
-            let synced = self.disk.sync_directory();
-            self.latch_error(synced, || "cannot sync the directory".to_owned());
+    /// Begins to sync files, and names that have changed, while the caller goes on. Returns whether that is
+    /// possible.
+    pub fn begin_sync(&mut self, files: &[FileNumber]) -> bool {
+        let may_begin = self.is_synced && !self.has_failed();
+        let is_begun = may_begin && self.disk.begin_sync(files, !self.has_synced_names());
+        if is_begun {
+            self.name_changes_under_way = self.name_changes;
         }
+        is_begun
+    }
+
+    /// Returns whether the sync that was begun has ended. Waits for its end if it `must_wait`.
+    pub fn finish_sync(&mut self, must_wait: bool) -> bool {
+        let Some(result) = self.disk.finished_sync(must_wait) else { return false };
+        self.synced_name_changes = self.name_changes_under_way;
+        self.latch_sync_error(result);
+        true
+    }
+
+    fn latch_sync_error(&mut self, result: Result<(), SyncError>) {
+        if let Err(SyncError { file, error }) = result {
+            self.latch_error(Err(error), || match file {
+                Some(number) => format!("cannot sync binlog.{number}"),
+                None => "cannot sync the directory".to_owned(),
+            });
+        }
+    }
+
+    /// Syncs the names of files that have changed.
+    pub fn sync_names(&mut self) {
+        if self.is_synced && !self.has_failed() && !self.has_synced_names() {
+            let synced = self.disk.sync_directory();
+            self.latch_sync_error(synced.map_err(|error| SyncError { file: None, error }));
+        }
+        self.synced_name_changes = self.name_changes;
+    }
+
+    /// Returns whether all changes of names survive a power cut.
+    pub fn has_synced_names(&self) -> bool {
+        self.synced_name_changes == self.name_changes
     }
 
     /// Hands over the changes to a remote disk.

@@ -371,6 +371,12 @@ impl Files {
         self.current > 0 && self.segments[0].is_empty()
     }
 
+    /// Returns the number of the last file that can be removed after all older ones, or 0.
+    pub fn last_removable(&mut self) -> FileNumber {
+        self.count_removable();
+        self.removable.checked_sub(1).map_or(0, |index| self.segments[index].number)
+    }
+
     /// Counts the files that have become removable. A closed file never gets another job.
     pub fn count_removable(&mut self) {
         while self.removable < self.current && self.segments[self.removable].is_empty() {
@@ -385,7 +391,7 @@ impl Files {
         assert!(self.removable > 0, "the oldest file is needed or written");
         let Segment { number, size, is_damaged, .. } = self.segments[0];
         if is_damaged {
-            match self.disk.raw().quarantine(number) {
+            match self.disk.quarantine(number) {
                 Ok(name) => warn!("binlog.{number}: damaged; renamed to {name}"),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     warn!("binlog.{number}: damaged, and it was removed by someone else");
@@ -393,7 +399,7 @@ impl Files {
                 Err(error) => return Err(error),
             }
         } else {
-            self.disk.raw().remove(number)?;
+            self.disk.remove(number)?;
         }
         debug!("binlog.{number}: removed");
         self.is_full = false;
@@ -403,7 +409,6 @@ impl Files {
         self.removable_bytes -= on_disk(size);
         self.disk_bytes -= on_disk(size);
         self.closed_bytes -= on_disk(size);
-        self.disk.sync_directory();
         Ok(())
     }
 

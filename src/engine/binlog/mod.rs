@@ -426,13 +426,15 @@ impl Binlog {
         let files = self.writer.files();
         let step = self.compaction.next_due(files).filter(|_| !self.is_congested());
         let sync = self.writer.syncing().due();
-        let removal = self.removal.next_due(files, self.writer.now());
+        let waits = self.writer.syncing().is_under_way() && !self.writer.may_remove_oldest();
+        let removal = self.removal.next_due(files, waits, self.writer.now());
         let rewind = self.space.drained_due(&self.writer);
         [step, sync, removal, rewind].into_iter().flatten().min()
     }
 
-    /// Writes the records of the iteration, and syncs them if a sync is due. The replies of the
-    /// iteration may leave only after it returns `Ok`, and with a remote disk when [`Binlog::progress`] is complete.
+    /// Writes the records of the iteration, and syncs them if a sync is due: see [`Syncing`]. The replies
+    /// of the iteration may leave only after it returns `Ok`, and with a remote disk when
+    /// [`Binlog::progress`] is complete.
     pub fn commit(&mut self, now: Nanos) -> Result<(), IoFailed> {
         self.writer.status()?;
         let iteration_at = self.writer.now().max(now);
@@ -442,12 +444,12 @@ impl Binlog {
             self.space.rewind(&mut self.writer);
         }
         self.writer.flush_early();
-        let may_remove = self.removal.is_due(self.writer.files(), iteration_at);
-        if may_remove || self.writer.syncing().due().is_some_and(|due| due <= now) {
-            self.writer.sync();
+        self.writer.finish_sync();
+        if self.writer.syncing().due().is_some_and(|due| due <= now) {
+            self.writer.begin_sync();
         }
-        if may_remove {
-            self.removal.remove_some(self.writer.files_mut(), iteration_at);
+        if self.removal.is_due(self.writer.files(), iteration_at) {
+            self.removal.remove_some(&mut self.writer, iteration_at);
         }
         self.space.remove_excess(&mut self.writer);
         self.removal.truncate_step(self.writer.files_mut());
@@ -463,7 +465,7 @@ impl Binlog {
         files.truncate_current();
         let number = files.current().number;
         files.disk_mut().raw().close(number);
-        files.disk_mut().sync_directory();
+        files.disk_mut().sync_names();
         files.disk_mut().hand_over();
         self.writer.status()
     }

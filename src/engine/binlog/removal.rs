@@ -7,6 +7,7 @@
 //! a large file at once takes milliseconds.
 
 use super::files::Files;
+use super::writer::Writer;
 use crate::engine::time::Nanos;
 use log::warn;
 
@@ -35,15 +36,16 @@ impl Removal {
         Removal { is_truncating: true, retry_at: Nanos::ZERO }
     }
 
-    /// Returns when the next commit has something to remove or to free.
-    pub fn next_due(&self, files: &Files, now: Nanos) -> Option<Nanos> {
+    /// Returns when the next commit has something to remove or to free. If it `waits` for a sync, nothing
+    /// can be removed before its end.
+    pub fn next_due(&self, files: &Files, waits: bool, now: Nanos) -> Option<Nanos> {
         if self.is_truncating {
             return Some(now);
         }
-        files.has_removable().then_some(self.retry_at)
+        (files.has_removable() && !waits).then_some(self.retry_at)
     }
 
-    /// Returns whether a file can be removed now.
+    /// Returns whether the oldest file can be removed now.
     pub fn can_remove(&self, files: &Files, now: Nanos) -> bool {
         files.has_removable() && self.retry_at <= now && !files.disk().has_failed()
     }
@@ -54,14 +56,21 @@ impl Removal {
         self.can_remove(files, now) && (files.is_full() || !self.is_truncating)
     }
 
-    /// Removes the oldest files without jobs, as many as one iteration has time for.
-    pub fn remove_some(&mut self, files: &mut Files, now: Nanos) {
-        let is_small = files.file_size() <= SMALL_FILE;
+    /// Removes the oldest files without jobs, as many as one iteration has time for. What must be synced
+    /// before is synced, or that is begun.
+    pub fn remove_some(&mut self, writer: &mut Writer, now: Nanos) {
+        let is_small = writer.files().file_size() <= SMALL_FILE;
         for _ in 0..if is_small { MAX_SMALL_REMOVALS } else { MAX_REMOVALS } {
-            if !self.can_remove(files, now) {
+            if !self.can_remove(writer.files(), now) {
                 return;
             }
-            self.remove_oldest(files, now);
+            if !writer.may_remove_oldest() {
+                writer.begin_sync();
+            }
+            if !writer.may_remove_oldest() {
+                return;
+            }
+            self.remove_oldest(writer.files_mut(), now);
         }
     }
 

@@ -241,7 +241,7 @@ impl Space {
         let mut grown = self.prepare_piece(writer.files_mut());
         if grown.is_err() && removal.can_remove(writer.files(), now) {
             writer.sync();
-            removal.remove_some(writer.files_mut(), now);
+            removal.remove_some(writer, now);
             grown = self.prepare_piece(writer.files_mut());
         }
         let files = writer.files_mut();

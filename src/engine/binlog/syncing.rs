@@ -1,7 +1,10 @@
 //! Syncs records, and knows which files have records that are not synced.
 //!
 //! A closed file with such records stays open until the next sync. With an interval between
-//! syncs, the disk is asked early to start writing, so that the sync itself is short.
+//! syncs, the disk is asked early to start writing, so that the sync itself is short. If the disk can,
+//! it carries out such a sync while the loop goes on; at most one at a time.
+//!
+//! A file without jobs may be removed when the records are synced that have taken its jobs away.
 
 use super::disk::FileNumber;
 use super::files::{BLOCK, Files};
@@ -25,10 +28,21 @@ pub struct SyncState {
     policy: Syncing,
     /// The moment of the oldest record that is not synced.
     unsynced_since: Option<Nanos>,
-    /// The file, and the offset up to which the disk was asked to start writing it.
-    begun: (FileNumber, u64),
-    /// Closed files with records that are not synced.
+    /// The file, and the offset up to which the disk knows that it will be synced.
+    announced: (FileNumber, u64),
+    /// Closed files with records that are not synced, and for which no sync was begun.
     unsynced_closed: Vec<FileNumber>,
+    /// The sync that the disk carries out while the loop goes on.
+    under_way: Option<SyncUnderWay>,
+    /// The files without jobs up to this one may be removed.
+    removable_to: FileNumber,
+}
+
+/// A sync that was begun.
+#[derive(Debug)]
+struct SyncUnderWay {
+    /// The last file without jobs when it was begun.
+    removable_to: FileNumber,
 }
 
 /// At most this many closed files stay open for the next sync.
@@ -44,7 +58,14 @@ const SYNC_MARGIN: Nanos = Nanos::from_millis(5);
 impl SyncState {
     /// Returns the state of a binlog without records.
     pub fn new(policy: Syncing) -> SyncState {
-        SyncState { policy, unsynced_since: None, begun: (0, 0), unsynced_closed: Vec::new() }
+        SyncState {
+            policy,
+            unsynced_since: None,
+            announced: (0, 0),
+            unsynced_closed: Vec::new(),
+            under_way: None,
+            removable_to: 0,
+        }
     }
 
     /// Returns whether each iteration with records ends in a sync.
@@ -61,9 +82,9 @@ impl SyncState {
         self.unsynced_since.get_or_insert(now);
     }
 
-    /// Returns when the next sync is due, or `None` if there is nothing to sync.
+    /// Returns when the next sync is due, or `None` if there is nothing to sync, or one is under way.
     pub fn due(&self) -> Option<Nanos> {
-        let since = self.unsynced_since?;
+        let since = self.unsynced_since.filter(|_| !self.is_under_way())?;
         match self.policy {
             Syncing::EachIteration => Some(since),
             Syncing::Within(span) => {
@@ -74,22 +95,69 @@ impl SyncState {
         }
     }
 
+    /// Returns whether the disk carries out a sync. When it has ended, the loop is woken.
+    pub fn is_under_way(&self) -> bool {
+        self.under_way.is_some()
+    }
+
+    /// Returns the last file that may be removed, if it and the older ones have no jobs.
+    pub fn removable_to(&self) -> FileNumber {
+        self.removable_to
+    }
+
     /// Asks the disk to start writing if many bytes wait for a sync that is not due yet.
-    pub fn begin_if_long(&mut self, files: &mut Files) {
+    pub fn announce_if_long(&mut self, files: &mut Files) {
         let is_due_later = matches!(self.policy, Syncing::Within(_));
         let Segment { number, used, .. } = *files.current();
-        let (begun_in, begun) = self.begun;
-        let begun = if begun_in == number { begun } else { 0 };
+        let (announced_in, announced) = self.announced;
+        let announced = if announced_in == number { announced } else { 0 };
         // The last block will be written again.
         let end = used - used % BLOCK;
-        if is_due_later && end.saturating_sub(begun) >= LONG_SYNC && !files.disk().has_failed() {
-            files.disk_mut().begin_sync(number, begun, end - begun);
-            self.begun = (number, end);
+        if is_due_later && end.saturating_sub(announced) >= LONG_SYNC && !files.disk().has_failed()
+        {
+            files.disk_mut().will_sync(number, announced, end - announced);
+            self.announced = (number, end);
         }
     }
 
-    /// Syncs all files with records that are not synced.
+    /// Syncs the names of files, and all files with records that are not synced. If the disk can do it while the loop goes on, and
+    /// replies do not wait for it, then it is only begun, unless one is under way.
+    pub fn begin(&mut self, files: &mut Files) {
+        if self.is_under_way() {
+            return;
+        }
+        let Segment { number, used, .. } = *files.current();
+        let is_needed = self.unsynced_since.is_some() || !files.disk().has_synced_names();
+        let may_go_on = is_needed && matches!(self.policy, Syncing::Within(_));
+        self.unsynced_closed.push(number);
+        let is_begun = may_go_on && files.disk_mut().begin_sync(&self.unsynced_closed);
+        self.unsynced_closed.pop();
+        if !is_begun {
+            return self.sync(files);
+        }
+        for number in self.unsynced_closed.drain(..) {
+            files.disk_mut().raw().close(number);
+        }
+        self.unsynced_since = None;
+        self.announced = (number, used);
+        self.under_way = Some(SyncUnderWay { removable_to: files.last_removable() });
+    }
+
+    /// Looks whether the sync that is under way has ended. Waits for its end if it `must_wait`.
+    pub fn finish(&mut self, files: &mut Files, must_wait: bool) {
+        if self.is_under_way()
+            && files.disk_mut().finish_sync(must_wait)
+            && let Some(SyncUnderWay { removable_to }) = self.under_way.take()
+        {
+            self.removable_to = removable_to;
+        }
+    }
+
+    /// Syncs the names of files, and all files with records that are not synced, and waits for that.
     pub fn sync(&mut self, files: &mut Files) {
+        self.finish(files, true);
+        self.removable_to = files.last_removable();
+        files.disk_mut().sync_names();
         if self.unsynced_since.take().is_none() || !self.is_enabled() || files.disk().has_failed() {
             return;
         }
@@ -99,11 +167,14 @@ impl SyncState {
         }
         let Segment { number, used, .. } = *files.current();
         files.disk_mut().sync(number);
-        self.begun = (number, used);
+        self.announced = (number, used);
     }
 
     /// Closes the current file, now or after the next sync. It will not be written any more.
     pub fn close_current(&mut self, files: &mut Files) {
+        if self.unsynced_closed.len() == MAX_UNSYNCED_CLOSED {
+            self.begin(files);
+        }
         if self.unsynced_closed.len() == MAX_UNSYNCED_CLOSED {
             self.sync(files);
         }
@@ -122,11 +193,13 @@ impl SyncState {
             "records wait to be written, but nothing is to be synced"
         );
         let Segment { number: current, used, .. } = *files.current();
-        let (begun_in, begun) = self.begun;
+        let (announced_in, announced) = self.announced;
         assert!(
-            begun_in < current || (begun_in == current && begun <= used),
-            "a sync of binlog.{begun_in} was begun up to {begun}: binlog.{current} ends at {used}"
+            announced_in < current || (announced_in == current && announced <= used),
+            "a sync of binlog.{announced_in} was announced up to {announced}: binlog.{current} ends at \
+             {used}"
         );
+        assert!(self.removable_to < current, "binlog.{current} is written, and may be removed");
         let closed = &self.unsynced_closed;
         let oldest = files.segments()[0].number;
         let numbers = closed.iter().copied().chain([current]);

@@ -213,10 +213,28 @@ impl Writer {
     /// Writes the batch and asks the disk to start writing it if a long sync is due later.
     pub fn flush_early(&mut self) {
         self.flush();
-        self.syncing.begin_if_long(&mut self.files);
+        self.syncing.announce_if_long(&mut self.files);
     }
 
-    /// Writes the batch and syncs all records.
+    /// Writes the batch and syncs all records: see [`SyncState::begin`].
+    pub fn begin_sync(&mut self) {
+        self.flush();
+        self.syncing.begin(&mut self.files);
+    }
+
+    /// Looks whether the sync that is under way has ended.
+    pub fn finish_sync(&mut self) {
+        self.syncing.finish(&mut self.files, false);
+    }
+
+    /// Returns whether the oldest file may be removed, if it has no jobs: the records are synced that have
+    /// taken the jobs out of it, and so is the removal of the file before.
+    pub fn may_remove_oldest(&self) -> bool {
+        let oldest = self.files.segments()[0].number;
+        oldest <= self.syncing.removable_to() && self.files.disk().has_synced_names()
+    }
+
+    /// Writes the batch, syncs all records, and waits for that.
     pub fn sync(&mut self) {
         self.flush();
         self.syncing.sync(&mut self.files);

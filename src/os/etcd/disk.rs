@@ -152,7 +152,7 @@ impl Disk for EtcdDisk {
         Ok(())
     }
 
-    fn begin_sync(&mut self, _number: FileNumber, _offset: u64, _len: u64) {}
+    fn will_sync(&mut self, _number: FileNumber, _offset: u64, _len: u64) {}
 
     fn sync(&mut self, _number: FileNumber) -> io::Result<()> {
         Ok(())

@@ -1,0 +1,237 @@
+//! Waits for the disk on a thread, so that the event loop does not: reads bodies, syncs files and frees
+//! the space of removed ones.
+//!
+//! A thread, and not io_uring, which the kernels and the sandboxes of many machines refuse. Reads and
+//! syncs are carried out in their order, and space is freed when there is nothing else to do. Nothing here
+//! knows what the bytes mean.
+
+use crate::engine::binlog::disk::{FileNumber, FinishedRead, ReadToken, SyncError};
+use crate::engine::headroom::{self, Headroom};
+use crate::engine::time::Nanos;
+use crate::os::sys::clock::monotonic;
+use crate::os::sys::files;
+use mio::Waker;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+
+/// The thread, and what it has done. The thread ends with this value.
+#[derive(Debug)]
+pub struct DiskThread(Arc<Shared>);
+
+/// Wakes the event loop when something was read or synced.
+#[derive(Clone, Debug, Default)]
+pub struct DiskWaker(Arc<OnceLock<Waker>>);
+
+/// A sync that has ended.
+#[derive(Debug)]
+pub struct FinishedSync {
+    pub result: Result<(), SyncError>,
+    pub took: Nanos,
+}
+
+/// What both threads see.
+#[derive(Debug, Default)]
+struct Shared {
+    work: Mutex<Work>,
+    /// There is work, or the thread is to end.
+    is_wanted: Condvar,
+    /// A sync has ended.
+    has_synced: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Work {
+    requests: VecDeque<Request>,
+    /// Removed files whose space is freed step by step, and their lengths.
+    removed: VecDeque<(Arc<File>, u64)>,
+    reads: VecDeque<FinishedRead>,
+    syncs: VecDeque<FinishedSync>,
+    is_over: bool,
+}
+
+#[derive(Debug)]
+enum Request {
+    Read { token: ReadToken, file: io::Result<Arc<File>>, offset: u64, len: u32 },
+    Prepare { file: Arc<File>, offset: u64, len: u64 },
+    Sync { directory: Option<Arc<File>>, files: Vec<(FileNumber, Arc<File>)> },
+    Truncate { file: Arc<File>, len: u64 },
+}
+
+/// A removed file is truncated by this much at once. It takes a few milliseconds, for which a sync waits.
+const TRUNCATE_STEP: u64 = 4 * 1024 * 1024;
+/// If there are more removed files than this, the space of the first one is freed at once.
+pub const MAX_REMOVED: usize = 8;
+
+impl DiskWaker {
+    /// Sets what wakes the event loop. Only the first call has an effect.
+    pub fn set(&self, waker: Waker) {
+        let _ = self.0.set(waker);
+    }
+
+    fn wake(&self) {
+        if let Some(waker) = self.0.get() {
+            // It fails only if the event loop is gone.
+            let _ = waker.wake();
+        }
+    }
+}
+
+impl DiskThread {
+    /// Starts the thread, with this name.
+    pub fn start(name: &str, waker: DiskWaker) -> io::Result<DiskThread> {
+        let shared = Arc::new(Shared::default());
+        let of_thread = Arc::clone(&shared);
+        thread::Builder::new().name(name.to_owned()).spawn(move || {
+            while let Some(request) = of_thread.next_request() {
+                of_thread.carry_out(request, &waker);
+            }
+        })?;
+        Ok(DiskThread(shared))
+    }
+
+    /// Begins to read, or to return why the file cannot be opened.
+    pub fn read(&self, token: ReadToken, file: io::Result<Arc<File>>, offset: u64, len: u32) {
+        self.request(Request::Read { token, file, offset, len });
+    }
+
+    /// Asks the kernel to read a part of a file into the page cache.
+    pub fn prepare(&self, file: Arc<File>, offset: u64, len: u64) {
+        self.request(Request::Prepare { file, offset, len });
+    }
+
+    /// Begins to sync a directory, and then these files.
+    pub fn sync(&self, directory: Option<Arc<File>>, files: Vec<(FileNumber, Arc<File>)>) {
+        self.request(Request::Sync { directory, files });
+    }
+
+    /// Begins to free the space of a removed file of this length.
+    pub fn free(&self, file: File, len: u64) {
+        let mut work = self.0.lock();
+        work.removed.push_back((Arc::new(file), len));
+        let first = if work.removed.len() > MAX_REMOVED { work.removed.pop_front() } else { None };
+        drop(work);
+        if let Some((file, _)) = first {
+            cut(&file, 0);
+        }
+        self.0.is_wanted.notify_one();
+    }
+
+    /// Frees the space of all removed files now.
+    pub fn free_all(&self) {
+        let removed = std::mem::take(&mut self.0.lock().removed);
+        for (file, _) in removed {
+            cut(&file, 0);
+        }
+    }
+
+    fn request(&self, request: Request) {
+        self.0.lock().requests.push_back(request);
+        self.0.is_wanted.notify_one();
+    }
+
+    /// Returns what was read, once.
+    pub fn finished_read(&self) -> Option<FinishedRead> {
+        self.0.lock().reads.pop_front()
+    }
+
+    /// Returns a sync that has ended, once. Waits for it if it `must_wait`: one must have begun.
+    pub fn finished_sync(&self, must_wait: bool) -> Option<FinishedSync> {
+        let mut work = self.0.lock();
+        while must_wait && work.syncs.is_empty() {
+            work = self.0.has_synced.wait(work).unwrap_or_else(PoisonError::into_inner);
+        }
+        work.syncs.pop_front()
+    }
+}
+
+impl Drop for DiskThread {
+    fn drop(&mut self) {
+        self.0.lock().is_over = true;
+        self.0.is_wanted.notify_one();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for something to do. Returns `None` if the thread is to end.
+    fn next_request(&self) -> Option<Request> {
+        let mut work = self.lock();
+        loop {
+            if work.is_over {
+                return None;
+            }
+            if let Some(request) = work.requests.pop_front().or_else(|| work.next_truncation()) {
+                return Some(request);
+            }
+            work = self.is_wanted.wait(work).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn carry_out(&self, request: Request, waker: &DiskWaker) {
+        match request {
+            Request::Read { token, file, offset, len } => {
+                let bytes = file.and_then(|file| read(&file, offset, len as usize));
+                self.lock().reads.push_back(FinishedRead { token, bytes });
+                waker.wake();
+            }
+            Request::Prepare { file, offset, len } => {
+                files::begin_reading_in(&file, offset, len);
+            }
+            Request::Sync { directory, files } => {
+                let begun_at = monotonic();
+                let result = sync(directory, &files);
+                let took = monotonic().since(begun_at);
+                self.lock().syncs.push_back(FinishedSync { result, took });
+                self.has_synced.notify_one();
+                waker.wake();
+            }
+            Request::Truncate { file, len } => cut(&file, len),
+        }
+    }
+}
+
+impl Work {
+    /// Returns the next step of freeing the space of a removed file.
+    fn next_truncation(&mut self) -> Option<Request> {
+        let (file, len) = self.removed.front_mut()?;
+        *len = len.saturating_sub(TRUNCATE_STEP);
+        let (file, len) = (Arc::clone(file), *len);
+        if len == 0 {
+            self.removed.pop_front();
+        }
+        Some(Request::Truncate { file, len })
+    }
+}
+
+fn sync(directory: Option<Arc<File>>, files: &[(FileNumber, Arc<File>)]) -> Result<(), SyncError> {
+    // That a file system cannot sync a directory was logged at the start.
+    if let Some(Err(error)) = directory.map(|directory| directory.sync_all())
+        && error.raw_os_error() != Some(libc::EINVAL)
+    {
+        return Err(SyncError { file: None, error });
+    }
+    files.iter().try_for_each(|(number, file)| {
+        file.sync_data().map_err(|error| SyncError { file: Some(*number), error })
+    })
+}
+
+/// Shortens a removed file. If that fails, closing it frees its space.
+fn cut(file: &File, len: u64) {
+    let _ = file.set_len(len);
+}
+
+fn read(file: &File, offset: u64, len: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    headroom::leave(Headroom::Quarter, || bytes.try_reserve_exact(len))
+        .map_err(|_| ErrorKind::OutOfMemory)?;
+    bytes.resize(len, 0);
+    file.read_exact_at(&mut bytes, offset)?;
+    Ok(bytes)
+}
