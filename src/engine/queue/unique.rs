@@ -236,7 +236,7 @@ impl Default for UniqueKeys {
     /// Returns an empty index with a random secret.
     fn default() -> UniqueKeys {
         UniqueKeys {
-            entries: HashSlab::with_31_bits(),
+            entries: HashSlab::default(),
             kept: PagedSlab::default(),
             secret: Secret::random(),
             hits: 0,
