@@ -91,6 +91,9 @@ impl<K: Key, T: Keyed> HashSlab<K, T> {
         self.entries.taken_bytes()
     }
 
+    /// The memory by which one more entry lets the index grow, in bytes.
+    pub const INDEX_BYTES_PER_ENTRY: u64 = size_of::<Head>() as u64;
+
     /// Returns the memory of the index of the entries, in bytes.
     pub fn index_bytes(&self) -> u64 {
         (self.by_hash.buckets * size_of::<Head>()) as u64

@@ -13,7 +13,7 @@
 //! A flush decides at one moment, but frees the jobs later. Until then the entry of a flushed job
 //! remains, next to that of a new job with the same key. A search skips entries that are not in force.
 //!
-//! A key takes 32 bytes, of which the digest is 16, and 4 to 8 bytes in the index. A kept key takes 48
+//! A key takes 32 bytes, of which the digest is 16, and 8 to 16 bytes in the index. A kept key takes 48
 //! bytes more instead of its job. A job without a key takes nothing: see [`LogRef`].
 
 use super::job::{Job, LogRef, LogTarget, State};
@@ -246,7 +246,7 @@ impl Default for UniqueKeys {
 
 impl UniqueKeys {
     /// The most memory that the key of a job takes, in bytes.
-    pub const MOST_BYTES_OF_A_KEY: u64 = (size_of::<Entry>() + 2 * size_of::<u32>()) as u64;
+    pub const MOST_BYTES_OF_A_KEY: u64 = size_of::<Entry>() as u64 + HashSlab::<UniqueKey, Entry>::INDEX_BYTES_PER_ENTRY;
 
     /// Returns the key of a put into this tube.
     pub fn new_key(&self, tube: &str, key: &str, ttl_secs: u32) -> NewKey {

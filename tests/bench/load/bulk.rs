@@ -1,6 +1,6 @@
 //! Clients that send a given amount of commands at once, pipelined.
 
-use super::requests::{RESERVE, bury_all, delete_all, repeat, write_put};
+use super::requests::{RESERVE, bury_all, delete_all, repeat, write_put_with_key};
 use crate::client::Script;
 use crate::reply::Reply;
 use fastrand::Rng;
@@ -13,6 +13,10 @@ pub struct Fill {
     pub delay: Delay,
     pub ttr_s: u32,
     body_size: usize,
+    /// The number of the next key, if the jobs have keys.
+    next_key: Option<u64>,
+    /// How many are sent at once.
+    pub batch: usize,
     /// When the last of them becomes ready, as far as the client knows.
     pub last_due: Instant,
 }
@@ -21,7 +25,21 @@ impl Fill {
     pub fn new(count: usize, body_size: usize) -> Fill {
         let (priority, delay) = (Priority::Same, Delay::Seconds(0));
         let last_due = Instant::now();
-        Fill { left: count, priority, delay, ttr_s: 3600, body_size, last_due }
+        Fill {
+            left: count,
+            priority,
+            delay,
+            ttr_s: 3600,
+            body_size,
+            next_key: None,
+            batch: BATCH,
+            last_due,
+        }
+    }
+
+    /// The same with keys, which have this number and the next ones.
+    pub fn with_keys(first: u64, count: usize, body_size: usize) -> Fill {
+        Fill { next_key: Some(first), ..Fill::new(count, body_size) }
     }
 
     /// The same with random priorities.
@@ -32,7 +50,8 @@ impl Fill {
 
 impl Script for Fill {
     fn ask(&mut self, _: usize, is_over: bool, output: &mut Vec<u8>) -> usize {
-        let count = next_batch(&mut self.left, is_over);
+        let count = if is_over { 0 } else { self.batch.min(self.left) };
+        self.left -= count;
         if count == 0 {
             return 0;
         }
@@ -47,7 +66,9 @@ impl Script for Fill {
                 Priority::Same => 0,
                 Priority::Random(random) => random.u32(..),
             };
-            write_put(priority, delay_s, self.ttr_s, self.body_size, output);
+            let key = self.next_key;
+            self.next_key = key.map(|number| number + 1);
+            write_put_with_key(priority, delay_s, self.ttr_s, self.body_size, key, output);
         }
         count
     }

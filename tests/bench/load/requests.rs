@@ -49,7 +49,23 @@ pub fn put_request(body_size: usize) -> Vec<u8> {
 }
 
 pub fn write_put(priority: u32, delay_s: u64, ttr_s: u32, body_size: usize, output: &mut Vec<u8>) {
-    write!(output, "put {priority} {delay_s} {ttr_s} {body_size}\r\n").expect("memory takes it");
+    write_put_with_key(priority, delay_s, ttr_s, body_size, None, output);
+}
+
+/// The same with the key of this number, if there is one.
+pub fn write_put_with_key(
+    priority: u32,
+    delay_s: u64,
+    ttr_s: u32,
+    body_size: usize,
+    key: Option<u64>,
+    output: &mut Vec<u8>,
+) {
+    write!(output, "put {priority} {delay_s} {ttr_s} {body_size}").expect("memory takes it");
+    if let Some(number) = key {
+        write!(output, " idp:order-{number}").expect("memory takes it");
+    }
+    output.extend_from_slice(b"\r\n");
     output.resize(output.len() + body_size, b'x');
     output.extend_from_slice(b"\r\n");
 }

@@ -11,6 +11,7 @@ mod scrape;
 mod steady;
 mod timers;
 mod tubes;
+mod unique;
 
 use crate::client::Outcome;
 use crate::figures::Figures;
@@ -100,6 +101,7 @@ pub fn all() -> Vec<Scenario> {
         binlog::all(),
         scrape::all(),
         batches::all(),
+        unique::all(),
     ];
     families.into_iter().flatten().collect()
 }

@@ -1,0 +1,66 @@
+//! Unique jobs: what a key costs a put, and how much memory it takes.
+
+use super::{Round, Scenario, Settings, Turns};
+use crate::client::{Limits, Outcome, Pool};
+use crate::figures::Figures;
+use crate::load::Fill;
+use crate::server::Server;
+use std::time::Duration;
+
+pub fn all() -> Vec<Scenario> {
+    vec![keys()]
+}
+
+/// As many jobs without keys, and then as many with keys.
+const DEPTH: usize = 1_000_000;
+/// The cost of a put is measured with this many jobs: pipelined, and one by one.
+const PIPELINED: usize = 200_000;
+const ONE_BY_ONE: usize = 20_000;
+const BODY_SIZE: usize = 64;
+
+fn keys() -> Scenario {
+    let what = format!(
+        "put of {BODY_SIZE} bytes in front of {DEPTH} jobs without keys and {DEPTH} with keys, 100 to a \
+         write and one by one (single): without a key, with a new one, and with one that another job \
+         has (hit); cpu us/op"
+    );
+    let prepare = |_: &mut Server, settings: &Settings| -> Outcome<Round> {
+        let patience = 5 * settings.patience;
+        Ok(Box::new(move |server| measure(server, patience)))
+    };
+    let scenario = Scenario::new("keys-1m", what, prepare);
+    Scenario { rounds: 3, turns: Turns::Alone, needs_extensions: true, ..scenario }
+}
+
+fn measure(server: &Server, patience: Duration) -> Outcome<Figures> {
+    let mut pool = Pool::connect(server.address, 1);
+    let mut put = |fill: &mut Fill| -> Outcome<f64> {
+        let measured = server.measure(|| pool.run(fill, Limits::within(patience)))?;
+        Ok(measured.cpu_us / measured.ops)
+    };
+    let mut sizes = vec![server.rss_bytes()];
+    let new_keys = DEPTH as u64;
+    for mut fill in [Fill::new(DEPTH, BODY_SIZE), Fill::with_keys(0, DEPTH, BODY_SIZE)] {
+        put(&mut fill)?;
+        sizes.push(server.rss_bytes());
+    }
+    let mut figures = Figures::default();
+    let grown_bytes = (sizes[2] - sizes[1]) - (sizes[1] - sizes[0]);
+    figures.add("bytes_per_key", grown_bytes / DEPTH as f64);
+    let mut first_new = new_keys;
+    for (prefix, count, batch) in [("", PIPELINED, None), ("single_", ONE_BY_ONE, Some(1))] {
+        let mut cost = |mut fill: Fill| {
+            fill.batch = batch.unwrap_or(fill.batch);
+            put(&mut fill)
+        };
+        let plain = cost(Fill::new(count, BODY_SIZE))?;
+        let with_key = cost(Fill::with_keys(first_new, count, BODY_SIZE))?;
+        let hit = cost(Fill::with_keys(0, count, BODY_SIZE))?;
+        first_new += count as u64;
+        for (name, us) in [("no_key_us", plain), ("key_us", with_key), ("hit_us", hit)] {
+            figures.add(&format!("{prefix}{name}"), us);
+        }
+        figures.add(&format!("{prefix}key_ratio"), with_key / plain);
+    }
+    Ok(figures)
+}
