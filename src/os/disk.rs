@@ -73,9 +73,9 @@ const RESERVED_FDS: usize = 4 + MAX_UNLINKED;
 /// Files with bodies that are read back that can be open at once.
 const MAX_COLD: usize = 32;
 
-/// Descriptors for bodies that are read back, for files that are closed while they are synced, and for
-/// removed ones.
-const FDS_OF_THREADS: usize = MAX_COLD + 3 + MAX_REMOVED;
+/// Descriptors for bodies that are read back, and for files that are closed while they are synced. The
+/// loop has no removed ones then.
+const FDS_OF_THREADS: usize = MAX_COLD + 3 + MAX_REMOVED - MAX_UNLINKED;
 
 /// An iteration truncates a removed file by at most this much, which takes about 0.2 ms.
 const TRUNCATE_STEP: u64 = 256 * 1024;

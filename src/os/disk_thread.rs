@@ -64,7 +64,7 @@ enum Request {
 /// A removed file is truncated by this much at once. It takes a few milliseconds, for which a sync waits.
 const TRUNCATE_STEP: u64 = 4 * 1024 * 1024;
 /// If there are more removed files than this, the space of the first one is freed at once.
-pub const MAX_REMOVED: usize = 8;
+pub const MAX_REMOVED: usize = 4;
 
 impl DiskWaker {
     /// Sets what wakes the event loop. Only the first call has an effect.
@@ -120,7 +120,7 @@ impl DiskThread {
         self.0.is_wanted.notify_one();
     }
 
-    /// Frees the space of all removed files now.
+    /// Frees the space of all removed files now. A step that the thread has begun ends before.
     pub fn free_all(&self) {
         let removed = std::mem::take(&mut self.0.lock().removed);
         for (file, _) in removed {
@@ -192,7 +192,11 @@ impl Shared {
                 self.has_synced.notify_one();
                 waker.wake();
             }
-            Request::Truncate { file, len } => cut(&file, len),
+            Request::Truncate { file, len } => {
+                cut(&file, len);
+                let mut work = self.lock();
+                work.removed.pop_front_if(|(first, _)| len == 0 && Arc::ptr_eq(first, &file));
+            }
         }
     }
 }
@@ -202,11 +206,7 @@ impl Work {
     fn next_truncation(&mut self) -> Option<Request> {
         let (file, len) = self.removed.front_mut()?;
         *len = len.saturating_sub(TRUNCATE_STEP);
-        let (file, len) = (Arc::clone(file), *len);
-        if len == 0 {
-            self.removed.pop_front();
-        }
-        Some(Request::Truncate { file, len })
+        Some(Request::Truncate { file: Arc::clone(file), len: *len })
     }
 }
 

@@ -133,6 +133,23 @@ fn records_that_come_during_a_sync_are_synced_by_the_next_one() {
     assert_eq!(Instance::on_files(&files, policy, engine.now).recovered.jobs, 2);
 }
 
+/// Otherwise writing could be faster than removing.
+#[test]
+fn files_are_removed_although_a_late_sync_does_not_end() {
+    const FILE_SIZE: u32 = 16_384;
+    let disk = FakeDisk::default();
+    disk.delay_syncs();
+    let policy = Policy::new(FILE_SIZE, Syncing::Within(Nanos::from_millis(50)));
+    let mut engine = Instance::start(&disk, policy, START);
+    for _ in 0..500 {
+        let id = engine.put("x".repeat(1000)).expect("there is space");
+        engine.delete(id);
+        // One more is about to be removed, or was just created.
+        assert!(disk.take_peak() <= 4 * u64::from(FILE_SIZE), "{}", disk.names());
+    }
+    assert!(engine.stat("binlog-oldest-index") > 20);
+}
+
 #[test]
 fn a_late_sync_that_fails_stops_the_server() {
     // The first sync is also of the names of new files.

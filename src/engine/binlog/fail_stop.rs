@@ -16,13 +16,19 @@ pub struct FailStopDisk {
     disk: Box<dyn Disk>,
     /// `false`: the operator wants no syncs.
     is_synced: bool,
-    /// The number of files that were created, renamed or removed.
-    name_changes: u64,
-    /// How many of these changes survive a power cut.
-    synced_name_changes: u64,
-    /// How many the sync that goes on will make survive.
-    name_changes_under_way: u64,
+    names: NameChanges,
     failure: Option<IoFailed>,
+}
+
+/// Changes of the names of files, which survive a power cut only after a sync.
+#[derive(Clone, Copy, Debug, Default)]
+struct NameChanges {
+    /// A file was created, renamed or removed since the last sync.
+    is_any: bool,
+    /// A file was renamed or removed since then.
+    is_removal: bool,
+    /// The same, when the sync that goes on was begun.
+    is_removal_under_way: bool,
 }
 
 impl FailStopDisk {
@@ -31,9 +37,8 @@ impl FailStopDisk {
         FailStopDisk {
             disk,
             is_synced,
-            name_changes: 0,
-            synced_name_changes: 0,
-            name_changes_under_way: 0,
+            // The server before may have been killed after a change.
+            names: NameChanges { is_any: true, is_removal: true, ..NameChanges::default() },
             failure: None,
         }
     }
@@ -60,7 +65,7 @@ impl FailStopDisk {
     pub fn create(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
         self.check_may_grow()?;
         self.disk.create(number, size)?;
-        self.name_changes += 1;
+        self.names.is_any = true;
         self.write(number, 0, &VERSION);
         Ok(())
     }
@@ -68,18 +73,29 @@ impl FailStopDisk {
     /// Removes a file that is not the newest one. The removal of an older one is synced before: otherwise
     /// a power cut could bring that one back alone. An error is not kept.
     pub fn remove(&mut self, number: FileNumber) -> io::Result<()> {
-        self.sync_names();
+        self.begin_removal();
         self.disk.remove(number)?;
-        self.name_changes += 1;
+        self.note_removal();
         Ok(())
     }
 
     /// Renames a damaged file in the same way. Returns its new name.
     pub fn quarantine(&mut self, number: FileNumber) -> io::Result<String> {
-        self.sync_names();
+        self.begin_removal();
         let name = self.disk.quarantine(number)?;
-        self.name_changes += 1;
+        self.note_removal();
         Ok(name)
+    }
+
+    fn begin_removal(&mut self) {
+        if !self.has_synced_removals() {
+            self.sync_names();
+        }
+    }
+
+    fn note_removal(&mut self) {
+        self.names.is_any = true;
+        self.names.is_removal = true;
     }
 
     /// Lengthens a file to `size` bytes. An error is not kept.
@@ -122,9 +138,10 @@ impl FailStopDisk {
     /// possible.
     pub fn begin_sync(&mut self, files: &[FileNumber]) -> bool {
         let may_begin = self.is_synced && !self.has_failed();
-        let is_begun = may_begin && self.disk.begin_sync(files, !self.has_synced_names());
+        let is_begun = may_begin && self.disk.begin_sync(files, self.names.is_any);
         if is_begun {
-            self.name_changes_under_way = self.name_changes;
+            let is_removal_under_way = self.names.is_removal;
+            self.names = NameChanges { is_removal_under_way, ..NameChanges::default() };
         }
         is_begun
     }
@@ -132,7 +149,7 @@ impl FailStopDisk {
     /// Returns whether the sync that was begun has ended. Waits for its end if it `must_wait`.
     pub fn finish_sync(&mut self, must_wait: bool) -> bool {
         let Some(result) = self.disk.finished_sync(must_wait) else { return false };
-        self.synced_name_changes = self.name_changes_under_way;
+        self.names.is_removal_under_way = false;
         self.latch_sync_error(result);
         true
     }
@@ -146,18 +163,23 @@ impl FailStopDisk {
         }
     }
 
-    /// Syncs the names of files that have changed.
+    /// Syncs the names of files if they have changed.
     pub fn sync_names(&mut self) {
         if self.is_synced && !self.has_failed() && !self.has_synced_names() {
             let synced = self.disk.sync_directory();
             self.latch_sync_error(synced.map_err(|error| SyncError { file: None, error }));
         }
-        self.synced_name_changes = self.name_changes;
+        self.names = NameChanges::default();
     }
 
-    /// Returns whether all changes of names survive a power cut.
+    /// Returns whether no name has changed since the last sync of names was begun.
     pub fn has_synced_names(&self) -> bool {
-        self.synced_name_changes == self.name_changes
+        !self.names.is_any
+    }
+
+    /// Returns whether all removals survive a power cut.
+    pub fn has_synced_removals(&self) -> bool {
+        !self.names.is_removal && !self.names.is_removal_under_way
     }
 
     /// Hands over the changes to a remote disk.

@@ -164,8 +164,16 @@ impl Files {
     /// Returns whether all files together take more than three times the live bytes and two
     /// files. Removable ones do not count.
     pub fn takes_too_much(&self) -> bool {
-        let taken = self.disk_bytes - self.removable_bytes;
-        taken > 3 * self.segments.live_bytes() + 2 * self.file_size
+        self.disk_bytes - self.removable_bytes > self.bound()
+    }
+
+    /// Returns whether all files, with the removable ones, take at most as much.
+    pub fn is_within_bound(&self) -> bool {
+        self.disk_bytes <= self.bound() && !self.is_full
+    }
+
+    fn bound(&self) -> u64 {
+        3 * self.segments.live_bytes() + 2 * self.file_size
     }
 
     /// Returns whether the last attempt to take space failed, and no file was removed since.

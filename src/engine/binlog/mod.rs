@@ -449,7 +449,9 @@ impl Binlog {
             self.writer.begin_sync();
         }
         if self.removal.is_due(self.writer.files(), iteration_at) {
-            self.removal.remove_some(&mut self.writer, iteration_at);
+            // Otherwise writing could be faster than removing.
+            let may_stay = self.writer.files().is_within_bound();
+            self.removal.remove_some(&mut self.writer, may_stay, iteration_at);
         }
         self.space.remove_excess(&mut self.writer);
         self.removal.truncate_step(self.writer.files_mut());
@@ -580,12 +582,12 @@ fn records_of_delete(is_key_kept: bool) -> u64 {
     1 + u64::from(is_key_kept)
 }
 
-/// Returns the length in bytes of the full record of a job and of the record of its key.
 /// Returns the length of the record of a key before a full record in bytes.
 fn key_len(unique: Option<&KeyRecord>) -> u64 {
     unique.map_or(0, |_| SHORT)
 }
 
+/// Returns the length in bytes of the full record of a job and of the record of its key.
 fn len_in_file(unique: Option<&KeyRecord>, tube: &str, body: &[u8]) -> u64 {
     record::full_len(tube, body.len()) as u64 + key_len(unique)
 }

@@ -57,15 +57,15 @@ impl Removal {
     }
 
     /// Removes the oldest files without jobs, as many as one iteration has time for. What must be synced
-    /// before is synced, or that is begun.
-    pub fn remove_some(&mut self, writer: &mut Writer, now: Nanos) {
+    /// before is synced; if the files may stay for a moment, that is only begun.
+    pub fn remove_some(&mut self, writer: &mut Writer, may_stay: bool, now: Nanos) {
         let is_small = writer.files().file_size() <= SMALL_FILE;
         for _ in 0..if is_small { MAX_SMALL_REMOVALS } else { MAX_REMOVALS } {
             if !self.can_remove(writer.files(), now) {
                 return;
             }
             if !writer.may_remove_oldest() {
-                writer.begin_sync();
+                if may_stay { writer.begin_sync() } else { writer.sync() }
             }
             if !writer.may_remove_oldest() {
                 return;

@@ -240,8 +240,7 @@ impl Space {
         let now = writer.now();
         let mut grown = self.prepare_piece(writer.files_mut());
         if grown.is_err() && removal.can_remove(writer.files(), now) {
-            writer.sync();
-            removal.remove_some(writer, now);
+            removal.remove_some(writer, false, now);
             grown = self.prepare_piece(writer.files_mut());
         }
         let files = writer.files_mut();

@@ -127,11 +127,16 @@ impl SyncState {
             return;
         }
         let Segment { number, used, .. } = *files.current();
-        let is_needed = self.unsynced_since.is_some() || !files.disk().has_synced_names();
+        let has_records = self.unsynced_since.is_some();
+        let is_needed = has_records || !files.disk().has_synced_names();
         let may_go_on = is_needed && matches!(self.policy, Syncing::Within(_));
-        self.unsynced_closed.push(number);
+        if has_records {
+            self.unsynced_closed.push(number);
+        }
         let is_begun = may_go_on && files.disk_mut().begin_sync(&self.unsynced_closed);
-        self.unsynced_closed.pop();
+        if has_records {
+            self.unsynced_closed.pop();
+        }
         if !is_begun {
             return self.sync(files);
         }

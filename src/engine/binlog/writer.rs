@@ -231,7 +231,7 @@ impl Writer {
     /// taken the jobs out of it, and so is the removal of the file before.
     pub fn may_remove_oldest(&self) -> bool {
         let oldest = self.files.segments()[0].number;
-        oldest <= self.syncing.removable_to() && self.files.disk().has_synced_names()
+        oldest <= self.syncing.removable_to() && self.files.disk().has_synced_removals()
     }
 
     /// Writes the batch, syncs all records, and waits for that.

@@ -22,6 +22,9 @@ pub struct SecondaryMap<K, T> {
     len: usize,
     /// The number of slots of all pages up to the highest that was ever used in each.
     touched: usize,
+    /// The page that has become empty last keeps its memory, so that a single entry that comes and goes
+    /// allocates nothing.
+    spare: usize,
     keys: PhantomData<K>,
 }
 
@@ -34,7 +37,7 @@ struct Page<T> {
 
 impl<K, T> Default for SecondaryMap<K, T> {
     fn default() -> SecondaryMap<K, T> {
-        SecondaryMap { pages: Vec::new(), len: 0, touched: 0, keys: PhantomData }
+        SecondaryMap { pages: Vec::new(), len: 0, touched: 0, spare: 0, keys: PhantomData }
     }
 }
 
@@ -93,10 +96,11 @@ impl<K: Key, T> SecondaryMap<K, T> {
         let removed = page.slots.get_mut(slot)?.take()?;
         page.used -= 1;
         self.len -= 1;
-        // The first page keeps its memory, so that a single entry that comes and goes allocates
-        // nothing.
-        if page.used == 0 && number > 0 {
-            self.touched -= std::mem::take(&mut page.slots).len();
+        if page.used == 0 {
+            let before = std::mem::replace(&mut self.spare, number);
+            if before != number && self.pages[before].used == 0 {
+                self.touched -= std::mem::take(&mut self.pages[before].slots).len();
+            }
         }
         Some(removed)
     }
@@ -110,7 +114,7 @@ impl<K: Key, T> SecondaryMap<K, T> {
         })
     }
 
-    /// Checks the stored counts, and that only used pages and the first page have memory.
+    /// Checks the stored counts, and that only used pages and one more have memory.
     ///
     /// # Panics
     /// An invariant is broken. `what` names the map in the message.
@@ -118,7 +122,7 @@ impl<K: Key, T> SecondaryMap<K, T> {
         for (number, page) in self.pages.iter().enumerate() {
             let used = page.slots.iter().flatten().count();
             assert_eq!(page.used, used, "{what}: stored count and entries of page {number}");
-            let may_have_memory = used > 0 || number == 0;
+            let may_have_memory = used > 0 || number == self.spare;
             assert!(
                 may_have_memory || page.slots.capacity() == 0,
                 "{what}: page {number} has memory, but no entry"
