@@ -537,6 +537,33 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_syncs_files_and_frees_removed_ones() {
+        let home = tempfile::tempdir().unwrap();
+        let mut directory = Directory::lock(home.path()).unwrap();
+        directory.start_threads().unwrap();
+        assert!(directory.begin_sync(&[], true));
+        assert!(matches!(directory.finished_sync(true), Some(Ok(()))));
+        for number in 1..20 {
+            directory.create(number, 2 * TRUNCATE_STEP).unwrap();
+            directory.write(number, 0, b"record").unwrap();
+            assert!(directory.begin_sync(&[number], true));
+            // The thread has the file.
+            directory.close(number);
+            assert!(matches!(directory.finished_sync(true), Some(Ok(()))));
+            assert!(!directory.begin_sync(&[number], false), "the file is not open");
+            let open = File::open(home.path().join(format!("binlog.{number}"))).unwrap();
+            directory.remove(number).unwrap();
+            if number % 2 == 0 {
+                directory.threads.as_ref().unwrap().syncs.free_all();
+                assert_eq!(open.metadata().unwrap().len(), 0);
+            }
+        }
+        assert_eq!(directory.sync_times().total(), 20);
+        assert!(!directory.truncate_step());
+        assert!(directory.list().unwrap().is_empty());
+    }
+
+    #[test]
     fn quarantined_files_do_not_replace_each_other() {
         let home = tempfile::tempdir().unwrap();
         let mut directory = Directory::lock(home.path()).unwrap();

@@ -67,9 +67,11 @@ const TRUNCATE_STEP: u64 = 4 * 1024 * 1024;
 pub const MAX_REMOVED: usize = 4;
 
 impl DiskWaker {
-    /// Sets what wakes the event loop. Only the first call has an effect.
+    /// Sets what wakes the event loop, and wakes it: something may have ended before. Only the first call
+    /// has an effect.
     pub fn set(&self, waker: Waker) {
         let _ = self.0.set(waker);
+        self.wake();
     }
 
     fn wake(&self) {
