@@ -32,6 +32,7 @@ mod held;
 mod restart;
 
 use disk::SimulatedDisk;
+pub use follow::Orders;
 use follow::difference;
 use held::HeldReplies;
 
@@ -70,6 +71,8 @@ pub struct Simulation {
     had_disk_faults: bool,
     /// The number of iterations since the oldest flush became the oldest one.
     iterations_of_flush: usize,
+    /// The orders of what is due at once.
+    pub orders: Orders,
     /// How often the server was started.
     pub starts: u64,
     /// What each client has read, if the caller asks for it.
@@ -154,6 +157,7 @@ impl Simulation {
             crash_to_come: None,
             had_disk_faults: false,
             iterations_of_flush: 0,
+            orders: Orders::default(),
             starts: 1,
             sent: None,
         })

@@ -79,6 +79,9 @@ pub struct Journal {
     origins: BTreeMap<u64, Vec<Origin>>,
     /// The jobs of each flush whose record may be lost.
     flushes: BTreeMap<u64, Vec<u64>>,
+    /// The most jobs that one flush has deleted since the first start: the damage of its record may bring
+    /// all of them back.
+    most_flushed: usize,
     /// The keys of deleted jobs that may be kept.
     kept_keys: Vec<LoggedKey>,
     /// The jobs that the simulation deleted after the last start, because it could not know them.
@@ -124,7 +127,9 @@ impl Journal {
         let Change { id, job, is_logged, flush, at } = change;
         let before = self.jobs.get(&id).and_then(|versions| versions.last()?.job.clone());
         if let Some(flush) = flush {
-            self.flushes.entry(flush).or_default().push(id);
+            let jobs = self.flushes.entry(flush).or_default();
+            jobs.push(id);
+            self.most_flushed = self.most_flushed.max(jobs.len());
         }
         if let (Some(job), false) = (&job, self.jobs.contains_key(&id)) {
             let origin = (Rc::clone(&job.tube), Rc::clone(&job.body), job.key.clone());
@@ -242,8 +247,8 @@ impl Journal {
         Verdict::Expected(matches)
     }
 
-    /// Returns the keys of deleted jobs that are or may be kept after such an end. `found` has the ids of
-    /// all jobs.
+    /// Returns the keys of deleted jobs that are or may be kept after such an end, with those whose time is
+    /// over: their records are still there if the clock is set back. `found` has the ids of all jobs.
     pub fn kept_keys(&self, found: &BTreeSet<u64>, end: End, restarted_at: u64) -> Vec<KeptKey> {
         let is_clock_set = self.clock_offsets.iter().any(|&offset| offset != 0);
         let gone = self.kept_keys.iter().filter(|it| !found.contains(&it.key.id));
@@ -259,13 +264,17 @@ impl Journal {
                 ..key.clone()
             }
         })
-        .filter(|key| key.until > restarted_at)
         .collect()
     }
 
     /// Returns the key with which a job was put.
     pub fn key_of(&self, id: u64) -> Option<JobKey> {
         self.origins.get(&id)?.last()?.2.clone()
+    }
+
+    /// Returns how many jobs one flipped bit may change.
+    pub fn jobs_of_a_bit(&self) -> usize {
+        self.most_flushed.max(1)
     }
 
     /// Returns whether a job must be there in some version, so that its key must be there too.

@@ -1,15 +1,34 @@
 //! Shortens a history that fails, as long as it still fails.
 
-use super::driver::{Failure, Simulation};
+use super::driver::{Failure, Orders, Simulation};
 use super::event::{Event, Setup};
 use std::panic::AssertUnwindSafe;
 
 const MAX_TRIALS: usize = 20_000;
 
-/// Applies a history to a new simulation. A panic is a failure too.
+/// At most this many orders of what was due at once are tried.
+const MAX_ORDERS: usize = 100;
+
+/// Applies a history to a new simulation. A panic is a failure too. If it fails, other orders of what was
+/// due at once are tried: it is a failure only if it fails with each. Returns the first failure.
 pub fn replay(setup: Setup, history: &[Event]) -> Result<(), Failure> {
-    let mut simulation = Simulation::new(setup)?;
-    history.iter().try_for_each(|event| apply(&mut simulation, event))
+    let mut orders = Orders::default();
+    let mut first = None;
+    for _ in 0..MAX_ORDERS {
+        let mut simulation = Simulation::new(setup)?;
+        simulation.orders = orders;
+        let Err(failure) = history.iter().try_for_each(|event| apply(&mut simulation, event))
+        else {
+            return Ok(());
+        };
+        let next = simulation.orders.after(&failure);
+        first = first.or(Some(failure));
+        match next {
+            Some(next) => orders = next,
+            None => break,
+        }
+    }
+    first.map_or(Ok(()), Err)
 }
 
 /// Applies one event. After a failure the simulation must not be used again.

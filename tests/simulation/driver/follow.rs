@@ -4,6 +4,7 @@ use super::super::event::escape;
 use super::super::model::{Client, ClientNumber, Due, Flush, Model, UNREAD_LIMIT};
 use super::{Failure, Simulation, Socket, bury_log, nanos};
 use beanstalkd::testing::{Histogram, Nanos, Page, Server};
+use std::collections::BTreeSet;
 use std::io::IoSlice;
 
 /// At most this many steps are tried to find the order of what was due at once.
@@ -14,6 +15,68 @@ const SLICES: usize = 2_048;
 /// body. Each reply begins before them, because no command is run behind 256 KiB of output.
 const SHOWN_LEN: usize = 512 * 1024;
 const MAX_LINE_LEN: usize = 64;
+
+/// The failure of a history for which another order was wanted where there is none.
+const NO_OTHER_ORDER: &str = "nothing else explains the replies";
+
+/// The orders in which things were done that were due at once. The replies may allow several, of which
+/// only later ones show which it was.
+#[derive(Clone, Debug, Default)]
+pub struct Orders {
+    /// The number of the order for each such moment; 0 for later ones.
+    choices: Vec<usize>,
+    /// How many such moments there were.
+    met: usize,
+}
+
+impl Orders {
+    fn next(&mut self) -> usize {
+        self.met += 1;
+        self.choices.get(self.met - 1).copied().unwrap_or(0)
+    }
+
+    /// Returns the orders to be tried after a failure with these: another one at the last moment, or, if
+    /// there is none, at the one before.
+    pub fn after(mut self, failure: &Failure) -> Option<Orders> {
+        let is_exhausted = failure == NO_OTHER_ORDER;
+        self.choices.resize(if is_exhausted { self.met - 1 } else { self.met }, 0);
+        *self.choices.last_mut()? += 1;
+        Some(Orders { choices: self.choices, met: 0 })
+    }
+}
+
+/// A search for an order.
+struct OrderSearch {
+    /// Other models that explain the replies are skipped until as many are found.
+    skipped: usize,
+    /// The states of those that were found.
+    before: BTreeSet<String>,
+    found: Option<Model>,
+    steps_left: usize,
+}
+
+impl OrderSearch {
+    fn new(skipped: usize) -> OrderSearch {
+        let before = BTreeSet::new();
+        OrderSearch { skipped, before, found: None, steps_left: MAX_ORDER_STEPS }
+    }
+
+    fn is_over(&self) -> bool {
+        self.found.is_some() || self.steps_left == 0
+    }
+
+    fn is_exhausted(&self) -> bool {
+        self.skipped > 0 && self.found.is_none()
+    }
+
+    fn add(&mut self, model: &Model) {
+        let is_it = self.skipped == 0
+            || (self.before.insert(format!("{model:?}")) && self.before.len() > self.skipped);
+        if is_it {
+            self.found = Some(model.clone());
+        }
+    }
+}
 
 impl Simulation {
     /// Takes the replies that the engine has made since the last call.
@@ -86,10 +149,14 @@ impl Simulation {
         let due = self.model.due(self.now);
         // Without waiters the order makes no difference, except to the order of buried jobs.
         let is_open = due.len() > 1 && !self.model.waiters.is_empty();
-        let mut steps_left = MAX_ORDER_STEPS;
-        let found =
-            if is_open { self.find_order(&self.model, &due, &mut steps_left) } else { None };
-        match found {
+        let mut search = OrderSearch::new(if is_open { self.orders.next() } else { 0 });
+        if is_open {
+            self.find_order(&self.model, &due, &mut search);
+        }
+        if search.is_exhausted() {
+            return Err(NO_OTHER_ORDER.to_owned());
+        }
+        match search.found {
             Some(model) => self.model = model,
             None => due.iter().for_each(|it| self.model.on_due(it, self.now)),
         }
@@ -132,28 +199,31 @@ impl Simulation {
         has
     }
 
-    /// Returns the model after all that is due, in an order that explains the replies.
-    fn find_order(&self, model: &Model, due: &[Due], steps_left: &mut usize) -> Option<Model> {
+    /// Searches for the model after all that is due, in an order that explains the replies.
+    fn find_order(&self, model: &Model, due: &[Due], search: &mut OrderSearch) {
         if due.is_empty() {
             let is_it = |(client, it): (&ClientNumber, &Client)| {
                 self.sockets[client].is_output(&it.output) || model.is_flushing(*client)
             };
-            return model.clients.iter().all(is_it).then(|| model.clone());
+            if model.clients.iter().all(is_it) {
+                search.add(model);
+            }
+            return;
         }
         for index in 0..due.len() {
-            *steps_left = steps_left.checked_sub(1)?;
+            if search.is_over() {
+                return;
+            }
+            search.steps_left -= 1;
             let mut next = model.clone();
             next.on_due(&due[index], self.now);
             if next.clients.iter().all(|(client, it)| self.sockets[client].begins_with(&it.output))
             {
                 let mut rest = due.to_vec();
                 rest.remove(index);
-                if let Some(found) = self.find_order(&next, &rest, steps_left) {
-                    return Some(found);
-                }
+                self.find_order(&next, &rest, search);
             }
         }
-        None
     }
 
     /// Compares the replies to all clients, and keeps what has become of jobs.

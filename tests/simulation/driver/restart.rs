@@ -140,7 +140,8 @@ impl Simulation {
         let restored = jobs.known.iter().map(|(id, possible)| job(*id, &possible[0], self.now));
         let id = recovered.last_id;
         let mut model = self.model.restarted(restored.collect(), &names, id, self.now);
-        model.kept_keys.clone_from(&kept_keys);
+        let in_force = kept_keys.iter().filter(|key| key.until > self.now);
+        model.kept_keys = in_force.cloned().collect();
         inspector.add_to(&mut model);
         inspector.disconnect();
         let committed = self.server.commit(nanos(self.now));
@@ -191,7 +192,7 @@ impl Judged {
 }
 
 /// Compares all jobs with what may be there after such an end. Each flipped bit may have changed
-/// one job, but not its tube or body.
+/// one job, but not its tube or body, or have undone a flush.
 fn judge(
     journal: &Journal,
     inspector: &mut Inspector<'_>,
@@ -199,7 +200,8 @@ fn judge(
     flipped_bits: u32,
 ) -> Result<Judged, Failure> {
     let is_never_synced = end == End::PowerCut { synced_within: None };
-    let max_wrong = if is_never_synced { usize::MAX } else { flipped_bits as usize };
+    let max_of_bits = flipped_bits as usize * journal.jobs_of_a_bit();
+    let max_wrong = if is_never_synced { usize::MAX } else { max_of_bits };
     let ids = if max_wrong > 0 { journal.all_ids() } else { journal.candidates() };
     let mut judged = Judged::default();
     let mut wrong = Vec::new();
@@ -239,8 +241,8 @@ fn judge(
     Ok(judged)
 }
 
-/// Returns the keys that may be kept. Those of jobs that the simulation has just deleted are kept from
-/// now on.
+/// Returns the keys that may be kept, now or after the clock is set back. Those of jobs that the
+/// simulation has just deleted are kept from now on.
 fn kept_keys(
     journal: &Journal,
     jobs: &Judged,
