@@ -41,7 +41,7 @@ struct State {
     reads_left: Option<usize>,
     /// The next reads of bodies have these results.
     read_faults: VecDeque<ReadFault>,
-    /// Syncs are carried out while the server goes on.
+    /// Syncs that replies do not wait for are done in the background.
     syncs_late: bool,
     late_sync: Option<LateSync>,
     late_syncs_begun: u64,
@@ -53,7 +53,7 @@ struct State {
     peak: u64,
 }
 
-/// A sync that was begun. What is written later is not synced by it.
+/// A background sync. What is written later is not synced by it.
 #[derive(Clone, Debug)]
 struct LateSync {
     /// The number of each file, its inode, and the number of its changes.

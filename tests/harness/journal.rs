@@ -57,7 +57,7 @@ impl View {
 pub struct Journal {
     pub jobs: BTreeMap<u64, Vec<Event>>,
     pub safe: Safe,
-    /// What was acknowledged when the sync was begun that goes on.
+    /// What was acknowledged when the background sync was begun.
     begun: BTreeMap<u64, usize>,
 }
 

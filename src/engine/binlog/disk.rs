@@ -70,7 +70,7 @@ pub struct FinishedRead {
 pub struct SyncError {
     /// The file that could not be synced, or `None` for the names of files.
     pub file: Option<FileNumber>,
-    /// What the system says.
+    /// The error of the system.
     pub error: io::Error,
 }
 
@@ -123,15 +123,15 @@ pub trait Disk: fmt::Debug {
     /// Makes everything that was written to the file survive a power cut.
     fn sync(&mut self, number: FileNumber) -> io::Result<()>;
 
-    /// Begins to sync these files while the caller goes on, if the disk can do that, and before them the
-    /// names of all files if that `is_with_names`. Returns whether it does: then [`Disk::finished_sync`]
-    /// has the result, and no other sync may begin before.
+    /// Begins to sync these files in the background, if the disk can do that, and before them the names of
+    /// all files if it `is_with_names`. Returns whether it does: then [`Disk::finished_sync`] has the
+    /// result, and no other sync may begin before.
     fn begin_sync(&mut self, _files: &[FileNumber], _is_with_names: bool) -> bool {
         false
     }
 
-    /// Returns the result of [`Disk::begin_sync`], once, or `None` if the sync goes on. Waits for its end
-    /// if it `must_wait`.
+    /// Returns the result of [`Disk::begin_sync`], once, or `None` before its end. Waits for the end if it
+    /// `must_wait`.
     fn finished_sync(&mut self, must_wait: bool) -> Option<Result<(), SyncError>> {
         unreachable!("no sync was begun; must wait: {must_wait}")
     }

@@ -27,8 +27,8 @@ struct NameChanges {
     is_any: bool,
     /// A file was renamed or removed since then.
     is_removal: bool,
-    /// The same, when the sync that goes on was begun.
-    is_removal_under_way: bool,
+    /// The same, when the background sync was begun.
+    is_removal_in_background: bool,
 }
 
 impl FailStopDisk {
@@ -134,14 +134,14 @@ impl FailStopDisk {
         }
     }
 
-    /// Begins to sync files, and names that have changed, while the caller goes on. Returns whether that is
+    /// Begins to sync files, and names that have changed, in the background. Returns whether that is
     /// possible.
     pub fn begin_sync(&mut self, files: &[FileNumber]) -> bool {
         let may_begin = self.is_synced && !self.has_failed();
         let is_begun = may_begin && self.disk.begin_sync(files, self.names.is_any);
         if is_begun {
-            let is_removal_under_way = self.names.is_removal;
-            self.names = NameChanges { is_removal_under_way, ..NameChanges::default() };
+            let is_removal_in_background = self.names.is_removal;
+            self.names = NameChanges { is_removal_in_background, ..NameChanges::default() };
         }
         is_begun
     }
@@ -149,7 +149,7 @@ impl FailStopDisk {
     /// Returns whether the sync that was begun has ended. Waits for its end if it `must_wait`.
     pub fn finish_sync(&mut self, must_wait: bool) -> bool {
         let Some(result) = self.disk.finished_sync(must_wait) else { return false };
-        self.names.is_removal_under_way = false;
+        self.names.is_removal_in_background = false;
         self.latch_sync_error(result);
         true
     }
@@ -179,7 +179,7 @@ impl FailStopDisk {
 
     /// Returns whether all removals survive a power cut.
     pub fn has_synced_removals(&self) -> bool {
-        !self.names.is_removal && !self.names.is_removal_under_way
+        !self.names.is_removal && !self.names.is_removal_in_background
     }
 
     /// Hands over the changes to a remote disk.

@@ -426,7 +426,7 @@ impl Binlog {
         let files = self.writer.files();
         let step = self.compaction.next_due(files).filter(|_| !self.is_congested());
         let sync = self.writer.syncing().due();
-        let waits = self.writer.syncing().is_under_way() && !self.writer.may_remove_oldest();
+        let waits = self.writer.syncing().has_background_sync() && !self.writer.may_remove_oldest();
         let removal = self.removal.next_due(files, waits, self.writer.now());
         let rewind = self.space.drained_due(&self.writer);
         [step, sync, removal, rewind].into_iter().flatten().min()

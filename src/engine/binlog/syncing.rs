@@ -1,8 +1,8 @@
 //! Syncs records, and knows which files have records that are not synced.
 //!
 //! A closed file with such records stays open until the next sync. With an interval between
-//! syncs, the disk is asked early to start writing, so that the sync itself is short. If the disk can,
-//! it carries out such a sync while the loop goes on; at most one at a time.
+//! syncs, the disk is asked early to start writing, so that the sync itself is short. If the disk can
+//! sync in the background, it does so then, once at a time.
 //!
 //! A file without jobs may be removed when the records are synced that have taken its jobs away.
 
@@ -32,15 +32,15 @@ pub struct SyncState {
     announced: (FileNumber, u64),
     /// Closed files with records that are not synced, and for which no sync was begun.
     unsynced_closed: Vec<FileNumber>,
-    /// The sync that the disk carries out while the loop goes on.
-    under_way: Option<SyncUnderWay>,
+    /// The background sync, if there is one.
+    background: Option<BackgroundSync>,
     /// The files without jobs up to this one may be removed.
     removable_to: FileNumber,
 }
 
-/// A sync that was begun.
+/// A background sync.
 #[derive(Debug)]
-struct SyncUnderWay {
+struct BackgroundSync {
     /// The last file without jobs when it was begun.
     removable_to: FileNumber,
 }
@@ -63,7 +63,7 @@ impl SyncState {
             unsynced_since: None,
             announced: (0, 0),
             unsynced_closed: Vec::new(),
-            under_way: None,
+            background: None,
             removable_to: 0,
         }
     }
@@ -82,9 +82,10 @@ impl SyncState {
         self.unsynced_since.get_or_insert(now);
     }
 
-    /// Returns when the next sync is due, or `None` if there is nothing to sync, or one is under way.
+    /// Returns when the next sync is due, or `None` if there is nothing to sync, or if there is a background
+    /// sync.
     pub fn due(&self) -> Option<Nanos> {
-        let since = self.unsynced_since.filter(|_| !self.is_under_way())?;
+        let since = self.unsynced_since.filter(|_| !self.has_background_sync())?;
         match self.policy {
             Syncing::EachIteration => Some(since),
             Syncing::Within(span) => {
@@ -95,9 +96,9 @@ impl SyncState {
         }
     }
 
-    /// Returns whether the disk carries out a sync. When it has ended, the loop is woken.
-    pub fn is_under_way(&self) -> bool {
-        self.under_way.is_some()
+    /// Returns whether there is a background sync. When it has ended, the loop is woken.
+    pub fn has_background_sync(&self) -> bool {
+        self.background.is_some()
     }
 
     /// Returns the last file that may be removed, if it and the older ones have no jobs.
@@ -120,20 +121,20 @@ impl SyncState {
         }
     }
 
-    /// Syncs the names of files, and all files with records that are not synced. If the disk can do it while the loop goes on, and
-    /// replies do not wait for it, then it is only begun, unless one is under way.
+    /// Syncs the names of files, and all files with records that are not synced: in the background, if the
+    /// disk can and replies do not wait for it. Then only one is begun at a time.
     pub fn begin(&mut self, files: &mut Files) {
-        if self.is_under_way() {
+        if self.has_background_sync() {
             return;
         }
         let Segment { number, used, .. } = *files.current();
         let has_records = self.unsynced_since.is_some();
         let is_needed = has_records || !files.disk().has_synced_names();
-        let may_go_on = is_needed && matches!(self.policy, Syncing::Within(_));
+        let may_be_in_background = is_needed && matches!(self.policy, Syncing::Within(_));
         if has_records {
             self.unsynced_closed.push(number);
         }
-        let is_begun = may_go_on && files.disk_mut().begin_sync(&self.unsynced_closed);
+        let is_begun = may_be_in_background && files.disk_mut().begin_sync(&self.unsynced_closed);
         if has_records {
             self.unsynced_closed.pop();
         }
@@ -145,14 +146,14 @@ impl SyncState {
         }
         self.unsynced_since = None;
         self.announced = (number, used);
-        self.under_way = Some(SyncUnderWay { removable_to: files.last_removable() });
+        self.background = Some(BackgroundSync { removable_to: files.last_removable() });
     }
 
-    /// Looks whether the sync that is under way has ended. Waits for its end if it `must_wait`.
+    /// Looks whether the background sync has ended. Waits for its end if it `must_wait`.
     pub fn finish(&mut self, files: &mut Files, must_wait: bool) {
-        if self.is_under_way()
+        if self.has_background_sync()
             && files.disk_mut().finish_sync(must_wait)
-            && let Some(SyncUnderWay { removable_to }) = self.under_way.take()
+            && let Some(BackgroundSync { removable_to }) = self.background.take()
         {
             self.removable_to = removable_to;
         }

@@ -222,7 +222,7 @@ impl Writer {
         self.syncing.begin(&mut self.files);
     }
 
-    /// Looks whether the sync that is under way has ended.
+    /// Looks whether the background sync has ended.
     pub fn finish_sync(&mut self) {
         self.syncing.finish(&mut self.files, false);
     }
