@@ -44,6 +44,8 @@ struct State {
     /// Syncs that replies do not wait for are done in the background.
     syncs_late: bool,
     late_sync: Option<LateSync>,
+    /// The result of the last background sync, until the server takes it.
+    ended_sync: Option<Result<(), (Option<FileNumber>, ErrorKind)>>,
     late_syncs_begun: u64,
     late_syncs_ended: u64,
     syncs: u64,
@@ -60,7 +62,6 @@ struct LateSync {
     files: Vec<(FileNumber, usize, usize)>,
     /// The number of changes of names, if they are synced.
     name_changes: Option<usize>,
-    may_end: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -154,11 +155,21 @@ impl FakeDisk {
         self.0.borrow_mut().syncs_late = true;
     }
 
-    /// Lets the sync end that was begun, if there is one.
+    pub fn are_syncs_late(&self) -> bool {
+        self.0.borrow().syncs_late
+    }
+
+    /// Ends the background sync, if there is one. The server notices that later.
     pub fn let_sync_end(&self) {
-        if let Some(sync) = &mut self.0.borrow_mut().late_sync {
-            sync.may_end = true;
-        }
+        self.0.borrow_mut().end_late_sync();
+    }
+
+    /// Forgets what a process has begun that was killed.
+    pub fn end_process(&self) {
+        let mut state = self.0.borrow_mut();
+        state.late_sync = None;
+        state.ended_sync = None;
+        state.reads.clear();
     }
 
     /// Flips a bit in the middle of these bytes, wherever they are first in the file.
@@ -332,6 +343,28 @@ impl State {
         let change = Change::Write { offset, bytes: bytes.to_vec() };
         change.apply(&mut inode.live);
         inode.changes.push(change);
+        Ok(())
+    }
+
+    fn end_late_sync(&mut self) {
+        if let Some(sync) = self.late_sync.take() {
+            self.ended_sync = Some(self.sync_late(sync));
+        }
+    }
+
+    fn sync_late(&mut self, sync: LateSync) -> Result<(), (Option<FileNumber>, ErrorKind)> {
+        if let Some(count) = sync.name_changes {
+            self.change().map_err(|error| (None, error.kind()))?;
+            let State { durable_files, name_changes, .. } = self;
+            name_changes.drain(..count).for_each(|change| change.apply(durable_files));
+        }
+        for (number, inode, count) in sync.files {
+            self.change().map_err(|error| (Some(number), error.kind()))?;
+            let Inode { durable, changes, .. } = &mut self.inodes[inode];
+            for change in changes.drain(..count) {
+                change.apply(durable);
+            }
+        }
         Ok(())
     }
 
@@ -553,7 +586,10 @@ impl Disk for FakeDisk {
         if !state.syncs_late {
             return false;
         }
-        assert!(state.late_sync.is_none(), "a sync is begun, and another one has not ended");
+        assert!(
+            state.late_sync.is_none() && state.ended_sync.is_none(),
+            "a sync is begun, and another one has not ended"
+        );
         state.late_syncs_begun += 1;
         let begun = files.iter().map(|&number| {
             let inode = state.files[&name(number)];
@@ -561,31 +597,18 @@ impl Disk for FakeDisk {
         });
         let files = begun.collect();
         let name_changes = is_with_names.then_some(state.name_changes.len());
-        state.late_sync = Some(LateSync { files, name_changes, may_end: false });
+        state.late_sync = Some(LateSync { files, name_changes });
         true
     }
 
     fn finished_sync(&mut self, must_wait: bool) -> Option<Result<(), SyncError>> {
         let mut state = self.0.borrow_mut();
-        let sync = state.late_sync.take_if(|sync| sync.may_end || must_wait)?;
+        if must_wait {
+            state.end_late_sync();
+        }
+        let ended = state.ended_sync.take()?;
         state.late_syncs_ended += 1;
-        if let Some(count) = sync.name_changes {
-            if let Err(error) = state.change() {
-                return Some(Err(SyncError { file: None, error }));
-            }
-            let State { durable_files, name_changes, .. } = &mut *state;
-            name_changes.drain(..count).for_each(|change| change.apply(durable_files));
-        }
-        for (number, inode, count) in sync.files {
-            if let Err(error) = state.change() {
-                return Some(Err(SyncError { file: Some(number), error }));
-            }
-            let Inode { durable, changes, .. } = &mut state.inodes[inode];
-            for change in changes.drain(..count) {
-                change.apply(durable);
-            }
-        }
-        Some(Ok(()))
+        Some(ended.map_err(|(file, kind)| SyncError { file, error: kind.into() }))
     }
 
     fn sync(&mut self, number: FileNumber) -> io::Result<()> {

@@ -136,6 +136,7 @@ impl Simulation {
         };
         let mut model = Model::new(options, now);
         model.may_refuse_updates = limit.is_some();
+        disk.set_reads_late(has_threads(&setup));
         Ok(Simulation {
             setup,
             server,
@@ -436,7 +437,14 @@ impl Simulation {
     /// Commits and flushes.
     fn end_iteration(&mut self) -> Result<(), Failure> {
         self.begin_iteration()?;
-        if let Err(failure) = self.server.commit(nanos(self.now)) {
+        let mut committed = self.server.commit(nanos(self.now));
+        // A background sync ends before the next iteration, which is told of its error. If the disk is to
+        // fail, this one is.
+        self.disk.end_sync();
+        if committed.is_ok() && self.crash_to_come.is_some() {
+            committed = self.server.commit(nanos(self.now));
+        }
+        if let Err(failure) = committed {
             let crash = self.crash_to_come.take();
             return self
                 .crash(crash.ok_or_else(|| format!("commit without a disk fault: {failure}"))?);
@@ -600,6 +608,10 @@ fn server(setup: &Setup, limit: Option<u64>, now: u64) -> Server {
         ..Settings::DEFAULT
     };
     Server::new(settings, fixtures::facts(nanos(now)), nanos(now))
+}
+
+fn has_threads(setup: &Setup) -> bool {
+    setup.binlog.is_some_and(|binlog| binlog.has_threads)
 }
 
 fn syncing(setup: &Setup) -> Syncing {

@@ -32,6 +32,8 @@ pub struct BinlogSetup {
     /// The bytes of bodies that stay in memory. `None`: all do. The others are read back at once: the
     /// model knows nothing of them. `tests/binlog/cold.rs` delays reads.
     pub body_cache: Option<u64>,
+    /// Reads of bodies and syncs that no reply waits for are done in the background.
+    pub has_threads: bool,
 }
 
 /// A disk that stores changes later, and acknowledges them.
@@ -106,7 +108,14 @@ pub struct InvalidLine(#[expect(dead_code, reason = "printed by unwrap")] String
 impl fmt::Display for Setup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "setup {}", self.max_job_size)?;
-        if let Some(BinlogSetup { file_size, sync_within, limit, remote, body_cache }) = self.binlog
+        if let Some(BinlogSetup {
+            file_size,
+            sync_within,
+            limit,
+            remote,
+            body_cache,
+            has_threads,
+        }) = self.binlog
         {
             write!(f, " {file_size} {}", Optional(sync_within))?;
             if let Some(limit) = limit {
@@ -118,6 +127,9 @@ impl fmt::Display for Setup {
             }
             if let Some(bytes) = body_cache {
                 write!(f, " body-cache {bytes}")?;
+            }
+            if has_threads {
+                write!(f, " threads")?;
             }
         }
         if self.sharers > 1 {
@@ -268,8 +280,14 @@ impl<'l> Words<'l> {
 
     fn binlog(&mut self) -> Result<BinlogSetup, InvalidLine> {
         let (file_size, sync_within) = (self.value()?, self.optional()?);
-        let mut setup =
-            BinlogSetup { file_size, sync_within, limit: None, remote: None, body_cache: None };
+        let mut setup = BinlogSetup {
+            file_size,
+            sync_within,
+            limit: None,
+            remote: None,
+            body_cache: None,
+            has_threads: false,
+        };
         if self.rest.starts_with("limit ") {
             self.next();
             setup.limit = Some(self.value()?);
@@ -286,6 +304,10 @@ impl<'l> Words<'l> {
         if self.rest.starts_with("body-cache ") {
             self.next();
             setup.body_cache = Some(self.value()?);
+        }
+        if self.rest.starts_with("threads") {
+            self.next();
+            setup.has_threads = true;
         }
         Ok(setup)
     }

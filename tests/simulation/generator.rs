@@ -775,7 +775,8 @@ fn setup(random: &mut fastrand::Rng) -> Setup {
         let limit = is_limited.then(|| random.u64(4..16) * u64::from(file_size));
         let has_cold = remote.is_none() && random.u8(..3) == 0;
         let body_cache = has_cold.then(|| [0, 200, 5_000, 200_000][random.usize(..4)]);
-        BinlogSetup { file_size, sync_within, limit, remote, body_cache }
+        let has_threads = has_cold && random.bool();
+        BinlogSetup { file_size, sync_within, limit, remote, body_cache, has_threads }
     });
     Setup { max_job_size, binlog, sharers, bury_after }
 }

@@ -16,7 +16,13 @@ impl SimulatedDisk {
     /// Returns an empty disk.
     pub(super) fn new(binlog: Option<BinlogSetup>) -> SimulatedDisk {
         match binlog.and_then(|binlog| binlog.remote) {
-            None => SimulatedDisk::Local(FakeDisk::default()),
+            None => {
+                let disk = FakeDisk::default();
+                if binlog.is_some_and(|binlog| binlog.has_threads) {
+                    disk.delay_syncs();
+                }
+                SimulatedDisk::Local(disk)
+            }
             Some(setup) => remote(Files::new(), setup),
         }
     }
@@ -96,6 +102,7 @@ impl SimulatedDisk {
         let disk = match self {
             SimulatedDisk::Local(disk) => {
                 disk.heal();
+                disk.end_process();
                 disk.clone()
             }
             SimulatedDisk::Remote(disk, _) => {
@@ -108,7 +115,11 @@ impl SimulatedDisk {
         let disk = match (self, crash.power_cut) {
             (SimulatedDisk::Local(_), Some(seed)) => {
                 let mut random = fastrand::Rng::with_seed(seed);
-                FakeDisk::with_files(&disk.files_after_power_cut(&mut random))
+                let next = FakeDisk::with_files(&disk.files_after_power_cut(&mut random));
+                if disk.are_syncs_late() {
+                    next.delay_syncs();
+                }
+                next
             }
             _ => disk,
         };
@@ -121,6 +132,27 @@ impl SimulatedDisk {
         };
         next.set_capacity(capacity);
         next
+    }
+
+    // ---- Threads ----
+
+    /// Decides whether reads of bodies are done in the background.
+    pub(super) fn set_reads_late(&self, are_late: bool) {
+        if let SimulatedDisk::Local(disk) = self {
+            disk.set_reads_late(are_late);
+        }
+    }
+
+    /// Returns whether a read of a body has ended.
+    pub(super) fn has_reads(&self) -> bool {
+        matches!(self, SimulatedDisk::Local(disk) if disk.has_reads())
+    }
+
+    /// Ends the background sync, if there is one.
+    pub(super) fn end_sync(&self) {
+        if let SimulatedDisk::Local(disk) = self {
+            disk.let_sync_end();
+        }
     }
 
     // ---- Figures ----

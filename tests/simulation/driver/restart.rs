@@ -4,7 +4,7 @@ use super::super::event::Crash;
 use super::super::journal::{End, FoundJob, Journal, StoredJob, Verdict};
 use super::super::model::{Counts, Job, JobKey, KeptKey, Model, SECOND};
 use super::super::request::COUNTERS;
-use super::{Failure, SLICES_PER_WRITE, Simulation, TICK, nanos, server, syncing};
+use super::{Failure, SLICES_PER_WRITE, Simulation, TICK, has_threads, nanos, server, syncing};
 use crate::harness::yaml::field;
 use beanstalkd::testing::{ConnKey, Recovered, ReplayError, Server};
 use std::collections::{BTreeMap, BTreeSet};
@@ -85,6 +85,7 @@ impl Simulation {
         let end = self.end(crash.power_cut);
         let flip_seed = crash.power_cut.unwrap_or(self.now);
         self.disk = self.disk.after(crash, self.capacity, flip_seed);
+        self.disk.set_reads_late(false);
         self.sockets.clear();
         self.numbers.clear();
         self.ready.clear();
@@ -153,6 +154,7 @@ impl Simulation {
         model.may_refuse_updates = self.capacity.is_some() || self.limit.is_some();
         model.may_refuse_deletes = self.capacity.is_some();
         self.model = model;
+        self.disk.set_reads_late(has_threads(&self.setup));
         self.take_replies();
         Ok(())
     }
