@@ -1,9 +1,9 @@
 //! A drop-in replacement for C beanstalkd, the simple, fast work queue.
 //!
-//! One process, one thread, one poll loop. The engine is the whole server without sockets, clock and
+//! One process with one poll loop, on one thread. The engine is the whole server without sockets, clock and
 //! disk: plain structs that are mutated in place and driven by calls. `os` is everything that
-//! touches the operating system. `engine` never names `os`. With `--body-cache`, two more threads wait
-//! for the disk; they know nothing but files.
+//! touches the operating system. `engine` never names `os`. With `--body-cache`, two more threads read,
+//! sync and free files. They share no state of the queue.
 //!
 //! # Layers
 //!
@@ -39,7 +39,7 @@
 //!     reply.write            into the output of the connection
 //!     deliver_wait_results   into the outputs of the workers that waited
 //! event_loop  all ready connections were served
-//!   server.commit            the batch in one write, and one sync if it is due
+//!   server.commit            the batch in one write, and one sync if it is due, or its begin
 //!   flush                    one write for each connection with output; close what has ended
 //!   accept                   new clients; they are read from in the next iteration
 //!   monitoring               a line for the service manager, a slice of a page

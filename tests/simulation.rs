@@ -167,9 +167,9 @@ fn run(seed: u64, steps: u64) -> Total {
     for step in 0..steps {
         let event = generator.next(&simulation);
         if let Err(failure) = shrink::apply(&mut simulation, &event) {
-            // The model may have taken another order than the engine of what was due at once. Events are
-            // chosen by the state of the model, so the run ends here.
-            check_orders(seed, step, &failure);
+            // The model may have done what was due at once in another order than the engine. The generator
+            // chooses events by the state of the model, so the run ends here either way.
+            fail_unless_other_order_explains(seed, step, &failure);
             return Total { steps: step, runs: 1, restarts: simulation.starts - 1 };
         }
     }
@@ -178,7 +178,7 @@ fn run(seed: u64, steps: u64) -> Total {
 
 /// Repeats a run that failed at this step. Returns if another order of what was due at once explains all
 /// replies. Otherwise shortens the history and prints it.
-fn check_orders(seed: u64, step: u64, failure: &Failure) {
+fn fail_unless_other_order_explains(seed: u64, step: u64, failure: &Failure) {
     // Each trial may panic.
     std::panic::set_hook(Box::new(|_| {}));
     let mut generator = Generator::new(seed);

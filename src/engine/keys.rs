@@ -48,7 +48,7 @@ keys! {
     LogKey;
     /// A body of a job, in the slab of its size class.
     BodyKey;
-    /// The counts of a job that need more than a few bits.
+    /// The counts of a job of which one is above 63.
     LargeCountsKey;
     /// A block of eight consecutive job ids.
     BlockKey;
@@ -64,24 +64,39 @@ keys! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EitherKey<A, B>(u32, PhantomData<(A, B)>);
 
+/// The key in an [`EitherKey`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Either<A, B> {
+    First(A),
+    Second(B),
+}
+
 /// The bit of a key of the second kind.
 const SECOND: u32 = 1 << 31;
 
 impl<A: Key, B: Key> EitherKey<A, B> {
-    pub fn first(key: A) -> EitherKey<A, B> {
+    pub fn from_first(key: A) -> EitherKey<A, B> {
         EitherKey(key.number(), PhantomData)
     }
 
-    pub fn second(key: B) -> EitherKey<A, B> {
+    pub fn from_second(key: B) -> EitherKey<A, B> {
         EitherKey(key.number() | SECOND, PhantomData)
     }
 
-    /// Returns the key of the first kind, or else that of the second kind.
-    pub fn get(self) -> Result<A, B> {
+    /// Returns the key, with its kind.
+    pub fn split(self) -> Either<A, B> {
         if self.0 & SECOND == 0 || self.0 == NIL {
-            Ok(A::from_number(self.0))
+            Either::First(A::from_number(self.0))
         } else {
-            Err(B::from_number(self.0 ^ SECOND))
+            Either::Second(B::from_number(self.0 ^ SECOND))
+        }
+    }
+
+    /// Returns the key if it is of the second kind.
+    pub fn second(self) -> Option<B> {
+        match self.split() {
+            Either::First(_) => None,
+            Either::Second(key) => Some(key),
         }
     }
 }

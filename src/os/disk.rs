@@ -26,8 +26,8 @@ pub struct Directory {
     handle: Arc<File>,
     /// Files that are open for writing.
     writing: Vec<(FileNumber, Arc<File>)>,
-    /// Removed files that are truncated in steps, and their lengths. Freeing the whole space of a file
-    /// at once would stall the loop for milliseconds.
+    /// Removed files that the loop truncates in steps, and their lengths: freeing the whole space of a file
+    /// at once would stall it for milliseconds. Empty if there are threads, which free the space.
     unlinked: Vec<(File, u64)>,
     /// The file that is open for reading.
     reading: Option<(FileNumber, File)>,
@@ -45,7 +45,7 @@ pub struct Directory {
     lock: Option<File>,
 }
 
-/// Reads do not wait for syncs, nor syncs for reads.
+/// Two threads, so that reads do not wait for syncs, nor syncs for reads.
 #[derive(Debug)]
 struct Threads {
     reads: DiskThread,
@@ -73,8 +73,8 @@ const RESERVED_FDS: usize = 4 + MAX_UNLINKED;
 /// Files with bodies that are read back that can be open at once.
 const MAX_COLD: usize = 32;
 
-/// Descriptors for bodies that are read back, and for files that are closed while they are synced. The
-/// loop has no removed ones then.
+/// More descriptors for the threads: files that are read back, three files that are closed while they are
+/// synced, and removed files. The loop frees none then.
 const FDS_OF_THREADS: usize = MAX_COLD + 3 + MAX_REMOVED - MAX_UNLINKED;
 
 /// An iteration truncates a removed file by at most this much, which takes about 0.2 ms.
@@ -161,8 +161,8 @@ impl Directory {
         }
     }
 
-    /// Starts threads for [`Disk::begin_read`] and [`Disk::begin_sync`]. Returns what the caller sets to
-    /// be woken.
+    /// Starts threads for [`Disk::begin_read`] and [`Disk::begin_sync`]. Returns a waker that the caller must
+    /// set: it wakes the event loop when a read or sync has ended.
     pub fn start_threads(&mut self) -> io::Result<DiskWaker> {
         let waker = DiskWaker::default();
         self.threads = Some(Threads {
@@ -266,7 +266,7 @@ impl Disk for Directory {
         if let Ok(file) = self.cold(number).cloned()
             && let Some(threads) = &self.threads
         {
-            threads.reads.prepare(file, offset, len);
+            threads.reads.read_ahead(file, offset, len);
         }
     }
 
@@ -311,15 +311,15 @@ impl Disk for Directory {
         synced
     }
 
-    fn begin_sync(&mut self, files: &[FileNumber], is_with_names: bool) -> bool {
+    fn begin_sync(&mut self, files: &[FileNumber], with_names: bool) -> bool {
         let Some(threads) = &self.threads else { return false };
         let is_wanted = |(number, _): &&(FileNumber, Arc<File>)| files.contains(number);
         let open: Vec<_> = self.writing.iter().filter(is_wanted).cloned().collect();
-        // Only files that this server has not written are not open.
+        // A file that this server has not written is not open for writing: the loop syncs it.
         if open.len() < files.len() {
             return false;
         }
-        threads.syncs.sync(is_with_names.then(|| Arc::clone(&self.handle)), open);
+        threads.syncs.sync(with_names.then(|| Arc::clone(&self.handle)), open);
         true
     }
 

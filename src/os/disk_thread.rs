@@ -18,7 +18,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
-/// The thread, and what it has done. The thread ends with this value.
+/// A thread that waits for the disk. It ends when this value is dropped.
 #[derive(Debug)]
 pub struct DiskThread(Arc<Shared>);
 
@@ -33,12 +33,12 @@ pub struct FinishedSync {
     pub took: Nanos,
 }
 
-/// What both threads see.
+/// The state that the event loop and this thread share.
 #[derive(Debug, Default)]
 struct Shared {
     work: Mutex<Work>,
-    /// There is work, or the thread is to end.
-    is_wanted: Condvar,
+    /// There is a request or a removed file, or `must_end` is set.
+    has_work: Condvar,
     /// A sync has ended.
     has_synced: Condvar,
 }
@@ -50,20 +50,20 @@ struct Work {
     removed: VecDeque<(Arc<File>, u64)>,
     reads: VecDeque<FinishedRead>,
     syncs: VecDeque<FinishedSync>,
-    is_over: bool,
+    must_end: bool,
 }
 
 #[derive(Debug)]
 enum Request {
     Read { token: ReadToken, file: io::Result<Arc<File>>, offset: u64, len: u32 },
-    Prepare { file: Arc<File>, offset: u64, len: u64 },
+    ReadAhead { file: Arc<File>, offset: u64, len: u64 },
     Sync { directory: Option<Arc<File>>, files: Vec<(FileNumber, Arc<File>)> },
     Truncate { file: Arc<File>, len: u64 },
 }
 
 /// A removed file is truncated by this much at once. It takes a few milliseconds, for which a sync waits.
 const TRUNCATE_STEP: u64 = 4 * 1024 * 1024;
-/// If there are more removed files than this, the space of the first one is freed at once.
+/// If there are more, the caller frees the first one at once.
 pub const MAX_REMOVED: usize = 4;
 
 impl DiskWaker {
@@ -86,23 +86,23 @@ impl DiskThread {
     /// Starts the thread, with this name.
     pub fn start(name: &str, waker: DiskWaker) -> io::Result<DiskThread> {
         let shared = Arc::new(Shared::default());
-        let of_thread = Arc::clone(&shared);
+        let thread_shared = Arc::clone(&shared);
         thread::Builder::new().name(name.to_owned()).spawn(move || {
-            while let Some(request) = of_thread.next_request() {
-                of_thread.carry_out(request, &waker);
+            while let Some(request) = thread_shared.next_request() {
+                thread_shared.carry_out(request, &waker);
             }
         })?;
         Ok(DiskThread(shared))
     }
 
-    /// Begins to read, or to return why the file cannot be opened.
+    /// Queues a read. If `file` is an error, [`DiskThread::finished_read`] returns it.
     pub fn read(&self, token: ReadToken, file: io::Result<Arc<File>>, offset: u64, len: u32) {
         self.request(Request::Read { token, file, offset, len });
     }
 
     /// Asks the kernel to read a part of a file into the page cache.
-    pub fn prepare(&self, file: Arc<File>, offset: u64, len: u64) {
-        self.request(Request::Prepare { file, offset, len });
+    pub fn read_ahead(&self, file: Arc<File>, offset: u64, len: u64) {
+        self.request(Request::ReadAhead { file, offset, len });
     }
 
     /// Begins to sync a directory, and then these files.
@@ -117,22 +117,23 @@ impl DiskThread {
         let first = if work.removed.len() > MAX_REMOVED { work.removed.pop_front() } else { None };
         drop(work);
         if let Some((file, _)) = first {
-            cut(&file, 0);
+            truncate(&file, 0);
         }
-        self.0.is_wanted.notify_one();
+        self.0.has_work.notify_one();
     }
 
-    /// Frees the space of all removed files now. A step that the thread has begun ends before.
+    /// Frees the space of all removed files now. A step that the thread has already taken may run after
+    /// it, and takes no space.
     pub fn free_all(&self) {
         let removed = std::mem::take(&mut self.0.lock().removed);
         for (file, _) in removed {
-            cut(&file, 0);
+            truncate(&file, 0);
         }
     }
 
     fn request(&self, request: Request) {
         self.0.lock().requests.push_back(request);
-        self.0.is_wanted.notify_one();
+        self.0.has_work.notify_one();
     }
 
     /// Returns what was read, once.
@@ -152,8 +153,8 @@ impl DiskThread {
 
 impl Drop for DiskThread {
     fn drop(&mut self) {
-        self.0.lock().is_over = true;
-        self.0.is_wanted.notify_one();
+        self.0.lock().must_end = true;
+        self.0.has_work.notify_one();
     }
 }
 
@@ -166,13 +167,13 @@ impl Shared {
     fn next_request(&self) -> Option<Request> {
         let mut work = self.lock();
         loop {
-            if work.is_over {
+            if work.must_end {
                 return None;
             }
             if let Some(request) = work.requests.pop_front().or_else(|| work.next_truncation()) {
                 return Some(request);
             }
-            work = self.is_wanted.wait(work).unwrap_or_else(PoisonError::into_inner);
+            work = self.has_work.wait(work).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -183,7 +184,7 @@ impl Shared {
                 self.lock().reads.push_back(FinishedRead { token, bytes });
                 waker.wake();
             }
-            Request::Prepare { file, offset, len } => {
+            Request::ReadAhead { file, offset, len } => {
                 files::begin_reading_in(&file, offset, len);
             }
             Request::Sync { directory, files } => {
@@ -195,7 +196,7 @@ impl Shared {
                 waker.wake();
             }
             Request::Truncate { file, len } => {
-                cut(&file, len);
+                truncate(&file, len);
                 let mut work = self.lock();
                 work.removed.pop_front_if(|(first, _)| len == 0 && Arc::ptr_eq(first, &file));
             }
@@ -225,7 +226,7 @@ fn sync(directory: Option<Arc<File>>, files: &[(FileNumber, Arc<File>)]) -> Resu
 }
 
 /// Shortens a removed file. If that fails, closing it frees its space.
-fn cut(file: &File, len: u64) {
+fn truncate(file: &File, len: u64) {
     let _ = file.set_len(len);
 }
 

@@ -188,7 +188,7 @@ const STOP_WAIT: Duration = Duration::from_millis(5);
 pub struct LoopWakers {
     /// The membership in a cluster.
     pub membership: Option<Membership>,
-    /// What reads and syncs files.
+    /// Wakes the loop when a read or sync of a file has ended.
     pub disk: Option<DiskWaker>,
 }
 

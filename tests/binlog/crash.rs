@@ -92,53 +92,53 @@ fn a_power_cut_loses_nothing_synced_with_later_syncs() {
 fn a_power_cut_loses_nothing_synced_while_the_server_goes_on() {
     for seed in seeds(40..52) {
         let disk = FakeDisk::default();
-        disk.delay_syncs();
+        disk.sync_in_background();
         let policy = Policy::new(8192, Syncing::Within(Nanos::from_millis(8)));
         crash_everywhere_on(&disk, seed, policy, &[Crash::Kill, Crash::PowerCut, Crash::PowerCut]);
-        let (begun, ended) = disk.late_syncs();
+        let (begun, ended) = disk.background_syncs();
         assert!(begun > 5 && ended == begun, "{begun} syncs were begun, {ended} have ended");
     }
 }
 
-/// A disk whose syncs are late, and a server on it that has put a job and begun to sync it.
-fn start_with_late_sync() -> (FakeDisk, Instance) {
+/// A disk that syncs in the background, and a server on it that has put a job and begun to sync it.
+fn start_with_background_sync() -> (FakeDisk, Instance) {
     let disk = FakeDisk::default();
-    disk.delay_syncs();
+    disk.sync_in_background();
     let policy = Policy::new(65_536, Syncing::Within(Nanos::from_millis(50)));
     let mut engine = Instance::start(&disk, policy, START);
     assert!(engine.put("first").is_some());
     engine.idle(10);
-    assert_eq!(disk.late_syncs(), (1, 0));
+    assert_eq!(disk.background_syncs(), (1, 0));
     (disk, engine)
 }
 
 #[test]
 fn records_that_come_during_a_sync_are_synced_by_the_next_one() {
-    let (disk, mut engine) = start_with_late_sync();
+    let (disk, mut engine) = start_with_background_sync();
     assert!(engine.put("second").is_some());
     // Nothing is due, although the moment of the next sync comes.
     assert_eq!(engine.server.next_due(), None);
     engine.advance(Nanos::from_secs(1));
     engine.idle(10);
-    assert_eq!(disk.late_syncs(), (1, 0));
+    assert_eq!(disk.background_syncs(), (1, 0));
     disk.let_sync_end();
     engine.commit();
-    assert_eq!(disk.late_syncs(), (2, 1));
+    assert_eq!(disk.background_syncs(), (2, 1));
     disk.let_sync_end();
     engine.commit();
-    assert_eq!((disk.late_syncs(), engine.server.next_due()), ((2, 2), None));
+    assert_eq!((disk.background_syncs(), engine.server.next_due()), ((2, 2), None));
     let mut random = fastrand::Rng::with_seed(1);
     let policy = Policy::synced(65_536);
     let files = disk.files_after_power_cut(&mut random);
     assert_eq!(Instance::on_files(&files, policy, engine.now).recovered.jobs, 2);
 }
 
-/// Otherwise writing could be faster than removing.
+/// Beyond the bound the commit waits for the sync.
 #[test]
-fn files_are_removed_although_a_late_sync_does_not_end() {
+fn files_are_removed_although_a_background_sync_does_not_end() {
     const FILE_SIZE: u32 = 16_384;
     let disk = FakeDisk::default();
-    disk.delay_syncs();
+    disk.sync_in_background();
     let policy = Policy::new(FILE_SIZE, Syncing::Within(Nanos::from_millis(50)));
     let mut engine = Instance::start(&disk, policy, START);
     for _ in 0..500 {
@@ -151,17 +151,17 @@ fn files_are_removed_although_a_late_sync_does_not_end() {
 }
 
 #[test]
-fn a_late_sync_that_fails_stops_the_server() {
+fn a_background_sync_that_fails_stops_the_server() {
     // The first sync is also of the names of new files.
     for (syncs, expected) in [(0, "cannot sync the directory: "), (1, "cannot sync binlog.1: ")] {
-        let (disk, mut engine) = start_with_late_sync();
+        let (disk, mut engine) = start_with_background_sync();
         for _ in 0..syncs {
             disk.let_sync_end();
             engine.commit();
             assert!(engine.put("next").is_some());
             engine.idle(10);
         }
-        assert_eq!(disk.late_syncs(), (syncs + 1, syncs));
+        assert_eq!(disk.background_syncs(), (syncs + 1, syncs));
         disk.fail_from(disk.changes() + 1, ErrorKind::Other);
         disk.let_sync_end();
         let now = engine.now;
@@ -173,9 +173,9 @@ fn a_late_sync_that_fails_stops_the_server() {
 
 #[test]
 fn a_server_that_ends_waits_for_the_sync() {
-    let (disk, mut engine) = start_with_late_sync();
+    let (disk, mut engine) = start_with_background_sync();
     engine.close();
-    assert_eq!(disk.late_syncs(), (1, 1));
+    assert_eq!(disk.background_syncs(), (1, 1));
 }
 
 #[test]

@@ -41,17 +41,18 @@ impl Worker {
             input.push_str(&line);
             expected.push(reply);
         }
-        let (syncs, (begun, ended)) = (disk.syncs(), disk.late_syncs());
+        let (syncs, (begun, ended)) = (disk.syncs(), disk.background_syncs());
         let Some(replies) = engine.try_ask(&input) else { return false };
         if replies.contains("OUT_OF_MEMORY") {
             return false;
         }
-        let (begun_since, ended_since) = disk.late_syncs();
+        let (begun_since, ended_since) = disk.background_syncs();
         if ended_since > ended {
             self.journal.end_sync();
         }
         if begun_since > begun {
-            // It may have begun before the last record of this iteration.
+            // The sync may have begun before the last record of this iteration, so it covers only what was
+            // acknowledged earlier.
             self.journal.begin_sync();
         }
         self.journal.acknowledge(disk.syncs() > syncs);

@@ -42,12 +42,12 @@ struct State {
     /// The next reads of bodies have these results.
     read_faults: VecDeque<ReadFault>,
     /// Syncs that replies do not wait for are done in the background.
-    syncs_late: bool,
-    late_sync: Option<LateSync>,
+    syncs_in_background: bool,
+    background_sync: Option<BackgroundSync>,
     /// The result of the last background sync, until the server takes it.
     ended_sync: Option<Result<(), (Option<FileNumber>, ErrorKind)>>,
-    late_syncs_begun: u64,
-    late_syncs_ended: u64,
+    background_syncs_begun: u64,
+    sync_results_taken: u64,
     syncs: u64,
     writes: u64,
     bytes_written: u64,
@@ -57,7 +57,7 @@ struct State {
 
 /// A background sync. What is written later is not synced by it.
 #[derive(Clone, Debug)]
-struct LateSync {
+struct BackgroundSync {
     /// The number of each file, its inode, and the number of its changes.
     files: Vec<(FileNumber, usize, usize)>,
     /// The number of changes of names, if they are synced.
@@ -150,24 +150,24 @@ impl FakeDisk {
         self.0.borrow_mut().reads_late = are_late;
     }
 
-    /// Makes syncs that replies do not wait for end later.
-    pub fn delay_syncs(&self) {
-        self.0.borrow_mut().syncs_late = true;
+    /// Carries out syncs that replies do not wait for in the background.
+    pub fn sync_in_background(&self) {
+        self.0.borrow_mut().syncs_in_background = true;
     }
 
-    pub fn are_syncs_late(&self) -> bool {
-        self.0.borrow().syncs_late
+    pub fn are_syncs_in_background(&self) -> bool {
+        self.0.borrow().syncs_in_background
     }
 
     /// Ends the background sync, if there is one. The server notices that later.
     pub fn let_sync_end(&self) {
-        self.0.borrow_mut().end_late_sync();
+        self.0.borrow_mut().end_background_sync();
     }
 
-    /// Forgets what a process has begun that was killed.
-    pub fn end_process(&self) {
+    /// Drops the reads and the sync that the killed process had begun.
+    pub fn kill_process(&self) {
         let mut state = self.0.borrow_mut();
-        state.late_sync = None;
+        state.background_sync = None;
         state.ended_sync = None;
         state.reads.clear();
     }
@@ -248,10 +248,10 @@ impl FakeDisk {
         self.0.borrow().syncs
     }
 
-    /// How many of the late syncs were begun, and how many have ended.
-    pub fn late_syncs(&self) -> (u64, u64) {
+    /// How many background syncs were begun, and how many results the server has taken.
+    pub fn background_syncs(&self) -> (u64, u64) {
         let state = self.0.borrow();
-        (state.late_syncs_begun, state.late_syncs_ended)
+        (state.background_syncs_begun, state.sync_results_taken)
     }
 
     /// How many writes there were.
@@ -346,13 +346,13 @@ impl State {
         Ok(())
     }
 
-    fn end_late_sync(&mut self) {
-        if let Some(sync) = self.late_sync.take() {
-            self.ended_sync = Some(self.sync_late(sync));
+    fn end_background_sync(&mut self) {
+        if let Some(sync) = self.background_sync.take() {
+            self.ended_sync = Some(self.apply_sync(sync));
         }
     }
 
-    fn sync_late(&mut self, sync: LateSync) -> Result<(), (Option<FileNumber>, ErrorKind)> {
+    fn apply_sync(&mut self, sync: BackgroundSync) -> Result<(), (Option<FileNumber>, ErrorKind)> {
         if let Some(count) = sync.name_changes {
             self.change().map_err(|error| (None, error.kind()))?;
             let State { durable_files, name_changes, .. } = self;
@@ -581,33 +581,33 @@ impl Disk for FakeDisk {
     /// What is only announced is not safe from a power cut.
     fn will_sync(&mut self, _: FileNumber, _: u64, _: u64) {}
 
-    fn begin_sync(&mut self, files: &[FileNumber], is_with_names: bool) -> bool {
+    fn begin_sync(&mut self, files: &[FileNumber], with_names: bool) -> bool {
         let mut state = self.0.borrow_mut();
-        if !state.syncs_late {
+        if !state.syncs_in_background {
             return false;
         }
         assert!(
-            state.late_sync.is_none() && state.ended_sync.is_none(),
+            state.background_sync.is_none() && state.ended_sync.is_none(),
             "a sync is begun, and another one has not ended"
         );
-        state.late_syncs_begun += 1;
+        state.background_syncs_begun += 1;
         let begun = files.iter().map(|&number| {
             let inode = state.files[&name(number)];
             (number, inode, state.inodes[inode].changes.len())
         });
         let files = begun.collect();
-        let name_changes = is_with_names.then_some(state.name_changes.len());
-        state.late_sync = Some(LateSync { files, name_changes });
+        let name_changes = with_names.then_some(state.name_changes.len());
+        state.background_sync = Some(BackgroundSync { files, name_changes });
         true
     }
 
     fn finished_sync(&mut self, must_wait: bool) -> Option<Result<(), SyncError>> {
         let mut state = self.0.borrow_mut();
         if must_wait {
-            state.end_late_sync();
+            state.end_background_sync();
         }
         let ended = state.ended_sync.take()?;
-        state.late_syncs_ended += 1;
+        state.sync_results_taken += 1;
         Some(ended.map_err(|(file, kind)| SyncError { file, error: kind.into() }))
     }
 

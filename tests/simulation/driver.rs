@@ -438,8 +438,8 @@ impl Simulation {
     fn end_iteration(&mut self) -> Result<(), Failure> {
         self.begin_iteration()?;
         let mut committed = self.server.commit(nanos(self.now));
-        // A background sync ends before the next iteration, which is told of its error. If the disk is to
-        // fail, this one is.
+        // The background sync ends now; the next commit returns its error. If a disk fault is planned, commit
+        // again, so that the error belongs to this iteration.
         self.disk.end_sync();
         if committed.is_ok() && self.crash_to_come.is_some() {
             committed = self.server.commit(nanos(self.now));

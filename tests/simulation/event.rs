@@ -29,8 +29,9 @@ pub struct BinlogSetup {
     pub limit: Option<u64>,
     /// `None`: the disk is local.
     pub remote: Option<RemoteSetup>,
-    /// The bytes of bodies that stay in memory. `None`: all do. The others are read back at once: the
-    /// model knows nothing of them. `tests/binlog/cold.rs` delays reads.
+    /// The bytes of bodies that stay in memory. `None`: all do. The others are read back: at
+    /// once, or in the background with `has_threads`. The model knows no reply that waits for a read;
+    /// `tests/binlog/cold.rs` tests those.
     pub body_cache: Option<u64>,
     /// Reads of bodies and syncs that no reply waits for are done in the background.
     pub has_threads: bool,

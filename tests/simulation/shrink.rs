@@ -21,14 +21,14 @@ pub fn replay(setup: Setup, history: &[Event]) -> Result<(), Failure> {
         else {
             return Ok(());
         };
-        let next = simulation.orders.after(&failure);
+        let next = simulation.orders.next_to_try(&failure);
         first = first.or(Some(failure));
         match next {
             Some(next) => orders = next,
             None => break,
         }
     }
-    first.map_or(Ok(()), Err)
+    Err(first.expect("`MAX_ORDERS` is not 0"))
 }
 
 /// Applies one event. After a failure the simulation must not be used again.

@@ -123,17 +123,17 @@ pub trait Disk: fmt::Debug {
     /// Makes everything that was written to the file survive a power cut.
     fn sync(&mut self, number: FileNumber) -> io::Result<()>;
 
-    /// Begins to sync these files in the background, if the disk can do that, and before them the names of
-    /// all files if it `is_with_names`. Returns whether it does: then [`Disk::finished_sync`] has the
-    /// result, and no other sync may begin before.
-    fn begin_sync(&mut self, _files: &[FileNumber], _is_with_names: bool) -> bool {
+    /// Begins to sync these files in the background, and before them the names of all files if
+    /// `with_names`. Returns `false` if the disk cannot do that. No other sync may begin before
+    /// [`Disk::finished_sync`] has returned the result.
+    fn begin_sync(&mut self, _files: &[FileNumber], _with_names: bool) -> bool {
         false
     }
 
     /// Returns the result of [`Disk::begin_sync`], once, or `None` before its end. Waits for the end if it
     /// `must_wait`.
-    fn finished_sync(&mut self, must_wait: bool) -> Option<Result<(), SyncError>> {
-        unreachable!("no sync was begun; must wait: {must_wait}")
+    fn finished_sync(&mut self, _must_wait: bool) -> Option<Result<(), SyncError>> {
+        unreachable!("no background sync was begun")
     }
 
     /// Returns the duration of each sync. It is empty unless the implementation measures

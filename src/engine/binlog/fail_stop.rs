@@ -3,6 +3,9 @@
 //! A kernel reports a failed write or sync once, and a later sync may succeed although data is
 //! lost. So the first error of a write, sync or truncation is kept: after it nothing is created,
 //! written, synced or truncated, and [`FailStopDisk::status`] returns the error.
+//!
+//! It also records which changes of file names are not synced, so that a file is removed only after the
+//! removal of the one before is synced.
 
 use super::IoFailed;
 use super::disk::{Disk, FileNumber, Progress, RemoteStats, SyncError};
@@ -23,12 +26,12 @@ pub struct FailStopDisk {
 /// Changes of the names of files, which survive a power cut only after a sync.
 #[derive(Clone, Copy, Debug, Default)]
 struct NameChanges {
-    /// A file was created, renamed or removed since the last sync.
-    is_any: bool,
+    /// A file was created, renamed or removed since the last sync of names was begun.
+    has_changes: bool,
     /// A file was renamed or removed since then.
-    is_removal: bool,
-    /// The same, when the background sync was begun.
-    is_removal_in_background: bool,
+    has_removals: bool,
+    /// A file was renamed or removed before the background sync that has not ended.
+    has_removals_in_background: bool,
 }
 
 impl FailStopDisk {
@@ -38,7 +41,7 @@ impl FailStopDisk {
             disk,
             is_synced,
             // The server before may have been killed after a change.
-            names: NameChanges { is_any: true, is_removal: true, ..NameChanges::default() },
+            names: NameChanges { has_changes: true, has_removals: true, ..NameChanges::default() },
             failure: None,
         }
     }
@@ -65,7 +68,7 @@ impl FailStopDisk {
     pub fn create(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
         self.check_may_grow()?;
         self.disk.create(number, size)?;
-        self.names.is_any = true;
+        self.names.has_changes = true;
         self.write(number, 0, &VERSION);
         Ok(())
     }
@@ -94,8 +97,8 @@ impl FailStopDisk {
     }
 
     fn note_removal(&mut self) {
-        self.names.is_any = true;
-        self.names.is_removal = true;
+        self.names.has_changes = true;
+        self.names.has_removals = true;
     }
 
     /// Lengthens a file to `size` bytes. An error is not kept.
@@ -138,18 +141,18 @@ impl FailStopDisk {
     /// possible.
     pub fn begin_sync(&mut self, files: &[FileNumber]) -> bool {
         let may_begin = self.is_synced && !self.has_failed();
-        let is_begun = may_begin && self.disk.begin_sync(files, self.names.is_any);
+        let is_begun = may_begin && self.disk.begin_sync(files, self.names.has_changes);
         if is_begun {
-            let is_removal_in_background = self.names.is_removal;
-            self.names = NameChanges { is_removal_in_background, ..NameChanges::default() };
+            let has_removals_in_background = self.names.has_removals;
+            self.names = NameChanges { has_removals_in_background, ..NameChanges::default() };
         }
         is_begun
     }
 
-    /// Returns whether the sync that was begun has ended. Waits for its end if it `must_wait`.
-    pub fn finish_sync(&mut self, must_wait: bool) -> bool {
+    /// Returns whether the background sync has ended. Waits for its end if it `must_wait`.
+    pub fn poll_sync(&mut self, must_wait: bool) -> bool {
         let Some(result) = self.disk.finished_sync(must_wait) else { return false };
-        self.names.is_removal_in_background = false;
+        self.names.has_removals_in_background = false;
         self.latch_sync_error(result);
         true
     }
@@ -165,21 +168,21 @@ impl FailStopDisk {
 
     /// Syncs the names of files if they have changed.
     pub fn sync_names(&mut self) {
-        if self.is_synced && !self.has_failed() && !self.has_synced_names() {
+        if self.is_synced && !self.has_failed() && self.has_changed_names() {
             let synced = self.disk.sync_directory();
             self.latch_sync_error(synced.map_err(|error| SyncError { file: None, error }));
         }
         self.names = NameChanges::default();
     }
 
-    /// Returns whether no name has changed since the last sync of names was begun.
-    pub fn has_synced_names(&self) -> bool {
-        !self.names.is_any
+    /// Returns whether a name has changed since the last sync of names was begun.
+    pub fn has_changed_names(&self) -> bool {
+        self.names.has_changes
     }
 
     /// Returns whether all removals survive a power cut.
     pub fn has_synced_removals(&self) -> bool {
-        !self.names.is_removal && !self.names.is_removal_in_background
+        !self.names.has_removals && !self.names.has_removals_in_background
     }
 
     /// Hands over the changes to a remote disk.

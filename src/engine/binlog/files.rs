@@ -167,11 +167,12 @@ impl Files {
         self.disk_bytes - self.removable_bytes > self.bound()
     }
 
-    /// Returns whether all files, with the removable ones, take at most as much.
+    /// Returns whether all files, with the removable ones, are within the bound, and the disk is not full.
     pub fn is_within_bound(&self) -> bool {
         self.disk_bytes <= self.bound() && !self.is_full
     }
 
+    /// Returns three times the live bytes and two files.
     fn bound(&self) -> u64 {
         3 * self.segments.live_bytes() + 2 * self.file_size
     }

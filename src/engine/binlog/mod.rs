@@ -258,7 +258,8 @@ impl Binlog {
     pub fn update(&mut self, key: LogKey, fields: &Fields) {
         let is_buried = fields.state == RecordState::Buried;
         let buried_at = is_buried.then_some(fields.due_or_buried_at);
-        // Without memory for the moment, compaction moves the job to the front of the buried ones.
+        // Without memory the moment is lost: after a compaction and a restart the job is the first of the
+        // buried ones.
         let _ = self.writer.files_mut().set_buried_at(key, buried_at);
         self.writer.append(fields, "", &[]);
         self.compaction.charge(self.writer.files_mut(), SHORT);
@@ -426,8 +427,9 @@ impl Binlog {
         let files = self.writer.files();
         let step = self.compaction.next_due(files).filter(|_| !self.is_congested());
         let sync = self.writer.syncing().due();
-        let waits = self.writer.syncing().has_background_sync() && !self.writer.may_remove_oldest();
-        let removal = self.removal.next_due(files, waits, self.writer.now());
+        let is_sync_pending =
+            self.writer.syncing().has_background_sync() && !self.writer.may_remove_oldest();
+        let removal = self.removal.next_due(files, is_sync_pending, self.writer.now());
         let rewind = self.space.drained_due(&self.writer);
         [step, sync, removal, rewind].into_iter().flatten().min()
     }
@@ -444,14 +446,15 @@ impl Binlog {
             self.space.rewind(&mut self.writer);
         }
         self.writer.flush_early();
-        self.writer.finish_sync();
+        self.writer.poll_sync();
         if self.writer.syncing().due().is_some_and(|due| due <= now) {
-            self.writer.begin_sync();
+            self.writer.request_sync();
         }
         if self.removal.is_due(self.writer.files(), iteration_at) {
-            // Otherwise writing could be faster than removing.
-            let may_stay = self.writer.files().is_within_bound();
-            self.removal.remove_some(&mut self.writer, may_stay, iteration_at);
+            // Beyond the bound the commit waits for the sync, so that files cannot be written faster than
+            // they are removed.
+            let may_wait = self.writer.files().is_within_bound();
+            self.removal.remove_some(&mut self.writer, may_wait, iteration_at);
         }
         self.space.remove_excess(&mut self.writer);
         self.removal.truncate_step(self.writer.files_mut());

@@ -36,13 +36,13 @@ impl Removal {
         Removal { is_truncating: true, retry_at: Nanos::ZERO }
     }
 
-    /// Returns when the next commit has something to remove or to free. If it `waits` for a sync, nothing
-    /// can be removed before its end.
-    pub fn next_due(&self, files: &Files, waits: bool, now: Nanos) -> Option<Nanos> {
+    /// Returns when the next commit has something to remove or to free. While a sync `is_sync_pending`,
+    /// nothing can be removed.
+    pub fn next_due(&self, files: &Files, is_sync_pending: bool, now: Nanos) -> Option<Nanos> {
         if self.is_truncating {
             return Some(now);
         }
-        (files.has_removable() && !waits).then_some(self.retry_at)
+        (files.has_removable() && !is_sync_pending).then_some(self.retry_at)
     }
 
     /// Returns whether the oldest file can be removed now.
@@ -56,16 +56,16 @@ impl Removal {
         self.can_remove(files, now) && (files.is_full() || !self.is_truncating)
     }
 
-    /// Removes the oldest files without jobs, as many as one iteration has time for. What must be synced
-    /// before is synced; if the files may stay for a moment, that is only begun.
-    pub fn remove_some(&mut self, writer: &mut Writer, may_stay: bool, now: Nanos) {
+    /// Removes the oldest files without jobs, as many as one iteration has time for. First it syncs what
+    /// must be synced. If it `may_wait`, it only begins that sync, and a later commit removes the files.
+    pub fn remove_some(&mut self, writer: &mut Writer, may_wait: bool, now: Nanos) {
         let is_small = writer.files().file_size() <= SMALL_FILE;
         for _ in 0..if is_small { MAX_SMALL_REMOVALS } else { MAX_REMOVALS } {
             if !self.can_remove(writer.files(), now) {
                 return;
             }
             if !writer.may_remove_oldest() {
-                if may_stay { writer.begin_sync() } else { writer.sync() }
+                if may_wait { writer.request_sync() } else { writer.sync() }
             }
             if !writer.may_remove_oldest() {
                 return;

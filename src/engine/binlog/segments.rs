@@ -10,7 +10,7 @@ use crate::engine::collections::list::{Linked, Links, List};
 use crate::engine::collections::secondary_map::SecondaryMap;
 use crate::engine::collections::slab::PagedSlab;
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::keys::{EitherKey, JobKey, Key, LogKey, UniqueKey};
+use crate::engine::keys::{Either, EitherKey, JobKey, Key, LogKey, UniqueKey};
 use crate::engine::time::Nanos;
 use std::collections::{TryReserveError, VecDeque};
 use std::num::NonZero;
@@ -27,7 +27,8 @@ pub struct Segments {
     kept_keys: u64,
     /// The number of jobs whose keys will be kept.
     keeping_jobs: u64,
-    /// When jobs were buried, in nanoseconds. Most entries are not those of buried jobs.
+    /// When each buried job was buried, in nanoseconds. It is no field of [`Entry`], because few jobs are
+    /// buried.
     burials: SecondaryMap<LogKey, NonZero<u64>>,
 }
 
@@ -57,17 +58,15 @@ pub struct Entry {
     owner: EitherKey<JobKey, UniqueKey>,
     file: NonZero<FileNumber>,
     offset: u32,
-    /// The length, and [`KEEPS_KEY`].
+    /// The length in bytes; [`KEEPS_KEY`] is its highest bit.
     len: u32,
     links: Links,
 }
 
-/// Set in the length of a job whose key is kept after its delete, which is then two records. A length has
-/// at most 31 bits.
+/// Set in the length of a job whose key is kept after its delete. Its delete needs two records.
 const KEEPS_KEY: u32 = 1 << 31;
 
-const _: () =
-    assert!(size_of::<Option<Entry>>() == 24, "a backlog of jobs takes as little as possible");
+const _: () = assert!(size_of::<Option<Entry>>() == 24, "a slot for an entry has 24 bytes");
 
 /// The offset of a record of which only is known that it is behind this.
 pub const FAR_OFFSET: u32 = u32::MAX;
@@ -85,7 +84,7 @@ struct Entries(PagedSlab<LogKey, Entry>);
 
 impl Default for Entries {
     fn default() -> Entries {
-        // An `EitherKey` refers to an entry.
+        // `LogRef` stores these keys in an `EitherKey`, which has 31 bits for a number.
         Entries(PagedSlab::with_31_bits())
     }
 }
@@ -93,9 +92,9 @@ impl Default for Entries {
 impl Entry {
     /// Returns the job or the kept key.
     pub fn owner(&self) -> Owner {
-        match self.owner.get() {
-            Ok(job) => Owner::Job(job),
-            Err(unique) => Owner::KeptKey(unique),
+        match self.owner.split() {
+            Either::First(job) => Owner::Job(job),
+            Either::Second(unique) => Owner::KeptKey(unique),
         }
     }
 
@@ -113,6 +112,10 @@ impl Entry {
     /// Returns the length in bytes of its full record with the record of its key, or of the kept key.
     pub fn live_bytes(&self) -> u32 {
         self.len & !KEEPS_KEY
+    }
+
+    fn is_kept_key(&self) -> bool {
+        self.owner.second().is_some()
     }
 
     fn keeps_key(&self) -> bool {
@@ -289,7 +292,7 @@ impl Segments {
         })
     }
 
-    /// Returns the bytes of memory that all entries take.
+    /// Returns the bytes of memory that all entries take, with the moments of burials.
     pub fn taken_bytes(&self) -> u64 {
         self.entries.0.taken_bytes() + self.burials.taken_bytes()
     }
@@ -305,14 +308,14 @@ impl Segments {
     /// Adds a job whose full record, of `len` bytes, is in this file at `offset`. Call
     /// [`Segments::try_reserve_one`] before.
     pub fn add_job(&mut self, job: JobKey, file: FileNumber, offset: u64, len: u64) -> LogKey {
-        self.add(EitherKey::first(job), (file, offset), len)
+        self.add(EitherKey::from_first(job), (file, offset), len)
     }
 
     /// Adds a kept key whose record, of `len` bytes, is in this file. Call
     /// [`Segments::try_reserve_one`] before.
     pub fn add_kept_key(&mut self, unique: UniqueKey, file: FileNumber, len: u64) -> LogKey {
         self.kept_keys += 1;
-        self.add(EitherKey::second(unique), (file, 0), len)
+        self.add(EitherKey::from_second(unique), (file, 0), len)
     }
 
     /// Notes whether the key of a job will be kept after its delete.
@@ -334,7 +337,7 @@ impl Segments {
     ) {
         self.set_keeping(key, false);
         self.kept_keys += 1;
-        self.entries.0[key].owner = EitherKey::second(unique);
+        self.entries.0[key].owner = EitherKey::from_second(unique);
         self.burials.remove(key);
         self.move_job(key, file, offset, len);
     }
@@ -375,7 +378,7 @@ impl Segments {
     pub fn remove_job(&mut self, key: LogKey) -> Entry {
         self.detach(key);
         let entry = self.entries.0.remove(key).expect("it was just detached");
-        self.kept_keys -= u64::from(entry.owner.get().is_err());
+        self.kept_keys -= u64::from(entry.is_kept_key());
         self.keeping_jobs -= u64::from(entry.keeps_key());
         self.burials.remove(key);
         entry
@@ -396,7 +399,7 @@ impl Segments {
         }
         assert_eq!(self.entries.0.len() as u64, jobs, "entries, and entries of all files");
         let entries = || self.entries.0.iter().map(|(_, entry)| entry);
-        let kept = entries().filter(|entry| entry.owner.get().is_err()).count();
+        let kept = entries().filter(|entry| entry.is_kept_key()).count();
         let keeping = entries().filter(|entry| entry.keeps_key()).count();
         assert_eq!(self.kept_keys, kept as u64, "kept keys, noted and counted");
         assert_eq!(self.keeping_jobs, keeping as u64, "jobs that keep keys, noted and counted");

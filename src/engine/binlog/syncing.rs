@@ -1,10 +1,10 @@
 //! Syncs records, and knows which files have records that are not synced.
 //!
-//! A closed file with such records stays open until the next sync. With an interval between
-//! syncs, the disk is asked early to start writing, so that the sync itself is short. If the disk can
-//! sync in the background, it does so then, once at a time.
+//! A closed file with such records stays open until the next sync begins. With an interval between
+//! syncs, the disk is asked early to start writing, so that the sync itself is short. A disk that can
+//! sync in the background then does so, one sync at a time.
 //!
-//! A file without jobs may be removed when the records are synced that have taken its jobs away.
+//! A file without jobs may be removed once the records that moved or deleted its jobs are synced.
 
 use super::disk::FileNumber;
 use super::files::{BLOCK, Files};
@@ -28,20 +28,13 @@ pub struct SyncState {
     policy: Syncing,
     /// The moment of the oldest record that is not synced.
     unsynced_since: Option<Nanos>,
-    /// The file, and the offset up to which the disk knows that it will be synced.
+    /// The file, and the offset up to which [`Disk::will_sync`](super::disk::Disk::will_sync) was called.
     announced: (FileNumber, u64),
     /// Closed files with records that are not synced, and for which no sync was begun.
     unsynced_closed: Vec<FileNumber>,
-    /// The background sync, if there is one.
-    background: Option<BackgroundSync>,
+    /// The last file without jobs when the background sync was begun, if there is one.
+    background: Option<FileNumber>,
     /// The files without jobs up to this one may be removed.
-    removable_to: FileNumber,
-}
-
-/// A background sync.
-#[derive(Debug)]
-struct BackgroundSync {
-    /// The last file without jobs when it was begun.
     removable_to: FileNumber,
 }
 
@@ -123,13 +116,13 @@ impl SyncState {
 
     /// Syncs the names of files, and all files with records that are not synced: in the background, if the
     /// disk can and replies do not wait for it. Then only one is begun at a time.
-    pub fn begin(&mut self, files: &mut Files) {
+    pub fn request(&mut self, files: &mut Files) {
         if self.has_background_sync() {
             return;
         }
         let Segment { number, used, .. } = *files.current();
         let has_records = self.unsynced_since.is_some();
-        let is_needed = has_records || !files.disk().has_synced_names();
+        let is_needed = has_records || files.disk().has_changed_names();
         let may_be_in_background = is_needed && matches!(self.policy, Syncing::Within(_));
         if has_records {
             self.unsynced_closed.push(number);
@@ -146,14 +139,14 @@ impl SyncState {
         }
         self.unsynced_since = None;
         self.announced = (number, used);
-        self.background = Some(BackgroundSync { removable_to: files.last_removable() });
+        self.background = Some(files.last_removable());
     }
 
-    /// Looks whether the background sync has ended. Waits for its end if it `must_wait`.
-    pub fn finish(&mut self, files: &mut Files, must_wait: bool) {
+    /// Takes the result of the background sync, if it has ended. Waits for its end if it `must_wait`.
+    pub fn poll(&mut self, files: &mut Files, must_wait: bool) {
         if self.has_background_sync()
-            && files.disk_mut().finish_sync(must_wait)
-            && let Some(BackgroundSync { removable_to }) = self.background.take()
+            && files.disk_mut().poll_sync(must_wait)
+            && let Some(removable_to) = self.background.take()
         {
             self.removable_to = removable_to;
         }
@@ -161,7 +154,7 @@ impl SyncState {
 
     /// Syncs the names of files, and all files with records that are not synced, and waits for that.
     pub fn sync(&mut self, files: &mut Files) {
-        self.finish(files, true);
+        self.poll(files, true);
         self.removable_to = files.last_removable();
         files.disk_mut().sync_names();
         if self.unsynced_since.take().is_none() || !self.is_enabled() || files.disk().has_failed() {
@@ -179,7 +172,7 @@ impl SyncState {
     /// Closes the current file, now or after the next sync. It will not be written any more.
     pub fn close_current(&mut self, files: &mut Files) {
         if self.unsynced_closed.len() == MAX_UNSYNCED_CLOSED {
-            self.begin(files);
+            self.request(files);
         }
         if self.unsynced_closed.len() == MAX_UNSYNCED_CLOSED {
             self.sync(files);

@@ -216,15 +216,15 @@ impl Writer {
         self.syncing.announce_if_long(&mut self.files);
     }
 
-    /// Writes the batch and syncs all records: see [`SyncState::begin`].
-    pub fn begin_sync(&mut self) {
+    /// Writes the batch and syncs all records: in the background if that is possible, or else at once.
+    pub fn request_sync(&mut self) {
         self.flush();
-        self.syncing.begin(&mut self.files);
+        self.syncing.request(&mut self.files);
     }
 
-    /// Looks whether the background sync has ended.
-    pub fn finish_sync(&mut self) {
-        self.syncing.finish(&mut self.files, false);
+    /// Takes the result of the background sync, if it has ended.
+    pub fn poll_sync(&mut self) {
+        self.syncing.poll(&mut self.files, false);
     }
 
     /// Returns whether the oldest file may be removed, if it has no jobs: the records are synced that have

@@ -4,7 +4,7 @@
 //! fails. This map therefore takes its keys from the caller.
 //!
 //! A `Vec<Option<T>>` shrinks only at its end. Measured with a million entries of 80 bytes of which
-//! the first ten stay: a vector keeps 84 MB, this map one page of at least 128 KiB. Entries are
+//! the first ten stay: a vector keeps 84 MB, this map at most two pages of at least 128 KiB. Entries are
 //! never moved, and an insertion can fail instead of aborting the process.
 
 use super::slab;
@@ -20,11 +20,11 @@ use std::ops::{Index, IndexMut};
 pub struct SecondaryMap<K, T> {
     pages: Vec<Page<T>>,
     len: usize,
-    /// The number of slots of all pages up to the highest that was ever used in each.
+    /// The sum of the lengths of `slots` of all pages.
     touched: usize,
-    /// The page that has become empty last keeps its memory, so that a single entry that comes and goes
-    /// allocates nothing.
-    spare: usize,
+    /// The number of the page that became empty last. It keeps its memory, so that a single entry that
+    /// comes and goes allocates nothing.
+    last_emptied: usize,
     keys: PhantomData<K>,
 }
 
@@ -37,7 +37,7 @@ struct Page<T> {
 
 impl<K, T> Default for SecondaryMap<K, T> {
     fn default() -> SecondaryMap<K, T> {
-        SecondaryMap { pages: Vec::new(), len: 0, touched: 0, spare: 0, keys: PhantomData }
+        SecondaryMap { pages: Vec::new(), len: 0, touched: 0, last_emptied: 0, keys: PhantomData }
     }
 }
 
@@ -97,7 +97,7 @@ impl<K: Key, T> SecondaryMap<K, T> {
         page.used -= 1;
         self.len -= 1;
         if page.used == 0 {
-            let before = std::mem::replace(&mut self.spare, number);
+            let before = std::mem::replace(&mut self.last_emptied, number);
             if before != number && self.pages[before].used == 0 {
                 self.touched -= std::mem::take(&mut self.pages[before].slots).len();
             }
@@ -122,7 +122,7 @@ impl<K: Key, T> SecondaryMap<K, T> {
         for (number, page) in self.pages.iter().enumerate() {
             let used = page.slots.iter().flatten().count();
             assert_eq!(page.used, used, "{what}: stored count and entries of page {number}");
-            let may_have_memory = used > 0 || number == self.spare;
+            let may_have_memory = used > 0 || number == self.last_emptied;
             assert!(
                 may_have_memory || page.slots.capacity() == 0,
                 "{what}: page {number} has memory, but no entry"

@@ -35,7 +35,7 @@ impl Queue {
         if !is_last || self.reserve_update().is_err() {
             return self.make_ready_and_charge(key, work_left, now);
         }
-        self.jobs.count(key, CountedEvent::Bury);
+        self.jobs.count_event(key, CountedEvent::Bury);
         let Job { id, tube, .. } = self.jobs[key];
         self.transition(key, Target::Buried, now);
         *work_left = work_left.saturating_sub(WORK_PER_MOVE);

@@ -3,9 +3,9 @@
 //! Five counts take 20 bytes. Hardly any job has a count above 63, so a job has 4 bytes:
 //!
 //! ```text
-//! bit   31   29    24   18   12    6    0
-//!      | 0 |  kicks | buries | releases | timeouts | reserves |      6 bits each
-//!      | 1 |  the key of larger counts in the table           |
+//! bit    31   29..24   23..18    17..12     11..6      5..0
+//!      |  0 |  kicks | buries | releases | timeouts | reserves |    bit 30 is not used
+//!      |  1 |  the key of the counts in [`LargeCounts`]         |
 //! ```
 //!
 //! With a million jobs this saves 16 MB, and each job fits in 64 bytes.
@@ -15,11 +15,12 @@ use crate::engine::collections::slab::PagedSlab;
 use crate::engine::keys::{Key, LargeCountsKey};
 use std::fmt;
 
-/// The counts of one job, or the key of them. It is removed by [`LargeCounts::remove`].
+/// The counts of one job, or the key of its entry in [`LargeCounts`]. The owner must call
+/// [`LargeCounts::remove`].
 #[derive(Debug, Default)]
 pub struct JobCounts(u32);
 
-/// An event that is counted.
+/// An event of a job that `stats-job` counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CountedEvent {
     Reserve,
@@ -35,7 +36,8 @@ pub struct LargeCounts(PagedSlab<LargeCountsKey, Counts>);
 
 const BITS: u32 = 6;
 /// The largest count that fits in [`JobCounts`].
-const MAX: u32 = (1 << BITS) - 1;
+const MAX_SMALL: u32 = (1 << BITS) - 1;
+/// Set if the other bits are a key.
 const LARGE: u32 = 1 << 31;
 
 impl Default for LargeCounts {
@@ -46,13 +48,13 @@ impl Default for LargeCounts {
 
 impl JobCounts {
     /// Returns these counts if they fit.
-    fn small(counts: Counts) -> Option<JobCounts> {
+    fn pack(counts: Counts) -> Option<JobCounts> {
         let Counts { reserves, timeouts, releases, buries, kicks } = counts;
-        let pack = |packed, count| (count <= MAX).then_some(packed << BITS | count);
-        [kicks, buries, releases, timeouts, reserves].into_iter().try_fold(0, pack).map(JobCounts)
+        let add = |packed, count| (count <= MAX_SMALL).then_some(packed << BITS | count);
+        [kicks, buries, releases, timeouts, reserves].into_iter().try_fold(0, add).map(JobCounts)
     }
 
-    fn large(&self) -> Option<LargeCountsKey> {
+    fn large_key(&self) -> Option<LargeCountsKey> {
         (self.0 & LARGE != 0).then(|| LargeCountsKey::from_number(self.0 ^ LARGE))
     }
 }
@@ -60,10 +62,10 @@ impl JobCounts {
 impl LargeCounts {
     /// Returns the counts of a job.
     pub fn get(&self, counts: &JobCounts) -> Counts {
-        if let Some(key) = counts.large() {
+        if let Some(key) = counts.large_key() {
             return self.0[key];
         }
-        let count = |event| counts.0 >> shift(event) & MAX;
+        let count = |event| counts.0 >> shift(event) & MAX_SMALL;
         Counts {
             reserves: count(CountedEvent::Reserve),
             timeouts: count(CountedEvent::Timeout),
@@ -73,9 +75,9 @@ impl LargeCounts {
         }
     }
 
-    /// Changes the counts of a job. Without memory for large ones they stay as they are.
+    /// Sets the counts of a job. Without memory for large ones they stay as they are.
     pub fn set(&mut self, counts: &mut JobCounts, new: Counts) {
-        match (counts.large(), JobCounts::small(new)) {
+        match (counts.large_key(), JobCounts::pack(new)) {
             (Some(key), None) => self.0[key] = new,
             (large, Some(small)) => {
                 large.map(|key| self.0.remove(key));
@@ -91,8 +93,8 @@ impl LargeCounts {
     /// Counts an event of a job. A count wraps to 0 as in C beanstalkd: a job from its files may have the
     /// largest one.
     #[inline]
-    pub fn count(&mut self, counts: &mut JobCounts, event: CountedEvent) {
-        let is_small = counts.0 & LARGE == 0 && counts.0 >> shift(event) & MAX < MAX;
+    pub fn count_event(&mut self, counts: &mut JobCounts, event: CountedEvent) {
+        let is_small = counts.0 & LARGE == 0 && counts.0 >> shift(event) & MAX_SMALL < MAX_SMALL;
         if is_small {
             counts.0 += 1 << shift(event);
         } else {
@@ -116,7 +118,7 @@ impl LargeCounts {
 
     /// Removes the counts of a job that is gone.
     pub fn remove(&mut self, counts: JobCounts) {
-        counts.large().map(|key| self.0.remove(key));
+        counts.large_key().map(|key| self.0.remove(key));
     }
 
     /// Returns the memory of the counts in bytes.
@@ -130,9 +132,12 @@ impl LargeCounts {
     /// The check fails.
     pub fn check<'a>(&self, all: impl Iterator<Item = &'a JobCounts>, what: fmt::Arguments<'_>) {
         self.0.check(what);
-        let large = all.filter_map(JobCounts::large);
-        let found = large.filter(|&key| self.0.get(key).is_some()).count();
-        assert_eq!(found, self.0.len(), "{what}: jobs with large counts, and large counts");
+        let mut count = 0;
+        for key in all.filter_map(JobCounts::large_key) {
+            assert!(self.0.get(key).is_some(), "{what}: a job refers to counts that are gone");
+            count += 1;
+        }
+        assert_eq!(count, self.0.len(), "{what}: jobs with large counts, and large counts");
     }
 }
 
@@ -166,7 +171,7 @@ mod tests {
         let mut model = [[0_u32; 5]; 8];
         for step in 0..4_000 {
             let (job, event) = (random.usize(..8), random.usize(..5));
-            table.count(&mut jobs[job], EVENTS[event]);
+            table.count_event(&mut jobs[job], EVENTS[event]);
             model[job][event] += 1;
             assert_eq!(in_order(table.get(&jobs[job])), model[job], "step {step}");
             table.check(jobs.iter(), format_args!("step {step}"));
@@ -182,14 +187,25 @@ mod tests {
     fn counts_of_a_record_are_kept_and_the_largest_wraps() {
         let mut table = LargeCounts::default();
         let mut job = JobCounts::default();
-        let max = Counts { reserves: MAX, timeouts: MAX, releases: MAX, buries: MAX, kicks: MAX };
+        let max = Counts {
+            reserves: MAX_SMALL,
+            timeouts: MAX_SMALL,
+            releases: MAX_SMALL,
+            buries: MAX_SMALL,
+            kicks: MAX_SMALL,
+        };
         let most = Counts { kicks: u32::MAX, ..max };
-        for counts in [max, most, Counts { reserves: MAX + 1, ..max }, Counts::default(), most] {
+        for counts in
+            [max, most, Counts { reserves: MAX_SMALL + 1, ..max }, Counts::default(), most]
+        {
             table.set(&mut job, counts);
             assert_eq!(table.get(&job), counts);
-            assert_eq!(table.0.len(), usize::from(in_order(counts).iter().any(|&it| it > MAX)));
+            assert_eq!(
+                table.0.len(),
+                usize::from(in_order(counts).iter().any(|&it| it > MAX_SMALL))
+            );
         }
-        table.count(&mut job, CountedEvent::Kick);
+        table.count_event(&mut job, CountedEvent::Kick);
         assert_eq!(table.get(&job), Counts { kicks: 0, ..max });
     }
 }

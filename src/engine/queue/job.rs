@@ -10,7 +10,7 @@ use crate::engine::collections::heap::{Entry, rank};
 use crate::engine::collections::job_index::JobIndex;
 use crate::engine::collections::list::{Linked, Links};
 use crate::engine::collections::slab::PagedSlab;
-use crate::engine::keys::{ConnKey, EitherKey, JobKey, Key, LogKey, TubeKey, UniqueKey};
+use crate::engine::keys::{ConnKey, Either, EitherKey, JobKey, Key, LogKey, TubeKey, UniqueKey};
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 use std::ops::{Index, IndexMut};
@@ -43,8 +43,7 @@ pub struct Job {
     pub returns: u16,
 }
 
-const _: () =
-    assert!(size_of::<Option<Job>>() == 64, "a backlog of jobs takes as little as possible");
+const _: () = assert!(size_of::<Option<Job>>() == 64, "a slot for a job has 64 bytes");
 
 /// Refers to the entry of a job in the binlog, or to the key of a unique job, which has that entry. So a
 /// job without a key takes no memory for one.
@@ -67,27 +66,27 @@ impl LogRef {
 
     /// Returns what it refers to.
     pub fn target(self) -> LogTarget {
-        match self.0.get() {
-            Ok(log) => LogTarget::Entry(log),
-            Err(unique) => LogTarget::Unique(unique),
+        match self.0.split() {
+            Either::First(log) => LogTarget::Entry(log),
+            Either::Second(unique) => LogTarget::Unique(unique),
         }
     }
 
     /// Returns the key of the job, if it has one.
     pub fn unique(self) -> Option<UniqueKey> {
-        self.0.get().err()
+        self.0.second()
     }
 }
 
 impl From<LogKey> for LogRef {
     fn from(key: LogKey) -> LogRef {
-        LogRef(EitherKey::first(key))
+        LogRef(EitherKey::from_first(key))
     }
 }
 
 impl From<UniqueKey> for LogRef {
     fn from(key: UniqueKey) -> LogRef {
-        LogRef(EitherKey::second(key))
+        LogRef(EitherKey::from_second(key))
     }
 }
 
@@ -198,7 +197,7 @@ pub struct JobParams {
 impl Default for Jobs {
     fn default() -> Jobs {
         Jobs {
-            // The binlog has a bit for something else.
+            // The binlog stores job keys in an `EitherKey`, which has 31 bits for a number.
             pages: PagedSlab::with_31_bits(),
             ids: JobIndex::default(),
             large_counts: LargeCounts::default(),
@@ -231,7 +230,7 @@ impl Jobs {
         key
     }
 
-    /// Removes a detached job. Its counts are still there: see [`Jobs::drop_counts`].
+    /// Removes a detached job. The caller then removes its counts with [`Jobs::drop_counts`].
     ///
     /// # Panics
     /// The job is not detached, or there is no job for this key.
@@ -249,8 +248,8 @@ impl Jobs {
 
     /// Counts an event of a job.
     #[inline]
-    pub fn count(&mut self, key: JobKey, event: CountedEvent) {
-        self.large_counts.count(&mut self.pages[key].counts, event);
+    pub fn count_event(&mut self, key: JobKey, event: CountedEvent) {
+        self.large_counts.count_event(&mut self.pages[key].counts, event);
     }
 
     /// Changes the counts of a job.

@@ -224,7 +224,7 @@ impl Queue {
     /// the CR LF.
     pub fn bytes_of_a_job(&self, full_len: usize, is_unique: bool) -> u64 {
         let entry = if self.has_binlog() { Binlog::BYTES_PER_JOB } else { 0 };
-        let key = if is_unique { UniqueKeys::MOST_BYTES_OF_A_KEY } else { 0 };
+        let key = if is_unique { UniqueKeys::MOST_GROWTH_OF_A_KEY } else { 0 };
         Jobs::MOST_BYTES_OF_A_JOB + self.bodies.growth_for(full_len) + entry + key
     }
 

@@ -27,7 +27,7 @@
 //! | file | owns |
 //! |---|---|
 //! | [`job`] | jobs, by key and by id |
-//! | [`counts`] | the counts of jobs in few bits |
+//! | [`counts`] | how often each job was reserved, timed out, released, buried and kicked |
 //! | [`tube`] | tubes, by key and by name |
 //! | [`body`] | the bytes of jobs |
 //! | [`body_cache`] | which bodies are in memory, and which are read back from the binlog |
@@ -719,7 +719,7 @@ impl Queue {
         if self.reserve_update().is_err() {
             return Outcome::NoSpace;
         }
-        self.jobs.count(key, CountedEvent::Release);
+        self.jobs.count_event(key, CountedEvent::Release);
         let job = &mut self.jobs[key];
         job.pri = pri;
         job.delay_secs = delay_secs;
@@ -736,7 +736,7 @@ impl Queue {
         if self.reserve_update().is_err() {
             return Outcome::NoSpace;
         }
-        self.jobs.count(key, CountedEvent::Bury);
+        self.jobs.count_event(key, CountedEvent::Bury);
         self.jobs[key].pri = pri;
         self.transition(key, Target::Buried, now);
         self.compact();
@@ -816,7 +816,7 @@ impl Queue {
 
     fn kick_one(&mut self, job: JobKey, now: Nanos) -> Result<(), NoSpace> {
         self.reserve_update()?;
-        self.jobs.count(job, CountedEvent::Kick);
+        self.jobs.count_event(job, CountedEvent::Kick);
         self.jobs[job].returns = 0;
         self.transition(job, Target::Ready, now);
         Ok(())
@@ -960,7 +960,7 @@ impl Queue {
 
     fn make_reserved(&mut self, key: JobKey, by: ConnKey, now: Nanos) {
         self.detach(key);
-        self.jobs.count(key, CountedEvent::Reserve);
+        self.jobs.count_event(key, CountedEvent::Reserve);
         let job = &self.jobs[key];
         let deadline = now + Nanos::from_secs(job.ttr_secs);
         let entry = ReservedEntry { deadline, seq: self.next_reserve_seq, job: key, by };
@@ -1149,7 +1149,7 @@ impl Queue {
             if *work_left == 0 {
                 break;
             }
-            self.jobs.count(expired.job, CountedEvent::Timeout);
+            self.jobs.count_event(expired.job, CountedEvent::Timeout);
             self.totals.timeouts += 1;
             self.take_back(expired.job, work_left, now);
         }

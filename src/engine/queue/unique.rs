@@ -245,8 +245,8 @@ impl Default for UniqueKeys {
 }
 
 impl UniqueKeys {
-    /// The most memory that the key of a job takes, in bytes.
-    pub const MOST_BYTES_OF_A_KEY: u64 =
+    /// The most memory that one more key of a job takes, in bytes.
+    pub const MOST_GROWTH_OF_A_KEY: u64 =
         size_of::<Entry>() as u64 + HashSlab::<UniqueKey, Entry>::INDEX_BYTES_PER_ENTRY;
 
     /// Returns the key of a put into this tube.

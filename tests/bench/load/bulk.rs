@@ -50,8 +50,7 @@ impl Fill {
 
 impl Script for Fill {
     fn ask(&mut self, _: usize, is_over: bool, output: &mut Vec<u8>) -> usize {
-        let count = if is_over { 0 } else { self.batch.min(self.left) };
-        self.left -= count;
+        let count = next_batch(&mut self.left, self.batch, is_over);
         if count == 0 {
             return 0;
         }
@@ -104,7 +103,7 @@ impl Take {
 
 impl Script for Take {
     fn ask(&mut self, _: usize, is_over: bool, output: &mut Vec<u8>) -> usize {
-        let count = next_batch(&mut self.left, is_over);
+        let count = next_batch(&mut self.left, BATCH, is_over);
         repeat(RESERVE, count, output);
         count
     }
@@ -220,8 +219,8 @@ impl<Lines: Iterator<Item = String>> Script for Say<Lines> {
 const BATCH: usize = 100;
 
 /// How many of those that are left come next.
-fn next_batch(left: &mut usize, is_over: bool) -> usize {
-    let count = if is_over { 0 } else { BATCH.min(*left) };
+fn next_batch(left: &mut usize, batch: usize, is_over: bool) -> usize {
+    let count = if is_over { 0 } else { batch.min(*left) };
     *left -= count;
     count
 }

@@ -11,7 +11,7 @@ pub fn all() -> Vec<Scenario> {
     vec![keys()]
 }
 
-/// As many jobs without keys, and then as many with keys.
+/// The number of jobs without keys, and of jobs with keys.
 const DEPTH: usize = 1_000_000;
 /// The cost of a put is measured with this many jobs: pipelined, and one by one.
 const PIPELINED: usize = 200_000;
@@ -39,7 +39,6 @@ fn measure(server: &Server, patience: Duration) -> Outcome<Figures> {
         Ok(measured.cpu_us / measured.ops)
     };
     let mut sizes = vec![server.rss_bytes()];
-    let new_keys = DEPTH as u64;
     for mut fill in [Fill::new(DEPTH, BODY_SIZE), Fill::with_keys(0, DEPTH, BODY_SIZE)] {
         put(&mut fill)?;
         sizes.push(server.rss_bytes());
@@ -47,7 +46,7 @@ fn measure(server: &Server, patience: Duration) -> Outcome<Figures> {
     let mut figures = Figures::default();
     let grown_bytes = (sizes[2] - sizes[1]) - (sizes[1] - sizes[0]);
     figures.add("bytes_per_key", grown_bytes / DEPTH as f64);
-    let mut first_new = new_keys;
+    let mut first_new = DEPTH as u64;
     for (prefix, count, batch) in [("", PIPELINED, None), ("single_", ONE_BY_ONE, Some(1))] {
         let mut cost = |mut fill: Fill| {
             fill.batch = batch.unwrap_or(fill.batch);

@@ -19,7 +19,7 @@ impl SimulatedDisk {
             None => {
                 let disk = FakeDisk::default();
                 if binlog.is_some_and(|binlog| binlog.has_threads) {
-                    disk.delay_syncs();
+                    disk.sync_in_background();
                 }
                 SimulatedDisk::Local(disk)
             }
@@ -102,7 +102,7 @@ impl SimulatedDisk {
         let disk = match self {
             SimulatedDisk::Local(disk) => {
                 disk.heal();
-                disk.end_process();
+                disk.kill_process();
                 disk.clone()
             }
             SimulatedDisk::Remote(disk, _) => {
@@ -116,8 +116,8 @@ impl SimulatedDisk {
             (SimulatedDisk::Local(_), Some(seed)) => {
                 let mut random = fastrand::Rng::with_seed(seed);
                 let next = FakeDisk::with_files(&disk.files_after_power_cut(&mut random));
-                if disk.are_syncs_late() {
-                    next.delay_syncs();
+                if disk.are_syncs_in_background() {
+                    next.sync_in_background();
                 }
                 next
             }

@@ -19,46 +19,47 @@ const MAX_LINE_LEN: usize = 64;
 /// The failure of a history for which another order was wanted where there is none.
 const NO_OTHER_ORDER: &str = "nothing else explains the replies";
 
-/// The orders in which things were done that were due at once. The replies may allow several, of which
-/// only later ones show which it was.
+/// The orders in which things were done that were due at once. Several orders may explain the replies; only
+/// later replies show which one the engine took.
 #[derive(Clone, Debug, Default)]
 pub struct Orders {
-    /// The number of the order for each such moment; 0 for later ones.
+    /// For each moment at which several things were due, the number of the order to take; 0 after the last.
     choices: Vec<usize>,
     /// How many such moments there were.
-    met: usize,
+    open_moments: usize,
 }
 
 impl Orders {
     fn next(&mut self) -> usize {
-        self.met += 1;
-        self.choices.get(self.met - 1).copied().unwrap_or(0)
+        self.open_moments += 1;
+        self.choices.get(self.open_moments - 1).copied().unwrap_or(0)
     }
 
     /// Returns the orders to be tried after a failure with these: another one at the last moment, or, if
     /// there is none, at the one before.
-    pub fn after(mut self, failure: &Failure) -> Option<Orders> {
+    pub fn next_to_try(mut self, failure: &Failure) -> Option<Orders> {
         let is_exhausted = failure == NO_OTHER_ORDER;
-        self.choices.resize(if is_exhausted { self.met - 1 } else { self.met }, 0);
+        self.choices
+            .resize(if is_exhausted { self.open_moments - 1 } else { self.open_moments }, 0);
         *self.choices.last_mut()? += 1;
-        Some(Orders { choices: self.choices, met: 0 })
+        Some(Orders { choices: self.choices, open_moments: 0 })
     }
 }
 
 /// A search for an order.
 struct OrderSearch {
-    /// Other models that explain the replies are skipped until as many are found.
-    skipped: usize,
-    /// The states of those that were found.
-    before: BTreeSet<String>,
+    /// The number of different models to skip.
+    skip: usize,
+    /// States of the models found so far.
+    explained: BTreeSet<String>,
     found: Option<Model>,
     steps_left: usize,
 }
 
 impl OrderSearch {
-    fn new(skipped: usize) -> OrderSearch {
-        let before = BTreeSet::new();
-        OrderSearch { skipped, before, found: None, steps_left: MAX_ORDER_STEPS }
+    fn new(skip: usize) -> OrderSearch {
+        let explained = BTreeSet::new();
+        OrderSearch { skip, explained, found: None, steps_left: MAX_ORDER_STEPS }
     }
 
     fn is_over(&self) -> bool {
@@ -66,13 +67,13 @@ impl OrderSearch {
     }
 
     fn is_exhausted(&self) -> bool {
-        self.skipped > 0 && self.found.is_none()
+        self.skip > 0 && self.found.is_none()
     }
 
     fn add(&mut self, model: &Model) {
-        let is_it = self.skipped == 0
-            || (self.before.insert(format!("{model:?}")) && self.before.len() > self.skipped);
-        if is_it {
+        let is_wanted = self.skip == 0
+            || (self.explained.insert(format!("{model:?}")) && self.explained.len() > self.skip);
+        if is_wanted {
             self.found = Some(model.clone());
         }
     }

@@ -85,6 +85,7 @@ impl Simulation {
         let end = self.end(crash.power_cut);
         let flip_seed = crash.power_cut.unwrap_or(self.now);
         self.disk = self.disk.after(crash, self.capacity, flip_seed);
+        // The inspector expects each reply at once.
         self.disk.set_reads_late(false);
         self.sockets.clear();
         self.numbers.clear();
