@@ -68,19 +68,17 @@ const LOCK_NAME: &str = "lock";
 
 /// Files that can be open at once: the current file, two that are not synced yet, one that is being
 /// created, and removed files.
-const RESERVED_FDS: usize = 4 + MAX_UNLINKED;
+const RESERVED_FDS: usize = 4 + MAX_REMOVED;
 
 /// Files with bodies that are read back that can be open at once.
 const MAX_COLD: usize = 32;
 
-/// More descriptors for the threads: files that are read back, three files that are closed while they are
-/// synced, and removed files. The loop frees none then.
-const FDS_OF_THREADS: usize = MAX_COLD + 3 + MAX_REMOVED - MAX_UNLINKED;
+/// More descriptors for the threads: files that are read back, and three files that are closed while they
+/// are synced.
+const FDS_OF_THREADS: usize = MAX_COLD + 3;
 
 /// An iteration truncates a removed file by at most this much, which takes about 0.2 ms.
 const TRUNCATE_STEP: u64 = 256 * 1024;
-/// If more files than this are being truncated, the oldest one is freed at once.
-const MAX_UNLINKED: usize = 4;
 
 /// Written in a row where the file system cannot allocate space.
 static ZEROS: [u8; 16 * 1024] = [0; 16 * 1024];
@@ -336,7 +334,7 @@ impl Disk for Directory {
 
     fn sync_directory(&mut self) -> io::Result<()> {
         match self.handle.sync_all() {
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            Err(error) if files::is_unsyncable(&error) => {
                 if !std::mem::replace(&mut self.has_warned, true) {
                     warn!(
                         "-b {}: this file system cannot sync a directory: {error}; after a power \
@@ -387,7 +385,7 @@ impl Disk for Directory {
                 threads.syncs.free(file, metadata.len());
                 return Ok(());
             }
-            if self.unlinked.len() == MAX_UNLINKED {
+            if self.unlinked.len() == MAX_REMOVED {
                 self.unlinked.remove(0);
             }
             self.unlinked.push((file, metadata.len()));
@@ -529,7 +527,7 @@ mod tests {
         for number in 1..20 {
             directory.create(number, 2 * TRUNCATE_STEP).unwrap();
             directory.remove(number).unwrap();
-            assert!(directory.unlinked.len() <= MAX_UNLINKED);
+            assert!(directory.unlinked.len() <= MAX_REMOVED);
         }
         directory.create(20, 1).unwrap();
         while directory.truncate_step() {}

@@ -63,7 +63,7 @@ enum Request {
 
 /// A removed file is truncated by this much at once. It takes a few milliseconds, for which a sync waits.
 const TRUNCATE_STEP: u64 = 4 * 1024 * 1024;
-/// If there are more, the caller frees the first one at once.
+/// If there are more removed files whose space is not freed, the caller frees the first one at once.
 pub const MAX_REMOVED: usize = 4;
 
 impl DiskWaker {
@@ -213,14 +213,17 @@ impl Work {
     }
 }
 
-fn sync(directory: Option<Arc<File>>, files: &[(FileNumber, Arc<File>)]) -> Result<(), SyncError> {
+fn sync(
+    directory: Option<Arc<File>>,
+    written: &[(FileNumber, Arc<File>)],
+) -> Result<(), SyncError> {
     // That a file system cannot sync a directory was logged at the start.
     if let Some(Err(error)) = directory.map(|directory| directory.sync_all())
-        && error.raw_os_error() != Some(libc::EINVAL)
+        && !files::is_unsyncable(&error)
     {
         return Err(SyncError { file: None, error });
     }
-    files.iter().try_for_each(|(number, file)| {
+    written.iter().try_for_each(|(number, file)| {
         file.sync_data().map_err(|error| SyncError { file: Some(*number), error })
     })
 }

@@ -274,11 +274,13 @@ impl Segments {
         key: LogKey,
         moment: Option<Nanos>,
     ) -> Result<(), TryReserveError> {
-        match (moment.and_then(|moment| NonZero::new(moment.as_nanos())), self.burials.get_mut(key))
-        {
-            (Some(moment), Some(noted)) => *noted = moment,
-            (Some(moment), None) => self.burials.try_insert(key, moment)?,
-            (None, _) => drop(self.burials.remove(key)),
+        let Some(moment) = moment.and_then(|moment| NonZero::new(moment.as_nanos())) else {
+            self.burials.remove(key);
+            return Ok(());
+        };
+        match self.burials.get_mut(key) {
+            Some(noted) => *noted = moment,
+            None => self.burials.try_insert(key, moment)?,
         }
         Ok(())
     }
