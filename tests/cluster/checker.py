@@ -238,7 +238,7 @@ class Checker:
             if self.latest(flush) < put.sent:
                 continue
             flushes.append(flush)
-            if flush.replied is not None and flush.sent > self.latest(put):
+            if flush.result == "FLUSHED" and flush.sent > self.latest(put):
                 break
         return flushes
 

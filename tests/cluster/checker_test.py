@@ -1,8 +1,12 @@
 """Tests the checker: it accepts what servers may do, and finds each kind of broken promise."""
+import socket
+import struct
 import unittest
 
 from checker import Checker
+from client import Connection
 from history import REFUSALS, Caller, History, Operation, Put, Violation, make_body, read_body
+from workspace import wait_until
 
 # Two server processes, one after the other.
 OLD, NEW = 100, 200
@@ -42,11 +46,11 @@ class Scene:
         self.history.add_kick(tube, operation)
         self.history.end(operation, "KICKED", replied)
 
-    def flush(self, caller, sent, replied=None, tube="t"):
+    def flush(self, caller, sent, replied=None, tube="t", result="FLUSHED"):
         operation = Operation("flush", caller, sent)
         self.history.add_flush(tube, operation)
         if replied is not None:
-            self.history.end(operation, "FLUSHED", replied)
+            self.history.end(operation, result, replied)
 
     def answer(self, pid, sent, replied):
         self.history.answered(Caller(0, pid), sent, replied)
@@ -219,6 +223,20 @@ class CheckerTest(unittest.TestCase):
         self.scene.flush(self.old, 3, 4)
         self.scene.do("peek", self.new, 1, 7, 8, "FOUND")
         self.finds("resurrected")
+
+    def test_accepts_a_flush_after_one_that_was_refused(self):
+        self.scene.put(self.old, 1, 2, job=1)
+        self.scene.flush(self.old, 3, 4, result="OUT_OF_MEMORY")
+        self.scene.do("peek", self.old, 1, 5, 6, "FOUND", put=0)
+        self.scene.flush(self.old, 7, 8)
+        self.scene.do("peek", self.old, 1, 9, 10, "NOT_FOUND")
+        self.accepts()
+
+    def test_finds_a_job_that_a_refused_flush_deletes(self):
+        self.scene.put(self.old, 1, 2, job=1)
+        self.scene.flush(self.old, 3, 4, result="OUT_OF_MEMORY")
+        self.scene.do("peek", self.old, 1, 5, 6, "NOT_FOUND")
+        self.finds("lost")
 
     def test_finds_a_job_that_a_flush_of_another_tube_deletes(self):
         self.scene.put(self.old, 1, 2, job=1)
@@ -497,6 +515,21 @@ class CheckerTest(unittest.TestCase):
         for sent, pid in (1, OLD), (2, OLD), (9, NEW), (10, NEW):
             self.scene.answer(pid, sent, sent)
         self.assertEqual(self.scene.history.longest_gap, (7, 9))
+
+
+class ConnectionTest(unittest.TestCase):
+    def test_notices_that_the_other_side_has_closed(self):
+        for options in b"", struct.pack("ii", 1, 0):
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                connection = Connection(listener.getsockname())
+                accepted, _ = listener.accept()
+                self.assertFalse(connection.is_closed())
+                if options:
+                    # A reset.
+                    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, options)
+                accepted.close()
+                wait_until("the end is noticed", connection.is_closed, 5)
+                connection.close()
 
 
 if __name__ == "__main__":

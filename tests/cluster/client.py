@@ -1,4 +1,5 @@
 """A connection to a queue: sends commands, reads replies."""
+import select
 import socket
 
 from workspace import PATIENCE_S
@@ -28,6 +29,15 @@ class Connection:
 
     def __exit__(self, *_):
         self.close()
+
+    def is_closed(self):
+        """Returns whether the other side has closed the connection. No reply may be outstanding."""
+        if not select.select([self.socket], [], [], 0)[0]:
+            return False
+        try:
+            return not self.socket.recv(1, socket.MSG_PEEK)
+        except OSError:
+            return True
 
     def send(self, *commands):
         """Sends commands at once, without waiting. A command is a line, or a line and a body."""

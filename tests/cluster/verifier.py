@@ -20,10 +20,6 @@ class Verifier:
         self.history = history
         self.random = random.Random(f"{seed}/verifier")
 
-    def verify(self, is_last=False):
-        self.ask_for_jobs(is_last)
-        self.check(is_last)
-
     def check(self, is_last):
         checker = Checker(self.history)
         if is_last:

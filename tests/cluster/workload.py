@@ -67,7 +67,8 @@ class Session:
         history.answered(self.caller, sent, time.monotonic())
 
     def close(self):
-        self.caller.ended = time.monotonic()
+        if self.caller.ended is None:
+            self.caller.ended = time.monotonic()
         self.connection.close()
 
     def end(self, operation, result, allowed):
@@ -218,10 +219,18 @@ class Session:
         return deleted
 
     def kick(self, tube, count):
+        """Kicks jobs of a tube; returns whether that was not refused."""
         self.use(tube)
         operation = self.history.begin("kick", self.caller)
         self.history.add_kick(tube, operation)
         self.end(operation, self.ask(f"kick {count}")[0], ["KICKED"])
+        return operation.result == "KICKED"
+
+    def peek_buried(self, tube):
+        """Returns the first buried job of a tube, or `None`. It is not recorded."""
+        self.use(tube)
+        found = self.connection.peek("peek-buried")
+        return found and found[0]
 
     def flush(self, tube):
         operation = self.history.begin("flush", self.caller)
@@ -236,6 +245,11 @@ class Session:
         except Closed:
             self.history.count("unknown")
             raise
+
+    def notice_end(self):
+        """Notes it if the server has closed the connection."""
+        if self.caller.ended is None and self.connection.is_closed():
+            self.caller.ended = time.monotonic()
 
     def use(self, tube):
         sent = time.monotonic()
@@ -281,6 +295,12 @@ class Workload:
     def raise_failure(self):
         if self.failures:
             raise self.failures[0]
+
+    def notice_ends(self):
+        """Lets clients that pause notice that their connections were closed."""
+        for client in self.clients:
+            if client.session is not None:
+                client.session.notice_end()
 
     def adjust_backlog(self, by):
         with self.gate.changed:

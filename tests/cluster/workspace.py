@@ -72,7 +72,9 @@ class Process:
             return log.read()
 
     def tail(self, lines=15):
-        return "\n".join(self.text().splitlines()[-lines:])
+        """Returns the last lines of the output, without the progress of reading a binlog."""
+        kept = [line for line in self.text().splitlines() if ": read, " not in line]
+        return "\n".join(kept[-lines:])
 
     def expect_log(self, text, patience=PATIENCE_S):
         """Waits for `text` in the output."""
