@@ -288,27 +288,10 @@ pub struct Put {
     pub params: JobParams,
     /// The length of the body with CR LF, in bytes.
     pub full_len: u32,
-    /// What only some puts have. A box, so that connections take no memory for it.
-    pub special: Option<Special>,
-}
-
-/// A box that is made from a vector of one entry, because that allocation can fail.
-pub type Special = Box<[PutSpecial; 1]>;
-
-/// What only a `put-in-tube` or a put with a key has.
-#[derive(Debug)]
-pub struct PutSpecial {
     /// The tube of a `put-in-tube`, or `None` for the tube that the connection uses.
     pub tube: Option<Box<str>>,
     /// The key of a unique job.
     pub unique: Option<NewKey>,
-}
-
-impl Put {
-    /// Returns the key of a unique job.
-    pub fn unique(&self) -> Option<NewKey> {
-        self.special.as_ref()?[0].unique
-    }
 }
 
 /// A put whose body is at least [`LARGE`] bytes long and is arriving.
@@ -909,7 +892,7 @@ mod tests {
     fn only_a_body_that_is_still_arriving_is_skipped() {
         let params = JobParams { pri: 0, delay_secs: 0, ttr_secs: 1 };
         for (arrived, is_skipped) in [(0, true), (11, true), (12, false), (400, false)] {
-            let put = Put { id: 1, params, full_len: 12, special: None };
+            let put = Put { id: 1, params, full_len: 12, tube: None, unique: None };
             let mut conn = Conn { phase: Phase::ReadingBody(put), ..Conn::default() };
             assert_eq!(conn.skip_body(arrived), is_skipped, "{arrived} bytes have arrived");
             let mut rest = &b"123456789012"[arrived.min(12)..];

@@ -7,9 +7,11 @@
 //! The algorithm is that of J.-P. Aumasson and D. J. Bernstein, "SipHash: a fast short-input PRF". The
 //! standard library has only its variant with 64 bits, and no way to choose the secret.
 
+use crate::engine::collections::hash_index::low_half;
+use crate::engine::text::TUBE_NAME_MAX;
 use std::hash::{BuildHasher, RandomState};
 
-/// The digest of a key and the name of its tube. Four words, so that an entry needs no padding.
+/// The digest of a key and the name of its tube. It is no `u128`, which would be aligned to 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digest(pub [u32; 4]);
 
@@ -24,114 +26,88 @@ impl Secret {
         Secret([hasher.hash_one(0), hasher.hash_one(1)])
     }
 
-    /// Returns the digest of a key in a tube. No name of a tube has a space.
-    pub fn digest(self, tube: &str, key: &str) -> Digest {
-        let mut hash = SipHash::new(self);
-        hash.update(tube.as_bytes());
-        hash.update(b" ");
-        hash.update(key.as_bytes());
-        hash.finish()
+    /// Returns the digest of a key in a tube. A space is between them: no name of a tube has one, so no two
+    /// pairs are the same text.
+    ///
+    /// # Panics
+    /// Both together have more than 400 bytes.
+    pub fn digest(self, tube: &str, key: &[u8]) -> Digest {
+        let mut text = [0; TEXT_MAX];
+        let (tube_end, end) = (tube.len(), tube.len() + 1 + key.len());
+        text[..tube_end].copy_from_slice(tube.as_bytes());
+        text[tube_end] = b' ';
+        text[tube_end + 1..end].copy_from_slice(key);
+        sip_hash(self, &text, end)
     }
 }
 
 impl Digest {
-    /// Returns 64 bits of the digest.
-    pub fn half(self) -> u64 {
-        u64::from(self.0[1]) << u32::BITS | u64::from(self.0[0])
+    /// Returns the hash for a [`HashIndex`](crate::engine::collections::hash_index::HashIndex).
+    pub fn hash(self) -> u32 {
+        self.0[0]
     }
 }
 
-/// A digest that is being made.
-struct SipHash {
-    state: [u64; 4],
-    /// The bytes that do not fill a word yet.
-    tail: [u8; WORD],
-    /// The number of all bytes.
-    len: usize,
-}
-
-const WORD: usize = 8;
 const ROUNDS_PER_WORD: usize = 2;
 const LAST_ROUNDS: usize = 4;
 
-impl SipHash {
-    fn new(Secret([k0, k1]): Secret) -> SipHash {
-        let state = [
-            k0 ^ 0x736f_6d65_7073_6575,
-            k1 ^ 0x646f_7261_6e64_6f6d ^ 0xee,
-            k0 ^ 0x6c79_6765_6e65_7261,
-            k1 ^ 0x7465_6462_7974_6573,
-        ];
-        SipHash { state, tail: [0; WORD], len: 0 }
-    }
+/// The maximum length of a text, up to the next multiple of a word.
+const TEXT_MAX: usize = (2 * TUBE_NAME_MAX + 1).next_multiple_of(8);
 
-    fn update(&mut self, bytes: &[u8]) {
-        // Up to the next word, whole words, and the rest.
-        let filled = self.len % WORD;
-        let (head, rest) = bytes.split_at(bytes.len().min((WORD - filled) % WORD));
-        self.tail[filled..filled + head.len()].copy_from_slice(head);
-        self.len += bytes.len();
-        if !head.is_empty() && filled + head.len() == WORD {
-            self.add_word(u64::from_le_bytes(self.tail));
-        }
-        let (words, rest) = rest.as_chunks::<WORD>();
-        for &word in words {
-            self.add_word(u64::from_le_bytes(word));
-        }
-        if !rest.is_empty() {
-            self.tail[..rest.len()].copy_from_slice(rest);
-        }
-    }
+/// Returns the digest of the first `len` bytes, which zeros follow.
+fn sip_hash(Secret([k0, k1]): Secret, text: &[u8; TEXT_MAX], len: usize) -> Digest {
+    let mut state = [
+        k0 ^ 0x736f_6d65_7073_6575,
+        k1 ^ 0x646f_7261_6e64_6f6d ^ 0xee,
+        k0 ^ 0x6c79_6765_6e65_7261,
+        k1 ^ 0x7465_6462_7974_6573,
+    ];
+    let mut add_word = |word| {
+        state[3] ^= word;
+        state = sip_rounds(state, ROUNDS_PER_WORD);
+        state[0] ^= word;
+    };
+    let (words, _) = text.as_chunks();
+    let (whole, rest) = words.split_at(len / 8);
+    whole.iter().for_each(|&word| add_word(u64::from_le_bytes(word)));
+    // The last word has the rest of the bytes, and the length modulo 256 in its highest byte.
+    let length = (len as u64) << (u64::BITS - u8::BITS);
+    add_word(u64::from_le_bytes(rest[0]) | length);
+    state[2] ^= 0xee;
+    state = sip_rounds(state, LAST_ROUNDS);
+    let low = state.iter().fold(0, |half, word| half ^ word);
+    state[1] ^= 0xdd;
+    state = sip_rounds(state, LAST_ROUNDS);
+    let high = state.iter().fold(0, |half, word| half ^ word);
+    Digest([low, low >> u32::BITS, high, high >> u32::BITS].map(low_half))
+}
 
-    fn add_word(&mut self, word: u64) {
-        self.state[3] ^= word;
-        self.mix(ROUNDS_PER_WORD);
-        self.state[0] ^= word;
+fn sip_rounds([mut v0, mut v1, mut v2, mut v3]: [u64; 4], rounds: usize) -> [u64; 4] {
+    for _ in 0..rounds {
+        v0 = v0.wrapping_add(v1);
+        v1 = v1.rotate_left(13) ^ v0;
+        v0 = v0.rotate_left(32);
+        v2 = v2.wrapping_add(v3);
+        v3 = v3.rotate_left(16) ^ v2;
+        v0 = v0.wrapping_add(v3);
+        v3 = v3.rotate_left(21) ^ v0;
+        v2 = v2.wrapping_add(v1);
+        v1 = v1.rotate_left(17) ^ v2;
+        v2 = v2.rotate_left(32);
     }
-
-    fn finish(mut self) -> Digest {
-        let filled = self.len % WORD;
-        self.tail[filled..].fill(0);
-        // The highest byte is the length, modulo 256.
-        self.add_word(u64::from_le_bytes(self.tail) | (self.len as u64) << (u64::BITS - u8::BITS));
-        self.state[2] ^= 0xee;
-        let low = self.last_half();
-        self.state[1] ^= 0xdd;
-        let high = self.last_half();
-        let words = [low, high].map(|half| {
-            let [a, b, c, d, e, f, g, h] = half.to_le_bytes();
-            [u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])]
-        });
-        Digest([words[0][0], words[0][1], words[1][0], words[1][1]])
-    }
-
-    fn last_half(&mut self) -> u64 {
-        self.mix(LAST_ROUNDS);
-        self.state.iter().fold(0, |half, word| half ^ word)
-    }
-
-    fn mix(&mut self, rounds: usize) {
-        let [mut v0, mut v1, mut v2, mut v3] = self.state;
-        for _ in 0..rounds {
-            v0 = v0.wrapping_add(v1);
-            v1 = v1.rotate_left(13) ^ v0;
-            v0 = v0.rotate_left(32);
-            v2 = v2.wrapping_add(v3);
-            v3 = v3.rotate_left(16) ^ v2;
-            v0 = v0.wrapping_add(v3);
-            v3 = v3.rotate_left(21) ^ v0;
-            v2 = v2.wrapping_add(v1);
-            v1 = v1.rotate_left(17) ^ v2;
-            v2 = v2.rotate_left(32);
-        }
-        self.state = [v0, v1, v2, v3];
-    }
+    [v0, v1, v2, v3]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::collections::HashSet;
+
+    fn digest_of(secret: Secret, bytes: &[u8]) -> Digest {
+        let mut text = [0; TEXT_MAX];
+        text[..bytes.len()].copy_from_slice(bytes);
+        sip_hash(secret, &text, bytes.len())
+    }
 
     /// The digests that OpenSSL computes: `openssl mac -macopt hexkey:000102030405060708090a0b0c0d0e0f
     /// -macopt size:16 -in FILE SIPHASH`.
@@ -146,34 +122,15 @@ mod tests {
             (b"default order-1", "AB16BA11EFD4D043930F3358BE795AFE"),
             (b"a tube key", "903065B969F01D026B744E7C4555ECD5"),
         ] {
-            let mut hash = SipHash::new(secret);
-            hash.update(bytes);
-            let words = hash.finish().0.map(u32::to_le_bytes);
+            let words = digest_of(secret, bytes).0.map(u32::to_le_bytes);
             let hex: String = words.concat().iter().map(|byte| format!("{byte:02X}")).collect();
             assert_eq!(hex, expected, "{}", bytes.escape_ascii());
         }
-        let mut hash = SipHash::new(secret);
-        hash.update(b"default order-1");
-        assert_eq!(secret.digest("default", "order-1"), hash.finish());
-    }
-
-    #[test]
-    fn a_digest_does_not_depend_on_the_pieces() {
-        let bytes: Vec<u8> = (0..100).collect();
-        for len in 0..bytes.len() {
-            let digest = |pieces: &[&[u8]]| {
-                let mut hash = SipHash::new(Secret([1, 2]));
-                pieces.iter().for_each(|piece| hash.update(piece));
-                hash.finish()
-            };
-            let whole = digest(&[&bytes[..len]]);
-            for at in 0..=len {
-                let (first, second) = bytes[..len].split_at(at);
-                assert_eq!(digest(&[first, b"", second]), whole, "{at} of {len} bytes");
-            }
-            let single: Vec<&[u8]> = bytes[..len].chunks(1).collect();
-            assert_eq!(digest(&single), whole, "{len} bytes");
-        }
+        let digest = digest_of(secret, b"default order-1");
+        assert_eq!(secret.digest("default", b"order-1"), digest);
+        let longest = "k".repeat(TUBE_NAME_MAX);
+        let digest = digest_of(secret, format!("{longest} {longest}").as_bytes());
+        assert_eq!(secret.digest(&longest, longest.as_bytes()), digest);
     }
 
     #[test]
@@ -182,7 +139,9 @@ mod tests {
         let names = ["a", "b", "ab", "ba", "aa"];
         let digests: HashSet<[u32; 4]> = secrets
             .iter()
-            .flat_map(|secret| names.map(|tube| names.map(|key| secret.digest(tube, key).0)))
+            .flat_map(|secret| {
+                names.map(|tube| names.map(|key| secret.digest(tube, key.as_bytes()).0))
+            })
             .flatten()
             .collect();
         assert_eq!(digests.len(), secrets.len() * names.len() * names.len());

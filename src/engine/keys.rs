@@ -52,7 +52,9 @@ keys! {
     LargeCountsKey;
     /// A block of eight consecutive job ids.
     BlockKey;
-    /// The key of a unique job, in the index of all such keys.
+    /// An overflow bucket of a hash index.
+    BucketKey;
+    /// The key of a unique job that is not freed.
     UniqueKey;
     /// A key of a deleted job that is kept for some time.
     KeptKey;
@@ -81,6 +83,16 @@ impl<A: Key, B: Key> EitherKey<A, B> {
 
     pub fn from_second(key: B) -> EitherKey<A, B> {
         EitherKey(key.number() | SECOND, PhantomData)
+    }
+
+    /// Returns both kinds as one number.
+    pub fn number(self) -> u32 {
+        self.0
+    }
+
+    /// Returns the key with this [`EitherKey::number`].
+    pub fn from_number(number: u32) -> EitherKey<A, B> {
+        EitherKey(number, PhantomData)
     }
 
     /// Returns the key, with its kind.

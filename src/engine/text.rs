@@ -12,14 +12,32 @@ pub const TUBE_NAME_MAX: usize = 200;
 
 /// Returns whether `name` is a valid tube name.
 pub fn is_tube_name(name: &[u8]) -> bool {
-    let fits = (1..=TUBE_NAME_MAX).contains(&name.len());
-    fits && name[0] != b'-' && name.iter().all(|&byte| is_name_byte(byte))
+    name_prefix_len(name) == Some(name.len())
+}
+
+/// Returns how many of the first bytes names may contain, up to the first other byte. Returns `None` if
+/// they are no valid name: too few, too many, or after a `-`. Keys of unique jobs have the same rule.
+pub fn name_prefix_len(bytes: &[u8]) -> Option<usize> {
+    let len = bytes.iter().position(|&byte| !is_name_byte(byte)).unwrap_or(bytes.len());
+    ((1..=TUBE_NAME_MAX).contains(&len) && bytes[0] != b'-').then_some(len)
 }
 
 /// Returns whether tube names may contain `byte`.
-pub fn is_name_byte(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"-+/;.$_()".contains(&byte)
+pub const fn is_name_byte(byte: u8) -> bool {
+    IS_NAME_BYTE[byte as usize]
 }
+
+/// For each byte, whether tube names may contain it.
+const IS_NAME_BYTE: [bool; 256] = {
+    let allowed = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-+/;.$_()";
+    let mut is_allowed = [false; 256];
+    let mut index = 0;
+    while index < allowed.len() {
+        is_allowed[allowed[index] as usize] = true;
+        index += 1;
+    }
+    is_allowed
+};
 
 /// Returns a copy of `text`.
 pub fn try_boxed(text: &str) -> Result<Box<str>, TryReserveError> {

@@ -250,6 +250,10 @@ impl Disk for Directory {
         Ok(files::read_cached(self.cold(number)?, offset, bytes))
     }
 
+    fn free_bytes(&self) -> Option<u64> {
+        files::free_bytes(&self.handle).ok()
+    }
+
     fn begin_read(&mut self, token: ReadToken, number: FileNumber, offset: u64, len: u32) {
         let file = self.cold(number).cloned();
         let threads = self.threads.as_ref().expect("they are started before bodies are read back");

@@ -323,7 +323,8 @@ fn the_ttr_does_not_run_while_the_disk_reads() {
     assert_eq!(world.send(worker, "reserve\r\n"), "");
     world.engine.advance(Nanos::from_secs(500));
     world.settle();
-    assert_eq!(world.state(id), "reserved");
+    let stats = world.ask(format!("stats-job {id}\r\n"));
+    assert!(stats.contains("state: reserved\n") && stats.contains("time-left: 60\n"), "{stats}");
     world.disk.let_reads_end(None);
     world.settle();
     assert_eq!(world.take(worker), reserved(id, 100));

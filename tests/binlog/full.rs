@@ -25,7 +25,7 @@ fn jobs_that_c_takes(capacity: u64, file_size: u64, body: usize) -> u64 {
 #[test]
 fn a_small_disk_holds_as_many_jobs_as_in_c() {
     const FILE_SIZE: u32 = 2 << 20;
-    let policy = Policy::new(FILE_SIZE, Syncing::Never);
+    let policy = Policy::new(FILE_SIZE, Syncing::Never).with_max_job_size(65_535);
     // Space for one and a half files, two and a half, and exactly four.
     for (tenths, body) in [(16, 64), (16, 10_000), (24, 10_000), (40, 2_000), (40, 60_000)] {
         let capacity = u64::from(FILE_SIZE) * tenths / 10;
@@ -52,7 +52,7 @@ fn a_small_disk_holds_as_many_jobs_as_in_c() {
 
 #[test]
 fn a_full_disk_refuses_puts_first_and_deletes_never() {
-    for capacity in [3 * 8192, 10 * 8192, 50 * 8192 + 4096] {
+    for capacity in [6 * 8192, 10 * 8192, 50 * 8192 + 4096] {
         let disk = FakeDisk::default();
         disk.set_capacity(Some(capacity));
         let policy = Policy::synced(8192);
@@ -180,6 +180,149 @@ fn a_full_disk_is_compacted_if_that_frees_space() {
     let more = fill(&mut engine, "job");
     assert!(more > count / 4, "{more} jobs where there were {count}");
     assert_eq!(field(&engine.ask("stats-job 2\r\n"), "state"), Some("ready"));
+}
+
+#[test]
+fn releases_on_a_small_full_disk_work_as_long_as_compaction_frees_their_records() {
+    let disk = FakeDisk::default();
+    disk.set_capacity(Some(3 * 8192));
+    let mut engine = Instance::start(&disk, Policy::synced(8192), START);
+    let count = fill(&mut engine, "0123456789");
+    assert!(count > 20, "{count} jobs");
+    for _ in 0..1000 {
+        engine.ask("reserve-job 1\r\n");
+        engine.expect("release 1 5 0\r\n", "RELEASED\r\n");
+    }
+    for id in 1..=count {
+        engine.delete(id);
+    }
+    engine.idle(100);
+    assert!(engine.put("again").is_some(), "the space of deleted jobs is not free");
+    assert!(disk.used() <= 2 * 8192);
+}
+
+#[test]
+fn space_comes_back_after_half_of_the_jobs_are_deleted() {
+    // Deletes every second job of each file, or the newer half of the jobs.
+    for is_first_half_kept in [false, true] {
+        let disk = FakeDisk::default();
+        disk.set_capacity(Some(6 << 20));
+        let policy = Policy::new(1 << 20, Syncing::Never).with_max_job_size(2000);
+        let mut engine = Instance::start(&disk, policy, START);
+        let body = "x".repeat(1000);
+        let count = fill(&mut engine, &body);
+        for id in 1..=count {
+            let is_deleted = if is_first_half_kept { id > count / 2 } else { id % 2 == 0 };
+            if is_deleted {
+                engine.delete(id);
+            }
+        }
+        engine.idle(100);
+        let more = fill(&mut engine, &body);
+        let case = if is_first_half_kept { "the first half" } else { "every second one" };
+        assert!(
+            more > count / 3,
+            "only {more} puts after half of {count} jobs were deleted; kept: {case}"
+        );
+        engine.expect("kick-job 1\r\n", "NOT_FOUND\r\n");
+        engine.ask("reserve-job 1\r\n");
+        engine.expect("release 1 5 0\r\n", "RELEASED\r\n");
+    }
+}
+
+#[test]
+fn a_file_is_at_most_a_64th_of_the_disk_if_records_fit() {
+    for (capacity, max_job_size, expected) in [
+        (1 << 30, 60_000, 1 << 20),
+        (64 << 20, 60_000, 1 << 20),
+        ((64 << 20) - 1, 60_000, 512 << 10),
+        (1 << 20, 60_000, 64 << 10),
+        (1 << 20, 1000, 16 << 10),
+        (1 << 20, 1 << 20, 1 << 20),
+    ] {
+        let disk = FakeDisk::default();
+        disk.set_capacity(Some(capacity));
+        let policy = Policy::synced(1 << 20).with_max_job_size(max_job_size);
+        let _engine = Instance::start(&disk, policy, START);
+        let files = disk.live_files();
+        let found = files.values().next().unwrap().len() as u64;
+        assert_eq!(found, expected.min(capacity), "{capacity} bytes, bodies of {max_job_size}");
+    }
+}
+
+/// Files would be smaller now, but the newest one has space in its last block.
+#[test]
+fn a_large_newest_file_is_continued_on_a_disk_that_other_programs_have_filled() {
+    let policy = Policy::synced(1 << 20).with_max_job_size(2000);
+    let disk = FakeDisk::default();
+    let mut engine = Instance::start(&disk, policy, START);
+    for _ in 0..300 {
+        engine.put("x".repeat(1000)).unwrap();
+    }
+    let mut files = disk.live_files();
+    files.retain(|name, _| name == "binlog.1");
+    let newest = files.get_mut("binlog.1").unwrap();
+    newest.truncate(newest.iter().rposition(|&byte| byte != 0).unwrap() + 1);
+    let full = FakeDisk::with_files(&files);
+    full.set_capacity(Some(full.used()));
+    let mut again = Instance::start(&full, policy, engine.now);
+    assert_eq!(again.recovered.jobs, 300);
+    engine.expect("delete 1\r\n", "DELETED\r\n");
+    again.expect("delete 1\r\n", "DELETED\r\n");
+}
+
+#[test]
+fn a_limit_that_is_lower_than_before_refuses_puts_until_enough_is_deleted() {
+    const LIMIT: u64 = 300_000;
+    let disk = FakeDisk::default();
+    let policy = Policy::synced(1 << 20).with_max_job_size(2000);
+    let mut engine = Instance::start(&disk, policy, START);
+    let body = "x".repeat(1000);
+    for _ in 0..1000 {
+        engine.put(&body).unwrap();
+    }
+    let limited = policy.with_limit(LIMIT);
+    let first = Instance::start(&disk, limited, engine.now);
+    let mut engine = Instance::start(&disk, limited, first.now);
+    assert_eq!(engine.recovered.jobs, 1000);
+    assert!(disk.used_by_binlog() < 1_400_000, "{}", disk.names());
+    for id in 1..=1000 {
+        if disk.used_by_binlog() > LIMIT {
+            assert_eq!(engine.put(&body), None, "{id}: {}", disk.names());
+        }
+        engine.delete(id);
+    }
+    engine.idle(100);
+    let again = fill(&mut engine, &body);
+    assert!(again > 200, "only {again} jobs");
+    assert!(disk.used_by_binlog() <= LIMIT, "{}", disk.names());
+}
+
+#[test]
+fn a_full_disk_that_cannot_be_compacted_is_left_alone() {
+    let policy = Policy::synced(1 << 20).with_max_job_size(10_000);
+    let disk = FakeDisk::default();
+    let mut engine = Instance::start(&disk, policy, START);
+    let body = "x".repeat(9000);
+    for id in 1..=150 {
+        engine.put(&body).unwrap();
+        if id > 44 {
+            engine.delete(id);
+        }
+    }
+    for capacity in (1_100_000..1_600_000).step_by(50_000) {
+        let full = FakeDisk::with_files(&disk.live_files());
+        full.set_capacity(Some(capacity));
+        let Ok(mut again) = Instance::try_start(&full, policy, engine.now) else { continue };
+        again.idle(50);
+        let before = full.changes();
+        again.idle(50);
+        assert!(
+            full.changes() - before <= 1,
+            "{} changes on a disk of {capacity} bytes",
+            full.changes() - before
+        );
+    }
 }
 
 #[test]

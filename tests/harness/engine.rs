@@ -136,11 +136,21 @@ impl Engine {
 pub struct Policy {
     pub file_size: u32,
     pub syncing: Syncing,
+    pub max_job_size: u32,
+    pub max_bytes: u64,
 }
 
 impl Policy {
     pub fn new(file_size: u32, syncing: Syncing) -> Policy {
-        Policy { file_size, syncing }
+        Policy { file_size, syncing, max_job_size: 1 << 20, max_bytes: u64::MAX }
+    }
+
+    pub fn with_limit(self, max_bytes: u64) -> Policy {
+        Policy { max_bytes, ..self }
+    }
+
+    pub fn with_max_job_size(self, max_job_size: u32) -> Policy {
+        Policy { max_job_size, ..self }
     }
 
     /// Syncs in each iteration.
@@ -176,8 +186,9 @@ impl Instance {
     /// Starts on the files of the disk, or returns the error.
     pub fn try_start(disk: &FakeDisk, policy: Policy, now: Nanos) -> Result<Instance, ReplayError> {
         let settings = Settings {
-            max_job_size: 1 << 20,
+            max_job_size: policy.max_job_size,
             binlog_file_size: policy.file_size,
+            max_binlog_bytes: policy.max_bytes,
             ..Settings::DEFAULT
         };
         let mut engine = Engine::new(settings, now);

@@ -537,6 +537,11 @@ impl Disk for FakeDisk {
         Some(FinishedRead { token, bytes: read.map(|()| bytes) })
     }
 
+    fn free_bytes(&self) -> Option<u64> {
+        let state = self.0.borrow();
+        state.capacity.map(|capacity| capacity.saturating_sub(state.used()))
+    }
+
     fn create(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
         let mut state = self.0.borrow_mut();
         state.change()?;

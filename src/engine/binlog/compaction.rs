@@ -4,11 +4,10 @@
 //! written again to the current file, the oldest first, until their old files are removable.
 //! For each byte of garbage that a command makes, it moves [`MOVE_RATIO`] bytes. So all files
 //! together stay below three times the live bytes plus two files; a removed file leaves that
-//! sum a few iterations later. The queue brings the jobs (`queue/log.rs`).
+//! sum a few iterations later. On a nearly full disk compaction begins earlier, and puts move jobs
+//! too. The queue brings the jobs (`queue/log.rs`).
 
-use super::files::{Files, HEAD, SHORT};
-use super::segments::Segment;
-use crate::engine::keys::LogKey;
+use super::files::{Files, SHORT};
 use crate::engine::time::Nanos;
 
 /// The progress of compaction.
@@ -20,10 +19,17 @@ pub struct Compaction {
     idle_step_at: Nanos,
     /// In the last step no job could be moved.
     is_blocked: bool,
+    /// The bytes that all files took when the last step found no space for the jobs of the oldest file;
+    /// otherwise `None`.
+    blocked_disk_bytes: Option<u64>,
+    /// The disk was nearly full, and there is still much garbage. Compaction goes on after the first
+    /// removal, so that puts are not refused again at once.
+    is_freeing: bool,
     records_migrated: u64,
 }
 
-/// For each byte of garbage this many are moved while there is too much of it.
+/// For each byte of garbage this many are moved while there is too much of it, and for each byte that is
+/// put while a nearly full disk is freed.
 const MOVE_RATIO: u64 = 4;
 /// At most this many bytes are to be moved at once. A command that makes more garbage, such as a
 /// kick of a million jobs, leaves the rest to idle steps.
@@ -35,52 +41,67 @@ const IDLE_PAUSE: Nanos = Nanos::from_millis(1);
 /// The time until the next idle step when no job could be moved.
 const BLOCKED_PAUSE: Nanos = Nanos::from_secs(1);
 
-/// Returns whether there is too much garbage.
-///
-/// All files together hold live records, headroom for deletes, the rest of the headroom, and
-/// garbage. The sum stays below three times the live bytes plus two files if the garbage stays
-/// below twice the live bytes minus the headroom for deletes. While all live bytes are moved,
-/// half as many bytes of garbage are made, so compaction begins that much earlier.
-fn is_wanted(files: &Files) -> bool {
-    if files.closed_count() == 0 || files.disk().has_failed() {
-        return false;
-    }
-    let live = files.segments().live_bytes();
-    let file_size = files.file_size();
-    if files.is_full() {
-        // Only garbage counts whose removal frees space, not the rests of blocks.
-        let used: u64 = files.kept_closed().map(|closed| closed.used.saturating_sub(HEAD)).sum();
-        return used.saturating_sub(live) > live / 4 + file_size / 8;
-    }
-    let closed = files.kept_closed_bytes();
-    let garbage = (closed + files.current().used).saturating_sub(live);
-    let for_deletes = files.segments().deletes() * SHORT;
-    let limit = (live + live / 2).saturating_sub(for_deletes).max(live / 4) + file_size / 2;
-    // After a start the new files take space too, so that even this may be too much.
-    garbage > limit || (files.takes_too_much() && closed > 3 * live)
-}
-
-/// Returns the job that is moved next, if its file can then be removed. On a full disk only a
-/// file is begun whose jobs all fit in `free` bytes.
-pub fn oldest_job(files: &mut Files, free: u64) -> Option<LogKey> {
-    files.count_removable();
-    let is_full = files.is_full();
-    let oldest = files.kept_closed().next();
-    let oldest = oldest.filter(|segment| !is_full || segment.live_bytes() <= free);
-    oldest.and_then(Segment::first_job)
-}
-
 impl Compaction {
+    /// Returns whether there is too much garbage.
+    ///
+    /// All files together hold live records, room for deletes, headroom, and garbage. The sum stays below
+    /// three times the live bytes plus two files if the garbage stays below twice the live bytes minus the
+    /// room for deletes and the headroom beyond a file ([`Files::more_headroom`]). While all live bytes
+    /// are moved, half as many bytes of garbage are made, so compaction begins that much earlier. On a
+    /// nearly full disk it begins still earlier.
+    fn is_wanted(&self, files: &Files) -> bool {
+        if files.closed_count() == 0 || files.disk().has_failed() {
+            return false;
+        }
+        if self.must_free(files) {
+            return true;
+        }
+        let live = files.segments().live_bytes();
+        let closed = files.kept_closed_bytes();
+        let garbage = (closed + files.current().used).saturating_sub(live);
+        let reserved = files.segments().deletes() * SHORT + files.more_headroom();
+        let most = (live + live / 2).saturating_sub(reserved).max(live / 4) + files.file_size() / 2;
+        // After a start the new files take space too, so that even this may be too much.
+        garbage > most || (files.takes_too_much() && closed > 3 * live)
+    }
+
+    /// Returns whether there is much garbage on a disk that is nearly full, or has had it since it was. Only
+    /// garbage counts whose removal frees space, not the rests of blocks.
+    fn must_free(&self, files: &Files) -> bool {
+        let live = files.segments().live_bytes();
+        let garbage = files.kept_closed_records().saturating_sub(live);
+        (self.is_freeing || files.is_nearly_full()) && garbage > live / 8 + files.file_size() / 8
+    }
+
+    /// Returns whether the disk was nearly full, and there is still much garbage.
+    pub fn is_freeing(&self) -> bool {
+        self.is_freeing
+    }
+
     /// Notes that `bytes` of garbage were made.
     pub fn charge(&mut self, files: &mut Files, bytes: u64) {
         files.count_removable();
-        let debt = if is_wanted(files) { self.debt_bytes + MOVE_RATIO * bytes } else { 0 };
-        self.debt_bytes = debt.min(MAX_DEBT);
+        self.is_freeing = self.must_free(files);
+        let debt = if self.is_wanted(files) { self.debt_bytes + MOVE_RATIO * bytes } else { 0 };
+        self.set_debt(files, debt);
+    }
+
+    /// Notes that a record of `bytes` was put. While a nearly full disk is freed, each put moves jobs too.
+    pub fn charge_put(&mut self, files: &Files, bytes: u64) {
+        if self.is_freeing {
+            self.set_debt(files, self.debt_bytes + MOVE_RATIO * bytes);
+        }
+    }
+
+    /// Sets the bytes to be moved now. While there is no space for them, only idle steps try.
+    fn set_debt(&mut self, files: &Files, debt: u64) {
+        let has_space = self.blocked_disk_bytes.is_none_or(|bytes| files.disk_bytes() < bytes);
+        self.debt_bytes = if has_space { debt.min(MAX_DEBT) } else { 0 };
     }
 
     /// Returns whether a job is to be moved now.
     pub fn is_due(&self, files: &Files) -> bool {
-        self.debt_bytes > 0 && is_wanted(files)
+        self.debt_bytes > 0 && self.is_wanted(files)
     }
 
     /// Notes whether a job can be moved now.
@@ -91,6 +112,11 @@ impl Compaction {
         }
     }
 
+    /// Notes whether there is space for the jobs of the oldest file.
+    pub fn note_space(&mut self, files: &Files, has_space: bool) {
+        self.blocked_disk_bytes = (!has_space).then(|| files.disk_bytes());
+    }
+
     /// Notes that a job was moved, whose full record has `len` bytes.
     pub fn note_moved(&mut self, len: u64) {
         self.records_migrated += 1;
@@ -99,12 +125,13 @@ impl Compaction {
 
     /// Returns when the next idle step is due.
     pub fn next_due(&self, files: &Files) -> Option<Nanos> {
-        is_wanted(files).then_some(self.idle_step_at)
+        self.is_wanted(files).then_some(self.idle_step_at)
     }
 
     /// Begins an idle step if one is due.
     pub fn tick(&mut self, files: &Files, now: Nanos) {
-        if self.idle_step_at <= now && is_wanted(files) {
+        self.is_freeing = self.must_free(files);
+        if self.idle_step_at <= now && self.is_wanted(files) {
             self.idle_step_at = now + if self.is_blocked { BLOCKED_PAUSE } else { IDLE_PAUSE };
             self.debt_bytes = self.debt_bytes.max(IDLE_STEP.min(files.file_size()));
         }

@@ -92,6 +92,11 @@ pub trait Disk: fmt::Debug {
         if is_whole { Ok(true) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
     }
 
+    /// Returns how many bytes more fit on the disk, if that is known.
+    fn free_bytes(&self) -> Option<u64> {
+        None
+    }
+
     /// Begins to read `len` bytes from `offset` on. [`Disk::finished_read`] returns them later.
     fn begin_read(&mut self, token: ReadToken, number: FileNumber, offset: u64, len: u32) {
         unreachable!("{len} bytes of binlog.{number}:{offset} were not read at once: {token:?}")

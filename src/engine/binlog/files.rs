@@ -1,4 +1,5 @@
-//! The files of a binlog: how many bytes each takes and has free, and which of them is written.
+//! The files of a binlog: how many bytes each takes and has free, which of them is written, and the size of
+//! the next one.
 //!
 //! ```text
 //!   removable        closed           current                prepared
@@ -17,7 +18,7 @@ use super::disk::{FileNumber, LAST_NUMBER};
 use super::fail_stop::FailStopDisk;
 use super::record::{FILE_HEAD_LEN, SHORT_LEN, VERSION_LEN};
 use super::segments::{Entry, Segment, Segments};
-use crate::engine::keys::{JobKey, LogKey, UniqueKey};
+use crate::engine::keys::{JobKey, KeptKey, LogKey};
 use crate::engine::time::Nanos;
 use log::{debug, warn};
 use std::collections::TryReserveError;
@@ -30,6 +31,11 @@ pub const HEAD: u64 = FILE_HEAD_LEN as u64;
 /// The disk gives space to files in blocks of this many bytes.
 pub const BLOCK: u64 = 4096;
 
+/// The size of a file is halved until this many files fit in the space that the binlog can use.
+const MIN_FILES: u64 = 64;
+/// More than a full record has besides the body: fields, the name of the tube, and the record of its key.
+const MAX_RECORD_HEAD: u64 = BLOCK;
+
 /// The files of a binlog.
 #[derive(Debug)]
 pub struct Files {
@@ -40,14 +46,24 @@ pub struct Files {
     /// The number of files known to be removable, and the bytes that they take on the disk.
     removable: usize,
     removable_bytes: u64,
-    /// The size of a whole file in bytes.
+    /// The size of a whole file in bytes: that of the next file that is created, unless there is too little
+    /// space.
     file_size: u64,
+    /// The size that `-s` sets, and the least one to which it is halved on a small disk.
+    max_file_size: u64,
+    min_file_size: u64,
     /// The most bytes that all files may take.
     max_bytes: u64,
+    /// At the start, files may take more than that.
+    is_limit_lifted: bool,
+    /// The bytes that all files together could take when the disk was measured last.
+    capacity: u64,
     /// The bytes that all files take on the disk.
     disk_bytes: u64,
     /// The bytes that closed files take on the disk.
     closed_bytes: u64,
+    /// The bytes of records in closed files that are not known to be removable.
+    kept_records: u64,
     /// The number of short records that fit in the prepared files.
     prepared_room: u64,
     /// The last attempt to take space failed, and no file was removed since.
@@ -65,9 +81,14 @@ impl Files {
             removable: 0,
             removable_bytes: 0,
             file_size: policy.file_size.into(),
+            max_file_size: policy.file_size.into(),
+            min_file_size: u64::from(policy.max_body_len) + MAX_RECORD_HEAD,
             max_bytes: policy.max_bytes,
+            is_limit_lifted: false,
+            capacity: policy.max_bytes,
             disk_bytes: 0,
             closed_bytes: 0,
+            kept_records: 0,
             prepared_room: 0,
             is_full: false,
         };
@@ -81,7 +102,28 @@ impl Files {
         }
         files.current = files.segments.len();
         files.closed_bytes = files.disk_bytes;
+        files.kept_records = files.segments.iter().map(records_len).sum();
+        files.choose_file_size();
         files
+    }
+
+    /// Measures the disk. Returns how many bytes more all files can take.
+    pub fn measure_space(&mut self) -> u64 {
+        let free = self.disk.raw().free_bytes().unwrap_or(u64::MAX);
+        self.capacity = self.disk_bytes.saturating_add(free).min(self.max_bytes);
+        self.capacity.saturating_sub(self.disk_bytes)
+    }
+
+    /// Chooses the size of the next files. When the disk becomes full, a file with jobs can be removed only
+    /// after its jobs were copied, so it should be a small part of the disk.
+    fn choose_file_size(&mut self) {
+        self.measure_space();
+        // By halves, so that it does not change with every block that other programs write.
+        let mut size = self.max_file_size;
+        while size > self.capacity / MIN_FILES && size / 2 >= self.min_file_size {
+            size /= 2;
+        }
+        self.file_size = size.next_multiple_of(BLOCK).min(self.max_file_size);
     }
 
     /// Removes the newest files as long as they have no record, to use their space again. Returns
@@ -161,6 +203,11 @@ impl Files {
         self.closed_bytes - self.removable_bytes
     }
 
+    /// Returns the bytes of records in closed files that are not known to be removable.
+    pub fn kept_closed_records(&self) -> u64 {
+        self.kept_records
+    }
+
     /// Returns whether all files together take more than three times the live bytes and two
     /// files. Removable ones do not count.
     pub fn takes_too_much(&self) -> bool {
@@ -182,6 +229,11 @@ impl Files {
         self.is_full
     }
 
+    /// Returns whether the disk is full, or had no space for two more files when it was measured last.
+    pub fn is_nearly_full(&self) -> bool {
+        self.is_full || self.disk_bytes.saturating_add(2 * self.file_size) > self.capacity
+    }
+
     /// Notes whether the last attempt to take space failed.
     pub fn set_full(&mut self, is_full: bool) {
         self.is_full = is_full;
@@ -192,6 +244,12 @@ impl Files {
     /// Returns how many bytes of records fit in a whole file.
     pub fn whole_len(&self) -> u64 {
         self.file_size - HEAD
+    }
+
+    /// Returns the headroom beyond a whole file, in bytes: another whole file, so that a file can be moved on
+    /// a full disk, but at most a quarter of the live bytes.
+    pub fn more_headroom(&self) -> u64 {
+        self.whole_len().min(self.segments.live_bytes() / 4)
     }
 
     /// Returns how many short records fit in the current file and the prepared ones.
@@ -242,6 +300,7 @@ impl Files {
         self.segments.push(segment);
         self.disk.raw().close(number);
         debug!("binlog.{number}: created, {size} bytes");
+        self.choose_file_size();
         Ok(())
     }
 
@@ -260,12 +319,13 @@ impl Files {
     }
 
     /// Lengthens the newest file, which is the current one or a prepared one, by up to `piece`
-    /// bytes, but not beyond the size of a whole one.
+    /// bytes, but not beyond the size of a whole one or the end of its last block.
     pub fn lengthen(&mut self, piece: u64) -> io::Result<()> {
         let index = self.segments.len() - 1;
         let is_prepared = index > self.current;
         let Segment { number, size: old, .. } = self.segments[index];
-        let new = (old + piece).next_multiple_of(BLOCK).min(self.file_size);
+        let longest = self.file_size.max(on_disk(old));
+        let new = (old + piece).next_multiple_of(BLOCK).min(longest);
         self.check_limit(old, new)?;
         let extended = self.disk.extend(number, new);
         if is_prepared {
@@ -297,19 +357,30 @@ impl Files {
     /// bytes.
     fn check_limit(&self, old: u64, new: u64) -> io::Result<()> {
         let taken = self.disk_bytes + (on_disk(new) - on_disk(old));
-        if taken <= self.max_bytes {
+        if taken <= self.max_bytes || self.is_limit_lifted {
             return Ok(());
         }
         let message = format!("--binlog-limit {} is reached", self.max_bytes);
         Err(io::Error::new(io::ErrorKind::QuotaExceeded, message))
     }
 
+    /// Notes whether files may take more than the limit. Returns whether that is a change.
+    pub fn lift_limit(&mut self, is_lifted: bool) -> bool {
+        is_lifted != std::mem::replace(&mut self.is_limit_lifted, is_lifted)
+    }
+
+    /// Returns the limit if all files take more: it was higher at an earlier start, or there was none.
+    pub fn exceeded_limit(&self) -> Option<u64> {
+        Some(self.max_bytes).filter(|&limit| self.disk_bytes > limit)
+    }
+
     /// Returns the nonce of the newest closed file if records can be appended to it: it is intact,
-    /// was written by this server, and is shorter than a whole one. Nothing is behind its last
-    /// record, because it was truncated there and synced.
+    /// was written by this server, and is shorter than `-s` sets. Nothing is behind its last record,
+    /// because it was truncated there and synced.
     pub fn reopenable(&self) -> Option<u32> {
         let newest = self.segments.newest()?;
-        let is_reopenable = !newest.is_damaged && newest.used == newest.size && self.can_lengthen();
+        let can_grow = newest.size < self.max_file_size;
+        let is_reopenable = !newest.is_damaged && newest.used == newest.size && can_grow;
         newest.nonce.filter(|_| is_reopenable)
     }
 
@@ -318,6 +389,7 @@ impl Files {
         self.current -= 1;
         let closed = self.segments.iter().take(self.current);
         self.closed_bytes = closed.map(|segment| on_disk(segment.size)).sum();
+        self.kept_records = self.kept_closed().map(records_len).sum();
     }
 
     // ---- Writing ----
@@ -343,6 +415,7 @@ impl Files {
     /// Closes the current file. The oldest prepared one, which must exist, becomes the current one.
     pub fn advance(&mut self) {
         self.closed_bytes += on_disk(self.current().size);
+        self.kept_records += records_len(self.current());
         self.current += 1;
         self.prepared_room -= fresh_room(self.current());
     }
@@ -390,6 +463,7 @@ impl Files {
     pub fn count_removable(&mut self) {
         while self.removable < self.current && self.segments[self.removable].is_empty() {
             self.removable_bytes += on_disk(self.segments[self.removable].size);
+            self.kept_records -= records_len(&self.segments[self.removable]);
             self.removable += 1;
         }
     }
@@ -456,9 +530,9 @@ impl Files {
 
     /// Turns the entry of a deleted job into that of its kept key, whose record goes to the current
     /// file.
-    pub fn keep_key(&mut self, key: LogKey, unique: UniqueKey) {
+    pub fn keep_key(&mut self, key: LogKey, kept: KeptKey) {
         let Segment { number, used, .. } = *self.current();
-        self.segments.keep_key(key, unique, (number, used), SHORT);
+        self.segments.keep_key(key, kept, (number, used), SHORT);
     }
 
     /// Notes when a job was buried, by its last record. `None` is for a job that is not buried.
@@ -505,6 +579,11 @@ impl Files {
         assert_eq!(self.closed_bytes, closed, "bytes of closed files, noted and counted");
         let removable = on_disk(0, self.removable);
         assert_eq!(self.removable_bytes, removable, "bytes of removable files, noted and counted");
+        let records: u64 = self.kept_closed().map(records_len).sum();
+        assert_eq!(
+            self.kept_records, records,
+            "bytes of records in closed files, noted and counted"
+        );
         for segment in self.segments.iter().take(self.removable) {
             assert!(segment.is_empty(), "binlog.{} is removable and has jobs", segment.number);
         }
@@ -526,6 +605,11 @@ impl Files {
 /// Returns the bytes that a file of `size` bytes takes on the disk.
 fn on_disk(size: u64) -> u64 {
     size.next_multiple_of(BLOCK)
+}
+
+/// Returns the bytes of the records in a file, without its head.
+fn records_len(segment: &Segment) -> u64 {
+    segment.used.saturating_sub(HEAD)
 }
 
 /// Returns how many short records fit in a prepared file.

@@ -53,7 +53,7 @@ mod syncing;
 mod writer;
 
 use super::collections::histogram::Histogram;
-use super::keys::{JobKey, LogKey, UniqueKey};
+use super::keys::{JobKey, KeptKey, LogKey};
 use super::time::Nanos;
 use compaction::Compaction;
 use disk::{Disk, FileNumber, Progress, RemoteStats};
@@ -63,7 +63,7 @@ use key_record::KeyRecord;
 use reads::ReadAhead;
 use record::{Fields, FlushKind, RecordState};
 use removal::Removal;
-use segments::{Owner, Segments};
+use segments::{Owner, Segment, Segments};
 use space::{Reservation, Space};
 use std::collections::TryReserveError;
 use std::fmt;
@@ -95,8 +95,10 @@ pub struct Resume {
 /// The operator's choices.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy {
-    /// The size of a file in bytes.
+    /// The size of a file in bytes. On a small disk files are smaller.
     pub file_size: u32,
+    /// The length of the longest body in bytes.
+    pub max_body_len: u32,
     /// The most bytes that all files may take. Deletes have room within it.
     pub max_bytes: u64,
     /// The moment of syncs.
@@ -251,6 +253,7 @@ impl Binlog {
             self.writer.append_key(unique);
         }
         self.writer.append(fields, tube, body);
+        self.compaction.charge_put(self.writer.files(), len);
         key
     }
 
@@ -278,14 +281,14 @@ impl Binlog {
     pub fn delete_and_keep(
         &mut self,
         key: LogKey,
-        unique: UniqueKey,
+        owner: KeptKey,
         kept: &KeyRecord,
         fields: &Fields,
         is_flushed: bool,
     ) {
         self.writer.append_key(kept);
         let garbage = u64::from(self.segments().entry(key).live_bytes());
-        self.writer.files_mut().keep_key(key, unique);
+        self.writer.files_mut().keep_key(key, owner);
         let reserved = self.reserve_delete(false);
         assert!(reserved.is_ok(), "there was room for two records, and no room is left for one");
         if is_flushed {
@@ -364,9 +367,14 @@ impl Binlog {
     }
 
     fn reserve_oldest(&mut self) -> Option<(LogKey, Owner)> {
-        let free = space::free_bytes(self.writer.files());
-        let oldest = compaction::oldest_job(self.writer.files_mut(), free);
-        let found = oldest.filter(|&key| self.reserve_move(key));
+        self.writer.files_mut().count_removable();
+        // On a full or nearly full disk a file is begun only if all of its jobs fit in other files.
+        let must_fit = self.compaction.is_freeing() || self.writer.files().is_full();
+        let can_begin =
+            !must_fit || self.space.make_room_for_oldest(&mut self.writer, &mut self.removal);
+        self.compaction.note_space(self.writer.files(), can_begin);
+        let oldest = self.writer.files().kept_closed().next().filter(|_| can_begin);
+        let found = oldest.and_then(Segment::first_job).filter(|&key| self.reserve_move(key));
         self.compaction.set_blocked(found.is_none());
         found.map(|key| (key, self.segments().entry(key).owner()))
     }

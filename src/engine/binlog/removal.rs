@@ -22,7 +22,7 @@ pub struct Removal {
 
 /// At most this many files are removed per iteration, because a removal takes a few milliseconds.
 const MAX_REMOVALS: usize = 2;
-/// At most this many small files are removed per iteration.
+/// At most this many files are removed per iteration if the first one is small.
 const MAX_SMALL_REMOVALS: usize = 16;
 /// A file of at most this many bytes is small.
 const SMALL_FILE: u64 = 1024 * 1024;
@@ -59,7 +59,7 @@ impl Removal {
     /// Removes the oldest files without jobs, as many as one iteration has time for. First it syncs what
     /// must be synced. If it `may_wait`, it only begins that sync, and a later commit removes the files.
     pub fn remove_some(&mut self, writer: &mut Writer, may_wait: bool, now: Nanos) {
-        let is_small = writer.files().file_size() <= SMALL_FILE;
+        let is_small = writer.files().segments()[0].size <= SMALL_FILE;
         for _ in 0..if is_small { MAX_SMALL_REMOVALS } else { MAX_REMOVALS } {
             if !self.can_remove(writer.files(), now) {
                 return;

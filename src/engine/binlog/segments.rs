@@ -10,7 +10,7 @@ use crate::engine::collections::list::{Linked, Links, List};
 use crate::engine::collections::secondary_map::SecondaryMap;
 use crate::engine::collections::slab::PagedSlab;
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::keys::{Either, EitherKey, JobKey, Key, LogKey, UniqueKey};
+use crate::engine::keys::{Either, EitherKey, JobKey, KeptKey, Key, LogKey};
 use crate::engine::time::Nanos;
 use std::collections::{TryReserveError, VecDeque};
 use std::num::NonZero;
@@ -55,7 +55,7 @@ pub struct Segment {
 #[derive(Debug)]
 pub struct Entry {
     /// The job, or the key of a deleted job.
-    owner: EitherKey<JobKey, UniqueKey>,
+    owner: EitherKey<JobKey, KeptKey>,
     file: NonZero<FileNumber>,
     offset: u32,
     /// The length in bytes; [`KEEPS_KEY`] is its highest bit.
@@ -71,12 +71,12 @@ const _: () = assert!(size_of::<Option<Entry>>() == 24, "a slot for an entry has
 /// The offset of a record of which only is known that it is behind this.
 pub const FAR_OFFSET: u32 = u32::MAX;
 
-/// The owner of an entry.
+/// The owner of an entry, or of the key of a unique job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     Job(JobKey),
     /// The key of a deleted job.
-    KeptKey(UniqueKey),
+    KeptKey(KeptKey),
 }
 
 #[derive(Debug)]
@@ -94,7 +94,7 @@ impl Entry {
     pub fn owner(&self) -> Owner {
         match self.owner.split() {
             Either::First(job) => Owner::Job(job),
-            Either::Second(unique) => Owner::KeptKey(unique),
+            Either::Second(kept) => Owner::KeptKey(kept),
         }
     }
 
@@ -315,9 +315,9 @@ impl Segments {
 
     /// Adds a kept key whose record, of `len` bytes, is in this file. Call
     /// [`Segments::try_reserve_one`] before.
-    pub fn add_kept_key(&mut self, unique: UniqueKey, file: FileNumber, len: u64) -> LogKey {
+    pub fn add_kept_key(&mut self, kept: KeptKey, file: FileNumber, len: u64) -> LogKey {
         self.kept_keys += 1;
-        self.add(EitherKey::from_second(unique), (file, 0), len)
+        self.add(EitherKey::from_second(kept), (file, 0), len)
     }
 
     /// Notes whether the key of a job will be kept after its delete.
@@ -333,13 +333,13 @@ impl Segments {
     pub fn keep_key(
         &mut self,
         key: LogKey,
-        unique: UniqueKey,
+        kept: KeptKey,
         (file, offset): (FileNumber, u64),
         len: u64,
     ) {
         self.set_keeping(key, false);
         self.kept_keys += 1;
-        self.entries.0[key].owner = EitherKey::from_second(unique);
+        self.entries.0[key].owner = EitherKey::from_second(kept);
         self.burials.remove(key);
         self.move_job(key, file, offset, len);
     }
@@ -353,7 +353,7 @@ impl Segments {
 
     fn add(
         &mut self,
-        owner: EitherKey<JobKey, UniqueKey>,
+        owner: EitherKey<JobKey, KeptKey>,
         (file, offset): (FileNumber, u64),
         len: u64,
     ) -> LogKey {

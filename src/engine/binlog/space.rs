@@ -2,19 +2,20 @@
 //!
 //! Space is taken in whole files, ahead of need. For each live job there is room for one more short
 //! record, that of its delete, so that a delete never fails. If its key is kept after the delete, there is
-//! room for one more. In addition there is headroom: room
-//! for a whole file of records. When the disk has no space for a whole file, the newest file takes
-//! what there is. Puts are refused when the headroom falls to [`min_headroom`]. Half of that
-//! is for releases, buries and kicks, and the rest for compaction, which frees space.
+//! room for one more. In addition there is headroom: room for one or two whole files of records. When
+//! the disk has no space for a whole file, the newest file takes what there is. Puts are refused when
+//! the headroom falls to [`min_headroom`]. A quarter of that is for releases, buries and kicks, and the
+//! rest for compaction, which frees space: it should hold the jobs of the oldest file.
 //!
 //! Room is counted in short records: how many more of them fit. A reservation that fails changes
 //! nothing.
 
 use super::NoSpace;
-use super::disk::FileNumber;
+use super::disk::{FileNumber, LAST_NUMBER};
 use super::files::{BLOCK, Files, HEAD, SHORT, fresh_room, is_want_of_space};
 use super::refusal_log::RefusalLog;
 use super::removal::{RETRY_PAUSE, Removal};
+use super::segments::Segment;
 use super::writer::Writer;
 use crate::engine::time::Nanos;
 use log::{debug, warn};
@@ -53,11 +54,12 @@ const LAST_HEADROOM: u64 = (BLOCK + HEAD).div_ceil(SHORT);
 
 /// On a full disk the headroom is at least this share of the space that all files take.
 const HEADROOM_SHARE: u64 = 32;
-/// It is at least this many bytes, so that small files keep a whole file of headroom.
+/// It is at least this many bytes, or all of the headroom if that is less.
 const SMALL_HEADROOM: u64 = 32 * 1024;
 
 /// If there is no space for a whole file, at least this share of one is taken at a time, and at
-/// least [`MIN_PIECE`] bytes, so that a full disk does not have many small files.
+/// least [`MIN_PIECE`] bytes or, if that is less, a quarter of a file, so that a full disk does not have
+/// many small files.
 const MIN_PIECE_SHARE: u64 = 32;
 const MIN_PIECE: u64 = 64 * 1024;
 
@@ -68,7 +70,8 @@ impl Reservation {
     /// Returns the space for a short record of a job that exists.
     pub fn update(files: &Files) -> Reservation {
         let deletes = files.segments().deletes();
-        Reservation { len: SHORT, deletes, min_headroom: min_headroom(files) / 2 }
+        let min_headroom = min_headroom(files);
+        Reservation { len: SHORT, deletes, min_headroom: min_headroom - min_headroom / 4 }
     }
 
     /// Returns the space for a full record of `len` bytes that is moved from an older file.
@@ -82,7 +85,8 @@ impl Space {
 
     /// Creates the first file of this start, and more for the deletes of all jobs. When there is
     /// too little space for that, the newest old file is continued if it is intact. So a start
-    /// needs no more space than the server had when it ended.
+    /// needs no more space than the server had when it ended. A limit that is lower than at an earlier start
+    /// is exceeded, so that deletes work.
     pub fn begin(&mut self, writer: &mut Writer, removal: &mut Removal) -> io::Result<()> {
         let number = writer.files_mut().remove_unused()?;
         let jobs = writer.files().segments().deletes();
@@ -100,9 +104,15 @@ impl Space {
                 }
                 writer.drop_batch();
                 self.reopen_newest(writer);
-            } else if files.closed_count() > 1 && removal.can_remove(files, now) {
-                // The newest old file knows which ids were given out, and is kept.
+            } else if files.last_number() < LAST_NUMBER
+                && files.closed_count() > 1
+                && removal.can_remove(files, now)
+            {
+                // The newest old file knows which ids were given out, and is kept. After the highest
+                // number a removal would not help.
                 removal.remove_oldest(files, now);
+            } else if files.exceeded_limit().is_some() && files.lift_limit(true) {
+                // The next attempt fails only if the disk itself has no space.
             } else if !files.has_current() {
                 return Err(error);
             } else {
@@ -115,6 +125,15 @@ impl Space {
                 self.began_short = true;
                 break;
             }
+        }
+        writer.files_mut().lift_limit(false);
+        let files = writer.files();
+        if let Some(limit) = files.exceeded_limit() {
+            warn!(
+                "the binlog takes {} bytes, more than --binlog-limit {limit}; refusing puts until it \
+                 takes less",
+                files.disk_bytes()
+            );
         }
         writer.sync();
         Ok(())
@@ -156,7 +175,7 @@ impl Space {
         own_deletes: u64,
     ) -> Result<(), NoSpace> {
         writer.files_mut().try_reserve_job()?;
-        if writer.files().disk().refuses_puts() {
+        if writer.files().disk().refuses_puts() || writer.files().exceeded_limit().is_some() {
             return Err(NoSpace::Space);
         }
         let deletes = writer.files().segments().deletes() + own_deletes;
@@ -197,7 +216,7 @@ impl Space {
             // While old files are about to be removed, less headroom is better than more files.
             let quarter = headroom(files) / 4;
             let is_enough = has(headroom(files) + LAST_HEADROOM)
-                || (is_at_limit(files) && has(quarter + LAST_HEADROOM.min(quarter) / 2));
+                || (is_at_bound(files) && has(quarter + LAST_HEADROOM.min(quarter) / 2));
             if is_enough {
                 return self.ensure_fits(writer, need.len);
             }
@@ -210,6 +229,24 @@ impl Space {
                 };
             }
         }
+    }
+
+    /// Takes space until the full records of all jobs in the oldest file that is needed fit in newer files.
+    /// Returns `false` if they cannot.
+    pub fn make_room_for_oldest(&mut self, writer: &mut Writer, removal: &mut Removal) -> bool {
+        let oldest = writer.files().kept_closed().next();
+        let live_bytes = oldest.map_or(0, Segment::live_bytes);
+        let missing = live_bytes.saturating_sub(room_for_moves(writer.files()));
+        // A part of the space would be no help, and would be freed again.
+        if missing > 0 && writer.files_mut().measure_space() < missing {
+            return false;
+        }
+        while room_for_moves(writer.files()) < live_bytes {
+            if !self.prepare(writer, removal) {
+                return false;
+            }
+        }
+        true
     }
 
     /// Makes sure that the next record, of `len` bytes, fits in the current file.
@@ -289,8 +326,9 @@ impl Space {
         if self.began_short {
             return BLOCK;
         }
-        let share = (files.file_size() / MIN_PIECE_SHARE).next_multiple_of(BLOCK);
-        share.max(MIN_PIECE).min(files.file_size())
+        let whole = files.file_size();
+        let piece = (whole / MIN_PIECE_SHARE).max(MIN_PIECE.min(whole / 4));
+        piece.next_multiple_of(BLOCK).min(whole)
     }
 
     /// Notes that a file could not be created or lengthened. Unless that is for want of space, the
@@ -419,9 +457,9 @@ impl Space {
 }
 
 /// Returns for how many short records there should be room in addition to the deletes of all
-/// jobs: a whole file.
+/// jobs: a whole file, and up to one more if there are many jobs ([`Files::more_headroom`]).
 fn headroom(files: &Files) -> u64 {
-    files.whole_len() / SHORT
+    (files.whole_len() + files.more_headroom()) / SHORT
 }
 
 /// Returns the headroom at which puts are refused when there is no space for a whole file. On a
@@ -431,12 +469,12 @@ fn min_headroom(files: &Files) -> u64 {
     headroom(files).min(bytes / SHORT)
 }
 
-/// Returns whether one more file would exceed the limit for all files.
-fn is_at_limit(files: &Files) -> bool {
+/// Returns whether one more file would exceed the bound on all files.
+fn is_at_bound(files: &Files) -> bool {
     !files.is_full() && files.disk_bytes() > 3 * files.segments().live_bytes() + files.file_size()
 }
 
-/// Returns how many bytes compaction may use when the disk has no more space.
-pub fn free_bytes(files: &Files) -> u64 {
+/// Returns how many bytes of records compaction can write to the files that exist.
+fn room_for_moves(files: &Files) -> u64 {
     files.room().saturating_sub(files.segments().deletes() + LAST_HEADROOM) * SHORT
 }

@@ -1,75 +1,72 @@
 //! A hash index that is never rebuilt, and a slab with such an index.
 //!
 //! A `HashMap` doubles its table. Measured with insertions up to ten million entries: the slowest
-//! insertion stalls the loop for 331 ms in a `HashMap`, and for less than 1 ms here.
+//! insertion stalls the loop for 331 ms in a `HashMap`, and for less than 4 ms here.
 //!
-//! This is linear hashing: the number of buckets changes by one at a time. The first insertion
-//! makes 1024 buckets. Each later insertion splits at most one bucket, and each removal merges at
-//! most two:
+//! This is linear hashing: the number of chains changes by one at a time. The first insertion makes 64
+//! chains. Each later insertion splits at most one, and each removal merges at most two:
 //!
 //! ```text
-//! buckets   0   1   2   3 | 4   5        hash h belongs to bucket h mod 8, or to bucket h mod 4
-//!           └───┴── split ─┘   ^          while bucket h mod 8 does not exist
+//! chains    0   1   2   3 | 4   5        hash h belongs to chain h mod 8, or to chain h mod 4
+//!           └───┴── split ─┘   ^          while chain h mod 8 does not exist
 //!                              next split: 2 into 2 and 6
 //! ```
 //!
-//! A bucket is the head of a chain that is linked through the entries. [`LinearHash`] has the heads
-//! of the chains, and [`HashSlab`] the entries in a [`PagedSlab`]. A head has the hash of the first entry
-//! and a bit that shows whether there is another one. With a million entries, each read of an entry is a
-//! cache miss of about 0.2 us; most failed searches and most splits read none.
+//! A bucket has up to 15 numbers with their hashes, in two cache lines. A chain is a bucket and, if that
+//! is full, overflow buckets. Only the first bucket of a chain can have vacant slots, and it is empty only
+//! if the chain is. With a million numbers, the first read of a bucket or an entry is a cache miss of about
+//! 0.2 us. Splits and failed searches read no entries, and on average at most one of seven chains has an
+//! overflow bucket.
+//!
+//! A number takes 14 to 15 bytes while the index grows, and about twice as much after removals.
 
 use super::slab::{PAGE_BYTES, PagedSlab};
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::keys::{Key, NIL};
+use crate::engine::keys::{BucketKey, Key};
 use std::collections::TryReserveError;
 use std::fmt;
+use std::num::NonZero;
 
 /// An entry of a [`HashSlab`].
-pub trait Keyed {
+pub trait Hashed {
     /// Returns the hash, which must not change.
-    fn hash(&self) -> u64;
-
-    /// Returns the link of the chain, which the index has set last.
-    fn next_in_bucket(&self) -> u32;
-
-    /// Returns the link of the chain for writing.
-    fn next_in_bucket_mut(&mut self) -> &mut u32;
+    fn hash(&self) -> u32;
 }
 
 /// Entries of type `T` under keys of type `K`, found by hash.
 #[derive(Debug)]
 pub struct HashSlab<K, T> {
     entries: PagedSlab<K, T>,
-    by_hash: LinearHash,
+    index: HashIndex,
 }
 
 impl<K, T> Default for HashSlab<K, T> {
-    /// Returns an empty slab. Its keys have numbers below `2^31 - 1`.
     fn default() -> HashSlab<K, T> {
-        HashSlab { entries: PagedSlab::with_31_bits(), by_hash: LinearHash::default() }
+        HashSlab { entries: PagedSlab::default(), index: HashIndex::default() }
     }
 }
 
-impl<K: Key, T: Keyed> HashSlab<K, T> {
-    /// Returns the key of an entry in the bucket of `hash` for which `matches` returns true.
-    pub fn find_by(&self, hash: u64, matches: impl Fn(&T) -> bool) -> Option<K> {
-        let matches = |pages: &PagedSlab<K, T>, number| matches(&pages[K::from_number(number)]);
-        self.by_hash.find(&self.entries, hash, matches).map(K::from_number)
+impl<K: Key, T: Hashed> HashSlab<K, T> {
+    /// Returns the key of an entry with this hash for which `matches` returns true.
+    pub fn find_by(&self, hash: u32, matches: impl Fn(&T) -> bool) -> Option<K> {
+        let matches = |number| matches(&self.entries[K::from_number(number)]);
+        self.index.find(hash, matches).map(K::from_number)
     }
 
-    /// Ensures that the next [`HashSlab::insert`] allocates nothing.
+    /// Ensures that the next [`HashSlab::insert`] allocates nothing, if nothing is removed before it.
     pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
         self.entries.try_reserve_one()?;
-        self.by_hash.try_reserve_one()
+        self.index.try_reserve_one()
     }
 
     /// Adds `entry` and returns its key.
     ///
     /// # Panics
-    /// [`HashSlab::try_reserve_one`] has not succeeded since the last insertion.
+    /// [`HashSlab::try_reserve_one`] has not succeeded since the last insertion or removal.
     pub fn insert(&mut self, entry: T) -> K {
+        let hash = entry.hash();
         let key = self.entries.insert(entry);
-        self.by_hash.insert(&mut self.entries, key.number());
+        self.index.insert(hash, key.number());
         key
     }
 
@@ -78,8 +75,9 @@ impl<K: Key, T: Keyed> HashSlab<K, T> {
     /// # Panics
     /// There is no such entry.
     pub fn remove(&mut self, key: K) -> T {
-        self.by_hash.remove(&mut self.entries, key.number());
-        self.entries.remove(key).expect("the index had the key")
+        let removed = self.entries.remove(key).expect("no entry for this key");
+        self.index.remove(removed.hash(), key.number());
+        removed
     }
 
     pub fn len(&self) -> usize {
@@ -89,14 +87,6 @@ impl<K: Key, T: Keyed> HashSlab<K, T> {
     /// Returns the memory of the entries and of the vacant slots between them, in bytes.
     pub fn taken_bytes(&self) -> u64 {
         self.entries.taken_bytes()
-    }
-
-    /// The bytes by which the index grows for one more entry.
-    pub const INDEX_BYTES_PER_ENTRY: u64 = size_of::<Head>() as u64;
-
-    /// Returns the memory of the index of the entries, in bytes.
-    pub fn index_bytes(&self) -> u64 {
-        (self.by_hash.buckets * size_of::<Head>()) as u64
     }
 
     pub fn is_empty(&self) -> bool {
@@ -122,8 +112,8 @@ impl<K: Key, T: Keyed> HashSlab<K, T> {
     /// An invariant is broken. `what` names the slab in the message.
     pub fn check(&self, what: fmt::Arguments<'_>) {
         self.entries.check(what);
-        let keys = self.entries.iter().map(|(key, _)| key.number());
-        self.by_hash.check(&self.entries, keys, what);
+        let numbers = self.entries.iter().map(|(key, entry)| (entry.hash(), key.number()));
+        self.index.check(numbers, what);
     }
 }
 
@@ -141,128 +131,93 @@ impl<K: Key, T> std::ops::IndexMut<K> for HashSlab<K, T> {
     }
 }
 
-impl<K: Key, T: Keyed> Chain for PagedSlab<K, T> {
-    fn hash(&self, number: u32) -> u64 {
-        self[K::from_number(number)].hash()
-    }
-
-    fn next(&self, number: u32) -> u32 {
-        self[K::from_number(number)].next_in_bucket()
-    }
-
-    fn set_next(&mut self, number: u32, next: u32) {
-        *self[K::from_number(number)].next_in_bucket_mut() = next;
-    }
-}
-
-/// Returns a hash of `number` whose low bits depend on all bits of `number`.
+/// Returns a hash of `number`. Its bit i depends on bits 0 to i + 32 of `number`, so numbers should differ
+/// in their low bits.
 pub fn mix(number: u64) -> u64 {
     let product = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     product ^ (product >> 32)
 }
 
-/// The number of heads in a page of 128 KiB: see [`PAGE_BYTES`].
-const PAGE_LEN: usize = PAGE_BYTES / size_of::<Head>();
-/// The least number of buckets after the first insertion. A queue of few jobs splits and merges
-/// none.
-const MIN_BUCKETS: usize = 1024;
-
-/// A store whose entries carry their hash and the next key of their chain.
-trait Chain {
-    /// Returns the hash of the entry under `key`, which must not change.
-    fn hash(&self, key: u32) -> u64;
-
-    /// Returns the key after `key` in its chain, or [`NIL`].
-    fn next(&self, key: u32) -> u32;
-
-    /// Sets the key after `key` in its chain.
-    fn set_next(&mut self, key: u32, next: u32);
+/// Returns the low 32 bits of a hash.
+#[expect(clippy::cast_possible_truncation, reason = "an index has fewer than 2^32 numbers")]
+pub fn low_half(hash: u64) -> u32 {
+    hash as u32
 }
 
-/// An index of the keys of a [`Chain`] store by hash. The keys are below `2^31 - 1`.
+/// An index of numbers by hash. Several numbers may have the same hash.
 #[derive(Debug, Default)]
-struct LinearHash {
-    /// The heads of the chains. All pages are full, except for the last one with heads.
-    pages: Vec<Vec<Head>>,
-    buckets: usize,
+pub struct HashIndex {
+    /// The first buckets of all chains. All pages are full, except for the last one with buckets.
+    pages: Vec<Vec<Bucket>>,
+    /// The number of chains.
+    chains: usize,
+    /// The further buckets of chains.
+    overflow: PagedSlab<BucketKey, Bucket>,
+    /// How many numbers there are.
     len: usize,
 }
 
-/// The head of a chain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Head {
-    /// The first key, with [`HAS_MORE`] if there is another one, or [`NIL`].
-    first: u32,
-    /// The low 32 bits of the hash of the first key. They suffice, as there are at most `2^32` buckets.
-    hash: u32,
+/// Numbers with their hashes. A search reads the second cache line only if a hash matches.
+#[derive(Debug)]
+#[repr(C, align(128))]
+struct Bucket {
+    hashes: [u32; BUCKET_LEN],
+    link: Link,
+    numbers: [u32; BUCKET_LEN],
 }
 
-const HAS_MORE: u32 = 1 << 31;
+/// The number of used slots of a bucket in the low [`LEN_BITS`] bits, and above them the key of the next
+/// bucket of the chain, or [`NO_NEXT`]. All bits are inverted: the result is not zero, so that an
+/// `Option<Bucket>` takes no more memory than a bucket.
+#[derive(Clone, Copy, Debug)]
+struct Link(NonZero<u32>);
 
-impl Head {
-    const EMPTY: Head = Head { first: NIL, hash: 0 };
-
-    fn new(first: u32, hash: u32, has_more: bool) -> Head {
-        let more = if has_more { HAS_MORE } else { 0 };
-        Head { first: first | more, hash }
-    }
-
-    fn is_empty(self) -> bool {
-        self.first == NIL
-    }
-
-    /// Returns the first key, or [`NIL`].
-    fn key(self) -> u32 {
-        if self.is_empty() { NIL } else { self.first & !HAS_MORE }
-    }
-
-    /// Returns the second key, or [`NIL`].
-    fn second<S: Chain>(self, store: &S) -> u32 {
-        if self.has_more() { store.next(self.key()) } else { NIL }
-    }
-
-    fn has_more(self) -> bool {
-        self.first & HAS_MORE != 0 && !self.is_empty()
-    }
+/// A bucket of a chain.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    First(usize),
+    Overflow(BucketKey),
 }
 
-fn low_bits(hash: u64) -> u32 {
-    u32::try_from(hash & u64::from(u32::MAX)).expect("it has 32 bits")
-}
+const BUCKET_LEN: usize = 15;
+const LEN_BITS: u32 = 4;
+/// Not all ones: inverted, these and 15 used slots would be zero.
+const NO_NEXT: u32 = (1 << (u32::BITS - LEN_BITS)) - 2;
 
-impl LinearHash {
-    #[cfg(test)]
-    fn len(&self) -> usize {
-        self.len
+/// The most numbers for each chain, on average.
+const MAX_LOAD: usize = 10;
+/// The fewest numbers for each chain, on average, before chains are merged.
+const MIN_LOAD: usize = 5;
+/// The least number of chains after the first insertion. A queue of few jobs splits and merges none.
+const MIN_CHAINS: usize = 64;
+/// The number of buckets in a page of 128 KiB: see [`PAGE_BYTES`].
+const PAGE_LEN: usize = PAGE_BYTES / size_of::<Bucket>();
+
+const _: () = assert!(size_of::<Option<Bucket>>() == 128, "a bucket has two cache lines");
+
+impl HashIndex {
+    /// The most by which an insertion grows the index, in bytes: one bucket for a new chain, one for the new
+    /// number, and two for slots that a split uses in other pages than it frees. Longer chains are left
+    /// out, and the first insertion.
+    pub const MOST_GROWTH: u64 = 4 * size_of::<Bucket>() as u64;
+
+    /// Returns the memory of the index, in bytes.
+    pub fn taken_bytes(&self) -> u64 {
+        (self.chains * size_of::<Bucket>()) as u64 + self.overflow.taken_bytes()
     }
 
-    /// Returns a key in the bucket of `hash` for which `matches` returns true.
-    fn find<S: Chain>(
-        &self,
-        store: &S,
-        hash: u64,
-        matches: impl Fn(&S, u32) -> bool,
-    ) -> Option<u32> {
-        if self.buckets == 0 {
-            return None;
-        }
-        let head = self.head(self.bucket_of(low_bits(hash)));
-        if head.hash == low_bits(hash) && !head.is_empty() && matches(store, head.key()) {
-            return Some(head.key());
-        }
-        let mut key = head.second(store);
-        while key != NIL {
-            if matches(store, key) {
-                return Some(key);
-            }
-            key = store.next(key);
-        }
-        None
+    /// Returns a number with this hash for which `matches` returns true.
+    pub fn find(&self, hash: u32, matches: impl FnMut(u32) -> bool) -> Option<u32> {
+        let (place, slot) = self.position(hash, matches)?;
+        Some(self.bucket(place).numbers[slot])
     }
 
-    /// Ensures that the next [`LinearHash::insert`] allocates nothing.
-    fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
-        let has_room = self.buckets < self.pages.len() * PAGE_LEN;
+    /// Ensures that the next [`HashIndex::insert`] allocates nothing, if nothing is removed before it: a
+    /// removal may use what was reserved.
+    #[inline]
+    pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
+        self.overflow.try_reserve_one()?;
+        let has_room = self.chains < self.pages.len() * PAGE_LEN;
         if has_room {
             return Ok(());
         }
@@ -275,178 +230,266 @@ impl LinearHash {
         Ok(())
     }
 
-    /// Adds `key`, whose entry is in `store`.
+    /// Adds a number, which must be new among those with this hash.
     ///
     /// # Panics
-    /// [`LinearHash::try_reserve_one`] has not succeeded since the last insertion.
-    fn insert<S: Chain>(&mut self, store: &mut S, key: u32) {
+    /// [`HashIndex::try_reserve_one`] has not succeeded since the last insertion or removal.
+    pub fn insert(&mut self, hash: u32, number: u32) {
         self.len += 1;
-        while self.buckets < self.len.max(MIN_BUCKETS) {
-            self.split(store);
+        while self.chains < self.len.div_ceil(MAX_LOAD).max(MIN_CHAINS) {
+            self.split();
         }
-        let hash = store.hash(key);
-        self.link(store, key, low_bits(hash));
+        self.push(self.chain_of(hash), (hash, number));
+        self.overflow.unmap_surplus();
     }
 
-    /// Removes `key`, whose entry must still be in `store`.
-    fn remove<S: Chain>(&mut self, store: &mut S, key: u32) {
-        let bucket = self.bucket_of(low_bits(store.hash(key)));
-        let next = store.next(key);
-        let head = self.head(bucket);
-        let first = head.key();
-        if first == key {
-            *self.head_mut(bucket) = if next == NIL {
-                Head::EMPTY
-            } else {
-                Head::new(next, low_bits(store.hash(next)), store.next(next) != NIL)
-            };
-        } else {
-            let mut current = first;
-            while store.next(current) != key {
-                current = store.next(current);
-            }
-            store.set_next(current, next);
-            if current == first && next == NIL {
-                self.head_mut(bucket).first = first;
-            }
-        }
+    /// Replaces a number by another one with the same hash.
+    ///
+    /// # Panics
+    /// The index does not have the first one.
+    pub fn replace(&mut self, hash: u32, number: u32, by: u32) {
+        let (place, slot) = self.position(hash, |other| other == number).expect(NO_NUMBER);
+        self.bucket_mut(place).numbers[slot] = by;
+    }
+
+    /// Removes a number.
+    ///
+    /// # Panics
+    /// The index does not have it.
+    pub fn remove(&mut self, hash: u32, number: u32) {
+        let (place, slot) = self.position(hash, |other| other == number).expect(NO_NUMBER);
+        let chain = self.chain_of(hash);
+        let last = self.bucket(Place::First(chain)).last().expect("the chain has a number");
+        self.bucket_mut(place).set(slot, last);
+        self.pop(chain);
         self.len -= 1;
-        // Twice, since each removal lowers the maximum number of buckets by two.
-        self.shrink(store);
-        self.shrink(store);
+        let most = (self.len / MIN_LOAD + 1).max(MIN_CHAINS);
+        // Without memory for a chain that becomes longer, chains stay as they are.
+        if self.chains > most && self.overflow.try_reserve_one().is_ok() {
+            self.merge();
+        }
+        self.overflow.unmap_surplus();
     }
 
-    /// Checks that the chains have exactly these keys in the buckets of their hashes, and that the
-    /// number of buckets fits the number of keys.
+    /// Checks that the chains have exactly these hashes with numbers.
     ///
     /// # Panics
     /// An invariant is broken. `what` names the index in the message.
-    fn check<S: Chain>(
-        &self,
-        store: &S,
-        keys: impl Iterator<Item = u32>,
-        what: fmt::Arguments<'_>,
-    ) {
-        let most = (2 * self.len).max(MIN_BUCKETS) + 2;
-        let is_unused = self.buckets == 0 && self.len == 0;
-        assert!(
-            is_unused || (self.len.max(MIN_BUCKETS)..=most).contains(&self.buckets),
-            "{what}: {} buckets for {} keys",
-            self.buckets,
-            self.len
-        );
-        // Each key must be found, and needs one link: from a head or from another key. If there are
-        // no more links than keys, the chains have no other keys.
-        let mut links = 0;
-        let mut buckets_left = self.buckets;
+    pub fn check(&self, numbers: impl Iterator<Item = (u32, u32)>, what: fmt::Arguments<'_>) {
+        let least = self.len.div_ceil(MAX_LOAD).max(if self.chains == 0 { 0 } else { MIN_CHAINS });
+        assert!(self.chains >= least, "{what}: {} chains for {} numbers", self.chains, self.len);
+        let mut left = self.chains;
         for page in &self.pages {
-            let expected = buckets_left.min(PAGE_LEN);
-            assert_eq!(page.len(), expected, "{what}: buckets of a page");
-            buckets_left -= expected;
-            links += page.iter().filter(|head| !head.is_empty()).count();
-            for head in page.iter().filter(|head| !head.is_empty()) {
-                let key = head.key();
-                let expected = Head::new(key, low_bits(store.hash(key)), store.next(key) != NIL);
-                assert_eq!(*head, expected, "{what}: the head of a chain, and its first entry");
+            assert_eq!(page.len(), left.min(PAGE_LEN), "{what}: buckets of a page");
+            left -= page.len();
+        }
+        assert_eq!(left, 0, "{what}: chains without a page");
+        let (mut len, mut overflow) = (0, 0);
+        for chain in 0..self.chains {
+            let mut link = self.bucket(Place::First(chain)).link;
+            len += link.len();
+            let is_empty = link.len() == 0 && link.next().is_some();
+            assert!(!is_empty, "{what}: chain {chain} begins with an empty bucket");
+            while let Some(next) = link.next() {
+                overflow += 1;
+                assert!(overflow <= self.overflow.len(), "{what}: chain {chain} is a cycle");
+                link = self.overflow[next].link;
+                assert_eq!(link.len(), BUCKET_LEN, "{what}: numbers in an overflow bucket");
+                len += BUCKET_LEN;
             }
         }
-        assert_eq!(buckets_left, 0, "{what}: buckets without a page");
-        let mut len = 0;
-        for key in keys {
-            let bucket = self.bucket_of(low_bits(store.hash(key)));
-            assert!(
-                self.is_in_chain(store, key, bucket),
-                "{what}: {key} is not in bucket {bucket}"
-            );
-            links += usize::from(store.next(key) != NIL);
-            len += 1;
+        assert_eq!(overflow, self.overflow.len(), "{what}: overflow buckets of chains, and all");
+        assert_eq!(len, self.len, "{what}: numbers in chains, and their noted number");
+        for (hash, number) in numbers {
+            let found = self.find(hash, |other| other == number);
+            assert!(found.is_some(), "{what}: {number} is not found");
+            len -= 1;
         }
-        assert_eq!(self.len, len, "{what}: stored and real number of keys");
-        assert_eq!(self.len, links, "{what}: keys, and links to keys");
+        assert_eq!(len, 0, "{what}: numbers in chains without an entry");
     }
 
-    fn is_in_chain<S: Chain>(&self, store: &S, key: u32, bucket: usize) -> bool {
-        let mut current = self.head(bucket).key();
-        // The limit ends the search if the chain is a cycle.
-        for _ in 0..self.len {
-            if current == key || current == NIL {
-                break;
+    /// Returns where a number with this hash is for which `matches` returns true: its bucket and slot.
+    fn position(&self, hash: u32, mut matches: impl FnMut(u32) -> bool) -> Option<(Place, usize)> {
+        if self.chains == 0 {
+            return None;
+        }
+        let mut place = Place::First(self.chain_of(hash));
+        loop {
+            let bucket = self.bucket(place);
+            if bucket.has(hash) {
+                // From the last slot, because the newest number of a hash is usually wanted. This is for
+                // speed only: removals, splits and merges change the order.
+                for slot in (0..bucket.link.len()).rev() {
+                    if bucket.hashes[slot] == hash && matches(bucket.numbers[slot]) {
+                        return Some((place, slot));
+                    }
+                }
             }
-            current = store.next(current);
+            place = Place::Overflow(bucket.link.next()?);
         }
-        current == key
     }
 
-    /// Adds one bucket and moves its keys there.
-    fn split<S: Chain>(&mut self, store: &mut S) {
-        let new = self.buckets;
-        self.pages[new / PAGE_LEN].push(Head::EMPTY);
-        let split = if new == 0 { 0 } else { new - highest_power(new) };
-        let head = std::mem::replace(self.head_mut(split), Head::EMPTY);
-        self.buckets += 1;
-        self.move_chain(store, head);
+    /// Adds a chain and moves the numbers that belong there.
+    fn split(&mut self) {
+        let new = self.chains;
+        self.chains += 1;
+        if new == 0 {
+            return self.pages[0].push(Bucket::empty());
+        }
+        let from = self.bucket_mut(Place::First(split_from(new)));
+        // An index instead of a branch, which would be mispredicted every other time.
+        let mut parts = [Bucket::empty(), Bucket::empty()];
+        for (hash, number) in from.pairs() {
+            let moves = hash as usize & highest_power(new) != 0;
+            parts[usize::from(moves)].push((hash, number));
+        }
+        let mut next = from.link.next();
+        let [stays, moves] = parts;
+        *from = stays;
+        self.pages[new / PAGE_LEN].push(moves);
+        // Each overflow bucket is free before its numbers are moved, so they need no other memory.
+        while let Some(key) = next {
+            let bucket = self.overflow.remove_keeping_page(key).expect(BROKEN_CHAIN);
+            for (hash, number) in bucket.pairs() {
+                self.push(self.chain_of(hash), (hash, number));
+            }
+            next = bucket.link.next();
+        }
     }
 
-    /// Removes the last bucket and moves its keys back, if there are more than [`MIN_BUCKETS`]
-    /// buckets and more than two for each key.
-    fn shrink<S: Chain>(&mut self, store: &mut S) {
-        if self.buckets < (2 * self.len).max(MIN_BUCKETS) + 2 {
-            return;
+    /// Removes the last chain and moves its numbers back. There must be memory for one overflow bucket.
+    fn merge(&mut self) {
+        let last = self.chains - 1;
+        let to = split_from(last);
+        // One by one, so that one overflow bucket more than now suffices.
+        while let Some(pair) = self.pop(last) {
+            self.push(to, pair);
         }
-        let last = self.buckets - 1;
-        let head = self.head(last);
         self.pages[last / PAGE_LEN].pop();
-        self.buckets = last;
-        // One empty page stays, so that adding and removing one bucket again and again allocates
+        self.chains = last;
+        // One empty page stays, so that adding and removing one chain again and again allocates
         // nothing.
         if self.pages.len() > last / PAGE_LEN + 2 {
             self.pages.pop();
         }
-        self.move_chain(store, head);
     }
 
-    /// Moves the keys of a chain that was removed to the buckets of their hashes.
-    fn move_chain<S: Chain>(&mut self, store: &mut S, head: Head) {
-        if head.is_empty() {
+    /// Adds a hash with its number to a chain.
+    fn push(&mut self, chain: usize, pair: (u32, u32)) {
+        let first = self.bucket_mut(Place::First(chain));
+        if first.push(pair) {
             return;
         }
-        let mut next = head.second(store);
-        let target = self.bucket_of(head.hash);
-        if next == NIL && self.head(target).is_empty() {
-            *self.head_mut(target) = head;
-            return;
-        }
-        self.link(store, head.key(), head.hash);
-        while next != NIL {
-            let key = next;
-            next = store.next(key);
-            let hash = store.hash(key);
-            self.link(store, key, low_bits(hash));
-        }
+        let mut new = Bucket::empty();
+        new.push(pair);
+        let full = std::mem::replace(first, new);
+        let next = self.overflow.insert(full);
+        let first = self.bucket_mut(Place::First(chain));
+        first.link = Link::new(first.link.len(), Some(next));
     }
 
-    fn link<S: Chain>(&mut self, store: &mut S, key: u32, hash: u32) {
-        let head = self.head_mut(self.bucket_of(hash));
-        store.set_next(key, head.key());
-        *head = Head::new(key, hash, !head.is_empty());
+    /// Removes and returns the last hash with its number of the first bucket of a chain.
+    fn pop(&mut self, chain: usize) -> Option<(u32, u32)> {
+        let first = self.bucket_mut(Place::First(chain));
+        let last = first.last()?;
+        let (len, next) = (first.link.len() - 1, first.link.next());
+        first.link = Link::new(len, next);
+        if len == 0
+            && let Some(next) = next
+        {
+            let full = self.overflow.remove_keeping_page(next).expect(BROKEN_CHAIN);
+            *self.bucket_mut(Place::First(chain)) = full;
+        }
+        Some(last)
     }
 
-    fn bucket_of(&self, hash: u32) -> usize {
-        let hash = u64::from(hash);
+    fn chain_of(&self, hash: u32) -> usize {
+        let hash = hash as usize;
         // Masks instead of remainders: the compiler does not know that the divisors are powers of
         // two.
-        let round = highest_power(self.buckets) as u64;
+        let round = highest_power(self.chains);
         let wide = hash & (round * 2 - 1);
-        let bucket = if wide < self.buckets as u64 { wide } else { hash & (round - 1) };
-        usize::try_from(bucket).expect("it is below the number of buckets")
+        if wide < self.chains { wide } else { hash & (round - 1) }
     }
 
-    fn head(&self, bucket: usize) -> Head {
-        self.pages[bucket / PAGE_LEN][bucket % PAGE_LEN]
+    fn bucket(&self, place: Place) -> &Bucket {
+        match place {
+            Place::First(chain) => &self.pages[chain / PAGE_LEN][chain % PAGE_LEN],
+            Place::Overflow(key) => &self.overflow[key],
+        }
     }
 
-    fn head_mut(&mut self, bucket: usize) -> &mut Head {
-        &mut self.pages[bucket / PAGE_LEN][bucket % PAGE_LEN]
+    fn bucket_mut(&mut self, place: Place) -> &mut Bucket {
+        match place {
+            Place::First(chain) => &mut self.pages[chain / PAGE_LEN][chain % PAGE_LEN],
+            Place::Overflow(key) => &mut self.overflow[key],
+        }
+    }
+}
+
+const NO_NUMBER: &str = "no such number with this hash";
+const BROKEN_CHAIN: &str = "a bucket refers to one that is gone";
+
+impl Bucket {
+    fn empty() -> Bucket {
+        Bucket { hashes: [0; BUCKET_LEN], link: Link::new(0, None), numbers: [0; BUCKET_LEN] }
+    }
+
+    /// Returns whether a slot has this hash. A slot that is not used any more may have it, too.
+    fn has(&self, hash: u32) -> bool {
+        // Without an end at the first such slot, so that the compiler compares several at once.
+        self.hashes.iter().fold(false, |has, of| has | (*of == hash))
+    }
+
+    /// Adds a hash with its number. Returns `false` if there is no free slot.
+    fn push(&mut self, pair: (u32, u32)) -> bool {
+        let len = self.link.len();
+        let has_room = len < BUCKET_LEN;
+        if has_room {
+            self.set(len, pair);
+            self.link = Link::new(len + 1, self.link.next());
+        }
+        has_room
+    }
+
+    /// Returns the hashes with their numbers.
+    fn pairs(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        let numbers = self.numbers.iter().copied();
+        self.hashes.iter().copied().zip(numbers).take(self.link.len())
+    }
+
+    /// Returns the hash with its number in the last used slot.
+    fn last(&self) -> Option<(u32, u32)> {
+        let last = self.link.len().checked_sub(1)?;
+        Some((self.hashes[last], self.numbers[last]))
+    }
+
+    fn set(&mut self, slot: usize, (hash, number): (u32, u32)) {
+        self.hashes[slot] = hash;
+        self.numbers[slot] = number;
+    }
+}
+
+impl Link {
+    fn new(len: usize, next: Option<BucketKey>) -> Link {
+        let len = u32::try_from(len).expect("a bucket has at most 15 numbers");
+        let next = next.map_or(NO_NEXT, |key| {
+            // All of them are full, and there are at most 2^32 numbers.
+            assert!(key.number() < NO_NEXT, "an overflow bucket with a key above 28 bits");
+            key.number()
+        });
+        Link(NonZero::new(!(next << LEN_BITS | len)).expect("NO_NEXT has a zero"))
+    }
+
+    /// Returns the number of used slots.
+    fn len(self) -> usize {
+        (!self.0.get() & ((1 << LEN_BITS) - 1)) as usize
+    }
+
+    /// Returns the next bucket of the chain.
+    fn next(self) -> Option<BucketKey> {
+        let next = !self.0.get() >> LEN_BITS;
+        (next != NO_NEXT).then(|| BucketKey::from_number(next))
     }
 }
 
@@ -455,70 +498,163 @@ fn highest_power(count: usize) -> usize {
     1 << count.ilog2()
 }
 
+/// Returns the chain from which a chain is split.
+fn split_from(chain: usize) -> usize {
+    chain - highest_power(chain)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeMap;
+    use std::collections::BTreeSet;
 
-    /// A store in which three keys share each hash, so that chains are long.
-    #[derive(Default)]
-    struct Store(Vec<u32>);
+    /// Returns the hash of a number. Twenty numbers share each hash, so that there are overflow buckets.
+    fn hash(number: u32) -> u32 {
+        low_half(mix(u64::from(number / 20)))
+    }
 
-    impl Chain for Store {
-        fn hash(&self, key: u32) -> u64 {
-            u64::from(key) / 3
-        }
-        fn next(&self, key: u32) -> u32 {
-            self.0[key as usize]
-        }
-        fn set_next(&mut self, key: u32, next: u32) {
-            self.0[key as usize] = next;
-        }
+    fn insert(index: &mut HashIndex, number: u32) {
+        index.try_reserve_one().expect("the test has memory");
+        index.insert(hash(number), number);
+    }
+
+    fn check(index: &HashIndex, model: &BTreeSet<u32>) {
+        index.check(model.iter().map(|&number| (hash(number), number)), format_args!("the index"));
     }
 
     #[test]
-    fn random_operations_match_a_btree_map() {
-        const KEYS: u32 = 5_000;
+    fn random_operations_match_a_btree_set() {
+        const NUMBERS: u32 = 20_000;
         let mut random = fastrand::Rng::with_seed(9);
-        let mut store = Store(vec![NIL; KEYS as usize]);
-        let mut index = LinearHash::default();
-        let mut model: BTreeMap<u32, ()> = BTreeMap::new();
-        for step in 0..100_000 {
-            let filling = (step / 20_000) % 2 == 0;
-            let key = random.u32(..KEYS);
-            let present = model.contains_key(&key);
-            if present && (!filling || random.u8(..8) == 0) {
-                index.remove(&mut store, key);
-                model.remove(&key);
-            } else if !present && (filling || random.u8(..8) == 0) {
-                index.try_reserve_one().expect("the test has memory");
-                index.insert(&mut store, key);
-                model.insert(key, ());
+        let mut index = HashIndex::default();
+        let mut model = BTreeSet::new();
+        let mut most_overflow = 0;
+        for step in 0..200_000 {
+            let filling = (step / 40_000) % 2 == 0;
+            let number = random.u32(..NUMBERS);
+            let is_there = model.contains(&number);
+            if is_there && (!filling || random.u8(..8) == 0) {
+                index.remove(hash(number), number);
+                model.remove(&number);
+            } else if !is_there && (filling || random.u8(..8) == 0) {
+                insert(&mut index, number);
+                model.insert(number);
             }
-            let wanted = random.u32(..KEYS);
-            let found = index.find(&store, store.hash(wanted), |_, key| key == wanted);
-            assert_eq!(found.is_some(), model.contains_key(&wanted));
-            assert_eq!(index.len(), model.len());
-            assert!(index.buckets <= (2 * index.len()).max(MIN_BUCKETS) + 2);
-            if step % 64 == 0 {
-                index.check(&store, model.keys().copied(), format_args!("step {step}"));
+            let wanted = random.u32(..NUMBERS);
+            let found = index.find(hash(wanted), |number| number == wanted);
+            assert_eq!(found, model.get(&wanted).copied());
+            assert!(index.chains <= (index.len / MIN_LOAD + 1).max(MIN_CHAINS));
+            most_overflow = most_overflow.max(index.overflow.len());
+            if step % 256 == 0 {
+                check(&index, &model);
             }
+        }
+        assert!(most_overflow > 500, "{most_overflow} overflow buckets");
+        while let Some(number) = model.pop_first() {
+            index.remove(hash(number), number);
+        }
+        check(&index, &model);
+    }
+
+    #[test]
+    fn after_an_insertion_the_new_number_is_found_first() {
+        let mut index = HashIndex::default();
+        for number in 0..1_000 {
+            index.try_reserve_one().expect("the test has memory");
+            index.insert(7, number);
+            assert_eq!(index.find(7, |_| true), Some(number));
         }
     }
 
     #[test]
-    fn removing_all_keys_frees_the_pages() {
-        const KEYS: u32 = 200_000;
-        let mut store = Store(vec![NIL; KEYS as usize]);
-        let mut index = LinearHash::default();
-        for key in 0..KEYS {
-            index.try_reserve_one().expect("the test has memory");
-            index.insert(&mut store, key);
+    fn a_number_is_replaced() {
+        let mut index = HashIndex::default();
+        let mut model: BTreeSet<u32> = (0..100).collect();
+        model.iter().for_each(|&number| insert(&mut index, number));
+        index.replace(hash(47), 47, 47 + 1_000_000);
+        assert_eq!(index.find(hash(47), |number| number == 47), None);
+        assert_eq!(index.find(hash(47), |number| number > 1_000), Some(47 + 1_000_000));
+        index.replace(hash(47), 47 + 1_000_000, 47);
+        check(&index, &model);
+        index.remove(hash(47), 47);
+        model.remove(&47);
+        check(&index, &model);
+    }
+
+    /// Returns an index and its numbers. The second page of overflow buckets has one bucket, and the
+    /// first one has one vacant slot. 16 numbers have the hash `long`, and 15 the hash `full`.
+    fn with_two_overflow_pages(long: u32, full: u32) -> (HashIndex, Vec<(u32, u32)>) {
+        let mut index = HashIndex::default();
+        let mut entries: Vec<(u32, u32)> = Vec::new();
+        let others = PAGE_LEN * BUCKET_LEN + BUCKET_LEN;
+        for (hash, count) in [(0, others), (long, BUCKET_LEN + 1), (full, BUCKET_LEN)] {
+            for _ in 0..count {
+                entries.push((hash, u32::try_from(entries.len()).unwrap()));
+                index.try_reserve_one().expect("the test has memory");
+                index.insert(hash, entries.last().unwrap().1);
+            }
         }
-        assert!(index.pages.len() >= 12);
-        for key in 0..KEYS {
-            index.remove(&mut store, key);
+        for (hash, number) in entries.drain(..BUCKET_LEN) {
+            index.remove(hash, number);
+        }
+        assert_eq!((index.overflow.len(), index.overflow.page_count()), (PAGE_LEN, 2));
+        (index, entries)
+    }
+
+    /// The number of chains of this index.
+    const CHAINS: usize = (PAGE_LEN * BUCKET_LEN + 3 * BUCKET_LEN + 1).div_ceil(MAX_LOAD);
+
+    fn to_hash(chain: usize) -> u32 {
+        u32::try_from(chain).unwrap()
+    }
+
+    #[test]
+    fn a_split_uses_the_overflow_buckets_that_it_frees() {
+        let long = to_hash(split_from(CHAINS));
+        let full = long + 1;
+        let (mut index, mut entries) = with_two_overflow_pages(long, full);
+        assert_eq!(index.chains, CHAINS);
+        // Others, up to the number with which the chain is split.
+        while index.chains == CHAINS {
+            let is_last = index.len == CHAINS * MAX_LOAD;
+            let number = 1_000_000 + u32::try_from(index.len).unwrap();
+            let hash = if is_last { full } else { full + 1 + number % 100 };
+            index.try_reserve_one().expect("the test has memory");
+            index.insert(hash, number);
+            entries.push((hash, number));
+        }
+        assert_eq!(index.overflow.len(), PAGE_LEN + 1);
+        index.check(entries.into_iter(), format_args!("the index"));
+    }
+
+    #[test]
+    fn a_merge_uses_the_overflow_buckets_that_it_frees() {
+        let last = CHAINS - 1;
+        let (mut index, entries) =
+            with_two_overflow_pages(to_hash(last), to_hash(split_from(last)));
+        index.overflow.try_reserve_one().expect("the test has memory");
+        index.merge();
+        assert_eq!(index.overflow.len(), PAGE_LEN + 1);
+        for (hash, number) in entries {
+            assert_eq!(index.find(hash, |other| other == number), Some(number));
+        }
+    }
+
+    #[test]
+    fn removing_all_numbers_frees_the_pages() {
+        const NUMBERS: u32 = 200_000;
+        let hash = |number| low_half(mix(u64::from(number)));
+        let mut index = HashIndex::default();
+        for number in 0..NUMBERS {
+            index.try_reserve_one().expect("the test has memory");
+            index.insert(hash(number), number);
+            assert!(index.taken_bytes() <= 16 * u64::from(number) + 9_000);
+        }
+        assert!(index.pages.len() >= 19);
+        for number in 0..NUMBERS {
+            index.remove(hash(number), number);
         }
         assert!(index.pages.len() <= 2);
+        assert!(index.overflow.is_empty());
     }
 }

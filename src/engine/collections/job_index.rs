@@ -7,19 +7,13 @@
 //! id 42 = block 5, offset 2       block 5   | 40 | 41 | 42 | .. | 47 |  -> keys of jobs
 //! ```
 //!
-//! With ten million consecutive ids a job takes 7.7 bytes here. It takes 28 bytes in a `HashMap`,
+//! With ten million consecutive ids a job takes 7.8 bytes here. It takes 28 bytes in a `HashMap`,
 //! whose largest rebuild stalls the loop for 0.3 s.
 //!
-//! A hash index over the jobs themselves would be simpler, but each split of a bucket would read
-//! other jobs. Server CPU with a million jobs, pipelined:
-//!
-//! | | blocks | index over jobs |
-//! |---|---|---|
-//! | put | 0.6 us | 1.0 us |
-//! | delete in the order of ids | 1.0 us | 1.4 us |
-//! | delete in random order | 1.5 us | 1.3 us |
+//! A hash index over the jobs themselves would be simpler, but takes 14 to 15 bytes for a job, and each
+//! put would read another part of the index.
 
-use super::hash_index::{HashSlab, Keyed, mix};
+use super::hash_index::{HashSlab, Hashed, low_half, mix};
 use crate::engine::keys::BlockKey;
 use crate::engine::keys::NIL;
 use std::cell::Cell;
@@ -29,7 +23,8 @@ use std::collections::TryReserveError;
 #[derive(Debug, Default)]
 pub struct JobIndex {
     blocks: HashSlab<BlockKey, IdBlock>,
-    /// The block of the last insertion, unless it was removed: the next id is usually in it.
+    /// The block of the last insertion. It stays when it has no job any more, since the next id is
+    /// usually in it.
     last_inserted: Option<(u64, BlockKey)>,
     /// The block that was found last, unless it was removed. Most jobs are looked up to be deleted,
     /// in the order of their ids.
@@ -42,8 +37,6 @@ struct IdBlock {
     number: u64,
     /// The number of the key for each id, or [`NIL`].
     jobs: [u32; BLOCK_LEN],
-    next_in_bucket: u32,
-    used: u32,
 }
 
 const BLOCK_LEN: usize = 8;
@@ -51,20 +44,20 @@ const BLOCK_LEN: usize = 8;
 impl JobIndex {
     /// Returns the number of the key of the job with this id.
     pub fn find(&self, id: u64) -> Option<u32> {
-        let (number, offset) = split(id);
+        let (number, offset) = block_and_offset(id);
         let job = self.blocks[self.block(number)?].jobs[offset];
         (job != NIL).then_some(job)
     }
 
-    /// Returns the memory of all blocks, in bytes.
+    /// Returns the memory of all blocks without their index, in bytes.
     pub fn taken_bytes(&self) -> u64 {
         self.blocks.taken_bytes()
     }
 
-    /// The memory of an id that is alone in its block, in bytes.
-    pub const MAX_BYTES_PER_ID: u64 = size_of::<IdBlock>() as u64;
+    /// The memory of an id that is alone in its block, without the index of the blocks, in bytes.
+    pub const MAX_BYTES_PER_ID: u64 = size_of::<Option<IdBlock>>() as u64;
 
-    /// Ensures that the next [`JobIndex::insert`] allocates nothing.
+    /// Ensures that the next [`JobIndex::insert`] allocates nothing, if nothing is removed before it.
     pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
         self.blocks.try_reserve_one()
     }
@@ -72,39 +65,46 @@ impl JobIndex {
     /// Adds the job with this id, which must be new.
     ///
     /// # Panics
-    /// [`JobIndex::try_reserve_one`] has not succeeded since the last insertion.
+    /// [`JobIndex::try_reserve_one`] has not succeeded since the last insertion or removal.
     pub fn insert(&mut self, id: u64, job: u32) {
-        let (number, offset) = split(id);
+        let (number, offset) = block_and_offset(id);
         let key = self.block(number).unwrap_or_else(|| {
             let jobs = [NIL; BLOCK_LEN];
-            self.blocks.insert(IdBlock { number, jobs, next_in_bucket: NIL, used: 0 })
+            self.blocks.insert(IdBlock { number, jobs })
         });
-        self.last_inserted = Some((number, key));
-        let block = &mut self.blocks[key];
-        block.jobs[offset] = job;
-        block.used += 1;
+        self.blocks[key].jobs[offset] = job;
+        let before = self.last_inserted.replace((number, key));
+        if let Some((other, before)) = before
+            && other != number
+        {
+            self.remove_if_empty(before);
+        }
     }
 
     /// Removes the job with this id, which must be in the map.
     pub fn remove(&mut self, id: u64) {
-        let (number, offset) = split(id);
+        let (number, offset) = block_and_offset(id);
         let key = self.block(number).expect("each job has a block");
         let block = &mut self.blocks[key];
         block.jobs[offset] = NIL;
-        block.used -= 1;
-        if block.used == 0 {
+        if self.last_inserted.is_none_or(|(inserted, _)| inserted != number) {
+            self.remove_if_empty(key);
+        }
+    }
+
+    fn remove_if_empty(&mut self, key: BlockKey) {
+        if self.blocks[key].is_empty() {
             self.blocks.remove(key);
-            self.last_inserted.take_if(|(inserted, _)| *inserted == number);
             self.last_found.take();
         }
     }
 
     /// Counts the jobs, in a time that grows with their number.
     pub fn count(&self) -> usize {
-        self.blocks.iter().map(|(_, block)| block.used as usize).sum()
+        self.blocks.iter().map(|(_, block)| block.len()).sum()
     }
 
-    /// Checks that each block is found and has the stored number of jobs.
+    /// Checks that each block is found and has a job.
     ///
     /// # Panics
     /// An invariant is broken.
@@ -115,11 +115,11 @@ impl JobIndex {
             let block = self.blocks.get(key).map(|block| block.number);
             assert_eq!(block, Some(number), "number of the remembered block of ids");
         }
-        for (key, IdBlock { number, jobs, used, .. }) in self.blocks.iter() {
-            let counted = jobs.iter().filter(|&&job| job != NIL).count();
-            assert_eq!(*used as usize, counted, "stored and real number of jobs of block {number}");
-            assert!(counted > 0, "block {number} of ids has no job");
-            let found = self.block(*number);
+        for (key, block) in self.blocks.iter() {
+            let number = block.number;
+            let is_last = self.last_inserted.is_some_and(|(_, last)| last == key);
+            assert!(is_last || !block.is_empty(), "block {number} of ids has no job");
+            let found = self.block(number);
             assert_eq!(found, Some(key), "key that is found for block {number}");
         }
     }
@@ -130,28 +130,31 @@ impl JobIndex {
         if let Some((_, key)) = self.last_inserted.filter(matches).or(last_found) {
             return Some(key);
         }
-        let key = self.blocks.find_by(mix(number), |block| block.number == number)?;
+        let key = self.blocks.find_by(low_half(mix(number)), |block| block.number == number)?;
         self.last_found.set(Some((number, key)));
         Some(key)
     }
 }
 
-impl Keyed for IdBlock {
-    fn hash(&self) -> u64 {
-        mix(self.number)
+impl IdBlock {
+    fn is_empty(&self) -> bool {
+        self.jobs == [NIL; BLOCK_LEN]
     }
 
-    fn next_in_bucket(&self) -> u32 {
-        self.next_in_bucket
+    /// Returns the number of jobs.
+    fn len(&self) -> usize {
+        self.jobs.iter().filter(|&&job| job != NIL).count()
     }
+}
 
-    fn next_in_bucket_mut(&mut self) -> &mut u32 {
-        &mut self.next_in_bucket
+impl Hashed for IdBlock {
+    fn hash(&self) -> u32 {
+        low_half(mix(self.number))
     }
 }
 
 /// Returns the number of the block of an id, and its offset in the block.
-fn split(id: u64) -> (u64, usize) {
+fn block_and_offset(id: u64) -> (u64, usize) {
     let offset = id % BLOCK_LEN as u64;
     (id / BLOCK_LEN as u64, usize::try_from(offset).expect("an offset is below 8"))
 }

@@ -110,20 +110,52 @@ impl<K: Key, T> PagedSlab<K, T> {
         K::from_number(number)
     }
 
-    /// Removes and returns the entry under `key`.
+    /// Removes and returns the entry under `key`. Unmaps its page if that becomes empty and another one has
+    /// vacant slots.
     pub fn remove(&mut self, key: K) -> Option<T> {
-        let number = key.number();
-        let page = self.pages.get_mut(Self::page_of(number))?;
-        let removed = page.get_mut(Self::slot_of(number))?.take()?;
-        if let Some(page) = self.slots.free(number) {
-            self.touched -= std::mem::take(&mut self.pages[page]).len();
+        let removed = self.take(key)?;
+        if let Some(page) = self.slots.free(key.number()) {
+            self.free_page(page);
         }
         Some(removed)
+    }
+
+    /// As [`PagedSlab::remove`], but unmaps no page: the vacant slot can be used without a reservation
+    /// until [`PagedSlab::unmap_surplus`] is called.
+    pub fn remove_keeping_page(&mut self, key: K) -> Option<T> {
+        let removed = self.take(key)?;
+        self.slots.free_keeping_page(key.number());
+        Some(removed)
+    }
+
+    /// Unmaps pages without entries. One or two of them stay.
+    pub fn unmap_surplus(&mut self) {
+        while self.slots.empty_count() > 1
+            && let Some(page) = self.slots.unmap_empty()
+        {
+            self.free_page(page);
+        }
+    }
+
+    /// Empties the slot of `key`, which stays used.
+    fn take(&mut self, key: K) -> Option<T> {
+        let page = self.pages.get_mut(Self::page_of(key.number()))?;
+        page.get_mut(Self::slot_of(key.number()))?.take()
+    }
+
+    /// Frees the memory of a page that was unmapped.
+    fn free_page(&mut self, page: usize) {
+        self.touched -= std::mem::take(&mut self.pages[page]).len();
     }
 
     /// Returns all entries in the order of their keys.
     pub fn iter(&self) -> impl Iterator<Item = (K, &T)> + '_ {
         (0..self.pages.len()).flat_map(|page| self.in_page(page))
+    }
+
+    /// Returns all entries for writing, in the order of their keys.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> + '_ {
+        self.pages.iter_mut().flatten().flatten()
     }
 
     /// Returns the entries of a page in the order of their keys. An entry stays in its page.

@@ -335,7 +335,7 @@ fn write_binlog(server: &ServerStats<'_>, queue: &Queue, text: &mut Text<'_>) {
     text.gauge("beanstalkd_binlog_oldest_file_number", help, stats.oldest);
     let help = "Number of the current binlog file.";
     text.gauge("beanstalkd_binlog_current_file_number", help, stats.current);
-    let help = "Size of a new binlog file.";
+    let help = "Size of a binlog file on a large disk, as set.";
     text.gauge("beanstalkd_binlog_file_size_bytes", help, server.binlog_file_size);
     let help = "Disk space of all binlog files.";
     text.gauge("beanstalkd_binlog_disk_bytes", help, sizes.disk_bytes);

@@ -270,7 +270,7 @@ impl JobRow {
             age: now.since(job.created_at),
             delay: Nanos::from_secs(job.delay_secs),
             ttr: Nanos::from_secs(job.ttr_secs),
-            time_left: queue.due(job).map_or(Nanos::ZERO, |due| due.since(now)),
+            time_left: queue.time_left(job, now),
             body_len: job.body.content_len(),
             counts: queue.jobs.counts(job),
         }

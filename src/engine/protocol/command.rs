@@ -126,7 +126,7 @@ pub enum Command<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UniqueTag<'a> {
     /// As long as, and with the bytes of, the name of a tube.
-    pub key: &'a str,
+    pub key: &'a [u8],
     /// For how many seconds the key is kept after the delete of the job.
     pub ttl_secs: u32,
 }
@@ -494,12 +494,10 @@ impl<'a> Arguments<'a> {
         self.0.starts_with(b" ").then_some(())?;
         self.skip_spaces();
         let tag = self.0.strip_prefix(UNIQUE_WORD)?;
-        let (key, ttl) = match text::find_byte(b':', tag) {
-            Some(end) => (&tag[..end], &tag[end + 1..]),
-            None => (tag, &b"0"[..]),
+        let (key, rest) = tag.split_at(text::name_prefix_len(tag)?);
+        let [b':', ttl @ ..] = rest else {
+            return rest.is_empty().then_some(UniqueTag { key, ttl_secs: 0 });
         };
-        // A key has the bytes of a name of a tube, so neither has a space.
-        let key = Arguments(key).only_tube()?;
         let mut ttl = Arguments(ttl);
         let ttl_secs = u32::try_from(ttl.digits()?).ok()?;
         ttl.0.is_empty().then_some(UniqueTag { key, ttl_secs })
@@ -720,7 +718,9 @@ mod tests {
 
     #[test]
     fn the_tag_of_a_put_has_a_key_and_seconds() {
-        let unique = |key, ttl_secs| Some(UniqueTag { key, ttl_secs });
+        fn unique(key: &str, ttl_secs: u32) -> Option<UniqueTag<'_>> {
+            Some(UniqueTag { key: key.as_bytes(), ttl_secs })
+        }
         assert_eq!(parse(b"put 1 2 3 4 idp:a"), put(1, 4, b" idp:a"));
         assert_eq!(UniqueTag::parse(b" idp:a"), unique("a", 0));
         assert_eq!(UniqueTag::parse(b"   idp:Az09-+/;.$_():007"), unique("Az09-+/;.$_()", 7));

@@ -166,7 +166,7 @@ fn push_job_line(text: &mut String, job: &Job, queue: &Queue, now: Nanos) {
         (", age: ", now.since(job.created_at).whole_secs()),
         (", delay: ", job.delay_secs.into()),
         (", ttr: ", job.ttr_secs.into()),
-        (", time-left: ", time_left(job, queue, now)),
+        (", time-left: ", queue.time_left(job, now).whole_secs()),
         (", bytes: ", job.body.content_len().into()),
         (", reserves: ", reserves.into()),
         (", timeouts: ", timeouts.into()),
@@ -191,11 +191,6 @@ pub fn state_name(job: &Job) -> &'static str {
     }
 }
 
-/// Returns the seconds to the deadline of a reserved job or the end of a delay, or 0.
-fn time_left(job: &Job, queue: &Queue, now: Nanos) -> u64 {
-    queue.due(job).map_or(0, |due| due.secs_left(now))
-}
-
 /// Returns the document of `stats-job`.
 pub fn job(job: &Job, queue: &Queue, now: Nanos) -> String {
     let Counts { reserves, timeouts, releases, buries, kicks } = queue.jobs.counts(job);
@@ -207,7 +202,7 @@ pub fn job(job: &Job, queue: &Queue, now: Nanos) -> String {
         .line("age", now.since(job.created_at).whole_secs())
         .line("delay", job.delay_secs)
         .line("ttr", job.ttr_secs)
-        .line("time-left", time_left(job, queue, now))
+        .line("time-left", queue.time_left(job, now).whole_secs())
         .line("file", queue.file_of(job))
         .line("reserves", reserves)
         .line("timeouts", timeouts)

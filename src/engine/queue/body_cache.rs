@@ -492,7 +492,7 @@ impl Queue {
         self.detach(key);
         let job = self.jobs.remove(key);
         if let Some(unique) = job.log.unique() {
-            self.unique.remove(unique);
+            self.unique.remove(unique, key);
         }
         self.record_end(&job, log, false);
         let tube = job.tube;

@@ -268,7 +268,7 @@ impl Queue {
         let flushed_at = if has_key { self.flushed_at(&self.jobs[key]) } else { Nanos::ZERO };
         self.jobs[key].state = State::Detached;
         let job = self.jobs.remove(key);
-        self.record_flushed(&job, flushed_at, now);
+        self.record_flushed(key, &job, flushed_at, now);
         let frees_page = self.drop_job(job);
         let freed = mapped_before.saturating_sub(self.mapped_bytes()).div_ceil(PAGE_BYTES as u64);
         let pages = usize::from(frees_page) + usize::try_from(freed).unwrap_or(usize::MAX);

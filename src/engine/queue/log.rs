@@ -18,7 +18,7 @@ use crate::engine::binlog::key_record::KeyRecord;
 use crate::engine::binlog::record::{self, Fields, FlushKind, Mark, RecordState};
 use crate::engine::binlog::segments::Owner;
 use crate::engine::binlog::{Binlog, BinlogStats, IoFailed, KeyNeeds, NoSpace};
-use crate::engine::keys::{JobKey, LogKey, TubeKey, UniqueKey};
+use crate::engine::keys::{JobKey, KeptKey, LogKey, TubeKey};
 use crate::engine::time::{ClockOffset, Nanos};
 
 /// At most this many bytes of jobs, and the rest of one job, are moved at once, in about 0.2 ms.
@@ -122,21 +122,21 @@ impl Queue {
     }
 
     /// Records the delete of a job that was removed, and ends its key.
-    pub(super) fn record_delete(&mut self, job: &Job, now: Nanos) {
+    pub(super) fn record_delete(&mut self, key: JobKey, job: &Job, now: Nanos) {
         if job.log == LogRef::none() {
             return;
         }
         match job.log.target() {
             LogTarget::Entry(log) => self.record_end(job, log, false),
-            LogTarget::Unique(key) => self.end_unique(job, key, None, now),
+            LogTarget::Unique(_) => self.end_unique(key, job, None, now),
         }
     }
 
     /// Records the delete of a job that a flush has deleted at `flushed_at`, and ends its key.
-    pub(super) fn record_flushed(&mut self, job: &Job, flushed_at: Nanos, now: Nanos) {
+    pub(super) fn record_flushed(&mut self, key: JobKey, job: &Job, flushed_at: Nanos, now: Nanos) {
         match job.log.target() {
             LogTarget::Entry(log) => self.record_end(job, log, true),
-            LogTarget::Unique(key) => self.end_unique(job, key, Some(flushed_at), now),
+            LogTarget::Unique(_) => self.end_unique(key, job, Some(flushed_at), now),
         }
     }
 
@@ -152,15 +152,16 @@ impl Queue {
     }
 
     /// Records the delete of a job whose key is kept, after [`Queue::reserve_delete`].
-    pub(super) fn record_kept(&mut self, job: &Job, log: LogKey, key: UniqueKey, is_flushed: bool) {
+    pub(super) fn record_kept(&mut self, job: &Job, key: KeptKey, is_flushed: bool) {
         let kept = self.kept_record(key);
+        let log = self.unique.log_of_kept(key);
         let Some(binlog) = &mut self.binlog else { return };
         let fields = end_fields(job, &self.jobs, is_flushed, self.clock_offset);
         binlog.delete_and_keep(log, key, &kept, &fields, is_flushed);
     }
 
     /// Returns the record of a kept key.
-    fn kept_record(&self, key: UniqueKey) -> KeyRecord {
+    fn kept_record(&self, key: KeptKey) -> KeyRecord {
         let record = self.unique.record_of_kept(key);
         let kept_until = record.kept_until.map(|until| until.to_wall_clock(self.clock_offset));
         KeyRecord { kept_until, ..record }

@@ -63,7 +63,7 @@ use super::collections::heap::Heap;
 use super::collections::secondary_map::SecondaryMap;
 use super::collections::wheel::Wheel;
 use super::headroom::{self, Headroom};
-use super::keys::{ConnKey, JobKey, Key, TimerKey, TubeKey, UniqueKey};
+use super::keys::{ConnKey, JobKey, KeptKey, Key, TimerKey, TubeKey};
 use super::time::{ClockOffset, Nanos};
 use body::{Bodies, Body};
 use body_cache::BodyCache;
@@ -211,7 +211,7 @@ impl Client {
 enum TimerOwner {
     Tube(TubeKey),
     Client(ConnKey),
-    KeptKey(UniqueKey),
+    KeptKey(KeptKey),
 }
 
 /// Jobs with a priority below this are urgent.
@@ -620,7 +620,9 @@ impl Queue {
         self.jobs.try_reserve_one()?;
         tube.ready.try_reserve(1)?;
         tube.delayed.try_reserve(usize::from(params.delay_secs > 0))?;
-        if unique.is_some() {
+        if let Some(unique) = unique {
+            // First, since a removal may use memory that was reserved for an insertion.
+            self.forget_expired(unique.digest);
             self.unique.try_reserve_one()?;
         }
         self.reserve_put(key, body.full_len() as usize, unique)
@@ -689,16 +691,16 @@ impl Queue {
     // The compiler inlines a function into every command only if it has one caller.
     #[inline(always)]
     pub fn delete_one(&mut self, conn: ConnKey, id: u64, now: Nanos) -> Outcome {
-        let Some(job) = self.find(id) else { return Outcome::NotFound };
-        if matches!(self.jobs[job].state, State::Reserved { by, .. } if by != conn) {
+        let Some(key) = self.find(id) else { return Outcome::NotFound };
+        if matches!(self.jobs[key].state, State::Reserved { by, .. } if by != conn) {
             return Outcome::NotFound;
         }
-        if self.reserve_delete(self.jobs[job].log).is_err() {
+        if self.reserve_delete(self.jobs[key].log).is_err() {
             return Outcome::NoSpace;
         }
-        self.detach(job);
-        let job = self.jobs.remove(job);
-        self.record_delete(&job, now);
+        self.detach(key);
+        let job = self.jobs.remove(key);
+        self.record_delete(key, &job, now);
         self.tubes[job.tube].deletes += 1;
         let tube = job.tube;
         self.freed_pages += usize::from(self.drop_job(job));
@@ -856,6 +858,16 @@ impl Queue {
             }
             State::Delayed { index } => Some(self.tubes[job.tube].delayed.at(index).due),
             State::Ready { .. } | State::Buried(_) | State::Detached => None,
+        }
+    }
+
+    /// Returns the time to the deadline of a reserved job or the end of a delay, or zero. A TTR that has not
+    /// begun is left as a whole.
+    pub fn time_left(&self, job: &Job, now: Nanos) -> Nanos {
+        match (self.due(job), job.state) {
+            (Some(due), _) => due.since(now),
+            (None, State::Reserved { .. }) => Nanos::from_secs(job.ttr_secs),
+            (None, _) => Nanos::ZERO,
         }
     }
 

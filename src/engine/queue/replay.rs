@@ -164,7 +164,7 @@ impl Queue {
         for &(key, flushed_at) in flushed {
             let job = self.jobs.remove(key);
             // The clock may have been set back since.
-            self.record_flushed(&job, flushed_at.min(now), now);
+            self.record_flushed(key, &job, flushed_at.min(now), now);
             self.drop_job(job);
         }
         if !flushed.is_empty() {
@@ -386,7 +386,7 @@ impl ReplayState<'_> {
                 self.flushes_before.remove(key);
                 self.last_states.remove(key);
                 let job = self.queue.jobs.remove(key);
-                self.remove_job(&job);
+                self.remove_job(key, &job);
                 self.queue.drop_job(job);
                 if let Some((number, key)) = key_before {
                     self.keep_key(number, &key)?;

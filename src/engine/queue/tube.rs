@@ -6,11 +6,10 @@
 
 use super::job::{DelayedEntry, ReadyEntry};
 use super::waiters::{FRESHNESS, Waiter};
-use crate::engine::collections::hash_index::{HashSlab, Keyed, mix};
+use crate::engine::collections::hash_index::{HashSlab, Hashed, low_half, mix};
 use crate::engine::collections::heap::Heap;
 use crate::engine::collections::list::List;
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::keys::NIL;
 use crate::engine::keys::{ConnKey, JobKey, Key, TimerKey, TubeKey};
 use crate::engine::queue::listing::ListText;
 use crate::engine::text;
@@ -61,7 +60,6 @@ pub struct Tube {
     pub buried_after_returns: u64,
     /// Half of the hash of the name: as many bits as there can be tubes.
     hash: u32,
-    next_in_bucket: u32,
     /// The index in [`Tubes::order`].
     list_index: u32,
 }
@@ -136,9 +134,8 @@ impl Tube {
 
     /// Returns a hash of the tube and a connection. The hash of the name is keyed with a secret, so
     /// that no client can choose tubes whose watches share a bucket.
-    #[expect(clippy::cast_possible_truncation, reason = "half of the bits are enough")]
     pub fn hash_with(&self, conn: ConnKey) -> u32 {
-        mix(u64::from(conn.number()) << u32::BITS | u64::from(self.hash)) as u32
+        low_half(mix(u64::from(conn.number()) << u32::BITS | u64::from(self.hash)))
     }
 
     /// Returns the number of jobs.
@@ -181,12 +178,11 @@ impl Tubes {
 
     /// Returns the tube of this name.
     pub fn find(&self, name: &str) -> Option<TubeKey> {
-        self.table.find_by(self.hash(name).into(), |tube| &*tube.name == name)
+        self.table.find_by(self.hash(name), |tube| &*tube.name == name)
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "half of the bits are enough")]
     fn hash(&self, name: &str) -> u32 {
-        self.hasher.hash_one(name) as u32
+        low_half(self.hasher.hash_one(name))
     }
 
     /// Creates a tube with a new name.
@@ -216,7 +212,6 @@ impl Tubes {
             pauses: 0,
             buried_after_returns: 0,
             hash: self.hash(name),
-            next_in_bucket: NIL,
             list_index: u32::try_from(self.order.len()).expect("2^32 tubes or more"),
         };
         let key = self.table.insert(tube);
@@ -337,16 +332,8 @@ impl std::ops::IndexMut<TubeKey> for Tubes {
     }
 }
 
-impl Keyed for Tube {
-    fn hash(&self) -> u64 {
-        self.hash.into()
-    }
-
-    fn next_in_bucket(&self) -> u32 {
-        self.next_in_bucket
-    }
-
-    fn next_in_bucket_mut(&mut self) -> &mut u32 {
-        &mut self.next_in_bucket
+impl Hashed for Tube {
+    fn hash(&self) -> u32 {
+        self.hash
     }
 }

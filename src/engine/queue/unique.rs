@@ -1,63 +1,57 @@
 //! Unique jobs: while a tube has a job with some key, a put with this key inserts no other job.
 //!
 //! The index has a digest of each key and of the name of its tube, not the key itself
-//! ([`digest`](crate::engine::digest)). So the tube of a kept key may be gone. A key is in force as long
-//! as its job: from the put to the delete or to the flush of the tube. If it has a TTL, it is then kept
-//! for this time: the same job is the reply to further puts.
+//! ([`digest`](crate::engine::digest)). So the tube of a kept key may be gone. A key is in force from the
+//! put until its job is deleted or flushed, and then for its TTL, if it has one: for this time it is
+//! kept. While it is in force, the same job is the reply to further puts.
 //!
 //! ```text
-//!   put          Job           delete, flush           Kept           TTL has passed
-//!   ---> [digest, TTL, job] -------------------> [digest, until, id] ---------------> gone
+//!   put                         delete, flush                       the TTL has passed
+//!   ---> hash -> job -> KeyOfJob -------------> hash -> Kept ----------------------------> gone
+//!                       digest, TTL                     digest, TTL, until, id of the job
 //! ```
 //!
-//! A flush decides at one moment, but frees the jobs later. Until then the entry of a flushed job
-//! remains, next to that of a new job with the same key. A search skips entries that are not in force.
+//! A flush decides at one moment, but frees the jobs later. Until then the index has a flushed job next
+//! to a new job with the same key. A search skips keys that are not in force.
 //!
-//! A key takes 32 bytes, of which the digest is 16, and 8 to 16 bytes in the index. A kept key takes 48
-//! bytes more instead of its job. A job without a key takes nothing: see [`LogRef`].
+//! A key takes 24 bytes, of which the digest is 16, and 14 to 15 bytes in the index. A kept key takes 48
+//! bytes instead of 24, and its timer. A job without a key takes nothing: see [`LogRef`].
 
 use super::job::{Job, LogRef, LogTarget, State};
 use super::{Queue, TimerOwner};
 use crate::engine::binlog::key_record::KeyRecord;
 use crate::engine::binlog::record;
 use crate::engine::binlog::segments::Owner;
-use crate::engine::collections::hash_index::{HashSlab, Keyed};
+use crate::engine::collections::hash_index::HashIndex;
 use crate::engine::collections::slab::PagedSlab;
 use crate::engine::collections::wheel::Wheel;
 use crate::engine::digest::{Digest, Secret};
-use crate::engine::keys::{JobKey, KeptKey, Key, LogKey, NIL, TimerKey, UniqueKey};
+use crate::engine::keys::{Either, EitherKey, JobKey, KeptKey, Key, LogKey, TimerKey, UniqueKey};
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 use std::num::NonZero;
 
-/// All keys of jobs.
+/// The keys of jobs, and the kept keys of deleted jobs.
 #[derive(Debug)]
 pub struct UniqueKeys {
-    entries: HashSlab<UniqueKey, Entry>,
+    /// The keys of jobs that are not freed.
+    of_jobs: PagedSlab<UniqueKey, KeyOfJob>,
     kept: PagedSlab<KeptKey, Kept>,
+    /// The [`Owner`]s of all keys, by digest.
+    index: HashIndex,
     secret: Secret,
     /// The number of puts that inserted no job, because their key was in force.
     hits: u64,
 }
 
-/// The key of a job.
+/// The key of a job that is not freed.
 #[derive(Debug)]
-struct Entry {
+struct KeyOfJob {
     digest: Digest,
-    next_in_bucket: u32,
     /// For how many seconds the key is kept after the delete of its job.
     ttl_secs: u32,
-    /// The number of the job or of the kept key, plus 1.
-    holder: NonZero<u32>,
-    /// The job's entry in the binlog, or [`KEPT`].
-    log: LogKey,
-}
-
-/// What makes a key be in force.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Holder {
-    Job(JobKey),
-    Kept(KeptKey),
+    /// The job's entry in the binlog, in the form of [`encode_log`].
+    log: NonZero<u32>,
 }
 
 /// The key of a deleted job.
@@ -66,11 +60,16 @@ struct Kept {
     /// The id of the job. No job has the id 0.
     id: NonZero<u64>,
     until: Nanos,
+    digest: Digest,
+    ttl_secs: u32,
     /// The entry of the key in the binlog; [`LogKey::NONE`] without a binlog.
     log: LogKey,
     /// Fires when the key is not in force any more.
     timer: TimerKey,
 }
+
+/// An [`Owner`] in the index.
+type OwnerKey = EitherKey<JobKey, KeptKey>;
 
 /// The key of a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,15 +97,15 @@ pub enum HitState {
     Deleted,
 }
 
-/// The value of [`Entry::log`] of a kept key. No entry in the binlog has this number.
-const KEPT: u32 = NIL - 1;
-
 impl Queue {
     /// Returns the job that has this key in its tube, or had it and whose key is kept.
     pub fn find_unique(&self, digest: Digest, now: Nanos) -> Option<Hit> {
-        let is_in_force = |entry: &Entry| entry.digest == digest && self.hit(entry, now).is_some();
-        let found = self.unique.entries.find_by(digest.half(), is_in_force)?;
-        self.hit(&self.unique.entries[found], now)
+        let mut hit = None;
+        self.find_owner_but(None, digest, |owner| {
+            hit = self.hit(owner, now);
+            hit.is_some()
+        })?;
+        hit
     }
 
     /// Counts a put that inserted no job because of its key.
@@ -114,18 +113,23 @@ impl Queue {
         self.unique.hits += 1;
     }
 
-    /// Returns the job of a key that is in force.
-    fn hit(&self, entry: &Entry, now: Nanos) -> Option<Hit> {
-        match entry.holder() {
-            Holder::Kept(kept) => {
-                let Kept { id, until, .. } = self.unique.kept[kept];
-                (until > now).then_some(Hit { id: id.get(), state: HitState::Deleted })
+    /// Returns the job of an owner if its key is in force.
+    fn hit(&self, owner: Owner, now: Nanos) -> Option<Hit> {
+        let kept = |id, until| (until > now).then_some(Hit { id, state: HitState::Deleted });
+        match owner {
+            Owner::KeptKey(key) => {
+                let Kept { id, until, .. } = self.unique.kept[key];
+                kept(id.get(), until)
             }
-            Holder::Job(key) => {
+            Owner::Job(key) => {
                 let job = &self.jobs[key];
                 if self.is_flushed(job) {
-                    let until = self.flushed_at(job) + Nanos::from_secs(entry.ttl_secs);
-                    return (until > now).then_some(Hit { id: job.id, state: HitState::Deleted });
+                    let ttl_secs = self.unique.of_jobs[key_of(job)].ttl_secs;
+                    // Looking up the moment takes a time that grows with the number of flushes.
+                    if ttl_secs == 0 {
+                        return None;
+                    }
+                    return kept(job.id, self.flushed_at(job) + Nanos::from_secs(ttl_secs));
                 }
                 let state = match job.state {
                     State::Ready { .. } => HitState::Ready,
@@ -139,56 +143,87 @@ impl Queue {
         }
     }
 
-    /// Gives a key to a new job, after [`UniqueKeys::try_reserve_one`]. The key must not be in force.
-    pub(super) fn add_unique(&mut self, key: JobKey, new: NewKey) {
-        // A kept key whose time has passed may not be forgotten yet.
-        let is_kept =
-            |entry: &Entry| entry.digest == new.digest && matches!(entry.holder(), Holder::Kept(_));
-        if !self.unique.kept.is_empty()
-            && let Some(expired) = self.unique.entries.find_by(new.digest.half(), is_kept)
-        {
-            self.forget_kept(expired);
+    /// Returns the owner of a key, in force or not.
+    pub(super) fn find_owner(&self, digest: Digest) -> Option<Owner> {
+        self.find_owner_but(None, digest, |_| true)
+    }
+
+    /// Returns the owner of a key for which `matches` returns true, but not `except`, which may be a job that
+    /// was removed.
+    fn find_owner_but(
+        &self,
+        except: Option<Owner>,
+        digest: Digest,
+        mut matches: impl FnMut(Owner) -> bool,
+    ) -> Option<Owner> {
+        let is_it = |number| {
+            let owner = from_number(number);
+            Some(owner) != except && self.digest_of(owner) == digest && matches(owner)
+        };
+        self.unique.index.find(digest.hash(), is_it).map(from_number)
+    }
+
+    fn digest_of(&self, owner: Owner) -> Digest {
+        match owner {
+            Owner::Job(job) => self.unique.of_jobs[key_of(&self.jobs[job])].digest,
+            Owner::KeptKey(kept) => self.unique.kept[kept].digest,
         }
-        let unique = self.unique.insert(new, Holder::Job(key), LogKey::NONE);
+    }
+
+    /// Gives a key to a new job, after [`UniqueKeys::try_reserve_one`]. The key must not be in force, and
+    /// [`Queue::forget_expired`] must have been called for it.
+    pub(super) fn add_unique(&mut self, key: JobKey, new: NewKey) {
+        let unique = self.unique.add_of_job(new, key, LogKey::NONE);
         self.jobs[key].log = unique.into();
     }
 
-    /// Ends the key of a job that was removed, and records the delete of the job. A flush has deleted the
-    /// job at `flushed_at`, if that is not `None`.
+    /// Forgets the kept key with this digest, if there is one. It must not be in force any more: its timer
+    /// has not fired yet.
+    pub(super) fn forget_expired(&mut self, digest: Digest) {
+        let is_kept = |owner| matches!(owner, Owner::KeptKey(_));
+        if !self.unique.kept.is_empty()
+            && let Some(Owner::KeptKey(expired)) = self.find_owner_but(None, digest, is_kept)
+        {
+            self.forget_kept(expired);
+        }
+    }
+
+    /// Ends the key of a job that was removed from under `job_key`, and records the delete of the job. A
+    /// flush has deleted the job at `flushed_at`, if that is not `None`.
     pub(super) fn end_unique(
         &mut self,
+        job_key: JobKey,
         job: &Job,
-        key: UniqueKey,
         flushed_at: Option<Nanos>,
         now: Nanos,
     ) {
         let is_flushed = flushed_at.is_some();
-        let Entry { ttl_secs, log, .. } = self.unique.entries[key];
-        let until = flushed_at.unwrap_or(now) + Nanos::from_secs(ttl_secs);
-        // Without space or memory the key of a flushed job is lost. A delete has reserved both.
-        let is_kept = ttl_secs > 0
+        let key = key_of(job);
+        let of_job = &self.unique.of_jobs[key];
+        let (digest, log) = (of_job.digest, of_job.log());
+        let until = flushed_at.unwrap_or(now) + Nanos::from_secs(of_job.ttl_secs);
+        // Since the flush another job may have taken the key. Without space or memory it is not kept; a
+        // delete has reserved both.
+        let is_kept = of_job.ttl_secs > 0
             && until > now
-            && !(is_flushed && self.is_replaced(key, now))
+            && !(is_flushed && self.has_other_owner(job_key, digest, now))
             && self.reserve_delete(job.log).is_ok();
         if !is_kept {
-            self.unique.entries.remove(key);
+            self.unique.remove(key, job_key);
             return self.record_end(job, log, is_flushed);
         }
-        self.unique.keep(key, job.id, until, log, &mut self.wheel);
-        self.record_kept(job, log, key, is_flushed);
+        let kept = self.unique.keep(key, job_key, job.id, until, &mut self.wheel);
+        self.record_kept(job, kept, is_flushed);
     }
 
-    /// Returns whether a newer job with the key of a flushed job is in force.
-    fn is_replaced(&self, key: UniqueKey, now: Nanos) -> bool {
-        let Entry { digest, holder, .. } = self.unique.entries[key];
-        let is_newer = |entry: &Entry| {
-            entry.digest == digest && entry.holder != holder && self.hit(entry, now).is_some()
-        };
-        self.unique.entries.find_by(digest.half(), is_newer).is_some()
+    /// Returns whether a key is in force with another owner than the job that was removed.
+    fn has_other_owner(&self, removed: JobKey, digest: Digest, now: Nanos) -> bool {
+        let is_in_force = |owner| self.hit(owner, now).is_some();
+        self.find_owner_but(Some(Owner::Job(removed)), digest, is_in_force).is_some()
     }
 
     /// Forgets a kept key.
-    pub(super) fn forget_kept(&mut self, key: UniqueKey) {
+    pub(super) fn forget_kept(&mut self, key: KeptKey) {
         let log = self.unique.remove_kept(key, &mut self.wheel);
         self.forget_key(log);
     }
@@ -198,46 +233,40 @@ impl Queue {
     /// Checks that each key is found, that at most one of the same is in force, and that keys and their
     /// jobs refer to each other.
     pub(super) fn check_unique(&self) {
-        self.unique.entries.check(format_args!("the keys of jobs"));
-        self.unique.kept.check(format_args!("the kept keys"));
-        let mut held = 0;
-        for (key, entry) in self.unique.entries.iter() {
-            let is_current = match entry.holder() {
-                Holder::Kept(kept) => {
-                    let Kept { id, log, timer, until } = &self.unique.kept[kept];
-                    let what = format_args!("the kept key of job {id}");
-                    self.check_timer(*timer, TimerOwner::KeptKey(key), what, [Some(*until)]);
-                    self.check_log(*log, Owner::KeptKey(key), id.get(), record::SHORT_LEN);
-                    true
-                }
-                Holder::Job(job) => {
-                    held += 1;
-                    let job = self.jobs.get(job).expect("a key refers to a job that is gone");
-                    assert_eq!(job.log.unique(), Some(key), "the key of job {}", job.id);
-                    !self.is_flushed(job)
-                }
-            };
-            let is_other = |other: &Entry| {
-                let is_flushed =
-                    matches!(other.holder(), Holder::Job(job) if self.is_flushed(&self.jobs[job]));
-                other.digest == entry.digest && other.holder != entry.holder && !is_flushed
-            };
-            let other = self.unique.entries.find_by(entry.digest.half(), is_other);
-            assert!(!is_current || other.is_none(), "{entry:?} is in force twice");
+        let UniqueKeys { of_jobs, kept, index, .. } = &self.unique;
+        of_jobs.check(format_args!("the keys of jobs"));
+        kept.check(format_args!("the kept keys"));
+        let mut all = Vec::new();
+        for (key, job) in self.jobs.iter() {
+            let Some(unique) = job.log.unique() else { continue };
+            all.push((Owner::Job(key), of_jobs[unique].digest, self.is_flushed(job)));
         }
-        let keyed = self.jobs.iter().filter(|(_, job)| job.log.unique().is_some()).count();
-        assert_eq!(held, keyed, "keys of jobs, and jobs with keys");
-        let kept = self.unique.entries.len() - held;
-        assert_eq!(kept, self.unique.kept.len(), "entries of kept keys, and kept keys");
+        assert_eq!(of_jobs.len(), all.len(), "keys of jobs, and jobs with keys");
+        all.extend(kept.iter().map(|(key, it)| (Owner::KeptKey(key), it.digest, false)));
+        let numbers = all.iter().map(|&(owner, digest, _)| (digest.hash(), to_number(owner)));
+        index.check(numbers, format_args!("the index of keys"));
+        for (owner, digest, is_flushed) in all {
+            let is_current =
+                |other| !matches!(other, Owner::Job(job) if self.is_flushed(&self.jobs[job]));
+            let other = self.find_owner_but(Some(owner), digest, is_current);
+            assert!(is_flushed || other.is_none(), "{owner:?} and {other:?} have the same key");
+        }
+        for (key, Kept { id, log, timer, until, .. }) in kept.iter() {
+            let what = format_args!("the kept key of job {id}");
+            self.check_timer(*timer, TimerOwner::KeptKey(key), what, [Some(*until)]);
+            self.check_log(*log, Owner::KeptKey(key), id.get(), record::SHORT_LEN);
+        }
     }
 }
 
 impl Default for UniqueKeys {
-    /// Returns an empty index with a random secret.
+    /// Returns no keys, and a random secret.
     fn default() -> UniqueKeys {
         UniqueKeys {
-            entries: HashSlab::default(),
-            kept: PagedSlab::default(),
+            // `LogRef` and `OwnerKey` have 31 bits for a number.
+            of_jobs: PagedSlab::with_31_bits(),
+            kept: PagedSlab::with_31_bits(),
+            index: HashIndex::default(),
             secret: Secret::random(),
             hits: 0,
         }
@@ -246,17 +275,16 @@ impl Default for UniqueKeys {
 
 impl UniqueKeys {
     /// The most memory that one more key of a job takes, in bytes.
-    pub const MOST_GROWTH_OF_A_KEY: u64 =
-        size_of::<Entry>() as u64 + HashSlab::<UniqueKey, Entry>::INDEX_BYTES_PER_ENTRY;
+    pub const MOST_GROWTH_OF_A_KEY: u64 = size_of::<KeyOfJob>() as u64 + HashIndex::MOST_GROWTH;
 
     /// Returns the key of a put into this tube.
-    pub fn new_key(&self, tube: &str, key: &str, ttl_secs: u32) -> NewKey {
+    pub fn new_key(&self, tube: &str, key: &[u8], ttl_secs: u32) -> NewKey {
         NewKey { digest: self.secret.digest(tube, key), ttl_secs }
     }
 
     /// Returns the number of keys of jobs, and that of kept keys.
     pub fn counts(&self) -> (usize, usize) {
-        (self.entries.len() - self.kept.len(), self.kept.len())
+        (self.of_jobs.len(), self.kept.len())
     }
 
     /// Returns the number of puts that inserted no job.
@@ -266,18 +294,19 @@ impl UniqueKeys {
 
     /// Returns the memory of all keys, in bytes.
     pub fn taken_bytes(&self) -> u64 {
-        self.page_bytes() + self.entries.index_bytes()
+        self.page_bytes() + self.index.taken_bytes()
     }
 
     /// Returns the memory of all keys without their index, in bytes.
     pub fn page_bytes(&self) -> u64 {
         let timers = self.kept.len() * Wheel::<TimerOwner>::BYTES_PER_TIMER;
-        self.entries.taken_bytes() + self.kept.taken_bytes() + timers as u64
+        self.of_jobs.taken_bytes() + self.kept.taken_bytes() + timers as u64
     }
 
     /// Ensures that one more job can have a key without allocating.
     pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
-        self.entries.try_reserve_one()
+        self.of_jobs.try_reserve_one()?;
+        self.index.try_reserve_one()
     }
 
     /// Ensures that the key of a job can be kept without allocating, but for its timer.
@@ -287,14 +316,14 @@ impl UniqueKeys {
 
     /// Returns whether the key of a job is kept after the delete of the job.
     pub fn will_keep(&self, log: LogRef) -> bool {
-        log.unique().is_some_and(|key| self.entries[key].ttl_secs > 0)
+        log.unique().is_some_and(|key| self.of_jobs[key].ttl_secs > 0)
     }
 
     /// Returns the entry of a job in the binlog.
     pub fn log_of(&self, log: LogRef) -> LogKey {
         match log.target() {
             LogTarget::Entry(log) => log,
-            LogTarget::Unique(key) => self.entries[key].log,
+            LogTarget::Unique(key) => self.of_jobs[key].log(),
         }
     }
 
@@ -302,24 +331,41 @@ impl UniqueKeys {
     pub fn set_log(&mut self, job: &mut Job, log: LogKey) {
         match job.log.target() {
             LogTarget::Entry(_) => job.log = log.into(),
-            LogTarget::Unique(key) => self.entries[key].log = log,
+            LogTarget::Unique(key) => self.of_jobs[key].log = encode_log(log),
         }
     }
 
     /// Returns the record of the key of a job, if it has one.
     pub fn record_of(&self, job: &Job) -> Option<KeyRecord> {
-        let key = job.log.unique()?;
-        let Entry { digest, ttl_secs, .. } = self.entries[key];
+        let &KeyOfJob { digest, ttl_secs, .. } = &self.of_jobs[job.log.unique()?];
         let secret = self.secret;
         Some(KeyRecord { id: job.id, digest, secret, ttl_secs, kept_until: None })
     }
 
     /// Returns the record of a kept key, with a moment of the engine.
-    pub fn record_of_kept(&self, key: UniqueKey) -> KeyRecord {
-        let Entry { digest, ttl_secs, .. } = self.entries[key];
-        let Kept { id, until, .. } = self.kept[self.kept_key(key)];
+    pub fn record_of_kept(&self, key: KeptKey) -> KeyRecord {
+        let Kept { id, until, digest, ttl_secs, .. } = self.kept[key];
         let (id, secret) = (id.get(), self.secret);
         KeyRecord { id, digest, secret, ttl_secs, kept_until: Some(until) }
+    }
+
+    /// Returns the entry of a kept key in the binlog.
+    pub fn log_of_kept(&self, key: KeptKey) -> LogKey {
+        self.kept[key].log
+    }
+
+    /// Removes the key of a job.
+    pub fn remove(&mut self, key: UniqueKey, job_key: JobKey) {
+        let KeyOfJob { digest, .. } = self.of_jobs.remove(key).expect("a job refers to its key");
+        self.index.remove(digest.hash(), to_number(Owner::Job(job_key)));
+    }
+
+    /// Removes a kept key. Returns its entry in the binlog.
+    pub(super) fn remove_kept(&mut self, key: KeptKey, wheel: &mut Wheel<TimerOwner>) -> LogKey {
+        let kept = self.kept.remove(key).expect("the index refers to it");
+        wheel.destroy(kept.timer);
+        self.index.remove(kept.digest.hash(), to_number(Owner::KeptKey(key)));
+        kept.log
     }
 
     // ---- Replay ----
@@ -328,57 +374,42 @@ impl UniqueKeys {
     /// forgotten.
     pub fn use_secret(&mut self, secret: Secret) -> bool {
         let before = std::mem::replace(&mut self.secret, secret);
-        before != secret && !self.entries.is_empty()
+        before != secret && !(self.of_jobs.is_empty() && self.kept.is_empty())
     }
 
-    /// Returns a key with this digest, in force or not.
-    pub fn find(&self, digest: Digest) -> Option<UniqueKey> {
-        self.entries.find_by(digest.half(), |entry| entry.digest == digest)
+    /// Returns the digest of any key.
+    pub fn any_digest(&self) -> Option<Digest> {
+        let of_jobs = self.of_jobs.iter().map(|(_, of_job)| of_job.digest);
+        of_jobs.chain(self.kept.iter().map(|(_, kept)| kept.digest)).next()
     }
 
-    /// Returns any key.
-    pub fn any(&self) -> Option<UniqueKey> {
-        self.entries.iter().map(|(key, _)| key).next()
+    /// Adds the key of a job with this entry in the binlog, after [`UniqueKeys::try_reserve_one`].
+    pub fn add_of_job(&mut self, new: NewKey, job_key: JobKey, log: LogKey) -> UniqueKey {
+        let NewKey { digest, ttl_secs } = new;
+        self.index.insert(digest.hash(), to_number(Owner::Job(job_key)));
+        self.of_jobs.insert(KeyOfJob { digest, ttl_secs, log: encode_log(log) })
     }
 
-    /// Returns the job of a key, or `None` if the key is kept.
-    pub fn job_of(&self, key: UniqueKey) -> Option<JobKey> {
-        match self.entries[key].holder() {
-            Holder::Job(job) => Some(job),
-            Holder::Kept(_) => None,
-        }
-    }
-
-    /// Adds the key of a job with this entry in the binlog.
-    pub fn add_of_job(&mut self, new: NewKey, job: JobKey, log: LogKey) -> UniqueKey {
-        self.insert(new, Holder::Job(job), log)
-    }
-
-    /// Adds a kept key with the entry in the binlog that `add_log` makes. Its memory must be reserved.
+    /// Adds a kept key with the entry in the binlog that `add_log` makes, after
+    /// [`UniqueKeys::try_reserve_one`] and [`UniqueKeys::try_reserve_kept`]. The memory of its timer must be
+    /// reserved, too.
     pub(super) fn add_kept(
         &mut self,
         new: NewKey,
         id: u64,
         until: Nanos,
         wheel: &mut Wheel<TimerOwner>,
-        add_log: impl FnOnce(UniqueKey) -> LogKey,
+        add_log: impl FnOnce(KeptKey) -> LogKey,
     ) {
-        // The holder is set below.
-        let key = self.insert(new, Holder::Job(JobKey::from_number(0)), LogKey::NONE);
-        let log = add_log(key);
-        self.keep(key, id, until, log, wheel);
+        let key = self.insert_kept(new, id, until, LogKey::NONE, wheel);
+        self.kept[key].log = add_log(key);
+        self.index.insert(new.digest.hash(), to_number(Owner::KeptKey(key)));
     }
 
     /// Keeps no key for longer than its TTL from now on.
     pub(super) fn limit_kept(&mut self, now: Nanos, wheel: &mut Wheel<TimerOwner>) {
-        let entries = self.entries.iter();
-        let kept = entries.filter_map(|(_, entry)| match entry.holder() {
-            Holder::Kept(kept) => Some((kept, entry.ttl_secs)),
-            Holder::Job(_) => None,
-        });
-        for (key, ttl_secs) in kept {
-            let latest = now + Nanos::from_secs(ttl_secs);
-            let kept = &mut self.kept[key];
+        for kept in self.kept.iter_mut() {
+            let latest = now + Nanos::from_secs(kept.ttl_secs);
             if kept.until > latest {
                 kept.until = latest;
                 wheel.set_no_later_than(kept.timer, latest);
@@ -386,90 +417,78 @@ impl UniqueKeys {
         }
     }
 
-    /// Removes the key of a job.
-    pub fn remove(&mut self, key: UniqueKey) {
-        self.entries.remove(key);
-    }
-
-    /// Removes a kept key. Returns its entry in the binlog.
-    pub(super) fn remove_kept(&mut self, key: UniqueKey, wheel: &mut Wheel<TimerOwner>) -> LogKey {
-        let kept = self.kept.remove(self.kept_key(key)).expect("a kept key refers to it");
-        wheel.destroy(kept.timer);
-        self.entries.remove(key);
-        kept.log
-    }
-
-    fn kept_key(&self, key: UniqueKey) -> KeptKey {
-        match self.entries[key].holder() {
-            Holder::Kept(kept) => kept,
-            Holder::Job(job) => unreachable!("the key of {job:?} is not kept"),
-        }
-    }
-
-    fn insert(&mut self, new: NewKey, holder: Holder, log: LogKey) -> UniqueKey {
-        let NewKey { digest, ttl_secs } = new;
-        let mut entry =
-            Entry { digest, next_in_bucket: NIL, ttl_secs, holder: NonZero::<u32>::MIN, log };
-        entry.set_holder(holder);
-        self.entries.insert(entry)
-    }
-
     /// Keeps the key of a deleted job. The memory for that is reserved.
     fn keep(
         &mut self,
         key: UniqueKey,
+        job_key: JobKey,
+        id: u64,
+        until: Nanos,
+        wheel: &mut Wheel<TimerOwner>,
+    ) -> KeptKey {
+        let of_job = self.of_jobs.remove(key).expect("a job refers to its key");
+        let KeyOfJob { digest, ttl_secs, .. } = of_job;
+        let kept = self.insert_kept(NewKey { digest, ttl_secs }, id, until, of_job.log(), wheel);
+        let numbers = [Owner::Job(job_key), Owner::KeptKey(kept)].map(to_number);
+        self.index.replace(digest.hash(), numbers[0], numbers[1]);
+        kept
+    }
+
+    fn insert_kept(
+        &mut self,
+        new: NewKey,
         id: u64,
         until: Nanos,
         log: LogKey,
         wheel: &mut Wheel<TimerOwner>,
-    ) {
+    ) -> KeptKey {
+        let NewKey { digest, ttl_secs } = new;
         let id = NonZero::new(id).expect("no job has the id 0");
-        let timer = wheel.create(TimerOwner::KeptKey(key)).expect("its memory was reserved");
+        // The owner is set below.
+        let owner = TimerOwner::KeptKey(KeptKey::from_number(0));
+        let timer = wheel.create(owner).expect("its memory was reserved");
+        let key = self.kept.insert(Kept { id, until, digest, ttl_secs, log, timer });
+        wheel.set_owner(timer, TimerOwner::KeptKey(key));
         wheel.set_no_later_than(timer, until);
-        let kept = self.kept.insert(Kept { id, until, log, timer });
-        self.entries[key].set_holder(Holder::Kept(kept));
+        key
     }
 }
 
-/// Returns the number of a key, plus 1.
-fn plus_one(number: u32) -> NonZero<u32> {
-    NonZero::<u32>::MIN.checked_add(number).expect("no key has the number NIL")
-}
-
-impl Entry {
-    fn holder(&self) -> Holder {
-        let number = self.holder.get() - 1;
-        if self.log.number() == KEPT {
-            Holder::Kept(KeptKey::from_number(number))
-        } else {
-            Holder::Job(JobKey::from_number(number))
-        }
-    }
-
-    fn set_holder(&mut self, holder: Holder) {
-        let number = match holder {
-            Holder::Job(job) => job.number(),
-            Holder::Kept(kept) => {
-                self.log = LogKey::from_number(KEPT);
-                kept.number()
-            }
-        };
-        self.holder = plus_one(number);
+impl KeyOfJob {
+    /// Returns the job's entry in the binlog; [`LogKey::NONE`] without a binlog.
+    fn log(&self) -> LogKey {
+        LogKey::from_number(self.log.get() ^ HIGHEST_BIT)
     }
 }
 
-impl Keyed for Entry {
-    fn hash(&self) -> u64 {
-        self.digest.half()
-    }
+/// Returns the key of an entry with the highest bit inverted: never 0, so that an `Option<KeyOfJob>` takes
+/// no more memory.
+fn encode_log(log: LogKey) -> NonZero<u32> {
+    NonZero::new(log.number() ^ HIGHEST_BIT).expect("keys of entries have 31 bits, or are NONE")
+}
 
-    fn next_in_bucket(&self) -> u32 {
-        self.next_in_bucket
-    }
+const HIGHEST_BIT: u32 = 1 << 31;
 
-    fn next_in_bucket_mut(&mut self) -> &mut u32 {
-        &mut self.next_in_bucket
+/// Returns the number of an owner in the index.
+fn to_number(owner: Owner) -> u32 {
+    match owner {
+        Owner::Job(job) => OwnerKey::from_first(job),
+        Owner::KeptKey(kept) => OwnerKey::from_second(kept),
     }
+    .number()
+}
+
+/// Returns the owner with this number in the index.
+fn from_number(number: u32) -> Owner {
+    match OwnerKey::from_number(number).split() {
+        Either::First(job) => Owner::Job(job),
+        Either::Second(kept) => Owner::KeptKey(kept),
+    }
+}
+
+/// Returns the key of a job that has one.
+fn key_of(job: &Job) -> UniqueKey {
+    job.log.unique().expect("the index has only jobs with keys")
 }
 
 #[cfg(test)]
@@ -489,7 +508,7 @@ mod tests {
 
     /// Puts a job as the server does. Returns the job that has the key.
     fn put(queue: &mut Queue, id: u64, key: &str, ttl_secs: u32, now: Nanos) -> Option<Hit> {
-        let new = queue.unique.new_key("a", key, ttl_secs);
+        let new = queue.unique.new_key("a", key.as_bytes(), ttl_secs);
         let hit = queue.find_unique(new.digest, now);
         if hit.is_none() {
             let tube = queue.find_or_create_tube("a").unwrap();
@@ -596,8 +615,8 @@ mod tests {
 
     #[test]
     fn a_key_takes_at_most_40_bytes() {
-        assert_eq!(size_of::<Option<Entry>>(), 32);
-        assert_eq!(size_of::<Option<Kept>>(), 24);
+        assert_eq!(size_of::<Option<KeyOfJob>>(), 24);
+        assert_eq!(size_of::<Option<Kept>>(), 48);
         let mut queue = Queue::new(NOW);
         for id in 1..=10_000 {
             assert_eq!(put(&mut queue, id, &id.to_string(), 0, NOW), None);

@@ -31,7 +31,7 @@
 use super::Queue;
 use super::job::ReadyEntry;
 use super::tube::Tube;
-use crate::engine::collections::hash_index::{HashSlab, Keyed};
+use crate::engine::collections::hash_index::{HashSlab, Hashed};
 use crate::engine::collections::heap::{Entry, Heap, rank};
 use crate::engine::collections::list::{Linked, Links, List};
 use crate::engine::headroom::{self, Headroom};
@@ -50,7 +50,6 @@ pub struct Watch {
     links: [Links; 3],
     /// Half of the hash: as many bits as there can be watches.
     hash: u32,
-    next_in_bucket: u32,
     /// The index in the tube's waiters; [`NIL`] if not queued.
     waiter_index: u32,
     /// The index in the connection's best jobs; [`NIL`] if none is cached.
@@ -280,7 +279,6 @@ impl Queue {
             tube,
             links: [Links::LOOSE; 3],
             hash: self.tubes[tube].hash_with(conn),
-            next_in_bucket: NIL,
             waiter_index: NIL,
             best_index: NIL,
             is_dirty: true,
@@ -295,7 +293,7 @@ impl Queue {
     /// Returns the connection's watch of the tube.
     pub(super) fn find_watch(&self, conn: ConnKey, tube: TubeKey) -> Option<WatchKey> {
         let hash = self.tubes[tube].hash_with(conn);
-        self.watches.find_by(hash.into(), |watch| (watch.conn, watch.tube) == (conn, tube))
+        self.watches.find_by(hash, |watch| (watch.conn, watch.tube) == (conn, tube))
     }
 
     /// Removes a watch, and returns its tube.
@@ -496,17 +494,9 @@ impl Watching {
     }
 }
 
-impl Keyed for Watch {
-    fn hash(&self) -> u64 {
-        self.hash.into()
-    }
-
-    fn next_in_bucket(&self) -> u32 {
-        self.next_in_bucket
-    }
-
-    fn next_in_bucket_mut(&mut self) -> &mut u32 {
-        &mut self.next_in_bucket
+impl Hashed for Watch {
+    fn hash(&self) -> u32 {
+        self.hash
     }
 }
 

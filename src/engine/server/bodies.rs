@@ -136,6 +136,8 @@ impl Server {
         let asked_at = wanted.asked_at;
         self.queue.note_wait(now.since(asked_at));
         if let Phase::ReadingBodies(wanted) = std::mem::take(&mut self.conns[key].phase) {
+            // Not before the commands that ran before: their jobs reach their deadlines first.
+            let now = now.max(self.last_command_at);
             self.keep_reserved(key, *wanted, now);
         }
     }

@@ -3,8 +3,7 @@
 use super::{FREE_STEPS, REPLY_COST_PER_WORK, Server, WARN_INTERVAL};
 use crate::engine::binlog::NoSpace;
 use crate::engine::conn::{
-    Answer, Conn, Continuation, JobPart, LargePut, Phase, Put, PutSpecial, Refusal, ReserveKind,
-    Special, Step,
+    Answer, Conn, Continuation, JobPart, LargePut, Phase, Put, Refusal, ReserveKind, Step,
 };
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{ConnKey, JobKey, TubeKey};
@@ -17,6 +16,7 @@ use crate::engine::queue::flush::FlushKind;
 use crate::engine::queue::job::{Job, JobParams};
 use crate::engine::queue::touch::TouchAll;
 use crate::engine::queue::tube::Tube;
+use crate::engine::queue::unique::NewKey;
 use crate::engine::queue::waiters::{Search, Wait};
 use crate::engine::queue::{Kick, Outcome, Queue, WORK_PER_WAKE, WaitResult};
 use crate::engine::text::{self, CR_LF};
@@ -305,12 +305,11 @@ impl Server {
         let has_memory = self.is_draining
             || !needs_memory
             || self.has_memory_for(full_len, unique_tag.is_some());
-        let special = if tube.is_some() || unique_tag.is_some() {
-            self.special(key, tube, unique_tag)
-        } else {
-            Ok(None)
-        };
-        let Ok(special) = special else {
+        let unique = unique_tag.map(|tag| {
+            let name = tube.unwrap_or(&self.used_tube(key).name);
+            self.queue.unique.new_key(name, tag.key, tag.ttl_secs)
+        });
+        let Ok(tube) = tube.map(text::try_boxed).transpose() else {
             return self.refuse_body(key, full_len, self.refusal());
         };
         if !has_memory || (needs_memory && !(self.process.has_headroom)(Headroom::Whole)) {
@@ -320,24 +319,7 @@ impl Server {
         let full_len = u32::try_from(full_len).expect("a body of more than 2^30 bytes");
         let conn = &mut self.conns[key];
         conn.sends_large_bodies = full_len as usize >= Conn::WORTH_TWO_READS;
-        conn.phase = Phase::ReadingBody(Put { id: self.last_id, params, full_len, special });
-    }
-
-    /// Returns what a `put-in-tube` or a put with a key has.
-    #[cold]
-    fn special(
-        &self,
-        key: ConnKey,
-        tube: Option<&str>,
-        tag: Option<UniqueTag<'_>>,
-    ) -> Result<Option<Special>, TryReserveError> {
-        let name = tube.unwrap_or(&self.used_tube(key).name);
-        let unique = tag.map(|tag| self.queue.unique.new_key(name, tag.key, tag.ttl_secs));
-        let tube = tube.map(text::try_boxed).transpose()?;
-        let mut special = Vec::new();
-        headroom::leave(Headroom::Quarter, || special.try_reserve_exact(1))?;
-        special.push(PutSpecial { tube, unique });
-        Ok(special.try_into().ok())
+        conn.phase = Phase::ReadingBody(Put { id: self.last_id, params, full_len, tube, unique });
     }
 
     /// Returns whether a job with a body of this length fits into `--max-memory`.
@@ -382,7 +364,7 @@ impl Server {
     /// Allocates the slot of a large body that is about to arrive.
     fn begin_body(&mut self, key: ConnKey, put: Put) {
         let full_len = put.full_len as usize;
-        let body = if self.has_memory_for(full_len, put.unique().is_some()) {
+        let body = if self.has_memory_for(full_len, put.unique.is_some()) {
             headroom::leave(Headroom::Whole, || self.queue.bodies.begin(full_len)).ok()
         } else {
             None
@@ -449,7 +431,7 @@ impl Server {
             return self.reply(key, reply);
         }
         // Other clients may have put jobs while this body arrived.
-        let has_memory = self.has_memory_for(bytes.len(), put.unique().is_some());
+        let has_memory = self.has_memory_for(bytes.len(), put.unique.is_some());
         let body = if has_memory && self.has_room() {
             headroom::leave(Headroom::Whole, || self.queue.bodies.add(bytes)).map_err(NoSpace::from)
         } else {
@@ -471,31 +453,29 @@ impl Server {
         if self.is_draining {
             return Some(Reply::Draining);
         }
-        put.special.is_some().then(|| self.hit(put, now)).flatten()
+        self.hit(put.unique?, now)
     }
 
     /// Returns the reply to a put whose key is in force.
     #[cold]
-    fn hit(&mut self, put: &Put, now: Nanos) -> Option<Reply<'static>> {
-        let hit = self.queue.find_unique(put.unique()?.digest, now)?;
+    fn hit(&mut self, unique: NewKey, now: Nanos) -> Option<Reply<'static>> {
+        let hit = self.queue.find_unique(unique.digest, now)?;
         self.queue.count_hit();
         Some(Reply::InsertedBefore(hit))
     }
 
     fn finish_put(&mut self, key: ConnKey, put: Put, body: Result<Body, NoSpace>, now: Nanos) {
-        let Put { id, params, special, .. } = put;
-        let special = special.as_deref().map(|[special]| special);
+        let Put { id, params, tube: name, unique, .. } = put;
         let put = |body| {
             headroom::leave(Headroom::Whole, || {
-                let tube = match self.tube_of_put(key, special.and_then(|it| it.tube.as_deref())) {
+                let tube = match self.tube_of_put(key, name.as_deref()) {
                     Ok(tube) => tube,
                     Err(no_memory) => {
                         self.queue.drop_body(body);
                         return Err(no_memory.into());
                     }
                 };
-                let unique = special.and_then(|it| it.unique.as_ref());
-                self.queue.put_unique(tube, id, params, unique, body, now)
+                self.queue.put_unique(tube, id, params, unique.as_ref(), body, now)
             })
         };
         let reply = match body.and_then(put) {

@@ -176,9 +176,13 @@ impl Server {
         disk: Box<dyn Disk>,
         syncing: Syncing,
     ) -> Result<Recovery<'_>, ReplayError> {
-        let Settings { binlog_file_size: file_size, max_binlog_bytes: max_bytes, .. } =
-            self.settings;
-        let policy = Policy { file_size, max_bytes, syncing };
+        let Settings {
+            binlog_file_size: file_size,
+            max_job_size: max_body_len,
+            max_binlog_bytes: max_bytes,
+            ..
+        } = self.settings;
+        let policy = Policy { file_size, max_body_len, max_bytes, syncing };
         let replay = self.queue.begin_replay(disk)?;
         Ok(Recovery { replay, policy, last_id: &mut self.last_id })
     }

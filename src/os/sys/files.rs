@@ -3,6 +3,7 @@
 use super::check;
 use std::fs::File;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 
 /// Locks the whole file for as long as this process has it open. Returns `false` if another process
@@ -43,6 +44,16 @@ pub fn allocate(file: &File, offset: u64, len: u64) -> io::Result<bool> {
             },
         }
     }
+}
+
+/// Returns how many bytes a user without privileges can still write to the file system of a file.
+pub fn free_bytes(file: &File) -> io::Result<u64> {
+    let mut system = MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: the descriptor is open, and the pointer is to memory for a `statvfs`.
+    check(unsafe { libc::fstatvfs(file.as_raw_fd(), system.as_mut_ptr()) })?;
+    // SAFETY: the call has succeeded, and so has written all of it.
+    let system = unsafe { system.assume_init() };
+    Ok(system.f_bavail.saturating_mul(system.f_frsize))
 }
 
 /// Returns whether a directory could not be synced because its file system cannot do that.

@@ -1,17 +1,17 @@
-//! Unique jobs: what a key costs a put, and how much memory it takes.
+//! Unique jobs: the processor time of a put with a key, and the memory of a key.
 
 use super::{Round, Scenario, Settings, Turns};
 use crate::client::{Limits, Outcome, Pool};
 use crate::figures::Figures;
 use crate::load::Fill;
 use crate::server::Server;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub fn all() -> Vec<Scenario> {
     vec![keys()]
 }
 
-/// The number of jobs without keys, and of jobs with keys.
+/// There are this many jobs without keys, and this many with keys.
 const DEPTH: usize = 1_000_000;
 /// The cost of a put is measured with this many jobs: pipelined, and one by one.
 const PIPELINED: usize = 200_000;
@@ -22,7 +22,7 @@ fn keys() -> Scenario {
     let what = format!(
         "put of {BODY_SIZE} bytes in front of {DEPTH} jobs without keys and {DEPTH} with keys, 100 to a \
          write and one by one (single): without a key, with a new one, and with one that another job \
-         has (hit); cpu us/op"
+         has (hit); cpu us/op; and one random read of as much memory as their index has (read)"
     );
     let prepare = |_: &mut Server, settings: &Settings| -> Outcome<Round> {
         let patience = 5 * settings.patience;
@@ -61,5 +61,32 @@ fn measure(server: &Server, patience: Duration) -> Outcome<Figures> {
         }
         figures.add(&format!("{prefix}key_ratio"), with_key / plain);
     }
+    figures.add("read_us", random_read_us());
     Ok(figures)
+}
+
+/// The memory of the index of all keys at the end, in bytes.
+const INDEX_BYTES: usize = 18_000_000;
+const READS: usize = 2_000_000;
+
+/// Returns the time of one read at a random place in as much memory as the index has, when each read yields
+/// the place of the next one. A put with a new key has at least one such read.
+fn random_read_us() -> f64 {
+    const LINE: usize = 64;
+    // Each line has the number of another one, in one cycle through all lines.
+    let mut order: Vec<usize> = (1..INDEX_BYTES / LINE).collect();
+    fastrand::Rng::with_seed(1).shuffle(&mut order);
+    let mut lines = vec![[0; LINE / size_of::<usize>()]; INDEX_BYTES / LINE];
+    let mut last = 0;
+    for line in order {
+        lines[last][0] = line;
+        last = line;
+    }
+    let mut line = 0;
+    let began = Instant::now();
+    for _ in 0..READS {
+        line = lines[line][0];
+    }
+    std::hint::black_box(line);
+    began.elapsed().as_secs_f64() * 1e6 / READS as f64
 }

@@ -366,7 +366,9 @@ fn call(command: &Command<'_>) -> Call {
     let mut found_tag = Tag::None;
     if let Command::Put { tag, .. } | Command::PutInTube { tag, .. } = *command {
         found_tag = match UniqueTag::parse(tag) {
-            Some(UniqueTag { key, ttl_secs }) => Tag::Key(key.to_owned(), ttl_secs),
+            Some(UniqueTag { key, ttl_secs }) => {
+                Tag::Key(String::from_utf8_lossy(key).into_owned(), ttl_secs)
+            }
             None if tag.is_empty() => Tag::None,
             None => Tag::Wrong,
         };

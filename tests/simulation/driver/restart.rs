@@ -119,7 +119,14 @@ impl Simulation {
             if inspector.delete(*id, &found.tube) != "DELETED\r\n" {
                 inspector.disconnect();
                 self.set_capacity(None);
-                return self.crash(Crash { power_cut: None, flipped_bits: 0 });
+                // The next iteration tries to take space again.
+                let committed = self.server.commit(nanos(self.now));
+                committed.map_err(|failure| format!("a commit at the start: {failure}"))?;
+                inspector = Inspector::connect(&mut self.server, self.now);
+                let reply = inspector.delete(*id, &found.tube);
+                if reply != "DELETED\r\n" {
+                    return Err(format!("job {id} cannot be deleted with space: {reply:?}"));
+                }
             }
         }
         let tubes = inspector.tubes();

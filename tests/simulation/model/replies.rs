@@ -33,8 +33,8 @@ impl Model {
         let Some(job) = self.find(id) else { return self.reply(call.by, "NOT_FOUND") };
         let (state, time_left) = job.shown_state(call.now);
         let file = if self.options.has_binlog { call.seen_value("file") } else { 0 };
-        let age = call.now.saturating_sub(job.created) / SECOND;
-        let age = if job.is_age_unknown { call.seen_value("age") } else { age };
+        let age = shown_age(job, call.now, || call.seen_value("age"));
+        let time_left = shown_time_left(job, time_left, call.now, || call.seen_value("time-left"));
         let Job { tube, pri, delay, ttr, .. } = job;
         let Counts { reserves, timeouts, releases, buries, kicks } = job.counts;
         let text = format!(
@@ -53,8 +53,9 @@ impl Model {
         for job in ids.iter().filter_map(|id| self.find(*id)) {
             let (state, time_left) = job.shown_state(call.now);
             let Job { id, pri, delay, ttr, .. } = job;
-            let age = call.now.saturating_sub(job.created) / SECOND;
-            let age = if job.is_age_unknown { call.seen_age(*id) } else { age };
+            let age = shown_age(job, call.now, || call.seen_in_list(*id, "age"));
+            let shows = || call.seen_in_list(*id, "time-left");
+            let time_left = shown_time_left(job, time_left, call.now, shows);
             let Counts { reserves, timeouts, releases, buries, kicks } = job.counts;
             text += &format!(
                 "- {{id: {id}, state: {state}, pri: {pri}, age: {age}, delay: {delay}, ttr: {ttr}, \
@@ -194,16 +195,34 @@ impl Call<'_> {
         self.seen_behind(&line).and_then(leading_number).unwrap_or(0)
     }
 
-    /// Returns the age of a job in the list that the server has sent.
-    fn seen_age(&self, id: u64) -> u64 {
+    /// Returns a number of a job in the list that the server has sent.
+    fn seen_in_list(&self, id: u64, key: &str) -> u64 {
         let line = self.seen_behind(&format!("\n- {{id: {id}, ")).unwrap_or_default();
-        Call { seen: line, ..*self }.seen_behind("age: ").and_then(leading_number).unwrap_or(0)
+        let line = Call { seen: line, ..*self };
+        line.seen_behind(&format!(" {key}: ")).and_then(leading_number).unwrap_or(0)
     }
 
     /// Returns what the server has sent behind the first such text.
     fn seen_behind(&self, text: &str) -> Option<&[u8]> {
         let at = self.seen.windows(text.len()).position(|window| window == text.as_bytes())?;
         Some(&self.seen[at + text.len()..])
+    }
+}
+
+/// The engine may be this much later than the model.
+const MAX_LATER_NS: u64 = 100_000;
+
+/// Returns the age of a job in seconds, or what the server `shows` where the model cannot know it.
+///
+/// The engine gives the commands of an iteration moments that differ by a nanosecond, so that a job may
+/// be created a little later than in the model.
+fn shown_age(job: &Job, now: u64, shows: impl FnOnce() -> u64) -> u64 {
+    let lived = now.saturating_sub(job.created);
+    let age = lived / SECOND;
+    let may_be_less = age > 0 && lived % SECOND < MAX_LATER_NS;
+    match (job.is_age_unknown || may_be_less).then(shows) {
+        Some(shown) if job.is_age_unknown || shown + 1 == age => shown,
+        _ => age,
     }
 }
 
@@ -218,4 +237,13 @@ pub(super) fn list<'n>(names: impl Iterator<Item = &'n str>) -> String {
         text += &format!("- {name}\n");
     }
     text
+}
+
+/// Returns the time to a deadline in seconds, which is `left` in the model, or one more if the server `shows`
+/// that: while the disk reads the body of a job that was just reserved, all of its TTR is left.
+fn shown_time_left(job: &Job, left: u64, now: u64, shows: impl FnOnce() -> u64) -> u64 {
+    let State::Reserved { deadline, .. } = job.state else { return left };
+    let ttr = u64::from(job.ttr);
+    let is_just_reserved = now + ttr * SECOND < deadline + MAX_LATER_NS;
+    if is_just_reserved && shows() == ttr { ttr } else { left }
 }

@@ -2,16 +2,17 @@
 //!
 //! The record of a key belongs to the record directly after it: to the full record of its job, or, if
 //! the key is kept, to the delete of its job. Alone it has no effect, unless it is a kept key whose job
-//! is gone: compaction has moved it. A key that two jobs have, because the end of the first one is
-//! damaged, belongs to the second one.
+//! is gone: compaction has moved it. A key that two jobs have, because the record of the delete of the
+//! first one is damaged, belongs to the second one.
 
 use super::ReplayState;
 use crate::engine::binlog::disk::FileNumber;
 use crate::engine::binlog::key_record::KeyRecord;
 use crate::engine::binlog::record::{FlushCounts, FlushKind, SHORT_LEN};
+use crate::engine::binlog::segments::Owner;
 use crate::engine::collections::secondary_map::SecondaryMap;
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::keys::{JobKey, TubeKey, UniqueKey};
+use crate::engine::keys::{JobKey, TubeKey};
 use crate::engine::queue::job::Job;
 use crate::engine::queue::unique::NewKey;
 use crate::engine::time::Nanos;
@@ -90,7 +91,8 @@ impl ReplayState<'_> {
         Ok(())
     }
 
-    /// Gives a key to the job whose full record follows.
+    /// Gives the key of `record` to the job of the full record after it, which was just applied. Takes the
+    /// key from another owner, and another key from the job.
     pub(super) fn give_key(
         &mut self,
         key: JobKey,
@@ -98,12 +100,12 @@ impl ReplayState<'_> {
     ) -> Result<(), TryReserveError> {
         let KeyRecord { digest, ttl_secs, .. } = *record;
         self.to_rewrite.remove(&key);
-        let own = self.queue.jobs[key].log.unique();
-        let holder = self.queue.unique.find(digest);
-        if holder.is_some() && holder == own {
+        let own = self.queue.jobs[key].log.unique().map(|_| Owner::Job(key));
+        let owner = self.queue.find_owner(digest);
+        if owner.is_some() && owner == own {
             return Ok(());
         }
-        for other in [holder, own].into_iter().flatten() {
+        for other in [owner, own].into_iter().flatten() {
             self.forget_key(other);
         }
         self.queue.unique.try_reserve_one()?;
@@ -116,16 +118,16 @@ impl ReplayState<'_> {
         Ok(())
     }
 
-    /// Removes the entry and the key of a job that was removed.
-    pub(super) fn remove_job(&mut self, job: &Job) {
+    /// Removes the entry and the key of a job that was removed from under `key`.
+    pub(super) fn remove_job(&mut self, key: JobKey, job: &Job) {
         let log = self.queue.unique.log_of(job.log);
         if let Some(unique) = job.log.unique() {
-            self.queue.unique.remove(unique);
+            self.queue.unique.remove(unique, key);
         }
         self.segments.remove_job(log);
     }
 
-    /// Keeps the key of a job that is deleted.
+    /// Keeps the key of a deleted job, if the record is that of a kept key, and no job has the key.
     pub(super) fn keep_key(
         &mut self,
         number: FileNumber,
@@ -133,11 +135,10 @@ impl ReplayState<'_> {
     ) -> Result<(), TryReserveError> {
         let KeyRecord { id, digest, ttl_secs, kept_until, .. } = *record;
         let Some(until) = kept_until else { return Ok(()) };
-        if let Some(holder) = self.queue.unique.find(digest) {
-            if self.queue.unique.job_of(holder).is_some() {
-                return Ok(());
-            }
-            self.forget_key(holder);
+        match self.queue.find_owner(digest) {
+            Some(Owner::Job(_)) => return Ok(()),
+            Some(kept) => self.forget_key(kept),
+            None => {}
         }
         self.queue.unique.try_reserve_one()?;
         self.queue.unique.try_reserve_kept()?;
@@ -145,13 +146,13 @@ impl ReplayState<'_> {
         self.segments.try_reserve_one()?;
         let new = NewKey { digest, ttl_secs };
         let segments = &mut self.segments;
-        self.queue.unique.add_kept(new, id, until, &mut self.queue.wheel, |unique| {
-            segments.add_kept_key(unique, number, KEY_LEN)
+        self.queue.unique.add_kept(new, id, until, &mut self.queue.wheel, |kept| {
+            segments.add_kept_key(kept, number, KEY_LEN)
         });
         Ok(())
     }
 
-    /// Returns the moment of the flush that has deleted a job. Only keys need it.
+    /// Returns the moment of the flush that has deleted a job. It is used only for the TTL of the key.
     pub(super) fn flushed_at(&self, key: JobKey, is_buried: bool) -> Nanos {
         let job = &self.queue.jobs[key];
         let before = self.flushes_before.get(key).copied().unwrap_or_default();
@@ -160,26 +161,30 @@ impl ReplayState<'_> {
 
     fn forget_all_keys(&mut self) {
         let mut count = 0;
-        while let Some(unique) = self.queue.unique.any() {
-            self.forget_key(unique);
+        while let Some(digest) = self.queue.unique.any_digest() {
+            let owner = self.queue.find_owner(digest).expect("each key has an owner");
+            self.forget_key(owner);
             count += 1;
         }
         warn!("{count} keys of jobs have another secret than newer ones: forgetting them");
     }
 
-    /// Forgets a key. Its job stays.
-    fn forget_key(&mut self, unique: UniqueKey) {
-        match self.queue.unique.job_of(unique) {
-            Some(job) => {
-                let log = self.queue.unique.log_of(unique.into());
-                self.queue.unique.remove(unique);
-                self.queue.jobs[job].log = log.into();
+    /// Forgets a key. If its owner is a job, the job stays.
+    fn forget_key(&mut self, owner: Owner) {
+        match owner {
+            Owner::Job(key) => {
+                let job = &mut self.queue.jobs[key];
+                let log = self.queue.unique.log_of(job.log);
+                if let Some(unique) = job.log.unique() {
+                    self.queue.unique.remove(unique, key);
+                }
+                job.log = log.into();
                 self.segments.set_keeping(log, false);
                 let len = u64::from(self.segments.entry(log).live_bytes()) - KEY_LEN;
                 self.segments.set_len(log, len);
             }
-            None => {
-                let log = self.queue.unique.remove_kept(unique, &mut self.queue.wheel);
+            Owner::KeptKey(kept) => {
+                let log = self.queue.unique.remove_kept(kept, &mut self.queue.wheel);
                 self.segments.remove_job(log);
             }
         }
