@@ -196,41 +196,45 @@ fn a_buried_job_that_a_worker_has_reserved_survives_a_flush_of_buried_jobs() {
     assert_eq!(Instance::start(&disk, policy, again.now).recovered.jobs, 0);
 }
 
+const NONCE: u32 = 7;
+
+/// Appends the full record of a job with the body `x`.
+fn write_job(bytes: &mut Vec<u8>, id: u64, tube: &str, state: RecordState) {
+    let fields = Fields {
+        id,
+        pri: 0,
+        delay_secs: 0,
+        ttr_secs: 9,
+        body_len: 3,
+        created_at: START,
+        due_or_buried_at: START + Nanos::from_nanos(id),
+        counts: Counts::default(),
+        state,
+        mark: Mark::None,
+    };
+    record::write(bytes, &fields, tube, b"x\r\n", NONCE);
+    bytes.extend_from_slice(b"x\r\n");
+}
+
+fn write_flush(bytes: &mut Vec<u8>, kind: FlushKind, tube: &str) {
+    record::write(bytes, &record::flush(kind, START), tube, b"", NONCE);
+}
+
 /// The epochs of a tube have eight bits.
 #[test]
 fn jobs_stay_flushed_after_hundreds_of_further_flushes() {
-    const NONCE: u32 = 7;
     let mut bytes = VERSION.to_vec();
     record::write_file_header(&mut bytes, 9, NONCE);
-    let add = |bytes: &mut Vec<u8>, id: u64, tube: &str, state: RecordState| {
-        let fields = Fields {
-            id,
-            pri: 0,
-            delay_secs: 0,
-            ttr_secs: 9,
-            body_len: 3,
-            created_at: START,
-            due_or_buried_at: START + Nanos::from_nanos(id),
-            counts: Counts::default(),
-            state,
-            mark: Mark::None,
-        };
-        record::write(bytes, &fields, tube, b"x\r\n", NONCE);
-        bytes.extend_from_slice(b"x\r\n");
-    };
-    let flush = |bytes: &mut Vec<u8>, kind, tube: &str| {
-        record::write(bytes, &record::flush(kind, START), tube, b"", NONCE);
-    };
-    add(&mut bytes, 1, "all", RecordState::Ready);
-    add(&mut bytes, 2, "buried", RecordState::Buried);
-    add(&mut bytes, 3, "buried", RecordState::Ready);
-    add(&mut bytes, 4, "other", RecordState::Buried);
+    write_job(&mut bytes, 1, "all", RecordState::Ready);
+    write_job(&mut bytes, 2, "buried", RecordState::Buried);
+    write_job(&mut bytes, 3, "buried", RecordState::Ready);
+    write_job(&mut bytes, 4, "other", RecordState::Buried);
     for _ in 0..256 {
-        flush(&mut bytes, FlushKind::All, "all");
-        flush(&mut bytes, FlushKind::Buried, "buried");
+        write_flush(&mut bytes, FlushKind::All, "all");
+        write_flush(&mut bytes, FlushKind::Buried, "buried");
     }
-    add(&mut bytes, 5, "all", RecordState::Ready);
-    add(&mut bytes, 6, "buried", RecordState::Buried);
+    write_job(&mut bytes, 5, "all", RecordState::Ready);
+    write_job(&mut bytes, 6, "buried", RecordState::Buried);
     let disk = disk_with_file(bytes);
     for _ in 0..2 {
         let mut engine = Instance::start(&disk, Policy::synced(65_536), START);
@@ -239,5 +243,33 @@ fn jobs_stay_flushed_after_hundreds_of_further_flushes() {
             let found = !engine.ask(format!("peek {id}\r\n")).starts_with("NOT_FOUND");
             assert_eq!(found, id > 2, "job {id}");
         }
+    }
+}
+
+/// A crash has interrupted a flush of which no client has seen the end, and C beanstalkd, which skips
+/// the record of the flush, has moved one of its jobs to a newer file.
+#[test]
+fn a_job_that_c_beanstalkd_has_moved_after_a_flush_is_there_at_each_start() {
+    for kind in [FlushKind::All, FlushKind::Buried] {
+        let mut flushed = VERSION.to_vec();
+        record::write_file_header(&mut flushed, 9, NONCE);
+        write_job(&mut flushed, 1, "a", RecordState::Buried);
+        write_job(&mut flushed, 2, "a", RecordState::Buried);
+        write_flush(&mut flushed, kind, "a");
+        let mut moved = VERSION.to_vec();
+        write_job(&mut moved, 1, "a", RecordState::Buried);
+        let files = [("binlog.1", flushed), ("binlog.2", moved)];
+        let files = files.map(|(name, bytes)| (name.to_owned(), bytes));
+        let disk = FakeDisk::with_files(&BTreeMap::from(files));
+        for start in 0..3 {
+            let mut engine = Instance::start(&disk, Policy::synced(65_536), START);
+            assert_eq!(engine.recovered.jobs, 1, "{kind:?}, start {start}");
+            engine.expect("peek 1\r\n", "FOUND 1 1\r\nx\r\n");
+            engine.idle(10);
+        }
+        assert!(
+            !disk.live_files().contains_key("binlog.1"),
+            "the record of the flush is still there"
+        );
     }
 }

@@ -65,8 +65,7 @@ struct Job {
     /// The length of its full record in bytes, with that of its key.
     len: u64,
     tube: Rc<str>,
-    /// The flushes of its tube before its full record, and the flushes of buried jobs before its last
-    /// record.
+    /// The flushes of its tube before its last record.
     flushes_before: FlushCounts,
     /// The fields of its last record.
     fields: Fields,
@@ -281,19 +280,14 @@ impl Survey {
             }
         } else if let Some(tube) = tube {
             let file = self.files.len() - 1;
-            let known = self.jobs.get(&fields.id).map(|job| job.flushes_before);
-            let flushes = self.flushes.get(*tube);
-            let flushes_before =
-                flushes.map_or(known.unwrap_or_default(), |flushes| flushes.before_job(known));
+            let flushes_before = self.flushes.get(*tube).copied().unwrap_or_default();
             let tube = Rc::from(*tube);
             let len = len + key_before.map_or(0, |(_, len)| len);
             let job = Job { file, offset, len, tube, flushes_before, fields };
             self.jobs.insert(fields.id, job);
         } else if let Some(job) = self.jobs.get_mut(&fields.id) {
             job.fields = fields;
-            if let Some(flushes) = self.flushes.get(&job.tube) {
-                job.flushes_before = flushes.before_job(Some(job.flushes_before));
-            }
+            job.flushes_before = self.flushes.get(&job.tube).copied().unwrap_or_default();
         }
     }
 

@@ -34,7 +34,7 @@
 //! The first byte behind the state, which C beanstalkd ignores too, is a [`Mark`].
 //!
 //! The record of a flush is a full record of a delete, with an id that no job has. It deletes all
-//! jobs of its tube with earlier records, or the buried ones. C beanstalkd skips it. For C
+//! jobs of its tube that have no later record, or the buried ones. C beanstalkd skips it. For C
 //! beanstalkd a record of a delete of each job follows. This server ignores these deletes if the
 //! record of the flush is lost, as after a power cut: then no job is deleted.
 //!
@@ -130,15 +130,8 @@ impl FlushCounts {
         self.buried as usize
     }
 
-    /// Returns the flushes before a job of which a record follows these flushes. `known` are those
-    /// before its earlier records, or `None` for its first record. A full record of a known job was
-    /// moved from an older file, so it does not change the number of flushes of all jobs.
-    pub fn before_job(self, known: Option<FlushCounts>) -> FlushCounts {
-        FlushCounts { all: known.map_or(self.all, |known| known.all), buried: self.buried }
-    }
-
-    /// Returns whether one of these flushes has deleted a job that had `before` of them before it.
-    /// `is_buried` if it is buried, and no worker has reserved it.
+    /// Returns whether one of these flushes has deleted a job that had `before` of them before its last
+    /// record. `is_buried` if it is buried, and no worker has reserved it.
     pub fn have_deleted(self, before: FlushCounts, is_buried: bool) -> bool {
         before.all < self.all || (is_buried && before.buried < self.buried)
     }

@@ -84,8 +84,7 @@ struct ReplayState<'q> {
     last_states: SecondaryMap<JobKey, LastState>,
     /// The flushes of each tube.
     flushes: SecondaryMap<TubeKey, FlushCounts>,
-    /// The flushes of its tube before the full record of a job, and the flushes of buried jobs before
-    /// its last record. Jobs without an entry had none.
+    /// The flushes of its tube before the last record of a job. Jobs without an entry had none.
     flushes_before: SecondaryMap<JobKey, FlushCounts>,
     /// The moments of the flushes of each tube.
     flush_times: FlushTimes,
@@ -417,7 +416,7 @@ impl ReplayState<'_> {
         job.created_at = fields.created_at;
         self.queue.jobs.set_counts(key, fields.counts);
         self.apply_state(key, &fields, is_full, layout.has_checksums())?;
-        self.note_flushes(key, false)
+        self.note_flushes(key)
     }
 
     /// Applies the full record at this place. It adds a job, or replaces the tube and the body of a
@@ -453,7 +452,6 @@ impl ReplayState<'_> {
         let body = self.queue.body_of_record(tube, body, offset)?;
         let key = self.queue.jobs.insert(Job::new(id, tube, params, body, created_at));
         self.queue.jobs[key].log = self.segments.add_job(key, number, offset, len).into();
-        self.note_flushes(key, true)?;
         Ok(key)
     }
 
@@ -473,14 +471,16 @@ impl ReplayState<'_> {
         self.flush_times.add(key, kind, decided_at)
     }
 
-    /// Notes how many flushes of its tube were before a record of the job.
-    fn note_flushes(&mut self, key: JobKey, is_new: bool) -> Result<(), TryReserveError> {
-        let Some(&now) = self.flushes.get(self.queue.jobs[key].tube) else { return Ok(()) };
-        if self.flushes_before.get(key).is_none() {
-            self.flushes_before.try_insert(key, FlushCounts::default())?;
+    /// Notes how many flushes of its tube were before a record of the job. After it, none of them deletes
+    /// the job: the server records nothing of a flushed job but its delete, so C beanstalkd, which skips
+    /// the record of a flush, has made this record.
+    fn note_flushes(&mut self, key: JobKey) -> Result<(), TryReserveError> {
+        let now = self.flushes.get(self.queue.jobs[key].tube).copied().unwrap_or_default();
+        match self.flushes_before.get_mut(key) {
+            Some(before) => *before = now,
+            None if now == FlushCounts::default() => {}
+            None => self.flushes_before.try_insert(key, now)?,
         }
-        let before = &mut self.flushes_before[key];
-        *before = now.before_job((!is_new).then_some(*before));
         Ok(())
     }
 
