@@ -1,6 +1,5 @@
 //! The fuzz targets of `tests/fuzz` without libFuzzer. Each run of the tests feeds a target with its
-//! seeds, with earlier findings, and with thousands of mutations of both. They are the same in each run,
-//! but for the random nonces in the binlogs that the engine writes for them.
+//! seeds, with earlier findings, and with thousands of mutations of both. They are the same in each run.
 //!
 //! An input that fails is written to a file; `FUZZ_INPUT=FILE cargo test --test fuzz_smoke TARGET`
 //! feeds only that one. `FUZZ_ROUNDS=100` tries a hundred times as many mutations.

@@ -144,7 +144,7 @@ fn version_5_is_read_and_never_written() {
 
 #[test]
 fn jobs_put_after_an_absurd_id_are_not_lost() {
-    for id in [u64::MAX / 2, u64::MAX - (1 << 40), u64::MAX - 1] {
+    for id in [u64::MAX / 2, u64::MAX - (1 << 40), u64::MAX - 4] {
         let mut bytes = 5_i32.to_ne_bytes().to_vec();
         bytes.extend(record_v5(id, "old", 1, 10, 0, "absurd"));
         let disk = disk_with_file(bytes);

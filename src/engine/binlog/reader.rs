@@ -11,8 +11,7 @@
 use super::disk::{Disk, FileNumber};
 use super::key_record::{self, KeyRecord};
 use super::record::{
-    self, DecodeError, FILE_HEAD_LEN, Fields, FileHeader, FlushKind, Head, Layout, RecordState,
-    VERSION_LEN,
+    self, DecodeError, FILE_HEAD_LEN, Fields, FileHeader, FlushKind, Head, Layout, VERSION_LEN,
 };
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::text::CR_LF;
@@ -374,16 +373,12 @@ impl<'d> Reader<'d> {
         let start = usize::try_from(offset - self.window_at).expect("it is in the window");
         let (head, body) = self.window[start..start + head_len + body_len].split_at(head_len);
         let name = &head[self.layout.name_at()..][..tube_len];
-        let has_tube = !name.is_empty();
-        let may_be_special = self.layout.has_checksums() && fields.state == RecordState::Deleted;
-        let may_be_flush = may_be_special && has_tube;
-        let may_be_key = may_be_special && !has_tube && key_record::is_key(fields.id);
         Record {
             offset,
             len: span.end() - offset,
             fields,
-            flush: record::flush_kind(fields.id).filter(|_| may_be_flush),
-            key: if may_be_key { KeyRecord::read(head) } else { None },
+            flush: record::flush_kind(fields.id),
+            key: if key_record::is_key(fields.id) { KeyRecord::read(head) } else { None },
             tube: str::from_utf8(name).ok().filter(|tube| !tube.is_empty()),
             body: Some(body).filter(|body| !body.is_empty()),
         }

@@ -425,13 +425,20 @@ impl Layout {
             let is_blank = bytes[..head_len].iter().all(|&byte| byte == 0);
             return if is_blank { Ok(Head::Blank) } else { Err(DecodeError::Id) };
         }
-        if id == FILE_HEADER_ID {
-            return Err(DecodeError::Id);
-        }
         let fields = self.fields(fields)?;
         let tube = str::from_utf8(name).map_err(|_| DecodeError::Name)?;
         if !tube.is_empty() && !is_tube_name(name) {
             return Err(DecodeError::Name);
+        }
+        let is_special = self.has_checksums() && fields.state == RecordState::Deleted;
+        let is_possible = match id {
+            FILE_HEADER_ID => false,
+            FLUSH_ALL_ID | FLUSH_BURIED_ID => is_special && !tube.is_empty(),
+            KEY_ID => is_special && tube.is_empty(),
+            _ => true,
+        };
+        if !is_possible {
+            return Err(DecodeError::Id);
         }
         // The full record of a delete has no body.
         let has_body = !tube.is_empty() && fields.state != RecordState::Deleted;
@@ -631,6 +638,28 @@ mod tests {
             assert_eq!(Layout::V7WithCrc.read(&bytes[..len]), Err(DecodeError::Incomplete));
         }
         assert_eq!(Layout::V7.read(&[0; 84]), Ok(Head::Blank));
+    }
+
+    /// A short record of such a job would be taken for something else.
+    #[test]
+    fn no_job_has_the_id_of_a_flush_or_a_key() {
+        let read = |layout: Layout, fields: Fields, tube| {
+            let mut bytes = Vec::new();
+            write(&mut bytes, &fields, tube, b"", NONCE);
+            layout.read(&bytes).map(|_| ())
+        };
+        for (id, is_of_tube) in [(FLUSH_ALL_ID, true), (FLUSH_BURIED_ID, true), (KEY_ID, false)] {
+            for (tube, is_right) in [("mail", is_of_tube), ("", !is_of_tube)] {
+                let fields = of_no_job(id);
+                let expected = if is_right { Ok(()) } else { Err(DecodeError::Id) };
+                assert_eq!(read(Layout::V7WithCrc, fields, tube), expected, "{id}");
+                assert_eq!(read(Layout::V7, fields, tube), Err(DecodeError::Id), "{id}");
+                let job = Fields { id, ..FIELDS };
+                assert_eq!(read(Layout::V7WithCrc, job, tube), Err(DecodeError::Id), "{id}");
+            }
+        }
+        let below = Fields { id: KEY_ID - 1, ..FIELDS };
+        assert_eq!(read(Layout::V7, below, "mail"), Ok(()));
     }
 
     #[test]

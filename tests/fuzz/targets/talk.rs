@@ -230,9 +230,7 @@ impl Talk {
         let asked = asked.unwrap_or_else(|| panic!("a reply without a command: {line}"));
         let is_right = match &asked {
             Asked::Call(call) => self.is_reply_to(call, &words, body, ledger),
-            Asked::Put { has_key: true, is_ended: true, .. } if words.len() == 3 => {
-                is_hit(&words, ledger)
-            }
+            Asked::Put { has_key: true, is_ended: true, .. } if words.len() == 3 => is_hit(&words),
             Asked::Put { body, is_ended, .. } => is_reply_to_put(&words, *body, *is_ended, ledger),
             Asked::TooBig => words == ["JOB_TOO_BIG"],
             Asked::BadFormat => words == ["BAD_FORMAT"],
@@ -445,12 +443,11 @@ fn is_reply_to_put(words: &[&str], body: Digest, is_ended: bool, ledger: &mut Le
     }
 }
 
-/// Returns whether this is a reply to a put with the key of another job.
-fn is_hit(words: &[&str], ledger: &Ledger) -> bool {
+/// Returns whether this is a reply to a put with the key of another job. The client that has put that job
+/// may not have read its reply.
+fn is_hit(words: &[&str]) -> bool {
     let states = ["READY", "RESERVED", "DELAYED", "BURIED", "DELETED"];
-    words[0] == "INSERTED"
-        && states.contains(&words[2])
-        && ledger.bodies.contains_key(&decimal(words[1]))
+    words[0] == "INSERTED" && states.contains(&words[2]) && decimal(words[1]) > 0
 }
 
 impl Ledger {
