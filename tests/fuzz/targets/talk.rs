@@ -61,6 +61,8 @@ type Digest = (usize, u64);
 pub struct Ledger {
     /// Every body that was ever received, by its job.
     bodies: HashMap<u64, Digest>,
+    /// How many jobs were sent. Clients may not have read the replies.
+    sent: u64,
     pub inserted: u64,
     pub deleted: u64,
     /// How many tubes there may be.
@@ -135,6 +137,7 @@ impl Talk {
                 let (body, end) = bytes.get(..len + 2)?.split_at(len);
                 self.asking = Parsing::Line;
                 let is_ended = end == b"\r\n";
+                ledger.sent += 1;
                 self.open.push_back(Asked::Put { body: digest(body), is_ended, has_key });
                 Some(len + 2)
             }
@@ -230,7 +233,9 @@ impl Talk {
         let asked = asked.unwrap_or_else(|| panic!("a reply without a command: {line}"));
         let is_right = match &asked {
             Asked::Call(call) => self.is_reply_to(call, &words, body, ledger),
-            Asked::Put { has_key: true, is_ended: true, .. } if words.len() == 3 => is_hit(&words),
+            Asked::Put { has_key: true, is_ended: true, .. } if words.len() == 3 => {
+                is_hit(&words, ledger)
+            }
             Asked::Put { body, is_ended, .. } => is_reply_to_put(&words, *body, *is_ended, ledger),
             Asked::TooBig => words == ["JOB_TOO_BIG"],
             Asked::BadFormat => words == ["BAD_FORMAT"],
@@ -358,7 +363,7 @@ impl Talk {
                 _ => lacks_space,
             },
             _ => match words {
-                ["TOUCHED_ALL", count] => decimal(count) <= ledger.inserted,
+                ["TOUCHED_ALL", count] => decimal(count) <= ledger.sent,
                 _ => false,
             },
         }
@@ -445,9 +450,10 @@ fn is_reply_to_put(words: &[&str], body: Digest, is_ended: bool, ledger: &mut Le
 
 /// Returns whether this is a reply to a put with the key of another job. The client that has put that job
 /// may not have read its reply.
-fn is_hit(words: &[&str]) -> bool {
+fn is_hit(words: &[&str], ledger: &Ledger) -> bool {
     let states = ["READY", "RESERVED", "DELAYED", "BURIED", "DELETED"];
-    words[0] == "INSERTED" && states.contains(&words[2]) && decimal(words[1]) > 0
+    let is_job = (1..=ledger.sent).contains(&decimal(words[1]));
+    words[0] == "INSERTED" && states.contains(&words[2]) && is_job
 }
 
 impl Ledger {
