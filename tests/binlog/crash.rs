@@ -3,6 +3,7 @@
 use crate::harness::engine::{Instance, Policy};
 use crate::harness::fake_disk::{FakeDisk, Files};
 use crate::harness::fixtures::START;
+use crate::harness::request::put;
 use crate::harness::yaml::number;
 use crate::worker::Worker;
 use beanstalkd::testing::{Nanos, Syncing};
@@ -168,6 +169,42 @@ fn a_background_sync_that_fails_stops_the_server() {
         let failure = engine.server.commit(now).expect_err("the sync has failed").to_string();
         assert!(failure.starts_with(expected), "{failure}");
         assert!(engine.try_ask("delete 1\r\n").is_none());
+    }
+}
+
+/// A file may be removed only when the new records of its jobs are synced.
+#[test]
+fn no_file_is_removed_after_the_sync_before_it_has_failed() {
+    let policy = Policy::new(8192, Syncing::Within(Nanos::from_millis(50)));
+    let mut random = fastrand::Rng::with_seed(9);
+    for syncs in 0..40 {
+        let disk = FakeDisk::default();
+        if syncs % 2 == 0 {
+            disk.sync_in_background();
+        }
+        let mut engine = Instance::start(&disk, policy, START);
+        let kept = ["one", "two", "three"].map(|body| engine.put(body).expect("there is space"));
+        for _ in 0..2 {
+            engine.advance(Nanos::from_secs(1));
+            engine.idle(10);
+            disk.let_sync_end();
+        }
+        disk.fail_syncs_after(syncs / 2);
+        let body = "x".repeat(1000);
+        // Compaction moves the kept jobs again and again.
+        while let Some(reply) = engine.try_ask(put(0, 0, 9, &body)) {
+            let id = reply.trim_end().strip_prefix("INSERTED ").expect("there is space").to_owned();
+            engine.try_ask(format!("delete {id}\r\n"));
+            disk.let_sync_end();
+        }
+        for _ in 0..10 {
+            let files = disk.files_after_power_cut(&mut random);
+            let mut again = Instance::on_files(&files, policy, engine.now);
+            for id in kept {
+                let found = again.ask(format!("peek {id}\r\n"));
+                assert!(found.starts_with("FOUND"), "{syncs}: {id} is lost: {}", disk.names());
+            }
+        }
     }
 }
 

@@ -29,6 +29,8 @@ struct State {
     changes: u64,
     /// The first change that fails, and the error of it and of all later ones.
     fail_from: Option<(u64, ErrorKind)>,
+    /// How many syncs of files and names succeed from now on; `None` for all.
+    syncs_left: Option<u64>,
     /// The error of each truncation.
     cut_error: Option<ErrorKind>,
     /// Copies of the disk before each change, if a test wants them.
@@ -133,6 +135,11 @@ impl FakeDisk {
     /// Makes this change, counted from 1, and all later ones fail.
     pub fn fail_from(&self, change: u64, error: ErrorKind) {
         self.0.borrow_mut().fail_from = Some((change, error));
+    }
+
+    /// Makes all syncs of files and names fail after this number of them. Other changes succeed.
+    pub fn fail_syncs_after(&self, count: u64) {
+        self.0.borrow_mut().syncs_left = Some(count);
     }
 
     /// Makes each truncation fail from now on.
@@ -333,6 +340,14 @@ impl State {
         }
     }
 
+    /// Counts a sync as a change, and fails it if it was ordered to.
+    fn sync_change(&mut self) -> io::Result<()> {
+        self.change()?;
+        let Some(left) = &mut self.syncs_left else { return Ok(()) };
+        *left = left.checked_sub(1).ok_or(ErrorKind::Other)?;
+        Ok(())
+    }
+
     fn write(&mut self, number: FileNumber, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let offset = usize::try_from(offset).expect("test files are small");
         let inode = self.inode(number)?;
@@ -354,12 +369,12 @@ impl State {
 
     fn apply_sync(&mut self, sync: BackgroundSync) -> Result<(), (Option<FileNumber>, ErrorKind)> {
         if let Some(count) = sync.name_changes {
-            self.change().map_err(|error| (None, error.kind()))?;
+            self.sync_change().map_err(|error| (None, error.kind()))?;
             let State { durable_files, name_changes, .. } = self;
             name_changes.drain(..count).for_each(|change| change.apply(durable_files));
         }
         for (number, inode, count) in sync.files {
-            self.change().map_err(|error| (Some(number), error.kind()))?;
+            self.sync_change().map_err(|error| (Some(number), error.kind()))?;
             let Inode { durable, changes, .. } = &mut self.inodes[inode];
             for change in changes.drain(..count) {
                 change.apply(durable);
@@ -618,7 +633,7 @@ impl Disk for FakeDisk {
 
     fn sync(&mut self, number: FileNumber) -> io::Result<()> {
         let mut state = self.0.borrow_mut();
-        state.change()?;
+        state.sync_change()?;
         state.syncs += 1;
         let inode = state.inode(number)?;
         inode.changes.clear();
@@ -628,7 +643,7 @@ impl Disk for FakeDisk {
 
     fn sync_directory(&mut self) -> io::Result<()> {
         let mut state = self.0.borrow_mut();
-        state.change()?;
+        state.sync_change()?;
         state.name_changes.clear();
         state.durable_files = state.files.clone();
         Ok(())

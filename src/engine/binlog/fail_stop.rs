@@ -2,7 +2,7 @@
 //!
 //! A kernel reports a failed write or sync once, and a later sync may succeed although data is
 //! lost. So the first error of a write, sync or truncation is kept: after it nothing is created,
-//! written, synced or truncated, and [`FailStopDisk::status`] returns the error.
+//! written, synced, truncated, renamed or removed, and [`FailStopDisk::status`] returns the error.
 //!
 //! It also records which changes of file names are not synced, so that a file is removed only after the
 //! removal of the one before is synced.
@@ -66,7 +66,7 @@ impl FailStopDisk {
     /// Creates a file of `size` bytes with the version at its head. An error of the creation is
     /// not kept.
     pub fn create(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
-        self.check_may_grow()?;
+        self.check_unfailed()?;
         self.disk.create(number, size)?;
         self.names.has_changes = true;
         self.write(number, 0, &VERSION);
@@ -76,7 +76,7 @@ impl FailStopDisk {
     /// Removes a file that is not the newest one. The removal of an older one is synced before: otherwise
     /// a power cut could bring that one back alone. An error is not kept.
     pub fn remove(&mut self, number: FileNumber) -> io::Result<()> {
-        self.begin_removal();
+        self.begin_removal()?;
         self.disk.remove(number)?;
         self.note_removal();
         Ok(())
@@ -84,16 +84,17 @@ impl FailStopDisk {
 
     /// Renames a damaged file in the same way. Returns its new name.
     pub fn quarantine(&mut self, number: FileNumber) -> io::Result<String> {
-        self.begin_removal();
+        self.begin_removal()?;
         let name = self.disk.quarantine(number)?;
         self.note_removal();
         Ok(name)
     }
 
-    fn begin_removal(&mut self) {
+    fn begin_removal(&mut self) -> io::Result<()> {
         if !self.has_synced_removals() {
             self.sync_names();
         }
+        self.check_unfailed()
     }
 
     fn note_removal(&mut self) {
@@ -103,11 +104,11 @@ impl FailStopDisk {
 
     /// Lengthens a file to `size` bytes. An error is not kept.
     pub fn extend(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
-        self.check_may_grow()?;
+        self.check_unfailed()?;
         self.disk.extend(number, size)
     }
 
-    fn check_may_grow(&self) -> io::Result<()> {
+    fn check_unfailed(&self) -> io::Result<()> {
         match &self.failure {
             None => Ok(()),
             Some(failure) => Err(io::Error::new(io::ErrorKind::StorageFull, failure.to_string())),

@@ -231,7 +231,9 @@ impl Writer {
     /// taken the jobs out of it, and so is the removal of the file before.
     pub fn may_remove_oldest(&self) -> bool {
         let oldest = self.files.segments()[0].number;
-        oldest <= self.syncing.removable_to() && self.files.disk().has_synced_removals()
+        let disk = self.files.disk();
+        let is_synced = oldest <= self.syncing.removable_to() && disk.has_synced_removals();
+        is_synced && !disk.has_failed()
     }
 
     /// Writes the batch, syncs all records, and waits for that.
