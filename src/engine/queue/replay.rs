@@ -10,6 +10,7 @@
 //!
 //! A function that returns `TryReserveError` found too little memory for the jobs.
 
+mod flushes;
 mod keys;
 
 use super::Queue;
@@ -27,7 +28,8 @@ use crate::engine::collections::secondary_map::SecondaryMap;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{JobKey, TubeKey};
 use crate::engine::time::Nanos;
-use keys::FlushTimes;
+use flushes::Flushes;
+use keys::KEY_LEN;
 use log::{error, info, warn};
 use std::collections::{HashSet, TryReserveError};
 use std::fmt;
@@ -83,19 +85,17 @@ struct ReplayState<'q> {
     /// The state of each job in its last record.
     last_states: SecondaryMap<JobKey, LastState>,
     /// The flushes of each tube.
-    flushes: SecondaryMap<TubeKey, FlushCounts>,
+    flushes: Flushes,
     /// The flushes of its tube before the last record of a job. Jobs without an entry had none.
     flushes_before: SecondaryMap<JobKey, FlushCounts>,
-    /// The moments of the flushes of each tube.
-    flush_times: FlushTimes,
-    /// Flushed jobs whose deletes are not recorded. If they have keys, also the moments of their flushes.
+    /// Flushed jobs whose deletes are not recorded, and the moments of their flushes.
     flushed: Vec<(JobKey, Nanos)>,
     /// The record of a key, and its file, if that was the last record.
     key_before: Option<(FileNumber, KeyRecord)>,
     /// Buried jobs that workers had reserved.
     held: Vec<JobKey>,
-    /// Jobs whose full record is written again at the end. A flush deleted them whose record is lost, so
-    /// that for C beanstalkd they are deleted; or C beanstalkd has moved them to a newer file without
+    /// Jobs whose full record is written again at the end. For C beanstalkd they are deleted, because the
+    /// record of their flush is lost; or C beanstalkd has moved them to a newer file without the record of
     /// their key.
     to_rewrite: HashSet<JobKey>,
     /// The ids of jobs with a damaged full record and no intact one.
@@ -145,9 +145,8 @@ impl Queue {
             used_bytes: 0,
             tail: TornTail::default(),
             last_states: SecondaryMap::default(),
-            flushes: SecondaryMap::default(),
+            flushes: Flushes::default(),
             flushes_before: SecondaryMap::default(),
-            flush_times: FlushTimes::default(),
             flushed: Vec::new(),
             key_before: None,
             held: Vec::new(),
@@ -278,7 +277,9 @@ impl ReplayState<'_> {
                     self.note_damage(number, &damage);
                 }
                 Item::End(end) => {
-                    self.key_before.take_if(|_| end.tail.is_some());
+                    if end.tail.is_some() {
+                        self.key_before = None;
+                    }
                     self.used_bytes += end.used;
                     self.segments.by_number(number).used = end.used;
                     let damage = end.tail.and_then(|tail| self.tail.begins(number, tail));
@@ -372,7 +373,7 @@ impl ReplayState<'_> {
         if fields.state == RecordState::Deleted {
             if let Some(key) = known
                 && fields.mark == Mark::Flushed
-                && !self.is_flushed(key)
+                && self.flushed_at(key).is_none()
             {
                 // The record of the flush is lost, so the flush has not happened.
                 headroom::leave(Headroom::Quarter, || self.to_rewrite.try_reserve(1))?;
@@ -438,7 +439,7 @@ impl ReplayState<'_> {
             let log = self.queue.jobs[key].log;
             if log.unique().is_some() {
                 // A record of C beanstalkd, which has moved the job, has no key before it.
-                len += record::SHORT_LEN as u64;
+                len += KEY_LEN;
                 headroom::leave(Headroom::Quarter, || self.to_rewrite.try_reserve(1))?;
                 self.to_rewrite.insert(key);
             }
@@ -464,18 +465,14 @@ impl ReplayState<'_> {
     ) -> Result<(), TryReserveError> {
         // In a tube without jobs there is nothing to flush.
         let Some(key) = tube.and_then(|tube| self.queue.tubes.find(tube)) else { return Ok(()) };
-        if self.flushes.get(key).is_none() {
-            self.flushes.try_insert(key, FlushCounts::default())?;
-        }
-        self.flushes[key].add(kind);
-        self.flush_times.add(key, kind, decided_at)
+        self.flushes.add(key, kind, decided_at)
     }
 
     /// Notes how many flushes of its tube were before a record of the job. After it, none of them deletes
     /// the job: the server records nothing of a flushed job but its delete, so C beanstalkd, which skips
     /// the record of a flush, has made this record.
     fn note_flushes(&mut self, key: JobKey) -> Result<(), TryReserveError> {
-        let now = self.flushes.get(self.queue.jobs[key].tube).copied().unwrap_or_default();
+        let now = self.flushes.counts(self.queue.jobs[key].tube);
         match self.flushes_before.get_mut(key) {
             Some(before) => *before = now,
             None if now == FlushCounts::default() => {}
@@ -484,12 +481,11 @@ impl ReplayState<'_> {
         Ok(())
     }
 
-    /// Returns whether a flush has deleted the job.
-    fn is_flushed(&self, key: JobKey) -> bool {
-        let job = &self.queue.jobs[key];
-        let flushes = self.flushes.get(job.tube).copied().unwrap_or_default();
+    /// Returns when a flush has deleted the job, or `None`.
+    fn flushed_at(&self, key: JobKey) -> Option<Nanos> {
         let before = self.flushes_before.get(key).copied().unwrap_or_default();
-        flushes.have_deleted(before, self.last_states[key].is_buried())
+        let tube = self.queue.jobs[key].tube;
+        self.flushes.first_after(tube, before, self.last_states[key].is_buried())
     }
 
     /// Returns the tube with this name. Most jobs are in the tube of the job before.
@@ -533,12 +529,7 @@ impl ReplayState<'_> {
     fn place_jobs(&mut self, now: Nanos) -> Result<(), TryReserveError> {
         let mut buried = Vec::new();
         for key in self.segments.jobs() {
-            let job = &self.queue.jobs[key];
-            if self.is_flushed(key) {
-                let has_key = job.log.unique().is_some();
-                let is_buried = self.last_states[key].is_buried();
-                let flushed_at =
-                    if has_key { self.flushed_at(key, is_buried) } else { Nanos::ZERO };
+            if let Some(flushed_at) = self.flushed_at(key) {
                 headroom::leave(Headroom::Quarter, || self.flushed.try_reserve(1))?;
                 self.flushed.push((key, flushed_at));
                 continue;

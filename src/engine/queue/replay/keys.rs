@@ -2,76 +2,22 @@
 //!
 //! The record of a key belongs to the record directly after it: to the full record of its job, or, if
 //! the key is kept, to the delete of its job. Alone it has no effect, unless it is a kept key whose job
-//! is gone: compaction has moved it. A key that two jobs have, because the record of the delete of the
-//! first one is damaged, belongs to the second one.
+//! is gone: compaction has moved it. A key that two jobs have belongs to the second one: the first one is
+//! flushed, or the record of its delete is damaged.
 
 use super::ReplayState;
 use crate::engine::binlog::disk::FileNumber;
 use crate::engine::binlog::key_record::KeyRecord;
-use crate::engine::binlog::record::{FlushCounts, FlushKind, SHORT_LEN};
+use crate::engine::binlog::record::SHORT_LEN;
 use crate::engine::binlog::segments::Owner;
-use crate::engine::collections::secondary_map::SecondaryMap;
-use crate::engine::headroom::{self, Headroom};
-use crate::engine::keys::{JobKey, TubeKey};
+use crate::engine::keys::JobKey;
 use crate::engine::queue::job::Job;
 use crate::engine::queue::unique::NewKey;
-use crate::engine::time::Nanos;
 use log::warn;
 use std::collections::TryReserveError;
 
 /// The length of the record of a key in bytes.
-const KEY_LEN: u64 = SHORT_LEN as u64;
-
-/// The moments of the flushes of each tube, in their order.
-#[derive(Debug, Default)]
-pub(super) struct FlushTimes(SecondaryMap<TubeKey, TubeFlushTimes>);
-
-#[derive(Debug, Default)]
-struct TubeFlushTimes {
-    /// The flushes of all jobs.
-    all: Vec<Flush>,
-    /// The flushes of the buried jobs.
-    buried: Vec<Flush>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Flush {
-    /// The number of flushes of the tube before it.
-    before: usize,
-    decided_at: Nanos,
-}
-
-impl FlushTimes {
-    /// Notes a flush.
-    pub(super) fn add(
-        &mut self,
-        tube: TubeKey,
-        kind: FlushKind,
-        decided_at: Nanos,
-    ) -> Result<(), TryReserveError> {
-        if self.0.get(tube).is_none() {
-            self.0.try_insert(tube, TubeFlushTimes::default())?;
-        }
-        let times = &mut self.0[tube];
-        let before = times.all.len() + times.buried.len();
-        let same_kind = match kind {
-            FlushKind::All => &mut times.all,
-            FlushKind::Buried => &mut times.buried,
-        };
-        headroom::leave(Headroom::Quarter, || same_kind.try_reserve(1))?;
-        same_kind.push(Flush { before, decided_at });
-        Ok(())
-    }
-
-    /// Returns the moment of the first flush that has deleted a job.
-    fn first_after(&self, tube: TubeKey, before: FlushCounts, is_buried: bool) -> Option<Nanos> {
-        let times = self.0.get(tube)?;
-        let all = times.all.get(before.all());
-        let buried = times.buried.get(before.buried()).filter(|_| is_buried);
-        let first = all.into_iter().chain(buried).min_by_key(|flush| flush.before)?;
-        Some(first.decided_at)
-    }
-}
+pub(super) const KEY_LEN: u64 = SHORT_LEN as u64;
 
 impl ReplayState<'_> {
     /// Applies the record of a key: notes it for the next record, or keeps the key.
@@ -150,13 +96,6 @@ impl ReplayState<'_> {
             segments.add_kept_key(kept, number, KEY_LEN)
         });
         Ok(())
-    }
-
-    /// Returns the moment of the flush that has deleted a job. It is used only for the TTL of the key.
-    pub(super) fn flushed_at(&self, key: JobKey, is_buried: bool) -> Nanos {
-        let job = &self.queue.jobs[key];
-        let before = self.flushes_before.get(key).copied().unwrap_or_default();
-        self.flush_times.first_after(job.tube, before, is_buried).unwrap_or(Nanos::ZERO)
     }
 
     fn forget_all_keys(&mut self) {
