@@ -39,7 +39,7 @@
 //!     reply.write            into the output of the connection
 //!     deliver_wait_results   into the outputs of the workers that waited
 //! event_loop  all ready connections were served
-//!   server.commit            the batch in one write, and one sync if it is due, or its begin
+//!   server.commit            the batch in one write, and a sync if it is due, perhaps in the background
 //!   flush                    one write for each connection with output; close what has ended
 //!   accept                   new clients; they are read from in the next iteration
 //!   monitoring               a line for the service manager, a slice of a page

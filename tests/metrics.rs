@@ -406,6 +406,23 @@ fn a_server_without_a_body_cache_has_no_metrics_of_it() {
     assert_eq!(samples.keys().find(of_cache), None);
 }
 
+#[test]
+fn the_binlog_is_full_while_it_exceeds_a_lower_limit() {
+    let disk = FakeDisk::default();
+    for (max_binlog_bytes, is_full) in [(u64::MAX, 0.0), (200_000, 1.0)] {
+        let mut engine = Engine::new(Settings { max_binlog_bytes, ..Settings::DEFAULT }, START);
+        engine.recover(&disk, Syncing::EachIteration).unwrap();
+        let client = engine.connect();
+        let body = "x".repeat(60_000);
+        for _ in 0..5 {
+            let reply = engine.ask(client, format!("put 0 0 9 {}\r\n{body}\r\n", body.len()));
+            assert_eq!(reply == "OUT_OF_MEMORY\r\n", is_full > 0.0);
+        }
+        let (Samples(samples), _) = page(&engine, 1000);
+        assert_eq!(samples["beanstalkd_binlog_full"], is_full);
+    }
+}
+
 // ---- HTTP ----
 
 /// Returns the response to a client that sends `request` at once and reads without delay.

@@ -47,8 +47,8 @@ impl Compaction {
     /// All files together hold live records, room for deletes, headroom, and garbage. The sum stays below
     /// three times the live bytes plus two files if the garbage stays below twice the live bytes minus the
     /// room for deletes and the headroom beyond a file ([`Files::more_headroom`]). While all live bytes
-    /// are moved, half as many bytes of garbage are made, so compaction begins that much earlier. On a
-    /// nearly full disk it begins still earlier.
+    /// are moved, commands make a quarter as many bytes of garbage ([`MOVE_RATIO`]). Compaction begins half
+    /// of the live bytes earlier, and on a nearly full disk still earlier.
     fn is_wanted(&self, files: &Files) -> bool {
         if files.closed_count() == 0 || files.disk().has_failed() {
             return false;
@@ -59,14 +59,14 @@ impl Compaction {
         let live = files.segments().live_bytes();
         let closed = files.kept_closed_bytes();
         let garbage = (closed + files.current().used).saturating_sub(live);
-        let reserved = files.segments().deletes() * SHORT + files.more_headroom();
+        let reserved = files.segments().delete_records() * SHORT + files.more_headroom();
         let most = (live + live / 2).saturating_sub(reserved).max(live / 4) + files.file_size() / 2;
         // After a start the new files take space too, so that even this may be too much.
         garbage > most || (files.takes_too_much() && closed > 3 * live)
     }
 
-    /// Returns whether there is much garbage on a disk that is nearly full, or has had it since it was. Only
-    /// garbage counts whose removal frees space, not the rests of blocks.
+    /// Returns whether there is much garbage, and the disk is nearly full, or was when freeing began. Only
+    /// records count: the unused ends of blocks free no space.
     fn must_free(&self, files: &Files) -> bool {
         let live = files.segments().live_bytes();
         let garbage = files.kept_closed_records().saturating_sub(live);
@@ -104,7 +104,7 @@ impl Compaction {
         self.debt_bytes > 0 && self.is_wanted(files)
     }
 
-    /// Notes whether a job can be moved now.
+    /// Notes whether no job can be moved now.
     pub fn set_blocked(&mut self, is_blocked: bool) {
         self.is_blocked = is_blocked;
         if is_blocked {

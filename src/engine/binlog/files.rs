@@ -220,7 +220,7 @@ impl Files {
     }
 
     /// Returns three times the live bytes and two files.
-    fn bound(&self) -> u64 {
+    pub fn bound(&self) -> u64 {
         3 * self.segments.live_bytes() + 2 * self.file_size
     }
 
@@ -318,8 +318,9 @@ impl Files {
         self.segments.newest().is_some_and(|newest| newest.size < self.file_size)
     }
 
-    /// Lengthens the newest file, which is the current one or a prepared one, by up to `piece`
-    /// bytes, but not beyond the size of a whole one or the end of its last block.
+    /// Lengthens the newest file by up to `piece` bytes, but not beyond the size of a whole one or the end of
+    /// its last block. It is the current file or a prepared one or, at the start, the closed one that is
+    /// reopened.
     pub fn lengthen(&mut self, piece: u64) -> io::Result<()> {
         let index = self.segments.len() - 1;
         let is_prepared = index > self.current;
@@ -531,8 +532,7 @@ impl Files {
     /// Turns the entry of a deleted job into that of its kept key, whose record goes to the current
     /// file.
     pub fn keep_key(&mut self, key: LogKey, kept: KeptKey) {
-        let Segment { number, used, .. } = *self.current();
-        self.segments.keep_key(key, kept, (number, used), SHORT);
+        self.segments.keep_key(key, kept, self.current().number, SHORT);
     }
 
     /// Notes when a job was buried, by its last record. `None` is for a job that is not buried.
@@ -608,7 +608,7 @@ fn on_disk(size: u64) -> u64 {
 }
 
 /// Returns the bytes of the records in a file, without its head.
-fn records_len(segment: &Segment) -> u64 {
+pub fn records_len(segment: &Segment) -> u64 {
     segment.used.saturating_sub(HEAD)
 }
 

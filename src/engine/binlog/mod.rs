@@ -58,7 +58,7 @@ use super::time::Nanos;
 use compaction::Compaction;
 use disk::{Disk, FileNumber, Progress, RemoteStats};
 use fail_stop::FailStopDisk;
-use files::{HEAD, SHORT};
+use files::{SHORT, records_len};
 use key_record::KeyRecord;
 use reads::ReadAhead;
 use record::{Fields, FlushKind, RecordState};
@@ -125,7 +125,7 @@ pub struct BinlogSizes {
     pub files: usize,
     /// The bytes that they take on the disk.
     pub disk_bytes: u64,
-    /// The bytes of the full records of all live jobs.
+    /// The bytes of the full records of all jobs, with the records of their keys, and of kept keys.
     pub live_bytes: u64,
     /// The bytes of all other records.
     pub dead_bytes: u64,
@@ -201,8 +201,8 @@ impl Binlog {
     /// delete. `key` is what its key needs, if it has one.
     pub fn reserve_put(&mut self, len: usize, key: Option<KeyNeeds>) -> Result<(), NoSpace> {
         let len = len as u64 + key.map_or(0, |_| SHORT);
-        let deletes = records_of_delete(key.is_some_and(|key| key.is_kept));
-        self.space.reserve_put(&mut self.writer, &mut self.removal, len, deletes)
+        let records = delete_records(key.is_some_and(|key| key.is_kept));
+        self.space.reserve_put(&mut self.writer, &mut self.removal, len, records)
     }
 
     /// Reserves space for [`Binlog::update`].
@@ -213,19 +213,19 @@ impl Binlog {
     /// Reserves space for [`Binlog::delete`], or for [`Binlog::delete_and_keep`] of a job whose key
     /// `is_kept`. Only a server that was started on a full disk may lack it.
     pub fn reserve_delete(&mut self, is_kept: bool) -> Result<(), NoSpace> {
-        let records = records_of_delete(is_kept);
+        let records = delete_records(is_kept);
         self.space.reserve_delete(&mut self.writer, &mut self.removal, records)
     }
 
     /// Reserves space for [`Binlog::flush`], whose record has `len` bytes. It may use the space of
     /// compaction, because it frees space.
     pub fn reserve_flush(&mut self, len: usize) -> Result<(), NoSpace> {
-        self.reserve(Reservation::migration(self.writer.files(), len as u64))
+        self.reserve(Reservation::from_headroom(self.writer.files(), len as u64))
     }
 
     /// Reserves space for [`Binlog::hold`]. It may use the space of compaction.
     pub fn reserve_hold(&mut self) -> Result<(), NoSpace> {
-        self.reserve(Reservation::migration(self.writer.files(), SHORT))
+        self.reserve(Reservation::from_headroom(self.writer.files(), SHORT))
     }
 
     fn reserve(&mut self, need: Reservation) -> Result<(), NoSpace> {
@@ -292,7 +292,7 @@ impl Binlog {
         let reserved = self.reserve_delete(false);
         assert!(reserved.is_ok(), "there was room for two records, and no room is left for one");
         if is_flushed {
-            self.writer.append_unsynced(fields);
+            self.writer.append_without_sync(fields);
             self.writer.files_mut().count_removable();
         } else {
             self.writer.append(fields, "", &[]);
@@ -307,9 +307,11 @@ impl Binlog {
     }
 
     /// Appends the record of a flush, after [`Binlog::reserve_flush`]. After it the jobs of the tube
-    /// are deleted, even if their own deletes are not recorded yet.
+    /// are deleted, even if their own deletes are not recorded yet. It is not counted in `stats`, because C
+    /// beanstalkd does not make such a record.
     pub fn flush(&mut self, tube: &str, kind: FlushKind, decided_at: Nanos) {
         self.writer.append(&record::flush(kind, decided_at), tube, &[]);
+        self.writer.uncount_record();
     }
 
     /// Appends the record of the delete of a flushed job. It is not synced by itself, because the
@@ -317,7 +319,7 @@ impl Binlog {
     pub fn delete_flushed(&mut self, key: LogKey, fields: &Fields) {
         // Only a server that was started on a full disk may lack space for it.
         if self.reserve_delete(false).is_ok() {
-            self.writer.append_unsynced(fields);
+            self.writer.append_without_sync(fields);
         }
         self.writer.files_mut().remove_job(key);
         self.writer.files_mut().count_removable();
@@ -363,7 +365,7 @@ impl Binlog {
     /// Reserves space for [`Binlog::move_to_current`]. Returns `false` if there is none.
     pub fn reserve_move(&mut self, key: LogKey) -> bool {
         let len = self.segments().entry(key).live_bytes().into();
-        self.reserve(Reservation::migration(self.writer.files(), len)).is_ok()
+        self.reserve(Reservation::from_headroom(self.writer.files(), len)).is_ok()
     }
 
     fn reserve_oldest(&mut self) -> Option<(LogKey, Owner)> {
@@ -543,7 +545,7 @@ impl Binlog {
     pub fn sizes(&self) -> BinlogSizes {
         let files = self.writer.files();
         let live_bytes = self.segments().live_bytes();
-        let written = self.segments().iter().map(|segment| segment.used.saturating_sub(HEAD));
+        let written = self.segments().iter().map(records_len);
         BinlogSizes {
             files: self.segments().len(),
             disk_bytes: files.disk_bytes(),
@@ -589,7 +591,7 @@ impl Binlog {
 }
 
 /// Returns how many short records the delete of a job needs.
-fn records_of_delete(is_key_kept: bool) -> u64 {
+fn delete_records(is_key_kept: bool) -> u64 {
     1 + u64::from(is_key_kept)
 }
 

@@ -20,9 +20,9 @@ pub struct Removal {
     retry_at: Nanos,
 }
 
-/// At most this many files are removed per iteration, because a removal takes a few milliseconds.
+/// At most this many files are removed at once, because a removal takes a few milliseconds.
 const MAX_REMOVALS: usize = 2;
-/// At most this many files are removed per iteration if the first one is small.
+/// At most this many files are removed at once if the first one is small.
 const MAX_SMALL_REMOVALS: usize = 16;
 /// A file of at most this many bytes is small.
 const SMALL_FILE: u64 = 1024 * 1024;

@@ -68,7 +68,7 @@ const KEEPS_KEY: u32 = 1 << 31;
 
 const _: () = assert!(size_of::<Option<Entry>>() == 24, "a slot for an entry has 24 bytes");
 
-/// The offset of a record of which only is known that it is behind this.
+/// Stands for every offset from this one on: an entry has 32 bits for it.
 pub const FAR_OFFSET: u32 = u32::MAX;
 
 /// The owner of an entry, or of the key of a unique job.
@@ -146,7 +146,7 @@ impl Segment {
         self.size - self.used
     }
 
-    /// Returns the bytes of the full records of its jobs, and of its kept keys.
+    /// Returns the bytes of the full records of its jobs, with the records of their keys, and of kept keys.
     pub fn live_bytes(&self) -> u64 {
         self.live_bytes
     }
@@ -244,11 +244,11 @@ impl Segments {
     }
 
     /// Returns how many short records the deletes of all jobs need.
-    pub fn deletes(&self) -> u64 {
+    pub fn delete_records(&self) -> u64 {
         self.job_count() + self.keeping_jobs
     }
 
-    /// Returns the bytes of the full records of all jobs, and of all kept keys.
+    /// Returns the bytes of the full records of all jobs, with the records of their keys, and of kept keys.
     pub fn live_bytes(&self) -> u64 {
         self.live_bytes
     }
@@ -328,20 +328,14 @@ impl Segments {
         entry.len = entry.live_bytes() | if is_keeping { KEEPS_KEY } else { 0 };
     }
 
-    /// Turns the entry of a job that is deleted into that of its kept key, whose record, of `len`
-    /// bytes, is at this place.
-    pub fn keep_key(
-        &mut self,
-        key: LogKey,
-        kept: KeptKey,
-        (file, offset): (FileNumber, u64),
-        len: u64,
-    ) {
+    /// Turns the entry of a job that is deleted into that of its kept key, whose record, of `len` bytes, is
+    /// in this file.
+    pub fn keep_key(&mut self, key: LogKey, kept: KeptKey, file: FileNumber, len: u64) {
         self.set_keeping(key, false);
         self.kept_keys += 1;
         self.entries.0[key].owner = EitherKey::from_second(kept);
         self.burials.remove(key);
-        self.move_job(key, file, offset, len);
+        self.move_job(key, file, 0, len);
     }
 
     /// Notes that the records of a job have this length together, because its key has come or gone.

@@ -42,8 +42,8 @@ pub struct Space {
 pub struct Reservation {
     /// Its length in bytes.
     len: u64,
-    /// The number of deletes for which there must be room behind it.
-    deletes: u64,
+    /// The number of short records, for the deletes of all jobs, for which there must be room behind it.
+    delete_records: u64,
     /// The number of further short records that must fit when the disk has no more space.
     min_headroom: u64,
 }
@@ -69,14 +69,15 @@ const DRAINED_PAUSE: Nanos = Nanos::from_secs(1);
 impl Reservation {
     /// Returns the space for a short record of a job that exists.
     pub fn update(files: &Files) -> Reservation {
-        let deletes = files.segments().deletes();
+        let delete_records = files.segments().delete_records();
         let min_headroom = min_headroom(files);
-        Reservation { len: SHORT, deletes, min_headroom: min_headroom - min_headroom / 4 }
+        Reservation { len: SHORT, delete_records, min_headroom: min_headroom - min_headroom / 4 }
     }
 
-    /// Returns the space for a full record of `len` bytes that is moved from an older file.
-    pub fn migration(files: &Files, len: u64) -> Reservation {
-        Reservation { len, deletes: files.segments().deletes(), min_headroom: 0 }
+    /// Returns the space for a record of `len` bytes that may use the headroom of compaction: a moved
+    /// record, that of a flush, or that of a hold.
+    pub fn from_headroom(files: &Files, len: u64) -> Reservation {
+        Reservation { len, delete_records: files.segments().delete_records(), min_headroom: 0 }
     }
 }
 
@@ -89,9 +90,9 @@ impl Space {
     /// is exceeded, so that deletes work.
     pub fn begin(&mut self, writer: &mut Writer, removal: &mut Removal) -> io::Result<()> {
         let number = writer.files_mut().remove_unused()?;
-        let jobs = writer.files().segments().deletes();
+        let records = writer.files().segments().delete_records();
         let mut may_reopen = true;
-        while !writer.files().has_current() || writer.files().room() < jobs {
+        while !writer.files().has_current() || writer.files().room() < records {
             let Err(error) = self.begin_piece(writer, number) else { continue };
             let now = writer.now();
             let files = writer.files_mut();
@@ -117,8 +118,8 @@ impl Space {
                 return Err(error);
             } else {
                 warn!(
-                    "no space in binlog.{} for the deletes of all jobs: {error}; only {} of {jobs} \
-                     jobs can be deleted until there is",
+                    "no space in binlog.{} for the deletes of all jobs: {error}; only {} of {records} \
+                     records of deletes fit until there is",
                     files.last_number(),
                     files.room()
                 );
@@ -166,21 +167,22 @@ impl Space {
     // ---- Reserving ----
 
     /// Reserves memory and space for a new job with a full record of `len` bytes, and for its delete,
-    /// which takes `own_deletes` short records.
+    /// which takes `own_delete_records` short records.
     pub fn reserve_put(
         &mut self,
         writer: &mut Writer,
         removal: &mut Removal,
         len: u64,
-        own_deletes: u64,
+        own_delete_records: u64,
     ) -> Result<(), NoSpace> {
         writer.files_mut().try_reserve_job()?;
-        if writer.files().disk().refuses_puts() || writer.files().exceeded_limit().is_some() {
+        let files = writer.files();
+        if refuses_all_puts(files) {
             return Err(NoSpace::Space);
         }
-        let deletes = writer.files().segments().deletes() + own_deletes;
-        let min_headroom = min_headroom(writer.files());
-        let reserved = self.reserve(writer, removal, Reservation { len, deletes, min_headroom });
+        let delete_records = files.segments().delete_records() + own_delete_records;
+        let need = Reservation { len, delete_records, min_headroom: min_headroom(files) };
+        let reserved = self.reserve(writer, removal, need);
         self.log_refusal(writer, reserved.is_ok());
         reserved
     }
@@ -212,22 +214,17 @@ impl Space {
         loop {
             let files = writer.files();
             let room = files.room_behind(need.len);
-            let has = |headroom: u64| room.is_some_and(|room| room >= need.deletes + headroom);
+            let has =
+                |headroom: u64| room.is_some_and(|room| room >= need.delete_records + headroom);
             // While old files are about to be removed, less headroom is better than more files.
             let quarter = headroom(files) / 4;
             let is_enough = has(headroom(files) + LAST_HEADROOM)
                 || (is_at_bound(files) && has(quarter + LAST_HEADROOM.min(quarter) / 2));
-            if is_enough {
-                return self.ensure_fits(writer, need.len);
+            if !is_enough && self.prepare(writer, removal) {
+                continue;
             }
-            if !self.prepare(writer, removal) {
-                let is_enough = has(need.min_headroom + LAST_HEADROOM);
-                return if is_enough {
-                    self.ensure_fits(writer, need.len)
-                } else {
-                    Err(NoSpace::Space)
-                };
-            }
+            let fits = is_enough || has(need.min_headroom + LAST_HEADROOM);
+            return if fits { self.ensure_fits(writer, need.len) } else { Err(NoSpace::Space) };
         }
     }
 
@@ -251,20 +248,17 @@ impl Space {
 
     /// Makes sure that the next record, of `len` bytes, fits in the current file.
     fn ensure_fits(&mut self, writer: &mut Writer, len: u64) -> Result<(), NoSpace> {
-        if len <= writer.files().current().left() {
-            return Ok(());
+        if len > writer.files().current().left() && len > writer.files().whole_len() {
+            return writer.files_mut().lengthen_for(len).map_err(|error| {
+                let number = writer.files().current().number;
+                self.note_full(writer.files_mut(), number, error);
+                NoSpace::Space
+            });
         }
-        if len <= writer.files().whole_len() {
-            while writer.files().current().left() < len {
-                writer.advance();
-            }
-            return Ok(());
+        while writer.files().current().left() < len {
+            writer.advance();
         }
-        writer.files_mut().lengthen_for(len).map_err(|error| {
-            let number = writer.files().current().number;
-            self.note_full(writer.files_mut(), number, error);
-            NoSpace::Space
-        })
+        Ok(())
     }
 
     // ---- Taking space ----
@@ -366,7 +360,7 @@ impl Space {
 
     /// Returns whether puts are refused for want of space.
     pub fn is_full(&self, files: &Files) -> bool {
-        files.is_full() && self.log.is_refusing()
+        refuses_all_puts(files) || (files.is_full() && self.log.is_refusing())
     }
 
     // ---- Freeing space ----
@@ -427,9 +421,9 @@ impl Space {
         if files.prepared().len() < 2 || !files.takes_too_much() || !may_try {
             return;
         }
-        // More than what a reservation takes space for at the limit. Otherwise the file would be
+        // More than what a reservation takes space for at the bound. Otherwise the file would be
         // created again.
-        let least = files.segments().deletes() + headroom(files) / 4 + LAST_HEADROOM;
+        let least = files.segments().delete_records() + headroom(files) / 4 + LAST_HEADROOM;
         if files.room() - files.prepared().next_back().map_or(0, fresh_room) >= least {
             self.remove_prepared(writer);
         }
@@ -448,10 +442,10 @@ impl Space {
 
     /// Panics unless there is room for the deletes of all jobs.
     pub fn check(&self, files: &Files) {
-        let (room, jobs) = (files.room(), files.segments().deletes());
+        let (room, records) = (files.room(), files.segments().delete_records());
         assert!(
-            room >= jobs || self.began_short,
-            "there is room for {room} short records, but {jobs} jobs are to be deleted some day"
+            room >= records || self.began_short,
+            "there is room for {room} short records, but the deletes of all jobs need {records}"
         );
     }
 }
@@ -469,12 +463,17 @@ fn min_headroom(files: &Files) -> u64 {
     headroom(files).min(bytes / SHORT)
 }
 
-/// Returns whether one more file would exceed the bound on all files.
+/// Returns whether no put has space, however short it is: it would exceed a limit, or the disk refuses it.
+fn refuses_all_puts(files: &Files) -> bool {
+    files.disk().refuses_puts() || files.exceeded_limit().is_some()
+}
+
+/// Returns whether one more file would exceed the bound on all files, on a disk that is not full.
 fn is_at_bound(files: &Files) -> bool {
-    !files.is_full() && files.disk_bytes() > 3 * files.segments().live_bytes() + files.file_size()
+    !files.is_full() && files.disk_bytes() + files.file_size() > files.bound()
 }
 
 /// Returns how many bytes of records compaction can write to the files that exist.
 fn room_for_moves(files: &Files) -> u64 {
-    files.room().saturating_sub(files.segments().deletes() + LAST_HEADROOM) * SHORT
+    files.room().saturating_sub(files.segments().delete_records() + LAST_HEADROOM) * SHORT
 }

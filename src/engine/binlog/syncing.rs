@@ -28,11 +28,13 @@ pub struct SyncState {
     policy: Syncing,
     /// The moment of the oldest record that is not synced.
     unsynced_since: Option<Nanos>,
-    /// The file, and the offset up to which [`Disk::will_sync`](super::disk::Disk::will_sync) was called.
+    /// The file, and the offset up to which it was synced, or announced to be
+    /// ([`Disk::will_sync`](super::disk::Disk::will_sync)).
     announced: (FileNumber, u64),
     /// Closed files with records that are not synced, and for which no sync was begun.
     unsynced_closed: Vec<FileNumber>,
-    /// The last file without jobs when the background sync was begun, if there is one.
+    /// During a background sync, the last file without jobs when it was begun, or 0. `None` if there is no
+    /// background sync.
     background: Option<FileNumber>,
     /// The files without jobs up to this one may be removed.
     removable_to: FileNumber,
@@ -144,10 +146,10 @@ impl SyncState {
 
     /// Takes the result of the background sync, if it has ended. Waits for its end if it `must_wait`.
     pub fn poll(&mut self, files: &mut Files, must_wait: bool) {
-        if self.has_background_sync()
+        if let Some(removable_to) = self.background
             && files.disk_mut().poll_sync(must_wait)
-            && let Some(removable_to) = self.background.take()
         {
+            self.background = None;
             self.removable_to = removable_to;
         }
     }

@@ -23,8 +23,8 @@ pub struct Writer {
     syncing: SyncState,
     /// Records at the end of the current file that are not written yet.
     batch: Vec<u8>,
-    /// The batch has records of [`Writer::append_unsynced`].
-    has_unsynced: bool,
+    /// The batch has records of [`Writer::append_without_sync`].
+    has_exempt: bool,
     /// The nonce of all records that are written.
     nonce: u32,
     /// The highest id that was given out.
@@ -56,7 +56,7 @@ impl Writer {
             files: Files::open(disk, segments, policy),
             syncing: SyncState::new(policy.syncing),
             batch,
-            has_unsynced: false,
+            has_exempt: false,
             nonce: random_nonce(),
             last_id: resume.id,
             now,
@@ -116,9 +116,7 @@ impl Writer {
     pub fn append(&mut self, fields: &Fields, tube: &str, body: &[u8]) {
         let is_copied = body.len() <= MAX_COPIED_LEN;
         let copied_len = if is_copied { body.len() } else { 0 };
-        if self.batch.len() + Layout::LONGEST_HEAD + copied_len > BATCH_LEN {
-            self.flush();
-        }
+        self.make_room(Layout::LONGEST_HEAD + copied_len);
         record::write(&mut self.batch, fields, tube, body, self.nonce);
         self.files.use_bytes(Layout::V7WithCrc.head_len(tube) + copied_len);
         if is_copied {
@@ -134,23 +132,19 @@ impl Writer {
     }
 
     /// Appends a short record that makes no sync due.
-    pub fn append_unsynced(&mut self, fields: &Fields) {
-        if self.batch.len() + SHORT_LEN > BATCH_LEN {
-            self.flush();
-        }
+    pub fn append_without_sync(&mut self, fields: &Fields) {
+        self.make_room(SHORT_LEN);
         record::write(&mut self.batch, fields, "", &[], self.nonce);
         self.files.use_bytes(SHORT_LEN);
         self.records_written += 1;
         self.recorded_at = self.now;
-        self.has_unsynced = true;
+        self.has_exempt = true;
     }
 
     /// Appends the record of a key, for which there is space in the current file. It is not counted,
     /// because C beanstalkd does not make such a record.
     pub fn append_key(&mut self, key: &KeyRecord) {
-        if self.batch.len() + SHORT_LEN > BATCH_LEN {
-            self.flush();
-        }
+        self.make_room(SHORT_LEN);
         key.write(&mut self.batch, self.nonce);
         self.files.use_bytes(SHORT_LEN);
         self.syncing.note_record(self.now);
@@ -190,6 +184,13 @@ impl Writer {
         self.batch.clear();
     }
 
+    /// Writes the batch unless `len` more bytes fit in it.
+    fn make_room(&mut self, len: usize) {
+        if self.batch.len() + len > BATCH_LEN {
+            self.flush();
+        }
+    }
+
     // ---- Writing ----
 
     /// Writes the batch.
@@ -197,7 +198,7 @@ impl Writer {
         if !self.batch.is_empty() {
             self.files.write_end(&self.batch);
             self.batch.clear();
-            self.has_unsynced = false;
+            self.has_exempt = false;
         }
     }
 
@@ -251,7 +252,7 @@ impl Writer {
             waiting <= BATCH_LEN && waiting as u64 <= used,
             "{waiting} bytes wait to be written, of {used} that are used in binlog.{number}"
         );
-        let must_sync = waiting > 0 && !self.has_unsynced;
+        let must_sync = waiting > 0 && !self.has_exempt;
         self.syncing.check(&self.files, must_sync);
     }
 }

@@ -4,7 +4,7 @@
 //! insertion stalls the loop for 331 ms in a `HashMap`, and for less than 4 ms here.
 //!
 //! This is linear hashing: the number of chains changes by one at a time. The first insertion makes 64
-//! chains. Each later insertion splits at most one, and each removal merges at most two:
+//! chains. Each later insertion splits at most one, and each removal merges at most one into another:
 //!
 //! ```text
 //! chains    0   1   2   3 | 4   5        hash h belongs to chain h mod 8, or to chain h mod 4

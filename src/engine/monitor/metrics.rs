@@ -339,11 +339,11 @@ fn write_binlog(server: &ServerStats<'_>, queue: &Queue, text: &mut Text<'_>) {
     text.gauge("beanstalkd_binlog_file_size_bytes", help, server.binlog_file_size);
     let help = "Disk space of all binlog files.";
     text.gauge("beanstalkd_binlog_disk_bytes", help, sizes.disk_bytes);
-    let help = "Size of the records of live jobs.";
+    let help = "Size of the records of live jobs and kept keys.";
     text.gauge("beanstalkd_binlog_live_bytes", help, sizes.live_bytes);
     let help = "Size of the records that compaction can drop.";
     text.gauge("beanstalkd_binlog_dead_bytes", help, sizes.dead_bytes);
-    let help = "1 while there is no space for more binlog files, otherwise 0.";
+    let help = "1 while puts are refused for want of space, otherwise 0.";
     text.gauge("beanstalkd_binlog_full", help, u8::from(sizes.is_full));
     let help = "Records written to the binlog.";
     text.counter("beanstalkd_binlog_records_written_total", help, stats.records_written);

@@ -1,14 +1,15 @@
 //! Records what happens to jobs in the binlog.
 //!
-//! Each put, release, bury, kick and delete makes a record with the state that the job is sent to.
-//! Nothing else is recorded. After a restart a job is in the state of its last record, although it
+//! Each put, release, bury, kick and delete makes a record with the state that the job is sent to. A
+//! flush makes one for all of its jobs. A reserve-job of a buried job makes one if there is space. No other
+//! command is recorded. After a restart a job is in the state of its last record, although it
 //! may have been reserved or timed out since. Compaction writes the present state of a job; a
 //! reserved job is ready after a restart. The key of a unique job is recorded before each full record of
 //! the job, and once more when the job is deleted and the key is kept.
 //!
-//! Each of these rules first reserves space for its record. If there is none, it fails and nothing
-//! has changed. Each rule but put makes garbage, and ends with a step of compaction. Without a
-//! binlog every reservation succeeds and nothing is recorded.
+//! Each put, release, bury, kick, delete and flush first reserves space for its record. If there is none,
+//! it fails and nothing has changed. A release, bury, kick or delete makes garbage, and ends with a step of
+//! compaction. Without a binlog every reservation succeeds and nothing is recorded.
 
 use super::Queue;
 use super::job::{Job, Jobs, LogRef, LogTarget, State, Target};
@@ -257,7 +258,6 @@ impl Queue {
                 self.move_in_binlog(log, Owner::Job(key), true);
             }
         }
-        self.moved_bytes = 0;
     }
 
     /// Moves all jobs out of damaged files, or as many as there is space for.

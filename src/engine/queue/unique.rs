@@ -101,7 +101,7 @@ impl Queue {
     /// Returns the job that has this key in its tube, or had it and whose key is kept.
     pub fn find_unique(&self, digest: Digest, now: Nanos) -> Option<Hit> {
         let mut hit = None;
-        self.find_owner_but(None, digest, |owner| {
+        self.find_other_owner(None, digest, |owner| {
             hit = self.hit(owner, now);
             hit.is_some()
         })?;
@@ -145,12 +145,12 @@ impl Queue {
 
     /// Returns the owner of a key, in force or not.
     pub(super) fn find_owner(&self, digest: Digest) -> Option<Owner> {
-        self.find_owner_but(None, digest, |_| true)
+        self.find_other_owner(None, digest, |_| true)
     }
 
-    /// Returns the owner of a key for which `matches` returns true, but not `except`, which may be a job that
+    /// Returns an owner of the key for which `matches` returns true. Skips `except`, which may be a job that
     /// was removed.
-    fn find_owner_but(
+    fn find_other_owner(
         &self,
         except: Option<Owner>,
         digest: Digest,
@@ -182,7 +182,7 @@ impl Queue {
     pub(super) fn forget_expired(&mut self, digest: Digest) {
         let is_kept = |owner| matches!(owner, Owner::KeptKey(_));
         if !self.unique.kept.is_empty()
-            && let Some(Owner::KeptKey(expired)) = self.find_owner_but(None, digest, is_kept)
+            && let Some(Owner::KeptKey(expired)) = self.find_other_owner(None, digest, is_kept)
         {
             self.forget_kept(expired);
         }
@@ -219,7 +219,7 @@ impl Queue {
     /// Returns whether a key is in force with another owner than the job that was removed.
     fn has_other_owner(&self, removed: JobKey, digest: Digest, now: Nanos) -> bool {
         let is_in_force = |owner| self.hit(owner, now).is_some();
-        self.find_owner_but(Some(Owner::Job(removed)), digest, is_in_force).is_some()
+        self.find_other_owner(Some(Owner::Job(removed)), digest, is_in_force).is_some()
     }
 
     /// Forgets a kept key.
@@ -230,8 +230,8 @@ impl Queue {
 
     // ---- Checking ----
 
-    /// Checks that each key is found, that at most one of the same is in force, and that keys and their
-    /// jobs refer to each other.
+    /// Checks that each key is found, that each has at most one owner that is not flushed, and that keys and
+    /// their jobs refer to each other.
     pub(super) fn check_unique(&self) {
         let UniqueKeys { of_jobs, kept, index, .. } = &self.unique;
         of_jobs.check(format_args!("the keys of jobs"));
@@ -248,7 +248,7 @@ impl Queue {
         for (owner, digest, is_flushed) in all {
             let is_current =
                 |other| !matches!(other, Owner::Job(job) if self.is_flushed(&self.jobs[job]));
-            let other = self.find_owner_but(Some(owner), digest, is_current);
+            let other = self.find_other_owner(Some(owner), digest, is_current);
             assert!(is_flushed || other.is_none(), "{owner:?} and {other:?} have the same key");
         }
         for (key, Kept { id, log, timer, until, .. }) in kept.iter() {
