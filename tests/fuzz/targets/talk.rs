@@ -61,8 +61,8 @@ type Digest = (usize, u64);
 pub struct Ledger {
     /// Every body that was ever received, by its job.
     bodies: HashMap<u64, Digest>,
-    /// How many jobs were sent. Clients may not have read the replies.
-    sent: u64,
+    /// How many puts were begun: each takes an id. Clients may not have read the replies.
+    begun: u64,
     pub inserted: u64,
     pub deleted: u64,
     /// How many tubes there may be.
@@ -137,7 +137,6 @@ impl Talk {
                 let (body, end) = bytes.get(..len + 2)?.split_at(len);
                 self.asking = Parsing::Line;
                 let is_ended = end == b"\r\n";
-                ledger.sent += 1;
                 self.open.push_back(Asked::Put { body: digest(body), is_ended, has_key });
                 Some(len + 2)
             }
@@ -167,6 +166,7 @@ impl Talk {
                 } else if call.tag == Tag::Wrong {
                     self.open.push_back(Asked::BadFormat);
                 } else {
+                    ledger.begun += 1;
                     self.asking = Parsing::Body { len, has_key: call.tag != Tag::None };
                 }
             }
@@ -363,7 +363,7 @@ impl Talk {
                 _ => lacks_space,
             },
             _ => match words {
-                ["TOUCHED_ALL", count] => decimal(count) <= ledger.sent,
+                ["TOUCHED_ALL", count] => decimal(count) <= ledger.begun,
                 _ => false,
             },
         }
@@ -452,7 +452,7 @@ fn is_reply_to_put(words: &[&str], body: Digest, is_ended: bool, ledger: &mut Le
 /// may not have read its reply.
 fn is_hit(words: &[&str], ledger: &Ledger) -> bool {
     let states = ["READY", "RESERVED", "DELAYED", "BURIED", "DELETED"];
-    let is_job = (1..=ledger.sent).contains(&decimal(words[1]));
+    let is_job = (1..=ledger.begun).contains(&decimal(words[1]));
     words[0] == "INSERTED" && states.contains(&words[2]) && is_job
 }
 
