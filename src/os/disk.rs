@@ -240,7 +240,7 @@ impl Disk for Directory {
                 Ok(0) => break,
                 Ok(count) => filled += count,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+                Err(error) => return Err(files::name_loss(error)),
             }
         }
         Ok(filled)

@@ -238,6 +238,6 @@ fn read(file: &File, offset: u64, len: usize) -> io::Result<Vec<u8>> {
     headroom::leave(Headroom::Quarter, || bytes.try_reserve_exact(len))
         .map_err(|_| ErrorKind::OutOfMemory)?;
     bytes.resize(len, 0);
-    file.read_exact_at(&mut bytes, offset)?;
+    file.read_exact_at(&mut bytes, offset).map_err(files::name_loss)?;
     Ok(bytes)
 }

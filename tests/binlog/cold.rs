@@ -316,6 +316,29 @@ fn a_record_that_compaction_cannot_read_is_lost_and_the_next_ones_are_moved() {
 }
 
 #[test]
+fn a_record_whose_file_cannot_be_opened_is_not_lost() {
+    for is_late in [false, true] {
+        let mut world = World::new(FakeDisk::default());
+        let [first, second] = [world.put(300), world.put(400)];
+        if is_late {
+            world.disk.delay_reads();
+        }
+        for _ in 0..10_000 {
+            world.disk.add_read_fault(ReadFault::NotOpened);
+        }
+        world.make_garbage();
+        assert_eq!(world.state(first), "ready");
+        assert_eq!(world.state(second), "ready");
+        assert!(world.disk.names().contains("binlog.1:"), "{}", world.disk.names());
+        world.disk.end_read_faults();
+        world.make_garbage();
+        assert!(!world.disk.names().contains("binlog.1:"), "{}", world.disk.names());
+        assert_eq!(world.ask(format!("peek {first}\r\n")), found(first, 300));
+        assert_eq!(world.ask(format!("peek {second}\r\n")), found(second, 400));
+    }
+}
+
+#[test]
 fn the_ttr_does_not_run_while_the_disk_reads() {
     let mut world = world_with_late_reads();
     let id = world.put(100);

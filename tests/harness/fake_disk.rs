@@ -91,12 +91,14 @@ enum NameChange {
 pub enum ReadFault {
     /// Nothing.
     None,
-    /// The disk reports an error.
+    /// The disk reports that it has lost the bytes.
     Error,
     /// A bit is another one, but not on the disk.
     FlippedBit,
     /// Too many files are open.
     TooManyFiles,
+    /// The file cannot be opened: it was moved away, or others may not read it any more.
+    NotOpened,
 }
 
 const BLOCK: u64 = 4096;
@@ -201,6 +203,11 @@ impl FakeDisk {
     /// Sets what goes wrong with one of the next reads of bodies.
     pub fn add_read_fault(&self, fault: ReadFault) {
         self.0.borrow_mut().read_faults.push_back(fault);
+    }
+
+    /// From now on nothing goes wrong with reads of bodies.
+    pub fn end_read_faults(&self) {
+        self.0.borrow_mut().read_faults.clear();
     }
 
     /// Returns whether a read of a body can end.
@@ -485,7 +492,8 @@ impl FakeDisk {
     fn read_back(&mut self, number: FileNumber, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         let fault = self.0.borrow_mut().read_faults.pop_front().unwrap_or(ReadFault::None);
         match fault {
-            ReadFault::Error => return Err(ErrorKind::Other.into()),
+            ReadFault::Error => return Err(ErrorKind::InvalidData.into()),
+            ReadFault::NotOpened => return Err(ErrorKind::PermissionDenied.into()),
             // As the directory reports it.
             ReadFault::TooManyFiles => return Err(ErrorKind::StorageFull.into()),
             ReadFault::None | ReadFault::FlippedBit => {}

@@ -83,7 +83,8 @@ pub trait Disk: fmt::Debug {
     fn size(&mut self, number: FileNumber) -> io::Result<u64>;
 
     /// Reads from `offset` on into `bytes`. Returns the number of bytes, which is less than the
-    /// length of `bytes` only at the end of the file.
+    /// length of `bytes` only at the end of the file. The error is [`io::ErrorKind::InvalidData`] if the disk
+    /// has lost these bytes: after any other one they may still be there. That is so for each read.
     fn read(&mut self, number: FileNumber, offset: u64, bytes: &mut [u8]) -> io::Result<usize>;
 
     /// Fills `bytes` from `offset` on if that needs no waiting for the disk. Returns whether it did.

@@ -12,7 +12,7 @@
 use super::Queue;
 use super::body::Body;
 use super::job::{Job, ReadyEntry, State, Target};
-use crate::engine::binlog::disk::{FinishedRead, ReadToken};
+use crate::engine::binlog::disk::{FileNumber, FinishedRead, ReadToken};
 use crate::engine::binlog::reads::Place;
 use crate::engine::binlog::record;
 use crate::engine::binlog::segments;
@@ -48,6 +48,8 @@ pub struct BodyCache {
     moving: Option<Moving>,
     /// The number of reads that were begun for compaction.
     move_reads: u32,
+    /// The last file of which compaction could not read a record that is not lost.
+    unmoved: Option<FileNumber>,
     stats: ReadStats,
 }
 
@@ -424,7 +426,8 @@ impl Queue {
     // ---- Moving ----
 
     /// Reads the record of a cold body for compaction. Returns `None` if it waits for the disk, or if
-    /// the record cannot be read: then the job is lost.
+    /// the record cannot be read. If the disk has lost the record, the job is lost; otherwise compaction
+    /// waits.
     pub(super) fn record_to_move(&mut self, key: JobKey, may_wait: bool) -> Option<Vec<u8>> {
         let place = self.place_of(key);
         let binlog = self.binlog.as_mut()?;
@@ -453,12 +456,20 @@ impl Queue {
                 self.body_cache.moving = Some(Moving { token, place, bytes: None });
                 None
             }
-            Err(error) if is_passing(&error) => {
-                binlog.postpone_moves();
+            Err(error) if is_loss(&error) => {
+                self.lose(key, place, &error.to_string());
                 None
             }
             Err(error) => {
-                self.lose(key, place, &error.to_string());
+                binlog.postpone_moves();
+                if self.body_cache.unmoved.replace(place.file) != Some(place.file) {
+                    let id = self.jobs[key].id;
+                    warn!(
+                        "{place}: the record of job {id} cannot be read now: {error}; keeping \
+                         binlog.{} until it can",
+                        place.file
+                    );
+                }
                 None
             }
         }
@@ -525,7 +536,15 @@ impl Queue {
 /// A buffer for records keeps at most this much memory.
 const KEPT_BYTES: usize = 1024 * 1024;
 
-/// Returns whether a read fails for a reason that may pass: too many open files, or too little memory.
+/// Returns whether an error means that the disk has lost what was to be read ([`Disk::read`]). Otherwise it may
+/// still be there, as when a file was moved away.
+///
+/// [`Disk::read`]: crate::engine::binlog::disk::Disk::read
+fn is_loss(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof)
+}
+
+/// Returns whether a read fails for a reason that passes: too many open files, or too little memory.
 fn is_passing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::OutOfMemory)
 }

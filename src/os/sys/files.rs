@@ -94,6 +94,14 @@ pub fn read_cached(file: &File, offset: u64, bytes: &mut [u8]) -> bool {
     usize::try_from(read) == Ok(bytes.len())
 }
 
+/// Gives the error of a read that the device has failed the kind [`io::ErrorKind::InvalidData`].
+pub fn name_loss(error: io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(libc::EIO) => io::Error::new(io::ErrorKind::InvalidData, error),
+        _ => error,
+    }
+}
+
 /// Starts to read a part of a file into the page cache.
 pub fn begin_reading_in(file: &File, offset: u64, len: u64) {
     if let (Ok(offset), Ok(len)) = (offset.try_into(), len.try_into()) {
