@@ -73,9 +73,11 @@ const RESERVED_FDS: usize = 4 + MAX_REMOVED;
 /// Files with bodies that are read back that can be open at once.
 const MAX_COLD: usize = 32;
 
-/// More descriptors for the threads: files that are read back, and three files that are closed while they
-/// are synced.
-const FDS_OF_THREADS: usize = MAX_COLD + 3;
+/// Files that are closed while a thread syncs them.
+const MAX_SYNCING: usize = 3;
+
+/// More descriptors for the threads: files that are read back, and files that are synced.
+const FDS_OF_THREADS: usize = MAX_COLD + MAX_SYNCING;
 
 /// An iteration truncates a removed file by at most this much, which takes about 0.2 ms.
 const TRUNCATE_STEP: u64 = 256 * 1024;
@@ -176,9 +178,7 @@ impl Directory {
         let index = match self.cold.iter().rposition(|(open, _)| *open == number) {
             Some(index) => index,
             None => {
-                if self.cold.len() == MAX_COLD {
-                    self.cold.remove(0);
-                }
+                self.make_room_for_cold()?;
                 let file = self.open(number, OpenOptions::new().read(true))?;
                 self.cold.push((number, Arc::new(file)));
                 self.cold.len() - 1
@@ -191,6 +191,20 @@ impl Directory {
         }
         let (_, file) = self.cold.last().expect("it was just added, or found");
         Ok(file)
+    }
+
+    /// Makes sure that one more file can be open for reading back. Reads that wait keep their files open:
+    /// if clients have all other descriptors, those that are reserved for writing are not used.
+    fn make_room_for_cold(&mut self) -> io::Result<()> {
+        if self.cold.len() == MAX_COLD {
+            let is_idle = |(_, file): &(FileNumber, Arc<File>)| Arc::strong_count(file) == 1;
+            self.cold.remove(self.cold.iter().position(is_idle).unwrap_or(0));
+        }
+        self.reserve_fds();
+        if self.threads.is_some() && self.reserved_fds.len() <= RESERVED_FDS + MAX_SYNCING {
+            return Err(io::Error::new(ErrorKind::StorageFull, "too many open files"));
+        }
+        Ok(())
     }
 
     /// Returns the file, open for writing.
@@ -563,6 +577,50 @@ mod tests {
         assert_eq!(directory.sync_times().total(), 20);
         assert!(!directory.truncate_step());
         assert!(directory.list().unwrap().is_empty());
+    }
+
+    #[test]
+    fn reads_leave_the_descriptors_that_are_reserved_for_writing() {
+        let home = tempfile::tempdir().unwrap();
+        let mut directory = Directory::lock(home.path()).unwrap();
+        directory.start_threads().unwrap();
+        let numbers = 1..=100;
+        for number in numbers.clone() {
+            directory.create(number, 1).unwrap();
+            directory.close(number);
+        }
+        // Each read waits, and keeps its file open.
+        let waiting: Vec<Arc<File>> =
+            numbers.clone().map(|number| Arc::clone(directory.cold(number).unwrap())).collect();
+        assert_eq!(waiting.len(), 100);
+        directory.reserve_fds();
+        // No descriptor is left for what is closed from now on.
+        let lock = directory.lock.take();
+        let opened = numbers.filter(|&number| directory.cold(number).is_ok()).count();
+        assert!(opened <= MAX_COLD + 1, "{opened} more files were opened");
+        assert!(directory.reserved_fds.len() > RESERVED_FDS, "those for writing were used");
+        for number in 1..=4 {
+            directory.write(number, 0, b"x").unwrap();
+        }
+        directory.lock = lock;
+        drop(waiting);
+        assert!(directory.cold(50).is_ok());
+    }
+
+    #[test]
+    fn a_dropped_directory_has_no_open_files() {
+        let home = tempfile::tempdir().unwrap();
+        let mut directory = Directory::lock(home.path()).unwrap();
+        directory.start_threads().unwrap();
+        for number in 1..=4 {
+            directory.create(number, 16 << 20).unwrap();
+            directory.remove(number).unwrap();
+        }
+        drop(directory);
+        let open = fs::read_dir("/proc/self/fd").unwrap();
+        let targets = open.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+        let left: Vec<PathBuf> = targets.filter(|path| path.starts_with(home.path())).collect();
+        assert!(left.is_empty(), "{left:?}");
     }
 
     #[test]

@@ -16,11 +16,15 @@ use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 
-/// A thread that waits for the disk. It ends when this value is dropped.
+/// A thread that waits for the disk. When this value is dropped, the thread ends after the request that it is
+/// carrying out, and closes all files.
 #[derive(Debug)]
-pub struct DiskThread(Arc<Shared>);
+pub struct DiskThread {
+    shared: Arc<Shared>,
+    handle: Option<JoinHandle<()>>,
+}
 
 /// Wakes the event loop when something was read or synced.
 #[derive(Clone, Debug, Default)]
@@ -87,12 +91,12 @@ impl DiskThread {
     pub fn start(name: &str, waker: DiskWaker) -> io::Result<DiskThread> {
         let shared = Arc::new(Shared::default());
         let thread_shared = Arc::clone(&shared);
-        thread::Builder::new().name(name.to_owned()).spawn(move || {
+        let handle = thread::Builder::new().name(name.to_owned()).spawn(move || {
             while let Some(request) = thread_shared.next_request() {
                 thread_shared.carry_out(request, &waker);
             }
         })?;
-        Ok(DiskThread(shared))
+        Ok(DiskThread { shared, handle: Some(handle) })
     }
 
     /// Queues a read. If `file` is an error, [`DiskThread::finished_read`] returns it.
@@ -112,40 +116,40 @@ impl DiskThread {
 
     /// Begins to free the space of a removed file of this length.
     pub fn free(&self, file: File, len: u64) {
-        let mut work = self.0.lock();
+        let mut work = self.shared.lock();
         work.removed.push_back((Arc::new(file), len));
         let first = if work.removed.len() > MAX_REMOVED { work.removed.pop_front() } else { None };
         drop(work);
         if let Some((file, _)) = first {
             truncate(&file, 0);
         }
-        self.0.has_work.notify_one();
+        self.shared.has_work.notify_one();
     }
 
     /// Frees the space of all removed files now. A step that the thread has already taken may run after
     /// it, and takes no space.
     pub fn free_all(&self) {
-        let removed = std::mem::take(&mut self.0.lock().removed);
+        let removed = std::mem::take(&mut self.shared.lock().removed);
         for (file, _) in removed {
             truncate(&file, 0);
         }
     }
 
     fn request(&self, request: Request) {
-        self.0.lock().requests.push_back(request);
-        self.0.has_work.notify_one();
+        self.shared.lock().requests.push_back(request);
+        self.shared.has_work.notify_one();
     }
 
     /// Returns what was read, once.
     pub fn finished_read(&self) -> Option<FinishedRead> {
-        self.0.lock().reads.pop_front()
+        self.shared.lock().reads.pop_front()
     }
 
     /// Returns a sync that has ended, once. Waits for it if it `must_wait`: one must have begun.
     pub fn finished_sync(&self, must_wait: bool) -> Option<FinishedSync> {
-        let mut work = self.0.lock();
+        let mut work = self.shared.lock();
         while must_wait && work.syncs.is_empty() {
-            work = self.0.has_synced.wait(work).unwrap_or_else(PoisonError::into_inner);
+            work = self.shared.has_synced.wait(work).unwrap_or_else(PoisonError::into_inner);
         }
         work.syncs.pop_front()
     }
@@ -153,8 +157,12 @@ impl DiskThread {
 
 impl Drop for DiskThread {
     fn drop(&mut self) {
-        self.0.lock().must_end = true;
-        self.0.has_work.notify_one();
+        self.shared.lock().must_end = true;
+        self.shared.has_work.notify_one();
+        if let Some(handle) = self.handle.take() {
+            // A panic of the thread has been printed.
+            let _ = handle.join();
+        }
     }
 }
 

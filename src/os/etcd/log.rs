@@ -121,7 +121,7 @@ impl Log {
     /// Lists the files. If `is_pinned`, later reads show the state of this moment.
     pub async fn list(&mut self, is_pinned: bool) -> Result<Vec<FileNumber>, ReadError> {
         let options = GetOptions::new().with_prefix();
-        let answer = self.nodes.get(self.keys.files(), options).await?;
+        let answer = self.nodes.get_page(self.keys.files(), options).await?;
         let mut files = BTreeMap::new();
         for pair in answer.kvs() {
             let file = self.keys.parse_file(pair.key()).zip(parse_number(pair.value()));
