@@ -97,6 +97,40 @@ fn a_full_disk_refuses_puts_first_and_deletes_never() {
     }
 }
 
+/// Its last record says that it is buried.
+#[test]
+fn no_job_that_was_taken_on_a_full_disk_is_flushed_by_a_later_start() {
+    let disk = FakeDisk::default();
+    disk.set_capacity(Some(20 * 8192));
+    let policy = Policy::synced(8192);
+    let mut engine = Instance::start(&disk, policy, START);
+    let mut taken = Vec::new();
+    for id in 1..=500 {
+        assert_eq!(engine.put("x"), Some(id));
+        engine.ask(format!("reserve-job {id}\r\nbury {id} 0\r\n"));
+    }
+    fill(&mut engine, "x");
+    for id in 1..=500 {
+        match engine.ask(format!("reserve-job {id}\r\n")).as_str() {
+            "OUT_OF_MEMORY\r\n" => {}
+            reply => {
+                assert_eq!(reply, format!("RESERVED {id} 1\r\nx\r\n"));
+                taken.push(id);
+            }
+        }
+    }
+    let count = taken.len();
+    assert!((20..480).contains(&count), "{count} jobs were taken");
+    disk.set_capacity(None);
+    engine.expect("flush-buried default\r\n", &format!("FLUSHED {}\r\n", 500 - count));
+    engine.close();
+    let mut again = Instance::start(&disk, policy, engine.now);
+    for id in taken {
+        let found = again.ask(format!("peek {id}\r\n"));
+        assert_eq!(found, format!("FOUND {id} 1\r\nx\r\n"));
+    }
+}
+
 #[test]
 fn a_kick_on_a_full_disk_counts_what_it_moved() {
     let disk = FakeDisk::default();

@@ -198,9 +198,8 @@ fn a_buried_job_that_a_worker_has_reserved_survives_a_flush_of_buried_jobs() {
 
 const NONCE: u32 = 7;
 
-/// Appends the full record of a job with the body `x`.
-fn write_job(bytes: &mut Vec<u8>, id: u64, tube: &str, state: RecordState) {
-    let fields = Fields {
+fn fields_of(id: u64, state: RecordState) -> Fields {
+    Fields {
         id,
         pri: 0,
         delay_secs: 0,
@@ -211,8 +210,12 @@ fn write_job(bytes: &mut Vec<u8>, id: u64, tube: &str, state: RecordState) {
         counts: Counts::default(),
         state,
         mark: Mark::None,
-    };
-    record::write(bytes, &fields, tube, b"x\r\n", NONCE);
+    }
+}
+
+/// Appends the full record of a job with the body `x`.
+fn write_job(bytes: &mut Vec<u8>, id: u64, tube: &str, state: RecordState) {
+    record::write(bytes, &fields_of(id, state), tube, b"x\r\n", NONCE);
     bytes.extend_from_slice(b"x\r\n");
 }
 
@@ -243,6 +246,24 @@ fn jobs_stay_flushed_after_hundreds_of_further_flushes() {
             let found = !engine.ask(format!("peek {id}\r\n")).starts_with("NOT_FOUND");
             assert_eq!(found, id > 2, "job {id}");
         }
+    }
+}
+
+/// Without space a bury, or the end of a hold, may have no record.
+#[test]
+fn a_flushed_job_stays_deleted_although_its_record_does_not_say_that_it_was_buried() {
+    for mark in [Mark::Held, Mark::None] {
+        let state = if mark == Mark::Held { RecordState::Buried } else { RecordState::Ready };
+        let mut bytes = VERSION.to_vec();
+        record::write_file_header(&mut bytes, 9, NONCE);
+        write_job(&mut bytes, 1, "a", state);
+        let fields = Fields { mark, ..fields_of(1, state) };
+        record::write(&mut bytes, &fields, "", b"", NONCE);
+        write_flush(&mut bytes, FlushKind::Buried, "a");
+        let end = Fields { mark: Mark::Flushed, ..fields_of(1, RecordState::Deleted) };
+        record::write(&mut bytes, &end, "", b"", NONCE);
+        let engine = Instance::start(&disk_with_file(bytes), Policy::synced(65_536), START);
+        assert_eq!(engine.recovered.jobs, 0, "{state:?}");
     }
 }
 

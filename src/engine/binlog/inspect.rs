@@ -275,7 +275,7 @@ impl Survey {
             self.flushes.entry(Rc::from(tube)).or_default().add(kind);
         } else if fields.state == RecordState::Deleted {
             // Without the record of the flush, the flush has not happened.
-            if fields.mark != Mark::Flushed || self.is_flushed(fields.id) {
+            if fields.mark != Mark::Flushed || self.may_be_flushed(fields.id) {
                 self.jobs.remove(&fields.id);
             }
         } else if let Some(tube) = tube {
@@ -291,8 +291,12 @@ impl Survey {
         }
     }
 
-    fn is_flushed(&self, id: u64) -> bool {
-        self.jobs.get(&id).is_some_and(|job| is_flushed(&self.flushes, job))
+    /// Returns whether there was a flush that may have deleted the job. Its record does not always say that it
+    /// was buried.
+    fn may_be_flushed(&self, id: u64) -> bool {
+        let Some(job) = self.jobs.get(&id) else { return false };
+        let flushes = self.flushes.get(&job.tube).copied().unwrap_or_default();
+        flushes.have_deleted(job.flushes_before, true)
     }
 
     fn is_sound(&self) -> bool {

@@ -289,7 +289,7 @@ mod tests {
         queue.put(tube, id, params, body, NOW).unwrap();
         if random.bool() {
             queue.ensure_can_reserve(conn).unwrap();
-            queue.reserve_job(conn, id, NOW).unwrap();
+            queue.reserve_job(conn, id, NOW).unwrap().unwrap();
             if random.bool() {
                 queue.bury(conn, id, 1, NOW);
             }

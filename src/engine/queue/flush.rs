@@ -346,7 +346,7 @@ mod tests {
 
     fn reserve(queue: &mut Queue, conn: ConnKey, id: u64) {
         queue.ensure_can_reserve(conn).unwrap();
-        queue.reserve_job(conn, id, NOW).unwrap();
+        queue.reserve_job(conn, id, NOW).unwrap().unwrap();
     }
 
     /// Frees all flushed jobs, and returns the replies in their order.

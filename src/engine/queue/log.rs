@@ -1,14 +1,14 @@
 //! Records what happens to jobs in the binlog.
 //!
 //! Each put, release, bury, kick and delete makes a record with the state that the job is sent to. A
-//! flush makes one for all of its jobs. A reserve-job of a buried job makes one if there is space. No other
+//! flush makes one for all of its jobs. A reserve-job of a buried job makes one too. No other
 //! command is recorded. After a restart a job is in the state of its last record, although it
 //! may have been reserved or timed out since. Compaction writes the present state of a job; a
 //! reserved job is ready after a restart. The key of a unique job is recorded before each full record of
 //! the job, and once more when the job is deleted and the key is kept.
 //!
-//! Each put, release, bury, kick, delete and flush first reserves space for its record. If there is none,
-//! it fails and nothing has changed. A release, bury, kick or delete makes garbage, and ends with a step of
+//! Each of these commands first reserves space for its record. If there is none, it fails and nothing has
+//! changed. A release, bury, kick or delete makes garbage, and ends with a step of
 //! compaction. Without a binlog every reservation succeeds and nothing is recorded.
 
 use super::Queue;
@@ -107,19 +107,17 @@ impl Queue {
     }
 
     /// Records that a buried job was reserved: then it `is_held`. It is buried again after a restart,
-    /// but a flush of buried jobs before that does not delete it. On a full disk there is no record: a
-    /// flush of buried jobs may delete the job if a crash interrupts the flush.
-    pub(super) fn record_hold(&mut self, key: JobKey, is_held: bool) {
-        let Some(binlog) = &mut self.binlog else { return };
-        if binlog.reserve_hold().is_err() {
-            return;
-        }
+    /// but a flush of buried jobs before that does not delete it.
+    pub(super) fn record_hold(&mut self, key: JobKey, is_held: bool) -> Result<(), NoSpace> {
+        let Some(binlog) = &mut self.binlog else { return Ok(()) };
+        binlog.reserve_hold()?;
         let job = &self.jobs[key];
         let log = self.unique.log_of(job.log);
         let state = (RecordState::Buried, binlog.buried_at(log));
         let mark = if is_held { Mark::Held } else { Mark::None };
         let fields = Fields { mark, ..fields(job, &self.jobs, state, self.clock_offset) };
         binlog.hold(log, &fields);
+        Ok(())
     }
 
     /// Records the delete of a job that was removed, and ends its key.

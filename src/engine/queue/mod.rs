@@ -668,16 +668,21 @@ impl Queue {
     }
 
     /// Reserves the job `id`. Returns `None` if there is none or it is already reserved.
-    pub fn reserve_job(&mut self, conn: ConnKey, id: u64, now: Nanos) -> Option<JobKey> {
-        let job = self.find(id)?;
+    pub fn reserve_job(
+        &mut self,
+        conn: ConnKey,
+        id: u64,
+        now: Nanos,
+    ) -> Result<Option<JobKey>, NoSpace> {
+        let Some(job) = self.find(id) else { return Ok(None) };
         match self.jobs[job].state {
-            State::Reserved { .. } => return None,
+            State::Reserved { .. } => return Ok(None),
             // A flush of buried jobs must not delete it, not even after a restart.
-            State::Buried(_) => self.record_hold(job, true),
+            State::Buried(_) => self.record_hold(job, true)?,
             State::Ready { .. } | State::Delayed { .. } | State::Detached => {}
         }
         self.make_reserved(job, conn, now);
-        Some(job)
+        Ok(Some(job))
     }
 
     /// Deletes the job `id`, unless another connection has reserved it.

@@ -170,10 +170,11 @@ impl Queue {
         }
     }
 
-    /// Records that buried jobs are not reserved any more: a flush of buried jobs deletes them.
+    /// Records that buried jobs are not reserved any more: a flush of buried jobs deletes them. Without
+    /// space for that, the next start keeps them if a crash interrupts such a flush.
     fn end_holds(&mut self, held: &[JobKey]) {
         for &key in held {
-            self.record_hold(key, false);
+            let _ = self.record_hold(key, false);
         }
     }
 
@@ -373,7 +374,7 @@ impl ReplayState<'_> {
         if fields.state == RecordState::Deleted {
             if let Some(key) = known
                 && fields.mark == Mark::Flushed
-                && self.flushed_at(key).is_none()
+                && !self.may_be_flushed(key)
             {
                 // The record of the flush is lost, so the flush has not happened.
                 headroom::leave(Headroom::Quarter, || self.to_rewrite.try_reserve(1))?;
@@ -486,6 +487,13 @@ impl ReplayState<'_> {
         let before = self.flushes_before.get(key).copied().unwrap_or_default();
         let tube = self.queue.jobs[key].tube;
         self.flushes.first_after(tube, before, self.last_states[key].is_buried())
+    }
+
+    /// Returns whether there was a flush that may have deleted the job. Its record does not always say that it
+    /// was buried: on a full disk a bury may have no record.
+    fn may_be_flushed(&self, key: JobKey) -> bool {
+        let before = self.flushes_before.get(key).copied().unwrap_or_default();
+        self.flushes.first_after(self.queue.jobs[key].tube, before, true).is_some()
     }
 
     /// Returns the tube with this name. Most jobs are in the tube of the job before.

@@ -86,7 +86,7 @@ mod tests {
                 let body = queue.bodies.add(b"\r\n").unwrap();
                 queue.put(tube, id, params, body, NOW).unwrap();
                 queue.ensure_can_reserve(conn).unwrap();
-                queue.reserve_job(conn, id, NOW).unwrap();
+                queue.reserve_job(conn, id, NOW).unwrap().unwrap();
             }
             let at = NOW + Nanos::from_millis(1_900);
             let (mut touch, mut now, mut steps) = (TouchAll::new(at), at, 0);

@@ -578,7 +578,7 @@ mod tests {
                 continue;
             }
             queue.ensure_can_reserve(conn).unwrap();
-            queue.reserve_job(conn, id, NOW).unwrap();
+            queue.reserve_job(conn, id, NOW).unwrap().unwrap();
             if id > 100 {
                 assert_eq!(queue.bury(conn, id, 0, NOW), Outcome::Done);
             }

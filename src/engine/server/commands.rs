@@ -569,11 +569,12 @@ impl Server {
             return self.reply(key, Reply::OutOfMemory);
         }
         match self.queue.reserve_job(key, id, now) {
-            Some(job) => {
+            Ok(Some(job)) => {
                 self.queue.mark_worker(key);
                 self.reply_job(key, job, Answer::ReservedById);
             }
-            None => self.reply(key, Reply::NotFound),
+            Ok(None) => self.reply(key, Reply::NotFound),
+            Err(_) => self.reply(key, Reply::OutOfMemory),
         }
     }
 
