@@ -346,6 +346,32 @@ fn a_backlog_of_one_tube_or_client_delays_no_other() {
 }
 
 #[test]
+fn the_end_of_50000_kept_keys_delays_no_timer() {
+    const KEYS: usize = 50_000;
+    let mut engine = new_loop();
+    let (producer, waiter) = (engine.connect(), engine.connect());
+    let puts: String = (0..KEYS).map(|key| format!("put 0 0 9 1 idp:{key}:5\r\nx\r\n")).collect();
+    engine.send(producer, puts);
+    engine.wait_for(producer, &format!("INSERTED {KEYS}\r\n"), |_| ());
+    engine.take(producer);
+    // All keys are kept until the same moment.
+    engine.ask_until(producer, "flush-tube default\r\n", &format!("FLUSHED {KEYS}\r\n"));
+    engine.send(waiter, b"reserve-with-timeout 6\r\n");
+    engine.iterate();
+    engine.advance(Nanos::from_secs(6));
+    let before = engine.iterations;
+    assert_eq!(engine.wait_for(waiter, "\n", |_| ()), "TIMED_OUT\r\n");
+    let iterations = engine.iterations - before;
+    assert!(iterations < 5, "another client got TIMED_OUT after {iterations} iterations");
+    let is_due = |engine: &EventLoop| engine.server.next_due().is_some_and(|at| at <= engine.now);
+    assert!(is_due(&engine), "the backlog was too small");
+    while is_due(&engine) {
+        engine.iterate();
+    }
+    engine.server.check();
+}
+
+#[test]
 fn a_list_is_dropped_when_its_last_client_disconnects() {
     let mut engine = new_loop();
     let (holder, asker) = (engine.connect(), engine.connect());

@@ -8,6 +8,7 @@
 //! too. The queue brings the jobs (`queue/log.rs`).
 
 use super::files::{Files, SHORT};
+use super::segments::Owner;
 use crate::engine::time::Nanos;
 
 /// The progress of compaction.
@@ -25,6 +26,7 @@ pub struct Compaction {
     /// The disk was nearly full, and there is still much garbage. Compaction goes on after the first
     /// removal, so that puts are not refused again at once.
     is_freeing: bool,
+    /// The number of jobs that were moved since the start.
     records_migrated: u64,
 }
 
@@ -117,9 +119,9 @@ impl Compaction {
         self.blocked_disk_bytes = (!has_space).then(|| files.disk_bytes());
     }
 
-    /// Notes that a job was moved, whose full record has `len` bytes.
-    pub fn note_moved(&mut self, len: u64) {
-        self.records_migrated += 1;
+    /// Notes that the records of a job, or that of a kept key, were moved: `len` bytes.
+    pub fn note_moved(&mut self, owner: Owner, len: u64) {
+        self.records_migrated += u64::from(matches!(owner, Owner::Job(_)));
         self.debt_bytes = self.debt_bytes.saturating_sub(len);
     }
 

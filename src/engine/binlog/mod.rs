@@ -408,18 +408,19 @@ impl Binlog {
             self.writer.append_key(unique);
         }
         self.writer.append(fields, tube, body);
-        self.note_moved(len)
+        self.note_moved(key, len)
     }
 
     /// Appends a new record of a kept key that is to be moved. Returns its length in bytes.
     pub fn move_kept_key(&mut self, key: LogKey, kept: &KeyRecord) -> u64 {
         self.writer.files_mut().move_job(key, 0, SHORT);
         self.writer.append_key(kept);
-        self.note_moved(SHORT)
+        self.note_moved(key, SHORT)
     }
 
-    fn note_moved(&mut self, len: u64) -> u64 {
-        self.compaction.note_moved(len);
+    fn note_moved(&mut self, key: LogKey, len: u64) -> u64 {
+        let owner = self.segments().entry(key).owner();
+        self.compaction.note_moved(owner, len);
         self.writer.files_mut().count_removable();
         len
     }

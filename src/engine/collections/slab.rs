@@ -153,11 +153,6 @@ impl<K: Key, T> PagedSlab<K, T> {
         (0..self.pages.len()).flat_map(|page| self.in_page(page))
     }
 
-    /// Returns all entries for writing, in the order of their keys.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> + '_ {
-        self.pages.iter_mut().flatten().flatten()
-    }
-
     /// Returns the entries of a page in the order of their keys. An entry stays in its page.
     pub fn in_page(&self, page: usize) -> impl Iterator<Item = (K, &T)> + '_ {
         let first = u32::try_from(page << Self::PAGE_BITS).expect("keys are numbers of 32 bits");

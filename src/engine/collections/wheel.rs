@@ -89,9 +89,6 @@ struct Slot {
 }
 
 impl<T: Copy> Wheel<T> {
-    /// The memory of one timer, in bytes.
-    pub const BYTES_PER_TIMER: usize = size_of::<Option<Timer<T>>>();
-
     /// Returns a wheel without timers whose current tick is that of `now`.
     pub fn new(now: Nanos) -> Wheel<T> {
         Wheel {
@@ -101,11 +98,6 @@ impl<T: Copy> Wheel<T> {
             expired: List::default(),
             timers: Timers(PagedSlab::default()),
         }
-    }
-
-    /// Ensures that the next [`Wheel::create`] allocates nothing.
-    pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
-        self.timers.0.try_reserve_one()
     }
 
     /// Adds a timer of `owner` that is not set.

@@ -206,9 +206,8 @@ impl Queue {
         // Removed tubes count in `total_jobs` and not in this sum.
         let put = self.tubes.iter().map(|tube| tube.total_jobs).sum::<u64>();
         assert!(put <= total_jobs, "{put} jobs put into present tubes, {total_jobs} put in all");
-        let (_, kept_keys) = self.unique.counts();
-        let owners = self.tubes.len() + self.clients.len() + kept_keys;
-        assert_eq!(self.wheel.len(), owners, "timers, and tubes, connections and kept keys");
+        let owners = self.tubes.len() + self.clients.len();
+        assert_eq!(self.wheel.len(), owners, "timers, and tubes and connections");
     }
 
     // ---- Binlog ----

@@ -66,7 +66,6 @@ impl Queue {
         let is_kept = self.unique.will_keep(log);
         if is_kept {
             self.unique.try_reserve_kept()?;
-            self.wheel.try_reserve_one()?;
         }
         self.binlog.as_mut().map_or(Ok(()), |binlog| binlog.reserve_delete(is_kept))
     }

@@ -63,7 +63,7 @@ use super::collections::heap::Heap;
 use super::collections::secondary_map::SecondaryMap;
 use super::collections::wheel::Wheel;
 use super::headroom::{self, Headroom};
-use super::keys::{ConnKey, JobKey, KeptKey, Key, TimerKey, TubeKey};
+use super::keys::{ConnKey, JobKey, Key, TimerKey, TubeKey};
 use super::time::{ClockOffset, Nanos};
 use body::{Bodies, Body};
 use body_cache::BodyCache;
@@ -211,7 +211,6 @@ impl Client {
 enum TimerOwner {
     Tube(TubeKey),
     Client(ConnKey),
-    KeptKey(KeptKey),
 }
 
 /// Jobs with a priority below this are urgent.
@@ -230,8 +229,6 @@ const INVALIDATIONS_PER_WORK: usize = 4;
 
 /// Maximum number of timers that fire in a tick.
 const TIMERS_PER_TICK: usize = 1024;
-/// Forgetting a kept key counts as this many timers, so that a tick forgets 256 in about 0.1 ms.
-const TIMERS_PER_KEY: usize = 4;
 /// Maximum work for one tube or connection at a time, so that its backlog delays no other.
 const DUE_SLICE: usize = 256;
 /// When due work has waited this long, ticks do more.
@@ -1046,7 +1043,8 @@ impl Queue {
             || !self.overdue_conns.is_empty()
             || (self.body_cache.is_due() && self.binlog.is_some());
         let overdue = is_overdue.then_some(Nanos::ZERO);
-        self.wheel.next_due().into_iter().chain(binlog).chain(bodies).chain(overdue).min()
+        let moments = [self.wheel.next_due(), self.unique.next_end(), binlog, bodies, overdue];
+        moments.into_iter().flatten().min()
     }
 
     /// Does due work: at most `work` units for tubes, then `work` units for connections. Tubes come
@@ -1063,12 +1061,9 @@ impl Queue {
         self.bury_log.tick(now);
         self.closing_work_left = CLOSING_WORK;
         self.is_late = false;
-        let mut timers_left = TIMERS_PER_TICK;
-        while timers_left > 0
-            && let Some(owner) = self.wheel.pop_due(now)
-        {
-            let is_key = matches!(owner, TimerOwner::KeptKey(_));
-            timers_left = timers_left.saturating_sub(if is_key { TIMERS_PER_KEY } else { 1 });
+        self.forget_ended(now);
+        for _ in 0..TIMERS_PER_TICK {
+            let Some(owner) = self.wheel.pop_due(now) else { break };
             self.enqueue_overdue(owner, now);
         }
         self.run_overdue(|queue| queue.overdue_tubes.pop_front(), work, now);
@@ -1099,7 +1094,6 @@ impl Queue {
                         client.is_overdue = false;
                         self.run_due_client(key, now, slice_left);
                     }
-                    TimerOwner::KeptKey(key) => unreachable!("{key:?} is forgotten at once"),
                 }
             });
         }
@@ -1117,7 +1111,6 @@ impl Queue {
                 let client = &mut self.clients[key];
                 (&mut self.overdue_conns, &mut client.is_overdue, client.timer)
             }
-            TimerOwner::KeptKey(key) => return self.forget_kept(key),
         };
         if *is_overdue {
             return;

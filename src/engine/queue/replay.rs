@@ -570,7 +570,7 @@ impl ReplayState<'_> {
             self.queue.attach(key, Target::Buried, now);
         }
         // If the clock was set back, the rest of the time of a kept key is at most its TTL.
-        self.queue.unique.limit_kept(now, &mut self.queue.wheel);
+        self.queue.unique.limit_kept(now);
         self.queue.remove_idle_tubes();
         Ok(())
     }

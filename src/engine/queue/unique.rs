@@ -15,18 +15,20 @@
 //! to a new job with the same key. A search skips keys that are not in force.
 //!
 //! A key takes 24 bytes, of which the digest is 16, and 14 to 15 bytes in the index. A kept key takes 48
-//! bytes instead of 24, and its timer. A job without a key takes nothing: see [`LogRef`].
+//! bytes instead of 24, and 16 in a heap of all kept keys: the first ones are forgotten when their time has
+//! passed, some in each tick. They have no timers, because a flush can end the time of a million keys at one
+//! moment, and all other timers would wait for them. A job without a key takes nothing: see [`LogRef`].
 
+use super::Queue;
 use super::job::{Job, LogRef, LogTarget, State};
-use super::{Queue, TimerOwner};
 use crate::engine::binlog::key_record::KeyRecord;
 use crate::engine::binlog::record;
 use crate::engine::binlog::segments::Owner;
 use crate::engine::collections::hash_index::HashIndex;
+use crate::engine::collections::heap::{self, Entry, Heap};
 use crate::engine::collections::slab::PagedSlab;
-use crate::engine::collections::wheel::Wheel;
 use crate::engine::digest::{Digest, Secret};
-use crate::engine::keys::{Either, EitherKey, JobKey, KeptKey, Key, LogKey, TimerKey, UniqueKey};
+use crate::engine::keys::{Either, EitherKey, JobKey, KeptKey, Key, LogKey, UniqueKey};
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 use std::num::NonZero;
@@ -37,6 +39,8 @@ pub struct UniqueKeys {
     /// The keys of jobs that are not freed.
     of_jobs: PagedSlab<UniqueKey, KeyOfJob>,
     kept: PagedSlab<KeptKey, Kept>,
+    /// All kept keys, by their end.
+    ends: Heap<KeptEntry>,
     /// The [`Owner`]s of all keys, by digest.
     index: HashIndex,
     secret: Secret,
@@ -64,8 +68,31 @@ struct Kept {
     ttl_secs: u32,
     /// The entry of the key in the binlog; [`LogKey::NONE`] without a binlog.
     log: LogKey,
-    /// Fires when the key is not in force any more.
-    timer: TimerKey,
+    /// The index in [`UniqueKeys::ends`].
+    index: u32,
+}
+
+/// A kept key in the heap of all of them.
+#[derive(Clone, Copy, Debug)]
+struct KeptEntry {
+    until: Nanos,
+    key: KeptKey,
+}
+
+impl Entry for KeptEntry {
+    type Store = PagedSlab<KeptKey, Kept>;
+
+    fn rank(self) -> u128 {
+        heap::rank(self.until.as_nanos(), self.key.number())
+    }
+
+    fn set_index(self, index: u32, kept: &mut PagedSlab<KeptKey, Kept>) {
+        kept[self.key].index = index;
+    }
+
+    fn index(self, kept: &PagedSlab<KeptKey, Kept>) -> Option<u32> {
+        kept.get(self.key).filter(|kept| kept.until == self.until).map(|kept| kept.index)
+    }
 }
 
 /// An [`Owner`] in the index.
@@ -96,6 +123,9 @@ pub enum HitState {
     /// The job is deleted, and its key is kept.
     Deleted,
 }
+
+/// A tick forgets at most this many kept keys, in about 0.1 ms.
+const FORGOTTEN_PER_TICK: usize = 256;
 
 impl Queue {
     /// Returns the job that has this key in its tube, or had it and whose key is kept.
@@ -177,8 +207,7 @@ impl Queue {
         self.jobs[key].log = unique.into();
     }
 
-    /// Forgets the kept key with this digest, if there is one. It must not be in force any more: its timer
-    /// has not fired yet.
+    /// Forgets the kept key with this digest, if there is one. It must not be in force any more.
     pub(super) fn forget_expired(&mut self, digest: Digest) {
         let is_kept = |owner| matches!(owner, Owner::KeptKey(_));
         if !self.unique.kept.is_empty()
@@ -212,7 +241,7 @@ impl Queue {
             self.unique.remove(key, job_key);
             return self.record_end(job, log, is_flushed);
         }
-        let kept = self.unique.keep(key, job_key, job.id, until, &mut self.wheel);
+        let kept = self.unique.keep(key, job_key, job.id, until);
         self.record_kept(job, kept, is_flushed);
     }
 
@@ -224,8 +253,17 @@ impl Queue {
 
     /// Forgets a kept key.
     pub(super) fn forget_kept(&mut self, key: KeptKey) {
-        let log = self.unique.remove_kept(key, &mut self.wheel);
+        let log = self.unique.remove_kept(key);
         self.forget_key(log);
+    }
+
+    /// Forgets kept keys whose time has passed, or the first of many.
+    pub(super) fn forget_ended(&mut self, now: Nanos) {
+        for _ in 0..FORGOTTEN_PER_TICK {
+            let first = self.unique.ends.first().filter(|first| first.until <= now);
+            let Some(KeptEntry { key, .. }) = first else { return };
+            self.forget_kept(key);
+        }
     }
 
     // ---- Checking ----
@@ -233,7 +271,7 @@ impl Queue {
     /// Checks that each key is found, that each has at most one owner that is not flushed, and that keys and
     /// their jobs refer to each other.
     pub(super) fn check_unique(&self) {
-        let UniqueKeys { of_jobs, kept, index, .. } = &self.unique;
+        let UniqueKeys { of_jobs, kept, ends, index, .. } = &self.unique;
         of_jobs.check(format_args!("the keys of jobs"));
         kept.check(format_args!("the kept keys"));
         let mut all = Vec::new();
@@ -251,9 +289,9 @@ impl Queue {
             let other = self.find_other_owner(Some(owner), digest, is_current);
             assert!(is_flushed || other.is_none(), "{owner:?} and {other:?} have the same key");
         }
-        for (key, Kept { id, log, timer, until, .. }) in kept.iter() {
-            let what = format_args!("the kept key of job {id}");
-            self.check_timer(*timer, TimerOwner::KeptKey(key), what, [Some(*until)]);
+        ends.check(kept, format_args!("the ends of kept keys"));
+        assert_eq!(ends.len(), kept.len(), "kept keys with an end, and all of them");
+        for (key, Kept { id, log, .. }) in kept.iter() {
             self.check_log(*log, Owner::KeptKey(key), id.get(), record::SHORT_LEN);
         }
     }
@@ -266,6 +304,7 @@ impl Default for UniqueKeys {
             // `LogRef` and `OwnerKey` have 31 bits for a number.
             of_jobs: PagedSlab::with_31_bits(),
             kept: PagedSlab::with_31_bits(),
+            ends: Heap::default(),
             index: HashIndex::default(),
             secret: Secret::random(),
             hits: 0,
@@ -299,8 +338,8 @@ impl UniqueKeys {
 
     /// Returns the memory of all keys without their index, in bytes.
     pub fn page_bytes(&self) -> u64 {
-        let timers = self.kept.len() * Wheel::<TimerOwner>::BYTES_PER_TIMER;
-        self.of_jobs.taken_bytes() + self.kept.taken_bytes() + timers as u64
+        let ends = self.ends.len() * size_of::<KeptEntry>();
+        self.of_jobs.taken_bytes() + self.kept.taken_bytes() + ends as u64
     }
 
     /// Ensures that one more job can have a key without allocating.
@@ -309,9 +348,15 @@ impl UniqueKeys {
         self.index.try_reserve_one()
     }
 
-    /// Ensures that the key of a job can be kept without allocating, but for its timer.
+    /// Ensures that the key of a job can be kept without allocating.
     pub fn try_reserve_kept(&mut self) -> Result<(), TryReserveError> {
+        self.ends.try_reserve(1)?;
         self.kept.try_reserve_one()
+    }
+
+    /// Returns when the time of the next kept key has passed.
+    pub fn next_end(&self) -> Option<Nanos> {
+        self.ends.first().map(|first| first.until)
     }
 
     /// Returns whether the key of a job is kept after the delete of the job.
@@ -361,9 +406,9 @@ impl UniqueKeys {
     }
 
     /// Removes a kept key. Returns its entry in the binlog.
-    pub(super) fn remove_kept(&mut self, key: KeptKey, wheel: &mut Wheel<TimerOwner>) -> LogKey {
-        let kept = self.kept.remove(key).expect("the index refers to it");
-        wheel.destroy(kept.timer);
+    pub(super) fn remove_kept(&mut self, key: KeptKey) -> LogKey {
+        self.ends.remove(self.kept[key].index, &mut self.kept);
+        let kept = self.kept.remove(key).expect("its index was just read");
         self.index.remove(kept.digest.hash(), to_number(Owner::KeptKey(key)));
         kept.log
     }
@@ -391,65 +436,52 @@ impl UniqueKeys {
     }
 
     /// Adds a kept key with the entry in the binlog that `add_log` makes, after
-    /// [`UniqueKeys::try_reserve_one`] and [`UniqueKeys::try_reserve_kept`]. The memory of its timer must be
-    /// reserved, too.
+    /// [`UniqueKeys::try_reserve_one`] and [`UniqueKeys::try_reserve_kept`].
     pub(super) fn add_kept(
         &mut self,
         new: NewKey,
         id: u64,
         until: Nanos,
-        wheel: &mut Wheel<TimerOwner>,
         add_log: impl FnOnce(KeptKey) -> LogKey,
     ) {
-        let key = self.insert_kept(new, id, until, LogKey::NONE, wheel);
+        let key = self.insert_kept(new, id, until, LogKey::NONE);
         self.kept[key].log = add_log(key);
         self.index.insert(new.digest.hash(), to_number(Owner::KeptKey(key)));
     }
 
     /// Keeps no key for longer than its TTL from now on.
-    pub(super) fn limit_kept(&mut self, now: Nanos, wheel: &mut Wheel<TimerOwner>) {
-        for kept in self.kept.iter_mut() {
-            let latest = now + Nanos::from_secs(kept.ttl_secs);
-            if kept.until > latest {
-                kept.until = latest;
-                wheel.set_no_later_than(kept.timer, latest);
+    pub(super) fn limit_kept(&mut self, now: Nanos) {
+        for page in 0..self.kept.page_count() {
+            let entries = self.kept.in_page(page).filter_map(|(key, kept)| {
+                let latest = now + Nanos::from_secs(kept.ttl_secs);
+                (kept.until > latest).then_some(KeptEntry { until: latest, key })
+            });
+            let entries: Vec<KeptEntry> = entries.collect();
+            for entry in entries {
+                let kept = &mut self.kept[entry.key];
+                kept.until = entry.until;
+                let index = kept.index;
+                self.ends.replace(index, entry, &mut self.kept);
             }
         }
     }
 
     /// Keeps the key of a deleted job. The memory for that is reserved.
-    fn keep(
-        &mut self,
-        key: UniqueKey,
-        job_key: JobKey,
-        id: u64,
-        until: Nanos,
-        wheel: &mut Wheel<TimerOwner>,
-    ) -> KeptKey {
+    fn keep(&mut self, key: UniqueKey, job_key: JobKey, id: u64, until: Nanos) -> KeptKey {
         let of_job = self.of_jobs.remove(key).expect("a job refers to its key");
         let KeyOfJob { digest, ttl_secs, .. } = of_job;
-        let kept = self.insert_kept(NewKey { digest, ttl_secs }, id, until, of_job.log(), wheel);
+        let kept = self.insert_kept(NewKey { digest, ttl_secs }, id, until, of_job.log());
         let numbers = [Owner::Job(job_key), Owner::KeptKey(kept)].map(to_number);
         self.index.replace(digest.hash(), numbers[0], numbers[1]);
         kept
     }
 
-    fn insert_kept(
-        &mut self,
-        new: NewKey,
-        id: u64,
-        until: Nanos,
-        log: LogKey,
-        wheel: &mut Wheel<TimerOwner>,
-    ) -> KeptKey {
+    fn insert_kept(&mut self, new: NewKey, id: u64, until: Nanos, log: LogKey) -> KeptKey {
         let NewKey { digest, ttl_secs } = new;
         let id = NonZero::new(id).expect("no job has the id 0");
-        // The owner is set below.
-        let owner = TimerOwner::KeptKey(KeptKey::from_number(0));
-        let timer = wheel.create(owner).expect("its memory was reserved");
-        let key = self.kept.insert(Kept { id, until, digest, ttl_secs, log, timer });
-        wheel.set_owner(timer, TimerOwner::KeptKey(key));
-        wheel.set_no_later_than(timer, until);
+        // The heap sets the index.
+        let key = self.kept.insert(Kept { id, until, digest, ttl_secs, log, index: 0 });
+        self.ends.insert(KeptEntry { until, key }, &mut self.kept);
         key
     }
 }

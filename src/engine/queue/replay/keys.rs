@@ -88,13 +88,12 @@ impl ReplayState<'_> {
         }
         self.queue.unique.try_reserve_one()?;
         self.queue.unique.try_reserve_kept()?;
-        self.queue.wheel.try_reserve_one()?;
         self.segments.try_reserve_one()?;
         let new = NewKey { digest, ttl_secs };
         let segments = &mut self.segments;
-        self.queue.unique.add_kept(new, id, until, &mut self.queue.wheel, |kept| {
-            segments.add_kept_key(kept, number, KEY_LEN)
-        });
+        self.queue
+            .unique
+            .add_kept(new, id, until, |kept| segments.add_kept_key(kept, number, KEY_LEN));
         Ok(())
     }
 
@@ -123,7 +122,7 @@ impl ReplayState<'_> {
                 self.segments.set_len(log, len);
             }
             Owner::KeptKey(kept) => {
-                let log = self.queue.unique.remove_kept(kept, &mut self.queue.wheel);
+                let log = self.queue.unique.remove_kept(kept);
                 self.segments.remove_job(log);
             }
         }
