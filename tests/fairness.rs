@@ -442,6 +442,34 @@ fn a_flush_of_200000_jobs_is_seen_at_once_and_freed_in_steps() {
 }
 
 /// An idle server frees the jobs soon, also when the client has gone away.
+/// The jobs that a worker has reserved are freed last.
+#[test]
+fn deadline_soon_is_replied_during_a_flush_of_other_reserved_jobs() {
+    let mut engine = new_loop();
+    let worker = engine.connect();
+    let producer = fill_tube(&mut engine, "large", 0, 100_000);
+    engine.ask_until(producer, "use large\r\nput 0 0 1 1\r\nx\r\n", "INSERTED 100001\r\n");
+    for id in 1..=50 {
+        let reply = engine.ask_until(
+            producer,
+            "put 0 0 1 1\r\nx\r\n",
+            &format!("INSERTED {}\r\n", 100_001 + id),
+        );
+        assert!(reply.starts_with("INSERTED"));
+        engine.ask_until(worker, &format!("reserve-job {}\r\n", 100_001 + id), "x\r\n");
+    }
+    engine.ask_until(producer, "use small\r\nput 0 0 1 1\r\nx\r\n", "INSERTED 100052\r\n");
+    engine.ask_until(worker, "reserve-job 100052\r\n", "x\r\n");
+    engine.ask_until(worker, "watch empty\r\nignore default\r\n", "WATCHING 1\r\n");
+    engine.send(producer, b"flush-tube large\r\n");
+    engine.iterate();
+    for command in ["reserve-with-timeout 0\r\n", "reserve-batch 5\r\n"] {
+        assert_eq!(engine.ask_until(worker, command, "\r\n"), "DEADLINE_SOON\r\n");
+    }
+    assert!(engine.received(producer).is_empty(), "the flush was too small");
+    engine.wait_for(producer, "FLUSHED 100051\r\n", |_| ());
+}
+
 #[test]
 fn a_flush_goes_on_without_its_client() {
     const JOBS: usize = 100_000;

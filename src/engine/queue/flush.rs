@@ -218,16 +218,19 @@ impl Queue {
         *work_left = work_left.saturating_sub(1);
     }
 
-    /// Frees flushed jobs at the top of a connection's heap of reserved jobs. Then the top is a job
-    /// whose deadline counts, unless `work_left` is too small.
-    pub fn free_flushed_tops(&mut self, conn: ConnKey, work_left: &mut usize, now: Nanos) {
+    /// Frees flushed jobs at the top of a connection's heap of reserved jobs. Returns `false` if `work_left`
+    /// is too small for all of them; otherwise the top is a job whose deadline counts.
+    pub fn free_flushed_tops(&mut self, conn: ConnKey, work_left: &mut usize, now: Nanos) -> bool {
         while self.has_flushes()
-            && *work_left > 0
             && let Some(top) = self.clients[conn].reserved.first()
             && self.is_flushed(&self.jobs[top.job])
         {
+            if *work_left == 0 {
+                return false;
+            }
             self.free_flushed_reserved(top.job, work_left, now);
         }
+        true
     }
 
     /// Frees a flushed job that a connection has reserved.

@@ -551,7 +551,9 @@ impl Server {
                 }
             }
         }
-        self.queue.free_flushed_tops(key, &mut FLUSHED_TOPS_WORK.clone(), now);
+        if !self.queue.free_flushed_tops(key, &mut FLUSHED_TOPS_WORK.clone(), now) {
+            return Ok(Some(later));
+        }
         if self.queue.is_deadline_soon(key, now) {
             self.reply(key, Reply::DeadlineSoon);
             return Ok(None);
