@@ -97,7 +97,7 @@ fn a_full_disk_refuses_puts_first_and_deletes_never() {
     }
 }
 
-/// Its last record says that it is buried.
+/// In its last record it is buried.
 #[test]
 fn no_job_that_was_taken_on_a_full_disk_is_flushed_by_a_later_start() {
     let disk = FakeDisk::default();

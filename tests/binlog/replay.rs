@@ -251,7 +251,7 @@ fn jobs_stay_flushed_after_hundreds_of_further_flushes() {
 
 /// Without space a bury, or the end of a hold, may have no record.
 #[test]
-fn a_flushed_job_stays_deleted_although_its_record_does_not_say_that_it_was_buried() {
+fn a_flushed_job_stays_deleted_although_it_is_not_buried_in_its_last_record() {
     for mark in [Mark::Held, Mark::None] {
         let state = if mark == Mark::Held { RecordState::Buried } else { RecordState::Ready };
         let mut bytes = VERSION.to_vec();

@@ -23,7 +23,7 @@ pub struct Compaction {
     /// The bytes that all files took when the last step found no space for the jobs of the oldest file;
     /// otherwise `None`.
     blocked_disk_bytes: Option<u64>,
-    /// The disk was nearly full, and there is still much garbage. Compaction goes on after the first
+    /// The disk was nearly full, and there is still much garbage. Compaction continues after the first
     /// removal, so that puts are not refused again at once.
     is_freeing: bool,
     /// The number of jobs that were moved since the start.

@@ -291,8 +291,8 @@ impl Survey {
         }
     }
 
-    /// Returns whether there was a flush that may have deleted the job. Its record does not always say that it
-    /// was buried.
+    /// Returns whether there was a flush that may have deleted the job. In its last record
+    /// it need not be buried.
     fn may_be_flushed(&self, id: u64) -> bool {
         let Some(job) = self.jobs.get(&id) else { return false };
         let flushes = self.flushes.get(&job.tube).copied().unwrap_or_default();

@@ -489,8 +489,8 @@ impl ReplayState<'_> {
         self.flushes.first_after(tube, before, self.last_states[key].is_buried())
     }
 
-    /// Returns whether there was a flush that may have deleted the job. Its record does not always say that it
-    /// was buried: on a full disk a bury may have no record.
+    /// Returns whether there was a flush that may have deleted the job. In its last record
+    /// it need not be buried: on a full disk a bury may have no record.
     fn may_be_flushed(&self, key: JobKey) -> bool {
         let before = self.flushes_before.get(key).copied().unwrap_or_default();
         self.flushes.first_after(self.queue.jobs[key].tube, before, true).is_some()
