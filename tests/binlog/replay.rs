@@ -260,7 +260,7 @@ fn a_flushed_job_stays_deleted_although_it_is_not_buried_in_its_last_record() {
         let fields = Fields { mark, ..fields_of(1, state) };
         record::write(&mut bytes, &fields, "", b"", NONCE);
         write_flush(&mut bytes, FlushKind::Buried, "a");
-        let end = Fields { mark: Mark::Flushed, ..fields_of(1, RecordState::Deleted) };
+        let end = Fields { mark: Mark::FlushedBuried, ..fields_of(1, RecordState::Deleted) };
         record::write(&mut bytes, &end, "", b"", NONCE);
         let engine = Instance::start(&disk_with_file(bytes), Policy::synced(65_536), START);
         assert_eq!(engine.recovered.jobs, 0, "{state:?}");

@@ -189,7 +189,10 @@ impl Survey {
             survey.file_mut(number).torn = Some(torn);
         }
         let Survey { jobs, flushes, .. } = &mut survey;
-        jobs.retain(|_, job| !is_flushed(flushes, job));
+        jobs.retain(|_, job| {
+            let flushes = flushes.get(&job.tube).copied().unwrap_or_default();
+            !flushes.have_deleted(job.flushes_before, job.is_buried())
+        });
         Ok(survey)
     }
 
@@ -275,7 +278,9 @@ impl Survey {
             self.flushes.entry(Rc::from(tube)).or_default().add(kind);
         } else if fields.state == RecordState::Deleted {
             // Without the record of the flush, the flush has not happened.
-            if fields.mark != Mark::Flushed || self.may_be_flushed(fields.id) {
+            if let Some(job) = self.jobs.get(&fields.id)
+                && self.flushes_of(job).allow(fields.mark, job.flushes_before, job.is_buried())
+            {
                 self.jobs.remove(&fields.id);
             }
         } else if let Some(tube) = tube {
@@ -291,12 +296,8 @@ impl Survey {
         }
     }
 
-    /// Returns whether there was a flush that may have deleted the job. In its last record
-    /// it need not be buried.
-    fn may_be_flushed(&self, id: u64) -> bool {
-        let Some(job) = self.jobs.get(&id) else { return false };
-        let flushes = self.flushes.get(&job.tube).copied().unwrap_or_default();
-        flushes.have_deleted(job.flushes_before, true)
+    fn flushes_of(&self, job: &Job) -> FlushCounts {
+        self.flushes.get(&job.tube).copied().unwrap_or_default()
     }
 
     fn is_sound(&self) -> bool {
@@ -358,12 +359,11 @@ impl Survey {
     }
 }
 
-/// Returns whether a flush has deleted the job.
-fn is_flushed(flushes: &HashMap<Rc<str>, FlushCounts>, job: &Job) -> bool {
-    let flushes = flushes.get(&job.tube).copied().unwrap_or_default();
-    let Fields { state, mark, .. } = job.fields;
-    let is_buried = state == RecordState::Buried && mark != Mark::Held;
-    flushes.have_deleted(job.flushes_before, is_buried)
+impl Job {
+    /// Returns whether it is buried, and no worker has reserved it.
+    fn is_buried(&self) -> bool {
+        self.fields.state == RecordState::Buried && self.fields.mark != Mark::Held
+    }
 }
 
 impl File {

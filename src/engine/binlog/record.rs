@@ -91,6 +91,8 @@ pub enum Mark {
     Held = 1,
     /// The record is of the delete of a flushed job. It needs the record of the flush before it.
     Flushed = 2,
+    /// The same, and the flush was of the buried jobs.
+    FlushedBuried = 3,
 }
 
 /// The jobs that a flush deletes.
@@ -128,6 +130,18 @@ impl FlushCounts {
     /// Returns the number of flushes of the buried jobs.
     pub fn buried(self) -> usize {
         self.buried as usize
+    }
+
+    /// Returns whether the record of a delete with this mark counts: if it needs the record of a flush, that is
+    /// one of these. `before` of them were before the last record of the job, in which it `is_buried`, and
+    /// no worker has reserved it.
+    pub fn allow(self, mark: Mark, before: FlushCounts, is_buried: bool) -> bool {
+        match mark {
+            Mark::None | Mark::Held => true,
+            Mark::Flushed => self.have_deleted(before, is_buried),
+            // On a full disk a bury may have no record.
+            Mark::FlushedBuried => before.buried < self.buried,
+        }
     }
 
     /// Returns whether one of these flushes has deleted a job that had `before` of them before its last
@@ -488,6 +502,7 @@ impl Layout {
             mark: match bytes.get(MARK_AT).filter(|_| self.has_checksums()) {
                 Some(1) => Mark::Held,
                 Some(2) => Mark::Flushed,
+                Some(3) => Mark::FlushedBuried,
                 Some(_) | None => Mark::None,
             },
         })

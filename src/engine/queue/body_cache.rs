@@ -505,7 +505,7 @@ impl Queue {
         if let Some(unique) = job.log.unique() {
             self.unique.remove(unique, key);
         }
-        self.record_end(&job, log, false);
+        self.record_end(&job, log, None);
         let tube = job.tube;
         self.freed_pages += usize::from(self.drop_job(job));
         self.remove_tube_if_idle(tube);

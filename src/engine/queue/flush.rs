@@ -43,12 +43,17 @@ pub(super) struct Flush {
     pub buried: List,
     /// The number of flushed jobs in the heaps of connections.
     pub reserved: u32,
-    kind: FlushKind,
+    decision: Decision,
     /// The epochs of these jobs, by which a flushed job finds its flush.
     epoch: u8,
     buried_epoch: u8,
-    /// The moment at which the jobs were deleted.
-    decided_at: Nanos,
+}
+
+/// What a flush deletes, and when it was decided: at this moment the jobs were deleted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Decision {
+    pub kind: FlushKind,
+    pub decided_at: Nanos,
 }
 
 /// A tube has at most this many flushes whose jobs are not freed: an epoch has 256 values, and each of
@@ -118,10 +123,9 @@ impl Queue {
             delayed: Heap::default(),
             buried: std::mem::take(&mut tube.buried),
             reserved: 0,
-            kind,
+            decision: Decision { kind, decided_at: now },
             epoch: tube.epoch,
             buried_epoch: tube.buried_epoch,
-            decided_at: now,
         };
         match kind {
             FlushKind::Buried => tube.buried_epoch = tube.buried_epoch.wrapping_add(1),
@@ -181,7 +185,9 @@ impl Queue {
     /// Frees jobs of a flush. Returns `false` if `work_left` is too small for all of them.
     fn free_flushed(&mut self, index: usize, work_left: &mut usize, now: Nanos) -> bool {
         loop {
-            let Flush { ready, delayed, buried, reserved, .. } = &mut self.flushes.pending[index];
+            let Flush { ready, delayed, buried, reserved, decision, .. } =
+                &mut self.flushes.pending[index];
+            let decision = *decision;
             if *work_left == 0 {
                 return false;
             }
@@ -189,7 +195,7 @@ impl Queue {
             let job = job.or_else(|| delayed.pop_last().map(|entry| entry.job));
             let job = job.or_else(|| buried.pop_front(&mut self.jobs).map(JobKey::from_number));
             match job {
-                Some(job) => self.free_flushed_job(job, work_left, now),
+                Some(job) => self.free_flushed_job(job, decision, work_left, now),
                 None if *reserved > 0 => self.search_flushed(work_left, now),
                 None => return true,
             }
@@ -245,8 +251,10 @@ impl Queue {
         let mut pending = self.flushes.pending.iter_mut();
         let flush =
             pending.find(|flush| flush.reserved > 0 && (flush.tube, flush.epoch) == (tube, epoch));
-        flush.expect("a flushed job belongs to a flush").reserved -= 1;
-        self.free_flushed_job(key, work_left, now);
+        let flush = flush.expect("a flushed job belongs to a flush");
+        flush.reserved -= 1;
+        let decision = flush.decision;
+        self.free_flushed_job(key, decision, work_left, now);
     }
 
     /// Returns the moment at which a flush has deleted the job. Only the keys of jobs need it.
@@ -256,22 +264,26 @@ impl Queue {
         let flush = self.flushes.pending.iter().find(|flush| {
             flush.tube == job.tube
                 && flush.epoch == job.epoch
-                && match flush.kind {
+                && match flush.decision.kind {
                     FlushKind::All => true,
                     FlushKind::Buried => is_buried && flush.buried_epoch == job.buried_epoch,
                 }
         });
-        flush.expect("a flushed job belongs to a flush").decided_at
+        flush.expect("a flushed job belongs to a flush").decision.decided_at
     }
 
-    /// Frees a flushed job that is in no heap and no list.
-    fn free_flushed_job(&mut self, key: JobKey, work_left: &mut usize, now: Nanos) {
+    /// Frees a job of this flush that is in no heap and no list.
+    fn free_flushed_job(
+        &mut self,
+        key: JobKey,
+        decision: Decision,
+        work_left: &mut usize,
+        now: Nanos,
+    ) {
         let mapped_before = self.mapped_bytes();
-        let has_key = self.jobs[key].log.unique().is_some();
-        let flushed_at = if has_key { self.flushed_at(&self.jobs[key]) } else { Nanos::ZERO };
         self.jobs[key].state = State::Detached;
         let job = self.jobs.remove(key);
-        self.record_flushed(key, &job, flushed_at, now);
+        self.record_flushed(key, &job, decision, now);
         let frees_page = self.drop_job(job);
         let freed = mapped_before.saturating_sub(self.mapped_bytes()).div_ceil(PAGE_BYTES as u64);
         let pages = usize::from(frees_page) + usize::try_from(freed).unwrap_or(usize::MAX);

@@ -12,6 +12,7 @@
 //! compaction. Without a binlog every reservation succeeds and nothing is recorded.
 
 use super::Queue;
+use super::flush::Decision;
 use super::job::{Job, Jobs, LogRef, LogTarget, State, Target};
 use super::unique::{NewKey, UniqueKeys};
 use crate::engine::binlog::disk::{FileNumber, Progress};
@@ -125,24 +126,30 @@ impl Queue {
             return;
         }
         match job.log.target() {
-            LogTarget::Entry(log) => self.record_end(job, log, false),
+            LogTarget::Entry(log) => self.record_end(job, log, None),
             LogTarget::Unique(_) => self.end_unique(key, job, None, now),
         }
     }
 
-    /// Records the delete of a job that a flush has deleted at `flushed_at`, and ends its key.
-    pub(super) fn record_flushed(&mut self, key: JobKey, job: &Job, flushed_at: Nanos, now: Nanos) {
+    /// Records the delete of a job that a flush has deleted, and ends its key.
+    pub(super) fn record_flushed(
+        &mut self,
+        key: JobKey,
+        job: &Job,
+        flushed_by: Decision,
+        now: Nanos,
+    ) {
         match job.log.target() {
-            LogTarget::Entry(log) => self.record_end(job, log, true),
-            LogTarget::Unique(_) => self.end_unique(key, job, Some(flushed_at), now),
+            LogTarget::Entry(log) => self.record_end(job, log, Some(flushed_by.kind)),
+            LogTarget::Unique(_) => self.end_unique(key, job, Some(flushed_by), now),
         }
     }
 
     /// Records the delete of a job whose key, if it had one, is not kept.
-    pub(super) fn record_end(&mut self, job: &Job, log: LogKey, is_flushed: bool) {
+    pub(super) fn record_end(&mut self, job: &Job, log: LogKey, flushed_by: Option<FlushKind>) {
         let Some(binlog) = &mut self.binlog else { return };
-        let fields = end_fields(job, &self.jobs, is_flushed, self.clock_offset);
-        if is_flushed {
+        let fields = end_fields(job, &self.jobs, flushed_by, self.clock_offset);
+        if flushed_by.is_some() {
             binlog.delete_flushed(log, &fields);
         } else {
             binlog.delete(log, &fields);
@@ -150,12 +157,12 @@ impl Queue {
     }
 
     /// Records the delete of a job whose key is kept, after [`Queue::reserve_delete`].
-    pub(super) fn record_kept(&mut self, job: &Job, key: KeptKey, is_flushed: bool) {
+    pub(super) fn record_kept(&mut self, job: &Job, key: KeptKey, flushed_by: Option<FlushKind>) {
         let kept = self.kept_record(key);
         let log = self.unique.log_of_kept(key);
         let Some(binlog) = &mut self.binlog else { return };
-        let fields = end_fields(job, &self.jobs, is_flushed, self.clock_offset);
-        binlog.delete_and_keep(log, key, &kept, &fields, is_flushed);
+        let fields = end_fields(job, &self.jobs, flushed_by, self.clock_offset);
+        binlog.delete_and_keep(log, key, &kept, &fields, flushed_by.is_some());
     }
 
     /// Returns the record of a kept key.
@@ -342,8 +349,17 @@ fn target_state(to: Target, binlog: &mut Binlog, now: Nanos) -> (RecordState, Na
 }
 
 /// Returns the fields of the record of a delete.
-fn end_fields(job: &Job, jobs: &Jobs, is_flushed: bool, clock_offset: ClockOffset) -> Fields {
-    let mark = if is_flushed { Mark::Flushed } else { Mark::None };
+fn end_fields(
+    job: &Job,
+    jobs: &Jobs,
+    flushed_by: Option<FlushKind>,
+    clock_offset: ClockOffset,
+) -> Fields {
+    let mark = match flushed_by {
+        None => Mark::None,
+        Some(FlushKind::All) => Mark::Flushed,
+        Some(FlushKind::Buried) => Mark::FlushedBuried,
+    };
     Fields { mark, ..fields(job, jobs, (RecordState::Deleted, Nanos::ZERO), clock_offset) }
 }
 

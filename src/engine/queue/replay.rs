@@ -14,6 +14,7 @@ mod flushes;
 mod keys;
 
 use super::Queue;
+use super::flush::Decision;
 use super::job::{Job, JobParams, Target};
 use super::tube::Tubes;
 use crate::engine::binlog::disk::{Disk, FileNumber};
@@ -88,8 +89,8 @@ struct ReplayState<'q> {
     flushes: Flushes,
     /// The flushes of its tube before the last record of a job. Jobs without an entry had none.
     flushes_before: SecondaryMap<JobKey, FlushCounts>,
-    /// Flushed jobs whose deletes are not recorded, and the moments of their flushes.
-    flushed: Vec<(JobKey, Nanos)>,
+    /// Flushed jobs whose deletes are not recorded, and their flushes.
+    flushed: Vec<(JobKey, Decision)>,
     /// The record of a key, and its file, if that was the last record.
     key_before: Option<(FileNumber, KeyRecord)>,
     /// Buried jobs that workers had reserved.
@@ -158,11 +159,12 @@ impl Queue {
     }
 
     /// Deletes jobs whose flush was recorded before the server ended.
-    fn finish_flushes(&mut self, flushed: &[(JobKey, Nanos)], now: Nanos) {
-        for &(key, flushed_at) in flushed {
+    fn finish_flushes(&mut self, flushed: &[(JobKey, Decision)], now: Nanos) {
+        for &(key, Decision { kind, decided_at }) in flushed {
             let job = self.jobs.remove(key);
             // The clock may have been set back since.
-            self.record_flushed(key, &job, flushed_at.min(now), now);
+            let decision = Decision { kind, decided_at: decided_at.min(now) };
+            self.record_flushed(key, &job, decision, now);
             self.drop_job(job);
         }
         if !flushed.is_empty() {
@@ -373,8 +375,7 @@ impl ReplayState<'_> {
         let known = self.queue.jobs.find(fields.id);
         if fields.state == RecordState::Deleted {
             if let Some(key) = known
-                && fields.mark == Mark::Flushed
-                && !self.may_be_flushed(key)
+                && !self.allows_delete(key, fields.mark)
             {
                 // The record of the flush is lost, so the flush has not happened.
                 headroom::leave(Headroom::Quarter, || self.to_rewrite.try_reserve(1))?;
@@ -482,18 +483,18 @@ impl ReplayState<'_> {
         Ok(())
     }
 
-    /// Returns when a flush has deleted the job, or `None`.
-    fn flushed_at(&self, key: JobKey) -> Option<Nanos> {
+    /// Returns the flush that has deleted the job, or `None`.
+    fn flush_of(&self, key: JobKey) -> Option<Decision> {
         let before = self.flushes_before.get(key).copied().unwrap_or_default();
         let tube = self.queue.jobs[key].tube;
         self.flushes.first_after(tube, before, self.last_states[key].is_buried())
     }
 
-    /// Returns whether there was a flush that may have deleted the job. In its last record
-    /// it need not be buried: on a full disk a bury may have no record.
-    fn may_be_flushed(&self, key: JobKey) -> bool {
+    /// Returns whether the record of a delete of the job with this mark counts.
+    fn allows_delete(&self, key: JobKey, mark: Mark) -> bool {
         let before = self.flushes_before.get(key).copied().unwrap_or_default();
-        self.flushes.first_after(self.queue.jobs[key].tube, before, true).is_some()
+        let flushes = self.flushes.counts(self.queue.jobs[key].tube);
+        flushes.allow(mark, before, self.last_states[key].is_buried())
     }
 
     /// Returns the tube with this name. Most jobs are in the tube of the job before.
@@ -537,9 +538,9 @@ impl ReplayState<'_> {
     fn place_jobs(&mut self, now: Nanos) -> Result<(), TryReserveError> {
         let mut buried = Vec::new();
         for key in self.segments.jobs() {
-            if let Some(flushed_at) = self.flushed_at(key) {
+            if let Some(decision) = self.flush_of(key) {
                 headroom::leave(Headroom::Quarter, || self.flushed.try_reserve(1))?;
-                self.flushed.push((key, flushed_at));
+                self.flushed.push((key, decision));
                 continue;
             }
             let LastState { state, moment, is_held } = self.last_states[key];

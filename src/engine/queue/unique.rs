@@ -20,6 +20,7 @@
 //! moment, and all other timers would wait for them. A job without a key takes nothing: see [`LogRef`].
 
 use super::Queue;
+use super::flush::Decision;
 use super::job::{Job, LogRef, LogTarget, State};
 use crate::engine::binlog::key_record::KeyRecord;
 use crate::engine::binlog::record;
@@ -218,31 +219,32 @@ impl Queue {
     }
 
     /// Ends the key of a job that was removed from under `job_key`, and records the delete of the job. A
-    /// flush has deleted the job at `flushed_at`, if that is not `None`.
+    /// flush has deleted the job if `flushed_by` is not `None`.
     pub(super) fn end_unique(
         &mut self,
         job_key: JobKey,
         job: &Job,
-        flushed_at: Option<Nanos>,
+        flushed_by: Option<Decision>,
         now: Nanos,
     ) {
-        let is_flushed = flushed_at.is_some();
         let key = key_of(job);
         let of_job = &self.unique.of_jobs[key];
         let (digest, log) = (of_job.digest, of_job.log());
-        let until = flushed_at.unwrap_or(now) + Nanos::from_secs(of_job.ttl_secs);
+        let ended_at = flushed_by.map_or(now, |flush| flush.decided_at);
+        let until = ended_at + Nanos::from_secs(of_job.ttl_secs);
         // Since the flush another job may have taken the key. Without space or memory it is not kept; a
         // delete has reserved both.
         let is_kept = of_job.ttl_secs > 0
             && until > now
-            && !(is_flushed && self.has_other_owner(job_key, digest, now))
+            && !(flushed_by.is_some() && self.has_other_owner(job_key, digest, now))
             && self.reserve_delete(job.log).is_ok();
+        let kind = flushed_by.map(|flush| flush.kind);
         if !is_kept {
             self.unique.remove(key, job_key);
-            return self.record_end(job, log, is_flushed);
+            return self.record_end(job, log, kind);
         }
         let kept = self.unique.keep(key, job_key, job.id, until);
-        self.record_kept(job, kept, is_flushed);
+        self.record_kept(job, kept, kind);
     }
 
     /// Returns whether a key is in force with another owner than the job that was removed.

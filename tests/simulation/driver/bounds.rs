@@ -74,7 +74,7 @@ impl Simulation {
     /// Files so small that the space kept for deletes fills them may take more. The files of flushed jobs
     /// are removed in the time without commands that follows. On a congested disk no job is moved.
     pub(super) fn check_disk_use(&self) -> Result<(), Failure> {
-        const SMALL_FILE: u32 = 16_384;
+        const SMALL_FILE: u64 = 16_384;
         const LARGE_BODY: u32 = 65_535;
         /// The record of a key.
         const KEY_LEN: usize = 84;
@@ -83,7 +83,9 @@ impl Simulation {
         if let Some(limit) = self.limit.filter(|&limit| limit < used) {
             return Err(format!("the binlog takes {used} bytes\n  expected: at most {limit}"));
         }
-        // A file takes at least one record.
+        // A file takes at least one record, and is at most a 64th of the limit.
+        let file_size =
+            self.limit.map_or(file_size.into(), |limit| (limit / 64).min(file_size.into()));
         if file_size < SMALL_FILE || self.setup.max_job_size > LARGE_BODY {
             return Ok(());
         }
@@ -96,7 +98,7 @@ impl Simulation {
         let kept = self.model.kept_keys.iter().filter(|kept| kept.until > self.now).count();
         let live: u64 =
             self.model.jobs.iter().map(record_len).sum::<u64>() + (kept * KEY_LEN) as u64;
-        let limit = 3 * live + 2 * u64::from(file_size);
+        let limit = 3 * live + 2 * file_size;
         if used <= limit || self.had_disk_faults {
             return Ok(());
         }

@@ -6,6 +6,7 @@ use crate::engine::binlog::record::{FlushCounts, FlushKind};
 use crate::engine::collections::secondary_map::SecondaryMap;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::TubeKey;
+use crate::engine::queue::flush::Decision;
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 
@@ -27,7 +28,7 @@ struct TubeFlushes {
 struct Flush {
     /// The number of flushes of the tube before it.
     before: usize,
-    decided_at: Nanos,
+    decision: Decision,
 }
 
 impl Flushes {
@@ -48,7 +49,7 @@ impl Flushes {
             FlushKind::Buried => buried,
         };
         headroom::leave(Headroom::Quarter, || same_kind.try_reserve(1))?;
-        same_kind.push(Flush { before, decided_at });
+        same_kind.push(Flush { before, decision: Decision { kind, decided_at } });
         counts.add(kind);
         Ok(())
     }
@@ -58,18 +59,18 @@ impl Flushes {
         self.0.get(tube).map(|flushes| flushes.counts).unwrap_or_default()
     }
 
-    /// Returns the moment of the first flush that has deleted a job, or `None` if none has. `before` are
-    /// the flushes before its last record; `is_buried` if it is buried, and no worker has reserved it.
+    /// Returns the first flush that has deleted a job, or `None` if none has. `before` are the flushes before
+    /// its last record; `is_buried` if it is buried, and no worker has reserved it.
     pub(super) fn first_after(
         &self,
         tube: TubeKey,
         before: FlushCounts,
         is_buried: bool,
-    ) -> Option<Nanos> {
+    ) -> Option<Decision> {
         let TubeFlushes { all, buried, .. } = self.0.get(tube)?;
         let all = all.get(before.all());
         let buried = buried.get(before.buried()).filter(|_| is_buried);
         let first = all.into_iter().chain(buried).min_by_key(|flush| flush.before)?;
-        Some(first.decided_at)
+        Some(first.decision)
     }
 }
