@@ -48,7 +48,7 @@ pub struct BodyCache {
     moving: Option<Moving>,
     /// The number of reads that were begun for compaction.
     move_reads: u32,
-    /// The last file of which compaction could not read a record that is not lost.
+    /// The file of which compaction cannot read a record that is not lost.
     unmoved: Option<FileNumber>,
     stats: ReadStats,
 }
@@ -447,7 +447,10 @@ impl Queue {
             Some(_) | None => binlog.read_now(place, &mut bytes),
         };
         match read {
-            Ok(true) => Some(bytes),
+            Ok(true) => {
+                self.body_cache.unmoved = None;
+                Some(bytes)
+            }
             Ok(false) => {
                 let number = self.body_cache.move_reads;
                 self.body_cache.move_reads = number.wrapping_add(1);

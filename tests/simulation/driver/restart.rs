@@ -103,7 +103,7 @@ impl Simulation {
     /// Starts the next process, and compares its jobs with those that may be there.
     fn start(&mut self, crash: Crash, end: End) -> Result<(), Failure> {
         let recovered = self.recover()?;
-        let mut inspector = Inspector::connect(&mut self.server, self.now);
+        let mut inspector = Inspector::connect(&mut self.server, Asked::default(), self.now);
         let mut jobs = judge(&self.journal, &mut inspector, end, crash.flipped_bits)?;
         if recovered.jobs != jobs.count() {
             let count = jobs.count();
@@ -117,12 +117,12 @@ impl Simulation {
         // The model cannot know when these jobs were put or become due.
         for (id, found) in &jobs.unknown {
             if inspector.delete(*id, &found.tube) != "DELETED\r\n" {
-                inspector.disconnect();
+                let asked = inspector.disconnect();
                 self.set_capacity(None);
                 // The next iteration tries to take space again.
                 let committed = self.server.commit(nanos(self.now));
                 committed.map_err(|failure| format!("a commit at the start: {failure}"))?;
-                inspector = Inspector::connect(&mut self.server, self.now);
+                inspector = Inspector::connect(&mut self.server, asked, self.now);
                 let reply = inspector.delete(*id, &found.tube);
                 if reply != "DELETED\r\n" {
                     return Err(format!("job {id} cannot be deleted with space: {reply:?}"));
@@ -300,6 +300,13 @@ struct Inspector<'s> {
     server: &'s mut Server,
     key: ConnKey,
     now: u64,
+    asked: Asked,
+}
+
+/// What all inspectors of a start have asked.
+#[derive(Default)]
+struct Asked {
+    connections: u64,
     /// How often each command was given.
     commands: BTreeMap<&'static str, u64>,
     /// How many jobs were deleted in each tube.
@@ -307,15 +314,17 @@ struct Inspector<'s> {
 }
 
 impl Inspector<'_> {
-    fn connect(server: &mut Server, now: u64) -> Inspector<'_> {
+    /// Connects after earlier inspectors of the same start.
+    fn connect(server: &mut Server, mut asked: Asked, now: u64) -> Inspector<'_> {
         let key = server.connect().expect("the test has memory");
-        Inspector { server, key, now, commands: BTreeMap::new(), deletes: BTreeMap::new() }
+        asked.connections += 1;
+        Inspector { server, key, now, asked }
     }
 
     fn ask(&mut self, line: &str) -> String {
         let word = line.split([' ', '\r']).next().unwrap_or_default();
         let command = COUNTERS.iter().find(|counter| **counter == word);
-        *self.commands.entry(command.expect("stats counts it")).or_default() += 1;
+        *self.asked.commands.entry(command.expect("stats counts it")).or_default() += 1;
         self.server.receive(self.key, line.as_bytes(), nanos(self.now));
         let mut output = self.server.output_handle(self.key);
         let mut bytes: Vec<u8> = Vec::new();
@@ -331,7 +340,7 @@ impl Inspector<'_> {
     }
 
     fn commands(&self) -> u64 {
-        self.commands.values().sum()
+        self.asked.commands.values().sum()
     }
 
     fn find(&mut self, id: u64) -> Option<FoundJob> {
@@ -367,8 +376,10 @@ impl Inspector<'_> {
     }
 
     fn delete(&mut self, id: u64, tube: &str) -> String {
-        *self.deletes.entry(tube.to_owned()).or_default() += 1;
-        self.ask(&format!("delete {id}\r\n"))
+        let reply = self.ask(&format!("delete {id}\r\n"));
+        let deletes = self.asked.deletes.entry(tube.to_owned()).or_default();
+        *deletes += u64::from(reply == "DELETED\r\n");
+        reply
     }
 
     fn tubes(&mut self) -> Vec<String> {
@@ -378,15 +389,16 @@ impl Inspector<'_> {
 
     /// Adds the commands of this connection to the counters of the model.
     fn add_to(&self, model: &mut Model) {
-        model.total_connections = 1;
-        model.counters.clone_from(&self.commands);
+        model.total_connections = self.asked.connections;
+        model.counters.clone_from(&self.asked.commands);
         model.last_command_at = self.now + self.commands();
         for tube in &mut model.tubes {
-            tube.deletes = self.deletes.get(&*tube.name).copied().unwrap_or(0);
+            tube.deletes = self.asked.deletes.get(&*tube.name).copied().unwrap_or(0);
         }
     }
 
-    fn disconnect(self) {
+    fn disconnect(self) -> Asked {
         self.server.disconnect(self.key, nanos(self.now));
+        self.asked
     }
 }
