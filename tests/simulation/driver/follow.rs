@@ -231,9 +231,20 @@ impl Simulation {
         }
     }
 
+    /// Ends the oldest flushes that have a reply. A tick that ends a read of a body also frees jobs.
+    fn follow_replies_to_flushes(&mut self) {
+        while let Some(Flush { client: Some(client), .. }) = self.model.flushes.first()
+            && self.sockets[client].output.len() > self.model.clients[client].output.len()
+        {
+            self.model.end_flush(0);
+            self.iterations_of_flush = 0;
+        }
+    }
+
     /// Compares the replies to all clients, and keeps what has become of jobs.
     pub(super) fn compare(&mut self) -> Result<(), Failure> {
         self.take_replies();
+        self.follow_replies_to_flushes();
         for (client, known) in &self.model.clients {
             let socket = &self.sockets[client];
             let is_changed = self.to_flush.contains(client);
