@@ -160,7 +160,9 @@ impl Simulation {
         // What was read is stored already.
         self.commits = vec![0];
         model.may_refuse_updates = self.capacity.is_some() || self.limit.is_some();
-        model.may_refuse_deletes = self.capacity.is_some();
+        // A damaged file cannot be continued: at the limit there may be no room for all deletes.
+        let is_short = self.limit.is_some() && crash.flipped_bits > 0;
+        model.may_refuse_deletes = self.capacity.is_some() || is_short;
         self.model = model;
         self.disk.set_reads_late(has_threads(&self.setup));
         self.take_replies();
