@@ -38,7 +38,7 @@ struct Survey {
     gaps: Vec<(FileNumber, FileNumber)>,
     tail: TornTail,
     /// The flushes of each tube.
-    flushes: HashMap<Rc<str>, FlushCounts>,
+    flushes: Flushes,
     /// The id of the job whose key was the last record, and the length of that record in bytes.
     key_before: Option<(u64, u64)>,
     /// The number of files that were listed, but removed before they were read to the end.
@@ -55,6 +55,10 @@ enum Place {
     /// Missing files between these two.
     Gap(FileNumber, FileNumber),
 }
+
+/// The flushes of all tubes, by name.
+#[derive(Debug, Default)]
+struct Flushes(HashMap<Rc<str>, FlushCounts>);
 
 /// A live job.
 #[derive(Debug)]
@@ -190,8 +194,7 @@ impl Survey {
         }
         let Survey { jobs, flushes, .. } = &mut survey;
         jobs.retain(|_, job| {
-            let flushes = flushes.get(&job.tube).copied().unwrap_or_default();
-            !flushes.have_deleted(job.flushes_before, job.is_buried())
+            !flushes.of(&job.tube).have_deleted(job.flushes_before, job.is_buried())
         });
         Ok(survey)
     }
@@ -275,29 +278,29 @@ impl Survey {
             return;
         }
         if let Some((kind, tube)) = record.flush.zip(*tube) {
-            self.flushes.entry(Rc::from(tube)).or_default().add(kind);
+            self.flushes.0.entry(Rc::from(tube)).or_default().add(kind);
         } else if fields.state == RecordState::Deleted {
             // Without the record of the flush, the flush has not happened.
             if let Some(job) = self.jobs.get(&fields.id)
-                && self.flushes_of(job).allow(fields.mark, job.flushes_before, job.is_buried())
+                && self.flushes.of(&job.tube).allow(
+                    fields.mark,
+                    job.flushes_before,
+                    job.is_buried(),
+                )
             {
                 self.jobs.remove(&fields.id);
             }
         } else if let Some(tube) = tube {
             let file = self.files.len() - 1;
-            let flushes_before = self.flushes.get(*tube).copied().unwrap_or_default();
+            let flushes_before = self.flushes.of(tube);
             let tube = Rc::from(*tube);
             let len = len + key_before.map_or(0, |(_, len)| len);
             let job = Job { file, offset, len, tube, flushes_before, fields };
             self.jobs.insert(fields.id, job);
         } else if let Some(job) = self.jobs.get_mut(&fields.id) {
             job.fields = fields;
-            job.flushes_before = self.flushes.get(&job.tube).copied().unwrap_or_default();
+            job.flushes_before = self.flushes.of(&job.tube);
         }
-    }
-
-    fn flushes_of(&self, job: &Job) -> FlushCounts {
-        self.flushes.get(&job.tube).copied().unwrap_or_default()
     }
 
     fn is_sound(&self) -> bool {
@@ -356,6 +359,12 @@ impl Survey {
             format!("{} damaged places", damages + self.gaps.len())
         };
         writeln!(out, "{} files, {} jobs: {state}", self.files.len(), self.jobs.len())
+    }
+}
+
+impl Flushes {
+    fn of(&self, tube: &str) -> FlushCounts {
+        self.0.get(tube).copied().unwrap_or_default()
     }
 }
 
