@@ -178,10 +178,7 @@ impl Simulation {
     fn follow_flushes(&mut self) -> Result<(), Failure> {
         while let Some(Flush { client, tube, .. }) = self.model.flushes.first() {
             let is_over = match client {
-                Some(client) => {
-                    let known = self.model.clients[client].output.len();
-                    self.sockets[client].output.len() > known
-                }
+                Some(client) => self.has_more_output(*client),
                 // The engine deletes no job then.
                 None if self.server.is_congested() => false,
                 // A tube that another client needs does not show it.
@@ -231,10 +228,15 @@ impl Simulation {
         }
     }
 
+    /// Returns whether the engine has made replies to the client that the model does not know.
+    fn has_more_output(&self, client: ClientNumber) -> bool {
+        self.sockets[&client].output.len() > self.model.clients[&client].output.len()
+    }
+
     /// Ends the oldest flushes that have a reply. A tick that ends a read of a body also frees jobs.
     fn follow_replies_to_flushes(&mut self) {
         while let Some(Flush { client: Some(client), .. }) = self.model.flushes.first()
-            && self.sockets[client].output.len() > self.model.clients[client].output.len()
+            && self.has_more_output(*client)
         {
             self.model.end_flush(0);
             self.iterations_of_flush = 0;
