@@ -441,7 +441,6 @@ fn a_flush_of_200000_jobs_is_seen_at_once_and_freed_in_steps() {
     engine.server.check();
 }
 
-/// An idle server frees the jobs soon, also when the client has gone away.
 /// The jobs that a worker has reserved are freed last.
 #[test]
 fn deadline_soon_is_replied_during_a_flush_of_other_reserved_jobs() {
@@ -470,6 +469,7 @@ fn deadline_soon_is_replied_during_a_flush_of_other_reserved_jobs() {
     engine.wait_for(producer, "FLUSHED 100051\r\n", |_| ());
 }
 
+/// An idle server frees the jobs soon, also when the client has gone away.
 #[test]
 fn a_flush_goes_on_without_its_client() {
     const JOBS: usize = 100_000;

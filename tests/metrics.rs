@@ -12,6 +12,7 @@ use harness::client::{Client, connect, unix};
 use harness::engine::Engine;
 use harness::fake_disk::{FakeDisk, ReadFault};
 use harness::process::{self, Daemon, ON_LOOPBACK, run};
+use harness::request::put;
 use harness::yaml::field;
 use harness::{PATIENCE, wait_until};
 use rustix::process::Signal;
@@ -413,9 +414,8 @@ fn the_binlog_is_full_while_it_exceeds_a_lower_limit() {
         let mut engine = Engine::new(Settings { max_binlog_bytes, ..Settings::DEFAULT }, START);
         engine.recover(&disk, Syncing::EachIteration).unwrap();
         let client = engine.connect();
-        let body = "x".repeat(60_000);
         for _ in 0..5 {
-            let reply = engine.ask(client, format!("put 0 0 9 {}\r\n{body}\r\n", body.len()));
+            let reply = engine.ask(client, put(0, 0, 9, "x".repeat(60_000)));
             assert_eq!(reply == "OUT_OF_MEMORY\r\n", is_full > 0.0);
         }
         let (Samples(samples), _) = page(&engine, 1000);

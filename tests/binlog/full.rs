@@ -16,6 +16,16 @@ fn fill(engine: &mut Instance, body: &str) -> u64 {
     count
 }
 
+/// Deletes all jobs, of which each delete works, from files of 8192 bytes. Then their space is free.
+fn delete_all(engine: &mut Instance, disk: &FakeDisk, count: u64) {
+    for id in 1..=count {
+        engine.delete(id);
+    }
+    engine.idle(100);
+    assert!(engine.put("again").is_some(), "the space of deleted jobs is not free");
+    assert!(disk.used() <= 2 * 8192);
+}
+
 /// The jobs that fit in C beanstalkd, which makes whole files only and keeps space for the delete of
 /// each job in the same file.
 fn jobs_that_c_takes(capacity: u64, file_size: u64, body: usize) -> u64 {
@@ -31,8 +41,7 @@ fn a_small_disk_holds_as_many_jobs_as_in_c() {
         let capacity = u64::from(FILE_SIZE) * tenths / 10;
         let of_c = jobs_that_c_takes(capacity, FILE_SIZE.into(), body);
         let body = "x".repeat(body);
-        let disk = FakeDisk::default();
-        disk.set_capacity(Some(capacity));
+        let disk = FakeDisk::with_capacity(capacity);
         let mut engine = Instance::start(&disk, policy, START);
         let count = fill(&mut engine, &body);
         let case = format!("{capacity} bytes, bodies of {}", body.len());
@@ -53,8 +62,7 @@ fn a_small_disk_holds_as_many_jobs_as_in_c() {
 #[test]
 fn a_full_disk_refuses_puts_first_and_deletes_never() {
     for capacity in [6 * 8192, 10 * 8192, 50 * 8192 + 4096] {
-        let disk = FakeDisk::default();
-        disk.set_capacity(Some(capacity));
+        let disk = FakeDisk::with_capacity(capacity);
         let policy = Policy::synced(8192);
         let mut engine = Instance::start(&disk, policy, START);
         let count = fill(&mut engine, "0123456789");
@@ -87,21 +95,14 @@ fn a_full_disk_refuses_puts_first_and_deletes_never() {
             (field(&job, "state"), field(&job, "buries"), field(&job, "pri")),
             (Some("reserved"), Some("0"), Some("5"))
         );
-        // Every delete works.
-        for id in 1..=count {
-            engine.delete(id);
-        }
-        engine.idle(100);
-        assert!(engine.put("again").is_some(), "the space of deleted jobs is not free");
-        assert!(disk.used() <= 2 * 8192);
+        delete_all(&mut engine, &disk, count);
     }
 }
 
 /// In its last record it is buried.
 #[test]
 fn no_job_that_was_taken_on_a_full_disk_is_flushed_by_a_later_start() {
-    let disk = FakeDisk::default();
-    disk.set_capacity(Some(20 * 8192));
+    let disk = FakeDisk::with_capacity(20 * 8192);
     let policy = Policy::synced(8192);
     let mut engine = Instance::start(&disk, policy, START);
     let mut taken = Vec::new();
@@ -133,8 +134,7 @@ fn no_job_that_was_taken_on_a_full_disk_is_flushed_by_a_later_start() {
 
 #[test]
 fn a_kick_on_a_full_disk_counts_what_it_moved() {
-    let disk = FakeDisk::default();
-    disk.set_capacity(Some(40 * 8192));
+    let disk = FakeDisk::with_capacity(40 * 8192);
     let policy = Policy::synced(8192);
     let mut engine = Instance::start(&disk, policy, START);
     let mut count = 0;
@@ -168,8 +168,7 @@ fn a_kick_on_a_full_disk_counts_what_it_moved() {
 fn starts_on_a_full_disk_take_no_space_from_deletes() {
     for (file_size, capacity) in [(8192, 10 * 8192), (65_536, 200_000), (1 << 20, 700_000)] {
         let policy = Policy::synced(file_size);
-        let disk = FakeDisk::default();
-        disk.set_capacity(Some(capacity));
+        let disk = FakeDisk::with_capacity(capacity);
         let mut engine = Instance::start(&disk, policy, START);
         let count = fill(&mut engine, "0123456789");
         assert!(engine.ask("reserve-job 1\r\n").starts_with("RESERVED"));
@@ -191,8 +190,7 @@ fn starts_on_a_full_disk_take_no_space_from_deletes() {
 
 #[test]
 fn space_that_becomes_free_is_used() {
-    let disk = FakeDisk::default();
-    disk.set_capacity(Some(5 * 8192));
+    let disk = FakeDisk::with_capacity(5 * 8192);
     let mut engine = Instance::start(&disk, Policy::synced(8192), START);
     let count = fill(&mut engine, "job");
     disk.set_capacity(Some(50 * 8192));
@@ -202,8 +200,7 @@ fn space_that_becomes_free_is_used() {
 
 #[test]
 fn a_full_disk_is_compacted_if_that_frees_space() {
-    let disk = FakeDisk::default();
-    disk.set_capacity(Some(12 * 8192));
+    let disk = FakeDisk::with_capacity(12 * 8192);
     let mut engine = Instance::start(&disk, Policy::synced(8192), START);
     let count = fill(&mut engine, "job");
     // Every second job stays, so that no file is without one.
@@ -218,8 +215,7 @@ fn a_full_disk_is_compacted_if_that_frees_space() {
 
 #[test]
 fn releases_on_a_small_full_disk_work_as_long_as_compaction_frees_their_records() {
-    let disk = FakeDisk::default();
-    disk.set_capacity(Some(3 * 8192));
+    let disk = FakeDisk::with_capacity(3 * 8192);
     let mut engine = Instance::start(&disk, Policy::synced(8192), START);
     let count = fill(&mut engine, "0123456789");
     assert!(count > 20, "{count} jobs");
@@ -227,20 +223,14 @@ fn releases_on_a_small_full_disk_work_as_long_as_compaction_frees_their_records(
         engine.ask("reserve-job 1\r\n");
         engine.expect("release 1 5 0\r\n", "RELEASED\r\n");
     }
-    for id in 1..=count {
-        engine.delete(id);
-    }
-    engine.idle(100);
-    assert!(engine.put("again").is_some(), "the space of deleted jobs is not free");
-    assert!(disk.used() <= 2 * 8192);
+    delete_all(&mut engine, &disk, count);
 }
 
 #[test]
 fn space_comes_back_after_half_of_the_jobs_are_deleted() {
     // Deletes every second job of each file, or the newer half of the jobs.
     for is_first_half_kept in [false, true] {
-        let disk = FakeDisk::default();
-        disk.set_capacity(Some(6 << 20));
+        let disk = FakeDisk::with_capacity(6 << 20);
         let policy = Policy::new(1 << 20, Syncing::Never).with_max_job_size(2000);
         let mut engine = Instance::start(&disk, policy, START);
         let body = "x".repeat(1000);
@@ -274,8 +264,7 @@ fn a_file_is_at_most_a_64th_of_the_disk_if_records_fit() {
         (1 << 20, 1000, 16 << 10),
         (1 << 20, 1 << 20, 1 << 20),
     ] {
-        let disk = FakeDisk::default();
-        disk.set_capacity(Some(capacity));
+        let disk = FakeDisk::with_capacity(capacity);
         let policy = Policy::synced(1 << 20).with_max_job_size(max_job_size);
         let _engine = Instance::start(&disk, policy, START);
         let files = disk.live_files();

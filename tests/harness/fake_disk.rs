@@ -123,6 +123,13 @@ impl FakeDisk {
         disk
     }
 
+    /// An empty disk on which this number of bytes fits.
+    pub fn with_capacity(capacity: u64) -> FakeDisk {
+        let disk = FakeDisk::default();
+        disk.set_capacity(Some(capacity));
+        disk
+    }
+
     pub fn boxed(&self) -> Box<dyn Disk> {
         Box::new(self.clone())
     }
