@@ -9,14 +9,14 @@
 #   make check-repeat   repeats make check while all cores are busy (RUNS=20)
 #   make simulate   runs a randomized simulation for one minute (FOR_SECONDS=n; SEED=n STEPS=n
 #                   repeats one run; HISTORY=FILE replays a history)
-#   make mutants    plants bugs, and requires that the simulation finds each within one minute
-#                   (MUTANTS='name name' for some of them)
+#   make mutants    plants bugs, and requires that the simulation, or the suite that the table names,
+#                   finds each (MUTANTS='name name' for some of them)
 #   make fuzz       hostile bytes for the engine, one minute for each target of tests/fuzz
 #                   (TARGET=replay FOR_SECONDS=3600 for one target and one hour)
 #   make soak       the server under stress, for about five minutes (ARGS='--minutes 60 --only
 #                   churn' for one scenario and one hour, ARGS=--list lists them)
-#   make check-etcd  lints and unit tests of the sources with the feature `etcd'
-#   make check-cluster  servers with etcd, HAProxy and faults, for about eight minutes
+#   make check-etcd  lints and tests of the sources with the feature `etcd', on a fake of etcd
+#   make check-cluster  servers with etcd, HAProxy and faults, for about five minutes
 #                   (CASES='name name' for some cases)
 #   make chaos      random faults in a cluster, for one hour (FOR_SECONDS=n; SEED=n repeats the
 #                   choices of a run)
@@ -58,6 +58,8 @@ BASHDIR ?= $(PREFIX)/share/bash-completion/completions
 ZSHDIR ?= $(PREFIX)/share/zsh/site-functions
 FISHDIR ?= $(PREFIX)/share/fish/vendor_completions.d
 CARGO ?= cargo
+# Selenium and matplotlib are modules of Debian's Python.
+PYTHON ?= /usr/bin/python3
 INSTALL ?= install
 FLAGS ?=
 AGAINST ?=
@@ -94,7 +96,7 @@ check-style:
 check-man:
 	@if command -v mandoc >/dev/null; then \
 		cd man && mandoc -T lint -W warning beanstalkd.1 beanstalkd-protocol.7; \
-	else echo 'SKIPPED: mandoc is not installed, the man pages are not checked'; fi
+	else echo 'SKIPPED: mandoc is not installed, the man pages are not checked'; [ "$$CI" != true ]; fi
 
 check-clients: all
 	@sh tests/clients/run.sh target/release/beanstalkd
@@ -119,7 +121,7 @@ simulate:
 	$(CARGO) test --profile simulation --test simulation -- simulate --ignored --nocapture
 
 mutants:
-	@sh tests/mutants/run.sh $(MUTANTS)
+	@CARGO='$(CARGO)' python3 -B tests/mutants/run.py $(MUTANTS)
 
 fuzz:
 	@CARGO='$(CARGO)' sh tests/fuzz/run.sh '$(TARGET)' '$(or $(FOR_SECONDS),60)'
@@ -132,10 +134,10 @@ check-cluster: etcd
 	@sh tests/cluster/run.sh target/etcd/release/beanstalkd $(CASES)
 
 chaos: etcd
-	@python3 -B tests/cluster/chaos.py target/etcd/release/beanstalkd --seconds $(or $(FOR_SECONDS),3600)
+	@FOR_SECONDS=$(or $(FOR_SECONDS),3600) python3 -B tests/cluster/check.py target/etcd/release/beanstalkd random-faults
 
 cluster-mutants:
-	@CARGO='$(CARGO)' sh tests/cluster/mutants/run.sh $(MUTANTS)
+	@CARGO='$(CARGO)' python3 -B tests/cluster/mutants.py $(MUTANTS)
 
 static:
 	@CARGO='$(CARGO)' STATIC_TARGET='$(STATIC_TARGET)' sh dist/static/build.sh target/static/beanstalkd
@@ -162,20 +164,21 @@ etcd:
 
 # The sources that only a cluster needs.
 check-etcd:
-	$(CARGO) clippy --features etcd --target-dir target/etcd --lib --bins -- --deny warnings
-	$(CARGO) test --features etcd --target-dir target/etcd --lib etcd
+	$(CARGO) clippy --features etcd-tests --target-dir target/etcd --lib --bins --test etcd -- --deny warnings
+	$(CARGO) test --features etcd-tests --target-dir target/etcd --lib etcd
+	$(CARGO) test --features etcd-tests --target-dir target/etcd --test etcd
 
 check-manifests: etcd
 	@sh tests/packages/manifests.sh target/etcd/release/beanstalkd
 
 check-browser: all
-	@timeout 300 python3 -B tests/browser/check.py target/release/beanstalkd
+	@timeout 300 $(PYTHON) -B tests/browser/check.py target/release/beanstalkd
 
 screenshots: all
-	@python3 -B tests/browser/screenshots.py target/release/beanstalkd dist/status
+	@$(PYTHON) -B dist/pictures/status.py target/release/beanstalkd dist/status
 
 picture: all
-	@python3 -B tests/packages/picture.py target/release/beanstalkd dist/grafana/beanstalkd.svg
+	@$(PYTHON) -B dist/pictures/dashboard.py target/release/beanstalkd dist/grafana/beanstalkd.svg
 
 install: $(BUILT)
 	$(INSTALL) -d '$(DESTDIR)$(BINDIR)' '$(DESTDIR)$(MANDIR)/man1' '$(DESTDIR)$(MANDIR)/man7' \

@@ -24,7 +24,7 @@
 //! | [`engine::protocol`] | lines to commands; replies and statistics to bytes |
 //! | [`engine::queue`] | the rules: jobs, tubes, waiting workers, time, what is logged |
 //! | [`engine::binlog`] | records on disk: writing, syncing, space, compaction, reading |
-//! | [`engine::collections`], [`engine::digest`], [`engine::headroom`], [`engine::keys`], [`engine::text`], [`engine::time`] | containers, and values that every layer uses |
+//! | [`engine::collections`], [`engine::digest`], [`engine::headroom`], [`engine::keys`], [`engine::limits`], [`engine::text`], [`engine::time`] | containers, and values that every layer uses |
 //!
 //! # A command from socket to socket
 //!

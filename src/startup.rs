@@ -16,6 +16,7 @@ mod standby;
 use crate::engine::binlog::Syncing;
 use crate::engine::binlog::disk::Disk;
 use crate::engine::collections::slab::PAGE_BYTES;
+use crate::engine::limits::Limits;
 use crate::engine::protocol::stats::ProcessInfo;
 use crate::engine::queue::replay::{Recovered, ReplayError};
 use crate::engine::server::{Server, Settings};
@@ -156,7 +157,7 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started
         bury_after: options.bury_after,
         body_cache_bytes: options.body_cache_bytes,
     };
-    let mut server = Server::new(settings, facts, clock.now());
+    let mut server = Server::new(settings, Limits::DEFAULT, facts, clock.now());
     let membership = match etcd {
         None => None,
         Some(etcd) => match lead(etcd, &signals, &mut monitor, &clock)? {

@@ -4,10 +4,10 @@
 
 mod harness;
 
-use beanstalkd::testing::{Disk, FileNumber, Nanos, Syncing, inspect};
-use harness::engine::{Instance, Policy};
+use beanstalkd::testing::inspect;
+use harness::driver::{Disk, FileNumber, Nanos, START, Syncing};
 use harness::fake_disk::FakeDisk;
-use harness::fixtures::START;
+use harness::instance::{Instance, Policy};
 use harness::request::put;
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};

@@ -38,9 +38,21 @@ fn ours(directory: &Path, flags: &[&str]) -> Served {
 }
 
 impl Served {
-    /// Sends a line and returns the line of the reply.
+    /// Sends a line and returns the line of the reply. An empty one is not sent: it reads the
+    /// next line that an earlier one has brought.
     fn ask(&mut self, request: &str) -> String {
+        if request.is_empty() {
+            return self.client.line();
+        }
         self.client.ask(format!("{request}\r\n")).line
+    }
+
+    /// Asserts the line of each reply.
+    #[track_caller]
+    fn play(&mut self, requests: &[(&str, &str)]) {
+        for (request, line) in requests {
+            assert_eq!(self.ask(request), *line, "to {request}");
+        }
     }
 
     fn put(&mut self, body: &str) -> u64 {
@@ -92,154 +104,79 @@ fn limit_file_size(daemon: &Daemon, bytes: u64) {
 
 // ---- Killed ----
 
-#[test]
-fn a_server_killed_under_load_loses_nothing_acknowledged() {
-    for flags in [&["-f", "0", "-s", "4096"][..], &["-f", "50", "-s", "65536"], &["-F"]] {
-        let directory = tempfile::tempdir().unwrap();
-        let mut random = fastrand::Rng::with_seed(flags.len() as u64);
-        let mut kept: BTreeMap<u64, String> = BTreeMap::new();
-        for _ in 0..8 {
-            let mut served = ours(directory.path(), flags);
-            served.check_jobs(&kept, &format!("{flags:?}"));
-            let rounds = random.usize(1..40);
-            for _ in 0..rounds {
-                let body: String =
-                    std::iter::repeat_with(|| random.alphanumeric()).take(30).collect();
-                let id = served.put(&body);
-                let mut expected = format!("ready default 5 0 120 {body}");
-                match random.u8(..4) {
-                    0 => {
-                        assert_eq!(served.ask(&format!("delete {id}")), "DELETED");
-                        continue;
-                    }
-                    1 => {
-                        served.ask(&format!("reserve-job {id}"));
-                        assert_eq!(served.ask(&format!("bury {id} 6")), "BURIED");
-                        expected = format!("buried default 6 0 120 {body}");
-                    }
-                    2 => {
-                        served.ask(&format!("reserve-job {id}"));
-                        assert_eq!(served.ask(&format!("release {id} 7 9999")), "RELEASED");
-                        expected = format!("delayed default 7 9999 120 {body}");
-                    }
-                    _ => {}
-                }
-                kept.insert(id, expected);
-            }
-            // The server is killed while it runs this; nothing of it is acknowledged.
-            served.client.send("put 0 0 1 5\r\nnever\r\n".repeat(random.usize(..50)));
-            served.end(Signal::KILL);
-        }
-        assert!(kept.len() > 20, "only {} jobs", kept.len());
-    }
-}
-
-/// Producers put the same keys again and again, and workers delete their jobs, while the server is
-/// killed. There are never two jobs with one key, and never a key whose job is gone.
-#[test]
-fn a_server_killed_under_load_has_one_job_for_each_key() {
-    const KEYS: usize = 10_000;
+/// Lets servers work in turn, and checks that each finds the jobs that the ones before it have left, and
+/// their keys, if `has_keys`: a put of the same key returns the job.
+fn work_in_turns(flags: &[&str], has_keys: bool, turns: &[(&Path, Signal)]) {
     let directory = tempfile::tempdir().unwrap();
-    let flags = ["-f", "50", "-s", "262144"];
-    let mut random = fastrand::Rng::with_seed(18);
-    for _ in 0..10 {
-        let served = ours(directory.path(), &flags);
-        let address = || unix(&directory.path().join("socket"));
-        let (progress, pipelines) = std::sync::mpsc::channel();
-        std::thread::scope(|threads| {
-            for seed in 0..6 {
-                let (mut client, progress) = (Client::connect(address()), progress.clone());
-                let mut random = random.fork();
-                threads.spawn(move || {
-                    let mut work = || match seed {
-                        0 | 1 => try_to_delete(&mut client),
-                        _ => try_to_put_keys(&mut client, &mut random, KEYS),
-                    };
-                    while work().is_ok() && progress.send(()).is_ok() {}
-                });
-            }
-            let count = random.usize(1..250);
-            assert_eq!(pipelines.iter().take(count).count(), count);
-            served.end(Signal::KILL);
-        });
-        let mut served = ours(directory.path(), &flags);
-        let jobs = jobs_by_key(&mut served.client);
-        for (key, id) in jobs.iter().step_by(7) {
-            let reply = served.ask(&format!("put 0 0 60 1 idp:{key}\r\nx"));
-            assert_eq!(reply, format!("INSERTED {id} READY"), "{key}");
+    let mut kept: BTreeMap<u64, String> = BTreeMap::new();
+    for (round, (program, signal)) in turns.iter().enumerate() {
+        let mut served = serve(program, directory.path(), flags);
+        served.check_jobs(&kept, &format!("{flags:?}, round {round}, {}", program.display()));
+        let buried = kept.values().filter(|job| job.starts_with("buried")).count();
+        assert_eq!(served.client.stat("current-jobs-buried"), buried as u64);
+        served.ask("use work");
+        for (id, job) in kept.iter().filter(|_| has_keys) {
+            let (state, body) = (job.split(' ').next().unwrap(), job.rsplit(' ').next().unwrap());
+            let reply = format!("INSERTED {id} {}", state.to_uppercase());
+            assert_eq!(served.ask(&put_key(body)), reply);
         }
-        served.end(if random.bool() { Signal::KILL } else { Signal::TERM });
+        for index in 0..20 {
+            let body = format!("job-{index}-of-round-{round}");
+            let id = if has_keys {
+                let deleted = served.ask(&put_key("deleted"));
+                let id: u64 = deleted.strip_prefix("INSERTED ").unwrap().parse().unwrap();
+                served.play(&[
+                    (&format!("delete {id}"), "DELETED"),
+                    (&put_key(&body), &format!("INSERTED {}", id + 1)),
+                ]);
+                id + 1
+            } else {
+                served.put(&body)
+            };
+            assert!(kept.keys().all(|old| *old < id), "id {id} was assigned before");
+            served.ask(&format!("reserve-job {id}"));
+            let (command, reply, job) = match index % 4 {
+                0 => (format!("delete {id}"), "DELETED", None),
+                1 => (format!("bury {id} 6"), "BURIED", Some("buried work 6 0")),
+                2 => (format!("release {id} 7 9999"), "RELEASED", Some("delayed work 7 9999")),
+                _ => (format!("touch {id}"), "TOUCHED", Some("ready work 5 0")),
+            };
+            assert_eq!(served.ask(&command), reply);
+            kept.extend(job.map(|job| (id, format!("{job} 120 {body}"))));
+        }
+        // Some old jobs are deleted, and some are kicked.
+        for (index, id) in
+            kept.keys().copied().take(6).collect::<Vec<u64>>().into_iter().enumerate()
+        {
+            if index < 3 {
+                assert_eq!(served.ask(&format!("delete {id}")), "DELETED");
+                kept.remove(&id);
+            } else if served.ask(&format!("kick-job {id}")) == "KICKED" {
+                let job = kept.get_mut(&id).unwrap();
+                *job = format!("ready {}", job.split_once(' ').unwrap().1);
+            }
+        }
+        if *signal == Signal::KILL {
+            // The server is killed while it runs this; nothing of it is acknowledged.
+            served.client.send("put 0 0 1 5\r\nnever\r\n".repeat(7 * round));
+        }
+        served.end(*signal);
     }
-    // A key whose job is gone could not be put.
-    let mut served = ours(directory.path(), &flags);
-    for number in 0..KEYS {
-        let key = format!("key-{number}");
-        served.client.send(format!("put 0 0 60 {} idp:{key}\r\n{key}\r\n", key.len()));
-    }
-    (0..KEYS).for_each(|_| assert!(served.client.line().starts_with("INSERTED ")));
-    assert_eq!(jobs_by_key(&mut served.client).len(), KEYS);
-    served.end(Signal::TERM);
+    assert!(kept.len() > 50, "only {} jobs", kept.len());
     assert_sound(&directory);
 }
 
-/// Puts some keys in one pipeline. The body of each job is its key.
-fn try_to_put_keys(
-    client: &mut Client,
-    random: &mut fastrand::Rng,
-    keys: usize,
-) -> std::io::Result<()> {
-    const PIPELINE: usize = 200;
-    let first = random.usize(..keys);
-    let mut requests = String::new();
-    for index in 0..PIPELINE {
-        let key = format!("key-{}", (first + index * 7) % keys);
-        requests += &format!("put 0 0 60 {} idp:{key}\r\n{key}\r\n", key.len());
-    }
-    client.try_send(requests)?;
-    for _ in 0..PIPELINE {
-        let reply = client.try_line()?;
-        assert!(reply.starts_with("INSERTED "), "{reply}");
-    }
-    Ok(())
+/// A put of a job whose key is its body.
+fn put_key(body: &str) -> String {
+    format!("put 5 0 120 {} idp:{body}\r\n{body}", body.len())
 }
 
-/// Deletes some jobs, as a worker does.
-fn try_to_delete(client: &mut Client) -> std::io::Result<()> {
-    client.try_send("reserve-batch 100\r\n")?;
-    let head = client.try_line()?;
-    let count: usize = head.strip_prefix("RESERVED_BATCH ").unwrap().parse().unwrap();
-    let mut ids = String::new();
-    for _ in 0..count {
-        let reply = client.try_reply()?;
-        ids += &format!(" {}", reply.number("RESERVED").unwrap());
-    }
-    if count > 0 {
-        let reply = client.try_ask(format!("delete-batch{ids}\r\n"))?;
-        assert_eq!(reply.line, format!("DELETED_BATCH {count} 0"));
-    }
-    Ok(())
-}
-
-/// Returns the id of each job, by its body, which is its key. Fails if two jobs have the same.
-fn jobs_by_key(client: &mut Client) -> BTreeMap<String, u64> {
-    let (mut jobs, mut after) = (BTreeMap::new(), 0);
-    loop {
-        let head = client.ask(format!("peek-batch default any 1000 {after}\r\n")).line;
-        let mut numbers = head.strip_prefix("FOUND_BATCH ").unwrap().split(' ');
-        let mut number = || numbers.next().unwrap().parse::<u64>().unwrap();
-        let (count, next) = (number(), number());
-        for _ in 0..count {
-            let reply = client.reply();
-            let id = reply.number("FOUND").unwrap();
-            let key = reply.text().to_owned();
-            if let Some(other) = jobs.insert(key.clone(), id) {
-                panic!("jobs {other} and {id} have the key {key}");
-            }
+#[test]
+fn a_server_killed_under_load_loses_nothing_acknowledged() {
+    for flags in [&["-f", "0", "-s", "4096"][..], &["-f", "50", "-s", "65536"], &["-F"]] {
+        for has_keys in [false, true] {
+            work_in_turns(flags, has_keys, &[(Path::new(BEANSTALKD), Signal::KILL); 8]);
         }
-        if next == 0 {
-            return jobs;
-        }
-        after = next;
     }
 }
 
@@ -250,67 +187,51 @@ fn c_beanstalkd_and_ours_take_turns_on_one_directory() {
     let Some(c) = process::c_beanstalkd() else {
         return skip("C beanstalkd is not installed");
     };
+    let ours = Path::new(BEANSTALKD);
+    let turns = [Signal::TERM, Signal::KILL].map(|signal| [(ours, signal), (c.as_path(), signal)]);
+    work_in_turns(&["-f", "0", "-s", "8192"], false, &turns.as_flattened().repeat(2));
+}
+
+/// One server of several on one directory: the jobs that it finds, and what it is asked then.
+struct Turn<'t> {
+    is_c: bool,
+    /// Not there, if the text is empty.
+    jobs: &'t [(u64, &'t str)],
+    requests: &'t [(&'t str, &'t str)],
+    end: Signal,
+}
+
+/// Lets servers run in turn.
+fn take_turns(flags: &[&str], turns: &[Turn<'_>]) {
+    let Some(c) = process::c_beanstalkd() else {
+        return skip("C beanstalkd is not installed");
+    };
     let directory = tempfile::tempdir().unwrap();
-    let mut kept: BTreeMap<u64, String> = BTreeMap::new();
-    for round in 0..8 {
-        let (program, signal) = match round % 4 {
-            0 => (Path::new(BEANSTALKD), Signal::TERM),
-            1 => (c.as_path(), Signal::TERM),
-            2 => (Path::new(BEANSTALKD), Signal::KILL),
-            _ => (c.as_path(), Signal::KILL),
-        };
-        let mut served = serve(program, directory.path(), &["-f", "0", "-s", "8192"]);
-        served.check_jobs(&kept, &format!("round {round}, {}", program.display()));
-        let buried = kept.values().filter(|job| job.starts_with("buried")).count();
-        assert_eq!(served.client.stat("current-jobs-buried"), buried as u64);
-        served.ask("use work");
-        for index in 0..20 {
-            let body = format!("job {index} of round {round}");
-            let id = served.put(&body);
-            assert!(kept.keys().all(|old| *old < id), "id {id} was assigned before");
-            served.ask(&format!("reserve-job {id}"));
-            match index % 4 {
-                0 => {
-                    served.ask(&format!("delete {id}"));
-                    continue;
-                }
-                1 => {
-                    served.ask(&format!("bury {id} 6"));
-                    kept.insert(id, format!("buried work 6 0 120 {body}"));
-                }
-                2 => {
-                    served.ask(&format!("release {id} 7 9999"));
-                    kept.insert(id, format!("delayed work 7 9999 120 {body}"));
-                }
-                _ => {
-                    kept.insert(id, format!("ready work 5 0 120 {body}"));
-                }
-            }
+    for (index, turn) in turns.iter().enumerate() {
+        let program = if turn.is_c { c.as_path() } else { Path::new(BEANSTALKD) };
+        let mut served = serve(program, directory.path(), flags);
+        for (id, job) in turn.jobs {
+            assert_eq!(served.job(*id).unwrap_or_default(), *job, "job {id} in turn {index}");
         }
-        // Some old jobs are deleted, and some are kicked.
-        let old: Vec<u64> = kept.keys().copied().take(6).collect();
-        for id in &old[..3] {
-            assert_eq!(served.ask(&format!("delete {id}")), "DELETED");
-            kept.remove(id);
-        }
-        for id in &old[3..] {
-            if served.ask(&format!("kick-job {id}")) == "KICKED" {
-                let job = kept.get_mut(id).unwrap();
-                let (_, rest) = job.split_once(' ').unwrap();
-                *job = format!("ready {rest}");
-            }
-        }
-        served.end(signal);
+        served.play(turn.requests);
+        served.end(turn.end);
     }
-    assert!(kept.len() > 50);
     assert_sound(&directory);
 }
 
 #[test]
 fn c_beanstalkd_finds_the_same_jobs_after_flushes_and_batches() {
-    let Some(c) = process::c_beanstalkd() else {
-        return skip("C beanstalkd is not installed");
-    };
+    let jobs = [
+        (1, ""),
+        (2, ""),
+        (3, ""),
+        (4, "ready a 5 0 120 new"),
+        (5, "delayed b 6 9999 120 new"),
+        (6, ""),
+        (7, "buried b 9 0 120 held"),
+        (8, ""),
+        (9, ""),
+    ];
     let requests = [
         ("use a", "USING a"),
         ("put 5 0 120 3\r\nold", "INSERTED 1"),
@@ -332,112 +253,96 @@ fn c_beanstalkd_finds_the_same_jobs_after_flushes_and_batches() {
         ("flush-buried b", "FLUSHED 1"),
         ("delete-batch 8 9 9 100", "DELETED_BATCH 2 2"),
     ];
-    let directory = tempfile::tempdir().unwrap();
-    let mut served = ours(directory.path(), &["-f", "0", "-s", "8192"]);
-    for (request, reply) in requests {
-        assert_eq!(served.ask(request), reply, "to {request}");
-    }
-    served.end(Signal::KILL);
-    let mut served = serve(c, directory.path(), &["-f", "0", "-s", "8192"]);
-    for gone in [1, 2, 3, 6, 8, 9] {
-        assert_eq!(served.job(gone), None, "job {gone}");
-    }
-    assert_eq!(served.job(4).as_deref(), Some("ready a 5 0 120 new"));
-    assert_eq!(served.job(5).as_deref(), Some("delayed b 6 9999 120 new"));
-    assert!(served.job(7).is_some_and(|job| job.ends_with(" b 9 0 120 held")));
-    let held = served.job(7);
-    served.end(Signal::TERM);
-    // And back.
-    let mut served = ours(directory.path(), &[]);
-    assert_eq!(served.job(1), None);
-    assert_eq!(served.job(4).as_deref(), Some("ready a 5 0 120 new"));
-    assert_eq!(served.job(7), held);
-    served.end(Signal::TERM);
-    assert_sound(&directory);
+    take_turns(
+        &["-f", "0", "-s", "8192"],
+        &[
+            Turn { is_c: false, jobs: &[], requests: &requests, end: Signal::KILL },
+            Turn { is_c: true, jobs: &jobs, requests: &[], end: Signal::TERM },
+            Turn { is_c: false, jobs: &jobs, requests: &[], end: Signal::TERM },
+        ],
+    );
 }
 
+/// Of more than two files, C beanstalkd would move the jobs to its own, without their keys.
 #[test]
 fn keys_of_jobs_that_c_beanstalkd_has_deleted_are_gone() {
-    let Some(c) = process::c_beanstalkd() else {
-        return skip("C beanstalkd is not installed");
-    };
-    let directory = tempfile::tempdir().unwrap();
-    let mut served = ours(directory.path(), &["-f", "0"]);
-    for (request, reply) in [
+    let puts = [
         ("put 5 0 120 3 idp:plain\r\none", "INSERTED 1"),
         ("put 5 0 120 3 idp:kept:1000\r\ntwo", "INSERTED 2"),
         ("put 5 0 120 5 idp:stays:1000\r\nthree", "INSERTED 3"),
         ("put 5 9999 120 4 idp:delayed\r\nfour", "INSERTED 4"),
         ("put 5 0 120 4 idp:deleted:1000\r\nfive", "INSERTED 5"),
         ("delete 5", "DELETED"),
-    ] {
-        assert_eq!(served.ask(request), reply, "to {request}");
-    }
-    // Of more than two files, C beanstalkd would move the jobs to its own, without their keys.
-    served.end(Signal::TERM);
-    let mut served = serve(c, directory.path(), &["-f", "0"]);
-    assert_eq!(served.job(1).as_deref(), Some("ready default 5 0 120 one"));
-    assert_eq!(served.job(2).as_deref(), Some("ready default 5 0 120 two"));
-    assert_eq!(served.job(4).as_deref(), Some("delayed default 5 9999 120 four"));
-    assert_eq!(served.job(5), None);
-    assert_eq!(served.ask("put 5 0 120 1 idp:plain"), "BAD_FORMAT");
-    assert_eq!(served.ask("delete 1"), "DELETED");
-    assert_eq!(served.ask("delete 2"), "DELETED");
-    assert!(served.ask("reserve-job 3").starts_with("RESERVED"));
-    assert_eq!(served.ask("bury 3 6"), "BURIED");
-    served.end(Signal::TERM);
-    let mut served = ours(directory.path(), &["-f", "0"]);
-    for (request, reply) in [
+    ];
+    let found_by_c = [
+        (1, "ready default 5 0 120 one"),
+        (2, "ready default 5 0 120 two"),
+        (4, "delayed default 5 9999 120 four"),
+        (5, ""),
+    ];
+    let by_c = [
+        ("put 5 0 120 1 idp:plain", "BAD_FORMAT"),
+        ("delete 1", "DELETED"),
+        ("delete 2", "DELETED"),
+        ("reserve-job 3", "RESERVED 3 5"),
+        ("bury 3 6", "BURIED"),
+    ];
+    let puts_again = [
         ("put 5 0 120 1 idp:stays\r\nx", "INSERTED 3 BURIED"),
         ("put 5 0 120 1 idp:delayed\r\nx", "INSERTED 4 DELAYED"),
         ("put 5 0 120 1 idp:deleted\r\nx", "INSERTED 5 DELETED"),
         ("put 5 0 120 1 idp:plain\r\nx", "INSERTED 9"),
         ("put 5 0 120 1 idp:kept\r\nx", "INSERTED 10"),
-    ] {
-        assert_eq!(served.ask(request), reply, "to {request}");
-    }
-    served.end(Signal::TERM);
-    assert_sound(&directory);
+    ];
+    let end = Signal::TERM;
+    take_turns(
+        &["-f", "0"],
+        &[
+            Turn { is_c: false, jobs: &[], requests: &puts, end },
+            Turn { is_c: true, jobs: &found_by_c, requests: &by_c, end },
+            Turn { is_c: false, jobs: &[], requests: &puts_again, end },
+        ],
+    );
 }
 
 /// The flush is freed in steps, and the server is killed when the client has the reply.
 #[test]
 fn c_beanstalkd_finds_no_job_of_a_large_flush() {
-    let Some(c) = process::c_beanstalkd() else {
-        return skip("C beanstalkd is not installed");
-    };
     const JOBS: usize = 5_000;
-    let directory = tempfile::tempdir().unwrap();
-    let mut served = ours(directory.path(), &["-f", "0", "-s", "65536"]);
-    assert_eq!(served.ask("put-in-tube b 5 0 120 4\r\nkept"), "INSERTED 1");
-    assert_eq!(served.ask("use a"), "USING a");
-    served.client.send(b"put 5 0 120 3\r\nold\r\n".repeat(JOBS));
-    (0..JOBS).for_each(|index| assert_eq!(served.client.line(), format!("INSERTED {}", index + 2)));
-    assert_eq!(served.ask("flush-tube a"), format!("FLUSHED {JOBS}"));
-    served.end(Signal::KILL);
-    let mut served = serve(c, directory.path(), &["-f", "0", "-s", "65536"]);
-    assert_eq!(served.client.stat("current-jobs-ready"), 1);
-    assert_eq!(served.job(1).as_deref(), Some("ready b 5 0 120 kept"));
+    let puts = "put 5 0 120 3\r\nold\r\n".repeat(JOBS - 1) + "put 5 0 120 3\r\nold";
+    let more: Vec<String> = (3..JOBS + 2).map(|id| format!("INSERTED {id}")).collect();
+    let flushed = format!("FLUSHED {JOBS}");
+    let mut requests = vec![
+        ("put-in-tube b 5 0 120 4\r\nkept", "INSERTED 1"),
+        ("use a", "USING a"),
+        (&puts, "INSERTED 2"),
+    ];
+    requests.extend(more.iter().map(|line| ("", &line[..])));
+    requests.push(("flush-tube a", &flushed));
+    let jobs = [(1, "ready b 5 0 120 kept"), (2, ""), (3000, ""), (5001, "")];
+    take_turns(
+        &["-f", "0", "-s", "65536"],
+        &[
+            Turn { is_c: false, jobs: &[], requests: &requests, end: Signal::KILL },
+            Turn { is_c: true, jobs: &jobs, requests: &[], end: Signal::TERM },
+        ],
+    );
 }
 
 #[test]
 fn c_beanstalkd_finds_a_job_buried_that_came_back_too_often() {
-    let requests = [
-        ("put 5 0 120 1\r\nx", "INSERTED 1"),
-        ("put 6 0 120 1\r\ny", "INSERTED 2"),
-        ("reserve-batch 2", "RESERVED_BATCH 2"),
-    ];
     let Some(c) = process::c_beanstalkd() else {
         return skip("C beanstalkd is not installed");
     };
     let directory = tempfile::tempdir().unwrap();
     let mut served = ours(directory.path(), &["-f", "0", "--bury-after", "1"]);
-    for (request, reply) in requests {
-        assert_eq!(served.ask(request), reply, "to {request}");
-    }
-    assert_eq!(served.client.reply().line, "RESERVED 1 1");
-    assert_eq!(served.client.reply().line, "RESERVED 2 1");
-    assert_eq!(served.ask("release 2 6 0"), "RELEASED");
+    served.play(&[
+        ("put 5 0 120 1\r\nx", "INSERTED 1"),
+        ("put 6 0 120 1\r\ny", "INSERTED 2"),
+        ("reserve-job 1", "RESERVED 1 1"),
+        ("reserve-job 2", "RESERVED 2 1"),
+        ("release 2 6 0", "RELEASED"),
+    ]);
     // The server buries the job when it has read the end of this connection, and closes it then.
     served.client.half_close();
     assert!(served.client.is_at_end());
@@ -466,19 +371,17 @@ fn a_directory_in_use_is_refused() {
 }
 
 #[test]
-fn a_missing_directory_is_refused() {
-    let (code, log) = refusal("/no/such/directory");
-    assert_eq!(code, Some(10));
-    assert!(log.starts_with("beanstalkd: -b /no/such/directory: cannot lock"), "{log}");
-}
-
-#[test]
-fn a_file_that_cannot_be_read_ends_the_server() {
+fn a_directory_that_cannot_be_used_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::create_dir(directory.path().join("binlog.3")).unwrap();
-    let (code, log) = refusal(path(&directory));
-    assert_eq!(code, Some(1));
-    assert!(log.contains("cannot read binlog.3"), "{log}");
+    for (path, exit_code, expected) in [
+        ("/no/such/directory", 10, "beanstalkd: -b /no/such/directory: cannot lock"),
+        (path(&directory), 1, "cannot read binlog.3"),
+    ] {
+        let (code, log) = refusal(path);
+        assert_eq!(code, Some(exit_code), "{log}");
+        assert!(log.contains(expected), "{log}");
+    }
 }
 
 #[test]
@@ -580,9 +483,7 @@ fn a_write_that_fails_ends_the_server_with_nothing_acknowledged() {
 #[test]
 fn a_job_of_a_closed_connection_is_reserved_after_its_records_are_written() {
     // The kernel chooses which of the connections the server reads first.
-    for _ in 0..6 {
-        close_while_another_waits();
-    }
+    (0..6).for_each(|_| close_while_another_waits());
 }
 
 fn close_while_another_waits() {

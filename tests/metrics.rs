@@ -3,64 +3,28 @@
 #![allow(clippy::unwrap_used, reason = "in a test it is an assertion")]
 
 mod harness;
+#[path = "status_page/site.rs"]
+mod site;
 
-use beanstalkd::testing::{
-    Address, ConnKey, Histogram, HttpConn, LONGEST_SAMPLE, Measurements, MetricsServer, Nanos,
-    Page, SLICE_LEN, Server, ServerState, Settings, Syncing, listen,
-};
 use harness::client::{Client, connect, unix};
-use harness::engine::Engine;
+use harness::driver::{Driver, Http, HttpSockets, Nanos, Options, Settings, Subject};
 use harness::fake_disk::{FakeDisk, ReadFault};
 use harness::process::{self, Daemon, ON_LOOPBACK, run};
 use harness::request::put;
-use harness::yaml::field;
-use harness::{PATIENCE, wait_until};
+use harness::wait_until;
+use harness::yaml::{field, number};
 use rustix::process::Signal;
+use serde_json::Value;
+use site::{HTML, JSON, PUT, Response, START, Site, TEXT, get, idle_response};
 use socket2::{SockAddr, Socket};
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
 
-const START: Nanos = Nanos::from_secs(1_000);
-
-fn engine() -> Engine {
-    let settings =
-        Settings { binlog_file_size: 4096, max_memory_bytes: 1_000_000_000, ..Settings::DEFAULT };
-    Engine::new(settings, START)
-}
-
-/// Returns a server in which a client watches `count` tubes in addition to `default`.
-fn engine_with_tubes(count: usize) -> (Engine, ConnKey) {
-    let mut engine = engine();
-    let client = engine.connect();
-    for tube in 0..count {
-        engine.ask(client, format!("watch tube{tube}\r\n"));
+impl Site {
+    fn samples(&mut self) -> Samples {
+        Samples::read(&self.body("/metrics", TEXT))
     }
-    (engine, client)
-}
-
-/// Runs commands at another moment.
-fn ask_at(engine: &mut Engine, conn: ConnKey, commands: &str, now: Nanos) -> String {
-    engine.now = now;
-    engine.ask(conn, commands)
-}
-
-fn next_slice(engine: &Engine, page: &mut Page) -> String {
-    let mut text = String::new();
-    page.write_slice(&engine.server.view(&Histogram::default(), engine.now), &mut text).unwrap();
-    assert!(text.len() < SLICE_LEN + LONGEST_SAMPLE, "a slice of {} bytes", text.len());
-    text
-}
-
-/// Returns a whole page and its number of slices.
-fn page(engine: &Engine, tubes_max: usize) -> (Samples, usize) {
-    let mut page = Page::new(tubes_max);
-    let (mut text, mut slices) = (String::new(), 0);
-    while !page.is_done() {
-        text += &next_slice(engine, &mut page);
-        slices += 1;
-    }
-    (Samples::read(&text), slices)
 }
 
 /// The samples of a page, by name and labels.
@@ -115,112 +79,82 @@ impl Samples {
     }
 }
 
-/// Returns a server with jobs in all states, a pause, a timeout and a waiter.
-fn busy_engine(now: Nanos) -> Engine {
-    let mut engine = engine();
-    let [producer, worker, waiter] = [(); 3].map(|()| engine.connect());
-    for command in [
-        "use mail\r\n",
-        "put 5 0 60 5\r\nhello\r\n",
-        "put 5000 0 60 5\r\nhello\r\n",
-        "put 5 100 60 5\r\nhello\r\n",
-        "put 5 0 60 5\r\nhello\r\n",
-        "use print\r\n",
-        "put 0 0 60 5\r\nhello\r\n",
-        "pause-tube print 90\r\n",
-    ] {
-        engine.ask(producer, command);
-    }
-    let reserve = "watch mail\r\nwatch print\r\nreserve\r\nbury 1 7\r\nreserve\r\n";
-    engine.ask(worker, reserve);
-    // A TTR runs out, and the job is deleted.
-    engine.ask(producer, "use quick\r\nput 0 0 1 0\r\n\r\n");
-    engine.ask(worker, "watch quick\r\nreserve\r\nignore quick\r\n");
-    engine.advance(Nanos::from_secs(2));
-    engine.tick();
-    engine.ask(producer, "watch quick\r\ndelete 6\r\nuse print\r\n");
-    ask_at(&mut engine, waiter, "watch rare\r\nreserve\r\n", now);
-    ask_at(&mut engine, producer, "put 0 0 1", now);
-    engine
-}
+// ---- Values ----
 
 #[test]
-fn the_page_agrees_with_stats() {
-    let now = START + Nanos::from_secs(30);
-    let mut engine = busy_engine(now);
-    let asker = engine.connect();
-    let stats = ask_at(&mut engine, asker, "stats\r\n", now);
-    let (samples, _) = page(&engine, 1000);
-    for (key, series) in [
-        ("current-jobs-urgent", "beanstalkd_urgent_jobs"),
-        ("current-jobs-ready", "beanstalkd_jobs{state=\"ready\"}"),
-        ("current-jobs-reserved", "beanstalkd_jobs{state=\"reserved\"}"),
-        ("current-jobs-delayed", "beanstalkd_jobs{state=\"delayed\"}"),
-        ("current-jobs-buried", "beanstalkd_jobs{state=\"buried\"}"),
-        ("cmd-put", "beanstalkd_commands_total{command=\"put\"}"),
-        ("cmd-pause-tube", "beanstalkd_commands_total{command=\"pause-tube\"}"),
-        ("job-timeouts", "beanstalkd_job_timeouts_total"),
-        ("total-jobs", "beanstalkd_jobs_created_total"),
-        ("max-job-size", "beanstalkd_job_size_limit_bytes"),
-        ("current-tubes", "beanstalkd_tubes"),
-        ("current-producers", "beanstalkd_producers"),
-        ("current-workers", "beanstalkd_workers"),
-        ("current-waiting", "beanstalkd_connections{state=\"waiting\"}"),
-        ("total-connections", "beanstalkd_connections_opened_total"),
+fn the_pages_agree_with_stats() {
+    let mut site = Site::busy();
+    let stats = site.ask("stats\r\n");
+    let (samples, page) = (site.samples(), site.json("/"));
+    for (key, series, name) in [
+        ("current-jobs-urgent", "urgent_jobs", "urgent"),
+        ("current-jobs-ready", "jobs{state=\"ready\"}", "ready"),
+        ("current-jobs-reserved", "jobs{state=\"reserved\"}", "reserved"),
+        ("current-jobs-delayed", "jobs{state=\"delayed\"}", "delayed"),
+        ("current-jobs-buried", "jobs{state=\"buried\"}", "buried"),
+        ("cmd-put", "commands_total{command=\"put\"}", ""),
+        ("cmd-pause-tube", "commands_total{command=\"pause-tube\"}", ""),
+        ("job-timeouts", "job_timeouts_total", "timeouts"),
+        ("total-jobs", "jobs_created_total", ""),
+        ("max-job-size", "job_size_limit_bytes", ""),
+        ("current-tubes", "tubes", "tubes"),
+        ("current-producers", "producers", ""),
+        ("current-workers", "workers", "workers"),
+        ("current-waiting", "connections{state=\"waiting\"}", "waiting"),
+        ("total-connections", "connections_opened_total", "connections"),
     ] {
-        let expected: f64 = field(&stats, key).unwrap().parse().unwrap();
-        assert_eq!(samples.get(series), expected, "{key}");
+        let expected = number(&stats, key);
+        assert_eq!(samples.get(&format!("beanstalkd_{series}")).to_string(), expected.to_string());
+        assert!(name.is_empty() || page["totals"][name] == expected, "{key}");
     }
-    let by_state =
-        |state: &str| samples.get(&format!("beanstalkd_connections{{state=\"{state}\"}}"));
-    assert_eq!(["idle", "receiving", "sending", "closing"].map(by_state), [2.0, 1.0, 0.0, 0.0]);
-    assert_eq!(samples.get("beanstalkd_draining"), 0.0);
-    assert_eq!(samples.get("process_start_time_seconds"), 1000.0);
-    assert_eq!(samples.get("beanstalkd_job_memory_limit_bytes"), 1e9);
-    assert_eq!(samples.get("beanstalkd_build_info{version=\"0.1.0\",protocol=\"1.13\"}"), 1.0);
-
-    assert_eq!(field(&stats, "job-timeouts"), Some("1"));
-    assert_eq!(samples.tubes("beanstalkd_tube_deletes_total")["quick"], 1.0);
     for tube in ["default", "mail", "print", "quick", "rare"] {
-        let stats = ask_at(&mut engine, asker, &format!("stats-tube {tube}\r\n"), now);
-        for (key, name, state) in [
-            ("current-jobs-urgent", "urgent_jobs", ""),
+        let stats = site.ask(format!("stats-tube {tube}\r\n"));
+        let facts = site.json(&format!("/tube/{tube}"));
+        let rows = page["tubes"].as_array().unwrap();
+        let row = rows.iter().find(|row| row["name"] == tube).unwrap();
+        for (key, name, member) in [
+            ("current-jobs-urgent", "urgent_jobs", "urgent"),
             ("current-jobs-ready", "jobs", "ready"),
             ("current-jobs-reserved", "jobs", "reserved"),
             ("current-jobs-delayed", "jobs", "delayed"),
             ("current-jobs-buried", "jobs", "buried"),
-            ("total-jobs", "jobs_created_total", ""),
-            ("current-using", "using", ""),
-            ("current-watching", "watching", ""),
-            ("current-waiting", "waiting", ""),
-            ("cmd-delete", "deletes_total", ""),
-            ("cmd-pause-tube", "pauses_total", ""),
+            ("total-jobs", "jobs_created_total", "puts"),
+            ("current-using", "using", "using"),
+            ("current-watching", "watching", "watching"),
+            ("current-waiting", "waiting", "waiting"),
+            ("cmd-delete", "deletes_total", "deletes"),
+            ("cmd-pause-tube", "pauses_total", "pauses"),
             ("pause", "pause_seconds", ""),
-            ("pause-time-left", "pause_left_seconds", ""),
+            ("pause-time-left", "pause_left_seconds", "pause_left_seconds"),
         ] {
             let expected: f64 = field(&stats, key).unwrap().parse().unwrap();
-            let state = if state.is_empty() { "" } else { &format!(",state=\"{state}\"") };
+            let state = if name == "jobs" { format!(",state=\"{member}\"") } else { String::new() };
             let series = format!("beanstalkd_tube_{name}{{tube=\"{tube}\"{state}}}");
             assert_eq!(samples.get(&series).floor(), expected, "{key} of {tube}");
+            // Rounded down, as `stats` does. The table has fewer members.
+            let is_expected = |value: &Value| value.as_f64().map(f64::floor) == Some(expected);
+            assert!(member.is_empty() || is_expected(&facts[member]), "{key} of {tube}");
+            assert!(row[member].is_null() || is_expected(&row[member]), "{key} of {tube}");
         }
     }
-    let ages = samples.tubes("beanstalkd_tube_oldest_ready_job_age_seconds");
-    let expected =
-        [("default", 0.0), ("mail", 30.0), ("print", 30.0), ("quick", 0.0), ("rare", 0.0)];
-    assert_eq!(ages, BTreeMap::from(expected));
+    // All samples, and the tubes together.
+    site.tubes_max = 0;
+    let page = site.body("/metrics", TEXT);
+    let page: Vec<&str> = page.lines().filter(|line| !line.contains("_bucket{")).collect();
+    insta::assert_snapshot!("metrics", site.redacted(&page.join("\n")));
 }
 
 #[test]
 fn tubes_beyond_the_limit_share_a_sample() {
-    let mut engine = engine();
-    let client = engine.connect();
+    let mut site = Site::new();
     for tube in 0..25 {
-        let put = format!("use tube{tube}\r\nput 0 0 9 1\r\nx\r\nwatch tube{tube}\r\n");
-        ask_at(&mut engine, client, &put, START + Nanos::from_secs(tube));
+        site.ask(format!("use tube{tube}\r\nput 0 0 9 1\r\nx\r\nwatch tube{tube}\r\n"));
+        site.driver.advance(Nanos::from_secs(1));
     }
-    engine.now = START + Nanos::from_secs(100);
+    site.driver.advance(Nanos::from_secs(75));
     for (limit, named) in [(0, 0_u8), (10, 10), (26, 26), (1000, 26)] {
-        let (samples, _) = page(&engine, limit);
+        site.tubes_max = limit;
+        let samples = site.samples();
         let jobs = samples.tubes("beanstalkd_tube_jobs_created_total");
         assert_eq!(jobs.values().sum::<f64>(), 25.0);
         let others = 26 - named;
@@ -239,411 +173,374 @@ fn tubes_beyond_the_limit_share_a_sample() {
 }
 
 #[test]
-fn the_work_of_a_slice_is_bounded() {
-    let mut engine = engine();
-    let client = engine.connect();
-    let empty = page(&engine, 1000).1;
-    // Tubes, ready jobs, connections and waiters.
-    for tube in 0..2_000 {
-        engine.ask(client, format!("watch tube{tube}\r\n"));
-    }
-    let with_tubes = page(&engine, 1000).1;
-    assert!(with_tubes >= empty + 2_000 / 128, "{with_tubes} slices");
-    for _ in 0..50_000 {
-        engine.ask(client, "put 0 0 9 0\r\n\r\n");
-    }
-    let with_jobs = page(&engine, 1000).1;
-    assert!(with_jobs >= with_tubes + 50_000 / 8192, "{with_jobs} slices");
-    for _ in 0..5_000 {
-        let waiter = engine.connect();
-        engine.ask(waiter, "watch waited\r\nignore default\r\nreserve\r\n");
-    }
-    let (samples, with_waiters) = page(&engine, 3000);
-    assert!(with_waiters >= with_jobs + 5_000 / 1024 + 5_000 / 512, "{with_waiters} slices");
-    assert_eq!(samples.tubes("beanstalkd_tube_waiting")["waited"], 5_000.0);
-}
-
-#[test]
-fn the_oldest_job_is_found_while_other_jobs_are_reserved() {
-    let mut random = fastrand::Rng::with_seed(3);
-    let mut engine = engine();
-    let client = engine.connect();
-    let put = |engine: &mut Engine, pri: u32, now| {
-        ask_at(engine, client, &format!("put {pri} 0 9 0\r\n\r\n"), now);
-    };
-    // The lowest priority of all.
-    put(&mut engine, u32::MAX, START);
-    let later = START + Nanos::from_secs(50);
-    for _ in 0..20_000 {
-        put(&mut engine, random.u32(..), later);
-    }
-    engine.now = START + Nanos::from_secs(80);
-    let mut page = Page::new(1000);
-    let mut text = String::new();
-    while !page.is_done() {
-        text += &next_slice(&engine, &mut page);
-        for _ in 0..500 {
-            engine.ask(client, "reserve\r\n");
-        }
-    }
-    let samples = Samples::read(&text);
-    let age = samples.tubes("beanstalkd_tube_oldest_ready_job_age_seconds")["default"];
-    assert_eq!(age, 80.0);
-}
-
-#[test]
-fn a_page_has_all_lasting_tubes_while_other_tubes_are_removed() {
-    let (mut engine, client) = engine_with_tubes(1_000);
-    let mut page = Page::new(10_000);
-    let mut text = String::new();
-    let mut gone = 0;
-    while !page.is_done() {
-        text += &next_slice(&engine, &mut page);
-        // From all over the list, so that other tubes move to their places.
-        for _ in 0..30.min(500 - gone) {
-            let tube = gone * 7 % 500 * 2;
-            engine.ask(client, format!("ignore tube{tube}\r\n"));
-            gone += 1;
-        }
-    }
-    assert_eq!(gone, 500);
-    let samples = Samples::read(&text);
-    let watching = samples.tubes("beanstalkd_tube_watching");
-    for tube in (1..1_000).step_by(2) {
-        assert!(watching.contains_key(&*format!("tube{tube}")), "tube{tube} is missing");
-    }
-}
-
-#[test]
-fn a_tube_that_is_removed_and_made_again_is_on_the_page_once() {
-    let (mut engine, client) = engine_with_tubes(1_000);
-    let mut page = Page::new(10_000);
-    let mut text = String::new();
-    let mut next = 0;
-    while !page.is_done() {
-        text += &next_slice(&engine, &mut page);
-        for _ in 0..100 {
-            let tube = next % 1_000;
-            engine.ask(client, format!("ignore tube{tube}\r\nwatch tube{tube}\r\n"));
-            next += 1;
-        }
-    }
-    assert!(next > 1_000, "{next} tubes were made again");
-    Samples::read(&text);
-}
-
-#[test]
-fn the_page_has_sizes_and_syncs_of_the_binlog() {
-    let directory = tempfile::tempdir().unwrap();
-    let disk = beanstalkd::testing::Directory::lock(directory.path()).unwrap();
-    let mut engine = engine();
-    engine.server.recover(Box::new(disk), Syncing::EachIteration, START).unwrap();
-    let client = engine.connect();
-    engine.ask(client, "put 0 0 9 1\r\nx\r\nput 0 0 9 1\r\ny\r\ndelete 1\r\n");
-    let (samples, _) = page(&engine, 1000);
+fn the_page_has_the_sizes_of_the_binlog() {
+    let disk = FakeDisk::default();
+    let settings = Settings { binlog_file_size: 4096, ..Settings::DEFAULT };
+    let mut site = Site::start(settings, Some(&disk));
+    site.ask("put 0 0 9 1\r\nx\r\nput 0 0 9 1\r\ny\r\ndelete 1\r\n");
+    let samples = site.samples();
     let value = |name: &str| samples.get(&format!("beanstalkd_binlog_{name}"));
     // A record of 84 bytes, the name of the tube, and the body with its CR LF.
     let record = 84.0 + 7.0 + 3.0;
     assert_eq!((value("live_bytes"), value("dead_bytes")), (record, record + 84.0));
-    assert_eq!(value("records_written_total"), 3.0);
-    assert_eq!((value("files"), value("full")), (2.0, 0.0));
-    assert!(value("sync_seconds_count") >= 1.0);
-    assert_eq!(value("sync_seconds_count"), value("sync_seconds_bucket{le=\"+Inf\"}"));
+    assert_eq!((value("records_written_total"), value("files"), value("full")), (3.0, 2.0, 0.0));
+    // Without a body cache it has no metrics of it.
+    let of_cache = |name: &&String| name.contains("_cold_") || name.contains("_body_");
+    assert_eq!(samples.0.keys().find(of_cache), None);
+    // The binlog is full while it exceeds a lower limit.
+    assert_eq!(site.ask(put(0, 0, 9, "x".repeat(60_000))), "INSERTED 3\r\n");
+    let mut site = Site::start(Settings { max_binlog_bytes: 8192, ..settings }, Some(&disk));
+    assert_eq!(site.ask(put(0, 0, 9, "x".repeat(60_000))), "OUT_OF_MEMORY\r\n");
+    assert_eq!(site.samples().get("beanstalkd_binlog_full"), 1.0);
 }
 
 #[test]
 fn the_page_has_the_body_cache_and_its_reads() {
     let settings = Settings { body_cache_bytes: Some(20), ..Settings::DEFAULT };
-    let mut engine = Engine::new(settings, START);
     let disk = FakeDisk::default();
-    engine.recover(&disk, Syncing::EachIteration).unwrap();
-    let client = engine.connect();
-    let put = |len: usize| format!("put 0 0 9 {len}\r\n{}\r\n", "x".repeat(len));
+    let mut site = Site::start(settings, Some(&disk));
     // Of 12, 16, 30 and 40 bytes with their CR LF: all but the first are too much.
-    engine.ask(client, put(10) + &put(14) + "use mail\r\n" + &put(28) + &put(38));
-    // From the page cache, and from the disk after half a second.
-    assert!(engine.ask(client, "peek 2\r\n").starts_with("FOUND 2 14\r\n"));
-    disk.delay_reads();
-    assert_eq!(engine.ask(client, "peek 3\r\n"), "");
-    engine.advance(Nanos::from_millis(500));
-    engine.tick();
-    assert!(engine.ask(client, "").starts_with("FOUND 3 28\r\n"));
+    let puts = [10, 14, 28, 38].map(|len| put(0, 0, 9, "x".repeat(len)));
+    let [first, second, third, fourth] = &puts;
+    site.ask([first, second, b"use mail\r\n".as_slice(), third, fourth].concat());
+    // From the page cache, and from the disk after 0.65 s.
+    assert!(site.ask("peek 2\r\n").starts_with("FOUND 2 14\r\n"));
+    disk.set_reads_late(true);
+    site.driver.receive(site.client, "peek 3\r\n");
+    site.driver.iterate();
+    assert_eq!(site.driver.received(site.client), b"");
+    site.driver.now = site.driver.now + Nanos::from_millis(650);
+    assert!(site.ask("").starts_with("FOUND 3 28\r\n"));
     disk.add_read_fault(ReadFault::FlippedBit);
-    engine.ask(client, "peek 4\r\n");
-    engine.tick();
-    assert_eq!(engine.ask(client, ""), "NOT_FOUND\r\n");
+    site.ask("peek 4\r\n");
+    assert_eq!(site.ask(""), "NOT_FOUND\r\n");
 
-    let (samples, _) = page(&engine, 1000);
-    for (name, expected) in [
-        ("body_cache_bytes", 12.0),
-        ("body_cache_limit_bytes", 20.0),
-        ("cold_jobs", 3.0),
-        ("cold_body_bytes", 86.0),
-        ("body_reads_total", 2.0),
-        ("body_read_failures_total", 1.0),
-        // The third one has waited too, for nothing.
-        ("body_wait_seconds_count", 2.0),
-        ("body_wait_seconds_bucket{le=\"0.25\"}", 1.0),
-        ("body_wait_seconds_bucket{le=\"0.5\"}", 2.0),
-        ("jobs{state=\"buried\"}", 1.0),
-    ] {
-        assert_eq!(samples.get(&format!("beanstalkd_{name}")), expected, "{name}");
-    }
-    // Each command takes some nanoseconds.
-    let waited = samples.get("beanstalkd_body_wait_seconds_sum");
-    assert!((waited - 0.5).abs() < 0.001, "{waited} s");
-    let cold = BTreeMap::from([("default", 1.0), ("mail", 2.0)]);
-    assert_eq!(samples.tubes("beanstalkd_tube_cold_jobs"), cold);
+    let page = site.body("/metrics", TEXT);
+    let is_of_cache = |line: &&str| {
+        !line.contains("_bucket{")
+            && !line.starts_with('#')
+            && (line.contains("_body_") || line.contains("cold_"))
+    };
+    let lines: Vec<&str> = page.lines().filter(is_of_cache).collect();
+    insta::assert_snapshot!("metrics-of-the-body-cache", site.redacted(&lines.join("\n")));
+    // The third read has waited too, for nothing.
+    let wait = |le: &str| format!("\nbeanstalkd_body_wait_seconds_bucket{{le=\"{le}\"}}");
+    assert!(page.contains(&(wait("0.5") + " 1")) && page.contains(&(wait("1") + " 2")));
+    let pages = ["/?sort=cold", "/tube/mail"].map(|path| site.body(path, TEXT)).concat();
+    insta::assert_snapshot!("pages-of-the-body-cache", site.redacted(&pages));
+    let html = site.body("/?sort=cold", HTML);
+    assert!(html.contains("<th scope=col aria-sort=descending><a href=\"?sort=-cold\">cold</a>"));
+    assert!(html.contains("<div><dt>cold bodies<dd>86 B</div>"), "{html}");
+    site.tubes_max = 0;
     let sum = BTreeMap::from([("other tubes", 3.0)]);
-    assert_eq!(page(&engine, 0).0.tubes("beanstalkd_tube_cold_jobs"), sum);
+    assert_eq!(site.samples().tubes("beanstalkd_tube_cold_jobs"), sum);
 }
 
-#[test]
-fn a_server_without_a_body_cache_has_no_metrics_of_it() {
-    let mut engine = engine();
-    engine.recover(&FakeDisk::default(), Syncing::EachIteration).unwrap();
-    let (Samples(samples), _) = page(&engine, 1000);
-    let of_cache = |name: &&String| name.contains("_cold_") || name.contains("_body_");
-    assert_eq!(samples.keys().find(of_cache), None);
-}
+// ---- Pieces ----
 
 #[test]
-fn the_binlog_is_full_while_it_exceeds_a_lower_limit() {
-    let disk = FakeDisk::default();
-    for (max_binlog_bytes, is_full) in [(u64::MAX, 0.0), (200_000, 1.0)] {
-        let mut engine = Engine::new(Settings { max_binlog_bytes, ..Settings::DEFAULT }, START);
-        engine.recover(&disk, Syncing::EachIteration).unwrap();
-        let client = engine.connect();
-        for _ in 0..5 {
-            let reply = engine.ask(client, put(0, 0, 9, "x".repeat(60_000)));
-            assert_eq!(reply == "OUT_OF_MEMORY\r\n", is_full > 0.0);
+fn the_work_of_a_piece_is_bounded() {
+    let mut site = Site::new();
+    site.tubes_max = 3000;
+    let mut last = [0; 3];
+    // Asserts how many more pieces each page has since the last call.
+    let mut expect_more = |site: &mut Site, least: [usize; 3]| {
+        let paths = [("/metrics", TEXT), ("/", HTML), ("/tube/default", HTML)];
+        let pieces = paths.map(|(path, accept)| site.get(path, accept).pieces);
+        for page in 0..3 {
+            let more = pieces[page] - last[page].min(pieces[page]);
+            assert!(more >= least[page], "{more} more pieces of {}", paths[page].0);
         }
-        let (Samples(samples), _) = page(&engine, 1000);
-        assert_eq!(samples["beanstalkd_binlog_full"], is_full);
+        last = pieces;
+    };
+    expect_more(&mut site, [1, 1, 1]);
+    site.watch_tubes(2_000, 0);
+    expect_more(&mut site, [2_000 / 128, 2_000 / 128, 0]);
+    site.ask("put 0 0 9000 0\r\n\r\n".repeat(50_000));
+    expect_more(&mut site, [50_000 / 8_192; 3]);
+    for _ in 0..5_000 {
+        let waiter = site.driver.connect();
+        site.driver.receive(waiter, "watch waited\r\nignore default\r\nreserve\r\n");
+    }
+    site.driver.settle();
+    expect_more(&mut site, [5_000 / 1_024 + 5_000 / 512, 5_000 / 1_024, 0]);
+    assert_eq!(site.samples().tubes("beanstalkd_tube_waiting")["waited"], 5_000.0);
+    site.ask("reserve\r\n".repeat(5_000));
+    // There is a slice less of ready jobs.
+    expect_more(&mut site, [0, 0, 5_000 / 128 - 1]);
+}
+
+#[test]
+fn the_oldest_job_is_found_while_other_jobs_are_reserved() {
+    let mut random = fastrand::Rng::with_seed(3);
+    let mut site = Site::new();
+    // The lowest priority of all.
+    site.ask(put(u32::MAX, 0, 9000, ""));
+    site.driver.advance(Nanos::from_secs(50));
+    site.ask((0..20_000).flat_map(|_| put(random.u32(..), 0, 9000, "")).collect::<Vec<u8>>());
+    site.driver.advance(Nanos::from_secs(30));
+    let page = site.request_while(get("/metrics", TEXT), |site| {
+        site.ask("reserve-with-timeout 0\r\n".repeat(500));
+    });
+    let samples = Samples::read(&page.body);
+    let ages = samples.tubes("beanstalkd_tube_oldest_ready_job_age_seconds");
+    assert_eq!(ages["default"], 80.0);
+}
+
+#[test]
+fn pages_have_each_tube_once_while_tubes_are_removed_and_made_again() {
+    for accept in [TEXT, JSON] {
+        let mut site = Site::new();
+        site.tubes_max = 10_000;
+        site.watch_tubes(1_000, 0);
+        // These stay. The page has only those that have jobs.
+        let shown = if accept == TEXT { 1_000 } else { 100 };
+        let lasting: Vec<String> =
+            (1..shown).step_by(2).map(|tube| format!("tube{tube}")).collect();
+        site.ask(lasting.iter().map(|tube| format!("use {tube}\r\n{PUT}")).collect::<String>());
+        let path = if accept == TEXT { "/metrics" } else { "/" };
+        let mut gone = 0;
+        let page = site.request_while(get(path, accept), |site| {
+            // From all over the list, so that other tubes move to their places.
+            for _ in 0..60 {
+                let tube = gone * 7 % 500 * 2;
+                let again =
+                    if gone % 3 == 0 { format!("watch tube{tube}\r\n") } else { String::new() };
+                site.ask(format!("ignore tube{tube}\r\n{again}"));
+                gone += 1;
+            }
+        });
+        assert!(gone > 500, "{gone} tubes are gone");
+        if accept == TEXT {
+            Samples::read(&page.body);
+        }
+        for tube in lasting {
+            let series = format!("\nbeanstalkd_tube_watching{{tube=\"{tube}\"}} 1\n");
+            let row = format!("{{\"name\":\"{tube}\",");
+            let count = [series, row].map(|text| page.body.matches(&text).count());
+            assert_eq!(count[0] + count[1], 1, "{tube} in {path}");
+        }
     }
 }
 
 // ---- HTTP ----
 
-/// Returns the response to a client that sends `request` at once and reads without delay.
-fn respond(server: Option<&Server>, request: &str) -> String {
-    let measurements = Measurements::default();
-    let subject =
-        server.map_or(ServerState::Starting, |server| ServerState::Serving(server, &measurements));
-    let mut conn = HttpConn::new(1000, START);
-    conn.receive(request.as_bytes(), subject, START).unwrap();
-    let mut response = Vec::new();
-    while !conn.is_lingering() {
-        conn.write_slice(subject, START).unwrap();
-        response.extend_from_slice(conn.to_send());
-        conn.sent(conn.to_send().len(), START);
+#[test]
+fn readiness_and_health_differ_while_the_server_starts_stands_by_or_drains() {
+    const PATHS: [&str; 6] = ["/healthz", "/readyz", "/metrics", "/", "/tube/default", "/metrics/"];
+    let idle = |subject| PATHS.map(|path| idle_response(subject, &get(path, TEXT)));
+    let status = |responses: [Response; 6]| responses.map(|response| response.status);
+    assert_eq!(status(idle(Subject::Starting)), [200, 503, 503, 503, 503, 404]);
+    assert_eq!(status(idle(Subject::StandingBy)), [200, 503, 200, 503, 503, 404]);
+    for (subject, body) in
+        [(Subject::Starting, "reading the binlog\n"), (Subject::StandingBy, "standing by\n")]
+    {
+        assert_eq!(idle_response(subject, &get("/readyz", TEXT)).body, body);
     }
-    String::from_utf8(response).unwrap()
-}
-
-fn body(response: &str) -> &str {
-    response.split_once("\r\n\r\n").unwrap().1
+    let [_, _, metrics, ..] = idle(Subject::StandingBy);
+    Samples::read(&metrics.body);
+    let mut site = Site::new();
+    assert_eq!(PATHS.map(|path| site.get(path, TEXT).status), [200, 200, 200, 200, 200, 404]);
+    site.driver.set_draining(true);
+    assert_eq!(PATHS.map(|path| site.get(path, TEXT).status), [200, 503, 200, 200, 200, 404]);
 }
 
 #[test]
-fn readiness_and_health_differ_while_the_server_starts_or_drains() {
-    let mut engine = engine();
-    let mut status = |path: &str, is_draining: Option<bool>| {
-        if let Some(is_draining) = is_draining {
-            engine.server.set_draining(is_draining);
-        }
-        let server = is_draining.map(|_| &engine.server);
-        let response = respond(server, &format!("GET {path} HTTP/1.1\r\n\r\n"));
-        response.split(' ').nth(1).unwrap().parse::<u16>().unwrap()
-    };
-    for (is_draining, ready, metrics) in
-        [(None, 503, 503), (Some(true), 503, 200), (Some(false), 200, 200)]
-    {
-        assert_eq!(status("/healthz", is_draining), 200);
-        assert_eq!(status("/readyz", is_draining), ready, "{is_draining:?}");
-        assert_eq!(status("/metrics", is_draining), metrics, "{is_draining:?}");
-        assert_eq!(status("/", is_draining), metrics, "{is_draining:?}");
-        assert_eq!(status("/tube/default", is_draining), metrics, "{is_draining:?}");
-        assert_eq!(status("/metrics/", is_draining), 404);
+fn invalid_requests_are_refused_and_only_the_first_is_answered() {
+    let mut site = Site::new();
+    let fields = |count| "A: b\r\n".repeat(count);
+    for (request, status) in [
+        ("POST /metrics HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc".to_owned(), 405),
+        ("POST / HTTP/1.1\r\n\r\n".to_owned(), 405),
+        ("POST /tube/default HTTP/1.1\r\n\r\n".to_owned(), 405),
+        ("GET /healthz HTTP/1.1\r\nHost : a\r\n\r\n".to_owned(), 400),
+        ("GET /healthz\r\n\r\n".to_owned(), 400),
+        ("\0\u{1}\u{2}\r\n".to_owned(), 400),
+        (format!("GET /healthz HTTP/1.1\r\n{}\r\n", fields(64)), 200),
+        (format!("GET /healthz HTTP/1.1\r\n{}\r\n", fields(65)), 431),
+        (format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(4096)), 431),
+        ("GET /nothing HTTP/1.1\r\n\r\n".to_owned(), 404),
+        ("GET http://host/healthz HTTP/1.1\r\n\r\n".to_owned(), 200),
+        ("\r\nGET /healthz HTTP/1.1\r\n\r\n".to_owned(), 200),
+        ("GET /healthz HTTP/1.1\r\n\r\nGET /readyz HTTP/1.1\r\n\r\n".to_owned(), 200),
+        ("GET /healthz HTTP/1.1\r\n\r\n\0garbage".to_owned(), 200),
+    ] {
+        let Response { status: received, head, body, .. } = site.request(&request);
+        assert_eq!(received, status, "{request:.40}");
+        let len = format!("\r\nContent-Length: {}\r\n", body.len());
+        assert!(head.contains(&len) && head.contains("\r\nConnection: close\r\n"), "{head}");
+        assert_eq!(head.contains("\r\nAllow: GET, HEAD\r\n"), status == 405, "{head}");
+        assert!(!body.contains("HTTP/1.1 "), "{body}");
     }
+    // The request may come in pieces.
+    let mut http = Http::open(1000, START);
+    for byte in get("/healthz", TEXT).bytes() {
+        assert!(http.next_piece(Subject::Serving(&site.driver)).is_empty());
+        http.receive(Subject::Serving(&site.driver), [byte]);
+    }
+    let response = http.next_piece(Subject::Serving(&site.driver));
+    assert!(response.ends_with(b"\r\n\r\nok\n") && http.is_done());
 }
 
 #[test]
 fn a_chunked_response_has_the_whole_page() {
-    let (engine, _) = engine_with_tubes(500);
-    let whole = respond(Some(&engine.server), "GET /metrics HTTP/1.0\r\n\r\n");
-    assert!(!whole.contains("chunked") && !whole.contains("Content-Length"));
-    let whole = body(&whole);
-    Samples::read(whole);
-    let chunked = respond(Some(&engine.server), "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
-    assert!(chunked.contains("Transfer-Encoding: chunked\r\n"));
-    let (mut rest, mut text, mut chunks) = (body(&chunked), String::new(), 0);
-    loop {
-        let (len, after) = rest.split_once("\r\n").unwrap();
+    let mut site = Site::new();
+    site.watch_tubes(500, 0);
+    let whole = site.get("/metrics", TEXT);
+    assert!(!whole.head.contains("chunked") && !whole.head.contains("Content-Length"));
+    let chunked = site.request("GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
+    assert!(chunked.head.contains("Transfer-Encoding: chunked\r\n"));
+    let (mut rest, mut text, mut chunks) = (&*chunked.body, String::new(), 0);
+    while let Some((len, after)) = rest.split_once("\r\n").filter(|(len, _)| *len != "0") {
         let len = usize::from_str_radix(len, 16).unwrap();
         text.push_str(&after[..len]);
         rest = after[len..].strip_prefix("\r\n").unwrap();
-        if len == 0 {
-            break;
-        }
         chunks += 1;
     }
-    assert!(rest.is_empty() && chunks > 10, "{chunks} chunks");
-    assert_eq!(text, whole);
-    for (path, status) in [("/metrics", "200 OK"), ("/nothing", "404 Not Found")] {
-        let head = respond(Some(&engine.server), &format!("HEAD {path} HTTP/1.1\r\n\r\n"));
-        assert!(head.starts_with(&format!("HTTP/1.1 {status}\r\n")) && body(&head).is_empty());
+    assert!(rest == "0\r\n\r\n" && chunks > 10, "{chunks} chunks, then {rest}");
+    assert_eq!(text, whole.body);
+    for (path, status) in [("/metrics", 200), ("/", 200), ("/tube/default", 200), ("/nothing", 404)]
+    {
+        let Response { status: received, head, body, .. } =
+            site.request(format!("HEAD {path} HTTP/1.1\r\n\r\n"));
+        assert_eq!((received, &*body), (status, ""));
+        assert_eq!(head.contains("Transfer-Encoding: chunked\r\n"), status == 200);
     }
 }
 
-/// Opens the sockets for metrics on loopback; returns them and their address.
-fn http_server() -> (MetricsServer, SocketAddr) {
-    let listeners = listen::open(&Address::Host("127.0.0.1".into()), 0, None).unwrap();
-    let address = listeners[0].to_string().parse().unwrap();
-    (MetricsServer::new(listeners, 1000).unwrap(), address)
+// ---- Slow clients ----
+
+const HEALTH: &[u8] = b"GET /healthz HTTP/1.1\r\n\r\n";
+
+/// A server with its sockets for HTTP, in which no time passes but what a test lets pass.
+struct Sockets {
+    http: HttpSockets,
+    driver: Driver,
+    address: SocketAddr,
+    directory: tempfile::TempDir,
 }
 
-/// Runs the sockets until the client has the whole response, or an error.
-fn response(http: &mut MetricsServer, client: &mut Socket, now: Nanos) -> std::io::Result<String> {
-    let engine = engine();
-    let measurements = Measurements::default();
-    client.set_nonblocking(true)?;
-    let mut response = Vec::new();
-    for _ in 0..PATIENCE.as_millis() {
-        http.turn(ServerState::Serving(&engine.server, &measurements), now)?;
-        match client.read_to_end(&mut response) {
-            Ok(_) => return Ok(String::from_utf8(response).unwrap()),
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                std::thread::sleep(std::time::Duration::from_millis(1));
-            }
-            Err(error) => return Err(error),
-        }
+impl Sockets {
+    fn of(driver: Driver) -> Sockets {
+        let directory = tempfile::tempdir().unwrap();
+        let (http, address) = HttpSockets::open(directory.path().join("metrics"));
+        Sockets { http, driver, address, directory }
     }
-    panic!("no response within {PATIENCE:?}");
+
+    fn new() -> Sockets {
+        Sockets::of(Driver::new(Options::DEFAULT, START))
+    }
+
+    fn iterate(&mut self) {
+        self.http.iterate(&self.driver);
+    }
+
+    /// Iterates until the connection ends, and returns what the client has received.
+    fn response(&mut self, client: &mut Socket) -> String {
+        client.set_nonblocking(true).unwrap();
+        let mut response = Vec::new();
+        wait_until("the connection ends", || {
+            self.iterate();
+            let read = client.read_to_end(&mut response);
+            !read.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+        });
+        String::from_utf8(response).unwrap()
+    }
 }
 
 #[test]
 fn a_client_that_sends_its_request_slowly_is_closed() {
-    let (mut http, address) = http_server();
-    let mut slow = connect(address);
+    let mut sockets = Sockets::new();
+    let mut slow = connect(sockets.address);
     slow.write_all(b"GET /metrics HTTP/1.1\r\n").unwrap();
-    let mut quick = connect(address);
-    quick.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").unwrap();
-    let received = response(&mut http, &mut quick, START).unwrap();
-    assert!(received.ends_with("\r\n\r\nok\n"), "{received}");
+    let mut quick = connect(sockets.address);
+    quick.write_all(HEALTH).unwrap();
+    assert!(sockets.response(&mut quick).ends_with("\r\n\r\nok\n"));
     let due = START + Nanos::from_secs(5);
-    assert!(http.next_due().is_some_and(|next| next > START && next <= due));
+    assert!(sockets.http.next_due().is_some_and(|next| next > START && next <= due));
     // More bytes do not extend the deadline.
     slow.write_all(b"A").unwrap();
-    let received = response(&mut http, &mut slow, due);
-    assert!(received.as_ref().is_ok_and(String::is_empty) || received.is_err(), "{received:?}");
+    sockets.driver.now = due;
+    assert_eq!(sockets.response(&mut slow), "");
 }
 
 #[test]
 fn silent_clients_delay_no_request() {
-    let (mut http, address) = http_server();
-    let connect = |_| connect(address);
-    let mut idle: Vec<Socket> = (0..300).map(connect).collect();
-    let mut last = connect(0);
-    last.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").unwrap();
-    last.set_nonblocking(true).unwrap();
-    let engine = engine();
-    let measurements = Measurements::default();
-    let mut response = Vec::new();
+    let mut sockets = Sockets::new();
+    let address = sockets.address;
+    let mut idle: Vec<Socket> = (0..300).map(|_| connect(address)).collect();
+    let mut last = connect(address);
+    last.write_all(HEALTH).unwrap();
     // No time passes, and in each iteration 10 more connect.
-    for _ in 0..50 {
-        idle.extend((0..10).map(connect));
-        http.turn(ServerState::Serving(&engine.server, &measurements), START).unwrap();
-        if last.read_to_end(&mut response).is_ok() {
-            break;
-        }
+    for _ in 0..20 {
+        idle.extend((0..10).map(|_| connect(address)));
+        sockets.iterate();
     }
-    let response = String::from_utf8(response).unwrap();
-    assert!(response.ends_with("\r\n\r\nok\n"), "{response}");
-}
-
-#[test]
-fn a_late_request_is_served_among_idle_connections() {
-    let (mut http, address) = http_server();
-    let mut late = connect(address);
-    let _idle: Vec<Socket> = (0..60).map(|_| connect(address)).collect();
-    let engine = engine();
-    let measurements = Measurements::default();
-    for _ in 0..10 {
-        http.turn(ServerState::Serving(&engine.server, &measurements), START).unwrap();
-    }
-    late.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").unwrap();
-    assert!(response(&mut http, &mut late, START).unwrap().ends_with("ok\n"));
-}
-
-/// Returns a server whose page is larger than the buffers of a connection.
-fn engine_with_a_long_page() -> Engine {
-    let mut engine = engine();
-    let client = engine.connect();
-    for tube in 0..1_000 {
-        engine.ask(client, format!("watch tube{tube:0>150}\r\n"));
-    }
-    engine
+    assert!(sockets.response(&mut last).ends_with("\r\n\r\nok\n"));
+    // A late request is served among connections that are no more than the limit.
+    let mut sockets = Sockets::new();
+    let mut late = connect(sockets.address);
+    let _idle: Vec<Socket> = (0..60).map(|_| connect(sockets.address)).collect();
+    (0..10).for_each(|_| sockets.iterate());
+    late.write_all(HEALTH).unwrap();
+    assert!(sockets.response(&mut late).ends_with("ok\n"));
 }
 
 #[test]
 fn a_client_that_reads_byte_by_byte_is_late_after_30_seconds() {
-    let engine = engine_with_a_long_page();
-    let measurements = Measurements::default();
-    let subject = ServerState::Serving(&engine.server, &measurements);
-    let mut conn = HttpConn::new(1000, START);
-    conn.receive(b"GET /metrics HTTP/1.1\r\n\r\n", subject, START).unwrap();
+    let mut site = Site::new();
+    site.watch_tubes(1_000, 150);
+    let subject = Subject::Serving(&site.driver);
+    let mut http = Http::open(1000, START);
+    http.receive(subject, "GET /metrics HTTP/1.1\r\n\r\n");
     for second in (9..30).step_by(9) {
-        let now = START + Nanos::from_secs(second);
-        conn.write_slice(subject, now).unwrap();
-        assert!(!conn.is_expired(now), "after {second} seconds");
-        conn.sent(1, now);
+        http.now = START + Nanos::from_secs(second);
+        assert!(!http.make_piece(subject).is_empty());
+        assert!(!http.is_expired(), "after {second} seconds");
+        http.sent(1);
     }
-    let end = START + Nanos::from_secs(30);
-    assert_eq!(conn.deadline(), end);
-    assert!(conn.is_expired(end));
+    http.now = START + Nanos::from_secs(30);
+    assert_eq!(http.deadline(), http.now);
+    assert!(http.is_expired());
+    // One that reads nothing is late after 10 s.
+    let mut http = Http::open(1000, START);
+    http.receive(subject, "GET /metrics HTTP/1.1\r\n\r\n");
+    assert_eq!(http.deadline(), START + Nanos::from_secs(10));
 }
 
 #[test]
 fn clients_that_read_byte_by_byte_do_not_keep_a_new_client_out() {
+    let mut site = Site::new();
+    site.watch_tubes(1_000, 150);
+    let mut sockets = Sockets::of(site.driver);
     // The buffers of a Unix socket do not grow to the size of the page.
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("metrics");
-    let at_path = Address::Unix { path: path.clone(), mode: None };
-    let mut listeners = listen::open(&at_path, 0, None).unwrap();
-    listeners.extend(listen::open(&Address::Host("127.0.0.1".into()), 0, None).unwrap());
-    let address: SocketAddr = listeners[1].to_string().parse().unwrap();
-    let mut http = MetricsServer::new(listeners, 1000).unwrap();
-
-    let engine = engine_with_a_long_page();
-    let measurements = Measurements::default();
-    let subject = ServerState::Serving(&engine.server, &measurements);
+    let path = sockets.directory.path().join("metrics");
     let slow: Vec<Socket> = (0..64).map(|_| connect(unix(&path))).collect();
     for mut client in &slow {
         client.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
     }
-    // One turn accepts 32 connections.
-    for _ in 0..2 {
-        http.turn(subject, START).unwrap();
-    }
-    let mut scraper = connect(address);
-    scraper.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").unwrap();
+    // One iteration accepts 32 connections.
+    sockets.iterate();
+    sockets.iterate();
+    let mut scraper = connect(sockets.address);
+    scraper.write_all(HEALTH).unwrap();
     // The buffers fill up, and then each client reads a byte.
-    let now = START + Nanos::from_secs(1);
+    sockets.driver.now = START + Nanos::from_secs(1);
     let due = START + Nanos::from_secs(2);
     let reads_a_byte = |mut client: &Socket| client.read(&mut [0]).is_ok_and(|len| len == 1);
     for _ in 0..2 {
         wait_until("the responses wait for the slow clients", || {
             (0..1_000).any(|_| {
-                http.turn(subject, now).unwrap();
-                http.next_due() == Some(due)
+                sockets.iterate();
+                sockets.http.next_due() == Some(due)
             })
         });
         assert!(slow.iter().all(reads_a_byte));
     }
     scraper.set_nonblocking(true).unwrap();
     assert!(scraper.read(&mut [0]).is_err(), "a slow client is closed too soon");
-    assert!(response(&mut http, &mut scraper, due).unwrap().ends_with("ok\n"));
+    sockets.driver.now = due;
+    assert!(sockets.response(&mut scraper).ends_with("ok\n"));
     // Exactly one connection is evicted.
     let ends = |mut client: &Socket| client.read_to_end(&mut Vec::new()).is_ok();
     slow.iter().for_each(|client| client.set_nonblocking(true).unwrap());
@@ -656,29 +553,35 @@ fn clients_that_read_byte_by_byte_do_not_keep_a_new_client_out() {
 fn the_binary_serves_metrics_at_the_address_of_its_flag() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("metrics");
-    let unix_flag = format!("unix:{}", path.display());
-    for metrics in ["127.0.0.1:0", &unix_flag] {
-        let flags = [&ON_LOOPBACK[..], &["--metrics", metrics]].concat();
+    for metrics in ["127.0.0.1:0", &format!("unix:{}", path.display())] {
+        let binlog = tempfile::tempdir().unwrap();
+        let binlog = ["-f", "0", "-b", process::path_text(binlog.path())];
+        let flags = [&ON_LOOPBACK[..], &["--metrics", metrics], &binlog].concat();
         let mut daemon = Daemon::start(process::BEANSTALKD, &flags);
         let queue = daemon.address();
         let address = daemon.wait_for_value("serving metrics on ");
         let address = address.parse::<SocketAddr>().map_or_else(|_| unix(&path), SockAddr::from);
-        let get = |path: &str| {
+        let response = |path: &str| {
             let mut client = Client::connect(address.clone());
-            client.send(format!("GET {path} HTTP/1.0\r\n\r\n"));
-            String::from_utf8(client.rest()).unwrap()
+            client.send(get(path, TEXT));
+            Response::parse(client.rest())
         };
         let mut client = Client::connect(queue);
         client.expect("use mail\r\n", "USING mail");
-        assert!(get("/readyz").starts_with("HTTP/1.1 200 "));
-        let response = get("/metrics");
-        let samples = Samples::read(body(&response));
+        client.expect(PUT, "INSERTED 1");
+        assert_eq!(response("/readyz").status, 200);
+        let samples = Samples::read(&response("/metrics").body);
         assert_eq!(samples.get("beanstalkd_tube_using{tube=\"mail\"}"), 1.0);
         assert!(samples.get("process_resident_memory_bytes") > 500_000.0);
         assert!(samples.get("beanstalkd_turn_seconds_count") > 1.0);
+        let syncs = samples.get("beanstalkd_binlog_sync_seconds_count");
+        let last_bucket = samples.get("beanstalkd_binlog_sync_seconds_bucket{le=\"+Inf\"}");
+        assert!(syncs >= 1.0 && syncs == last_bucket, "{syncs} syncs");
+        let page = response("/");
+        assert!(page.body.lines().any(|line| line.starts_with("mail  ")), "{}", page.body);
+        assert!(response("/tube/mail").body.starts_with("tube mail\nready 1, "));
         daemon.signal(Signal::USR1);
-        assert!(get("/readyz").starts_with("HTTP/1.1 503 "));
-        assert!(get("/healthz").starts_with("HTTP/1.1 200 "));
+        assert_eq!((response("/readyz").status, response("/healthz").status), (503, 200));
     }
 }
 

@@ -10,8 +10,10 @@ pub const NIL: u32 = u32::MAX;
 
 /// The key of one kind of object.
 pub trait Key: Copy {
+    /// Returns the key with this number.
     fn from_number(number: u32) -> Self;
 
+    /// Returns the number of the key.
     fn number(self) -> u32;
 }
 

@@ -8,6 +8,7 @@ pub mod conn;
 pub mod digest;
 pub mod headroom;
 pub mod keys;
+pub mod limits;
 pub mod monitor;
 pub mod protocol;
 pub mod queue;

@@ -36,6 +36,7 @@ use crate::engine::collections::slab::PAGE_BYTES;
 use crate::engine::conn::OutputHandle;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::ConnKey;
+use crate::engine::limits::Limits;
 use crate::engine::server::Server;
 use crate::engine::time::Nanos;
 use log::{debug, info};
@@ -54,6 +55,7 @@ use std::time::Duration;
 pub struct EventLoop {
     poll: Poll,
     server: Server,
+    limits: Limits,
     clock: Clock,
     alarm: Alarm,
     signals: Signals,
@@ -131,37 +133,12 @@ struct Socket {
     is_stalled: bool,
 }
 
-/// Large enough for a put of the default size limit in one read.
-const SCRATCH_LEN: usize = 68 * 1024;
-/// When more connections than this are ready, each is read from in smaller pieces: an iteration can
-/// run only a small share of the commands in one long read.
+/// The lists of connections grow by at least this many.
 const FEW: usize = 64;
-const SHORT_READ_LEN: usize = 16 * 1024;
 /// The clock is read again before a shorter wait. A longer one may count from the last reading.
 const SHORT_WAIT: Nanos = Nanos::from_millis(5);
-/// For reads while memory for input and replies is short.
-const CROWDED_READ_LEN: usize = 1024;
-/// For the command line before the next large body of a client.
-const HEAD_READ_LEN: usize = 4 * 1024;
-/// At most this many bytes of a large body are read at once, which takes about 60 us.
-const BODY_READ_LEN: usize = 512 * 1024;
-/// The next iteration takes further events.
-const EVENTS_PER_ITERATION: usize = 1024;
-/// While a connection has more commands to run, its replies are sent once this many bytes have
-/// gathered, or after [`MAX_DELAYED_SENDS`] iterations. A system call for a few replies would cost more
-/// than the replies.
-const WORTH_SENDING: usize = 16 * 1024;
-const MAX_DELAYED_SENDS: u8 = 16;
-/// After this many bytes, which take a few hundred microseconds, replies to other connections are sent
-/// in the next iteration.
-const SENT_PER_ITERATION: usize = 2 * 1024 * 1024;
-/// At most this many stalled connections are made ready in an iteration.
-const STALLED_PER_ITERATION: usize = 256;
 /// Reading this many bytes takes as long as one unit of the engine's work.
 const READ_PER_WORK: usize = 2048;
-/// At most this many clients are accepted in an iteration, so that a stream of them does not delay
-/// connected clients.
-const ACCEPTS_PER_ITERATION: usize = 256;
 /// Enough for eight replies with large bodies.
 const SLICES_PER_WRITE: usize = 16;
 
@@ -219,9 +196,15 @@ impl EventLoop {
         if let Some(disk) = disk {
             disk.set(Waker::new(registry, DISK)?);
         }
+        let limits = *server.limits();
+        let Limits { read_bytes, short_read_bytes, crowded_read_bytes, head_read_bytes, .. } =
+            limits;
+        let reads = [read_bytes, short_read_bytes, crowded_read_bytes, head_read_bytes];
+        let scratch_len = reads.into_iter().fold(PAGE_BYTES, usize::max);
         Ok(EventLoop {
             poll,
             server,
+            limits,
             clock,
             alarm,
             signals,
@@ -234,8 +217,8 @@ impl EventLoop {
             stalled: Vec::new(),
             now: clock.now(),
             iteration_at: clock.now(),
-            read_len: SCRATCH_LEN,
-            scratch: vec![0; SCRATCH_LEN.max(PAGE_BYTES)].into_boxed_slice(),
+            read_len: read_bytes,
+            scratch: vec![0; scratch_len].into_boxed_slice(),
             stop: None,
             membership,
         })
@@ -243,7 +226,7 @@ impl EventLoop {
 
     /// Serves until a signal stops the server. Returns that signal.
     pub fn run(mut self) -> Result<Stop, RunError> {
-        let mut events = Events::with_capacity(EVENTS_PER_ITERATION);
+        let mut events = Events::with_capacity(self.limits.events_per_iteration);
         loop {
             self.monitor.update(&self.server, self.now).map_err(RunError::Wait)?;
             self.wait(&mut events).map_err(RunError::Wait)?;
@@ -385,7 +368,7 @@ impl EventLoop {
     // ---- Accepting ----
 
     fn accept(&mut self) {
-        for _ in 0..ACCEPTS_PER_ITERATION {
+        for _ in 0..self.limits.accepts_per_iteration {
             if !self.acceptor.is_due(self.now) {
                 return;
             }
@@ -412,7 +395,7 @@ impl EventLoop {
         let clients = self.server.connection_count() + 1;
         headroom::leave(Headroom::Half, || {
             self.ready.try_reserve(clients)?;
-            self.dirty.try_reserve(clients + ACCEPTS_PER_ITERATION)
+            self.dirty.try_reserve(clients + self.limits.accepts_per_iteration)
         })?;
         try_reserve_entry(&mut self.sockets)
     }
@@ -452,10 +435,12 @@ impl EventLoop {
     fn serve_ready(&mut self) {
         let mut ready = std::mem::take(&mut self.ready);
         self.server.share_budget(ready.len());
-        self.read_len = match ready.len() {
-            _ if self.server.is_crowded() => CROWDED_READ_LEN,
-            0..=FEW => SCRATCH_LEN,
-            _ => SHORT_READ_LEN,
+        self.read_len = if self.server.is_crowded() {
+            self.limits.crowded_read_bytes
+        } else if ready.len() <= self.limits.long_reads_per_iteration {
+            self.limits.read_bytes
+        } else {
+            self.limits.short_read_bytes
         };
         let mut served = 0;
         for &key in &ready {
@@ -490,7 +475,7 @@ impl EventLoop {
             self.read(key, self.read_len);
         } else if !self.read_body(key) {
             // Only the beginning of a large body passes through the scratch buffer.
-            self.read(key, HEAD_READ_LEN.min(self.read_len));
+            self.read(key, self.limits.head_read_bytes.min(self.read_len));
             self.read_body(key);
         }
     }
@@ -509,11 +494,12 @@ impl EventLoop {
         else {
             return false;
         };
-        let Some(space) = self.server.body_space(key, BODY_READ_LEN) else { return false };
-        let (in_body, behind) = (space.len(), &mut self.scratch[..HEAD_READ_LEN]);
+        let Limits { body_read_bytes, head_read_bytes, .. } = self.limits;
+        let Some(space) = self.server.body_space(key, body_read_bytes) else { return false };
+        let (in_body, behind) = (space.len(), &mut self.scratch[..head_read_bytes]);
         let mut slices = [IoSliceMut::new(space), IoSliceMut::new(behind)];
         let read = socket.stream.read_vectored(&mut slices);
-        let Some(count) = self.on_read(key, read, in_body + HEAD_READ_LEN) else { return true };
+        let Some(count) = self.on_read(key, read, in_body + head_read_bytes) else { return true };
         self.server.receive_body(key, count.min(in_body), self.now);
         if let Some(more) = count.checked_sub(in_body).filter(|&more| more > 0) {
             self.server.receive(key, &self.scratch[..more], self.now);
@@ -551,7 +537,7 @@ impl EventLoop {
         let mut dirty = std::mem::take(&mut self.dirty);
         self.server.take_dirty(&mut dirty);
         let is_crowded = self.server.is_crowded();
-        let mut bytes_left = SENT_PER_ITERATION;
+        let mut bytes_left = self.limits.sent_per_iteration_bytes;
         for key in dirty.drain(..) {
             self.flush_one(key, is_crowded, &mut bytes_left);
         }
@@ -579,8 +565,9 @@ impl EventLoop {
         }
         let mut output = self.server.output_handle(key);
         let is_stopping = self.stop.is_some();
-        let gathers = output.actions().run && output.len() < WORTH_SENDING && !is_stopping;
-        if *bytes_left == 0 || (gathers && socket.delayed_sends < MAX_DELAYED_SENDS) {
+        let gathers =
+            output.actions().run && output.len() < self.limits.gathered_bytes && !is_stopping;
+        if *bytes_left == 0 || (gathers && socket.delayed_sends < self.limits.delayed_sends) {
             socket.delayed_sends = socket.delayed_sends.saturating_add(1);
             return socket.queue(key, &mut self.ready);
         }
@@ -614,7 +601,7 @@ impl EventLoop {
     /// Serves stalled connections again, some in each iteration, now that memory for replies is not
     /// short. Some of them may have ended or been served since.
     fn wake_stalled(&mut self) {
-        let first = self.stalled.len().saturating_sub(STALLED_PER_ITERATION);
+        let first = self.stalled.len().saturating_sub(self.limits.stalled_per_iteration);
         for key in self.stalled.drain(first..) {
             if let Some(socket) = socket(&mut self.sockets, key) {
                 socket.is_stalled = false;

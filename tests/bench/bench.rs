@@ -5,54 +5,48 @@
 //! drives them from another; the servers run in turns, and medians are printed. A built-in
 //! server without a queue gives the ceiling.
 //!
-//! This file owns the command line, [`scenarios`] what is measured, [`rounds`] the order of servers,
-//! [`server`] a server and its figures, [`machine`] the cores, [`instructions`] their count in user
-//! space, [`client`] the load generator, [`load`] the requests, [`scrape`] the scrapes next to the
-//! load, [`report`] and [`picture`] the output.
+//! This file owns the command line and the order of servers, [`scenarios`] what is measured,
+//! [`server`] a server and its figures, [`machine`] the kernel's counts, [`load`] what clients send,
+//! [`client`] their connections, [`probe`] the clients next to them, [`report`] the output.
 #![allow(unreachable_pub, reason = "a program has no interface")]
 #![allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
 #![allow(clippy::cast_precision_loss, reason = "figures have three digits")]
 
 mod client;
-mod figures;
 #[path = "../harness/mod.rs"]
 mod harness;
-mod instructions;
 mod limit;
 mod load;
 mod machine;
-mod picture;
-mod reply;
+mod probe;
 mod report;
-mod rounds;
 mod scenarios;
-mod scrape;
 mod server;
-mod trace;
-mod waits;
 
 use getopts::{Matches, Options};
 use harness::program;
-use report::Document;
-use scenarios::{Scenario, Settings};
-use server::Program;
-use std::process::ExitCode;
+use report::{Row, Series};
+use scenarios::Scenario;
+use serde_json::json;
+use server::{Program, Server};
+use std::collections::BTreeMap;
+use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 fn main() -> ExitCode {
     // cargo adds a flag of its own.
     let arguments: Vec<String> =
         std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
-    if let [flag, body_size, address] = &arguments[..]
+    if let [flag, body_len, address] = &arguments[..]
         && flag == "--limit-server"
     {
-        let body_size = body_size.parse().expect("the benchmark passes a number");
-        limit::serve(address.parse().expect("the benchmark passes an address"), body_size);
+        let body_len = body_len.parse().expect("the benchmark passes a number");
+        limit::serve(address.parse().expect("the benchmark passes an address"), body_len);
     }
     match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Wrong(what)) => {
-            eprintln!("bench: {what}\nmake bench ARGS=--help lists the flags");
+        Err(wrong) => {
+            eprintln!("bench: {wrong}\nmake bench ARGS=--help lists the flags");
             ExitCode::from(2)
         }
     }
@@ -63,126 +57,113 @@ const USAGE: &str = "Use: bench [OPTIONS] SERVER [SERVER...]
 Measures beanstalkd servers. Ratios compare all others with the first, and the first with
 a server that keeps no queue.";
 
-/// An error of the command line or of a file.
-struct Wrong(String);
-
 fn options() -> Options {
+    const PATIENCE: &str = "a server is too slow after 20 s, or these, for a step beside the \
+        measured ones; after five times that for 300,000 jobs and more";
+    const INSTRUCTIONS: &str = "count the instructions in user space of a command with valgrind, \
+        and measure nothing else";
     let mut options = Options::new();
     options
         .optmulti("", "only", "only scenarios with this in their names; may be repeated", "TEXT")
         .optopt("", "rounds", "measured rounds (default: as the scenario says)", "N")
-        .optopt(
-            "",
-            "patience",
-            "how long a server may take for each step beside the measured rounds before it \
-             counts as too slow, and five times that to be filled with millions of jobs \
-             (default: 20)",
-            "SECONDS",
-        )
+        .optopt("", "patience", PATIENCE, "SECONDS")
         .optopt("", "json", "write all figures of all rounds to this file", "FILE")
-        .optopt("", "picture", "draw a picture of what --from has; measure nothing", "FILE")
-        .optopt("", "from", "what an earlier run has written with --json", "FILE")
-        .optflag(
-            "",
-            "instructions",
-            "count the instructions in user space of a command with valgrind, on 1 and on 50 \
-             connections, and measure nothing else",
-        )
+        .optflag("", "instructions", INSTRUCTIONS)
         .optflag("", "list", "list the scenarios, measure nothing")
         .optflag("h", "help", "show this help");
     options
 }
 
-fn run(arguments: &[String]) -> Result<(), Wrong> {
-    let matches = options().parse(arguments).map_err(|fail| Wrong(fail.to_string()))?;
+/// Does what the arguments ask for; returns what is wrong with them, or with a file.
+fn run(arguments: &[String]) -> Result<(), String> {
+    let matches = options().parse(arguments).map_err(|fail| fail.to_string())?;
     if matches.opt_present("help") {
         println!("{}", options().usage(USAGE));
         return Ok(());
     }
-    match (matches.opt_str("picture"), matches.opt_str("from")) {
-        (Some(to), Some(from)) => return draw(&to, &from),
-        (None, None) => {}
-        _ => return Err(Wrong("--picture and --from go together".to_owned())),
-    }
     let counts_instructions = matches.opt_present("instructions");
-    let all =
-        if counts_instructions { scenarios::counting_instructions() } else { scenarios::all() };
-    let scenarios = program::chosen(&matches, all, |scenario| &scenario.name).map_err(Wrong)?;
+    let mut all = scenarios::all();
+    all.retain(|scenario| scenario.counts_instructions == counts_instructions);
+    let scenarios = program::chosen(&matches, all, |scenario| &scenario.name)?;
     if matches.opt_present("list") {
         for scenario in &scenarios {
-            println!("{:20} {}", scenario.name, scenario.what);
+            println!("{:22} {}", scenario.name, scenario.what);
         }
         return Ok(());
     }
-    if counts_instructions && !instructions::can_be_counted() {
-        println!("SKIPPED: valgrind is not installed, instructions are not counted");
-        return Ok(());
+    if counts_instructions && Command::new("valgrind").arg("--version").output().is_err() {
+        return Err("--instructions: valgrind is not installed".to_owned());
     }
     measure(&matches, &scenarios)
 }
 
-fn draw(to: &str, from: &str) -> Result<(), Wrong> {
-    let text = std::fs::read_to_string(from).map_err(|error| Wrong(format!("{from}: {error}")))?;
-    let document =
-        serde_json::from_str(&text).map_err(|error| Wrong(format!("{from}: {error}")))?;
-    let picture = picture::draw(&document).ok_or_else(|| {
-        Wrong(format!("{from}: has no figures to draw, they come of --only tubes- --only deep-"))
-    })?;
-    write_file(to, &picture)
-}
-
-fn write_file(path: &str, text: &str) -> Result<(), Wrong> {
-    std::fs::write(path, text).map_err(|error| Wrong(format!("{path}: {error}")))
-}
-
-fn measure(matches: &Matches, scenarios: &[Scenario]) -> Result<(), Wrong> {
+fn measure(matches: &Matches, scenarios: &[Scenario]) -> Result<(), String> {
     const PATIENCE_S: u64 = 20;
-    let settings = Settings {
-        rounds: program::number(matches, "rounds").map_err(Wrong)?,
-        patience: Duration::from_secs(
-            program::number(matches, "patience").map_err(Wrong)?.unwrap_or(PATIENCE_S),
-        ),
-    };
-    if settings.rounds == Some(0) {
-        return Err(Wrong("--rounds: at least one is needed".to_owned()));
+    let patience = Duration::from_secs(program::number(matches, "patience")?.unwrap_or(PATIENCE_S));
+    let rounds: Option<usize> = program::number(matches, "rounds")?;
+    if rounds == Some(0) || matches.free.is_empty() {
+        return Err("name at least one server, and at least one round".to_owned());
     }
-    if matches.free.is_empty() {
-        return Err(Wrong("name at least one server".to_owned()));
-    }
-    let programs = matches.free.iter().map(|path| Program::find(path).map_err(Wrong));
-    let mut programs = programs.collect::<Result<Vec<Program>, Wrong>>()?;
-    programs.push(Program::Limit);
+    let programs = matches.free.iter().map(|path| Program::find(path));
+    let mut programs = programs.collect::<Result<Vec<Program>, String>>()?;
+    programs.push(Program::limit());
     machine::move_to_second_core();
-    if machine::core_count() == 1 {
+    if machine::CORES.len() == 1 {
         eprintln!(
             "bench: server and client share the only core: latencies and stalls mean nothing here"
         );
     }
     let open_files = program::raise_open_files();
-    let mut document = Document::default();
-    let json = matches.opt_str("json");
-    // Before anything else, in case it cannot be written; and again after each scenario, so that
-    // an aborted benchmark leaves its figures.
-    let write = |document: &Document| match &json {
-        Some(path) => write_file(path, &document.text(&programs)),
-        None => Ok(()),
-    };
-    write(&document)?;
+    let versions = programs.iter().map(|program| (&program.name, &program.version));
+    let mut document = json!({ "servers": versions.collect::<BTreeMap<_, _>>(), "scenarios": {} });
     for scenario in scenarios {
-        let needed = rounds::open_files(scenario, &programs);
-        if needed > open_files {
-            let name = &scenario.name;
+        let name = &scenario.name;
+        if scenario.open_files > open_files {
+            let needed = scenario.open_files;
             eprintln!("bench: {name} left out: needs {needed} open files, may have {open_files}");
             continue;
         }
-        let rows = rounds::play(scenario, &programs, &settings);
+        let rows = play(scenario, &programs, rounds.unwrap_or(scenario.rounds), patience);
         if rows.is_empty() {
-            eprintln!("bench: {} left out: none of the servers can do it", scenario.name);
+            eprintln!("bench: {name} left out: none of the servers can do it");
             continue;
         }
         report::print(scenario, &rows);
-        document.add(scenario, &rows);
-        write(&document)?;
+        document["scenarios"][name] = report::json(&rows);
+        // After each scenario, so that an aborted benchmark leaves its figures.
+        if let Some(path) = matches.opt_str("json") {
+            std::fs::write(&path, format!("{document:#}\n"))
+                .map_err(|error| format!("{path}: {error}"))?;
+        }
     }
     Ok(())
+}
+
+/// Runs a scenario with all programs that can take part in it. They take their rounds in turn, each
+/// with a fresh server that has the machine to itself, so that whatever else the machine does falls
+/// on all of them. In one round more, system calls are counted.
+fn play<'p>(
+    scenario: &Scenario,
+    programs: &'p [Program],
+    rounds: usize,
+    patience: Duration,
+) -> Vec<Row<'p>> {
+    let players = programs.iter().filter(|program| program.can_play(scenario));
+    let mut rows: Vec<Row<'_>> =
+        players.map(|program| Row { program, series: Some(Series::default()) }).collect();
+    for round in 0..rounds + usize::from(scenario.is_traced) {
+        let is_traced = round == rounds;
+        for Row { program, series } in &mut rows {
+            let Some(known) = series else { continue };
+            let mut server = Server::start(program, scenario, patience);
+            server.is_traced = is_traced;
+            match (scenario.round)(&mut server) {
+                Ok(figures) => known.add(figures, is_traced),
+                // A server that only a tracer makes too slow keeps what was measured without.
+                Err(_) if is_traced => {}
+                Err(_) => *series = None,
+            }
+        }
+    }
+    rows
 }

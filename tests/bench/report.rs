@@ -1,72 +1,68 @@
-//! The output: a plain table for each scenario, and a JSON document of everything.
+//! Figures: numbers with names, those of several rounds, and their output as a table and as JSON.
 
-use crate::figures::{Series, median};
-use crate::machine;
-use crate::rounds::Row;
 use crate::scenarios::Scenario;
 use crate::server::Program;
-use serde_json::{Value, json};
-use std::time::SystemTime;
+use serde_json::{Map, Value, json};
 
-/// Prints the medians of a scenario, and how the servers compare.
-pub fn print(scenario: &Scenario, rows: &[Row]) {
-    println!("\n{}: {}\n", scenario.name, scenario.what);
-    let columns = columns(rows);
-    let mut table = vec![Line {
-        cells: columns.iter().map(|name| heading(name)).collect(),
-        label: "server".to_owned(),
-    }];
-    for row in rows {
-        let cell = |name: &&str| match &row.series {
-            None => "too slow".to_owned(),
-            Some(series) => series.median(name).map_or_else(|| "-".to_owned(), number),
-        };
-        let cells = columns.iter().map(cell).collect();
-        table.push(Line { cells, label: row.program.name().to_owned() });
+/// What one round has come to. Names end with their unit.
+#[derive(Debug, Default, Clone)]
+pub struct Figures(Vec<(String, f64)>);
+
+impl Figures {
+    pub fn of(name: &str, value: f64) -> Figures {
+        Figures(vec![(name.to_owned(), value)])
     }
-    table.extend(ratios(rows, &columns));
-    print_table(&table);
+
+    pub fn add(&mut self, name: &str, value: f64) {
+        self.0.push((name.to_owned(), value));
+    }
+
+    /// The figures with these names.
+    pub fn only(mut self, names: &[&str]) -> Figures {
+        self.0.retain(|(name, _)| names.contains(&name.as_str()));
+        self
+    }
+
+    /// Adds figures, with this before their names.
+    pub fn append(&mut self, prefix: &str, others: Figures) {
+        self.0.extend(others.0.into_iter().map(|(name, value)| (format!("{prefix}{name}"), value)));
+    }
 }
 
-/// All other servers against the first, and the first against the ceiling.
-fn ratios(rows: &[Row], columns: &[&str]) -> Vec<Line> {
-    let (first, others) = rows.split_first().expect("there is at least one server");
-    let compare = |other: &Row| {
-        let (of, to) = match other.program {
-            Program::Limit => (first, other),
-            Program::Real { .. } => (other, first),
-        };
-        let (of_series, to_series) = (of.series.as_ref()?, to.series.as_ref()?);
-        let cell = |name: &&str| match (of_series.median(name), to_series.median(name)) {
-            (Some(of), Some(to)) if to != 0.0 => format!("{:.2}", of / to),
-            _ => "-".to_owned(),
-        };
-        let label = format!("{} : {}", of.program.name(), to.program.name());
-        Some(Line { cells: columns.iter().map(cell).collect(), label })
-    };
-    others.iter().filter_map(compare).collect()
-}
+/// The figures of one server in all rounds of a scenario.
+#[derive(Debug, Default)]
+pub struct Series(Vec<(String, Vec<f64>)>);
 
-/// A line of the table; the label comes last.
-struct Line {
-    cells: Vec<String>,
-    label: String,
-}
-
-fn print_table(lines: &[Line]) {
-    let width = |column: usize| lines.iter().map(|line| line.cells[column].len()).max();
-    let widths: Vec<usize> =
-        (0..lines[0].cells.len()).map(|column| width(column).unwrap_or_default()).collect();
-    for line in lines {
-        for (cell, width) in line.cells.iter().zip(&widths) {
-            print!("  {cell:>width$}");
+impl Series {
+    /// Adds the figures of a round. Of a traced round only those that others do not have: counting
+    /// system calls disturbs everything else.
+    pub fn add(&mut self, figures: Figures, is_traced: bool) {
+        for (name, value) in figures.0 {
+            match self.0.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, values)) if !is_traced => values.push(value),
+                Some(_) => {}
+                None => self.0.push((name, vec![value])),
+            }
         }
-        println!("  {}", line.label);
+    }
+
+    fn median(&self, name: &str) -> Option<f64> {
+        let mut values = self.0.iter().find(|(known, _)| known == name)?.1.clone();
+        values.sort_by(f64::total_cmp);
+        Some(f64::midpoint(values[(values.len() - 1) / 2], values[values.len() / 2]))
     }
 }
 
-/// The names of all figures, in the order of their first use.
-fn columns(rows: &[Row]) -> Vec<&str> {
+/// What a scenario has come to for one server; no figures if it was too slow.
+pub struct Row<'p> {
+    pub program: &'p Program,
+    pub series: Option<Series>,
+}
+
+/// Prints the medians of a scenario, and how the servers compare: all others with the first, and
+/// the first with the ceiling.
+pub fn print(scenario: &Scenario, rows: &[Row<'_>]) {
+    println!("\n{}: {}\n", scenario.name, scenario.what);
     let mut names: Vec<&str> = Vec::new();
     for (name, _) in rows.iter().filter_map(|row| row.series.as_ref()).flat_map(|row| &row.0) {
         if !names.contains(&name.as_str()) {
@@ -74,15 +70,35 @@ fn columns(rows: &[Row]) -> Vec<&str> {
         }
     }
     if names.is_empty() {
-        // All were too slow, which has to stand somewhere.
         names.push("figure");
     }
-    names
-}
-
-/// `cpu_us_per_op` as it stands over a column.
-fn heading(name: &str) -> String {
-    name.replace("_per_", "/").replace('_', " ")
+    let cells = |cell: &dyn Fn(&str) -> String| names.iter().map(|name| cell(name)).collect();
+    // `cpu_us_per_op` as it stands over a column.
+    let heading = cells(&|name| name.replace("_per_", "/").replace('_', " "));
+    let mut table: Vec<(Vec<String>, String)> = vec![(heading, "server".to_owned())];
+    for Row { program, series } in rows {
+        let medians = cells(&|name| match series {
+            None => "too slow".to_owned(),
+            Some(series) => series.median(name).map_or_else(|| "-".to_owned(), number),
+        });
+        table.push((medians, program.name.clone()));
+    }
+    for row in &rows[1..] {
+        let (of, to) = if row.program.is_limit { (&rows[0], row) } else { (row, &rows[0]) };
+        let (Some(of_series), Some(to_series)) = (&of.series, &to.series) else { continue };
+        let ratios = cells(&|name| match (of_series.median(name), to_series.median(name)) {
+            (Some(of), Some(to)) if to != 0.0 => format!("{:.2}", of / to),
+            _ => "-".to_owned(),
+        });
+        table.push((ratios, format!("{} : {}", of.program.name, to.program.name)));
+    }
+    for (cells, label) in &table {
+        for (column, cell) in cells.iter().enumerate() {
+            let width = table.iter().map(|(cells, _)| cells[column].len()).max().unwrap_or(0);
+            print!("  {cell:>width$}");
+        }
+        println!("  {label}");
+    }
 }
 
 /// As many digits as are significant.
@@ -95,50 +111,10 @@ fn number(value: f64) -> String {
     }
 }
 
-/// Everything that was measured.
-#[derive(Default)]
-pub struct Document {
-    results: Vec<Value>,
-}
-
-impl Document {
-    pub fn add(&mut self, scenario: &Scenario, rows: &[Row]) {
-        for row in rows {
-            let server = row.program.name();
-            let Some(Series(figures)) = &row.series else {
-                self.results.push(json!({
-                    "scenario": scenario.name, "server": server, "too_slow": true,
-                }));
-                continue;
-            };
-            for (figure, rounds) in figures {
-                self.results.push(json!({
-                    "scenario": scenario.name,
-                    "server": server,
-                    "figure": figure,
-                    "median": median(rounds),
-                    "rounds": rounds,
-                }));
-            }
-        }
-    }
-
-    /// The document as text. Servers stand in the order of the command line, the
-    /// time is Unix time.
-    pub fn text(&self, programs: &[Program]) -> String {
-        let servers: Vec<Value> = programs
-            .iter()
-            .map(|program| json!({ "server": program.name(), "version": program.version() }))
-            .collect();
-        let machine =
-            json!({ "cores": machine::core_count(), "kernel": machine::kernel_version() });
-        let document = json!({
-            "servers": servers,
-            "machine": machine,
-            "written_at_s": SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs(),
-            "results": self.results,
-        });
-        let text = serde_json::to_string_pretty(&document);
-        text.expect("what is numbers and text can be written") + "\n"
-    }
+/// The rounds of all figures of a scenario, by server and name; `null` if the server was too slow.
+pub fn json(rows: &[Row<'_>]) -> Value {
+    let figures =
+        |series: &Series| series.0.iter().cloned().collect::<std::collections::BTreeMap<_, _>>();
+    let row = |row: &Row<'_>| (row.program.name.clone(), json!(row.series.as_ref().map(figures)));
+    Value::Object(rows.iter().map(row).collect::<Map<_, _>>())
 }

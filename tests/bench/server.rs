@@ -1,12 +1,11 @@
 //! One server under test: its start, its end, and its figures.
 
-use crate::client::{Outcome, Run, TooSlow, nanoseconds};
-use crate::figures::Figures;
+use crate::client::{Outcome, Pool, TooSlow, nanoseconds};
 use crate::harness::process::Process;
-use crate::instructions::Instructions;
-use crate::machine;
-use crate::trace::{Counts, Trace};
-use crate::waits::Waits;
+use crate::load::{Load, Run};
+use crate::machine::{self, Trace, Waits};
+use crate::report::Figures;
+use crate::scenarios::Scenario;
 use rustix::process::Signal;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -16,127 +15,108 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 pub const MIB: f64 = 1024.0 * 1024.0;
+/// In the directory of the server, which leaves files alone that are not its own.
+const VALGRIND_LOG: &str = "valgrind.log";
 
 /// What can be started.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Program {
-    /// A server with its version, and whether it has `--metrics`, and the commands that C beanstalkd
-    /// does not have.
-    Real { path: String, version: String, can_tell_metrics: bool, has_extensions: bool },
-    /// The ceiling.
-    Limit,
+#[derive(Debug)]
+pub struct Program {
+    /// Its path, or `limit`: the server that keeps no queue.
+    pub name: String,
+    pub version: String,
+    help: String,
+    pub is_limit: bool,
 }
 
 impl Program {
+    pub fn limit() -> Program {
+        let (name, version) = ("limit".to_owned(), "limit server".to_owned());
+        Program { name, version, help: String::new(), is_limit: true }
+    }
+
     /// The server at this path, if it prints its version.
     pub fn find(path: &str) -> Result<Program, String> {
-        let output = Command::new(path).arg("-v").stdin(Stdio::null()).output();
-        let output = output.map_err(|error| format!("{path}: {error}"))?;
-        let version = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        let run = |flag| {
+            let output = Command::new(path).arg(flag).stdin(Stdio::null()).output();
+            let output = output.map_err(|error| format!("{path}: {error}"))?;
+            // The help is on standard error.
+            let text = [output.stdout, output.stderr].concat();
+            Ok::<_, String>(String::from_utf8_lossy(&text).trim().to_owned())
+        };
+        let (version, help) = (run("-v")?, run("-h")?);
         if version.is_empty() {
             return Err(format!("{path}: prints no version with -v"));
         }
-        let help = Command::new(path).arg("-h").stdin(Stdio::null()).output();
-        let help = help.map_err(|error| format!("{path}: {error}"))?;
-        // The help is on standard error.
-        let help = String::from_utf8_lossy(&[help.stdout, help.stderr].concat()).into_owned();
-        let can_tell_metrics = help.contains("--metrics");
-        // The flag came in the same version as the commands.
-        let has_extensions = help.contains("--bury-after");
-        let path = path.to_owned();
-        Ok(Program::Real { path, version, can_tell_metrics, has_extensions })
+        Ok(Program { name: path.to_owned(), version, help, is_limit: false })
     }
 
-    pub fn name(&self) -> &str {
-        match self {
-            Program::Real { path, .. } => path,
-            Program::Limit => "limit",
-        }
-    }
-
+    /// Whether it has the commands that C beanstalkd does not have. A flag came with them.
     pub fn has_extensions(&self) -> bool {
-        matches!(self, Program::Real { has_extensions: true, .. })
+        self.help.contains("--bury-after")
     }
 
-    pub fn version(&self) -> &str {
-        match self {
-            Program::Real { version, .. } => version,
-            Program::Limit => "limit server",
-        }
+    pub fn can_play(&self, scenario: &Scenario) -> bool {
+        let has_flags = self.help.contains("--metrics") || !scenario.flags.contains("--metrics");
+        let has_commands = self.has_extensions() || !scenario.needs_extensions;
+        if self.is_limit { scenario.has_limit } else { has_flags && has_commands }
     }
-}
-
-/// How a server is started.
-#[derive(Debug, Clone, Default)]
-pub struct Setup {
-    pub flags: Vec<String>,
-    pub has_binlog: bool,
-    pub tells_metrics: bool,
-    /// Whether it runs in valgrind, which counts the instructions of user space.
-    pub counts_instructions: bool,
-    /// The size of bodies as the limit server needs to know it.
-    pub body_size: usize,
 }
 
 /// A running server; killed when it goes out of scope.
 pub struct Server {
     pub address: SocketAddr,
     /// The address of its metrics.
-    pub metrics: Option<SocketAddr>,
-    command: Command,
-    process: Process,
-    binlog: Option<TempDir>,
-    instructions: Option<Instructions>,
+    pub metrics: SocketAddr,
+    /// How long it may take for a step beside the measured ones.
+    pub patience: Duration,
+    pub has_extensions: bool,
     /// Whether system calls are counted, which takes time of its own.
     pub is_traced: bool,
-    /// Whether it has the commands that C beanstalkd does not have.
-    pub has_extensions: bool,
+    command: Command,
+    process: Process,
+    directory: TempDir,
 }
 
 impl Server {
-    pub fn start(program: &Program, setup: &Setup) -> Server {
-        let address = free_address();
-        let metrics = setup.tells_metrics.then(free_address);
-        let binlog = setup.has_binlog.then(|| {
-            // Below the directory of cargo's, which is on a real disk.
-            tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory can be made")
-        });
-        let instructions = setup.counts_instructions.then(Instructions::new);
-        let mut command = match program {
-            Program::Limit => {
-                let own = std::env::current_exe().expect("the benchmark is a file");
-                let mut command = start_command(&own, instructions.as_ref());
-                let body_size = setup.body_size.to_string();
-                command.args(["--limit-server", &body_size, &address.to_string()]);
-                command
-            }
-            Program::Real { path, .. } => {
-                let mut command = start_command(Path::new(path), instructions.as_ref());
-                let port = address.port().to_string();
-                command.args(["-l", "127.0.0.1", "-p", &port]).args(&setup.flags);
-                if let Some(directory) = &binlog {
-                    command.arg("-b").arg(directory.path());
-                }
-                if let Some(metrics) = metrics {
-                    command.args(["--metrics", &metrics.to_string()]);
-                }
-                command
-            }
+    /// Starts it with the flags of the scenario, in which `DIR` is a directory of its own and
+    /// `METRICS` an address.
+    pub fn start(program: &Program, scenario: &Scenario, patience: Duration) -> Server {
+        let (address, metrics) = (free_address(), free_address());
+        // Below the directory of cargo's, which is on a real disk.
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"));
+        let directory = directory.expect("a directory can be made");
+        let own = std::env::current_exe().expect("the benchmark is a file");
+        let path = if program.is_limit { &own } else { Path::new(&program.name) };
+        let mut command = if scenario.counts_instructions {
+            machine::counting(path, &directory.path().join(VALGRIND_LOG))
+        } else {
+            Command::new(path)
         };
+        if program.is_limit {
+            command.args(["--limit-server", &scenario.body_len.to_string(), &address.to_string()]);
+        } else {
+            command.args(["-l", "127.0.0.1", "-p", &address.port().to_string()]);
+            command.args(scenario.flags.split_whitespace().map(|flag| match flag {
+                "DIR" => directory.path().display().to_string(),
+                "METRICS" => metrics.to_string(),
+                flag => flag.to_owned(),
+            }));
+        }
         command.env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null());
-        let process = spawn_on_first_core(&mut command);
+        let process = machine::spawn_on_first_core(&mut command);
+        let (has_extensions, is_traced) = (program.has_extensions(), false);
         let mut server = Server {
             address,
             metrics,
+            patience,
+            has_extensions,
+            is_traced,
             command,
             process,
-            binlog,
-            instructions,
-            is_traced: false,
-            has_extensions: program.has_extensions(),
+            directory,
         };
-        let is_up = server.wait_for_port(Duration::from_secs(10)).is_ok();
-        assert!(is_up, "{} does not listen on {address}", program.name());
+        let is_up = server.wait_for_port(patience).is_ok();
+        assert!(is_up, "{} does not listen on {address}", program.name);
         server
     }
 
@@ -145,16 +125,15 @@ impl Server {
         self.process.end(Signal::TERM);
     }
 
-    /// How many instructions it has run in user space, from its start to its end. It has ended.
+    /// The instructions of user space, from its start to its end, if the scenario counts them.
     pub fn instructions(&self) -> f64 {
-        let instructions = self.instructions.as_ref();
-        instructions.expect("the scenario has asked for it").count()
+        machine::instructions(&self.directory.path().join(VALGRIND_LOG))
     }
 
-    /// Starts it again, with the same flags and binlog.
-    pub fn start_again(&mut self, patience: Duration) -> Outcome<()> {
-        self.process = spawn_on_first_core(&mut self.command);
-        self.wait_for_port(patience)
+    /// Starts it again, with the same flags and directory.
+    pub fn start_again(&mut self) -> Outcome<()> {
+        self.process = machine::spawn_on_first_core(&mut self.command);
+        self.wait_for_port(self.patience)
     }
 
     fn wait_for_port(&mut self, patience: Duration) -> Outcome<()> {
@@ -172,19 +151,29 @@ impl Server {
         Ok(())
     }
 
+    /// Opens connections.
+    pub fn connect(&self, count: usize) -> Pool {
+        Pool::connect(self.address, count, self.patience)
+    }
+
+    /// Runs a load on one connection more.
+    pub fn run(&self, load: &Load) -> Outcome<Run> {
+        self.connect(1).run(load)
+    }
+
     /// Runs work against the server, and returns its cost.
     pub fn measure(&self, work: impl FnOnce() -> Outcome<Run>) -> Outcome<Measured> {
         let trace = self.is_traced.then(|| Trace::start(self.pid())).flatten();
-        let (cpu_before_ns, start) = (self.cpu_ns(), Instant::now());
-        let run = work()?;
-        let elapsed_ns = nanoseconds(start.elapsed());
-        let cpu_ns = self.cpu_ns() - cpu_before_ns;
-        let counts = trace.map(Trace::stop).unwrap_or_default();
-        let ops = run.replies;
-        let (elapsed_s, cpu_us) = (elapsed_ns as f64 / 1e9, cpu_ns as f64 / 1e3);
-        let mut latencies = run.latencies;
-        latencies.sort_unstable();
-        Ok(Measured { ops: ops as f64, elapsed_s, cpu_us, latencies, counts })
+        let (cpu_before_ns, faults_before) = (self.cpu_ns(), self.page_faults());
+        let start = Instant::now();
+        let mut run = work()?;
+        let elapsed_s = start.elapsed().as_secs_f64();
+        let cpu_us = (self.cpu_ns() - cpu_before_ns) as f64 / 1e3;
+        let page_faults = self.page_faults() - faults_before;
+        let system_calls = trace.and_then(Trace::stop);
+        run.latencies.sort_unstable();
+        let (ops, stalls) = (run.replies as f64, Figures::default());
+        Ok(Measured { ops, run, elapsed_s, cpu_us, stalls, page_faults, system_calls })
     }
 
     /// Processor time of all threads.
@@ -209,17 +198,28 @@ impl Server {
         self.process.peak_rss_kib() as f64 * 1024.0
     }
 
+    /// Page faults that needed no disk.
+    fn page_faults(&self) -> f64 {
+        let stat = self.proc_file("stat");
+        let after_name = stat.rsplit_once(") ").expect("the name is in brackets").1;
+        let faults = after_name.split(' ').nth(7).and_then(|field| field.parse().ok());
+        faults.unwrap_or_else(|| panic!("/proc/PID/stat has no faults: {stat}"))
+    }
+
     /// What it has made the disk write, in whole pages.
     pub fn written_bytes(&self) -> f64 {
-        let io = fs::read_to_string(format!("/proc/{}/io", self.pid())).expect("the server runs");
+        let io = self.proc_file("io");
         let bytes = io.lines().find_map(|line| line.strip_prefix("write_bytes: ")?.parse().ok());
         bytes.unwrap_or_else(|| panic!("/proc/PID/io has no write_bytes: {io}"))
     }
 
+    fn proc_file(&self, name: &str) -> String {
+        fs::read_to_string(format!("/proc/{}/{name}", self.pid())).expect("the server runs")
+    }
+
     /// The files of the binlog together.
     pub fn binlog_bytes(&self) -> f64 {
-        let directory = self.binlog.as_ref().expect("the server has a binlog");
-        let files = fs::read_dir(directory.path()).expect("the directory is there");
+        let files = fs::read_dir(self.directory.path()).expect("the directory is there");
         // A file may go away while it is looked at.
         let sizes = files.filter_map(|file| Some(file.ok()?.metadata().ok()?.len()));
         sizes.map(|size| size as f64).sum()
@@ -229,41 +229,37 @@ impl Server {
 /// What some work has cost a server.
 pub struct Measured {
     pub ops: f64,
+    /// Its latencies are sorted.
+    pub run: Run,
     pub elapsed_s: f64,
     pub cpu_us: f64,
-    /// In nanoseconds, the shortest first.
-    pub latencies: Vec<u64>,
-    pub counts: Counts,
+    /// Of a probe beside the work, if there was one.
+    pub stalls: Figures,
+    page_faults: f64,
+    system_calls: Option<f64>,
 }
 
 impl Measured {
     /// The figures that every scenario has.
     pub fn figures(&self) -> Figures {
-        let mut figures = Figures::default();
-        figures.add("ops_per_s", self.ops / self.elapsed_s);
+        let mut figures = Figures::of("ops_per_s", self.ops / self.elapsed_s);
+        let latencies = &self.run.latencies;
         // Of less than a thousand, 99.9% are all.
-        for (name, share, needed) in
-            [("p50_us", 0.5, 1), ("p99_us", 0.99, 1), ("p99.9_us", 0.999, 1000), ("max_us", 1.0, 1)]
+        for (name, permille, needed) in
+            [("p50_us", 500, 1), ("p99_us", 990, 1), ("p99.9_us", 999, 1000), ("max_us", 1000, 1)]
         {
-            if self.latencies.len() >= needed {
-                figures.add(name, self.latency_us(share));
+            if latencies.len() >= needed {
+                let index = (permille * (latencies.len() - 1)).div_ceil(1000);
+                figures.add(name, latencies[index] as f64 / 1e3);
             }
         }
         figures.add("cpu_us_per_op", self.cpu_us / self.ops);
-        if let Some(calls) = self.counts.system_calls {
+        figures.add("faults_per_s", self.page_faults / self.elapsed_s);
+        if let Some(calls) = self.system_calls {
             figures.add("syscalls_per_op", calls / self.ops);
         }
-        if let Some(instructions) = self.counts.user_instructions {
-            figures.add("user_instructions_per_op", instructions / self.ops);
-        }
+        figures.append("", self.stalls.clone());
         figures
-    }
-
-    /// So large a share of all requests took no longer than this.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index")]
-    fn latency_us(&self, share: f64) -> f64 {
-        let last = self.latencies.len() - 1;
-        self.latencies[(share * last as f64).ceil() as usize] as f64 / 1e3
     }
 }
 
@@ -272,16 +268,4 @@ impl Measured {
 fn free_address() -> SocketAddr {
     let probe = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback has a free port");
     probe.local_addr().expect("a bound socket has an address")
-}
-
-fn spawn_on_first_core(command: &mut Command) -> Process {
-    machine::on_first_core(|| Process::spawn(command))
-}
-
-/// The program itself, or valgrind with it as its argument.
-fn start_command(program: &Path, instructions: Option<&Instructions>) -> Command {
-    match instructions {
-        None => Command::new(program),
-        Some(instructions) => instructions.command(program),
-    }
 }

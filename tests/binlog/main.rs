@@ -4,22 +4,19 @@
 //! | module | subject |
 //! |---|---|
 //! | [`cold`] | bodies that are read back late, or wrong |
-//! | [`crash`] | kills and power cuts at every step |
+//! | [`crash`] | kills and power cuts at every step, and syncs that fail |
 //! | [`space`] | disk use |
-//! | [`full`] | full disks |
-//! | [`faults`] | disks that fail |
+//! | [`full`] | full disks, and disks that fail |
 //! | [`damage`] | damaged files |
 //! | [`replay`] | what a start restores |
 //! | [`remote`] | a remote disk that acknowledges changes late, and a limit of the binlog |
 //! | [`original`] | files of C beanstalkd |
-//! | [`worker`] | a client with random commands |
 #![allow(clippy::unwrap_used, reason = "in a test it is an assertion")]
 #![allow(unreachable_pub, reason = "a test program has no interface")]
 
 mod cold;
 mod crash;
 mod damage;
-mod faults;
 mod full;
 #[path = "../harness/mod.rs"]
 mod harness;
@@ -27,14 +24,21 @@ mod original;
 mod remote;
 mod replay;
 mod space;
-mod worker;
 
-use harness::engine::Instance;
+use harness::driver::START;
 use harness::fake_disk::{FakeDisk, Files};
+use harness::instance::{Instance, Policy};
 
 /// The length of a job's full record.
 fn record_len(tube: &str, body: usize) -> u64 {
     (84 + tube.len() + body + 2) as u64
+}
+
+/// A server on an empty disk.
+fn start(policy: Policy) -> (FakeDisk, Instance) {
+    let disk = FakeDisk::default();
+    let server = Instance::start(&disk, policy, START);
+    (disk, server)
 }
 
 /// A disk with one file.
@@ -43,11 +47,11 @@ fn disk_with_file(bytes: Vec<u8>) -> FakeDisk {
 }
 
 /// Puts and deletes jobs; returns the last id.
-fn fill_and_drain(engine: &mut Instance) -> u64 {
+fn fill_and_drain(server: &mut Instance) -> u64 {
     const LAST: u64 = 10;
     for id in 1..=LAST {
-        assert_eq!(engine.put("job"), Some(id));
-        engine.delete(id);
+        assert_eq!(server.put("job"), Some(id));
+        server.delete(id);
     }
     LAST
 }

@@ -1,13 +1,14 @@
 //! Files of C beanstalkd: versions 7 and 5.
 
 use crate::disk_with_file;
-use crate::harness::engine::{Instance, Policy};
+use crate::harness::driver::Nanos;
 use crate::harness::fake_disk::FakeDisk;
+use crate::harness::instance::{Instance, Policy};
 use crate::harness::journal::View;
+use crate::harness::record::{
+    BURIED, DELAYED, DELETED, READY, RESERVED, Record, VERSION_5, VERSION_7,
+};
 use crate::harness::yaml::field;
-use beanstalkd::testing::Nanos;
-use beanstalkd::testing::record::{self, Counts, Fields, Mark, RecordState};
-use std::collections::BTreeMap;
 
 /// The files of a fixture.
 pub fn fixture(name: &str) -> FakeDisk {
@@ -23,25 +24,18 @@ pub fn fixture(name: &str) -> FakeDisk {
 /// A job: state, tube, pri, delay, ttr, body and counts.
 type Brief<'t> = (&'t str, &'t str, u32, u32, u32, &'t str, [u32; 5]);
 
-fn check_jobs(engine: &mut Instance, expected: &[(u64, Brief<'_>)]) {
-    for (id, (state, tube, pri, delay_secs, ttr_secs, body, counts)) in expected {
-        let found = View::of(engine, *id).unwrap_or_else(|| panic!("job {id} is not there"));
-        let expected = View {
-            tube: (*tube).to_owned(),
-            body: (*body).to_owned(),
-            pri: *pri,
-            delay_secs: *delay_secs,
-            ttr_secs: *ttr_secs,
-            state: (*state).to_owned(),
-            due: found.due,
-            counts: *counts,
-        };
-        assert_eq!(found, expected, "job {id}");
+fn check_jobs(server: &mut Instance, expected: &[(u64, Brief<'_>)]) {
+    for (id, expected) in expected {
+        let view = View::of(server, *id).unwrap_or_else(|| panic!("job {id} is not there"));
+        let View { tube, body, pri, delay_secs, ttr_secs, state, counts, .. } = &view;
+        let found = (&state[..], &tube[..], *pri, *delay_secs, *ttr_secs, &body[..], *counts);
+        assert_eq!(found, *expected, "job {id}");
     }
 }
 
 /// A day in the year of the fixtures.
-const FIXTURE_DAY: Nanos = Nanos::from_secs(1_796_000_000);
+pub const FIXTURE_DAY: Nanos = Nanos::from_secs(1_796_000_000);
+const POLICY: Policy = Policy::synced(65_536);
 
 #[test]
 #[cfg(target_endian = "little")]
@@ -56,20 +50,19 @@ fn files_of_c_beanstalkd_are_read() {
         (8, ("ready", "second-tube", 80, 0, 67, &long, [0; 5])),
     ];
     let policy = Policy::synced(8192);
-    for name in ["c-1.12/records", "c-1.12/moved"] {
+    for (name, highest) in [("c-1.12/records", 8), ("c-1.12/moved", 68)] {
         let disk = fixture(name);
-        let mut engine = Instance::start(&disk, policy, FIXTURE_DAY);
+        let mut server = Instance::start(&disk, policy, FIXTURE_DAY);
         // The body of job 7 is not text.
-        assert_eq!(engine.recovered.jobs, 7);
-        engine.expect("delete 7\r\n", "DELETED\r\n");
-        check_jobs(&mut engine, &jobs);
-        let highest = if name.ends_with("moved") { 68 } else { 8 };
-        assert_eq!(engine.put("next"), Some(highest + 1));
-        engine.ask(format!("delete {}\r\n", highest + 1));
+        assert_eq!(server.recovered.jobs, 7);
+        server.delete(7);
+        check_jobs(&mut server, &jobs);
+        assert_eq!(server.put("next"), Some(highest + 1));
+        server.delete(highest + 1);
         // The same from the files that this server has written.
-        engine.ask("reserve-job 1\r\nrelease 1 11 0\r\n");
-        engine.close();
-        let mut again = Instance::start(&disk, policy, engine.now);
+        server.ask("reserve-job 1\r\nrelease 1 11 0\r\n");
+        server.close();
+        let mut again = Instance::start(&disk, policy, server.now);
         assert_eq!(again.recovered.jobs, 6);
         check_jobs(&mut again, &jobs[1..]);
         let released = ("ready", "first", 11, 0, 60, "ready", [1, 0, 1, 0, 0]);
@@ -77,41 +70,52 @@ fn files_of_c_beanstalkd_are_read() {
     }
 }
 
-/// A record of version 5. A short one has no tube.
-pub fn record_v5(id: u64, tube: &str, state: u8, pri: u32, delay_secs: u64, body: &str) -> Vec<u8> {
-    const SECOND_US: u64 = 1_000_000;
-    let body = if tube.is_empty() || state == 0 { String::new() } else { format!("{body}\r\n") };
-    let now_us = FIXTURE_DAY.as_nanos() / 1_000;
-    let mut bytes = (tube.len() as u64).to_ne_bytes().to_vec();
-    bytes.extend(tube.as_bytes());
-    bytes.extend(id.to_ne_bytes());
-    bytes.extend(pri.to_ne_bytes());
-    bytes.extend([0xaa; 4]);
-    bytes.extend((delay_secs * SECOND_US).to_ne_bytes());
-    bytes.extend((90 * SECOND_US).to_ne_bytes());
-    bytes.extend(i32::try_from(body.len()).unwrap().to_ne_bytes());
-    bytes.extend([0xaa; 4]);
-    bytes.extend((now_us - 5 * SECOND_US).to_ne_bytes());
-    bytes.extend((now_us + delay_secs * SECOND_US).to_ne_bytes());
-    for count in [1_u32, 2, 3, 4, 5] {
-        bytes.extend(count.to_ne_bytes());
+/// A job of version 5, put five seconds ago.
+pub fn old(id: u64, state: u8, pri: u32, delay_secs: u64, body: &str) -> Record<'_> {
+    const SECOND_NS: u64 = 1_000_000_000;
+    let (now_ns, delay_ns) = (FIXTURE_DAY.as_nanos(), delay_secs * SECOND_NS);
+    Record {
+        id,
+        tube: if body.is_empty() { "" } else { "old" },
+        state,
+        body: body.as_bytes(),
+        pri,
+        delay_ns,
+        ttr_ns: 90 * SECOND_NS,
+        created_at_ns: now_ns - 5 * SECOND_NS,
+        moment_ns: now_ns + delay_ns,
+        counts: [1, 2, 3, 4, 5],
+        ..Record::default()
     }
-    bytes.push(state);
-    bytes.extend(body.as_bytes());
-    bytes
+}
+
+/// Returns a file of version 5.
+pub fn old_file(records: &[Record<'_>]) -> Vec<u8> {
+    let records = records.iter().flat_map(Record::v5);
+    VERSION_5.into_iter().chain(records).collect()
+}
+
+/// Many short records, so that compaction moves all jobs.
+fn compact(server: &mut Instance) {
+    let oldest = server.stat("binlog-oldest-index");
+    for _ in 0..200 {
+        server.ask("reserve-job 1\r\nrelease 1 10 0\r\n");
+    }
+    assert!(server.stat("binlog-oldest-index") > oldest, "the old file is still there");
 }
 
 #[test]
 fn version_5_is_read_and_never_written() {
-    let mut bytes = 5_i32.to_ne_bytes().to_vec();
-    bytes.extend(record_v5(1, "old", 1, 10, 0, "ready"));
-    bytes.extend(record_v5(2, "old", 4, 20, 1000, "delayed"));
-    bytes.extend(record_v5(3, "old", 1, 30, 0, "buried"));
-    bytes.extend(record_v5(3, "", 3, 31, 0, ""));
-    bytes.extend(record_v5(4, "old", 1, 40, 0, "deleted"));
-    bytes.extend(record_v5(4, "", 0, 40, 0, ""));
-    bytes.extend(record_v5(5, "old", 2, 50, 0, "reserved"));
-    bytes.extend(record_v5(9, "", 1, 50, 0, ""));
+    let mut bytes = old_file(&[
+        old(1, READY, 10, 0, "ready\r\n"),
+        old(2, DELAYED, 20, 1000, "delayed\r\n"),
+        old(3, READY, 30, 0, "buried\r\n"),
+        old(3, BURIED, 31, 0, ""),
+        old(4, READY, 40, 0, "deleted\r\n"),
+        old(4, DELETED, 40, 0, ""),
+        old(5, RESERVED, 50, 0, "reserved\r\n"),
+        old(9, READY, 50, 0, ""),
+    ]);
     bytes.resize(4096, 0);
     let counts = [1, 2, 3, 4, 5];
     let jobs = [
@@ -120,24 +124,18 @@ fn version_5_is_read_and_never_written() {
         (3, ("buried", "old", 31, 0, 90, "buried", counts)),
         (5, ("ready", "old", 50, 0, 90, "reserved", counts)),
     ];
-    let disk = FakeDisk::with_files(&BTreeMap::from([("binlog.4".to_owned(), bytes)]));
+    let disk = FakeDisk::with_files(&[("binlog.4".to_owned(), bytes)].into());
     let policy = Policy::synced(4096);
-    let mut engine = Instance::start(&disk, policy, FIXTURE_DAY);
-    assert_eq!(engine.recovered.jobs, 4);
-    check_jobs(&mut engine, &jobs);
-    let delayed = engine.ask("stats-job 2\r\n");
+    let mut server = Instance::start(&disk, policy, FIXTURE_DAY);
+    assert_eq!(server.recovered.jobs, 4);
+    check_jobs(&mut server, &jobs);
+    let delayed = server.ask("stats-job 2\r\n");
     assert_eq!((field(&delayed, "age"), field(&delayed, "time-left")), (Some("5"), Some("999")));
-    assert_eq!(engine.put("next"), Some(10));
-    engine.ask("delete 10\r\n");
-    // Many short records, so that compaction moves all jobs.
-    for _ in 0..200 {
-        engine.ask("reserve-job 1\r\nrelease 1 10 0\r\n");
-    }
-    assert!(engine.stat("binlog-oldest-index") > 4, "the old file is still there");
-    for bytes in disk.live_files().values() {
-        assert_eq!(bytes[..4], 7_i32.to_ne_bytes());
-    }
-    let mut again = Instance::start(&disk, policy, engine.now);
+    assert_eq!(server.put("next"), Some(10));
+    server.delete(10);
+    compact(&mut server);
+    assert!(disk.live_files().values().all(|bytes| bytes[..4] == VERSION_7));
+    let mut again = Instance::start(&disk, policy, server.now);
     assert_eq!(again.recovered.jobs, 4);
     check_jobs(&mut again, &jobs[1..]);
 }
@@ -145,13 +143,10 @@ fn version_5_is_read_and_never_written() {
 #[test]
 fn jobs_put_after_an_absurd_id_are_not_lost() {
     for id in [u64::MAX / 2, u64::MAX - (1 << 40), u64::MAX - 4] {
-        let mut bytes = 5_i32.to_ne_bytes().to_vec();
-        bytes.extend(record_v5(id, "old", 1, 10, 0, "absurd"));
-        let disk = disk_with_file(bytes);
-        let policy = Policy::synced(65_536);
-        let mut engine = Instance::start(&disk, policy, FIXTURE_DAY);
-        let ids = ["first", "second"].map(|body| engine.put(body).unwrap());
-        let mut again = Instance::start(&disk, policy, engine.now);
+        let disk = disk_with_file(old_file(&[old(id, READY, 10, 0, "absurd\r\n")]));
+        let mut server = Instance::start(&disk, POLICY, FIXTURE_DAY);
+        let ids = ["first", "second"].map(|body| server.put(body).unwrap());
+        let mut again = Instance::start(&disk, POLICY, server.now);
         assert_eq!(again.recovered.jobs, 3);
         for id in ids {
             assert!(again.ask(format!("peek {id}\r\n")).starts_with("FOUND"), "{id}");
@@ -162,35 +157,27 @@ fn jobs_put_after_an_absurd_id_are_not_lost() {
 
 #[test]
 fn job_counters_wrap_to_zero() {
-    let mut bytes = 5_i32.to_ne_bytes().to_vec();
-    bytes.extend(record_v5(1, "old", 1, 10, 0, "busy"));
-    let counts_at = 4 + 8 + "old".len() + 56;
-    bytes[counts_at..counts_at + 5 * 4].fill(0xff);
-    let disk = disk_with_file(bytes);
-    let mut engine = Instance::start(&disk, Policy::synced(4096), FIXTURE_DAY);
-    engine.ask("reserve-job 1\r\nbury 1 10\r\nkick-job 1\r\nreserve-job 1\r\nrelease 1 10 0\r\n");
-    assert_eq!(View::of(&mut engine, 1).unwrap().counts, [1, u32::MAX, 0, 0, 0]);
-    engine.ask("reserve-job 1\r\n");
-    engine.advance(Nanos::from_secs(90));
-    assert_eq!(View::of(&mut engine, 1).unwrap().counts, [2, 0, 0, 0, 0]);
+    let job = Record { counts: [u32::MAX; 5], ..old(1, READY, 10, 0, "busy\r\n") };
+    let disk = disk_with_file(old_file(&[job]));
+    let mut server = Instance::start(&disk, Policy::synced(4096), FIXTURE_DAY);
+    server.ask("reserve-job 1\r\nbury 1 10\r\nkick-job 1\r\nreserve-job 1\r\nrelease 1 10 0\r\n");
+    assert_eq!(View::of(&mut server, 1).unwrap().counts, [1, u32::MAX, 0, 0, 0]);
+    server.ask("reserve-job 1\r\n");
+    server.advance(Nanos::from_secs(91));
+    assert_eq!(View::of(&mut server, 1).unwrap().counts, [2, 0, 0, 0, 0]);
 }
 
 #[test]
 fn due_times_of_version_5_beyond_version_7_stay_in_the_future() {
-    let mut bytes = 5_i32.to_ne_bytes().to_vec();
-    bytes.extend(record_v5(2, "old", 4, 20, 1000, "delayed"));
-    let due_at = 4 + 8 + "old".len() + 48;
-    bytes[due_at..due_at + 8].copy_from_slice(&i64::MAX.to_ne_bytes());
-    bytes.extend(record_v5(1, "old", 1, 10, 0, "ready"));
+    // The moment, the last 8 bytes before the counts, is the latest one of version 5.
+    let mut bytes = old_file(&[old(2, DELAYED, 20, 1000, "delayed\r\n")]);
+    let moment_at = 4 + 8 + "old".len() + 48;
+    bytes[moment_at..moment_at + 8].copy_from_slice(&i64::MAX.to_ne_bytes());
+    bytes.extend(old(1, READY, 10, 0, "ready\r\n").v5());
     let disk = disk_with_file(bytes);
-    let policy = Policy::synced(4096);
-    let mut engine = Instance::start(&disk, policy, FIXTURE_DAY);
-    // Many short records, so that compaction moves all jobs.
-    for _ in 0..200 {
-        engine.ask("reserve-job 1\r\nrelease 1 10 0\r\n");
-    }
-    assert!(engine.stat("binlog-oldest-index") > 1, "the old file is still there");
-    let mut again = Instance::start(&disk, policy, engine.now);
+    let mut server = Instance::start(&disk, Policy::synced(4096), FIXTURE_DAY);
+    compact(&mut server);
+    let mut again = Instance::start(&disk, POLICY, server.now);
     assert!(again.ask("stats-job 2\r\n").contains("\nstate: delayed\n"));
 }
 
@@ -198,37 +185,20 @@ fn due_times_of_version_5_beyond_version_7_stay_in_the_future() {
 #[test]
 fn the_key_of_a_job_that_c_has_moved_survives_the_next_starts() {
     // Compaction has no reason to move the job.
-    let policy = Policy::synced(65_536);
     let body = "x".repeat(20_000) + "\r\n";
     let put = format!("put 7 0 60 20000 idp:key\r\n{body}");
     let disk = FakeDisk::default();
-    let mut engine = Instance::start(&disk, policy, FIXTURE_DAY);
-    engine.expect(&put, "INSERTED 1\r\n");
-    engine.close();
+    let mut server = Instance::start(&disk, POLICY, FIXTURE_DAY);
+    server.expect(&put, "INSERTED 1\r\n");
+    server.close();
+    let moved = Record { id: 1, tube: "default", ..old(1, READY, 7, 0, &body) };
     let mut files = disk.live_files();
-    let fields = Fields {
-        id: 1,
-        pri: 7,
-        delay_secs: 0,
-        ttr_secs: 60,
-        body_len: 20_002,
-        created_at: FIXTURE_DAY,
-        due_or_buried_at: Nanos::ZERO,
-        counts: Counts::default(),
-        state: RecordState::Ready,
-        mark: Mark::None,
-    };
-    let mut moved = record::VERSION.to_vec();
-    record::write(&mut moved, &fields, "default", body.as_bytes(), 0);
-    moved.extend(body.as_bytes());
-    let newest = files.keys().filter_map(|name| name.strip_prefix("binlog.")?.parse().ok()).max();
-    let next: u32 = newest.unwrap_or(0) + 1;
-    files.insert(format!("binlog.{next}"), moved);
+    files.insert("binlog.9".to_owned(), [&VERSION_7[..], &moved.v7(None)].concat());
     for _ in 0..3 {
         let disk = FakeDisk::with_files(&files);
-        let mut engine = Instance::start(&disk, policy, FIXTURE_DAY);
-        engine.expect(&put, "INSERTED 1 READY\r\n");
-        engine.close();
+        let mut server = Instance::start(&disk, POLICY, FIXTURE_DAY);
+        server.expect(&put, "INSERTED 1 READY\r\n");
+        server.close();
         assert!(!disk.names().contains("binlog.1:"), "{}", disk.names());
         files = disk.live_files();
     }

@@ -1,173 +1,158 @@
-//! What a start restores: order, ids, counters and due times.
+//! What a start restores: order, ids, counters, due times and flushes.
 
 use crate::disk_with_file;
-use crate::harness::engine::{Instance, Policy};
+use crate::harness::driver::{Nanos, START, Syncing};
 use crate::harness::fake_disk::FakeDisk;
-use crate::harness::fixtures::START;
-use crate::harness::yaml::{field, number};
-use beanstalkd::testing::record::{
-    self, Counts, Fields, FlushKind, HIGHEST_ID, Mark, RecordState, VERSION,
+use crate::harness::instance::{Instance, Policy};
+use crate::harness::record::{
+    BURIED, DELAYED, DELETED, FLUSH_ALL, FLUSH_BURIED, FLUSHED_BURIED, HELD, READY, Record,
+    VERSION_7, file_head,
 };
-use beanstalkd::testing::{Nanos, Syncing};
+use crate::harness::yaml::{field, number};
+use crate::start;
 use std::collections::BTreeMap;
+
+const POLICY: Policy = Policy::synced(65_536);
 
 #[test]
 fn files_without_records_are_removed() {
-    let mut files = BTreeMap::new();
-    files.insert("binlog.3".to_owned(), Vec::new());
-    files.insert("binlog.4".to_owned(), vec![0; 4096]);
-    files.insert("binlog.5".to_owned(), 7_i32.to_ne_bytes().to_vec());
-    files.insert("binlog.6".to_owned(), 5_i32.to_ne_bytes().to_vec());
-    files.insert("notes.txt".to_owned(), b"mine".to_vec());
-    let disk = FakeDisk::with_files(&files);
-    let mut engine = Instance::start(&disk, Policy::synced(65_536), START);
-    assert_eq!(engine.recovered.jobs, 0);
-    assert_eq!(engine.put("first"), Some(1));
-    assert_eq!(engine.stat("binlog-current-index"), 7);
-    engine.ask("delete 1\r\n");
-    engine.idle(10);
+    let files = [
+        ("binlog.3", Vec::new()),
+        ("binlog.4", vec![0; 4096]),
+        ("binlog.5", 7_i32.to_ne_bytes().to_vec()),
+        ("binlog.6", 5_i32.to_ne_bytes().to_vec()),
+        ("notes.txt", b"mine".to_vec()),
+    ];
+    let disk = FakeDisk::with_files(&files.map(|(name, bytes)| (name.to_owned(), bytes)).into());
+    let mut server = Instance::start(&disk, POLICY, START);
+    assert_eq!(server.recovered.jobs, 0);
+    assert_eq!(server.put("first"), Some(1));
+    assert_eq!(server.stat("binlog-current-index"), 7);
+    server.delete(1);
+    server.idle(10);
     let names: Vec<String> = disk.live_files().into_keys().collect();
     assert_eq!(names, ["binlog.7", "notes.txt"]);
 }
 
 #[test]
 fn buried_jobs_keep_their_order_after_compaction_and_restarts() {
+    const IDS: [u64; 5] = [5, 2, 9, 1, 7];
     let disk = FakeDisk::default();
     let policy = Policy::new(4096, Syncing::Never);
     let mut now = START;
-    for (round, id) in [5_u64, 2, 9, 1, 7].into_iter().enumerate() {
+    for (round, id) in IDS.into_iter().enumerate() {
         // The wall clock is set back before each start.
-        let mut engine = Instance::start(&disk, policy, now);
+        let mut server = Instance::start(&disk, policy, now);
         if round == 0 {
-            (0..10).for_each(|_| assert!(engine.put("job").is_some()));
+            (0..10).for_each(|_| assert!(server.put("job").is_some()));
         }
-        engine.ask(format!("reserve-job {id}\r\nbury {id} 0\r\n"));
+        server.ask(format!("reserve-job {id}\r\nbury {id} 0\r\n"));
         // Many short records, so that compaction moves all jobs.
         for _ in 0..200 {
-            let reply = engine.ask("reserve-job 10\r\nrelease 10 0 0\r\n");
-            assert!(reply.ends_with("RELEASED\r\n"));
+            server.expect(
+                "reserve-job 10\r\nrelease 10 0 0\r\n",
+                "RESERVED 10 3\r\njob\r\nRELEASED\r\n",
+            );
         }
-        assert!(engine.stat("binlog-records-migrated") > 0);
+        assert!(server.stat("binlog-records-migrated") > 0);
         now = now.before(Nanos::from_secs(1000));
     }
-    let mut engine = Instance::start(&disk, policy, now);
-    for id in [5, 2, 9, 1, 7] {
-        assert!(engine.ask("peek-buried\r\n").starts_with(&format!("FOUND {id} ")));
-        engine.expect("kick 1\r\n", "KICKED 1\r\n");
+    let mut server = Instance::start(&disk, policy, now);
+    for id in IDS {
+        server.expect("peek-buried\r\n", &format!("FOUND {id} 3\r\njob\r\n"));
+        server.expect("kick 1\r\n", "KICKED 1\r\n");
     }
 }
 
 #[test]
 fn large_counts_are_shown_and_come_back() {
-    let disk = FakeDisk::default();
-    let policy = Policy::synced(65_536);
-    let mut engine = Instance::start(&disk, policy, START);
-    (0..2).for_each(|_| assert!(engine.put("job").is_some()));
+    let (disk, mut server) = start(POLICY);
+    (0..2).for_each(|_| assert!(server.put("job").is_some()));
     for _ in 0..100 {
-        engine.expect("reserve-job 2\r\nrelease 2 0 0\r\n", "RESERVED 2 3\r\njob\r\nRELEASED\r\n");
+        server.expect("reserve-job 2\r\nrelease 2 0 0\r\n", "RESERVED 2 3\r\njob\r\nRELEASED\r\n");
     }
-    engine.expect(
-        "reserve-job 2\r\nbury 2 0\r\nkick-job 2\r\n",
-        "RESERVED 2 3\r\njob\r\nBURIED\r\nKICKED\r\n",
-    );
-    let now = engine.now;
-    let mut again = Instance::start(&disk, policy, now);
-    for engine in [&mut engine, &mut again] {
-        let jobs = [1, 2].map(|id| engine.ask(format!("stats-job {id}\r\n")));
-        let counts = jobs.map(|job| {
-            ["reserves", "timeouts", "releases", "buries", "kicks"].map(|name| number(&job, name))
-        });
-        assert_eq!(counts, [[0; 5], [101, 0, 100, 1, 1]]);
+    server.ask("reserve-job 2\r\nbury 2 0\r\nkick-job 2\r\n");
+    let mut again = Instance::start(&disk, POLICY, server.now);
+    for server in [&mut server, &mut again] {
+        for (id, counts) in [(1, [0; 5]), (2, [101, 0, 100, 1, 1])] {
+            let job = server.ask(format!("stats-job {id}\r\n"));
+            let names = ["reserves", "timeouts", "releases", "buries", "kicks"];
+            assert_eq!(names.map(|name| number(&job, name)), counts);
+        }
     }
-    again.expect("delete 2\r\ndelete 1\r\n", "DELETED\r\nDELETED\r\n");
 }
 
 #[test]
 fn an_absurd_last_id_in_a_file_header_is_ignored() {
-    for last_id in [u64::MAX, u64::MAX - 1, HIGHEST_ID + 1] {
-        let mut bytes = VERSION.to_vec();
-        record::write_file_header(&mut bytes, last_id, 7);
-        let disk = disk_with_file(bytes);
-        let policy = Policy::synced(65_536);
-        let mut engine = Instance::start(&disk, policy, START);
-        assert_eq!(engine.put("first"), Some(1));
-        let mut again = Instance::start(&disk, policy, engine.now);
-        again.expect("peek 1\r\n", "FOUND 1 5\r\nfirst\r\n");
+    const HIGHEST_ID: u64 = u64::MAX - (1 << 40);
+    for (last_id, first) in [(u64::MAX, 1), (u64::MAX - 1, 1), (HIGHEST_ID + 1, 1), (8, 9)] {
+        let disk = disk_with_file(file_head(last_id, 7));
+        let mut server = Instance::start(&disk, POLICY, START);
+        assert_eq!(server.put("first"), Some(first));
+        let mut again = Instance::start(&disk, POLICY, server.now);
+        again.expect(&format!("peek {first}\r\n"), &format!("FOUND {first} 5\r\nfirst\r\n"));
     }
 }
 
+/// See beanstalkd(1), THE BINLOG. Delays of 100 and 300 seconds begin.
 #[test]
-fn due_times_follow_the_wall_clock_after_a_suspend() {
-    let policy = Policy::synced(65_536);
-    let disk = FakeDisk::default();
-    let mut engine = Instance::start(&disk, policy, START);
-    // The machine was suspended for an hour.
-    let hour = Nanos::from_secs(3600);
-    engine.set_wall_clock_ahead(hour);
-    engine.ask("put 0 100 9 1\r\nx\r\n");
-    let mut again = Instance::start(&disk, policy, engine.now + hour);
-    let job = again.ask("stats-job 1\r\n");
-    assert_eq!((field(&job, "time-left"), field(&job, "age")), (Some("99"), Some("0")));
-}
-
-/// See beanstalkd(1), THE BINLOG.
-#[test]
-fn a_delay_ends_by_the_new_clock_after_a_restart() {
-    let policy = Policy::synced(65_536);
-    let disk = FakeDisk::default();
-    let mut engine = Instance::start(&disk, policy, START);
-    engine.ask("put 0 100 9 1\r\nx\r\n");
-    let time_left = |engine: &mut Instance| -> u64 {
-        let job = engine.ask("stats-job 1\r\n");
-        number(&job, "time-left")
-    };
-    // Set forward by 40 seconds: no effect before the restart.
-    let ahead = Nanos::from_secs(40);
-    engine.set_wall_clock_ahead(ahead);
-    assert_eq!(time_left(&mut engine), 99);
-    let mut again = Instance::start(&disk, policy, engine.now + ahead);
-    assert_eq!(time_left(&mut again), 59);
-    // Set back by 40 seconds: later, but at most the full delay after the start.
-    let mut again = Instance::start(&disk, policy, engine.now.before(ahead));
-    assert_eq!(time_left(&mut again), 99);
-}
-
-#[test]
-fn a_clock_that_was_set_back_extends_no_delay() {
-    let disk = FakeDisk::default();
-    let policy = Policy::synced(1 << 20);
-    let mut engine = Instance::start(&disk, policy, START);
-    engine.expect("put 0 100 9 1\r\na\r\n", "INSERTED 1\r\n");
-    engine.expect("put 0 300 9 1\r\nb\r\n", "INSERTED 2\r\n");
-    let hours_before = Nanos::from_nanos(START.as_nanos() - Nanos::from_secs(10_000).as_nanos());
-    for now in [hours_before, Nanos::from_secs(1)] {
-        let mut again = Instance::start(&disk, policy, now);
-        assert_eq!(field(&again.ask("stats-job 1\r\n"), "time-left"), Some("99"));
-        assert_eq!(field(&again.ask("stats-job 2\r\n"), "time-left"), Some("299"));
+fn due_times_follow_the_wall_clock_of_the_next_start() {
+    // How far the wall clock is ahead when the jobs are put; how far it is ahead or behind at the start;
+    // and the time left, in seconds.
+    for (ahead_at_put, ahead, behind, left) in [
+        (0, 50, 0, [49, 249]),
+        // The machine was suspended for an hour.
+        (3600, 3600, 0, [99, 299]),
+        // At most the full delay is left.
+        (0, 0, 40, [99, 299]),
+        (0, 0, 10_000, [99, 299]),
+        (0, 0, 1_699_999_999, [99, 299]),
+    ] {
+        let (disk, mut server) = start(POLICY);
+        server.set_wall_clock(START + Nanos::from_secs(ahead_at_put));
+        server.expect("put 0 100 9 1\r\na\r\n", "INSERTED 1\r\n");
+        server.expect("put 0 300 9 1\r\nb\r\n", "INSERTED 2\r\n");
+        let wall_clock = (server.now + Nanos::from_secs(ahead)).before(Nanos::from_secs(behind));
+        // It has no effect on a running server.
+        server.set_wall_clock(wall_clock);
+        let stats = ["stats-job 1\r\n", "stats-job 2\r\n"];
+        let jobs = stats.map(|ask| server.ask(ask));
+        assert_eq!(jobs.map(|job| number(&job, "time-left")), [99, 299]);
+        let mut again = Instance::start(&disk, POLICY, wall_clock);
+        let jobs = stats.map(|ask| again.ask(ask));
+        assert_eq!(jobs.each_ref().map(|job| number(job, "time-left")), left, "{ahead} {behind}");
+        let age = if ahead_at_put == 0 { u64::from(ahead) } else { 0 };
+        assert_eq!(number(&jobs[0], "age"), age, "{ahead} {behind}");
         again.advance(Nanos::from_secs(100));
         assert_eq!(field(&again.ask("stats-job 1\r\n"), "state"), Some("ready"));
+        // With the right clock the recorded times are in effect.
+        let right = START + Nanos::from_secs(ahead_at_put + 50);
+        let mut again = Instance::start(&disk, POLICY, right);
+        assert_eq!(number(&again.ask("stats-job 1\r\n"), "time-left"), 50);
     }
-    // With the right clock the recorded times are in effect.
-    let mut again = Instance::start(&disk, policy, START + Nanos::from_secs(50));
-    assert_eq!(field(&again.ask("stats-job 1\r\n"), "time-left"), Some("50"));
 }
+
+// ---- Flushes ----
 
 #[test]
 fn a_flush_that_was_recorded_is_finished_by_the_next_start() {
-    for (flush, left) in [("flush-tube default\r\n", 0), ("flush-buried default\r\n", 1_500)] {
-        let disk = FakeDisk::default();
-        let policy = Policy::synced(65_536);
-        let mut engine = Instance::start(&disk, policy, START);
+    let cold = Policy { body_cache: Some(0), ..POLICY };
+    for (policy, flush, left) in [
+        (POLICY, "flush-tube default\r\n", 0),
+        (POLICY, "flush-buried default\r\n", 1_500),
+        (cold, "flush-tube default\r\n", 0),
+    ] {
+        let (disk, mut server) = start(policy);
         for id in 1..=2_000 {
-            assert_eq!(engine.put("job"), Some(id));
+            assert_eq!(server.put("job"), Some(id));
             if id % 4 == 0 {
-                engine.ask(format!("reserve-job {id}\r\nbury {id} 0\r\n"));
+                server.ask(format!("reserve-job {id}\r\nbury {id} 0\r\n"));
             }
         }
-        engine.ask("use kept\r\nput 0 0 9 1\r\nx\r\n");
+        server.ask("use kept\r\nput 0 0 9 1\r\nx\r\n");
         // The flush is decided and committed, and most of its jobs are not freed yet.
-        assert_eq!(engine.ask(flush), "");
-        let mut again = Instance::start(&disk, policy, engine.now);
+        assert_eq!(server.ask(flush), "");
+        let mut again = Instance::start(&disk, policy, server.now);
         assert_eq!(again.recovered.jobs, left + 1);
         again.expect("peek 4\r\n", "NOT_FOUND\r\n");
         again.expect("peek 2001\r\n", "FOUND 2001 1\r\nx\r\n");
@@ -175,75 +160,56 @@ fn a_flush_that_was_recorded_is_finished_by_the_next_start() {
     }
 }
 
-#[test]
-fn a_buried_job_that_a_worker_has_reserved_survives_a_flush_of_buried_jobs() {
-    let disk = FakeDisk::default();
-    let policy = Policy::synced(65_536);
-    let mut engine = Instance::start(&disk, policy, START);
-    for id in 1..=2 {
-        engine.put("job");
-        engine.ask(format!("reserve-job {id}\r\nbury {id} 0\r\n"));
-    }
-    let written = engine.stat("binlog-records-written");
-    engine.expect("reserve-job 1\r\n", "RESERVED 1 3\r\njob\r\n");
-    assert_eq!(engine.stat("binlog-records-written"), written, "C beanstalkd writes no record");
-    engine.expect("flush-buried default\r\n", "FLUSHED 1\r\n");
-    let mut again = Instance::start(&disk, policy, engine.now);
-    assert_eq!(again.recovered.jobs, 1);
-    again.expect("peek-buried\r\n", "FOUND 1 3\r\njob\r\n");
-    // It is an ordinary buried job now.
-    again.expect("flush-buried default\r\n", "FLUSHED 1\r\n");
-    assert_eq!(Instance::start(&disk, policy, again.now).recovered.jobs, 0);
-}
-
 const NONCE: u32 = 7;
+const HALF_MINUTE_NS: u64 = 30_000_000_000;
 
-fn fields_of(id: u64, state: RecordState) -> Fields {
-    Fields {
+/// The full record of a job with the body `x`.
+fn job<'t>(id: u64, tube: &'t str, state: u8) -> Record<'t> {
+    let moment_ns = START.as_nanos() + id;
+    let (created_at_ns, ttr_ns) = (START.as_nanos(), HALF_MINUTE_NS);
+    Record {
         id,
-        pri: 0,
-        delay_secs: 0,
-        ttr_secs: 9,
-        body_len: 3,
-        created_at: START,
-        due_or_buried_at: START + Nanos::from_nanos(id),
-        counts: Counts::default(),
+        tube,
         state,
-        mark: Mark::None,
+        body: b"x\r\n",
+        ttr_ns,
+        created_at_ns,
+        moment_ns,
+        ..Record::default()
     }
 }
 
-/// Appends the full record of a job with the body `x`.
-fn write_job(bytes: &mut Vec<u8>, id: u64, tube: &str, state: RecordState) {
-    record::write(bytes, &fields_of(id, state), tube, b"x\r\n", NONCE);
-    bytes.extend_from_slice(b"x\r\n");
+/// A short record of a job.
+fn update(id: u64, state: u8, mark: u8) -> Record<'static> {
+    Record { body: b"", body_len: Some(3), mark, ..job(id, "", state) }
 }
 
-fn write_flush(bytes: &mut Vec<u8>, kind: FlushKind, tube: &str) {
-    record::write(bytes, &record::flush(kind, START), tube, b"", NONCE);
+fn flush(id: u64, tube: &str) -> Record<'_> {
+    Record { id, tube, created_at_ns: START.as_nanos(), ..Record::default() }
+}
+
+fn file(records: &[Record<'_>]) -> Vec<u8> {
+    let records = records.iter().flat_map(|record| record.v7(Some(NONCE)));
+    file_head(9, NONCE).into_iter().chain(records).collect()
 }
 
 /// The epochs of a tube have eight bits.
 #[test]
 fn jobs_stay_flushed_after_hundreds_of_further_flushes() {
-    let mut bytes = VERSION.to_vec();
-    record::write_file_header(&mut bytes, 9, NONCE);
-    write_job(&mut bytes, 1, "all", RecordState::Ready);
-    write_job(&mut bytes, 2, "buried", RecordState::Buried);
-    write_job(&mut bytes, 3, "buried", RecordState::Ready);
-    write_job(&mut bytes, 4, "other", RecordState::Buried);
-    for _ in 0..256 {
-        write_flush(&mut bytes, FlushKind::All, "all");
-        write_flush(&mut bytes, FlushKind::Buried, "buried");
-    }
-    write_job(&mut bytes, 5, "all", RecordState::Ready);
-    write_job(&mut bytes, 6, "buried", RecordState::Buried);
-    let disk = disk_with_file(bytes);
+    let jobs = [
+        job(1, "all", READY),
+        job(2, "buried", BURIED),
+        job(3, "buried", READY),
+        job(4, "other", BURIED),
+    ];
+    let flushes = [flush(FLUSH_ALL, "all"), flush(FLUSH_BURIED, "buried")].repeat(256);
+    let more = [job(5, "all", READY), job(6, "buried", BURIED)];
+    let disk = disk_with_file(file(&[&jobs[..], &flushes, &more].concat()));
     for _ in 0..2 {
-        let mut engine = Instance::start(&disk, Policy::synced(65_536), START);
-        assert_eq!(engine.recovered.jobs, 4);
+        let mut server = Instance::start(&disk, POLICY, START);
+        assert_eq!(server.recovered.jobs, 4);
         for id in 1..=6 {
-            let found = !engine.ask(format!("peek {id}\r\n")).starts_with("NOT_FOUND");
+            let found = !server.ask(format!("peek {id}\r\n")).starts_with("NOT_FOUND");
             assert_eq!(found, id > 2, "job {id}");
         }
     }
@@ -252,18 +218,15 @@ fn jobs_stay_flushed_after_hundreds_of_further_flushes() {
 /// Without space a bury, or the end of a hold, may have no record.
 #[test]
 fn a_flushed_job_stays_deleted_although_it_is_not_buried_in_its_last_record() {
-    for mark in [Mark::Held, Mark::None] {
-        let state = if mark == Mark::Held { RecordState::Buried } else { RecordState::Ready };
-        let mut bytes = VERSION.to_vec();
-        record::write_file_header(&mut bytes, 9, NONCE);
-        write_job(&mut bytes, 1, "a", state);
-        let fields = Fields { mark, ..fields_of(1, state) };
-        record::write(&mut bytes, &fields, "", b"", NONCE);
-        write_flush(&mut bytes, FlushKind::Buried, "a");
-        let end = Fields { mark: Mark::FlushedBuried, ..fields_of(1, RecordState::Deleted) };
-        record::write(&mut bytes, &end, "", b"", NONCE);
-        let engine = Instance::start(&disk_with_file(bytes), Policy::synced(65_536), START);
-        assert_eq!(engine.recovered.jobs, 0, "{state:?}");
+    for (state, mark) in [(BURIED, HELD), (READY, 0)] {
+        let bytes = file(&[
+            job(1, "a", state),
+            update(1, state, mark),
+            flush(FLUSH_BURIED, "a"),
+            update(1, DELETED, FLUSHED_BURIED),
+        ]);
+        let server = Instance::start(&disk_with_file(bytes), POLICY, START);
+        assert_eq!(server.recovered.jobs, 0, "{state:?}");
     }
 }
 
@@ -271,26 +234,77 @@ fn a_flushed_job_stays_deleted_although_it_is_not_buried_in_its_last_record() {
 /// the record of the flush, has moved one of its jobs to a newer file.
 #[test]
 fn a_job_that_c_beanstalkd_has_moved_after_a_flush_is_there_at_each_start() {
-    for kind in [FlushKind::All, FlushKind::Buried] {
-        let mut flushed = VERSION.to_vec();
-        record::write_file_header(&mut flushed, 9, NONCE);
-        write_job(&mut flushed, 1, "a", RecordState::Buried);
-        write_job(&mut flushed, 2, "a", RecordState::Buried);
-        write_flush(&mut flushed, kind, "a");
-        let mut moved = VERSION.to_vec();
-        write_job(&mut moved, 1, "a", RecordState::Buried);
-        let files = [("binlog.1", flushed), ("binlog.2", moved)];
-        let files = files.map(|(name, bytes)| (name.to_owned(), bytes));
+    for kind in [FLUSH_ALL, FLUSH_BURIED] {
+        let flushed = file(&[job(1, "a", BURIED), job(2, "a", BURIED), flush(kind, "a")]);
+        let moved = [&VERSION_7[..], &job(1, "a", BURIED).v7(None)].concat();
+        let files = [("binlog.1".to_owned(), flushed), ("binlog.2".to_owned(), moved)];
         let disk = FakeDisk::with_files(&BTreeMap::from(files));
         for start in 0..3 {
-            let mut engine = Instance::start(&disk, Policy::synced(65_536), START);
-            assert_eq!(engine.recovered.jobs, 1, "{kind:?}, start {start}");
-            engine.expect("peek 1\r\n", "FOUND 1 1\r\nx\r\n");
-            engine.idle(10);
+            let mut server = Instance::start(&disk, POLICY, START);
+            assert_eq!(server.recovered.jobs, 1, "{kind}, start {start}");
+            server.expect("peek 1\r\n", "FOUND 1 1\r\nx\r\n");
+            server.idle(10);
         }
-        assert!(
-            !disk.live_files().contains_key("binlog.1"),
-            "the record of the flush is still there"
-        );
+        assert!(!disk.names().contains("binlog.1:"), "the record of the flush is still there");
+    }
+}
+
+// ---- The format ----
+
+/// The server writes each record as the description says, byte for byte.
+#[test]
+fn records_are_written_as_described() {
+    let (disk, mut server) = start(POLICY);
+    let tick = server.now;
+    let at = |ticks: u32| (tick + Nanos::from_millis(u64::from(ticks))).as_nanos() + 1;
+    for (command, reply) in [
+        ("put-in-tube a 7 0 30 1\r\nx\r\n", "INSERTED 1\r\n"),
+        ("put-in-tube a 8 100 30 1\r\nx\r\n", "INSERTED 2\r\n"),
+        ("reserve-job 1\r\nrelease 1 9 60\r\n", "RESERVED 1 1\r\nx\r\nRELEASED\r\n"),
+        ("reserve-job 2\r\nbury 2 6\r\n", "RESERVED 2 1\r\nx\r\nBURIED\r\n"),
+        ("delete 1\r\n", "DELETED\r\n"),
+        ("flush-buried a\r\n", "FLUSHED 1\r\n"),
+    ] {
+        server.expect(command, reply);
+    }
+    let bytes = &disk.live_files()["binlog.1"];
+    let nonce = u32::from_ne_bytes(*bytes[4 + 4 + 36..].first_chunk().unwrap());
+    const SECOND_NS: u64 = 1_000_000_000;
+    let first = Record { pri: 7, created_at_ns: at(1), moment_ns: 0, ..job(1, "a", READY) };
+    let second = Record {
+        pri: 8,
+        delay_ns: 100 * SECOND_NS,
+        created_at_ns: at(2),
+        moment_ns: at(2) + 100 * SECOND_NS,
+        ..job(2, "a", DELAYED)
+    };
+    let released = Record {
+        tube: "",
+        body: b"",
+        body_len: Some(3),
+        state: DELAYED,
+        pri: 9,
+        delay_ns: 60 * SECOND_NS,
+        moment_ns: at(3) + 60 * SECOND_NS,
+        counts: [1, 0, 1, 0, 0],
+        ..first
+    };
+    let buried = Record {
+        tube: "",
+        body: b"",
+        body_len: Some(3),
+        state: BURIED,
+        pri: 6,
+        moment_ns: at(4),
+        counts: [1, 0, 0, 1, 0],
+        ..second
+    };
+    let records = [first, second, released, buried];
+    let mut rest = &bytes[..];
+    let head = file_head(0, nonce);
+    for expected in [head].into_iter().chain(records.map(|record| record.v7(Some(nonce)))) {
+        let (found, after) = rest.split_at(expected.len());
+        assert_eq!(found, expected, "{} bytes before the end", rest.len());
+        rest = after;
     }
 }

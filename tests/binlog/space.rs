@@ -1,12 +1,12 @@
 //! Disk use: bounded by the live records, whatever is put and deleted.
 
-use crate::harness::engine::{Instance, Policy};
+use crate::harness::driver::{Nanos, START, Syncing};
 use crate::harness::fake_disk::FakeDisk;
-use crate::harness::fixtures::START;
+use crate::harness::instance::{Instance, Policy};
 use crate::harness::request::{delete_all, put};
 use crate::harness::yaml::field;
 use crate::record_len;
-use beanstalkd::testing::{Nanos, Syncing};
+use crate::start;
 
 /// The most bytes of the files for these bytes of live records.
 fn limit(live: u64, file_size: u32) -> u64 {
@@ -15,19 +15,17 @@ fn limit(live: u64, file_size: u32) -> u64 {
 
 #[test]
 fn a_job_released_a_million_times_does_not_grow_the_log() {
-    let disk = FakeDisk::default();
-    let mut engine =
-        Instance::start(&disk, Policy::new(65_536, Syncing::Within(Nanos::from_millis(50))), START);
-    assert_eq!(engine.put("job"), Some(1));
+    let (disk, mut server) = start(Policy::new(65_536, Syncing::Within(Nanos::from_millis(50))));
+    assert_eq!(server.put("job"), Some(1));
     let live = record_len("default", 3);
     let turn = "reserve\r\nrelease 1 7 0\r\n".repeat(100);
     for _ in 0..10_000 {
-        let reply = engine.ask(&turn);
+        let reply = server.ask(&turn);
         assert!(reply.ends_with("RELEASED\r\n"));
         assert!(disk.take_peak() <= limit(live, 65_536));
     }
-    assert_eq!(field(&engine.ask("stats-job 1\r\n"), "releases"), Some("1000000"));
-    let now = engine.now;
+    assert_eq!(field(&server.ask("stats-job 1\r\n"), "releases"), Some("1000000"));
+    let now = server.now;
     let mut again = Instance::start(&disk, Policy::new(65_536, Syncing::Never), now);
     let text = again.ask("stats-job 1\r\n");
     assert_eq!(field(&text, "releases"), Some("1000000"));
@@ -37,7 +35,7 @@ fn a_job_released_a_million_times_does_not_grow_the_log() {
 /// Puts and deletes many jobs next to long-lived jobs, and checks disk use after each step.
 fn churn(file_size: u32, long_lived: u64, body_len: usize, in_order: bool) {
     let disk = FakeDisk::default();
-    let mut engine = Instance::start(
+    let mut server = Instance::start(
         &disk,
         Policy::new(file_size, Syncing::Within(Nanos::from_millis(50))),
         START,
@@ -50,7 +48,7 @@ fn churn(file_size: u32, long_lived: u64, body_len: usize, in_order: bool) {
     let mut live = 0;
     let mut needed = 0;
     for round in 0..rounds {
-        let id = engine.put(&body).expect("there is space");
+        let id = server.put(&body).expect("there is space");
         live += each;
         needed += each;
         // The long-lived jobs are spread over many files.
@@ -61,14 +59,14 @@ fn churn(file_size: u32, long_lived: u64, body_len: usize, in_order: bool) {
         if short_lived.len() > 20 {
             let index = if in_order { 0 } else { random.usize(..short_lived.len()) };
             let id = short_lived.remove(index).unwrap();
-            engine.delete(id);
+            server.delete(id);
             live -= each;
             needed += 84;
         }
         let peak = disk.take_peak();
         assert!(peak <= limit(live + each, file_size), "round {round}: {peak} for {live} live");
     }
-    let written = disk.bytes_written();
+    let written = disk.counts().bytes_written;
     assert!(
         written * 10 < needed * 28,
         "{written} bytes are written for {needed} bytes of records"
@@ -76,9 +74,9 @@ fn churn(file_size: u32, long_lived: u64, body_len: usize, in_order: bool) {
     // Without jobs one file is enough.
     let ids: Vec<u64> = (1..=rounds).collect();
     for some in ids.chunks(50) {
-        engine.ask(delete_all(some.iter().copied()));
+        server.ask(delete_all(some.iter().copied()));
     }
-    engine.idle(200);
+    server.idle(200);
     assert_eq!(disk.live_files().len(), 1, "{:?}", disk.live_files().keys());
     assert!(disk.used() <= u64::from(file_size));
 }
@@ -96,82 +94,42 @@ fn disk_use_is_bounded_with_long_lived_jobs() {
 }
 
 #[test]
-fn disk_use_is_bounded_after_starts_too() {
-    let disk = FakeDisk::default();
-    let policy = Policy::synced(65_536);
-    let mut now = START;
-    let mut live = 0;
-    for life in 0..20 {
-        let mut engine = Instance::start(&disk, policy, now);
-        // One job stays, the others are deleted.
-        assert!(engine.put("long-lived").is_some());
-        live += record_len("default", "long-lived".len());
-        let large = [3_000; 3].map(|len| engine.put("x".repeat(len)).unwrap());
-        for id in large {
-            engine.delete(id);
-        }
-        engine.idle(100);
-        let used = disk.used();
-        assert!(used <= limit(live, 65_536), "life {life}: {used} for {live} live");
-        now = engine.now;
-    }
-}
-
-#[test]
-fn prepared_files_are_removed_when_jobs_are_deleted() {
-    let disk = FakeDisk::default();
-    let mut engine = Instance::start(&disk, Policy::synced(16_384), START);
-    for len in [1_558, 4_058, 6_844] {
-        assert!(engine.put("x".repeat(len)).is_some());
-    }
-    assert!(disk.used() > 2 * 16_384, "no file is prepared for the deletes");
-    engine.expect("delete 2\r\ndelete 3\r\n", "DELETED\r\nDELETED\r\n");
-    assert!(disk.used() <= limit(record_len("default", 1_558), 16_384));
-}
-
-#[test]
 fn compaction_for_a_burst_is_shared_among_iterations() {
     const SHARE: u64 = 2 << 20;
-    let disk = FakeDisk::default();
-    let mut engine = Instance::start(&disk, Policy::new(1 << 20, Syncing::Never), START);
+    let (disk, mut server) = start(Policy::new(1 << 20, Syncing::Never));
     let body = "b".repeat(20_000);
-    let mut ids: Vec<u64> = (0..2_000).map(|_| engine.put(&body).unwrap()).collect();
+    let mut ids: Vec<u64> = (0..2_000).map(|_| server.put(&body).unwrap()).collect();
     fastrand::Rng::with_seed(1).shuffle(&mut ids);
     let deletes = delete_all(ids[..1_500].iter().copied());
     let mut most = 0;
-    let mut before = disk.bytes_written();
-    let conn = engine.conn;
-    engine.receive(conn, deletes);
-    loop {
-        engine.commit();
-        most = most.max(disk.bytes_written() - before);
-        before = disk.bytes_written();
-        if !engine.server.actions(conn).run {
-            break;
-        }
-        engine.resume(conn);
+    let mut before = disk.counts().bytes_written;
+    let client = server.client;
+    server.receive(client, deletes);
+    while server.is_busy() {
+        server.iterate();
+        most = most.max(disk.counts().bytes_written - before);
+        before = disk.counts().bytes_written;
     }
-    let moved = engine.stat("binlog-records-migrated") * 20_000;
+    let moved = server.stat("binlog-records-migrated") * 20_000;
     assert!(moved > 2 * SHARE, "only {moved} bytes were moved");
     assert!(most <= SHARE + 200_000, "{most} bytes in one iteration");
-    assert_eq!(engine.stat("current-jobs-ready"), 500);
+    assert_eq!(server.stat("current-jobs-ready"), 500);
 }
 
 #[test]
 fn a_job_larger_than_a_file_works() {
-    let disk = FakeDisk::default();
     let policy = Policy::synced(4096);
-    let mut engine = Instance::start(&disk, policy, START);
+    let (disk, mut server) = start(policy);
     let body = "y".repeat(100_000);
     for round in 0..20 {
-        let id = engine.put(&body).unwrap();
-        engine.put("small").unwrap();
+        let id = server.put(&body).unwrap();
+        server.put("small").unwrap();
         if round < 18 {
-            engine.delete(id);
+            server.delete(id);
         }
         assert!(disk.used() <= limit(3 * record_len("default", 100_000), 4096));
     }
-    let now = engine.now;
+    let now = server.now;
     let mut again = Instance::start(&disk, policy, now);
     assert_eq!(again.ask("peek 39\r\n"), format!("FOUND 39 100000\r\n{body}\r\n"));
     assert_eq!(again.recovered.jobs, 22);
@@ -181,13 +139,12 @@ fn a_job_larger_than_a_file_works() {
 #[test]
 fn bodies_of_any_length_are_recorded_in_their_order() {
     for len in [131_069, 131_070, 131_071, 131_072, 300_000] {
-        let disk = FakeDisk::default();
         let policy = Policy::synced(65_536);
-        let mut engine = Instance::start(&disk, policy, START);
+        let (disk, mut server) = start(policy);
         let large = "x".repeat(len);
         let puts = ["before", &large, "behind"].map(|body| put(0, 0, 9, body)).concat();
-        assert_eq!(engine.ask(puts), "INSERTED 1\r\nINSERTED 2\r\nINSERTED 3\r\n");
-        let mut again = Instance::start(&disk, policy, engine.now);
+        assert_eq!(server.ask(puts), "INSERTED 1\r\nINSERTED 2\r\nINSERTED 3\r\n");
+        let mut again = Instance::start(&disk, policy, server.now);
         again.expect("peek 1\r\n", "FOUND 1 6\r\nbefore\r\n");
         assert!(again.ask("peek 2\r\n") == format!("FOUND 2 {len}\r\n{large}\r\n"), "{len}");
         again.expect("peek 3\r\n", "FOUND 3 6\r\nbehind\r\n");

@@ -2,68 +2,78 @@
 page without script, in the dark and on a phone. No step may print a message in the console.
 
 Use: check.py SERVER"""
+import json
 import re
 import sys
 import time
+import urllib.request
 
-from server import Server
-from webdriver import Browser, found_again, require_chromium, wait_until
+from browser import Browser
+from beanstalk import PATIENCE_S
+from server import Server, wait_until
 
+ODD_TUBE = "a/b;c.d$e_f(g)+-"
 TABLE = """
-const rows = [...document.querySelectorAll("#tubes tbody tr")];
-return rows.map(row => [...row.cells].map(cell => cell.textContent));
+const texts = cells => [...cells].map(cell => cell.textContent);
+const heads = texts(document.querySelectorAll("#tubes thead th"));
+const rows = [...document.querySelectorAll("#tubes tbody tr")].map(row => texts(row.cells));
+return rows.map(row => [row[0].trim(), Object.fromEntries(row.map((text, n) => [heads[n], text]))]);
 """
-HEADS = 'return [...document.querySelectorAll("#tubes thead th")].map(cell => cell.textContent)'
 TOTALS = """
 const values = document.querySelectorAll("#totals div");
 return Object.fromEntries([...values].map(value => [...value.children].map(c => c.textContent.trim())));
 """
+JOBS = 'return [...document.querySelectorAll("#jobs tbody tr")].map(row => row.textContent)'
 
 
-def expect(what, found, expected):
+def expect(what, found, expected=True):
     assert found == expected, f"{what}: {found!r} instead of {expected!r}"
 
 
 def table(browser):
     """The rows of the table, by the names of tubes and columns, in their order."""
-    heads = browser.run(HEADS)
-    return {row[0].strip(): dict(zip(heads, row)) for row in browser.run(TABLE)}
+    return dict(browser.run(TABLE))
 
 
-def expect_quiet(browser, step):
-    expect(f"the console after {step}", browser.console(), [])
-    print("ok", step)
+def expect_tubes(browser, *tubes):
+    wait_until(f"the tubes are {tubes}", lambda: list(table(browser)) == list(tubes))
+
+
+def get(page, kind):
+    request = urllib.request.Request(page, headers={"Accept": kind})
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+        return response.read().decode()
 
 
 def fill(client):
     """Jobs in each state, in tubes with all characters that names can have."""
-    client.put("mail", 3)
-    client.put("mail", 2, pri=5000, delay=500)
-    client.put("a/b;c.d$e_f(g)+-", 12, body="secret")
-    client.put("thumbnails", 1234, ttr=9000)
+    for tube, count, job in [("mail", 3, {}), ("mail", 2, {"pri": 5000, "delay": 500}),
+                             (ODD_TUBE, 12, {"body": b"secret"}), ("thumbnails", 1234, {"ttr": 9000})]:
+        for _ in range(count):
+            client.put(**{"body": b"x", "tube": tube, **job})
     client.ask("watch mail")
-    client.ask(f"bury {client.ask('reserve')[1]} 7")
-    client.ask("reserve")
-    client.ask("pause-tube thumbnails 900")
+    client.must("BURIED", f"bury {client.ask('reserve')[1]} 7")
+    client.must("RESERVED", "reserve")
+    client.must("PAUSED", "pause-tube thumbnails 900")
 
 
-def check_values(server, browser):
-    browser.open(server.page)
-    rows, totals, facts = table(browser), browser.run(TOTALS), server.facts()
-    for title, key in ("ready", "ready"), ("reserved", "reserved"), ("tubes", "tubes"):
-        expect(title, totals[title].replace(",", ""), str(facts["totals"][key]))
-    expect("the title", browser.run("return document.title").startswith("beanstalkd on "), True)
+def check_values(page, browser, client):
+    fill(client)
+    browser.get(page)
+    rows, totals, facts = table(browser), browser.run(TOTALS), json.loads(get(page, "application/json"))
+    for title in "ready", "reserved", "tubes":
+        expect(title, totals[title].replace(",", ""), str(facts["totals"][title]))
+    expect("the title", browser.title.startswith("beanstalkd on "))
     expect("the tubes", list(rows), [tube["name"] for tube in facts["tubes"]])
     for tube in facts["tubes"]:
         for key in "ready", "urgent", "reserved", "delayed", "buried", "waiting":
             found = rows[tube["name"]][key].replace(",", "")
             expect(f"{key} of {tube['name']}", found, str(tube[key]))
     expect("a number", rows["thumbnails"]["ready"], "1,234")
-    expect("a pause", re.fullmatch("1[45]m [0-9]+s", rows["thumbnails"]["paused"]) is not None, True)
-    expect_quiet(browser, "values")
+    expect("a pause", re.fullmatch("1[45]m [0-9]+s", rows["thumbnails"]["paused"]) is not None)
 
 
-def check_order(browser):
+def check_order(page, browser, client):
     def is_sorted(column, direction, first):
         heads = browser.run("""return [...document.querySelectorAll("[aria-sort]")]
             .map(cell => [cell.textContent, cell.getAttribute("aria-sort")])""")
@@ -71,64 +81,59 @@ def check_order(browser):
 
     browser.click("#tubes th:nth-child(2) a")
     wait_until("jobs are sorted", lambda: is_sorted("ready", "descending", "thumbnails"))
-    expect("the address", browser.url().split("?")[1], "sort=ready")
+    expect("the address", browser.current_url.split("?")[1], "sort=ready")
     browser.click("#tubes th:nth-child(2) a")
     wait_until("the order is reversed", lambda: is_sorted("ready", "ascending", "default"))
     browser.click("#tubes th:nth-child(1) a")
-    wait_until("names are sorted", lambda: is_sorted("tube", "ascending", "a/b;c.d$e_f(g)+-"))
-    browser.run("history.back()")
+    wait_until("names are sorted", lambda: is_sorted("tube", "ascending", ODD_TUBE))
+    browser.back()
     wait_until("the last order is back", lambda: is_sorted("ready", "ascending", "default"))
-    expect_quiet(browser, "order")
 
 
-def check_filter(browser):
+def check_filter(page, browser, client):
     browser.type("input[name=filter]", "umb")
-    wait_until("one tube is shown", lambda: list(table(browser)) == ["thumbnails"])
-    expect("the address", "filter=umb" in browser.url() and "sort=-ready" in browser.url(), True)
+    expect_tubes(browser, "thumbnails")
+    expect("the address", "filter=umb" in browser.current_url and "sort=-ready" in browser.current_url)
     expect("the focus", browser.run("return document.activeElement.name"), "filter")
     browser.type("input[name=filter]", '"><script>alert(1)</script>')
-    wait_until("no tube is shown", lambda: not table(browser))
-    browser.open(browser.url())
+    expect_tubes(browser)
+    browser.get(browser.current_url)
     value = browser.run("return document.querySelector('input[name=filter]').value")
     expect("the filter after a reload", value, 'umb"><script>alert(1)</script>')
-    expect_quiet(browser, "filter")
 
 
-def check_refresh(server, browser, client):
-    browser.open(server.page)
+def check_refresh(page, browser, client):
+    browser.get(page)
     browser.run("window.isSamePage = true")
-    before = table(browser)["mail"]["ready"]
-    client.put("mail", 7)
-    wait_until("new jobs are shown", lambda: int(table(browser)["mail"]["ready"]) == int(before) + 7)
+    before = int(table(browser)["mail"]["ready"])
+    for _ in range(7):
+        client.put(b"x", "mail")
+    wait_until("new jobs are shown", lambda: int(table(browser)["mail"]["ready"]) == before + 7)
     wait_until("rates are known", lambda: table(browser)["mail"]["puts/s"] != "-")
     points = 'return document.querySelector("svg polyline").points.length'
     wait_until("the plot has two points", lambda: browser.run(points) >= 2)
-    # What a reader has selected stays selected.
+    # What a reader has selected stays selected: over some refreshes, one each second.
     browser.run("getSelection().selectAllChildren(document.querySelector('h1'))")
     time.sleep(3)
     expect("the selection", browser.run("return getSelection().toString()"), "beanstalkd")
     browser.run("getSelection().removeAllRanges()")
-    expect("the page", browser.run("return window.isSamePage"), True)
-    expect_quiet(browser, "refresh")
+    expect("the page", browser.run("return window.isSamePage"))
 
 
-def check_tube(server, browser, client):
-    browser.open(server.page)
-    name = "a/b;c.d$e_f(g)+-"
-    browser.run("[...document.links].find(link => link.textContent === arguments[0]).click()", name)
-    wait_until("the tube is shown", lambda: browser.text("h1") == name)
-    rows = 'return [...document.querySelectorAll("#jobs tbody tr")].map(row => row.textContent)'
-    expect("the number of jobs", len(browser.run(rows)), 10)
-    expect("a body is shown", "secret" in browser.source(), False)
-    [job] = client.put(name, 1, pri=0)
-    wait_until("a new job is shown", lambda: browser.run(rows)[0].startswith(f"ready{job}0"))
+def check_tube(page, browser, client):
+    browser.get(page)
+    browser.run("[...document.links].find(link => link.textContent === arguments[0]).click()", ODD_TUBE)
+    wait_until("the tube is shown", lambda: browser.text("h1") == ODD_TUBE)
+    expect("the number of jobs", len(browser.run(JOBS)), 10)
+    expect("a body is shown", "secret" in browser.page_source, False)
+    job = client.put(b"x", ODD_TUBE, pri=0)
+    wait_until("a new job is shown", lambda: browser.run(JOBS)[0].startswith(f"ready{job}0"))
     browser.click("p a")
-    wait_until("the server is shown", lambda: browser.url() == server.page)
-    expect_quiet(browser, "the page of a tube")
+    wait_until("the server is shown", lambda: browser.current_url == page)
 
 
-def check_policy(server, browser):
-    browser.open(server.page)
+def check_policy(page, browser, client):
+    browser.get(page)
     browser.run("""const script = document.createElement("script");
         script.textContent = "window.isBroken = true"; document.body.append(script);
         const style = document.createElement("style");
@@ -139,68 +144,41 @@ def check_policy(server, browser):
     expect("a style applies", color == "rgb(255, 0, 0)", False)
     refused = [line for line in browser.console() if "Content Security Policy" in line]
     expect("the number of refusals", len(refused), 3)
-    expect_quiet(browser, "the policy")
 
 
-def check_without_script(server, browser, client):
+def check_without_script(page, browser, client):
     """The page reloads itself here, every ten seconds: no step may rely on its being still there."""
-    def use_root(use):
-        """Calls a function with the node of the page."""
-        return found_again(lambda: use(browser.devtools("DOM.getDocument")["root"]["nodeId"]))
+    def is_seen(act, *tubes):
+        """Acts on a new page; a reload can swallow a click."""
+        browser.get(page)
+        act()
+        try:
+            return wait_until("the page shows it", lambda: list(table(browser)) == list(tubes), 5)
+        except AssertionError:
+            return False
 
-    def html():
-        return use_root(lambda root: browser.devtools("DOM.getOuterHTML", nodeId=root)["outerHTML"])
-
-    def center(selector):
-        def find(root):
-            found = browser.devtools("DOM.querySelector", nodeId=root, selector=selector)
-            return browser.devtools("DOM.getBoxModel", nodeId=found["nodeId"])["model"]["content"]
-
-        left, top, right, _, _, bottom, *_ = use_root(find)
-        return (left + right) / 2, (top + bottom) / 2
-
-    def click(selector):
-        x, y = center(selector)
-        for kind in "mousePressed", "mouseReleased":
-            browser.devtools("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
-
-    def names():
-        return re.findall(r'<th scope="row"><a[^>]*>([^<]*)', html())
+    def filter_mail():
+        browser.type("input[name=filter]", "mail")
+        browser.click("button")
 
     def ready():
         """The ready jobs of a tube, or nothing while the page loads."""
-        found = re.search(r"mail</a></th><td>(\d+)", html())
-        return found and int(found[1])
-
-    def try_again(what, act, holds):
-        """Acts on a new page until its effect is seen: a reload can swallow a click."""
-        def is_seen():
-            browser.open(server.page)
-            wait_until("the page is whole", lambda: "</html>" in html())
-            act()
-            try:
-                return wait_until(what, holds, patience_s=5)
-            except AssertionError:
-                return False
-
-        wait_until(what, is_seen)
-
-    def filter_mail():
-        click("input[name=filter]")
-        browser.devtools("Input.insertText", text="mail")
-        click("button")
+        row = table(browser).get("mail")
+        return row and int(row["ready"])
 
     browser.set_scripts(False)
-    browser.open(server.page)
-    expect("tubes", set(names()) >= {"mail", "thumbnails", "default"}, True)
-    try_again("names are sorted", lambda: click("#tubes th:nth-child(1) a"),
-              lambda: names() and names() == sorted(names()))
-    try_again("one tube is shown", filter_mail, lambda: names() == ["mail"])
+    browser.get(page)
+    names = sorted(table(browser))
+    expect("tubes", set(names) >= {"mail", "thumbnails", "default"})
+    wait_until("names are sorted", lambda: is_seen(lambda: browser.click("#tubes th:nth-child(1) a"), *names))
+    wait_until("one tube is shown", lambda: is_seen(filter_mail, "mail"))
     before = wait_until("jobs are counted", ready)
-    client.put("mail", 5)
-    wait_until("the page reloads itself", lambda: ready() == before + 5)
+    browser.run("window.isSamePage = true")
+    for _ in range(5):
+        client.put(b"x", "mail")
+    wait_until("the page has the jobs", lambda: ready() == before + 5)
+    expect("the page is still the same", browser.run("return window.isSamePage === true"), False)
     browser.set_scripts(True)
-    expect_quiet(browser, "the page without script")
 
 
 def contrast(browser, selector):
@@ -217,70 +195,60 @@ def contrast(browser, selector):
     return (max(lights) + 0.05) / (min(lights) + 0.05)
 
 
-def check_looks(server, browser):
+def check_looks(page, browser, client):
     backgrounds = set()
     for is_dark in False, True:
         browser.set_dark(is_dark)
-        browser.open(server.page)
+        browser.get(page)
         backgrounds.add(browser.run("return getComputedStyle(document.body).backgroundColor"))
         for selector in "h1", "p", "dt", "dd", "tbody th a", "thead th a", "span.a", "span.b":
-            expect(f"{selector} is readable", contrast(browser, selector) >= 4.5, True)
+            expect(f"{selector} is readable", contrast(browser, selector) >= 4.5)
     expect("backgrounds", len(backgrounds), 2)
     for width in 320, 390, 820, 1400:
         browser.set_size(width, 800, is_phone=width < 500)
         for path in "", "tube/mail":
-            browser.open(server.page + path)
+            browser.get(page + path)
             wide = browser.run("return document.documentElement.scrollWidth")
             expect(f"the width of /{path} on a screen of {width} pixels", wide, width)
     browser.set_size(1100, 800)
     browser.set_dark(False)
-    expect_quiet(browser, "looks in the dark and on a phone")
 
 
-def check_many_tubes(server, browser, client):
-    for number in range(10_000):
-        client.send(f"watch tube{number}")
-        if number % 100 == 99:
-            for _ in range(100):
-                client.line()
-    browser.open(server.page)
+def check_many_tubes(page, browser, client):
+    for number in range(0, 10_000, 100):
+        client.send(*(f"watch tube{number + offset}" for offset in range(100)))
+        for _ in range(100):
+            client.reply()
+    browser.get(page)
     expect("the number of rows", len(table(browser)), 100)
-    more = browser.text("#more")
-    expect("the other tubes", re.fullmatch("9,90[0-9] more tubes are not shown", more) is not None, True)
+    expect("other tubes", re.fullmatch("9,90[0-9] more tubes are not shown", browser.text("#more")) is not None)
     browser.type("input[name=filter]", "tube9876")
-    wait_until("any tube is found", lambda: list(table(browser)) == ["tube9876"])
-    html = server.get("", "text/html")
-    expect(f"{len(html)} bytes are below 30 KB", len(html) < 30_000, True)
-    expect_quiet(browser, "10,000 tubes")
+    expect_tubes(browser, "tube9876")
+    html = get(page, "text/html")
+    expect(f"{len(html)} bytes are below 30 KB", len(html) < 30_000)
 
 
-def check_end(server, browser):
+def check_end(page, browser, server):
     """Runs last: it ends the server. The browser itself reports failed requests in the console."""
-    browser.open(server.page)
+    browser.get(page)
     before = table(browser)
-    server.process.terminate()
-    is_old = lambda: "The values are old: " in browser.text("[role=status]")
-    wait_until("the page shows that its values are old", is_old)
+    server.stop()
+    wait_until("the page shows that its values are old",
+               lambda: "The values are old: " in browser.text("[role=status]"))
     expect("the values", table(browser).keys(), before.keys())
-    print("ok the end of the server")
 
 
 def main():
-    require_chromium("the status page is not shown to a browser")
-    with Server(sys.argv[1]) as server, Browser() as browser:
+    with Server(sys.argv[1]) as server, Browser() as browser, server.connect() as client:
+        page = f"http://{server.metrics}/"
         browser.set_size(1100, 800)
-        client = server.client()
-        fill(client)
-        check_values(server, browser)
-        check_order(browser)
-        check_filter(browser)
-        check_refresh(server, browser, client)
-        check_tube(server, browser, client)
-        check_policy(server, browser)
-        check_without_script(server, browser, client)
-        check_looks(server, browser)
-        check_many_tubes(server, browser, client)
-        check_end(server, browser)
+        for check in (check_values, check_order, check_filter, check_refresh, check_tube, check_policy,
+                      check_without_script, check_looks, check_many_tubes):
+            check(page, browser, client)
+            expect(f"the console after {check.__name__}", browser.console(), [])
+            print("ok", check.__name__)
+        check_end(page, browser, server)
+        print("ok check_end")
 
 
 main()

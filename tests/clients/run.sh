@@ -4,28 +4,18 @@
 # is not installed is skipped, visibly; in .ci/run, which sets CI, it fails.
 set -eu
 server=$1
-
-skip() {
-	if [ -n "${CI-}" ]; then
-		echo "$1" >&2
-		exit 1
-	fi
-	echo "SKIPPED: $1"
-}
+. tests/packages/common.sh
 
 python=target/clients/bin/python
-if ! "$python" -c 'import greenstalk' 2>/dev/null; then
-	python=python3
-fi
+[ -x "$python" ] || python=python3
 if "$python" -c 'import greenstalk' 2>/dev/null; then
 	"$python" -B tests/clients/greenstalk_test.py "$server"
-	"$python" -B tests/clients/batches_test.py "$server"
 else
 	skip 'greenstalk is not installed, no Python client is tried'
 fi
 
-if command -v php >/dev/null && [ -e /usr/share/php/Pheanstalk/autoload.php ]; then
-	php tests/clients/pheanstalk_test.php "$server"
+if has php && [ -e /usr/share/php/Pheanstalk/autoload.php ]; then
+	python3 -B tests/harness/server.py "$server" php tests/clients/pheanstalk_test.php
 else
 	skip 'PHP or pheanstalk is not installed, no PHP client is tried'
 fi

@@ -1,28 +1,30 @@
-"""Random faults in a cluster, while clients work and a checker verifies what they saw.
+"""Faults in a cluster, while clients work and a checker verifies what they saw.
 
-Use: chaos.py SERVER [--seconds N] [--seed N] [--servers N] [--faults NAME,...]
-
-The seed chooses the faults and what clients send; it is printed, and SEED in the environment sets
-it too. Moments differ from run to run.
+The faults are random, or each one strikes once. The seed chooses the faults and what clients send. Moments
+differ from run to run.
 """
-import argparse
 import contextlib
-import os
 import random
-import sys
 import time
 
+from workspace import PATIENCE_S, stop, wait_until
+from beanstalk import Closed
 from checker import Checker
-from cluster import Cluster, ServiceManager
-from faults import Faults
+from cluster import NOT_LEADING, Cluster, ServiceManager, start_haproxy
+from faults import ANY, Faults
 from history import History, Violation
-from observers import Observers
-from verifier import Verifier
-from workload import TUBES, Session, Workload
-from workspace import PATIENCE_S, Workspace, wait_until
+from observers import Observer
+from workload import STATES, TUBES, Session, Workload
+
+# Deleted jobs that are asked for, besides all others; the last time it is all of them.
+DELETED_SAMPLE = 3000
+# A client gets a reply again this long after a fault that strikes once. It is much shorter than the
+# longest lease.
+SUCCESSION_S = 30
+
 
 class Chaos:
-    """One run."""
+    """One run: a cluster, clients of HAProxy and of each server, observers, and faults."""
 
     def __init__(self, cluster, seed, log):
         self.cluster = cluster
@@ -30,37 +32,63 @@ class Chaos:
         self.random = random.Random(f"{seed}/chaos")
         self.history = History()
         self.workload = Workload(self.history, seed)
-        self.manager = ServiceManager(cluster.servers, self.history, self.workload.fail)
-        self.observers = Observers(self.history, cluster.servers, self.workload.fail)
-        self.verifier = Verifier(cluster, self.history, seed)
-        self.faults = Faults(cluster, self.manager, self.workload, self.verifier, seed, log)
+        failures = self.workload.failures
+        self.manager = ServiceManager(cluster.servers, failures)
+        self.observers = [Observer(self.history, server.address, failures) for server in cluster.servers]
+        self.faults = Faults(self, seed)
         self.verified_pids = set()
         self.verifications = 0
         self.began = time.monotonic()
 
     def __enter__(self):
-        self.manager.start()
-        self.observers.start()
+        haproxy = start_haproxy(self.cluster)
+        for worker in self.manager, *self.observers:
+            worker.start()
         for number in range(1, 9):
-            self.workload.start(f"client{number}", self.cluster.haproxy.address)
+            self.workload.start(f"client{number}", haproxy)
         for server in self.cluster.servers:
-            self.workload.start(f"{server.name}-client", (server.address, server.port))
+            self.workload.start(f"{server.name}-client", server.address)
         return self
 
     def __exit__(self, *_):
         self.workload.stop()
-        self.observers.stop()
-        self.manager.stop()
+        stop([self.manager, *self.observers])
 
     def run(self, seconds):
+        """Strikes with random faults."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self.wait(self.random.uniform(0.5, 4))
             self.faults.strike()
-            self.wait_until_active()
-            if self.has_new_leader():
+            self.wait_until_answering()
+            if not self.history.answers.keys() <= self.verified_pids:
                 self.verify()
             self.workload.raise_failure()
+
+    def run_once(self, fault, tries=3):
+        """Strikes with one fault, and verifies what must hold after it."""
+        self.wait(0.5)
+        if fault.status is None:
+            self.wait_for_lease()
+        active = self.cluster.wait_for_active().process
+        self.faults.strike_once(fault)
+        status = fault.status if fault.status == ANY else active.poll() if fault.status is None else active.wait()
+        self.wait_until_answering(SUCCESSION_S)
+        self.verify()
+        if status == NOT_LEADING != fault.status and "not renewed in time" in active.text() and tries > 1:
+            self.log("the machine was too busy to renew the lease: once more")
+            self.run_once(fault, tries - 1)
+            return
+        assert status == fault.status, (f"{fault.name}: {active.name} ended with {status} instead of"
+                                        f" {fault.status}:\n{active.tail()}")
+        assert fault.logged in active.text(), f"{fault.name}: not logged: {fault.logged}\n{active.tail()}"
+
+    def finish(self):
+        """Verifies all jobs, takes every job out of the queue, and verifies once more."""
+        self.workload.stop()
+        self.verify(is_last=True)
+        self.drain()
+        self.workload.raise_failure()
 
     def wait(self, seconds):
         end = time.monotonic() + seconds
@@ -68,7 +96,7 @@ class Chaos:
             self.workload.raise_failure()
             time.sleep(0.05)
 
-    def wait_until_active(self):
+    def wait_until_answering(self, patience_s=PATIENCE_S):
         """Waits until clients get replies again."""
         began = time.monotonic()
 
@@ -76,148 +104,133 @@ class Chaos:
             self.workload.raise_failure()
             with self.history.lock:
                 return any(each.last_sent > began for each in self.history.answers.values())
-        wait_until("a server answers clients", answers)
+        wait_until("a server answers clients", answers, patience_s)
 
-    def has_new_leader(self):
-        with self.history.lock:
-            return not self.history.answers.keys() <= self.verified_pids
+    def wait_for_lease(self):
+        """Waits until the active server has just renewed its lease."""
+        active = self.cluster.wait_for_active()
+        enough_s = 0.6 * self.cluster.lease_ttl_s
+        active.wait_for("the lease is renewed", lambda: active.metric("beanstalkd_lease_seconds") > enough_s)
 
     def verify(self, is_last=False):
         """Lets the clients pause, asks the active server for jobs, and checks the history."""
         with self.workload.gate.closed():
             self.workload.raise_failure()
             began = time.monotonic()
-            self.verifier.ask_for_jobs(is_last)
+            self.ask_for_jobs(is_last)
             self.workload.notice_ends()
-            self.verifier.check(is_last)
-            with self.history.lock:
-                self.verified_pids |= self.history.answers.keys()
+            Checker(self.history).check(only_changed=not is_last)
+            self.workload.raise_failure()
+            self.verified_pids |= self.history.answers.keys()
             self.verifications += 1
-            self.workload.backlog = len(self.history.jobs)
+            self.history.backlog = len(self.history.jobs)
             self.log(f"verified {len(self.history.jobs)} jobs and {len(self.history.gone)} deleted ones"
                      f" in {time.monotonic() - began:.1f} s")
 
+    def ask_for_jobs(self, is_last=False, server=None):
+        """Asks for the body and the state of every job. A change of leader makes it begin again.
+
+        `server` is the server to ask, instead of the active one. Clients must pause.
+        """
+        give_up_at = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                active = server or self.cluster.wait_for_active()
+                with contextlib.closing(Session(self.history, active.address)) as session:
+                    return self.ask_session(session, self.jobs_to_ask_for(is_last))
+            except Closed as closed:
+                if time.monotonic() > give_up_at:
+                    raise AssertionError(f"the verification of jobs did not end: {closed}") from closed
+
+    def jobs_to_ask_for(self, is_last):
+        jobs, gone = set(self.history.jobs), self.history.gone
+        if is_last:
+            # Puts with unknown outcomes may have made jobs with ids that no client knows.
+            return range(1, max(jobs | gone, default=0) + 1000)
+        return sorted(jobs) + self.random.sample(sorted(gone), min(DELETED_SAMPLE, len(gone)))
+
+    def ask_session(self, session, jobs):
+        for first in range(0, len(jobs), 100):
+            commands = []
+            for job in jobs[first:first + 100]:
+                # A job that is not known is gone, or no client knows it.
+                is_known = job in self.history.jobs
+                commands.append(session.on_job("peek", job, is_known=is_known))
+                if is_known:
+                    commands.append(session.stats_job(job))
+            session.run(*commands)
+
     def drain(self):
         """Takes every job out of the queue, and verifies once more."""
-        with self.workload.gate.closed():
-            server = self.cluster.wait_for_active()
-            with contextlib.closing(Session(self.history, (server.address, server.port))) as session:
-                session.watch(TUBES)
-                taken = 0
-                give_up_at = time.monotonic() + PATIENCE_S
-                # The server may still be about to notice the end of a client with reserved jobs.
-                while left := self.count_jobs(session):
-                    while jobs := session.reserve("reserve-batch 500"):
-                        session.run([session.delete(job) for job in jobs])
-                        taken += len(jobs)
-                    taken += self.kick_all(session)
-                    if time.monotonic() > give_up_at:
-                        raise Violation("left over", f"jobs that no reserve returned: {left}")
-            checker = Checker(self.history)
-            checker.check_all()
-            jobs = {job for job, operations in self.history.jobs.items()
-                    if any(operation.kind == "put" for operation in operations)}
-            if jobs:
-                raise Violation("lost", f"jobs that no reserve returned: {sorted(jobs)[:20]}")
-        return taken
+        server = self.cluster.wait_for_active()
+        with contextlib.closing(Session(self.history, server.address)) as session:
+            session.watch(TUBES)
+            give_up_at = time.monotonic() + PATIENCE_S
+            # The server may still be about to notice the end of a client with reserved jobs.
+            while left := self.count_jobs(session):
+                while session.run(*[session.reserve() for _ in range(500)]) and session.held:
+                    session.run(*[session.on_job("delete", job) for job in session.held])
+                    session.held.clear()
+                if jobs := list(self.history.jobs):
+                    # Near --binlog-limit a kick can be refused, a delete cannot.
+                    session.run(session.on_job("delete", jobs[0]))
+                    session.run(*[session.on_job("kick-job", job) for job in jobs])
+                if time.monotonic() > give_up_at:
+                    raise Violation("left over", f"jobs that no reserve returned: {left}")
+        Checker(self.history).check()
+        jobs = [job for job, operations in self.history.jobs.items()
+                if any(operation.kind == "put" for operation in operations)]
+        if jobs:
+            raise Violation("lost", f"jobs that no reserve returned: {sorted(jobs)[:20]}")
 
     @staticmethod
     def count_jobs(session):
         """Returns the states in which there are jobs, and their numbers."""
         facts = session.connection.facts("stats")
-        counts = {state: int(facts[f"current-jobs-{state}"])
-                  for state in ("ready", "reserved", "delayed", "buried")}
+        counts = {state: int(facts[f"current-jobs-{state}"]) for state in STATES}
         return {state: count for state, count in counts.items() if count}
-
-    @staticmethod
-    def kick_all(session):
-        """Kicks buried jobs of all tubes, or delayed ones where none are buried.
-
-        Near --binlog-limit a kick can be refused. Then the first buried jobs are deleted; returns their
-        number.
-        """
-        deleted = 0
-        for tube in TUBES:
-            is_kicked = session.kick(tube, 1000)
-            if not is_kicked and (job := session.peek_buried(tube)) is not None:
-                session.run([session.delete(job)])
-                deleted += 1
-        return deleted
 
     def figures(self):
         history = self.history
-        seconds = time.monotonic() - self.began
-        changes = len(history.answers) - 1
         replies = history.counts
         puts = sum(1 for put in history.puts if put.result == "INSERTED")
-        gap, gap_end = history.longest_gap
-        lines = [
-            f"{seconds:.0f} s, {len(self.cluster.servers)} servers with {' '.join(self.cluster.flags)}",
-            f"{puts} jobs put, {sum(replies.values())} commands: {replies['acknowledged']} acknowledged,"
-            f" {replies['refused']} refused, {replies['unknown']} with unknown outcome",
-            f"{sum(self.faults.counts.values())} faults: "
-            + ", ".join(f"{count} {name}" for name, count in sorted(self.faults.counts.items())),
-            f"exit statuses of servers: "
-            + ", ".join(f"{count} with {status}" for status, count in sorted(self.manager.exits.items())),
-            f"{changes} changes of leader, {self.verifications} verifications",
-            f"longest time without an active server: {gap:.1f} s",
-            "lost 0, resurrected 0, two active servers 0",
-        ]
-        return "\n".join(lines)
+        faults = ", ".join(f"{count} {name}" for name, count in sorted(self.faults.counts.items()))
+        exits = ", ".join(f"{count} with {status}" for status, count in sorted(self.manager.exits.items()))
+        return (f"{time.monotonic() - self.began:.0f} s, {len(self.cluster.servers)} servers with"
+                f" {' '.join(self.cluster.servers[0].flags)}\n"
+                f"{puts} jobs put, {sum(replies.values())} commands: {replies['acknowledged']} acknowledged,"
+                f" {replies['refused']} refused, {replies['unknown']} with unknown outcome\n"
+                f"{sum(self.faults.counts.values())} faults: {faults}\n"
+                f"exit statuses of servers: {exits}\n"
+                f"{len(history.answers) - 1} changes of leader, {self.verifications} verifications\n"
+                "lost 0, resurrected 0, two active servers 0")
 
 
-def run_chaos(program, seconds, seed, servers=2, log=print, faults=None):
-    """Runs random faults, and returns the figures. Raises Violation when a promise is broken.
-
-    `faults` are the names of those to choose from; `None` stands for all.
-    """
+def run_chaos(program, seconds, seed, log):
+    """Runs random faults, and returns the figures. Raises Violation when a promise is broken."""
     draw = random.Random(f"{seed}/cluster")
     # Small files are removed often, and a limit refuses puts.
-    flags = draw.choice([["-s", "65536"], ["-s", "65536", "--binlog-limit", "3000000"], ["-s", "262144"], []])
+    flags = draw.choice([["-s", "65536"], ["-s", "65536", "--binlog-limit", "3000000"], ["-s", "262144"], ["-s", "1048576"]])
     # Nodes of etcd that are behind get a snapshot.
     etcd_flags = draw.choice([[], ["--snapshot-count", "200"]])
-    options = {"lease_ttl": draw.choice([2, 3, 5]), "flags": flags, "etcd_flags": etcd_flags}
-    with Workspace() as workspace, Cluster(workspace, program, servers, **options) as cluster:
-        cluster.start()
+    with Cluster(program, lease_ttl_s=draw.choice([2, 3, 5]), flags=flags, etcd_flags=etcd_flags) as cluster:
+        cluster.start(3)
         with Chaos(cluster, seed, log) as chaos:
-            if faults is not None:
-                chaos.faults.select(faults)
-            try:
-                chaos.run(seconds)
-                chaos.workload.stop()
-                chaos.verify(is_last=True)
-                taken = chaos.drain()
-                log(f"took the last {taken} jobs out of the queue")
-            except BaseException as failure:
-                log(f"FAILED: {failure}")
-                for server in cluster.servers:
-                    log(f"the log of {server.name}, pid {server.process.pid}:\n{server.process.tail()}")
-                raise
-            chaos.workload.raise_failure()
+            chaos.run(seconds)
+            chaos.finish()
             return chaos.figures()
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("program")
-    parser.add_argument("--seconds", type=float, default=120)
-    parser.add_argument("--seed", type=int, default=os.environ.get("SEED"))
-    parser.add_argument("--servers", type=int, default=3)
-    parser.add_argument("--faults", type=lambda names: names.split(","))
-    options = parser.parse_args()
-    seed = random.randrange(10**6) if options.seed is None else int(options.seed)
-    print(f"SEED={seed}", flush=True)
-    began = time.monotonic()
-
-    def log(text):
-        print(f"{time.monotonic() - began:7.1f} s  {text}", flush=True)
-    try:
-        print(run_chaos(os.path.abspath(options.program), options.seconds, seed, options.servers, log,
-                        options.faults))
-    except (Violation, AssertionError) as failure:
-        print(f"FAILED with SEED={seed}: {failure}", flush=True)
-        sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()
+def run_each_once(program, faults, log):
+    """Strikes with each of these faults once; one cluster for each lease. Returns the figures."""
+    figures = []
+    for lease_ttl_s in sorted({fault.lease_ttl_s for fault in faults}):
+        with Cluster(program, lease_ttl_s=lease_ttl_s, flags=["-s", "65536"]) as cluster:
+            cluster.start(3)
+            with Chaos(cluster, "once", log) as chaos:
+                for fault in faults:
+                    if fault.lease_ttl_s == lease_ttl_s:
+                        chaos.run_once(fault)
+                chaos.finish()
+                figures.append(chaos.figures())
+    return "\n".join(figures)

@@ -1,8 +1,9 @@
 """Checks a history: is there an order of the commands that explains every reply?
 
-Slow and obvious. Clients pause while a history is checked. Each job is checked alone, against a small model of a job. Commands took effect at one
+Slow and obvious. Each job is checked alone, against a small model of a job. Commands took effect at one
 moment between `sent` and `replied`. The checker walks through these times and keeps every state that
-the job can be in. A reply that none of these states allows is a violation.
+the job can be in. A reply that none of these states allows is a `Violation`, which shows the
+commands.
 """
 import bisect
 import collections
@@ -49,61 +50,39 @@ def step(state, operation, ttr):
     The result `None` stands for a command without a reply that took effect.
     """
     kind, result, details = operation.kind, operation.result, operation.details
-    is_own = state.name == "reserved" and state.holder is operation.caller
     if kind == "put":
         return [ready_or_delayed(operation, details.pri, details.delay)] if state == ABSENT else []
-    if kind == "flush":
-        if result == "NOT_FOUND":
-            return [] if exists(state) else [state]
-        return [GONE] if exists(state) else [state]
     if kind in ("peek", "stats-job"):
         if result == "NOT_FOUND":
             return [] if exists(state) else [state]
-        if kind == "peek":
-            return [state] if exists(state) else []
-        return [state] if agrees(state, operation) else []
-    after = {
-        "reserve": reserve, "reserve-job": reserve, "delete": delete, "release": release, "bury": bury,
-        "touch": touch, "kick-job": kick_job,
-    }[kind](state, operation, is_own, ttr)
-    if result is None:
-        return [] if after is None else [after]
+        return [state] if exists(state) and (kind == "peek" or agrees(state, operation)) else []
+    after = change(state, operation, ttr)
     if result == "NOT_FOUND":
         return [state] if after is None else []
-    if result == "EITHER":
-        return [state if after is None else after]
     return [] if after is None else [after]
 
 
-# The state after a command that found the job; `None` when the reply would be NOT_FOUND.
-
-def reserve(state, operation, _, ttr):
-    sources = ("ready",) if operation.kind == "reserve" else ("ready", "delayed", "buried")
-    if state.name not in sources:
-        return None
-    return State("reserved", operation.caller, state.pri, operation.sent + ttr, None,
-                 state.recorded or state)
-
-
-def delete(state, _, is_own, __):
-    return GONE if state.name in ("ready", "delayed", "buried") or is_own else None
-
-
-def release(state, operation, is_own, _):
-    pri, delay = operation.details
-    return ready_or_delayed(operation, pri, delay) if is_own else None
-
-
-def bury(state, operation, is_own, _):
-    return State("buried", None, operation.details, None, None, None) if is_own else None
-
-
-def touch(state, operation, is_own, ttr):
-    return state._replace(early=operation.sent + ttr) if is_own else None
-
-
-def kick_job(state, *_):
-    return ready(state.pri) if state.name in ("buried", "delayed") else None
+def change(state, operation, ttr):
+    """Returns the state after a command that found the job; `None` when the reply would be NOT_FOUND."""
+    kind, details, name = operation.kind, operation.details, state.name
+    is_own = name == "reserved" and state.holder is operation.caller
+    if kind in ("reserve", "reserve-job"):
+        if name == "ready" or (kind == "reserve-job" and name in ("delayed", "buried")):
+            return State("reserved", operation.caller, state.pri, operation.sent + ttr, None,
+                         state.recorded or state)
+    elif kind == "kick-job":
+        if name in ("buried", "delayed"):
+            return ready(state.pri)
+    elif kind == "delete":
+        if name in ("ready", "delayed", "buried") or is_own:
+            return GONE
+    elif is_own:
+        return {
+            "release": lambda: ready_or_delayed(operation, *details),
+            "bury": lambda: State("buried", None, details, None, None, None),
+            "touch": lambda: state._replace(early=operation.sent + ttr),
+        }[kind]()
+    return None
 
 
 def agrees(state, operation):
@@ -142,17 +121,9 @@ class Checker:
         self.history = history
         self.successions = history.successions()
         self.restarts = Windows([(time, time) for time in self.successions.values()])
-        self.kicks = self.windows(history.kicks)
-        self.reserves = self.windows(history.unknown_reserves)
         with history.lock:
-            self.flushes = {tube: sorted(operations, key=lambda operation: operation.sent)
-                            for tube, operations in history.flushes.items()}
-
-    def windows(self, tubes):
-        with self.history.lock:
-            tubes = {tube: list(operations) for tube, operations in tubes.items()}
-        return {tube: Windows([(operation.sent, self.latest(operation)) for operation in operations])
-                for tube, operations in tubes.items()}
+            self.reserves = {tube: Windows([(operation.sent, self.latest(operation)) for operation in operations])
+                             for tube, operations in history.reserves.items()}
 
     def latest(self, operation):
         """Returns the latest time at which an operation can have had its effect.
@@ -164,21 +135,14 @@ class Checker:
             return operation.replied
         return self.successions.get(operation.caller.pid, math.inf)
 
-    def check_all(self):
-        """Checks every job, and all jobs together."""
+    def check(self, only_changed=False):
+        """Checks every job, and all jobs together; or the jobs with operations since the last check."""
         with self.history.lock:
-            jobs = list(self.history.jobs)
+            jobs = list(self.history.changed if only_changed else self.history.jobs)
             self.history.changed.clear()
         self.check_jobs(jobs)
-        self.check_ids()
-        self.check_answers()
-
-    def check_changed(self):
-        """Checks the jobs with operations since the last check."""
-        with self.history.lock:
-            jobs = list(self.history.changed)
-            self.history.changed.clear()
-        self.check_jobs(jobs)
+        if not only_changed:
+            self.check_ids()
         self.check_answers()
 
     def check_jobs(self, jobs):
@@ -196,17 +160,14 @@ class Checker:
         if not puts:
             is_gone = job in self.history.gone
             seen = [operation for operation in operations
-                    if operation.result not in (None, "NOT_FOUND", "EITHER", *REFUSALS)]
+                    if operation.result not in (None, "NOT_FOUND", *REFUSALS)]
             if seen and is_gone:
                 raise Violation("resurrected", f"job {job} was deleted long before:\n  {seen[0]}")
             if seen:
                 raise Violation("invented", f"no client put job {job}:\n  {seen[0]}")
             return {GONE if is_gone else ABSENT}
         put = puts[0]
-        details = put.details
-        operations = operations + self.flushes_of(put)
-        walk = Walk(details.ttr, self.kicks.get(details.tube), self.reserves.get(details.tube),
-                    self.restarts)
+        walk = Walk(put.details.ttr, self.reserves.get(put.details.tube), self.restarts)
         for time, order, operation in self.events(operations):
             if order == 0:
                 walk.begin(operation, time)
@@ -230,17 +191,6 @@ class Checker:
             if self.latest(operation) < math.inf:
                 events.append((self.latest(operation), 1, index))
         return [(time, order, operations[index]) for time, order, index in sorted(events)]
-
-    def flushes_of(self, put):
-        """Returns the flushes that can have deleted a job: up to the first that must have done it."""
-        flushes = []
-        for flush in self.flushes.get(put.details.tube, ()):
-            if self.latest(flush) < put.sent:
-                continue
-            flushes.append(flush)
-            if flush.result == "FLUSHED" and flush.sent > self.latest(put):
-                break
-        return flushes
 
     def check_ids(self):
         """A put that is sent after the reply to another one gets a higher id."""
@@ -280,9 +230,8 @@ class Walk:
     had their effect.
     """
 
-    def __init__(self, ttr, kicks, reserves, restarts):
+    def __init__(self, ttr, reserves, restarts):
         self.ttr = ttr
-        self.kicks = kicks
         self.reserves = reserves
         self.restarts = restarts
         self.open = {}
@@ -322,7 +271,7 @@ class Walk:
     def is_in_window(self, time):
         """Returns whether something may have happened to all jobs of the tube since the last event."""
         return any(each is not None and each.overlap(self.time, time)
-                   for each in (self.kicks, self.reserves, self.restarts))
+                   for each in (self.reserves, self.restarts))
 
     def reach(self, time):
         """Returns every configuration that is possible at this time."""
@@ -345,16 +294,13 @@ class Walk:
         if state in (ABSENT, GONE):
             return []
         after = []
-        is_kicked = self.kicks is not None and self.kicks.overlap(self.time, time)
         if state.recorded is not None and self.restarts.overlap(self.time, time):
             # Compaction can have recorded the present state.
             after += [state.recorded, ready(state.pri)]
         if state.name == "reserved" and (state.early <= time or has_ended(state.holder, time)):
             is_recorded = state.recorded == ready(state.pri)
             after.append(ready(state.pri)._replace(recorded=None if is_recorded else state.recorded))
-        if state.name == "delayed" and (state.early <= time or is_kicked):
-            after.append(ready(state.pri))
-        if state.name == "buried" and is_kicked:
+        if state.name == "delayed" and state.early <= time:
             after.append(ready(state.pri))
         if state.name == "ready" and self.reserves is not None and self.reserves.overlap(self.time, time):
             after.append(State("reserved", UNKNOWN, state.pri, math.inf, None, state.recorded or state))

@@ -1,296 +1,311 @@
-"""Faults of a running cluster, chosen at random.
+"""Faults of a running cluster. FAULTS, at the end, is the table of all.
 
-Each fault is a function: it does its harm, waits and repairs. Afterwards the caller waits until a
-server is active again.
+A fault does its harm, holds it for a while and repairs. A run of random faults chooses among them, and
+how long they last. The cases of check.py strike with each one once, for so long that the end of the
+active server is certain, or that it must go on.
 """
 import concurrent.futures
 import contextlib
 import copy
 import random
-import signal
 import time
+import typing
+from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 
-from cluster import PREFIX
+from cluster import NOT_LEADING
 from proxies import BACK, TO
 from workload import Session
 from workspace import wait_until
+
+# The active server may end or not.
+ANY = "any"
+
+
+class Fault(typing.NamedTuple):
+    """One row of the table."""
+    name: str
+    # How often it is chosen at random, in proportion to the others; 0 is never.
+    weight: int
+    # The status that the active server ends with; `None` if it must go on.
+    status: object
+    harm: typing.Callable
+    # What ends the harm, after it was held.
+    repair: typing.Callable = None
+    # How long it is held at random, in leases.
+    leases: tuple = (0, 0)
+    # What the active server must log.
+    logged: str = ""
+    # The lease when it strikes once. With 60 s, a next server that waits for its end is found.
+    lease_ttl_s: int = 2
+    # While a write waits for etcd, no reply leaves. A server that answers without its lease shows that
+    # only when nothing is written. Clients pause in such a fault when it strikes once, and often at random.
+    is_quiet: bool = False
+    is_of_etcd: bool = False
 
 
 class Faults:
     """The faults of one cluster. The same seed chooses the same faults in the same order."""
 
-    def __init__(self, cluster, manager, workload, verifier, seed, log):
-        self.cluster = cluster
-        self.manager = manager
-        self.workload = workload
-        self.verifier = verifier
+    def __init__(self, chaos, seed):
+        self.chaos = chaos
+        self.cluster = chaos.cluster
+        self.etcd = chaos.cluster.etcd
+        self.proxies = chaos.cluster.proxies
         self.random = random.Random(f"{seed}/faults")
-        self.log = log
         self.counts = {}
-        # How often each is chosen, in proportion to the others.
-        self.of_servers = {
-            "kill_active": 6, "stop_active_beyond_the_lease": 4, "stop_active_shortly": 2,
-            "terminate_active": 3, "cut_active_off": 4, "stall_active": 6, "slow_then_stall_active": 10,
-            "slow_active": 2, "reset_active": 2, "kill_standby": 2, "kill_all_servers": 1,
-            "kill_active_at_a_removal": 4, "kill_active_at_a_write": 3, "deliver_a_write_late": 6,
-            "stop_next_leader": 3, "stall_all_servers": 2,
-        }
-        self.of_etcd = {
-            "kill_leader_of_etcd": 4, "stop_leader_of_etcd": 2, "stop_majority_of_etcd": 3,
-            "compact_etcd": 1, "mute_leader_of_etcd": 2, "kill_all_of_etcd": 1,
-        }
-
-    def select(self, names):
-        """Keeps only the faults with these names."""
-        for kinds in self.of_servers, self.of_etcd:
-            for kind in list(kinds):
-                if kind.replace("_", "-") not in names:
-                    del kinds[kind]
-        assert self.of_servers or self.of_etcd, f"no fault has one of the names {names}"
+        self.of_etcd = [fault for fault in FAULTS if fault.weight and fault.is_of_etcd]
+        self.of_servers = [fault for fault in FAULTS if fault.weight and not fault.is_of_etcd]
 
     def strike(self):
         """Runs a random fault, or one of the servers and one of etcd at one time."""
-        if self.of_servers and self.of_etcd and self.random.random() < 0.2:
+        if self.random.random() < 0.2:
             with concurrent.futures.ThreadPoolExecutor() as pool:
                 other = copy.copy(self)
                 other.random = random.Random(self.random.random())
-                running = pool.submit(other.strike_one, self.of_etcd)
-                self.strike_one(self.of_servers)
+                running = pool.submit(other.strike_one_of, self.of_etcd)
+                self.strike_one_of(self.of_servers)
                 running.result()
         else:
-            self.strike_one({**self.of_servers, **self.of_etcd})
+            self.strike_one_of(self.of_servers + self.of_etcd)
 
-    def strike_one(self, kinds):
-        kind = self.random.choices(list(kinds), list(kinds.values()))[0]
-        name = kind.replace("_", " ")
-        self.counts[name] = self.counts.get(name, 0) + 1
-        # While a write waits for etcd, no reply leaves. A server that answers without its lease shows
-        # that only when nothing is written.
-        is_quiet = kind in self.OF_LEASES and self.random.random() < 0.6
-        if is_quiet:
-            self.log("the clients pause")
-        with self.workload.gate.closed() if is_quiet else contextlib.nullcontext():
-            getattr(self, kind)()
+    def strike_one_of(self, kinds):
+        fault = self.random.choices(kinds, [each.weight for each in kinds])[0]
+        self.strike_with(fault, fault.is_quiet and self.random.random() < 0.6, lambda: self.sleep(*fault.leases))
 
-    OF_LEASES = ("stop_active_beyond_the_lease", "cut_active_off", "stall_active",
-                 "slow_then_stall_active")
+    def strike_once(self, fault):
+        """Runs a fault for so long that its outcome is certain."""
+        victim = self.active().process
+
+        def hold():
+            # A server that is stopped does not end.
+            if fault.status == NOT_LEADING and SIGSTOP not in victim.signals:
+                victim.wait()
+            else:
+                self.sleep(*(0.3, 0.3) if fault.status is None else (2, 2))
+        self.strike_with(fault, fault.is_quiet, hold)
+
+    def strike_with(self, fault, is_quiet, hold):
+        self.counts[fault.name] = self.counts.get(fault.name, 0) + 1
+        self.chaos.log(f"{fault.name}{', the clients pause' if is_quiet else ''}")
+        with self.chaos.workload.gate.closed() if is_quiet else contextlib.nullcontext():
+            # What the harm returns is what is repaired.
+            harmed = fault.harm(self)
+            if fault.repair:
+                hold()
+                fault.repair(self, harmed)
+            if fault.is_of_etcd:
+                self.etcd.wait_until_healthy()
 
     def sleep(self, shortest, longest):
         """Waits for a random time, given in leases."""
-        time.sleep(self.random.uniform(shortest, longest) * self.cluster.lease_ttl)
+        time.sleep(self.random.uniform(shortest, longest) * self.cluster.lease_ttl_s)
+
+    # Whom a fault concerns.
 
     def active(self):
         return self.cluster.wait_for_active()
 
+    def others(self, server):
+        return [each for each in self.cluster.servers if each is not server]
+
+    def leader_key(self):
+        return f"{self.cluster.prefix}/leader"
+
+    def two_nodes(self):
+        return self.random.sample(self.etcd.nodes, 2)
+
+    # Harm and repair. `each` is a server, or a node of etcd.
+
+    def signal(self, number, *each):
+        for one in each:
+            one.process.signal(number)
+        return each
+
+    def resume(self, each):
+        self.signal(SIGCONT, *each)
+
+    def kill_nodes(self, *nodes):
+        for node in nodes:
+            node.process.kill()
+        return nodes
+
+    def start_nodes(self, nodes):
+        for node in nodes:
+            node.start()
+
+    def stall(self, links, *directions):
+        """Nothing arrives, in one direction or in both."""
+        self.proxies.stall(links, directions or (TO, BACK))
+        return links
+
+    def cut(self, links):
+        self.proxies.cut(links)
+        return links
+
+    def slow(self, links):
+        directions = self.random.choice([(TO, BACK), (TO,), (BACK,)])
+        self.proxies.delay(links, self.random.uniform(0.05, 0.5), directions)
+        return links
+
+    def heal(self, links):
+        """Delivers what was held back, or drops it."""
+        if self.random.random() < 0.5:
+            self.proxies.reset(links)
+        self.proxies.heal(links)
+
+    # Faults of several steps.
+
     def kill_active(self):
         server = self.active()
-        self.manager.pauses[server] = self.random.choice([0.1, 0.1, 3])
-        self.log(f"kill -9 of {server.name}")
-        server.process.signal(signal.SIGKILL)
+        self.chaos.manager.pauses[server] = self.random.choice([0.1, 0.1, 3])
+        server.process.signal(SIGKILL)
 
-    def kill_active_at_a_removal(self):
-        """Kills the active server at the moment when it has removed a file."""
-        self.kill_active_at("file/", ["NOPUT"])
-
-    def kill_active_at_a_write(self):
-        """Kills the active server at the moment when it has written a chunk."""
-        self.kill_active_at("log/", ["NODELETE"])
-
-    def kill_active_at(self, keys, filters):
+    def kill_active_at(self, keys, without):
+        """Kills the active server at the moment when it has changed one of these keys."""
         process = self.active().process
-        self.log(f"kill -9 of {process.name} at a change of {keys}")
-        self.cluster.etcd.wait_for_change(f"{PREFIX}/{keys}", filters, patience=5)
-        process.signal(signal.SIGKILL)
+        self.etcd.wait_for_change(f"{self.cluster.prefix}/{keys}", [without], patience_s=5)
+        process.signal(SIGKILL)
+
+    def stop_next_leader(self):
+        """Kills the active server, and stops all others while one of them begins to lead."""
+        active = self.active()
+        others = [each.process for each in self.others(active)]
+        self.chaos.manager.pauses[active] = 3
+        active.process.signal(SIGKILL)
+        self.sleep(0.3, 1.5)
+        for process in others:
+            process.signal(SIGSTOP)
+        self.sleep(0.5, 2.5)
+        for process in others:
+            process.signal(SIGCONT)
+            self.sleep(0, 0.5)
 
     def deliver_a_write_late(self):
         """A write of the active server reaches etcd when another server leads, which is killed then.
 
         The other server only answers questions. Its successor must give the same answers.
         """
-        with self.workload.gate.closed():
+        with self.chaos.workload.gate.closed():
             old = self.active()
-            self.log(f"a write of {old.name} is late")
-            history = self.verifier.history
-            with contextlib.closing(Session(history, (old.address, old.port))) as session:
-                self.cluster.proxies.stall(old.links, [TO])
+            history = self.chaos.history
+            with contextlib.closing(Session(history, old.address)) as session:
+                self.proxies.stall(old.links, [TO])
                 jobs = self.random.sample(sorted(history.jobs), min(50, len(history.jobs)))
-                commands = [session.delete(job) for job in jobs]
+                commands = [session.on_job("delete", job) for job in jobs]
                 commands += [session.put("mail", 0, 0, 60, 100) for _ in range(10)]
                 session.connection.send_bytes(b"".join(command for command, _, _ in commands))
                 history.count("unknown", len(commands))
                 # The write is on its way, and its time limit has not passed.
                 time.sleep(self.random.uniform(0.03, 0.15))
-                old.process.signal(signal.SIGSTOP)
+                old.process.signal(SIGSTOP)
                 new = wait_until("another server is active", lambda: next(
-                    (each for each in self.cluster.servers if each is not old and each.is_active()), None))
-                self.verifier.ask_for_jobs(server=new)
-                self.cluster.proxies.heal(old.links)
+                    (each for each in self.others(old) if each.is_active()), None))
+                self.chaos.ask_for_jobs(server=new)
+                self.proxies.heal(old.links)
                 time.sleep(0.3)
-                new.process.signal(signal.SIGKILL)
-                old.process.signal(signal.SIGCONT)
-
-    def stop_active_beyond_the_lease(self):
-        process = self.active().process
-        self.log(f"SIGSTOP of {process.name} beyond its lease")
-        process.signal(signal.SIGSTOP)
-        self.sleep(1.1, 2.5)
-        process.signal(signal.SIGCONT)
-
-    def stop_active_shortly(self):
-        process = self.active().process
-        self.log(f"SIGSTOP of {process.name} within its lease")
-        process.signal(signal.SIGSTOP)
-        self.sleep(0.1, 0.9)
-        process.signal(signal.SIGCONT)
-
-    def terminate_active(self):
-        server = self.active()
-        self.log(f"SIGTERM of {server.name}")
-        server.process.signal(signal.SIGTERM)
-
-    def stop_next_leader(self):
-        """Kills the active server, and stops all others while one of them begins to lead."""
-        active = self.active()
-        others = [each.process for each in self.cluster.servers if each is not active]
-        self.log(f"kill -9 of {active.name}, then SIGSTOP of all others")
-        self.manager.pauses[active] = 3
-        active.process.signal(signal.SIGKILL)
-        self.sleep(0.3, 1.5)
-        for process in others:
-            process.signal(signal.SIGSTOP)
-        self.sleep(0.5, 2.5)
-        for process in others:
-            process.signal(signal.SIGCONT)
-            self.sleep(0, 0.5)
-
-    def kill_standby(self):
-        active = self.active()
-        standby = self.random.choice([each for each in self.cluster.servers if each is not active])
-        self.log(f"kill -9 of {standby.name}, which stands by")
-        standby.process.signal(signal.SIGKILL)
-
-    def kill_all_servers(self):
-        self.log("kill -9 of all servers")
-        for server in self.cluster.servers:
-            server.process.signal(signal.SIGKILL)
-
-    def kill_leader_of_etcd(self):
-        node = self.leader_of_etcd()
-        self.log(f"kill -9 of {node.name}, the leader of etcd")
-        node.kill()
-        self.sleep(0, 2)
-        node.start()
-        self.cluster.etcd.wait_until_healthy()
-
-    def stop_leader_of_etcd(self):
-        node = self.leader_of_etcd()
-        self.log(f"SIGSTOP of {node.name}, the leader of etcd")
-        node.suspend()
-        self.sleep(0.3, 2.5)
-        node.resume()
-        self.cluster.etcd.wait_until_healthy()
-
-    def mute_leader_of_etcd(self):
-        """Nothing that the leader of etcd sends to the other nodes arrives."""
-        node = self.leader_of_etcd()
-        self.log(f"{node.name}, the leader of etcd, cannot reach the other nodes")
-        self.cluster.proxies.stall([node.name])
-        self.sleep(0.3, 2.5)
-        self.repair([node.name])
-        self.cluster.etcd.wait_until_healthy()
-
-    def kill_all_of_etcd(self):
-        self.log("kill -9 of all nodes of etcd")
-        for node in self.cluster.etcd.nodes:
-            node.kill()
-        for node in self.cluster.etcd.nodes:
-            node.start()
-        self.cluster.etcd.wait_until_healthy()
-
-    def leader_of_etcd(self):
-        return self.cluster.etcd.leader() or self.cluster.etcd.nodes[0]
-
-    def stop_majority_of_etcd(self):
-        nodes = self.random.sample(self.cluster.etcd.nodes, 2)
-        self.log(f"SIGSTOP of {nodes[0].name} and {nodes[1].name}")
-        for node in nodes:
-            node.suspend()
-        self.sleep(0.2, 2.5)
-        for node in nodes:
-            node.resume()
-        self.cluster.etcd.wait_until_healthy()
-
-    def links_of_active(self):
-        server = self.active()
-        return server, server.links
-
-    def cut_active_off(self):
-        server, links = self.links_of_active()
-        self.log(f"{server.name} is cut off from etcd at once")
-        self.cluster.proxies.cut(links)
-        self.sleep(0.2, 3)
-        self.cluster.proxies.heal(links)
-
-    def stall_active(self):
-        """Nothing arrives, in one direction or in both, and then everything does, or nothing."""
-        server, links = self.links_of_active()
-        directions = self.random.choice([(TO, BACK), (TO,), (BACK,)])
-        self.log(f"{server.name} is cut off from etcd: {' and '.join(directions)} stalled")
-        self.cluster.proxies.stall(links, directions)
-        self.sleep(0.2, 3)
-        self.repair(links)
+                new.process.signal(SIGKILL)
+                old.process.signal(SIGCONT)
 
     def stall_all_servers(self):
-        self.log("all servers are cut off from etcd: stalled")
         servers = self.random.sample(self.cluster.servers, len(self.cluster.servers))
-        for server in servers:
-            self.cluster.proxies.stall(server.links)
-        self.sleep(0.2, 2)
-        for server in servers:
-            self.repair(server.links)
+        return [self.stall(server.links) for server in servers]
+
+    def heal_one_by_one(self, links_of_servers):
+        for links in links_of_servers:
+            self.heal(links)
             self.sleep(0, 0.3)
 
-    def slow_active(self):
-        server, links = self.links_of_active()
-        seconds = self.random.uniform(0.05, 0.5)
-        directions = self.random.choice([(TO, BACK), (TO,), (BACK,)])
-        self.log(f"{server.name} reaches etcd {seconds:.2f} s later: {' and '.join(directions)}")
-        self.cluster.proxies.delay(links, seconds, directions)
-        self.sleep(0.5, 3)
-        self.repair(links)
-
-    def slow_then_stall_active(self):
-        """Replies of etcd are late, then requests do not arrive, and at last nothing does.
+    def slow_then_stall(self, late_by, renewed_in, lost_in):
+        """Replies of etcd are late, then requests do not arrive, and at last nothing does. Times are in leases.
 
         A lease that is counted from a late reply is longer than that of etcd.
         """
-        server, links = self.links_of_active()
-        seconds = self.random.uniform(0.35, 0.58) * self.cluster.lease_ttl
-        self.log(f"{server.name} gets replies {seconds:.2f} s later, then none")
-        self.cluster.proxies.delay(links, seconds, [BACK])
+        links = self.active().links
+        self.proxies.delay(links, late_by * self.cluster.lease_ttl_s, [BACK])
         # The lease is renewed once in this time.
-        self.sleep(0.3, 0.6)
-        self.cluster.proxies.stall(links, [TO])
-        time.sleep(seconds + 0.05)
-        self.cluster.proxies.stall(links)
-        self.sleep(0.5, 2)
-        self.repair(links)
+        self.sleep(renewed_in, renewed_in)
+        self.proxies.stall(links, [TO])
+        self.sleep(lost_in, lost_in)
+        return self.stall(links)
+
+    def slow_then_stall_active(self):
+        late_by = self.random.uniform(0.35, 0.58)
+        return self.slow_then_stall(late_by, self.random.uniform(0.3, 0.6), late_by + 0.01)
+
+    def renew_late(self):
+        """The same at moments that are chosen for a lease of 5 s.
+
+        A renewal is two requests. The first one reaches etcd within a second, and the lease ends 5 s after
+        that. Each answer comes 1.4 s late, and the next renewal does not reach etcd.
+        """
+        return self.slow_then_stall(1.4 / 5, 3 / 5, 1 / 5)
+
+    def heal_under_another(self, links):
+        """Heals when another server leads. A server that goes on too long still answers then."""
+        self.active()
+        time.sleep(0.5)
+        self.proxies.heal(links)
 
     def reset_active(self):
-        server, links = self.links_of_active()
-        self.log(f"the connections of {server.name} to etcd are reset")
-        self.cluster.proxies.reset(links)
+        """Connections break: first after requests have reached etcd whose answers are lost."""
+        links = self.active().links
+        for directions in [BACK], []:
+            self.proxies.stall(links, directions)
+            time.sleep(0.05)
+            self.proxies.reset(links)
+            self.proxies.heal(links)
 
-    def repair(self, links):
-        """Delivers what was held back, or drops it."""
-        if self.random.random() < 0.5:
-            self.cluster.proxies.reset(links)
-        self.cluster.proxies.heal(links)
+    def kill_each_node(self):
+        """An election of etcd takes up to 2 s, and must not cost a lease of 5 s. Two of them may."""
+        for node in self.etcd.nodes:
+            self.chaos.wait_for_lease()
+            node.process.kill()
+            self.chaos.wait_until_answering()
+            node.start()
+            self.etcd.wait_until_healthy()
 
-    def compact_etcd(self):
-        etcd = self.cluster.etcd
-        self.log("compaction and defragmentation of etcd")
-        status = etcd.nodes[0].request("maintenance/status", {})
-        etcd.request("kv/compaction", {"revision": status["header"]["revision"], "physical": True})
-        for node in etcd.nodes:
-            node.request("maintenance/defragment", {})
+
+FAULTS = [
+    Fault("kill-active", 6, -SIGKILL, Faults.kill_active),
+    Fault("kill-active-at-a-removal", 4, -SIGKILL, lambda f: f.kill_active_at("file/", "NOPUT")),
+    Fault("kill-active-at-a-write", 3, -SIGKILL, lambda f: f.kill_active_at("log/", "NODELETE")),
+    Fault("kill-standby", 2, None, lambda f: f.signal(SIGKILL, f.random.choice(f.others(f.active())))),
+    Fault("kill-all-servers", 1, -SIGKILL, lambda f: f.signal(SIGKILL, *f.cluster.servers)),
+    Fault("stop-next-leader", 3, -SIGKILL, Faults.stop_next_leader),
+    Fault("terminate-active", 3, 0, lambda f: f.signal(SIGTERM, f.active()), lease_ttl_s=60),
+    Fault("stop-active-beyond-the-lease", 4, NOT_LEADING, lambda f: f.signal(SIGSTOP, f.active()), Faults.resume,
+          (1.1, 2.5), "not leading any more", is_quiet=True),
+    Fault("stop-active-shortly", 2, None, lambda f: f.signal(SIGSTOP, f.active()), Faults.resume, (0.1, 0.9),
+          lease_ttl_s=5),
+    Fault("deliver-a-write-late", 6, NOT_LEADING, Faults.deliver_a_write_late, logged="not leading any more"),
+    Fault("cut-active-off", 4, NOT_LEADING, lambda f: f.cut(f.active().links), Faults.heal, (0.2, 3)),
+    Fault("stall-active", 2, NOT_LEADING, lambda f: f.stall(f.active().links), Faults.heal, (0.2, 3), is_quiet=True),
+    Fault("stall-active-to-etcd", 2, NOT_LEADING, lambda f: f.stall(f.active().links, TO), Faults.heal, (0.2, 3),
+          is_quiet=True),
+    Fault("stall-active-from-etcd", 2, NOT_LEADING, lambda f: f.stall(f.active().links, BACK), Faults.heal, (0.2, 3)),
+    Fault("stall-all-servers", 2, NOT_LEADING, Faults.stall_all_servers, Faults.heal_one_by_one, (0.2, 2)),
+    Fault("slow-active", 2, None, lambda f: f.slow(f.active().links), Faults.heal, (0.5, 3), lease_ttl_s=5),
+    Fault("slow-then-stall-active", 10, NOT_LEADING, Faults.slow_then_stall_active, Faults.heal, (0.5, 2),
+          is_quiet=True),
+    Fault("a-late-renewal", 0, NOT_LEADING, Faults.renew_late, Faults.heal_under_another, lease_ttl_s=5,
+          is_quiet=True),
+    Fault("reset-active", 4, None, Faults.reset_active, lease_ttl_s=5),
+    Fault("kill-leader-of-etcd", 4, None, lambda f: f.kill_nodes(f.etcd.leader()), Faults.start_nodes, (0, 2),
+          lease_ttl_s=5, is_of_etcd=True),
+    Fault("kill-each-node-of-etcd", 0, None, Faults.kill_each_node, lease_ttl_s=5, is_of_etcd=True),
+    Fault("kill-majority-of-etcd", 0, NOT_LEADING, lambda f: f.kill_nodes(*f.two_nodes()), Faults.start_nodes,
+          is_of_etcd=True),
+    Fault("kill-all-of-etcd", 1, ANY, lambda f: f.kill_nodes(*f.etcd.nodes), Faults.start_nodes, is_of_etcd=True),
+    Fault("stop-leader-of-etcd", 2, ANY, lambda f: f.signal(SIGSTOP, f.etcd.leader()), Faults.resume, (0.3, 2.5),
+          is_of_etcd=True),
+    Fault("stop-majority-of-etcd", 3, NOT_LEADING, lambda f: f.signal(SIGSTOP, *f.two_nodes()), Faults.resume,
+          (0.2, 2.5), is_of_etcd=True),
+    Fault("mute-leader-of-etcd", 2, ANY, lambda f: f.stall([f.etcd.leader().name]), Faults.heal, (0.3, 2.5),
+          is_of_etcd=True),
+    Fault("compact-etcd", 1, None, lambda f: f.etcd.compact(), lease_ttl_s=5, is_of_etcd=True),
+    Fault("delete-leader-key", 0, NOT_LEADING, lambda f: f.etcd.control("del", f.leader_key()),
+          logged="not leading any more", lease_ttl_s=60, is_of_etcd=True),
+    Fault("revoke-lease", 0, NOT_LEADING,
+          lambda f: f.etcd.control("lease", "revoke", f.etcd.lease_of(f.leader_key())), lease_ttl_s=60,
+          is_of_etcd=True),
+]

@@ -22,7 +22,8 @@ class Proxies:
     """The helper process and its links. Used from several threads."""
 
     def __init__(self, workspace):
-        self.workspace = workspace
+        # The helper never ends before the test, so that all links can share one address.
+        self.host = workspace.address()
         self.lock = threading.Lock()
         self.helper = subprocess.Popen([sys.executable, "-B", __file__], stdin=subprocess.PIPE,
                                        stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -36,41 +37,38 @@ class Proxies:
         self.helper.wait()
         self.helper.stdout.close()
 
-    def command(self, **command):
+    def send(self, names, **changes):
+        """Changes links, and returns the reply of the helper for the last one."""
         with self.lock:
-            self.helper.stdin.write(json.dumps(command) + "\n")
-            self.helper.stdin.flush()
-            return json.loads(self.helper.stdout.readline())
+            for name in names:
+                self.helper.stdin.write(json.dumps({"link": name, **changes}) + "\n")
+                self.helper.stdin.flush()
+                reply = json.loads(self.helper.stdout.readline())
+        return reply
 
     def add(self, name, target):
-        """Returns the address and the port of a new link to `target`."""
-        address = self.workspace.address()
-        return address, self.command(add=name, address=address, target=list(target))["port"]
+        """Returns the address of a new link to `target`."""
+        return self.host, self.send([name], host=self.host, target=target)["port"]
 
     def stall(self, names, directions=(TO, BACK)):
         """Holds bytes, ends of connections and new connections back. They arrive after `heal`."""
-        for name in names:
-            self.command(link=name, stalled=list(directions))
+        self.send(names, stalled=directions)
 
     def delay(self, names, seconds, directions=(TO, BACK)):
         """Delivers everything later, in order."""
-        for name in names:
-            self.command(link=name, delays={direction: seconds for direction in directions})
+        self.send(names, delays={direction: seconds for direction in directions})
 
     def cut(self, names):
         """Resets all connections, drops the bytes in them, and resets each new connection."""
-        for name in names:
-            self.command(link=name, is_cut=True)
+        self.send(names, is_cut=True, is_reset=True)
 
     def reset(self, names):
         """Resets all connections and drops the bytes in them; new ones work as before."""
-        for name in names:
-            self.command(link=name, reset=True)
+        self.send(names, is_reset=True)
 
     def heal(self, names):
         """Delivers what was held back, and everything at once from now on."""
-        for name in names:
-            self.command(link=name, stalled=[], delays={TO: 0, BACK: 0}, is_cut=False)
+        self.send(names, stalled=[], delays={TO: 0, BACK: 0}, is_cut=False)
 
 
 class Link:
@@ -82,20 +80,20 @@ class Link:
         self.delays = {TO: 0, BACK: 0}
         self.gates = {TO: asyncio.Event(), BACK: asyncio.Event()}
         self.connections = set()
-        self.set_stalled([])
 
-    def set_stalled(self, directions):
-        for direction, gate in self.gates.items():
-            if direction in directions:
-                gate.clear()
-            else:
-                gate.set()
-
-    def reset(self):
-        for task in list(self.connections):
-            task.cancel()
+    def change(self, stalled=None, delays=None, is_cut=None, is_reset=False):
+        self.delays.update(delays or {})
+        if is_cut is not None:
+            self.is_cut = is_cut
+        if stalled is not None:
+            for direction, gate in self.gates.items():
+                gate.clear() if direction in stalled else gate.set()
+        if is_reset:
+            for task in list(self.connections):
+                task.cancel()
 
     async def serve(self, reader, writer):
+        """Copies the bytes of one connection, in both directions, until both have ended."""
         task = asyncio.current_task()
         self.connections.add(task)
         writers = [writer]
@@ -107,9 +105,7 @@ class Link:
             target_reader, target_writer = await asyncio.open_connection(*self.target)
             writers.append(target_writer)
             async with asyncio.TaskGroup() as group:
-                for direction, source, target in ((TO, reader, target_writer),
-                                                  (BACK, target_reader, writer)):
-                    pipe = Pipe(self, direction, source, target)
+                for pipe in Pipe(self, TO, reader, target_writer), Pipe(self, BACK, target_reader, writer):
                     group.create_task(pipe.read())
                     group.create_task(pipe.write())
             for each in writers:
@@ -122,6 +118,14 @@ class Link:
                 abort(each)
 
 
+def abort(writer):
+    """Closes a connection with a reset, if it is still open."""
+    if not writer.is_closing():
+        kernel_socket = writer.get_extra_info("socket")
+        kernel_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
+
 class Pipe:
     """One direction of one connection."""
 
@@ -130,6 +134,7 @@ class Pipe:
         self.direction = direction
         self.source = source
         self.target = target
+        # The bytes that are held, and when they came.
         self.chunks = asyncio.Queue()
         self.held_bytes = 0
         self.has_space = asyncio.Event()
@@ -165,43 +170,25 @@ class Pipe:
             self.has_space.set()
 
 
-def abort(writer):
-    """Closes a connection with a reset, if it is still open."""
-    if not writer.is_closing():
-        kernel_socket = writer.get_extra_info("socket")
-        kernel_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        writer.transport.abort()
-
-
-class Helper:
-    """The links of the helper process, and the commands that change them."""
-
-    def __init__(self):
-        self.links = {}
-
-    async def run(self, command):
-        if "add" in command:
-            link = self.links[command["add"]] = Link(command["target"])
-            server = await asyncio.start_server(link.serve, command["address"], 0)
-            return {"port": server.sockets[0].getsockname()[1]}
-        link = self.links[command["link"]]
-        link.delays.update(command.get("delays", {}))
-        if "stalled" in command:
-            link.set_stalled(command["stalled"])
-        link.is_cut = command.get("is_cut", link.is_cut)
-        if link.is_cut or command.get("reset"):
-            link.reset()
-        return {}
-
-    async def main(self):
-        loop = asyncio.get_running_loop()
-        lines = asyncio.StreamReader()
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-        while line := await lines.readline():
-            print(json.dumps(await self.run(json.loads(line))), flush=True)
-        # The kernel closes all connections.
-        os._exit(0)
+async def main():
+    """The helper process: makes links and changes them, one command a line."""
+    links = {}
+    lines = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    while line := await lines.readline():
+        command, reply = json.loads(line), {}
+        name = command.pop("link")
+        if "target" in command:
+            links[name] = Link(command["target"])
+            links[name].change(stalled=[])
+            server = await asyncio.start_server(links[name].serve, command["host"], 0)
+            reply = {"port": server.sockets[0].getsockname()[1]}
+        else:
+            links[name].change(**command)
+        print(json.dumps(reply), flush=True)
+    # The kernel closes all connections.
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    asyncio.run(Helper().main())
+    asyncio.run(main())

@@ -1,10 +1,15 @@
 """Tests the proxies: a link that delays, stalls or breaks connections, in each direction."""
 import socket
+import threading
 import time
 import unittest
 
 from proxies import BACK, TO, Proxies
 from workspace import PATIENCE_S, Workspace
+
+LINK = ["link"]
+# What nothing may arrive in.
+MOMENT_S = 0.2
 
 
 class ProxiesTest(unittest.TestCase):
@@ -16,122 +21,97 @@ class ProxiesTest(unittest.TestCase):
         self.address = self.proxies.add("link", self.listener.getsockname())
 
     def client(self):
-        client = socket.create_connection(self.address, timeout=PATIENCE_S)
-        self.addCleanup(client.close)
-        return client
+        return self.enterContext(socket.create_connection(self.address, timeout=PATIENCE_S))
+
+    def accept(self):
+        server = self.enterContext(self.listener.accept()[0])
+        server.settimeout(PATIENCE_S)
+        return server
 
     def connect(self):
         client = self.client()
-        server = self.listener.accept()[0]
-        server.settimeout(PATIENCE_S)
-        self.addCleanup(server.close)
+        server = self.accept()
         # The kernel accepts a connection before the proxy knows that it has it. A byte has passed through
         # the proxy.
-        client.sendall(b"!")
-        self.assertEqual(server.recv(1), b"!")
+        self.passes(client, server)
         return client, server
 
-    def expect_silence(self, end):
+    def passes(self, sender, receiver):
+        sender.sendall(b"passed")
+        self.assertEqual(receiver.recv(100), b"passed")
+
+    def expect_silence(self, operation, end):
         """Waits for a moment, in which nothing may arrive."""
-        end.settimeout(0.2)
-        with self.assertRaises(TimeoutError):
-            end.recv(100)
+        end.settimeout(MOMENT_S)
+        self.assertRaises(TimeoutError, operation)
         end.settimeout(PATIENCE_S)
 
     def test_bytes_and_ends_pass(self):
         client, server = self.connect()
-        client.sendall(b"question")
-        self.assertEqual(server.recv(100), b"question")
         client.shutdown(socket.SHUT_WR)
         self.assertEqual(server.recv(100), b"")
-        server.sendall(b"answer")
+        self.passes(server, client)
         server.close()
-        self.assertEqual(client.recv(100), b"answer")
         self.assertEqual(client.recv(100), b"")
 
-    def test_one_direction_is_stalled(self):
-        client, server = self.connect()
-        self.proxies.stall(["link"], [BACK])
-        client.sendall(b"question")
-        self.assertEqual(server.recv(100), b"question")
-        server.sendall(b"answer")
-        self.expect_silence(client)
-        self.proxies.heal(["link"])
-        self.assertEqual(client.recv(100), b"answer")
-
-    def test_the_end_of_a_client_is_held_back_too(self):
-        client, server = self.connect()
-        self.proxies.stall(["link"], [TO])
-        client.sendall(b"late")
-        client.close()
-        self.expect_silence(server)
-        self.proxies.heal(["link"])
-        self.assertEqual(server.recv(100), b"late")
-        self.assertEqual(server.recv(100), b"")
+    def test_one_direction_is_stalled_and_heals(self):
+        for direction in TO, BACK:
+            client, server = self.connect()
+            sender, receiver = (client, server) if direction == TO else (server, client)
+            self.proxies.stall(LINK, [direction])
+            self.passes(receiver, sender)
+            sender.sendall(b"late")
+            sender.close()
+            self.expect_silence(lambda: receiver.recv(100), receiver)
+            self.proxies.heal(LINK)
+            self.assertEqual(receiver.recv(100), b"late")
+            self.assertEqual(receiver.recv(100), b"")
 
     def test_a_new_connection_is_held_back(self):
-        self.proxies.stall(["link"])
-        client = self.client()
-        client.sendall(b"late")
-        self.listener.settimeout(0.2)
-        with self.assertRaises(TimeoutError):
-            self.listener.accept()
-        self.proxies.heal(["link"])
-        self.listener.settimeout(PATIENCE_S)
-        server = self.listener.accept()[0]
-        self.addCleanup(server.close)
-        self.assertEqual(server.recv(100), b"late")
+        self.proxies.stall(LINK)
+        self.client().sendall(b"late")
+        self.expect_silence(self.listener.accept, self.listener)
+        self.proxies.heal(LINK)
+        self.assertEqual(self.accept().recv(100), b"late")
 
     def test_a_cut_link_resets_all_and_heals(self):
-        client, server = self.connect()
-        self.proxies.cut(["link"])
-        for end in client, server:
-            with self.assertRaises(ConnectionResetError):
-                end.recv(100)
+        ends = self.connect()
+        self.proxies.cut(LINK)
+        for end in ends:
+            self.assertRaises(ConnectionResetError, end.recv, 100)
         try:
             self.assertEqual(self.client().recv(100), b"")
         except ConnectionResetError:
             pass
-        self.proxies.heal(["link"])
-        client, server = self.connect()
-        client.sendall(b"again")
-        self.assertEqual(server.recv(100), b"again")
+        self.proxies.heal(LINK)
+        self.connect()
 
     def test_a_reset_drops_what_was_held_back(self):
         client, server = self.connect()
-        self.proxies.stall(["link"], [TO])
+        self.proxies.stall(LINK, [TO])
         client.sendall(b"never delivered")
-        self.expect_silence(server)
-        self.proxies.reset(["link"])
-        self.proxies.heal(["link"])
-        with self.assertRaises(ConnectionResetError):
-            server.recv(100)
+        self.expect_silence(lambda: server.recv(100), server)
+        self.proxies.reset(LINK)
+        self.proxies.heal(LINK)
+        self.assertRaises(ConnectionResetError, server.recv, 100)
 
     def test_a_delay_is_at_least_that_long(self):
         client, server = self.connect()
-        self.proxies.delay(["link"], 0.5, [BACK])
-        client.sendall(b"question")
-        self.assertEqual(server.recv(100), b"question")
+        self.proxies.delay(LINK, 0.5, [BACK])
+        self.passes(client, server)
         sent = time.monotonic()
-        server.sendall(b"answer")
-        self.assertEqual(client.recv(100), b"answer")
+        self.passes(server, client)
         self.assertGreaterEqual(time.monotonic() - sent, 0.5)
 
     def test_many_bytes_pass_in_order(self):
         client, server = self.connect()
         data = bytes(range(256)) * 4096 * 20
-        client.setblocking(False)
-        sent, received = 0, bytearray()
+        sender = threading.Thread(target=client.sendall, args=[data])
+        sender.start()
+        received = bytearray()
         while len(received) < len(data):
-            try:
-                sent += client.send(data[sent:sent + 100_000])
-            except BlockingIOError:
-                pass
-            server.settimeout(0.01)
-            try:
-                received += server.recv(1 << 20)
-            except TimeoutError:
-                pass
+            received += server.recv(1 << 20)
+        sender.join()
         self.assertEqual(bytes(received), data)
 
 

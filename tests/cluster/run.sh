@@ -1,5 +1,5 @@
 #!/bin/sh
-# Tests a queue in etcd: the checker and the proxies of these tests, then each case of check.py.
+# Tests a queue in etcd: the parts of these tests, then each case of check.py.
 #
 #   tests/cluster/run.sh SERVER [CASE...]
 #
@@ -16,6 +16,7 @@ for program in etcd etcdctl haproxy openssl python3; do
 		exit 0
 	fi
 done
+python3 -B "$here/../planted/apply_test.py"
 python3 -B "$here/checker_test.py"
 python3 -B "$here/proxies_test.py"
 exec python3 -B "$here/check.py" "$@"

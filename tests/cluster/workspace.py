@@ -15,20 +15,21 @@ import tempfile
 import threading
 import time
 
+# The client that all tests in Python share.
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "harness"))
+
 # A limit for every wait. It ends a test that hangs, and is no measurement.
 PATIENCE_S = 120
 
 
-def wait_until(what, condition, patience=PATIENCE_S, pause=0.02):
+def wait_until(what, condition, patience_s=PATIENCE_S, pause_s=0.02):
     """Returns the first result of `condition` that is true."""
-    give_up_at = time.monotonic() + patience
-    while True:
-        result = condition()
-        if result:
-            return result
+    give_up_at = time.monotonic() + patience_s
+    while not (result := condition()):
         if time.monotonic() > give_up_at:
-            raise AssertionError(f"after {patience} s: not {what}")
-        time.sleep(pause)
+            raise AssertionError(f"after {patience_s} s: not {what}")
+        time.sleep(pause_s)
+    return result
 
 
 class Process:
@@ -37,7 +38,6 @@ class Process:
     def __init__(self, name, arguments, log, environment=None):
         self.name = name
         self.log = log
-        self.began = time.monotonic()
         # The signals that this test sent; they explain an exit status.
         self.signals = []
         with open(log, "ab") as output:
@@ -60,9 +60,9 @@ class Process:
         self.signal(signal.SIGKILL)
         return self.wait()
 
-    def wait(self, patience=PATIENCE_S):
+    def wait(self):
         try:
-            return self.child.wait(patience)
+            return self.child.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self.name} (pid {self.pid}) has not ended: {self.tail()}") from None
 
@@ -71,17 +71,38 @@ class Process:
         with open(self.log, encoding="utf-8", errors="replace") as log:
             return log.read()
 
-    def tail(self, lines=15):
+    def tail(self, lines=25):
         """Returns the last lines of the output, without the progress of reading a binlog."""
         kept = [line for line in self.text().splitlines() if ": read, " not in line]
         return "\n".join(kept[-lines:])
 
-    def expect_log(self, text, patience=PATIENCE_S):
-        """Waits for `text` in the output."""
+
+class Worker(threading.Thread):
+    """Repeats `work` in a thread of its own until it is stopped. What fails in it is added to `failures`."""
+
+    def __init__(self, failures):
+        super().__init__(name=type(self).__name__, daemon=True)
+        self.failures = failures
+        self.is_over = threading.Event()
+
+    def run(self):
         try:
-            wait_until(f"in the log of {self.name}: {text}", lambda: text in self.text(), patience)
-        except AssertionError as failure:
-            raise AssertionError(f"{failure}; the log is:\n{self.tail()}") from None
+            while not self.is_over.is_set():
+                self.work()
+        except Exception as failure:
+            self.failures.append(failure)
+        finally:
+            self.close()
+
+    def close(self):
+        """Ends what the work has begun."""
+
+
+def stop(workers):
+    for worker in workers:
+        worker.is_over.set()
+    for worker in workers:
+        worker.join()
 
 
 class Workspace:
@@ -106,9 +127,10 @@ class Workspace:
     def end(number, _frame):
         sys.exit(128 + number)
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, *_):
         # A second signal does not end the clean-up.
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in self.handlers:
             signal.signal(number, signal.SIG_IGN)
         with self.lock:
             processes, self.processes = self.processes, None
@@ -119,16 +141,16 @@ class Workspace:
             print(f"kept {self.directory}", file=sys.stderr)
         else:
             shutil.rmtree(self.directory, ignore_errors=True)
-        for number, handler in self.handlers.items():
+        for number, handler in [*self.handlers.items(), (signal.SIGINT, interrupt)]:
             signal.signal(number, handler)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def path(self, *names):
-        return os.path.join(self.directory, *names)
+    def path(self, name):
+        return os.path.join(self.directory, name)
 
     def address(self):
         """Returns a loopback address that no other process of this test has."""
         self.last_address += 1
+        assert self.last_address < 255, "too many processes in one test"
         return f"{self.network}.{self.last_address}"
 
     def port(self, address):
@@ -141,12 +163,8 @@ class Workspace:
         with self.lock:
             if self.processes is None:
                 raise AssertionError(f"{name} is started after the end of the test")
+            # Those that have ended are forgotten: an hour of restarts does not grow the list.
+            self.processes = [process for process in self.processes if process.poll() is None]
             process = Process(name, arguments, log or self.path(f"{name}.log"), environment)
             self.processes.append(process)
         return process
-
-    def forget(self, process):
-        """Removes a process that has ended, so that an hour of restarts does not grow the list."""
-        with self.lock:
-            if self.processes is not None and process in self.processes and process.poll() is not None:
-                self.processes.remove(process)

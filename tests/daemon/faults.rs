@@ -1,10 +1,10 @@
 //! System calls that fail.
 
-use crate::PUT;
 use crate::harness::client::Client;
 use crate::harness::process::{BEANSTALKD, Daemon, ON_LOOPBACK, command, path_text};
 use crate::harness::request::put;
 use crate::harness::skip;
+use crate::{binlog_with_one_job, serve};
 
 /// Starts a server in which a system call fails, as strace(1) describes faults. Returns `None` if
 /// strace cannot trace here.
@@ -18,17 +18,14 @@ pub(crate) fn start_with_fault(fault: &str, flags: &[&str]) -> Option<Daemon> {
         skip("strace is not installed, or may not trace here");
         return None;
     }
-    Some(Daemon::spawn(traced(&[&[BEANSTALKD], flags].concat())))
+    Some(Daemon::spawn(traced(&[&[BEANSTALKD], &ON_LOOPBACK[..], flags].concat())))
 }
 
 /// The kernel reports the error once: a server that is started again would not see it.
 #[test]
 fn a_failed_sync_during_the_start_ends_the_server() {
-    let directory = tempfile::tempdir().unwrap();
+    let directory = binlog_with_one_job();
     let flags = ["-b", path_text(directory.path())];
-    let (daemon, address) = Daemon::on_own_port(&flags);
-    Client::connect(address).expect(PUT, "INSERTED 1");
-    daemon.stop();
     let files = || std::fs::read_dir(directory.path()).unwrap().count();
     let files_before = files();
     for (fault, code, message) in [
@@ -37,23 +34,19 @@ fn a_failed_sync_during_the_start_ends_the_server() {
         ("fallocate:error=EIO", 74, "cannot create a file: Input/output error"),
         ("fallocate:error=EPERM", 1, "cannot create a file: Operation not permitted"),
     ] {
-        let flags = [&ON_LOOPBACK[..], &flags].concat();
         let Some(daemon) = start_with_fault(fault, &flags) else { return };
         let (status, log) = daemon.wait();
         assert_eq!(status.code(), Some(code), "{fault}: {log}");
-        assert!(log.contains(message), "{fault}: {log}");
-        assert!(!log.contains("recovered"), "{fault}: {log}");
+        assert!(log.contains(message) && !log.contains("recovered"), "{fault}: {log}");
     }
     assert!(files() >= files_before);
-    let (_daemon, address) = Daemon::on_own_port(&flags);
-    Client::connect(address).expect("reserve\r\n", "RESERVED 1 1");
+    serve(&flags).1.expect("reserve\r\n", "RESERVED 1 1");
 }
 
 #[test]
 fn a_file_system_without_sync_of_directories_is_used_with_a_warning() {
     let directory = tempfile::tempdir().unwrap();
-    let binlog = ["-f", "0", "-s", "4096", "-b", path_text(directory.path())];
-    let flags = [&ON_LOOPBACK[..], &binlog].concat();
+    let flags = ["-f", "0", "-s", "4096", "-b", path_text(directory.path())];
     let Some(mut daemon) = start_with_fault("fsync:error=EINVAL", &flags) else { return };
     let address = daemon.address();
     daemon.wait_for_log("this file system cannot sync a directory: Invalid argument");

@@ -1,15 +1,14 @@
 //! Sockets inherited from a service manager.
 
-use crate::UnixPath;
 use crate::harness::client::{Client, connect};
 use crate::harness::process::{BEANSTALKD, Daemon, ON_LOOPBACK, command, script};
+use crate::{UnixPath, serve};
 use socket2::Socket;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::process::Command;
 
 /// Starts our server with an inherited socket.
 fn start(flags: &[&str], socket: impl Into<OwnedFd>) -> Daemon {
@@ -18,16 +17,16 @@ fn start(flags: &[&str], socket: impl Into<OwnedFd>) -> Daemon {
 
 #[test]
 fn inherited_sockets_are_used_instead_of_flags() {
-    let (mut daemon, address) = Daemon::on_loopback(&["-l", "192.0.2.1", "-p", "1"]);
-    daemon.wait_for_log("-l, -p and --socket-mode have no effect");
-    Client::connect(address).expect_service();
-
+    const WARNING: &str = "-l, -p and --socket-mode have no effect";
+    let (mut daemon, mut client) = serve(&["-l", "192.0.2.1", "-p", "1"]);
+    daemon.wait_for_log(WARNING);
+    client.expect_service();
     let socket = UnixPath::new();
     let listener = UnixListener::bind(&socket.path).unwrap();
     let mode = socket.path.metadata().unwrap().mode();
     let flags = ["-l", "unix:/no/such/directory/socket", "--socket-mode", "000"];
     let mut daemon = start(&flags, listener);
-    daemon.wait_for_log("-l, -p and --socket-mode have no effect");
+    daemon.wait_for_log(WARNING);
     socket.connect().expect_service();
     assert_eq!(socket.path.metadata().unwrap().mode(), mode);
 }
@@ -36,13 +35,11 @@ fn inherited_sockets_are_used_instead_of_flags() {
 fn flags_with_the_address_of_an_inherited_socket_cause_no_warning() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let port = address.port().to_string();
-    let daemon = start(&["-l", "127.0.0.1", "-p", &port], listener);
+    let daemon = start(&["-l", "127.0.0.1", "-p", &address.port().to_string()], listener);
     Client::connect(address).expect_service();
     assert_eq!(daemon.stop(), "");
     let socket = UnixPath::new();
-    let listener = UnixListener::bind(&socket.path).unwrap();
-    let daemon = start(&["-l", &socket.flag, "-p", "1"], listener);
+    let daemon = start(&["-l", &socket.flag, "-p", "1"], UnixListener::bind(&socket.path).unwrap());
     socket.connect().expect_service();
     assert_eq!(daemon.stop(), "");
 }
@@ -60,15 +57,7 @@ fn start_with_two_sockets(flags: &[&str]) -> (Daemon, [SocketAddr; 2]) {
 }
 
 #[test]
-fn all_inherited_sockets_are_served() {
-    let (_daemon, addresses) = start_with_two_sockets(&[]);
-    for address in addresses {
-        Client::connect(address).expect_service();
-    }
-}
-
-#[test]
-fn no_socket_starves_another_at_the_connection_limit() {
+fn all_inherited_sockets_are_served_and_none_starves_another_at_the_connection_limit() {
     let (mut daemon, [crowded, calm]) = start_with_two_sockets(&["--max-connections", "1"]);
     let mut inside = Client::connect(crowded);
     inside.expect_service();
@@ -80,7 +69,7 @@ fn no_socket_starves_another_at_the_connection_limit() {
 }
 
 #[test]
-fn inherited_descriptors_of_another_kind_are_refused() {
+fn inherited_descriptors_that_cannot_be_used_are_refused() {
     let (stream, _peer) = UnixStream::pair().unwrap();
     let datagram = UdpSocket::bind("127.0.0.1:0").unwrap();
     for socket in [OwnedFd::from(datagram), OwnedFd::from(stream)] {
@@ -88,28 +77,21 @@ fn inherited_descriptors_of_another_kind_are_refused() {
         assert_eq!(status.code(), Some(111));
         assert!(log.contains("inherited descriptor 3"), "{log}");
     }
-}
-
-#[test]
-fn a_malformed_count_of_inherited_descriptors_is_an_error() {
-    let with_count = |count: &str| -> Command {
+    let with_count = |count: &str| {
         let set_count = format!(r#"LISTEN_PID=$$ LISTEN_FDS="{count}" exec "$0" "$@""#);
-        script(&set_count, &ON_LOOPBACK)
+        Daemon::spawn(script(&set_count, &ON_LOOPBACK))
+    };
+    let refused = |count: &str, message: &str| {
+        let (status, log) = with_count(count).wait();
+        assert_eq!(status.code(), Some(111), "{count}: {log}");
+        assert!(log.contains(message), "{log}");
     };
     for count in ["", "one", "-1", "1 ", "0x1", "4294967296", "99999999999999999999"] {
-        let (status, log) = Daemon::spawn(with_count(count)).wait();
-        assert_eq!(status.code(), Some(111), "{count}: {log}");
-        assert!(log.contains(&format!("LISTEN_FDS={count}: not a number")), "{log}");
+        refused(count, &format!("LISTEN_FDS={count}: not a number"));
     }
-    let (status, log) = Daemon::spawn(with_count("2147483647")).wait();
-    assert_eq!(status.code(), Some(111), "{log}");
-    assert!(log.contains("inherited descriptor 3: it is not open"), "{log}");
-    // A count of zero is valid.
-    Daemon::spawn(with_count("0")).address();
-}
-
-#[test]
-fn sockets_for_another_process_are_ignored() {
+    refused("2147483647", "inherited descriptor 3: it is not open");
+    // A count of zero is valid, and so are sockets for another process.
+    with_count("0").address();
     let mut command = command(BEANSTALKD, ON_LOOPBACK);
     command.env("LISTEN_PID", "1").env("LISTEN_FDS", "1");
     Daemon::spawn(command).address();

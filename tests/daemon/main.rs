@@ -1,19 +1,5 @@
-//! The binary from outside.
-//!
-//! | module | subject |
-//! |---|---|
-//! | [`flags`] | flags, exit codes and the log |
-//! | [`user`] | the user that the server changes to |
-//! | [`sockets`] | addresses and Unix sockets |
-//! | [`inherited`] | sockets inherited from a service manager |
-//! | [`manager`] | notifications of a service manager |
-//! | [`signals`] | signals, and the first process of a container |
-//! | [`limits`] | limits of connections and descriptors |
-//! | [`memory`] | memory use and `--max-memory` |
-//! | [`no_memory`] | a system that refuses memory |
-//! | [`faults`] | system calls that fail |
-//! | [`stream`] | the stream of bytes |
-//! | [`time`] | timers |
+//! The binary from outside: flags, sockets, signals, limits and what the system refuses. `soak` has
+//! what depends on the number of clients or jobs.
 #![allow(clippy::disallowed_methods, reason = "a test measures time from outside")]
 #![allow(clippy::unwrap_used, reason = "in a test it is an assertion")]
 
@@ -29,11 +15,10 @@ mod no_memory;
 mod signals;
 mod sockets;
 mod stream;
-mod time;
 mod user;
 
 use harness::client::{Client, unix};
-use harness::process::{run, text};
+use harness::process::{Daemon, path_text, run, text};
 use socket2::SockAddr;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -64,10 +49,30 @@ impl UnixPath {
     }
 }
 
-/// Runs the server with flags that it must refuse; returns its exit code and its log.
-fn refusal(flags: &[&str]) -> (Option<i32>, String) {
+/// Starts a server on loopback; returns it and a client.
+fn serve(flags: &[&str]) -> (Daemon, Client) {
+    let (daemon, address) = Daemon::on_loopback(flags);
+    (daemon, Client::connect(address))
+}
+
+/// Makes a directory with a binlog of one job, whose id and body length are 1.
+fn binlog_with_one_job() -> TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let (daemon, mut client) = serve(&["-b", path_text(directory.path())]);
+    client.expect(PUT, "INSERTED 1");
+    daemon.stop();
+    directory
+}
+
+/// Asserts that the server refuses these flags with an exit code, nothing on its standard output, and
+/// a log that contains `message`; returns the log.
+#[track_caller]
+fn assert_refused(flags: &[&str], code: i32, message: &str) -> String {
     let output = run(flags);
-    (output.status.code(), text(&output.stderr).to_owned())
+    let log = text(&output.stderr).to_owned();
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(code), 0), "{flags:?}: {log}");
+    assert!(log.contains(message), "{flags:?}: {log}");
+    log
 }
 
 /// A number of `stats`, as a connection of its own receives it.

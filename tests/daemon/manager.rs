@@ -1,9 +1,9 @@
 //! Notifications of a service manager.
 
-use crate::PUT;
 use crate::harness::PATIENCE;
 use crate::harness::client::Client;
 use crate::harness::process::{BEANSTALKD, Daemon, ON_LOOPBACK, command, path_text, text};
+use crate::{PUT, binlog_with_one_job};
 use rustix::process::Signal;
 use std::ffi::OsStr;
 use std::io::ErrorKind;
@@ -104,14 +104,9 @@ fn the_service_manager_may_have_an_abstract_address() {
 
 #[test]
 fn the_server_extends_the_start_timeout_while_it_reads_the_binlog() {
-    let (manager, directory, path) = Manager::in_directory();
-    let flags = ["-b", path_text(directory.path())];
-    let (daemon, address) = start(&path, &flags, &[]);
-    manager.expect(READY);
-    Client::connect(address).expect(PUT, "INSERTED 1");
-    daemon.stop();
-    manager.wait_for("STOPPING=1");
-    let _daemon = start(&path, &flags, &[]);
+    let (manager, _directory, path) = Manager::in_directory();
+    let binlog = binlog_with_one_job();
+    let _daemon = start(&path, &["-b", path_text(binlog.path())], &[]);
     manager.expect("EXTEND_TIMEOUT_USEC=120000000\nSTATUS=reading binlog.1");
     manager.expect("READY=1\nSTATUS=1 job (1 ready), 0 connections");
 }

@@ -1,10 +1,11 @@
-//! Signals, and the first process of a container.
+//! Signals, the first process of a container, and the timer of the kernel.
 
 use crate::harness::client::Client;
 use crate::harness::process::{BEANSTALKD, Daemon, ON_LOOPBACK, command, path_text, script};
-use crate::harness::{skip, wait_until};
-use crate::{PUT, stat};
+use crate::harness::{cannot_test, skip, wait_until};
+use crate::{PUT, binlog_with_one_job, serve, stat};
 use rustix::process::{Pid, Signal, kill_process};
+use std::fs::{read_dir, read_to_string};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 
@@ -27,8 +28,8 @@ fn an_inherited_ignore_of_sigint_stays() {
 #[test]
 fn term_and_int_stop_with_success() {
     for signal in [Signal::TERM, Signal::INT] {
-        let (daemon, address) = Daemon::on_loopback(&[]);
-        Client::connect(address).expect_service();
+        let (daemon, mut client) = serve(&[]);
+        client.expect_service();
         daemon.signal(signal);
         let (status, log) = daemon.wait();
         assert_eq!((status.code(), log.as_str()), (Some(0), ""));
@@ -42,44 +43,30 @@ fn term_stops_the_server_while_it_reads_the_binlog() {
     if !blocking.is_ok_and(|output| output.status.success()) {
         return skip("env cannot block signals here");
     }
-    let directory = tempfile::tempdir().unwrap();
+    let directory = binlog_with_one_job();
     let flags = ["-b", path_text(directory.path())];
-    let (daemon, address) = Daemon::on_own_port(&flags);
-    Client::connect(address).expect(PUT, "INSERTED 1");
-    daemon.stop();
     let kill_first = r#"kill -TERM $$; exec "$0" "$@""#;
     let mut command = command("env", ["--block-signal=TERM", "sh", "-c", kill_first, BEANSTALKD]);
     command.args(ON_LOOPBACK).args(flags);
     let (status, log) = Daemon::spawn(command).wait();
     assert_eq!(status.code(), Some(0), "{log}");
-    assert!(log.contains("stopped: Terminate"), "{log}");
-    assert!(!log.contains("binlog.1: read"), "{log}");
-    let (_daemon, address) = Daemon::on_own_port(&flags);
-    Client::connect(address).expect("reserve\r\n", "RESERVED 1 1");
+    assert!(log.contains("stopped: Terminate") && !log.contains("binlog.1: read"), "{log}");
+    serve(&flags).1.expect("reserve\r\n", "RESERVED 1 1");
 }
 
 #[test]
-fn usr1_starts_draining_and_usr2_ends_it() {
-    let (daemon, address) = Daemon::on_loopback(&[]);
-    let mut client = Client::connect(address);
+fn usr1_starts_draining_and_usr2_ends_it_and_hup_changes_nothing() {
+    let (mut daemon, mut client) = serve(&["-V"]);
     client.expect(PUT, "INSERTED 1");
     daemon.signal(Signal::USR1);
     client.expect(PUT, "DRAINING");
+    daemon.signal(Signal::HUP);
+    daemon.wait_for_log("SIGHUP: ");
     client.expect("reserve\r\n", "RESERVED 1 1");
     assert_eq!(client.ask("stats\r\n").field("draining"), Some("true"));
     daemon.signal(Signal::USR2);
     client.expect(PUT, "INSERTED 3");
     assert_eq!(client.ask("stats\r\n").field("draining"), Some("false"));
-}
-
-#[test]
-fn hup_changes_nothing() {
-    let (mut daemon, address) = Daemon::on_loopback(&["-V"]);
-    let mut client = Client::connect(address);
-    client.expect(PUT, "INSERTED 1");
-    daemon.signal(Signal::HUP);
-    daemon.wait_for_log("SIGHUP: ");
-    client.expect("reserve\r\n", "RESERVED 1 1");
 }
 
 /// A server that is the first process of a process namespace.
@@ -95,25 +82,23 @@ fn start_contained(arguments: &[&str]) -> Option<Contained> {
     let in_namespace =
         |arguments: &[&str]| command("unshare", [&["--fork", "--pid"], arguments].concat());
     if !in_namespace(&["true"]).output().is_ok_and(|output| output.status.success()) {
-        skip("no process namespace can be created here");
+        cannot_test("no process namespace can be created here");
         return None;
     }
     let mut daemon = Daemon::spawn(in_namespace(&[arguments, &ON_LOOPBACK].concat()));
-    let address = daemon.address();
-    assert_eq!(stat(address, "pid"), 1);
+    assert_eq!(stat(daemon.address(), "pid"), 1);
     let [server] = children(daemon.id())[..] else { panic!("unshare has one child") };
     Some(Contained { daemon, server })
 }
 
 /// The children of a process.
 fn children(pid: u32) -> Vec<u32> {
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-    children.unwrap().split_whitespace().map(|child| child.parse().unwrap()).collect()
+    let children = read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    children.split_whitespace().map(|child| child.parse().unwrap()).collect()
 }
 
 fn send_signal(pid: u32, signal: Signal) {
-    let pid = Pid::from_raw(pid.cast_signed()).unwrap();
-    kill_process(pid, signal).unwrap();
+    kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
 }
 
 #[test]
@@ -129,11 +114,31 @@ fn the_first_process_of_a_container_exits_as_if_killed() {
 fn the_first_process_of_a_container_reaps_orphans() {
     // The first orphan exits before the server starts, the second when the test kills it.
     let script = r#"true & (sleep 1000 &); exec "$0" "$@""#;
-    let Some(contained) = start_contained(&["sh", "-c", script, BEANSTALKD]) else { return };
-    let Contained { daemon, server } = contained;
+    let contained = start_contained(&["sh", "-c", script, BEANSTALKD]);
+    let Some(Contained { daemon: _daemon, server }) = contained else { return };
     wait_until("one child is left", || children(server).len() == 1);
     send_signal(children(server)[0], Signal::KILL);
     wait_until("no child is left", || children(server).is_empty());
-    send_signal(server, Signal::TERM);
-    assert_eq!(daemon.wait().0.code(), Some(143));
+}
+
+/// No test can suspend the machine, so this one reads the timer of CLOCK_BOOTTIME from `/proc`.
+#[test]
+fn timers_use_the_clock_that_runs_during_a_suspend() {
+    let (daemon, mut client) = serve(&[]);
+    let timer = || {
+        read_dir(format!("/proc/{}/fdinfo", daemon.id())).unwrap().find_map(|entry| {
+            let info = read_to_string(entry.unwrap().path()).ok()?;
+            // CLOCK_BOOTTIME is 7.
+            let is_boottime = info.contains("clockid: 7\n");
+            let (_, left) = is_boottime.then(|| info.split_once("it_value: ("))??;
+            left.split_once(',')?.0.parse::<u32>().ok()
+        })
+    };
+    client.expect_service();
+    assert_eq!(timer(), Some(0), "nothing is due");
+    for (id, delay_s) in [(1, 1000), (2, 500)] {
+        client.expect(format!("put 0 {delay_s} 9 1\r\na\r\n"), &format!("INSERTED {id}"));
+        let is_set = |left: u32| (delay_s - 100..delay_s).contains(&left);
+        wait_until("the timer is set", || timer().is_some_and(is_set));
+    }
 }

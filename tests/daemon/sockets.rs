@@ -2,8 +2,8 @@
 
 use crate::harness::client::{Client, try_connect};
 use crate::harness::process::{BEANSTALKD, Daemon, ON_LOOPBACK, path_text, script};
-use crate::harness::{PATIENCE, skip};
-use crate::{HEALTH, UnixPath, refusal};
+use crate::harness::{PATIENCE, cannot_test};
+use crate::{HEALTH, UnixPath, assert_refused};
 use socket2::{Domain, Socket, Type};
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -20,7 +20,7 @@ fn the_default_serves_ipv4_and_ipv6() {
         Ok(socket) => Client::over(socket).expect_service(),
         Err(error) => {
             assert!(address.is_ipv4(), "IPv6 is bound but refuses: {error}");
-            skip("this machine has no IPv6");
+            cannot_test("this machine has no IPv6");
         }
     }
 }
@@ -53,9 +53,7 @@ fn the_server_replaces_a_stale_unix_socket_and_no_other_file() {
 
     let file = socket.directory.path().join("file");
     std::fs::write(&file, "precious").unwrap();
-    let (code, log) = refusal(&["-l", &format!("unix:{}", file.display())]);
-    assert_eq!(code, Some(111));
-    assert!(log.contains("is no socket"));
+    assert_refused(&["-l", &format!("unix:{}", file.display())], 111, "is no socket");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
 }
 
@@ -67,11 +65,9 @@ fn a_unix_socket_is_not_taken_from_a_running_server() {
     daemon.wait_for_log(&metrics.flag);
     let with_metrics = [&ON_LOOPBACK[..], &["--metrics", &metrics.flag]].concat();
     for flags in [&["-l", &*queue.flag][..], &with_metrics] {
-        let (code, log) = refusal(flags);
-        assert_eq!(code, Some(111), "{log}");
         let socket = flags[flags.len() - 1];
         let message = format!("cannot listen on {socket}: another server listens there");
-        assert!(log.contains(&message), "{log}");
+        assert_refused(flags, 111, &message);
     }
     queue.connect().expect_service();
     metrics.connect().expect(HEALTH, "HTTP/1.1 200 OK");
@@ -96,8 +92,7 @@ fn a_server_with_a_full_backlog_keeps_its_unix_socket() {
     };
     assert_eq!(full.kind(), ErrorKind::WouldBlock);
     let inode = socket.path.metadata().unwrap().ino();
-    let (code, log) = refusal(&["-l", &socket.flag]);
-    assert_eq!(code, Some(111), "{log}");
+    assert_refused(&["-l", &socket.flag], 111, "");
     assert_eq!(socket.path.metadata().unwrap().ino(), inode);
 }
 
@@ -113,8 +108,7 @@ fn a_server_that_cannot_lock_the_binlog_replaces_no_socket() {
     let inode = socket.path.metadata().unwrap().ino();
     let with_metrics = [&ON_LOOPBACK[..], &["--metrics", &socket.flag]].concat();
     for flags in [&["-l", &*socket.flag][..], &with_metrics] {
-        let (code, log) = refusal(&[flags, &["-b", binlog]].concat());
-        assert_eq!(code, Some(10), "{log}");
+        assert_refused(&[flags, &["-b", binlog]].concat(), 10, "");
         assert_eq!(socket.path.metadata().unwrap().ino(), inode, "{flags:?}");
     }
 }
@@ -155,12 +149,8 @@ fn a_unix_socket_has_its_mode_from_its_first_moment_on() {
 #[test]
 fn a_new_unix_socket_does_not_inherit_the_mode_of_a_stale_one() {
     let socket = UnixPath::new();
-    for (flags, mode) in [
-        (&["--socket-mode", "600"][..], 0o600),
-        (&["--socket-mode", "0660"], 0o660),
-        (&[], 0o777),
-        (&["--socket-mode", "200"], 0o200),
-    ] {
+    for (flag, mode) in [("600", 0o600), ("0660", 0o660), ("", 0o777), ("200", 0o200)] {
+        let flags: &[&str] = if flag.is_empty() { &[] } else { &["--socket-mode", flag] };
         let _daemon = start_on_path(&socket, flags);
         assert_eq!(socket.path.metadata().unwrap().mode() & 0o7777, mode, "{flags:?}");
     }

@@ -1,51 +1,37 @@
 //! The user that the server changes to.
 
 use crate::harness::process::{BEANSTALKD, Daemon, command, connect_when_ready, path_text};
-use crate::harness::skip;
+use crate::harness::{cannot_test, skip};
 use crate::sockets::start_on_path;
-use crate::{UnixPath, refusal};
+use crate::{UnixPath, assert_refused};
 use std::fs::{create_dir, set_permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 
 #[test]
-fn the_log_names_an_unknown_user() {
-    let (code, log) = refusal(&["-l", "127.0.0.1", "-p", "0", "-u", "nosuchuser"]);
-    assert_eq!(code, Some(33));
-    assert!(log.contains("nosuchuser"));
-}
-
-#[test]
-fn root_keeps_no_privilege_after_a_change_of_user() {
-    // With these flags the kernel would leave all capabilities, and C beanstalkd the groups.
-    let odd = &["--groups", "5,6", "--securebits", "+no_setuid_fixup"];
-    for privileges in [&["--groups", "5"][..], odd] {
-        let Some(daemon) = start_with(privileges, "12345:23456") else { return };
-        assert_is_unprivileged(&daemon, "12345", "23456", "23456");
-    }
-}
-
-#[test]
-fn a_user_with_capabilities_keeps_none_after_a_change_of_user() {
-    let privileges = &[
-        &AS_ANOTHER[..],
-        &["--groups", "5,6", "--inh-caps", "+setuid,+setgid", "--ambient-caps", "+setuid,+setgid"],
-    ];
-    let Some(daemon) = start_with(&privileges.concat(), "54321:65432") else { return };
-    assert_is_unprivileged(&daemon, "54321", "65432", "65432");
+fn no_privilege_is_left_after_a_change_of_user() {
+    let user = ["12345", "23456"];
+    let as_user = ["--reuid", "12345", "--regid", "23456"];
+    let capabilities = |both: &'static str| ["--inh-caps", both, "--ambient-caps", both];
+    let groups = ["--groups", "5,6"];
+    // With the last flags the kernel would leave all capabilities, and C beanstalkd the groups.
+    let root = [&["--groups", "5"][..], &["--groups", "5,6", "--securebits", "+no_setuid_fixup"]];
+    let capable = [&as_user[..], &groups, &capabilities("+setuid,+setgid")].concat();
     // Without a change of user no privilege is needed, and none is dropped.
-    let privileges = &[&AS_ANOTHER[..], &["--groups", "23456"]];
-    let Some(daemon) = start_with(&privileges.concat(), "12345:23456") else { return };
-    assert_is_unprivileged(&daemon, "12345", "23456", "23456");
-    assert_eq!(daemon.stop(), "");
-}
-
-#[test]
-fn groups_that_cannot_be_dropped_are_logged() {
-    let capabilities = ["--inh-caps", "+net_bind_service", "--ambient-caps", "+net_bind_service"];
-    let privileges = [&AS_ANOTHER[..], &["--groups", "5,6"], &capabilities].concat();
-    let Some(daemon) = start_with(&privileges, "12345:23456") else { return };
-    assert_is_unprivileged(&daemon, "12345", "23456", "5 6");
-    assert!(daemon.stop().contains("-u 12345:23456: cannot drop supplementary groups"));
+    let same_user = [&as_user[..], &["--groups", "23456"]].concat();
+    let bound = [&as_user[..], &groups, &capabilities("+net_bind_service")].concat();
+    let log = "-u 12345:23456: cannot drop supplementary groups";
+    for (privileges, user, groups, log) in [
+        (root[0], user, "23456", ""),
+        (root[1], user, "23456", ""),
+        (&capable, ["54321", "65432"], "65432", ""),
+        (&same_user, user, "23456", ""),
+        (&bound, user, "5 6", log),
+    ] {
+        let Some(daemon) = start_with(privileges, &user.join(":")) else { return };
+        assert_is_unprivileged(&daemon, user, groups);
+        let rest = daemon.stop();
+        assert!(rest.contains(log) && rest.is_empty() == log.is_empty(), "{privileges:?}: {rest}");
+    }
 }
 
 #[test]
@@ -55,8 +41,6 @@ fn root_may_stay_root() {
     assert_eq!(daemon.status("Groups:"), "0");
     assert_ne!(daemon.status("CapEff:"), "0000000000000000");
 }
-
-const AS_ANOTHER: [&str; 4] = ["--reuid", "12345", "--regid", "23456"];
 
 /// Starts a server that changes to `user`, with these privileges, which are flags of setpriv(1).
 /// Returns it when the change is complete, or `None` if the privileges cannot be set.
@@ -78,7 +62,7 @@ fn start_with(privileges: &[&str], user: &str) -> Option<Daemon> {
 }
 
 /// Asserts that the server has no privilege, has saved no id, and cannot gain more by an exec.
-fn assert_is_unprivileged(daemon: &Daemon, uid: &str, gid: &str, groups: &str) {
+fn assert_is_unprivileged(daemon: &Daemon, [uid, gid]: [&str; 2], groups: &str) {
     let status = |key| daemon.status(key);
     assert_eq!(status("Uid:"), [uid; 4].join(" "));
     assert_eq!(status("Gid:"), [gid; 4].join(" "));
@@ -92,7 +76,7 @@ fn assert_is_unprivileged(daemon: &Daemon, uid: &str, gid: &str, groups: &str) {
 fn is_root() -> bool {
     let is_root = rustix::process::getuid().is_root();
     if !is_root {
-        skip("only root may change the user");
+        cannot_test("only root may change the user");
     }
     is_root
 }
@@ -107,12 +91,11 @@ fn the_binlog_is_locked_with_the_rights_of_the_user() {
     let binlog = directory.path().join("binlog");
     create_dir(&binlog).unwrap();
     let flags = ["-l", "127.0.0.1", "-p", "0", "-u", "12345:23456", "-b", path_text(&binlog)];
-    let (code, log) = refusal(&flags);
-    assert_eq!(code, Some(10), "{log}");
+    assert_refused(&flags, 10, "");
     chown(&binlog, Some(12345), Some(23456)).unwrap();
     let mut daemon = Daemon::start(BEANSTALKD, &[&["-V"][..], &flags].concat());
     daemon.wait_for_log("recovered 0 jobs");
-    assert_is_unprivileged(&daemon, "12345", "23456", "23456");
+    assert_is_unprivileged(&daemon, ["12345", "23456"], "23456");
     for name in ["lock", "binlog.1"] {
         let file = binlog.join(name).metadata().unwrap();
         assert_eq!((file.uid(), file.gid()), (12345, 23456), "{name}");

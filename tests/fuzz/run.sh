@@ -3,7 +3,7 @@
 #
 #   run.sh 'TARGET ...' SECONDS
 #
-# Seeds are written anew each time. What libFuzzer adds to them is kept, and the next run goes on
+# Seeds and their dictionary are written anew each time. What libFuzzer adds to them is kept, and the next run goes on
 # from there; all of it is below target/fuzz. Ends with 1 when a target has failed.
 set -eu
 cd "$(dirname "$0")/../.."
@@ -27,10 +27,11 @@ home=$(cd "$home" && pwd)
 FUZZ_SEEDS=$home/seeds $cargo test --quiet --test fuzz_smoke -- --ignored --exact write_seeds
 host=$(rustc +nightly -vV | sed -n 's/^host: //p')
 
+# Nothing that targets reach is unsafe: a sanitizer would find nothing, and take most of the time.
+$cargo +nightly fuzz build --fuzz-dir tests/fuzz --target-dir "$home/build" --sanitizer none targets
+
 status=0
 for target in $targets; do
-	# Nothing that targets reach is unsafe: a sanitizer would find nothing, and take most of the time.
-	$cargo +nightly fuzz build --fuzz-dir tests/fuzz --target-dir "$home/build" --sanitizer none "$target"
 	mkdir -p "$home/corpus/$target" "$home/failed"
 	case $target in
 	command | options) longest=300 ;;
@@ -40,10 +41,10 @@ for target in $targets; do
 	# A record may claim a length of one gigabyte. The target must not allocate it.
 	if (
 		ulimit -v 1000000
-		exec nice "$home/build/$host/release/$target" -dict=tests/fuzz/dictionary.txt \
-			-max_total_time="$seconds" -max_len=$longest -timeout=10 -rss_limit_mb=2048 \
-			-print_final_stats=1 -artifact_prefix="$home/failed/$target-" \
-			"$home/corpus/$target" "$home/seeds/$target"
+		TARGET=$target exec nice "$home/build/$host/release/targets" \
+			-dict="$home/seeds/dictionary" -max_total_time="$seconds" -max_len=$longest \
+			-timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
+			-artifact_prefix="$home/failed/$target-" "$home/corpus/$target" "$home/seeds/$target"
 	) >"$home/$target.log" 2>&1; then
 		grep -E 'DONE|number_of_executed_units' "$home/$target.log"
 	else

@@ -4,7 +4,7 @@
 
 use super::PATIENCE;
 use super::reply::{Reply, body_len, without_end};
-use super::request::put;
+use super::request::{delete_all, put};
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -63,6 +63,15 @@ impl Client {
     /// Takes a connection over.
     pub fn over(socket: Socket) -> Client {
         Client { stream: BufReader::new(socket) }
+    }
+
+    /// Connects, uses a tube, and watches it alone.
+    pub fn in_tube(address: impl Into<SockAddr>, tube: &str) -> Client {
+        let mut client = Client::connect(address);
+        client.expect(format!("use {tube}\r\n"), &format!("USING {tube}"));
+        client.expect(format!("watch {tube}\r\n"), "WATCHING 2");
+        client.expect("ignore default\r\n", "WATCHING 1");
+        client
     }
 
     /// Connects with a receive window of about `bytes`, more than which the server cannot send ahead.
@@ -133,8 +142,7 @@ impl Client {
 
     /// Puts a job that is ready at once, with a TTR of an hour; returns its id.
     pub fn put(&mut self, body: impl AsRef<[u8]>) -> u64 {
-        let reply = self.ask(put(0, 0, 3600, body));
-        reply.number("INSERTED").unwrap_or_else(|| panic!("the reply to a put is {}", reply.line))
+        self.ask(put(0, 0, 3600, body)).inserted()
     }
 
     /// Puts the same job, or returns `None` when the server has no memory for it.
@@ -145,10 +153,29 @@ impl Client {
         id
     }
 
+    /// Deletes these jobs, many at a time.
+    #[track_caller]
+    pub fn delete_all(&mut self, ids: &[u64]) {
+        for ids in ids.chunks(500) {
+            self.send(delete_all(ids.iter().copied()));
+            for id in ids {
+                assert_eq!(self.line(), "DELETED", "to the delete of job {id}");
+            }
+        }
+    }
+
     /// Returns a number of `stats`.
     pub fn stat(&mut self, key: &str) -> u64 {
         let reply = self.ask("stats\r\n");
         reply.value(key).unwrap_or_else(|| panic!("stats has no number {key}: {}", reply.line))
+    }
+
+    /// Returns the number of jobs in all states.
+    pub fn jobs(&mut self) -> u64 {
+        let stats = self.ask("stats\r\n");
+        let states = ["ready", "reserved", "delayed", "buried"];
+        let count = |state| stats.value(&format!("current-jobs-{state}"));
+        states.map(|state| count(state).expect("stats counts each state")).iter().sum()
     }
 
     /// Shuts the sending side down.

@@ -1,12 +1,16 @@
-//! A disk in memory that fills up, fails and loses power.
+//! A disk in memory: a local one, which fills up, fails and loses power, or a remote one, which
+//! acknowledges changes late.
 //!
-//! It keeps two images: the live one, which a process that starts again sees, and the durable
-//! one, which a power cut leaves. What is between the two may reach the durable image in any
-//! order, in part, or not at all.
+//! It keeps two images and the changes between them: the live one, which the server sees, and the
+//! stored one, which every crash leaves. On a local disk a sync stores changes, and a power cut leaves
+//! some of the others, in any order and in part. A remote disk stores changes in their order and
+//! acknowledges each. It divides a write into chunks, as a cluster does. A crash leaves what is stored
+//! and any number of the next changes: their outcome is unknown to the server. After a change is refused,
+//! because another server leads, nothing is stored any more.
 
-use beanstalkd::testing::{Disk, FileNumber, FinishedRead, ReadToken, SyncError};
+use super::driver::{Disk, FileNumber, FinishedRead, Progress, ReadToken, SyncError};
 use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{self, ErrorKind};
 use std::rc::Rc;
 
@@ -19,14 +23,16 @@ pub struct FakeDisk(Rc<RefCell<State>>);
 
 #[derive(Clone, Debug, Default)]
 struct State {
-    files: BTreeMap<String, usize>,
-    durable_files: BTreeMap<String, usize>,
-    name_changes: Vec<NameChange>,
-    inodes: Vec<Inode>,
+    live: Image,
+    stored: Image,
+    /// The changes that are not stored, the oldest first, with their numbers, which have gaps.
+    waiting: VecDeque<(u64, Change)>,
+    /// The number of the last change.
+    written: u64,
+    /// `None`: the disk is local.
+    remote: Option<Remote>,
     /// How many bytes fit, in whole blocks.
     capacity: Option<u64>,
-    /// How many calls that change something there were.
-    changes: u64,
     /// The first change that fails, and the error of it and of all later ones.
     fail_from: Option<(u64, ErrorKind)>,
     /// How many syncs of files and names succeed from now on; `None` for all.
@@ -48,42 +54,76 @@ struct State {
     background_sync: Option<BackgroundSync>,
     /// The result of the last background sync, until the server takes it.
     ended_sync: Option<Result<(), (Option<FileNumber>, ErrorKind)>>,
-    background_syncs_begun: u64,
-    sync_results_taken: u64,
-    syncs: u64,
-    writes: u64,
-    bytes_written: u64,
+    counts: Counts,
     /// The most bytes that all files had at once.
     peak: u64,
+}
+
+/// Names, and the bytes of each inode. A file that is renamed keeps its inode.
+#[derive(Clone, Debug, Default)]
+struct Image {
+    names: BTreeMap<String, usize>,
+    inodes: Vec<Vec<u8>>,
+}
+
+#[derive(Clone, Debug)]
+enum Change {
+    /// A file on a remote disk appears with its first bytes, which have its name.
+    Write {
+        inode: usize,
+        offset: usize,
+        bytes: Vec<u8>,
+        name: Option<String>,
+    },
+    Resize {
+        inode: usize,
+        size: usize,
+    },
+    /// Names that appear with an inode, or disappear, at the same time.
+    Names(Vec<(String, Option<usize>)>),
+}
+
+#[derive(Clone, Debug, Default)]
+struct Remote {
+    /// Inodes of which nothing is stored, because they have no record.
+    unstored: BTreeSet<usize>,
+    /// The number of the last change that the server has handed over.
+    handed_over: u64,
+    acknowledged: u64,
+    waiting_bytes: usize,
+    /// The number of bytes in a chunk.
+    chunk_len: usize,
+    /// The disk is congested while more bytes wait. `None`: never.
+    congested_above: Option<usize>,
+    /// Changes are handed over only when all earlier ones are acknowledged.
+    is_batched: bool,
+    /// Decides how many changes are acknowledged as soon as they are handed over.
+    eager: Option<fastrand::Rng>,
+    refuses_puts: bool,
+    /// A change was refused. The stored files are those of the next server.
+    is_refused: bool,
+}
+
+/// What the server has done with the disk.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// Calls that change something.
+    pub changes: u64,
+    pub writes: u64,
+    pub bytes_written: u64,
+    /// Syncs of files that the server has waited for.
+    pub syncs: u64,
+    pub background_syncs_begun: u64,
+    pub sync_results_taken: u64,
 }
 
 /// A background sync. What is written later is not synced by it.
 #[derive(Clone, Debug)]
 struct BackgroundSync {
-    /// The number of each file, its inode, and the number of its changes.
-    files: Vec<(FileNumber, usize, usize)>,
-    /// The number of changes of names, if they are synced.
-    name_changes: Option<usize>,
-}
-
-#[derive(Clone, Debug, Default)]
-struct Inode {
-    live: Vec<u8>,
-    durable: Vec<u8>,
-    changes: Vec<Change>,
-}
-
-#[derive(Clone, Debug)]
-enum Change {
-    Write { offset: usize, bytes: Vec<u8> },
-    Resize { size: usize },
-}
-
-#[derive(Clone, Debug)]
-enum NameChange {
-    Add { name: String, inode: usize },
-    Remove { name: String },
-    Rename { from: String, to: String },
+    /// The last change that it stores.
+    last: u64,
+    files: Vec<(FileNumber, usize)>,
+    with_names: bool,
 }
 
 /// What goes wrong when a body is read back.
@@ -103,30 +143,37 @@ pub enum ReadFault {
 
 const BLOCK: u64 = 4096;
 const SECTOR: usize = 512;
+/// The bytes of the version at the start of a file. A remote disk stores it with the first record.
+const VERSION_LEN: usize = 4;
+/// The number of the first change of a remote disk is not 1, so that no test depends on it.
+const FIRST_NUMBER: u64 = 1_000;
 
 impl FakeDisk {
     /// A disk with these files.
     pub fn with_files(files: &Files) -> FakeDisk {
-        let disk = FakeDisk::default();
-        let mut state = disk.0.borrow_mut();
-        for (name, bytes) in files {
-            let inode = state.inodes.len();
-            state.inodes.push(Inode {
-                live: bytes.clone(),
-                durable: bytes.clone(),
-                changes: Vec::new(),
-            });
-            state.files.insert(name.clone(), inode);
-            state.durable_files.insert(name.clone(), inode);
-        }
-        drop(state);
-        disk
+        let names = (0..).zip(files.keys()).map(|(inode, name)| (name.clone(), inode)).collect();
+        let image = Image { names, inodes: files.values().cloned().collect() };
+        let state = State { live: image.clone(), stored: image, ..State::default() };
+        FakeDisk(Rc::new(RefCell::new(state)))
     }
 
     /// An empty disk on which this number of bytes fits.
     pub fn with_capacity(capacity: u64) -> FakeDisk {
         let disk = FakeDisk::default();
         disk.set_capacity(Some(capacity));
+        disk
+    }
+
+    /// A remote disk with these files, which stores `chunk_len` bytes at once.
+    pub fn remote(files: &Files, chunk_len: usize) -> FakeDisk {
+        let disk = FakeDisk::with_files(files);
+        disk.0.borrow_mut().written = FIRST_NUMBER;
+        disk.0.borrow_mut().remote = Some(Remote {
+            handed_over: FIRST_NUMBER,
+            acknowledged: FIRST_NUMBER,
+            chunk_len,
+            ..Remote::default()
+        });
         disk
     }
 
@@ -154,11 +201,6 @@ impl FakeDisk {
     /// Makes each truncation fail from now on.
     pub fn fail_cuts(&self, error: ErrorKind) {
         self.0.borrow_mut().cut_error = Some(error);
-    }
-
-    /// Makes reads of bodies end later.
-    pub fn delay_reads(&self) {
-        self.set_reads_late(true);
     }
 
     /// Decides whether reads of bodies that begin from now on end later.
@@ -191,15 +233,10 @@ impl FakeDisk {
     /// Flips a bit in the middle of these bytes, wherever they are first in the file.
     pub fn flip_byte(&self, name: &str, bytes: &str) {
         let mut state = self.0.borrow_mut();
-        let inode = state.files[name];
-        let live = &mut state.inodes[inode].live;
-        let mut windows = live.windows(bytes.len());
-        let at = windows.position(|window| window == bytes.as_bytes());
+        let inode = state.live.names[name];
+        let live = &mut state.live.inodes[inode];
+        let at = live.windows(bytes.len()).position(|window| window == bytes.as_bytes());
         live[at.expect("the file has these bytes") + bytes.len() / 2] ^= 1;
-    }
-
-    pub fn are_reads_late(&self) -> bool {
-        self.0.borrow().reads_late
     }
 
     /// Lets this many reads of bodies end from now on; `None` for all.
@@ -223,6 +260,36 @@ impl FakeDisk {
         !state.reads.is_empty() && state.reads_left != Some(0)
     }
 
+    /// Returns how many reads of bodies were begun and have not ended.
+    pub fn begun_reads(&self) -> usize {
+        self.0.borrow().reads.len()
+    }
+
+    /// Returns whether a background sync was begun and has not ended.
+    pub fn is_syncing(&self) -> bool {
+        self.0.borrow().background_sync.is_some()
+    }
+
+    /// Returns whether a file has records that no sync covers, also none in progress. A prepared file has
+    /// none, only its version.
+    pub fn has_unsynced_records(&self) -> bool {
+        let State { waiting, live, background_sync, .. } = &*self.0.borrow();
+        let is_record = |change: &Change| match change {
+            Change::Write { inode, offset, .. } => {
+                *offset >= VERSION_LEN && live.names.values().any(|named| named == inode)
+            }
+            Change::Resize { .. } | Change::Names(_) => false,
+        };
+        let covered = background_sync.as_ref().map_or(0, |sync| sync.last);
+        waiting.iter().any(|(number, change)| *number > covered && is_record(change))
+    }
+
+    /// Returns whether a change has failed.
+    pub fn has_failed(&self) -> bool {
+        let state = self.0.borrow();
+        state.fail_from.is_some_and(|(from, _)| from <= state.counts.changes)
+    }
+
     /// Ends all failures.
     pub fn heal(&self) {
         self.0.borrow_mut().fail_from = None;
@@ -230,19 +297,17 @@ impl FakeDisk {
 
     /// Flips random bits of the files, except in the version at the start of a file.
     pub fn flip_bits(&self, random: &mut fastrand::Rng, count: u32) {
-        const VERSION_LEN: usize = 4;
-        let mut state = self.0.borrow_mut();
-        let inodes: Vec<usize> = state.files.values().copied().collect();
+        let State { live, stored, .. } = &mut *self.0.borrow_mut();
+        let inodes: Vec<usize> = live.names.values().copied().collect();
         for _ in 0..count {
             let Some(&inode) = random.choice(&inodes) else { return };
-            let Inode { live, durable, .. } = &mut state.inodes[inode];
-            if live.len() <= VERSION_LEN {
+            let len = live.inodes[inode].len();
+            if len <= VERSION_LEN {
                 continue;
             }
-            let (place, bit) = (random.usize(VERSION_LEN..live.len()), 1 << random.u8(..8));
-            live[place] ^= bit;
-            if let Some(byte) = durable.get_mut(place) {
-                *byte ^= bit;
+            let (place, bit) = (random.usize(VERSION_LEN..len), 1 << random.u8(..8));
+            for bytes in [&mut live.inodes[inode], stored.inode(inode)] {
+                bytes.get_mut(place).into_iter().for_each(|byte| *byte ^= bit);
             }
         }
     }
@@ -257,52 +322,109 @@ impl FakeDisk {
         self.0.borrow_mut().history.replace(Vec::new()).unwrap_or_default()
     }
 
+    // ---- A remote disk ----
+
+    fn with_remote<T>(&self, run: impl FnOnce(&mut Remote) -> T) -> T {
+        run(self.0.borrow_mut().remote.as_mut().expect("the disk is remote"))
+    }
+
+    /// Makes the disk congested while more than this number of bytes wait.
+    pub fn set_congested_above(&self, bytes: usize) {
+        self.with_remote(|remote| remote.congested_above = Some(bytes));
+    }
+
+    /// Hands changes over only when all earlier ones are acknowledged, from now on.
+    pub fn set_batched(&self) {
+        self.with_remote(|remote| remote.is_batched = true);
+    }
+
+    /// Sets whether the disk has no space for puts.
+    pub fn set_refusing_puts(&self, is_refusing: bool) {
+        self.with_remote(|remote| remote.refuses_puts = is_refusing);
+    }
+
+    /// Acknowledges some changes as soon as they are handed over, from now on.
+    pub fn set_eager(&self, random: fastrand::Rng) {
+        self.with_remote(|remote| remote.eager = Some(random));
+    }
+
+    /// Stores and acknowledges the next `count` changes that were handed over, or all that there are.
+    pub fn acknowledge(&self, count: usize) {
+        self.0.borrow_mut().acknowledge(count);
+    }
+
+    /// Refuses one of the changes that were handed over: another server leads. Those before it are
+    /// stored, but not acknowledged.
+    pub fn refuse(&self, random: &mut fastrand::Rng) {
+        let count = random.usize(..=self.handed_over());
+        let mut state = self.0.borrow_mut();
+        state.stored = state.image_after(count);
+        drop(state);
+        self.with_remote(|remote| remote.is_refused = true);
+    }
+
+    pub fn is_refused(&self) -> bool {
+        self.with_remote(|remote| remote.is_refused)
+    }
+
+    /// Returns the number of changes that are not stored.
+    pub fn waiting(&self) -> usize {
+        self.0.borrow().waiting.len()
+    }
+
+    /// Returns the number of changes that are handed over and not acknowledged.
+    pub fn handed_over(&self) -> usize {
+        let last = self.last_handed_over();
+        self.0.borrow().waiting.partition_point(|(number, _)| *number <= last)
+    }
+
+    /// Returns whether the server has handed over all changes that it may.
+    pub fn has_all(&self) -> bool {
+        let written = self.0.borrow().written;
+        self.with_remote(|remote| remote.is_full() || remote.handed_over == written)
+    }
+
+    /// Returns the number of the last change that was handed over.
+    pub fn last_handed_over(&self) -> u64 {
+        self.with_remote(|remote| remote.handed_over)
+    }
+
+    /// Returns the files that the next server finds if `count` changes that wait were stored.
+    pub fn files_after(&self, count: usize) -> Files {
+        self.0.borrow().image_after(count).files()
+    }
+
     // ---- Figures ----
+
+    pub fn counts(&self) -> Counts {
+        self.0.borrow().counts
+    }
 
     /// How many changes there were so far.
     pub fn changes(&self) -> u64 {
-        self.0.borrow().changes
-    }
-
-    /// How many syncs of files there were that the server has waited for.
-    pub fn syncs(&self) -> u64 {
-        self.0.borrow().syncs
+        self.counts().changes
     }
 
     /// How many background syncs were begun, and how many results the server has taken.
     pub fn background_syncs(&self) -> (u64, u64) {
-        let state = self.0.borrow();
-        (state.background_syncs_begun, state.sync_results_taken)
-    }
-
-    /// How many writes there were.
-    pub fn writes(&self) -> u64 {
-        self.0.borrow().writes
-    }
-
-    /// How many bytes were written.
-    pub fn bytes_written(&self) -> u64 {
-        self.0.borrow().bytes_written
+        let Counts { background_syncs_begun, sync_results_taken, .. } = self.counts();
+        (background_syncs_begun, sync_results_taken)
     }
 
     /// How many bytes the files take.
     pub fn used(&self) -> u64 {
-        self.0.borrow().used()
-    }
-
-    /// The most that they took since the last call.
-    pub fn take_peak(&self) -> u64 {
-        let mut state = self.0.borrow_mut();
-        let used = state.used();
-        std::mem::replace(&mut state.peak, used)
+        self.0.borrow().used(|_| true)
     }
 
     /// How many bytes the files take without those that were set aside.
     pub fn used_by_binlog(&self) -> u64 {
-        let state = self.0.borrow();
-        let files = state.files.iter().filter(|(name, _)| !name.ends_with(".damaged"));
-        let sizes = files.map(|(_, &inode)| state.inodes[inode].live.len() as u64);
-        sizes.map(|size| size.next_multiple_of(BLOCK)).sum()
+        self.0.borrow().used(|name| !name.ends_with(".damaged"))
+    }
+
+    /// The most that they took since the last call.
+    pub fn take_peak(&self) -> u64 {
+        let used = self.used();
+        std::mem::replace(&mut self.0.borrow_mut().peak, used)
     }
 
     /// The names of the files, and how many bytes each takes.
@@ -314,86 +436,115 @@ impl FakeDisk {
 
     /// The files as a process sees them.
     pub fn live_files(&self) -> Files {
-        let state = self.0.borrow();
-        let files = state.files.iter();
-        files.map(|(name, &inode)| (name.clone(), state.inodes[inode].live.clone())).collect()
+        self.0.borrow().live.files()
     }
 
     /// The files as a power cut leaves them: each sector is as it was at some moment since the
     /// last sync, and so is the length; and of the names that changed, each may be back.
     pub fn files_after_power_cut(&self, random: &mut fastrand::Rng) -> Files {
         let state = self.0.borrow();
-        let mut names = state.durable_files.clone();
-        for change in &state.name_changes {
-            if random.bool() {
-                change.apply(&mut names);
+        let mut names = Image { names: state.stored.names.clone(), inodes: Vec::new() };
+        for (_, change) in &state.waiting {
+            if matches!(change, Change::Names(_)) && random.bool() {
+                names.apply(change);
             }
         }
-        let mut files = BTreeMap::new();
-        for (name, inode) in names {
-            let bytes = state.inodes[inode].after_power_cut(random);
-            files.insert(name, bytes);
+        let mut after = |inode| state.inode_after_power_cut(inode, random);
+        names.names.into_iter().map(|(name, inode)| (name, after(inode))).collect()
+    }
+}
+
+impl Image {
+    fn inode(&mut self, inode: usize) -> &mut Vec<u8> {
+        if self.inodes.len() <= inode {
+            self.inodes.resize(inode + 1, Vec::new());
         }
-        files
+        &mut self.inodes[inode]
+    }
+
+    fn number(&self, name: &str) -> io::Result<usize> {
+        self.names.get(name).copied().ok_or_else(|| ErrorKind::NotFound.into())
+    }
+
+    fn files(&self) -> Files {
+        let bytes = |inode: usize| self.inodes.get(inode).cloned().unwrap_or_default();
+        self.names.iter().map(|(name, &inode)| (name.clone(), bytes(inode))).collect()
+    }
+
+    fn apply(&mut self, change: &Change) {
+        match change {
+            Change::Write { inode, offset, bytes: written, name } => {
+                let bytes = self.inode(*inode);
+                let end = offset + written.len();
+                bytes.resize(bytes.len().max(end), 0);
+                bytes[*offset..end].copy_from_slice(written);
+                self.names.extend(name.clone().map(|name| (name, *inode)));
+            }
+            Change::Resize { inode, size } => self.inode(*inode).resize(*size, 0),
+            Change::Names(names) => {
+                for (name, inode) in names {
+                    match inode {
+                        Some(inode) => self.names.insert(name.clone(), *inode),
+                        None => self.names.remove(name),
+                    };
+                }
+            }
+        }
+    }
+}
+
+impl Change {
+    /// The inode whose bytes change.
+    fn inode(&self) -> Option<usize> {
+        match self {
+            Change::Write { inode, .. } | Change::Resize { inode, .. } => Some(*inode),
+            Change::Names(_) => None,
+        }
+    }
+
+    fn len(&self) -> usize {
+        if let Change::Write { bytes, .. } = self { bytes.len() } else { 0 }
+    }
+}
+
+impl Remote {
+    /// Returns whether nothing may be handed over now.
+    fn is_full(&self) -> bool {
+        self.is_batched && self.acknowledged < self.handed_over
     }
 }
 
 impl State {
-    fn used(&self) -> u64 {
-        let sizes = self.files.values().map(|&inode| self.inodes[inode].live.len() as u64);
-        sizes.map(|size| size.next_multiple_of(BLOCK)).sum()
+    fn inode(&self, number: FileNumber) -> io::Result<usize> {
+        self.live.number(&name(number))
     }
 
-    /// Counts a change, and fails it if it was ordered to.
-    fn change(&mut self) -> io::Result<()> {
-        self.changes += 1;
+    fn bytes(&self, number: FileNumber) -> io::Result<&Vec<u8>> {
+        Ok(&self.live.inodes[self.inode(number)?])
+    }
+
+    fn used(&self, is_counted: impl Fn(&str) -> bool) -> u64 {
+        let block = if self.remote.is_some() { 1 } else { BLOCK };
+        let files = self.live.names.iter().filter(|(name, _)| is_counted(name));
+        let sizes = files.map(|(_, &inode)| self.live.inodes[inode].len() as u64);
+        sizes.map(|size| size.next_multiple_of(block)).sum()
+    }
+
+    /// Counts a call that changes something, and fails it if it was ordered to.
+    fn count_change(&mut self) -> io::Result<()> {
+        self.counts.changes += 1;
         self.take_snapshot();
         match self.fail_from {
-            Some((from, error)) if from <= self.changes => Err(error.into()),
+            Some((from, error)) if from <= self.counts.changes => Err(error.into()),
             _ => Ok(()),
         }
     }
 
     /// Counts a sync as a change, and fails it if it was ordered to.
-    fn sync_change(&mut self) -> io::Result<()> {
-        self.change()?;
+    fn count_sync(&mut self) -> io::Result<()> {
+        self.count_change()?;
         let Some(left) = &mut self.syncs_left else { return Ok(()) };
         *left = left.checked_sub(1).ok_or(ErrorKind::Other)?;
-        Ok(())
-    }
-
-    fn write(&mut self, number: FileNumber, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let offset = usize::try_from(offset).expect("test files are small");
-        let inode = self.inode(number)?;
-        assert!(
-            offset + bytes.len() <= inode.live.len(),
-            "space was set aside for what is written"
-        );
-        let change = Change::Write { offset, bytes: bytes.to_vec() };
-        change.apply(&mut inode.live);
-        inode.changes.push(change);
-        Ok(())
-    }
-
-    fn end_background_sync(&mut self) {
-        if let Some(sync) = self.background_sync.take() {
-            self.ended_sync = Some(self.apply_sync(sync));
-        }
-    }
-
-    fn apply_sync(&mut self, sync: BackgroundSync) -> Result<(), (Option<FileNumber>, ErrorKind)> {
-        if let Some(count) = sync.name_changes {
-            self.sync_change().map_err(|error| (None, error.kind()))?;
-            let State { durable_files, name_changes, .. } = self;
-            name_changes.drain(..count).for_each(|change| change.apply(durable_files));
-        }
-        for (number, inode, count) in sync.files {
-            self.sync_change().map_err(|error| (Some(number), error.kind()))?;
-            let Inode { durable, changes, .. } = &mut self.inodes[inode];
-            for change in changes.drain(..count) {
-                change.apply(durable);
-            }
-        }
         Ok(())
     }
 
@@ -404,54 +555,113 @@ impl State {
         }
     }
 
-    fn inode(&mut self, number: FileNumber) -> io::Result<&mut Inode> {
-        let index = *self.files.get(&name(number)).ok_or(ErrorKind::NotFound)?;
-        Ok(&mut self.inodes[index])
+    fn change(&mut self, change: Change) {
+        self.live.apply(&change);
+        self.queue(change);
     }
 
-    fn rename(&mut self, change: NameChange) {
-        change.apply(&mut self.files);
-        self.name_changes.push(change);
+    /// Queues a change that the live image has.
+    fn queue(&mut self, change: Change) {
+        self.written += 1 + change.len() as u64;
+        if let Some(remote) = &mut self.remote {
+            remote.waiting_bytes += change.len();
+        }
+        self.waiting.push_back((self.written, change));
     }
 
     fn resize(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
-        let size = usize::try_from(size).expect("test files are small");
-        let inode = self.inode(number)?;
-        let old_size = inode.live.len();
-        inode.live.resize(size, 0);
-        let used = self.used();
+        let (inode, size) = (self.inode(number)?, to_usize(size));
+        let old_size = self.live.inodes[inode].len();
+        self.live.inodes[inode].resize(size, 0);
+        let used = self.used(|_| true);
         if size > old_size && self.capacity.is_some_and(|capacity| used > capacity) {
-            self.inode(number)?.live.truncate(old_size);
+            self.live.inodes[inode].truncate(old_size);
             return Err(ErrorKind::StorageFull.into());
         }
-        self.inode(number)?.changes.push(Change::Resize { size });
+        self.queue(Change::Resize { inode, size });
         self.peak = self.peak.max(used);
         Ok(())
     }
-}
 
-impl Change {
-    fn apply(&self, bytes: &mut Vec<u8>) {
-        match self {
-            Change::Write { offset, bytes: written } => {
-                let end = offset + written.len();
-                if bytes.len() < end {
-                    bytes.resize(end, 0);
-                }
-                bytes[*offset..end].copy_from_slice(written);
+    fn write(&mut self, number: FileNumber, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let (inode, offset) = (self.inode(number)?, to_usize(offset));
+        let end = offset + bytes.len();
+        assert!(end <= self.live.inodes[inode].len(), "space was set aside for what is written");
+        self.change(Change::Write { inode, offset, bytes: bytes.to_vec(), name: None });
+        Ok(())
+    }
+
+    /// Appends to a file of a remote disk.
+    fn append(&mut self, number: FileNumber, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let (inode, mut offset) = (self.inode(number)?, to_usize(offset));
+        let file = &mut self.live.inodes[inode];
+        assert_eq!(file.len(), offset, "{} is appended to", name(number));
+        file.extend_from_slice(bytes);
+        let remote = self.remote.as_mut().expect("the disk is remote");
+        let (len, chunk_len) = (file.len(), remote.chunk_len);
+        if len <= VERSION_LEN {
+            return Ok(());
+        }
+        // The version is stored with the first record.
+        let mut first_name = remote.unstored.remove(&inode).then(|| name(number));
+        if first_name.is_some() {
+            offset = 0;
+        }
+        let bytes = file[offset..].to_vec();
+        for chunk in bytes.chunks(chunk_len) {
+            let (bytes, name) = (chunk.to_vec(), first_name.take());
+            self.queue(Change::Write { inode, offset, bytes, name });
+            offset += chunk.len();
+        }
+        Ok(())
+    }
+
+    /// Stores the changes up to a number for which `is_stored` holds.
+    fn store(&mut self, last: u64, is_stored: impl Fn(&Change) -> bool) {
+        let stored = &mut self.stored;
+        self.waiting.retain(|(number, change)| {
+            let is_kept = *number > last || !is_stored(change);
+            if !is_kept {
+                stored.apply(change);
             }
-            Change::Resize { size } => bytes.resize(*size, 0),
+            is_kept
+        });
+    }
+
+    fn store_names(&mut self, last: u64) {
+        self.store(last, |change| matches!(change, Change::Names(_)));
+        // What changes in a file without a name cannot be seen.
+        let named: BTreeSet<usize> =
+            self.live.names.values().chain(self.stored.names.values()).copied().collect();
+        self.waiting.retain(|(_, change)| change.inode().is_none_or(|it| named.contains(&it)));
+    }
+
+    fn end_background_sync(&mut self) {
+        if let Some(sync) = self.background_sync.take() {
+            self.ended_sync = Some(self.apply_sync(sync));
         }
     }
-}
 
-impl Inode {
-    fn after_power_cut(&self, random: &mut fastrand::Rng) -> Vec<u8> {
-        let mut moments = vec![self.durable.clone()];
-        for change in &self.changes {
-            let mut bytes = moments.last().expect("there is a first one").clone();
-            change.apply(&mut bytes);
-            moments.push(bytes);
+    fn apply_sync(&mut self, sync: BackgroundSync) -> Result<(), (Option<FileNumber>, ErrorKind)> {
+        if sync.with_names {
+            self.count_sync().map_err(|error| (None, error.kind()))?;
+            self.store_names(sync.last);
+        }
+        for (number, inode) in sync.files {
+            self.count_sync().map_err(|error| (Some(number), error.kind()))?;
+            self.store(sync.last, |change| change.inode() == Some(inode));
+        }
+        Ok(())
+    }
+
+    fn inode_after_power_cut(&self, inode: usize, random: &mut fastrand::Rng) -> Vec<u8> {
+        let mut moments = vec![self.stored.inodes.get(inode).cloned().unwrap_or_default()];
+        let mut image = Image::default();
+        image.inode(inode).clone_from(&moments[0]);
+        let changes = self.waiting.iter().map(|(_, change)| change);
+        for change in changes.filter(|change| change.inode() == Some(inode)) {
+            image.apply(change);
+            moments.push(image.inodes[inode].clone());
         }
         let latest = moments.len() - 1;
         // Mostly all or nothing, as on most disks.
@@ -462,36 +672,46 @@ impl Inode {
         };
         let mut bytes = vec![0; moments[moment()].len()];
         for (index, sector) in bytes.chunks_mut(SECTOR).enumerate() {
-            let from = &moments[moment()];
-            let start = (index * SECTOR).min(from.len());
-            let end = (start + sector.len()).min(from.len());
-            sector[..end - start].copy_from_slice(&from[start..end]);
+            copy(&moments[moment()], (index * SECTOR) as u64, sector);
         }
         bytes
     }
-}
 
-impl NameChange {
-    fn apply(&self, names: &mut BTreeMap<String, usize>) {
-        match self {
-            NameChange::Add { name, inode } => {
-                names.insert(name.clone(), *inode);
-            }
-            NameChange::Remove { name } => {
-                names.remove(name);
-            }
-            NameChange::Rename { from, to } => {
-                if let Some(inode) = names.remove(from) {
-                    names.insert(to.clone(), inode);
-                }
-            }
+    fn acknowledge(&mut self, count: usize) {
+        let Some(remote) = self.remote.as_mut().filter(|remote| !remote.is_refused) else { return };
+        for _ in 0..count {
+            let first = self.waiting.pop_front_if(|(number, _)| *number <= remote.handed_over);
+            let Some((number, change)) = first else { return };
+            self.stored.apply(&change);
+            remote.waiting_bytes -= change.len();
+            remote.acknowledged = number;
         }
+    }
+
+    /// Returns the stored image with the next `count` changes.
+    fn image_after(&self, count: usize) -> Image {
+        let mut image = self.stored.clone();
+        if !self.remote.as_ref().is_some_and(|remote| remote.is_refused) {
+            self.waiting.iter().take(count).for_each(|(_, change)| image.apply(change));
+        }
+        image
     }
 }
 
-/// Returns the name of a file.
-pub fn name(number: FileNumber) -> String {
+fn name(number: FileNumber) -> String {
     format!("binlog.{number}")
+}
+
+/// Copies what a file has from `offset` on, and returns how many bytes these are.
+fn copy(file: &[u8], offset: u64, bytes: &mut [u8]) -> usize {
+    let rest = &file[file.len().min(to_usize(offset))..];
+    let count = bytes.len().min(rest.len());
+    bytes[..count].copy_from_slice(&rest[..count]);
+    count
+}
+
+fn to_usize(number: u64) -> usize {
+    usize::try_from(number).expect("test files are small")
 }
 
 impl FakeDisk {
@@ -519,23 +739,18 @@ impl FakeDisk {
 impl Disk for FakeDisk {
     fn list(&mut self) -> io::Result<Vec<FileNumber>> {
         let state = self.0.borrow();
-        let digits = state.files.keys().filter_map(|name| name.strip_prefix("binlog."));
+        let digits = state.live.names.keys().filter_map(|name| name.strip_prefix("binlog."));
         let mut numbers: Vec<FileNumber> = digits.filter_map(|text| text.parse().ok()).collect();
         numbers.sort_unstable();
         Ok(numbers)
     }
 
     fn size(&mut self, number: FileNumber) -> io::Result<u64> {
-        Ok(self.0.borrow_mut().inode(number)?.live.len() as u64)
+        Ok(self.0.borrow().bytes(number)?.len() as u64)
     }
 
     fn read(&mut self, number: FileNumber, offset: u64, bytes: &mut [u8]) -> io::Result<usize> {
-        let mut state = self.0.borrow_mut();
-        let live = &state.inode(number)?.live;
-        let offset = usize::try_from(offset).expect("test files are small").min(live.len());
-        let count = bytes.len().min(live.len() - offset);
-        bytes[..count].copy_from_slice(&live[offset..offset + count]);
-        Ok(count)
+        Ok(copy(self.0.borrow().bytes(number)?, offset, bytes))
     }
 
     fn read_now(&mut self, number: FileNumber, offset: u64, bytes: &mut [u8]) -> io::Result<bool> {
@@ -569,41 +784,50 @@ impl Disk for FakeDisk {
 
     fn free_bytes(&self) -> Option<u64> {
         let state = self.0.borrow();
-        state.capacity.map(|capacity| capacity.saturating_sub(state.used()))
+        state.capacity.map(|capacity| capacity.saturating_sub(state.used(|_| true)))
     }
 
     fn create(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
         let mut state = self.0.borrow_mut();
-        state.change()?;
-        assert!(!state.files.contains_key(&name(number)), "{} is there", name(number));
-        let inode = state.inodes.len();
-        state.inodes.push(Inode::default());
-        state.rename(NameChange::Add { name: name(number), inode });
+        state.count_change()?;
+        assert!(state.inode(number).is_err(), "{} is there", name(number));
+        let inode = state.live.inodes.len();
+        state.live.inodes.push(Vec::new());
+        let added = Change::Names(vec![(name(number), Some(inode))]);
+        if let Some(remote) = &mut state.remote {
+            remote.unstored.insert(inode);
+            state.live.apply(&added);
+            return Ok(());
+        }
+        state.change(added);
         let resized = state.resize(number, size);
         if resized.is_err() {
-            state.rename(NameChange::Remove { name: name(number) });
+            state.change(Change::Names(vec![(name(number), None)]));
         }
         resized
     }
 
     fn extend(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
         let mut state = self.0.borrow_mut();
-        state.change()?;
-        state.resize(number, size)
+        state.count_change()?;
+        if state.remote.is_some() { Ok(()) } else { state.resize(number, size) }
     }
 
     fn write(&mut self, number: FileNumber, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let mut state = self.0.borrow_mut();
         let (first, second) = bytes.split_at(bytes.len() / 2);
-        if let Err(error) = state.change() {
+        if let Err(error) = state.count_change() {
             // A failed write may have written a part.
-            if state.changes.is_multiple_of(2) {
+            if state.counts.changes.is_multiple_of(2) {
                 state.write(number, offset, first)?;
             }
             return Err(error);
         }
-        state.writes += 1;
-        state.bytes_written += bytes.len() as u64;
+        state.counts.writes += 1;
+        state.counts.bytes_written += bytes.len() as u64;
+        if state.remote.is_some() {
+            return state.append(number, offset, bytes);
+        }
         state.write(number, offset, first)?;
         state.take_snapshot();
         state.write(number, offset + first.len() as u64, second)
@@ -625,14 +849,10 @@ impl Disk for FakeDisk {
             state.background_sync.is_none() && state.ended_sync.is_none(),
             "a sync is begun, and another one has not ended"
         );
-        state.background_syncs_begun += 1;
-        let begun = files.iter().map(|&number| {
-            let inode = state.files[&name(number)];
-            (number, inode, state.inodes[inode].changes.len())
-        });
-        let files = begun.collect();
-        let name_changes = with_names.then_some(state.name_changes.len());
-        state.background_sync = Some(BackgroundSync { files, name_changes });
+        state.counts.background_syncs_begun += 1;
+        let inode = |number: FileNumber| state.live.names[&name(number)];
+        let files = files.iter().map(|&number| (number, inode(number))).collect();
+        state.background_sync = Some(BackgroundSync { last: state.written, files, with_names });
         true
     }
 
@@ -642,33 +862,36 @@ impl Disk for FakeDisk {
             state.end_background_sync();
         }
         let ended = state.ended_sync.take()?;
-        state.sync_results_taken += 1;
+        state.counts.sync_results_taken += 1;
         Some(ended.map_err(|(file, kind)| SyncError { file, error: kind.into() }))
     }
 
     fn sync(&mut self, number: FileNumber) -> io::Result<()> {
         let mut state = self.0.borrow_mut();
-        state.sync_change()?;
-        state.syncs += 1;
+        assert!(state.remote.is_none(), "a sync of {}: a remote disk needs none", name(number));
+        state.count_sync()?;
+        state.counts.syncs += 1;
         let inode = state.inode(number)?;
-        inode.changes.clear();
-        inode.durable = inode.live.clone();
+        state.store(u64::MAX, |change| change.inode() == Some(inode));
         Ok(())
     }
 
     fn sync_directory(&mut self) -> io::Result<()> {
         let mut state = self.0.borrow_mut();
-        state.sync_change()?;
-        state.name_changes.clear();
-        state.durable_files = state.files.clone();
+        assert!(state.remote.is_none(), "a sync of the directory: a remote disk needs none");
+        state.count_sync()?;
+        state.store_names(u64::MAX);
         Ok(())
     }
 
     fn truncate(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
         let mut state = self.0.borrow_mut();
-        state.change()?;
+        state.count_change()?;
         if let Some(error) = state.cut_error {
             return Err(error.into());
+        }
+        if state.remote.is_some() && size >= state.bytes(number)?.len() as u64 {
+            return Ok(());
         }
         state.resize(number, size)
     }
@@ -677,16 +900,47 @@ impl Disk for FakeDisk {
 
     fn remove(&mut self, number: FileNumber) -> io::Result<()> {
         let mut state = self.0.borrow_mut();
-        state.change()?;
-        state.rename(NameChange::Remove { name: name(number) });
+        state.count_change()?;
+        let removed = Change::Names(vec![(name(number), None)]);
+        let inode = state.inode(number).ok();
+        let is_unstored = |remote: &mut Remote| inode.is_none_or(|it| remote.unstored.remove(&it));
+        if state.remote.as_mut().is_some_and(is_unstored) {
+            state.live.apply(&removed);
+        } else {
+            state.change(removed);
+        }
         Ok(())
     }
 
     fn quarantine(&mut self, number: FileNumber) -> io::Result<String> {
         let mut state = self.0.borrow_mut();
-        state.change()?;
-        let to = format!("{}.damaged", name(number));
-        state.rename(NameChange::Rename { from: name(number), to: to.clone() });
+        state.count_change()?;
+        let (inode, to) = (state.inode(number)?, format!("{}.damaged", name(number)));
+        state.change(Change::Names(vec![(name(number), None), (to.clone(), Some(inode))]));
         Ok(to)
+    }
+
+    fn hand_over(&mut self) {
+        let mut state = self.0.borrow_mut();
+        let (written, waiting) = (state.written, state.waiting.len());
+        let Some(remote) = state.remote.as_mut().filter(|remote| !remote.is_full()) else { return };
+        remote.handed_over = written;
+        if let Some(random) = &mut remote.eager
+            && random.bool()
+        {
+            let count = random.usize(..=waiting);
+            state.acknowledge(count);
+        }
+    }
+
+    fn progress(&self) -> Option<Progress> {
+        let state = self.0.borrow();
+        let Remote { acknowledged, waiting_bytes, congested_above, .. } = *state.remote.as_ref()?;
+        let is_congested = congested_above.is_some_and(|most| waiting_bytes > most);
+        Some(Progress { written: state.written, acknowledged, is_congested })
+    }
+
+    fn refuses_puts(&self) -> bool {
+        self.0.borrow().remote.as_ref().is_some_and(|remote| remote.refuses_puts)
     }
 }

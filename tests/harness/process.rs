@@ -202,6 +202,17 @@ impl Process {
         self.state() == 'S'
     }
 
+    /// Asserts that the process, once it waits for an event, uses no processor time.
+    #[track_caller]
+    pub fn assert_rests(&self) {
+        const SPAN: Duration = Duration::from_millis(300);
+        wait_until("the server waits for an event", || self.is_asleep());
+        let before = self.processor_time();
+        thread::sleep(SPAN);
+        let used = self.processor_time() - before;
+        assert!(used <= Duration::from_millis(20), "the server spins: {used:?} in {SPAN:?}");
+    }
+
     fn state(&self) -> char {
         stat(self.id()).chars().next().expect("the state comes first")
     }

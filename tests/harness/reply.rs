@@ -80,6 +80,13 @@ impl Reply {
         rest.split(' ').next()?.parse().ok()
     }
 
+    /// Returns the id of the job, if this is the reply to a put that was taken.
+    #[track_caller]
+    pub fn inserted(&self) -> u64 {
+        let id = self.number("INSERTED");
+        id.unwrap_or_else(|| panic!("the reply to a put is {}", self.line))
+    }
+
     /// Returns a value of the document.
     pub fn field(&self, key: &str) -> Option<&str> {
         yaml::field(self.text(), key)

@@ -1,8 +1,8 @@
 //! Conversations: a text file to requests and expectations, and received bytes to lines that are
 //! compared with them. `tests/conversations/README.md` describes the form.
 
+use super::driver::Settings;
 use super::reply::{Frame, frame};
-use beanstalkd::testing::Settings;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -22,33 +22,17 @@ pub struct Script {
     pub lines: Vec<(usize, Line)>,
 }
 
+/// One step. A restart ends the server in good order, or kills it, and starts it again.
 #[derive(Clone)]
 pub enum Line {
-    Send {
-        client: String,
-        bytes: Vec<u8>,
-    },
-    Expect {
-        client: String,
-        expectation: Expectation,
-    },
-    ExpectNothing {
-        client: String,
-    },
-    HalfClose {
-        client: String,
-    },
-    HangUp {
-        client: String,
-    },
+    Send { client: String, bytes: Vec<u8> },
+    Expect { client: String, expectation: Expectation },
+    ExpectNothing { client: String },
+    HalfClose { client: String },
+    HangUp { client: String },
     Drain,
-    /// The server ends and is started again: in good order, or killed.
-    Restart {
-        is_crash: bool,
-    },
-    Advance {
-        span: Duration,
-    },
+    Restart { is_crash: bool },
+    Advance { span: Duration },
 }
 
 /// What one received line must be.
@@ -62,6 +46,15 @@ pub struct Expectation {
 
 /// How a closed connection is written.
 pub const CLOSED: &str = "<closed>";
+/// Written where a client must have received nothing.
+const NOTHING: &str = "<nothing>";
+/// A line or body without bytes.
+const EMPTY: &str = "\"\"";
+/// Stands between two lines that are sent or received.
+const SEPARATOR: &str = " | ";
+
+/// A result of parsing: what is wrong is printed with the place in the file.
+type Parsed<T> = Result<T, &'static str>;
 
 /// All conversations, in the order of their names.
 pub fn all() -> Vec<Script> {
@@ -88,83 +81,79 @@ impl Script {
             skips_c: false,
             lines: Vec::new(),
         };
-        for (index, line) in text.lines().enumerate() {
-            if let Err(why) = script.add(index + 1, line) {
-                panic!("{}:{}: {why}: {line}", script.path.display(), index + 1);
-            }
+        let mut group = None;
+        for (index, text) in text.lines().enumerate() {
+            let lines = script.parse(text, &mut group).unwrap_or_else(|why| {
+                panic!("{}:{}: {why}: {text}", script.path.display(), index + 1)
+            });
+            script.lines.extend(lines.into_iter().map(|line| (index + 1, line)));
         }
         script
     }
 
-    fn add(&mut self, number: usize, text: &str) -> Result<(), &'static str> {
-        if text.is_empty() || text.starts_with('#') {
-            return Ok(());
+    /// Returns the lines that one line of the file stands for. `group` has the client of the group
+    /// above and its replies as they are written.
+    fn parse(&mut self, text: &str, group: &mut Option<(String, String)>) -> Parsed<Vec<Line>> {
+        let unindented = text.trim_start();
+        if unindented.is_empty() || unindented.starts_with('#') {
+            return Ok(Vec::new());
         }
+        if unindented.len() < text.len() {
+            let (client, replies) = group.as_ref().ok_or("indented, but not in a group")?;
+            let exchange = |line| exchange(client, ">", &format!("{line} => {replies}"));
+            let lines: Parsed<Vec<_>> = unindented.split(SEPARATOR).map(exchange).collect();
+            return Ok(lines?.concat());
+        }
+        let group_above = group.take();
         if let Some(directive) = text.strip_prefix("! ") {
-            return self.add_directive(number, directive);
+            return Ok(self.directive(directive)?.into_iter().collect());
         }
         if let Some(span) = text.strip_prefix('+') {
-            let line = Line::Advance { span: parse_span(span).ok_or("no span of time")? };
-            self.lines.push((number, line));
-            return Ok(());
+            return Ok(vec![Line::Advance { span: parse_span(span).ok_or("no span of time")? }]);
         }
-        let end = text.find(|char: char| !char.is_ascii_lowercase()).ok_or("no client")?;
-        let (client, rest) = text.split_at(end);
-        let client = client.to_owned();
-        if client.is_empty() {
-            return Err("no client");
-        }
-        let (sign, text) = rest.split_once(' ').unwrap_or((rest, ""));
-        let line = match sign {
-            ">" => Line::Send { client, bytes: [&unescape(text)?, &b"\r\n"[..]].concat() },
-            ">>" => Line::Send { client, bytes: unescape(text)? },
-            "<" => {
-                // Written forms are compared, and each byte has only one.
-                let expectation = Expectation { ours: normal_form(text)?, c: None, c_1_12: None };
-                Line::Expect { client, expectation }
+        let (head, text) = text.split_once(' ').ok_or("no such line")?;
+        let end = head.find(|char: char| !char.is_ascii_lowercase()).ok_or("no such line")?;
+        let (name, sign) = head.split_at(end);
+        let client = name.to_owned();
+        match sign {
+            _ if name.is_empty() => Err("no client"),
+            ">" | ">>" | ">1" => exchange(name, sign, text),
+            "<" => replies(name, text),
+            "=" => {
+                *group = Some((client, text.to_owned()));
+                Ok(Vec::new())
             }
-            "<-" => Line::ExpectNothing { client },
-            "<c" | "<12" => return self.add_alternative(&client, sign, text),
-            "!" if text == "half-close" => Line::HalfClose { client },
-            "!" if text == "hang-up" => Line::HangUp { client },
-            _ => return Err("no such line"),
-        };
-        self.lines.push((number, line));
-        Ok(())
+            "<c" | "<12" if group_above.is_some() => Err("a group has no alternative"),
+            "<c" | "<12" => self.add_alternative(name, sign, text),
+            "!" if text == "half-close" => Ok(vec![Line::HalfClose { client }]),
+            "!" if text == "hang-up" => Ok(vec![Line::HangUp { client }]),
+            _ => Err("no such line"),
+        }
     }
 
-    fn add_directive(&mut self, number: usize, directive: &str) -> Result<(), &'static str> {
+    fn directive(&mut self, directive: &str) -> Parsed<Option<Line>> {
         let (word, rest) = directive.split_once(' ').unwrap_or((directive, ""));
         match word {
             "options" => self.options.extend(rest.split_whitespace().map(str::to_owned)),
             "skip" if rest.starts_with("c ") => self.skips_c = true,
             "binlog" => self.has_binlog = true,
-            "restart" if self.has_binlog => {
-                self.lines.push((number, Line::Restart { is_crash: false }));
+            "restart" | "crash" if self.has_binlog => {
+                return Ok(Some(Line::Restart { is_crash: word == "crash" }));
             }
-            "crash" if self.has_binlog => {
-                self.lines.push((number, Line::Restart { is_crash: true }));
-            }
-            "drain" => self.lines.push((number, Line::Drain)),
+            "drain" => return Ok(Some(Line::Drain)),
             _ => return Err("no such directive"),
         }
-        Ok(())
+        Ok(None)
     }
 
-    fn add_alternative(
-        &mut self,
-        client: &str,
-        sign: &str,
-        text: &str,
-    ) -> Result<(), &'static str> {
+    fn add_alternative(&mut self, client: &str, sign: &str, text: &str) -> Parsed<Vec<Line>> {
         match self.lines.last_mut() {
             Some((_, Line::Expect { client: last, expectation })) if last == client => {
-                let alternative =
-                    if sign == "<c" { &mut expectation.c } else { &mut expectation.c_1_12 };
-                *alternative = Some(normal_form(text)?);
-                Ok(())
+                let of_c = if sign == "<c" { &mut expectation.c } else { &mut expectation.c_1_12 };
+                *of_c = Some(escape(&bytes_of(text)?));
+                Ok(Vec::new())
             }
-            _ => Err("no line of the same client just above"),
+            _ => Err("no reply to the same client just above"),
         }
     }
 
@@ -173,20 +162,50 @@ impl Script {
         self.options.iter().map(String::as_str).collect()
     }
 
-    /// What the flags mean to the engine, which has none.
-    pub fn settings(&self) -> Settings {
-        let mut settings = Settings { binlog_file_size: 10_485_760, ..Settings::DEFAULT };
+    /// Returns what the flags mean to the core, which has none.
+    pub fn settings(&self, mut settings: Settings) -> Settings {
         let mut options = self.options().into_iter();
         while let Some(flag) = options.next() {
             let value = options.next().unwrap_or_default();
             match flag {
                 "-z" => settings.max_job_size = value.parse().expect("a size is a number"),
                 "--bury-after" => settings.bury_after = value.parse().ok(),
-                _ => panic!("{}: the engine cannot be given {flag}", self.path.display()),
+                _ => panic!("{}: the core cannot be given {flag}", self.path.display()),
             }
         }
         settings
     }
+}
+
+/// What is sent, with its replies if they stand behind it.
+fn exchange(client: &str, sign: &str, text: &str) -> Parsed<Vec<Line>> {
+    let (sent, replied) = match text.split_once(" => ") {
+        Some((sent, replied)) => (sent, replies(client, replied)?),
+        None => (text, Vec::new()),
+    };
+    let pieces = match sign {
+        ">" => {
+            let lines: Parsed<Vec<_>> = sent.split(SEPARATOR).map(bytes_of).collect();
+            vec![lines?.iter().flat_map(|line| [line, &b"\r\n"[..]].concat()).collect()]
+        }
+        ">>" => vec![bytes_of(sent)?],
+        _ => bytes_of(sent)?.chunks(1).map(<[u8]>::to_vec).collect(),
+    };
+    let send = |bytes| Line::Send { client: client.to_owned(), bytes };
+    Ok(pieces.into_iter().map(send).chain(replied).collect())
+}
+
+fn replies(client: &str, text: &str) -> Parsed<Vec<Line>> {
+    let reply = |text: &str| {
+        let client = client.to_owned();
+        if text == NOTHING {
+            return Ok(Line::ExpectNothing { client });
+        }
+        // Written forms are compared, and each byte has only one.
+        let ours = escape(&bytes_of(text)?);
+        Ok(Line::Expect { client, expectation: Expectation { ours, c: None, c_1_12: None } })
+    };
+    text.split(SEPARATOR).map(reply).collect()
 }
 
 impl Expectation {
@@ -301,65 +320,64 @@ fn parse_span(text: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(seconds).ok()
 }
 
-/// The one written form of what `text` writes.
-fn normal_form(text: &str) -> Result<String, &'static str> {
-    Ok(escape(&unescape(text)?))
+/// Returns the bytes of a line or piece.
+fn bytes_of(text: &str) -> Parsed<Vec<u8>> {
+    if text == EMPTY {
+        return Ok(Vec::new());
+    }
+    if text.is_empty() || text.starts_with(' ') || text.ends_with(' ') {
+        return Err("no text or a space at its end, which are written \"\" and \\x20");
+    }
+    if text.split(' ').any(|word| word == "|" || word == "=>") {
+        return Err("a | or => that separates nothing; in a text they are \\x7c and \\x3d>");
+    }
+    unescape(text)
 }
 
+/// Bytes with a letter as their written form.
+const LETTERS: [(u8, char); 5] =
+    [(b'\r', 'r'), (b'\n', 'n'), (b'\t', 't'), (0, '0'), (b'\\', '\\')];
+
 /// From bytes to their written form.
-fn escape(bytes: &[u8]) -> String {
+pub fn escape(bytes: &[u8]) -> String {
     let mut text = String::new();
     for &byte in bytes {
-        match byte {
-            b'\r' => text.push_str("\\r"),
-            b'\n' => text.push_str("\\n"),
-            b'\t' => text.push_str("\\t"),
-            0 => text.push_str("\\0"),
-            b'\\' => text.push_str("\\\\"),
-            b' '..=b'~' => text.push(char::from(byte)),
-            _ => text.push_str(&format!("\\x{byte:02x}")),
+        match LETTERS.iter().find(|(escaped, _)| *escaped == byte) {
+            Some((_, letter)) => text.extend(['\\', *letter]),
+            None if matches!(byte, b' '..=b'~') => text.push(char::from(byte)),
+            None => text.push_str(&format!("\\x{byte:02x}")),
         }
     }
     text
 }
 
 /// From a written form to bytes.
-fn unescape(text: &str) -> Result<Vec<u8>, &'static str> {
+fn unescape(text: &str) -> Parsed<Vec<u8>> {
     const BAD: &str = "no such written form of a byte";
     let mut bytes = Vec::new();
     let mut rest = text;
-    while let Some(at) = rest.find('\\') {
-        bytes.extend_from_slice(&rest.as_bytes()[..at]);
-        let form = &rest[at + 1..];
-        let used = match form.as_bytes() {
-            [letter @ (b'r' | b'n' | b't' | b'0' | b'\\'), ..] => {
-                let byte = match letter {
-                    b'r' => b'\r',
-                    b'n' => b'\n',
-                    b't' => b'\t',
-                    b'0' => 0,
-                    _ => b'\\',
-                };
-                bytes.push(byte);
-                1
-            }
-            [b'x', ..] => {
-                let digits = form.get(1..3).ok_or(BAD)?;
+    while let Some((plain, form)) = rest.split_once('\\') {
+        bytes.extend_from_slice(plain.as_bytes());
+        let letter = form.chars().next().ok_or(BAD)?;
+        rest = &form[letter.len_utf8()..];
+        match letter {
+            'x' => {
+                let (digits, after) = rest.split_at_checked(2).ok_or(BAD)?;
                 bytes.push(u8::from_str_radix(digits, 16).map_err(|_| BAD)?);
-                3
+                rest = after;
             }
-            [b'(', ..] => {
-                let (count, repeated) = form[1..]
-                    .split_once(')')
-                    .and_then(|(inside, _)| inside.split_once('*'))
-                    .ok_or(BAD)?;
-                let count: usize = count.parse().map_err(|_| BAD)?;
+            '(' => {
+                let (inside, after) = rest.split_once(')').ok_or(BAD)?;
+                let (count, repeated) = inside.split_once('*').ok_or(BAD)?;
+                let count = count.parse().map_err(|_| BAD)?;
                 bytes.extend(unescape(repeated)?.repeat(count));
-                form.find(')').ok_or(BAD)? + 1
+                rest = after;
             }
-            _ => return Err(BAD),
-        };
-        rest = &form[used..];
+            _ => {
+                let known = LETTERS.iter().find(|(_, known)| *known == letter);
+                bytes.push(known.ok_or(BAD)?.0);
+            }
+        }
     }
     bytes.extend_from_slice(rest.as_bytes());
     Ok(bytes)

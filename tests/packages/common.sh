@@ -36,6 +36,20 @@ has() {
 	command -v "$1" >/dev/null
 }
 
+# Skips all if a tool is missing: needs 'what is not tested then' TOOL...
+needs() {
+	untested=$1
+	shift
+	for tool in "$@"; do
+		has "$tool" || skip_all "$tool is not installed, $untested"
+	done
+}
+
+# Returns whether a program is C beanstalkd.
+is_c() {
+	"$1" -v 2>/dev/null | grep -qx 'beanstalkd [0-9.]*'
+}
+
 # Waits until a command succeeds, for a minute at most.
 wait_until() {
 	tries=1200
@@ -78,6 +92,26 @@ port() {
 # of that way, or the second: work PORT [leave | take]
 work() {
 	python3 tests/packages/jobs.py - "127.0.0.1:$1" "${2:-try}"
+}
+
+# What jobs.py prints, with the manifest of this script: client WHAT. The server is at 127.0.0.1:$port.
+client() {
+	python3 tests/packages/jobs.py "$scratch/manifest" "127.0.0.1:$port" "$1"
+}
+
+# A client that does its work and stays until its server ends, as the worker of a reserved job: stay WHAT
+stay() {
+	rm -f "$scratch/said"
+	client "$1" >"$scratch/said" 2>&1 &
+	started="$started $!"
+	wait_until test -s "$scratch/said"
+	grep -q 'ed$' "$scratch/said" || fail "$1: $(cat "$scratch/said")"
+}
+
+# Writes the block of shell after a line of a page to $scratch/block: block PAGE LINE
+block() {
+	sed -n "/^$2\$/,/^\`\`\`\$/p" "$1" | sed '1,/^```sh$/d; /^```$/d' >"$scratch/block"
+	[ -s "$scratch/block" ] || fail "$1 has no block of shell after: $2"
 }
 
 # A port that no process has: free_port

@@ -11,40 +11,23 @@
 # The root is made with debootstrap, once, from the mirror that apt uses, and kept in target/deb.
 set -eu
 
-skip() {
-	echo "SKIPPED: $1, the package is not tried"
-	if [ "${CI:-}" = true ]; then exit 1; fi
-	exit 0
-}
-[ "$(id -u)" = 0 ] || skip 'not root'
-for tool in debootstrap lintian dpkg-buildpackage dh unshare nsenter python3; do
-	command -v "$tool" >/dev/null || skip "$tool is not installed"
-done
+. tests/packages/common.sh
+
+[ "$(id -u)" = 0 ] || skip_all 'not root, the package is not tried'
+needs 'the package is not tried' debootstrap lintian dpkg-buildpackage dh unshare nsenter python3
 
 place=$PWD/target/deb
 ours=$(ls "$place"/beanstalkd_*+server*.deb)
-jobs=$PWD/tests/packages/jobs.py
-in_root=$PWD/tests/packages/in_root.sh
-room=$(mktemp -d)
+port=11300
 keeper=
-clients=
-finish() {
-	result=$?
-	stop_machine
-	for client in $clients; do kill "$client" 2>/dev/null || true; done
-	rm -rf "$room" "$place/machine"
-	exit "$result"
-}
-trap finish EXIT
-trap 'exit 1' HUP INT TERM
+trap 'stop_machine; rm -rf "$place/machine"; tidy_up' EXIT
 
 step() { echo "  $1"; }
 
 fail() {
-	echo "FAILED: $1"
-	if [ -n "$keeper" ]; then
-		inside sh -c 'journalctl --no-pager -u beanstalkd -n 30 2>/dev/null; tail -n 20 /var/log/beanstalkd.log 2>/dev/null' || true
-	fi
+	echo "FAILED: $*" >&2
+	[ -z "$keeper" ] || inside sh -c 'journalctl --no-pager -u beanstalkd -n 30 2>/dev/null
+		tail -n 20 /var/log/beanstalkd.log 2>/dev/null' || true
 	exit 1
 }
 
@@ -57,7 +40,7 @@ make_root() {
 	if [ -e "$root" ]; then return; fi
 	mirror=$(apt-get indextargets --format '$(SITE) $(CODENAME)' 'Created-By: Packages' 'Origin: Debian' |
 		sed -n "s/ $suite\$//p" | head -n 1)
-	[ -n "$mirror" ] || skip "apt has no mirror of $suite"
+	[ -n "$mirror" ] || skip_all "apt has no mirror of $suite"
 	http_proxy=${http_proxy:-}
 	eval "$(apt-config shell http_proxy Acquire::http::Proxy)"
 	export http_proxy
@@ -83,7 +66,7 @@ get_debian_package() {
 	theirs=$(ls "$place"/c/beanstalkd_*.deb 2>/dev/null | head -n 1)
 	if [ -z "$theirs" ]; then
 		(cd "$place/c" && chmod 777 . && apt-get download beanstalkd >/dev/null 2>&1) ||
-			skip "Debian's package cannot be downloaded"
+			skip_all "Debian's package cannot be downloaded"
 		theirs=$(ls "$place"/c/beanstalkd_*.deb)
 	fi
 	case $theirs in *+server*) fail "$theirs is no package of Debian's" ;; esac
@@ -99,16 +82,17 @@ start_machine() {
 	mkdir "$place/machine/packages"
 	cp "$theirs" "$place/machine/packages/theirs.deb"
 	cp "$ours" "$place/machine/packages/ours.deb"
-	unshare --mount "$in_root" "$place/machine" "$@" >"$room/machine.log" 2>&1 </dev/null &
+	unshare --mount tests/packages/in_root.sh "$place/machine" "$@" >"$scratch/machine.log" 2>&1 </dev/null &
 	keeper=$!
 	first=
-	wait_until 'the machine starts' machine_is_up
+	wait_until machine_is_up
+	[ -n "$first" ] || fail "the machine has ended: $(cat "$scratch/machine.log")"
 }
 
 # Process 1 of the machine, by the number that it has out here: the child of unshare, which is the child
 # of in_root.sh. The packages are in its root once that is the machine's.
 machine_is_up() {
-	kill -0 "$keeper" 2>/dev/null || { cat "$room/machine.log"; exit 1; }
+	kill -0 "$keeper" || return 0
 	for parent in $(cat "/proc/$keeper/task/$keeper/children"); do
 		first=$(cat "/proc/$parent/task/$parent/children" 2>/dev/null | tr -d ' ') || first=
 	done
@@ -128,54 +112,56 @@ inside() {
 		env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root DEBIAN_FRONTEND=noninteractive LC_ALL=C "$@"
 }
 
-# What must come, in a moment: nothing here depends on how long that is.
-wait_until() {
-	what=$1
-	shift
-	tries=0
-	until "$@"; do
-		tries=$((tries + 1))
-		if [ "$tries" -gt 600 ]; then fail "$what: not within a minute"; fi
-		sleep 0.1
-	done
-}
-
 # No terminal answers questions.
 apt_install() {
-	inside apt-get -y -q install "$@" >"$room/apt.log" 2>&1 </dev/null || { cat "$room/apt.log"; fail "apt-get install $*"; }
+	inside apt-get -y -q install "$@" >"$scratch/apt.log" 2>&1 </dev/null ||
+		fail "apt-get install $*: $(cat "$scratch/apt.log")"
+}
+install_ours() {
+	apt_install "$@" /packages/ours.deb
+	inside beanstalkd -v | grep -q beanstalkd-server || fail 'the binary is not ours'
+}
+install_theirs() {
+	apt_install --allow-downgrades /packages/theirs.deb
+	if inside beanstalkd -v | grep -q beanstalkd-server; then fail 'the binary is not theirs'; fi
 }
 
 client() {
-	nsenter --target "$first" --net -- python3 "$jobs" "$room/manifest" 127.0.0.1:11300 "$1"
-}
-
-# A client that stays until its server ends, as the worker of a reserved job.
-stay() {
-	rm -f "$room/said"
-	client "$1" >"$room/said" 2>&1 &
-	clients="$clients $!"
-	wait_until "the client does its work ($1)" test -s "$room/said"
-	grep -q "ed\$" "$room/said" || { cat "$room/said"; fail "$1"; }
+	nsenter --target "$first" --net -- python3 -B tests/packages/jobs.py "$scratch/manifest" "127.0.0.1:$port" "$1"
 }
 
 expect_jobs() {
-	client expect >"$room/said" 2>&1 || { cat "$room/said"; fail 'jobs are not as they were'; }
-	step "$1: $(cat "$room/said")"
+	client expect >"$scratch/said" 2>&1 || fail "jobs are not as they were: $(cat "$scratch/said")"
+	step "$1: $(cat "$scratch/said")"
 }
-
-is_theirs() { inside sh -c '! beanstalkd -v | grep -q beanstalkd-server'; }
-is_ours() { inside sh -c 'beanstalkd -v | grep -q beanstalkd-server'; }
 
 set_options() {
 	printf 'BEANSTALKD_LISTEN_ADDR=%s\nBEANSTALKD_LISTEN_PORT=11300\nBEANSTALKD_EXTRA="%s"\n' "$1" "$2" \
 		>"$place/machine/etc/default/beanstalkd"
 }
-options_sum() { cksum <"$place/machine/etc/default/beanstalkd"; }
+keep_options() { cp "$place/machine/etc/default/beanstalkd" "$scratch/options"; }
+expect_options() {
+	cmp "$scratch/options" "$place/machine/etc/default/beanstalkd" || fail 'the options have changed'
+}
+
+upgrade() {
+	stay fill
+	install_ours
+	expect_jobs 'upgrade'
+	expect_options
+}
+downgrade() {
+	install_theirs
+	expect_jobs 'downgrade'
+	expect_options
+}
 
 # The job with 65535 bytes is one that C reads only so.
 binlog='-b /var/lib/beanstalkd -z 65537'
 
 # ---- The machine without systemd ----
+
+init() { inside /etc/init.d/beanstalkd "$1"; }
 
 try_without_systemd() {
 	echo 'without systemd:'
@@ -183,56 +169,47 @@ try_without_systemd() {
 
 	printf '#!/bin/sh\nexit 101\n' >"$place/machine/usr/sbin/policy-rc.d"
 	chmod 755 "$place/machine/usr/sbin/policy-rc.d"
-	apt_install /packages/ours.deb
-	is_ours || fail 'the binary is not ours'
+	install_ours
 	[ "$(inside stat -c '%U:%G %a' /var/lib/beanstalkd)" = 'beanstalkd:beanstalkd 750' ] || fail 'the directory of the jobs'
 	for file in /etc/default/beanstalkd /lib/systemd/system/beanstalkd.service /lib/systemd/system/beanstalkd.socket \
 		/usr/share/man/man1/beanstalkd.1.gz /usr/share/man/man7/beanstalkd-protocol.7.gz /usr/share/doc/beanstalkd/copyright; do
 		inside test -s "$file" || fail "there is no $file"
 	done
 	if inside test -e /run/beanstalkd.pid; then fail 'it started against the policy'; fi
-	inside /etc/init.d/beanstalkd start >"$room/said" 2>&1 || { cat "$room/said"; fail 'the init script starts it'; }
+	for action in start status start; do
+		init "$action" >"$scratch/said" 2>&1 || fail "the init script, $action: $(cat "$scratch/said")"
+	done
 	client try || fail 'it does not serve'
-	inside /etc/init.d/beanstalkd status >/dev/null || fail 'the init script does not find it'
-	inside /etc/init.d/beanstalkd start >/dev/null || fail 'starting it twice is no failure'
 	user=$(inside sh -c 'stat -c %U /proc/$(cat /run/beanstalkd.pid)')
 	[ "$user" = beanstalkd ] || fail "it runs as $user"
-	inside /etc/init.d/beanstalkd stop >/dev/null || fail 'the init script does not stop it'
-	if inside /etc/init.d/beanstalkd status >/dev/null; then fail 'it runs on'; fi
+	init stop >/dev/null || fail 'the init script does not stop it'
+	if init status >/dev/null; then fail 'it runs on'; fi
 	step 'fresh installation: starts, serves and stops'
 
 	set_options 127.0.0.1 '--no-such-flag'
-	if inside /etc/init.d/beanstalkd start >/dev/null 2>&1; then fail 'a wrong option is no failure'; fi
+	if init start >/dev/null 2>&1; then fail 'a wrong option is no failure'; fi
 	grep -q 'unknown flag: --no-such-flag' "$place/machine/var/log/beanstalkd.log" || fail 'the log does not say why'
 	step 'a wrong option: start fails, and the log says why'
 
 	inside cp /usr/share/beanstalkd/default /etc/default/beanstalkd
 	# There is no runlevel here, so a start must be allowed explicitly.
 	printf '#!/bin/sh\nexit 0\n' >"$place/machine/usr/sbin/policy-rc.d"
-	apt_install --allow-downgrades /packages/theirs.deb
-	is_theirs || fail 'the binary is not theirs'
+	install_theirs
 	grep -q 'init script' "$place/machine/etc/default/beanstalkd" || fail 'their settings are not there'
-	inside /etc/init.d/beanstalkd stop >/dev/null
+	init stop >/dev/null
 	set_options 127.0.0.1 "$binlog"
-	sum=$(options_sum)
-	inside /etc/init.d/beanstalkd start >/dev/null
-	stay fill
-	apt_install /packages/ours.deb
-	is_ours || fail 'the binary is not ours'
-	expect_jobs 'upgrade'
+	keep_options
+	init start >/dev/null
+	upgrade
 	stay work
-	[ "$(options_sum)" = "$sum" ] || fail 'the options have changed'
-	apt_install --allow-downgrades /packages/theirs.deb
-	is_theirs || fail 'the binary is not theirs'
-	expect_jobs 'downgrade'
-	[ "$(options_sum)" = "$sum" ] || fail 'the options have changed'
-	inside /etc/init.d/beanstalkd stop >/dev/null
+	downgrade
+	init stop >/dev/null
 	remove_and_purge
 	stop_machine
 }
 
 remove_and_purge() {
-	apt_install /packages/ours.deb
+	install_ours
 	inside apt-get -y -q remove beanstalkd >/dev/null 2>&1 </dev/null || fail 'remove'
 	inside sh -c 'test -e /var/lib/beanstalkd/lock && test -e /etc/default/beanstalkd' || fail 'remove took the jobs or the options'
 	if inside sh -c 'cat /proc/[0-9]*/comm | grep -q beanstalkd'; then fail 'it runs although it was removed'; fi
@@ -251,9 +228,13 @@ is_active() { [ "$(shows ActiveState "${1:-beanstalkd.service}")" = active ]; }
 has_failed() { [ "$(shows ActiveState)" = failed ]; }
 is_booted() { inside systemctl is-system-running 2>/dev/null | grep -q -e running -e degraded; }
 
+# Starts the service again, with other options if some are given: restart WHAT [ADDRESS EXTRA]
 restart() {
+	[ $# = 1 ] || set_options "$2" "$3"
+	inside systemctl reset-failed
 	inside systemctl restart beanstalkd || fail "it does not start with: $1"
 	is_active || fail "it is not active with: $1"
+	step "it starts with: $1"
 }
 
 # Another start mends nothing, so there is none.
@@ -267,18 +248,14 @@ gives_up_with() {
 }
 
 try_upgrade_with_systemd() {
-	apt_install /packages/theirs.deb
+	install_theirs
 	set_options 127.0.0.1 "$binlog"
-	sum=$(options_sum)
+	keep_options
 	user=$(inside id beanstalkd)
 	inside systemctl restart beanstalkd
-	stay fill
-	apt_install /packages/ours.deb
-	is_ours || fail 'the binary is not ours'
+	upgrade
 	is_active || fail 'the service is not active'
-	expect_jobs 'upgrade'
 	[ "$(shows Type) $(shows NeedDaemonReload) $(shows NRestarts)" = 'notify no 0' ] || fail 'the unit is not ours'
-	[ "$(options_sum)" = "$sum" ] || fail 'the options have changed'
 	[ "$(inside id beanstalkd)" = "$user" ] || fail 'the user has changed'
 	inside systemctl is-enabled --quiet beanstalkd.service || fail 'the service is not enabled any more'
 	if inside systemctl is-enabled --quiet beanstalkd.socket; then fail 'the socket is enabled'; fi
@@ -288,47 +265,39 @@ try_upgrade_with_systemd() {
 try_options() {
 	process=$(shows MainPID)
 	inside sh -c "kill -KILL $process"
-	wait_until 'it comes back' eval 'is_active && [ "$(shows MainPID)" != "$process" ]'
+	wait_until eval 'is_active && [ "$(shows MainPID)" != "$process" ]'
 	expect_jobs 'killed, and back by itself'
 
-	set_options 127.0.0.1 "$binlog -u beanstalkd"
-	restart '-u beanstalkd'
+	restart '-u beanstalkd' 127.0.0.1 "$binlog -u beanstalkd"
 	expect_jobs '-u beanstalkd'
 	inside sh -c 'systemctl stop beanstalkd && mv /var/lib/beanstalkd /srv/moved && ln -s /srv/moved /var/lib/beanstalkd'
-	apt_install --reinstall /packages/ours.deb
+	install_ours --reinstall
 	restart 'a directory that is a symbolic link'
 	expect_jobs 'the directory is a symbolic link'
 	inside sh -c 'systemctl stop beanstalkd && rm /var/lib/beanstalkd && mv /srv/moved /var/lib/beanstalkd'
 	inside rm /etc/systemd/system/beanstalkd.service.d/state-directory.conf
 	inside systemctl daemon-reload
-	set_options unix:/run/beanstalkd/jobs.sock '--socket-mode 660 -u beanstalkd'
-	restart 'a Unix socket'
+	restart 'a Unix socket in /run/beanstalkd' unix:/run/beanstalkd/jobs.sock '--socket-mode 660 -u beanstalkd'
 	[ "$(inside stat -c '%F %U:%G %a' /run/beanstalkd/jobs.sock)" = 'socket beanstalkd:beanstalkd 660' ] || fail 'the socket is another'
-	step 'a Unix socket in /run/beanstalkd'
 	inside install -d -o beanstalkd -g beanstalkd /srv/jobs
-	set_options localhost '-b /srv/jobs'
-	restart 'a binlog elsewhere'
+	restart 'a binlog elsewhere, and a host name' localhost '-b /srv/jobs'
 	client try
 	inside test -e /srv/jobs/lock || fail 'the binlog is not there'
-	step 'a binlog elsewhere, and a host name'
 	inside rm /etc/default/beanstalkd
 	restart 'no defaults file'
 	client try
-	step 'no defaults file'
 
 	# An address that is not there yet.
 	set_options 192.0.2.1 ''
 	if inside systemctl restart beanstalkd 2>/dev/null; then fail 'it has an address that is not there'; fi
-	wait_until 'it is tried again' eval '[ "$(shows NRestarts)" -gt 1 ]'
+	wait_until eval '[ "$(shows NRestarts)" -gt 1 ]'
 	step 'an address that is not there: tried again and again'
 
 	gives_up_with 5 127.0.0.1 --no-such-flag
 	gives_up_with 10 127.0.0.1 '-b /usr'
 	gives_up_with 33 127.0.0.1 '-u nobody-of-that-name'
 	gives_up_with 34 127.0.0.1 '-u root'
-	set_options 127.0.0.1 "$binlog"
-	inside systemctl reset-failed
-	restart 'what there was'
+	restart 'what there was' 127.0.0.1 "$binlog"
 }
 
 try_socket() {
@@ -337,7 +306,7 @@ try_socket() {
 	inside systemctl enable --quiet --now beanstalkd.socket
 	inside systemctl start beanstalkd
 	before=$(shows InvocationID beanstalkd.socket)
-	apt_install --reinstall /packages/ours.deb
+	install_ours --reinstall
 	is_active || fail 'the service is not active'
 	[ "$(shows InvocationID beanstalkd.socket)" = "$before" ] || fail 'the socket was closed in the upgrade'
 	expect_jobs 'upgrade with the socket enabled'
@@ -351,17 +320,14 @@ try_socket() {
 try_with_systemd() {
 	echo 'with systemd:'
 	start_machine /lib/systemd/systemd --log-target=journal --show-status=no
-	wait_until 'systemd is up' is_booted
+	wait_until is_booted
 	try_upgrade_with_systemd
 	try_options
 	try_socket
-	apt_install --allow-downgrades /packages/theirs.deb
-	is_theirs || fail 'the binary is not theirs'
+	downgrade
 	is_active || fail 'the service is not active'
-	[ "$(options_sum)" = "$sum" ] || fail 'the options have changed'
-	expect_jobs 'downgrade'
 	inside systemctl disable --quiet --now beanstalkd
-	apt_install /packages/ours.deb
+	install_ours
 	if is_active || inside systemctl is-enabled --quiet beanstalkd; then fail 'it was disabled and is not now'; fi
 	step 'what is disabled and stopped stays so'
 	remove_and_purge
@@ -372,7 +338,7 @@ lintian --allow-root --fail-on error,warning "$ours" || fail 'lintian'
 echo "lintian: nothing to say about $(basename "$ours"), $(stat -c %s "$ours") bytes"
 make_root
 get_debian_package
-unshare --mount --pid --net --uts --ipc --cgroup --fork true 2>/dev/null || skip 'namespaces cannot be had here'
+unshare --mount --pid --net --uts --ipc --cgroup --fork true 2>/dev/null || skip_all 'namespaces cannot be had here'
 try_without_systemd
 try_with_systemd
 echo "the package takes the place of $(basename "$theirs"), and gives it back"

@@ -13,73 +13,10 @@ cd "$(dirname "$0")/../.."
 archive=$(realpath "$1")
 . tests/packages/common.sh
 
-has python3 || skip_all 'python3 is not installed'
-
-# The value in a JSON document, one or more words a line: json FILE KEY...
-json() {
-	python3 -c '
-import json, sys
-value = json.load(open(sys.argv[1]))
-for key in sys.argv[2:]:
-    value = value[int(key)] if isinstance(value, list) else value[key]
-print("\n".join(sorted(value)) if isinstance(value, (dict, list)) else value)' "$@"
-}
-
-# Expects a value: holds EXPECTED FILE KEY...
-holds() {
-	expected=$1
-	shift
-	[ "$(json "$@")" = "$expected" ] || fail "$*: $(json "$@"), not $expected"
-}
+needs 'the image is not checked' python3
 
 mkdir "$scratch/layout"
 tar -xf "$archive" -C "$scratch/layout"
-blob() {
-	echo "$scratch/layout/blobs/sha256/${1#sha256:}"
-}
-
-every_blob_is_named_by_its_digest() {
-	for file in "$scratch"/layout/blobs/sha256/*; do
-		[ "$(sha256sum "$file" | cut -d ' ' -f 1)" = "$(basename "$file")" ] ||
-			fail "$file has another digest"
-	done
-	manifest=$(blob "$(json "$scratch/layout/index.json" manifests 0 digest)")
-	config=$(blob "$(json "$manifest" config digest)")
-	layer=$(blob "$(json "$manifest" layers 0 digest)")
-	for entry in config 'layers 0'; do
-		# shellcheck disable=SC2086
-		file=$(blob "$(json "$manifest" $entry digest)")
-		# shellcheck disable=SC2086
-		holds "$(($(wc -c <"$file")))" "$manifest" $entry size
-	done
-	holds "sha256:$(gzip -dc "$layer" | sha256sum | cut -d ' ' -f 1)" "$config" rootfs diff_ids 0
-	# What docker before version 25 reads.
-	for name in Config 'Layers 0'; do
-		# shellcheck disable=SC2086
-		[ -f "$scratch/layout/$(json "$scratch/layout/manifest.json" 0 $name)" ] ||
-			fail "manifest.json names a $name that is not there"
-	done
-	holds "beanstalkd-server:$version" "$scratch/layout/manifest.json" 0 RepoTags 0
-}
-
-configuration() {
-	holds 11300:11300 "$config" config User
-	holds 11300/tcp "$config" config ExposedPorts
-	holds /var/lib/beanstalkd "$config" config Volumes
-	holds /usr/bin/beanstalkd "$config" config Entrypoint
-	holds SIGTERM "$config" config StopSignal
-	holds linux "$config" os
-	if json "$config" config | grep -qx Cmd; then fail 'it has flags of its own'; fi
-	for labels in "$config config Labels" "$manifest annotations"; do
-		# shellcheck disable=SC2086
-		holds "$version" $labels org.opencontainers.image.version
-		# shellcheck disable=SC2086
-		holds MIT $labels org.opencontainers.image.licenses
-		# shellcheck disable=SC2086
-		holds beanstalkd-server $labels org.opencontainers.image.title
-	done
-	echo "configured as promised, $(json "$config" architecture)"
-}
 
 skopeo_takes_it() {
 	if ! has skopeo; then
@@ -87,22 +24,15 @@ skopeo_takes_it() {
 		return
 	fi
 	skopeo inspect "oci-archive:$archive:$version" >"$scratch/inspected"
-	holds "$(json "$config" architecture)" "$scratch/inspected" Architecture
-	holds "$version" "$scratch/inspected" Labels org.opencontainers.image.version
 	# It checks digests and sizes on the way.
 	skopeo copy --quiet "oci-archive:$archive" "dir:$scratch/copied"
 	skopeo copy --quiet "docker-archive:$archive" "dir:$scratch/loaded"
-	holds "$(json "$scratch/copied/manifest.json" config digest)" \
-		"$scratch/loaded/manifest.json" config digest
 	echo "skopeo $(skopeo --version | awk '{ print $3 }') takes it, as docker load does"
 }
 
 unpack() {
 	if has umoci && [ "$(id -u)" = 0 ]; then
 		umoci unpack --image "$scratch/layout:$version" "$scratch/bundle" >/dev/null
-		holds /usr/bin/beanstalkd "$scratch/bundle/config.json" process args
-		holds 11300 "$scratch/bundle/config.json" process user uid
-		holds 11300 "$scratch/bundle/config.json" process user gid
 		echo 'umoci takes it'
 		root=$scratch/bundle/rootfs
 		chmod 755 "$scratch/bundle" "$root"
@@ -110,7 +40,8 @@ unpack() {
 		skip 'umoci is not installed, or this is not root'
 		root=$scratch/unpacked
 		mkdir "$root"
-		tar -xzf "$layer" -C "$root"
+		layer=$(tr '\n' ' ' <"$scratch/layout/manifest.json" | sed 's/.*"Layers":\["\([^"]*\)".*/\1/')
+		tar -xzf "$scratch/layout/$layer" -C "$root"
 	fi
 	(cd "$root" && find . -mindepth 1 -printf '%M %U:%G %p\n' | sort -k 3) >"$scratch/files"
 	cat >"$scratch/promised" <<-'FILES'
@@ -187,11 +118,10 @@ is_reproducible() {
 }
 
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
-every_blob_is_named_by_its_digest
-configuration
 skopeo_takes_it
 unpack
+python3 tests/packages/image.py "$scratch" "$version"
 serves
 ends_as_the_first_process
 is_reproducible
-echo "$(wc -c <"$archive") bytes, $(wc -c <"$layer") in its layer"
+echo "$(wc -c <"$archive") bytes"

@@ -1,19 +1,33 @@
 #!/bin/sh
-# Proves that Prometheus understands the page of --metrics: a real Prometheus scrapes the
-# given server (promtool and prometheus come with Debian's package of that name), during a load
-# and next to slow and silent connections. Every expression of the dashboard is asked there, and the
-# alerts are tried with made-up figures. All on loopback, a minute at most.
+# Checks metrics, dashboard and alerts with the tools that read them, a minute at most:
+#
+#     metrics.sh SERVER
+#
+# - promtool accepts the alerts, and runs their unit tests;
+# - the parts of the dashboard fit together, and have the types that Grafana publishes (dashboard.py);
+# - a real Prometheus, which comes with promtool in Debian's package, scrapes the server (metrics.py).
 set -eu
 server=$1
-missing() {
-	echo "SKIPPED: $1 is not installed, metrics are not tried with Prometheus"
-	[ "${CI:-}" = true ] && exit 1
-	exit 0
-}
-for tool in promtool prometheus python3; do
-	command -v "$tool" >/dev/null || missing "$tool"
-done
+. tests/packages/common.sh
+needs 'metrics are not tried with Prometheus' promtool prometheus python3
+
 promtool check rules dist/prometheus/beanstalkd.rules.yml dist/prometheus/cluster.rules.yml
 (cd dist/prometheus && promtool test rules beanstalkd.rules.test.yml cluster.rules.test.yml)
-sh tests/packages/dashboard.sh
-exec timeout 150 python3 -B tests/packages/metrics.py "$server"
+
+python3 -B tests/packages/dashboard.py
+if has npm; then
+	home=target/grafana
+	if [ ! -x "$home/node_modules/.bin/tsc" ]; then
+		mkdir -p "$home"
+		echo '{"private": true}' >"$home/package.json"
+		npm install --silent --no-audit --no-fund --prefix "$home" @grafana/schema@11.6.16 typescript@5.9.3
+	fi
+	python3 -B tests/packages/dashboard.py --typescript >"$home/dashboard.ts"
+	"$home/node_modules/.bin/tsc" --noEmit --strict --skipLibCheck --target es2022 --module esnext \
+		--moduleResolution bundler "$home/dashboard.ts"
+	echo 'the dashboard has the types of @grafana/schema'
+else
+	skip 'npm is not installed, the dashboard is not compared with the types of Grafana'
+fi
+
+timeout 150 python3 -B tests/packages/metrics.py "$server"

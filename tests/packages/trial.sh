@@ -10,9 +10,7 @@ set -eu
 server=$(realpath "$1")
 . tests/packages/common.sh
 
-for tool in etcd haproxy prometheus python3 unshare; do
-	has "$tool" || skip_all "$tool is not installed, the trial of the cluster is not run"
-done
+needs 'the trial of the cluster is not run' etcd haproxy pgrep prometheus python3 unshare
 if [ "${IN_OWN_NETWORK:-}" != yes ]; then
 	as_root=
 	[ "$(id -u)" = 0 ] || as_root='--user --map-root-user'
@@ -27,13 +25,12 @@ fi
 python3 -c 'import fcntl, socket, struct
 fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh22x", b"lo", 0x41))'
 
-sed -n '/^### A cluster on one machine$/,/^```$/p' dist/README.md | sed '1,/^```sh$/d; /^```$/d' \
-	>"$scratch/commands"
-[ "$(wc -l <"$scratch/commands")" = 5 ] || fail 'dist/README.md has no five commands for one machine'
-sed -n 1p "$scratch/commands" | grep -q '^sudo apt install etcd-server haproxy ' ||
+block dist/README.md '### A cluster on one machine'
+[ "$(wc -l <"$scratch/block")" = 5 ] || fail 'dist/README.md has no five commands for one machine'
+sed -n 1p "$scratch/block" | grep -q '^sudo apt install etcd-server haproxy ' ||
 	fail 'the first command does not install etcd and HAProxy'
-[ "$(sed -n 2p "$scratch/commands")" = 'make etcd' ] || fail 'the second command is not make etcd'
-sed -n '3,$p' "$scratch/commands" >"$scratch/start.sh"
+[ "$(sed -n 2p "$scratch/block")" = 'make etcd' ] || fail 'the second command is not make etcd'
+sed -n '3,$p' "$scratch/block" >"$scratch/start.sh"
 
 # The same files as in the project, with no data of an earlier trial.
 mkdir -p "$scratch/project/target/etcd/release"

@@ -10,9 +10,7 @@ highest_score=15
 
 . tests/packages/common.sh
 
-for tool in systemd-analyze systemd-socket-activate python3; do
-	has "$tool" || skip_all "$tool is not installed, the units are not checked"
-done
+needs 'the units are not checked' systemd-analyze systemd-socket-activate python3
 
 # systemd-analyze looks for the program and the pages: those of this tree, not those that happen
 # to be installed.
@@ -24,8 +22,8 @@ sed "s|^ExecStart=/usr/bin/beanstalkd |ExecStart=$server |" dist/systemd/beansta
 cp dist/systemd/beanstalkd.socket "$scratch/units"
 grep -q "^ExecStart=$server " "$scratch/units/beanstalkd.service" || fail 'ExecStart has changed its form'
 
-man=yes
-if ! command -v man >/dev/null; then man=no; fi
+man=no
+if has man; then man=yes; else skip 'man is not installed, the pages of the units are not looked for'; fi
 # Its exit status means nothing: its output is checked.
 verify() {
 	MANPATH="$scratch/man" systemd-analyze verify --man="$man" "$@" 2>&1
@@ -42,8 +40,7 @@ scored=$(systemd-analyze security --no-pager --offline=true --threshold="$highes
 echo "$scored" | sed -n 's/.*\(Overall exposure level.*: [0-9.]*\).*/\1/p'
 
 # What is not set in the defaults file is set in the unit, to the same.
-variables=$(sed -n 's/^#*\(BEANSTALKD_[A-Z_]*\)=.*/\1/p' dist/default/beanstalkd)
-for variable in $variables; do
+for variable in $(sed -n 's/^#*\(BEANSTALKD_[A-Z_]*\)=.*/\1/p' dist/default/beanstalkd); do
 	grep -q "^Environment=$variable=" dist/systemd/beanstalkd.service || fail "the unit does not know $variable"
 done
 for setting in $(grep '^BEANSTALKD_' dist/default/beanstalkd); do

@@ -4,17 +4,20 @@
 use super::driver::{Failure, Simulation};
 use super::event::{Event, Setup};
 use super::model::ClientNumber;
-use crate::harness::PATIENCE;
-use crate::harness::process::Daemon;
+use crate::harness::client::unix;
+use crate::harness::process::{Daemon, connect_when_ready};
+use socket2::{SockAddr, Socket};
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
+use tempfile::TempDir;
 
+/// Over a Unix socket: over TCP it delays the second reply to several commands by 40 ms.
 pub struct CBeanstalkd {
     _daemon: Daemon,
-    address: SocketAddr,
-    clients: BTreeMap<ClientNumber, BufReader<TcpStream>>,
+    address: SockAddr,
+    _directory: TempDir,
+    clients: BTreeMap<ClientNumber, BufReader<Socket>>,
 }
 
 /// Keys of documents that depend on the process, on time, or on C's own way of counting.
@@ -35,11 +38,13 @@ const NOT_COMPARED: [&str; 12] = [
 
 impl CBeanstalkd {
     pub fn start(path: &Path, setup: Setup) -> CBeanstalkd {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let size = setup.max_job_size.to_string();
-        let daemon = Daemon::with_inherited(path, &["-z", &size], listener);
-        CBeanstalkd { _daemon: daemon, address, clients: BTreeMap::new() }
+        let directory = tempfile::tempdir().expect("there is space for a socket");
+        let address = directory.path().join("socket");
+        let (size, listen) =
+            (setup.max_job_size.to_string(), format!("unix:{}", address.display()));
+        let daemon = Daemon::start(path, &["-l", &listen, "-z", &size]);
+        let (address, clients) = (unix(&address), BTreeMap::new());
+        CBeanstalkd { _daemon: daemon, address, _directory: directory, clients }
     }
 
     /// Applies an event to both servers, and compares the replies.
@@ -48,9 +53,7 @@ impl CBeanstalkd {
         simulation.apply(event)?;
         match event {
             Event::Connect(client) if !self.clients.contains_key(client) => {
-                let stream = TcpStream::connect(self.address).map_err(|error| error.to_string())?;
-                stream.set_read_timeout(Some(PATIENCE)).unwrap();
-                stream.set_nodelay(true).unwrap();
+                let stream = connect_when_ready(&self.address);
                 self.clients.insert(*client, BufReader::new(stream));
                 // Its first reply shows that C beanstalkd has accepted the connection.
                 let ask = Event::Send(*client, b"list-tube-used\r\n".to_vec());

@@ -11,21 +11,17 @@
 //! the engine does, from the output that the engine holds back. `held.rs` determines how much of it
 //! may be sent.
 //!
-//! The engine divides long commands into steps: a close with thousands of jobs, or a list of
-//! thousands of tubes. Here all of them are small enough for one step, except flushes; `tests/fairness.rs`
-//! tests the other steps.
+//! The engine divides long commands into steps. A seed may draw small limits, so that short commands
+//! take many steps too. The model does as much of such a command as the facts show.
 
 use super::event::{BinlogSetup, Crash, Event, Setup};
 use super::journal::{End, Journal};
 use super::model::{ClientNumber, Model, Options};
-use crate::harness::fixtures;
-use beanstalkd::testing::{ClockOffset, ConnKey, Nanos, Server, Settings, Syncing};
+use crate::harness::driver::{self, Client, Driver, Flushed, Nanos, Settings, Syncing, Visit};
 use std::collections::BTreeMap;
-use std::io::IoSlice;
 use std::num::NonZero;
 
 mod bounds;
-mod bury_log;
 mod disk;
 mod follow;
 mod held;
@@ -33,7 +29,6 @@ mod restart;
 
 use disk::SimulatedDisk;
 pub use follow::Orders;
-use follow::difference;
 use held::HeldReplies;
 
 /// Describes a difference between what came and what was expected.
@@ -41,13 +36,11 @@ pub type Failure = String;
 
 pub struct Simulation {
     setup: Setup,
-    server: Server,
+    driver: Driver,
     disk: SimulatedDisk,
     model: Model,
     journal: Journal,
-    /// The monotonic clock, in nanoseconds.
-    now: u64,
-    /// How far the wall clock is ahead of it.
+    /// How far the wall clock is ahead of the monotonic clock.
     clock_offset: i64,
     capacity: Option<u64>,
     /// The most bytes that the binlog may take.
@@ -55,16 +48,14 @@ pub struct Simulation {
     /// The last change on the disk at the end of each commit since the start.
     commits: Vec<u64>,
     sockets: BTreeMap<ClientNumber, Socket>,
-    numbers: BTreeMap<ConnKey, ClientNumber>,
-    /// Clients to serve in the next iteration.
-    ready: Vec<ClientNumber>,
-    has_iteration_begun: bool,
+    numbers: BTreeMap<Client, ClientNumber>,
     /// The disk was congested when the iteration began.
     is_congested: bool,
     /// The time of the last iteration that began with a congested disk.
     congested_at: u64,
-    /// Clients to flush at the end of the iteration.
-    to_flush: Vec<ClientNumber>,
+    /// The time of the last event that ended reads of bodies.
+    read_at: u64,
+    syncs: Syncs,
     /// The crash that follows when the disk fails.
     crash_to_come: Option<Crash>,
     /// The disk was limited, failed or damaged: the bound of its use does not hold.
@@ -79,22 +70,24 @@ pub struct Simulation {
     sent: Option<Vec<(ClientNumber, Vec<u8>)>>,
 }
 
-/// The kernel's side of a connection.
+/// What syncs have made durable, on a disk that syncs in the background.
+#[derive(Default)]
+struct Syncs {
+    /// How many were begun.
+    begun: u64,
+    /// The number of commits that the sync in progress covers.
+    in_progress: Option<u64>,
+    /// The number of commits that an ended sync covers.
+    covered: u64,
+    /// The time of the first commit that no sync covers, also none in progress.
+    unsynced_since: Option<u64>,
+}
+
+/// What is known of a connection.
 struct Socket {
-    key: ConnKey,
-    /// Sent by the client and not read by the server.
-    inbound: Vec<u8>,
-    is_half_closed: bool,
-    /// The server has read the end of the input.
-    is_end_read: bool,
-    /// How many more bytes the client reads.
-    read_limit: Option<usize>,
-    /// Replies of the engine that the client has not read.
-    output: Vec<u8>,
-    /// The engine may have more of them than it shows at once.
-    is_output_cut: bool,
+    client: Client,
     held: HeldReplies,
-    is_served: bool,
+    is_half_closed: bool,
     /// The number of its commands that were run in this iteration.
     commands: usize,
     /// The server has read bytes or run commands of it in this iteration.
@@ -113,21 +106,18 @@ const END_OF_TIME: u64 = START + 3_200_000_000_000_000_000;
 /// The engine is idle after at most this many iterations without events: an iteration may run one
 /// command, and some thousands may have been sent.
 const MAX_ITERATIONS_UNTIL_IDLE: usize = 10_000;
-/// The server reads at most this many bytes of a connection in one iteration.
-const READ_LEN: usize = 16 * 1024;
-const SLICES_PER_WRITE: usize = 16;
+/// The engine is woken at most this often in one event: while the disk reads a body, compaction looks each
+/// millisecond whether it has come.
+const MAX_WAKES: usize = 40_000;
 
 impl Simulation {
     pub fn new(setup: Setup) -> Result<Simulation, Failure> {
-        bury_log::install();
         let now = START.next_multiple_of(TICK);
         let disk = SimulatedDisk::new(setup.binlog);
         let limit = setup.binlog.and_then(|binlog| binlog.limit);
-        let mut server = server(&setup, limit, now);
-        if setup.binlog.is_some() {
-            let recovered = server.recover(disk.boxed(), syncing(&setup), nanos(now));
-            recovered.map_err(|error| format!("cannot use an empty directory: {error}"))?;
-        }
+        let disk_of_server = setup.binlog.map(|_| disk.boxed());
+        let driver = Driver::start(options(&setup, limit), disk_of_server, nanos(now));
+        let driver = driver.map_err(|error| format!("cannot use an empty directory: {error}"))?;
         let options = Options {
             max_job_size: setup.max_job_size,
             binlog_file_size: setup.binlog.map_or(0, |binlog| binlog.file_size),
@@ -139,22 +129,20 @@ impl Simulation {
         disk.set_reads_late(has_threads(&setup));
         Ok(Simulation {
             setup,
-            server,
+            driver,
             disk,
             model,
             journal: Journal::default(),
-            now,
             clock_offset: 0,
             capacity: None,
             limit,
             commits: Vec::new(),
             sockets: BTreeMap::new(),
             numbers: BTreeMap::new(),
-            ready: Vec::new(),
-            has_iteration_begun: false,
             is_congested: false,
             congested_at: 0,
-            to_flush: Vec::new(),
+            read_at: 0,
+            syncs: Syncs::default(),
             crash_to_come: None,
             had_disk_faults: false,
             iterations_of_flush: 0,
@@ -186,8 +174,7 @@ impl Simulation {
 
     /// Returns whether the next iteration has something to do at once.
     pub fn is_busy(&self) -> bool {
-        let can_serve = !self.ready.is_empty() && !self.server.is_congested();
-        self.has_iteration_begun || can_serve || !self.to_flush.is_empty()
+        self.driver.is_busy()
     }
 
     /// Returns the number of changes that the disk has not acknowledged.
@@ -202,35 +189,79 @@ impl Simulation {
 
     /// Returns how many bytes a client has sent that the server has not read.
     pub fn unread(&self, client: ClientNumber) -> usize {
-        self.sockets.get(&client).map_or(0, |socket| socket.inbound.len())
+        self.sockets.get(&client).map_or(0, |socket| self.driver.unread(socket.client))
+    }
+
+    /// Returns whether a closed connection still gives back its jobs.
+    pub fn is_closing(&self) -> bool {
+        self.driver.facts().closing > 0
     }
 
     pub fn can_send(&self, client: ClientNumber) -> bool {
         self.sockets.get(&client).is_some_and(|socket| !socket.is_half_closed)
     }
 
+    fn now(&self) -> u64 {
+        self.driver.now.as_nanos()
+    }
+
+    fn set_now(&mut self, now: u64) {
+        self.driver.now = nanos(now);
+    }
+
+    /// Returns the replies that the server has made and the client has not received.
+    fn made(&self, client: ClientNumber) -> &[u8] {
+        self.driver.made(self.sockets[&client].client)
+    }
+
+    fn sync_within(&self) -> Option<u64> {
+        self.setup.binlog.and_then(|binlog| binlog.sync_within)
+    }
+
     // ---- Events ----
 
-    /// Applies one event to the engine and to the model, and compares them.
+    /// Applies one event to the engine and to the model, and compares them. After a failed write the engine
+    /// may make other replies, for instance because a body cannot be read back: no client gets them, because
+    /// the commit fails too.
     pub fn apply(&mut self, event: &Event) -> Result<(), Failure> {
+        let applied = self.apply_one(event);
+        match (applied, self.crash_to_come) {
+            (Err(_), Some(crash)) if self.disk.has_failed() && self.driver.commit().is_err() => {
+                self.crash(crash)
+            }
+            (applied, _) => applied,
+        }
+    }
+
+    fn apply_one(&mut self, event: &Event) -> Result<(), Failure> {
         match event {
             Event::Connect(client) => self.connect(*client)?,
-            Event::Send(client, bytes) => self.send(*client, bytes)?,
+            Event::Send(client, bytes) => {
+                if let Some(socket) = self.sockets.get(client).filter(|it| !it.is_half_closed) {
+                    self.driver.receive(socket.client, bytes);
+                    self.visit_all()?;
+                }
+            }
             Event::HalfClose(client, is_reported) => self.half_close(*client, *is_reported)?,
-            Event::Disconnect(client) => self.break_connection(*client)?,
-            Event::ReadLimit(client, limit) => self.set_read_limit(*client, *limit)?,
+            Event::Disconnect(client) => self.hang_up(*client)?,
+            Event::ReadLimit(client, limit) => {
+                if let Some(socket) = self.sockets.get(client) {
+                    self.driver.set_room(socket.client, *limit);
+                    self.visit_all()?;
+                }
+            }
             Event::EndIteration => self.end_iteration()?,
             Event::Advance(span) => self.advance(*span)?,
             Event::AdvanceUntilDue => {
                 self.run_until_idle()?;
-                let due = self.server.next_due().map(Nanos::as_nanos);
+                let due = self.driver.next_due().map(Nanos::as_nanos);
                 if let Some(due) = due.filter(|&due| due < END_OF_TIME) {
-                    self.now = self.now.max(due.next_multiple_of(TICK));
+                    self.set_now(self.now().max(due.next_multiple_of(TICK)));
                 }
             }
             Event::Suspend(span) => {
                 self.run_until_idle()?;
-                self.now = (self.now + span).next_multiple_of(TICK);
+                self.set_now((self.now() + span).next_multiple_of(TICK));
             }
             Event::ClockOffset(offset) => {
                 self.end_iteration()?;
@@ -239,7 +270,7 @@ impl Simulation {
             }
             Event::Drain(is_draining) => {
                 self.begin_iteration()?;
-                self.server.set_draining(*is_draining);
+                self.driver.set_draining(*is_draining);
                 self.model.is_draining = *is_draining;
             }
             Event::DiskCapacity(bytes) => {
@@ -261,79 +292,66 @@ impl Simulation {
                 // The disk wakes the loop.
                 self.begin_iteration()?;
             }
+            Event::EndReads(count) => {
+                self.read_at = self.now();
+                self.disk.end_reads(*count);
+                // The disk wakes the loop.
+                self.begin_iteration()?;
+            }
+            Event::EndSync => self.end_sync(),
             Event::LoseLeadership(seed) => self.disk.refuse(*seed),
             Event::Crash(crash) => self.crash(*crash)?,
             Event::Restart => self.restart()?,
         }
-        self.server.check();
+        self.driver.check();
         Ok(())
     }
 
-    fn connect(&mut self, client: ClientNumber) -> Result<(), Failure> {
-        if self.sockets.contains_key(&client) {
+    fn connect(&mut self, number: ClientNumber) -> Result<(), Failure> {
+        if self.sockets.contains_key(&number) {
             return Ok(());
         }
         self.begin_iteration()?;
-        let key = self.server.connect().expect("the test has memory");
+        let client = self.driver.connect();
         let socket = Socket {
-            key,
-            inbound: Vec::new(),
-            is_half_closed: false,
-            is_end_read: false,
-            read_limit: None,
-            output: Vec::new(),
-            is_output_cut: false,
+            client,
             held: HeldReplies::default(),
-            is_served: false,
+            is_half_closed: false,
             commands: 0,
             has_progress: false,
             iterations_left_out: 0,
         };
-        self.sockets.insert(client, socket);
-        self.numbers.insert(key, client);
-        self.model.connect(client);
+        self.sockets.insert(number, socket);
+        self.numbers.insert(client, number);
+        self.model.connect(number);
         self.compare()
     }
 
-    fn send(&mut self, client: ClientNumber, bytes: &[u8]) -> Result<(), Failure> {
-        let socket = self.sockets.get_mut(&client).filter(|socket| !socket.is_half_closed);
-        let Some(socket) = socket else { return Ok(()) };
-        socket.inbound.extend_from_slice(bytes);
-        self.begin_iteration()?;
-        self.serve(client)
-    }
-
-    fn half_close(&mut self, client: ClientNumber, is_reported: bool) -> Result<(), Failure> {
-        let socket = self.sockets.get_mut(&client).filter(|socket| !socket.is_half_closed);
+    fn half_close(&mut self, number: ClientNumber, is_reported: bool) -> Result<(), Failure> {
+        let socket = self.sockets.get_mut(&number).filter(|socket| !socket.is_half_closed);
         let Some(socket) = socket else { return Ok(()) };
         socket.is_half_closed = true;
-        let key = socket.key;
-        self.begin_iteration()?;
-        if is_reported {
-            self.server.half_close(key);
-            self.model.half_close(client);
-            self.compare()?;
-        }
-        self.serve(client)
+        let end = if is_reported { driver::End::HalfClose } else { driver::End::SilentHalfClose };
+        self.driver.end(socket.client, end);
+        self.visit_all()
     }
 
-    fn break_connection(&mut self, client: ClientNumber) -> Result<(), Failure> {
-        if self.sockets.contains_key(&client) {
+    fn hang_up(&mut self, number: ClientNumber) -> Result<(), Failure> {
+        if let Some(client) = self.sockets.get(&number).map(|socket| socket.client) {
             self.begin_iteration()?;
-            self.disconnect(client)?;
+            self.driver.end(client, driver::End::HangUp);
+            self.forget(number);
+            self.compare()?;
         }
         Ok(())
     }
 
-    fn set_read_limit(
-        &mut self,
-        client: ClientNumber,
-        limit: Option<usize>,
-    ) -> Result<(), Failure> {
-        let Some(socket) = self.sockets.get_mut(&client) else { return Ok(()) };
-        socket.read_limit = limit;
-        self.begin_iteration()?;
-        self.serve(client)
+    /// The connection is closed.
+    fn forget(&mut self, number: ClientNumber) {
+        let socket = self.sockets.remove(&number).expect("the client is connected");
+        self.numbers.remove(&socket.client);
+        self.model.begin_close(number);
+        self.follow_closes();
     }
 
     fn set_capacity(&mut self, bytes: Option<u64>) {
@@ -350,101 +368,56 @@ impl Simulation {
     // ---- One iteration ----
 
     fn begin_iteration(&mut self) -> Result<(), Failure> {
-        if std::mem::replace(&mut self.has_iteration_begun, true) {
+        if self.driver.is_iteration_open() {
             return Ok(());
         }
         if self.setup.binlog.is_some() {
-            let wall_clock = self.now.saturating_add_signed(self.clock_offset);
-            self.server.set_clock_offset(ClockOffset::between(nanos(self.now), nanos(wall_clock)));
+            let wall_clock = self.now().saturating_add_signed(self.clock_offset);
+            self.driver.set_wall_clock(nanos(wall_clock));
         }
-        self.is_congested = self.server.is_congested();
+        self.is_congested = self.driver.is_congested();
         if self.is_congested {
-            self.congested_at = self.now;
+            self.congested_at = self.now();
         }
-        self.server.begin_iteration(self.ready.len());
-        bury_log::take();
-        self.server.tick(nanos(self.now));
+        self.driver.begin();
         self.follow_tick()?;
-        self.server.share_budget(self.setup.sharers);
-        for client in std::mem::take(&mut self.ready) {
-            self.serve(client)?;
+        self.visit_all()
+    }
+
+    /// Lets the server visit all clients that are ready, within its budget.
+    fn visit_all(&mut self) -> Result<(), Failure> {
+        self.begin_iteration()?;
+        while let Some(visit) = self.driver.visit() {
+            self.follow_visit(&visit)?;
         }
         Ok(())
     }
 
-    /// Serves a client as the event loop does, at most once in an iteration: runs commands that it
-    /// sent earlier, then reads once.
-    fn serve(&mut self, client: ClientNumber) -> Result<(), Failure> {
-        let Some(socket) = self.sockets.get_mut(&client) else { return Ok(()) };
-        if socket.is_served || !self.server.has_budget() {
-            self.queue(client);
-            return Ok(());
+    fn follow_visit(&mut self, visit: &Visit) -> Result<(), Failure> {
+        let number = self.numbers[&visit.client];
+        if visit.is_half_close_reported {
+            self.model.half_close(number);
         }
-        socket.is_served = true;
-        let key = socket.key;
-        let mut actions = self.server.mark_dirty(key);
-        if actions.run {
-            self.server.resume(key, nanos(self.now));
-            self.follow(client)?;
-            actions = self.server.actions(key);
+        if !visit.read.is_empty() {
+            self.model.receive(number, &visit.read);
+            self.socket(number).has_progress = true;
         }
-        if actions.read { self.read(client) } else { Ok(()) }
-    }
-
-    fn queue(&mut self, client: ClientNumber) {
-        if !self.ready.contains(&client) {
-            self.ready.push(client);
+        self.socket(number).has_progress |= self.driver.is_in_steps(visit.client);
+        self.follow(number, visit.is_end_read)?;
+        if visit.is_end_read {
+            self.model.end_input(number);
         }
-    }
-
-    fn read(&mut self, client: ClientNumber) -> Result<(), Failure> {
-        let socket = self.sockets.get_mut(&client).expect("the client is served");
-        let key = socket.key;
-        let now = nanos(self.now);
-        if socket.inbound.is_empty() {
-            if socket.is_half_closed && !socket.is_end_read {
-                socket.is_end_read = true;
-                self.server.end_input(key);
-                self.model.end_input(client);
-                return self.compare();
-            }
-            return Ok(());
-        }
-        let mut count = socket.inbound.len().min(READ_LEN);
-        // The event loop reads large bodies to their place; here it does so for every other client.
-        let is_read_in_place = client % 2 == 1;
-        if is_read_in_place && let Some(space) = self.server.body_space(key, READ_LEN) {
-            count = count.min(space.len());
-            space[..count].copy_from_slice(&socket.inbound[..count]);
-            self.server.receive_body(key, count, now);
-        } else {
-            self.server.receive(key, &socket.inbound[..count], now);
-        }
-        socket.has_progress = true;
-        let bytes: Vec<u8> = socket.inbound.drain(..count).collect();
-        self.model.receive(client, &bytes);
-        self.follow(client)
-    }
-
-    fn disconnect(&mut self, client: ClientNumber) -> Result<(), Failure> {
-        let socket = self.sockets.remove(&client).expect("the client is connected");
-        self.numbers.remove(&socket.key);
-        self.server.disconnect(socket.key, nanos(self.now));
-        self.model.disconnect(client, self.now);
         self.compare()
+    }
+
+    fn socket(&mut self, number: ClientNumber) -> &mut Socket {
+        self.sockets.get_mut(&number).expect("the client is connected")
     }
 
     /// Commits and flushes.
     fn end_iteration(&mut self) -> Result<(), Failure> {
         self.begin_iteration()?;
-        let mut committed = self.server.commit(nanos(self.now));
-        // The background sync ends now; the next commit returns its error. If a disk fault is planned, commit
-        // again, so that the error belongs to this iteration.
-        self.disk.end_sync();
-        if committed.is_ok() && self.crash_to_come.is_some() {
-            committed = self.server.commit(nanos(self.now));
-        }
-        if let Err(failure) = committed {
+        if let Err(failure) = self.driver.commit() {
             let crash = self.crash_to_come.take();
             return self
                 .crash(crash.ok_or_else(|| format!("commit without a disk fault: {failure}"))?);
@@ -455,32 +428,64 @@ impl Simulation {
             return Err("OUT_OF_MEMORY, but the disk has no limit and works".to_owned());
         }
         self.note_commit()?;
-        let finished = self.flush()?;
-        self.has_iteration_begun = false;
-        self.check_clients()?;
-        for client in finished {
-            self.disconnect(client)?;
-        }
-        Ok(())
+        let flushed = self.driver.flush();
+        self.follow_flush(&flushed)?;
+        self.check_clients()
     }
 
     fn note_commit(&mut self) -> Result<(), Failure> {
         if !self.disk.has_all() {
             return Err("changes are not handed over in the commit".to_owned());
         }
+        self.note_syncs()?;
         self.commits.push(self.disk.progress().written);
         self.hold_replies();
         let worst_end = self.end(Some(0));
-        self.journal.commit(self.now, worst_end);
+        self.journal.commit(self.now(), worst_end);
         Ok(())
+    }
+
+    /// Notes which commits the background sync covers, and checks that no record stays without a sync for
+    /// longer than `-f` allows. Until a sync has ended, no other one can begin.
+    fn note_syncs(&mut self) -> Result<(), Failure> {
+        let (now, has_unsynced) = (self.now(), self.disk.has_unsynced_records());
+        let (begun, is_syncing) = self.disk.background_sync();
+        let syncs = &mut self.syncs;
+        if begun > syncs.begun {
+            syncs.begun = begun;
+            syncs.covered = syncs.in_progress.take().unwrap_or(syncs.covered);
+            // It may have begun before the records of this commit were written.
+            syncs.in_progress = Some(self.commits.len() as u64);
+            syncs.unsynced_since = None;
+        }
+        if !is_syncing {
+            syncs.covered = syncs.in_progress.take().unwrap_or(syncs.covered);
+        }
+        syncs.unsynced_since = has_unsynced.then(|| syncs.unsynced_since.unwrap_or(now));
+        let span = self.setup.binlog.and_then(|binlog| binlog.sync_within);
+        let is_late = |since: u64| span.is_some_and(|span| since + span < now);
+        // The deletes of flushed jobs, which the record of the flush has deleted, make no sync due.
+        let is_exempt = is_syncing || self.had_disk_faults || self.model.last_flush_at > 0;
+        if syncs.unsynced_since.is_some_and(is_late) && !is_exempt {
+            return Err(format!("records wait for a sync since {:?}", syncs.unsynced_since));
+        }
+        Ok(())
+    }
+
+    /// The disk ends the background sync.
+    fn end_sync(&mut self) {
+        self.disk.end_sync();
+        if self.crash_to_come.is_none() {
+            let syncs = &mut self.syncs;
+            syncs.covered = syncs.in_progress.take().unwrap_or(syncs.covered);
+        }
     }
 
     /// Notes which replies wait for the changes until now.
     fn hold_replies(&mut self) {
         let progress = self.disk.progress();
         for socket in self.sockets.values_mut() {
-            let (output, _) = self.server.unsent(socket.key);
-            socket.held.commit(output.len(), progress);
+            socket.held.commit(self.driver.made(socket.client).len(), progress);
         }
     }
 
@@ -498,67 +503,38 @@ impl Simulation {
         if is_lossless {
             return End::Killed;
         }
-        End::PowerCut { synced_within: self.setup.binlog.and_then(|binlog| binlog.sync_within) }
+        if has_threads(&self.setup) && self.sync_within() > Some(0) {
+            return End::Unacknowledged { commits: self.syncs.covered };
+        }
+        End::PowerCut { synced_within: self.sync_within() }
     }
 
-    /// Sends replies as the event loop does. Returns the clients to disconnect.
-    fn flush(&mut self) -> Result<Vec<ClientNumber>, Failure> {
-        let mut finished = Vec::new();
+    /// Checks what the server has sent and closed, and lets the model close the same connections.
+    fn follow_flush(&mut self, flushed: &Flushed) -> Result<(), Failure> {
         let progress = self.disk.progress();
-        for client in std::mem::take(&mut self.to_flush) {
-            let Some(socket) = self.sockets.get_mut(&client) else { continue };
-            let mut slices = [IoSlice::new(&[]); SLICES_PER_WRITE];
-            let mut output = self.server.output_handle(socket.key);
-            let filled = output.next_slices(&mut slices);
-            let mut sent = Vec::new();
-            slices[..filled].iter().for_each(|slice| sent.extend_from_slice(slice));
+        for (client, bytes) in &flushed.sent {
+            let number = self.numbers[client];
+            let socket = self.socket(number);
             let allowed = socket.held.allowed(progress);
-            if sent.len() > allowed {
-                return Err(format!(
-                    "client {client}: {} bytes are sent, of which {allowed} are acknowledged",
-                    sent.len()
-                ));
+            if bytes.len() > allowed {
+                let len = bytes.len();
+                return Err(format!("client {number}: {len} bytes are sent, {allowed} may be"));
             }
-            sent.truncate(socket.read_limit.unwrap_or(usize::MAX));
-            if !socket.output.starts_with(&sent) {
-                return Err(difference(client, &socket.output, &sent));
+            if !bytes.is_empty() {
+                socket.held.sent(bytes.len());
             }
-            if !sent.is_empty() {
-                output.sent(sent.len());
-                socket.held.sent(sent.len());
-            }
-            socket.read_limit = socket.read_limit.map(|limit| limit - sent.len());
-            let actions = output.actions();
-            let has_more =
-                !socket.inbound.is_empty() || socket.is_half_closed && !socket.is_end_read;
-            let can_write = actions.write && socket.read_limit != Some(0);
-            socket.output.drain(..sent.len());
-            let known = self.model.clients.get_mut(&client).expect("the model has each client");
-            known.output.drain(..sent.len());
-            if actions.close {
-                finished.push(client);
-            } else if can_write || actions.run || (actions.read && has_more) {
-                self.queue(client);
-            }
+            let known = self.model.clients.get_mut(&number).expect("the model has each client");
+            known.output.drain(..bytes.len());
             if let Some(all) = &mut self.sent {
-                all.push((client, sent));
+                all.push((number, bytes.clone()));
             }
         }
-        if self.server.is_congested() {
-            self.mark_writable();
+        for client in &flushed.closed {
+            let number = self.numbers[client];
+            self.check_close(number)?;
+            self.forget(number);
         }
-        Ok(finished)
-    }
-
-    /// Makes the next iteration flush clients that are not served while the disk is congested.
-    fn mark_writable(&mut self) {
-        for client in &self.ready {
-            let Some(socket) = self.sockets.get(client) else { continue };
-            if self.server.actions(socket.key).write && socket.read_limit != Some(0) {
-                self.server.mark_dirty(socket.key);
-            }
-        }
-        self.take_replies();
+        self.compare()
     }
 
     // ---- Time ----
@@ -567,38 +543,36 @@ impl Simulation {
     fn run_until_idle(&mut self) -> Result<(), Failure> {
         for _ in 0..MAX_ITERATIONS_UNTIL_IDLE {
             self.end_iteration()?;
-            self.server.check();
-            let is_due = self.server.next_due().is_some_and(|due| due.as_nanos() <= self.now);
+            self.driver.check();
+            let is_due = self.driver.next_due().is_some_and(|due| due <= self.driver.now);
             if !self.is_busy() && !is_due {
                 self.check_idle()?;
                 return self.check_disk_use();
             }
         }
-        Err(format!("the server does not become idle: next due {:?}", self.server.next_due()))
+        Err(format!("the server does not become idle: next due {:?}", self.driver.next_due()))
     }
 
     fn advance(&mut self, span: u64) -> Result<(), Failure> {
-        let end = (self.now + span).next_multiple_of(TICK);
+        let end = (self.now() + span).next_multiple_of(TICK);
         let starts = self.starts;
-        for _ in 0..MAX_ITERATIONS_UNTIL_IDLE {
+        for _ in 0..MAX_WAKES {
             self.run_until_idle()?;
-            let due = self.server.next_due().map(|due| due.as_nanos().next_multiple_of(TICK));
+            let due = self.driver.next_due().map(|due| due.as_nanos().next_multiple_of(TICK));
             if self.starts != starts {
                 return Ok(());
             }
-            match due.filter(|&due| due < end) {
-                Some(due) => self.now = self.now.max(due),
-                None => {
-                    self.now = self.now.max(end);
-                    return Ok(());
-                }
+            let due = due.filter(|&due| due < end);
+            self.set_now(self.now().max(due.unwrap_or(end)));
+            if due.is_none() {
+                return Ok(());
             }
         }
         Err(format!("timers are due again and again: {}", self.disk.names()))
     }
 }
 
-fn server(setup: &Setup, limit: Option<u64>, now: u64) -> Server {
+fn options(setup: &Setup, limit: Option<u64>) -> driver::Options {
     let settings = Settings {
         max_job_size: setup.max_job_size,
         max_binlog_bytes: limit.unwrap_or(u64::MAX),
@@ -607,19 +581,16 @@ fn server(setup: &Setup, limit: Option<u64>, now: u64) -> Server {
         bury_after: setup.bury_after.and_then(|limit| NonZero::new(u16::try_from(limit).ok()?)),
         ..Settings::DEFAULT
     };
-    Server::new(settings, fixtures::facts(nanos(now)), nanos(now))
+    let syncing = match setup.binlog.and_then(|BinlogSetup { sync_within, .. }| sync_within) {
+        None => Syncing::Never,
+        Some(0) => Syncing::EachIteration,
+        Some(span) => Syncing::Within(nanos(span)),
+    };
+    driver::Options { settings, syncing, limits: setup.limits, ..driver::Options::DEFAULT }
 }
 
 fn has_threads(setup: &Setup) -> bool {
     setup.binlog.is_some_and(|binlog| binlog.has_threads)
-}
-
-fn syncing(setup: &Setup) -> Syncing {
-    match setup.binlog.and_then(|BinlogSetup { sync_within, .. }| sync_within) {
-        None => Syncing::Never,
-        Some(0) => Syncing::EachIteration,
-        Some(span) => Syncing::Within(nanos(span)),
-    }
 }
 
 fn nanos(nanos: u64) -> Nanos {

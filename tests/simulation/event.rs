@@ -2,7 +2,9 @@
 //! run. One event is one line of text, so that a history can be read, shortened and kept in a file.
 
 use super::model::ClientNumber;
+use crate::harness::driver::Limits;
 use std::fmt::{self, Write};
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 /// The options of the server in a run.
@@ -12,8 +14,8 @@ pub struct Setup {
     pub max_job_size: u32,
     /// `None`: jobs are kept in memory only.
     pub binlog: Option<BinlogSetup>,
-    /// The number of ready connections among which the engine divides the work of an iteration.
-    pub sharers: usize,
+    /// The bounds of steps and iterations.
+    pub limits: Limits,
     /// A job that came back this many times is buried.
     pub bury_after: Option<u32>,
 }
@@ -30,12 +32,39 @@ pub struct BinlogSetup {
     /// `None`: the disk is local.
     pub remote: Option<RemoteSetup>,
     /// The bytes of bodies that stay in memory. `None`: all do. The others are read back: at
-    /// once, or in the background with `has_threads`. The model knows no reply that waits for a read;
-    /// `tests/binlog/cold.rs` tests those.
+    /// once, or in the background with `has_threads`.
     pub body_cache: Option<u64>,
     /// Reads of bodies and syncs that no reply waits for are done in the background.
     pub has_threads: bool,
 }
+
+/// A limit that a seed may draw.
+pub struct Drawn {
+    pub name: &'static str,
+    pub of: fn(&mut Limits) -> &mut usize,
+    pub range: RangeInclusive<usize>,
+}
+
+/// Steps of 2 to 8 jobs, names or comparisons, and shares of a few commands: so commands take many
+/// iterations, and others run between their steps.
+pub const DRAWN: [Drawn; 16] = [
+    Drawn { name: "kick-step", of: |it| &mut it.jobs_per_kick_step, range: 1..=8 },
+    Drawn { name: "reserve-step", of: |it| &mut it.jobs_per_reserve_step, range: 1..=8 },
+    Drawn { name: "touch-step", of: |it| &mut it.jobs_per_touch_step, range: 1..=8 },
+    Drawn { name: "watch-step", of: |it| &mut it.watches_per_step, range: 1..=6 },
+    Drawn { name: "list-step", of: |it| &mut it.names_per_list_step, range: 1..=8 },
+    Drawn { name: "lists-sent", of: |it| &mut it.lists_sent_per_tick, range: 1..=2 },
+    Drawn { name: "flush-work", of: |it| &mut it.first_flush_work, range: 1..=60 },
+    Drawn { name: "jobs-compared", of: |it| &mut it.jobs_compared_at_once, range: 1..=8 },
+    Drawn { name: "ids-looked-up", of: |it| &mut it.ids_looked_up_at_once, range: 1..=8 },
+    Drawn { name: "pages-per-step", of: |it| &mut it.memory_pages_per_step, range: 1..=2 },
+    Drawn { name: "closing-work", of: |it| &mut it.closing_work, range: 1..=16 },
+    Drawn { name: "closing-slice", of: |it| &mut it.closing_slice_work, range: 1..=8 },
+    Drawn { name: "shared-work", of: |it| &mut it.shared_work, range: 1..=64 },
+    Drawn { name: "least-share", of: |it| &mut it.least_share_work, range: 1..=20 },
+    Drawn { name: "due-work", of: |it| &mut it.most_due_work, range: 1..=16 },
+    Drawn { name: "read-bytes", of: |it| &mut it.read_bytes, range: 20..=400 },
+];
 
 /// A disk that stores changes later, and acknowledges them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +113,10 @@ pub enum Event {
     FailDiskAfter(u64, Crash),
     /// The remote disk stores and acknowledges at most this many changes.
     Acknowledge(usize),
+    /// The disk ends at most this many of the reads of bodies that were begun.
+    EndReads(usize),
+    /// The disk ends the background sync.
+    EndSync,
     /// Another server leads: the remote disk refuses all changes from now on. The seed decides how
     /// many of those that wait were stored before.
     LoseLeadership(u64),
@@ -133,8 +166,11 @@ impl fmt::Display for Setup {
                 write!(f, " threads")?;
             }
         }
-        if self.sharers > 1 {
-            write!(f, " sharers {}", self.sharers)?;
+        for Drawn { name, of, .. } in DRAWN {
+            let (mut own, mut default) = (self.limits, Limits::DEFAULT);
+            if of(&mut own) != of(&mut default) {
+                write!(f, " {name} {}", of(&mut own))?;
+            }
         }
         if let Some(limit) = self.bury_after {
             write!(f, " bury-after {limit}")?;
@@ -184,6 +220,8 @@ impl fmt::Display for Event {
             Event::DiskCapacity(bytes) => write!(f, "disk-capacity {}", Optional(*bytes)),
             Event::FailDiskAfter(changes, crash) => write!(f, "fail-disk-after {changes} {crash}"),
             Event::Acknowledge(changes) => write!(f, "acknowledge {changes}"),
+            Event::EndReads(count) => write!(f, "end-reads {count}"),
+            Event::EndSync => write!(f, "end-sync"),
             Event::LoseLeadership(seed) => write!(f, "lose-leadership {seed}"),
             Event::Crash(crash) => write!(f, "crash {crash}"),
             Event::Restart => write!(f, "restart"),
@@ -204,11 +242,13 @@ impl FromStr for Setup {
         let mut words = Words::of(line);
         words.next().filter(|word| *word == "setup").ok_or_else(|| InvalidLine(line.to_owned()))?;
         let max_job_size = words.value()?;
-        let mut setup = Setup { max_job_size, binlog: None, sharers: 1, bury_after: None };
+        let limits = Limits::DEFAULT;
+        let mut setup = Setup { max_job_size, binlog: None, limits, bury_after: None };
         while !words.rest.is_empty() {
-            if words.rest.starts_with("sharers ") {
+            let word = words.rest.split(' ').next().unwrap_or_default();
+            if let Some(drawn) = DRAWN.iter().find(|drawn| drawn.name == word) {
                 words.next();
-                setup.sharers = words.value()?;
+                *(drawn.of)(&mut setup.limits) = words.value()?;
             } else if words.rest.starts_with("bury-after ") {
                 words.next();
                 setup.bury_after = Some(words.value()?);
@@ -242,6 +282,8 @@ impl FromStr for Event {
             "disk-capacity" => Event::DiskCapacity(words.optional()?),
             "fail-disk-after" => Event::FailDiskAfter(words.value()?, words.crash()?),
             "acknowledge" => Event::Acknowledge(words.value()?),
+            "end-reads" => Event::EndReads(words.value()?),
+            "end-sync" => Event::EndSync,
             "lose-leadership" => Event::LoseLeadership(words.value()?),
             "crash" => Event::Crash(words.crash()?),
             "restart" => Event::Restart,

@@ -5,9 +5,10 @@
 //! from the model, so that most commands have an effect.
 
 use super::driver::Simulation;
-use super::event::{BinlogSetup, Crash, Event, RemoteSetup, Setup};
+use super::event::{BinlogSetup, Crash, DRAWN, Drawn, Event, RemoteSetup, Setup};
 use super::model::{ClientNumber, Model, SECOND, State};
 use super::request::{MAX_COUNT, STATES};
+use crate::harness::driver::Limits;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write;
 
@@ -23,6 +24,8 @@ pub struct Generator {
     /// The rest of commands that clients have sent in part.
     unsent: BTreeMap<ClientNumber, Vec<u8>>,
     starts: u64,
+    /// A client that only keeps all tubes.
+    keeper: Option<ClientNumber>,
     /// The events that follow the last one: a client that stops to read its replies asks for many, and
     /// a crash in the middle of a flush.
     next: VecDeque<Event>,
@@ -58,6 +61,8 @@ struct Profile {
     read_limits: u32,
     bursts: u32,
     acknowledgements: u32,
+    /// Ends of reads and of syncs.
+    ends: u32,
     /// In ten thousand events.
     crashes: u32,
     disk_limits: u32,
@@ -150,6 +155,10 @@ const EXTENSIONS: [Command; 8] = [
     Command::ListJobs,
 ];
 
+/// They show how many connections watch or use a tube, close one, or free jobs in the same ticks.
+const KNOWS_WATCHES: [Command; 4] =
+    [Command::StatsTube, Command::Quit, Command::FlushTube, Command::FlushBuried];
+
 /// Lines that are no commands, or commands with unusual arguments.
 const MALFORMED: [&str; 34] = [
     "put",
@@ -219,9 +228,10 @@ impl Generator {
         let profile = profile(&mut random, &setup);
         if profile.has_large_bodies {
             setup.max_job_size = LARGE_BODY_LEN;
+            setup.limits.read_bytes = Limits::DEFAULT.read_bytes;
         }
         let unsent = BTreeMap::new();
-        Generator {
+        let mut generator = Generator {
             random,
             setup,
             profile,
@@ -229,23 +239,45 @@ impl Generator {
             may_stop: true,
             unsent,
             starts: 1,
+            keeper: None,
             next: VecDeque::new(),
+        };
+        if setup.limits.closing_work < Limits::DEFAULT.closing_work {
+            generator.close_in_steps();
         }
+        generator
+    }
+
+    /// Closed connections give back their jobs in steps. A client keeps all tubes: while the others
+    /// close, it would not be known which tubes are left.
+    fn close_in_steps(&mut self) {
+        self.is_timeless = true;
+        let it = &mut self.profile;
+        it.commands.retain(|(command, _)| !KNOWS_WATCHES.contains(command));
+        (it.has_large_bodies, it.is_deep) = (false, false);
+        (it.malformed, it.times, it.bursts) = (0, 0, 0);
+        (it.disconnects, it.drains) = (60, 0);
+        let keeper = it.clients;
+        let watches: String = it.tubes.iter().map(|tube| format!("watch {tube}\r\n")).collect();
+        self.next.push_back(Event::Connect(keeper));
+        self.next.push_back(Event::Send(keeper, watches.into_bytes()));
+        self.keeper = Some(keeper);
     }
 
     /// Generates histories whose replies do not depend on time.
     pub fn timeless(seed: u64) -> Generator {
         let mut generator = Generator::new(seed);
-        generator.setup.binlog = None;
-        generator.setup.bury_after = None;
-        generator.is_timeless = true;
+        generator.setup =
+            Setup { binlog: None, bury_after: None, limits: Limits::DEFAULT, ..generator.setup };
+        (generator.is_timeless, generator.keeper) = (true, None);
+        generator.next.clear();
         let it = &mut generator.profile;
         it.commands.retain(|(command, _)| !EXTENSIONS.contains(command));
         (it.has_large_bodies, it.is_deep) = (false, false);
         (it.iteration_ends, it.pieces, it.keys) = (0, 0, 0);
         (it.times, it.disconnects, it.read_limits, it.bursts) = (0, 0, 0, 0);
         (it.crashes, it.disk_limits, it.clock_offsets, it.drains) = (0, 0, 0, 0);
-        it.acknowledgements = 0;
+        (it.acknowledgements, it.ends) = (0, 0);
         generator
     }
 
@@ -264,6 +296,7 @@ impl Generator {
         let chance = self.random.u32(..1000);
         let profile = &self.profile;
         let client = self.random.choice(&clients).copied();
+        let client = client.filter(|client| Some(*client) != self.keeper);
         let Some(client) = client.filter(|_| chance >= profile.connects) else {
             return Event::Connect(self.random.usize(..profile.clients));
         };
@@ -273,9 +306,20 @@ impl Generator {
         if self.random.u32(..1000) < profile.acknowledgements {
             return self.acknowledge(simulation);
         }
+        if self.random.u32(..1000) < profile.ends {
+            let count = if self.random.bool() { usize::MAX } else { self.random.usize(1..4) };
+            let is_read = self.random.u8(..3) > 0;
+            return if is_read { Event::EndReads(count) } else { Event::EndSync };
+        }
         let chance = self.random.u32(..1000);
         if chance < profile.disconnects {
+            if self.keeper.is_some() && simulation.is_closing() {
+                return Event::EndIteration;
+            }
             self.unsent.remove(&client);
+            if self.keeper.is_some() {
+                return Event::Disconnect(client);
+            }
             return match self.random.u8(..4) {
                 0 => Event::Disconnect(client),
                 other => Event::HalfClose(client, other > 1),
@@ -321,14 +365,24 @@ impl Generator {
         }
     }
 
+    /// While the disk reads a body, compaction looks for it each millisecond: then only short times pass.
     fn time(&mut self) -> Event {
-        match self.random.u8(..10) {
+        let has_threads = self.setup.binlog.is_some_and(|binlog| binlog.has_threads);
+        if has_threads && self.random.bool() {
+            return Event::Advance(self.random.u64(..200_000_000));
+        }
+        let event = match self.random.u8(..10) {
             0..4 => Event::AdvanceUntilDue,
             4..6 => Event::Advance(self.random.u64(..20_000_000)),
             6..8 => Event::Advance(self.random.u64(..3 * SECOND)),
             8 => Event::Advance(self.random.u64(..20) * SECOND),
             _ => Event::Suspend(self.random.u64(..3 * SECOND)),
+        };
+        if !has_threads {
+            return event;
         }
+        self.next.push_back(event);
+        Event::EndReads(usize::MAX)
     }
 
     fn fault(&mut self, simulation: &Simulation) -> Option<Event> {
@@ -762,7 +816,6 @@ fn is_parsed_alike(bytes: &[u8]) -> bool {
 
 fn setup(random: &mut fastrand::Rng) -> Setup {
     let max_job_size = [0, 10, 300, 65_535, 65_535, 65_535][random.usize(..6)];
-    let sharers = [1, 1, 20, 1_000][random.usize(..4)];
     let bury_after = (random.u8(..3) == 0).then(|| random.u32(1..4));
     let binlog = (random.u8(..5) > 1).then(|| {
         let file_size = [4096, 8192, 16_384, 65_536][random.usize(..4)];
@@ -778,7 +831,40 @@ fn setup(random: &mut fastrand::Rng) -> Setup {
         let has_threads = has_cold && random.bool();
         BinlogSetup { file_size, sync_within, limit, remote, body_cache, has_threads }
     });
-    Setup { max_job_size, binlog, sharers, bury_after }
+    let limits = Limits::DEFAULT;
+    let mut setup = Setup { max_job_size, binlog, limits, bury_after };
+    draw_limits(random, &mut setup);
+    setup
+}
+
+/// Limits of the steps of closed connections. They get all jobs back in the same moment otherwise.
+const OF_CLOSING: [&str; 3] = ["closing-work", "closing-slice", "due-work"];
+
+/// Draws small limits in two of three runs. In some the only steps are those of closed connections, and
+/// no timer is due.
+fn draw_limits(random: &mut fastrand::Rng, setup: &mut Setup) {
+    let kind = random.u8(..12);
+    if kind < 4 {
+        return;
+    }
+    let is_closing = kind == 4;
+    for Drawn { name, of, range } in DRAWN {
+        let is_of_closing = OF_CLOSING.contains(&name);
+        let is_wanted = if is_of_closing { is_closing } else { random.u8(..3) == 0 };
+        if is_wanted {
+            *of(&mut setup.limits) = random.usize(range);
+        }
+    }
+    if is_closing {
+        setup.binlog = None;
+    }
+    if let Some(remote) = setup.binlog.as_mut().and_then(|binlog| binlog.remote.as_mut()) {
+        // No time passes between two steps.
+        remote.congested_above = None;
+    }
+    if setup.max_job_size > 300 {
+        setup.limits.read_bytes = Limits::DEFAULT.read_bytes;
+    }
 }
 
 fn remote(random: &mut fastrand::Rng) -> RemoteSetup {
@@ -793,9 +879,16 @@ fn remote(random: &mut fastrand::Rng) -> RemoteSetup {
 fn profile(random: &mut fastrand::Rng, setup: &Setup) -> Profile {
     let has_binlog = setup.binlog.is_some();
     let is_remote = setup.binlog.is_some_and(|binlog| binlog.remote.is_some());
+    let has_threads = setup.binlog.is_some_and(|binlog| binlog.has_threads);
+    let searches_in_steps = setup.limits.watches_per_step < Limits::DEFAULT.watches_per_step;
     let mut commands = Vec::new();
     for (command, weight) in COMMANDS {
-        let times = [0, 1, 1, 1, 4][random.usize(..5)];
+        let is_flush = matches!(command, Command::FlushTube | Command::FlushBuried);
+        // A job that is deleted while its body is read is tested in tests/binlog/cold.rs. The search of
+        // many tubes does not show which jobs a batch has.
+        let is_left_out =
+            is_flush && has_threads || command == Command::ReserveBatch && searches_in_steps;
+        let times = if is_left_out { 0 } else { [0, 1, 1, 1, 4][random.usize(..5)] };
         commands.push((command, if command == Command::Put { weight } else { weight * times }));
     }
     let tubes = (0..random.usize(1..=NAMES.len())).map(|index| NAMES[index].to_owned());
@@ -806,7 +899,7 @@ fn profile(random: &mut fastrand::Rng, setup: &Setup) -> Profile {
     let seldom =
         |random: &mut fastrand::Rng, count: u32| if random.u8(..3) == 0 { count } else { 0 };
     let sets_clock = seldom(random, 1) == 1;
-    let is_deep = random.u8(..24) == 0;
+    let is_deep = random.u8(..24) == 0 && !has_threads;
     if is_deep {
         // So that a tube has enough jobs for a flush in steps, and is flushed.
         tubes.truncate(2);
@@ -836,6 +929,7 @@ fn profile(random: &mut fastrand::Rng, setup: &Setup) -> Profile {
         read_limits: seldom(random, 10),
         bursts: seldom(random, 10),
         acknowledgements: if is_remote { [10, 50, 300][random.usize(..3)] } else { 0 },
+        ends: if has_threads { [20, 100, 300][random.usize(..3)] } else { 0 },
         crashes: if has_binlog { [1, 10, 40][random.usize(..3)] } else { 0 },
         disk_limits: if may_lack_space { seldom(random, 30) } else { 0 },
         clock_offsets: if has_binlog && sets_clock { 20 } else { 0 },

@@ -3,8 +3,8 @@
 //!
 //! This file has the state, the rules for jobs and tubes, and what time brings. `input.rs` splits
 //! bytes into lines and bodies, `commands.rs` has one function for each command, `extensions.rs` has
-//! the commands that C beanstalkd does not have, `keys.rs` the keys of jobs, and `replies.rs` formats
-//! the documents.
+//! the commands that C beanstalkd does not have, `steps.rs` commands of which the server does one part
+//! after the other, `keys.rs` the keys of jobs, and `replies.rs` formats the documents.
 //!
 //! The model runs one command at a time. Its caller decides which client is next and when, in the
 //! order in which the server has run the commands. BEHAVIOUR.md leaves some results open: the
@@ -14,14 +14,16 @@
 use super::journal::StoredJob;
 use super::request;
 use input::{Expects, Item};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use steps::Step;
 
 mod commands;
 mod extensions;
 mod input;
 mod keys;
 mod replies;
+mod steps;
 
 pub use keys::{JobKey, KeptKey};
 
@@ -79,8 +81,13 @@ pub struct Model {
     flush_count: u64,
     /// The time of the last flush that has deleted jobs.
     pub last_flush_at: u64,
-    /// Rises with each reservation and each bury.
+    /// Rises with each change of a job or a tube.
     last_seq: u64,
+    /// The last change of the tubes, and of their pauses.
+    tubes_changed: u64,
+    pauses_changed: u64,
+    /// Closed connections that have not given back everything, with numbers of their own.
+    closing: Vec<(ClientNumber, Client)>,
 }
 
 #[derive(Clone, Debug)]
@@ -100,6 +107,8 @@ pub struct Job {
     /// The clock was set in such a way that `created` is one of several possible times.
     pub is_age_unknown: bool,
     pub key: Option<JobKey>,
+    /// The last change, among all events.
+    pub changed: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -127,6 +136,8 @@ pub struct Tube {
     total_jobs: u64,
     pub deletes: u64,
     pauses: u64,
+    /// When it was made, among all events.
+    made: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -140,6 +151,12 @@ pub struct Client {
     pub input: Vec<u8>,
     expects: Expects,
     batch: Option<Batch>,
+    /// A command of which the server has done a part.
+    step: Option<Box<Step>>,
+    /// The last reply, while it is the last output, if its bodies may have to be read.
+    bodies: Option<BodyReply>,
+    /// A reply that waits for its bodies. No other command runs meanwhile.
+    reading: Option<BodyReply>,
     pub is_closing: bool,
     is_producer: bool,
     is_worker: bool,
@@ -147,11 +164,28 @@ pub struct Client {
     pub has_input_ended: bool,
 }
 
-/// A `reserve-batch` that has waited. The client takes more jobs when it is served next.
-#[derive(Clone, Copy, Debug)]
+/// A reply with bodies. The server may have to read them from the disk before it replies.
+#[derive(Clone, Debug)]
+struct BodyReply {
+    /// The length of the output before it.
+    start: usize,
+    /// The reply, once it waits.
+    bytes: Vec<u8>,
+    /// The jobs that it reserves. Their TTRs begin with the reply.
+    reserved: Vec<u64>,
+}
+
+/// The deadline of a job whose TTR has not begun.
+pub(super) const NO_DEADLINE: u64 = u64::MAX;
+
+/// A `reserve-batch` that has waited, or that takes jobs in steps. The client takes more jobs when it is
+/// served next.
+#[derive(Clone, Debug)]
 struct Batch {
     /// The job for which it has waited.
-    first: u64,
+    first: Option<u64>,
+    /// The jobs that were taken in steps.
+    taken: Vec<u64>,
     count: usize,
     /// Other jobs became ready at the same moment, and may have been the first.
     is_first_open: bool,
@@ -165,6 +199,8 @@ pub struct Waiter {
     until: Option<u64>,
     /// The count of a `reserve-batch`.
     batch: Option<usize>,
+    /// When it began to wait, among all events.
+    seq: u64,
 }
 
 /// A flush that has no reply yet. Its tube stays until then.
@@ -279,6 +315,9 @@ impl Model {
             flush_count: 0,
             last_flush_at: 0,
             last_seq: 0,
+            tubes_changed: 0,
+            pauses_changed: 0,
+            closing: Vec::new(),
         }
     }
 
@@ -307,6 +346,9 @@ impl Model {
             input: Vec::new(),
             expects: Expects::Line,
             batch: None,
+            step: None,
+            bodies: None,
+            reading: None,
             is_closing: false,
             is_producer: false,
             is_worker: false,
@@ -336,35 +378,23 @@ impl Model {
         self.half_close(number);
     }
 
-    /// Closes a connection: its reserved jobs become ready in the order of their reservations, then
-    /// its tubes go.
-    pub fn disconnect(&mut self, number: ClientNumber, now: u64) {
-        self.waiters.retain(|waiter| waiter.client != number);
-        for id in self.in_order(|job| job.reserved_by(number).map(|(_, seq)| seq)) {
-            self.take_back(id, now);
-        }
-        for flush in self.flushes.iter_mut().filter(|flush| flush.client == Some(number)) {
-            flush.client = None;
-        }
-        while let Some(tube) = self.clients[&number].watched.first().cloned() {
-            self.client(number).watched.swap_remove(0);
-            self.remove_if_idle(&tube);
-        }
-        let client = self.clients.remove(&number).expect("the client was connected");
-        self.remove_if_idle(&client.used);
-    }
-
     /// Runs the next complete command of a client, or fills its batch. Returns `false` if there is none, or if it must
     /// not be run. `seen` is what the server has sent to the client and the model has not.
     pub fn run_next(&mut self, number: ClientNumber, now: u64, seen: &[u8]) -> bool {
-        if !self.is_free(number) {
+        if !self.is_free(number) && !self.is_listing(number) {
             return false;
         }
         let client = self.client(number);
-        if let Some(batch) = client.batch.take() {
+        let (batch, step) = (client.batch.take(), client.step.take());
+        if batch.is_some() || step.is_some() {
             self.last_command_at = now.max(self.last_command_at + 1);
             let call = Call { by: number, now: self.last_command_at, seen };
-            self.fill_batch(&call, batch);
+            if let Some(batch) = batch {
+                self.fill_batch(&call, batch);
+            }
+            if let Some(step) = step {
+                self.end_step(&call, *step);
+            }
             return true;
         }
         let Some((item, used)) = client.next_item() else { return false };
@@ -386,6 +416,15 @@ impl Model {
 
     /// Returns the tubes and then the clients for which something is due, the soonest first.
     pub fn due(&self, now: u64) -> Vec<Due> {
+        let mut all = self.moments();
+        all.retain(|(due, _)| *due <= now);
+        // A job that becomes ready wins over a timeout.
+        all.sort_by_key(|(due, it)| (matches!(it, Due::Client(_)), *due));
+        all.into_iter().map(|(_, it)| it).collect()
+    }
+
+    /// Returns when each tube and client is due next.
+    pub fn moments(&self) -> Vec<(u64, Due)> {
         let mut all: Vec<(u64, Due)> = Vec::new();
         for tube in &self.tubes {
             let delays = self.jobs.iter().filter_map(|job| job.delayed_in(&tube.name));
@@ -401,10 +440,7 @@ impl Model {
             let first = deadline.into_iter().chain(warning).chain(timeout).min();
             all.extend(first.map(|due| (due, Due::Client(number))));
         }
-        all.retain(|(due, _)| *due <= now);
-        // A job that becomes ready wins over a timeout.
-        all.sort_by_key(|(due, it)| (matches!(it, Due::Client(_)), *due));
-        all.into_iter().map(|(_, it)| it).collect()
+        all
     }
 
     /// Does all that is due for one tube or client.
@@ -419,6 +455,7 @@ impl Model {
         let Some(tube) = self.find_tube(name) else { return };
         if tube.pause.is_some_and(|(_, until)| until <= now) {
             self.tube(name).pause = None;
+            self.pauses_changed = self.next_seq();
             self.serve_waiters(name, now);
         }
         for id in self.in_order(|job| job.delayed_in(name).filter(|&due| due <= now)) {
@@ -484,12 +521,60 @@ impl Model {
             self.reserve(id, client, now);
             match batch {
                 Some(count) => {
-                    let batch = Batch { first: id, count, is_first_open: false };
+                    let (first, taken) = (Some(id), Vec::new());
+                    let batch = Batch { first, taken, count, is_first_open: false };
                     self.client(client).batch = Some(batch);
                 }
                 None => self.reply_job(client, "RESERVED", id),
             }
         }
+    }
+
+    // ---- Bodies that are read ----
+
+    /// Lets replies wait for their bodies which the server has not made, although it has made what comes
+    /// before: `made_len` is the length of its output.
+    pub fn wait_for_bodies(&mut self, made_len: impl Fn(ClientNumber) -> usize) {
+        for (&number, client) in &mut self.clients {
+            let Some(mut reply) = client.bodies.take() else { continue };
+            if made_len(number) != reply.start || client.output.len() == reply.start {
+                continue;
+            }
+            reply.bytes = client.output.split_off(reply.start);
+            for job in self.jobs.iter_mut().filter(|job| reply.reserved.contains(&job.id)) {
+                if let State::Reserved { deadline, .. } = &mut job.state {
+                    *deadline = NO_DEADLINE;
+                }
+            }
+            client.reading = Some(reply);
+        }
+    }
+
+    /// Makes the replies whose bodies the server has read: `made` is its output, longer than that of the
+    /// model. A job that was deleted meanwhile may be left out.
+    pub fn end_reads<'m>(&mut self, made: impl Fn(ClientNumber) -> &'m [u8], now: u64) {
+        // Not before the commands that ran before.
+        let now = now.max(self.last_command_at);
+        for (&number, client) in &mut self.clients {
+            let seen = made(number).get(client.output.len()..).unwrap_or_default();
+            if seen.is_empty() {
+                continue;
+            }
+            let Some(reply) = client.reading.take() else { continue };
+            let is_there = |id: u64| self.jobs.binary_search_by_key(&id, |job| job.id).is_ok();
+            let without = replies::without_deleted(&reply.bytes, seen, is_there);
+            client.output.extend(without.unwrap_or(reply.bytes));
+            for job in self.jobs.iter_mut().filter(|job| reply.reserved.contains(&job.id)) {
+                let ttr = u64::from(job.ttr);
+                if let State::Reserved { deadline, .. } = &mut job.state {
+                    *deadline = now + ttr * SECOND;
+                }
+            }
+        }
+    }
+
+    pub fn is_reading(&self, number: ClientNumber) -> bool {
+        self.clients[&number].reading.is_some()
     }
 
     // ---- Jobs ----
@@ -521,8 +606,14 @@ impl Model {
         }
     }
 
-    /// The jobs that have just come back were buried in this order.
-    pub fn order_buried(&mut self, ids: &[u64]) {
+    /// Returns the tubes with jobs that were buried after this number was taken.
+    pub fn tubes_with_burials_since(&self, last_seq: u64) -> BTreeSet<Rc<str>> {
+        let is_new = |job: &&Job| matches!(job.state, State::Buried { seq } if seq > last_seq);
+        self.jobs.iter().filter(is_new).map(|job| Rc::clone(&job.tube)).collect()
+    }
+
+    /// The jobs of a tube were buried in this order. The order of those that were buried before is known.
+    pub fn order_buried(&mut self, ids: &[u64], last_seq: u64) {
         for &id in ids {
             let new_seq = self.next_seq();
             let mut states: Vec<&mut State> = Vec::new();
@@ -531,7 +622,9 @@ impl Model {
             let changes = self.changes.iter_mut().filter(|change| change.id == id);
             states.extend(changes.filter_map(|it| it.job.as_mut().map(|job| &mut job.state)));
             for state in states {
-                if let State::Buried { seq } = state {
+                if let State::Buried { seq } = state
+                    && *seq > last_seq
+                {
                     *seq = new_seq;
                 }
             }
@@ -563,6 +656,10 @@ impl Model {
     }
 
     fn note(&mut self, id: u64, is_logged: bool, at: u64) {
+        let seq = self.next_seq();
+        if self.find(id).is_some() {
+            self.job(id).changed = seq;
+        }
         let job = self.find(id).map(Job::stored);
         self.changes.push(Change { id, job, is_logged, flush: None, at });
     }
@@ -574,8 +671,10 @@ impl Model {
         let is_needed = name == "default"
             || self.jobs.iter().any(|job| *job.tube == *name)
             || self.flushes.iter().any(|flush| *flush.tube == *name)
-            || self.clients.values().any(|client| *client.used == *name || client.watches(name));
+            || self.clients.values().any(|client| client.needs(name))
+            || self.closing.iter().any(|(_, client)| client.needs(name));
         if !is_needed {
+            self.tubes_changed = self.next_seq();
             let position = self.tubes.iter().position(|tube| *tube.name == *name);
             self.tubes.swap_remove(position.expect("the tube was needed until now"));
         }
@@ -583,7 +682,8 @@ impl Model {
 
     fn find_or_create_tube(&mut self, name: &str) -> Rc<str> {
         if self.find_tube(name).is_none() {
-            self.tubes.push(Tube::new(name));
+            self.tubes_changed = self.next_seq();
+            self.tubes.push(Tube { made: self.tubes_changed, ..Tube::new(name) });
         }
         Rc::clone(&self.tube(name).name)
     }
@@ -596,6 +696,17 @@ impl Model {
         let mut ranks: Vec<(R, u64)> = ranks.collect();
         ranks.sort_unstable();
         ranks.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// Returns the number of the last reservation or bury.
+    pub fn last_seq(&self) -> u64 {
+        self.last_seq
+    }
+
+    /// Returns how many jobs are ready, reserved, delayed and buried.
+    pub fn jobs_in_states(&self) -> [u64; 4] {
+        let [_, ready, reserved, delayed, buried] = self.jobs_by_state(|_| true);
+        [ready, reserved, delayed, buried].map(|count| count as u64)
     }
 
     /// Returns how many puts there were, in the used tube or in another one.
@@ -634,6 +745,6 @@ impl Model {
 
 impl Tube {
     fn new(name: &str) -> Tube {
-        Tube { name: name.into(), pause: None, total_jobs: 0, deletes: 0, pauses: 0 }
+        Tube { name: name.into(), pause: None, total_jobs: 0, deletes: 0, pauses: 0, made: 0 }
     }
 }

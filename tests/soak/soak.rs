@@ -2,56 +2,85 @@
 //!
 //! `make soak` runs all scenarios, about five minutes, and `make soak ARGS='--minutes 60 --only
 //! churn'` runs one of them for an hour. Each prints a line of measurements. A scenario that finds an
-//! error prints it, and the program fails. `cargo test` runs the short form of each: one round of few
-//! clients, in which nothing depends on the speed of the machine.
-//!
-//! This file owns the command line, [`scenarios`] what is checked.
+//! error prints it, and the program fails. `cargo test` runs one small round of each. This file owns
+//! the command line.
 #![allow(unreachable_pub, reason = "a program has no interface")]
-#![allow(clippy::disallowed_methods, reason = "a scenario looks at the clock from outside")]
+#![allow(clippy::disallowed_methods, reason = "a scenario measures time from outside")]
 
+mod backlog;
+mod beside;
+mod connections;
+mod descriptors;
 #[path = "../harness/mod.rs"]
 mod harness;
-mod scenarios;
+mod ledger;
+mod memory;
+mod run;
+mod session;
+mod slow;
+mod timers;
+mod workers;
 
 use getopts::Options;
 use harness::program;
 use libtest_mimic::{Arguments, Trial};
-use scenarios::{Form, Run, Scenario, Skipped};
+use run::{Outcome, Run};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// What makes the test the program.
-const SOAK: &str = "--soak";
+/// One way to stress the server.
+struct Scenario {
+    name: &'static str,
+    /// How long it is played by default.
+    lasts_s: u64,
+    what: &'static str,
+    play: fn(&Run) -> Outcome,
+}
+
+fn scenarios() -> Vec<Scenario> {
+    let scenario = |name, lasts_s, what, play| Scenario { name, lasts_s, what, play };
+    vec![
+        scenario("connections", 20, "10,000 at once, then none", connections::at_once),
+        scenario("slow", 20, "clients that write byte by byte, or do not read", slow::clients),
+        scenario("descriptors", 15, "more clients than descriptors", descriptors::run_out),
+        scenario("memory", 30, "less memory than is asked for", memory::run_out),
+        scenario("clock", 15, "the time of day is set forward and back", timers::clock_is_set),
+        scenario("stopped", 15, "a server that is stopped for seconds", timers::server_is_stopped),
+        scenario("storms", 20, "clients that connect, send something and leave", workers::storms),
+        scenario("workers", 30, "50 workers that crash at any point", workers::crash),
+        scenario("workers-killed", 40, "the same, and the server is killed", workers::survive),
+        scenario("churn-plain", 30, "jobs, tubes and clients come and go", workers::churn),
+        scenario("churn-binlog", 30, "the same with small binlog files", workers::churn_files),
+        scenario("backlog", 400, "16 GB of jobs with 1 GiB of memory", backlog::larger_than_memory),
+    ]
+}
 
 fn main() -> ExitCode {
-    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
-    if arguments.first().is_none_or(|first| first != SOAK) {
+    let mut arguments = std::env::args().skip(1);
+    if arguments.next().is_none_or(|first| first != "--soak") {
         return test();
     }
-    arguments.remove(0);
-    match run(&arguments) {
+    match soak(arguments) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        Err(Wrong(what)) => {
-            eprintln!("soak: {what}\nmake soak ARGS=--help lists the flags");
+        Err(wrong) => {
+            eprintln!("soak: {wrong}\nmake soak ARGS=--help lists the flags");
             ExitCode::from(2)
         }
     }
 }
 
-/// A test for the short form of each scenario.
+/// A test for the small round of each scenario.
 fn test() -> ExitCode {
-    let trial = |scenario: Scenario| {
-        Trial::test(scenario.name, move || {
-            if let Err(Skipped(why)) = scenario.run(&Run::new(Form::Short, 1, Duration::ZERO)) {
-                harness::skip(&format!("{}: {why}", scenario.name));
-            }
+    let trial = |Scenario { name, play, .. }: Scenario| {
+        Trial::test(name, move || {
+            play(&Run::short());
             Ok(())
         })
     };
-    let trials = scenarios::all().into_iter().map(trial).collect();
+    let trials = scenarios().into_iter().map(trial).collect();
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
@@ -59,69 +88,55 @@ const USAGE: &str = "Use: make soak ARGS='[OPTIONS]'
 
 Puts the server under stress, on loopback, and fails when it breaks a promise.";
 
-/// An error of the command line.
-struct Wrong(String);
-
-fn options() -> Options {
+/// Runs the scenarios that the flags choose; returns whether none has found an error.
+fn soak(arguments: impl Iterator<Item = String>) -> Result<bool, String> {
     let mut options = Options::new();
     options
         .optmulti("", "only", "only scenarios with this in their names; may be repeated", "TEXT")
         .optopt("", "minutes", "minutes of each scenario (default: see --list)", "N")
-        .optopt("", "seed", "what all chance comes from (default: another each time)", "N")
+        .optopt("", "seed", "the seed of all random numbers (default: another each time)", "N")
         .optflag("", "list", "list the scenarios, run none")
         .optflag("h", "help", "show this help");
-    options
-}
-
-/// Whether all that was promised was kept.
-fn run(arguments: &[String]) -> Result<bool, Wrong> {
-    let matches = options().parse(arguments).map_err(|fail| Wrong(fail.to_string()))?;
+    let matches = options.parse(arguments).map_err(|fail| fail.to_string())?;
     if matches.opt_present("help") {
-        println!("{}", options().usage(USAGE));
+        println!("{}", options.usage(USAGE));
         return Ok(true);
     }
     if let Some(free) = matches.free.first() {
-        return Err(Wrong(format!("{free}: what is this?")));
+        return Err(format!("{free}: unknown argument"));
     }
-    let scenarios =
-        program::chosen(&matches, scenarios::all(), |scenario| scenario.name).map_err(Wrong)?;
+    let scenarios = program::chosen(&matches, scenarios(), |scenario| scenario.name)?;
     if matches.opt_present("list") {
-        for Scenario { name, what, lasts, .. } in &scenarios {
-            println!("{name:16} {what} ({} s)", lasts.as_secs());
+        for Scenario { name, lasts_s, what, .. } in &scenarios {
+            println!("{name:16} {what} ({lasts_s} s)");
         }
         return Ok(true);
     }
-    let minutes: Option<f64> = program::number(&matches, "minutes").map_err(Wrong)?;
-    let lasts = minutes.map(|minutes| Duration::try_from_secs_f64(minutes * 60.0));
-    let lasts = lasts.transpose().map_err(|error| Wrong(format!("--minutes: {error}")))?;
-    let seed = program::number(&matches, "seed")
-        .map_err(Wrong)?
-        .unwrap_or_else(|| fastrand::u64(1..1_000_000));
+    let minutes: Option<f64> = program::number(&matches, "minutes")?;
+    let lasts = minutes.map(|minutes| Duration::try_from_secs_f64(minutes * 60.0)).transpose();
+    let lasts = lasts.map_err(|error| format!("--minutes: {error}"))?;
+    let seed = program::number(&matches, "seed")?.unwrap_or_else(|| fastrand::u64(1..1_000_000));
     println!("seed {seed}, up to {} open files", program::raise_open_files());
     keep_first_panic();
-    let mut is_kept = true;
-    for scenario in &scenarios {
-        let run = Run::new(Form::Whole, seed, lasts.unwrap_or(scenario.lasts));
-        is_kept &= play(scenario, &run);
-    }
-    Ok(is_kept)
+    let broken = scenarios.iter().filter(|scenario| {
+        let lasts = lasts.unwrap_or(Duration::from_secs(scenario.lasts_s));
+        !is_kept(scenario, &Run::whole(seed, lasts))
+    });
+    Ok(broken.count() == 0)
 }
 
 /// Runs one scenario and prints its result.
-fn play(scenario: &Scenario, run: &Run) -> bool {
+fn is_kept(scenario: &Scenario, run: &Run) -> bool {
     let (name, start) = (scenario.name, Instant::now());
-    let outcome = catch_unwind(AssertUnwindSafe(|| scenario.run(run)));
+    let outcome = catch_unwind(AssertUnwindSafe(|| (scenario.play)(run)));
     let elapsed_s = start.elapsed().as_secs();
     let first_panic = FIRST_PANIC.lock().expect("no thread panics with it").take();
-    match outcome {
-        Ok(Ok(figures)) => println!("ok      {name} ({elapsed_s} s): {figures}"),
-        Ok(Err(Skipped(why))) => println!("SKIPPED {name}: {why}"),
-        Err(_) => {
-            println!("BROKEN  {name} ({elapsed_s} s): {}", first_panic.unwrap_or_default());
-            return false;
-        }
+    match &outcome {
+        Ok(Some(figures)) => println!("ok      {name} ({elapsed_s} s): {figures}"),
+        Ok(None) => println!("SKIPPED {name}"),
+        Err(_) => println!("BROKEN  {name} ({elapsed_s} s): {}", first_panic.unwrap_or_default()),
     }
-    true
+    outcome.is_ok()
 }
 
 /// The message of the first panic, which is the cause of later ones.

@@ -10,16 +10,10 @@ server=$1
 kernel_package=linux-image-cloud-amd64
 home=target/vm
 
-skip() {
-	echo "SKIPPED: $1, no machine is booted"
-	if [ "${CI:-}" = true ]; then exit 1; fi
-	exit 0
-}
+. tests/packages/common.sh
 
-if [ "$(uname -m)" != x86_64 ]; then skip 'this is no x86-64'; fi
-for tool in qemu-system-x86_64 cpio mke2fs e2fsck python3; do
-	command -v "$tool" >/dev/null || skip "$tool is not installed"
-done
+[ "$(uname -m)" = x86_64 ] || skip_all 'this is no x86-64, no machine is booted'
+needs 'no machine is booted' qemu-system-x86_64 cpio mke2fs e2fsck python3
 
 # The version of the newest kernel that is installed below $1.
 newest() {
@@ -33,11 +27,9 @@ if [ -z "$version" ]; then
 	version=$(newest "$root")
 fi
 if [ -z "$version" ]; then
-	for tool in apt-get apt-cache dpkg-deb; do
-		command -v "$tool" >/dev/null || skip "there is neither a kernel nor $tool"
-	done
+	needs 'and there is no kernel to boot' apt-get apt-cache dpkg-deb
 	package=$(apt-cache depends "$kernel_package" | sed -n 's/^ *Depends: \(linux-image-[0-9]\)/\1/p' | head -n 1)
-	[ -n "$package" ] || skip "apt knows no $kernel_package"
+	[ -n "$package" ] || skip_all "apt knows no $kernel_package"
 	rm -rf "$root" "$home/package"
 	mkdir -p "$root" "$home/package"
 	(cd "$home/package" && apt-get download -qq -o APT::Sandbox::User=root "$package")
@@ -63,5 +55,5 @@ done
 (cd "$initramfs" && find . | LC_ALL=C sort | cpio --quiet -o -H newc | gzip -9) >"$initramfs.gz"
 
 echo "kernel $version, server $(wc -c <"$server") bytes, initramfs $(wc -c <"$initramfs.gz") bytes"
-exec python3 tests/vm/boots.py "$root/boot/vmlinuz-$version" "$initramfs.gz" \
+python3 -B tests/vm/boots.py "$root/boot/vmlinuz-$version" "$initramfs.gz" \
 	"${MEMORY_MIB:-96}" "${ACCELERATOR:-tcg}"

@@ -33,11 +33,6 @@ pub struct Compaction {
 /// For each byte of garbage this many are moved while there is too much of it, and for each byte that is
 /// put while a nearly full disk is freed.
 const MOVE_RATIO: u64 = 4;
-/// At most this many bytes are to be moved at once. A command that makes more garbage, such as a
-/// kick of a million jobs, leaves the rest to idle steps.
-const MAX_DEBT: u64 = 4 * 1024 * 1024;
-/// An idle step moves this many bytes.
-const IDLE_STEP: u64 = 64 * 1024;
 /// The time between idle steps.
 const IDLE_PAUSE: Nanos = Nanos::from_millis(1);
 /// The time until the next idle step when no job could be moved.
@@ -98,7 +93,8 @@ impl Compaction {
     /// Sets the bytes to be moved now. While there is no space for them, only idle steps try.
     fn set_debt(&mut self, files: &Files, debt: u64) {
         let has_space = self.blocked_disk_bytes.is_none_or(|bytes| files.disk_bytes() < bytes);
-        self.debt_bytes = if has_space { debt.min(MAX_DEBT) } else { 0 };
+        self.debt_bytes =
+            if has_space { debt.min(files.limits().move_debt_bytes as u64) } else { 0 };
     }
 
     /// Returns whether a job is to be moved now.
@@ -135,7 +131,8 @@ impl Compaction {
         self.is_freeing = self.must_free(files);
         if self.idle_step_at <= now && self.is_wanted(files) {
             self.idle_step_at = now + if self.is_blocked { BLOCKED_PAUSE } else { IDLE_PAUSE };
-            self.debt_bytes = self.debt_bytes.max(IDLE_STEP.min(files.file_size()));
+            let idle_bytes = files.limits().idle_move_bytes as u64;
+            self.debt_bytes = self.debt_bytes.max(idle_bytes.min(files.file_size()));
         }
     }
 

@@ -19,6 +19,7 @@ use super::fail_stop::FailStopDisk;
 use super::record::{FILE_HEAD_LEN, SHORT_LEN, VERSION_LEN};
 use super::segments::{Entry, Segment, Segments};
 use crate::engine::keys::{JobKey, KeptKey, LogKey};
+use crate::engine::limits::Limits;
 use crate::engine::time::Nanos;
 use log::{debug, warn};
 use std::collections::TryReserveError;
@@ -54,6 +55,7 @@ pub struct Files {
     min_file_size: u64,
     /// The most bytes that all files may take.
     max_bytes: u64,
+    limits: Limits,
     /// At the start, files may take more than that.
     is_limit_lifted: bool,
     /// The bytes that all files together could take when the disk was measured last.
@@ -84,6 +86,7 @@ impl Files {
             max_file_size: policy.file_size.into(),
             min_file_size: u64::from(policy.max_body_len) + MAX_RECORD_HEAD,
             max_bytes: policy.max_bytes,
+            limits: policy.limits,
             is_limit_lifted: false,
             capacity: policy.max_bytes,
             disk_bytes: 0,
@@ -105,6 +108,11 @@ impl Files {
         files.kept_records = files.segments.iter().map(records_len).sum();
         files.choose_file_size();
         files
+    }
+
+    /// Returns the bounds of steps and iterations.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     /// Measures the disk. Returns how many bytes more all files can take.

@@ -54,6 +54,7 @@ mod writer;
 
 use super::collections::histogram::Histogram;
 use super::keys::{JobKey, KeptKey, LogKey};
+use super::limits::Limits;
 use super::time::Nanos;
 use compaction::Compaction;
 use disk::{Disk, FileNumber, Progress, RemoteStats};
@@ -103,6 +104,8 @@ pub struct Policy {
     pub max_bytes: u64,
     /// The moment of syncs.
     pub syncing: Syncing,
+    /// The bounds of steps and iterations.
+    pub limits: Limits,
 }
 
 /// The numbers of `stats`.

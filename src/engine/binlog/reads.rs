@@ -24,8 +24,6 @@ pub struct Place {
     pub layout: Layout,
 }
 
-/// Copying a longer record, even from memory, would delay all other clients.
-const MAX_READ_AT_ONCE: u32 = 2 * 1024 * 1024;
 /// Bytes that the disk is asked to read early are asked for in blocks of this length.
 const BLOCK_BITS: u32 = 18;
 /// The most blocks that are asked for before they are wanted: 2 MiB.
@@ -79,7 +77,7 @@ impl Binlog {
             bytes.extend_from_slice(unwritten);
             return Ok(true);
         }
-        if place.len > MAX_READ_AT_ONCE {
+        if place.len as usize > self.writer.files().limits().read_at_once_bytes {
             return Ok(false);
         }
         make_room(bytes, place.len)?;

@@ -52,7 +52,6 @@ use std::fmt;
 
 /// The numbers of times that a job was reserved, timed out, released, buried and kicked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "each is named after its line in stats-job")]
 pub struct Counts {
     pub reserves: u32,
     pub timeouts: u32,
@@ -63,7 +62,6 @@ pub struct Counts {
 
 /// The fields of a job in a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the other fields have the names of the fields of a job")]
 pub struct Fields {
     pub id: u64,
     pub pri: u32,
@@ -153,7 +151,6 @@ impl FlushCounts {
 
 /// The state of a job in a record. The numbers are those of C beanstalkd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names are those of the protocol")]
 pub enum RecordState {
     Deleted = 0,
     Ready = 1,

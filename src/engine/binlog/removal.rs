@@ -8,6 +8,7 @@
 
 use super::files::Files;
 use super::writer::Writer;
+use crate::engine::limits::Limits;
 use crate::engine::time::Nanos;
 use log::warn;
 
@@ -20,10 +21,6 @@ pub struct Removal {
     retry_at: Nanos,
 }
 
-/// At most this many files are removed at once, because a removal takes a few milliseconds.
-const MAX_REMOVALS: usize = 2;
-/// At most this many files are removed at once if the first one is small.
-const MAX_SMALL_REMOVALS: usize = 16;
 /// A file of at most this many bytes is small.
 const SMALL_FILE: u64 = 1024 * 1024;
 
@@ -60,7 +57,9 @@ impl Removal {
     /// must be synced. If it `may_wait`, it only begins that sync, and a later commit removes the files.
     pub fn remove_some(&mut self, writer: &mut Writer, may_wait: bool, now: Nanos) {
         let is_small = writer.files().segments()[0].size <= SMALL_FILE;
-        for _ in 0..if is_small { MAX_SMALL_REMOVALS } else { MAX_REMOVALS } {
+        let Limits { removals_per_commit, small_removals_per_commit, .. } =
+            *writer.files().limits();
+        for _ in 0..if is_small { small_removals_per_commit } else { removals_per_commit } {
             if !self.can_remove(writer.files(), now) {
                 return;
             }

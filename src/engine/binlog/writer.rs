@@ -12,6 +12,7 @@ use super::record::{self, Fields, Layout, SHORT_LEN};
 use super::segments::{Segment, Segments};
 use super::syncing::SyncState;
 use super::{Policy, Resume};
+use crate::engine::limits::Limits;
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 use std::hash::{BuildHasher, RandomState};
@@ -36,11 +37,6 @@ pub struct Writer {
     records_written: u64,
 }
 
-/// At most this many bytes are written at once.
-const BATCH_LEN: usize = 256 * 1024;
-/// Longer bodies are not copied into the batch.
-const MAX_COPIED_LEN: usize = BATCH_LEN / 2;
-
 impl Writer {
     /// Returns a writer without a current file.
     pub fn open(
@@ -51,7 +47,7 @@ impl Writer {
         now: Nanos,
     ) -> Result<Writer, TryReserveError> {
         let mut batch = Vec::new();
-        batch.try_reserve_exact(BATCH_LEN)?;
+        batch.try_reserve_exact(longest_batch(&policy.limits))?;
         Ok(Writer {
             files: Files::open(disk, segments, policy),
             syncing: SyncState::new(policy.syncing),
@@ -114,7 +110,7 @@ impl Writer {
 
     /// Appends a record, for which there is space in the current file.
     pub fn append(&mut self, fields: &Fields, tube: &str, body: &[u8]) {
-        let is_copied = body.len() <= MAX_COPIED_LEN;
+        let is_copied = body.len() <= longest_copied(self.files.limits());
         let copied_len = if is_copied { body.len() } else { 0 };
         self.make_room(Layout::LONGEST_HEAD + copied_len);
         record::write(&mut self.batch, fields, tube, body, self.nonce);
@@ -186,7 +182,7 @@ impl Writer {
 
     /// Writes the batch unless `len` more bytes fit in it.
     fn make_room(&mut self, len: usize) {
-        if self.batch.len() + len > BATCH_LEN {
+        if self.batch.len() + len > self.files.limits().batch_bytes {
             self.flush();
         }
     }
@@ -249,12 +245,22 @@ impl Writer {
         let Segment { number, used, .. } = *self.files.current();
         let waiting = self.batch.len();
         assert!(
-            waiting <= BATCH_LEN && waiting as u64 <= used,
+            waiting <= longest_batch(self.files.limits()) && waiting as u64 <= used,
             "{waiting} bytes wait to be written, of {used} that are used in binlog.{number}"
         );
         let must_sync = waiting > 0 && !self.has_exempt;
         self.syncing.check(&self.files, must_sync);
     }
+}
+
+/// Returns the length up to which a body is copied into the batch, in bytes.
+fn longest_copied(limits: &Limits) -> usize {
+    limits.batch_bytes / 2
+}
+
+/// Returns the most bytes of a batch. A record that is longer than a batch is one alone.
+fn longest_batch(limits: &Limits) -> usize {
+    limits.batch_bytes.max(Layout::LONGEST_HEAD + longest_copied(limits))
 }
 
 /// Returns a random number: a hash with the random keys of [`RandomState`].

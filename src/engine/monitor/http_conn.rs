@@ -8,7 +8,7 @@
 use super::html;
 use super::http::{self, HEAD_MAX, Length, Request, Status};
 use super::measurements::Measurements;
-use super::metrics::{LONGEST_SAMPLE, Page, SLICE_LEN, STANDBY_METRICS};
+use super::metrics::{LONGEST_SAMPLE, Page, STANDBY_METRICS};
 use super::status_page::StatusPage;
 use super::tube_page::TubePage;
 use super::url;
@@ -280,7 +280,8 @@ impl HttpConn {
         else {
             return Ok(());
         };
-        let len = SLICE_LEN + LONGEST_SAMPLE + CHUNK_FRAME;
+        let slice_len = server.limits().metrics_per_page_slice_bytes;
+        let len = slice_len + LONGEST_SAMPLE + CHUNK_FRAME;
         headroom::leave(Headroom::Quarter, || self.response.try_reserve(len))?;
         if *in_chunks {
             self.response.push_str(CHUNK_HEAD);

@@ -39,7 +39,7 @@ impl Measurements {
             self.sample_due = if next > now { next } else { now + INTERVAL };
         }
         if !self.tube_rates.is_complete() {
-            let _ = self.tube_rates.sample_slice(&queue.tubes, now);
+            let _ = self.tube_rates.sample_slice(queue, now);
         }
     }
 }

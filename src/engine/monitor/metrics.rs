@@ -11,7 +11,7 @@
 //! old or its new state. In a tube with more than 8192 ready jobs, the search for the oldest job
 //! may miss a job that moves between two slices.
 
-use super::tube_scan::{SCAN_BUDGET, ScanStep, TubeScan, TubeStats};
+use super::tube_scan::{ScanStep, TubeScan, TubeStats};
 use crate::engine::binlog::disk::RemoteStats;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::conn::Activity;
@@ -60,11 +60,8 @@ enum Stage {
     Done,
 }
 
-/// The share of [`SCAN_BUDGET`] that counting a connection costs.
+/// Counting a connection costs as much as scanning this many ready jobs.
 const CONNECTION_COST: usize = 8;
-
-/// The length from which a slice takes no more samples, in bytes.
-pub const SLICE_LEN: usize = 16 * 1024;
 
 /// The maximum length of the samples of one tube in one metric, in bytes.
 pub const LONGEST_SAMPLE: usize = 4096;
@@ -100,7 +97,7 @@ impl Page {
     ) -> Result<(), TryReserveError> {
         match &mut self.stage {
             Stage::Connections { from } => {
-                let count = SCAN_BUDGET / CONNECTION_COST;
+                let count = view.queue.limits.jobs_per_page_slice.div_ceil(CONNECTION_COST);
                 for conn in view.conns.numbered(*from..*from + count) {
                     self.connections[conn.activity() as usize] += 1;
                 }
@@ -118,7 +115,8 @@ impl Page {
                 self.stage = Stage::TubeMetrics { metric: 0, tube: 0 };
             }
             Stage::TubeMetrics { .. } => {
-                while text.len() < SLICE_LEN && self.write_tube_metric(text) {}
+                let most = view.queue.limits.metrics_per_page_slice_bytes;
+                while text.len() < most && self.write_tube_metric(text) {}
             }
             Stage::Done => {}
         }
@@ -130,7 +128,7 @@ impl Page {
     /// Scans tubes until the budget of the slice is used up, or all were scanned.
     fn scan_tubes(&mut self, view: &View<'_>) -> Result<(), TryReserveError> {
         let tubes = &view.queue.tubes;
-        let mut budget = SCAN_BUDGET;
+        let mut budget = view.queue.limits.jobs_per_page_slice;
         loop {
             let Stage::Tubes(scan) = &mut self.stage else { return Ok(()) };
             match scan.step(view, &mut budget, |_| true) {

@@ -26,10 +26,6 @@ pub struct ReservedScan {
     soonest: Vec<(Nanos, u64)>,
 }
 
-/// The number of entries and connections in a slice: about 0.04 ms. Each job is anywhere in memory,
-/// which takes 0.3 us to read among ten million jobs.
-const SCAN_BUDGET: usize = 128;
-
 impl ReservedScan {
     /// Scans the next entries, and keeps the `count` jobs that time out first. Returns whether the scan
     /// is complete.
@@ -40,7 +36,7 @@ impl ReservedScan {
         count: usize,
     ) -> Result<bool, TryReserveError> {
         headroom::leave(Headroom::ThreeQuarters, || self.soonest.try_reserve_exact(count + 1))?;
-        let mut budget = SCAN_BUDGET;
+        let mut budget = queue.limits.reserved_per_page_slice;
         while self.conn < queue.clients.numbers_end() && self.found < queue.tubes[tube].reserved {
             if budget == 0 {
                 return Ok(false);

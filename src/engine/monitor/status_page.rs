@@ -11,9 +11,10 @@ use super::html::{self, Escaped};
 use super::measurements::Measurements;
 use super::ranking::{self, Order, Ranking, TubeQuery, TubeRow};
 use super::table::{self, Column, push};
-use super::tube_scan::{SCAN_BUDGET, ScanStep, TubeScan};
+use super::tube_scan::{ScanStep, TubeScan};
 use super::url::Encoded;
 use super::value::{JsonNumber, Readable, Value};
+use crate::engine::limits::Limits;
 use crate::engine::protocol::stats::{self, ProcessInfo};
 use crate::engine::queue::Totals;
 use crate::engine::queue::body_cache::BodyCache;
@@ -112,10 +113,6 @@ const POINT_COLUMNS: [Column<Point>; 5] = [
 pub const HTML_MAX: usize = 30_000;
 /// The maximum length of the text after the rows in HTML, without the script, in bytes.
 const HTML_END_MAX: usize = 200;
-/// The maximum number of rows in a slice, so that it takes less than 0.1 ms.
-const ROWS_PER_SLICE: usize = 25;
-/// The length from which a slice takes no more rows, in bytes, for the same reason.
-const ROWS_LEN: usize = 6 * 1024;
 
 impl StatusPage {
     /// Returns a page with the tubes that the query selects.
@@ -180,7 +177,7 @@ impl StatusPage {
                 }
                 self.stage = Stage::Rows { next: 0 };
             }
-            Stage::Rows { next } => self.write_rows(next, start, text),
+            Stage::Rows { next } => self.write_rows(next, start, &view.queue.limits, text),
             Stage::Done => {}
         }
         self.written += text.len() - start;
@@ -194,7 +191,7 @@ impl StatusPage {
         measurements: &Measurements,
     ) -> Result<(), TryReserveError> {
         let tubes = &view.queue.tubes;
-        let mut budget = SCAN_BUDGET;
+        let mut budget = view.queue.limits.jobs_per_page_slice;
         let Stage::Tubes(scan) = &mut self.stage else { return Ok(()) };
         loop {
             match scan.step(view, &mut budget, |name| self.query.matches(name)) {
@@ -277,14 +274,14 @@ impl StatusPage {
     }
 
     /// Writes the next rows, which follow `start` bytes of `text`, and the end after the last row.
-    fn write_rows(&mut self, next: usize, start: usize, text: &mut String) {
+    fn write_rows(&mut self, next: usize, start: usize, limits: &Limits, text: &mut String) {
         let (mut shown, mut is_full) = (next, false);
         let rows = self.ranking.rows();
-        let last = rows.len().min(next + ROWS_PER_SLICE);
+        let last = rows.len().min(next + limits.rows_per_page_slice);
         let width = if self.media_type == MediaType::Text { self.name_width() } else { 0 };
         for row in rows.take(last).skip(next) {
             let row_start = text.len();
-            if row_start - start >= ROWS_LEN {
+            if row_start - start >= limits.rows_per_page_slice_bytes {
                 break;
             }
             match self.media_type {

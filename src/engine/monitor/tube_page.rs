@@ -10,7 +10,7 @@ use super::measurements::Measurements;
 use super::ranking::TubeRow;
 use super::reserved_scan::ReservedScan;
 use super::table::{self, Column, push};
-use super::tube_scan::{Cursor, SCAN_BUDGET};
+use super::tube_scan::Cursor;
 use super::value::Value;
 use crate::engine::binlog::record::Counts;
 use crate::engine::headroom::{self, Headroom};
@@ -164,7 +164,7 @@ impl TubePage {
         let tube = &view.queue.tubes[key];
         let current = cursor.filter(|cursor| cursor.tube == key);
         let mut current = current.unwrap_or_else(|| Cursor::at(key, tube, view.now));
-        if !current.advance(view, &mut SCAN_BUDGET.clone()) {
+        if !current.advance(view, &mut view.queue.limits.jobs_per_page_slice.clone()) {
             self.stage = Stage::Scan(Some(current));
             return;
         }

@@ -6,6 +6,7 @@
 use super::value::Rate;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{Key, TubeKey};
+use crate::engine::queue::Queue;
 use crate::engine::queue::tube::{Tube, Tubes};
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
@@ -42,8 +43,6 @@ struct RateSample {
 const NO_SAMPLE: RateSample =
     RateSample { at: Nanos::ZERO, puts: 0, deletes: 0, name_hash: 0, rates: None };
 
-/// At most this many tubes are sampled in an iteration, so that it takes less than 0.1 ms.
-const TUBES_PER_SLICE: usize = 128;
 const BLOCK_LEN: usize = 256;
 /// The maximum number of blocks, which limits the memory.
 const MAX_BLOCKS: usize = 128;
@@ -60,9 +59,10 @@ impl RateSamples {
     }
 
     /// Samples the next tubes of the round. After an error the round has ended.
-    pub fn sample_slice(&mut self, tubes: &Tubes, now: Nanos) -> Result<(), TryReserveError> {
+    pub fn sample_slice(&mut self, queue: &Queue, now: Nanos) -> Result<(), TryReserveError> {
+        let tubes = &queue.tubes;
         let end = self.left.min(tubes.len());
-        let start = end.saturating_sub(TUBES_PER_SLICE);
+        let start = end.saturating_sub(queue.limits.rates_per_iteration);
         self.left = 0;
         for index in start..end {
             let key = tubes.at(index);

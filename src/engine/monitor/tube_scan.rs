@@ -65,8 +65,7 @@ pub struct TubeStats {
     pub oldest_ready_age: Nanos,
 }
 
-/// The budget of a slice. Scanning a ready job costs 1.
-pub const SCAN_BUDGET: usize = 8192;
+/// Scanning a ready job costs 1.
 const WAITER_COST: usize = 16;
 const TUBE_COST: usize = 64;
 

@@ -21,7 +21,6 @@ macro_rules! words {
 
 /// A command with valid arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the fields are the arguments of the protocol")]
 pub enum Command<'a> {
     /// `tag` has the bytes after the last number. The size of the body is checked before them.
     Put {

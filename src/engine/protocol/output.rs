@@ -224,13 +224,13 @@ impl Output {
     /// Stores the next bytes to be sent in `slices`, and returns the number of slices with bytes.
     pub fn next_slices<'a>(&'a self, slices: &mut [IoSlice<'a>], bodies: &'a Bodies) -> usize {
         let Some(pending) = &self.0 else { return 0 };
-        pending[0].next_slices(pending[0].sendable_len(), slices, bodies)
+        pending[0].next_slices(pending[0].sendable_len(), MAX_WRITE_LEN, slices, bodies)
     }
 
-    /// Does the same for all bytes that were not sent, also those that are held back.
+    /// Stores all bytes that were not sent in `slices`, also those that are held back, for tests.
     pub fn unsent_slices<'a>(&'a self, slices: &mut [IoSlice<'a>], bodies: &'a Bodies) -> usize {
         let Some(pending) = &self.0 else { return 0 };
-        pending[0].next_slices(pending[0].len(), slices, bodies)
+        pending[0].next_slices(pending[0].len(), usize::MAX, slices, bodies)
     }
 
     /// Returns whether parts of large bodies or lists are to be sent.
@@ -287,10 +287,11 @@ impl Pending {
         self.held.map_or_else(|| self.len(), |held| held.sendable_len)
     }
 
-    /// Stores the first `len` bytes in `slices`, or as many as one system call takes.
+    /// Stores the first `len` bytes in `slices`, or about `most` of them if some are in parts.
     fn next_slices<'a>(
         &'a self,
         len: usize,
+        most: usize,
         slices: &mut [IoSlice<'a>],
         bodies: &'a Bodies,
     ) -> usize {
@@ -302,7 +303,7 @@ impl Pending {
             return usize::from(!slice.is_empty());
         }
         let mut filled = 0;
-        let mut left = MAX_WRITE_LEN.min(len);
+        let mut left = most.min(len);
         let mut text_at = self.text_sent;
         let mut part_from = self.part_sent;
         let mut parts = self.parts.iter().peekable();

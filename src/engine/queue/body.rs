@@ -14,8 +14,8 @@
 //!
 //! A page of small bodies is freed with its last slot. Pages of large bodies are expensive to
 //! allocate and to free, so they are kept for the next bodies. Each [`REAP_INTERVAL`], the pages
-//! that stayed empty since the last check become surplus. Each iteration then frees at most 1 MiB
-//! of them.
+//! that stayed empty since the last check become surplus. Each iteration then frees a bounded
+//! part of them.
 
 use crate::engine::collections::hash_index::mix;
 use crate::engine::collections::slab::{self, SlotAllocator};
@@ -83,8 +83,6 @@ pub const LARGE: usize = 4096 + CR_LF.len() + 1;
 
 /// The interval between two checks for surplus pages of large bodies.
 const REAP_INTERVAL: Nanos = Nanos::from_millis(200);
-/// At most this many bytes of pages are freed in one iteration, in about 0.1 ms.
-const MAX_FREED_PER_STEP: usize = 1024 * 1024;
 
 /// Widths grow by 8 bytes, and above [`LINEAR_UP_TO`] by 1/32 to 1/16.
 const STEP: usize = 8;
@@ -261,10 +259,10 @@ impl Bodies {
         if is_freeing || is_unscheduled { Some(Nanos::ZERO) } else { self.reap_at }
     }
 
-    /// Frees a part of the surplus pages, or looks for surplus pages if that is due.
-    pub fn reap(&mut self, now: Nanos) {
+    /// Frees at most `most_bytes` of the surplus pages, or looks for surplus pages if that is due.
+    pub fn reap(&mut self, most_bytes: usize, now: Nanos) {
         if self.surplus_pages > 0 || !self.pages_to_free.is_empty() {
-            self.free_step();
+            self.free_step(most_bytes);
         } else if self.reap_at.is_some_and(|at| at <= now) {
             self.mark_surplus(now);
         } else if self.reap_at.is_none() && self.empty_pages > 0 {
@@ -289,10 +287,9 @@ impl Bodies {
         self.reap_at = (self.empty_pages > 0).then(|| now + REAP_INTERVAL);
     }
 
-    /// Frees at most [`MAX_FREED_PER_STEP`] bytes. A page is freed from its end, because freeing 1
-    /// GiB at once would take 0.1 s.
-    fn free_step(&mut self) {
-        let mut left = MAX_FREED_PER_STEP;
+    /// Frees at most `left` bytes. A page is freed from its end, because freeing 1 GiB at once would
+    /// take 0.1 s.
+    fn free_step(&mut self, mut left: usize) {
         let mut class = class_of(LARGE);
         while left > 0 {
             let Some(mut page) =
@@ -534,6 +531,8 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
+    const MOST_FREED: usize = 1024 * 1024;
+
     #[test]
     fn every_length_maps_to_the_smallest_class_that_fits() {
         let bodies = Bodies::default();
@@ -585,7 +584,7 @@ mod tests {
                 }
             }
             if step % 100 == 0 {
-                bodies.reap(Nanos::from_millis(u64::from(step)));
+                bodies.reap(MOST_FREED, Nanos::from_millis(u64::from(step)));
                 bodies.check(model.iter().map(|(_, (body, _))| (1, body)));
             }
         }
@@ -596,7 +595,7 @@ mod tests {
         let mut now = Nanos::from_secs(1_000);
         while let Some(due) = bodies.next_due() {
             now = now.max(due);
-            bodies.reap(now);
+            bodies.reap(MOST_FREED, now);
             bodies.check(std::iter::empty());
         }
         let pages = bodies.classes.iter().flat_map(|class| &class.pages);
@@ -630,14 +629,14 @@ mod tests {
         for _ in 0..10 {
             held.extend((0..20).map(|_| touched(&mut bodies, LEN)));
             let before = bodies.taken_bytes();
-            bodies.reap(now);
-            assert!(before - bodies.taken_bytes() <= (MAX_FREED_PER_STEP + LEN) as u64);
+            bodies.reap(MOST_FREED, now);
+            assert!(before - bodies.taken_bytes() <= (MOST_FREED + LEN) as u64);
             held.drain(..).for_each(|body| assert!(!bodies.remove(body)));
             now = now + REAP_INTERVAL;
             bodies.check(std::iter::empty());
         }
         while bodies.next_due() == Some(Nanos::ZERO) {
-            bodies.reap(now);
+            bodies.reap(MOST_FREED, now);
         }
         assert_eq!(bodies.taken_bytes(), 20 * LEN as u64);
         assert!(bodies.free_empty(1));

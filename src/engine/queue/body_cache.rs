@@ -97,8 +97,6 @@ struct Moving {
 
 /// The tokens of reads for compaction begin with this. No connection has this key.
 const COMPACTION: u64 = (NIL as u64) << u32::BITS;
-/// At most this many bodies become cold in one step, in about 50 us.
-const MAX_EVICTIONS: usize = 256;
 /// The first jobs in a heap are near the front.
 const FRONT: u32 = 64;
 /// The disk reads ahead this many bodies at the front of a tube.
@@ -252,14 +250,15 @@ impl Queue {
         }
         let takes_front = self.body_cache.takes_front;
         let mut victims = std::mem::take(&mut self.body_cache.victims);
+        let most = self.limits.evictions_per_tick;
         let can_go = |job: &Job| !job.body.is_cold() && (takes_front || !is_at_front(job));
         // Without memory for the list, nothing becomes cold now.
-        if victims.try_reserve(MAX_EVICTIONS).is_ok() {
+        if victims.try_reserve(most).is_ok() {
             let jobs = self.jobs.in_page(self.body_cache.hand);
             let found = jobs.filter(|(_, job)| can_go(job)).map(|(key, _)| key);
-            victims.extend(found.take(MAX_EVICTIONS));
+            victims.extend(found.take(most));
         }
-        if victims.len() < MAX_EVICTIONS {
+        if victims.len() < most {
             self.body_cache.hand += 1;
         }
         for key in victims.drain(..) {

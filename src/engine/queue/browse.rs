@@ -66,15 +66,8 @@ pub enum ScanStep {
     Unfinished,
 }
 
-/// The jobs of a tube are compared in one step if they, and all connections if reserved jobs are
-/// among them, are at most this many: about 0.13 ms.
-const MAX_COMPARED: usize = 8192;
-/// The number of ids that are looked up, in about 0.26 ms.
-const WINDOW: u64 = 4096;
 /// Units of work to compare a memory page of jobs.
 const WORK_PER_PAGE: usize = 160;
-/// The number of memory pages, of 2,048 jobs each, that are compared in one step.
-const PAGES_PER_STEP: usize = 4;
 /// The number of jobs that are compared in one unit of work (0.25 us).
 const COMPARED_PER_WORK: usize = 4;
 /// Comparing a buried job costs as much as this many others, because its id is not in the list.
@@ -122,7 +115,8 @@ impl SelectionScan {
         if self.next_page == 0 && (self.compare_tube(queue) || self.look_up_window(queue)) {
             return self.finish(queue);
         }
-        let end = (self.next_page + PAGES_PER_STEP).min(queue.jobs.page_count());
+        let end =
+            (self.next_page + queue.limits.memory_pages_per_step).min(queue.jobs.page_count());
         for page in self.next_page..end {
             for (_, job) in queue.jobs.in_page(page) {
                 self.compare(job, queue);
@@ -152,7 +146,7 @@ impl SelectionScan {
             + usize::from(takes_delayed) * delayed.len()
             + usize::from(takes_buried) * buried.len() as usize * BURIED_COST
             + usize::from(takes_reserved) * queue.reserved_cost();
-        if cost > MAX_COMPARED {
+        if cost > queue.limits.jobs_compared_at_once {
             return false;
         }
         self.work += cost / COMPARED_PER_WORK;
@@ -178,7 +172,8 @@ impl SelectionScan {
 
     /// Looks up the next ids. Returns `false` if jobs with higher ids may be missing.
     fn look_up_window(&mut self, queue: &Queue) -> bool {
-        let end = self.after.saturating_add(WINDOW).min(queue.jobs.highest_id());
+        let window = queue.limits.ids_looked_up_at_once as u64;
+        let end = self.after.saturating_add(window).min(queue.jobs.highest_id());
         let mut looked_up = 0;
         for id in self.after.saturating_add(1)..=end {
             looked_up += 1;
@@ -253,6 +248,7 @@ impl StateFilter {
 mod tests {
     use super::*;
     use crate::engine::keys::ConnKey;
+    use crate::engine::limits::Limits;
     use crate::engine::queue::job::JobParams;
     use crate::engine::time::Nanos;
     use std::collections::{BTreeMap, BTreeSet};
@@ -328,7 +324,7 @@ mod tests {
         // Few jobs, many jobs with close ids, and many jobs with ids that are far apart.
         for (count, gap, most_steps) in [(300, 3, 1), (12_000, 2, 9), (12_000, 60, 9)] {
             let mut random = fastrand::Rng::with_seed(5);
-            let mut queue = Queue::new(NOW);
+            let mut queue = Queue::new(Limits::DEFAULT, NOW);
             fill(&mut queue, &mut random, count, gap);
             let mut max_steps = 0;
             for (tube, state) in ["few", "many"].into_iter().flat_map(|it| STATES.map(|s| (it, s)))
@@ -358,7 +354,7 @@ mod tests {
     #[test]
     fn a_job_that_stays_is_in_exactly_one_page() {
         let mut random = fastrand::Rng::with_seed(6);
-        let mut queue = Queue::new(NOW);
+        let mut queue = Queue::new(Limits::DEFAULT, NOW);
         fill(&mut queue, &mut random, 12_000, 60);
         let mut staying: BTreeSet<u64> = ids(&queue, "many").into_keys().collect();
         let (mut found, mut after, mut changes) = (Vec::new(), 0, 0);

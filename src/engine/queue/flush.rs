@@ -61,12 +61,8 @@ pub(super) struct Decision {
 const MAX_PENDING: u8 = 200;
 /// All tubes together have at most this many, because the flush of a job is found by a linear search.
 const MAX_PENDING_IN_ALL: usize = 1024;
-/// A flush of at most this many jobs with small bodies is complete at once, in about 0.13 ms.
-const SMALL: usize = 256;
 /// Units of work to free a flushed job, without the memory pages that are freed with it.
 pub const WORK_PER_FREE: usize = 3;
-/// Units of work of the first part of a flush that is not complete at once.
-pub const FIRST_WORK: usize = SMALL * WORK_PER_FREE;
 /// A search for reserved jobs checks this many jobs or connections in one unit of work.
 const CHECKS_PER_WORK: usize = 4;
 
@@ -146,7 +142,8 @@ impl Queue {
         // The flushes of a tube end in their order, so their epochs are adjacent and differ.
         let is_only = self.tubes[tube_key].flushes == 1;
         let newest = self.flushes.pending.len() - 1;
-        let is_complete = is_only && self.free_flushed(newest, &mut FIRST_WORK.clone(), now);
+        let mut first_work = self.limits.first_flush_work;
+        let is_complete = is_only && self.free_flushed(newest, &mut first_work, now);
         Ok(is_complete.then(|| self.end_flush(newest).count))
     }
 
@@ -339,6 +336,7 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::limits::Limits;
     use crate::engine::queue::job::JobParams;
     use crate::engine::queue::{Outcome, Totals};
     use std::collections::BTreeMap;
@@ -376,7 +374,7 @@ mod tests {
     fn flushed_jobs_are_gone_at_once_and_others_stay() {
         for seed in 0..12 {
             let mut random = fastrand::Rng::with_seed(seed);
-            let mut queue = Queue::new(NOW);
+            let mut queue = Queue::new(Limits::DEFAULT, NOW);
             let mut conns: Vec<ConnKey> = (0..4).map(|at| connect(&mut queue, at)).collect();
             // The tube of each job, and whether it is buried.
             let mut model: BTreeMap<u64, (&str, bool)> = BTreeMap::new();
@@ -448,7 +446,7 @@ mod tests {
 
     #[test]
     fn the_deadline_of_a_flushed_job_does_not_count() {
-        let mut queue = Queue::new(NOW);
+        let mut queue = Queue::new(Limits::DEFAULT, NOW);
         let (worker, other) = (connect(&mut queue, 0), connect(&mut queue, 1));
         for id in 1..=1_000 {
             put(&mut queue, id, "a", 0);
@@ -470,11 +468,12 @@ mod tests {
 
     #[test]
     fn a_tube_has_a_bounded_number_of_flushes() {
-        let mut queue = Queue::new(NOW);
+        let limits = Limits { first_flush_work: 1, ..Limits::DEFAULT };
+        let mut queue = Queue::new(limits, NOW);
         let conn = connect(&mut queue, 0);
         let mut id = 0;
         for round in 0..=u64::from(MAX_PENDING) {
-            for _ in 0..=SMALL {
+            for _ in 0..2 {
                 id += 1;
                 put(&mut queue, id, "a", 0);
             }
@@ -483,9 +482,9 @@ mod tests {
             let is_refused = round == u64::from(MAX_PENDING);
             assert_eq!(flushed, if is_refused { Err(NoSpace::Memory) } else { Ok(None) });
         }
-        assert_eq!(queue.totals.ready, SMALL as u64 + 1);
+        assert_eq!(queue.totals.ready, 2);
         assert_eq!(finish(&mut queue).len(), usize::from(MAX_PENDING));
-        assert_eq!(queue.totals.ready, SMALL as u64 + 1);
+        assert_eq!(queue.totals.ready, 2);
         queue.check();
     }
 
@@ -493,7 +492,7 @@ mod tests {
     #[test]
     fn small_flushes_during_a_large_one_bring_no_job_back() {
         for kind in [FlushKind::All, FlushKind::Buried] {
-            let mut queue = Queue::new(NOW);
+            let mut queue = Queue::new(Limits::DEFAULT, NOW);
             let conn = connect(&mut queue, 0);
             let add = |queue: &mut Queue, id| {
                 put(queue, id, "a", 0);

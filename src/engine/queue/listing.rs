@@ -17,9 +17,6 @@ pub struct ListText {
     len: usize,
 }
 
-/// A step adds at most this many names, in about 0.1 ms.
-pub const NAMES_PER_STEP: usize = 1024;
-
 impl ListText {
     /// Returns a list without names.
     pub fn new() -> Result<ListText, TryReserveError> {

@@ -23,9 +23,6 @@ use crate::engine::binlog::{Binlog, BinlogStats, IoFailed, KeyNeeds, NoSpace};
 use crate::engine::keys::{JobKey, KeptKey, LogKey, TubeKey};
 use crate::engine::time::{ClockOffset, Nanos};
 
-/// At most this many bytes of jobs, and the rest of one job, are moved at once, in about 0.2 ms.
-const MAX_MOVED_PER_CALL: usize = 256 * 1024;
-
 impl Queue {
     /// Returns whether there is a binlog.
     pub fn has_binlog(&self) -> bool {
@@ -236,7 +233,10 @@ impl Queue {
 
     /// Moves jobs to the current file, if that is due. Further ones are moved by the next calls.
     pub fn compact(&mut self) {
-        let most = self.moved_bytes + MAX_MOVED_PER_CALL;
+        if self.binlog.is_none() {
+            return;
+        }
+        let most = self.moved_bytes + self.limits.moved_at_once_bytes;
         while self.moved_bytes < most
             && let Some((log, owner)) =
                 self.binlog.as_mut().and_then(|binlog| binlog.next_to_move())

@@ -64,6 +64,7 @@ use super::collections::secondary_map::SecondaryMap;
 use super::collections::wheel::Wheel;
 use super::headroom::{self, Headroom};
 use super::keys::{ConnKey, JobKey, Key, TimerKey, TubeKey};
+use super::limits::Limits;
 use super::time::{ClockOffset, Nanos};
 use body::{Bodies, Body};
 use body_cache::BodyCache;
@@ -88,6 +89,8 @@ pub struct Queue {
     pub watches: Watches,
     /// The keys of jobs.
     pub unique: UniqueKeys,
+    /// The bounds of steps and iterations.
+    pub limits: Limits,
     /// The results of waits that are not delivered yet, the oldest first.
     pub wait_results: VecDeque<(ConnKey, WaitResult)>,
     /// The counts for `stats`.
@@ -227,22 +230,8 @@ const WORK_PER_PAGE: usize = 32;
 /// Watches invalidated in one unit of work.
 const INVALIDATIONS_PER_WORK: usize = 4;
 
-/// Maximum number of timers that fire in a tick.
-const TIMERS_PER_TICK: usize = 1024;
-/// Maximum work for one tube or connection at a time, so that its backlog delays no other.
-const DUE_SLICE: usize = 256;
 /// When due work has waited this long, ticks do more.
 const LATE: Nanos = Nanos::from_millis(20);
-/// Maximum and minimum units of work, of 0.25 us each, that a tick does for tubes, and again for
-/// connections. The rest is done in the next iterations.
-pub const MAX_DUE_WORK: usize = 2048;
-pub const MIN_DUE_WORK: usize = 64;
-/// The minimum while due work is late.
-pub const MIN_LATE_DUE_WORK: usize = 256;
-/// Maximum work in an iteration for connections that are closed in it.
-const CLOSING_WORK: usize = 1024;
-/// Maximum work for one closed connection at a time, so that its jobs delay no other.
-const CLOSING_SLICE: usize = 256;
 /// Units of work to move a job, to remove a watch, and to reply to a connection that waited.
 const WORK_PER_MOVE: usize = 2;
 const WORK_PER_WATCH: usize = 4;
@@ -250,12 +239,9 @@ pub const WORK_PER_WAKE: usize = 16;
 /// A closed connection with at most this many jobs releases them in the order of reservation.
 const MAX_ORDERED_RELEASES: usize = 4096;
 
-/// Maximum number of waiting connections that one step wakes: each needs a write of about 5 us.
-const MAX_WAKES_PER_STEP: usize = 128;
-
 impl Queue {
     /// Returns an empty queue with the `default` tube.
-    pub fn new(now: Nanos) -> Queue {
+    pub fn new(limits: Limits, now: Nanos) -> Queue {
         let mut queue = Queue {
             jobs: Jobs::default(),
             bodies: Bodies::default(),
@@ -264,6 +250,7 @@ impl Queue {
             clients: Clients::default(),
             watches: Watches::default(),
             unique: UniqueKeys::default(),
+            limits,
             wait_results: VecDeque::new(),
             totals: Totals::default(),
             binlog: None,
@@ -277,7 +264,7 @@ impl Queue {
             bury_log: BuryLog::default(),
             flushes: Flushes::default(),
             closing: VecDeque::new(),
-            closing_work_left: CLOSING_WORK,
+            closing_work_left: limits.closing_work,
             moved_bytes: 0,
             invalidated: 0,
             freed_pages: 0,
@@ -337,7 +324,7 @@ impl Queue {
         let release_order = entries.into_iter().map(|entry| entry.job).collect();
         let mut closing = Closing { conn, release_order };
         let mut work_left = self.closing_work_left;
-        let is_done = with_slice(&mut work_left, CLOSING_SLICE, |slice_left| {
+        let is_done = with_slice(&mut work_left, self.limits.closing_slice_work, |slice_left| {
             self.close_step(&mut closing, slice_left, now)
         });
         self.closing_work_left = work_left;
@@ -358,7 +345,7 @@ impl Queue {
     pub fn close_next(&mut self, work_left: &mut usize, now: Nanos) -> Option<ConnKey> {
         while *work_left > 0 {
             let mut closing = self.closing.pop_front()?;
-            let is_done = with_slice(work_left, CLOSING_SLICE, |slice_left| {
+            let is_done = with_slice(work_left, self.limits.closing_slice_work, |slice_left| {
                 self.close_step(&mut closing, slice_left, now)
             });
             if is_done {
@@ -496,7 +483,7 @@ impl Queue {
         if secs == 0 {
             // Quirk: 0 seconds end the pause in force, if any; pinned by
             // tests/conversations/pause-tube-anew.txt.
-            self.end_pause(key, &mut (MAX_WAKES_PER_STEP * WORK_PER_WAKE), now);
+            self.end_pause(key, &mut (self.limits.wakes_per_step * WORK_PER_WAKE), now);
         } else {
             tube.pause = Some(Box::new(Pause { secs, until }));
             self.wheel.set_no_later_than(tube.timer, until);
@@ -781,10 +768,10 @@ impl Queue {
         Kick { tube, takes_buried, left, kicked: 0 }
     }
 
-    /// Kicks jobs until `kick.left` is 0, `limit` jobs are kicked, or [`MAX_WAKES_PER_STEP`]
-    /// connections are woken. Returns an error only if the binlog has no space for the first one.
-    pub fn kick(&mut self, kick: &mut Kick, limit: u32, now: Nanos) -> Result<(), NoSpace> {
-        for _ in 0..limit.min(kick.left) {
+    /// Kicks jobs until `kick.left` is 0, or a step has kicked as many jobs or woken as many
+    /// connections as it may. Returns an error only if the binlog has no space for the first one.
+    pub fn kick(&mut self, kick: &mut Kick, now: Nanos) -> Result<(), NoSpace> {
+        for _ in 0..self.limits.jobs_per_kick_step.min(kick.left as usize) {
             let tube = &self.tubes[kick.tube];
             let next = if kick.takes_buried { tube.first_buried() } else { tube.first_delayed() };
             match next.map(|job| self.kick_one(job, now)) {
@@ -799,7 +786,7 @@ impl Queue {
                 }
                 None => kick.left = 0,
             }
-            if kick.left == 0 || self.wait_results.len() >= MAX_WAKES_PER_STEP {
+            if kick.left == 0 || self.wait_results.len() >= self.limits.wakes_per_step {
                 break;
             }
         }
@@ -1059,12 +1046,12 @@ impl Queue {
             self.moved_bytes = 0;
         }
         self.evict_step();
-        self.bodies.reap(now);
+        self.bodies.reap(self.limits.freed_per_tick_bytes, now);
         self.bury_log.tick(now);
-        self.closing_work_left = CLOSING_WORK;
+        self.closing_work_left = self.limits.closing_work;
         self.is_late = false;
         self.forget_ended(now);
-        for _ in 0..TIMERS_PER_TICK {
+        for _ in 0..self.limits.timers_per_tick {
             let Some(owner) = self.wheel.pop_due(now) else { break };
             self.enqueue_overdue(owner, now);
         }
@@ -1082,21 +1069,23 @@ impl Queue {
         while work_left > 0
             && let Some(owner) = pop(self)
         {
-            with_slice(&mut work_left, DUE_SLICE, |slice_left| {
-                // The check costs one unit even if nothing is due any more.
-                *slice_left -= 1;
+            with_slice(&mut work_left, self.limits.due_slice_work, |slice_left| {
                 match owner {
                     TimerOwner::Tube(key) => {
-                        let Some(tube) = self.tubes.get_mut(key) else { return };
-                        tube.is_overdue = false;
-                        self.run_due_tube(key, now, slice_left);
+                        if let Some(tube) = self.tubes.get_mut(key) {
+                            tube.is_overdue = false;
+                            self.run_due_tube(key, now, slice_left);
+                        }
                     }
                     TimerOwner::Client(key) => {
-                        let Some(client) = self.clients.get_mut(key) else { return };
-                        client.is_overdue = false;
-                        self.run_due_client(key, now, slice_left);
+                        if let Some(client) = self.clients.get_mut(key) {
+                            client.is_overdue = false;
+                            self.run_due_client(key, now, slice_left);
+                        }
                     }
                 }
+                // The check costs one unit even if nothing is due any more.
+                *slice_left = slice_left.saturating_sub(1);
             });
         }
     }

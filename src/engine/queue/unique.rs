@@ -125,9 +125,6 @@ pub enum HitState {
     Deleted,
 }
 
-/// A tick forgets at most this many kept keys, in about 0.1 ms.
-const FORGOTTEN_PER_TICK: usize = 256;
-
 impl Queue {
     /// Returns the job that has this key in its tube, or had it and whose key is kept.
     pub fn find_unique(&self, digest: Digest, now: Nanos) -> Option<Hit> {
@@ -261,7 +258,7 @@ impl Queue {
 
     /// Forgets kept keys whose time has passed, or the first of many.
     pub(super) fn forget_ended(&mut self, now: Nanos) {
-        for _ in 0..FORGOTTEN_PER_TICK {
+        for _ in 0..self.limits.keys_forgotten_per_tick {
             let first = self.unique.ends.first().filter(|first| first.until <= now);
             let Some(KeptEntry { key, .. }) = first else { return };
             self.forget_kept(key);
@@ -529,6 +526,7 @@ fn key_of(job: &Job) -> UniqueKey {
 mod tests {
     use super::*;
     use crate::engine::keys::ConnKey;
+    use crate::engine::limits::Limits;
     use crate::engine::queue::Outcome;
     use crate::engine::queue::flush::FlushKind;
     use crate::engine::queue::job::JobParams;
@@ -563,7 +561,7 @@ mod tests {
     fn keys_agree_with_a_map_under_random_steps() {
         for seed in 0..20 {
             let mut random = fastrand::Rng::with_seed(seed);
-            let mut queue = Queue::new(NOW);
+            let mut queue = Queue::new(Limits::DEFAULT, NOW);
             let conn = connect(&mut queue);
             // The job of each key, and until when it is kept once the job is deleted.
             let mut model: BTreeMap<String, (u64, u32, Option<Nanos>)> = BTreeMap::new();
@@ -603,7 +601,7 @@ mod tests {
 
     #[test]
     fn a_flush_ends_keys_at_once_and_keeps_those_with_a_ttl() {
-        let mut queue = Queue::new(NOW);
+        let mut queue = Queue::new(Limits::DEFAULT, NOW);
         let conn = connect(&mut queue);
         for id in 1..=MANY {
             let ttl = if id % 2 == 0 { 10 } else { 0 };
@@ -651,7 +649,7 @@ mod tests {
     fn a_key_takes_at_most_40_bytes() {
         assert_eq!(size_of::<Option<KeyOfJob>>(), 24);
         assert_eq!(size_of::<Option<Kept>>(), 48);
-        let mut queue = Queue::new(NOW);
+        let mut queue = Queue::new(Limits::DEFAULT, NOW);
         for id in 1..=10_000 {
             assert_eq!(put(&mut queue, id, &id.to_string(), 0, NOW), None);
         }

@@ -1,7 +1,6 @@
 //! Commands for many jobs of one connection: `reserve-batch`, `delete-batch` and `touch-all`.
 
 use super::Server;
-use super::commands::WATCHES_PER_STEP;
 use crate::engine::conn::{Answer, Continuation, ReserveKind};
 use crate::engine::keys::{ConnKey, JobKey};
 use crate::engine::protocol::batch::Batch;
@@ -13,11 +12,6 @@ use crate::engine::queue::waiters::Search;
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 
-/// A `reserve-batch` reserves at most this many jobs in an iteration, so that a step takes less than
-/// 1 ms, even if a million jobs are ready.
-const RESERVES_PER_STEP: usize = 256;
-/// A `touch-all` checks at most this many jobs in an iteration, so that a step takes about 0.5 ms.
-const TOUCHES_PER_STEP: usize = 1024;
 /// Units of work to reserve or delete a job of a batch, and to touch one.
 const WORK_PER_JOB: usize = 12;
 const WORK_PER_TOUCH: usize = 2;
@@ -25,9 +19,9 @@ const WORK_PER_TOUCH: usize = 2;
 impl Server {
     // ---- Reserve ----
 
-    /// Reserves ready jobs and adds them to a batch, at most [`RESERVES_PER_STEP`]. Returns whether
-    /// the batch is complete: it is full, or no further job is found, or there is no memory for one.
-    /// On an error the batch is empty.
+    /// Reserves ready jobs and adds them to a batch, at most those of one step. Returns
+    /// whether the batch is complete: it is full, or no further job is found, or there is no memory for
+    /// one. On an error the batch is empty.
     pub(super) fn fill_batch(
         &mut self,
         key: ConnKey,
@@ -36,13 +30,13 @@ impl Server {
         now: Nanos,
     ) -> Result<bool, TryReserveError> {
         let before = batch.jobs.len();
+        let most = before + self.queue.limits.jobs_per_reserve_step;
         let mut is_complete = false;
-        while !is_complete && batch.jobs.len() < before + RESERVES_PER_STEP {
+        while !is_complete && batch.jobs.len() < most {
             match self.reserve_into_batch(key, batch, steps_left, now) {
                 Ok(Search::Found(_)) => is_complete = batch.is_full(),
-                // The search is bounded, so the batch may have fewer jobs than are ready.
-                Ok(Search::Unfinished) if batch.is_empty() => break,
-                Ok(Search::Unfinished | Search::Nothing) => is_complete = true,
+                Ok(Search::Unfinished) => break,
+                Ok(Search::Nothing) => is_complete = true,
                 Err(no_memory) if batch.is_empty() => return Err(no_memory),
                 Err(_) => is_complete = true,
             }
@@ -121,9 +115,10 @@ impl Server {
     ) {
         // Since the previous step a TTR may have run out, and a flush may have deleted a job.
         batch.jobs.retain(|&(job, id)| self.queue.is_reserved(job, id, key));
-        let mut steps_left = WATCHES_PER_STEP;
+        let most = self.queue.limits.watches_per_step;
+        let mut steps_left = most;
         let filled = self.fill_batch(key, &mut batch, &mut steps_left, now);
-        self.charge_watches(WATCHES_PER_STEP - steps_left);
+        self.charge_watches(most - steps_left);
         match filled {
             Ok(true) => self.reply_reserved_batch(key, batch, until),
             Ok(false) => self.continue_later(key, Continuation::FillBatch(batch, until)),
@@ -152,9 +147,10 @@ impl Server {
 
     /// Touches the next jobs of a `touch-all`.
     pub(super) fn touch_all_step(&mut self, key: ConnKey, mut touch: TouchAll, now: Nanos) {
-        let mut checks_left = TOUCHES_PER_STEP;
+        let most = self.queue.limits.jobs_per_touch_step;
+        let mut checks_left = most;
         let is_done = self.queue.touch_all_step(key, &mut touch, &mut checks_left, now);
-        self.budget.charge_share((TOUCHES_PER_STEP - checks_left) * WORK_PER_TOUCH);
+        self.budget.charge_share((most - checks_left) * WORK_PER_TOUCH);
         if is_done {
             self.reply(key, Reply::TouchedAll { count: touch.touched });
         } else {

@@ -18,9 +18,8 @@ use std::io;
 const WORK_PER_READ: usize = 8;
 /// Bytes of a body that are checked and copied in one unit of work.
 const BYTES_PER_WORK: usize = 1024;
-/// An iteration replies with at most this many bytes that the disk has read, and the rest of one
-/// record. A reply counts as some more, so that 128 short ones are the most: about 1 ms.
-const MAX_BYTES_PER_TICK: usize = 1024 * 1024;
+/// A reply with a body that the disk has read counts as this many bytes more, so that 128 short ones
+/// are the most in an iteration.
 const BYTES_OF_A_REPLY: usize = 8 * 1024;
 
 impl Server {
@@ -82,7 +81,7 @@ impl Server {
     /// Passes the records that the disk has read to the clients that wait for them, as many as one
     /// iteration has time for.
     pub(super) fn finish_reads(&mut self, now: Nanos) {
-        let mut bytes_left = MAX_BYTES_PER_TICK;
+        let mut bytes_left = self.queue.limits.read_back_per_tick_bytes;
         self.has_finished_reads = true;
         while bytes_left > 0 {
             let Some(FinishedRead { token, bytes }) = self.queue.finished_read() else {

@@ -1,7 +1,7 @@
 //! The budget of one loop iteration. Work is counted in units of about 0.25 us, not timed, so that
 //! tests can assert it.
 
-use crate::engine::queue::{MAX_DUE_WORK, MIN_DUE_WORK, MIN_LATE_DUE_WORK};
+use crate::engine::limits::Limits;
 
 /// The units of work that are left in an iteration.
 #[derive(Debug)]
@@ -16,41 +16,31 @@ pub struct Budget {
     due_work: usize,
 }
 
-/// The budget of an iteration: about 1 ms.
-const ITERATION_WORK: usize = 4096;
-/// The work of pipelined commands of all ready connections in an iteration, if each has more than
-/// [`MIN_SHARE`]: about 16 us. So a client that sends one command at a time is hardly delayed by
-/// one that sends thousands.
-const SHARED_WORK: usize = 64;
-/// As [`SHARED_WORK`], for iterations that end in a sync, which takes longer than all commands.
-const SHARED_WORK_BEFORE_SYNC: usize = 1024;
-pub const MIN_SHARE: usize = 16;
-
-impl Default for Budget {
-    fn default() -> Budget {
-        Budget { left: ITERATION_WORK, share: SHARED_WORK, share_left: 0, due_work: MAX_DUE_WORK }
-    }
-}
-
 impl Budget {
+    /// Returns the budget before the first iteration.
+    pub fn new(limits: &Limits) -> Budget {
+        let Limits { iteration_work: left, shared_work: share, most_due_work, .. } = *limits;
+        Budget { left, share, share_left: 0, due_work: most_due_work }
+    }
+
     /// Begins an iteration in which `ready` connections are to be served. `is_late` if due work was
     /// postponed.
     ///
     /// Due work gets half of the units that clients used in the previous iteration. So it gets few
     /// when iterations are short. It gets more when it is late, and most when no client is ready.
-    pub fn begin_iteration(&mut self, ready: usize, is_late: bool) {
-        let used = ITERATION_WORK - self.left;
-        let least = if is_late { MIN_LATE_DUE_WORK } else { MIN_DUE_WORK };
-        self.due_work =
-            if ready == 0 { MAX_DUE_WORK } else { (used / 2).clamp(least, MAX_DUE_WORK) };
-        self.left = ITERATION_WORK;
+    pub fn begin_iteration(&mut self, ready: usize, is_late: bool, limits: &Limits) {
+        let used = limits.iteration_work - self.left;
+        let least = if is_late { limits.least_late_due_work } else { limits.least_due_work };
+        let most = limits.most_due_work;
+        self.due_work = if ready == 0 { most } else { (used / 2).max(least).min(most) };
+        self.left = limits.iteration_work;
     }
 
     /// Divides the work of pipelined commands between `connections`. `syncs` if the iteration ends
     /// in a sync.
-    pub fn divide(&mut self, connections: usize, syncs: bool) {
-        let shared = if syncs { SHARED_WORK_BEFORE_SYNC } else { SHARED_WORK };
-        self.share = (shared / connections.max(1)).max(MIN_SHARE);
+    pub fn divide(&mut self, connections: usize, syncs: bool, limits: &Limits) {
+        let shared = if syncs { limits.shared_work_before_sync } else { limits.shared_work };
+        self.share = (shared / connections.max(1)).max(limits.least_share_work);
     }
 
     /// Returns whether another connection may be served.

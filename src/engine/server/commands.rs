@@ -1,6 +1,6 @@
 //! Runs the commands of one connection: calls the rules and replies.
 
-use super::{FREE_STEPS, REPLY_COST_PER_WORK, Server, WARN_INTERVAL};
+use super::{REPLY_COST_PER_WORK, Server, WARN_INTERVAL};
 use crate::engine::binlog::NoSpace;
 use crate::engine::conn::{
     Answer, Conn, Continuation, JobPart, LargePut, Phase, Put, Refusal, ReserveKind, Step,
@@ -26,15 +26,10 @@ use std::collections::TryReserveError;
 
 /// Units of work to read from a connection and to write to it.
 const WORK_PER_CONN: usize = 16;
-/// A reserve checks at most this many watches in an iteration, and charges one unit for each two.
-pub(super) const WATCHES_PER_STEP: usize = 2048;
+/// Checking this many watches is one unit of work.
 const WATCHES_PER_WORK: usize = 2;
-/// Units of work to free flushed jobs before the first deadline of a connection. Ticks free the rest.
-const FLUSHED_TOPS_WORK: usize = 64;
 /// Counting this many waiters of a tube is one unit of work.
 const WAITERS_PER_WORK: usize = 8;
-/// A kick moves at most this many jobs in an iteration, or wakes 128 connections: less than 1 ms.
-pub(super) const KICKS_PER_STEP: u32 = 1024;
 
 impl Server {
     // ---- Running commands ----
@@ -500,9 +495,10 @@ impl Server {
     /// Reserves jobs, or begins to wait. With more than 2,048 watched tubes this takes several
     /// iterations; tubes that change between them are checked again.
     fn reserve_step(&mut self, key: ConnKey, wait: Wait, kind: ReserveKind, now: Nanos) {
-        let mut steps_left = WATCHES_PER_STEP;
+        let most = self.queue.limits.watches_per_step;
+        let mut steps_left = most;
         let outcome = self.reserve_or_wait(key, wait, kind, &mut steps_left, now);
-        self.charge_watches(WATCHES_PER_STEP - steps_left);
+        self.charge_watches(most - steps_left);
         match outcome {
             Ok(Some(phase)) => self.conns[key].phase = phase,
             Ok(None) => {}
@@ -512,7 +508,11 @@ impl Server {
 
     /// Charges the watches that a reserve has checked.
     pub(super) fn charge_watches(&mut self, steps: usize) {
-        self.budget.charge_share(steps.saturating_sub(FREE_STEPS) / WATCHES_PER_WORK);
+        // With one watch there is no step.
+        if steps > 0 {
+            let charged = steps.saturating_sub(self.queue.limits.free_steps);
+            self.budget.charge_share(charged / WATCHES_PER_WORK);
+        }
     }
 
     /// Returns the next phase of the connection, or `None` if it has its reply.
@@ -551,7 +551,8 @@ impl Server {
                 }
             }
         }
-        if !self.queue.free_flushed_tops(key, &mut FLUSHED_TOPS_WORK.clone(), now) {
+        let mut tops_work = self.queue.limits.flushed_tops_work;
+        if !self.queue.free_flushed_tops(key, &mut tops_work, now) {
             return Ok(Some(later));
         }
         if self.queue.is_deadline_soon(key, now) {
@@ -583,7 +584,7 @@ impl Server {
     /// Kicks the next jobs.
     fn kick_step(&mut self, key: ConnKey, mut kick: Kick, now: Nanos) {
         let before = kick.kicked;
-        let outcome = self.queue.kick(&mut kick, KICKS_PER_STEP, now);
+        let outcome = self.queue.kick(&mut kick, now);
         self.budget.charge_share((kick.kicked - before) as usize);
         match outcome {
             Ok(()) if kick.left > 0 => self.continue_later(key, Continuation::Kick(kick)),

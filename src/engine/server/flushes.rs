@@ -4,8 +4,7 @@ use super::Server;
 use crate::engine::conn::Phase;
 use crate::engine::keys::ConnKey;
 use crate::engine::protocol::reply::Reply;
-use crate::engine::queue::MAX_DUE_WORK;
-use crate::engine::queue::flush::{FIRST_WORK, FlushKind, WORK_PER_FREE};
+use crate::engine::queue::flush::{FlushKind, WORK_PER_FREE};
 use crate::engine::time::Nanos;
 
 impl Server {
@@ -21,7 +20,7 @@ impl Server {
                 self.reply(key, Reply::Flushed { count });
             }
             Ok(None) => {
-                self.budget.charge_share(FIRST_WORK);
+                self.budget.charge_share(self.queue.limits.first_flush_work);
                 self.conns[key].phase = Phase::Flushing;
             }
             Err(_) => self.reply(key, Reply::OutOfMemory),
@@ -32,7 +31,8 @@ impl Server {
     pub(super) fn flush_step(&mut self, now: Nanos) {
         // With `-f 0` clients wait for the sync of the iteration, which takes longer than this work.
         let syncs = self.queue.syncs_each_iteration();
-        let mut work_left = if syncs { MAX_DUE_WORK } else { self.budget.due_work() };
+        let most = self.queue.limits.most_due_work;
+        let mut work_left = if syncs { most } else { self.budget.due_work() };
         while let Some((key, count)) = self.queue.flush_step(&mut work_left, now) {
             self.conns[key].phase = Phase::ReadingLine;
             self.reply(key, Reply::Flushed { count });

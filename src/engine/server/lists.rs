@@ -1,22 +1,20 @@
 //! `list-tubes` and `list-tubes-watched`. A list of more than 1,024 tubes is made in steps. A long
 //! list of all tubes is shared by the connections that requested it.
 
-use super::{BUFFERS_DIVISOR, FREE_STEPS, Server};
+use super::{BUFFERS_DIVISOR, Server};
 use crate::engine::conn::{Continuation, Phase};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{ConnKey, WatchKey};
+use crate::engine::limits::Limits;
 use crate::engine::protocol::reply::Reply;
 use crate::engine::protocol::stats;
-use crate::engine::queue::listing::{ListText, NAMES_PER_STEP};
+use crate::engine::queue::listing::ListText;
 use crate::engine::queue::tube::Listed;
 use std::collections::TryReserveError;
 use std::rc::{Rc, Weak};
 
 /// Listing this many names is one unit of work.
 const NAMES_PER_WORK: usize = 4;
-const NAMES_PER_STEP_WHEN_CROWDED: usize = 16;
-/// A complete list is sent to at most this many connections in an iteration.
-const MAX_LISTS_SENT_PER_STEP: usize = 64;
 /// The maximum memory of long lists that are incomplete or unread; an eighth of `--max-memory` if
 /// that is less. Further lists are refused, but one list is always allowed.
 const MAX_LIST_BYTES: u64 = 64 * 1024 * 1024;
@@ -77,7 +75,7 @@ impl Server {
         let tubes = &self.queue.tubes;
         if tubes.len() <= self.names_per_step() {
             let text = stats::list(tubes.iter().map(|tube| &*tube.name));
-            self.budget.charge_share(tubes.len().saturating_sub(FREE_STEPS) / NAMES_PER_WORK);
+            self.charge_names(tubes.len());
             return self.reply_list(key, text);
         }
         let has_memory = headroom::leave(Headroom::ThreeQuarters, || self.lists.try_reserve());
@@ -95,7 +93,7 @@ impl Server {
         if count <= self.names_per_step() {
             let watched = watching.tubes(&queue.watches);
             let text = stats::list(watched.map(|tube| &*queue.tubes[tube].name));
-            self.budget.charge_share(count.saturating_sub(FREE_STEPS) / NAMES_PER_WORK);
+            self.charge_names(count);
             return self.reply_list(key, text);
         }
         let first = watching.first_watch();
@@ -110,10 +108,11 @@ impl Server {
 
     /// Adds the next tubes to a connection's list of watched tubes.
     pub(super) fn list_watched_step(&mut self, key: ConnKey, mut text: ListText, first: WatchKey) {
-        self.budget.charge_share(NAMES_PER_STEP / NAMES_PER_WORK);
+        let names_per_step = self.queue.limits.names_per_list_step;
+        self.budget.charge_share(names_per_step / NAMES_PER_WORK);
         self.lists.incomplete_bytes -= text.len() as u64;
         let mut next = Some(first);
-        for _ in 0..NAMES_PER_STEP {
+        for _ in 0..names_per_step {
             let Some(watch) = next else { break };
             if text.push_name(&self.queue.watched_tube(watch).name).is_err() {
                 return self.reply(key, Reply::OutOfMemory);
@@ -139,7 +138,14 @@ impl Server {
     /// Returns the maximum number of names of a list that is made in one step, for one reply. It is
     /// low when memory for replies is short, so that longer lists are shared.
     fn names_per_step(&self) -> usize {
-        if self.conns.are_crowded() { NAMES_PER_STEP_WHEN_CROWDED } else { NAMES_PER_STEP }
+        let Limits { names_per_crowded_list, names_per_list_step, .. } = self.queue.limits;
+        if self.conns.are_crowded() { names_per_crowded_list } else { names_per_list_step }
+    }
+
+    /// Charges a list that is made in one step.
+    fn charge_names(&mut self, count: usize) {
+        let charged = count.saturating_sub(self.queue.limits.free_steps);
+        self.budget.charge_share(charged / NAMES_PER_WORK);
     }
 
     /// Returns whether a list of `own_bytes` bytes may be made next to the other lists. One list is
@@ -176,7 +182,7 @@ impl Server {
                 // Without memory for its beginning, `list_step` returns `NoMemory`.
                 let _ = self.queue.tubes.begin_listing();
             }
-            let mut steps_left = NAMES_PER_STEP;
+            let mut steps_left = self.queue.limits.names_per_list_step;
             match self.queue.tubes.list_step(&mut steps_left) {
                 Listed::Unfinished => return,
                 Listed::NoMemory => {}
@@ -187,7 +193,7 @@ impl Server {
                 }
             }
         }
-        for _ in 0..MAX_LISTS_SENT_PER_STEP {
+        for _ in 0..self.queue.limits.lists_sent_per_tick {
             let Some(key) = self.lists.recipients.pop() else { break };
             self.conns[key].phase = Phase::ReadingLine;
             match self.lists.complete.clone() {

@@ -43,6 +43,7 @@ use crate::engine::collections::histogram::Histogram;
 use crate::engine::conn::{Actions, Conn, Conns, Continuation, LargePut, OutputHandle, Phase};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::ConnKey;
+use crate::engine::limits::Limits;
 use crate::engine::protocol::command::Counter;
 use crate::engine::protocol::output::Output;
 use crate::engine::protocol::stats::{ProcessInfo, ServerStats, StatusLine};
@@ -133,8 +134,6 @@ pub struct View<'a> {
 /// copied, so [`Reply::cost`](crate::engine::protocol::reply::Reply::cost) counts only a part of
 /// it.
 const REPLY_COST_PER_WORK: usize = 128;
-/// Each command may check this many watches, or list this many names, without further charge.
-const FREE_STEPS: usize = 32;
 /// Limits unused input and unsent text, and lists, to an eighth of `--max-memory` each.
 const BUFFERS_DIVISOR: u64 = 8;
 /// A warning that may recur with each put is logged at most once in this interval.
@@ -142,10 +141,10 @@ const WARN_INTERVAL: Nanos = Nanos::from_secs(60);
 
 impl Server {
     /// Returns a server without jobs and connections.
-    pub fn new(settings: Settings, process: ProcessInfo, now: Nanos) -> Server {
+    pub fn new(settings: Settings, limits: Limits, process: ProcessInfo, now: Nanos) -> Server {
         let buffer_limit = settings.max_memory_bytes / BUFFERS_DIVISOR;
         let buffer_limit = usize::try_from(buffer_limit).unwrap_or(usize::MAX);
-        let mut queue = Queue::new(now);
+        let mut queue = Queue::new(limits, now);
         queue.bury_after = settings.bury_after;
         queue.body_cache.limit = settings.body_cache_bytes;
         Server {
@@ -159,7 +158,7 @@ impl Server {
             last_id: 0,
             is_draining: false,
             memory_warned_at: None,
-            budget: Budget::default(),
+            budget: Budget::new(&limits),
             last_command_at: now,
             lists: Lists::default(),
             selections: 0,
@@ -182,7 +181,8 @@ impl Server {
             max_binlog_bytes: max_bytes,
             ..
         } = self.settings;
-        let policy = Policy { file_size, max_body_len, max_bytes, syncing };
+        let limits = self.queue.limits;
+        let policy = Policy { file_size, max_body_len, max_bytes, syncing, limits };
         let replay = self.queue.begin_replay(disk)?;
         Ok(Recovery { replay, policy, last_id: &mut self.last_id })
     }
@@ -327,13 +327,14 @@ impl Server {
 
     /// Begins an iteration of the loop in which `ready` connections are to be served.
     pub fn begin_iteration(&mut self, ready: usize) {
-        self.budget.begin_iteration(ready, self.queue.is_late());
+        self.budget.begin_iteration(ready, self.queue.is_late(), &self.queue.limits);
     }
 
     /// Divides the work of pipelined commands between `connections`, so that a client that sends
     /// thousands of commands at once delays no other client until they have all run.
     pub fn share_budget(&mut self, connections: usize) {
-        self.budget.divide(connections, self.queue.syncs_each_iteration());
+        let syncs = self.queue.syncs_each_iteration();
+        self.budget.divide(connections, syncs, &self.queue.limits);
     }
 
     /// Returns whether another connection may be served in this iteration.
@@ -471,6 +472,11 @@ impl Server {
     /// Returns whether a connection waits for bodies. For tests: the event loop is woken.
     pub fn is_reading(&self) -> bool {
         self.conns.iter().any(|(_, conn)| matches!(conn.phase, Phase::ReadingBodies(_)))
+    }
+
+    /// Returns the bounds of steps and iterations.
+    pub fn limits(&self) -> &Limits {
+        &self.queue.limits
     }
 
     /// Returns the number of open connections.
@@ -636,8 +642,6 @@ impl Recovery<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::budget::MIN_SHARE;
-    use super::commands::KICKS_PER_STEP;
     use super::*;
     use crate::engine::protocol::stats::ProcessorTime;
     use std::io::IoSlice;
@@ -649,6 +653,10 @@ mod tests {
     }
 
     fn server_with(settings: Settings) -> Server {
+        limited_server(settings, Limits::DEFAULT)
+    }
+
+    fn limited_server(settings: Settings, limits: Limits) -> Server {
         let process = ProcessInfo {
             pid: 1,
             instance_id: String::new(),
@@ -660,7 +668,7 @@ mod tests {
             resident_bytes: || None,
             has_headroom: |_| true,
         };
-        Server::new(settings, process, START)
+        Server::new(settings, limits, process, START)
     }
 
     /// Returns the output of the connection, and marks it as sent.
@@ -687,7 +695,10 @@ mod tests {
             iterations += 1;
             server.check();
             let count = replies(&mut server, key).lines().count();
-            assert!((1..=MIN_SHARE).contains(&count), "{count} replies in one iteration");
+            assert!(
+                (1..=Limits::DEFAULT.least_share_work).contains(&count),
+                "{count} replies in one iteration"
+            );
             replied += count;
             if !server.actions(key).run {
                 break;
@@ -696,7 +707,7 @@ mod tests {
             server.resume(key, START);
         }
         assert_eq!(replied, COMMANDS);
-        assert_eq!(iterations, COMMANDS.div_ceil(MIN_SHARE));
+        assert_eq!(iterations, COMMANDS.div_ceil(Limits::DEFAULT.least_share_work));
         assert!(server.actions(key).close);
     }
 
@@ -716,6 +727,45 @@ mod tests {
         server.receive(producer, b"stats-job 1\r\n", later);
         let stats = replies(&mut server, producer);
         assert!(stats.contains("reserves: 2\ntimeouts: 1\n"), "{stats}");
+    }
+
+    #[test]
+    fn a_batch_from_many_tubes_has_all_jobs_whatever_a_step_allows() {
+        for watches_per_step in [1, 2, 3, 100] {
+            let limits = Limits { watches_per_step, ..Limits::DEFAULT };
+            let mut server = limited_server(Settings::DEFAULT, limits);
+            let key = server.connect().unwrap();
+            for tube in 1..=5 {
+                let put = format!("watch {tube}\r\nput-in-tube {tube} 0 0 9 0\r\n\r\n");
+                server.receive(key, put.as_bytes(), START);
+            }
+            server.receive(key, b"reserve-batch 9\r\n", START);
+            while server.actions(key).run {
+                server.resume(key, START);
+                server.check();
+            }
+            let replies = replies(&mut server, key);
+            assert!(replies.contains("RESERVED_BATCH 5\r\n"), "{watches_per_step}: {replies}");
+        }
+    }
+
+    #[test]
+    fn due_work_makes_progress_whatever_a_tick_allows() {
+        let least =
+            Limits { most_due_work: 1, due_slice_work: 1, timers_per_tick: 1, ..Limits::DEFAULT };
+        let mut server = limited_server(Settings::DEFAULT, least);
+        let [first, second] = [(); 2].map(|()| server.connect().unwrap());
+        server.receive(first, b"put 0 1 9 0\r\n\r\nput 0 1 9 0\r\n\r\n", START);
+        server.receive(first, b"put 0 0 1 0\r\n\r\nreserve\r\npause-tube default 1\r\n", START);
+        server.receive(second, b"reserve\r\n", START);
+        let due = START + Nanos::from_secs(1) + Nanos::from_millis(1);
+        for _ in 0..20 {
+            server.begin_iteration(2);
+            server.tick(due);
+            server.check();
+        }
+        let Totals { ready, delayed, reserved, .. } = server.queue.totals;
+        assert_eq!((ready, delayed, reserved), (2, 0, 1));
     }
 
     #[test]
@@ -748,7 +798,10 @@ mod tests {
         let mut iterations = 1;
         let mut reply = replies(&mut server, operator);
         while reply.is_empty() {
-            assert_eq!(server.queue.totals.ready, u64::from(KICKS_PER_STEP) * iterations);
+            assert_eq!(
+                server.queue.totals.ready,
+                Limits::DEFAULT.jobs_per_kick_step as u64 * iterations
+            );
             server.receive(other, b"list-tube-used\r\n", START);
             assert_eq!(replies(&mut server, other), "USING default\r\n");
             server.check();
@@ -756,7 +809,7 @@ mod tests {
             iterations += 1;
             reply = replies(&mut server, operator);
         }
-        assert_eq!(iterations, MANY.div_ceil(KICKS_PER_STEP as usize) as u64);
+        assert_eq!(iterations, MANY.div_ceil(Limits::DEFAULT.jobs_per_kick_step) as u64);
         server.resume(operator, START);
         reply += &replies(&mut server, operator);
         assert_eq!(reply, "KICKED 20000\r\nUSING default\r\n");

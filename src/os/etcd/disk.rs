@@ -10,7 +10,6 @@ use super::shared::Shared;
 use super::thread::Request;
 use crate::engine::binlog::disk::{Disk, FileNumber, Progress, RemoteStats};
 use crate::engine::time::Nanos;
-use crate::os::sys::clock::monotonic;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
@@ -202,7 +201,7 @@ impl Disk for EtcdDisk {
         }
         self.shared.begin_storing();
         self.handed_over_bytes = std::mem::take(&mut self.gathered_bytes);
-        self.handed_over_at = monotonic();
+        self.handed_over_at = self.shared.now();
         let changes = std::mem::take(&mut self.changes);
         // Without the thread the lease is not renewed, and the loop ends.
         let _ = self.requests.send(Request::Store(changes, self.written));
@@ -223,7 +222,7 @@ impl Disk for EtcdDisk {
     fn remote_stats(&self) -> Option<RemoteStats> {
         let is_storing = self.shared.is_storing();
         let in_flight = if is_storing { self.handed_over_bytes } else { 0 };
-        let since = monotonic().since(self.handed_over_at);
+        let since = self.shared.now().since(self.handed_over_at);
         Some(RemoteStats {
             lease_left: self.shared.lease_left(),
             transactions: self.shared.transactions(),
@@ -241,7 +240,7 @@ mod tests {
 
     fn disk() -> (EtcdDisk, Arc<Shared>, UnboundedReceiver<Request>) {
         let (requests, received) = unbounded_channel();
-        let shared = Arc::new(Shared::new());
+        let shared = Arc::new(Shared::new(|| Nanos::ZERO));
         (EtcdDisk::new(Arc::clone(&shared), requests), shared, received)
     }
 

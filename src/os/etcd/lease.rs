@@ -4,13 +4,12 @@
 //! the last successful renewal was SENT, plus four fifths of the TTL that etcd has granted. The clock
 //! also runs while the machine is suspended. etcd can end a lease early, so the key is watched too.
 
+use super::api::{Compare, Op, Range, Txn};
 use super::keys::{IMPORTING, Keys, format_value, parse_format};
-use super::log::{ChangeError, Log, ReadError, begin_format, pairs};
+use super::log::{ChangeError, Log, ReadError, begin_format};
 use super::nodes::{Nodes, RequestError};
 use super::shared::{Leader, Role, Shared};
 use crate::engine::time::Nanos;
-use crate::os::sys::clock::monotonic;
-use etcd_client::{Compare, CompareOp, EventType, GetOptions, PutOptions, Txn, TxnOp};
 use log::warn;
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,7 +68,7 @@ impl Candidate {
                     return self.shared.set_role(Role::Refused(reason));
                 }
                 Err(Hindrance::Passing(error)) => {
-                    let now = monotonic();
+                    let now = self.shared.now();
                     if logged_at.is_none_or(|logged_at| now.since(logged_at) >= LOG_INTERVAL) {
                         warn!("etcd cannot serve: {error}; trying again");
                         logged_at = Some(now);
@@ -87,11 +86,11 @@ impl Candidate {
         check_prefix(&mut self.nodes, &self.keys, Some(self.file_size)).await?;
         loop {
             self.wait_for_vacancy().await?;
-            let sent_at = monotonic();
+            let sent_at = self.shared.now();
             let granted = self.nodes.grant_lease(self.ttl_secs).await?;
-            let ttl_secs = u64::try_from(granted.ttl()).unwrap_or(0);
+            let ttl_secs = u64::try_from(granted.ttl_secs).unwrap_or(0);
             let safe_time = Nanos::from_nanos(ttl_secs * 1_000_000_000 / 5 * 4);
-            let lease = Lease { id: granted.id(), safe_time };
+            let lease = Lease { id: granted.id, safe_time };
             self.shared.set_lease(lease.id);
             let deadline = sent_at + safe_time;
             if let Some(revision) = self.claim(lease, deadline).await? {
@@ -100,24 +99,25 @@ impl Candidate {
             }
             // It would end by itself.
             let _ = self.nodes.revoke_lease(lease.id).await;
+            // A lease may be too short to ever lead.
+            sleep(RETRY_PAUSE).await;
         }
     }
 
     /// Waits until the key of the leader does not exist.
     async fn wait_for_vacancy(&mut self) -> Result<(), Hindrance> {
         loop {
-            let answer = self.nodes.get(self.keys.leader(), GetOptions::new()).await?;
-            let Some(pair) = answer.kvs().first() else { return Ok(()) };
-            let leader = String::from_utf8_lossy(pair.value()).into_owned();
+            let answer = self.nodes.get(Range::key(self.keys.leader())).await?;
+            let Some(pair) = answer.pairs.first() else { return Ok(()) };
+            let leader = String::from_utf8_lossy(&pair.value).into_owned();
             let is_new = !matches!(self.shared.role(), Role::StandingBy(known) if known == leader);
             if is_new {
                 warn!("standing by: {leader} leads {}", self.keys.prefix());
                 self.shared.set_role(Role::StandingBy(leader));
             }
-            let revision = answer.header().map_or(0, |header| header.revision());
             // Events may be missed while a node has no connection to the others.
             let patience = Duration::from_secs(self.ttl_secs.into());
-            if let Ok(Ok(true)) = timeout(patience, self.wait_for_end(revision + 1)).await {
+            if let Ok(Ok(true)) = timeout(patience, self.wait_for_end(answer.revision + 1)).await {
                 return Ok(());
             }
         }
@@ -126,35 +126,25 @@ impl Candidate {
     /// Waits until the key of the leader is removed, as far as one node knows. Returns `false` if it
     /// may be there still.
     async fn wait_for_end(&mut self, revision: i64) -> Result<bool, RequestError> {
-        let mut changes = self.nodes.watch(self.keys.leader(), revision).await?;
-        loop {
-            match changes.message().await {
-                Ok(Some(message)) if message.canceled() => return Ok(false),
-                Ok(Some(message)) => {
-                    let mut kinds = message.events().iter().map(|event| event.event_type());
-                    if kinds.any(|kind| kind == EventType::Delete) {
-                        return Ok(true);
-                    }
-                }
-                Ok(None) | Err(_) => {
-                    self.nodes.next_node();
-                    return Ok(false);
-                }
-            }
+        let deletion = self.nodes.watch(self.keys.leader(), revision).await?.await;
+        if deletion.is_err() {
+            self.nodes.next_node();
         }
+        Ok(deletion.is_ok())
     }
 
     /// Creates the key of the leader with this lease. Returns the revision of that, or `None` if
     /// another server was first or the lease is too old.
     async fn claim(&mut self, lease: Lease, deadline: Nanos) -> Result<Option<i64>, Hindrance> {
         let key = self.keys.leader();
-        while monotonic() < deadline {
-            let is_absent = Compare::create_revision(key.clone(), CompareOp::Equal, 0);
-            let options = PutOptions::new().with_lease(lease.id);
-            let put = TxnOp::put(key.clone(), self.name.clone(), Some(options));
-            let txn = Txn::new().when([is_absent]).and_then([put]);
-            let txn = txn.or_else([TxnOp::get(key.clone(), None)]);
-            let answer = match self.nodes.txn(txn).await {
+        while self.shared.now() < deadline {
+            let value = self.name.clone().into_bytes();
+            let txn = Txn {
+                when: vec![Compare::Created(key.clone(), 0)],
+                then: vec![Op::Put { key: key.clone(), value, lease: lease.id }],
+                otherwise: vec![Op::get(key.clone())],
+            };
+            let mut answer = match self.nodes.txn(txn).await {
                 Ok(answer) => answer,
                 // It may have succeeded.
                 Err(RequestError::Unavailable(_)) => {
@@ -164,13 +154,13 @@ impl Candidate {
                 Err(RequestError::LeaseEnded(_)) => return Ok(None),
                 Err(error) => return Err(error.into()),
             };
-            if answer.succeeded() {
-                return Ok(answer.header().map(|header| header.revision()));
+            if answer.succeeded {
+                return Ok(Some(answer.revision));
             }
-            let pair = answer.op_responses().pop().and_then(|answer| pairs(answer).pop());
+            let pair = answer.found.pop().and_then(|mut pairs| pairs.pop());
             // An earlier try has succeeded if the lease is ours.
-            let own = pair.filter(|pair| pair.lease() == lease.id);
-            return Ok(own.map(|pair| pair.create_revision()));
+            let own = pair.filter(|pair| pair.lease == lease.id);
+            return Ok(own.map(|pair| pair.create_revision));
         }
         Ok(None)
     }
@@ -224,7 +214,7 @@ impl Candidate {
         let mut nodes = self.nodes.asking_next();
         let pause = nodes.timeout();
         loop {
-            let sent_at = monotonic();
+            let sent_at = self.shared.now();
             match self.renew_once(&mut nodes, lease, revision).await {
                 Ok(()) => {
                     self.shared.set_deadline(sent_at + lease.safe_time);
@@ -254,9 +244,9 @@ impl Candidate {
         revision: i64,
     ) -> Result<(), RequestError> {
         nodes.renew_lease(lease.id).await?;
-        let answer = nodes.get(self.keys.leader(), GetOptions::new()).await?;
-        match answer.kvs().first() {
-            Some(pair) if pair.create_revision() == revision => Ok(()),
+        let answer = nodes.get(Range::key(self.keys.leader())).await?;
+        match answer.pairs.first() {
+            Some(pair) if pair.create_revision == revision => Ok(()),
             Some(_) | None => Err(RequestError::LeaseEnded(GONE.to_owned())),
         }
     }
@@ -264,18 +254,18 @@ impl Candidate {
     /// Watches the key of the leader, which etcd may remove early, at another node.
     async fn watch(mut self, revision: i64) {
         self.nodes = self.nodes.asking_next().asking_next();
-        let mut compaction = CompactionCheck { noted_at: monotonic(), revision };
+        let mut compaction = CompactionCheck { noted_at: self.shared.now(), revision };
         loop {
-            match self.nodes.get(self.keys.leader(), GetOptions::new()).await {
+            match self.nodes.get(Range::key(self.keys.leader())).await {
                 Ok(answer) => {
-                    let pair = answer.kvs().first();
-                    if pair.is_none_or(|pair| pair.create_revision() != revision) {
+                    let pair = answer.pairs.first();
+                    if pair.is_none_or(|pair| pair.create_revision != revision) {
                         return self.shared.set_role(Role::Lost(GONE.to_owned()));
                     }
-                    let next = answer.header().map_or(0, |header| header.revision()) + 1;
-                    compaction.check(&mut self.nodes, &self.keys, next - 1).await;
+                    let now = self.shared.now();
+                    compaction.check(&mut self.nodes, &self.keys, answer.revision, now).await;
                     let patience = self.nodes.timeout();
-                    let _ = timeout(patience, self.wait_for_end(next)).await;
+                    let _ = timeout(patience, self.wait_for_end(answer.revision + 1)).await;
                 }
                 Err(_) => sleep(RETRY_PAUSE).await,
             }
@@ -292,19 +282,19 @@ struct CompactionCheck {
 
 impl CompactionCheck {
     /// Warns if a revision can still be read after [`REVISION_LIFETIME`]. `newest` is the newest one.
-    async fn check(&mut self, nodes: &mut Nodes, keys: &Keys, newest: i64) {
-        if monotonic().since(self.noted_at) < REVISION_LIFETIME {
+    async fn check(&mut self, nodes: &mut Nodes, keys: &Keys, newest: i64, now: Nanos) {
+        if now.since(self.noted_at) < REVISION_LIFETIME {
             return;
         }
-        let options = GetOptions::new().with_revision(self.revision).with_keys_only();
-        if nodes.get(keys.leader(), options).await.is_ok() && newest > self.revision {
+        let old = Range { revision: self.revision, ..Range::key(keys.leader()) };
+        if nodes.get(old).await.is_ok() && newest > self.revision {
             warn!(
                 "etcd keeps old revisions for more than {} s, until its quota is reached; start it \
                  with --auto-compaction-mode=periodic --auto-compaction-retention=1m",
                 REVISION_LIFETIME.whole_secs()
             );
         }
-        *self = CompactionCheck { noted_at: monotonic(), revision: newest };
+        *self = CompactionCheck { noted_at: now, revision: newest };
     }
 }
 
@@ -327,20 +317,20 @@ pub async fn check_prefix(
     file_size: Option<u32>,
 ) -> Result<(), Hindrance> {
     // Both at one moment: another server may write its first keys.
-    let others = GetOptions::new().with_prefix().with_keys_only().with_limit(2);
-    let reads = [TxnOp::get(keys.format(), None), TxnOp::get(keys.all(), Some(others))];
-    let answer = nodes.txn(Txn::new().and_then(reads)).await?;
-    let mut found = answer.op_responses().into_iter().map(pairs);
+    let others = Range { limit: 2, keys_only: true, ..Range::below(keys.all()) };
+    let reads = vec![Op::get(keys.format()), Op::Get(others)];
+    let answer = nodes.txn(Txn { then: reads, ..Txn::default() }).await?;
+    let mut found = answer.found.into_iter();
     let (format, others) = (found.next().unwrap_or_default(), found.next().unwrap_or_default());
     if let Some(pair) = format.first() {
-        if pair.value() == IMPORTING.as_bytes() {
+        if pair.value == IMPORTING.as_bytes() {
             return Err(Hindrance::Lasting(format!(
                 "an import was begun and not completed; delete the keys that begin with {} and \
                  import again",
                 keys.all()
             )));
         }
-        return match (parse_format(pair.value()), file_size) {
+        return match (parse_format(&pair.value), file_size) {
             (None, _) => Err(Hindrance::Lasting(format!(
                 "{} does not have a format that this version knows",
                 keys.format()
@@ -352,19 +342,19 @@ pub async fn check_prefix(
         };
     }
     let own = keys.leader();
-    match others.iter().find(|pair| pair.key() != own.as_bytes()) {
+    match others.iter().find(|pair| pair.key != own.as_bytes()) {
         None => Ok(()),
         Some(pair) => Err(Hindrance::Lasting(format!(
             "something else has keys with this prefix, such as {}; nothing was written",
-            String::from_utf8_lossy(pair.key())
+            String::from_utf8_lossy(&pair.key)
         ))),
     }
 }
 
 /// Fails if there is no binlog with this prefix.
 pub async fn check_used(nodes: &mut Nodes, keys: &Keys) -> Result<(), Hindrance> {
-    let answer = nodes.get(keys.format(), GetOptions::new()).await?;
-    if answer.kvs().is_empty() {
+    let answer = nodes.get(Range::key(keys.format())).await?;
+    if answer.pairs.is_empty() {
         return Err(Hindrance::Lasting(format!("no binlog has the prefix {}", keys.prefix())));
     }
     Ok(())

@@ -13,6 +13,7 @@
 //!   and it renews no lease meanwhile. They go in ascending order, so that a delayed twin finds none
 //!   before its own. Their numbers are never used again, because a newer chunk exists.
 
+use super::api::{Compare, Op, Pair, Range, Txn};
 use super::keys::{
     CHUNK_MAX, Chunk, ChunkNumber, IMPORTING, Keys, file_value, format_value, parse_number,
 };
@@ -20,9 +21,6 @@ use super::nodes::{Nodes, RequestError};
 use super::pages::{ListedFile, Page, Pages};
 use super::shared::Leader;
 use crate::engine::binlog::disk::FileNumber;
-use etcd_client::{
-    Compare, CompareOp, DeleteOptions, GetOptions, KeyValue, Txn, TxnOp, TxnOpResponse,
-};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::time::Duration;
@@ -69,14 +67,16 @@ pub enum ChangeError {
 pub struct Log {
     nodes: Nodes,
     keys: Keys,
-    /// The revision to read; `None` for the newest.
-    revision: Option<i64>,
+    /// The revision to read, or 0 for the newest.
+    revision: i64,
     /// The files that are there.
     files: BTreeMap<FileNumber, ListedFile>,
     /// What was read before it was wanted.
     pages: Pages,
     /// The file of the page that was wanted last.
     wanted: FileNumber,
+    /// The first chunk behind the last one of the newest file, once its size was asked for.
+    end: ChunkNumber,
     /// The number of chunks in the next page.
     page_len: i64,
     /// Chunks of removed files: the first one, and the first one behind them.
@@ -107,10 +107,11 @@ impl Log {
         Log {
             nodes,
             keys,
-            revision: None,
+            revision: 0,
             files: BTreeMap::new(),
             pages: Pages::default(),
             wanted: 0,
+            end: ChunkNumber::MAX,
             page_len: FIRST_PAGE_LEN,
             garbage: VecDeque::new(),
         }
@@ -120,18 +121,18 @@ impl Log {
 
     /// Lists the files. If `is_pinned`, later reads show the state of this moment.
     pub async fn list(&mut self, is_pinned: bool) -> Result<Vec<FileNumber>, ReadError> {
-        let options = GetOptions::new().with_prefix();
-        let answer = self.nodes.get_page(self.keys.files(), options).await?;
+        let answer = self.nodes.get_page(Range::below(self.keys.files())).await?;
         let mut files = BTreeMap::new();
-        for pair in answer.kvs() {
-            let file = self.keys.parse_file(pair.key()).zip(parse_number(pair.value()));
+        for pair in &answer.pairs {
+            let file = self.keys.parse_file(&pair.key).zip(parse_number(&pair.value));
             let (file, first) = file.ok_or_else(|| unknown_key(pair))?;
-            files.insert(file, ListedFile { first, revision: pair.mod_revision() });
+            files.insert(file, ListedFile { first, revision: pair.mod_revision });
         }
         self.pages.keep(&files);
         self.files = files;
         self.wanted = 0;
-        self.revision = answer.header().map(|header| header.revision()).filter(|_| is_pinned);
+        self.end = ChunkNumber::MAX;
+        self.revision = if is_pinned { answer.revision } else { 0 };
         Ok(self.files.keys().copied().collect())
     }
 
@@ -148,19 +149,18 @@ impl Log {
         &mut self,
         (first, end): (ChunkNumber, ChunkNumber),
     ) -> Result<ChunkNumber, ReadError> {
-        let range = GetOptions::new().with_range(self.keys.chunk(end)).with_count_only();
-        let range = self.at_revision(range);
-        let answer = self.nodes.get(self.keys.chunk(first), range).await?;
-        Ok(first + u64::try_from(answer.count()).unwrap_or(0).saturating_sub(1))
+        let range = Range { count_only: true, ..self.range_of(first, end) };
+        let answer = self.nodes.get(range).await?;
+        Ok(first + answer.count.saturating_sub(1))
     }
 
     /// Returns a chunk with the revision of its last change, if it is there.
     async fn chunk(&mut self, number: ChunkNumber) -> Result<Option<(i64, Chunk)>, ReadError> {
-        let options = self.at_revision(GetOptions::new());
-        let answer = self.nodes.get(self.keys.chunk(number), options).await?;
-        let Some(pair) = answer.kvs().first() else { return Ok(None) };
-        let chunk = Chunk::decode(pair.value()).ok_or_else(|| unknown_key(pair))?;
-        Ok(Some((pair.mod_revision(), chunk)))
+        let range = Range { revision: self.revision, ..Range::key(self.keys.chunk(number)) };
+        let answer = self.nodes.get(range).await?;
+        let Some(pair) = answer.pairs.first() else { return Ok(None) };
+        let chunk = Chunk::decode(&pair.value).ok_or_else(|| unknown_key(pair))?;
+        Ok(Some((pair.mod_revision, chunk)))
     }
 
     /// Returns the size of a file in bytes, or `None` if there is no such file.
@@ -171,6 +171,10 @@ impl Log {
             return Ok(Some(read_bytes));
         }
         let last = self.last_of(range).await?;
+        if range.1 == ChunkNumber::MAX {
+            // There is nothing to be read ahead behind it, which changes would wait for.
+            self.end = last + 1;
+        }
         Ok(self.chunk(last).await?.map(|(_, chunk)| chunk.end()))
     }
 
@@ -207,14 +211,14 @@ impl Log {
     /// until there may be another one.
     pub async fn prefetch(&mut self) -> Duration {
         let is_read = match self.revision {
-            Some(_) => self.read_unread().await,
-            None => self.list(true).await.map(|files| !files.is_empty()),
+            0 => self.list(true).await.map(|files| !files.is_empty()),
+            _ => self.read_unread().await,
         };
         match is_read {
             Ok(true) => PREFETCH_PAUSE,
             // Revisions are dropped after some time, so the next pages are of another one.
             Ok(false) | Err(_) => {
-                self.revision = None;
+                self.revision = 0;
                 PREFETCH_INTERVAL
             }
         }
@@ -224,7 +228,7 @@ impl Log {
     async fn read_unread(&mut self) -> Result<bool, ReadError> {
         for (file, listed) in self.files.range(self.wanted..) {
             let next = self.pages.next_unread(*file, *listed);
-            if self.range(*file).is_some_and(|(_, end)| next.1 < end) {
+            if self.range(*file).is_some_and(|(_, end)| next.1 < end.min(self.end)) {
                 let (file, listed) = (*file, *listed);
                 return self.read_page(file, listed, next).await;
             }
@@ -264,18 +268,16 @@ impl Log {
         offset: u64,
     ) -> Result<(u64, Vec<u8>), ReadError> {
         let answer = loop {
-            let range = GetOptions::new().with_range(self.keys.chunk(end));
-            let range = self.at_revision(range).with_limit(self.page_len);
-            match self.nodes.get_page(self.keys.chunk(from), range).await {
+            let range = Range { limit: self.page_len, ..self.range_of(from, end) };
+            match self.nodes.get_page(range).await {
                 // Large chunks follow many small ones.
                 Err(RequestError::TooLong(_)) if self.page_len > 1 => self.page_len /= 2,
                 answer => break answer?,
             }
         };
-        let is_full = answer.more();
         let mut bytes = Vec::new();
-        for (number, pair) in (from..).zip(answer.kvs()) {
-            let chunk = self.keys.parse_chunk(pair.key()).zip(Chunk::split(pair.value()));
+        for (number, pair) in (from..).zip(&answer.pairs) {
+            let chunk = self.keys.parse_chunk(&pair.key).zip(Chunk::split(&pair.value));
             let (found, (of, at, part)) = chunk.ok_or_else(|| unknown_key(pair))?;
             let expected = offset + bytes.len() as u64;
             if (found, of, at) != (number, file, expected) {
@@ -286,17 +288,16 @@ impl Log {
         }
         if bytes.len() > PAGE_BYTES {
             self.page_len = (self.page_len / 2).max(1);
-        } else if bytes.len() < PAGE_BYTES / 2 && is_full {
+        } else if bytes.len() < PAGE_BYTES / 2 && answer.more {
             self.page_len = (self.page_len * 2).min(LONGEST_PAGE_LEN);
         }
-        Ok((answer.kvs().len() as u64, bytes))
+        Ok((answer.pairs.len() as u64, bytes))
     }
 
-    fn at_revision(&self, options: GetOptions) -> GetOptions {
-        match self.revision {
-            Some(revision) => options.with_revision(revision),
-            None => options,
-        }
+    /// Returns the keys of some chunks, in the revision to read.
+    fn range_of(&self, first: ChunkNumber, end: ChunkNumber) -> Range {
+        let range = Range::until(self.keys.chunk(first), self.keys.chunk(end));
+        Range { revision: self.revision, ..range }
     }
 
     /// Returns the first chunk of a file, and the first one behind it.
@@ -333,7 +334,7 @@ impl Log {
             }
             Change::EndImport => {
                 let value = format_value(leader.file_size);
-                let put = vec![TxnOp::put(self.keys.format(), value, None)];
+                let put = vec![Op::put(self.keys.format(), value)];
                 let _ = self.transact(leader, Vec::new(), put, None).await?;
                 Ok(true)
             }
@@ -351,21 +352,18 @@ impl Log {
         let key = self.keys.chunk(number);
         let value = Chunk::encode(file, offset, bytes);
         let before = match leader.last_chunk {
-            0 => {
-                let revision = leader.format_revision;
-                Compare::mod_revision(self.keys.format(), CompareOp::Equal, revision)
-            }
-            last => Compare::create_revision(self.keys.chunk(last), CompareOp::Greater, 0),
+            0 => Compare::Modified(self.keys.format(), leader.format_revision),
+            last => Compare::Exists(self.keys.chunk(last)),
         };
-        let is_absent = Compare::create_revision(key.clone(), CompareOp::Equal, 0);
-        let mut puts = vec![TxnOp::put(key.clone(), value.clone(), None)];
+        let is_absent = Compare::Created(key.clone(), 0);
+        let mut puts = vec![Op::put(key.clone(), value.clone())];
         if offset == 0 {
-            puts.push(TxnOp::put(self.keys.file(file), file_value(number), None));
+            puts.push(Op::put(self.keys.file(file), file_value(number)));
         }
         if leader.last_chunk == 0 {
             let size = format_value(leader.file_size);
             let value = if leader.is_import { IMPORTING.to_owned() } else { size };
-            puts.push(TxnOp::put(self.keys.format(), value, None));
+            puts.push(Op::put(self.keys.format(), value));
         }
         let found = self.transact(leader, vec![is_absent, before], puts, Some(key)).await?;
         if let Err(found) = found
@@ -390,7 +388,7 @@ impl Log {
         );
         let oldest = self.files.keys().next();
         assert_eq!(oldest, Some(&file), "files are removed in their order, without gaps");
-        let delete = vec![TxnOp::delete(self.keys.file(file), None)];
+        let delete = vec![Op::delete(self.keys.file(file))];
         // It has no condition but that this server leads.
         let _ = self.transact(leader, Vec::new(), delete, None).await?;
         self.files.remove(&file);
@@ -402,10 +400,10 @@ impl Log {
     pub async fn find_garbage(&mut self) -> Result<(), ReadError> {
         // The last chunk stays, because the next one needs it. It belongs to a file.
         let Some(oldest) = self.files.values().next().map(|file| file.first) else { return Ok(()) };
-        let options = GetOptions::new().with_prefix().with_keys_only().with_limit(1);
-        let answer = self.nodes.get(self.keys.chunks(), options).await?;
-        let Some(pair) = answer.kvs().first() else { return Ok(()) };
-        let first = self.keys.parse_chunk(pair.key()).ok_or_else(|| unknown_key(pair))?;
+        let first = Range { limit: 1, keys_only: true, ..Range::below(self.keys.chunks()) };
+        let answer = self.nodes.get(first).await?;
+        let Some(pair) = answer.pairs.first() else { return Ok(()) };
+        let first = self.keys.parse_chunk(&pair.key).ok_or_else(|| unknown_key(pair))?;
         if first < oldest {
             self.garbage.push_back((first, oldest));
         }
@@ -421,8 +419,8 @@ impl Log {
     pub async fn delete_garbage(&mut self, leader: &Leader) -> Result<(), ChangeError> {
         let Some(&(first, end)) = self.garbage.front() else { return Ok(()) };
         let next = (first + GARBAGE_STEP).min(end);
-        let range = DeleteOptions::new().with_range(self.keys.chunk(next));
-        let delete = vec![TxnOp::delete(self.keys.chunk(first), Some(range))];
+        let end_key = Some(self.keys.chunk(next));
+        let delete = vec![Op::Delete { key: self.keys.chunk(first), end: end_key }];
         let _ = self.transact(leader, Vec::new(), delete, None).await?;
         if next == end {
             self.garbage.pop_front();
@@ -461,17 +459,16 @@ impl Log {
             let len = usize::try_from(size - kept.offset).expect("it is shorter than a chunk");
             let value = Chunk::encode(file, kept.offset, &kept.bytes[..len]);
             let key = self.keys.chunk(number);
-            conditions.push(Compare::mod_revision(key.clone(), CompareOp::Equal, revision));
-            operations.push(TxnOp::put(key, value, None));
+            conditions.push(Compare::Modified(key.clone(), revision));
+            operations.push(Op::put(key, value));
         }
         if let Some(revision) = cut {
             let key = self.keys.chunk(number + 1);
-            conditions.push(Compare::mod_revision(key.clone(), CompareOp::Equal, revision));
-            let rest = DeleteOptions::new().with_range(self.keys.chunk(end));
-            operations.push(TxnOp::delete(key, Some(rest)));
+            conditions.push(Compare::Modified(key.clone(), revision));
+            operations.push(Op::Delete { key, end: Some(self.keys.chunk(end)) });
         }
         if !operations.is_empty() {
-            operations.push(TxnOp::put(self.keys.file(file), file_value(first), None));
+            operations.push(Op::put(self.keys.file(file), file_value(first)));
             // If a chunk has changed since it was read, an earlier try has succeeded. The next one
             // finds nothing to do.
             let done = self.transact(leader, conditions, operations, None).await?;
@@ -491,10 +488,9 @@ impl Log {
         let Some((first, end)) = self.range(file) else { return Ok(()) };
         let mut number = first;
         while number < end {
-            let answer = self.nodes.get(self.keys.chunk(number), GetOptions::new()).await?;
-            let Some(pair) = answer.kvs().first() else { return Ok(()) };
-            let copy = self.keys.damaged_chunk(file, number);
-            let put = vec![TxnOp::put(copy, pair.value().to_vec(), None)];
+            let mut answer = self.nodes.get(Range::key(self.keys.chunk(number))).await?;
+            let Some(pair) = answer.pairs.pop() else { return Ok(()) };
+            let put = vec![Op::put(self.keys.damaged_chunk(file, number), pair.value)];
             let _ = self.transact(leader, Vec::new(), put, None).await?;
             number += 1;
         }
@@ -506,28 +502,25 @@ impl Log {
     async fn transact(
         &mut self,
         leader: &Leader,
-        mut conditions: Vec<Compare>,
-        operations: Vec<TxnOp>,
+        mut when: Vec<Compare>,
+        then: Vec<Op>,
         key: Option<String>,
     ) -> Result<Result<(), Option<Vec<u8>>>, ChangeError> {
         let leader_key = self.keys.leader();
-        let leads = Compare::create_revision(leader_key.clone(), CompareOp::Equal, leader.revision);
-        conditions.push(leads);
-        let reads = std::iter::once(leader_key).chain(key);
-        let reads: Vec<TxnOp> = reads.map(|key| TxnOp::get(key, None)).collect();
-        let txn = Txn::new().when(conditions).and_then(operations).or_else(reads);
-        let answer = self.nodes.txn(txn).await?;
-        if answer.succeeded() {
+        when.push(Compare::Created(leader_key.clone(), leader.revision));
+        let otherwise = std::iter::once(leader_key).chain(key).map(Op::get).collect();
+        let answer = self.nodes.txn(Txn { when, then, otherwise }).await?;
+        if answer.succeeded {
             return Ok(Ok(()));
         }
-        let mut found = answer.op_responses().into_iter().map(|answer| pairs(answer).pop());
+        let mut found = answer.found.into_iter().map(|mut pairs| pairs.pop());
         let present = found.next().flatten();
         match present {
-            Some(pair) if pair.create_revision() == leader.revision => {
-                Ok(Err(found.next().flatten().map(|pair| pair.value().to_vec())))
+            Some(pair) if pair.create_revision == leader.revision => {
+                Ok(Err(found.next().flatten().map(|pair| pair.value)))
             }
             Some(pair) => {
-                let name = String::from_utf8_lossy(pair.value()).into_owned();
+                let name = String::from_utf8_lossy(&pair.value).into_owned();
                 Err(ChangeError::NotLeading(format!("{name} leads")))
             }
             None => Err(ChangeError::NotLeading("the lease has ended".to_owned())),
@@ -542,24 +535,18 @@ pub async fn begin_format(
     leader_revision: i64,
     value: &str,
 ) -> Result<i64, ChangeError> {
-    let leads = Compare::create_revision(keys.leader(), CompareOp::Equal, leader_revision);
-    let is_absent = Compare::create_revision(keys.format(), CompareOp::Equal, 0);
-    let put = TxnOp::put(keys.format(), value, None);
-    let read = TxnOp::get(keys.format(), None);
-    let txn = Txn::new().when([leads, is_absent]).and_then([put, read.clone()]).or_else([read]);
-    let mut answers = nodes.txn(txn).await?.op_responses();
-    let format = answers.pop().and_then(|answer| pairs(answer).pop());
+    let leads = Compare::Created(keys.leader(), leader_revision);
+    let is_absent = Compare::Created(keys.format(), 0);
+    let (put, read) = (Op::put(keys.format(), value), Op::get(keys.format()));
+    let (when, then) = (vec![leads, is_absent], vec![put, read.clone()]);
+    let mut answer = nodes.txn(Txn { when, then, otherwise: vec![read] }).await?;
+    let format = answer.found.pop().and_then(|mut pairs| pairs.pop());
     let format = format.ok_or_else(|| ChangeError::NotLeading("the lease has ended".to_owned()))?;
-    Ok(format.mod_revision())
+    Ok(format.mod_revision)
 }
 
-/// Returns the keys that a read of a transaction has found.
-pub fn pairs(response: TxnOpResponse) -> Vec<KeyValue> {
-    if let TxnOpResponse::Get(mut got) = response { got.take_kvs() } else { Vec::new() }
-}
-
-fn unknown_key(pair: &KeyValue) -> ReadError {
-    ReadError::Invalid(format!("{} is no key of a binlog", String::from_utf8_lossy(pair.key())))
+fn unknown_key(pair: &Pair) -> ReadError {
+    ReadError::Invalid(format!("{} is no key of a binlog", String::from_utf8_lossy(&pair.key)))
 }
 
 impl From<RequestError> for ReadError {

@@ -8,6 +8,7 @@ use super::options::EtcdOptions;
 use super::shared::{Role, Shared};
 use super::standing::{MembershipError, Standing};
 use super::thread::{self, Duty, Request};
+use crate::os::sys::clock::monotonic;
 use crate::os::sys::machine;
 use mio::Waker;
 use std::fmt::Display;
@@ -54,7 +55,7 @@ impl Membership {
         let candidate = Candidate {
             nodes,
             keys: Keys::new(&etcd.prefix),
-            shared: Arc::new(Shared::new()),
+            shared: Arc::new(Shared::new(monotonic)),
             name: format!("{hostname}:{}", std::process::id()),
             file_size: etcd.file_size,
             ttl_secs: etcd.lease_ttl_secs,

@@ -21,14 +21,21 @@
 //! | [`pages`] | what was read of the files before it is wanted |
 //! | [`keys`] | names and values of the keys |
 //! | [`nodes`] | requests to nodes, and the kinds of their failures |
+//! | [`api`] | etcd's interface: the seam at which tests put a fake |
+//! | [`client`] | the real etcd behind it |
 //! | [`absent`] | what stands for a membership without the feature `etcd` |
 //!
 //! Without the feature only [`options`], [`standing`] and [`absent`] are there.
 
+#![allow(missing_docs, reason = "only tests see it from outside")]
 #![allow(rustdoc::broken_intra_doc_links, reason = "the feature leaves out some of the files")]
 
 #[cfg(not(feature = "etcd"))]
 mod absent;
+#[cfg(feature = "etcd")]
+pub mod api;
+#[cfg(feature = "etcd")]
+mod client;
 #[cfg(feature = "etcd")]
 mod disk;
 #[cfg(feature = "etcd")]
@@ -54,5 +61,15 @@ mod thread;
 pub use absent::Membership;
 #[cfg(feature = "etcd")]
 pub use membership::Membership;
+// For tests.
 pub use options::{EtcdOptions, TlsFiles};
 pub use standing::{EXIT_LOST, MembershipError, Standing};
+#[cfg(feature = "etcd")]
+pub use {
+    disk::EtcdDisk,
+    keys::Keys,
+    lease::Candidate,
+    nodes::Nodes,
+    shared::{Role, Shared},
+    thread::{Duty, Request, serve},
+};

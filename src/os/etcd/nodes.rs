@@ -3,29 +3,27 @@
 //! A request that failed may nevertheless have been carried out, or be carried out later. So the
 //! caller must be able to send it again.
 
+use super::api::{Answer, Etcd, Failure, Found, Lease, NOT_FOUND, Node, Range, Txn, TxnAnswer};
 use super::options::EtcdOptions;
-use etcd_client::{
-    Certificate, Client, ConnectOptions, Error, GetOptions, GetResponse, Identity,
-    LeaseGrantResponse, TlsOptions, Txn, TxnResponse, WatchOptions, WatchStream,
-};
+use etcd_client::{Certificate, ConnectOptions, Identity, TlsOptions};
 use std::env;
 use std::fmt;
 use std::fs;
-use std::future::Future;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The nodes, and a connection to one of them.
 #[derive(Clone)]
 pub struct Nodes {
+    etcd: Arc<dyn Etcd>,
     addresses: Vec<String>,
-    options: ConnectOptions,
     /// The time for one request.
     timeout: Duration,
     /// The time for a connection.
     connect_timeout: Duration,
     current: usize,
-    client: Option<Client>,
+    node: Option<Arc<dyn Node>>,
     tls: Tls,
     /// The number of nodes in a row that have refused a request.
     refusals: usize,
@@ -58,8 +56,6 @@ pub enum RequestError {
 #[derive(Debug)]
 pub struct FileError(String);
 
-/// A page of the log has at most 16 MiB and one chunk.
-const LONGEST_ANSWER: usize = 64 * 1024 * 1024;
 /// A page may take longer than other answers.
 const PAGE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A connection without an answer to a ping for this long is given up.
@@ -112,26 +108,32 @@ impl Nodes {
         }
         let addresses = etcd.nodes.iter().map(|node| format!("{scheme}://{node}")).collect();
         options = options.with_connect_timeout(connect_timeout);
-        Ok(Nodes {
+        let nodes = Nodes::over(Arc::new(options), addresses, timeout);
+        Ok(Nodes { connect_timeout, tls, ..nodes })
+    }
+
+    /// Returns the nodes of an etcd with these addresses. A request may take `timeout`.
+    pub fn over(etcd: Arc<dyn Etcd>, addresses: Vec<String>, timeout: Duration) -> Nodes {
+        Nodes {
+            etcd,
             addresses,
-            options,
             timeout,
-            connect_timeout,
+            connect_timeout: timeout,
             current: 0,
-            client: None,
-            tls,
+            node: None,
+            tls: Tls::None,
             refusals: 0,
-        })
+        }
     }
 
     /// Returns the same nodes, to be asked over connections of their own and from the next node on.
     pub fn asking_next(&self) -> Nodes {
         let current = (self.current + 1) % self.addresses.len();
-        Nodes { current, client: None, ..self.clone() }
+        Nodes { current, node: None, ..self.clone() }
     }
 
     /// Returns how many nodes there are.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.addresses.len()
     }
 
@@ -142,68 +144,51 @@ impl Nodes {
 
     // ---- Requests ----
 
-    pub async fn txn(&mut self, txn: Txn) -> Result<TxnResponse, RequestError> {
-        self.ask(async |client| client.txn(txn).await).await
+    pub async fn txn(&mut self, txn: Txn) -> Result<TxnAnswer, RequestError> {
+        self.ask(|node| node.txn(txn)).await
     }
 
     /// Reads keys with short values.
-    pub async fn get(
-        &mut self,
-        key: String,
-        options: GetOptions,
-    ) -> Result<GetResponse, RequestError> {
-        self.ask(async |client| client.get(key, Some(options)).await).await
+    pub async fn get(&mut self, range: Range) -> Result<Found, RequestError> {
+        self.ask(|node| node.range(range)).await
     }
 
     /// Reads many keys, or long values, for which there is more time.
-    pub async fn get_page(
-        &mut self,
-        key: String,
-        options: GetOptions,
-    ) -> Result<GetResponse, RequestError> {
-        let timeout = self.timeout.max(PAGE_TIMEOUT);
-        self.ask_within(timeout, async |client| {
-            let mut client = client.kv_client().max_decoding_message_size(LONGEST_ANSWER);
-            client.get(key, Some(options)).await
-        })
-        .await
+    pub async fn get_page(&mut self, range: Range) -> Result<Found, RequestError> {
+        self.ask_within(self.timeout.max(PAGE_TIMEOUT), |node| node.range(range)).await
     }
 
-    pub async fn grant_lease(&mut self, ttl_secs: u32) -> Result<LeaseGrantResponse, RequestError> {
-        self.ask(async |client| client.lease_grant(ttl_secs.into(), None).await).await
+    pub async fn grant_lease(&mut self, ttl_secs: u32) -> Result<Lease, RequestError> {
+        self.ask(|node| node.grant(ttl_secs)).await
     }
 
-    /// Renews a lease, by the first answer of a new stream: answers have no number, so on an old
-    /// stream a late one could be taken for that of another request.
     pub async fn renew_lease(&mut self, lease: i64) -> Result<(), RequestError> {
-        self.ask(async |client| client.lease_keep_alive(lease).await.map(|_| ())).await
+        self.ask(|node| node.keep_alive(lease)).await
     }
 
     pub async fn revoke_lease(&mut self, lease: i64) -> Result<(), RequestError> {
-        self.ask(async |client| client.lease_revoke(lease).await.map(|_| ())).await
+        self.ask(|node| node.revoke(lease)).await
     }
 
-    /// Returns the changes of a key from a revision on.
-    pub async fn watch(&mut self, key: String, revision: i64) -> Result<WatchStream, RequestError> {
-        let options = WatchOptions::new().with_start_revision(revision);
-        self.ask(async |client| client.watch(key, Some(options)).await).await
+    /// Watches a key from a revision on. The answer comes when the key is deleted.
+    pub async fn watch(&mut self, key: String, from: i64) -> Result<Answer<()>, RequestError> {
+        self.ask(|node| node.watch(key, from)).await
     }
 
     /// Returns the version of etcd.
     pub async fn version(&mut self) -> Result<String, RequestError> {
-        self.ask(async |client| client.status().await.map(|status| status.version().to_owned()))
-            .await
+        self.ask(|node| node.status()).await
     }
 
     /// Asks the next node from now on.
     pub fn next_node(&mut self) {
-        self.client = None;
+        self.node = None;
         self.current = (self.current + 1) % self.addresses.len();
     }
 
     async fn ask<T>(
         &mut self,
-        request: impl AsyncFnOnce(&mut Client) -> Result<T, Error>,
+        request: impl FnOnce(&dyn Node) -> Answer<T>,
     ) -> Result<T, RequestError> {
         self.ask_within(self.timeout, request).await
     }
@@ -211,17 +196,17 @@ impl Nodes {
     async fn ask_within<T>(
         &mut self,
         timeout: Duration,
-        request: impl AsyncFnOnce(&mut Client) -> Result<T, Error>,
+        request: impl FnOnce(&dyn Node) -> Answer<T>,
     ) -> Result<T, RequestError> {
         let answer = async {
-            if self.client.is_none() {
-                let address = &self.addresses[self.current];
-                let options = Some(self.options.clone());
-                let connected = Client::connect([address], options);
-                self.client = Some(within(self.connect_timeout, connected).await?);
-            }
-            let client = self.client.as_mut().expect("it was just connected");
-            within(timeout, request(client)).await
+            let node = match &self.node {
+                Some(node) => node,
+                None => {
+                    let connected = self.etcd.connect(&self.addresses[self.current]);
+                    self.node.insert(within(self.connect_timeout, connected).await?)
+                }
+            };
+            within(timeout, request(&**node)).await
         };
         let answer = answer.await.map_err(|error| error.at(&self.addresses[self.current]));
         if answer.is_ok() {
@@ -258,10 +243,7 @@ impl Nodes {
     }
 }
 
-async fn within<T>(
-    timeout: Duration,
-    answer: impl Future<Output = Result<T, Error>>,
-) -> Result<T, RequestError> {
+async fn within<T>(timeout: Duration, answer: Answer<T>) -> Result<T, RequestError> {
     match tokio::time::timeout(timeout, answer).await {
         Ok(answer) => answer.map_err(RequestError::from),
         Err(_) => Err(RequestError::Unavailable(format!("no answer in {timeout:?}"))),
@@ -283,11 +265,10 @@ impl RequestError {
 }
 
 /// The texts of etcd by which its answers differ: some have the same code.
-impl From<Error> for RequestError {
-    fn from(error: Error) -> RequestError {
+impl From<Failure> for RequestError {
+    fn from(Failure { code, text }: Failure) -> RequestError {
         const NO_SPACE: &str = "database space exceeded";
         const TOO_LONG: &str = "message length too large";
-        const LEASE_ENDED: &str = "lease not found";
         const REFUSED: [&str; 10] = [
             "invalid user ID or password",
             "authentication is not enabled",
@@ -301,14 +282,13 @@ impl From<Error> for RequestError {
             "keys may not be consistent",
             "certificate required",
         ];
-        let text = describe(&error);
         if text.contains(NO_SPACE) {
             return RequestError::NoSpace(text);
         }
         if text.contains(TOO_LONG) {
             return RequestError::TooLong(text);
         }
-        if text.contains(LEASE_ENDED) {
+        if code == Some(NOT_FOUND) {
             return RequestError::LeaseEnded(text);
         }
         if REFUSED.iter().any(|refused| text.contains(refused)) {
@@ -316,40 +296,6 @@ impl From<Error> for RequestError {
         }
         RequestError::Unavailable(text)
     }
-}
-
-/// Returns the texts of an error and of its causes.
-fn describe(error: &Error) -> String {
-    let mut text = match error {
-        Error::GRpcStatus(status) => status.message().to_owned(),
-        other @ (Error::InvalidArgs(_)
-        | Error::InvalidUri(_)
-        | Error::IoError(_)
-        | Error::TransportError(_)
-        | Error::WatchError(_)
-        | Error::Utf8Error(_)
-        | Error::LeaseKeepAliveError(_)
-        | Error::ElectError(_)
-        | Error::InvalidMetadataValue(_)
-        | Error::EndpointError(_)
-        | Error::EndpointsNotManaged
-        | Error::Internal(_)) => other.to_string(),
-    };
-    let mut cause = if let Error::GRpcStatus(status) = error {
-        std::error::Error::source(status)
-    } else if let Error::TransportError(error) = error {
-        std::error::Error::source(error)
-    } else {
-        None
-    };
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 /// Reads a file in PEM format with a block of this kind.

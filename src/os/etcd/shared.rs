@@ -3,18 +3,21 @@
 use super::keys::ChunkNumber;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::time::Nanos;
-use crate::os::sys::clock::monotonic;
 use mio::Waker;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+/// Returns the time since some moment, also that in which the machine was suspended.
+pub type Clock = fn() -> Nanos;
+
 /// The state that both threads see.
 #[derive(Debug)]
 pub struct Shared {
+    clock: Clock,
     role: Mutex<Role>,
     /// The lease that this server has, or 0.
     lease: AtomicI64,
-    /// No reply may leave after this moment of [`monotonic`], in nanoseconds.
+    /// No reply may leave after this moment of the clock, in nanoseconds.
     deadline_ns: AtomicU64,
     /// The number of the last change that is stored, with all before it.
     acknowledged: AtomicU64,
@@ -59,8 +62,9 @@ pub struct Leader {
 }
 
 impl Shared {
-    pub fn new() -> Shared {
+    pub fn new(clock: Clock) -> Shared {
         Shared {
+            clock,
             role: Mutex::new(Role::Starting),
             lease: AtomicI64::new(0),
             deadline_ns: AtomicU64::new(0),
@@ -71,6 +75,10 @@ impl Shared {
             transactions: Mutex::new(Histogram::default()),
             waker: Mutex::new(None),
         }
+    }
+
+    pub fn now(&self) -> Nanos {
+        (self.clock)()
     }
 
     // ---- The role ----
@@ -98,14 +106,14 @@ impl Shared {
         self.lease.load(SeqCst)
     }
 
-    /// Sets the moment of [`monotonic`] after which no reply may leave.
+    /// Sets the moment of the clock after which no reply may leave.
     pub fn set_deadline(&self, deadline: Nanos) {
         self.deadline_ns.store(deadline.as_nanos(), SeqCst);
     }
 
     /// Returns the time until no reply may leave.
     pub fn lease_left(&self) -> Nanos {
-        Nanos::from_nanos(self.deadline_ns.load(SeqCst)).since(monotonic())
+        Nanos::from_nanos(self.deadline_ns.load(SeqCst)).since(self.now())
     }
 
     /// Returns why no reply may leave, if none may.

@@ -9,7 +9,6 @@ use super::log::{Change, ChangeError, Log, ReadError};
 use super::nodes::{Nodes, RequestError};
 use super::shared::{Leader, Role, Shared};
 use crate::engine::binlog::disk::FileNumber;
-use crate::os::sys::clock::monotonic;
 use log::warn;
 use std::future::poll_fn;
 use std::io;
@@ -67,14 +66,15 @@ pub fn start(
     Ok((shared, requests))
 }
 
-async fn serve(candidate: Candidate, duty: Duty, mut requests: UnboundedReceiver<Request>) {
+/// Serves requests until one ends it.
+pub async fn serve(candidate: Candidate, duty: Duty, mut requests: UnboundedReceiver<Request>) {
     let Candidate { mut nodes, keys, shared, .. } = candidate.clone();
     let mut log = Log::new(nodes.clone(), keys.clone());
     let mut is_checked = duty == Duty::Lead;
     let leading = (duty == Duty::Lead).then(|| tokio::spawn(candidate.lead()));
     let mut leader = None;
     // A node that does not answer is asked again once.
-    let tries = 2 * nodes.len();
+    let tries = 2 * nodes.count();
     loop {
         let received = match &leader {
             Some(leader) => next_for_leader(&mut requests, &mut log, leader).await,
@@ -195,7 +195,7 @@ async fn either<A, B>(
 
 /// Fails if there is no binlog to be read.
 async fn check(nodes: &mut Nodes, keys: &Keys) -> Result<(), Hindrance> {
-    for left in (0..2 * nodes.len()).rev() {
+    for left in (0..2 * nodes.count()).rev() {
         let checked = async {
             check_version(nodes).await?;
             check_prefix(nodes, keys, None).await?;
@@ -240,10 +240,10 @@ async fn store(log: &mut Log, leader: &mut Leader, shared: &Shared, changes: Vec
     for mut change in changes {
         loop {
             let len = change.next_len();
-            let begun_at = monotonic();
+            let begun_at = shared.now();
             match log.change(leader, &mut change).await {
                 Ok(is_done) => {
-                    shared.count_transaction(monotonic().since(begun_at), len);
+                    shared.count_transaction(shared.now().since(begun_at), len);
                     if shared.has_no_space() {
                         warn!("etcd has space again: accepting puts");
                         shared.set_no_space(false);

@@ -1,107 +1,94 @@
-//! What is measured: each scenario with its name, its sentence, how its servers are started
-//! and prepared, and what a round of it is. A file for each family.
+//! What is measured: each scenario with its name, its sentence, how its servers are started, and
+//! what a round of it is. A file for each family.
 
-mod batches;
-mod binlog;
-mod connections;
-mod deep;
-mod held;
-mod instructions;
-mod scrape;
+mod backlog;
+mod many;
 mod steady;
 mod timers;
-mod tubes;
-mod unique;
 
-use crate::client::Outcome;
-use crate::figures::Figures;
-use crate::server::{Server, Setup};
-use std::time::Duration;
+use crate::client::{Outcome, Pool};
+use crate::load::{Load, Step};
+use crate::report::Figures;
+use crate::server::Server;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 /// One thing to measure.
 pub struct Scenario {
     pub name: String,
     /// What is measured, in a sentence.
     pub what: String,
-    pub setup: Setup,
+    /// How a server is started: `DIR` stands for a directory, `METRICS` for an address.
+    pub flags: String,
+    /// The size of bodies as the limit server needs to know it.
+    pub body_len: usize,
     pub rounds: usize,
-    pub turns: Turns,
+    /// Whether one round more counts system calls.
+    pub is_traced: bool,
+    /// Whether the server runs in valgrind, which counts the instructions of user space.
+    pub counts_instructions: bool,
     /// Whether replies that are always the same make sense here.
     pub has_limit: bool,
     /// Whether only servers take part that have the commands that C beanstalkd does not have.
     pub needs_extensions: bool,
-    /// What the client opens for each server, where that is many.
-    pub open_files: usize,
-    pub prepare: Prepare,
+    /// What the client opens, or the server if that has more.
+    pub open_files: u64,
+    pub round: Round,
 }
 
-/// Makes a server ready for its rounds.
-pub type Prepare = Box<dyn Fn(&mut Server, &Settings) -> Outcome<Round>>;
-
-/// Runs a round and returns its figures.
-pub type Round = Box<dyn FnMut(&mut Server) -> Outcome<Figures>>;
-
-/// How servers share the machine.
-#[derive(Debug, Clone, Copy)]
-pub enum Turns {
-    /// All run; their rounds alternate. System calls may be counted in one round more.
-    Interleaved { is_traced: bool },
-    /// One at a time, started again for each round.
-    Alone,
-}
-
-/// What was asked for on the command line.
-#[derive(Debug, Clone, Copy)]
-pub struct Settings {
-    /// The number of rounds, instead of that of the scenario.
-    pub rounds: Option<usize>,
-    /// How long a server may take for a step outside the measured rounds.
-    pub patience: Duration,
-}
-
-/// How long a steady round lasts.
-const ROUND: Duration = Duration::from_millis(300);
+/// Prepares a fresh server, measures, and returns the figures.
+pub type Round = Box<dyn Fn(&mut Server) -> Outcome<Figures>>;
 
 impl Scenario {
-    /// Rounds in turn with those of all other servers, and one to count system calls.
-    /// The defaults of a scenario.
     fn new(
         name: impl Into<String>,
+        rounds: usize,
         what: impl Into<String>,
-        prepare: impl Fn(&mut Server, &Settings) -> Outcome<Round> + 'static,
+        round: impl Fn(&mut Server) -> Outcome<Figures> + 'static,
     ) -> Scenario {
         Scenario {
             name: name.into(),
             what: what.into(),
-            setup: Setup::default(),
-            rounds: 5,
-            turns: Turns::Interleaved { is_traced: true },
+            flags: String::new(),
+            body_len: 64,
+            rounds,
+            is_traced: false,
+            counts_instructions: false,
             has_limit: false,
             needs_extensions: false,
-            open_files: 100,
-            prepare: Box::new(prepare),
+            open_files: 500,
+            round: Box::new(round),
         }
     }
 }
 
-/// Those that count instructions.
-pub fn counting_instructions() -> Vec<Scenario> {
-    instructions::all()
+/// All of them, in the order of the table.
+pub fn all() -> Vec<Scenario> {
+    [steady::all(), backlog::all(), timers::all(), many::all()].into_iter().flatten().collect()
 }
 
-/// All others, in the order of the table.
-pub fn all() -> Vec<Scenario> {
-    let families = [
-        steady::all(),
-        tubes::all(),
-        held::all(),
-        connections::all(),
-        deep::all(),
-        timers::all(),
-        binlog::all(),
-        scrape::all(),
-        batches::all(),
-        unique::all(),
-    ];
-    families.into_iter().flatten().collect()
+/// Opens connections that each watch this number of tubes.
+fn watch_all(server: &Server, connections: usize, tubes: usize) -> Outcome<Pool> {
+    let mut keeper = server.connect(connections);
+    if tubes > 0 {
+        let load = Load { tubes, ..Load::of_jobs(&[&[Step::Watch]], connections * tubes) };
+        // A write each, so that each of many connections watches all tubes.
+        let batch = if connections > 1 { tubes } else { load.batch };
+        keeper.run(&Load { batch, ..load })?;
+    }
+    Ok(keeper)
+}
+
+/// Does `act` while `other` runs on a thread of its own, and is shown when `act` has ended.
+fn meanwhile<A: Send, B>(
+    other: impl FnOnce(&AtomicBool) -> A + Send,
+    act: impl FnOnce() -> B,
+) -> (A, B) {
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let other = scope.spawn(|| other(&is_over));
+        let result = act();
+        is_over.store(true, Ordering::Relaxed);
+        (other.join().expect("every reply is one that the client knows"), result)
+    })
 }

@@ -1,287 +1,302 @@
 //! Much that falls due at once, or must be done in one go: how long others wait meanwhile,
 //! whether it is done in time, and what a timer costs.
 
-use super::{Round, Scenario, Settings, Turns};
-use crate::client::{Limits, Outcome, Pool, Question, Run, TooSlow};
-use crate::figures::Figures;
-use crate::load::{Consume, Cycle, CycleUntil, Delay, Drain, Fill, Rescue, Say, Take};
+use super::{Scenario, meanwhile};
+use crate::client::{Outcome, TooSlow};
+use crate::harness::client::Client;
+use crate::load::{Load, Run, Step, Writes};
+use crate::probe::Probe;
+use crate::report::Figures;
 use crate::server::Server;
-use crate::waits::Waits;
 use std::collections::HashMap;
-use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// As many jobs as a user of beanstalkd once wanted to delete.
+const FLUSHED: usize = 711_769;
+const TTRS: usize = 10_000;
+const MANY: usize = 100_000;
+
 pub fn all() -> Vec<Scenario> {
+    let consumed_what = "a million delayed jobs due within five seconds, in bursts, and a consumer \
+        that pipelines; latencies, without the time in which server or client waited for a core, \
+        are of a client beside it that puts, reserves and deletes one by one";
+    let silent_what = "200 jobs whose workers are silent, ttr 1: how many come to a waiting worker \
+        within 2 ms";
+    let ttrs_what = "10,000 TTRs of one connection run out at once; it is silent until they have";
+    let flush_what = format!(
+        "flush-tube of {FLUSHED} jobs, until its reply (flush), and until a probe sees an empty \
+         tube (visible); single: the jobs are reserved and deleted, 100 to a write"
+    );
+    let close_what = "a connection that holds 100,000 jobs closes; until all are ready (visible)";
+    let timers_what = "200 delayed jobs, one due every 5 ms; an op is a timer";
     vec![
-        once("delayed-1m", 1, "a million delayed jobs due within one second", delayed),
-        once(
-            "delayed-consumed",
-            1,
-            "a million delayed jobs due within five seconds, in bursts, and a consumer that \
-             pipelines; latencies, without the time in which server or client waited for a core, \
-             are of a client beside it that puts, reserves and deletes one by one",
-            consumed,
-        ),
-        once(
-            "ttrs-10k",
-            3,
-            "10,000 TTRs of one connection run out at once; it is silent until they have",
-            ttrs,
-        ),
-        once("kick-100k", 3, "kick of 100,000 buried jobs; until its reply", kick),
-        once(
-            "close-100k",
-            3,
-            "a connection that holds 100,000 jobs closes; until all are ready",
-            close,
-        ),
-        silent_ttr(),
-        once("timer-cost", 1, "200 delayed jobs, one due every 5 ms; an op is a timer", timer_cost),
+        delayed("delayed-1m", 1_000_000, 0),
+        delayed("delayed-busy", 300_000, 400),
+        Scenario::new("delayed-consumed", 1, consumed_what, |server| consumed(server)),
+        Scenario::new("ttrs-10k", 3, ttrs_what, |server| {
+            let mut pool = server.connect(1);
+            pool.run(&Load { ttr_s: 1, ..Load::put(TTRS) })?;
+            pool.run(&Load::reserve(TTRS))?;
+            let due = Instant::now() + Duration::from_secs(1);
+            at_once(server, Some(due), TTRS, || {
+                sleep_until(due + Duration::from_secs(1));
+                // C beanstalkd may notice only now.
+                pool.say("use default").map(|()| Figures::default())
+            })
+        }),
+        Scenario::new("kick-100k", 3, "kick of 100,000 buried jobs; until its reply", |server| {
+            const BURY: Writes = &[&[Step::Reserve], &[Step::Bury]];
+            let mut pool = server.connect(1);
+            pool.run(&Load::put(MANY))?;
+            pool.run(&Load::of_jobs(BURY, MANY))?;
+            at_once(server, None, MANY, || timed("kick_ms", || pool.say(&format!("kick {MANY}"))))
+        }),
+        Scenario::new("close-100k", 3, close_what, |server| {
+            let mut holder = server.connect(1);
+            holder.run(&Load::put_with_priorities(MANY))?;
+            holder.run(&Load::reserve(MANY))?;
+            at_once(server, None, MANY, || {
+                drop(holder);
+                Ok(Figures::default())
+            })
+        }),
+        Scenario::new("flush-712k", 3, flush_what, |server| flush(server)),
+        Scenario::new("silent-ttr", 1, silent_what, |server| silent(server)),
+        Scenario {
+            is_traced: true,
+            ..Scenario::new("timer-cost", 1, timers_what, |server| timers_cost(server))
+        },
     ]
 }
 
-fn silent_ttr() -> Scenario {
-    let what = "200 jobs whose workers are silent, ttr 1: how many come to a waiting worker \
-                within 2 ms of time";
-    // Each worker waits for itself: a connection, and a poll for its readiness.
-    Scenario { open_files: 2 * WORKERS, ..once("silent-ttr", 1, what, silent) }
-}
+// ---- Many jobs at once ----
 
-/// A scenario that is over when it has happened.
-fn once(
-    name: &str,
-    rounds: usize,
-    what: &str,
-    round: fn(&mut Server, patience: Duration) -> Outcome<Figures>,
-) -> Scenario {
-    let prepare = move |_: &mut Server, settings: &Settings| -> Outcome<Round> {
-        let patience = settings.patience;
-        Ok(Box::new(move |server| round(server, patience)))
-    };
-    Scenario { rounds, turns: Turns::Alone, ..Scenario::new(name, what, prepare) }
-}
-
-fn delayed(server: &mut Server, patience: Duration) -> Outcome<Figures> {
-    const JOBS: usize = 1_000_000;
-    /// Time to put them all.
-    const HORIZON: Duration = Duration::from_secs(15);
-    let mut pool = Pool::with_probe(server.address, 1, Question::PeekDelayed, server.waits());
-    let due = Instant::now() + HORIZON;
-    let mut fill = Fill::with_priorities(JOBS, 64);
-    fill.delay = Delay::Until(due);
-    let limits = Limits::within(HORIZON - Duration::from_secs(1));
-    let filled = server.measure(|| pool.run(&mut fill, limits))?;
-    pool.take_stalls();
-    // They fall due in the second before; until then the probe would only cost.
-    sleep_until(due - Duration::from_millis(1100));
-    let before_ns = server.cpu_ns();
-    pool.watch_for_none(HORIZON + patience);
-    let stalls = pool.take_stalls();
-    let mut figures = stalls.figures("");
-    let ready_at = stalls.none_found_at.ok_or(TooSlow)?;
-    figures.add("late_ms", ready_at.saturating_duration_since(fill.last_due).as_secs_f64() * 1e3);
-    figures.add("fill_cpu_us_per_op", filled.cpu_us / filled.ops);
-    figures.add("cpu_us_per_timer", (server.cpu_ns() - before_ns) as f64 / 1e3 / JOBS as f64);
-    Ok(figures)
-}
-
-/// The client is a thread of its own, so that it does not wait until the consumer has read its
-/// replies. A slow server does not get done with all jobs.
-fn consumed(server: &mut Server, patience: Duration) -> Outcome<Figures> {
-    const JOBS: usize = 1_000_000;
-    const TIME: Duration = Duration::from_secs(2 * WINDOW.as_secs());
-    let due_from = fill_for_a_window(server, JOBS, patience)?;
-    let mut consumer = Pool::connect(server.address, 1);
-    let (address, pid) = (server.address, server.pid());
-    let mut consume = Consume::new(JOBS);
-    let is_consumed = AtomicBool::new(false);
-    sleep_until(due_from);
-    let measured = server.measure(|| {
-        thread::scope(|scope| {
-            let client = scope.spawn(|| cycle_until(&is_consumed, address, pid));
-            let consumed = consumer.run(&mut consume, Limits::lasting(TIME));
-            is_consumed.store(true, Ordering::Relaxed);
-            let run = client.join().expect("every reply is one that the client knows")?;
-            Ok(Run { replies: run.replies + consumed?.replies, ..run })
+/// Does something, on a thread of its own, that ends when this number of jobs of the tube `default`
+/// is ready. Measures when a probe sees that: after `due`, or else after the start, without the time
+/// in which server or client waited for a core; and the processor time and the stalls meanwhile.
+fn at_once(
+    server: &Server,
+    due: Option<Instant>,
+    ready: usize,
+    act: impl FnOnce() -> Outcome<Figures> + Send,
+) -> Outcome<Figures> {
+    /// What was put off is felt within this time.
+    const AFTERMATH: Duration = Duration::from_secs(1);
+    let probe = Probe::start(server, "stats-tube default");
+    probe.wait_for(server.patience, |_| true)?;
+    probe.take_stalls()?;
+    let (waits, before_ns) = (server.waits(), server.cpu_ns());
+    let (start, waited_before) = (Instant::now(), waits.total());
+    let see = || {
+        let is_done = Some(ready as u64);
+        let seen_at = probe
+            .wait_for(5 * server.patience, |reply| reply.value("current-jobs-ready") == is_done)?;
+        let noise = waits.total() - waited_before;
+        Ok(match due {
+            Some(due) => seen_at.saturating_duration_since(due),
+            None => (seen_at - start).saturating_sub(noise),
         })
-    })?;
+    };
+    let (acted, visible) = meanwhile(|_| act(), see);
+    let mut figures = acted?;
+    figures.add("visible_ms", milliseconds(visible?));
+    // The kernel counts the processor time of a running process in steps of some milliseconds.
+    figures.add("cpu_ms", (server.cpu_ns() - before_ns) as f64 / 1e6);
+    thread::sleep(AFTERMATH);
+    figures.append("", probe.take_stalls()?);
+    Ok(figures)
+}
+
+/// The time of something, as a figure.
+fn timed(name: &str, act: impl FnOnce() -> Outcome<()>) -> Outcome<Figures> {
+    let start = Instant::now();
+    act().map(|()| Figures::of(name, milliseconds(start.elapsed())))
+}
+
+/// With the command if the server has it, and one by one.
+fn flush(server: &Server) -> Outcome<Figures> {
+    const DRAIN: Writes = &[&[Step::Reserve], &[Step::Delete]];
     let mut figures = Figures::default();
-    figures.add("jobs_per_s", (JOBS - consume.left()) as f64 / measured.elapsed_s);
-    figures.append(measured.figures());
-    Ok(figures)
-}
-
-/// The time in which delayed jobs come due. A whole number of seconds, as delays are.
-const WINDOW: Duration = Duration::from_secs(5);
-
-/// Puts delayed jobs at a rate that any server can take, so that they come due at the same times
-/// whatever server it is: in the window that begins at the time that is returned, in bursts.
-fn fill_for_a_window(server: &Server, jobs: usize, patience: Duration) -> Outcome<Instant> {
-    const BURST: usize = 10_000;
-    const PERIOD: Duration = Duration::from_millis(100);
-    /// The last jobs are put in the tenth second.
-    const HORIZON: Duration = Duration::from_secs(12);
-    let mut producer = Pool::connect(server.address, 1);
-    let start = Instant::now();
-    let mut next_at = start;
-    for _ in 0..jobs / BURST {
-        sleep_until(next_at);
-        next_at += PERIOD;
-        let windows = start.elapsed().as_secs() / WINDOW.as_secs();
-        let delay = HORIZON.as_secs().saturating_sub(windows * WINDOW.as_secs());
-        let mut fill = Fill::with_priorities(BURST, 64);
-        fill.delay = Delay::Seconds(u32::try_from(delay).expect("it is at most the horizon"));
-        producer.run(&mut fill, Limits::within(patience))?;
+    if server.has_extensions {
+        server.run(&Load::put(FLUSHED))?;
+        let flush = || {
+            let reply = format!("FLUSHED {FLUSHED}");
+            Client::connect(server.address).expect("flush-tube default\r\n", &reply);
+            Ok(())
+        };
+        figures = at_once(server, None, 0, || timed("flush_ms", flush))?;
     }
-    Ok(start + HORIZON)
-}
-
-/// Puts, reserves and deletes one by one, in a tube of its own.
-fn cycle_until(is_over: &AtomicBool, address: SocketAddr, pid: u32) -> Outcome<Run> {
-    /// Far longer than the other thread takes; a server that stops replying is too slow.
-    const PATIENCE: Duration = Duration::from_secs(120);
-    let limits = Limits::within(PATIENCE);
-    let mut pool = Pool::without_noise(address, 1, Waits::of(pid));
-    let lines = ["use own", "watch own", "ignore default"].map(str::to_owned);
-    pool.run(&mut Say::one_by_one(lines), limits)?;
-    pool.run(&mut CycleUntil::new(Cycle::new(1, 1, 64), is_over), limits)
-}
-
-fn ttrs(server: &mut Server, patience: Duration) -> Outcome<Figures> {
-    const JOBS: usize = 10_000;
-    let mut pool = Pool::with_probe(server.address, 1, Question::Use, server.waits());
-    let mut fill = Fill::new(JOBS, 64);
-    fill.ttr_s = 1;
-    pool.run(&mut fill, Limits::within(patience))?;
-    pool.run(&mut Take::new(JOBS), Limits::within(patience))?;
-    pool.take_stalls();
-    pool.watch(Duration::from_secs(2));
-    // C beanstalkd may notice only now.
-    pool.run(&mut Say::one_by_one(["use default".to_owned()]), Limits::within(patience))?;
-    pool.watch(AFTERMATH);
-    Ok(pool.take_stalls().figures(""))
-}
-
-fn kick(server: &mut Server, patience: Duration) -> Outcome<Figures> {
-    const JOBS: usize = 100_000;
-    let mut pool = Pool::with_probe(server.address, 1, Question::Use, server.waits());
-    pool.run(&mut Fill::new(JOBS, 64), Limits::within(patience))?;
-    pool.run(&mut Drain::burying(JOBS), Limits::within(patience))?;
-    pool.take_stalls();
-    let start = Instant::now();
-    pool.run(&mut Say::one_by_one([format!("kick {JOBS}")]), Limits::within(patience))?;
-    let kick = start.elapsed();
-    pool.watch(AFTERMATH);
-    let mut figures = pool.take_stalls().figures("");
-    figures.add("kick_ms", kick.as_secs_f64() * 1e3);
+    server.run(&Load::put(FLUSHED))?;
+    let drain = || server.run(&Load::of_jobs(DRAIN, FLUSHED)).map(drop);
+    figures.append("single_", at_once(server, None, 0, || timed("ms", drain))?);
     Ok(figures)
 }
 
-fn close(server: &mut Server, patience: Duration) -> Outcome<Figures> {
-    const JOBS: usize = 100_000;
-    let mut holder = Pool::connect(server.address, 1);
-    holder.run(&mut Fill::with_priorities(JOBS, 64), Limits::within(patience))?;
-    holder.run(&mut Take::new(JOBS), Limits::within(patience))?;
-    let mut others = Pool::with_probe(server.address, 0, Question::ReadyJobs, server.waits());
-    others.watch(Duration::from_millis(10));
-    others.take_stalls();
-    let start = Instant::now();
-    drop(holder);
-    others.watch_for_ready(JOBS as u64, patience);
-    let close = start.elapsed();
-    others.watch(AFTERMATH);
-    let stalls = others.take_stalls();
-    if stalls.ready_jobs < JOBS as u64 {
-        return Err(TooSlow);
-    }
-    let mut figures = stalls.figures("");
-    figures.add("close_ms", close.as_secs_f64() * 1e3);
-    Ok(figures)
-}
-
-/// What was put off is felt within this time.
-const AFTERMATH: Duration = Duration::from_secs(1);
-
-/// The silent workers.
-const WORKERS: usize = 200;
-
-fn silent(server: &mut Server, patience: Duration) -> Outcome<Figures> {
-    const ON_TIME: Duration = Duration::from_millis(2);
-    let mut rescuer = Pool::connect(server.address, 1);
-    let mut fill = Fill::new(WORKERS, 64);
-    fill.ttr_s = 1;
-    rescuer.run(&mut fill, Limits::within(patience))?;
-    let holders = (0..WORKERS).map(|_| Holder::new(server, patience));
-    let holders = holders.collect::<Outcome<Vec<Holder>>>()?;
-    let mut rescue = Rescue::default();
-    rescuer.run(&mut rescue, Limits::within(patience))?;
-    let due: HashMap<u64, Instant> = holders.iter().map(|holder| (holder.id, holder.due)).collect();
-    let late = |&(id, came_at): &(u64, Instant)| came_at.saturating_duration_since(due[&id]);
-    let lateness: Vec<Duration> = rescue.came.iter().map(late).collect();
-    let on_time = lateness.iter().filter(|&&late| late <= ON_TIME).count();
-    let percent = |count: usize| 100.0 * count as f64 / WORKERS as f64;
-    let worst = lateness.iter().max().copied().unwrap_or_default();
-    let mut figures = Figures::default();
-    figures.add("on_time_percent", percent(on_time));
-    figures.add("handed_on_percent", percent(lateness.len()));
-    figures.add("worst_late_ms", worst.as_secs_f64() * 1e3);
-    Ok(figures)
-}
-
-/// A worker that has reserved a job and sends no more commands.
-struct Holder {
-    _connection: Pool,
-    id: u64,
-    /// When its TTR has run out.
-    due: Instant,
-}
-
-impl Holder {
-    fn new(server: &Server, patience: Duration) -> Outcome<Holder> {
-        const TTR: Duration = Duration::from_secs(1);
-        /// Spread, so that the TTRs end one after the other.
-        const PAUSE: Duration = Duration::from_millis(3);
-        let mut connection = Pool::connect(server.address, 1);
-        let mut take = Take::new(1);
-        connection.run(&mut take, Limits::within(patience))?;
-        let due = Instant::now() + TTR;
-        thread::sleep(PAUSE);
-        Ok(Holder { _connection: connection, id: take.ids[0], due })
-    }
-}
-
-/// Twice: a tracer that counts system calls costs the server processor time.
-fn timer_cost(server: &mut Server, patience: Duration) -> Outcome<Figures> {
-    let mut figures = fire_timers(server, patience)?.only(&["cpu_us_per_op"]);
-    server.is_traced = true;
-    figures.append(fire_timers(server, patience)?.only(&["syscalls_per_op"]));
-    Ok(figures)
-}
-
-/// Puts jobs with a delay, and measures while nothing happens but that they become ready.
-fn fire_timers(server: &Server, patience: Duration) -> Outcome<Figures> {
-    const JOBS: u32 = 200;
-    const PERIOD: Duration = Duration::from_millis(5);
-    /// Longer than it takes to put them all.
-    const DELAY_S: u32 = 2;
-    let mut pool = Pool::connect(server.address, 1);
-    let start = Instant::now();
-    for index in 0..JOBS {
-        let mut fill = Fill::new(1, 64);
-        fill.delay = Delay::Seconds(DELAY_S);
-        pool.run(&mut fill, Limits::within(patience))?;
-        sleep_until(start + PERIOD * (index + 1));
-    }
-    let end = start + Duration::from_secs(DELAY_S.into()) + PERIOD * (JOBS + 1);
-    let measured = server.measure(|| {
-        sleep_until(end);
-        Ok(Run { replies: JOBS.into(), latencies: Vec::new() })
-    })?;
-    Ok(measured.figures())
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
 }
 
 fn sleep_until(end: Instant) {
     thread::sleep(end.saturating_duration_since(Instant::now()));
+}
+
+// ---- Delayed jobs ----
+
+fn delayed(name: &str, jobs: usize, busy: usize) -> Scenario {
+    /// Time to put them all.
+    const HORIZON: Duration = Duration::from_secs(15);
+    let what = format!(
+        "{jobs} delayed jobs due within one second; beside them connections that put, reserve and \
+         delete: {busy}; how late the last is ready (visible)"
+    );
+    let round = move |server: &mut Server| {
+        let (due, before_ns) = (Instant::now() + HORIZON, server.cpu_ns());
+        let last_due = put_delayed(server, jobs, Duration::ZERO, |now| {
+            due.saturating_duration_since(now).as_secs()
+        })?;
+        let fill_us = (server.cpu_ns() - before_ns) as f64 / 1e3;
+        // They fall due in the second before; until then the probe would only cost.
+        let due_from = due - Duration::from_millis(1100);
+        if Instant::now() > due_from {
+            return Err(TooSlow);
+        }
+        sleep_until(due_from);
+        let wait = || at_once(server, Some(last_due), jobs, || Ok(Figures::default()));
+        let (others, figures) = beside(server, busy, wait);
+        others?;
+        let mut figures = figures?;
+        figures.add("fill_cpu_us_per_op", fill_us / jobs as f64);
+        Ok(figures)
+    };
+    Scenario { open_files: 500 + busy as u64, ..Scenario::new(name, 1, what, round) }
+}
+
+/// Does something while clients, on a thread of their own, put, reserve and delete one by one in a
+/// tube of their own. Returns what their run has come to, too.
+fn beside<T>(server: &Server, clients: usize, act: impl FnOnce() -> T) -> (Outcome<Run>, T) {
+    meanwhile(
+        |is_over| {
+            let mut pool = server.connect(clients).without_noise(server.waits());
+            for line in ["use own", "watch own", "ignore default"] {
+                pool.say(line)?;
+            }
+            let mut all = Run::default();
+            while clients > 0 && !is_over.load(Ordering::Relaxed) {
+                all.append(pool.run_for(&Load::cycle(), Duration::from_millis(50))?);
+            }
+            Ok(all)
+        },
+        act,
+    )
+}
+
+/// The client is a thread of its own, so that it does not wait until the consumer has read its
+/// replies. A slow server does not get done with all jobs.
+fn consumed(server: &Server) -> Outcome<Figures> {
+    const JOBS: usize = 1_000_000;
+    /// The time in which delayed jobs come due. A whole number of seconds, as delays are.
+    const WINDOW_S: u64 = 5;
+    const TIME: Duration = Duration::from_secs(2 * WINDOW_S);
+    /// The last jobs are put in the tenth second.
+    const HORIZON_S: u64 = 12;
+    // At a rate that any server can take, so that jobs come due at the same times whatever server
+    // it is.
+    let (start, period) = (Instant::now(), Duration::from_millis(100));
+    put_delayed(server, JOBS, period, |now| {
+        let windows = (now - start).as_secs() / WINDOW_S;
+        HORIZON_S.saturating_sub(windows * WINDOW_S)
+    })?;
+    let due_from = start + Duration::from_secs(HORIZON_S);
+    let mut consumer = server.connect(1);
+    // One write deletes the last batch and reserves the next.
+    let consume = Load::of_jobs(&[&[Step::Delete, Step::Reserve]], JOBS);
+    let mut consumed = 0;
+    sleep_until(due_from);
+    let measured = server.measure(|| {
+        let (all, run) = beside(server, 1, || consumer.run_for(&consume, TIME));
+        let (mut all, run) = (all?, Run { latencies: Vec::new(), ..run? });
+        consumed = run.deleted;
+        all.append(run);
+        Ok(all)
+    })?;
+    let mut figures = Figures::of("jobs_per_s", consumed as f64 / measured.elapsed_s);
+    figures.append("", measured.figures());
+    Ok(figures)
+}
+
+/// Puts delayed jobs in bursts that begin at least so far apart; `delay_s` returns the delay of a
+/// burst that begins now. Returns when the last job becomes ready.
+fn put_delayed(
+    server: &Server,
+    jobs: usize,
+    period: Duration,
+    delay_s: impl Fn(Instant) -> u64,
+) -> Outcome<Instant> {
+    const BURST: usize = 10_000;
+    let mut producer = server.connect(1);
+    let mut next_at = Instant::now();
+    let mut last_due = next_at;
+    for _ in 0..jobs / BURST {
+        sleep_until(next_at);
+        next_at += period;
+        let delay_s = delay_s(Instant::now());
+        producer.run(&Load { delay_s, ..Load::put_with_priorities(BURST) })?;
+        last_due = last_due.max(Instant::now() + Duration::from_secs(delay_s));
+    }
+    Ok(last_due)
+}
+
+/// Puts jobs with a delay, and measures while nothing happens but that they become ready.
+fn timers_cost(server: &Server) -> Outcome<Figures> {
+    const JOBS: u32 = 200;
+    const PERIOD: Duration = Duration::from_millis(5);
+    /// Longer than it takes to put them all.
+    const DELAY_S: u64 = 2;
+    let mut pool = server.connect(1);
+    let start = Instant::now();
+    for index in 0..JOBS {
+        pool.run(&Load { delay_s: DELAY_S, ..Load::put(1) })?;
+        sleep_until(start + PERIOD * (index + 1));
+    }
+    let end = start + Duration::from_secs(DELAY_S) + PERIOD * (JOBS + 1);
+    let measured = server.measure(|| {
+        sleep_until(end);
+        Ok(Run { replies: JOBS.into(), ..Run::default() })
+    })?;
+    Ok(measured.figures().only(&["cpu_us_per_op", "syscalls_per_op"]))
+}
+
+// ---- TTRs ----
+
+/// The silent workers.
+const WORKERS: usize = 200;
+
+fn silent(server: &Server) -> Outcome<Figures> {
+    const TTR: Duration = Duration::from_secs(1);
+    const ON_TIME: Duration = Duration::from_millis(2);
+    /// Spread, so that the TTRs end one after the other.
+    const PAUSE: Duration = Duration::from_millis(3);
+    server.run(&Load { ttr_s: 1, ..Load::put(WORKERS) })?;
+    let mut due = HashMap::new();
+    let mut workers = Vec::new();
+    for _ in 0..WORKERS {
+        let mut worker = server.connect(1);
+        worker.run(&Load::reserve(1))?;
+        due.extend(worker.take_held().iter().map(|&id| (id, Instant::now() + TTR)));
+        workers.push(worker);
+        thread::sleep(PAUSE);
+    }
+    // Until none has come for some seconds.
+    let rescue = Load::of(&[&[Step::ReserveWithin(2)], &[Step::Delete]]);
+    let rescued = server.run(&Load { is_logged: true, ..rescue })?.reserved;
+    let late = |&(id, came_at): &(u64, Instant)| came_at.saturating_duration_since(due[&id]);
+    let lateness: Vec<Duration> = rescued.iter().map(late).collect();
+    let on_time = lateness.iter().filter(|&&late| late <= ON_TIME).count();
+    let percent = |count: usize| 100.0 * count as f64 / WORKERS as f64;
+    let mut figures = Figures::of("on_time_percent", percent(on_time));
+    figures.add("handed_on_percent", percent(lateness.len()));
+    figures.add("worst_late_ms", milliseconds(lateness.into_iter().max().unwrap_or_default()));
+    Ok(figures)
 }

@@ -8,19 +8,22 @@
 pub mod command;
 pub mod connection;
 pub mod options;
+pub mod program;
 pub mod replay;
-pub mod talk;
 
 /// The name of a target, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// All of them.
 pub const TARGETS: [Target; 4] = [
     ("command", command::run),
     ("connection", connection::run),
     ("replay", replay::run),
     ("options", options::run),
 ];
+
+pub fn named(name: &str) -> fn(&[u8]) {
+    TARGETS.iter().find(|(target, _)| *target == name).expect("it is a target").1
+}
 
 /// Asserts that each message of the log is one line.
 struct LogChecker;
@@ -50,10 +53,6 @@ pub fn check_log() {
 pub struct Bytes<'b>(pub &'b [u8]);
 
 impl Bytes<'_> {
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     pub fn byte(&mut self) -> u8 {
         let Some((&byte, rest)) = self.0.split_first() else { return 0 };
         self.0 = rest;
@@ -65,9 +64,14 @@ impl Bytes<'_> {
         values[usize::from(self.byte()) % values.len()]
     }
 
-    /// Eight bytes, little-endian.
-    pub fn u64(&mut self) -> u64 {
-        u64::from_le_bytes(std::array::from_fn(|_| self.byte()))
+    /// A byte stands for one of `values`, for a number up to 247, or for the next eight bytes.
+    pub fn number(&mut self, values: &[u64]) -> u64 {
+        let byte = self.byte();
+        match values.get(usize::from(byte)) {
+            Some(&value) => value,
+            None if byte < 0xf8 => byte.into(),
+            None => u64::from_le_bytes(std::array::from_fn(|_| self.byte())),
+        }
     }
 
     pub fn take(&mut self, len: usize) -> &[u8] {

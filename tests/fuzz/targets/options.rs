@@ -1,7 +1,7 @@
 //! The command line: any arguments, separated by zero bytes.
 
+use crate::harness::driver::{Nanos, Syncing};
 use beanstalkd::options::{self, BinlogPlace, MAX_JOB_SIZE, Request};
-use beanstalkd::testing::{Nanos, Syncing};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 

@@ -2,9 +2,8 @@
 //! use of memory and of the disk.
 
 use super::super::event::BinlogSetup;
-use super::super::model::{ClientNumber, Flush, Job, Model, SECOND};
-use super::{Failure, Simulation, Socket, syncing};
-use beanstalkd::testing::{Progress, Server, Syncing};
+use super::super::model::{ClientNumber, Flush, Job, SECOND};
+use super::{Failure, Simulation};
 
 /// At most this many commands of one connection are run in an iteration, less than 0.1 ms of work:
 /// a client that sends thousands of commands does not delay the others. A put counts as two, its
@@ -22,11 +21,10 @@ const JOBS_PER_ITERATION: usize = 16;
 const MAX_ITERATIONS_LEFT_OUT: usize = 3;
 
 impl Simulation {
-    /// Checks what each client may do next, and that each got its share of the iteration.
+    /// Checks that each client got its share of the iteration.
     pub(super) fn check_clients(&mut self) -> Result<(), Failure> {
-        let syncs_always = syncing(&self.setup) == Syncing::EachIteration;
+        let syncs_always = self.setup.binlog.is_some_and(|binlog| binlog.sync_within == Some(0));
         let max_commands = if syncs_always { MAX_COMMANDS_BEFORE_SYNC } else { MAX_COMMANDS };
-        let progress = self.disk.progress();
         for (&client, socket) in &mut self.sockets {
             let commands = std::mem::take(&mut socket.commands);
             if commands > 0 && self.is_congested {
@@ -38,8 +36,7 @@ impl Simulation {
                      expected: at most {max_commands}"
                 ));
             }
-            check_actions(client, socket, progress, &self.server, &self.model)?;
-            let can_read = self.server.actions(socket.key).read && !socket.inbound.is_empty();
+            let can_read = self.model.is_free(client) && self.driver.unread(socket.client) > 0;
             let has_progress = std::mem::take(&mut socket.has_progress);
             let has_work = self.model.can_run(client) || can_read;
             let is_left_out = !has_progress && has_work && !self.is_congested;
@@ -48,9 +45,27 @@ impl Simulation {
             if iterations > MAX_ITERATIONS_LEFT_OUT {
                 return Err(format!("client {client}: not served in {iterations} iterations"));
             }
-            socket.is_served = false;
         }
         Ok(())
+    }
+
+    /// Checks that the server may close a connection: the client has quit, or has sent its last command,
+    /// and has all replies.
+    pub(super) fn check_close(&self, client: ClientNumber) -> Result<(), Failure> {
+        let known = &self.model.clients[&client];
+        if known.output.is_empty() && (known.is_closing || self.is_over(client)) {
+            return Ok(());
+        }
+        Err(format!("client {client}: the server has closed the connection too early"))
+    }
+
+    /// Returns whether nothing more can come from the client, and all of it was run.
+    fn is_over(&self, client: ClientNumber) -> bool {
+        let is_blocked = self.model.is_waiting(client)
+            || self.model.is_flushing(client)
+            || self.model.is_reading(client)
+            || self.model.is_in_step(client);
+        self.model.clients[&client].has_input_ended && !is_blocked && !self.model.can_run(client)
     }
 
     /// Checks that the oldest flush makes progress.
@@ -59,7 +74,7 @@ impl Simulation {
             self.iterations_of_flush = 0;
             return Ok(());
         };
-        if self.server.is_congested() {
+        if self.driver.is_congested() {
             return Ok(());
         }
         self.iterations_of_flush += 1;
@@ -86,16 +101,21 @@ impl Simulation {
         // A file takes at least one record, and is at most a 64th of the limit.
         let file_size =
             self.limit.map_or(file_size.into(), |limit| (limit / 64).min(file_size.into()));
-        if file_size < SMALL_FILE || self.setup.max_job_size > LARGE_BODY {
+        // Jobs are not moved while their bodies are read.
+        if file_size < SMALL_FILE
+            || self.setup.max_job_size > LARGE_BODY
+            || self.disk.has_begun_reads()
+            || self.now() < self.read_at + AFTER_FLUSH
+        {
             return Ok(());
         }
-        if self.now < self.model.last_flush_at.max(self.congested_at) + AFTER_FLUSH {
+        if self.now() < self.model.last_flush_at.max(self.congested_at) + AFTER_FLUSH {
             return Ok(());
         }
         let key_len = |job: &Job| if job.key.is_some() { KEY_LEN } else { 0 };
         let record_len =
             |job: &Job| (4 + job.tube.len() + 80 + job.body.len() + 2 + key_len(job)) as u64;
-        let kept = self.model.kept_keys.iter().filter(|kept| kept.until > self.now).count();
+        let kept = self.model.kept_keys.iter().filter(|kept| kept.until > self.now()).count();
         let live: u64 =
             self.model.jobs.iter().map(record_len).sum::<u64>() + (kept * KEY_LEN) as u64;
         let limit = 3 * live + 2 * file_size;
@@ -108,57 +128,28 @@ impl Simulation {
     /// Checks that an idle server has nothing left to run, to read, to send or to close. While the
     /// disk is congested, it neither runs nor reads.
     pub(super) fn check_idle(&self) -> Result<(), Failure> {
-        let is_congested = self.server.is_congested();
+        let progress = self.disk.progress();
+        let is_congested = self.driver.is_congested();
         for (&client, socket) in &self.sockets {
-            let actions = self.server.actions(socket.key);
-            let has_unread = actions.read && !socket.inbound.is_empty();
-            let has_unsent = actions.write && socket.read_limit != Some(0);
-            let has_work = actions.run || has_unread || self.model.can_run(client);
-            if has_unsent || actions.close || (has_work && !is_congested) {
-                return Err(format!(
-                    "client {client}: the server is idle, but has something to do: {actions:?}"
-                ));
-            }
+            let is_free = self.model.is_free(client);
+            let known = &self.model.clients[&client];
+            let has_room = self.driver.room(socket.client) != Some(0);
+            let has_unread = is_free && self.driver.unread(socket.client) > 0;
+            let left = if has_room && socket.held.required(progress) > 0 {
+                "replies to send"
+            } else if !is_congested && (self.model.can_run(client) || has_unread) {
+                "commands to run"
+            } else if known.output.is_empty() && (known.is_closing || self.is_over(client)) {
+                "to close the connection"
+            } else if self.model.is_in_step(client) && !is_congested {
+                "a command in steps"
+            } else if self.model.is_reading(client) && !self.disk.has_begun_reads() {
+                "a body to read"
+            } else {
+                continue;
+            };
+            return Err(format!("client {client}: the server is idle, but has {left}"));
         }
         Ok(())
     }
-}
-
-/// Checks what the engine allows the event loop to do with a connection.
-fn check_actions(
-    client: ClientNumber,
-    socket: &Socket,
-    progress: Progress,
-    server: &Server,
-    model: &Model,
-) -> Result<(), Failure> {
-    let actions = server.actions(socket.key);
-    let sendable_len = server.unsent(socket.key).0.sendable_len();
-    let (required, allowed) = (socket.held.required(progress), socket.held.allowed(progress));
-    if sendable_len < required || sendable_len > allowed {
-        return Err(format!(
-            "client {client}: {sendable_len} bytes may be sent\n  expected: {required} to {allowed}"
-        ));
-    }
-    let known = &model.clients[&client];
-    let is_free = model.is_free(client);
-    let has_replies = !known.output.is_empty();
-    let is_blocked = model.is_waiting(client) || model.is_flushing(client);
-    let is_over = known.has_input_ended && !is_blocked && !actions.run;
-    let is_right = actions.write == (sendable_len > 0)
-        && (!actions.run || is_free && (known.has_batch() || !known.input.is_empty()))
-        && actions.read == (is_free && !actions.run && !known.has_input_ended)
-        && actions.close == (!has_replies && (known.is_closing || is_over));
-    if is_right {
-        return Ok(());
-    }
-    Err(format!(
-        "client {client}: the server has {actions:?}\n  expected: commands can be run: {is_free}, \
-         waits: {}, closing: {}, input ended: {}, bytes of input: {}, of output: {}",
-        model.is_waiting(client),
-        known.is_closing,
-        known.has_input_ended,
-        known.input.len(),
-        known.output.len(),
-    ))
 }

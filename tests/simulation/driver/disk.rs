@@ -1,15 +1,14 @@
 //! The disk of a simulated server: local or remote.
 
 use super::super::event::{BinlogSetup, Crash, RemoteSetup};
+use crate::harness::driver::{Disk, Progress};
 use crate::harness::fake_disk::{FakeDisk, Files};
-use crate::harness::remote_disk::RemoteDisk;
-use beanstalkd::testing::{Disk, Progress};
 use std::io::ErrorKind;
 
 #[derive(Debug)]
 pub(super) enum SimulatedDisk {
     Local(FakeDisk),
-    Remote(RemoteDisk, RemoteSetup),
+    Remote(FakeDisk, RemoteSetup),
 }
 
 impl SimulatedDisk {
@@ -23,7 +22,7 @@ impl SimulatedDisk {
                 }
                 SimulatedDisk::Local(disk)
             }
-            Some(setup) => remote(Files::new(), setup),
+            Some(setup) => remote(&Files::new(), setup),
         }
     }
 
@@ -37,7 +36,7 @@ impl SimulatedDisk {
     pub(super) fn progress(&self) -> Progress {
         match self {
             SimulatedDisk::Local(_) => Progress::default(),
-            SimulatedDisk::Remote(disk, _) => disk.progress(),
+            SimulatedDisk::Remote(disk, _) => Disk::progress(disk).unwrap_or_default(),
         }
     }
 
@@ -72,6 +71,11 @@ impl SimulatedDisk {
         if let SimulatedDisk::Local(disk) = self {
             disk.fail_from(disk.changes() + 1 + changes, ErrorKind::Other);
         }
+    }
+
+    /// Returns whether a change has failed.
+    pub(super) fn has_failed(&self) -> bool {
+        matches!(self, SimulatedDisk::Local(disk) if disk.has_failed())
     }
 
     pub(super) fn set_capacity(&self, bytes: Option<u64>) {
@@ -128,7 +132,7 @@ impl SimulatedDisk {
         }
         let next = match self {
             SimulatedDisk::Local(_) => SimulatedDisk::Local(disk),
-            SimulatedDisk::Remote(_, setup) => remote(disk.live_files(), *setup),
+            SimulatedDisk::Remote(_, setup) => remote(&disk.live_files(), *setup),
         };
         next.set_capacity(capacity);
         next
@@ -140,12 +144,20 @@ impl SimulatedDisk {
     pub(super) fn set_reads_late(&self, are_late: bool) {
         if let SimulatedDisk::Local(disk) = self {
             disk.set_reads_late(are_late);
+            disk.let_reads_end(are_late.then_some(0));
         }
     }
 
-    /// Returns whether a read of a body has ended.
-    pub(super) fn has_reads(&self) -> bool {
-        matches!(self, SimulatedDisk::Local(disk) if disk.has_reads())
+    /// Lets this many of the reads end that were begun.
+    pub(super) fn end_reads(&self, count: usize) {
+        if let SimulatedDisk::Local(disk) = self {
+            disk.let_reads_end(Some(count));
+        }
+    }
+
+    /// Returns whether reads of bodies were begun that have not ended.
+    pub(super) fn has_begun_reads(&self) -> bool {
+        matches!(self, SimulatedDisk::Local(disk) if disk.begun_reads() > 0)
     }
 
     /// Ends the background sync, if there is one.
@@ -153,6 +165,19 @@ impl SimulatedDisk {
         if let SimulatedDisk::Local(disk) = self {
             disk.let_sync_end();
         }
+    }
+
+    /// Returns how many background syncs were begun, and whether the last one has not ended.
+    pub(super) fn background_sync(&self) -> (u64, bool) {
+        match self {
+            SimulatedDisk::Local(disk) => (disk.background_syncs().0, disk.is_syncing()),
+            SimulatedDisk::Remote(..) => (0, false),
+        }
+    }
+
+    /// Returns whether a file has records that were written and not synced.
+    pub(super) fn has_unsynced_records(&self) -> bool {
+        matches!(self, SimulatedDisk::Local(disk) if disk.has_unsynced_records())
     }
 
     // ---- Figures ----
@@ -182,8 +207,8 @@ impl SimulatedDisk {
     }
 }
 
-fn remote(files: Files, setup: RemoteSetup) -> SimulatedDisk {
-    let disk = RemoteDisk::with_files(files, setup.chunk_len);
+fn remote(files: &Files, setup: RemoteSetup) -> SimulatedDisk {
+    let disk = FakeDisk::remote(files, setup.chunk_len);
     if let Some(bytes) = setup.congested_above {
         disk.set_congested_above(bytes);
     }

@@ -1,21 +1,12 @@
 //! Lets the model do what the engine has just done, in the same order, and compares the replies.
 
 use super::super::event::escape;
-use super::super::model::{Client, ClientNumber, Due, Flush, Model, UNREAD_LIMIT};
-use super::{Failure, Simulation, Socket, bury_log, nanos};
-use beanstalkd::testing::{Histogram, Nanos, Page, Server};
+use super::super::model::{ClientNumber, Due, Flush, Model, UNREAD_LIMIT};
+use super::{Failure, Nanos, Simulation, has_threads};
 use std::collections::BTreeSet;
-use std::io::IoSlice;
 
 /// At most this many steps are tried to find the order of what was due at once.
 const MAX_ORDER_STEPS: usize = 20_000;
-/// The parts of the output of a client: a batch has two for each large body.
-const SLICES: usize = 2_048;
-/// The engine shows this many bytes of output at once, or less by the first line of a reply with a
-/// body. Each reply begins before them, because no command is run behind 256 KiB of output.
-const SHOWN_LEN: usize = 512 * 1024;
-const MAX_LINE_LEN: usize = 64;
-
 /// The failure of a history for which another order was wanted where there is none.
 const NO_OTHER_ORDER: &str = "nothing else explains the replies";
 
@@ -80,78 +71,54 @@ impl OrderSearch {
 }
 
 impl Simulation {
-    /// Takes the replies that the engine has made since the last call.
-    pub(super) fn take_replies(&mut self) {
-        // What was read in the background ends at once: the model knows no reply that waits for it.
-        while self.disk.has_reads() {
-            self.server.tick(nanos(self.now));
-        }
-        let mut keys = Vec::new();
-        self.server.take_dirty(&mut keys);
-        for key in keys {
-            let client = self.numbers.get(&key).copied();
-            self.to_flush.extend(client.filter(|client| !self.to_flush.contains(client)));
-        }
-        // A client stays dirty until it is flushed, and may get more replies.
-        for client in &self.to_flush {
-            let Some(socket) = self.sockets.get_mut(client) else { continue };
-            let (output, bodies) = self.server.unsent(socket.key);
-            if output.len() == socket.output.len() {
-                socket.is_output_cut = false;
-                continue;
-            }
-            let mut slices = [IoSlice::new(&[]); SLICES];
-            let filled = output.unsent_slices(&mut slices, bodies);
-            let mut known = socket.output.len();
-            let shown: usize = slices[..filled].iter().map(|slice| slice.len()).sum();
-            socket.is_output_cut = shown + MAX_LINE_LEN > SHOWN_LEN;
-            for slice in &slices[..filled] {
-                let skipped = known.min(slice.len());
-                known -= skipped;
-                socket.output.extend_from_slice(&slice[skipped..]);
-            }
-        }
-    }
-
     /// Lets the model run the commands of a client that the engine has just run, one for each
     /// reply. A `reserve` that waits, a flush in steps, a `quit` and the line of a put have no reply:
-    /// they were run if nothing is left for the engine to run.
-    pub(super) fn follow(&mut self, client: ClientNumber) -> Result<(), Failure> {
-        self.take_replies();
+    /// they were run if nothing is left for the engine to run. If the end of the input `is_read` too, the
+    /// last reply may be that to a wait.
+    pub(super) fn follow(&mut self, client: ClientNumber, is_read: bool) -> Result<(), Failure> {
         loop {
-            let socket = self.sockets.get_mut(&client).expect("the client is served");
             let known = self.model.clients[&client].output.len();
-            let seen = socket.output.get(known..).unwrap_or_default();
-            let has_left = self.server.actions(socket.key).run;
+            let seen = self.made(client).get(known..).unwrap_or_default();
+            let has_left = self.driver.has_commands_left(self.sockets[&client].client);
             let is_put_line = || {
                 let sends_put = self.model.clients[&client].sends_put_line();
-                sends_put && puts(&self.server, self.now) > self.model.puts()
+                sends_put && self.driver.facts().puts_begun > self.model.puts()
             };
-            if seen.is_empty() && has_left && !is_put_line() {
-                break;
+            if seen.is_empty() && !is_put_line() {
+                if self.driver.is_in_steps(self.sockets[&client].client) {
+                    let facts = self.facts();
+                    return self.model.step(client, self.now(), facts);
+                }
+                if has_left {
+                    return Ok(());
+                }
             }
-            if !self.model.run_next(client, self.now, seen) {
-                if seen.is_empty() {
-                    break;
+            let seen = seen.to_vec();
+            let has_run = self.model.run_next(client, self.now(), &seen);
+            self.wait_for_bodies();
+            if !has_run {
+                if seen.is_empty() || is_read {
+                    return Ok(());
                 }
                 let why = if known >= UNREAD_LIMIT { "too much is unread" } else { "no command" };
-                return Err(format!("client {client}: a reply, but {why}\n  came: {}", cut(seen)));
+                return Err(format!("client {client}: a reply, but {why}\n  came: {}", cut(&seen)));
             }
+            let socket = self.socket(client);
             socket.commands += 1;
             socket.has_progress = true;
             let expected = &self.model.clients[&client].output;
-            if !socket.begins_with(expected) {
-                return Err(difference(client, expected, &socket.output));
+            if !self.made(client).starts_with(expected) {
+                return Err(difference(client, expected, self.made(client)));
             }
         }
-        self.compare()
     }
 
     /// Lets the model do what was due. What is due at once may be done in any order: the replies
     /// must be those of one of them.
     pub(super) fn follow_tick(&mut self) -> Result<(), Failure> {
-        self.take_replies();
-        let due = self.model.due(self.now);
+        let (now, last_seq) = (self.now(), self.model.last_seq());
+        self.end_reads();
+        let due = self.model.due(now);
         // Without waiters the order makes no difference, except to the order of buried jobs.
         let is_open = due.len() > 1 && !self.model.waiters.is_empty();
         let mut search = OrderSearch::new(if is_open { self.orders.next() } else { 0 });
@@ -163,14 +130,38 @@ impl Simulation {
         }
         match search.found {
             Some(model) => self.model = model,
-            None => due.iter().for_each(|it| self.model.on_due(it, self.now)),
+            None => due.iter().for_each(|it| self.model.on_due(it, now)),
         }
+        self.wait_for_bodies();
         if due.len() > 1 {
             self.model.open_batches();
-            self.model.order_buried(&bury_log::take());
+            for tube in self.model.tubes_with_burials_since(last_seq) {
+                self.model.order_buried(&self.driver.buried(&tube), last_seq);
+            }
         }
         self.follow_flushes()?;
+        self.follow_closes();
         self.compare()
+    }
+
+    /// Lets closed connections give back as many jobs as the engine has.
+    pub(super) fn follow_closes(&mut self) {
+        self.wait_for_bodies();
+        let now = self.now();
+        loop {
+            let is_over = self.driver.facts().closing == 0;
+            // A worker that has waited for a batch has no reply yet.
+            let has_more = |client: &ClientNumber| {
+                let is_in_steps = self.driver.is_in_steps(self.sockets[client].client);
+                self.has_more_output(*client) || is_in_steps && self.model.is_waiting(*client)
+            };
+            let is_same = self.facts() == self.model.jobs_in_states()
+                && !self.model.clients.keys().any(has_more);
+            if is_same && !is_over || !self.model.close_step(now) {
+                return;
+            }
+            self.wait_for_bodies();
+        }
     }
 
     /// Ends the flushes that the engine has ended in this tick: those with a reply, and those of
@@ -180,9 +171,9 @@ impl Simulation {
             let is_over = match client {
                 Some(client) => self.has_more_output(*client),
                 // The engine deletes no job then.
-                None if self.server.is_congested() => false,
+                None if self.driver.is_congested() => false,
                 // A tube that another client needs does not show it.
-                None => self.server.next_due() != Some(Nanos::ZERO) || !self.has_tube(tube),
+                None => self.driver.next_due() != Some(Nanos::ZERO) || !self.driver.has_tube(tube),
             };
             if !is_over {
                 break;
@@ -193,21 +184,15 @@ impl Simulation {
         self.check_flushes()
     }
 
-    /// Returns whether the engine has a tube, without a command.
-    fn has_tube(&self, name: &str) -> bool {
-        let sample = format!("{{tube=\"{name}\"");
-        let mut has = false;
-        visit_metrics(&self.server, self.now, |text| has |= text.contains(&sample));
-        has
-    }
-
     /// Searches for the model after all that is due, in an order that explains the replies.
     fn find_order(&self, model: &Model, due: &[Due], search: &mut OrderSearch) {
         if due.is_empty() {
-            let is_it = |(client, it): (&ClientNumber, &Client)| {
-                self.sockets[client].is_output(&it.output) || model.is_flushing(*client)
+            let is_it = |client: &ClientNumber| {
+                self.made(*client) == model.clients[client].output
+                    || model.is_flushing(*client)
+                    || model.is_listing(*client)
             };
-            if model.clients.iter().all(is_it) {
+            if model.clients.keys().all(is_it) {
                 search.add(model);
             }
             return;
@@ -218,9 +203,11 @@ impl Simulation {
             }
             search.steps_left -= 1;
             let mut next = model.clone();
-            next.on_due(&due[index], self.now);
-            if next.clients.iter().all(|(client, it)| self.sockets[client].begins_with(&it.output))
-            {
+            next.on_due(&due[index], self.now());
+            if self.reads_late() {
+                next.wait_for_bodies(|client| self.made(client).len());
+            }
+            if next.clients.iter().all(|(client, it)| self.made(*client).starts_with(&it.output)) {
                 let mut rest = due.to_vec();
                 rest.remove(index);
                 self.find_order(&next, &rest, search);
@@ -230,7 +217,7 @@ impl Simulation {
 
     /// Returns whether the engine has made replies to the client that the model does not know.
     fn has_more_output(&self, client: ClientNumber) -> bool {
-        self.sockets[&client].output.len() > self.model.clients[&client].output.len()
+        self.made(client).len() > self.model.clients[&client].output.len()
     }
 
     /// Ends the oldest flushes that have a reply. A tick that ends a read of a body also frees jobs.
@@ -243,16 +230,15 @@ impl Simulation {
         }
     }
 
-    /// Compares the replies to all clients, and keeps what has become of jobs.
+    /// Compares the replies to all clients and the facts, and keeps what has become of jobs.
     pub(super) fn compare(&mut self) -> Result<(), Failure> {
-        self.take_replies();
+        self.end_reads();
+        self.wait_for_bodies();
+        self.follow_lists();
         self.follow_replies_to_flushes();
         for (client, known) in &self.model.clients {
-            let socket = &self.sockets[client];
-            let is_changed = self.to_flush.contains(client);
-            let is_len = socket.output.len() == known.output.len() || socket.is_output_cut;
-            if !is_len || is_changed && !socket.is_output(&known.output) {
-                return Err(difference(*client, &known.output, &socket.output));
+            if self.made(*client) != known.output {
+                return Err(difference(*client, &known.output, self.made(*client)));
             }
         }
         for change in self.model.changes.drain(..) {
@@ -260,47 +246,57 @@ impl Simulation {
                 self.journal.record(change);
             }
         }
-        Ok(())
-    }
-}
-
-impl Socket {
-    /// Returns whether the output begins with these replies.
-    fn begins_with(&self, replies: &[u8]) -> bool {
-        self.output.starts_with(replies) || self.is_output_cut && replies.starts_with(&self.output)
+        self.compare_facts()
     }
 
-    /// Returns whether the output is these replies and no more.
-    fn is_output(&self, replies: &[u8]) -> bool {
-        self.begins_with(replies) && self.output.len() <= replies.len()
-    }
-}
-
-/// Returns the counters of puts from the page for Prometheus. They show whether the engine has
-/// parsed the line of a put whose body has not been used.
-fn puts(server: &Server, now: u64) -> u64 {
-    const SAMPLES: [&str; 2] = [
-        "beanstalkd_commands_total{command=\"put\"} ",
-        "beanstalkd_commands_total{command=\"put-in-tube\"} ",
-    ];
-    let mut puts = 0;
-    visit_metrics(server, now, |text| {
-        for line in text.lines() {
-            let counts = SAMPLES.iter().filter_map(|sample| line.strip_prefix(sample));
-            puts += counts.map(|count| count.parse::<u64>().expect("it is a number")).sum::<u64>();
+    /// Lets replies wait whose bodies the disk reads.
+    fn wait_for_bodies(&mut self) {
+        if self.reads_late() {
+            let Simulation { model, driver, sockets, .. } = self;
+            model.wait_for_bodies(|client| driver.made(sockets[&client].client).len());
         }
-    });
-    puts
-}
+    }
 
-/// Calls `visit` with the slices of the page for Prometheus. Each has whole lines.
-fn visit_metrics(server: &Server, now: u64, mut visit: impl FnMut(&str)) {
-    let (mut page, iterations) = (Page::new(0), Histogram::default());
-    while !page.is_done() {
-        let mut text = String::new();
-        let made = page.write_slice(&server.view(&iterations, nanos(now)), &mut text);
-        made.expect("the test has memory");
-        visit(&text);
+    /// Lets the model make the replies whose bodies the disk has read.
+    fn end_reads(&mut self) {
+        let Simulation { model, driver, sockets, .. } = self;
+        let now = driver.now.as_nanos();
+        model.end_reads(|client| driver.made(sockets[&client].client), now);
+    }
+
+    fn reads_late(&self) -> bool {
+        has_threads(&self.setup)
+    }
+
+    /// Ends the lists of tubes that the engine has sent.
+    fn follow_lists(&mut self) {
+        let is_listing = |it: &&ClientNumber| self.model.is_listing(**it);
+        let listing: Vec<ClientNumber> =
+            self.model.clients.keys().filter(is_listing).copied().collect();
+        for client in listing {
+            let known = self.model.clients[&client].output.len();
+            let seen = self.made(client)[known..].to_vec();
+            if !seen.is_empty() {
+                self.model.run_next(client, self.now(), &seen);
+            }
+        }
+    }
+
+    /// Returns how many jobs are ready, reserved, delayed and buried.
+    fn facts(&self) -> [u64; 4] {
+        let facts = self.driver.facts();
+        [facts.ready, facts.reserved, facts.delayed, facts.buried]
+    }
+
+    fn compare_facts(&self) -> Result<(), Failure> {
+        let came = self.facts();
+        let expected = self.model.jobs_in_states();
+        if came != expected {
+            return Err(format!(
+                "ready, reserved, delayed, buried jobs: {came:?}\n  expected: {expected:?}"
+            ));
+        }
+        Ok(())
     }
 }
 

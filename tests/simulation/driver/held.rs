@@ -5,7 +5,7 @@
 //! that moment: the engine may let them wait for later replies of the same client, but not for ever.
 //! On a local disk nothing waits.
 
-use beanstalkd::testing::Progress;
+use crate::harness::driver::Progress;
 use std::collections::VecDeque;
 
 /// The unsent replies of a client, by the iterations that made them.

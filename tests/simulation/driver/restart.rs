@@ -4,11 +4,10 @@ use super::super::event::Crash;
 use super::super::journal::{End, FoundJob, Journal, StoredJob, Verdict};
 use super::super::model::{Counts, Job, JobKey, KeptKey, Model, SECOND};
 use super::super::request::COUNTERS;
-use super::{Failure, SLICES_PER_WRITE, Simulation, TICK, has_threads, nanos, server, syncing};
+use super::{Failure, Simulation, Syncs, TICK, has_threads, nanos, options};
+use crate::harness::driver::{Client, Driver, End as EndOfClient, ReplayError};
 use crate::harness::yaml::field;
-use beanstalkd::testing::{ConnKey, Recovered, ReplayError, Server};
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::IoSlice;
 use std::rc::Rc;
 
 /// The time from the end of a process to the start of the next one.
@@ -24,7 +23,7 @@ impl Simulation {
         if self.starts != starts {
             return Ok(());
         }
-        let crash = match self.server.close(nanos(self.now)) {
+        let crash = match self.driver.stop() {
             Ok(()) => {
                 self.send_last_replies()?;
                 Crash { power_cut: None, flipped_bits: 0 }
@@ -40,37 +39,31 @@ impl Simulation {
     /// Acknowledges all changes, and sends the replies that waited, as the event loop does before the
     /// server exits. A server that has lost the leadership sends nothing more.
     fn send_last_replies(&mut self) -> Result<(), Failure> {
-        while !self.server.is_acknowledged() {
-            self.disk.acknowledge(usize::MAX);
+        while !self.driver.hand_over() {
             let before = self.disk.last_handed_over();
-            self.server.hand_over();
-            let is_stuck = self.disk.last_handed_over() == before && self.disk.waiting() > 0;
+            self.disk.acknowledge(usize::MAX);
+            let is_acknowledged = self.driver.hand_over();
             if self.disk.is_refused() {
                 return Ok(());
             }
-            if is_stuck {
+            if !is_acknowledged && self.disk.last_handed_over() == before && self.disk.waiting() > 0
+            {
                 return Err("changes are not handed over before the server ends".to_owned());
             }
         }
         loop {
-            let unsent = |it: &Simulation| -> usize {
-                it.sockets.values().map(|socket| socket.output.len()).sum()
-            };
-            let before = unsent(self);
-            for socket in self.sockets.values() {
-                self.server.mark_dirty(socket.key);
-            }
-            self.take_replies();
             self.hold_replies();
-            for client in self.flush()? {
-                self.disconnect(client)?;
-            }
-            if unsent(self) == before {
+            let flushed = self.driver.flush_last();
+            self.follow_flush(&flushed)?;
+            if flushed.closed.is_empty() && flushed.sent.iter().all(|(_, bytes)| bytes.is_empty()) {
                 break;
             }
         }
-        match self.sockets.iter().find(|(_, it)| it.read_limit.is_none() && !it.output.is_empty()) {
-            Some((client, _)) => Err(format!("client {client}: its last replies are not sent")),
+        let is_unsent = |client: Client| {
+            self.driver.room(client).is_none() && !self.driver.made(client).is_empty()
+        };
+        match self.sockets.iter().find(|(_, socket)| is_unsent(socket.client)) {
+            Some((number, _)) => Err(format!("client {number}: its last replies are not sent")),
             None => Ok(()),
         }
     }
@@ -83,27 +76,24 @@ impl Simulation {
         self.crash_to_come = None;
         self.had_disk_faults |= crash.flipped_bits > 0;
         let end = self.end(crash.power_cut);
-        let flip_seed = crash.power_cut.unwrap_or(self.now);
+        let flip_seed = crash.power_cut.unwrap_or(self.now());
         self.disk = self.disk.after(crash, self.capacity, flip_seed);
         // The inspector expects each reply at once.
         self.disk.set_reads_late(false);
         self.sockets.clear();
         self.numbers.clear();
-        self.ready.clear();
-        self.to_flush.clear();
-        self.has_iteration_begun = false;
         self.iterations_of_flush = 0;
-        self.now = self.now.saturating_add_signed(self.clock_offset) + DOWN_TIME;
-        self.now = self.now.next_multiple_of(TICK);
+        let now = self.now().saturating_add_signed(self.clock_offset) + DOWN_TIME;
         self.clock_offset = 0;
         self.starts += 1;
-        self.start(crash, end)
+        self.start(crash, end, now.next_multiple_of(TICK))
     }
 
     /// Starts the next process, and compares its jobs with those that may be there.
-    fn start(&mut self, crash: Crash, end: End) -> Result<(), Failure> {
-        let recovered = self.recover()?;
-        let mut inspector = Inspector::connect(&mut self.server, Asked::default(), self.now);
+    fn start(&mut self, crash: Crash, end: End, now: u64) -> Result<(), Failure> {
+        self.recover(now)?;
+        let recovered = self.driver.recovered;
+        let mut inspector = Inspector::connect(&mut self.driver, Asked::default());
         let mut jobs = judge(&self.journal, &mut inspector, end, crash.flipped_bits)?;
         if recovered.jobs != jobs.count() {
             let count = jobs.count();
@@ -120,16 +110,16 @@ impl Simulation {
                 let asked = inspector.disconnect();
                 self.set_capacity(None);
                 // The next iteration tries to take space again.
-                let committed = self.server.commit(nanos(self.now));
+                let committed = self.driver.commit();
                 committed.map_err(|failure| format!("a commit at the start: {failure}"))?;
-                inspector = Inspector::connect(&mut self.server, asked, self.now);
+                inspector = Inspector::connect(&mut self.driver, asked);
                 let reply = inspector.delete(*id, &found.tube);
                 if reply != "DELETED\r\n" {
                     return Err(format!("job {id} cannot be deleted with space: {reply:?}"));
                 }
             }
         }
-        let tubes = inspector.tubes();
+        let tubes = inspector.driver.tubes();
         let mut expected: BTreeSet<&str> =
             jobs.known.iter().map(|(_, possible)| &*possible[0].tube).collect();
         expected.insert("default");
@@ -140,51 +130,52 @@ impl Simulation {
         // The keys of jobs may be lost, although the jobs are there.
         let is_damaged = crash.flipped_bits > 0 || end == End::PowerCut { synced_within: None };
         let is_unsure = is_damaged || self.capacity.is_some();
-        let kept_keys = kept_keys(&self.journal, &jobs, end, is_unsure, self.now);
+        let kept_keys = kept_keys(&self.journal, &jobs, end, is_unsure, now);
         for (id, possible) in &mut jobs.known {
             let is_unsure = is_damaged || !self.journal.is_put_durable(*id, end);
             let keys = possible.iter_mut().filter_map(|job| job.key.as_mut());
             keys.for_each(|key| key.is_unsure |= is_unsure);
         }
-        let restored = jobs.known.iter().map(|(id, possible)| job(*id, &possible[0], self.now));
+        let restored = jobs.known.iter().map(|(id, possible)| job(*id, &possible[0], now));
         let id = recovered.last_id;
-        let mut model = self.model.restarted(restored.collect(), &names, id, self.now);
-        let in_force = kept_keys.iter().filter(|key| key.until > self.now);
+        let mut model = self.model.restarted(restored.collect(), &names, id, now);
+        let in_force = kept_keys.iter().filter(|key| key.until > now);
         model.kept_keys = in_force.cloned().collect();
         inspector.add_to(&mut model);
         inspector.disconnect();
-        let committed = self.server.commit(nanos(self.now));
+        let committed = self.driver.commit();
         committed.map_err(|failure| format!("the first commit: {failure}"))?;
         let deleted: Vec<u64> = jobs.unknown.iter().map(|(id, _)| *id).collect();
-        self.journal.restart(&jobs.known, &kept_keys, &deleted, self.now);
+        self.journal.restart(&jobs.known, &kept_keys, &deleted, now);
         // What was read is stored already.
         self.commits = vec![0];
+        let covered = 1;
+        self.syncs = Syncs { begun: self.disk.background_sync().0, covered, ..Syncs::default() };
         model.may_refuse_updates = self.capacity.is_some() || self.limit.is_some();
         // A damaged file cannot be continued: at the limit there may be no room for all deletes.
         let is_short = self.limit.is_some() && crash.flipped_bits > 0;
         model.may_refuse_deletes = self.capacity.is_some() || is_short;
         self.model = model;
         self.disk.set_reads_late(has_threads(&self.setup));
-        self.take_replies();
         Ok(())
     }
 
-    /// Creates a server from the files on the disk. If it does not start on a full disk, it is
-    /// started again with more space.
-    fn recover(&mut self) -> Result<Recovered, Failure> {
-        let now = nanos(self.now);
-        self.server = server(&self.setup, self.limit, self.now);
-        let mut recovered = self.server.recover(self.disk.boxed(), syncing(&self.setup), now);
+    /// Starts a server on the files of the disk. If it does not start on a full disk, it is started
+    /// again with more space.
+    fn recover(&mut self, now: u64) -> Result<(), Failure> {
+        let start = |it: &Simulation| {
+            Driver::start(options(&it.setup, it.limit), Some(it.disk.boxed()), nanos(now))
+        };
+        let mut driver = start(self);
         let is_limited = self.capacity.is_some() || self.limit.is_some();
-        if matches!(recovered, Err(ReplayError::Begin(_))) && is_limited {
+        if matches!(driver, Err(ReplayError::Begin(_))) && is_limited {
             self.set_capacity(None);
             self.limit = None;
-            self.server = server(&self.setup, None, self.now);
-            recovered = self.server.recover(self.disk.boxed(), syncing(&self.setup), now);
+            driver = start(self);
         }
-        let recovered = recovered.map_err(|error| format!("the server does not start: {error}"))?;
-        self.server.check();
-        Ok(recovered)
+        self.driver = driver.map_err(|error| format!("the server does not start: {error}"))?;
+        self.driver.check();
+        Ok(())
     }
 }
 
@@ -219,7 +210,7 @@ fn judge(
     let mut wrong = Vec::new();
     for id in ids {
         let found = inspector.find(id);
-        match journal.judge(id, found.as_ref(), end, inspector.now) {
+        match journal.judge(id, found.as_ref(), end, inspector.now()) {
             Verdict::Expected(possible) => judged.known.push((id, possible)),
             Verdict::Gone => {}
             Verdict::Ambiguous => judged.unknown.extend(found.map(|found| (id, found))),
@@ -294,14 +285,14 @@ fn job(id: u64, stored: &StoredJob, now: u64) -> Job {
         returns: 0,
         is_age_unknown: stored.is_age_unknown,
         key: stored.key.clone(),
+        changed: 0,
     }
 }
 
 /// Asks a server that has just started for its jobs, on a connection of its own.
 struct Inspector<'s> {
-    server: &'s mut Server,
-    key: ConnKey,
-    now: u64,
+    driver: &'s mut Driver,
+    client: Client,
     asked: Asked,
 }
 
@@ -317,28 +308,22 @@ struct Asked {
 
 impl Inspector<'_> {
     /// Connects after earlier inspectors of the same start.
-    fn connect(server: &mut Server, mut asked: Asked, now: u64) -> Inspector<'_> {
-        let key = server.connect().expect("the test has memory");
+    fn connect(driver: &mut Driver, mut asked: Asked) -> Inspector<'_> {
+        let client = driver.connect();
         asked.connections += 1;
-        Inspector { server, key, now, asked }
+        Inspector { driver, client, asked }
+    }
+
+    fn now(&self) -> u64 {
+        self.driver.now.as_nanos()
     }
 
     fn ask(&mut self, line: &str) -> String {
         let word = line.split([' ', '\r']).next().unwrap_or_default();
         let command = COUNTERS.iter().find(|counter| **counter == word);
         *self.asked.commands.entry(command.expect("stats counts it")).or_default() += 1;
-        self.server.receive(self.key, line.as_bytes(), nanos(self.now));
-        let mut output = self.server.output_handle(self.key);
-        let mut bytes: Vec<u8> = Vec::new();
-        while !output.is_empty() {
-            let mut slices = [IoSlice::new(&[]); SLICES_PER_WRITE];
-            let filled = output.next_slices(&mut slices);
-            let before = bytes.len();
-            slices[..filled].iter().for_each(|slice| bytes.extend_from_slice(slice));
-            output.sent(bytes.len() - before);
-        }
         // A body may be any bytes: each becomes one char.
-        bytes.iter().map(|&byte| char::from(byte)).collect()
+        self.driver.ask_at_once(self.client, line).into_iter().map(char::from).collect()
     }
 
     fn commands(&self) -> u64 {
@@ -350,7 +335,7 @@ impl Inspector<'_> {
         if text == "NOT_FOUND\r\n" {
             return None;
         }
-        let at = self.now + self.commands();
+        let at = self.now() + self.commands();
         let peeked = self.ask(&format!("peek {id}\r\n"));
         let (_, body) = peeked.split_once("\r\n").unwrap_or_default();
         let body = body.strip_suffix("\r\n").unwrap_or_default();
@@ -384,23 +369,18 @@ impl Inspector<'_> {
         reply
     }
 
-    fn tubes(&mut self) -> Vec<String> {
-        let text = self.ask("list-tubes\r\n");
-        text.lines().filter_map(|line| line.strip_prefix("- ")).map(str::to_owned).collect()
-    }
-
     /// Adds the commands of this connection to the counters of the model.
     fn add_to(&self, model: &mut Model) {
         model.total_connections = self.asked.connections;
         model.counters.clone_from(&self.asked.commands);
-        model.last_command_at = self.now + self.commands();
+        model.last_command_at = self.now() + self.commands();
         for tube in &mut model.tubes {
             tube.deletes = self.asked.deletes.get(&*tube.name).copied().unwrap_or(0);
         }
     }
 
     fn disconnect(self) -> Asked {
-        self.server.disconnect(self.key, nanos(self.now));
+        self.driver.end(self.client, EndOfClient::HangUp);
         self.asked
     }
 }

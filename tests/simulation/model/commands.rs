@@ -28,7 +28,7 @@ impl Model {
             Request::DeleteBatch(ids) => self.delete_batch(call, &ids),
             Request::Release { id, pri, delay } => self.release(call, id, pri, delay),
             Request::Bury { id, pri } => self.bury(call, id, pri),
-            Request::Touch(id) => self.touch(call, id),
+            Request::Touch(id) => self.touch_one(call, id),
             Request::TouchAll => self.touch_all(call),
             Request::Kick(bound) => self.kick(call, bound),
             Request::KickJob(id) => self.kick_job(call, id),
@@ -132,6 +132,7 @@ impl Model {
             returns: 0,
             is_age_unknown: false,
             key: JobKey::new(tag.as_ref()),
+            changed: 0,
         };
         let index = self.jobs.partition_point(|other| other.id < id);
         self.jobs.insert(index, job);
@@ -153,7 +154,8 @@ impl Model {
             self.reply(call.by, "TIMED_OUT");
         } else {
             let until = timeout.map(|secs| call.now + u64::from(secs) * SECOND);
-            self.waiters.push(Waiter { client: call.by, until, batch: None });
+            let seq = self.next_seq();
+            self.waiters.push(Waiter { client: call.by, until, batch: None, seq });
         }
     }
 
@@ -232,15 +234,23 @@ impl Model {
         self.reply(call.by, "BURIED");
     }
 
-    fn touch(&mut self, call: &Call<'_>, id: u64) {
-        let job = self.find(id);
-        let Some((_, seq)) = job.and_then(|job| job.reserved_by(call.by)) else {
+    fn touch_one(&mut self, call: &Call<'_>, id: u64) {
+        if !self.has_reserved(call.by, id) {
             return self.reply(call.by, "NOT_FOUND");
-        };
-        let job = self.job(id);
-        let deadline = call.now + u64::from(job.ttr) * SECOND;
-        job.state = State::Reserved { by: call.by, deadline, seq };
+        }
+        self.touch(call, &[id]);
         self.reply(call.by, "TOUCHED");
+    }
+
+    /// Begins the TTRs of reserved jobs again.
+    pub(super) fn touch(&mut self, call: &Call<'_>, ids: &[u64]) {
+        for &id in ids {
+            let job = self.job(id);
+            let ttr = u64::from(job.ttr);
+            if let State::Reserved { deadline, .. } = &mut job.state {
+                *deadline = call.now + ttr * SECOND;
+            }
+        }
     }
 
     pub(super) fn has_reserved(&self, by: ClientNumber, id: u64) -> bool {
@@ -251,11 +261,7 @@ impl Model {
 
     fn kick(&mut self, call: &Call<'_>, bound: u32) {
         let tube = Rc::clone(&self.clients[&call.by].used);
-        let mut kicked = self.in_order(|job| job.buried_in(&tube));
-        if kicked.is_empty() {
-            kicked = self.in_order(|job| job.delayed_in(&tube));
-        }
-        kicked.truncate(bound as usize);
+        let (_, mut kicked) = self.kickable(&tube, bound);
         if !kicked.is_empty() && self.is_refused(call) {
             return self.reply(call.by, "OUT_OF_MEMORY");
         }
@@ -264,12 +270,25 @@ impl Model {
         {
             kicked.truncate(fewer.max(1));
         }
-        for &id in &kicked {
-            self.job(id).counts.kicks += 1;
-            self.job(id).returns = 0;
-            self.move_to(id, State::Ready, call.now);
-        }
+        kicked.iter().for_each(|id| self.kick_one(*id, call.now));
         self.reply(call.by, &format!("KICKED {}", kicked.len()));
+    }
+
+    /// Returns whether a kick takes buried jobs, and the jobs that it moves.
+    pub(super) fn kickable(&self, tube: &str, bound: u32) -> (bool, Vec<u64>) {
+        let mut kicked = self.in_order(|job| job.buried_in(tube));
+        let takes_buried = !kicked.is_empty();
+        if !takes_buried {
+            kicked = self.in_order(|job| job.delayed_in(tube));
+        }
+        kicked.truncate(bound as usize);
+        (takes_buried, kicked)
+    }
+
+    pub(super) fn kick_one(&mut self, id: u64, now: u64) {
+        self.job(id).counts.kicks += 1;
+        self.job(id).returns = 0;
+        self.move_to(id, State::Ready, now);
     }
 
     fn kick_job(&mut self, call: &Call<'_>, id: u64) {
@@ -278,9 +297,7 @@ impl Model {
                 if self.is_refused(call) {
                     return self.reply(call.by, "OUT_OF_MEMORY");
                 }
-                self.job(id).counts.kicks += 1;
-                self.job(id).returns = 0;
-                self.move_to(id, State::Ready, call.now);
+                self.kick_one(id, call.now);
                 self.reply(call.by, "KICKED");
             }
             None | Some(State::Ready | State::Reserved { .. }) => self.reply(call.by, "NOT_FOUND"),
@@ -330,6 +347,7 @@ impl Model {
         let tube = self.tube(name);
         tube.pauses += 1;
         tube.pause = (secs > 0).then_some((secs, call.now + u64::from(secs) * SECOND));
+        self.pauses_changed = self.next_seq();
         if secs == 0 {
             self.serve_waiters(name, call.now);
         }
@@ -354,12 +372,12 @@ impl Model {
         }
     }
 
-    fn list_tubes(&mut self, call: &Call<'_>) {
+    pub(super) fn list_tubes(&mut self, call: &Call<'_>) {
         let text = list(self.tubes.iter().map(|tube| &*tube.name));
         self.reply_document(call, &text);
     }
 
-    fn list_tubes_watched(&mut self, call: &Call<'_>) {
+    pub(super) fn list_tubes_watched(&mut self, call: &Call<'_>) {
         let text = list(self.clients[&call.by].watched.iter().map(|name| &**name));
         self.reply_document(call, &text);
     }

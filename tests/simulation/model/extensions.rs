@@ -32,6 +32,7 @@ impl Model {
             ids.truncate(fitting);
             next = ids[fitting - 1];
         }
+        self.begin_body_reply(call.by);
         self.reply(call.by, &format!("FOUND_BATCH {} {next}", ids.len()));
         for id in ids {
             self.reply_job(call.by, "FOUND", id);
@@ -40,7 +41,7 @@ impl Model {
 
     /// Returns the ids of a page and that of the last one if there are more, or `None` if there is
     /// no such tube.
-    fn select(&self, page: &Page, now: u64) -> Option<(Vec<u64>, u64)> {
+    pub(super) fn select(&self, page: &Page, now: u64) -> Option<(Vec<u64>, u64)> {
         self.find_tube(&page.tube)?;
         let is_asked_for = |job: &&Job| {
             let (state, _) = job.shown_state(now);
@@ -119,23 +120,27 @@ impl Model {
             self.reply(call.by, "RESERVED_BATCH 0");
         } else {
             let until = Some(call.now + u64::from(secs) * SECOND);
-            self.waiters.push(Waiter { client: call.by, until, batch: Some(count) });
+            let seq = self.next_seq();
+            self.waiters.push(Waiter { client: call.by, until, batch: Some(count), seq });
         }
     }
 
     /// Replies with the job for which a client has waited and the others that are there. If the job is
     /// gone meanwhile, the others are all.
     pub(super) fn fill_batch(&mut self, call: &Call<'_>, batch: Batch) {
-        let Batch { mut first, count, is_first_open } = batch;
+        let Batch { mut first, taken, count, is_first_open } = batch;
         if is_first_open
+            && taken.is_empty()
+            && let Some(waited_for) = first
             && let Some(other) = call.seen_reserved()
             && self.find(other).is_some_and(|job| job.state == State::Ready)
         {
-            self.swap_first(call.by, first, other);
-            first = other;
+            self.swap_first(call.by, waited_for, other);
+            first = Some(other);
         }
-        let first = if self.has_reserved(call.by, first) { vec![first] } else { Vec::new() };
-        let ids = self.reserve_more(call.by, first, count, call.now);
+        let mut ids: Vec<u64> = first.into_iter().chain(taken).collect();
+        ids.retain(|id| self.has_reserved(call.by, *id));
+        let ids = self.reserve_more(call.by, ids, count, call.now);
         self.reply_batch(call.by, &ids);
     }
 
@@ -158,7 +163,7 @@ impl Model {
     }
 
     /// Reserves jobs in addition to `ids`, as many as one reply may have.
-    fn reserve_more(
+    pub(super) fn reserve_more(
         &mut self,
         by: ClientNumber,
         mut ids: Vec<u64>,
@@ -180,6 +185,7 @@ impl Model {
     }
 
     fn reply_batch(&mut self, number: ClientNumber, ids: &[u64]) {
+        self.begin_body_reply(number);
         self.reply(number, &format!("RESERVED_BATCH {}", ids.len()));
         for &id in ids {
             self.reply_job(number, "RESERVED", id);
@@ -209,13 +215,7 @@ impl Model {
 
     pub(super) fn touch_all(&mut self, call: &Call<'_>) {
         let held = self.in_order(|job| job.reserved_by(call.by));
-        for &id in &held {
-            let job = self.job(id);
-            let ttr = u64::from(job.ttr) * SECOND;
-            if let State::Reserved { deadline, .. } = &mut job.state {
-                *deadline = call.now + ttr;
-            }
-        }
+        self.touch(call, &held);
         self.reply(call.by, &format!("TOUCHED_ALL {}", held.len()));
     }
 

@@ -48,15 +48,18 @@ impl Model {
     /// whether its batch is to be filled.
     pub fn can_run(&self, number: ClientNumber) -> bool {
         let client = &self.clients[&number];
-        self.is_free(number) && (client.has_batch() || client.next_item().is_some())
+        let has_more = client.has_batch() || client.step.is_some() || client.next_item().is_some();
+        self.is_free(number) && has_more
     }
 
-    /// Returns whether commands of the client may be run: it does not wait, neither for a job nor
-    /// for a flush, it is not being closed, and it reads its replies.
+    /// Returns whether commands of the client may be run: it does not wait for a job, for a flush or for
+    /// bodies, it is not being closed, and it reads its replies.
     pub fn is_free(&self, number: ClientNumber) -> bool {
         let client = &self.clients[&number];
         !self.is_waiting(number)
             && !self.is_flushing(number)
+            && client.reading.is_none()
+            && !self.is_listing(number)
             && !client.is_closing
             && client.output.len() < UNREAD_LIMIT
     }
@@ -97,8 +100,14 @@ impl Client {
     /// Returns whether the next item is the line of a put, which is not answered before its body.
     pub fn sends_put_line(&self) -> bool {
         let is_put = |line: &[u8]| line.starts_with(b"put ") || line.starts_with(b"put-in-tube ");
-        let next = self.next_item().filter(|_| !self.has_batch());
+        let is_busy = self.has_batch() || self.step.is_some();
+        let next = self.next_item().filter(|_| !is_busy);
         matches!(next, Some((Item::Line(line), _)) if is_put(&line))
+    }
+
+    /// Returns whether the client keeps the tube.
+    pub(super) fn needs(&self, tube: &str) -> bool {
+        *self.used == *tube || self.watches(tube)
     }
 
     pub(super) fn watches(&self, tube: &str) -> bool {

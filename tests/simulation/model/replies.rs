@@ -1,7 +1,8 @@
 //! Replies and documents, and the values in them that BEHAVIOUR.md leaves open.
 
 use super::super::request::COUNTERS;
-use super::{Call, ClientNumber, Counts, Job, Model, SECOND, State, Tube};
+use super::{BodyReply, Call, ClientNumber, Counts, Job, Model, NO_DEADLINE, SECOND, State, Tube};
+use crate::harness::reply::frame;
 use std::rc::Rc;
 use std::str::FromStr;
 
@@ -16,10 +17,26 @@ impl Model {
         output.extend_from_slice(b"\r\n");
     }
 
+    /// Replies with a job. Replies of one command follow each other.
     pub(super) fn reply_job(&mut self, number: ClientNumber, word: &str, id: u64) {
         let body = Rc::clone(&self.job(id).body);
+        if self.client(number).bodies.is_none() {
+            self.begin_body_reply(number);
+        }
+        if word == "RESERVED"
+            && let Some(reply) = &mut self.client(number).bodies
+        {
+            reply.reserved.push(id);
+        }
         self.reply(number, &format!("{word} {id} {}", body.len()));
         self.reply_bytes(number, &body);
+    }
+
+    /// Notes that the server may have to read the bodies of the reply that begins here.
+    pub(super) fn begin_body_reply(&mut self, number: ClientNumber) {
+        let client = self.client(number);
+        let start = client.output.len();
+        client.bodies = Some(BodyReply { start, bytes: Vec::new(), reserved: Vec::new() });
     }
 
     pub(super) fn reply_document(&mut self, call: &Call<'_>, text: &str) {
@@ -34,7 +51,6 @@ impl Model {
         let (state, time_left) = job.shown_state(call.now);
         let file = if self.options.has_binlog { call.seen_value("file") } else { 0 };
         let age = shown_age(job, call.now, || call.seen_value("age"));
-        let time_left = shown_time_left(job, time_left, call.now, || call.seen_value("time-left"));
         let Job { tube, pri, delay, ttr, .. } = job;
         let Counts { reserves, timeouts, releases, buries, kicks } = job.counts;
         let text = format!(
@@ -54,8 +70,6 @@ impl Model {
             let (state, time_left) = job.shown_state(call.now);
             let Job { id, pri, delay, ttr, .. } = job;
             let age = shown_age(job, call.now, || call.seen_in_list(*id, "age"));
-            let shows = || call.seen_in_list(*id, "time-left");
-            let time_left = shown_time_left(job, time_left, call.now, shows);
             let Counts { reserves, timeouts, releases, buries, kicks } = job.counts;
             text += &format!(
                 "- {{id: {id}, state: {state}, pri: {pri}, age: {age}, delay: {delay}, ttr: {ttr}, \
@@ -133,7 +147,7 @@ impl Model {
     }
 
     /// Returns how many jobs are urgent, ready, reserved, delayed and buried.
-    fn jobs_by_state(&self, is_counted: impl Fn(&Job) -> bool) -> [usize; 5] {
+    pub(super) fn jobs_by_state(&self, is_counted: impl Fn(&Job) -> bool) -> [usize; 5] {
         let mut counts = [0; 5];
         for job in self.jobs.iter().filter(|job| is_counted(job)) {
             match job.state {
@@ -167,6 +181,8 @@ impl Job {
         match self.state {
             State::Ready => ("ready", 0),
             State::Delayed { due } => ("delayed", left(due)),
+            // All of the TTR is left while the disk reads the body.
+            State::Reserved { deadline: NO_DEADLINE, .. } => ("reserved", u64::from(self.ttr)),
             State::Reserved { deadline, .. } => ("reserved", left(deadline)),
             State::Buried { .. } => ("buried", 0),
         }
@@ -239,11 +255,29 @@ pub(super) fn list<'n>(names: impl Iterator<Item = &'n str>) -> String {
     text
 }
 
-/// Returns the time to a deadline in seconds, which is `left` in the model, or one more if the server `shows`
-/// that: while the disk reads the body of a job that was just reserved, all of its TTR is left.
-fn shown_time_left(job: &Job, left: u64, now: u64, shows: impl FnOnce() -> u64) -> u64 {
-    let State::Reserved { deadline, .. } = job.state else { return left };
-    let ttr = u64::from(job.ttr);
-    let is_just_reserved = now + ttr * SECOND < deadline + MAX_LATER_NS;
-    if is_just_reserved && shows() == ttr { ttr } else { left }
+/// Returns a reply to `peek` or `peek-batch` without the deleted jobs that `seen` does not have, or `None` if
+/// it has them all.
+pub(super) fn without_deleted(
+    reply: &[u8],
+    seen: &[u8],
+    is_there: impl Fn(u64) -> bool,
+) -> Option<Vec<u8>> {
+    let is_found = |bytes: &[u8]| leading_number::<u64>(bytes.strip_prefix(b"FOUND ")?);
+    if let Some(id) = is_found(reply) {
+        return (!is_there(id) && seen.starts_with(b"NOT_FOUND\r\n"))
+            .then(|| b"NOT_FOUND\r\n".to_vec());
+    }
+    let next = str::from_utf8(frame(reply)?.line).ok()?.strip_prefix("FOUND_BATCH ")?;
+    let (_, next) = next.split_once(' ')?;
+    let (mut count, mut jobs) = (0, Vec::new());
+    let mut rest = &reply[frame(reply)?.len..];
+    while let (Some(id), Some(job)) = (is_found(rest), frame(rest)) {
+        let head = &rest[..job.line.len() + 2];
+        if is_there(id) || seen.windows(head.len()).any(|window| window == head) {
+            count += 1;
+            jobs.extend_from_slice(&rest[..job.len]);
+        }
+        rest = &rest[job.len..];
+    }
+    Some([format!("FOUND_BATCH {count} {next}\r\n").as_bytes(), &jobs].concat())
 }

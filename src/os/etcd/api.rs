@@ -1,0 +1,161 @@
+//! The part of etcd's interface that a binlog needs: the seam between the rules of this folder and the
+//! client of etcd ([`super::client`]). Tests put a fake with virtual time in its place.
+//!
+//! Names and meanings are those of etcd. All requests but [`Node::grant`] may be sent again. A request
+//! that fails, or whose answer is not awaited any more, may nevertheless be carried out, also later.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+/// The answer that comes to a request.
+pub type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
+
+/// A cluster of etcd nodes.
+pub trait Etcd: Send + Sync {
+    /// Connects to the node with this address.
+    fn connect(&self, address: &str) -> Answer<Arc<dyn Node>>;
+}
+
+/// A connection to a node. All reads are linearizable.
+pub trait Node: Send + Sync {
+    fn txn(&self, txn: Txn) -> Answer<TxnAnswer>;
+    fn range(&self, range: Range) -> Answer<Found>;
+    fn grant(&self, ttl_secs: u32) -> Answer<Lease>;
+    /// Renews a lease. An answer with a TTL of 0 is the failure [`NOT_FOUND`].
+    fn keep_alive(&self, lease: i64) -> Answer<()>;
+    fn revoke(&self, lease: i64) -> Answer<()>;
+    /// Watches a key from a revision on. The first answer is that the node watches it. The second one
+    /// comes after the key was deleted; its failure is that the node does not watch it any more.
+    fn watch(&self, key: String, from: i64) -> Answer<Answer<()>>;
+    /// Returns the version of etcd.
+    fn status(&self) -> Answer<String>;
+}
+
+/// Why a node has refused a request, or could not be asked.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The code of gRPC, or `None` if the failure is one of the connection.
+    pub code: Option<i32>,
+    pub text: String,
+}
+
+/// The code of gRPC for a lease that has ended.
+pub const NOT_FOUND: i32 = 5;
+
+/// Carries out `then` if all comparisons hold, and `otherwise` if not.
+#[derive(Clone, Debug, Default)]
+pub struct Txn {
+    pub when: Vec<Compare>,
+    pub then: Vec<Op>,
+    pub otherwise: Vec<Op>,
+}
+
+/// A condition of a transaction.
+#[derive(Clone, Debug)]
+pub enum Compare {
+    /// The key was created in this revision; 0 if it does not exist.
+    Created(String, i64),
+    /// The last change of the key was in this revision.
+    Modified(String, i64),
+    Exists(String),
+}
+
+#[derive(Clone, Debug)]
+pub enum Op {
+    Get(Range),
+    /// The lease is 0 for a key without one.
+    Put {
+        key: String,
+        value: Vec<u8>,
+        lease: i64,
+    },
+    /// Deletes a key, or those up to `end`, without it.
+    Delete {
+        key: String,
+        end: Option<String>,
+    },
+}
+
+/// The keys from `key` up to `end`, without it; `key` alone if `end` is `None`.
+#[derive(Clone, Debug, Default)]
+pub struct Range {
+    pub key: String,
+    pub end: Option<String>,
+    /// The most keys in the answer, or 0 for all.
+    pub limit: i64,
+    /// The revision to read, or 0 for the newest.
+    pub revision: i64,
+    /// The answer has no values.
+    pub keys_only: bool,
+    /// The answer has no keys, only their number.
+    pub count_only: bool,
+}
+
+/// A key as it was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pair {
+    pub key: Vec<u8>,
+    pub value: Vec<u8>,
+    pub create_revision: i64,
+    pub mod_revision: i64,
+    pub lease: i64,
+}
+
+/// The keys of a range, in their order.
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    /// The newest revision at the time of the answer.
+    pub revision: i64,
+    pub pairs: Vec<Pair>,
+    /// The number of keys in the range, without regard to the limit.
+    pub count: u64,
+    /// The limit has cut the answer.
+    pub more: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct TxnAnswer {
+    pub succeeded: bool,
+    /// The revision after the transaction.
+    pub revision: i64,
+    /// What each operation has found; nothing if it was no [`Op::Get`].
+    pub found: Vec<Vec<Pair>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Lease {
+    pub id: i64,
+    /// The TTL that was granted, which may differ from the one that was asked for.
+    pub ttl_secs: i64,
+}
+
+impl Op {
+    pub fn get(key: String) -> Op {
+        Op::Get(Range::key(key))
+    }
+
+    pub fn put(key: String, value: impl Into<Vec<u8>>) -> Op {
+        Op::Put { key, value: value.into(), lease: 0 }
+    }
+
+    pub fn delete(key: String) -> Op {
+        Op::Delete { key, end: None }
+    }
+}
+
+impl Range {
+    pub fn key(key: String) -> Range {
+        Range { key, ..Range::default() }
+    }
+
+    pub fn until(key: String, end: String) -> Range {
+        Range { key, end: Some(end), ..Range::default() }
+    }
+
+    /// Returns the keys that begin with a text that ends in a slash.
+    pub fn below(key: String) -> Range {
+        let end = key.strip_suffix('/').map(|start| format!("{start}0"));
+        assert!(end.is_some(), "{key} does not end in a slash, which 0 follows");
+        Range { key, end, ..Range::default() }
+    }
+}

@@ -1,0 +1,6 @@
+//! The rules of a binlog in etcd, on a fake of etcd with virtual time: nothing here depends on a clock or a network.
+mod fake;
+mod random;
+mod rules;
+mod servers;
+mod store;

@@ -1,0 +1,487 @@
+//! One test for each rule and fault. The rules are numbered as in the description of the cluster:
+//! 1 leader, 2 fencing, 3 the lease by the own clock, 4 chunks, 5 acknowledgements in order, 6 removal,
+//! 8 the end of a server, 10 space, 12 names and passwords.
+
+use crate::fake::{Fault, Kind, World, failure};
+use crate::servers::Cluster;
+use crate::store::LEADER;
+use beanstalkd::testing::etcd::api::NOT_FOUND;
+use std::ops::RangeInclusive;
+
+const TTL_SECS: u32 = 5;
+/// Four fifths of the TTL, and the longest step.
+const SAFE_MS: u64 = 4_000;
+const LATE_MS: u64 = 700;
+
+/// Returns two servers, the first one of which leads and has stored a record.
+fn pair() -> Cluster {
+    let mut cluster = Cluster::new(1, TTL_SECS);
+    assert_eq!(cluster.lead(), 0);
+    cluster.store(0, b"first");
+    cluster.servers.push(None);
+    cluster.start(1);
+    // The lease was renewed at least once.
+    cluster.run(1_500);
+    cluster
+}
+
+/// Runs until the other server leads, and returns how long that took. It has found what it must.
+fn fail_over(cluster: &mut Cluster) -> u64 {
+    let took_ms = cluster.run_until(|cluster| cluster.leader() == Some(1));
+    cluster.store(1, b"next");
+    took_ms
+}
+
+/// Every fault of a request that changes something.
+fn faults() -> Vec<(&'static str, Vec<Fault>)> {
+    let second = || Fault::late(1, 1);
+    vec![
+        ("doubled at once", vec![Fault::doubled(1)]),
+        ("doubled late", vec![Fault::doubled(LATE_MS)]),
+        ("request late", vec![Fault::late(LATE_MS, 1)]),
+        ("answer late", vec![Fault::late(1, LATE_MS)]),
+        ("request lost", vec![Fault::lost_request()]),
+        ("answer lost", vec![Fault::lost_answer()]),
+        ("outcome unknown, not made", vec![Fault::unknown(&[]), second()]),
+        ("outcome unknown, made", vec![Fault::unknown(&[1]), second()]),
+        ("outcome unknown, made after the retry", vec![Fault::unknown(&[LATE_MS]), second()]),
+        ("outcome unknown, made before and after", vec![Fault::unknown(&[1, LATE_MS]), second()]),
+        (
+            "made after the answer to a retry is lost",
+            vec![Fault::unknown(&[LATE_MS]), Fault::lost_answer()],
+        ),
+        (
+            "made while the next one is late",
+            vec![Fault::unknown(&[300]), Fault::late(200, LATE_MS)],
+        ),
+    ]
+}
+
+// ---- Rule 1 ----
+
+#[test]
+fn rule_1_a_server_recognises_its_own_key_after_an_unknown_outcome() {
+    for (name, faults) in faults() {
+        let mut cluster = Cluster::new(1, TTL_SECS);
+        cluster.script(0, Kind::Claim, faults);
+        let took_ms = cluster.run_until(|cluster| cluster.leader() == Some(0));
+        assert!(took_ms < 2_500, "{name}: {took_ms} ms");
+        assert_eq!(cluster.world().count(Kind::Grant), 1, "{name}");
+        cluster.run(u64::from(TTL_SECS) * 2_000);
+        assert_eq!(cluster.ends, [], "{name}");
+    }
+}
+
+#[test]
+fn rule_1_a_server_that_is_killed_is_followed_after_its_lease() {
+    let mut cluster = pair();
+    cluster.kill(0);
+    let took_ms = fail_over(&mut cluster);
+    assert!((3_900..5_300).contains(&took_ms), "{took_ms} ms");
+}
+
+#[test]
+fn rule_1_a_standby_tries_although_its_watch_has_missed_the_end() {
+    for fault in
+        [Fault::lost_request(), Fault::lost_answer(), Fault::refused(failure(14, "no leader"))]
+    {
+        let mut cluster = Cluster::new(1, TTL_SECS);
+        cluster.lead();
+        cluster.servers.push(None);
+        cluster.script(1, Kind::Watch, vec![fault; 3]);
+        cluster.start(1);
+        cluster.run(100);
+        cluster.kill(0);
+        cluster.run_until(|cluster| cluster.leader() == Some(1));
+    }
+}
+
+// ---- Rules 2 and 3 ----
+
+/// What ends a leader, whether it ends the lease early in etcd, and within which ms the leader ends.
+type End = (&'static str, fn(&mut World), bool, RangeInclusive<u64>);
+
+#[test]
+fn rules_2_and_3_a_leader_ends_in_time_and_another_one_follows() {
+    let ends: [End; 7] = [
+        ("its lease ends early", World::end_leader, true, 0..=50),
+        ("its key is deleted", |world| world.store.remove(LEADER), true, 0..=50),
+        ("it is cut off", |world| world.cut_off(0), false, SAFE_MS - 1_050..=SAFE_MS),
+        ("a renewal finds no lease", refuse_renewal, false, 0..=1_050),
+        ("only an old node renews", |world| leave_old_node(world, 0), false, 0..=SAFE_MS),
+        ("only another old node", |world| leave_old_node(world, 1), false, 0..=SAFE_MS),
+        ("only the last old node", |world| leave_old_node(world, 2), false, 0..=SAFE_MS),
+    ];
+    for (name, end, is_early, limits_ms) in ends {
+        let mut cluster = pair();
+        cluster.has_early_ends = is_early;
+        cluster.put(0, b"in flight");
+        end(&mut cluster.world());
+        let took_ms = cluster.run_until_end(0);
+        assert!(limits_ms.contains(&took_ms), "{name}: {took_ms} ms");
+        fail_over(&mut cluster);
+    }
+}
+
+fn refuse_renewal(world: &mut World) {
+    let ended = failure(NOT_FOUND, "requested lease not found");
+    world.script(0, Kind::KeepAlive, [Fault::refused(ended)]);
+}
+
+/// A server reaches only this node, which does not know the present leader of etcd.
+fn leave_old_node(world: &mut World, node: usize) {
+    world.old_node = Some(node);
+    world.cut.extend((0..3).filter(|&other| other != node).map(|other| (0, other)));
+}
+
+#[test]
+fn rule_2_a_leader_ends_with_the_next_renewal_if_its_watch_is_blind() {
+    let mut cluster = Cluster::new(1, TTL_SECS);
+    cluster.script(0, Kind::Watch, vec![Fault::lost_request(); 100]);
+    cluster.lead();
+    cluster.run(3_000);
+    cluster.has_early_ends = true;
+    cluster.world().store.remove(LEADER);
+    let took_ms = cluster.run_until_end(0);
+    assert!(took_ms <= 1_100, "{took_ms} ms");
+}
+
+#[test]
+fn rule_2_a_late_write_of_a_stopped_server_is_not_applied() {
+    for late_ms in [1, 2_000, 6_000, 9_000] {
+        let mut cluster = pair();
+        cluster.script(0, Kind::Write, [Fault::late(late_ms, 1)]);
+        cluster.put(0, b"late");
+        cluster.run(10);
+        cluster.server(0).is_stopped = true;
+        fail_over(&mut cluster);
+        cluster.put(1, b"more");
+        cluster.run(5_000);
+        cluster.server(0).is_stopped = false;
+        cluster.run(10);
+        assert!(cluster.servers[0].is_none(), "it may not answer after it was stopped");
+        cluster.kill(1);
+        cluster.start(0);
+        cluster.lead();
+    }
+}
+
+#[test]
+fn rule_3_the_lease_counts_from_when_a_renewal_was_sent() {
+    let mut cluster = Cluster::new(1, TTL_SECS);
+    let late = Fault::late(1, 900);
+    cluster.script(0, Kind::KeepAlive, vec![late; 100]);
+    cluster.lead();
+    cluster.run(10_000);
+    let sent = |cluster: &Cluster| cluster.world().count(Kind::KeepAlive);
+    let before = sent(&cluster);
+    cluster.run_until(|cluster| sent(cluster) > before);
+    cluster.run(950);
+    cluster.world().cut_off(0);
+    let took_ms = 950 + cluster.run_until_end(0);
+    assert!((SAFE_MS - 20..=SAFE_MS).contains(&took_ms), "{took_ms} ms");
+}
+
+#[test]
+fn rule_3_the_ttl_that_was_granted_counts() {
+    for (granted_secs, safe_ms) in [(1, 800), (3, 2_400), (20, 16_000)] {
+        let mut cluster = Cluster::new(1, TTL_SECS);
+        cluster.world().store.granted_ttl_secs = Some(granted_secs);
+        cluster.lead();
+        cluster.world().cut_off(0);
+        let took_ms = cluster.run_until_end(0);
+        assert!((safe_ms / 2..=safe_ms).contains(&took_ms), "{granted_secs} s: {took_ms} ms");
+    }
+}
+
+#[test]
+fn rule_3_a_granted_ttl_of_0_does_not_lead() {
+    let mut cluster = Cluster::new(1, TTL_SECS);
+    cluster.world().store.granted_ttl_secs = Some(0);
+    cluster.run(10_000);
+    assert_eq!(cluster.leader(), None);
+    let grants = cluster.world().count(Kind::Grant);
+    assert!(grants <= 110, "{grants} leases in 10 s");
+    cluster.world().store.granted_ttl_secs = None;
+    cluster.lead();
+}
+
+#[test]
+fn rule_3_a_stopped_process_or_suspended_machine_never_answers_again() {
+    for is_suspended in [false, true] {
+        let mut cluster = pair();
+        cluster.put(0, b"in flight");
+        cluster.stop(0, 6_000, is_suspended);
+        assert!(!cluster.server(0).may_answer());
+        cluster.run(5);
+        assert!(cluster.servers[0].is_none());
+        fail_over(&mut cluster);
+    }
+}
+
+#[test]
+fn rule_3_a_short_stop_is_harmless() {
+    let mut cluster = pair();
+    cluster.stop(0, 2_500, false);
+    cluster.store(0, b"after it");
+    cluster.run(20_000);
+    assert_eq!(cluster.ends, []);
+}
+
+#[test]
+fn rule_3_one_node_that_is_old_or_gone_is_no_end() {
+    for node in 0..3 {
+        for is_old in [false, true] {
+            let mut cluster = pair();
+            if is_old {
+                cluster.world().old_node = Some(node);
+            } else {
+                cluster.world().cut.extend([(0, node), (1, node)]);
+            }
+            for _ in 0..20 {
+                cluster.put(0, b"record");
+                cluster.run(1_500);
+            }
+            cluster.settle();
+            assert_eq!(cluster.ends, [], "node {node}");
+        }
+    }
+}
+
+// ---- Rules 4 to 6 ----
+
+#[test]
+fn rule_4_each_chunk_is_there_once_whatever_happens_to_its_transaction() {
+    for (name, faults) in faults() {
+        let mut cluster = pair();
+        cluster.script(0, Kind::Write, faults);
+        for record in [&b"one"[..], b"two", b"three"] {
+            cluster.store(0, record);
+        }
+        // What is late comes now.
+        cluster.run(1_000);
+        cluster.kill(0);
+        fail_over(&mut cluster);
+        assert_eq!(cluster.found()[&1], b"v7firstonetwothree", "{name}");
+        assert_eq!(cluster.ends, [], "{name}");
+    }
+}
+
+#[test]
+fn rule_5_a_chunk_waits_for_the_one_before_it() {
+    let mut cluster = pair();
+    cluster.script(0, Kind::Write, [Fault::lost_request()]);
+    cluster.put(0, b"one");
+    cluster.run(20);
+    let sent = cluster.world().count(Kind::Write);
+    cluster.put(0, b"two");
+    cluster.run(500);
+    assert_eq!(cluster.world().count(Kind::Write), sent, "one is in flight");
+    assert!(!cluster.is_acknowledged());
+    cluster.settle();
+}
+
+#[test]
+fn rule_6_a_removed_file_does_not_come_back() {
+    for (name, faults) in faults() {
+        for skipped in 0..3 {
+            let mut cluster = pair();
+            let before = vec![Fault::none(); skipped];
+            cluster.script(0, Kind::Write, before.into_iter().chain(faults.clone()));
+            cluster.put(0, b"last");
+            cluster.put_into_next_file(0, b"moved");
+            cluster.remove_oldest(0);
+            cluster.settle();
+            cluster.put(0, b"more");
+            cluster.run(2_000);
+            assert_eq!(cluster.ends, [], "{name}");
+            cluster.kill(0);
+            fail_over(&mut cluster);
+            assert_eq!(cluster.found().keys().collect::<Vec<_>>(), [&2], "{name}");
+            assert_eq!(cluster.world().store.chunks(), 3, "{name}: chunks of the file are left");
+        }
+    }
+}
+
+// ---- Rules 7 to 12 ----
+
+#[test]
+fn rule_7_no_command_waits_for_a_read_that_is_lost() {
+    for reads in 0..20 {
+        let mut cluster = pair();
+        cluster.kill(1);
+        cluster.kill(0);
+        // Its key is gone.
+        cluster.run(6_000);
+        let before = vec![Fault::none(); reads];
+        cluster.script(0, Kind::Read, before.into_iter().chain([Fault::lost_answer()]));
+        cluster.start(0);
+        cluster.lead();
+        cluster.put(0, b"next");
+        let took_ms = cluster.settle();
+        assert!(took_ms <= 1_200, "{took_ms} ms if read {reads} is lost");
+    }
+}
+
+#[test]
+fn rule_8_the_next_server_leads_at_once_after_a_clean_end() {
+    let mut cluster = pair();
+    cluster.put(0, b"last");
+    cluster.server(0).end();
+    let took_ms = fail_over(&mut cluster);
+    assert!(took_ms < 200, "{took_ms} ms");
+    assert_eq!(cluster.found()[&1], b"v7firstlast");
+}
+
+#[test]
+fn rule_10_without_space_puts_are_refused_and_the_lease_is_kept() {
+    let mut cluster = pair();
+    cluster.longest_wait_ms = 30_000;
+    cluster.world().store.has_no_space = true;
+    cluster.put(0, b"full");
+    cluster.run(20_000);
+    assert!(cluster.server(0).refuses_puts());
+    assert!(!cluster.is_acknowledged());
+    cluster.world().store.has_no_space = false;
+    cluster.settle();
+    assert!(!cluster.server(0).refuses_puts());
+    assert_eq!(cluster.ends, []);
+}
+
+#[test]
+fn rule_10_old_revisions_that_go_disturb_nobody() {
+    let mut cluster = pair();
+    for _ in 0..100 {
+        cluster.put(0, b"record");
+        cluster.run(130);
+        cluster.world().store.compact();
+    }
+    cluster.settle();
+    assert_eq!(cluster.ends, []);
+    cluster.kill(0);
+    fail_over(&mut cluster);
+}
+
+#[test]
+fn rule_12_a_refused_password_is_named_and_one_node_that_refuses_is_passed_over() {
+    let refused = || failure(3, "authentication failed, invalid user ID or password");
+    let mut cluster = Cluster::new(1, TTL_SECS);
+    cluster.world().refusals.insert(0, refused());
+    cluster.lead();
+    cluster.run(20_000);
+    assert_eq!(cluster.ends, []);
+    cluster.world().refusals.extend([(1, refused()), (2, refused())]);
+    let took_ms = cluster.run_until_end(0);
+    assert!(took_ms <= SAFE_MS, "{took_ms} ms");
+    cluster.start(0);
+    cluster.run(2_000);
+    assert!(cluster.servers[0].is_none(), "another try would fail too");
+    assert!(cluster.ends[1].1.contains("authentication failed"), "{:?}", cluster.ends);
+}
+
+#[test]
+fn a_leader_ends_when_etcd_is_restored_to_an_older_state() {
+    let mut cluster = Cluster::new(1, TTL_SECS);
+    let unused = cluster.world().store.clone();
+    cluster.lead();
+    cluster.store(0, b"one");
+    let with_leader = cluster.world().store.clone();
+    for state in [unused, with_leader] {
+        cluster.has_early_ends = true;
+        cluster.store(0, b"two");
+        cluster.world().restore(state);
+        cluster.put(0, b"three");
+        let took_ms = cluster.run_until_end(0);
+        assert!(took_ms <= 2_000, "{took_ms} ms");
+        cluster.forget();
+        cluster.start(0);
+        cluster.lead();
+    }
+}
+
+// ---- Defects that are known ----
+
+#[test]
+#[ignore = "issue: restore of etcd under a running standby"]
+fn a_standby_forgets_what_etcd_had_before_it_was_restored() {
+    // The next leader creates the second file in the same revision as the one before: other users of
+    // etcd have changed keys.
+    for changes in 0..12 {
+        let mut cluster = pair();
+        let mut older = cluster.world().store.clone();
+        older.remove(LEADER);
+        for _ in 0..changes {
+            cluster.world().store.remove("/other");
+        }
+        cluster.put_into_next_file(0, b"lost by the restore");
+        // The standby reads it meanwhile.
+        cluster.run(2_000);
+        cluster.world().cut_off(1);
+        cluster.kill(0);
+        cluster.world().restore(older);
+        cluster.forget();
+        cluster.start(0);
+        cluster.lead();
+        cluster.put_into_next_file(0, b"kept");
+        cluster.settle();
+        cluster.world().cut.clear();
+        cluster.run(2_000);
+        cluster.kill(0);
+        cluster.run_until(|cluster| cluster.leader() == Some(1));
+    }
+}
+
+#[test]
+#[ignore = "issue: the last chunk of an older file that is missing is accepted"]
+fn a_missing_last_chunk_of_an_older_file_is_a_gap() {
+    let mut cluster = pair();
+    cluster.kill(1);
+    cluster.store(0, b"second");
+    cluster.put_into_next_file(0, b"third");
+    cluster.settle();
+    cluster.kill(0);
+    cluster.forget();
+    cluster.world().store.remove("/jobs/log/0000000000000002");
+    cluster.start(0);
+    cluster.run(10_000);
+    assert_eq!(cluster.leader(), None, "it serves without a record: {:?}", cluster.found());
+}
+
+#[test]
+#[ignore = "issue: etcd full: no answer for ever"]
+fn rule_10_no_client_waits_without_an_end_for_space() {
+    let mut cluster = pair();
+    cluster.world().store.has_no_space = true;
+    cluster.put(0, b"full");
+    // A change that waits for longer than the lease must have an end.
+    cluster.run(60_000);
+}
+
+#[test]
+#[ignore = "issue: max-request-bytes 262144: loop of exit 75"]
+fn rule_4_a_chunk_that_etcd_refuses_as_too_large_is_divided() {
+    let mut cluster = pair();
+    cluster.world().store.longest_value = 200_000;
+    cluster.store(0, &[b'x'; 250_000]);
+    assert_eq!(cluster.ends, []);
+}
+
+#[test]
+#[ignore = "issue: dump, check and export beside compaction fail"]
+fn rule_11_a_reader_goes_on_while_old_revisions_go() {
+    let mut cluster = pair();
+    cluster.kill(1);
+    for _ in 0..4 {
+        cluster.put_into_next_file(0, b"record");
+        cluster.settle();
+    }
+    cluster.servers[1] = Some(cluster.reader(1));
+    let mut files = None;
+    for _ in 0..2_000 {
+        cluster.put(0, b"more");
+        cluster.world().store.compact();
+        files = files.or_else(|| cluster.server(1).dumped());
+        cluster.step(5);
+    }
+    assert_eq!(files.expect("it has an end").map(|files| files.len()).ok(), Some(5));
+}

@@ -1,0 +1,570 @@
+//! Servers over one fake of etcd, and what must hold at every moment.
+//!
+//! Each server has a runtime of its own with virtual time, as a process has its own clock: it can be
+//! stopped and go on later. This file alone names the parts of the server above the seam.
+
+use crate::fake::{Fake, Fault, Kind, NODES, World};
+use beanstalkd::testing::etcd::{
+    Candidate, Duty, EtcdDisk, Keys, Nodes, Request, Role, Shared, serve,
+};
+use beanstalkd::testing::{Disk, FileNumber, Nanos};
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::sync::{Arc, MutexGuard};
+use std::task::Poll;
+use std::time::Duration;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::task::{JoinHandle, yield_now};
+use tokio::time::{advance, sleep};
+
+/// The bytes of each file.
+pub type Files = BTreeMap<FileNumber, Vec<u8>>;
+
+/// The bytes at the start of each file.
+const HEAD: &[u8] = b"v7";
+/// A task that was woken wakes at most some others within one step of time.
+const POLLS: usize = 16;
+/// Requests have a timeout of at most 10 s.
+const LONGEST_READING_MS: u64 = 60_000;
+
+thread_local! {
+    /// The clock of the server that runs.
+    static CLOCK_NS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Servers and their history.
+pub struct Cluster {
+    pub fake: Fake,
+    pub now_ms: u64,
+    pub ttl_secs: u32,
+    pub servers: Vec<Option<Server>>,
+    /// Why servers have ended, in the order of time: server, reason.
+    pub ends: Vec<(usize, String)>,
+    /// Leaders and their changes, the last one last.
+    terms: Vec<Term>,
+    started: usize,
+    /// etcd ends leases early: for a moment no server can know.
+    pub has_early_ends: bool,
+    /// A change may wait for this long.
+    pub longest_wait_ms: u64,
+}
+
+pub struct Server {
+    runtime: Runtime,
+    /// The thread for etcd; `None` after its end.
+    serving: Option<Pin<Box<dyn Future<Output = ()>>>>,
+    shared: Arc<Shared>,
+    requests: UnboundedSender<Request>,
+    disk: EtcdDisk,
+    name: String,
+    phase: Phase,
+    pub is_stopped: bool,
+    clock_ns: u64,
+    /// The time that its timers have seen.
+    timers_ns: u64,
+    /// The speed of its clock in percent.
+    pub speed: u64,
+    /// The time for which the present step waits.
+    waiting_ms: u64,
+    lengths: BTreeMap<FileNumber, u64>,
+}
+
+#[derive(Debug)]
+enum Phase {
+    StandingBy,
+    Reading(JoinHandle<io::Result<Files>>),
+    /// The term with this index.
+    Serving(usize),
+    /// The same after SIGTERM.
+    Ending(usize),
+    /// All replies are sent, and the lease is being given back.
+    Leaving,
+    /// It does not lead, and only reads.
+    Dumping(JoinHandle<io::Result<Files>>),
+}
+
+/// What one leader has found and changed.
+struct Term {
+    found: Files,
+    /// The number of the disk for each change.
+    changes: Vec<(u64, Change)>,
+    acknowledged: usize,
+    /// The number of changes that the next leader has found.
+    kept: Option<usize>,
+    /// Nothing is promised.
+    is_forgotten: bool,
+}
+
+#[derive(Debug)]
+enum Change {
+    Append(FileNumber, Vec<u8>),
+    Remove(FileNumber),
+}
+
+impl Cluster {
+    /// Starts servers with this TTL.
+    pub fn new(count: usize, ttl_secs: u32) -> Cluster {
+        let mut cluster = Cluster {
+            fake: Fake::default(),
+            now_ms: 0,
+            ttl_secs,
+            servers: (0..count).map(|_| None).collect(),
+            ends: Vec::new(),
+            terms: vec![Term::new(Files::new())],
+            started: 0,
+            has_early_ends: false,
+            longest_wait_ms: u64::from(ttl_secs) * 2_500,
+        };
+        (0..count).for_each(|server| cluster.start(server));
+        cluster
+    }
+
+    /// Returns the fake, to change what it does.
+    pub fn world(&self) -> MutexGuard<'_, World> {
+        self.fake.world()
+    }
+
+    /// The next requests of this kind have these faults.
+    pub fn script(&self, server: usize, kind: Kind, faults: impl IntoIterator<Item = Fault>) {
+        self.world().script(server, kind, faults);
+    }
+
+    // ---- Processes ----
+
+    pub fn start(&mut self, server: usize) {
+        self.started += 1;
+        let name = format!("server{server}.{}", self.started);
+        let started = Server::new(&self.fake, server, name, self.ttl_secs, Duty::Lead);
+        assert!(self.servers[server].replace(started).is_none(), "it runs");
+    }
+
+    /// Returns a process that only reads the log, as `--dump` does.
+    pub fn reader(&self, index: usize) -> Server {
+        let mut server =
+            Server::new(&self.fake, index, "reader".to_owned(), self.ttl_secs, Duty::Read);
+        let files = read(server.requests.clone());
+        server.phase = Phase::Dumping(server.runtime.spawn(files));
+        server
+    }
+
+    pub fn kill(&mut self, server: usize) {
+        self.servers[server] = None;
+    }
+
+    pub fn server(&mut self, server: usize) -> &mut Server {
+        self.servers[server].as_mut().expect("it runs")
+    }
+
+    /// Stops a process, or its machine, for this time. Timers do not run while a machine is suspended,
+    /// but the clock does.
+    pub fn stop(&mut self, index: usize, for_ms: u64, is_suspended: bool) {
+        self.server(index).is_stopped = true;
+        self.run(for_ms);
+        let server = self.server(index);
+        server.is_stopped = false;
+        if is_suspended {
+            server.timers_ns = server.clock_ns;
+        }
+    }
+
+    /// Returns the server that serves clients.
+    pub fn leader(&self) -> Option<usize> {
+        self.servers.iter().position(|server| {
+            server.as_ref().is_some_and(|server| {
+                let serves = matches!(server.phase, Phase::Serving(_));
+                serves && !server.is_stopped && server.may_answer()
+            })
+        })
+    }
+
+    // ---- Time ----
+
+    /// Lets time pass in steps of 5 ms.
+    pub fn run(&mut self, for_ms: u64) {
+        let end_ms = self.now_ms + for_ms;
+        while self.now_ms < end_ms {
+            self.step(5);
+        }
+    }
+
+    /// Lets time pass until something holds. Returns how long that took.
+    pub fn run_until(&mut self, holds: impl Fn(&Cluster) -> bool) -> u64 {
+        let begun_ms = self.now_ms;
+        while !holds(self) {
+            self.step(5);
+            let is_late = self.now_ms >= begun_ms + 60_000;
+            assert!(!is_late, "it does not come: {:?}, {:?}", self.ends, self.servers);
+        }
+        self.now_ms - begun_ms
+    }
+
+    /// Runs until all changes are acknowledged, and returns how long that took.
+    pub fn settle(&mut self) -> u64 {
+        self.run_until(Cluster::is_acknowledged)
+    }
+
+    /// Runs until a server has ended, and returns how long that took.
+    pub fn run_until_end(&mut self, server: usize) -> u64 {
+        self.run_until(|cluster| cluster.servers[server].is_none())
+    }
+
+    /// Runs until a server leads, and returns it.
+    pub fn lead(&mut self) -> usize {
+        self.run_until(|cluster| cluster.leader().is_some());
+        self.leader().expect("it leads")
+    }
+
+    pub fn step(&mut self, by_ms: u64) {
+        self.now_ms += by_ms;
+        self.fake.advance(by_ms);
+        for index in 0..self.servers.len() {
+            let Some(mut server) = self.servers[index].take() else { continue };
+            match self.drive(&mut server, by_ms) {
+                Ok(()) if server.serving.is_some() => self.servers[index] = Some(server),
+                Ok(()) => self.ends.push((index, "SIGTERM".to_owned())),
+                Err(reason) => self.ends.push((index, reason)),
+            }
+        }
+        self.check_answering();
+    }
+
+    /// Runs a server for this time. Fails if it has ended.
+    fn drive(&mut self, server: &mut Server, by_ms: u64) -> Result<(), String> {
+        server.pass(by_ms);
+        if server.is_stopped {
+            return Ok(());
+        }
+        server.run();
+        if let Role::Lost(reason) | Role::Refused(reason) = server.shared.role() {
+            return Err(reason);
+        }
+        match &mut server.phase {
+            Phase::StandingBy => {
+                if let Role::Leading(_) = server.shared.role() {
+                    let files = read(server.requests.clone());
+                    server.phase = Phase::Reading(server.runtime.spawn(files));
+                    server.waiting_ms = 0;
+                }
+            }
+            Phase::Reading(reading) if reading.is_finished() => {
+                let read = server.runtime.block_on(reading).expect("no panic");
+                let found = read.map_err(|error| error.to_string())?;
+                server.shared.loss().map_or(Ok(()), Err)?;
+                let lengths = found.iter().map(|(&file, bytes)| (file, bytes.len() as u64));
+                server.lengths = lengths.collect();
+                server.phase = Phase::Serving(self.terms.len());
+                server.waiting_ms = 0;
+                self.begin_term(found);
+            }
+            Phase::Reading(_) => {
+                assert!(server.waiting_ms < LONGEST_READING_MS, "a leader reads without an end");
+            }
+            Phase::Serving(term) | Phase::Ending(term) => {
+                server.shared.loss().map_or(Ok(()), Err)?;
+                let term = &mut self.terms[*term];
+                let acknowledged = server.disk.progress().expect("a remote disk").acknowledged;
+                let before = term.acknowledged;
+                term.acknowledge(acknowledged);
+                if term.acknowledged > before || term.acknowledged == term.changes.len() {
+                    server.waiting_ms = 0;
+                }
+                let limit = self.longest_wait_ms;
+                assert!(server.waiting_ms <= limit, "a change waits for more than {limit} ms");
+                server.disk.hand_over();
+                let is_complete = term.acknowledged == term.changes.len();
+                if is_complete && matches!(server.phase, Phase::Ending(_)) {
+                    let (done, _) = channel();
+                    let _ = server.requests.send(Request::End(done));
+                    server.phase = Phase::Leaving;
+                }
+            }
+            // The process waits this long for etcd, and ends.
+            Phase::Leaving if server.waiting_ms > 1_000 => return Err("SIGTERM".to_owned()),
+            Phase::Leaving | Phase::Dumping(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Rules 1 and 3: only the server that has the key of the leader may answer.
+    fn check_answering(&self) {
+        let servers = self.servers.iter().flatten();
+        let mut answering = servers.filter(|server| {
+            matches!(server.shared.role(), Role::Leading(_))
+                && !matches!(server.phase, Phase::Leaving)
+                && !server.is_stopped
+                && server.may_answer()
+        });
+        let Some(first) = answering.next().filter(|_| !self.has_early_ends) else { return };
+        let second = answering.next().map(|server| &server.name);
+        assert_eq!(second, None, "{} may answer too", first.name);
+        let leader = self.fake.world().store.leader();
+        assert_eq!(
+            leader.map(|(name, _)| name).as_ref(),
+            Some(&first.name),
+            "it may answer without its lease"
+        );
+    }
+
+    // ---- Changes ----
+
+    /// Appends a record to the newest file of the leader; a new leader begins a new file.
+    pub fn put(&mut self, index: usize, record: &[u8]) {
+        let (server, term) = self.serving(index);
+        let newest = server.newest();
+        let is_new = newest == 0 || term.found.contains_key(&newest);
+        server.append(term, newest + u32::from(is_new), record);
+    }
+
+    /// Appends a record, and runs until it is acknowledged. Returns how long that took.
+    pub fn store(&mut self, index: usize, record: &[u8]) -> u64 {
+        self.put(index, record);
+        self.settle()
+    }
+
+    /// Appends a record to a new file.
+    pub fn put_into_next_file(&mut self, index: usize, record: &[u8]) {
+        let (server, term) = self.serving(index);
+        server.append(term, server.newest() + 1, record);
+    }
+
+    /// Removes the oldest file, unless it is the newest one too.
+    pub fn remove_oldest(&mut self, index: usize) {
+        let (server, term) = self.serving(index);
+        if server.lengths.len() > 1 {
+            let (file, _) = server.lengths.pop_first().expect("there are files");
+            server.disk.remove(file).expect("it is queued");
+            term.note(server, Change::Remove(file));
+        }
+    }
+
+    fn serving(&mut self, index: usize) -> (&mut Server, &mut Term) {
+        let server = self.servers[index].as_mut().expect("it runs");
+        let Phase::Serving(term) = server.phase else { panic!("it does not serve") };
+        server.enter();
+        (server, &mut self.terms[term])
+    }
+
+    /// Returns whether all changes of the last leader are acknowledged.
+    pub fn is_acknowledged(&self) -> bool {
+        let term = self.terms.last().expect("a first term");
+        term.acknowledged == term.changes.len()
+    }
+
+    /// Rules 4 to 6: a leader finds what was acknowledged, and perhaps some of the next changes.
+    fn begin_term(&mut self, found: Files) {
+        let last = self.terms.last_mut().expect("a first term");
+        let mut states = last.acknowledged..=last.changes.len();
+        last.kept = states.find(|&count| last.after(count) == found);
+        assert!(
+            last.kept.is_some() || last.is_forgotten,
+            "{} of {} changes are acknowledged: {:?}; found {found:?}, before them {:?}",
+            last.acknowledged,
+            last.changes.len(),
+            last.changes,
+            last.found,
+        );
+        self.terms.push(Term::new(found));
+    }
+
+    /// Returns how often a server began to lead.
+    pub fn terms(&self) -> usize {
+        self.terms.len() - 1
+    }
+
+    /// Forgets the history: etcd was restored to an older state.
+    pub fn forget(&mut self) {
+        self.terms.last_mut().expect("a first term").is_forgotten = true;
+    }
+
+    /// Returns the files that the last leader has found.
+    pub fn found(&self) -> &Files {
+        &self.terms.last().expect("a first term").found
+    }
+}
+
+impl Server {
+    fn new(fake: &Fake, index: usize, name: String, ttl_secs: u32, duty: Duty) -> Server {
+        let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
+        let addresses = NODES.map(str::to_owned).to_vec();
+        let timeout = Duration::from_secs(ttl_secs.into()) / 5;
+        let shared = Arc::new(Shared::new(|| Nanos::from_nanos(CLOCK_NS.get())));
+        let candidate = Candidate {
+            nodes: Nodes::over(fake.link(index), addresses, timeout),
+            keys: Keys::new("/jobs"),
+            shared: Arc::clone(&shared),
+            name: name.clone(),
+            file_size: 4096,
+            ttl_secs,
+            must_be_unused: false,
+        };
+        let (requests, received) = unbounded_channel();
+        Server {
+            runtime: runtime.expect("a runtime"),
+            serving: Some(Box::pin(serve(candidate, duty, received))),
+            disk: EtcdDisk::new(Arc::clone(&shared), requests.clone()),
+            shared,
+            requests,
+            name,
+            phase: Phase::StandingBy,
+            is_stopped: false,
+            clock_ns: 1_000_000_000,
+            timers_ns: 1_000_000_000,
+            speed: 100,
+            waiting_ms: 0,
+            lengths: BTreeMap::new(),
+        }
+    }
+
+    /// Sends SIGTERM: no more commands are taken, and the lease is given back after the last
+    /// acknowledgement.
+    pub fn end(&mut self) {
+        if let Phase::Serving(term) = self.phase {
+            self.phase = Phase::Ending(term);
+        }
+    }
+
+    /// Sets the clock to that of this process.
+    fn enter(&self) {
+        CLOCK_NS.set(self.clock_ns);
+    }
+
+    pub fn may_answer(&self) -> bool {
+        self.enter();
+        self.shared.loss().is_none()
+    }
+
+    /// Returns what a process has read that only reads, after its end.
+    pub fn dumped(&mut self) -> Option<io::Result<Files>> {
+        let Phase::Dumping(reading) = &mut self.phase else { panic!("it leads") };
+        let is_over = reading.is_finished();
+        is_over.then(|| self.runtime.block_on(reading).expect("no panic"))
+    }
+
+    pub fn refuses_puts(&self) -> bool {
+        self.disk.refuses_puts()
+    }
+
+    /// Lets time pass on its clock.
+    fn pass(&mut self, by_ms: u64) {
+        self.clock_ns += by_ms * 1_000_000 * self.speed / 100;
+        if !self.is_stopped {
+            self.waiting_ms += by_ms;
+        }
+    }
+
+    /// Runs its tasks until none is ready.
+    fn run(&mut self) {
+        self.enter();
+        let elapsed_ns = self.clock_ns - self.timers_ns;
+        self.timers_ns = self.clock_ns;
+        let Server { runtime, serving, .. } = self;
+        runtime.block_on(async {
+            advance(Duration::from_nanos(elapsed_ns)).await;
+            for _ in 0..POLLS {
+                poll_fn(|context| {
+                    if serving
+                        .as_mut()
+                        .is_some_and(|serving| serving.as_mut().poll(context).is_ready())
+                    {
+                        *serving = None;
+                    }
+                    Poll::Ready(())
+                })
+                .await;
+                yield_now().await;
+            }
+        });
+    }
+
+    /// Returns the number of the newest file, or 0.
+    fn newest(&self) -> FileNumber {
+        self.lengths.last_key_value().map_or(0, |(&file, _)| file)
+    }
+
+    fn append(&mut self, term: &mut Term, file: FileNumber, record: &[u8]) {
+        if !self.lengths.contains_key(&file) {
+            self.disk.create(file, 4096).expect("it is queued");
+            self.disk.write(file, 0, HEAD).expect("it is queued");
+        }
+        let length = self.lengths.entry(file).or_insert(HEAD.len() as u64);
+        self.disk.write(file, *length, record).expect("it is queued");
+        *length += record.len() as u64;
+        term.note(self, Change::Append(file, record.to_vec()));
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?} {:?}", self.name, self.phase, self.shared)
+    }
+}
+
+impl Term {
+    fn new(found: Files) -> Term {
+        Term { found, changes: Vec::new(), acknowledged: 0, kept: None, is_forgotten: false }
+    }
+
+    fn note(&mut self, server: &Server, change: Change) {
+        let written = server.disk.progress().expect("a remote disk").written;
+        self.changes.push((written, change));
+    }
+
+    /// Notes that the changes up to a number were acknowledged to clients.
+    fn acknowledge(&mut self, number: u64) {
+        self.acknowledged = self.changes.partition_point(|&(at, _)| at <= number);
+        let is_lost = self.kept.is_some_and(|kept| kept < self.acknowledged);
+        assert!(!is_lost, "a change is acknowledged that the next leader has not found");
+    }
+
+    /// Returns the files after some of the changes.
+    fn after(&self, count: usize) -> Files {
+        let mut files = self.found.clone();
+        for (_, change) in &self.changes[..count] {
+            match change {
+                Change::Append(file, record) => {
+                    files.entry(*file).or_insert_with(|| HEAD.to_vec()).extend(record);
+                }
+                Change::Remove(file) => drop(files.remove(file)),
+            }
+        }
+        files
+    }
+}
+
+/// Reads all files, as a server does when it starts.
+async fn read(requests: UnboundedSender<Request>) -> io::Result<Files> {
+    let mut files = Files::new();
+    let (to, answer) = channel();
+    let _ = requests.send(Request::List(to));
+    for file in wait(answer).await? {
+        let (to, answer) = channel();
+        let _ = requests.send(Request::Size(file, to));
+        let size = wait(answer).await?;
+        let mut bytes = Vec::new();
+        while (bytes.len() as u64) < size {
+            let (to, answer) = channel();
+            let _ = requests.send(Request::Page(file, bytes.len() as u64, to));
+            let (_, page) = wait(answer).await?;
+            assert!(!page.is_empty(), "binlog.{file} ends before its size");
+            bytes.extend(page);
+        }
+        files.insert(file, bytes);
+    }
+    Ok(files)
+}
+
+async fn wait<T>(answer: Receiver<io::Result<T>>) -> io::Result<T> {
+    loop {
+        match answer.try_recv() {
+            Ok(answer) => return answer,
+            Err(TryRecvError::Empty) => sleep(Duration::from_millis(1)).await,
+            Err(TryRecvError::Disconnected) => return Err(io::ErrorKind::BrokenPipe.into()),
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! The state of the fake: keys with all their revisions, and leases.
+
+use crate::fake::{Kind, failure};
+use beanstalkd::testing::etcd::api::{
+    Compare, Failure, Found, Lease, NOT_FOUND, Op, Pair, Range, Txn, TxnAnswer,
+};
+use std::collections::BTreeMap;
+
+/// The key of the leader of the only queue.
+pub const LEADER: &str = "/jobs/leader";
+
+#[derive(Clone)]
+pub struct Store {
+    revision: i64,
+    /// Revisions before this one were dropped.
+    compacted: i64,
+    /// The states of each key, the oldest first: revision, and the pair if it was not deleted.
+    keys: BTreeMap<String, Vec<(i64, Option<Pair>)>>,
+    leases: BTreeMap<i64, Granted>,
+    last_lease: i64,
+    pub has_no_space: bool,
+    /// The TTL that is granted, if it is another one than was asked for.
+    pub granted_ttl_secs: Option<i64>,
+    /// The most bytes in a value.
+    pub longest_value: usize,
+}
+
+#[derive(Clone)]
+struct Granted {
+    ttl_ms: u64,
+    ends_ms: u64,
+}
+
+impl Default for Store {
+    fn default() -> Store {
+        Store {
+            revision: 1,
+            compacted: 0,
+            keys: BTreeMap::new(),
+            leases: BTreeMap::new(),
+            last_lease: 100,
+            has_no_space: false,
+            granted_ttl_secs: None,
+            longest_value: 1_500_000,
+        }
+    }
+}
+
+impl Store {
+    // ---- Keys ----
+
+    /// Returns the kind of a transaction. Every change of a binlog must be fenced: rule 2.
+    pub fn kind(txn: &Txn) -> Kind {
+        let mut keys = txn.then.iter().filter_map(|op| match op {
+            Op::Get(_) => None,
+            Op::Put { key, .. } | Op::Delete { key, .. } => Some(key),
+        });
+        match keys.next() {
+            None => Kind::Read,
+            Some(key) if key == LEADER => Kind::Claim,
+            Some(key) => {
+                let is_fence = |compare: &Compare| matches!(compare, Compare::Created(key, at) if key == LEADER && *at != 0);
+                assert!(txn.when.iter().any(is_fence), "a change of {key} is not fenced");
+                Kind::Write
+            }
+        }
+    }
+
+    pub fn txn(&mut self, txn: &Txn) -> Result<TxnAnswer, Failure> {
+        let ops = || txn.then.iter().chain(&txn.otherwise);
+        for op in ops() {
+            if let Op::Put { value, lease, .. } = op {
+                if self.has_no_space {
+                    return Err(no_space());
+                }
+                if value.len() > self.longest_value {
+                    return Err(failure(3, "request is too large"));
+                }
+                if *lease != 0 && !self.leases.contains_key(lease) {
+                    return Err(failure(NOT_FOUND, "requested lease not found"));
+                }
+            }
+        }
+        let succeeded = txn.when.iter().all(|compare| match compare {
+            Compare::Created(key, at) => {
+                self.get(key).map_or(0, |pair| pair.create_revision) == *at
+            }
+            Compare::Modified(key, at) => self.get(key).map_or(0, |pair| pair.mod_revision) == *at,
+            Compare::Exists(key) => self.get(key).is_some(),
+        });
+        let ops = if succeeded { &txn.then } else { &txn.otherwise };
+        let revision = self.revision + 1;
+        let mut found = Vec::new();
+        for op in ops {
+            found.push(match op {
+                Op::Get(range) => self.range(range)?.pairs,
+                Op::Put { key, value, lease } => {
+                    self.put(revision, key, value, *lease);
+                    Vec::new()
+                }
+                Op::Delete { key, end } => {
+                    let range = Range { end: end.clone(), ..Range::key(key.clone()) };
+                    for pair in self.range(&range)?.pairs {
+                        self.delete(revision, &pair.key);
+                    }
+                    Vec::new()
+                }
+            });
+        }
+        Ok(TxnAnswer { succeeded, revision: self.revision, found })
+    }
+
+    fn put(&mut self, revision: i64, key: &str, value: &[u8], lease: i64) {
+        let create_revision = self.get(key).map_or(revision, |pair| pair.create_revision);
+        let (key_bytes, value) = (key.as_bytes().to_vec(), value.to_vec());
+        let pair = Pair { key: key_bytes, value, create_revision, mod_revision: revision, lease };
+        self.keys.entry(key.to_owned()).or_default().push((revision, Some(pair)));
+        self.revision = revision;
+    }
+
+    fn delete(&mut self, revision: i64, key: &[u8]) {
+        let key = String::from_utf8_lossy(key).into_owned();
+        self.keys.entry(key).or_default().push((revision, None));
+        self.revision = revision;
+    }
+
+    pub fn get(&self, key: &str) -> Option<&Pair> {
+        self.keys.get(key)?.last()?.1.as_ref()
+    }
+
+    pub fn range(&self, range: &Range) -> Result<Found, Failure> {
+        if range.revision > 0 {
+            self.check_revision(range.revision)?;
+        }
+        let end = range.end.clone().unwrap_or_else(|| format!("{}\0", range.key));
+        let revision = if range.revision > 0 { range.revision } else { self.revision };
+        let states = self
+            .keys
+            .range(range.key.clone()..end)
+            .filter_map(|(_, states)| states.iter().rfind(|(at, _)| *at <= revision)?.1.clone());
+        let mut pairs: Vec<Pair> = states.collect();
+        let count = pairs.len();
+        if range.limit > 0 {
+            pairs.truncate(usize::try_from(range.limit).expect("a small limit"));
+        }
+        let more = pairs.len() < count;
+        if range.keys_only {
+            pairs.iter_mut().for_each(|pair| pair.value.clear());
+        }
+        if range.count_only {
+            pairs.clear();
+        }
+        Ok(Found { revision: self.revision, pairs, count: count as u64, more })
+    }
+
+    /// Fails if a revision was dropped.
+    pub fn check_revision(&self, revision: i64) -> Result<(), Failure> {
+        let is_dropped = revision < self.compacted;
+        if is_dropped {
+            Err(failure(11, "mvcc: required revision has been compacted"))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Drops all revisions but the newest.
+    pub fn compact(&mut self) {
+        self.compacted = self.revision;
+        for states in self.keys.values_mut() {
+            states.drain(..states.len() - 1);
+        }
+        self.keys.retain(|_, states| {
+            states.iter().any(|(at, pair)| *at == self.compacted || pair.is_some())
+        });
+    }
+
+    /// Returns whether a key was deleted in this revision or later.
+    pub fn is_deleted_since(&self, key: &str, from: i64) -> bool {
+        let states = self.keys.get(key).into_iter().flatten();
+        states.rev().take_while(|(at, _)| *at >= from).any(|(_, pair)| pair.is_none())
+    }
+
+    /// Deletes a key, as an operator does.
+    pub fn remove(&mut self, key: &str) {
+        self.delete(self.revision + 1, key.as_bytes());
+    }
+
+    // ---- Leases ----
+
+    pub fn grant(&mut self, ttl_secs: u32, now_ms: u64) -> Result<Lease, Failure> {
+        if self.has_no_space {
+            return Err(no_space());
+        }
+        self.last_lease += 1;
+        let ttl_secs = self.granted_ttl_secs.unwrap_or(ttl_secs.into());
+        let ttl_ms = u64::try_from(ttl_secs).expect("not negative") * 1_000;
+        self.leases.insert(self.last_lease, Granted { ttl_ms, ends_ms: now_ms + ttl_ms });
+        Ok(Lease { id: self.last_lease, ttl_secs })
+    }
+
+    pub fn keep_alive(&mut self, lease: i64, now_ms: u64) -> Result<(), Failure> {
+        let granted = self.leases.get_mut(&lease);
+        let granted = granted.ok_or_else(|| failure(NOT_FOUND, "requested lease not found"))?;
+        granted.ends_ms = now_ms + granted.ttl_ms;
+        Ok(())
+    }
+
+    pub fn revoke(&mut self, lease: i64) -> Result<(), Failure> {
+        let revoked = self.leases.remove(&lease);
+        revoked.ok_or_else(|| failure(NOT_FOUND, "requested lease not found"))?;
+        let states = self.keys.values().filter_map(|states| states.last()?.1.as_ref());
+        let keys: Vec<_> =
+            states.filter(|pair| pair.lease == lease).map(|pair| pair.key.clone()).collect();
+        keys.iter().for_each(|key| self.delete(self.revision + 1, key));
+        Ok(())
+    }
+
+    /// Ends the leases that were not renewed.
+    pub fn end_leases(&mut self, now_ms: u64) {
+        let ended = self.leases.iter().filter(|(_, granted)| granted.ends_ms <= now_ms);
+        let ended: Vec<i64> = ended.map(|(&id, _)| id).collect();
+        ended.into_iter().for_each(|id| drop(self.revoke(id)));
+    }
+
+    /// Puts another state in the place of this one. Leases begin again.
+    pub fn restore(&mut self, state: Store, now_ms: u64) {
+        let last_lease = self.last_lease;
+        *self = Store { last_lease, ..state };
+        self.leases.values_mut().for_each(|granted| granted.ends_ms = now_ms + granted.ttl_ms);
+    }
+
+    /// Returns the number of chunks.
+    pub fn chunks(&self) -> u64 {
+        self.range(&Range::below("/jobs/log/".to_owned())).map_or(0, |found| found.count)
+    }
+
+    /// Returns the name and the lease of the leader.
+    pub fn leader(&self) -> Option<(String, i64)> {
+        let pair = self.get(LEADER)?;
+        Some((String::from_utf8_lossy(&pair.value).into_owned(), pair.lease))
+    }
+}
+
+fn no_space() -> Failure {
+    failure(8, "mvcc: database space exceeded")
+}

@@ -1,7 +1,0 @@
-//! The target `connection` for libFuzzer.
-#![no_main]
-
-mod harness;
-mod targets;
-
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| targets::connection::run(bytes));

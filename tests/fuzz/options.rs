@@ -1,7 +1,0 @@
-//! The target `options` for libFuzzer.
-#![no_main]
-
-mod harness;
-mod targets;
-
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| targets::options::run(bytes));

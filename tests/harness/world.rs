@@ -1,0 +1,375 @@
+//! What a scripted or a random test plays into: one trait for the core, our binary, C beanstalkd, our
+//! binary on etcd, and the model.
+
+use super::PATIENCE;
+use super::client::unix;
+use super::driver::{Disk, Driver, End, Nanos, Options, START, Syncing, pass_until};
+use super::etcd::Etcd;
+use super::fake_disk::{FakeDisk, Files};
+use super::process::{Daemon, ON_LOOPBACK, connect_when_ready};
+use rustix::process::Signal;
+use socket2::{SockAddr, Socket};
+use std::io::{ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Identifies a client of one world.
+pub type Client = usize;
+
+/// How a server ends before it is started again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Restart {
+    Stop,
+    Kill,
+    /// The machine loses what was not synced.
+    PowerCut,
+}
+
+/// A server with clients and a clock.
+pub trait World {
+    fn connect(&mut self) -> Client;
+
+    fn send(&mut self, client: Client, bytes: &[u8]);
+
+    /// Shuts down the sending side of the client.
+    fn half_close(&mut self, client: Client);
+
+    /// Closes the connection of the client, which reads nothing more.
+    fn hang_up(&mut self, client: Client);
+
+    /// Takes the bytes that have come for the client, or returns `None` once the server has closed the
+    /// connection. Without bytes it waits for some, unless `is_brief`: then it returns none after a
+    /// short time.
+    fn take(&mut self, client: Client, is_brief: bool) -> Option<Vec<u8>>;
+
+    /// Lets time pass.
+    fn advance(&mut self, span: Duration);
+
+    /// Ends the server and starts it again. All connections are gone.
+    fn restart(&mut self, how: Restart);
+
+    /// Puts the server into drain mode.
+    fn drain(&mut self);
+
+    /// Returns how far the clock of the world is ahead of the time that [`World::advance`] has let pass.
+    fn delay(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+// ---- The core ----
+
+/// How a test plays into the core.
+#[derive(Clone, Copy, Debug)]
+pub struct Manner {
+    pub options: Options,
+    /// A client reads at most this many bytes at once.
+    pub room: usize,
+    pub disk: DiskKind,
+}
+
+/// The disk of a binlog in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskKind {
+    /// There is no binlog.
+    None,
+    /// Reads of bodies are done at once.
+    Local,
+    /// Reads of bodies are done later.
+    LateReads,
+    /// Each chunk is acknowledged when nothing else is left to do.
+    LateAcknowledgements,
+}
+
+impl Manner {
+    pub const DEFAULT: Manner =
+        Manner { options: Options::DEFAULT, room: usize::MAX, disk: DiskKind::None };
+}
+
+/// The core with virtual time.
+pub struct Core {
+    driver: Driver,
+    manner: Manner,
+    disk: Option<CoreDisk>,
+}
+
+#[derive(Debug)]
+enum CoreDisk {
+    Local(FakeDisk),
+    Remote(FakeDisk),
+}
+
+/// The bytes that a remote disk acknowledges at once.
+const CHUNK_LEN: usize = 60;
+
+impl CoreDisk {
+    fn new(kind: DiskKind, files: &Files) -> Option<CoreDisk> {
+        Some(match kind {
+            DiskKind::None => return None,
+            DiskKind::Local => CoreDisk::Local(FakeDisk::with_files(files)),
+            DiskKind::LateReads => {
+                let disk = FakeDisk::with_files(files);
+                disk.set_reads_late(true);
+                CoreDisk::Local(disk)
+            }
+            DiskKind::LateAcknowledgements => CoreDisk::Remote(FakeDisk::remote(files, CHUNK_LEN)),
+        })
+    }
+
+    fn boxed(&self) -> Box<dyn Disk> {
+        match self {
+            CoreDisk::Local(disk) => disk.boxed(),
+            CoreDisk::Remote(disk) => disk.boxed(),
+        }
+    }
+
+    fn files(&self, how: Restart) -> Files {
+        match self {
+            CoreDisk::Local(disk) if how == Restart::PowerCut => {
+                disk.files_after_power_cut(&mut fastrand::Rng::with_seed(0))
+            }
+            CoreDisk::Local(disk) => disk.live_files(),
+            CoreDisk::Remote(disk) => disk.live_files(),
+        }
+    }
+
+    /// Ends a read, or acknowledges a change. Returns whether there was one.
+    fn step(&self) -> bool {
+        match self {
+            CoreDisk::Local(disk) => disk.has_reads(),
+            CoreDisk::Remote(disk) => {
+                let is_waiting = disk.waiting() > 0;
+                disk.acknowledge(1);
+                is_waiting
+            }
+        }
+    }
+}
+
+impl Core {
+    pub fn new(manner: Manner) -> Core {
+        let disk = CoreDisk::new(manner.disk, &Files::new());
+        let mut core = Core { driver: start(&manner, disk.as_ref(), START), manner, disk };
+        core.settle();
+        core
+    }
+
+    /// Does all that can be done at this moment.
+    fn settle(&mut self) {
+        loop {
+            self.driver.settle();
+            self.driver.check();
+            let has_read = self.driver.give_room(self.manner.room);
+            let has_stepped = self.disk.as_ref().is_some_and(CoreDisk::step);
+            if !has_read && !has_stepped {
+                return;
+            }
+        }
+    }
+}
+
+fn start(manner: &Manner, disk: Option<&CoreDisk>, now: Nanos) -> Driver {
+    let is_remote = matches!(disk, Some(CoreDisk::Remote(_)));
+    let syncing = if is_remote { Syncing::Never } else { manner.options.syncing };
+    Driver::start(Options { syncing, ..manner.options }, disk.map(CoreDisk::boxed), now)
+        .expect("the disk works")
+}
+
+impl World for Core {
+    fn connect(&mut self) -> Client {
+        let client = self.driver.connect();
+        self.driver.set_room(client, Some(self.manner.room));
+        client
+    }
+
+    fn send(&mut self, client: Client, bytes: &[u8]) {
+        self.driver.receive(client, bytes);
+        self.settle();
+    }
+
+    fn half_close(&mut self, client: Client) {
+        self.driver.end(client, End::HalfClose);
+        self.settle();
+    }
+
+    fn hang_up(&mut self, client: Client) {
+        // The server learns it as it learns a half-close, and closes when it has run what was sent.
+        self.half_close(client);
+        assert!(self.driver.is_closed(client), "the server does not close");
+    }
+
+    fn take(&mut self, client: Client, _is_brief: bool) -> Option<Vec<u8>> {
+        let received = self.driver.take(client);
+        (!self.driver.is_closed(client) || !received.is_empty()).then_some(received)
+    }
+
+    fn advance(&mut self, span: Duration) {
+        let nanos = u64::try_from(span.as_nanos()).expect("scripts are short");
+        let end = self.driver.now + Nanos::from_nanos(nanos);
+        pass_until(self, end, |it| &mut it.driver, Core::settle);
+    }
+
+    fn restart(&mut self, how: Restart) {
+        let now = self.driver.now;
+        if how == Restart::Stop {
+            self.driver.stop().expect("the disk works");
+        }
+        let disk = self.disk.as_ref().expect("only a server with a binlog restarts");
+        self.disk = CoreDisk::new(self.manner.disk, &disk.files(how));
+        self.driver = start(&self.manner, self.disk.as_ref(), now);
+        self.settle();
+    }
+
+    fn drain(&mut self) {
+        self.driver.set_draining(true);
+    }
+}
+
+// ---- Processes ----
+
+/// A program that is played into over sockets.
+#[derive(Clone)]
+pub enum Program {
+    Ours,
+    C {
+        path: PathBuf,
+        version: String,
+    },
+    /// Our binary with support for etcd. The first server starts etcd.
+    OnEtcd {
+        path: PathBuf,
+        etcd: Arc<OnceLock<Etcd>>,
+    },
+}
+
+/// A server process, sockets and real time.
+pub struct Process {
+    daemon: Daemon,
+    address: SockAddr,
+    clients: Vec<Option<Socket>>,
+    arguments: Vec<String>,
+    program: Program,
+    /// For its files.
+    directory: TempDir,
+    started_at: Instant,
+    advanced: Duration,
+}
+
+impl Process {
+    /// Starts the program with these flags. On etcd it always has a binlog.
+    pub fn new(program: &Program, flags: &[&str], has_binlog: bool) -> Process {
+        let directory = tempfile::tempdir().expect("there is space for files");
+        let mut arguments: Vec<String> = flags.iter().map(|&flag| flag.to_owned()).collect();
+        if let Program::OnEtcd { etcd, .. } = program {
+            let url = etcd.get_or_init(Etcd::start).new_binlog();
+            // A server that was killed leads for this time.
+            let flags = ["-b", &url, "--lease-ttl", "2"];
+            arguments.extend(ON_LOOPBACK.iter().chain(&flags).map(|&flag| flag.to_owned()));
+        } else if has_binlog {
+            arguments.extend(["-b".to_owned(), directory.path().display().to_string()]);
+        }
+        let (daemon, address) = launch(program, &arguments, directory.path());
+        Process {
+            daemon,
+            address,
+            clients: Vec::new(),
+            arguments,
+            program: program.clone(),
+            directory,
+            started_at: Instant::now(),
+            advanced: Duration::ZERO,
+        }
+    }
+
+    fn socket(&mut self, client: Client) -> &mut Socket {
+        self.clients[client].as_mut().expect("the client has not hung up")
+    }
+}
+
+fn launch(program: &Program, arguments: &[String], directory: &Path) -> (Daemon, SockAddr) {
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match program {
+        Program::Ours => {
+            let (daemon, address) = Daemon::on_loopback(&arguments);
+            (daemon, address.into())
+        }
+        Program::C { path, .. } => {
+            let socket = directory.join("socket");
+            let listen = format!("unix:{}", socket.display());
+            let daemon = Daemon::start(path, &[&["-l", &listen], &arguments[..]].concat());
+            (daemon, unix(&socket))
+        }
+        // It listens when it leads.
+        Program::OnEtcd { path, .. } => {
+            let mut daemon = Daemon::start(path, &arguments);
+            let address = daemon.address();
+            (daemon, address.into())
+        }
+    }
+}
+
+impl World for Process {
+    fn connect(&mut self) -> Client {
+        self.clients.push(Some(connect_when_ready(&self.address)));
+        self.clients.len() - 1
+    }
+
+    fn send(&mut self, client: Client, bytes: &[u8]) {
+        // If the server has closed the connection, the next read shows it.
+        let _ = self.socket(client).write_all(bytes);
+    }
+
+    fn half_close(&mut self, client: Client) {
+        let shut = self.socket(client).shutdown(Shutdown::Write);
+        shut.expect("an open connection can be shut down");
+    }
+
+    fn hang_up(&mut self, client: Client) {
+        self.clients[client] = None;
+    }
+
+    fn take(&mut self, client: Client, is_brief: bool) -> Option<Vec<u8>> {
+        // No event shows that nothing comes: it has 30 ms to come.
+        let patience = Some(if is_brief { Duration::from_millis(30) } else { PATIENCE });
+        let mut buffer = vec![0; 1 << 16];
+        let socket = self.socket(client);
+        loop {
+            let read = socket.set_read_timeout(patience).and_then(|()| socket.read(&mut buffer));
+            let error = match read {
+                Ok(0) => return None,
+                Ok(count) => return Some(buffer[..count].to_vec()),
+                Err(error) => error.kind(),
+            };
+            if matches!(error, ErrorKind::WouldBlock | ErrorKind::TimedOut) {
+                return Some(Vec::new());
+            }
+            // Interrupted: the test was stopped and continued.
+            if error != ErrorKind::Interrupted {
+                return None;
+            }
+        }
+    }
+
+    fn advance(&mut self, span: Duration) {
+        std::thread::sleep(span);
+        self.advanced += span;
+    }
+
+    fn restart(&mut self, how: Restart) {
+        self.clients.iter_mut().for_each(|client| *client = None);
+        self.daemon.end(if how == Restart::Stop { Signal::TERM } else { Signal::KILL });
+        (self.daemon, self.address) = launch(&self.program, &self.arguments, self.directory.path());
+    }
+
+    fn drain(&mut self) {
+        // Both servers look at signals before they look at clients.
+        self.daemon.signal(Signal::USR1);
+    }
+
+    fn delay(&self) -> Duration {
+        self.started_at.elapsed().saturating_sub(self.advanced)
+    }
+}

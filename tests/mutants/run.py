@@ -1,0 +1,116 @@
+"""Tests the tests: plants the bugs of bugs.txt in one build, and requires that each is found.
+
+Use: run.py [NAME...]. Random runs of the simulation have FOR_SECONDS, one minute by default, to find a
+bug. `SEED=n STEPS=n` in the table is a run that has found the bug, and is tried first.
+"""
+import concurrent.futures
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.join(HERE, "..", "..")
+APPLY = os.path.join(HERE, "..", "planted", "apply.py")
+TABLE = os.path.join(HERE, "bugs.txt")
+TREE = os.path.join(ROOT, "target", "planted")
+SECONDS = int(os.environ.get("FOR_SECONDS", "60"))
+# The time after which a suite is ended, which says nothing about the bug. A bug may make the simulation
+# hang, but it ends without one.
+PATIENCE = 240
+
+
+def read_bugs():
+    """Writes the sources with all bugs; returns the suite of each, and what it breaks."""
+    with open(TABLE, encoding="utf-8") as table:
+        least = int(re.search(r"There are (\d+) bugs", table.read()).group(1))
+    listing = subprocess.run([sys.executable, "-B", APPLY, TABLE, TREE, "--list"], check=True, text=True,
+                             stdout=subprocess.PIPE).stdout
+    bugs = {name: (suite, what) for name, suite, what in (line.split("\t") for line in listing.splitlines())}
+    assert len(bugs) >= least, f"{len(bugs)} bugs instead of {least}: their number never falls"
+    return bugs
+
+
+def build(suites):
+    """Builds the test programs of these suites; returns the path of each."""
+    targets = [word for suite in sorted(suites) for word in ("--test", suite)]
+    command = ["test", "--quiet", "--profile", "simulation", "--no-run", "--message-format=json-render-diagnostics"]
+    built = subprocess.run([os.environ.get("CARGO", "cargo"), *command, *targets], check=True, text=True, cwd=TREE,
+                           stdout=subprocess.PIPE, env={**os.environ, "CARGO_TARGET_DIR": os.path.join(TREE, "target")})
+    messages = [json.loads(line) for line in built.stdout.splitlines()]
+    return {message["target"]["name"]: message["executable"] for message in messages
+            if message.get("executable") and message["target"]["name"] in suites}
+
+
+def run(program, bug, *arguments, **settings):
+    """Returns the line with the failure of a test program, or `None` if it passes."""
+    environment = {**os.environ, "BEANSTALKD_BUG": bug, "NO_SHRINK": "1", **settings}
+    try:
+        done = subprocess.run([program, *arguments], check=False, text=True, errors="replace", cwd=TREE,
+                              env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        return "it does not end"
+    assert "running 0 tests" not in done.stdout, f"{program} has no test {arguments[0]}"
+    if done.returncode == 0:
+        return None
+    lines = done.stdout.splitlines()
+    failed = [line for line in lines if line.startswith("SEED=")]
+    panicked = ["".join(lines[at:at + 2]) for at, line in enumerate(lines) if "panicked at" in line]
+    return (failed + panicked + lines[-1:] + ["it ends without a message"])[0]
+
+
+def failure(programs, bug, suite, seconds):
+    """Returns what the suite finds when this bug is planted, or `None`; and what it finds without a bug."""
+    names, _, settings = suite.partition(", ")
+    suite, *tests = names.split()
+    if suite != "simulation" or tests:
+        found = run(programs[suite], bug, *tests)
+        return (None if found == "it does not end" else found), []
+    arguments = [programs[suite], bug, "simulate", "--ignored", "--nocapture"]
+    fixed = dict(word.split("=") for word in settings.split())
+    end, flaws = time.monotonic() + seconds, []
+    found = fixed and run(*arguments, **fixed)
+    while not found and (left := math.ceil(end - time.monotonic())) > 0:
+        found = run(*arguments, FOR_SECONDS=str(left))
+        seed = found and re.match(r"SEED=(\d+)", found)
+        if seed and bug and run(programs[suite], "", *arguments[2:], SEED=seed[1]):
+            flaws.append(found)
+            found = None
+    return found, flaws
+
+
+def main():
+    bugs = read_bugs()
+    names = sys.argv[1:] or list(bugs)
+    suites = {bugs[name][0].partition(",")[0] for name in names}
+    programs = build({suite.split()[0] for suite in suites})
+    for suite in sorted(suites):
+        found, _ = failure(programs, "", suite, 10)
+        if found:
+            sys.exit(f"{suite} finds a failure without a planted bug: {found}")
+
+    def find(name):
+        began = time.monotonic()
+        found = failure(programs, name, bugs[name][0], SECONDS)
+        return name, *found, time.monotonic() - began
+
+    missed, flawed = 0, []
+    with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
+        for done in concurrent.futures.as_completed([pool.submit(find, name) for name in names]):
+            name, found, flaws, seconds = done.result()
+            suite, what = bugs[name]
+            missed += not found
+            flawed += flaws
+            print(f"{name}: found after {seconds:.1f} s by {suite}: {found[:140]}" if found else
+                  f"{name}: NOT FOUND by {suite}: {what}", flush=True)
+    for flaw in flawed:
+        print(f"the simulation finds a failure without a planted bug: {flaw}")
+    print(f"{len(names) - missed} passed, {missed} failed")
+    sys.exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,314 @@
+//! Commands of which the server does one part after the other, while other clients are served, and
+//! connections that give back their jobs in parts.
+//!
+//! How much the server does at once is its own choice: the caller passes how many jobs are in each
+//! state, and the model does as much. What it does in the end must be what one client could have seen
+//! between the beginning and the end of the command.
+
+use super::super::request::{self, Page, Request};
+use super::{Batch, Call, Client, ClientNumber, Item, Model, SECOND, State, Waiter};
+use crate::harness::reply::frame;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+/// A command of which the server has done a part.
+#[derive(Clone, Debug)]
+pub(super) struct Step {
+    what: Request,
+    /// When it began, among all events.
+    began: u64,
+    began_at: u64,
+    /// The jobs that the client had reserved.
+    held: Vec<u64>,
+    /// The tubes that there were.
+    tubes: Vec<Rc<str>>,
+    /// For a kick: whether it takes buried jobs, how many, and how many it has moved.
+    takes_buried: bool,
+    planned: usize,
+    moved: usize,
+}
+
+impl Model {
+    /// The server has done a part of a command, and has more to do. `facts` are the jobs in each state.
+    pub fn step(&mut self, number: ClientNumber, now: u64, facts: [u64; 4]) -> Result<(), String> {
+        let client = &self.clients[&number];
+        if client.batch.is_none() && client.step.is_none() {
+            self.begin_step(number, now)?;
+        }
+        let [_, reserved, delayed, buried] = self.jobs_in_states();
+        if self.clients[&number].batch.is_some() {
+            let more = facts[1].saturating_sub(reserved);
+            self.take_more(number, usize::try_from(more).expect("a batch is short"));
+        }
+        let moved = (delayed + buried).saturating_sub(facts[2] + facts[3]);
+        if moved > 0
+            && let Some(mut step) = self.client(number).step.take()
+        {
+            if matches!(step.what, Request::Kick(_)) {
+                let moved = usize::try_from(moved).expect("a kick is short");
+                self.kick_more(number, &mut step, moved);
+            }
+            self.client(number).step = Some(step);
+        }
+        Ok(())
+    }
+
+    fn begin_step(&mut self, number: ClientNumber, now: u64) -> Result<(), String> {
+        let Some((Item::Line(line), used)) = self.clients[&number].next_item() else {
+            return Err(format!("client {number}: the server is in steps without a command"));
+        };
+        self.client(number).input.drain(..used);
+        self.last_command_at = now.max(self.last_command_at + 1);
+        let what = request::parse(&line);
+        if let Some(command) = what.counter() {
+            *self.counters.entry(command).or_default() += 1;
+        }
+        let is_reserve = matches!(what, Request::Reserve | Request::ReserveWithTimeout(_));
+        self.client(number).is_worker |= is_reserve || matches!(what, Request::ReserveBatch { .. });
+        if let Request::ReserveBatch { count, .. } = what {
+            let batch = Batch { first: None, taken: Vec::new(), count, is_first_open: false };
+            self.client(number).batch = Some(batch);
+            return Ok(());
+        }
+        let mut step = Step {
+            began: self.next_seq(),
+            began_at: self.last_command_at,
+            held: self.in_order(|job| job.reserved_by(number)),
+            tubes: self.tubes.iter().map(|tube| Rc::clone(&tube.name)).collect(),
+            takes_buried: false,
+            planned: 0,
+            moved: 0,
+            what,
+        };
+        match step.what {
+            Request::Kick(bound) => {
+                let (takes_buried, jobs) = self.kickable(&self.clients[&number].used, bound);
+                (step.takes_buried, step.planned) = (takes_buried, jobs.len());
+            }
+            Request::Reserve
+            | Request::ReserveWithTimeout(_)
+            | Request::TouchAll
+            | Request::ListJobs(_)
+            | Request::PeekBatch(_)
+            | Request::ListTubes
+            | Request::ListTubesWatched => {}
+            other => return Err(format!("client {number}: the server does {other:?} in steps")),
+        }
+        self.client(number).step = Some(Box::new(step));
+        Ok(())
+    }
+
+    /// Ends a command with its reply.
+    pub(super) fn end_step(&mut self, call: &Call<'_>, mut step: Step) {
+        match &step.what {
+            Request::Kick(_) => {
+                let mut more = step.planned - step.moved;
+                if self.may_refuse_updates
+                    && let Some(fewer) = call.seen_number(b"KICKED ")
+                {
+                    more = more.min(fewer.saturating_sub(step.moved));
+                }
+                self.kick_more(call.by, &mut step, more);
+                self.reply(call.by, &format!("KICKED {}", step.moved));
+            }
+            Request::Reserve => self.end_reserve(call, &step, None),
+            Request::ReserveWithTimeout(secs) => self.end_reserve(call, &step, Some(*secs)),
+            Request::TouchAll => self.end_touch_all(call, &step),
+            Request::ListJobs(page) | Request::PeekBatch(page) => {
+                let is_list = matches!(step.what, Request::ListJobs(_));
+                if self.may_have_paged(call, page, is_list, step.began) {
+                    let len = reply_len(call.seen);
+                    let seen = &call.seen[..len];
+                    self.client(call.by).output.extend_from_slice(seen);
+                } else if is_list {
+                    self.list_jobs(call, page);
+                } else {
+                    self.peek_batch(call, page);
+                }
+            }
+            Request::ListTubes => self.end_list_tubes(call, &step),
+            _ => self.list_tubes_watched(call),
+        }
+    }
+
+    /// Returns whether the client waits for a list of all tubes.
+    pub fn is_listing(&self, number: ClientNumber) -> bool {
+        let step = self.clients.get(&number).and_then(|client| client.step.as_ref());
+        step.is_some_and(|step| step.what == Request::ListTubes)
+    }
+
+    pub fn is_in_step(&self, number: ClientNumber) -> bool {
+        self.clients[&number].step.is_some()
+    }
+
+    // ---- Reserve, kick and touch ----
+
+    /// Reserves more jobs for a batch.
+    fn take_more(&mut self, number: ClientNumber, count: usize) {
+        let Some(mut batch) = self.client(number).batch.take() else { return };
+        batch.taken = batch.first.take().into_iter().chain(batch.taken).collect();
+        batch.taken.retain(|id| self.has_reserved(number, *id));
+        let now = self.last_command_at;
+        let count = batch.taken.len() + count;
+        batch.taken = self.reserve_more(number, batch.taken, count, now);
+        self.client(number).batch = Some(batch);
+    }
+
+    fn kick_more(&mut self, number: ClientNumber, step: &mut Step, count: usize) {
+        let tube = Rc::clone(&self.clients[&number].used);
+        let mut jobs = if step.takes_buried {
+            self.in_order(|job| job.buried_in(&tube))
+        } else {
+            self.in_order(|job| job.delayed_in(&tube))
+        };
+        jobs.truncate(count);
+        jobs.iter().for_each(|id| self.kick_one(*id, self.last_command_at));
+        step.moved += jobs.len();
+    }
+
+    /// A job that becomes ready during the search may be found or not.
+    fn end_reserve(&mut self, call: &Call<'_>, step: &Step, secs: Option<u32>) {
+        let client = &self.clients[&call.by];
+        let best = self.first_ready(|tube| client.watches(tube));
+        let is_old = |id: u64| {
+            let job = self.find(id).expect("it is ready");
+            job.changed <= step.began && self.pauses_changed <= step.began
+        };
+        let seen = call.seen_number(b"RESERVED ").map(|id| id as u64);
+        let may_miss = best.is_none_or(|id| !is_old(id));
+        let found = match seen.filter(|id| Some(*id) != best) {
+            Some(id) if may_miss && self.is_ready_for(call.by, id) => Some(id),
+            _ if may_miss && !call.seen.is_empty() && seen.is_none() => None,
+            _ => best,
+        };
+        if let Some(id) = found {
+            self.reserve(id, call.by, call.now);
+            self.reply_job(call.by, "RESERVED", id);
+        } else if self.is_deadline_soon(call.by, call.now) {
+            self.reply(call.by, "DEADLINE_SOON");
+        } else if secs == Some(0) || self.clients[&call.by].is_half_closed {
+            self.reply(call.by, "TIMED_OUT");
+        } else {
+            let until = secs.map(|secs| step.began_at + u64::from(secs) * SECOND);
+            let at = self.waiters.partition_point(|waiter| waiter.seq < step.began);
+            let waiter = Waiter { client: call.by, until, batch: None, seq: step.began };
+            self.waiters.insert(at, waiter);
+        }
+    }
+
+    fn is_ready_for(&self, number: ClientNumber, id: u64) -> bool {
+        let is_open = |name: &str| self.find_tube(name).is_some_and(|tube| tube.pause.is_none());
+        let job = self.find(id).filter(|job| job.state == State::Ready && is_open(&job.tube));
+        job.is_some_and(|job| self.clients[&number].watches(&job.tube))
+    }
+
+    /// A job that is lost during the command may be counted or not.
+    fn end_touch_all(&mut self, call: &Call<'_>, step: &Step) {
+        let held = self.in_order(|job| job.reserved_by(call.by));
+        let left = step.held.iter().filter(|id| held.contains(id)).count();
+        let count = call.seen_number(b"TOUCHED_ALL ").unwrap_or(left);
+        self.touch(call, &held);
+        let count = count.clamp(left, step.held.len());
+        self.reply(call.by, &format!("TOUCHED_ALL {count}"));
+    }
+
+    // ---- Lists ----
+
+    /// A tube that is made or removed meanwhile may be listed or not.
+    fn end_list_tubes(&mut self, call: &Call<'_>, step: &Step) {
+        let seen = frame(call.seen).and_then(|reply| reply.body);
+        let seen = seen.and_then(|body| str::from_utf8(body).ok()).unwrap_or_default();
+        let names: Vec<&str> = seen.lines().filter_map(|line| line.strip_prefix("- ")).collect();
+        let listed: BTreeSet<&str> = names.iter().copied().collect();
+        let stays =
+            |name: &&Rc<str>| self.find_tube(name).is_some_and(|tube| tube.made <= step.began);
+        let is_known = |name: &&&str| {
+            step.tubes.iter().any(|tube| **tube == ***name) || self.find_tube(name).is_some()
+        };
+        let is_possible = self.tubes_changed > step.began
+            && listed.len() == names.len()
+            && names.iter().filter(is_known).count() == names.len()
+            && step.tubes.iter().filter(stays).all(|name| listed.contains(&**name));
+        if is_possible {
+            let text = seen.to_owned();
+            self.reply_document(call, &text);
+        } else {
+            self.list_tubes(call);
+        }
+    }
+
+    /// Returns whether the reply is a page that is not what the model has now, and may have been what it
+    /// had meanwhile: jobs that have changed may be listed or not.
+    fn may_have_paged(&self, call: &Call<'_>, page: &Page, is_list: bool, began: u64) -> bool {
+        let Some((ids, _)) = self.select(page, call.now) else { return false };
+        let word = if is_list { "\n- {id: " } else { "\nFOUND " };
+        let seen = String::from_utf8_lossy(call.seen);
+        let numbers = seen.split(word).skip(1).map(|rest| {
+            let end = rest.find(|char: char| !char.is_ascii_digit()).unwrap_or(rest.len());
+            rest[..end].parse::<u64>().unwrap_or(0)
+        });
+        let listed: Vec<u64> = numbers.take(page.count).collect();
+        let Some(&last) = listed.last() else { return false };
+        let has_changed = |id: u64| self.find(id).is_none_or(|job| job.changed > began);
+        let stays = |id: &&u64| **id <= last && !has_changed(**id);
+        let is_new = |id: &&u64| has_changed(**id);
+        listed.is_sorted_by(|a, b| a < b)
+            && listed[0] > page.after
+            && ids.iter().filter(stays).all(|id| listed.contains(id))
+            && (ids.iter().any(|id| has_changed(*id)) || listed.iter().any(|id| is_new(&id)))
+            && listed.iter().all(|id| ids.contains(id) || has_changed(*id))
+    }
+
+    // ---- Close ----
+
+    /// Closes a connection. It gives back its jobs in the order of their reservations, then its tubes:
+    /// [`Model::close_step`].
+    pub fn begin_close(&mut self, number: ClientNumber) {
+        self.waiters.retain(|waiter| waiter.client != number);
+        for flush in self.flushes.iter_mut().filter(|flush| flush.client == Some(number)) {
+            flush.client = None;
+        }
+        let client = self.clients.remove(&number).expect("the client was connected");
+        // The number is used again.
+        let own = ClientNumber::MAX - usize::try_from(self.next_seq()).expect("runs are short");
+        for job in &mut self.jobs {
+            if let State::Reserved { by, .. } = &mut job.state
+                && *by == number
+            {
+                *by = own;
+            }
+        }
+        self.closing.push((own, client));
+    }
+
+    /// A closed connection gives back its next job, or its tubes. Returns `false` if there is none.
+    pub fn close_step(&mut self, now: u64) -> bool {
+        let Some((own, _)) = self.closing.first() else { return false };
+        let own = *own;
+        let held = self.in_order(|job| job.reserved_by(own).map(|(_, seq)| seq));
+        if let Some(id) = held.first() {
+            self.take_back(*id, now);
+            return true;
+        }
+        while let Some(tube) = self.closing[0].1.watched.first().cloned() {
+            self.closing[0].1.watched.swap_remove(0);
+            self.remove_if_idle(&tube);
+        }
+        let (_, Client { used, .. }) = self.closing.remove(0);
+        self.remove_if_idle(&used);
+        true
+    }
+}
+
+/// Returns the length of the first reply with all that belongs to it.
+fn reply_len(seen: &[u8]) -> usize {
+    let mut len = frame(seen).map_or(seen.len(), |reply| reply.len);
+    if seen.starts_with(b"FOUND_BATCH ") {
+        while seen[len..].starts_with(b"FOUND ")
+            && let Some(next) = frame(&seen[len..])
+        {
+            len += next.len;
+        }
+    }
+    len
+}

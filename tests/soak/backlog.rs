@@ -1,0 +1,139 @@
+//! A backlog larger than memory: jobs are put, the server is restarted, and workers drain them, while
+//! most bodies are only in the binlog. Every body must be right, and the memory bounded.
+
+use crate::beside::with_client_beside;
+use crate::harness::client::Client;
+use crate::harness::process::{Daemon, path_text};
+use crate::harness::request::{body_number, numbered_body, put};
+use crate::run::{Outcome, Run};
+use rustix::fs::{Advice, fadvise, statvfs};
+use std::fs::File;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const BODY_LEN: usize = 4096;
+/// The bytes of a job in the binlog.
+const RECORD_LEN: u64 = 84 + 7 + BODY_LEN as u64 + 2;
+const PRODUCERS: usize = 2;
+const WORKERS: usize = 4;
+/// The number of commands that are sent at once.
+const DEPTH: usize = 50;
+
+pub fn larger_than_memory(run: &Run) -> Outcome {
+    // In the default time of 400 s, 4 million: 16 GB.
+    let jobs = if run.is_whole { 10_000 * run.lasts.as_secs() } else { 2_000 };
+    let directory = tempfile::tempdir().expect("it is new");
+    let space = statvfs(directory.path()).expect("it is there");
+    let (free, needed) = (space.f_bavail * space.f_frsize, jobs * RECORD_LEN * 5 / 4);
+    assert!(free >= needed, "{needed} bytes of disk are needed, {free} are free");
+    // Of bodies in memory.
+    let cache = run.size(1 << 20, 64 << 20).to_string();
+    let flags =
+        ["-b", path_text(directory.path()), "-s", "104857600", "--body-cache", cache.as_str()];
+    let (daemon, address) = Daemon::on_loopback(&flags);
+    let ((), put) = timed(|| put_all(address, jobs));
+    let first_peak = check_memory(&daemon, jobs);
+    daemon.stop();
+    drop_cache(directory.path());
+
+    let start = Instant::now();
+    let (daemon, address) = Daemon::on_loopback(&flags);
+    let mut client = Client::connect(address);
+    assert_eq!(client.stat("current-jobs-ready"), jobs, "jobs after the restart");
+    let restart = start.elapsed();
+    check_memory(&daemon, jobs);
+    drop_cache(directory.path());
+    let (((), waits), drain) = timed(|| with_client_beside(address, || drain_all(address, jobs)));
+    let peak = check_memory(&daemon, jobs);
+    assert_eq!(client.stat("current-jobs-ready"), 0);
+    daemon.stop();
+    Some(format!(
+        "{jobs} jobs put in {put:.1?}, peak {first_peak} KiB; restart in {restart:.1?}; drained in \
+         {drain:.1?}, peak {peak} KiB; {waits}"
+    ))
+}
+
+fn timed<T>(action: impl FnOnce() -> T) -> (T, Duration) {
+    let start = Instant::now();
+    let result = action();
+    (result, start.elapsed())
+}
+
+/// The server may have 1 GiB for 4 million jobs, 64 MiB of it for bodies; returns its peak.
+fn check_memory(daemon: &Daemon, jobs: u64) -> u64 {
+    let (peak_kib, limit_kib) = (daemon.peak_rss_kib(), (160 << 10) + jobs * 226 / 1024);
+    assert!(peak_kib <= limit_kib, "{peak_kib} KiB of memory, {limit_kib} are allowed");
+    peak_kib
+}
+
+/// Puts jobs with the bodies of the numbers below `jobs`.
+fn put_all(address: SocketAddr, jobs: u64) {
+    let produce = |first| {
+        let mut client = Client::connect(address);
+        let numbers: Vec<u64> = (first..jobs).step_by(PRODUCERS).collect();
+        for numbers in numbers.chunks(DEPTH) {
+            let puts =
+                numbers.iter().map(|&number| put(0, 0, 600, numbered_body(number, BODY_LEN)));
+            client.send(puts.collect::<Vec<_>>().concat());
+            for _ in numbers {
+                client.reply().inserted();
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for first in 0..PRODUCERS as u64 {
+            scope.spawn(move || produce(first));
+        }
+    });
+}
+
+/// Reserves and deletes all jobs with several workers. Each body must come once.
+fn drain_all(address: SocketAddr, jobs: u64) {
+    // A bit for each number of a body.
+    let seen: Vec<AtomicU64> = (0..=jobs / 64).map(|_| AtomicU64::new(0)).collect();
+    thread::scope(|scope| {
+        for _ in 0..WORKERS {
+            scope.spawn(|| work(address, &seen));
+        }
+    });
+    let drained: u32 = seen.iter().map(|bits| bits.load(Ordering::Relaxed).count_ones()).sum();
+    assert_eq!(u64::from(drained), jobs, "jobs that were drained");
+}
+
+/// Works until there are no jobs.
+fn work(address: SocketAddr, seen: &[AtomicU64]) {
+    let mut client = Client::connect(address);
+    let mut count = DEPTH;
+    while count == DEPTH {
+        client.send("reserve-with-timeout 0\r\n".repeat(DEPTH));
+        let replies = (0..DEPTH).map(|_| client.reply()).filter(|reply| reply.line != "TIMED_OUT");
+        let ids: Vec<u64> = replies
+            .map(|reply| {
+                let id = reply.number("RESERVED").expect("a job or nothing is reserved");
+                let number = body_number(&reply.body).expect("the body is as it was put");
+                let index = usize::try_from(number / 64).expect("it is the number of a job");
+                let bit = 1 << (number % 64);
+                let before = seen[index].fetch_or(bit, Ordering::Relaxed);
+                assert_eq!(before & bit, 0, "body {number} came twice");
+                assert_eq!(reply.body.len(), BODY_LEN, "body {number}");
+                id
+            })
+            .collect();
+        client.delete_all(&ids);
+        count = ids.len();
+    }
+}
+
+/// Drops the files from the page cache, so that bodies are read from the disk.
+fn drop_cache(directory: &Path) {
+    for entry in directory.read_dir().expect("the directory exists") {
+        // A file may be removed meanwhile.
+        if let Ok(file) = File::open(entry.expect("it can be read").path()) {
+            file.sync_all().expect("the disk works");
+            fadvise(&file, 0, None, Advice::DontNeed).expect("it is a hint");
+        }
+    }
+}

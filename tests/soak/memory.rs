@@ -1,0 +1,207 @@
+//! A limit of address space: puts until none is taken, in every shape of data. Other commands still
+//! work, and puts work again after deletes.
+
+use crate::harness::client::Client;
+use crate::harness::process::{Daemon, path_text};
+use crate::harness::request::{numbered_body, put};
+use crate::harness::wait_until;
+use crate::run::{Outcome, Run};
+use std::net::SocketAddr;
+
+/// What fills the memory: its name, the limit in MiB as `ulimit -v` counts it, whether there is a
+/// binlog, and how it is done.
+type Shape = (&'static str, u32, bool, fn(&mut Filled));
+
+/// A test of a second; the others take longer.
+const LARGE: Shape = ("large bodies", 96, false, large);
+const SHAPES: [Shape; 8] = [
+    LARGE,
+    ("small bodies", 64, false, small),
+    ("bodies of all sizes", 128, false, mixed),
+    ("tubes", 64, false, tubes),
+    ("watches", 64, false, watches),
+    ("bodies under way", 96, false, under_way),
+    ("a binlog, small bodies", 64, true, small),
+    ("a binlog, large bodies", 96, true, large),
+];
+
+pub fn run_out(run: &Run) -> Outcome {
+    let mut figures = String::new();
+    let shapes = if run.is_whole { &SHAPES[..] } else { &[LARGE] };
+    let rounds = run.rounds(|round| {
+        for shape in shapes {
+            let line = play(shape);
+            if round == 0 {
+                figures += &line;
+            }
+        }
+    });
+    Some(format!("{figures}{rounds} rounds"))
+}
+
+/// A server under its limit, and what has been put into it.
+struct Filled {
+    address: SocketAddr,
+    client: Client,
+    ids: Vec<u64>,
+    /// Clients that must stay.
+    crowd: Vec<Client>,
+}
+
+fn play(&(name, limit_mib, has_binlog, fill): &Shape) -> String {
+    let directory = tempfile::tempdir().expect("it is new");
+    let path = path_text(directory.path());
+    let flags: &[&str] = if has_binlog { &["-F", "-b", path] } else { &[] };
+    let (daemon, address) = Daemon::with_limit(&format!("-v {}", limit_mib << 10), flags);
+    let client = Client::connect(address);
+    let mut filled = Filled { address, client, ids: Vec::new(), crowd: Vec::new() };
+    fill(&mut filled);
+    let first = filled.ids.len();
+    filled.check_other_clients();
+    // A part of it goes, and there is room again.
+    filled.delete(first / 4);
+    filled.crowd.truncate(filled.crowd.len() / 2);
+    wait_until(&format!("puts work again after {name}"), || {
+        filled.client.send(put(0, 0, 3600, b"again"));
+        filled.takes_put()
+    });
+    filled.crowd.clear();
+    filled.delete(filled.ids.len());
+    filled.client.expect("use default\r\n", "USING default");
+    assert_eq!(filled.client.jobs(), 0);
+    // The memory that the jobs had can be had again.
+    fill(&mut filled);
+    let second = filled.ids.len();
+    assert!(second * 10 >= first * 8, "{name}: {second} jobs now, {first} at first");
+    filled.check_other_clients();
+    daemon.stop();
+    format!("{name}: {first} jobs, then {second}; ")
+}
+
+impl Filled {
+    /// Sends puts, ten at a time, until one is refused.
+    fn put_until_refused(&mut self, mut next: impl FnMut(u64) -> Vec<u8>) {
+        /// This number of the smallest bodies would exceed every limit here.
+        const MOST: u64 = 10_000_000;
+        for first in (0..MOST).step_by(10) {
+            let puts: Vec<Vec<u8>> = (first..first + 10).map(&mut next).collect();
+            self.client.send(puts.concat());
+            let taken = puts.iter().filter(|_| self.takes_put()).count();
+            if taken < puts.len() {
+                return;
+            }
+        }
+        panic!("there is no end to the memory");
+    }
+
+    /// Reads the reply to a put; returns whether the job was taken.
+    fn takes_put(&mut self) -> bool {
+        let reply = self.client.reply();
+        if reply.line == "OUT_OF_MEMORY" {
+            return false;
+        }
+        self.ids.push(reply.inserted());
+        true
+    }
+
+    /// Commands that need little memory work, for old and new clients.
+    fn check_other_clients(&mut self) {
+        let mut newcomers: Vec<Client> = (0..100).map(|_| Client::connect(self.address)).collect();
+        for client in &mut newcomers {
+            client.expect("list-tube-used\r\n", "USING default");
+        }
+        let client = &mut newcomers[0];
+        for request in ["stats\r\n", "stats-tube default\r\n"] {
+            assert!(client.ask(request).line.starts_with("OK "), "to {request}");
+        }
+        client.expect("kick 1\r\n", "KICKED 0");
+        client.expect("pause-tube default 0\r\n", "PAUSED");
+        if self.ids.is_empty() {
+            return;
+        }
+        let id = self.ids.swap_remove(0);
+        assert!(client.ask(format!("stats-job {id}\r\n")).line.starts_with("OK "));
+        assert!(client.ask(format!("peek {id}\r\n")).line.starts_with("FOUND "));
+        let reply = client.ask(format!("reserve-job {id}\r\n"));
+        assert_eq!(reply.number("RESERVED"), Some(id), "{}", reply.line);
+        client.expect(format!("touch {id}\r\n"), "TOUCHED");
+        client.expect(format!("bury {id} 1\r\n"), "BURIED");
+        client.expect(format!("kick-job {id}\r\n"), "KICKED");
+        client.expect(format!("reserve-job {id}\r\n"), &reply.line);
+        client.expect(format!("release {id} 0 0\r\n"), "RELEASED");
+        client.expect(format!("delete {id}\r\n"), "DELETED");
+    }
+
+    fn delete(&mut self, count: usize) {
+        let ids = self.ids.split_off(self.ids.len() - count);
+        self.client.delete_all(&ids);
+    }
+}
+
+fn small(filled: &mut Filled) {
+    filled.put_until_refused(|number| put(0, 0, 3600, numbered_body(number, 8)));
+}
+
+fn large(filled: &mut Filled) {
+    let body = numbered_body(0, 60_000);
+    filled.put_until_refused(|_| put(0, 0, 3600, &body));
+}
+
+fn mixed(filled: &mut Filled) {
+    let mut random = fastrand::Rng::with_seed(1);
+    let all = numbered_body(0, 65_535);
+    filled.put_until_refused(|_| put(0, 0, 3600, &all[..random.usize(..all.len())]));
+}
+
+/// Each job in a tube of its own, with the longest of names.
+fn tubes(filled: &mut Filled) {
+    for number in 0.. {
+        let used = filled.client.ask(format!("use {number:0>200}\r\n"));
+        if used.line == "OUT_OF_MEMORY" {
+            return;
+        }
+        filled.client.send(put(0, 0, 3600, b"x"));
+        if !filled.takes_put() {
+            return;
+        }
+    }
+}
+
+/// Clients that watch more and more tubes.
+fn watches(filled: &mut Filled) {
+    const TUBES: usize = 1_000;
+    filled.ids.push(filled.client.put(b"one job"));
+    let requests: String = (0..TUBES).map(|number| format!("watch tube-{number}\r\n")).collect();
+    for _ in 0..10_000 {
+        let mut client = Client::connect(filled.address);
+        client.send(&requests);
+        let refused = (0..TUBES).map(|_| client.line()).find(|line| !line.starts_with("WATCHING "));
+        // Replies that were not read go with the client.
+        filled.crowd.push(client);
+        if let Some(line) = refused {
+            return assert_eq!(line, "OUT_OF_MEMORY");
+        }
+    }
+    panic!("there is no end to the memory");
+}
+
+/// Clients that have sent all of a body but its end.
+fn under_way(filled: &mut Filled) {
+    let whole = put(0, 0, 3600, numbered_body(0, 60_000));
+    let (start, end) = whole.split_at(whole.len() - 10);
+    for _ in 0..3_000 {
+        let mut client = Client::connect(filled.address);
+        client.send(start);
+        filled.crowd.push(client);
+    }
+    let mut refused = 0;
+    for client in &mut filled.crowd {
+        let reply = client.ask(end);
+        if reply.line == "OUT_OF_MEMORY" {
+            refused += 1;
+        } else {
+            filled.ids.push(reply.inserted());
+        }
+    }
+    assert!(refused > 0, "there was memory for all");
+}
