@@ -9,7 +9,8 @@
 //! record, so a record that was incomplete in the first reading was complete before the second.
 
 use super::disk::{Disk, FileNumber};
-use super::reader::{self, Damage, Item, ReadError, Reader, Record, TornTail};
+use super::gaps::{Gap, Gaps};
+use super::reader::{Damage, Item, ReadError, Reader, Record, TornTail};
 use super::record::{FILE_HEAD_LEN, Fields, FlushCounts, Layout, Mark, RecordState, VERSION_LEN};
 use crate::engine::text::CR_LF;
 use crate::engine::text::JsonText;
@@ -35,7 +36,9 @@ struct Survey {
     jobs: HashMap<u64, Job>,
     files: Vec<File>,
     /// The pairs of neighbours between which files are missing.
-    gaps: Vec<(FileNumber, FileNumber)>,
+    lost: Vec<Gap>,
+    /// The files that were removed before older ones.
+    gaps: Gaps,
     tail: TornTail,
     /// The flushes of each tube.
     flushes: Flushes,
@@ -158,17 +161,17 @@ impl Survey {
 
     /// Returns all damaged places.
     fn places(&self) -> BTreeSet<Place> {
-        let gaps = self.gaps.iter().map(|&(before, after)| Place::Gap(before, after));
+        let lost = self.lost.iter().map(|&(before, after)| Place::Gap(before, after));
         let places = self.files.iter().flat_map(|file| {
             let damages = file.damages.iter();
             let damages = damages.map(|damage| Place::Damage(file.number, damage.offset));
             damages.chain(file.torn.iter().map(|torn| Place::Torn(file.number, torn.offset)))
         });
-        gaps.chain(places).collect()
+        lost.chain(places).collect()
     }
 
     fn keep_damage_at(&mut self, places: &BTreeSet<Place>) {
-        self.gaps.retain(|&(before, after)| places.contains(&Place::Gap(before, after)));
+        self.lost.retain(|&(before, after)| places.contains(&Place::Gap(before, after)));
         for File { number, damages, torn, .. } in &mut self.files {
             damages.retain(|damage| places.contains(&Place::Damage(*number, damage.offset)));
             torn.take_if(|torn| !places.contains(&Place::Torn(*number, torn.offset)));
@@ -177,18 +180,20 @@ impl Survey {
 
     fn read_once(disk: &mut dyn Disk) -> Result<Survey, InspectError> {
         let mut survey = Survey::default();
-        let mut last = 0;
+        let mut read = Vec::new();
         loop {
             let mut numbers = disk.list().map_err(InspectError::List)?;
             // The server may create newer files while these are read.
-            numbers.retain(|&number| number > last);
-            let Some(&newest) = numbers.last() else { break };
-            survey.gaps.extend(reader::gaps(&numbers));
-            for number in numbers {
+            numbers.retain(|number| Some(number) > read.last());
+            if numbers.is_empty() {
+                break;
+            }
+            for &number in &numbers {
                 survey.read_file(disk, number)?;
             }
-            last = newest;
+            read.extend(numbers);
         }
+        survey.lost.extend(survey.gaps.lost(&read));
         if let Some((number, torn)) = survey.tail.take() {
             survey.file_mut(number).torn = Some(torn);
         }
@@ -277,7 +282,9 @@ impl Survey {
             self.key_before = key.kept_until.is_none().then_some((key.id, len));
             return;
         }
-        if let Some((kind, tube)) = record.flush.zip(*tube) {
+        if let Some(gap) = record.gap {
+            self.gaps.add(gap);
+        } else if let Some((kind, tube)) = record.flush.zip(*tube) {
             self.flushes.0.entry(Rc::from(tube)).or_default().add(kind);
         } else if fields.state == RecordState::Deleted {
             // Without the record of the flush, the flush has not happened.
@@ -304,7 +311,7 @@ impl Survey {
     }
 
     fn is_sound(&self) -> bool {
-        self.gaps.is_empty() && self.files.iter().all(|file| file.damages.is_empty())
+        self.lost.is_empty() && self.files.iter().all(|file| file.damages.is_empty())
     }
 
     // ---- Printing ----
@@ -349,14 +356,14 @@ impl Survey {
                 writeln!(out, "  {tube}: {count}")?;
             }
         }
-        for (before, after) in &self.gaps {
+        for (before, after) in &self.lost {
             writeln!(out, "damage: nothing between binlog.{before} and binlog.{after}")?;
         }
         let damages: usize = self.files.iter().map(|file| file.damages.len()).sum();
         let state = if self.is_sound() {
             "sound".to_owned()
         } else {
-            format!("{} damaged places", damages + self.gaps.len())
+            format!("{} damaged places", damages + self.lost.len())
         };
         writeln!(out, "{} files, {} jobs: {state}", self.files.len(), self.jobs.len())
     }
