@@ -64,7 +64,8 @@ impl Removal {
     /// Removes free files, as many as one iteration has time for. First it syncs what
     /// must be synced. If it `may_wait`, it only begins that sync, and a later commit removes the files.
     pub fn remove_some(&mut self, writer: &mut Writer, may_wait: bool, now: Nanos) {
-        let is_small = writer.files().segments()[0].size <= SMALL_FILE;
+        let Some(first) = writer.files().first_free() else { return };
+        let is_small = writer.files().segments()[first].size <= SMALL_FILE;
         let Limits { removals_per_commit, small_removals_per_commit, .. } =
             *writer.files().limits();
         for _ in 0..if is_small { small_removals_per_commit } else { removals_per_commit } {
