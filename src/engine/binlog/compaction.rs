@@ -114,9 +114,11 @@ impl Compaction {
     }
 
     /// Returns the file whose jobs are moved next: one after the other, until it has none.
-    pub fn choose_file<'f>(&mut self, files: &'f Files) -> Option<&'f Segment> {
+    /// Its live records have at most `most_live` bytes.
+    pub fn choose_file<'f>(&mut self, files: &'f Files, most_live: u64) -> Option<&'f Segment> {
         let same = self.emptied.and_then(|number| files.find_with_jobs(number));
-        let file = same.or_else(|| files.next_to_empty());
+        let same = same.filter(|file| file.live_bytes() <= most_live);
+        let file = same.or_else(|| files.next_to_empty(most_live));
         self.emptied = file.map(|file| file.number);
         file
     }

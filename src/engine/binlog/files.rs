@@ -537,13 +537,14 @@ impl Files {
     }
 
     /// Returns the closed file whose jobs are moved next: the oldest one of an island with the most garbage for
-    /// its live records. An island is a run of files that can be removed before older ones.
-    pub fn next_to_empty(&self) -> Option<&Segment> {
+    /// its live records. An island is a run of files that can be removed before older ones. The live records of
+    /// the file have at most `most_live` bytes.
+    pub fn next_to_empty(&self, most_live: u64) -> Option<&Segment> {
         let mut best: Option<(u128, u128, &Segment)> = None;
         let mut older = None;
         for (index, start) in self.kept_closed().enumerate() {
             // A file without jobs waits for older ones.
-            if !start.is_empty() {
+            if !start.is_empty() && start.live_bytes() <= most_live {
                 let run = self.kept_closed().skip(index);
                 let is_apart =
                     |&segment: &&Segment| older.is_none_or(|older| segment.is_apart_from(older));

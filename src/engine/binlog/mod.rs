@@ -366,20 +366,22 @@ impl Binlog {
             return None;
         }
         self.writer.files_mut().count_free();
-        let file = self.compaction.choose_file(self.writer.files())?;
-        let (number, live_bytes) = (file.number, file.live_bytes());
         // On a full or nearly full disk a file is begun only if all of its jobs fit in other files, with
         // the records of the gap that it leaves.
         let must_fit = self.compaction.is_freeing() || self.writer.files().is_full();
         let gap_bytes = (1 + self.writer.files().prepared().len() as u64) * SHORT;
-        let can_begin = !must_fit
-            || self.space.make_room_for(
-                &mut self.writer,
-                &mut self.removal,
-                live_bytes + gap_bytes,
-            );
-        self.compaction.note_space(self.writer.files(), can_begin);
-        let found = if can_begin { self.reserve_first_of(number) } else { None };
+        let most_live = if must_fit {
+            self.space.most_to_move(self.writer.files_mut()).saturating_sub(gap_bytes)
+        } else {
+            u64::MAX
+        };
+        let file = self.compaction.choose_file(self.writer.files(), most_live);
+        let file = file.map(|file| (file.number, file.live_bytes())).filter(|(_, live_bytes)| {
+            let bytes = live_bytes + gap_bytes;
+            !must_fit || self.space.make_room_for(&mut self.writer, &mut self.removal, bytes)
+        });
+        self.compaction.note_space(self.writer.files(), !must_fit || file.is_some());
+        let found = file.and_then(|(number, _)| self.reserve_first_of(number));
         self.compaction.set_blocked(found.is_none());
         found
     }

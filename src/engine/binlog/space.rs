@@ -228,6 +228,12 @@ impl Space {
         }
     }
 
+    /// Returns how many bytes of full records compaction could write, in the files that exist and in those for
+    /// which there is space.
+    pub fn most_to_move(&self, files: &mut Files) -> u64 {
+        room_for_moves(files).saturating_add(files.measure_space())
+    }
+
     /// Takes space until `live_bytes` of full records fit in newer files. Returns `false` if they cannot.
     pub fn make_room_for(
         &mut self,
@@ -235,11 +241,6 @@ impl Space {
         removal: &mut Removal,
         live_bytes: u64,
     ) -> bool {
-        let missing = live_bytes.saturating_sub(room_for_moves(writer.files()));
-        // A part of the space would be no help, and would be freed again.
-        if missing > 0 && writer.files_mut().measure_space() < missing {
-            return false;
-        }
         while room_for_moves(writer.files()) < live_bytes {
             if !self.prepare(writer, removal) {
                 return false;
