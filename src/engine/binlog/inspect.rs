@@ -10,8 +10,12 @@
 
 use super::disk::{Disk, FileNumber};
 use super::gaps::{Gap, Gaps};
+use super::key_record::KeyRecord;
 use super::reader::{Damage, Item, ReadError, Reader, Record, TornTail};
-use super::record::{FILE_HEAD_LEN, Fields, FlushCounts, Layout, Mark, RecordState, VERSION_LEN};
+use super::record::{
+    FILE_HEAD_LEN, Fields, FlushCounts, Layout, Mark, RecordState, SHORT_LEN, VERSION_LEN,
+};
+use crate::engine::digest::Digest;
 use crate::engine::text::CR_LF;
 use crate::engine::text::JsonText;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -42,8 +46,8 @@ struct Survey {
     tail: TornTail,
     /// The flushes of each tube.
     flushes: Flushes,
-    /// The id of the job whose key was the last record, and the length of that record in bytes.
-    key_before: Option<(u64, u64)>,
+    /// The key of a job, if that was the last record.
+    key_before: Option<KeyRecord>,
     /// The number of files that were listed, but removed before they were read to the end.
     vanished: usize,
 }
@@ -71,6 +75,7 @@ struct Job {
     offset: u64,
     /// The length of its full record in bytes, with that of its key.
     len: u64,
+    key: Option<Digest>,
     tube: Rc<str>,
     /// The flushes of its tube before its last record.
     flushes_before: FlushCounts,
@@ -276,10 +281,10 @@ impl Survey {
 
     fn apply(&mut self, record: &Record) {
         let Record { offset, len, fields, ref tube, .. } = *record;
-        let key_before = self.key_before.take().filter(|(id, _)| *id == fields.id);
+        let key_before = self.key_before.take().filter(|key| key.id == fields.id);
         if let Some(key) = record.key {
             // The record of a kept key is not live: its end is not recorded.
-            self.key_before = key.kept_until.is_none().then_some((key.id, len));
+            self.key_before = key.kept_until.is_none().then_some(key);
             return;
         }
         if let Some(gap) = record.gap {
@@ -301,8 +306,9 @@ impl Survey {
             let file = self.files.len() - 1;
             let flushes_before = self.flushes.of(tube);
             let tube = Rc::from(*tube);
-            let len = len + key_before.map_or(0, |(_, len)| len);
-            let job = Job { file, offset, len, tube, flushes_before, fields };
+            let len = len + key_before.map_or(0, |_| SHORT_LEN as u64);
+            let key = key_before.map(|key| key.digest);
+            let job = Job { file, offset, len, key, tube, flushes_before, fields };
             self.jobs.insert(fields.id, job);
         } else if let Some(job) = self.jobs.get_mut(&fields.id) {
             job.fields = fields;
@@ -444,6 +450,9 @@ fn write_job(job: &Job, body: &[u8], out: &mut dyn Write) -> io::Result<()> {
          \"delay\":{delay_secs},\"ttr\":{ttr_secs},\"created_at_ns\":{}",
         created_at.as_nanos()
     )?;
+    if let Some(Digest([a, b, c, d])) = job.key {
+        write!(out, ",\"key\":\"{a:08x}{b:08x}{c:08x}{d:08x}\"")?;
+    }
     if state == RecordState::Delayed {
         write!(out, ",\"due_at_ns\":{}", due_or_buried_at.as_nanos())?;
     }
