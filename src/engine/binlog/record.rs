@@ -682,7 +682,9 @@ mod tests {
             write(&mut bytes, &fields, tube, b"", NONCE);
             layout.read(&bytes).map(|_| ())
         };
-        for (id, is_of_tube) in [(FLUSH_ALL_ID, true), (FLUSH_BURIED_ID, true), (KEY_ID, false)] {
+        for (id, is_of_tube) in
+            [(FLUSH_ALL_ID, true), (FLUSH_BURIED_ID, true), (KEY_ID, false), (GAP_ID, false)]
+        {
             for (tube, is_right) in [("mail", is_of_tube), ("", !is_of_tube)] {
                 let fields = of_no_job(id);
                 let expected = if is_right { Ok(()) } else { Err(DecodeError::Id) };
@@ -692,7 +694,7 @@ mod tests {
                 assert_eq!(read(Layout::V7WithCrc, job, tube), Err(DecodeError::Id), "{id}");
             }
         }
-        let below = Fields { id: KEY_ID - 1, ..FIELDS };
+        let below = Fields { id: GAP_ID - 1, ..FIELDS };
         assert_eq!(read(Layout::V7, below, "mail"), Ok(()));
     }
 
