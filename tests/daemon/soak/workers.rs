@@ -54,7 +54,7 @@ pub const CRASH: Plan = Plan {
     trouble: Trouble::Stops,
     file_size: None,
 };
-pub const KILLED: Plan = Plan { trouble: Trouble::Kills, file_size: Some(1 << 18), ..CRASH };
+pub const KILLED: Plan = Plan { trouble: Trouble::Kills, file_size: Some(1 << 16), ..CRASH };
 /// Connections of a step or two, next to a client that works steadily.
 pub const STORMS: Plan =
     Plan { clients: &[(40, [3, 6])], steps: 2, trouble: Trouble::None, ..CRASH };
@@ -136,7 +136,7 @@ impl Server {
         // Below the directory of cargo's, which is on a real disk.
         let new_directory = || tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("is new");
         let binlog = plan.file_size.map(|size| (new_directory(), size));
-        let daemon = start(&listener, binlog.as_ref(), "0");
+        let daemon = start(&listener, binlog.as_ref(), "-f0");
         Server { listener, binlog, daemon }
     }
 
@@ -153,11 +153,11 @@ impl Server {
     }
 }
 
-fn start(listener: &TcpListener, binlog: Option<&(TempDir, u64)>, sync_ms: &str) -> Daemon {
+fn start(listener: &TcpListener, binlog: Option<&(TempDir, u64)>, syncing: &str) -> Daemon {
     let listener = listener.try_clone().expect("a descriptor is free");
     let size = binlog.map_or_else(String::new, |(_, size)| size.to_string());
-    let flags = binlog
-        .map(|(directory, _)| ["-b", path_text(directory.path()), "-s", &size, "-f", sync_ms]);
+    let flags =
+        binlog.map(|(directory, _)| ["-b", path_text(directory.path()), "-s", &size, syncing]);
     Daemon::with_inherited(
         Path::new(BEANSTALKD),
         flags.as_ref().map_or(&[], |flags| &flags[..]),
@@ -243,7 +243,7 @@ impl Field<'_> {
     ) -> String {
         /// The short form ends after this number of puts.
         const ENOUGH: u64 = 1_500;
-        const TROUBLES: u64 = 3;
+        const TROUBLES: u64 = 8;
         let mut observer = Client::connect(self.address);
         let (mut next_trouble, mut troubles) = (Instant::now(), 0);
         let mut last = (0, Instant::now());
@@ -291,11 +291,14 @@ impl Field<'_> {
                 server.daemon.while_stopped(|| thread::sleep(span));
             }
             Trouble::Kills => {
+                // Under load, or when all replies have been read.
+                let quiet = random.bool().then(|| self.gate.write());
                 server.daemon.kill();
+                drop(quiet);
                 let is_noted = || self.open.load(Ordering::Relaxed) == 0;
                 wait_until("all clients have seen the end of the server", is_noted);
-                let sync_ms = ["0", "50", "1000"][random.usize(..3)];
-                server.daemon = start(&server.listener, server.binlog.as_ref(), sync_ms);
+                let syncing = ["-f0", "-f50", "-f1000", "-F"][random.usize(..4)];
+                server.daemon = start(&server.listener, server.binlog.as_ref(), syncing);
             }
         }
     }
