@@ -267,6 +267,7 @@ impl Field<'_> {
                 continue;
             }
             let is_due = match run.is_whole {
+                _ if self.plan.trouble == Trouble::None => false,
                 true => next_trouble <= Instant::now(),
                 false => inserted * (TROUBLES + 1) >= ENOUGH * (troubles + 1),
             };
