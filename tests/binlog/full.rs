@@ -137,7 +137,7 @@ fn no_job_that_was_taken_on_a_full_disk_is_flushed_by_a_later_start() {
 /// A start must not take a block of its own, which would be missing for deletes later.
 #[test]
 fn starts_on_a_full_disk_take_no_space_from_deletes() {
-    for (file_size, capacity) in [(8192, 10 * 8192), (65_536, 200_000), (1 << 20, 700_000)] {
+    for (file_size, capacity) in [(8192, 10 * 8192), (65_536, 150_000), (1 << 20, 250_000)] {
         let policy = Policy::synced(file_size);
         let disk = FakeDisk::with_capacity(capacity);
         let mut server = Instance::start(&disk, policy, START);
