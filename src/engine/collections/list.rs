@@ -20,7 +20,20 @@ pub struct Links {
 impl Links {
     /// The links of an entry that is in no list.
     pub const LOOSE: Links = Links { previous: NIL, next: NIL };
+
+    /// Returns the index of an entry of a heap, in the form of links.
+    pub fn at_index(index: u32) -> Links {
+        Links { previous: index, next: IN_HEAP }
+    }
+
+    /// Returns the index if these are no links: [`Links::at_index`].
+    pub fn index(self) -> Option<u32> {
+        (self.next == IN_HEAP).then_some(self.previous)
+    }
 }
+
+/// Next to [`NIL`], so that no key is as high.
+const IN_HEAP: u32 = NIL - 1;
 
 /// A store whose entries have the links of a list. An entry that can be in several lists at once
 /// has one pair of links for each number `LIST`.
@@ -58,6 +71,11 @@ impl<const LIST: usize> List<LIST> {
     /// Returns the key that was added first.
     pub fn front(&self) -> Option<u32> {
         (self.head != NIL).then_some(self.head)
+    }
+
+    /// Returns the key that was added last.
+    pub fn back(&self) -> Option<u32> {
+        (self.tail != NIL).then_some(self.tail)
     }
 
     /// Appends `key`, which must be in no list with these links.

@@ -21,6 +21,7 @@ pub mod heap;
 pub mod histogram;
 pub mod job_index;
 pub mod list;
+pub mod ordered;
 pub mod secondary_map;
 pub mod slab;
 pub mod wheel;
