@@ -26,7 +26,7 @@
 //! | remove the first | 460 ns | 60 ns |
 //! | memory of an entry, with its index here | 12 bytes | 16 bytes |
 
-use super::slab::page_bits;
+use super::slab::{capacity_overflow, page_bits};
 use crate::engine::headroom::{self, Headroom};
 use std::collections::TryReserveError;
 use std::fmt;
@@ -139,6 +139,9 @@ impl<E: Entry> Heap<E> {
     }
 
     fn grow(&mut self) -> Result<(), TryReserveError> {
+        if headroom::is_growth_refused() {
+            return capacity_overflow();
+        }
         if let [only] = &mut self.pages[..]
             && only.len() < Self::PAGE_LEN
         {
@@ -157,10 +160,10 @@ impl<E: Entry> Heap<E> {
     /// # Panics
     /// [`Heap::try_reserve_one`] has not succeeded since the last insertion.
     pub fn insert(&mut self, entry: E, store: &mut E::Store) {
-        assert!(self.has_room(), "no room was reserved");
-        let hole = self.len();
-        let page = self.pages.last_mut().expect("a heap with room has a page");
+        let page = self.pages.last_mut().expect(NO_ROOM);
+        assert!(page.len() < page.capacity(), "{NO_ROOM}");
         page.push(entry);
+        let hole = self.len() - 1;
         self.sift_up(hole, entry, store);
     }
 
@@ -179,14 +182,13 @@ impl<E: Entry> Heap<E> {
 
     /// Removes and returns the entry with the highest index. There is room for another one then.
     pub fn pop_last(&mut self) -> Option<E> {
-        if self.pages.len() > 1 && self.pages.last().is_some_and(Vec::is_empty) {
-            self.pages.pop();
-        }
-        let last = self.pages.last_mut()?.pop();
         if let [only] = &mut self.pages[..] {
+            let last = only.pop();
             shrink_if_sparse(only);
+            return last;
         }
-        last
+        self.pages.pop_if(|page| page.is_empty());
+        self.pages.last_mut()?.pop()
     }
 
     /// Replaces the entry at `index` by `entry`.
@@ -276,6 +278,8 @@ impl<E: Entry> Heap<E> {
         entry.set_index(index, store);
     }
 }
+
+const NO_ROOM: &str = "no room was reserved";
 
 fn parent_of(index: usize) -> usize {
     (index - 1) / CHILDREN

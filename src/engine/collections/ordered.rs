@@ -16,7 +16,7 @@ use std::cmp::Ordering;
 use std::collections::TryReserveError;
 use std::fmt;
 
-/// An entry of an [`Ordered`]. Its [`Entry::index`] is `None` while the object is in the run.
+/// An entry of an [`Ordered`]. The links of an object have its index while it is in the heap.
 pub trait Ranked: Entry<Store: Linked> {
     /// Returns the entry of the object `key`, with its present rank.
     fn of(key: u32, store: &Self::Store) -> Self;
@@ -27,7 +27,7 @@ pub trait Ranked: Entry<Store: Linked> {
     fn follows(self, last: Self, store: &Self::Store) -> bool;
 
     /// Makes the object ready to have links.
-    fn set_listed(self, store: &mut Self::Store);
+    fn set_listed(key: u32, store: &mut Self::Store);
 }
 
 /// Entries in the order of their ranks.
@@ -67,16 +67,15 @@ impl<E: Ranked> Ordered<E> {
     /// may not.
     #[inline]
     pub fn insert(&mut self, key: u32, may_grow: bool, store: &mut E::Store) -> bool {
-        let entry = E::of(key, store);
-        let last = self.run.back();
-        if last.is_none_or(|last| entry.follows(E::of(last, store), store)) {
-            entry.set_listed(store);
+        let follows = |last| E::of(key, store).follows(E::of(last, store), store);
+        if self.run.back().is_none_or(follows) {
+            E::set_listed(key, store);
             self.run.push_back(store, key);
             return true;
         }
         let has_room = self.heap.has_room() || (may_grow && self.heap.try_reserve_one().is_ok());
         if has_room {
-            self.heap.insert(entry, store);
+            self.heap.insert(E::of(key, store), store);
         }
         has_room
     }
@@ -84,7 +83,7 @@ impl<E: Ranked> Ordered<E> {
     /// Removes the object `key`, which must be here.
     #[inline]
     pub fn remove(&mut self, key: u32, store: &mut E::Store) {
-        match E::of(key, store).index(store) {
+        match store.links(key).index() {
             None => self.run.remove(store, key),
             Some(index) => {
                 let removed = self.heap.remove(index, store).key();
@@ -133,7 +132,7 @@ impl<E: Ranked> Ordered<E> {
         let mut last: Option<E> = None;
         self.run.check(store, what, |key| {
             let entry = E::of(key, store);
-            assert_eq!(entry.index(store), None, "{what}: {entry:?} is in the run");
+            assert_eq!(store.links(key).index(), None, "{what}: {entry:?} is in the run");
             let follows = last.is_none_or(|last| entry.follows(last, store));
             assert!(follows, "{what}: {entry:?} is after {last:?} in the run");
             last = Some(entry);
@@ -200,8 +199,8 @@ mod tests {
             last.is_before(self, store)
         }
 
-        fn set_listed(self, store: &mut Store) {
-            store[self.1 as usize].1 = Links::LOOSE;
+        fn set_listed(key: u32, store: &mut Store) {
+            store[key as usize].1 = Links::LOOSE;
         }
     }
 

@@ -406,8 +406,8 @@ impl Ranked for ReadyEntry {
         self.pri == last.pri && last.is_before(self, jobs)
     }
 
-    fn set_listed(self, jobs: &mut Jobs) {
-        jobs[self.job].state = State::Ready(Links::LOOSE);
+    fn set_listed(key: u32, jobs: &mut Jobs) {
+        jobs[JobKey::from_number(key)].state = State::Ready(Links::LOOSE);
     }
 }
 
@@ -442,8 +442,8 @@ impl Ranked for DelayedEntry {
         last.is_before(self, jobs)
     }
 
-    fn set_listed(self, jobs: &mut Jobs) {
-        jobs[self.job].state = State::Delayed(Links::LOOSE);
+    fn set_listed(key: u32, jobs: &mut Jobs) {
+        jobs[JobKey::from_number(key)].state = State::Delayed(Links::LOOSE);
     }
 }
 

@@ -979,14 +979,14 @@ impl Queue {
         self.totals.delayed += 1;
     }
 
-    /// Moves postponed jobs of a tube to their places while there is memory.
+    /// Moves postponed jobs of a tube to their places until one finds no room.
     fn retry_postponed(&mut self, tube: TubeKey, work_left: &mut usize, now: Nanos) {
+        let mut may_grow = true;
         while *work_left > 0 {
             let Tube { ready, delayed, postponed, .. } = &mut self.tubes[tube];
             let Some(key) = postponed.front().map(JobKey::from_number) else { return };
-            if ready.try_reserve_one().and_then(|()| delayed.try_reserve_one()).is_err() {
-                return;
-            }
+            may_grow =
+                may_grow && ready.try_reserve_one().is_ok() && delayed.try_reserve_one().is_ok();
             match self.jobs[key].due {
                 due if due > now => {
                     self.make_delayed(key, due, now);
@@ -994,18 +994,21 @@ impl Queue {
                 }
                 _ => self.make_ready_and_charge(key, work_left, now),
             }
+            if matches!(self.jobs[key].state, State::Postponed(_)) {
+                return;
+            }
         }
     }
 
     fn make_reserved(&mut self, key: JobKey, by: ConnKey, now: Nanos) {
         self.detach(key);
         self.jobs.count_event(key, CountedEvent::Reserve);
-        let job = &self.jobs[key];
+        let job = &mut self.jobs[key];
+        job.state = State::Reserved { by, index: 0 };
         let deadline = now + Nanos::from_secs(job.ttr_secs);
         let entry = ReservedEntry { deadline, seq: self.next_reserve_seq, job: key };
         self.next_reserve_seq = self.next_reserve_seq.wrapping_add(1);
         self.tubes[job.tube].reserved += 1;
-        self.jobs[key].state = State::Reserved { by, index: 0 };
         self.totals.reserved += 1;
         self.clients[by].reserved.insert(entry, &mut self.jobs);
         self.set_client_timer(by, now);
