@@ -1,6 +1,6 @@
 //! Jobs, and finding them by key or by id.
 //!
-//! A job stores its tube and its position in the heap or list of its state. It does not know the
+//! A job stores its tube and its links or its index among the jobs of its state. It does not know the
 //! rules of `queue/mod.rs`, and connections only by key.
 
 use super::body::Body;
@@ -93,7 +93,7 @@ impl From<UniqueKey> for LogRef {
     }
 }
 
-/// The state of a job, with its position in the heap or list of that state.
+/// The state of a job, with its links or its index among the jobs of that state.
 #[derive(Clone, Copy, Debug)]
 pub enum State {
     /// In no heap and no list: between two states.
@@ -352,20 +352,16 @@ impl IndexMut<JobKey> for Jobs {
 impl Linked for Jobs {
     fn links(&self, key: u32) -> Links {
         match self[JobKey::from_number(key)].state {
-            State::Ready(links)
-            | State::Delayed(links)
-            | State::Postponed(links)
-            | State::Buried(links) => links,
+            State::Ready(it) | State::Delayed(it) | State::Postponed(it) | State::Buried(it) => it,
             State::Detached | State::Reserved { .. } => unreachable!("{NOT_LISTED}"),
         }
     }
 
     fn set_links(&mut self, key: u32, new: Links) {
         match &mut self[JobKey::from_number(key)].state {
-            State::Ready(links)
-            | State::Delayed(links)
-            | State::Postponed(links)
-            | State::Buried(links) => *links = new,
+            State::Ready(it) | State::Delayed(it) | State::Postponed(it) | State::Buried(it) => {
+                *it = new;
+            }
             State::Detached | State::Reserved { .. } => unreachable!("{NOT_LISTED}"),
         }
     }
@@ -461,13 +457,7 @@ impl Entry for ReservedEntry {
     }
 
     fn index(self, jobs: &Jobs) -> Option<u32> {
-        match jobs[self.job].state {
-            State::Reserved { index, .. } => Some(index),
-            State::Detached
-            | State::Ready(_)
-            | State::Delayed(_)
-            | State::Postponed(_)
-            | State::Buried(_) => None,
-        }
+        let State::Reserved { index, .. } = jobs[self.job].state else { return None };
+        Some(index)
     }
 }
