@@ -80,18 +80,28 @@ impl<const LIST: usize> List<LIST> {
 
     /// Appends `key`, which must be in no list with these links.
     pub fn push_back<S: Linked<LIST>>(&mut self, store: &mut S, key: u32) {
-        store.set_links(key, Links { previous: self.tail, next: NIL });
-        match self.tail {
+        let links = self.link_back(store, key);
+        store.set_links(key, links);
+    }
+
+    /// As [`List::push_back`], but returns the links of `key`, which the caller stores.
+    pub fn link_back<S: Linked<LIST>>(&mut self, store: &mut S, key: u32) -> Links {
+        let previous = std::mem::replace(&mut self.tail, key);
+        match previous {
             NIL => self.head = key,
-            tail => store.set_links(tail, Links { next: key, ..store.links(tail) }),
+            previous => store.set_links(previous, Links { next: key, ..store.links(previous) }),
         }
-        self.tail = key;
         self.len += 1;
+        Links { previous, next: NIL }
     }
 
     /// Removes `key`, which must be in this list.
     pub fn remove<S: Linked<LIST>>(&mut self, store: &mut S, key: u32) {
-        let Links { previous, next } = store.links(key);
+        self.unlink(store, store.links(key));
+    }
+
+    /// Removes the entry with these links, which must be in this list.
+    pub fn unlink<S: Linked<LIST>>(&mut self, store: &mut S, Links { previous, next }: Links) {
         match previous {
             NIL => self.head = next,
             previous => store.set_links(previous, Links { next, ..store.links(previous) }),

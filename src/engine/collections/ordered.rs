@@ -11,7 +11,7 @@
 //! Only the heap needs memory. The caller decides what becomes of a job for which there is none.
 
 use super::heap::{Entry, Heap};
-use super::list::{Linked, List};
+use super::list::{Linked, Links, List};
 use std::cmp::Ordering;
 use std::collections::TryReserveError;
 use std::fmt;
@@ -26,8 +26,8 @@ pub trait Ranked: Entry<Store: Linked> {
     /// Returns whether a run whose last entry is `last` can be continued with this one.
     fn follows(self, last: Self, store: &Self::Store) -> bool;
 
-    /// Makes the object ready to have links.
-    fn set_listed(key: u32, store: &mut Self::Store);
+    /// Stores the links of an object that is in the run now.
+    fn set_links(key: u32, links: Links, store: &mut Self::Store);
 }
 
 /// Entries in the order of their ranks.
@@ -69,8 +69,8 @@ impl<E: Ranked> Ordered<E> {
     pub fn insert(&mut self, key: u32, may_grow: bool, store: &mut E::Store) -> bool {
         let follows = |last| E::of(key, store).follows(E::of(last, store), store);
         if self.run.back().is_none_or(follows) {
-            E::set_listed(key, store);
-            self.run.push_back(store, key);
+            let links = self.run.link_back(store, key);
+            E::set_links(key, links, store);
             return true;
         }
         let has_room = self.heap.has_room() || (may_grow && self.heap.try_reserve_one().is_ok());
@@ -83,8 +83,9 @@ impl<E: Ranked> Ordered<E> {
     /// Removes the object `key`, which must be here.
     #[inline]
     pub fn remove(&mut self, key: u32, store: &mut E::Store) {
-        match store.links(key).index() {
-            None => self.run.remove(store, key),
+        let links = store.links(key);
+        match links.index() {
+            None => self.run.unlink(store, links),
             Some(index) => {
                 let removed = self.heap.remove(index, store).key();
                 assert_eq!(removed, key, "the heap index of a job belongs to another job");
@@ -151,7 +152,6 @@ impl<E: Ranked> Ordered<E> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::collections::list::Links;
     use std::collections::BTreeSet;
 
     /// The rank and the links of each number.
@@ -199,8 +199,8 @@ mod tests {
             last.is_before(self, store)
         }
 
-        fn set_listed(key: u32, store: &mut Store) {
-            store[key as usize].1 = Links::LOOSE;
+        fn set_links(key: u32, links: Links, store: &mut Store) {
+            store[key as usize].1 = links;
         }
     }
 

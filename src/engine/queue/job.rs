@@ -350,6 +350,7 @@ impl IndexMut<JobKey> for Jobs {
 }
 
 impl Linked for Jobs {
+    #[inline]
     fn links(&self, key: u32) -> Links {
         match self[JobKey::from_number(key)].state {
             State::Ready(it) | State::Delayed(it) | State::Postponed(it) | State::Buried(it) => it,
@@ -402,8 +403,8 @@ impl Ranked for ReadyEntry {
         self.pri == last.pri && last.is_before(self, jobs)
     }
 
-    fn set_listed(key: u32, jobs: &mut Jobs) {
-        jobs[JobKey::from_number(key)].state = State::Ready(Links::LOOSE);
+    fn set_links(key: u32, links: Links, jobs: &mut Jobs) {
+        jobs[JobKey::from_number(key)].state = State::Ready(links);
     }
 }
 
@@ -438,8 +439,8 @@ impl Ranked for DelayedEntry {
         last.is_before(self, jobs)
     }
 
-    fn set_listed(key: u32, jobs: &mut Jobs) {
-        jobs[JobKey::from_number(key)].state = State::Delayed(Links::LOOSE);
+    fn set_links(key: u32, links: Links, jobs: &mut Jobs) {
+        jobs[JobKey::from_number(key)].state = State::Delayed(links);
     }
 }
 
