@@ -454,6 +454,21 @@ fn check_and_dump_change_nothing_while_a_server_runs() {
 }
 
 #[test]
+fn dump_has_the_digest_of_a_key() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut served = ours(directory.path(), &["-f", "0"]);
+    served.put("without a key");
+    assert_eq!(served.ask("put 0 0 9 1 idp:once\r\n1"), "INSERTED 2");
+    let dumped = run(&["-b", path(&directory), "--dump"]);
+    let lines: Vec<&str> = text(&dumped.stdout).lines().collect();
+    assert!(!lines[0].contains(r#""key""#), "{}", lines[0]);
+    let (_, rest) = lines[1].split_once(r#","key":""#).expect(lines[1]);
+    let (digest, _) = rest.split_once('"').unwrap();
+    let is_digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    assert!(digest.len() == 32 && digest.bytes().all(is_digit), "{digest}");
+}
+
+#[test]
 fn check_and_dump_need_a_directory() {
     assert_eq!(run(&["--check"]).status.code(), Some(5));
     assert_eq!(run(&["--check", "--dump", "-b", "/"]).status.code(), Some(5));
