@@ -8,6 +8,7 @@ pub use crate::engine::binlog::inspect;
 pub use crate::engine::binlog::{IoFailed, Syncing};
 pub use crate::engine::collections::histogram::Histogram;
 pub use crate::engine::conn::Phase;
+pub use crate::engine::headroom::refuse_growth;
 pub use crate::engine::keys::{ConnKey, JobKey, Key};
 pub use crate::engine::limits::Limits;
 pub use crate::engine::monitor::http_conn::{HttpConn, ServerState};

@@ -1,5 +1,5 @@
-//! What happens between two steps while time passes. In the simulation a server ends all steps of one
-//! moment before time goes on; here a busy server does not.
+//! What happens between two steps while time passes, and while there is no memory. In the simulation a
+//! server ends all steps of one moment before time goes on; here a busy server does not.
 
 mod harness;
 
@@ -109,4 +109,128 @@ fn a_job_that_comes_back_during_a_batch_has_one_worker() {
         assert_eq!(driver.ask(client, "touch-all\r\n"), format!("TOUCHED_ALL {count}\r\n"));
     }
     driver.check();
+}
+
+/// Returns a server with a worker that has reserved jobs, and with buried and delayed jobs, 400 each. Their
+/// priorities and delays are in no order, so that each place among ready or delayed jobs needs memory.
+fn server_with_jobs_in_each_state() -> (Driver, Client) {
+    let mut driver = Driver::new(Options::DEFAULT, START);
+    let worker = driver.connect();
+    let mut put = |pri: u32, delay: u32, ttr: u32| {
+        let reply = driver.ask(worker, format!("put {pri} {delay} {ttr} 0\r\n\r\n"));
+        assert!(reply.starts_with("INSERTED "), "{reply}");
+    };
+    (0..800).for_each(|number| put(number * 7_919 % 1_000, 0, 10 + number % 7));
+    (0..400).for_each(|number| put(number * 7_919 % 1_000, 5 + number * 31 % 17, 10));
+    driver.ask(worker, "reserve-batch 800\r\n");
+    let ids: Vec<u64> = (1..=800).collect();
+    for id in &ids[400..] {
+        assert_eq!(driver.ask(worker, format!("bury {id} {}\r\n", id * 31 % 97)), "BURIED\r\n");
+    }
+    driver.check();
+    (driver, worker)
+}
+
+/// Everything by which a job comes back works without memory, and no job is buried or lost. A second
+/// after there is memory again, all jobs are in order.
+#[test]
+fn jobs_that_come_back_need_no_memory() {
+    let (mut driver, worker) = server_with_jobs_in_each_state();
+    let other = driver.connect();
+    Driver::refuse_memory(true);
+    for id in 1..=100 {
+        let delay = id % 3 * 20;
+        let released = driver.ask(worker, format!("release {id} {} {delay}\r\n", id % 11));
+        assert_eq!(released, "RELEASED\r\n");
+    }
+    assert_eq!(driver.ask(other, "kick 399\r\n"), "KICKED 399\r\n");
+    assert_eq!(driver.ask(other, "kick-job 800\r\n"), "KICKED\r\n");
+    driver.check();
+    // The TTRs of some jobs end, all short delays end, and the worker closes with the other jobs.
+    driver.advance(Nanos::from_secs(13));
+    assert!(driver.facts().reserved > 0);
+    driver.end(worker, End::HangUp);
+    driver.advance(Nanos::from_secs(30));
+    driver.check();
+    let facts = driver.facts();
+    assert_eq!((facts.reserved, facts.buried, facts.ready + facts.delayed), (0, 0, 1_200));
+    assert!(facts.ready > 0 && facts.delayed > 66, "{} jobs are delayed", facts.delayed);
+    Driver::refuse_memory(false);
+    driver.advance(Nanos::from_secs(1));
+    driver.check();
+    let facts = driver.facts();
+    assert_eq!((facts.ready, facts.delayed), (1_200, 0), "the longest delay has ended");
+    let text = driver.ask(other, "reserve-batch 1000\r\n");
+    let ids = text.lines().filter_map(|line| line.strip_prefix("RESERVED ")?.split(' ').next());
+    let ids: Vec<String> = ids.map(str::to_owned).collect();
+    let mut pris = Vec::new();
+    for id in ids {
+        let stats = driver.ask(other, format!("stats-job {id}\r\n"));
+        let pri = stats.lines().find_map(|line| line.strip_prefix("pri: "));
+        pris.push(pri.and_then(|pri| pri.parse::<u32>().ok()).expect("a job has a priority"));
+    }
+    assert!(pris.len() == 1_000 && pris.is_sorted(), "{pris:?}");
+}
+
+/// Random commands while memory comes and goes: the counts of jobs stay right.
+#[test]
+fn no_job_is_lost_while_memory_comes_and_goes() {
+    for seed in 0..20 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut driver = Driver::new(Options::DEFAULT, START);
+        let mut clients: Vec<Client> = (0..4).map(|_| driver.connect()).collect();
+        let (mut last_id, mut jobs) = (0, 0);
+        for _ in 0..1_500 {
+            let client = random.usize(..clients.len());
+            let id = random.u64(..=last_id);
+            let (pri, delay) = (random.u32(..50), random.u32(..3) * random.u32(..20));
+            let (tube, count) = (random.u8(..2), random.u32(1..20));
+            let command = match random.u8(..30) {
+                0..12 => format!("put-in-tube t{tube} {pri} {delay} 9 0\r\n\r\n"),
+                12..15 => format!("watch t{tube}\r\n"),
+                15..18 => "reserve-with-timeout 0\r\n".repeat(count as usize),
+                18 => format!("release {id} {pri} {delay}\r\n"),
+                19 => format!("bury {id} {pri}\r\n"),
+                20 => format!("use t{tube}\r\nkick {count}\r\n"),
+                21 => format!("kick-job {id}\r\n"),
+                22 => format!("delete {id}\r\n"),
+                23 => format!("reserve-job {id}\r\n"),
+                24 => format!("pause-tube t{tube} {}\r\n", random.u8(..3)),
+                25 if random.u8(..20) == 0 => format!("flush-tube t{tube}\r\n"),
+                26 if random.u8(..5) == 0 => {
+                    driver.end(clients[client], End::HangUp);
+                    clients[client] = driver.connect();
+                    continue;
+                }
+                27 => {
+                    Driver::refuse_memory(random.u8(..4) > 0);
+                    continue;
+                }
+                _ => {
+                    driver.advance(Nanos::from_millis(random.u64(..4_000)));
+                    continue;
+                }
+            };
+            let mut reply = driver.ask(clients[client], command);
+            // A flush may end in a later iteration.
+            driver.advance(Nanos::from_millis(1));
+            reply += &driver.take_text(clients[client]);
+            for line in reply.lines() {
+                let number =
+                    |word| line.strip_prefix(word).and_then(|rest| rest.parse::<u64>().ok());
+                if let Some(id) = number("INSERTED ") {
+                    (last_id, jobs) = (id, jobs + 1);
+                }
+                jobs -= number("FLUSHED ").unwrap_or(0) + u64::from(line == "DELETED");
+            }
+            driver.check();
+            let facts = driver.facts();
+            let sum = facts.ready + facts.reserved + facts.delayed + facts.buried;
+            assert_eq!(sum, jobs, "seed {seed}: {reply:?}");
+        }
+        Driver::refuse_memory(false);
+        driver.advance(Nanos::from_secs(60));
+        driver.check();
+        assert_eq!(driver.facts().delayed, 0, "seed {seed}");
+    }
 }

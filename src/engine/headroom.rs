@@ -35,6 +35,7 @@ pub enum Headroom {
 
 thread_local! {
     static REQUIRED: Cell<Headroom> = const { Cell::new(Headroom::None) };
+    static IS_GROWTH_REFUSED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Runs `allocate`, in which each allocation fails that would leave less than `least` of the
@@ -49,6 +50,16 @@ pub fn leave<R>(least: Headroom, allocate: impl FnOnce() -> R) -> R {
 /// Returns the part of the headroom that an allocation must leave now.
 pub fn required() -> Headroom {
     REQUIRED.get()
+}
+
+/// Lets no heap of this thread grow, as if the system had no memory: tests cannot exhaust that.
+pub fn refuse_growth(is_refused: bool) {
+    IS_GROWTH_REFUSED.set(is_refused);
+}
+
+/// Returns whether no heap may grow.
+pub fn is_growth_refused() -> bool {
+    IS_GROWTH_REFUSED.get()
 }
 
 #[cfg(test)]

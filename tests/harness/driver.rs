@@ -19,6 +19,7 @@
 use beanstalkd::testing::{
     Address, ClockOffset, ConnKey, Counter, Histogram, HttpConn, JobKey, Key, Measurements,
     MetricsServer, Phase, ProcessInfo, ProcessorTime, Server, ServerState, inspect, listen,
+    refuse_growth,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
@@ -632,6 +633,11 @@ impl Driver {
         let tube = queue.tubes.find(tube).and_then(|key| queue.tubes.get(key));
         let numbers = tube.into_iter().flat_map(|tube| tube.buried.iter(&queue.jobs));
         numbers.map(|number| queue.jobs[JobKey::from_number(number)].id).collect()
+    }
+
+    /// Lets no list of jobs grow that needs memory for it, until this is called again.
+    pub fn refuse_memory(is_refused: bool) {
+        refuse_growth(is_refused);
     }
 
     /// Checks the invariants of the server.

@@ -1,11 +1,11 @@
-//! An indexed heap: the entry with the least rank is first, and each entry can be removed or
+//! An indexed heap: the entry that comes before all others is first, and each entry can be removed or
 //! replaced by its index.
 //!
 //! `std::collections::BinaryHeap` removes only its first entry. A deleted, kicked or touched job
 //! is in the middle of a heap, so each entry writes its index into a [`Entry::Store`] whenever it
 //! moves. Removing then takes O(log n).
 //!
-//! Each node has four children. The depth is half that of a binary heap, and four ranks are
+//! Each node has four children. The depth is half that of a binary heap, and four entries are
 //! adjacent in memory:
 //!
 //! ```text
@@ -13,6 +13,9 @@
 //!    1     2     3     4
 //!  5..8  9..12 13..16 17..20
 //! ```
+//!
+//! The entries are in pages, each with a block of memory of its own; the first one grows from a few
+//! entries. So a large heap grows and shrinks without copying, and needs no large block.
 //!
 //! Measured with a million entries of 8 bytes:
 //!
@@ -23,22 +26,24 @@
 //! | remove the first | 460 ns | 60 ns |
 //! | memory of an entry, with its index here | 12 bytes | 16 bytes |
 
+use super::slab::{capacity_overflow, page_bits};
 use crate::engine::headroom::{self, Headroom};
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, TryReserveError};
+use std::collections::TryReserveError;
 use std::fmt;
 use std::ops::Range;
 
 const CHILDREN: usize = 4;
+/// The first capacity of the first page.
+const MIN_CAPACITY: usize = 4;
 
 /// An entry of a heap: a rank, and the key of the object that it represents.
 pub trait Entry: Copy + fmt::Debug {
     /// The objects, which keep the index of their entry.
     type Store;
 
-    /// Returns the sort key; the least is first. It is one number because comparing several fields
-    /// would take most of the time of a heap operation.
-    fn rank(self) -> u128;
+    /// Returns whether this entry comes before `other`. Reading `store` costs more than the rest, so
+    /// an entry has the number that decides most comparisons.
+    fn is_before(self, other: Self, store: &Self::Store) -> bool;
 
     /// Stores `index` as the position of this entry in its heap.
     fn set_index(self, index: u32, store: &mut Self::Store);
@@ -47,27 +52,27 @@ pub trait Entry: Copy + fmt::Debug {
     fn index(self, store: &Self::Store) -> Option<u32>;
 }
 
-/// Returns a rank that orders by `major` and then by `minor`.
-pub fn rank(major: impl Into<u64>, minor: impl Into<u64>) -> u128 {
-    u128::from(major.into()) << u64::BITS | u128::from(minor.into())
-}
-
-/// A min-heap of entries that know their index.
+/// A heap of entries that know their index.
 #[derive(Clone, Debug)]
 pub struct Heap<E> {
-    entries: Vec<E>,
+    /// All pages before the last one are full. The last one may be empty.
+    pages: Vec<Vec<E>>,
 }
 
 impl<E> Default for Heap<E> {
     fn default() -> Heap<E> {
-        Heap { entries: Vec::new() }
+        Heap { pages: Vec::new() }
     }
 }
 
 impl<E: Entry> Heap<E> {
-    /// Returns the entry with the least rank.
+    /// Each block costs the allocator up to 4 KiB, so pages have at least 512 KiB.
+    const PAGE_BITS: u32 = page_bits(size_of::<E>()) + 2;
+    const PAGE_LEN: usize = 1 << Self::PAGE_BITS;
+
+    /// Returns the entry that comes before all others.
     pub fn first(&self) -> Option<E> {
-        self.entries.first().copied()
+        self.get(0)
     }
 
     /// Returns the entry at `index`.
@@ -75,60 +80,90 @@ impl<E: Entry> Heap<E> {
     /// # Panics
     /// The heap has no such index: the stored index is stale.
     pub fn at(&self, index: u32) -> E {
-        self.entries[index as usize]
+        self.entry(index as usize)
     }
 
     /// Returns the entry at `index`, or `None` beyond the last one.
     pub fn get(&self, index: u32) -> Option<E> {
-        self.entries.get(index as usize).copied()
+        let index = index as usize;
+        self.pages.get(index >> Self::PAGE_BITS)?.get(index & (Self::PAGE_LEN - 1)).copied()
     }
 
     pub fn len(&self) -> usize {
-        self.entries.len()
+        self.pages.split_last().map_or(0, |(last, full)| full.len() * Self::PAGE_LEN + last.len())
     }
 
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.first().is_none()
     }
 
     /// Returns the entries at the indexes in `range`, all of which must exist.
-    pub fn slice(&self, range: Range<usize>) -> &[E] {
-        &self.entries[range]
+    pub fn slice(&self, range: Range<usize>) -> impl Iterator<Item = E> + '_ {
+        range.map(|index| self.entry(index))
     }
 
     /// Returns all entries in arbitrary order.
     pub fn iter(&self) -> impl Iterator<Item = E> + '_ {
-        self.entries.iter().copied()
+        self.pages.iter().flatten().copied()
     }
 
-    /// Returns the `count` entries with the least ranks, in order. The cost depends on `count` only.
-    pub fn first_entries(&self, count: usize) -> Vec<E> {
-        let ranked = |index: usize| Some(Reverse((self.entries.get(index)?.rank(), index)));
-        // The entries whose parents were taken.
-        let mut candidates = BinaryHeap::from_iter(ranked(0));
+    /// Returns the first `count` entries, in order. The cost depends on `count` only.
+    pub fn first_entries(&self, count: usize, store: &E::Store) -> Vec<E> {
         let mut first = Vec::with_capacity(count.min(self.len()));
-        while first.len() < count
-            && let Some(Reverse((_, index))) = candidates.pop()
-        {
-            first.push(self.entries[index]);
+        // Entries whose parents were taken, with their indexes.
+        let mut candidates = Vec::from_iter(self.first().map(|entry| (0_usize, entry)));
+        while first.len() < count && !candidates.is_empty() {
+            let mut least = 0;
+            for at in 1..candidates.len() {
+                if candidates[at].1.is_before(candidates[least].1, store) {
+                    least = at;
+                }
+            }
+            let (index, entry) = candidates.swap_remove(least);
+            first.push(entry);
             let children = index * CHILDREN + 1..=index * CHILDREN + CHILDREN;
-            candidates.extend(children.filter_map(ranked));
+            let children = children.take_while(|&child| child < self.len());
+            candidates.extend(children.map(|child| (child, self.entry(child))));
         }
         first
     }
 
-    /// Ensures that the next `additional` insertions allocate nothing.
-    pub fn try_reserve(&mut self, additional: usize) -> Result<(), TryReserveError> {
-        if self.entries.capacity() - self.entries.len() >= additional {
-            return Ok(());
-        }
-        headroom::leave(Headroom::Quarter, || self.entries.try_reserve(additional))
+    /// Returns whether the next insertion allocates nothing.
+    pub fn has_room(&self) -> bool {
+        self.pages.last().is_some_and(|last| last.len() < last.capacity().min(Self::PAGE_LEN))
     }
 
-    /// Adds `entry`. Without a successful [`Heap::try_reserve`] this may abort the process.
+    /// Ensures that the next insertion allocates nothing.
+    pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
+        if self.has_room() { Ok(()) } else { headroom::leave(Headroom::Quarter, || self.grow()) }
+    }
+
+    fn grow(&mut self) -> Result<(), TryReserveError> {
+        if headroom::is_growth_refused() {
+            return capacity_overflow();
+        }
+        if let [only] = &mut self.pages[..]
+            && only.len() < Self::PAGE_LEN
+        {
+            return only.try_reserve_exact(only.len().min(Self::PAGE_LEN - only.len()));
+        }
+        let mut page = Vec::new();
+        let is_first = self.pages.is_empty();
+        page.try_reserve_exact(if is_first { MIN_CAPACITY } else { Self::PAGE_LEN })?;
+        self.pages.try_reserve_exact(1)?;
+        self.pages.push(page);
+        Ok(())
+    }
+
+    /// Adds `entry`.
+    ///
+    /// # Panics
+    /// [`Heap::try_reserve_one`] has not succeeded since the last insertion.
     pub fn insert(&mut self, entry: E, store: &mut E::Store) {
-        let hole = self.entries.len();
-        self.entries.push(entry);
+        let page = self.pages.last_mut().expect(NO_ROOM);
+        assert!(page.len() < page.capacity(), "{NO_ROOM}");
+        page.push(entry);
+        let hole = self.len() - 1;
         self.sift_up(hole, entry, store);
     }
 
@@ -137,21 +172,23 @@ impl<E: Entry> Heap<E> {
     /// # Panics
     /// The heap has no such index: the stored index is stale.
     pub fn remove(&mut self, index: u32, store: &mut E::Store) -> E {
-        let index = index as usize;
-        let removed = self.entries[index];
-        let last = self.entries.pop().expect("an entry was just read from the heap");
-        if index < self.entries.len() {
-            self.sift(index, last, store);
+        let removed = self.at(index);
+        let last = self.pop_last().expect("an entry was just read from the heap");
+        if (index as usize) < self.len() {
+            self.sift(index as usize, last, store);
         }
-        self.shrink_if_sparse();
         removed
     }
 
-    /// Removes and returns the entry with the highest index.
+    /// Removes and returns the entry with the highest index. There is room for another one then.
     pub fn pop_last(&mut self) -> Option<E> {
-        let last = self.entries.pop();
-        self.shrink_if_sparse();
-        last
+        if let [only] = &mut self.pages[..] {
+            let last = only.pop();
+            shrink_if_sparse(only);
+            return last;
+        }
+        self.pages.pop_if(|page| page.is_empty());
+        self.pages.last_mut()?.pop()
     }
 
     /// Replaces the entry at `index` by `entry`.
@@ -164,7 +201,7 @@ impl<E: Entry> Heap<E> {
 
     /// Moves the hole at `index` up or down until `entry` fits, and fills it.
     fn sift(&mut self, index: usize, entry: E, store: &mut E::Store) {
-        let rises = index > 0 && entry.rank() < self.entries[(index - 1) / CHILDREN].rank();
+        let rises = index > 0 && entry.is_before(self.entry(parent_of(index)), store);
         if rises {
             self.sift_up(index, entry, store);
         } else {
@@ -174,75 +211,86 @@ impl<E: Entry> Heap<E> {
 
     fn sift_up(&mut self, mut hole: usize, entry: E, store: &mut E::Store) {
         while hole > 0 {
-            let parent = (hole - 1) / CHILDREN;
-            if self.entries[parent].rank() <= entry.rank() {
+            let parent = parent_of(hole);
+            if !entry.is_before(self.entry(parent), store) {
                 break;
             }
-            self.write(hole, self.entries[parent], store);
+            self.write(hole, self.entry(parent), store);
             hole = parent;
         }
         self.write(hole, entry, store);
     }
 
     fn sift_down(&mut self, mut hole: usize, entry: E, store: &mut E::Store) {
-        while let Some((index, child)) = self.least_child(hole) {
-            if entry.rank() <= child.rank() {
+        let len = self.len();
+        loop {
+            let first = hole * CHILDREN + 1;
+            if first >= len {
                 break;
             }
-            self.write(hole, child, store);
+            let (mut index, mut least) = (first, self.entry(first));
+            for other in first + 1..len.min(first + CHILDREN) {
+                let child = self.entry(other);
+                if child.is_before(least, store) {
+                    (index, least) = (other, child);
+                }
+            }
+            if !least.is_before(entry, store) {
+                break;
+            }
+            self.write(hole, least, store);
             hole = index;
         }
         self.write(hole, entry, store);
     }
 
-    /// Returns the child of `parent` that has the least rank, with its index.
-    fn least_child(&self, parent: usize) -> Option<(usize, E)> {
-        let first = parent * CHILDREN + 1;
-        let (&child, siblings) = self.entries.get(first..)?.split_first()?;
-        let (mut index, mut least, mut rank) = (first, child, child.rank());
-        for (&sibling, sibling_index) in siblings.iter().zip(first + 1..first + CHILDREN) {
-            if sibling.rank() < rank {
-                (index, least, rank) = (sibling_index, sibling, sibling.rank());
-            }
-        }
-        Some((index, least))
-    }
-
-    /// Checks that no entry ranks below its parent and that each stored index is right.
+    /// Checks that no entry comes before its parent and that each stored index is right.
     ///
     /// # Panics
     /// An invariant is broken. `what` names the heap in the message.
     pub fn check(&self, store: &E::Store, what: fmt::Arguments<'_>) {
-        for (index, &entry) in self.entries.iter().enumerate() {
+        for (index, entry) in self.iter().enumerate() {
             let stored = entry.index(store);
             assert!(
                 stored.is_some_and(|stored| stored as usize == index),
                 "{what}: {entry:?} is at index {index}, but the stored index is {stored:?}"
             );
-            if let Some(before) = index.checked_sub(1) {
-                let parent = self.entries[before / CHILDREN];
-                assert!(
-                    parent.rank() <= entry.rank(),
-                    "{what}: {entry:?}, at index {index}, ranks below its parent {parent:?}"
-                );
-            }
+            let parent = self.entry(if index == 0 { 0 } else { parent_of(index) });
+            assert!(
+                !entry.is_before(parent, store),
+                "{what}: {entry:?}, at index {index}, comes before its parent {parent:?}"
+            );
         }
+        let lens: Vec<usize> = self.pages.iter().map(Vec::len).collect();
+        let full = &lens[..lens.len().saturating_sub(1)];
+        assert!(full.iter().all(|&len| len == Self::PAGE_LEN), "{what}: pages of {lens:?} entries");
     }
 
+    #[inline]
+    fn entry(&self, index: usize) -> E {
+        self.pages[index >> Self::PAGE_BITS][index & (Self::PAGE_LEN - 1)]
+    }
+
+    #[inline]
     fn write(&mut self, index: usize, entry: E, store: &mut E::Store) {
-        self.entries[index] = entry;
+        self.pages[index >> Self::PAGE_BITS][index & (Self::PAGE_LEN - 1)] = entry;
         let index = u32::try_from(index).expect("a heap holds at most one entry for each u32 key");
         entry.set_index(index, store);
     }
+}
 
-    /// Halves the memory once less than a quarter of it is used, so that a drained backlog takes
-    /// none.
-    fn shrink_if_sparse(&mut self) {
-        const MIN_CAPACITY: usize = 64;
-        let capacity = self.entries.capacity();
-        if capacity > MIN_CAPACITY && self.entries.len() < capacity / 4 {
-            self.entries.shrink_to(capacity / 2);
-        }
+const NO_ROOM: &str = "no room was reserved";
+
+fn parent_of(index: usize) -> usize {
+    (index - 1) / CHILDREN
+}
+
+/// Halves the memory once less than a quarter of it is used, so that a drained backlog takes none.
+fn shrink_if_sparse<E>(page: &mut Vec<E>) {
+    const MIN_CAPACITY: usize = 64;
+    let capacity = page.capacity();
+    if capacity > MIN_CAPACITY && page.len() < capacity / 4 {
+        page.shrink_to(capacity / 2);
     }
 }
 
@@ -260,8 +308,8 @@ mod tests {
     impl Entry for Item {
         type Store = Vec<u32>;
 
-        fn rank(self) -> u128 {
-            rank(self.key, self.name)
+        fn is_before(self, other: Item, _: &Vec<u32>) -> bool {
+            self < other
         }
 
         fn set_index(self, index: u32, indexes: &mut Vec<u32>) {
@@ -304,6 +352,7 @@ mod tests {
                     keys[name as usize] = Some(key);
                 }
                 None if filling || random.u8(..4) == 0 => {
+                    heap.try_reserve_one().unwrap();
                     heap.insert(Item { key, name }, &mut indexes);
                     model.insert(Item { key, name });
                     keys[name as usize] = Some(key);
@@ -313,7 +362,7 @@ mod tests {
             assert_eq!(heap.first(), model.first().copied());
             if step % 100 == 0 {
                 let first: Vec<Item> = model.iter().copied().take(20).collect();
-                assert_eq!(heap.first_entries(20), first);
+                assert_eq!(heap.first_entries(20, &indexes), first);
             }
             assert_eq!(heap.len(), model.len());
             heap.check(&indexes, format_args!("step {step}"));
@@ -322,16 +371,21 @@ mod tests {
     }
 
     #[test]
-    fn a_drained_heap_frees_its_memory() {
-        const COUNT: u32 = 10_000;
-        let mut indexes = vec![0; COUNT as usize];
+    fn a_heap_of_many_pages_frees_its_memory() {
+        let len = Heap::<Item>::PAGE_LEN;
+        let count = u32::try_from(len * 2 + 10).unwrap();
+        let mut indexes = vec![0; count as usize];
         let mut heap = Heap::default();
-        for name in 0..COUNT {
+        for name in (0..count).rev() {
+            heap.try_reserve_one().unwrap();
             heap.insert(Item { key: name, name }, &mut indexes);
         }
-        while heap.len() > 10 {
-            heap.remove(0, &mut indexes);
+        heap.check(&indexes, format_args!("the full heap"));
+        assert_eq!(heap.pages.len(), 3);
+        for name in 0..count - 10 {
+            assert_eq!(heap.remove(0, &mut indexes), Item { key: name, name });
         }
-        assert!(heap.entries.capacity() <= 128);
+        heap.check(&indexes, format_args!("the drained heap"));
+        assert!(heap.pages.len() == 1 && heap.pages[0].capacity() <= 128);
     }
 }

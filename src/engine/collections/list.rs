@@ -20,7 +20,20 @@ pub struct Links {
 impl Links {
     /// The links of an entry that is in no list.
     pub const LOOSE: Links = Links { previous: NIL, next: NIL };
+
+    /// Returns the index of an entry of a heap, in the form of links.
+    pub fn at_index(index: u32) -> Links {
+        Links { previous: index, next: IN_HEAP }
+    }
+
+    /// Returns the index if these are no links: [`Links::at_index`].
+    pub fn index(self) -> Option<u32> {
+        (self.next == IN_HEAP).then_some(self.previous)
+    }
 }
+
+/// Next to [`NIL`], so that no key is as high.
+const IN_HEAP: u32 = NIL - 1;
 
 /// A store whose entries have the links of a list. An entry that can be in several lists at once
 /// has one pair of links for each number `LIST`.
@@ -60,20 +73,35 @@ impl<const LIST: usize> List<LIST> {
         (self.head != NIL).then_some(self.head)
     }
 
+    /// Returns the key that was added last.
+    pub fn back(&self) -> Option<u32> {
+        (self.tail != NIL).then_some(self.tail)
+    }
+
     /// Appends `key`, which must be in no list with these links.
     pub fn push_back<S: Linked<LIST>>(&mut self, store: &mut S, key: u32) {
-        store.set_links(key, Links { previous: self.tail, next: NIL });
-        match self.tail {
+        let links = self.link_back(store, key);
+        store.set_links(key, links);
+    }
+
+    /// As [`List::push_back`], but returns the links of `key`, which the caller stores.
+    pub fn link_back<S: Linked<LIST>>(&mut self, store: &mut S, key: u32) -> Links {
+        let previous = std::mem::replace(&mut self.tail, key);
+        match previous {
             NIL => self.head = key,
-            tail => store.set_links(tail, Links { next: key, ..store.links(tail) }),
+            previous => store.set_links(previous, Links { next: key, ..store.links(previous) }),
         }
-        self.tail = key;
         self.len += 1;
+        Links { previous, next: NIL }
     }
 
     /// Removes `key`, which must be in this list.
     pub fn remove<S: Linked<LIST>>(&mut self, store: &mut S, key: u32) {
-        let Links { previous, next } = store.links(key);
+        self.unlink(store, store.links(key));
+    }
+
+    /// Removes the entry with these links, which must be in this list.
+    pub fn unlink<S: Linked<LIST>>(&mut self, store: &mut S, Links { previous, next }: Links) {
         match previous {
             NIL => self.head = next,
             previous => store.set_links(previous, Links { next, ..store.links(previous) }),

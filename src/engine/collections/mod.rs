@@ -13,6 +13,7 @@
 //! | [`job_index`] | keys of jobs by id, in blocks of eight ids |
 //! | [`list`] | a linked list with its links inside the entries |
 //! | [`heap`] | a heap with removal by index |
+//! | [`ordered`] | entries by rank: a run of those that come in order, and a heap |
 //! | [`wheel`] | a timer wheel |
 //! | [`histogram`] | counts of durations by bound |
 
@@ -21,6 +22,7 @@ pub mod heap;
 pub mod histogram;
 pub mod job_index;
 pub mod list;
+pub mod ordered;
 pub mod secondary_map;
 pub mod slab;
 pub mod wheel;

@@ -186,10 +186,11 @@ impl TubePage {
         headroom::leave(Headroom::ThreeQuarters, || {
             self.jobs.try_reserve_exact(STATES * JOBS_PER_STATE)
         })?;
-        let ready = tube.ready.first_entries(JOBS_PER_STATE).into_iter().map(|entry| entry.job);
-        let delayed = tube.delayed.first_entries(JOBS_PER_STATE).into_iter().map(|entry| entry.job);
-        let buried = tube.buried.iter(&queue.jobs).map(JobKey::from_number).take(JOBS_PER_STATE);
-        let keys = ready.chain(reserved.jobs(queue, key)).chain(delayed).chain(buried);
+        let ready = tube.ready.first_keys(JOBS_PER_STATE, &queue.jobs).map(JobKey::from_number);
+        let delayed = tube.delayed.first_keys(JOBS_PER_STATE, &queue.jobs);
+        let buried = tube.buried.iter(&queue.jobs).take(JOBS_PER_STATE);
+        let others = delayed.chain(buried).map(JobKey::from_number);
+        let keys = ready.chain(reserved.jobs(queue, key)).chain(others);
         self.jobs.extend(keys.map(|key| JobRow::of(&queue.jobs[key], queue, view.now)));
         Ok(())
     }

@@ -4,7 +4,7 @@
 //! A scan knows nothing of the pages. A slice has a budget, so that it takes well below 0.1 ms for any
 //! number of tubes and jobs. Tubes are added and removed between two slices.
 
-use crate::engine::keys::TubeKey;
+use crate::engine::keys::{JobKey, Key, TubeKey};
 use crate::engine::queue::tube::{Tube, Tubes};
 use crate::engine::server::View;
 use crate::engine::time::Nanos;
@@ -35,7 +35,7 @@ pub enum ScanStep {
 pub struct Cursor {
     pub tube: TubeKey,
     pub stats: TubeStats,
-    /// The number of ready jobs to scan, from the last index to the first. When the first entry is
+    /// The number of ready jobs out of order to scan, from the last index to the first. When the first entry is
     /// removed, the last one moves forward: that one was scanned before.
     ready_left: usize,
     /// The number of waiters to scan, in the same order.
@@ -65,7 +65,8 @@ pub struct TubeStats {
     pub oldest_ready_age: Nanos,
 }
 
-/// Scanning a ready job costs 1.
+/// The costs of scanning one of each, in units of about 10 ns.
+const READY_COST: usize = 4;
 const WAITER_COST: usize = 16;
 const TUBE_COST: usize = 64;
 
@@ -117,7 +118,7 @@ impl Cursor {
         Cursor {
             tube: key,
             stats: TubeStats::of(tube, now),
-            ready_left: tube.ready.len(),
+            ready_left: tube.ready.heap().len(),
             waiters_left: tube.waiters.len(),
         }
     }
@@ -126,21 +127,24 @@ impl Cursor {
     /// scan of the tube is complete.
     pub fn advance(&mut self, view: &View<'_>, budget: &mut usize) -> bool {
         let tube = &view.queue.tubes[self.tube];
-        self.ready_left = self.ready_left.min(tube.ready.len());
-        let ready = self.ready_left.min(*budget);
-        // The oldest job has the lowest id.
-        let oldest = tube.ready.slice(self.ready_left - ready..self.ready_left);
-        if let Some(oldest) = oldest.iter().min_by_key(|entry| entry.id) {
-            let age = view.now.since(view.queue.jobs[oldest.job].created_at);
+        let ready_heap = tube.ready.heap();
+        self.ready_left = self.ready_left.min(ready_heap.len());
+        let ready = self.ready_left.min(budget.div_ceil(READY_COST));
+        // The first job of a run is its oldest.
+        let run = tube.ready.first_of_run().map(JobKey::from_number);
+        let others = ready_heap.slice(self.ready_left - ready..self.ready_left);
+        let created_at = |key| view.queue.jobs[key].created_at;
+        if let Some(oldest) = others.map(|entry| entry.job).chain(run).map(created_at).min() {
+            let age = view.now.since(oldest);
             self.stats.oldest_ready_age = self.stats.oldest_ready_age.max(age);
         }
         self.ready_left -= ready;
-        *budget -= ready;
+        *budget = budget.saturating_sub(ready * READY_COST);
 
         self.waiters_left = self.waiters_left.min(tube.waiters.len());
         let waiters = self.waiters_left.min(budget.div_ceil(WAITER_COST));
         let waiting = tube.waiters.slice(self.waiters_left - waiters..self.waiters_left);
-        let waiting = waiting.iter().filter(|&&waiter| view.queue.is_waiting(waiter)).count();
+        let waiting = waiting.filter(|&waiter| view.queue.is_waiting(waiter)).count();
         self.stats.waiting += waiting as u64;
         self.waiters_left -= waiters;
         *budget = budget.saturating_sub(waiters * WAITER_COST);
@@ -156,7 +160,7 @@ impl TubeStats {
             name: String::new(),
             ready: tube.ready.len() as u64,
             reserved: tube.reserved.into(),
-            delayed: tube.delayed.len() as u64,
+            delayed: tube.delayed_count() as u64,
             buried: tube.buried.len().into(),
             urgent: tube.urgent.into(),
             total_jobs: tube.total_jobs,

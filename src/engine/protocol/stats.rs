@@ -184,7 +184,7 @@ fn push_job_line(text: &mut String, job: &Job, queue: &Queue, now: Nanos) {
 pub fn state_name(job: &Job) -> &'static str {
     match job.state {
         State::Ready { .. } => "ready",
-        State::Delayed { .. } => "delayed",
+        State::Delayed(_) | State::Postponed(_) => "delayed",
         State::Reserved { .. } => "reserved",
         State::Buried(_) => "buried",
         State::Detached => unreachable!("between commands no job is detached"),
@@ -220,7 +220,7 @@ pub fn tube(tube: &Tube, waiting: usize, now: Nanos) -> String {
         .line("current-jobs-urgent", tube.urgent)
         .line("current-jobs-ready", tube.ready.len())
         .line("current-jobs-reserved", tube.reserved)
-        .line("current-jobs-delayed", tube.delayed.len())
+        .line("current-jobs-delayed", tube.delayed_count())
         .line("current-jobs-buried", tube.buried.len())
         .line("total-jobs", tube.total_jobs)
         .line("current-using", tube.using)

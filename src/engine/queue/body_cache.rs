@@ -11,14 +11,15 @@
 
 use super::Queue;
 use super::body::Body;
-use super::job::{Job, ReadyEntry, State, Target};
+use super::job::{Job, Jobs, State, Target};
+use super::tube::Tube;
 use crate::engine::binlog::disk::{FileNumber, FinishedRead, ReadToken};
 use crate::engine::binlog::reads::Place;
 use crate::engine::binlog::record;
 use crate::engine::binlog::segments;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::keys::{ConnKey, JobKey, NIL, TubeKey};
+use crate::engine::keys::{ConnKey, JobKey, Key, NIL, TubeKey};
 use crate::engine::time::Nanos;
 use log::{error, warn};
 use std::collections::TryReserveError;
@@ -97,10 +98,10 @@ struct Moving {
 
 /// The tokens of reads for compaction begin with this. No connection has this key.
 const COMPACTION: u64 = (NIL as u64) << u32::BITS;
-/// The first jobs in a heap are near the front.
+/// The first jobs in a heap, and in a run, are near the front.
 const FRONT: u32 = 64;
 /// The disk reads ahead this many bodies at the front of a tube.
-const AHEAD: u32 = 8;
+const AHEAD: usize = 8;
 
 impl BodyCache {
     /// Returns whether bodies in memory take more than they may.
@@ -251,6 +252,7 @@ impl Queue {
         let takes_front = self.body_cache.takes_front;
         let mut victims = std::mem::take(&mut self.body_cache.victims);
         let most = self.limits.evictions_per_tick;
+        let is_at_front = |job: &Job| is_at_front(job, &self.tubes[job.tube], &self.jobs);
         let can_go = |job: &Job| !job.body.is_cold() && (takes_front || !is_at_front(job));
         // Without memory for the list, nothing becomes cold now.
         if victims.try_reserve(most).is_ok() {
@@ -393,7 +395,8 @@ impl Queue {
             State::Reserved { by, .. } if by != conn => return,
             State::Detached
             | State::Ready { .. }
-            | State::Delayed { .. }
+            | State::Delayed(_)
+            | State::Postponed(_)
             | State::Reserved { .. } => {}
         }
         error!("job {id} is buried, because its body cannot be read");
@@ -410,9 +413,8 @@ impl Queue {
         if tube.cold == 0 {
             return;
         }
-        for index in 0..AHEAD {
-            let Some(ReadyEntry { job, .. }) = tube.ready.get(index) else { return };
-            let job = &self.jobs[job];
+        for job in tube.ready.keys(&self.jobs).take(AHEAD) {
+            let job = &self.jobs[JobKey::from_number(job)];
             if job.body.is_cold()
                 && let Some(place) =
                     binlog.place(self.unique.log_of(job.log), &tube.name, job.body.full_len())
@@ -551,10 +553,14 @@ fn is_passing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::OutOfMemory)
 }
 
-/// Returns whether a job is probably reserved soon.
-fn is_at_front(job: &Job) -> bool {
-    match job.state {
-        State::Ready { index } | State::Delayed { index } => index < FRONT,
-        State::Detached | State::Reserved { .. } | State::Buried(_) => false,
-    }
+/// Returns whether a job of `tube` is probably reserved soon. A run has ids that are close to each other.
+fn is_at_front(job: &Job, tube: &Tube, jobs: &Jobs) -> bool {
+    let (links, run) = match job.state {
+        State::Ready(links) => (links, tube.ready.first_of_run()),
+        State::Delayed(links) => (links, tube.delayed.first_of_run()),
+        State::Postponed(_) => return true,
+        State::Detached | State::Reserved { .. } | State::Buried(_) => return false,
+    };
+    let first = run.map_or(job.id, |first| jobs[JobKey::from_number(first)].id);
+    links.index().map_or(job.id < first.saturating_add(FRONT.into()), |index| index < FRONT)
 }

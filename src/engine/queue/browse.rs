@@ -70,8 +70,8 @@ pub enum ScanStep {
 const WORK_PER_PAGE: usize = 160;
 /// The number of jobs that are compared in one unit of work (0.25 us).
 const COMPARED_PER_WORK: usize = 4;
-/// Comparing a buried job costs as much as this many others, because its id is not in the list.
-const BURIED_COST: usize = 4;
+/// Comparing a job of a list costs as much as this many others, which are adjacent in memory.
+const LISTED_COST: usize = 4;
 /// The number of ids that are looked up in one unit of work.
 const LOOKED_UP_PER_WORK: usize = 2;
 /// Units of work for each selected job: it is looked up once more, and its reply is written.
@@ -137,28 +137,29 @@ impl SelectionScan {
 
     /// Compares all jobs of the tube. Returns `false` if it has too many.
     fn compare_tube(&mut self, queue: &Queue) -> bool {
-        let Tube { ready, delayed, buried, reserved, .. } = &queue.tubes[self.tube];
+        let tube = &queue.tubes[self.tube];
+        let Tube { ready, delayed, postponed, buried, reserved, .. } = tube;
         let takes = |state| self.state == state || self.state == StateFilter::Any;
         let [takes_ready, takes_delayed] = [StateFilter::Ready, StateFilter::Delayed].map(takes);
         let takes_buried = takes(StateFilter::Buried);
         let takes_reserved = takes(StateFilter::Reserved) && *reserved > 0;
-        let cost = usize::from(takes_ready) * ready.len()
-            + usize::from(takes_delayed) * delayed.len()
-            + usize::from(takes_buried) * buried.len() as usize * BURIED_COST
-            + usize::from(takes_reserved) * queue.reserved_cost();
+        let listed = usize::from(takes_ready) * ready.len()
+            + usize::from(takes_delayed) * tube.delayed_count()
+            + usize::from(takes_buried) * buried.len() as usize;
+        let cost = listed * LISTED_COST + usize::from(takes_reserved) * queue.reserved_cost();
         if cost > queue.limits.jobs_compared_at_once {
             return false;
         }
         self.work += cost / COMPARED_PER_WORK;
         if takes_ready {
-            ready.iter().for_each(|entry| self.add(entry.id));
+            self.add_all(ready.keys(&queue.jobs), queue);
         }
         if takes_delayed {
-            delayed.iter().for_each(|entry| self.add(entry.id));
+            self.add_all(delayed.keys(&queue.jobs), queue);
+            self.add_all(postponed.iter(&queue.jobs), queue);
         }
         if takes_buried {
-            let keys = buried.iter(&queue.jobs).map(JobKey::from_number);
-            keys.for_each(|key| self.add(queue.jobs[key].id));
+            self.add_all(buried.iter(&queue.jobs), queue);
         }
         if takes_reserved {
             for (_, client) in queue.clients.iter() {
@@ -201,6 +202,10 @@ impl SelectionScan {
         }
     }
 
+    fn add_all(&mut self, keys: impl Iterator<Item = u32>, queue: &Queue) {
+        keys.for_each(|key| self.add(queue.jobs[JobKey::from_number(key)].id));
+    }
+
     /// Adds a matching id if it is among the lowest ones.
     fn add(&mut self, id: u64) {
         if id <= self.after {
@@ -237,7 +242,9 @@ impl StateFilter {
         match state {
             State::Ready { .. } => matches!(self, StateFilter::Ready | StateFilter::Any),
             State::Reserved { .. } => matches!(self, StateFilter::Reserved | StateFilter::Any),
-            State::Delayed { .. } => matches!(self, StateFilter::Delayed | StateFilter::Any),
+            State::Delayed(_) | State::Postponed(_) => {
+                matches!(self, StateFilter::Delayed | StateFilter::Any)
+            }
             State::Buried(_) => matches!(self, StateFilter::Buried | StateFilter::Any),
             State::Detached => false,
         }

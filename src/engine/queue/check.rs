@@ -74,17 +74,17 @@ impl Queue {
     /// Checks that the job is at the position that its state names.
     fn check_job(&self, key: JobKey, job: &Job) {
         let Job { id, state, .. } = job;
-        let tube = self.tube_of(job);
+        self.tube_of(job);
         let found = match *state {
             State::Detached => panic!("job {id} is detached between two commands"),
-            State::Ready { index } => tube.ready.get(index).map(|entry| entry.job),
-            State::Delayed { index } => tube.delayed.get(index).map(|entry| entry.job),
             State::Reserved { by, index } => {
                 let client = self.clients.get(by);
                 client.and_then(|client| client.reserved.get(index)).map(|entry| entry.job)
             }
-            // `check_tube` walks the list of buried jobs.
-            State::Buried(_) => Some(key),
+            // `check_tube` walks these. The counts agree, so each job is in one of them.
+            State::Ready(_) | State::Delayed(_) | State::Postponed(_) | State::Buried(_) => {
+                Some(key)
+            }
         };
         assert_eq!(found, Some(key), "job found at {state:?}, and job {id}");
     }
@@ -102,8 +102,9 @@ impl Queue {
         let (index, reserved) = (key.index(), &client.reserved);
         reserved.check(&self.jobs, format_args!("the reserved jobs of connection {index}"));
         for entry in reserved.iter() {
-            let (is_own, next) = (entry.by == key, self.next_reserve_seq);
-            assert!(is_own && entry.seq < next, "connection {index} has {entry:?}, next is {next}");
+            let state = self.jobs[entry.job].state;
+            let is_own = matches!(state, State::Reserved { by, .. } if by == key);
+            assert!(is_own, "connection {index} has {entry:?}, whose job is {state:?}");
         }
         let wait = client.watching.wait;
         let deadline = reserved.first().map(|entry| entry.deadline);
@@ -130,19 +131,29 @@ impl Queue {
 
     /// Checks the heaps, list and counts of a tube, and that its timer fires in time.
     fn check_tube(&self, key: TubeKey, tube: &Tube, counted: &Counted) {
-        let Tube { name, ready, delayed, buried, pause, .. } = tube;
-        ready.check(&self.jobs, format_args!("the ready jobs of tube {name}"));
-        delayed.check(&self.jobs, format_args!("the delayed jobs of tube {name}"));
-        buried.check(&self.jobs, format_args!("the buried jobs of tube {name}"), |number| {
+        let Tube { name, ready, delayed, postponed, buried, pause, .. } = tube;
+        let check = |number, is_state: fn(State) -> bool| {
             let job = self.jobs.get(JobKey::from_number(number));
-            let job = job.unwrap_or_else(|| panic!("no job {number}, buried in tube {name}"));
+            let job = job.unwrap_or_else(|| panic!("no job {number}, listed in tube {name}"));
             let Job { id, tube: own, state, .. } = job;
-            let is_buried_here = *own == key && matches!(state, State::Buried(_));
-            assert!(is_buried_here, "tube {name} lists job {id} as buried: {state:?} in {own:?}");
+            let is_here = *own == key && is_state(*state);
+            assert!(is_here, "job {id} in a wrong list of tube {name}: {state:?} in {own:?}");
+        };
+        ready.check(&self.jobs, format_args!("the ready jobs of tube {name}"), |number| {
+            check(number, |state| matches!(state, State::Ready(_)));
+        });
+        delayed.check(&self.jobs, format_args!("the delayed jobs of tube {name}"), |number| {
+            check(number, |state| matches!(state, State::Delayed(_)));
+        });
+        postponed.check(&self.jobs, format_args!("the postponed jobs of tube {name}"), |number| {
+            check(number, |state| matches!(state, State::Postponed(_)));
+        });
+        buried.check(&self.jobs, format_args!("the buried jobs of tube {name}"), |number| {
+            check(number, |state| matches!(state, State::Buried(_)));
         });
         let pairs = [
             ("ready jobs", ready.len(), counted.ready),
-            ("delayed jobs", delayed.len(), counted.delayed),
+            ("delayed jobs", tube.delayed_count(), counted.delayed),
             ("buried jobs", buried.len() as usize, counted.buried),
             ("urgent jobs", tube.urgent as usize, counted.urgent),
             ("reserved jobs", tube.reserved as usize, counted.reserved),
@@ -152,11 +163,18 @@ impl Queue {
         for (what, stored, counted) in pairs {
             assert_eq!(stored, counted, "stored and actual count of {what} of tube {name}");
         }
-        let delay_end = delayed.first().map(|first| first.due);
+        let delay_end = self.next_delayed(tube).map(|(_, due)| due);
+        // Postponed jobs are tried again, whenever that is.
+        let retry_at = postponed.front().map(|_| Nanos::NEVER);
         let pause_end = pause.as_ref().map(|pause| pause.until);
         let what = format_args!("tube {name}");
         if !tube.is_overdue {
-            self.check_timer(tube.timer, TimerOwner::Tube(key), what, [delay_end, pause_end]);
+            self.check_timer(
+                tube.timer,
+                TimerOwner::Tube(key),
+                what,
+                [delay_end, pause_end, retry_at],
+            );
         }
     }
 
@@ -245,7 +263,7 @@ impl Tube {
                 counted.ready += 1;
                 counted.urgent += usize::from(job.pri < URGENT_BELOW);
             }
-            State::Delayed { .. } => counted.delayed += 1,
+            State::Delayed(_) | State::Postponed(_) => counted.delayed += 1,
             State::Reserved { .. } => counted.reserved += 1,
             State::Buried(_) => counted.buried += 1,
         }

@@ -2,10 +2,9 @@
 //!
 //! A tube may have millions of jobs, and deleting them one by one takes seconds. So a flush has two
 //! parts. The first part takes the same time for any number of jobs. It records the flush in the
-//! binlog, takes the heaps and the list of the tube, and changes an epoch of the tube. A job notes the
-//! epochs of its tube when it is put and when it is buried. If one of them differs from that of the
-//! tube, the job is flushed: no command finds it. The second part frees the flushed jobs, some in each
-//! iteration.
+//! binlog, takes the jobs of the tube, and changes an epoch of the tube. A job notes the epochs of its
+//! tube when it is put and when it is buried. If one of them differs from that of the tube, the job is
+//! flushed: no command finds it. The second part frees the flushed jobs, some in each iteration.
 //!
 //! Flushed jobs that connections had reserved stay in the heaps of these connections until they are
 //! found there.
@@ -13,8 +12,8 @@
 use super::job::{DelayedEntry, Job, ReadyEntry, State};
 use super::{Queue, WORK_PER_PAGE};
 use crate::engine::binlog::NoSpace;
-use crate::engine::collections::heap::Heap;
 use crate::engine::collections::list::List;
+use crate::engine::collections::ordered::Ordered;
 use crate::engine::collections::slab::PAGE_BYTES;
 use crate::engine::keys::{ConnKey, JobKey, Key, TubeKey};
 use crate::engine::time::Nanos;
@@ -38,8 +37,9 @@ pub(super) struct Flush {
     conn: Option<ConnKey>,
     /// The number of flushed jobs.
     count: u64,
-    pub ready: Heap<ReadyEntry>,
-    pub delayed: Heap<DelayedEntry>,
+    pub ready: Ordered<ReadyEntry>,
+    pub delayed: Ordered<DelayedEntry>,
+    pub postponed: List,
     pub buried: List,
     /// The number of flushed jobs in the heaps of connections.
     pub reserved: u32,
@@ -115,8 +115,9 @@ impl Queue {
             tube: tube_key,
             conn: Some(conn),
             count,
-            ready: Heap::default(),
-            delayed: Heap::default(),
+            ready: Ordered::default(),
+            delayed: Ordered::default(),
+            postponed: List::default(),
             buried: std::mem::take(&mut tube.buried),
             reserved: 0,
             decision: Decision { kind, decided_at: now },
@@ -129,12 +130,13 @@ impl Queue {
                 tube.epoch = tube.epoch.wrapping_add(1);
                 flush.ready = std::mem::take(&mut tube.ready);
                 flush.delayed = std::mem::take(&mut tube.delayed);
+                flush.postponed = std::mem::take(&mut tube.postponed);
                 flush.reserved = std::mem::take(&mut tube.reserved);
                 self.totals.urgent -= u64::from(std::mem::take(&mut tube.urgent));
             }
         }
         self.totals.ready -= flush.ready.len() as u64;
-        self.totals.delayed -= flush.delayed.len() as u64;
+        self.totals.delayed -= flush.delayed.len() as u64 + u64::from(flush.postponed.len());
         self.totals.reserved -= u64::from(flush.reserved);
         self.totals.buried -= u64::from(flush.buried.len());
         self.flushes.pending.push_back(flush);
@@ -182,16 +184,16 @@ impl Queue {
     /// Frees jobs of a flush. Returns `false` if `work_left` is too small for all of them.
     fn free_flushed(&mut self, index: usize, work_left: &mut usize, now: Nanos) -> bool {
         loop {
-            let Flush { ready, delayed, buried, reserved, decision, .. } =
+            let Flush { ready, delayed, postponed, buried, reserved, decision, .. } =
                 &mut self.flushes.pending[index];
             let decision = *decision;
             if *work_left == 0 {
                 return false;
             }
-            let job = ready.pop_last().map(|entry| entry.job);
-            let job = job.or_else(|| delayed.pop_last().map(|entry| entry.job));
-            let job = job.or_else(|| buried.pop_front(&mut self.jobs).map(JobKey::from_number));
-            match job {
+            let jobs = &mut self.jobs;
+            let job = ready.pop_any(jobs).or_else(|| delayed.pop_any(jobs));
+            let job = job.or_else(|| postponed.pop_front(jobs)).or_else(|| buried.pop_front(jobs));
+            match job.map(JobKey::from_number) {
                 Some(job) => self.free_flushed_job(job, decision, work_left, now),
                 None if *reserved > 0 => self.search_flushed(work_left, now),
                 None => return true,
@@ -300,14 +302,17 @@ impl Queue {
     pub(super) fn check_flushes(&self) {
         let mut stored = [0; 4];
         for flush in &self.flushes.pending {
-            let Flush { tube, ready, delayed, buried, reserved, .. } = flush;
-            ready.check(&self.jobs, format_args!("the flushed ready jobs"));
-            delayed.check(&self.jobs, format_args!("the flushed delayed jobs"));
-            buried.check(&self.jobs, format_args!("the flushed buried jobs"), |number| {
+            let Flush { tube, ready, delayed, postponed, buried, reserved, .. } = flush;
+            let check = |number| {
                 let job = &self.jobs[JobKey::from_number(number)];
                 assert!(self.is_flushed(job), "job {} in a flush is not flushed", job.id);
-            });
+            };
+            ready.check(&self.jobs, format_args!("the flushed ready jobs"), check);
+            delayed.check(&self.jobs, format_args!("the flushed delayed jobs"), check);
+            postponed.check(&self.jobs, format_args!("the flushed postponed jobs"), check);
+            buried.check(&self.jobs, format_args!("the flushed buried jobs"), check);
             let lens = [ready.len(), delayed.len(), buried.len() as usize, *reserved as usize];
+            stored[1] += postponed.len() as usize;
             stored = std::array::from_fn(|state| stored[state] + lens[state]);
             assert!(self.tubes.get(*tube).is_some(), "a flush is of {tube:?}, which is gone");
         }
@@ -315,7 +320,7 @@ impl Queue {
         for (_, job) in self.jobs.iter().filter(|(_, job)| self.is_flushed(job)) {
             let state = match job.state {
                 State::Ready { .. } => 0,
-                State::Delayed { .. } => 1,
+                State::Delayed(_) | State::Postponed(_) => 1,
                 State::Buried(_) => 2,
                 State::Reserved { .. } => 3,
                 State::Detached => panic!("flushed job {} is detached", job.id),

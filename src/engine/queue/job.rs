@@ -1,14 +1,15 @@
 //! Jobs, and finding them by key or by id.
 //!
-//! A job stores its tube and its position in the heap or list of its state. It does not know the
+//! A job stores its tube and its links or its index among the jobs of its state. It does not know the
 //! rules of `queue/mod.rs`, and connections only by key.
 
 use super::body::Body;
 use super::counts::{CountedEvent, JobCounts, LargeCounts};
 use crate::engine::binlog::record::Counts;
-use crate::engine::collections::heap::{Entry, rank};
+use crate::engine::collections::heap::Entry;
 use crate::engine::collections::job_index::JobIndex;
 use crate::engine::collections::list::{Linked, Links};
+use crate::engine::collections::ordered::Ranked;
 use crate::engine::collections::slab::PagedSlab;
 use crate::engine::keys::{ConnKey, Either, EitherKey, JobKey, Key, LogKey, TubeKey, UniqueKey};
 use crate::engine::time::Nanos;
@@ -30,6 +31,8 @@ pub struct Job {
     /// How often the job was reserved, timed out, released, buried and kicked: see [`Jobs::counts`].
     pub counts: JobCounts,
     pub created_at: Nanos,
+    /// The end of the delay, while it is delayed or postponed.
+    pub due: Nanos,
     pub state: State,
     pub body: Body,
     /// The job's entry in the binlog, or its key, which has that entry.
@@ -43,7 +46,7 @@ pub struct Job {
     pub returns: u16,
 }
 
-const _: () = assert!(size_of::<Option<Job>>() == 64, "a slot for a job has 64 bytes");
+const _: () = assert!(size_of::<Option<Job>>() == 72, "a slot for a job has 72 bytes");
 
 /// Refers to the entry of a job in the binlog, or to the key of a unique job, which has that entry. So a
 /// job without a key takes no memory for one.
@@ -90,15 +93,18 @@ impl From<UniqueKey> for LogRef {
     }
 }
 
-/// The state of a job, with its position in the heap or list of that state.
+/// The state of a job, with its links or its index among the jobs of that state.
 #[derive(Clone, Copy, Debug)]
 pub enum State {
     /// In no heap and no list: between two states.
     Detached,
-    /// In the ready heap of its tube.
-    Ready { index: u32 },
-    /// In the delay heap of its tube.
-    Delayed { index: u32 },
+    /// Among the ready jobs of its tube.
+    Ready(Links),
+    /// Among the delayed jobs of its tube.
+    Delayed(Links),
+    /// In the list of postponed jobs of its tube: there is no memory for its place among the others. For
+    /// clients it is delayed.
+    Postponed(Links),
     /// In the heap of reserved jobs of a connection.
     Reserved { by: ConnKey, index: u32 },
     /// In the list of buried jobs of its tube.
@@ -116,23 +122,23 @@ pub enum Target {
     Buried,
 }
 
-/// A ready job in the heap of its tube: the lowest priority first, then the lowest id.
+/// The order of ready jobs: the lowest priority first, then the lowest id.
+pub type Rank = (u32, u64);
+
+/// A ready job of a tube. The id is only in the job, so that an entry has 8 bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadyEntry {
-    pub pri: u32,
-    pub id: u64,
+    pri: u32,
     pub job: JobKey,
 }
 
-/// A delayed job in the heap of its tube: the first due first, then the lowest id. Without gaps it takes
-/// 20 bytes instead of 24.
+/// A delayed job of a tube: the first due first, then the lowest id. Without gaps it takes 12 bytes
+/// instead of 16.
 #[derive(Clone, Copy, Debug)]
 #[repr(Rust, packed(4))]
 pub struct DelayedEntry {
-    /// The end of the delay.
-    pub due: Nanos,
-    pub id: u64,
-    pub job: JobKey,
+    due: Nanos,
+    job: JobKey,
 }
 
 /// A reserved job in the heap of its connection: the first deadline first, then the first reserved.
@@ -140,11 +146,9 @@ pub struct DelayedEntry {
 pub struct ReservedEntry {
     /// The end of the TTR.
     pub deadline: Nanos,
-    /// The number of reservations before this one.
-    pub seq: u64,
+    /// The number of reservations before this one. It wraps, so it is compared with that of the next one.
+    pub seq: u32,
     pub job: JobKey,
-    /// The connection.
-    pub by: ConnKey,
 }
 
 /// All jobs.
@@ -168,6 +172,7 @@ impl Job {
             ttr_secs: params.ttr_secs.max(1),
             counts: JobCounts::default(),
             created_at,
+            due: Nanos::ZERO,
             state: State::Detached,
             body,
             log: LogRef::none(),
@@ -175,6 +180,11 @@ impl Job {
             buried_epoch: 0,
             returns: 0,
         }
+    }
+
+    /// Returns the rank among ready jobs.
+    pub fn rank(&self) -> Rank {
+        (self.pri, self.id)
     }
 
     /// Returns the state that a put or release gives the job: ready, or delayed if it has a delay.
@@ -339,92 +349,116 @@ impl IndexMut<JobKey> for Jobs {
     }
 }
 
-/// The links of buried jobs.
 impl Linked for Jobs {
+    #[inline]
     fn links(&self, key: u32) -> Links {
         match self[JobKey::from_number(key)].state {
-            State::Buried(links) => links,
-            State::Detached
-            | State::Ready { .. }
-            | State::Delayed { .. }
-            | State::Reserved { .. } => {
-                unreachable!("a list of buried jobs has a job in another state")
-            }
+            State::Ready(it) | State::Delayed(it) | State::Postponed(it) | State::Buried(it) => it,
+            State::Detached | State::Reserved { .. } => unreachable!("{NOT_LISTED}"),
         }
     }
 
-    fn set_links(&mut self, key: u32, links: Links) {
-        self[JobKey::from_number(key)].state = State::Buried(links);
+    fn set_links(&mut self, key: u32, new: Links) {
+        match &mut self[JobKey::from_number(key)].state {
+            State::Ready(it) | State::Delayed(it) | State::Postponed(it) | State::Buried(it) => {
+                *it = new;
+            }
+            State::Detached | State::Reserved { .. } => unreachable!("{NOT_LISTED}"),
+        }
     }
 }
+
+const NOT_LISTED: &str = "a list has a job whose state has no list";
 
 impl Entry for ReadyEntry {
     type Store = Jobs;
 
-    fn rank(self) -> u128 {
-        rank(self.pri, self.id)
+    #[inline]
+    fn is_before(self, other: ReadyEntry, jobs: &Jobs) -> bool {
+        self.pri < other.pri || (self.pri == other.pri && jobs[self.job].id < jobs[other.job].id)
     }
 
     fn set_index(self, index: u32, jobs: &mut Jobs) {
-        jobs[self.job].state = State::Ready { index };
+        jobs[self.job].state = State::Ready(Links::at_index(index));
     }
 
     fn index(self, jobs: &Jobs) -> Option<u32> {
-        let Job { id, pri, state, .. } = jobs[self.job];
-        match state {
-            State::Ready { index } if (pri, id) == (self.pri, self.id) => Some(index),
-            State::Ready { .. }
-            | State::Detached
-            | State::Delayed { .. }
-            | State::Reserved { .. }
-            | State::Buried(_) => None,
-        }
+        jobs.links(self.job.number()).index()
+    }
+}
+
+impl Ranked for ReadyEntry {
+    fn of(key: u32, jobs: &Jobs) -> ReadyEntry {
+        let job = JobKey::from_number(key);
+        ReadyEntry { pri: jobs[job].pri, job }
+    }
+
+    fn key(self) -> u32 {
+        self.job.number()
+    }
+
+    /// All jobs of a run have the same priority. So a job with a high one does not end it for others,
+    /// and the first is the oldest.
+    fn follows(self, last: ReadyEntry, jobs: &Jobs) -> bool {
+        self.pri == last.pri && last.is_before(self, jobs)
+    }
+
+    fn set_links(key: u32, links: Links, jobs: &mut Jobs) {
+        jobs[JobKey::from_number(key)].state = State::Ready(links);
     }
 }
 
 impl Entry for DelayedEntry {
     type Store = Jobs;
 
-    fn rank(self) -> u128 {
-        rank(self.due.as_nanos(), self.id)
+    fn is_before(self, other: DelayedEntry, jobs: &Jobs) -> bool {
+        let (due, others) = (self.due, other.due);
+        due < others || (due == others && jobs[self.job].id < jobs[other.job].id)
     }
 
     fn set_index(self, index: u32, jobs: &mut Jobs) {
-        jobs[self.job].state = State::Delayed { index };
+        jobs[self.job].state = State::Delayed(Links::at_index(index));
     }
 
     fn index(self, jobs: &Jobs) -> Option<u32> {
-        let Job { id, state, .. } = jobs[self.job];
-        match state {
-            State::Delayed { index } if id == self.id => Some(index),
-            State::Delayed { .. }
-            | State::Detached
-            | State::Ready { .. }
-            | State::Reserved { .. }
-            | State::Buried(_) => None,
-        }
+        jobs.links(self.job.number()).index()
+    }
+}
+
+impl Ranked for DelayedEntry {
+    fn of(key: u32, jobs: &Jobs) -> DelayedEntry {
+        let job = JobKey::from_number(key);
+        DelayedEntry { due: jobs[job].due, job }
+    }
+
+    fn key(self) -> u32 {
+        self.job.number()
+    }
+
+    fn follows(self, last: DelayedEntry, jobs: &Jobs) -> bool {
+        last.is_before(self, jobs)
+    }
+
+    fn set_links(key: u32, links: Links, jobs: &mut Jobs) {
+        jobs[JobKey::from_number(key)].state = State::Delayed(links);
     }
 }
 
 impl Entry for ReservedEntry {
     type Store = Jobs;
 
-    fn rank(self) -> u128 {
-        rank(self.deadline.as_nanos(), self.seq)
+    fn is_before(self, other: ReservedEntry, _: &Jobs) -> bool {
+        (self.deadline, self.seq) < (other.deadline, other.seq)
     }
 
-    fn set_index(self, index: u32, jobs: &mut Jobs) {
-        jobs[self.job].state = State::Reserved { by: self.by, index };
+    fn set_index(self, new: u32, jobs: &mut Jobs) {
+        if let State::Reserved { index, .. } = &mut jobs[self.job].state {
+            *index = new;
+        }
     }
 
     fn index(self, jobs: &Jobs) -> Option<u32> {
-        match jobs[self.job].state {
-            State::Reserved { by, index } if by == self.by => Some(index),
-            State::Reserved { .. }
-            | State::Detached
-            | State::Ready { .. }
-            | State::Delayed { .. }
-            | State::Buried(_) => None,
-        }
+        let State::Reserved { index, .. } = jobs[self.job].state else { return None };
+        Some(index)
     }
 }

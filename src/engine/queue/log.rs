@@ -331,7 +331,7 @@ impl Queue {
         let buried_at = || self.binlog.as_ref().map_or(Nanos::ZERO, |binlog| binlog.buried_at(log));
         match job.state {
             State::Ready { .. } => (RecordState::Ready, Nanos::ZERO),
-            State::Delayed { .. } => (RecordState::Delayed, due()),
+            State::Delayed(_) | State::Postponed(_) => (RecordState::Delayed, due()),
             State::Reserved { .. } => (RecordState::Reserved, due()),
             State::Buried(_) => (RecordState::Buried, buried_at()),
             State::Detached => unreachable!("compaction runs between two transitions"),

@@ -15,6 +15,9 @@
 //!
 //! Delete also takes ready, delayed and buried jobs, and reserve-job reserves them.
 //!
+//! A job that comes back needs no memory that can be refused. Without memory for its place among the ready
+//! jobs it is postponed: it is in a list, delayed for clients, and is tried again within a second.
+//!
 //! Every change of state has two steps: the job is detached from the heap or list of its state,
 //! then attached to that of the next state. The counts change in these steps and nowhere else. A
 //! job that becomes ready is given to the connection that has waited longest at its tube
@@ -60,6 +63,7 @@ pub mod waiters;
 
 use super::binlog::{Binlog, NoSpace};
 use super::collections::heap::Heap;
+use super::collections::list::Links;
 use super::collections::secondary_map::SecondaryMap;
 use super::collections::wheel::Wheel;
 use super::headroom::{self, Headroom};
@@ -71,7 +75,7 @@ use body_cache::BodyCache;
 use bury_after::BuryLog;
 use counts::CountedEvent;
 use flush::Flushes;
-use job::{DelayedEntry, Job, JobParams, Jobs, ReadyEntry, ReservedEntry, State, Target};
+use job::{Job, JobParams, Jobs, ReservedEntry, State, Target};
 use std::collections::{TryReserveError, VecDeque};
 use std::num::NonZero;
 use tube::{Pause, Tube, Tubes};
@@ -100,7 +104,7 @@ pub struct Queue {
     /// Wall-clock time minus the engine's time.
     pub clock_offset: ClockOffset,
     next_wait_seq: WaitSeq,
-    next_reserve_seq: u64,
+    next_reserve_seq: u32,
     /// Tubes and connections whose timer fired and that may still have due work, in order of
     /// service.
     overdue_tubes: VecDeque<TimerOwner>,
@@ -148,8 +152,6 @@ struct Closing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Done,
-    /// The job was buried instead: there is no memory for its place in a heap.
-    Buried,
     /// There is no such job, or its state does not allow the command.
     NotFound,
     /// The binlog has no space for the record. Nothing has changed.
@@ -229,6 +231,9 @@ const MOVED_BYTES_PER_WORK: usize = 2048;
 const WORK_PER_PAGE: usize = 32;
 /// Watches invalidated in one unit of work.
 const INVALIDATIONS_PER_WORK: usize = 4;
+
+/// The time until a job for which there was no memory is tried again.
+const RETRY_AFTER: Nanos = Nanos::from_secs(1);
 
 /// When due work has waited this long, ticks do more.
 const LATE: Nanos = Nanos::from_millis(20);
@@ -318,8 +323,9 @@ impl Queue {
         let count = client.reserved.len();
         if count <= MAX_ORDERED_RELEASES && entries.try_reserve_exact(count).is_ok() {
             entries.extend(client.reserved.iter());
-            entries.sort_unstable_by_key(|entry| entry.seq);
-            entries.reverse();
+            // The latest reservation first.
+            let next = self.next_reserve_seq;
+            entries.sort_unstable_by_key(|entry| next.wrapping_sub(entry.seq));
         }
         let release_order = entries.into_iter().map(|entry| entry.job).collect();
         let mut closing = Closing { conn, release_order };
@@ -498,7 +504,7 @@ impl Queue {
         while *work_left > 0 && self.serve_waiter(key, now) {
             *work_left = work_left.saturating_sub(WORK_PER_WAKE);
         }
-        if self.tubes[key].best_job().is_none() {
+        if self.tubes[key].best_job(&self.jobs).is_none() {
             return;
         }
         if self.longest_waiting(key).is_some() {
@@ -570,7 +576,7 @@ impl Queue {
         body: Body,
         now: Nanos,
     ) -> Result<(), NoSpace> {
-        if let Err(no_space) = self.ensure_fits(key, params, unique, &body) {
+        if let Err(no_space) = self.ensure_fits(key, unique, &body) {
             self.drop_body(body);
             self.remove_tube_if_idle(key);
             return Err(no_space);
@@ -596,14 +602,10 @@ impl Queue {
     fn ensure_fits(
         &mut self,
         key: TubeKey,
-        params: JobParams,
         unique: Option<&NewKey>,
         body: &Body,
     ) -> Result<(), NoSpace> {
-        let tube = &mut self.tubes[key];
         self.jobs.try_reserve_one()?;
-        tube.ready.try_reserve(1)?;
-        tube.delayed.try_reserve(usize::from(params.delay_secs > 0))?;
         if let Some(unique) = unique {
             // First, since a removal may use memory that was reserved for an insertion.
             self.forget_expired(unique.digest);
@@ -619,7 +621,7 @@ impl Queue {
 
     /// Ensures that the connection can reserve one more job without allocating.
     pub fn ensure_can_reserve(&mut self, conn: ConnKey) -> Result<(), TryReserveError> {
-        self.clients[conn].reserved.try_reserve(1)
+        self.clients[conn].reserved.try_reserve_one()
     }
 
     /// Reserves the best job of the tubes that the connection watches. Checks at most `steps_left`
@@ -663,7 +665,7 @@ impl Queue {
             State::Reserved { .. } => return Ok(None),
             // A flush of buried jobs must not delete it, not even after a restart.
             State::Buried(_) => self.record_hold(job, true)?,
-            State::Ready { .. } | State::Delayed { .. } | State::Detached => {}
+            State::Ready(_) | State::Delayed(_) | State::Postponed(_) | State::Detached => {}
         }
         self.make_reserved(job, conn, now);
         Ok(Some(job))
@@ -716,9 +718,8 @@ impl Queue {
         job.delay_secs = delay_secs;
         let target = job.target(now);
         self.transition(key, target, now);
-        let is_buried = matches!(self.jobs[key].state, State::Buried(_));
         self.compact();
-        if is_buried { Outcome::Buried } else { Outcome::Done }
+        Outcome::Done
     }
 
     /// Buries a job that the connection has reserved, with a new priority.
@@ -760,12 +761,12 @@ impl Queue {
 
     /// Returns the plan of a `kick`: buried jobs if there are any, else delayed ones; at most
     /// `bound`.
-    pub fn plan_kick(&self, tube: TubeKey, bound: u32) -> Kick {
-        let Tube { buried, delayed, .. } = &self.tubes[tube];
-        let takes_buried = !buried.is_empty();
-        let count = if takes_buried { buried.len() as usize } else { delayed.len() };
+    pub fn plan_kick(&self, tube_key: TubeKey, bound: u32) -> Kick {
+        let tube = &self.tubes[tube_key];
+        let takes_buried = !tube.buried.is_empty();
+        let count = if takes_buried { tube.buried.len() as usize } else { tube.delayed_count() };
         let left = bound.min(u32::try_from(count).unwrap_or(u32::MAX));
-        Kick { tube, takes_buried, left, kicked: 0 }
+        Kick { tube: tube_key, takes_buried, left, kicked: 0 }
     }
 
     /// Kicks jobs until `kick.left` is 0, or a step has kicked as many jobs or woken as many
@@ -773,7 +774,10 @@ impl Queue {
     pub fn kick(&mut self, kick: &mut Kick, now: Nanos) -> Result<(), NoSpace> {
         for _ in 0..self.limits.jobs_per_kick_step.min(kick.left as usize) {
             let tube = &self.tubes[kick.tube];
-            let next = if kick.takes_buried { tube.first_buried() } else { tube.first_delayed() };
+            let next = match kick.takes_buried {
+                true => tube.first_buried(),
+                false => tube.first_delayed(&self.jobs),
+            };
             match next.map(|job| self.kick_one(job, now)) {
                 Some(Ok(())) => {
                     kick.left -= 1;
@@ -797,7 +801,10 @@ impl Queue {
     /// Makes the job `id` ready if it is buried or delayed.
     pub fn kick_job(&mut self, id: u64, now: Nanos) -> Outcome {
         let Some(job) = self.find(id) else { return Outcome::NotFound };
-        if !matches!(self.jobs[job].state, State::Buried(_) | State::Delayed { .. }) {
+        if !matches!(
+            self.jobs[job].state,
+            State::Buried(_) | State::Delayed(_) | State::Postponed(_)
+        ) {
             return Outcome::NotFound;
         }
         let kicked = self.kick_one(job, now);
@@ -845,8 +852,8 @@ impl Queue {
                 let deadline = self.clients[by].reserved.at(index).deadline;
                 Some(deadline).filter(|&deadline| deadline != Nanos::NEVER)
             }
-            State::Delayed { index } => Some(self.tubes[job.tube].delayed.at(index).due),
-            State::Ready { .. } | State::Buried(_) | State::Detached => None,
+            State::Delayed(_) | State::Postponed(_) => Some(job.due),
+            State::Ready(_) | State::Buried(_) | State::Detached => None,
         }
     }
 
@@ -872,60 +879,61 @@ impl Queue {
     fn attach(&mut self, key: JobKey, target: Target, now: Nanos) {
         match target {
             Target::Ready => self.make_ready(key, now),
-            Target::Delayed { due } => self.make_delayed(key, due),
+            Target::Delayed { due } => self.make_delayed(key, due, now),
             Target::Buried => self.make_buried(key),
         }
     }
 
     /// Removes a job from the heap or list of its state.
     fn detach(&mut self, key: JobKey) {
-        let Job { state, tube, .. } = self.jobs[key];
+        let Job { state, tube, pri, .. } = self.jobs[key];
         let tube = &mut self.tubes[tube];
-        let removed = match state {
-            State::Detached => key,
-            State::Ready { index } => {
-                let entry = tube.ready.remove(index, &mut self.jobs);
-                let urgent = u32::from(entry.pri < URGENT_BELOW);
+        match state {
+            State::Detached => {}
+            State::Ready(_) => {
+                tube.ready.remove(key.number(), &mut self.jobs);
+                let urgent = u32::from(pri < URGENT_BELOW);
                 tube.urgent -= urgent;
                 self.totals.urgent -= u64::from(urgent);
                 self.totals.ready -= 1;
-                entry.job
             }
-            State::Delayed { index } => {
+            State::Delayed(_) => {
+                tube.delayed.remove(key.number(), &mut self.jobs);
                 self.totals.delayed -= 1;
-                tube.delayed.remove(index, &mut self.jobs).job
+            }
+            State::Postponed(_) => {
+                tube.postponed.remove(&mut self.jobs, key.number());
+                self.totals.delayed -= 1;
             }
             State::Reserved { by, index } => {
+                let removed = self.clients[by].reserved.remove(index, &mut self.jobs).job;
+                assert_eq!(removed, key, "the heap index of a job belongs to another job");
                 tube.reserved -= 1;
                 self.totals.reserved -= 1;
-                self.clients[by].reserved.remove(index, &mut self.jobs).job
             }
             State::Buried(_) => {
                 tube.buried.remove(&mut self.jobs, key.number());
                 self.totals.buried -= 1;
-                key
             }
-        };
-        assert_eq!(removed, key, "the heap index of a job belongs to another job");
+        }
         self.jobs[key].state = State::Detached;
     }
 
-    /// Makes a job ready and serves the waiters of its tube. Buries it if there is no memory.
+    /// Makes a job ready and serves the waiters of its tube. Postpones it if there is no memory.
     fn make_ready(&mut self, key: JobKey, now: Nanos) {
         self.detach(key);
-        let Job { id, pri, tube: tube_key, .. } = self.jobs[key];
+        let Job { pri, tube: tube_key, .. } = self.jobs[key];
         let tube = &mut self.tubes[tube_key];
-        if tube.ready.try_reserve(1).is_err() {
-            return self.make_buried(key);
+        if !tube.ready.insert(key.number(), tube.postponed.is_empty(), &mut self.jobs) {
+            return self.postpone(key, now, now);
         }
-        tube.ready.insert(ReadyEntry { pri, id, job: key }, &mut self.jobs);
         let urgent = u32::from(pri < URGENT_BELOW);
         tube.urgent += urgent;
         self.totals.urgent += u64::from(urgent);
         self.totals.ready += 1;
 
         self.serve_waiters(tube_key, now);
-        if self.tubes[tube_key].best_job().is_some_and(|best| best.job == key) {
+        if self.tubes[tube_key].best_job(&self.jobs) == Some(key) {
             self.invalidate(tube_key);
         }
     }
@@ -938,7 +946,7 @@ impl Queue {
     /// Reserves the best job of the tube for the connection that has waited longest. Returns
     /// `false` if there is no such job or connection.
     fn serve_waiter(&mut self, tube: TubeKey, now: Nanos) -> bool {
-        let Some(ReadyEntry { job, .. }) = self.tubes[tube].best_job() else { return false };
+        let Some(job) = self.tubes[tube].best_job(&self.jobs) else { return false };
         let Some(conn) = self.longest_waiting(tube) else { return false };
         self.stop_waiting(conn);
         self.make_reserved(job, conn, now);
@@ -946,26 +954,60 @@ impl Queue {
         true
     }
 
-    /// Delays a job until `due`. Buries it if there is no memory.
-    fn make_delayed(&mut self, key: JobKey, due: Nanos) {
+    /// Delays a job until `due`. Postpones it if there is no memory.
+    fn make_delayed(&mut self, key: JobKey, due: Nanos, now: Nanos) {
         self.detach(key);
-        let Job { id, tube, .. } = self.jobs[key];
-        let tube = &mut self.tubes[tube];
-        if tube.delayed.try_reserve(1).is_err() {
-            return self.make_buried(key);
+        let job = &mut self.jobs[key];
+        job.due = due;
+        let tube = &mut self.tubes[job.tube];
+        if !tube.delayed.insert(key.number(), tube.postponed.is_empty(), &mut self.jobs) {
+            return self.postpone(key, due, now);
         }
-        tube.delayed.insert(DelayedEntry { due, id, job: key }, &mut self.jobs);
         self.wheel.set_no_later_than(tube.timer, due);
         self.totals.delayed += 1;
+    }
+
+    /// Appends a detached job to the postponed jobs of its tube. It is ready from `due` on, but at the
+    /// earliest when there is memory again.
+    fn postpone(&mut self, key: JobKey, due: Nanos, now: Nanos) {
+        let job = &mut self.jobs[key];
+        job.due = due;
+        job.state = State::Postponed(Links::LOOSE);
+        let tube = &mut self.tubes[job.tube];
+        tube.postponed.push_back(&mut self.jobs, key.number());
+        self.wheel.set_no_later_than(tube.timer, now + RETRY_AFTER);
+        self.totals.delayed += 1;
+    }
+
+    /// Moves postponed jobs of a tube to their places until one finds no room.
+    fn retry_postponed(&mut self, tube: TubeKey, work_left: &mut usize, now: Nanos) {
+        let mut may_grow = true;
+        while *work_left > 0 {
+            let Tube { ready, delayed, postponed, .. } = &mut self.tubes[tube];
+            let Some(key) = postponed.front().map(JobKey::from_number) else { return };
+            may_grow =
+                may_grow && ready.try_reserve_one().is_ok() && delayed.try_reserve_one().is_ok();
+            match self.jobs[key].due {
+                due if due > now => {
+                    self.make_delayed(key, due, now);
+                    *work_left = work_left.saturating_sub(WORK_PER_MOVE);
+                }
+                _ => self.make_ready_and_charge(key, work_left, now),
+            }
+            if matches!(self.jobs[key].state, State::Postponed(_)) {
+                return;
+            }
+        }
     }
 
     fn make_reserved(&mut self, key: JobKey, by: ConnKey, now: Nanos) {
         self.detach(key);
         self.jobs.count_event(key, CountedEvent::Reserve);
-        let job = &self.jobs[key];
+        let job = &mut self.jobs[key];
+        job.state = State::Reserved { by, index: 0 };
         let deadline = now + Nanos::from_secs(job.ttr_secs);
-        let entry = ReservedEntry { deadline, seq: self.next_reserve_seq, job: key, by };
-        self.next_reserve_seq += 1;
+        let entry = ReservedEntry { deadline, seq: self.next_reserve_seq, job: key };
+        self.next_reserve_seq = self.next_reserve_seq.wrapping_add(1);
         self.tubes[job.tube].reserved += 1;
         self.totals.reserved += 1;
         self.clients[by].reserved.insert(entry, &mut self.jobs);
@@ -978,6 +1020,7 @@ impl Queue {
         let job = &mut self.jobs[key];
         let tube = &mut self.tubes[job.tube];
         job.buried_epoch = tube.buried_epoch;
+        job.state = State::Buried(Links::LOOSE);
         tube.buried.push_back(&mut self.jobs, key.number());
         self.totals.buried += 1;
     }
@@ -1123,16 +1166,20 @@ impl Queue {
         if self.tubes[key].pause.as_ref().is_some_and(|pause| pause.until <= now) {
             self.end_pause(key, work_left, now);
         }
-        while let Some(DelayedEntry { due, job, .. }) = self.tubes[key].delayed.first() {
+        self.retry_postponed(key, work_left, now);
+        while let Some((job, due)) = self.next_delayed(&self.tubes[key]) {
             if due > now || *work_left == 0 {
                 break;
             }
             self.make_ready_and_charge(job, work_left, now);
         }
         let tube = &self.tubes[key];
-        let delay_end = tube.delayed.first().map(|first| first.due);
+        let delay_end = self.next_delayed(tube).map(|(_, due)| due);
         let pause_end = tube.pause.as_ref().map(|pause| pause.until);
-        match delay_end.into_iter().chain(pause_end).min() {
+        // Without work left, the retry was not complete.
+        let retry_at = if *work_left == 0 { now } else { now + RETRY_AFTER };
+        let retry_at = Some(retry_at).filter(|_| !tube.postponed.is_empty());
+        match delay_end.into_iter().chain(pause_end).chain(retry_at).min() {
             Some(next) if next <= now => {
                 self.is_late |= next + LATE < now;
                 self.enqueue_overdue(TimerOwner::Tube(key), now);
@@ -1140,6 +1187,12 @@ impl Queue {
             Some(next) => self.wheel.set_no_later_than(tube.timer, next),
             None => {}
         }
+    }
+
+    /// Returns the delayed job that is due first, and when it is due.
+    fn next_delayed(&self, tube: &Tube) -> Option<(JobKey, Nanos)> {
+        let job = JobKey::from_number(tube.delayed.first(&self.jobs)?);
+        Some((job, self.jobs[job].due))
     }
 
     fn run_due_client(&mut self, conn: ConnKey, now: Nanos, work_left: &mut usize) {

@@ -106,7 +106,8 @@ mod tests {
                     true
                 }
                 State::Ready { .. }
-                | State::Delayed { .. }
+                | State::Delayed(_)
+                | State::Postponed(_)
                 | State::Buried(_)
                 | State::Detached => false,
             });

@@ -4,11 +4,12 @@
 //! connection uses or watches it and it has no job. `default` is never removed. The rules are in
 //! `queue/mod.rs`, the order in which workers wait in `queue/waiters.rs`.
 
-use super::job::{DelayedEntry, ReadyEntry};
+use super::job::{DelayedEntry, Jobs, ReadyEntry};
 use super::waiters::{FRESHNESS, Waiter};
 use crate::engine::collections::hash_index::{HashSlab, Hashed, low_half, mix};
 use crate::engine::collections::heap::Heap;
 use crate::engine::collections::list::List;
+use crate::engine::collections::ordered::Ordered;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{ConnKey, JobKey, Key, TimerKey, TubeKey};
 use crate::engine::queue::listing::ListText;
@@ -20,8 +21,10 @@ use std::hash::{BuildHasher, RandomState};
 #[derive(Debug)]
 pub struct Tube {
     pub name: Box<str>,
-    pub ready: Heap<ReadyEntry>,
-    pub delayed: Heap<DelayedEntry>,
+    pub ready: Ordered<ReadyEntry>,
+    pub delayed: Ordered<DelayedEntry>,
+    /// The jobs for which `ready` or `delayed` could not grow. They are tried again within a second.
+    pub postponed: List,
     pub buried: List,
     /// The number of ready jobs that are urgent.
     pub urgent: u32,
@@ -37,7 +40,8 @@ pub struct Tube {
     pub clean: List<FRESHNESS>,
     /// The pause in force; boxed, because few tubes are paused.
     pub pause: Option<Box<Pause>>,
-    /// Fires when the first delayed job is due and when a pause ends.
+    /// Fires when the first delayed job is due, when a pause ends, and within a second while jobs are
+    /// postponed.
     pub timer: TimerKey,
     /// It is in the queue of overdue tubes.
     pub is_overdue: bool,
@@ -108,18 +112,23 @@ struct Listing {
 
 impl Tube {
     /// Returns the job that a worker reserves next; `None` while the tube is paused.
-    pub fn best_job(&self) -> Option<ReadyEntry> {
-        if self.pause.is_some() { None } else { self.ready.first() }
+    pub fn best_job(&self, jobs: &Jobs) -> Option<JobKey> {
+        if self.pause.is_some() { None } else { self.first_ready(jobs) }
     }
 
     /// Returns the ready job with the lowest priority, even while the tube is paused.
-    pub fn first_ready(&self) -> Option<JobKey> {
-        self.ready.first().map(|entry| entry.job)
+    pub fn first_ready(&self, jobs: &Jobs) -> Option<JobKey> {
+        self.ready.first(jobs).map(JobKey::from_number)
     }
 
     /// Returns the delayed job that is due first.
-    pub fn first_delayed(&self) -> Option<JobKey> {
-        self.delayed.first().map(|entry| entry.job)
+    pub fn first_delayed(&self, jobs: &Jobs) -> Option<JobKey> {
+        self.postponed.front().or_else(|| self.delayed.first(jobs)).map(JobKey::from_number)
+    }
+
+    /// Returns the number of jobs that are delayed for clients.
+    pub fn delayed_count(&self) -> usize {
+        self.delayed.len() + self.postponed.len() as usize
     }
 
     /// Returns the job that was buried first.
@@ -140,8 +149,8 @@ impl Tube {
 
     /// Returns the number of jobs.
     pub fn job_count(&self) -> u64 {
-        let heaps = self.ready.len() + self.delayed.len();
-        heaps as u64 + u64::from(self.reserved) + u64::from(self.buried.len())
+        let ordered = self.ready.len() + self.delayed_count();
+        ordered as u64 + u64::from(self.reserved) + u64::from(self.buried.len())
     }
 
     /// Returns whether the tube has no user, no watch, no job and no flush.
@@ -191,8 +200,9 @@ impl Tubes {
         headroom::leave(Headroom::Quarter, || self.order.try_reserve(1))?;
         let tube = Tube {
             name: text::try_boxed(name)?,
-            ready: Heap::default(),
-            delayed: Heap::default(),
+            ready: Ordered::default(),
+            delayed: Ordered::default(),
+            postponed: List::default(),
             buried: List::default(),
             urgent: 0,
             reserved: 0,

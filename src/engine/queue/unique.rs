@@ -26,7 +26,7 @@ use crate::engine::binlog::key_record::KeyRecord;
 use crate::engine::binlog::record;
 use crate::engine::binlog::segments::Owner;
 use crate::engine::collections::hash_index::HashIndex;
-use crate::engine::collections::heap::{self, Entry, Heap};
+use crate::engine::collections::heap::{Entry, Heap};
 use crate::engine::collections::slab::PagedSlab;
 use crate::engine::digest::{Digest, Secret};
 use crate::engine::keys::{Either, EitherKey, JobKey, KeptKey, Key, LogKey, UniqueKey};
@@ -83,8 +83,8 @@ struct KeptEntry {
 impl Entry for KeptEntry {
     type Store = PagedSlab<KeptKey, Kept>;
 
-    fn rank(self) -> u128 {
-        heap::rank(self.until.as_nanos(), self.key.number())
+    fn is_before(self, other: KeptEntry, _: &PagedSlab<KeptKey, Kept>) -> bool {
+        (self.until, self.key) < (other.until, other.key)
     }
 
     fn set_index(self, index: u32, kept: &mut PagedSlab<KeptKey, Kept>) {
@@ -162,7 +162,7 @@ impl Queue {
                 let state = match job.state {
                     State::Ready { .. } => HitState::Ready,
                     State::Reserved { .. } => HitState::Reserved,
-                    State::Delayed { .. } => HitState::Delayed,
+                    State::Delayed(_) | State::Postponed(_) => HitState::Delayed,
                     State::Buried(_) => HitState::Buried,
                     State::Detached => unreachable!("a put runs between two transitions"),
                 };
@@ -349,7 +349,7 @@ impl UniqueKeys {
 
     /// Ensures that the key of a job can be kept without allocating.
     pub fn try_reserve_kept(&mut self) -> Result<(), TryReserveError> {
-        self.ends.try_reserve(1)?;
+        self.ends.try_reserve_one()?;
         self.kept.try_reserve_one()
     }
 

@@ -29,10 +29,10 @@
 //! Between two commands no connection waits while a watched tube has a job for it.
 
 use super::Queue;
-use super::job::ReadyEntry;
+use super::job::Rank;
 use super::tube::Tube;
 use crate::engine::collections::hash_index::{HashSlab, Hashed};
-use crate::engine::collections::heap::{Entry, Heap, rank};
+use crate::engine::collections::heap::{Entry, Heap};
 use crate::engine::collections::list::{Linked, Links, List};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::NIL;
@@ -110,7 +110,7 @@ pub struct Wait {
 }
 
 /// A sequence number: the order in which connections began to wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WaitSeq(NonZero<u64>);
 
 impl WaitSeq {
@@ -151,32 +151,34 @@ impl Queue {
         // Most connections watch one tube: there is nothing to compare and nothing to cache.
         if watching.len() == 1 {
             let only = watching.first(&self.watches);
-            let best = only.and_then(|only| self.tubes[only].best_job());
-            return Ok(best.map_or(Search::Nothing, |best| Search::Found(best.job)));
+            let best = only.and_then(|only| self.tubes[only].best_job(&self.jobs));
+            return Ok(best.map_or(Search::Nothing, Search::Found));
         }
         while !watching.dirty.is_empty() {
             if !take_step(steps_left) {
                 return Ok(Search::Unfinished);
             }
-            headroom::leave(Headroom::ThreeQuarters, || watching.best_jobs().try_reserve(1))?;
+            headroom::leave(Headroom::ThreeQuarters, || watching.best_jobs().try_reserve_one())?;
             let Some(key) = watching.dirty.pop_front(&mut self.watches) else { break };
             let watch = &mut self.watches[WatchKey::from_number(key)];
             watch.is_dirty = false;
             let (tube, index) = (&mut self.tubes[watch.tube], watch.best_index);
             tube.clean.push_back(&mut self.watches, key);
             let watch = WatchKey::from_number(key);
-            watching.cache_best(watch, index, tube.best_job(), &mut self.watches);
+            let best = tube.best_job(&self.jobs).map(|job| self.jobs[job].rank());
+            watching.cache_best(watch, index, best, &mut self.watches);
         }
         while let Some(cached) = watching.best_jobs().first() {
             let watch = &self.watches[cached.watch];
-            let best = self.tubes[watch.tube].best_job();
-            if let Some(best) = best.filter(|best| (best.pri, best.id) == (cached.pri, cached.id)) {
-                return Ok(Search::Found(best.job));
+            let best = self.tubes[watch.tube].best_job(&self.jobs);
+            let rank = best.map(|job| self.jobs[job].rank());
+            if let Some(best) = best.filter(|_| rank == Some(cached.rank())) {
+                return Ok(Search::Found(best));
             }
             if !take_step(steps_left) {
                 return Ok(Search::Unfinished);
             }
-            watching.cache_best(cached.watch, watch.best_index, best, &mut self.watches);
+            watching.cache_best(cached.watch, watch.best_index, rank, &mut self.watches);
         }
         Ok(Search::Nothing)
     }
@@ -217,7 +219,7 @@ impl Queue {
             }
             let waiter = Waiter { seq: wait.seq, watch: WatchKey::from_number(key) };
             let waiters = &mut self.tubes[self.watches[waiter.watch].tube].waiters;
-            waiters.try_reserve(1)?;
+            waiters.try_reserve_one()?;
             watching.not_queued.pop_front(&mut self.watches);
             waiters.insert(waiter, &mut self.watches);
         }
@@ -398,7 +400,7 @@ impl Queue {
         assert_eq!(missing, 0, "watches of the waiting connection {index} that are not queued");
         for tube in watching.tubes(&self.watches) {
             let Tube { name, .. } = &self.tubes[tube];
-            let best = self.tubes[tube].best_job();
+            let best = self.tubes[tube].best_job(&self.jobs);
             assert!(best.is_none(), "connection {index} waits, but tube {name} has {best:?}");
         }
     }
@@ -422,10 +424,9 @@ impl Queue {
             assert!(is_consistent, "clean watch {number} of tube {name}: {watch:?}");
             let best_jobs = self.clients[watch.conn].watching.best_jobs.as_ref();
             let cached = best_jobs.and_then(|best_jobs| best_jobs.get(watch.best_index));
-            let best = tube.best_job();
-            let is_better = best.is_some_and(|best| {
-                cached.is_none_or(|cached| (best.pri, best.id) < (cached.pri, cached.id))
-            });
+            let best = tube.best_job(&self.jobs).map(|job| self.jobs[job].rank());
+            let is_better =
+                best.is_some_and(|best| cached.is_none_or(|cached| best < cached.rank()));
             assert!(!is_better, "tube {name} has {best:?}, better than the cached {cached:?}");
         });
     }
@@ -479,10 +480,10 @@ impl Watching {
         &mut self,
         watch: WatchKey,
         index: u32,
-        best: Option<ReadyEntry>,
+        best: Option<Rank>,
         watches: &mut Watches,
     ) {
-        match best.map(|ReadyEntry { pri, id, .. }| BestJob { pri, id, watch }) {
+        match best.map(|(pri, id)| BestJob { pri, id, watch }) {
             Some(best) if index == NIL => self.best_jobs().insert(best, watches),
             Some(best) => self.best_jobs().replace(index, best, watches),
             None if index == NIL => {}
@@ -503,8 +504,8 @@ impl Hashed for Watch {
 impl Entry for Waiter {
     type Store = Watches;
 
-    fn rank(self) -> u128 {
-        rank(self.seq.0.get(), self.watch.number())
+    fn is_before(self, other: Waiter, _: &Watches) -> bool {
+        self.seq < other.seq
     }
 
     fn set_index(self, index: u32, watches: &mut Watches) {
@@ -516,11 +517,17 @@ impl Entry for Waiter {
     }
 }
 
+impl BestJob {
+    fn rank(self) -> Rank {
+        (self.pri, self.id)
+    }
+}
+
 impl Entry for BestJob {
     type Store = Watches;
 
-    fn rank(self) -> u128 {
-        rank(self.pri, self.id)
+    fn is_before(self, other: BestJob, _: &Watches) -> bool {
+        self.rank() < other.rank()
     }
 
     fn set_index(self, index: u32, watches: &mut Watches) {
@@ -614,6 +621,7 @@ mod tests {
     }
 
     fn reserve(queue: &mut Queue, conn: ConnKey) -> Option<u64> {
+        queue.ensure_can_reserve(conn).unwrap();
         match queue.reserve(conn, &mut usize::MAX.clone(), NOW).unwrap() {
             Search::Found(job) => Some(queue.jobs[job].id),
             Search::Nothing => None,

@@ -137,7 +137,7 @@ impl Server {
                 Outcome::NoSpace if deleted + not_found == 0 => {
                     return self.reply(key, Reply::OutOfMemory);
                 }
-                Outcome::NotFound | Outcome::Buried | Outcome::NoSpace => not_found += 1,
+                Outcome::NotFound | Outcome::NoSpace => not_found += 1,
             }
         }
         self.queue.compact();

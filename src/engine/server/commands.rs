@@ -230,10 +230,10 @@ impl Server {
 
             Command::Peek { id } => self.reply_found(key, self.queue.find(id)),
             Command::PeekReady => {
-                self.reply_found(key, self.used_tube(key).first_ready());
+                self.reply_found(key, self.used_tube(key).first_ready(&self.queue.jobs));
             }
             Command::PeekDelayed => {
-                self.reply_found(key, self.used_tube(key).first_delayed());
+                self.reply_found(key, self.used_tube(key).first_delayed(&self.queue.jobs));
             }
             Command::PeekBuried => {
                 self.reply_found(key, self.used_tube(key).first_buried());
@@ -698,7 +698,6 @@ impl Server {
     fn reply_outcome(&mut self, key: ConnKey, outcome: Outcome, done: Reply<'_>) {
         let reply = match outcome {
             Outcome::Done => done,
-            Outcome::Buried => Reply::Buried,
             Outcome::NotFound => Reply::NotFound,
             Outcome::NoSpace => Reply::OutOfMemory,
         };

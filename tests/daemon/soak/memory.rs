@@ -13,10 +13,12 @@ use std::net::SocketAddr;
 /// binlog, and how it is done.
 type Shape = (&'static str, u32, bool, fn(&mut Filled));
 
-/// A test of a second; the others take longer.
-const LARGE: Shape = ("large bodies", 96, false, large);
-const SHAPES: [Shape; 8] = [
-    LARGE,
+/// Tests of a second; the others take longer.
+const SHORT: [Shape; 2] =
+    [("large bodies", 96, false, large), ("jobs that come back", 96, false, come_back)];
+const SHAPES: [Shape; 9] = [
+    SHORT[0],
+    SHORT[1],
     ("small bodies", 64, false, small),
     ("bodies of all sizes", 128, false, mixed),
     ("tubes", 64, false, tubes),
@@ -27,7 +29,7 @@ const SHAPES: [Shape; 8] = [
 ];
 
 pub(super) fn run_out(run: &Run) -> String {
-    let shapes = if run.is_whole { &SHAPES[..] } else { &[LARGE] };
+    let shapes = if run.is_whole { &SHAPES[..] } else { &SHORT };
     let mut figures = String::new();
     let rounds = run.rounds(|| figures = shapes.iter().map(play).collect());
     format!("{figures}{rounds} rounds")
@@ -144,6 +146,35 @@ fn tubes(filled: &mut Filled) {
             return;
         }
     }
+}
+
+/// A worker closes that holds jobs, when their places among the ready jobs are taken by others.
+fn come_back(filled: &mut Filled) {
+    const JOBS: u32 = 100_000;
+    let first = filled.ids.len();
+    for number in (0..JOBS).step_by(1_000) {
+        let puts = (number..number + 1_000).map(|number| put(number * 7_919 % JOBS, 0, 3600, b""));
+        filled.client.send(puts.collect::<Vec<_>>().concat());
+        for _ in 0..1_000 {
+            let id = id_of_put(&mut filled.client).expect("there is memory for these");
+            filled.ids.push(id);
+        }
+    }
+    let mut worker = Client::connect(filled.address);
+    for _ in (0..JOBS).step_by(1_000) {
+        worker.send("reserve\r\n".repeat(1_000));
+        (0..1_000).for_each(|_| assert!(worker.reply().number("RESERVED").is_some()));
+    }
+    filled.client.expect("use filler\r\n", "USING filler");
+    filled.put_until_refused(|_| vec![b'x'; 4_000]);
+    filled.put_until_refused(|_| Vec::new());
+    drop(worker);
+    wait_until("the jobs of the worker come back", || {
+        filled.client.stat("current-jobs-reserved") == 0
+    });
+    assert_eq!(filled.client.stat("current-jobs-buried"), 0);
+    let all = (filled.ids.len() - first) as u64;
+    wait_until("all jobs are ready", || filled.client.stat("current-jobs-ready") >= all);
 }
 
 /// Clients that watch more and more tubes.
