@@ -25,6 +25,8 @@ mod keys;
 mod replies;
 mod steps;
 
+pub use commands::COMMANDS;
+pub use extensions::EXTENSIONS;
 pub use keys::{JobKey, KeptKey};
 
 /// A client, by the number that the history gives it.
@@ -77,7 +79,6 @@ pub struct Model {
     started_at: u64,
     total_jobs: u64,
     timeouts: u64,
-    puts_in_tubes: u64,
     flush_count: u64,
     /// The time of the last flush that has deleted jobs.
     pub last_flush_at: u64,
@@ -235,7 +236,7 @@ pub enum Due {
 }
 
 /// A command that is being run.
-struct Call<'a> {
+pub struct Call<'a> {
     by: ClientNumber,
     now: u64,
     /// The bytes that the server has sent to the client from here on; empty if there are none.
@@ -311,7 +312,6 @@ impl Model {
             started_at: now,
             total_jobs: 0,
             timeouts: 0,
-            puts_in_tubes: 0,
             flush_count: 0,
             last_flush_at: 0,
             last_seq: 0,
@@ -403,10 +403,15 @@ impl Model {
         self.last_command_at = now.max(self.last_command_at + 1);
         let call = Call { by: number, now: self.last_command_at, seen };
         match item {
-            Item::Line(line) => self.execute(&call, request::parse(&line)),
+            Item::Line(line) => self.execute(&call, &line),
             Item::TooLongLine(line) if request::is_http(&line) => self.http(&call),
             Item::TooLongLine(_) => self.reply(number, "BAD_FORMAT"),
-            Item::Body(bytes) => self.finish_put(&call, expected, &bytes),
+            Item::Body(bytes) => {
+                let Expects::Body { id, put } = expected else {
+                    unreachable!("a body follows a put")
+                };
+                self.finish_put(&call, id, put, &bytes);
+            }
             Item::TooLargeBody => self.reply(number, "JOB_TOO_BIG"),
         }
         true
@@ -711,7 +716,7 @@ impl Model {
 
     /// Returns how many puts there were, in the used tube or in another one.
     pub fn puts(&self) -> u64 {
-        self.counters.get("put").copied().unwrap_or(0) + self.puts_in_tubes
+        ["put", "put-in-tube"].iter().filter_map(|word| self.counters.get(word)).sum()
     }
 
     fn find(&self, id: u64) -> Option<&Job> {

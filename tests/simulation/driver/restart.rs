@@ -3,7 +3,7 @@
 use super::super::event::Crash;
 use super::super::journal::{End, FoundJob, Journal, StoredJob, Verdict};
 use super::super::model::{Counts, Job, JobKey, KeptKey, Model, SECOND};
-use super::super::request::COUNTERS;
+use super::super::request::command_named;
 use super::{Failure, Simulation, Syncs, TICK, has_threads, nanos, options};
 use crate::harness::driver::{Client, Driver, End as EndOfClient, ReplayError};
 use crate::harness::yaml::field;
@@ -320,8 +320,8 @@ impl Inspector<'_> {
 
     fn ask(&mut self, line: &str) -> String {
         let word = line.split([' ', '\r']).next().unwrap_or_default();
-        let command = COUNTERS.iter().find(|counter| **counter == word);
-        *self.asked.commands.entry(command.expect("stats counts it")).or_default() += 1;
+        let command = command_named(word);
+        *self.asked.commands.entry(command.word).or_default() += 1;
         // A body may be any bytes: each becomes one char.
         self.driver.ask_at_once(self.client, line).into_iter().map(char::from).collect()
     }

@@ -1,10 +1,15 @@
 //! Replies and documents, and the values in them that BEHAVIOUR.md leaves open.
 
-use super::super::request::COUNTERS;
+use super::super::request::Arguments;
 use super::{BodyReply, Call, ClientNumber, Counts, Job, Model, NO_DEADLINE, SECOND, State, Tube};
 use crate::harness::reply::frame;
 use std::rc::Rc;
 use std::str::FromStr;
+
+/// The commands that `stats` counts, in its order.
+const COUNTERS: &str = "put peek peek-ready peek-delayed peek-buried reserve reserve-with-timeout \
+    delete release use watch ignore bury kick touch stats stats-job stats-tube list-tubes \
+    list-tube-used list-tubes-watched pause-tube";
 
 impl Model {
     pub(super) fn reply(&mut self, number: ClientNumber, line: &str) {
@@ -46,7 +51,8 @@ impl Model {
 
     // ---- Statistics ----
 
-    pub(super) fn stats_job(&mut self, call: &Call<'_>, id: u64) {
+    pub(super) fn stats_job(&mut self, call: &Call<'_>, it: &Arguments) {
+        let id = it.ids[0];
         let Some(job) = self.find(id) else { return self.reply(call.by, "NOT_FOUND") };
         let (state, time_left) = job.shown_state(call.now);
         let file = if self.options.has_binlog { call.seen_value("file") } else { 0 };
@@ -81,7 +87,8 @@ impl Model {
         self.reply_document(call, &text);
     }
 
-    pub(super) fn stats_tube(&mut self, call: &Call<'_>, name: &str) {
+    pub(super) fn stats_tube(&mut self, call: &Call<'_>, it: &Arguments) {
+        let name = it.tube();
         let Some(tube) = self.find_tube(name) else {
             return self.reply(call.by, "NOT_FOUND");
         };
@@ -113,7 +120,7 @@ impl Model {
              current-jobs-reserved: {reserved}\ncurrent-jobs-delayed: {delayed}\n\
              current-jobs-buried: {buried}\n"
         );
-        for command in COUNTERS {
+        for command in COUNTERS.split(' ') {
             text += &format!("cmd-{command}: {}\n", self.counters.get(command).unwrap_or(&0));
         }
         let clients = || self.clients.values();
