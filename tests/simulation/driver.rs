@@ -123,6 +123,7 @@ impl Simulation {
             binlog_file_size: setup.binlog.map_or(0, |binlog| binlog.file_size),
             has_binlog: setup.binlog.is_some(),
             bury_after: setup.bury_after,
+            wakes_per_step: setup.limits.wakes_per_step,
         };
         let mut model = Model::new(options, now);
         model.may_refuse_updates = limit.is_some();

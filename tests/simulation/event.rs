@@ -47,9 +47,10 @@ pub struct Drawn {
 
 /// Steps of 2 to 8 jobs, names or comparisons, and shares of a few commands: so commands take many
 /// iterations, and others run between their steps.
-pub const DRAWN: [Drawn; 16] = [
+pub const DRAWN: [Drawn; 17] = [
     Drawn { name: "kick-step", of: |it| &mut it.jobs_per_kick_step, range: 1..=8 },
     Drawn { name: "reserve-step", of: |it| &mut it.jobs_per_reserve_step, range: 1..=8 },
+    Drawn { name: "wakes", of: |it| &mut it.wakes_per_step, range: 1..=3 },
     Drawn { name: "touch-step", of: |it| &mut it.jobs_per_touch_step, range: 1..=8 },
     Drawn { name: "watch-step", of: |it| &mut it.watches_per_step, range: 1..=6 },
     Drawn { name: "list-step", of: |it| &mut it.names_per_list_step, range: 1..=8 },

@@ -656,7 +656,9 @@ impl Generator {
     }
 
     fn ttr(&mut self) -> u32 {
-        if self.is_timeless { LONG } else { self.random.u32(..=self.profile.ttr) }
+        // So that deadlines are in another order than reservations.
+        let longer = if self.is_timeless { LONG } else { 0 };
+        longer + self.random.u32(..=self.profile.ttr)
     }
 
     fn delay(&mut self) -> u32 {

@@ -46,6 +46,8 @@ pub struct Options {
     pub has_binlog: bool,
     /// A job that came back this many times is buried.
     pub bury_after: Option<u32>,
+    /// The end of a pause by command wakes this many clients. The next tick ends the pause.
+    pub wakes_per_step: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -514,24 +516,41 @@ impl Model {
         self.reply(number, reply);
     }
 
-    /// Hands ready jobs of the tube to the clients that wait for them, the longest-waiting one
-    /// first.
+    /// Hands ready jobs of the tube to the clients that wait for them.
     fn serve_waiters(&mut self, tube: &str, now: u64) {
-        while let Some(waiter) =
-            self.waiters.iter().find(|waiter| self.clients[&waiter.client].watches(tube))
-            && let Waiter { client, batch, .. } = *waiter
-            && let Some(id) = self.first_ready(|name| name == tube)
-        {
-            self.waiters.retain(|waiter| waiter.client != client);
-            self.reserve(id, client, now);
-            match batch {
-                Some(count) => {
-                    let (first, taken) = (Some(id), Vec::new());
-                    let batch = Batch { first, taken, count, is_first_open: false };
-                    self.client(client).batch = Some(batch);
-                }
-                None => self.reply_job(client, "RESERVED", id),
+        while let Some((waiter, id)) = self.next_served(tube) {
+            self.serve_waiter(waiter, id, now);
+        }
+    }
+
+    /// Returns the client that has waited longest for jobs of the tube, and the job that it gets.
+    fn next_served(&self, tube: &str) -> Option<(Waiter, u64)> {
+        let waits = |waiter: &&Waiter| self.clients[&waiter.client].watches(tube);
+        Some((*self.waiters.iter().find(waits)?, self.first_ready(|name| name == tube)?))
+    }
+
+    fn serve_waiter(&mut self, Waiter { client, batch, .. }: Waiter, id: u64, now: u64) {
+        self.waiters.retain(|waiter| waiter.client != client);
+        self.reserve(id, client, now);
+        match batch {
+            Some(count) => {
+                let (first, taken) = (Some(id), Vec::new());
+                let batch = Batch { first, taken, count, is_first_open: false };
+                self.client(client).batch = Some(batch);
             }
+            None => self.reply_job(client, "RESERVED", id),
+        }
+    }
+
+    /// Ends a pause by command. Where many clients wait, the pause is over in the next tick.
+    fn end_pause(&mut self, tube: &str, now: u64) {
+        let pause = self.tube(tube).pause.take();
+        for _ in 0..self.options.wakes_per_step {
+            let Some((waiter, id)) = self.next_served(tube) else { return };
+            self.serve_waiter(waiter, id, now);
+        }
+        if self.next_served(tube).is_some() {
+            self.tube(tube).pause = pause.map(|(secs, _)| (secs, now));
         }
     }
 

@@ -341,11 +341,12 @@ impl Model {
         }
         let tube = self.tube(name);
         tube.pauses += 1;
-        tube.pause = (secs > 0).then_some((secs, call.now + u64::from(secs) * SECOND));
-        self.pauses_changed = self.next_seq();
-        if secs == 0 {
-            self.serve_waiters(name, call.now);
+        if secs > 0 {
+            tube.pause = Some((secs, call.now + u64::from(secs) * SECOND));
+        } else {
+            self.end_pause(name, call.now);
         }
+        self.pauses_changed = self.next_seq();
         self.reply(call.by, "PAUSED");
     }
 
