@@ -17,8 +17,12 @@
 use super::event::{BinlogSetup, Crash, Event, Setup};
 use super::journal::{End, Journal};
 use super::model::{ClientNumber, Model, Options};
-use crate::harness::driver::{self, Client, Driver, Flushed, Nanos, Settings, Syncing, Visit};
+use crate::harness::driver::{
+    self, Client, Disk, Driver, Flushed, Nanos, Progress, Settings, Syncing, Visit,
+};
+use crate::harness::fake_disk::FakeDisk;
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::num::NonZero;
 
 mod bounds;
@@ -27,7 +31,6 @@ mod follow;
 mod held;
 mod restart;
 
-use disk::SimulatedDisk;
 pub use follow::Orders;
 use held::HeldReplies;
 
@@ -37,7 +40,7 @@ pub type Failure = String;
 pub struct Simulation {
     setup: Setup,
     driver: Driver,
-    disk: SimulatedDisk,
+    disk: FakeDisk,
     model: Model,
     journal: Journal,
     /// How far the wall clock is ahead of the monotonic clock.
@@ -113,7 +116,7 @@ const MAX_WAKES: usize = 40_000;
 impl Simulation {
     pub fn new(setup: Setup) -> Result<Simulation, Failure> {
         let now = START.next_multiple_of(TICK);
-        let disk = SimulatedDisk::new(setup.binlog);
+        let disk = disk::new(setup.binlog);
         let limit = setup.binlog.and_then(|binlog| binlog.limit);
         let disk_of_server = setup.binlog.map(|_| disk.boxed());
         let driver = Driver::start(options(&setup, limit), disk_of_server, nanos(now));
@@ -127,7 +130,7 @@ impl Simulation {
         };
         let mut model = Model::new(options, now);
         model.may_refuse_updates = limit.is_some();
-        disk.set_reads_late(has_threads(&setup));
+        disk::set_reads_late(&disk, has_threads(&setup));
         Ok(Simulation {
             setup,
             driver,
@@ -215,6 +218,11 @@ impl Simulation {
         self.driver.made(self.sockets[&client].client)
     }
 
+    /// Returns which changes a remote disk has acknowledged.
+    fn progress(&self) -> Progress {
+        Disk::progress(&self.disk).unwrap_or_default()
+    }
+
     fn sync_within(&self) -> Option<u64> {
         self.setup.binlog.and_then(|binlog| binlog.sync_within)
     }
@@ -281,7 +289,8 @@ impl Simulation {
             Event::FailDiskAfter(changes, crash) => {
                 let is_local = self.setup.binlog.is_some_and(|binlog| binlog.remote.is_none());
                 if is_local && self.crash_to_come.is_none() {
-                    self.disk.fail_after(*changes);
+                    let first = self.disk.changes() + 1 + changes;
+                    self.disk.fail_from(first, ErrorKind::Other);
                     self.crash_to_come = Some(*crash);
                     self.had_disk_faults = true;
                     self.model.may_refuse_updates = true;
@@ -295,12 +304,14 @@ impl Simulation {
             }
             Event::EndReads(count) => {
                 self.read_at = self.now();
-                self.disk.end_reads(*count);
+                self.disk.let_reads_end(Some(*count));
                 // The disk wakes the loop.
                 self.begin_iteration()?;
             }
             Event::EndSync => self.end_sync(),
-            Event::LoseLeadership(seed) => self.disk.refuse(*seed),
+            Event::LoseLeadership(seed) => {
+                self.disk.refuse(&mut fastrand::Rng::with_seed(*seed));
+            }
             Event::Crash(crash) => self.crash(*crash)?,
             Event::Restart => self.restart()?,
         }
@@ -439,7 +450,7 @@ impl Simulation {
             return Err("changes are not handed over in the commit".to_owned());
         }
         self.note_syncs()?;
-        self.commits.push(self.disk.progress().written);
+        self.commits.push(self.progress().written);
         self.hold_replies();
         let worst_end = self.end(Some(0));
         self.journal.commit(self.now(), worst_end);
@@ -450,7 +461,7 @@ impl Simulation {
     /// longer than `-f` allows. Until a sync has ended, no other one can begin.
     fn note_syncs(&mut self) -> Result<(), Failure> {
         let (now, has_unsynced) = (self.now(), self.disk.has_unsynced_records());
-        let (begun, is_syncing) = self.disk.background_sync();
+        let (begun, is_syncing) = (self.disk.background_syncs().0, self.disk.is_syncing());
         let syncs = &mut self.syncs;
         if begun > syncs.begun {
             syncs.begun = begun;
@@ -475,7 +486,7 @@ impl Simulation {
 
     /// The disk ends the background sync.
     fn end_sync(&mut self) {
-        self.disk.end_sync();
+        self.disk.let_sync_end();
         if self.crash_to_come.is_none() {
             let syncs = &mut self.syncs;
             syncs.covered = syncs.in_progress.take().unwrap_or(syncs.covered);
@@ -484,7 +495,7 @@ impl Simulation {
 
     /// Notes which replies wait for the changes until now.
     fn hold_replies(&mut self) {
-        let progress = self.disk.progress();
+        let progress = self.progress();
         for socket in self.sockets.values_mut() {
             socket.held.commit(self.driver.made(socket.client).len(), progress);
         }
@@ -496,7 +507,7 @@ impl Simulation {
         let is_remote = self.setup.binlog.is_some_and(|binlog| binlog.remote.is_some());
         let is_lossless = power_cut.is_none() && !self.disk.is_refused();
         if is_remote {
-            let acknowledged = self.disk.progress().acknowledged;
+            let acknowledged = self.progress().acknowledged;
             let last = if is_lossless { self.disk.last_handed_over() } else { acknowledged };
             let commits = self.commits.partition_point(|&change| change <= last);
             return End::Unacknowledged { commits: commits as u64 };
@@ -512,7 +523,7 @@ impl Simulation {
 
     /// Checks what the server has sent and closed, and lets the model close the same connections.
     fn follow_flush(&mut self, flushed: &Flushed) -> Result<(), Failure> {
-        let progress = self.disk.progress();
+        let progress = self.progress();
         for (client, bytes) in &flushed.sent {
             let number = self.numbers[client];
             let socket = self.socket(number);

@@ -4,7 +4,7 @@ use super::super::event::Crash;
 use super::super::journal::{End, FoundJob, Journal, StoredJob, Verdict};
 use super::super::model::{Counts, Job, JobKey, KeptKey, Model, SECOND};
 use super::super::request::command_named;
-use super::{Failure, Simulation, Syncs, TICK, has_threads, nanos, options};
+use super::{Failure, Simulation, Syncs, TICK, disk, has_threads, nanos, options};
 use crate::harness::driver::{Client, Driver, End as EndOfClient, ReplayError};
 use crate::harness::yaml::field;
 use std::collections::{BTreeMap, BTreeSet};
@@ -77,9 +77,10 @@ impl Simulation {
         self.had_disk_faults |= crash.flipped_bits > 0;
         let end = self.end(crash.power_cut);
         let flip_seed = crash.power_cut.unwrap_or(self.now());
-        self.disk = self.disk.after(crash, self.capacity, flip_seed);
+        self.disk = disk::after(&self.disk, crash, flip_seed);
+        self.disk.set_capacity(self.capacity);
         // The inspector expects each reply at once.
-        self.disk.set_reads_late(false);
+        disk::set_reads_late(&self.disk, false);
         self.sockets.clear();
         self.numbers.clear();
         self.iterations_of_flush = 0;
@@ -150,13 +151,13 @@ impl Simulation {
         // What was read is stored already.
         self.commits = vec![0];
         let covered = 1;
-        self.syncs = Syncs { begun: self.disk.background_sync().0, covered, ..Syncs::default() };
+        self.syncs = Syncs { begun: self.disk.background_syncs().0, covered, ..Syncs::default() };
         model.may_refuse_updates = self.capacity.is_some() || self.limit.is_some();
         // A damaged file cannot be continued: at the limit there may be no room for all deletes.
         let is_short = self.limit.is_some() && crash.flipped_bits > 0;
         model.may_refuse_deletes = self.capacity.is_some() || is_short;
         self.model = model;
-        self.disk.set_reads_late(has_threads(&self.setup));
+        disk::set_reads_late(&self.disk, has_threads(&self.setup));
         Ok(())
     }
 
