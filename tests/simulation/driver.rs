@@ -286,17 +286,7 @@ impl Simulation {
                 self.end_iteration()?;
                 self.set_capacity(*bytes);
             }
-            Event::FailDiskAfter(changes, crash) => {
-                let is_local = self.setup.binlog.is_some_and(|binlog| binlog.remote.is_none());
-                if is_local && self.crash_to_come.is_none() {
-                    let first = self.disk.changes() + 1 + changes;
-                    self.disk.fail_from(first, ErrorKind::Other);
-                    self.crash_to_come = Some(*crash);
-                    self.had_disk_faults = true;
-                    self.model.may_refuse_updates = true;
-                    self.model.may_refuse_deletes = true;
-                }
-            }
+            Event::FailDiskAfter(changes, crash) => self.fail_disk_after(*changes, *crash),
             Event::Acknowledge(changes) => {
                 self.disk.acknowledge(*changes);
                 // The disk wakes the loop.
@@ -364,6 +354,17 @@ impl Simulation {
         self.numbers.remove(&socket.client);
         self.model.begin_close(number);
         self.follow_closes();
+    }
+
+    fn fail_disk_after(&mut self, changes: u64, crash: Crash) {
+        let is_local = self.setup.binlog.is_some_and(|binlog| binlog.remote.is_none());
+        if is_local && self.crash_to_come.is_none() {
+            self.disk.fail_from(self.disk.changes() + 1 + changes, ErrorKind::Other);
+            self.crash_to_come = Some(crash);
+            self.had_disk_faults = true;
+            self.model.may_refuse_updates = true;
+            self.model.may_refuse_deletes = true;
+        }
     }
 
     fn set_capacity(&mut self, bytes: Option<u64>) {

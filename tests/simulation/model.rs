@@ -11,7 +11,6 @@
 //! file of a job, or whether a full disk has space for a record. For these the caller passes the
 //! reply that the server has sent, and the model accepts the values that are allowed.
 
-use super::journal::StoredJob;
 use super::request;
 use input::{Expects, Item};
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,7 +38,7 @@ pub const SECOND: u64 = 1_000_000_000;
 pub const UNREAD_LIMIT: usize = 256 * 1024;
 
 /// How the server was started.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
     pub max_job_size: u32,
     pub binlog_file_size: u32,
@@ -50,7 +49,7 @@ pub struct Options {
     pub wakes_per_step: usize,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Model {
     options: Options,
     /// By ascending id.
@@ -93,7 +92,7 @@ pub struct Model {
     closing: Vec<(ClientNumber, Client)>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
     pub id: u64,
     pub tube: Rc<str>,
@@ -143,7 +142,7 @@ pub struct Tube {
     made: u64,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Client {
     used: Rc<str>,
     /// In the order of `list-tubes-watched`.
@@ -220,7 +219,7 @@ pub struct Flush {
 pub struct Change {
     pub id: u64,
     /// `None`: it is deleted.
-    pub job: Option<StoredJob>,
+    pub job: Option<Job>,
     /// The binlog has a record of it.
     pub is_logged: bool,
     /// The number of the flush that has deleted it: after a crash all its jobs are gone, or none.
@@ -275,20 +274,10 @@ impl Job {
     }
 
     /// Returns the job as a restart brings it back: a reserved one is ready.
-    pub fn stored(&self) -> StoredJob {
+    fn stored(&self) -> Job {
         let is_reserved = matches!(self.state, State::Reserved { .. });
-        StoredJob {
-            tube: Rc::clone(&self.tube),
-            body: Rc::clone(&self.body),
-            pri: self.pri,
-            delay: self.delay,
-            ttr: self.ttr,
-            created: self.created,
-            is_age_unknown: self.is_age_unknown,
-            state: if is_reserved { State::Ready } else { self.state },
-            counts: self.counts,
-            key: self.key.clone(),
-        }
+        let state = if is_reserved { State::Ready } else { self.state };
+        Job { state, returns: 0, changed: 0, ..self.clone() }
     }
 }
 
@@ -296,30 +285,10 @@ impl Model {
     pub fn new(options: Options, now: u64) -> Model {
         Model {
             options,
-            jobs: Vec::new(),
             tubes: vec![Tube::new("default")],
-            clients: BTreeMap::new(),
-            waiters: Vec::new(),
-            kept_keys: Vec::new(),
-            flushes: Vec::new(),
-            changes: Vec::new(),
-            may_refuse_updates: false,
-            may_refuse_deletes: false,
-            refusals: 0,
-            is_draining: false,
-            last_id: 0,
-            counters: BTreeMap::new(),
-            total_connections: 0,
             last_command_at: now,
             started_at: now,
-            total_jobs: 0,
-            timeouts: 0,
-            flush_count: 0,
-            last_flush_at: 0,
-            last_seq: 0,
-            tubes_changed: 0,
-            pauses_changed: 0,
-            closing: Vec::new(),
+            ..Model::default()
         }
     }
 
@@ -341,22 +310,8 @@ impl Model {
 
     pub fn connect(&mut self, number: ClientNumber) {
         let default: Rc<str> = "default".into();
-        let client = Client {
-            used: Rc::clone(&default),
-            watched: vec![default],
-            output: Vec::new(),
-            input: Vec::new(),
-            expects: Expects::Line,
-            batch: None,
-            step: None,
-            bodies: None,
-            reading: None,
-            is_closing: false,
-            is_producer: false,
-            is_worker: false,
-            is_half_closed: false,
-            has_input_ended: false,
-        };
+        let used = Rc::clone(&default);
+        let client = Client { used, watched: vec![default], ..Client::default() };
         self.clients.insert(number, client);
         self.total_connections += 1;
     }

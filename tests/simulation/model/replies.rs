@@ -54,17 +54,8 @@ impl Model {
     pub(super) fn stats_job(&mut self, call: &Call<'_>, it: &Arguments) {
         let id = it.ids[0];
         let Some(job) = self.find(id) else { return self.reply(call.by, "NOT_FOUND") };
-        let (state, time_left) = job.shown_state(call.now);
         let file = if self.options.has_binlog { call.seen_value("file") } else { 0 };
-        let age = shown_age(job, call.now, || call.seen_value("age"));
-        let Job { tube, pri, delay, ttr, .. } = job;
-        let Counts { reserves, timeouts, releases, buries, kicks } = job.counts;
-        let text = format!(
-            "---\nid: {id}\ntube: \"{tube}\"\nstate: {state}\npri: {pri}\nage: {age}\n\
-             delay: {delay}\nttr: {ttr}\ntime-left: {time_left}\nfile: {file}\n\
-             reserves: {reserves}\ntimeouts: {timeouts}\nreleases: {releases}\n\
-             buries: {buries}\nkicks: {kicks}\n"
-        );
+        let text = job.document(call.now, file, || call.seen_value("age"));
         self.reply_document(call, &text);
     }
 
@@ -182,6 +173,20 @@ impl Model {
 }
 
 impl Job {
+    /// Returns the document of `stats-job`. The server may show its age where it is open.
+    pub fn document(&self, now: u64, file: u64, shown: impl FnOnce() -> u64) -> String {
+        let (state, time_left) = self.shown_state(now);
+        let age = shown_age(self, now, shown);
+        let Job { id, tube, pri, delay, ttr, .. } = self;
+        let Counts { reserves, timeouts, releases, buries, kicks } = self.counts;
+        format!(
+            "---\nid: {id}\ntube: \"{tube}\"\nstate: {state}\npri: {pri}\nage: {age}\n\
+             delay: {delay}\nttr: {ttr}\ntime-left: {time_left}\nfile: {file}\n\
+             reserves: {reserves}\ntimeouts: {timeouts}\nreleases: {releases}\n\
+             buries: {buries}\nkicks: {kicks}\n"
+        )
+    }
+
     /// Returns the state and the seconds left, as `stats-job` shows them.
     pub(super) fn shown_state(&self, now: u64) -> (&'static str, u64) {
         let left = |at: u64| at.saturating_sub(now) / SECOND;
