@@ -148,7 +148,6 @@ const VERSION_LEN: usize = 4;
 const FIRST_NUMBER: u64 = 1_000;
 
 impl FakeDisk {
-    /// A disk with these files.
     pub fn with_files(files: &Files) -> FakeDisk {
         let names = (0..).zip(files.keys()).map(|(inode, name)| (name.clone(), inode)).collect();
         let image = Image { names, inodes: files.values().cloned().collect() };
@@ -177,7 +176,6 @@ impl FakeDisk {
 
     // ---- Faults ----
 
-    /// Sets the number of bytes that fit.
     pub fn set_capacity(&self, capacity: Option<u64>) {
         self.0.borrow_mut().capacity = capacity;
     }
@@ -192,7 +190,6 @@ impl FakeDisk {
         self.0.borrow_mut().syncs_left = Some(count);
     }
 
-    /// Makes each truncation fail from now on.
     pub fn fail_cuts(&self, error: ErrorKind) {
         self.0.borrow_mut().cut_error = Some(error);
     }
@@ -226,12 +223,10 @@ impl FakeDisk {
         self.0.borrow_mut().reads_left = count;
     }
 
-    /// Sets what goes wrong with one of the next reads of bodies.
     pub fn add_read_fault(&self, fault: ReadFault) {
         self.0.borrow_mut().read_faults.push_back(fault);
     }
 
-    /// From now on nothing goes wrong with reads of bodies.
     pub fn end_read_faults(&self) {
         self.0.borrow_mut().read_faults.clear();
     }
@@ -266,13 +261,11 @@ impl FakeDisk {
         waiting.iter().any(|(number, change)| *number > covered && is_record(change))
     }
 
-    /// Returns whether a change has failed.
     pub fn has_failed(&self) -> bool {
         let state = self.0.borrow();
         state.fail_from.is_some_and(|(from, _)| from <= state.counts.changes)
     }
 
-    /// Ends all failures.
     pub fn heal(&self) {
         self.0.borrow_mut().fail_from = None;
     }
@@ -299,7 +292,6 @@ impl FakeDisk {
         self.0.borrow_mut().history = Some(Vec::new());
     }
 
-    /// Takes the copies since the last call.
     pub fn take_history(&self) -> Vec<FakeDisk> {
         self.0.borrow_mut().history.replace(Vec::new()).unwrap_or_default()
     }
@@ -402,7 +394,6 @@ impl FakeDisk {
         self.0.borrow().counts
     }
 
-    /// How many changes there were so far.
     pub fn changes(&self) -> u64 {
         self.counts().changes
     }

@@ -88,7 +88,6 @@ pub fn run_command(mut command: Command) -> Output {
     output.expect("a child can be waited for")
 }
 
-/// Output of a program as text.
 pub fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).expect("the program writes text")
 }
@@ -122,12 +121,10 @@ impl Process {
         kill_process(self.pid(), signal).expect("the server still runs");
     }
 
-    /// Returns the exit status if the process has exited.
     pub fn exit_status(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("a child can be waited for")
     }
 
-    /// Reads the piped standard error to its end.
     pub fn read_stderr(&mut self) -> String {
         let mut text = String::new();
         let stderr = self.child.stderr.as_mut().expect("standard error is piped");
@@ -135,7 +132,6 @@ impl Process {
         text
     }
 
-    /// Waits until the process exits.
     pub fn wait_for_exit(&mut self) -> ExitStatus {
         let mut status = None;
         wait_until("the process has exited", || {
@@ -145,7 +141,6 @@ impl Process {
         status.expect("it was just returned")
     }
 
-    /// Sends a signal and waits until the process exits.
     pub fn end(&mut self, signal: Signal) -> ExitStatus {
         self.signal(signal);
         self.wait_for_exit()
@@ -197,7 +192,6 @@ impl Process {
         fs::read_dir(format!("/proc/{}/fd", self.id())).expect("the server runs").count()
     }
 
-    /// Whether the process waits in the kernel for an event.
     pub fn is_asleep(&self) -> bool {
         self.state() == 'S'
     }
@@ -313,7 +307,6 @@ impl Daemon {
         Daemon::spawn(inheriting(program, arguments, socket.into()))
     }
 
-    /// Starts `program` with these arguments.
     pub fn start(program: impl AsRef<OsStr>, arguments: &[&str]) -> Daemon {
         Daemon::spawn(command(program, arguments))
     }

@@ -171,7 +171,6 @@ impl Simulation {
         self.sent.replace(Vec::new()).unwrap_or_default()
     }
 
-    /// Returns the size of all binlog files, in bytes.
     pub fn disk_use(&self) -> u64 {
         self.disk.used()
     }
@@ -181,7 +180,6 @@ impl Simulation {
         self.driver.is_busy()
     }
 
-    /// Returns the number of changes that the disk has not acknowledged.
     pub fn waiting_changes(&self) -> usize {
         self.disk.waiting()
     }
@@ -191,12 +189,10 @@ impl Simulation {
         self.disk.is_refused()
     }
 
-    /// Returns how many bytes a client has sent that the server has not read.
     pub fn unread(&self, client: ClientNumber) -> usize {
         self.sockets.get(&client).map_or(0, |socket| self.driver.unread(socket.client))
     }
 
-    /// Returns whether a closed connection still gives back its jobs.
     pub fn is_closing(&self) -> bool {
         self.driver.facts().closing > 0
     }
@@ -213,7 +209,6 @@ impl Simulation {
         self.driver.now = nanos(now);
     }
 
-    /// Returns the replies that the server has made and the client has not received.
     fn made(&self, client: ClientNumber) -> &[u8] {
         self.driver.made(self.sockets[&client].client)
     }
@@ -348,7 +343,6 @@ impl Simulation {
         Ok(())
     }
 
-    /// The connection is closed.
     fn forget(&mut self, number: ClientNumber) {
         let socket = self.sockets.remove(&number).expect("the client is connected");
         self.numbers.remove(&socket.client);

@@ -3,7 +3,8 @@
 
 use super::model::ClientNumber;
 use crate::harness::driver::Limits;
-use std::fmt::{self, Write};
+use crate::harness::script;
+use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
@@ -269,7 +270,7 @@ impl FromStr for Event {
         let word = words.next().unwrap_or_default();
         Ok(match word {
             "connect" => Event::Connect(words.value()?),
-            "send" => Event::Send(words.value()?, unescape(words.rest)),
+            "send" => Event::Send(words.value()?, words.bytes()?),
             "half-close" => Event::HalfClose(words.value()?, words.next() == Some("reported")),
             "disconnect" => Event::Disconnect(words.value()?),
             "read-limit" => Event::ReadLimit(words.value()?, words.optional()?),
@@ -356,6 +357,10 @@ impl<'l> Words<'l> {
         Ok(setup)
     }
 
+    fn bytes(&self) -> Result<Vec<u8>, InvalidLine> {
+        script::unescape(self.rest).map_err(|_| InvalidLine(self.line.to_owned()))
+    }
+
     fn crash(&mut self) -> Result<Crash, InvalidLine> {
         Ok(Crash { power_cut: self.optional()?, flipped_bits: self.value()? })
     }
@@ -366,20 +371,17 @@ const SHORTEST_RUN: usize = 12;
 /// The longest piece of text that is looked for in a repetition.
 const LONGEST_PIECE: usize = 32;
 
-/// Writes bytes as text. A piece that is repeated is written once: `\{300*x}`.
+/// Writes bytes as conversations do. A piece that is repeated is written once: `\(300*x)`.
 pub fn escape(bytes: &[u8]) -> String {
     let mut text = String::new();
     let mut rest = bytes;
     while !rest.is_empty() {
         let (piece, count) = repetition(rest);
-        // A brace stands for a repetition only.
-        let written =
-            rest[..piece].escape_ascii().to_string().replace('{', "\\x7b").replace('}', "\\x7d");
-        if count > 1 {
-            write!(text, "\\{{{count}*{written}}}").expect("a string can be written to");
-        } else {
-            text += &written;
-        }
+        let written = script::escape(&rest[..piece]);
+        text += &match count {
+            1 => written,
+            _ => format!("\\({count}*{})", written.replace(')', "\\x29")),
+        };
         rest = &rest[piece * count..];
     }
     text
@@ -394,42 +396,4 @@ fn repetition(bytes: &[u8]) -> (usize, usize) {
         }
     }
     (1, 1)
-}
-
-/// Reads what [`escape`] has written.
-fn unescape(text: &str) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let mut rest = text;
-    while let Some(at) = rest.find("\\{") {
-        let (before, from) = rest.split_at(at);
-        bytes.extend(unescape_piece(before));
-        let (inside, after) = from[2..].split_once('}').unwrap_or((&from[2..], ""));
-        let (count, piece) = inside.split_once('*').unwrap_or(("1", inside));
-        bytes.extend(unescape_piece(piece).repeat(count.parse().unwrap_or(1)));
-        rest = after;
-    }
-    bytes.extend(unescape_piece(rest));
-    bytes
-}
-
-fn unescape_piece(text: &str) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let mut rest = text.as_bytes();
-    while let Some((&first, after)) = rest.split_first() {
-        let (byte, used) = match (first, after) {
-            (b'\\', [b'r', ..]) => (b'\r', 2),
-            (b'\\', [b'n', ..]) => (b'\n', 2),
-            (b'\\', [b't', ..]) => (b'\t', 2),
-            (b'\\', [b'x', high, low, ..]) => {
-                let digits = [*high, *low];
-                let text = str::from_utf8(&digits).unwrap_or("00");
-                (u8::from_str_radix(text, 16).unwrap_or(0), 4)
-            }
-            (b'\\', [other, ..]) => (*other, 2),
-            _ => (first, 1),
-        };
-        bytes.push(byte);
-        rest = &rest[used..];
-    }
-    bytes
 }

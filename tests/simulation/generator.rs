@@ -581,7 +581,6 @@ impl Generator {
         }
     }
 
-    /// Adds a malformed command.
     fn malformed(&mut self, client: ClientNumber, model: &Model, bytes: &mut Vec<u8>) {
         let start = bytes.len();
         let others = commands().filter(|command| !command.arguments.contains(&Argument::Len));

@@ -155,12 +155,10 @@ impl Journal {
 
     // ---- Comparing ----
 
-    /// Returns the ids of the jobs that may be there.
     pub fn candidates(&self) -> Vec<u64> {
         self.jobs.keys().chain(&self.deleted).copied().collect()
     }
 
-    /// Returns the ids of all jobs of the run.
     pub fn all_ids(&self) -> Vec<u64> {
         self.origins.keys().copied().collect()
     }
@@ -247,7 +245,6 @@ impl Journal {
         .collect()
     }
 
-    /// Returns the key with which a job was put.
     pub fn key_of(&self, id: u64) -> Option<JobKey> {
         self.origins.get(&id)?.last()?.2.clone()
     }

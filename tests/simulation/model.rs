@@ -405,7 +405,6 @@ impl Model {
         all
     }
 
-    /// Does all that is due for one tube or client.
     pub fn on_due(&mut self, due: &Due, now: u64) {
         match due {
             Due::Tube(name) => self.on_tube_due(name, now),
@@ -677,7 +676,6 @@ impl Model {
         ranks.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// Returns the number of the last reservation or bury.
     pub fn last_seq(&self) -> u64 {
         self.last_seq
     }

@@ -97,7 +97,6 @@ pub const STATES: [&str; 5] = ["ready", "reserved", "delayed", "buried", "any"];
 pub const MAX_COUNT: usize = 1_000;
 
 impl Arguments {
-    /// Returns the tube of a command that has one.
     pub fn tube(&self) -> &str {
         self.tube.as_deref().expect("the command has a tube")
     }
@@ -123,7 +122,6 @@ impl Command {
     }
 }
 
-/// Returns the rows of all commands.
 pub fn commands() -> impl Iterator<Item = &'static Command> {
     COMMANDS.iter().chain(&EXTENSIONS)
 }
@@ -233,13 +231,11 @@ impl<'l> Rest<'l> {
         (self.0.is_empty() && it.ids.len() <= MAX_COUNT).then_some(it)
     }
 
-    /// Parses a number of jobs.
     fn count(&mut self) -> Option<usize> {
         let count = self.u32()? as usize;
         (1..=MAX_COUNT).contains(&count).then_some(count)
     }
 
-    /// Parses how long a client waits.
     fn timeout(&mut self) -> Option<u32> {
         self.u32().filter(|&secs| secs < 1 << 31)
     }

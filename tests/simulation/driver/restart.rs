@@ -67,7 +67,6 @@ impl Simulation {
         }
     }
 
-    /// The process ends at once, and the next one starts.
     pub(super) fn crash(&mut self, crash: Crash) -> Result<(), Failure> {
         if self.setup.binlog.is_none() {
             return Ok(());
@@ -89,7 +88,6 @@ impl Simulation {
         self.start(crash, end, now.next_multiple_of(TICK))
     }
 
-    /// Starts the next process, and compares its jobs with those that may be there.
     fn start(&mut self, crash: Crash, end: End, now: u64) -> Result<(), Failure> {
         self.recover(now)?;
         let recovered = self.driver.recovered;
@@ -289,7 +287,6 @@ struct Asked {
 }
 
 impl Inspector<'_> {
-    /// Connects after earlier inspectors of the same start.
     fn connect(driver: &mut Driver, mut asked: Asked) -> Inspector<'_> {
         let client = driver.connect();
         asked.connections += 1;
@@ -330,7 +327,6 @@ impl Inspector<'_> {
         reply
     }
 
-    /// Adds the commands of this connection to the counters of the model.
     fn add_to(&self, model: &mut Model) {
         model.total_connections = self.asked.connections;
         model.counters.clone_from(&self.asked.commands);

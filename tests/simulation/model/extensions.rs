@@ -114,7 +114,6 @@ impl Model {
         }
     }
 
-    /// Ends a flush with its reply.
     pub fn end_flush(&mut self, index: usize) {
         let Flush { client, tube, count } = self.flushes.remove(index);
         self.remove_if_idle(&tube);
@@ -123,7 +122,6 @@ impl Model {
         }
     }
 
-    /// Returns whether the client waits for the reply to a flush.
     pub fn is_flushing(&self, number: ClientNumber) -> bool {
         self.flushes.iter().any(|flush| flush.client == Some(number))
     }

@@ -61,7 +61,6 @@ impl Model {
 }
 
 impl Client {
-    /// Returns whether a batch is to be filled.
     pub fn has_batch(&self) -> bool {
         self.batch.is_some()
     }

@@ -59,7 +59,6 @@ impl Model {
         self.reply_document(call, &text);
     }
 
-    /// Replies with the jobs of a page.
     pub(super) fn reply_jobs(&mut self, call: &Call<'_>, ids: &[u64], next: u64) {
         let mut text = format!("---\nnext: {next}\n");
         text += if ids.is_empty() { "jobs: []\n" } else { "jobs:\n" };

@@ -103,7 +103,6 @@ impl Model {
         Ok(())
     }
 
-    /// Ends a command with its reply.
     pub(super) fn end_step(&mut self, call: &Call<'_>, mut step: Step) {
         let arguments = step.arguments.clone();
         match step.command.word {
@@ -129,7 +128,6 @@ impl Model {
         }
     }
 
-    /// Returns whether the client waits for a list of all tubes.
     pub fn is_listing(&self, number: ClientNumber) -> bool {
         let step = self.clients.get(&number).and_then(|client| client.step.as_ref());
         step.is_some_and(|step| step.command.word == "list-tubes")
@@ -141,7 +139,6 @@ impl Model {
 
     // ---- Reserve, kick and touch ----
 
-    /// Reserves more jobs for a batch.
     fn take_more(&mut self, number: ClientNumber, count: usize) {
         let Some(mut batch) = self.client(number).batch.take() else { return };
         batch.taken = batch.first.take().into_iter().chain(batch.taken).collect();
