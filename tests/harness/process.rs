@@ -345,31 +345,23 @@ impl Daemon {
     pub fn wait_for_log(&mut self, text: &str) -> String {
         let deadline = Instant::now() + PATIENCE;
         let mut seen = String::new();
-        loop {
-            match self.log.next_line(deadline) {
-                Ok(line) if line.contains(text) => return line,
-                Ok(line) => seen += &(line + "\n"),
-                Err(LogError::Ended) => panic!("the log ended without {text:?}:\n{seen}"),
-                Err(LogError::Late) => {
-                    panic!("no {text:?} in the log within {PATIENCE:?}:\n{seen}")
-                }
+        while let Some(line) = self.log.next_line(deadline, &seen) {
+            if line.contains(text) {
+                return line;
             }
+            seen += &(line + "\n");
         }
+        panic!("the log ended without {text:?}:\n{seen}")
     }
 
     /// Waits until the server exits by itself; returns its status and the rest of its log.
     pub fn wait(mut self) -> (ExitStatus, String) {
         let deadline = Instant::now() + PATIENCE;
         let mut log = String::new();
-        loop {
-            match self.log.next_line(deadline) {
-                Ok(line) => log += &(line + "\n"),
-                Err(LogError::Ended) => return (self.process.wait_for_exit(), log),
-                Err(LogError::Late) => {
-                    panic!("the server has not closed its log within {PATIENCE:?}:\n{log}")
-                }
-            }
+        while let Some(line) = self.log.next_line(deadline, &log) {
+            log += &(line + "\n");
         }
+        (self.process.wait_for_exit(), log)
     }
 
     /// Stops the server as an operator does, which must succeed; returns the rest of its log.
@@ -395,13 +387,6 @@ pub fn connect_when_ready(address: &SockAddr) -> Socket {
 /// The lines of a log, as a thread reads them.
 struct Log(Receiver<String>);
 
-enum LogError {
-    /// The server has closed it.
-    Ended,
-    /// No line came before the deadline.
-    Late,
-}
-
 impl Log {
     fn read(stderr: ChildStderr) -> Log {
         let (lines, log) = mpsc::channel();
@@ -416,12 +401,16 @@ impl Log {
         Log(log)
     }
 
-    fn next_line(&self, deadline: Instant) -> Result<String, LogError> {
+    /// Returns the next line, or `None` once the server has closed its log.
+    fn next_line(&self, deadline: Instant, seen: &str) -> Option<String> {
         let left = deadline.saturating_duration_since(Instant::now());
-        self.0.recv_timeout(left).map_err(|error| match error {
-            RecvTimeoutError::Disconnected => LogError::Ended,
-            RecvTimeoutError::Timeout => LogError::Late,
-        })
+        match self.0.recv_timeout(left) {
+            Ok(line) => Some(line),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => {
+                panic!("the server logs nothing more within {PATIENCE:?}:\n{seen}")
+            }
+        }
     }
 }
 
