@@ -83,6 +83,20 @@ enum Change {
     Names(Vec<(String, Option<usize>)>),
 }
 
+/// How a remote disk stores changes, and acknowledges them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RemoteSetup {
+    /// The number of bytes that are stored at once.
+    pub chunk_len: usize,
+    /// The disk is congested while more bytes wait. `None`: never.
+    pub congested_above: Option<usize>,
+    /// Changes are handed over only when all earlier ones are acknowledged.
+    pub is_batched: bool,
+    /// The seed that decides which changes are acknowledged in the commit that hands them over.
+    /// `None`: none.
+    pub eager: Option<u64>,
+}
+
 #[derive(Clone, Debug, Default)]
 struct Remote {
     /// Inodes of which nothing is stored, because they have no record.
@@ -91,12 +105,7 @@ struct Remote {
     handed_over: u64,
     acknowledged: u64,
     waiting_bytes: usize,
-    /// The number of bytes in a chunk.
-    chunk_len: usize,
-    /// The disk is congested while more bytes wait. `None`: never.
-    congested_above: Option<usize>,
-    /// Changes are handed over only when all earlier ones are acknowledged.
-    is_batched: bool,
+    setup: RemoteSetup,
     /// Decides how many changes are acknowledged as soon as they are handed over.
     eager: Option<fastrand::Rng>,
     /// A change was refused. The stored files are those of the next server.
@@ -164,9 +173,19 @@ impl FakeDisk {
 
     /// A remote disk with these files, which stores `chunk_len` bytes at once.
     pub fn remote(files: &Files, chunk_len: usize) -> FakeDisk {
+        FakeDisk::remote_as(files, RemoteSetup { chunk_len, ..RemoteSetup::default() })
+    }
+
+    pub fn remote_as(files: &Files, setup: RemoteSetup) -> FakeDisk {
         let disk = FakeDisk::with_files(files);
         disk.0.borrow_mut().written = FIRST_NUMBER;
-        disk.0.borrow_mut().remote = Some(Remote { chunk_len, ..Remote::default() }.restarted());
+        disk.0.borrow_mut().remote = Some(Remote {
+            setup,
+            handed_over: FIRST_NUMBER,
+            acknowledged: FIRST_NUMBER,
+            eager: setup.eager.map(fastrand::Rng::with_seed),
+            ..Remote::default()
+        });
         disk
     }
 
@@ -304,17 +323,7 @@ impl FakeDisk {
 
     /// Makes the disk congested while more than this number of bytes wait.
     pub fn set_congested_above(&self, bytes: usize) {
-        self.with_remote(|remote| remote.congested_above = Some(bytes));
-    }
-
-    /// Hands changes over only when all earlier ones are acknowledged, from now on.
-    pub fn set_batched(&self) {
-        self.with_remote(|remote| remote.is_batched = true);
-    }
-
-    /// Acknowledges some changes as soon as they are handed over, from now on.
-    pub fn set_eager(&self, random: fastrand::Rng) {
-        self.with_remote(|remote| remote.eager = Some(random));
+        self.with_remote(|remote| remote.setup.congested_above = Some(bytes));
     }
 
     /// Stores and acknowledges the next `count` changes that were handed over, or all that there are.
@@ -374,16 +383,15 @@ impl FakeDisk {
                 state.image_after(count).files()
             }
         };
-        let next = FakeDisk::with_files(&files);
+        let next = match &state.remote {
+            Some(remote) => FakeDisk::remote_as(&files, remote.setup),
+            None => FakeDisk::with_files(&files),
+        };
         let mut new = next.0.borrow_mut();
         new.syncs_in_background = state.syncs_in_background;
         new.reads_late = state.reads_late;
         new.reads_left = state.reads_left;
         new.capacity = state.capacity;
-        if let Some(remote) = &state.remote {
-            new.written = FIRST_NUMBER;
-            new.remote = Some(remote.restarted());
-        }
         drop(new);
         next
     }
@@ -492,18 +500,9 @@ impl Change {
 }
 
 impl Remote {
-    /// Returns the state when a process starts.
-    fn restarted(&self) -> Remote {
-        let Remote { chunk_len, congested_above, is_batched, .. } = *self;
-        let (handed_over, acknowledged) = (FIRST_NUMBER, FIRST_NUMBER);
-        let eager = self.eager.clone();
-        let it = Remote { handed_over, acknowledged, chunk_len, eager, ..Remote::default() };
-        Remote { congested_above, is_batched, ..it }
-    }
-
     /// Returns whether nothing may be handed over now.
     fn is_full(&self) -> bool {
-        self.is_batched && self.acknowledged < self.handed_over
+        self.setup.is_batched && self.acknowledged < self.handed_over
     }
 }
 
@@ -591,7 +590,7 @@ impl State {
         assert_eq!(file.len(), offset, "{} is appended to", name(number));
         file.extend_from_slice(bytes);
         let remote = self.remote.as_mut().expect("the disk is remote");
-        let (len, chunk_len) = (file.len(), remote.chunk_len);
+        let (len, chunk_len) = (file.len(), remote.setup.chunk_len);
         if len <= VERSION_LEN {
             return Ok(());
         }
@@ -947,8 +946,8 @@ impl Disk for FakeDisk {
 
     fn progress(&self) -> Option<Progress> {
         let state = self.0.borrow();
-        let Remote { acknowledged, waiting_bytes, congested_above, .. } = *state.remote.as_ref()?;
-        let is_congested = congested_above.is_some_and(|most| waiting_bytes > most);
+        let Remote { acknowledged, waiting_bytes, setup, .. } = *state.remote.as_ref()?;
+        let is_congested = setup.congested_above.is_some_and(|most| waiting_bytes > most);
         Some(Progress { written: state.written, acknowledged, is_congested })
     }
 

@@ -39,9 +39,9 @@ pub type Failure = String;
 
 pub struct Simulation {
     setup: Setup,
-    driver: Driver,
-    disk: FakeDisk,
-    model: Model,
+    pub driver: Driver,
+    pub disk: FakeDisk,
+    pub model: Model,
     journal: Journal,
     /// How far the wall clock is ahead of the monotonic clock.
     clock_offset: i64,
@@ -158,10 +158,6 @@ impl Simulation {
 
     // ---- State, for the generator ----
 
-    pub fn model(&self) -> &Model {
-        &self.model
-    }
-
     pub fn clients(&self) -> Vec<ClientNumber> {
         self.sockets.keys().copied().collect()
     }
@@ -171,30 +167,8 @@ impl Simulation {
         self.sent.replace(Vec::new()).unwrap_or_default()
     }
 
-    pub fn disk_use(&self) -> u64 {
-        self.disk.used()
-    }
-
-    /// Returns whether the next iteration has something to do at once.
-    pub fn is_busy(&self) -> bool {
-        self.driver.is_busy()
-    }
-
-    pub fn waiting_changes(&self) -> usize {
-        self.disk.waiting()
-    }
-
-    /// Returns whether another server leads, so that this one must end.
-    pub fn has_lost_leadership(&self) -> bool {
-        self.disk.is_refused()
-    }
-
     pub fn unread(&self, client: ClientNumber) -> usize {
         self.sockets.get(&client).map_or(0, |socket| self.driver.unread(socket.client))
-    }
-
-    pub fn is_closing(&self) -> bool {
-        self.driver.facts().closing > 0
     }
 
     pub fn can_send(&self, client: ClientNumber) -> bool {
@@ -552,7 +526,7 @@ impl Simulation {
             self.end_iteration()?;
             self.driver.check();
             let is_due = self.driver.next_due().is_some_and(|due| due <= self.driver.now);
-            if !self.is_busy() && !is_due {
+            if !self.driver.is_busy() && !is_due {
                 self.check_idle()?;
                 return self.check_disk_use();
             }

@@ -3,6 +3,7 @@
 
 use super::model::ClientNumber;
 use crate::harness::driver::Limits;
+pub use crate::harness::fake_disk::RemoteSetup;
 use crate::harness::script;
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -67,20 +68,6 @@ pub const DRAWN: [Drawn; 17] = [
     Drawn { name: "due-work", of: |it| &mut it.most_due_work, range: 1..=16 },
     Drawn { name: "read-bytes", of: |it| &mut it.read_bytes, range: 20..=400 },
 ];
-
-/// A disk that stores changes later, and acknowledges them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RemoteSetup {
-    /// The number of bytes that are stored at once.
-    pub chunk_len: usize,
-    /// The disk is congested while more bytes wait. `None`: never.
-    pub congested_above: Option<usize>,
-    /// Changes are handed over only when all earlier ones are acknowledged.
-    pub is_batched: bool,
-    /// The seed that decides which changes are acknowledged in the commit that hands them over.
-    /// `None`: none.
-    pub eager: Option<u64>,
-}
 
 /// One event. The numbers of clients are used again. An event for a client that is not connected
 /// has no effect.

@@ -203,7 +203,7 @@ impl Generator {
         if let Some(event) = self.next.pop_front() {
             return event;
         }
-        if simulation.has_lost_leadership() && self.random.u8(..20) == 0 {
+        if simulation.disk.is_refused() && self.random.u8(..20) == 0 {
             return Event::Crash(self.crash());
         }
         let clients = simulation.clients();
@@ -227,7 +227,7 @@ impl Generator {
         }
         let chance = self.random.u32(..1000);
         if chance < profile.disconnects {
-            if self.keeper.is_some() && simulation.is_closing() {
+            if self.keeper.is_some() && simulation.driver.facts().closing > 0 {
                 return Event::EndIteration;
             }
             self.unsent.remove(&client);
@@ -257,7 +257,7 @@ impl Generator {
             1 => Some(self.random.usize(1..5_000)),
             _ => None,
         };
-        let jobs = &simulation.model().jobs;
+        let jobs = &simulation.model.jobs;
         let can_send = simulation.can_send(client) && simulation.unread(client) <= MAX_UNREAD;
         if let (Some(_), Some(longest)) = (limit, jobs.iter().max_by_key(|job| job.body.len()))
             && can_send
@@ -271,7 +271,7 @@ impl Generator {
 
     /// Acknowledges a change, some, or all that wait.
     fn acknowledge(&mut self, simulation: &Simulation) -> Event {
-        let waiting = simulation.waiting_changes();
+        let waiting = simulation.disk.waiting();
         match self.random.u8(..6) {
             0 => Event::Acknowledge(1),
             1..4 => Event::Acknowledge(self.random.usize(..=waiting)),
@@ -325,11 +325,11 @@ impl Generator {
                 let file_size = self.setup.binlog.map_or(1, |binlog| binlog.file_size.into());
                 // About as much as the files take now, or a little more.
                 let more = self.random.u64(..3) * file_size;
-                let bytes = simulation.disk_use() + more - self.random.u64(..=more.min(file_size));
+                let bytes = simulation.disk.used() + more - self.random.u64(..=more.min(file_size));
                 Event::DiskCapacity((!is_unlimited).then_some(bytes))
             }
             2 => Event::ClockOffset(self.random.i64(-3_600..3_600) * 1_000_000_000),
-            _ => Event::Drain(!simulation.model().is_draining),
+            _ => Event::Drain(!simulation.model.is_draining),
         })
     }
 
@@ -345,7 +345,7 @@ impl Generator {
         if !simulation.can_send(client) || simulation.unread(client) > MAX_UNREAD {
             return Event::EndIteration;
         }
-        let model = simulation.model();
+        let model = &simulation.model;
         if model.is_waiting(client) && (self.is_timeless || self.random.u8(..8) > 0) {
             return Event::EndIteration;
         }

@@ -84,7 +84,7 @@ pub struct Model {
     /// The time of the last flush that has deleted jobs.
     pub last_flush_at: u64,
     /// Rises with each change of a job or a tube.
-    last_seq: u64,
+    pub last_seq: u64,
     /// The last change of the tubes, and of their pauses.
     tubes_changed: u64,
     pauses_changed: u64,
@@ -674,10 +674,6 @@ impl Model {
         let mut ranks: Vec<(R, u64)> = ranks.collect();
         ranks.sort_unstable();
         ranks.into_iter().map(|(_, id)| id).collect()
-    }
-
-    pub fn last_seq(&self) -> u64 {
-        self.last_seq
     }
 
     /// Returns how many jobs are ready, reserved, delayed and buried.

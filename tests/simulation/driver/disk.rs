@@ -1,24 +1,16 @@
 //! The disk of a simulated server: local or remote.
 
-use super::super::event::{BinlogSetup, Crash, RemoteSetup};
+use super::super::event::{BinlogSetup, Crash};
 use crate::harness::fake_disk::{FakeDisk, Files};
 
 /// Returns an empty disk.
 pub(super) fn new(binlog: Option<BinlogSetup>) -> FakeDisk {
-    let Some(setup) = binlog.and_then(|binlog| binlog.remote) else {
-        let disk = FakeDisk::default();
-        if binlog.is_some_and(|binlog| binlog.has_threads) {
-            disk.sync_in_background();
-        }
-        return disk;
-    };
-    let RemoteSetup { chunk_len, congested_above, is_batched, eager } = setup;
-    let disk = FakeDisk::remote(&Files::new(), chunk_len);
-    congested_above.into_iter().for_each(|bytes| disk.set_congested_above(bytes));
-    if is_batched {
-        disk.set_batched();
+    let remote = binlog.and_then(|binlog| binlog.remote);
+    let remote = remote.map(|setup| FakeDisk::remote_as(&Files::new(), setup));
+    let disk = remote.unwrap_or_default();
+    if binlog.is_some_and(|binlog| binlog.has_threads) {
+        disk.sync_in_background();
     }
-    eager.into_iter().for_each(|seed| disk.set_eager(fastrand::Rng::with_seed(seed)));
     disk
 }
 
