@@ -9,8 +9,8 @@
 #   make check-repeat   repeats make check while all cores are busy (RUNS=20)
 #   make simulate   runs a randomized simulation for one minute (FOR_SECONDS=n; SEED=n STEPS=n
 #                   repeats one run; HISTORY=FILE replays a history)
-#   make mutants    plants bugs, and requires that the simulation, or the suite that the table names,
-#                   finds each (MUTANTS='name name' for some of them)
+#   make mutants    plants bugs, and requires that the suite that the table names finds each
+#                   (MUTANTS='name name' for some of them; MUTANTS=--search looks for other seeds)
 #   make fuzz       hostile bytes for the engine, one minute for each target of tests/fuzz
 #                   (TARGET=replay FOR_SECONDS=3600 for one target and one hour)
 #   make soak       the server under stress, for about ten minutes (SCENARIO=churn MINUTES=60 for

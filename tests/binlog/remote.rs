@@ -132,7 +132,7 @@ fn a_remote_disk_without_space_refuses_puts_only() {
     let client = world.server.connect();
     let job = put(0, 0, 9, "job");
     assert_eq!(world.ask(client, job.repeat(2)), "INSERTED 1\r\nINSERTED 2\r\n");
-    world.disk.set_refusing_puts(true);
+    world.disk.set_capacity(Some(0));
     for (request, reply) in [
         ("put 0 0 9 3\r\njob\r\n", "OUT_OF_MEMORY\r\n"),
         ("reserve-job 1\r\nbury 1 0\r\n", "RESERVED 1 3\r\njob\r\nBURIED\r\n"),
@@ -141,6 +141,6 @@ fn a_remote_disk_without_space_refuses_puts_only() {
     ] {
         assert_eq!(world.ask(client, request), reply);
     }
-    world.disk.set_refusing_puts(false);
+    world.disk.set_capacity(None);
     assert_eq!(world.ask(client, &job), "INSERTED 4\r\n");
 }

@@ -10,6 +10,7 @@ mod harness {
     pub mod record;
     pub mod reply;
     pub mod request;
+    pub mod script;
     pub mod yaml;
 }
 #[path = "../simulation"]

@@ -29,7 +29,6 @@ impl Mutator<'_> {
         self.random.choice(self.starts).expect("there are seeds")
     }
 
-    /// Replaces some bytes by others.
     fn mutate(&mut self, input: &mut Vec<u8>) {
         let at = self.random.usize(..=input.len());
         let longest = 1 << self.random.u32(..8);

@@ -6,7 +6,6 @@ use crate::harness::script::{self, Line, Script};
 use crate::targets::connection::{ESCAPE, SETUPS, op};
 use std::collections::BTreeSet;
 
-/// Returns the seeds of a target.
 pub(crate) fn of(target: &str) -> Vec<Vec<u8>> {
     match target {
         "command" => lines(),

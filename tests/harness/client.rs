@@ -11,7 +11,6 @@ use std::net::Shutdown;
 use std::path::Path;
 use std::time::Duration;
 
-/// The address of a Unix socket.
 pub fn unix(path: &Path) -> SockAddr {
     SockAddr::unix(path).expect("the path is short enough for a socket")
 }
@@ -60,7 +59,6 @@ impl Client {
         Ok(Client::over(try_connect(address)?))
     }
 
-    /// Takes a connection over.
     pub fn over(socket: Socket) -> Client {
         Client { stream: BufReader::new(socket) }
     }
@@ -83,7 +81,6 @@ impl Client {
         self.stream.get_mut().write_all(request.as_ref())
     }
 
-    /// Reads a whole reply.
     pub fn try_reply(&mut self) -> io::Result<Reply> {
         let line = self.try_line()?;
         let mut body = Vec::new();
@@ -145,14 +142,6 @@ impl Client {
         self.ask(put(0, 0, 3600, body)).inserted()
     }
 
-    /// Puts the same job, or returns `None` when the server has no memory for it.
-    pub fn try_put(&mut self, body: impl AsRef<[u8]>) -> Option<u64> {
-        let reply = self.ask(put(0, 0, 3600, body));
-        let id = reply.number("INSERTED");
-        assert!(id.is_some() || reply.line == "OUT_OF_MEMORY", "to a put: {}", reply.line);
-        id
-    }
-
     /// Deletes these jobs, many at a time.
     #[track_caller]
     pub fn delete_all(&mut self, ids: &[u64]) {
@@ -164,13 +153,11 @@ impl Client {
         }
     }
 
-    /// Returns a number of `stats`.
     pub fn stat(&mut self, key: &str) -> u64 {
         let reply = self.ask("stats\r\n");
         reply.value(key).unwrap_or_else(|| panic!("stats has no number {key}: {}", reply.line))
     }
 
-    /// Returns the number of jobs in all states.
     pub fn jobs(&mut self) -> u64 {
         let stats = self.ask("stats\r\n");
         let states = ["ready", "reserved", "delayed", "buried"];
@@ -178,7 +165,6 @@ impl Client {
         states.map(|state| count(state).expect("stats counts each state")).iter().sum()
     }
 
-    /// Shuts the sending side down.
     pub fn half_close(&self) {
         self.socket().shutdown(Shutdown::Write).expect("the connection is open");
     }
@@ -197,7 +183,6 @@ impl Client {
         rest
     }
 
-    /// Closes with a reset.
     pub fn reset(self) {
         reset_on_close(self.socket());
     }

@@ -181,12 +181,10 @@ const MOST_PARTS: usize = 4_096;
 const MOST_ITERATIONS: usize = 10_000_000;
 
 impl Driver {
-    /// Starts a server without a binlog.
     pub fn new(options: Options, now: Nanos) -> Driver {
         Driver::start(options, None, now).expect("there is no binlog")
     }
 
-    /// Starts a server on the files of the disk.
     pub fn start(
         options: Options,
         disk: Option<Box<dyn Disk>>,
@@ -230,7 +228,6 @@ impl Driver {
         self.queue(client);
     }
 
-    /// The client ends its side of the connection.
     pub fn end(&mut self, client: Client, end: End) {
         if end == End::HangUp {
             return self.close(client);
@@ -245,7 +242,6 @@ impl Driver {
         self.queue(client);
     }
 
-    /// Returns how many more bytes the client reads. `None`: all.
     pub fn room(&self, client: Client) -> Option<usize> {
         self.links[client].room
     }
@@ -263,12 +259,10 @@ impl Driver {
         !blocked.is_empty()
     }
 
-    /// Returns how many bytes the server has not read.
     pub fn unread(&self, client: Client) -> usize {
         self.links[client].unread.len()
     }
 
-    /// Returns whether the server has closed the connection.
     pub fn is_closed(&self, client: Client) -> bool {
         self.links[client].key.is_none()
     }
@@ -296,7 +290,6 @@ impl Driver {
         &self.links[client].received
     }
 
-    /// Takes what the client has received.
     pub fn take(&mut self, client: Client) -> Vec<u8> {
         std::mem::take(&mut self.links[client].received)
     }
@@ -490,7 +483,6 @@ impl Driver {
         Ok(self.flush())
     }
 
-    /// Runs one iteration on a disk that works.
     pub fn iterate(&mut self) -> Flushed {
         self.try_iterate().expect("the disk works")
     }
@@ -570,7 +562,6 @@ impl Driver {
         self.server.set_draining(is_draining);
     }
 
-    /// Sets the wall clock ahead of virtual time.
     pub fn set_wall_clock(&mut self, wall_clock: Nanos) {
         self.server.set_clock_offset(ClockOffset::between(self.now, wall_clock));
     }
@@ -708,12 +699,10 @@ impl Http {
         piece
     }
 
-    /// Returns whether the whole response was sent.
     pub fn is_done(&self) -> bool {
         self.conn.is_lingering()
     }
 
-    /// Returns when the connection is closed if nothing happens.
     pub fn deadline(&self) -> Nanos {
         self.conn.deadline()
     }

@@ -22,7 +22,6 @@ const PROGRAM: &str = "etcd";
 const ANY_PORT: &str = "http://127.0.0.1:0";
 
 impl Etcd {
-    /// Returns whether etcd is installed.
     pub fn is_installed() -> bool {
         let version = Command::new(PROGRAM).arg("--version").stdout(Stdio::null()).status();
         version.is_ok_and(|status| status.success())

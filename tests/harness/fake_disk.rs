@@ -31,7 +31,7 @@ struct State {
     written: u64,
     /// `None`: the disk is local.
     remote: Option<Remote>,
-    /// How many bytes fit, in whole blocks.
+    /// How many bytes fit, in whole blocks. A remote disk with a capacity refuses puts.
     capacity: Option<u64>,
     /// The first change that fails, and the error of it and of all later ones.
     fail_from: Option<(u64, ErrorKind)>,
@@ -83,6 +83,20 @@ enum Change {
     Names(Vec<(String, Option<usize>)>),
 }
 
+/// How a remote disk stores changes, and acknowledges them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RemoteSetup {
+    /// The number of bytes that are stored at once.
+    pub chunk_len: usize,
+    /// The disk is congested while more bytes wait. `None`: never.
+    pub congested_above: Option<usize>,
+    /// Changes are handed over only when all earlier ones are acknowledged.
+    pub is_batched: bool,
+    /// The seed that decides which changes are acknowledged in the commit that hands them over.
+    /// `None`: none.
+    pub eager: Option<u64>,
+}
+
 #[derive(Clone, Debug, Default)]
 struct Remote {
     /// Inodes of which nothing is stored, because they have no record.
@@ -91,15 +105,9 @@ struct Remote {
     handed_over: u64,
     acknowledged: u64,
     waiting_bytes: usize,
-    /// The number of bytes in a chunk.
-    chunk_len: usize,
-    /// The disk is congested while more bytes wait. `None`: never.
-    congested_above: Option<usize>,
-    /// Changes are handed over only when all earlier ones are acknowledged.
-    is_batched: bool,
+    setup: RemoteSetup,
     /// Decides how many changes are acknowledged as soon as they are handed over.
     eager: Option<fastrand::Rng>,
-    refuses_puts: bool,
     /// A change was refused. The stored files are those of the next server.
     is_refused: bool,
 }
@@ -149,7 +157,6 @@ const VERSION_LEN: usize = 4;
 const FIRST_NUMBER: u64 = 1_000;
 
 impl FakeDisk {
-    /// A disk with these files.
     pub fn with_files(files: &Files) -> FakeDisk {
         let names = (0..).zip(files.keys()).map(|(inode, name)| (name.clone(), inode)).collect();
         let image = Image { names, inodes: files.values().cloned().collect() };
@@ -166,12 +173,17 @@ impl FakeDisk {
 
     /// A remote disk with these files, which stores `chunk_len` bytes at once.
     pub fn remote(files: &Files, chunk_len: usize) -> FakeDisk {
+        FakeDisk::remote_as(files, RemoteSetup { chunk_len, ..RemoteSetup::default() })
+    }
+
+    pub fn remote_as(files: &Files, setup: RemoteSetup) -> FakeDisk {
         let disk = FakeDisk::with_files(files);
         disk.0.borrow_mut().written = FIRST_NUMBER;
         disk.0.borrow_mut().remote = Some(Remote {
+            setup,
             handed_over: FIRST_NUMBER,
             acknowledged: FIRST_NUMBER,
-            chunk_len,
+            eager: setup.eager.map(fastrand::Rng::with_seed),
             ..Remote::default()
         });
         disk
@@ -183,7 +195,6 @@ impl FakeDisk {
 
     // ---- Faults ----
 
-    /// Sets the number of bytes that fit.
     pub fn set_capacity(&self, capacity: Option<u64>) {
         self.0.borrow_mut().capacity = capacity;
     }
@@ -198,7 +209,6 @@ impl FakeDisk {
         self.0.borrow_mut().syncs_left = Some(count);
     }
 
-    /// Makes each truncation fail from now on.
     pub fn fail_cuts(&self, error: ErrorKind) {
         self.0.borrow_mut().cut_error = Some(error);
     }
@@ -213,21 +223,9 @@ impl FakeDisk {
         self.0.borrow_mut().syncs_in_background = true;
     }
 
-    pub fn are_syncs_in_background(&self) -> bool {
-        self.0.borrow().syncs_in_background
-    }
-
     /// Ends the background sync, if there is one. The server notices that later.
     pub fn let_sync_end(&self) {
         self.0.borrow_mut().end_background_sync();
-    }
-
-    /// Drops the reads and the sync that the killed process had begun.
-    pub fn kill_process(&self) {
-        let mut state = self.0.borrow_mut();
-        state.background_sync = None;
-        state.ended_sync = None;
-        state.reads.clear();
     }
 
     /// Flips a bit in the middle of these bytes, wherever they are first in the file.
@@ -244,12 +242,10 @@ impl FakeDisk {
         self.0.borrow_mut().reads_left = count;
     }
 
-    /// Sets what goes wrong with one of the next reads of bodies.
     pub fn add_read_fault(&self, fault: ReadFault) {
         self.0.borrow_mut().read_faults.push_back(fault);
     }
 
-    /// From now on nothing goes wrong with reads of bodies.
     pub fn end_read_faults(&self) {
         self.0.borrow_mut().read_faults.clear();
     }
@@ -284,13 +280,11 @@ impl FakeDisk {
         waiting.iter().any(|(number, change)| *number > covered && is_record(change))
     }
 
-    /// Returns whether a change has failed.
     pub fn has_failed(&self) -> bool {
         let state = self.0.borrow();
         state.fail_from.is_some_and(|(from, _)| from <= state.counts.changes)
     }
 
-    /// Ends all failures.
     pub fn heal(&self) {
         self.0.borrow_mut().fail_from = None;
     }
@@ -317,7 +311,6 @@ impl FakeDisk {
         self.0.borrow_mut().history = Some(Vec::new());
     }
 
-    /// Takes the copies since the last call.
     pub fn take_history(&self) -> Vec<FakeDisk> {
         self.0.borrow_mut().history.replace(Vec::new()).unwrap_or_default()
     }
@@ -330,22 +323,7 @@ impl FakeDisk {
 
     /// Makes the disk congested while more than this number of bytes wait.
     pub fn set_congested_above(&self, bytes: usize) {
-        self.with_remote(|remote| remote.congested_above = Some(bytes));
-    }
-
-    /// Hands changes over only when all earlier ones are acknowledged, from now on.
-    pub fn set_batched(&self) {
-        self.with_remote(|remote| remote.is_batched = true);
-    }
-
-    /// Sets whether the disk has no space for puts.
-    pub fn set_refusing_puts(&self, is_refusing: bool) {
-        self.with_remote(|remote| remote.refuses_puts = is_refusing);
-    }
-
-    /// Acknowledges some changes as soon as they are handed over, from now on.
-    pub fn set_eager(&self, random: fastrand::Rng) {
-        self.with_remote(|remote| remote.eager = Some(random));
+        self.with_remote(|remote| remote.setup.congested_above = Some(bytes));
     }
 
     /// Stores and acknowledges the next `count` changes that were handed over, or all that there are.
@@ -356,42 +334,66 @@ impl FakeDisk {
     /// Refuses one of the changes that were handed over: another server leads. Those before it are
     /// stored, but not acknowledged.
     pub fn refuse(&self, random: &mut fastrand::Rng) {
-        let count = random.usize(..=self.handed_over());
         let mut state = self.0.borrow_mut();
+        let Some(remote) = &state.remote else { return };
+        let count = random.usize(..=state.handed_over(remote));
         state.stored = state.image_after(count);
         drop(state);
         self.with_remote(|remote| remote.is_refused = true);
     }
 
     pub fn is_refused(&self) -> bool {
-        self.with_remote(|remote| remote.is_refused)
+        self.0.borrow().remote.as_ref().is_some_and(|remote| remote.is_refused)
     }
 
-    /// Returns the number of changes that are not stored.
+    /// Returns the number of changes that are not acknowledged.
     pub fn waiting(&self) -> usize {
-        self.0.borrow().waiting.len()
-    }
-
-    /// Returns the number of changes that are handed over and not acknowledged.
-    pub fn handed_over(&self) -> usize {
-        let last = self.last_handed_over();
-        self.0.borrow().waiting.partition_point(|(number, _)| *number <= last)
+        let state = self.0.borrow();
+        if state.remote.is_some() { state.waiting.len() } else { 0 }
     }
 
     /// Returns whether the server has handed over all changes that it may.
     pub fn has_all(&self) -> bool {
-        let written = self.0.borrow().written;
-        self.with_remote(|remote| remote.is_full() || remote.handed_over == written)
+        let state = self.0.borrow();
+        let is_handed_over = |it: &Remote| it.is_full() || it.handed_over == state.written;
+        state.remote.as_ref().is_none_or(is_handed_over)
     }
 
     /// Returns the number of the last change that was handed over.
     pub fn last_handed_over(&self) -> u64 {
-        self.with_remote(|remote| remote.handed_over)
+        self.0.borrow().remote.as_ref().map_or(0, |remote| remote.handed_over)
     }
 
-    /// Returns the files that the next server finds if `count` changes that wait were stored.
-    pub fn files_after(&self, count: usize) -> Files {
-        self.0.borrow().image_after(count).files()
+    // ---- The end of a process ----
+
+    /// Returns the disk that the next process finds. A power cut loses changes that were not synced, or not
+    /// acknowledged.
+    pub fn after_end(&self, power_cut: Option<&mut fastrand::Rng>) -> FakeDisk {
+        let mut state = self.0.borrow_mut();
+        state.fail_from = None;
+        state.background_sync = None;
+        state.ended_sync = None;
+        state.reads.clear();
+        let files = match (&state.remote, power_cut) {
+            (None, None) => return self.clone(),
+            (None, Some(random)) => state.files_after_power_cut(random),
+            (Some(remote), power_cut) => {
+                let most = state.handed_over(remote);
+                let count = power_cut.map_or(most, |random| random.usize(..=most));
+                state.image_after(count).files()
+            }
+        };
+        let next = match &state.remote {
+            Some(remote) => FakeDisk::remote_as(&files, remote.setup),
+            None => FakeDisk::with_files(&files),
+        };
+        let mut new = next.0.borrow_mut();
+        new.syncs_in_background = state.syncs_in_background;
+        new.reads_late = state.reads_late;
+        new.reads_left = state.reads_left;
+        new.capacity = state.capacity;
+        drop(new);
+        next
     }
 
     // ---- Figures ----
@@ -400,7 +402,6 @@ impl FakeDisk {
         self.0.borrow().counts
     }
 
-    /// How many changes there were so far.
     pub fn changes(&self) -> u64 {
         self.counts().changes
     }
@@ -439,18 +440,9 @@ impl FakeDisk {
         self.0.borrow().live.files()
     }
 
-    /// The files as a power cut leaves them: each sector is as it was at some moment since the
-    /// last sync, and so is the length; and of the names that changed, each may be back.
+    /// The files as a power cut leaves them.
     pub fn files_after_power_cut(&self, random: &mut fastrand::Rng) -> Files {
-        let state = self.0.borrow();
-        let mut names = Image { names: state.stored.names.clone(), inodes: Vec::new() };
-        for (_, change) in &state.waiting {
-            if matches!(change, Change::Names(_)) && random.bool() {
-                names.apply(change);
-            }
-        }
-        let mut after = |inode| state.inode_after_power_cut(inode, random);
-        names.names.into_iter().map(|(name, inode)| (name, after(inode))).collect()
+        self.0.borrow().files_after_power_cut(random)
     }
 }
 
@@ -510,7 +502,7 @@ impl Change {
 impl Remote {
     /// Returns whether nothing may be handed over now.
     fn is_full(&self) -> bool {
-        self.is_batched && self.acknowledged < self.handed_over
+        self.setup.is_batched && self.acknowledged < self.handed_over
     }
 }
 
@@ -598,7 +590,7 @@ impl State {
         assert_eq!(file.len(), offset, "{} is appended to", name(number));
         file.extend_from_slice(bytes);
         let remote = self.remote.as_mut().expect("the disk is remote");
-        let (len, chunk_len) = (file.len(), remote.chunk_len);
+        let (len, chunk_len) = (file.len(), remote.setup.chunk_len);
         if len <= VERSION_LEN {
             return Ok(());
         }
@@ -654,6 +646,19 @@ impl State {
         Ok(())
     }
 
+    /// Each sector is as it was at some moment since the last sync, and so is the length; and of the names
+    /// that changed, each may be back.
+    fn files_after_power_cut(&self, random: &mut fastrand::Rng) -> Files {
+        let mut names = Image { names: self.stored.names.clone(), inodes: Vec::new() };
+        for (_, change) in &self.waiting {
+            if matches!(change, Change::Names(_)) && random.bool() {
+                names.apply(change);
+            }
+        }
+        let mut after = |inode| self.inode_after_power_cut(inode, random);
+        names.names.into_iter().map(|(name, inode)| (name, after(inode))).collect()
+    }
+
     fn inode_after_power_cut(&self, inode: usize, random: &mut fastrand::Rng) -> Vec<u8> {
         let mut moments = vec![self.stored.inodes.get(inode).cloned().unwrap_or_default()];
         let mut image = Image::default();
@@ -686,6 +691,11 @@ impl State {
             remote.waiting_bytes -= change.len();
             remote.acknowledged = number;
         }
+    }
+
+    /// Returns the number of changes that are handed over and not acknowledged.
+    fn handed_over(&self, remote: &Remote) -> usize {
+        self.waiting.partition_point(|(number, _)| *number <= remote.handed_over)
     }
 
     /// Returns the stored image with the next `count` changes.
@@ -784,7 +794,8 @@ impl Disk for FakeDisk {
 
     fn free_bytes(&self) -> Option<u64> {
         let state = self.0.borrow();
-        state.capacity.map(|capacity| capacity.saturating_sub(state.used(|_| true)))
+        let capacity = state.capacity.filter(|_| state.remote.is_none())?;
+        Some(capacity.saturating_sub(state.used(|_| true)))
     }
 
     fn create(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
@@ -935,12 +946,13 @@ impl Disk for FakeDisk {
 
     fn progress(&self) -> Option<Progress> {
         let state = self.0.borrow();
-        let Remote { acknowledged, waiting_bytes, congested_above, .. } = *state.remote.as_ref()?;
-        let is_congested = congested_above.is_some_and(|most| waiting_bytes > most);
+        let Remote { acknowledged, waiting_bytes, setup, .. } = *state.remote.as_ref()?;
+        let is_congested = setup.congested_above.is_some_and(|most| waiting_bytes > most);
         Some(Progress { written: state.written, acknowledged, is_congested })
     }
 
     fn refuses_puts(&self) -> bool {
-        self.0.borrow().remote.as_ref().is_some_and(|remote| remote.refuses_puts)
+        let state = self.0.borrow();
+        state.remote.is_some() && state.capacity.is_some()
     }
 }

@@ -140,18 +140,15 @@ impl Instance {
         reply.trim_end().strip_prefix("INSERTED ").map(|id| id.parse().expect("ids are numbers"))
     }
 
-    /// Returns a number of `stats`.
     pub fn stat(&mut self, key: &str) -> u64 {
         yaml::number(&self.ask("stats\r\n"), key)
     }
 
-    /// Deletes a job that must exist.
     #[track_caller]
     pub fn delete(&mut self, id: u64) {
         self.expect(&format!("delete {id}\r\n"), "DELETED\r\n");
     }
 
-    /// Ends the server as an operator does.
     pub fn close(&mut self) {
         self.driver.stop().expect("the disk works");
     }

@@ -88,7 +88,6 @@ pub fn run_command(mut command: Command) -> Output {
     output.expect("a child can be waited for")
 }
 
-/// Output of a program as text.
 pub fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).expect("the program writes text")
 }
@@ -122,12 +121,10 @@ impl Process {
         kill_process(self.pid(), signal).expect("the server still runs");
     }
 
-    /// Returns the exit status if the process has exited.
     pub fn exit_status(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("a child can be waited for")
     }
 
-    /// Reads the piped standard error to its end.
     pub fn read_stderr(&mut self) -> String {
         let mut text = String::new();
         let stderr = self.child.stderr.as_mut().expect("standard error is piped");
@@ -135,7 +132,6 @@ impl Process {
         text
     }
 
-    /// Waits until the process exits.
     pub fn wait_for_exit(&mut self) -> ExitStatus {
         let mut status = None;
         wait_until("the process has exited", || {
@@ -145,7 +141,6 @@ impl Process {
         status.expect("it was just returned")
     }
 
-    /// Sends a signal and waits until the process exits.
     pub fn end(&mut self, signal: Signal) -> ExitStatus {
         self.signal(signal);
         self.wait_for_exit()
@@ -197,7 +192,6 @@ impl Process {
         fs::read_dir(format!("/proc/{}/fd", self.id())).expect("the server runs").count()
     }
 
-    /// Whether the process waits in the kernel for an event.
     pub fn is_asleep(&self) -> bool {
         self.state() == 'S'
     }
@@ -313,7 +307,6 @@ impl Daemon {
         Daemon::spawn(inheriting(program, arguments, socket.into()))
     }
 
-    /// Starts `program` with these arguments.
     pub fn start(program: impl AsRef<OsStr>, arguments: &[&str]) -> Daemon {
         Daemon::spawn(command(program, arguments))
     }
@@ -352,31 +345,23 @@ impl Daemon {
     pub fn wait_for_log(&mut self, text: &str) -> String {
         let deadline = Instant::now() + PATIENCE;
         let mut seen = String::new();
-        loop {
-            match self.log.next_line(deadline) {
-                Ok(line) if line.contains(text) => return line,
-                Ok(line) => seen += &(line + "\n"),
-                Err(LogError::Ended) => panic!("the log ended without {text:?}:\n{seen}"),
-                Err(LogError::Late) => {
-                    panic!("no {text:?} in the log within {PATIENCE:?}:\n{seen}")
-                }
+        while let Some(line) = self.log.next_line(deadline, &seen) {
+            if line.contains(text) {
+                return line;
             }
+            seen += &(line + "\n");
         }
+        panic!("the log ended without {text:?}:\n{seen}")
     }
 
     /// Waits until the server exits by itself; returns its status and the rest of its log.
     pub fn wait(mut self) -> (ExitStatus, String) {
         let deadline = Instant::now() + PATIENCE;
         let mut log = String::new();
-        loop {
-            match self.log.next_line(deadline) {
-                Ok(line) => log += &(line + "\n"),
-                Err(LogError::Ended) => return (self.process.wait_for_exit(), log),
-                Err(LogError::Late) => {
-                    panic!("the server has not closed its log within {PATIENCE:?}:\n{log}")
-                }
-            }
+        while let Some(line) = self.log.next_line(deadline, &log) {
+            log += &(line + "\n");
         }
+        (self.process.wait_for_exit(), log)
     }
 
     /// Stops the server as an operator does, which must succeed; returns the rest of its log.
@@ -402,13 +387,6 @@ pub fn connect_when_ready(address: &SockAddr) -> Socket {
 /// The lines of a log, as a thread reads them.
 struct Log(Receiver<String>);
 
-enum LogError {
-    /// The server has closed it.
-    Ended,
-    /// No line came before the deadline.
-    Late,
-}
-
 impl Log {
     fn read(stderr: ChildStderr) -> Log {
         let (lines, log) = mpsc::channel();
@@ -423,12 +401,16 @@ impl Log {
         Log(log)
     }
 
-    fn next_line(&self, deadline: Instant) -> Result<String, LogError> {
+    /// Returns the next line, or `None` once the server has closed its log.
+    fn next_line(&self, deadline: Instant, seen: &str) -> Option<String> {
         let left = deadline.saturating_duration_since(Instant::now());
-        self.0.recv_timeout(left).map_err(|error| match error {
-            RecvTimeoutError::Disconnected => LogError::Ended,
-            RecvTimeoutError::Timeout => LogError::Late,
-        })
+        match self.0.recv_timeout(left) {
+            Ok(line) => Some(line),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => {
+                panic!("the server logs nothing more within {PATIENCE:?}:\n{seen}")
+            }
+        }
     }
 }
 

@@ -87,17 +87,14 @@ impl Reply {
         id.unwrap_or_else(|| panic!("the reply to a put is {}", self.line))
     }
 
-    /// Returns a value of the document.
     pub fn field(&self, key: &str) -> Option<&str> {
         yaml::field(self.text(), key)
     }
 
-    /// Returns a number of the document.
     pub fn value(&self, key: &str) -> Option<u64> {
         self.field(key)?.parse().ok()
     }
 
-    /// Returns the body as text.
     pub fn text(&self) -> &str {
         std::str::from_utf8(&self.body).expect("the body is text")
     }

@@ -157,7 +157,6 @@ impl Script {
         }
     }
 
-    /// Flags for the server.
     pub fn options(&self) -> Vec<&str> {
         self.options.iter().map(String::as_str).collect()
     }
@@ -352,7 +351,7 @@ pub fn escape(bytes: &[u8]) -> String {
 }
 
 /// From a written form to bytes.
-fn unescape(text: &str) -> Parsed<Vec<u8>> {
+pub fn unescape(text: &str) -> Parsed<Vec<u8>> {
     const BAD: &str = "no such written form of a byte";
     let mut bytes = Vec::new();
     let mut rest = text;

@@ -3,7 +3,7 @@
 
 use super::PATIENCE;
 use super::client::unix;
-use super::driver::{Disk, Driver, End, Nanos, Options, START, Syncing, pass_until};
+use super::driver::{Driver, End, Nanos, Options, START, Syncing, pass_until};
 use super::etcd::Etcd;
 use super::fake_disk::{FakeDisk, Files};
 use super::process::{Daemon, ON_LOOPBACK, connect_when_ready};
@@ -93,65 +93,22 @@ impl Manner {
 pub struct Core {
     driver: Driver,
     manner: Manner,
-    disk: Option<CoreDisk>,
-}
-
-#[derive(Debug)]
-enum CoreDisk {
-    Local(FakeDisk),
-    Remote(FakeDisk),
+    disk: Option<FakeDisk>,
 }
 
 /// The bytes that a remote disk acknowledges at once.
 const CHUNK_LEN: usize = 60;
 
-impl CoreDisk {
-    fn new(kind: DiskKind, files: &Files) -> Option<CoreDisk> {
-        Some(match kind {
-            DiskKind::None => return None,
-            DiskKind::Local => CoreDisk::Local(FakeDisk::with_files(files)),
-            DiskKind::LateReads => {
-                let disk = FakeDisk::with_files(files);
-                disk.set_reads_late(true);
-                CoreDisk::Local(disk)
-            }
-            DiskKind::LateAcknowledgements => CoreDisk::Remote(FakeDisk::remote(files, CHUNK_LEN)),
-        })
-    }
-
-    fn boxed(&self) -> Box<dyn Disk> {
-        match self {
-            CoreDisk::Local(disk) => disk.boxed(),
-            CoreDisk::Remote(disk) => disk.boxed(),
-        }
-    }
-
-    fn files(&self, how: Restart) -> Files {
-        match self {
-            CoreDisk::Local(disk) if how == Restart::PowerCut => {
-                disk.files_after_power_cut(&mut fastrand::Rng::with_seed(0))
-            }
-            CoreDisk::Local(disk) => disk.live_files(),
-            CoreDisk::Remote(disk) => disk.live_files(),
-        }
-    }
-
-    /// Ends a read, or acknowledges a change. Returns whether there was one.
-    fn step(&self) -> bool {
-        match self {
-            CoreDisk::Local(disk) => disk.has_reads(),
-            CoreDisk::Remote(disk) => {
-                let is_waiting = disk.waiting() > 0;
-                disk.acknowledge(1);
-                is_waiting
-            }
-        }
-    }
-}
-
 impl Core {
     pub fn new(manner: Manner) -> Core {
-        let disk = CoreDisk::new(manner.disk, &Files::new());
+        let disk = match manner.disk {
+            DiskKind::None => None,
+            DiskKind::Local | DiskKind::LateReads => Some(FakeDisk::default()),
+            DiskKind::LateAcknowledgements => Some(FakeDisk::remote(&Files::new(), CHUNK_LEN)),
+        };
+        if let Some(disk) = &disk {
+            disk.set_reads_late(manner.disk == DiskKind::LateReads);
+        }
         let mut core = Core { driver: start(&manner, disk.as_ref(), START), manner, disk };
         core.settle();
         core
@@ -163,7 +120,10 @@ impl Core {
             self.driver.settle();
             self.driver.check();
             let has_read = self.driver.give_room(self.manner.room);
-            let has_stepped = self.disk.as_ref().is_some_and(CoreDisk::step);
+            // Then a read ends, or a change is acknowledged.
+            let waits = |disk: &FakeDisk| disk.has_reads() || disk.waiting() > 0;
+            let has_stepped = self.disk.as_ref().is_some_and(waits);
+            self.disk.iter().for_each(|disk| disk.acknowledge(1));
             if !has_read && !has_stepped {
                 return;
             }
@@ -171,10 +131,10 @@ impl Core {
     }
 }
 
-fn start(manner: &Manner, disk: Option<&CoreDisk>, now: Nanos) -> Driver {
-    let is_remote = matches!(disk, Some(CoreDisk::Remote(_)));
+fn start(manner: &Manner, disk: Option<&FakeDisk>, now: Nanos) -> Driver {
+    let is_remote = manner.disk == DiskKind::LateAcknowledgements;
     let syncing = if is_remote { Syncing::Never } else { manner.options.syncing };
-    Driver::start(Options { syncing, ..manner.options }, disk.map(CoreDisk::boxed), now)
+    Driver::start(Options { syncing, ..manner.options }, disk.map(FakeDisk::boxed), now)
         .expect("the disk works")
 }
 
@@ -218,7 +178,8 @@ impl World for Core {
             self.driver.stop().expect("the disk works");
         }
         let disk = self.disk.as_ref().expect("only a server with a binlog restarts");
-        self.disk = CoreDisk::new(self.manner.disk, &disk.files(how));
+        let mut random = fastrand::Rng::with_seed(0);
+        self.disk = Some(disk.after_end((how == Restart::PowerCut).then_some(&mut random)));
         self.driver = start(&self.manner, self.disk.as_ref(), now);
         self.settle();
     }

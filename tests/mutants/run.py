@@ -1,7 +1,8 @@
 """Tests the tests: plants the bugs of bugs.txt in one build, and requires that each is found.
 
-Use: run.py [NAME...]. Random runs of the simulation have FOR_SECONDS, one minute by default, to find a
-bug. `SEED=n STEPS=n` in the table is a run that has found the bug, and is tried first.
+Use: run.py [--search] [NAME...]. `simulation, SEED=n STEPS=n` in the table is a run of the simulation that
+finds the bug, and nothing without it. With `--search` random runs look for one, for FOR_SECONDS, one minute by
+default, and the table is rewritten.
 """
 import concurrent.futures
 import json
@@ -62,54 +63,71 @@ def run(program, bug, *arguments, **settings):
     return (failed + panicked + lines[-1:] + ["it ends without a message"])[0]
 
 
-def failure(programs, bug, suite, seconds):
-    """Returns what the suite finds when this bug is planted, or `None`; and what it finds without a bug."""
+def failure(programs, bug, suite):
+    """Returns what the suite finds when this bug is planted, or `None`."""
     names, _, settings = suite.partition(", ")
     suite, *tests = names.split()
-    if suite != "simulation" or tests:
-        found = run(programs[suite], bug, *tests)
-        return (None if found == "it does not end" else found), []
-    arguments = [programs[suite], bug, "simulate", "--ignored", "--nocapture"]
-    fixed = dict(word.split("=") for word in settings.split())
-    end, flaws = time.monotonic() + seconds, []
-    found = fixed and run(*arguments, **fixed)
-    while not found and (left := math.ceil(end - time.monotonic())) > 0:
-        found = run(*arguments, FOR_SECONDS=str(left))
-        seed = found and re.match(r"SEED=(\d+)", found)
-        if seed and bug and run(programs[suite], "", *arguments[2:], SEED=seed[1]):
-            flaws.append(found)
-            found = None
-    return found, flaws
+    if suite == "simulation" and not tests:
+        run_of = dict(word.split("=") for word in settings.split())
+        return run_of and simulate(programs, bug, **run_of)
+    found = run(programs[suite], bug, *tests)
+    return None if bug and found == "it does not end" else found
+
+
+def simulate(programs, bug, **settings):
+    return run(programs["simulation"], bug, "simulate", "--ignored", "--nocapture", **settings)
+
+
+def search(programs, bug):
+    """Returns a run of the simulation that finds this bug, or `None`. Prints failures without a bug."""
+    end = time.monotonic() + SECONDS
+    while (left := math.ceil(end - time.monotonic())) > 0:
+        found = re.match(r"SEED=(\d+) fails at step (\d+)", simulate(programs, bug, FOR_SECONDS=str(left)) or "")
+        if found:
+            run_of = {"SEED": found[1], "STEPS": str(int(found[2]) + 1)}
+            flaw = simulate(programs, "", **run_of)
+            if not flaw:
+                return "simulation, " + " ".join(f"{key}={value}" for key, value in run_of.items())
+            print(f"the simulation finds a failure without a planted bug: {flaw}", flush=True)
+    return None
+
+
+def rewrite(name, suite):
+    with open(TABLE, encoding="utf-8") as table:
+        text = re.sub(rf"^(## {name}: .*, found by ).*", rf"\g<1>{suite}", table.read(), flags=re.MULTILINE)
+    with open(TABLE, "w", encoding="utf-8") as table:
+        table.write(text)
 
 
 def main():
     bugs = read_bugs()
-    names = sys.argv[1:] or list(bugs)
-    suites = {bugs[name][0].partition(",")[0] for name in names}
-    programs = build({suite.split()[0] for suite in suites})
-    for suite in sorted(suites):
-        found, _ = failure(programs, "", suite, 10)
-        if found:
-            sys.exit(f"{suite} finds a failure without a planted bug: {found}")
+    is_search = sys.argv[1:2] == ["--search"]
+    names = sys.argv[1 + is_search:] or list(bugs)
+    names = [name for name in names if not is_search or bugs[name][0].split(",")[0] == "simulation"]
+    suites = {bugs[name][0] for name in names}
+    programs = build({re.split("[ ,]", suite)[0] for suite in suites})
 
     def find(name):
         began = time.monotonic()
-        found = failure(programs, name, bugs[name][0], SECONDS)
-        return name, *found, time.monotonic() - began
+        found = search(programs, name) if is_search else failure(programs, name, bugs[name][0])
+        return name, found, time.monotonic() - began
 
-    missed, flawed = 0, []
+    failed = 0
     with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
+        for suite, flaw in zip(suites, pool.map(lambda suite: failure(programs, "", suite), suites)):
+            if flaw:
+                failed += 1
+                print(f"{suite} finds a failure without a planted bug: {flaw}")
         for done in concurrent.futures.as_completed([pool.submit(find, name) for name in names]):
-            name, found, flaws, seconds = done.result()
+            name, found, seconds = done.result()
             suite, what = bugs[name]
-            missed += not found
-            flawed += flaws
+            failed += not found
+            if found and is_search:
+                rewrite(name, found)
             print(f"{name}: found after {seconds:.1f} s by {suite}: {found[:140]}" if found else
                   f"{name}: NOT FOUND by {suite}: {what}", flush=True)
-    for flaw in flawed:
-        print(f"the simulation finds a failure without a planted bug: {flaw}")
-    print(f"{len(names) - missed} passed, {missed} failed")
-    sys.exit(1 if missed else 0)
+    print(f"{len(names)} bugs, {failed} failures")
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":

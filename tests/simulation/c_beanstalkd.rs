@@ -66,7 +66,7 @@ impl CBeanstalkd {
             }
             _ => {}
         }
-        while simulation.is_busy() {
+        while simulation.driver.is_busy() {
             simulation.apply(&Event::EndIteration)?;
         }
         for (client, sent) in simulation.take_sent() {

@@ -17,8 +17,12 @@
 use super::event::{BinlogSetup, Crash, Event, Setup};
 use super::journal::{End, Journal};
 use super::model::{ClientNumber, Model, Options};
-use crate::harness::driver::{self, Client, Driver, Flushed, Nanos, Settings, Syncing, Visit};
+use crate::harness::driver::{
+    self, Client, Disk, Driver, Flushed, Nanos, Progress, Settings, Syncing, Visit,
+};
+use crate::harness::fake_disk::FakeDisk;
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::num::NonZero;
 
 mod bounds;
@@ -27,7 +31,6 @@ mod follow;
 mod held;
 mod restart;
 
-use disk::SimulatedDisk;
 pub use follow::Orders;
 use held::HeldReplies;
 
@@ -36,9 +39,9 @@ pub type Failure = String;
 
 pub struct Simulation {
     setup: Setup,
-    driver: Driver,
-    disk: SimulatedDisk,
-    model: Model,
+    pub driver: Driver,
+    pub disk: FakeDisk,
+    pub model: Model,
     journal: Journal,
     /// How far the wall clock is ahead of the monotonic clock.
     clock_offset: i64,
@@ -113,7 +116,7 @@ const MAX_WAKES: usize = 40_000;
 impl Simulation {
     pub fn new(setup: Setup) -> Result<Simulation, Failure> {
         let now = START.next_multiple_of(TICK);
-        let disk = SimulatedDisk::new(setup.binlog);
+        let disk = disk::new(setup.binlog);
         let limit = setup.binlog.and_then(|binlog| binlog.limit);
         let disk_of_server = setup.binlog.map(|_| disk.boxed());
         let driver = Driver::start(options(&setup, limit), disk_of_server, nanos(now));
@@ -123,10 +126,11 @@ impl Simulation {
             binlog_file_size: setup.binlog.map_or(0, |binlog| binlog.file_size),
             has_binlog: setup.binlog.is_some(),
             bury_after: setup.bury_after,
+            wakes_per_step: setup.limits.wakes_per_step,
         };
         let mut model = Model::new(options, now);
         model.may_refuse_updates = limit.is_some();
-        disk.set_reads_late(has_threads(&setup));
+        disk::set_reads_late(&disk, has_threads(&setup));
         Ok(Simulation {
             setup,
             driver,
@@ -154,10 +158,6 @@ impl Simulation {
 
     // ---- State, for the generator ----
 
-    pub fn model(&self) -> &Model {
-        &self.model
-    }
-
     pub fn clients(&self) -> Vec<ClientNumber> {
         self.sockets.keys().copied().collect()
     }
@@ -167,34 +167,8 @@ impl Simulation {
         self.sent.replace(Vec::new()).unwrap_or_default()
     }
 
-    /// Returns the size of all binlog files, in bytes.
-    pub fn disk_use(&self) -> u64 {
-        self.disk.used()
-    }
-
-    /// Returns whether the next iteration has something to do at once.
-    pub fn is_busy(&self) -> bool {
-        self.driver.is_busy()
-    }
-
-    /// Returns the number of changes that the disk has not acknowledged.
-    pub fn waiting_changes(&self) -> usize {
-        self.disk.waiting()
-    }
-
-    /// Returns whether another server leads, so that this one must end.
-    pub fn has_lost_leadership(&self) -> bool {
-        self.disk.is_refused()
-    }
-
-    /// Returns how many bytes a client has sent that the server has not read.
     pub fn unread(&self, client: ClientNumber) -> usize {
         self.sockets.get(&client).map_or(0, |socket| self.driver.unread(socket.client))
-    }
-
-    /// Returns whether a closed connection still gives back its jobs.
-    pub fn is_closing(&self) -> bool {
-        self.driver.facts().closing > 0
     }
 
     pub fn can_send(&self, client: ClientNumber) -> bool {
@@ -209,9 +183,13 @@ impl Simulation {
         self.driver.now = nanos(now);
     }
 
-    /// Returns the replies that the server has made and the client has not received.
     fn made(&self, client: ClientNumber) -> &[u8] {
         self.driver.made(self.sockets[&client].client)
+    }
+
+    /// Returns which changes a remote disk has acknowledged.
+    fn progress(&self) -> Progress {
+        Disk::progress(&self.disk).unwrap_or_default()
     }
 
     fn sync_within(&self) -> Option<u64> {
@@ -277,16 +255,7 @@ impl Simulation {
                 self.end_iteration()?;
                 self.set_capacity(*bytes);
             }
-            Event::FailDiskAfter(changes, crash) => {
-                let is_local = self.setup.binlog.is_some_and(|binlog| binlog.remote.is_none());
-                if is_local && self.crash_to_come.is_none() {
-                    self.disk.fail_after(*changes);
-                    self.crash_to_come = Some(*crash);
-                    self.had_disk_faults = true;
-                    self.model.may_refuse_updates = true;
-                    self.model.may_refuse_deletes = true;
-                }
-            }
+            Event::FailDiskAfter(changes, crash) => self.fail_disk_after(*changes, *crash),
             Event::Acknowledge(changes) => {
                 self.disk.acknowledge(*changes);
                 // The disk wakes the loop.
@@ -294,12 +263,14 @@ impl Simulation {
             }
             Event::EndReads(count) => {
                 self.read_at = self.now();
-                self.disk.end_reads(*count);
+                self.disk.let_reads_end(Some(*count));
                 // The disk wakes the loop.
                 self.begin_iteration()?;
             }
             Event::EndSync => self.end_sync(),
-            Event::LoseLeadership(seed) => self.disk.refuse(*seed),
+            Event::LoseLeadership(seed) => {
+                self.disk.refuse(&mut fastrand::Rng::with_seed(*seed));
+            }
             Event::Crash(crash) => self.crash(*crash)?,
             Event::Restart => self.restart()?,
         }
@@ -346,12 +317,22 @@ impl Simulation {
         Ok(())
     }
 
-    /// The connection is closed.
     fn forget(&mut self, number: ClientNumber) {
         let socket = self.sockets.remove(&number).expect("the client is connected");
         self.numbers.remove(&socket.client);
         self.model.begin_close(number);
         self.follow_closes();
+    }
+
+    fn fail_disk_after(&mut self, changes: u64, crash: Crash) {
+        let is_local = self.setup.binlog.is_some_and(|binlog| binlog.remote.is_none());
+        if is_local && self.crash_to_come.is_none() {
+            self.disk.fail_from(self.disk.changes() + 1 + changes, ErrorKind::Other);
+            self.crash_to_come = Some(crash);
+            self.had_disk_faults = true;
+            self.model.may_refuse_updates = true;
+            self.model.may_refuse_deletes = true;
+        }
     }
 
     fn set_capacity(&mut self, bytes: Option<u64>) {
@@ -438,7 +419,7 @@ impl Simulation {
             return Err("changes are not handed over in the commit".to_owned());
         }
         self.note_syncs()?;
-        self.commits.push(self.disk.progress().written);
+        self.commits.push(self.progress().written);
         self.hold_replies();
         let worst_end = self.end(Some(0));
         self.journal.commit(self.now(), worst_end);
@@ -449,7 +430,7 @@ impl Simulation {
     /// longer than `-f` allows. Until a sync has ended, no other one can begin.
     fn note_syncs(&mut self) -> Result<(), Failure> {
         let (now, has_unsynced) = (self.now(), self.disk.has_unsynced_records());
-        let (begun, is_syncing) = self.disk.background_sync();
+        let (begun, is_syncing) = (self.disk.background_syncs().0, self.disk.is_syncing());
         let syncs = &mut self.syncs;
         if begun > syncs.begun {
             syncs.begun = begun;
@@ -474,7 +455,7 @@ impl Simulation {
 
     /// The disk ends the background sync.
     fn end_sync(&mut self) {
-        self.disk.end_sync();
+        self.disk.let_sync_end();
         if self.crash_to_come.is_none() {
             let syncs = &mut self.syncs;
             syncs.covered = syncs.in_progress.take().unwrap_or(syncs.covered);
@@ -483,7 +464,7 @@ impl Simulation {
 
     /// Notes which replies wait for the changes until now.
     fn hold_replies(&mut self) {
-        let progress = self.disk.progress();
+        let progress = self.progress();
         for socket in self.sockets.values_mut() {
             socket.held.commit(self.driver.made(socket.client).len(), progress);
         }
@@ -495,7 +476,7 @@ impl Simulation {
         let is_remote = self.setup.binlog.is_some_and(|binlog| binlog.remote.is_some());
         let is_lossless = power_cut.is_none() && !self.disk.is_refused();
         if is_remote {
-            let acknowledged = self.disk.progress().acknowledged;
+            let acknowledged = self.progress().acknowledged;
             let last = if is_lossless { self.disk.last_handed_over() } else { acknowledged };
             let commits = self.commits.partition_point(|&change| change <= last);
             return End::Unacknowledged { commits: commits as u64 };
@@ -511,7 +492,7 @@ impl Simulation {
 
     /// Checks what the server has sent and closed, and lets the model close the same connections.
     fn follow_flush(&mut self, flushed: &Flushed) -> Result<(), Failure> {
-        let progress = self.disk.progress();
+        let progress = self.progress();
         for (client, bytes) in &flushed.sent {
             let number = self.numbers[client];
             let socket = self.socket(number);
@@ -545,7 +526,7 @@ impl Simulation {
             self.end_iteration()?;
             self.driver.check();
             let is_due = self.driver.next_due().is_some_and(|due| due <= self.driver.now);
-            if !self.is_busy() && !is_due {
+            if !self.driver.is_busy() && !is_due {
                 self.check_idle()?;
                 return self.check_disk_use();
             }

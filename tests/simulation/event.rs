@@ -3,7 +3,9 @@
 
 use super::model::ClientNumber;
 use crate::harness::driver::Limits;
-use std::fmt::{self, Write};
+pub use crate::harness::fake_disk::RemoteSetup;
+use crate::harness::script;
+use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
@@ -47,9 +49,10 @@ pub struct Drawn {
 
 /// Steps of 2 to 8 jobs, names or comparisons, and shares of a few commands: so commands take many
 /// iterations, and others run between their steps.
-pub const DRAWN: [Drawn; 16] = [
+pub const DRAWN: [Drawn; 17] = [
     Drawn { name: "kick-step", of: |it| &mut it.jobs_per_kick_step, range: 1..=8 },
     Drawn { name: "reserve-step", of: |it| &mut it.jobs_per_reserve_step, range: 1..=8 },
+    Drawn { name: "wakes", of: |it| &mut it.wakes_per_step, range: 1..=3 },
     Drawn { name: "touch-step", of: |it| &mut it.jobs_per_touch_step, range: 1..=8 },
     Drawn { name: "watch-step", of: |it| &mut it.watches_per_step, range: 1..=6 },
     Drawn { name: "list-step", of: |it| &mut it.names_per_list_step, range: 1..=8 },
@@ -65,20 +68,6 @@ pub const DRAWN: [Drawn; 16] = [
     Drawn { name: "due-work", of: |it| &mut it.most_due_work, range: 1..=16 },
     Drawn { name: "read-bytes", of: |it| &mut it.read_bytes, range: 20..=400 },
 ];
-
-/// A disk that stores changes later, and acknowledges them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RemoteSetup {
-    /// The number of bytes that are stored at once.
-    pub chunk_len: usize,
-    /// The disk is congested while more bytes wait. `None`: never.
-    pub congested_above: Option<usize>,
-    /// Changes are handed over only when all earlier ones are acknowledged.
-    pub is_batched: bool,
-    /// The seed that decides which changes are acknowledged in the commit that hands them over.
-    /// `None`: none.
-    pub eager: Option<u64>,
-}
 
 /// One event. The numbers of clients are used again. An event for a client that is not connected
 /// has no effect.
@@ -268,7 +257,7 @@ impl FromStr for Event {
         let word = words.next().unwrap_or_default();
         Ok(match word {
             "connect" => Event::Connect(words.value()?),
-            "send" => Event::Send(words.value()?, unescape(words.rest)),
+            "send" => Event::Send(words.value()?, words.bytes()?),
             "half-close" => Event::HalfClose(words.value()?, words.next() == Some("reported")),
             "disconnect" => Event::Disconnect(words.value()?),
             "read-limit" => Event::ReadLimit(words.value()?, words.optional()?),
@@ -355,6 +344,10 @@ impl<'l> Words<'l> {
         Ok(setup)
     }
 
+    fn bytes(&self) -> Result<Vec<u8>, InvalidLine> {
+        script::unescape(self.rest).map_err(|_| InvalidLine(self.line.to_owned()))
+    }
+
     fn crash(&mut self) -> Result<Crash, InvalidLine> {
         Ok(Crash { power_cut: self.optional()?, flipped_bits: self.value()? })
     }
@@ -365,20 +358,17 @@ const SHORTEST_RUN: usize = 12;
 /// The longest piece of text that is looked for in a repetition.
 const LONGEST_PIECE: usize = 32;
 
-/// Writes bytes as text. A piece that is repeated is written once: `\{300*x}`.
+/// Writes bytes as conversations do. A piece that is repeated is written once: `\(300*x)`.
 pub fn escape(bytes: &[u8]) -> String {
     let mut text = String::new();
     let mut rest = bytes;
     while !rest.is_empty() {
         let (piece, count) = repetition(rest);
-        // A brace stands for a repetition only.
-        let written =
-            rest[..piece].escape_ascii().to_string().replace('{', "\\x7b").replace('}', "\\x7d");
-        if count > 1 {
-            write!(text, "\\{{{count}*{written}}}").expect("a string can be written to");
-        } else {
-            text += &written;
-        }
+        let written = script::escape(&rest[..piece]);
+        text += &match count {
+            1 => written,
+            _ => format!("\\({count}*{})", written.replace(')', "\\x29")),
+        };
         rest = &rest[piece * count..];
     }
     text
@@ -393,42 +383,4 @@ fn repetition(bytes: &[u8]) -> (usize, usize) {
         }
     }
     (1, 1)
-}
-
-/// Reads what [`escape`] has written.
-fn unescape(text: &str) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let mut rest = text;
-    while let Some(at) = rest.find("\\{") {
-        let (before, from) = rest.split_at(at);
-        bytes.extend(unescape_piece(before));
-        let (inside, after) = from[2..].split_once('}').unwrap_or((&from[2..], ""));
-        let (count, piece) = inside.split_once('*').unwrap_or(("1", inside));
-        bytes.extend(unescape_piece(piece).repeat(count.parse().unwrap_or(1)));
-        rest = after;
-    }
-    bytes.extend(unescape_piece(rest));
-    bytes
-}
-
-fn unescape_piece(text: &str) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let mut rest = text.as_bytes();
-    while let Some((&first, after)) = rest.split_first() {
-        let (byte, used) = match (first, after) {
-            (b'\\', [b'r', ..]) => (b'\r', 2),
-            (b'\\', [b'n', ..]) => (b'\n', 2),
-            (b'\\', [b't', ..]) => (b'\t', 2),
-            (b'\\', [b'x', high, low, ..]) => {
-                let digits = [*high, *low];
-                let text = str::from_utf8(&digits).unwrap_or("00");
-                (u8::from_str_radix(text, 16).unwrap_or(0), 4)
-            }
-            (b'\\', [other, ..]) => (*other, 2),
-            _ => (first, 1),
-        };
-        bytes.push(byte);
-        rest = &rest[used..];
-    }
-    bytes
 }

@@ -6,11 +6,10 @@
 
 use super::driver::Simulation;
 use super::event::{BinlogSetup, Crash, DRAWN, Drawn, Event, RemoteSetup, Setup};
-use super::model::{ClientNumber, Model, SECOND, State};
-use super::request::{MAX_COUNT, STATES};
+use super::model::{ClientNumber, EXTENSIONS, Model, SECOND, State};
+use super::request::{Argument, Command, MAX_COUNT, STATES, command_named, commands};
 use crate::harness::driver::Limits;
 use std::collections::{BTreeMap, VecDeque};
-use std::fmt::Write;
 
 pub struct Generator {
     random: fastrand::Rng,
@@ -53,7 +52,7 @@ struct Profile {
     ttr: u32,
     delay: u32,
     /// The weight of each command.
-    commands: Vec<(Command, u32)>,
+    commands: Vec<(&'static Command, u32)>,
     /// In a thousand events.
     times: u32,
     connects: u32,
@@ -70,94 +69,9 @@ struct Profile {
     drains: u32,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Command {
-    Put,
-    PutInTube,
-    Use,
-    Watch,
-    Ignore,
-    Reserve,
-    ReserveWithTimeout,
-    ReserveJob,
-    ReserveBatch,
-    Delete,
-    DeleteBatch,
-    Release,
-    Bury,
-    Touch,
-    TouchAll,
-    Kick,
-    KickJob,
-    FlushTube,
-    FlushBuried,
-    Peek,
-    PeekReady,
-    PeekDelayed,
-    PeekBuried,
-    PeekBatch,
-    Stats,
-    StatsJob,
-    StatsTube,
-    ListJobs,
-    ListTubes,
-    ListTubeUsed,
-    ListTubesWatched,
-    PauseTube,
-    Quit,
-}
-
-const COMMANDS: [(Command, u32); 33] = [
-    (Command::Put, 200),
-    (Command::PutInTube, 40),
-    (Command::Use, 40),
-    (Command::Watch, 40),
-    (Command::Ignore, 25),
-    (Command::Reserve, 60),
-    (Command::ReserveWithTimeout, 120),
-    (Command::ReserveJob, 20),
-    (Command::ReserveBatch, 50),
-    (Command::Delete, 130),
-    (Command::DeleteBatch, 20),
-    (Command::Release, 60),
-    (Command::Bury, 40),
-    (Command::Touch, 25),
-    (Command::TouchAll, 8),
-    (Command::Kick, 20),
-    (Command::KickJob, 15),
-    (Command::FlushTube, 5),
-    (Command::FlushBuried, 5),
-    (Command::Peek, 10),
-    (Command::PeekReady, 8),
-    (Command::PeekDelayed, 8),
-    (Command::PeekBuried, 8),
-    (Command::PeekBatch, 10),
-    (Command::Stats, 3),
-    (Command::StatsJob, 25),
-    (Command::StatsTube, 12),
-    (Command::ListJobs, 15),
-    (Command::ListTubes, 6),
-    (Command::ListTubeUsed, 4),
-    (Command::ListTubesWatched, 6),
-    (Command::PauseTube, 12),
-    (Command::Quit, 2),
-];
-
-/// C beanstalkd does not have these.
-const EXTENSIONS: [Command; 8] = [
-    Command::PutInTube,
-    Command::ReserveBatch,
-    Command::DeleteBatch,
-    Command::TouchAll,
-    Command::FlushTube,
-    Command::FlushBuried,
-    Command::PeekBatch,
-    Command::ListJobs,
-];
-
 /// They show how many connections watch or use a tube, close one, or free jobs in the same ticks.
-const KNOWS_WATCHES: [Command; 4] =
-    [Command::StatsTube, Command::Quit, Command::FlushTube, Command::FlushBuried];
+const KNOWS_WATCHES: [&str; 4] = ["stats-tube", "quit", "flush-tube", "flush-buried"];
+const FLUSHES: [&str; 2] = ["flush-tube", "flush-buried"];
 
 /// Lines that are no commands, or commands with unusual arguments.
 const MALFORMED: [&str; 34] = [
@@ -217,9 +131,9 @@ const DEEP_BURST: std::ops::Range<usize> = 100..900;
 const DEEP_JOBS: std::ops::Range<usize> = 400..3_000;
 /// The weight of each flush where it takes several iterations.
 const DEEP_FLUSH_WEIGHT: u32 = 15;
-/// A client that has reserved this many jobs reserves no batch: all its jobs may be due in one
-/// iteration.
-const MAX_HELD: usize = 60;
+/// A client that has reserved this many jobs reserves no batch: all its jobs may be due in one tick,
+/// which takes back about 32.
+const MAX_HELD: usize = 20;
 
 impl Generator {
     pub fn new(seed: u64) -> Generator {
@@ -253,7 +167,7 @@ impl Generator {
     fn close_in_steps(&mut self) {
         self.is_timeless = true;
         let it = &mut self.profile;
-        it.commands.retain(|(command, _)| !KNOWS_WATCHES.contains(command));
+        it.commands.retain(|(command, _)| !KNOWS_WATCHES.contains(&command.word));
         (it.has_large_bodies, it.is_deep) = (false, false);
         (it.malformed, it.times, it.bursts) = (0, 0, 0);
         (it.disconnects, it.drains) = (60, 0);
@@ -272,7 +186,7 @@ impl Generator {
         (generator.is_timeless, generator.keeper) = (true, None);
         generator.next.clear();
         let it = &mut generator.profile;
-        it.commands.retain(|(command, _)| !EXTENSIONS.contains(command));
+        it.commands.retain(|(it, _)| !EXTENSIONS.iter().any(|extension| extension.word == it.word));
         (it.has_large_bodies, it.is_deep) = (false, false);
         (it.iteration_ends, it.pieces, it.keys) = (0, 0, 0);
         (it.times, it.disconnects, it.read_limits, it.bursts) = (0, 0, 0, 0);
@@ -289,7 +203,7 @@ impl Generator {
         if let Some(event) = self.next.pop_front() {
             return event;
         }
-        if simulation.has_lost_leadership() && self.random.u8(..20) == 0 {
+        if simulation.disk.is_refused() && self.random.u8(..20) == 0 {
             return Event::Crash(self.crash());
         }
         let clients = simulation.clients();
@@ -313,7 +227,7 @@ impl Generator {
         }
         let chance = self.random.u32(..1000);
         if chance < profile.disconnects {
-            if self.keeper.is_some() && simulation.is_closing() {
+            if self.keeper.is_some() && simulation.driver.facts().closing > 0 {
                 return Event::EndIteration;
             }
             self.unsent.remove(&client);
@@ -343,7 +257,7 @@ impl Generator {
             1 => Some(self.random.usize(1..5_000)),
             _ => None,
         };
-        let jobs = &simulation.model().jobs;
+        let jobs = &simulation.model.jobs;
         let can_send = simulation.can_send(client) && simulation.unread(client) <= MAX_UNREAD;
         if let (Some(_), Some(longest)) = (limit, jobs.iter().max_by_key(|job| job.body.len()))
             && can_send
@@ -357,7 +271,7 @@ impl Generator {
 
     /// Acknowledges a change, some, or all that wait.
     fn acknowledge(&mut self, simulation: &Simulation) -> Event {
-        let waiting = simulation.waiting_changes();
+        let waiting = simulation.disk.waiting();
         match self.random.u8(..6) {
             0 => Event::Acknowledge(1),
             1..4 => Event::Acknowledge(self.random.usize(..=waiting)),
@@ -411,11 +325,11 @@ impl Generator {
                 let file_size = self.setup.binlog.map_or(1, |binlog| binlog.file_size.into());
                 // About as much as the files take now, or a little more.
                 let more = self.random.u64(..3) * file_size;
-                let bytes = simulation.disk_use() + more - self.random.u64(..=more.min(file_size));
+                let bytes = simulation.disk.used() + more - self.random.u64(..=more.min(file_size));
                 Event::DiskCapacity((!is_unlimited).then_some(bytes))
             }
             2 => Event::ClockOffset(self.random.i64(-3_600..3_600) * 1_000_000_000),
-            _ => Event::Drain(!simulation.model().is_draining),
+            _ => Event::Drain(!simulation.model.is_draining),
         })
     }
 
@@ -431,7 +345,7 @@ impl Generator {
         if !simulation.can_send(client) || simulation.unread(client) > MAX_UNREAD {
             return Event::EndIteration;
         }
-        let model = simulation.model();
+        let model = &simulation.model;
         if model.is_waiting(client) && (self.is_timeless || self.random.u8(..8) > 0) {
             return Event::EndIteration;
         }
@@ -476,8 +390,7 @@ impl Generator {
             3 => (format!("peek {id}\r\n"), BURST),
             4 => (format!("kick-job {id}\r\n"), BURST),
             5 if self.random.u8(..4) == 0 => ("x\r\n".to_owned(), BURST_BEFORE_SYNC),
-            // More than `MAX_HELD` where there are so many jobs.
-            5 if !self.profile.is_deep => ("reserve-with-timeout 0\r\n".to_owned(), BURST),
+            5 if model.jobs.len() <= MAX_HELD => ("reserve-with-timeout 0\r\n".to_owned(), BURST),
             6 => (format!("use {}\r\nlist-tube-used\r\n", self.tube()), BURST),
             _ => ("list-tube-used\r\n".to_owned(), BURST),
         };
@@ -507,7 +420,7 @@ impl Generator {
             bytes.truncate(start);
         }
         let command = self.choose(model);
-        let is_flush = matches!(command, Command::FlushTube | Command::FlushBuried);
+        let is_flush = FLUSHES.contains(&command.word);
         if is_flush && self.profile.is_deep && self.profile.crashes > 0 && self.random.bool() {
             // In the middle of the flush, or after it.
             let iterations = self.random.usize(..4);
@@ -515,9 +428,9 @@ impl Generator {
             let crash = self.crash();
             self.next.push_back(Event::Crash(crash));
         }
-        match command {
-            Command::Put => return self.put("put".to_owned(), bytes),
-            Command::PutInTube => {
+        match command.word {
+            "put" => return self.put("put".to_owned(), bytes),
+            "put-in-tube" => {
                 let words = format!("put-in-tube {}", self.tube());
                 return self.put(words, bytes);
             }
@@ -528,7 +441,7 @@ impl Generator {
         bytes.extend_from_slice(b"\r\n");
     }
 
-    fn choose(&mut self, model: &Model) -> Command {
+    fn choose(&mut self, model: &Model) -> &'static Command {
         let is_full = model.jobs.len() >= self.profile.jobs;
         let sum: u32 = self.profile.commands.iter().map(|(_, weight)| weight).sum();
         let mut at = self.random.u32(..sum);
@@ -537,10 +450,9 @@ impl Generator {
             at = at.saturating_sub(*weight);
             is_it
         });
-        match found.map_or(Command::Put, |(command, _)| *command) {
-            Command::Put | Command::PutInTube if is_full => Command::Delete,
-            command => command,
-        }
+        let command = found.expect("the weights add up to the sum").0;
+        let is_put = command.word.starts_with("put");
+        if is_put && is_full { command_named("delete") } else { command }
     }
 
     fn put(&mut self, words: String, bytes: &mut Vec<u8>) {
@@ -593,107 +505,86 @@ impl Generator {
         sizes[self.random.usize(..sizes.len())]
     }
 
-    fn line(&mut self, command: Command, client: ClientNumber, model: &Model) -> String {
-        match command {
-            Command::Put => unreachable!("a put is more than a line"),
-            // Without a body: a malformed one.
-            Command::PutInTube => format!("put-in-tube {} 1 2 x", self.tube()),
-            Command::Use => format!("use {}", self.tube()),
-            Command::Watch => format!("watch {}", self.tube()),
-            Command::Ignore => format!("ignore {}", self.tube()),
-            Command::Reserve if self.may_stop => "reserve".to_owned(),
-            Command::Reserve | Command::ReserveWithTimeout => {
-                let is_none = self.is_timeless || self.random.bool();
-                let secs = if is_none { 0 } else { self.random.u32(..4) };
-                format!("reserve-with-timeout {secs}")
-            }
-            Command::ReserveJob => format!("reserve-job {}", self.id(client, model)),
-            Command::ReserveBatch => {
-                let held = model.jobs.iter().filter(|job| is_held_by(job.state, client)).count();
-                let count = match self.random.u8(..12) {
-                    _ if held > MAX_HELD => 1,
-                    0 if self.profile.has_large_bodies || !self.profile.is_deep => MAX_COUNT,
-                    _ => self.random.usize(1..12),
-                };
-                match self.random.u8(..3) {
-                    0 => format!("reserve-batch {count}"),
-                    1 => format!("reserve-batch {count} 0"),
-                    _ => format!("reserve-batch {count} {}", self.random.u32(..4)),
-                }
-            }
-            Command::Delete => format!("delete {}", self.id(client, model)),
-            Command::DeleteBatch => self.delete_batch(client, model),
-            Command::Release => {
-                let id = self.reserved(client, model);
-                format!("release {id} {} {}", self.pri(), self.delay())
-            }
-            Command::Bury => format!("bury {} {}", self.reserved(client, model), self.pri()),
-            Command::Touch => format!("touch {}", self.reserved(client, model)),
-            Command::TouchAll => "touch-all".to_owned(),
-            Command::FlushTube => format!("flush-tube {}", self.tube()),
-            Command::FlushBuried => format!("flush-buried {}", self.tube()),
-            Command::Kick => format!("kick {}", self.random.u32(..12)),
-            Command::KickJob => format!("kick-job {}", self.id(client, model)),
-            Command::Peek => format!("peek {}", self.id(client, model)),
-            Command::PeekReady => "peek-ready".to_owned(),
-            Command::PeekDelayed => "peek-delayed".to_owned(),
-            Command::PeekBuried => "peek-buried".to_owned(),
-            Command::PeekBatch => format!("peek-batch {}", self.page(model)),
-            Command::ListJobs => format!("list-jobs {}", self.page(model)),
-            Command::Stats => "stats".to_owned(),
-            Command::StatsJob => format!("stats-job {}", self.id(client, model)),
-            Command::StatsTube => format!("stats-tube {}", self.tube()),
-            Command::ListTubes => "list-tubes".to_owned(),
-            Command::ListTubeUsed => "list-tube-used".to_owned(),
-            Command::ListTubesWatched => "list-tubes-watched".to_owned(),
-            Command::PauseTube => {
-                let secs = if self.is_timeless { LONG } else { self.random.u32(..4) };
-                format!("pause-tube {} {secs}", self.tube())
-            }
-            // With unread commands behind it, C may lose its last replies.
-            Command::Quit if !self.may_stop => "list-tubes".to_owned(),
-            Command::Quit => "quit".to_owned(),
-        }
-    }
-
-    fn delete_batch(&mut self, client: ClientNumber, model: &Model) -> String {
-        let count = match self.random.u8(..20) {
-            0 => self.random.usize(MAX_COUNT - 1..=MAX_COUNT + 1),
-            1 => self.random.usize(..200),
-            _ => self.random.usize(..8),
+    fn line(&mut self, command: &'static Command, client: ClientNumber, model: &Model) -> String {
+        // C may lose its last replies with unread commands behind a `quit`.
+        let command = match command.word {
+            "reserve" if !self.may_stop => command_named("reserve-with-timeout"),
+            "quit" if !self.may_stop => command_named("list-tubes"),
+            _ => command,
         };
-        let mut line = "delete-batch".to_owned();
-        for _ in 0..=count {
-            let id = self.id(client, model);
-            // A string can be written to.
-            let _ = write!(line, " {id}");
+        let mut line = command.word.to_owned();
+        for argument in command.arguments {
+            line += &self.argument(*argument, client, model);
         }
         line
     }
 
-    /// The arguments of a `list-jobs` or a `peek-batch`.
-    fn page(&mut self, model: &Model) -> String {
-        let (tube, state) = (self.tube(), STATES[self.random.usize(..STATES.len())]);
-        let state = if self.random.bool() { "any" } else { state };
-        let count = match self.random.u8(..6) {
-            0 => MAX_COUNT,
-            1 => self.random.usize(1..=MAX_COUNT),
-            _ => self.random.usize(1..6),
-        };
-        match self.random.u8(..3) {
-            0 => format!("{tube} {state} {count}"),
-            1 => format!("{tube} {state} {count} {}", self.random.u64(..=model.last_id)),
-            _ => {
-                let after = self.random.choice(&model.jobs).map_or(0, |job| job.id);
-                format!("{tube} {state} {count} {after}")
+    /// Returns an argument with the space before it, or nothing.
+    fn argument(&mut self, what: Argument, client: ClientNumber, model: &Model) -> String {
+        match what {
+            Argument::Tube | Argument::LastTube => format!(" {}", self.tube()),
+            Argument::Pause => {
+                let secs = if self.is_timeless { LONG } else { self.random.u32(..4) };
+                format!(" {} {secs}", self.tube())
             }
+            Argument::Id => format!(" {}", self.id(client, model)),
+            Argument::Held => format!(" {}", self.held(client, model)),
+            Argument::Ids => {
+                let count = match self.random.u8(..20) {
+                    0 => self.random.usize(MAX_COUNT..=MAX_COUNT + 2),
+                    1 => self.random.usize(1..200),
+                    _ => self.random.usize(1..9),
+                };
+                (0..count).map(|_| format!(" {}", self.id(client, model))).collect()
+            }
+            Argument::Pri => format!(" {}", self.pri()),
+            Argument::Delay => format!(" {}", self.delay()),
+            Argument::Ttr => format!(" {}", self.ttr()),
+            // In `put`, where it is known whether a body follows.
+            Argument::Len | Argument::Tag | Argument::Anything => String::new(),
+            Argument::Timeout => {
+                let is_none = self.is_timeless || self.random.bool();
+                format!(" {}", if is_none { 0 } else { self.random.u32(..4) })
+            }
+            Argument::Wait => match self.random.u8(..3) {
+                0 => String::new(),
+                1 => " 0".to_owned(),
+                _ => format!(" {}", self.random.u32(..4)),
+            },
+            Argument::BatchCount => {
+                let held = model.jobs.iter().filter(|job| is_held_by(job.state, client)).count();
+                let count = match self.random.u8(..12) {
+                    _ if held > MAX_HELD => 1,
+                    0 if model.jobs.len() <= MAX_HELD => MAX_COUNT,
+                    _ => self.random.usize(1..12),
+                };
+                format!(" {count}")
+            }
+            Argument::PageCount => {
+                let count = match self.random.u8(..6) {
+                    0 => MAX_COUNT,
+                    1 => self.random.usize(1..=MAX_COUNT),
+                    _ => self.random.usize(1..6),
+                };
+                format!(" {count}")
+            }
+            Argument::Bound => format!(" {}", self.random.u32(..12)),
+            Argument::State => {
+                let state = STATES[self.random.usize(..STATES.len())];
+                format!(" {}", if self.random.bool() { "any" } else { state })
+            }
+            Argument::After => match self.random.u8(..3) {
+                0 => String::new(),
+                1 => format!(" {}", self.random.u64(..=model.last_id)),
+                _ => format!(" {}", self.random.choice(&model.jobs).map_or(0, |job| job.id)),
+            },
         }
     }
 
-    /// Adds a malformed command.
     fn malformed(&mut self, client: ClientNumber, model: &Model, bytes: &mut Vec<u8>) {
         let start = bytes.len();
-        let command = COMMANDS[self.random.usize(1..COMMANDS.len())].0;
+        let others = commands().filter(|command| !command.arguments.contains(&Argument::Len));
+        let command = self.random.choice(others.collect::<Vec<_>>()).expect("there are others");
         let line = self.line(command, client, model);
         match self.random.u8(..14) {
             0 => bytes.extend((0..self.random.usize(..40)).map(|_| self.random.u8(..))),
@@ -764,7 +655,9 @@ impl Generator {
     }
 
     fn ttr(&mut self) -> u32 {
-        if self.is_timeless { LONG } else { self.random.u32(..=self.profile.ttr) }
+        // So that deadlines are in another order than reservations.
+        let longer = if self.is_timeless { LONG } else { 0 };
+        longer + self.random.u32(..=self.profile.ttr)
     }
 
     fn delay(&mut self) -> u32 {
@@ -780,13 +673,13 @@ impl Generator {
         match self.random.u8(..10) {
             0 => [0, u64::MAX, model.last_id + 1][self.random.usize(..3)],
             1 => self.random.u64(..=model.last_id),
-            2..6 => self.reserved(client, model),
+            2..6 => self.held(client, model),
             _ => self.random.choice(&model.jobs).map_or(1, |job| job.id),
         }
     }
 
     /// Mostly a job that the client has reserved.
-    fn reserved(&mut self, client: ClientNumber, model: &Model) -> u64 {
+    fn held(&mut self, client: ClientNumber, model: &Model) -> u64 {
         let own = model.jobs.iter().filter(|job| is_held_by(job.state, client)).map(|job| job.id);
         let own: Vec<u64> = own.collect();
         let any = self.random.u8(..15) == 0;
@@ -881,15 +774,16 @@ fn profile(random: &mut fastrand::Rng, setup: &Setup) -> Profile {
     let is_remote = setup.binlog.is_some_and(|binlog| binlog.remote.is_some());
     let has_threads = setup.binlog.is_some_and(|binlog| binlog.has_threads);
     let searches_in_steps = setup.limits.watches_per_step < Limits::DEFAULT.watches_per_step;
-    let mut commands = Vec::new();
-    for (command, weight) in COMMANDS {
-        let is_flush = matches!(command, Command::FlushTube | Command::FlushBuried);
+    let mut weights = Vec::new();
+    for command in commands() {
+        let is_flush = FLUSHES.contains(&command.word);
         // A job that is deleted while its body is read is tested in tests/binlog/cold.rs. The search of
         // many tubes does not show which jobs a batch has.
         let is_left_out =
-            is_flush && has_threads || command == Command::ReserveBatch && searches_in_steps;
+            is_flush && has_threads || command.word == "reserve-batch" && searches_in_steps;
         let times = if is_left_out { 0 } else { [0, 1, 1, 1, 4][random.usize(..5)] };
-        commands.push((command, if command == Command::Put { weight } else { weight * times }));
+        let times = if command.word == "put" { 1 } else { times };
+        weights.push((command, command.weight * times));
     }
     let tubes = (0..random.usize(1..=NAMES.len())).map(|index| NAMES[index].to_owned());
     let mut tubes: Vec<String> = tubes.collect();
@@ -903,8 +797,7 @@ fn profile(random: &mut fastrand::Rng, setup: &Setup) -> Profile {
     if is_deep {
         // So that a tube has enough jobs for a flush in steps, and is flushed.
         tubes.truncate(2);
-        let flushes = [Command::FlushTube, Command::FlushBuried];
-        let flushes = commands.iter_mut().filter(|(command, _)| flushes.contains(command));
+        let flushes = weights.iter_mut().filter(|(it, _)| FLUSHES.contains(&it.word));
         flushes.for_each(|(_, weight)| *weight = DEEP_FLUSH_WEIGHT);
     }
     let has_large_bodies = !is_deep && random.u8(..24) == 0;
@@ -922,7 +815,7 @@ fn profile(random: &mut fastrand::Rng, setup: &Setup) -> Profile {
         keys: [0, 10, 50, 90][random.usize(..4)],
         ttr: [3, 3, 10, 1_000][random.usize(..4)],
         delay: [3, 10, 1_000][random.usize(..3)],
-        commands,
+        commands: weights,
         times: [30, 120, 300][random.usize(..3)],
         connects: [5, 30][random.usize(..2)],
         disconnects: [0, 5, 30][random.usize(..3)],

@@ -5,42 +5,18 @@
 //! without a record of its own, such as a reserve, may be on the disk too: compaction writes the
 //! whole job.
 
-use super::model::{Change, Counts, JobKey, KeptKey, SECOND, State};
+use super::model::{Change, Job, JobKey, KeptKey, SECOND, State};
+use crate::harness::yaml::{field, number};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::{self, Write};
+use std::fmt;
 use std::rc::Rc;
 
-/// A job as a restart brings it back.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoredJob {
-    pub tube: Rc<str>,
-    /// Without CR LF.
-    pub body: Rc<[u8]>,
-    pub pri: u32,
-    pub delay: u32,
-    pub ttr: u32,
-    pub created: u64,
-    /// The clock was set in such a way that `created` is one of several possible times.
-    pub is_age_unknown: bool,
-    /// Never reserved.
-    pub state: State,
-    pub counts: Counts,
-    pub key: Option<JobKey>,
-}
-
 /// A job as `stats-job` and `peek` show it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct FoundJob {
-    pub tube: String,
+    /// The document of `stats-job`.
+    pub text: String,
     pub body: Vec<u8>,
-    pub state: String,
-    pub pri: u32,
-    pub delay: u32,
-    pub ttr: u32,
-    /// In seconds.
-    pub age: u64,
-    pub time_left: u64,
-    pub counts: Counts,
     /// The time of the `stats-job`.
     pub at: u64,
 }
@@ -62,7 +38,7 @@ pub enum End {
 #[derive(Clone, Debug)]
 pub enum Verdict {
     /// The job is as one of these, which look the same now.
-    Expected(Vec<StoredJob>),
+    Expected(Vec<Job>),
     /// The job is as allowed, but it may become due at more than one time.
     Ambiguous,
     /// The job is not there, which is allowed.
@@ -108,7 +84,7 @@ type Origin = (Rc<str>, Rc<[u8]>, Option<JobKey>);
 #[derive(Clone, Debug)]
 struct Version {
     /// `None`: it did not exist.
-    job: Option<StoredJob>,
+    job: Option<Job>,
     is_logged: bool,
     at: u64,
     /// The number of commits before it.
@@ -179,12 +155,10 @@ impl Journal {
 
     // ---- Comparing ----
 
-    /// Returns the ids of the jobs that may be there.
     pub fn candidates(&self) -> Vec<u64> {
         self.jobs.keys().chain(&self.deleted).copied().collect()
     }
 
-    /// Returns the ids of all jobs of the run.
     pub fn all_ids(&self) -> Vec<u64> {
         self.origins.keys().copied().collect()
     }
@@ -212,13 +186,16 @@ impl Journal {
             return if may_be_gone {
                 Verdict::Gone
             } else {
-                Verdict::Wrong(format!("job {id} is gone; expected{}", Listed(versions)))
+                Verdict::Wrong(format!(
+                    "job {id} is gone; expected{}",
+                    Listed(versions, restarted_at)
+                ))
             };
         };
         if versions.is_empty() && self.deleted.contains(&id) && self.is_intact(id, found) {
             return Verdict::Ambiguous;
         }
-        let mut matches: Vec<StoredJob> = Vec::new();
+        let mut matches: Vec<Job> = Vec::new();
         for version in versions {
             let Some(job) = &version.job else { continue };
             let offsets = self.clock_offsets.get(version.clock_offset..).unwrap_or_default();
@@ -231,13 +208,14 @@ impl Journal {
         }
         let Some(first) = matches.first().cloned() else {
             return Verdict::Wrong(format!(
-                "job {id} is not as any of its versions\n  came: {found}\n  expected{}\n  \
+                "job {id} is not as any of its versions\n  came: {}\n  expected{}\n  \
                  clock offsets: {:?}",
-                Listed(versions),
+                found.text.replace('\n', ", "),
+                Listed(versions, restarted_at),
                 self.clock_offsets
             ));
         };
-        let state = |job: &StoredJob| job.state_at(restarted_at);
+        let state = |job: &Job| job.state_at(restarted_at);
         if matches.iter().any(|other| state(other) != state(&first)) {
             return Verdict::Ambiguous;
         }
@@ -267,7 +245,6 @@ impl Journal {
         .collect()
     }
 
-    /// Returns the key with which a job was put.
     pub fn key_of(&self, id: u64) -> Option<JobKey> {
         self.origins.get(&id)?.last()?.2.clone()
     }
@@ -307,14 +284,14 @@ impl Journal {
     /// Returns whether the job has the tube and the body with which it was put.
     pub fn is_intact(&self, id: u64, found: &FoundJob) -> bool {
         let mut origins = self.origins.get(&id).into_iter().flatten();
-        origins.any(|(tube, body, _)| **tube == *found.tube && **body == *found.body)
+        origins.any(|(tube, body, _)| **tube == *found.tube() && **body == *found.body)
     }
 
     /// A new process starts at that time with these jobs, each in its possible versions, and with these
     /// kept keys. Those in `deleted` may come back once more. A delay may have ended meanwhile, which is not logged.
     pub fn restart(
         &mut self,
-        jobs: &[(u64, Vec<StoredJob>)],
+        jobs: &[(u64, Vec<Job>)],
         kept_keys: &[KeptKey],
         deleted: &[u64],
         now: u64,
@@ -330,7 +307,7 @@ impl Journal {
         self.deleted.clear();
         self.deleted.extend(deleted);
         for (id, possible) in jobs {
-            let current = StoredJob { state: possible[0].state_at(now), ..possible[0].clone() };
+            let current = possible[0].at(now);
             let all = possible.iter().chain([&current]).enumerate();
             let versions = all.map(|(index, job)| Version {
                 job: Some(job.clone()),
@@ -366,19 +343,24 @@ impl Journal {
     }
 }
 
-impl StoredJob {
-    fn ahead_by(&self, offset: i64) -> StoredJob {
+impl Job {
+    fn ahead_by(&self, offset: i64) -> Job {
         let ahead = |at: u64| at.saturating_add_signed(offset);
         let state = match self.state {
             State::Delayed { due } => State::Delayed { due: ahead(due) },
             state @ (State::Ready | State::Reserved { .. } | State::Buried { .. }) => state,
         };
-        StoredJob { created: ahead(self.created), state, ..self.clone() }
+        Job { created: ahead(self.created), state, ..self.clone() }
+    }
+
+    /// Returns the job after a restart at that time.
+    pub fn at(&self, restarted_at: u64) -> Job {
+        Job { state: self.state_at(restarted_at), ..self.clone() }
     }
 
     /// Returns the state after a restart at that time. If the clock was set back, the job is
     /// delayed at most as long as the client asked for.
-    pub fn state_at(&self, restarted_at: u64) -> State {
+    fn state_at(&self, restarted_at: u64) -> State {
         match self.state {
             State::Delayed { due } if due <= restarted_at => State::Ready,
             State::Delayed { due } => {
@@ -390,72 +372,32 @@ impl StoredJob {
 }
 
 impl FoundJob {
-    fn is(&self, job: &StoredJob, restarted_at: u64) -> bool {
-        let (state, time_left) = match job.state_at(restarted_at) {
-            State::Delayed { due } => ("delayed", due.saturating_sub(self.at) / SECOND),
-            State::Buried { .. } => ("buried", 0),
-            State::Ready | State::Reserved { .. } => ("ready", 0),
-        };
-        let age = self.at.saturating_sub(job.created) / SECOND;
-        let has_age = job.is_age_unknown || self.age == age;
-        has_age
-            && (&*self.tube, &*self.body, &*self.state) == (&*job.tube, &*job.body, state)
-            && (self.pri, self.delay, self.ttr) == (job.pri, job.delay, job.ttr)
-            && (self.time_left, self.counts) == (time_left, job.counts)
+    pub fn tube(&self) -> &str {
+        field(&self.text, "tube").unwrap_or_default()
+    }
+
+    fn is(&self, job: &Job, restarted_at: u64) -> bool {
+        let value = |key| number(&self.text, key);
+        let expected = job.at(restarted_at).document(self.at, value("file"), || value("age"));
+        self.text == expected && *self.body == *job.body
     }
 }
 
-impl fmt::Display for FoundJob {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let FoundJob { tube, body, state, pri, delay, ttr, age, time_left, counts, .. } = self;
-        write!(
-            f,
-            "{state}, pri {pri}, delay {delay}, ttr {ttr}, age {age}, time left {time_left}, "
-        )?;
-        write!(f, "{counts}, {} bytes in {tube:.20}", body.len())
-    }
-}
-
-impl fmt::Display for StoredJob {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let StoredJob { tube, body, pri, delay, ttr, created, state, counts, .. } = self;
-        match state {
-            State::Ready | State::Reserved { .. } => f.write_str("ready")?,
-            State::Delayed { due } => write!(f, "delayed until {due}")?,
-            State::Buried { .. } => f.write_str("buried")?,
-        }
-        write!(f, ", pri {pri}, delay {delay}, ttr {ttr}, created {created}, {counts}, ")?;
-        write!(f, "{} bytes in {tube:.20}", body.len())
-    }
-}
-
-impl fmt::Display for Counts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Counts { reserves, timeouts, releases, buries, kicks } = self;
-        write!(f, "counts {reserves}/{timeouts}/{releases}/{buries}/{kicks}")
-    }
-}
-
-/// The last versions of a job, one a line.
-struct Listed<'v>(&'v [Version]);
+/// The last versions of a job, one a line, as a server that starts at a time shows them.
+struct Listed<'v>(&'v [Version], u64);
 
 const VERSIONS_LISTED: usize = 8;
 
 impl fmt::Display for Listed<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let omitted = self.0.len().saturating_sub(VERSIONS_LISTED);
-        f.write_str(" one of:")?;
-        if omitted > 0 {
-            write!(f, "\n    {omitted} older versions")?;
+        let Listed(versions, at) = *self;
+        let omitted = versions.len().saturating_sub(VERSIONS_LISTED);
+        write!(f, " one of, behind {omitted} older versions:")?;
+        for version in &versions[omitted..] {
+            let shown = version.job.as_ref().map(|job| job.at(at).document(at, 0, || 0));
+            let shown = shown.unwrap_or_else(|| "no job".to_owned()).replace('\n', ", ");
+            write!(f, "\n    {shown}{}", if version.is_logged { ", logged" } else { "" })?;
         }
-        for version in &self.0[omitted..] {
-            f.write_str("\n    ")?;
-            match &version.job {
-                Some(job) => write!(f, "{job}")?,
-                None => f.write_str("no job")?,
-            }
-            f.write_str(if version.is_logged { ", logged" } else { "" })?;
-        }
-        f.write_char('\n')
+        writeln!(f)
     }
 }

@@ -11,7 +11,6 @@
 //! file of a job, or whether a full disk has space for a record. For these the caller passes the
 //! reply that the server has sent, and the model accepts the values that are allowed.
 
-use super::journal::StoredJob;
 use super::request;
 use input::{Expects, Item};
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,6 +24,8 @@ mod keys;
 mod replies;
 mod steps;
 
+pub use commands::COMMANDS;
+pub use extensions::EXTENSIONS;
 pub use keys::{JobKey, KeptKey};
 
 /// A client, by the number that the history gives it.
@@ -37,16 +38,18 @@ pub const SECOND: u64 = 1_000_000_000;
 pub const UNREAD_LIMIT: usize = 256 * 1024;
 
 /// How the server was started.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
     pub max_job_size: u32,
     pub binlog_file_size: u32,
     pub has_binlog: bool,
     /// A job that came back this many times is buried.
     pub bury_after: Option<u32>,
+    /// The end of a pause by command wakes this many clients. The next tick ends the pause.
+    pub wakes_per_step: usize,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Model {
     options: Options,
     /// By ascending id.
@@ -77,12 +80,11 @@ pub struct Model {
     started_at: u64,
     total_jobs: u64,
     timeouts: u64,
-    puts_in_tubes: u64,
     flush_count: u64,
     /// The time of the last flush that has deleted jobs.
     pub last_flush_at: u64,
     /// Rises with each change of a job or a tube.
-    last_seq: u64,
+    pub last_seq: u64,
     /// The last change of the tubes, and of their pauses.
     tubes_changed: u64,
     pauses_changed: u64,
@@ -90,7 +92,7 @@ pub struct Model {
     closing: Vec<(ClientNumber, Client)>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
     pub id: u64,
     pub tube: Rc<str>,
@@ -140,7 +142,7 @@ pub struct Tube {
     made: u64,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Client {
     used: Rc<str>,
     /// In the order of `list-tubes-watched`.
@@ -217,7 +219,7 @@ pub struct Flush {
 pub struct Change {
     pub id: u64,
     /// `None`: it is deleted.
-    pub job: Option<StoredJob>,
+    pub job: Option<Job>,
     /// The binlog has a record of it.
     pub is_logged: bool,
     /// The number of the flush that has deleted it: after a crash all its jobs are gone, or none.
@@ -235,7 +237,7 @@ pub enum Due {
 }
 
 /// A command that is being run.
-struct Call<'a> {
+pub struct Call<'a> {
     by: ClientNumber,
     now: u64,
     /// The bytes that the server has sent to the client from here on; empty if there are none.
@@ -272,20 +274,10 @@ impl Job {
     }
 
     /// Returns the job as a restart brings it back: a reserved one is ready.
-    pub fn stored(&self) -> StoredJob {
+    fn stored(&self) -> Job {
         let is_reserved = matches!(self.state, State::Reserved { .. });
-        StoredJob {
-            tube: Rc::clone(&self.tube),
-            body: Rc::clone(&self.body),
-            pri: self.pri,
-            delay: self.delay,
-            ttr: self.ttr,
-            created: self.created,
-            is_age_unknown: self.is_age_unknown,
-            state: if is_reserved { State::Ready } else { self.state },
-            counts: self.counts,
-            key: self.key.clone(),
-        }
+        let state = if is_reserved { State::Ready } else { self.state };
+        Job { state, returns: 0, changed: 0, ..self.clone() }
     }
 }
 
@@ -293,31 +285,10 @@ impl Model {
     pub fn new(options: Options, now: u64) -> Model {
         Model {
             options,
-            jobs: Vec::new(),
             tubes: vec![Tube::new("default")],
-            clients: BTreeMap::new(),
-            waiters: Vec::new(),
-            kept_keys: Vec::new(),
-            flushes: Vec::new(),
-            changes: Vec::new(),
-            may_refuse_updates: false,
-            may_refuse_deletes: false,
-            refusals: 0,
-            is_draining: false,
-            last_id: 0,
-            counters: BTreeMap::new(),
-            total_connections: 0,
             last_command_at: now,
             started_at: now,
-            total_jobs: 0,
-            timeouts: 0,
-            puts_in_tubes: 0,
-            flush_count: 0,
-            last_flush_at: 0,
-            last_seq: 0,
-            tubes_changed: 0,
-            pauses_changed: 0,
-            closing: Vec::new(),
+            ..Model::default()
         }
     }
 
@@ -339,22 +310,8 @@ impl Model {
 
     pub fn connect(&mut self, number: ClientNumber) {
         let default: Rc<str> = "default".into();
-        let client = Client {
-            used: Rc::clone(&default),
-            watched: vec![default],
-            output: Vec::new(),
-            input: Vec::new(),
-            expects: Expects::Line,
-            batch: None,
-            step: None,
-            bodies: None,
-            reading: None,
-            is_closing: false,
-            is_producer: false,
-            is_worker: false,
-            is_half_closed: false,
-            has_input_ended: false,
-        };
+        let used = Rc::clone(&default);
+        let client = Client { used, watched: vec![default], ..Client::default() };
         self.clients.insert(number, client);
         self.total_connections += 1;
     }
@@ -403,10 +360,15 @@ impl Model {
         self.last_command_at = now.max(self.last_command_at + 1);
         let call = Call { by: number, now: self.last_command_at, seen };
         match item {
-            Item::Line(line) => self.execute(&call, request::parse(&line)),
+            Item::Line(line) => self.execute(&call, &line),
             Item::TooLongLine(line) if request::is_http(&line) => self.http(&call),
             Item::TooLongLine(_) => self.reply(number, "BAD_FORMAT"),
-            Item::Body(bytes) => self.finish_put(&call, expected, &bytes),
+            Item::Body(bytes) => {
+                let Expects::Body { id, put } = expected else {
+                    unreachable!("a body follows a put")
+                };
+                self.finish_put(&call, id, put, &bytes);
+            }
             Item::TooLargeBody => self.reply(number, "JOB_TOO_BIG"),
         }
         true
@@ -443,7 +405,6 @@ impl Model {
         all
     }
 
-    /// Does all that is due for one tube or client.
     pub fn on_due(&mut self, due: &Due, now: u64) {
         match due {
             Due::Tube(name) => self.on_tube_due(name, now),
@@ -509,24 +470,41 @@ impl Model {
         self.reply(number, reply);
     }
 
-    /// Hands ready jobs of the tube to the clients that wait for them, the longest-waiting one
-    /// first.
+    /// Hands ready jobs of the tube to the clients that wait for them.
     fn serve_waiters(&mut self, tube: &str, now: u64) {
-        while let Some(waiter) =
-            self.waiters.iter().find(|waiter| self.clients[&waiter.client].watches(tube))
-            && let Waiter { client, batch, .. } = *waiter
-            && let Some(id) = self.first_ready(|name| name == tube)
-        {
-            self.waiters.retain(|waiter| waiter.client != client);
-            self.reserve(id, client, now);
-            match batch {
-                Some(count) => {
-                    let (first, taken) = (Some(id), Vec::new());
-                    let batch = Batch { first, taken, count, is_first_open: false };
-                    self.client(client).batch = Some(batch);
-                }
-                None => self.reply_job(client, "RESERVED", id),
+        while let Some((waiter, id)) = self.next_served(tube) {
+            self.serve_waiter(waiter, id, now);
+        }
+    }
+
+    /// Returns the client that has waited longest for jobs of the tube, and the job that it gets.
+    fn next_served(&self, tube: &str) -> Option<(Waiter, u64)> {
+        let waits = |waiter: &&Waiter| self.clients[&waiter.client].watches(tube);
+        Some((*self.waiters.iter().find(waits)?, self.first_ready(|name| name == tube)?))
+    }
+
+    fn serve_waiter(&mut self, Waiter { client, batch, .. }: Waiter, id: u64, now: u64) {
+        self.waiters.retain(|waiter| waiter.client != client);
+        self.reserve(id, client, now);
+        match batch {
+            Some(count) => {
+                let (first, taken) = (Some(id), Vec::new());
+                let batch = Batch { first, taken, count, is_first_open: false };
+                self.client(client).batch = Some(batch);
             }
+            None => self.reply_job(client, "RESERVED", id),
+        }
+    }
+
+    /// Ends a pause by command. Where many clients wait, the pause is over in the next tick.
+    fn end_pause(&mut self, tube: &str, now: u64) {
+        let pause = self.tube(tube).pause.take();
+        for _ in 0..self.options.wakes_per_step {
+            let Some((waiter, id)) = self.next_served(tube) else { return };
+            self.serve_waiter(waiter, id, now);
+        }
+        if self.next_served(tube).is_some() {
+            self.tube(tube).pause = pause.map(|(secs, _)| (secs, now));
         }
     }
 
@@ -698,11 +676,6 @@ impl Model {
         ranks.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// Returns the number of the last reservation or bury.
-    pub fn last_seq(&self) -> u64 {
-        self.last_seq
-    }
-
     /// Returns how many jobs are ready, reserved, delayed and buried.
     pub fn jobs_in_states(&self) -> [u64; 4] {
         let [_, ready, reserved, delayed, buried] = self.jobs_by_state(|_| true);
@@ -711,7 +684,7 @@ impl Model {
 
     /// Returns how many puts there were, in the used tube or in another one.
     pub fn puts(&self) -> u64 {
-        self.counters.get("put").copied().unwrap_or(0) + self.puts_in_tubes
+        ["put", "put-in-tube"].iter().filter_map(|word| self.counters.get(word)).sum()
     }
 
     fn find(&self, id: u64) -> Option<&Job> {

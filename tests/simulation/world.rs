@@ -21,6 +21,7 @@ impl ModelWorld {
             binlog_file_size: settings.binlog_file_size,
             has_binlog: false,
             bury_after: settings.bury_after.map(|limit| u32::from(limit.get())),
+            wakes_per_step: options.limits.wakes_per_step,
         };
         ModelWorld { model: Model::new(options, now), now, clients: Vec::new() }
     }

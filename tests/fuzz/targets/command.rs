@@ -14,7 +14,6 @@ const OF_SERVER: &[u8] =
     b"stats-job 1\r\nstats-job 2\r\nstats-job 3\r\nstats-job 4\r\nstats-job 5\r\n\
     list-jobs default any 1000\r\nstats-tube default\r\nlist-tubes\r\nstats\r\n";
 
-/// Judges any line.
 pub fn run(bytes: &[u8]) {
     let setup: Setup = "setup 10".parse().expect("it is a setup");
     judge(

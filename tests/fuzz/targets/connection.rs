@@ -72,7 +72,6 @@ const MAX_PUTS: usize = 32;
 /// The most pieces of the bytes between two events.
 const MAX_PIECES: usize = 300;
 
-/// Judges any clients.
 pub fn run(bytes: &[u8]) {
     let (setup, history) = decode(bytes);
     judge(setup, &history);

@@ -59,7 +59,6 @@ impl Bytes<'_> {
         byte
     }
 
-    /// One of `values`.
     pub fn one_of<T: Copy>(&mut self, values: &[T]) -> T {
         values[usize::from(self.byte()) % values.len()]
     }

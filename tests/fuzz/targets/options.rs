@@ -5,7 +5,6 @@ use beanstalkd::options::{self, BinlogPlace, MAX_JOB_SIZE, Request};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
-/// Judges any arguments.
 pub fn run(bytes: &[u8]) {
     let arguments = bytes.split(|&byte| byte == 0).map(|text| OsString::from_vec(text.to_vec()));
     match options::parse(arguments) {

@@ -23,7 +23,6 @@ const MAX_JOBS: usize = 40;
 /// No file becomes longer than this.
 pub const MAX_FILE_LEN: usize = 400_000;
 
-/// Judges any directory.
 pub fn run(bytes: &[u8]) {
     check_log();
     let mut bytes = Bytes(bytes);
@@ -154,7 +153,6 @@ fn check_job(server: &mut Instance, id: u64, dumped: &str, written: Option<&Writ
     assert!(is_written, "job {id} never had this body: {}", found.escape_ascii());
 }
 
-/// Puts jobs, and adds their ids.
 fn put_jobs(server: &mut Instance, case: Case, ids: &mut Vec<u64>) {
     let body_lens: &[usize] = if case.is_large { &[3, 70_000] } else { &[0, 1, 4100] };
     for &body_len in body_lens {
@@ -253,7 +251,6 @@ impl Inspection {
     }
 }
 
-/// Returns the report of `--check`.
 fn report(disk: &FakeDisk) -> String {
     let mut report = Vec::new();
     let is_sound = inspect::check(&mut *disk.boxed(), &mut report).unwrap();

@@ -104,7 +104,7 @@ impl Simulation {
         // Jobs are not moved while their bodies are read.
         if file_size < SMALL_FILE
             || self.setup.max_job_size > LARGE_BODY
-            || self.disk.has_begun_reads()
+            || self.disk.begun_reads() > 0
             || self.now() < self.read_at + AFTER_FLUSH
         {
             return Ok(());
@@ -128,7 +128,7 @@ impl Simulation {
     /// Checks that an idle server has nothing left to run, to read, to send or to close. While the
     /// disk is congested, it neither runs nor reads.
     pub(super) fn check_idle(&self) -> Result<(), Failure> {
-        let progress = self.disk.progress();
+        let progress = self.progress();
         let is_congested = self.driver.is_congested();
         for (&client, socket) in &self.sockets {
             let is_free = self.model.is_free(client);
@@ -143,7 +143,7 @@ impl Simulation {
                 "to close the connection"
             } else if self.model.is_in_step(client) && !is_congested {
                 "a command in steps"
-            } else if self.model.is_reading(client) && !self.disk.has_begun_reads() {
+            } else if self.model.is_reading(client) && self.disk.begun_reads() == 0 {
                 "a body to read"
             } else {
                 continue;

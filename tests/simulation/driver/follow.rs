@@ -116,7 +116,7 @@ impl Simulation {
     /// Lets the model do what was due. What is due at once may be done in any order: the replies
     /// must be those of one of them.
     pub(super) fn follow_tick(&mut self) -> Result<(), Failure> {
-        let (now, last_seq) = (self.now(), self.model.last_seq());
+        let (now, last_seq) = (self.now(), self.model.last_seq);
         self.end_reads();
         let due = self.model.due(now);
         // Without waiters the order makes no difference, except to the order of buried jobs.

@@ -1,14 +1,13 @@
 //! Crashes and restarts: which jobs the next process must find on the disk, and which it may find.
 
 use super::super::event::Crash;
-use super::super::journal::{End, FoundJob, Journal, StoredJob, Verdict};
-use super::super::model::{Counts, Job, JobKey, KeptKey, Model, SECOND};
-use super::super::request::COUNTERS;
-use super::{Failure, Simulation, Syncs, TICK, has_threads, nanos, options};
+use super::super::journal::{End, FoundJob, Journal, Verdict};
+use super::super::model::{Job, JobKey, KeptKey, Model, SECOND};
+use super::super::request::command_named;
+use super::{Failure, Simulation, Syncs, TICK, disk, has_threads, nanos, options};
 use crate::harness::driver::{Client, Driver, End as EndOfClient, ReplayError};
-use crate::harness::yaml::field;
+use crate::harness::reply::{Frame, frame};
 use std::collections::{BTreeMap, BTreeSet};
-use std::rc::Rc;
 
 /// The time from the end of a process to the start of the next one.
 const DOWN_TIME: u64 = 2 * TICK;
@@ -68,7 +67,6 @@ impl Simulation {
         }
     }
 
-    /// The process ends at once, and the next one starts.
     pub(super) fn crash(&mut self, crash: Crash) -> Result<(), Failure> {
         if self.setup.binlog.is_none() {
             return Ok(());
@@ -77,9 +75,10 @@ impl Simulation {
         self.had_disk_faults |= crash.flipped_bits > 0;
         let end = self.end(crash.power_cut);
         let flip_seed = crash.power_cut.unwrap_or(self.now());
-        self.disk = self.disk.after(crash, self.capacity, flip_seed);
+        self.disk = disk::after(&self.disk, crash, flip_seed);
+        self.disk.set_capacity(self.capacity);
         // The inspector expects each reply at once.
-        self.disk.set_reads_late(false);
+        disk::set_reads_late(&self.disk, false);
         self.sockets.clear();
         self.numbers.clear();
         self.iterations_of_flush = 0;
@@ -89,7 +88,6 @@ impl Simulation {
         self.start(crash, end, now.next_multiple_of(TICK))
     }
 
-    /// Starts the next process, and compares its jobs with those that may be there.
     fn start(&mut self, crash: Crash, end: End, now: u64) -> Result<(), Failure> {
         self.recover(now)?;
         let recovered = self.driver.recovered;
@@ -106,15 +104,15 @@ impl Simulation {
         }
         // The model cannot know when these jobs were put or become due.
         for (id, found) in &jobs.unknown {
-            if inspector.delete(*id, &found.tube) != "DELETED\r\n" {
+            if inspector.delete(*id, found.tube()) != "DELETED" {
                 let asked = inspector.disconnect();
                 self.set_capacity(None);
                 // The next iteration tries to take space again.
                 let committed = self.driver.commit();
                 committed.map_err(|failure| format!("a commit at the start: {failure}"))?;
                 inspector = Inspector::connect(&mut self.driver, asked);
-                let reply = inspector.delete(*id, &found.tube);
-                if reply != "DELETED\r\n" {
+                let reply = inspector.delete(*id, found.tube());
+                if reply != "DELETED" {
                     return Err(format!("job {id} cannot be deleted with space: {reply:?}"));
                 }
             }
@@ -136,7 +134,7 @@ impl Simulation {
             let keys = possible.iter_mut().filter_map(|job| job.key.as_mut());
             keys.for_each(|key| key.is_unsure |= is_unsure);
         }
-        let restored = jobs.known.iter().map(|(id, possible)| job(*id, &possible[0], now));
+        let restored = jobs.known.iter().map(|(_, possible)| possible[0].at(now));
         let id = recovered.last_id;
         let mut model = self.model.restarted(restored.collect(), &names, id, now);
         let in_force = kept_keys.iter().filter(|key| key.until > now);
@@ -150,13 +148,13 @@ impl Simulation {
         // What was read is stored already.
         self.commits = vec![0];
         let covered = 1;
-        self.syncs = Syncs { begun: self.disk.background_sync().0, covered, ..Syncs::default() };
+        self.syncs = Syncs { begun: self.disk.background_syncs().0, covered, ..Syncs::default() };
         model.may_refuse_updates = self.capacity.is_some() || self.limit.is_some();
         // A damaged file cannot be continued: at the limit there may be no room for all deletes.
         let is_short = self.limit.is_some() && crash.flipped_bits > 0;
         model.may_refuse_deletes = self.capacity.is_some() || is_short;
         self.model = model;
-        self.disk.set_reads_late(has_threads(&self.setup));
+        disk::set_reads_late(&self.disk, has_threads(&self.setup));
         Ok(())
     }
 
@@ -183,7 +181,7 @@ impl Simulation {
 #[derive(Default)]
 struct Judged {
     /// Jobs as they may be; the model takes the first version of each.
-    known: Vec<(u64, Vec<StoredJob>)>,
+    known: Vec<(u64, Vec<Job>)>,
     /// Jobs that damage, lost bytes or a clock that was set have made ambiguous.
     unknown: Vec<(u64, FoundJob)>,
 }
@@ -261,7 +259,7 @@ fn kept_keys(
         kept.retain(|kept| kept.id != *id);
         kept.push(KeptKey {
             id: *id,
-            tube: found.tube.as_str().into(),
+            tube: found.tube().into(),
             key,
             until: now + (u64::from(ttl) + 1) * SECOND,
             ttl,
@@ -269,24 +267,6 @@ fn kept_keys(
         });
     }
     kept
-}
-
-fn job(id: u64, stored: &StoredJob, now: u64) -> Job {
-    Job {
-        id,
-        tube: Rc::clone(&stored.tube),
-        pri: stored.pri,
-        delay: stored.delay,
-        ttr: stored.ttr,
-        body: Rc::clone(&stored.body),
-        created: stored.created,
-        state: stored.state_at(now),
-        counts: stored.counts,
-        returns: 0,
-        is_age_unknown: stored.is_age_unknown,
-        key: stored.key.clone(),
-        changed: 0,
-    }
 }
 
 /// Asks a server that has just started for its jobs, on a connection of its own.
@@ -307,7 +287,6 @@ struct Asked {
 }
 
 impl Inspector<'_> {
-    /// Connects after earlier inspectors of the same start.
     fn connect(driver: &mut Driver, mut asked: Asked) -> Inspector<'_> {
         let client = driver.connect();
         asked.connections += 1;
@@ -318,12 +297,13 @@ impl Inspector<'_> {
         self.driver.now.as_nanos()
     }
 
-    fn ask(&mut self, line: &str) -> String {
-        let word = line.split([' ', '\r']).next().unwrap_or_default();
-        let command = COUNTERS.iter().find(|counter| **counter == word);
-        *self.asked.commands.entry(command.expect("stats counts it")).or_default() += 1;
-        // A body may be any bytes: each becomes one char.
-        self.driver.ask_at_once(self.client, line).into_iter().map(char::from).collect()
+    /// Returns the line of the reply, and its body or nothing.
+    fn ask(&mut self, line: &str) -> (String, Vec<u8>) {
+        let word = line.split(' ').next().unwrap_or_default();
+        *self.asked.commands.entry(command_named(word).word).or_default() += 1;
+        let reply = self.driver.ask_at_once(self.client, format!("{line}\r\n"));
+        let Frame { line, body, .. } = frame(&reply).expect("the reply is whole");
+        (String::from_utf8_lossy(line).into_owned(), body.unwrap_or_default().to_vec())
     }
 
     fn commands(&self) -> u64 {
@@ -331,45 +311,22 @@ impl Inspector<'_> {
     }
 
     fn find(&mut self, id: u64) -> Option<FoundJob> {
-        let text = self.ask(&format!("stats-job {id}\r\n"));
-        if text == "NOT_FOUND\r\n" {
+        let (line, document) = self.ask(&format!("stats-job {id}"));
+        let at = self.now() + self.commands();
+        if line == "NOT_FOUND" {
             return None;
         }
-        let at = self.now() + self.commands();
-        let peeked = self.ask(&format!("peek {id}\r\n"));
-        let (_, body) = peeked.split_once("\r\n").unwrap_or_default();
-        let body = body.strip_suffix("\r\n").unwrap_or_default();
-        let word = |key: &str| field(&text, key).unwrap_or_default().to_owned();
-        let number = |key: &str| word(key).parse::<u64>().unwrap_or(u64::MAX);
-        let small = |key: &str| u32::try_from(number(key)).unwrap_or(u32::MAX);
-        Some(FoundJob {
-            tube: word("tube"),
-            body: body.chars().map(|char| u8::try_from(char).unwrap_or(b'?')).collect(),
-            state: word("state"),
-            pri: small("pri"),
-            delay: small("delay"),
-            ttr: small("ttr"),
-            age: number("age"),
-            time_left: number("time-left"),
-            counts: Counts {
-                reserves: small("reserves"),
-                timeouts: small("timeouts"),
-                releases: small("releases"),
-                buries: small("buries"),
-                kicks: small("kicks"),
-            },
-            at,
-        })
+        let text = String::from_utf8(document).expect("documents are text");
+        Some(FoundJob { text, body: self.ask(&format!("peek {id}")).1, at })
     }
 
     fn delete(&mut self, id: u64, tube: &str) -> String {
-        let reply = self.ask(&format!("delete {id}\r\n"));
+        let (reply, _) = self.ask(&format!("delete {id}"));
         let deletes = self.asked.deletes.entry(tube.to_owned()).or_default();
-        *deletes += u64::from(reply == "DELETED\r\n");
+        *deletes += u64::from(reply == "DELETED");
         reply
     }
 
-    /// Adds the commands of this connection to the counters of the model.
     fn add_to(&self, model: &mut Model) {
         model.total_connections = self.asked.connections;
         model.counters.clone_from(&self.asked.commands);

@@ -1,61 +1,56 @@
 //! One function for each command, as BEHAVIOUR.md describes it.
 
-use super::super::request::{PutRest, Request};
+use super::super::request::{self, Argument, Arguments, Command, Malformed, PutTag};
 use super::input::Expects;
 use super::keys::JobKey;
 use super::replies::list;
 use super::{Call, ClientNumber, Counts, Job, Model, SECOND, State, Waiter};
 use std::rc::Rc;
 
+/// The commands of C beanstalkd.
+pub const COMMANDS: [Command; 25] = {
+    use Argument::{
+        Anything, Bound, Delay, Held, Id, LastTube, Len, Pause, Pri, Tag, Timeout, Ttr,
+    };
+    [
+        Command::new("put", 200, &[Pri, Delay, Ttr, Len, Tag], Model::begin_put),
+        Command::new("use", 40, &[LastTube], Model::use_tube),
+        Command::new("watch", 40, &[LastTube], Model::watch),
+        Command::new("ignore", 25, &[LastTube], Model::ignore),
+        Command::new("reserve", 60, &[], Model::reserve_best),
+        Command::new("reserve-with-timeout", 120, &[Timeout], Model::reserve_best),
+        Command::new("reserve-job", 20, &[Id], Model::reserve_job),
+        Command::new("delete", 130, &[Id], Model::delete),
+        Command::new("release", 60, &[Held, Pri, Delay], Model::release),
+        Command::new("bury", 40, &[Held, Pri], Model::bury),
+        Command::new("touch", 25, &[Held], Model::touch_one),
+        Command::new("kick", 20, &[Bound], Model::kick),
+        Command::new("kick-job", 15, &[Id], Model::kick_job),
+        Command::new("peek", 10, &[Id], Model::peek),
+        Command::new("peek-ready", 8, &[], |it, call, _| it.peek_first(call, Job::ready_in)),
+        Command::new("peek-delayed", 8, &[], |it, call, _| it.peek_first(call, Job::delayed_in)),
+        Command::new("peek-buried", 8, &[], |it, call, _| it.peek_first(call, Job::buried_in)),
+        Command::new("stats", 3, &[], |it, call, _| it.stats(call)),
+        Command::new("stats-job", 25, &[Id], Model::stats_job),
+        Command::new("stats-tube", 12, &[LastTube], Model::stats_tube),
+        Command::new("list-tubes", 6, &[], |it, call, _| it.list_tubes(call)),
+        Command::new("list-tube-used", 4, &[], |it, call, _| it.list_tube_used(call)),
+        Command::new("list-tubes-watched", 6, &[], |it, call, _| it.list_tubes_watched(call)),
+        Command::new("pause-tube", 12, &[Pause], Model::pause_tube),
+        Command::new("quit", 2, &[Anything], |it, call, _| it.client(call.by).is_closing = true),
+    ]
+};
+
 impl Model {
-    pub(super) fn execute(&mut self, call: &Call<'_>, request: Request) {
-        if let Some(command) = request.counter() {
-            *self.counters.entry(command).or_default() += 1;
-        }
-        match request {
-            Request::Put { pri, delay, ttr, len, rest } => {
-                self.begin_put(call, None, (pri, delay, ttr), len, rest);
+    pub(super) fn execute(&mut self, call: &Call<'_>, line: &[u8]) {
+        match request::parse(line) {
+            Ok((command, arguments)) => {
+                *self.counters.entry(command.word).or_default() += 1;
+                (command.run)(self, call, &arguments);
             }
-            Request::PutInTube { tube, pri, delay, ttr, len, rest } => {
-                self.puts_in_tubes += 1;
-                self.begin_put(call, Some(tube), (pri, delay, ttr), len, rest);
-            }
-            Request::Reserve => self.reserve_best(call, None),
-            Request::ReserveWithTimeout(secs) => self.reserve_best(call, Some(secs)),
-            Request::ReserveJob(id) => self.reserve_job(call, id),
-            Request::ReserveBatch { count, secs } => self.reserve_batch(call, count, secs),
-            Request::Delete(id) => self.delete(call, id),
-            Request::DeleteBatch(ids) => self.delete_batch(call, &ids),
-            Request::Release { id, pri, delay } => self.release(call, id, pri, delay),
-            Request::Bury { id, pri } => self.bury(call, id, pri),
-            Request::Touch(id) => self.touch_one(call, id),
-            Request::TouchAll => self.touch_all(call),
-            Request::Kick(bound) => self.kick(call, bound),
-            Request::KickJob(id) => self.kick_job(call, id),
-            Request::FlushTube(name) => self.flush_tube(call, &name, |_| true),
-            Request::FlushBuried(name) => {
-                self.flush_tube(call, &name, |state| matches!(state, State::Buried { .. }));
-            }
-            Request::Use(name) => self.use_tube(call, &name),
-            Request::Watch(name) => self.watch(call, &name),
-            Request::Ignore(name) => self.ignore(call, &name),
-            Request::PauseTube { tube, secs } => self.pause_tube(call, tube.as_deref(), secs),
-            Request::Peek(id) => self.peek(call, id),
-            Request::PeekReady => self.peek_first(call, Job::ready_in),
-            Request::PeekDelayed => self.peek_first(call, Job::delayed_in),
-            Request::PeekBuried => self.peek_first(call, Job::buried_in),
-            Request::PeekBatch(page) => self.peek_batch(call, &page),
-            Request::Stats => self.stats(call),
-            Request::StatsJob(id) => self.stats_job(call, id),
-            Request::StatsTube(name) => self.stats_tube(call, &name),
-            Request::ListJobs(page) => self.list_jobs(call, &page),
-            Request::ListTubes => self.list_tubes(call),
-            Request::ListTubesWatched => self.list_tubes_watched(call),
-            Request::ListTubeUsed => self.list_tube_used(call),
-            Request::Quit => self.client(call.by).is_closing = true,
-            Request::BadFormat => self.reply(call.by, "BAD_FORMAT"),
-            Request::Unknown => self.reply(call.by, "UNKNOWN_COMMAND"),
-            Request::Http => self.http(call),
+            Err(Malformed::BadFormat) => self.reply(call.by, "BAD_FORMAT"),
+            Err(Malformed::Unknown) => self.reply(call.by, "UNKNOWN_COMMAND"),
+            Err(Malformed::Http) => self.http(call),
         }
     }
 
@@ -67,36 +62,24 @@ impl Model {
 
     // ---- Put ----
 
-    fn begin_put(
-        &mut self,
-        call: &Call<'_>,
-        tube: Option<String>,
-        (pri, delay, ttr): (u32, u32, u32),
-        len: u32,
-        rest: PutRest,
-    ) {
-        let is_too_large = len > self.options.max_job_size;
-        let len = len as usize;
-        if is_too_large {
-            self.client(call.by).expects = Expects::TooLargeBody { len };
+    pub(super) fn begin_put(&mut self, call: &Call<'_>, put: &Arguments) {
+        if put.len > self.options.max_job_size {
+            self.client(call.by).expects = Expects::TooLargeBody { len: put.len as usize };
             return;
         }
-        let tag = match rest {
-            PutRest::Nothing => None,
-            PutRest::Tag(tag) => Some(tag),
-            PutRest::Wrong => return self.reply(call.by, "BAD_FORMAT"),
-        };
+        if matches!(put.tag, PutTag::Wrong) {
+            return self.reply(call.by, "BAD_FORMAT");
+        }
         self.last_id += 1;
         let id = self.last_id;
         let client = self.client(call.by);
         client.is_producer = true;
-        client.expects = Expects::Body { id, tube, pri, delay, ttr: ttr.max(1), len, tag };
+        client.expects = Expects::Body { id, put: put.clone() };
     }
 
-    pub(super) fn finish_put(&mut self, call: &Call<'_>, put: Expects, bytes: &[u8]) {
-        let Expects::Body { id, tube, pri, delay, ttr, tag, .. } = put else {
-            unreachable!("a body follows a put")
-        };
+    pub(super) fn finish_put(&mut self, call: &Call<'_>, id: u64, put: Arguments, bytes: &[u8]) {
+        let Arguments { tube, pri, delay, ttr, tag, .. } = put;
+        let tag = if let PutTag::Tag(tag) = tag { Some(tag) } else { None };
         let Some(body) = bytes.strip_suffix(b"\r\n") else {
             return self.reply(call.by, "EXPECTED_CRLF");
         };
@@ -124,7 +107,7 @@ impl Model {
             tube,
             pri,
             delay,
-            ttr,
+            ttr: ttr.max(1),
             body: body.into(),
             created: call.now,
             state: State::Ready,
@@ -142,7 +125,8 @@ impl Model {
 
     // ---- Reserve ----
 
-    fn reserve_best(&mut self, call: &Call<'_>, timeout: Option<u32>) {
+    fn reserve_best(&mut self, call: &Call<'_>, it: &Arguments) {
+        let timeout = it.secs;
         self.client(call.by).is_worker = true;
         let client = &self.clients[&call.by];
         if let Some(id) = self.first_ready(|tube| client.watches(tube)) {
@@ -159,7 +143,8 @@ impl Model {
         }
     }
 
-    fn reserve_job(&mut self, call: &Call<'_>, id: u64) {
+    fn reserve_job(&mut self, call: &Call<'_>, it: &Arguments) {
+        let id = it.ids[0];
         match self.find(id).map(|job| job.state) {
             None | Some(State::Reserved { .. }) => self.reply(call.by, "NOT_FOUND"),
             // A flush of buried jobs must not delete it: that is recorded.
@@ -176,7 +161,8 @@ impl Model {
 
     // ---- Commands for one job ----
 
-    fn delete(&mut self, call: &Call<'_>, id: u64) {
+    fn delete(&mut self, call: &Call<'_>, it: &Arguments) {
+        let id = it.ids[0];
         if !self.can_delete(call.by, id) {
             return self.reply(call.by, "NOT_FOUND");
         }
@@ -204,7 +190,8 @@ impl Model {
         self.remove_if_idle(&tube);
     }
 
-    fn release(&mut self, call: &Call<'_>, id: u64, pri: u32, delay: u32) {
+    fn release(&mut self, call: &Call<'_>, it: &Arguments) {
+        let (id, pri, delay) = (it.ids[0], it.pri, it.delay);
         if !self.has_reserved(call.by, id) {
             return self.reply(call.by, "NOT_FOUND");
         }
@@ -219,7 +206,8 @@ impl Model {
         self.reply(call.by, "RELEASED");
     }
 
-    fn bury(&mut self, call: &Call<'_>, id: u64, pri: u32) {
+    fn bury(&mut self, call: &Call<'_>, it: &Arguments) {
+        let (id, pri) = (it.ids[0], it.pri);
         if !self.has_reserved(call.by, id) {
             return self.reply(call.by, "NOT_FOUND");
         }
@@ -234,7 +222,8 @@ impl Model {
         self.reply(call.by, "BURIED");
     }
 
-    fn touch_one(&mut self, call: &Call<'_>, id: u64) {
+    fn touch_one(&mut self, call: &Call<'_>, it: &Arguments) {
+        let id = it.ids[0];
         if !self.has_reserved(call.by, id) {
             return self.reply(call.by, "NOT_FOUND");
         }
@@ -259,9 +248,9 @@ impl Model {
 
     // ---- Kick ----
 
-    fn kick(&mut self, call: &Call<'_>, bound: u32) {
+    fn kick(&mut self, call: &Call<'_>, it: &Arguments) {
         let tube = Rc::clone(&self.clients[&call.by].used);
-        let (_, mut kicked) = self.kickable(&tube, bound);
+        let (_, mut kicked) = self.kickable(&tube, it.count);
         if !kicked.is_empty() && self.is_refused(call) {
             return self.reply(call.by, "OUT_OF_MEMORY");
         }
@@ -275,13 +264,13 @@ impl Model {
     }
 
     /// Returns whether a kick takes buried jobs, and the jobs that it moves.
-    pub(super) fn kickable(&self, tube: &str, bound: u32) -> (bool, Vec<u64>) {
+    pub(super) fn kickable(&self, tube: &str, bound: usize) -> (bool, Vec<u64>) {
         let mut kicked = self.in_order(|job| job.buried_in(tube));
         let takes_buried = !kicked.is_empty();
         if !takes_buried {
             kicked = self.in_order(|job| job.delayed_in(tube));
         }
-        kicked.truncate(bound as usize);
+        kicked.truncate(bound);
         (takes_buried, kicked)
     }
 
@@ -291,7 +280,8 @@ impl Model {
         self.move_to(id, State::Ready, now);
     }
 
-    fn kick_job(&mut self, call: &Call<'_>, id: u64) {
+    fn kick_job(&mut self, call: &Call<'_>, it: &Arguments) {
+        let id = it.ids[0];
         match self.find(id).map(|job| job.state) {
             Some(State::Buried { .. } | State::Delayed { .. }) => {
                 if self.is_refused(call) {
@@ -306,14 +296,16 @@ impl Model {
 
     // ---- Tubes ----
 
-    fn use_tube(&mut self, call: &Call<'_>, name: &str) {
+    fn use_tube(&mut self, call: &Call<'_>, it: &Arguments) {
+        let name = it.tube();
         let tube = self.find_or_create_tube(name);
         let left = std::mem::replace(&mut self.client(call.by).used, tube);
         self.remove_if_idle(&left);
         self.reply(call.by, &format!("USING {name}"));
     }
 
-    fn watch(&mut self, call: &Call<'_>, name: &str) {
+    fn watch(&mut self, call: &Call<'_>, it: &Arguments) {
+        let name = it.tube();
         let tube = self.find_or_create_tube(name);
         let client = self.client(call.by);
         if !client.watches(name) {
@@ -322,7 +314,8 @@ impl Model {
         self.reply_watching(call);
     }
 
-    fn ignore(&mut self, call: &Call<'_>, name: &str) {
+    fn ignore(&mut self, call: &Call<'_>, it: &Arguments) {
+        let name = it.tube();
         let client = self.client(call.by);
         if let Some(index) = client.watched.iter().position(|watched| **watched == *name) {
             if client.watched.len() == 1 {
@@ -339,24 +332,28 @@ impl Model {
         self.reply(call.by, &line);
     }
 
-    fn pause_tube(&mut self, call: &Call<'_>, name: Option<&str>, secs: u32) {
-        let Some(name) = name else { return self.reply(call.by, "BAD_FORMAT") };
+    fn pause_tube(&mut self, call: &Call<'_>, it: &Arguments) {
+        let (Some(name), Some(secs)) = (it.tube.as_deref(), it.secs) else {
+            return self.reply(call.by, "BAD_FORMAT");
+        };
         if self.find_tube(name).is_none() {
             return self.reply(call.by, "NOT_FOUND");
         }
         let tube = self.tube(name);
         tube.pauses += 1;
-        tube.pause = (secs > 0).then_some((secs, call.now + u64::from(secs) * SECOND));
-        self.pauses_changed = self.next_seq();
-        if secs == 0 {
-            self.serve_waiters(name, call.now);
+        if secs > 0 {
+            tube.pause = Some((secs, call.now + u64::from(secs) * SECOND));
+        } else {
+            self.end_pause(name, call.now);
         }
+        self.pauses_changed = self.next_seq();
         self.reply(call.by, "PAUSED");
     }
 
     // ---- Peek and lists ----
 
-    fn peek(&mut self, call: &Call<'_>, id: u64) {
+    fn peek(&mut self, call: &Call<'_>, it: &Arguments) {
+        let id = it.ids[0];
         match self.find(id) {
             Some(_) => self.reply_job(call.by, "FOUND", id),
             None => self.reply(call.by, "NOT_FOUND"),

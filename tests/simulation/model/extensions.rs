@@ -1,24 +1,44 @@
 //! The commands that C beanstalkd does not have, as EXTENSIONS.md describes them. The engine divides
 //! some of them into steps; here each is done at once.
 
-use super::super::request::Page;
+use super::super::request::{Argument, Arguments, Command};
 use super::{Batch, Call, Change, ClientNumber, Flush, Job, Model, SECOND, State, Waiter};
 use std::rc::Rc;
 
 /// A reply has at most this many bytes of bodies without their CR LF, unless it has one job.
 const MAX_BODY_BYTES: usize = 1 << 20;
 
+pub const EXTENSIONS: [Command; 8] = {
+    use Argument::{
+        After, BatchCount, Delay, Ids, LastTube, Len, PageCount, Pri, State, Tag, Ttr, Tube, Wait,
+    };
+    [
+        Command::new("put-in-tube", 40, &[Tube, Pri, Delay, Ttr, Len, Tag], Model::begin_put),
+        Command::new("reserve-batch", 50, &[BatchCount, Wait], Model::reserve_batch),
+        Command::new("delete-batch", 20, &[Ids], Model::delete_batch),
+        Command::new("touch-all", 8, &[], |it, call, _| it.touch_all(call)),
+        Command::new("flush-tube", 5, &[LastTube], |it, call, arguments| {
+            it.flush_tube(call, arguments.tube(), |_| true);
+        }),
+        Command::new("flush-buried", 5, &[LastTube], |it, call, arguments| {
+            it.flush_tube(call, arguments.tube(), |job| job.buried_in(&job.tube).is_some());
+        }),
+        Command::new("peek-batch", 10, &[Tube, State, PageCount, After], Model::peek_batch),
+        Command::new("list-jobs", 15, &[Tube, State, PageCount, After], Model::list_jobs),
+    ]
+};
+
 impl Model {
     // ---- See ----
 
-    pub(super) fn list_jobs(&mut self, call: &Call<'_>, page: &Page) {
+    pub(super) fn list_jobs(&mut self, call: &Call<'_>, page: &Arguments) {
         let Some((ids, next)) = self.select(page, call.now) else {
             return self.reply(call.by, "NOT_FOUND");
         };
         self.reply_jobs(call, &ids, next);
     }
 
-    pub(super) fn peek_batch(&mut self, call: &Call<'_>, page: &Page) {
+    pub(super) fn peek_batch(&mut self, call: &Call<'_>, page: &Arguments) {
         let Some((mut ids, mut next)) = self.select(page, call.now) else {
             return self.reply(call.by, "NOT_FOUND");
         };
@@ -41,11 +61,12 @@ impl Model {
 
     /// Returns the ids of a page and that of the last one if there are more, or `None` if there is
     /// no such tube.
-    pub(super) fn select(&self, page: &Page, now: u64) -> Option<(Vec<u64>, u64)> {
-        self.find_tube(&page.tube)?;
+    pub(super) fn select(&self, page: &Arguments, now: u64) -> Option<(Vec<u64>, u64)> {
+        let tube = page.tube();
+        self.find_tube(tube)?;
         let is_asked_for = |job: &&Job| {
             let (state, _) = job.shown_state(now);
-            *job.tube == *page.tube && job.id > page.after && ["any", state].contains(&page.state)
+            *job.tube == *tube && job.id > page.after && ["any", state].contains(&page.state)
         };
         let mut ids: Vec<u64> = self.jobs.iter().filter(is_asked_for).map(|job| job.id).collect();
         let has_more = ids.len() > page.count;
@@ -60,12 +81,12 @@ impl Model {
         &mut self,
         call: &Call<'_>,
         name: &str,
-        is_flushed: impl Fn(State) -> bool,
+        is_flushed: impl Fn(&Job) -> bool,
     ) {
         let Some(tube) = self.find_tube(name).map(|tube| Rc::clone(&tube.name)) else {
             return self.reply(call.by, "NOT_FOUND");
         };
-        let is_flushed = |job: &Job| *job.tube == *tube && is_flushed(job.state);
+        let is_flushed = |job: &Job| *job.tube == *tube && is_flushed(job);
         let (gone, left) = std::mem::take(&mut self.jobs).into_iter().partition(is_flushed);
         self.jobs = left;
         let gone: Vec<Job> = gone;
@@ -93,7 +114,6 @@ impl Model {
         }
     }
 
-    /// Ends a flush with its reply.
     pub fn end_flush(&mut self, index: usize) {
         let Flush { client, tube, count } = self.flushes.remove(index);
         self.remove_if_idle(&tube);
@@ -102,14 +122,14 @@ impl Model {
         }
     }
 
-    /// Returns whether the client waits for the reply to a flush.
     pub fn is_flushing(&self, number: ClientNumber) -> bool {
         self.flushes.iter().any(|flush| flush.client == Some(number))
     }
 
     // ---- Many at once ----
 
-    pub(super) fn reserve_batch(&mut self, call: &Call<'_>, count: usize, secs: u32) {
+    pub(super) fn reserve_batch(&mut self, call: &Call<'_>, it: &Arguments) {
+        let (count, secs) = (it.count, it.secs.unwrap_or(0));
         self.client(call.by).is_worker = true;
         let ids = self.reserve_more(call.by, Vec::new(), count, call.now);
         if !ids.is_empty() {
@@ -192,7 +212,8 @@ impl Model {
         }
     }
 
-    pub(super) fn delete_batch(&mut self, call: &Call<'_>, ids: &[u64]) {
+    pub(super) fn delete_batch(&mut self, call: &Call<'_>, it: &Arguments) {
+        let ids = &it.ids;
         let is_first_there = ids.first().is_some_and(|&id| self.can_delete(call.by, id));
         if is_first_there && self.may_refuse_deletes && self.is_refused(call) {
             return self.reply(call.by, "OUT_OF_MEMORY");

@@ -1,6 +1,6 @@
 //! The bytes that a client has sent, split into lines and bodies.
 
-use super::super::request::{Tag, is_tagged_put};
+use super::super::request::{Arguments, is_tagged_put};
 use super::{Client, ClientNumber, Model, UNREAD_LIMIT};
 
 /// The next unit that a client has sent completely.
@@ -16,19 +16,14 @@ pub(super) enum Item {
 }
 
 /// What the client sends next.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub(super) enum Expects {
+    #[default]
     Line,
     /// The body of a put. Lengths are without the two bytes behind it.
     Body {
         id: u64,
-        /// The tube of a `put-in-tube`.
-        tube: Option<String>,
-        pri: u32,
-        delay: u32,
-        ttr: u32,
-        len: usize,
-        tag: Option<Tag>,
+        put: Arguments,
     },
     TooLargeBody {
         len: usize,
@@ -66,7 +61,6 @@ impl Model {
 }
 
 impl Client {
-    /// Returns whether a batch is to be filled.
     pub fn has_batch(&self) -> bool {
         self.batch.is_some()
     }
@@ -86,8 +80,8 @@ impl Client {
                 let is_too_long = used > limit;
                 Some((if is_too_long { Item::TooLongLine(line) } else { Item::Line(line) }, used))
             }
-            Expects::Body { len, .. } => {
-                let bytes = self.input.get(..len + CR_LF.len())?;
+            Expects::Body { put, .. } => {
+                let bytes = self.input.get(..put.len as usize + CR_LF.len())?;
                 Some((Item::Body(bytes.to_vec()), bytes.len()))
             }
             Expects::TooLargeBody { len } => {

@@ -1,10 +1,15 @@
 //! Replies and documents, and the values in them that BEHAVIOUR.md leaves open.
 
-use super::super::request::COUNTERS;
+use super::super::request::Arguments;
 use super::{BodyReply, Call, ClientNumber, Counts, Job, Model, NO_DEADLINE, SECOND, State, Tube};
 use crate::harness::reply::frame;
 use std::rc::Rc;
 use std::str::FromStr;
+
+/// The commands that `stats` counts, in its order.
+const COUNTERS: &str = "put peek peek-ready peek-delayed peek-buried reserve reserve-with-timeout \
+    delete release use watch ignore bury kick touch stats stats-job stats-tube list-tubes \
+    list-tube-used list-tubes-watched pause-tube";
 
 impl Model {
     pub(super) fn reply(&mut self, number: ClientNumber, line: &str) {
@@ -46,23 +51,14 @@ impl Model {
 
     // ---- Statistics ----
 
-    pub(super) fn stats_job(&mut self, call: &Call<'_>, id: u64) {
+    pub(super) fn stats_job(&mut self, call: &Call<'_>, it: &Arguments) {
+        let id = it.ids[0];
         let Some(job) = self.find(id) else { return self.reply(call.by, "NOT_FOUND") };
-        let (state, time_left) = job.shown_state(call.now);
         let file = if self.options.has_binlog { call.seen_value("file") } else { 0 };
-        let age = shown_age(job, call.now, || call.seen_value("age"));
-        let Job { tube, pri, delay, ttr, .. } = job;
-        let Counts { reserves, timeouts, releases, buries, kicks } = job.counts;
-        let text = format!(
-            "---\nid: {id}\ntube: \"{tube}\"\nstate: {state}\npri: {pri}\nage: {age}\n\
-             delay: {delay}\nttr: {ttr}\ntime-left: {time_left}\nfile: {file}\n\
-             reserves: {reserves}\ntimeouts: {timeouts}\nreleases: {releases}\n\
-             buries: {buries}\nkicks: {kicks}\n"
-        );
+        let text = job.document(call.now, file, || call.seen_value("age"));
         self.reply_document(call, &text);
     }
 
-    /// Replies with the jobs of a page.
     pub(super) fn reply_jobs(&mut self, call: &Call<'_>, ids: &[u64], next: u64) {
         let mut text = format!("---\nnext: {next}\n");
         text += if ids.is_empty() { "jobs: []\n" } else { "jobs:\n" };
@@ -81,7 +77,8 @@ impl Model {
         self.reply_document(call, &text);
     }
 
-    pub(super) fn stats_tube(&mut self, call: &Call<'_>, name: &str) {
+    pub(super) fn stats_tube(&mut self, call: &Call<'_>, it: &Arguments) {
+        let name = it.tube();
         let Some(tube) = self.find_tube(name) else {
             return self.reply(call.by, "NOT_FOUND");
         };
@@ -113,7 +110,7 @@ impl Model {
              current-jobs-reserved: {reserved}\ncurrent-jobs-delayed: {delayed}\n\
              current-jobs-buried: {buried}\n"
         );
-        for command in COUNTERS {
+        for command in COUNTERS.split(' ') {
             text += &format!("cmd-{command}: {}\n", self.counters.get(command).unwrap_or(&0));
         }
         let clients = || self.clients.values();
@@ -175,6 +172,20 @@ impl Model {
 }
 
 impl Job {
+    /// Returns the document of `stats-job`. The server may show its age where it is open.
+    pub fn document(&self, now: u64, file: u64, shown: impl FnOnce() -> u64) -> String {
+        let (state, time_left) = self.shown_state(now);
+        let age = shown_age(self, now, shown);
+        let Job { id, tube, pri, delay, ttr, .. } = self;
+        let Counts { reserves, timeouts, releases, buries, kicks } = self.counts;
+        format!(
+            "---\nid: {id}\ntube: \"{tube}\"\nstate: {state}\npri: {pri}\nage: {age}\n\
+             delay: {delay}\nttr: {ttr}\ntime-left: {time_left}\nfile: {file}\n\
+             reserves: {reserves}\ntimeouts: {timeouts}\nreleases: {releases}\n\
+             buries: {buries}\nkicks: {kicks}\n"
+        )
+    }
+
     /// Returns the state and the seconds left, as `stats-job` shows them.
     pub(super) fn shown_state(&self, now: u64) -> (&'static str, u64) {
         let left = |at: u64| at.saturating_sub(now) / SECOND;

@@ -5,7 +5,7 @@
 //! state, and the model does as much. What it does in the end must be what one client could have seen
 //! between the beginning and the end of the command.
 
-use super::super::request::{self, Page, Request};
+use super::super::request::{self, Arguments, Command};
 use super::{Batch, Call, Client, ClientNumber, Item, Model, SECOND, State, Waiter};
 use crate::harness::reply::frame;
 use std::collections::BTreeSet;
@@ -14,7 +14,8 @@ use std::rc::Rc;
 /// A command of which the server has done a part.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
-    what: Request,
+    command: &'static Command,
+    arguments: Arguments,
     /// When it began, among all events.
     began: u64,
     began_at: u64,
@@ -31,6 +32,8 @@ pub(super) struct Step {
 impl Model {
     /// The server has done a part of a command, and has more to do. `facts` are the jobs in each state.
     pub fn step(&mut self, number: ClientNumber, now: u64, facts: [u64; 4]) -> Result<(), String> {
+        // A client that was woken takes more jobs later than it gave its command.
+        self.last_command_at = now.max(self.last_command_at);
         let client = &self.clients[&number];
         if client.batch.is_none() && client.step.is_none() {
             self.begin_step(number, now)?;
@@ -44,7 +47,7 @@ impl Model {
         if moved > 0
             && let Some(mut step) = self.client(number).step.take()
         {
-            if matches!(step.what, Request::Kick(_)) {
+            if step.command.word == "kick" {
                 let moved = usize::try_from(moved).expect("a kick is short");
                 self.kick_more(number, &mut step, moved);
             }
@@ -59,13 +62,15 @@ impl Model {
         };
         self.client(number).input.drain(..used);
         self.last_command_at = now.max(self.last_command_at + 1);
-        let what = request::parse(&line);
-        if let Some(command) = what.counter() {
-            *self.counters.entry(command).or_default() += 1;
-        }
-        let is_reserve = matches!(what, Request::Reserve | Request::ReserveWithTimeout(_));
-        self.client(number).is_worker |= is_reserve || matches!(what, Request::ReserveBatch { .. });
-        if let Request::ReserveBatch { count, .. } = what {
+        let Ok((command, arguments)) = request::parse(&line) else {
+            return Err(format!("client {number}: the server is in steps of a malformed line"));
+        };
+        *self.counters.entry(command.word).or_default() += 1;
+        let word = command.word;
+        self.client(number).is_worker |=
+            ["reserve", "reserve-with-timeout", "reserve-batch"].contains(&word);
+        if word == "reserve-batch" {
+            let count = arguments.count;
             let batch = Batch { first: None, taken: Vec::new(), count, is_first_open: false };
             self.client(number).batch = Some(batch);
             return Ok(());
@@ -78,30 +83,32 @@ impl Model {
             takes_buried: false,
             planned: 0,
             moved: 0,
-            what,
+            command,
+            arguments,
         };
-        match step.what {
-            Request::Kick(bound) => {
+        match word {
+            "kick" => {
+                let bound = step.arguments.count;
                 let (takes_buried, jobs) = self.kickable(&self.clients[&number].used, bound);
                 (step.takes_buried, step.planned) = (takes_buried, jobs.len());
             }
-            Request::Reserve
-            | Request::ReserveWithTimeout(_)
-            | Request::TouchAll
-            | Request::ListJobs(_)
-            | Request::PeekBatch(_)
-            | Request::ListTubes
-            | Request::ListTubesWatched => {}
-            other => return Err(format!("client {number}: the server does {other:?} in steps")),
+            "reserve"
+            | "reserve-with-timeout"
+            | "touch-all"
+            | "list-jobs"
+            | "peek-batch"
+            | "list-tubes"
+            | "list-tubes-watched" => {}
+            other => return Err(format!("client {number}: the server does {other} in steps")),
         }
         self.client(number).step = Some(Box::new(step));
         Ok(())
     }
 
-    /// Ends a command with its reply.
     pub(super) fn end_step(&mut self, call: &Call<'_>, mut step: Step) {
-        match &step.what {
-            Request::Kick(_) => {
+        let arguments = step.arguments.clone();
+        match step.command.word {
+            "kick" => {
                 let mut more = step.planned - step.moved;
                 if self.may_refuse_updates
                     && let Some(fewer) = call.seen_number(b"KICKED ")
@@ -111,30 +118,21 @@ impl Model {
                 self.kick_more(call.by, &mut step, more);
                 self.reply(call.by, &format!("KICKED {}", step.moved));
             }
-            Request::Reserve => self.end_reserve(call, &step, None),
-            Request::ReserveWithTimeout(secs) => self.end_reserve(call, &step, Some(*secs)),
-            Request::TouchAll => self.end_touch_all(call, &step),
-            Request::ListJobs(page) | Request::PeekBatch(page) => {
-                let is_list = matches!(step.what, Request::ListJobs(_));
-                if self.may_have_paged(call, page, is_list, step.began) {
-                    let len = reply_len(call.seen);
-                    let seen = &call.seen[..len];
-                    self.client(call.by).output.extend_from_slice(seen);
-                } else if is_list {
-                    self.list_jobs(call, page);
-                } else {
-                    self.peek_batch(call, page);
-                }
+            "reserve" | "reserve-with-timeout" => self.end_reserve(call, &step, arguments.secs),
+            "touch-all" => self.end_touch_all(call, &step),
+            "list-jobs" | "peek-batch" if self.may_have_paged(call, &step) => {
+                let len = reply_len(call.seen);
+                let seen = &call.seen[..len];
+                self.client(call.by).output.extend_from_slice(seen);
             }
-            Request::ListTubes => self.end_list_tubes(call, &step),
-            _ => self.list_tubes_watched(call),
+            "list-tubes" => self.end_list_tubes(call, &step),
+            _ => (step.command.run)(self, call, &arguments),
         }
     }
 
-    /// Returns whether the client waits for a list of all tubes.
     pub fn is_listing(&self, number: ClientNumber) -> bool {
         let step = self.clients.get(&number).and_then(|client| client.step.as_ref());
-        step.is_some_and(|step| step.what == Request::ListTubes)
+        step.is_some_and(|step| step.command.word == "list-tubes")
     }
 
     pub fn is_in_step(&self, number: ClientNumber) -> bool {
@@ -143,7 +141,6 @@ impl Model {
 
     // ---- Reserve, kick and touch ----
 
-    /// Reserves more jobs for a batch.
     fn take_more(&mut self, number: ClientNumber, count: usize) {
         let Some(mut batch) = self.client(number).batch.take() else { return };
         batch.taken = batch.first.take().into_iter().chain(batch.taken).collect();
@@ -239,8 +236,10 @@ impl Model {
 
     /// Returns whether the reply is a page that is not what the model has now, and may have been what it
     /// had meanwhile: jobs that have changed may be listed or not.
-    fn may_have_paged(&self, call: &Call<'_>, page: &Page, is_list: bool, began: u64) -> bool {
+    fn may_have_paged(&self, call: &Call<'_>, step: &Step) -> bool {
+        let (page, began) = (&step.arguments, step.began);
         let Some((ids, _)) = self.select(page, call.now) else { return false };
+        let is_list = step.command.word == "list-jobs";
         let word = if is_list { "\n- {id: " } else { "\nFOUND " };
         let seen = String::from_utf8_lossy(call.seen);
         let numbers = seen.split(word).skip(1).map(|rest| {
