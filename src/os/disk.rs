@@ -5,9 +5,8 @@
 use super::disk_thread::{DiskThread, DiskWaker, FinishedSync, MAX_REMOVED};
 use super::sys::clock::monotonic;
 use super::sys::files;
-use crate::engine::binlog::disk::{
-    Disk, FileNumber, FinishedRead, LAST_NUMBER, ReadToken, SyncError,
-};
+use crate::engine::binlog::disk::{Disk, FileNumber, LAST_NUMBER, SyncError};
+use crate::engine::binlog::reads::RecordRead;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::headroom::{self, Headroom};
 use log::warn;
@@ -268,17 +267,17 @@ impl Disk for Directory {
         files::free_bytes(&self.handle).ok()
     }
 
-    fn begin_read(&mut self, token: ReadToken, number: FileNumber, offset: u64, len: u32) {
-        let file = self.cold(number).cloned();
+    fn begin_read(&mut self, read: RecordRead) {
+        let file = self.cold(read.place.file).cloned();
         let threads = self.threads.as_ref().expect("they are started before bodies are read back");
-        threads.reads.read(token, file, offset, len);
+        threads.reads.read(file, read);
     }
 
-    fn finished_read(&mut self) -> Option<FinishedRead> {
+    fn finished_read(&mut self) -> Option<io::Result<Vec<u8>>> {
         self.threads.as_ref()?.reads.finished_read()
     }
 
-    fn will_read(&mut self, number: FileNumber, offset: u64, len: u64) {
+    fn will_read(&mut self, number: FileNumber, offset: u64, len: u32) {
         if let Ok(file) = self.cold(number).cloned()
             && let Some(threads) = &self.threads
         {

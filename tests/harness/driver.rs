@@ -26,8 +26,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 pub use beanstalkd::testing::{
-    Disk, FileNumber, FinishedRead, IoFailed, Limits, Nanos, Progress, ReadToken, Recovered,
-    ReplayError, Settings, SyncError, Syncing,
+    Disk, FileNumber, IoFailed, Limits, Nanos, Progress, RecordRead, Recovered, ReplayError,
+    Settings, SyncError, Syncing,
 };
 
 /// Identifies a client of one driver. It is never used again, unlike the key of its connection.

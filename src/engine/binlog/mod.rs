@@ -61,7 +61,6 @@ use disk::{Disk, FileNumber, Progress, RemoteStats};
 use fail_stop::FailStopDisk;
 use files::{SHORT, records_len};
 use key_record::KeyRecord;
-use reads::ReadAhead;
 use record::{Fields, FlushKind, RecordState};
 use removal::Removal;
 use segments::{Owner, Segment, Segments};
@@ -79,7 +78,8 @@ pub struct Binlog {
     space: Space,
     removal: Removal,
     compaction: Compaction,
-    read_ahead: ReadAhead,
+    /// Compaction goes on when the record is read that it needs.
+    is_awaiting_read: bool,
     /// The moment of the last record of a buried job.
     last_buried_at: Nanos,
 }
@@ -193,7 +193,7 @@ impl Binlog {
             space,
             removal,
             compaction: Compaction::default(),
-            read_ahead: ReadAhead::default(),
+            is_awaiting_read: false,
             last_buried_at: resume.buried_at,
         })
     }
@@ -352,7 +352,8 @@ impl Binlog {
     /// Returns the job or kept key that compaction moves next, or `None` if no move is due or there is
     /// no space. The caller moves it with [`Binlog::move_to_current`] or [`Binlog::move_kept_key`].
     pub fn next_to_move(&mut self) -> Option<(LogKey, Owner)> {
-        if self.is_congested() || !self.compaction.is_due(self.writer.files()) {
+        let cannot_move = self.is_congested() || self.is_awaiting_read;
+        if cannot_move || !self.compaction.is_due(self.writer.files()) {
             return None;
         }
         self.reserve_oldest()
@@ -439,7 +440,8 @@ impl Binlog {
     /// Returns when [`Binlog::tick`] or [`Binlog::commit`] has something to do.
     pub fn next_due(&self) -> Option<Nanos> {
         let files = self.writer.files();
-        let step = self.compaction.next_due(files).filter(|_| !self.is_congested());
+        let can_move = !self.is_congested() && !self.is_awaiting_read;
+        let step = self.compaction.next_due(files).filter(|_| can_move);
         let sync = self.writer.syncing().due();
         let is_sync_pending =
             self.writer.syncing().has_background_sync() && !self.writer.may_remove_oldest();
