@@ -85,6 +85,13 @@ const TRUNCATE_STEP: u64 = 256 * 1024;
 static ZEROS: [u8; 16 * 1024] = [0; 16 * 1024];
 
 impl Directory {
+    /// Returns how many descriptors a directory takes that is written, at most if its bodies are read back.
+    pub fn descriptors(reads_back: bool) -> usize {
+        // Its lock, its handle, and the files that are being written.
+        let own = 2 + 2 + RESERVED_FDS;
+        own + if reads_back { FDS_OF_THREADS } else { 0 }
+    }
+
     /// Opens and locks the directory. C beanstalkd uses the same lock.
     pub fn lock(path: &Path) -> Result<Directory, OpenError> {
         let mut options = OpenOptions::new();
