@@ -232,7 +232,9 @@ impl Server {
     fn try_connect(&mut self, key: ConnKey) -> Result<(), TryReserveError> {
         self.queue.try_reserve_closing()?;
         self.freed.try_reserve(self.conns.len() + 1)?;
-        self.reads.try_reserve(self.conns.len() + 1)?;
+        if self.settings.body_cache_bytes.is_some() {
+            self.reads.try_reserve(self.conns.len() + 1)?;
+        }
         self.queue.connect(key)?;
         if let Err(no_memory) = self.conns.try_insert(key) {
             self.queue.undo_connect(key, self.last_command_at);
