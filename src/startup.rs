@@ -37,7 +37,7 @@ use crate::os::sys::{files, machine, memory, sockets};
 use log::{info, warn};
 use std::fmt;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// Why the server does not start.
@@ -57,6 +57,8 @@ pub enum StartupError {
     EtcdSockets(String, &'static str),
     /// A system call fails that the server needs.
     System(&'static str, io::Error),
+    /// Fewer descriptors are free than the flags need.
+    FileLimit { limit: u64, free: usize, needed: usize },
     /// A socket cannot be opened.
     Listen(ListenError),
     /// The user of `-u` cannot be found.
@@ -65,13 +67,24 @@ pub enum StartupError {
     BecomeUser(String, io::Error),
 }
 
+/// The descriptors of any server: for events, signals, time, two sockets to listen on, messages to the
+/// service manager, reading `/proc`, and a few clients.
+const LEAST_DESCRIPTORS: usize = 12;
+/// For events, two sockets to listen on, and two clients.
+const DESCRIPTORS_FOR_METRICS: usize = 5;
+/// For connections to the nodes, name resolution and events.
+const DESCRIPTORS_FOR_ETCD: usize = 16;
+
 impl StartupError {
     /// Returns the exit code; that of C beanstalkd where it has one.
     pub fn exit_code(&self) -> u8 {
         match self {
             StartupError::Replay(_, ReplayError::Failed(_)) => 74,
             StartupError::Replay(_, ReplayError::Begin(error)) if is_io_error(error) => 74,
-            StartupError::System(..) | StartupError::Machine(_) | StartupError::Replay(..) => 1,
+            StartupError::System(..)
+            | StartupError::FileLimit { .. }
+            | StartupError::Machine(_)
+            | StartupError::Replay(..) => 1,
             StartupError::Usage(_) | StartupError::EtcdSockets(..) => 5,
             StartupError::Etcd(_, MembershipError::Lost(_)) => EXIT_LOST,
             StartupError::OpenBinlog(..) | StartupError::Etcd(..) => 10,
@@ -114,7 +127,10 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started
         machine.prepare(options.user.as_deref()).map_err(StartupError::Machine)?;
     }
     match files::raise_file_limit() {
-        Ok(limit) => info!("the limit of open files is {limit}"),
+        Ok(limit) => {
+            check_descriptors(options, limit)?;
+            info!("the limit of open files is {limit}");
+        }
         Err(error) => {
             warn!("cannot raise the limit of open files: {error}; keeping the present limit")
         }
@@ -203,6 +219,23 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started
     EventLoop::new(server, clock, signals, monitor, listeners, options.max_connections, wakers)
         .map(|event_loop| Started::Serving(Box::new(event_loop)))
         .map_err(cannot_wait)
+}
+
+/// Fails if the limit of open files is too low for the flags: the server would not answer.
+fn check_descriptors(options: &Options, limit: u64) -> Result<(), StartupError> {
+    let binlog = match &options.binlog {
+        Some(BinlogPlace::Directory(_)) => {
+            Directory::descriptors(options.body_cache_bytes.is_some())
+        }
+        Some(BinlogPlace::Etcd(_)) => DESCRIPTORS_FOR_ETCD,
+        None => 0,
+    };
+    let metrics = if options.metrics.is_some() { DESCRIPTORS_FOR_METRICS } else { 0 };
+    let needed = LEAST_DESCRIPTORS + binlog + metrics;
+    let standard_error = io::stderr();
+    let free = std::iter::from_fn(|| standard_error.as_fd().try_clone_to_owned().ok());
+    let free = free.take(needed).collect::<Vec<OwnedFd>>().len();
+    if free < needed { Err(StartupError::FileLimit { limit, free, needed }) } else { Ok(()) }
 }
 
 /// The files of a binlog, where they are, and when they are synced.
@@ -418,6 +451,11 @@ impl fmt::Display for StartupError {
             StartupError::Etcd(url, error) => write!(f, "-b {url}: {error}"),
             StartupError::EtcdSockets(url, why) => write!(f, "-b {url}: {why}"),
             StartupError::System(what, error) => write!(f, "cannot {what}: {error}"),
+            StartupError::FileLimit { limit, free, needed } => write!(
+                f,
+                "the limit of open files is {limit}, which leaves {free}, and {needed} are needed with these \
+                 flags; raise it with ulimit -n or LimitNOFILE="
+            ),
             StartupError::Listen(error) => write!(f, "{error}"),
             StartupError::FindUser(user, UserError::Unknown) => {
                 write!(f, "-u {user}: no such user")
@@ -453,6 +491,7 @@ mod tests {
             (StartupError::Replay(path(), ReplayError::Begin(os_error(libc::EACCES))), 1),
             (StartupError::Replay(path(), ReplayError::Begin(os_error(libc::EIO))), 74),
             (StartupError::System("do this", error()), 1),
+            (StartupError::FileLimit { limit: 9, free: 6, needed: 12 }, 1),
             (StartupError::FindUser(user(), UserError::Database(error())), 32),
             (StartupError::FindUser(user(), UserError::Unknown), 33),
             (StartupError::BecomeUser(user(), error()), 34),

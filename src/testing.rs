@@ -1,10 +1,9 @@
 //! What the tests of this package use of the server's inside. Not an interface: it changes with
 //! every version.
 
-pub use crate::engine::binlog::disk::{
-    Disk, FileNumber, FinishedRead, Progress, ReadToken, SyncError,
-};
+pub use crate::engine::binlog::disk::{Disk, FileNumber, Progress, SyncError};
 pub use crate::engine::binlog::inspect;
+pub use crate::engine::binlog::reads::RecordRead;
 pub use crate::engine::binlog::{IoFailed, Syncing};
 pub use crate::engine::collections::histogram::Histogram;
 pub use crate::engine::conn::Phase;

@@ -7,7 +7,6 @@
 //! A large body is not buffered: its bytes go straight to its slot among the bodies of jobs.
 
 use super::binlog::disk::Progress;
-use super::binlog::reads::Place;
 use super::collections::secondary_map::SecondaryMap;
 use super::keys::{ConnKey, JobKey, WatchKey};
 use super::protocol::batch::{Batch, ReplySize};
@@ -20,6 +19,7 @@ use super::queue::body::{Bodies, Body, LARGE};
 use super::queue::browse::SelectionScan;
 use super::queue::job::JobParams;
 use super::queue::listing::ListText;
+use super::queue::read_body::{BodyRef, Grant, ReadBody, ReplyClass};
 use super::queue::touch::TouchAll;
 use super::queue::unique::NewKey;
 use super::queue::waiters::Wait;
@@ -29,6 +29,7 @@ use super::time::Nanos;
 use std::collections::TryReserveError;
 use std::io::IoSlice;
 use std::ops::{Index, IndexMut, Range};
+use std::rc::Rc;
 
 /// All connections.
 #[derive(Debug)]
@@ -65,6 +66,8 @@ pub struct Conn {
     pub input_ended: bool,
     /// The last put had a body of at least [`Conn::WORTH_TWO_READS`] bytes.
     pub sends_large_bodies: bool,
+    /// The unsent bytes, when [`Conns::next_stalled`] last looked, of an output with bodies that were read back.
+    unread: usize,
     /// The connection is in [`Conns::dirty`].
     is_dirty: bool,
     /// The number of bytes at the front of the input that have no end of a line.
@@ -135,7 +138,7 @@ pub enum Phase {
     ListingTubes,
     /// A reserve that has no reply yet, and the end of its timeout.
     Waiting(ReserveKind, Nanos),
-    /// A reply whose bodies the disk is reading.
+    /// A reply whose bodies wait for memory or for the disk.
     ReadingBodies(Box<WantedBodies>),
     /// A `flush-tube` or `flush-buried` of more jobs than one step allows.
     Flushing,
@@ -200,17 +203,28 @@ impl ReserveKind {
     }
 }
 
-/// The bodies of a reply, some of which the disk is reading.
+/// A reply whose bodies are not all in memory. It waits until there is memory for it, then for the disk.
 #[derive(Debug)]
 pub struct WantedBodies {
     pub answer: Answer,
     pub bodies: Vec<WantedBody>,
-    /// The number of bodies that are being read.
-    pub missing: usize,
-    /// The number of the read of the first of them; the others follow.
-    pub first_read: u32,
+    pub class: ReplyClass,
+    /// The bytes of the cold bodies.
+    pub cold_bytes: u64,
+    /// The memory for the bodies that are not read yet, once there was enough for all.
+    pub grant: Option<Grant>,
+    /// All bodies before this one are read or with the disk.
+    pub next: usize,
+    /// The bodies that are with the disk.
+    pub reading: usize,
+    /// The connection is in the list of turns.
+    pub has_turn: bool,
+    /// The bytes that may be read for it in this turn.
+    pub turn_bytes: usize,
     /// When the client has asked for them.
     pub asked_at: Nanos,
+    /// The reply was not made at once. The TTRs of its jobs begin with it.
+    pub has_waited: bool,
 }
 
 /// One of these bodies.
@@ -218,10 +232,19 @@ pub struct WantedBodies {
 pub struct WantedBody {
     pub job: JobKey,
     pub id: u64,
-    /// `None` while it is being read, and if it cannot be read.
-    pub body: Option<Body>,
-    /// The place where it is being read.
-    pub place: Option<Place>,
+    pub source: BodySource,
+}
+
+/// Where a reply gets a body from.
+#[derive(Debug)]
+pub enum BodySource {
+    /// From the job, if that is still there.
+    Job,
+    /// From its record, which must be read.
+    Disk,
+    Read(Rc<ReadBody>),
+    /// It cannot be read.
+    Nowhere,
 }
 
 /// A reply with bodies.
@@ -247,7 +270,7 @@ impl Answer {
     }
 
     /// Returns the part of the reply that has this job.
-    pub fn reply(self, id: u64, body: &Body) -> Reply<'_> {
+    pub fn reply(self, id: u64, body: BodyRef<'_>) -> Reply<'_> {
         if self.is_reserved() { Reply::Reserved { id, body } } else { Reply::Found { id, body } }
     }
 }
@@ -709,6 +732,19 @@ impl Conns {
         }
     }
 
+    /// Returns the next connection from this number on that has taken nothing, since the last look, of an
+    /// output with bodies that were read back. The first look finds none.
+    pub fn next_stalled(&mut self, from: usize, is_first: bool) -> Option<ConnKey> {
+        for key in (from..self.numbers_end()).map(ConnKey::from_index) {
+            let Some(conn) = self.by_key.get_mut(key) else { continue };
+            let len = if conn.output.has_read_bodies() { conn.output.len() } else { 0 };
+            if std::mem::replace(&mut conn.unread, len) == len && len > 0 && !is_first {
+                return Some(key);
+            }
+        }
+        None
+    }
+
     /// Returns the references of all connections to large bodies, arriving or unsent.
     pub fn bodies(&self) -> impl Iterator<Item = &Body> + '_ {
         self.iter().flat_map(|(_, conn)| {
@@ -717,13 +753,7 @@ impl Conns {
             } else {
                 None
             };
-            let wanted = if let Phase::ReadingBodies(wanted) = &conn.phase {
-                &wanted.bodies[..]
-            } else {
-                &[]
-            };
-            let wanted = wanted.iter().filter_map(|one| one.body.as_ref());
-            conn.output.bodies().chain(large).chain(wanted)
+            conn.output.bodies().chain(large)
         })
     }
 

@@ -80,12 +80,16 @@ pub struct Limits {
     pub memory_pages_per_step: usize,
 
     // ---- Bodies ----
-    /// The bytes that the disk has read and an iteration replies with, and the rest of one record:
-    /// about 1 ms.
-    pub read_back_per_tick_bytes: usize,
-    /// The length up to which a record is read while the loop waits, in bytes. Copying a longer one,
-    /// even from memory, would delay all other clients.
+    /// The length up to which a record is read while the loop waits, in bytes: about 30 us if the system
+    /// has it in memory.
     pub read_at_once_bytes: usize,
+    /// The reads that are with the disk at once. All others can still be dropped, and reads for other
+    /// clients come before them.
+    pub reads_with_disk: usize,
+    /// The bytes of these reads, unless it is one.
+    pub bytes_with_disk: usize,
+    /// The bytes of bodies that are read for a connection before it is the turn of the next one.
+    pub read_turn_bytes: usize,
     /// The bodies that become cold in a tick, in about 50 us.
     pub evictions_per_tick: usize,
     /// The bytes of pages of large bodies that a tick frees, in about 0.1 ms.
@@ -188,8 +192,10 @@ impl Limits {
         ids_looked_up_at_once: 4096,
         memory_pages_per_step: 4,
 
-        read_back_per_tick_bytes: 1024 * 1024,
-        read_at_once_bytes: 2 * 1024 * 1024,
+        read_at_once_bytes: 64 * 1024,
+        reads_with_disk: 4,
+        bytes_with_disk: 1024 * 1024,
+        read_turn_bytes: 64 * 1024,
         evictions_per_tick: 256,
         freed_per_tick_bytes: 1024 * 1024,
 

@@ -5,9 +5,8 @@
 use super::disk_thread::{DiskThread, DiskWaker, FinishedSync, MAX_REMOVED};
 use super::sys::clock::monotonic;
 use super::sys::files;
-use crate::engine::binlog::disk::{
-    Disk, FileNumber, FinishedRead, LAST_NUMBER, ReadToken, SyncError,
-};
+use crate::engine::binlog::disk::{Disk, FileNumber, LAST_NUMBER, SyncError};
+use crate::engine::binlog::reads::RecordRead;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::headroom::{self, Headroom};
 use log::warn;
@@ -86,6 +85,13 @@ const TRUNCATE_STEP: u64 = 256 * 1024;
 static ZEROS: [u8; 16 * 1024] = [0; 16 * 1024];
 
 impl Directory {
+    /// Returns how many descriptors a directory takes that is written, at most if its bodies are read back.
+    pub fn descriptors(reads_back: bool) -> usize {
+        // Its lock, its handle, and the files that are being written.
+        let own = 2 + 2 + RESERVED_FDS;
+        own + if reads_back { FDS_OF_THREADS } else { 0 }
+    }
+
     /// Opens and locks the directory. C beanstalkd uses the same lock.
     pub fn lock(path: &Path) -> Result<Directory, OpenError> {
         let mut options = OpenOptions::new();
@@ -268,17 +274,17 @@ impl Disk for Directory {
         files::free_bytes(&self.handle).ok()
     }
 
-    fn begin_read(&mut self, token: ReadToken, number: FileNumber, offset: u64, len: u32) {
-        let file = self.cold(number).cloned();
+    fn begin_read(&mut self, read: RecordRead) {
+        let file = self.cold(read.place.file).cloned();
         let threads = self.threads.as_ref().expect("they are started before bodies are read back");
-        threads.reads.read(token, file, offset, len);
+        threads.reads.read(file, read);
     }
 
-    fn finished_read(&mut self) -> Option<FinishedRead> {
+    fn finished_read(&mut self) -> Option<io::Result<Vec<u8>>> {
         self.threads.as_ref()?.reads.finished_read()
     }
 
-    fn will_read(&mut self, number: FileNumber, offset: u64, len: u64) {
+    fn will_read(&mut self, number: FileNumber, offset: u64, len: u32) {
         if let Ok(file) = self.cold(number).cloned()
             && let Some(threads) = &self.threads
         {

@@ -2,10 +2,11 @@
 //! the space of removed ones.
 //!
 //! A thread, and not io_uring, which the kernels and the sandboxes of many machines refuse. Reads and
-//! syncs are carried out in their order, and space is freed when there is nothing else to do. Nothing here
-//! knows what the bytes mean.
+//! syncs are carried out in their order, and space is freed when there is nothing else to do. A record is
+//! verified here too, which takes milliseconds if it is large.
 
-use crate::engine::binlog::disk::{FileNumber, FinishedRead, ReadToken, SyncError};
+use crate::engine::binlog::disk::{FileNumber, SyncError};
+use crate::engine::binlog::reads::RecordRead;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::time::Nanos;
 use crate::os::sys::clock::monotonic;
@@ -19,7 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 
 /// A thread that waits for the disk. When this value is dropped, the thread ends after the request that it is
-/// carrying out, and closes all files.
+/// carrying out, and closes all files. A read is not waited for.
 #[derive(Debug)]
 pub struct DiskThread {
     shared: Arc<Shared>,
@@ -52,15 +53,17 @@ struct Work {
     requests: VecDeque<Request>,
     /// Removed files whose space is freed step by step, and their lengths.
     removed: VecDeque<(Arc<File>, u64)>,
-    reads: VecDeque<FinishedRead>,
+    reads: VecDeque<io::Result<Vec<u8>>>,
+    /// The thread reads, which may take any time.
+    is_reading: bool,
     syncs: VecDeque<FinishedSync>,
     must_end: bool,
 }
 
 #[derive(Debug)]
 enum Request {
-    Read { token: ReadToken, file: io::Result<Arc<File>>, offset: u64, len: u32 },
-    ReadAhead { file: Arc<File>, offset: u64, len: u64 },
+    Read { file: io::Result<Arc<File>>, read: RecordRead },
+    ReadAhead { file: Arc<File>, offset: u64, len: u32 },
     Sync { directory: Option<Arc<File>>, files: Vec<(FileNumber, Arc<File>)> },
     Truncate { file: Arc<File>, len: u64 },
 }
@@ -69,6 +72,8 @@ enum Request {
 const TRUNCATE_STEP: u64 = 4 * 1024 * 1024;
 /// If there are more removed files whose space is not freed, the caller frees the first one at once.
 pub const MAX_REMOVED: usize = 4;
+/// With this many requests, nothing is read ahead.
+const MAX_QUEUED: usize = 8;
 
 impl DiskWaker {
     /// Sets what wakes the event loop, and wakes it: something may have ended before. Only the first call
@@ -100,13 +105,15 @@ impl DiskThread {
     }
 
     /// Queues a read. If `file` is an error, [`DiskThread::finished_read`] returns it.
-    pub fn read(&self, token: ReadToken, file: io::Result<Arc<File>>, offset: u64, len: u32) {
-        self.request(Request::Read { token, file, offset, len });
+    pub fn read(&self, file: io::Result<Arc<File>>, read: RecordRead) {
+        self.request(Request::Read { file, read });
     }
 
-    /// Asks the kernel to read a part of a file into the page cache.
-    pub fn read_ahead(&self, file: Arc<File>, offset: u64, len: u64) {
-        self.request(Request::ReadAhead { file, offset, len });
+    /// Asks the kernel to read a part of a file into the page cache, unless the thread has much to do.
+    pub fn read_ahead(&self, file: Arc<File>, offset: u64, len: u32) {
+        if self.shared.lock().requests.len() < MAX_QUEUED {
+            self.request(Request::ReadAhead { file, offset, len });
+        }
     }
 
     /// Begins to sync a directory, and then these files.
@@ -140,8 +147,8 @@ impl DiskThread {
         self.shared.has_work.notify_one();
     }
 
-    /// Returns what was read, once.
-    pub fn finished_read(&self) -> Option<FinishedRead> {
+    /// Returns the record of the oldest read, once.
+    pub fn finished_read(&self) -> Option<io::Result<Vec<u8>>> {
         self.shared.lock().reads.pop_front()
     }
 
@@ -157,9 +164,12 @@ impl DiskThread {
 
 impl Drop for DiskThread {
     fn drop(&mut self) {
-        self.shared.lock().must_end = true;
+        let mut work = self.shared.lock();
+        work.must_end = true;
         self.shared.has_work.notify_one();
-        if let Some(handle) = self.handle.take() {
+        let is_reading = work.is_reading;
+        drop(work);
+        if let Some(handle) = self.handle.take().filter(|_| !is_reading) {
             // A panic of the thread has been printed.
             let _ = handle.join();
         }
@@ -179,6 +189,8 @@ impl Shared {
                 return None;
             }
             if let Some(request) = work.requests.pop_front().or_else(|| work.next_truncation()) {
+                work.is_reading =
+                    matches!(request, Request::Read { .. } | Request::ReadAhead { .. });
                 return Some(request);
             }
             work = self.has_work.wait(work).unwrap_or_else(PoisonError::into_inner);
@@ -187,13 +199,13 @@ impl Shared {
 
     fn carry_out(&self, request: Request, waker: &DiskWaker) {
         match request {
-            Request::Read { token, file, offset, len } => {
-                let bytes = file.and_then(|file| read(&file, offset, len as usize));
-                self.lock().reads.push_back(FinishedRead { token, bytes });
+            Request::Read { file, read } => {
+                let record = file.and_then(|file| read_record(&file, read));
+                self.lock().reads.push_back(record);
                 waker.wake();
             }
             Request::ReadAhead { file, offset, len } => {
-                files::begin_reading_in(&file, offset, len);
+                files::begin_reading_in(&file, offset, len.into());
             }
             Request::Sync { directory, files } => {
                 let begun_at = monotonic();
@@ -241,11 +253,13 @@ fn truncate(file: &File, len: u64) {
     let _ = file.set_len(len);
 }
 
-fn read(file: &File, offset: u64, len: usize) -> io::Result<Vec<u8>> {
+fn read_record(file: &File, read: RecordRead) -> io::Result<Vec<u8>> {
+    let len = read.place.len as usize;
     let mut bytes = Vec::new();
     headroom::leave(Headroom::Quarter, || bytes.try_reserve_exact(len))
         .map_err(|_| ErrorKind::OutOfMemory)?;
     bytes.resize(len, 0);
-    file.read_exact_at(&mut bytes, offset).map_err(files::name_loss)?;
+    file.read_exact_at(&mut bytes, read.place.offset.into()).map_err(files::name_loss)?;
+    read.verify(&bytes)?;
     Ok(bytes)
 }

@@ -122,6 +122,8 @@ struct Socket {
     is_writable: bool,
     /// The client has shut down its sending side, and the engine has not been called for it yet.
     is_half_closed: bool,
+    /// The connection is gone: the client takes no reply.
+    is_hung_up: bool,
     /// Reading continues after a short read, until `WouldBlock`: a half-close causes no new event, and a
     /// read ends at urgent data and at descriptors sent over a Unix socket.
     reads_to_the_end: bool,
@@ -344,6 +346,8 @@ impl EventLoop {
         socket.is_readable |= event.is_readable() || event.is_read_closed() || event.is_error();
         socket.is_writable |= event.is_writable() || event.is_write_closed() || event.is_error();
         socket.is_half_closed |= event.is_read_closed();
+        let is_closed = event.is_read_closed() && event.is_write_closed();
+        socket.is_hung_up |= event.is_error() || is_closed;
         socket.reads_to_the_end |= event.is_read_closed() || event.is_priority();
         socket.queue(key, &mut self.ready);
     }
@@ -412,6 +416,7 @@ impl EventLoop {
             is_readable: false,
             is_writable: true,
             is_half_closed: false,
+            is_hung_up: false,
             reads_to_the_end: matches!(stream, Stream::Unix(_)),
             is_queued: false,
             delayed_sends: 0,
@@ -454,8 +459,18 @@ impl EventLoop {
         self.ready = ready;
     }
 
-    /// Serves one connection: runs buffered commands, or reads once, and once more into a large body.
+    /// Serves one connection. One that is gone is closed as soon as a command waits for bodies: its jobs are
+    /// for others. The commands before it have run.
     fn serve(&mut self, key: ConnKey) {
+        self.run_and_read(key);
+        let is_gone = socket(&mut self.sockets, key).is_some_and(|socket| socket.is_hung_up);
+        if is_gone && self.server.waits_for_bodies(key) {
+            self.close(key, None);
+        }
+    }
+
+    /// Runs buffered commands, or reads once, and once more into a large body.
+    fn run_and_read(&mut self, key: ConnKey) {
         let Some(socket) = socket(&mut self.sockets, key) else { return };
         socket.is_queued = false;
         if std::mem::take(&mut socket.is_half_closed) {

@@ -2,7 +2,7 @@
 
 use crate::faults::start_with_fault;
 use crate::harness::client::{Client, connect};
-use crate::harness::process::Daemon;
+use crate::harness::process::{Daemon, path_text, script};
 use crate::harness::{cannot_test, wait_until};
 use crate::{HEALTH, stat};
 use socket2::Socket;
@@ -21,6 +21,35 @@ fn the_soft_limit_of_open_files_is_raised() {
     let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
     let numbers: Vec<&str> = line.split_whitespace().skip(3).take(2).collect();
     assert_eq!(numbers[0], numbers[1]);
+}
+
+/// With flags that take many descriptors.
+#[test]
+fn too_low_a_limit_of_open_files_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("metrics");
+    let flags = ["-l", "127.0.0.1", "-p", "0", "-V", "-b", path_text(directory.path())];
+    let metrics = format!("unix:{}", socket.display());
+    let flags = [&flags[..], &["--body-cache", "0", "--metrics", &metrics]].concat();
+    let mut served = 0;
+    for limit in (8..80).step_by(3) {
+        let start = format!(r#"ulimit -n {limit}; exec "$0" "$@""#);
+        let mut daemon = Daemon::spawn(script(&start, &flags));
+        let log = daemon.wait_for_log("limit of open files is");
+        assert!(log.contains(&format!("limit of open files is {limit}")), "{log}");
+        if log.contains("are needed") {
+            assert_eq!(daemon.wait().0.code(), Some(1));
+            assert_eq!(served, 0, "a lower limit is enough");
+        } else {
+            let mut client = Client::connect(daemon.address());
+            let id = client.put("x");
+            assert_eq!(client.ask("reserve\r\n").number("RESERVED"), Some(id));
+            client.delete_all(&[id]);
+            served += 1;
+            daemon.stop();
+        }
+    }
+    assert!((1..10).contains(&served), "{served} limits are enough");
 }
 
 #[test]

@@ -27,8 +27,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 pub use beanstalkd::testing::{
-    Disk, FileNumber, FinishedRead, IoFailed, Limits, Nanos, Progress, ReadToken, Recovered,
-    ReplayError, Settings, SyncError, Syncing,
+    Disk, FileNumber, IoFailed, Limits, Nanos, Progress, RecordRead, Recovered, ReplayError,
+    Settings, SyncError, Syncing,
 };
 
 /// Returns what `--check` prints about files, if some are damaged or missing.

@@ -8,7 +8,7 @@
 //! and any number of the next changes: their outcome is unknown to the server. After a change is refused,
 //! because another server leads, nothing is stored any more.
 
-use super::driver::{Disk, FileNumber, FinishedRead, Progress, ReadToken, SyncError};
+use super::driver::{Disk, FileNumber, Progress, RecordRead, SyncError};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{self, ErrorKind};
@@ -44,7 +44,7 @@ struct State {
     /// Reads of bodies are never done at once.
     reads_late: bool,
     /// What was begun to be read: it is read when the result is taken.
-    reads: VecDeque<(ReadToken, FileNumber, u64, u32)>,
+    reads: VecDeque<RecordRead>,
     /// At most this many reads end from now on; `None` for no limit.
     reads_left: Option<usize>,
     /// The next reads of bodies have these results.
@@ -775,21 +775,21 @@ impl Disk for FakeDisk {
         }
     }
 
-    fn begin_read(&mut self, token: ReadToken, number: FileNumber, offset: u64, len: u32) {
-        self.0.borrow_mut().reads.push_back((token, number, offset, len));
+    fn begin_read(&mut self, read: RecordRead) {
+        self.0.borrow_mut().reads.push_back(read);
     }
 
-    fn finished_read(&mut self) -> Option<FinishedRead> {
+    fn finished_read(&mut self) -> Option<io::Result<Vec<u8>>> {
         if !self.has_reads() {
             return None;
         }
         let mut state = self.0.borrow_mut();
         state.reads_left = state.reads_left.map(|left| left - 1);
-        let (token, number, offset, len) = state.reads.pop_front()?;
+        let read = state.reads.pop_front()?;
         drop(state);
-        let mut bytes = vec![0; len as usize];
-        let read = self.read_back(number, offset, &mut bytes);
-        Some(FinishedRead { token, bytes: read.map(|()| bytes) })
+        let mut bytes = vec![0; read.place.len as usize];
+        let done = self.read_back(read.place.file, read.place.offset.into(), &mut bytes);
+        Some(done.and_then(|()| read.verify(&bytes)).map(|()| bytes))
     }
 
     fn free_bytes(&self) -> Option<u64> {

@@ -16,12 +16,14 @@ pub struct Policy {
     pub max_bytes: u64,
     /// The bytes of bodies that stay in memory. `None`: all do.
     pub body_cache: Option<u64>,
+    /// As `--max-memory`.
+    pub max_memory: u64,
 }
 
 impl Policy {
     pub const fn new(file_size: u32, syncing: Syncing) -> Policy {
-        let (max_job_size, max_bytes, body_cache) = (1 << 20, u64::MAX, None);
-        Policy { file_size, syncing, max_job_size, max_bytes, body_cache }
+        let (max_job_size, max_bytes, body_cache, max_memory) = (1 << 20, u64::MAX, None, u64::MAX);
+        Policy { file_size, syncing, max_job_size, max_bytes, body_cache, max_memory }
     }
 
     pub const fn with_limit(self, max_bytes: u64) -> Policy {
@@ -70,6 +72,7 @@ impl Instance {
             binlog_file_size: policy.file_size,
             max_binlog_bytes: policy.max_bytes,
             body_cache_bytes: policy.body_cache,
+            max_memory_bytes: policy.max_memory,
             ..Settings::DEFAULT
         };
         let options = Options { settings, syncing: policy.syncing, ..Options::DEFAULT };

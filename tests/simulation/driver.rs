@@ -18,7 +18,7 @@ use super::event::{BinlogSetup, Crash, Event, Setup};
 use super::journal::{End, Journal};
 use super::model::{ClientNumber, Model, Options};
 use crate::harness::driver::{
-    self, Client, Disk, Driver, Flushed, Nanos, Progress, Settings, Syncing, Visit,
+    self, Client, Disk, Driver, Flushed, Limits, Nanos, Progress, Settings, Syncing, Visit,
 };
 use crate::harness::fake_disk::FakeDisk;
 use std::collections::BTreeMap;
@@ -567,7 +567,9 @@ fn options(setup: &Setup, limit: Option<u64>) -> driver::Options {
         Some(0) => Syncing::EachIteration,
         Some(span) => Syncing::Within(nanos(span)),
     };
-    driver::Options { settings, syncing, limits: setup.limits, ..driver::Options::DEFAULT }
+    // Only with threads a body of any length is read in the background.
+    let limits = Limits { read_at_once_bytes: usize::MAX, ..setup.limits };
+    driver::Options { settings, syncing, limits, ..driver::Options::DEFAULT }
 }
 
 fn has_threads(setup: &Setup) -> bool {

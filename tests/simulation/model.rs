@@ -571,8 +571,11 @@ impl Model {
     fn take_back(&mut self, id: u64, now: u64) {
         let bury_after = self.options.bury_after;
         let job = self.job(id);
-        job.returns += 1;
-        if bury_after.is_some_and(|limit| job.returns >= limit) {
+        // A worker that waits for the body never had the job.
+        let is_read = !matches!(job.state, State::Reserved { deadline: NO_DEADLINE, .. });
+        job.returns += u32::from(is_read);
+        job.counts.reserves -= u32::from(!is_read);
+        if is_read && bury_after.is_some_and(|limit| job.returns >= limit) {
             job.counts.buries += 1;
             let seq = self.next_seq();
             self.move_to(id, State::Buried { seq }, now);

@@ -8,6 +8,7 @@
 //! [`Disk::progress`]. After a crash the first changes up to some moment are stored, and all
 //! acknowledged ones are among them.
 
+use super::reads::RecordRead;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::time::Nanos;
 use std::fmt;
@@ -52,19 +53,6 @@ pub struct RemoteStats {
     pub waiting_for: Nanos,
 }
 
-/// The name of a read that was begun. It means nothing to the disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReadToken(pub u64);
-
-/// The result of a read that was begun.
-#[derive(Debug)]
-pub struct FinishedRead {
-    /// The name that the read was given.
-    pub token: ReadToken,
-    /// All bytes that were wanted, or why they cannot be read.
-    pub bytes: io::Result<Vec<u8>>,
-}
-
 /// Why a sync has failed.
 #[derive(Debug)]
 pub struct SyncError {
@@ -98,18 +86,20 @@ pub trait Disk: fmt::Debug {
         None
     }
 
-    /// Begins to read `len` bytes from `offset` on. [`Disk::finished_read`] returns them later.
-    fn begin_read(&mut self, token: ReadToken, number: FileNumber, offset: u64, len: u32) {
-        unreachable!("{len} bytes of binlog.{number}:{offset} were not read at once: {token:?}")
+    /// Begins to read a record, and to verify it with [`RecordRead::verify`]. [`Disk::finished_read`] returns
+    /// it later.
+    fn begin_read(&mut self, read: RecordRead) {
+        unreachable!("{} was not read at once", read.place)
     }
 
-    /// Returns what was read after [`Disk::begin_read`], once.
-    fn finished_read(&mut self) -> Option<FinishedRead> {
+    /// Returns the record of the oldest read that was begun, once, or `None` before its end. Reads end in
+    /// the order in which they were begun.
+    fn finished_read(&mut self) -> Option<io::Result<Vec<u8>>> {
         None
     }
 
     /// Announces that these bytes are probably read soon. It promises nothing and cannot fail.
-    fn will_read(&mut self, _number: FileNumber, _offset: u64, _len: u64) {}
+    fn will_read(&mut self, _number: FileNumber, _offset: u64, _len: u32) {}
 
     /// Creates a file of `size` zero bytes, whose space is allocated. After an error there is no
     /// such file.

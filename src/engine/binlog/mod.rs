@@ -64,7 +64,6 @@ use fail_stop::FailStopDisk;
 use files::{SHORT, records_len};
 use gaps::Gaps;
 use key_record::KeyRecord;
-use reads::ReadAhead;
 use record::{Fields, FlushKind, RecordState};
 use removal::Removal;
 use segments::{Owner, Segments};
@@ -82,7 +81,8 @@ pub struct Binlog {
     space: Space,
     removal: Removal,
     compaction: Compaction,
-    read_ahead: ReadAhead,
+    /// Compaction goes on when the record is read that it needs.
+    is_awaiting_read: bool,
     /// The moment of the last record of a buried job.
     last_buried_at: Nanos,
 }
@@ -196,7 +196,7 @@ impl Binlog {
             space,
             removal,
             compaction: Compaction::default(),
-            read_ahead: ReadAhead::default(),
+            is_awaiting_read: false,
             last_buried_at: resume.buried_at,
         })
     }
@@ -362,7 +362,8 @@ impl Binlog {
     /// Returns the job or kept key that compaction moves next, or `None` if no move is due or there is
     /// no space. The caller moves it with [`Binlog::move_to_current`] or [`Binlog::move_kept_key`].
     pub fn next_to_move(&mut self) -> Option<(LogKey, Owner)> {
-        if self.is_congested() || !self.compaction.is_due(self.writer.files()) {
+        let cannot_move = self.is_congested() || self.is_awaiting_read;
+        if cannot_move || !self.compaction.is_due(self.writer.files()) {
             return None;
         }
         self.writer.files_mut().count_free();
@@ -464,7 +465,8 @@ impl Binlog {
     /// Returns when [`Binlog::tick`] or [`Binlog::commit`] has something to do.
     pub fn next_due(&self) -> Option<Nanos> {
         let files = self.writer.files();
-        let step = self.compaction.next_due(files).filter(|_| !self.is_congested());
+        let can_move = !self.is_congested() && !self.is_awaiting_read;
+        let step = self.compaction.next_due(files).filter(|_| can_move);
         let sync = self.writer.syncing().due();
         let removal = self.removal.next_due(&self.writer);
         let rewind = self.space.drained_due(&self.writer);

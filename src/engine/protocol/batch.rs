@@ -5,7 +5,7 @@ use super::reply::MAX_LINE_LEN;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::JobKey;
 use crate::engine::queue::body::Body;
-use crate::engine::queue::job::Job;
+use crate::engine::queue::job::{Job, Jobs};
 use std::collections::TryReserveError;
 
 /// The jobs of a reply that is being made.
@@ -66,6 +66,16 @@ impl Batch {
         }
     }
 
+    /// Removes the jobs that do not fulfil the condition.
+    pub fn retain(&mut self, jobs: &Jobs, mut is_kept: impl FnMut(JobKey, u64) -> bool) {
+        self.jobs.retain(|&(job, id)| is_kept(job, id));
+        Batch { size: self.size, body_bytes: self.body_bytes, .. } = Batch::new(self.max);
+        for &(job, _) in &self.jobs {
+            self.size = self.size_with(&jobs[job].body);
+            self.body_bytes += jobs[job].body.content_len() as usize;
+        }
+    }
+
     /// Returns whether the batch has its maximum number of jobs.
     pub fn is_full(&self) -> bool {
         self.jobs.len() >= self.max
@@ -78,5 +88,31 @@ impl Batch {
         self.jobs.push((key, job.id));
         self.body_bytes += job.body.content_len() as usize;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::queue::job::JobParams;
+    use crate::engine::queue::tube::Tubes;
+    use crate::engine::time::Nanos;
+
+    #[test]
+    fn a_job_that_is_removed_makes_room_for_another() {
+        const LEN: u32 = 512 * 1024;
+        let params = JobParams { pri: 0, delay_secs: 0, ttr_secs: 1 };
+        let (mut jobs, mut batch) = (Jobs::default(), Batch::new(9));
+        for id in 1..=2 {
+            let body = Body::cold(LEN + 2);
+            jobs.try_reserve_one().unwrap();
+            let key = jobs.insert(Job::new(id, Tubes::DEFAULT, params, body, Nanos::ZERO));
+            batch.try_push(key, &jobs[key]).unwrap();
+        }
+        assert!(!batch.fits(&Body::cold(LEN + 2)));
+        batch.retain(&jobs, |_, id| id == 2);
+        assert!(batch.fits(&Body::cold(LEN + 2)) && batch.size.parts == 1);
+        batch.retain(&jobs, |_, _| false);
+        assert!(batch.is_empty() && batch.size.parts == 0);
     }
 }

@@ -22,6 +22,7 @@ use crate::engine::binlog::disk::Progress;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::queue::body::{Bodies, Body};
 use crate::engine::queue::listing::ListText;
+use crate::engine::queue::read_body::{BodyRef, ReadBody};
 use std::collections::{TryReserveError, VecDeque};
 use std::fmt;
 use std::io::IoSlice;
@@ -82,6 +83,8 @@ struct SharedPart {
 enum Part {
     /// A large body.
     Body(Body),
+    /// A large body that was read back.
+    ReadBody(Rc<ReadBody>),
     /// One piece of a long list.
     List(Rc<ListText>, usize),
 }
@@ -90,6 +93,7 @@ impl Part {
     fn len(&self) -> usize {
         match self {
             Part::Body(body) => body.full_len() as usize,
+            Part::ReadBody(body) => body.bytes().len(),
             Part::List(list, piece) => list.piece(*piece).len(),
         }
     }
@@ -97,6 +101,7 @@ impl Part {
     fn bytes<'a>(&'a self, bodies: &'a Bodies) -> &'a [u8] {
         match self {
             Part::Body(body) => bodies.bytes(body),
+            Part::ReadBody(body) => body.bytes(),
             Part::List(list, piece) => list.piece(*piece),
         }
     }
@@ -181,18 +186,25 @@ impl Output {
     /// Appends a body with its CR LF. A large body is shared.
     pub fn push_body(
         &mut self,
-        body: &Body,
+        body: BodyRef<'_>,
         pool: &mut Pool,
         bodies: &mut Bodies,
     ) -> Result<(), TryReserveError> {
         if !body.is_large() {
-            return self.push(bodies.bytes(body), pool);
+            return match body {
+                BodyRef::Stored(body) => self.push(bodies.bytes(body), pool),
+                BodyRef::Read(body) => self.push(body.bytes(), pool),
+            };
         }
         let pending = self.pending(pool)?;
         headroom::leave(Headroom::Quarter, || pending.parts.try_reserve(1))?;
         pending.parts_len += body.full_len() as usize;
         let at = pending.text.len();
-        pending.parts.push_back(SharedPart { at, part: Part::Body(bodies.share(body)) });
+        let part = match body {
+            BodyRef::Stored(body) => Part::Body(bodies.share(body)),
+            BodyRef::Read(body) => Part::ReadBody(Rc::clone(body)),
+        };
+        pending.parts.push_back(SharedPart { at, part });
         Ok(())
     }
 
@@ -244,9 +256,15 @@ impl Output {
         pending.into_iter().flat_map(|pending| pending[0].parts.iter()).filter_map(|shared| {
             match &shared.part {
                 Part::Body(body) => Some(body),
-                Part::List(..) => None,
+                Part::ReadBody(_) | Part::List(..) => None,
             }
         })
+    }
+
+    /// Returns whether bodies that were read back are to be sent.
+    pub fn has_read_bodies(&self) -> bool {
+        let parts = self.0.iter().flat_map(|pending| &pending[0].parts);
+        parts.into_iter().any(|shared| matches!(shared.part, Part::ReadBody(_)))
     }
 
     /// Checks the stored counts and the positions of the parts.
@@ -499,7 +517,7 @@ mod tests {
             if random.bool() {
                 let bytes = vec![b'a' + random.u8(..26); random.usize(2..2 * LARGE)];
                 let body = bodies.add(&bytes).unwrap();
-                output.push_body(&body, &mut pool, &mut bodies).unwrap();
+                output.push_body(BodyRef::Stored(&body), &mut pool, &mut bodies).unwrap();
                 bodies.remove(body);
                 expected.extend_from_slice(&bytes);
             } else {
@@ -531,7 +549,7 @@ mod tests {
         for _ in 0..3 {
             output.push(b"FOUND 1 4094\r\n", &mut pool).unwrap();
             let body = bodies.add(&[b'x'; LARGE]).unwrap();
-            output.push_body(&body, &mut pool, &mut bodies).unwrap();
+            output.push_body(BodyRef::Stored(&body), &mut pool, &mut bodies).unwrap();
         }
         for (slices, filled) in [(2, 2), (3, 2), (4, 4), (5, 4), (6, 6), (7, 6)] {
             assert_eq!(output.next_slices(&mut vec![IoSlice::new(&[]); slices], &bodies), filled);

@@ -2,8 +2,9 @@
 
 use super::command::Rejection;
 use super::output::{Output, Pool};
-use crate::engine::queue::body::{Bodies, Body};
+use crate::engine::queue::body::Bodies;
 use crate::engine::queue::listing::ListText;
+use crate::engine::queue::read_body::BodyRef;
 use crate::engine::queue::unique::{Hit, HitState};
 use crate::engine::text;
 use crate::engine::text::CR_LF;
@@ -23,11 +24,11 @@ pub enum Reply<'a> {
     },
     Reserved {
         id: u64,
-        body: &'a Body,
+        body: BodyRef<'a>,
     },
     Found {
         id: u64,
-        body: &'a Body,
+        body: BodyRef<'a>,
     },
     Watching {
         count: usize,
@@ -207,10 +208,10 @@ impl Writer<'_> {
         &mut self,
         word: &'static str,
         id: u64,
-        body: &Body,
+        body: BodyRef<'_>,
         bodies: &mut Bodies,
     ) -> Result<(), TryReserveError> {
-        self.word_and_numbers(word, id, body.content_len().into())?;
+        self.word_and_numbers(word, id, body.content_len() as u64)?;
         self.output.push_body(body, self.pool, bodies)
     }
 

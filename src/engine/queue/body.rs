@@ -270,6 +270,14 @@ impl Bodies {
         }
     }
 
+    /// Frees memory that was not part of a page in steps, as surplus pages.
+    pub fn free_in_steps(&mut self, bytes: Vec<u8>) {
+        // Without memory for the list it is freed at once.
+        if self.pages_to_free.try_reserve(1).is_ok() {
+            self.pages_to_free.push(bytes);
+        }
+    }
+
     fn large_classes(&mut self) -> &mut [SizeClass] {
         &mut self.classes[class_of(LARGE)..]
     }

@@ -3,27 +3,29 @@
 //!
 //! While the bodies in memory take more than the operator allows, a new body is cold as soon as its
 //! record is made, and older ones become cold step by step: first those that are not about to be
-//! reserved. A body that was read back goes to its client, and is not kept. The disk reads ahead what
-//! is near the front of a tube, so that a worker seldom waits.
+//! reserved. A body that was read back goes to its client, and is not kept. When one
+//! has waited for the disk, the disk reads ahead what is near the front of the tube.
 //!
 //! No client gets a body that does not match its checksum: the job is buried. The rules of the queue do
-//! not depend on where a body is. This module knows connections only by key.
+//! not depend on where a body is. This module knows connections only by key, and does not decide which body
+//! is read next.
 
 use super::Queue;
 use super::body::Body;
+use super::counts::CountedEvent;
 use super::job::{Job, Jobs, State, Target};
+use super::read_body::{Grant, ReadBodies, ReadBody};
 use super::tube::Tube;
-use crate::engine::binlog::disk::{FileNumber, FinishedRead, ReadToken};
-use crate::engine::binlog::reads::Place;
-use crate::engine::binlog::record;
+use crate::engine::binlog::disk::FileNumber;
+use crate::engine::binlog::reads::{Place, RecordRead};
 use crate::engine::binlog::segments;
 use crate::engine::collections::histogram::Histogram;
-use crate::engine::headroom::{self, Headroom};
-use crate::engine::keys::{ConnKey, JobKey, Key, NIL, TubeKey};
+use crate::engine::keys::{ConnKey, JobKey, Key, TubeKey};
 use crate::engine::time::Nanos;
 use log::{error, warn};
-use std::collections::TryReserveError;
+use std::collections::{HashSet, TryReserveError, VecDeque};
 use std::io;
+use std::rc::Rc;
 
 /// The counts of bodies in memory and of cold ones, and the state of eviction.
 #[derive(Debug, Default)]
@@ -43,14 +45,16 @@ pub struct BodyCache {
     takes_front: bool,
     /// The jobs of a page whose bodies can become cold.
     victims: Vec<JobKey>,
-    /// A record that was just read.
-    bytes: Vec<u8>,
+    /// The bodies that were read back for replies.
+    pub read_bodies: ReadBodies,
+    /// For whom the reads are that were begun and have not ended, in their order.
+    readers: VecDeque<Reader>,
     /// The record that compaction moves next.
     moving: Option<Moving>,
-    /// The number of reads that were begun for compaction.
-    move_reads: u32,
     /// The file of which compaction cannot read a record that is not lost.
     unmoved: Option<FileNumber>,
+    /// The ids of jobs whose bodies cannot be read, which was logged.
+    unreadable: HashSet<u64>,
     stats: ReadStats,
 }
 
@@ -74,34 +78,40 @@ pub struct ReadStats {
     pub failures: u64,
 }
 
-/// The result of a request for a body.
+/// Where the body of a job is.
 #[derive(Debug)]
 pub enum Fetched {
-    /// A reference of its own, which must be dropped.
-    Body(Body),
+    /// In the job, or the job is gone.
+    InJob,
+    Read(Rc<ReadBody>),
     /// The disk must be asked for it.
-    OnDisk(Place),
+    OnDisk(RecordRead),
     /// It cannot be read.
     Unreadable,
     /// There are too many open files, or there is too little memory, to read it now.
     NotNow,
 }
 
-/// A record that compaction has asked the disk for.
-#[derive(Debug)]
-struct Moving {
-    token: ReadToken,
-    place: Place,
-    /// `None` until it was read, or could not be read.
-    bytes: Option<io::Result<Vec<u8>>>,
+/// Whom a read is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reader {
+    Clients,
+    Compaction,
 }
 
-/// The tokens of reads for compaction begin with this. No connection has this key.
-const COMPACTION: u64 = (NIL as u64) << u32::BITS;
+/// A record that compaction has asked the disk for.
+#[derive(Debug)]
+enum Moving {
+    Begun(Place),
+    Read(Place, io::Result<Vec<u8>>),
+}
+
 /// The first jobs in a heap, and in a run, are near the front.
 const FRONT: u32 = 64;
 /// The disk reads ahead this many bodies at the front of a tube.
 const AHEAD: usize = 8;
+/// Of this many jobs it is known that their bodies cannot be read: about 100 KiB.
+const MOST_UNREADABLE: usize = 4096;
 
 impl BodyCache {
     /// Returns whether bodies in memory take more than they may.
@@ -274,43 +284,29 @@ impl Queue {
 
     // ---- Reading ----
 
-    /// Returns the body of a job for a client: a reference of its own if the bytes are in memory, or can
-    /// be read without waiting for the disk.
-    pub fn fetch(&mut self, key: JobKey) -> Result<Fetched, TryReserveError> {
-        let job = &self.jobs[key];
-        if !job.body.is_cold() {
-            return self.copy_of_body(key).map(Fetched::Body);
+    /// Returns the body of a job for a reply, which has memory for it, if that needs no waiting for the disk.
+    pub fn fetch(&mut self, key: JobKey, id: u64, grant: &mut Grant) -> Fetched {
+        if !self.is_cold(key, id) {
+            return Fetched::InJob;
         }
-        let place = self.place_of(key);
-        let id = job.id;
-        let mut bytes = std::mem::take(&mut self.body_cache.bytes);
+        if let Some(body) = self.body_cache.read_bodies.find(id) {
+            return Fetched::Read(body);
+        }
+        let read = RecordRead { place: self.place_of(key), id };
         let binlog = self.binlog.as_mut().expect("a cold body is in the binlog");
-        let fetched = match binlog.read_now(place, &mut bytes) {
-            Ok(false) => Ok(Fetched::OnDisk(place)),
-            Ok(true) => self.body_of_bytes(place, id, Ok(&bytes)),
-            Err(error) => self.body_of_bytes(place, id, Err(error)),
-        };
-        // The memory for a huge record is not kept.
-        if bytes.capacity() <= KEPT_BYTES {
-            self.body_cache.bytes = bytes;
+        match binlog.read_now(read.place) {
+            Ok(None) => Fetched::OnDisk(read),
+            Ok(Some(bytes)) => {
+                let verified = read.verify(&bytes).map(|()| bytes);
+                self.read_body(read, verified, grant)
+            }
+            Err(error) => self.read_body(read, Err(error), grant),
         }
-        fetched
     }
 
-    fn copy_of_body(&mut self, key: JobKey) -> Result<Body, TryReserveError> {
-        let body = &self.jobs[key].body;
-        if body.is_large() {
-            return Ok(self.bodies.share(body));
-        }
-        let mut bytes = std::mem::take(&mut self.body_cache.bytes);
-        bytes.clear();
-        let copied = headroom::leave(Headroom::Quarter, || {
-            bytes.try_reserve(body.full_len() as usize)?;
-            bytes.extend_from_slice(self.bodies.bytes(body));
-            self.bodies.add(&bytes)
-        });
-        self.body_cache.bytes = bytes;
-        copied
+    /// Returns whether the body of the job `id` is only on the disk.
+    pub fn is_cold(&self, key: JobKey, id: u64) -> bool {
+        self.jobs.get(key).is_some_and(|job| job.id == id && job.body.is_cold())
     }
 
     /// Returns the place of the full record of a job with a cold body.
@@ -323,58 +319,70 @@ impl Queue {
     }
 
     /// Returns whether the record of a cold body is not at this place any more.
-    pub fn has_moved(&self, key: JobKey, before: Place) -> bool {
-        self.jobs[key].body.is_cold() && self.place_of(key) != before
+    pub fn has_moved(&self, key: JobKey, before: RecordRead) -> bool {
+        self.is_cold(key, before.id) && self.place_of(key) != before.place
     }
 
     /// Begins to read a record. [`Queue::finished_read`] returns it later.
-    pub fn begin_read(&mut self, token: ReadToken, place: Place) {
-        let binlog = self.binlog.as_mut().expect("a place is in the binlog");
-        binlog.begin_read(token, place);
+    pub fn begin_read(&mut self, read: RecordRead) {
+        self.begin_read_for(Reader::Clients, read);
     }
 
-    /// Returns a record that was read for a client, once. Those for compaction are moved.
-    pub fn finished_read(&mut self) -> Option<FinishedRead> {
-        self.body_cache.limit?;
+    fn begin_read_for(&mut self, reader: Reader, read: RecordRead) {
+        self.body_cache.readers.push_back(reader);
+        self.binlog.as_mut().expect("a place is in the binlog").begin_read(read);
+    }
+
+    /// Returns the record of the oldest read that was begun for clients, once. Those for compaction are moved.
+    pub fn finished_read(&mut self) -> Option<io::Result<Vec<u8>>> {
         loop {
-            let finished = self.binlog.as_mut()?.finished_read()?;
-            if finished.token.0 < COMPACTION {
-                return Some(finished);
+            let reader = *self.body_cache.readers.front()?;
+            let bytes = self.binlog.as_mut()?.finished_read()?;
+            self.body_cache.readers.pop_front();
+            match reader {
+                Reader::Clients => return Some(bytes),
+                Reader::Compaction => self.finish_move(bytes),
             }
-            self.finish_move(finished);
         }
     }
 
-    /// Returns a body of the record that was read for the job `id`. If the job is deleted, its record
-    /// may be gone, and that is no failure.
-    pub fn body_of_bytes(
+    /// Returns the body of a record that was read for clients.
+    pub fn read_body(
         &mut self,
-        place: Place,
-        id: u64,
-        bytes: io::Result<&[u8]>,
-    ) -> Result<Fetched, TryReserveError> {
-        let Place { layout, .. } = place;
-        let is_deleted = self.find(id).is_none();
-        let cause = match bytes {
-            Ok(bytes) => match record::body_of(bytes, layout, id) {
-                Ok(body) => {
-                    self.body_cache.stats.reads += 1;
-                    let added = headroom::leave(Headroom::Quarter, || self.bodies.add(body));
-                    return added.map(Fetched::Body);
-                }
-                Err(corruption) => corruption.to_string(),
-            },
-            Err(error) if is_passing(&error) => {
-                warn!("{place}: the body of job {id} cannot be read now: {error}");
-                return Ok(Fetched::NotNow);
+        read: RecordRead,
+        bytes: io::Result<Vec<u8>>,
+        grant: &mut Grant,
+    ) -> Fetched {
+        let RecordRead { place, id } = read;
+        match bytes {
+            Ok(bytes) => {
+                self.body_cache.stats.reads += 1;
+                self.body_cache.unreadable.remove(&id);
+                Fetched::Read(self.body_cache.read_bodies.add(id, bytes, place.body_len, grant))
             }
-            Err(error) => error.to_string(),
-        };
-        if !is_deleted {
+            Err(error) if is_passing(&error) => Fetched::NotNow,
+            Err(error) => {
+                self.note_unreadable(read, &error);
+                Fetched::Unreadable
+            }
+        }
+    }
+
+    /// Logs that a body cannot be read, once. If the job is deleted, its record may be gone, and that is no
+    /// failure.
+    fn note_unreadable(&mut self, read: RecordRead, cause: &io::Error) {
+        let RecordRead { place, id } = read;
+        let Some(key) = self.find(id) else { return };
+        let known = &mut self.body_cache.unreadable;
+        if known.len() == MOST_UNREADABLE {
+            known.clear();
+        }
+        // Without memory it is logged again.
+        let is_new = known.try_reserve(1).is_err() || known.insert(id);
+        if is_new || !matches!(self.jobs[key].state, State::Buried(_)) {
             self.body_cache.stats.failures += 1;
             error!("{place}: the body of job {id} cannot be read: {cause}");
         }
-        Ok(Fetched::Unreadable)
     }
 
     /// Notes that a client has waited for the disk.
@@ -384,13 +392,13 @@ impl Queue {
 
     /// Buries a job whose body this connection wants and that cannot be read, unless another one has
     /// reserved it: that one has the body.
-    pub fn bury_unreadable(&mut self, key: JobKey, conn: ConnKey, now: Nanos) {
-        let Job { id, state, .. } = self.jobs[key];
+    pub fn bury_unreadable(&mut self, key: JobKey, id: u64, conn: ConnKey, now: Nanos) {
+        let Some(job) = self.jobs.get(key).filter(|job| job.id == id) else { return };
         // A record after that of the flush would bring the job back.
-        if self.is_flushed(&self.jobs[key]) {
+        if self.is_flushed(job) {
             return;
         }
-        match state {
+        match job.state {
             State::Buried(_) => return,
             State::Reserved { by, .. } if by != conn => return,
             State::Detached
@@ -400,6 +408,7 @@ impl Queue {
             | State::Reserved { .. } => {}
         }
         error!("job {id} is buried, because its body cannot be read");
+        self.jobs.count_event(key, CountedEvent::Bury);
         if self.reserve_update().is_ok() {
             self.transition(key, Target::Buried, now);
         } else {
@@ -407,12 +416,9 @@ impl Queue {
         }
     }
 
-    /// Begins to read ahead the cold bodies at the front of a tube.
+    /// Begins to read ahead the bodies of the next jobs of a tube.
     pub fn read_ahead(&mut self, tube: TubeKey) {
         let (Some(binlog), tube) = (&mut self.binlog, &self.tubes[tube]) else { return };
-        if tube.cold == 0 {
-            return;
-        }
         for job in tube.ready.keys(&self.jobs).take(AHEAD) {
             let job = &self.jobs[JobKey::from_number(job)];
             if job.body.is_cold()
@@ -432,32 +438,26 @@ impl Queue {
     pub(super) fn record_to_move(&mut self, key: JobKey, may_wait: bool) -> Option<Vec<u8>> {
         let place = self.place_of(key);
         let binlog = self.binlog.as_mut()?;
-        let mut bytes = Vec::new();
         let read = match self.body_cache.moving.take() {
-            Some(moving) if moving.place == place && moving.bytes.is_none() && !may_wait => {
-                self.body_cache.moving = Some(moving);
+            _ if may_wait => binlog.read_and_wait(place).map(Some),
+            // One read at a time, also if the job is deleted for which it was begun.
+            Some(Moving::Begun(begun)) => {
+                self.body_cache.moving = Some(Moving::Begun(begun));
                 return None;
             }
-            Some(Moving { place: wanted, bytes: Some(read), .. }) if wanted == place => {
-                read.map(|read| {
-                    bytes = read;
-                    true
-                })
-            }
-            Some(_) | None if may_wait => binlog.read_and_wait(place, &mut bytes).map(|()| true),
-            Some(_) | None => binlog.read_now(place, &mut bytes),
+            Some(Moving::Read(begun, bytes)) if begun == place => bytes.map(Some),
+            Some(Moving::Read(..)) | None => binlog.read_now(place),
         };
         match read {
-            Ok(true) => {
+            Ok(Some(bytes)) => {
                 self.body_cache.unmoved = None;
                 Some(bytes)
             }
-            Ok(false) => {
-                let number = self.body_cache.move_reads;
-                self.body_cache.move_reads = number.wrapping_add(1);
-                let token = ReadToken(COMPACTION | u64::from(number));
-                binlog.begin_read(token, place);
-                self.body_cache.moving = Some(Moving { token, place, bytes: None });
+            Ok(None) => {
+                binlog.set_awaiting_read(true);
+                self.body_cache.moving = Some(Moving::Begun(place));
+                let id = self.jobs[key].id;
+                self.begin_read_for(Reader::Compaction, RecordRead { place, id });
                 None
             }
             Err(error) if is_loss(&error) => {
@@ -479,11 +479,11 @@ impl Queue {
         }
     }
 
-    fn finish_move(&mut self, finished: FinishedRead) {
-        // The job that was to be moved may be deleted, and another one be moved instead.
-        let moving = self.body_cache.moving.take_if(|moving| moving.token == finished.token);
-        let Some(Moving { token, place, .. }) = moving else { return };
-        self.body_cache.moving = Some(Moving { token, place, bytes: Some(finished.bytes) });
+    fn finish_move(&mut self, bytes: io::Result<Vec<u8>>) {
+        self.binlog.iter_mut().for_each(|binlog| binlog.set_awaiting_read(false));
+        if let Some(Moving::Begun(place)) = self.body_cache.moving.take() {
+            self.body_cache.moving = Some(Moving::Read(place, bytes));
+        }
         self.compact();
     }
 
@@ -536,9 +536,6 @@ impl Queue {
         assert!(cold.jobs == 0 || self.body_cache.limit.is_some(), "cold bodies without a limit");
     }
 }
-
-/// A buffer for records keeps at most this much memory.
-const KEPT_BYTES: usize = 1024 * 1024;
 
 /// Returns whether an error means that the disk has lost what was to be read ([`Disk::read`]). Otherwise it may
 /// still be there, as when a file was moved away.

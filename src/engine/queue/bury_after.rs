@@ -6,7 +6,8 @@
 use super::counts::CountedEvent;
 use super::job::{Job, Target};
 use super::{Queue, WORK_PER_MOVE};
-use crate::engine::keys::JobKey;
+use crate::engine::binlog::record::Counts;
+use crate::engine::keys::{ConnKey, JobKey};
 use crate::engine::time::Nanos;
 use log::warn;
 
@@ -24,9 +25,26 @@ const MAX_LOGGED: u64 = 100;
 const INTERVAL: Nanos = Nanos::from_secs(10);
 
 impl Queue {
+    /// Makes a job ready that this connection has reserved, and whose body there is no memory for.
+    pub fn give_back(&mut self, conn: ConnKey, key: JobKey, id: u64, now: Nanos) {
+        if self.is_reserved(key, id, conn) {
+            self.stop_ttr(key);
+            self.take_back(key, &mut usize::MAX.clone(), now);
+        }
+    }
+
     /// Makes a reserved job ready that comes back from its worker, or buries it if it came back too
     /// often. Subtracts the work from `work_left`.
+    ///
+    /// A job whose body was not read yet has not reached its worker: neither its reserve nor its return
+    /// counts.
     pub(super) fn take_back(&mut self, key: JobKey, work_left: &mut usize, now: Nanos) {
+        if self.due(&self.jobs[key]).is_none() {
+            let counts = self.jobs.counts(&self.jobs[key]);
+            self.jobs
+                .set_counts(key, Counts { reserves: counts.reserves.wrapping_sub(1), ..counts });
+            return self.make_ready_and_charge(key, work_left, now);
+        }
         let job = &mut self.jobs[key];
         job.returns = job.returns.saturating_add(1);
         let returns = job.returns;

@@ -213,7 +213,8 @@ impl Queue {
     pub fn job_bytes(&self) -> u64 {
         let entries = self.binlog.as_ref().map_or(0, |binlog| binlog.job_table_bytes());
         let keys = self.unique.taken_bytes();
-        self.jobs.taken_bytes() + self.bodies.taken_bytes() + entries + keys
+        let read_back = self.body_cache.read_bodies.all_granted();
+        self.jobs.taken_bytes() + self.bodies.taken_bytes() + read_back + entries + keys
     }
 
     /// Returns the bytes of the pages that jobs take without their bodies: a page is unmapped with its

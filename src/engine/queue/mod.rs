@@ -34,6 +34,7 @@
 //! | [`tube`] | tubes, by key and by name |
 //! | [`body`] | the bytes of jobs |
 //! | [`body_cache`] | which bodies are in memory, and which are read back from the binlog |
+//! | [`read_body`] | bodies that were read back, until their replies are sent |
 //! | [`waiters`] | which waiting worker gets which job |
 //! | [`listing`] | lists of more than 1,024 tubes, made in steps |
 //! | [`browse`] | selects jobs of a tube in the order of their ids |
@@ -55,6 +56,7 @@ pub mod flush;
 pub mod job;
 pub mod listing;
 pub mod log;
+pub mod read_body;
 pub mod replay;
 pub mod touch;
 pub mod tube;

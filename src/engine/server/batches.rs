@@ -55,9 +55,10 @@ impl Server {
         now: Nanos,
     ) -> Result<Search, TryReserveError> {
         self.queue.ensure_can_reserve(key)?;
-        let Server { queue, conns, .. } = self;
+        let Server { queue, conns, settings, .. } = self;
         queue.reserve_if(key, steps_left, now, |job_key, job| {
-            if !batch.fits(&job.body) {
+            let can_hold = batch.is_empty() || settings.can_hold(&job.body);
+            if !can_hold || !batch.fits(&job.body) {
                 return Ok(false);
             }
             let size = batch.size_with(&job.body);
@@ -114,7 +115,7 @@ impl Server {
         now: Nanos,
     ) {
         // Since the previous step a TTR may have run out, and a flush may have deleted a job.
-        batch.jobs.retain(|&(job, id)| self.queue.is_reserved(job, id, key));
+        batch.retain(&self.queue.jobs, |job, id| self.queue.is_reserved(job, id, key));
         let most = self.queue.limits.watches_per_step;
         let mut steps_left = most;
         let filled = self.fill_batch(key, &mut batch, &mut steps_left, now);

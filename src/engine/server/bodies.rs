@@ -1,165 +1,125 @@
 //! Replies with bodies of which some are not in memory.
 //!
 //! A client whose body must come from the disk waits for it, and only that client. Its next commands
-//! run after the reply.
+//! run after the reply. When it is read is decided in [`reads`](super::reads).
 
 use super::Server;
-use crate::engine::binlog::disk::{FinishedRead, ReadToken};
-use crate::engine::conn::{Answer, Continuation, Phase, ReserveKind, WantedBodies, WantedBody};
-use crate::engine::keys::{ConnKey, JobKey, Key};
-use crate::engine::protocol::reply::Reply;
-use crate::engine::queue::body_cache::Fetched;
+use super::reads::LARGE_REPLY;
+use crate::engine::conn::{
+    Answer, BodySource, Continuation, ReserveKind, WantedBodies, WantedBody,
+};
+use crate::engine::headroom::{self, Headroom};
+use crate::engine::keys::{ConnKey, JobKey};
+use crate::engine::protocol::batch::ReplySize;
+use crate::engine::protocol::reply::{MAX_LINE_LEN, Reply};
+use crate::engine::queue::read_body::{BodyRef, ReplyClass};
 use crate::engine::queue::waiters::Wait;
 use crate::engine::time::Nanos;
-use std::collections::TryReserveError;
-use std::io;
 
 /// Units of work to read a body from the page cache.
-const WORK_PER_READ: usize = 8;
-/// Bytes of a body that are checked and copied in one unit of work.
-const BYTES_PER_WORK: usize = 1024;
-/// A reply with a body that the disk has read counts as this many bytes more, so that 128 short ones
-/// are the most in an iteration.
-const BYTES_OF_A_REPLY: usize = 8 * 1024;
+const WORK_PER_BODY: usize = 8;
 
 impl Server {
     /// Replies with the bodies of these jobs, now or when the disk has read them.
     pub(super) fn answer(&mut self, key: ConnKey, answer: Answer, jobs: &[(JobKey, u64)]) {
-        self.budget.charge_share(WORK_PER_READ * jobs.len());
-        match self.fetch_all(key, answer, jobs) {
-            Ok(Some(wanted)) if wanted.missing == 0 => self.send_answer(key, wanted),
-            Ok(Some(wanted)) => self.conns[key].phase = Phase::ReadingBodies(Box::new(wanted)),
-            // Jobs that it has reserved become ready when it is closed.
-            Ok(None) | Err(_) => self.close_now(key),
-        }
-    }
-
-    /// Fetches what is in memory or in the page cache, and begins to read the rest. Returns `None` if a
-    /// body cannot be read now.
-    fn fetch_all(
-        &mut self,
-        key: ConnKey,
-        answer: Answer,
-        jobs: &[(JobKey, u64)],
-    ) -> Result<Option<WantedBodies>, TryReserveError> {
+        self.budget.charge_share(WORK_PER_BODY * jobs.len());
         let now = self.last_command_at;
-        let first_read = self.next_read;
-        let mut bodies = Vec::new();
-        bodies.try_reserve_exact(jobs.len())?;
-        let mut wanted = WantedBodies { answer, bodies, missing: 0, first_read, asked_at: now };
-        for &(job, id) in jobs {
-            let number = self.next_read;
-            self.next_read = self.next_read.wrapping_add(1);
-            let (body, place) = match self.queue.fetch(job) {
-                Ok(Fetched::Body(body)) => (Some(body), None),
-                Ok(Fetched::OnDisk(place)) => {
-                    self.queue.begin_read(token(key, number), place);
-                    wanted.missing += 1;
-                    (None, Some(place))
-                }
-                Ok(Fetched::Unreadable) => {
-                    self.queue.bury_unreadable(job, key, now);
-                    (None, None)
-                }
-                Ok(Fetched::NotNow) => {
-                    self.drop_wanted(wanted);
-                    return Ok(None);
-                }
-                Err(no_memory) => {
-                    self.drop_wanted(wanted);
-                    return Err(no_memory);
-                }
-            };
-            wanted.bodies.push(WantedBody { job, id, body, place });
-        }
-        if wanted.missing > 0 && answer.is_reserved() {
-            wanted.bodies.iter().for_each(|one| self.queue.stop_ttr(one.job));
-        }
-        Ok(Some(wanted))
-    }
-
-    /// Passes the records that the disk has read to the clients that wait for them, as many as one
-    /// iteration has time for.
-    pub(super) fn finish_reads(&mut self, now: Nanos) {
-        let mut bytes_left = self.queue.limits.read_back_per_tick_bytes;
-        self.has_finished_reads = true;
-        while bytes_left > 0 {
-            let Some(FinishedRead { token, bytes }) = self.queue.finished_read() else {
-                self.has_finished_reads = false;
-                return;
-            };
-            let len = bytes.as_ref().map_or(0, Vec::len);
-            bytes_left = bytes_left.saturating_sub(len + BYTES_OF_A_REPLY);
-            self.charge(WORK_PER_READ + len / BYTES_PER_WORK);
-            let (key, number) = of_token(token);
-            self.finish_read(key, number, bytes, now);
-        }
-    }
-
-    fn finish_read(&mut self, key: ConnKey, number: u32, bytes: io::Result<Vec<u8>>, now: Nanos) {
-        // The connection may have been closed, and its key given to another one.
-        let Some(wanted) = self.conns.wanted_bodies(key) else { return };
-        let index = number.wrapping_sub(wanted.first_read) as usize;
-        let Some(one) = wanted.bodies.get_mut(index) else { return };
-        let Some(place) = one.place.take() else { return };
-        let (job, id) = (one.job, one.id);
-        let is_there = self.queue.find(id) == Some(job);
-        // Compaction may have moved it meanwhile, and the old file may be gone.
-        let has_moved = is_there && self.queue.has_moved(job, place);
-        let bytes =
-            bytes.as_deref().map_err(|error| io::Error::new(error.kind(), error.to_string()));
-        let fetched = if has_moved {
-            self.queue.fetch(job)
-        } else {
-            self.queue.body_of_bytes(place, id, bytes)
+        let mut wanted = WantedBodies {
+            answer,
+            bodies: Vec::new(),
+            class: ReplyClass::Small,
+            cold_bytes: 0,
+            grant: None,
+            next: 0,
+            reading: 0,
+            has_turn: false,
+            turn_bytes: 0,
+            asked_at: now,
+            has_waited: false,
         };
-        let Some(wanted) = self.conns.wanted_bodies(key) else { return };
-        match fetched {
-            Ok(Fetched::Body(body)) => wanted.bodies[index].body = Some(body),
-            Ok(Fetched::OnDisk(place)) => {
-                wanted.bodies[index].place = Some(place);
-                return self.queue.begin_read(token(key, number), place);
-            }
-            Ok(Fetched::Unreadable) => {
-                if is_there {
-                    self.queue.bury_unreadable(job, key, now);
+        let has_room = headroom::leave(Headroom::Quarter, || wanted.bodies.try_reserve(jobs.len()));
+        let mut fits = has_room.is_ok() && self.reserve_output(key, jobs);
+        for &(job, id) in jobs.iter().filter(|_| has_room.is_ok()) {
+            let body = &self.queue.jobs[job].body;
+            let source = match self.queue.body_cache.read_bodies.find(id) {
+                _ if !body.is_cold() => BodySource::Job,
+                Some(body) => BodySource::Read(body),
+                None => {
+                    fits &= self.settings.can_hold(body);
+                    wanted.cold_bytes += u64::from(body.full_len());
+                    BodySource::Disk
                 }
+            };
+            wanted.bodies.push(WantedBody { job, id, source });
+        }
+        if !fits {
+            return self.refuse_answer(key, wanted, now);
+        }
+        if wanted.cold_bytes > LARGE_REPLY {
+            wanted.class = ReplyClass::Large;
+        }
+        self.want_bodies(key, wanted, now);
+        if let Some(wanted) = self.conns.wanted_bodies(key) {
+            wanted.has_waited = true;
+            if answer.is_reserved() {
+                jobs.iter().for_each(|&(job, _)| self.queue.stop_ttr(job));
             }
-            Ok(Fetched::NotNow) | Err(_) => return self.close_now(key),
-        }
-        let Some(wanted) = self.conns.wanted_bodies(key) else { return };
-        wanted.missing -= 1;
-        if wanted.missing > 0 {
-            return;
-        }
-        let asked_at = wanted.asked_at;
-        self.queue.note_wait(now.since(asked_at));
-        if let Phase::ReadingBodies(wanted) = std::mem::take(&mut self.conns[key].phase) {
-            // Not before the commands that ran before: their jobs reach their deadlines first.
-            let now = now.max(self.last_command_at);
-            self.keep_reserved(key, *wanted, now);
         }
     }
 
-    /// Replies after a client has waited. A job that it has reserved may have come back meanwhile, or
-    /// was deleted. The TTR of the others begins now.
-    fn keep_reserved(&mut self, key: ConnKey, mut wanted: WantedBodies, now: Nanos) {
+    /// Ensures that the reply needs no memory once its bodies are read, unless that was done for a batch.
+    fn reserve_output(&mut self, key: ConnKey, jobs: &[(JobKey, u64)]) -> bool {
+        let [(job, _)] = jobs else { return true };
+        let body = &self.queue.jobs[*job].body;
+        let (copied, parts) = if body.is_large() { (0, 1) } else { (body.full_len() as usize, 0) };
+        let size = ReplySize { text_len: MAX_LINE_LEN + copied, parts };
+        self.conns.try_reserve_output(key, size).is_ok()
+    }
+
+    /// Replies that there is no memory for the bodies. Jobs that were reserved for the reply are ready again.
+    pub(super) fn refuse_answer(&mut self, key: ConnKey, wanted: WantedBodies, now: Nanos) {
         if wanted.answer.is_reserved() {
-            for one in &mut wanted.bodies {
-                if !self.queue.is_reserved(one.job, one.id, key) {
-                    one.body.take().into_iter().for_each(|body| self.queue.drop_body(body));
-                } else if one.body.is_some() {
-                    self.queue.touch(key, one.id, now);
-                }
+            for WantedBody { job, id, .. } in wanted.bodies {
+                self.queue.give_back(key, job, id, now);
             }
         }
-        self.send_answer(key, wanted);
+        self.reply(key, Reply::OutOfMemory);
     }
 
-    /// Replies with the bodies that could be read.
-    fn send_answer(&mut self, key: ConnKey, wanted: WantedBodies) {
-        let WantedBodies { answer, bodies, .. } = wanted;
-        let count = bodies.iter().filter(|one| one.body.is_some()).count();
+    /// Replies with the bodies that could be read. A job that the client has reserved may have come back
+    /// meanwhile, or was deleted. The TTR of the others begins now.
+    pub(super) fn finish_reply(&mut self, key: ConnKey, wanted: WantedBodies, now: Nanos) {
+        let WantedBodies { answer, mut bodies, asked_at, has_waited, .. } = wanted;
+        // Not before the commands that ran before: their jobs reach their deadlines first.
+        let now = now.max(self.last_command_at);
+        if has_waited {
+            self.queue.note_wait(now.since(asked_at));
+        }
+        for one in &mut bodies {
+            let is_there = self.queue.find(one.id) == Some(one.job);
+            let is_lost = match one.source {
+                _ if answer.is_reserved() => !self.queue.is_reserved(one.job, one.id, key),
+                BodySource::Job => !is_there,
+                BodySource::Disk | BodySource::Read(_) | BodySource::Nowhere => false,
+            };
+            if is_lost {
+                one.source = BodySource::Nowhere;
+            } else if has_waited && !matches!(one.source, BodySource::Nowhere) {
+                self.queue.touch(key, one.id, now);
+            }
+        }
+        bodies.retain(|one| !matches!(one.source, BodySource::Nowhere));
+        self.send_answer(key, answer, &bodies);
+        if has_waited
+            && answer.is_reserved()
+            && let Some(job) = bodies.last().and_then(|one| self.queue.jobs.get(one.job))
+        {
+            self.queue.read_ahead(job.tube);
+        }
+    }
+
+    fn send_answer(&mut self, key: ConnKey, answer: Answer, bodies: &[WantedBody]) {
+        let count = bodies.len();
         match answer {
             Answer::Found | Answer::ReservedById if count == 0 => {
                 return self.reply(key, Reply::NotFound);
@@ -173,24 +133,17 @@ impl Server {
             }
             Answer::Found | Answer::ReservedById | Answer::Reserved { .. } => {}
         }
-        let is_reserved = answer.is_reserved();
-        let (mut last, mut is_closed) = (None, false);
-        for WantedBody { job, id, body, .. } in bodies {
-            let Some(body) = body else { continue };
-            if is_closed {
-                self.queue.drop_body(body);
-                continue;
+        for WantedBody { job, id, source } in bodies {
+            let body = match source {
+                BodySource::Read(body) => BodyRef::Read(body),
+                BodySource::Job | BodySource::Disk | BodySource::Nowhere => {
+                    BodyRef::Stored(&self.queue.jobs[*job].body)
+                }
+            };
+            let reply = answer.reply(*id, body);
+            if self.conns.reply(key, reply, &mut self.queue.bodies).is_err() {
+                return self.close_now(key);
             }
-            let written = self.conns.reply(key, answer.reply(id, &body), &mut self.queue.bodies);
-            self.queue.drop_body(body);
-            is_closed |= written.is_err();
-            last = Some(job);
-        }
-        if is_closed {
-            return self.close_now(key);
-        }
-        if is_reserved && let Some(job) = last.and_then(|job| self.queue.jobs.get(job)) {
-            self.queue.read_ahead(job.tube);
         }
     }
 
@@ -207,25 +160,8 @@ impl Server {
 
     /// Forgets the bodies for which a connection waits.
     pub(super) fn cancel_bodies(&mut self, key: ConnKey) {
-        if let Phase::ReadingBodies(_) = &self.conns[key].phase
-            && let Phase::ReadingBodies(wanted) = std::mem::take(&mut self.conns[key].phase)
-        {
-            self.drop_wanted(*wanted);
+        if self.take_wanted(key).is_some() {
+            self.reads.remove(key);
         }
     }
-
-    fn drop_wanted(&mut self, wanted: WantedBodies) {
-        let bodies = wanted.bodies.into_iter().filter_map(|one| one.body);
-        bodies.for_each(|body| self.queue.drop_body(body));
-    }
-}
-
-fn token(key: ConnKey, number: u32) -> ReadToken {
-    ReadToken(u64::from(key.number()) << u32::BITS | u64::from(number))
-}
-
-/// Returns the connection and the number of the read.
-#[expect(clippy::cast_possible_truncation, reason = "a token has two numbers of 32 bits")]
-fn of_token(token: ReadToken) -> (ConnKey, u32) {
-    (ConnKey::from_number((token.0 >> u32::BITS) as u32), token.0 as u32)
 }

@@ -14,6 +14,7 @@ use crate::engine::protocol::stats;
 use crate::engine::queue::body::{Body, LARGE};
 use crate::engine::queue::flush::FlushKind;
 use crate::engine::queue::job::{Job, JobParams};
+use crate::engine::queue::read_body::BodyRef;
 use crate::engine::queue::touch::TouchAll;
 use crate::engine::queue::tube::Tube;
 use crate::engine::queue::unique::NewKey;
@@ -571,6 +572,10 @@ impl Server {
         if self.queue.ensure_can_reserve(key).is_err() {
             return self.reply(key, Reply::OutOfMemory);
         }
+        let job = self.queue.find(id).map(|job| &self.queue.jobs[job]);
+        if job.is_some_and(|job| !self.settings.can_hold(&job.body)) {
+            return self.reply(key, Reply::OutOfMemory);
+        }
         match self.queue.reserve_job(key, id, now) {
             Ok(Some(job)) => {
                 self.queue.mark_worker(key);
@@ -718,7 +723,8 @@ impl Server {
         if body.is_cold() {
             return self.answer(key, answer, &[(job_key, id)]);
         }
-        if self.conns.reply(key, answer.reply(id, body), bodies).is_err() {
+        let reply = answer.reply(id, BodyRef::Stored(body));
+        if self.conns.reply(key, reply, bodies).is_err() {
             return self.close_now(key);
         }
         if answer.is_reserved() {

@@ -22,6 +22,7 @@
 //! |---|---|
 //! | [`commands`] | runs parsed commands, and replies |
 //! | [`bodies`] | replies whose bodies are not in memory |
+//! | [`reads`] | the order in which their bodies are read, and their memory |
 //! | [`batches`] | reserves, deletes and touches many jobs of one connection |
 //! | [`pages`] | pages of the jobs of a tube, made in steps |
 //! | [`flushes`] | deletes all jobs of a tube, in steps |
@@ -35,6 +36,7 @@ mod commands;
 mod flushes;
 mod lists;
 mod pages;
+mod reads;
 
 use crate::engine::binlog::disk::{Disk, FileNumber, Progress};
 use crate::engine::binlog::record;
@@ -47,13 +49,14 @@ use crate::engine::limits::Limits;
 use crate::engine::protocol::command::Counter;
 use crate::engine::protocol::output::Output;
 use crate::engine::protocol::stats::{ProcessInfo, ServerStats, StatusLine};
-use crate::engine::queue::body::Bodies;
+use crate::engine::queue::body::{Bodies, Body};
 use crate::engine::queue::replay::{Recovered, Replay, ReplayError};
 use crate::engine::queue::{Queue, Totals, WaitResult};
 use crate::engine::text::CR_LF;
 use crate::engine::time::{ClockOffset, Nanos};
 use budget::Budget;
 use lists::Lists;
+use reads::Reads;
 use std::collections::TryReserveError;
 use std::num::NonZero;
 
@@ -76,6 +79,11 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Returns whether there can be memory for a body that is read back.
+    fn can_hold(&self, body: &Body) -> bool {
+        !body.is_cold() || u64::from(body.full_len()) <= self.max_memory_bytes
+    }
+
     /// The defaults of the command line.
     pub const DEFAULT: Settings = Settings {
         max_job_size: 65_535,
@@ -111,10 +119,8 @@ pub struct Server {
     lists: Lists,
     /// The number of pages of jobs that are being made in steps.
     selections: usize,
-    /// The number of the next read of a body.
-    next_read: u32,
-    /// The disk may have read more than the last iteration had time for.
-    has_finished_reads: bool,
+    /// The connections that wait for bodies from the disk.
+    reads: Reads,
     /// How far a remote disk was at the end of the last commit. `None` for a local disk.
     progress: Option<Progress>,
 }
@@ -162,8 +168,7 @@ impl Server {
             last_command_at: now,
             lists: Lists::default(),
             selections: 0,
-            next_read: 0,
-            has_finished_reads: false,
+            reads: Reads::default(),
             progress: None,
         }
     }
@@ -227,6 +232,9 @@ impl Server {
     fn try_connect(&mut self, key: ConnKey) -> Result<(), TryReserveError> {
         self.queue.try_reserve_closing()?;
         self.freed.try_reserve(self.conns.len() + 1)?;
+        if self.settings.body_cache_bytes.is_some() {
+            self.reads.try_reserve(self.conns.len() + 1)?;
+        }
         self.queue.connect(key)?;
         if let Err(no_memory) = self.conns.try_insert(key) {
             self.queue.undo_connect(key, self.last_command_at);
@@ -304,7 +312,7 @@ impl Server {
 
     /// Does due work, or a part of it that fits into the iteration.
     pub fn tick(&mut self, now: Nanos) {
-        self.finish_reads(now);
+        self.tick_reads(now);
         self.queue.tick(self.budget.due_work(), now);
         self.drain_closing(now);
         self.list_step();
@@ -406,9 +414,9 @@ impl Server {
         let is_busy = self.queue.closing().len() > 0
             || !self.lists.is_idle()
             || is_flushing
-            || self.has_finished_reads;
+            || self.has_reads_due();
         let immediate = is_busy.then_some(Nanos::ZERO);
-        immediate.or_else(|| self.queue.next_due())
+        immediate.or_else(|| self.queue.next_due().into_iter().chain(self.reads.next_due()).min())
     }
 
     /// Sets drain mode, in which puts are refused so that the queue becomes empty.
@@ -469,9 +477,9 @@ impl Server {
         (&self.conns[key].output, &self.queue.bodies)
     }
 
-    /// Returns whether a connection waits for bodies. For tests: the event loop is woken.
-    pub fn is_reading(&self) -> bool {
-        self.conns.iter().any(|(_, conn)| matches!(conn.phase, Phase::ReadingBodies(_)))
+    /// Returns whether the connection waits for bodies.
+    pub fn waits_for_bodies(&self, key: ConnKey) -> bool {
+        matches!(self.conns[key].phase, Phase::ReadingBodies(_))
     }
 
     /// Returns the bounds of steps and iterations.
@@ -606,9 +614,9 @@ impl Server {
             | Phase::SkippingBody { .. }
             | Phase::InSteps(_)
             | Phase::Waiting(..)
-            | Phase::ReadingBodies(_)
             | Phase::Flushing
             | Phase::Closing => {}
+            Phase::ReadingBodies(wanted) => self.reads.check(key, wanted, &self.queue.limits),
         }
     }
 }

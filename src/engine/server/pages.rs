@@ -92,7 +92,8 @@ impl Server {
         let mut batch = Batch::new(keys.len());
         for &job_key in keys {
             let job = &self.queue.jobs[job_key];
-            if !batch.fits(&job.body) {
+            let can_hold = batch.is_empty() || self.settings.can_hold(&job.body);
+            if !can_hold || !batch.fits(&job.body) {
                 break;
             }
             let size = batch.size_with(&job.body);

@@ -1,0 +1,177 @@
+//! Bodies that were read back, and the memory that they take until the last reply with them is sent.
+//!
+//! A reply gets a [`Grant`] before its bodies are read. Each body takes its bytes out of the grant, and
+//! gives them back when it is dropped. It is shared: two replies with the same body have one copy.
+
+use super::body::{Body, LARGE};
+use crate::engine::text::CR_LF;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::{Rc, Weak};
+
+/// A body that was read back, in its record.
+#[derive(Debug)]
+pub struct ReadBody {
+    record: Vec<u8>,
+    /// The length of the body at the end of the record.
+    full_len: u32,
+    grant: Grant,
+}
+
+/// The bytes of a job, wherever they are.
+#[derive(Clone, Copy, Debug)]
+pub enum BodyRef<'a> {
+    Stored(&'a Body),
+    Read(&'a Rc<ReadBody>),
+}
+
+/// The size of a reply. Each has memory of its own, so that large replies that clients do not read keep no
+/// worker from its job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplyClass {
+    Small,
+    Large,
+}
+
+impl ReplyClass {
+    pub const ALL: [ReplyClass; 2] = [ReplyClass::Small, ReplyClass::Large];
+}
+
+/// Memory that a reply may take for its bodies, or that one of them takes.
+#[derive(Debug)]
+pub struct Grant {
+    bytes: u64,
+    class: ReplyClass,
+    memory: Rc<Memory>,
+}
+
+/// The bytes of all grants by class, and freed memory that is given back to the system in steps.
+#[derive(Debug, Default)]
+struct Memory {
+    granted: [Cell<u64>; 2],
+    freed: RefCell<Vec<Vec<u8>>>,
+}
+
+/// The bodies that were read back and are in memory.
+#[derive(Debug, Default)]
+pub struct ReadBodies {
+    memory: Rc<Memory>,
+    /// The large ones by the ids of their jobs. Some may be gone.
+    shared: HashMap<u64, Weak<ReadBody>>,
+}
+
+/// From this length on a record is freed in steps: at once would take 10 ms for 50 MB.
+const FREED_IN_STEPS: usize = 1024 * 1024;
+/// Entries of bodies that are gone are removed from a table that is at least this long.
+const FEW: usize = 64;
+
+impl ReadBody {
+    /// Returns the bytes, with CR LF.
+    pub fn bytes(&self) -> &[u8] {
+        &self.record[self.record.len() - self.full_len as usize..]
+    }
+}
+
+impl Drop for ReadBody {
+    fn drop(&mut self) {
+        if self.record.len() >= FREED_IN_STEPS {
+            self.grant.memory.freed.borrow_mut().push(std::mem::take(&mut self.record));
+        }
+    }
+}
+
+impl BodyRef<'_> {
+    /// Returns the length with CR LF, in bytes.
+    pub fn full_len(self) -> u32 {
+        match self {
+            BodyRef::Stored(body) => body.full_len(),
+            BodyRef::Read(body) => body.full_len,
+        }
+    }
+
+    /// Returns the length without CR LF, in bytes.
+    pub fn content_len(self) -> usize {
+        self.full_len() as usize - CR_LF.len()
+    }
+
+    /// Returns whether replies share the body instead of copying it.
+    pub fn is_large(self) -> bool {
+        self.full_len() as usize >= LARGE
+    }
+}
+
+impl Grant {
+    pub fn class(&self) -> ReplyClass {
+        self.class
+    }
+
+    /// Takes these bytes out of the grant, or what is left of them.
+    pub fn split(&mut self, bytes: u32) -> Grant {
+        let bytes = self.bytes.min(bytes.into());
+        self.bytes -= bytes;
+        Grant { bytes, class: self.class, memory: Rc::clone(&self.memory) }
+    }
+}
+
+impl Drop for Grant {
+    fn drop(&mut self) {
+        let granted = &self.memory.granted[self.class as usize];
+        granted.set(granted.get() - self.bytes);
+    }
+}
+
+impl ReadBodies {
+    /// Grants memory.
+    pub fn grant(&self, bytes: u64, class: ReplyClass) -> Grant {
+        let granted = &self.memory.granted[class as usize];
+        granted.set(granted.get() + bytes);
+        Grant { bytes, class, memory: Rc::clone(&self.memory) }
+    }
+
+    /// Returns the bytes that replies of this class may take, or take.
+    pub fn granted(&self, class: ReplyClass) -> u64 {
+        self.memory.granted[class as usize].get()
+    }
+
+    /// Returns the bytes that all replies may take, or take.
+    pub fn all_granted(&self) -> u64 {
+        ReplyClass::ALL.into_iter().map(|class| self.granted(class)).sum()
+    }
+
+    /// Returns whether [`ReadBodies::take_freed`] returns something.
+    pub fn has_freed(&self) -> bool {
+        !self.memory.freed.borrow().is_empty()
+    }
+
+    /// Returns memory that is to be freed in steps.
+    pub fn take_freed(&self) -> Option<Vec<u8>> {
+        self.memory.freed.borrow_mut().pop()
+    }
+
+    /// Returns the body of the job `id` if it is in memory.
+    pub fn find(&self, id: u64) -> Option<Rc<ReadBody>> {
+        self.shared.get(&id)?.upgrade()
+    }
+
+    /// Adds a body of `full_len` bytes, with CR LF, at the end of the record of the job `id`. The grant is that
+    /// of the reply for which it was read.
+    pub fn add(
+        &mut self,
+        id: u64,
+        record: Vec<u8>,
+        full_len: u32,
+        grant: &mut Grant,
+    ) -> Rc<ReadBody> {
+        let body = Rc::new(ReadBody { record, full_len, grant: grant.split(full_len) });
+        if BodyRef::Read(&body).is_large() {
+            if self.shared.len() == self.shared.capacity().max(FEW) {
+                self.shared.retain(|_, body| body.strong_count() > 0);
+            }
+            // Without memory for the entry it is not shared.
+            if self.shared.try_reserve(1).is_ok() {
+                self.shared.insert(id, Rc::downgrade(&body));
+            }
+        }
+        body
+    }
+}
