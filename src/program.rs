@@ -8,7 +8,7 @@ use crate::options::{
     self, BinlogPlace, CopyDirection, EtcdOptions, InspectMode, LogFormat, Options, Request,
 };
 use crate::os::disk::Directory;
-use crate::os::etcd::{Membership, Standing};
+use crate::os::etcd::{Duty, Membership, Standing};
 use crate::os::init::Machine;
 use crate::os::sys::machine::{self, Shutdown};
 use crate::os::sys::signals::Stop;
@@ -104,7 +104,7 @@ fn inspect_directory(mode: InspectMode, path: &Path) -> ExitCode {
 }
 
 fn inspect_etcd(mode: InspectMode, etcd: &EtcdOptions) -> ExitCode {
-    let membership = match Membership::read(etcd) {
+    let membership = match Membership::join(etcd, Duty::Read) {
         Ok(membership) => membership,
         Err(error) => return report_place(&etcd.url, &error, EXIT_REFUSED),
     };
@@ -142,7 +142,7 @@ fn import(path: &Path, etcd: &EtcdOptions) -> ExitCode {
         Err(error) => return report_place(&path.display(), &error, EXIT_REFUSED),
     };
     let refused = |error: &dyn Display| report_place(&etcd.url, error, EXIT_REFUSED);
-    let membership = match Membership::join_unused(etcd) {
+    let membership = match Membership::join(etcd, Duty::Import) {
         Ok(membership) => membership,
         Err(error) => return refused(&error),
     };
@@ -178,7 +178,7 @@ fn export(path: &Path, etcd: &EtcdOptions) -> ExitCode {
         Ok(directory) => directory,
         Err(error) => return report_place(&path.display(), &error, EXIT_REFUSED),
     };
-    let membership = match Membership::read(etcd) {
+    let membership = match Membership::join(etcd, Duty::Read) {
         Ok(membership) => membership,
         Err(error) => return report_place(&etcd.url, &error, EXIT_REFUSED),
     };

@@ -107,7 +107,8 @@ impl RunError {
         match self {
             RunError::Wait(_) => 1,
             RunError::Binlog(_) => 74,
-            RunError::Lost(_) | RunError::Unacknowledged => EXIT_LOST,
+            RunError::Lost(error) => error.exit_code(),
+            RunError::Unacknowledged => EXIT_LOST,
         }
     }
 }
@@ -560,7 +561,7 @@ impl EventLoop {
     fn flush_one(&mut self, key: ConnKey, is_crowded: bool, bytes_left: &mut usize) {
         let Some(socket) = socket(&mut self.sockets, key) else { return };
         // The process may have been stopped since the last reply.
-        if self.membership.as_ref().is_some_and(|membership| !membership.may_answer()) {
+        if self.membership.as_ref().is_some_and(|membership| membership.check().is_err()) {
             return;
         }
         let mut output = self.server.output_handle(key);

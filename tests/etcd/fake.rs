@@ -6,7 +6,7 @@
 
 use crate::store::Store;
 use beanstalkd::testing::etcd::api::{
-    Answer, Etcd, Failure, Found, Lease, Node, Range, Txn, TxnAnswer,
+    Answer, Etcd, Failure, Found, Lease, Node, Range, Status, Txn, TxnAnswer,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -347,7 +347,8 @@ impl Node for Connection {
         })
     }
 
-    fn status(&self) -> Answer<String> {
-        self.send(Kind::Read, |_| Ok("3.4.30".to_owned()))
+    fn status(&self) -> Answer<Status> {
+        let status = |db_bytes| Status { version: "3.4.30".to_owned(), db_bytes };
+        self.send(Kind::Read, move |world| Ok(status(world.store.db_bytes)))
     }
 }

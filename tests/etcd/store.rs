@@ -19,6 +19,8 @@ pub struct Store {
     leases: BTreeMap<i64, Granted>,
     last_lease: i64,
     pub has_no_space: bool,
+    /// The size of the database.
+    pub db_bytes: u64,
     /// The TTL that is granted, if it is another one than was asked for.
     pub granted_ttl_secs: Option<i64>,
     /// The most bytes in a value.
@@ -40,6 +42,7 @@ impl Default for Store {
             leases: BTreeMap::new(),
             last_lease: 100,
             has_no_space: false,
+            db_bytes: 0,
             granted_ttl_secs: None,
             longest_value: 1_500_000,
         }
@@ -147,10 +150,7 @@ impl Store {
         if range.keys_only {
             pairs.iter_mut().for_each(|pair| pair.value.clear());
         }
-        if range.count_only {
-            pairs.clear();
-        }
-        Ok(Found { revision: self.revision, pairs, count: count as u64, more })
+        Ok(Found { revision: self.revision, pairs, more })
     }
 
     /// Fails if a revision was dropped.
@@ -230,8 +230,8 @@ impl Store {
     }
 
     /// Returns the number of chunks.
-    pub fn chunks(&self) -> u64 {
-        self.range(&Range::below("/jobs/log/".to_owned())).map_or(0, |found| found.count)
+    pub fn chunks(&self) -> usize {
+        self.range(&Range::below("/jobs/log/".to_owned())).map_or(0, |found| found.pairs.len())
     }
 
     /// Returns the name and the lease of the leader.
