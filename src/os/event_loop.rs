@@ -138,6 +138,9 @@ struct Socket {
 const FEW: usize = 64;
 /// The clock is read again before a shorter wait. A longer one may count from the last reading.
 const SHORT_WAIT: Nanos = Nanos::from_millis(5);
+
+/// The time between two looks for changes that etcd has not acknowledged.
+const LOOK_INTERVAL: Nanos = Nanos::from_millis(200);
 /// Reading this many bytes takes as long as one unit of the engine's work.
 const READ_PER_WORK: usize = 2048;
 /// Enough for eight replies with large bodies.
@@ -329,7 +332,10 @@ impl EventLoop {
             return Some(Duration::ZERO);
         }
         let due = self.acceptor.next_due().into_iter().chain(self.monitor.next_due());
-        let next = self.server.next_due().into_iter().chain(due).min()?;
+        // No event tells that etcd has not acknowledged changes for some time.
+        let is_waiting = self.membership.is_some() && !self.server.is_acknowledged();
+        let look = is_waiting.then(|| self.now + LOOK_INTERVAL);
+        let next = self.server.next_due().into_iter().chain(due).chain(look).min()?;
         // The poll rounds up to milliseconds, so only a short wait needs the exact time.
         let now = if next.since(self.now) < SHORT_WAIT { self.read_clock() } else { self.now };
         let span = next.since(now);
@@ -548,6 +554,13 @@ impl EventLoop {
         }
         if self.server.is_congested() {
             self.mark_writable();
+        }
+        if self.server.has_given_up() {
+            for key in self.ready.extract_if(.., |key| !self.server.has_reply(*key)) {
+                if headroom::leave(Headroom::Quarter, || self.closing.try_reserve(1)).is_ok() {
+                    self.closing.push((key, None));
+                }
+            }
         }
         let mut closing = std::mem::take(&mut self.closing);
         for (key, why) in closing.drain(..) {

@@ -5,6 +5,7 @@
 use crate::fake::{Fault, Kind, World, failure};
 use crate::servers::Cluster;
 use crate::store::LEADER;
+use beanstalkd::testing::Progress;
 use beanstalkd::testing::etcd::api::NOT_FOUND;
 use std::ops::RangeInclusive;
 
@@ -481,13 +482,30 @@ fn rule_6_the_newest_file_can_be_cut_continued_and_removed() {
 }
 
 #[test]
-#[ignore = "issue: etcd full: no answer for ever"]
-fn rule_10_no_client_waits_without_an_end_for_space() {
+fn rule_10_what_waits_for_longer_than_the_lease_is_given_up() {
     let mut cluster = pair();
+    cluster.longest_wait_ms = u64::MAX;
     cluster.world().store.has_no_space = true;
     cluster.put(0, b"full");
-    // A change that waits for longer than the lease must have an end.
-    cluster.run(60_000);
+    cluster.run(900);
+    assert!(!cluster.server(0).progress().is_stalled);
+    cluster.run(200);
+    assert!(cluster.server(0).progress().is_stalled);
+    cluster.run(3_700);
+    assert!(!cluster.server(0).progress().has_overdue());
+    // It waits for less than the lease.
+    cluster.put(0, b"later");
+    cluster.run(400);
+    let Progress { overdue, written, .. } = cluster.server(0).progress();
+    assert!(overdue > 0 && overdue < written, "{overdue} of {written}");
+    cluster.run(5_000);
+    assert_eq!(cluster.server(0).progress().overdue, written);
+    cluster.world().store.has_no_space = false;
+    cluster.settle();
+    assert_eq!(
+        cluster.server(0).progress(),
+        Progress { written, acknowledged: written, ..Progress::default() }
+    );
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::fake::{Fake, Fault, Kind, NODES, World};
 use beanstalkd::testing::etcd::{
     Candidate, Duty, EtcdDisk, Keys, MembershipError, Nodes, Request, Shared, Standing, serve,
 };
-use beanstalkd::testing::{Disk, FileNumber, Nanos};
+use beanstalkd::testing::{Disk, FileNumber, Nanos, Progress};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -429,7 +429,11 @@ impl Server {
         Server {
             runtime: runtime.expect("a runtime"),
             serving: Some(Box::pin(serve(candidate, received))),
-            disk: EtcdDisk::new(Arc::clone(&shared), requests.clone()),
+            disk: EtcdDisk::new(
+                Arc::clone(&shared),
+                requests.clone(),
+                Nanos::from_secs(ttl_secs.into()),
+            ),
             shared,
             requests,
             name,
@@ -466,6 +470,11 @@ impl Server {
         let Phase::Dumping(reading) = &mut self.phase else { panic!("it leads") };
         let is_over = reading.is_finished();
         is_over.then(|| self.runtime.block_on(reading).expect("no panic"))
+    }
+
+    pub fn progress(&self) -> Progress {
+        self.enter();
+        self.disk.progress().expect("a remote disk")
     }
 
     pub fn refuses_puts(&self) -> bool {

@@ -100,6 +100,7 @@ struct Remote {
     /// Decides how many changes are acknowledged as soon as they are handed over.
     eager: Option<fastrand::Rng>,
     refuses_puts: bool,
+    is_overdue: bool,
     /// A change was refused. The stored files are those of the next server.
     is_refused: bool,
 }
@@ -323,6 +324,11 @@ impl FakeDisk {
     }
 
     // ---- A remote disk ----
+
+    /// All changes that wait have waited for too long.
+    pub fn set_overdue(&self, is_overdue: bool) {
+        self.with_remote(|remote| remote.is_overdue = is_overdue);
+    }
 
     fn with_remote<T>(&self, run: impl FnOnce(&mut Remote) -> T) -> T {
         run(self.0.borrow_mut().remote.as_mut().expect("the disk is remote"))
@@ -935,9 +941,11 @@ impl Disk for FakeDisk {
 
     fn progress(&self) -> Option<Progress> {
         let state = self.0.borrow();
-        let Remote { acknowledged, waiting_bytes, congested_above, .. } = *state.remote.as_ref()?;
+        let Remote { acknowledged, waiting_bytes, congested_above, is_overdue, .. } =
+            *state.remote.as_ref()?;
         let is_congested = congested_above.is_some_and(|most| waiting_bytes > most);
-        Some(Progress { written: state.written, acknowledged, is_congested })
+        let (written, overdue) = (state.written, if is_overdue { state.written } else { 0 });
+        Some(Progress { written, acknowledged, is_congested, is_stalled: is_overdue, overdue })
     }
 
     fn refuses_puts(&self) -> bool {

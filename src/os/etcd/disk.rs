@@ -10,7 +10,7 @@ use super::shared::Shared;
 use super::thread::Request;
 use crate::engine::binlog::disk::{Disk, FileNumber, Progress, RemoteStats};
 use crate::engine::time::Nanos;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -29,6 +29,10 @@ pub struct EtcdDisk {
     changes: Vec<Change>,
     /// The bytes of these changes.
     gathered_bytes: usize,
+    /// Output is held back for at most this long.
+    patience: Nanos,
+    /// Numbers of changes that are not acknowledged, with the times when they were made.
+    made: VecDeque<(Nanos, u64)>,
     /// The changes that are being stored: the number of the last one, their bytes, and the moment at which
     /// they were handed over.
     handed_over: u64,
@@ -43,8 +47,17 @@ pub struct EtcdDisk {
 /// When this many bytes are gathered, no further commands run: etcd stores some 15 to 60 MB/s.
 const CONGESTED_BYTES: usize = 4 * 1024 * 1024;
 
+/// A change that waits for longer than this is a stall.
+const STALL: Nanos = Nanos::from_secs(1);
+/// The times of changes are noted with this precision.
+const NOTE_INTERVAL: Nanos = Nanos::from_millis(100);
+
 impl EtcdDisk {
-    pub fn new(shared: Arc<Shared>, requests: UnboundedSender<Request>) -> EtcdDisk {
+    pub fn new(
+        shared: Arc<Shared>,
+        requests: UnboundedSender<Request>,
+        patience: Nanos,
+    ) -> EtcdDisk {
         EtcdDisk {
             shared,
             requests,
@@ -52,6 +65,8 @@ impl EtcdDisk {
             lengths: BTreeMap::new(),
             changes: Vec::new(),
             gathered_bytes: 0,
+            patience,
+            made: VecDeque::new(),
             handed_over: 0,
             handed_over_bytes: 0,
             handed_over_at: Nanos::ZERO,
@@ -78,6 +93,25 @@ impl EtcdDisk {
         let bytes = self.ask(|to| Request::Read(number, to))?;
         self.file = Some((number, Bytes::clone(&bytes)));
         Ok(bytes)
+    }
+
+    /// Notes when changes were made, to a tenth of a second.
+    fn note_changes(&mut self) {
+        let acknowledged = self.shared.state().acknowledged;
+        self.made.retain(|(_, change)| *change > acknowledged);
+        if self.written == acknowledged {
+            return;
+        }
+        let now = self.shared.now();
+        // Of those that are overdue the last one is enough.
+        while self.made.get(1).is_some_and(|(at, _)| now.since(*at) > self.patience) {
+            self.made.pop_front();
+        }
+        match self.made.back_mut() {
+            Some((at, change)) if now.since(*at) < NOTE_INTERVAL => *change = self.written,
+            Some((_, change)) if *change == self.written => {}
+            Some(_) | None => self.made.push_back((now, self.written)),
+        }
     }
 
     fn is_storing(&self) -> bool {
@@ -199,6 +233,7 @@ impl Disk for EtcdDisk {
     }
 
     fn hand_over(&mut self) {
+        self.note_changes();
         if self.changes.is_empty() || self.is_storing() {
             return;
         }
@@ -211,11 +246,20 @@ impl Disk for EtcdDisk {
     }
 
     fn progress(&self) -> Option<Progress> {
-        Some(Progress {
+        let mut progress = Progress {
             written: self.written,
             acknowledged: self.shared.state().acknowledged,
             is_congested: self.gathered_bytes >= CONGESTED_BYTES,
-        })
+            ..Progress::default()
+        };
+        let mut waiting = self.made.iter().filter(|(_, change)| *change > progress.acknowledged);
+        if let Some(&(oldest_at, _)) = waiting.clone().next() {
+            let now = self.shared.now();
+            progress.is_stalled = now.since(oldest_at) > STALL;
+            let overdue = waiting.rfind(|(at, _)| now.since(*at) > self.patience);
+            progress.overdue = overdue.map_or(0, |&(_, change)| change);
+        }
+        Some(progress)
     }
 
     fn refuses_puts(&self) -> bool {
@@ -247,7 +291,7 @@ mod tests {
     fn disk() -> (EtcdDisk, Arc<Shared>, UnboundedReceiver<Request>) {
         let (requests, received) = unbounded_channel();
         let shared = Arc::new(Shared::new(|| Nanos::ZERO));
-        (EtcdDisk::new(Arc::clone(&shared), requests), shared, received)
+        (EtcdDisk::new(Arc::clone(&shared), requests, Nanos::from_secs(5)), shared, received)
     }
 
     /// Returns the changes that were handed over, as text, and the number of the last one.

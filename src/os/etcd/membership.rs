@@ -93,6 +93,7 @@ pub use present::Membership;
 #[cfg(feature = "etcd")]
 mod present {
     use super::{Duty, EtcdOptions, MembershipError, Standing};
+    use crate::engine::time::Nanos;
     use crate::os::etcd::disk::EtcdDisk;
     use crate::os::etcd::keys::Keys;
     use crate::os::etcd::lease::Candidate;
@@ -112,6 +113,7 @@ mod present {
     pub struct Membership {
         shared: Arc<Shared>,
         requests: UnboundedSender<Request>,
+        lease_ttl: Nanos,
     }
 
     /// The longest wait for the end of the lease. Without it the lease ends by itself.
@@ -133,7 +135,8 @@ mod present {
             let shared = Arc::clone(&candidate.shared);
             let requests = thread::start(candidate);
             let requests = requests.map_err(|error| MembershipError::Refused(error.to_string()))?;
-            Ok(Membership { shared, requests })
+            let lease_ttl = Nanos::from_secs(etcd.lease_ttl_secs.into());
+            Ok(Membership { shared, requests, lease_ttl })
         }
 
         /// Sets what wakes the caller when [`Membership::standing`] or the progress of the disk changes,
@@ -149,7 +152,7 @@ mod present {
 
         /// Returns the files of the binlog.
         pub fn disk(&self) -> EtcdDisk {
-            EtcdDisk::new(Arc::clone(&self.shared), self.requests.clone())
+            EtcdDisk::new(Arc::clone(&self.shared), self.requests.clone(), self.lease_ttl)
         }
 
         /// Ends an import, after all files were written: servers can use them from now on.
