@@ -3,7 +3,7 @@
 //! 8 the end of a server, 10 space, 12 names and passwords.
 
 use crate::fake::{Fault, Kind, World, failure};
-use crate::servers::Cluster;
+use crate::servers::{Cluster, QUOTA};
 use crate::store::LEADER;
 use beanstalkd::testing::Progress;
 use beanstalkd::testing::etcd::api::NOT_FOUND;
@@ -350,6 +350,24 @@ fn rule_10_without_space_puts_are_refused_and_the_lease_is_kept() {
 }
 
 #[test]
+fn rule_10_puts_are_refused_before_etcd_is_full() {
+    let mut cluster = pair();
+    for node in 0..3 {
+        for full in [[QUOTA, QUOTA / 2], [QUOTA - (2 << 20), 0], [QUOTA / 8 * 7, QUOTA / 8 * 7]] {
+            cluster.world().sizes[node] = full;
+            cluster.run(2_100);
+            assert!(cluster.server(0).refuses_puts(), "{full:?} at node {node}");
+            // A delete is stored.
+            cluster.store(0, b"delete");
+            cluster.world().sizes[node] = [QUOTA - (3 << 20), QUOTA / 2];
+            cluster.run(2_100);
+            assert!(!cluster.server(0).refuses_puts());
+        }
+    }
+    assert_eq!(cluster.ends, []);
+}
+
+#[test]
 fn rule_10_old_revisions_that_go_disturb_nobody() {
     let mut cluster = pair();
     for _ in 0..100 {
@@ -378,6 +396,17 @@ fn rule_12_a_refused_password_is_named_and_one_node_that_refuses_is_passed_over(
     cluster.run(2_000);
     assert!(cluster.servers[0].is_none(), "another try would fail too");
     assert!(cluster.ends[1].1.contains("authentication failed"), "{:?}", cluster.ends);
+}
+
+#[test]
+fn rule_12_authentication_that_is_switched_on_is_named() {
+    let mut cluster = Cluster::new(1, TTL_SECS);
+    for node in 0..3 {
+        cluster.world().refusals.insert(node, failure(3, "user name is empty"));
+    }
+    cluster.run_until_end(0);
+    let (_, reason) = &cluster.ends[0];
+    assert!(reason.contains("authentication: set BEANSTALKD_ETCD_USER and"), "{reason}");
 }
 
 #[test]
@@ -514,6 +543,17 @@ fn rule_4_a_chunk_that_etcd_refuses_as_too_large_is_divided() {
     cluster.world().store.longest_value = 200_000;
     cluster.store(0, &[b'x'; 250_000]);
     assert_eq!(cluster.ends, []);
+}
+
+#[test]
+fn rule_4_an_etcd_that_refuses_even_short_chunks_is_refused() {
+    let mut cluster = pair();
+    cluster.kill(1);
+    cluster.world().store.longest_value = 4_000;
+    cluster.put(0, &[b'x'; 250_000]);
+    cluster.run_until_end(0);
+    let (_, reason) = &cluster.ends[0];
+    assert!(reason.contains("--max-request-bytes"), "{reason}");
 }
 
 #[test]

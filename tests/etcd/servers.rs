@@ -28,6 +28,8 @@ pub type Files = BTreeMap<FileNumber, Vec<u8>>;
 
 /// The bytes at the start of each file.
 const HEAD: &[u8] = b"v7";
+/// The quota of etcd.
+pub const QUOTA: u64 = 32 << 20;
 /// A task that was woken wakes at most some others within one step of time.
 const POLLS: usize = 16;
 /// Requests have a timeout of at most 10 s.
@@ -423,6 +425,8 @@ impl Server {
             name: name.clone(),
             file_size: 4096,
             ttl_secs,
+            quota: QUOTA,
+            lease_file: None,
             duty,
         };
         let (requests, received) = unbounded_channel();

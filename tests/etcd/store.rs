@@ -19,8 +19,6 @@ pub struct Store {
     leases: BTreeMap<i64, Granted>,
     last_lease: i64,
     pub has_no_space: bool,
-    /// The size of the database.
-    pub db_bytes: u64,
     /// The TTL that is granted, if it is another one than was asked for.
     pub granted_ttl_secs: Option<i64>,
     /// The most bytes in a value.
@@ -42,7 +40,6 @@ impl Default for Store {
             leases: BTreeMap::new(),
             last_lease: 100,
             has_no_space: false,
-            db_bytes: 0,
             granted_ttl_secs: None,
             longest_value: 1_500_000,
         }

@@ -37,6 +37,8 @@ pub struct Status {
     pub version: String,
     /// The size of its database in bytes, which etcd compares with its quota.
     pub db_bytes: u64,
+    /// The bytes of it that are in use.
+    pub used_bytes: u64,
 }
 
 /// Why a node has refused a request, or could not be asked.

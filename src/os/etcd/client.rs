@@ -100,8 +100,10 @@ impl Node for Client {
         let mut client = self.maintenance_client();
         Box::pin(async move {
             let status = client.status().await?;
-            let db_bytes = u64::try_from(status.db_size()).unwrap_or(0);
-            Ok(Status { version: status.version().to_owned(), db_bytes })
+            let bytes = |size| u64::try_from(size).unwrap_or(0);
+            let (db_bytes, used_bytes) =
+                (bytes(status.db_size()), bytes(status.raft_used_db_size()));
+            Ok(Status { version: status.version().to_owned(), db_bytes, used_bytes })
         })
     }
 }

@@ -6,11 +6,12 @@
 
 use super::api::{Compare, Op, Range, Txn};
 use super::keys::{IMPORTING, Keys, format_value, parse_format};
-use super::membership::{Duty, MembershipError, Standing};
+use super::membership::{Duty, LeaseNote, MembershipError, Standing};
 use super::nodes::{Error, Kind, Nodes};
 use super::shared::Shared;
 use crate::engine::time::Nanos;
 use log::warn;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
@@ -25,6 +26,10 @@ pub struct Candidate {
     pub name: String,
     pub file_size: u32,
     pub ttl_secs: u32,
+    /// The quota of etcd in bytes.
+    pub quota: u64,
+    /// Where the lease is noted for `--leave`.
+    pub lease_file: Option<PathBuf>,
     pub duty: Duty,
 }
 
@@ -49,6 +54,9 @@ struct Lease {
     safe_time: Nanos,
 }
 
+/// The pause between two looks at the size of etcd's databases. At 60 MB/s half of a sixteenth of 2 GiB,
+/// which is kept for deletes, is written meanwhile.
+const SIZE_PAUSE: Duration = Duration::from_secs(1);
 /// A failure is logged at this interval.
 const LOG_INTERVAL: Nanos = Nanos::from_secs(10);
 /// The pause before a request is made again.
@@ -96,6 +104,7 @@ impl Candidate {
             let safe_time = Nanos::from_nanos(ttl_secs * 1_000_000_000 / 5 * 4);
             let lease = Lease { id: granted.id, safe_time };
             self.shared.state().lease = lease.id;
+            self.note_lease(lease.id);
             let deadline = sent_at + safe_time;
             if let Some(revision) = self.claim(lease, deadline).await? {
                 self.shared.state().deadline = deadline;
@@ -105,6 +114,14 @@ impl Candidate {
             let _ = self.nodes.revoke_lease(lease.id).await;
             // A lease may be too short to ever lead.
             sleep(RETRY_PAUSE).await;
+        }
+    }
+
+    /// Notes the lease and this process for `--leave`, if somebody looks there.
+    fn note_lease(&self, lease: i64) {
+        let Some(file) = &self.lease_file else { return };
+        if let Err(error) = LeaseNote::of_this_process(lease).write(file) {
+            warn!("cannot write {}: {error}; a killed server is followed later", file.display());
         }
     }
 
@@ -173,6 +190,7 @@ impl Candidate {
     async fn begin(&mut self, lease: Lease, revision: i64) -> Result<Leader, Error> {
         tokio::spawn(self.clone().renew(lease, revision));
         tokio::spawn(self.clone().watch(revision));
+        tokio::spawn(self.clone().watch_size());
         loop {
             match self.begin_format(revision).await {
                 Err(error) if error.kind != Kind::Lasting && self.shared.check().is_ok() => {
@@ -276,6 +294,43 @@ impl Candidate {
                 }
                 Err(_) => sleep(RETRY_PAUSE).await,
             }
+        }
+    }
+}
+
+impl Candidate {
+    /// Lets puts be refused before etcd is full, so that deletes work.
+    async fn watch_size(mut self) {
+        self.nodes = self.nodes.asking_next();
+        loop {
+            let (mut size, mut used) = (None, 0);
+            for _ in 0..self.nodes.count() {
+                if let Ok(status) = self.nodes.status().await {
+                    size = size.max(Some(status.db_bytes));
+                    used = used.max(status.used_bytes);
+                    self.nodes.next_node();
+                }
+            }
+            if let Some(size) = size {
+                self.note_size(size, used);
+            }
+            sleep(SIZE_PAUSE).await;
+        }
+    }
+
+    fn note_size(&self, size: u64, used: u64) {
+        let quota = self.quota;
+        // etcd uses free pages again, but counts them.
+        let is_nearly_full = used >= quota / 8 * 7 || size >= quota / 16 * 15;
+        let was = std::mem::replace(&mut self.shared.state().is_nearly_full, is_nearly_full);
+        match (was, is_nearly_full) {
+            (false, true) => warn!(
+                "etcd has {used} bytes in use and {size} in its database, near its quota of {quota}: \
+                 refusing puts, so that deletes work; compact and defragment etcd, or raise its quota \
+                 and --etcd-quota"
+            ),
+            (true, false) => warn!("etcd has space again: accepting puts"),
+            (false, false) | (true, true) => {}
         }
     }
 }

@@ -4,8 +4,11 @@
 
 #![cfg_attr(not(feature = "etcd"), expect(dead_code, reason = "there is no cluster without etcd"))]
 
+use crate::os::sys::machine;
 use std::fmt;
-use std::path::PathBuf;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
 
 /// How to reach a binlog in etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +25,8 @@ pub struct EtcdOptions {
     pub file_size: u32,
     /// The time in seconds after which another server leads when this one is gone.
     pub lease_ttl_secs: u32,
+    /// The quota of etcd in bytes.
+    pub quota: u64,
 }
 
 /// The files for TLS, in PEM format.
@@ -75,6 +80,43 @@ impl MembershipError {
     }
 }
 
+/// The lease of a server, in a file, so that `--leave` can end it after the process was killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseNote {
+    pub lease: i64,
+    pid: u32,
+    /// When the process was started, by which it differs from a later one with this id.
+    started: u64,
+}
+
+impl LeaseNote {
+    /// Returns the note of this process. Without `/proc` it cannot be found again.
+    pub fn of_this_process(lease: i64) -> LeaseNote {
+        let pid = std::process::id();
+        LeaseNote { lease, pid, started: machine::process_start(pid).unwrap_or(0) }
+    }
+
+    pub fn write(self, file: &Path) -> io::Result<()> {
+        let LeaseNote { lease, pid, started } = self;
+        fs::write(file, format!("{lease:x} {pid} {started}\n"))
+    }
+
+    /// Returns the note in a file, or `None` if there is none.
+    pub fn read(file: &Path) -> Option<LeaseNote> {
+        let text = fs::read_to_string(file).ok()?;
+        let mut words = text.strip_suffix('\n')?.split(' ');
+        let lease = i64::from_str_radix(words.next()?, 16).ok()?;
+        let (pid, started) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        Some(LeaseNote { lease, pid, started })
+    }
+
+    /// Returns whether the process has ended. If that is not known, it has not.
+    pub fn is_over(self) -> bool {
+        let is_known = machine::process_start(std::process::id()).is_some() && self.started > 0;
+        is_known && machine::process_start(self.pid) != Some(self.started)
+    }
+}
+
 /// The exit code of a server that led and does not any more.
 pub const EXIT_LOST: u8 = 75;
 
@@ -103,6 +145,7 @@ mod present {
     use crate::os::sys::clock::monotonic;
     use crate::os::sys::machine;
     use mio::Waker;
+    use std::env;
     use std::sync::Arc;
     use std::sync::mpsc::channel;
     use std::time::Duration;
@@ -130,6 +173,11 @@ mod present {
                 name: format!("{hostname}:{}", std::process::id()),
                 file_size: etcd.file_size,
                 ttl_secs: etcd.lease_ttl_secs,
+                quota: etcd.quota,
+                lease_file: env::var_os("RUNTIME_DIRECTORY")
+                    .filter(|_| duty == Duty::Lead)
+                    .and_then(|path| env::split_paths(&path).next())
+                    .map(|path| path.join("lease")),
                 duty,
             };
             let shared = Arc::clone(&candidate.shared);
@@ -137,6 +185,12 @@ mod present {
             let requests = requests.map_err(|error| MembershipError::Refused(error.to_string()))?;
             let lease_ttl = Nanos::from_secs(etcd.lease_ttl_secs.into());
             Ok(Membership { shared, requests, lease_ttl })
+        }
+
+        /// Ends the lease of a process that was killed, so that the next server leads at once.
+        pub fn leave(etcd: &EtcdOptions, lease: i64) -> Result<(), MembershipError> {
+            let nodes = Nodes::new(etcd).map_err(MembershipError::Refused)?;
+            thread::revoke(nodes, lease).map_err(MembershipError::Refused)
         }
 
         /// Sets what wakes the caller when [`Membership::standing`] or the progress of the disk changes,
@@ -193,6 +247,10 @@ mod absent {
     impl Membership {
         pub fn join(_: &EtcdOptions, _: Duty) -> Result<Membership, MembershipError> {
             Err(MembershipError::Refused("this program was built without etcd".to_owned()))
+        }
+
+        pub fn leave(_: &EtcdOptions, _: i64) -> Result<(), MembershipError> {
+            Ok(())
         }
 
         pub fn set_waker(&self, _: Waker) {

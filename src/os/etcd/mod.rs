@@ -47,7 +47,7 @@ mod shared;
 mod thread;
 
 pub use membership::{
-    Duty, EXIT_LOST, EtcdOptions, Membership, MembershipError, Standing, TlsFiles,
+    Duty, EXIT_LOST, EtcdOptions, LeaseNote, Membership, MembershipError, Standing, TlsFiles,
 };
 // For tests.
 #[cfg(feature = "etcd")]

@@ -6,7 +6,7 @@
 use super::lease::{Candidate, Leader, RETRY_PAUSE, check_prefix, check_used, check_version};
 use super::log::{Bytes, Change, Log};
 use super::membership::{Duty, MembershipError, Standing};
-use super::nodes::{Error, Kind};
+use super::nodes::{Error, Kind, Nodes};
 use super::shared::Shared;
 use crate::engine::binlog::disk::FileNumber;
 use log::warn;
@@ -45,6 +45,23 @@ pub fn start(candidate: Candidate) -> io::Result<UnboundedSender<Request>> {
         runtime.block_on(serve(candidate, received));
     })?;
     Ok(requests)
+}
+
+/// Ends a lease. One that has ended already is as good.
+pub fn revoke(mut nodes: Nodes, lease: i64) -> Result<(), String> {
+    let runtime = Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| error.to_string())?;
+    runtime.block_on(async {
+        let mut tries = 2 * nodes.count();
+        loop {
+            tries -= 1;
+            match nodes.revoke_lease(lease).await {
+                Err(error) if error.kind == Kind::Passing && tries > 0 => {}
+                Err(error) if error.kind != Kind::Lost => return Err(error.text),
+                Ok(()) | Err(_) => return Ok(()),
+            }
+        }
+    })
 }
 
 /// Serves requests until one ends it.
