@@ -332,7 +332,7 @@ impl EventLoop {
             return Some(Duration::ZERO);
         }
         let due = self.acceptor.next_due().into_iter().chain(self.monitor.next_due());
-        // No event tells that etcd has not acknowledged changes for some time.
+        // There is no event when etcd does not acknowledge changes for some time.
         let is_waiting = self.membership.is_some() && !self.server.is_acknowledged();
         let look = is_waiting.then(|| self.now + LOOK_INTERVAL);
         let next = self.server.next_due().into_iter().chain(due).chain(look).min()?;

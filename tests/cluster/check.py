@@ -393,12 +393,14 @@ def quota_of_etcd_reached(cluster):
     expect_jobs(server, jobs)
 
 
-@case(etcd_flags=["--quota-backend-bytes", str(48 << 20)])
+@case(etcd_flags=["--quota-backend-bytes", str(32 << 20)])
 def puts_are_refused_before_etcd_is_full(cluster):
-    server = cluster.start(flags=["--etcd-quota", str(48 << 20)])
+    server = cluster.start(flags=["--etcd-quota", str(32 << 20)])
     jobs = put_jobs(server, [b"%d" % number for number in range(20)])
+    # Another program fills etcd nearly, at last slower than the server looks.
+    for _ in range(30):
+        cluster.etcd.put("/other", os.urandom(500_000))
     with server.connect() as client:
-        # Another program fills etcd nearly, slower than the server looks.
         while client.ask("put 0 0 60 1", b"x")[0] == "INSERTED":
             cluster.etcd.put("/other", os.urandom(500_000))
             time.sleep(0.5)

@@ -433,11 +433,7 @@ impl Server {
         Server {
             runtime: runtime.expect("a runtime"),
             serving: Some(Box::pin(serve(candidate, received))),
-            disk: EtcdDisk::new(
-                Arc::clone(&shared),
-                requests.clone(),
-                Nanos::from_secs(ttl_secs.into()),
-            ),
+            disk: EtcdDisk::new(Arc::clone(&shared), requests.clone(), Nanos::from_secs(ttl_secs)),
             shared,
             requests,
             name,

@@ -23,7 +23,7 @@ pub struct Keys {
     prefix: String,
 }
 
-/// What the key of a file says.
+/// The value of the key of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listed {
     pub first: ChunkNumber,
@@ -32,7 +32,7 @@ pub struct Listed {
     /// The first chunk behind the file if the next file was removed. Without that it is the first chunk of
     /// the next file.
     pub end: ChunkNumber,
-    /// The bytes that count. A leader cuts a batch that the one before has not completed.
+    /// The number of its bytes. A leader cuts a batch that the one before has not completed.
     pub size: u64,
 }
 
@@ -132,8 +132,8 @@ fn parse_number(value: &[u8]) -> Option<ChunkNumber> {
 }
 
 impl Listed {
-    /// Returns a new file. The number tells it from a file of the same chunks that was lost when etcd was
-    /// restored to an older state.
+    /// Returns a new file. By the number it differs from a file of the same chunks that was lost when etcd
+    /// was restored to an older state.
     pub fn new(first: ChunkNumber) -> Listed {
         let nonce = RandomState::new().hash_one(first);
         Listed { first, nonce, end: ChunkNumber::MAX, size: u64::MAX }

@@ -70,7 +70,7 @@ const OLDEST_VERSION: (u32, u32) = (3, 4);
 
 impl Candidate {
     /// Waits until no other server leads, and leads. From then on other tasks keep the lease. Returns
-    /// `None` if this server cannot lead, which the standing tells.
+    /// `None` if this server cannot lead; the standing has the reason.
     pub async fn lead(mut self) -> Option<Leader> {
         let mut logged_at = None;
         loop {
@@ -117,7 +117,7 @@ impl Candidate {
         }
     }
 
-    /// Notes the lease and this process for `--leave`, if somebody looks there.
+    /// Writes the lease and this process into the file for `--leave`.
     fn note_lease(&self, lease: i64) {
         let Some(file) = &self.lease_file else { return };
         if let Err(error) = LeaseNote::of_this_process(lease).write(file) {

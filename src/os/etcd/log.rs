@@ -386,7 +386,7 @@ impl Log {
         let Some(&Listed { first, end, .. }) = self.files.get(&file) else { return Ok(()) };
         let mut changes = vec![Op::delete(self.keys.file(file))];
         if let Some((&before, listed)) = self.files.range(..file).next_back() {
-            // Its end, which the key of the removed file has told.
+            // Its end was the first chunk of the removed file.
             changes.push(Op::put(self.keys.file(before), listed.encode()));
         }
         self.transact(leader, changes).await?;

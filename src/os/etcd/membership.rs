@@ -183,7 +183,7 @@ mod present {
             let shared = Arc::clone(&candidate.shared);
             let requests = thread::start(candidate);
             let requests = requests.map_err(|error| MembershipError::Refused(error.to_string()))?;
-            let lease_ttl = Nanos::from_secs(etcd.lease_ttl_secs.into());
+            let lease_ttl = Nanos::from_secs(etcd.lease_ttl_secs);
             Ok(Membership { shared, requests, lease_ttl })
         }
 
