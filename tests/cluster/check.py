@@ -353,19 +353,43 @@ def certificates(cluster):
 
 # Space.
 
+def fill(etcd):
+    """As another program does, until etcd has no space."""
+    try:
+        for _ in range(200):
+            etcd.put("/other", os.urandom(400_000))
+        raise AssertionError("etcd has no quota")
+    except EtcdError as error:
+        assert "space" in str(error), error
+
+
+@case(etcd_flags=["--quota-backend-bytes", str(24 << 20)])
+def no_command_waits_without_an_end_while_many_changes_wait(cluster):
+    server = cluster.start(flags=["-z", "6000000"])
+    jobs = put_jobs(server, [b"kept"])
+    fill(cluster.etcd)
+    with server.connect() as first, server.connect() as second:
+        first.send(("put 0 0 60 5000000", b"x" * 5_000_000))
+        wait_until("the put waits", lambda: server.metric("beanstalkd_etcd_unacknowledged_bytes") > 4_500_000)
+        # It is not even read.
+        second.send("peek 1")
+        for client in first, second:
+            with contextlib.suppress(Closed):
+                raise AssertionError(f"a reply: {client.reply()}")
+    cluster.etcd.control("del", "/other")
+    cluster.etcd.compact()
+    cluster.etcd.control("alarm", "disarm")
+    put_until_it_works(server)
+    expect_jobs(server, jobs)
+
+
 @case(etcd_flags=["--quota-backend-bytes", str(24 << 20)])
 def quota_of_etcd_reached(cluster):
     etcd = cluster.etcd
     server = cluster.start(flags=["-s", "1048576"])
     jobs = put_jobs(server, [b"%d" % number for number in range(20)])
     with server.connect(10) as client:
-        # Another program fills etcd, until it has no space.
-        try:
-            for _ in range(200):
-                etcd.put("/other", os.urandom(400_000))
-            raise AssertionError("etcd has no quota")
-        except EtcdError as error:
-            assert "space" in str(error), error
+        fill(etcd)
         expect("/readyz", server.http("/readyz")[0], 200)
         refused = 0
         with contextlib.suppress(Closed):

@@ -1,6 +1,6 @@
-"""Tests the tests: plants the bugs of bugs.txt in one build, and requires that each is found.
+"""Tests the tests: plants the bugs of a table in one build, and requires that each is found.
 
-Use: run.py [NAME...]. Random runs of the simulation have FOR_SECONDS, one minute by default, to find a
+Use: run.py [NAME...]. `TABLE` names the table in this folder, and `FEATURES` those of the build. Random runs of the simulation have FOR_SECONDS, one minute by default, to find a
 bug. `SEED=n STEPS=n` in the table is a run that has found the bug, and is tried first.
 """
 import concurrent.futures
@@ -15,8 +15,9 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.join(HERE, "..", "..")
 APPLY = os.path.join(HERE, "..", "planted", "apply.py")
-TABLE = os.path.join(HERE, "bugs.txt")
-TREE = os.path.join(ROOT, "target", "planted")
+TABLE = os.path.join(HERE, os.environ.get("TABLE", "bugs.txt"))
+FEATURES = os.environ.get("FEATURES", "")
+TREE = os.path.join(ROOT, "target", "planted" + FEATURES)
 SECONDS = int(os.environ.get("FOR_SECONDS", "60"))
 # The time after which a suite is ended, which says nothing about the bug. A bug may make the simulation
 # hang, but it ends without one.
@@ -37,7 +38,8 @@ def read_bugs():
 def build(suites):
     """Builds the test programs of these suites; returns the path of each."""
     targets = [word for suite in sorted(suites) for word in ("--test", suite)]
-    command = ["test", "--quiet", "--profile", "simulation", "--no-run", "--message-format=json-render-diagnostics"]
+    command = ["test", "--quiet", "--profile", "simulation", "--no-run", "--message-format=json-render-diagnostics",
+               "--features", FEATURES]
     built = subprocess.run([os.environ.get("CARGO", "cargo"), *command, *targets], check=True, text=True, cwd=TREE,
                            stdout=subprocess.PIPE, env={**os.environ, "CARGO_TARGET_DIR": os.path.join(TREE, "target")})
     messages = [json.loads(line) for line in built.stdout.splitlines()]
