@@ -99,7 +99,7 @@ impl Candidate {
         loop {
             self.wait_for_vacancy().await?;
             let sent_at = self.shared.now();
-            let granted = self.nodes.grant_lease(self.ttl_secs).await?;
+            let granted = self.nodes.ask(|node| node.grant(self.ttl_secs)).await?;
             let ttl_secs = u64::try_from(granted.ttl_secs).unwrap_or(0);
             let safe_time = Nanos::from_nanos(ttl_secs * 1_000_000_000 / 5 * 4);
             let lease = Lease { id: granted.id, safe_time };
@@ -111,7 +111,7 @@ impl Candidate {
                 return self.begin(lease, revision).await;
             }
             // It would end by itself.
-            let _ = self.nodes.revoke_lease(lease.id).await;
+            let _ = self.nodes.ask(|node| node.revoke(lease.id)).await;
             // A lease may be too short to ever lead.
             sleep(RETRY_PAUSE).await;
         }
@@ -147,7 +147,7 @@ impl Candidate {
     /// Waits until the key of the leader is removed, as far as one node knows. Returns `false` if it
     /// may be there still.
     async fn wait_for_end(&mut self, revision: i64) -> Result<bool, Error> {
-        let deletion = self.nodes.watch(self.keys.leader(), revision).await?.await;
+        let deletion = self.nodes.ask(|node| node.watch(self.keys.leader(), revision)).await?.await;
         if deletion.is_err() {
             self.nodes.next_node();
         }
@@ -165,7 +165,7 @@ impl Candidate {
                 then: vec![Op::Put { key: key.clone(), value, lease: lease.id }],
                 otherwise: vec![Op::get(key.clone())],
             };
-            let mut answer = match self.nodes.txn(txn).await {
+            let mut answer = match self.nodes.ask(|node| node.txn(txn)).await {
                 Ok(answer) => answer,
                 // It may have succeeded.
                 Err(Error { kind: Kind::Passing, .. }) => {
@@ -223,7 +223,8 @@ impl Candidate {
         let is_absent = Compare::Created(keys.format(), 0);
         let (put, read) = (Op::put(keys.format(), value), Op::get(keys.format()));
         let (when, then) = (vec![leads, is_absent], vec![put, read.clone()]);
-        let mut answer = self.nodes.txn(Txn { when, then, otherwise: vec![read] }).await?;
+        let mut answer =
+            self.nodes.ask(|node| node.txn(Txn { when, then, otherwise: vec![read] })).await?;
         let format = answer.found.pop().and_then(|mut pairs| pairs.pop());
         let format = format.ok_or_else(|| Error::new(Kind::Lost, "the lease has ended"))?;
         Ok(format.mod_revision)
@@ -268,7 +269,7 @@ impl Candidate {
         lease: Lease,
         revision: i64,
     ) -> Result<(), Error> {
-        nodes.renew_lease(lease.id).await?;
+        nodes.ask(|node| node.keep_alive(lease.id)).await?;
         let answer = nodes.get(Range::key(self.keys.leader())).await?;
         match answer.pairs.first() {
             Some(pair) if pair.create_revision == revision => Ok(()),
@@ -305,7 +306,7 @@ impl Candidate {
         loop {
             let (mut size, mut used) = (None, 0);
             for _ in 0..self.nodes.count() {
-                if let Ok(status) = self.nodes.status().await {
+                if let Ok(status) = self.nodes.ask(|node| node.status()).await {
                     size = size.max(Some(status.db_bytes));
                     used = used.max(status.used_bytes);
                     self.nodes.next_node();
@@ -362,7 +363,7 @@ impl CompactionCheck {
 
 /// Fails if etcd is too old.
 pub async fn check_version(nodes: &mut Nodes) -> Result<(), Error> {
-    let version = nodes.status().await?.version;
+    let version = nodes.ask(|node| node.status()).await?.version;
     let mut parts = version.split('.').map(|part| part.parse::<u32>().ok());
     let found = parts.next().flatten().zip(parts.next().flatten());
     if found.is_some_and(|found| found >= OLDEST_VERSION) {
@@ -381,7 +382,7 @@ pub async fn check_prefix(
     // Both at one moment: another server may write its first keys.
     let others = Range { limit: 2, keys_only: true, ..Range::below(keys.all()) };
     let reads = vec![Op::get(keys.format()), Op::Get(others)];
-    let answer = nodes.txn(Txn { then: reads, ..Txn::default() }).await?;
+    let answer = nodes.ask(|node| node.txn(Txn { then: reads, ..Txn::default() })).await?;
     let mut found = answer.found.into_iter();
     let (format, others) = (found.next().unwrap_or_default(), found.next().unwrap_or_default());
     if let Some(pair) = format.first() {

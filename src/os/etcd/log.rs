@@ -449,7 +449,7 @@ impl Log {
         let bytes: usize = lens.sum();
         let otherwise = std::iter::once(leader_key).chain(key).map(Op::get).collect();
         let begun_at = self.shared.now();
-        let answer = self.nodes.txn(Txn { when, then, otherwise }).await?;
+        let answer = self.nodes.ask(|node| node.txn(Txn { when, then, otherwise })).await?;
         let took = self.shared.now().since(begun_at);
         let mut state = self.shared.state();
         state.transactions.count(took);

@@ -4,8 +4,8 @@
 //! caller must be able to send it again.
 
 use super::api::{
-    Answer, DATA_LOSS, Etcd, FAILED_PRECONDITION, Failure, Found, INVALID_ARGUMENT, Lease,
-    NOT_FOUND, Node, PERMISSION_DENIED, RESOURCE_EXHAUSTED, Range, Status, Txn, TxnAnswer,
+    Answer, DATA_LOSS, Etcd, FAILED_PRECONDITION, Failure, Found, INVALID_ARGUMENT, NOT_FOUND,
+    Node, PERMISSION_DENIED, RESOURCE_EXHAUSTED, Range,
 };
 use super::membership::EtcdOptions;
 use etcd_client::{Certificate, ConnectOptions, Identity, TlsOptions};
@@ -150,10 +150,6 @@ impl Nodes {
 
     // ---- Requests ----
 
-    pub async fn txn(&mut self, txn: Txn) -> Result<TxnAnswer, Error> {
-        self.ask(|node| node.txn(txn)).await
-    }
-
     /// Reads keys with short values.
     pub async fn get(&mut self, range: Range) -> Result<Found, Error> {
         self.ask(|node| node.range(range)).await
@@ -164,35 +160,17 @@ impl Nodes {
         self.ask_within(self.timeout.max(PAGE_TIMEOUT), |node| node.range(range)).await
     }
 
-    pub async fn grant_lease(&mut self, ttl_secs: u32) -> Result<Lease, Error> {
-        self.ask(|node| node.grant(ttl_secs)).await
-    }
-
-    pub async fn renew_lease(&mut self, lease: i64) -> Result<(), Error> {
-        self.ask(|node| node.keep_alive(lease)).await
-    }
-
-    pub async fn revoke_lease(&mut self, lease: i64) -> Result<(), Error> {
-        self.ask(|node| node.revoke(lease)).await
-    }
-
-    /// Watches a key from a revision on. The answer comes when the key is deleted.
-    pub async fn watch(&mut self, key: String, from: i64) -> Result<Answer<()>, Error> {
-        self.ask(|node| node.watch(key, from)).await
-    }
-
-    /// Returns the state of a node.
-    pub async fn status(&mut self) -> Result<Status, Error> {
-        self.ask(|node| node.status()).await
-    }
-
     /// Asks the next node from now on.
     pub fn next_node(&mut self) {
         self.node = None;
         self.current = (self.current + 1) % self.addresses.len();
     }
 
-    async fn ask<T>(&mut self, request: impl FnOnce(&dyn Node) -> Answer<T>) -> Result<T, Error> {
+    /// Sends a request, for which there is the time of a short one.
+    pub async fn ask<T>(
+        &mut self,
+        request: impl FnOnce(&dyn Node) -> Answer<T>,
+    ) -> Result<T, Error> {
         self.ask_within(self.timeout, request).await
     }
 

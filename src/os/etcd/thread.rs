@@ -55,7 +55,7 @@ pub fn revoke(mut nodes: Nodes, lease: i64) -> Result<(), String> {
         let mut tries = 2 * nodes.count();
         loop {
             tries -= 1;
-            match nodes.revoke_lease(lease).await {
+            match nodes.ask(|node| node.revoke(lease)).await {
                 Err(error) if error.kind == Kind::Passing && tries > 0 => {}
                 Err(error) if error.kind != Kind::Lost => return Err(error.text),
                 Ok(()) | Err(_) => return Ok(()),
@@ -114,7 +114,7 @@ pub async fn serve(mut candidate: Candidate, mut requests: UnboundedReceiver<Req
                 }
                 let lease = shared.state().lease;
                 if lease != 0 {
-                    let _ = candidate.nodes.revoke_lease(lease).await;
+                    let _ = candidate.nodes.ask(|node| node.revoke(lease)).await;
                 }
                 let _ = done.send(());
                 return;
