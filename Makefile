@@ -13,8 +13,8 @@
 #                   finds each (MUTANTS='name name' for some of them)
 #   make fuzz       hostile bytes for the engine, one minute for each target of tests/fuzz
 #                   (TARGET=replay FOR_SECONDS=3600 for one target and one hour)
-#   make soak       the server under stress, for about five minutes (ARGS='--minutes 60 --only
-#                   churn' for one scenario and one hour, ARGS=--list lists them)
+#   make soak       the server under stress, for about ten minutes (SCENARIO=churn MINUTES=60 for
+#                   one hour of some scenarios, SEED=n for the same random numbers)
 #   make check-etcd  lints and tests of the sources with the feature `etcd', on a fake of etcd
 #   make check-cluster  servers with etcd, HAProxy and faults, for about five minutes
 #                   (CASES='name name' for some cases)
@@ -126,9 +126,10 @@ mutants:
 fuzz:
 	@CARGO='$(CARGO)' sh tests/fuzz/run.sh '$(TARGET)' '$(or $(FOR_SECONDS),60)'
 
-# The program is also a test; --soak makes it run the scenarios in full.
+# Without SOAK, `cargo test` plays one small round of each scenario.
 soak:
-	$(CARGO) test --release --test soak -- --soak $(ARGS)
+	SOAK=1 MINUTES='$(MINUTES)' SEED='$(SEED)' $(CARGO) test --release --test daemon \
+		'soak::$(SCENARIO)' -- --nocapture --test-threads 1
 
 check-cluster: etcd
 	@sh tests/cluster/run.sh target/etcd/release/beanstalkd $(CASES)

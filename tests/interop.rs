@@ -1,5 +1,5 @@
-//! The binlog with processes and files: killed servers, C beanstalkd and ours in turn on one
-//! directory, directories that cannot be used, and a disk that fails.
+//! The binlog with processes and files: C beanstalkd and ours in turn on one directory, directories that
+//! cannot be used, and a disk that fails. `daemon::soak` kills servers under load.
 #![allow(clippy::unwrap_used, reason = "in a test it is an assertion")]
 
 mod harness;
@@ -69,21 +69,9 @@ impl Served {
         Some(format!("{state} {tube} {pri} {delay_secs} {ttr_secs} {body}"))
     }
 
-    fn check_jobs(&mut self, expected: &BTreeMap<u64, String>, when: &str) {
-        for (id, job) in expected {
-            assert_eq!(self.job(*id).as_ref(), Some(job), "{when}");
-        }
-    }
-
     fn end(mut self, signal: Signal) {
         self.daemon.end(signal);
     }
-}
-
-/// Runs our binary on a directory that it must refuse; returns its exit code and its log.
-fn refusal(directory: &str) -> (Option<i32>, String) {
-    let output = run(&["-l", "127.0.0.1", "-p", "0", "-b", directory]);
-    (output.status.code(), text(&output.stderr).to_owned())
 }
 
 fn path(directory: &TempDir) -> &str {
@@ -102,37 +90,29 @@ fn limit_file_size(daemon: &Daemon, bytes: u64) {
     rustix::process::prlimit(Some(daemon.pid()), Resource::Fsize, limit).unwrap();
 }
 
-// ---- Killed ----
+// ---- C beanstalkd and back ----
 
-/// Lets servers work in turn, and checks that each finds the jobs that the ones before it have left, and
-/// their keys, if `has_keys`: a put of the same key returns the job.
-fn work_in_turns(flags: &[&str], has_keys: bool, turns: &[(&Path, Signal)]) {
+/// Each server finds the jobs that the ones before it have left.
+#[test]
+fn c_beanstalkd_and_ours_take_turns_on_one_directory() {
+    let Some(c) = process::c_beanstalkd() else {
+        return skip("C beanstalkd is not installed");
+    };
+    let (ours, flags) = (Path::new(BEANSTALKD), ["-f", "0", "-s", "8192"]);
+    let turns = [Signal::TERM, Signal::KILL].map(|signal| [(ours, signal), (c.as_path(), signal)]);
     let directory = tempfile::tempdir().unwrap();
     let mut kept: BTreeMap<u64, String> = BTreeMap::new();
-    for (round, (program, signal)) in turns.iter().enumerate() {
-        let mut served = serve(program, directory.path(), flags);
-        served.check_jobs(&kept, &format!("{flags:?}, round {round}, {}", program.display()));
+    for (round, (program, signal)) in turns.as_flattened().repeat(2).into_iter().enumerate() {
+        let mut served = serve(program, directory.path(), &flags);
+        for (id, job) in &kept {
+            assert_eq!(served.job(*id).as_ref(), Some(job), "round {round}, {}", program.display());
+        }
         let buried = kept.values().filter(|job| job.starts_with("buried")).count();
         assert_eq!(served.client.stat("current-jobs-buried"), buried as u64);
         served.ask("use work");
-        for (id, job) in kept.iter().filter(|_| has_keys) {
-            let (state, body) = (job.split(' ').next().unwrap(), job.rsplit(' ').next().unwrap());
-            let reply = format!("INSERTED {id} {}", state.to_uppercase());
-            assert_eq!(served.ask(&put_key(body)), reply);
-        }
         for index in 0..20 {
             let body = format!("job-{index}-of-round-{round}");
-            let id = if has_keys {
-                let deleted = served.ask(&put_key("deleted"));
-                let id: u64 = deleted.strip_prefix("INSERTED ").unwrap().parse().unwrap();
-                served.play(&[
-                    (&format!("delete {id}"), "DELETED"),
-                    (&put_key(&body), &format!("INSERTED {}", id + 1)),
-                ]);
-                id + 1
-            } else {
-                served.put(&body)
-            };
+            let id = served.put(&body);
             assert!(kept.keys().all(|old| *old < id), "id {id} was assigned before");
             served.ask(&format!("reserve-job {id}"));
             let (command, reply, job) = match index % 4 {
@@ -145,51 +125,25 @@ fn work_in_turns(flags: &[&str], has_keys: bool, turns: &[(&Path, Signal)]) {
             kept.extend(job.map(|job| (id, format!("{job} 120 {body}"))));
         }
         // Some old jobs are deleted, and some are kicked.
-        for (index, id) in
-            kept.keys().copied().take(6).collect::<Vec<u64>>().into_iter().enumerate()
-        {
-            if index < 3 {
-                assert_eq!(served.ask(&format!("delete {id}")), "DELETED");
-                kept.remove(&id);
-            } else if served.ask(&format!("kick-job {id}")) == "KICKED" {
-                let job = kept.get_mut(&id).unwrap();
+        let old: Vec<u64> = kept.keys().copied().take(6).collect();
+        for id in &old[..3] {
+            assert_eq!(served.ask(&format!("delete {id}")), "DELETED");
+            kept.remove(id);
+        }
+        for id in &old[3..] {
+            if served.ask(&format!("kick-job {id}")) == "KICKED" {
+                let job = kept.get_mut(id).unwrap();
                 *job = format!("ready {}", job.split_once(' ').unwrap().1);
             }
         }
-        if *signal == Signal::KILL {
+        if signal == Signal::KILL {
             // The server is killed while it runs this; nothing of it is acknowledged.
             served.client.send("put 0 0 1 5\r\nnever\r\n".repeat(7 * round));
         }
-        served.end(*signal);
+        served.end(signal);
     }
     assert!(kept.len() > 50, "only {} jobs", kept.len());
     assert_sound(&directory);
-}
-
-/// A put of a job whose key is its body.
-fn put_key(body: &str) -> String {
-    format!("put 5 0 120 {} idp:{body}\r\n{body}", body.len())
-}
-
-#[test]
-fn a_server_killed_under_load_loses_nothing_acknowledged() {
-    for flags in [&["-f", "0", "-s", "4096"][..], &["-f", "50", "-s", "65536"], &["-F"]] {
-        for has_keys in [false, true] {
-            work_in_turns(flags, has_keys, &[(Path::new(BEANSTALKD), Signal::KILL); 8]);
-        }
-    }
-}
-
-// ---- C beanstalkd and back ----
-
-#[test]
-fn c_beanstalkd_and_ours_take_turns_on_one_directory() {
-    let Some(c) = process::c_beanstalkd() else {
-        return skip("C beanstalkd is not installed");
-    };
-    let ours = Path::new(BEANSTALKD);
-    let turns = [Signal::TERM, Signal::KILL].map(|signal| [(ours, signal), (c.as_path(), signal)]);
-    work_in_turns(&["-f", "0", "-s", "8192"], false, &turns.as_flattened().repeat(2));
 }
 
 /// One server of several on one directory: the jobs that it finds, and what it is asked then.
@@ -329,59 +283,31 @@ fn c_beanstalkd_finds_no_job_of_a_large_flush() {
     );
 }
 
-#[test]
-fn c_beanstalkd_finds_a_job_buried_that_came_back_too_often() {
-    let Some(c) = process::c_beanstalkd() else {
-        return skip("C beanstalkd is not installed");
-    };
-    let directory = tempfile::tempdir().unwrap();
-    let mut served = ours(directory.path(), &["-f", "0", "--bury-after", "1"]);
-    served.play(&[
-        ("put 5 0 120 1\r\nx", "INSERTED 1"),
-        ("put 6 0 120 1\r\ny", "INSERTED 2"),
-        ("reserve-job 1", "RESERVED 1 1"),
-        ("reserve-job 2", "RESERVED 2 1"),
-        ("release 2 6 0", "RELEASED"),
-    ]);
-    // The server buries the job when it has read the end of this connection, and closes it then.
-    served.client.half_close();
-    assert!(served.client.is_at_end());
-    served.client = Client::connect(unix(&directory.path().join("socket")));
-    assert_eq!(served.client.stat("current-jobs-buried"), 1);
-    served.end(Signal::KILL);
-    let mut served = serve(c, directory.path(), &["-f", "0"]);
-    assert_eq!(served.job(1).as_deref(), Some("buried default 5 0 120 x"));
-    assert_eq!(served.job(2).as_deref(), Some("ready default 6 0 120 y"));
-}
-
 // ---- Directories ----
 
 #[test]
-fn a_directory_in_use_is_refused() {
-    let directory = tempfile::tempdir().unwrap();
-    let _served = ours(directory.path(), &[]);
-    let (code, log) = refusal(path(&directory));
-    assert_eq!(code, Some(10));
-    assert!(log.contains("another process keeps its binlog there"), "{log}");
+fn a_directory_that_cannot_be_used_is_refused() {
+    let [used, broken] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let _served = ours(used.path(), &[]);
+    std::fs::create_dir(broken.path().join("binlog.3")).unwrap();
+    for (flags, code, message) in [
+        (["-p0", "-b", path(&used)], 10, "another process keeps its binlog there"),
+        (["-p0", "-b", "/no/such/directory"], 10, "-b /no/such/directory: cannot lock"),
+        (["-p0", "-b", path(&broken)], 1, "cannot read binlog.3"),
+        (["--dump", "-b", "/no/such/directory"], 1, "/no/such/directory"),
+        (["--check", "--dump", "-b/"], 5, "Use: "),
+        (["--check", "-p0", "-V"], 5, "Use: "),
+    ] {
+        let output = run(&flags);
+        let log = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{flags:?}: {log}");
+        assert!(log.contains(message), "{flags:?}: {log}");
+    }
     let Some(c) = process::c_beanstalkd() else {
         return skip("C beanstalkd is not installed");
     };
-    let mut other = Daemon::start(&c, &["-l", "127.0.0.1", "-p", "0", "-b", path(&directory)]);
+    let mut other = Daemon::start(&c, &["-l", "127.0.0.1", "-p", "0", "-b", path(&used)]);
     assert_eq!(other.wait_for_exit().code(), Some(10));
-}
-
-#[test]
-fn a_directory_that_cannot_be_used_is_refused() {
-    let directory = tempfile::tempdir().unwrap();
-    std::fs::create_dir(directory.path().join("binlog.3")).unwrap();
-    for (path, exit_code, expected) in [
-        ("/no/such/directory", 10, "beanstalkd: -b /no/such/directory: cannot lock"),
-        (path(&directory), 1, "cannot read binlog.3"),
-    ] {
-        let (code, log) = refusal(path);
-        assert_eq!(code, Some(exit_code), "{log}");
-        assert!(log.contains(expected), "{log}");
-    }
 }
 
 #[test]
@@ -454,12 +380,18 @@ fn check_and_dump_change_nothing_while_a_server_runs() {
 }
 
 #[test]
-fn check_and_dump_need_a_directory() {
-    assert_eq!(run(&["--check"]).status.code(), Some(5));
-    assert_eq!(run(&["--check", "--dump", "-b", "/"]).status.code(), Some(5));
-    let output = run(&["--dump", "-b", "/no/such/directory"]);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("/no/such/directory"));
+fn dump_has_the_digest_of_a_key() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut served = ours(directory.path(), &["-f", "0"]);
+    served.put("without a key");
+    assert_eq!(served.ask("put 0 0 9 1 idp:once\r\n1"), "INSERTED 2");
+    let dumped = run(&["-b", path(&directory), "--dump"]);
+    let lines: Vec<&str> = text(&dumped.stdout).lines().collect();
+    assert!(!lines[0].contains(r#""key""#), "{}", lines[0]);
+    let (_, rest) = lines[1].split_once(r#","key":""#).expect(lines[1]);
+    let (digest, _) = rest.split_once('"').unwrap();
+    let is_digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    assert!(digest.len() == 32 && digest.bytes().all(is_digit), "{digest}");
 }
 
 // ---- A disk that fails ----

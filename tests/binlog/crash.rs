@@ -1,6 +1,6 @@
 //! Crashes at every step of the disk, and the syncs that bound what they lose.
 
-use crate::harness::driver::{Nanos, START, Syncing};
+use crate::harness::driver::{Nanos, START, Syncing, damage};
 use crate::harness::fake_disk::FakeDisk;
 use crate::harness::instance::{Instance, Policy};
 use crate::harness::request::put;
@@ -13,6 +13,8 @@ use std::io::ErrorKind;
 struct Jobs {
     live: BTreeSet<u64>,
     last_id: u64,
+    /// The ids up to this one are seldom used.
+    old: u64,
 }
 
 impl Jobs {
@@ -51,7 +53,11 @@ enum Crash {
 fn work(jobs: &mut Jobs, random: &mut fastrand::Rng, server: &mut Instance) {
     let mut commands = Vec::new();
     for _ in 0..random.usize(1..4) {
-        match (random.u8(..10), random.choice(jobs.live.clone())) {
+        let from = if random.u8(..40) == 0 { 0 } else { jobs.old };
+        match (
+            random.u8(..10),
+            random.choice(jobs.live.range(from + 1..).copied().collect::<Vec<_>>()),
+        ) {
             (0..=3, _) | (_, None) => {
                 jobs.last_id += 1;
                 jobs.live.insert(jobs.last_id);
@@ -69,14 +75,20 @@ fn work(jobs: &mut Jobs, random: &mut fastrand::Rng, server: &mut Instance) {
     server.ask(commands);
 }
 
-/// Works in two instances on one disk, and starts the server on the files that a crash at each step would
-/// have left.
-fn crash_everywhere(disk: &FakeDisk, seed: u64, policy: Policy, crashes: &[Crash]) {
+/// Works in two instances on one disk beside some old jobs, and starts the server on the files that a crash at
+/// each step would have left.
+fn crash_everywhere(disk: &FakeDisk, seed: u64, policy: Policy, old: u64, crashes: &[Crash]) {
     let mut random = fastrand::Rng::with_seed(seed);
     // What is acknowledged, what was acknowledged when the background sync was begun, and what is synced.
-    let (mut now, mut jobs, mut begun, mut durable) =
-        (START, Jobs::default(), Jobs::default(), Jobs::default());
+    let (mut now, mut begun, mut durable) = (START, Jobs::default(), Jobs::default());
     let mut count = 0;
+    let mut server = Instance::start(disk, policy, now);
+    for id in 1..=old {
+        assert_eq!(server.put(body(id)), Some(id));
+    }
+    server.close();
+    let mut jobs = Jobs { live: (1..=old).collect(), last_id: old, old };
+    durable.clone_from(&jobs);
     disk.remember();
     for iterations in [20, 40] {
         let mut server = Instance::start(disk, policy, now);
@@ -96,6 +108,10 @@ fn crash_everywhere(disk: &FakeDisk, seed: u64, policy: Policy, crashes: &[Crash
                     };
                     let mut next = Instance::on_files(&files, policy, server.now);
                     safe.judge(&jobs, &mut next, &when);
+                    if matches!(crash, Crash::Kill) {
+                        let damage = damage(&mut FakeDisk::with_files(&files));
+                        assert_eq!(damage, None, "{when}");
+                    }
                     count += 1;
                 }
             }
@@ -123,18 +139,21 @@ fn a_crash_at_each_step_loses_nothing_acknowledged_or_synced() {
     use Crash::{Kill, PowerCut};
     let both = &[Kill, PowerCut, PowerCut][..];
     let within_8_ms = Policy::new(8192, Syncing::Within(Nanos::from_millis(8)));
-    for (seeds, policy, is_in_background, crashes) in [
-        (0..4, Policy::synced(4096), false, both),
-        (4..8, within_8_ms, false, both),
-        (8..10, Policy::new(4096, Syncing::Never), false, &[Kill]),
-        (40..52, within_8_ms, true, both),
+    for (seeds, policy, old, is_in_background, crashes) in [
+        (0..4, Policy::synced(4096), 0, false, both),
+        (4..8, within_8_ms, 0, false, both),
+        (8..10, Policy::new(4096, Syncing::Never), 0, false, &[Kill]),
+        (40..52, within_8_ms, 0, true, both),
+        // Files are removed before older ones.
+        (52..56, Policy::synced(4096), 60, false, both),
+        (56..60, within_8_ms, 60, true, both),
     ] {
         for seed in seeds {
             let disk = FakeDisk::default();
             if is_in_background {
                 disk.sync_in_background();
             }
-            crash_everywhere(&disk, seed, policy, crashes);
+            crash_everywhere(&disk, seed, policy, old, crashes);
             let (begun, ended) = disk.background_syncs();
             assert!(begun == ended && (begun > 5) == is_in_background, "{begun} and {ended} syncs");
         }

@@ -11,6 +11,7 @@ use crate::start;
 use std::collections::BTreeMap;
 
 const POLICY: Policy = Policy::synced(65_536);
+const SMALL_FILES: Policy = Policy::synced(2048);
 /// From the start of a record of the tube `default` to the length of its body.
 const BODY_LEN_AT: usize = 4 + "default".len() + 32;
 /// The length of a full record without tube and body, and of a short one.
@@ -18,11 +19,11 @@ const HEAD_LEN: usize = 84;
 
 /// A log with all kinds of records in several files, the jobs in it, and when it was closed.
 fn sample() -> (Files, BTreeMap<u64, Option<View>>, Nanos) {
-    const JOBS: u64 = 48;
-    let (disk, mut server) = start(Policy::synced(4096));
+    const JOBS: u64 = 24;
+    let (disk, mut server) = start(SMALL_FILES);
     for id in 1..=JOBS {
         let tube = ["default", "mail", "a-long-name"][usize::try_from(id % 3).unwrap()];
-        let body = format!("{id}-").repeat(if id % 12 == 5 { 700 } else { 10 });
+        let body = format!("{id}-").repeat(if id % 12 == 5 { 400 } else { 10 });
         let (pri, delay, len) = (id * 50, 400 + id, body.len());
         let first_delay = if id % 7 == 0 { delay } else { 0 };
         server.ask(format!("put-in-tube {tube} {pri} {first_delay} 1000 {len}\r\n{body}\r\n"));
@@ -39,7 +40,7 @@ fn sample() -> (Files, BTreeMap<u64, Option<View>>, Nanos) {
     server.close();
     let files = disk.live_files();
     let now = server.now + Nanos::from_nanos(500_000);
-    let mut server = Instance::on_files(&files, Policy::synced(4096), now);
+    let mut server = Instance::on_files(&files, SMALL_FILES, now);
     let views = (1..=JOBS).map(|id| (id, View::of(&mut server, id))).collect();
     (files, views, now)
 }
@@ -65,7 +66,7 @@ fn a_flipped_bit_changes_no_body_and_loses_at_most_one_job() {
             let mut damaged = files.clone();
             damaged.get_mut(name).unwrap()[at] ^= 1 << bit;
             let disk = FakeDisk::with_files(&damaged);
-            let mut server = Instance::start(&disk, Policy::synced(4096), now);
+            let mut server = Instance::start(&disk, SMALL_FILES, now);
             let mut changed = 0;
             for (id, before) in &views {
                 let after = View::of(&mut server, *id);
@@ -91,9 +92,9 @@ fn a_torn_tail_is_truncated_wherever_it_is_torn() {
         let mut torn = files.clone();
         let torn_bytes = torn.get_mut(last).unwrap();
         torn_bytes.truncate(len);
-        torn_bytes.resize(4096, 0);
+        torn_bytes.resize(2048, 0);
         let disk = FakeDisk::with_files(&torn);
-        let mut server = Instance::start(&disk, Policy::synced(4096), now);
+        let mut server = Instance::start(&disk, SMALL_FILES, now);
         let lost = views.iter().filter(|(id, before)| {
             let after = View::of(&mut server, **id);
             if let (Some(after), Some(before)) = (&after, before) {

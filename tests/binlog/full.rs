@@ -137,7 +137,7 @@ fn no_job_that_was_taken_on_a_full_disk_is_flushed_by_a_later_start() {
 /// A start must not take a block of its own, which would be missing for deletes later.
 #[test]
 fn starts_on_a_full_disk_take_no_space_from_deletes() {
-    for (file_size, capacity) in [(8192, 10 * 8192), (65_536, 200_000), (1 << 20, 700_000)] {
+    for (file_size, capacity) in [(8192, 10 * 8192), (65_536, 150_000), (1 << 20, 250_000)] {
         let policy = Policy::synced(file_size);
         let disk = FakeDisk::with_capacity(capacity);
         let mut server = Instance::start(&disk, policy, START);
@@ -199,6 +199,26 @@ fn space_comes_back_after_half_of_the_jobs_are_deleted() {
         server.ask("reserve-job 1\r\n");
         server.expect("release 1 5 0\r\n", "RELEASED\r\n");
     }
+}
+
+/// The live jobs of one old file fit in no free space, but those of another do.
+#[test]
+fn space_comes_back_out_of_any_large_file_on_a_small_disk() {
+    let disk = FakeDisk::default();
+    let policy = Policy::new(1 << 20, Syncing::Never).with_max_job_size(2000);
+    let mut server = Instance::start(&disk, policy, START);
+    let body = "x".repeat(1000);
+    (0..5_000).for_each(|_| assert!(server.put(&body).is_some()));
+    server.close();
+    disk.set_capacity(Some(disk.used() + (1 << 20)));
+    let mut server = Instance::start(&disk, policy, server.now);
+    fill(&mut server, &body);
+    // All of these are in one file but for a few: half of it is live, and of the older ones nearly all.
+    (1_900..2_900).filter(|id| id % 10 > 0).for_each(|id| server.delete(id));
+    (1..1_900).step_by(10).for_each(|id| server.delete(id));
+    server.idle(1_000);
+    let more = fill(&mut server, &body);
+    assert!(more > 500, "{more} puts after 900 jobs of one file were deleted");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Disk use: bounded by the live records, whatever is put and deleted.
 
-use crate::harness::driver::{Nanos, START, Syncing};
+use crate::harness::driver::{Nanos, START, Syncing, damage};
 use crate::harness::fake_disk::FakeDisk;
 use crate::harness::instance::{Instance, Policy};
 use crate::harness::request::{delete_all, put};
@@ -91,6 +91,73 @@ fn disk_use_is_bounded_with_long_lived_jobs() {
         churn(65_536, 150, 10, in_order);
         churn(65_536, 40, 3_000, in_order);
     }
+}
+
+/// Old jobs that nobody takes are not written again and again to reach the garbage behind them.
+#[test]
+fn old_jobs_stay_in_their_files() {
+    const OLD: u64 = 600;
+    let policy = Policy::new(16_384, Syncing::Within(Nanos::from_millis(50)));
+    let (disk, mut server) = start(policy);
+    let body = "x".repeat(100);
+    (0..OLD).for_each(|_| assert!(server.put(&body).is_some()));
+    let each = record_len("default", 100);
+    for id in OLD + 1..OLD + 20_000 {
+        server.put(&body);
+        server.delete(id);
+        assert!(disk.take_peak() <= limit((OLD + 1) * each, 16_384), "after job {id}");
+    }
+    // Some share a file with garbage.
+    let moved = server.stat("binlog-records-migrated");
+    assert!(moved < OLD / 4, "{moved} of {OLD} jobs were moved");
+    let numbers: Vec<u32> = numbers(&disk);
+    let (first, last) = (numbers[0], numbers[numbers.len() - 1]);
+    assert!(last - first > 100, "no file was removed between older and newer ones: {numbers:?}");
+    assert_eq!(damage(&mut disk.clone()), None);
+    let mut again = Instance::start(&disk, policy, server.now);
+    assert_eq!(again.recovered.jobs, OLD);
+    again.ask(put(0, 0, 9, "next"));
+    assert_eq!(damage(&mut disk.clone()), None);
+    // A file that no record names is missed.
+    assert!(numbers.contains(&(first + 1)), "{numbers:?}");
+    let mut files = disk.live_files();
+    files.remove(&format!("binlog.{}", first + 1));
+    let report = damage(&mut FakeDisk::with_files(&files)).expect("a file is lost");
+    let expected = format!("damage: nothing between binlog.{first} and binlog.{}\n", first + 2);
+    assert!(report.contains(&expected), "{report}");
+}
+
+/// The deletes of flushed jobs count only with the record of the flush, so it stays as long as their file.
+#[test]
+fn the_record_of_a_flush_stays_as_long_as_its_jobs() {
+    let policy = Policy::synced(4096);
+    let (disk, mut server) = start(policy);
+    // There is too little garbage to empty the oldest file.
+    server.ask("put-in-tube t 9 0 9 7\r\nflushed\r\n");
+    (0..100).for_each(|_| assert!(server.put("x".repeat(200)).is_some()));
+    let churn = |server: &mut Instance| {
+        for _ in 0..500 {
+            let id = server.put("short-lived").unwrap();
+            server.delete(id);
+        }
+    };
+    churn(&mut server);
+    // A flush frees the last jobs first: their deletes fill the file with its record.
+    server.ask("put-in-tube t 10 0 9 7\r\nflushed\r\n".repeat(60));
+    server.ask("flush-tube t\r\n");
+    churn(&mut server);
+    let numbers = numbers(&disk);
+    assert!(numbers[0] == 1 && numbers[numbers.len() - 1] > 20, "{numbers:?}");
+    assert_eq!(Instance::start(&disk, policy, server.now).recovered.jobs, 100);
+}
+
+/// The numbers of all files in ascending order.
+fn numbers(disk: &FakeDisk) -> Vec<u32> {
+    let files = disk.live_files();
+    let numbers = files.keys().map(|name| name.trim_start_matches("binlog.").parse().unwrap());
+    let mut numbers: Vec<u32> = numbers.collect();
+    numbers.sort_unstable();
+    numbers
 }
 
 #[test]

@@ -1,12 +1,10 @@
-"""Drives the server with greenstalk, a client library that knows nothing of this project, and with a client
-of the commands that C beanstalkd does not have, next to it: what greenstalk sees of the same jobs must
-agree with what these commands reply.
+"""Drives the server with greenstalk, a client library that knows nothing of this project, and with a worker
+that takes jobs in batches, next to it.
 
 Usage: greenstalk_test.py SERVER
 """
 
 import os
-import re
 import socket
 import sys
 import threading
@@ -17,7 +15,7 @@ import greenstalk
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../harness"))
 from beanstalk import PATIENCE_S, Connection
-from server import Server, wait_until
+from server import Server
 
 # Greenstalk has no timeout of its own.
 socket.setdefaulttimeout(PATIENCE_S)
@@ -116,67 +114,27 @@ class Greenstalk(WithServer):
 class Batches(Connection):
     """A client of the commands that C beanstalkd does not have."""
 
-    def number(self, word, line, body=None):
-        [number] = self.must(word, line, body)[1:]
-        return int(number)
-
-    def jobs(self, word, words):
-        """Reads the jobs of a batch; returns pairs of an id and a body, and the numbers behind their count."""
-        assert words[0] == f"{word}_BATCH", words
-        replies = [self.reply() for _ in range(int(words[1]))]
-        assert all(words[0] == word for words, _ in replies), replies
-        return [(int(words[1]), body) for words, body in replies], [int(number) for number in words[2:]]
-
     def reserve_batch(self, count):
-        return self.jobs("RESERVED", self.ask(f"reserve-batch {count}"))[0]
+        """Returns pairs of an id and a body."""
+        [count] = self.must("RESERVED_BATCH", f"reserve-batch {count}")[1:]
+        replies = [self.reply() for _ in range(int(count))]
+        assert all(words[0] == "RESERVED" for words, _ in replies), replies
+        return [(int(words[1]), body) for words, body in replies]
 
     def delete_batch(self, ids):
         return self.must("DELETED_BATCH", "delete-batch " + " ".join(map(str, ids)))[1:]
 
-    def list_jobs(self, tube, state, page):
-        """Returns all jobs of a tube, and how many pages they were."""
-        jobs, pages, after = [], 0, None
-        while after != 0:
-            words, document = self.call(f"list-jobs {tube} {state} {page} {after or 0}")
-            lines = document.decode().splitlines()
-            assert words[0] == "OK" and lines[0] == "---" and lines[2] in ("jobs:", "jobs: []"), lines[:3]
-            for line in lines[3:]:
-                pairs = dict(re.findall(r"([a-z-]+): (\w+)", line))
-                jobs.append({k: v if k == "state" else int(v) for k, v in pairs.items()})
-            pages += 1
-            after = int(lines[1].removeprefix("next: "))
-        return jobs, pages
-
-    def peek_batch(self, tube, state, page):
-        """Returns pairs of an id and a body of all jobs of a tube."""
-        jobs, after = [], None
-        while after != 0:
-            found, [after] = self.jobs("FOUND", self.ask(f"peek-batch {tube} {state} {page} {after or 0}"))
-            jobs += found
-        return jobs
-
 
 class BatchesNextToGreenstalk(WithServer):
-    def greenstalk(self, **tubes):
-        return self.client(encoding=None, **tubes)
-
-    def batches(self, tube=None):
-        client = self.enterContext(Batches(self.server.address))
-        if tube is not None:
-            self.assertEqual(client.ask(f"watch {tube}"), ["WATCHING", "2"])
-        return client
-
-    def test_a_client_finds_out(self):
-        self.assertEqual(self.batches().ask("touch-all"), ["TOUCHED_ALL", "0"])
-
     def test_two_kinds_of_workers_share_a_tube(self):
         each = 500
-        single = self.greenstalk(use="mail", watch="mail")
-        batches = self.batches("mail")
+        single = self.client(encoding=None, use="mail", watch="mail")
+        batches = self.enterContext(Batches(self.server.address))
+        batches.must("WATCHING", "watch mail")
         ids = [single.put(b"single %d" % n) for n in range(each)]
         put = "put-in-tube mail 0 0 60"
         for body in (b"batch %d" % n for n in range(each)):
-            ids.append(batches.number("INSERTED", f"{put} {len(body)}", body))
+            ids.append(int(batches.must("INSERTED", f"{put} {len(body)}", body)[1]))
         self.assertEqual(batches.ask("list-tube-used"), ["USING", "default"])
         done_by_single, done_by_batches = [], []
         # Both hold jobs before the first one deletes any.
@@ -222,75 +180,6 @@ class BatchesNextToGreenstalk(WithServer):
         self.assertEqual(stats["cmd-delete"], len(done_by_single))
         self.assertEqual(stats["cmd-reserve"], 0)
         self.assertEqual(stats["total-jobs"], 2 * each)
-
-    def test_a_list_agrees_with_the_statistics_of_each_job(self):
-        single = self.greenstalk(use="mail", watch="mail")
-        batches = self.batches()
-        bodies = {}
-        for n in range(100):
-            body = b"x" * n
-            bodies[single.put(body, priority=n % 7, delay=1000 * (n % 2), ttr=100 + n)] = body
-        # Of the 50 ready jobs 10 are buried, 10 kicked, 10 released and 10 held.
-        taken = [single.reserve(timeout=0) for _ in range(40)]
-        for job in taken[:20]:
-            single.bury(job, priority=3)
-        self.assertEqual(single.kick(10), 10)
-        for job in taken[20:30]:
-            single.release(job, priority=9, delay=0)
-        expected = {"any": 100, "ready": 30, "reserved": 10, "delayed": 50, "buried": 10}
-        for state, count in expected.items():
-            jobs, pages = batches.list_jobs("mail", state, 7)
-            self.assertEqual(len(jobs), count, state)
-            self.assertEqual(pages, -(-count // 7), state)
-            ids = [job["id"] for job in jobs]
-            self.assertEqual(ids, sorted(set(ids)), state)
-            found = batches.peek_batch("mail", state, 7)
-            self.assertEqual(found, [(job_id, bodies[job_id]) for job_id in ids], state)
-            if state != "any":
-                self.assertEqual({job["state"] for job in jobs}, {state})
-        for job in batches.list_jobs("mail", "any", 1000)[0]:
-            self.assertEqual(job.pop("bytes"), len(bodies[job["id"]]))
-            stats = single.stats_job(job["id"])
-            self.assertEqual(stats.pop("tube"), "mail")
-            self.assertEqual(stats.pop("file"), 0)
-            # A second may have ended between the two commands, and many on a busy machine.
-            self.assertGreaterEqual(stats.pop("age"), job.pop("age"))
-            self.assertLessEqual(stats.pop("time-left"), job.pop("time-left"))
-            self.assertEqual(stats, job)
-
-    def test_a_flush_takes_jobs_from_their_workers(self):
-        single = self.greenstalk(use="mail", watch="mail")
-        batches = self.batches()
-        for _ in range(30):
-            single.put(b"job")
-        single.put(b"later", delay=1000)
-        held = [single.reserve(timeout=0) for _ in range(20)]
-        for job in held[:10]:
-            single.bury(job)
-        self.assertEqual(batches.number("FLUSHED", "flush-buried mail"), 10)
-        self.assertEqual(single.stats_tube("mail")["current-jobs-buried"], 0)
-        single.delete(held[10])
-        self.assertEqual(batches.number("FLUSHED", "flush-tube mail"), 20)
-        with self.assertRaises(greenstalk.NotFoundError):
-            single.delete(held[11])
-        with self.assertRaises(greenstalk.NotFoundError):
-            single.touch(held[12])
-        stays = single.put(b"after the flush")
-        self.assertEqual(single.reserve(timeout=0).id, stays)
-        self.assertEqual(single.stats_tube("mail")["cmd-delete"], 31)
-        self.assertEqual(batches.ask("flush-tube no-such-tube"), ["NOT_FOUND"])
-
-    def test_a_batch_waits_for_the_first_job(self):
-        single = self.greenstalk(use="mail")
-        batches = self.batches("mail")
-        batches.send(f"reserve-batch 10 {PATIENCE_S // 2}")
-        wait_until("the batch waits", lambda: single.stats_tube("mail")["current-waiting"])
-        job_id = single.put(b"first")
-        self.assertEqual(batches.jobs("RESERVED", batches.reply()[0])[0], [(job_id, b"first")])
-        self.assertEqual(single.stats_job(job_id)["state"], "reserved")
-        self.assertEqual(batches.number("TOUCHED_ALL", "touch-all"), 1)
-        self.assertEqual(batches.delete_batch([job_id, job_id, 999]), ["1", "2"])
-        self.assertEqual(batches.reserve_batch(10), [])
 
 
 if __name__ == "__main__":

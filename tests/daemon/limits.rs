@@ -1,13 +1,14 @@
 //! Limits of connections, descriptors and the backlog.
 
-use crate::HEALTH;
 use crate::faults::start_with_fault;
-use crate::harness::cannot_test;
 use crate::harness::client::{Client, connect};
 use crate::harness::process::Daemon;
+use crate::harness::{cannot_test, wait_until};
+use crate::{HEALTH, stat};
 use socket2::Socket;
 use std::fs::read_to_string;
 use std::net::SocketAddr;
+use std::time::Instant;
 
 fn connect_all(address: SocketAddr, count: usize) -> Vec<Socket> {
     (0..count).map(|_| connect(address)).collect()
@@ -37,6 +38,27 @@ fn a_client_beyond_the_connection_limit_waits_for_another_to_disconnect() {
     third.socket().set_nonblocking(false).unwrap();
     drop(first);
     assert_eq!(third.line(), "USING a");
+}
+
+#[test]
+fn clients_beyond_the_descriptors_are_served_as_others_disconnect() {
+    const COMPLAINT: &str = "cannot accept connections";
+    let start = Instant::now();
+    let (mut daemon, address) = Daemon::with_limit("-n 64", &[]);
+    Client::connect(address).expect_service();
+    wait_until("the connection is closed", || stat(address, "current-connections") == 1);
+    let files_before = daemon.open_files();
+    let mut clients: Vec<Client> = (0..100).map(|_| Client::connect(address)).collect();
+    clients.iter_mut().for_each(|client| client.send("use a\r\n"));
+    daemon.wait_for_log(COMPLAINT);
+    daemon.assert_rests();
+    // Each makes room for one of those that wait.
+    clients.into_iter().for_each(|mut client| assert_eq!(client.line(), "USING a"));
+    wait_until("no descriptor is left", || daemon.open_files() <= files_before);
+    let log = daemon.stop();
+    // Once, and then no more than once a minute.
+    let most = start.elapsed().as_secs() / 60;
+    assert!(log.matches(COMPLAINT).count() as u64 <= most, "more than one warning a minute: {log}");
 }
 
 /// A server with room for one client warns of none that comes after another.

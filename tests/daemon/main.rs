@@ -1,4 +1,4 @@
-//! The binary from outside: flags, sockets, signals, limits and what the system refuses. `soak` has
+//! The binary from outside: flags, sockets, signals, limits and what the system refuses. [`soak`] has
 //! what depends on the number of clients or jobs.
 #![allow(clippy::disallowed_methods, reason = "a test measures time from outside")]
 #![allow(clippy::unwrap_used, reason = "in a test it is an assertion")]
@@ -13,6 +13,7 @@ mod manager;
 mod memory;
 mod no_memory;
 mod signals;
+mod soak;
 mod sockets;
 mod stream;
 mod user;

@@ -32,24 +32,32 @@ fn puts_are_refused_at_the_memory_limit() {
     assert_eq!(log.matches("OUT_OF_MEMORY").count(), 1, "more than one warning a minute: {log}");
 }
 
-/// Puts jobs of this size, a hundred at a time, until `most` are taken or one is refused.
-fn put_many(client: &mut Client, most: usize, body_len: usize) -> Vec<u64> {
+/// Puts jobs, a hundred at a time, until `most` are taken or one is refused; returns the ids. `next` returns
+/// the put with a number.
+pub(crate) fn put_many(
+    client: &mut Client,
+    most: usize,
+    mut next: impl FnMut(usize) -> Vec<u8>,
+) -> Vec<u64> {
     const BATCH: usize = 100;
-    let puts = put(0, 0, 9, vec![b'x'; body_len]).repeat(BATCH);
     let mut ids = Vec::new();
-    for count in (BATCH..=most).step_by(BATCH) {
-        client.send(&puts);
-        for _ in 0..BATCH {
-            let reply = client.reply();
-            let id = reply.number("INSERTED");
-            assert!(id.is_some() || reply.line == "OUT_OF_MEMORY", "to a put: {}", reply.line);
-            ids.extend(id);
-        }
-        if ids.len() < count {
+    for first in (0..most).step_by(BATCH) {
+        let puts: Vec<Vec<u8>> = (first..first + BATCH).map(&mut next).collect();
+        client.send(puts.concat());
+        ids.extend((0..BATCH).filter_map(|_| id_of_put(client)));
+        if ids.len() < first + BATCH {
             break;
         }
     }
     ids
+}
+
+/// Reads the reply to a put: the id of the job, if there was memory for it.
+pub(crate) fn id_of_put(client: &mut Client) -> Option<u64> {
+    let reply = client.reply();
+    let id = reply.number("INSERTED");
+    assert!(id.is_some() || reply.line == "OUT_OF_MEMORY", "to a put: {}", reply.line);
+    id
 }
 
 /// The size of the bodies does not matter, nor whether the server is ever idle for long.
@@ -60,7 +68,8 @@ fn memory_is_returned_to_the_system_after_a_backlog() {
         client.expect_service();
         // Not the whole RSS: how much of the program file is in memory depends on the system.
         let empty = daemon.anonymous_kib();
-        let ids = put_many(&mut client, jobs, body_len);
+        let put = put(0, 0, 9, vec![b'x'; body_len]);
+        let ids = put_many(&mut client, jobs, |_| put.clone());
         assert_eq!(ids.len(), jobs);
         let backlog = daemon.anonymous_kib() - empty;
         assert!(backlog > 50_000, "{backlog} KiB");
@@ -96,7 +105,8 @@ fn pages_with_one_job_left_count_as_memory() {
     let (daemon, address) = start_with_max_memory();
     let mut client = Client::connect(address);
     for len in [60_000, 20_000, 7_000, 3_000, 2_000, 1_500, 1_100, 800, 600] {
-        let ids = put_many(&mut client, usize::MAX, len);
+        let put = put(0, 0, 9, vec![b'x'; len]);
+        let ids = put_many(&mut client, usize::MAX, |_| put.clone());
         // One job of each page of 128 KiB or more stays.
         let in_page = 2 * 128 * 1024 / len;
         for ids in ids.chunks(in_page) {

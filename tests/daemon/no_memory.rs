@@ -1,4 +1,4 @@
-//! A system that refuses memory: the server replies OUT_OF_MEMORY and goes on. `soak` fills the memory
+//! A system that refuses memory: the server replies OUT_OF_MEMORY and goes on. `soak::memory` fills the memory
 //! with jobs; here one client watches tubes with long names until there is no memory for one more.
 
 use crate::harness::client::Client;

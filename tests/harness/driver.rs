@@ -18,7 +18,7 @@
 
 use beanstalkd::testing::{
     Address, ClockOffset, ConnKey, Counter, Histogram, HttpConn, JobKey, Key, Measurements,
-    MetricsServer, Phase, ProcessInfo, ProcessorTime, Server, ServerState, listen,
+    MetricsServer, Phase, ProcessInfo, ProcessorTime, Server, ServerState, inspect, listen,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
@@ -29,6 +29,13 @@ pub use beanstalkd::testing::{
     Disk, FileNumber, FinishedRead, IoFailed, Limits, Nanos, Progress, ReadToken, Recovered,
     ReplayError, Settings, SyncError, Syncing,
 };
+
+/// Returns what `--check` prints about files, if some are damaged or missing.
+pub fn damage(disk: &mut dyn Disk) -> Option<String> {
+    let mut report = Vec::new();
+    let is_sound = inspect::check(disk, &mut report).expect("a fake disk can be read");
+    (!is_sound).then(|| String::from_utf8_lossy(&report).into_owned())
+}
 
 /// Identifies a client of one driver. It is never used again, unlike the key of its connection.
 pub type Client = usize;

@@ -15,7 +15,7 @@
 //! | [`journal`] | jobs as clients see them, and what a crash may leave of them |
 //! | [`record`] | records of the binlog as bytes, written without the server's code |
 //! | [`script`] | conversations: text files to requests and expected replies |
-//! | [`program`] | flags and limits that the benchmark and the soak share |
+//! | [`program`] | flags of the benchmark, and the limit of open files |
 //!
 //! Nothing here waits for a time: [`wait_until`] and all reads and writes end after [`PATIENCE`].
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part of it")]

@@ -1,4 +1,4 @@
-//! Flags that the benchmark and the soak share, and the limit of open files.
+//! Flags of the benchmark, and the limit of open files.
 
 use getopts::Matches;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

@@ -1,14 +1,15 @@
-//! Decides when live jobs are moved out of the oldest files, and how many bytes of them.
+//! Decides when live jobs are moved out of old files, out of which, and how many bytes of them.
 //!
 //! Superseded records are garbage. When there is too much of it, full records of live jobs are
-//! written again to the current file, the oldest first, until their old files are removable.
+//! written again to the current file, until their old files are free.
 //! For each byte of garbage that a command makes, it moves [`MOVE_RATIO`] bytes. So all files
 //! together stay below three times the live bytes plus two files; a removed file leaves that
 //! sum a few iterations later. On a nearly full disk compaction begins earlier, and puts move jobs
 //! too. The queue brings the jobs (`queue/log.rs`).
 
+use super::disk::FileNumber;
 use super::files::{Files, SHORT};
-use super::segments::Owner;
+use super::segments::{Owner, Segment};
 use crate::engine::time::Nanos;
 
 /// The progress of compaction.
@@ -20,12 +21,14 @@ pub struct Compaction {
     idle_step_at: Nanos,
     /// In the last step no job could be moved.
     is_blocked: bool,
-    /// The bytes that all files took when the last step found no space for the jobs of the oldest file;
+    /// The bytes that all files took when the last step found no space for the jobs of the file;
     /// otherwise `None`.
     blocked_disk_bytes: Option<u64>,
     /// The disk was nearly full, and there is still much garbage. Compaction continues after the first
     /// removal, so that puts are not refused again at once.
     is_freeing: bool,
+    /// The file whose jobs are moved.
+    emptied: Option<FileNumber>,
     /// The number of jobs that were moved since the start.
     records_migrated: u64,
 }
@@ -77,7 +80,7 @@ impl Compaction {
 
     /// Notes that `bytes` of garbage were made.
     pub fn charge(&mut self, files: &mut Files, bytes: u64) {
-        files.count_removable();
+        files.count_free();
         self.is_freeing = self.must_free(files);
         let debt = if self.is_wanted(files) { self.debt_bytes + MOVE_RATIO * bytes } else { 0 };
         self.set_debt(files, debt);
@@ -110,9 +113,20 @@ impl Compaction {
         }
     }
 
-    /// Notes whether there is space for the jobs of the oldest file.
+    /// Returns the file whose jobs are moved next: one after the other, until it has none.
+    /// Its live records have at most `most_live` bytes.
+    pub fn choose_file<'f>(&mut self, files: &'f Files, most_live: u64) -> Option<&'f Segment> {
+        let same = self.emptied.and_then(|number| files.find_with_jobs(number));
+        let same = same.filter(|file| file.live_bytes() <= most_live);
+        let file = same.or_else(|| files.next_to_empty(most_live));
+        self.emptied = file.map(|file| file.number);
+        file
+    }
+
+    /// Notes whether there is space for the jobs of the file.
     pub fn note_space(&mut self, files: &Files, has_space: bool) {
         self.blocked_disk_bytes = (!has_space).then(|| files.disk_bytes());
+        self.emptied.take_if(|_| !has_space);
     }
 
     /// Notes that the records of a job, or that of a kept key, were moved: `len` bytes.

@@ -2,13 +2,15 @@
 //! the next one.
 //!
 //! ```text
-//!   removable        closed           current                prepared
-//!   [no job] [jobs and garbage] [records | free] [free] [free]
-//!   oldest                                                     newest
+//!     closed          free      closed       current           prepared
+//!   [jobs and garbage] [garbage] [jobs] [records | space] [space] [space]
+//!   oldest                                                        newest
 //! ```
 //!
 //! Only the current file is written. Files newer than it are prepared: they have a version and
-//! no record. Older ones are closed, and the oldest of them without jobs are removable.
+//! no record. Older ones are closed. One of them is free when it has no jobs, and supersedes no record of an
+//! older file that is needed: then it can be removed. If older files are left, the gap in the numbers must
+//! be recorded before.
 //!
 //! This module keeps the sums of bytes equal to those of the files. The modules `space` and
 //! `removal` decide when a file is created or removed.
@@ -16,6 +18,7 @@
 use super::Policy;
 use super::disk::{FileNumber, LAST_NUMBER};
 use super::fail_stop::FailStopDisk;
+use super::gaps::{Gap, Gaps};
 use super::record::{FILE_HEAD_LEN, SHORT_LEN, VERSION_LEN};
 use super::segments::{Entry, Segment, Segments};
 use crate::engine::keys::{JobKey, KeptKey, LogKey};
@@ -34,6 +37,9 @@ pub const BLOCK: u64 = 4096;
 
 /// The size of a file is halved until this many files fit in the space that the binlog can use.
 const MIN_FILES: u64 = 64;
+/// Files are removed before older ones only if all numbers are within this range: C beanstalkd logs each
+/// missing file.
+const MOST_NUMBERS: FileNumber = 1000;
 /// More than a full record has besides the body: fields, the name of the tube, and the record of its key.
 const MAX_RECORD_HEAD: u64 = BLOCK;
 
@@ -44,9 +50,14 @@ pub struct Files {
     segments: Segments,
     /// The index of the current file; at the start, before there is one, the number of files.
     current: usize,
-    /// The number of files known to be removable, and the bytes that they take on the disk.
-    removable: usize,
-    removable_bytes: u64,
+    /// The number of files known to be free, and the bytes that they take on the disk.
+    free: usize,
+    free_bytes: u64,
+    /// The files that were removed before older ones, and those that soon will be.
+    gaps: Gaps,
+    /// How many syncs of all records were begun, and the number of the last one that has ended.
+    syncs_begun: u64,
+    syncs_ended: u64,
     /// The size of a whole file in bytes: that of the next file that is created, unless there is too little
     /// space.
     file_size: u64,
@@ -64,7 +75,7 @@ pub struct Files {
     disk_bytes: u64,
     /// The bytes that closed files take on the disk.
     closed_bytes: u64,
-    /// The bytes of records in closed files that are not known to be removable.
+    /// The bytes of records in closed files that are not known to be free.
     kept_records: u64,
     /// The number of short records that fit in the prepared files.
     prepared_room: u64,
@@ -75,13 +86,16 @@ pub struct Files {
 impl Files {
     /// Returns the files that replay has read, each truncated to its records and synced. None of
     /// them is the current one yet.
-    pub fn open(disk: FailStopDisk, segments: Segments, policy: Policy) -> Files {
+    pub fn open(disk: FailStopDisk, segments: Segments, gaps: Gaps, policy: Policy) -> Files {
         let mut files = Files {
             disk,
             segments,
             current: 0,
-            removable: 0,
-            removable_bytes: 0,
+            free: 0,
+            free_bytes: 0,
+            gaps,
+            syncs_begun: 1,
+            syncs_ended: 1,
             file_size: policy.file_size.into(),
             max_file_size: policy.file_size.into(),
             min_file_size: u64::from(policy.max_body_len) + MAX_RECORD_HEAD,
@@ -103,6 +117,7 @@ impl Files {
             files.disk.sync(number);
             files.disk.raw().close(number);
         }
+        files.gaps.forget_before(files.oldest_number());
         files.current = files.segments.len();
         files.closed_bytes = files.disk_bytes;
         files.kept_records = files.segments.iter().map(records_len).sum();
@@ -181,14 +196,20 @@ impl Files {
         self.segments.newest().map_or(0, |segment| segment.number)
     }
 
+    /// Returns the number of the oldest file, or 0.
+    fn oldest_number(&self) -> FileNumber {
+        self.segments.iter().next().map_or(0, |segment| segment.number)
+    }
+
     /// Returns the prepared files, the oldest first.
     pub fn prepared(&self) -> impl ExactSizeIterator<Item = &Segment> + DoubleEndedIterator {
         self.segments.iter().skip(self.current + 1)
     }
 
-    /// Returns the closed files that are not known to be removable, the oldest first.
-    pub fn kept_closed(&self) -> impl Iterator<Item = &Segment> {
-        self.segments.iter().take(self.current).skip(self.removable)
+    /// Returns the closed files that are not known to be free, the oldest first.
+    pub fn kept_closed(&self) -> impl Iterator<Item = &Segment> + Clone {
+        let closed = self.segments.iter().take(self.current);
+        closed.filter(|segment| segment.free_since.is_none())
     }
 
     /// Returns how many files are closed.
@@ -206,23 +227,23 @@ impl Files {
         self.disk_bytes
     }
 
-    /// Returns the bytes that closed files take on the disk, without those known to be removable.
+    /// Returns the bytes that closed files take on the disk, without those known to be free.
     pub fn kept_closed_bytes(&self) -> u64 {
-        self.closed_bytes - self.removable_bytes
+        self.closed_bytes - self.free_bytes
     }
 
-    /// Returns the bytes of records in closed files that are not known to be removable.
+    /// Returns the bytes of records in closed files that are not known to be free.
     pub fn kept_closed_records(&self) -> u64 {
         self.kept_records
     }
 
     /// Returns whether all files together take more than three times the live bytes and two
-    /// files. Removable ones do not count.
+    /// files. Free ones do not count.
     pub fn takes_too_much(&self) -> bool {
-        self.disk_bytes - self.removable_bytes > self.bound()
+        self.disk_bytes - self.free_bytes > self.bound()
     }
 
-    /// Returns whether all files, with the removable ones, are within the bound, and the disk is not full.
+    /// Returns whether all files, with the free ones, are within the bound, and the disk is not full.
     pub fn is_within_bound(&self) -> bool {
         self.disk_bytes <= self.bound() && !self.is_full
     }
@@ -251,7 +272,17 @@ impl Files {
 
     /// Returns how many bytes of records fit in a whole file.
     pub fn whole_len(&self) -> u64 {
-        self.file_size - HEAD
+        self.file_size - self.head_len()
+    }
+
+    /// Returns the length of the head of the next file in bytes, with the records of gaps.
+    fn head_len(&self) -> u64 {
+        HEAD + self.gaps.iter().len() as u64 * SHORT
+    }
+
+    /// Returns how many short records fit in a prepared file.
+    pub fn fresh_room(&self, prepared: &Segment) -> u64 {
+        prepared.size.saturating_sub(self.head_len()) / SHORT
     }
 
     /// Returns the headroom beyond a whole file, in bytes: another whole file, so that a file can be moved on
@@ -279,8 +310,8 @@ impl Files {
         // Files that are too short are passed over. Only on a full disk there are any.
         let mut room = self.prepared_room;
         for next in self.prepared() {
-            room -= fresh_room(next);
-            if let Some(left) = (next.size - HEAD).checked_sub(len) {
+            room -= self.fresh_room(next);
+            if let Some(left) = next.size.checked_sub(self.head_len() + len) {
                 return Some(left / SHORT + room);
             }
         }
@@ -303,7 +334,7 @@ impl Files {
         let segment = Segment::new(number, size, VERSION_LEN as u64);
         self.disk_bytes += on_disk(size);
         if self.has_current() {
-            self.prepared_room += fresh_room(&segment);
+            self.prepared_room += self.fresh_room(&segment);
         }
         self.segments.push(segment);
         self.disk.raw().close(number);
@@ -341,11 +372,11 @@ impl Files {
             self.disk.raw().close(number);
         }
         extended?;
-        let room_before = fresh_room(&self.segments[index]);
+        let room_before = self.fresh_room(&self.segments[index]);
         self.segments[index].size = new;
         self.disk_bytes += on_disk(new) - on_disk(old);
         if is_prepared {
-            self.prepared_room += fresh_room(&self.segments[index]) - room_before;
+            self.prepared_room += self.fresh_room(&self.segments[index]) - room_before;
         }
         debug!("binlog.{number}: lengthened from {old} to {new} bytes");
         Ok(())
@@ -396,6 +427,10 @@ impl Files {
     /// Makes the newest closed file the current one. It may have been lengthened.
     pub fn reopen(&mut self) {
         self.current -= 1;
+        if self.segments[self.current].free_since.take().is_some() {
+            self.free -= 1;
+            self.free_bytes -= on_disk(self.current().size);
+        }
         let closed = self.segments.iter().take(self.current);
         self.closed_bytes = closed.map(|segment| on_disk(segment.size)).sum();
         self.kept_records = self.kept_closed().map(records_len).sum();
@@ -425,8 +460,9 @@ impl Files {
     pub fn advance(&mut self) {
         self.closed_bytes += on_disk(self.current().size);
         self.kept_records += records_len(self.current());
+        self.segments.close_file(self.current);
         self.current += 1;
-        self.prepared_room -= fresh_room(self.current());
+        self.prepared_room -= self.fresh_room(self.current());
     }
 
     /// Truncates the current file to its records.
@@ -457,31 +493,130 @@ impl Files {
 
     // ---- Removing ----
 
-    /// Returns whether the oldest file can be removed.
-    pub fn has_removable(&self) -> bool {
-        self.current > 0 && self.segments[0].is_empty()
+    /// Returns the index of the oldest free file.
+    pub fn first_free(&self) -> Option<usize> {
+        let is_free = |segment: &Segment| segment.free_since.is_some();
+        if self.free == 0 { None } else { self.segments.iter().position(is_free) }
     }
 
-    /// Returns the number of the last file that can be removed after all older ones, or 0.
-    pub fn last_removable(&mut self) -> FileNumber {
-        self.count_removable();
-        self.removable.checked_sub(1).map_or(0, |index| self.segments[index].number)
-    }
-
-    /// Counts the files that have become removable. A closed file never gets another job.
-    pub fn count_removable(&mut self) {
-        while self.removable < self.current && self.segments[self.removable].is_empty() {
-            self.removable_bytes += on_disk(self.segments[self.removable].size);
-            self.kept_records -= records_len(&self.segments[self.removable]);
-            self.removable += 1;
+    /// Counts the files that have become free. A closed file never gets another job.
+    pub fn count_free(&mut self) {
+        if !self.segments.take_emptied() {
+            return;
+        }
+        let may_leave_gaps = self.may_leave_gaps();
+        let mut needed = None;
+        for index in 0..self.current {
+            let segment = &mut self.segments[index];
+            let may_go = needed.is_none_or(|older| may_leave_gaps && segment.is_apart_from(older));
+            if segment.free_since.is_none() && segment.is_empty() && may_go {
+                segment.free_since = Some(self.syncs_begun);
+                self.free += 1;
+                self.free_bytes += on_disk(segment.size);
+                self.kept_records -= records_len(segment);
+            }
+            if segment.free_since.is_none() {
+                needed = Some(segment.number);
+            }
         }
     }
 
-    /// Removes the oldest file, which must be removable. A damaged one is renamed instead.
-    pub fn remove_oldest(&mut self) -> io::Result<()> {
-        self.count_removable();
-        assert!(self.removable > 0, "the oldest file is needed or written");
-        let Segment { number, size, is_damaged, .. } = self.segments[0];
+    /// Returns whether a file may be removed while older ones are needed.
+    fn may_leave_gaps(&self) -> bool {
+        // A remote disk takes a missing file for a lost one.
+        self.disk.progress().is_none()
+            && self.gaps.has_room()
+            && self.last_number() - self.oldest_number() < MOST_NUMBERS
+            && 4 * self.head_len() < self.file_size
+    }
+
+    /// Returns the file with this number if it is closed and has jobs.
+    pub fn find_with_jobs(&self, number: FileNumber) -> Option<&Segment> {
+        let (index, segment) = self.segments.find_file(number)?;
+        (index < self.current && !segment.is_empty()).then_some(segment)
+    }
+
+    /// Returns the closed file whose jobs are moved next: the oldest one of an island with the most garbage for
+    /// its live records. An island is a run of files that can be removed before older ones. The live records of
+    /// the file have at most `most_live` bytes.
+    pub fn next_to_empty(&self, most_live: u64) -> Option<&Segment> {
+        let mut best: Option<(u128, u128, &Segment)> = None;
+        let mut older = None;
+        for (index, start) in self.kept_closed().enumerate() {
+            // A file without jobs waits for older ones.
+            if !start.is_empty() && start.live_bytes() <= most_live {
+                let run = self.kept_closed().skip(index);
+                let is_apart =
+                    |&segment: &&Segment| older.is_none_or(|older| segment.is_apart_from(older));
+                let (mut garbage, mut live) = (0, 0);
+                for segment in run.take_while(is_apart) {
+                    live += u128::from(segment.live_bytes());
+                    let rest = on_disk(segment.size).saturating_sub(segment.live_bytes());
+                    garbage += u128::from(rest);
+                    // An older one is better by an eighth: it leaves no gap.
+                    if best.is_none_or(|(most, least, _)| 8 * garbage * least > 9 * most * live) {
+                        best = Some((garbage, live, start));
+                    }
+                }
+            }
+            if !self.may_leave_gaps() {
+                break;
+            }
+            older = Some(start.number);
+        }
+        best.map(|(_, _, start)| start)
+    }
+
+    /// Notes that a sync of all records and names begins.
+    pub fn note_sync_begun(&mut self) {
+        self.count_free();
+        self.syncs_begun += 1;
+    }
+
+    /// Notes that the last sync has ended.
+    pub fn note_sync_ended(&mut self) {
+        self.syncs_ended = self.syncs_begun;
+    }
+
+    /// Returns whether a free file may be removed: the records are synced that have made it free, and so is
+    /// the removal of the file before.
+    pub fn may_remove(&self, index: usize) -> bool {
+        let is_synced =
+            self.segments[index].free_since.is_some_and(|since| since < self.syncs_ended);
+        is_synced && self.disk.has_synced_removals() && !self.disk.has_failed()
+    }
+
+    // ---- Gaps ----
+
+    /// Returns the gaps in the numbers of files.
+    pub fn gaps(&self) -> &Gaps {
+        &self.gaps
+    }
+
+    /// Returns whether a file can be removed without the record of a gap: no older file is left, or the
+    /// gap is recorded.
+    pub fn is_recorded_gap(&self, index: usize) -> bool {
+        index == 0 || self.gaps.contains(self.segments[index].number)
+    }
+
+    /// Notes that the record of a gap for a free file is made now. Each later file has it too.
+    pub fn add_gap(&mut self, index: usize) -> Gap {
+        let segment = &mut self.segments[index];
+        let gap = (segment.number, segment.number);
+        segment.free_since = Some(self.syncs_begun);
+        self.gaps.add(gap);
+        self.count_prepared_room();
+        gap
+    }
+
+    fn count_prepared_room(&mut self) {
+        self.prepared_room = self.prepared().map(|next| self.fresh_room(next)).sum();
+    }
+
+    /// Removes a free file. A damaged one is renamed instead.
+    pub fn remove_free(&mut self, index: usize) -> io::Result<()> {
+        let Segment { number, size, is_damaged, free_since, .. } = self.segments[index];
+        assert!(free_since.is_some(), "binlog.{number} is needed or written");
         if is_damaged {
             match self.disk.quarantine(number) {
                 Ok(name) => warn!("binlog.{number}: damaged; renamed to {name}"),
@@ -495,12 +630,18 @@ impl Files {
         }
         debug!("binlog.{number}: removed");
         self.is_full = false;
-        self.segments.pop_oldest();
+        self.segments.remove_file(index);
         self.current -= 1;
-        self.removable -= 1;
-        self.removable_bytes -= on_disk(size);
+        self.free -= 1;
+        self.free_bytes -= on_disk(size);
         self.disk_bytes -= on_disk(size);
         self.closed_bytes -= on_disk(size);
+        if index == 0 {
+            self.gaps.forget_before(self.oldest_number());
+            self.count_prepared_room();
+            // There may be room for another gap.
+            self.segments.look_for_free();
+        }
         Ok(())
     }
 
@@ -513,7 +654,7 @@ impl Files {
         self.is_full = false;
         self.disk_bytes -= on_disk(segment.size);
         if self.has_current() {
-            self.prepared_room -= fresh_room(&segment);
+            self.prepared_room -= self.fresh_room(&segment);
         }
         Ok(())
     }
@@ -523,6 +664,16 @@ impl Files {
     /// Makes sure that the next [`Files::add_job`] needs no memory.
     pub fn try_reserve_job(&mut self) -> Result<(), TryReserveError> {
         self.segments.try_reserve_one()
+    }
+
+    /// Notes that the next record supersedes one of a job or a kept key.
+    pub fn supersede(&mut self, key: LogKey) {
+        self.segments.supersede(self.segments.entry(key).file());
+    }
+
+    /// Notes that the next record supersedes one of a file, or of any for 0.
+    pub fn supersede_file(&mut self, number: FileNumber) {
+        self.segments.supersede(number);
     }
 
     /// Adds a job whose records are the next ones in the current file: `key_len` bytes of the record of
@@ -581,21 +732,22 @@ impl Files {
         };
         let (current, len) = (self.current, self.segments.len());
         assert!(current < len, "the current file has index {current} of {len}");
-        assert!(self.removable <= current, "{} removable of {current} closed", self.removable);
         assert_eq!(self.disk_bytes, on_disk(0, len), "bytes of all files, noted and counted");
         let closed = on_disk(0, current);
         assert_eq!(self.closed_bytes, closed, "bytes of closed files, noted and counted");
-        let removable = on_disk(0, self.removable);
-        assert_eq!(self.removable_bytes, removable, "bytes of removable files, noted and counted");
+        let free = || self.segments.iter().filter(|segment| segment.free_since.is_some());
+        assert_eq!(self.free, free().count(), "free files, noted and counted");
+        let free_bytes: u64 = free().map(|segment| self::on_disk(segment.size)).sum();
+        assert_eq!(self.free_bytes, free_bytes, "bytes of free files, noted and counted");
         let records: u64 = self.kept_closed().map(records_len).sum();
         assert_eq!(
             self.kept_records, records,
             "bytes of records in closed files, noted and counted"
         );
-        for segment in self.segments.iter().take(self.removable) {
-            assert!(segment.is_empty(), "binlog.{} is removable and has jobs", segment.number);
+        for segment in free() {
+            assert!(segment.is_empty(), "binlog.{} is free and has jobs", segment.number);
         }
-        let room = self.prepared().map(fresh_room).sum::<u64>();
+        let room = self.prepared().map(|next| self.fresh_room(next)).sum::<u64>();
         assert_eq!(self.prepared_room, room, "room in prepared files, noted and counted");
         for (number, segment) in (self.current().number + 1..).zip(self.prepared()) {
             assert_eq!(segment.number, number, "the number of a prepared file");
@@ -618,11 +770,6 @@ fn on_disk(size: u64) -> u64 {
 /// Returns the bytes of the records in a file, without its head.
 pub fn records_len(segment: &Segment) -> u64 {
     segment.used.saturating_sub(HEAD)
-}
-
-/// Returns how many short records fit in a prepared file.
-pub fn fresh_room(segment: &Segment) -> u64 {
-    (segment.size - HEAD) / SHORT
 }
 
 fn is_unused(segment: &Segment) -> bool {

@@ -9,8 +9,13 @@
 //! record, so a record that was incomplete in the first reading was complete before the second.
 
 use super::disk::{Disk, FileNumber};
-use super::reader::{self, Damage, Item, ReadError, Reader, Record, TornTail};
-use super::record::{FILE_HEAD_LEN, Fields, FlushCounts, Layout, Mark, RecordState, VERSION_LEN};
+use super::gaps::{Gap, Gaps};
+use super::key_record::KeyRecord;
+use super::reader::{Damage, Item, ReadError, Reader, Record, TornTail};
+use super::record::{
+    FILE_HEAD_LEN, Fields, FlushCounts, Layout, Mark, RecordState, SHORT_LEN, VERSION_LEN,
+};
+use crate::engine::digest::Digest;
 use crate::engine::text::CR_LF;
 use crate::engine::text::JsonText;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -35,12 +40,14 @@ struct Survey {
     jobs: HashMap<u64, Job>,
     files: Vec<File>,
     /// The pairs of neighbours between which files are missing.
-    gaps: Vec<(FileNumber, FileNumber)>,
+    lost: Vec<Gap>,
+    /// The files that were removed before older ones.
+    gaps: Gaps,
     tail: TornTail,
     /// The flushes of each tube.
     flushes: Flushes,
-    /// The id of the job whose key was the last record, and the length of that record in bytes.
-    key_before: Option<(u64, u64)>,
+    /// The key of a job, if that was the last record.
+    key_before: Option<KeyRecord>,
     /// The number of files that were listed, but removed before they were read to the end.
     vanished: usize,
 }
@@ -68,6 +75,7 @@ struct Job {
     offset: u64,
     /// The length of its full record in bytes, with that of its key.
     len: u64,
+    key: Option<Digest>,
     tube: Rc<str>,
     /// The flushes of its tube before its last record.
     flushes_before: FlushCounts,
@@ -158,17 +166,17 @@ impl Survey {
 
     /// Returns all damaged places.
     fn places(&self) -> BTreeSet<Place> {
-        let gaps = self.gaps.iter().map(|&(before, after)| Place::Gap(before, after));
+        let lost = self.lost.iter().map(|&(before, after)| Place::Gap(before, after));
         let places = self.files.iter().flat_map(|file| {
             let damages = file.damages.iter();
             let damages = damages.map(|damage| Place::Damage(file.number, damage.offset));
             damages.chain(file.torn.iter().map(|torn| Place::Torn(file.number, torn.offset)))
         });
-        gaps.chain(places).collect()
+        lost.chain(places).collect()
     }
 
     fn keep_damage_at(&mut self, places: &BTreeSet<Place>) {
-        self.gaps.retain(|&(before, after)| places.contains(&Place::Gap(before, after)));
+        self.lost.retain(|&(before, after)| places.contains(&Place::Gap(before, after)));
         for File { number, damages, torn, .. } in &mut self.files {
             damages.retain(|damage| places.contains(&Place::Damage(*number, damage.offset)));
             torn.take_if(|torn| !places.contains(&Place::Torn(*number, torn.offset)));
@@ -177,18 +185,20 @@ impl Survey {
 
     fn read_once(disk: &mut dyn Disk) -> Result<Survey, InspectError> {
         let mut survey = Survey::default();
-        let mut last = 0;
+        let mut read = Vec::new();
         loop {
             let mut numbers = disk.list().map_err(InspectError::List)?;
             // The server may create newer files while these are read.
-            numbers.retain(|&number| number > last);
-            let Some(&newest) = numbers.last() else { break };
-            survey.gaps.extend(reader::gaps(&numbers));
-            for number in numbers {
+            numbers.retain(|number| Some(number) > read.last());
+            if numbers.is_empty() {
+                break;
+            }
+            for &number in &numbers {
                 survey.read_file(disk, number)?;
             }
-            last = newest;
+            read.extend(numbers);
         }
+        survey.lost.extend(survey.gaps.lost(&read));
         if let Some((number, torn)) = survey.tail.take() {
             survey.file_mut(number).torn = Some(torn);
         }
@@ -271,13 +281,15 @@ impl Survey {
 
     fn apply(&mut self, record: &Record) {
         let Record { offset, len, fields, ref tube, .. } = *record;
-        let key_before = self.key_before.take().filter(|(id, _)| *id == fields.id);
+        let key_before = self.key_before.take().filter(|key| key.id == fields.id);
         if let Some(key) = record.key {
             // The record of a kept key is not live: its end is not recorded.
-            self.key_before = key.kept_until.is_none().then_some((key.id, len));
+            self.key_before = key.kept_until.is_none().then_some(key);
             return;
         }
-        if let Some((kind, tube)) = record.flush.zip(*tube) {
+        if let Some(gap) = record.gap {
+            self.gaps.add(gap);
+        } else if let Some((kind, tube)) = record.flush.zip(*tube) {
             self.flushes.0.entry(Rc::from(tube)).or_default().add(kind);
         } else if fields.state == RecordState::Deleted {
             // Without the record of the flush, the flush has not happened.
@@ -294,8 +306,9 @@ impl Survey {
             let file = self.files.len() - 1;
             let flushes_before = self.flushes.of(tube);
             let tube = Rc::from(*tube);
-            let len = len + key_before.map_or(0, |(_, len)| len);
-            let job = Job { file, offset, len, tube, flushes_before, fields };
+            let len = len + key_before.map_or(0, |_| SHORT_LEN as u64);
+            let key = key_before.map(|key| key.digest);
+            let job = Job { file, offset, len, key, tube, flushes_before, fields };
             self.jobs.insert(fields.id, job);
         } else if let Some(job) = self.jobs.get_mut(&fields.id) {
             job.fields = fields;
@@ -304,7 +317,7 @@ impl Survey {
     }
 
     fn is_sound(&self) -> bool {
-        self.gaps.is_empty() && self.files.iter().all(|file| file.damages.is_empty())
+        self.lost.is_empty() && self.files.iter().all(|file| file.damages.is_empty())
     }
 
     // ---- Printing ----
@@ -349,14 +362,14 @@ impl Survey {
                 writeln!(out, "  {tube}: {count}")?;
             }
         }
-        for (before, after) in &self.gaps {
+        for (before, after) in &self.lost {
             writeln!(out, "damage: nothing between binlog.{before} and binlog.{after}")?;
         }
         let damages: usize = self.files.iter().map(|file| file.damages.len()).sum();
         let state = if self.is_sound() {
             "sound".to_owned()
         } else {
-            format!("{} damaged places", damages + self.gaps.len())
+            format!("{} damaged places", damages + self.lost.len())
         };
         writeln!(out, "{} files, {} jobs: {state}", self.files.len(), self.jobs.len())
     }
@@ -437,6 +450,9 @@ fn write_job(job: &Job, body: &[u8], out: &mut dyn Write) -> io::Result<()> {
          \"delay\":{delay_secs},\"ttr\":{ttr_secs},\"created_at_ns\":{}",
         created_at.as_nanos()
     )?;
+    if let Some(Digest([a, b, c, d])) = job.key {
+        write!(out, ",\"key\":\"{a:08x}{b:08x}{c:08x}{d:08x}\"")?;
+    }
     if state == RecordState::Delayed {
         write!(out, ",\"due_at_ns\":{}", due_or_buried_at.as_nanos())?;
     }

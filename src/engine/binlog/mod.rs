@@ -8,9 +8,9 @@
 //!
 //! A file is a segment. New records go to the end of the current one. They gather in a batch, which
 //! is written once per loop iteration ([`Binlog::commit`]), before the replies of that iteration
-//! leave. Each live job belongs to the file that has its full record. A file without jobs is removed,
-//! but only as the oldest one: a record must never outlive the record that supersedes it. The kept key of
-//! a deleted job counts as a job here.
+//! leave. Each live job belongs to the file that has its full record. A file without jobs is removed
+//! when no older file has a record that one of its records supersedes: a record must never outlive the
+//! record that supersedes it. The kept key of a deleted job counts as a job here.
 //!
 //! The first error of a write or sync is final: nothing is written after it, and
 //! [`Binlog::commit`] returns it. A function that returns [`NoSpace`] has changed nothing.
@@ -24,6 +24,7 @@
 //! | [`key_record`] | the record of the key of a unique job |
 //! | [`reader`] | reads one file, however damaged it is |
 //! | [`segments`] | the table of files and jobs |
+//! | [`gaps`] | numbers of files that were removed before older ones |
 //! | [`files`] | the bytes that files take and have free |
 //! | [`writer`] | appends records to the current file |
 //! | [`syncing`] | syncs records |
@@ -40,6 +41,7 @@ pub mod copy;
 pub mod disk;
 mod fail_stop;
 mod files;
+pub mod gaps;
 pub mod inspect;
 pub mod key_record;
 pub mod reader;
@@ -60,11 +62,12 @@ use compaction::Compaction;
 use disk::{Disk, FileNumber, Progress, RemoteStats};
 use fail_stop::FailStopDisk;
 use files::{SHORT, records_len};
+use gaps::Gaps;
 use key_record::KeyRecord;
 use reads::ReadAhead;
 use record::{Fields, FlushKind, RecordState};
 use removal::Removal;
-use segments::{Owner, Segment, Segments};
+use segments::{Owner, Segments};
 use space::{Reservation, Space};
 use std::collections::TryReserveError;
 use std::fmt;
@@ -175,12 +178,12 @@ impl Binlog {
     pub fn begin(
         disk: Box<dyn Disk>,
         policy: Policy,
-        segments: Segments,
+        files: (Segments, Gaps),
         resume: Resume,
         now: Nanos,
     ) -> Result<Binlog, BeginError> {
         let disk = FailStopDisk::new(disk, policy.syncing != Syncing::Never);
-        let mut writer = Writer::open(disk, policy, segments, resume, now)
+        let mut writer = Writer::open(disk, policy, files, resume, now)
             .map_err(|_| BeginError::NoFile(io::ErrorKind::OutOfMemory.into()))?;
         let mut space = Space::default();
         let mut removal = Removal::new();
@@ -267,12 +270,14 @@ impl Binlog {
         // Without memory the moment is lost: after a compaction and a restart the job is the first of the
         // buried ones.
         let _ = self.writer.files_mut().set_buried_at(key, buried_at);
+        self.writer.files_mut().supersede(key);
         self.writer.append(fields, "", &[]);
         self.compaction.charge(self.writer.files_mut(), SHORT);
     }
 
     /// Appends the record of a delete, after [`Binlog::reserve_delete`].
     pub fn delete(&mut self, key: LogKey, fields: &Fields) {
+        self.writer.files_mut().supersede(key);
         self.writer.append(fields, "", &[]);
         let entry = self.writer.files_mut().remove_job(key);
         self.compaction.charge(self.writer.files_mut(), SHORT + u64::from(entry.live_bytes()));
@@ -290,13 +295,16 @@ impl Binlog {
         is_flushed: bool,
     ) {
         self.writer.append_key(kept);
-        let garbage = u64::from(self.segments().entry(key).live_bytes());
+        let entry = self.segments().entry(key);
+        let (file, garbage) = (entry.file(), u64::from(entry.live_bytes()));
         self.writer.files_mut().keep_key(key, owner);
         let reserved = self.reserve_delete(false);
         assert!(reserved.is_ok(), "there was room for two records, and no room is left for one");
+        // The delete may be in another file than the key.
+        self.writer.files_mut().supersede_file(file);
         if is_flushed {
             self.writer.append_without_sync(fields);
-            self.writer.files_mut().count_removable();
+            self.writer.files_mut().count_free();
         } else {
             self.writer.append(fields, "", &[]);
             self.compaction.charge(self.writer.files_mut(), SHORT + garbage);
@@ -313,6 +321,7 @@ impl Binlog {
     /// are deleted, even if their own deletes are not recorded yet. It is not counted in `stats`, because C
     /// beanstalkd does not make such a record.
     pub fn flush(&mut self, tube: &str, kind: FlushKind, decided_at: Nanos) {
+        self.writer.files_mut().supersede_file(0);
         self.writer.append(&record::flush(kind, decided_at), tube, &[]);
         self.writer.uncount_record();
     }
@@ -322,10 +331,11 @@ impl Binlog {
     pub fn delete_flushed(&mut self, key: LogKey, fields: &Fields) {
         // Only a server that was started on a full disk may lack space for it.
         if self.reserve_delete(false).is_ok() {
+            self.writer.files_mut().supersede(key);
             self.writer.append_without_sync(fields);
         }
         self.writer.files_mut().remove_job(key);
-        self.writer.files_mut().count_removable();
+        self.writer.files_mut().count_free();
     }
 
     /// Appends the record of a buried job that was reserved, after [`Binlog::reserve_hold`]. It
@@ -355,33 +365,48 @@ impl Binlog {
         if self.is_congested() || !self.compaction.is_due(self.writer.files()) {
             return None;
         }
-        self.reserve_oldest()
+        self.writer.files_mut().count_free();
+        // On a full or nearly full disk a file is begun only if all of its jobs fit in other files, with
+        // the records of the gap that it leaves.
+        let must_fit = self.compaction.is_freeing() || self.writer.files().is_full();
+        let gap_bytes = (1 + self.writer.files().prepared().len() as u64) * SHORT;
+        let most_live = if must_fit {
+            self.space.most_to_move(self.writer.files_mut()).saturating_sub(gap_bytes)
+        } else {
+            u64::MAX
+        };
+        let file = self.compaction.choose_file(self.writer.files(), most_live);
+        let file = file.map(|file| (file.number, file.live_bytes())).filter(|(_, live_bytes)| {
+            let bytes = live_bytes + gap_bytes;
+            !must_fit || self.space.make_room_for(&mut self.writer, &mut self.removal, bytes)
+        });
+        self.compaction.note_space(self.writer.files(), !must_fit || file.is_some());
+        let found = file.and_then(|(number, _)| self.reserve_first_of(number));
+        self.compaction.set_blocked(found.is_none());
+        found
     }
 
     /// Returns a job or kept key to be moved out of damaged files, if there is space. The caller moves
     /// it with [`Binlog::move_to_current`] or [`Binlog::move_kept_key`].
     pub fn next_in_damaged_file(&mut self) -> Option<(LogKey, Owner)> {
+        self.writer.files_mut().count_free();
+        // A damaged file leaves only as the oldest one.
         let last = self.segments().iter().rfind(|segment| segment.is_damaged)?.number;
-        self.reserve_oldest().filter(|(key, _)| self.segments().entry(*key).file() <= last)
+        let oldest = self.writer.files().kept_closed().next()?.number;
+        self.reserve_first_of(oldest).filter(|_| oldest <= last)
+    }
+
+    /// Reserves space for the first job of a file.
+    fn reserve_first_of(&mut self, file: FileNumber) -> Option<(LogKey, Owner)> {
+        let (_, file) = self.segments().find_file(file)?;
+        let key = file.first_job().filter(|&key| self.reserve_move(key))?;
+        Some((key, self.segments().entry(key).owner()))
     }
 
     /// Reserves space for [`Binlog::move_to_current`]. Returns `false` if there is none.
     pub fn reserve_move(&mut self, key: LogKey) -> bool {
         let len = self.segments().entry(key).live_bytes().into();
         self.reserve(Reservation::from_headroom(self.writer.files(), len)).is_ok()
-    }
-
-    fn reserve_oldest(&mut self) -> Option<(LogKey, Owner)> {
-        self.writer.files_mut().count_removable();
-        // On a full or nearly full disk a file is begun only if all of its jobs fit in other files.
-        let must_fit = self.compaction.is_freeing() || self.writer.files().is_full();
-        let can_begin =
-            !must_fit || self.space.make_room_for_oldest(&mut self.writer, &mut self.removal);
-        self.compaction.note_space(self.writer.files(), can_begin);
-        let oldest = self.writer.files().kept_closed().next().filter(|_| can_begin);
-        let found = oldest.and_then(Segment::first_job).filter(|&key| self.reserve_move(key));
-        self.compaction.set_blocked(found.is_none());
-        found.map(|key| (key, self.segments().entry(key).owner()))
     }
 
     /// Notes that the full record of a job is damaged: its file is not removed, but renamed.
@@ -424,7 +449,7 @@ impl Binlog {
     fn note_moved(&mut self, key: LogKey, len: u64) -> u64 {
         let owner = self.segments().entry(key).owner();
         self.compaction.note_moved(owner, len);
-        self.writer.files_mut().count_removable();
+        self.writer.files_mut().count_free();
         len
     }
 
@@ -441,9 +466,7 @@ impl Binlog {
         let files = self.writer.files();
         let step = self.compaction.next_due(files).filter(|_| !self.is_congested());
         let sync = self.writer.syncing().due();
-        let is_sync_pending =
-            self.writer.syncing().has_background_sync() && !self.writer.may_remove_oldest();
-        let removal = self.removal.next_due(files, is_sync_pending, self.writer.now());
+        let removal = self.removal.next_due(&self.writer);
         let rewind = self.space.drained_due(&self.writer);
         [step, sync, removal, rewind].into_iter().flatten().min()
     }

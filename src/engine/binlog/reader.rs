@@ -9,6 +9,7 @@
 //! it loop or panic.
 
 use super::disk::{Disk, FileNumber};
+use super::gaps::Gap;
 use super::key_record::{self, KeyRecord};
 use super::record::{
     self, DecodeError, FILE_HEAD_LEN, Fields, FileHeader, FlushKind, Head, Layout, VERSION_LEN,
@@ -67,6 +68,8 @@ pub struct Record<'s> {
     pub flush: Option<FlushKind>,
     /// The key, if this is the record of the key of a job. Then the fields are of no job.
     pub key: Option<KeyRecord>,
+    /// The numbers of removed files, if this is the record of a gap. Then the fields are of no job.
+    pub gap: Option<Gap>,
     /// The tube of the job, in a full record.
     pub tube: Option<&'s str>,
     /// The body, in a full record of a job that is not deleted.
@@ -148,12 +151,6 @@ struct Span {
     tube_len: usize,
     head_len: usize,
     body_len: usize,
-}
-
-/// Returns the pairs of neighbours between which files are missing.
-pub fn gaps(numbers: &[FileNumber]) -> impl Iterator<Item = (FileNumber, FileNumber)> {
-    let pairs = numbers.iter().zip(numbers.iter().skip(1));
-    pairs.map(|(&before, &after)| (before, after)).filter(|(before, after)| after - before > 1)
 }
 
 /// The bytes behind the last intact record of a file. If no record follows in newer files, a crash
@@ -384,6 +381,7 @@ impl<'d> Reader<'d> {
             len: span.end() - offset,
             fields,
             flush: record::flush_kind(fields.id),
+            gap: record::gap_of(&fields),
             key: if key_record::is_key(fields.id) { KeyRecord::read(head) } else { None },
             tube: str::from_utf8(name).ok().filter(|tube| !tube.is_empty()),
             body: Some(body).filter(|body| !body.is_empty()),

@@ -41,10 +41,16 @@
 //! The record of the key of a unique job is a short record with an id that no job has; see
 //! [`key_record`](super::key_record).
 //!
+//! The record of a gap is a short record with an id that no job has. It has the numbers of files that were
+//! removed before older ones: the first where other records have the creation of the job, the last in the
+//! place of the due moment. C beanstalkd skips it.
+//!
 //! The four bytes behind the length of the body have the nonce of the file, which no client knows.
 //! So a client cannot put a job whose body is taken for records when the records before it are
 //! damaged.
 
+use super::disk::FileNumber;
+use super::gaps::Gap;
 use super::reader::Corruption;
 use crate::engine::text::{CR_LF, TUBE_NAME_MAX, is_tube_name};
 use crate::engine::time::Nanos;
@@ -192,6 +198,8 @@ const FLUSH_ALL_ID: u64 = u64::MAX - 1;
 const FLUSH_BURIED_ID: u64 = u64::MAX - 2;
 /// The id of records of keys. No job has it.
 pub(super) const KEY_ID: u64 = u64::MAX - 3;
+/// The id of records of gaps. No job has it.
+const GAP_ID: u64 = u64::MAX - 4;
 /// The highest id that is plausible. A higher one is believed only if the ids before it were
 /// nearly as high.
 pub const HIGHEST_ID: u64 = u64::MAX - (1 << 40);
@@ -274,6 +282,20 @@ pub fn flush_kind(id: u64) -> Option<FlushKind> {
         FLUSH_BURIED_ID => Some(FlushKind::Buried),
         _ => None,
     }
+}
+
+/// Returns the fields of the record of a gap.
+pub fn gap((first, last): Gap) -> Fields {
+    let created_at = Nanos::from_nanos(first.into());
+    Fields { created_at, due_or_buried_at: Nanos::from_nanos(last.into()), ..of_no_job(GAP_ID) }
+}
+
+/// Returns the gap of such a record.
+pub fn gap_of(fields: &Fields) -> Option<Gap> {
+    let number = |moment: Nanos| FileNumber::try_from(moment.as_nanos()).ok();
+    let gap = number(fields.created_at).zip(number(fields.due_or_buried_at))?;
+    let is_possible = fields.id == GAP_ID && (1..=gap.1).contains(&gap.0);
+    is_possible.then_some(gap)
 }
 
 fn of_no_job(id: u64) -> Fields {
@@ -445,7 +467,7 @@ impl Layout {
         let is_possible = match id {
             FILE_HEADER_ID => false,
             FLUSH_ALL_ID | FLUSH_BURIED_ID => is_special && !tube.is_empty(),
-            KEY_ID => is_special && tube.is_empty(),
+            KEY_ID | GAP_ID => is_special && tube.is_empty(),
             _ => true,
         };
         if !is_possible {
@@ -660,7 +682,9 @@ mod tests {
             write(&mut bytes, &fields, tube, b"", NONCE);
             layout.read(&bytes).map(|_| ())
         };
-        for (id, is_of_tube) in [(FLUSH_ALL_ID, true), (FLUSH_BURIED_ID, true), (KEY_ID, false)] {
+        for (id, is_of_tube) in
+            [(FLUSH_ALL_ID, true), (FLUSH_BURIED_ID, true), (KEY_ID, false), (GAP_ID, false)]
+        {
             for (tube, is_right) in [("mail", is_of_tube), ("", !is_of_tube)] {
                 let fields = of_no_job(id);
                 let expected = if is_right { Ok(()) } else { Err(DecodeError::Id) };
@@ -670,7 +694,7 @@ mod tests {
                 assert_eq!(read(Layout::V7WithCrc, job, tube), Err(DecodeError::Id), "{id}");
             }
         }
-        let below = Fields { id: KEY_ID - 1, ..FIELDS };
+        let below = Fields { id: GAP_ID - 1, ..FIELDS };
         assert_eq!(read(Layout::V7, below, "mail"), Ok(()));
     }
 

@@ -1,7 +1,8 @@
-//! Removes closed files without jobs, the oldest first.
+//! Removes free files, the oldest first.
 //!
 //! A record in an older file must never outlive the record that supersedes it. So a file is removed
-//! only when no older one is left, and when the records that replace its own are synced.
+//! only when its records supersede none that is needed, and when the records that replace its own are
+//! synced, with that of the gap in the numbers.
 //!
 //! The disk frees the space of removed files step by step, one step an iteration, because freeing
 //! a large file at once takes milliseconds.
@@ -24,6 +25,9 @@ pub struct Removal {
 /// A file of at most this many bytes is small.
 const SMALL_FILE: u64 = 1024 * 1024;
 
+/// The pause before a file is tried again whose gap could not be recorded for want of space.
+const NO_ROOM_PAUSE: Nanos = Nanos::from_secs(1);
+
 /// The pause before a failed removal is tried again.
 pub const RETRY_PAUSE: Nanos = Nanos::from_secs(60);
 
@@ -33,58 +37,66 @@ impl Removal {
         Removal { is_truncating: true, retry_at: Nanos::ZERO }
     }
 
-    /// Returns when the next commit has something to remove or to free. While a sync `is_sync_pending`,
-    /// nothing can be removed.
-    pub fn next_due(&self, files: &Files, is_sync_pending: bool, now: Nanos) -> Option<Nanos> {
+    /// Returns when the next commit has something to remove or to free. During a background sync only what was
+    /// synced before can be removed.
+    pub fn next_due(&self, writer: &Writer) -> Option<Nanos> {
         if self.is_truncating {
-            return Some(now);
+            return Some(writer.now());
         }
-        (files.has_removable() && !is_sync_pending).then_some(self.retry_at)
+        let files = writer.files();
+        let is_removable =
+            |&index: &usize| files.may_remove(index) || !writer.syncing().has_background_sync();
+        files.first_free().filter(is_removable).map(|_| self.retry_at)
     }
 
-    /// Returns whether the oldest file can be removed now.
-    pub fn can_remove(&self, files: &Files, now: Nanos) -> bool {
-        files.has_removable() && self.retry_at <= now && !files.disk().has_failed()
+    /// Returns the file that can be removed now.
+    pub fn next(&self, files: &Files, now: Nanos) -> Option<usize> {
+        let may_try = self.retry_at <= now && !files.disk().has_failed();
+        files.first_free().filter(|_| may_try)
     }
 
     /// Returns whether the next commit should remove files. It waits until the space of earlier ones
     /// is freed, unless the disk is full.
     pub fn is_due(&self, files: &Files, now: Nanos) -> bool {
-        self.can_remove(files, now) && (files.is_full() || !self.is_truncating)
+        self.next(files, now).is_some() && (files.is_full() || !self.is_truncating)
     }
 
-    /// Removes the oldest files without jobs, as many as one iteration has time for. First it syncs what
+    /// Removes free files, as many as one iteration has time for. First it syncs what
     /// must be synced. If it `may_wait`, it only begins that sync, and a later commit removes the files.
     pub fn remove_some(&mut self, writer: &mut Writer, may_wait: bool, now: Nanos) {
-        let is_small = writer.files().segments()[0].size <= SMALL_FILE;
+        let Some(first) = writer.files().first_free() else { return };
+        let is_small = writer.files().segments()[first].size <= SMALL_FILE;
         let Limits { removals_per_commit, small_removals_per_commit, .. } =
             *writer.files().limits();
         for _ in 0..if is_small { small_removals_per_commit } else { removals_per_commit } {
-            if !self.can_remove(writer.files(), now) {
+            let Some(index) = self.next(writer.files(), now) else { return };
+            if !writer.record_gap(index) {
+                self.retry_at = now + NO_ROOM_PAUSE;
                 return;
             }
-            if !writer.may_remove_oldest() {
+            if !writer.files().may_remove(index) {
                 if may_wait { writer.request_sync() } else { writer.sync() }
             }
-            if !writer.may_remove_oldest() {
+            if !writer.files().may_remove(index) {
                 return;
             }
-            self.remove_oldest(writer.files_mut(), now);
+            self.remove(writer.files_mut(), index, now);
         }
     }
 
-    /// Removes all files that can be removed.
+    /// Removes all files that can be removed without the record of a gap.
     pub fn remove_all(&mut self, files: &mut Files, now: Nanos) {
-        while self.can_remove(files, now) {
-            self.remove_oldest(files, now);
+        while let Some(index) = self.next(files, now).filter(|&index| files.is_recorded_gap(index))
+        {
+            self.remove(files, index, now);
         }
         self.is_truncating = true;
     }
 
-    /// Removes the oldest file. If that fails, no newer one is removed before it.
-    pub fn remove_oldest(&mut self, files: &mut Files, now: Nanos) {
-        let number = files.segments()[0].number;
-        if let Err(error) = files.remove_oldest() {
+    /// Removes a free file. If that fails, no newer one is removed before it.
+    pub fn remove(&mut self, files: &mut Files, index: usize, now: Nanos) {
+        let number = files.segments()[index].number;
+        if let Err(error) = files.remove_free(index) {
             self.retry_at = now + RETRY_PAUSE;
             warn!("cannot remove binlog.{number}, which has no jobs: {error}; retrying in 60 s");
         }

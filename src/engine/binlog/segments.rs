@@ -17,7 +17,7 @@ use std::num::NonZero;
 use std::ops::{Index, IndexMut};
 
 /// All files, the oldest first, and the jobs that belong to them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Segments {
     segments: VecDeque<Segment>,
     entries: Entries,
@@ -30,6 +30,10 @@ pub struct Segments {
     /// When each buried job was buried, in nanoseconds. It is no field of [`Entry`], because few jobs are
     /// buried.
     burials: SecondaryMap<LogKey, NonZero<u64>>,
+    /// The oldest file of which a record was superseded since the last file was closed.
+    reaches: FileNumber,
+    /// A file has lost its last job since [`Segments::take_emptied`].
+    has_emptied: bool,
 }
 
 /// One file.
@@ -47,6 +51,11 @@ pub struct Segment {
     pub layout: Layout,
     /// Some of its records are damaged. When it has no jobs left, it is renamed, not removed.
     pub is_damaged: bool,
+    /// The oldest file of which a record was superseded by one of this file. It is not known of the current
+    /// file.
+    reaches: FileNumber,
+    /// It is free: none of its records is needed. The number of syncs that were begun before.
+    pub free_since: Option<u64>,
     jobs: List,
     live_bytes: u64,
 }
@@ -138,7 +147,18 @@ impl Segment {
     pub fn new(number: FileNumber, size: u64, used: u64) -> Segment {
         let jobs = List::default();
         let layout = Layout::V7WithCrc;
-        Segment { number, size, used, nonce: None, layout, is_damaged: false, jobs, live_bytes: 0 }
+        Segment {
+            number,
+            size,
+            used,
+            nonce: None,
+            layout,
+            is_damaged: false,
+            reaches: number,
+            free_since: None,
+            jobs,
+            live_bytes: 0,
+        }
     }
 
     /// Returns how many bytes are free.
@@ -149,6 +169,12 @@ impl Segment {
     /// Returns the bytes of the full records of its jobs, with the records of their keys, and of kept keys.
     pub fn live_bytes(&self) -> u64 {
         self.live_bytes
+    }
+
+    /// Returns whether each record of a closed file supersedes only records of this file and newer ones, and of
+    /// files older than `older`, the newest one before it that is needed. So it can be removed before that.
+    pub fn is_apart_from(&self, older: FileNumber) -> bool {
+        self.reaches > older && !self.is_damaged
     }
 
     /// Returns whether no job and no kept key belongs to it.
@@ -176,6 +202,21 @@ impl Segment {
     /// Returns the job or kept key that has belonged to it longest.
     pub fn first_job(&self) -> Option<LogKey> {
         self.jobs.front().map(LogKey::from_number)
+    }
+}
+
+impl Default for Segments {
+    fn default() -> Segments {
+        Segments {
+            segments: VecDeque::new(),
+            entries: Entries::default(),
+            live_bytes: 0,
+            kept_keys: 0,
+            keeping_jobs: 0,
+            burials: SecondaryMap::default(),
+            reaches: FileNumber::MAX,
+            has_emptied: false,
+        }
     }
 }
 
@@ -209,9 +250,9 @@ impl Segments {
         self.segments.back()
     }
 
-    /// Removes the oldest file, which must have no jobs.
-    pub fn pop_oldest(&mut self) -> Segment {
-        let segment = self.segments.pop_front().filter(Segment::is_empty);
+    /// Removes a file, which must have no jobs.
+    pub fn remove_file(&mut self, index: usize) -> Segment {
+        let segment = self.segments.remove(index).filter(Segment::is_empty);
         segment.expect("there is a file, and it has no jobs")
     }
 
@@ -226,6 +267,12 @@ impl Segments {
         self.segments.iter()
     }
 
+    /// Returns the file with this number and its index.
+    pub fn find_file(&self, number: FileNumber) -> Option<(usize, &Segment)> {
+        let index = find_index(&self.segments, number)?;
+        Some((index, &self.segments[index]))
+    }
+
     /// Returns the layout of the file with this number, which must exist.
     pub fn layout_of(&self, number: FileNumber) -> Layout {
         self.segments[index_of(&self.segments, number)].layout
@@ -234,6 +281,29 @@ impl Segments {
     /// Returns the file with this number, which must exist.
     pub fn by_number(&mut self, number: FileNumber) -> &mut Segment {
         by_number(&mut self.segments, number)
+    }
+
+    /// Notes that a record supersedes one of this file.
+    pub fn supersede(&mut self, older: FileNumber) {
+        self.reaches = self.reaches.min(older);
+    }
+
+    /// Notes that a file gets no more records: those since the last call are in it.
+    pub fn close_file(&mut self, index: usize) {
+        let reaches = std::mem::replace(&mut self.reaches, FileNumber::MAX);
+        let segment = &mut self.segments[index];
+        segment.reaches = segment.reaches.min(reaches);
+        self.has_emptied |= segment.is_empty();
+    }
+
+    /// Makes the next [`Segments::take_emptied`] return `true`.
+    pub fn look_for_free(&mut self) {
+        self.has_emptied = true;
+    }
+
+    /// Returns whether a file has lost its last job since the last call.
+    pub fn take_emptied(&mut self) -> bool {
+        std::mem::take(&mut self.has_emptied)
     }
 
     // ---- Jobs ----
@@ -365,6 +435,7 @@ impl Segments {
     /// Notes that the job has a new full record in this file at `offset`, of `len` bytes with the record
     /// of its key, or that a kept key has a new record there.
     pub fn move_job(&mut self, key: LogKey, file: FileNumber, offset: u64, len: u64) {
+        self.supersede(self.entries.0[key].file());
         self.detach(key);
         self.entries.0[key].set_place(file, offset, len);
         self.attach(key);
@@ -423,6 +494,7 @@ impl Segments {
         segment.jobs.remove(&mut self.entries, key.number());
         let rest = segment.live_bytes.checked_sub(u64::from(len));
         segment.live_bytes = rest.expect("the record counts as live in its file");
+        self.has_emptied |= segment.is_empty();
         self.live_bytes -= u64::from(len);
     }
 }
@@ -433,10 +505,14 @@ fn by_number(segments: &mut VecDeque<Segment>, number: FileNumber) -> &mut Segme
 }
 
 fn index_of(segments: &VecDeque<Segment>, number: FileNumber) -> usize {
+    let found = find_index(segments, number);
+    found.unwrap_or_else(|| panic!("no file has the number {number}"))
+}
+
+fn find_index(segments: &VecDeque<Segment>, number: FileNumber) -> Option<usize> {
     let index = segments.partition_point(|segment| segment.number < number);
-    let found = segments.get(index).filter(|segment| segment.number == number);
-    assert!(found.is_some(), "no file has the number {number}");
-    index
+    segments.get(index).filter(|segment| segment.number == number)?;
+    Some(index)
 }
 
 /// Returns whether the entry of a job keeps the offset of a record there.

@@ -12,10 +12,9 @@
 
 use super::NoSpace;
 use super::disk::{FileNumber, LAST_NUMBER};
-use super::files::{BLOCK, Files, HEAD, SHORT, fresh_room, is_want_of_space};
+use super::files::{BLOCK, Files, HEAD, SHORT, is_want_of_space};
 use super::refusal_log::RefusalLog;
 use super::removal::{RETRY_PAUSE, Removal};
-use super::segments::Segment;
 use super::writer::Writer;
 use crate::engine::time::Nanos;
 use log::{debug, warn};
@@ -99,6 +98,7 @@ impl Space {
             if !is_want_of_space(&error) {
                 return Err(error);
             }
+            files.count_free();
             if std::mem::take(&mut may_reopen) {
                 while files.has_current() {
                     files.remove_newest()?;
@@ -107,11 +107,11 @@ impl Space {
                 self.reopen_newest(writer);
             } else if files.last_number() < LAST_NUMBER
                 && files.closed_count() > 1
-                && removal.can_remove(files, now)
+                && removal.next(files, now) == Some(0)
             {
                 // The newest old file knows which ids were given out, and is kept. After the highest
                 // number a removal would not help.
-                removal.remove_oldest(files, now);
+                removal.remove(files, 0, now);
             } else if files.exceeded_limit().is_some() && files.lift_limit(true) {
                 // The next attempt fails only if the disk itself has no space.
             } else if !files.has_current() {
@@ -228,16 +228,19 @@ impl Space {
         }
     }
 
-    /// Takes space until the full records of all jobs in the oldest file that is needed fit in newer files.
-    /// Returns `false` if they cannot.
-    pub fn make_room_for_oldest(&mut self, writer: &mut Writer, removal: &mut Removal) -> bool {
-        let oldest = writer.files().kept_closed().next();
-        let live_bytes = oldest.map_or(0, Segment::live_bytes);
-        let missing = live_bytes.saturating_sub(room_for_moves(writer.files()));
-        // A part of the space would be no help, and would be freed again.
-        if missing > 0 && writer.files_mut().measure_space() < missing {
-            return false;
-        }
+    /// Returns how many bytes of full records compaction could write, in the files that exist and in those for
+    /// which there is space.
+    pub fn most_to_move(&self, files: &mut Files) -> u64 {
+        room_for_moves(files).saturating_add(files.measure_space())
+    }
+
+    /// Takes space until `live_bytes` of full records fit in newer files. Returns `false` if they cannot.
+    pub fn make_room_for(
+        &mut self,
+        writer: &mut Writer,
+        removal: &mut Removal,
+        live_bytes: u64,
+    ) -> bool {
         while room_for_moves(writer.files()) < live_bytes {
             if !self.prepare(writer, removal) {
                 return false;
@@ -270,7 +273,7 @@ impl Space {
         }
         let now = writer.now();
         let mut grown = self.prepare_piece(writer.files_mut());
-        if grown.is_err() && removal.can_remove(writer.files(), now) {
+        if grown.is_err() && removal.next(writer.files(), now).is_some() {
             removal.remove_some(writer, false, now);
             grown = self.prepare_piece(writer.files_mut());
         }
@@ -424,7 +427,9 @@ impl Space {
         // More than what a reservation takes space for at the bound. Otherwise the file would be
         // created again.
         let least = files.segments().delete_records() + headroom(files) / 4 + LAST_HEADROOM;
-        if files.room() - files.prepared().next_back().map_or(0, fresh_room) >= least {
+        if files.room() - files.prepared().next_back().map_or(0, |last| files.fresh_room(last))
+            >= least
+        {
             self.remove_prepared(writer);
         }
     }

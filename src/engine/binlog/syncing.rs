@@ -4,7 +4,7 @@
 //! syncs, the disk is asked early to start writing, so that the sync itself is short. A disk that can
 //! sync in the background then does so, one sync at a time.
 //!
-//! A file without jobs may be removed once the records that moved or deleted its jobs are synced.
+//! A free file may be removed once the records that have made it free are synced.
 
 use super::disk::FileNumber;
 use super::files::{BLOCK, Files};
@@ -33,11 +33,7 @@ pub struct SyncState {
     announced: (FileNumber, u64),
     /// Closed files with records that are not synced, and for which no sync was begun.
     unsynced_closed: Vec<FileNumber>,
-    /// During a background sync, the last file without jobs when it was begun, or 0. `None` if there is no
-    /// background sync.
-    background: Option<FileNumber>,
-    /// The files without jobs up to this one may be removed.
-    removable_to: FileNumber,
+    has_background_sync: bool,
 }
 
 /// At most this many closed files stay open for the next sync.
@@ -58,8 +54,7 @@ impl SyncState {
             unsynced_since: None,
             announced: (0, 0),
             unsynced_closed: Vec::new(),
-            background: None,
-            removable_to: 0,
+            has_background_sync: false,
         }
     }
 
@@ -93,12 +88,7 @@ impl SyncState {
 
     /// Returns whether there is a background sync. When it has ended, the loop is woken.
     pub fn has_background_sync(&self) -> bool {
-        self.background.is_some()
-    }
-
-    /// Returns the last file that may be removed, if it and the older ones have no jobs.
-    pub fn removable_to(&self) -> FileNumber {
-        self.removable_to
+        self.has_background_sync
     }
 
     /// Asks the disk to start writing if many bytes wait for a sync that is not due yet.
@@ -141,27 +131,30 @@ impl SyncState {
         }
         self.unsynced_since = None;
         self.announced = (number, used);
-        self.background = Some(files.last_removable());
+        self.has_background_sync = true;
+        files.note_sync_begun();
     }
 
     /// Takes the result of the background sync, if it has ended. Waits for its end if it `must_wait`.
     pub fn poll(&mut self, files: &mut Files, must_wait: bool) {
-        if let Some(removable_to) = self.background
-            && files.disk_mut().poll_sync(must_wait)
-        {
-            self.background = None;
-            self.removable_to = removable_to;
+        if self.has_background_sync && files.disk_mut().poll_sync(must_wait) {
+            self.has_background_sync = false;
+            files.note_sync_ended();
         }
     }
 
     /// Syncs the names of files, and all files with records that are not synced, and waits for that.
     pub fn sync(&mut self, files: &mut Files) {
         self.poll(files, true);
-        self.removable_to = files.last_removable();
+        files.note_sync_begun();
         files.disk_mut().sync_names();
-        if self.unsynced_since.take().is_none() || !self.is_enabled() || files.disk().has_failed() {
-            return;
+        if self.unsynced_since.take().is_some() && self.is_enabled() && !files.disk().has_failed() {
+            self.sync_files(files);
         }
+        files.note_sync_ended();
+    }
+
+    fn sync_files(&mut self, files: &mut Files) {
         for number in self.unsynced_closed.drain(..) {
             files.disk_mut().sync(number);
             files.disk_mut().raw().close(number);
@@ -200,7 +193,6 @@ impl SyncState {
             "a sync of binlog.{announced_in} was announced up to {announced}: binlog.{current} ends at \
              {used}"
         );
-        assert!(self.removable_to < current, "binlog.{current} is written, and may be removed");
         let closed = &self.unsynced_closed;
         let oldest = files.segments()[0].number;
         let numbers = closed.iter().copied().chain([current]);

@@ -6,7 +6,8 @@
 use super::IoFailed;
 use super::disk::FileNumber;
 use super::fail_stop::FailStopDisk;
-use super::files::Files;
+use super::files::{Files, SHORT};
+use super::gaps::{Gap, Gaps};
 use super::key_record::KeyRecord;
 use super::record::{self, Fields, Layout, SHORT_LEN};
 use super::segments::{Segment, Segments};
@@ -42,14 +43,14 @@ impl Writer {
     pub fn open(
         disk: FailStopDisk,
         policy: Policy,
-        segments: Segments,
+        (segments, gaps): (Segments, Gaps),
         resume: Resume,
         now: Nanos,
     ) -> Result<Writer, TryReserveError> {
         let mut batch = Vec::new();
         batch.try_reserve_exact(longest_batch(&policy.limits))?;
         Ok(Writer {
-            files: Files::open(disk, segments, policy),
+            files: Files::open(disk, segments, gaps, policy),
             syncing: SyncState::new(policy.syncing),
             batch,
             has_exempt: false,
@@ -152,12 +153,40 @@ impl Writer {
         self.records_written -= 1;
     }
 
-    /// Appends the file header record. It has the last id, so that ids continue from there even if
-    /// all older files are removed.
+    /// Appends the file header record and those of all gaps. It has the last id, so that ids continue from
+    /// there even if all older files are removed.
     pub fn begin_file(&mut self) {
         record::write_file_header(&mut self.batch, self.last_id, self.nonce);
         self.files.use_bytes(SHORT_LEN);
         self.syncing.note_record(self.now);
+        let gaps = self.files.gaps().clone();
+        gaps.iter().for_each(|gap| self.append_gap(gap));
+    }
+
+    /// Appends the record of a gap, for which there is space in the current file. It is not counted.
+    fn append_gap(&mut self, gap: Gap) {
+        self.make_room(SHORT_LEN);
+        record::write(&mut self.batch, &record::gap(gap), "", &[], self.nonce);
+        self.files.use_bytes(SHORT_LEN);
+        self.syncing.note_record(self.now);
+    }
+
+    /// Makes sure that a free file can be removed without being missed: if older ones are left, the gap is
+    /// recorded. Returns `false` if there is no room for that.
+    pub fn record_gap(&mut self, index: usize) -> bool {
+        if self.files.is_recorded_gap(index) {
+            return true;
+        }
+        let records = 1 + self.files.prepared().len() as u64;
+        if self.files.room() < self.files.segments().delete_records() + records {
+            return false;
+        }
+        while self.files.current().left() < SHORT {
+            self.advance();
+        }
+        let gap = self.files.add_gap(index);
+        self.append_gap(gap);
+        true
     }
 
     /// Closes the current file, which is full, and begins the oldest prepared one.
@@ -222,15 +251,6 @@ impl Writer {
     /// Takes the result of the background sync, if it has ended.
     pub fn poll_sync(&mut self) {
         self.syncing.poll(&mut self.files, false);
-    }
-
-    /// Returns whether the oldest file may be removed, if it has no jobs: the records are synced that have
-    /// taken the jobs out of it, and so is the removal of the file before.
-    pub fn may_remove_oldest(&self) -> bool {
-        let oldest = self.files.segments()[0].number;
-        let disk = self.files.disk();
-        let is_synced = oldest <= self.syncing.removable_to() && disk.has_synced_removals();
-        is_synced && !disk.has_failed()
     }
 
     /// Writes the batch, syncs all records, and waits for that.

@@ -15,11 +15,12 @@ mod keys;
 
 use super::Queue;
 use super::flush::Decision;
-use super::job::{Job, JobParams, Target};
+use super::job::{Job, JobParams, LogRef, Target};
 use super::tube::Tubes;
 use crate::engine::binlog::disk::{Disk, FileNumber};
+use crate::engine::binlog::gaps::Gaps;
 use crate::engine::binlog::key_record::{self, KeyRecord};
-use crate::engine::binlog::reader::{self, Damage, Item, ReadError, Reader, Record, TornTail};
+use crate::engine::binlog::reader::{Damage, Item, ReadError, Reader, Record, TornTail};
 use crate::engine::binlog::record::{
     self, Fields, FlushCounts, FlushKind, HIGHEST_ID, Layout, Mark, RecordState,
 };
@@ -78,6 +79,7 @@ pub struct Replay<'q> {
 struct ReplayState<'q> {
     queue: &'q mut Queue,
     segments: Segments,
+    gaps: Gaps,
     resume: Resume,
     /// The tube of the last full record.
     tube: TubeKey,
@@ -132,15 +134,10 @@ impl Queue {
     /// Begins to read the binlog on `disk`. There must be no job and no connection.
     pub fn begin_replay(&mut self, mut disk: Box<dyn Disk>) -> Result<Replay<'_>, ReplayError> {
         let numbers = disk.list().map_err(ReplayError::List)?;
-        for (before, after) in reader::gaps(&numbers) {
-            error!(
-                "no file between binlog.{before} and binlog.{after}: their records are lost; \
-                 continuing without them, so deleted jobs may be back"
-            );
-        }
         let state = ReplayState {
             queue: self,
             segments: Segments::default(),
+            gaps: Gaps::default(),
             resume: Resume::default(),
             tube: Tubes::DEFAULT,
             used_bytes: 0,
@@ -213,12 +210,19 @@ impl Replay<'_> {
     /// Moves all jobs to their states, after all files were read, and opens the binlog for new
     /// records. After an error no record is lost.
     pub fn finish(self, policy: Policy, now: Nanos) -> Result<Recovered, ReplayError> {
-        let Replay { disk, files_read, mut state, .. } = self;
+        let Replay { disk, numbers, files_read, mut state } = self;
+        for (before, after) in state.gaps.lost(&numbers) {
+            error!(
+                "no file between binlog.{before} and binlog.{after}: their records are lost; \
+                 continuing without them, so deleted jobs may be back"
+            );
+        }
         state.log_torn_tail();
         state.place_jobs(now).map_err(ReplayError::NoMemory)?;
         let ReplayState {
             queue,
             segments,
+            gaps,
             resume,
             used_bytes,
             lost,
@@ -239,7 +243,7 @@ impl Replay<'_> {
                 recovered.jobs
             );
         }
-        let binlog = Binlog::begin(disk, policy, segments, resume, now);
+        let binlog = Binlog::begin(disk, policy, (segments, gaps), resume, now);
         queue.binlog = Some(binlog.map_err(|error| match error {
             BeginError::NoFile(error) => ReplayError::Begin(error),
             BeginError::Failed(failure) => ReplayError::Failed(failure),
@@ -285,6 +289,7 @@ impl ReplayState<'_> {
                     }
                     self.used_bytes += end.used;
                     self.segments.by_number(number).used = end.used;
+                    self.segments.close_file(self.segments.len() - 1);
                     let damage = end.tail.and_then(|tail| self.tail.begins(number, tail));
                     if let Some((number, damage)) = damage {
                         self.note_damage(number, &damage);
@@ -368,7 +373,12 @@ impl ReplayState<'_> {
             return self.apply_key(number, key);
         }
         let key_before = self.key_before.take().filter(|(_, key)| key.id == fields.id);
+        if let Some(gap) = record.gap {
+            self.gaps.add(gap);
+            return Ok(());
+        }
         if let Some(kind) = record.flush {
+            self.segments.supersede(0);
             return self.apply_flush(kind, tube, fields.created_at);
         }
         self.note_id(fields.id);
@@ -388,6 +398,7 @@ impl ReplayState<'_> {
                 self.flushes_before.remove(key);
                 self.last_states.remove(key);
                 let job = self.queue.jobs.remove(key);
+                self.supersede(job.log);
                 self.remove_job(key, &job);
                 self.queue.drop_job(job);
                 if let Some((number, key)) = key_before {
@@ -412,6 +423,7 @@ impl ReplayState<'_> {
             // Its full record was in a file that is removed.
             (None, None) => return Ok(()),
         };
+        self.supersede(self.queue.jobs[key].log);
         let job = &mut self.queue.jobs[key];
         job.pri = fields.pri;
         job.delay_secs = fields.delay_secs;
@@ -420,6 +432,12 @@ impl ReplayState<'_> {
         self.queue.jobs.set_counts(key, fields.counts);
         self.apply_state(key, &fields, is_full, layout.has_checksums())?;
         self.note_flushes(key)
+    }
+
+    /// Notes that the present record supersedes that of a job.
+    fn supersede(&mut self, log: LogRef) {
+        let file = self.segments.entry(self.queue.unique.log_of(log)).file();
+        self.segments.supersede(file);
     }
 
     /// Applies the full record at this place. It adds a job, or replaces the tube and the body of a

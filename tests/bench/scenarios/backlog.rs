@@ -191,7 +191,7 @@ fn keys() -> Scenario {
     let what = format!(
         "put of 64 bytes in front of {MILLION} jobs without keys and {MILLION} with keys, 100 to a \
          write and one by one (single): without a key, with a new one, and with one that another \
-         job has (hit); cpu us/op; and one random read of as much memory as their index has (read)"
+         job has (hit); cpu us/op"
     );
     let round = |server: &mut Server| {
         let mut pool = server.connect(1);
@@ -216,34 +216,9 @@ fn keys() -> Scenario {
             figures.append(prefix, Figures::of("hit_us", hit));
             figures.append(prefix, Figures::of("key_ratio", with_key / plain));
         }
-        figures.add("read_us", random_read_us());
         Ok(figures)
     };
     Scenario { needs_extensions: true, ..Scenario::new("keys-1m", 3, what, round) }
-}
-
-/// Returns the time of one read at a random place in as much memory as the index of all keys has at
-/// the end, when each read yields the place of the next one. A put with a new key has at least one
-/// such read.
-fn random_read_us() -> f64 {
-    const INDEX_BYTES: usize = 18_000_000;
-    const READS: usize = 2_000_000;
-    const LINE: usize = 64;
-    let mut order: Vec<usize> = (1..INDEX_BYTES / LINE).collect();
-    Rng::with_seed(1).shuffle(&mut order);
-    // Each line has the number of another one, in one cycle through all lines.
-    let mut lines = vec![[0; LINE / size_of::<usize>()]; INDEX_BYTES / LINE];
-    let mut line = 0;
-    for next in order {
-        lines[line][0] = next;
-        line = next;
-    }
-    let began = Instant::now();
-    for _ in 0..READS {
-        line = lines[line][0];
-    }
-    std::hint::black_box(line);
-    began.elapsed().as_secs_f64() * 1e6 / READS as f64
 }
 
 // ---- Jobs on disk ----

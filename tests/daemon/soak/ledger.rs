@@ -5,35 +5,23 @@
 //! - A job is noted as held when its `RESERVED` was read, and as let go before its holder sends a
 //!   command that gives the job away, or closes. TTRs are long, so a `RESERVED` for a held job is
 //!   an error.
-//! - A server that is killed releases all jobs at once, but clients may read its last replies after
-//!   its successor has handed the jobs out again. Every note has the number of the instance of the
-//!   server that sent the reply.
 //! - A delete without a reply may have been done or not. Every other delete must be acknowledged
-//!   exactly once, and no later instance may hand the job out.
+//!   exactly once, and the job is never handed out again.
+//! - After a server is killed, the next one starts when all connections to the first have ended.
 
 use crate::harness::request::{body_number, numbered_body};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashSet};
 
-/// The number of a server, in the order in which they were started.
-pub type Instance = usize;
-
-/// A connection to one of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Holder {
-    pub instance: Instance,
-    pub connection: u64,
-}
+/// The number of a connection.
+pub type Holder = u64;
 
 #[derive(Default)]
 pub struct Ledger {
-    /// The process id of each instance.
-    pids: Vec<u64>,
     /// The put with the number `n` is at `n - 1`.
     puts: Vec<Put>,
     /// By id: jobs that were inserted or reserved, and not deleted.
     live: BTreeMap<u64, Job>,
-    /// The instance that acknowledged the delete of a job.
-    deleted: HashMap<u64, Instance>,
+    deleted: HashSet<u64>,
     /// At least the bytes that the records of all jobs need.
     pub live_bytes: u64,
     pub inserted: u64,
@@ -52,29 +40,11 @@ struct Job {
     number: u64,
     is_acknowledged: bool,
     holder: Option<Holder>,
-    /// The last instance that has handed it out.
-    reserved_by: Option<Instance>,
     /// A delete was sent whose reply was not read.
     may_be_deleted: bool,
 }
 
 impl Ledger {
-    /// Notes that a server has been started, and that the one before it has ended.
-    pub fn begin_instance(&mut self, pid: u32) {
-        self.pids.push(pid.into());
-    }
-
-    /// Returns the last instance.
-    pub fn present(&self) -> Instance {
-        self.pids.len() - 1
-    }
-
-    /// Returns the instance with this process id.
-    pub fn instance(&self, pid: u64) -> Instance {
-        let index = self.pids.iter().rposition(|&known| known == pid);
-        index.expect("the instance was noted at its start")
-    }
-
     /// Notes a put that is about to be sent; returns the body for it.
     pub fn next_body(&mut self, body_len: usize, tube: &str) -> Vec<u8> {
         // The format needs 84 bytes for each job, the name of its tube, and its body.
@@ -110,20 +80,13 @@ impl Ledger {
 
     pub fn reserved(&mut self, by: Holder, id: u64, body: &[u8]) {
         self.note(id, body);
-        let present = self.present();
-        self.reserved += 1;
-        if let Some(&instance) = self.deleted.get(&id) {
-            return assert!(by.instance < instance, "job {id} is reserved after its delete");
-        }
+        assert!(!self.deleted.contains(&id), "job {id} is reserved after its delete");
         let job = self.live.get_mut(&id).expect("it is not deleted");
-        job.reserved_by = job.reserved_by.max(Some(by.instance));
-        if by.instance < present {
-            return;
-        }
         if let Some(holder) = job.holder.replace(by) {
-            assert!(holder.instance < present, "job {id} is held by {holder:?} and {by:?}");
+            panic!("job {id} is held by the connections {holder} and {by}");
         }
         job.may_be_deleted = false;
+        self.reserved += 1;
     }
 
     /// Notes that a holder is about to give a job away.
@@ -134,23 +97,15 @@ impl Ledger {
     }
 
     /// Notes a delete that is about to be sent, and whose reply may not be read.
-    pub fn may_be_deleted(&mut self, by: Holder, id: u64) {
-        let present = self.present();
-        let job = self.live.get_mut(&id).expect("a held job is not deleted");
-        job.may_be_deleted |= job.holder == Some(by) && by.instance == present;
+    pub fn may_be_deleted(&mut self, id: u64) {
+        self.live.get_mut(&id).expect("a held job is not deleted").may_be_deleted = true;
     }
 
     pub fn deleted(&mut self, by: Holder, id: u64) {
         let Some(job) = self.live.remove(&id) else { panic!("job {id} is deleted twice") };
-        assert!(
-            job.reserved_by <= Some(by.instance),
-            "job {id} is there again after its delete was acknowledged"
-        );
-        if let Some(holder) = job.holder {
-            let may_delete = holder == by || holder.instance < by.instance;
-            assert!(may_delete, "{by:?} has deleted job {id}, which {holder:?} holds");
-        }
-        self.deleted.insert(id, by.instance);
+        let may_delete = job.holder.is_none_or(|holder| holder == by);
+        assert!(may_delete, "{by} has deleted job {id}, which {:?} holds", job.holder);
+        self.deleted.insert(id);
         self.live_bytes -= self.put(job.number).record_bytes;
     }
 
@@ -180,7 +135,7 @@ impl Ledger {
     fn note(&mut self, id: u64, body: &[u8]) {
         let number = self.check_body(id, body);
         if self.put(number).id.is_none() {
-            let is_new = !self.live.contains_key(&id) && !self.deleted.contains_key(&id);
+            let is_new = !self.live.contains_key(&id) && !self.deleted.contains(&id);
             assert!(is_new, "id {id} is given out twice");
             self.live.insert(id, Job { number, ..Job::default() });
             self.puts[index(number)].id = Some(id);

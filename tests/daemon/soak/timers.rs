@@ -4,11 +4,12 @@
 //! The machine's clock is left alone: libfaketime, preloaded into the server, gives it another
 //! time of day, as much ahead as a file says, and leaves the monotonic clock as it is.
 
+use super::Run;
 use crate::harness::client::Client;
 use crate::harness::process::{self, BEANSTALKD, Daemon, ON_LOOPBACK, command, path_text, text};
 use crate::harness::request::{numbered_body, put};
 use crate::harness::skip;
-use crate::run::{Outcome, Run};
+use crate::serve;
 use rustix::process::Signal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -16,125 +17,92 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 use tempfile::TempDir;
 
-// ---- What is due ----
-
 const SPAN: Duration = Duration::from_secs(1);
 
-/// Clients for which something is due when [`SPAN`] is over.
-struct Due {
-    since: Instant,
-    /// Holds a job of this id until its TTR is over.
-    holder: (Client, u64),
-    waits: Vec<Wait>,
-}
-
-/// A client that will wait for one of these lines, and then may delete a job.
-struct Wait {
-    client: Client,
-    request: &'static str,
-    lines: Vec<String>,
-    id: Option<u64>,
-}
-
-impl Due {
-    fn begin(address: SocketAddr) -> Due {
-        let client = |tube| Client::in_tube(address, tube);
-        let (mut delayed, mut paused, mut soon) = (client("a"), client("b"), client("c"));
-        let (mut holder, next, timed) = (client("d"), client("d"), client("e"));
-        let paused_id = paused.put("job");
-        let soon_id = soon.ask(put(0, 0, 2, "job")).inserted();
-        let held_id = holder.ask(put(0, 0, 1, "job")).inserted();
-        let reserved = |id| format!("RESERVED {id} 3");
-
-        let since = Instant::now();
-        paused.expect("pause-tube b 1\r\n", "PAUSED");
-        soon.expect("reserve\r\n", &reserved(soon_id));
-        holder.expect("reserve\r\n", &reserved(held_id));
-        let delayed_id = delayed.ask(put(0, 1, 60, "job")).inserted();
-        let wait = |client, id| Wait {
-            client,
-            request: "reserve\r\n",
-            lines: vec![reserved(id)],
-            id: Some(id),
-        };
-        let mut soon = wait(soon, soon_id);
+/// Lets clients wait for all that can be due, while `meanwhile` runs: it is due when [`SPAN`] is over.
+/// Returns the delay of the latest.
+fn wait_for_all_that_is_due(address: SocketAddr, meanwhile: impl FnOnce()) -> Duration {
+    let client = |tube| Client::in_tube(address, tube);
+    let (mut delayed, mut paused, mut soon) = (client("a"), client("b"), client("c"));
+    let (mut holder, next, timed) = (client("d"), client("d"), client("e"));
+    let put_job =
+        |client: &mut Client, delay_s, ttr_s| client.ask(put(0, delay_s, ttr_s, "job")).inserted();
+    let paused_id = put_job(&mut paused, 0, 60);
+    let soon_id = put_job(&mut soon, 0, 2);
+    let held_id = put_job(&mut holder, 0, 1);
+    let reserved = |id| format!("RESERVED {id} 3");
+    let since = Instant::now();
+    paused.expect("pause-tube b 1\r\n", "PAUSED");
+    soon.expect("reserve\r\n", &reserved(soon_id));
+    holder.expect("reserve\r\n", &reserved(held_id));
+    let delayed_id = put_job(&mut delayed, 1, 60);
+    // Each waits for its job, or until the time of the request is over.
+    let waits = [
+        (delayed, Some(delayed_id)),
+        (paused, Some(paused_id)),
+        (next, Some(held_id)),
+        (soon, Some(soon_id)),
+        (timed, None),
+    ];
+    let receive = |mut client: Client, id: Option<u64>| {
+        let line = client.reply().line;
+        let took = since.elapsed();
         // Its TTR may be over, too, when a server continues.
-        soon.lines.push("DEADLINE_SOON".to_owned());
-        let request = "reserve-with-timeout 1\r\n";
-        let timed = Wait { client: timed, request, lines: vec!["TIMED_OUT".to_owned()], id: None };
-        let waits = vec![
-            wait(delayed, delayed_id),
-            wait(paused, paused_id),
-            wait(next, held_id),
-            soon,
-            timed,
-        ];
-        Due { since, holder: (holder, held_id), waits }
-    }
-
-    /// Sends what waits, and receives all replies while `meanwhile` runs. Returns the delay of the
-    /// latest.
-    fn wait(mut self, meanwhile: impl FnOnce()) -> Duration {
-        for Wait { client, request, .. } in &mut self.waits {
-            client.send(request);
-        }
-        let since = self.since;
-        let receive = |Wait { client, lines, .. }: &mut Wait| {
-            let line = client.reply().line;
-            let took = since.elapsed();
-            assert!(lines.contains(&line), "{line} comes instead of {lines:?}");
-            assert!(took >= SPAN, "{line} comes after {took:?}");
-            took - SPAN
-        };
-        let late = thread::scope(|scope| {
-            let waits = self.waits.iter_mut();
-            let threads: Vec<_> = waits.map(|wait| scope.spawn(|| receive(wait))).collect();
-            meanwhile();
-            let late = threads.into_iter().map(|thread| thread.join().expect("it is in time"));
-            late.max().unwrap_or_default()
+        let is_soon = line == "DEADLINE_SOON" && id == Some(soon_id);
+        let is_due = line == id.map_or("TIMED_OUT".to_owned(), reserved);
+        assert!(is_due || is_soon, "{line} comes to the client that waits for {id:?}");
+        assert!(took >= SPAN, "{line} comes after {took:?}");
+        (took - SPAN, client, id)
+    };
+    let received = thread::scope(|scope| {
+        let threads = waits.map(|(mut client, id)| {
+            let timeout = if id.is_some() { "" } else { "-with-timeout 1" };
+            client.send(format!("reserve{timeout}\r\n"));
+            scope.spawn(move || receive(client, id))
         });
-        let (mut holder, id) = self.holder;
-        holder.expect(format!("touch {id}\r\n"), "NOT_FOUND");
-        // Its next holder may have lost it, too.
-        let stats = holder.ask(format!("stats-job {id}\r\n"));
-        assert!(stats.value("timeouts") >= Some(1), "{}", stats.text());
-        for Wait { mut client, id, .. } in self.waits {
-            id.into_iter().for_each(|id| client.delete_all(&[id]));
-        }
-        late
-    }
+        meanwhile();
+        threads.map(|thread| thread.join().expect("it is in time"))
+    });
+    holder.expect(format!("touch {held_id}\r\n"), "NOT_FOUND");
+    // Its next holder may have lost it, too.
+    let stats = holder.ask(format!("stats-job {held_id}\r\n"));
+    assert!(stats.value("timeouts") >= Some(1), "{}", stats.text());
+    let delays = received.map(|(delay, mut client, id)| {
+        id.into_iter().for_each(|id| client.delete_all(&[id]));
+        delay
+    });
+    delays.into_iter().max().expect("there are some")
 }
 
 // ---- A server that is stopped ----
 
-pub fn server_is_stopped(run: &Run) -> Outcome {
-    let (daemon, address) = Daemon::on_loopback(&[]);
+pub(super) fn server_is_stopped(run: &Run) -> String {
+    let (daemon, client) = serve(&[]);
+    let address = client.socket().peer_addr().unwrap().as_socket().unwrap();
     let mut random = run.random();
-    let mut answered = 0;
-    let rounds = run.rounds(|_| {
-        let more = Duration::from_millis(random.u64(..run.size(1, 2_000) as u64));
-        answered += stop_once(&daemon, address, run.size(20, 200), SPAN + more);
+    let puts = run.size([20, 200]);
+    let rounds = run.rounds(|| {
+        let more = Duration::from_millis(random.u64(..run.size([1, 2_000]) as u64));
+        stop_once(&daemon, address, puts, SPAN + more);
     });
-    Some(format!("{rounds} rounds, {answered} puts answered"))
+    format!("{rounds} rounds, {} puts answered", 10 * rounds * puts)
 }
 
-/// Stops the server for this span, while clients write; returns the number of puts.
-fn stop_once(daemon: &Daemon, address: SocketAddr, puts: usize, span: Duration) -> usize {
-    let due = Due::begin(address);
+/// Stops the server for this span, while ten clients write this number of puts each.
+fn stop_once(daemon: &Daemon, address: SocketAddr, puts: usize, span: Duration) {
     let mut writers: Vec<Client> = (0..10).map(|_| Client::in_tube(address, "written")).collect();
-    daemon.signal(Signal::STOP);
-    let stopped_at = Instant::now();
-    for (client, index) in writers.iter_mut().zip(0..) {
-        for number in 0..puts as u64 {
-            client.send(put(0, 0, 60, numbered_body(number * 10 + index, 100)));
+    let mut newcomers = Vec::new();
+    wait_for_all_that_is_due(address, || {
+        daemon.signal(Signal::STOP);
+        let stopped_at = Instant::now();
+        for client in &mut writers {
+            for number in 0..puts as u64 {
+                client.send(put(0, 0, 60, numbered_body(number, 100)));
+            }
         }
-    }
-    // New connections find room in the backlog.
-    let mut newcomers: Vec<Client> = (0..20).map(|_| Client::connect(address)).collect();
-    for client in &mut newcomers {
-        client.send("list-tube-used\r\n");
-    }
-    due.wait(|| {
+        // New connections find room in the backlog.
+        newcomers.extend((0..20).map(|_| Client::connect(address)));
+        newcomers.iter_mut().for_each(|client| client.send("list-tube-used\r\n"));
         thread::sleep(span.saturating_sub(stopped_at.elapsed()));
         daemon.signal(Signal::CONT);
     });
@@ -147,21 +115,20 @@ fn stop_once(daemon: &Daemon, address: SocketAddr, puts: usize, span: Duration) 
         client.delete_all(&ids);
     }
     assert_eq!(writers[0].jobs(), 0);
-    puts * writers.len()
 }
 
 // ---- A clock that is set ----
 
-pub fn clock_is_set(run: &Run) -> Outcome {
+pub(super) fn clock_is_set(run: &Run) -> String {
     let Some(library) = library() else {
         skip("libfaketime is not installed (the Debian package is faketime)");
-        return None;
+        return String::new();
     };
     let mut latest = Duration::ZERO;
-    let rounds = run.rounds(|_| {
+    let rounds = run.rounds(|| {
         let clock = FakeClock::new(library.clone());
         let (_daemon, address) = clock.start();
-        let late = Due::begin(address).wait(|| {
+        let late = wait_for_all_that_is_due(address, || {
             for hours in [3, -5, 48, -1, 0, 24 * 365, -7, 0] {
                 clock.set_ahead(hours * HOUR_S);
                 // The server reads the clock.
@@ -172,7 +139,7 @@ pub fn clock_is_set(run: &Run) -> Outcome {
         latest = latest.max(late);
         restart(&FakeClock::new(library.clone()));
     });
-    Some(format!("{rounds} rounds; nothing came early, nor more than {latest:.0?} late"))
+    format!("{rounds} rounds; nothing came early, nor more than {latest:.0?} late")
 }
 
 /// Returns the library, where Linux distributions put it.

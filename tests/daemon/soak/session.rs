@@ -1,18 +1,13 @@
 //! A connection of a client that puts and reserves at random, until it ends or is cut off.
 
-use crate::harness::client::Client;
+use super::ledger::Holder;
+use super::workers::Field;
+use crate::harness::client::{Client, reset_on_close};
 use crate::harness::reply::Reply;
 use crate::harness::request::put;
-use crate::ledger::Holder;
-use crate::workers::Field;
 use fastrand::Rng;
 use std::io;
-use std::net::Shutdown;
 use std::sync::atomic::Ordering;
-use std::thread;
-use std::time::Duration;
-
-const TTR_S: u32 = 3600;
 
 pub struct Session<'a> {
     field: &'a Field<'a>,
@@ -25,14 +20,23 @@ pub struct Session<'a> {
     held: Vec<u64>,
 }
 
+impl Drop for Session<'_> {
+    /// Notes the end before the connection is closed.
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.let_all_go();
+            self.field.open.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
 impl<'a> Session<'a> {
     pub fn open(field: &'a Field<'a>, random: Rng) -> io::Result<Session<'a>> {
         let mut client = Client::try_connect(field.address)?;
-        let pid = client.try_ask("stats\r\n")?.value("pid").expect("stats has it");
-        let instance = field.ledger().instance(pid);
-        let connection = field.connections.fetch_add(1, Ordering::Relaxed);
+        // Until it is accepted, the connection may be one to the next server.
+        client.try_ask("list-tube-used\r\n")?;
+        let holder = field.connections.fetch_add(1, Ordering::Relaxed);
         field.open.fetch_add(1, Ordering::Relaxed);
-        let holder = Holder { instance, connection };
         let (tube, watched, held) = ("default".to_owned(), Vec::new(), Vec::new());
         let mut session = Session { field, random, client, holder, tube, watched, held };
         if field.plan.crashes {
@@ -58,14 +62,15 @@ impl<'a> Session<'a> {
             0..25 => self.reserve().map(drop),
             25..45 => self.finish(),
             45..50 => self.ask("kick 10\r\n", "KICKED").map(drop),
-            50..54 => self.look(),
+            50..54 => self.peek(),
             _ => self.change_tubes(),
         }
     }
 
     fn put_or_delete(&mut self) -> io::Result<()> {
         if self.field.ledger().len() >= self.field.most_jobs {
-            return self.delete_any();
+            // Of a delete that is cut off it would not be known whether it was done.
+            return if self.field.plan.crashes { self.peek() } else { self.delete_any() };
         }
         let (body, request) = self.next_put();
         let id = self.client.try_ask(request)?.inserted();
@@ -83,7 +88,7 @@ impl<'a> Session<'a> {
         let len = (LEAST * range.powf(self.random.f64())) as usize;
         let body = self.field.ledger().next_body(len, &self.tube);
         let delay_s = u32::from(self.random.u32(..15) == 0);
-        let request = put(self.random.u32(..2_000), delay_s, TTR_S, &body);
+        let request = put(self.random.u32(..2_000), delay_s, 3600, &body);
         (body, request)
     }
 
@@ -151,33 +156,25 @@ impl<'a> Session<'a> {
         self.ask(&request, word).map(drop)
     }
 
+    /// Deletes a held job that is not in the list any more.
     fn delete(&mut self, id: u64) -> io::Result<()> {
-        self.field.ledger().may_be_deleted(self.holder, id);
-        self.ask(&format!("delete {id}\r\n"), "DELETED")?;
-        self.field.ledger().deleted(self.holder, id);
-        Ok(())
+        self.field.ledger().may_be_deleted(id);
+        let deleted = self.ask(&format!("delete {id}\r\n"), "DELETED");
+        let mut ledger = self.field.ledger();
+        match deleted {
+            Ok(_) => ledger.deleted(self.holder, id),
+            Err(_) => ledger.let_go(self.holder, id),
+        }
+        deleted.map(drop)
     }
 
-    fn look(&mut self) -> io::Result<()> {
+    fn peek(&mut self) -> io::Result<()> {
         let Some(id) = self.any_id() else { return Ok(()) };
-        match self.random.u32(..4) {
-            0 => {
-                let reply = self.client.try_ask(format!("peek {id}\r\n"))?;
-                // Another client may have deleted it; a lost job is found in the end.
-                if reply.line != "NOT_FOUND" {
-                    assert_eq!(reply.number("FOUND"), Some(id), "{}", reply.line);
-                    self.field.ledger().check_body(id, &reply.body);
-                }
-            }
-            1 => {
-                let stats = self.client.try_ask(format!("stats-job {id}\r\n"))?;
-                assert!(stats.line == "NOT_FOUND" || stats.value("id") == Some(id), "job {id}");
-            }
-            2 => drop(self.ask("list-tubes\r\n", "OK")?),
-            _ => {
-                let stats = self.ask("stats-tube default\r\n", "OK")?;
-                assert!(stats.value("total-jobs").is_some());
-            }
+        let reply = self.client.try_ask(format!("peek {id}\r\n"))?;
+        // Another client may have deleted it; a lost job is found in the end.
+        if reply.line != "NOT_FOUND" {
+            assert_eq!(reply.number("FOUND"), Some(id), "{}", reply.line);
+            self.field.ledger().check_body(id, &reply.body);
         }
         Ok(())
     }
@@ -217,19 +214,10 @@ impl<'a> Session<'a> {
     /// Ends the connection, with whatever is held.
     pub fn end(mut self) -> io::Result<()> {
         let last = if self.field.plan.crashes { self.begin_last() } else { Ok(()) };
-        let is_reset = self.random.bool();
-        self.end_well(is_reset);
-        last
-    }
-
-    pub fn end_well(mut self, is_reset: bool) {
-        self.let_all_go();
-        if is_reset {
-            self.client.reset();
-        } else {
-            drop(self.client);
+        if self.random.bool() {
+            reset_on_close(self.client.socket());
         }
-        self.field.open.fetch_sub(1, Ordering::Relaxed);
+        last
     }
 
     fn let_all_go(&mut self) {
@@ -239,68 +227,45 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Sends the last command of a client that crashes, which reads no reply, or half-closes.
+    /// Sends the last command of a client that crashes and reads no reply, or half-closes.
     fn begin_last(&mut self) -> io::Result<()> {
         let held = self.held.last().copied();
-        let kind = self.random.u32(..13);
+        let kind = self.random.usize(..12);
         if let (0, Some(id)) = (kind, held) {
-            self.field.ledger().may_be_deleted(self.holder, id);
+            self.field.ledger().may_be_deleted(id);
             return self.client.try_send(format!("delete {id}\r\n"));
         }
         self.let_all_go();
-        match (kind, held) {
-            (1, Some(id)) => self.client.try_send(format!("release {id} 0 0\r\n")),
-            (2, Some(id)) => self.client.try_send(format!("bury {id} 0\r\n")),
-            (3, _) => {
-                self.client.try_send("reserve\r\n")?;
-                thread::sleep(Duration::from_micros(self.random.u64(..5_000)));
-                Ok(())
-            }
-            (4, _) => self.client.try_send("reserve-with-timeout 0\r\n".repeat(3)),
-            (5, _) => self.client.try_send("list-tube-us"),
-            (6, _) => self.client.try_send("put 0 0 60 1000\r\nhalf a body"),
-            (7, _) => {
-                let (_, request) = self.next_put();
-                self.client.try_send(request)
-            }
-            (8, _) => {
-                let (_, request) = self.next_put();
-                self.client.try_send(&request[..self.random.usize(..request.len())])
-            }
-            (9, _) => self.half_close_after_puts(),
-            (10, _) => {
-                self.client.try_send("reserve\r\n")?;
-                self.client.socket().shutdown(Shutdown::Write)?;
-                let reply = self.client.try_reply()?;
-                let is_answered = reply.line == "TIMED_OUT" || reply.number("RESERVED").is_some();
-                assert!(is_answered, "to a reserve and a half-close: {}", reply.line);
-                self.expect_end()
-            }
-            (11, _) => {
-                self.client.try_send("list-tube-used\r\nquit\r\n")?;
-                assert_eq!(self.client.try_line()?, format!("USING {}", self.tube));
-                self.expect_end()
-            }
-            _ => Ok(()),
+        if kind == 1 {
+            return self.half_close_after_puts();
         }
+        let id = held.unwrap_or_default();
+        let (_, put) = self.next_put();
+        let lasts = [
+            format!("release {id} 0 0\r\n").into(),
+            format!("bury {id} 0\r\n").into(),
+            b"reserve\r\n".to_vec(),
+            b"reserve-with-timeout 0\r\n".repeat(3),
+            b"list-tube-used\r\nquit\r\n".to_vec(),
+            b"list-tube-us".to_vec(),
+            b"put 0 0 60 1000\r\nhalf a body".to_vec(),
+            put[..self.random.usize(..put.len())].to_vec(),
+            put,
+        ];
+        let last = kind.checked_sub(2).and_then(|index| lasts.get(index));
+        last.map_or(Ok(()), |last| self.client.try_send(last))
     }
 
     /// Everything that was sent before is answered.
     fn half_close_after_puts(&mut self) -> io::Result<()> {
         const PUTS: usize = 20;
-        let puts: Vec<(Vec<u8>, Vec<u8>)> = (0..PUTS).map(|_| self.next_put()).collect();
-        for (_, request) in &puts {
-            self.client.try_send(request)?;
-        }
-        self.client.socket().shutdown(Shutdown::Write)?;
-        for (body, _) in &puts {
+        let (bodies, requests): (Vec<_>, Vec<_>) = (0..PUTS).map(|_| self.next_put()).unzip();
+        self.client.try_send(requests.concat())?;
+        self.client.socket().shutdown(std::net::Shutdown::Write)?;
+        for body in &bodies {
             let id = self.client.try_reply()?.inserted();
             self.field.ledger().inserted(id, body);
         }
-        self.expect_end()
-    }
-
-    fn expect_end(&mut self) -> io::Result<()> {
         match self.client.try_line() {
             Ok(line) => panic!("after the last reply: {line}"),
             // A server that is killed resets.

@@ -1,11 +1,12 @@
 //! A limit of address space: puts until none is taken, in every shape of data. Other commands still
 //! work, and puts work again after deletes.
 
+use super::Run;
 use crate::harness::client::Client;
 use crate::harness::process::{Daemon, path_text};
 use crate::harness::request::{numbered_body, put};
 use crate::harness::wait_until;
-use crate::run::{Outcome, Run};
+use crate::memory::{id_of_put, put_many};
 use std::net::SocketAddr;
 
 /// What fills the memory: its name, the limit in MiB as `ulimit -v` counts it, whether there is a
@@ -25,18 +26,11 @@ const SHAPES: [Shape; 8] = [
     ("a binlog, large bodies", 96, true, large),
 ];
 
-pub fn run_out(run: &Run) -> Outcome {
-    let mut figures = String::new();
+pub(super) fn run_out(run: &Run) -> String {
     let shapes = if run.is_whole { &SHAPES[..] } else { &[LARGE] };
-    let rounds = run.rounds(|round| {
-        for shape in shapes {
-            let line = play(shape);
-            if round == 0 {
-                figures += &line;
-            }
-        }
-    });
-    Some(format!("{figures}{rounds} rounds"))
+    let mut figures = String::new();
+    let rounds = run.rounds(|| figures = shapes.iter().map(play).collect());
+    format!("{figures}{rounds} rounds")
 }
 
 /// A server under its limit, and what has been put into it.
@@ -61,10 +55,7 @@ fn play(&(name, limit_mib, has_binlog, fill): &Shape) -> String {
     // A part of it goes, and there is room again.
     filled.delete(first / 4);
     filled.crowd.truncate(filled.crowd.len() / 2);
-    wait_until(&format!("puts work again after {name}"), || {
-        filled.client.send(put(0, 0, 3600, b"again"));
-        filled.takes_put()
-    });
+    wait_until(&format!("puts work again after {name}"), || filled.takes_put("again"));
     filled.crowd.clear();
     filled.delete(filled.ids.len());
     filled.client.expect("use default\r\n", "USING default");
@@ -79,29 +70,18 @@ fn play(&(name, limit_mib, has_binlog, fill): &Shape) -> String {
 }
 
 impl Filled {
-    /// Sends puts, ten at a time, until one is refused.
+    /// Puts bodies until one is refused.
     fn put_until_refused(&mut self, mut next: impl FnMut(u64) -> Vec<u8>) {
-        /// This number of the smallest bodies would exceed every limit here.
-        const MOST: u64 = 10_000_000;
-        for first in (0..MOST).step_by(10) {
-            let puts: Vec<Vec<u8>> = (first..first + 10).map(&mut next).collect();
-            self.client.send(puts.concat());
-            let taken = puts.iter().filter(|_| self.takes_put()).count();
-            if taken < puts.len() {
-                return;
-            }
-        }
-        panic!("there is no end to the memory");
+        let next = |number| put(0, 0, 3600, next(number as u64));
+        self.ids.extend(put_many(&mut self.client, usize::MAX, next));
     }
 
-    /// Reads the reply to a put; returns whether the job was taken.
-    fn takes_put(&mut self) -> bool {
-        let reply = self.client.reply();
-        if reply.line == "OUT_OF_MEMORY" {
-            return false;
-        }
-        self.ids.push(reply.inserted());
-        true
+    /// Puts a job; returns whether it was taken.
+    fn takes_put(&mut self, body: &str) -> bool {
+        self.client.send(put(0, 0, 3600, body));
+        let id = id_of_put(&mut self.client);
+        self.ids.extend(id);
+        id.is_some()
     }
 
     /// Commands that need little memory work, for old and new clients.
@@ -110,26 +90,29 @@ impl Filled {
         for client in &mut newcomers {
             client.expect("list-tube-used\r\n", "USING default");
         }
-        let client = &mut newcomers[0];
-        for request in ["stats\r\n", "stats-tube default\r\n"] {
-            assert!(client.ask(request).line.starts_with("OK "), "to {request}");
+        let id = self.ids.pop();
+        for (request, word) in [
+            ("stats", "OK"),
+            ("stats-tube default", "OK"),
+            ("kick 1", "KICKED"),
+            ("pause-tube default 0", "PAUSED"),
+            ("stats-job ID", "OK"),
+            ("peek ID", "FOUND"),
+            ("reserve-job ID", "RESERVED"),
+            ("touch ID", "TOUCHED"),
+            ("bury ID 1", "BURIED"),
+            ("kick-job ID", "KICKED"),
+            ("reserve-job ID", "RESERVED"),
+            ("release ID 0 0", "RELEASED"),
+            ("delete ID", "DELETED"),
+        ] {
+            let request = match id {
+                None if request.contains("ID") => continue,
+                id => request.replace("ID", &id.unwrap_or_default().to_string()),
+            };
+            let line = newcomers[0].ask(format!("{request}\r\n")).line;
+            assert_eq!(line.split(' ').next(), Some(word), "to {request}: {line}");
         }
-        client.expect("kick 1\r\n", "KICKED 0");
-        client.expect("pause-tube default 0\r\n", "PAUSED");
-        if self.ids.is_empty() {
-            return;
-        }
-        let id = self.ids.swap_remove(0);
-        assert!(client.ask(format!("stats-job {id}\r\n")).line.starts_with("OK "));
-        assert!(client.ask(format!("peek {id}\r\n")).line.starts_with("FOUND "));
-        let reply = client.ask(format!("reserve-job {id}\r\n"));
-        assert_eq!(reply.number("RESERVED"), Some(id), "{}", reply.line);
-        client.expect(format!("touch {id}\r\n"), "TOUCHED");
-        client.expect(format!("bury {id} 1\r\n"), "BURIED");
-        client.expect(format!("kick-job {id}\r\n"), "KICKED");
-        client.expect(format!("reserve-job {id}\r\n"), &reply.line);
-        client.expect(format!("release {id} 0 0\r\n"), "RELEASED");
-        client.expect(format!("delete {id}\r\n"), "DELETED");
     }
 
     fn delete(&mut self, count: usize) {
@@ -139,29 +122,25 @@ impl Filled {
 }
 
 fn small(filled: &mut Filled) {
-    filled.put_until_refused(|number| put(0, 0, 3600, numbered_body(number, 8)));
+    filled.put_until_refused(|number| numbered_body(number, 8));
 }
 
 fn large(filled: &mut Filled) {
     let body = numbered_body(0, 60_000);
-    filled.put_until_refused(|_| put(0, 0, 3600, &body));
+    filled.put_until_refused(|_| body.clone());
 }
 
 fn mixed(filled: &mut Filled) {
     let mut random = fastrand::Rng::with_seed(1);
     let all = numbered_body(0, 65_535);
-    filled.put_until_refused(|_| put(0, 0, 3600, &all[..random.usize(..all.len())]));
+    filled.put_until_refused(|_| all[..random.usize(..all.len())].to_vec());
 }
 
 /// Each job in a tube of its own, with the longest of names.
 fn tubes(filled: &mut Filled) {
     for number in 0.. {
         let used = filled.client.ask(format!("use {number:0>200}\r\n"));
-        if used.line == "OUT_OF_MEMORY" {
-            return;
-        }
-        filled.client.send(put(0, 0, 3600, b"x"));
-        if !filled.takes_put() {
+        if used.line == "OUT_OF_MEMORY" || !filled.takes_put("x") {
             return;
         }
     }
@@ -170,7 +149,7 @@ fn tubes(filled: &mut Filled) {
 /// Clients that watch more and more tubes.
 fn watches(filled: &mut Filled) {
     const TUBES: usize = 1_000;
-    filled.ids.push(filled.client.put(b"one job"));
+    assert!(filled.takes_put("one job"));
     let requests: String = (0..TUBES).map(|number| format!("watch tube-{number}\r\n")).collect();
     for _ in 0..10_000 {
         let mut client = Client::connect(filled.address);
@@ -189,19 +168,9 @@ fn watches(filled: &mut Filled) {
 fn under_way(filled: &mut Filled) {
     let whole = put(0, 0, 3600, numbered_body(0, 60_000));
     let (start, end) = whole.split_at(whole.len() - 10);
-    for _ in 0..3_000 {
-        let mut client = Client::connect(filled.address);
-        client.send(start);
-        filled.crowd.push(client);
-    }
-    let mut refused = 0;
-    for client in &mut filled.crowd {
-        let reply = client.ask(end);
-        if reply.line == "OUT_OF_MEMORY" {
-            refused += 1;
-        } else {
-            filled.ids.push(reply.inserted());
-        }
-    }
-    assert!(refused > 0, "there was memory for all");
+    filled.crowd = (0..3_000).map(|_| Client::connect(filled.address)).collect();
+    filled.crowd.iter_mut().for_each(|client| client.send(start));
+    filled.crowd.iter_mut().for_each(|client| client.send(end));
+    filled.ids.extend(filled.crowd.iter_mut().filter_map(id_of_put));
+    assert!(filled.ids.len() < filled.crowd.len(), "there was memory for all");
 }

@@ -2,13 +2,12 @@
 //! ledger. Scenarios differ in their [`Plan`]: clients crash at any point, the server is stopped
 //! or killed, or all goes well for a long time, while memory and disk must stay as they are.
 
-use crate::beside::with_client_beside;
+use super::ledger::Ledger;
+use super::session::Session;
+use super::{Run, with_client_beside};
 use crate::harness::client::Client;
 use crate::harness::process::{self, BEANSTALKD, Daemon, path_text};
 use crate::harness::{PATIENCE, wait_until};
-use crate::ledger::Ledger;
-use crate::run::{Outcome, Run};
-use crate::session::Session;
 use fastrand::Rng;
 use std::io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected, UnexpectedEof};
 use std::net::{SocketAddr, TcpListener};
@@ -16,7 +15,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, RwLock};
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -45,7 +44,7 @@ enum Trouble {
     Kills,
 }
 
-const CRASH: Plan = Plan {
+pub const CRASH: Plan = Plan {
     clients: &[(0, [10, 50]), (100, [2, 5])],
     steps: 30,
     crashes: true,
@@ -55,7 +54,11 @@ const CRASH: Plan = Plan {
     trouble: Trouble::Stops,
     file_size: None,
 };
-const CHURN: Plan = Plan {
+pub const KILLED: Plan = Plan { trouble: Trouble::Kills, file_size: Some(1 << 16), ..CRASH };
+/// Connections of a step or two, next to a client that works steadily.
+pub const STORMS: Plan =
+    Plan { clients: &[(40, [3, 6])], steps: 2, trouble: Trouble::None, ..CRASH };
+pub const CHURN: Plan = Plan {
     clients: &[(40, [20, 20])],
     steps: 100,
     crashes: false,
@@ -65,105 +68,81 @@ const CHURN: Plan = Plan {
     trouble: Trouble::None,
     file_size: None,
 };
+pub const CHURN_FILES: Plan = Plan { file_size: Some(1 << 20), ..CHURN };
 
-pub fn crash(run: &Run) -> Outcome {
-    Some(play(run, &CRASH))
-}
-
-pub fn survive(run: &Run) -> Outcome {
-    Some(play(run, &Plan { trouble: Trouble::Kills, file_size: Some(1 << 18), ..CRASH }))
-}
-
-/// Connections of a step or two, next to a client that works steadily.
-pub fn storms(run: &Run) -> Outcome {
-    let clients = &[(40, [3, 6])];
-    Some(play(run, &Plan { clients, steps: 2, trouble: Trouble::None, ..CRASH }))
-}
-
-pub fn churn(run: &Run) -> Outcome {
-    Some(play(run, &CHURN))
-}
-
-pub fn churn_files(run: &Run) -> Outcome {
-    Some(play(run, &Plan { file_size: Some(1 << 20), ..CHURN }))
-}
-
-fn play(run: &Run, plan: &Plan) -> String {
-    let mut server = Server::start(plan);
-    let field = Field::new(run, plan, &server);
+pub(super) fn play(run: &Run, plan: &Plan) -> String {
+    let mut server = Server::new(plan);
+    let field = Field {
+        plan,
+        address: server.listener.local_addr().expect("a bound socket has an address"),
+        most_jobs: run.size(plan.most_jobs),
+        // A long run asks for a part of what the server could do.
+        pace: Duration::from_millis(if run.is_whole && !plan.crashes { 10 } else { 0 }),
+        ledger: Mutex::default(),
+        gate: RwLock::default(),
+        is_over: AtomicBool::new(false),
+        connections: AtomicU64::new(0),
+        open: AtomicU64::new(0),
+    };
     // The server has opened its own files once it serves a client.
-    let mut first = Client::connect(field.address);
-    first.expect_service();
-    let files_before = server.daemon.open_files() - 1;
-    drop(first);
+    Client::connect(field.address).expect_service();
+    let files_before = server.daemon.open_files();
     let mut load = || {
         thread::scope(|scope| {
             let mut random = run.random();
             let mut clients = Vec::new();
             for &(put_share, count) in plan.clients {
-                for _ in 0..run.size(count[0], count[1]) {
+                for _ in 0..run.size(count) {
                     let (field, seed) = (&field, random.u64(..));
                     clients.push(scope.spawn(move || field.live(put_share, seed)));
                 }
             }
             // A client that finds an error ends the run, and so does the watch.
-            let is_any_finished = || clients.iter().any(thread::ScopedJoinHandle::is_finished);
-            let guard = EndOnDrop(&field);
-            let memory = field.watch_over(run, &mut server, random, is_any_finished);
-            drop(guard);
-            memory
+            let _end = EndOnDrop(&field);
+            let is_any_finished = || clients.iter().any(ScopedJoinHandle::is_finished);
+            field.watch_over(run, &mut server, random, is_any_finished)
         })
     };
     let is_storm = plan.crashes && plan.trouble == Trouble::None;
-    let (memory, beside) =
+    let (figures, beside) =
         if is_storm { with_client_beside(field.address, load) } else { (load(), String::new()) };
     field.drain();
     if plan.trouble != Trouble::Kills {
         field.check_nothing_is_left(&server, files_before);
     }
-    let ledger = field.ledger();
-    let (deleted, perhaps) = ledger.check_none_is_lost();
     let rss_kib = server.daemon.rss_kib();
     server.check_binlog_is_empty();
+    let connections = field.connections.load(Ordering::Relaxed);
+    let ledger = field.ledger();
+    let (deleted, perhaps) = ledger.check_none_is_lost();
+    let Ledger { inserted, reserved, .. } = *ledger;
     format!(
-        "{} jobs put, {} times reserved, {deleted} deleted, {perhaps} perhaps; {} connections, {} \
-         crashes of the server; {rss_kib} KiB at the end; {memory}{beside}",
-        ledger.inserted,
-        ledger.reserved,
-        field.connections.load(Ordering::Relaxed),
-        ledger.present(),
+        "{inserted} jobs put, {reserved} times reserved, {deleted} deleted, {perhaps} perhaps; \
+         {connections} connections; {rss_kib} KiB at the end; {figures}{beside}"
     )
 }
 
-struct Server<'p> {
-    plan: &'p Plan,
+struct Server {
     /// Kept open, so that connections between two servers wait for the next.
     listener: TcpListener,
-    directory: Option<TempDir>,
+    /// The directory of the binlog, and the size of a file.
+    binlog: Option<(TempDir, u64)>,
     daemon: Daemon,
 }
 
-impl Server<'_> {
-    fn start(plan: &Plan) -> Server<'_> {
+impl Server {
+    fn new(plan: &Plan) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
         // Below the directory of cargo's, which is on a real disk.
-        let new_directory = |_| tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("is new");
-        let directory = plan.file_size.map(new_directory);
-        let daemon = start(&listener, directory.as_ref().zip(plan.file_size), "0");
-        Server { plan, listener, directory, daemon }
-    }
-
-    fn kill_and_start(&mut self, sync_ms: &str) {
-        self.daemon.kill();
-        let binlog = self.directory.as_ref().zip(self.plan.file_size);
-        self.daemon = start(&self.listener, binlog, sync_ms);
+        let new_directory = || tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("is new");
+        let binlog = plan.file_size.map(|size| (new_directory(), size));
+        let daemon = start(&listener, binlog.as_ref(), "-f0");
+        Server { listener, binlog, daemon }
     }
 
     /// Deleted jobs stay deleted, and their files are removed.
     fn check_binlog_is_empty(&mut self) {
-        let Some((directory, file_size)) = self.directory.as_ref().zip(self.plan.file_size) else {
-            return;
-        };
+        let Some((directory, file_size)) = &self.binlog else { return };
         wait_until("one file is left", || disk_bytes(directory.path()) <= file_size + 4096);
         self.daemon.kill();
         let check = process::run(&["-b", path_text(directory.path()), "--check"]);
@@ -174,16 +153,16 @@ impl Server<'_> {
     }
 }
 
-fn start(listener: &TcpListener, binlog: Option<(&TempDir, u64)>, sync_ms: &str) -> Daemon {
-    let size = binlog.map_or_else(String::new, |(_, size)| size.to_string());
-    let flags = match binlog {
-        Some((directory, _)) => {
-            vec!["-b", path_text(directory.path()), "-s", &size, "-f", sync_ms]
-        }
-        None => vec![],
-    };
+fn start(listener: &TcpListener, binlog: Option<&(TempDir, u64)>, syncing: &str) -> Daemon {
     let listener = listener.try_clone().expect("a descriptor is free");
-    Daemon::with_inherited(Path::new(BEANSTALKD), &flags, listener)
+    let size = binlog.map_or_else(String::new, |(_, size)| size.to_string());
+    let flags =
+        binlog.map(|(directory, _)| ["-b", path_text(directory.path()), "-s", &size, syncing]);
+    Daemon::with_inherited(
+        Path::new(BEANSTALKD),
+        flags.as_ref().map_or(&[], |flags| &flags[..]),
+        listener,
+    )
 }
 
 /// Returns the bytes that the files of a directory take on the disk.
@@ -198,13 +177,14 @@ pub struct Field<'p> {
     pub plan: &'p Plan,
     pub address: SocketAddr,
     pub most_jobs: usize,
-    /// The pause between two steps: a long run asks for a part of what the server could do.
+    /// The pause between two steps.
     pace: Duration,
     ledger: Mutex<Ledger>,
     /// Read while a client works; written to look at a server that has nothing to do.
     gate: RwLock<()>,
     is_over: AtomicBool,
     pub connections: AtomicU64,
+    /// The connections to the present server.
     pub open: AtomicU64,
 }
 
@@ -216,23 +196,7 @@ impl Drop for EndOnDrop<'_, '_> {
     }
 }
 
-impl<'p> Field<'p> {
-    fn new(run: &Run, plan: &'p Plan, server: &Server<'_>) -> Field<'p> {
-        let mut ledger = Ledger::default();
-        ledger.begin_instance(server.daemon.id());
-        Field {
-            plan,
-            address: server.listener.local_addr().expect("a bound socket has an address"),
-            most_jobs: run.size(plan.most_jobs[0], plan.most_jobs[1]),
-            pace: Duration::from_millis(if run.is_whole && !plan.crashes { 10 } else { 0 }),
-            ledger: Mutex::new(ledger),
-            gate: RwLock::new(()),
-            is_over: AtomicBool::new(false),
-            connections: AtomicU64::new(0),
-            open: AtomicU64::new(0),
-        }
-    }
-
+impl Field<'_> {
     pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.ledger.lock().expect("no client has found an error")
     }
@@ -241,8 +205,7 @@ impl<'p> Field<'p> {
     fn live(&self, put_share: u32, seed: u64) {
         let mut random = Rng::with_seed(seed);
         while !self.is_over.load(Ordering::Relaxed) {
-            let outcome = self.connect_and_work(put_share, random.fork());
-            if let Err(error) = outcome {
+            if let Err(error) = self.connect_and_work(put_share, random.fork()) {
                 // Only a server that is killed may leave a client alone.
                 let is_cut_off = matches!(
                     error.kind(),
@@ -269,23 +232,23 @@ impl<'p> Field<'p> {
         session.end()
     }
 
-    /// Watches the clients until their time is over, and makes trouble. Returns the memory over time,
-    /// if it must not grow.
+    /// Watches the clients until their time is over, and makes trouble. Returns memory and disk use, if
+    /// they must not grow.
     fn watch_over(
         &self,
         run: &Run,
-        server: &mut Server<'_>,
+        server: &mut Server,
         mut random: Rng,
         is_any_finished: impl Fn() -> bool,
     ) -> String {
         /// The short form ends after this number of puts.
         const ENOUGH: u64 = 1_500;
-        const TROUBLES: u64 = 3;
+        const TROUBLES: u64 = 8;
         let mut observer = Client::connect(self.address);
         let (mut next_trouble, mut troubles) = (Instant::now(), 0);
         let mut last = (0, Instant::now());
         let mut samples = Samples::new(run.lasts);
-        let mut worst = Disk::default();
+        let mut most_disk = 0;
         while !is_any_finished() {
             thread::sleep(Duration::from_millis(2));
             let inserted = self.ledger().inserted;
@@ -299,11 +262,12 @@ impl<'p> Field<'p> {
             if !self.plan.crashes {
                 let _quiet = self.gate.write().expect("no client has found an error");
                 self.check_counts(&mut observer);
-                worst = worst.max(self.check_disk(server));
+                most_disk = self.check_disk(server).max(most_disk);
                 samples.take(&server.daemon, self.ledger().live_bytes);
                 continue;
             }
             let is_due = match run.is_whole {
+                _ if self.plan.trouble == Trouble::None => false,
                 true => next_trouble <= Instant::now(),
                 false => inserted * (TROUBLES + 1) >= ENOUGH * (troubles + 1),
             };
@@ -313,14 +277,14 @@ impl<'p> Field<'p> {
                 next_trouble = Instant::now() + Duration::from_millis(random.u64(50..1_500));
             }
         }
-        if self.plan.crashes {
-            return String::new();
+        match (self.plan.crashes, run.is_whole) {
+            (true, _) => format!("{troubles} troubles; "),
+            (false, false) => String::new(),
+            (false, true) => format!("{}; {} KiB of files; ", samples.check(), most_disk >> 10),
         }
-        let disk = format!("{} KiB of at most {} of files; ", worst.used >> 10, worst.limit >> 10);
-        if run.is_whole { samples.check() + &disk } else { disk }
     }
 
-    fn make_trouble(&self, server: &mut Server<'_>, random: &mut Rng) {
+    fn make_trouble(&self, server: &mut Server, random: &mut Rng) {
         match self.plan.trouble {
             Trouble::None => {}
             Trouble::Stops => {
@@ -328,10 +292,14 @@ impl<'p> Field<'p> {
                 server.daemon.while_stopped(|| thread::sleep(span));
             }
             Trouble::Kills => {
-                // The ledger must know each server before it serves.
-                let mut ledger = self.ledger();
-                server.kill_and_start(["0", "50", "1000"][random.usize(..3)]);
-                ledger.begin_instance(server.daemon.id());
+                // Under load, or when all replies have been read.
+                let quiet = random.bool().then(|| self.gate.write());
+                server.daemon.kill();
+                drop(quiet);
+                let is_noted = || self.open.load(Ordering::Relaxed) == 0;
+                wait_until("all clients have seen the end of the server", is_noted);
+                let syncing = ["-f0", "-f50", "-f1000", "-F"][random.usize(..4)];
+                server.daemon = start(&server.listener, server.binlog.as_ref(), syncing);
             }
         }
     }
@@ -347,26 +315,23 @@ impl<'p> Field<'p> {
         assert_eq!(observer.stat("current-jobs-reserved"), ledger.held() as u64);
     }
 
-    fn check_disk(&self, server: &Server<'_>) -> Disk {
-        let Some((directory, file_size)) = server.directory.as_ref().zip(self.plan.file_size)
-        else {
-            return Disk::default();
-        };
-        let used = disk_bytes(directory.path());
-        let limit = 3 * self.ledger().live_bytes + 2 * file_size;
+    /// Returns the bytes of the binlog, of which there are not too many.
+    fn check_disk(&self, server: &Server) -> u64 {
+        let Some((directory, file_size)) = &server.binlog else { return 0 };
+        let (used, limit) =
+            (disk_bytes(directory.path()), 3 * self.ledger().live_bytes + 2 * file_size);
         assert!(used <= limit, "{used} bytes of files where {limit} are allowed");
-        Disk { used, limit }
+        used
     }
 
     /// Reserves and deletes what is left.
     fn drain(&self) {
         let mut session = Session::open(self, Rng::with_seed(0)).expect("the server runs");
         wait_until("all jobs are gone", || session.drain_once().expect("the server runs"));
-        session.end_well(false);
     }
 
     /// Nothing may be left of clients and jobs that are gone.
-    fn check_nothing_is_left(&self, server: &Server<'_>, files_before: usize) {
+    fn check_nothing_is_left(&self, server: &Server, files_before: usize) {
         let mut observer = Client::connect(self.address);
         wait_until("all are gone", || observer.stat("current-connections") == 1);
         for key in ["current-waiting", "current-workers", "current-producers"] {
@@ -376,20 +341,6 @@ impl<'p> Field<'p> {
         wait_until("one tube is left", || observer.stat("current-tubes") == 1);
         drop(observer);
         wait_until("no descriptor is left", || server.daemon.open_files() <= files_before);
-    }
-}
-
-/// The bytes of the binlog, and how many there may be.
-#[derive(Clone, Copy, Default)]
-struct Disk {
-    used: u64,
-    limit: u64,
-}
-
-impl Disk {
-    /// Returns the one that is nearer to its limit.
-    fn max(self, other: Disk) -> Disk {
-        if other.used * self.limit >= self.used * other.limit { other } else { self }
     }
 }
 
@@ -423,7 +374,7 @@ impl Samples {
         let quarter = self.taken.len() / 4;
         let most = |from| self.taken[from..from + quarter].iter().map(beyond).max();
         let (earlier, later) = (most(quarter), most(self.taken.len() - quarter));
-        let line = format!("memory beyond live bytes {earlier:?} KiB earlier, {later:?} later; ");
+        let line = format!("memory beyond live bytes {earlier:?} KiB earlier, {later:?} later");
         let may_be = earlier.map(|earlier| earlier + MARGIN_KIB);
         assert!(later <= may_be, "memory grows: {line} (memory, live: {:?})", self.taken);
         line
