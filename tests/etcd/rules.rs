@@ -291,7 +291,7 @@ fn rule_6_a_removed_file_does_not_come_back() {
             cluster.script(0, Kind::Write, before.into_iter().chain(faults.clone()));
             cluster.put(0, b"last");
             cluster.put_into_next_file(0, b"moved");
-            cluster.remove_oldest(0);
+            cluster.remove(0, 0);
             cluster.settle();
             cluster.put(0, b"more");
             cluster.run(2_000);
@@ -475,6 +475,27 @@ fn a_missing_last_chunk_of_an_older_file_is_a_gap() {
     assert_eq!(cluster.leader(), None, "it serves without a record: {:?}", cluster.found());
     let (_, reason) = &cluster.ends[0];
     assert!(reason.starts_with("/jobs/log/0000000000000002 is missing"), "{reason}");
+}
+
+#[test]
+fn rule_6_a_file_that_was_removed_from_between_others_does_not_come_back() {
+    // A late twin of the transaction that has created the file.
+    for late_ms in [100, LATE_MS] {
+        let mut cluster = pair();
+        cluster.script(0, Kind::Write, [Fault::doubled(late_ms)]);
+        for record in [&b"second"[..], b"third"] {
+            cluster.put_into_next_file(0, record);
+            cluster.settle();
+        }
+        cluster.remove(0, 1);
+        cluster.settle();
+        cluster.run(2_000);
+        cluster.store(0, b"more");
+        cluster.kill(0);
+        fail_over(&mut cluster);
+        assert_eq!(cluster.found().keys().collect::<Vec<_>>(), [&1, &3]);
+        assert_eq!(cluster.found()[&1], b"v7first");
+    }
 }
 
 #[test]

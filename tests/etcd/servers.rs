@@ -357,11 +357,12 @@ impl Cluster {
         server.append(term, server.newest() + u32::from(is_next), record);
     }
 
-    /// Removes the oldest file, unless it is the newest one too.
-    pub fn remove_oldest(&mut self, index: usize) {
+    /// Removes a file, counted from the oldest one, unless it is the newest one.
+    pub fn remove(&mut self, index: usize, nth: usize) {
         let (server, term) = self.serving(index);
-        if server.lengths.len() > 1 {
-            let (file, _) = server.lengths.pop_first().expect("there are files");
+        if nth + 1 < server.lengths.len() {
+            let file = *server.lengths.keys().nth(nth).expect("it is there");
+            server.lengths.remove(&file);
             server.disk.remove(file).expect("it is queued");
             term.note(server, Change::Remove(file));
         }

@@ -10,7 +10,7 @@
 //!   delayed twin of a transaction cannot bring back a chunk of a removed file. The first chunk of all
 //!   has none before it: it also changes the key of the format, which must not have changed.
 //! - A batch that is not complete is cut by the size in the key of its file. Its chunks stay.
-//! - A file is removed by the deletion of its key. After that no server reads its chunks, which are
+//! - A file is removed, also from between others, by the deletion of its key. After that no server reads its chunks, which are
 //!   deleted some at a time: to delete 70,000 small ones at once takes etcd 2.7 s on a busy machine,
 //!   and it renews no lease meanwhile. They go in ascending order, so that a delayed twin finds none
 //!   before its own. Their numbers are never used again, because a newer chunk exists.
@@ -62,6 +62,8 @@ pub struct Log {
     chunk_max: usize,
     /// The number of the last chunk, or 0 if there is none.
     last_chunk: ChunkNumber,
+    /// No chunk below this number is left, but for garbage.
+    lowest: ChunkNumber,
     /// Chunks of removed files: the first one, and the first one behind them.
     garbage: VecDeque<(ChunkNumber, ChunkNumber)>,
 }
@@ -95,6 +97,7 @@ impl Log {
             page_len: 64,
             chunk_max: CHUNK_MAX,
             last_chunk: 0,
+            lowest: 0,
             garbage: VecDeque::new(),
         }
     }
@@ -274,6 +277,7 @@ impl Log {
         let rest = self.read(rest).await?;
         let last = rest.pairs.last().map(|pair| self.parse_chunk(pair)).transpose()?;
         self.last_chunk = last.unwrap_or(0);
+        self.lowest = oldest.unwrap_or(self.last_chunk);
         let garbage = first.zip(oldest).filter(|(first, oldest)| first < oldest);
         self.garbage = garbage.into_iter().collect();
         Ok(())
@@ -303,7 +307,8 @@ impl Log {
                 if let Some(listed) = self.files.get(file) {
                     let cut = Listed { size: *size, ..*listed };
                     let put = vec![Op::put(self.keys.file(*file), cut.encode())];
-                    self.transact(leader, put).await?;
+                    let when = self.unless_appended(cut.end);
+                    self.transact(leader, when, put).await?;
                     self.files.insert(*file, cut);
                 }
             }
@@ -313,7 +318,7 @@ impl Log {
             }
             Change::EndImport => {
                 let value = format_value(leader.file_size);
-                self.transact(leader, vec![Op::put(self.keys.format(), value)]).await?;
+                self.transact(leader, Vec::new(), vec![Op::put(self.keys.format(), value)]).await?;
             }
         }
         Ok(true)
@@ -385,14 +390,27 @@ impl Log {
     async fn remove(&mut self, leader: &Leader, file: FileNumber) -> Result<(), Error> {
         let Some(&Listed { first, end, .. }) = self.files.get(&file) else { return Ok(()) };
         let mut changes = vec![Op::delete(self.keys.file(file))];
+        let mut when = self.unless_appended(end);
+        // The oldest file goes with the first chunks of those that were removed before it.
+        let mut garbage = self.lowest.min(first);
         if let Some((&before, listed)) = self.files.range(..file).next_back() {
-            // Its end was the first chunk of the removed file.
+            // Its end was the first chunk of the removed file. That key stays, without bytes: otherwise a
+            // delayed twin of its transaction would find the chunk before it, and bring the file back.
+            when.push(Compare::Exists(self.keys.file(before)));
             changes.push(Op::put(self.keys.file(before), listed.encode()));
+            changes.push(Op::put(self.keys.chunk(first), Vec::new()));
+            garbage = first + 1;
         }
-        self.transact(leader, changes).await?;
+        self.transact(leader, when, changes).await?;
         self.files.remove(&file);
         // The last chunk stays, because the next one needs it.
-        self.garbage.push_back((first, end.min(self.last_chunk)));
+        let end = end.min(self.last_chunk);
+        if garbage <= first {
+            self.lowest = end;
+        }
+        if garbage < end {
+            self.garbage.push_back((garbage, end));
+        }
         Ok(())
     }
 
@@ -407,7 +425,7 @@ impl Log {
         let next = (first + GARBAGE_STEP).min(end);
         let end_key = Some(self.keys.chunk(next));
         let delete = vec![Op::Delete { key: self.keys.chunk(first), end: end_key }];
-        self.transact(leader, delete).await?;
+        self.transact(leader, Vec::new(), delete).await?;
         if next == end {
             self.garbage.pop_front();
         } else {
@@ -422,15 +440,27 @@ impl Log {
             let mut answer = self.nodes.get(Range::key(self.keys.chunk(number))).await?;
             let Some(pair) = answer.pairs.pop() else { return Ok(()) };
             let put = vec![Op::put(self.keys.damaged_chunk(file, number), pair.value)];
-            self.transact(leader, put).await?;
+            self.transact(leader, Vec::new(), put).await?;
         }
         Ok(())
     }
 
-    /// Makes a transaction if this server leads.
-    async fn transact(&mut self, leader: &Leader, then: Vec<Op>) -> Result<(), Error> {
-        let _ = self.transact_if(leader, Vec::new(), then, None).await?;
-        Ok(())
+    /// Returns the condition of a change to the newest file, whose number or bytes may be used again: a
+    /// delayed twin must not change what was appended later. Other files need none.
+    fn unless_appended(&self, end: ChunkNumber) -> Vec<Compare> {
+        let next = Compare::Created(self.keys.chunk(self.last_chunk + 1), 0);
+        if end == ChunkNumber::MAX { vec![next] } else { Vec::new() }
+    }
+
+    /// Makes a transaction if this server leads. The conditions hold unless it is a delayed twin.
+    async fn transact(
+        &mut self,
+        leader: &Leader,
+        when: Vec<Compare>,
+        then: Vec<Op>,
+    ) -> Result<(), Error> {
+        let done = self.transact_if(leader, when, then, None).await?;
+        done.map_err(|_| Error::new(Kind::Lost, "another program has changed the keys"))
     }
 
     /// Makes a transaction if this server leads and the conditions hold. If a condition does not
