@@ -20,8 +20,8 @@
 #                   (CASES='name name' for some cases)
 #   make chaos      random faults in a cluster, for one hour (FOR_SECONDS=n; SEED=n repeats the
 #                   choices of a run)
-#   make cluster-mutants    plants bugs, and requires that random faults find each within five
-#                   minutes (MUTANTS='name name' for some of them)
+#   make mutants-etcd   plants bugs in the binlog in etcd, and requires that its tests on a fake of
+#                   etcd find each (MUTANTS='name name' for some of them)
 #
 # Speed, described in tests/bench/README.md:
 #   make bench      cost of operations (AGAINST='path path' compares with other servers, ARGS='...'
@@ -137,8 +137,8 @@ check-cluster: etcd
 chaos: etcd
 	@FOR_SECONDS=$(or $(FOR_SECONDS),3600) python3 -B tests/cluster/check.py target/etcd/release/beanstalkd random-faults
 
-cluster-mutants:
-	@CARGO='$(CARGO)' python3 -B tests/cluster/mutants.py $(MUTANTS)
+mutants-etcd:
+	@CARGO='$(CARGO)' TABLE=etcd.txt FEATURES=etcd-tests python3 -B tests/mutants/run.py $(MUTANTS)
 
 static:
 	@CARGO='$(CARGO)' STATIC_TARGET='$(STATIC_TARGET)' sh dist/static/build.sh target/static/beanstalkd
@@ -213,5 +213,5 @@ clean:
 	$(CARGO) clean
 
 .PHONY: all run etcd check-etcd check check-repeat check-style check-man check-clients check-moving check-units bench simulate mutants fuzz soak \
-	check-cluster chaos cluster-mutants \
+	check-cluster chaos mutants-etcd \
 	static check-static image check-image check-metrics check-manifests check-browser screenshots picture vm deb check-deb install uninstall check-install clean

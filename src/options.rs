@@ -33,6 +33,8 @@ pub enum Request {
     Inspect(InspectMode, BinlogPlace),
     /// Copy a binlog between this directory and etcd.
     Copy(CopyDirection, PathBuf, EtcdOptions),
+    /// End the lease of a killed server that this file names.
+    Leave(PathBuf, Option<BinlogPlace>),
 }
 
 /// Where a binlog is.
@@ -169,6 +171,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
             let place = place.ok_or_else(|| UsageError("no directory: -b is missing".into()))?;
             Ok(Request::Inspect(mode, place))
         }
+        Some(Mode::Leave(file)) => Ok(Request::Leave(file, binlog_place(&matches)?)),
         Some(Mode::Copy(direction, directory)) => match binlog_place(&matches)? {
             Some(BinlogPlace::Etcd(etcd)) => Ok(Request::Copy(direction, directory, etcd)),
             Some(BinlogPlace::Directory(_)) | None => {
@@ -182,6 +185,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
 enum Mode {
     Inspect(InspectMode),
     Copy(CopyDirection, PathBuf),
+    Leave(PathBuf),
 }
 
 fn mode(matches: &Matches) -> Result<Option<Mode>, UsageError> {
@@ -194,18 +198,20 @@ fn mode(matches: &Matches) -> Result<Option<Mode>, UsageError> {
         inspect("dump", InspectMode::Dump),
         copy("import", CopyDirection::Import),
         copy("export", CopyDirection::Export),
+        last(matches, "leave").map(|file| Mode::Leave(file.into())),
     ];
     let mut modes = modes.into_iter().flatten();
     match (modes.next(), modes.next()) {
         (mode, None) => Ok(mode),
         (_, Some(_)) => {
-            Err(UsageError("--check, --dump, --import and --export exclude each other".to_owned()))
+            let modes = "--check, --dump, --import, --export and --leave exclude each other";
+            Err(UsageError(modes.to_owned()))
         }
     }
 }
 
 fn binlog_place(matches: &Matches) -> Result<Option<BinlogPlace>, UsageError> {
-    let flags = ["lease-ttl", "etcd-ca", "etcd-cert", "etcd-key"];
+    let flags = ["lease-ttl", "etcd-quota", "etcd-ca", "etcd-cert", "etcd-key"];
     match last(matches, "b") {
         Some(url) if etcd::is_url(&url) => {
             etcd::etcd_options(&url, matches).map(|etcd| Some(BinlogPlace::Etcd(etcd)))
@@ -325,11 +331,13 @@ fn flags() -> getopts::Options {
             "another server leads this many seconds after this one is gone, from 2 to 60 (default: 5)",
             "SECONDS",
         )
+        .optmulti("", "etcd-quota", "quota of etcd: puts are refused near it (default: 2147483648, as of etcd)", "BYTES")
         .optmulti("", "etcd-ca", "certificates of the authorities for etcds://, in PEM format", "FILE")
         .optmulti("", "etcd-cert", "certificate of this server for etcds://, in PEM format", "FILE")
         .optmulti("", "etcd-key", "key of that certificate, in PEM format", "FILE")
         .optmulti("", "import", "copy the binlog in DIR to an unused prefix of etcd, and exit", "DIR")
         .optmulti("", "export", "copy the binlog from etcd to DIR, and exit", "DIR")
+        .optmulti("", "leave", "end the lease of the killed server that FILE names, and exit", "FILE")
         .optmulti("", "log-format", "format of log lines: text, or json for one object a line (default: text)", "FORMAT")
         .optflagmulti("", "check", "check the binlog of -b, print a summary of each file, and exit")
         .optflagmulti("", "dump", "print the jobs of the binlog of -b, one JSON object a line, and exit")

@@ -8,7 +8,7 @@ use crate::options::{
     self, BinlogPlace, CopyDirection, EtcdOptions, InspectMode, LogFormat, Options, Request,
 };
 use crate::os::disk::Directory;
-use crate::os::etcd::{Membership, Standing};
+use crate::os::etcd::{Duty, LeaseNote, Membership, Standing};
 use crate::os::init::Machine;
 use crate::os::sys::machine::{self, Shutdown};
 use crate::os::sys::signals::Stop;
@@ -51,6 +51,7 @@ fn run(machine: Option<&mut Machine>) -> (ExitCode, Shutdown) {
         Ok(Request::Inspect(mode, BinlogPlace::Etcd(etcd))) => inspect_etcd(mode, &etcd),
         Ok(Request::Copy(CopyDirection::Import, path, etcd)) => import(&path, &etcd),
         Ok(Request::Copy(CopyDirection::Export, path, etcd)) => export(&path, &etcd),
+        Ok(Request::Leave(file, place)) => leave(&file, place),
         Ok(Request::Version) => print(io::stdout(), options::version()),
         Err(error) => {
             let error = StartupError::Usage(error);
@@ -104,7 +105,7 @@ fn inspect_directory(mode: InspectMode, path: &Path) -> ExitCode {
 }
 
 fn inspect_etcd(mode: InspectMode, etcd: &EtcdOptions) -> ExitCode {
-    let membership = match Membership::read(etcd) {
+    let membership = match Membership::join(etcd, Duty::Read) {
         Ok(membership) => membership,
         Err(error) => return report_place(&etcd.url, &error, EXIT_REFUSED),
     };
@@ -142,7 +143,7 @@ fn import(path: &Path, etcd: &EtcdOptions) -> ExitCode {
         Err(error) => return report_place(&path.display(), &error, EXIT_REFUSED),
     };
     let refused = |error: &dyn Display| report_place(&etcd.url, error, EXIT_REFUSED);
-    let membership = match Membership::join_unused(etcd) {
+    let membership = match Membership::join(etcd, Duty::Import) {
         Ok(membership) => membership,
         Err(error) => return refused(&error),
     };
@@ -178,12 +179,25 @@ fn export(path: &Path, etcd: &EtcdOptions) -> ExitCode {
         Ok(directory) => directory,
         Err(error) => return report_place(&path.display(), &error, EXIT_REFUSED),
     };
-    let membership = match Membership::read(etcd) {
+    let membership = match Membership::join(etcd, Duty::Read) {
         Ok(membership) => membership,
         Err(error) => return report_place(&etcd.url, &error, EXIT_REFUSED),
     };
     let copied = copy(&mut membership.disk(), &mut directory, |_| Ok(()));
     report_copy(copied, &etcd.url, &path.display())
+}
+
+/// Ends the lease of a server that was killed. There is nothing to do for one that runs, or that had no
+/// lease.
+fn leave(file: &Path, place: Option<BinlogPlace>) -> ExitCode {
+    let note = LeaseNote::read(file).filter(|note| note.is_over());
+    match (note, place) {
+        (Some(note), Some(BinlogPlace::Etcd(etcd))) => match Membership::leave(&etcd, note.lease) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => report_place(&etcd.url, &error, EXIT_REFUSED),
+        },
+        (_, _) => ExitCode::SUCCESS,
+    }
 }
 
 fn report_copy(

@@ -22,7 +22,7 @@ use crate::engine::queue::replay::{Recovered, ReplayError};
 use crate::engine::server::{Server, Settings};
 use crate::options::{BinlogPlace, EtcdOptions, MetricsAddress, Options, Port, UsageError};
 use crate::os::disk::{Directory, OpenError};
-use crate::os::etcd::{EXIT_LOST, Membership, MembershipError};
+use crate::os::etcd::{Duty, Membership, MembershipError};
 use crate::os::event_loop::{EventLoop, LoopWakers};
 use crate::os::init::{self, Machine, MachineError};
 use crate::os::listen::{self, Address, ListenError, Listener};
@@ -86,8 +86,8 @@ impl StartupError {
             | StartupError::Machine(_)
             | StartupError::Replay(..) => 1,
             StartupError::Usage(_) | StartupError::EtcdSockets(..) => 5,
-            StartupError::Etcd(_, MembershipError::Lost(_)) => EXIT_LOST,
-            StartupError::OpenBinlog(..) | StartupError::Etcd(..) => 10,
+            StartupError::Etcd(_, error) => error.exit_code(),
+            StartupError::OpenBinlog(..) => 10,
             StartupError::FindUser(_, UserError::Database(_)) => 32,
             StartupError::FindUser(_, UserError::Unknown) => 33,
             StartupError::BecomeUser(..) => 34,
@@ -205,7 +205,7 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started
     if let Some(binlog) = binlog {
         let is_to_stop = || signals.pending_stop();
         let recovered = recover(&mut server, binlog, &clock, &mut monitor, is_to_stop);
-        // Nothing can be read or written after the lease has ended.
+        // Nothing can be read or written after the lease has ended, or if etcd has lost something.
         if let Some((etcd, membership)) = etcd.zip(membership.as_ref()) {
             let lost = membership.check();
             lost.map_err(|error| StartupError::Etcd(etcd.url.clone(), error))?;
@@ -258,7 +258,7 @@ fn lead(
     monitor: &mut Monitor,
     clock: &Clock,
 ) -> Result<Result<Membership, Stop>, StartupError> {
-    let membership = Membership::join(etcd);
+    let membership = Membership::join(etcd, Duty::Lead);
     let membership = membership.map_err(|error| StartupError::Etcd(etcd.url.clone(), error))?;
     match standby::wait_to_lead(&membership, etcd, signals, monitor, clock)? {
         None => Ok(Ok(membership)),

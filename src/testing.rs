@@ -24,6 +24,7 @@ pub use crate::os::metrics_server::MetricsServer;
 #[cfg(feature = "etcd")]
 pub mod etcd {
     pub use crate::os::etcd::{
-        Candidate, Duty, EtcdDisk, Keys, Nodes, Request, Role, Shared, api, serve,
+        Candidate, Duty, EtcdDisk, Keys, MembershipError, Nodes, Request, Shared, Standing, api,
+        serve,
     };
 }

@@ -2,8 +2,8 @@
 
 _beanstalkd() {
 	local flags='-b --binlog-dir -f --fsync-ms -F --no-fsync -l --listen -p --port
-		-s --binlog-file-size --binlog-limit --lease-ttl --etcd-ca --etcd-cert --etcd-key
-		--import --export --socket-mode -u --user -z --max-job-size --body-cache --bury-after
+		-s --binlog-file-size --binlog-limit --lease-ttl --etcd-quota --etcd-ca --etcd-cert
+		--etcd-key --import --export --leave --socket-mode -u --user -z --max-job-size --body-cache --bury-after
 		--max-memory --max-connections --metrics --metrics-tubes --log-format --check --dump -c -n
 		-v --version -V --verbose -h --help'
 	local word=${COMP_WORDS[COMP_CWORD]} index=$((COMP_CWORD - 1)) flag prefix=
@@ -47,7 +47,7 @@ _beanstalkd() {
 		compopt -o filenames 2>/dev/null
 		mapfile -t COMPREPLY < <(compgen -d -- "$word")
 		;;
-	--etcd-ca | --etcd-cert | --etcd-key)
+	--etcd-ca | --etcd-cert | --etcd-key | --leave)
 		compopt -o filenames 2>/dev/null
 		mapfile -t COMPREPLY < <(compgen -f -- "$word")
 		;;
@@ -78,7 +78,7 @@ _beanstalkd() {
 		mapfile -t COMPREPLY < <(compgen -W 'text json' -- "$word")
 		;;
 	-f | --fsync-ms | -p | --port | -s | --binlog-file-size | -z | --max-job-size | \
-		--binlog-limit | --lease-ttl | --body-cache | --bury-after | --max-memory | --max-connections | --metrics-tubes)
+		--binlog-limit | --lease-ttl | --etcd-quota | --body-cache | --bury-after | --max-memory | --max-connections | --metrics-tubes)
 		# A number has no completions.
 		return
 		;;

@@ -335,6 +335,8 @@ pub struct OutputHandle<'a> {
     bodies: &'a mut Bodies,
     buffered_bytes: &'a mut usize,
     output_limit: usize,
+    /// The output was held back for too long.
+    is_overdue: bool,
 }
 
 /// The actions that the event loop takes for a connection.
@@ -712,13 +714,15 @@ impl Conns {
         let output_limit = self.output_limit();
         let conn = &mut self.by_key[key];
         conn.is_dirty = false;
-        if let Some(progress) = progress
-            && conn.output.hold(*progress)
-        {
-            self.held.push(key);
+        let mut is_overdue = false;
+        if let Some(progress) = progress {
+            if conn.output.hold(*progress) {
+                self.held.push(key);
+            }
+            is_overdue = progress.has_overdue() && conn.output.waits_for(progress.overdue);
         }
-        let buffered_bytes = &mut self.buffered_bytes;
-        OutputHandle { conn, pool: &mut self.pool, bodies, buffered_bytes, output_limit }
+        let (pool, buffered_bytes) = (&mut self.pool, &mut self.buffered_bytes);
+        OutputHandle { conn, pool, bodies, buffered_bytes, output_limit, is_overdue }
     }
 
     /// Marks all connections as dirty whose output was held back: more of it may be sent.
@@ -884,7 +888,8 @@ impl OutputHandle<'_> {
 
     /// Returns the actions for the connection.
     pub fn actions(&self) -> Actions {
-        self.conn.actions(self.output_limit)
+        let actions = self.conn.actions(self.output_limit);
+        Actions { close: actions.close || self.is_overdue, ..actions }
     }
 }
 

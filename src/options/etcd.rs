@@ -9,6 +9,8 @@ const DEFAULT_PORT: u16 = 2379;
 const DEFAULT_LEASE_TTL_SECS: u32 = 5;
 const SHORTEST_LEASE_TTL_SECS: u32 = 2;
 const LONGEST_LEASE_TTL_SECS: u32 = 60;
+/// The default of etcd too.
+const DEFAULT_QUOTA: u64 = 2 * 1024 * 1024 * 1024;
 
 /// The limit of a binlog in etcd without `--binlog-limit`: a quarter of the default quota of etcd.
 pub const DEFAULT_BINLOG_LIMIT: u64 = 512 * 1024 * 1024;
@@ -43,6 +45,7 @@ pub fn etcd_options(url: &str, matches: &Matches) -> Result<EtcdOptions, UsageEr
         tls: tls_files(matches, is_tls)?,
         file_size: super::file_size(matches, &mut Vec::new())?,
         lease_ttl_secs: lease_ttl_secs(matches)?,
+        quota: super::number(matches, "etcd-quota")?.unwrap_or(DEFAULT_QUOTA),
     })
 }
 

@@ -107,7 +107,8 @@ impl RunError {
         match self {
             RunError::Wait(_) => 1,
             RunError::Binlog(_) => 74,
-            RunError::Lost(_) | RunError::Unacknowledged => EXIT_LOST,
+            RunError::Lost(error) => error.exit_code(),
+            RunError::Unacknowledged => EXIT_LOST,
         }
     }
 }
@@ -139,6 +140,9 @@ struct Socket {
 const FEW: usize = 64;
 /// The clock is read again before a shorter wait. A longer one may count from the last reading.
 const SHORT_WAIT: Nanos = Nanos::from_millis(5);
+
+/// The time between two looks for changes that etcd has not acknowledged.
+const LOOK_INTERVAL: Nanos = Nanos::from_millis(200);
 /// Reading this many bytes takes as long as one unit of the engine's work.
 const READ_PER_WORK: usize = 2048;
 /// Enough for eight replies with large bodies.
@@ -330,7 +334,10 @@ impl EventLoop {
             return Some(Duration::ZERO);
         }
         let due = self.acceptor.next_due().into_iter().chain(self.monitor.next_due());
-        let next = self.server.next_due().into_iter().chain(due).min()?;
+        // There is no event when etcd does not acknowledge changes for some time.
+        let is_waiting = self.membership.is_some() && !self.server.is_acknowledged();
+        let look = is_waiting.then(|| self.now + LOOK_INTERVAL);
+        let next = self.server.next_due().into_iter().chain(due).chain(look).min()?;
         // The poll rounds up to milliseconds, so only a short wait needs the exact time.
         let now = if next.since(self.now) < SHORT_WAIT { self.read_clock() } else { self.now };
         let span = next.since(now);
@@ -563,6 +570,13 @@ impl EventLoop {
         if self.server.is_congested() {
             self.mark_writable();
         }
+        if self.server.has_given_up() {
+            for key in self.ready.extract_if(.., |key| !self.server.has_reply(*key)) {
+                if headroom::leave(Headroom::Quarter, || self.closing.try_reserve(1)).is_ok() {
+                    self.closing.push((key, None));
+                }
+            }
+        }
         let mut closing = std::mem::take(&mut self.closing);
         for (key, why) in closing.drain(..) {
             self.close(key, why.as_ref());
@@ -575,7 +589,7 @@ impl EventLoop {
     fn flush_one(&mut self, key: ConnKey, is_crowded: bool, bytes_left: &mut usize) {
         let Some(socket) = socket(&mut self.sockets, key) else { return };
         // The process may have been stopped since the last reply.
-        if self.membership.as_ref().is_some_and(|membership| !membership.may_answer()) {
+        if self.membership.as_ref().is_some_and(|membership| membership.check().is_err()) {
             return;
         }
         let mut output = self.server.output_handle(key);

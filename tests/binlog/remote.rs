@@ -144,3 +144,39 @@ fn a_remote_disk_without_space_refuses_puts_only() {
     world.disk.set_capacity(None);
     assert_eq!(world.ask(client, &job), "INSERTED 4\r\n");
 }
+
+#[test]
+fn a_connection_whose_output_waits_for_too_long_is_closed() {
+    let mut world = World::new();
+    let [putting, idle] = [(); 2].map(|()| world.server.connect());
+    world.send(putting, put(0, 0, 9, "job"));
+    let are_closed = |world: &World| [putting, idle].map(|client| world.server.is_closed(client));
+    assert_eq!(are_closed(&world), [false, false]);
+    world.disk.set_overdue(true);
+    world.server.settle();
+    assert_eq!(are_closed(&world), [true, false], "a reply waits for a change");
+    assert_eq!(world.server.take_text(putting), "");
+    // A later command of another connection waits for the same change.
+    world.send(idle, "list-tube-used\r\n");
+    assert_eq!(are_closed(&world), [true, true]);
+    world.disk.set_overdue(false);
+    world.acknowledge();
+    let client = world.server.connect();
+    assert_eq!(world.ask(client, "peek 1\r\n"), "FOUND 1 3\r\njob\r\n");
+}
+
+#[test]
+fn a_last_record_with_a_wrong_checksum_is_damage() {
+    let mut world = World::new();
+    let client = world.server.connect();
+    world.ask(client, put(0, 0, 9, "kept"));
+    world.ask(client, put(0, 0, 9, "lost"));
+    world.disk.flip_byte("binlog.1", "lost");
+    let files = world.disk.live_files();
+    let disk = FakeDisk::remote(&files, CHUNK_LEN);
+    let mut server = Driver::start(OPTIONS, Some(disk.boxed()), START).unwrap();
+    disk.acknowledge(ALL);
+    server.settle();
+    let names: Vec<String> = disk.live_files().into_keys().collect();
+    assert_eq!(names, ["binlog.1.damaged", "binlog.2"]);
+}

@@ -6,7 +6,7 @@
 
 use crate::store::Store;
 use beanstalkd::testing::etcd::api::{
-    Answer, Etcd, Failure, Found, Lease, Node, Range, Txn, TxnAnswer,
+    Answer, Etcd, Failure, Found, Lease, Node, Range, Status, Txn, TxnAnswer,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -40,6 +40,7 @@ pub enum Kind {
     /// A transaction that creates the leader's key.
     Claim,
     Read,
+    Status,
     Grant,
     KeepAlive,
     Revoke,
@@ -86,6 +87,8 @@ pub struct World {
     pub old_node: Option<usize>,
     /// The answer of each node to everything, such as a refused password.
     pub refusals: BTreeMap<usize, Failure>,
+    /// The size of each node's database, and how much of it is in use.
+    pub sizes: [[u64; 2]; NODES.len()],
     /// The number of requests of each kind that were sent.
     sent: Vec<Kind>,
 }
@@ -347,7 +350,11 @@ impl Node for Connection {
         })
     }
 
-    fn status(&self) -> Answer<String> {
-        self.send(Kind::Read, |_| Ok("3.4.30".to_owned()))
+    fn status(&self) -> Answer<Status> {
+        let node = self.node;
+        self.send(Kind::Status, move |world| {
+            let [db_bytes, used_bytes] = world.sizes[node];
+            Ok(Status { version: "3.4.30".to_owned(), db_bytes, used_bytes })
+        })
     }
 }

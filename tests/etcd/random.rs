@@ -151,7 +151,7 @@ fn change(cluster: &mut Cluster, leader: usize, random: &mut fastrand::Rng) {
     match random.u32(0..100) {
         0..20 => cluster.put(leader, &record),
         20..22 => cluster.put_into_next_file(leader, &record),
-        22..25 => cluster.remove_oldest(leader),
+        22..25 => cluster.remove(leader, random.usize(0..3)),
         _ => {}
     }
 }

@@ -5,9 +5,9 @@
 
 use crate::fake::{Fake, Fault, Kind, NODES, World};
 use beanstalkd::testing::etcd::{
-    Candidate, Duty, EtcdDisk, Keys, Nodes, Request, Role, Shared, serve,
+    Candidate, Duty, EtcdDisk, Keys, MembershipError, Nodes, Request, Shared, Standing, serve,
 };
-use beanstalkd::testing::{Disk, FileNumber, Nanos};
+use beanstalkd::testing::{Disk, FileNumber, Nanos, Progress};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,6 +28,8 @@ pub type Files = BTreeMap<FileNumber, Vec<u8>>;
 
 /// The bytes at the start of each file.
 const HEAD: &[u8] = b"v7";
+/// The quota of etcd.
+pub const QUOTA: u64 = 32 << 20;
 /// A task that was woken wakes at most some others within one step of time.
 const POLLS: usize = 16;
 /// Requests have a timeout of at most 10 s.
@@ -105,6 +107,7 @@ struct Term {
 enum Change {
     Append(FileNumber, Vec<u8>),
     Remove(FileNumber),
+    Cut(FileNumber, u64),
 }
 
 impl Cluster {
@@ -241,12 +244,10 @@ impl Cluster {
             return Ok(());
         }
         server.run();
-        if let Role::Lost(reason) | Role::Refused(reason) = server.shared.role() {
-            return Err(reason);
-        }
+        let standing = server.shared.standing().map_err(reason)?;
         match &mut server.phase {
             Phase::StandingBy => {
-                if let Role::Leading(_) = server.shared.role() {
+                if standing == Standing::Leader {
                     let files = read(server.requests.clone());
                     server.phase = Phase::Reading(server.runtime.spawn(files));
                     server.waiting_ms = 0;
@@ -255,7 +256,7 @@ impl Cluster {
             Phase::Reading(reading) if reading.is_finished() => {
                 let read = server.runtime.block_on(reading).expect("no panic");
                 let found = read.map_err(|error| error.to_string())?;
-                server.shared.loss().map_or(Ok(()), Err)?;
+                server.shared.check().map_err(reason)?;
                 let lengths = found.iter().map(|(&file, bytes)| (file, bytes.len() as u64));
                 server.lengths = lengths.collect();
                 server.phase = Phase::Serving(self.terms.len());
@@ -266,7 +267,7 @@ impl Cluster {
                 assert!(server.waiting_ms < LONGEST_READING_MS, "a leader reads without an end");
             }
             Phase::Serving(term) | Phase::Ending(term) => {
-                server.shared.loss().map_or(Ok(()), Err)?;
+                server.shared.check().map_err(reason)?;
                 let term = &mut self.terms[*term];
                 let acknowledged = server.disk.progress().expect("a remote disk").acknowledged;
                 let before = term.acknowledged;
@@ -295,7 +296,7 @@ impl Cluster {
     fn check_answering(&self) {
         let servers = self.servers.iter().flatten();
         let mut answering = servers.filter(|server| {
-            matches!(server.shared.role(), Role::Leading(_))
+            server.shared.standing() == Ok(Standing::Leader)
                 && !matches!(server.phase, Phase::Leaving)
                 && !server.is_stopped
                 && server.may_answer()
@@ -333,11 +334,35 @@ impl Cluster {
         server.append(term, server.newest() + 1, record);
     }
 
-    /// Removes the oldest file, unless it is the newest one too.
-    pub fn remove_oldest(&mut self, index: usize) {
+    /// Shortens the newest file.
+    pub fn cut_newest(&mut self, index: usize, size: u64) {
         let (server, term) = self.serving(index);
-        if server.lengths.len() > 1 {
-            let (file, _) = server.lengths.pop_first().expect("there are files");
+        let newest = server.newest();
+        server.disk.truncate(newest, size).expect("it is queued");
+        server.lengths.insert(newest, size);
+        term.note(server, Change::Cut(newest, size));
+    }
+
+    /// Removes the newest file, which has no record.
+    pub fn remove_newest(&mut self, index: usize) {
+        let (server, term) = self.serving(index);
+        let (newest, _) = server.lengths.pop_last().expect("there are files");
+        server.disk.remove(newest).expect("it is queued");
+        term.note(server, Change::Remove(newest));
+    }
+
+    /// Appends a record to the newest file, or to one after it, although this server has not begun it.
+    pub fn continue_newest(&mut self, index: usize, record: &[u8], is_next: bool) {
+        let (server, term) = self.serving(index);
+        server.append(term, server.newest() + u32::from(is_next), record);
+    }
+
+    /// Removes a file, counted from the oldest one, unless it is the newest one.
+    pub fn remove(&mut self, index: usize, nth: usize) {
+        let (server, term) = self.serving(index);
+        if nth + 1 < server.lengths.len() {
+            let file = *server.lengths.keys().nth(nth).expect("it is there");
+            server.lengths.remove(&file);
             server.disk.remove(file).expect("it is queued");
             term.note(server, Change::Remove(file));
         }
@@ -401,13 +426,15 @@ impl Server {
             name: name.clone(),
             file_size: 4096,
             ttl_secs,
-            must_be_unused: false,
+            quota: QUOTA,
+            lease_file: None,
+            duty,
         };
         let (requests, received) = unbounded_channel();
         Server {
             runtime: runtime.expect("a runtime"),
-            serving: Some(Box::pin(serve(candidate, duty, received))),
-            disk: EtcdDisk::new(Arc::clone(&shared), requests.clone()),
+            serving: Some(Box::pin(serve(candidate, received))),
+            disk: EtcdDisk::new(Arc::clone(&shared), requests.clone(), Nanos::from_secs(ttl_secs)),
             shared,
             requests,
             name,
@@ -436,7 +463,7 @@ impl Server {
 
     pub fn may_answer(&self) -> bool {
         self.enter();
-        self.shared.loss().is_none()
+        self.shared.check().is_ok()
     }
 
     /// Returns what a process has read that only reads, after its end.
@@ -444,6 +471,11 @@ impl Server {
         let Phase::Dumping(reading) = &mut self.phase else { panic!("it leads") };
         let is_over = reading.is_finished();
         is_over.then(|| self.runtime.block_on(reading).expect("no panic"))
+    }
+
+    pub fn progress(&self) -> Progress {
+        self.enter();
+        self.disk.progress().expect("a remote disk")
     }
 
     pub fn refuses_puts(&self) -> bool {
@@ -531,6 +563,10 @@ impl Term {
                     files.entry(*file).or_insert_with(|| HEAD.to_vec()).extend(record);
                 }
                 Change::Remove(file) => drop(files.remove(file)),
+                Change::Cut(file, size) => {
+                    let size = usize::try_from(*size).expect("a short file");
+                    files.entry(*file).and_modify(|bytes| bytes.truncate(size));
+                }
             }
         }
         files
@@ -544,19 +580,15 @@ async fn read(requests: UnboundedSender<Request>) -> io::Result<Files> {
     let _ = requests.send(Request::List(to));
     for file in wait(answer).await? {
         let (to, answer) = channel();
-        let _ = requests.send(Request::Size(file, to));
-        let size = wait(answer).await?;
-        let mut bytes = Vec::new();
-        while (bytes.len() as u64) < size {
-            let (to, answer) = channel();
-            let _ = requests.send(Request::Page(file, bytes.len() as u64, to));
-            let (_, page) = wait(answer).await?;
-            assert!(!page.is_empty(), "binlog.{file} ends before its size");
-            bytes.extend(page);
-        }
-        files.insert(file, bytes);
+        let _ = requests.send(Request::Read(file, to));
+        files.insert(file, wait(answer).await?.to_vec());
     }
     Ok(files)
+}
+
+/// Returns why a server has ended.
+fn reason(error: MembershipError) -> String {
+    error.to_string()
 }
 
 async fn wait<T>(answer: Receiver<io::Result<T>>) -> io::Result<T> {

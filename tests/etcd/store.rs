@@ -147,10 +147,7 @@ impl Store {
         if range.keys_only {
             pairs.iter_mut().for_each(|pair| pair.value.clear());
         }
-        if range.count_only {
-            pairs.clear();
-        }
-        Ok(Found { revision: self.revision, pairs, count: count as u64, more })
+        Ok(Found { revision: self.revision, pairs, more })
     }
 
     /// Fails if a revision was dropped.
@@ -230,8 +227,8 @@ impl Store {
     }
 
     /// Returns the number of chunks.
-    pub fn chunks(&self) -> u64 {
-        self.range(&Range::below("/jobs/log/".to_owned())).map_or(0, |found| found.count)
+    pub fn chunks(&self) -> usize {
+        self.range(&Range::below("/jobs/log/".to_owned())).map_or(0, |found| found.pairs.len())
     }
 
     /// Returns the name and the lease of the leader.

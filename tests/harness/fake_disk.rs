@@ -108,6 +108,7 @@ struct Remote {
     setup: RemoteSetup,
     /// Decides how many changes are acknowledged as soon as they are handed over.
     eager: Option<fastrand::Rng>,
+    is_overdue: bool,
     /// A change was refused. The stored files are those of the next server.
     is_refused: bool,
 }
@@ -316,6 +317,11 @@ impl FakeDisk {
     }
 
     // ---- A remote disk ----
+
+    /// All changes that wait have waited for too long.
+    pub fn set_overdue(&self, is_overdue: bool) {
+        self.with_remote(|remote| remote.is_overdue = is_overdue);
+    }
 
     fn with_remote<T>(&self, run: impl FnOnce(&mut Remote) -> T) -> T {
         run(self.0.borrow_mut().remote.as_mut().expect("the disk is remote"))
@@ -946,9 +952,11 @@ impl Disk for FakeDisk {
 
     fn progress(&self) -> Option<Progress> {
         let state = self.0.borrow();
-        let Remote { acknowledged, waiting_bytes, setup, .. } = *state.remote.as_ref()?;
+        let Remote { acknowledged, waiting_bytes, setup, is_overdue, .. } =
+            *state.remote.as_ref()?;
         let is_congested = setup.congested_above.is_some_and(|most| waiting_bytes > most);
-        Some(Progress { written: state.written, acknowledged, is_congested })
+        let (written, overdue) = (state.written, if is_overdue { state.written } else { 0 });
+        Some(Progress { written, acknowledged, is_congested, is_stalled: is_overdue, overdue })
     }
 
     fn refuses_puts(&self) -> bool {

@@ -1,8 +1,8 @@
-"""Tests the tests: plants the bugs of bugs.txt in one build, and requires that each is found.
+"""Tests the tests: plants the bugs of a table in one build, and requires that each is found.
 
-Use: run.py [--search] [NAME...]. `simulation, SEED=n STEPS=n` in the table is a run of the simulation that
-finds the bug, and nothing without it. With `--search` random runs look for one, for FOR_SECONDS, one minute by
-default, and the table is rewritten.
+Use: run.py [--search] [NAME...]. `TABLE` names the table in this folder, and `FEATURES` those of the build.
+`simulation, SEED=n STEPS=n` in the table is a run of the simulation that finds the bug, and nothing without it.
+With `--search` random runs look for one, for FOR_SECONDS, one minute by default, and the table is rewritten.
 """
 import concurrent.futures
 import json
@@ -16,8 +16,9 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.join(HERE, "..", "..")
 APPLY = os.path.join(HERE, "..", "planted", "apply.py")
-TABLE = os.path.join(HERE, "bugs.txt")
-TREE = os.path.join(ROOT, "target", "planted")
+TABLE = os.path.join(HERE, os.environ.get("TABLE", "bugs.txt"))
+FEATURES = os.environ.get("FEATURES", "")
+TREE = os.path.join(ROOT, "target", "planted" + FEATURES)
 SECONDS = int(os.environ.get("FOR_SECONDS", "60"))
 # The time after which a suite is ended, which says nothing about the bug. A bug may make the simulation
 # hang, but it ends without one.
@@ -38,7 +39,8 @@ def read_bugs():
 def build(suites):
     """Builds the test programs of these suites; returns the path of each."""
     targets = [word for suite in sorted(suites) for word in ("--test", suite)]
-    command = ["test", "--quiet", "--profile", "simulation", "--no-run", "--message-format=json-render-diagnostics"]
+    command = ["test", "--quiet", "--profile", "simulation", "--no-run", "--message-format=json-render-diagnostics",
+               "--features", FEATURES]
     built = subprocess.run([os.environ.get("CARGO", "cargo"), *command, *targets], check=True, text=True, cwd=TREE,
                            stdout=subprocess.PIPE, env={**os.environ, "CARGO_TARGET_DIR": os.path.join(TREE, "target")})
     messages = [json.loads(line) for line in built.stdout.splitlines()]

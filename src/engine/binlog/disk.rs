@@ -29,9 +29,18 @@ pub struct Progress {
     pub acknowledged: u64,
     /// Many changes wait: no more should be made until some are acknowledged.
     pub is_congested: bool,
+    /// A change has waited for more than a second: nothing is promised to new clients.
+    pub is_stalled: bool,
+    /// Changes up to this number have waited for so long that what waits for them is given up.
+    pub overdue: u64,
 }
 
 impl Progress {
+    /// Returns whether some changes have waited for too long.
+    pub fn has_overdue(self) -> bool {
+        self.overdue > self.acknowledged
+    }
+
     /// Returns whether no change waits.
     pub fn is_complete(self) -> bool {
         self.acknowledged >= self.written

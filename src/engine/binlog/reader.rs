@@ -300,6 +300,12 @@ impl<'d> Reader<'d> {
                 self.offset = next;
                 Ok(Item::Damage(damage))
             }
+            // A remote disk stores a batch up to some byte, or with all that follow: what is there was
+            // written so, and was damaged later.
+            None if cause != Corruption::CutShort && self.disk.progress().is_some() => {
+                self.offset = self.size;
+                Ok(Item::Damage(damage))
+            }
             None => Ok(Item::End(End { used: offset, tail: Some(damage) })),
         }
     }

@@ -207,6 +207,9 @@ impl HttpConn {
             ("/readyz", ServerState::Serving(server, _)) if server.is_draining() => {
                 (Status::ServiceUnavailable, "draining\n")
             }
+            ("/readyz", ServerState::Serving(server, _)) if server.is_stalled() => {
+                (Status::ServiceUnavailable, "changes are not stored\n")
+            }
             ("/readyz", ServerState::Serving(..)) => (Status::Ok, "ok\n"),
             ("/metrics", ServerState::Serving(..)) => {
                 let head = |length| http::head(Status::Ok, METRICS_TYPE, length);

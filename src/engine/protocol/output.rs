@@ -150,6 +150,12 @@ impl Output {
         pending[0].held.get_or_insert_default().update(len, progress)
     }
 
+    /// Returns whether bytes are held back until a change up to this number is acknowledged.
+    pub fn waits_for(&self, change: u64) -> bool {
+        let held = self.0.as_ref().and_then(|pending| pending[0].held);
+        held.and_then(|held| held.first).is_some_and(|mark| mark.change <= change)
+    }
+
     /// Notes that the connection is not listed any more.
     pub fn wake(&mut self) {
         if let Some(pending) = &mut self.0

@@ -56,6 +56,7 @@ use crate::engine::text::CR_LF;
 use crate::engine::time::{ClockOffset, Nanos};
 use budget::Budget;
 use lists::Lists;
+use log::warn;
 use reads::Reads;
 use std::collections::TryReserveError;
 use std::num::NonZero;
@@ -356,6 +357,17 @@ impl Server {
         self.progress.is_some_and(|progress| progress.is_congested)
     }
 
+    /// Returns whether a remote disk does not acknowledge changes in time, so that clients should find
+    /// another server.
+    pub fn is_stalled(&self) -> bool {
+        self.progress.is_some_and(|progress| progress.is_stalled)
+    }
+
+    /// Returns whether no command runs, and none will soon: connections with commands are closed.
+    pub fn has_given_up(&self) -> bool {
+        self.progress.is_some_and(|progress| progress.is_congested && progress.has_overdue())
+    }
+
     /// Returns whether a remote disk has acknowledged all changes.
     pub fn is_acknowledged(&self) -> bool {
         self.progress.is_none_or(Progress::is_complete)
@@ -391,7 +403,15 @@ impl Server {
     fn note_progress(&mut self) {
         let Some(progress) = self.queue.disk_progress() else { return };
         let before = self.progress.replace(progress).unwrap_or_default();
-        if progress.acknowledged > before.acknowledged {
+        match (before.is_stalled, progress.is_stalled) {
+            (false, true) => warn!(
+                "the binlog has not stored a change for more than 1 s; replies wait, and the server \
+                 reports that it is not ready"
+            ),
+            (true, false) => warn!("the binlog stores changes again"),
+            (false, false) | (true, true) => {}
+        }
+        if progress.acknowledged > before.acknowledged || progress.overdue > before.overdue {
             self.conns.wake_held();
         }
     }
@@ -464,6 +484,11 @@ impl Server {
     /// are not acknowledged is held back. Call this between [`Server::commit`] and the next event.
     pub fn output_handle(&mut self, key: ConnKey) -> OutputHandle<'_> {
         self.conns.output_handle(key, self.progress.as_ref(), &mut self.queue.bodies)
+    }
+
+    /// Returns whether some output of a connection may be sent.
+    pub fn has_reply(&self, key: ConnKey) -> bool {
+        self.conns[key].output.sendable_len() > 0
     }
 
     /// Returns whether some output may be sent.

@@ -27,8 +27,18 @@ pub trait Node: Send + Sync {
     /// Watches a key from a revision on. The first answer is that the node watches it. The second one
     /// comes after the key was deleted; its failure is that the node does not watch it any more.
     fn watch(&self, key: String, from: i64) -> Answer<Answer<()>>;
-    /// Returns the version of etcd.
-    fn status(&self) -> Answer<String>;
+    fn status(&self) -> Answer<Status>;
+}
+
+/// The state of a node.
+#[derive(Clone, Debug)]
+pub struct Status {
+    /// The version of etcd.
+    pub version: String,
+    /// The size of its database in bytes, which etcd compares with its quota.
+    pub db_bytes: u64,
+    /// The bytes of it that are in use.
+    pub used_bytes: u64,
 }
 
 /// Why a node has refused a request, or could not be asked.
@@ -39,8 +49,14 @@ pub struct Failure {
     pub text: String,
 }
 
-/// The code of gRPC for a lease that has ended.
+/// The codes of gRPC for a wrong request, a lease that has ended, a missing right, a lack of space, a
+/// request that does not fit the state of etcd, and lost data.
+pub const INVALID_ARGUMENT: i32 = 3;
 pub const NOT_FOUND: i32 = 5;
+pub const PERMISSION_DENIED: i32 = 7;
+pub const RESOURCE_EXHAUSTED: i32 = 8;
+pub const FAILED_PRECONDITION: i32 = 9;
+pub const DATA_LOSS: i32 = 15;
 
 /// Carries out `then` if all comparisons hold, and `otherwise` if not.
 #[derive(Clone, Debug, Default)]
@@ -87,8 +103,6 @@ pub struct Range {
     pub revision: i64,
     /// The answer has no values.
     pub keys_only: bool,
-    /// The answer has no keys, only their number.
-    pub count_only: bool,
 }
 
 /// A key as it was found.
@@ -107,8 +121,6 @@ pub struct Found {
     /// The newest revision at the time of the answer.
     pub revision: i64,
     pub pairs: Vec<Pair>,
-    /// The number of keys in the range, without regard to the limit.
-    pub count: u64,
     /// The limit has cut the answer.
     pub more: bool,
 }

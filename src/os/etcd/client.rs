@@ -1,7 +1,8 @@
 //! The real etcd: requests of [`super::api`] by the crate `etcd-client`.
 
 use super::api::{
-    Answer, Compare, Etcd, Failure, Found, Lease, NOT_FOUND, Node, Op, Pair, Range, Txn, TxnAnswer,
+    Answer, Compare, Etcd, Failure, Found, Lease, NOT_FOUND, Node, Op, Pair, Range, Status, Txn,
+    TxnAnswer,
 };
 use etcd_client::{
     Client, CompareOp, ConnectOptions, DeleteOptions, Error, EventType, GetOptions, GetResponse,
@@ -9,8 +10,8 @@ use etcd_client::{
 };
 use std::sync::Arc;
 
-/// A page of the log has at most 16 MiB and one chunk.
-const LONGEST_ANSWER: usize = 64 * 1024 * 1024;
+/// A page of the log has at most 512 chunks of 256 KiB.
+const LONGEST_ANSWER: usize = 160 * 1024 * 1024;
 
 impl Etcd for ConnectOptions {
     fn connect(&self, address: &str) -> Answer<Arc<dyn Node>> {
@@ -95,9 +96,15 @@ impl Node for Client {
         })
     }
 
-    fn status(&self) -> Answer<String> {
+    fn status(&self) -> Answer<Status> {
         let mut client = self.maintenance_client();
-        Box::pin(async move { Ok(client.status().await?.version().to_owned()) })
+        Box::pin(async move {
+            let status = client.status().await?;
+            let bytes = |size| u64::try_from(size).unwrap_or(0);
+            let (db_bytes, used_bytes) =
+                (bytes(status.db_size()), bytes(status.raft_used_db_size()));
+            Ok(Status { version: status.version().to_owned(), db_bytes, used_bytes })
+        })
     }
 }
 
@@ -108,9 +115,6 @@ fn options(range: &Range) -> GetOptions {
     }
     if range.keys_only {
         options = options.with_keys_only();
-    }
-    if range.count_only {
-        options = options.with_count_only();
     }
     options
 }
@@ -144,14 +148,13 @@ impl From<Op> for TxnOp {
 impl From<GetResponse> for Found {
     fn from(mut got: GetResponse) -> Found {
         let revision = got.header().map_or(0, ResponseHeader::revision);
-        let count = u64::try_from(got.count()).unwrap_or(0);
         let pairs = got.take_kvs().into_iter().map(|pair| {
             let (create_revision, mod_revision) = (pair.create_revision(), pair.mod_revision());
             let lease = pair.lease();
             let (key, value) = pair.into_key_value();
             Pair { key, value, create_revision, mod_revision, lease }
         });
-        Found { revision, pairs: pairs.collect(), count, more: got.more() }
+        Found { revision, pairs: pairs.collect(), more: got.more() }
     }
 }
 

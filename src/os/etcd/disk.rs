@@ -1,16 +1,16 @@
 //! The files of a binlog, as the engine sees them, in etcd.
 //!
-//! Reading waits for etcd: it happens only before the first client is served. Changes are gathered,
+//! Files are read whole, and reading waits for etcd: it happens only before the first client is served. Changes are gathered,
 //! and handed over to the thread when it has stored all earlier ones. So while etcd stores one batch
 //! the next one grows, and one transaction serves many iterations. Several batches in flight would
 //! not help: measured with 4 KiB, one at a time takes 2.1 ms, and each of four takes 5.4 ms.
 
-use super::log::Change;
+use super::log::{Bytes, Change};
 use super::shared::Shared;
 use super::thread::Request;
 use crate::engine::binlog::disk::{Disk, FileNumber, Progress, RemoteStats};
 use crate::engine::time::Nanos;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -29,20 +29,35 @@ pub struct EtcdDisk {
     changes: Vec<Change>,
     /// The bytes of these changes.
     gathered_bytes: usize,
-    /// The bytes of the changes that are being stored, and the moment at which they were handed over.
+    /// Output is held back for at most this long.
+    patience: Nanos,
+    /// Numbers of changes that are not acknowledged, with the times when they were made.
+    made: VecDeque<(Nanos, u64)>,
+    /// The changes that are being stored: the number of the last one, their bytes, and the moment at which
+    /// they were handed over.
+    handed_over: u64,
     handed_over_bytes: usize,
     handed_over_at: Nanos,
     /// The number of changes that were made.
     written: u64,
-    /// The bytes that were read last: file, offset, bytes.
-    page: (FileNumber, u64, Vec<u8>),
+    /// The file that was read last.
+    file: Option<(FileNumber, Bytes)>,
 }
 
 /// When this many bytes are gathered, no further commands run: etcd stores some 15 to 60 MB/s.
 const CONGESTED_BYTES: usize = 4 * 1024 * 1024;
 
+/// A change that waits for longer than this is a stall.
+const STALL: Nanos = Nanos::from_secs(1);
+/// The times of changes are noted with this precision.
+const NOTE_INTERVAL: Nanos = Nanos::from_millis(100);
+
 impl EtcdDisk {
-    pub fn new(shared: Arc<Shared>, requests: UnboundedSender<Request>) -> EtcdDisk {
+    pub fn new(
+        shared: Arc<Shared>,
+        requests: UnboundedSender<Request>,
+        patience: Nanos,
+    ) -> EtcdDisk {
         EtcdDisk {
             shared,
             requests,
@@ -50,10 +65,13 @@ impl EtcdDisk {
             lengths: BTreeMap::new(),
             changes: Vec::new(),
             gathered_bytes: 0,
+            patience,
+            made: VecDeque::new(),
+            handed_over: 0,
             handed_over_bytes: 0,
             handed_over_at: Nanos::ZERO,
             written: 0,
-            page: (0, 0, Vec::new()),
+            file: None,
         }
     }
 
@@ -63,6 +81,41 @@ impl EtcdDisk {
         let (to, answer) = channel();
         self.requests.send(request(to)).map_err(|_| gone())?;
         answer.recv().map_err(|_| gone())?
+    }
+
+    fn bytes(&mut self, number: FileNumber) -> io::Result<Bytes> {
+        if let Some((file, bytes)) = &self.file
+            && *file == number
+        {
+            return Ok(Bytes::clone(bytes));
+        }
+        self.file = None;
+        let bytes = self.ask(|to| Request::Read(number, to))?;
+        self.file = Some((number, Bytes::clone(&bytes)));
+        Ok(bytes)
+    }
+
+    /// Notes when changes were made, to a tenth of a second.
+    fn note_changes(&mut self) {
+        let acknowledged = self.shared.state().acknowledged;
+        self.made.retain(|(_, change)| *change > acknowledged);
+        if self.written == acknowledged {
+            return;
+        }
+        let now = self.shared.now();
+        // Of those that are overdue the last one is enough.
+        while self.made.get(1).is_some_and(|(at, _)| now.since(*at) > self.patience) {
+            self.made.pop_front();
+        }
+        match self.made.back_mut() {
+            Some((at, change)) if now.since(*at) < NOTE_INTERVAL => *change = self.written,
+            Some((_, change)) if *change == self.written => {}
+            Some(_) | None => self.made.push_back((now, self.written)),
+        }
+    }
+
+    fn is_storing(&self) -> bool {
+        self.shared.state().acknowledged < self.handed_over
     }
 
     /// Ends an import, after all files were written.
@@ -78,37 +131,23 @@ impl EtcdDisk {
 
 impl Disk for EtcdDisk {
     fn list(&mut self) -> io::Result<Vec<FileNumber>> {
-        self.page = (0, 0, Vec::new());
+        self.file = None;
         self.ask(Request::List)
     }
 
     fn size(&mut self, number: FileNumber) -> io::Result<u64> {
-        let size = self.ask(|to| Request::Size(number, to))?;
+        let size = self.bytes(number)?.len() as u64;
         self.lengths.insert(number, size);
         Ok(size)
     }
 
     fn read(&mut self, number: FileNumber, offset: u64, bytes: &mut [u8]) -> io::Result<usize> {
-        let mut filled = 0;
-        while filled < bytes.len() {
-            let at = offset + filled as u64;
-            let (file, page_at, page) = &self.page;
-            let start = at.checked_sub(*page_at).filter(|_| *file == number);
-            let start = start.and_then(|start| usize::try_from(start).ok());
-            let rest = start.and_then(|start| page.get(start..)).unwrap_or_default();
-            if rest.is_empty() {
-                let (page_at, page) = self.ask(|to| Request::Page(number, at, to))?;
-                if page.is_empty() {
-                    break;
-                }
-                self.page = (number, page_at, page);
-                continue;
-            }
-            let len = rest.len().min(bytes.len() - filled);
-            bytes[filled..filled + len].copy_from_slice(&rest[..len]);
-            filled += len;
-        }
-        Ok(filled)
+        let file = self.bytes(number)?;
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        let rest = file.get(start..).unwrap_or_default();
+        let len = rest.len().min(bytes.len());
+        bytes[..len].copy_from_slice(&rest[..len]);
+        Ok(len)
     }
 
     fn create(&mut self, number: FileNumber, _size: u64) -> io::Result<()> {
@@ -163,7 +202,7 @@ impl Disk for EtcdDisk {
 
     fn truncate(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
         // Space that was only allocated is not stored.
-        if self.lengths.get(&number).is_some_and(|&length| length > size) {
+        if self.lengths.get(&number).is_none_or(|&length| length > size) {
             self.lengths.insert(number, size);
             self.push(Change::Truncate { file: number, size });
         }
@@ -171,9 +210,7 @@ impl Disk for EtcdDisk {
     }
 
     fn close(&mut self, number: FileNumber) {
-        if self.page.0 == number {
-            self.page = (0, 0, Vec::new());
-        }
+        self.file.take_if(|(file, _)| *file == number);
     }
 
     fn remove(&mut self, number: FileNumber) -> io::Result<()> {
@@ -196,10 +233,11 @@ impl Disk for EtcdDisk {
     }
 
     fn hand_over(&mut self) {
-        if self.changes.is_empty() || self.shared.is_storing() {
+        self.note_changes();
+        if self.changes.is_empty() || self.is_storing() {
             return;
         }
-        self.shared.begin_storing();
+        self.handed_over = self.written;
         self.handed_over_bytes = std::mem::take(&mut self.gathered_bytes);
         self.handed_over_at = self.shared.now();
         let changes = std::mem::take(&mut self.changes);
@@ -208,25 +246,37 @@ impl Disk for EtcdDisk {
     }
 
     fn progress(&self) -> Option<Progress> {
-        Some(Progress {
+        let mut progress = Progress {
             written: self.written,
-            acknowledged: self.shared.acknowledged(),
+            acknowledged: self.shared.state().acknowledged,
             is_congested: self.gathered_bytes >= CONGESTED_BYTES,
-        })
+            ..Progress::default()
+        };
+        let mut waiting = self.made.iter().filter(|(_, change)| *change > progress.acknowledged);
+        if let Some(&(oldest_at, _)) = waiting.clone().next() {
+            let now = self.shared.now();
+            progress.is_stalled = now.since(oldest_at) > STALL;
+            let overdue = waiting.rfind(|(at, _)| now.since(*at) > self.patience);
+            progress.overdue = overdue.map_or(0, |&(_, change)| change);
+        }
+        Some(progress)
     }
 
     fn refuses_puts(&self) -> bool {
-        self.shared.has_no_space()
+        let state = self.shared.state();
+        state.is_full || state.is_nearly_full
     }
 
     fn remote_stats(&self) -> Option<RemoteStats> {
-        let is_storing = self.shared.is_storing();
+        let is_storing = self.is_storing();
         let in_flight = if is_storing { self.handed_over_bytes } else { 0 };
         let since = self.shared.now().since(self.handed_over_at);
+        let lease_left = self.shared.lease_left();
+        let state = self.shared.state();
         Some(RemoteStats {
-            lease_left: self.shared.lease_left(),
-            transactions: self.shared.transactions(),
-            stored_bytes: self.shared.stored_bytes(),
+            lease_left,
+            transactions: state.transactions.clone(),
+            stored_bytes: state.stored_bytes,
             waiting_bytes: (self.gathered_bytes + in_flight) as u64,
             waiting_for: if is_storing { since } else { Nanos::ZERO },
         })
@@ -241,7 +291,7 @@ mod tests {
     fn disk() -> (EtcdDisk, Arc<Shared>, UnboundedReceiver<Request>) {
         let (requests, received) = unbounded_channel();
         let shared = Arc::new(Shared::new(|| Nanos::ZERO));
-        (EtcdDisk::new(Arc::clone(&shared), requests), shared, received)
+        (EtcdDisk::new(Arc::clone(&shared), requests, Nanos::from_secs(5)), shared, received)
     }
 
     /// Returns the changes that were handed over, as text, and the number of the last one.

@@ -3,7 +3,7 @@
 //! ```text
 //! PREFIX/format                    the version of this layout, and the size of a file
 //! PREFIX/leader                    the name of the server that leads, with its lease
-//! PREFIX/file/00000003             the number of the file's first chunk
+//! PREFIX/file/00000003             the file's first chunk, and what else is known of it: [`Listed`]
 //! PREFIX/log/000000000000002a      a chunk: file number, offset, bytes
 //! PREFIX/damaged/00000003/...2a    a chunk of a damaged file that was set aside
 //! ```
@@ -12,6 +12,7 @@
 //! there. The chunks of a file are those from its first one to the first one of the next file.
 
 use crate::engine::binlog::disk::FileNumber;
+use std::hash::{BuildHasher, RandomState};
 
 /// The number of a chunk. The first one is 1.
 pub type ChunkNumber = u64;
@@ -22,14 +23,27 @@ pub struct Keys {
     prefix: String,
 }
 
+/// The value of the key of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listed {
+    pub first: ChunkNumber,
+    /// A random number.
+    pub nonce: u64,
+    /// The first chunk behind the file if the next file was removed. Without that it is the first chunk of
+    /// the next file.
+    pub end: ChunkNumber,
+    /// The number of its bytes. A leader cuts a batch that the one before has not completed.
+    pub size: u64,
+}
+
 /// A part of a file, as it is stored under one key.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Chunk {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk<'v> {
     /// The number of the file.
     pub file: FileNumber,
     /// The offset in the file of the first byte.
     pub offset: u64,
-    pub bytes: Vec<u8>,
+    pub bytes: &'v [u8],
 }
 
 /// The most bytes in a chunk. etcd takes transactions of 1.5 MiB, but keeps at least the last 5,000 of
@@ -113,41 +127,49 @@ pub fn parse_format(value: &[u8]) -> Option<u32> {
     (format_value(file_size) == text).then_some(file_size)
 }
 
-/// Returns the value of the key of a file.
-pub fn file_value(first: ChunkNumber) -> String {
-    format!("{first:016x}")
+fn parse_number(value: &[u8]) -> Option<ChunkNumber> {
+    ChunkNumber::from_str_radix(str::from_utf8(value).ok()?, 16).ok()
 }
 
-/// Returns the number in the value of the key of a file.
-pub fn parse_number(value: &[u8]) -> Option<ChunkNumber> {
-    ChunkNumber::from_str_radix(str::from_utf8(value).ok()?, 16).ok()
+impl Listed {
+    /// Returns a new file. By the number it differs from a file of the same chunks that was lost when etcd
+    /// was restored to an older state.
+    pub fn new(first: ChunkNumber) -> Listed {
+        let nonce = RandomState::new().hash_one(first);
+        Listed { first, nonce, end: ChunkNumber::MAX, size: u64::MAX }
+    }
+
+    /// Returns the value of the key.
+    pub fn encode(self) -> String {
+        let Listed { first, nonce, end, size } = self;
+        format!("{first:016x} {nonce:016x} {end:016x} {size:016x}")
+    }
+
+    /// Returns what a value means. Earlier versions wrote only the first chunk.
+    pub fn decode(value: &[u8]) -> Option<Listed> {
+        let mut numbers = value.split(|&byte| byte == b' ').map(parse_number);
+        let first = numbers.next()??;
+        let mut number = || numbers.next().unwrap_or(Some(u64::MAX));
+        let listed = Listed { first, nonce: number()?, end: number()?, size: number()? };
+        numbers.next().is_none().then_some(listed)
+    }
 }
 
 const FILE_LEN: usize = size_of::<FileNumber>();
 const OFFSET_LEN: usize = size_of::<u64>();
 
-impl Chunk {
+impl<'v> Chunk<'v> {
     /// Returns the value of the key of a chunk.
-    pub fn encode(file: FileNumber, offset: u64, bytes: &[u8]) -> Vec<u8> {
-        [&file.to_le_bytes()[..], &offset.to_le_bytes(), bytes].concat()
+    pub fn encode(self) -> Vec<u8> {
+        [&self.file.to_le_bytes()[..], &self.offset.to_le_bytes(), self.bytes].concat()
     }
 
     /// Returns the chunk in a value, or `None` if the value is too short.
-    pub fn decode(value: &[u8]) -> Option<Chunk> {
-        let (file, offset, bytes) = Chunk::split(value)?;
-        Some(Chunk { file, offset, bytes: bytes.to_vec() })
-    }
-
-    /// Returns the file, the offset and the bytes in a value, or `None` if the value is too short.
-    pub fn split(value: &[u8]) -> Option<(FileNumber, u64, &[u8])> {
+    pub fn decode(value: &'v [u8]) -> Option<Chunk<'v>> {
         let (file, rest) = value.split_first_chunk::<FILE_LEN>()?;
         let (offset, bytes) = rest.split_first_chunk::<OFFSET_LEN>()?;
-        Some((FileNumber::from_le_bytes(*file), u64::from_le_bytes(*offset), bytes))
-    }
-
-    /// Returns the offset behind the last byte.
-    pub fn end(&self) -> u64 {
-        self.offset + self.bytes.len() as u64
+        let (file, offset) = (FileNumber::from_le_bytes(*file), u64::from_le_bytes(*offset));
+        Some(Chunk { file, offset, bytes })
     }
 }
 
@@ -173,9 +195,15 @@ mod tests {
         ] {
             assert_eq!(parse_format(value.as_bytes()), None, "{value}");
         }
-        assert_eq!(parse_number(file_value(7).as_bytes()), Some(7));
-        let chunk = Chunk { file: 3, offset: 1 << 40, bytes: b"record".to_vec() };
-        let value = Chunk::encode(chunk.file, chunk.offset, &chunk.bytes);
+        let listed = Listed { end: 9, size: 3, ..Listed::new(7) };
+        assert_eq!(Listed::decode(listed.encode().as_bytes()), Some(listed));
+        let of_first_version = Listed { nonce: u64::MAX, ..Listed::new(7) };
+        assert_eq!(Listed::decode(b"0000000000000007"), Some(of_first_version));
+        for value in ["", "x", "7 x", "1 2 3 4 5"] {
+            assert_eq!(Listed::decode(value.as_bytes()), None, "{value}");
+        }
+        let chunk = Chunk { file: 3, offset: 1 << 40, bytes: b"record" };
+        let value = chunk.encode();
         assert_eq!(Chunk::decode(&value), Some(chunk));
         assert_eq!(Chunk::decode(&value[..11]), None);
     }

@@ -6,11 +6,12 @@
 
 use super::api::{Compare, Op, Range, Txn};
 use super::keys::{IMPORTING, Keys, format_value, parse_format};
-use super::log::{ChangeError, Log, ReadError, begin_format};
-use super::nodes::{Nodes, RequestError};
-use super::shared::{Leader, Role, Shared};
+use super::membership::{Duty, LeaseNote, MembershipError, Standing};
+use super::nodes::{Error, Kind, Nodes};
+use super::shared::Shared;
 use crate::engine::time::Nanos;
 use log::warn;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
@@ -25,8 +26,24 @@ pub struct Candidate {
     pub name: String,
     pub file_size: u32,
     pub ttl_secs: u32,
-    /// The prefix must have no log.
-    pub must_be_unused: bool,
+    /// The quota of etcd in bytes.
+    pub quota: u64,
+    /// Where the lease is noted for `--leave`.
+    pub lease_file: Option<PathBuf>,
+    pub duty: Duty,
+}
+
+/// What the transactions of a leader need.
+#[derive(Clone, Copy, Debug)]
+pub struct Leader {
+    /// The revision in which the key of the leader was created.
+    pub revision: i64,
+    /// The revision in which the key of the format was last changed.
+    pub format_revision: i64,
+    /// The size of a file in bytes, which that key has.
+    pub file_size: u32,
+    /// A binlog is being imported.
+    pub is_import: bool,
 }
 
 /// A lease that was granted.
@@ -37,14 +54,9 @@ struct Lease {
     safe_time: Nanos,
 }
 
-/// Why a server cannot lead.
-pub enum Hindrance {
-    /// Another try may succeed.
-    Passing(RequestError),
-    /// Another try would fail too.
-    Lasting(String),
-}
-
+/// The pause between two looks at the size of etcd's databases. At 60 MB/s half of a sixteenth of 2 GiB,
+/// which is kept for deletes, is written meanwhile.
+const SIZE_PAUSE: Duration = Duration::from_secs(1);
 /// A failure is logged at this interval.
 const LOG_INTERVAL: Nanos = Nanos::from_secs(10);
 /// The pause before a request is made again.
@@ -57,63 +69,72 @@ const GONE: &str = "the key of the leader is gone: the lease has ended";
 const OLDEST_VERSION: (u32, u32) = (3, 4);
 
 impl Candidate {
-    /// Waits until no other server leads, and leads. From then on other tasks keep the lease. The
-    /// progress is in the role.
-    pub async fn lead(mut self) {
+    /// Waits until no other server leads, and leads. From then on other tasks keep the lease. Returns
+    /// `None` if this server cannot lead; the standing has the reason.
+    pub async fn lead(mut self) -> Option<Leader> {
         let mut logged_at = None;
         loop {
-            match self.try_to_lead().await {
-                Ok(()) => return,
-                Err(Hindrance::Lasting(reason)) => {
-                    return self.shared.set_role(Role::Refused(reason));
-                }
-                Err(Hindrance::Passing(error)) => {
-                    let now = self.shared.now();
-                    if logged_at.is_none_or(|logged_at| now.since(logged_at) >= LOG_INTERVAL) {
-                        warn!("etcd cannot serve: {error}; trying again");
-                        logged_at = Some(now);
-                    }
-                    sleep(RETRY_PAUSE).await;
-                }
+            let error = match self.try_to_lead().await {
+                Ok(leader) => return Some(leader),
+                Err(error) => error,
+            };
+            if error.kind == Kind::Lasting || self.shared.standing().is_err() {
+                self.shared.set_standing(Err(MembershipError::Refused(error.text)));
+                return None;
             }
+            let now = self.shared.now();
+            if logged_at.is_none_or(|logged_at| now.since(logged_at) >= LOG_INTERVAL) {
+                warn!("etcd cannot serve: {error}; trying again");
+                logged_at = Some(now);
+            }
+            sleep(RETRY_PAUSE).await;
         }
     }
 
     // ---- Becoming the leader ----
 
-    async fn try_to_lead(&mut self) -> Result<(), Hindrance> {
+    async fn try_to_lead(&mut self) -> Result<Leader, Error> {
         check_version(&mut self.nodes).await?;
         check_prefix(&mut self.nodes, &self.keys, Some(self.file_size)).await?;
         loop {
             self.wait_for_vacancy().await?;
             let sent_at = self.shared.now();
-            let granted = self.nodes.grant_lease(self.ttl_secs).await?;
+            let granted = self.nodes.ask(|node| node.grant(self.ttl_secs)).await?;
             let ttl_secs = u64::try_from(granted.ttl_secs).unwrap_or(0);
             let safe_time = Nanos::from_nanos(ttl_secs * 1_000_000_000 / 5 * 4);
             let lease = Lease { id: granted.id, safe_time };
-            self.shared.set_lease(lease.id);
+            self.shared.state().lease = lease.id;
+            self.note_lease(lease.id);
             let deadline = sent_at + safe_time;
             if let Some(revision) = self.claim(lease, deadline).await? {
-                self.shared.set_deadline(deadline);
+                self.shared.state().deadline = deadline;
                 return self.begin(lease, revision).await;
             }
             // It would end by itself.
-            let _ = self.nodes.revoke_lease(lease.id).await;
+            let _ = self.nodes.ask(|node| node.revoke(lease.id)).await;
             // A lease may be too short to ever lead.
             sleep(RETRY_PAUSE).await;
         }
     }
 
+    /// Writes the lease and this process into the file for `--leave`.
+    fn note_lease(&self, lease: i64) {
+        let Some(file) = &self.lease_file else { return };
+        if let Err(error) = LeaseNote::of_this_process(lease).write(file) {
+            warn!("cannot write {}: {error}; a killed server is followed later", file.display());
+        }
+    }
+
     /// Waits until the key of the leader does not exist.
-    async fn wait_for_vacancy(&mut self) -> Result<(), Hindrance> {
+    async fn wait_for_vacancy(&mut self) -> Result<(), Error> {
         loop {
             let answer = self.nodes.get(Range::key(self.keys.leader())).await?;
             let Some(pair) = answer.pairs.first() else { return Ok(()) };
             let leader = String::from_utf8_lossy(&pair.value).into_owned();
-            let is_new = !matches!(self.shared.role(), Role::StandingBy(known) if known == leader);
-            if is_new {
+            let standing = Ok(Standing::Standby(leader.clone()));
+            if self.shared.standing() != standing {
                 warn!("standing by: {leader} leads {}", self.keys.prefix());
-                self.shared.set_role(Role::StandingBy(leader));
+                self.shared.set_standing(standing);
             }
             // Events may be missed while a node has no connection to the others.
             let patience = Duration::from_secs(self.ttl_secs.into());
@@ -125,8 +146,8 @@ impl Candidate {
 
     /// Waits until the key of the leader is removed, as far as one node knows. Returns `false` if it
     /// may be there still.
-    async fn wait_for_end(&mut self, revision: i64) -> Result<bool, RequestError> {
-        let deletion = self.nodes.watch(self.keys.leader(), revision).await?.await;
+    async fn wait_for_end(&mut self, revision: i64) -> Result<bool, Error> {
+        let deletion = self.nodes.ask(|node| node.watch(self.keys.leader(), revision)).await?.await;
         if deletion.is_err() {
             self.nodes.next_node();
         }
@@ -135,7 +156,7 @@ impl Candidate {
 
     /// Creates the key of the leader with this lease. Returns the revision of that, or `None` if
     /// another server was first or the lease is too old.
-    async fn claim(&mut self, lease: Lease, deadline: Nanos) -> Result<Option<i64>, Hindrance> {
+    async fn claim(&mut self, lease: Lease, deadline: Nanos) -> Result<Option<i64>, Error> {
         let key = self.keys.leader();
         while self.shared.now() < deadline {
             let value = self.name.clone().into_bytes();
@@ -144,15 +165,15 @@ impl Candidate {
                 then: vec![Op::Put { key: key.clone(), value, lease: lease.id }],
                 otherwise: vec![Op::get(key.clone())],
             };
-            let mut answer = match self.nodes.txn(txn).await {
+            let mut answer = match self.nodes.ask(|node| node.txn(txn)).await {
                 Ok(answer) => answer,
                 // It may have succeeded.
-                Err(RequestError::Unavailable(_)) => {
+                Err(Error { kind: Kind::Passing, .. }) => {
                     sleep(RETRY_PAUSE).await;
                     continue;
                 }
-                Err(RequestError::LeaseEnded(_)) => return Ok(None),
-                Err(error) => return Err(error.into()),
+                Err(Error { kind: Kind::Lost, .. }) => return Ok(None),
+                Err(error) => return Err(error),
             };
             if answer.succeeded {
                 return Ok(Some(answer.revision));
@@ -166,45 +187,47 @@ impl Candidate {
     }
 
     /// Begins to lead: from now on no other server changes the log. The lease is kept meanwhile.
-    async fn begin(&mut self, lease: Lease, revision: i64) -> Result<(), Hindrance> {
+    async fn begin(&mut self, lease: Lease, revision: i64) -> Result<Leader, Error> {
         tokio::spawn(self.clone().renew(lease, revision));
         tokio::spawn(self.clone().watch(revision));
+        tokio::spawn(self.clone().watch_size());
         loop {
-            match self.read_end(revision).await {
-                Ok((format_revision, last_chunk)) => {
+            match self.begin_format(revision).await {
+                Err(error) if error.kind != Kind::Lasting && self.shared.check().is_ok() => {
+                    sleep(RETRY_PAUSE).await;
+                }
+                Err(error) => return Err(error),
+                Ok(format_revision) => {
                     warn!("leading {}", self.keys.prefix());
-                    let Candidate { file_size, must_be_unused: is_import, .. } = *self;
-                    let leader =
-                        Leader { revision, format_revision, file_size, is_import, last_chunk };
-                    self.shared.set_role(Role::Leading(leader));
-                    return Ok(());
+                    self.shared.set_standing(Ok(Standing::Leader));
+                    let (file_size, is_import) = (self.file_size, self.duty == Duty::Import);
+                    return Ok(Leader { revision, format_revision, file_size, is_import });
                 }
-                Err(Hindrance::Passing(_)) if self.shared.may_answer() => sleep(RETRY_PAUSE).await,
-                Err(Hindrance::Passing(error)) => {
-                    self.shared.set_role(Role::Lost(error.to_string()));
-                    return Ok(());
-                }
-                Err(lasting) => return Err(lasting),
             }
         }
     }
 
-    /// Returns the revision of the key of the format, which exists after that, and the last chunk.
-    async fn read_end(&mut self, revision: i64) -> Result<(i64, u64), Hindrance> {
-        check_prefix(&mut self.nodes, &self.keys, Some(self.file_size)).await?;
-        let last_chunk = Log::new(self.nodes.clone(), self.keys.clone()).last_chunk().await?;
-        if self.must_be_unused && last_chunk > 0 {
-            return Err(Hindrance::Lasting(format!("{} has jobs already", self.keys.prefix())));
-        }
-        let value = if self.must_be_unused { IMPORTING } else { &format_value(self.file_size) };
-        let format = begin_format(&mut self.nodes, &self.keys, revision, value).await;
-        match format {
-            Ok(format_revision) => Ok((format_revision, last_chunk)),
-            Err(ChangeError::Unknown(error)) => Err(error.into()),
-            Err(ChangeError::NotLeading(reason)) => {
-                Err(Hindrance::Passing(RequestError::Unavailable(reason)))
+    /// Writes the key of the format if it is not there. Returns the revision of its last change.
+    async fn begin_format(&mut self, revision: i64) -> Result<i64, Error> {
+        let (keys, is_import) = (&self.keys, self.duty == Duty::Import);
+        check_prefix(&mut self.nodes, keys, Some(self.file_size)).await?;
+        if is_import {
+            let any = Range { limit: 1, keys_only: true, ..Range::below(keys.files()) };
+            if !self.nodes.get(any).await?.pairs.is_empty() {
+                let text = format!("{} has jobs already", keys.prefix());
+                return Err(Error::new(Kind::Lasting, text));
             }
         }
+        let value = if is_import { IMPORTING } else { &format_value(self.file_size) };
+        let leads = Compare::Created(keys.leader(), revision);
+        let is_absent = Compare::Created(keys.format(), 0);
+        let (put, read) = (Op::put(keys.format(), value), Op::get(keys.format()));
+        let (when, then) = (vec![leads, is_absent], vec![put, read.clone()]);
+        let mut answer =
+            self.nodes.ask(|node| node.txn(Txn { when, then, otherwise: vec![read] })).await?;
+        let format = answer.found.pop().and_then(|mut pairs| pairs.pop());
+        let format = format.ok_or_else(|| Error::new(Kind::Lost, "the lease has ended"))?;
+        Ok(format.mod_revision)
     }
 
     // ---- Staying the leader ----
@@ -217,21 +240,24 @@ impl Candidate {
             let sent_at = self.shared.now();
             match self.renew_once(&mut nodes, lease, revision).await {
                 Ok(()) => {
-                    self.shared.set_deadline(sent_at + lease.safe_time);
+                    self.shared.state().deadline = sent_at + lease.safe_time;
                     sleep(pause).await;
                 }
-                Err(RequestError::LeaseEnded(text) | RequestError::Refused(text)) => {
-                    return self.shared.set_role(Role::Lost(text));
+                Err(Error { kind: Kind::Lost | Kind::Lasting, text }) => {
+                    return self.lose(text);
                 }
                 Err(error) => {
                     if self.shared.lease_left() == Nanos::ZERO {
-                        let reason = format!("the lease was not renewed in time: {error}");
-                        return self.shared.set_role(Role::Lost(reason));
+                        return self.lose(format!("the lease was not renewed in time: {error}"));
                     }
                     sleep(RETRY_PAUSE).await;
                 }
             }
         }
+    }
+
+    fn lose(&self, reason: String) {
+        self.shared.set_standing(Err(MembershipError::Lost(reason)));
     }
 
     /// Renews the lease, and makes sure that the key of the leader is still there. A leader of etcd
@@ -242,12 +268,12 @@ impl Candidate {
         nodes: &mut Nodes,
         lease: Lease,
         revision: i64,
-    ) -> Result<(), RequestError> {
-        nodes.renew_lease(lease.id).await?;
+    ) -> Result<(), Error> {
+        nodes.ask(|node| node.keep_alive(lease.id)).await?;
         let answer = nodes.get(Range::key(self.keys.leader())).await?;
         match answer.pairs.first() {
             Some(pair) if pair.create_revision == revision => Ok(()),
-            Some(_) | None => Err(RequestError::LeaseEnded(GONE.to_owned())),
+            Some(_) | None => Err(Error::new(Kind::Lost, GONE)),
         }
     }
 
@@ -260,7 +286,7 @@ impl Candidate {
                 Ok(answer) => {
                     let pair = answer.pairs.first();
                     if pair.is_none_or(|pair| pair.create_revision != revision) {
-                        return self.shared.set_role(Role::Lost(GONE.to_owned()));
+                        return self.lose(GONE.to_owned());
                     }
                     let now = self.shared.now();
                     compaction.check(&mut self.nodes, &self.keys, answer.revision, now).await;
@@ -269,6 +295,43 @@ impl Candidate {
                 }
                 Err(_) => sleep(RETRY_PAUSE).await,
             }
+        }
+    }
+}
+
+impl Candidate {
+    /// Lets puts be refused before etcd is full, so that deletes work.
+    async fn watch_size(mut self) {
+        self.nodes = self.nodes.asking_next();
+        loop {
+            let (mut size, mut used) = (None, 0);
+            for _ in 0..self.nodes.count() {
+                if let Ok(status) = self.nodes.ask(|node| node.status()).await {
+                    size = size.max(Some(status.db_bytes));
+                    used = used.max(status.used_bytes);
+                    self.nodes.next_node();
+                }
+            }
+            if let Some(size) = size {
+                self.note_size(size, used);
+            }
+            sleep(SIZE_PAUSE).await;
+        }
+    }
+
+    fn note_size(&self, size: u64, used: u64) {
+        let quota = self.quota;
+        // etcd uses free pages again, but counts them.
+        let is_nearly_full = used >= quota / 8 * 7 || size >= quota / 16 * 15;
+        let was = std::mem::replace(&mut self.shared.state().is_nearly_full, is_nearly_full);
+        match (was, is_nearly_full) {
+            (false, true) => warn!(
+                "etcd has {used} bytes in use and {size} in its database, near its quota of {quota}: \
+                 refusing puts, so that deletes work; compact and defragment etcd, or raise its quota \
+                 and --etcd-quota"
+            ),
+            (true, false) => warn!("etcd has space again: accepting puts"),
+            (false, false) | (true, true) => {}
         }
     }
 }
@@ -299,15 +362,15 @@ impl CompactionCheck {
 }
 
 /// Fails if etcd is too old.
-pub async fn check_version(nodes: &mut Nodes) -> Result<(), Hindrance> {
-    let version = nodes.version().await?;
+pub async fn check_version(nodes: &mut Nodes) -> Result<(), Error> {
+    let version = nodes.ask(|node| node.status()).await?.version;
     let mut parts = version.split('.').map(|part| part.parse::<u32>().ok());
     let found = parts.next().flatten().zip(parts.next().flatten());
     if found.is_some_and(|found| found >= OLDEST_VERSION) {
         return Ok(());
     }
     let (major, minor) = OLDEST_VERSION;
-    Err(Hindrance::Lasting(format!("etcd {version} is older than {major}.{minor}")))
+    Err(lasting(format!("etcd {version} is older than {major}.{minor}")))
 }
 
 /// Fails if the keys of a prefix are not those of a binlog with files of this size.
@@ -315,27 +378,27 @@ pub async fn check_prefix(
     nodes: &mut Nodes,
     keys: &Keys,
     file_size: Option<u32>,
-) -> Result<(), Hindrance> {
+) -> Result<(), Error> {
     // Both at one moment: another server may write its first keys.
     let others = Range { limit: 2, keys_only: true, ..Range::below(keys.all()) };
     let reads = vec![Op::get(keys.format()), Op::Get(others)];
-    let answer = nodes.txn(Txn { then: reads, ..Txn::default() }).await?;
+    let answer = nodes.ask(|node| node.txn(Txn { then: reads, ..Txn::default() })).await?;
     let mut found = answer.found.into_iter();
     let (format, others) = (found.next().unwrap_or_default(), found.next().unwrap_or_default());
     if let Some(pair) = format.first() {
         if pair.value == IMPORTING.as_bytes() {
-            return Err(Hindrance::Lasting(format!(
+            return Err(lasting(format!(
                 "an import was begun and not completed; delete the keys that begin with {} and \
                  import again",
                 keys.all()
             )));
         }
         return match (parse_format(&pair.value), file_size) {
-            (None, _) => Err(Hindrance::Lasting(format!(
+            (None, _) => Err(lasting(format!(
                 "{} does not have a format that this version knows",
                 keys.format()
             ))),
-            (Some(found), Some(wanted)) if found != wanted => Err(Hindrance::Lasting(format!(
+            (Some(found), Some(wanted)) if found != wanted => Err(lasting(format!(
                 "the files of this binlog have {found} bytes; start all its servers with -s {found}"
             ))),
             (Some(_), _) => Ok(()),
@@ -344,7 +407,7 @@ pub async fn check_prefix(
     let own = keys.leader();
     match others.iter().find(|pair| pair.key != own.as_bytes()) {
         None => Ok(()),
-        Some(pair) => Err(Hindrance::Lasting(format!(
+        Some(pair) => Err(lasting(format!(
             "something else has keys with this prefix, such as {}; nothing was written",
             String::from_utf8_lossy(&pair.key)
         ))),
@@ -352,31 +415,14 @@ pub async fn check_prefix(
 }
 
 /// Fails if there is no binlog with this prefix.
-pub async fn check_used(nodes: &mut Nodes, keys: &Keys) -> Result<(), Hindrance> {
+pub async fn check_used(nodes: &mut Nodes, keys: &Keys) -> Result<(), Error> {
     let answer = nodes.get(Range::key(keys.format())).await?;
     if answer.pairs.is_empty() {
-        return Err(Hindrance::Lasting(format!("no binlog has the prefix {}", keys.prefix())));
+        return Err(lasting(format!("no binlog has the prefix {}", keys.prefix())));
     }
     Ok(())
 }
 
-impl From<RequestError> for Hindrance {
-    fn from(error: RequestError) -> Hindrance {
-        match error {
-            RequestError::Refused(text) => Hindrance::Lasting(text),
-            passing @ (RequestError::Unavailable(_)
-            | RequestError::LeaseEnded(_)
-            | RequestError::TooLong(_)
-            | RequestError::NoSpace(_)) => Hindrance::Passing(passing),
-        }
-    }
-}
-
-impl From<ReadError> for Hindrance {
-    fn from(error: ReadError) -> Hindrance {
-        match error {
-            ReadError::Request(error) => error.into(),
-            ReadError::Invalid(text) => Hindrance::Lasting(text),
-        }
-    }
+fn lasting(text: String) -> Error {
+    Error::new(Kind::Lasting, text)
 }

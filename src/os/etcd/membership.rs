@@ -1,114 +1,276 @@
-//! The membership of this server in a cluster: what startup and the event loop call.
+//! The membership of a server in a cluster: what options, startup and the event loop know of etcd.
+//!
+//! In a program without the feature `etcd` there is no membership, because options refuse a URL of etcd.
 
-use super::disk::EtcdDisk;
-use super::keys::Keys;
-use super::lease::Candidate;
-use super::nodes::Nodes;
-use super::options::EtcdOptions;
-use super::shared::{Role, Shared};
-use super::standing::{MembershipError, Standing};
-use super::thread::{self, Duty, Request};
-use crate::os::sys::clock::monotonic;
+#![cfg_attr(not(feature = "etcd"), expect(dead_code, reason = "there is no cluster without etcd"))]
+
 use crate::os::sys::machine;
-use mio::Waker;
-use std::fmt::Display;
-use std::sync::Arc;
-use std::sync::mpsc::channel;
-use std::time::Duration;
-use tokio::sync::mpsc::UnboundedSender;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
 
-/// A server that leads, or waits until it can.
-#[derive(Debug)]
-pub struct Membership {
-    shared: Arc<Shared>,
-    requests: UnboundedSender<Request>,
+/// How to reach a binlog in etcd.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EtcdOptions {
+    /// The text of the URL, for messages.
+    pub url: String,
+    /// The addresses of the nodes: `HOST:PORT`.
+    pub nodes: Vec<String>,
+    /// All keys begin with it and a slash. It begins with a slash and does not end in one.
+    pub prefix: String,
+    /// The files for TLS; `None` means no TLS.
+    pub tls: Option<TlsFiles>,
+    /// The size of a file in bytes.
+    pub file_size: u32,
+    /// The time in seconds after which another server leads when this one is gone.
+    pub lease_ttl_secs: u32,
+    /// The quota of etcd in bytes.
+    pub quota: u64,
 }
 
-/// The longest wait for the end of the lease. Without it the lease ends by itself.
-const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
+/// The files for TLS, in PEM format.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The certificates of the authorities that sign the certificates of nodes.
+    pub authorities: PathBuf,
+    /// The certificate of the server and its key.
+    pub identity: Option<(PathBuf, PathBuf)>,
+}
 
-impl Membership {
-    /// Joins the servers with this URL.
-    pub fn join(etcd: &EtcdOptions) -> Result<Membership, MembershipError> {
-        Membership::start(etcd, Duty::Lead, false)
+/// Why a process is a member of a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Duty {
+    /// It leads, as soon as no other server does.
+    Lead,
+    /// The same, to import a binlog: the prefix must have none.
+    Import,
+    /// It only reads the log. Another server may lead.
+    Read,
+}
+
+/// The part of a server in its cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It is not known yet whether another server leads.
+    Undecided,
+    /// The server with this name leads.
+    Standby(String),
+    /// This server leads.
+    Leader,
+}
+
+/// Why a server is no member, or no member any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MembershipError {
+    /// etcd refuses what the server needs, or has lost it. Another start would fail too.
+    Refused(String),
+    /// The server does not lead any more.
+    Lost(String),
+}
+
+impl MembershipError {
+    /// Returns the exit code: that of a binlog that cannot be used, or EX_TEMPFAIL of sysexits(3). A server
+    /// that led is to be started again, and stands by then.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            MembershipError::Refused(_) => 10,
+            MembershipError::Lost(_) => EXIT_LOST,
+        }
+    }
+}
+
+/// The lease of a server, in a file, so that `--leave` can end it after the process was killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseNote {
+    pub lease: i64,
+    pid: u32,
+    /// When the process was started, by which it differs from a later one with this id.
+    started: u64,
+}
+
+impl LeaseNote {
+    /// Returns the note of this process. Without `/proc` it cannot be found again.
+    pub fn of_this_process(lease: i64) -> LeaseNote {
+        let pid = std::process::id();
+        LeaseNote { lease, pid, started: machine::process_start(pid).unwrap_or(0) }
     }
 
-    /// Joins as the only server with this URL. The prefix must have no jobs.
-    pub fn join_unused(etcd: &EtcdOptions) -> Result<Membership, MembershipError> {
-        Membership::start(etcd, Duty::Lead, true)
+    pub fn write(self, file: &Path) -> io::Result<()> {
+        let LeaseNote { lease, pid, started } = self;
+        fs::write(file, format!("{lease:x} {pid} {started}\n"))
     }
 
-    /// Only reads the log. Another server may lead.
-    pub fn read(etcd: &EtcdOptions) -> Result<Membership, MembershipError> {
-        Membership::start(etcd, Duty::Read, false)
+    /// Returns the note in a file, or `None` if there is none.
+    pub fn read(file: &Path) -> Option<LeaseNote> {
+        let text = fs::read_to_string(file).ok()?;
+        let mut words = text.strip_suffix('\n')?.split(' ');
+        let lease = i64::from_str_radix(words.next()?, 16).ok()?;
+        let (pid, started) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        Some(LeaseNote { lease, pid, started })
     }
 
-    fn start(
-        etcd: &EtcdOptions,
-        duty: Duty,
-        must_be_unused: bool,
-    ) -> Result<Membership, MembershipError> {
-        let nodes = Nodes::new(etcd);
-        let refused = |error: &dyn Display| MembershipError::Refused(error.to_string());
-        let nodes = nodes.map_err(|error| refused(&error))?;
-        let hostname = machine::uname().hostname;
-        let candidate = Candidate {
-            nodes,
-            keys: Keys::new(&etcd.prefix),
-            shared: Arc::new(Shared::new(monotonic)),
-            name: format!("{hostname}:{}", std::process::id()),
-            file_size: etcd.file_size,
-            ttl_secs: etcd.lease_ttl_secs,
-            must_be_unused,
-        };
-        let (shared, requests) = thread::start(candidate, duty).map_err(|error| refused(&error))?;
-        Ok(Membership { shared, requests })
+    /// Returns whether the process has ended. If that is not known, it has not.
+    pub fn is_over(self) -> bool {
+        let is_known = machine::process_start(std::process::id()).is_some() && self.started > 0;
+        is_known && machine::process_start(self.pid) != Some(self.started)
+    }
+}
+
+/// The exit code of a server that led and does not any more.
+pub const EXIT_LOST: u8 = 75;
+
+impl fmt::Display for MembershipError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MembershipError::Refused(reason) => f.write_str(reason),
+            MembershipError::Lost(reason) => write!(f, "not leading any more: {reason}"),
+        }
+    }
+}
+
+#[cfg(feature = "etcd")]
+pub use present::Membership;
+
+#[cfg(feature = "etcd")]
+mod present {
+    use super::{Duty, EtcdOptions, MembershipError, Standing};
+    use crate::engine::time::Nanos;
+    use crate::os::etcd::disk::EtcdDisk;
+    use crate::os::etcd::keys::Keys;
+    use crate::os::etcd::lease::Candidate;
+    use crate::os::etcd::nodes::Nodes;
+    use crate::os::etcd::shared::Shared;
+    use crate::os::etcd::thread::{self, Request};
+    use crate::os::sys::clock::monotonic;
+    use crate::os::sys::machine;
+    use mio::Waker;
+    use std::env;
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+    use tokio::sync::mpsc::UnboundedSender;
+
+    /// A server that leads, or waits until it can.
+    #[derive(Debug)]
+    pub struct Membership {
+        shared: Arc<Shared>,
+        requests: UnboundedSender<Request>,
+        lease_ttl: Nanos,
     }
 
-    /// Sets what wakes the caller when [`Membership::standing`] or the progress of the disk changes,
-    /// and wakes it.
-    pub fn set_waker(&self, waker: Waker) {
-        self.shared.set_waker(waker);
-    }
+    /// The longest wait for the end of the lease. Without it the lease ends by itself.
+    const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
-    /// Returns the part of this server in the cluster.
-    pub fn standing(&self) -> Result<Standing, MembershipError> {
-        match self.shared.role() {
-            Role::Starting => Ok(Standing::Undecided),
-            Role::StandingBy(leader) => Ok(Standing::Standby(leader)),
-            Role::Leading(_) => Ok(Standing::Leader),
-            Role::Refused(reason) => Err(MembershipError::Refused(reason)),
-            Role::Lost(reason) => Err(MembershipError::Lost(reason)),
+    impl Membership {
+        /// Joins the servers with this URL.
+        pub fn join(etcd: &EtcdOptions, duty: Duty) -> Result<Membership, MembershipError> {
+            let hostname = machine::uname().hostname;
+            let candidate = Candidate {
+                nodes: Nodes::new(etcd).map_err(MembershipError::Refused)?,
+                keys: Keys::new(&etcd.prefix),
+                shared: Arc::new(Shared::new(monotonic)),
+                name: format!("{hostname}:{}", std::process::id()),
+                file_size: etcd.file_size,
+                ttl_secs: etcd.lease_ttl_secs,
+                quota: etcd.quota,
+                lease_file: env::var_os("RUNTIME_DIRECTORY")
+                    .filter(|_| duty == Duty::Lead)
+                    .and_then(|path| env::split_paths(&path).next())
+                    .map(|path| path.join("lease")),
+                duty,
+            };
+            let shared = Arc::clone(&candidate.shared);
+            let requests = thread::start(candidate);
+            let requests = requests.map_err(|error| MembershipError::Refused(error.to_string()))?;
+            let lease_ttl = Nanos::from_secs(etcd.lease_ttl_secs);
+            Ok(Membership { shared, requests, lease_ttl })
+        }
+
+        /// Ends the lease of a process that was killed, so that the next server leads at once.
+        pub fn leave(etcd: &EtcdOptions, lease: i64) -> Result<(), MembershipError> {
+            let nodes = Nodes::new(etcd).map_err(MembershipError::Refused)?;
+            thread::revoke(nodes, lease).map_err(MembershipError::Refused)
+        }
+
+        /// Sets what wakes the caller when [`Membership::standing`] or the progress of the disk changes,
+        /// and wakes it.
+        pub fn set_waker(&self, waker: Waker) {
+            self.shared.set_waker(waker);
+        }
+
+        /// Returns the part of this server in the cluster.
+        pub fn standing(&self) -> Result<Standing, MembershipError> {
+            self.shared.standing()
+        }
+
+        /// Returns the files of the binlog.
+        pub fn disk(&self) -> EtcdDisk {
+            EtcdDisk::new(Arc::clone(&self.shared), self.requests.clone(), self.lease_ttl)
+        }
+
+        /// Ends an import, after all files were written: servers can use them from now on.
+        pub fn end_import(&self, disk: &mut EtcdDisk) {
+            disk.end_import();
+        }
+
+        /// Fails if no reply may leave any more.
+        pub fn check(&self) -> Result<(), MembershipError> {
+            self.shared.check()
         }
     }
 
-    /// Returns the files of the binlog.
-    pub fn disk(&self) -> EtcdDisk {
-        EtcdDisk::new(Arc::clone(&self.shared), self.requests.clone())
-    }
-
-    /// Ends an import, after all files were written: servers can use them from now on.
-    pub fn end_import(&self, disk: &mut EtcdDisk) {
-        disk.end_import();
-    }
-
-    /// Returns whether a reply may leave now.
-    pub fn may_answer(&self) -> bool {
-        self.shared.may_answer()
-    }
-
-    /// Fails if no reply may leave any more.
-    pub fn check(&self) -> Result<(), MembershipError> {
-        self.shared.loss().map_or(Ok(()), |reason| Err(MembershipError::Lost(reason)))
+    /// Gives back the lease, so that the next server leads at once.
+    impl Drop for Membership {
+        fn drop(&mut self) {
+            let (done, wait) = channel();
+            if self.requests.send(Request::End(done)).is_ok() {
+                let _ = wait.recv_timeout(LEAVE_TIMEOUT);
+            }
+        }
     }
 }
 
-/// Gives back the lease, so that the next server leads at once.
-impl Drop for Membership {
-    fn drop(&mut self) {
-        let (done, wait) = channel();
-        if self.requests.send(Request::End(done)).is_ok() {
-            let _ = wait.recv_timeout(LEAVE_TIMEOUT);
+#[cfg(not(feature = "etcd"))]
+pub use absent::Membership;
+
+#[cfg(not(feature = "etcd"))]
+mod absent {
+    use super::{Duty, EtcdOptions, MembershipError, Standing};
+    use crate::os::disk::Directory;
+    use mio::Waker;
+
+    /// A server that leads, or waits until it can.
+    #[derive(Debug)]
+    pub enum Membership {}
+
+    impl Membership {
+        pub fn join(_: &EtcdOptions, _: Duty) -> Result<Membership, MembershipError> {
+            Err(MembershipError::Refused("this program was built without etcd".to_owned()))
+        }
+
+        pub fn leave(_: &EtcdOptions, _: i64) -> Result<(), MembershipError> {
+            Ok(())
+        }
+
+        pub fn set_waker(&self, _: Waker) {
+            match *self {}
+        }
+
+        pub fn standing(&self) -> Result<Standing, MembershipError> {
+            match *self {}
+        }
+
+        pub fn disk(&self) -> Directory {
+            match *self {}
+        }
+
+        pub fn end_import(&self, _: &mut Directory) {
+            match *self {}
+        }
+
+        pub fn check(&self) -> Result<(), MembershipError> {
+            match *self {}
         }
     }
 }

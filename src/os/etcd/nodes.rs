@@ -3,8 +3,11 @@
 //! A request that failed may nevertheless have been carried out, or be carried out later. So the
 //! caller must be able to send it again.
 
-use super::api::{Answer, Etcd, Failure, Found, Lease, NOT_FOUND, Node, Range, Txn, TxnAnswer};
-use super::options::EtcdOptions;
+use super::api::{
+    Answer, DATA_LOSS, Etcd, FAILED_PRECONDITION, Failure, Found, INVALID_ARGUMENT, NOT_FOUND,
+    Node, PERMISSION_DENIED, RESOURCE_EXHAUSTED, Range,
+};
+use super::membership::EtcdOptions;
 use etcd_client::{Certificate, ConnectOptions, Identity, TlsOptions};
 use std::env;
 use std::fmt;
@@ -37,24 +40,27 @@ enum Tls {
     WithIdentity,
 }
 
-/// Why a request failed.
+/// Why something cannot be done.
 #[derive(Clone, Debug)]
-pub enum RequestError {
-    /// The node does not answer, or cannot serve now. Another try may succeed.
-    Unavailable(String),
-    /// etcd has no space for more.
-    NoSpace(String),
-    /// The answer is too long.
-    TooLong(String),
-    /// The lease that the request names has ended.
-    LeaseEnded(String),
-    /// Another try will fail too.
-    Refused(String),
+pub struct Error {
+    pub kind: Kind,
+    pub text: String,
 }
 
-/// Why the files for TLS cannot be used.
-#[derive(Debug)]
-pub struct FileError(String);
+/// What may help.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Another try. The one before may have succeeded.
+    Passing,
+    /// More space in etcd.
+    NoSpace,
+    /// A shorter request.
+    TooLarge,
+    /// Another start: the lease has ended, or another server leads.
+    Lost,
+    /// The operator.
+    Lasting,
+}
 
 /// A page may take longer than other answers.
 const PAGE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -69,7 +75,7 @@ const PASSWORD: &str = "BEANSTALKD_ETCD_PASSWORD";
 
 impl Nodes {
     /// Reads the files for TLS, and the user and the password from the environment.
-    pub fn new(etcd: &EtcdOptions) -> Result<Nodes, FileError> {
+    pub fn new(etcd: &EtcdOptions) -> Result<Nodes, String> {
         let timeout = Duration::from_secs(etcd.lease_ttl_secs.into()) / 5;
         let mut connect_timeout = timeout;
         let mut options = ConnectOptions::new()
@@ -96,7 +102,7 @@ impl Nodes {
         let variable = |name| match env::var(name) {
             Ok(value) => Ok(Some(value)),
             Err(env::VarError::NotPresent) => Ok(None),
-            Err(env::VarError::NotUnicode(_)) => Err(FileError(format!("{name} is not UTF-8"))),
+            Err(env::VarError::NotUnicode(_)) => Err(format!("{name} is not UTF-8")),
         };
         match (variable(USER)?, variable(PASSWORD)?) {
             (Some(user), Some(password)) => {
@@ -104,7 +110,7 @@ impl Nodes {
                 connect_timeout = timeout.max(LOGIN_TIMEOUT);
             }
             (None, None) => {}
-            _ => return Err(FileError(format!("{USER} and {PASSWORD} need each other"))),
+            _ => return Err(format!("{USER} and {PASSWORD} need each other")),
         }
         let addresses = etcd.nodes.iter().map(|node| format!("{scheme}://{node}")).collect();
         options = options.with_connect_timeout(connect_timeout);
@@ -144,40 +150,14 @@ impl Nodes {
 
     // ---- Requests ----
 
-    pub async fn txn(&mut self, txn: Txn) -> Result<TxnAnswer, RequestError> {
-        self.ask(|node| node.txn(txn)).await
-    }
-
     /// Reads keys with short values.
-    pub async fn get(&mut self, range: Range) -> Result<Found, RequestError> {
+    pub async fn get(&mut self, range: Range) -> Result<Found, Error> {
         self.ask(|node| node.range(range)).await
     }
 
     /// Reads many keys, or long values, for which there is more time.
-    pub async fn get_page(&mut self, range: Range) -> Result<Found, RequestError> {
+    pub async fn get_page(&mut self, range: Range) -> Result<Found, Error> {
         self.ask_within(self.timeout.max(PAGE_TIMEOUT), |node| node.range(range)).await
-    }
-
-    pub async fn grant_lease(&mut self, ttl_secs: u32) -> Result<Lease, RequestError> {
-        self.ask(|node| node.grant(ttl_secs)).await
-    }
-
-    pub async fn renew_lease(&mut self, lease: i64) -> Result<(), RequestError> {
-        self.ask(|node| node.keep_alive(lease)).await
-    }
-
-    pub async fn revoke_lease(&mut self, lease: i64) -> Result<(), RequestError> {
-        self.ask(|node| node.revoke(lease)).await
-    }
-
-    /// Watches a key from a revision on. The answer comes when the key is deleted.
-    pub async fn watch(&mut self, key: String, from: i64) -> Result<Answer<()>, RequestError> {
-        self.ask(|node| node.watch(key, from)).await
-    }
-
-    /// Returns the version of etcd.
-    pub async fn version(&mut self) -> Result<String, RequestError> {
-        self.ask(|node| node.status()).await
     }
 
     /// Asks the next node from now on.
@@ -186,10 +166,11 @@ impl Nodes {
         self.current = (self.current + 1) % self.addresses.len();
     }
 
-    async fn ask<T>(
+    /// Sends a request, for which there is the time of a short one.
+    pub async fn ask<T>(
         &mut self,
         request: impl FnOnce(&dyn Node) -> Answer<T>,
-    ) -> Result<T, RequestError> {
+    ) -> Result<T, Error> {
         self.ask_within(self.timeout, request).await
     }
 
@@ -197,7 +178,7 @@ impl Nodes {
         &mut self,
         timeout: Duration,
         request: impl FnOnce(&dyn Node) -> Answer<T>,
-    ) -> Result<T, RequestError> {
+    ) -> Result<T, Error> {
         let answer = async {
             let node = match &self.node {
                 Some(node) => node,
@@ -208,27 +189,24 @@ impl Nodes {
             };
             within(timeout, request(&**node)).await
         };
-        let answer = answer.await.map_err(|error| error.at(&self.addresses[self.current]));
-        if answer.is_ok() {
-            self.refusals = 0;
+        let mut error = match answer.await {
+            Ok(answer) => {
+                self.refusals = 0;
+                return Ok(answer);
+            }
+            Err(error) => error,
+        };
+        let hint = if error.kind == Kind::Passing { self.hint(&error.text) } else { "" };
+        error.text = format!("{}: {}{hint}", self.addresses[self.current], error.text);
+        // One node may have a wrong certificate, or an old one.
+        if error.kind == Kind::Lasting && self.refusals + 1 < self.addresses.len() {
+            self.refusals += 1;
+            error.kind = Kind::Passing;
         }
-        answer.map_err(|error| match error {
-            RequestError::Unavailable(text) => {
-                let hint = self.hint(&text);
-                self.next_node();
-                RequestError::Unavailable(text + hint)
-            }
-            // One node may have a wrong certificate, or an old one.
-            RequestError::Refused(text) if self.refusals + 1 < self.addresses.len() => {
-                self.refusals += 1;
-                self.next_node();
-                RequestError::Unavailable(text)
-            }
-            other @ (RequestError::NoSpace(_)
-            | RequestError::TooLong(_)
-            | RequestError::LeaseEnded(_)
-            | RequestError::Refused(_)) => other,
-        })
+        if error.kind == Kind::Passing {
+            self.next_node();
+        }
+        Err(error)
     }
 
     /// Returns the likely reason why etcd has closed a connection, which it does not report.
@@ -243,64 +221,49 @@ impl Nodes {
     }
 }
 
-async fn within<T>(timeout: Duration, answer: Answer<T>) -> Result<T, RequestError> {
+async fn within<T>(timeout: Duration, answer: Answer<T>) -> Result<T, Error> {
     match tokio::time::timeout(timeout, answer).await {
-        Ok(answer) => answer.map_err(RequestError::from),
-        Err(_) => Err(RequestError::Unavailable(format!("no answer in {timeout:?}"))),
+        Ok(answer) => answer.map_err(Error::from),
+        Err(_) => Err(Error::new(Kind::Passing, format!("no answer in {timeout:?}"))),
     }
 }
 
-impl RequestError {
-    /// Adds the address of the node to the text.
-    fn at(self, address: &str) -> RequestError {
-        let at = |text| format!("{address}: {text}");
-        match self {
-            RequestError::Unavailable(text) => RequestError::Unavailable(at(text)),
-            RequestError::NoSpace(text) => RequestError::NoSpace(at(text)),
-            RequestError::TooLong(text) => RequestError::TooLong(at(text)),
-            RequestError::LeaseEnded(text) => RequestError::LeaseEnded(at(text)),
-            RequestError::Refused(text) => RequestError::Refused(at(text)),
-        }
+impl Error {
+    pub fn new(kind: Kind, text: impl Into<String>) -> Error {
+        Error { kind, text: text.into() }
     }
 }
 
-/// The texts of etcd by which its answers differ: some have the same code.
-impl From<Failure> for RequestError {
-    fn from(Failure { code, text }: Failure) -> RequestError {
-        const NO_SPACE: &str = "database space exceeded";
-        const TOO_LONG: &str = "message length too large";
-        const REFUSED: [&str; 10] = [
-            "invalid user ID or password",
-            "authentication is not enabled",
-            "user name is empty",
-            "permission denied",
-            "request is too large",
-            "required revision has been compacted",
-            "invalid peer certificate",
-            // The TLS library's words for an alert: the node does not accept the certificate.
-            "received fatal alert",
-            "keys may not be consistent",
-            "certificate required",
-        ];
-        if text.contains(NO_SPACE) {
-            return RequestError::NoSpace(text);
+/// etcd's texts count only where answers with the same code differ.
+impl From<Failure> for Error {
+    fn from(Failure { code, text }: Failure) -> Error {
+        let has = |part| text.contains(part);
+        let is_too_large = || has("too large") || has("larger than max");
+        // The TLS library's words for the alert of a node that does not accept the certificate.
+        let is_tls = ["invalid peer certificate", "received fatal alert", "certificate required"];
+        let kind = match code {
+            _ if is_tls.into_iter().any(has) => Kind::Lasting,
+            Some(NOT_FOUND) => Kind::Lost,
+            Some(RESOURCE_EXHAUSTED) if has("space exceeded") => Kind::NoSpace,
+            Some(INVALID_ARGUMENT | RESOURCE_EXHAUSTED) if is_too_large() => Kind::TooLarge,
+            // The next connection has a new token.
+            Some(INVALID_ARGUMENT) if has("auth store is old") => Kind::Passing,
+            Some(INVALID_ARGUMENT | PERMISSION_DENIED | FAILED_PRECONDITION | DATA_LOSS) => {
+                Kind::Lasting
+            }
+            Some(_) | None => Kind::Passing,
+        };
+        if has("user name is empty") {
+            let text = format!("etcd wants authentication: set {USER} and {PASSWORD} ({text})");
+            return Error::new(kind, text);
         }
-        if text.contains(TOO_LONG) {
-            return RequestError::TooLong(text);
-        }
-        if code == Some(NOT_FOUND) {
-            return RequestError::LeaseEnded(text);
-        }
-        if REFUSED.iter().any(|refused| text.contains(refused)) {
-            return RequestError::Refused(text);
-        }
-        RequestError::Unavailable(text)
+        Error::new(kind, text)
     }
 }
 
 /// Reads a file in PEM format with a block of this kind.
-fn read_pem(path: &Path, kind: &str) -> Result<Vec<u8>, FileError> {
-    let wrong = |what: &dyn fmt::Display| FileError(format!("{}: {what}", path.display()));
+fn read_pem(path: &Path, kind: &str) -> Result<Vec<u8>, String> {
+    let wrong = |what: &dyn fmt::Display| format!("{}: {what}", path.display());
     let text = fs::read(path).map_err(|error| wrong(&error))?;
     let has_kind = String::from_utf8_lossy(&text)
         .lines()
@@ -308,21 +271,9 @@ fn read_pem(path: &Path, kind: &str) -> Result<Vec<u8>, FileError> {
     if has_kind { Ok(text) } else { Err(wrong(&format_args!("there is no {kind} in it"))) }
 }
 
-impl fmt::Display for FileError {
+impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Display for RequestError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RequestError::Unavailable(text)
-            | RequestError::NoSpace(text)
-            | RequestError::TooLong(text)
-            | RequestError::LeaseEnded(text)
-            | RequestError::Refused(text) => f.write_str(text),
-        }
+        f.write_str(&self.text)
     }
 }
 

@@ -3,19 +3,15 @@
 //!
 //! A change is tried until it is made or the lease is lost. The event loop does not wait for it.
 
-use super::keys::Keys;
-use super::lease::{Candidate, Hindrance, RETRY_PAUSE, check_prefix, check_used, check_version};
-use super::log::{Change, ChangeError, Log, ReadError};
-use super::nodes::{Nodes, RequestError};
-use super::shared::{Leader, Role, Shared};
+use super::lease::{Candidate, Leader, RETRY_PAUSE, check_prefix, check_used, check_version};
+use super::log::{Bytes, Change, Log};
+use super::membership::{Duty, MembershipError, Standing};
+use super::nodes::{Error, Kind, Nodes};
+use super::shared::Shared;
 use crate::engine::binlog::disk::FileNumber;
 use log::warn;
-use std::future::poll_fn;
 use std::io;
-use std::pin::pin;
-use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 use tokio::runtime::Builder;
@@ -27,91 +23,86 @@ use tokio::time::{sleep, timeout};
 pub enum Request {
     /// The numbers of all files.
     List(Sender<io::Result<Vec<FileNumber>>>),
-    /// The size of a file.
-    Size(FileNumber, Sender<io::Result<u64>>),
-    /// Bytes of a file from some offset on, at most this one.
-    Page(FileNumber, u64, Sender<io::Result<(u64, Vec<u8>)>>),
+    /// The bytes of a file.
+    Read(FileNumber, Sender<io::Result<Bytes>>),
     /// Changes, and the number of the last one.
     Store(Vec<Change>, u64),
     /// The lease is given back, and the thread ends.
     End(Sender<()>),
 }
 
-/// What the thread does while there is no request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Duty {
-    /// It leads, as soon as no other server does.
-    Lead,
-    /// Nothing: the log is only read.
-    Read,
-}
-
 /// The pause between two steps that delete chunks of removed files, if nothing else is to be done.
 const GARBAGE_PAUSE: Duration = Duration::from_millis(20);
-
-/// The pause between two looks whether another server leads.
-const STANDBY_PAUSE: Duration = Duration::from_millis(100);
+/// While a server stands by: the pause after a file, and the time after which it looks for new ones.
+const PREFETCH_PAUSE: Duration = Duration::from_millis(10);
+const PREFETCH_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Starts the thread.
-pub fn start(
-    candidate: Candidate,
-    duty: Duty,
-) -> io::Result<(Arc<Shared>, UnboundedSender<Request>)> {
+pub fn start(candidate: Candidate) -> io::Result<UnboundedSender<Request>> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let (requests, received) = unbounded_channel();
-    let shared = Arc::clone(&candidate.shared);
     thread::Builder::new().name("etcd".to_owned()).spawn(move || {
-        runtime.block_on(serve(candidate, duty, received));
+        runtime.block_on(serve(candidate, received));
     })?;
-    Ok((shared, requests))
+    Ok(requests)
+}
+
+/// Ends a lease. One that has ended already is as good.
+pub fn revoke(mut nodes: Nodes, lease: i64) -> Result<(), String> {
+    let runtime = Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| error.to_string())?;
+    runtime.block_on(async {
+        let mut tries = 2 * nodes.count();
+        loop {
+            tries -= 1;
+            match nodes.ask(|node| node.revoke(lease)).await {
+                Err(error) if error.kind == Kind::Passing && tries > 0 => {}
+                Err(error) if error.kind != Kind::Lost => return Err(error.text),
+                Ok(()) | Err(_) => return Ok(()),
+            }
+        }
+    })
 }
 
 /// Serves requests until one ends it.
-pub async fn serve(candidate: Candidate, duty: Duty, mut requests: UnboundedReceiver<Request>) {
-    let Candidate { mut nodes, keys, shared, .. } = candidate.clone();
-    let mut log = Log::new(nodes.clone(), keys.clone());
-    let mut is_checked = duty == Duty::Lead;
-    let leading = (duty == Duty::Lead).then(|| tokio::spawn(candidate.lead()));
+pub async fn serve(mut candidate: Candidate, mut requests: UnboundedReceiver<Request>) {
+    let Candidate { nodes, keys, shared, duty, .. } = candidate.clone();
+    let mut log = Log::new(nodes, keys, shared.clone());
+    let mut leading = (duty != Duty::Read).then(|| tokio::spawn(candidate.clone().lead()));
+    let standing_by = tokio::spawn(stand_by(log.clone(), shared.clone()));
     let mut leader = None;
-    // A node that does not answer is asked again once.
-    let tries = 2 * nodes.count();
-    loop {
-        let received = match &leader {
-            Some(leader) => next_for_leader(&mut requests, &mut log, leader).await,
-            None if duty == Duty::Lead => next_for_standby(&mut requests, &mut log, &shared).await,
-            None => requests.recv().await,
-        };
-        let Some(request) = received else { return };
-        if !std::mem::replace(&mut is_checked, true)
-            && let Err(hindrance) = check(&mut nodes, &keys).await
-        {
-            shared.set_role(Role::Refused(hindrance.to_string()));
-        }
+    while let Some(request) = next(&mut requests, &mut log, leader.as_ref()).await {
+        standing_by.abort();
         // A caller that does not wait for the answer any more does not need it.
         match request {
             Request::List(to) => {
-                let is_pinned = duty == Duty::Read;
-                let _ = to.send(again(&shared, tries, async || log.list(is_pinned).await).await);
+                let listed = match duty {
+                    Duty::Lead | Duty::Import => log.list_to_lead().await,
+                    Duty::Read => match check(&mut candidate).await {
+                        Ok(()) => log.list_whole().await,
+                        Err(error) => Err(error),
+                    },
+                };
+                let _ = to.send(listed.map_err(|error| failure(&shared, error)));
             }
-            Request::Size(file, to) => {
-                let size = again(&shared, tries, async || log.size(file).await).await;
-                let _ = to.send(size.and_then(|size| size.ok_or(io::ErrorKind::NotFound.into())));
-            }
-            Request::Page(file, offset, to) => {
-                let _ = to.send(again(&shared, tries, async || log.page(file, offset).await).await);
-                // The caller works on this page meanwhile. A failure is that of the next page too.
-                let _ = log.read_ahead().await;
+            Request::Read(file, to) => {
+                let bytes = log.file(file).await.map_err(|error| failure(&shared, error));
+                let bytes = bytes.and_then(|it| it.ok_or_else(|| io::ErrorKind::NotFound.into()));
+                let _ = to.send(bytes);
+                if duty != Duty::Read {
+                    // The caller works on this file meanwhile.
+                    log.forget(file);
+                    log.read_ahead(file).await;
+                }
             }
             Request::Store(changes, last) => {
                 if leader.is_none()
-                    && let Role::Leading(begun) = shared.role()
+                    && let Some(leading) = &mut leading
                 {
-                    leader = Some(begun);
-                    // What is not found now is found at the next start.
-                    let _ = log.find_garbage().await;
-                    log.end_reading();
+                    leader = leading.await.ok().flatten();
+                    log.forget(FileNumber::MAX);
                 }
-                let Some(leader) = &mut leader else { continue };
+                let Some(leader) = &leader else { continue };
                 if store(&mut log, leader, &shared, changes).await {
                     shared.acknowledge(last);
                     let _ = log.delete_garbage(leader).await;
@@ -121,8 +112,9 @@ pub async fn serve(candidate: Candidate, duty: Duty, mut requests: UnboundedRece
                 if let Some(leading) = leading {
                     leading.abort();
                 }
-                if shared.lease() != 0 {
-                    let _ = nodes.revoke_lease(shared.lease()).await;
+                let lease = shared.state().lease;
+                if lease != 0 {
+                    let _ = candidate.nodes.ask(|node| node.revoke(lease)).await;
                 }
                 let _ = done.send(());
                 return;
@@ -131,13 +123,13 @@ pub async fn serve(candidate: Candidate, duty: Duty, mut requests: UnboundedRece
     }
 }
 
-/// Waits for a request. Meanwhile chunks of removed files are deleted.
-async fn next_for_leader(
+/// Waits for a request. Meanwhile a leader deletes chunks of removed files.
+async fn next(
     requests: &mut UnboundedReceiver<Request>,
     log: &mut Log,
-    leader: &Leader,
+    leader: Option<&Leader>,
 ) -> Option<Request> {
-    while log.has_garbage() {
+    while let Some(leader) = leader.filter(|_| log.has_garbage()) {
         match timeout(GARBAGE_PAUSE, requests.recv()).await {
             Ok(received) => return received,
             // A failure is that of the next change too, or passes.
@@ -149,52 +141,17 @@ async fn next_for_leader(
     requests.recv().await
 }
 
-/// Waits for a request. While another server leads, its log is read, so that this server can take over
-/// soon.
-async fn next_for_standby(
-    requests: &mut UnboundedReceiver<Request>,
-    log: &mut Log,
-    shared: &Shared,
-) -> Option<Request> {
-    let mut pause = STANDBY_PAUSE;
+/// Reads the log while another server leads, so that this server can take over soon.
+async fn stand_by(mut log: Log, shared: std::sync::Arc<Shared>) {
     loop {
-        let step = async {
-            sleep(pause).await;
-            match shared.role() {
-                Role::StandingBy(_) => Some(log.prefetch().await),
-                Role::Starting => Some(STANDBY_PAUSE),
-                Role::Leading(_) | Role::Refused(_) | Role::Lost(_) => None,
-            }
-        };
-        match either(requests.recv(), step).await {
-            Either::First(received) => return received,
-            Either::Second(Some(until_next)) => pause = until_next,
-            Either::Second(None) => return requests.recv().await,
-        }
+        let is_standby = matches!(shared.standing(), Ok(Standing::Standby(_)));
+        let has_read = is_standby && log.prefetch().await.unwrap_or(false);
+        sleep(if has_read { PREFETCH_PAUSE } else { PREFETCH_INTERVAL }).await;
     }
 }
 
-/// The result of the first one of two futures that is complete.
-enum Either<A, B> {
-    First(A),
-    Second(B),
-}
-
-/// Waits for one of two futures, and drops the other one.
-async fn either<A, B>(
-    first: impl Future<Output = A>,
-    second: impl Future<Output = B>,
-) -> Either<A, B> {
-    let (mut first, mut second) = (pin!(first), pin!(second));
-    poll_fn(|context| match first.as_mut().poll(context) {
-        Poll::Ready(result) => Poll::Ready(Either::First(result)),
-        Poll::Pending => second.as_mut().poll(context).map(Either::Second),
-    })
-    .await
-}
-
 /// Fails if there is no binlog to be read.
-async fn check(nodes: &mut Nodes, keys: &Keys) -> Result<(), Hindrance> {
+async fn check(Candidate { nodes, keys, .. }: &mut Candidate) -> Result<(), Error> {
     for left in (0..2 * nodes.count()).rev() {
         let checked = async {
             check_version(nodes).await?;
@@ -202,84 +159,63 @@ async fn check(nodes: &mut Nodes, keys: &Keys) -> Result<(), Hindrance> {
             check_used(nodes, keys).await
         };
         match checked.await {
-            Err(Hindrance::Passing(_)) if left > 0 => sleep(RETRY_PAUSE).await,
+            Err(error) if error.kind == Kind::Passing && left > 0 => sleep(RETRY_PAUSE).await,
             checked => return checked,
         }
     }
     Ok(())
 }
 
-/// Reads until there is an answer. A leader tries as long as it leads, and others this often.
-async fn again<T>(
-    shared: &Shared,
-    mut tries: usize,
-    mut read: impl AsyncFnMut() -> Result<T, ReadError>,
-) -> io::Result<T> {
-    loop {
-        let answer = read().await;
-        tries = tries.saturating_sub(1);
-        match (answer, shared.role()) {
-            (_, Role::Lost(reason) | Role::Refused(reason)) => {
-                return Err(io::Error::other(reason));
-            }
-            (Ok(answer), _) => return Ok(answer),
-            (Err(ReadError::Request(RequestError::Unavailable(_))), role)
-                if tries > 0 || matches!(role, Role::Leading(_)) =>
-            {
-                sleep(RETRY_PAUSE).await;
-            }
-            (Err(error), _) => {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, error.to_string()));
-            }
-        }
+/// Returns the failure of a read for the caller. A log that has lost something cannot be served.
+fn failure(shared: &Shared, error: Error) -> io::Error {
+    if error.kind == Kind::Lasting {
+        shared.set_standing(Err(MembershipError::Refused(error.text.clone())));
     }
+    io::Error::new(io::ErrorKind::InvalidData, error.text)
 }
 
 /// Makes all changes, in their order. Returns `false` if the server does not lead any more.
-async fn store(log: &mut Log, leader: &mut Leader, shared: &Shared, changes: Vec<Change>) -> bool {
+async fn store(log: &mut Log, leader: &Leader, shared: &Shared, changes: Vec<Change>) -> bool {
     for mut change in changes {
         loop {
-            let len = change.next_len();
-            let begun_at = shared.now();
-            match log.change(leader, &mut change).await {
+            let mut changed = log.change(leader, &mut change).await;
+            if let Err(error) = &changed
+                && error.kind == Kind::TooLarge
+            {
+                changed = log.shorten_chunks(error).map(|()| false);
+            }
+            if shared.standing().is_err() {
+                return false;
+            }
+            let error = match changed {
                 Ok(is_done) => {
-                    shared.count_transaction(shared.now().since(begun_at), len);
-                    if shared.has_no_space() {
+                    if std::mem::take(&mut shared.state().is_full) {
                         warn!("etcd has space again: accepting puts");
-                        shared.set_no_space(false);
                     }
                     if is_done {
                         break;
                     }
+                    continue;
                 }
-                Err(ChangeError::NotLeading(reason)) => {
-                    shared.set_role(Role::Lost(reason));
+                Err(error) => error,
+            };
+            match error.kind {
+                Kind::Lost => {
+                    shared.set_standing(Err(MembershipError::Lost(error.text)));
                     return false;
                 }
-                Err(ChangeError::Unknown(error)) => {
-                    if matches!(shared.role(), Role::Lost(_)) {
-                        return false;
-                    }
-                    if matches!(error, RequestError::NoSpace(_)) && !shared.has_no_space() {
-                        warn!(
-                            "{error}; refusing puts, and trying again; compact and defragment etcd, \
-                             then disarm its alarm"
-                        );
-                        shared.set_no_space(true);
-                    }
-                    sleep(RETRY_PAUSE).await;
+                Kind::Lasting | Kind::TooLarge => {
+                    shared.set_standing(Err(MembershipError::Refused(error.text)));
+                    return false;
                 }
+                Kind::NoSpace if !std::mem::replace(&mut shared.state().is_full, true) => warn!(
+                    "{error}; refusing puts, and trying again; compact and defragment etcd, \
+                     then disarm its alarm"
+                ),
+                Kind::NoSpace | Kind::Passing => {}
             }
+            sleep(RETRY_PAUSE).await;
         }
     }
     true
-}
-
-impl std::fmt::Display for Hindrance {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Hindrance::Passing(error) => write!(f, "{error}"),
-            Hindrance::Lasting(reason) => f.write_str(reason),
-        }
-    }
 }

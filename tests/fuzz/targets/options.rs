@@ -14,7 +14,11 @@ pub fn run(bytes: &[u8]) {
             assert_ne!(options.fsync, Syncing::Within(Nanos::ZERO), "that is each turn");
             assert!(bytes.len() > 1 || !options.names_address);
         }
-        Ok(Request::Inspect(_, BinlogPlace::Directory(path)) | Request::Copy(_, path, _)) => {
+        Ok(
+            Request::Inspect(_, BinlogPlace::Directory(path))
+            | Request::Copy(_, path, _)
+            | Request::Leave(path, _),
+        ) => {
             assert!(bytes.len() > path.as_os_str().len());
         }
         Ok(Request::Inspect(_, BinlogPlace::Etcd(etcd))) => {
