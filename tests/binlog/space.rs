@@ -133,7 +133,8 @@ fn the_record_of_a_flush_stays_as_long_as_its_jobs() {
     let policy = Policy::synced(4096);
     let (disk, mut server) = start(policy);
     // There is too little garbage to empty the oldest file.
-    server.ask("put-in-tube t 9 0 9 7\r\nflushed\r\n");
+    server
+        .ask("put-in-tube t 5 0 9 5\r\nfirst\r\nput-in-tube t 9 0 9 7\r\nflushed\r\ndelete 1\r\n");
     (0..100).for_each(|_| assert!(server.put("x".repeat(200)).is_some()));
     let churn = |server: &mut Instance| {
         for _ in 0..500 {
@@ -142,7 +143,7 @@ fn the_record_of_a_flush_stays_as_long_as_its_jobs() {
         }
     };
     churn(&mut server);
-    // A flush frees the last jobs first: their deletes fill the file with its record.
+    // A flush frees first the jobs that came in order: their deletes fill the file with its record.
     server.ask("put-in-tube t 10 0 9 7\r\nflushed\r\n".repeat(60));
     server.ask("flush-tube t\r\n");
     churn(&mut server);

@@ -104,7 +104,10 @@ impl Server {
             };
             if is_lost {
                 one.source = BodySource::Nowhere;
-            } else if has_waited && !matches!(one.source, BodySource::Nowhere) {
+            } else if has_waited
+                && answer.is_reserved()
+                && !matches!(one.source, BodySource::Nowhere)
+            {
                 self.queue.touch(key, one.id, now);
             }
         }
