@@ -191,7 +191,7 @@ install: $(BUILT)
 	$(INSTALL) -m 644 LICENSE '$(DESTDIR)$(LICENSEDIR)/LICENSE'
 	$(INSTALL) -m 644 dist/systemd/beanstalkd.service dist/systemd/beanstalkd.socket \
 		'$(DESTDIR)$(UNITDIR)'
-	sed 's|=/usr/bin/beanstalkd|=$(BINDIR)/beanstalkd|' dist/systemd/beanstalkd.service \
+	sed 's|/usr/bin/beanstalkd|$(BINDIR)/beanstalkd|' dist/systemd/beanstalkd.service \
 		>'$(DESTDIR)$(UNITDIR)/beanstalkd.service'
 	$(INSTALL) -m 644 dist/completions/beanstalkd.bash '$(DESTDIR)$(BASHDIR)/beanstalkd'
 	$(INSTALL) -m 644 dist/completions/_beanstalkd '$(DESTDIR)$(ZSHDIR)/_beanstalkd'
