@@ -127,6 +127,52 @@ fn old_jobs_stay_in_their_files() {
     assert!(report.contains(&expected), "{report}");
 }
 
+/// The record of a kept key may be the last of a file, and that of the delete the first of the next one, behind
+/// the gaps.
+#[test]
+fn kept_keys_survive_beside_gaps() {
+    let policy = Policy::synced(4096);
+    let (disk, mut server) = start(policy);
+    (0..100).for_each(|_| assert!(server.put("x".repeat(200)).is_some()));
+    let put = |number: u64| format!("put 0 0 9 1 idp:key-{number}:3600\r\n1\r\n");
+    for number in 0..300 {
+        server.expect(put(number), &format!("INSERTED {}\r\n", 101 + number));
+        server.ask(format!("delete {}\r\n", 101 + number));
+    }
+    let numbers = numbers(&disk);
+    assert!((numbers.len() as u32) < numbers[numbers.len() - 1], "there is no gap: {numbers:?}");
+    let mut again = Instance::start(&disk, policy, server.now);
+    for number in 0..300 {
+        let reply = again.ask(put(number));
+        let expected = format!("INSERTED {} ", 101 + number);
+        assert!(reply.starts_with(&expected), "key {number}: {reply}");
+    }
+}
+
+/// Every second file loses all of its jobs at once. Only some of these files leave before older ones.
+#[test]
+fn the_number_of_gaps_is_bounded() {
+    let policy = Policy::synced(4096);
+    let (disk, mut server) = start(policy);
+    // A file has one of them.
+    let body = "x".repeat(2_500);
+    let mut short_lived = Vec::new();
+    for _ in 0..60 {
+        assert!(server.put(&body).is_some());
+        short_lived.push(server.put(&body).unwrap());
+    }
+    server.ask(delete_all(short_lived));
+    server.idle(200);
+    let live = 60 * record_len("default", 2_500);
+    assert!(disk.used() <= limit(live, 4096), "{}", disk.used());
+    for _ in 0..500 {
+        let id = server.put("short-lived").unwrap();
+        server.delete(id);
+    }
+    assert_eq!(damage(&mut disk.clone()), None);
+    assert_eq!(Instance::start(&disk, policy, server.now).recovered.jobs, 60);
+}
+
 /// The deletes of flushed jobs count only with the record of the flush, so it stays as long as their file.
 #[test]
 fn the_record_of_a_flush_stays_as_long_as_its_jobs() {

@@ -36,7 +36,7 @@ conversations() {
 		-V --log-format j|json
 		-b j|jobs/
 		-b etc|etcd:// etcds://
-		--etcd-|--etcd-ca --etcd-cert --etcd-key
+		--etcd-|--etcd-ca --etcd-cert --etcd-key --etcd-quota
 		--etcd-ca jou|journal
 		--import j|jobs/
 		--binlog-dir j|jobs/

@@ -36,6 +36,8 @@ pub struct Compaction {
 /// For each byte of garbage this many are moved while there is too much of it, and for each byte that is
 /// put while a nearly full disk is freed.
 const MOVE_RATIO: u64 = 4;
+/// Choosing a file counts as moving this many bytes.
+const CHOICE_BYTES: u64 = 4096;
 /// The time between idle steps.
 const IDLE_PAUSE: Nanos = Nanos::from_millis(1);
 /// The time until the next idle step when no job could be moved.
@@ -118,6 +120,10 @@ impl Compaction {
     pub fn choose_file<'f>(&mut self, files: &'f Files, most_live: u64) -> Option<&'f Segment> {
         let same = self.emptied.and_then(|number| files.find_with_jobs(number));
         let same = same.filter(|file| file.live_bytes() <= most_live);
+        if same.is_none() {
+            // A choice takes as long as moving this much.
+            self.debt_bytes = self.debt_bytes.saturating_sub(CHOICE_BYTES);
+        }
         let file = same.or_else(|| files.next_to_empty(most_live));
         self.emptied = file.map(|file| file.number);
         file

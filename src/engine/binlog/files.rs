@@ -37,6 +37,10 @@ pub const BLOCK: u64 = 4096;
 
 /// The size of a file is halved until this many files fit in the space that the binlog can use.
 const MIN_FILES: u64 = 64;
+/// At most this many gaps, so that their records are a small part of a file.
+const MOST_GAPS: usize = 32;
+/// At most this many files are looked at to compare runs.
+const MOST_IN_RUN: usize = 16;
 /// Files are removed before older ones only if all numbers are within this range: C beanstalkd logs each
 /// missing file.
 const MOST_NUMBERS: FileNumber = 1000;
@@ -272,12 +276,12 @@ impl Files {
 
     /// Returns how many bytes of records fit in a whole file.
     pub fn whole_len(&self) -> u64 {
-        self.file_size - self.head_len()
+        self.file_size.saturating_sub(self.head_len())
     }
 
     /// Returns the length of the head of the next file in bytes, with the records of gaps.
     fn head_len(&self) -> u64 {
-        HEAD + self.gaps.iter().len() as u64 * SHORT
+        HEAD + self.carried_gaps().len() as u64 * SHORT
     }
 
     /// Returns how many short records fit in a prepared file.
@@ -427,6 +431,7 @@ impl Files {
     /// Makes the newest closed file the current one. It may have been lengthened.
     pub fn reopen(&mut self) {
         self.current -= 1;
+        self.segments[self.current].is_closed = false;
         if self.segments[self.current].free_since.take().is_some() {
             self.free -= 1;
             self.free_bytes -= on_disk(self.current().size);
@@ -504,12 +509,16 @@ impl Files {
         if !self.segments.take_emptied() {
             return;
         }
-        let may_leave_gaps = self.may_leave_gaps();
+        let mut gaps_left = self.gaps_left();
         let mut needed = None;
         for index in 0..self.current {
+            if needed.is_some() && gaps_left == 0 {
+                return;
+            }
             let segment = &mut self.segments[index];
-            let may_go = needed.is_none_or(|older| may_leave_gaps && segment.is_apart_from(older));
+            let may_go = needed.is_none_or(|older| segment.is_apart_from(older));
             if segment.free_since.is_none() && segment.is_empty() && may_go {
+                gaps_left -= usize::from(needed.is_some());
                 segment.free_since = Some(self.syncs_begun);
                 self.free += 1;
                 self.free_bytes += on_disk(segment.size);
@@ -521,13 +530,23 @@ impl Files {
         }
     }
 
-    /// Returns whether a file may be removed while older ones are needed.
-    fn may_leave_gaps(&self) -> bool {
+    /// Returns how many more files may be removed while older ones are needed.
+    fn gaps_left(&self) -> usize {
         // A remote disk takes a missing file for a lost one.
-        self.disk.progress().is_none()
-            && self.gaps.has_room()
-            && self.last_number() - self.oldest_number() < MOST_NUMBERS
-            && 4 * self.head_len() < self.file_size
+        let is_remote = self.disk.progress().is_some();
+        if is_remote || self.last_number() - self.oldest_number() >= MOST_NUMBERS {
+            return 0;
+        }
+        let closed = self.segments.iter().take(self.current).skip(1);
+        let unrecorded = closed
+            .filter(|segment| segment.free_since.is_some() && !self.gaps.contains(segment.number));
+        self.most_gaps().saturating_sub(self.gaps.iter().len() + unrecorded.count())
+    }
+
+    /// Returns how many gaps the head of a file can have: their records take at most half of a file.
+    fn most_gaps(&self) -> usize {
+        let most = (self.max_file_size / 2).saturating_sub(HEAD) / SHORT;
+        MOST_GAPS.min(usize::try_from(most).unwrap_or(MOST_GAPS))
     }
 
     /// Returns the file with this number if it is closed and has jobs.
@@ -538,18 +557,23 @@ impl Files {
 
     /// Returns the closed file whose jobs are moved next: the oldest one of an island with the most garbage for
     /// its live records. An island is a run of files that can be removed before older ones. The live records of
-    /// the file have at most `most_live` bytes.
+    /// the file have at most `most_live` bytes. Only the first files of a run are looked at.
     pub fn next_to_empty(&self, most_live: u64) -> Option<&Segment> {
         let mut best: Option<(u128, u128, &Segment)> = None;
         let mut older = None;
-        for (index, start) in self.kept_closed().enumerate() {
+        let may_leave_gaps = self.gaps_left() > 0;
+        for index in 0..self.current {
+            let start = &self.segments[index];
+            if start.free_since.is_some() {
+                continue;
+            }
             // A file without jobs waits for older ones.
             if !start.is_empty() && start.live_bytes() <= most_live {
-                let run = self.kept_closed().skip(index);
+                let run = self.segments.iter().take(self.current).skip(index).take(MOST_IN_RUN);
                 let is_apart =
                     |&segment: &&Segment| older.is_none_or(|older| segment.is_apart_from(older));
                 let (mut garbage, mut live) = (0, 0);
-                for segment in run.take_while(is_apart) {
+                for segment in run.filter(|it| it.free_since.is_none()).take_while(is_apart) {
                     live += u128::from(segment.live_bytes());
                     let rest = on_disk(segment.size).saturating_sub(segment.live_bytes());
                     garbage += u128::from(rest);
@@ -559,7 +583,7 @@ impl Files {
                     }
                 }
             }
-            if !self.may_leave_gaps() {
+            if !may_leave_gaps {
                 break;
             }
             older = Some(start.number);
@@ -588,9 +612,9 @@ impl Files {
 
     // ---- Gaps ----
 
-    /// Returns the gaps in the numbers of files.
-    pub fn gaps(&self) -> &Gaps {
-        &self.gaps
+    /// Returns the gaps that the next file begins with: all, unless the size of files is smaller than it was.
+    pub fn carried_gaps(&self) -> impl ExactSizeIterator<Item = Gap> + '_ {
+        self.gaps.iter().take(self.most_gaps())
     }
 
     /// Returns whether a file can be removed without the record of a gap: no older file is left, or the

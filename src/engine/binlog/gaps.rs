@@ -12,9 +12,6 @@ pub type Gap = (FileNumber, FileNumber);
 #[derive(Clone, Debug, Default)]
 pub struct Gaps(Vec<Gap>);
 
-/// At most this many gaps, so that their records are a small part of a file.
-const MOST: usize = 32;
-
 impl Gaps {
     /// Adds a gap, which may overlap others.
     pub fn add(&mut self, (mut first, mut last): Gap) {
@@ -31,11 +28,6 @@ impl Gaps {
     /// Returns whether a gap has this number.
     pub fn contains(&self, number: FileNumber) -> bool {
         self.0.iter().any(|&(first, last)| (first..=last).contains(&number))
-    }
-
-    /// Returns whether there may be one more gap.
-    pub fn has_room(&self) -> bool {
-        self.0.len() < MOST
     }
 
     /// Forgets the gaps before the oldest file.

@@ -54,6 +54,8 @@ pub struct Segment {
     /// The oldest file of which a record was superseded by one of this file. It is not known of the current
     /// file.
     reaches: FileNumber,
+    /// It gets no more records.
+    pub is_closed: bool,
     /// It is free: none of its records is needed. The number of syncs that were begun before.
     pub free_since: Option<u64>,
     jobs: List,
@@ -155,6 +157,7 @@ impl Segment {
             layout,
             is_damaged: false,
             reaches: number,
+            is_closed: false,
             free_since: None,
             jobs,
             live_bytes: 0,
@@ -293,6 +296,7 @@ impl Segments {
         let reaches = std::mem::replace(&mut self.reaches, FileNumber::MAX);
         let segment = &mut self.segments[index];
         segment.reaches = segment.reaches.min(reaches);
+        segment.is_closed = true;
         self.has_emptied |= segment.is_empty();
     }
 
@@ -494,7 +498,7 @@ impl Segments {
         segment.jobs.remove(&mut self.entries, key.number());
         let rest = segment.live_bytes.checked_sub(u64::from(len));
         segment.live_bytes = rest.expect("the record counts as live in its file");
-        self.has_emptied |= segment.is_empty();
+        self.has_emptied |= segment.is_closed && segment.is_empty();
         self.live_bytes -= u64::from(len);
     }
 }

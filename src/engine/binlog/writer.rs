@@ -159,8 +159,8 @@ impl Writer {
         record::write_file_header(&mut self.batch, self.last_id, self.nonce);
         self.files.use_bytes(SHORT_LEN);
         self.syncing.note_record(self.now);
-        let gaps = self.files.gaps().clone();
-        gaps.iter().for_each(|gap| self.append_gap(gap));
+        let gaps: Vec<Gap> = self.files.carried_gaps().collect();
+        gaps.into_iter().for_each(|gap| self.append_gap(gap));
     }
 
     /// Appends the record of a gap, for which there is space in the current file. It is not counted.

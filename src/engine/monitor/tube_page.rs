@@ -187,7 +187,9 @@ impl TubePage {
             self.jobs.try_reserve_exact(STATES * JOBS_PER_STATE)
         })?;
         let ready = tube.ready.first_keys(JOBS_PER_STATE, &queue.jobs).map(JobKey::from_number);
-        let delayed = tube.delayed.first_keys(JOBS_PER_STATE, &queue.jobs);
+        let delayed = tube.postponed.iter(&queue.jobs);
+        let delayed = delayed.chain(tube.delayed.first_keys(JOBS_PER_STATE, &queue.jobs));
+        let delayed = delayed.take(JOBS_PER_STATE);
         let buried = tube.buried.iter(&queue.jobs).take(JOBS_PER_STATE);
         let others = delayed.chain(buried).map(JobKey::from_number);
         let keys = ready.chain(reserved.jobs(queue, key)).chain(others);

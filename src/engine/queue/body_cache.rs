@@ -419,7 +419,7 @@ impl Queue {
     /// Begins to read ahead the bodies of the next jobs of a tube.
     pub fn read_ahead(&mut self, tube: TubeKey) {
         let (Some(binlog), tube) = (&mut self.binlog, &self.tubes[tube]) else { return };
-        for job in tube.ready.keys(&self.jobs).take(AHEAD) {
+        for job in tube.ready.first_keys(AHEAD, &self.jobs) {
             let job = &self.jobs[JobKey::from_number(job)];
             if job.body.is_cold()
                 && let Some(place) =

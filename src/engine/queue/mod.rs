@@ -778,7 +778,12 @@ impl Queue {
             let tube = &self.tubes[kick.tube];
             let next = match kick.takes_buried {
                 true => tube.first_buried(),
-                false => tube.first_delayed(&self.jobs),
+                // A postponed job may be postponed again, and is kicked once.
+                false => tube
+                    .delayed
+                    .first(&self.jobs)
+                    .or_else(|| tube.postponed.front())
+                    .map(JobKey::from_number),
             };
             match next.map(|job| self.kick_one(job, now)) {
                 Some(Ok(())) => {

@@ -369,14 +369,15 @@ impl ReplayState<'_> {
         record: &Record<'_>,
     ) -> Result<(), TryReserveError> {
         let Record { fields, tube, body, .. } = *record;
-        if let Some(key) = record.key {
-            return self.apply_key(number, key);
-        }
-        let key_before = self.key_before.take().filter(|(_, key)| key.id == fields.id);
+        // They are also between the record of a kept key and that of the delete, in the next file.
         if let Some(gap) = record.gap {
             self.gaps.add(gap);
             return Ok(());
         }
+        if let Some(key) = record.key {
+            return self.apply_key(number, key);
+        }
+        let key_before = self.key_before.take().filter(|(_, key)| key.id == fields.id);
         if let Some(kind) = record.flush {
             self.segments.supersede(0);
             return self.apply_flush(kind, tube, fields.created_at);
