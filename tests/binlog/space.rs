@@ -134,19 +134,19 @@ fn kept_keys_survive_beside_gaps() {
     let policy = Policy::synced(4096);
     let (disk, mut server) = start(policy);
     (0..100).for_each(|_| assert!(server.put("x".repeat(200)).is_some()));
-    let put = |number: u64| format!("put 0 0 9 1 idp:key-{number}:3600\r\n1\r\n");
-    for number in 0..300 {
-        server.expect(put(number), &format!("INSERTED {}\r\n", 101 + number));
-        server.ask(format!("delete {}\r\n", 101 + number));
-    }
-    let numbers = numbers(&disk);
-    assert!((numbers.len() as u32) < numbers[numbers.len() - 1], "there is no gap: {numbers:?}");
-    let mut again = Instance::start(&disk, policy, server.now);
-    for number in 0..300 {
+    let put = |number: usize| {
+        let body = "x".repeat(number * 7 % 100);
+        format!("put 0 0 9 {} idp:key-{number}:3600\r\n{body}\r\n", body.len())
+    };
+    for number in 0..600 {
+        let id = 101 + number;
+        server.expect(&put(number), &format!("INSERTED {id}\r\n"));
+        server.ask(format!("delete {id}\r\n"));
+        let mut again = Instance::on_files(&disk.live_files(), policy, server.now);
         let reply = again.ask(put(number));
-        let expected = format!("INSERTED {} ", 101 + number);
-        assert!(reply.starts_with(&expected), "key {number}: {reply}");
+        assert!(reply.starts_with(&format!("INSERTED {id} ")), "key {number}: {reply}");
     }
+    assert!(gaps(&disk) > 0, "there is no gap: {:?}", numbers(&disk));
 }
 
 /// Every second file loses all of its jobs at once. Only some of these files leave before older ones.
@@ -163,6 +163,8 @@ fn the_number_of_gaps_is_bounded() {
     }
     server.ask(delete_all(short_lived));
     server.idle(200);
+    let gaps = gaps(&disk);
+    assert!((10..=32).contains(&gaps), "{gaps} gaps: {:?}", numbers(&disk));
     let live = 60 * record_len("default", 2_500);
     assert!(disk.used() <= limit(live, 4096), "{}", disk.used());
     for _ in 0..500 {
@@ -196,6 +198,11 @@ fn the_record_of_a_flush_stays_as_long_as_its_jobs() {
     let numbers = numbers(&disk);
     assert!(numbers[0] == 1 && numbers[numbers.len() - 1] > 20, "{numbers:?}");
     assert_eq!(Instance::start(&disk, policy, server.now).recovered.jobs, 100);
+}
+
+/// The number of gaps in the numbers of files.
+fn gaps(disk: &FakeDisk) -> usize {
+    numbers(disk).windows(2).filter(|pair| pair[1] - pair[0] > 1).count()
 }
 
 /// The numbers of all files in ascending order.

@@ -17,13 +17,14 @@ use crate::engine::queue::waiters::Wait;
 use crate::engine::time::Nanos;
 
 /// Units of work to read a body from the page cache.
-const WORK_PER_BODY: usize = 8;
+pub(super) const WORK_PER_BODY: usize = 8;
 
 impl Server {
     /// Replies with the bodies of these jobs, now or when the disk has read them.
     pub(super) fn answer(&mut self, key: ConnKey, answer: Answer, jobs: &[(JobKey, u64)]) {
         self.budget.charge_share(WORK_PER_BODY * jobs.len());
-        let now = self.last_command_at;
+        // A tick may give a job to a connection long after the last command.
+        let now = self.last_command_at.max(self.ticked_at);
         let mut wanted = WantedBodies {
             answer,
             bodies: Vec::new(),
@@ -53,7 +54,7 @@ impl Server {
             wanted.bodies.push(WantedBody { job, id, source });
         }
         if !fits {
-            return self.refuse_answer(key, wanted, now);
+            return self.refuse_answer(key, answer, jobs.iter().copied(), now);
         }
         if wanted.cold_bytes > LARGE_REPLY {
             wanted.class = ReplyClass::Large;
@@ -77,9 +78,15 @@ impl Server {
     }
 
     /// Replies that there is no memory for the bodies. Jobs that were reserved for the reply are ready again.
-    pub(super) fn refuse_answer(&mut self, key: ConnKey, wanted: WantedBodies, now: Nanos) {
-        if wanted.answer.is_reserved() {
-            for WantedBody { job, id, .. } in wanted.bodies {
+    pub(super) fn refuse_answer(
+        &mut self,
+        key: ConnKey,
+        answer: Answer,
+        jobs: impl Iterator<Item = (JobKey, u64)>,
+        now: Nanos,
+    ) {
+        if answer.is_reserved() {
+            for (job, id) in jobs {
                 self.queue.give_back(key, job, id, now);
             }
         }

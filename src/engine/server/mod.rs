@@ -116,6 +116,7 @@ pub struct Server {
     budget: Budget,
     /// The time of the last command.
     last_command_at: Nanos,
+    ticked_at: Nanos,
     /// Lists of more than 1,024 tubes.
     lists: Lists,
     /// The number of pages of jobs that are being made in steps.
@@ -167,6 +168,7 @@ impl Server {
             memory_warned_at: None,
             budget: Budget::new(&limits),
             last_command_at: now,
+            ticked_at: now,
             lists: Lists::default(),
             selections: 0,
             reads: Reads::default(),
@@ -313,6 +315,7 @@ impl Server {
 
     /// Does due work, or a part of it that fits into the iteration.
     pub fn tick(&mut self, now: Nanos) {
+        self.ticked_at = now;
         self.tick_reads(now);
         self.queue.tick(self.budget.due_work(), now);
         self.drain_closing(now);

@@ -15,6 +15,7 @@
 //! 0.1 s, and replies that wait for longer than 10 s are refused. This module does not know the replies.
 
 use super::Server;
+use super::bodies::WORK_PER_BODY;
 use crate::engine::binlog::reads::RecordRead;
 use crate::engine::conn::{BodySource, Phase, WantedBodies, WantedBody};
 use crate::engine::headroom::{self, Headroom};
@@ -170,9 +171,12 @@ impl Server {
     /// Starts the replies for which there is memory.
     fn start_replies(&mut self, now: Nanos) {
         for class in ReplyClass::ALL {
-            while let Some(key) = self.next_to_start(class) {
+            // At least one, and no more than an iteration has time for.
+            let mut may_start = true;
+            while may_start && let Some(key) = self.next_to_start(class) {
                 self.reads.waiting[class as usize].pop_front();
                 self.start_reply(key, now);
+                may_start = self.budget.is_left();
             }
         }
         self.begin_reads(now);
@@ -203,6 +207,7 @@ impl Server {
     /// Takes what needs no waiting for the disk, and replies if that is all.
     fn start_reply(&mut self, key: ConnKey, now: Nanos) {
         let Some(mut wanted) = self.take_wanted(key) else { return };
+        self.charge(WORK_PER_BODY * wanted.bodies.len());
         let memory = &self.queue.body_cache.read_bodies;
         let mut grant = memory.grant(wanted.cold_bytes, wanted.class);
         for one in &mut wanted.bodies {
@@ -291,7 +296,8 @@ impl Server {
             let is_blocked = self.reads.retry_at[wanted.class as usize].is_some();
             if is_blocked && now.since(wanted.asked_at) >= PATIENCE {
                 self.reads.remove(key);
-                self.refuse_answer(key, *wanted, now);
+                let jobs = wanted.bodies.iter().map(|one| (one.job, one.id));
+                self.refuse_answer(key, wanted.answer, jobs, now);
                 continue;
             }
             if is_blocked {
