@@ -201,6 +201,30 @@ fn space_comes_back_after_half_of_the_jobs_are_deleted() {
     }
 }
 
+/// What releases may not use is enough to empty a file.
+#[test]
+fn releases_on_a_full_disk_leave_room_for_compaction() {
+    let disk = FakeDisk::with_capacity(6 << 20);
+    let policy = Policy::new(1 << 20, Syncing::Never).with_max_job_size(2000);
+    let mut server = Instance::start(&disk, policy, START);
+    let body = "x".repeat(1000);
+    let count = fill(&mut server, &body);
+    let mut releases = 0;
+    loop {
+        server.ask("reserve-job 1\r\n");
+        if server.ask("release 1 5 0\r\n") != "RELEASED\r\n" {
+            break;
+        }
+        releases += 1;
+        assert!(releases < 100_000, "releases take no space");
+    }
+    // Of each file two thirds are live.
+    (2..=count).filter(|id| id % 3 == 0).for_each(|id| server.delete(id));
+    server.idle(1_000);
+    let more = fill(&mut server, &body);
+    assert!(more > count / 5, "{more} puts after a third of {count} jobs was deleted");
+}
+
 /// The live jobs of one old file fit in no free space, but those of another do.
 #[test]
 fn space_comes_back_out_of_any_large_file_on_a_small_disk() {
