@@ -177,15 +177,9 @@ impl Process {
         status_kib(self.id(), "RssAnon:")
     }
 
-    /// The highest resident memory since the start or [`Process::reset_peak_rss`].
+    /// The highest resident memory since the start.
     pub fn peak_rss_kib(&self) -> u64 {
         status_kib(self.id(), "VmHWM:")
-    }
-
-    /// Resets the peak. Where the kernel refuses, the peak of all rounds is a stricter measure.
-    pub fn reset_peak_rss(&self) {
-        // 5 is the peak; proc(5) has the list.
-        let _ = fs::write(format!("/proc/{}/clear_refs", self.id()), "5");
     }
 
     pub fn open_files(&self) -> usize {

@@ -211,7 +211,7 @@ impl Files {
     }
 
     /// Returns the closed files that are not known to be free, the oldest first.
-    pub fn kept_closed(&self) -> impl Iterator<Item = &Segment> + Clone {
+    pub fn kept_closed(&self) -> impl Iterator<Item = &Segment> {
         let closed = self.segments.iter().take(self.current);
         closed.filter(|segment| segment.free_since.is_none())
     }
@@ -551,8 +551,7 @@ impl Files {
 
     /// Returns the file with this number if it is closed and has jobs.
     pub fn find_with_jobs(&self, number: FileNumber) -> Option<&Segment> {
-        let (index, segment) = self.segments.find_file(number)?;
-        (index < self.current && !segment.is_empty()).then_some(segment)
+        self.segments.find_file(number).filter(|file| file.is_closed && !file.is_empty())
     }
 
     /// Returns the closed file whose jobs are moved next: the oldest one of an island with the most garbage for
@@ -692,12 +691,12 @@ impl Files {
 
     /// Notes that the next record supersedes one of a job or a kept key.
     pub fn supersede(&mut self, key: LogKey) {
-        self.segments.supersede(self.segments.entry(key).file());
+        self.segments.supersede(key);
     }
 
     /// Notes that the next record supersedes one of a file, or of any for 0.
     pub fn supersede_file(&mut self, number: FileNumber) {
-        self.segments.supersede(number);
+        self.segments.supersede_file(number);
     }
 
     /// Adds a job whose records are the next ones in the current file: `key_len` bytes of the record of

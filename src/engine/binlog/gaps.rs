@@ -1,7 +1,7 @@
 //! The numbers of files that were removed although older files are still needed.
 //!
 //! Each gap has a record in the current file before its files are removed, and each new file begins with
-//! the records of all gaps. So a start tells a removed file from a lost one.
+//! the records of all gaps. So a start can distinguish a removed file from a lost one.
 
 use super::disk::FileNumber;
 

@@ -81,7 +81,7 @@ pub struct Binlog {
     space: Space,
     removal: Removal,
     compaction: Compaction,
-    /// Compaction goes on when the record is read that it needs.
+    /// Compaction continues when the disk has read a record for it.
     is_awaiting_read: bool,
     /// The moment of the last record of a buried job.
     last_buried_at: Nanos,
@@ -399,8 +399,8 @@ impl Binlog {
 
     /// Reserves space for the first job of a file.
     fn reserve_first_of(&mut self, file: FileNumber) -> Option<(LogKey, Owner)> {
-        let (_, file) = self.segments().find_file(file)?;
-        let key = file.first_job().filter(|&key| self.reserve_move(key))?;
+        let key =
+            self.segments().find_file(file)?.first_job().filter(|&key| self.reserve_move(key))?;
         Some((key, self.segments().entry(key).owner()))
     }
 

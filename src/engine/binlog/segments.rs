@@ -270,10 +270,9 @@ impl Segments {
         self.segments.iter()
     }
 
-    /// Returns the file with this number and its index.
-    pub fn find_file(&self, number: FileNumber) -> Option<(usize, &Segment)> {
-        let index = find_index(&self.segments, number)?;
-        Some((index, &self.segments[index]))
+    /// Returns the file with this number.
+    pub fn find_file(&self, number: FileNumber) -> Option<&Segment> {
+        find_index(&self.segments, number).map(|index| &self.segments[index])
     }
 
     /// Returns the layout of the file with this number, which must exist.
@@ -286,8 +285,13 @@ impl Segments {
         by_number(&mut self.segments, number)
     }
 
-    /// Notes that a record supersedes one of this file.
-    pub fn supersede(&mut self, older: FileNumber) {
+    /// Notes that a record supersedes one of a job or a kept key.
+    pub fn supersede(&mut self, key: LogKey) {
+        self.supersede_file(self.entries.0[key].file());
+    }
+
+    /// Notes that a record supersedes one of this file, or of any for 0.
+    pub fn supersede_file(&mut self, older: FileNumber) {
         self.reaches = self.reaches.min(older);
     }
 
@@ -439,7 +443,7 @@ impl Segments {
     /// Notes that the job has a new full record in this file at `offset`, of `len` bytes with the record
     /// of its key, or that a kept key has a new record there.
     pub fn move_job(&mut self, key: LogKey, file: FileNumber, offset: u64, len: u64) {
-        self.supersede(self.entries.0[key].file());
+        self.supersede(key);
         self.detach(key);
         self.entries.0[key].set_place(file, offset, len);
         self.attach(key);

@@ -379,7 +379,7 @@ impl Entry for ReadyEntry {
     }
 
     fn set_index(self, index: u32, jobs: &mut Jobs) {
-        jobs[self.job].state = State::Ready(Links::at_index(index));
+        Self::set_links(self.key(), Links::at_index(index), jobs);
     }
 
     fn index(self, jobs: &Jobs) -> Option<u32> {
@@ -417,7 +417,7 @@ impl Entry for DelayedEntry {
     }
 
     fn set_index(self, index: u32, jobs: &mut Jobs) {
-        jobs[self.job].state = State::Delayed(Links::at_index(index));
+        Self::set_links(self.key(), Links::at_index(index), jobs);
     }
 
     fn index(self, jobs: &Jobs) -> Option<u32> {

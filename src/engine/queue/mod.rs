@@ -776,15 +776,8 @@ impl Queue {
     pub fn kick(&mut self, kick: &mut Kick, now: Nanos) -> Result<(), NoSpace> {
         for _ in 0..self.limits.jobs_per_kick_step.min(kick.left as usize) {
             let tube = &self.tubes[kick.tube];
-            let next = match kick.takes_buried {
-                true => tube.first_buried(),
-                // A postponed job may be postponed again, and is kicked once.
-                false => tube
-                    .delayed
-                    .first(&self.jobs)
-                    .or_else(|| tube.postponed.front())
-                    .map(JobKey::from_number),
-            };
+            let next =
+                if kick.takes_buried { tube.first_buried() } else { tube.next_to_kick(&self.jobs) };
             match next.map(|job| self.kick_one(job, now)) {
                 Some(Ok(())) => {
                     kick.left -= 1;

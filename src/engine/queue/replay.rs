@@ -379,7 +379,7 @@ impl ReplayState<'_> {
         }
         let key_before = self.key_before.take().filter(|(_, key)| key.id == fields.id);
         if let Some(kind) = record.flush {
-            self.segments.supersede(0);
+            self.segments.supersede_file(0);
             return self.apply_flush(kind, tube, fields.created_at);
         }
         self.note_id(fields.id);
@@ -437,8 +437,7 @@ impl ReplayState<'_> {
 
     /// Notes that the present record supersedes that of a job.
     fn supersede(&mut self, log: LogRef) {
-        let file = self.segments.entry(self.queue.unique.log_of(log)).file();
-        self.segments.supersede(file);
+        self.segments.supersede(self.queue.unique.log_of(log));
     }
 
     /// Applies the full record at this place. It adds a job, or replaces the tube and the body of a

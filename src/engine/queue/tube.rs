@@ -126,6 +126,12 @@ impl Tube {
         self.postponed.front().or_else(|| self.delayed.first(jobs)).map(JobKey::from_number)
     }
 
+    /// Returns the delayed job that a kick takes next. A postponed one comes last: it may be postponed again,
+    /// and is kicked once.
+    pub fn next_to_kick(&self, jobs: &Jobs) -> Option<JobKey> {
+        self.delayed.first(jobs).or_else(|| self.postponed.front()).map(JobKey::from_number)
+    }
+
     /// Returns the number of jobs that are delayed for clients.
     pub fn delayed_count(&self) -> usize {
         self.delayed.len() + self.postponed.len() as usize

@@ -42,14 +42,14 @@ impl Server {
         let mut fits = has_room.is_ok() && self.reserve_output(key, jobs);
         for &(job, id) in jobs.iter().filter(|_| has_room.is_ok()) {
             let body = &self.queue.jobs[job].body;
-            let source = match self.queue.body_cache.read_bodies.find(id) {
-                _ if !body.is_cold() => BodySource::Job,
-                Some(body) => BodySource::Read(body),
-                None => {
-                    fits &= self.settings.can_hold(body);
-                    wanted.cold_bytes += u64::from(body.full_len());
-                    BodySource::Disk
-                }
+            let source = if !body.is_cold() {
+                BodySource::Job
+            } else if let Some(read) = self.queue.body_cache.read_bodies.find(id) {
+                BodySource::Read(read)
+            } else {
+                fits &= self.settings.can_hold(body);
+                wanted.cold_bytes += u64::from(body.full_len());
+                BodySource::Disk
             };
             wanted.bodies.push(WantedBody { job, id, source });
         }

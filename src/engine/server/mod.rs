@@ -116,6 +116,7 @@ pub struct Server {
     budget: Budget,
     /// The time of the last command.
     last_command_at: Nanos,
+    /// The time of the last tick.
     ticked_at: Nanos,
     /// Lists of more than 1,024 tubes.
     lists: Lists,

@@ -123,7 +123,7 @@ impl ReplayState<'_> {
             }
             Owner::KeptKey(kept) => {
                 let log = self.queue.unique.remove_kept(kept);
-                self.segments.supersede(self.segments.entry(log).file());
+                self.segments.supersede(log);
                 self.segments.remove_job(log);
             }
         }
