@@ -19,30 +19,30 @@
 //! | [`options`] | flags to [`options::Options`], with meaning and default of each |
 //! | [`os`] | sockets, files, signals, users, clock, the event loop |
 //! | [`engine::monitor`] | metrics for Prometheus, the status page, and the HTTP connections that ask for them |
-//! | [`engine::server`] | the engine's calls; runs commands; budgets of work |
-//! | [`engine::conn`] | the state machine of one client: bytes to lines and bodies |
-//! | [`engine::protocol`] | lines to commands; replies and statistics to bytes |
+//! | [`engine::server`] | the connections with their streams: one iteration, from reading to sending |
+//! | [`engine::commands`], [`engine::conn`], [`engine::lists`], [`engine::reads`], [`engine::store`], [`engine::protocol::stats`] | the table of commands and their handlers; what a connection does; what all connections share |
+//! | [`engine::protocol`] | arguments of command lines; replies to bytes |
 //! | [`engine::queue`] | the rules: jobs, tubes, waiting workers, time, what is logged |
 //! | [`engine::binlog`] | records on disk: writing, syncing, space, compaction, reading |
-//! | [`engine::collections`], [`engine::digest`], [`engine::headroom`], [`engine::keys`], [`engine::limits`], [`engine::text`], [`engine::time`] | containers, and values that every layer uses |
+//! | [`engine::budget`], [`engine::collections`], [`engine::digest`], [`engine::headroom`], [`engine::keys`], [`engine::limits`], [`engine::text`], [`engine::time`] | containers, and values that every layer uses |
 //!
 //! # A command from socket to socket
 //!
 //! ```text
-//! event_loop  readable: read into the scratch buffer, a large body straight into its job
-//!   server.receive(conn, bytes, now)
-//!     conn.next_step         cuts a line or a body out of the bytes
-//!       command::parse       the line becomes a Command, or is rejected with BAD_FORMAT
-//!     server.execute         one arm for each command
-//!       queue.put ...        the rules move jobs; queue.wait_results has the workers that get one
-//!         binlog.put ...     the change is recorded in the batch of the iteration
-//!     reply.write            into the output of the connection
-//!     deliver_wait_results   into the outputs of the workers that waited
-//! event_loop  all ready connections were served
-//!   server.commit            the batch in one write, and a sync if it is due, perhaps in the background
-//!   flush                    one write for each connection with output; close what has ended
-//!   accept                   new clients; they are read from in the next iteration
-//!   monitoring               a line for the service manager, a slice of a page
+//! event_loop      an event: server.note(key, readiness); the iteration begins with server.begin(now)
+//!   server.visit_next      borrows the connection `c` and the store `s` once
+//!     link.read            bytes into the scratch buffer, a large body straight into its job
+//!       c.receive, c.run   cuts a line or a body out of the bytes
+//!         run_line         finds the row of the command in COMMANDS, parses its arguments
+//!           put::put ...   the handler: fn(c, s, args) -> Answer
+//!             queue.put    the rules move jobs; queue.wait_results has the workers that get one
+//!               binlog.put the change is recorded in the batch of the iteration
+//!       c.reply            the answer, into the output of the connection
+//!     server.deliver       into the outputs of the workers that waited
+//!   server.commit          the batch in one write, and a sync if it is due, perhaps in the background
+//!   server.flush           one write for each connection with output; close what has ended
+//!   accept                 new clients; they are read from in the next iteration
+//!   monitoring             a line for the service manager, a slice of a page
 //! ```
 //!
 //! # Invariants

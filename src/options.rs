@@ -6,7 +6,7 @@
 mod etcd;
 
 use crate::engine::binlog::Syncing;
-use crate::engine::server::Settings;
+use crate::engine::store::Settings;
 use crate::engine::time::Nanos;
 use crate::os::listen::Address;
 use getopts::{Matches, ParsingStyle};
@@ -29,10 +29,14 @@ pub enum Request {
     Help,
     /// Print the version.
     Version,
-    /// Print the contents of this binlog.
-    Inspect(InspectMode, BinlogPlace),
-    /// Copy a binlog between this directory and etcd.
-    Copy(CopyDirection, PathBuf, EtcdOptions),
+    /// Print the contents of each file of this binlog, and whether it is damaged.
+    Check(BinlogPlace),
+    /// Print every job of this binlog.
+    Dump(BinlogPlace),
+    /// Copy the binlog in this directory to etcd.
+    Import(PathBuf, EtcdOptions),
+    /// Copy the binlog in etcd to this directory.
+    Export(PathBuf, EtcdOptions),
     /// End the lease of a killed server that this file names.
     Leave(PathBuf, Option<BinlogPlace>),
 }
@@ -46,56 +50,25 @@ pub enum BinlogPlace {
     Etcd(EtcdOptions),
 }
 
-/// The direction of a copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CopyDirection {
-    /// From a directory to etcd.
-    Import,
-    /// From etcd to a directory.
-    Export,
-}
-
-/// The output about a binlog.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum InspectMode {
-    /// The contents of each file, and whether it is damaged.
-    Check,
-    /// Every job.
-    Dump,
-}
-
 /// The configuration of the server.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Options {
     /// Where the binlog is; `None` means no binlog.
     pub binlog: Option<BinlogPlace>,
-    /// The size of a binlog file, in bytes; a multiple of 4096.
-    pub binlog_file_size: u32,
-    /// The most bytes that the binlog may take; `None` for no limit.
-    pub max_binlog_bytes: Option<u64>,
     /// When to sync the binlog.
     pub fsync: Syncing,
-    /// The address to listen on.
-    pub listen: Address,
-    /// The TCP port.
-    pub port: Port,
-    /// A flag has set `listen` or `port`.
+    /// The limits of jobs, memory and binlog.
+    pub settings: Settings,
+    /// The address for clients.
+    pub listen: Endpoint,
+    /// A flag has set `listen`.
     pub names_address: bool,
     /// The user of the process after binding: a name, or numbers.
     pub user: Option<String>,
-    /// The largest body allowed, in bytes.
-    pub max_job_size: u32,
-    /// Puts are rejected while jobs take this many bytes of memory.
-    pub max_memory_bytes: u64,
-    /// Bodies may take this many bytes of memory; the others are read back from the binlog. `None`: all
-    /// are in memory.
-    pub body_cache_bytes: Option<u64>,
-    /// A job that came back this many times is buried; `None` for no limit.
-    pub bury_after: Option<NonZero<u16>>,
     /// The maximum number of connected clients.
     pub max_connections: usize,
     /// The address to serve metrics on; `None` means no metrics.
-    pub metrics: Option<MetricsAddress>,
+    pub metrics: Option<Endpoint>,
     /// The maximum number of tubes with metrics of their own.
     pub metrics_tubes: usize,
     /// The verbosity of the log.
@@ -106,6 +79,15 @@ pub struct Options {
     pub warnings: Vec<String>,
 }
 
+/// An address to listen on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// The address.
+    pub address: Address,
+    /// The port, if the address is no Unix socket.
+    pub port: Port,
+}
+
 /// A TCP port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Port {
@@ -113,15 +95,6 @@ pub enum Port {
     Number(u16),
     /// The name of a service.
     Service(String),
-}
-
-/// The address to serve metrics on.
-#[derive(Debug, PartialEq, Eq)]
-pub struct MetricsAddress {
-    /// The address to listen on.
-    pub address: Address,
-    /// The TCP port; 0 lets the kernel choose.
-    pub port: u16,
 }
 
 /// The format of log lines.
@@ -137,6 +110,10 @@ pub enum LogFormat {
 /// The reason why the command line is wrong.
 #[derive(Debug, PartialEq, Eq)]
 pub struct UsageError(String);
+
+/// The levels of the log, by the number of `-V`.
+const LEVELS: [LevelFilter; 4] =
+    [LevelFilter::Warn, LevelFilter::Info, LevelFilter::Debug, LevelFilter::Trace];
 
 const DEFAULT_FSYNC_MS: u64 = 50;
 const DEFAULT_PORT: u16 = 11300;
@@ -162,52 +139,36 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
         return Ok(Request::Version);
     }
     if let Some(argument) = matches.free.first() {
-        return Err(UsageError(format!("unknown argument: {argument}")));
+        return wrong(format!("unknown argument: {argument}"));
     }
-    match mode(&matches)? {
-        None => options(&matches).map(|options| Request::Serve(Box::new(options))),
-        Some(Mode::Inspect(mode)) => {
-            let place = binlog_place(&matches)?;
-            let place = place.ok_or_else(|| UsageError("no directory: -b is missing".into()))?;
-            Ok(Request::Inspect(mode, place))
-        }
-        Some(Mode::Leave(file)) => Ok(Request::Leave(file, binlog_place(&matches)?)),
-        Some(Mode::Copy(direction, directory)) => match binlog_place(&matches)? {
-            Some(BinlogPlace::Etcd(etcd)) => Ok(Request::Copy(direction, directory, etcd)),
+    let file = |flag| PathBuf::from(last(&matches, flag).unwrap_or_default());
+    let modes: Vec<&str> = MODES.into_iter().filter(|mode| matches.opt_present(mode)).collect();
+    match modes[..] {
+        [] => options(&matches).map(|options| Request::Serve(Box::new(options))),
+        ["leave"] => Ok(Request::Leave(file("leave"), binlog_place(&matches)?)),
+        [mode @ ("check" | "dump")] => match binlog_place(&matches)? {
+            Some(place) if mode == "check" => Ok(Request::Check(place)),
+            Some(place) => Ok(Request::Dump(place)),
+            None => wrong("no directory: -b is missing"),
+        },
+        [mode] => match binlog_place(&matches)? {
+            Some(BinlogPlace::Etcd(etcd)) if mode == "import" => {
+                Ok(Request::Import(file(mode), etcd))
+            }
+            Some(BinlogPlace::Etcd(etcd)) => Ok(Request::Export(file(mode), etcd)),
             Some(BinlogPlace::Directory(_)) | None => {
-                Err(UsageError("--import and --export need a URL of etcd with -b".to_owned()))
+                wrong("--import and --export need a URL of etcd with -b")
             }
         },
+        _ => wrong("--check, --dump, --import, --export and --leave exclude each other"),
     }
 }
 
-/// A mode in which no client is served.
-enum Mode {
-    Inspect(InspectMode),
-    Copy(CopyDirection, PathBuf),
-    Leave(PathBuf),
-}
+/// The flags with which no client is served.
+const MODES: [&str; 5] = ["check", "dump", "import", "export", "leave"];
 
-fn mode(matches: &Matches) -> Result<Option<Mode>, UsageError> {
-    let inspect = |flag, mode| matches.opt_present(flag).then_some(Mode::Inspect(mode));
-    let copy = |flag, direction| {
-        last(matches, flag).map(|directory| Mode::Copy(direction, directory.into()))
-    };
-    let modes = [
-        inspect("check", InspectMode::Check),
-        inspect("dump", InspectMode::Dump),
-        copy("import", CopyDirection::Import),
-        copy("export", CopyDirection::Export),
-        last(matches, "leave").map(|file| Mode::Leave(file.into())),
-    ];
-    let mut modes = modes.into_iter().flatten();
-    match (modes.next(), modes.next()) {
-        (mode, None) => Ok(mode),
-        (_, Some(_)) => {
-            let modes = "--check, --dump, --import, --export and --leave exclude each other";
-            Err(UsageError(modes.to_owned()))
-        }
-    }
+fn wrong<T>(why: impl Into<String>) -> Result<T, UsageError> {
+    Err(UsageError(why.into()))
 }
 
 fn binlog_place(matches: &Matches) -> Result<Option<BinlogPlace>, UsageError> {
@@ -217,7 +178,7 @@ fn binlog_place(matches: &Matches) -> Result<Option<BinlogPlace>, UsageError> {
             etcd::etcd_options(&url, matches).map(|etcd| Some(BinlogPlace::Etcd(etcd)))
         }
         place => match flags.into_iter().find(|flag| matches.opt_present(flag)) {
-            Some(flag) => Err(UsageError(format!("--{flag} needs a URL of etcd with -b"))),
+            Some(flag) => wrong(format!("--{flag} needs a URL of etcd with -b")),
             None => Ok(place.map(|path| BinlogPlace::Directory(path.into()))),
         },
     }
@@ -225,12 +186,8 @@ fn binlog_place(matches: &Matches) -> Result<Option<BinlogPlace>, UsageError> {
 
 /// Returns the output of `-v`.
 pub fn version() -> String {
-    format!(
-        "beanstalkd {} ({} {})",
-        crate::engine::protocol::stats::VERSION,
-        env!("CARGO_PKG_NAME"),
-        env!("CARGO_PKG_VERSION")
-    )
+    let version = env!("CARGO_PKG_VERSION");
+    format!("beanstalkd {} (beanstalkd-server {version})", crate::engine::protocol::stats::VERSION)
 }
 
 /// Returns the output of `-h`, which is also printed after an error of the command line.
@@ -238,157 +195,107 @@ pub fn usage() -> String {
     flags().usage("Use: beanstalkd [OPTIONS]").trim_end().to_owned()
 }
 
-#[expect(clippy::too_many_lines, reason = "one entry for each flag")]
+/// Each flag: its names, its argument if it has one, and its help.
+const FLAGS: &str = "\
+-b --binlog-dir DIR: keep jobs on disk, in a binlog in this directory, or in etcd://HOST:PORT,.../PREFIX (default: none)
+-f --fsync-ms MS: sync the binlog at most MS milliseconds after a write; 0 syncs before each reply (default: 50)
+-F --no-fsync: never sync the binlog
+-l --listen ADDR: listen on this IPv4 or IPv6 address, host name or unix:PATH (default: all addresses)
+-p --port PORT: listen on this TCP port: a number, or a name in /etc/services (default: 11300)
+-s --binlog-file-size BYTES: size of a binlog file, rounded up to a multiple of 4096 (default: 10485760)
+--binlog-limit BYTES: answer puts with OUT_OF_MEMORY when the binlog would take more (default: none; 536870912 in etcd)
+--socket-mode MODE: permissions of Unix sockets, in octal, such as 660 (default: set by the umask)
+-u --user USER: become this user and its group after binding: a name, UID or UID:GID (default: no change)
+-z --max-job-size BYTES: size of the largest job allowed, at most 1073741824 (default: 65535)
+--max-memory BYTES: answer puts with OUT_OF_MEMORY when jobs would take more than BYTES of memory (default: no limit)
+--body-cache BYTES: keep at most BYTES of bodies in memory and read the others back from -b DIR (default: all in memory)
+--bury-after N: bury a job that came back N times because its TTR ran out or its worker was gone (default: never)
+--max-connections N: serve at most N clients at once; more clients wait (default: limit of open files)
+--metrics ADDR:PORT: serve metrics and a status page over HTTP at ADDR:PORT or unix:PATH (default: none)
+--metrics-tubes N: list N tubes one by one in the metrics, and sum the others (default: 1000)
+--lease-ttl SECONDS: another server leads this many seconds after this one is gone, from 2 to 60 (default: 5)
+--etcd-quota BYTES: quota of etcd: puts are refused near it (default: 2147483648, as of etcd)
+--etcd-ca FILE: certificates of the authorities for etcds://, in PEM format
+--etcd-cert FILE: certificate of this server for etcds://, in PEM format
+--etcd-key FILE: key of that certificate, in PEM format
+--import DIR: copy the binlog in DIR to an unused prefix of etcd, and exit
+--export DIR: copy the binlog from etcd to DIR, and exit
+--leave FILE: end the lease of the killed server that FILE names, and exit
+--log-format FORMAT: format of log lines: text, or json for one object a line (default: text)
+--check: check the binlog of -b, print a summary of each file, and exit
+--dump: print the jobs of the binlog of -b, one JSON object a line, and exit
+-c: ignored: the binlog is always compacted
+-n: ignored: the binlog is always compacted
+-v --version: print the version and exit
+-V --verbose: increase verbosity: -V info, -VV debug, -VVV trace (default: warnings)
+-h --help: print this help and exit";
+
 fn flags() -> getopts::Options {
     let mut flags = getopts::Options::new();
-    // The last one of several flags counts, as in C; getopts calls that "multi".
-    flags
-        .parsing_style(ParsingStyle::FloatingFrees)
-        .optmulti(
-            "b",
-            "binlog-dir",
-            "keep jobs on disk, in a binlog in this directory, or in etcd://HOST:PORT,.../PREFIX (default: none)",
-            "DIR",
-        )
-        .optmulti(
-            "f",
-            "fsync-ms",
-            "sync the binlog at most MS milliseconds after a write; 0 syncs before each reply (default: 50)",
-            "MS",
-        )
-        .optflagmulti("F", "no-fsync", "never sync the binlog")
-        .optmulti(
-            "l",
-            "listen",
-            "listen on this IPv4 or IPv6 address, host name or unix:PATH (default: all addresses)",
-            "ADDR",
-        )
-        .optmulti("p", "port", "listen on this TCP port: a number, or a name in /etc/services (default: 11300)", "PORT")
-        .optmulti(
-            "s",
-            "binlog-file-size",
-            "size of a binlog file, rounded up to a multiple of 4096 (default: 10485760)",
-            "BYTES",
-        )
-        .optmulti(
-            "",
-            "binlog-limit",
-            "answer puts with OUT_OF_MEMORY when the binlog would take more (default: none; 536870912 in etcd)",
-            "BYTES",
-        )
-        .optmulti(
-            "",
-            "socket-mode",
-            "permissions of Unix sockets, in octal, such as 660 (default: set by the umask)",
-            "MODE",
-        )
-        .optmulti(
-            "u",
-            "user",
-            "become this user and its group after binding: a name, UID or UID:GID (default: no change)",
-            "USER",
-        )
-        .optmulti("z", "max-job-size", "size of the largest job allowed, at most 1073741824 (default: 65535)", "BYTES")
-        .optmulti(
-            "",
-            "max-memory",
-            "answer puts with OUT_OF_MEMORY when jobs would take more than BYTES of memory (default: no limit)",
-            "BYTES",
-        )
-        .optmulti(
-            "",
-            "body-cache",
-            "keep at most BYTES of bodies in memory and read the others back from -b DIR (default: all in memory)",
-            "BYTES",
-        )
-        .optmulti(
-            "",
-            "bury-after",
-            "bury a job that came back N times because its TTR ran out or its worker was gone (default: never)",
-            "N",
-        )
-        .optmulti(
-            "",
-            "max-connections",
-            "serve at most N clients at once; more clients wait (default: limit of open files)",
-            "N",
-        )
-        .optmulti(
-            "",
-            "metrics",
-            "serve metrics and a status page over HTTP at ADDR:PORT or unix:PATH (default: none)",
-            "ADDR:PORT",
-        )
-        .optmulti(
-            "",
-            "metrics-tubes",
-            "list N tubes one by one in the metrics, and sum the others (default: 1000)",
-            "N",
-        )
-        .optmulti(
-            "",
-            "lease-ttl",
-            "another server leads this many seconds after this one is gone, from 2 to 60 (default: 5)",
-            "SECONDS",
-        )
-        .optmulti("", "etcd-quota", "quota of etcd: puts are refused near it (default: 2147483648, as of etcd)", "BYTES")
-        .optmulti("", "etcd-ca", "certificates of the authorities for etcds://, in PEM format", "FILE")
-        .optmulti("", "etcd-cert", "certificate of this server for etcds://, in PEM format", "FILE")
-        .optmulti("", "etcd-key", "key of that certificate, in PEM format", "FILE")
-        .optmulti("", "import", "copy the binlog in DIR to an unused prefix of etcd, and exit", "DIR")
-        .optmulti("", "export", "copy the binlog from etcd to DIR, and exit", "DIR")
-        .optmulti("", "leave", "end the lease of the killed server that FILE names, and exit", "FILE")
-        .optmulti("", "log-format", "format of log lines: text, or json for one object a line (default: text)", "FORMAT")
-        .optflagmulti("", "check", "check the binlog of -b, print a summary of each file, and exit")
-        .optflagmulti("", "dump", "print the jobs of the binlog of -b, one JSON object a line, and exit")
-        .optflagmulti("c", "", "ignored: the binlog is always compacted")
-        .optflagmulti("n", "", "ignored: the binlog is always compacted")
-        .optflagmulti("v", "version", "print the version and exit")
-        .optflagmulti("V", "verbose", "increase verbosity: -V info, -VV debug, -VVV trace (default: warnings)")
-        .optflagmulti("h", "help", "print this help and exit");
+    flags.parsing_style(ParsingStyle::FloatingFrees);
+    for line in FLAGS.lines() {
+        let (names, help) = line.split_once(": ").expect("each flag has a help");
+        let (mut short, mut long, mut argument) = ("", "", "");
+        for word in names.split(' ') {
+            match (word.strip_prefix("--"), word.strip_prefix('-')) {
+                (Some(name), _) => long = name,
+                (None, Some(name)) => short = name,
+                (None, None) => argument = word,
+            }
+        }
+        // The last one of several flags counts, as in C; getopts calls that "multi".
+        match argument {
+            "" => flags.optflagmulti(short, long, help),
+            _ => flags.optmulti(short, long, help, argument),
+        };
+    }
     flags
 }
 
 fn options(matches: &Matches) -> Result<Options, UsageError> {
     let mut warnings = Vec::new();
-    for flag in ["c", "n"] {
-        if matches.opt_present(flag) {
-            warnings.push(format!("-{flag} has no effect: the binlog is always compacted"));
-        }
+    for flag in ["c", "n"].into_iter().filter(|flag| matches.opt_present(flag)) {
+        warnings.push(format!("-{flag} has no effect: the binlog is always compacted"));
     }
     let mode = socket_mode(matches)?;
-    let listen = listen_address(matches, mode)?;
+    let address = listen_address(matches, mode)?;
     let metrics = last(matches, "metrics").map(|text| metrics_address(&text, mode)).transpose()?;
+    let metrics_address = metrics.as_ref().map(|metrics| &metrics.address);
     let is_unix = |address: &Address| matches!(address, Address::Unix { .. });
-    let metrics_are_unix = metrics.as_ref().is_some_and(|metrics| is_unix(&metrics.address));
-    if mode.is_some() && !is_unix(&listen) && !metrics_are_unix {
+    if mode.is_some() && !is_unix(&address) && !metrics_address.is_some_and(is_unix) {
         warnings.push("--socket-mode has no effect without a Unix socket".to_owned());
     }
-    if metrics_are_unix && metrics.as_ref().is_some_and(|metrics| metrics.address == listen) {
-        return Err(UsageError("--metrics and -l cannot have the same Unix socket".to_owned()));
+    if is_unix(&address) && metrics_address == Some(&address) {
+        return wrong("--metrics and -l cannot have the same Unix socket");
     }
     let binlog = binlog_place(matches)?;
     let is_in_etcd = matches!(binlog, Some(BinlogPlace::Etcd(_)));
-    let default_limit = is_in_etcd.then_some(DEFAULT_BINLOG_LIMIT);
+    let default_limit =
+        if is_in_etcd { DEFAULT_BINLOG_LIMIT } else { Settings::DEFAULT.max_binlog_bytes };
     let body_cache_bytes = body_cache(matches, binlog.as_ref())?;
+    let binlog_file_size = file_size(matches, &mut warnings)?;
+    let max_binlog_bytes = number(matches, "binlog-limit")?.unwrap_or(default_limit);
+    let fsync = fsync(matches)?;
+    let listen = Endpoint { address, port: port(matches)? };
     Ok(Options {
         binlog,
-        binlog_file_size: file_size(matches, &mut warnings)?,
-        max_binlog_bytes: number(matches, "binlog-limit")?.or(default_limit),
-        fsync: fsync(matches)?,
+        fsync,
         listen,
-        port: port(matches)?,
+        settings: Settings {
+            binlog_file_size,
+            max_binlog_bytes,
+            max_job_size: max_job_size(matches, &mut warnings)?,
+            max_memory_bytes: number(matches, "max-memory")?
+                .unwrap_or(Settings::DEFAULT.max_memory_bytes),
+            body_cache_bytes,
+            bury_after: at_least_one(matches, "bury-after")?.and_then(NonZero::new),
+        },
         names_address: matches.opt_present("l") || matches.opt_present("p"),
         user: last(matches, "u"),
-        max_job_size: max_job_size(matches, &mut warnings)?,
-        max_memory_bytes: number(matches, "max-memory")?
-            .unwrap_or(Settings::DEFAULT.max_memory_bytes),
-        body_cache_bytes,
-        bury_after: at_least_one(matches, "bury-after")?.and_then(NonZero::new),
         max_connections: at_least_one(matches, "max-connections")?.unwrap_or(usize::MAX),
         metrics,
         metrics_tubes: number(matches, "metrics-tubes")?.unwrap_or(DEFAULT_METRICS_TUBES),
-        log_level: log_level(matches.opt_count("V")),
+        log_level: LEVELS[matches.opt_count("V").min(LEVELS.len() - 1)],
         log_format: log_format(matches)?,
         warnings,
     })
@@ -403,7 +310,7 @@ fn body_cache(matches: &Matches, binlog: Option<&BinlogPlace>) -> Result<Option<
         None => "needs -b DIR: without a binlog, a body is only in memory",
         Some(BinlogPlace::Etcd(_)) => "needs -b DIR: bodies cannot be read back from etcd",
     };
-    Err(UsageError(format!("--body-cache {refused}")))
+    wrong(format!("--body-cache {refused}"))
 }
 
 fn fsync(matches: &Matches) -> Result<Syncing, UsageError> {
@@ -438,20 +345,21 @@ fn listen_address(matches: &Matches, mode: Option<u32>) -> Result<Address, Usage
     Ok(match last(matches, "l") {
         None => Address::All,
         Some(address) => match address.strip_prefix("unix:") {
-            Some("") => return Err(UsageError("-l unix: needs a path".to_owned())),
+            Some("") => return wrong("-l unix: needs a path"),
             Some(path) => Address::Unix { path: path.into(), mode },
             None => Address::Host(address),
         },
     })
 }
 
-fn metrics_address(text: &str, mode: Option<u32>) -> Result<MetricsAddress, UsageError> {
+fn metrics_address(text: &str, mode: Option<u32>) -> Result<Endpoint, UsageError> {
     let wrong = |what| UsageError(format!("--metrics {text}: {what}"));
     if let Some(path) = text.strip_prefix("unix:") {
         if path.is_empty() {
             return Err(wrong("unix: needs a path"));
         }
-        return Ok(MetricsAddress { address: Address::Unix { path: path.into(), mode }, port: 0 });
+        let address = Address::Unix { path: path.into(), mode };
+        return Ok(Endpoint { address, port: Port::Number(0) });
     }
     let (host, port) = text.rsplit_once(':').ok_or_else(|| wrong("not ADDR:PORT or unix:PATH"))?;
     let port = plain_number(port).ok_or_else(|| wrong("the port is not a number in range"))?;
@@ -463,7 +371,7 @@ fn metrics_address(text: &str, mode: Option<u32>) -> Result<MetricsAddress, Usag
         }
         host => Address::Host(host.to_owned()),
     };
-    Ok(MetricsAddress { address, port })
+    Ok(Endpoint { address, port: Port::Number(port) })
 }
 
 fn socket_mode(matches: &Matches) -> Result<Option<u32>, UsageError> {
@@ -478,32 +386,21 @@ fn socket_mode(matches: &Matches) -> Result<Option<u32>, UsageError> {
 fn file_size(matches: &Matches, warnings: &mut Vec<String>) -> Result<u32, UsageError> {
     const LARGEST: u32 = u32::MAX / FILE_SIZE_UNIT * FILE_SIZE_UNIT;
     let asked = size(matches, "s")?.unwrap_or(Settings::DEFAULT.binlog_file_size.into());
-    if asked > LARGEST.into() {
-        warnings.push(format!(
-            "-s {asked}: above the maximum; the size of a binlog file is {LARGEST} bytes"
-        ));
-    }
-    let asked = u32::try_from(asked).map_or(LARGEST, |asked| asked.clamp(1, LARGEST));
-    Ok(asked.next_multiple_of(FILE_SIZE_UNIT))
+    let what = "the size of a binlog file";
+    Ok(limited("s", asked, LARGEST, what, warnings).max(1).next_multiple_of(FILE_SIZE_UNIT))
 }
 
 fn max_job_size(matches: &Matches, warnings: &mut Vec<String>) -> Result<u32, UsageError> {
     let asked = size(matches, "z")?.unwrap_or(Settings::DEFAULT.max_job_size.into());
-    if asked > MAX_JOB_SIZE.into() {
-        warnings.push(format!(
-            "-z {asked}: above the maximum; the largest job is {MAX_JOB_SIZE} bytes"
-        ));
-    }
-    Ok(u32::try_from(asked).map_or(MAX_JOB_SIZE, |size| size.min(MAX_JOB_SIZE)))
+    Ok(limited("z", asked, MAX_JOB_SIZE, "the largest job", warnings))
 }
 
-fn log_level(verbosity: usize) -> LevelFilter {
-    match verbosity {
-        0 => LevelFilter::Warn,
-        1 => LevelFilter::Info,
-        2 => LevelFilter::Debug,
-        _ => LevelFilter::Trace,
+/// Returns the size that is asked for, or the maximum with a warning.
+fn limited(flag: &str, asked: u64, most: u32, what: &str, warnings: &mut Vec<String>) -> u32 {
+    if asked > most.into() {
+        warnings.push(format!("-{flag} {asked}: above the maximum; {what} is {most} bytes"));
     }
+    u32::try_from(asked).map_or(most, |asked| asked.min(most))
 }
 
 fn log_format(matches: &Matches) -> Result<LogFormat, UsageError> {
@@ -511,7 +408,7 @@ fn log_format(matches: &Matches) -> Result<LogFormat, UsageError> {
         None => Ok(LogFormat::default()),
         Some("text") => Ok(LogFormat::Text),
         Some("json") => Ok(LogFormat::Json),
-        Some(other) => Err(UsageError(format!("--log-format {other}: not text or json"))),
+        Some(other) => wrong(format!("--log-format {other}: not text or json")),
     }
 }
 
@@ -520,14 +417,14 @@ fn last(matches: &Matches, flag: &str) -> Option<String> {
 }
 
 fn number<N: FromStr>(matches: &Matches, flag: &str) -> Result<Option<N>, UsageError> {
-    let Some(text) = last(matches, flag) else { return Ok(None) };
-    plain_number(&text).map(Some).ok_or_else(|| not_a_number(flag, &text))
+    let parse = |text: String| plain_number(&text).ok_or_else(|| not_a_number(flag, &text));
+    last(matches, flag).map(parse).transpose()
 }
 
 /// Returns the number of a flag that C beanstalkd has too.
 fn size(matches: &Matches, flag: &str) -> Result<Option<u64>, UsageError> {
-    let Some(text) = last(matches, flag) else { return Ok(None) };
-    c_number(&text).map(Some).ok_or_else(|| not_a_number(flag, &text))
+    let parse = |text: String| c_number(&text).ok_or_else(|| not_a_number(flag, &text));
+    last(matches, flag).map(parse).transpose()
 }
 
 fn not_a_number(flag: &str, text: &str) -> UsageError {
@@ -558,7 +455,7 @@ where
 {
     match number(matches, flag)? {
         Some(zero) if zero == N::default() => {
-            Err(UsageError(format!("{}{flag} 0: at least 1", dashes(flag))))
+            wrong(format!("{}{flag} 0: at least 1", dashes(flag)))
         }
         number => Ok(number),
     }
@@ -575,16 +472,15 @@ fn dashes(flag: &str) -> &'static str {
 }
 
 fn describe(error: &getopts::Fail) -> String {
-    match error {
-        getopts::Fail::UnrecognizedOption(name) => format!("unknown flag: {}{name}", dashes(name)),
-        getopts::Fail::ArgumentMissing(name) => {
-            format!("flag requires an argument: {}{name}", dashes(name))
+    let (what, name) = match error {
+        getopts::Fail::UnrecognizedOption(name) => ("unknown flag", name),
+        getopts::Fail::ArgumentMissing(name) => ("flag requires an argument", name),
+        getopts::Fail::UnexpectedArgument(name) => ("flag takes no argument", name),
+        getopts::Fail::OptionMissing(_) | getopts::Fail::OptionDuplicated(_) => {
+            return error.to_string();
         }
-        getopts::Fail::UnexpectedArgument(name) => {
-            format!("flag takes no argument: {}{name}", dashes(name))
-        }
-        getopts::Fail::OptionMissing(_) | getopts::Fail::OptionDuplicated(_) => error.to_string(),
-    }
+    };
+    format!("{what}: {}{name}", dashes(name))
 }
 
 impl fmt::Display for UsageError {
@@ -619,23 +515,29 @@ mod tests {
     #[test]
     fn defaults() {
         let options = options(&[]);
-        assert_eq!(options.listen, Address::All);
-        assert_eq!((options.port, options.max_job_size), (Port::Number(11300), 65535));
-        assert_eq!(options.binlog_file_size, 10_485_760);
+        assert_eq!(options.listen.address, Address::All);
+        assert_eq!(
+            (options.listen.port, options.settings.max_job_size),
+            (Port::Number(11300), 65535)
+        );
+        assert_eq!(options.settings.binlog_file_size, 10_485_760);
         assert_eq!(options.fsync, Syncing::Within(Nanos::from_millis(50)));
         assert_eq!(options.log_level, LevelFilter::Warn);
         assert_eq!((options.binlog, options.user, options.names_address), (None, None, false));
-        assert_eq!((options.max_memory_bytes, options.max_connections), (u64::MAX, usize::MAX));
+        assert_eq!(
+            (options.settings.max_memory_bytes, options.max_connections),
+            (u64::MAX, usize::MAX)
+        );
         assert_eq!((options.metrics, options.metrics_tubes), (None, 1000));
         assert_eq!(options.log_format, LogFormat::Text);
     }
 
     #[test]
     fn flags_cluster_and_take_their_argument_attached_or_apart() {
-        assert_eq!(options(&["-p12"]).port, Port::Number(12));
-        assert_eq!(options(&["-p", "12"]).port, Port::Number(12));
-        assert_eq!(options(&["--port=12"]).port, Port::Number(12));
-        assert_eq!(options(&["--port", "12"]).port, Port::Number(12));
+        assert_eq!(options(&["-p12"]).listen.port, Port::Number(12));
+        assert_eq!(options(&["-p", "12"]).listen.port, Port::Number(12));
+        assert_eq!(options(&["--port=12"]).listen.port, Port::Number(12));
+        assert_eq!(options(&["--port", "12"]).listen.port, Port::Number(12));
         assert_eq!(options(&["-VVV"]).log_level, LevelFilter::Trace);
         let clustered = options(&["-VFVu", "nobody"]);
         assert_eq!(clustered.log_level, LevelFilter::Debug);
@@ -645,18 +547,18 @@ mod tests {
 
     #[test]
     fn the_last_one_wins() {
-        assert_eq!(options(&["-p1", "-p", "2"]).port, Port::Number(2));
-        assert_eq!(options(&["-l", "::1", "-lunix:/x"]).listen, unix(None));
+        assert_eq!(options(&["-p1", "-p", "2"]).listen.port, Port::Number(2));
+        assert_eq!(options(&["-l", "::1", "-lunix:/x"]).listen.address, unix(None));
         let modes = ["-lunix:/x", "--socket-mode", "660", "--socket-mode=600"];
-        assert_eq!(options(&modes).listen, unix(Some(0o600)));
-        assert_eq!(options(&["-l", "localhost"]).listen, Address::Host("localhost".into()));
+        assert_eq!(options(&modes).listen.address, unix(Some(0o600)));
+        assert_eq!(options(&["-l", "localhost"]).listen.address, Address::Host("localhost".into()));
     }
 
     #[test]
     fn the_mode_of_a_socket_is_octal() {
         for (text, mode) in [("0", 0), ("600", 0o600), ("0660", 0o660), ("777", 0o777)] {
             let options = options(&["--socket-mode", text, "-l", "unix:/x"]);
-            assert_eq!((options.listen, options.warnings.len()), (unix(Some(mode)), 0));
+            assert_eq!((options.listen.address, options.warnings.len()), (unix(Some(mode)), 0));
         }
         for text in ["", "+660", "-660", "668", "0x1ff", "0o660", "1000", "4755", "6 0", "u=rw"] {
             let error = error_of(&["-l", "unix:/x", "--socket-mode", text]);
@@ -676,14 +578,14 @@ mod tests {
 
     #[test]
     fn sizes_are_brought_into_range() {
-        assert_eq!(options(&["-z", "0"]).max_job_size, 0);
+        assert_eq!(options(&["-z", "0"]).settings.max_job_size, 0);
         let lowered = options(&["-z", "99999999999"]);
-        assert_eq!(lowered.max_job_size, MAX_JOB_SIZE);
+        assert_eq!(lowered.settings.max_job_size, MAX_JOB_SIZE);
         assert_eq!(lowered.warnings.len(), 1);
-        assert_eq!(options(&["-s", "1"]).binlog_file_size, 4096);
-        assert_eq!(options(&["-s", "4097"]).binlog_file_size, 8192);
+        assert_eq!(options(&["-s", "1"]).settings.binlog_file_size, 4096);
+        assert_eq!(options(&["-s", "4097"]).settings.binlog_file_size, 8192);
         let lowered = options(&["-s", "4294967295"]);
-        assert_eq!((lowered.binlog_file_size, lowered.warnings.len()), (4_294_963_200, 1));
+        assert_eq!((lowered.settings.binlog_file_size, lowered.warnings.len()), (4_294_963_200, 1));
     }
 
     /// As C beanstalkd 1.12 takes them.
@@ -701,7 +603,7 @@ mod tests {
             ("18446744073709551616", MAX_JOB_SIZE),
             ("-18446744073709551615", 1),
         ] {
-            assert_eq!(options(&["-z", text]).max_job_size, size, "{text:?}");
+            assert_eq!(options(&["-z", text]).settings.max_job_size, size, "{text:?}");
         }
         let within = |millis: u64| Syncing::Within(Nanos::from_millis(millis));
         for (text, fsync) in [
@@ -713,13 +615,13 @@ mod tests {
         ] {
             assert_eq!(options(&["-f", text]).fsync, fsync, "{text:?}");
         }
-        assert_eq!(options(&["-s", "+4096"]).binlog_file_size, 4096);
-        assert_eq!(options(&["-s", "-1"]).binlog_file_size, 4_294_963_200);
+        assert_eq!(options(&["-s", "+4096"]).settings.binlog_file_size, 4096);
+        assert_eq!(options(&["-s", "-1"]).settings.binlog_file_size, 4_294_963_200);
         for (text, number) in [("+21399", 21399), (" 21399", 21399), ("021399", 21399), ("-0", 0)] {
-            assert_eq!(options(&["-p", text]).port, Port::Number(number), "{text:?}");
+            assert_eq!(options(&["-p", text]).listen.port, Port::Number(number), "{text:?}");
         }
         for name in ["http-alt", "21399x", "0x5397", "21399 "] {
-            assert_eq!(options(&["-p", name]).port, Port::Service(name.to_owned()));
+            assert_eq!(options(&["-p", name]).listen.port, Port::Service(name.to_owned()));
         }
     }
 
@@ -758,14 +660,20 @@ mod tests {
     #[test]
     fn metrics_have_an_address_and_a_port() {
         let metrics = |text| options(&["--metrics", text]).metrics.unwrap();
-        let host = |host: &str, port| MetricsAddress { address: Address::Host(host.into()), port };
+        let host = |host: &str, port| Endpoint {
+            address: Address::Host(host.into()),
+            port: Port::Number(port),
+        };
         assert_eq!(metrics("127.0.0.1:9100"), host("127.0.0.1", 9100));
         assert_eq!(metrics("localhost:0"), host("localhost", 0));
         assert_eq!(metrics("[::1]:9100"), host("::1", 9100));
-        assert_eq!(metrics(":9100"), MetricsAddress { address: Address::All, port: 9100 });
+        assert_eq!(metrics(":9100"), Endpoint { address: Address::All, port: Port::Number(9100) });
         assert_eq!(
             metrics("unix:/x:9"),
-            MetricsAddress { address: Address::Unix { path: "/x:9".into(), mode: None }, port: 0 }
+            Endpoint {
+                address: Address::Unix { path: "/x:9".into(), mode: None },
+                port: Port::Number(0)
+            }
         );
         for text in
             ["", "9100", "127.0.0.1", "127.0.0.1:", "127.0.0.1:+1", "x:65536", "::1:9100", "unix:"]
@@ -777,11 +685,14 @@ mod tests {
 
     #[test]
     fn limits_and_formats() {
-        assert_eq!(options(&["--max-memory", "18446744073709551615"]).max_memory_bytes, u64::MAX);
-        assert_eq!(options(&["--max-memory=0"]).max_memory_bytes, 0);
+        assert_eq!(
+            options(&["--max-memory", "18446744073709551615"]).settings.max_memory_bytes,
+            u64::MAX
+        );
+        assert_eq!(options(&["--max-memory=0"]).settings.max_memory_bytes, 0);
         assert_eq!(options(&["--max-connections=1"]).max_connections, 1);
-        assert_eq!(options(&["--bury-after", "65535"]).bury_after, NonZero::new(65_535));
-        assert_eq!(options(&[]).bury_after, None);
+        assert_eq!(options(&["--bury-after", "65535"]).settings.bury_after, NonZero::new(65_535));
+        assert_eq!(options(&[]).settings.bury_after, None);
         assert_eq!(options(&["--metrics-tubes", "0"]).metrics_tubes, 0);
         assert_eq!(options(&["--log-format", "json"]).log_format, LogFormat::Json);
         assert_eq!(
@@ -798,13 +709,13 @@ mod tests {
 
     #[test]
     fn a_body_cache_needs_the_files_of_a_directory() {
-        assert_eq!(options(&["-b", "jobs"]).body_cache_bytes, None);
+        assert_eq!(options(&["-b", "jobs"]).settings.body_cache_bytes, None);
         for (flag, bytes) in [
             ("--body-cache=0", 0),
             ("--body-cache=1048576", 1_048_576),
             ("--body-cache=18446744073709551615", u64::MAX),
         ] {
-            assert_eq!(options(&[flag, "-b", "jobs"]).body_cache_bytes, Some(bytes));
+            assert_eq!(options(&[flag, "-b", "jobs"]).settings.body_cache_bytes, Some(bytes));
             let error = error_of(&[flag]);
             assert_eq!(
                 error,
@@ -812,7 +723,7 @@ mod tests {
             );
         }
         let twice = options(&["--body-cache=1", "-b", "jobs", "--body-cache", "2"]);
-        assert_eq!(twice.body_cache_bytes, Some(2));
+        assert_eq!(twice.settings.body_cache_bytes, Some(2));
     }
 
     #[cfg(feature = "etcd")]

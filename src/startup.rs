@@ -17,55 +17,64 @@ use crate::engine::binlog::Syncing;
 use crate::engine::binlog::disk::Disk;
 use crate::engine::collections::slab::PAGE_BYTES;
 use crate::engine::limits::Limits;
+use crate::engine::monitor::http_conn::ServerState;
 use crate::engine::protocol::stats::ProcessInfo;
 use crate::engine::queue::replay::{Recovered, ReplayError};
-use crate::engine::server::{Server, Settings};
-use crate::options::{BinlogPlace, EtcdOptions, MetricsAddress, Options, Port, UsageError};
-use crate::os::disk::{Directory, OpenError};
+use crate::engine::server::Server;
+use crate::options::{BinlogPlace, Endpoint, EtcdOptions, Options, Port};
+use crate::os::disk::Directory;
 use crate::os::etcd::{Duty, Membership, MembershipError};
 use crate::os::event_loop::{EventLoop, LoopWakers};
-use crate::os::init::{self, Machine, MachineError};
-use crate::os::listen::{self, Address, ListenError, Listener};
+use crate::os::init::{self, Machine};
+use crate::os::listen::{self, Address, Listener};
 use crate::os::metrics_server::MetricsServer;
 use crate::os::monitor::Monitor;
 use crate::os::notify::Notifier;
-use crate::os::resolve::{self, UserError};
+use crate::os::resolve;
+use crate::os::stream::Stream;
 use crate::os::sys::clock::Clock;
 use crate::os::sys::signals::{Signals, Stop};
 use crate::os::sys::user::{self, Identity};
 use crate::os::sys::{files, machine, memory, sockets};
 use log::{info, warn};
-use std::fmt;
+use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// Why the server does not start.
+/// Why the server does not serve.
 #[derive(Debug)]
-pub enum StartupError {
-    /// The command line is wrong.
-    Usage(UsageError),
-    /// The machine, of which this is the first process, cannot be set up.
-    Machine(MachineError),
-    /// The directory of the binlog cannot be used.
-    OpenBinlog(PathBuf, OpenError),
-    /// The binlog cannot be read, or there is no space to continue it.
-    Replay(PathBuf, ReplayError),
-    /// The server cannot lead with the binlog at this URL.
-    Etcd(String, MembershipError),
-    /// A flag or an inherited socket does not go with the binlog at this URL.
-    EtcdSockets(String, &'static str),
-    /// A system call fails that the server needs.
-    System(&'static str, io::Error),
-    /// Fewer descriptors are free than the flags need.
-    FileLimit { limit: u64, free: usize, needed: usize },
-    /// A socket cannot be opened.
-    Listen(ListenError),
-    /// The user of `-u` cannot be found.
-    FindUser(String, UserError),
-    /// The user cannot be changed.
-    BecomeUser(String, io::Error),
+pub struct Failure {
+    /// The exit code; that of C beanstalkd where it has one.
+    pub exit_code: u8,
+    /// The message for the operator.
+    pub message: String,
 }
+
+impl Failure {
+    /// Returns a failure.
+    pub fn new(exit_code: u8, message: impl Into<String>) -> Failure {
+        Failure { exit_code, message: message.into() }
+    }
+
+    /// Returns the failure of a system call that the server needs.
+    fn of_system(what: &str) -> impl Fn(io::Error) -> Failure + '_ {
+        move |error| Failure::new(1, format!("cannot {what}: {error}"))
+    }
+}
+
+/// The exit codes of a user database that cannot be read, of a user that it lacks, and of a user that this
+/// process cannot become.
+const EXIT_DATABASE: u8 = 32;
+const EXIT_UNKNOWN_USER: u8 = 33;
+const EXIT_USER: u8 = 34;
+const EXIT_LISTEN: u8 = 111;
+/// EX_IOERR of sysexits(3), for a disk that fails.
+const EXIT_DISK: u8 = 74;
+/// The exit code for wrong flags.
+pub const EXIT_USAGE: u8 = 5;
+/// The exit code when a binlog cannot be used.
+pub const EXIT_REFUSED: u8 = 10;
 
 /// The descriptors of any server: for events, signals, time, two sockets to listen on, messages to the
 /// service manager, reading `/proc`, and a few clients.
@@ -75,56 +84,19 @@ const DESCRIPTORS_FOR_METRICS: usize = 5;
 /// For connections to the nodes, name resolution and events.
 const DESCRIPTORS_FOR_ETCD: usize = 16;
 
-impl StartupError {
-    /// Returns the exit code; that of C beanstalkd where it has one.
-    pub fn exit_code(&self) -> u8 {
-        match self {
-            StartupError::Replay(_, ReplayError::Failed(_)) => 74,
-            StartupError::Replay(_, ReplayError::Begin(error)) if is_io_error(error) => 74,
-            StartupError::System(..)
-            | StartupError::FileLimit { .. }
-            | StartupError::Machine(_)
-            | StartupError::Replay(..) => 1,
-            StartupError::Usage(_) | StartupError::EtcdSockets(..) => 5,
-            StartupError::Etcd(_, error) => error.exit_code(),
-            StartupError::OpenBinlog(..) => 10,
-            StartupError::FindUser(_, UserError::Database(_)) => 32,
-            StartupError::FindUser(_, UserError::Unknown) => 33,
-            StartupError::BecomeUser(..) => 34,
-            StartupError::Listen(_) => 111,
-        }
-    }
-}
-
-/// The result of a start.
-#[derive(Debug)]
-pub enum Started {
-    /// The server is ready to serve.
-    Serving(Box<EventLoop>),
-    /// A signal has stopped the server before that.
-    Stopped(Stop),
-}
-
-/// Returns whether the disk itself fails, unlike a lack of space or permission.
-fn is_io_error(error: &io::Error) -> bool {
-    error.raw_os_error() == Some(libc::EIO)
-}
-
-/// Starts the server, up to the moment before the first client is served. `machine` is set up too, if
-/// this is its first process.
-#[expect(clippy::too_many_lines, reason = "one step after the other")]
-pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started, StartupError> {
+/// Starts the server, and serves until a signal stops it, which is returned. `machine` is set up too, if this
+/// is its first process.
+pub fn run(options: &Options, machine: Option<&mut Machine>) -> Result<Stop, Failure> {
     for warning in &options.warnings {
         warn!("{warning}");
     }
     memory::return_large_blocks(PAGE_BYTES);
     memory::keep_headroom();
     // Before anything else opens a descriptor.
-    let inherited = sockets::inherited_sockets().map_err(ListenError::Environment);
-    let inherited = inherited.map_err(StartupError::Listen)?;
+    let inherited = sockets::inherited_sockets().map_err(cannot_listen)?;
     init::reap_orphans();
     if let Some(machine) = machine {
-        machine.prepare(options.user.as_deref()).map_err(StartupError::Machine)?;
+        machine.prepare(options.user.as_deref()).map_err(|why| Failure::new(1, why))?;
     }
     match files::raise_file_limit() {
         Ok(limit) => {
@@ -135,97 +107,99 @@ pub fn start(options: &Options, machine: Option<&mut Machine>) -> Result<Started
             warn!("cannot raise the limit of open files: {error}; keeping the present limit")
         }
     }
-    let signals = Signals::take().map_err(|error| StartupError::System("block signals", error))?;
+    let signals = Signals::take().map_err(Failure::of_system("block signals"))?;
     let user = options.user.as_deref().map(find_user).transpose()?;
+    let is_in_etcd = matches!(options.binlog, Some(BinlogPlace::Etcd(_)));
     if let Some(BinlogPlace::Etcd(etcd)) = &options.binlog {
         check_sockets(etcd, options, !inherited.is_empty())?;
     }
-    let early = early_listeners(options, inherited, user).map_err(StartupError::Listen)?;
-    let (directory, etcd) = match &options.binlog {
-        Some(BinlogPlace::Directory(path)) => (Some((path, lock(path, options, user)?)), None),
-        Some(BinlogPlace::Etcd(etcd)) => (None, Some(etcd)),
-        None => (None, None),
+    let early = match inherited.is_empty() {
+        false => Some(adopt(options, inherited)?),
+        true if is_in_etcd => Some(Vec::new()),
+        true => open_early(&options.listen, user)?,
     };
-    let mut listeners = match (early.queue, etcd) {
-        (Some(listeners), _) => listeners,
-        (None, Some(_)) => Vec::new(),
-        (None, None) => open_listeners(options, user)?,
+    let early_metrics = options.metrics.as_ref().map(|at| open_early(at, user)).transpose()?;
+    let directory = match &options.binlog {
+        Some(BinlogPlace::Directory(path)) => Some(lock(path, options, user)?),
+        Some(BinlogPlace::Etcd(_)) | None => None,
     };
-    log_listeners(&listeners);
-    let open_metrics = |at: &MetricsAddress| {
-        early.metrics.map_or_else(|| listen::open(&at.address, at.port, user), Ok)
-    };
-    let metrics = options.metrics.as_ref().map(open_metrics).transpose();
-    let metrics = metrics.map_err(StartupError::Listen)?;
-    let metrics_server = metrics.map(|listeners| metrics_server(listeners, options)).transpose()?;
+    let listeners = early.map_or_else(|| open(&options.listen, user), Ok)?;
+    log_listeners("listening on", &listeners);
+    let metrics = options.metrics.as_ref().zip(early_metrics);
+    let metrics =
+        metrics.map(|(at, early)| early.map_or_else(|| open(at, user), Ok)).transpose()?;
+    let metrics_server = metrics.map(|listeners| {
+        log_listeners("serving metrics on", &listeners);
+        MetricsServer::new(listeners, options.metrics_tubes).map_err(cannot_wait)
+    });
+    let metrics_server = metrics_server.transpose()?;
     if let (Some(name), Some(identity)) = (&options.user, user) {
         become_user(name, identity)?;
     }
     let clock = Clock::start();
-    let notifier = Notifier::from_environment(clock.now());
-    let mut monitor = Monitor::new(notifier, metrics_server);
-    let facts = facts(&clock).map_err(|error| StartupError::System("get random bytes", error))?;
-    let settings = Settings {
-        max_job_size: options.max_job_size,
-        binlog_file_size: options.binlog_file_size,
-        max_binlog_bytes: options.max_binlog_bytes.unwrap_or(u64::MAX),
-        max_memory_bytes: options.max_memory_bytes,
-        bury_after: options.bury_after,
-        body_cache_bytes: options.body_cache_bytes,
+    let monitor = Monitor::new(Notifier::from_environment(clock.now()), metrics_server);
+    serve(options, user, signals, monitor, clock, listeners, directory)
+}
+
+/// Recovers the jobs, as soon as this server leads its cluster, and serves.
+fn serve(
+    options: &Options,
+    user: Option<Identity>,
+    signals: Signals,
+    mut monitor: Monitor,
+    clock: Clock,
+    mut listeners: Vec<Listener>,
+    directory: Option<Directory>,
+) -> Result<Stop, Failure> {
+    let facts = facts(&clock).map_err(Failure::of_system("get random bytes"))?;
+    let mut server = Server::new(options.settings, Limits::DEFAULT, facts, clock.now());
+    let mut wakers = LoopWakers { membership: None, disk: None };
+    let mut recover = |place: &dyn Display, disk, syncing, monitor: &mut Monitor| {
+        recover(&mut server, place, disk, syncing, &signals, monitor, &clock)
     };
-    let mut server = Server::new(settings, Limits::DEFAULT, facts, clock.now());
-    let membership = match etcd {
-        None => None,
-        Some(etcd) => match lead(etcd, &signals, &mut monitor, &clock)? {
-            Ok(membership) => {
-                listeners = open_listeners(options, user)?;
-                log_listeners(&listeners);
-                Some(membership)
-            }
-            Err(stop) => return Ok(Started::Stopped(stop)),
-        },
-    };
-    let mut disk_waker = None;
-    let binlog = match (directory, etcd.zip(membership.as_ref())) {
-        (Some((path, mut directory)), _) => {
-            if options.body_cache_bytes.is_some() {
+    let stopped = match (&options.binlog, directory) {
+        (Some(BinlogPlace::Etcd(etcd)), _) => {
+            let membership = Membership::join(etcd, Duty::Lead).map_err(cannot_lead(etcd))?;
+            let stopped = standby::wait_to_lead(&membership, etcd, &signals, &mut monitor, &clock)?;
+            let stopped = if stopped.is_none() {
+                listeners = open(&options.listen, user)?;
+                log_listeners("listening on", &listeners);
+                // The disk keeps the order of changes, and a reply waits for them.
+                let disk = Box::new(membership.disk());
+                let recovered = recover(&etcd.url, disk, Syncing::Never, &mut monitor);
+                // Nothing can be read or written after the lease has ended, or if etcd has lost something.
+                membership.check().map_err(cannot_lead(etcd))?;
+                recovered?
+            } else {
+                stopped
+            };
+            wakers.membership = Some(membership);
+            stopped
+        }
+        (Some(BinlogPlace::Directory(path)), Some(mut directory)) => {
+            if options.settings.body_cache_bytes.is_some() {
                 let started = directory.start_threads();
-                let no_thread = |error| StartupError::System("start a thread", error);
-                disk_waker = Some(started.map_err(no_thread)?);
+                wakers.disk = Some(started.map_err(Failure::of_system("start a thread"))?);
             }
-            Some(Binlog::new(path.clone(), Box::new(directory), options.fsync))
+            recover(&path.display(), Box::new(directory), options.fsync, &mut monitor)?
         }
-        // The disk keeps the order of changes, and a reply waits for them.
-        (None, Some((etcd, membership))) => {
-            let disk = Box::new(membership.disk());
-            Some(Binlog::new(PathBuf::from(&etcd.url), disk, Syncing::Never))
-        }
-        (None, None) => None,
+        _ => None,
     };
-    if let Some(binlog) = binlog {
-        let is_to_stop = || signals.pending_stop();
-        let recovered = recover(&mut server, binlog, &clock, &mut monitor, is_to_stop);
-        // Nothing can be read or written after the lease has ended, or if etcd has lost something.
-        if let Some((etcd, membership)) = etcd.zip(membership.as_ref()) {
-            let lost = membership.check();
-            lost.map_err(|error| StartupError::Etcd(etcd.url.clone(), error))?;
-        }
-        if let Some(stop) = recovered? {
-            monitor.stopping();
-            return Ok(Started::Stopped(stop));
-        }
+    if let Some(stop) = stopped {
+        monitor.notifier.stopping();
+        return Ok(stop);
     }
-    let wakers = LoopWakers { membership, disk: disk_waker };
     EventLoop::new(server, clock, signals, monitor, listeners, options.max_connections, wakers)
-        .map(|event_loop| Started::Serving(Box::new(event_loop)))
-        .map_err(cannot_wait)
+        .map_err(cannot_wait)?
+        .run()
+        .map_err(|error| Failure::new(error.exit_code(), error.to_string()))
 }
 
 /// Fails if the limit of open files is too low for the flags: the server would not answer.
-fn check_descriptors(options: &Options, limit: u64) -> Result<(), StartupError> {
+fn check_descriptors(options: &Options, limit: u64) -> Result<(), Failure> {
     let binlog = match &options.binlog {
         Some(BinlogPlace::Directory(_)) => {
-            Directory::descriptors(options.body_cache_bytes.is_some())
+            Directory::descriptors(options.settings.body_cache_bytes.is_some())
         }
         Some(BinlogPlace::Etcd(_)) => DESCRIPTORS_FOR_ETCD,
         None => 0,
@@ -235,38 +209,14 @@ fn check_descriptors(options: &Options, limit: u64) -> Result<(), StartupError> 
     let standard_error = io::stderr();
     let free = std::iter::from_fn(|| standard_error.as_fd().try_clone_to_owned().ok());
     let free = free.take(needed).collect::<Vec<OwnedFd>>().len();
-    if free < needed { Err(StartupError::FileLimit { limit, free, needed }) } else { Ok(()) }
-}
-
-/// The files of a binlog, where they are, and when they are synced.
-struct Binlog {
-    place: PathBuf,
-    disk: Box<dyn Disk>,
-    syncing: Syncing,
-}
-
-impl Binlog {
-    fn new(place: PathBuf, disk: Box<dyn Disk>, syncing: Syncing) -> Binlog {
-        Binlog { place, disk, syncing }
+    if free == needed {
+        return Ok(());
     }
-}
-
-/// Joins a cluster, and waits until this server leads it or a signal stops it.
-fn lead(
-    etcd: &EtcdOptions,
-    signals: &Signals,
-    monitor: &mut Monitor,
-    clock: &Clock,
-) -> Result<Result<Membership, Stop>, StartupError> {
-    let membership = Membership::join(etcd, Duty::Lead);
-    let membership = membership.map_err(|error| StartupError::Etcd(etcd.url.clone(), error))?;
-    match standby::wait_to_lead(&membership, etcd, signals, monitor, clock)? {
-        None => Ok(Ok(membership)),
-        Some(stop) => {
-            monitor.stopping();
-            Ok(Err(stop))
-        }
-    }
+    let message = format!(
+        "the limit of open files is {limit}, which leaves {free}, and {needed} are needed with these \
+         flags; raise it with ulimit -n or LimitNOFILE="
+    );
+    Err(Failure::new(1, message))
 }
 
 /// Refuses what cannot be done with a binlog in etcd, because the sockets are bound when this server
@@ -275,64 +225,47 @@ fn check_sockets(
     etcd: &EtcdOptions,
     options: &Options,
     has_inherited: bool,
-) -> Result<(), StartupError> {
-    let refused = |why| Err(StartupError::EtcdSockets(etcd.url.clone(), why));
-    if has_inherited {
-        return refused("socket activation lets clients connect to a server that stands by");
-    }
-    let is_low = matches!(options.port, Port::Number(1..1024));
-    if is_low && options.user.is_some() && !matches!(options.listen, Address::Unix { .. }) {
-        return refused("-u gives up the right to bind a port below 1024 when this server leads");
-    }
-    Ok(())
-}
-
-fn log_listeners(listeners: &[Listener]) {
-    for listener in listeners {
-        info!("listening on {listener}");
-    }
-}
-
-/// Opens the sockets for clients.
-fn open_listeners(
-    options: &Options,
-    user: Option<Identity>,
-) -> Result<Vec<Listener>, StartupError> {
-    let port = match options.listen {
-        Address::Unix { .. } => Ok(0),
-        Address::All | Address::Host(_) => port_number(&options.port),
+) -> Result<(), Failure> {
+    let Endpoint { address, port } = &options.listen;
+    let is_low = matches!(port, Port::Number(1..1024)) && !matches!(address, Address::Unix { .. });
+    let why = if has_inherited {
+        "socket activation lets clients connect to a server that stands by"
+    } else if is_low && options.user.is_some() {
+        "-u gives up the right to bind a port below 1024 when this server leads"
+    } else {
+        return Ok(());
     };
-    port.and_then(|port| listen::open(&options.listen, port, user)).map_err(StartupError::Listen)
-}
-
-fn cannot_wait(error: io::Error) -> StartupError {
-    StartupError::System("poll for events", error)
+    Err(Failure::new(EXIT_USAGE, format!("-b {}: {why}", etcd.url)))
 }
 
 /// Recovers the jobs from the binlog. A stop signal ends that between two files, and leaves the files
 /// unchanged.
 fn recover(
-    server: &mut Server,
-    Binlog { place, disk, syncing }: Binlog,
-    clock: &Clock,
+    server: &mut Server<Stream>,
+    place: &dyn Display,
+    disk: Box<dyn Disk>,
+    syncing: Syncing,
+    signals: &Signals,
     monitor: &mut Monitor,
-    pending_stop: impl Fn() -> Option<Stop>,
-) -> Result<Option<Stop>, StartupError> {
-    let failed = |error| StartupError::Replay(place.clone(), error);
+    clock: &Clock,
+) -> Result<Option<Stop>, Failure> {
+    let failed = |error: ReplayError| {
+        Failure::new(exit_code_of_replay(&error), format!("-b {place}: {error}"))
+    };
     let begun_at = clock.now();
     let mut recovery = server.begin_recovery(disk, syncing).map_err(failed)?;
     while let Some(file) = recovery.next_file() {
-        if let Some(stop) = pending_stop() {
+        if let Some(stop) = signals.pending_stop() {
             return Ok(Some(stop));
         }
-        monitor.reading(file, clock.now()).map_err(cannot_wait)?;
+        monitor.notifier.reading(file, clock.now());
+        monitor.answer(ServerState::Starting, clock.now()).map_err(cannot_wait)?;
         recovery.read_file().map_err(failed)?;
     }
-    if let Some(stop) = pending_stop() {
+    if let Some(stop) = signals.pending_stop() {
         return Ok(Some(stop));
     }
-    let recovered = recovery.finish(clock.now()).map_err(failed)?;
-    let Recovered { jobs, files, used_bytes, .. } = recovered;
+    let Recovered { jobs, files, used_bytes, .. } = recovery.finish(clock.now()).map_err(failed)?;
     let took_ms = clock.now().since(begun_at).as_nanos() / 1_000_000;
     info!(
         "recovered {jobs} jobs from {files} files with {used_bytes} bytes in use, in {took_ms} ms"
@@ -340,100 +273,119 @@ fn recover(
     Ok(None)
 }
 
-/// The sockets that are bound without taking anything from another server. The others are bound once
-/// the binlog is locked.
-struct EarlyListeners {
-    queue: Option<Vec<Listener>>,
-    metrics: Option<Vec<Listener>>,
-}
-
-fn early_listeners(
-    options: &Options,
-    inherited: Vec<OwnedFd>,
-    user: Option<Identity>,
-) -> Result<EarlyListeners, ListenError> {
-    let early = |address: &Address, port: &Port| match address {
-        Address::Unix { .. } => listen::check_unused(address).map(|()| None),
-        Address::All | Address::Host(_) => {
-            listen::open(address, port_number(port)?, user).map(Some)
-        }
-    };
-    let is_in_etcd = matches!(options.binlog, Some(BinlogPlace::Etcd(_)));
-    let queue = if !inherited.is_empty() {
-        Some(adopt(options, inherited)?)
-    } else if is_in_etcd {
-        None
-    } else {
-        early(&options.listen, &options.port)?
-    };
-    let metrics = options.metrics.as_ref();
-    let metrics = metrics.map(|at| early(&at.address, &Port::Number(at.port))).transpose()?;
-    Ok(EarlyListeners { queue, metrics: metrics.flatten() })
-}
-
-fn port_number(port: &Port) -> Result<u16, ListenError> {
-    match port {
-        Port::Number(number) => Ok(*number),
-        Port::Service(name) => {
-            resolve::port(name).map_err(|error| ListenError::Service(name.clone(), error))
-        }
+/// Returns the exit code: another one if the disk itself fails, unlike a lack of space or permission.
+fn exit_code_of_replay(error: &ReplayError) -> u8 {
+    match error {
+        ReplayError::Failed(_) => EXIT_DISK,
+        ReplayError::Begin(error) if error.raw_os_error() == Some(libc::EIO) => EXIT_DISK,
+        ReplayError::List(_)
+        | ReplayError::Read(..)
+        | ReplayError::NoMemory(_)
+        | ReplayError::Begin(_) => 1,
     }
 }
 
-fn adopt(options: &Options, inherited: Vec<OwnedFd>) -> Result<Vec<Listener>, ListenError> {
-    let inherited = listen::adopt(inherited)?;
-    let port = port_number(&options.port).ok();
-    let is_there =
-        |listener: &Listener| port.is_some_and(|port| listener.is_at(&options.listen, port));
+fn cannot_wait(error: io::Error) -> Failure {
+    Failure::of_system("poll for events")(error)
+}
+
+fn cannot_lead(etcd: &EtcdOptions) -> impl Fn(MembershipError) -> Failure + '_ {
+    |error| Failure::new(error.exit_code(), format!("-b {}: {error}", etcd.url))
+}
+
+fn cannot_listen(why: String) -> Failure {
+    Failure::new(EXIT_LISTEN, why)
+}
+
+// ---- Sockets ----
+
+/// Opens sockets without taking anything from another server. Returns `None` for a Unix socket, which is
+/// opened once the binlog is locked.
+fn open_early(at: &Endpoint, user: Option<Identity>) -> Result<Option<Vec<Listener>>, Failure> {
+    match &at.address {
+        Address::Unix { path, .. } => {
+            listen::check_unused(path).map(|()| None).map_err(cannot_listen)
+        }
+        Address::All | Address::Host(_) => open(at, user).map(Some),
+    }
+}
+
+fn open(at: &Endpoint, user: Option<Identity>) -> Result<Vec<Listener>, Failure> {
+    let port = match at.address {
+        Address::Unix { .. } => Ok(0),
+        Address::All | Address::Host(_) => port_number(&at.port),
+    };
+    port.and_then(|port| listen::open(&at.address, port, user)).map_err(cannot_listen)
+}
+
+fn port_number(port: &Port) -> Result<u16, String> {
+    match port {
+        Port::Number(number) => Ok(*number),
+        Port::Service(name) => resolve::port(name)
+            .map_err(|error| format!("cannot find the port of the service {name}: {error}")),
+    }
+}
+
+fn adopt(options: &Options, inherited: Vec<OwnedFd>) -> Result<Vec<Listener>, Failure> {
+    let inherited = listen::adopt(inherited).map_err(cannot_listen)?;
+    let Endpoint { address, port } = &options.listen;
+    let port = port_number(port).ok();
+    let is_there = |listener: &Listener| port.is_some_and(|port| listener.is_at(address, port));
     if options.names_address && !inherited.iter().any(is_there) {
         warn!("-l, -p and --socket-mode have no effect: the sockets are inherited");
     }
     Ok(inherited)
 }
 
-/// Locks the directory of the binlog, with a lock file that belongs to `user`.
-fn lock(path: &Path, options: &Options, user: Option<Identity>) -> Result<Directory, StartupError> {
-    let directory = match (&options.user, user) {
-        (Some(name), Some(identity)) => {
-            let locked = user::as_user(identity, || Directory::lock(path));
-            locked.map_err(|error| StartupError::BecomeUser(name.clone(), error))?
-        }
-        _ => Directory::lock(path),
-    };
-    directory.map_err(|error| StartupError::OpenBinlog(path.to_owned(), error))
-}
-
-/// Creates the metrics server on bound sockets.
-fn metrics_server(
-    listeners: Vec<Listener>,
-    options: &Options,
-) -> Result<MetricsServer, StartupError> {
-    for listener in &listeners {
-        info!("serving metrics on {listener}");
+fn log_listeners(what: &str, listeners: &[Listener]) {
+    for listener in listeners {
+        info!("{what} {listener}");
     }
-    MetricsServer::new(listeners, options.metrics_tubes).map_err(cannot_wait)
 }
 
-fn find_user(name: &str) -> Result<Identity, StartupError> {
-    resolve::user(name).map_err(|error| StartupError::FindUser(name.to_owned(), error))
+// ---- The user ----
+
+fn find_user(name: &str) -> Result<Identity, Failure> {
+    match resolve::user(name) {
+        Ok(Some(identity)) => Ok(identity),
+        Ok(None) => Err(Failure::new(EXIT_UNKNOWN_USER, format!("-u {name}: no such user"))),
+        Err(error) => Err(Failure::new(
+            EXIT_DATABASE,
+            format!("-u {name}: cannot read the user database, give a number instead: {error}"),
+        )),
+    }
 }
 
-fn become_user(name: &str, identity: Identity) -> Result<(), StartupError> {
-    let became = user::become_user(identity);
-    if !became.map_err(|error| StartupError::BecomeUser(name.to_owned(), error))? {
+fn cannot_become(name: &str) -> impl Fn(io::Error) -> Failure + '_ {
+    move |error| Failure::new(EXIT_USER, format!("-u {name}: cannot become this user: {error}"))
+}
+
+fn become_user(name: &str, identity: Identity) -> Result<(), Failure> {
+    if !user::become_user(identity).map_err(cannot_become(name))? {
         warn!("-u {name}: cannot drop supplementary groups: only root may; keeping them");
     }
     Ok(())
 }
 
+/// Locks the directory of the binlog, with a lock file that belongs to `user`.
+fn lock(path: &Path, options: &Options, user: Option<Identity>) -> Result<Directory, Failure> {
+    let directory = match (&options.user, user) {
+        (Some(name), Some(identity)) => {
+            user::as_user(identity, || Directory::lock(path)).map_err(cannot_become(name))?
+        }
+        _ => Directory::lock(path),
+    };
+    directory.map_err(|error| Failure::new(EXIT_REFUSED, format!("-b {}: {error}", path.display())))
+}
+
 fn facts(clock: &Clock) -> io::Result<ProcessInfo> {
-    let names = machine::uname();
+    let [hostname, os_version, platform] = machine::uname();
     Ok(ProcessInfo {
         pid: std::process::id(),
         instance_id: machine::instance_id()?,
-        hostname: names.hostname,
-        os_version: names.version,
-        platform: names.machine,
+        hostname,
+        os_version,
+        platform,
         started_at: clock.now(),
         processor_time: machine::processor_time,
         resident_bytes: memory::resident_bytes,
@@ -441,63 +393,21 @@ fn facts(clock: &Clock) -> io::Result<ProcessInfo> {
     })
 }
 
-impl fmt::Display for StartupError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            StartupError::Usage(error) => write!(f, "{error}"),
-            StartupError::Machine(error) => write!(f, "{error}"),
-            StartupError::OpenBinlog(path, error) => write!(f, "-b {}: {error}", path.display()),
-            StartupError::Replay(path, error) => write!(f, "-b {}: {error}", path.display()),
-            StartupError::Etcd(url, error) => write!(f, "-b {url}: {error}"),
-            StartupError::EtcdSockets(url, why) => write!(f, "-b {url}: {why}"),
-            StartupError::System(what, error) => write!(f, "cannot {what}: {error}"),
-            StartupError::FileLimit { limit, free, needed } => write!(
-                f,
-                "the limit of open files is {limit}, which leaves {free}, and {needed} are needed with these \
-                 flags; raise it with ulimit -n or LimitNOFILE="
-            ),
-            StartupError::Listen(error) => write!(f, "{error}"),
-            StartupError::FindUser(user, UserError::Unknown) => {
-                write!(f, "-u {user}: no such user")
-            }
-            StartupError::FindUser(user, UserError::Database(error)) => {
-                write!(
-                    f,
-                    "-u {user}: cannot read the user database, give a number instead: {error}"
-                )
-            }
-            StartupError::BecomeUser(user, error) => {
-                write!(f, "-u {user}: cannot become this user: {error}")
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::os::sys::sockets::InheritedError;
 
-    /// The exit codes are those of C beanstalkd where it has one, and of beanstalkd(1) elsewhere.
+    /// As beanstalkd(1) has them.
     #[test]
-    fn each_failure_has_its_exit_code() {
-        let path = PathBuf::new;
-        let error = || io::Error::other("of the test");
+    fn a_disk_that_fails_has_its_own_exit_code() {
         let os_error = io::Error::from_raw_os_error;
-        let user = String::new;
         for (failure, code) in [
-            (StartupError::Replay(path(), ReplayError::List(error())), 1),
-            (StartupError::Replay(path(), ReplayError::Begin(error())), 1),
-            (StartupError::Replay(path(), ReplayError::Begin(os_error(libc::EACCES))), 1),
-            (StartupError::Replay(path(), ReplayError::Begin(os_error(libc::EIO))), 74),
-            (StartupError::System("do this", error()), 1),
-            (StartupError::FileLimit { limit: 9, free: 6, needed: 12 }, 1),
-            (StartupError::FindUser(user(), UserError::Database(error())), 32),
-            (StartupError::FindUser(user(), UserError::Unknown), 33),
-            (StartupError::BecomeUser(user(), error()), 34),
-            (StartupError::Listen(ListenError::Environment(InheritedError::NotOpen(3))), 111),
+            (ReplayError::List(os_error(libc::EIO)), 1),
+            (ReplayError::Begin(io::Error::other("of the test")), 1),
+            (ReplayError::Begin(os_error(libc::EACCES)), 1),
+            (ReplayError::Begin(os_error(libc::EIO)), 74),
         ] {
-            assert_eq!(failure.exit_code(), code, "{failure}");
+            assert_eq!(exit_code_of_replay(&failure), code, "{failure}");
         }
     }
 }

@@ -144,7 +144,7 @@ fn play_in_virtual_time(script: &Script, manner: Manner) -> Result<(), Failed> {
 
 fn play_into_the_model(script: &Script) -> Result<(), Failed> {
     let settings = script.settings(Options::DEFAULT.settings);
-    let world = ModelWorld::new(&Options { settings, ..Options::DEFAULT });
+    let world = ModelWorld::new(Options { settings, ..Options::DEFAULT });
     let last_sent = String::new();
     Play { world, hides_binlog: false, c_version: None, last_sent }.play(script)
 }

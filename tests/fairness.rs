@@ -5,6 +5,7 @@
 mod harness;
 
 use harness::driver::{Client, Driver, End, Facts, Nanos, Options, START};
+use harness::reply::numbers;
 use harness::yaml;
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -48,13 +49,12 @@ impl Server {
             self.waits += 1;
             assert!(self.waits <= self.most_waits, "a command of another client has waited");
         }
-        let counts =
-            |facts: Facts| [facts.ready, facts.reserved, facts.delayed, facts.buried, facts.tubes];
-        let before = counts(self.driver.facts());
+        let before = self.driver.facts();
         let flushed = self.driver.iterate().sent.len();
         assert!(flushed <= MOST_REPLIES, "{flushed} connections were flushed in one iteration");
-        let after = counts(self.driver.facts());
-        before.into_iter().zip(after).map(|(old, new)| old.abs_diff(new)).fold(0, u64::max)
+        let after = self.driver.facts();
+        let moved = before.jobs().into_iter().zip(after.jobs()).map(|(old, new)| old.abs_diff(new));
+        moved.fold(before.tubes.abs_diff(after.tubes), u64::max)
     }
 
     /// Iterates until `is_done`, which must take this number of iterations, of which none may move
@@ -96,10 +96,6 @@ impl Server {
         self.driver.now = self.driver.now + span;
     }
 
-    fn clients<const N: usize>(&mut self) -> [Client; N] {
-        [(); N].map(|()| self.driver.connect())
-    }
-
     /// Makes a client watch this number of tubes that no other client watches.
     fn watch_many(&mut self, count: usize) -> Client {
         let client = self.driver.connect();
@@ -126,12 +122,6 @@ impl Server {
         assert_eq!(self.driver.facts().reserved, jobs as u64);
         client
     }
-}
-
-/// Returns the numbers that follow a word at the beginning of lines.
-fn ids(text: &str, word: &str) -> Vec<u64> {
-    let id = |line: &str| line.strip_prefix(word)?.split([' ', ',']).next()?.parse().ok();
-    text.lines().filter_map(id).collect()
 }
 
 #[test]
@@ -163,8 +153,8 @@ fn a_list_of_30000_tubes_is_made_in_steps_and_shared_and_they_are_removed_in_ste
     const TUBES: usize = 30_000;
     let mut server = Server::new();
     let holder = server.watch_many(TUBES);
-    let askers: [Client; 20] = server.clients();
-    let [creator, gone] = server.clients();
+    let askers: [Client; 20] = server.driver.clients();
+    let [creator, gone] = server.driver.clients();
     for &asker in askers.iter().chain([&gone]) {
         server.driver.receive(asker, "list-tubes\r\nlist-tube-used\r\n");
     }
@@ -222,7 +212,7 @@ fn a_connection_with_50000_jobs_renews_and_returns_them_in_steps() {
     server.driver.settle();
     assert_eq!(server.driver.facts().reserved, JOBS as u64, "a TTR has run out");
     // Each job gets one worker.
-    let workers: [Client; 3] = server.clients();
+    let workers: [Client; 3] = server.driver.clients();
     for worker in workers {
         let reserve = "reserve-with-timeout 100\r\n".repeat(JOBS);
         server.driver.receive(worker, format!("watch a\r\nignore default\r\n{reserve}"));
@@ -236,7 +226,7 @@ fn a_connection_with_50000_jobs_renews_and_returns_them_in_steps() {
         replies.extend(workers.iter().map(|worker| driver.take_text(*worker)));
         replies.len() == from && driver.facts().ready == 0 && driver.facts().reserved > 0
     });
-    let unique: BTreeSet<u64> = ids(&replies, "RESERVED ").into_iter().collect();
+    let unique: BTreeSet<u64> = numbers(&replies, "RESERVED ").into_iter().collect();
     assert_eq!((unique.len(), server.driver.facts().reserved), (JOBS, JOBS as u64));
     server.driver.check();
 }
@@ -255,7 +245,7 @@ fn a_backlog_of_50000_jobs_of_one_tube_or_client_delays_no_other() {
     const JOBS: usize = 50_000;
     let mut server = Server::new();
     server.fill("backlog", 1, JOBS);
-    let [producer, waiter] = server.clients();
+    let [producer, waiter] = server.driver.clients();
     server.driver.receive(waiter, "reserve-with-timeout 6\r\n");
     server.driver.ask(producer, "use small\r\nput 0 1 9000 1\r\nx\r\n");
     server.pass(Nanos::from_secs(1));
@@ -279,7 +269,7 @@ fn a_backlog_of_50000_jobs_of_one_tube_or_client_delays_no_other() {
 fn the_end_of_50000_kept_keys_delays_no_timer() {
     const KEYS: usize = 50_000;
     let mut server = Server::new();
-    let [producer, waiter] = server.clients();
+    let [producer, waiter] = server.driver.clients();
     let put = |key| format!("put 0 0 9 1 idp:{key}:5\r\nx\r\n");
     server.driver.ask(producer, (0..KEYS).map(put).collect::<String>());
     // All keys are kept until the same moment.
@@ -309,6 +299,8 @@ fn workers_that_wake_each_other_leave_budget_for_other_clients() {
         let replies = |worker| driver.received(worker).windows(3).filter(|it| it == b"ED ").count();
         workers.iter().map(|worker| replies(*worker)).sum()
     };
+    // The chains of workers begin one by one.
+    (0..20).for_each(|_| _ = server.iterate());
     for _ in 0..10 {
         let before = replies(&server.driver);
         for _ in 0..10 {
@@ -325,7 +317,7 @@ fn the_end_of_a_pause_serves_5000_waiters_in_steps_and_in_order() {
     let mut server = Server::new();
     let producer = server.fill("default", 0, WAITERS);
     server.driver.ask(producer, "pause-tube default 5\r\n");
-    let waiters: [Client; WAITERS] = server.clients();
+    let waiters: [Client; WAITERS] = server.driver.clients();
     for waiter in waiters {
         assert_eq!(server.driver.ask(waiter, "reserve\r\nlist-tube-used\r\n"), "");
     }
@@ -350,7 +342,7 @@ fn batches_of_40_clients_share_the_iterations() {
         server.most_waits = CLIENTS;
         let producer = server.fill("a", 0, CLIENTS * 1000);
         server.driver.ask(producer, format!("pause-tube a {pause}\r\n"));
-        let clients: [Client; CLIENTS] = server.clients();
+        let clients: [Client; CLIENTS] = server.driver.clients();
         for client in clients {
             server.driver.ask(client, "watch a\r\nignore default\r\n");
             server.driver.receive(client, "reserve-batch 1000 100\r\n");
@@ -366,7 +358,7 @@ fn batches_of_40_clients_share_the_iterations() {
         assert!(server.driver.facts().reserved > MOST, "the batches were too small");
         server.driver.settle();
         for client in clients {
-            let ids = ids(&server.driver.take_text(client), "RESERVED ");
+            let ids = numbers(&server.driver.take_text(client), "RESERVED ");
             let ids: String = ids.iter().map(|id| format!(" {id}")).collect();
             server.driver.receive(client, format!("delete-batch{ids}\r\n"));
         }
@@ -434,7 +426,7 @@ fn deadline_soon_is_replied_during_a_flush_of_other_reserved_jobs() {
 #[test]
 fn pages_over_60000_jobs_are_made_in_steps_and_have_each_job_once() {
     let mut server = Server::new();
-    let [asker, changer] = server.clients();
+    let [asker, changer] = server.driver.clients();
     // The jobs of another tube lie between those of the tube, so that all jobs must be compared.
     for (tube, jobs) in [("b", 20_000), ("a", 10_000), ("b", 20_000), ("a", 10_000)] {
         server.fill(tube, 9000, jobs);
@@ -454,7 +446,7 @@ fn pages_over_60000_jobs_are_made_in_steps_and_have_each_job_once() {
             driver.received(asker).ends_with(b"\n\r\n")
         });
         let reply = server.driver.take_text(asker);
-        let ids = ids(&reply, "- {id: ");
+        let ids = numbers(&reply, "- {id: ");
         assert!(ids.len() <= 1000, "{} jobs in one page", ids.len());
         listed.extend(ids);
         (after, pages) = (yaml::number(&reply, "next"), pages + 1);

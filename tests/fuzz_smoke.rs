@@ -18,6 +18,7 @@ mod targets;
 mod simulation {
     pub mod driver;
     pub mod event;
+    pub mod generator;
     pub mod journal;
     pub mod model;
     pub mod request;

@@ -5,10 +5,9 @@
 mod harness;
 
 use harness::client::{Client, connect, unix};
-use harness::journal::View;
 use harness::process::{self, BEANSTALKD, Daemon, connect_when_ready, path_text, run, text};
 use harness::request::put;
-use harness::skip;
+use harness::{skip, yaml};
 use rustix::process::{Resource, Rlimit, Signal};
 use socket2::Socket;
 use std::collections::BTreeMap;
@@ -65,8 +64,7 @@ impl Served {
             let reply = self.client.ask(request);
             (reply.line != "NOT_FOUND").then(|| reply.text().to_owned())
         };
-        let View { state, tube, pri, delay_secs, ttr_secs, body, .. } = View::read(ask, id)?;
-        Some(format!("{state} {tube} {pri} {delay_secs} {ttr_secs} {body}"))
+        yaml::job(ask, id, "state tube pri delay ttr")
     }
 
     fn end(mut self, signal: Signal) {

@@ -4,6 +4,8 @@
 mod harness;
 
 use harness::driver::{Client, Driver, End, Limits, Nanos, Options, START};
+use harness::reply::numbers;
+use harness::yaml;
 use std::collections::BTreeSet;
 
 /// Each step does one job, or a few units of work.
@@ -18,13 +20,6 @@ fn server_in_small_steps() -> Driver {
         ..Limits::DEFAULT
     };
     Driver::new(Options { limits, ..Options::DEFAULT }, START)
-}
-
-/// Returns the job that a worker has just received.
-fn reserved(driver: &mut Driver, worker: Client) -> Option<u64> {
-    let text = driver.take_text(worker);
-    let number = text.strip_prefix("RESERVED ")?.split(' ').next()?;
-    Some(number.parse().expect("an id is a number"))
 }
 
 /// Half of the TTRs of a closed connection run out before it has given back its jobs, and waiting workers
@@ -46,8 +41,8 @@ fn a_closing_connection_leaves_jobs_to_workers_that_have_them() {
     assert_eq!(driver.facts().closing, 1, "the jobs are given back in one step");
     driver.now = driver.now + Nanos::from_millis(1_001);
     driver.settle();
-    let jobs: BTreeSet<u64> =
-        workers.iter().filter_map(|&worker| reserved(&mut driver, worker)).collect();
+    let replies: String = workers.iter().map(|&worker| driver.take_text(worker)).collect();
+    let jobs: BTreeSet<u64> = numbers(&replies, "RESERVED ").into_iter().collect();
     assert_eq!(jobs.len(), WORKERS, "a job has two workers, or a worker none");
     let facts = driver.facts();
     assert_eq!((facts.reserved, facts.ready), (WORKERS as u64, (JOBS - WORKERS) as u64));
@@ -71,11 +66,9 @@ fn jobs_that_come_back_during_a_touch_all_are_not_counted() {
     driver.now = driver.now + Nanos::from_millis(1_001);
     driver.settle();
     let text = driver.take_text(worker);
-    let touched = text.strip_prefix("TOUCHED_ALL ").and_then(|rest| rest.trim_end().parse().ok());
-    let touched: u64 = touched.unwrap_or_else(|| panic!("the reply is {text:?}"));
     let left = driver.facts().reserved;
     assert!((5..10).contains(&left), "{left} jobs are left");
-    assert_eq!(touched, left, "jobs that have come back are counted, or others are not");
+    assert_eq!(text, format!("TOUCHED_ALL {left}\r\n"), "jobs that have come back are counted");
     let taken = driver.ask(other, "reserve-batch 10\r\n");
     assert!(taken.starts_with(&format!("RESERVED_BATCH {}\r\n", 10 - left)), "{taken}");
     driver.check();
@@ -96,16 +89,12 @@ fn a_job_that_comes_back_during_a_batch_has_one_worker() {
     driver.now = driver.now + Nanos::from_millis(1_001);
     driver.receive(second, "reserve-batch 3\r\n");
     driver.settle();
-    let ids = |text: &str| -> Vec<u64> {
-        let lines = text.lines().filter_map(|line| line.strip_prefix("RESERVED "));
-        lines.map(|rest| rest.split(' ').next().unwrap_or_default().parse().unwrap_or(0)).collect()
-    };
     let (of_first, of_second) = (driver.take_text(first), driver.take_text(second));
-    let both: Vec<u64> = [ids(&of_first), ids(&of_second)].concat();
+    let both: Vec<u64> = numbers(&[&of_first[..], &of_second].concat(), "RESERVED ");
     assert_eq!(both.iter().collect::<BTreeSet<_>>().len(), both.len(), "{both:?}");
     assert_eq!(driver.facts().reserved, both.len() as u64);
     for (client, text) in [(first, of_first), (second, of_second)] {
-        let count = ids(&text).len();
+        let count = numbers(&text, "RESERVED ").len();
         assert_eq!(driver.ask(client, "touch-all\r\n"), format!("TOUCHED_ALL {count}\r\n"));
     }
     driver.check();
@@ -161,13 +150,9 @@ fn jobs_that_come_back_need_no_memory() {
     let facts = driver.facts();
     assert_eq!((facts.ready, facts.delayed), (1_200, 0), "the longest delay has ended");
     let text = driver.ask(other, "reserve-batch 1000\r\n");
-    let ids = text.lines().filter_map(|line| line.strip_prefix("RESERVED ")?.split(' ').next());
-    let ids: Vec<String> = ids.map(str::to_owned).collect();
     let mut pris = Vec::new();
-    for id in ids {
-        let stats = driver.ask(other, format!("stats-job {id}\r\n"));
-        let pri = stats.lines().find_map(|line| line.strip_prefix("pri: "));
-        pris.push(pri.and_then(|pri| pri.parse::<u32>().ok()).expect("a job has a priority"));
+    for id in numbers(&text, "RESERVED ") {
+        pris.push(yaml::number(&driver.ask(other, format!("stats-job {id}\r\n")), "pri"));
     }
     assert!(pris.len() == 1_000 && pris.is_sorted(), "{pris:?}");
 }
@@ -215,17 +200,13 @@ fn no_job_is_lost_while_memory_comes_and_goes() {
             // A flush may end in a later iteration.
             driver.advance(Nanos::from_millis(1));
             reply += &driver.take_text(clients[client]);
-            for line in reply.lines() {
-                let number =
-                    |word| line.strip_prefix(word).and_then(|rest| rest.parse::<u64>().ok());
-                if let Some(id) = number("INSERTED ") {
-                    (last_id, jobs) = (id, jobs + 1);
-                }
-                jobs -= number("FLUSHED ").unwrap_or(0) + u64::from(line == "DELETED");
-            }
+            let inserted = numbers(&reply, "INSERTED ");
+            last_id = inserted.last().copied().unwrap_or(last_id);
+            jobs += inserted.len() as u64;
+            jobs -= numbers(&reply, "FLUSHED ").iter().sum::<u64>();
+            jobs -= reply.lines().filter(|line| *line == "DELETED").count() as u64;
             driver.check();
-            let facts = driver.facts();
-            let sum = facts.ready + facts.reserved + facts.delayed + facts.buried;
+            let sum: u64 = driver.facts().jobs().iter().sum();
             assert_eq!(sum, jobs, "seed {seed}: {reply:?}");
         }
         Driver::refuse_memory(false);
@@ -233,4 +214,106 @@ fn no_job_is_lost_while_memory_comes_and_goes() {
         driver.check();
         assert_eq!(driver.facts().delayed, 0, "seed {seed}");
     }
+}
+
+/// However many watches a step checks, the batch has a job of each tube.
+#[test]
+fn a_batch_from_many_tubes_has_all_jobs() {
+    for watches_per_step in [1, 2, 3, 100] {
+        let limits = Limits { watches_per_step, ..Limits::DEFAULT };
+        let mut driver = Driver::new(Options { limits, ..Options::DEFAULT }, START);
+        let client = driver.connect();
+        for tube in 1..=5 {
+            driver.ask(client, format!("watch {tube}\r\nput-in-tube {tube} 0 0 9 0\r\n\r\n"));
+        }
+        let replies = driver.ask(client, "reserve-batch 9\r\n");
+        assert!(replies.starts_with("RESERVED_BATCH 5\r\n"), "{watches_per_step}: {replies}");
+    }
+}
+
+#[test]
+fn due_work_makes_progress_whatever_a_tick_allows() {
+    let least =
+        Limits { most_due_work: 1, due_slice_work: 1, timers_per_tick: 1, ..Limits::DEFAULT };
+    let mut driver = Driver::new(Options { limits: least, ..Options::DEFAULT }, START);
+    let [first, second] = [(); 2].map(|()| driver.connect());
+    driver.ask(first, "put 0 1 9 0\r\n\r\nput 0 1 9 0\r\n\r\n");
+    driver.ask(first, "put 0 0 1 0\r\n\r\nreserve\r\npause-tube default 1\r\n");
+    driver.ask(second, "reserve\r\n");
+    driver.now = driver.now + Nanos::from_millis(1_001);
+    for _ in 0..20 {
+        driver.receive(first, "list-tube-used\r\n");
+        driver.iterate();
+        driver.check();
+    }
+    let facts = driver.facts();
+    assert_eq!((facts.ready, facts.delayed, facts.reserved), (2, 0, 1));
+}
+
+/// Two bodies that arrive at the same time are not both stored if one of them fits.
+#[test]
+fn puts_above_the_limit_of_memory_are_refused_at_the_end_of_the_body() {
+    let mut options = Options::DEFAULT;
+    // Each of these jobs takes 1,110 bytes. The 600 that are left suffice for what is smaller.
+    options.settings.max_memory_bytes = 100_500;
+    let mut driver = Driver::new(options, START);
+    let [first, second] = [(); 2].map(|()| driver.connect());
+    let put = format!("put 0 0 9 1000\r\n{}\r\n", "x".repeat(1_000));
+    let mut count = 0;
+    while driver.ask(first, &put) != "OUT_OF_MEMORY\r\n" {
+        count += 1;
+    }
+    assert!((80..100).contains(&count), "{count} jobs of 1000 bytes");
+    // Other commands work, and a smaller job may still fit.
+    assert!(driver.ask(second, "reserve\r\n").starts_with("RESERVED 1 1000\r\n"));
+    assert!(driver.ask(second, "put 0 0 9 1\r\nx\r\n").starts_with("INSERTED "));
+    assert_eq!(driver.ask(second, "delete 1\r\n"), "DELETED\r\n");
+    let (head, rest) = put.split_at(100);
+    assert_eq!(driver.ask(first, head) + &driver.ask(second, head), "");
+    assert!(driver.ask(second, rest).starts_with("INSERTED "));
+    assert_eq!(driver.ask(first, rest), "OUT_OF_MEMORY\r\n");
+    driver.check();
+}
+
+/// A worker gets the job that a put of another client has given it before the next command of that client.
+#[test]
+fn a_flush_behind_a_put_does_not_take_the_job_from_a_reply() {
+    for reserve in ["reserve\r\n", "reserve-batch 5 9\r\n"] {
+        for behind in ["", "put 0 0 9 1\r\ny\r\n"] {
+            let mut driver = Driver::new(Options::DEFAULT, START);
+            let [worker, producer] = driver.clients();
+            assert_eq!(driver.ask(worker, reserve), "");
+            let flush = format!("put 0 0 9 1\r\nx\r\nflush-tube default\r\n{behind}");
+            let replies = driver.ask(producer, flush);
+            assert!(replies.starts_with("INSERTED 1\r\nFLUSHED 1\r\n"), "{replies}");
+            let got = driver.take_text(worker);
+            if reserve == "reserve\r\n" {
+                assert_eq!(got, "RESERVED 1 1\r\nx\r\n");
+            }
+            assert!(!got.contains("RESERVED 2") || driver.facts().reserved == 1, "{got}");
+            driver.check();
+        }
+    }
+}
+
+/// A long list of tubes is shared, but not with a client that has asked since it was begun.
+#[test]
+fn a_list_of_tubes_is_not_older_than_its_request() {
+    let limits = Limits { names_per_list_step: 5, ..Limits::DEFAULT };
+    let mut driver = Driver::new(Options { limits, ..Options::DEFAULT }, START);
+    let [user, watcher, first, second] = driver.clients();
+    driver.ask(user, "use gone\r\n");
+    for tube in 0..40 {
+        driver.ask(watcher, format!("watch {tube}\r\n"));
+    }
+    driver.receive(first, "list-tubes\r\n");
+    driver.iterate();
+    driver.iterate();
+    assert!(driver.is_in_steps(first), "the list was made in one step");
+    driver.receive(user, "use default\r\n");
+    driver.receive(second, "list-tubes\r\n");
+    (0..50).for_each(|_| _ = driver.iterate());
+    let [first, second] = [first, second].map(|client| driver.take_text(client));
+    assert!(first.contains("- gone\n") && first.contains("- 39\n"), "{first}");
+    assert!(!second.contains("- gone\n") && second.contains("- 39\n"), "{second}");
 }

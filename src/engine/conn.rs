@@ -1,77 +1,150 @@
-//! The state and the buffers of one client connection.
+//! A connection: its input and output, and what it does.
 //!
-//! [`Conn::next_step`] splits the bytes that arrive into lines and bodies, in any chunks. The
-//! module `server` runs the lines as commands. Memory is bounded: an incomplete line or small body
-//! is buffered, and anything longer than allowed is dropped as it arrives. While a client's
-//! commands cannot run, its socket is not read: at most the rest of one read, 68 KiB, is buffered.
-//! A large body is not buffered: its bytes go straight to its slot among the bodies of jobs.
+//! [`Conn::run`] splits the bytes that arrive into lines and bodies, in any chunks, and runs them. A
+//! command that cannot finish leaves its rest in [`Conn::doing`], for one of two reasons: it has more
+//! work than a step allows, or it waits for something. [`Conn::go_on`] continues it, and
+//! [`Conn::cancel`] ends it.
+//!
+//! Memory is bounded: an incomplete line or small body is buffered, and anything longer than allowed is
+//! dropped as it arrives. While a client's commands cannot run, its socket is not read: at most the rest
+//! of one read, 68 KiB, is buffered. A large body is not buffered: its bytes go straight to its slot
+//! among the bodies of jobs.
 
-use super::binlog::disk::Progress;
-use super::collections::secondary_map::SecondaryMap;
+use super::commands::{change, pages, put, reject, reserve, run_line, show};
 use super::keys::{ConnKey, JobKey, WatchKey};
 use super::protocol::batch::{Batch, ReplySize};
-use super::protocol::command::{LINE_MAX, LineTail, TAGGED_LINE_MAX, line_max, may_be_long};
 use super::protocol::input::Input;
-use super::protocol::output::{Output, Pool};
-use super::protocol::reply::Reply;
-use super::queue::Kick;
-use super::queue::body::{Bodies, Body, LARGE};
+use super::protocol::output::Output;
+use super::protocol::parse::{LINE_MAX, LineTail, TAGGED_LINE_MAX, line_max, may_be_long};
+use super::protocol::reply::{Answer, JobWord, Reply, Word, write_job};
+use super::queue::body::{Body, LARGE};
 use super::queue::browse::SelectionScan;
 use super::queue::job::JobParams;
 use super::queue::listing::ListText;
-use super::queue::read_body::{BodyRef, Grant, ReadBody, ReplyClass};
+use super::queue::read_body::{BodyRef, ReadBody};
 use super::queue::touch::TouchAll;
 use super::queue::unique::NewKey;
 use super::queue::waiters::Wait;
-use super::text;
-use super::text::CR_LF;
+use super::queue::{Kick, Queue, WaitResult};
+use super::reads::WantedBodies;
+use super::store::Store;
+use super::text::{self, CR_LF};
 use super::time::Nanos;
 use std::collections::TryReserveError;
-use std::io::IoSlice;
-use std::ops::{Index, IndexMut, Range};
 use std::rc::Rc;
 
-/// All connections.
 #[derive(Debug)]
-pub struct Conns {
-    /// By the keys of the queue's clients.
-    by_key: SecondaryMap<ConnKey, Conn>,
-    pool: Pool,
-    /// The connections that the loop must serve at the end of the iteration.
-    dirty: Vec<ConnKey>,
-    /// The connections with output that is held back.
-    held: Vec<ConnKey>,
-    /// The memory of unused input and unsent text, in bytes.
-    buffered_bytes: usize,
-    /// The connections are crowded when `buffered_bytes` reaches this.
-    buffer_limit: usize,
-    /// The cost of the replies since it was charged last.
-    reply_cost: usize,
-}
-
-#[derive(Debug, Default)]
 pub struct Conn {
-    /// The part of a command that the connection is reading or running.
-    pub phase: Phase,
+    pub key: ConnKey,
+    pub doing: Doing,
     /// Bytes that have arrived and are not used yet.
     pub input: Input,
+    /// Bytes for the client.
+    pub output: Output,
     /// The input has commands that could not run: the client waits or does not read its replies, or
     /// its share of the iteration is used up.
     pub has_backlog: bool,
-    /// Bytes for the client.
-    pub output: Output,
     /// The client has shut down its sending side. It does not wait any more.
     pub is_half_closed: bool,
     /// Everything that the client sent has arrived.
     pub input_ended: bool,
     /// The last put had a body of at least [`Conn::WORTH_TWO_READS`] bytes.
     pub sends_large_bodies: bool,
-    /// The unsent bytes, when [`Conns::next_stalled`] last looked, of an output with bodies that were read back.
-    unread: usize,
-    /// The connection is in [`Conns::dirty`].
+    /// The connection is in [`Store::dirty`].
     is_dirty: bool,
     /// The number of bytes at the front of the input that have no end of a line.
     searched: u16,
+    /// The unsent bytes, when [`Conn::is_stalled`] last looked, of an output with bodies that were read back.
+    unread: usize,
+}
+
+/// The part of a command that a connection is reading, runs, or waits for.
+#[derive(Debug, Default)]
+pub enum Doing {
+    // ---- Reading ----
+    /// A command line.
+    #[default]
+    Line,
+    /// The rest of a line that is too long. Only its tail is kept.
+    SkipLine(LineTail),
+    /// The rest of a long line for which there is no memory.
+    SkipLongLine,
+    /// The body of a job.
+    Body(Put),
+    /// The body of a job, which is read straight into its slot.
+    LargeBody(LargePut),
+    /// A body that is dropped: the number of bytes that are still to arrive, and the reply at its end.
+    SkipBody(usize, Word),
+
+    /// The rest of a command that has more work than a step allows. It needs no input.
+    Steps(Steps),
+
+    // ---- Something to wait for ----
+    /// A list of more than 1,024 tubes, which is shared by several connections.
+    ListTubes,
+    /// A job, until the end of the timeout.
+    Wait(ReserveKind, Nanos),
+    /// A reply whose bodies wait for memory or for the disk.
+    Bodies(Box<WantedBodies>),
+    /// A `flush-tube` or `flush-buried` of more jobs than one step allows.
+    Flush,
+    /// Nothing: the connection is closed when its output is sent.
+    Closing,
+}
+
+/// The rest of a command that runs in steps. Other connections are served between two of them.
+#[derive(Debug)]
+pub enum Steps {
+    /// A kick of many jobs.
+    Kick(Kick),
+    /// A reserve over many tubes.
+    Reserve(Wait, ReserveKind),
+    /// A `reserve-batch` that has reserved some jobs, and the end of its timeout.
+    FillBatch(Batch, Nanos),
+    /// A `touch-all` of many jobs.
+    TouchAll(TouchAll),
+    /// A `list-jobs` or `peek-batch` that compares many jobs.
+    Select {
+        /// The jobs that were found.
+        scan: Box<SelectionScan>,
+        /// It is a `peek-batch`.
+        shows_bodies: bool,
+    },
+    /// A list of more than 1,024 watched tubes, with the watch that is listed next.
+    ListWatched(ListText, WatchKey),
+}
+
+/// The kind of a reserve, which determines its replies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReserveKind {
+    /// `reserve` and `reserve-with-timeout`: one job.
+    Job,
+    /// `reserve-batch`: at most this number of jobs, in one reply.
+    Batch(usize),
+}
+
+/// A put whose body is arriving.
+#[derive(Debug)]
+pub struct Put {
+    /// The id of the new job.
+    pub id: u64,
+    pub params: JobParams,
+    /// The length of the body with CR LF, in bytes.
+    pub full_len: u32,
+    /// The tube of a `put-in-tube`, or `None` for the tube that the connection uses.
+    pub tube: Option<Box<str>>,
+    /// The key of a unique job.
+    pub unique: Option<NewKey>,
+}
+
+/// A put whose body is at least [`LARGE`] bytes long and is arriving.
+#[derive(Debug)]
+pub struct LargePut {
+    pub put: Put,
+    /// The slot of the body.
+    pub body: Body,
+    /// The number of bytes that have arrived.
+    pub filled: usize,
 }
 
 /// The activity of a connection, as metrics show it.
@@ -111,275 +184,403 @@ impl Activity {
     }
 }
 
-/// The part of a command that a connection is reading or running.
-#[derive(Debug, Default)]
-pub enum Phase {
-    /// A command line.
-    #[default]
-    ReadingLine,
-    /// The rest of a line that is too long. Only its tail is kept.
-    SkippingLine(LineTail),
-    /// The rest of a long line for which there is no memory.
-    SkippingLongLine,
-    /// The body of a job.
-    ReadingBody(Put),
-    /// The body of a job, which is read straight into its slot.
-    ReadingLargeBody(LargePut),
-    /// A body that is dropped.
-    SkippingBody {
-        /// The number of bytes that are still to arrive.
-        left: usize,
-        /// The reply at the end of the body.
-        reason: Refusal,
-    },
-    /// A command that runs in steps, which need no input.
-    InSteps(Continuation),
-    /// A list of more than 1,024 tubes, which is shared by several connections.
-    ListingTubes,
-    /// A reserve that has no reply yet, and the end of its timeout.
-    Waiting(ReserveKind, Nanos),
-    /// A reply whose bodies wait for memory or for the disk.
-    ReadingBodies(Box<WantedBodies>),
-    /// A `flush-tube` or `flush-buried` of more jobs than one step allows.
-    Flushing,
-    /// Nothing: the connection is closed when its output is sent.
-    Closing,
-}
-
-impl Phase {
-    /// Returns whether the connection reads a command or runs one in steps. It waits for no job, list
-    /// or flush.
+impl Doing {
+    /// Returns whether the connection reads a command or runs one in steps. It waits for nothing.
     fn is_runnable(&self) -> bool {
         match self {
-            Phase::ReadingLine
-            | Phase::SkippingLine(_)
-            | Phase::SkippingLongLine
-            | Phase::ReadingBody(_)
-            | Phase::ReadingLargeBody(_)
-            | Phase::SkippingBody { .. }
-            | Phase::InSteps(_) => true,
-            Phase::ListingTubes
-            | Phase::Waiting(..)
-            | Phase::ReadingBodies(_)
-            | Phase::Flushing
-            | Phase::Closing => false,
+            Doing::Line
+            | Doing::SkipLine(_)
+            | Doing::SkipLongLine
+            | Doing::Body(_)
+            | Doing::LargeBody(_)
+            | Doing::SkipBody(..)
+            | Doing::Steps(_) => true,
+            Doing::ListTubes
+            | Doing::Wait(..)
+            | Doing::Bodies(_)
+            | Doing::Flush
+            | Doing::Closing => false,
         }
     }
-}
 
-/// The rest of a command that does more than one step allows. It runs in the next iterations.
-#[derive(Debug)]
-pub enum Continuation {
-    /// A kick of many jobs.
-    Kick(Kick),
-    /// A reserve over many tubes.
-    Reserve(Wait, ReserveKind),
-    /// A `reserve-batch` that has reserved some jobs, and the end of its timeout.
-    FillBatch(Batch, Nanos),
-    /// A `touch-all` of many jobs.
-    TouchAll(TouchAll),
-    /// A `list-jobs` or `peek-batch` that compares many jobs.
-    Select(Box<SelectionScan>, JobPart),
-    /// A list of more than 1,024 watched tubes, with the watch that is listed next.
-    ListWatched(ListText, WatchKey),
-}
-
-/// The kind of a reserve, which determines its replies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReserveKind {
-    /// `reserve` and `reserve-with-timeout`: one job.
-    Job,
-    /// `reserve-batch`: at most this number of jobs, in one reply.
-    Batch(usize),
+    /// Returns whether a command runs in steps.
+    pub fn is_in_steps(&self) -> bool {
+        matches!(self, Doing::Steps(_))
+    }
 }
 
 impl ReserveKind {
     /// Returns the reply if no job comes before the timeout.
-    pub fn timeout_reply(self) -> Reply<'static> {
+    pub fn timeout_reply(self) -> Reply {
         match self {
-            ReserveKind::Job => Reply::TimedOut,
-            ReserveKind::Batch(_) => Reply::ReservedBatch { count: 0 },
+            ReserveKind::Job => Word::TimedOut.into(),
+            ReserveKind::Batch(_) => Reply::Number("RESERVED_BATCH ", 0),
         }
     }
-}
-
-/// A reply whose bodies are not all in memory. It waits until there is memory for it, then for the disk.
-#[derive(Debug)]
-pub struct WantedBodies {
-    pub answer: Answer,
-    pub bodies: Vec<WantedBody>,
-    pub class: ReplyClass,
-    /// The bytes of the cold bodies.
-    pub cold_bytes: u64,
-    /// The memory for the bodies that are not read yet, once there was enough for all.
-    pub grant: Option<Grant>,
-    /// All bodies before this one are read or with the disk.
-    pub next: usize,
-    /// The bodies that are with the disk.
-    pub reading: usize,
-    /// The connection is in the list of turns.
-    pub has_turn: bool,
-    /// The bytes that may be read for it in this turn.
-    pub turn_bytes: usize,
-    /// When the client has asked for them.
-    pub asked_at: Nanos,
-    /// The reply was not made at once. The TTRs of its jobs begin with it.
-    pub has_waited: bool,
-}
-
-/// One of these bodies.
-#[derive(Debug)]
-pub struct WantedBody {
-    pub job: JobKey,
-    pub id: u64,
-    pub source: BodySource,
-}
-
-/// Where a reply gets a body from.
-#[derive(Debug)]
-pub enum BodySource {
-    /// From the job, if that is still there.
-    Job,
-    /// From its record, which must be read.
-    Disk,
-    Read(Rc<ReadBody>),
-    /// It cannot be read.
-    Nowhere,
-}
-
-/// A reply with bodies.
-#[derive(Clone, Copy, Debug)]
-pub enum Answer {
-    /// To `peek` and its variants.
-    Found,
-    /// To `peek-batch`, with the id for the next page.
-    FoundBatch { next: u64 },
-    /// To `reserve-job`.
-    ReservedById,
-    /// To the other reserves. If no body can be read, they go on until their timeout ends.
-    Reserved { kind: ReserveKind, until: Nanos },
-}
-
-impl Answer {
-    /// Returns whether the client has reserved the jobs.
-    pub fn is_reserved(self) -> bool {
-        match self {
-            Answer::Found | Answer::FoundBatch { .. } => false,
-            Answer::ReservedById | Answer::Reserved { .. } => true,
-        }
-    }
-
-    /// Returns the part of the reply that has this job.
-    pub fn reply(self, id: u64, body: BodyRef<'_>) -> Reply<'_> {
-        if self.is_reserved() { Reply::Reserved { id, body } } else { Reply::Found { id, body } }
-    }
-}
-
-/// The part of each selected job that the reply has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum JobPart {
-    /// The values that `list-jobs` and `stats-job` show.
-    Stats,
-    /// The body, as in `peek-batch`.
-    Body,
-}
-
-/// The reason for which a body is dropped.
-#[derive(Clone, Copy, Debug)]
-pub enum Refusal {
-    JobTooBig,
-    OutOfMemory,
-    /// There is no memory, and the server would refuse the job anyway.
-    Draining,
-}
-
-impl From<Refusal> for Reply<'_> {
-    fn from(refusal: Refusal) -> Self {
-        match refusal {
-            Refusal::JobTooBig => Reply::JobTooBig,
-            Refusal::OutOfMemory => Reply::OutOfMemory,
-            Refusal::Draining => Reply::Draining,
-        }
-    }
-}
-
-/// A put whose body is arriving.
-#[derive(Debug)]
-pub struct Put {
-    /// The id of the new job.
-    pub id: u64,
-    pub params: JobParams,
-    /// The length of the body with CR LF, in bytes.
-    pub full_len: u32,
-    /// The tube of a `put-in-tube`, or `None` for the tube that the connection uses.
-    pub tube: Option<Box<str>>,
-    /// The key of a unique job.
-    pub unique: Option<NewKey>,
-}
-
-/// A put whose body is at least [`LARGE`] bytes long and is arriving.
-#[derive(Debug)]
-pub struct LargePut {
-    pub put: Put,
-    /// The slot of the body.
-    pub body: Body,
-    /// The number of bytes that have arrived.
-    pub filled: usize,
-}
-
-/// Access to the output of a connection.
-#[derive(Debug)]
-pub struct OutputHandle<'a> {
-    conn: &'a mut Conn,
-    pool: &'a mut Pool,
-    bodies: &'a mut Bodies,
-    buffered_bytes: &'a mut usize,
-    output_limit: usize,
-    /// The output was held back for too long.
-    is_overdue: bool,
-}
-
-/// The actions that the event loop takes for a connection.
-#[derive(Clone, Copy, Debug)]
-pub struct Actions {
-    /// Read from the socket.
-    pub read: bool,
-    /// Run buffered commands.
-    pub run: bool,
-    /// Write to the socket.
-    pub write: bool,
-    /// Close the connection.
-    pub close: bool,
-}
-
-/// The next step for the input of a connection.
-#[derive(Debug)]
-pub enum Step<'a> {
-    /// A whole line, without its CR LF.
-    Line(&'a [u8]),
-    /// The end of a line that was too long.
-    TooLongLine(LineTail),
-    /// The end of a long line for which there was no memory.
-    SkippedLongLine,
-    /// A whole body, which may not end in CR LF.
-    Put(Put, &'a [u8]),
-    /// The beginning of a large body, which has no slot yet.
-    BeginBody(Put),
-    /// The next bytes of a large body.
-    BodyPart(&'a [u8]),
-    /// The end of a dropped body, and the reply to it.
-    SkippedBody(Refusal),
-    /// The rest of a command that runs in steps. It was taken out of the phase.
-    Continue(Continuation),
 }
 
 impl Conn {
-    /// A client with this many unsent bytes does not read its replies: its commands do not run.
-    const OUTPUT_LIMIT: usize = 256 * 1024;
-
     /// Copying a body of this length costs more than a second read, which goes straight to its
     /// slot.
     pub const WORTH_TWO_READS: usize = 16 * 1024;
+
+    pub fn new(key: ConnKey) -> Conn {
+        Conn {
+            key,
+            doing: Doing::Line,
+            input: Input::default(),
+            output: Output::default(),
+            has_backlog: false,
+            is_half_closed: false,
+            input_ended: false,
+            sends_large_bodies: false,
+            is_dirty: false,
+            searched: 0,
+            unread: 0,
+        }
+    }
+
+    /// Returns the number by which log lines name the connection.
+    pub fn index(&self) -> usize {
+        self.key.index()
+    }
+
+    /// Returns the activity of the connection.
+    pub fn activity(&self) -> Activity {
+        if matches!(self.doing, Doing::Closing) {
+            Activity::Closing
+        } else if !self.output.is_empty() {
+            Activity::Sending
+        } else if matches!(self.doing, Doing::Wait(..)) {
+            Activity::Waiting
+        } else if matches!(self.doing, Doing::Line) && self.input.is_empty() {
+            Activity::Idle
+        } else {
+            Activity::Receiving
+        }
+    }
+
+    // ---- What the loop asks ----
+
+    /// Returns whether commands of the connection can run.
+    pub fn can_run(&self, s: &Store) -> bool {
+        self.doing.is_runnable() && self.output.len() < s.output_limit()
+    }
+
+    /// Returns whether the connection should be read from.
+    pub fn can_read(&self, s: &Store) -> bool {
+        !self.has_backlog && !self.input_ended && self.can_run(s)
+    }
+
+    /// Returns whether the connection can be closed: it has no more input, no command and no
+    /// output.
+    pub fn is_finished(&self) -> bool {
+        let has_ended = self.doing.is_runnable() && self.input_ended && !self.has_backlog;
+        (has_ended || matches!(self.doing, Doing::Closing)) && self.output.is_empty()
+    }
+
+    /// Notes that the loop must flush the connection at the end of the iteration.
+    pub fn mark_dirty(&mut self, s: &mut Store) {
+        if !std::mem::replace(&mut self.is_dirty, true) {
+            s.dirty.push(self.key);
+        }
+    }
+
+    /// Begins to flush: holds back output whose records are not acknowledged. Returns whether the client
+    /// is to be disconnected, because it has waited for that for too long.
+    pub fn begin_flush(&mut self, s: &mut Store) -> bool {
+        self.is_dirty = false;
+        let Some(progress) = s.progress else { return false };
+        if self.output.hold(progress) {
+            s.held.push(self.key);
+        }
+        progress.has_overdue() && self.output.waits_for(progress.overdue)
+    }
+
+    /// Removes the first `count` unsent bytes: the kernel has accepted them.
+    #[inline]
+    pub fn sent(&mut self, s: &mut Store, count: usize) {
+        let before = self.output.text_len();
+        self.output.sent(count, &mut s.pool, &mut s.queue.bodies);
+        s.buffered_bytes -= before - self.output.text_len();
+    }
+
+    /// Returns whether the client has taken nothing, since the last call, of an output with bodies that
+    /// were read back, or of any output if that `takes_text`.
+    pub fn is_stalled(&mut self, takes_text: bool) -> bool {
+        let holds_memory = takes_text || self.output.has_read_bodies();
+        let len = if holds_memory { self.output.len() } else { 0 };
+        std::mem::replace(&mut self.unread, len) == len && len > 0
+    }
+
+    // ---- Running ----
+
+    /// Runs bytes that have arrived, after those that were buffered, and buffers the rest.
+    pub fn receive(&mut self, s: &mut Store, bytes: &[u8]) {
+        if !self.input.is_empty() {
+            if self.push_input(s, bytes).is_ok() {
+                return self.resume(s);
+            }
+            let arrived = self.take_input(s).len();
+            if !self.drop_input(s, arrived) {
+                return;
+            }
+        }
+        let used = self.run(s, bytes);
+        let rest = &bytes[used..];
+        if !rest.is_empty()
+            && !matches!(self.doing, Doing::Closing)
+            && self.push_input(s, rest).is_err()
+        {
+            self.drop_input(s, rest.len());
+        }
+    }
+
+    /// Runs buffered commands.
+    pub fn resume(&mut self, s: &mut Store) {
+        let mut input = self.take_input(s);
+        let used = self.run(s, input.unused());
+        if !matches!(self.doing, Doing::Closing) {
+            input.keep_last(input.len() - used);
+            s.buffered_bytes += input.capacity();
+            self.input = input;
+        }
+    }
+
+    /// Runs the complete commands of `input` within the connection's share of the iteration. Returns the
+    /// number of bytes that were used.
+    fn run(&mut self, s: &mut Store, input: &[u8]) -> usize {
+        let mut rest = input;
+        // A reply to a connection that waited comes before the next command, which may delete its job.
+        let may_run = |c: &Conn, s: &Store| {
+            s.budget.has_share() && c.can_run(s) && s.queue.wait_results.is_empty()
+        };
+        while self.has_step(rest) && may_run(self, s) {
+            let last_command_at = s.begin_command();
+            let waited = s.queue.wait_results.len();
+            let Some(answer) = self.step(s, &mut rest) else {
+                s.now = last_command_at;
+                break;
+            };
+            self.answer(s, answer);
+            s.charge_command(s.queue.wait_results.len() - waited);
+        }
+        self.has_backlog = self.has_step(rest) && !may_run(self, s);
+        if self.has_backlog {
+            self.mark_dirty(s);
+        }
+        input.len() - rest.len()
+    }
+
+    /// Returns whether there is a step to run, given this input.
+    fn has_step(&self, input: &[u8]) -> bool {
+        !input.is_empty() || self.doing.is_in_steps()
+    }
+
+    /// Runs one step with bytes from the front of `input`. Returns `None` if it needs more of them.
+    fn step(&mut self, s: &mut Store, input: &mut &[u8]) -> Option<Answer> {
+        match &mut self.doing {
+            Doing::Line => self.next_line(s, input),
+            Doing::Body(put) if put.full_len as usize >= LARGE => Some(put::begin_body(self, s)),
+            Doing::Body(put) => {
+                let (body, rest) = input.split_at_checked(put.full_len as usize)?;
+                *input = rest;
+                Some(put::finish_small(self, s, body))
+            }
+            Doing::LargeBody(large) => {
+                let missing = large.put.full_len as usize - large.filled;
+                let (part, rest) = input.split_at(input.len().min(missing));
+                *input = rest;
+                let (from, to) = (large.filled, large.filled + part.len());
+                s.queue.bodies.bytes_mut(&large.body, from, to).copy_from_slice(part);
+                Some(put::advance(self, s, part.len()))
+            }
+            Doing::SkipLine(tail) => {
+                let tail = *tail;
+                self.skip_line(tail, input)
+            }
+            Doing::SkipLongLine => self.skip_long_line(input),
+            Doing::SkipBody(left, word) => {
+                let dropped = input.len().min(*left);
+                *input = &input[dropped..];
+                *left -= dropped;
+                let (left, word) = (*left, *word);
+                (left == 0).then(|| {
+                    self.doing = Doing::Line;
+                    Err(word)
+                })
+            }
+            Doing::Steps(_) => {
+                let Doing::Steps(steps) = std::mem::take(&mut self.doing) else {
+                    unreachable!("it was just matched")
+                };
+                Some(self.go_on(s, steps))
+            }
+            Doing::ListTubes
+            | Doing::Wait(..)
+            | Doing::Bodies(_)
+            | Doing::Flush
+            | Doing::Closing => None,
+        }
+    }
+
+    /// Runs the next step of a command.
+    fn go_on(&mut self, s: &mut Store, steps: Steps) -> Answer {
+        match steps {
+            Steps::Kick(kick) => change::kick_step(self, s, kick),
+            Steps::Reserve(wait, kind) => reserve::reserve_step(self, s, wait, kind),
+            Steps::FillBatch(batch, until) => reserve::fill_batch_step(self, s, batch, until),
+            Steps::TouchAll(touch) => change::touch_all_step(self, s, touch),
+            Steps::Select { scan, shows_bodies } => {
+                s.selections -= 1;
+                pages::select_step(self, s, scan, shows_bodies)
+            }
+            Steps::ListWatched(text, next) => show::list_watched_step(self, s, text, next),
+        }
+    }
+
+    /// Leaves the rest of a command for the next step.
+    pub fn later(&mut self, steps: Steps) -> Answer {
+        self.doing = Doing::Steps(steps);
+        Ok(Reply::Later)
+    }
+
+    /// Ends what the connection does, and forgets it everywhere. It is closing from now on.
+    pub fn cancel(&mut self, s: &mut Store) {
+        match std::mem::replace(&mut self.doing, Doing::Closing) {
+            Doing::ListTubes => s.lists.remove(self.key, &mut s.queue.tubes),
+            Doing::Steps(Steps::ListWatched(text, _)) => {
+                s.lists.incomplete_bytes -= text.len() as u64;
+            }
+            Doing::Steps(Steps::Select { .. }) => s.selections -= 1,
+            Doing::Bodies(_) => s.reads.remove(self.key),
+            Doing::Flush => s.queue.abandon_flush(self.key),
+            Doing::Wait(..) => s.queue.stop_waiting(self.key),
+            Doing::LargeBody(large) => s.queue.drop_body(large.body),
+            Doing::Line
+            | Doing::SkipLine(_)
+            | Doing::SkipLongLine
+            | Doing::Body(_)
+            | Doing::SkipBody(..)
+            | Doing::Steps(_)
+            | Doing::Closing => {}
+        }
+        s.buffered_bytes -= self.buffered_bytes();
+        self.input = Input::default();
+        self.output.clear(&mut s.pool, &mut s.queue.bodies);
+    }
+
+    /// Closes the connection, for which there is no memory, and drops its unsent output: the client
+    /// must not take half a reply for a whole one.
+    pub fn fail(&mut self, s: &mut Store) {
+        self.cancel(s);
+        self.mark_dirty(s);
+    }
+
+    /// Closes the connection when its output is sent. Its input is not read any more. The caller's
+    /// reply, or the end of its visit, makes it dirty.
+    pub fn close_after_write(&mut self) {
+        self.doing = Doing::Closing;
+    }
+
+    /// Ends the wait of a client that has shut down its sending side, now and for later commands.
+    /// More input may still arrive.
+    pub fn half_close(&mut self, s: &mut Store) {
+        self.is_half_closed = true;
+        if matches!(self.doing, Doing::Wait(..)) {
+            s.queue.stop_waiting(self.key);
+            self.end_wait(s, WaitResult::TimedOut);
+        }
+    }
+
+    /// Replies to a connection whose wait has ended.
+    pub fn end_wait(&mut self, s: &mut Store, result: WaitResult) {
+        let Doing::Wait(kind, until) = self.doing else {
+            // It is closing, and gives the job back.
+            return;
+        };
+        self.doing = Doing::Line;
+        let answer = match result {
+            WaitResult::Reserved(job) => reserve::awaited(self, s, job, kind, until),
+            WaitResult::DeadlineSoon => Err(Word::DeadlineSoon),
+            WaitResult::TimedOut => Ok(kind.timeout_reply()),
+        };
+        self.answer_later(s, answer);
+    }
+
+    // ---- Replies ----
+
+    /// Appends the reply to the output, if there is one now.
+    #[inline]
+    fn answer(&mut self, s: &mut Store, answer: Answer) {
+        let reply = answer.unwrap_or_else(Reply::Word);
+        if !matches!(reply, Reply::Later) {
+            self.reply(s, &reply);
+        }
+    }
+
+    /// Replies outside of a visit, or goes on in the next one.
+    pub fn answer_later(&mut self, s: &mut Store, answer: Answer) {
+        self.answer(s, answer);
+        self.has_backlog |= self.doing.is_in_steps();
+        self.mark_dirty(s);
+    }
+
+    /// Appends a reply to the output. Returns `false` if there is no memory: then the connection closes.
+    #[inline]
+    pub fn reply(&mut self, s: &mut Store, reply: &Reply) -> bool {
+        let before = (self.output.text_len(), self.output.cost());
+        let written = reply.write(&mut self.output, &mut s.pool, &mut s.queue);
+        let is_written = self.replied(s, before, written);
+        if let Reply::Job(JobWord::Reserved, job) = reply {
+            s.queue.after_reserve(*job);
+        }
+        is_written
+    }
+
+    /// Appends a job with its body: the one that was read back, or that of the job. Returns `false` if there
+    /// is no memory: then the connection closes.
+    pub fn reply_body(
+        &mut self,
+        s: &mut Store,
+        word: JobWord,
+        (job, id): (JobKey, u64),
+        read: Option<&Rc<ReadBody>>,
+    ) -> bool {
+        let before = (self.output.text_len(), self.output.cost());
+        let Queue { jobs, bodies, .. } = &mut s.queue;
+        let body = read.map_or_else(|| BodyRef::Stored(&jobs[job].body), BodyRef::Read);
+        let written = write_job(word, id, body, &mut self.output, &mut s.pool, bodies);
+        self.replied(s, before, written)
+    }
+
+    #[inline]
+    fn replied(
+        &mut self,
+        s: &mut Store,
+        (text_before, cost_before): (usize, usize),
+        written: Result<(), TryReserveError>,
+    ) -> bool {
+        s.buffered_bytes += self.output.text_len() - text_before;
+        s.reply_cost += self.output.cost() - cost_before;
+        if written.is_err() {
+            self.fail(s);
+            return false;
+        }
+        self.mark_dirty(s);
+        true
+    }
+
+    /// Ensures that a reply of this size allocates nothing.
+    pub fn try_reserve_output(
+        &mut self,
+        s: &mut Store,
+        size: ReplySize,
+    ) -> Result<(), TryReserveError> {
+        self.output.try_reserve(size.text_len, size.parts, &mut s.pool)
+    }
+
+    // ---- Input ----
 
     /// Returns the memory of the input and the output in bytes, without bodies and lists, which are
     /// shared.
@@ -387,132 +588,53 @@ impl Conn {
         self.input.capacity() + self.output.text_len()
     }
 
-    fn mark_dirty(&mut self, own_key: ConnKey, dirty: &mut Vec<ConnKey>) {
-        if !std::mem::replace(&mut self.is_dirty, true) {
-            dirty.push(own_key);
+    fn push_input(&mut self, s: &mut Store, bytes: &[u8]) -> Result<(), TryReserveError> {
+        let before = self.input.capacity();
+        let pushed = self.input.push(bytes);
+        s.buffered_bytes += self.input.capacity() - before;
+        pushed
+    }
+
+    fn take_input(&mut self, s: &mut Store) -> Input {
+        s.buffered_bytes -= self.input.capacity();
+        std::mem::take(&mut self.input)
+    }
+
+    /// Handles that the input, for which there is no memory, was dropped. Returns whether the connection
+    /// stays open: the `arrived` bytes were the beginning of a body and nothing else.
+    fn drop_input(&mut self, s: &mut Store, arrived: usize) -> bool {
+        if let Doing::Body(put) = &self.doing
+            && let Some(left) = (put.full_len as usize).checked_sub(arrived)
+            && left > 0
+        {
+            self.doing = Doing::SkipBody(left, Word::OutOfMemory);
+            return true;
         }
+        self.fail(s);
+        false
     }
 
-    /// Returns the actions for the connection. Its commands run while fewer than `output_limit`
-    /// bytes are unsent.
-    pub fn actions(&self, output_limit: usize) -> Actions {
-        let is_runnable = self.can_run(output_limit);
-        Actions {
-            read: is_runnable && !self.has_backlog && !self.input_ended,
-            run: is_runnable && self.has_backlog,
-            write: self.output.sendable_len() > 0,
-            close: self.is_finished(),
-        }
-    }
-
-    /// Returns the activity of the connection.
-    pub fn activity(&self) -> Activity {
-        match self.phase {
-            Phase::Closing => Activity::Closing,
-            _ if !self.output.is_empty() => Activity::Sending,
-            Phase::Waiting(..) => Activity::Waiting,
-            Phase::ReadingLine if self.input.is_empty() => Activity::Idle,
-            Phase::ReadingLine
-            | Phase::SkippingLine(_)
-            | Phase::SkippingLongLine
-            | Phase::ReadingBody(_)
-            | Phase::ReadingLargeBody(_)
-            | Phase::SkippingBody { .. }
-            | Phase::InSteps(_)
-            | Phase::ListingTubes
-            | Phase::ReadingBodies(_)
-            | Phase::Flushing => Activity::Receiving,
-        }
-    }
-
-    /// Returns whether commands of the connection can run.
-    pub fn can_run(&self, output_limit: usize) -> bool {
-        self.phase.is_runnable() && self.output.len() < output_limit
-    }
-
-    /// Returns whether the connection can be closed: it has no more input, no command and no
-    /// output.
-    fn is_finished(&self) -> bool {
-        let has_ended = self.phase.is_runnable() && self.input_ended && !self.has_backlog;
-        (has_ended || matches!(self.phase, Phase::Closing)) && self.output.is_empty()
-    }
-
-    /// Returns whether there is a step to run, given this input.
-    pub fn has_step(&self, input: &[u8]) -> bool {
-        !input.is_empty() || matches!(self.phase, Phase::InSteps(_))
-    }
-
-    /// Takes the bytes of one step from the front of `input`. Returns `None` if the step needs more
-    /// bytes, or if no command can run.
-    ///
-    /// Without `has_memory`, a line of more than 512 bytes is skipped unless all of it has arrived.
-    pub fn next_step<'a>(
-        &mut self,
-        input: &mut &'a [u8],
-        output_limit: usize,
-        has_memory: bool,
-    ) -> Option<Step<'a>> {
-        if !self.can_run(output_limit) {
+    /// Returns the slot's next bytes, at most `limit`, to which the loop may read a large body.
+    /// Returns `None` if no large body is arriving, or if the connection must not be read.
+    pub fn body_space<'s>(&self, s: &'s mut Store, limit: usize) -> Option<&'s mut [u8]> {
+        let Doing::LargeBody(LargePut { body, filled, .. }) = &self.doing else { return None };
+        if !self.can_read(s) {
             return None;
         }
-        match &mut self.phase {
-            Phase::ReadingLine => self.next_line(input, has_memory),
-            Phase::SkippingLine(tail) => {
-                let tail = *tail;
-                self.skip_line(tail, input)
-            }
-            Phase::SkippingLongLine => self.skip_long_line(input),
-            Phase::ReadingBody(put) if put.full_len as usize >= LARGE => {
-                Some(Step::BeginBody(self.take_put()))
-            }
-            Phase::ReadingLargeBody(large) => {
-                let missing = large.put.full_len as usize - large.filled;
-                let (part, rest) = input.split_at(input.len().min(missing));
-                *input = rest;
-                Some(Step::BodyPart(part))
-            }
-            Phase::ReadingBody(put) => {
-                let (body, rest) = input.split_at_checked(put.full_len as usize)?;
-                *input = rest;
-                Some(Step::Put(self.take_put(), body))
-            }
-            Phase::SkippingBody { left, reason } => {
-                let dropped = input.len().min(*left);
-                *input = &input[dropped..];
-                *left -= dropped;
-                if *left > 0 {
-                    return None;
-                }
-                let reason = *reason;
-                self.phase = Phase::ReadingLine;
-                Some(Step::SkippedBody(reason))
-            }
-            Phase::InSteps(_) => Some(Step::Continue(self.take_continuation())),
-            Phase::ListingTubes
-            | Phase::Waiting(..)
-            | Phase::ReadingBodies(_)
-            | Phase::Flushing
-            | Phase::Closing => None,
-        }
+        let end = (*filled + limit).min(body.full_len() as usize);
+        Some(s.queue.bodies.bytes_mut(body, *filled, end))
     }
 
-    /// Takes the put whose body is arriving. The connection reads a line next.
-    fn take_put(&mut self) -> Put {
-        let Phase::ReadingBody(put) = std::mem::take(&mut self.phase) else {
-            unreachable!("the phase was just matched")
-        };
-        put
+    /// Accepts `count` bytes that were read into the slice that [`Conn::body_space`] returned.
+    pub fn receive_body(&mut self, s: &mut Store, count: usize) {
+        s.begin_command();
+        let waited = s.queue.wait_results.len();
+        let answer = put::advance(self, s, count);
+        self.answer(s, answer);
+        s.charge_command(s.queue.wait_results.len() - waited);
     }
 
-    /// Takes the command that runs in steps. The connection reads a line next.
-    fn take_continuation(&mut self) -> Continuation {
-        let Phase::InSteps(continuation) = std::mem::take(&mut self.phase) else {
-            unreachable!("the phase was just matched")
-        };
-        continuation
-    }
-
-    fn next_line<'a>(&mut self, input: &mut &'a [u8], has_memory: bool) -> Option<Step<'a>> {
+    fn next_line(&mut self, s: &mut Store, input: &mut &[u8]) -> Option<Answer> {
         let line_max = line_max(input);
         let window = &input[..input.len().min(line_max)];
         // The last byte that was searched may be the CR.
@@ -521,12 +643,12 @@ impl Conn {
             let (line, rest) = input.split_at(from + length);
             *input = &rest[CR_LF.len()..];
             if line.len() + CR_LF.len() > LINE_MAX && !may_be_long(line) {
-                return Some(Step::TooLongLine(line.into()));
+                return Some(reject(self, line.into(), Word::BadFormat));
             }
-            return Some(Step::Line(line));
+            return Some(run_line(self, s, line));
         }
         if window.len() < line_max {
-            if window.len() >= TAGGED_LINE_MAX && !has_memory {
+            if window.len() >= TAGGED_LINE_MAX && s.is_crowded() {
                 return self.skip_long_line(input);
             }
             self.searched = u16::try_from(window.len()).expect("a line has at most 21,015 bytes");
@@ -536,374 +658,127 @@ impl Conn {
     }
 
     /// `tail` is the tail of the bytes that were dropped.
-    fn skip_line<'a>(&mut self, mut tail: LineTail, input: &mut &'a [u8]) -> Option<Step<'a>> {
+    fn skip_line(&mut self, mut tail: LineTail, input: &mut &[u8]) -> Option<Answer> {
         if let Some(length) = find_line_end(input) {
             tail.add(&input[..length]);
             *input = &input[length + CR_LF.len()..];
-            self.phase = Phase::ReadingLine;
-            return Some(Step::TooLongLine(tail));
+            self.doing = Doing::Line;
+            return Some(reject(self, tail, Word::BadFormat));
         }
         // A CR at the end may be the first half of the line's end.
         let kept = usize::from(input.ends_with(b"\r"));
         let (dropped, rest) = input.split_at(input.len() - kept);
         tail.add(dropped);
         *input = rest;
-        self.phase = Phase::SkippingLine(tail);
+        self.doing = Doing::SkipLine(tail);
         None
     }
 
     /// Skips a line up to its end.
-    fn skip_long_line<'a>(&mut self, input: &mut &'a [u8]) -> Option<Step<'a>> {
-        self.phase = Phase::SkippingLongLine;
+    fn skip_long_line(&mut self, input: &mut &[u8]) -> Option<Answer> {
+        self.doing = Doing::SkipLongLine;
         if let Some(length) = find_line_end(input) {
             *input = &input[length + CR_LF.len()..];
-            self.phase = Phase::ReadingLine;
-            return Some(Step::SkippedLongLine);
+            self.doing = Doing::Line;
+            return Some(Err(Word::OutOfMemory));
         }
         *input = &input[input.len() - usize::from(input.ends_with(b"\r"))..];
         None
     }
 
+    // ---- Checking ----
+
     /// Checks that the buffered input is an incomplete line or body, unless the connection has a
     /// backlog: then it has a step to run.
-    fn check(&self, index: usize) {
+    ///
+    /// # Panics
+    /// The check fails.
+    pub fn check(&self, s: &Store) {
+        let index = self.index();
         self.output.check(format_args!("the output of connection {index}"));
         assert!(
             self.is_half_closed || !self.input_ended,
             "the input of connection {index} has ended, but it is not half-closed"
         );
-        let Conn { phase, has_backlog, .. } = self;
+        let Conn { doing, has_backlog, .. } = self;
         let input = self.input.unused();
-        let is_consistent = match phase {
-            Phase::Closing => true,
+        let is_consistent = match doing {
+            Doing::Closing => true,
             // Its input may have been dropped for lack of memory.
-            Phase::SkippingBody { reason: Refusal::OutOfMemory, .. } => {
-                *has_backlog || input.is_empty()
-            }
+            Doing::SkipBody(_, Word::OutOfMemory) => *has_backlog || input.is_empty(),
             _ if *has_backlog => self.has_step(input),
-            Phase::ReadingLine => input.len() < line_max(input) && find_line_end(input).is_none(),
-            Phase::SkippingLine(_) | Phase::SkippingLongLine => input.is_empty() || input == b"\r",
-            Phase::ReadingBody(put) => input.len() < (put.full_len as usize).min(LARGE),
-            Phase::ReadingLargeBody(large) => {
+            Doing::Line => input.len() < line_max(input) && find_line_end(input).is_none(),
+            Doing::SkipLine(_) | Doing::SkipLongLine => input.is_empty() || input == b"\r",
+            Doing::Body(put) => input.len() < (put.full_len as usize).min(LARGE),
+            Doing::LargeBody(large) => {
                 input.is_empty() && large.filled < large.put.full_len as usize
             }
-            Phase::SkippingBody { .. }
-            | Phase::ListingTubes
-            | Phase::Waiting(..)
-            | Phase::ReadingBodies(_)
-            | Phase::Flushing => input.is_empty(),
-            Phase::InSteps(_) => false,
+            Doing::SkipBody(..)
+            | Doing::ListTubes
+            | Doing::Wait(..)
+            | Doing::Bodies(_)
+            | Doing::Flush => input.is_empty(),
+            Doing::Steps(_) => false,
         };
         assert!(
             is_consistent,
-            "connection {index} buffers {} bytes in {phase:?}, backlog: {has_backlog}",
+            "connection {index} buffers {} bytes in {doing:?}, backlog: {has_backlog}",
             input.len()
         );
-        let waits = self.is_half_closed && matches!(phase, Phase::Waiting(..));
-        assert!(!waits, "connection {index} is half-closed, but it waits");
+        self.check_doing(s);
     }
 
-    /// Skips the body that is arriving, of which `arrived` bytes were dropped for lack of memory.
-    /// Returns `false` if no body is arriving, or if all of its bytes have arrived.
-    pub fn skip_body(&mut self, arrived: usize) -> bool {
-        let Phase::ReadingBody(put) = &self.phase else { return false };
-        match (put.full_len as usize).checked_sub(arrived) {
-            None | Some(0) => false,
-            Some(left) => {
-                self.phase = Phase::SkippingBody { left, reason: Refusal::OutOfMemory };
-                true
+    fn check_doing(&self, s: &Store) {
+        let (index, doing) = (self.index(), &self.doing);
+        let client = s.queue.clients.get(self.key);
+        let client = client.unwrap_or_else(|| panic!("no client for connection {index}"));
+        let waits = matches!(doing, Doing::Wait(..));
+        assert_eq!(
+            waits,
+            client.watching.is_waiting(),
+            "whether connection {index} waits, and whether the queue knows it: {doing:?}"
+        );
+        assert!(!waits || !self.is_half_closed, "connection {index} is half-closed, but it waits");
+        match doing {
+            Doing::Body(put) => {
+                let max_len = s.settings.max_job_size as usize + CR_LF.len();
+                let is_new = put.id <= s.last_id && s.queue.jobs.find(put.id).is_none();
+                assert!(
+                    is_new && put.full_len as usize <= max_len,
+                    "connection {index} puts {put:?}, the last assigned id is {}",
+                    s.last_id
+                );
             }
-        }
-    }
-}
-
-impl Conns {
-    /// Returns an empty set. Connections are crowded from `buffer_limit` bytes of unused input and
-    /// unsent text on.
-    pub fn new(buffer_limit: usize) -> Conns {
-        Conns {
-            by_key: SecondaryMap::default(),
-            pool: Pool::default(),
-            dirty: Vec::new(),
-            held: Vec::new(),
-            buffered_bytes: 0,
-            buffer_limit,
-            reply_cost: 0,
-        }
-    }
-
-    pub fn len(&self) -> usize {
-        self.by_key.len()
-    }
-
-    /// Adds a connection.
-    pub fn try_insert(&mut self, key: ConnKey) -> Result<(), TryReserveError> {
-        // Each connection is in each list at most once. Closed ones may be in them too.
-        self.dirty.try_reserve(self.len() + 1)?;
-        self.held.try_reserve(self.len() + 1)?;
-        self.by_key.try_insert(key, Conn::default())
-    }
-
-    /// Returns whether a connection has this key.
-    pub fn has(&self, key: ConnKey) -> bool {
-        self.by_key.get(key).is_some()
-    }
-
-    /// Removes a connection, after [`Conns::drop_buffers`].
-    pub fn remove(&mut self, key: ConnKey) {
-        self.by_key.remove(key);
-    }
-
-    /// Drops the input and the output of a connection, and begins to close it.
-    pub fn drop_buffers(&mut self, key: ConnKey, bodies: &mut Bodies) {
-        let conn = &mut self.by_key[key];
-        self.buffered_bytes -= conn.buffered_bytes();
-        conn.input = Input::default();
-        conn.output.clear(&mut self.pool, bodies);
-        if let Phase::ReadingLargeBody(large) = std::mem::replace(&mut conn.phase, Phase::Closing) {
-            bodies.remove(large.body);
-        }
-    }
-
-    /// Returns the bodies for which a connection waits; `None` if it waits for none, or if there is no
-    /// such connection.
-    pub fn wanted_bodies(&mut self, key: ConnKey) -> Option<&mut WantedBodies> {
-        let phase = &mut self.by_key.get_mut(key)?.phase;
-        if let Phase::ReadingBodies(wanted) = phase { Some(wanted) } else { None }
-    }
-
-    /// Appends a reply to the output of a connection. After an error a part of it may be there.
-    pub fn reply(
-        &mut self,
-        key: ConnKey,
-        reply: Reply<'_>,
-        bodies: &mut Bodies,
-    ) -> Result<(), TryReserveError> {
-        let conn = &mut self.by_key[key];
-        self.reply_cost += reply.cost();
-        let before = conn.output.text_len();
-        let written = reply.write(&mut conn.output, &mut self.pool, bodies);
-        self.buffered_bytes += conn.output.text_len() - before;
-        written?;
-        conn.mark_dirty(key, &mut self.dirty);
-        Ok(())
-    }
-
-    /// Returns whether `text_len` more bytes of text exceed the limit for unused input and unsent text
-    /// of all connections. Without such input and text, one reply may exceed it.
-    pub fn are_crowded_by(&self, text_len: usize) -> bool {
-        self.buffered_bytes > 0 && self.buffered_bytes.saturating_add(text_len) > self.buffer_limit
-    }
-
-    /// Ensures that a reply of this size allocates nothing.
-    pub fn try_reserve_output(
-        &mut self,
-        key: ConnKey,
-        size: ReplySize,
-    ) -> Result<(), TryReserveError> {
-        self.by_key[key].output.try_reserve(size.text_len, size.parts, &mut self.pool)
-    }
-
-    /// Returns access to the output of a connection, which is not dirty any more.
-    pub fn output_handle<'a>(
-        &'a mut self,
-        key: ConnKey,
-        progress: Option<&Progress>,
-        bodies: &'a mut Bodies,
-    ) -> OutputHandle<'a> {
-        let output_limit = self.output_limit();
-        let conn = &mut self.by_key[key];
-        conn.is_dirty = false;
-        let mut is_overdue = false;
-        if let Some(progress) = progress {
-            if conn.output.hold(*progress) {
-                self.held.push(key);
+            Doing::Steps(Steps::Kick(kick)) => assert!(
+                kick.tube == client.used && kick.left > 0,
+                "connection {index} kicks {kick:?}, but uses {:?}",
+                client.used
+            ),
+            Doing::LargeBody(LargePut { put, body, .. }) => assert!(
+                put.id <= s.last_id && put.full_len == body.full_len(),
+                "connection {index} puts {put:?} into {body:?}"
+            ),
+            Doing::ListTubes => {
+                assert_eq!(s.lists.requests_of(self.key), 1, "lists for connection {index}");
             }
-            is_overdue = progress.has_overdue() && conn.output.waits_for(progress.overdue);
-        }
-        let (pool, buffered_bytes) = (&mut self.pool, &mut self.buffered_bytes);
-        OutputHandle { conn, pool, bodies, buffered_bytes, output_limit, is_overdue }
-    }
-
-    /// Marks all connections as dirty whose output was held back: more of it may be sent.
-    pub fn wake_held(&mut self) {
-        for key in self.held.drain(..) {
-            // The connection may have been closed, and its key given to a new one.
-            if let Some(conn) = self.by_key.get_mut(key) {
-                conn.output.wake();
-                conn.mark_dirty(key, &mut self.dirty);
-            }
+            Doing::Bodies(wanted) => s.reads.check(self.key, wanted, &s.queue.limits),
+            Doing::Line
+            | Doing::SkipLine(_)
+            | Doing::SkipLongLine
+            | Doing::SkipBody(..)
+            | Doing::Steps(_)
+            | Doing::Wait(..)
+            | Doing::Flush
+            | Doing::Closing => {}
         }
     }
 
-    /// Returns the next connection from this number on that has taken nothing, since the last look, of an
-    /// output with bodies that were read back. The first look finds none.
-    pub fn next_stalled(&mut self, from: usize, is_first: bool) -> Option<ConnKey> {
-        for key in (from..self.numbers_end()).map(ConnKey::from_index) {
-            let Some(conn) = self.by_key.get_mut(key) else { continue };
-            let len = if conn.output.has_read_bodies() { conn.output.len() } else { 0 };
-            if std::mem::replace(&mut conn.unread, len) == len && len > 0 && !is_first {
-                return Some(key);
-            }
-        }
-        None
-    }
-
-    /// Returns the references of all connections to large bodies, arriving or unsent.
-    pub fn bodies(&self) -> impl Iterator<Item = &Body> + '_ {
-        self.iter().flat_map(|(_, conn)| {
-            let large = if let Phase::ReadingLargeBody(large) = &conn.phase {
-                Some(&large.body)
-            } else {
-                None
-            };
-            conn.output.bodies().chain(large)
-        })
-    }
-
-    /// Returns the cost of the replies since the previous call, by [`Reply::cost`].
-    pub fn take_reply_cost(&mut self) -> usize {
-        std::mem::take(&mut self.reply_cost)
-    }
-
-    /// Marks a connection as dirty: the next [`Conns::take_dirty`] returns it.
-    pub fn mark_dirty(&mut self, key: ConnKey) -> Actions {
-        let conn = &mut self.by_key[key];
-        conn.mark_dirty(key, &mut self.dirty);
-        self.actions(key)
-    }
-
-    /// Returns the actions for a connection.
-    pub fn actions(&self, key: ConnKey) -> Actions {
-        self.by_key[key].actions(self.output_limit())
-    }
-
-    // ---- Buffers ----
-
-    /// Returns whether unused input and unsent text of all connections have reached their limit.
-    /// Then at most 1 KiB is read from each connection, and commands run only for clients that have
-    /// read all replies.
-    pub fn are_crowded(&self) -> bool {
-        self.buffered_bytes >= self.buffer_limit
-    }
-
-    /// Returns the number of unsent bytes at which the commands of a connection stop running.
-    pub fn output_limit(&self) -> usize {
-        if self.are_crowded() { 1 } else { Conn::OUTPUT_LIMIT }
-    }
-
-    /// Buffers bytes that a client has sent.
-    pub fn push_input(&mut self, key: ConnKey, bytes: &[u8]) -> Result<(), TryReserveError> {
-        let conn = &mut self.by_key[key];
-        let before = conn.input.capacity();
-        let pushed = conn.input.push(bytes);
-        self.buffered_bytes += conn.input.capacity() - before;
-        pushed
-    }
-
-    /// Takes the buffered input of a connection.
-    pub fn take_input(&mut self, key: ConnKey) -> Input {
-        let input = std::mem::take(&mut self.by_key[key].input);
-        self.buffered_bytes -= input.capacity();
-        input
-    }
-
-    /// Puts back the rest of the input that [`Conns::take_input`] returned.
-    pub fn put_back_input(&mut self, key: ConnKey, input: Input) {
-        self.buffered_bytes += input.capacity();
-        self.by_key[key].input = input;
-    }
-
-    pub fn iter(&self) -> impl Iterator<Item = (ConnKey, &Conn)> + '_ {
-        self.by_key.iter()
-    }
-
-    /// Returns the connections whose keys have these numbers.
-    pub fn numbered(&self, numbers: Range<usize>) -> impl Iterator<Item = &Conn> + '_ {
-        let numbers = numbers.start..numbers.end.min(self.numbers_end());
-        numbers.filter_map(|number| self.by_key.get(ConnKey::from_index(number)))
-    }
-
-    /// Returns a number that is above those of all keys.
-    pub fn numbers_end(&self) -> usize {
-        self.by_key.numbers_end()
-    }
-
-    /// Checks the state and the buffers of each connection. The set of dirty connections is not
-    /// checked: it depends on the event loop.
-    ///
-    /// # Panics
-    /// The check fails.
-    pub fn check(&self) {
-        self.by_key.check(format_args!("the connections"));
-        self.pool.check();
-        let mut buffered_bytes = 0;
-        for (key, conn) in self.iter() {
-            conn.check(key.index());
-            buffered_bytes += conn.buffered_bytes();
-        }
-        assert_eq!(self.buffered_bytes, buffered_bytes, "stored and actual bytes of buffers");
-    }
-
-    /// Moves the keys of dirty connections to `keys`. Some of these connections may have been
-    /// removed, and their keys given to new ones.
-    pub fn take_dirty(&mut self, keys: &mut Vec<ConnKey>) {
-        keys.append(&mut self.dirty);
-    }
-
-    /// Returns whether there are dirty connections.
-    pub fn has_dirty(&self) -> bool {
-        !self.dirty.is_empty()
-    }
-}
-
-impl OutputHandle<'_> {
-    /// Puts the next bytes for the client into `slices`. Returns the number of slices used.
-    pub fn next_slices<'s>(&'s self, slices: &mut [IoSlice<'s>]) -> usize {
-        self.conn.output.next_slices(slices, self.bodies)
-    }
-
-    /// Returns whether the output is more than one slice of text.
-    pub fn has_parts(&self) -> bool {
-        self.conn.output.has_parts()
-    }
-
-    /// Returns the number of unsent bytes.
-    pub fn len(&self) -> usize {
-        self.conn.output.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.conn.output.is_empty()
-    }
-
-    /// Removes the first `count` unsent bytes: the kernel has accepted them. The connection may be
-    /// able to run commands again.
-    #[inline]
-    pub fn sent(&mut self, count: usize) {
-        let before = self.conn.output.text_len();
-        self.conn.output.sent(count, self.pool, self.bodies);
-        *self.buffered_bytes -= before - self.conn.output.text_len();
-    }
-
-    /// Returns the actions for the connection.
-    pub fn actions(&self) -> Actions {
-        let actions = self.conn.actions(self.output_limit);
-        Actions { close: actions.close || self.is_overdue, ..actions }
-    }
-}
-
-impl Index<ConnKey> for Conns {
-    type Output = Conn;
-
-    fn index(&self, key: ConnKey) -> &Conn {
-        &self.by_key[key]
-    }
-}
-
-impl IndexMut<ConnKey> for Conns {
-    fn index_mut(&mut self, key: ConnKey) -> &mut Conn {
-        &mut self.by_key[key]
+    /// Returns the memory that counts in [`Store::buffered_bytes`], and the large bodies that the connection
+    /// refers to, for the check of their sums.
+    pub fn check_parts(&self) -> (usize, impl Iterator<Item = &Body>) {
+        let large =
+            if let Doing::LargeBody(large) = &self.doing { Some(&large.body) } else { None };
+        (self.buffered_bytes(), self.output.bodies().chain(large))
     }
 }
 
@@ -916,63 +791,5 @@ fn find_line_end(bytes: &[u8]) -> Option<usize> {
             return Some(at - 1);
         }
         from = at + 1;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_body_that_is_still_arriving_is_skipped() {
-        let params = JobParams { pri: 0, delay_secs: 0, ttr_secs: 1 };
-        for (arrived, is_skipped) in [(0, true), (11, true), (12, false), (400, false)] {
-            let put = Put { id: 1, params, full_len: 12, tube: None, unique: None };
-            let mut conn = Conn { phase: Phase::ReadingBody(put), ..Conn::default() };
-            assert_eq!(conn.skip_body(arrived), is_skipped, "{arrived} bytes have arrived");
-            let mut rest = &b"123456789012"[arrived.min(12)..];
-            let step = conn.next_step(&mut rest, Conn::OUTPUT_LIMIT, true);
-            assert_eq!(matches!(step, Some(Step::SkippedBody(Refusal::OutOfMemory))), is_skipped);
-        }
-        assert!(!Conn::default().skip_body(5));
-    }
-
-    #[test]
-    fn the_end_of_a_too_long_line_is_found_in_any_chunks() {
-        for (end, is_http) in [
-            (&b" HTTP/1.1\r\n"[..], true),
-            (b"\r HTTP/2.0\r\n", true),
-            (b" HTTP/1.1\r\r\n", false),
-            (b" HTTP/1.1x\r\n", false),
-        ] {
-            let line = [&[b'x'; LINE_MAX], end].concat();
-            for first in 0..line.len() {
-                for second in first..line.len() {
-                    let pieces = [&line[..first], &line[first..second], &line[second..]];
-                    assert_eq!(
-                        ends(&pieces),
-                        [is_http],
-                        "{first}, {second}, {}",
-                        end.escape_ascii()
-                    );
-                }
-            }
-        }
-    }
-
-    /// Returns for each too long line whether it ends as an HTTP request does.
-    fn ends(pieces: &[&[u8]]) -> Vec<bool> {
-        let (mut conn, mut kept, mut ends) = (Conn::default(), Vec::new(), Vec::new());
-        for piece in pieces {
-            kept.extend_from_slice(piece);
-            let mut rest = &kept[..];
-            match conn.next_step(&mut rest, Conn::OUTPUT_LIMIT, true) {
-                None => {}
-                Some(Step::TooLongLine(tail)) => ends.push(tail.is_http()),
-                Some(step) => panic!("the end of a too long line gave {step:?}"),
-            }
-            kept = rest.to_vec();
-        }
-        ends
     }
 }

@@ -7,7 +7,7 @@
 //! The algorithm is that of J.-P. Aumasson and D. J. Bernstein, "SipHash: a fast short-input PRF". The
 //! standard library has only its variant with 64 bits, and no way to choose the secret.
 
-use crate::engine::collections::hash_index::low_half;
+use crate::engine::collections::chains::low_half;
 use crate::engine::text::TUBE_NAME_MAX;
 use std::hash::{BuildHasher, RandomState};
 
@@ -42,7 +42,7 @@ impl Secret {
 }
 
 impl Digest {
-    /// Returns the hash for a [`HashIndex`](crate::engine::collections::hash_index::HashIndex).
+    /// Returns the hash for a [`HashSlab`](crate::engine::collections::chains::HashSlab).
     pub fn hash(self) -> u32 {
         self.0[0]
     }

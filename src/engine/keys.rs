@@ -3,9 +3,7 @@
 //! A key is valid until its object is removed. Then the number is reused. Job ids are not keys:
 //! clients store them, so they are never reused.
 
-use std::marker::PhantomData;
-
-/// A number that no key has.
+/// A number that no key has. That of a default key is 0.
 pub const NIL: u32 = u32::MAX;
 
 /// The key of one kind of object.
@@ -20,7 +18,7 @@ pub trait Key: Copy {
 macro_rules! keys {
     ($($(#[$doc:meta])* $name:ident;)*) => {$(
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(u32);
 
         impl Key for $name {
@@ -44,75 +42,23 @@ keys! {
     ConnKey;
     /// One connection watching one tube.
     WatchKey;
-    /// A timer of a wheel.
+    /// A timer.
     TimerKey;
-    /// A job in the binlog.
-    LogKey;
     /// A body of a job, in the slab of its size class.
     BodyKey;
     /// The counts of a job of which one is above 63.
     LargeCountsKey;
-    /// A block of eight consecutive job ids.
-    BlockKey;
-    /// An overflow bucket of a hash index.
-    BucketKey;
     /// The key of a unique job that is not freed.
     UniqueKey;
     /// A key of a deleted job that is kept for some time.
     KeptKey;
 }
 
-/// A key of one of two kinds, in 32 bits. The numbers of both kinds are below `2^31 - 1`
-/// ([`with_31_bits`](crate::engine::collections::slab::PagedSlab::with_31_bits)); a key of the first kind
-/// may also be [`NIL`].
+/// A job, or the key of a deleted job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EitherKey<A, B>(u32, PhantomData<(A, B)>);
-
-/// The key in an [`EitherKey`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Either<A, B> {
-    First(A),
-    Second(B),
-}
-
-/// The bit of a key of the second kind.
-const SECOND: u32 = 1 << 31;
-
-impl<A: Key, B: Key> EitherKey<A, B> {
-    pub fn from_first(key: A) -> EitherKey<A, B> {
-        EitherKey(key.number(), PhantomData)
-    }
-
-    pub fn from_second(key: B) -> EitherKey<A, B> {
-        EitherKey(key.number() | SECOND, PhantomData)
-    }
-
-    /// Returns both kinds as one number.
-    pub fn number(self) -> u32 {
-        self.0
-    }
-
-    /// Returns the key with this [`EitherKey::number`].
-    pub fn from_number(number: u32) -> EitherKey<A, B> {
-        EitherKey(number, PhantomData)
-    }
-
-    /// Returns the key, with its kind.
-    pub fn split(self) -> Either<A, B> {
-        if self.0 & SECOND == 0 || self.0 == NIL {
-            Either::First(A::from_number(self.0))
-        } else {
-            Either::Second(B::from_number(self.0 ^ SECOND))
-        }
-    }
-
-    /// Returns the key if it is of the second kind.
-    pub fn second(self) -> Option<B> {
-        match self.split() {
-            Either::First(_) => None,
-            Either::Second(key) => Some(key),
-        }
-    }
+pub enum Owner {
+    Job(JobKey),
+    KeptKey(KeptKey),
 }
 
 impl ConnKey {
@@ -131,9 +77,9 @@ impl ConnKey {
     }
 }
 
-impl LogKey {
-    /// The key of a job that is not in the binlog.
-    pub const NONE: LogKey = LogKey(NIL);
+impl UniqueKey {
+    /// Stands for the key of a job without one.
+    pub const NONE: UniqueKey = UniqueKey(NIL);
 }
 
 impl BodyKey {

@@ -3,15 +3,20 @@
 //! are in the map at the head of the crate.
 
 pub mod binlog;
+pub mod budget;
 pub mod collections;
+pub mod commands;
 pub mod conn;
 pub mod digest;
 pub mod headroom;
 pub mod keys;
 pub mod limits;
+pub mod lists;
 pub mod monitor;
 pub mod protocol;
 pub mod queue;
+pub mod reads;
 pub mod server;
+pub mod store;
 pub mod text;
 pub mod time;

@@ -1,14 +1,12 @@
 //! The flags of a binlog in etcd: the URL and the files for TLS.
 
-use super::{UsageError, last};
+use super::{UsageError, last, wrong};
 use crate::os::etcd::{EtcdOptions, TlsFiles};
 use getopts::Matches;
 use std::path::PathBuf;
 
 const DEFAULT_PORT: u16 = 2379;
 const DEFAULT_LEASE_TTL_SECS: u32 = 5;
-const SHORTEST_LEASE_TTL_SECS: u32 = 2;
-const LONGEST_LEASE_TTL_SECS: u32 = 60;
 /// The default of etcd too.
 const DEFAULT_QUOTA: u64 = 2 * 1024 * 1024 * 1024;
 
@@ -25,18 +23,15 @@ pub fn is_url(text: &str) -> bool {
 pub fn etcd_options(url: &str, matches: &Matches) -> Result<EtcdOptions, UsageError> {
     let (nodes, prefix, is_tls) = parse_url(url)?;
     if !cfg!(feature = "etcd") {
-        return Err(UsageError(format!(
+        return wrong(format!(
             "-b {url}: this program was built without etcd; build it with `cargo build --release \
              --features etcd`"
-        )));
+        ));
     }
-    for flag in ["f", "F"] {
-        if matches.opt_present(flag) {
-            return Err(UsageError(format!(
-                "-{flag} has no meaning for a binlog in etcd, which stores each change before its \
-                 reply"
-            )));
-        }
+    if let Some(flag) = ["f", "F"].into_iter().find(|flag| matches.opt_present(flag)) {
+        return wrong(format!(
+            "-{flag} has no meaning for a binlog in etcd, which stores each change before its reply"
+        ));
     }
     Ok(EtcdOptions {
         url: url.to_owned(),
@@ -91,35 +86,28 @@ fn node(text: &str) -> Option<String> {
 }
 
 fn tls_files(matches: &Matches, is_tls: bool) -> Result<Option<TlsFiles>, UsageError> {
-    let file = |flag: &str| last(matches, flag).map(PathBuf::from);
-    let files = (file("etcd-ca"), file("etcd-cert"), file("etcd-key"));
-    let wrong = |what: &str| Err(UsageError(what.to_owned()));
-    if !is_tls {
-        return match files {
-            (None, None, None) => Ok(None),
-            _ => {
-                wrong("--etcd-ca, --etcd-cert and --etcd-key need a URL that begins with etcds://")
-            }
-        };
-    }
-    let identity = match (files.1, files.2) {
-        (Some(certificate), Some(key)) => Some((certificate, key)),
-        (None, None) => None,
-        _ => return wrong("--etcd-cert and --etcd-key need each other"),
-    };
-    match files.0 {
-        Some(authorities) => Ok(Some(TlsFiles { authorities, identity })),
-        None => wrong("an etcds:// URL needs --etcd-ca"),
+    let file = |flag| last(matches, flag).map(PathBuf::from);
+    match (is_tls, ["etcd-ca", "etcd-cert", "etcd-key"].map(file)) {
+        (false, [None, None, None]) => Ok(None),
+        (false, _) => {
+            wrong("--etcd-ca, --etcd-cert and --etcd-key need a URL that begins with etcds://")
+        }
+        (true, [_, Some(_), None] | [_, None, Some(_)]) => {
+            wrong("--etcd-cert and --etcd-key need each other")
+        }
+        (true, [None, ..]) => wrong("an etcds:// URL needs --etcd-ca"),
+        (true, [Some(authorities), certificate, key]) => {
+            Ok(Some(TlsFiles { authorities, identity: certificate.zip(key) }))
+        }
     }
 }
 
 fn lease_ttl_secs(matches: &Matches) -> Result<u32, UsageError> {
     let secs = super::number(matches, "lease-ttl")?.unwrap_or(DEFAULT_LEASE_TTL_SECS);
-    let range = SHORTEST_LEASE_TTL_SECS..=LONGEST_LEASE_TTL_SECS;
-    if range.contains(&secs) {
-        return Ok(secs);
+    match secs {
+        2..=60 => Ok(secs),
+        _ => wrong(format!("--lease-ttl {secs}: not from 2 to 60")),
     }
-    Err(UsageError(format!("--lease-ttl {secs}: not from {} to {}", range.start(), range.end())))
 }
 
 #[cfg(test)]

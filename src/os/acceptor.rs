@@ -21,7 +21,7 @@ use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
 use std::fmt;
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 /// Listening sockets, and the state of accepting from them.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ impl Acceptor {
         first_token: usize,
     ) -> io::Result<Acceptor> {
         for (index, listener) in listeners.iter().enumerate() {
-            let mut source = SourceFd(&listener.as_raw_fd());
+            let mut source = SourceFd(&listener.as_fd().as_raw_fd());
             registry.register(&mut source, Token(first_token - index), Interest::READABLE)?;
         }
         let ready = |listener| ReadyListener { listener, is_ready: false };
@@ -162,10 +162,8 @@ impl Acceptor {
 
     /// Returns another descriptor of the first listener.
     pub fn try_clone_descriptor(&self) -> io::Result<OwnedFd> {
-        match self.listeners.first() {
-            Some(first) => first.listener.try_clone_descriptor(),
-            None => Err(ErrorKind::NotFound.into()),
-        }
+        let first = self.listeners.first().ok_or(ErrorKind::NotFound)?;
+        first.listener.as_fd().try_clone_to_owned()
     }
 
     fn at_limit(&mut self, open: usize, now: Nanos) {
@@ -174,7 +172,7 @@ impl Acceptor {
             None => self.limit_check_at = Some(now + WARN_AFTER),
             Some(due) if due <= now => {
                 self.limit_check_at = None;
-                if self.listeners.iter().any(|it| sockets::is_readable(&it.listener)) {
+                if self.listeners.iter().any(|it| sockets::is_readable(it.listener.as_fd())) {
                     let why = "as many as --max-connections allows; others wait until one closes";
                     self.warn(format_args!("{open} are open, {why}"), now);
                 }

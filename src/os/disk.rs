@@ -2,54 +2,54 @@
 //!
 //! This module does not know the records, nor when files are created and removed.
 
-use super::disk_thread::{DiskThread, DiskWaker, FinishedSync, MAX_REMOVED};
-use super::sys::clock::monotonic;
+use super::disk_thread::{DiskThread, DiskWaker, FinishedSync, Home, Unsynced, read_record};
 use super::sys::files;
 use crate::engine::binlog::disk::{Disk, FileNumber, LAST_NUMBER, SyncError};
 use crate::engine::binlog::reads::RecordRead;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::headroom::{self, Headroom};
-use log::warn;
 use std::fmt;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A directory with a binlog.
 #[derive(Debug)]
 pub struct Directory {
-    path: PathBuf,
-    /// The open directory, to sync it.
-    handle: Arc<File>,
+    home: Arc<Home>,
     /// Files that are open for writing.
     writing: Vec<(FileNumber, Arc<File>)>,
-    /// Removed files that the loop truncates in steps, and their lengths: freeing the whole space of a file
-    /// at once would stall it for milliseconds. Empty if there are threads, which free the space.
-    unlinked: Vec<(File, u64)>,
     /// The file that is open for reading.
     reading: Option<(FileNumber, File)>,
     /// Files with bodies that are read back, the one that was read last at the end.
     cold: Vec<(FileNumber, Arc<File>)>,
     /// The threads that wait for the disk, if bodies are read back.
     threads: Option<Threads>,
+    /// Removed files that the loop truncates in steps, and their lengths: freeing the whole space of a file
+    /// at once would stall it for milliseconds. Empty if there are threads, which free the space.
+    unlinked: Vec<(File, u64)>,
     /// Descriptors that are closed when a file is opened, so that opening never fails because clients
     /// have all descriptors.
     reserved_fds: Vec<File>,
     sync_times: Histogram,
-    /// The warning that the directory cannot be synced has been logged.
-    has_warned: bool,
+    /// The sync that has ended, if no thread has done it.
+    synced: Option<FinishedSync>,
     /// Holds the lock as long as it is open; `None` if the directory is only read.
     lock: Option<File>,
 }
 
-/// Two threads, so that reads do not wait for syncs, nor syncs for reads.
+/// Two threads, so that reads do not wait for syncs, nor syncs for reads. Without them the allocator and
+/// system calls need no locks, which is measurable for each command.
 #[derive(Debug)]
 struct Threads {
-    reads: DiskThread,
+    reads: DiskThread<io::Result<Vec<u8>>>,
     /// Syncs files and frees removed ones.
-    syncs: DiskThread,
+    syncs: DiskThread<FinishedSync>,
+    /// The number of removed files whose space is not freed.
+    unfreed: Arc<AtomicUsize>,
 }
 
 /// Why the directory cannot be used.
@@ -69,20 +69,26 @@ const LOCK_NAME: &str = "lock";
 /// created, and removed files.
 const RESERVED_FDS: usize = 4 + MAX_REMOVED;
 
-/// Files with bodies that are read back that can be open at once.
-const MAX_COLD: usize = 32;
+/// If there are more removed files whose space is not freed, the loop frees one at once.
+const MAX_REMOVED: usize = 4;
 
 /// Files that are closed while a thread syncs them.
 const MAX_SYNCING: usize = 3;
 
+/// Files with bodies that are read back that can be open at once.
+const MAX_COLD: usize = 32;
+
 /// More descriptors for the threads: files that are read back, and files that are synced.
 const FDS_OF_THREADS: usize = MAX_COLD + MAX_SYNCING;
+
+/// With this many tasks, nothing is read ahead.
+const MAX_QUEUED: usize = 8;
 
 /// An iteration truncates a removed file by at most this much, which takes about 0.2 ms.
 const TRUNCATE_STEP: u64 = 256 * 1024;
 
-/// Written in a row where the file system cannot allocate space.
-static ZEROS: [u8; 16 * 1024] = [0; 16 * 1024];
+/// So many zeros are written in a row where the file system cannot allocate space.
+const ZEROS: usize = 16 * 1024;
 
 impl Directory {
     /// Returns how many descriptors a directory takes that is written, at most if its bodies are read back.
@@ -111,22 +117,21 @@ impl Directory {
     /// Opens the directory for reading, without the lock: another process may write to it.
     pub fn open_unlocked(path: &Path) -> io::Result<Directory> {
         Ok(Directory {
-            path: path.to_owned(),
-            handle: Arc::new(File::open(path)?),
+            home: Arc::new(Home::open(path)?),
             writing: Vec::new(),
-            unlinked: Vec::new(),
             reading: None,
             cold: Vec::new(),
             threads: None,
+            unlinked: Vec::new(),
             reserved_fds: Vec::new(),
             sync_times: Histogram::default(),
-            has_warned: false,
+            synced: None,
             lock: None,
         })
     }
 
     fn path_of(&self, number: FileNumber) -> PathBuf {
-        self.path.join(format!("binlog.{number}"))
+        self.home.path.join(format!("binlog.{number}"))
     }
 
     /// Opens a file with a reserved descriptor.
@@ -145,13 +150,12 @@ impl Directory {
     /// is too little, the space of all removed files is freed first.
     fn allocate(&mut self, number: FileNumber, from: u64, to: u64) -> io::Result<()> {
         let taken = allocate(self.writable(number)?, from, to);
-        if taken.is_ok() || (self.unlinked.is_empty() && self.threads.is_none()) {
+        let unfreed = self.threads.as_ref().map_or(self.unlinked.len(), Threads::unfreed);
+        if taken.is_ok() || unfreed == 0 {
             return taken;
         }
         self.unlinked.clear();
-        if let Some(threads) = &self.threads {
-            threads.syncs.free_all();
-        }
+        self.threads.iter().for_each(Threads::free_all);
         self.reserve_fds();
         allocate(self.writable(number)?, from, to)
     }
@@ -160,7 +164,7 @@ impl Directory {
         let is_threaded = self.threads.is_some();
         let for_threads = if is_threaded { FDS_OF_THREADS - self.cold.len() } else { 0 };
         while self.lock.is_some() && self.reserved_fds.len() < RESERVED_FDS + for_threads {
-            match self.handle.try_clone() {
+            match self.home.file.try_clone() {
                 Ok(descriptor) => self.reserved_fds.push(descriptor),
                 Err(_) => return,
             }
@@ -172,8 +176,10 @@ impl Directory {
     pub fn start_threads(&mut self) -> io::Result<DiskWaker> {
         let waker = DiskWaker::default();
         self.threads = Some(Threads {
-            reads: DiskThread::start("reads", waker.clone())?,
-            syncs: DiskThread::start("syncs", waker.clone())?,
+            // A read may take any time.
+            reads: DiskThread::start("reads", waker.clone(), false)?,
+            syncs: DiskThread::start("syncs", waker.clone(), true)?,
+            unfreed: Arc::default(),
         });
         self.reserve_fds();
         Ok(waker)
@@ -225,12 +231,33 @@ impl Directory {
         };
         Ok(&self.writing[index].1)
     }
+
+    /// Returns the file, open to be synced. It may be a file of C beanstalkd, which is read-only.
+    fn syncable(&mut self, number: FileNumber) -> io::Result<Arc<File>> {
+        match self.writing.iter().find(|(open, _)| *open == number) {
+            Some((_, file)) => Ok(Arc::clone(file)),
+            None => Ok(Arc::new(self.open(number, OpenOptions::new().read(true))?)),
+        }
+    }
+}
+
+impl Threads {
+    fn unfreed(&self) -> usize {
+        self.unfreed.load(Ordering::Relaxed)
+    }
+
+    /// Waits until the space of all removed files is freed.
+    fn free_all(&self) {
+        while self.unfreed() > 0 {
+            self.syncs.catch_up();
+        }
+    }
 }
 
 impl Disk for Directory {
     fn list(&mut self) -> io::Result<Vec<FileNumber>> {
         let mut numbers = Vec::new();
-        for entry in fs::read_dir(&self.path)? {
+        for entry in fs::read_dir(&self.home.path)? {
             let number = entry?.file_name().to_str().and_then(number_of);
             headroom::leave(Headroom::Quarter, || numbers.try_reserve(1))
                 .map_err(|_| ErrorKind::OutOfMemory)?;
@@ -271,24 +298,25 @@ impl Disk for Directory {
     }
 
     fn free_bytes(&self) -> Option<u64> {
-        files::free_bytes(&self.handle).ok()
+        files::free_bytes(&self.home.file).ok()
     }
 
     fn begin_read(&mut self, read: RecordRead) {
         let file = self.cold(read.place.file).cloned();
         let threads = self.threads.as_ref().expect("they are started before bodies are read back");
-        threads.reads.read(file, read);
+        threads.reads.ask(move || read_record(&*file?, read));
     }
 
     fn finished_read(&mut self) -> Option<io::Result<Vec<u8>>> {
-        self.threads.as_ref()?.reads.finished_read()
+        self.threads.as_ref()?.reads.finished(false)
     }
 
     fn will_read(&mut self, number: FileNumber, offset: u64, len: u32) {
         if let Ok(file) = self.cold(number).cloned()
-            && let Some(threads) = &self.threads
+            && let Some(Threads { reads, .. }) = &self.threads
+            && reads.waiting() < MAX_QUEUED
         {
-            threads.reads.read_ahead(file, offset, len);
+            reads.run(move || files::begin_reading_in(&file, offset, len.into()));
         }
     }
 
@@ -322,54 +350,28 @@ impl Disk for Directory {
         }
     }
 
-    fn sync(&mut self, number: FileNumber) -> io::Result<()> {
-        let begun_at = monotonic();
-        let synced = match self.writing.iter().find(|(open, _)| *open == number) {
-            Some((_, file)) => file.sync_data(),
-            // It may be a file of C beanstalkd, which is read-only.
-            None => self.open(number, OpenOptions::new().read(true))?.sync_data(),
-        };
-        self.sync_times.count(monotonic().since(begun_at));
-        synced
-    }
-
-    fn begin_sync(&mut self, files: &[FileNumber], with_names: bool) -> bool {
-        let Some(threads) = &self.threads else { return false };
-        let is_wanted = |(number, _): &&(FileNumber, Arc<File>)| files.contains(number);
-        let open: Vec<_> = self.writing.iter().filter(is_wanted).cloned().collect();
-        // A file that this server has not written is not open for writing: the loop syncs it.
-        if open.len() < files.len() {
-            return false;
+    fn begin_sync(&mut self, files: &[FileNumber], with_names: bool, in_background: bool) {
+        let home = with_names.then(|| Arc::clone(&self.home));
+        let files: Unsynced = files.iter().map(|&number| (number, self.syncable(number))).collect();
+        match &self.threads {
+            Some(Threads { syncs, .. }) if in_background => {
+                syncs.ask(move || FinishedSync::of(home.as_deref(), files));
+            }
+            Some(_) | None => self.synced = Some(FinishedSync::of(home.as_deref(), files)),
         }
-        threads.syncs.sync(with_names.then(|| Arc::clone(&self.handle)), open);
-        true
     }
 
     fn finished_sync(&mut self, must_wait: bool) -> Option<Result<(), SyncError>> {
-        let FinishedSync { result, took } =
-            self.threads.as_ref()?.syncs.finished_sync(must_wait)?;
+        let FinishedSync { result, took } = match self.synced.take() {
+            Some(finished) => finished,
+            None => self.threads.as_ref()?.syncs.finished(must_wait)?,
+        };
         self.sync_times.count(took);
         Some(result)
     }
 
     fn sync_times(&self) -> Histogram {
         self.sync_times.clone()
-    }
-
-    fn sync_directory(&mut self) -> io::Result<()> {
-        match self.handle.sync_all() {
-            Err(error) if files::is_unsyncable(&error) => {
-                if !std::mem::replace(&mut self.has_warned, true) {
-                    warn!(
-                        "-b {}: this file system cannot sync a directory: {error}; after a power \
-                         cut, files may be missing or removed files may be back",
-                        self.path.display()
-                    );
-                }
-                Ok(())
-            }
-            synced => synced,
-        }
     }
 
     fn truncate(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
@@ -406,7 +408,9 @@ impl Disk for Directory {
             && metadata.nlink() == 0
         {
             if let Some(threads) = &self.threads {
-                threads.syncs.free(file, metadata.len());
+                if threads.unfreed() < MAX_REMOVED {
+                    threads.syncs.free(file, metadata.len(), &threads.unfreed);
+                }
                 return Ok(());
             }
             if self.unlinked.len() == MAX_REMOVED {
@@ -435,9 +439,9 @@ impl Disk for Directory {
         let others = (2_u32..).map(|copy| format!("{first}.{copy}"));
         // Files that were quarantined before stay.
         let mut names = std::iter::once(first.clone()).chain(others);
-        let is_free = |name: &String| !self.path.join(name).exists();
+        let is_free = |name: &String| !self.home.path.join(name).exists();
         let name = names.find(is_free).expect("some name is free");
-        fs::rename(self.path_of(number), self.path.join(&name))?;
+        fs::rename(self.path_of(number), self.home.path.join(&name))?;
         Ok(name)
     }
 }
@@ -455,10 +459,12 @@ fn allocate(file: &File, from: u64, to: u64) -> io::Result<()> {
     if files::allocate(file, from, to - from)? {
         return Ok(());
     }
+    // A constant of this size would be a hundredth of the program.
+    let zeros = vec![0; ZEROS];
     let mut offset = from;
     while offset < to {
         let left = usize::try_from(to - offset).unwrap_or(usize::MAX);
-        let zeros = &ZEROS[..left.min(ZEROS.len())];
+        let zeros = &zeros[..left.min(ZEROS)];
         file.write_all_at(zeros, offset)?;
         offset += zeros.len() as u64;
     }
@@ -505,8 +511,8 @@ mod tests {
         directory.create(3, 8192).unwrap();
         directory.write(3, 4, b"record").unwrap();
         directory.extend(3, 10_000).unwrap();
-        directory.sync(3).unwrap();
-        directory.sync_directory().unwrap();
+        directory.begin_sync(&[3], true, false);
+        assert!(matches!(directory.finished_sync(false), Some(Ok(()))));
         assert_eq!(directory.list().unwrap(), [3]);
         assert_eq!(directory.size(3).unwrap(), 10_000);
         let mut bytes = [1; 16];
@@ -560,28 +566,34 @@ mod tests {
 
     #[test]
     fn a_thread_syncs_files_and_frees_removed_ones() {
+        const SIZE: u64 = 20 << 20;
         let home = tempfile::tempdir().unwrap();
         let mut directory = Directory::lock(home.path()).unwrap();
         directory.start_threads().unwrap();
-        assert!(directory.begin_sync(&[], true));
+        directory.begin_sync(&[], true, true);
         assert!(matches!(directory.finished_sync(true), Some(Ok(()))));
+        let backup = home.path().join("backup");
         for number in 1..20 {
-            directory.create(number, 2 * TRUNCATE_STEP).unwrap();
+            directory.create(number, SIZE).unwrap();
             directory.write(number, 0, b"record").unwrap();
-            assert!(directory.begin_sync(&[number], true));
+            directory.begin_sync(&[number], true, true);
             // The thread has the file.
             directory.close(number);
             assert!(matches!(directory.finished_sync(true), Some(Ok(()))));
-            assert!(!directory.begin_sync(&[number], false), "the file is not open");
+            if number == 7 {
+                fs::hard_link(home.path().join("binlog.7"), &backup).unwrap();
+            }
             let open = File::open(home.path().join(format!("binlog.{number}"))).unwrap();
             directory.remove(number).unwrap();
-            if number % 2 == 0 {
-                directory.threads.as_ref().unwrap().syncs.free_all();
-                assert_eq!(open.metadata().unwrap().len(), 0);
+            assert!(directory.threads.as_ref().unwrap().unfreed() <= MAX_REMOVED);
+            if number % 4 == 0 {
+                directory.threads.as_ref().unwrap().free_all();
+                // The last step is that the thread closes it.
+                assert!(open.metadata().unwrap().len() < SIZE);
             }
         }
+        assert_eq!(fs::metadata(&backup).unwrap().len(), SIZE);
         assert_eq!(directory.sync_times().total(), 20);
-        assert!(!directory.truncate_step());
         assert!(directory.list().unwrap().is_empty());
     }
 

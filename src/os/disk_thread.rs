@@ -1,9 +1,8 @@
 //! Waits for the disk on a thread, so that the event loop does not: reads bodies, syncs files and frees
 //! the space of removed ones.
 //!
-//! A thread, and not io_uring, which the kernels and the sandboxes of many machines refuse. Reads and
-//! syncs are carried out in their order, and space is freed when there is nothing else to do. A record is
-//! verified here too, which takes milliseconds if it is large.
+//! A thread, and not io_uring, which the kernels and the sandboxes of many machines refuse. Tasks are carried
+//! out in their order.
 
 use crate::engine::binlog::disk::{FileNumber, SyncError};
 use crate::engine::binlog::reads::RecordRead;
@@ -11,21 +10,32 @@ use crate::engine::headroom::{self, Headroom};
 use crate::engine::time::Nanos;
 use crate::os::sys::clock::monotonic;
 use crate::os::sys::files;
+use log::warn;
 use mio::Waker;
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Once, OnceLock};
 use std::thread::{self, JoinHandle};
 
-/// A thread that waits for the disk. When this value is dropped, the thread ends after the request that it is
-/// carrying out, and closes all files. A read is not waited for.
+/// A thread that waits for the disk. When this value is dropped, the thread ends after the task that it is
+/// carrying out, and closes all files.
 #[derive(Debug)]
-pub struct DiskThread {
-    shared: Arc<Shared>,
+pub struct DiskThread<T> {
+    tasks: Sender<Task>,
+    results: (Sender<T>, Receiver<T>),
+    waker: DiskWaker,
+    /// The number of tasks that have not ended.
+    waiting: Arc<AtomicUsize>,
+    must_end: Arc<AtomicBool>,
+    /// `None` if its end is not waited for.
     handle: Option<JoinHandle<()>>,
 }
+
+type Task = Box<dyn FnOnce() + Send>;
 
 /// Wakes the event loop when something was read or synced.
 #[derive(Clone, Debug, Default)]
@@ -38,42 +48,20 @@ pub struct FinishedSync {
     pub took: Nanos,
 }
 
-/// The state that the event loop and this thread share.
-#[derive(Debug, Default)]
-struct Shared {
-    work: Mutex<Work>,
-    /// There is a request or a removed file, or `must_end` is set.
-    has_work: Condvar,
-    /// A sync has ended.
-    has_synced: Condvar,
-}
+/// Files to be synced. Those that cannot be opened are errors of the sync.
+pub type Unsynced = Vec<(FileNumber, io::Result<Arc<File>>)>;
 
-#[derive(Debug, Default)]
-struct Work {
-    requests: VecDeque<Request>,
-    /// Removed files whose space is freed step by step, and their lengths.
-    removed: VecDeque<(Arc<File>, u64)>,
-    reads: VecDeque<io::Result<Vec<u8>>>,
-    /// The thread reads, which may take any time.
-    is_reading: bool,
-    syncs: VecDeque<FinishedSync>,
-    must_end: bool,
-}
-
+/// The directory of the files, open to be synced.
 #[derive(Debug)]
-enum Request {
-    Read { file: io::Result<Arc<File>>, read: RecordRead },
-    ReadAhead { file: Arc<File>, offset: u64, len: u32 },
-    Sync { directory: Option<Arc<File>>, files: Vec<(FileNumber, Arc<File>)> },
-    Truncate { file: Arc<File>, len: u64 },
+pub struct Home {
+    pub path: PathBuf,
+    pub file: File,
+    /// The warning that it cannot be synced has been logged.
+    warned: Once,
 }
 
 /// A removed file is truncated by this much at once. It takes a few milliseconds, for which a sync waits.
 const TRUNCATE_STEP: u64 = 4 * 1024 * 1024;
-/// If there are more removed files whose space is not freed, the caller frees the first one at once.
-pub const MAX_REMOVED: usize = 4;
-/// With this many requests, nothing is read ahead.
-const MAX_QUEUED: usize = 8;
 
 impl DiskWaker {
     /// Sets what wakes the event loop, and wakes it: something may have ended before. Only the first call
@@ -91,169 +79,99 @@ impl DiskWaker {
     }
 }
 
-impl DiskThread {
-    /// Starts the thread, with this name.
-    pub fn start(name: &str, waker: DiskWaker) -> io::Result<DiskThread> {
-        let shared = Arc::new(Shared::default());
-        let thread_shared = Arc::clone(&shared);
+impl<T: Send + 'static> DiskThread<T> {
+    /// Starts the thread, with this name. When it is dropped, its task is waited for if `is_awaited`.
+    pub fn start(name: &str, waker: DiskWaker, is_awaited: bool) -> io::Result<DiskThread<T>> {
+        let (tasks, to_do) = channel::<Task>();
+        let must_end = Arc::<AtomicBool>::default();
+        let is_over = Arc::clone(&must_end);
         let handle = thread::Builder::new().name(name.to_owned()).spawn(move || {
-            while let Some(request) = thread_shared.next_request() {
-                thread_shared.carry_out(request, &waker);
+            while let Ok(task) = to_do.recv()
+                && !is_over.load(Ordering::Relaxed)
+            {
+                task();
             }
         })?;
-        Ok(DiskThread { shared, handle: Some(handle) })
+        let handle = is_awaited.then_some(handle);
+        let waiting = Arc::default();
+        Ok(DiskThread { tasks, results: channel(), waker, waiting, must_end, handle })
     }
 
-    /// Queues a read. If `file` is an error, [`DiskThread::finished_read`] returns it.
-    pub fn read(&self, file: io::Result<Arc<File>>, read: RecordRead) {
-        self.request(Request::Read { file, read });
+    /// Queues a task. [`DiskThread::finished`] returns its result.
+    pub fn ask(&self, task: impl FnOnce() -> T + Send + 'static) {
+        let (results, waker) = (self.results.0.clone(), self.waker.clone());
+        self.run(move || {
+            let _ = results.send(task());
+            waker.wake();
+        });
     }
 
-    /// Asks the kernel to read a part of a file into the page cache, unless the thread has much to do.
-    pub fn read_ahead(&self, file: Arc<File>, offset: u64, len: u32) {
-        if self.shared.lock().requests.len() < MAX_QUEUED {
-            self.request(Request::ReadAhead { file, offset, len });
-        }
+    /// Queues a task that has no result.
+    pub fn run(&self, task: impl FnOnce() + Send + 'static) {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let waiting = Arc::clone(&self.waiting);
+        let task = move || {
+            task();
+            waiting.fetch_sub(1, Ordering::Relaxed);
+        };
+        // The thread ends only after this value is dropped.
+        let _ = self.tasks.send(Box::new(task));
     }
 
-    /// Begins to sync a directory, and then these files.
-    pub fn sync(&self, directory: Option<Arc<File>>, files: Vec<(FileNumber, Arc<File>)>) {
-        self.request(Request::Sync { directory, files });
+    /// Returns the result of the oldest task, once. Waits for it if it `must_wait`: one must have been asked.
+    pub fn finished(&self, must_wait: bool) -> Option<T> {
+        let (_, results) = &self.results;
+        if must_wait { results.recv().ok() } else { results.try_recv().ok() }
     }
 
-    /// Begins to free the space of a removed file of this length.
-    pub fn free(&self, file: File, len: u64) {
-        let mut work = self.shared.lock();
-        work.removed.push_back((Arc::new(file), len));
-        let first = if work.removed.len() > MAX_REMOVED { work.removed.pop_front() } else { None };
-        drop(work);
-        if let Some((file, _)) = first {
-            truncate(&file, 0);
-        }
-        self.shared.has_work.notify_one();
+    /// Returns how many tasks have not ended.
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Frees the space of all removed files now. A step that the thread has already taken may run after
-    /// it, and takes no space.
-    pub fn free_all(&self) {
-        let removed = std::mem::take(&mut self.shared.lock().removed);
-        for (file, _) in removed {
-            truncate(&file, 0);
-        }
+    /// Begins to free the space of a removed file of this length, which counts as one of `unfreed`.
+    pub fn free(&self, file: File, len: u64, unfreed: &Arc<AtomicUsize>) {
+        unfreed.fetch_add(1, Ordering::Relaxed);
+        free(self.tasks.clone(), file, len, Arc::clone(unfreed));
     }
 
-    fn request(&self, request: Request) {
-        self.shared.lock().requests.push_back(request);
-        self.shared.has_work.notify_one();
-    }
-
-    /// Returns the record of the oldest read, once.
-    pub fn finished_read(&self) -> Option<io::Result<Vec<u8>>> {
-        self.shared.lock().reads.pop_front()
-    }
-
-    /// Returns a sync that has ended, once. Waits for it if it `must_wait`: one must have begun.
-    pub fn finished_sync(&self, must_wait: bool) -> Option<FinishedSync> {
-        let mut work = self.shared.lock();
-        while must_wait && work.syncs.is_empty() {
-            work = self.shared.has_synced.wait(work).unwrap_or_else(PoisonError::into_inner);
-        }
-        work.syncs.pop_front()
+    /// Waits until all tasks have ended that were queued before.
+    pub fn catch_up(&self) {
+        let (done, is_done) = channel();
+        self.run(move || drop(done));
+        let _: Result<(), _> = is_done.recv();
     }
 }
 
-impl Drop for DiskThread {
+/// Queues a task that frees a part of the space of a removed file, and then the next such task. Other tasks
+/// come between them.
+fn free(tasks: Sender<Task>, file: File, len: u64, unfreed: Arc<AtomicUsize>) {
+    let next = tasks.clone();
+    let step = move || {
+        let left = len.saturating_sub(TRUNCATE_STEP);
+        // If truncating fails, closing the file frees its space.
+        if left > 0 && file.set_len(left).is_ok() {
+            return free(next, file, left, unfreed);
+        }
+        drop(file);
+        unfreed.fetch_sub(1, Ordering::Relaxed);
+    };
+    let _ = tasks.send(Box::new(step));
+}
+
+impl<T> Drop for DiskThread<T> {
     fn drop(&mut self) {
-        let mut work = self.shared.lock();
-        work.must_end = true;
-        self.shared.has_work.notify_one();
-        let is_reading = work.is_reading;
-        drop(work);
-        if let Some(handle) = self.handle.take().filter(|_| !is_reading) {
+        self.must_end.store(true, Ordering::Relaxed);
+        let _ = self.tasks.send(Box::new(|| {}));
+        if let Some(handle) = self.handle.take() {
             // A panic of the thread has been printed.
             let _ = handle.join();
         }
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Work> {
-        self.work.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits for something to do. Returns `None` if the thread is to end.
-    fn next_request(&self) -> Option<Request> {
-        let mut work = self.lock();
-        loop {
-            if work.must_end {
-                return None;
-            }
-            if let Some(request) = work.requests.pop_front().or_else(|| work.next_truncation()) {
-                work.is_reading =
-                    matches!(request, Request::Read { .. } | Request::ReadAhead { .. });
-                return Some(request);
-            }
-            work = self.has_work.wait(work).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    fn carry_out(&self, request: Request, waker: &DiskWaker) {
-        match request {
-            Request::Read { file, read } => {
-                let record = file.and_then(|file| read_record(&file, read));
-                self.lock().reads.push_back(record);
-                waker.wake();
-            }
-            Request::ReadAhead { file, offset, len } => {
-                files::begin_reading_in(&file, offset, len.into());
-            }
-            Request::Sync { directory, files } => {
-                let begun_at = monotonic();
-                let result = sync(directory, &files);
-                let took = monotonic().since(begun_at);
-                self.lock().syncs.push_back(FinishedSync { result, took });
-                self.has_synced.notify_one();
-                waker.wake();
-            }
-            Request::Truncate { file, len } => {
-                truncate(&file, len);
-                let mut work = self.lock();
-                work.removed.pop_front_if(|(first, _)| len == 0 && Arc::ptr_eq(first, &file));
-            }
-        }
-    }
-}
-
-impl Work {
-    /// Returns the next step of freeing the space of a removed file.
-    fn next_truncation(&mut self) -> Option<Request> {
-        let (file, len) = self.removed.front_mut()?;
-        *len = len.saturating_sub(TRUNCATE_STEP);
-        Some(Request::Truncate { file: Arc::clone(file), len: *len })
-    }
-}
-
-fn sync(
-    directory: Option<Arc<File>>,
-    written: &[(FileNumber, Arc<File>)],
-) -> Result<(), SyncError> {
-    // That a file system cannot sync a directory was logged at the start.
-    if let Some(Err(error)) = directory.map(|directory| directory.sync_all())
-        && !files::is_unsyncable(&error)
-    {
-        return Err(SyncError { file: None, error });
-    }
-    written.iter().try_for_each(|(number, file)| {
-        file.sync_data().map_err(|error| SyncError { file: Some(*number), error })
-    })
-}
-
-/// Shortens a removed file. If that fails, closing it frees its space.
-fn truncate(file: &File, len: u64) {
-    let _ = file.set_len(len);
-}
-
-fn read_record(file: &File, read: RecordRead) -> io::Result<Vec<u8>> {
+/// Reads a record and verifies it, which takes milliseconds if it is large.
+pub fn read_record(file: &File, read: RecordRead) -> io::Result<Vec<u8>> {
     let len = read.place.len as usize;
     let mut bytes = Vec::new();
     headroom::leave(Headroom::Quarter, || bytes.try_reserve_exact(len))
@@ -262,4 +180,43 @@ fn read_record(file: &File, read: RecordRead) -> io::Result<Vec<u8>> {
     file.read_exact_at(&mut bytes, read.place.offset.into()).map_err(files::name_loss)?;
     read.verify(&bytes)?;
     Ok(bytes)
+}
+
+impl FinishedSync {
+    /// Syncs the directory, and then the files, and waits for that.
+    pub fn of(home: Option<&Home>, files: Unsynced) -> FinishedSync {
+        let begun_at = monotonic();
+        let names = home.map_or(Ok(()), Home::sync);
+        let names = names.map_err(|error| SyncError { file: None, error });
+        let mut files = files.into_iter();
+        let result = names.and_then(|()| {
+            files.try_for_each(|(number, file)| {
+                let synced = file.and_then(|file| file.sync_data());
+                synced.map_err(|error| SyncError { file: Some(number), error })
+            })
+        });
+        FinishedSync { result, took: monotonic().since(begun_at) }
+    }
+}
+
+impl Home {
+    pub fn open(path: &Path) -> io::Result<Home> {
+        Ok(Home { path: path.to_owned(), file: File::open(path)?, warned: Once::new() })
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        match self.file.sync_all() {
+            Err(error) if files::is_unsyncable(&error) => {
+                self.warned.call_once(|| {
+                    warn!(
+                        "-b {}: this file system cannot sync a directory: {error}; after a power \
+                         cut, files may be missing or removed files may be back",
+                        self.path.display()
+                    );
+                });
+                Ok(())
+            }
+            synced => synced,
+        }
+    }
 }

@@ -34,10 +34,6 @@ pub struct Machine {
     power_buttons: Vec<File>,
 }
 
-/// Why the machine cannot be set up.
-#[derive(Debug)]
-pub struct MachineError(String);
-
 /// The network configuration of the kernel's command line.
 #[derive(Debug, PartialEq, Eq)]
 struct Network {
@@ -92,11 +88,14 @@ impl Machine {
     }
 
     /// Sets the machine up by the kernel's command line. `user` is the argument of `-u`.
-    pub fn prepare(&mut self, user: Option<&str>) -> Result<(), MachineError> {
+    ///
+    /// # Errors
+    /// A message that names the variable and the reason.
+    pub fn prepare(&mut self, user: Option<&str>) -> Result<(), String> {
         if let Some(user) = user {
             let why =
                 "the first process of a machine stays root, to switch the machine off at its end";
-            return Err(MachineError(format!("-u {user}: {why}")));
+            return Err(format!("-u {user}: {why}"));
         }
         // All variables are parsed before the first step.
         let network = parse_variable("ip", Network::parse)?.flatten();
@@ -157,15 +156,15 @@ impl Machine {
 fn parse_variable<T>(
     name: &str,
     parse: impl FnOnce(&str) -> Result<T, String>,
-) -> Result<Option<T>, MachineError> {
+) -> Result<Option<T>, String> {
     let Some(text) = std::env::var_os(name) else { return Ok(None) };
     parse(&text.to_string_lossy()).map(Some).map_err(|why| failed(name, &why))
 }
 
 /// Returns the error of a variable of the command line.
-fn failed(name: &str, why: &dyn fmt::Display) -> MachineError {
+fn failed(name: &str, why: &dyn fmt::Display) -> String {
     let text = std::env::var_os(name).unwrap_or_default();
-    MachineError(format!("{name}={}: {why}", text.display()))
+    format!("{name}={}: {why}", text.display())
 }
 
 /// Returns whether this process has a PID namespace of its own. On a machine without /proc that is
@@ -318,12 +317,6 @@ impl Mount {
         wait_for(|| Path::new(&self.device).exists().then_some(()))
             .ok_or_else(|| io::Error::other("no such device; a module may be missing"))?;
         machine::mount(&self.device, &self.directory, &self.kind)
-    }
-}
-
-impl fmt::Display for MachineError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 

@@ -3,7 +3,6 @@
 use super::resolve;
 use super::stream::Stream;
 use super::sys::files;
-use super::sys::sockets::InheritedError;
 use super::sys::user::{self, Identity};
 use mio::net::{TcpListener, UnixListener};
 use socket2::{Domain, SockAddr, Socket, Type};
@@ -11,7 +10,7 @@ use std::fmt;
 use std::fs::OpenOptions;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -39,66 +38,34 @@ pub enum Listener {
     Unix(UnixListener),
 }
 
-/// Why listening fails.
-#[derive(Debug)]
-pub enum ListenError {
-    /// The name has no address, or cannot be looked up.
-    Resolve(String, io::Error),
-    /// The service has no TCP port, or it cannot be looked up.
-    Service(String, io::Error),
-    /// The socket cannot be created, or cannot be bound to this address.
-    Bind(String, io::Error),
-    /// The path is that of another kind of file.
-    NotASocket(PathBuf),
-    /// Another server listens at this path.
-    InUse(PathBuf),
-    /// Connecting to the path fails, so that a server may or may not listen there.
-    Unknown(PathBuf, io::Error),
-    /// An inherited descriptor is no listening stream socket.
-    Inherited(RawFd, io::Error),
-    /// The inherited descriptors do not match the environment.
-    Environment(InheritedError),
-}
-
 /// Thousands of clients may connect at the same time. A client that finds the backlog full retries
 /// only after a second.
 const BACKLOG: i32 = 4096;
 
 /// Opens all sockets for `address`. `port` is for TCP only, and 0 lets the kernel choose one. A Unix
 /// socket with a mode belongs to `user`, if there is one.
-pub fn open(
-    address: &Address,
-    port: u16,
-    user: Option<Identity>,
-) -> Result<Vec<Listener>, ListenError> {
+///
+/// # Errors
+/// A message that names the address and the reason.
+pub fn open(address: &Address, port: u16, user: Option<Identity>) -> Result<Vec<Listener>, String> {
     match address {
-        Address::All => open_all(port).map(|listener| vec![listener]),
+        // One socket for IPv6 and IPv4, or one for IPv4 alone if the machine has no IPv6.
+        Address::All => match open_tcp((Ipv6Addr::UNSPECIFIED, port).into()) {
+            Err((_, true)) => open_tcp((Ipv4Addr::UNSPECIFIED, port).into()),
+            opened => opened,
+        }
+        .map_or_else(|(why, _)| Err(why), |listener| Ok(vec![listener])),
         Address::Host(host) => open_host(host, port),
         Address::Unix { path, mode } => open_unix(path, *mode, user).map(|listener| vec![listener]),
     }
 }
 
-/// Opens one socket for IPv6 and IPv4, or for IPv4 alone if the machine has no IPv6.
-fn open_all(port: u16) -> Result<Listener, ListenError> {
-    let both = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
-    match open_tcp(both) {
-        Err(ListenError::Bind(_, error)) if is_missing_family(&error) => {
-            open_tcp(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)))
-        }
-        result => result,
-    }
-}
-
-fn is_missing_family(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL))
-}
-
-fn open_host(host: &str, mut port: u16) -> Result<Vec<Listener>, ListenError> {
+fn open_host(host: &str, mut port: u16) -> Result<Vec<Listener>, String> {
     // A literal address needs no resolver, whose files a minimal machine may lack.
     let addresses = match host.parse() {
         Ok(address) => vec![SocketAddr::new(address, port)],
         Err(_) => resolve::addresses(host)
-            .map_err(|error| ListenError::Resolve(host.to_owned(), error))?,
+            .map_err(|error| format!("cannot find the address of {host}: {error}"))?,
     };
     let (mut listeners, mut not_here) = (Vec::new(), None);
     for mut address in addresses {
@@ -110,19 +77,18 @@ fn open_host(host: &str, mut port: u16) -> Result<Vec<Listener>, ListenError> {
                 listeners.push(listener);
             }
             // A machine without IPv6 may have names with an IPv6 address.
-            Err(ListenError::Bind(address, error)) if is_missing_family(&error) => {
-                not_here = Some(ListenError::Bind(address, error));
-            }
-            Err(error) => return Err(error),
+            Err((why, true)) => not_here = Some(why),
+            Err((why, false)) => return Err(why),
         }
     }
     match not_here {
-        Some(error) if listeners.is_empty() => Err(error),
+        Some(why) if listeners.is_empty() => Err(why),
         _ => Ok(listeners),
     }
 }
 
-fn open_tcp(address: SocketAddr) -> Result<Listener, ListenError> {
+/// Opens a socket. An error has whether the machine lacks the family of the address.
+fn open_tcp(address: SocketAddr) -> Result<Listener, (String, bool)> {
     let open = || {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
         socket.set_reuse_address(true)?;
@@ -134,7 +100,11 @@ fn open_tcp(address: SocketAddr) -> Result<Listener, ListenError> {
         socket.listen(BACKLOG)?;
         Ok(Listener::Tcp(prepare_tcp(socket)?))
     };
-    open().map_err(|error| ListenError::Bind(address.to_string(), error))
+    open().map_err(|error: io::Error| {
+        let is_missing =
+            matches!(error.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL));
+        (format!("cannot listen on {address}: {error}"), is_missing)
+    })
 }
 
 /// Sets options that accepted sockets inherit: replies are not delayed, and connections whose other
@@ -146,14 +116,10 @@ fn prepare_tcp(socket: Socket) -> io::Result<TcpListener> {
     Ok(TcpListener::from_std(socket.into()))
 }
 
-fn open_unix(
-    path: &Path,
-    mode: Option<u32>,
-    user: Option<Identity>,
-) -> Result<Listener, ListenError> {
-    let name = || format!("unix:{}", path.display());
+fn open_unix(path: &Path, mode: Option<u32>, user: Option<Identity>) -> Result<Listener, String> {
+    let failed = |error: io::Error| format!("cannot listen on unix:{}: {error}", path.display());
     if has_stale_socket(path)? {
-        std::fs::remove_file(path).map_err(|error| ListenError::Bind(name(), error))?;
+        std::fs::remove_file(path).map_err(failed)?;
     }
     let open = || {
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
@@ -172,24 +138,22 @@ fn open_unix(
         socket.set_nonblocking(true)?;
         Ok(Listener::Unix(UnixListener::from_std(socket.into())))
     };
-    open().map_err(|error| ListenError::Bind(name(), error))
+    open().map_err(failed)
 }
 
 /// Checks that no server listens at a path, and that [`open`] would replace nothing but a socket.
-pub fn check_unused(address: &Address) -> Result<(), ListenError> {
-    match address {
-        Address::Unix { path, .. } => has_stale_socket(path).map(|_| ()),
-        Address::All | Address::Host(_) => Ok(()),
-    }
+pub fn check_unused(path: &Path) -> Result<(), String> {
+    has_stale_socket(path).map(|_| ())
 }
 
 /// Returns whether there is a socket at `path` on which no server listens: the kernel refuses to
 /// connect to it. A server that does not accept connections still listens, though its backlog may be
 /// full.
-fn has_stale_socket(path: &Path) -> Result<bool, ListenError> {
+fn has_stale_socket(path: &Path) -> Result<bool, String> {
+    let name = path.display();
     match std::fs::metadata(path) {
         Ok(found) if !found.file_type().is_socket() => {
-            return Err(ListenError::NotASocket(path.to_owned()));
+            return Err(format!("cannot listen on unix:{name}: {name} exists and is no socket"));
         }
         // If the path has another fault, binding to it fails for that reason.
         Err(_) => return Ok(false),
@@ -200,14 +164,18 @@ fn has_stale_socket(path: &Path) -> Result<bool, ListenError> {
         socket.set_nonblocking(true)?;
         socket.connect(&SockAddr::unix(path)?)
     };
+    let in_use = || Err(format!("cannot listen on unix:{name}: another server listens there"));
     match connect() {
-        Ok(()) => Err(ListenError::InUse(path.to_owned())),
+        Ok(()) => in_use(),
         Err(error) => match error.raw_os_error() {
             Some(libc::ECONNREFUSED) => Ok(true),
             Some(libc::ENOENT) => Ok(false),
             // The backlog is full, or the socket is one of another type.
-            Some(libc::EAGAIN | libc::EPROTOTYPE) => Err(ListenError::InUse(path.to_owned())),
-            _ => Err(ListenError::Unknown(path.to_owned(), error)),
+            Some(libc::EAGAIN | libc::EPROTOTYPE) => in_use(),
+            _ => Err(format!(
+                "cannot listen on unix:{name}: a server may listen there already, but connecting to \
+                 it fails: {error}; remove {name} if no server uses it"
+            )),
         },
     }
 }
@@ -226,10 +194,11 @@ fn change_owner(path: &Path, to: Identity) -> io::Result<()> {
 }
 
 /// Adopts sockets from a service manager. Each must be a listening stream socket, TCP or Unix.
-pub fn adopt(descriptors: Vec<OwnedFd>) -> Result<Vec<Listener>, ListenError> {
+pub fn adopt(descriptors: Vec<OwnedFd>) -> Result<Vec<Listener>, String> {
     let adopt = |descriptor: OwnedFd| {
         let number = descriptor.as_raw_fd();
-        adopt_one(Socket::from(descriptor)).map_err(|why| ListenError::Inherited(number, why))
+        adopt_one(Socket::from(descriptor))
+            .map_err(|why| format!("cannot listen on inherited descriptor {number}: {why}"))
     };
     descriptors.into_iter().map(adopt).collect()
 }
@@ -277,14 +246,6 @@ impl Listener {
         }
     }
 
-    /// Returns another descriptor of the same socket.
-    pub fn try_clone_descriptor(&self) -> io::Result<OwnedFd> {
-        match self {
-            Listener::Tcp(listener) => listener.as_fd().try_clone_to_owned(),
-            Listener::Unix(listener) => listener.as_fd().try_clone_to_owned(),
-        }
-    }
-
     fn port(&self) -> Option<u16> {
         match self {
             Listener::Tcp(listener) => listener.local_addr().ok().map(|address| address.port()),
@@ -293,11 +254,11 @@ impl Listener {
     }
 }
 
-impl AsRawFd for Listener {
-    fn as_raw_fd(&self) -> RawFd {
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Listener::Tcp(listener) => listener.as_raw_fd(),
-            Listener::Unix(listener) => listener.as_raw_fd(),
+            Listener::Tcp(listener) => listener.as_fd(),
+            Listener::Unix(listener) => listener.as_fd(),
         }
     }
 }
@@ -317,43 +278,6 @@ impl fmt::Display for Listener {
                 },
                 Err(error) => write!(f, "an unknown Unix socket ({error})"),
             },
-        }
-    }
-}
-
-impl fmt::Display for ListenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ListenError::Resolve(host, error) => {
-                write!(f, "cannot find the address of {host}: {error}")
-            }
-            ListenError::Service(name, error) => {
-                write!(f, "cannot find the port of the service {name}: {error}")
-            }
-            ListenError::Bind(address, error) => write!(f, "cannot listen on {address}: {error}"),
-            ListenError::NotASocket(path) => {
-                write!(f, "cannot listen on unix:{0}: {0} exists and is no socket", path.display())
-            }
-            ListenError::InUse(path) => {
-                write!(f, "cannot listen on unix:{}: another server listens there", path.display())
-            }
-            ListenError::Unknown(path, error) => write!(
-                f,
-                "cannot listen on unix:{0}: a server may listen there already, but connecting to \
-                 it fails: {error}; remove {0} if no server uses it",
-                path.display()
-            ),
-            ListenError::Inherited(number, why) => {
-                write!(f, "cannot listen on inherited descriptor {number}: {why}")
-            }
-            ListenError::Environment(InheritedError::NotOpen(number)) => {
-                write!(f, "cannot listen on inherited descriptor {number}: it is not open")
-            }
-            ListenError::Environment(InheritedError::Count(count)) => write!(
-                f,
-                "cannot listen on inherited descriptors: LISTEN_FDS={}: not a number of descriptors",
-                count.display()
-            ),
         }
     }
 }

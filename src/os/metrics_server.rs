@@ -9,13 +9,14 @@
 use super::acceptor::Acceptor;
 use super::listen::Listener;
 use super::stream::Stream;
+use crate::engine::monitor::http::HEAD_MAX;
 use crate::engine::monitor::http_conn::{HttpConn, ServerState};
 use crate::engine::time::Nanos;
 use log::trace;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use slab::Slab;
-use std::io::{self, ErrorKind, IoSlice};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
@@ -57,9 +58,6 @@ const ACCEPTS_PER_ITERATION: usize = 32;
 /// This many connections find a descriptor even if clients have all others.
 const RESERVED_FDS: usize = 4;
 const FIRST_LISTENER: usize = usize::MAX - 1;
-const READ_LEN: usize = 1024;
-/// At most 8 KiB of one connection are read in an iteration.
-const READS_PER_ITERATION: usize = 8;
 
 impl MetricsServer {
     /// Serves these listeners. At most `tubes_max` tubes have metrics of their own.
@@ -117,13 +115,13 @@ impl MetricsServer {
             Ok(()) | Err(_) => {}
         }
         for event in &self.events {
-            if self.acceptor.on_event(event.token()) {
-                continue;
+            if let Some(socket) = self.conns.get_mut(event.token().0) {
+                socket.is_readable |=
+                    event.is_readable() || event.is_read_closed() || event.is_error();
+                socket.is_writable |= event.is_writable() || event.is_write_closed();
+            } else {
+                self.acceptor.on_event(event.token());
             }
-            let Token(key) = event.token();
-            let Some(socket) = self.conns.get_mut(key) else { continue };
-            socket.is_readable |= event.is_readable() || event.is_read_closed() || event.is_error();
-            socket.is_writable |= event.is_writable() || event.is_write_closed();
         }
         Ok(())
     }
@@ -142,26 +140,22 @@ impl MetricsServer {
 
     /// Returns from when on one more connection can be accepted: at once, or when one may be evicted.
     fn has_room_at(&self) -> Nanos {
-        match self.oldest() {
-            Some((evictable_at, _)) if self.conns.len() == MAX_CONNS => evictable_at,
-            _ => Nanos::ZERO,
-        }
+        let oldest = self.oldest().filter(|_| self.conns.len() == MAX_CONNS);
+        oldest.map_or(Nanos::ZERO, |(evictable_at, ..)| evictable_at)
     }
 
-    /// Returns the connection that is evicted first, and from when on. The oldest one without a
-    /// complete request comes first.
-    fn oldest(&self) -> Option<(Nanos, usize)> {
-        let order =
-            |(key, socket): (usize, &HttpSocket)| (socket.conn.evictable_at(), socket.seq, key);
-        let oldest = self.conns.iter().map(order).min()?;
-        Some((oldest.0, oldest.2))
+    /// Returns from when on the next connection may be evicted, its place in the order, and its key. The
+    /// oldest one without a complete request comes first.
+    fn oldest(&self) -> Option<(Nanos, u64, usize)> {
+        let place = |(key, socket): (_, &HttpSocket)| (socket.conn.evictable_at(), socket.seq, key);
+        self.conns.iter().map(place).min()
     }
 
     /// Closes the oldest connection if it may be evicted by now. Without eviction a few silent or slow
     /// connections could keep all others out.
     fn evict(&mut self, now: Nanos) -> bool {
-        let oldest = self.oldest().filter(|&(evictable_at, _)| evictable_at <= now);
-        if let Some((_, key)) = oldest {
+        let oldest = self.oldest().filter(|&(evictable_at, ..)| evictable_at <= now);
+        if let Some((.., key)) = oldest {
             self.close(key, &io::Error::other("evicted for a new one"));
         }
         oldest.is_some()
@@ -197,7 +191,8 @@ impl MetricsServer {
             return trace!("metrics connection closed: {error}");
         }
         self.accepted += 1;
-        let mut socket = HttpSocket::new(stream, self.accepted, self.tubes_max, now);
+        let (seq, conn) = (self.accepted, HttpConn::new(self.tubes_max, now));
+        let mut socket = HttpSocket { seq, stream, conn, is_readable: true, is_writable: true };
         match socket.serve(state, now) {
             Ok(()) => {
                 entry.insert(socket);
@@ -230,11 +225,6 @@ impl MetricsServer {
 }
 
 impl HttpSocket {
-    fn new(stream: Stream, seq: u64, tubes_max: usize, now: Nanos) -> HttpSocket {
-        let conn = HttpConn::new(tubes_max, now);
-        HttpSocket { seq, stream, conn, is_readable: true, is_writable: true }
-    }
-
     /// Returns whether there is something to read or to write.
     fn can_go_on(&self) -> bool {
         self.is_readable || (self.is_writable && !self.conn.to_send().is_empty())
@@ -245,17 +235,14 @@ impl HttpSocket {
     /// # Errors
     /// The reason to close the connection, also if that is the end of the answer.
     fn serve(&mut self, state: ServerState<'_>, now: Nanos) -> io::Result<()> {
-        let mut buffer = [0; READ_LEN];
-        for _ in 0..READS_PER_ITERATION {
-            if !self.is_readable {
-                break;
-            }
+        if self.is_readable {
+            let mut buffer = [0; HEAD_MAX];
             match self.stream.read(&mut buffer) {
-                Ok(0) => {
-                    self.is_readable = false;
-                    self.conn.end_input();
+                Ok(0) if self.conn.end_input() => {
+                    return Err(io::Error::other("the client closed it"));
                 }
                 Ok(count) => {
+                    self.is_readable = count > 0;
                     let received = self.conn.receive(&buffer[..count], state, now);
                     received.map_err(|_| io::Error::from(ErrorKind::OutOfMemory))?;
                 }
@@ -265,19 +252,13 @@ impl HttpSocket {
             }
         }
         self.send(now)?;
-        if self.conn.is_done() {
-            return Err(io::Error::other("the answer was sent"));
-        }
-        if self.conn.is_expired(now) {
-            return Err(ErrorKind::TimedOut.into());
-        }
-        Ok(())
+        if self.conn.deadline() <= now { Err(ErrorKind::TimedOut.into()) } else { Ok(()) }
     }
 
     /// Writes what the kernel takes without waiting.
     fn send(&mut self, now: Nanos) -> io::Result<()> {
         while self.is_writable && !self.conn.to_send().is_empty() {
-            match self.stream.write(&[IoSlice::new(self.conn.to_send())]) {
+            match self.stream.write(self.conn.to_send()) {
                 Ok(count) => {
                     self.conn.sent(count, now);
                     if self.conn.is_lingering() {

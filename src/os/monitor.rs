@@ -2,8 +2,8 @@
 //! iteration and without waiting for either.
 
 use super::metrics_server::MetricsServer;
-use super::notify::Notifier;
-use crate::engine::binlog::disk::FileNumber;
+use super::notify::{Notifier, Status};
+use super::stream::Stream;
 use crate::engine::monitor::http_conn::ServerState;
 use crate::engine::monitor::measurements::Measurements;
 use crate::engine::server::Server;
@@ -14,7 +14,7 @@ use std::os::fd::{AsRawFd, RawFd};
 /// The service manager and the metrics server, where there are any.
 #[derive(Debug)]
 pub struct Monitor {
-    notifier: Notifier,
+    pub notifier: Notifier,
     metrics_server: Option<MetricsServer>,
     /// The descriptor of the metrics server is readable.
     is_readable: bool,
@@ -39,40 +39,14 @@ impl Monitor {
         self.is_readable = true;
     }
 
-    /// Reports that a file of the binlog is about to be read, before the first iteration.
-    pub fn reading(&mut self, file: FileNumber, now: Nanos) -> io::Result<()> {
-        self.notifier.reading(file, now);
-        match &mut self.metrics_server {
-            Some(metrics_server) => metrics_server.turn(ServerState::Starting, now),
-            None => Ok(()),
-        }
-    }
-
-    /// Returns when a server that stands by has something to do without an event.
-    pub fn next_standby_due(&self) -> Option<Nanos> {
-        let metrics = self.metrics_server.as_ref().and_then(MetricsServer::next_due);
-        [self.notifier.next_due(), metrics].into_iter().flatten().min()
-    }
-
-    /// Reports that this server does not lead, and why.
-    pub fn standing_by(&mut self, status: &str, now: Nanos) {
-        self.notifier.standing_by(status, now);
-    }
-
-    /// Reports that this server leads now.
-    pub fn leading(&mut self) {
-        self.notifier.leading();
-    }
-
-    /// Answers HTTP requests of a server that stands by.
+    /// Answers HTTP requests of a server that does not serve clients yet.
     ///
     /// # Errors
     /// Polling the metrics connections fails.
-    pub fn answer_standing_by(&mut self, now: Nanos) -> io::Result<()> {
-        match &mut self.metrics_server {
-            Some(metrics_server) => metrics_server.turn(ServerState::StandingBy, now),
-            None => Ok(()),
-        }
+    pub fn answer(&mut self, state: ServerState<'_>, now: Nanos) -> io::Result<()> {
+        self.metrics_server
+            .as_mut()
+            .map_or(Ok(()), |metrics_server| metrics_server.turn(state, now))
     }
 
     /// Reports the state after an iteration: notifies the service manager if that is due, and makes at
@@ -80,8 +54,8 @@ impl Monitor {
     ///
     /// # Errors
     /// Polling the metrics connections fails.
-    pub fn update(&mut self, server: &Server, now: Nanos) -> io::Result<()> {
-        self.notifier.update(now, || server.summary());
+    pub fn update(&mut self, server: &Server<Stream>, now: Nanos) -> io::Result<()> {
+        self.notifier.update(now, || Status::Serving(server.summary()));
         let Some(metrics_server) = &mut self.metrics_server else { return Ok(()) };
         if self.measurements.next_due() <= now {
             self.measurements.update(server, now);
@@ -93,26 +67,22 @@ impl Monitor {
         Ok(())
     }
 
-    /// Returns whether [`Monitor::iteration_took`] is of use.
-    pub fn counts_iterations(&self) -> bool {
-        self.metrics_server.is_some()
-    }
-
-    /// Counts an iteration that took `span`.
-    pub fn iteration_took(&mut self, span: Nanos) {
-        self.measurements.iterations.count(span);
+    /// Counts an iteration, if metrics are served.
+    pub fn iteration_took(&mut self, span: impl FnOnce() -> Nanos) {
+        if self.metrics_server.is_some() {
+            self.measurements.iterations.count(span());
+        }
     }
 
     /// Returns when [`Monitor::update`] has something to do without an event.
     pub fn next_due(&self) -> Option<Nanos> {
-        let notifier = self.notifier.next_due();
-        let Some(metrics_server) = &self.metrics_server else { return notifier };
-        let measurements = Some(self.measurements.next_due());
-        [notifier, metrics_server.next_due(), measurements].into_iter().flatten().min()
+        let measurements = self.metrics_server.is_some().then(|| self.measurements.next_due());
+        [self.next_standby_due(), measurements].into_iter().flatten().min()
     }
 
-    /// Reports that the server stops.
-    pub fn stopping(&mut self) {
-        self.notifier.stopping();
+    /// Returns when a server that stands by has something to do without an event.
+    pub fn next_standby_due(&self) -> Option<Nanos> {
+        let metrics = self.metrics_server.as_ref().and_then(MetricsServer::next_due);
+        [self.notifier.next_due(), metrics].into_iter().flatten().min()
     }
 }

@@ -20,6 +20,14 @@ use std::path::Path;
 #[derive(Debug)]
 pub struct Notifier(Option<(NotifySocket, NotifySchedule)>);
 
+/// The status for humans.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// The server does not lead its cluster, for this reason. It is ready then, or the manager would end it.
+    StandingBy(String),
+    Serving(StatusLine),
+}
+
 /// The messages to send, and when.
 #[derive(Debug)]
 struct NotifySchedule {
@@ -30,11 +38,9 @@ struct NotifySchedule {
     /// The message that the server is ready has been sent.
     is_ready: bool,
     /// The current status.
-    status: StatusLine,
+    status: Status,
     /// The status that was sent last.
-    sent_status: Option<StatusLine>,
-    /// The status that was sent last while the server did not lead.
-    standby_status: String,
+    sent_status: Option<Status>,
     /// When the status may be sent again.
     status_from: Nanos,
     /// When to retry a message that found no room.
@@ -93,40 +99,19 @@ impl Notifier {
     /// Reports that a file of the binlog is about to be read. That happens before the first iteration,
     /// and all files together can take minutes.
     pub fn reading(&mut self, file: FileNumber, now: Nanos) {
-        let Some((socket, schedule)) = &mut self.0 else { return };
-        if let Some(message) = schedule.progress(file, now) {
+        if let Some((socket, schedule)) = &mut self.0
+            && let Some(message) = schedule.progress(file, now)
+        {
             socket.send(&message);
         }
     }
 
-    /// Sends the messages that are due while the server does not lead. It is ready then, or the
-    /// manager would end it.
-    pub fn standing_by(&mut self, status: &str, now: Nanos) {
+    /// Sends the messages that are due. `status` is called only if there is a service manager.
+    pub fn update(&mut self, now: Nanos, status: impl FnOnce() -> Status) {
         let Some((socket, schedule)) = &mut self.0 else { return };
-        if let Some(message) = schedule.standby_message(status, now) {
-            let is_sent = socket.send(&message);
-            schedule.on_sent(now, is_sent);
-            if is_sent {
-                status.clone_into(&mut schedule.standby_status);
-            }
-        }
-    }
-
-    /// Notes that the server does not stand by any more: its status is sent again.
-    pub fn leading(&mut self) {
-        if let Some((_, schedule)) = &mut self.0 {
-            schedule.sent_status = None;
-        }
-    }
-
-    /// Sends the messages that are due after an iteration. `summary` is called only if there is a
-    /// service manager.
-    pub fn update(&mut self, now: Nanos, summary: impl FnOnce() -> StatusLine) {
-        let Some((socket, schedule)) = &mut self.0 else { return };
-        schedule.note(summary());
+        schedule.note(status());
         if let Some(message) = schedule.message(now) {
-            let is_sent = socket.send(&message);
-            schedule.on_sent(now, is_sent);
+            schedule.on_sent(now, socket.send(&message));
         }
     }
 
@@ -149,9 +134,8 @@ impl NotifySchedule {
             ping_interval,
             last_ping: now,
             is_ready: false,
-            status: StatusLine::default(),
+            status: Status::Serving(StatusLine::default()),
             sent_status: None,
-            standby_status: String::new(),
             status_from: Nanos::ZERO,
             retry_at: Nanos::ZERO,
             progress_from: Nanos::ZERO,
@@ -169,20 +153,12 @@ impl NotifySchedule {
         Some(format!("{ping}EXTEND_TIMEOUT_USEC={START_TIMEOUT_US}\nSTATUS=reading binlog.{file}"))
     }
 
-    /// Returns the message of a server that stands by, if one is due.
-    fn standby_message(&self, status: &str, now: Nanos) -> Option<String> {
-        let ping = self.next_ping().filter(|&due| due <= now).map(|_| "WATCHDOG=1");
-        let is_new = self.standby_status != status && self.retry_at <= now;
-        let new = is_new.then(|| format!("READY=1\nSTATUS={status}"));
-        match (new, ping) {
-            (Some(new), None) => Some(new),
-            (Some(new), Some(ping)) => Some(format!("{new}\n{ping}")),
-            (None, ping) => ping.map(str::to_owned),
+    /// Notes the current status. Another one of a server that stands by is sent at once.
+    fn note(&mut self, status: Status) {
+        if matches!(status, Status::StandingBy(_)) && self.status != status {
+            (self.is_ready, self.status_from) = (false, Nanos::ZERO);
         }
-    }
-
-    fn note(&mut self, summary: StatusLine) {
-        self.status = summary;
+        self.status = status;
     }
 
     fn next_ping(&self) -> Option<Nanos> {
@@ -190,7 +166,7 @@ impl NotifySchedule {
     }
 
     fn has_new_status(&self) -> bool {
-        self.sent_status != Some(self.status)
+        self.sent_status.as_ref() != Some(&self.status)
     }
 
     /// Returns when the next message is due if the status does not change.
@@ -204,17 +180,17 @@ impl NotifySchedule {
     /// Returns the message that is due now.
     fn message(&self, now: Nanos) -> Option<String> {
         self.next_due().filter(|&due| due <= now)?;
-        let mut lines = Vec::new();
-        if !self.is_ready {
-            lines.push("READY=1".to_owned());
-        }
-        if self.has_new_status() && self.status_from <= now {
-            lines.push(format!("STATUS={}", self.status));
-        }
-        if self.next_ping().is_some_and(|due| due <= now) {
-            lines.push("WATCHDOG=1".to_owned());
-        }
-        Some(lines.join("\n"))
+        let has_status = self.has_new_status() && self.status_from <= now;
+        let has_ping = self.next_ping().is_some_and(|due| due <= now);
+        let lines = [
+            (!self.is_ready).then(|| "READY=1".to_owned()),
+            has_status.then(|| match &self.status {
+                Status::StandingBy(why) => format!("STATUS={why}"),
+                Status::Serving(line) => format!("STATUS={line}"),
+            }),
+            has_ping.then(|| "WATCHDOG=1".to_owned()),
+        ];
+        Some(lines.into_iter().flatten().collect::<Vec<String>>().join("\n"))
     }
 
     /// Notes that the message that was due has been sent, or has found no room.
@@ -224,11 +200,9 @@ impl NotifySchedule {
             return;
         }
         self.is_ready = true;
-        if self.status_from <= now {
-            if self.has_new_status() {
-                self.status_from = now + STATUS_PAUSE;
-            }
-            self.sent_status = Some(self.status);
+        if self.has_new_status() && self.status_from <= now {
+            self.status_from = now + STATUS_PAUSE;
+            self.sent_status = Some(self.status.clone());
         }
         if self.next_ping().is_some_and(|due| due <= now) {
             self.last_ping = now;
@@ -296,8 +270,8 @@ mod tests {
 
     const START: Nanos = Nanos::from_secs(1000);
 
-    fn jobs(ready: u64) -> StatusLine {
-        StatusLine { ready, ..StatusLine::default() }
+    fn jobs(ready: u64) -> Status {
+        Status::Serving(StatusLine { ready, ..StatusLine::default() })
     }
 
     fn millis(millis: u64) -> Nanos {
@@ -305,8 +279,8 @@ mod tests {
     }
 
     /// Returns the message of one iteration, with a manager that reads at once.
-    fn update(schedule: &mut NotifySchedule, now: Nanos, summary: StatusLine) -> Option<String> {
-        schedule.note(summary);
+    fn update(schedule: &mut NotifySchedule, now: Nanos, status: Status) -> Option<String> {
+        schedule.note(status);
         let message = schedule.message(now);
         if message.is_some() {
             schedule.on_sent(now, true);
@@ -386,6 +360,22 @@ mod tests {
         let all = message("READY=1\nSTATUS=1 job (1 ready), 0 connections\nWATCHDOG=1");
         assert_eq!(update(&mut schedule, START + RETRY_AFTER, jobs(1)), all);
         assert_eq!(schedule.next_due(), Some(millis(1010)));
+    }
+
+    #[test]
+    fn a_server_that_stands_by_is_ready_and_sends_each_status_at_once() {
+        let mut schedule = NotifySchedule::new(Some(Nanos::from_secs(10)), START);
+        let waiting = || Status::StandingBy("waiting for etcd".to_owned());
+        let first = message("READY=1\nSTATUS=waiting for etcd");
+        assert_eq!(update(&mut schedule, START, waiting()), first);
+        assert_eq!(update(&mut schedule, millis(1), waiting()), None);
+        let other = Status::StandingBy("standing by: b leads".to_owned());
+        let second = message("READY=1\nSTATUS=standing by: b leads");
+        assert_eq!(update(&mut schedule, millis(2), other.clone()), second);
+        let ping = message("WATCHDOG=1");
+        assert_eq!(update(&mut schedule, millis(10_000), other), ping);
+        let serving = message("STATUS=1 job (1 ready), 0 connections");
+        assert_eq!(update(&mut schedule, millis(10_001), jobs(1)), serving);
     }
 
     #[test]

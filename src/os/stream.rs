@@ -1,4 +1,4 @@
-//! One accepted socket, TCP or Unix: bytes in, bytes out.
+//! One accepted socket, TCP or Unix: bytes in, bytes out. A call that would wait fails with `WouldBlock`.
 
 use mio::net::{TcpStream, UnixStream};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -13,22 +13,6 @@ pub enum Stream {
 }
 
 impl Stream {
-    /// Reads bytes that have arrived; the error is `WouldBlock` if there are none.
-    pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Stream::Tcp(stream) => stream.read(buffer),
-            Stream::Unix(stream) => stream.read(buffer),
-        }
-    }
-
-    /// Reads bytes that have arrived into `slices`, one after the other.
-    pub fn read_vectored(&mut self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        match self {
-            Stream::Tcp(stream) => stream.read_vectored(slices),
-            Stream::Unix(stream) => stream.read_vectored(slices),
-        }
-    }
-
     /// Shuts the sending side down.
     pub fn end_output(&self) -> io::Result<()> {
         match self {
@@ -36,17 +20,43 @@ impl Stream {
             Stream::Unix(stream) => stream.shutdown(Shutdown::Write),
         }
     }
+}
 
-    /// Writes as much of `slices` as the kernel takes; the error is `WouldBlock` if it takes nothing.
+impl Read for Stream {
     #[inline]
-    pub fn write(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        match (self, slices) {
-            // One slice is by far the most frequent case, and the plain call is cheaper.
-            (Stream::Tcp(stream), [slice]) => stream.write(slice),
-            (Stream::Unix(stream), [slice]) => stream.write(slice),
-            (Stream::Tcp(stream), slices) => stream.write_vectored(slices),
-            (Stream::Unix(stream), slices) => stream.write_vectored(slices),
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.read(buffer),
+            Stream::Unix(stream) => stream.read(buffer),
         }
+    }
+
+    fn read_vectored(&mut self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.read_vectored(slices),
+            Stream::Unix(stream) => stream.read_vectored(slices),
+        }
+    }
+}
+
+impl Write for Stream {
+    #[inline]
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.write(bytes),
+            Stream::Unix(stream) => stream.write(bytes),
+        }
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.write_vectored(slices),
+            Stream::Unix(stream) => stream.write_vectored(slices),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

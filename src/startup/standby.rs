@@ -1,10 +1,12 @@
 //! Waits until this server leads its cluster. Meanwhile it answers health checks, and notifies the
 //! service manager.
 
-use super::{StartupError, cannot_wait};
+use super::{Failure, cannot_lead, cannot_wait};
+use crate::engine::monitor::http_conn::ServerState;
 use crate::options::EtcdOptions;
 use crate::os::etcd::{Membership, Standing};
 use crate::os::monitor::Monitor;
+use crate::os::notify::Status;
 use crate::os::sys::clock::Clock;
 use crate::os::sys::signals::{Signals, Stop};
 use mio::unix::SourceFd;
@@ -24,25 +26,20 @@ pub fn wait_to_lead(
     signals: &Signals,
     monitor: &mut Monitor,
     clock: &Clock,
-) -> Result<Option<Stop>, StartupError> {
+) -> Result<Option<Stop>, Failure> {
     let mut poll = open_poll(membership, signals, monitor).map_err(cannot_wait)?;
     let mut events = Events::with_capacity(8);
     loop {
-        let standing = membership.standing();
-        match standing.map_err(|error| StartupError::Etcd(etcd.url.clone(), error))? {
-            Standing::Leader => {
-                monitor.leading();
-                return Ok(None);
-            }
-            Standing::Undecided => monitor.standing_by("waiting for etcd", clock.now()),
-            Standing::Standby(leader) => {
-                monitor.standing_by(&format!("standing by: {leader} leads"), clock.now());
-            }
-        }
+        let status = match membership.standing().map_err(cannot_lead(etcd))? {
+            Standing::Leader => return Ok(None),
+            Standing::Undecided => "waiting for etcd".to_owned(),
+            Standing::Standby(leader) => format!("standing by: {leader} leads"),
+        };
+        monitor.notifier.update(clock.now(), || Status::StandingBy(status));
         if let Some(stop) = signals.pending_stop() {
             return Ok(Some(stop));
         }
-        monitor.answer_standing_by(clock.now()).map_err(cannot_wait)?;
+        monitor.answer(ServerState::StandingBy, clock.now()).map_err(cannot_wait)?;
         let due = monitor.next_standby_due();
         let timeout = due.map(|due| Duration::from_nanos(due.since(clock.now()).as_nanos()));
         match poll.poll(&mut events, timeout) {

@@ -31,7 +31,6 @@ use serde_json::json;
 use server::{Program, Server};
 use std::collections::BTreeMap;
 use std::process::{Command, ExitCode};
-use std::time::Duration;
 
 fn main() -> ExitCode {
     // cargo adds a flag of its own.
@@ -58,15 +57,12 @@ Measures beanstalkd servers. Ratios compare all others with the first, and the f
 a server that keeps no queue.";
 
 fn options() -> Options {
-    const PATIENCE: &str = "a server is too slow after 20 s, or these, for a step beside the \
-        measured ones; after five times that for 300,000 jobs and more";
     const INSTRUCTIONS: &str = "count the instructions in user space of a command with valgrind, \
         and measure nothing else";
     let mut options = Options::new();
     options
         .optmulti("", "only", "only scenarios with this in their names; may be repeated", "TEXT")
         .optopt("", "rounds", "measured rounds (default: as the scenario says)", "N")
-        .optopt("", "patience", PATIENCE, "SECONDS")
         .optopt("", "json", "write all figures of all rounds to this file", "FILE")
         .optflag("", "instructions", INSTRUCTIONS)
         .optflag("", "list", "list the scenarios, measure nothing")
@@ -98,8 +94,6 @@ fn run(arguments: &[String]) -> Result<(), String> {
 }
 
 fn measure(matches: &Matches, scenarios: &[Scenario]) -> Result<(), String> {
-    const PATIENCE_S: u64 = 20;
-    let patience = Duration::from_secs(program::number(matches, "patience")?.unwrap_or(PATIENCE_S));
     let rounds: Option<usize> = program::number(matches, "rounds")?;
     if rounds == Some(0) || matches.free.is_empty() {
         return Err("name at least one server, and at least one round".to_owned());
@@ -109,9 +103,7 @@ fn measure(matches: &Matches, scenarios: &[Scenario]) -> Result<(), String> {
     programs.push(Program::limit());
     machine::move_to_second_core();
     if machine::CORES.len() == 1 {
-        eprintln!(
-            "bench: server and client share the only core: latencies and stalls mean nothing here"
-        );
+        eprintln!("bench: server and client share the only core: latencies mean nothing here");
     }
     let open_files = program::raise_open_files();
     let versions = programs.iter().map(|program| (&program.name, &program.version));
@@ -123,7 +115,7 @@ fn measure(matches: &Matches, scenarios: &[Scenario]) -> Result<(), String> {
             eprintln!("bench: {name} left out: needs {needed} open files, may have {open_files}");
             continue;
         }
-        let rows = play(scenario, &programs, rounds.unwrap_or(scenario.rounds), patience);
+        let rows = play(scenario, &programs, rounds.unwrap_or(scenario.rounds));
         if rows.is_empty() {
             eprintln!("bench: {name} left out: none of the servers can do it");
             continue;
@@ -142,12 +134,7 @@ fn measure(matches: &Matches, scenarios: &[Scenario]) -> Result<(), String> {
 /// Runs a scenario with all programs that can take part in it. They take their rounds in turn, each
 /// with a fresh server that has the machine to itself, so that whatever else the machine does falls
 /// on all of them. In one round more, system calls are counted.
-fn play<'p>(
-    scenario: &Scenario,
-    programs: &'p [Program],
-    rounds: usize,
-    patience: Duration,
-) -> Vec<Row<'p>> {
+fn play<'p>(scenario: &Scenario, programs: &'p [Program], rounds: usize) -> Vec<Row<'p>> {
     let players = programs.iter().filter(|program| program.can_play(scenario));
     let mut rows: Vec<Row<'_>> =
         players.map(|program| Row { program, series: Some(Series::default()) }).collect();
@@ -155,7 +142,7 @@ fn play<'p>(
         let is_traced = round == rounds;
         for Row { program, series } in &mut rows {
             let Some(known) = series else { continue };
-            let mut server = Server::start(program, scenario, patience);
+            let mut server = Server::start(program, scenario);
             server.is_traced = is_traced;
             match (scenario.round)(&mut server) {
                 Ok(figures) => known.add(figures, is_traced),

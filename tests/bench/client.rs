@@ -7,6 +7,7 @@
 use crate::harness::reply::frame;
 use crate::load::{Load, Run, Turn, Work};
 use crate::machine::Waits;
+use crate::server::PATIENCE;
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token};
 use std::io::{ErrorKind, Read, Write};
@@ -17,15 +18,11 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Clone, Copy)]
 pub struct TooSlow;
 
-/// What a server may be too slow for.
 pub type Outcome<T> = Result<T, TooSlow>;
 
-/// Connections that are driven together.
 pub struct Pool {
     poll: Poll,
     connections: Vec<Connection>,
-    /// How long the server may take for a load.
-    patience: Duration,
     /// What is not counted as latency.
     noise: Option<Waits>,
     /// How many connections await replies.
@@ -35,12 +32,11 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Opens connections.
-    pub fn connect(address: SocketAddr, count: usize, patience: Duration) -> Pool {
+    pub fn connect(address: SocketAddr, count: usize) -> Pool {
         let poll = Poll::new().expect("there is epoll");
         let connections = (0..count).map(|index| Connection::open(&poll, address, Token(index)));
         let connections = connections.collect();
-        Pool { poll, connections, patience, noise: None, busy: 0, over_at: Instant::now() }
+        Pool { poll, connections, noise: None, busy: 0, over_at: Instant::now() }
     }
 
     /// Leaves out of latencies the time in which the server or the calling thread waits for a
@@ -53,15 +49,12 @@ impl Pool {
     pub fn run(&mut self, load: &Load) -> Outcome<Run> {
         /// Loads with more jobs may take five times as long.
         const MANY: usize = 300_000;
-        let patience = if load.jobs >= MANY { 5 * self.patience } else { self.patience };
-        self.over_at = Instant::now() + patience;
+        self.over_at = Instant::now() + if load.jobs >= MANY { 5 * PATIENCE } else { PATIENCE };
         self.drive(load, self.over_at)
     }
 
     /// Runs a load for a time, and then until what was begun is done.
     pub fn run_for(&mut self, load: &Load, time: Duration) -> Outcome<Run> {
-        /// Far more than it takes to end what has begun.
-        const PATIENCE: Duration = Duration::from_secs(10);
         self.over_at = Instant::now() + time;
         self.drive(load, self.over_at + PATIENCE)
     }
@@ -143,12 +136,10 @@ impl Pool {
     }
 }
 
-/// One connection, and what is on its way through it.
 struct Connection {
     stream: TcpStream,
     /// What was read and not yet taken; longer than that.
     input: Vec<u8>,
-    /// The length of what was read.
     filled: usize,
     turn: Turn,
     output: Vec<u8>,

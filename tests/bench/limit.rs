@@ -15,7 +15,6 @@ use std::net::SocketAddr;
 const LARGE: usize = 4096;
 const LISTENER: Token = Token(usize::MAX - 1);
 
-/// Serves until it is killed.
 pub fn serve(address: SocketAddr, body_len: usize) -> ! {
     let mut poll = Poll::new().expect("there is epoll");
     let mut listener = TcpListener::bind(address).expect("the port is free");

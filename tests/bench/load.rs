@@ -19,8 +19,8 @@ pub enum Step {
     /// The next of [`Load::lines`].
     Line,
     Reserve,
-    /// `reserve-with-timeout` with these seconds; a connection that finds no job is done
-    ReserveWithin(u32),
+    /// `reserve-with-timeout 0`; a connection that finds no job is done
+    ReserveNow,
     /// One for the whole batch.
     ReserveBatch,
     /// Deletes each job that the connection holds.
@@ -33,14 +33,13 @@ pub enum Step {
 
 pub type Writes = &'static [&'static [Step]];
 
-/// The load of a run.
 #[derive(Debug, Clone, Default)]
 pub struct Load {
     /// What each connection repeats. It sends the next write after all replies to the last one.
     pub writes: Writes,
-    /// What the first connection repeats instead, unless this is empty.
+    /// What the first connection repeats instead, unless this is empty. The run then notes when each job
+    /// was put and reserved.
     pub producer: Writes,
-    /// The number of jobs in one write.
     pub batch: usize,
     /// The number of jobs of all connections together.
     pub jobs: usize,
@@ -55,8 +54,6 @@ pub struct Load {
     pub lines: Vec<String>,
     /// The client waits this long before each write, to imitate a longer round trip.
     pub round_trip: Duration,
-    /// Whether the run notes when each job was put and reserved.
-    pub is_logged: bool,
 }
 
 /// The number of requests in one write of a client that pipelines.
@@ -91,6 +88,10 @@ impl Load {
         Load::of_jobs(&[&[Step::Reserve]], jobs)
     }
 
+    fn has_producer(&self) -> bool {
+        !self.producer.is_empty()
+    }
+
     /// These lines, one by one.
     pub fn lines(lines: Vec<String>) -> Load {
         Load { jobs: lines.len(), lines, ..Load::of(&[&[Step::Line]]) }
@@ -110,7 +111,6 @@ pub struct Turn {
     is_done: bool,
 }
 
-/// What a run has come to.
 #[derive(Debug, Default)]
 pub struct Run {
     pub replies: u64,
@@ -118,7 +118,7 @@ pub struct Run {
     pub latencies: Vec<u64>,
     pub inserted: usize,
     pub deleted: usize,
-    /// When each job was put, and each reserved, with its id; if the load is logged.
+    /// When each job was put, and each reserved, with its id; if there is a producer.
     pub put_at: Vec<Instant>,
     pub reserved: Vec<(u64, Instant)>,
 }
@@ -131,7 +131,6 @@ impl Run {
     }
 }
 
-/// A load under way.
 pub struct Work<'l> {
     pub load: &'l Load,
     /// The number of jobs that were begun.
@@ -156,7 +155,7 @@ impl Work<'_> {
         out: &mut Vec<u8>,
     ) -> usize {
         spin(self.load.round_trip);
-        let is_producer = index == 0 && !self.load.producer.is_empty();
+        let is_producer = index == 0 && self.load.has_producer();
         let writes = if is_producer { self.load.producer } else { self.load.writes };
         for _ in 0..=writes.len() {
             if turn.next == 0 {
@@ -183,7 +182,7 @@ impl Work<'_> {
         let (numbers, held) = (turn.first..turn.first + turn.count, &mut turn.held);
         match step {
             Step::Put => {
-                if load.is_logged {
+                if load.has_producer() {
                     self.run.put_at.extend(numbers.clone().map(|_| Instant::now()));
                 }
                 lines(out, numbers, |out, number| self.write_put(number, out))
@@ -198,8 +197,8 @@ impl Work<'_> {
                 lines(out, numbers, |out, number| write!(out, "{}\r\n", load.lines[number]))
             }
             Step::Reserve => lines(out, numbers, |out, _| out.write_all(b"reserve\r\n")),
-            Step::ReserveWithin(seconds) => {
-                lines(out, numbers, |out, _| write!(out, "reserve-with-timeout {seconds}\r\n"))
+            Step::ReserveNow => {
+                lines(out, numbers, |out, _| out.write_all(b"reserve-with-timeout 0\r\n"))
             }
             Step::Delete => lines(out, held.drain(..), |out, id| write!(out, "delete {id}\r\n")),
             Step::Bury => lines(out, held.drain(..), |out, id| {
@@ -241,7 +240,7 @@ impl Work<'_> {
             b"RESERVED" => {
                 let id = number();
                 turn.held.push(id);
-                if self.load.is_logged {
+                if self.load.has_producer() {
                     run.reserved.push((id, Instant::now()));
                 }
             }
@@ -266,8 +265,7 @@ impl Work<'_> {
     /// workers wait for more.
     pub fn is_finished(&self, is_over: bool) -> bool {
         let put = self.run.put_at.len();
-        let has_producer = !self.load.producer.is_empty();
-        is_over && has_producer && self.run.inserted == put && self.run.deleted == put
+        is_over && self.load.has_producer() && self.run.inserted == put && self.run.deleted == put
     }
 }
 

@@ -70,23 +70,20 @@ fn waited(account: &File) -> Option<Duration> {
 
 // ---- System calls ----
 
-/// `perf` or `strace` at work on a process; killed when it goes out of scope.
+/// `strace` at work on a process; killed when it goes out of scope.
 pub struct Trace(Process);
 
 impl Trace {
-    /// Begins to count system calls with `perf` if it works here, else `strace`, else not.
+    /// Begins to count system calls, if `strace` works here.
     pub fn start(pid: u32) -> Option<Trace> {
-        const PERF: &str = "stat -x, -e raw_syscalls:sys_enter -p";
-        [("perf", PERF), ("strace", "-f -c -p")].into_iter().find_map(|(tool, flags)| {
-            /// Neither tool reports that it has attached.
-            const TIME_TO_ATTACH: Duration = Duration::from_millis(300);
-            let mut command = Command::new(tool);
-            command.args(flags.split(' ')).arg(pid.to_string());
-            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-            let mut tracer = Process::try_spawn(&mut command).ok()?;
-            std::thread::sleep(TIME_TO_ATTACH);
-            tracer.exit_status().is_none().then_some(Trace(tracer))
-        })
+        /// It does not report that it has attached.
+        const TIME_TO_ATTACH: Duration = Duration::from_millis(300);
+        let mut command = Command::new("strace");
+        command.args(["-f", "-c", "-p"]).arg(pid.to_string());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut tracer = Process::try_spawn(&mut command).ok()?;
+        std::thread::sleep(TIME_TO_ATTACH);
+        tracer.exit_status().is_none().then_some(Trace(tracer))
     }
 
     /// Ends counting. Returns the count, if the machine can count.
@@ -95,9 +92,6 @@ impl Trace {
         let report = self.0.read_stderr();
         self.0.wait_for_exit();
         report.lines().find_map(|line| {
-            if line.contains("raw_syscalls:sys_enter") {
-                return line.split(',').next()?.parse().ok();
-            }
             // The last line of strace: `100.00 0.001 2 1234 total`.
             let total = line.trim_end().strip_suffix(" total")?;
             total.split_whitespace().nth(3)?.parse().ok()

@@ -69,9 +69,10 @@ impl Probe {
         const PATIENCE: Duration = Duration::from_secs(90);
         let taken = |seen: &mut Seen| (!seen.is_waiting).then(|| std::mem::take(seen));
         let seen = self.wait(PATIENCE, taken)?;
-        let mut figures = Figures::of("stall_ms", seen.worst_of_server.as_secs_f64() * 1e3);
-        figures.add("stall_with_noise_ms", seen.worst.as_secs_f64() * 1e3);
-        Ok(figures)
+        Ok(Figures::of([
+            ("stall_ms", seen.worst_of_server.as_secs_f64() * 1e3),
+            ("stall_with_noise_ms", seen.worst.as_secs_f64() * 1e3),
+        ]))
     }
 
     fn wait<T>(&self, patience: Duration, take: impl Fn(&mut Seen) -> Option<T>) -> Outcome<T> {

@@ -9,23 +9,19 @@ use serde_json::{Map, Value, json};
 pub struct Figures(Vec<(String, f64)>);
 
 impl Figures {
-    pub fn of(name: &str, value: f64) -> Figures {
-        Figures(vec![(name.to_owned(), value)])
+    pub fn of<const N: usize>(figures: [(&str, f64); N]) -> Figures {
+        Figures(figures.map(|(name, value)| (name.to_owned(), value)).into())
     }
 
-    pub fn add(&mut self, name: &str, value: f64) {
-        self.0.push((name.to_owned(), value));
-    }
-
-    /// The figures with these names.
     pub fn only(mut self, names: &[&str]) -> Figures {
         self.0.retain(|(name, _)| names.contains(&name.as_str()));
         self
     }
 
-    /// Adds figures, with this before their names.
-    pub fn append(&mut self, prefix: &str, others: Figures) {
+    /// These figures and others, which get this before their names.
+    pub fn with(mut self, prefix: &str, others: Figures) -> Figures {
         self.0.extend(others.0.into_iter().map(|(name, value)| (format!("{prefix}{name}"), value)));
+        self
     }
 }
 
@@ -114,7 +110,7 @@ fn number(value: f64) -> String {
 /// The rounds of all figures of a scenario, by server and name; `null` if the server was too slow.
 pub fn json(rows: &[Row<'_>]) -> Value {
     let figures =
-        |series: &Series| series.0.iter().cloned().collect::<std::collections::BTreeMap<_, _>>();
+        |series: &Series| Map::from_iter(series.0.iter().map(|(n, v)| (n.clone(), json!(v))));
     let row = |row: &Row<'_>| (row.program.name.clone(), json!(row.series.as_ref().map(figures)));
-    Value::Object(rows.iter().map(row).collect::<Map<_, _>>())
+    Value::Object(rows.iter().map(row).collect())
 }

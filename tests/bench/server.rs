@@ -15,10 +15,11 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 pub const MIB: f64 = 1024.0 * 1024.0;
+/// How long a server may take for a step beside the measured ones.
+pub const PATIENCE: Duration = Duration::from_secs(20);
 /// In the directory of the server, which leaves files alone that are not its own.
 const VALGRIND_LOG: &str = "valgrind.log";
 
-/// What can be started.
 #[derive(Debug)]
 pub struct Program {
     /// Its path, or `limit`: the server that keeps no queue.
@@ -65,10 +66,7 @@ impl Program {
 /// A running server; killed when it goes out of scope.
 pub struct Server {
     pub address: SocketAddr,
-    /// The address of its metrics.
     pub metrics: SocketAddr,
-    /// How long it may take for a step beside the measured ones.
-    pub patience: Duration,
     pub has_extensions: bool,
     /// Whether system calls are counted, which takes time of its own.
     pub is_traced: bool,
@@ -80,7 +78,7 @@ pub struct Server {
 impl Server {
     /// Starts it with the flags of the scenario, in which `DIR` is a directory of its own and
     /// `METRICS` an address.
-    pub fn start(program: &Program, scenario: &Scenario, patience: Duration) -> Server {
+    pub fn start(program: &Program, scenario: &Scenario) -> Server {
         let (address, metrics) = (free_address(), free_address());
         // Below the directory of cargo's, which is on a real disk.
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"));
@@ -105,22 +103,13 @@ impl Server {
         command.env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null());
         let process = machine::spawn_on_first_core(&mut command);
         let (has_extensions, is_traced) = (program.has_extensions(), false);
-        let mut server = Server {
-            address,
-            metrics,
-            patience,
-            has_extensions,
-            is_traced,
-            command,
-            process,
-            directory,
-        };
-        let is_up = server.wait_for_port(patience).is_ok();
+        let mut server =
+            Server { address, metrics, has_extensions, is_traced, command, process, directory };
+        let is_up = server.wait_for_port().is_ok();
         assert!(is_up, "{} does not listen on {address}", program.name);
         server
     }
 
-    /// Ends it as an operator would.
     pub fn terminate(&mut self) {
         self.process.end(Signal::TERM);
     }
@@ -130,14 +119,13 @@ impl Server {
         machine::instructions(&self.directory.path().join(VALGRIND_LOG))
     }
 
-    /// Starts it again, with the same flags and directory.
     pub fn start_again(&mut self) -> Outcome<()> {
         self.process = machine::spawn_on_first_core(&mut self.command);
-        self.wait_for_port(self.patience)
+        self.wait_for_port()
     }
 
-    fn wait_for_port(&mut self, patience: Duration) -> Outcome<()> {
-        let end = Instant::now() + patience;
+    fn wait_for_port(&mut self) -> Outcome<()> {
+        let end = Instant::now() + PATIENCE;
         while TcpStream::connect(self.address).is_err() {
             if let Some(status) = self.process.exit_status() {
                 let program = self.command.get_program().display();
@@ -146,17 +134,16 @@ impl Server {
             if Instant::now() >= end {
                 return Err(TooSlow);
             }
-            std::thread::sleep(Duration::from_millis(1));
+            // A sleep would be a part of the time of a start.
+            std::thread::yield_now();
         }
         Ok(())
     }
 
-    /// Opens connections.
     pub fn connect(&self, count: usize) -> Pool {
-        Pool::connect(self.address, count, self.patience)
+        Pool::connect(self.address, count)
     }
 
-    /// Runs a load on one connection more.
     pub fn run(&self, load: &Load) -> Outcome<Run> {
         self.connect(1).run(load)
     }
@@ -176,7 +163,6 @@ impl Server {
         Ok(Measured { ops, run, elapsed_s, cpu_us, stalls, page_faults, system_calls })
     }
 
-    /// Processor time of all threads.
     pub fn cpu_ns(&self) -> u64 {
         nanoseconds(self.process.processor_time())
     }
@@ -217,7 +203,6 @@ impl Server {
         fs::read_to_string(format!("/proc/{}/{name}", self.pid())).expect("the server runs")
     }
 
-    /// The files of the binlog together.
     pub fn binlog_bytes(&self) -> f64 {
         let files = fs::read_dir(self.directory.path()).expect("the directory is there");
         // A file may go away while it is looked at.
@@ -226,7 +211,6 @@ impl Server {
     }
 }
 
-/// What some work has cost a server.
 pub struct Measured {
     pub ops: f64,
     /// Its latencies are sorted.
@@ -242,7 +226,8 @@ pub struct Measured {
 impl Measured {
     /// The figures that every scenario has.
     pub fn figures(&self) -> Figures {
-        let mut figures = Figures::of("ops_per_s", self.ops / self.elapsed_s);
+        let per_second = |count: f64| count / self.elapsed_s;
+        let mut figures = Figures::of([("ops_per_s", per_second(self.ops))]);
         let latencies = &self.run.latencies;
         // Of less than a thousand, 99.9% are all.
         for (name, permille, needed) in
@@ -250,16 +235,16 @@ impl Measured {
         {
             if latencies.len() >= needed {
                 let index = (permille * (latencies.len() - 1)).div_ceil(1000);
-                figures.add(name, latencies[index] as f64 / 1e3);
+                figures = figures.with("", Figures::of([(name, latencies[index] as f64 / 1e3)]));
             }
         }
-        figures.add("cpu_us_per_op", self.cpu_us / self.ops);
-        figures.add("faults_per_s", self.page_faults / self.elapsed_s);
-        if let Some(calls) = self.system_calls {
-            figures.add("syscalls_per_op", calls / self.ops);
-        }
-        figures.append("", self.stalls.clone());
+        let calls =
+            self.system_calls.map(|calls| Figures::of([("syscalls_per_op", calls / self.ops)]));
         figures
+            .with("", Figures::of([("cpu_us_per_op", self.cpu_us / self.ops)]))
+            .with("", Figures::of([("faults_per_s", per_second(self.page_faults))]))
+            .with("", calls.unwrap_or_default())
+            .with("", self.stalls.clone())
     }
 }
 

@@ -1,8 +1,8 @@
 //! Bodies that are not in memory, and are read back late, with errors, or with flipped bits.
 
-use crate::harness::driver::{Client, End, Nanos, START};
+use crate::harness::driver::{Client, End, Nanos, Options, START, Settings};
 use crate::harness::fake_disk::{FakeDisk, ReadFault};
-use crate::harness::instance::{Instance, Policy, STEP};
+use crate::harness::instance::Instance;
 use crate::harness::record::READY;
 use crate::harness::request::put;
 use crate::harness::yaml;
@@ -11,89 +11,38 @@ use crate::original::{FIXTURE_DAY, fixture, old, old_file};
 const FILE_SIZE: u32 = 16 * 1024;
 
 /// Keeps no body in memory.
-const POLICY: Policy = Policy { body_cache: Some(0), ..Policy::synced(FILE_SIZE) };
+const OPTIONS: Options = Options::synced(FILE_SIZE).cold();
 
-/// A server, and a client of it that is never late.
-struct World {
-    server: Instance,
-    disk: FakeDisk,
-    /// The id of the last job.
-    last_id: u64,
+fn start() -> Instance {
+    Instance::start(&FakeDisk::default(), OPTIONS, START)
 }
 
-impl Default for World {
-    fn default() -> World {
-        World::on(FakeDisk::default(), START)
-    }
+/// Reads of bodies end when the test lets them.
+fn start_with_late_reads() -> Instance {
+    let server = start();
+    server.disk.hold_reads(true);
+    server
 }
 
-impl World {
-    fn on(disk: FakeDisk, now: Nanos) -> World {
-        World { server: Instance::start(&disk, POLICY, now), disk, last_id: 0 }
-    }
-
-    /// Reads of bodies end when the test lets them.
-    fn with_late_reads() -> World {
-        let disk = FakeDisk::default();
-        disk.set_reads_late(true);
-        disk.let_reads_end(Some(0));
-        World::on(disk, START)
-    }
-
-    fn connect<const CLIENTS: usize>(&mut self) -> [Client; CLIENTS] {
-        [(); CLIENTS].map(|()| self.server.connect())
-    }
-
-    /// Runs until nothing is left but reads that may not end.
-    fn settle(&mut self) {
-        self.server.settle();
-        while self.disk.has_reads() {
-            self.server.settle();
-        }
-        self.server.check();
-    }
-
+impl Instance {
     /// Lets all reads end.
     fn end_reads(&mut self) {
-        self.disk.let_reads_end(None);
+        self.disk.faults().reads_left = None;
         self.settle();
-    }
-
-    fn advance(&mut self, span: Nanos) {
-        self.server.advance(span);
-        self.settle();
-    }
-
-    fn send(&mut self, client: Client, commands: impl AsRef<[u8]>) -> String {
-        self.server.now = self.server.now + STEP;
-        self.server.receive(client, commands);
-        self.settle();
-        self.server.take_text(client)
-    }
-
-    fn ask(&mut self, commands: impl AsRef<[u8]>) -> String {
-        self.send(self.server.client, commands)
-    }
-
-    #[track_caller]
-    fn expect(&mut self, commands: impl AsRef<[u8]>, replies: &str) {
-        assert_eq!(self.ask(commands), replies);
     }
 
     /// Puts a job whose body no other job has, and returns its id.
-    fn put(&mut self, len: usize) -> u64 {
-        self.last_id += 1;
-        let id = self.last_id;
-        let reply = self.ask(put(10, 0, 60, body(id, len)));
-        assert_eq!(reply, format!("INSERTED {id}\r\n"));
+    fn put_of(&mut self, len: usize) -> u64 {
+        let id = self.facts().puts_begun + 1;
+        self.expect(put(10, 0, 60, body(id, len)), &format!("INSERTED {id}\r\n"));
         id
     }
 
     /// Puts and deletes jobs until compaction has moved all others.
     fn make_garbage(&mut self) {
         for _ in 0..200 {
-            let id = self.put(1000);
-            assert_eq!(self.ask(format!("delete {id}\r\n")), "DELETED\r\n");
+            let id = self.put_of(1000);
+            self.delete(id);
         }
         for _ in 0..200 {
             self.advance(Nanos::from_millis(10));
@@ -104,12 +53,12 @@ impl World {
         yaml::field(&self.ask(format!("stats-job {id}\r\n")), "state").unwrap().to_owned()
     }
 
-    fn stat(&mut self, id: u64, key: &str) -> u64 {
+    fn stat_of(&mut self, id: u64, key: &str) -> u64 {
         yaml::number(&self.ask(format!("stats-job {id}\r\n")), key)
     }
 
-    fn restart(self) -> World {
-        World::on(FakeDisk::with_files(&self.disk.live_files()), self.server.now)
+    fn restart(&self) -> Instance {
+        Instance::on_files(&self.disk.live_files(), OPTIONS, self.now)
     }
 }
 
@@ -132,31 +81,31 @@ fn found(id: u64, len: usize) -> String {
 fn a_body_that_is_not_what_was_written_is_given_to_nobody() {
     for fault in [ReadFault::FlippedBit, ReadFault::Error] {
         for is_late in [false, true] {
-            let mut world = World::default();
-            let [bad, good] = [world.put(700), world.put(800)];
-            world.disk.set_reads_late(is_late);
-            let [worker] = world.connect();
-            world.disk.add_read_fault(fault);
-            assert_eq!(world.send(worker, "reserve\r\n"), reserved(good, 800), "{fault:?}");
-            assert_eq!(world.state(bad), "buried");
-            assert_eq!(world.stat(bad, "buries"), 1);
-            world.disk.add_read_fault(fault);
-            world.expect(format!("peek {bad}\r\n"), "NOT_FOUND\r\n");
-            world.disk.add_read_fault(fault);
-            world.expect(format!("reserve-job {bad}\r\n"), "NOT_FOUND\r\n");
-            assert_eq!(world.state(bad), "buried");
+            let mut server = start();
+            let [bad, good] = [server.put_of(700), server.put_of(800)];
+            server.disk.faults().reads_late = is_late;
+            let [worker] = server.clients();
+            server.disk.faults().of_reads.push_back(fault);
+            assert_eq!(server.send(worker, "reserve\r\n"), reserved(good, 800), "{fault:?}");
+            assert_eq!(server.state(bad), "buried");
+            assert_eq!(server.stat_of(bad, "buries"), 1);
+            server.disk.faults().of_reads.push_back(fault);
+            server.expect(format!("peek {bad}\r\n"), "NOT_FOUND\r\n");
+            server.disk.faults().of_reads.push_back(fault);
+            server.expect(format!("reserve-job {bad}\r\n"), "NOT_FOUND\r\n");
+            assert_eq!(server.state(bad), "buried");
             // The next read succeeds.
-            world.expect(format!("peek {bad}\r\n"), &found(bad, 700));
+            server.expect(format!("peek {bad}\r\n"), &found(bad, 700));
             // Until its timeout ends, the worker waits for another job.
-            world.ask(format!("kick-job {bad}\r\n"));
-            world.disk.add_read_fault(fault);
-            assert_eq!(world.send(worker, "reserve-with-timeout 5\r\n"), "");
-            assert_eq!(world.state(bad), "buried");
-            world.advance(Nanos::from_secs(6));
-            assert_eq!(world.server.take_text(worker), "TIMED_OUT\r\n");
+            server.ask(format!("kick-job {bad}\r\n"));
+            server.disk.faults().of_reads.push_back(fault);
+            assert_eq!(server.send(worker, "reserve-with-timeout 5\r\n"), "");
+            assert_eq!(server.state(bad), "buried");
+            server.advance(Nanos::from_secs(6));
+            assert_eq!(server.take_text(worker), "TIMED_OUT\r\n");
             // The bury is recorded.
-            let mut world = world.restart();
-            assert_eq!(world.state(bad), "buried");
+            let mut server = server.restart();
+            assert_eq!(server.state(bad), "buried");
         }
     }
 }
@@ -164,41 +113,38 @@ fn a_body_that_is_not_what_was_written_is_given_to_nobody() {
 #[test]
 fn a_worker_waits_for_a_body_that_cannot_be_read_now() {
     for is_late in [false, true] {
-        let mut world = World::default();
-        let id = world.put(700);
-        world.disk.set_reads_late(is_late);
-        let [worker, next] = world.connect();
-        (0..3).for_each(|_| world.disk.add_read_fault(ReadFault::TooManyFiles));
-        assert_eq!(world.send(worker, "reserve\r\n"), "");
-        assert_eq!(world.state(id), "reserved");
-        (0..5).for_each(|_| world.advance(Nanos::from_millis(100)));
-        assert_eq!(world.server.take_text(worker), reserved(id, 700));
+        let mut server = start();
+        let id = server.put_of(700);
+        server.disk.faults().reads_late = is_late;
+        let [worker, next] = server.clients();
+        (0..3).for_each(|_| server.disk.faults().of_reads.push_back(ReadFault::TooManyFiles));
+        assert_eq!(server.send(worker, "reserve\r\n"), "");
+        assert_eq!(server.state(id), "reserved");
+        (0..5).for_each(|_| server.advance(Nanos::from_millis(100)));
+        assert_eq!(server.take_text(worker), reserved(id, 700));
         // Another client cannot take it away.
-        world.disk.add_read_fault(ReadFault::Error);
-        world.expect(format!("peek {id}\r\n"), "NOT_FOUND\r\n");
-        assert_eq!(world.state(id), "reserved");
+        server.disk.faults().of_reads.push_back(ReadFault::Error);
+        server.expect(format!("peek {id}\r\n"), "NOT_FOUND\r\n");
+        assert_eq!(server.state(id), "reserved");
         // One that waits too long is told, and the job is ready as if it had not been reserved.
-        world.send(worker, format!("release {id} 10 0\r\n"));
-        (0..1000).for_each(|_| world.disk.add_read_fault(ReadFault::TooManyFiles));
-        assert_eq!(world.send(next, "reserve\r\n"), "");
-        (0..110).for_each(|_| world.advance(Nanos::from_millis(100)));
-        assert_eq!(world.server.take_text(next), "OUT_OF_MEMORY\r\n");
-        assert_eq!(world.state(id), "ready");
-        assert_eq!(world.stat(id, "reserves"), 1);
+        server.send(worker, format!("release {id} 10 0\r\n"));
+        (0..1000).for_each(|_| server.disk.faults().of_reads.push_back(ReadFault::TooManyFiles));
+        assert_eq!(server.send(next, "reserve\r\n"), "");
+        (0..110).for_each(|_| server.advance(Nanos::from_millis(100)));
+        assert_eq!(server.take_text(next), "OUT_OF_MEMORY\r\n");
+        assert_eq!(server.state(id), "ready");
+        assert_eq!(server.stat_of(id, "reserves"), 1);
     }
 }
 
 /// As after a restart with less memory.
 #[test]
 fn a_body_that_never_fits_in_memory_is_refused_and_stays_ready() {
-    let disk = FakeDisk::default();
-    let mut before = World::on(disk.clone(), START);
-    before.put(60_000);
-    before.put(100);
-    let now = before.server.now;
-    drop(before);
-    let policy = Policy { max_memory: 50_000, ..POLICY };
-    let mut world = World { server: Instance::start(&disk, policy, now), disk, last_id: 2 };
+    let mut before = start();
+    before.put_of(60_000);
+    before.put_of(100);
+    let settings = Settings { max_memory_bytes: 50_000, ..OPTIONS.settings };
+    let mut server = Instance::start(&before.disk, Options { settings, ..OPTIONS }, before.now);
     for command in [
         "reserve",
         "reserve-with-timeout 1",
@@ -207,15 +153,15 @@ fn a_body_that_never_fits_in_memory_is_refused_and_stays_ready() {
         "peek 1",
         "peek-ready",
     ] {
-        let [client] = world.connect();
-        assert_eq!(world.send(client, format!("{command}\r\n")), "OUT_OF_MEMORY\r\n", "{command}");
-        assert!(!world.server.is_closed(client));
-        assert_eq!(world.state(1), "ready");
+        let [client] = server.clients();
+        assert_eq!(server.send(client, format!("{command}\r\n")), "OUT_OF_MEMORY\r\n", "{command}");
+        assert!(!server.is_closed(client));
+        assert_eq!(server.state(1), "ready");
     }
-    assert_eq!(world.stat(1, "reserves"), 0);
-    world.expect("peek 2\r\n", &found(2, 100));
+    assert_eq!(server.stat_of(1, "reserves"), 0);
+    server.expect("peek 2\r\n", &found(2, 100));
     // A batch ends before it.
-    world.expect(
+    server.expect(
         "peek-batch default ready 10 1\r\n",
         &format!("FOUND_BATCH 1 0\r\n{}", found(2, 100)),
     );
@@ -224,144 +170,145 @@ fn a_body_that_never_fits_in_memory_is_refused_and_stays_ready() {
 /// Beside eight clients that ask for all jobs of a tube again and again.
 #[test]
 fn a_worker_waits_for_few_reads_of_other_clients() {
-    let mut world = World::with_late_reads();
-    world.ask("use many\r\n");
+    let mut server = start_with_late_reads();
+    server.ask("use many\r\n");
     for _ in 0..300 {
-        world.put(1000);
+        server.put_of(1000);
     }
-    world.ask("use one\r\n");
-    let id = world.put(100);
-    let busy: [Client; 8] = world.connect();
+    server.ask("use one\r\n");
+    let id = server.put_of(100);
+    let busy: [Client; 8] = server.clients();
     for client in busy {
-        assert_eq!(world.send(client, "peek-batch many any 1000\r\npeek 7\r\n"), "");
+        assert_eq!(server.send(client, "peek-batch many any 1000\r\npeek 7\r\n"), "");
     }
-    world.disk.let_reads_end(Some(20));
-    world.settle();
-    let [worker] = world.connect();
-    assert_eq!(world.send(worker, "watch one\r\nignore default\r\nreserve\r\n").lines().count(), 2);
+    server.disk.faults().reads_left = Some(20);
+    server.settle();
+    let [worker] = server.clients();
+    assert_eq!(
+        server.send(worker, "watch one\r\nignore default\r\nreserve\r\n").lines().count(),
+        2
+    );
     let mut reads = 0;
-    while world.server.received(worker).is_empty() {
+    while server.received(worker).is_empty() {
         reads += 1;
         assert!(reads <= 4 + busy.len() + 1, "the worker waits for {reads} reads");
-        world.disk.let_reads_end(Some(1));
-        world.settle();
+        server.disk.faults().reads_left = Some(1);
+        server.settle();
     }
-    assert_eq!(world.server.take_text(worker), reserved(id, 100));
-    world.end_reads();
+    assert_eq!(server.take_text(worker), reserved(id, 100));
+    server.end_reads();
 }
 
 #[test]
 fn reads_for_closed_connections_are_not_begun() {
-    let mut world = World::with_late_reads();
-    let ids: Vec<u64> = (0..300).map(|_| world.put(1000)).collect();
+    let mut server = start_with_late_reads();
+    let ids: Vec<u64> = (0..300).map(|_| server.put_of(1000)).collect();
     for &id in &ids[..200] {
-        let [client] = world.connect();
-        assert_eq!(world.send(client, format!("peek {id}\r\n")), "");
+        let [client] = server.clients();
+        assert_eq!(server.send(client, format!("peek {id}\r\n")), "");
         if id % 2 == 0 {
-            world.server.end(client, End::HangUp);
+            server.end(client, End::HangUp);
         }
     }
-    let [batch, worker] = world.connect();
-    assert_eq!(world.send(batch, "peek-batch default any 1000\r\n"), "");
-    assert_eq!(world.disk.begun_reads(), 4);
+    let [batch, worker] = server.clients();
+    assert_eq!(server.send(batch, "peek-batch default any 1000\r\n"), "");
+    assert_eq!(server.disk.begun_reads(), 4);
     for client in 0..=batch {
-        if !world.server.is_closed(client) && client != world.server.client {
-            world.server.end(client, End::HangUp);
+        if !server.is_closed(client) && client != server.client {
+            server.end(client, End::HangUp);
         }
     }
-    assert_eq!(world.send(worker, format!("peek {}\r\n", ids[250])), "");
-    world.disk.let_reads_end(Some(5));
-    world.settle();
-    assert_eq!(world.server.take_text(worker), found(ids[250], 1000));
-    assert_eq!(world.disk.begun_reads(), 0);
+    assert_eq!(server.send(worker, format!("peek {}\r\n", ids[250])), "");
+    server.disk.faults().reads_left = Some(5);
+    server.settle();
+    assert_eq!(server.take_text(worker), found(ids[250], 1000));
+    assert_eq!(server.disk.begun_reads(), 0);
 }
 
 #[test]
 fn a_job_whose_worker_waits_is_ready_again_as_soon_as_the_connection_is_gone() {
-    let mut world = World::with_late_reads();
-    let ids: Vec<u64> = (0..10).map(|_| world.put(1000)).collect();
-    let workers: [Client; 10] = world.connect();
+    let mut server = start_with_late_reads();
+    let ids: Vec<u64> = (0..10).map(|_| server.put_of(1000)).collect();
+    let workers: [Client; 10] = server.clients();
     for worker in workers {
-        assert_eq!(world.send(worker, "reserve\r\n"), "");
+        assert_eq!(server.send(worker, "reserve\r\n"), "");
     }
     for (worker, &id) in workers.into_iter().zip(&ids) {
-        world.server.end(worker, End::HangUp);
-        world.settle();
-        assert_eq!(world.state(id), "ready");
-        assert_eq!(world.stat(id, "reserves"), 0);
+        server.end(worker, End::HangUp);
+        server.settle();
+        assert_eq!(server.state(id), "ready");
+        assert_eq!(server.stat_of(id, "reserves"), 0);
     }
 }
 
 #[test]
 fn a_body_for_which_many_wait_is_read_once() {
     for len in [50, 6000, 400_000] {
-        let mut world = World::with_late_reads();
-        let id = world.put(len);
-        let clients: [Client; 20] = world.connect();
+        let mut server = start_with_late_reads();
+        let id = server.put_of(len);
+        let clients: [Client; 20] = server.clients();
         for client in clients {
-            assert_eq!(world.send(client, format!("peek {id}\r\n")), "");
+            assert_eq!(server.send(client, format!("peek {id}\r\n")), "");
         }
-        assert_eq!(world.disk.begun_reads(), 1);
-        world.disk.let_reads_end(Some(1));
-        world.settle();
+        assert_eq!(server.disk.begun_reads(), 1);
+        server.disk.faults().reads_left = Some(1);
+        server.settle();
         for client in clients {
-            assert_eq!(world.server.take_text(client), found(id, len), "of {len} bytes");
+            assert_eq!(server.take_text(client), found(id, len), "of {len} bytes");
         }
     }
 }
 
-/// Clients that do not read their replies.
+const LEN: usize = 1_000_000;
+
+/// Returns jobs, and clients of which each has peeked one and does not read the reply.
+fn start_with_unread_replies() -> (Instance, Vec<u64>, Vec<Client>) {
+    let mut server = start();
+    let ids: Vec<u64> = (0..30).map(|_| server.put_of(LEN)).collect();
+    let clients: Vec<Client> = ids.iter().map(|_| server.connect()).collect();
+    for (&client, id) in clients.iter().zip(&ids) {
+        server.set_room(client, Some(0));
+        server.receive(client, format!("peek {id}\r\n"));
+        server.settle();
+    }
+    (server, ids, clients)
+}
+
 #[test]
 fn unread_replies_take_bounded_memory_and_keep_no_worker_from_its_job() {
-    const LEN: usize = 1_000_000;
-    let mut world = World::default();
-    let ids: Vec<u64> = (0..30).map(|_| world.put(LEN)).collect();
-    let small = world.put(100);
-    let clients: Vec<Client> = ids.iter().map(|_| world.server.connect()).collect();
-    for (&client, id) in clients.iter().zip(&ids) {
-        world.server.set_room(client, Some(0));
-        world.server.receive(client, format!("peek {id}\r\n"));
-        world.settle();
-    }
-    let made: usize = clients.iter().map(|&client| world.server.made(client).len()).sum();
+    let (mut server, ids, clients) = start_with_unread_replies();
+    let small = server.put_of(100);
+    let made: usize = clients.iter().map(|&client| server.made(client).len()).sum();
     assert!((8 * LEN..16 << 20).contains(&made), "{made} bytes are made");
-    world.expect(format!("peek {small}\r\n"), &found(small, 100));
+    server.expect(format!("peek {small}\r\n"), &found(small, 100));
     // A large one waits until those are disconnected that take nothing.
-    let [worker, slow] = [world.server.connect(), clients[0]];
-    assert_eq!(world.send(worker, format!("reserve-job {}\r\n", ids[29])), "");
+    let [worker, slow] = [server.connect(), clients[0]];
+    assert_eq!(server.send(worker, format!("reserve-job {}\r\n", ids[29])), "");
     for _ in 0..9 {
-        assert!(world.server.received(worker).is_empty());
-        world.server.set_room(slow, Some(10));
-        world.advance(Nanos::from_secs(1));
+        assert!(server.received(worker).is_empty());
+        server.set_room(slow, Some(10));
+        server.advance(Nanos::from_secs(1));
     }
     for _ in 0..60 {
-        world.server.set_room(slow, Some(10));
-        world.advance(Nanos::from_secs(1));
+        server.set_room(slow, Some(10));
+        server.advance(Nanos::from_secs(1));
     }
-    assert_eq!(world.server.take_text(worker), reserved(ids[29], LEN));
-    assert!(!world.server.is_closed(slow) && world.server.is_closed(clients[1]));
+    assert_eq!(server.take_text(worker), reserved(ids[29], LEN));
+    assert!(!server.is_closed(slow) && server.is_closed(clients[1]));
 }
 
 #[test]
 fn a_client_that_goes_away_makes_room_for_unread_replies_and_so_does_one_that_reads() {
-    const LEN: usize = 1_000_000;
-    let mut world = World::default();
-    let ids: Vec<u64> = (0..30).map(|_| world.put(LEN)).collect();
-    let clients: Vec<Client> = ids.iter().map(|_| world.server.connect()).collect();
-    for (&client, id) in clients.iter().zip(&ids) {
-        world.server.set_room(client, Some(0));
-        world.server.receive(client, format!("peek {id}\r\n"));
-        world.settle();
-    }
+    let (mut server, ids, clients) = start_with_unread_replies();
     for (&client, &id) in clients.iter().zip(&ids) {
         if id % 2 == 0 {
-            world.server.end(client, End::HangUp);
+            server.end(client, End::HangUp);
         } else {
-            world.server.set_room(client, None);
+            server.set_room(client, None);
         }
-        world.settle();
+        server.settle();
         if id % 2 == 1 {
-            assert_eq!(world.server.take_text(client), found(id, LEN));
+            assert_eq!(server.take_text(client), found(id, LEN));
         }
     }
 }
@@ -369,20 +316,20 @@ fn a_client_that_goes_away_makes_room_for_unread_replies_and_so_does_one_that_re
 #[test]
 fn a_batch_leaves_out_what_cannot_be_read() {
     for is_late in [false, true] {
-        let mut world = World::default();
-        let [first, bad, last] = [world.put(20), world.put(30), world.put(5000)];
-        world.disk.set_reads_late(is_late);
+        let mut server = start();
+        let [first, bad, last] = [server.put_of(20), server.put_of(30), server.put_of(5000)];
+        server.disk.faults().reads_late = is_late;
         let faults = [ReadFault::None, ReadFault::FlippedBit, ReadFault::None];
         let both = |reply: fn(u64, usize) -> String| [reply(first, 20), reply(last, 5000)].concat();
-        faults.iter().for_each(|&fault| world.disk.add_read_fault(fault));
-        let page = world.ask("peek-batch default ready 10\r\n");
+        faults.iter().for_each(|&fault| server.disk.faults().of_reads.push_back(fault));
+        let page = server.ask("peek-batch default ready 10\r\n");
         assert_eq!(page, format!("FOUND_BATCH 2 0\r\n{}", both(found)));
-        assert_eq!(world.state(bad), "buried");
-        world.ask(format!("kick-job {bad}\r\n"));
-        faults.iter().for_each(|&fault| world.disk.add_read_fault(fault));
-        let batch = world.ask("reserve-batch 10\r\n");
+        assert_eq!(server.state(bad), "buried");
+        server.ask(format!("kick-job {bad}\r\n"));
+        faults.iter().for_each(|&fault| server.disk.faults().of_reads.push_back(fault));
+        let batch = server.ask("reserve-batch 10\r\n");
         assert_eq!(batch, format!("RESERVED_BATCH 2\r\n{}", both(reserved)));
-        assert_eq!(world.state(bad), "buried");
+        assert_eq!(server.state(bad), "buried");
     }
 }
 
@@ -390,155 +337,154 @@ fn a_batch_leaves_out_what_cannot_be_read() {
 fn a_record_is_moved_or_its_job_deleted_while_it_is_read() {
     // It is read again from its new place. After a delete the body is in the file until that is removed.
     for (is_deleted, is_file_gone) in [(false, true), (true, false), (true, true)] {
-        let mut world = World::with_late_reads();
-        let id = world.put(500);
-        let [reader] = world.connect();
-        assert_eq!(world.send(reader, format!("peek {id}\r\n")), "");
+        let mut server = start_with_late_reads();
+        let id = server.put_of(500);
+        let [reader] = server.clients();
+        assert_eq!(server.send(reader, format!("peek {id}\r\n")), "");
         if is_deleted {
-            world.expect(format!("delete {id}\r\n"), "DELETED\r\n");
+            server.expect(format!("delete {id}\r\n"), "DELETED\r\n");
         }
         if is_file_gone {
             // The next reads are done at once, so compaction moves records.
-            world.disk.set_reads_late(false);
-            world.make_garbage();
-            assert!(!world.disk.names().contains("binlog.1:"), "{}", world.disk.names());
+            server.disk.faults().reads_late = false;
+            server.make_garbage();
+            assert!(!server.disk.names().contains("binlog.1:"), "{}", server.disk.names());
         }
-        world.end_reads();
+        server.end_reads();
         let is_found = !(is_deleted && is_file_gone);
         let expected = if is_found { found(id, 500) } else { "NOT_FOUND\r\n".to_owned() };
-        assert_eq!(world.server.take_text(reader), expected);
+        assert_eq!(server.take_text(reader), expected);
     }
 }
 
 #[test]
 fn what_was_read_for_a_closed_connection_is_dropped() {
-    let mut world = World::with_late_reads();
-    let [first, second] = [world.put(100), world.put(6000)];
-    let [worker] = world.connect();
-    assert_eq!(world.send(worker, "reserve-batch 2\r\n"), "");
-    world.disk.let_reads_end(Some(1));
-    world.settle();
-    world.server.end(worker, End::HangUp);
-    world.settle();
-    assert_eq!(world.state(first), "ready");
+    let mut server = start_with_late_reads();
+    let [first, second] = [server.put_of(100), server.put_of(6000)];
+    let [worker] = server.clients();
+    assert_eq!(server.send(worker, "reserve-batch 2\r\n"), "");
+    server.disk.faults().reads_left = Some(1);
+    server.settle();
+    server.end(worker, End::HangUp);
+    server.settle();
+    assert_eq!(server.state(first), "ready");
     // The next connection has the same key, and asks for other bodies.
-    let [next] = world.connect();
-    assert_eq!(world.send(next, format!("peek {first}\r\npeek {second}\r\n")), "");
-    world.end_reads();
-    assert_eq!(world.server.take_text(next), found(first, 100) + &found(second, 6000));
+    let [next] = server.clients();
+    assert_eq!(server.send(next, format!("peek {first}\r\npeek {second}\r\n")), "");
+    server.end_reads();
+    assert_eq!(server.take_text(next), found(first, 100) + &found(second, 6000));
 }
 
 /// A flush frees its jobs in several iterations.
 #[test]
 fn a_tube_is_flushed_while_a_body_of_it_is_read_and_cannot_be() {
     for command in ["peek 1\r\n", "reserve\r\n"] {
-        let mut world = World::with_late_reads();
+        let mut server = start_with_late_reads();
         for _ in 0..600 {
-            world.put(1);
+            server.put_of(1);
         }
-        let [reader, flusher] = world.connect();
-        assert_eq!(world.send(reader, command), "");
-        world.server.receive(flusher, "flush-tube default\r\n");
-        world.server.iterate();
-        world.disk.add_read_fault(ReadFault::FlippedBit);
-        world.end_reads();
-        assert_eq!(world.server.take_text(flusher), "FLUSHED 600\r\n");
-        let reply = world.server.take_text(reader);
+        let [reader, flusher] = server.clients();
+        assert_eq!(server.send(reader, command), "");
+        server.receive(flusher, "flush-tube default\r\n");
+        server.iterate();
+        server.disk.faults().of_reads.push_back(ReadFault::FlippedBit);
+        server.end_reads();
+        assert_eq!(server.take_text(flusher), "FLUSHED 600\r\n");
+        let reply = server.take_text(reader);
         assert_eq!(reply, if command.starts_with("peek") { "NOT_FOUND\r\n" } else { "" });
-        let mut world = world.restart();
-        assert_eq!(yaml::number(&world.ask("stats\r\n"), "current-jobs-ready"), 0);
+        let mut server = server.restart();
+        assert_eq!(yaml::number(&server.ask("stats\r\n"), "current-jobs-ready"), 0);
     }
 }
 
 #[test]
 fn a_record_whose_file_cannot_be_opened_is_not_lost() {
     for is_late in [false, true] {
-        let mut world = World::default();
-        let [first, second] = [world.put(300), world.put(400)];
-        world.disk.set_reads_late(is_late);
+        let mut server = start();
+        let [first, second] = [server.put_of(300), server.put_of(400)];
+        server.disk.faults().reads_late = is_late;
         for _ in 0..10_000 {
-            world.disk.add_read_fault(ReadFault::NotOpened);
+            server.disk.faults().of_reads.push_back(ReadFault::NotOpened);
         }
-        world.make_garbage();
-        assert_eq!(world.state(first), "ready");
-        assert_eq!(world.state(second), "ready");
-        assert!(world.disk.names().contains("binlog.1:"), "{}", world.disk.names());
-        world.disk.end_read_faults();
-        world.make_garbage();
-        assert!(!world.disk.names().contains("binlog.1:"), "{}", world.disk.names());
-        world.expect(format!("peek {first}\r\n"), &found(first, 300));
-        world.expect(format!("peek {second}\r\n"), &found(second, 400));
+        server.make_garbage();
+        assert_eq!(server.state(first), "ready");
+        assert_eq!(server.state(second), "ready");
+        assert!(server.disk.names().contains("binlog.1:"), "{}", server.disk.names());
+        server.disk.faults().of_reads.clear();
+        server.make_garbage();
+        assert!(!server.disk.names().contains("binlog.1:"), "{}", server.disk.names());
+        server.expect(format!("peek {first}\r\n"), &found(first, 300));
+        server.expect(format!("peek {second}\r\n"), &found(second, 400));
     }
 }
 
 #[test]
 fn many_finished_reads_take_several_iterations() {
-    let mut world = World::with_late_reads();
-    let ids: Vec<u64> = (0..400).map(|_| world.put(50)).collect();
-    let workers: Vec<Client> = ids.iter().map(|_| world.server.connect()).collect();
+    let mut server = start_with_late_reads();
+    let ids: Vec<u64> = (0..400).map(|_| server.put_of(50)).collect();
+    let workers: Vec<Client> = ids.iter().map(|_| server.connect()).collect();
     for &worker in &workers {
-        world.server.receive(worker, "reserve\r\n");
+        server.receive(worker, "reserve\r\n");
     }
-    world.server.settle();
-    world.disk.let_reads_end(None);
+    server.settle();
+    server.disk.faults().reads_left = None;
     let mut iterations = 0;
-    while workers.iter().any(|&worker| world.server.received(worker).is_empty()) {
-        world.server.iterate();
+    while workers.iter().any(|&worker| server.received(worker).is_empty()) {
+        server.iterate();
         iterations += 1;
         assert!(iterations < 200, "some worker has no reply");
     }
     assert!(iterations >= 400 / 4, "{iterations} iterations for 400 replies");
-    world.server.check();
+    server.check();
 }
 
 /// Compaction becomes due in the middle of a command that has just given the job to a client.
 #[test]
 fn compaction_loses_no_job_that_a_waiting_client_is_about_to_get() {
-    let mut world = World::default();
-    let bad = world.put(300);
-    let [worker] = world.connect();
-    world.ask(format!("reserve-job {bad}\r\nbury {bad} 1\r\n"));
-    world.disk.flip_byte("binlog.1", &body(bad, 300));
-    assert_eq!(world.send(worker, "reserve\r\n"), "");
+    let mut server = start();
+    let bad = server.put_of(300);
+    let [worker] = server.clients();
+    server.ask(format!("reserve-job {bad}\r\nbury {bad} 1\r\n"));
+    server.disk.flip_byte("binlog.1", &body(bad, 300));
+    assert_eq!(server.send(worker, "reserve\r\n"), "");
     let mut kicks = 0;
-    while world.ask(format!("kick-job {bad}\r\n")) == "KICKED\r\n" {
+    while server.ask(format!("kick-job {bad}\r\n")) == "KICKED\r\n" {
         kicks += 1;
         assert!(kicks < 10_000, "compaction never comes to the record");
-        world.advance(Nanos::from_millis(1));
+        server.advance(Nanos::from_millis(1));
     }
-    world.expect(format!("stats-job {bad}\r\n"), "NOT_FOUND\r\n");
-    assert_eq!(world.server.take_text(worker), "");
-    let good = world.put(10);
-    assert_eq!(world.server.take_text(worker), reserved(good, 10));
+    server.expect(format!("stats-job {bad}\r\n"), "NOT_FOUND\r\n");
+    assert_eq!(server.take_text(worker), "");
+    let good = server.put_of(10);
+    assert_eq!(server.take_text(worker), reserved(good, 10));
 }
 
 /// All records have the same length.
 #[test]
 fn a_job_is_deleted_while_compaction_reads_its_record() {
-    let mut world = World::default();
-    let mut ids: Vec<u64> = (0..40).map(|_| world.put(1000)).collect();
-    world.disk.set_reads_late(true);
-    world.disk.let_reads_end(Some(0));
+    let mut server = start();
+    let mut ids: Vec<u64> = (0..40).map(|_| server.put_of(1000)).collect();
+    server.disk.hold_reads(true);
     // Their file has little else than garbage.
     for id in ids.split_off(10) {
-        world.expect(format!("delete {id}\r\n"), "DELETED\r\n");
+        server.expect(format!("delete {id}\r\n"), "DELETED\r\n");
     }
-    world.make_garbage();
-    let migrated = yaml::number(&world.ask("stats\r\n"), "binlog-records-migrated");
+    server.make_garbage();
+    let migrated = yaml::number(&server.ask("stats\r\n"), "binlog-records-migrated");
     assert_eq!(migrated, 0, "a record was moved that was not read");
     // It is woken by the end of the read, and does not look for it.
-    let iterations = world.server.iterations;
-    world.advance(Nanos::from_secs(1));
-    assert!(world.server.iterations - iterations < 20, "compaction does not rest");
+    let iterations = server.iterations;
+    server.advance(Nanos::from_secs(1));
+    assert!(server.iterations - iterations < 20, "compaction does not rest");
     // Compaction waits for the first one, and asks for the next one.
-    world.expect(format!("delete {}\r\n", ids[0]), "DELETED\r\n");
-    world.make_garbage();
-    world.disk.let_reads_end(None);
-    world.make_garbage();
-    let migrated = yaml::number(&world.ask("stats\r\n"), "binlog-records-migrated");
+    server.expect(format!("delete {}\r\n", ids[0]), "DELETED\r\n");
+    server.make_garbage();
+    server.disk.faults().reads_left = None;
+    server.make_garbage();
+    let migrated = yaml::number(&server.ask("stats\r\n"), "binlog-records-migrated");
     assert!(migrated > 0, "no record was moved");
     for &id in &ids[1..] {
-        world.expect(format!("peek {id}\r\n"), &found(id, 1000));
+        server.expect(format!("peek {id}\r\n"), &found(id, 1000));
     }
 }
 
@@ -546,18 +492,18 @@ fn a_job_is_deleted_while_compaction_reads_its_record() {
 #[test]
 fn a_record_that_cannot_be_moved_is_lost_and_its_file_is_kept() {
     for (is_late, fault) in [(false, None), (true, None), (false, Some(ReadFault::Error))] {
-        let mut world = World::default();
-        let [bad, good] = [world.put(300), world.put(400)];
+        let mut server = start();
+        let [bad, good] = [server.put_of(300), server.put_of(400)];
         match fault {
-            Some(fault) => world.disk.add_read_fault(fault),
-            None => world.disk.flip_byte("binlog.1", &body(bad, 300)),
+            Some(fault) => server.disk.faults().of_reads.push_back(fault),
+            None => server.disk.flip_byte("binlog.1", &body(bad, 300)),
         }
-        world.disk.set_reads_late(is_late);
-        world.make_garbage();
-        world.expect(format!("stats-job {bad}\r\n"), "NOT_FOUND\r\n");
-        world.expect(format!("peek {good}\r\n"), &found(good, 400));
-        assert!(world.disk.names().contains("binlog.1.damaged"), "{}", world.disk.names());
-        world.restart().expect(format!("peek {good}\r\n"), &found(good, 400));
+        server.disk.faults().reads_late = is_late;
+        server.make_garbage();
+        server.expect(format!("stats-job {bad}\r\n"), "NOT_FOUND\r\n");
+        server.expect(format!("peek {good}\r\n"), &found(good, 400));
+        assert!(server.disk.names().contains("binlog.1.damaged"), "{}", server.disk.names());
+        server.restart().expect(format!("peek {good}\r\n"), &found(good, 400));
     }
 }
 
@@ -570,8 +516,8 @@ fn cold_bodies_in_files_of_c_beanstalkd_are_read() {
     let version_5 = [("binlog.4".to_owned(), old_file(&records))].into();
     let fixtures = ["c-1.12/records", "c-1.12/moved"].map(|name| fixture(name).live_files());
     for files in fixtures.into_iter().chain([version_5]) {
-        let cold = Instance::on_files(&files, POLICY, FIXTURE_DAY);
-        let warm = Instance::on_files(&files, Policy::synced(FILE_SIZE), FIXTURE_DAY);
+        let cold = Instance::on_files(&files, OPTIONS, FIXTURE_DAY);
+        let warm = Instance::on_files(&files, Options::synced(FILE_SIZE), FIXTURE_DAY);
         let mut bodies = 0;
         let mut servers = [cold, warm];
         for id in 1..100 {

@@ -1,8 +1,8 @@
 //! Crashes at every step of the disk, and the syncs that bound what they lose.
 
-use crate::harness::driver::{Nanos, START, Syncing, damage};
+use crate::harness::driver::{Nanos, Options, START, Syncing, damage};
 use crate::harness::fake_disk::FakeDisk;
-use crate::harness::instance::{Instance, Policy};
+use crate::harness::instance::Instance;
 use crate::harness::request::put;
 use crate::start;
 use std::collections::BTreeSet;
@@ -77,21 +77,21 @@ fn work(jobs: &mut Jobs, random: &mut fastrand::Rng, server: &mut Instance) {
 
 /// Works in two instances on one disk beside some old jobs, and starts the server on the files that a crash at
 /// each step would have left.
-fn crash_everywhere(disk: &FakeDisk, seed: u64, policy: Policy, old: u64, crashes: &[Crash]) {
+fn crash_everywhere(disk: &FakeDisk, seed: u64, options: Options, old: u64, crashes: &[Crash]) {
     let mut random = fastrand::Rng::with_seed(seed);
     // What is acknowledged, what was acknowledged when the background sync was begun, and what is synced.
     let (mut now, mut begun, mut durable) = (START, Jobs::default(), Jobs::default());
     let mut count = 0;
-    let mut server = Instance::start(disk, policy, now);
+    let mut server = Instance::start(disk, options, now);
     for id in 1..=old {
         assert_eq!(server.put(body(id)), Some(id));
     }
     server.close();
     let mut jobs = Jobs { live: (1..=old).collect(), last_id: old, old };
     durable.clone_from(&jobs);
-    disk.remember();
+    disk.take_history();
     for iterations in [20, 40] {
-        let mut server = Instance::start(disk, policy, now);
+        let mut server = Instance::start(disk, options, now);
         disk.take_history();
         for iteration in 0..iterations {
             if random.u8(..3) == 0 {
@@ -106,7 +106,7 @@ fn crash_everywhere(disk: &FakeDisk, seed: u64, policy: Policy, old: u64, crashe
                         Crash::Kill => (image.live_files(), &acknowledged),
                         Crash::PowerCut => (image.files_after_power_cut(&mut random), &durable),
                     };
-                    let mut next = Instance::on_files(&files, policy, server.now);
+                    let mut next = Instance::on_files(&files, options, server.now);
                     safe.judge(&jobs, &mut next, &when);
                     if matches!(crash, Crash::Kill) {
                         let damage = damage(&mut FakeDisk::with_files(&files));
@@ -116,10 +116,10 @@ fn crash_everywhere(disk: &FakeDisk, seed: u64, policy: Policy, old: u64, crashe
                 }
             }
             let after = disk.counts();
-            if after.sync_results_taken > before.sync_results_taken {
+            if after.background_syncs.1 > before.background_syncs.1 {
                 durable.clone_from(&begun);
             }
-            if after.background_syncs_begun > before.background_syncs_begun {
+            if after.background_syncs.0 > before.background_syncs.0 {
                 // It may have begun before the last record of this iteration.
                 begun = acknowledged;
             }
@@ -138,23 +138,23 @@ fn crash_everywhere(disk: &FakeDisk, seed: u64, policy: Policy, old: u64, crashe
 fn a_crash_at_each_step_loses_nothing_acknowledged_or_synced() {
     use Crash::{Kill, PowerCut};
     let both = &[Kill, PowerCut, PowerCut][..];
-    let within_8_ms = Policy::new(8192, Syncing::Within(Nanos::from_millis(8)));
-    for (seeds, policy, old, is_in_background, crashes) in [
-        (0..4, Policy::synced(4096), 0, false, both),
+    let within_8_ms = Options::binlog(8192, Syncing::Within(Nanos::from_millis(8)));
+    for (seeds, options, old, is_in_background, crashes) in [
+        (0..4, Options::synced(4096), 0, false, both),
         (4..8, within_8_ms, 0, false, both),
-        (8..10, Policy::new(4096, Syncing::Never), 0, false, &[Kill]),
+        (8..10, Options::binlog(4096, Syncing::Never), 0, false, &[Kill]),
         (40..52, within_8_ms, 0, true, both),
         // Files are removed before older ones.
-        (52..56, Policy::synced(4096), 60, false, both),
+        (52..56, Options::synced(4096), 60, false, both),
         (56..60, within_8_ms, 60, true, both),
     ] {
         for seed in seeds {
             let disk = FakeDisk::default();
             if is_in_background {
-                disk.sync_in_background();
+                disk.faults().syncs_in_background = true;
             }
-            crash_everywhere(&disk, seed, policy, old, crashes);
-            let (begun, ended) = disk.background_syncs();
+            crash_everywhere(&disk, seed, options, old, crashes);
+            let (begun, ended) = disk.counts().background_syncs;
             assert!(begun == ended && (begun > 5) == is_in_background, "{begun} and {ended} syncs");
         }
     }
@@ -165,12 +165,12 @@ fn a_crash_at_each_step_loses_nothing_acknowledged_or_synced() {
 /// A disk that syncs in the background, and a server on it that has put a job and begun to sync it.
 fn start_with_background_sync() -> (FakeDisk, Instance) {
     let disk = FakeDisk::default();
-    disk.sync_in_background();
-    let policy = Policy::new(65_536, Syncing::Within(Nanos::from_millis(50)));
-    let mut server = Instance::start(&disk, policy, START);
+    disk.faults().syncs_in_background = true;
+    let options = Options::binlog(65_536, Syncing::Within(Nanos::from_millis(50)));
+    let mut server = Instance::start(&disk, options, START);
     assert!(server.put("first").is_some());
     server.idle(10);
-    assert_eq!(disk.background_syncs(), (1, 0));
+    assert_eq!(disk.counts().background_syncs, (1, 0));
     (disk, server)
 }
 
@@ -179,9 +179,9 @@ fn start_with_background_sync() -> (FakeDisk, Instance) {
 fn files_are_removed_although_a_background_sync_does_not_end() {
     const FILE_SIZE: u32 = 16_384;
     let disk = FakeDisk::default();
-    disk.sync_in_background();
-    let policy = Policy::new(FILE_SIZE, Syncing::Within(Nanos::from_millis(50)));
-    let mut server = Instance::start(&disk, policy, START);
+    disk.faults().syncs_in_background = true;
+    let options = Options::binlog(FILE_SIZE, Syncing::Within(Nanos::from_millis(50)));
+    let mut server = Instance::start(&disk, options, START);
     for _ in 0..500 {
         let id = server.put("x".repeat(1000)).expect("there is space");
         server.delete(id);
@@ -202,8 +202,8 @@ fn a_background_sync_that_fails_stops_the_server() {
             assert!(server.put("next").is_some());
             server.idle(10);
         }
-        assert_eq!(disk.background_syncs(), (syncs + 1, syncs));
-        disk.fail_from(disk.changes() + 1, ErrorKind::Other);
+        assert_eq!(disk.counts().background_syncs, (syncs + 1, syncs));
+        disk.faults().fail_from = Some((disk.counts().changes + 1, ErrorKind::Other));
         disk.let_sync_end();
         let failure = server.try_iterate().expect_err("the sync has failed").to_string();
         assert!(failure.starts_with(expected), "{failure}");
@@ -214,20 +214,20 @@ fn a_background_sync_that_fails_stops_the_server() {
 /// A file may be removed only when the new records of its jobs are synced.
 #[test]
 fn no_file_is_removed_after_the_sync_before_it_has_failed() {
-    let policy = Policy::new(8192, Syncing::Within(Nanos::from_millis(50)));
+    let options = Options::binlog(8192, Syncing::Within(Nanos::from_millis(50)));
     let mut random = fastrand::Rng::with_seed(9);
     for syncs in 0..40 {
         let disk = FakeDisk::default();
         if syncs % 2 == 0 {
-            disk.sync_in_background();
+            disk.faults().syncs_in_background = true;
         }
-        let mut server = Instance::start(&disk, policy, START);
+        let mut server = Instance::start(&disk, options, START);
         let kept = ["one", "two", "three"].map(|body| server.put(body).expect("there is space"));
         for _ in 0..2 {
             server.advance(Nanos::from_secs(1));
             disk.let_sync_end();
         }
-        disk.fail_syncs_after(syncs / 2);
+        disk.faults().syncs_left = Some(syncs / 2);
         let body = "x".repeat(1000);
         // Compaction moves the kept jobs again and again.
         while let Some(reply) = server.try_ask(put(0, 0, 9, &body)) {
@@ -237,7 +237,7 @@ fn no_file_is_removed_after_the_sync_before_it_has_failed() {
         }
         for _ in 0..10 {
             let files = disk.files_after_power_cut(&mut random);
-            let mut again = Instance::on_files(&files, policy, server.now);
+            let mut again = Instance::on_files(&files, options, server.now);
             for id in kept {
                 let found = again.ask(format!("peek {id}\r\n"));
                 assert!(found.starts_with("FOUND"), "{syncs}: {id} is lost: {}", disk.names());
@@ -250,12 +250,12 @@ fn no_file_is_removed_after_the_sync_before_it_has_failed() {
 fn a_server_that_ends_waits_for_the_sync() {
     let (disk, mut server) = start_with_background_sync();
     server.close();
-    assert_eq!(disk.background_syncs(), (1, 1));
+    assert_eq!(disk.counts().background_syncs, (1, 1));
 }
 
 #[test]
 fn one_sync_serves_a_whole_iteration() {
-    let (disk, mut server) = start(Policy::synced(1 << 20));
+    let (disk, mut server) = start(Options::synced(1 << 20));
     server.ask("put 0 0 9 1\r\nx\r\n");
     let before = disk.counts();
     server.ask("put 0 0 9 1\r\nx\r\n".repeat(500));

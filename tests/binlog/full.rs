@@ -1,9 +1,9 @@
 //! Full disks: which commands work, and how space comes back. Disks that fail: what is fatal, and what
 //! is retried.
 
-use crate::harness::driver::{Nanos, START, Syncing};
+use crate::harness::driver::{Nanos, Options, START, Syncing};
 use crate::harness::fake_disk::FakeDisk;
-use crate::harness::instance::{Instance, Policy};
+use crate::harness::instance::Instance;
 use crate::harness::yaml::field;
 use crate::start;
 use crate::{fill_and_drain, record_len};
@@ -28,6 +28,21 @@ fn delete_all(server: &mut Instance, disk: &FakeDisk, count: u64) {
     assert!(disk.used() <= 2 * 8192);
 }
 
+/// Reserves and releases job 1 until that is refused, and returns how often it worked. The job stays
+/// reserved.
+fn release_until_refused(server: &mut Instance) -> u32 {
+    let mut count = 0;
+    loop {
+        server.ask("reserve-job 1\r\n");
+        match &*server.ask("release 1 5 0\r\n") {
+            "OUT_OF_MEMORY\r\n" => return count,
+            reply => assert_eq!(reply, "RELEASED\r\n"),
+        }
+        count += 1;
+        assert!(count < 100_000, "releases work without end");
+    }
+}
+
 /// The jobs that fit in C beanstalkd, which makes whole files only and keeps space for the delete of
 /// each job in the same file.
 fn jobs_that_c_takes(capacity: u64, file_size: u64, body: usize) -> u64 {
@@ -37,19 +52,19 @@ fn jobs_that_c_takes(capacity: u64, file_size: u64, body: usize) -> u64 {
 #[test]
 fn a_small_disk_holds_as_many_jobs_as_in_c() {
     const FILE_SIZE: u32 = 2 << 20;
-    let policy = Policy::new(FILE_SIZE, Syncing::Never).with_max_job_size(65_535);
+    let options = Options::binlog(FILE_SIZE, Syncing::Never).with_max_job_size(65_535);
     // Space for one and a half files, two and a half, and exactly four.
     for (tenths, body) in [(16, 64), (16, 10_000), (24, 10_000), (40, 2_000), (40, 60_000)] {
         let capacity = u64::from(FILE_SIZE) * tenths / 10;
         let of_c = jobs_that_c_takes(capacity, FILE_SIZE.into(), body);
         let body = "x".repeat(body);
         let disk = FakeDisk::with_capacity(capacity);
-        let mut server = Instance::start(&disk, policy, START);
+        let mut server = Instance::start(&disk, options, START);
         let count = fill(&mut server, &body);
         let case = format!("{capacity} bytes, bodies of {}", body.len());
         assert!(count * 100 >= of_c * 95, "{case}: {count} jobs, {of_c} in C");
         // After a kill on the full disk every delete works, and then puts do.
-        let mut server = Instance::start(&disk, policy, server.now);
+        let mut server = Instance::start(&disk, options, server.now);
         assert_eq!(server.recovered.jobs, count, "{case}");
         for id in 1..=count {
             assert_eq!(server.ask(format!("delete {id}\r\n")), "DELETED\r\n", "{case}: {id}");
@@ -65,8 +80,8 @@ fn a_small_disk_holds_as_many_jobs_as_in_c() {
 fn a_full_disk_refuses_puts_first_and_deletes_never() {
     for capacity in [6 * 8192, 10 * 8192, 50 * 8192 + 4096] {
         let disk = FakeDisk::with_capacity(capacity);
-        let policy = Policy::synced(8192);
-        let mut server = Instance::start(&disk, policy, START);
+        let options = Options::synced(8192);
+        let mut server = Instance::start(&disk, options, START);
         let count = fill(&mut server, "0123456789");
         assert!(count > 20, "{count} jobs in {capacity} bytes");
         let before = server.ask("stats\r\n");
@@ -75,28 +90,11 @@ fn a_full_disk_refuses_puts_first_and_deletes_never() {
             assert_eq!(field(&before, key), field(&server.ask("stats\r\n"), key), "{key}");
         }
         // Some releases work; then the job stays reserved.
-        assert!(server.ask("reserve-job 1\r\n").starts_with("RESERVED"));
-        let mut releases = 0;
-        loop {
-            let reply = server.ask("release 1 5 0\r\n");
-            if reply == "OUT_OF_MEMORY\r\n" {
-                break;
-            }
-            assert_eq!(reply, "RELEASED\r\n");
-            releases += 1;
-            assert!(releases < 100_000, "releases work without end");
-            assert!(server.ask("reserve-job 1\r\n").starts_with("RESERVED"));
-        }
+        let releases = release_until_refused(&mut server);
         assert!(releases >= 20, "only {releases} releases");
-        let job = server.ask("stats-job 1\r\n");
-        assert_eq!(field(&job, "state"), Some("reserved"));
-        assert_eq!(field(&job, "releases").unwrap(), releases.to_string());
         server.expect("bury 1 9\r\n", "OUT_OF_MEMORY\r\n");
-        let job = server.ask("stats-job 1\r\n");
-        assert_eq!(
-            (field(&job, "state"), field(&job, "buries"), field(&job, "pri")),
-            (Some("reserved"), Some("0"), Some("5"))
-        );
+        let job = server.job(1, "state releases buries pri");
+        assert_eq!(job.unwrap(), format!("reserved {releases} 0 5 0123456789"));
         delete_all(&mut server, &disk, count);
     }
 }
@@ -105,8 +103,8 @@ fn a_full_disk_refuses_puts_first_and_deletes_never() {
 #[test]
 fn no_job_that_was_taken_on_a_full_disk_is_flushed_by_a_later_start() {
     let disk = FakeDisk::with_capacity(20 * 8192);
-    let policy = Policy::synced(8192);
-    let mut server = Instance::start(&disk, policy, START);
+    let options = Options::synced(8192);
+    let mut server = Instance::start(&disk, options, START);
     let mut taken = Vec::new();
     for id in 1..=500 {
         assert_eq!(server.put("x"), Some(id));
@@ -124,10 +122,10 @@ fn no_job_that_was_taken_on_a_full_disk_is_flushed_by_a_later_start() {
     }
     let count = taken.len();
     assert!((20..480).contains(&count), "{count} jobs were taken");
-    disk.set_capacity(None);
+    disk.faults().capacity = None;
     server.expect("flush-buried default\r\n", &format!("FLUSHED {}\r\n", 500 - count));
     server.close();
-    let mut again = Instance::start(&disk, policy, server.now);
+    let mut again = Instance::start(&disk, options, server.now);
     for id in taken {
         let found = again.ask(format!("peek {id}\r\n"));
         assert_eq!(found, format!("FOUND {id} 1\r\nx\r\n"));
@@ -138,23 +136,20 @@ fn no_job_that_was_taken_on_a_full_disk_is_flushed_by_a_later_start() {
 #[test]
 fn starts_on_a_full_disk_take_no_space_from_deletes() {
     for (file_size, capacity) in [(8192, 10 * 8192), (65_536, 150_000), (1 << 20, 250_000)] {
-        let policy = Policy::synced(file_size);
+        let options = Options::synced(file_size);
         let disk = FakeDisk::with_capacity(capacity);
-        let mut server = Instance::start(&disk, policy, START);
+        let mut server = Instance::start(&disk, options, START);
         let count = fill(&mut server, "0123456789");
-        assert!(server.ask("reserve-job 1\r\n").starts_with("RESERVED"));
-        while server.ask("release 1 5 0\r\n") == "RELEASED\r\n" {
-            assert!(server.ask("reserve-job 1\r\n").starts_with("RESERVED"));
-        }
+        release_until_refused(&mut server);
         // The newest first, so that no file is removed before the last jobs.
         for id in (1..=count).rev() {
             if id % 7 == 0 {
-                server = Instance::start(&disk, policy, server.now);
+                server = Instance::start(&disk, options, server.now);
             }
             let reply = server.ask(format!("delete {id}\r\n"));
             assert_eq!(reply, "DELETED\r\n", "{id} of {count}, files of {file_size}");
         }
-        let again = Instance::start(&disk, policy, server.now);
+        let again = Instance::start(&disk, options, server.now);
         assert_eq!((again.recovered.jobs, again.recovered.last_id >= count), (0, true));
     }
 }
@@ -162,7 +157,7 @@ fn starts_on_a_full_disk_take_no_space_from_deletes() {
 #[test]
 fn releases_on_a_small_full_disk_work_as_long_as_compaction_frees_their_records() {
     let disk = FakeDisk::with_capacity(3 * 8192);
-    let mut server = Instance::start(&disk, Policy::synced(8192), START);
+    let mut server = Instance::start(&disk, Options::synced(8192), START);
     let count = fill(&mut server, "0123456789");
     assert!(count > 20, "{count} jobs");
     for _ in 0..1000 {
@@ -174,15 +169,15 @@ fn releases_on_a_small_full_disk_work_as_long_as_compaction_frees_their_records(
 
 #[test]
 fn space_comes_back_after_half_of_the_jobs_are_deleted() {
-    let large = Policy::new(1 << 20, Syncing::Never).with_max_job_size(2000);
+    let large = Options::binlog(1 << 20, Syncing::Never).with_max_job_size(2000);
     // Deletes every second job of each file, or the newer half of the jobs.
-    for (capacity, policy, body_len, is_first_half_kept, part) in [
+    for (capacity, options, body_len, is_first_half_kept, part) in [
         (6 << 20, large, 1000, false, 3),
         (6 << 20, large, 1000, true, 3),
-        (12 * 8192, Policy::synced(8192), 3, false, 4),
+        (12 * 8192, Options::synced(8192), 3, false, 4),
     ] {
         let disk = FakeDisk::with_capacity(capacity);
-        let mut server = Instance::start(&disk, policy, START);
+        let mut server = Instance::start(&disk, options, START);
         let body = "x".repeat(body_len);
         let count = fill(&mut server, &body);
         let is_deleted =
@@ -205,19 +200,11 @@ fn space_comes_back_after_half_of_the_jobs_are_deleted() {
 #[test]
 fn releases_on_a_full_disk_leave_room_for_compaction() {
     let disk = FakeDisk::with_capacity(6 << 20);
-    let policy = Policy::new(1 << 20, Syncing::Never).with_max_job_size(2000);
-    let mut server = Instance::start(&disk, policy, START);
+    let options = Options::binlog(1 << 20, Syncing::Never).with_max_job_size(2000);
+    let mut server = Instance::start(&disk, options, START);
     let body = "x".repeat(1000);
     let count = fill(&mut server, &body);
-    let mut releases = 0;
-    loop {
-        server.ask("reserve-job 1\r\n");
-        if server.ask("release 1 5 0\r\n") != "RELEASED\r\n" {
-            break;
-        }
-        releases += 1;
-        assert!(releases < 100_000, "releases take no space");
-    }
+    release_until_refused(&mut server);
     // Of each file two thirds are live.
     (2..=count).filter(|id| id % 3 == 0).for_each(|id| server.delete(id));
     server.idle(1_000);
@@ -229,13 +216,13 @@ fn releases_on_a_full_disk_leave_room_for_compaction() {
 #[test]
 fn space_comes_back_out_of_any_large_file_on_a_small_disk() {
     let disk = FakeDisk::default();
-    let policy = Policy::new(1 << 20, Syncing::Never).with_max_job_size(2000);
-    let mut server = Instance::start(&disk, policy, START);
+    let options = Options::binlog(1 << 20, Syncing::Never).with_max_job_size(2000);
+    let mut server = Instance::start(&disk, options, START);
     let body = "x".repeat(1000);
     (0..5_000).for_each(|_| assert!(server.put(&body).is_some()));
     server.close();
-    disk.set_capacity(Some(disk.used() + (1 << 20)));
-    let mut server = Instance::start(&disk, policy, server.now);
+    disk.faults().capacity = Some(disk.used() + (1 << 20));
+    let mut server = Instance::start(&disk, options, server.now);
     fill(&mut server, &body);
     // All of these are in one file but for a few: half of it is live, and of the older ones nearly all.
     (1_900..2_900).filter(|id| id % 10 > 0).for_each(|id| server.delete(id));
@@ -256,8 +243,8 @@ fn a_file_is_at_most_a_64th_of_the_disk_if_records_fit() {
         (1 << 20, 1 << 20, 1 << 20),
     ] {
         let disk = FakeDisk::with_capacity(capacity);
-        let policy = Policy::synced(1 << 20).with_max_job_size(max_job_size);
-        let _server = Instance::start(&disk, policy, START);
+        let options = Options::synced(1 << 20).with_max_job_size(max_job_size);
+        let _server = Instance::start(&disk, options, START);
         let files = disk.live_files();
         let found = files.values().next().unwrap().len() as u64;
         assert_eq!(found, expected.min(capacity), "{capacity} bytes, bodies of {max_job_size}");
@@ -267,8 +254,8 @@ fn a_file_is_at_most_a_64th_of_the_disk_if_records_fit() {
 /// Files would be smaller now, but the newest one has space in its last block.
 #[test]
 fn a_large_newest_file_is_continued_on_a_disk_that_other_programs_have_filled() {
-    let policy = Policy::synced(1 << 20).with_max_job_size(2000);
-    let (disk, mut server) = start(policy);
+    let options = Options::synced(1 << 20).with_max_job_size(2000);
+    let (disk, mut server) = start(options);
     for _ in 0..300 {
         server.put("x".repeat(1000)).unwrap();
     }
@@ -277,8 +264,8 @@ fn a_large_newest_file_is_continued_on_a_disk_that_other_programs_have_filled() 
     let newest = files.get_mut("binlog.1").unwrap();
     newest.truncate(newest.iter().rposition(|&byte| byte != 0).unwrap() + 1);
     let full = FakeDisk::with_files(&files);
-    full.set_capacity(Some(full.used()));
-    let mut again = Instance::start(&full, policy, server.now);
+    full.faults().capacity = Some(full.used());
+    let mut again = Instance::start(&full, options, server.now);
     assert_eq!(again.recovered.jobs, 300);
     server.expect("delete 1\r\n", "DELETED\r\n");
     again.expect("delete 1\r\n", "DELETED\r\n");
@@ -287,13 +274,13 @@ fn a_large_newest_file_is_continued_on_a_disk_that_other_programs_have_filled() 
 #[test]
 fn a_limit_that_is_lower_than_before_refuses_puts_until_enough_is_deleted() {
     const LIMIT: u64 = 300_000;
-    let policy = Policy::synced(1 << 20).with_max_job_size(2000);
-    let (disk, mut server) = start(policy);
+    let options = Options::synced(1 << 20).with_max_job_size(2000);
+    let (disk, mut server) = start(options);
     let body = "x".repeat(1000);
     for _ in 0..1000 {
         server.put(&body).unwrap();
     }
-    let limited = policy.with_limit(LIMIT);
+    let limited = options.with_limit(LIMIT);
     let first = Instance::start(&disk, limited, server.now);
     let mut server = Instance::start(&disk, limited, first.now);
     assert_eq!(server.recovered.jobs, 1000);
@@ -312,8 +299,8 @@ fn a_limit_that_is_lower_than_before_refuses_puts_until_enough_is_deleted() {
 
 #[test]
 fn a_full_disk_that_cannot_be_compacted_is_left_alone() {
-    let policy = Policy::synced(1 << 20).with_max_job_size(10_000);
-    let (disk, mut server) = start(policy);
+    let options = Options::synced(1 << 20).with_max_job_size(10_000);
+    let (disk, mut server) = start(options);
     let body = "x".repeat(9000);
     for id in 1..=150 {
         server.put(&body).unwrap();
@@ -323,45 +310,45 @@ fn a_full_disk_that_cannot_be_compacted_is_left_alone() {
     }
     for capacity in (1_100_000..1_600_000).step_by(50_000) {
         let full = FakeDisk::with_files(&disk.live_files());
-        full.set_capacity(Some(capacity));
-        let Ok(mut again) = Instance::try_start(&full, policy, server.now) else { continue };
+        full.faults().capacity = Some(capacity);
+        let Ok(mut again) = Instance::try_start(&full, options, server.now) else { continue };
         again.idle(50);
-        let before = full.changes();
+        let before = full.counts().changes;
         again.idle(50);
         assert!(
-            full.changes() - before <= 1,
+            full.counts().changes - before <= 1,
             "{} changes on a disk of {capacity} bytes",
-            full.changes() - before
+            full.counts().changes - before
         );
     }
 }
 
 #[test]
 fn a_start_that_fails_for_lack_of_space_keeps_the_last_id() {
-    let policy = Policy::synced(8192);
-    let (disk, mut server) = start(policy);
+    let options = Options::synced(8192);
+    let (disk, mut server) = start(options);
     let last = fill_and_drain(&mut server);
-    disk.set_capacity(Some(0));
-    assert!(Instance::try_start(&disk, policy, server.now).is_err(), "there is no space at all");
-    disk.set_capacity(None);
-    let mut again = Instance::start(&disk, policy, server.now);
+    disk.faults().capacity = Some(0);
+    assert!(Instance::try_start(&disk, options, server.now).is_err(), "there is no space at all");
+    disk.faults().capacity = None;
+    let mut again = Instance::start(&disk, options, server.now);
     assert_eq!(again.put("next"), Some(last + 1));
 }
 
 #[test]
 fn space_that_becomes_free_after_a_start_on_a_full_disk_is_not_wasted() {
-    let policy = Policy::synced(65_536);
-    let (disk, mut server) = start(policy);
+    let options = Options::synced(65_536);
+    let (disk, mut server) = start(options);
     for _ in 0..900 {
         server.put("x").unwrap();
     }
     let mut starts = 0;
     for capacity in (150_000..400_000).step_by(4096) {
         let image = FakeDisk::with_files(&disk.live_files());
-        image.set_capacity(Some(capacity));
-        let Ok(mut again) = Instance::try_start(&image, policy, server.now) else { continue };
+        image.faults().capacity = Some(capacity);
+        let Ok(mut again) = Instance::try_start(&image, options, server.now) else { continue };
         starts += 1;
-        image.set_capacity(None);
+        image.faults().capacity = None;
         let before = image.used();
         for _ in 0..8 {
             assert!(again.put("y".repeat(20_000)).is_some(), "capacity {capacity}");
@@ -375,14 +362,14 @@ fn space_that_becomes_free_after_a_start_on_a_full_disk_is_not_wasted() {
 
 #[test]
 fn a_failed_remove_is_not_retried_at_once() {
-    let (disk, mut server) = start(Policy::new(8192, Syncing::Never));
+    let (disk, mut server) = start(Options::binlog(8192, Syncing::Never));
     fill_and_drain(&mut server);
-    disk.fail_from(disk.changes() + 1, ErrorKind::Other);
+    disk.faults().fail_from = Some((disk.counts().changes + 1, ErrorKind::Other));
     // A prepared file is no longer needed.
     server.advance(Nanos::from_secs(2));
     let next = server.next_due();
     assert!(next.is_some_and(|due| due > server.now), "it is retried at {next:?}");
-    disk.heal();
+    disk.faults().fail_from = None;
     server.idle(10);
     assert_eq!(disk.live_files().len(), 1);
 }
@@ -390,8 +377,8 @@ fn a_failed_remove_is_not_retried_at_once() {
 #[test]
 fn a_failed_truncate_is_fatal_unless_space_or_permission_is_missing() {
     let puts_until_failure = |error: ErrorKind| {
-        let (disk, mut server) = start(Policy::new(8192, Syncing::Never));
-        disk.fail_cuts(error);
+        let (disk, mut server) = start(Options::binlog(8192, Syncing::Never));
+        disk.faults().cut_error = Some(error);
         (0..200).find(|_| server.try_ask("put 0 0 9 3\r\njob\r\n").is_none())
     };
     assert_eq!(puts_until_failure(ErrorKind::StorageFull), None);

@@ -25,9 +25,9 @@ mod remote;
 mod replay;
 mod space;
 
-use harness::driver::START;
+use harness::driver::{Options, START};
 use harness::fake_disk::{FakeDisk, Files};
-use harness::instance::{Instance, Policy};
+use harness::instance::Instance;
 
 /// The length of a job's full record.
 fn record_len(tube: &str, body: usize) -> u64 {
@@ -35,9 +35,9 @@ fn record_len(tube: &str, body: usize) -> u64 {
 }
 
 /// A server on an empty disk.
-fn start(policy: Policy) -> (FakeDisk, Instance) {
+fn start(options: Options) -> (FakeDisk, Instance) {
     let disk = FakeDisk::default();
-    let server = Instance::start(&disk, policy, START);
+    let server = Instance::start(&disk, options, START);
     (disk, server)
 }
 

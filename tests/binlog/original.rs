@@ -1,14 +1,13 @@
 //! Files of C beanstalkd: versions 7 and 5.
 
 use crate::disk_with_file;
-use crate::harness::driver::Nanos;
+use crate::harness::driver::{Nanos, Options};
 use crate::harness::fake_disk::FakeDisk;
-use crate::harness::instance::{Instance, Policy};
-use crate::harness::journal::View;
+use crate::harness::instance::Instance;
 use crate::harness::record::{
     BURIED, DELAYED, DELETED, READY, RESERVED, Record, VERSION_5, VERSION_7,
 };
-use crate::harness::yaml::field;
+use crate::harness::yaml::{COUNTS, field};
 
 /// The files of a fixture.
 pub fn fixture(name: &str) -> FakeDisk {
@@ -21,38 +20,34 @@ pub fn fixture(name: &str) -> FakeDisk {
     FakeDisk::with_files(&files.collect())
 }
 
-/// A job: state, tube, pri, delay, ttr, body and counts.
-type Brief<'t> = (&'t str, &'t str, u32, u32, u32, &'t str, [u32; 5]);
-
-fn check_jobs(server: &mut Instance, expected: &[(u64, Brief<'_>)]) {
+/// Compares state, tube, pri, delay, ttr, counts and body of jobs.
+fn check_jobs(server: &mut Instance, expected: &[(u64, &str)]) {
     for (id, expected) in expected {
-        let view = View::of(server, *id).unwrap_or_else(|| panic!("job {id} is not there"));
-        let View { tube, body, pri, delay_secs, ttr_secs, state, counts, .. } = &view;
-        let found = (&state[..], &tube[..], *pri, *delay_secs, *ttr_secs, &body[..], *counts);
-        assert_eq!(found, *expected, "job {id}");
+        let found = server.job(*id, &format!("state tube pri delay ttr {COUNTS}"));
+        assert_eq!(found.as_deref(), Some(*expected), "job {id}");
     }
 }
 
 /// A day in the year of the fixtures.
 pub const FIXTURE_DAY: Nanos = Nanos::from_secs(1_796_000_000);
-const POLICY: Policy = Policy::synced(65_536);
+const OPTIONS: Options = Options::synced(65_536);
 
 #[test]
 #[cfg(target_endian = "little")]
 fn files_of_c_beanstalkd_are_read() {
-    let long = "x".repeat(2000);
+    let long = format!("ready second-tube 80 0 67 0 0 0 0 0 {}", "x".repeat(2000));
     let jobs = [
-        (1, ("ready", "first", 10, 0, 60, "ready", [0; 5])),
-        (2, ("delayed", "first", 20, 4_000_000_000, 61, "delayed", [0; 5])),
-        (3, ("buried", "first", 31, 0, 62, "buried", [1, 0, 0, 1, 0])),
-        (5, ("delayed", "second-tube", 51, 4_000_000_000, 64, "released", [1, 0, 1, 0, 0])),
-        (6, ("ready", "second-tube", 61, 0, 65, "kicked", [1, 0, 0, 1, 1])),
-        (8, ("ready", "second-tube", 80, 0, 67, &long, [0; 5])),
+        (1, "ready first 10 0 60 0 0 0 0 0 ready"),
+        (2, "delayed first 20 4000000000 61 0 0 0 0 0 delayed"),
+        (3, "buried first 31 0 62 1 0 0 1 0 buried"),
+        (5, "delayed second-tube 51 4000000000 64 1 0 1 0 0 released"),
+        (6, "ready second-tube 61 0 65 1 0 0 1 1 kicked"),
+        (8, &long),
     ];
-    let policy = Policy::synced(8192);
+    let options = Options::synced(8192);
     for (name, highest) in [("c-1.12/records", 8), ("c-1.12/moved", 68)] {
         let disk = fixture(name);
-        let mut server = Instance::start(&disk, policy, FIXTURE_DAY);
+        let mut server = Instance::start(&disk, options, FIXTURE_DAY);
         // The body of job 7 is not text.
         assert_eq!(server.recovered.jobs, 7);
         server.delete(7);
@@ -62,11 +57,10 @@ fn files_of_c_beanstalkd_are_read() {
         // The same from the files that this server has written.
         server.ask("reserve-job 1\r\nrelease 1 11 0\r\n");
         server.close();
-        let mut again = Instance::start(&disk, policy, server.now);
+        let mut again = Instance::start(&disk, options, server.now);
         assert_eq!(again.recovered.jobs, 6);
         check_jobs(&mut again, &jobs[1..]);
-        let released = ("ready", "first", 11, 0, 60, "ready", [1, 0, 1, 0, 0]);
-        check_jobs(&mut again, &[(1, released)]);
+        check_jobs(&mut again, &[(1, "ready first 11 0 60 1 0 1 0 0 ready")]);
     }
 }
 
@@ -117,16 +111,15 @@ fn version_5_is_read_and_never_written() {
         old(9, READY, 50, 0, ""),
     ]);
     bytes.resize(4096, 0);
-    let counts = [1, 2, 3, 4, 5];
     let jobs = [
-        (1, ("ready", "old", 10, 0, 90, "ready", counts)),
-        (2, ("delayed", "old", 20, 1000, 90, "delayed", counts)),
-        (3, ("buried", "old", 31, 0, 90, "buried", counts)),
-        (5, ("ready", "old", 50, 0, 90, "reserved", counts)),
+        (1, "ready old 10 0 90 1 2 3 4 5 ready"),
+        (2, "delayed old 20 1000 90 1 2 3 4 5 delayed"),
+        (3, "buried old 31 0 90 1 2 3 4 5 buried"),
+        (5, "ready old 50 0 90 1 2 3 4 5 reserved"),
     ];
     let disk = FakeDisk::with_files(&[("binlog.4".to_owned(), bytes)].into());
-    let policy = Policy::synced(4096);
-    let mut server = Instance::start(&disk, policy, FIXTURE_DAY);
+    let options = Options::synced(4096);
+    let mut server = Instance::start(&disk, options, FIXTURE_DAY);
     assert_eq!(server.recovered.jobs, 4);
     check_jobs(&mut server, &jobs);
     let delayed = server.ask("stats-job 2\r\n");
@@ -135,7 +128,7 @@ fn version_5_is_read_and_never_written() {
     server.delete(10);
     compact(&mut server);
     assert!(disk.live_files().values().all(|bytes| bytes[..4] == VERSION_7));
-    let mut again = Instance::start(&disk, policy, server.now);
+    let mut again = Instance::start(&disk, options, server.now);
     assert_eq!(again.recovered.jobs, 4);
     check_jobs(&mut again, &jobs[1..]);
 }
@@ -144,9 +137,9 @@ fn version_5_is_read_and_never_written() {
 fn jobs_put_after_an_absurd_id_are_not_lost() {
     for id in [u64::MAX / 2, u64::MAX - (1 << 40), u64::MAX - 5] {
         let disk = disk_with_file(old_file(&[old(id, READY, 10, 0, "absurd\r\n")]));
-        let mut server = Instance::start(&disk, POLICY, FIXTURE_DAY);
+        let mut server = Instance::start(&disk, OPTIONS, FIXTURE_DAY);
         let ids = ["first", "second"].map(|body| server.put(body).unwrap());
-        let mut again = Instance::start(&disk, POLICY, server.now);
+        let mut again = Instance::start(&disk, OPTIONS, server.now);
         assert_eq!(again.recovered.jobs, 3);
         for id in ids {
             assert!(again.ask(format!("peek {id}\r\n")).starts_with("FOUND"), "{id}");
@@ -159,12 +152,12 @@ fn jobs_put_after_an_absurd_id_are_not_lost() {
 fn job_counters_wrap_to_zero() {
     let job = Record { counts: [u32::MAX; 5], ..old(1, READY, 10, 0, "busy\r\n") };
     let disk = disk_with_file(old_file(&[job]));
-    let mut server = Instance::start(&disk, Policy::synced(4096), FIXTURE_DAY);
+    let mut server = Instance::start(&disk, Options::synced(4096), FIXTURE_DAY);
     server.ask("reserve-job 1\r\nbury 1 10\r\nkick-job 1\r\nreserve-job 1\r\nrelease 1 10 0\r\n");
-    assert_eq!(View::of(&mut server, 1).unwrap().counts, [1, u32::MAX, 0, 0, 0]);
+    assert_eq!(server.job(1, COUNTS).unwrap(), "1 4294967295 0 0 0 busy");
     server.ask("reserve-job 1\r\n");
     server.advance(Nanos::from_secs(91));
-    assert_eq!(View::of(&mut server, 1).unwrap().counts, [2, 0, 0, 0, 0]);
+    assert_eq!(server.job(1, COUNTS).unwrap(), "2 0 0 0 0 busy");
 }
 
 #[test]
@@ -175,9 +168,9 @@ fn due_times_of_version_5_beyond_version_7_stay_in_the_future() {
     bytes[moment_at..moment_at + 8].copy_from_slice(&i64::MAX.to_ne_bytes());
     bytes.extend(old(1, READY, 10, 0, "ready\r\n").v5());
     let disk = disk_with_file(bytes);
-    let mut server = Instance::start(&disk, Policy::synced(4096), FIXTURE_DAY);
+    let mut server = Instance::start(&disk, Options::synced(4096), FIXTURE_DAY);
     compact(&mut server);
-    let mut again = Instance::start(&disk, POLICY, server.now);
+    let mut again = Instance::start(&disk, OPTIONS, server.now);
     assert!(again.ask("stats-job 2\r\n").contains("\nstate: delayed\n"));
 }
 
@@ -188,7 +181,7 @@ fn the_key_of_a_job_that_c_has_moved_survives_the_next_starts() {
     let body = "x".repeat(20_000) + "\r\n";
     let put = format!("put 7 0 60 20000 idp:key\r\n{body}");
     let disk = FakeDisk::default();
-    let mut server = Instance::start(&disk, POLICY, FIXTURE_DAY);
+    let mut server = Instance::start(&disk, OPTIONS, FIXTURE_DAY);
     server.expect(&put, "INSERTED 1\r\n");
     server.close();
     let moved = Record { id: 1, tube: "default", ..old(1, READY, 7, 0, &body) };
@@ -196,7 +189,7 @@ fn the_key_of_a_job_that_c_has_moved_survives_the_next_starts() {
     files.insert("binlog.9".to_owned(), [&VERSION_7[..], &moved.v7(None)].concat());
     for _ in 0..3 {
         let disk = FakeDisk::with_files(&files);
-        let mut server = Instance::start(&disk, POLICY, FIXTURE_DAY);
+        let mut server = Instance::start(&disk, OPTIONS, FIXTURE_DAY);
         server.expect(&put, "INSERTED 1 READY\r\n");
         server.close();
         assert!(!disk.names().contains("binlog.1:"), "{}", disk.names());

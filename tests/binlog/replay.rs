@@ -1,9 +1,9 @@
 //! What a start restores: order, ids, counters, due times and flushes.
 
 use crate::disk_with_file;
-use crate::harness::driver::{Nanos, START, Syncing};
+use crate::harness::driver::{Nanos, Options, START, Syncing};
 use crate::harness::fake_disk::FakeDisk;
-use crate::harness::instance::{Instance, Policy};
+use crate::harness::instance::Instance;
 use crate::harness::record::{
     BURIED, DELAYED, DELETED, FLUSH_ALL, FLUSH_BURIED, FLUSHED_BURIED, HELD, READY, Record,
     VERSION_7, file_head,
@@ -12,7 +12,7 @@ use crate::harness::yaml::{field, number};
 use crate::start;
 use std::collections::BTreeMap;
 
-const POLICY: Policy = Policy::synced(65_536);
+const OPTIONS: Options = Options::synced(65_536);
 
 #[test]
 fn files_without_records_are_removed() {
@@ -24,7 +24,7 @@ fn files_without_records_are_removed() {
         ("notes.txt", b"mine".to_vec()),
     ];
     let disk = FakeDisk::with_files(&files.map(|(name, bytes)| (name.to_owned(), bytes)).into());
-    let mut server = Instance::start(&disk, POLICY, START);
+    let mut server = Instance::start(&disk, OPTIONS, START);
     assert_eq!(server.recovered.jobs, 0);
     assert_eq!(server.put("first"), Some(1));
     assert_eq!(server.stat("binlog-current-index"), 7);
@@ -38,11 +38,11 @@ fn files_without_records_are_removed() {
 fn buried_jobs_keep_their_order_after_compaction_and_restarts() {
     const IDS: [u64; 5] = [5, 2, 9, 1, 7];
     let disk = FakeDisk::default();
-    let policy = Policy::new(4096, Syncing::Never);
+    let options = Options::binlog(4096, Syncing::Never);
     let mut now = START;
     for (round, id) in IDS.into_iter().enumerate() {
         // The wall clock is set back before each start.
-        let mut server = Instance::start(&disk, policy, now);
+        let mut server = Instance::start(&disk, options, now);
         if round == 0 {
             (0..10).for_each(|_| assert!(server.put("job").is_some()));
         }
@@ -57,7 +57,7 @@ fn buried_jobs_keep_their_order_after_compaction_and_restarts() {
         assert!(server.stat("binlog-records-migrated") > 0);
         now = now.before(Nanos::from_secs(1000));
     }
-    let mut server = Instance::start(&disk, policy, now);
+    let mut server = Instance::start(&disk, options, now);
     for id in IDS {
         server.expect("peek-buried\r\n", &format!("FOUND {id} 3\r\njob\r\n"));
         server.expect("kick 1\r\n", "KICKED 1\r\n");
@@ -66,13 +66,13 @@ fn buried_jobs_keep_their_order_after_compaction_and_restarts() {
 
 #[test]
 fn large_counts_are_shown_and_come_back() {
-    let (disk, mut server) = start(POLICY);
+    let (disk, mut server) = start(OPTIONS);
     (0..2).for_each(|_| assert!(server.put("job").is_some()));
     for _ in 0..100 {
         server.expect("reserve-job 2\r\nrelease 2 0 0\r\n", "RESERVED 2 3\r\njob\r\nRELEASED\r\n");
     }
     server.ask("reserve-job 2\r\nbury 2 0\r\nkick-job 2\r\n");
-    let mut again = Instance::start(&disk, POLICY, server.now);
+    let mut again = Instance::start(&disk, OPTIONS, server.now);
     for server in [&mut server, &mut again] {
         for (id, counts) in [(1, [0; 5]), (2, [101, 0, 100, 1, 1])] {
             let job = server.ask(format!("stats-job {id}\r\n"));
@@ -87,10 +87,10 @@ fn an_absurd_last_id_in_a_file_header_is_ignored() {
     const HIGHEST_ID: u64 = u64::MAX - (1 << 40);
     for (last_id, first) in [(u64::MAX, 1), (u64::MAX - 1, 1), (HIGHEST_ID + 1, 1), (8, 9)] {
         let disk = disk_with_file(file_head(last_id, 7));
-        let mut server = Instance::start(&disk, POLICY, START);
+        let mut server = Instance::start(&disk, OPTIONS, START);
         assert_eq!(server.put("first"), Some(first));
-        let mut again = Instance::start(&disk, POLICY, server.now);
-        again.expect(&format!("peek {first}\r\n"), &format!("FOUND {first} 5\r\nfirst\r\n"));
+        let mut again = Instance::start(&disk, OPTIONS, server.now);
+        again.expect(format!("peek {first}\r\n"), &format!("FOUND {first} 5\r\nfirst\r\n"));
     }
 }
 
@@ -108,7 +108,7 @@ fn due_times_follow_the_wall_clock_of_the_next_start() {
         (0, 0, 10_000, [99, 299]),
         (0, 0, 1_699_999_999, [99, 299]),
     ] {
-        let (disk, mut server) = start(POLICY);
+        let (disk, mut server) = start(OPTIONS);
         server.set_wall_clock(START + Nanos::from_secs(ahead_at_put));
         server.expect("put 0 100 9 1\r\na\r\n", "INSERTED 1\r\n");
         server.expect("put 0 300 9 1\r\nb\r\n", "INSERTED 2\r\n");
@@ -118,7 +118,7 @@ fn due_times_follow_the_wall_clock_of_the_next_start() {
         let stats = ["stats-job 1\r\n", "stats-job 2\r\n"];
         let jobs = stats.map(|ask| server.ask(ask));
         assert_eq!(jobs.map(|job| number(&job, "time-left")), [99, 299]);
-        let mut again = Instance::start(&disk, POLICY, wall_clock);
+        let mut again = Instance::start(&disk, OPTIONS, wall_clock);
         let jobs = stats.map(|ask| again.ask(ask));
         assert_eq!(jobs.each_ref().map(|job| number(job, "time-left")), left, "{ahead} {behind}");
         let age = if ahead_at_put == 0 { u64::from(ahead) } else { 0 };
@@ -127,7 +127,7 @@ fn due_times_follow_the_wall_clock_of_the_next_start() {
         assert_eq!(field(&again.ask("stats-job 1\r\n"), "state"), Some("ready"));
         // With the right clock the recorded times are in effect.
         let right = START + Nanos::from_secs(ahead_at_put + 50);
-        let mut again = Instance::start(&disk, POLICY, right);
+        let mut again = Instance::start(&disk, OPTIONS, right);
         assert_eq!(number(&again.ask("stats-job 1\r\n"), "time-left"), 50);
     }
 }
@@ -136,13 +136,13 @@ fn due_times_follow_the_wall_clock_of_the_next_start() {
 
 #[test]
 fn a_flush_that_was_recorded_is_finished_by_the_next_start() {
-    let cold = Policy { body_cache: Some(0), ..POLICY };
-    for (policy, flush, left) in [
-        (POLICY, "flush-tube default\r\n", 0),
-        (POLICY, "flush-buried default\r\n", 1_500),
+    let cold = OPTIONS.cold();
+    for (options, flush, left) in [
+        (OPTIONS, "flush-tube default\r\n", 0),
+        (OPTIONS, "flush-buried default\r\n", 1_500),
         (cold, "flush-tube default\r\n", 0),
     ] {
-        let (disk, mut server) = start(policy);
+        let (disk, mut server) = start(options);
         for id in 1..=2_000 {
             assert_eq!(server.put("job"), Some(id));
             if id % 4 == 0 {
@@ -152,7 +152,7 @@ fn a_flush_that_was_recorded_is_finished_by_the_next_start() {
         server.ask("use kept\r\nput 0 0 9 1\r\nx\r\n");
         // The flush is decided and committed, and most of its jobs are not freed yet.
         assert_eq!(server.ask(flush), "");
-        let mut again = Instance::start(&disk, policy, server.now);
+        let mut again = Instance::start(&disk, options, server.now);
         assert_eq!(again.recovered.jobs, left + 1);
         again.expect("peek 4\r\n", "NOT_FOUND\r\n");
         again.expect("peek 2001\r\n", "FOUND 2001 1\r\nx\r\n");
@@ -206,7 +206,7 @@ fn jobs_stay_flushed_after_hundreds_of_further_flushes() {
     let more = [job(5, "all", READY), job(6, "buried", BURIED)];
     let disk = disk_with_file(file(&[&jobs[..], &flushes, &more].concat()));
     for _ in 0..2 {
-        let mut server = Instance::start(&disk, POLICY, START);
+        let mut server = Instance::start(&disk, OPTIONS, START);
         assert_eq!(server.recovered.jobs, 4);
         for id in 1..=6 {
             let found = !server.ask(format!("peek {id}\r\n")).starts_with("NOT_FOUND");
@@ -225,7 +225,7 @@ fn a_flushed_job_stays_deleted_although_it_is_not_buried_in_its_last_record() {
             flush(FLUSH_BURIED, "a"),
             update(1, DELETED, FLUSHED_BURIED),
         ]);
-        let server = Instance::start(&disk_with_file(bytes), POLICY, START);
+        let server = Instance::start(&disk_with_file(bytes), OPTIONS, START);
         assert_eq!(server.recovered.jobs, 0, "{state:?}");
     }
 }
@@ -240,7 +240,7 @@ fn a_job_that_c_beanstalkd_has_moved_after_a_flush_is_there_at_each_start() {
         let files = [("binlog.1".to_owned(), flushed), ("binlog.2".to_owned(), moved)];
         let disk = FakeDisk::with_files(&BTreeMap::from(files));
         for start in 0..3 {
-            let mut server = Instance::start(&disk, POLICY, START);
+            let mut server = Instance::start(&disk, OPTIONS, START);
             assert_eq!(server.recovered.jobs, 1, "{kind}, start {start}");
             server.expect("peek 1\r\n", "FOUND 1 1\r\nx\r\n");
             server.idle(10);
@@ -254,7 +254,7 @@ fn a_job_that_c_beanstalkd_has_moved_after_a_flush_is_there_at_each_start() {
 /// The server writes each record as the description says, byte for byte.
 #[test]
 fn records_are_written_as_described() {
-    let (disk, mut server) = start(POLICY);
+    let (disk, mut server) = start(OPTIONS);
     let tick = server.now;
     let at = |ticks: u32| (tick + Nanos::from_millis(u64::from(ticks))).as_nanos() + 1;
     for (command, reply) in [

@@ -1,8 +1,8 @@
 //! Disk use: bounded by the live records, whatever is put and deleted.
 
-use crate::harness::driver::{Nanos, START, Syncing, damage};
+use crate::harness::driver::{Nanos, Options, START, Syncing, damage};
 use crate::harness::fake_disk::FakeDisk;
-use crate::harness::instance::{Instance, Policy};
+use crate::harness::instance::Instance;
 use crate::harness::request::{delete_all, put};
 use crate::harness::yaml::field;
 use crate::record_len;
@@ -15,7 +15,8 @@ fn limit(live: u64, file_size: u32) -> u64 {
 
 #[test]
 fn a_job_released_a_million_times_does_not_grow_the_log() {
-    let (disk, mut server) = start(Policy::new(65_536, Syncing::Within(Nanos::from_millis(50))));
+    let (disk, mut server) =
+        start(Options::binlog(65_536, Syncing::Within(Nanos::from_millis(50))));
     assert_eq!(server.put("job"), Some(1));
     let live = record_len("default", 3);
     let turn = "reserve\r\nrelease 1 7 0\r\n".repeat(100);
@@ -26,7 +27,7 @@ fn a_job_released_a_million_times_does_not_grow_the_log() {
     }
     assert_eq!(field(&server.ask("stats-job 1\r\n"), "releases"), Some("1000000"));
     let now = server.now;
-    let mut again = Instance::start(&disk, Policy::new(65_536, Syncing::Never), now);
+    let mut again = Instance::start(&disk, Options::binlog(65_536, Syncing::Never), now);
     let text = again.ask("stats-job 1\r\n");
     assert_eq!(field(&text, "releases"), Some("1000000"));
     assert_eq!(field(&text, "pri"), Some("7"));
@@ -37,7 +38,7 @@ fn churn(file_size: u32, long_lived: u64, body_len: usize, in_order: bool) {
     let disk = FakeDisk::default();
     let mut server = Instance::start(
         &disk,
-        Policy::new(file_size, Syncing::Within(Nanos::from_millis(50))),
+        Options::binlog(file_size, Syncing::Within(Nanos::from_millis(50))),
         START,
     );
     let mut random = fastrand::Rng::with_seed(body_len as u64);
@@ -97,8 +98,8 @@ fn disk_use_is_bounded_with_long_lived_jobs() {
 #[test]
 fn old_jobs_stay_in_their_files() {
     const OLD: u64 = 600;
-    let policy = Policy::new(16_384, Syncing::Within(Nanos::from_millis(50)));
-    let (disk, mut server) = start(policy);
+    let options = Options::binlog(16_384, Syncing::Within(Nanos::from_millis(50)));
+    let (disk, mut server) = start(options);
     let body = "x".repeat(100);
     (0..OLD).for_each(|_| assert!(server.put(&body).is_some()));
     let each = record_len("default", 100);
@@ -114,7 +115,7 @@ fn old_jobs_stay_in_their_files() {
     let (first, last) = (numbers[0], numbers[numbers.len() - 1]);
     assert!(last - first > 100, "no file was removed between older and newer ones: {numbers:?}");
     assert_eq!(damage(&mut disk.clone()), None);
-    let mut again = Instance::start(&disk, policy, server.now);
+    let mut again = Instance::start(&disk, options, server.now);
     assert_eq!(again.recovered.jobs, OLD);
     again.ask(put(0, 0, 9, "next"));
     assert_eq!(damage(&mut disk.clone()), None);
@@ -131,8 +132,8 @@ fn old_jobs_stay_in_their_files() {
 /// the gaps.
 #[test]
 fn kept_keys_survive_beside_gaps() {
-    let policy = Policy::synced(4096);
-    let (disk, mut server) = start(policy);
+    let options = Options::synced(4096);
+    let (disk, mut server) = start(options);
     (0..100).for_each(|_| assert!(server.put("x".repeat(200)).is_some()));
     let put = |number: usize| {
         let body = "x".repeat(number * 7 % 100);
@@ -140,9 +141,9 @@ fn kept_keys_survive_beside_gaps() {
     };
     for number in 0..600 {
         let id = 101 + number;
-        server.expect(&put(number), &format!("INSERTED {id}\r\n"));
+        server.expect(put(number), &format!("INSERTED {id}\r\n"));
         server.ask(format!("delete {id}\r\n"));
-        let mut again = Instance::on_files(&disk.live_files(), policy, server.now);
+        let mut again = Instance::on_files(&disk.live_files(), options, server.now);
         let reply = again.ask(put(number));
         assert!(reply.starts_with(&format!("INSERTED {id} ")), "key {number}: {reply}");
     }
@@ -152,8 +153,8 @@ fn kept_keys_survive_beside_gaps() {
 /// Every second file loses all of its jobs at once. Only some of these files leave before older ones.
 #[test]
 fn the_number_of_gaps_is_bounded() {
-    let policy = Policy::synced(4096);
-    let (disk, mut server) = start(policy);
+    let options = Options::synced(4096);
+    let (disk, mut server) = start(options);
     // A file has one of them.
     let body = "x".repeat(2_500);
     let mut short_lived = Vec::new();
@@ -167,37 +168,35 @@ fn the_number_of_gaps_is_bounded() {
     assert!((10..=32).contains(&gaps), "{gaps} gaps: {:?}", numbers(&disk));
     let live = 60 * record_len("default", 2_500);
     assert!(disk.used() <= limit(live, 4096), "{}", disk.used());
-    for _ in 0..500 {
-        let id = server.put("short-lived").unwrap();
-        server.delete(id);
-    }
+    put_and_delete(&mut server);
     assert_eq!(damage(&mut disk.clone()), None);
-    assert_eq!(Instance::start(&disk, policy, server.now).recovered.jobs, 60);
+    assert_eq!(Instance::start(&disk, options, server.now).recovered.jobs, 60);
 }
 
 /// The deletes of flushed jobs count only with the record of the flush, so it stays as long as their file.
 #[test]
 fn the_record_of_a_flush_stays_as_long_as_its_jobs() {
-    let policy = Policy::synced(4096);
-    let (disk, mut server) = start(policy);
+    let options = Options::synced(4096);
+    let (disk, mut server) = start(options);
     // There is too little garbage to empty the oldest file.
     server
         .ask("put-in-tube t 5 0 9 5\r\nfirst\r\nput-in-tube t 9 0 9 7\r\nflushed\r\ndelete 1\r\n");
     (0..100).for_each(|_| assert!(server.put("x".repeat(200)).is_some()));
-    let churn = |server: &mut Instance| {
-        for _ in 0..500 {
-            let id = server.put("short-lived").unwrap();
-            server.delete(id);
-        }
-    };
-    churn(&mut server);
+    put_and_delete(&mut server);
     // A flush frees first the jobs that came in order: their deletes fill the file with its record.
     server.ask("put-in-tube t 10 0 9 7\r\nflushed\r\n".repeat(60));
     server.ask("flush-tube t\r\n");
-    churn(&mut server);
+    put_and_delete(&mut server);
     let numbers = numbers(&disk);
     assert!(numbers[0] == 1 && numbers[numbers.len() - 1] > 20, "{numbers:?}");
-    assert_eq!(Instance::start(&disk, policy, server.now).recovered.jobs, 100);
+    assert_eq!(Instance::start(&disk, options, server.now).recovered.jobs, 100);
+}
+
+fn put_and_delete(server: &mut Instance) {
+    for _ in 0..500 {
+        let id = server.put("short-lived").unwrap();
+        server.delete(id);
+    }
 }
 
 /// The number of gaps in the numbers of files.
@@ -217,7 +216,7 @@ fn numbers(disk: &FakeDisk) -> Vec<u32> {
 #[test]
 fn compaction_for_a_burst_is_shared_among_iterations() {
     const SHARE: u64 = 2 << 20;
-    let (disk, mut server) = start(Policy::new(1 << 20, Syncing::Never));
+    let (disk, mut server) = start(Options::binlog(1 << 20, Syncing::Never));
     let body = "b".repeat(20_000);
     let mut ids: Vec<u64> = (0..2_000).map(|_| server.put(&body).unwrap()).collect();
     fastrand::Rng::with_seed(1).shuffle(&mut ids);
@@ -239,8 +238,8 @@ fn compaction_for_a_burst_is_shared_among_iterations() {
 
 #[test]
 fn a_job_larger_than_a_file_works() {
-    let policy = Policy::synced(4096);
-    let (disk, mut server) = start(policy);
+    let options = Options::synced(4096);
+    let (disk, mut server) = start(options);
     let body = "y".repeat(100_000);
     for round in 0..20 {
         let id = server.put(&body).unwrap();
@@ -251,7 +250,7 @@ fn a_job_larger_than_a_file_works() {
         assert!(disk.used() <= limit(3 * record_len("default", 100_000), 4096));
     }
     let now = server.now;
-    let mut again = Instance::start(&disk, policy, now);
+    let mut again = Instance::start(&disk, options, now);
     assert_eq!(again.ask("peek 39\r\n"), format!("FOUND 39 100000\r\n{body}\r\n"));
     assert_eq!(again.recovered.jobs, 22);
 }
@@ -260,12 +259,12 @@ fn a_job_larger_than_a_file_works() {
 #[test]
 fn bodies_of_any_length_are_recorded_in_their_order() {
     for len in [131_069, 131_070, 131_071, 131_072, 300_000] {
-        let policy = Policy::synced(65_536);
-        let (disk, mut server) = start(policy);
+        let options = Options::synced(65_536);
+        let (disk, mut server) = start(options);
         let large = "x".repeat(len);
         let puts = ["before", &large, "behind"].map(|body| put(0, 0, 9, body)).concat();
         assert_eq!(server.ask(puts), "INSERTED 1\r\nINSERTED 2\r\nINSERTED 3\r\n");
-        let mut again = Instance::start(&disk, policy, server.now);
+        let mut again = Instance::start(&disk, options, server.now);
         again.expect("peek 1\r\n", "FOUND 1 6\r\nbefore\r\n");
         assert!(again.ask("peek 2\r\n") == format!("FOUND 2 {len}\r\n{large}\r\n"), "{len}");
         again.expect("peek 3\r\n", "FOUND 3 6\r\nbehind\r\n");

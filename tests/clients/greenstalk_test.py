@@ -1,5 +1,4 @@
-"""Drives the server with greenstalk, a client library that knows nothing of this project, and with a worker
-that takes jobs in batches, next to it.
+"""Drives the server with greenstalk, a client library that knows nothing of this project.
 
 Usage: greenstalk_test.py SERVER
 """
@@ -7,21 +6,19 @@ Usage: greenstalk_test.py SERVER
 import os
 import socket
 import sys
-import threading
 import unittest
-from concurrent.futures import ThreadPoolExecutor
 
 import greenstalk
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../harness"))
-from beanstalk import PATIENCE_S, Connection
+from beanstalk import PATIENCE_S
 from server import Server
 
 # Greenstalk has no timeout of its own.
 socket.setdefaulttimeout(PATIENCE_S)
 
 
-class WithServer(unittest.TestCase):
+class Greenstalk(unittest.TestCase):
     """Each test has a server, which must end in good order."""
 
     def setUp(self):
@@ -34,8 +31,6 @@ class WithServer(unittest.TestCase):
         self.addCleanup(client.close)
         return client
 
-
-class Greenstalk(WithServer):
     def test_a_job_goes_from_producer_to_worker(self):
         producer = self.client(use="mail")
         worker = self.client(watch="mail")
@@ -109,77 +104,6 @@ class Greenstalk(WithServer):
             client.put(b"x" * 65536)
         client.put(b"x" * 65535)
         self.assertEqual(len(client.reserve().body), 65535)
-
-
-class Batches(Connection):
-    """A client of the commands that C beanstalkd does not have."""
-
-    def reserve_batch(self, count):
-        """Returns pairs of an id and a body."""
-        [count] = self.must("RESERVED_BATCH", f"reserve-batch {count}")[1:]
-        replies = [self.reply() for _ in range(int(count))]
-        assert all(words[0] == "RESERVED" for words, _ in replies), replies
-        return [(int(words[1]), body) for words, body in replies]
-
-    def delete_batch(self, ids):
-        return self.must("DELETED_BATCH", "delete-batch " + " ".join(map(str, ids)))[1:]
-
-
-class BatchesNextToGreenstalk(WithServer):
-    def test_two_kinds_of_workers_share_a_tube(self):
-        each = 500
-        single = self.client(encoding=None, use="mail", watch="mail")
-        batches = self.enterContext(Batches(self.server.address))
-        batches.must("WATCHING", "watch mail")
-        ids = [single.put(b"single %d" % n) for n in range(each)]
-        put = "put-in-tube mail 0 0 60"
-        for body in (b"batch %d" % n for n in range(each)):
-            ids.append(int(batches.must("INSERTED", f"{put} {len(body)}", body)[1]))
-        self.assertEqual(batches.ask("list-tube-used"), ["USING", "default"])
-        done_by_single, done_by_batches = [], []
-        # Both hold jobs before the first one deletes any.
-        both_began = threading.Barrier(2, timeout=PATIENCE_S)
-
-        def work_one_by_one():
-            job = single.reserve(timeout=0)
-            both_began.wait()
-            while True:
-                single.delete(job)
-                done_by_single.append((job.id, job.body))
-                try:
-                    job = single.reserve(timeout=0)
-                except greenstalk.TimedOutError:
-                    return
-
-        def work_in_batches():
-            jobs = batches.reserve_batch(7)
-            both_began.wait()
-            while jobs:
-                deleted = batches.delete_batch([job_id for job_id, _ in jobs])
-                assert deleted == [str(len(jobs)), "0"], deleted
-                done_by_batches.extend(jobs)
-                jobs = batches.reserve_batch(7)
-
-        with ThreadPoolExecutor() as pool:
-            for worker in [pool.submit(work_one_by_one), pool.submit(work_in_batches)]:
-                worker.result(PATIENCE_S)
-        self.assertGreaterEqual(len(done_by_single), 1)
-        self.assertGreaterEqual(len(done_by_batches), 7)
-        done = done_by_single + done_by_batches
-        self.assertEqual(sorted(job_id for job_id, _ in done), ids)
-        bodies = {b"single %d" % n for n in range(each)} | {b"batch %d" % n for n in range(each)}
-        self.assertEqual({body for _, body in done}, bodies)
-        stats = single.stats_tube("mail")
-        self.assertEqual(stats["total-jobs"], 2 * each)
-        self.assertEqual(stats["cmd-delete"], 2 * each)
-        for state in ("ready", "reserved", "delayed", "buried"):
-            self.assertEqual(stats[f"current-jobs-{state}"], 0, state)
-        # Only greenstalk has sent the commands that C beanstalkd counts.
-        stats = single.stats()
-        self.assertEqual(stats["cmd-put"], each)
-        self.assertEqual(stats["cmd-delete"], len(done_by_single))
-        self.assertEqual(stats["cmd-reserve"], 0)
-        self.assertEqual(stats["total-jobs"], 2 * each)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Faults in a cluster, while clients work and a checker verifies what they saw.
+"""Clients that work while a checker verifies what they saw: in a cluster with faults, and in soak.py.
 
 The faults are random, or each one strikes once. The seed chooses the faults and what clients send. Moments
 differ from run to run.
@@ -14,7 +14,7 @@ from cluster import NOT_LEADING, Cluster, ServiceManager, start_haproxy
 from faults import ANY, Faults
 from history import History, Violation
 from observers import Observer
-from workload import STATES, TUBES, Session, Workload
+from workload import STATES, Session, Workload
 
 # Deleted jobs that are asked for, besides all others; the last time it is all of them.
 DELETED_SAMPLE = 3000
@@ -23,65 +23,18 @@ DELETED_SAMPLE = 3000
 SUCCESSION_S = 30
 
 
-class Chaos:
-    """One run: a cluster, clients of HAProxy and of each server, observers, and faults."""
+class Run:
+    """One run: servers, clients, and the verification of what clients saw."""
 
-    def __init__(self, cluster, seed, log):
+    def __init__(self, cluster, seed, log, **of_clients):
         self.cluster = cluster
         self.log = log
         self.random = random.Random(f"{seed}/chaos")
         self.history = History()
-        self.workload = Workload(self.history, seed)
-        failures = self.workload.failures
-        self.manager = ServiceManager(cluster.servers, failures)
-        self.observers = [Observer(self.history, server.address, failures) for server in cluster.servers]
-        self.faults = Faults(self, seed)
+        self.workload = Workload(self.history, seed, **of_clients)
         self.verified_pids = set()
         self.verifications = 0
         self.began = time.monotonic()
-
-    def __enter__(self):
-        haproxy = start_haproxy(self.cluster)
-        for worker in self.manager, *self.observers:
-            worker.start()
-        for number in range(1, 9):
-            self.workload.start(f"client{number}", haproxy)
-        for server in self.cluster.servers:
-            self.workload.start(f"{server.name}-client", server.address)
-        return self
-
-    def __exit__(self, *_):
-        self.workload.stop()
-        stop([self.manager, *self.observers])
-
-    def run(self, seconds):
-        """Strikes with random faults."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            self.wait(self.random.uniform(0.5, 4))
-            self.faults.strike()
-            self.wait_until_answering()
-            if not self.history.answers.keys() <= self.verified_pids:
-                self.verify()
-            self.workload.raise_failure()
-
-    def run_once(self, fault, tries=3):
-        """Strikes with one fault, and verifies what must hold after it."""
-        self.wait(0.5)
-        if fault.status is None:
-            self.wait_for_lease()
-        active = self.cluster.wait_for_active().process
-        self.faults.strike_once(fault)
-        status = fault.status if fault.status == ANY else active.poll() if fault.status is None else active.wait()
-        self.wait_until_answering(SUCCESSION_S)
-        self.verify()
-        if status == NOT_LEADING != fault.status and "not renewed in time" in active.text() and tries > 1:
-            self.log("the machine was too busy to renew the lease: once more")
-            self.run_once(fault, tries - 1)
-            return
-        assert status == fault.status, (f"{fault.name}: {active.name} ended with {status} instead of"
-                                        f" {fault.status}:\n{active.tail()}")
-        assert fault.logged in active.text(), f"{fault.name}: not logged: {fault.logged}\n{active.tail()}"
 
     def finish(self):
         """Verifies all jobs, takes every job out of the queue, and verifies once more."""
@@ -97,7 +50,6 @@ class Chaos:
             time.sleep(0.05)
 
     def wait_until_answering(self, patience_s=PATIENCE_S):
-        """Waits until clients get replies again."""
         began = time.monotonic()
 
         def answers():
@@ -105,12 +57,6 @@ class Chaos:
             with self.history.lock:
                 return any(each.last_sent > began for each in self.history.answers.values())
         wait_until("a server answers clients", answers, patience_s)
-
-    def wait_for_lease(self):
-        """Waits until the active server has just renewed its lease."""
-        active = self.cluster.wait_for_active()
-        enough_s = 0.6 * self.cluster.lease_ttl_s
-        active.wait_for("the lease is renewed", lambda: active.metric("beanstalkd_lease_seconds") > enough_s)
 
     def verify(self, is_last=False):
         """Lets the clients pause, asks the active server for jobs, and checks the history."""
@@ -161,13 +107,12 @@ class Chaos:
             session.run(*commands)
 
     def drain(self):
-        """Takes every job out of the queue, and verifies once more."""
         server = self.cluster.wait_for_active()
         with contextlib.closing(Session(self.history, server.address)) as session:
-            session.watch(TUBES)
+            session.watch(self.workload.tubes)
             give_up_at = time.monotonic() + PATIENCE_S
             # The server may still be about to notice the end of a client with reserved jobs.
-            while left := self.count_jobs(session):
+            while left := self.count_jobs(session.connection):
                 while session.run(*[session.reserve() for _ in range(500)]) and session.held:
                     session.run(*[session.on_job("delete", job) for job in session.held])
                     session.held.clear()
@@ -184,30 +129,89 @@ class Chaos:
             raise Violation("lost", f"jobs that no reserve returned: {sorted(jobs)[:20]}")
 
     @staticmethod
-    def count_jobs(session):
+    def count_jobs(connection):
         """Returns the states in which there are jobs, and their numbers."""
-        facts = session.connection.facts("stats")
+        facts = connection.facts("stats")
         counts = {state: int(facts[f"current-jobs-{state}"]) for state in STATES}
         return {state: count for state, count in counts.items() if count}
 
     def figures(self):
-        history = self.history
-        replies = history.counts
-        puts = sum(1 for put in history.puts if put.result == "INSERTED")
-        faults = ", ".join(f"{count} {name}" for name, count in sorted(self.faults.counts.items()))
-        exits = ", ".join(f"{count} with {status}" for status, count in sorted(self.manager.exits.items()))
+        replies = self.history.counts
+        puts = sum(1 for put in self.history.puts if put.result == "INSERTED")
         return (f"{time.monotonic() - self.began:.0f} s, {len(self.cluster.servers)} servers with"
                 f" {' '.join(self.cluster.servers[0].flags)}\n"
                 f"{puts} jobs put, {sum(replies.values())} commands: {replies['acknowledged']} acknowledged,"
                 f" {replies['refused']} refused, {replies['unknown']} with unknown outcome\n"
-                f"{sum(self.faults.counts.values())} faults: {faults}\n"
+                f"{self.verifications} verifications: lost 0, resurrected 0, two active servers 0")
+
+
+class Chaos(Run):
+    """A cluster, clients of HAProxy and of each server, observers, and faults."""
+
+    def __init__(self, cluster, seed, log):
+        super().__init__(cluster, seed, log)
+        failures = self.workload.failures
+        self.manager = ServiceManager(cluster.servers, failures)
+        self.observers = [Observer(self.history, server.address, failures) for server in cluster.servers]
+        self.faults = Faults(self, seed)
+
+    def __enter__(self):
+        haproxy = start_haproxy(self.cluster)
+        for worker in self.manager, *self.observers:
+            worker.start()
+        for number in range(1, 9):
+            self.workload.start(f"client{number}", haproxy)
+        for server in self.cluster.servers:
+            self.workload.start(f"{server.name}-client", server.address)
+        return self
+
+    def __exit__(self, *_):
+        self.workload.stop()
+        stop([self.manager, *self.observers])
+
+    def run(self, seconds):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.wait(self.random.uniform(0.5, 4))
+            self.faults.strike()
+            self.wait_until_answering()
+            if not self.history.answers.keys() <= self.verified_pids:
+                self.verify()
+            self.workload.raise_failure()
+
+    def run_once(self, fault, tries=3):
+        """Strikes with one fault, and verifies what must hold after it."""
+        self.wait(0.5)
+        if fault.status is None:
+            self.wait_for_lease()
+        active = self.cluster.wait_for_active().process
+        self.faults.strike_once(fault)
+        status = fault.status if fault.status == ANY else active.poll() if fault.status is None else active.wait()
+        self.wait_until_answering(SUCCESSION_S)
+        self.verify()
+        if status == NOT_LEADING != fault.status and "not renewed in time" in active.text() and tries > 1:
+            self.log("the machine was too busy to renew the lease: once more")
+            self.run_once(fault, tries - 1)
+            return
+        assert status == fault.status, (f"{fault.name}: {active.name} ended with {status} instead of"
+                                        f" {fault.status}:\n{active.tail()}")
+        assert fault.logged in active.text(), f"{fault.name}: not logged: {fault.logged}\n{active.tail()}"
+
+    def wait_for_lease(self):
+        """Waits until the active server has just renewed its lease."""
+        active = self.cluster.wait_for_active()
+        enough_s = 0.6 * self.cluster.lease_ttl_s
+        active.wait_for("the lease is renewed", lambda: active.metric("beanstalkd_lease_seconds") > enough_s)
+
+    def figures(self):
+        faults = ", ".join(f"{count} {name}" for name, count in sorted(self.faults.counts.items()))
+        exits = ", ".join(f"{count} with {status}" for status, count in sorted(self.manager.exits.items()))
+        return (f"{super().figures()}\n{sum(self.faults.counts.values())} faults: {faults}\n"
                 f"exit statuses of servers: {exits}\n"
-                f"{len(history.answers) - 1} changes of leader, {self.verifications} verifications\n"
-                "lost 0, resurrected 0, two active servers 0")
+                f"{len(self.history.answers) - 1} changes of leader")
 
 
 def run_chaos(program, seconds, seed, log):
-    """Runs random faults, and returns the figures. Raises Violation when a promise is broken."""
     draw = random.Random(f"{seed}/cluster")
     # Small files are removed often, and a limit refuses puts.
     flags = draw.choice([["-s", "65536"], ["-s", "65536", "--binlog-limit", "3000000"], ["-s", "262144"], ["-s", "1048576"]])

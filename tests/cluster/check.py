@@ -572,6 +572,10 @@ def check_and_dump(cluster):
             assert "2 ready" in cluster.run("--check"), "not two jobs"
             dumped = [json.loads(line) for line in cluster.run("--dump").splitlines()]
         expect("the dump", [(job["id"], job["body"]) for job in dumped], [(1, "a"), (2, "b")])
+        copy = cluster.workspace.path("copy")
+        os.mkdir(copy)
+        cluster.run("--export", copy)
+        assert '"body":"b"' in run(cluster.program, "-b", copy, "--dump"), "the copy has no job"
         # Next to a server that writes.
         for _ in range(20):
             client.send(*[("put 5000 0 60 1000", b"x" * 1000)] * 200)

@@ -129,11 +129,12 @@ class Checker:
         """Returns the latest time at which an operation can have had its effect.
 
         A command without a reply was sent to a process. When a later process answers, it has read the
-        log to its end: nothing of the earlier process comes after that.
+        log to its end: nothing of the earlier process comes after that. Nor does anything come of a
+        connection that the server has closed.
         """
         if operation.replied is not None:
             return operation.replied
-        return self.successions.get(operation.caller.pid, math.inf)
+        return min(self.successions.get(operation.caller.pid, math.inf), operation.caller.gone or math.inf)
 
     def check(self, only_changed=False):
         """Checks every job, and all jobs together; or the jobs with operations since the last check."""
@@ -243,35 +244,19 @@ class Walk:
 
     def begin(self, operation, time):
         # What can have happened to the job before, happened before this operation.
-        if self.is_in_window(time):
-            self.configurations = self.reach(time)
-            self.time = time
+        self.configurations = self.reach(time)
+        self.time = time
         self.open[id(operation)] = operation
 
     def end(self, operation, time):
         """Keeps the configurations in which this operation has had its effect."""
         key = id(operation)
-        is_alone = len(self.open) == 1 and not any(done for _, done in self.configurations)
-        if is_alone and operation.result is not None and not self.is_in_window(time):
-            # Most operations are like this. The general way has the same result.
-            del self.open[key]
-            before = {each for state, _ in self.configurations
-                      for each in [state, *self.happen(state, time)]}
-            self.configurations = {(after, NOTHING) for state in before
-                                   for after in step(state, operation, self.ttr)}
-            self.time = time
-            return
         reached = self.reach(time)
         del self.open[key]
         if operation.result is not None:
             reached = [(state, done) for state, done in reached if key in done]
         self.configurations = {(state, done - {key}) for state, done in reached}
         self.time = time
-
-    def is_in_window(self, time):
-        """Returns whether something may have happened to all jobs of the tube since the last event."""
-        return any(each is not None and each.overlap(self.time, time)
-                   for each in (self.reserves, self.restarts))
 
     def reach(self, time):
         """Returns every configuration that is possible at this time."""

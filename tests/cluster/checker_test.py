@@ -11,6 +11,7 @@ it:
     CONNECTION SENT - reserve-unknown tube=T         a reserve without a reply
     CONNECTION SENT REPLIED answer                   any other command that had a reply
     CONNECTION TIME - end                            the client closed the connection or noticed its end
+    CONNECTION TIME - gone                           the server has closed the connection
 
 CONNECTION is NAME@PROCESS: processes with different names are different servers, or a server that was
 started again. Times are seconds of one clock. A command without a reply has `-` for REPLIED and no
@@ -59,6 +60,10 @@ CASES = [
      "a@old 5 6 peek 1 FOUND", "a@old 7 8 peek 1 NOT_FOUND"),
     ("lost", "an unknown delete under the next server", PUT, UNKNOWN_DELETE, NEXT_SERVER,
      "b@new 5 6 peek 1 FOUND", MISSING),
+    ("ok", "an unknown delete of a client that is gone", PUT, UNKNOWN_DELETE, "a@old 4 - gone",
+     "c@old 5 6 peek 1 NOT_FOUND"),
+    ("lost", "its late effect", PUT, UNKNOWN_DELETE, "a@old 4 - gone", "c@old 5 6 peek 1 FOUND",
+     "c@old 7 8 peek 1 NOT_FOUND"),
     ("ok", "an unknown delete at a server that another one follows", PUT, NEXT_SERVER,
      "a@old 5 - delete 1", FOUND),
     ("lost", "its effect", PUT, NEXT_SERVER, "a@old 5 - delete 1", MISSING),
@@ -136,8 +141,8 @@ def read_line(history, callers, words):
     words = [word for word in words if "=" not in word]
     caller = callers.setdefault(name, Caller(name, name.partition("@")[2]))
     sent = float(sent)
-    if kind == "end":
-        caller.ended = sent
+    if kind in ("end", "gone"):
+        setattr(caller, "ended" if kind == "end" else kind, sent)
         return
     if kind == "answer":
         history.answered(caller, sent, float(replied))

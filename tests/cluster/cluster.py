@@ -47,7 +47,7 @@ class Server:
         """Starts a new process, with a log of its own."""
         self.starts += 1
         arguments = [self.program, "-V", "-l", self.host, "-p", str(self.address[1]), "--metrics",
-                     f"{self.host}:{self.metrics_port}", "-b", self.binlog, *self.flags]
+                     f"{self.host}:{self.metrics_port}", *(["-b", self.binlog] if self.binlog else []), *self.flags]
         log = self.workspace.path(f"{self.name}-{self.starts}.log")
         self.process = self.workspace.start(self.name, arguments, self.environment, log)
         return self
@@ -71,17 +71,13 @@ class Server:
     def http(self, path, timeout_s=PATIENCE_S):
         """Returns the status and the text of a page of the metrics listener."""
         connection = http.client.HTTPConnection(self.host, self.metrics_port, timeout=timeout_s)
-        try:
+        with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
             connection.request("GET", path)
             response = connection.getresponse()
             return response.status, response.read().decode()
-        except (OSError, http.client.HTTPException):
-            return None, ""
-        finally:
-            connection.close()
+        return None, ""
 
     def metric(self, name):
-        """Returns the value of a metric without labels."""
         found = re.search(rf"^{name} (\S+)$", self.http("/metrics")[1], re.MULTILINE)
         assert found, f"there is no metric {name}"
         return float(found[1])
@@ -124,7 +120,6 @@ def etcd_url(endpoints, prefix, scheme="etcd"):
 
 
 def answers(address):
-    """Returns whether a server answers a client."""
     try:
         with Connection(address, 5) as connection:
             return connection.ask("list-tube-used")[0] == "USING"

@@ -19,8 +19,6 @@ class EtcdError(Exception):
 
 
 class Node:
-    """One node of a cluster."""
-
     def __init__(self, cluster, name):
         self.cluster = cluster
         self.name = name
@@ -46,19 +44,16 @@ class Node:
 
     def request(self, path, body, timeout_s=PATIENCE_S, token=None):
         """Returns the reply to a JSON request. Raises OSError when there is none."""
-        if self.cluster.tls:
-            context = self.cluster.tls.context()
-            connection = http.client.HTTPSConnection(*self.address, timeout=timeout_s, context=context)
-        else:
-            connection = http.client.HTTPConnection(*self.address, timeout=timeout_s)
+        tls = self.cluster.tls
+        connect, options = (http.client.HTTPSConnection, {"context": tls.context()}) if tls else (
+            http.client.HTTPConnection, {})
         try:
-            connection.request("POST", f"/v3/{path}", json.dumps(body), {"Authorization": token} if token else {})
-            response = connection.getresponse()
-            reply = json.loads(response.read())
+            with contextlib.closing(connect(*self.address, timeout=timeout_s, **options)) as connection:
+                connection.request("POST", f"/v3/{path}", json.dumps(body), {"Authorization": token} if token else {})
+                response = connection.getresponse()
+                reply = json.loads(response.read())
         except (http.client.HTTPException, ValueError) as error:
             raise OSError(f"no reply from {self.name}: {error}") from error
-        finally:
-            connection.close()
         if response.status != 200:
             raise EtcdError(reply.get("error", reply))
         return reply
@@ -131,7 +126,6 @@ class Etcd:
         return self.nodes[0]
 
     def items(self, prefix):
-        """Returns the keys with this prefix and their values."""
         reply = self.request("kv/range", {"key": encode(prefix), "range_end": encode(after(prefix))})
         return {decode(item["key"]): decode(item.get("value", "")) for item in reply.get("kvs", [])}
 
@@ -161,7 +155,6 @@ class Etcd:
             node.request("maintenance/defragment", {})
 
     def control(self, *arguments):
-        """Runs etcdctl."""
         endpoints = ",".join("%s:%d" % endpoint for endpoint in self.endpoints())
         user = ["--user", ":".join(self.root)] if self.root else []
         done = subprocess.run(["etcdctl", "--endpoints", endpoints, *user, *arguments], capture_output=True,

@@ -22,7 +22,6 @@ ANY = "any"
 
 
 class Fault(typing.NamedTuple):
-    """One row of the table."""
     name: str
     # How often it is chosen at random, in proportion to the others; 0 is never.
     weight: int
@@ -193,8 +192,7 @@ class Faults:
                 jobs = self.random.sample(sorted(history.jobs), min(50, len(history.jobs)))
                 commands = [session.on_job("delete", job) for job in jobs]
                 commands += [session.put("mail", 0, 0, 60, 100) for _ in range(10)]
-                session.connection.send_bytes(b"".join(command for command, _, _ in commands))
-                history.count("unknown", len(commands))
+                session.abandon(commands, 1, is_reset=False)
                 # The write is on its way, and its time limit has not passed.
                 time.sleep(self.random.uniform(0.03, 0.15))
                 old.process.signal(SIGSTOP)

@@ -15,8 +15,6 @@ REFUSALS = ("OUT_OF_MEMORY", "DRAINING", "JOB_TOO_BIG", "INTERNAL_ERROR", "EXPEC
 
 
 class Violation(Exception):
-    """The servers broke a promise."""
-
     def __init__(self, kind, text):
         super().__init__(f"{kind}: {text}")
         self.kind = kind
@@ -29,6 +27,8 @@ class Caller:
     pid: int
     # When the client closed the connection, or noticed its end.
     ended: float = None
+    # When the server had closed it: no command of it comes later.
+    gone: float = None
 
 
 class Put(typing.NamedTuple):
@@ -106,6 +106,8 @@ class History:
         self.backlog = 0
         # Reserves without a reply, by tube.
         self.reserves = {}
+        # Connections that clients have closed, and that the server may not have closed yet.
+        self.closed = []
         self.answers = {}
         self.counts = {"acknowledged": 0, "refused": 0, "unknown": 0}
 
@@ -138,7 +140,6 @@ class History:
         return operation
 
     def end(self, operation, result, replied=None):
-        """Records the reply to a command."""
         operation.replied = time.monotonic() if replied is None else replied
         operation.result = result
         self.backlog += {"INSERTED": 1, "DELETED": -1}.get(result, 0)
@@ -177,10 +178,15 @@ class History:
                 self.changed.add(job)
 
     def add(self, job, operation):
-        """Adds an operation to those of a job."""
         with self.lock:
             self.jobs.setdefault(job, []).append(operation)
             self.changed.add(job)
+
+    def settle(self):
+        """Records that the server has closed all connections that clients have closed."""
+        for caller in self.closed:
+            caller.gone = time.monotonic()
+        self.closed.clear()
 
     def begin_reserve(self, tubes, operation):
         with self.lock:

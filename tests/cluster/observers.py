@@ -18,8 +18,6 @@ REPLY = b"USING default\r\n"
 
 
 class Observer(Worker):
-    """Observes one server."""
-
     def __init__(self, history, address, failures):
         super().__init__(failures)
         self.history = history

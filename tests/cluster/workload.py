@@ -2,6 +2,8 @@
 import collections
 import contextlib
 import random
+import socket
+import struct
 import threading
 import time
 
@@ -76,6 +78,7 @@ class Session:
     def close(self):
         if self.caller.ended is None:
             self.caller.ended = time.monotonic()
+        self.history.closed.append(self.caller)
         self.connection.close()
 
     def notice_end(self):
@@ -95,18 +98,31 @@ class Session:
         self.must("WATCHING", "ignore default")
         self.watched = list(tubes)
 
-    def run(self, *commands):
-        """Sends all commands at once, then takes their replies in order; returns the last operation."""
+    def run(self, *commands, is_last=False):
+        """Sends all commands at once, then takes their replies in order; returns the last operation. After the
+        last commands the connection is half-closed."""
         waiting = collections.deque(commands)
         try:
             self.connection.send_bytes(b"".join(command for command, _, _ in commands))
+            if is_last:
+                self.connection.half_close()
             while waiting:
                 waiting[0][2](*self.connection.reply())
                 _, operation, _ = waiting.popleft()
         except Closed:
             self.history.count("unknown", len(waiting))
             raise
+        if is_last and not self.connection.is_closed(REPLY_S):
+            raise Violation("unexpected reply", f"after the last one, {operation}")
         return operation
+
+    def abandon(self, commands, share, is_reset):
+        """Sends commands, or the first part of them, and reads no reply, as a client that crashes."""
+        data = b"".join(command for command, _, _ in commands)
+        self.history.count("unknown", len(commands))
+        self.connection.send_bytes(data[:int(share * len(data))])
+        if is_reset:
+            self.connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     def end(self, operation, result, *allowed):
         """Records a reply, which must be one of `allowed` or a refusal."""
@@ -177,15 +193,21 @@ class Session:
 class Workload:
     """What all clients share."""
 
-    def __init__(self, history, seed):
+    def __init__(self, history, seed, tubes=TUBES, crashes=False, pause_s=0.03):
         self.history = history
         self.seed = seed
+        self.tubes = tubes
+        # At the end of a connection replies are not read, or it is half-closed.
+        self.crashes = crashes
+        # The longest pause between two actions.
+        self.pause_s = pause_s
         self.gate = Gate()
         self.failures = []
         self.clients = []
 
-    def start(self, name, address):
-        self.clients.append(Client(self, name, address))
+    def start(self, name, address, life=100):
+        """Starts a client whose connections have so many actions, on average."""
+        self.clients.append(Client(self, name, address, life))
         self.clients[-1].start()
 
     def stop(self):
@@ -205,9 +227,10 @@ class Workload:
 class Client(Worker):
     """A client with random commands on one connection, which it opens again and again."""
 
-    def __init__(self, workload, name, address):
+    def __init__(self, workload, name, address, life):
         super().__init__(workload.failures)
         self.workload = workload
+        self.life = life
         self.history = workload.history
         self.address = address
         self.random = random.Random(f"{workload.seed}/{name}")
@@ -216,7 +239,7 @@ class Client(Worker):
     def work(self):
         with self.workload.gate:
             self.connect_and_act()
-        time.sleep(self.random.uniform(0, 0.03))
+        time.sleep(self.random.uniform(0, self.workload.pause_s))
 
     def close(self):
         if self.session is not None:
@@ -225,20 +248,29 @@ class Client(Worker):
 
     def connect_and_act(self):
         """Runs one action; connects before, where that is necessary."""
+        draw, tubes = self.random, self.workload.tubes
         try:
             if self.session is None:
                 self.session = Session(self.history, self.address)
-                self.session.watch(self.random.sample(TUBES, self.random.randint(1, len(TUBES))))
-            self.act(self.random, self.session)
-            if self.random.random() < 0.01:
+                self.session.watch(draw.sample(tubes, draw.randint(1, min(len(tubes), 50))))
+            is_last = draw.random() * self.life < 1
+            commands = self.choose(draw, self.session)
+            if is_last and self.workload.crashes:
+                commands = commands or [self.put(4000)]
+                if draw.random() < 0.3:
+                    self.session.run(*commands, is_last=True)
+                else:
+                    self.session.abandon(commands, draw.choice([1, draw.random()]), draw.random() < 0.5)
+            elif commands:
+                self.session.run(*commands)
+            if is_last:
                 self.close()
         except Closed:
             self.close()
             # A server that stands by refuses connections.
             time.sleep(0.05)
 
-    def act(self, draw, session):
-        """Runs a random action."""
+    def choose(self, draw, session):
         backlog = self.history.backlog
         puts = 0 if backlog > MANY else 30 if backlog < FEW else 10
         weight_of_actions = {
@@ -254,8 +286,7 @@ class Client(Worker):
             lambda: [self.finish(job) for job in self.take_held()] + self.puts(draw.randint(1, 10), 4000): 1,
         }
         action, = draw.choices(list(weight_of_actions), list(weight_of_actions.values()))
-        if commands := action():
-            session.run(*commands)
+        return action()
 
     def puts(self, count, largest):
         return [self.put(largest) for _ in range(count)]
@@ -265,7 +296,7 @@ class Client(Worker):
         size = int(largest ** draw.random())
         delay = 0 if draw.random() < 0.8 else draw.randint(1, 30)
         pri = draw.choice([0, 1, 1024, 4294967295, draw.getrandbits(32)])
-        return self.session.put(draw.choice(TUBES), pri, delay, draw.choice([30, 60, 120]), size)
+        return self.session.put(draw.choice(self.workload.tubes), pri, delay, draw.choice([30, 60, 120]), size)
 
     def take_held(self, count=None):
         """Returns so many jobs that the session holds, or fewer, as not held any more."""

@@ -13,23 +13,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 
-# The client that all tests in Python share.
+# What all tests in Python share.
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "harness"))
-
-# A limit for every wait. It ends a test that hangs, and is no measurement.
-PATIENCE_S = 120
-
-
-def wait_until(what, condition, patience_s=PATIENCE_S, pause_s=0.02):
-    """Returns the first result of `condition` that is true."""
-    give_up_at = time.monotonic() + patience_s
-    while not (result := condition()):
-        if time.monotonic() > give_up_at:
-            raise AssertionError(f"after {patience_s} s: not {what}")
-        time.sleep(pause_s)
-    return result
+from beanstalk import PATIENCE_S
+from server import wait_until
 
 
 class Process:
@@ -67,7 +55,6 @@ class Process:
             raise AssertionError(f"{self.name} (pid {self.pid}) has not ended: {self.tail()}") from None
 
     def text(self):
-        """Returns the whole output so far."""
         with open(self.log, encoding="utf-8", errors="replace") as log:
             return log.read()
 
@@ -119,19 +106,12 @@ class Workspace:
         self.last_address = 0
         self.processes = []
         self.lock = threading.Lock()
-        self.handlers = {number: signal.signal(number, self.end)
-                         for number in (signal.SIGTERM, signal.SIGHUP)}
         return self
-
-    @staticmethod
-    def end(number, _frame):
-        sys.exit(128 + number)
 
     def __exit__(self, *_):
         # A second signal does not end the clean-up.
-        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        for number in self.handlers:
-            signal.signal(number, signal.SIG_IGN)
+        handlers = {number: signal.signal(number, signal.SIG_IGN)
+                    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         with self.lock:
             processes, self.processes = self.processes, None
         for process in processes:
@@ -141,7 +121,7 @@ class Workspace:
             print(f"kept {self.directory}", file=sys.stderr)
         else:
             shutil.rmtree(self.directory, ignore_errors=True)
-        for number, handler in [*self.handlers.items(), (signal.SIGINT, interrupt)]:
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
     def path(self, name):

@@ -43,13 +43,15 @@ fn old_flags_are_accepted_with_a_warning() {
 #[test]
 fn the_log_names_what_cannot_be_bound_or_found() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = taken.local_addr().unwrap().port().to_string();
+    let address = taken.local_addr().unwrap();
+    let (port, address) = (address.port().to_string(), address.to_string());
     for (flags, code, text) in [
         (&["-l", "127.0.0.1", "-p", &port][..], 111, "127.0.0.1"),
         (&["-l", "192.0.2.1", "-p", "0"], 111, "192.0.2.1"),
         (&["-l", "no such host", "-p", "0"], 111, "no such host"),
         (&["-l", "127.0.0.1", "-p", "nothing"], 111, "the service nothing: /etc/services"),
         (&["-l", "unix:/no/such/directory/socket"], 111, "/no/such/directory"),
+        (&["-l", "127.0.0.1", "-p", "0", "--metrics", &address], 111, &address),
         (&["-l", "127.0.0.1", "-p", "0", "-u", "nosuchuser"], 33, "nosuchuser"),
     ] {
         assert_refused(flags, code, text);

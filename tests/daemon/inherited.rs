@@ -10,7 +10,6 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-/// Starts our server with an inherited socket.
 fn start(flags: &[&str], socket: impl Into<OwnedFd>) -> Daemon {
     Daemon::with_inherited(Path::new(BEANSTALKD), flags, socket)
 }

@@ -50,7 +50,6 @@ impl UnixPath {
     }
 }
 
-/// Starts a server on loopback; returns it and a client.
 fn serve(flags: &[&str]) -> (Daemon, Client) {
     let (daemon, address) = Daemon::on_loopback(flags);
     (daemon, Client::connect(address))

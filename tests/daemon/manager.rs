@@ -5,35 +5,33 @@ use crate::harness::client::Client;
 use crate::harness::process::{BEANSTALKD, Daemon, ON_LOOPBACK, command, path_text, text};
 use crate::{PUT, binlog_with_one_job};
 use rustix::process::Signal;
-use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixSocketAddr, UnixDatagram};
-use std::path::PathBuf;
 use tempfile::TempDir;
 
-/// The socket of a service manager.
 struct Manager {
     socket: UnixDatagram,
+    /// As `NOTIFY_SOCKET` has it.
+    name: String,
+    _directory: TempDir,
 }
 
 impl Manager {
-    fn at(address: &UnixSocketAddr) -> Manager {
-        let socket = UnixDatagram::bind_addr(address).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
-        Manager { socket }
-    }
-
-    /// Binds a socket in a new directory.
-    fn in_directory() -> (Manager, TempDir, PathBuf) {
+    /// Binds a socket in a new directory, or with an abstract address.
+    fn new(is_abstract: bool) -> Manager {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("notify");
-        let manager = Manager::at(&UnixSocketAddr::from_pathname(&path).unwrap());
-        (manager, directory, path)
+        let path = path_text(&directory.path().join("notify")).to_owned();
+        let (address, name) = match is_abstract {
+            true => (UnixSocketAddr::from_abstract_name(&path), format!("@{path}")),
+            false => (UnixSocketAddr::from_pathname(&path), path),
+        };
+        let socket = UnixDatagram::bind_addr(&address.unwrap()).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        Manager { socket, name, _directory: directory }
     }
 
-    /// Receives the next message.
     fn receive(&self) -> String {
         let mut buffer = [0; 512];
         loop {
@@ -62,14 +60,10 @@ impl Manager {
     }
 }
 
-/// Starts a server whose manager is at `name`.
-fn start(
-    name: impl AsRef<OsStr>,
-    flags: &[&str],
-    environment: &[(&str, &str)],
-) -> (Daemon, SocketAddr) {
+/// Starts a server whose manager is at `name`, and may have a watchdog with this period.
+fn start(name: &str, flags: &[&str], watchdog_us: Option<&str>) -> (Daemon, SocketAddr) {
     let mut command = command(BEANSTALKD, [&ON_LOOPBACK, flags].concat());
-    command.env("NOTIFY_SOCKET", name.as_ref()).envs(environment.iter().copied());
+    command.env("NOTIFY_SOCKET", name).envs(watchdog_us.map(|period| ("WATCHDOG_USEC", period)));
     let mut daemon = Daemon::spawn(command);
     let address = daemon.address();
     (daemon, address)
@@ -80,8 +74,8 @@ const STOPPING: &str = "STOPPING=1\nSTATUS=stopping";
 
 #[test]
 fn the_service_manager_receives_the_status_of_the_server() {
-    let (manager, _directory, path) = Manager::in_directory();
-    let (daemon, address) = start(&path, &[], &[]);
+    let manager = Manager::new(false);
+    let (daemon, address) = start(&manager.name, &[], None);
     manager.expect(READY);
     let mut client = Client::connect(address);
     client.expect(PUT, "INSERTED 1");
@@ -94,9 +88,8 @@ fn the_service_manager_receives_the_status_of_the_server() {
 
 #[test]
 fn the_service_manager_may_have_an_abstract_address() {
-    let name = format!("beanstalkd-test-{}", std::process::id());
-    let manager = Manager::at(&UnixSocketAddr::from_abstract_name(&name).unwrap());
-    let (daemon, _) = start(format!("@{name}"), &[], &[]);
+    let manager = Manager::new(true);
+    let (daemon, _) = start(&manager.name, &[], None);
     manager.expect(READY);
     daemon.stop();
     manager.expect(STOPPING);
@@ -104,17 +97,17 @@ fn the_service_manager_may_have_an_abstract_address() {
 
 #[test]
 fn the_server_extends_the_start_timeout_while_it_reads_the_binlog() {
-    let (manager, _directory, path) = Manager::in_directory();
+    let manager = Manager::new(false);
     let binlog = binlog_with_one_job();
-    let _daemon = start(&path, &["-b", path_text(binlog.path())], &[]);
+    let _daemon = start(&manager.name, &["-b", path_text(binlog.path())], None);
     manager.expect("EXTEND_TIMEOUT_USEC=120000000\nSTATUS=reading binlog.1");
     manager.expect("READY=1\nSTATUS=1 job (1 ready), 0 connections");
 }
 
 #[test]
 fn the_loop_triggers_the_watchdog() {
-    let (manager, _directory, path) = Manager::in_directory();
-    let _daemon = start(&path, &[], &[("WATCHDOG_USEC", "20000")]);
+    let manager = Manager::new(false);
+    let _daemon = start(&manager.name, &[], Some("20000"));
     for _ in 0..5 {
         manager.wait_for("WATCHDOG=1");
     }
@@ -122,11 +115,11 @@ fn the_loop_triggers_the_watchdog() {
 
 #[test]
 fn a_service_manager_that_stops_reading_or_exits_delays_no_client() {
-    let (manager, _directory, path) = Manager::in_directory();
+    let manager = Manager::new(false);
     let sender = UnixDatagram::unbound().unwrap();
     sender.set_nonblocking(true).unwrap();
-    while sender.send_to(b"in the way", &path).is_ok() {}
-    let (mut daemon, address) = start(&path, &["-VV"], &[("WATCHDOG_USEC", "2000")]);
+    while sender.send_to(b"in the way", &manager.name).is_ok() {}
+    let (mut daemon, address) = start(&manager.name, &["-VV"], Some("2000"));
     daemon.wait_for_log("cannot notify the service manager: its socket is full");
     Client::connect(address).expect_service();
     // The message is sent as soon as there is room.
@@ -140,7 +133,7 @@ fn a_service_manager_that_stops_reading_or_exits_delays_no_client() {
 
 #[test]
 fn a_service_manager_with_an_unknown_kind_of_address_is_ignored() {
-    let (mut daemon, address) = start("vsock:2:1234", &[], &[]);
+    let (mut daemon, address) = start("vsock:2:1234", &[], None);
     daemon.wait_for_log("cannot notify the service manager: NOTIFY_SOCKET=vsock:2:1234: ");
     Client::connect(address).expect_service();
 }

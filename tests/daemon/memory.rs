@@ -4,12 +4,11 @@ use crate::harness::client::{Client, connect};
 use crate::harness::process::{Daemon, path_text};
 use crate::harness::request::put;
 use crate::harness::wait_until;
-use crate::harness::yaml;
 use crate::{PUT, serve};
 use socket2::Socket;
 use std::io::{ErrorKind, Write};
 use std::net::SocketAddr;
-use std::path::Path;
+use tempfile::TempDir;
 
 #[test]
 fn puts_are_refused_at_the_memory_limit() {
@@ -89,7 +88,6 @@ fn memory_is_returned_to_the_system_after_a_backlog() {
     }
 }
 
-/// Starts a server with 16 MiB.
 fn start_with_max_memory() -> (Daemon, SocketAddr) {
     Daemon::on_loopback(&["--max-memory", "16777216"])
 }
@@ -186,60 +184,58 @@ fn a_client_that_never_reads_costs_bounded_memory() {
     assert!(kib < 32 * 1024, "{kib} KiB");
 }
 
-/// Starts a server with 64 MiB that keeps no body in memory.
-fn start_with_cold_bodies(directory: &Path) -> (Daemon, SocketAddr) {
-    let directory = path_text(directory);
-    let memory = (64 << 20).to_string();
-    Daemon::on_loopback(&[
-        "-b",
-        directory,
-        "-z",
-        "10000000",
-        "--body-cache",
-        "0",
-        "--max-memory",
-        &memory,
-    ])
+/// A server with 64 MiB that keeps no body in memory, and a client.
+struct Cold {
+    daemon: Daemon,
+    address: SocketAddr,
+    first: Client,
+    _directory: TempDir,
 }
 
-/// Asserts that the process has never taken more than the limit, a quarter more, and 32 MiB.
-fn assert_cold_bodies_are_within_memory(daemon: &Daemon, client: &mut Client) {
-    (0..1_000).for_each(|_| client.expect_service());
-    let (peak, most) = (daemon.peak_rss_kib(), (64 + 16 + 32) * 1024);
-    assert!(peak <= most, "{peak} KiB of at most {most}");
-}
+impl Cold {
+    fn start() -> Cold {
+        let directory = tempfile::tempdir().unwrap();
+        let flags = ["-z", "10000000", "--body-cache", "0", "--max-memory", "67108864", "-b"];
+        let flags = [&flags[..], &[path_text(directory.path())]].concat();
+        let (daemon, address) = Daemon::on_loopback(&flags);
+        Cold { daemon, address, first: Client::connect(address), _directory: directory }
+    }
 
-fn connect_many(address: SocketAddr, count: usize) -> Vec<Client> {
-    (0..count).map(|_| Client::connect_with_window(address, 4096)).collect()
+    fn connect_many(&self, count: usize) -> Vec<Client> {
+        (0..count).map(|_| Client::connect_with_window(self.address, 4096)).collect()
+    }
+
+    /// Asserts that the process has never taken more than the limit, a quarter more, and 32 MiB.
+    fn assert_is_within_memory(&mut self) {
+        (0..1_000).for_each(|_| self.first.expect_service());
+        let (peak, most) = (self.daemon.peak_rss_kib(), (64 + 16 + 32) * 1024);
+        assert!(peak <= most, "{peak} KiB of at most {most}");
+    }
 }
 
 #[test]
 fn a_cold_body_that_many_clients_do_not_read_is_in_memory_once() {
-    let directory = tempfile::tempdir().unwrap();
-    let (daemon, address) = start_with_cold_bodies(directory.path());
-    let mut first = Client::connect(address);
+    let mut cold = Cold::start();
     let body = vec![b'x'; 1 << 20];
-    assert_eq!(first.put(&body), 1);
-    let mut clients = connect_many(address, 600);
+    assert_eq!(cold.first.put(&body), 1);
+    let mut clients = cold.connect_many(600);
     clients.iter_mut().for_each(|client| client.send("peek 1\r\n"));
-    assert_cold_bodies_are_within_memory(&daemon, &mut first);
+    cold.assert_is_within_memory();
     assert!(clients.into_iter().rev().take(20).all(|mut client| client.reply().body == body));
 }
 
 #[test]
 fn unread_batches_of_cold_bodies_take_bounded_memory() {
-    let directory = tempfile::tempdir().unwrap();
-    let (daemon, address) = start_with_cold_bodies(directory.path());
-    let mut first = Client::connect(address);
+    let mut cold = Cold::start();
     let put = put(0, 0, 60, vec![b'x'; 16_000]);
-    put_many(&mut first, 2_000, |_| put.clone());
-    let mut clients = connect_many(address, 600);
+    put_many(&mut cold.first, 2_000, |_| put.clone());
+    let mut clients = cold.connect_many(600);
     for (number, client) in clients.iter_mut().enumerate() {
         client.send(format!("peek-batch default any 1000 {}\r\n", 3 * number));
     }
-    assert_cold_bodies_are_within_memory(&daemon, &mut first);
+    cold.assert_is_within_memory();
     // A worker gets its job all the same, and each client its reply in its turn.
-    assert_eq!(first.ask("reserve\r\n").line, "RESERVED 1 16000");
+    assert_eq!(cold.first.ask("reserve\r\n").line, "RESERVED 1 16000");
     for client in clients.iter_mut().take(100) {
         assert!(client.line().starts_with("FOUND_BATCH 65 "));
         (0..65).for_each(|_| assert_eq!(client.reply().body.len(), 16_000));
@@ -248,39 +244,35 @@ fn unread_batches_of_cold_bodies_take_bounded_memory() {
 
 #[test]
 fn large_cold_bodies_that_are_read_at_once_take_bounded_memory() {
-    let directory = tempfile::tempdir().unwrap();
-    let (daemon, address) = start_with_cold_bodies(directory.path());
-    let mut first = Client::connect(address);
-    let ids: Vec<u64> = (0..40).map(|_| first.put(vec![b'x'; 8 << 20])).collect();
+    let mut cold = Cold::start();
+    let ids: Vec<u64> = (0..40).map(|_| cold.first.put(vec![b'x'; 8 << 20])).collect();
     std::thread::scope(|scope| {
         for id in ids {
+            let mut client = Client::connect(cold.address);
             scope.spawn(move || {
-                let reply = Client::connect(address).ask(format!("peek {id}\r\n"));
-                assert_eq!(reply.body.len(), 8 << 20);
+                assert_eq!(client.ask(format!("peek {id}\r\n")).body.len(), 8 << 20);
             });
         }
     });
-    assert_cold_bodies_are_within_memory(&daemon, &mut first);
+    cold.assert_is_within_memory();
 }
 
 /// Another client holds the memory for large replies, and does not read.
 #[test]
 fn a_job_is_ready_again_when_its_worker_that_waits_for_memory_is_reset() {
-    let directory = tempfile::tempdir().unwrap();
-    let (_daemon, address) = start_with_cold_bodies(directory.path());
-    let mut first = Client::connect(address);
+    let mut cold = Cold::start();
+    let mut idle = cold.connect_many(2);
+    let Cold { first, address, .. } = &mut cold;
     for _ in 0..3 {
         first.put(vec![b'x'; 9_900_000]);
     }
-    let mut idle = connect_many(address, 2);
     idle[0].send("peek 2\r\n");
     idle[1].send("peek 3\r\n");
-    let mut worker = Client::connect(address);
+    let mut worker = Client::connect(*address);
     worker.send("reserve\r\n");
     wait_until("the worker waits", || first.stat("current-jobs-reserved") == 1);
     worker.reset();
     wait_until("the job is ready again", || first.stat("current-jobs-ready") == 3);
-    let reply = first.ask("stats-job 1\r\n");
-    assert_eq!(yaml::number(&String::from_utf8(reply.body).unwrap(), "reserves"), 0);
+    assert_eq!(first.ask("stats-job 1\r\n").value("reserves"), Some(0));
     assert_eq!(idle[0].reply().body.len(), 9_900_000);
 }

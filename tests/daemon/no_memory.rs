@@ -7,7 +7,6 @@ use crate::harness::wait_until;
 use crate::{PUT, stat};
 use std::net::SocketAddr;
 
-/// Starts the server with 40 MB of address space.
 fn start() -> (Daemon, SocketAddr) {
     Daemon::with_limit("-v 40000", &[])
 }

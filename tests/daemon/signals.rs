@@ -79,8 +79,9 @@ struct Contained {
 
 /// Starts this command in a process namespace; returns `None` if there can be none.
 fn start_contained(arguments: &[&str]) -> Option<Contained> {
-    let in_namespace =
-        |arguments: &[&str]| command("unshare", [&["--fork", "--pid"], arguments].concat());
+    let in_namespace = |arguments: &[&str]| {
+        command("unshare", [&["--fork", "--kill-child", "--pid"], arguments].concat())
+    };
     if !in_namespace(&["true"]).output().is_ok_and(|output| output.status.success()) {
         cannot_test("no process namespace can be created here");
         return None;
@@ -91,7 +92,6 @@ fn start_contained(arguments: &[&str]) -> Option<Contained> {
     Some(Contained { daemon, server })
 }
 
-/// The children of a process.
 fn children(pid: u32) -> Vec<u32> {
     let children = read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
     children.split_whitespace().map(|child| child.parse().unwrap()).collect()

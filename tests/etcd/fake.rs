@@ -5,21 +5,17 @@
 //! that answered, refused or left without an answer: see [`Fault`].
 
 use crate::store::Store;
-use beanstalkd::testing::etcd::api::{
-    Answer, Etcd, Failure, Found, Lease, Node, Range, Status, Txn, TxnAnswer,
-};
+use beanstalkd::testing::etcd::api::{Answer, Etcd, Failure, Lease, Node, Status, Txn, TxnAnswer};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::oneshot::{self, Sender};
 
-/// The addresses of the nodes.
 pub const NODES: [&str; 3] = ["0", "1", "2"];
 
 /// A handle on the fake: clones are of the same one.
 #[derive(Clone, Default)]
 pub struct Fake(Arc<Mutex<World>>);
 
-/// The connections of one server.
 pub struct Link {
     fake: Fake,
     server: usize,
@@ -47,7 +43,6 @@ pub enum Kind {
     Watch,
 }
 
-/// What happens to a request.
 #[derive(Clone, Debug)]
 pub struct Fault {
     /// The times after which it is carried out, in ms.
@@ -89,7 +84,6 @@ pub struct World {
     pub refusals: BTreeMap<usize, Failure>,
     /// The size of each node's database, and how much of it is in use.
     pub sizes: [[u64; 2]; NODES.len()],
-    /// The number of requests of each kind that were sent.
     sent: Vec<Kind>,
 }
 
@@ -103,7 +97,7 @@ struct Watch {
 
 /// Returns a failure with a code of gRPC, as etcd words it.
 pub fn failure(code: i32, text: &str) -> Failure {
-    Failure { code: Some(code), text: format!("etcdserver: {text}") }
+    Failure::of_code(Some(code), format!("etcdserver: {text}"))
 }
 
 fn timed_out() -> Reply {
@@ -170,7 +164,6 @@ impl Fake {
         Arc::new(Link { fake: self.clone(), server })
     }
 
-    /// Lets time pass.
     pub fn advance(&self, by_ms: u64) {
         let mut world = self.world();
         let end = world.now_ms + by_ms;
@@ -191,17 +184,14 @@ impl Fake {
 }
 
 impl World {
-    /// The next requests of this kind have these faults.
     pub fn script(&mut self, server: usize, kind: Kind, faults: impl IntoIterator<Item = Fault>) {
         self.script.entry((server, kind)).or_default().extend(faults);
     }
 
-    /// Cuts a server off from all nodes.
     pub fn cut_off(&mut self, server: usize) {
         self.cut.extend((0..NODES.len()).map(|node| (server, node)));
     }
 
-    /// Returns how many requests of this kind were sent.
     pub fn count(&self, kind: Kind) -> usize {
         self.sent.iter().filter(|&&sent| sent == kind).count()
     }
@@ -297,7 +287,7 @@ impl Connection {
 
 /// Returns the answer that comes. There is none from a node that has forgotten the request.
 fn wait<T: Send + 'static>(receiver: oneshot::Receiver<Result<T, Failure>>) -> Answer<T> {
-    let gone = || Failure { code: None, text: "connection closed".to_owned() };
+    let gone = || Failure::of_code(None, "connection closed".to_owned());
     Box::pin(async move { receiver.await.unwrap_or_else(|_| Err(gone())) })
 }
 
@@ -315,10 +305,6 @@ impl Node for Connection {
     fn txn(&self, txn: Txn) -> Answer<TxnAnswer> {
         let kind = Store::kind(&txn);
         self.send(kind, move |world| world.store.txn(&txn))
-    }
-
-    fn range(&self, range: Range) -> Answer<Found> {
-        self.send(Kind::Read, move |world| world.store.range(&range))
     }
 
     fn grant(&self, ttl_secs: u32) -> Answer<Lease> {
@@ -340,14 +326,15 @@ impl Node for Connection {
         self.send(Kind::Revoke, move |world| world.store.revoke(lease))
     }
 
-    fn watch(&self, key: String, from: i64) -> Answer<Answer<()>> {
+    fn watch(&self, key: String, from: i64) -> Answer<()> {
         let (server, node) = (self.server, self.node);
-        self.send(Kind::Watch, move |world| {
+        let begun = self.send(Kind::Watch, move |world| {
             world.store.check_revision(from)?;
             let (sender, receiver) = oneshot::channel();
             world.watches.push(Watch { server, node, key: key.clone(), from, sender });
             Ok(wait(receiver))
-        })
+        });
+        Box::pin(async move { begun.await?.await })
     }
 
     fn status(&self) -> Answer<Status> {

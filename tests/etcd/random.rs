@@ -52,7 +52,6 @@ fn run(seed: u64) -> u64 {
     cluster.terms() as u64
 }
 
-/// What goes wrong now.
 struct Trouble {
     /// When each server goes on that is stopped, or is started that has ended.
     ends_ms: Vec<u64>,

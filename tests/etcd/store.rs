@@ -2,7 +2,7 @@
 
 use crate::fake::{Kind, failure};
 use beanstalkd::testing::etcd::api::{
-    Compare, Failure, Found, Lease, NOT_FOUND, Op, Pair, Range, Txn, TxnAnswer,
+    Compare, Failure, Lease, NOT_FOUND, Op, Pair, Range, Txn, TxnAnswer,
 };
 use std::collections::BTreeMap;
 
@@ -93,14 +93,14 @@ impl Store {
         let mut found = Vec::new();
         for op in ops {
             found.push(match op {
-                Op::Get(range) => self.range(range)?.pairs,
+                Op::Get(range) => self.range(range)?,
                 Op::Put { key, value, lease } => {
                     self.put(revision, key, value, *lease);
                     Vec::new()
                 }
                 Op::Delete { key, end } => {
-                    let range = Range { end: end.clone(), ..Range::key(key.clone()) };
-                    for pair in self.range(&range)?.pairs {
+                    let range = Range { key: key.clone(), end: end.clone(), ..Range::default() };
+                    for pair in self.range(&range)? {
                         self.delete(revision, &pair.key);
                     }
                     Vec::new()
@@ -128,7 +128,7 @@ impl Store {
         self.keys.get(key)?.last()?.1.as_ref()
     }
 
-    pub fn range(&self, range: &Range) -> Result<Found, Failure> {
+    fn range(&self, range: &Range) -> Result<Vec<Pair>, Failure> {
         if range.revision > 0 {
             self.check_revision(range.revision)?;
         }
@@ -139,18 +139,15 @@ impl Store {
             .range(range.key.clone()..end)
             .filter_map(|(_, states)| states.iter().rfind(|(at, _)| *at <= revision)?.1.clone());
         let mut pairs: Vec<Pair> = states.collect();
-        let count = pairs.len();
         if range.limit > 0 {
             pairs.truncate(usize::try_from(range.limit).expect("a small limit"));
         }
-        let more = pairs.len() < count;
         if range.keys_only {
             pairs.iter_mut().for_each(|pair| pair.value.clear());
         }
-        Ok(Found { revision: self.revision, pairs, more })
+        Ok(pairs)
     }
 
-    /// Fails if a revision was dropped.
     pub fn check_revision(&self, revision: i64) -> Result<(), Failure> {
         let is_dropped = revision < self.compacted;
         if is_dropped {
@@ -160,7 +157,6 @@ impl Store {
         }
     }
 
-    /// Drops all revisions but the newest.
     pub fn compact(&mut self) {
         self.compacted = self.revision;
         for states in self.keys.values_mut() {
@@ -171,7 +167,6 @@ impl Store {
         });
     }
 
-    /// Returns whether a key was deleted in this revision or later.
     pub fn is_deleted_since(&self, key: &str, from: i64) -> bool {
         let states = self.keys.get(key).into_iter().flatten();
         states.rev().take_while(|(at, _)| *at >= from).any(|(_, pair)| pair.is_none())
@@ -226,12 +221,10 @@ impl Store {
         self.leases.values_mut().for_each(|granted| granted.ends_ms = now_ms + granted.ttl_ms);
     }
 
-    /// Returns the number of chunks.
     pub fn chunks(&self) -> usize {
-        self.range(&Range::below("/jobs/log/".to_owned())).map_or(0, |found| found.pairs.len())
+        self.range(&Range::below("/jobs/log/".to_owned())).map_or(0, |pairs| pairs.len())
     }
 
-    /// Returns the name and the lease of the leader.
     pub fn leader(&self) -> Option<(String, i64)> {
         let pair = self.get(LEADER)?;
         Some((String::from_utf8_lossy(&pair.value).into_owned(), pair.lease))

@@ -6,8 +6,8 @@ import select
 import socket
 import time
 
-# It ends a wait for a reply that does not come, and measures nothing.
-PATIENCE_S = 60
+# It ends a wait for what does not come, and measures nothing.
+PATIENCE_S = 120
 
 
 class Closed(ConnectionError):
@@ -64,6 +64,13 @@ class Connection:
     def send_bytes(self, data):
         try:
             self.socket.sendall(data)
+        except OSError as error:
+            raise Closed(f"cannot send: {error}") from error
+
+    def half_close(self):
+        """Sends no more commands."""
+        try:
+            self.socket.shutdown(socket.SHUT_WR)
         except OSError as error:
             raise Closed(f"cannot send: {error}") from error
 

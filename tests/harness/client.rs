@@ -5,7 +5,7 @@
 use super::PATIENCE;
 use super::reply::{Reply, body_len, without_end};
 use super::request::{delete_all, put};
-use socket2::{Domain, SockAddr, SockRef, Socket, Type};
+use socket2::{Domain, SockAddr, Socket, Type};
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::path::Path;
@@ -40,11 +40,6 @@ fn open(address: &SockAddr, window_bytes: Option<usize>) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Makes closing `socket` send a reset, which discards what is under way.
-pub fn reset_on_close(socket: &Socket) {
-    SockRef::from(socket).set_linger(Some(Duration::ZERO)).expect("the option can be set");
-}
-
 /// A connection to the server.
 pub struct Client {
     stream: BufReader<Socket>,
@@ -53,10 +48,6 @@ pub struct Client {
 impl Client {
     pub fn connect(address: impl Into<SockAddr>) -> Client {
         Client::over(connect(address))
-    }
-
-    pub fn try_connect(address: impl Into<SockAddr>) -> io::Result<Client> {
-        Ok(Client::over(try_connect(address)?))
     }
 
     pub fn over(socket: Socket) -> Client {
@@ -178,13 +169,15 @@ impl Client {
     /// Reads until the server closes or resets the connection.
     pub fn rest(&mut self) -> Vec<u8> {
         let mut rest = Vec::new();
-        // A reset counts as the end.
-        let _ = self.stream.read_to_end(&mut rest);
+        if let Err(error) = self.stream.read_to_end(&mut rest) {
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset, "the server does not close");
+        }
         rest
     }
 
+    /// Closes with a reset, which discards what is under way.
     pub fn reset(self) {
-        reset_on_close(self.socket());
+        self.socket().set_linger(Some(Duration::ZERO)).expect("the option can be set");
     }
 
     pub fn socket(&self) -> &Socket {

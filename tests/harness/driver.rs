@@ -1,30 +1,28 @@
 //! The seam: the only test file that names the core. All tests of behaviour drive the server through
 //! [`Driver`], with bytes, time and a disk.
 //!
-//! A client is a queue of bytes in each direction. One iteration is the one of the event loop:
+//! The server runs over [`Pipe`]s instead of sockets. One iteration is the one of the event loop:
 //!
 //! ```text
-//! begin: tick -> visit: each ready connection once, read and run -> commit -> flush: write, close
+//! begin: what is due -> visit: each ready connection once, read and run -> commit -> flush: write, close
 //! ```
 //!
 //! [`Driver::iterate`] does all of it. A test that follows each step calls [`Driver::begin`],
 //! [`Driver::visit`], [`Driver::commit`] and [`Driver::flush`]. What a client sends in one call of
-//! [`Driver::receive`] arrives at once, and is read in pieces of a bounded length.
-//! The end of the input is reported once. There is room for output until a write has filled it, and
-//! again when the client has read.
-//!
-//! Until the core owns its streams, this file also has an adapter: the order of visits and flushes
-//! as `os/event_loop.rs` has it.
+//! [`Driver::receive`] arrives at once. An edge is told once: when bytes arrive, at the end of the input,
+//! and when a client reads again.
 
 use beanstalkd::testing::{
-    Address, ClockOffset, ConnKey, Counter, Histogram, HttpConn, JobKey, Key, Measurements,
-    MetricsServer, Phase, ProcessInfo, ProcessorTime, Server, ServerState, inspect, listen,
-    refuse_growth,
+    Address, ClockOffset, Command, ConnKey, Doing, HttpConn, JobKey, Key, Measurements,
+    MetricsServer, Observed, ProcessInfo, ProcessorTime, Readiness, Server, ServerState, inspect,
+    listen, refuse_growth,
 };
+use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
-use std::io::IoSlice;
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::rc::Rc;
 
 pub use beanstalkd::testing::{
     Disk, FileNumber, IoFailed, Limits, Nanos, Progress, RecordRead, Recovered, ReplayError,
@@ -69,6 +67,12 @@ impl Options {
     };
 }
 
+impl Default for Options {
+    fn default() -> Options {
+        Options::DEFAULT
+    }
+}
+
 /// How a client ends its side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
@@ -95,6 +99,13 @@ pub struct Facts {
     pub puts_begun: u64,
 }
 
+impl Facts {
+    /// Returns how many jobs are ready, reserved, delayed and buried.
+    pub fn jobs(&self) -> [u64; 4] {
+        [self.ready, self.reserved, self.delayed, self.buried]
+    }
+}
+
 /// What one visit has read.
 #[derive(Debug)]
 pub struct Visit {
@@ -117,44 +128,104 @@ pub struct Flushed {
 
 #[derive(Debug)]
 pub struct Driver {
-    server: Server,
+    server: Server<Pipe>,
     options: Options,
     pub now: Nanos,
     /// Of the start; all zero without a binlog.
     pub recovered: Recovered,
     links: Vec<Link>,
     by_key: BTreeMap<ConnKey, Client>,
-    /// To be visited in this iteration, and in the next one.
-    ready: VecDeque<Client>,
-    next_ready: VecDeque<Client>,
-    to_flush: Vec<Client>,
-    /// How many bytes a visit of this iteration reads.
-    read_len: usize,
     is_iteration_open: bool,
     /// How many iterations have begun.
     pub iterations: usize,
     measurements: Measurements,
 }
 
-/// The kernel's side of a connection.
-#[derive(Debug, Default)]
+/// A connection as the test sees it.
+#[derive(Debug)]
 struct Link {
-    /// `None` once the connection is closed.
-    key: Option<ConnKey>,
-    /// Sent by the client and not read by the server.
-    unread: VecDeque<u8>,
-    end: Option<End>,
-    is_end_read: bool,
+    key: ConnKey,
+    wire: Rc<RefCell<Wire>>,
+    /// Sent by the server and not taken by the test.
+    received: Vec<u8>,
     /// Replies that the server has made. The first `made_sent` bytes were sent.
     made: Vec<u8>,
     made_sent: usize,
-    /// Sent by the server and not taken by the test.
-    received: Vec<u8>,
+}
+
+/// The kernel's side of a connection.
+#[derive(Debug, Default)]
+struct Wire {
+    /// Sent by the client and not read by the server.
+    unread: VecDeque<u8>,
+    end: Option<End>,
+    /// What the server has read since it was last taken, and whether that was the end.
+    read: Vec<u8>,
+    is_end_read: bool,
+    /// Sent by the server, and not taken as a part of a flush.
+    sent: Vec<u8>,
     /// How many more bytes the client reads. `None`: all.
     room: Option<usize>,
-    is_queued: bool,
-    /// The last iteration that has visited the connection.
-    visited_in: usize,
+    /// The server has closed the connection.
+    is_closed: bool,
+}
+
+/// The server's end of a wire.
+#[derive(Debug)]
+struct Pipe(Rc<RefCell<Wire>>);
+
+impl Read for Pipe {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut wire = self.0.borrow_mut();
+        if wire.unread.is_empty() {
+            wire.is_end_read = wire.end.is_some();
+            return if wire.is_end_read { Ok(0) } else { Err(ErrorKind::WouldBlock.into()) };
+        }
+        let count = wire.unread.len().min(buffer.len());
+        for (place, byte) in buffer.iter_mut().zip(wire.unread.drain(..count)) {
+            *place = byte;
+        }
+        wire.read.extend_from_slice(&buffer[..count]);
+        Ok(count)
+    }
+
+    fn read_vectored(&mut self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let mut count = 0;
+        for slice in slices {
+            if count == 0 || !self.0.borrow().unread.is_empty() {
+                count += self.read(slice)?;
+            }
+        }
+        Ok(count)
+    }
+}
+
+impl Write for Pipe {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut wire = self.0.borrow_mut();
+        if wire.room == Some(0) {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        let mut bytes: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
+        bytes.truncate(wire.room.unwrap_or(usize::MAX));
+        wire.room = wire.room.map(|room| room - bytes.len());
+        wire.sent.extend_from_slice(&bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Pipe {
+    fn drop(&mut self) {
+        self.0.borrow_mut().is_closed = true;
+    }
 }
 
 impl Link {
@@ -162,23 +233,36 @@ impl Link {
         &self.made[self.made_sent..]
     }
 
-    fn send(&mut self, bytes: &[u8]) {
-        assert!(self.unsent().starts_with(bytes), "what is sent is not what was made");
+    fn is_closed(&self) -> bool {
+        self.wire.borrow().is_closed
+    }
+
+    /// Takes the bytes that the server has sent, and checks that they are those that it has made.
+    fn take_sent(&mut self) -> Vec<u8> {
+        let bytes = std::mem::take(&mut self.wire.borrow_mut().sent);
+        assert!(self.unsent().starts_with(&bytes), "what is sent is not what was made");
+        self.received.extend_from_slice(&bytes);
         self.made_sent += bytes.len();
         if self.made_sent > self.made.len() / 2 {
             self.made.drain(..self.made_sent);
             self.made_sent = 0;
         }
-        self.received.extend_from_slice(bytes);
+        bytes
     }
 }
 
-/// The slices of one write, as in the event loop.
-const SLICES_PER_WRITE: usize = 16;
 /// The parts of all output of a connection: a batch has two for each large body.
 const MOST_PARTS: usize = 4_096;
 /// A server that is not idle after this many iterations never is.
 const MOST_ITERATIONS: usize = 10_000_000;
+/// Something can be read.
+const READABLE: Readiness = Readiness {
+    is_readable: true,
+    is_writable: false,
+    is_half_closed: false,
+    is_hung_up: false,
+    reads_to_the_end: false,
+};
 
 impl Driver {
     pub fn new(options: Options, now: Nanos) -> Driver {
@@ -203,10 +287,6 @@ impl Driver {
             recovered,
             links: Vec::new(),
             by_key: BTreeMap::new(),
-            ready: VecDeque::new(),
-            next_ready: VecDeque::new(),
-            to_flush: Vec::new(),
-            read_len: options.limits.read_bytes,
             is_iteration_open: false,
             iterations: 0,
             measurements: Measurements::default(),
@@ -216,41 +296,49 @@ impl Driver {
     // ---- Clients ----
 
     pub fn connect(&mut self) -> Client {
-        let key = self.server.connect().expect("a connection needs little memory");
+        let wire = Rc::<RefCell<Wire>>::default();
+        self.server.try_reserve_one().expect("a connection needs little memory");
+        let key = self.server.connect(Pipe(Rc::clone(&wire)), false);
+        let key = key.expect("a connection needs little memory");
         self.by_key.insert(key, self.links.len());
-        self.links.push(Link { key: Some(key), ..Link::default() });
+        self.links.push(Link { key, wire, received: Vec::new(), made: Vec::new(), made_sent: 0 });
         self.links.len() - 1
+    }
+
+    pub fn clients<const N: usize>(&mut self) -> [Client; N] {
+        [(); N].map(|()| self.connect())
     }
 
     /// The client sends bytes, unless the connection is closed.
     pub fn receive(&mut self, client: Client, bytes: impl AsRef<[u8]>) {
-        self.links[client].unread.extend(bytes.as_ref());
-        self.queue(client);
+        self.links[client].wire.borrow_mut().unread.extend(bytes.as_ref());
+        self.note(client, READABLE);
     }
 
     pub fn end(&mut self, client: Client, end: End) {
         if end == End::HangUp {
             return self.close(client);
         }
-        self.links[client].end.get_or_insert(end);
-        self.queue(client);
+        self.links[client].wire.borrow_mut().end.get_or_insert(end);
+        let is_half_closed = end == End::HalfClose;
+        self.note(client, Readiness { is_half_closed, reads_to_the_end: true, ..READABLE });
     }
 
     /// From now on the client reads this many bytes. `None`: all.
     pub fn set_room(&mut self, client: Client, room: Option<usize>) {
-        self.links[client].room = room;
-        self.queue(client);
+        self.links[client].wire.borrow_mut().room = room;
+        self.note(client, Readiness { is_writable: true, ..Readiness::default() });
     }
 
     pub fn room(&self, client: Client) -> Option<usize> {
-        self.links[client].room
+        self.links[client].wire.borrow().room
     }
 
     /// Each client that has read all that there was room for reads `room` bytes more, or a part of a
     /// long reply. Returns whether there is one.
     pub fn give_room(&mut self, room: usize) -> bool {
         const PARTS: usize = 64;
-        let is_blocked = |link: &Link| link.room == Some(0) && link.key.is_some();
+        let is_blocked = |link: &Link| link.wire.borrow().room == Some(0) && !link.is_closed();
         let blocked: Vec<Client> =
             (0..self.links.len()).filter(|client| is_blocked(&self.links[*client])).collect();
         for &client in &blocked {
@@ -260,24 +348,30 @@ impl Driver {
     }
 
     pub fn unread(&self, client: Client) -> usize {
-        self.links[client].unread.len()
+        self.links[client].wire.borrow().unread.len()
     }
 
     pub fn is_closed(&self, client: Client) -> bool {
-        self.links[client].key.is_none()
+        self.links[client].is_closed()
+    }
+
+    /// Returns the key of an open connection.
+    fn key(&self, client: Client) -> Option<ConnKey> {
+        let link = &self.links[client];
+        (!link.is_closed()).then_some(link.key)
     }
 
     /// Returns whether the server has commands of the client left to run without further input.
     pub fn has_commands_left(&self, client: Client) -> bool {
-        self.links[client].key.is_some_and(|key| self.server.actions(key).run)
+        self.key(client).is_some_and(|key| self.server.has_commands(key))
     }
 
     /// Returns whether the server has done a part of the command that it runs, and has more to do for it.
     pub fn is_in_steps(&self, client: Client) -> bool {
-        let iterations = Histogram::default();
-        let Some(key) = self.links[client].key else { return false };
-        let phase = &self.server.view(&iterations, self.now).conns[key].phase;
-        matches!(phase, Phase::InSteps(_) | Phase::ListingTubes)
+        let conn = self.key(client).and_then(|key| self.server.inspect(key));
+        conn.is_some_and(|(conn, _)| {
+            conn.doing.is_in_steps() || matches!(conn.doing, Doing::ListTubes)
+        })
     }
 
     /// Returns the replies that the server has made and not sent. Some may wait for a disk.
@@ -298,6 +392,12 @@ impl Driver {
         String::from_utf8_lossy(&self.take(client)).into_owned()
     }
 
+    fn note(&mut self, client: Client, readiness: Readiness) {
+        if let Some(key) = self.key(client) {
+            self.server.note(key, readiness);
+        }
+    }
+
     // ---- One iteration ----
 
     /// Begins an iteration, unless it has begun: does what is due.
@@ -306,17 +406,10 @@ impl Driver {
             return;
         }
         self.iterations += 1;
-        self.ready.append(&mut self.next_ready);
-        self.server.begin_iteration(self.ready.len());
-        self.server.tick(self.now);
+        self.server.begin(self.now);
         if self.options.has_metrics {
             self.measurements.update(&self.server, self.now);
         }
-        self.server.share_budget(self.ready.len());
-        let Limits { long_reads_per_iteration, read_bytes, short_read_bytes, .. } =
-            self.options.limits;
-        let is_long = self.ready.len() <= long_reads_per_iteration;
-        self.read_len = if is_long { read_bytes } else { short_read_bytes };
         self.note_made();
     }
 
@@ -328,56 +421,22 @@ impl Driver {
     /// reads once. Returns `None` if all were visited, or the work of the iteration is used up.
     pub fn visit(&mut self) -> Option<Visit> {
         loop {
-            if !self.server.has_budget() {
-                return None;
+            let now = self.now;
+            let key = self.server.visit_next(|| now)?;
+            self.note_made();
+            let Some(&client) = self.by_key.get(&key) else { continue };
+            let mut wire = self.links[client].wire.borrow_mut();
+            let is_half_close_reported = wire.end == Some(End::HalfClose);
+            if is_half_close_reported {
+                wire.end = Some(End::SilentHalfClose);
             }
-            let client = self.ready.pop_front()?;
-            let link = &mut self.links[client];
-            link.is_queued = false;
-            link.visited_in = self.iterations;
-            if let Some(key) = link.key {
-                let visit = self.visit_one(client, key);
-                self.note_made();
-                return Some(visit);
-            }
+            return Some(Visit {
+                client,
+                is_half_close_reported,
+                read: std::mem::take(&mut wire.read),
+                is_end_read: std::mem::take(&mut wire.is_end_read),
+            });
         }
-    }
-
-    fn visit_one(&mut self, client: Client, key: ConnKey) -> Visit {
-        let link = &mut self.links[client];
-        let is_half_close_reported = link.end == Some(End::HalfClose);
-        let mut visit =
-            Visit { client, is_half_close_reported, read: Vec::new(), is_end_read: false };
-        if is_half_close_reported {
-            link.end = Some(End::SilentHalfClose);
-            self.server.half_close(key);
-        }
-        let mut actions = self.server.mark_dirty(key);
-        if actions.run {
-            self.server.resume(key, self.now);
-            actions = self.server.actions(key);
-        }
-        if !actions.read {
-            return visit;
-        }
-        if link.unread.is_empty() {
-            if link.end.is_some() && !std::mem::replace(&mut link.is_end_read, true) {
-                self.server.end_input(key);
-                visit.is_end_read = true;
-            }
-            return visit;
-        }
-        let most = link.unread.len().min(self.read_len);
-        if let Some(space) = self.server.body_space(key, most) {
-            let count = most.min(space.len());
-            visit.read = link.unread.drain(..count).collect();
-            space[..count].copy_from_slice(&visit.read);
-            self.server.receive_body(key, count, self.now);
-        } else {
-            visit.read = link.unread.drain(..most).collect();
-            self.server.receive(key, &visit.read, self.now);
-        }
-        visit
     }
 
     /// Writes the records of the iteration. After an error nothing may be sent any more.
@@ -387,77 +446,44 @@ impl Driver {
 
     /// Sends what may be sent, closes what has ended, and ends the iteration.
     pub fn flush(&mut self) -> Flushed {
-        let mut flushed = Flushed::default();
+        self.flush_with(|server| server.flush(|| true))
+    }
+
+    fn flush_with(&mut self, flush: impl FnOnce(&mut Server<Pipe>)) -> Flushed {
         self.note_made();
-        for client in std::mem::take(&mut self.to_flush) {
-            let Some(key) = self.links[client].key else { continue };
-            let link = &mut self.links[client];
-            let mut output = self.server.output_handle(key);
-            let mut slices = [IoSlice::new(&[]); SLICES_PER_WRITE];
-            let filled = output.next_slices(&mut slices);
-            let mut bytes: Vec<u8> =
-                slices[..filled].iter().flat_map(|it| it.iter().copied()).collect();
-            bytes.truncate(link.room.unwrap_or(usize::MAX));
-            output.sent(bytes.len());
-            link.send(&bytes);
-            link.room = link.room.map(|room| room - bytes.len());
-            let actions = output.actions();
-            let has_input = !link.unread.is_empty() || link.end.is_some() && !link.is_end_read;
-            let can_write = actions.write && link.room != Some(0);
-            if actions.close {
-                flushed.closed.push(client);
-            } else if can_write || actions.run || (actions.read && has_input) {
-                self.queue(client);
-            }
-            flushed.sent.push((client, bytes));
-        }
-        if self.server.is_congested() {
-            self.mark_writable();
-        }
+        let dirty: Vec<Client> =
+            self.server.dirty().iter().filter_map(|key| self.by_key.get(key).copied()).collect();
+        let before: Vec<Client> = self.by_key.values().copied().collect();
+        flush(&mut self.server);
         self.is_iteration_open = false;
-        flushed.closed.iter().for_each(|client| self.close(*client));
+        let mut sent: Vec<(Client, Vec<u8>)> =
+            before.iter().map(|&client| (client, self.links[client].take_sent())).collect();
+        sent.retain(|(client, bytes)| dirty.contains(client) || !bytes.is_empty());
+        let closed = before.into_iter().filter(|&client| self.is_closed(client)).collect();
+        self.forget_closed();
         self.note_made();
-        flushed
-    }
-
-    /// Makes the next iteration flush connections that are not visited while the disk is congested.
-    fn mark_writable(&mut self) {
-        for client in self.ready.iter().chain(&self.next_ready) {
-            let Link { key: Some(key), room, .. } = self.links[*client] else { continue };
-            if self.server.actions(key).write && room != Some(0) {
-                self.server.mark_dirty(key);
-            }
-        }
-    }
-
-    fn queue(&mut self, client: Client) {
-        let link = &mut self.links[client];
-        if link.key.is_none() || std::mem::replace(&mut link.is_queued, true) {
-            return;
-        }
-        let is_visited = self.is_iteration_open && link.visited_in == self.iterations;
-        if is_visited { &mut self.next_ready } else { &mut self.ready }.push_back(client);
+        Flushed { sent, closed }
     }
 
     fn close(&mut self, client: Client) {
-        let Some(key) = self.links[client].key.take() else { return };
-        self.by_key.remove(&key);
-        self.server.disconnect(key, self.now);
-        self.note_made();
+        if let Some(key) = self.key(client) {
+            self.server.close(key, None);
+            self.forget_closed();
+            self.note_made();
+        }
+    }
+
+    fn forget_closed(&mut self) {
+        let links = &self.links;
+        self.by_key.retain(|_, client| !links[*client].is_closed());
     }
 
     /// Takes over the replies that were made since the last call.
     fn note_made(&mut self) {
-        let mut keys = Vec::new();
-        self.server.take_dirty(&mut keys);
-        for key in keys {
-            let client = self.by_key.get(&key).copied();
-            self.to_flush.extend(client.filter(|client| !self.to_flush.contains(client)));
-        }
-        for &client in &self.to_flush {
+        for key in self.server.dirty() {
+            let Some(&client) = self.by_key.get(key) else { continue };
+            let Some((output, bodies)) = self.server.unsent(*key) else { continue };
             let link = &mut self.links[client];
-            let Some(key) = link.key else { continue };
-            let (output, bodies) = self.server.unsent(key);
             let mut known = link.unsent().len();
             if output.len() == known {
                 continue;
@@ -489,9 +515,7 @@ impl Driver {
 
     /// Returns whether the next iteration has something to do at once, without a timer.
     pub fn is_busy(&self) -> bool {
-        let has_ready = !self.ready.is_empty() || !self.next_ready.is_empty();
-        let can_visit = has_ready && !self.server.is_congested();
-        self.is_iteration_open || can_visit || !self.to_flush.is_empty() || self.server.has_dirty()
+        self.is_iteration_open || self.server.is_busy()
     }
 
     /// Iterates until nothing is left to do at this moment.
@@ -536,16 +560,11 @@ impl Driver {
     /// Returns the replies.
     pub fn ask_at_once(&mut self, client: Client, commands: impl AsRef<[u8]>) -> Vec<u8> {
         self.receive(client, commands);
-        let key = self.links[client].key.expect("the connection is open");
+        let key = self.key(client).expect("the connection is open");
         let mut replies = Vec::new();
         while self.unread(client) > 0 || self.has_commands_left(client) {
-            self.server.begin_iteration(1);
-            self.visit_one(client, key);
-            self.note_made();
-            let bytes = self.made(client).to_vec();
-            self.server.output_handle(key).sent(bytes.len());
-            self.links[client].send(&bytes);
-            replies.extend(self.take(client));
+            replies.extend(self.server.run_now(key, self.now));
+            self.links[client].wire.borrow_mut().read.clear();
         }
         replies
     }
@@ -568,7 +587,7 @@ impl Driver {
 
     /// Ends the server as an operator does. What may still be sent is sent by [`Driver::flush_last`].
     pub fn stop(&mut self) -> Result<(), IoFailed> {
-        self.server.close(self.now)
+        self.server.stop(self.now)
     }
 
     /// Hands what remains to a remote disk. Returns whether it has acknowledged everything.
@@ -580,9 +599,9 @@ impl Driver {
     /// Sends what may be sent without another command, once to each client: for a server that has stopped.
     pub fn flush_last(&mut self) -> Flushed {
         for key in self.by_key.keys() {
-            self.server.mark_dirty(*key);
+            self.server.note(*key, Readiness::default());
         }
-        self.flush()
+        self.flush_with(|server| server.flush_ready(|| true))
     }
 
     /// Returns whether too many changes wait for a remote disk: no connection is visited.
@@ -591,20 +610,17 @@ impl Driver {
     }
 
     pub fn has_tube(&self, name: &str) -> bool {
-        self.server.has_tube(name)
+        self.server.store().queue.tubes.find(name).is_some()
     }
 
     /// Returns the names of all tubes in the order of `list-tubes`.
     pub fn tubes(&self) -> Vec<String> {
-        let iterations = Histogram::default();
-        let tubes = &self.server.view(&iterations, self.now).queue.tubes;
-        tubes.iter().map(|tube| tube.name.to_string()).collect()
+        self.server.store().queue.tubes.iter().map(|tube| tube.name.to_string()).collect()
     }
 
     pub fn facts(&self) -> Facts {
-        let (line, iterations) = (self.server.summary(), Histogram::default());
-        let view = self.server.view(&iterations, self.now);
-        let (queue, puts) = (view.queue, [Counter::Put, Counter::PutInTube]);
+        let (line, queue) = (self.server.summary(), &self.server.store().queue);
+        let puts = ["put", "put-in-tube"].map(Command::number_of);
         Facts {
             ready: line.ready,
             reserved: line.reserved,
@@ -613,14 +629,13 @@ impl Driver {
             tubes: queue.tubes.len() as u64,
             connections: line.connections as u64,
             closing: queue.closing().len() as u64,
-            puts_begun: puts.iter().map(|put| view.server.commands[*put as usize]).sum(),
+            puts_begun: puts.iter().map(|put| self.server.store().commands[*put]).sum(),
         }
     }
 
     /// Returns the buried jobs of a tube in the order of their burials.
     pub fn buried(&self, tube: &str) -> Vec<u64> {
-        let iterations = Histogram::default();
-        let queue = self.server.view(&iterations, self.now).queue;
+        let queue = &self.server.store().queue;
         let tube = queue.tubes.find(tube).and_then(|key| queue.tubes.get(key));
         let numbers = tube.into_iter().flat_map(|tube| tube.buried.iter(&queue.jobs));
         numbers.map(|number| queue.jobs[JobKey::from_number(number)].id).collect()
@@ -708,7 +723,7 @@ impl Http {
     }
 
     pub fn is_expired(&self) -> bool {
-        self.conn.is_expired(self.now)
+        self.conn.deadline() <= self.now
     }
 }
 

@@ -9,7 +9,7 @@
 //! because another server leads, nothing is stored any more.
 
 use super::driver::{Disk, FileNumber, Progress, RecordRead, SyncError};
-use std::cell::RefCell;
+use std::cell::{RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{self, ErrorKind};
 use std::rc::Rc;
@@ -31,32 +31,42 @@ struct State {
     written: u64,
     /// `None`: the disk is local.
     remote: Option<Remote>,
-    /// How many bytes fit, in whole blocks. A remote disk with a capacity refuses puts.
-    capacity: Option<u64>,
-    /// The first change that fails, and the error of it and of all later ones.
-    fail_from: Option<(u64, ErrorKind)>,
-    /// How many syncs of files and names succeed from now on; `None` for all.
-    syncs_left: Option<u64>,
-    /// The error of each truncation.
-    cut_error: Option<ErrorKind>,
+    faults: Faults,
     /// Copies of the disk before each change, if a test wants them.
     history: Option<Vec<FakeDisk>>,
-    /// Reads of bodies are never done at once.
-    reads_late: bool,
     /// What was begun to be read: it is read when the result is taken.
     reads: VecDeque<RecordRead>,
-    /// At most this many reads end from now on; `None` for no limit.
-    reads_left: Option<usize>,
-    /// The next reads of bodies have these results.
-    read_faults: VecDeque<ReadFault>,
-    /// Syncs that replies do not wait for are done in the background.
-    syncs_in_background: bool,
+    /// The sync that was begun, and whether it is in the background.
     background_sync: Option<BackgroundSync>,
-    /// The result of the last background sync, until the server takes it.
+    is_sync_late: bool,
+    /// The result of the last sync, until the server takes it.
     ended_sync: Option<Result<(), (Option<FileNumber>, ErrorKind)>>,
     counts: Counts,
     /// The most bytes that all files had at once.
     peak: u64,
+}
+
+/// What a test makes the disk do from now on. Changes are counted from 1.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    /// How many bytes fit, in whole blocks. A remote disk with a capacity refuses puts.
+    pub capacity: Option<u64>,
+    /// The first change that fails, and the error of it and of all later ones.
+    pub fail_from: Option<(u64, ErrorKind)>,
+    /// How many syncs of files and names succeed; `None` for all. Other changes succeed.
+    pub syncs_left: Option<u64>,
+    /// The error of each truncation.
+    pub cut_error: Option<ErrorKind>,
+    /// Reads of bodies that begin are never done at once.
+    pub reads_late: bool,
+    /// At most this many reads end; `None` for no limit.
+    pub reads_left: Option<usize>,
+    /// The next reads of bodies have these results.
+    pub of_reads: VecDeque<ReadFault>,
+    /// Syncs that replies do not wait for are done in the background.
+    pub syncs_in_background: bool,
+    /// All changes that wait for a remote disk have waited for too long.
+    pub is_overdue: bool,
 }
 
 /// Names, and the bytes of each inode. A file that is renamed keeps its inode.
@@ -108,7 +118,6 @@ struct Remote {
     setup: RemoteSetup,
     /// Decides how many changes are acknowledged as soon as they are handed over.
     eager: Option<fastrand::Rng>,
-    is_overdue: bool,
     /// A change was refused. The stored files are those of the next server.
     is_refused: bool,
 }
@@ -122,8 +131,8 @@ pub struct Counts {
     pub bytes_written: u64,
     /// Syncs of files that the server has waited for.
     pub syncs: u64,
-    pub background_syncs_begun: u64,
-    pub sync_results_taken: u64,
+    /// How many were begun, and how many results the server has taken.
+    pub background_syncs: (u64, u64),
 }
 
 /// A background sync. What is written later is not synced by it.
@@ -168,16 +177,11 @@ impl FakeDisk {
     /// An empty disk on which this number of bytes fits.
     pub fn with_capacity(capacity: u64) -> FakeDisk {
         let disk = FakeDisk::default();
-        disk.set_capacity(Some(capacity));
+        disk.faults().capacity = Some(capacity);
         disk
     }
 
-    /// A remote disk with these files, which stores `chunk_len` bytes at once.
-    pub fn remote(files: &Files, chunk_len: usize) -> FakeDisk {
-        FakeDisk::remote_as(files, RemoteSetup { chunk_len, ..RemoteSetup::default() })
-    }
-
-    pub fn remote_as(files: &Files, setup: RemoteSetup) -> FakeDisk {
+    pub fn remote(files: &Files, setup: RemoteSetup) -> FakeDisk {
         let disk = FakeDisk::with_files(files);
         disk.0.borrow_mut().written = FIRST_NUMBER;
         disk.0.borrow_mut().remote = Some(Remote {
@@ -196,32 +200,14 @@ impl FakeDisk {
 
     // ---- Faults ----
 
-    pub fn set_capacity(&self, capacity: Option<u64>) {
-        self.0.borrow_mut().capacity = capacity;
+    pub fn faults(&self) -> RefMut<'_, Faults> {
+        RefMut::map(self.0.borrow_mut(), |state| &mut state.faults)
     }
 
-    /// Makes this change, counted from 1, and all later ones fail.
-    pub fn fail_from(&self, change: u64, error: ErrorKind) {
-        self.0.borrow_mut().fail_from = Some((change, error));
-    }
-
-    /// Makes all syncs of files and names fail after this number of them. Other changes succeed.
-    pub fn fail_syncs_after(&self, count: u64) {
-        self.0.borrow_mut().syncs_left = Some(count);
-    }
-
-    pub fn fail_cuts(&self, error: ErrorKind) {
-        self.0.borrow_mut().cut_error = Some(error);
-    }
-
-    /// Decides whether reads of bodies that begin from now on end later.
-    pub fn set_reads_late(&self, are_late: bool) {
-        self.0.borrow_mut().reads_late = are_late;
-    }
-
-    /// Carries out syncs that replies do not wait for in the background.
-    pub fn sync_in_background(&self) {
-        self.0.borrow_mut().syncs_in_background = true;
+    /// Makes reads of bodies that begin from now on end when the test lets them, or at once.
+    pub fn hold_reads(&self, are_held: bool) {
+        self.faults().reads_late = are_held;
+        self.faults().reads_left = are_held.then_some(0);
     }
 
     /// Ends the background sync, if there is one. The server notices that later.
@@ -238,23 +224,10 @@ impl FakeDisk {
         live[at.expect("the file has these bytes") + bytes.len() / 2] ^= 1;
     }
 
-    /// Lets this many reads of bodies end from now on; `None` for all.
-    pub fn let_reads_end(&self, count: Option<usize>) {
-        self.0.borrow_mut().reads_left = count;
-    }
-
-    pub fn add_read_fault(&self, fault: ReadFault) {
-        self.0.borrow_mut().read_faults.push_back(fault);
-    }
-
-    pub fn end_read_faults(&self) {
-        self.0.borrow_mut().read_faults.clear();
-    }
-
     /// Returns whether a read of a body can end.
     pub fn has_reads(&self) -> bool {
         let state = self.0.borrow();
-        !state.reads.is_empty() && state.reads_left != Some(0)
+        !state.reads.is_empty() && state.faults.reads_left != Some(0)
     }
 
     /// Returns how many reads of bodies were begun and have not ended.
@@ -283,11 +256,7 @@ impl FakeDisk {
 
     pub fn has_failed(&self) -> bool {
         let state = self.0.borrow();
-        state.fail_from.is_some_and(|(from, _)| from <= state.counts.changes)
-    }
-
-    pub fn heal(&self) {
-        self.0.borrow_mut().fail_from = None;
+        state.faults.fail_from.is_some_and(|(from, _)| from <= state.counts.changes)
     }
 
     /// Flips random bits of the files, except in the version at the start of a file.
@@ -307,30 +276,13 @@ impl FakeDisk {
         }
     }
 
-    /// Keeps a copy of the disk before each change from now on, and in the middle of each write.
-    pub fn remember(&self) {
-        self.0.borrow_mut().history = Some(Vec::new());
-    }
-
+    /// Returns copies of the disk before each change since the last call, and in the middle of each
+    /// write. They are kept from the first call on.
     pub fn take_history(&self) -> Vec<FakeDisk> {
         self.0.borrow_mut().history.replace(Vec::new()).unwrap_or_default()
     }
 
     // ---- A remote disk ----
-
-    /// All changes that wait have waited for too long.
-    pub fn set_overdue(&self, is_overdue: bool) {
-        self.with_remote(|remote| remote.is_overdue = is_overdue);
-    }
-
-    fn with_remote<T>(&self, run: impl FnOnce(&mut Remote) -> T) -> T {
-        run(self.0.borrow_mut().remote.as_mut().expect("the disk is remote"))
-    }
-
-    /// Makes the disk congested while more than this number of bytes wait.
-    pub fn set_congested_above(&self, bytes: usize) {
-        self.with_remote(|remote| remote.setup.congested_above = Some(bytes));
-    }
 
     /// Stores and acknowledges the next `count` changes that were handed over, or all that there are.
     pub fn acknowledge(&self, count: usize) {
@@ -344,8 +296,7 @@ impl FakeDisk {
         let Some(remote) = &state.remote else { return };
         let count = random.usize(..=state.handed_over(remote));
         state.stored = state.image_after(count);
-        drop(state);
-        self.with_remote(|remote| remote.is_refused = true);
+        state.remote.iter_mut().for_each(|remote| remote.is_refused = true);
     }
 
     pub fn is_refused(&self) -> bool {
@@ -376,7 +327,7 @@ impl FakeDisk {
     /// acknowledged.
     pub fn after_end(&self, power_cut: Option<&mut fastrand::Rng>) -> FakeDisk {
         let mut state = self.0.borrow_mut();
-        state.fail_from = None;
+        state.faults.fail_from = None;
         state.background_sync = None;
         state.ended_sync = None;
         state.reads.clear();
@@ -390,15 +341,10 @@ impl FakeDisk {
             }
         };
         let next = match &state.remote {
-            Some(remote) => FakeDisk::remote_as(&files, remote.setup),
+            Some(remote) => FakeDisk::remote(&files, remote.setup),
             None => FakeDisk::with_files(&files),
         };
-        let mut new = next.0.borrow_mut();
-        new.syncs_in_background = state.syncs_in_background;
-        new.reads_late = state.reads_late;
-        new.reads_left = state.reads_left;
-        new.capacity = state.capacity;
-        drop(new);
+        next.faults().clone_from(&state.faults);
         next
     }
 
@@ -406,16 +352,6 @@ impl FakeDisk {
 
     pub fn counts(&self) -> Counts {
         self.0.borrow().counts
-    }
-
-    pub fn changes(&self) -> u64 {
-        self.counts().changes
-    }
-
-    /// How many background syncs were begun, and how many results the server has taken.
-    pub fn background_syncs(&self) -> (u64, u64) {
-        let Counts { background_syncs_begun, sync_results_taken, .. } = self.counts();
-        (background_syncs_begun, sync_results_taken)
     }
 
     /// How many bytes the files take.
@@ -532,7 +468,7 @@ impl State {
     fn count_change(&mut self) -> io::Result<()> {
         self.counts.changes += 1;
         self.take_snapshot();
-        match self.fail_from {
+        match self.faults.fail_from {
             Some((from, error)) if from <= self.counts.changes => Err(error.into()),
             _ => Ok(()),
         }
@@ -541,7 +477,7 @@ impl State {
     /// Counts a sync as a change, and fails it if it was ordered to.
     fn count_sync(&mut self) -> io::Result<()> {
         self.count_change()?;
-        let Some(left) = &mut self.syncs_left else { return Ok(()) };
+        let Some(left) = &mut self.faults.syncs_left else { return Ok(()) };
         *left = left.checked_sub(1).ok_or(ErrorKind::Other)?;
         Ok(())
     }
@@ -572,7 +508,7 @@ impl State {
         let old_size = self.live.inodes[inode].len();
         self.live.inodes[inode].resize(size, 0);
         let used = self.used(|_| true);
-        if size > old_size && self.capacity.is_some_and(|capacity| used > capacity) {
+        if size > old_size && self.faults.capacity.is_some_and(|capacity| used > capacity) {
             self.live.inodes[inode].truncate(old_size);
             return Err(ErrorKind::StorageFull.into());
         }
@@ -733,7 +669,7 @@ fn to_usize(number: u64) -> usize {
 impl FakeDisk {
     /// Reads a body, or what a fault makes of it.
     fn read_back(&mut self, number: FileNumber, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-        let fault = self.0.borrow_mut().read_faults.pop_front().unwrap_or(ReadFault::None);
+        let fault = self.faults().of_reads.pop_front().unwrap_or(ReadFault::None);
         match fault {
             ReadFault::Error => return Err(ErrorKind::InvalidData.into()),
             ReadFault::NotOpened => return Err(ErrorKind::PermissionDenied.into()),
@@ -770,9 +706,9 @@ impl Disk for FakeDisk {
     }
 
     fn read_now(&mut self, number: FileNumber, offset: u64, bytes: &mut [u8]) -> io::Result<bool> {
-        let fault = self.0.borrow().read_faults.front().copied();
+        let fault = self.faults().of_reads.front().copied();
         // Only a read that waits for the disk returns its errors.
-        if self.0.borrow().reads_late || fault == Some(ReadFault::Error) {
+        if self.faults().reads_late || fault == Some(ReadFault::Error) {
             return Ok(false);
         }
         match self.read_back(number, offset, bytes) {
@@ -790,7 +726,7 @@ impl Disk for FakeDisk {
             return None;
         }
         let mut state = self.0.borrow_mut();
-        state.reads_left = state.reads_left.map(|left| left - 1);
+        state.faults.reads_left = state.faults.reads_left.map(|left| left - 1);
         let read = state.reads.pop_front()?;
         drop(state);
         let mut bytes = vec![0; read.place.len as usize];
@@ -800,7 +736,7 @@ impl Disk for FakeDisk {
 
     fn free_bytes(&self) -> Option<u64> {
         let state = self.0.borrow();
-        let capacity = state.capacity.filter(|_| state.remote.is_none())?;
+        let capacity = state.faults.capacity.filter(|_| state.remote.is_none())?;
         Some(capacity.saturating_sub(state.used(|_| true)))
     }
 
@@ -850,27 +786,26 @@ impl Disk for FakeDisk {
         state.write(number, offset + first.len() as u64, second)
     }
 
-    fn truncate_step(&mut self) -> bool {
-        false
-    }
-
-    /// What is only announced is not safe from a power cut.
-    fn will_sync(&mut self, _: FileNumber, _: u64, _: u64) {}
-
-    fn begin_sync(&mut self, files: &[FileNumber], with_names: bool) -> bool {
+    fn begin_sync(&mut self, files: &[FileNumber], with_names: bool, in_background: bool) {
         let mut state = self.0.borrow_mut();
-        if !state.syncs_in_background {
-            return false;
-        }
+        assert!(state.remote.is_none(), "a sync: a remote disk needs none");
         assert!(
             state.background_sync.is_none() && state.ended_sync.is_none(),
             "a sync is begun, and another one has not ended"
         );
-        state.counts.background_syncs_begun += 1;
         let inode = |number: FileNumber| state.live.names[&name(number)];
-        let files = files.iter().map(|&number| (number, inode(number))).collect();
+        let files: Vec<_> = files.iter().map(|&number| (number, inode(number))).collect();
+        let is_late = in_background && state.faults.syncs_in_background;
+        state.is_sync_late = is_late;
+        if is_late {
+            state.counts.background_syncs.0 += 1;
+        } else {
+            state.counts.syncs += files.len() as u64;
+        }
         state.background_sync = Some(BackgroundSync { last: state.written, files, with_names });
-        true
+        if !is_late {
+            state.end_background_sync();
+        }
     }
 
     fn finished_sync(&mut self, must_wait: bool) -> Option<Result<(), SyncError>> {
@@ -879,32 +814,14 @@ impl Disk for FakeDisk {
             state.end_background_sync();
         }
         let ended = state.ended_sync.take()?;
-        state.counts.sync_results_taken += 1;
+        state.counts.background_syncs.1 += u64::from(state.is_sync_late);
         Some(ended.map_err(|(file, kind)| SyncError { file, error: kind.into() }))
-    }
-
-    fn sync(&mut self, number: FileNumber) -> io::Result<()> {
-        let mut state = self.0.borrow_mut();
-        assert!(state.remote.is_none(), "a sync of {}: a remote disk needs none", name(number));
-        state.count_sync()?;
-        state.counts.syncs += 1;
-        let inode = state.inode(number)?;
-        state.store(u64::MAX, |change| change.inode() == Some(inode));
-        Ok(())
-    }
-
-    fn sync_directory(&mut self) -> io::Result<()> {
-        let mut state = self.0.borrow_mut();
-        assert!(state.remote.is_none(), "a sync of the directory: a remote disk needs none");
-        state.count_sync()?;
-        state.store_names(u64::MAX);
-        Ok(())
     }
 
     fn truncate(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
         let mut state = self.0.borrow_mut();
         state.count_change()?;
-        if let Some(error) = state.cut_error {
+        if let Some(error) = state.faults.cut_error {
             return Err(error.into());
         }
         if state.remote.is_some() && size >= state.bytes(number)?.len() as u64 {
@@ -952,8 +869,8 @@ impl Disk for FakeDisk {
 
     fn progress(&self) -> Option<Progress> {
         let state = self.0.borrow();
-        let Remote { acknowledged, waiting_bytes, setup, is_overdue, .. } =
-            *state.remote.as_ref()?;
+        let Remote { acknowledged, waiting_bytes, setup, .. } = *state.remote.as_ref()?;
+        let is_overdue = state.faults.is_overdue;
         let is_congested = setup.congested_above.is_some_and(|most| waiting_bytes > most);
         let (written, overdue) = (state.written, if is_overdue { state.written } else { 0 });
         Some(Progress { written, acknowledged, is_congested, is_stalled: is_overdue, overdue })
@@ -961,6 +878,6 @@ impl Disk for FakeDisk {
 
     fn refuses_puts(&self) -> bool {
         let state = self.0.borrow();
-        state.remote.is_some() && state.capacity.is_some()
+        state.remote.is_some() && state.faults.capacity.is_some()
     }
 }

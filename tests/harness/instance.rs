@@ -1,47 +1,45 @@
 //! A server on a disk with one client, for the tests of the binlog. The client receives a reply only
 //! after its commit.
 
-use super::driver::{Client, Driver, Nanos, Options, ReplayError, Settings, Syncing};
+use super::driver::{Client, Driver, IoFailed, Nanos, Options, ReplayError, Settings, Syncing};
 use super::fake_disk::{FakeDisk, Files};
+use super::reply::frame;
 use super::request::put;
 use super::yaml;
 use std::ops::{Deref, DerefMut};
 
-/// How a binlog is kept.
-#[derive(Clone, Copy)]
-pub struct Policy {
-    pub file_size: u32,
-    pub syncing: Syncing,
-    pub max_job_size: u32,
-    pub max_bytes: u64,
-    /// The bytes of bodies that stay in memory. `None`: all do.
-    pub body_cache: Option<u64>,
-    /// As `--max-memory`.
-    pub max_memory: u64,
-}
-
-impl Policy {
-    pub const fn new(file_size: u32, syncing: Syncing) -> Policy {
-        let (max_job_size, max_bytes, body_cache, max_memory) = (1 << 20, u64::MAX, None, u64::MAX);
-        Policy { file_size, syncing, max_job_size, max_bytes, body_cache, max_memory }
-    }
-
-    pub const fn with_limit(self, max_bytes: u64) -> Policy {
-        Policy { max_bytes, ..self }
-    }
-
-    pub const fn with_max_job_size(self, max_job_size: u32) -> Policy {
-        Policy { max_job_size, ..self }
+impl Options {
+    /// Those of a server with a binlog.
+    pub const fn binlog(binlog_file_size: u32, syncing: Syncing) -> Options {
+        let settings = Settings { max_job_size: 1 << 20, binlog_file_size, ..Settings::DEFAULT };
+        Options { settings, syncing, ..Options::DEFAULT }
     }
 
     /// Syncs in each iteration.
-    pub const fn synced(file_size: u32) -> Policy {
-        Policy::new(file_size, Syncing::EachIteration)
+    pub const fn synced(binlog_file_size: u32) -> Options {
+        Options::binlog(binlog_file_size, Syncing::EachIteration)
+    }
+
+    pub const fn with_limit(mut self, bytes: u64) -> Options {
+        self.settings.max_binlog_bytes = bytes;
+        self
+    }
+
+    pub const fn with_max_job_size(mut self, bytes: u32) -> Options {
+        self.settings.max_job_size = bytes;
+        self
+    }
+
+    /// No body stays in memory.
+    pub const fn cold(mut self) -> Options {
+        self.settings.body_cache_bytes = Some(0);
+        self
     }
 }
 
 pub struct Instance {
     driver: Driver,
+    pub disk: FakeDisk,
     pub client: Client,
     /// How often commands were sent.
     asked: u64,
@@ -66,45 +64,69 @@ pub const STEP: Nanos = Nanos::from_millis(1);
 
 impl Instance {
     /// Starts on the files of the disk, or returns the error.
-    pub fn try_start(disk: &FakeDisk, policy: Policy, now: Nanos) -> Result<Instance, ReplayError> {
-        let settings = Settings {
-            max_job_size: policy.max_job_size,
-            binlog_file_size: policy.file_size,
-            max_binlog_bytes: policy.max_bytes,
-            body_cache_bytes: policy.body_cache,
-            max_memory_bytes: policy.max_memory,
-            ..Settings::DEFAULT
-        };
-        let options = Options { settings, syncing: policy.syncing, ..Options::DEFAULT };
+    pub fn try_start(
+        disk: &FakeDisk,
+        options: Options,
+        now: Nanos,
+    ) -> Result<Instance, ReplayError> {
         let mut driver = Driver::start(options, Some(disk.boxed()), now)?;
         let client = driver.connect();
         driver.check();
-        Ok(Instance { driver, client, asked: 0 })
+        Ok(Instance { driver, disk: disk.clone(), client, asked: 0 })
     }
 
-    pub fn start(disk: &FakeDisk, policy: Policy, now: Nanos) -> Instance {
-        Instance::try_start(disk, policy, now).expect("the server starts")
+    pub fn start(disk: &FakeDisk, options: Options, now: Nanos) -> Instance {
+        Instance::try_start(disk, options, now).expect("the server starts")
     }
 
     /// Starts on a copy of these files.
-    pub fn on_files(files: &Files, policy: Policy, now: Nanos) -> Instance {
-        Instance::start(&FakeDisk::with_files(files), policy, now)
+    pub fn on_files(files: &Files, options: Options, now: Nanos) -> Instance {
+        Instance::start(&FakeDisk::with_files(files), options, now)
     }
 
-    /// Runs `commands` a millisecond later. Returns the replies, or `None` if the disk fails.
-    pub fn try_ask(&mut self, commands: impl AsRef<[u8]>) -> Option<String> {
+    /// Runs the commands of a client a millisecond later. Returns what has come for it, or `None` if the
+    /// disk fails.
+    pub fn try_send(&mut self, client: Client, commands: impl AsRef<[u8]>) -> Option<String> {
         self.driver.now = self.driver.now + STEP;
         let commands = commands.as_ref();
-        let replies = self.driver.try_ask(self.client, commands);
+        self.driver.receive(client, commands);
+        self.try_settle().ok()?;
         if !commands.starts_with(b"stats") && !commands.starts_with(b"peek") {
             self.check_some();
         }
-        replies.ok()
+        Some(self.driver.take_text(client))
     }
 
-    /// Runs `commands` on a disk that works.
+    pub fn try_ask(&mut self, commands: impl AsRef<[u8]>) -> Option<String> {
+        self.try_send(self.client, commands)
+    }
+
+    /// Runs commands on a disk that works.
+    pub fn send(&mut self, client: Client, commands: impl AsRef<[u8]>) -> String {
+        self.try_send(client, commands).expect("the disk works")
+    }
+
     pub fn ask(&mut self, commands: impl AsRef<[u8]>) -> String {
-        self.try_ask(commands).expect("the disk works")
+        self.send(self.client, commands)
+    }
+
+    /// Runs until nothing is left but reads of bodies that may not end.
+    pub fn try_settle(&mut self) -> Result<(), IoFailed> {
+        self.driver.try_settle()?;
+        while self.disk.has_reads() {
+            self.driver.try_settle()?;
+        }
+        Ok(())
+    }
+
+    pub fn settle(&mut self) {
+        self.try_settle().expect("the disk works");
+        self.driver.check();
+    }
+
+    pub fn advance(&mut self, span: Nanos) {
+        self.driver.advance(span);
+        self.settle();
     }
 
     /// Runs `commands` in the present moment, without a check.
@@ -114,8 +136,9 @@ impl Instance {
 
     /// Runs a command and asserts the whole reply.
     #[track_caller]
-    pub fn expect(&mut self, command: &str, reply: &str) {
-        assert_eq!(self.ask(command), reply, "to {command:?}");
+    pub fn expect(&mut self, command: impl AsRef<[u8]>, reply: &str) {
+        let command = command.as_ref();
+        assert_eq!(self.ask(command), reply, "to {}", command.escape_ascii());
     }
 
     /// Recounts the state of the server: each time in a short test, and some times in a long one.
@@ -143,13 +166,23 @@ impl Instance {
         reply.trim_end().strip_prefix("INSERTED ").map(|id| id.parse().expect("ids are numbers"))
     }
 
+    /// Returns values and the body of a job: see [`yaml::job`].
+    pub fn job(&mut self, id: u64, keys: &str) -> Option<String> {
+        let ask = |request: &str| {
+            let reply = self.ask_now(request);
+            let body = frame(reply.as_bytes()).expect("the reply is whole").body?;
+            Some(String::from_utf8(body.to_vec()).expect("bodies are text"))
+        };
+        yaml::job(ask, id, keys)
+    }
+
     pub fn stat(&mut self, key: &str) -> u64 {
         yaml::number(&self.ask("stats\r\n"), key)
     }
 
     #[track_caller]
     pub fn delete(&mut self, id: u64) {
-        self.expect(&format!("delete {id}\r\n"), "DELETED\r\n");
+        self.expect(format!("delete {id}\r\n"), "DELETED\r\n");
     }
 
     pub fn close(&mut self) {

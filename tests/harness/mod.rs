@@ -12,7 +12,6 @@
 //! | [`instance`] | the core on a disk, with one client |
 //! | [`world`] | one trait for all servers that a test plays into: the core, processes, the model |
 //! | [`fake_disk`] | a disk in memory that fills up, fails and crashes, or acknowledges changes late |
-//! | [`journal`] | jobs as clients see them, and what a crash may leave of them |
 //! | [`record`] | records of the binlog as bytes, written without the server's code |
 //! | [`script`] | conversations: text files to requests and expected replies |
 //! | [`program`] | flags of the benchmark, and the limit of open files |
@@ -27,7 +26,6 @@ pub mod driver;
 pub mod etcd;
 pub mod fake_disk;
 pub mod instance;
-pub mod journal;
 pub mod process;
 pub mod program;
 pub mod record;

@@ -58,6 +58,12 @@ pub fn frame(bytes: &[u8]) -> Option<Frame<'_>> {
     Some(Frame { line, body, len })
 }
 
+/// Returns the numbers that follow a word at the beginning of lines.
+pub fn numbers(text: &str, word: &str) -> Vec<u64> {
+    let number = |line: &str| line.strip_prefix(word)?.split([' ', ',']).next()?.parse().ok();
+    text.lines().filter_map(number).collect()
+}
+
 /// Removes the CR LF, which must be there.
 pub fn without_end(bytes: &[u8]) -> &[u8] {
     let end = &bytes[bytes.len().saturating_sub(20)..];

@@ -337,6 +337,9 @@ fn bytes_of(text: &str) -> Parsed<Vec<u8>> {
 const LETTERS: [(u8, char); 5] =
     [(b'\r', 'r'), (b'\n', 'n'), (b'\t', 't'), (0, '0'), (b'\\', '\\')];
 
+/// In bytes.
+const LONGEST_REPETITION: usize = 2 << 20;
+
 /// From bytes to their written form.
 pub fn escape(bytes: &[u8]) -> String {
     let mut text = String::new();
@@ -368,8 +371,12 @@ pub fn unescape(text: &str) -> Parsed<Vec<u8>> {
             '(' => {
                 let (inside, after) = rest.split_once(')').ok_or(BAD)?;
                 let (count, repeated) = inside.split_once('*').ok_or(BAD)?;
-                let count = count.parse().map_err(|_| BAD)?;
-                bytes.extend(unescape(repeated)?.repeat(count));
+                let (count, repeated): (usize, _) =
+                    (count.parse().map_err(|_| BAD)?, unescape(repeated)?);
+                let len =
+                    repeated.len().checked_mul(count).filter(|&len| len <= LONGEST_REPETITION);
+                len.ok_or(BAD)?;
+                bytes.extend(repeated.repeat(count));
                 rest = after;
             }
             _ => {

@@ -19,19 +19,19 @@ def interrupt(*_):
     raise SystemExit("FAILED: the test was interrupted, or took too long")
 
 
-# So that the programs end too when `timeout` ends the test.
-signal.signal(signal.SIGTERM, interrupt)
+# So that the programs end too when `timeout`, or the end of a terminal, ends the test.
+for number in signal.SIGTERM, signal.SIGHUP:
+    signal.signal(number, interrupt)
 
 
-def wait_until(what, holds, patience_s=PATIENCE_S):
+def wait_until(what, holds, patience_s=PATIENCE_S, pause_s=0.02):
     """Polls a condition that has no event until it holds. Returns its value."""
     end = time.monotonic() + patience_s
-    while time.monotonic() < end:
-        value = holds()
-        if value:
-            return value
-        time.sleep(0.05)
-    raise AssertionError(f"after {patience_s} s it does not hold that {what}")
+    while not (value := holds()):
+        if time.monotonic() > end:
+            raise AssertionError(f"after {patience_s} s it does not hold that {what}")
+        time.sleep(pause_s)
+    return value
 
 
 class Program:

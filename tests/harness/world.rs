@@ -5,7 +5,7 @@ use super::PATIENCE;
 use super::client::unix;
 use super::driver::{Driver, End, Nanos, Options, START, Syncing, pass_until};
 use super::etcd::Etcd;
-use super::fake_disk::{FakeDisk, Files};
+use super::fake_disk::{FakeDisk, Files, RemoteSetup};
 use super::process::{Daemon, ON_LOOPBACK, connect_when_ready};
 use rustix::process::Signal;
 use socket2::{SockAddr, Socket};
@@ -104,10 +104,13 @@ impl Core {
         let disk = match manner.disk {
             DiskKind::None => None,
             DiskKind::Local | DiskKind::LateReads => Some(FakeDisk::default()),
-            DiskKind::LateAcknowledgements => Some(FakeDisk::remote(&Files::new(), CHUNK_LEN)),
+            DiskKind::LateAcknowledgements => {
+                let setup = RemoteSetup { chunk_len: CHUNK_LEN, ..RemoteSetup::default() };
+                Some(FakeDisk::remote(&Files::new(), setup))
+            }
         };
         if let Some(disk) = &disk {
-            disk.set_reads_late(manner.disk == DiskKind::LateReads);
+            disk.faults().reads_late = manner.disk == DiskKind::LateReads;
         }
         let mut core = Core { driver: start(&manner, disk.as_ref(), START), manner, disk };
         core.settle();

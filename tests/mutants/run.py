@@ -27,13 +27,9 @@ PATIENCE = 240
 
 def read_bugs():
     """Writes the sources with all bugs; returns the suite of each, and what it breaks."""
-    with open(TABLE, encoding="utf-8") as table:
-        least = int(re.search(r"There are (\d+) bugs", table.read()).group(1))
-    listing = subprocess.run([sys.executable, "-B", APPLY, TABLE, TREE, "--list"], check=True, text=True,
-                             stdout=subprocess.PIPE).stdout
-    bugs = {name: (suite, what) for name, suite, what in (line.split("\t") for line in listing.splitlines())}
-    assert len(bugs) >= least, f"{len(bugs)} bugs instead of {least}: their number never falls"
-    return bugs
+    subprocess.run([sys.executable, "-B", APPLY, TABLE, TREE], check=True)
+    listing = subprocess.check_output([sys.executable, "-B", APPLY, TABLE, "--list"], text=True)
+    return {name: (suite, what) for name, suite, what in (line.split("\t") for line in listing.splitlines())}
 
 
 def build(suites):

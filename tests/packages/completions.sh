@@ -15,10 +15,11 @@ cd "$scratch/here"
 HOME=$scratch/home
 export HOME
 
-# Expects these words, in any order: offers TYPED WORD...; what was offered is in $scratch/offered.
+# Asks what is completed, and expects these words in any order: offers TYPED WORD...
 offers() {
 	typed=$1
 	shift
+	ask "beanstalkd $typed"
 	printf '%s\n' "$@" | sort | grep . >"$scratch/expected" || true
 	sort -u "$scratch/offered" | grep . >"$scratch/sorted" || true
 	diff "$scratch/expected" "$scratch/sorted" >&2 || fail "$shell: to \`$typed' it offers the above"
@@ -27,7 +28,6 @@ offers() {
 # What is asked of each shell: the words typed, and what must be offered.
 conversations() {
 	while IFS='|' read -r typed words <&3; do
-		ask "beanstalkd $typed"
 		# shellcheck disable=SC2086
 		offers "$typed" $words
 	done 3<<-'LINES'
@@ -54,7 +54,7 @@ in_bash() {
 	# The words are broken as bash itself does it at blanks; directories end in a slash on the line.
 	cat >"$scratch/ask.bash" <<-'BASH'
 		source "$1"
-		[ $# = 2 ] || COMP_WORDBREAKS=$3
+		[ -z "$3" ] || COMP_WORDBREAKS=$3
 		read -r -a COMP_WORDS <<<"$2"
 		[[ $2 != *' ' ]] || COMP_WORDS+=('')
 		COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
@@ -65,23 +65,19 @@ in_bash() {
 		done
 	BASH
 	ask() {
-		bash "$scratch/ask.bash" "$files/beanstalkd.bash" "$@" >"$scratch/offered"
+		bash "$scratch/ask.bash" "$files/beanstalkd.bash" "$1" "$breaks" >"$scratch/offered"
 	}
+	breaks=
 	conversations
-	ask 'beanstalkd --log-format = j'
-	offers '--log-format=j' json
-	ask 'beanstalkd --log-format ='
-	offers '--log-format=' json text
-	ask 'beanstalkd --log-format=j' ' '
-	offers '--log-format=j in one word' --log-format=json
-	ask 'beanstalkd -l unix : j'
-	offers '-l unix:j' jobs/ journal
-	ask 'beanstalkd --listen = unix : jo'
-	offers '--listen=unix:jo' jobs/ journal
-	ask 'beanstalkd -b etcd : '
-	offers '-b etcd:'
-	ask 'beanstalkd -l unix:jou' ' '
-	offers '-l unix:jou in one word' unix:journal
+	offers '--log-format = j' json
+	offers '--log-format =' json text
+	offers '-l unix : j' jobs/ journal
+	offers '--listen = unix : jo' jobs/ journal
+	offers '-b etcd : '
+	# Each is one word.
+	breaks=' '
+	offers '--log-format=j' --log-format=json
+	offers '-l unix:jou' unix:journal
 	echo "bash $(bash -c 'echo "$BASH_VERSION"') completes"
 }
 
@@ -93,9 +89,7 @@ in_fish() {
 			cut -f 1 >"$scratch/offered"
 	}
 	conversations
-	ask 'beanstalkd --log-format=j'
 	offers '--log-format=j' --log-format=json
-	ask 'beanstalkd -l unix:jou'
 	offers '-l unix:jou' unix:journal
 	echo "$(fish --version) completes"
 }
@@ -138,9 +132,7 @@ in_zsh() {
 			fail "zsh does not answer"
 	}
 	conversations
-	ask 'beanstalkd --log-format=j'
 	offers '--log-format=j' json
-	ask 'beanstalkd -l unix:jou'
 	offers '-l unix:jou' journal
 	echo "$(zsh --version | cut -d ' ' -f 1,2) completes"
 }

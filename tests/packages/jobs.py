@@ -27,8 +27,6 @@ BODY = b"of the test"
 
 
 class Manifest:
-    """What is known of each job."""
-
     def __init__(self, path, jobs):
         self.path = path
         self.jobs = jobs

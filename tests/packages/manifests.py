@@ -13,18 +13,15 @@ import yaml
 
 
 def named(documents, *kinds):
-    """The documents of these kinds, by name."""
     return {each["metadata"]["name"]: each for each in documents if each["kind"] in kinds}
 
 
 def matches(selector, pod):
-    """Returns whether a selector chooses a pod."""
     labels = pod["metadata"]["labels"]
     return all(labels.get(key) == value for key, value in selector.items())
 
 
 def ports_of(pod):
-    """All ports of a pod, by name."""
     ports = [port for container in pod["spec"]["containers"] for port in container["ports"]]
     return {port["name"]: port["containerPort"] for port in ports}
 

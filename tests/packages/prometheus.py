@@ -46,7 +46,6 @@ class Prometheus(Program):
             patterns=[r'msg="Listening on" address=(\S+)', r"(Server is ready)"])
 
     def ask(self, path, **parameters):
-        """Returns the data of an answer of its API."""
         query = urllib.parse.urlencode(parameters, doseq=True)
         try:
             url = f"http://{self.found[0]}/api/v1/{path}?{query}"
@@ -56,16 +55,13 @@ class Prometheus(Program):
             raise AssertionError(f"{path} {parameters}: {error.read().decode()}") from None
 
     def query(self, expression):
-        """Returns numbers of series."""
         return [float(series["value"][1]) for series in self.ask("query", query=expression)["result"]]
 
     def value(self, expression):
-        """Returns the only number, or none."""
         found = self.query(expression)
         return found[0] if len(found) == 1 else None
 
     def expect(self, expression, value):
-        """Waits until the only number is this."""
         wait_until(f"{expression} is {value}", lambda: self.value(expression) == value, PATIENCE_S)
 
     def check_names(self, what, expression):

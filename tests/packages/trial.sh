@@ -37,7 +37,7 @@ mkdir -p "$scratch/project/target/etcd/release"
 ln -s "$PWD/dist" "$scratch/project/dist"
 ln -s "$server" "$scratch/project/target/etcd/release/beanstalkd"
 (cd "$scratch/project" && . "$scratch/start.sh") >"$scratch/log" 2>&1
-python3 -B tests/packages/trial.py "$server" || {
+python3 -B tests/packages/trial.py || {
 	tail -n 30 "$scratch/log" >&2
 	exit 1
 }

@@ -28,13 +28,13 @@ as it is in the repository, and must be there exactly once. Two bugs may share l
 two change the same line, one entry has both switches; the other then needs no hunk. In src/main.rs the
 switch is `beanstalkd::planted::is`.
 """
-import argparse
-import os
+import dataclasses
+import pathlib
 import re
 import shutil
 import sys
 
-ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 # What a build of the program and its tests reads.
 COPIED = ("Cargo.toml", "Cargo.lock", "clippy.toml", "README.md", "src", "tests", "man", "dist")
 HEADING = re.compile(r"## ([a-z0-9-]+): (.+), found by (.+)")
@@ -66,21 +66,19 @@ class TableError(Exception):
     """The table is malformed, or does not fit the sources."""
 
 
+@dataclasses.dataclass
 class Bug:
-    """One entry of a table."""
-
-    def __init__(self, name, what, suite):
-        self.name = name
-        self.what = what
-        self.suite = suite
-        # Pairs of a path and the marked lines of the hunk.
-        self.hunks = []
+    """One entry of a table. A hunk is a path and marked lines."""
+    name: str
+    what: str
+    suite: str
+    hunks: list = dataclasses.field(default_factory=list)
 
 
 def read_table(lines):
     """Returns the bugs of a table."""
     bugs, path, hunk = [], None, None
-    for number, line in enumerate((line.rstrip("\n") for line in lines), 1):
+    for number, line in enumerate(lines, 1):
         if line.startswith("## "):
             found = HEADING.fullmatch(line)
             if not found:
@@ -165,8 +163,7 @@ def plant(bugs, read):
 
 
 def read_source(path):
-    with open(os.path.join(ROOT, path), encoding="utf-8", newline="") as file:
-        return file.read()
+    return (ROOT / path).read_bytes().decode()
 
 
 def changed_files(bugs):
@@ -183,55 +180,34 @@ def changed_files(bugs):
 
 def write_tree(files, target):
     """Makes `target` a copy of the sources with these files in it. Touches only files that differ."""
-    wanted = {path: text.encode() for path, text in files.items()}
-    for top in COPIED:
-        base = os.path.join(ROOT, top)
-        if os.path.isfile(base):
-            paths = [base]
-        else:
-            paths = [os.path.join(directory, name) for directory, _, names in os.walk(base)
-                     for name in names]
-        for path in paths:
-            name = os.path.relpath(path, ROOT)
-            if name not in wanted:
-                with open(path, "rb") as file:
-                    wanted[name] = file.read()
-    for top in COPIED:
-        for directory, _, names in os.walk(os.path.join(target, top)):
-            for name in names:
-                path = os.path.join(directory, name)
-                if os.path.relpath(path, target) not in wanted:
-                    os.remove(path)
+    paths = [path for top in COPIED for path in [ROOT / top, *(ROOT / top).rglob("*")] if path.is_file()]
+    wanted = {path.relative_to(ROOT): path.read_bytes() for path in paths}
+    wanted.update((pathlib.Path(path), text.encode()) for path, text in files.items())
+    for path in [path for top in COPIED for path in (target / top).rglob("*")]:
+        if path.is_file() and path.relative_to(target) not in wanted:
+            path.unlink()
     for name, data in wanted.items():
-        path = os.path.join(target, name)
-        if os.path.exists(path):
-            with open(path, "rb") as file:
-                if file.read() == data:
-                    continue
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb") as file:
-            file.write(data)
-        if os.path.exists(os.path.join(ROOT, name)):
-            shutil.copymode(os.path.join(ROOT, name), path)
+        path = target / name
+        if not path.exists() or path.read_bytes() != data:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+            if (ROOT / name).exists():
+                shutil.copymode(ROOT / name, path)
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Plants the bugs of a table behind switches.")
-    parser.add_argument("table")
-    parser.add_argument("target", nargs="?")
-    parser.add_argument("--list", action="store_true")
-    options = parser.parse_args()
+    """Checks a table, and prints its bugs or writes the sources with them."""
+    table, *rest = sys.argv[1:]
     try:
-        with open(options.table, encoding="utf-8") as table:
-            bugs = read_table(table)
+        bugs = read_table(pathlib.Path(table).read_text(encoding="utf-8").splitlines())
         files = changed_files(bugs)
     except TableError as error:
-        sys.exit(f"{options.table}: {error}")
-    if options.target:
-        write_tree(files, options.target)
-    if options.list:
+        sys.exit(f"{table}: {error}")
+    if rest == ["--list"]:
         for bug in bugs:
             print(bug.name, bug.suite, bug.what, sep="\t")
+    elif rest:
+        write_tree(files, pathlib.Path(rest[0]))
 
 
 if __name__ == "__main__":

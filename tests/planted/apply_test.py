@@ -30,7 +30,7 @@ def read(path):
 
 class ApplyTest(unittest.TestCase):
     def test_plants_all_bugs_of_a_table(self):
-        bugs = read_table(f"# A comment.\n\n{SKIP_B}\n{TWO}".splitlines(True))
+        bugs = read_table(f"# A comment.\n\n{SKIP_B}\n{TWO}".splitlines())
         self.assertEqual([(bug.name, bug.suite) for bug in bugs], [("one", "simulation"), ("two", "daemon twice")])
         expected = FILE.replace("    b();\n", '    if !crate::planted::is("one") {\n        b();\n    }\n')
         expected = expected.replace("    c();\n}", '    c();\n    if is::planted::is("two") { c(); }\n}')
@@ -39,7 +39,7 @@ class ApplyTest(unittest.TestCase):
     def test_names_the_entry_that_is_wrong(self):
         for name, table, error in REFUSED:
             with self.subTest(name), self.assertRaises(TableError) as caught:
-                plant(read_table(table.splitlines(True)), read)
+                plant(read_table(table.splitlines()), read)
             self.assertIn(error, str(caught.exception))
 
 

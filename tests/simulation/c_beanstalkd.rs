@@ -4,11 +4,11 @@
 use super::driver::{Failure, Simulation};
 use super::event::{Event, Setup};
 use super::model::ClientNumber;
-use crate::harness::client::unix;
+use crate::harness::client::{Client, unix};
 use crate::harness::process::{Daemon, connect_when_ready};
-use socket2::{SockAddr, Socket};
+use crate::harness::reply::{Frame, frame};
+use socket2::SockAddr;
 use std::collections::BTreeMap;
-use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
 use tempfile::TempDir;
 
@@ -17,24 +17,12 @@ pub struct CBeanstalkd {
     _daemon: Daemon,
     address: SockAddr,
     _directory: TempDir,
-    clients: BTreeMap<ClientNumber, BufReader<Socket>>,
+    clients: BTreeMap<ClientNumber, Client>,
 }
 
 /// Keys of documents that depend on the process, on time, or on C's own way of counting.
-const NOT_COMPARED: [&str; 12] = [
-    "age",
-    "time-left",
-    "pause-time-left",
-    "uptime",
-    "pid",
-    "version",
-    "rusage-utime",
-    "rusage-stime",
-    "id",
-    "hostname",
-    "os",
-    "platform",
-];
+const NOT_COMPARED: &str = "age time-left pause-time-left uptime pid version rusage-utime \
+    rusage-stime id hostname os platform";
 
 impl CBeanstalkd {
     pub fn start(path: &Path, setup: Setup) -> CBeanstalkd {
@@ -53,15 +41,15 @@ impl CBeanstalkd {
         simulation.apply(event)?;
         match event {
             Event::Connect(client) if !self.clients.contains_key(client) => {
-                let stream = connect_when_ready(&self.address);
-                self.clients.insert(*client, BufReader::new(stream));
+                let socket = connect_when_ready(&self.address);
+                self.clients.insert(*client, Client::over(socket));
                 // Its first reply shows that C beanstalkd has accepted the connection.
                 let ask = Event::Send(*client, b"list-tube-used\r\n".to_vec());
                 return self.compare(simulation, &ask);
             }
             Event::Send(client, bytes) => {
-                if let Some(stream) = self.clients.get_mut(client) {
-                    stream.get_mut().write_all(bytes).map_err(|error| error.to_string())?;
+                if let Some(other) = self.clients.get_mut(client) {
+                    other.try_send(bytes).map_err(|error| error.to_string())?;
                 }
             }
             _ => {}
@@ -70,11 +58,15 @@ impl CBeanstalkd {
             simulation.apply(&Event::EndIteration)?;
         }
         for (client, sent) in simulation.take_sent() {
-            let stream = self.clients.get_mut(&client).ok_or("C has no such client")?;
+            let other = self.clients.get_mut(&client).ok_or("C has no such client")?;
             let mut sent = &sent[..];
             while !sent.is_empty() {
-                let ours = reply(&mut sent).map_err(|error| error.to_string())?;
-                let theirs = reply(stream).map_err(|error| format!("{ours:?}, and C: {error}"))?;
+                let Frame { line, body, len } = frame(sent).ok_or("a part of a reply is sent")?;
+                let line = String::from_utf8_lossy(line);
+                let ours = compared(&line, body.unwrap_or_default());
+                let reply = other.try_reply().map_err(|error| format!("{ours:?}, C: {error}"))?;
+                let theirs = compared(&reply.line, &reply.body);
+                sent = &sent[len..];
                 if ours != theirs {
                     return Err(format!("client {client}: {ours:?}\n  C's reply: {theirs:?}"));
                 }
@@ -88,39 +80,24 @@ impl CBeanstalkd {
         let open = simulation.clients();
         let closed = self.clients.keys().find(|client| !open.contains(client)).copied();
         let Some(client) = closed else { return Ok(()) };
-        let mut stream = self.clients.remove(&client).expect("it was just found");
-        let mut rest = Vec::new();
-        let end = stream.read_to_end(&mut rest);
-        match end {
-            Ok(0) => Ok(()),
-            // It closes without having read everything.
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(()),
-            other => Err(format!("client {client} is closed, but C sends {rest:?}: {other:?}")),
+        let mut other = self.clients.remove(&client).expect("it was just found");
+        match other.rest() {
+            rest if rest.is_empty() => Ok(()),
+            rest => Err(format!("client {client} is closed, but C sends {rest:?}")),
         }
     }
 }
 
-/// Reads the next reply, without the keys that are not compared.
-fn reply(from: &mut impl BufRead) -> io::Result<String> {
-    let mut line = Vec::new();
-    from.read_until(b'\n', &mut line)?;
-    let line = String::from_utf8_lossy(&line).into_owned();
-    let words: Vec<&str> = line.split_ascii_whitespace().collect();
-    let len = match words[..] {
-        ["OK", len] | ["RESERVED" | "FOUND", _, len] => len.parse::<usize>().ok(),
-        _ => None,
-    };
-    let Some(len) = len else { return Ok(line) };
-    let mut body = vec![0; len + 2];
-    from.read_exact(&mut body)?;
-    if words[0] != "OK" {
-        return Ok(format!("{line}{}", body.escape_ascii()));
+/// Returns a reply without the keys that are not compared.
+fn compared(line: &str, body: &[u8]) -> String {
+    if !line.starts_with("OK ") {
+        return format!("{line} {}", body.escape_ascii());
     }
-    let text = String::from_utf8_lossy(&body);
+    let text = String::from_utf8_lossy(body);
     let lines = text.lines().filter(|line| {
         let key = line.split(": ").next().unwrap_or_default();
-        !NOT_COMPARED.contains(&key) && !key.starts_with("binlog-")
+        !NOT_COMPARED.split(' ').any(|it| it == key) && !key.starts_with("binlog-")
     });
     // Version 1.12 writes names without quotes.
-    Ok(lines.map(|line| line.replace('"', "")).collect::<Vec<String>>().join("\n"))
+    lines.map(|line| line.replace('"', "")).collect::<Vec<String>>().join("\n")
 }

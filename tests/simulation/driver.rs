@@ -7,26 +7,25 @@
 //! How many commands the engine runs in an iteration is its own choice; `bounds.rs` checks that it
 //! is fair. `follow.rs` has the comparison with the model, and `restart.rs` crashes and restarts.
 //!
-//! The disk is local or remote (`disk.rs`). On a remote one the model still runs each command when
+//! The disk is local or remote. On a remote one the model still runs each command when
 //! the engine does, from the output that the engine holds back. `held.rs` determines how much of it
 //! may be sent.
 //!
 //! The engine divides long commands into steps. A seed may draw small limits, so that short commands
 //! take many steps too. The model does as much of such a command as the facts show.
 
-use super::event::{BinlogSetup, Crash, Event, Setup};
+use super::event::{Crash, Event, Setup};
 use super::journal::{End, Journal};
-use super::model::{ClientNumber, Model, Options};
+use super::model::{ClientNumber, Model};
 use crate::harness::driver::{
     self, Client, Disk, Driver, Flushed, Limits, Nanos, Progress, Settings, Syncing, Visit,
 };
-use crate::harness::fake_disk::FakeDisk;
+use crate::harness::fake_disk::{FakeDisk, Files};
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::num::NonZero;
 
 mod bounds;
-mod disk;
 mod follow;
 mod held;
 mod restart;
@@ -45,9 +44,6 @@ pub struct Simulation {
     journal: Journal,
     /// How far the wall clock is ahead of the monotonic clock.
     clock_offset: i64,
-    capacity: Option<u64>,
-    /// The most bytes that the binlog may take.
-    limit: Option<u64>,
     /// The last change on the disk at the end of each commit since the start.
     commits: Vec<u64>,
     sockets: BTreeMap<ClientNumber, Socket>,
@@ -84,9 +80,12 @@ struct Syncs {
     covered: u64,
     /// The time of the first commit that no sync covers, also none in progress.
     unsynced_since: Option<u64>,
+    /// Syncs that the server has waited for: they cover all records.
+    awaited: u64,
 }
 
 /// What is known of a connection.
+#[derive(Default)]
 struct Socket {
     client: Client,
     held: HeldReplies,
@@ -116,21 +115,16 @@ const MAX_WAKES: usize = 40_000;
 impl Simulation {
     pub fn new(setup: Setup) -> Result<Simulation, Failure> {
         let now = START.next_multiple_of(TICK);
-        let disk = disk::new(setup.binlog);
-        let limit = setup.binlog.and_then(|binlog| binlog.limit);
-        let disk_of_server = setup.binlog.map(|_| disk.boxed());
-        let driver = Driver::start(options(&setup, limit), disk_of_server, nanos(now));
+        let disk =
+            setup.remote().map(|setup| FakeDisk::remote(&Files::new(), setup)).unwrap_or_default();
+        disk.faults().syncs_in_background = setup.has_threads;
+        let options = options(&setup);
+        let disk_of_server = setup.has_binlog().then(|| disk.boxed());
+        let driver = Driver::start(options, disk_of_server, nanos(now));
         let driver = driver.map_err(|error| format!("cannot use an empty directory: {error}"))?;
-        let options = Options {
-            max_job_size: setup.max_job_size,
-            binlog_file_size: setup.binlog.map_or(0, |binlog| binlog.file_size),
-            has_binlog: setup.binlog.is_some(),
-            bury_after: setup.bury_after,
-            wakes_per_step: setup.limits.wakes_per_step,
-        };
-        let mut model = Model::new(options, now);
-        model.may_refuse_updates = limit.is_some();
-        disk::set_reads_late(&disk, has_threads(&setup));
+        let mut model = Model::new(options, setup.has_binlog(), now);
+        model.may_refuse_updates = setup.limit.is_some();
+        disk.hold_reads(setup.has_threads);
         Ok(Simulation {
             setup,
             driver,
@@ -138,8 +132,6 @@ impl Simulation {
             model,
             journal: Journal::default(),
             clock_offset: 0,
-            capacity: None,
-            limit,
             commits: Vec::new(),
             sockets: BTreeMap::new(),
             numbers: BTreeMap::new(),
@@ -187,13 +179,22 @@ impl Simulation {
         self.driver.made(self.sockets[&client].client)
     }
 
+    /// Returns the replies that the engine has made and the model does not know.
+    fn unknown(&self, client: ClientNumber) -> &[u8] {
+        self.made(client).get(self.model.clients[&client].output.len()..).unwrap_or_default()
+    }
+
+    fn has_capacity(&self) -> bool {
+        self.disk.faults().capacity.is_some()
+    }
+
+    fn may_lack_space(&self) -> bool {
+        self.has_capacity() || self.setup.limit.is_some()
+    }
+
     /// Returns which changes a remote disk has acknowledged.
     fn progress(&self) -> Progress {
         Disk::progress(&self.disk).unwrap_or_default()
-    }
-
-    fn sync_within(&self) -> Option<u64> {
-        self.setup.binlog.and_then(|binlog| binlog.sync_within)
     }
 
     // ---- Events ----
@@ -263,7 +264,7 @@ impl Simulation {
             }
             Event::EndReads(count) => {
                 self.read_at = self.now();
-                self.disk.let_reads_end(Some(*count));
+                self.disk.faults().reads_left = Some(*count);
                 // The disk wakes the loop.
                 self.begin_iteration()?;
             }
@@ -284,15 +285,7 @@ impl Simulation {
         }
         self.begin_iteration()?;
         let client = self.driver.connect();
-        let socket = Socket {
-            client,
-            held: HeldReplies::default(),
-            is_half_closed: false,
-            commands: 0,
-            has_progress: false,
-            iterations_left_out: 0,
-        };
-        self.sockets.insert(number, socket);
+        self.sockets.insert(number, Socket { client, ..Socket::default() });
         self.numbers.insert(client, number);
         self.model.connect(number);
         self.compare()
@@ -325,9 +318,10 @@ impl Simulation {
     }
 
     fn fail_disk_after(&mut self, changes: u64, crash: Crash) {
-        let is_local = self.setup.binlog.is_some_and(|binlog| binlog.remote.is_none());
+        let is_local = self.setup.has_binlog() && self.setup.chunk_len.is_none();
         if is_local && self.crash_to_come.is_none() {
-            self.disk.fail_from(self.disk.changes() + 1 + changes, ErrorKind::Other);
+            self.disk.faults().fail_from =
+                Some((self.disk.counts().changes + 1 + changes, ErrorKind::Other));
             self.crash_to_come = Some(crash);
             self.had_disk_faults = true;
             self.model.may_refuse_updates = true;
@@ -337,12 +331,11 @@ impl Simulation {
 
     fn set_capacity(&mut self, bytes: Option<u64>) {
         self.had_disk_faults = true;
-        self.capacity = bytes;
-        self.disk.set_capacity(bytes);
+        self.disk.faults().capacity = bytes;
         // A command that finds a failed disk may be refused: the commit fails then, and no client
         // gets the reply.
         let may_refuse = bytes.is_some() || self.crash_to_come.is_some();
-        self.model.may_refuse_updates = may_refuse || self.limit.is_some();
+        self.model.may_refuse_updates = may_refuse || self.setup.limit.is_some();
         self.model.may_refuse_deletes &= may_refuse;
     }
 
@@ -352,7 +345,7 @@ impl Simulation {
         if self.driver.is_iteration_open() {
             return Ok(());
         }
-        if self.setup.binlog.is_some() {
+        if self.setup.has_binlog() {
             let wall_clock = self.now().saturating_add_signed(self.clock_offset);
             self.driver.set_wall_clock(nanos(wall_clock));
         }
@@ -404,8 +397,7 @@ impl Simulation {
                 .crash(crash.ok_or_else(|| format!("commit without a disk fault: {failure}"))?);
         }
         self.compare()?;
-        let is_limited = self.capacity.is_some() || self.limit.is_some();
-        if std::mem::take(&mut self.model.refusals) > 0 && !is_limited {
+        if std::mem::take(&mut self.model.refusals) > 0 && !self.may_lack_space() {
             return Err("OUT_OF_MEMORY, but the disk has no limit and works".to_owned());
         }
         self.note_commit()?;
@@ -430,7 +422,7 @@ impl Simulation {
     /// longer than `-f` allows. Until a sync has ended, no other one can begin.
     fn note_syncs(&mut self) -> Result<(), Failure> {
         let (now, has_unsynced) = (self.now(), self.disk.has_unsynced_records());
-        let (begun, is_syncing) = (self.disk.background_syncs().0, self.disk.is_syncing());
+        let (begun, is_syncing) = (self.disk.counts().background_syncs.0, self.disk.is_syncing());
         let syncs = &mut self.syncs;
         if begun > syncs.begun {
             syncs.begun = begun;
@@ -439,11 +431,15 @@ impl Simulation {
             syncs.in_progress = Some(self.commits.len() as u64);
             syncs.unsynced_since = None;
         }
+        let awaited = self.disk.counts().syncs;
+        if awaited != std::mem::replace(&mut syncs.awaited, awaited) {
+            syncs.unsynced_since = None;
+        }
         if !is_syncing {
             syncs.covered = syncs.in_progress.take().unwrap_or(syncs.covered);
         }
         syncs.unsynced_since = has_unsynced.then(|| syncs.unsynced_since.unwrap_or(now));
-        let span = self.setup.binlog.and_then(|binlog| binlog.sync_within);
+        let span = self.setup.sync_within;
         let is_late = |since: u64| span.is_some_and(|span| since + span < now);
         // The deletes of flushed jobs, which the record of the flush has deleted, make no sync due.
         let is_exempt = is_syncing || self.had_disk_faults || self.model.last_flush_at > 0;
@@ -473,9 +469,8 @@ impl Simulation {
     /// Returns how the process ends with a crash now. A `power_cut` leaves on the disk what must be
     /// there.
     fn end(&self, power_cut: Option<u64>) -> End {
-        let is_remote = self.setup.binlog.is_some_and(|binlog| binlog.remote.is_some());
         let is_lossless = power_cut.is_none() && !self.disk.is_refused();
-        if is_remote {
+        if self.setup.chunk_len.is_some() {
             let acknowledged = self.progress().acknowledged;
             let last = if is_lossless { self.disk.last_handed_over() } else { acknowledged };
             let commits = self.commits.partition_point(|&change| change <= last);
@@ -484,10 +479,10 @@ impl Simulation {
         if is_lossless {
             return End::Killed;
         }
-        if has_threads(&self.setup) && self.sync_within() > Some(0) {
+        if self.setup.has_threads && self.setup.sync_within > Some(0) {
             return End::Unacknowledged { commits: self.syncs.covered };
         }
-        End::PowerCut { synced_within: self.sync_within() }
+        End::PowerCut { synced_within: self.setup.sync_within }
     }
 
     /// Checks what the server has sent and closed, and lets the model close the same connections.
@@ -553,16 +548,16 @@ impl Simulation {
     }
 }
 
-fn options(setup: &Setup, limit: Option<u64>) -> driver::Options {
+fn options(setup: &Setup) -> driver::Options {
     let settings = Settings {
         max_job_size: setup.max_job_size,
-        max_binlog_bytes: limit.unwrap_or(u64::MAX),
-        binlog_file_size: setup.binlog.map_or(0, |binlog| binlog.file_size),
-        body_cache_bytes: setup.binlog.and_then(|binlog| binlog.body_cache),
+        max_binlog_bytes: setup.limit.unwrap_or(u64::MAX),
+        binlog_file_size: setup.file_size.map_or(0, |len| u32::try_from(len).expect("it is small")),
+        body_cache_bytes: setup.body_cache,
         bury_after: setup.bury_after.and_then(|limit| NonZero::new(u16::try_from(limit).ok()?)),
         ..Settings::DEFAULT
     };
-    let syncing = match setup.binlog.and_then(|BinlogSetup { sync_within, .. }| sync_within) {
+    let syncing = match setup.sync_within {
         None => Syncing::Never,
         Some(0) => Syncing::EachIteration,
         Some(span) => Syncing::Within(nanos(span)),
@@ -570,10 +565,6 @@ fn options(setup: &Setup, limit: Option<u64>) -> driver::Options {
     // Only with threads a body of any length is read in the background.
     let limits = Limits { read_at_once_bytes: usize::MAX, ..setup.limits };
     driver::Options { settings, syncing, limits, ..driver::Options::DEFAULT }
-}
-
-fn has_threads(setup: &Setup) -> bool {
-    setup.binlog.is_some_and(|binlog| binlog.has_threads)
 }
 
 fn nanos(nanos: u64) -> Nanos {

@@ -3,71 +3,128 @@
 
 use super::model::ClientNumber;
 use crate::harness::driver::Limits;
-pub use crate::harness::fake_disk::RemoteSetup;
+use crate::harness::fake_disk::RemoteSetup;
 use crate::harness::script;
 use std::fmt;
 use std::ops::RangeInclusive;
-use std::str::FromStr;
+use std::str::{FromStr, Split};
 
 /// The options of the server in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setup {
     /// The largest job allowed, in bytes.
     pub max_job_size: u32,
-    /// `None`: jobs are kept in memory only.
-    pub binlog: Option<BinlogSetup>,
-    /// The bounds of steps and iterations.
-    pub limits: Limits,
     /// A job that came back this many times is buried.
-    pub bury_after: Option<u32>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BinlogSetup {
-    /// In bytes.
-    pub file_size: u32,
+    pub bury_after: Option<u64>,
+    /// The length of a file of the binlog, in bytes. `None`: jobs are kept in memory only.
+    pub file_size: Option<u64>,
     /// The longest time from a write to its sync, in nanoseconds. 0: before each reply; `None`:
     /// never.
     pub sync_within: Option<u64>,
     /// The most bytes that all files may take. `None`: any number.
     pub limit: Option<u64>,
-    /// `None`: the disk is local.
-    pub remote: Option<RemoteSetup>,
+    /// Those of a remote disk: see [`RemoteSetup`]. Without a length of chunks it is local.
+    pub chunk_len: Option<u64>,
+    pub congested_above: Option<u64>,
+    pub is_batched: bool,
+    pub eager: Option<u64>,
     /// The bytes of bodies that stay in memory. `None`: all do. The others are read back: at
     /// once, or in the background with `has_threads`.
     pub body_cache: Option<u64>,
     /// Reads of bodies and syncs that no reply waits for are done in the background.
     pub has_threads: bool,
+    /// The bounds of steps and iterations.
+    pub limits: Limits,
 }
 
-/// A limit that a seed may draw.
-pub struct Drawn {
-    pub name: &'static str,
-    pub of: fn(&mut Limits) -> &mut usize,
-    pub range: RangeInclusive<usize>,
+/// A part of a setup, by its name in a line.
+pub struct Setting(&'static str, pub Of);
+
+pub enum Of {
+    Flag(fn(&mut Setup) -> &mut bool),
+    Number(fn(&mut Setup) -> &mut Option<u64>),
+    /// A limit that a seed may draw, and its range.
+    Limit(fn(&mut Limits) -> &mut usize, RangeInclusive<usize>),
+}
+
+impl Setting {
+    /// Closed connections get all jobs back in the same moment without these limits.
+    pub fn is_of_closing(&self) -> bool {
+        ["closing-work", "closing-slice", "due-work"].contains(&self.0)
+    }
 }
 
 /// Steps of 2 to 8 jobs, names or comparisons, and shares of a few commands: so commands take many
 /// iterations, and others run between their steps.
-pub const DRAWN: [Drawn; 17] = [
-    Drawn { name: "kick-step", of: |it| &mut it.jobs_per_kick_step, range: 1..=8 },
-    Drawn { name: "reserve-step", of: |it| &mut it.jobs_per_reserve_step, range: 1..=8 },
-    Drawn { name: "wakes", of: |it| &mut it.wakes_per_step, range: 1..=3 },
-    Drawn { name: "touch-step", of: |it| &mut it.jobs_per_touch_step, range: 1..=8 },
-    Drawn { name: "watch-step", of: |it| &mut it.watches_per_step, range: 1..=6 },
-    Drawn { name: "list-step", of: |it| &mut it.names_per_list_step, range: 1..=8 },
-    Drawn { name: "lists-sent", of: |it| &mut it.lists_sent_per_tick, range: 1..=2 },
-    Drawn { name: "flush-work", of: |it| &mut it.first_flush_work, range: 1..=60 },
-    Drawn { name: "jobs-compared", of: |it| &mut it.jobs_compared_at_once, range: 1..=8 },
-    Drawn { name: "ids-looked-up", of: |it| &mut it.ids_looked_up_at_once, range: 1..=8 },
-    Drawn { name: "pages-per-step", of: |it| &mut it.memory_pages_per_step, range: 1..=2 },
-    Drawn { name: "closing-work", of: |it| &mut it.closing_work, range: 1..=16 },
-    Drawn { name: "closing-slice", of: |it| &mut it.closing_slice_work, range: 1..=8 },
-    Drawn { name: "shared-work", of: |it| &mut it.shared_work, range: 1..=64 },
-    Drawn { name: "least-share", of: |it| &mut it.least_share_work, range: 1..=20 },
-    Drawn { name: "due-work", of: |it| &mut it.most_due_work, range: 1..=16 },
-    Drawn { name: "read-bytes", of: |it| &mut it.read_bytes, range: 20..=400 },
+pub const SETTINGS: [Setting; 27] = [
+    Setting("file-size", Of::Number(|it| &mut it.file_size)),
+    Setting("sync-within", Of::Number(|it| &mut it.sync_within)),
+    Setting("limit", Of::Number(|it| &mut it.limit)),
+    Setting("chunk-len", Of::Number(|it| &mut it.chunk_len)),
+    Setting("congested-above", Of::Number(|it| &mut it.congested_above)),
+    Setting("batched", Of::Flag(|it| &mut it.is_batched)),
+    Setting("eager", Of::Number(|it| &mut it.eager)),
+    Setting("body-cache", Of::Number(|it| &mut it.body_cache)),
+    Setting("threads", Of::Flag(|it| &mut it.has_threads)),
+    Setting("kick-step", Of::Limit(|it| &mut it.jobs_per_kick_step, 1..=8)),
+    Setting("reserve-step", Of::Limit(|it| &mut it.jobs_per_reserve_step, 1..=8)),
+    Setting("wakes", Of::Limit(|it| &mut it.wakes_per_step, 1..=3)),
+    Setting("touch-step", Of::Limit(|it| &mut it.jobs_per_touch_step, 1..=8)),
+    Setting("watch-step", Of::Limit(|it| &mut it.watches_per_step, 1..=6)),
+    Setting("list-step", Of::Limit(|it| &mut it.names_per_list_step, 1..=8)),
+    Setting("lists-sent", Of::Limit(|it| &mut it.lists_sent_per_tick, 1..=2)),
+    Setting("flush-work", Of::Limit(|it| &mut it.first_flush_work, 1..=60)),
+    Setting("jobs-compared", Of::Limit(|it| &mut it.jobs_compared_at_once, 1..=8)),
+    Setting("ids-looked-up", Of::Limit(|it| &mut it.ids_looked_up_at_once, 1..=8)),
+    Setting("pages-per-step", Of::Limit(|it| &mut it.memory_pages_per_step, 1..=2)),
+    Setting("closing-work", Of::Limit(|it| &mut it.closing_work, 1..=16)),
+    Setting("closing-slice", Of::Limit(|it| &mut it.closing_slice_work, 1..=8)),
+    Setting("shared-work", Of::Limit(|it| &mut it.shared_work, 1..=64)),
+    Setting("least-share", Of::Limit(|it| &mut it.least_share_work, 1..=20)),
+    Setting("due-work", Of::Limit(|it| &mut it.most_due_work, 1..=16)),
+    Setting("read-bytes", Of::Limit(|it| &mut it.read_bytes, 20..=400)),
+    Setting("bury-after", Of::Number(|it| &mut it.bury_after)),
 ];
+
+impl Setup {
+    /// Returns the setup of a server without a binlog.
+    pub const fn new(max_job_size: u32) -> Setup {
+        Setup {
+            max_job_size,
+            bury_after: None,
+            file_size: None,
+            sync_within: None,
+            limit: None,
+            chunk_len: None,
+            congested_above: None,
+            is_batched: false,
+            eager: None,
+            body_cache: None,
+            has_threads: false,
+            limits: Limits::DEFAULT,
+        }
+    }
+
+    /// Returns the same without a binlog.
+    pub fn without_binlog(self) -> Setup {
+        let Setup { bury_after, limits, .. } = self;
+        Setup { bury_after, limits, ..Setup::new(self.max_job_size) }
+    }
+
+    pub fn has_binlog(&self) -> bool {
+        self.file_size.is_some()
+    }
+
+    pub fn remote(&self) -> Option<RemoteSetup> {
+        let to_usize = |bytes| usize::try_from(bytes).expect("it has 64 bits");
+        Some(RemoteSetup {
+            chunk_len: to_usize(self.chunk_len?),
+            congested_above: self.congested_above.map(to_usize),
+            is_batched: self.is_batched,
+            eager: self.eager,
+        })
+    }
+}
 
 /// One event. The numbers of clients are used again. An event for a client that is not connected
 /// has no effect.
@@ -124,68 +181,63 @@ pub struct Crash {
     pub flipped_bits: u32,
 }
 
-/// A line that is not an event.
-#[derive(Debug)]
-pub struct InvalidLine(#[expect(dead_code, reason = "printed by unwrap")] String);
-
 impl fmt::Display for Setup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "setup {}", self.max_job_size)?;
-        if let Some(BinlogSetup {
-            file_size,
-            sync_within,
-            limit,
-            remote,
-            body_cache,
-            has_threads,
-        }) = self.binlog
-        {
-            write!(f, " {file_size} {}", Optional(sync_within))?;
-            if let Some(limit) = limit {
-                write!(f, " limit {limit}")?;
+        let (mut it, mut default) = (*self, Limits::DEFAULT);
+        for Setting(name, of) in SETTINGS {
+            match of {
+                Of::Flag(of) if *of(&mut it) => write!(f, " {name}")?,
+                Of::Number(of) if let Some(number) = of(&mut it) => write!(f, " {name} {number}")?,
+                Of::Limit(of, _) if of(&mut it.limits) != of(&mut default) => {
+                    write!(f, " {name} {}", of(&mut it.limits))?;
+                }
+                _ => {}
             }
-            if let Some(RemoteSetup { chunk_len, congested_above, is_batched, eager }) = remote {
-                let (congested_above, eager) = (Optional(congested_above), Optional(eager));
-                write!(f, " remote {chunk_len} {congested_above} {is_batched} {eager}")?;
-            }
-            if let Some(bytes) = body_cache {
-                write!(f, " body-cache {bytes}")?;
-            }
-            if has_threads {
-                write!(f, " threads")?;
-            }
-        }
-        for Drawn { name, of, .. } in DRAWN {
-            let (mut own, mut default) = (self.limits, Limits::DEFAULT);
-            if of(&mut own) != of(&mut default) {
-                write!(f, " {name} {}", of(&mut own))?;
-            }
-        }
-        if let Some(limit) = self.bury_after {
-            write!(f, " bury-after {limit}")?;
         }
         Ok(())
     }
 }
 
-/// A value, or `-` for `None`.
-struct Optional<T>(Option<T>);
+impl FromStr for Setup {
+    /// The line that is none.
+    type Err = String;
 
-impl<T: fmt::Display> fmt::Display for Optional<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            Some(value) => value.fmt(f),
-            None => f.write_str("-"),
-        }
+    fn from_str(line: &str) -> Result<Setup, String> {
+        let parse = || {
+            let mut words = line.strip_prefix("setup ")?.split(' ');
+            let mut setup = Setup::new(value(&mut words)?);
+            while let Some(word) = words.next() {
+                match SETTINGS.into_iter().find(|Setting(name, _)| *name == word)?.1 {
+                    Of::Flag(of) => *of(&mut setup) = true,
+                    Of::Number(of) => *of(&mut setup) = Some(value(&mut words)?),
+                    Of::Limit(of, _) => *of(&mut setup.limits) = value(&mut words)?,
+                }
+            }
+            Some(setup)
+        };
+        parse().ok_or_else(|| line.to_owned())
     }
 }
 
-impl<T: FromStr> FromStr for Optional<T> {
-    type Err = T::Err;
+/// Writes a value, or `-` for `None`.
+fn text(value: Option<impl fmt::Display>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}
 
-    fn from_str(text: &str) -> Result<Optional<T>, T::Err> {
-        if text == "-" { Ok(Optional(None)) } else { Ok(Optional(Some(text.parse()?))) }
+fn value<T: FromStr>(words: &mut Split<'_, char>) -> Option<T> {
+    words.next()?.parse().ok()
+}
+
+fn optional<T: FromStr>(words: &mut Split<'_, char>) -> Option<Option<T>> {
+    match words.next()? {
+        "-" => Some(None),
+        word => word.parse().ok().map(Some),
     }
+}
+
+fn crash(words: &mut Split<'_, char>) -> Option<Crash> {
+    Some(Crash { power_cut: optional(words)?, flipped_bits: value(words)? })
 }
 
 impl fmt::Display for Event {
@@ -196,9 +248,7 @@ impl fmt::Display for Event {
             Event::HalfClose(client, true) => write!(f, "half-close {client} reported"),
             Event::HalfClose(client, false) => write!(f, "half-close {client} unreported"),
             Event::Disconnect(client) => write!(f, "disconnect {client}"),
-            Event::ReadLimit(client, limit) => {
-                write!(f, "read-limit {client} {}", Optional(*limit))
-            }
+            Event::ReadLimit(client, limit) => write!(f, "read-limit {client} {}", text(*limit)),
             Event::EndIteration => write!(f, "end-iteration"),
             Event::Advance(nanos) => write!(f, "advance {nanos}"),
             Event::AdvanceUntilDue => write!(f, "advance-until-due"),
@@ -206,7 +256,7 @@ impl fmt::Display for Event {
             Event::ClockOffset(nanos) => write!(f, "clock-offset {nanos}"),
             Event::Drain(true) => write!(f, "drain"),
             Event::Drain(false) => write!(f, "accept-puts"),
-            Event::DiskCapacity(bytes) => write!(f, "disk-capacity {}", Optional(*bytes)),
+            Event::DiskCapacity(bytes) => write!(f, "disk-capacity {}", text(*bytes)),
             Event::FailDiskAfter(changes, crash) => write!(f, "fail-disk-after {changes} {crash}"),
             Event::Acknowledge(changes) => write!(f, "acknowledge {changes}"),
             Event::EndReads(count) => write!(f, "end-reads {count}"),
@@ -220,136 +270,46 @@ impl fmt::Display for Event {
 
 impl fmt::Display for Crash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", Optional(self.power_cut), self.flipped_bits)
-    }
-}
-
-impl FromStr for Setup {
-    type Err = InvalidLine;
-
-    fn from_str(line: &str) -> Result<Setup, InvalidLine> {
-        let mut words = Words::of(line);
-        words.next().filter(|word| *word == "setup").ok_or_else(|| InvalidLine(line.to_owned()))?;
-        let max_job_size = words.value()?;
-        let limits = Limits::DEFAULT;
-        let mut setup = Setup { max_job_size, binlog: None, limits, bury_after: None };
-        while !words.rest.is_empty() {
-            let word = words.rest.split(' ').next().unwrap_or_default();
-            if let Some(drawn) = DRAWN.iter().find(|drawn| drawn.name == word) {
-                words.next();
-                *(drawn.of)(&mut setup.limits) = words.value()?;
-            } else if words.rest.starts_with("bury-after ") {
-                words.next();
-                setup.bury_after = Some(words.value()?);
-            } else {
-                setup.binlog = Some(words.binlog()?);
-            }
-        }
-        Ok(setup)
+        write!(f, "{} {}", text(self.power_cut), self.flipped_bits)
     }
 }
 
 impl FromStr for Event {
-    type Err = InvalidLine;
+    /// The line that is none.
+    type Err = String;
 
-    fn from_str(line: &str) -> Result<Event, InvalidLine> {
-        let mut words = Words::of(line);
-        let word = words.next().unwrap_or_default();
-        Ok(match word {
-            "connect" => Event::Connect(words.value()?),
-            "send" => Event::Send(words.value()?, words.bytes()?),
-            "half-close" => Event::HalfClose(words.value()?, words.next() == Some("reported")),
-            "disconnect" => Event::Disconnect(words.value()?),
-            "read-limit" => Event::ReadLimit(words.value()?, words.optional()?),
-            "end-iteration" => Event::EndIteration,
-            "advance" => Event::Advance(words.value()?),
-            "advance-until-due" => Event::AdvanceUntilDue,
-            "suspend" => Event::Suspend(words.value()?),
-            "clock-offset" => Event::ClockOffset(words.value()?),
-            "drain" => Event::Drain(true),
-            "accept-puts" => Event::Drain(false),
-            "disk-capacity" => Event::DiskCapacity(words.optional()?),
-            "fail-disk-after" => Event::FailDiskAfter(words.value()?, words.crash()?),
-            "acknowledge" => Event::Acknowledge(words.value()?),
-            "end-reads" => Event::EndReads(words.value()?),
-            "end-sync" => Event::EndSync,
-            "lose-leadership" => Event::LoseLeadership(words.value()?),
-            "crash" => Event::Crash(words.crash()?),
-            "restart" => Event::Restart,
-            _ => return Err(InvalidLine(line.to_owned())),
-        })
-    }
-}
-
-/// Splits a line into words.
-struct Words<'l> {
-    line: &'l str,
-    rest: &'l str,
-}
-
-impl<'l> Words<'l> {
-    fn of(line: &'l str) -> Words<'l> {
-        Words { line, rest: line }
-    }
-
-    fn next(&mut self) -> Option<&'l str> {
-        if self.rest.is_empty() {
-            return None;
-        }
-        let (word, rest) = self.rest.split_once(' ').unwrap_or((self.rest, ""));
-        self.rest = rest;
-        Some(word)
-    }
-
-    fn value<T: FromStr>(&mut self) -> Result<T, InvalidLine> {
-        let value = self.next().and_then(|word| word.parse().ok());
-        value.ok_or_else(|| InvalidLine(self.line.to_owned()))
-    }
-
-    fn optional<T: FromStr>(&mut self) -> Result<Option<T>, InvalidLine> {
-        self.value().map(|Optional(value)| value)
-    }
-
-    fn binlog(&mut self) -> Result<BinlogSetup, InvalidLine> {
-        let (file_size, sync_within) = (self.value()?, self.optional()?);
-        let mut setup = BinlogSetup {
-            file_size,
-            sync_within,
-            limit: None,
-            remote: None,
-            body_cache: None,
-            has_threads: false,
+    fn from_str(line: &str) -> Result<Event, String> {
+        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let words = &mut rest.split(' ');
+        let mut parse = || {
+            Some(match word {
+                "connect" => Event::Connect(value(words)?),
+                "send" => {
+                    let bytes = script::unescape(rest.split_once(' ')?.1).ok()?;
+                    Event::Send(value(words)?, bytes)
+                }
+                "half-close" => Event::HalfClose(value(words)?, words.next() == Some("reported")),
+                "disconnect" => Event::Disconnect(value(words)?),
+                "read-limit" => Event::ReadLimit(value(words)?, optional(words)?),
+                "end-iteration" => Event::EndIteration,
+                "advance" => Event::Advance(value(words)?),
+                "advance-until-due" => Event::AdvanceUntilDue,
+                "suspend" => Event::Suspend(value(words)?),
+                "clock-offset" => Event::ClockOffset(value(words)?),
+                "drain" => Event::Drain(true),
+                "accept-puts" => Event::Drain(false),
+                "disk-capacity" => Event::DiskCapacity(optional(words)?),
+                "fail-disk-after" => Event::FailDiskAfter(value(words)?, crash(words)?),
+                "acknowledge" => Event::Acknowledge(value(words)?),
+                "end-reads" => Event::EndReads(value(words)?),
+                "end-sync" => Event::EndSync,
+                "lose-leadership" => Event::LoseLeadership(value(words)?),
+                "crash" => Event::Crash(crash(words)?),
+                "restart" => Event::Restart,
+                _ => return None,
+            })
         };
-        if self.rest.starts_with("limit ") {
-            self.next();
-            setup.limit = Some(self.value()?);
-        }
-        if self.rest.starts_with("remote ") {
-            self.next();
-            setup.remote = Some(RemoteSetup {
-                chunk_len: self.value()?,
-                congested_above: self.optional()?,
-                is_batched: self.value()?,
-                eager: self.optional()?,
-            });
-        }
-        if self.rest.starts_with("body-cache ") {
-            self.next();
-            setup.body_cache = Some(self.value()?);
-        }
-        if self.rest.starts_with("threads") {
-            self.next();
-            setup.has_threads = true;
-        }
-        Ok(setup)
-    }
-
-    fn bytes(&self) -> Result<Vec<u8>, InvalidLine> {
-        script::unescape(self.rest).map_err(|_| InvalidLine(self.line.to_owned()))
-    }
-
-    fn crash(&mut self) -> Result<Crash, InvalidLine> {
-        Ok(Crash { power_cut: self.optional()?, flipped_bits: self.value()? })
+        parse().ok_or_else(|| line.to_owned())
     }
 }
 

@@ -5,7 +5,7 @@
 //! from the model, so that most commands have an effect.
 
 use super::driver::Simulation;
-use super::event::{BinlogSetup, Crash, DRAWN, Drawn, Event, RemoteSetup, Setup};
+use super::event::{Crash, Event, Of, SETTINGS, Setup};
 use super::model::{ClientNumber, EXTENSIONS, Model, SECOND, State};
 use super::request::{Argument, Command, MAX_COUNT, STATES, command_named, commands};
 use crate::harness::driver::Limits;
@@ -74,42 +74,13 @@ const KNOWS_WATCHES: [&str; 4] = ["stats-tube", "quit", "flush-tube", "flush-bur
 const FLUSHES: [&str; 2] = ["flush-tube", "flush-buried"];
 
 /// Lines that are no commands, or commands with unusual arguments.
-const MALFORMED: [&str; 34] = [
-    "put",
-    "delete",
-    "reserve-with-timeout",
-    "kick -1",
-    "kick \t+2x",
-    "statsx",
-    "quitting",
-    "peek-readyy",
-    "pause-tubea 0",
-    "put 1 2 3",
-    "use -a",
-    "stats ",
-    "reserve-with-timeout 2147483648",
-    "put 0 0 1 99999999999",
-    "reserve ",
-    "release 1 2",
-    "put 4294967296 0 1 0",
-    "delete 18446744073709551616",
-    "list-jobs",
-    "list-jobs a any 0",
-    "list-jobs a any 1001",
-    "list-jobs a an 1",
-    "list-jobs a any 1 ",
-    "peek-batch a ready 1 1 1",
-    "reserve-batch",
-    "reserve-batch 0",
-    "reserve-batch 1 2147483648",
-    "delete-batch ",
-    "delete-batch 1 x",
-    "touch-allx",
-    "flush-tube  a",
-    "flush-buried -a",
-    "put-in-tube a 0 0 1 ",
-    "put 0 0 1 idp:a",
-];
+const MALFORMED: &str = "put|delete|reserve-with-timeout|kick -1|kick \t+2x|statsx|quitting|peek-readyy|\
+    pause-tubea 0|put 1 2 3|use -a|stats |reserve-with-timeout 2147483648|put 0 0 1 99999999999|\
+    reserve |release 1 2|put 4294967296 0 1 0|delete 18446744073709551616|list-jobs|\
+    list-jobs a any 0|list-jobs a any 1001|list-jobs a an 1|list-jobs a any 1 |\
+    peek-batch a ready 1 1 1|reserve-batch|reserve-batch 0|reserve-batch 1 2147483648|\
+    delete-batch |delete-batch 1 x|touch-allx|flush-tube  a|flush-buried -a|\
+    put-in-tube a 0 0 1 |put 0 0 1 idp:a";
 
 const NAMES: [&str; 8] = ["default", "a", "b", "mail", "az09-+/;.$_()", "c", "d", "work.now"];
 /// In seconds: longer than a run.
@@ -181,8 +152,7 @@ impl Generator {
     /// Generates histories whose replies do not depend on time.
     pub fn timeless(seed: u64) -> Generator {
         let mut generator = Generator::new(seed);
-        generator.setup =
-            Setup { binlog: None, bury_after: None, limits: Limits::DEFAULT, ..generator.setup };
+        generator.setup = Setup::new(generator.setup.max_job_size);
         (generator.is_timeless, generator.keeper) = (true, None);
         generator.next.clear();
         let it = &mut generator.profile;
@@ -281,7 +251,7 @@ impl Generator {
 
     /// While the disk reads a body, compaction looks for it each millisecond: then only short times pass.
     fn time(&mut self) -> Event {
-        let has_threads = self.setup.binlog.is_some_and(|binlog| binlog.has_threads);
+        let has_threads = self.setup.has_threads;
         if has_threads && self.random.bool() {
             return Event::Advance(self.random.u64(..200_000_000));
         }
@@ -311,9 +281,7 @@ impl Generator {
         Some(match kind {
             0 => match self.random.u8(..4) {
                 0 => Event::Restart,
-                1 if self.setup.binlog.is_some_and(|binlog| binlog.remote.is_some()) => {
-                    Event::LoseLeadership(self.random.u64(..))
-                }
+                1 if self.setup.chunk_len.is_some() => Event::LoseLeadership(self.random.u64(..)),
                 // Without space for the record of its bury, a job is ready.
                 1 if self.setup.bury_after.is_none() => {
                     Event::FailDiskAfter(self.random.u64(..12), self.crash())
@@ -322,7 +290,7 @@ impl Generator {
             },
             1 => {
                 let is_unlimited = self.random.u8(..3) == 0;
-                let file_size = self.setup.binlog.map_or(1, |binlog| binlog.file_size.into());
+                let file_size = self.setup.file_size.unwrap_or(1);
                 // About as much as the files take now, or a little more.
                 let more = self.random.u64(..3) * file_size;
                 let bytes = simulation.disk.used() + more - self.random.u64(..=more.min(file_size));
@@ -594,7 +562,8 @@ impl Generator {
                 bytes.resize(start + self.random.usize(215..240).max(line.len()), b' ');
             }
             3 => {
-                let line = MALFORMED[self.random.usize(..MALFORMED.len())];
+                let lines: Vec<&str> = MALFORMED.split('|').collect();
+                let line = lines[self.random.usize(..lines.len())];
                 // A kick of more jobs than one step moves may end in its middle.
                 let line =
                     if self.profile.is_deep { line.replace("-1", "1") } else { line.to_owned() };
@@ -708,30 +677,35 @@ fn is_parsed_alike(bytes: &[u8]) -> bool {
 }
 
 fn setup(random: &mut fastrand::Rng) -> Setup {
-    let max_job_size = [0, 10, 300, 65_535, 65_535, 65_535][random.usize(..6)];
-    let bury_after = (random.u8(..3) == 0).then(|| random.u32(1..4));
-    let binlog = (random.u8(..5) > 1).then(|| {
-        let file_size = [4096, 8192, 16_384, 65_536][random.usize(..4)];
-        let remote = (random.u8(..3) == 0).then(|| remote(random));
-        let sync_within = [Some(0), Some(0), Some(50_000_000), Some(10_000_000), None]
-            [random.usize(..5)]
-        .filter(|_| remote.is_none());
-        // Without space for the record of its bury, a job is ready.
-        let is_limited = random.u8(..8) == 0 && bury_after.is_none();
-        let limit = is_limited.then(|| random.u64(4..16) * u64::from(file_size));
-        let has_cold = remote.is_none() && random.u8(..3) == 0;
-        let body_cache = has_cold.then(|| [0, 200, 5_000, 200_000][random.usize(..4)]);
-        let has_threads = has_cold && random.bool();
-        BinlogSetup { file_size, sync_within, limit, remote, body_cache, has_threads }
-    });
-    let limits = Limits::DEFAULT;
-    let mut setup = Setup { max_job_size, binlog, limits, bury_after };
+    let mut setup = Setup::new([0, 10, 300, 65_535, 65_535, 65_535][random.usize(..6)]);
+    setup.bury_after = (random.u8(..3) == 0).then(|| random.u32(1..4).into());
+    if random.u8(..5) > 1 {
+        draw_binlog(random, &mut setup);
+    }
     draw_limits(random, &mut setup);
     setup
 }
 
-/// Limits of the steps of closed connections. They get all jobs back in the same moment otherwise.
-const OF_CLOSING: [&str; 3] = ["closing-work", "closing-slice", "due-work"];
+fn draw_binlog(random: &mut fastrand::Rng, setup: &mut Setup) {
+    let file_size = [4096, 8192, 16_384, 65_536][random.usize(..4)];
+    setup.file_size = Some(file_size);
+    if random.u8(..3) == 0 {
+        setup.chunk_len = Some([50, 300, 4_000, 70_000][random.usize(..4)]);
+        setup.congested_above =
+            [None, None, Some(300), Some(3_000), Some(30_000)][random.usize(..5)];
+        setup.is_batched = random.bool();
+        setup.eager = (random.u8(..3) == 0).then(|| random.u64(..));
+    }
+    let is_local = setup.chunk_len.is_none();
+    let spans = [Some(0), Some(0), Some(50_000_000), Some(10_000_000), None];
+    setup.sync_within = spans[random.usize(..5)].filter(|_| is_local);
+    // Without space for the record of its bury, a job is ready.
+    let is_limited = random.u8(..8) == 0 && setup.bury_after.is_none();
+    setup.limit = is_limited.then(|| random.u64(4..16) * file_size);
+    let has_cold = is_local && random.u8(..3) == 0;
+    setup.body_cache = has_cold.then(|| [0, 200, 5_000, 200_000][random.usize(..4)]);
+    setup.has_threads = has_cold && random.bool();
+}
 
 /// Draws small limits in two of three runs. In some the only steps are those of closed connections, and
 /// no timer is due.
@@ -741,38 +715,25 @@ fn draw_limits(random: &mut fastrand::Rng, setup: &mut Setup) {
         return;
     }
     let is_closing = kind == 4;
-    for Drawn { name, of, range } in DRAWN {
-        let is_of_closing = OF_CLOSING.contains(&name);
-        let is_wanted = if is_of_closing { is_closing } else { random.u8(..3) == 0 };
-        if is_wanted {
+    for setting in SETTINGS {
+        let is_of_closing = setting.is_of_closing();
+        let Of::Limit(of, range) = setting.1 else { continue };
+        if if is_of_closing { is_closing } else { random.u8(..3) == 0 } {
             *of(&mut setup.limits) = random.usize(range);
         }
     }
     if is_closing {
-        setup.binlog = None;
+        *setup = setup.without_binlog();
     }
-    if let Some(remote) = setup.binlog.as_mut().and_then(|binlog| binlog.remote.as_mut()) {
-        // No time passes between two steps.
-        remote.congested_above = None;
-    }
+    // No time passes between two steps.
+    setup.congested_above = None;
     if setup.max_job_size > 300 {
         setup.limits.read_bytes = Limits::DEFAULT.read_bytes;
     }
 }
 
-fn remote(random: &mut fastrand::Rng) -> RemoteSetup {
-    RemoteSetup {
-        chunk_len: [50, 300, 4_000, 70_000][random.usize(..4)],
-        congested_above: [None, None, Some(300), Some(3_000), Some(30_000)][random.usize(..5)],
-        is_batched: random.bool(),
-        eager: (random.u8(..3) == 0).then(|| random.u64(..)),
-    }
-}
-
 fn profile(random: &mut fastrand::Rng, setup: &Setup) -> Profile {
-    let has_binlog = setup.binlog.is_some();
-    let is_remote = setup.binlog.is_some_and(|binlog| binlog.remote.is_some());
-    let has_threads = setup.binlog.is_some_and(|binlog| binlog.has_threads);
+    let (has_binlog, has_threads) = (setup.has_binlog(), setup.has_threads);
     let searches_in_steps = setup.limits.watches_per_step < Limits::DEFAULT.watches_per_step;
     let mut weights = Vec::new();
     for command in commands() {
@@ -821,7 +782,11 @@ fn profile(random: &mut fastrand::Rng, setup: &Setup) -> Profile {
         disconnects: [0, 5, 30][random.usize(..3)],
         read_limits: seldom(random, 10),
         bursts: seldom(random, 10),
-        acknowledgements: if is_remote { [10, 50, 300][random.usize(..3)] } else { 0 },
+        acknowledgements: if setup.chunk_len.is_some() {
+            [10, 50, 300][random.usize(..3)]
+        } else {
+            0
+        },
         ends: if has_threads { [20, 100, 300][random.usize(..3)] } else { 0 },
         crashes: if has_binlog { [1, 10, 40][random.usize(..3)] } else { 0 },
         disk_limits: if may_lack_space { seldom(random, 30) } else { 0 },

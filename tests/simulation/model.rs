@@ -12,6 +12,7 @@
 //! reply that the server has sent, and the model accepts the values that are allowed.
 
 use super::request;
+use crate::harness::driver::Options;
 use input::{Expects, Item};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -37,21 +38,10 @@ pub const SECOND: u64 = 1_000_000_000;
 /// No command of a client is run while it has not read this many bytes of replies.
 pub const UNREAD_LIMIT: usize = 256 * 1024;
 
-/// How the server was started.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Options {
-    pub max_job_size: u32,
-    pub binlog_file_size: u32,
-    pub has_binlog: bool,
-    /// A job that came back this many times is buried.
-    pub bury_after: Option<u32>,
-    /// The end of a pause by command wakes this many clients. The next tick ends the pause.
-    pub wakes_per_step: usize,
-}
-
 #[derive(Clone, Debug, Default)]
 pub struct Model {
     options: Options,
+    has_binlog: bool,
     /// By ascending id.
     pub jobs: Vec<Job>,
     /// In the order of `list-tubes`.
@@ -282,9 +272,10 @@ impl Job {
 }
 
 impl Model {
-    pub fn new(options: Options, now: u64) -> Model {
+    pub fn new(options: Options, has_binlog: bool, now: u64) -> Model {
         Model {
             options,
+            has_binlog,
             tubes: vec![Tube::new("default")],
             last_command_at: now,
             started_at: now,
@@ -302,7 +293,7 @@ impl Model {
             last_flush_at: if self.last_flush_at > 0 { now } else { 0 },
             last_id,
             jobs,
-            ..Model::new(self.options, now)
+            ..Model::new(self.options, self.has_binlog, now)
         }
     }
 
@@ -496,10 +487,10 @@ impl Model {
         }
     }
 
-    /// Ends a pause by command. Where many clients wait, the pause is over in the next tick.
+    /// Ends a pause by command, which wakes some clients. If more wait, the next tick ends the pause.
     fn end_pause(&mut self, tube: &str, now: u64) {
         let pause = self.tube(tube).pause.take();
-        for _ in 0..self.options.wakes_per_step {
+        for _ in 0..self.options.limits.wakes_per_step {
             let Some((waiter, id)) = self.next_served(tube) else { return };
             self.serve_waiter(waiter, id, now);
         }
@@ -569,13 +560,13 @@ impl Model {
     /// Takes a job back from a worker that has lost it. A job that has come back too often is
     /// buried.
     fn take_back(&mut self, id: u64, now: u64) {
-        let bury_after = self.options.bury_after;
+        let bury_after = self.options.settings.bury_after;
         let job = self.job(id);
         // A worker that waits for the body never had the job.
         let is_read = !matches!(job.state, State::Reserved { deadline: NO_DEADLINE, .. });
         job.returns += u32::from(is_read);
         job.counts.reserves -= u32::from(!is_read);
-        if is_read && bury_after.is_some_and(|limit| job.returns >= limit) {
+        if is_read && bury_after.is_some_and(|limit| job.returns >= u32::from(limit.get())) {
             job.counts.buries += 1;
             let seq = self.next_seq();
             self.move_to(id, State::Buried { seq }, now);
@@ -677,12 +668,6 @@ impl Model {
         let mut ranks: Vec<(R, u64)> = ranks.collect();
         ranks.sort_unstable();
         ranks.into_iter().map(|(_, id)| id).collect()
-    }
-
-    /// Returns how many jobs are ready, reserved, delayed and buried.
-    pub fn jobs_in_states(&self) -> [u64; 4] {
-        let [_, ready, reserved, delayed, buried] = self.jobs_by_state(|_| true);
-        [ready, reserved, delayed, buried].map(|count| count as u64)
     }
 
     /// Returns how many puts there were, in the used tube or in another one.

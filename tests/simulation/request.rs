@@ -2,7 +2,7 @@
 //! the engine. [`COMMANDS`] and [`EXTENSIONS`] have one row for each command. The parser, the model
 //! and the generator go by it.
 
-use super::model::{COMMANDS, Call, EXTENSIONS, Model};
+use super::model::{COMMANDS, Call, EXTENSIONS, JobKey, Model};
 
 /// A row of the table.
 #[derive(Debug)]
@@ -80,15 +80,8 @@ pub enum Malformed {
 pub enum PutTag {
     #[default]
     None,
-    Tag(Tag),
+    Key(JobKey),
     Wrong,
-}
-
-/// The key of a unique job, and for how many seconds it is kept.
-#[derive(Clone, Debug)]
-pub struct Tag {
-    pub key: String,
-    pub ttl: u32,
 }
 
 /// The states of a page. The last one stands for all of them.
@@ -210,7 +203,7 @@ impl<'l> Rest<'l> {
                 Argument::Ttr => it.ttr = self.u32()?,
                 Argument::Len => it.len = self.u32()?,
                 Argument::Tag if self.0.is_empty() => {}
-                Argument::Tag => it.tag = self.take_all().tag().map_or(PutTag::Wrong, PutTag::Tag),
+                Argument::Tag => it.tag = self.take_all().tag().map_or(PutTag::Wrong, PutTag::Key),
                 Argument::Timeout => {
                     it.secs = Some(self.timeout()?);
                     self.take_all();
@@ -281,7 +274,7 @@ impl<'l> Rest<'l> {
     }
 
     /// Takes spaces, a key and seconds up to the end.
-    fn tag(mut self) -> Option<Tag> {
+    fn tag(mut self) -> Option<JobKey> {
         if self.0.first() != Some(&b' ') {
             return None;
         }
@@ -294,8 +287,8 @@ impl<'l> Rest<'l> {
             }
             _ => return None,
         };
-        let key = Rest(words[0]).name()?;
-        self.0.is_empty().then_some(Tag { key, ttl })
+        let key = Rest(words[0]).name()?.into();
+        self.0.is_empty().then_some(JobKey { key, ttl, is_unsure: false })
     }
 
     /// Takes a tube name that other arguments follow.

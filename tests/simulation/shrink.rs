@@ -41,9 +41,27 @@ pub fn apply(simulation: &mut Simulation, event: &Event) -> Result<(), Failure> 
     })
 }
 
+/// Runs without the messages of panics: each trial may panic.
+pub fn silently<T>(run: impl FnOnce() -> T) -> T {
+    std::panic::set_hook(Box::new(|_| {}));
+    let result = run();
+    let _ = std::panic::take_hook();
+    result
+}
+
+/// Shortens a history that fails. Returns it as text, and its failure.
+pub fn shortest(setup: Setup, history: &[Event]) -> (String, Failure) {
+    silently(|| {
+        let shortest = shrink(setup, history);
+        let failure = replay(setup, &shortest).expect_err("it has just failed");
+        let events = shortest.iter().map(|event| format!("{event}\n"));
+        ([format!("{setup}\n")].into_iter().chain(events).collect(), failure)
+    })
+}
+
 /// Returns a part of `history` that fails too, and from which no single event and no single line can
 /// be removed. It may fail in another way.
-pub fn shrink(setup: Setup, history: &[Event]) -> Vec<Event> {
+fn shrink(setup: Setup, history: &[Event]) -> Vec<Event> {
     let mut trials = 0;
     let mut fails = |history: &[Event]| {
         trials += 1;

@@ -1,7 +1,7 @@
 //! The model as a world: conversations are played into it too, so that it is right before it judges.
 
-use super::model::{ClientNumber, Model, Options};
-use crate::harness::driver::{self, START};
+use super::model::{ClientNumber, Model};
+use crate::harness::driver::{Options, START};
 use crate::harness::world::{Client, Restart, World};
 use std::time::Duration;
 
@@ -13,17 +13,9 @@ pub struct ModelWorld {
 }
 
 impl ModelWorld {
-    pub fn new(options: &driver::Options) -> ModelWorld {
-        let settings = &options.settings;
+    pub fn new(options: Options) -> ModelWorld {
         let now = START.as_nanos();
-        let options = Options {
-            max_job_size: settings.max_job_size,
-            binlog_file_size: settings.binlog_file_size,
-            has_binlog: false,
-            bury_after: settings.bury_after.map(|limit| u32::from(limit.get())),
-            wakes_per_step: options.limits.wakes_per_step,
-        };
-        ModelWorld { model: Model::new(options, now), now, clients: Vec::new() }
+        ModelWorld { model: Model::new(options, false, now), now, clients: Vec::new() }
     }
 
     /// Runs all commands that can be run, and closes the connections that have ended.

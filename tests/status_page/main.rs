@@ -12,7 +12,6 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use site::{HTML, JSON, PUT, Response, Site, TEXT, get};
 
-/// The time between two samples.
 const INTERVAL: Nanos = Nanos::from_secs(5);
 /// The most bytes of an HTML page, so that a phone loads it quickly.
 const HTML_MAX: usize = 30_000;
@@ -31,7 +30,6 @@ fn whole(value: &Value) -> Option<f64> {
     value.as_f64().map(f64::floor)
 }
 
-/// Returns the text between two tags.
 fn inner<'p>(page: &'p str, tag: &str) -> &'p str {
     let (_, after) = page.split_once(&format!("<{tag}>")).unwrap();
     after.split_once(&format!("</{tag}>")).unwrap().0

@@ -6,7 +6,6 @@ use crate::harness::fake_disk::FakeDisk;
 use crate::harness::request::put;
 use serde_json::Value;
 
-/// When the server starts.
 pub const START: Nanos = Nanos::from_secs(1_000);
 /// The most bytes that the work of one loop iteration makes: a slice takes no more samples from
 /// 16 KiB on, the longest sample has 4 KiB, and a head or a chunk's frame comes in addition.
@@ -29,7 +28,6 @@ pub struct Site {
     pub tubes_max: usize,
 }
 
-/// A response of the server.
 pub struct Response {
     pub status: u16,
     /// All lines up to the empty one, each with its CR LF.

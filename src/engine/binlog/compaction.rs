@@ -7,9 +7,10 @@
 //! sum a few iterations later. On a nearly full disk compaction begins earlier, and puts move jobs
 //! too. The queue brings the jobs (`queue/log.rs`).
 
+use super::Binlog;
 use super::disk::FileNumber;
-use super::files::{Files, SHORT};
-use super::segments::{Owner, Segment};
+use super::files::{File, Files, SHORT, on_disk};
+use crate::engine::keys::Owner;
 use crate::engine::time::Nanos;
 
 /// The progress of compaction.
@@ -27,10 +28,12 @@ pub struct Compaction {
     /// The disk was nearly full, and there is still much garbage. Compaction continues after the first
     /// removal, so that puts are not refused again at once.
     is_freeing: bool,
+    /// It continues when the disk has read a record for it.
+    is_awaiting_read: bool,
     /// The file whose jobs are moved.
     emptied: Option<FileNumber>,
     /// The number of jobs that were moved since the start.
-    records_migrated: u64,
+    pub jobs_moved: u64,
 }
 
 /// For each byte of garbage this many are moved while there is too much of it, and for each byte that is
@@ -38,126 +41,211 @@ pub struct Compaction {
 const MOVE_RATIO: u64 = 4;
 /// Choosing a file counts as moving this many bytes.
 const CHOICE_BYTES: u64 = 4096;
+/// At most this many files are looked at to compare runs.
+const MOST_IN_RUN: usize = 16;
 /// The time between idle steps.
 const IDLE_PAUSE: Nanos = Nanos::from_millis(1);
 /// The time until the next idle step when no job could be moved.
 const BLOCKED_PAUSE: Nanos = Nanos::from_secs(1);
 
-impl Compaction {
+impl Binlog {
+    // ---- When ----
+
     /// Returns whether there is too much garbage.
     ///
     /// All files together hold live records, room for deletes, headroom, and garbage. The sum stays below
     /// three times the live bytes plus two files if the garbage stays below twice the live bytes minus the
-    /// room for deletes and the headroom beyond a file ([`Files::more_headroom`]). While all live bytes
+    /// room for deletes and the headroom beyond a file ([`Binlog::more_headroom`]). While all live bytes
     /// are moved, commands make a quarter as many bytes of garbage ([`MOVE_RATIO`]). Compaction begins half
     /// of the live bytes earlier, and on a nearly full disk still earlier.
-    fn is_wanted(&self, files: &Files) -> bool {
-        if files.closed_count() == 0 || files.disk().has_failed() {
+    fn is_compaction_wanted(&self) -> bool {
+        if self.files.current == 0 || self.has_failed() {
             return false;
         }
-        if self.must_free(files) {
+        if self.must_free() {
             return true;
         }
-        let live = files.segments().live_bytes();
-        let closed = files.kept_closed_bytes();
-        let garbage = (closed + files.current().used).saturating_sub(live);
-        let reserved = files.segments().delete_records() * SHORT + files.more_headroom();
-        let most = (live + live / 2).saturating_sub(reserved).max(live / 4) + files.file_size() / 2;
+        let (live, closed) = (self.files.live_bytes, self.files.sums.closed_bytes);
+        let garbage = (closed + self.files.current().used).saturating_sub(live);
+        let reserved = self.files.delete_records() * SHORT + self.more_headroom();
+        let most = (live + live / 2).saturating_sub(reserved).max(live / 4);
         // After a start the new files take space too, so that even this may be too much.
-        garbage > most || (files.takes_too_much() && closed > 3 * live)
+        garbage > most + self.space.file_size / 2 || (self.takes_too_much() && closed > 3 * live)
     }
 
     /// Returns whether there is much garbage, and the disk is nearly full, or was when freeing began. Only
     /// records count: the unused ends of blocks free no space.
-    fn must_free(&self, files: &Files) -> bool {
-        let live = files.segments().live_bytes();
-        let garbage = files.kept_closed_records().saturating_sub(live);
-        (self.is_freeing || files.is_nearly_full()) && garbage > live / 8 + files.file_size() / 8
-    }
-
-    /// Returns whether the disk was nearly full, and there is still much garbage.
-    pub fn is_freeing(&self) -> bool {
-        self.is_freeing
+    fn must_free(&self) -> bool {
+        let live = self.files.live_bytes;
+        let garbage = self.files.sums.closed_records.saturating_sub(live);
+        (self.compaction.is_freeing || self.is_nearly_full())
+            && garbage > live / 8 + self.space.file_size / 8
     }
 
     /// Notes that `bytes` of garbage were made.
-    pub fn charge(&mut self, files: &mut Files, bytes: u64) {
-        files.count_free();
-        self.is_freeing = self.must_free(files);
-        let debt = if self.is_wanted(files) { self.debt_bytes + MOVE_RATIO * bytes } else { 0 };
-        self.set_debt(files, debt);
+    pub(super) fn charge(&mut self, bytes: u64) {
+        self.files.count_free(self.sync.begun);
+        self.compaction.is_freeing = self.must_free();
+        let debt = self.compaction.debt_bytes + MOVE_RATIO * bytes;
+        self.set_debt(if self.is_compaction_wanted() { debt } else { 0 });
     }
 
     /// Notes that a record of `bytes` was put. While a nearly full disk is freed, each put moves jobs too.
-    pub fn charge_put(&mut self, files: &Files, bytes: u64) {
-        if self.is_freeing {
-            self.set_debt(files, self.debt_bytes + MOVE_RATIO * bytes);
+    pub(super) fn charge_put(&mut self, bytes: u64) {
+        if self.compaction.is_freeing {
+            self.set_debt(self.compaction.debt_bytes + MOVE_RATIO * bytes);
         }
     }
 
     /// Sets the bytes to be moved now. While there is no space for them, only idle steps try.
-    fn set_debt(&mut self, files: &Files, debt: u64) {
-        let has_space = self.blocked_disk_bytes.is_none_or(|bytes| files.disk_bytes() < bytes);
-        self.debt_bytes =
-            if has_space { debt.min(files.limits().move_debt_bytes as u64) } else { 0 };
+    fn set_debt(&mut self, debt: u64) {
+        let disk_bytes = self.files.sums.disk_bytes;
+        let has_space = self.compaction.blocked_disk_bytes.is_none_or(|bytes| disk_bytes < bytes);
+        let most = self.policy.limits.move_debt_bytes as u64;
+        self.compaction.debt_bytes = if has_space { debt.min(most) } else { 0 };
     }
 
-    /// Returns whether a job is to be moved now.
-    pub fn is_due(&self, files: &Files) -> bool {
-        self.debt_bytes > 0 && self.is_wanted(files)
-    }
-
-    /// Notes whether no job can be moved now.
-    pub fn set_blocked(&mut self, is_blocked: bool) {
-        self.is_blocked = is_blocked;
-        if is_blocked {
-            self.debt_bytes = 0;
-        }
-    }
-
-    /// Returns the file whose jobs are moved next: one after the other, until it has none.
-    /// Its live records have at most `most_live` bytes.
-    pub fn choose_file<'f>(&mut self, files: &'f Files, most_live: u64) -> Option<&'f Segment> {
-        let same = self.emptied.and_then(|number| files.find_with_jobs(number));
-        let same = same.filter(|file| file.live_bytes() <= most_live);
-        if same.is_none() {
-            // A choice takes as long as moving this much.
-            self.debt_bytes = self.debt_bytes.saturating_sub(CHOICE_BYTES);
-        }
-        let file = same.or_else(|| files.next_to_empty(most_live));
-        self.emptied = file.map(|file| file.number);
-        file
-    }
-
-    /// Notes whether there is space for the jobs of the file.
-    pub fn note_space(&mut self, files: &Files, has_space: bool) {
-        self.blocked_disk_bytes = (!has_space).then(|| files.disk_bytes());
-        self.emptied.take_if(|_| !has_space);
-    }
-
-    /// Notes that the records of a job, or that of a kept key, were moved: `len` bytes.
-    pub fn note_moved(&mut self, owner: Owner, len: u64) {
-        self.records_migrated += u64::from(matches!(owner, Owner::Job(_)));
-        self.debt_bytes = self.debt_bytes.saturating_sub(len);
+    fn can_move(&self) -> bool {
+        let is_congested = self.disk.progress().is_some_and(|progress| progress.is_congested);
+        !is_congested && !self.compaction.is_awaiting_read
     }
 
     /// Returns when the next idle step is due.
-    pub fn next_due(&self, files: &Files) -> Option<Nanos> {
-        self.is_wanted(files).then_some(self.idle_step_at)
+    pub(super) fn compaction_due(&self) -> Option<Nanos> {
+        let is_due = self.can_move() && self.is_compaction_wanted();
+        is_due.then_some(self.compaction.idle_step_at)
     }
 
-    /// Begins an idle step if one is due.
-    pub fn tick(&mut self, files: &Files, now: Nanos) {
-        self.is_freeing = self.must_free(files);
-        if self.idle_step_at <= now && self.is_wanted(files) {
-            self.idle_step_at = now + if self.is_blocked { BLOCKED_PAUSE } else { IDLE_PAUSE };
-            let idle_bytes = files.limits().idle_move_bytes as u64;
-            self.debt_bytes = self.debt_bytes.max(idle_bytes.min(files.file_size()));
+    /// Begins an iteration: [`Binlog::next_to_move`] may return a job then.
+    pub fn tick(&mut self, now: Nanos) {
+        self.now = now;
+        self.compaction.is_freeing = self.must_free();
+        if self.compaction.idle_step_at <= now && self.is_compaction_wanted() {
+            let is_blocked = self.compaction.is_blocked;
+            self.compaction.idle_step_at =
+                now + if is_blocked { BLOCKED_PAUSE } else { IDLE_PAUSE };
+            let idle_bytes = self.policy.limits.idle_move_bytes as u64;
+            let debt = idle_bytes.min(self.space.file_size);
+            self.compaction.debt_bytes = self.compaction.debt_bytes.max(debt);
         }
     }
 
-    /// Returns how many jobs were moved since the start.
-    pub fn records_migrated(&self) -> u64 {
-        self.records_migrated
+    // ---- Which ----
+
+    /// Returns the job or kept key that compaction moves next, or `None` if no move is due or there is
+    /// no space. The caller moves it with [`Binlog::move_to_current`] or [`Binlog::move_kept_key`].
+    pub fn next_to_move(&mut self) -> Option<Owner> {
+        if self.compaction.debt_bytes == 0 || !self.can_move() || !self.is_compaction_wanted() {
+            return None;
+        }
+        self.files.count_free(self.sync.begun);
+        // On a full or nearly full disk a file is begun only if all of its jobs fit in other files, with
+        // the records of the gap that it leaves.
+        let must_fit = self.compaction.is_freeing || self.space.is_full;
+        let gap_bytes = (1 + self.files.prepared().len() as u64) * SHORT;
+        let most_live = if must_fit {
+            (self.room_for_moves().saturating_add(self.measure_space())).saturating_sub(gap_bytes)
+        } else {
+            u64::MAX
+        };
+        let file = self.choose_file(most_live).filter(|&(_, live_bytes)| {
+            !must_fit || self.make_room_for_moves(live_bytes + gap_bytes)
+        });
+        let has_space = !must_fit || file.is_some();
+        self.compaction.blocked_disk_bytes = (!has_space).then_some(self.files.sums.disk_bytes);
+        self.compaction.emptied.take_if(|_| !has_space);
+        let found = file.and_then(|(number, _)| self.reserve_first_of(number));
+        self.set_blocked(found.is_none());
+        found
+    }
+
+    /// Returns the file whose jobs are moved next, one after the other, until it has none, and the bytes of
+    /// its live records: at most `most_live`.
+    fn choose_file(&mut self, most_live: u64) -> Option<(FileNumber, u64)> {
+        let files = &self.files;
+        let same = self.compaction.emptied.and_then(|number| files.find_file(number));
+        let same = same.filter(|&index| {
+            let file = &files.list[index];
+            index < files.current && !file.is_empty() && file.live_bytes <= most_live
+        });
+        if same.is_none() {
+            // A choice takes as long as moving this much.
+            let debt = self.compaction.debt_bytes.saturating_sub(CHOICE_BYTES);
+            self.compaction.debt_bytes = debt;
+        }
+        let file = same.or_else(|| files.next_to_empty(most_live)).map(|index| &files.list[index]);
+        self.compaction.emptied = file.map(|file| file.number);
+        file.map(|file| (file.number, file.live_bytes))
+    }
+
+    /// Returns a job or kept key to be moved out of damaged files, if there is space. The caller moves
+    /// it with [`Binlog::move_to_current`] or [`Binlog::move_kept_key`].
+    pub fn next_in_damaged_file(&mut self) -> Option<Owner> {
+        self.files.count_free(self.sync.begun);
+        // A damaged file leaves only as the oldest one.
+        let last = self.files.list.iter().rfind(|file| file.is_damaged)?.number;
+        let oldest = self.files.closed().find(|file| file.free_since.is_none())?.number;
+        if oldest > last { None } else { self.reserve_first_of(oldest) }
+    }
+
+    /// Reserves space for the first job of a file.
+    fn reserve_first_of(&mut self, number: FileNumber) -> Option<Owner> {
+        let first = self.files.by_number(number).first_owner();
+        first.filter(|&owner| self.reserve_move(owner))
+    }
+
+    /// Notes whether the next job cannot be moved now.
+    pub fn set_blocked(&mut self, is_blocked: bool) {
+        self.compaction.is_blocked = is_blocked;
+        if is_blocked {
+            self.compaction.debt_bytes = 0;
+        }
+    }
+
+    /// Stops compaction until the record that it needs is read, or lets it go on.
+    pub fn set_awaiting_read(&mut self, is_awaiting_read: bool) {
+        self.compaction.is_awaiting_read = is_awaiting_read;
+    }
+
+    /// Notes that records of `len` bytes were moved.
+    pub(super) fn note_moved(&mut self, len: u64) -> u64 {
+        self.compaction.debt_bytes = self.compaction.debt_bytes.saturating_sub(len);
+        self.files.count_free(self.sync.begun);
+        len
+    }
+}
+
+impl Files {
+    /// Returns the closed file whose jobs are moved next: the oldest one of an island with the most garbage for
+    /// its live records. An island is a run of files that can be removed before older ones. The live records of
+    /// the file have at most `most_live` bytes. Only the first files of a run are looked at.
+    fn next_to_empty(&self, most_live: u64) -> Option<usize> {
+        let mut best: Option<(u128, u128, usize)> = None;
+        let mut older = None;
+        let may_leave_gaps = self.gaps_left() > 0;
+        for (index, start) in self.closed().enumerate() {
+            if start.free_since.is_some() {
+                continue;
+            }
+            // A file without jobs waits for older ones.
+            if !start.is_empty() && start.live_bytes <= most_live {
+                let run = self.closed().skip(index).take(MOST_IN_RUN);
+                let is_apart = |&file: &&File| older.is_none_or(|older| file.is_apart_from(older));
+                let (mut garbage, mut live) = (0, 0);
+                for file in run.filter(|file| file.free_since.is_none()).take_while(is_apart) {
+                    live += u128::from(file.live_bytes);
+                    garbage += u128::from(on_disk(file.size).saturating_sub(file.live_bytes));
+                    // An older one is better by an eighth: it leaves no gap.
+                    if best.is_none_or(|(most, least, _)| 8 * garbage * least > 9 * most * live) {
+                        best = Some((garbage, live, index));
+                    }
+                }
+            }
+            if !may_leave_gaps {
+                break;
+            }
+            older = Some(start.number);
+        }
+        best.map(|(_, _, index)| index)
     }
 }

@@ -4,7 +4,8 @@
 //! out. A damaged file is not copied: a server that starts on it saves what is intact.
 
 use super::disk::{Disk, FileNumber};
-use super::reader::{Item, ReadError, Reader, TornTail};
+use super::history::{Event, History};
+use super::reader::ReadError;
 use super::record::VERSION_LEN;
 use std::fmt;
 use std::io;
@@ -22,7 +23,7 @@ pub enum CopyError {
     /// The files cannot be listed.
     List(io::Error),
     /// A file cannot be read.
-    Read(FileNumber, ReadError),
+    Read(ReadError),
     /// Records of a file are damaged, at this offset.
     Damaged(FileNumber, u64),
     /// There are files already where the copy is to be.
@@ -59,29 +60,16 @@ pub fn copy(
 fn measure_all(disk: &mut dyn Disk) -> Result<Vec<(FileNumber, u64)>, CopyError> {
     let mut files = Vec::new();
     // The bytes behind the very last record were left by a crash.
-    let mut tail = TornTail::default();
+    let mut history = History::default();
     for number in disk.list().map_err(CopyError::List)? {
-        let failed = |error| CopyError::Read(number, error);
-        let mut reader = Reader::open(disk, number).map_err(failed)?;
-        let used = loop {
-            let item = reader.next_item().map_err(failed)?;
-            let (damage, used) = match item {
-                Item::Record(_) => (tail.take(), None),
-                Item::Damage(damage) => (Some((number, damage)), None),
-                Item::End(end) => {
-                    (end.tail.and_then(|torn| tail.begins(number, torn)), Some(end.used))
-                }
-            };
-            if let Some((number, damage)) = damage {
-                return Err(CopyError::Damaged(number, damage.offset));
+        history.read_file(disk, number, |event| match event {
+            Event::Opened { .. } | Event::Record(..) => Ok(()),
+            Event::Damage(number, damage) => Err(CopyError::Damaged(number, damage.offset)),
+            Event::End(used) => {
+                files.extend((used > VERSION_LEN as u64).then_some((number, used)));
+                Ok(())
             }
-            if let Some(used) = used {
-                break used;
-            }
-        };
-        if used > VERSION_LEN as u64 {
-            files.push((number, used));
-        }
+        })?;
     }
     Ok(files)
 }
@@ -93,7 +81,7 @@ fn copy_file(
     used: u64,
     settle: &mut impl FnMut(&mut dyn Disk) -> io::Result<()>,
 ) -> Result<(), CopyError> {
-    let read_failed = |error| CopyError::Read(number, ReadError::Io(error));
+    let read_failed = |error| CopyError::Read(ReadError::io(number, error));
     let write_failed = |error| CopyError::Write(number, error);
     to.create(number, used).map_err(write_failed)?;
     let mut piece = vec![0; PIECE_LEN];
@@ -110,16 +98,23 @@ fn copy_file(
         settle(to).map_err(write_failed)?;
         offset += len as u64;
     }
-    to.sync(number).map_err(write_failed)?;
+    to.begin_sync(&[number], true, false);
     to.close(number);
-    to.sync_directory().map_err(write_failed)
+    let synced = to.finished_sync(true).unwrap_or(Ok(()));
+    synced.map_err(|failed| write_failed(failed.error))
+}
+
+impl From<ReadError> for CopyError {
+    fn from(error: ReadError) -> CopyError {
+        CopyError::Read(error)
+    }
 }
 
 impl fmt::Display for CopyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             CopyError::List(error) => write!(f, "cannot list the files: {error}"),
-            CopyError::Read(number, error) => write!(f, "cannot read binlog.{number}: {error}"),
+            CopyError::Read(error) => error.fmt(f),
             CopyError::Damaged(number, offset) => write!(
                 f,
                 "binlog.{number}:{offset}: the file is damaged; start a server on it, which keeps \

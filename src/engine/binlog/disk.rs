@@ -123,22 +123,17 @@ pub trait Disk: fmt::Debug {
 
     /// Announces that these bytes are synced soon, so that the sync takes less time. It promises
     /// nothing and cannot fail.
-    fn will_sync(&mut self, number: FileNumber, offset: u64, len: u64);
+    fn will_sync(&mut self, _number: FileNumber, _offset: u64, _len: u64) {}
 
-    /// Makes everything that was written to the file survive a power cut.
-    fn sync(&mut self, number: FileNumber) -> io::Result<()>;
-
-    /// Begins to sync these files in the background, and before them the names of all files if
-    /// `with_names`. Returns `false` if the disk cannot do that. No other sync may begin before
-    /// [`Disk::finished_sync`] has returned the result.
-    fn begin_sync(&mut self, _files: &[FileNumber], _with_names: bool) -> bool {
-        false
-    }
+    /// Makes the creation, renaming and removal of files survive a power cut if `with_names`, and then
+    /// everything that was written to these files. With `in_background` it may be done later, if the disk can do
+    /// that. No other sync may begin before [`Disk::finished_sync`] has returned the result.
+    fn begin_sync(&mut self, _files: &[FileNumber], _with_names: bool, _in_background: bool) {}
 
     /// Returns the result of [`Disk::begin_sync`], once, or `None` before its end. Waits for the end if it
     /// `must_wait`.
     fn finished_sync(&mut self, _must_wait: bool) -> Option<Result<(), SyncError>> {
-        unreachable!("no background sync was begun")
+        Some(Ok(()))
     }
 
     /// Returns the duration of each sync. It is empty unless the implementation measures
@@ -146,9 +141,6 @@ pub trait Disk: fmt::Debug {
     fn sync_times(&self) -> Histogram {
         Histogram::default()
     }
-
-    /// Makes the creation, renaming and removal of files survive a power cut.
-    fn sync_directory(&mut self) -> io::Result<()>;
 
     /// Shortens the file to `size` bytes. An error leaves it unchanged.
     fn truncate(&mut self, number: FileNumber, size: u64) -> io::Result<()>;
@@ -162,7 +154,9 @@ pub trait Disk: fmt::Debug {
 
     /// Frees some of the space of removed files, because freeing all of it at once takes long.
     /// Returns whether there is more.
-    fn truncate_step(&mut self) -> bool;
+    fn truncate_step(&mut self) -> bool {
+        false
+    }
 
     /// Renames the file and returns its new name, which [`Disk::list`] ignores. After an error the
     /// file still has its number.

@@ -1,5 +1,4 @@
-//! The files of a binlog: how many bytes each takes and has free, which of them is written, and the size of
-//! the next one.
+//! The table of files, and of the jobs and kept keys that belong to them.
 //!
 //! ```text
 //!     closed          free      closed       current           prepared
@@ -8,25 +7,24 @@
 //! ```
 //!
 //! Only the current file is written. Files newer than it are prepared: they have a version and
-//! no record. Older ones are closed. One of them is free when it has no jobs, and supersedes no record of an
-//! older file that is needed: then it can be removed. If older files are left, the gap in the numbers must
-//! be recorded before.
+//! no record. Older ones are closed. A job belongs to the file that has its full record, and the kept key of a
+//! deleted job to the file that has its record. A closed file is free when nothing belongs to it, and it
+//! supersedes no record of an older file that is needed: then it can be removed. If older files are left, the
+//! gap in the numbers must be recorded before.
 //!
-//! This module keeps the sums of bytes equal to those of the files. The modules `space` and
-//! `removal` decide when a file is created or removed.
+//! The table knows no disk. Other modules decide when a file is created or removed. A function panics if it
+//! is called with the key of a job that was removed.
 
-use super::Policy;
-use super::disk::{FileNumber, LAST_NUMBER};
-use super::fail_stop::FailStopDisk;
+use super::disk::FileNumber;
 use super::gaps::{Gap, Gaps};
-use super::record::{FILE_HEAD_LEN, SHORT_LEN, VERSION_LEN};
-use super::segments::{Entry, Segment, Segments};
-use crate::engine::keys::{JobKey, KeptKey, LogKey};
-use crate::engine::limits::Limits;
+use super::record::{FILE_HEAD_LEN, Layout, SHORT_LEN, VERSION_LEN};
+use crate::engine::collections::list::{Linked, Links, List};
+use crate::engine::collections::slab::PagedSlab;
+use crate::engine::headroom::{self, Headroom};
+use crate::engine::keys::{JobKey, KeptKey, Key, Owner};
 use crate::engine::time::Nanos;
-use log::{debug, warn};
-use std::collections::TryReserveError;
-use std::io;
+use std::collections::{TryReserveError, VecDeque};
+use std::num::NonZero;
 
 /// The length of a short record in bytes.
 pub const SHORT: u64 = SHORT_LEN as u64;
@@ -35,775 +33,615 @@ pub const HEAD: u64 = FILE_HEAD_LEN as u64;
 /// The disk gives space to files in blocks of this many bytes.
 pub const BLOCK: u64 = 4096;
 
-/// The size of a file is halved until this many files fit in the space that the binlog can use.
-const MIN_FILES: u64 = 64;
-/// At most this many gaps, so that their records are a small part of a file.
-const MOST_GAPS: usize = 32;
-/// At most this many files are looked at to compare runs.
-const MOST_IN_RUN: usize = 16;
 /// Files are removed before older ones only if all numbers are within this range: C beanstalkd logs each
 /// missing file.
 const MOST_NUMBERS: FileNumber = 1000;
-/// More than a full record has besides the body: fields, the name of the tube, and the record of its key.
-const MAX_RECORD_HEAD: u64 = BLOCK;
 
-/// The files of a binlog.
+/// All files, the oldest first, and the jobs and kept keys that belong to them.
 #[derive(Debug)]
 pub struct Files {
-    disk: FailStopDisk,
-    segments: Segments,
+    pub list: VecDeque<File>,
     /// The index of the current file; at the start, before there is one, the number of files.
-    current: usize,
-    /// The number of files known to be free, and the bytes that they take on the disk.
-    free: usize,
-    free_bytes: u64,
+    pub current: usize,
     /// The files that were removed before older ones, and those that soon will be.
-    gaps: Gaps,
-    /// How many syncs of all records were begun, and the number of the last one that has ended.
-    syncs_begun: u64,
-    syncs_ended: u64,
-    /// The size of a whole file in bytes: that of the next file that is created, unless there is too little
-    /// space.
-    file_size: u64,
-    /// The size that `-s` sets, and the least one to which it is halved on a small disk.
-    max_file_size: u64,
-    min_file_size: u64,
-    /// The most bytes that all files may take.
-    max_bytes: u64,
-    limits: Limits,
-    /// At the start, files may take more than that.
-    is_limit_lifted: bool,
-    /// The bytes that all files together could take when the disk was measured last.
-    capacity: u64,
+    pub gaps: Gaps,
+    /// At most this many gaps.
+    pub most_gaps: usize,
+    /// A remote disk takes a missing file for a lost one, so its files leave oldest first.
+    pub leave_in_order: bool,
+    jobs: PagedSlab<JobKey, Entry>,
+    kept: PagedSlab<KeptKey, Entry>,
+    /// When each buried job was buried, in nanoseconds. It is no field of [`Entry`], because few jobs are
+    /// buried.
+    burials: PagedSlab<JobKey, NonZero<u64>>,
+    /// The bytes of the full records of all jobs, with the records of their keys, and of kept keys.
+    pub live_bytes: u64,
+    /// The number of jobs whose keys will be kept.
+    keeping_jobs: u64,
+    /// The oldest file of which a record was superseded since the last file was closed.
+    reaches: FileNumber,
+    /// Another file may have become free since [`Files::count_free`].
+    has_emptied: bool,
+    /// What [`Files::recount`] has counted.
+    pub sums: Sums,
+}
+
+/// The sums of the table of files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sums {
     /// The bytes that all files take on the disk.
-    disk_bytes: u64,
-    /// The bytes that closed files take on the disk.
-    closed_bytes: u64,
-    /// The bytes of records in closed files that are not known to be free.
-    kept_records: u64,
+    pub disk_bytes: u64,
+    /// The number of free files, and the bytes that they take on the disk.
+    pub free: usize,
+    pub free_bytes: u64,
+    /// The bytes that closed files take on the disk, without free ones, and the bytes of their records.
+    pub closed_bytes: u64,
+    pub closed_records: u64,
     /// The number of short records that fit in the prepared files.
-    prepared_room: u64,
-    /// The last attempt to take space failed, and no file was removed since.
-    is_full: bool,
+    pub prepared_room: u64,
+    /// The length of the head of the next file in bytes, with the records of gaps.
+    pub head_len: u64,
+}
+
+/// One file.
+#[derive(Debug)]
+pub struct File {
+    /// The N of `binlog.N`.
+    pub number: FileNumber,
+    /// Its size in bytes.
+    pub size: u64,
+    /// The bytes up to the end of its last record.
+    pub used: u64,
+    /// The nonce of its records, if it was read from the first record of the file.
+    pub nonce: Option<u32>,
+    /// The layout of its records.
+    pub layout: Layout,
+    /// Some of its records are damaged. When it has no jobs left, it is renamed, not removed.
+    pub is_damaged: bool,
+    /// It is free: none of its records is needed. The number of syncs that were begun before.
+    pub free_since: Option<u64>,
+    /// The oldest file of which a record was superseded by one of this file. It is not known of the current
+    /// file.
+    reaches: FileNumber,
+    jobs: List,
+    kept: List,
+    /// The bytes of the full records of its jobs, with the records of their keys, and of kept keys.
+    pub live_bytes: u64,
+}
+
+/// The entry of a live job, or of a kept key, in 20 bytes.
+#[derive(Debug)]
+pub struct Entry {
+    file: NonZero<FileNumber>,
+    /// The offset of its full record in that file in bytes. Only a file of C beanstalkd can be so long that it
+    /// has a record at [`FAR_OFFSET`] or behind it. That of a kept key is not used.
+    pub offset: u32,
+    /// The length in bytes of its full record with the record of its key, or of the kept key; [`KEEPS_KEY`]
+    /// is its highest bit.
+    len: u32,
+    links: Links,
+}
+
+/// Set in the length of a job whose key is kept after its delete. Its delete needs two records.
+const KEEPS_KEY: u32 = 1 << 31;
+
+const _: () = assert!(size_of::<Option<Entry>>() == 20, "a slot for an entry has 20 bytes");
+
+/// Stands for every offset from this one on: an entry has 32 bits for it.
+pub const FAR_OFFSET: u32 = u32::MAX;
+
+impl Entry {
+    /// Returns the number of the file to which it belongs.
+    pub fn file(&self) -> FileNumber {
+        self.file.get()
+    }
+
+    /// Returns the length in bytes of its full record with the record of its key, or of the kept key.
+    pub fn live_bytes(&self) -> u64 {
+        u64::from(self.len & !KEEPS_KEY)
+    }
+
+    fn keeps_key(&self) -> bool {
+        self.len & KEEPS_KEY != 0
+    }
+}
+
+impl File {
+    /// Returns a file without jobs.
+    pub fn new(number: FileNumber, size: u64, used: u64) -> File {
+        File {
+            number,
+            size,
+            used,
+            nonce: None,
+            layout: Layout::V7WithCrc,
+            is_damaged: false,
+            free_since: None,
+            reaches: number,
+            jobs: List::default(),
+            kept: List::default(),
+            live_bytes: 0,
+        }
+    }
+
+    /// Returns how many bytes are free.
+    pub fn left(&self) -> u64 {
+        self.size - self.used
+    }
+
+    /// Returns the bytes of its records, without its head.
+    pub fn records_len(&self) -> u64 {
+        self.used.saturating_sub(HEAD)
+    }
+
+    /// Returns whether it has no record.
+    pub fn is_unused(&self) -> bool {
+        self.used <= VERSION_LEN as u64 && !self.is_damaged
+    }
+
+    /// Returns whether each record of a closed file supersedes only records of this file and newer ones, and of
+    /// files older than `older`, the newest one before it that is needed. So it can be removed before that.
+    pub fn is_apart_from(&self, older: FileNumber) -> bool {
+        self.reaches > older && !self.is_damaged
+    }
+
+    /// Returns whether no job and no kept key belongs to it.
+    pub fn is_empty(&self) -> bool {
+        self.jobs.is_empty() && self.kept.is_empty()
+    }
+
+    /// Returns the job that has belonged to it longest, or the kept key if there is no job.
+    pub fn first_owner(&self) -> Option<Owner> {
+        let job = self.jobs.front().map(|key| Owner::Job(JobKey::from_number(key)));
+        job.or_else(|| Some(Owner::KeptKey(KeptKey::from_number(self.kept.front()?))))
+    }
+}
+
+impl Default for Files {
+    fn default() -> Files {
+        Files {
+            list: VecDeque::new(),
+            current: 0,
+            gaps: Gaps::default(),
+            most_gaps: 0,
+            leave_in_order: false,
+            jobs: PagedSlab::default(),
+            kept: PagedSlab::default(),
+            burials: PagedSlab::default(),
+            live_bytes: 0,
+            keeping_jobs: 0,
+            reaches: FileNumber::MAX,
+            has_emptied: true,
+            sums: Sums::default(),
+        }
+    }
 }
 
 impl Files {
-    /// Returns the files that replay has read, each truncated to its records and synced. None of
-    /// them is the current one yet.
-    pub fn open(disk: FailStopDisk, segments: Segments, gaps: Gaps, policy: Policy) -> Files {
-        let mut files = Files {
-            disk,
-            segments,
-            current: 0,
-            free: 0,
-            free_bytes: 0,
-            gaps,
-            syncs_begun: 1,
-            syncs_ended: 1,
-            file_size: policy.file_size.into(),
-            max_file_size: policy.file_size.into(),
-            min_file_size: u64::from(policy.max_body_len) + MAX_RECORD_HEAD,
-            max_bytes: policy.max_bytes,
-            limits: policy.limits,
-            is_limit_lifted: false,
-            capacity: policy.max_bytes,
-            disk_bytes: 0,
-            closed_bytes: 0,
-            kept_records: 0,
-            prepared_room: 0,
-            is_full: false,
-        };
-        for index in 0..files.segments.len() {
-            files.disk_bytes += on_disk(files.segments[index].size);
-            files.truncate(index);
-            let number = files.segments[index].number;
-            // The server that wrote it may have ended before its last sync.
-            files.disk.sync(number);
-            files.disk.raw().close(number);
-        }
-        files.gaps.forget_before(files.oldest_number());
-        files.current = files.segments.len();
-        files.closed_bytes = files.disk_bytes;
-        files.kept_records = files.segments.iter().map(records_len).sum();
-        files.choose_file_size();
-        files
+    // ---- Files ----
+
+    /// Makes sure that the next [`Files::push`] needs no memory.
+    pub fn try_reserve_file(&mut self) -> Result<(), TryReserveError> {
+        headroom::leave(Headroom::Quarter, || self.list.try_reserve(1))
     }
 
-    /// Returns the bounds of steps and iterations.
-    pub fn limits(&self) -> &Limits {
-        &self.limits
-    }
-
-    /// Measures the disk. Returns how many bytes more all files can take.
-    pub fn measure_space(&mut self) -> u64 {
-        let free = self.disk.raw().free_bytes().unwrap_or(u64::MAX);
-        self.capacity = self.disk_bytes.saturating_add(free).min(self.max_bytes);
-        self.capacity.saturating_sub(self.disk_bytes)
-    }
-
-    /// Chooses the size of the next files. When the disk becomes full, a file with jobs can be removed only
-    /// after its jobs were copied, so it should be a small part of the disk.
-    fn choose_file_size(&mut self) {
-        self.measure_space();
-        // By halves, so that it does not change with every block that other programs write.
-        let mut size = self.max_file_size;
-        while size > self.capacity / MIN_FILES && size / 2 >= self.min_file_size {
-            size /= 2;
-        }
-        self.file_size = size.next_multiple_of(BLOCK).min(self.max_file_size);
-    }
-
-    /// Removes the newest files as long as they have no record, to use their space again. Returns
-    /// the number of the next file.
-    pub fn remove_unused(&mut self) -> io::Result<FileNumber> {
-        let next = self.last_number() + 1;
-        while self.segments.newest().is_some_and(is_unused) {
-            let segment = self.segments.pop_newest();
-            self.current -= 1;
-            self.disk_bytes -= on_disk(segment.size);
-            self.closed_bytes -= on_disk(segment.size);
-            self.disk.raw().remove(segment.number)?;
-        }
-        // There must be no gap in the numbers.
-        Ok(if self.segments.is_empty() { next } else { self.last_number() + 1 })
-    }
-
-    // ---- Numbers ----
-
-    /// Returns the disk.
-    pub fn disk(&self) -> &FailStopDisk {
-        &self.disk
-    }
-
-    /// Returns the disk, to change files.
-    pub fn disk_mut(&mut self) -> &mut FailStopDisk {
-        &mut self.disk
-    }
-
-    /// Returns the files with their jobs.
-    pub fn segments(&self) -> &Segments {
-        &self.segments
-    }
-
-    /// Returns whether there is a current file. Only at the start there is none.
-    pub fn has_current(&self) -> bool {
-        self.current < self.segments.len()
-    }
-
-    /// Returns the current file.
-    pub fn current(&self) -> &Segment {
-        &self.segments[self.current]
+    /// Adds a file that is newer than all other files.
+    pub fn push(&mut self, file: File) {
+        assert!(self.last_number() < file.number, "binlog.{} is not the newest", file.number);
+        self.list.push_back(file);
     }
 
     /// Returns the number of the newest file, or 0.
     pub fn last_number(&self) -> FileNumber {
-        self.segments.newest().map_or(0, |segment| segment.number)
+        self.list.back().map_or(0, |file| file.number)
     }
 
     /// Returns the number of the oldest file, or 0.
-    fn oldest_number(&self) -> FileNumber {
-        self.segments.iter().next().map_or(0, |segment| segment.number)
+    pub fn oldest_number(&self) -> FileNumber {
+        self.list.front().map_or(0, |file| file.number)
+    }
+
+    /// Returns whether there is a current file. Only at the start there is none.
+    pub fn has_current(&self) -> bool {
+        self.current < self.list.len()
+    }
+
+    /// Returns the current file.
+    pub fn current(&self) -> &File {
+        &self.list[self.current]
+    }
+
+    /// Returns the closed files, the oldest first.
+    pub fn closed(&self) -> impl Iterator<Item = &File> {
+        self.list.iter().take(self.current)
     }
 
     /// Returns the prepared files, the oldest first.
-    pub fn prepared(&self) -> impl ExactSizeIterator<Item = &Segment> + DoubleEndedIterator {
-        self.segments.iter().skip(self.current + 1)
+    pub fn prepared(&self) -> impl ExactSizeIterator<Item = &File> + DoubleEndedIterator {
+        self.list.iter().skip(self.current + 1)
     }
 
-    /// Returns the closed files that are not known to be free, the oldest first.
-    pub fn kept_closed(&self) -> impl Iterator<Item = &Segment> {
-        let closed = self.segments.iter().take(self.current);
-        closed.filter(|segment| segment.free_since.is_none())
+    /// Returns the index of the file with this number.
+    pub fn find_file(&self, number: FileNumber) -> Option<usize> {
+        let index = self.list.partition_point(|file| file.number < number);
+        self.list.get(index).filter(|file| file.number == number)?;
+        Some(index)
     }
 
-    /// Returns how many files are closed.
-    pub fn closed_count(&self) -> usize {
-        self.current
-    }
-
-    /// Returns the size of a whole file in bytes.
-    pub fn file_size(&self) -> u64 {
-        self.file_size
-    }
-
-    /// Returns the bytes that all files take on the disk.
-    pub fn disk_bytes(&self) -> u64 {
-        self.disk_bytes
-    }
-
-    /// Returns the bytes that closed files take on the disk, without those known to be free.
-    pub fn kept_closed_bytes(&self) -> u64 {
-        self.closed_bytes - self.free_bytes
-    }
-
-    /// Returns the bytes of records in closed files that are not known to be free.
-    pub fn kept_closed_records(&self) -> u64 {
-        self.kept_records
-    }
-
-    /// Returns whether all files together take more than three times the live bytes and two
-    /// files. Free ones do not count.
-    pub fn takes_too_much(&self) -> bool {
-        self.disk_bytes - self.free_bytes > self.bound()
-    }
-
-    /// Returns whether all files, with the free ones, are within the bound, and the disk is not full.
-    pub fn is_within_bound(&self) -> bool {
-        self.disk_bytes <= self.bound() && !self.is_full
-    }
-
-    /// Returns three times the live bytes and two files.
-    pub fn bound(&self) -> u64 {
-        3 * self.segments.live_bytes() + 2 * self.file_size
-    }
-
-    /// Returns whether the last attempt to take space failed, and no file was removed since.
-    pub fn is_full(&self) -> bool {
-        self.is_full
-    }
-
-    /// Returns whether the disk is full, or had no space for two more files when it was measured last.
-    pub fn is_nearly_full(&self) -> bool {
-        self.is_full || self.disk_bytes.saturating_add(2 * self.file_size) > self.capacity
-    }
-
-    /// Notes whether the last attempt to take space failed.
-    pub fn set_full(&mut self, is_full: bool) {
-        self.is_full = is_full;
-    }
-
-    // ---- Room ----
-
-    /// Returns how many bytes of records fit in a whole file.
-    pub fn whole_len(&self) -> u64 {
-        self.file_size.saturating_sub(self.head_len())
-    }
-
-    /// Returns the length of the head of the next file in bytes, with the records of gaps.
-    fn head_len(&self) -> u64 {
-        HEAD + self.carried_gaps().len() as u64 * SHORT
+    /// Returns the file with this number, which must exist.
+    pub fn by_number(&mut self, number: FileNumber) -> &mut File {
+        let found = self.find_file(number);
+        let index = found.unwrap_or_else(|| panic!("no file has the number {number}"));
+        &mut self.list[index]
     }
 
     /// Returns how many short records fit in a prepared file.
-    pub fn fresh_room(&self, prepared: &Segment) -> u64 {
-        prepared.size.saturating_sub(self.head_len()) / SHORT
+    pub fn fresh_room(&self, prepared: &File) -> u64 {
+        prepared.size.saturating_sub(self.sums.head_len) / SHORT
     }
 
-    /// Returns the headroom beyond a whole file, in bytes: another whole file, so that a file can be moved on
-    /// a full disk, but at most a quarter of the live bytes.
-    pub fn more_headroom(&self) -> u64 {
-        self.whole_len().min(self.segments.live_bytes() / 4)
+    /// Counts again what depends on the table of files. Each change of it ends with this.
+    pub fn recount(&mut self) {
+        self.sums = self.count();
     }
 
-    /// Returns how many short records fit in the current file and the prepared ones.
-    pub fn room(&self) -> u64 {
-        self.current().left() / SHORT + self.prepared_room
-    }
-
-    /// Returns how many short records fit behind a record of `len` bytes, or `None` if that
-    /// record does not fit.
-    pub fn room_behind(&self, len: u64) -> Option<u64> {
-        let left = self.current().left();
-        if len <= left {
-            return Some((left - len) / SHORT + self.prepared_room);
-        }
-        if len > self.whole_len() {
-            // The current file will be lengthened.
-            return Some(self.prepared_room);
-        }
-        // Files that are too short are passed over. Only on a full disk there are any.
-        let mut room = self.prepared_room;
-        for next in self.prepared() {
-            room -= self.fresh_room(next);
-            if let Some(left) = next.size.checked_sub(self.head_len() + len) {
-                return Some(left / SHORT + room);
+    fn count(&self) -> Sums {
+        let head_len = HEAD + self.carried_gaps().len() as u64 * SHORT;
+        let mut sums = Sums { head_len, ..Sums::default() };
+        for (index, file) in self.list.iter().enumerate() {
+            let bytes = on_disk(file.size);
+            sums.disk_bytes += bytes;
+            if file.free_since.is_some() {
+                sums.free += 1;
+                sums.free_bytes += bytes;
+            } else if index < self.current {
+                sums.closed_bytes += bytes;
+                sums.closed_records += file.records_len();
             }
         }
-        None
-    }
-
-    // ---- Growing ----
-
-    /// Creates a prepared file, or the current one if there is none.
-    pub fn create(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
-        if number > LAST_NUMBER {
-            return Err(io::Error::new(
-                io::ErrorKind::StorageFull,
-                "the highest file number is used",
-            ));
+        for next in self.prepared() {
+            sums.prepared_room += next.size.saturating_sub(head_len) / SHORT;
         }
-        self.check_limit(0, size)?;
-        self.segments.try_reserve_file().map_err(|_| io::ErrorKind::OutOfMemory)?;
-        self.disk.create(number, size)?;
-        let segment = Segment::new(number, size, VERSION_LEN as u64);
-        self.disk_bytes += on_disk(size);
-        if self.has_current() {
-            self.prepared_room += self.fresh_room(&segment);
-        }
-        self.segments.push(segment);
-        self.disk.raw().close(number);
-        debug!("binlog.{number}: created, {size} bytes");
-        self.choose_file_size();
-        Ok(())
+        sums
     }
 
-    /// Lengthens the newest file by `piece` bytes, or creates one of this size.
-    pub fn grow(&mut self, piece: u64) -> io::Result<()> {
-        if self.can_lengthen() {
-            self.lengthen(piece)
-        } else {
-            self.create(self.last_number() + 1, piece)
-        }
-    }
-
-    /// Returns whether the newest file is shorter than a whole one.
-    fn can_lengthen(&self) -> bool {
-        self.segments.newest().is_some_and(|newest| newest.size < self.file_size)
-    }
-
-    /// Lengthens the newest file by up to `piece` bytes, but not beyond the size of a whole one or the end of
-    /// its last block. It is the current file or a prepared one or, at the start, the closed one that is
-    /// reopened.
-    pub fn lengthen(&mut self, piece: u64) -> io::Result<()> {
-        let index = self.segments.len() - 1;
-        let is_prepared = index > self.current;
-        let Segment { number, size: old, .. } = self.segments[index];
-        let longest = self.file_size.max(on_disk(old));
-        let new = (old + piece).next_multiple_of(BLOCK).min(longest);
-        self.check_limit(old, new)?;
-        let extended = self.disk.extend(number, new);
-        if is_prepared {
-            self.disk.raw().close(number);
-        }
-        extended?;
-        let room_before = self.fresh_room(&self.segments[index]);
-        self.segments[index].size = new;
-        self.disk_bytes += on_disk(new) - on_disk(old);
-        if is_prepared {
-            self.prepared_room += self.fresh_room(&self.segments[index]) - room_before;
-        }
-        debug!("binlog.{number}: lengthened from {old} to {new} bytes");
-        Ok(())
-    }
-
-    /// Lengthens the current file so that a record of `len` bytes fits, however long it is.
-    pub fn lengthen_for(&mut self, len: u64) -> io::Result<()> {
-        let Segment { number, size: old, used, .. } = *self.current();
-        let new = used + len;
-        self.check_limit(old, new)?;
-        self.disk.extend(number, new)?;
-        self.segments[self.current].size = new;
-        self.disk_bytes += on_disk(new) - on_disk(old);
-        Ok(())
-    }
-
-    /// Fails if all files together would take too much with a file that grows from `old` to `new`
-    /// bytes.
-    fn check_limit(&self, old: u64, new: u64) -> io::Result<()> {
-        let taken = self.disk_bytes + (on_disk(new) - on_disk(old));
-        if taken <= self.max_bytes || self.is_limit_lifted {
-            return Ok(());
-        }
-        let message = format!("--binlog-limit {} is reached", self.max_bytes);
-        Err(io::Error::new(io::ErrorKind::QuotaExceeded, message))
-    }
-
-    /// Notes whether files may take more than the limit. Returns whether that is a change.
-    pub fn lift_limit(&mut self, is_lifted: bool) -> bool {
-        is_lifted != std::mem::replace(&mut self.is_limit_lifted, is_lifted)
-    }
-
-    /// Returns the limit if all files take more: it was higher at an earlier start, or there was none.
-    pub fn exceeded_limit(&self) -> Option<u64> {
-        Some(self.max_bytes).filter(|&limit| self.disk_bytes > limit)
-    }
-
-    /// Returns the nonce of the newest closed file if records can be appended to it: it is intact,
-    /// was written by this server, and is shorter than `-s` sets. Nothing is behind its last record,
-    /// because it was truncated there and synced.
-    pub fn reopenable(&self) -> Option<u32> {
-        let newest = self.segments.newest()?;
-        let can_grow = newest.size < self.max_file_size;
-        let is_reopenable = !newest.is_damaged && newest.used == newest.size && can_grow;
-        newest.nonce.filter(|_| is_reopenable)
-    }
-
-    /// Makes the newest closed file the current one. It may have been lengthened.
-    pub fn reopen(&mut self) {
-        self.current -= 1;
-        self.segments[self.current].is_closed = false;
-        if self.segments[self.current].free_since.take().is_some() {
-            self.free -= 1;
-            self.free_bytes -= on_disk(self.current().size);
-        }
-        let closed = self.segments.iter().take(self.current);
-        self.closed_bytes = closed.map(|segment| on_disk(segment.size)).sum();
-        self.kept_records = self.kept_closed().map(records_len).sum();
-    }
-
-    // ---- Writing ----
-
-    /// Counts the next `len` bytes of the current file as used.
-    pub fn use_bytes(&mut self, len: usize) {
-        let segment = &mut self.segments[self.current];
-        segment.used += len as u64;
-        assert!(
-            segment.used <= segment.size,
-            "a record without space in binlog.{}",
-            segment.number
-        );
-    }
-
-    /// Writes `bytes`, which are already counted as the last used ones of the current file.
-    pub fn write_end(&mut self, bytes: &[u8]) {
-        let Segment { number, used, .. } = *self.current();
-        let offset = used.checked_sub(bytes.len() as u64).expect("the bytes count as used");
-        self.disk.write(number, offset, bytes);
+    /// Notes that a file gets no more records: those since the last call are in it.
+    pub fn close_file(&mut self, index: usize) {
+        let reaches = std::mem::replace(&mut self.reaches, FileNumber::MAX);
+        let file = &mut self.list[index];
+        file.reaches = file.reaches.min(reaches);
+        self.has_emptied |= file.is_empty();
     }
 
     /// Closes the current file. The oldest prepared one, which must exist, becomes the current one.
     pub fn advance(&mut self) {
-        self.closed_bytes += on_disk(self.current().size);
-        self.kept_records += records_len(self.current());
-        self.segments.close_file(self.current);
+        self.close_file(self.current);
         self.current += 1;
-        self.prepared_room -= self.fresh_room(self.current());
+        self.recount();
     }
 
-    /// Truncates the current file to its records.
-    pub fn truncate_current(&mut self) {
-        self.truncate(self.current);
-    }
-
-    /// Truncates a file to its records. Without space or permission for that the file stays
-    /// longer, which is harmless. Any other error means that the disk fails.
-    fn truncate(&mut self, index: usize) {
-        let Segment { number, size, used, is_damaged, .. } = self.segments[index];
-        if size == used || is_damaged || self.disk.has_failed() {
-            return;
+    /// Removes a file from the table, which must have no jobs.
+    pub fn remove_file(&mut self, index: usize) {
+        let removed = self.list.remove(index).filter(File::is_empty);
+        assert!(removed.is_some(), "there is a file, and it has no jobs");
+        self.current -= usize::from(index < self.current);
+        if index == 0 {
+            self.gaps.forget_before(self.oldest_number());
+            // There may be room for another gap.
+            self.has_emptied = true;
         }
-        match self.disk.raw().truncate(number, used) {
-            Ok(()) => {}
-            Err(error) if is_want_of_space(&error) => {
-                return debug!("cannot truncate binlog.{number}: {error}; it stays longer");
-            }
-            Err(error) => {
-                let what = || format!("cannot truncate binlog.{number}");
-                return self.disk.latch_error(Err(error), what);
-            }
-        }
-        self.segments[index].size = used;
-        self.disk_bytes -= on_disk(size) - on_disk(used);
+        self.recount();
     }
 
-    // ---- Removing ----
+    // ---- Free files ----
 
     /// Returns the index of the oldest free file.
     pub fn first_free(&self) -> Option<usize> {
-        let is_free = |segment: &Segment| segment.free_since.is_some();
-        if self.free == 0 { None } else { self.segments.iter().position(is_free) }
+        let is_free = |file: &File| file.free_since.is_some();
+        if self.sums.free == 0 { None } else { self.list.iter().position(is_free) }
     }
 
-    /// Counts the files that have become free. A closed file never gets another job.
-    pub fn count_free(&mut self) {
-        if !self.segments.take_emptied() {
+    /// Finds the files that have become free, after this many syncs were begun. A closed file never gets
+    /// another job.
+    pub fn count_free(&mut self, syncs_begun: u64) {
+        if !std::mem::take(&mut self.has_emptied) {
             return;
         }
         let mut gaps_left = self.gaps_left();
         let mut needed = None;
-        for index in 0..self.current {
+        for file in self.list.iter_mut().take(self.current) {
             if needed.is_some() && gaps_left == 0 {
-                return;
+                break;
             }
-            let segment = &mut self.segments[index];
-            let may_go = needed.is_none_or(|older| segment.is_apart_from(older));
-            if segment.free_since.is_none() && segment.is_empty() && may_go {
+            let may_go = needed.is_none_or(|older| file.is_apart_from(older));
+            if file.free_since.is_none() && file.is_empty() && may_go {
                 gaps_left -= usize::from(needed.is_some());
-                segment.free_since = Some(self.syncs_begun);
-                self.free += 1;
-                self.free_bytes += on_disk(segment.size);
-                self.kept_records -= records_len(segment);
+                file.free_since = Some(syncs_begun);
             }
-            if segment.free_since.is_none() {
-                needed = Some(segment.number);
+            if file.free_since.is_none() {
+                needed = Some(file.number);
             }
         }
+        self.recount();
     }
 
     /// Returns how many more files may be removed while older ones are needed.
-    fn gaps_left(&self) -> usize {
-        // A remote disk takes a missing file for a lost one.
-        let is_remote = self.disk.progress().is_some();
-        if is_remote || self.last_number() - self.oldest_number() >= MOST_NUMBERS {
+    pub fn gaps_left(&self) -> usize {
+        if self.leave_in_order || self.last_number() - self.oldest_number() >= MOST_NUMBERS {
             return 0;
         }
-        let closed = self.segments.iter().take(self.current).skip(1);
-        let unrecorded = closed
-            .filter(|segment| segment.free_since.is_some() && !self.gaps.contains(segment.number));
-        self.most_gaps().saturating_sub(self.gaps.iter().len() + unrecorded.count())
+        let is_new = |file: &&File| file.free_since.is_some() && !self.gaps.contains(file.number);
+        let unrecorded = self.closed().skip(1).filter(is_new).count();
+        self.most_gaps.saturating_sub(self.gaps.iter().len() + unrecorded)
     }
-
-    /// Returns how many gaps the head of a file can have: their records take at most half of a file.
-    fn most_gaps(&self) -> usize {
-        let most = (self.max_file_size / 2).saturating_sub(HEAD) / SHORT;
-        MOST_GAPS.min(usize::try_from(most).unwrap_or(MOST_GAPS))
-    }
-
-    /// Returns the file with this number if it is closed and has jobs.
-    pub fn find_with_jobs(&self, number: FileNumber) -> Option<&Segment> {
-        self.segments.find_file(number).filter(|file| file.is_closed && !file.is_empty())
-    }
-
-    /// Returns the closed file whose jobs are moved next: the oldest one of an island with the most garbage for
-    /// its live records. An island is a run of files that can be removed before older ones. The live records of
-    /// the file have at most `most_live` bytes. Only the first files of a run are looked at.
-    pub fn next_to_empty(&self, most_live: u64) -> Option<&Segment> {
-        let mut best: Option<(u128, u128, &Segment)> = None;
-        let mut older = None;
-        let may_leave_gaps = self.gaps_left() > 0;
-        for index in 0..self.current {
-            let start = &self.segments[index];
-            if start.free_since.is_some() {
-                continue;
-            }
-            // A file without jobs waits for older ones.
-            if !start.is_empty() && start.live_bytes() <= most_live {
-                let run = self.segments.iter().take(self.current).skip(index).take(MOST_IN_RUN);
-                let is_apart =
-                    |&segment: &&Segment| older.is_none_or(|older| segment.is_apart_from(older));
-                let (mut garbage, mut live) = (0, 0);
-                for segment in run.filter(|it| it.free_since.is_none()).take_while(is_apart) {
-                    live += u128::from(segment.live_bytes());
-                    let rest = on_disk(segment.size).saturating_sub(segment.live_bytes());
-                    garbage += u128::from(rest);
-                    // An older one is better by an eighth: it leaves no gap.
-                    if best.is_none_or(|(most, least, _)| 8 * garbage * least > 9 * most * live) {
-                        best = Some((garbage, live, start));
-                    }
-                }
-            }
-            if !may_leave_gaps {
-                break;
-            }
-            older = Some(start.number);
-        }
-        best.map(|(_, _, start)| start)
-    }
-
-    /// Notes that a sync of all records and names begins.
-    pub fn note_sync_begun(&mut self) {
-        self.count_free();
-        self.syncs_begun += 1;
-    }
-
-    /// Notes that the last sync has ended.
-    pub fn note_sync_ended(&mut self) {
-        self.syncs_ended = self.syncs_begun;
-    }
-
-    /// Returns whether a free file may be removed: the records are synced that have made it free, and so is
-    /// the removal of the file before.
-    pub fn may_remove(&self, index: usize) -> bool {
-        let is_synced =
-            self.segments[index].free_since.is_some_and(|since| since < self.syncs_ended);
-        is_synced && self.disk.has_synced_removals() && !self.disk.has_failed()
-    }
-
-    // ---- Gaps ----
 
     /// Returns the gaps that the next file begins with: all, unless the size of files is smaller than it was.
     pub fn carried_gaps(&self) -> impl ExactSizeIterator<Item = Gap> + '_ {
-        self.gaps.iter().take(self.most_gaps())
+        self.gaps.iter().take(self.most_gaps)
     }
 
     /// Returns whether a file can be removed without the record of a gap: no older file is left, or the
     /// gap is recorded.
     pub fn is_recorded_gap(&self, index: usize) -> bool {
-        index == 0 || self.gaps.contains(self.segments[index].number)
-    }
-
-    /// Notes that the record of a gap for a free file is made now. Each later file has it too.
-    pub fn add_gap(&mut self, index: usize) -> Gap {
-        let segment = &mut self.segments[index];
-        let gap = (segment.number, segment.number);
-        segment.free_since = Some(self.syncs_begun);
-        self.gaps.add(gap);
-        self.count_prepared_room();
-        gap
-    }
-
-    fn count_prepared_room(&mut self) {
-        self.prepared_room = self.prepared().map(|next| self.fresh_room(next)).sum();
-    }
-
-    /// Removes a free file. A damaged one is renamed instead.
-    pub fn remove_free(&mut self, index: usize) -> io::Result<()> {
-        let Segment { number, size, is_damaged, free_since, .. } = self.segments[index];
-        assert!(free_since.is_some(), "binlog.{number} is needed or written");
-        if is_damaged {
-            match self.disk.quarantine(number) {
-                Ok(name) => warn!("binlog.{number}: damaged; renamed to {name}"),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    warn!("binlog.{number}: damaged, and it was removed by someone else");
-                }
-                Err(error) => return Err(error),
-            }
-        } else {
-            self.disk.remove(number)?;
-        }
-        debug!("binlog.{number}: removed");
-        self.is_full = false;
-        self.segments.remove_file(index);
-        self.current -= 1;
-        self.free -= 1;
-        self.free_bytes -= on_disk(size);
-        self.disk_bytes -= on_disk(size);
-        self.closed_bytes -= on_disk(size);
-        if index == 0 {
-            self.gaps.forget_before(self.oldest_number());
-            self.count_prepared_room();
-            // There may be room for another gap.
-            self.segments.look_for_free();
-        }
-        Ok(())
-    }
-
-    /// Removes the newest file, which must be a prepared one or, at the start, the current one.
-    /// A file that a power cut brings back has no record, so the directory need not be synced.
-    pub fn remove_newest(&mut self) -> io::Result<()> {
-        let number = self.last_number();
-        self.disk.raw().remove(number)?;
-        let segment = self.segments.pop_newest();
-        self.is_full = false;
-        self.disk_bytes -= on_disk(segment.size);
-        if self.has_current() {
-            self.prepared_room -= self.fresh_room(&segment);
-        }
-        Ok(())
+        index == 0 || self.gaps.contains(self.list[index].number)
     }
 
     // ---- Jobs ----
 
-    /// Makes sure that the next [`Files::add_job`] needs no memory.
-    pub fn try_reserve_job(&mut self) -> Result<(), TryReserveError> {
-        self.segments.try_reserve_one()
+    /// Returns how many jobs there are.
+    pub fn job_count(&self) -> u64 {
+        self.jobs.len() as u64
     }
 
-    /// Notes that the next record supersedes one of a job or a kept key.
-    pub fn supersede(&mut self, key: LogKey) {
-        self.segments.supersede(key);
+    /// Returns how many short records the deletes of all jobs need.
+    pub fn delete_records(&self) -> u64 {
+        self.job_count() + self.keeping_jobs
     }
 
-    /// Notes that the next record supersedes one of a file, or of any for 0.
-    pub fn supersede_file(&mut self, number: FileNumber) {
-        self.segments.supersede_file(number);
+    /// Returns the entry of a job or kept key.
+    pub fn entry(&self, owner: Owner) -> &Entry {
+        self.find(owner).expect("it has an entry")
     }
 
-    /// Adds a job whose records are the next ones in the current file: `key_len` bytes of the record of
-    /// its key, and the full record, `len` bytes together.
-    pub fn add_job(&mut self, job: JobKey, key_len: u64, len: u64) -> LogKey {
-        let Segment { number, used, .. } = *self.current();
-        self.segments.add_job(job, number, used + key_len, len)
+    /// Returns the entry of a job or kept key, if it has one.
+    pub fn find(&self, owner: Owner) -> Option<&Entry> {
+        match owner {
+            Owner::Job(job) => self.jobs.get(job),
+            Owner::KeptKey(kept) => self.kept.get(kept),
+        }
     }
 
-    /// Notes whether the key of a job will be kept after its delete.
-    pub fn set_keeping(&mut self, key: LogKey, is_keeping: bool) {
-        self.segments.set_keeping(key, is_keeping);
+    fn entry_mut(&mut self, owner: Owner) -> &mut Entry {
+        match owner {
+            Owner::Job(job) => &mut self.jobs[job],
+            Owner::KeptKey(kept) => &mut self.kept[kept],
+        }
     }
 
-    /// Turns the entry of a deleted job into that of its kept key, whose record goes to the current
-    /// file.
-    pub fn keep_key(&mut self, key: LogKey, kept: KeptKey) {
-        self.segments.keep_key(key, kept, self.current().number, SHORT);
+    /// Returns all jobs, in the order of their files.
+    pub fn jobs(&self) -> impl Iterator<Item = JobKey> + '_ {
+        self.list.iter().flat_map(|file| file.jobs.iter(&self.jobs)).map(JobKey::from_number)
+    }
+
+    /// Returns the bytes of memory that all entries take, with the moments of burials.
+    pub fn taken_bytes(&self) -> u64 {
+        self.jobs.taken_bytes() + self.kept.taken_bytes() + self.burials.taken_bytes()
+    }
+
+    /// Returns when a job was buried, by its last record, or zero if that is not known.
+    pub fn buried_at(&self, key: JobKey) -> Nanos {
+        self.burials.get(key).map_or(Nanos::ZERO, |moment| Nanos::from_nanos(moment.get()))
     }
 
     /// Notes when a job was buried, by its last record. `None` is for a job that is not buried.
     pub fn set_buried_at(
         &mut self,
-        key: LogKey,
+        key: JobKey,
         moment: Option<Nanos>,
     ) -> Result<(), TryReserveError> {
-        self.segments.set_buried_at(key, moment)
+        self.burials.remove(key);
+        match moment.and_then(|moment| NonZero::new(moment.as_nanos())) {
+            Some(moment) => self.burials.try_insert(key, moment),
+            None => Ok(()),
+        }
     }
 
-    /// Notes that a new record of a job or a kept key is the next one in the current file: `key_len` bytes
-    /// of the record of the key before a full one, and `len` bytes together.
-    pub fn move_job(&mut self, key: LogKey, key_len: u64, len: u64) {
-        let Segment { number, used, .. } = *self.current();
-        self.segments.move_job(key, number, used + key_len, len);
+    /// Makes sure that the next [`Files::add`] needs no memory, which is of this job or kept key.
+    pub fn try_reserve(&mut self, owner: Owner) -> Result<(), TryReserveError> {
+        match owner {
+            Owner::Job(job) => self.jobs.try_reserve(job),
+            Owner::KeptKey(kept) => self.kept.try_reserve(kept),
+        }
     }
 
-    /// Notes that a record in a file is damaged.
-    pub fn note_damage(&mut self, number: FileNumber) {
-        self.segments.by_number(number).is_damaged = true;
+    /// Adds a job or kept key whose record, of `len` bytes with that of its key, is in this file at `offset`.
+    /// The key of a job is kept after its delete if it `is_keeping`. Call [`Files::try_reserve`] before.
+    pub fn add(
+        &mut self,
+        owner: Owner,
+        (file, offset): (FileNumber, u64),
+        len: u64,
+        is_keeping: bool,
+    ) {
+        self.keeping_jobs += u64::from(is_keeping);
+        let entry = Entry {
+            file: file_number(file),
+            offset: record_offset(offset),
+            len: record_len(len) | if is_keeping { KEEPS_KEY } else { 0 },
+            links: Links::LOOSE,
+        };
+        let added = match owner {
+            Owner::Job(job) => self.jobs.try_insert(job, entry),
+            Owner::KeptKey(kept) => self.kept.try_insert(kept, entry),
+        };
+        added.expect("the memory is reserved");
+        self.attach(owner);
+    }
+
+    /// Notes that the job has a new full record in this file at `offset`, of `len` bytes with the record
+    /// of its key, or that a kept key has a new record there.
+    pub fn move_to(&mut self, owner: Owner, (file, offset): (FileNumber, u64), len: u64) {
+        self.supersede(owner);
+        self.detach(owner);
+        let entry = self.entry_mut(owner);
+        entry.file = file_number(file);
+        entry.offset = record_offset(offset);
+        entry.len = record_len(len) | (entry.len & KEEPS_KEY);
+        self.attach(owner);
+    }
+
+    /// Notes that a job has a key, which will be kept after its delete or not, or no key, and the length of its
+    /// records together.
+    pub fn set_key(&mut self, key: JobKey, len: u64, is_keeping: bool) {
+        self.detach(Owner::Job(key));
+        let entry = &mut self.jobs[key];
+        self.keeping_jobs -= u64::from(entry.keeps_key());
+        self.keeping_jobs += u64::from(is_keeping);
+        entry.len = record_len(len) | if is_keeping { KEEPS_KEY } else { 0 };
+        self.attach(Owner::Job(key));
     }
 
     /// Removes a job or a kept key and returns its entry.
-    pub fn remove_job(&mut self, key: LogKey) -> Entry {
-        self.segments.remove_job(key)
+    pub fn remove(&mut self, owner: Owner) -> Entry {
+        self.detach(owner);
+        let removed = match owner {
+            Owner::Job(job) => {
+                self.burials.remove(job);
+                self.jobs.remove(job)
+            }
+            Owner::KeptKey(kept) => self.kept.remove(kept),
+        };
+        let entry = removed.expect("it was just detached");
+        self.keeping_jobs -= u64::from(entry.keeps_key());
+        entry
+    }
+
+    /// Notes that a record supersedes one of a job or a kept key.
+    pub fn supersede(&mut self, owner: Owner) {
+        self.supersede_file(self.entry(owner).file());
+    }
+
+    /// Notes that a record supersedes one of this file, or of any for 0.
+    pub fn supersede_file(&mut self, older: FileNumber) {
+        self.reaches = self.reaches.min(older);
+    }
+
+    fn attach(&mut self, owner: Owner) {
+        let entry = self.entry(owner);
+        let (number, len) = (entry.file(), entry.live_bytes());
+        let index = self.find_file(number).expect("a record is in a file");
+        let file = &mut self.list[index];
+        match owner {
+            Owner::Job(job) => file.jobs.push_back(&mut self.jobs, job.number()),
+            Owner::KeptKey(kept) => file.kept.push_back(&mut self.kept, kept.number()),
+        }
+        file.live_bytes += len;
+        self.live_bytes += len;
+    }
+
+    fn detach(&mut self, owner: Owner) {
+        let entry = self.entry(owner);
+        let (number, len) = (entry.file(), entry.live_bytes());
+        let index = self.find_file(number).expect("a record is in a file");
+        let file = &mut self.list[index];
+        match owner {
+            Owner::Job(job) => file.jobs.remove(&mut self.jobs, job.number()),
+            Owner::KeptKey(kept) => file.kept.remove(&mut self.kept, kept.number()),
+        }
+        let rest = file.live_bytes.checked_sub(len);
+        file.live_bytes = rest.expect("the record counts as live in its file");
+        self.has_emptied |= file.is_empty() && index != self.current;
+        self.live_bytes -= len;
     }
 
     // ---- Checking ----
 
-    /// Panics unless all sums are those of the files, and each file is in the state that its
-    /// position requires.
+    /// Panics unless all sums and lists agree, and each file is in the state that its position requires.
     pub fn check(&self) {
-        self.segments.check();
-        let on_disk = |from: usize, to: usize| -> u64 {
-            let some = self.segments.iter().take(to).skip(from);
-            some.map(|segment| on_disk(segment.size)).sum()
-        };
-        let (current, len) = (self.current, self.segments.len());
-        assert!(current < len, "the current file has index {current} of {len}");
-        assert_eq!(self.disk_bytes, on_disk(0, len), "bytes of all files, noted and counted");
-        let closed = on_disk(0, current);
-        assert_eq!(self.closed_bytes, closed, "bytes of closed files, noted and counted");
-        let free = || self.segments.iter().filter(|segment| segment.free_since.is_some());
-        assert_eq!(self.free, free().count(), "free files, noted and counted");
-        let free_bytes: u64 = free().map(|segment| self::on_disk(segment.size)).sum();
-        assert_eq!(self.free_bytes, free_bytes, "bytes of free files, noted and counted");
-        let records: u64 = self.kept_closed().map(records_len).sum();
-        assert_eq!(
-            self.kept_records, records,
-            "bytes of records in closed files, noted and counted"
-        );
-        for segment in free() {
-            assert!(segment.is_empty(), "binlog.{} is free and has jobs", segment.number);
+        assert_eq!(self.sums, self.count(), "sums of all files, noted and counted");
+        self.jobs.check(format_args!("the entries of jobs"));
+        self.kept.check(format_args!("the entries of kept keys"));
+        self.burials.check(format_args!("the moments of burials"));
+        let (mut jobs, mut kept, mut live_bytes) = (0, 0, 0);
+        for file in &self.list {
+            self.check_file(file);
+            jobs += file.jobs.len() as usize;
+            kept += file.kept.len() as usize;
+            live_bytes += file.live_bytes;
         }
-        let room = self.prepared().map(|next| self.fresh_room(next)).sum::<u64>();
-        assert_eq!(self.prepared_room, room, "room in prepared files, noted and counted");
-        for (number, segment) in (self.current().number + 1..).zip(self.prepared()) {
-            assert_eq!(segment.number, number, "the number of a prepared file");
+        assert!(self.list.iter().is_sorted_by_key(|file| file.number), "files are in order");
+        assert_eq!(self.jobs.len(), jobs, "jobs with entries, and jobs of all files");
+        assert_eq!(self.kept.len(), kept, "kept keys with entries, and kept keys of all files");
+        assert_eq!(self.live_bytes, live_bytes, "live bytes of the binlog, and of its files");
+        let keeping = self.jobs.iter().filter(|(_, entry)| entry.keeps_key()).count();
+        assert_eq!(self.keeping_jobs, keeping as u64, "jobs that keep keys, noted and counted");
+        for (key, _) in self.burials.iter() {
+            assert!(self.jobs.get(key).is_some(), "{key:?} is buried and has no entry");
+        }
+        let File { number, used, is_damaged, .. } = *self.current();
+        assert!(used >= HEAD && !is_damaged, "binlog.{number} is the current file without a head");
+        for (number, prepared) in (number + 1..).zip(self.prepared()) {
+            assert_eq!(prepared.number, number, "the number of a prepared file");
+            let is_unused = prepared.is_unused() && prepared.is_empty();
             assert!(
-                is_unused(segment) && segment.is_empty(),
-                "binlog.{number} is only prepared, but {} bytes of it are used",
-                segment.used
+                is_unused,
+                "binlog.{number} is only prepared, but {} bytes are used",
+                prepared.used
             );
         }
-        let Segment { number, used, is_damaged, .. } = *self.current();
-        assert!(used >= HEAD && !is_damaged, "binlog.{number} is the current file without a head");
+    }
+
+    fn check_file(&self, file: &File) {
+        let File { number, size, used, .. } = *file;
+        assert!(used <= size, "binlog.{number}: {used} bytes of {size} are used");
+        assert!(
+            file.free_since.is_none() || file.is_empty(),
+            "binlog.{number} is free and has jobs"
+        );
+        let mut live_bytes = 0;
+        let mut count = |owner: Owner| {
+            let entry = self.entry(owner);
+            assert_eq!(entry.file(), number, "the file of {owner:?}, in its entry and by its list");
+            live_bytes += entry.live_bytes();
+        };
+        let jobs = format_args!("the jobs of binlog.{number}");
+        file.jobs.check(&self.jobs, jobs, |key| count(Owner::Job(JobKey::from_number(key))));
+        let kept = format_args!("the kept keys of binlog.{number}");
+        file.kept.check(&self.kept, kept, |key| count(Owner::KeptKey(KeptKey::from_number(key))));
+        assert_eq!(file.live_bytes, live_bytes, "live bytes of binlog.{number}, noted and counted");
     }
 }
 
 /// Returns the bytes that a file of `size` bytes takes on the disk.
-fn on_disk(size: u64) -> u64 {
+pub fn on_disk(size: u64) -> u64 {
     size.next_multiple_of(BLOCK)
 }
 
-/// Returns the bytes of the records in a file, without its head.
-pub fn records_len(segment: &Segment) -> u64 {
-    segment.used.saturating_sub(HEAD)
+/// Returns whether the entry of a job keeps the offset of a record there.
+pub fn is_known_offset(offset: u64) -> bool {
+    record_offset(offset) != FAR_OFFSET
 }
 
-fn is_unused(segment: &Segment) -> bool {
-    segment.used <= VERSION_LEN as u64 && !segment.is_damaged
+fn record_offset(offset: u64) -> u32 {
+    u32::try_from(offset).unwrap_or(FAR_OFFSET)
 }
 
-/// Returns whether an error of the disk passes when space is freed or permission is given.
-pub fn is_want_of_space(error: &io::Error) -> bool {
-    use io::ErrorKind::{FileTooLarge, OutOfMemory, PermissionDenied, QuotaExceeded, StorageFull};
-    matches!(
-        error.kind(),
-        StorageFull | QuotaExceeded | FileTooLarge | OutOfMemory | PermissionDenied
-    )
+fn record_len(len: u64) -> u32 {
+    let len = u32::try_from(len).ok().filter(|len| len & KEEPS_KEY == 0);
+    len.expect("a body has at most 2^30 bytes")
+}
+
+fn file_number(number: FileNumber) -> NonZero<FileNumber> {
+    NonZero::new(number).expect("files are numbered from 1")
+}
+
+/// The links of the lists of jobs and of kept keys in a file.
+impl<K: Key> Linked for PagedSlab<K, Entry> {
+    fn links(&self, key: u32) -> Links {
+        self[K::from_number(key)].links
+    }
+
+    fn links_mut(&mut self, key: u32) -> &mut Links {
+        &mut self[K::from_number(key)].links
+    }
 }

@@ -9,11 +9,11 @@
 //! record, so a record that was incomplete in the first reading was complete before the second.
 
 use super::disk::{Disk, FileNumber};
-use super::gaps::{Gap, Gaps};
+use super::history::{Event, Flushes, History};
 use super::key_record::KeyRecord;
-use super::reader::{Damage, Item, ReadError, Reader, Record, TornTail};
+use super::reader::{Damage, Item, ReadError, Reader, Record};
 use super::record::{
-    FILE_HEAD_LEN, Fields, FlushCounts, Layout, Mark, RecordState, SHORT_LEN, VERSION_LEN,
+    Content, FILE_HEAD_LEN, Fields, Layout, Mark, RecordState, SHORT_LEN, VERSION_LEN,
 };
 use crate::engine::digest::Digest;
 use crate::engine::text::CR_LF;
@@ -29,7 +29,7 @@ pub enum InspectError {
     /// The directory cannot be listed.
     List(io::Error),
     /// A file cannot be read.
-    Read(FileNumber, ReadError),
+    Read(ReadError),
     /// The output cannot be written.
     Output(io::Error),
 }
@@ -39,46 +39,34 @@ pub enum InspectError {
 struct Survey {
     jobs: HashMap<u64, Job>,
     files: Vec<File>,
-    /// The pairs of neighbours between which files are missing.
-    lost: Vec<Gap>,
-    /// The files that were removed before older ones.
-    gaps: Gaps,
-    tail: TornTail,
-    /// The flushes of each tube.
-    flushes: Flushes,
-    /// The key of a job, if that was the last record.
-    key_before: Option<KeyRecord>,
+    /// All places that are not as they should be, and the lines about them.
+    findings: BTreeMap<Place, String>,
+    flushes: Flushes<Rc<str>>,
     /// The number of files that were listed, but removed before they were read to the end.
     vanished: usize,
 }
 
-/// A damaged place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
-    /// Bytes at this offset of a file.
+    /// Damaged bytes at this offset of a file.
     Damage(FileNumber, u64),
-    /// Bytes at this offset of a file, behind its last record.
+    /// Bytes that a crash has left at this offset of a file, behind its last record.
     Torn(FileNumber, u64),
     /// Missing files between these two.
-    Gap(FileNumber, FileNumber),
+    Lost(FileNumber, FileNumber),
 }
-
-/// The flushes of all tubes, by name.
-#[derive(Debug, Default)]
-struct Flushes(HashMap<Rc<str>, FlushCounts>);
 
 /// A live job.
 #[derive(Debug)]
 struct Job {
     /// The index of the file with its full record, and the offset of that in bytes.
-    file: usize,
-    offset: u64,
+    place: (usize, u64),
     /// The length of its full record in bytes, with that of its key.
     len: u64,
     key: Option<Digest>,
     tube: Rc<str>,
-    /// The flushes of its tube before its last record.
-    flushes_before: FlushCounts,
+    /// The number of flushes before its last record.
+    since: u32,
     /// The fields of its last record.
     fields: Fields,
 }
@@ -92,25 +80,13 @@ struct File {
     layout: Layout,
     records: u64,
     full_records: u64,
-    damages: Vec<Damage>,
-    /// The bytes that a crash has left behind the last record.
-    torn: Option<Damage>,
-}
-
-/// The numbers of jobs of a tube in each state.
-#[derive(Clone, Copy, Debug, Default)]
-struct Count {
-    ready: u64,
-    reserved: u64,
-    delayed: u64,
-    buried: u64,
 }
 
 /// Prints the contents and the damage of each file. Returns whether there is no damage.
 pub fn check(disk: &mut dyn Disk, out: &mut dyn Write) -> Result<bool, InspectError> {
     let survey = Survey::read(disk)?;
     survey.print(out).map_err(InspectError::Output)?;
-    Ok(survey.is_sound())
+    Ok(survey.damages() == 0)
 }
 
 /// Prints each live job as one line of JSON. Returns whether there is no damage.
@@ -125,26 +101,11 @@ pub fn dump(disk: &mut dyn Disk, out: &mut dyn Write) -> Result<bool, InspectErr
         // A file was removed since the survey, and its jobs were moved to a newer one before.
         survey = Survey::read(disk)?;
     }
-    Ok(survey.is_sound())
+    Ok(survey.damages() == 0)
 }
 
 /// At most this many readings of all files. On a busy server jobs come and go between any two.
 const MAX_READINGS: usize = 5;
-
-/// Opens a file, unless it was removed meanwhile.
-fn open(disk: &mut dyn Disk, number: FileNumber) -> Result<Option<Reader<'_>>, InspectError> {
-    // A new file may have this number since the last reading.
-    disk.close(number);
-    match Reader::open(disk, number) {
-        Ok(reader) => Ok(Some(reader)),
-        Err(error) if is_gone(&error) => Ok(None),
-        Err(error) => Err(InspectError::Read(number, error)),
-    }
-}
-
-fn is_gone(error: &ReadError) -> bool {
-    matches!(error, ReadError::Io(error) if error.kind() == ErrorKind::NotFound)
-}
 
 impl Survey {
     /// Reads all files. Damage that only one reading has found is left out.
@@ -152,39 +113,20 @@ impl Survey {
         let mut found_before = BTreeSet::new();
         let mut survey = Survey::read_once(disk)?;
         for _ in 1..MAX_READINGS {
-            let found = survey.places();
             // A removed file may have had records that superseded those of an older file.
-            if survey.vanished == 0 && found.is_subset(&found_before) {
+            if survey.vanished == 0 && survey.findings.keys().all(|at| found_before.contains(at)) {
                 return Ok(survey);
             }
-            found_before.extend(found);
+            found_before.extend(survey.findings.into_keys());
             survey = Survey::read_once(disk)?;
         }
-        survey.keep_damage_at(&found_before);
+        survey.findings.retain(|place, _| found_before.contains(place));
         Ok(survey)
-    }
-
-    /// Returns all damaged places.
-    fn places(&self) -> BTreeSet<Place> {
-        let lost = self.lost.iter().map(|&(before, after)| Place::Gap(before, after));
-        let places = self.files.iter().flat_map(|file| {
-            let damages = file.damages.iter();
-            let damages = damages.map(|damage| Place::Damage(file.number, damage.offset));
-            damages.chain(file.torn.iter().map(|torn| Place::Torn(file.number, torn.offset)))
-        });
-        lost.chain(places).collect()
-    }
-
-    fn keep_damage_at(&mut self, places: &BTreeSet<Place>) {
-        self.lost.retain(|&(before, after)| places.contains(&Place::Gap(before, after)));
-        for File { number, damages, torn, .. } in &mut self.files {
-            damages.retain(|damage| places.contains(&Place::Damage(*number, damage.offset)));
-            torn.take_if(|torn| !places.contains(&Place::Torn(*number, torn.offset)));
-        }
     }
 
     fn read_once(disk: &mut dyn Disk) -> Result<Survey, InspectError> {
         let mut survey = Survey::default();
+        let mut history = History::default();
         let mut read = Vec::new();
         loop {
             let mut numbers = disk.list().map_err(InspectError::List)?;
@@ -194,130 +136,109 @@ impl Survey {
                 break;
             }
             for &number in &numbers {
-                survey.read_file(disk, number)?;
+                survey.read_file(disk, number, &mut history)?;
             }
             read.extend(numbers);
         }
-        survey.lost.extend(survey.gaps.lost(&read));
-        if let Some((number, torn)) = survey.tail.take() {
-            survey.file_mut(number).torn = Some(torn);
+        for (before, after) in history.gaps.lost(&read) {
+            let line = format!("damage: nothing between binlog.{before} and binlog.{after}");
+            survey.findings.insert(Place::Lost(before, after), line);
+        }
+        if let Some((number, Damage { offset, len, cause, .. })) = history.torn {
+            let line = format!("  torn at {offset}: {cause} ({len} bytes, will be cut)");
+            survey.findings.insert(Place::Torn(number, offset), line);
         }
         let Survey { jobs, flushes, .. } = &mut survey;
-        jobs.retain(|_, job| {
-            !flushes.of(&job.tube).have_deleted(job.flushes_before, job.is_buried())
-        });
+        jobs.retain(|_, job| flushes.first_after(&job.tube, job.since, job.is_buried()).is_none());
         Ok(survey)
     }
 
-    fn read_file(&mut self, disk: &mut dyn Disk, number: FileNumber) -> Result<(), InspectError> {
-        let Some(mut reader) = open(disk, number)? else {
-            self.vanished += 1;
-            return Ok(());
+    fn read_file(
+        &mut self,
+        disk: &mut dyn Disk,
+        number: FileNumber,
+        history: &mut History,
+    ) -> Result<(), InspectError> {
+        // A new file may have this number since the last reading.
+        disk.close(number);
+        let is_gone = match history.read_file(disk, number, |event| self.visit(number, event)) {
+            // A file that is being removed is truncated while it is read.
+            Ok(()) => disk.size(number).is_err_and(|error| error.kind() == ErrorKind::NotFound),
+            Err(error) if error.is_gone() => true,
+            Err(error) => return Err(InspectError::Read(error)),
         };
-        self.files.push(File {
-            number,
-            size: reader.size(),
-            used: 0,
-            layout: reader.layout(),
-            records: 0,
-            full_records: 0,
-            damages: Vec::new(),
-            torn: None,
-        });
-        loop {
-            let item = match reader.next_item() {
-                Ok(item) => item,
-                Err(error) if is_gone(&error) => break,
-                Err(error) => return Err(InspectError::Read(number, error)),
-            };
-            if !matches!(item, Item::End(_)) {
-                let followed = self.tail.take();
-                self.note_damage(followed);
-            }
-            match item {
-                Item::Record(record) => {
-                    let file = self.file_mut(number);
-                    file.records += 1;
-                    file.full_records += u64::from(record.tube.is_some());
-                    self.apply(&record);
-                }
-                Item::Damage(damage) => self.note_damage(Some((number, damage))),
-                Item::End(end) => {
-                    self.file_mut(number).used = end.used;
-                    let damage = end.tail.and_then(|tail| self.tail.begins(number, tail));
-                    self.note_damage(damage);
-                    break;
-                }
-            }
-        }
-        // A file that is being removed is truncated while it is read.
-        match disk.size(number) {
-            Err(error) if error.kind() == ErrorKind::NotFound => self.forget_damage(number),
-            Ok(_) | Err(_) => {}
+        if is_gone {
+            self.vanished += 1;
+            let is_here = |place: &Place| matches!(place, Place::Damage(at, _) if *at == number);
+            self.findings.retain(|place, _| !is_here(place));
+            history.torn.take_if(|(at, _)| *at == number);
         }
         Ok(())
     }
 
-    fn forget_damage(&mut self, number: FileNumber) {
-        self.vanished += 1;
-        self.file_mut(number).damages.clear();
-        if let Some((torn_in, torn)) = self.tail.take()
-            && torn_in != number
-        {
-            self.tail.begins(torn_in, torn);
-        }
-    }
-
-    fn note_damage(&mut self, damage: Option<(FileNumber, Damage)>) {
-        if let Some((number, damage)) = damage {
-            self.file_mut(number).damages.push(damage);
-        }
-    }
-
-    fn file_mut(&mut self, number: FileNumber) -> &mut File {
-        let file = self.files.iter_mut().rfind(|file| file.number == number);
-        file.expect("damage is noted after its file was added")
-    }
-
-    fn apply(&mut self, record: &Record) {
-        let Record { offset, len, fields, ref tube, .. } = *record;
-        let key_before = self.key_before.take().filter(|key| key.id == fields.id);
-        if let Some(key) = record.key {
-            // The record of a kept key is not live: its end is not recorded.
-            self.key_before = key.kept_until.is_none().then_some(key);
-            return;
-        }
-        if let Some(gap) = record.gap {
-            self.gaps.add(gap);
-        } else if let Some((kind, tube)) = record.flush.zip(*tube) {
-            self.flushes.0.entry(Rc::from(tube)).or_default().add(kind);
-        } else if fields.state == RecordState::Deleted {
-            // Without the record of the flush, the flush has not happened.
-            if let Some(job) = self.jobs.get(&fields.id)
-                && self.flushes.of(&job.tube).allow(
-                    fields.mark,
-                    job.flushes_before,
-                    job.is_buried(),
-                )
-            {
-                self.jobs.remove(&fields.id);
+    fn visit(&mut self, number: FileNumber, event: Event<'_>) -> Result<(), ReadError> {
+        match event {
+            Event::Opened { size, layout, .. } => {
+                let (used, records, full_records) = (0, 0, 0);
+                self.files.push(File { number, size, used, layout, records, full_records });
             }
-        } else if let Some(tube) = tube {
-            let file = self.files.len() - 1;
-            let flushes_before = self.flushes.of(tube);
-            let tube = Rc::from(*tube);
-            let len = len + key_before.map_or(0, |_| SHORT_LEN as u64);
-            let key = key_before.map(|key| key.digest);
-            let job = Job { file, offset, len, key, tube, flushes_before, fields };
-            self.jobs.insert(fields.id, job);
-        } else if let Some(job) = self.jobs.get_mut(&fields.id) {
-            job.fields = fields;
-            job.flushes_before = self.flushes.of(&job.tube);
+            Event::Record(record, key) => {
+                let file = self.files.last_mut().expect("the file is open");
+                file.records += 1;
+                file.full_records += u64::from(!record.tube.is_empty());
+                return self.apply(number, record, key.map(|(_, key)| key));
+            }
+            Event::Damage(number, Damage { offset, len, cause, id, .. }) => {
+                let job = id.map_or(String::new(), |id| format!(", job {id}"));
+                let line = format!("  damage at {offset}: {cause} ({len} bytes{job})");
+                self.findings.insert(Place::Damage(number, offset), line);
+            }
+            Event::End(used) => self.files.last_mut().expect("the file is open").used = used,
         }
+        Ok(())
     }
 
-    fn is_sound(&self) -> bool {
-        self.lost.is_empty() && self.files.iter().all(|file| file.damages.is_empty())
+    fn apply(
+        &mut self,
+        number: FileNumber,
+        record: &Record<'_>,
+        key: Option<KeyRecord>,
+    ) -> Result<(), ReadError> {
+        let &Record { offset, len, content, tube, .. } = record;
+        let since = self.flushes.count;
+        match content {
+            Content::Job(fields) if fields.state == RecordState::Deleted => {
+                // Without the record of the flush, the flush has not happened.
+                if let Some(job) = self.jobs.get(&fields.id)
+                    && self.flushes.allow(fields.mark, &job.tube, job.since, job.is_buried())
+                {
+                    self.jobs.remove(&fields.id);
+                }
+            }
+            Content::Job(fields) if !tube.is_empty() => {
+                let len = len + key.map_or(0, |_| SHORT_LEN as u64);
+                let (place, key) = ((self.files.len() - 1, offset), key.map(|key| key.digest));
+                let job = Job { place, len, key, tube: Rc::from(tube), since, fields };
+                self.jobs.insert(fields.id, job);
+            }
+            Content::Job(fields) => {
+                if let Some(job) = self.jobs.get_mut(&fields.id) {
+                    (job.fields, job.since) = (fields, since);
+                }
+            }
+            Content::Flush(flush) => self
+                .flushes
+                .add(Rc::from(tube), flush)
+                .map_err(|error| ReadError::no_memory(number, error))?,
+            // The record of a kept key is not live: its end is not recorded.
+            Content::Key(_) | Content::Gap(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Returns the number of damaged places.
+    fn damages(&self) -> usize {
+        self.findings.keys().filter(|place| !matches!(place, Place::Torn(..))).count()
     }
 
     // ---- Printing ----
@@ -330,13 +251,20 @@ impl Survey {
         out: &mut dyn Write,
     ) -> Result<(), InspectError> {
         for (index, file) in self.files.iter().enumerate() {
-            let Some(mut reader) = open(disk, file.number)? else { continue };
+            disk.close(file.number);
+            let mut reader = match Reader::open(disk, file.number) {
+                Ok(reader) => reader,
+                Err(error) if error.is_gone() => continue,
+                Err(error) => return Err(InspectError::Read(error)),
+            };
             loop {
-                match reader.next_item().map_err(|error| InspectError::Read(file.number, error))? {
-                    Item::Record(Record { offset, fields, body: Some(body), .. }) => {
-                        let job = self.jobs.get(&fields.id);
-                        let job = job.filter(|job| (job.file, job.offset) == (index, offset));
-                        if let Some(job) = job.filter(|_| dumped.insert(fields.id)) {
+                match reader.next_item().map_err(InspectError::Read)? {
+                    Item::Record(Record {
+                        offset, content: Content::Job(of_job), body, ..
+                    }) => {
+                        let job = self.jobs.get(&of_job.id);
+                        let job = job.filter(|job| job.place == (index, offset));
+                        if let Some(job) = job.filter(|_| dumped.insert(of_job.id)) {
                             let body = body.strip_suffix(CR_LF).unwrap_or(body);
                             write_job(job, body, out).map_err(InspectError::Output)?;
                         }
@@ -351,33 +279,37 @@ impl Survey {
 
     fn print(&self, out: &mut dyn Write) -> io::Result<()> {
         let mut live = vec![0; self.files.len()];
-        let mut counts: Vec<BTreeMap<&str, Count>> = vec![BTreeMap::new(); self.files.len()];
+        // The jobs of each file and tube, by state.
+        let mut counts: Vec<BTreeMap<&str, [u64; 5]>> = vec![BTreeMap::new(); self.files.len()];
         for job in self.jobs.values() {
-            live[job.file] += job.len;
-            counts[job.file].entry(&job.tube).or_default().add(job.fields.state);
+            live[job.place.0] += job.len;
+            let of_tube = counts[job.place.0].entry(&job.tube).or_default();
+            of_tube[job.fields.state as usize] += 1;
         }
         for (index, file) in self.files.iter().enumerate() {
             file.print(live[index], out)?;
-            for (tube, count) in &counts[index] {
-                writeln!(out, "  {tube}: {count}")?;
+            for at in [Place::Damage, Place::Torn] {
+                for (_, line) in self.findings.range(at(file.number, 0)..at(file.number, u64::MAX))
+                {
+                    writeln!(out, "{line}")?;
+                }
+            }
+            for (tube, [_, ready, reserved, buried, delayed]) in &counts[index] {
+                writeln!(
+                    out,
+                    "  {tube}: {ready} ready, {reserved} reserved, {delayed} delayed, {buried} buried"
+                )?;
             }
         }
-        for (before, after) in &self.lost {
-            writeln!(out, "damage: nothing between binlog.{before} and binlog.{after}")?;
+        for (_, line) in self.findings.range(Place::Lost(0, 0)..) {
+            writeln!(out, "{line}")?;
         }
-        let damages: usize = self.files.iter().map(|file| file.damages.len()).sum();
-        let state = if self.is_sound() {
-            "sound".to_owned()
-        } else {
-            format!("{} damaged places", damages + self.lost.len())
-        };
-        writeln!(out, "{} files, {} jobs: {state}", self.files.len(), self.jobs.len())
-    }
-}
-
-impl Flushes {
-    fn of(&self, tube: &str) -> FlushCounts {
-        self.0.get(tube).copied().unwrap_or_default()
+        let (files, jobs, damages) = (self.files.len(), self.jobs.len(), self.damages());
+        write!(out, "{files} files, {jobs} jobs: ")?;
+        match damages {
+            0 => writeln!(out, "sound"),
+            _ => writeln!(out, "{damages} damaged places"),
+        }
     }
 }
 
@@ -401,34 +333,7 @@ impl File {
             out,
             "binlog.{number}: version {version} {checksums}, {used} of {size} bytes used, \
              {records} records ({full_records} full), {live} bytes live, {dead} dead"
-        )?;
-        for Damage { offset, len, cause, id, .. } in &self.damages {
-            let job = id.map_or(String::new(), |id| format!(", job {id}"));
-            writeln!(out, "  damage at {offset}: {cause} ({len} bytes{job})")?;
-        }
-        if let Some(Damage { offset, len, cause, .. }) = &self.torn {
-            writeln!(out, "  torn at {offset}: {cause} ({len} bytes, will be cut)")?;
-        }
-        Ok(())
-    }
-}
-
-impl Count {
-    fn add(&mut self, state: RecordState) {
-        *match state {
-            RecordState::Ready => &mut self.ready,
-            RecordState::Reserved => &mut self.reserved,
-            RecordState::Delayed => &mut self.delayed,
-            RecordState::Buried => &mut self.buried,
-            RecordState::Deleted => unreachable!("deleted jobs are removed"),
-        } += 1;
-    }
-}
-
-impl fmt::Display for Count {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Count { ready, reserved, delayed, buried } = self;
-        write!(f, "{ready} ready, {reserved} reserved, {delayed} delayed, {buried} buried")
+        )
     }
 }
 
@@ -437,13 +342,7 @@ fn write_job(job: &Job, body: &[u8], out: &mut dyn Write) -> io::Result<()> {
         id, pri, delay_secs, ttr_secs, counts, state, created_at, due_or_buried_at, ..
     } = job.fields;
     let tube = &job.tube;
-    let word = match state {
-        RecordState::Ready => "ready",
-        RecordState::Reserved => "reserved",
-        RecordState::Delayed => "delayed",
-        RecordState::Buried => "buried",
-        RecordState::Deleted => unreachable!("deleted jobs are removed"),
-    };
+    let word = ["deleted", "ready", "reserved", "buried", "delayed"][state as usize];
     write!(
         out,
         "{{\"id\":{id},\"tube\":\"{tube}\",\"state\":\"{word}\",\"pri\":{pri},\
@@ -492,9 +391,7 @@ impl fmt::Display for InspectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             InspectError::List(error) => write!(f, "cannot list the directory: {error}"),
-            InspectError::Read(number, error) => {
-                write!(f, "cannot read binlog.{number}: {error}")
-            }
+            InspectError::Read(error) => error.fmt(f),
             InspectError::Output(error) => write!(f, "cannot write the output: {error}"),
         }
     }

@@ -20,8 +20,8 @@
 //! All records of a binlog have one secret: each start reads it from them.
 
 use super::record::{
-    self, COUNTS_AT, CREATED_AT, DELAY_AT, FieldBytes, ID_AT, KEY_ID, MOMENT_AT, NAME_LENGTH_LEN,
-    NONCE_AT, PRI_AT, SHORT_LEN, array,
+    self, COUNTS_AT, CREATED_AT, DELAY_AT, FieldBytes, ID_AT, KEY_ID, MOMENT_AT, NONCE_AT, PRI_AT,
+    array,
 };
 use crate::engine::digest::{Digest, Secret};
 use crate::engine::time::Nanos;
@@ -40,11 +40,6 @@ pub struct KeyRecord {
 }
 
 const SECRET_AT: [usize; 2] = [DELAY_AT, DELAY_AT + 8];
-
-/// Returns whether the record of a key has this id.
-pub fn is_key(id: u64) -> bool {
-    id == KEY_ID
-}
 
 impl KeyRecord {
     /// Appends the record to `out`.
@@ -66,10 +61,8 @@ impl KeyRecord {
         record::write_bytes(out, &fields, "", &[]);
     }
 
-    /// Reads the record from the bytes of a short record with [`KEY_ID`]. Returns `None` if no job can
-    /// have its id.
-    pub fn read(bytes: &[u8]) -> Option<KeyRecord> {
-        let fields = bytes.get(NAME_LENGTH_LEN..SHORT_LEN)?;
+    /// Reads the fields of a record with [`KEY_ID`]. Returns `None` if no job can have its id.
+    pub fn read(fields: &[u8]) -> Option<KeyRecord> {
         let id = u64::from_ne_bytes(array(fields, CREATED_AT));
         let kept_until = u64::from_ne_bytes(array(fields, MOMENT_AT));
         (id > 0).then(|| KeyRecord {
@@ -87,7 +80,7 @@ impl KeyRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::binlog::record::{Head, Layout, RecordState};
+    use crate::engine::binlog::record::{Content, Head, Layout, SHORT_LEN};
 
     #[test]
     fn a_written_key_is_read_back_and_is_a_delete_of_no_job() {
@@ -102,15 +95,10 @@ mod tests {
             let mut bytes = Vec::new();
             key.write(&mut bytes, 9);
             assert_eq!(bytes.len(), SHORT_LEN);
-            assert_eq!(KeyRecord::read(&bytes), Some(key));
-            let Ok(Head::Job { fields, tube: "", body_len: 0, nonce: 9 }) =
-                Layout::V7WithCrc.read(&bytes)
-            else {
-                panic!("the record of a key is no short record")
-            };
-            assert_eq!((fields.id, fields.state), (KEY_ID, RecordState::Deleted));
-            let (expected, crc) = record::checksum(&bytes, "");
-            assert_eq!(crc.finalize(), expected);
+            let (content, len) = (Content::Key(key), SHORT_LEN);
+            let head = Head { id: KEY_ID, content, tube: "", len, body_len: 0, nonce: 9 };
+            assert_eq!(Layout::V7WithCrc.read(&bytes), Ok(head));
+            assert_eq!(Layout::V7WithCrc.verify(&bytes, len), Ok(()));
         }
     }
 }

@@ -2,20 +2,17 @@
 //!
 //! A [`Reader`] returns the intact records and the damaged places. After a damaged record it
 //! continues with the next intact one. It finds that by the length of the damaged one, or else by
-//! trying every byte. `queue/replay.rs` and `inspect.rs` decide what the records mean together. The
+//! trying every byte. [`history`](super::history) decides what the records mean together. The
 //! reader changes nothing.
 //!
 //! It keeps one window of the file in memory, as large as the longest record so far. No bytes make
 //! it loop or panic.
 
 use super::disk::{Disk, FileNumber};
-use super::gaps::Gap;
-use super::key_record::{self, KeyRecord};
 use super::record::{
-    self, DecodeError, FILE_HEAD_LEN, Fields, FileHeader, FlushKind, Head, Layout, VERSION_LEN,
+    self, Content, Corruption, FILE_HEAD_LEN, FileHeader, Head, Layout, VERSION_LEN,
 };
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::text::CR_LF;
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 use std::fmt;
@@ -26,13 +23,14 @@ use std::io;
 pub struct Reader<'d> {
     disk: &'d mut dyn Disk,
     number: FileNumber,
-    size: u64,
-    layout: Layout,
-    /// The last id in the file header record, or 0.
-    last_id: u64,
+    /// In bytes.
+    pub size: u64,
+    pub layout: Layout,
+    /// The last id that was given out before the file was created, or 0 if it is unknown.
+    pub last_id: u64,
     /// The nonce of the file header record. If that is damaged, the nonce of the first record, if
     /// that is intact.
-    nonce: Option<u32>,
+    pub nonce: Option<u32>,
     /// The offset of the next record.
     offset: u64,
     /// Damage at the head that was not returned yet.
@@ -56,24 +54,17 @@ pub enum Item<'s> {
 }
 
 /// An intact record.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Record<'s> {
     /// Its offset in the file in bytes.
     pub offset: u64,
     /// Its length in bytes.
     pub len: u64,
-    /// The fields of the job.
-    pub fields: Fields,
-    /// The kind of flush, if this is the record of a flush of the tube. Then the fields are of no job.
-    pub flush: Option<FlushKind>,
-    /// The key, if this is the record of the key of a job. Then the fields are of no job.
-    pub key: Option<KeyRecord>,
-    /// The numbers of removed files, if this is the record of a gap. Then the fields are of no job.
-    pub gap: Option<Gap>,
-    /// The tube of the job, in a full record.
-    pub tube: Option<&'s str>,
-    /// The body, in a full record of a job that is not deleted.
-    pub body: Option<&'s [u8]>,
+    pub content: Content,
+    /// The name of the tube; empty in a short record.
+    pub tube: &'s str,
+    /// The body; empty in a short record, and in that of a delete.
+    pub body: &'s [u8],
 }
 
 /// Bytes that should be a record and are not.
@@ -85,7 +76,7 @@ pub struct Damage {
     pub len: u64,
     /// The kind of damage at the first of them.
     pub cause: Corruption,
-    /// The id of the job in the record. It may be wrong too.
+    /// The id in the record. It may be wrong too.
     pub id: Option<u64>,
     /// The record seems to be a full one.
     pub is_full: bool,
@@ -100,30 +91,15 @@ pub struct End {
     pub tail: Option<Damage>,
 }
 
-/// Why bytes are no intact record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Corruption {
-    /// The version of the file is unknown.
-    Version(i32),
-    /// The file header record is damaged.
-    FileHeader,
-    /// A field is out of range.
-    Fields(DecodeError),
-    /// The record does not end within the file.
-    CutShort,
-    /// The bytes are zeros, and other bytes follow.
-    Zeros,
-    /// The checksum does not match.
-    Checksum,
-    /// The body does not end in CR LF.
-    BodyEnd,
-    /// The record is that of another job, or of another length.
-    OtherRecord,
-}
-
 /// Why a file cannot be read.
 #[derive(Debug)]
-pub enum ReadError {
+pub struct ReadError {
+    file: FileNumber,
+    cause: ReadErrorCause,
+}
+
+#[derive(Debug)]
+enum ReadErrorCause {
     /// The system refuses to read it.
     Io(io::Error),
     /// A body does not fit in memory.
@@ -147,32 +123,10 @@ enum Parsed {
 #[derive(Clone, Copy)]
 struct Span {
     offset: u64,
-    fields: Fields,
+    content: Content,
     tube_len: usize,
     head_len: usize,
     body_len: usize,
-}
-
-/// The bytes behind the last intact record of a file. If no record follows in newer files, a crash
-/// has left them; otherwise they are damage.
-#[derive(Debug, Default)]
-pub struct TornTail(Option<(FileNumber, Damage)>);
-
-impl TornTail {
-    /// Notes that a file ends in such bytes. Returns bytes that are damage now: those of an older
-    /// file, or these, if the file has no intact record.
-    pub fn begins(&mut self, number: FileNumber, tail: Damage) -> Option<(FileNumber, Damage)> {
-        if tail.offset == 0 {
-            return Some((number, tail));
-        }
-        self.0.replace((number, tail))
-    }
-
-    /// Returns the bytes that were noted last. They are damage if a record follows. After the last
-    /// file, a crash has left them.
-    pub fn take(&mut self) -> Option<(FileNumber, Damage)> {
-        self.0.take()
-    }
 }
 
 const WINDOW_LEN: usize = 64 * 1024;
@@ -188,15 +142,15 @@ const YEAR_2000: Nanos = Nanos::from_secs(946_684_800);
 impl<'d> Reader<'d> {
     /// Opens a file and reads its head.
     pub fn open(disk: &'d mut dyn Disk, number: FileNumber) -> Result<Reader<'d>, ReadError> {
-        let size = disk.size(number).map_err(ReadError::Io)?;
+        let size = disk.size(number).map_err(|error| ReadError::io(number, error))?;
         let mut reader = Reader {
             disk,
             number,
             size,
-            layout: Layout::V7,
+            layout: Layout::V7WithCrc,
             last_id: 0,
             nonce: None,
-            offset: VERSION_LEN as u64,
+            offset: 0,
             head_damage: None,
             window: Vec::new(),
             window_at: 0,
@@ -208,27 +162,23 @@ impl<'d> Reader<'d> {
 
     fn read_head(&mut self) -> Result<(), ReadError> {
         let head = self.bytes_at(0, FILE_HEAD_LEN)?;
-        let Some(&version) = head.first_chunk::<VERSION_LEN>() else {
-            self.offset = 0;
+        let Some((&version, rest)) = head.split_first_chunk::<VERSION_LEN>() else {
+            self.layout = Layout::V7;
             return Ok(());
         };
-        let header = FileHeader::read(&head[VERSION_LEN..]);
+        let header = FileHeader::read(rest);
         let number = i32::from_ne_bytes(version);
-        let damage = |offset: usize, end: u64, cause| {
-            let (offset, len) = (offset as u64, end - offset as u64);
-            Some(Damage { offset, len, cause, id: None, is_full: false })
-        };
         let (version_end, header_end) = (VERSION_LEN as u64, FILE_HEAD_LEN as u64);
+        let unknown = Corruption::Version(number);
         let (layout, offset, damage) = match (Layout::of_version(version), header) {
             // Only files of this server have a file header record, so the version is damaged.
             (_, FileHeader::Intact { .. } | FileHeader::Damaged) if version != record::VERSION => {
-                let damage = damage(0, version_end, Corruption::Version(number));
-                (Layout::V7WithCrc, header_end, damage)
+                (Layout::V7WithCrc, header_end, Some((0, version_end, unknown)))
             }
             (_, FileHeader::Intact { .. }) => (Layout::V7WithCrc, header_end, None),
             (_, FileHeader::Damaged) => {
-                let damage = damage(VERSION_LEN, header_end, Corruption::FileHeader);
-                (Layout::V7WithCrc, header_end, damage)
+                let damage = (version_end, header_end, Corruption::FileHeader);
+                (Layout::V7WithCrc, header_end, Some(damage))
             }
             (Some(Layout::V7 | Layout::V7WithCrc), FileHeader::Blank) => {
                 (Layout::V7WithCrc, version_end, None)
@@ -240,37 +190,21 @@ impl<'d> Reader<'d> {
                 (Layout::V7WithCrc, 0, None)
             }
             (None, FileHeader::Blank | FileHeader::None) => {
-                (Layout::V7, self.size, damage(0, self.size, Corruption::Version(number)))
+                (Layout::V7, self.size, Some((0, self.size, unknown)))
             }
         };
-        self.layout = layout;
-        self.offset = offset;
-        self.head_damage = damage;
+        (self.layout, self.offset) = (layout, offset);
+        self.head_damage = damage.map(|(offset, end, cause)| Damage {
+            offset,
+            len: end - offset,
+            cause,
+            id: None,
+            is_full: false,
+        });
         if let FileHeader::Intact { last_id, nonce } = header {
-            self.last_id = last_id;
-            self.nonce = Some(nonce);
+            (self.last_id, self.nonce) = (last_id, Some(nonce));
         }
         Ok(())
-    }
-
-    /// Returns the layout of the file.
-    pub fn layout(&self) -> Layout {
-        self.layout
-    }
-
-    /// Returns the size of the file in bytes.
-    pub fn size(&self) -> u64 {
-        self.size
-    }
-
-    /// Returns the nonce of the records, if this server wrote the file.
-    pub fn nonce(&self) -> Option<u32> {
-        self.nonce
-    }
-
-    /// Returns the last id that was given out before the file was created, or 0 if it is unknown.
-    pub fn last_id(&self) -> u64 {
-        self.last_id
     }
 
     /// Returns the next part of the file. After the end it returns the end again.
@@ -296,18 +230,15 @@ impl<'d> Reader<'d> {
         let len = found.unwrap_or(self.size) - offset;
         let damage = Damage { offset, len, cause, id, is_full };
         match found {
-            Some(next) => {
-                self.offset = next;
-                Ok(Item::Damage(damage))
-            }
+            Some(next) => self.offset = next,
             // A remote disk stores a batch up to some byte, or with all that follow: what is there was
             // written so, and was damaged later.
             None if cause != Corruption::CutShort && self.disk.progress().is_some() => {
                 self.offset = self.size;
-                Ok(Item::Damage(damage))
             }
-            None => Ok(Item::End(End { used: offset, tail: Some(damage) })),
+            None => return Ok(Item::End(End { used: offset, tail: Some(damage) })),
         }
+        Ok(Item::Damage(damage))
     }
 
     /// Returns the offset from which to search the next intact record, after a damaged one at
@@ -315,8 +246,7 @@ impl<'d> Reader<'d> {
     fn search_start(&mut self, offset: u64, next: Option<u64>) -> Result<u64, ReadError> {
         // Its length may be damaged. Bytes of its body cannot be mistaken for a record if the nonce
         // of the file is known. In other files a client may have put a record into a body.
-        let is_body_harmless = self.nonce.is_some();
-        let Some(next) = next.filter(|_| !is_body_harmless) else { return Ok(offset + 1) };
+        let Some(next) = next.filter(|_| self.nonce.is_none()) else { return Ok(offset + 1) };
         Ok(match self.parse(next)? {
             // Only the body or a field is damaged, and the next record is in its place.
             Parsed::Record(_) => next,
@@ -327,65 +257,57 @@ impl<'d> Reader<'d> {
 
     /// Parses the record at `offset`.
     fn parse(&mut self, offset: u64) -> Result<Parsed, ReadError> {
-        let layout = self.layout;
-        let left = self.size - offset;
-        let damaged = |cause| Parsed::Damaged { cause, id: None, is_full: false, next: None };
+        let (layout, size) = (self.layout, self.size);
         let bytes = self.bytes_at(offset, Layout::LONGEST_HEAD)?;
-        let (fields, tube, body_len, nonce) = match layout.read(bytes) {
-            Ok(Head::Job { fields, tube, body_len, nonce }) => (fields, tube, body_len, nonce),
-            Ok(Head::Blank) => return Ok(Parsed::Blank),
+        let Head { id, content, tube, len: head_len, body_len, nonce } = match layout.read(bytes) {
+            Ok(head) => head,
+            Err(Corruption::Zeros) => return Ok(Parsed::Blank),
             // The file ends in fewer zeros than a record has bytes.
-            Err(DecodeError::Incomplete) if bytes.iter().all(|&byte| byte == 0) => {
+            Err(Corruption::CutShort) if bytes.iter().all(|&byte| byte == 0) => {
                 return Ok(Parsed::Blank);
             }
-            Err(DecodeError::Incomplete) => return Ok(damaged(Corruption::CutShort)),
-            Err(error) => return Ok(damaged(Corruption::Fields(error))),
+            Err(cause) => {
+                return Ok(Parsed::Damaged { cause, id: None, is_full: false, next: None });
+            }
         };
-        let (head_len, body_len) = (layout.head_len(tube), body_len as usize);
-        let span = Span { offset, fields, tube_len: tube.len(), head_len, body_len };
-        let checksum = layout.has_checksums().then(|| record::checksum(&bytes[..head_len], tube));
-        let (id, is_full) = (Some(fields.id), !tube.is_empty());
-        let damaged = |cause, next| Parsed::Damaged { cause, id, is_full, next };
-        if span.end() - offset > left {
-            return Ok(damaged(Corruption::CutShort, None));
+        let span = Span { offset, content, tube_len: tube.len(), head_len, body_len };
+        let (is_full, fits) = (!tube.is_empty(), span.end() <= size);
+        let damaged = |cause| Parsed::Damaged {
+            cause,
+            id: Some(id),
+            is_full,
+            next: fits.then_some(span.end()),
+        };
+        if !fits {
+            return Ok(damaged(Corruption::CutShort));
         }
-        let next = Some(span.end());
         let record = self.bytes_at(offset, head_len + body_len)?;
         // The file may have been truncated since it was opened.
-        let body = record.get(head_len..head_len + body_len).unwrap_or_default();
-        if body_len > 0 && !body.ends_with(CR_LF) {
-            return Ok(damaged(Corruption::BodyEnd, next));
+        if record.len() < head_len + body_len {
+            return Ok(damaged(Corruption::BodyEnd));
         }
-        if let Some((expected, mut crc)) = checksum {
-            crc.update(body);
-            let is_ours = self.nonce.is_none_or(|of_file| of_file == nonce);
-            if crc.finalize() != expected || !is_ours {
-                return Ok(damaged(Corruption::Checksum, next));
-            }
-            // A record at this offset was written by a server, and is no part of a body.
-            if offset == FILE_HEAD_LEN as u64 {
-                self.nonce = Some(nonce);
-            }
+        let mut checked = layout.verify(record, head_len);
+        if layout.has_checksums() && self.nonce.is_some_and(|of_file| of_file != nonce) {
+            checked = checked.and(Err(Corruption::Checksum));
+        }
+        if let Err(cause) = checked {
+            return Ok(damaged(cause));
+        }
+        // A record at this offset was written by a server, and is no part of a body.
+        if layout.has_checksums() && offset == FILE_HEAD_LEN as u64 {
+            self.nonce = Some(nonce);
         }
         Ok(Parsed::Record(span))
     }
 
     /// Returns the record that was parsed last.
     fn record(&self, span: Span) -> Record<'_> {
-        let Span { offset, fields, tube_len, head_len, body_len } = span;
+        let Span { offset, content, tube_len, head_len, body_len } = span;
         let start = usize::try_from(offset - self.window_at).expect("it is in the window");
         let (head, body) = self.window[start..start + head_len + body_len].split_at(head_len);
-        let name = &head[self.layout.name_at()..][..tube_len];
-        Record {
-            offset,
-            len: span.end() - offset,
-            fields,
-            flush: record::flush_kind(fields.id),
-            gap: record::gap_of(&fields),
-            key: if key_record::is_key(fields.id) { KeyRecord::read(head) } else { None },
-            tube: str::from_utf8(name).ok().filter(|tube| !tube.is_empty()),
-            body: Some(body).filter(|body| !body.is_empty()),
-        }
+        let tube = str::from_utf8(&head[self.layout.name_at()..][..tube_len]);
+        let tube = tube.expect("the name was just read");
+        Record { offset, len: span.end() - offset, content, tube, body }
     }
 
     /// Returns the offset of the next intact record, from `offset` on.
@@ -396,11 +318,11 @@ impl<'d> Reader<'d> {
             let bytes = self.bytes_at(offset, Layout::LONGEST_HEAD)?;
             let is_likely = match layout.read(bytes) {
                 // A client may have put any number of heads into a body.
-                Ok(Head::Job { nonce, .. }) if layout.has_checksums() => {
+                Ok(Head { nonce, .. }) if layout.has_checksums() => {
                     self.nonce.is_none_or(|of_file| of_file == nonce)
                 }
-                Ok(Head::Job { fields, .. }) => fields.created_at >= YEAR_2000,
-                Ok(Head::Blank) => match self.end_of_zeros(offset)? {
+                Ok(Head { content: Content::Job(job), .. }) => job.created_at >= YEAR_2000,
+                Err(Corruption::Zeros) => match self.end_of_zeros(offset)? {
                     Some(at) if at > offset => {
                         offset = at;
                         continue;
@@ -408,7 +330,7 @@ impl<'d> Reader<'d> {
                     Some(_) => false,
                     None => return Ok(None),
                 },
-                Err(_) => false,
+                Ok(_) | Err(_) => false,
             };
             if is_likely {
                 match self.parse(offset)? {
@@ -442,6 +364,7 @@ impl<'d> Reader<'d> {
 
     /// Returns `len` bytes from `offset` on, or fewer at the end of the file.
     fn bytes_at(&mut self, offset: u64, len: usize) -> Result<&[u8], ReadError> {
+        let file = self.number;
         let len = len.min(usize::try_from(self.size.saturating_sub(offset)).unwrap_or(usize::MAX));
         let start = usize::try_from(offset.wrapping_sub(self.window_at)).unwrap_or(usize::MAX);
         let is_there = start.checked_add(len).is_some_and(|end| end <= self.window.len());
@@ -450,11 +373,11 @@ impl<'d> Reader<'d> {
         }
         let window_len = len.max(WINDOW_LEN);
         let missing = window_len.saturating_sub(self.window.len());
-        let reserved =
-            headroom::leave(Headroom::Quarter, || self.window.try_reserve_exact(missing));
-        reserved.map_err(ReadError::NoMemory)?;
+        headroom::leave(Headroom::Quarter, || self.window.try_reserve_exact(missing))
+            .map_err(|error| ReadError::no_memory(file, error))?;
         self.window.resize(window_len, 0);
-        let read = self.disk.read(self.number, offset, &mut self.window).map_err(ReadError::Io)?;
+        let read = self.disk.read(file, offset, &mut self.window);
+        let read = read.map_err(|error| ReadError::io(file, error))?;
         self.window.truncate(read);
         self.window_at = offset;
         Ok(&self.window[..len.min(read)])
@@ -467,26 +390,27 @@ impl Span {
     }
 }
 
-impl fmt::Display for Corruption {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Corruption::Version(version) => write!(f, "version {version} is unknown"),
-            Corruption::FileHeader => f.write_str("the file header record is damaged"),
-            Corruption::Fields(error) => write!(f, "no record: {error}"),
-            Corruption::CutShort => f.write_str("the record is cut short"),
-            Corruption::Zeros => f.write_str("zeros in the place of a record"),
-            Corruption::Checksum => f.write_str("the record fails its checksum"),
-            Corruption::BodyEnd => f.write_str("the body does not end in CR LF"),
-            Corruption::OtherRecord => f.write_str("another record is in its place"),
-        }
+impl ReadError {
+    pub fn io(file: FileNumber, error: io::Error) -> ReadError {
+        ReadError { file, cause: ReadErrorCause::Io(error) }
+    }
+
+    pub fn no_memory(file: FileNumber, error: TryReserveError) -> ReadError {
+        ReadError { file, cause: ReadErrorCause::NoMemory(error) }
+    }
+
+    /// Returns whether the file was removed.
+    pub fn is_gone(&self) -> bool {
+        matches!(&self.cause, ReadErrorCause::Io(error) if error.kind() == io::ErrorKind::NotFound)
     }
 }
 
 impl fmt::Display for ReadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ReadError::Io(error) => write!(f, "{error}"),
-            ReadError::NoMemory(error) => write!(f, "{error}"),
+        write!(f, "cannot read binlog.{}: ", self.file)?;
+        match &self.cause {
+            ReadErrorCause::Io(error) => error.fmt(f),
+            ReadErrorCause::NoMemory(error) => error.fmt(f),
         }
     }
 }

@@ -6,10 +6,10 @@
 
 use super::Binlog;
 use super::disk::FileNumber;
+use super::files::FAR_OFFSET;
 use super::record::{self, Layout};
-use super::segments::FAR_OFFSET;
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::keys::LogKey;
+use crate::engine::keys::{JobKey, Owner};
 use std::fmt;
 use std::io;
 
@@ -51,35 +51,34 @@ impl RecordRead {
 impl Binlog {
     /// Returns the place of the full record of a job, or `None` if it is too far from the start of its
     /// file. The body has `body_len` bytes with the CR LF.
-    pub fn place(&self, key: LogKey, tube: &str, body_len: u32) -> Option<Place> {
+    pub fn place(&self, key: JobKey, tube: &str, body_len: u32) -> Option<Place> {
         if !self.has_place(key) {
             return None;
         }
-        let entry = self.segments().entry(key);
-        let layout = self.segments().layout_of(entry.file());
+        let entry = self.files.entry(Owner::Job(key));
+        let layout = self.files.list[self.files.find_file(entry.file())?].layout;
         let head_len = u32::try_from(layout.head_len(tube)).expect("a head is short");
-        let (file, offset) = (entry.file(), entry.offset());
+        let (file, offset) = (entry.file(), entry.offset);
         Some(Place { file, offset, len: head_len + body_len, body_len, layout })
     }
 
     /// Returns whether the place of the full record of a job is known.
-    pub fn has_place(&self, key: LogKey) -> bool {
-        self.segments().entry(key).offset() != FAR_OFFSET
+    pub fn has_place(&self, key: JobKey) -> bool {
+        self.files.entry(Owner::Job(key)).offset != FAR_OFFSET
     }
 
     /// Returns a record if that needs no waiting for the disk, and otherwise `None`. It is not verified.
     pub fn read_now(&mut self, place: Place) -> io::Result<Option<Vec<u8>>> {
-        if let Some(unwritten) = self.writer.unwritten(place.file, place.offset.into(), place.len) {
+        if let Some(unwritten) = self.unwritten(place.file, place.offset.into(), place.len) {
             let mut bytes = room_for(place)?;
             bytes.copy_from_slice(unwritten);
             return Ok(Some(bytes));
         }
-        if place.len as usize > self.writer.files().limits().read_at_once_bytes {
+        if place.len as usize > self.policy.limits.read_at_once_bytes {
             return Ok(None);
         }
         let mut bytes = room_for(place)?;
-        let disk = self.writer.files_mut().disk_mut().raw();
-        let is_read = disk.read_now(place.file, place.offset.into(), &mut bytes)?;
+        let is_read = self.disk.read_now(place.file, place.offset.into(), &mut bytes)?;
         Ok(is_read.then_some(bytes))
     }
 
@@ -89,30 +88,23 @@ impl Binlog {
             return Ok(bytes);
         }
         let mut bytes = room_for(place)?;
-        let disk = self.writer.files_mut().disk_mut().raw();
-        let count = disk.read(place.file, place.offset.into(), &mut bytes)?;
+        let count = self.disk.read(place.file, place.offset.into(), &mut bytes)?;
         if count < bytes.len() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(bytes) }
     }
 
     /// Begins to read a record. [`Binlog::finished_read`] returns it later.
     pub fn begin_read(&mut self, read: RecordRead) {
-        self.writer.files_mut().disk_mut().raw().begin_read(read);
+        self.disk.begin_read(read);
     }
 
     /// Returns the record of the oldest read that was begun, once, or `None` before its end.
     pub fn finished_read(&mut self) -> Option<io::Result<Vec<u8>>> {
-        self.writer.files_mut().disk_mut().raw().finished_read()
+        self.disk.finished_read()
     }
 
     /// Asks the disk for a record that is probably wanted soon.
     pub fn read_ahead(&mut self, place: Place) {
-        let disk = self.writer.files_mut().disk_mut().raw();
-        disk.will_read(place.file, place.offset.into(), place.len);
-    }
-
-    /// Stops compaction until the record that it needs is read, or lets it go on.
-    pub fn set_awaiting_read(&mut self, is_awaiting_read: bool) {
-        self.is_awaiting_read = is_awaiting_read;
+        self.disk.will_read(place.file, place.offset.into(), place.len);
     }
 }
 

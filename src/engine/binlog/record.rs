@@ -51,7 +51,7 @@
 
 use super::disk::FileNumber;
 use super::gaps::Gap;
-use super::reader::Corruption;
+use super::key_record::KeyRecord;
 use crate::engine::text::{CR_LF, TUBE_NAME_MAX, is_tube_name};
 use crate::engine::time::Nanos;
 use std::fmt;
@@ -108,51 +108,11 @@ pub enum FlushKind {
     Buried,
 }
 
-/// The numbers of flushes of one tube.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FlushCounts {
-    /// Of all jobs.
-    all: u32,
-    /// Of the buried jobs.
-    buried: u32,
-}
-
-impl FlushCounts {
-    /// Counts one more flush.
-    pub fn add(&mut self, kind: FlushKind) {
-        match kind {
-            FlushKind::All => self.all += 1,
-            FlushKind::Buried => self.buried += 1,
-        }
-    }
-
-    /// Returns the number of flushes of all jobs.
-    pub fn all(self) -> usize {
-        self.all as usize
-    }
-
-    /// Returns the number of flushes of the buried jobs.
-    pub fn buried(self) -> usize {
-        self.buried as usize
-    }
-
-    /// Returns whether the record of a delete with this mark counts: if it needs the record of a flush, that is
-    /// one of these. `before` of them were before the last record of the job, in which it `is_buried`, and
-    /// no worker has reserved it.
-    pub fn allow(self, mark: Mark, before: FlushCounts, is_buried: bool) -> bool {
-        match mark {
-            Mark::None | Mark::Held => true,
-            Mark::Flushed => self.have_deleted(before, is_buried),
-            // On a full disk a bury may have no record.
-            Mark::FlushedBuried => before.buried < self.buried,
-        }
-    }
-
-    /// Returns whether one of these flushes has deleted a job that had `before` of them before its last
-    /// record. `is_buried` if it is buried, and no worker has reserved it.
-    pub fn have_deleted(self, before: FlushCounts, is_buried: bool) -> bool {
-        before.all < self.all || (is_buried && before.buried < self.buried)
-    }
+/// What a flush deletes, and when it was decided: at this moment the jobs were deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decision {
+    pub kind: FlushKind,
+    pub decided_at: Nanos,
 }
 
 /// The state of a job in a record. The numbers are those of C beanstalkd.
@@ -194,12 +154,12 @@ const MAX_BODY_LEN: u64 = (1 << 30) + 2;
 /// The id of the file header record. No job has it.
 const FILE_HEADER_ID: u64 = u64::MAX;
 /// The ids of records of flushes. No job has them.
-const FLUSH_ALL_ID: u64 = u64::MAX - 1;
-const FLUSH_BURIED_ID: u64 = u64::MAX - 2;
+pub const FLUSH_ALL_ID: u64 = u64::MAX - 1;
+pub const FLUSH_BURIED_ID: u64 = u64::MAX - 2;
 /// The id of records of keys. No job has it.
-pub(super) const KEY_ID: u64 = u64::MAX - 3;
+pub const KEY_ID: u64 = u64::MAX - 3;
 /// The id of records of gaps. No job has it.
-const GAP_ID: u64 = u64::MAX - 4;
+pub(super) const GAP_ID: u64 = u64::MAX - 4;
 /// The highest id that is plausible. A higher one is believed only if the ids before it were
 /// nearly as high.
 pub const HIGHEST_ID: u64 = u64::MAX - (1 << 40);
@@ -275,27 +235,10 @@ pub fn flush(kind: FlushKind, decided_at: Nanos) -> Fields {
     Fields { created_at: decided_at, ..of_no_job(id) }
 }
 
-/// Returns the kind of flush that a record with this id is of.
-pub fn flush_kind(id: u64) -> Option<FlushKind> {
-    match id {
-        FLUSH_ALL_ID => Some(FlushKind::All),
-        FLUSH_BURIED_ID => Some(FlushKind::Buried),
-        _ => None,
-    }
-}
-
 /// Returns the fields of the record of a gap.
 pub fn gap((first, last): Gap) -> Fields {
     let created_at = Nanos::from_nanos(first.into());
     Fields { created_at, due_or_buried_at: Nanos::from_nanos(last.into()), ..of_no_job(GAP_ID) }
-}
-
-/// Returns the gap of such a record.
-pub fn gap_of(fields: &Fields) -> Option<Gap> {
-    let number = |moment: Nanos| FileNumber::try_from(moment.as_nanos()).ok();
-    let gap = number(fields.created_at).zip(number(fields.due_or_buried_at))?;
-    let is_possible = fields.id == GAP_ID && (1..=gap.1).contains(&gap.0);
-    is_possible.then_some(gap)
 }
 
 fn of_no_job(id: u64) -> Fields {
@@ -335,53 +278,75 @@ fn fields_to_bytes(fields: &Fields, nonce: u32) -> FieldBytes {
 
 // ---- From bytes ----
 
-/// The part of a record before its body.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Head<'a> {
-    /// A record of a job.
-    Job {
-        /// The fields of the job.
-        fields: Fields,
-        /// The name of the tube; empty in a short record.
-        tube: &'a str,
-        /// The length in bytes of the body that follows.
-        body_len: u32,
-        /// The nonce of its file, in a file with checksums.
-        nonce: u32,
-    },
-    /// The bytes are zeros.
-    Blank,
-}
-
-/// Why bytes are no record.
+/// What a record is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DecodeError {
-    /// There are too few bytes.
-    Incomplete,
-    /// The length of the tube's name is out of range.
-    NameLength,
-    /// The name of the tube is not allowed.
-    Name,
-    /// No job has this id.
-    Id,
-    /// There is no state with this number.
-    State,
-    /// The length of the body is out of range.
-    BodyLength,
+pub enum Content {
+    Job(Fields),
+    /// The key of the job of the next record, or a kept key.
+    Key(KeyRecord),
+    /// A flush of the tube of the record.
+    Flush(Decision),
+    Gap(Gap),
 }
 
-impl fmt::Display for DecodeError {
+/// The part of a record before its body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head<'a> {
+    /// The id of the job, or the one that stands for another content.
+    pub id: u64,
+    pub content: Content,
+    /// The name of the tube; empty in a short record.
+    pub tube: &'a str,
+    /// The length of the head in bytes.
+    pub len: usize,
+    /// The length in bytes of the body that follows.
+    pub body_len: usize,
+    /// The nonce of its file, in a file with checksums.
+    pub nonce: u32,
+}
+
+/// Why bytes are no intact record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Corruption {
+    /// The version of the file is unknown.
+    Version(i32),
+    /// The file header record is damaged.
+    FileHeader,
+    /// This field is out of range, or the name of the tube is not allowed.
+    Field(&'static str),
+    /// The record does not end within the file.
+    CutShort,
+    /// The bytes are zeros. For a damaged place, other bytes follow.
+    Zeros,
+    /// The checksum does not match.
+    Checksum,
+    /// The body does not end in CR LF.
+    BodyEnd,
+    /// The record is that of another job, or of another length.
+    OtherRecord,
+}
+
+impl fmt::Display for Corruption {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            DecodeError::Incomplete => "it is cut short",
-            DecodeError::NameLength => "the length of the name of the tube is out of range",
-            DecodeError::Name => "the name of the tube is not allowed",
-            DecodeError::Id => "the id is out of range",
-            DecodeError::State => "the state is out of range",
-            DecodeError::BodyLength => "the length of the body is out of range",
-        })
+        match self {
+            Corruption::Version(version) => write!(f, "version {version} is unknown"),
+            Corruption::FileHeader => f.write_str("the file header record is damaged"),
+            Corruption::Field(error) => write!(f, "no record: {error}"),
+            Corruption::CutShort => f.write_str("the record is cut short"),
+            Corruption::Zeros => f.write_str("zeros in the place of a record"),
+            Corruption::Checksum => f.write_str("the record fails its checksum"),
+            Corruption::BodyEnd => f.write_str("the body does not end in CR LF"),
+            Corruption::OtherRecord => f.write_str("another record is in its place"),
+        }
     }
 }
+
+const NAME_LENGTH: Corruption =
+    Corruption::Field("the length of the name of the tube is out of range");
+const NAME: Corruption = Corruption::Field("the name of the tube is not allowed");
+const ID: Corruption = Corruption::Field("the id is out of range");
+const STATE: Corruption = Corruption::Field("the state is out of range");
+const BODY_LENGTH: Corruption = Corruption::Field("the length of the body is out of range");
 
 impl Layout {
     /// Returns the layout of a file with this version and without a file header record.
@@ -433,7 +398,7 @@ impl Layout {
     }
 
     /// Reads the head of the record at the start of `bytes`.
-    pub fn read(self, bytes: &[u8]) -> Result<Head<'_>, DecodeError> {
+    pub fn read(self, bytes: &[u8]) -> Result<Head<'_>, Corruption> {
         let name_at = self.name_at();
         let name_len = match self {
             Layout::V5 => bytes.first_chunk().map(|&word| u64::from_ne_bytes(word)),
@@ -442,48 +407,66 @@ impl Layout {
                 bytes.first_chunk().map(|&word| u32::from_ne_bytes(word).into())
             }
         };
-        let name_len = name_len.ok_or(DecodeError::Incomplete)?;
+        let name_len = name_len.ok_or(Corruption::CutShort)?;
         let name_len = usize::try_from(name_len).ok().filter(|&len| len <= TUBE_NAME_MAX);
-        let name_len = name_len.ok_or(DecodeError::NameLength)?;
-        let fields_at = name_at + name_len;
-        let head_len = fields_at + self.fields_len();
-        let name = bytes.get(name_at..fields_at);
-        let fields = bytes.get(fields_at..head_len);
-        let (Some(name), Some(fields)) = (name, fields) else {
-            return Err(DecodeError::Incomplete);
-        };
+        let fields_at = name_at + name_len.ok_or(NAME_LENGTH)?;
+        let len = fields_at + self.fields_len();
+        let head = bytes.get(..len).ok_or(Corruption::CutShort)?;
+        let (name, fields) = (&head[name_at..fields_at], &head[fields_at..]);
         let id = u64::from_ne_bytes(array(fields, ID_AT));
-        let nonce = u32::from_ne_bytes(array(fields, NONCE_AT));
         if id == 0 {
-            let is_blank = bytes[..head_len].iter().all(|&byte| byte == 0);
-            return if is_blank { Ok(Head::Blank) } else { Err(DecodeError::Id) };
+            let is_blank = head.iter().all(|&byte| byte == 0);
+            return Err(if is_blank { Corruption::Zeros } else { ID });
         }
-        let fields = self.fields(fields)?;
-        let tube = str::from_utf8(name).map_err(|_| DecodeError::Name)?;
+        let of_job = self.fields(fields)?;
+        let tube = str::from_utf8(name).map_err(|_| NAME)?;
         if !tube.is_empty() && !is_tube_name(name) {
-            return Err(DecodeError::Name);
+            return Err(NAME);
         }
-        let is_special = self.has_checksums() && fields.state == RecordState::Deleted;
-        let is_possible = match id {
-            FILE_HEADER_ID => false,
-            FLUSH_ALL_ID | FLUSH_BURIED_ID => is_special && !tube.is_empty(),
-            KEY_ID | GAP_ID => is_special && tube.is_empty(),
-            _ => true,
+        let is_deleted = of_job.state == RecordState::Deleted;
+        let content = match id {
+            _ if id < GAP_ID => Some(Content::Job(of_job)),
+            _ if !self.has_checksums() || !is_deleted => None,
+            FLUSH_ALL_ID | FLUSH_BURIED_ID if !tube.is_empty() => {
+                let kind = if id == FLUSH_ALL_ID { FlushKind::All } else { FlushKind::Buried };
+                Some(Content::Flush(Decision { kind, decided_at: of_job.created_at }))
+            }
+            KEY_ID if tube.is_empty() => KeyRecord::read(fields).map(Content::Key),
+            GAP_ID if tube.is_empty() => gap_of(&of_job).map(Content::Gap),
+            _ => None,
         };
-        if !is_possible {
-            return Err(DecodeError::Id);
-        }
+        let content = content.ok_or(ID)?;
         // The full record of a delete has no body.
-        let has_body = !tube.is_empty() && fields.state != RecordState::Deleted;
-        let is_body = (CR_LF.len() as u64..=MAX_BODY_LEN).contains(&u64::from(fields.body_len));
+        let has_body = !tube.is_empty() && !is_deleted;
+        let is_body = (CR_LF.len() as u64..=MAX_BODY_LEN).contains(&u64::from(of_job.body_len));
         if has_body && !is_body {
-            return Err(DecodeError::BodyLength);
+            return Err(BODY_LENGTH);
         }
-        let body_len = if has_body { fields.body_len } else { 0 };
-        Ok(Head::Job { fields, tube, body_len, nonce })
+        let body_len = if has_body { of_job.body_len as usize } else { 0 };
+        let nonce = u32::from_ne_bytes(array(fields, NONCE_AT));
+        Ok(Head { id, content, tube, len, body_len, nonce })
     }
 
-    fn fields(self, bytes: &[u8]) -> Result<Fields, DecodeError> {
+    /// Checks a whole record, whose head has `head_len` bytes.
+    pub fn verify(self, record: &[u8], head_len: usize) -> Result<(), Corruption> {
+        let (head, body) = record.split_at(head_len);
+        if !body.is_empty() && !body.ends_with(CR_LF) {
+            return Err(Corruption::BodyEnd);
+        }
+        if !self.has_checksums() {
+            return Ok(());
+        }
+        let (before, checksum_on) = head.split_at(head_len - FIELDS_LEN + CHECKSUM_AT);
+        let mut crc = crc32fast::Hasher::new();
+        crc.update(before);
+        crc.update(&[0; 4]);
+        crc.update(&checksum_on[4..]);
+        crc.update(body);
+        let is_intact = crc.finalize().to_ne_bytes() == checksum_on[..4];
+        if is_intact { Ok(()) } else { Err(Corruption::Checksum) }
+    }
+
+    fn fields(self, bytes: &[u8]) -> Result<Fields, Corruption> {
         let u32_at = |at| u32::from_ne_bytes(array(bytes, at));
         let nanos_at = |at| {
             let count = i64::from_ne_bytes(array(bytes, at));
@@ -516,7 +499,7 @@ impl Layout {
                 2 => RecordState::Reserved,
                 3 => RecordState::Buried,
                 4 => RecordState::Delayed,
-                _ => return Err(DecodeError::State),
+                _ => return Err(STATE),
             },
             mark: match bytes.get(MARK_AT).filter(|_| self.has_checksums()) {
                 Some(1) => Mark::Held,
@@ -528,37 +511,22 @@ impl Layout {
     }
 }
 
-/// Returns the checksum in the head of a record, and the CRC-32 of that head, to which the caller
-/// adds the body.
-pub fn checksum(head: &[u8], tube: &str) -> (u32, crc32fast::Hasher) {
-    let at = NAME_LENGTH_LEN + tube.len() + CHECKSUM_AT;
-    let mut crc = crc32fast::Hasher::new();
-    crc.update(&head[..at]);
-    crc.update(&[0; 4]);
-    crc.update(&head[at + 4..]);
-    (u32::from_ne_bytes(array(head, at)), crc)
+/// Returns the gap of such a record, if it is possible.
+fn gap_of(fields: &Fields) -> Option<Gap> {
+    let number = |moment: Nanos| FileNumber::try_from(moment.as_nanos()).ok();
+    let (first, last) = number(fields.created_at).zip(number(fields.due_or_buried_at))?;
+    (1..=last).contains(&first).then_some((first, last))
 }
 
 /// Returns the body in the full record of the job `id`. An error means that the bytes are not those
 /// that were written: the record is damaged, or another one.
 pub fn body_of(bytes: &[u8], layout: Layout, id: u64) -> Result<&[u8], Corruption> {
-    let head = layout.read(bytes).map_err(Corruption::Fields)?;
-    let Head::Job { fields, tube, body_len, .. } = head else {
-        return Err(Corruption::Zeros);
-    };
-    let head_len = layout.head_len(tube);
-    let body = &bytes[head_len..];
-    if fields.id != id || body.len() != body_len as usize {
+    let Head { id: found, len, body_len, .. } = layout.read(bytes)?;
+    if found != id || bytes.len() != len + body_len {
         return Err(Corruption::OtherRecord);
     }
-    if layout.has_checksums() {
-        let (expected, mut crc) = checksum(&bytes[..head_len], tube);
-        crc.update(body);
-        if crc.finalize() != expected {
-            return Err(Corruption::Checksum);
-        }
-    }
-    if body.ends_with(CR_LF) { Ok(body) } else { Err(Corruption::BodyEnd) }
+    layout.verify(bytes, len)?;
+    Ok(&bytes[len..])
 }
 
 /// The first record of a file. It shows whether the file has checksums.
@@ -665,13 +633,14 @@ mod tests {
     #[test]
     fn a_written_record_is_read_back() {
         let bytes = record("mail", b"hello\r\n");
-        let head = Layout::V7WithCrc.read(&bytes);
-        let expected = Head::Job { fields: FIELDS, tube: "mail", body_len: 7, nonce: NONCE };
-        assert_eq!(head, Ok(expected));
+        let (id, content, tube) = (FIELDS.id, Content::Job(FIELDS), "mail");
+        let head = Head { id, content, tube, len: 88, body_len: 7, nonce: NONCE };
+        assert_eq!(Layout::V7WithCrc.read(&bytes), Ok(head));
+        assert_eq!(Layout::V7WithCrc.verify(&bytes, head.len), Ok(()));
         for len in 0..88 {
-            assert_eq!(Layout::V7WithCrc.read(&bytes[..len]), Err(DecodeError::Incomplete));
+            assert_eq!(Layout::V7WithCrc.read(&bytes[..len]), Err(Corruption::CutShort));
         }
-        assert_eq!(Layout::V7.read(&[0; 84]), Ok(Head::Blank));
+        assert_eq!(Layout::V7.read(&[0; 84]), Err(Corruption::Zeros));
     }
 
     /// A short record of such a job would be taken for something else.
@@ -686,12 +655,13 @@ mod tests {
             [(FLUSH_ALL_ID, true), (FLUSH_BURIED_ID, true), (KEY_ID, false), (GAP_ID, false)]
         {
             for (tube, is_right) in [("mail", is_of_tube), ("", !is_of_tube)] {
-                let fields = of_no_job(id);
-                let expected = if is_right { Ok(()) } else { Err(DecodeError::Id) };
+                let first = Nanos::ONE;
+                let fields = Fields { created_at: first, due_or_buried_at: first, ..of_no_job(id) };
+                let expected = if is_right { Ok(()) } else { Err(ID) };
                 assert_eq!(read(Layout::V7WithCrc, fields, tube), expected, "{id}");
-                assert_eq!(read(Layout::V7, fields, tube), Err(DecodeError::Id), "{id}");
+                assert_eq!(read(Layout::V7, fields, tube), Err(ID), "{id}");
                 let job = Fields { id, ..FIELDS };
-                assert_eq!(read(Layout::V7WithCrc, job, tube), Err(DecodeError::Id), "{id}");
+                assert_eq!(read(Layout::V7WithCrc, job, tube), Err(ID), "{id}");
             }
         }
         let below = Fields { id: GAP_ID - 1, ..FIELDS };

@@ -3,28 +3,37 @@
 //! Space is taken in whole files, ahead of need. For each live job there is room for one more short
 //! record, that of its delete, so that a delete never fails. If its key is kept after the delete, there is
 //! room for one more. In addition there is headroom: room for one or two whole files of records. When
-//! the disk has no space for a whole file, the newest file takes what there is. Puts are refused when
-//! the headroom falls to [`min_headroom`]. A quarter of that is for releases, buries and kicks, and the
-//! rest for compaction, which frees space: it should hold the jobs of the oldest file.
+//! the disk has no space for a whole file, the newest file takes a small piece. Puts are refused when
+//! the headroom falls to [`Binlog::min_headroom`]. A quarter of that is for releases, buries and kicks, and
+//! the rest for compaction, which frees space: it should hold the jobs of the oldest file.
 //!
 //! Room is counted in short records: how many more of them fit. A reservation that fails changes
 //! nothing.
 
-use super::NoSpace;
 use super::disk::{FileNumber, LAST_NUMBER};
-use super::files::{BLOCK, Files, HEAD, SHORT, is_want_of_space};
+use super::files::{BLOCK, File, HEAD, SHORT, on_disk};
+use super::record::{VERSION, VERSION_LEN};
 use super::refusal_log::RefusalLog;
-use super::removal::{RETRY_PAUSE, Removal};
-use super::writer::Writer;
+use super::syncing::RETRY_PAUSE;
+use super::{Binlog, NoSpace, Policy};
 use crate::engine::time::Nanos;
 use log::{debug, warn};
 use std::io;
 
-/// The state of a full disk, and of prepared files.
-#[derive(Debug, Default)]
+/// The size of files, and the state of a full disk.
+#[derive(Debug)]
 pub struct Space {
+    /// The size of a whole file in bytes: that of the next file that is created, unless there is too little
+    /// space.
+    pub file_size: u64,
+    /// The bytes that all files together could take when the disk was measured last.
+    capacity: u64,
+    /// At the start, files may take more than `--binlog-limit`.
+    is_limit_lifted: bool,
+    /// The last attempt to take space failed, and no file was removed since.
+    pub is_full: bool,
     /// An attempt to take space failed in this iteration.
-    has_failed_to_grow: bool,
+    pub has_failed_to_grow: bool,
     /// At least once since the start there was no space for a whole file.
     was_short: bool,
     /// At the start there was too little space for the deletes of all jobs.
@@ -36,17 +45,6 @@ pub struct Space {
     retry_at: Nanos,
 }
 
-/// The space that a record needs.
-#[derive(Clone, Copy, Debug)]
-pub struct Reservation {
-    /// Its length in bytes.
-    len: u64,
-    /// The number of short records, for the deletes of all jobs, for which there must be room behind it.
-    delete_records: u64,
-    /// The number of further short records that must fit when the disk has no more space.
-    min_headroom: u64,
-}
-
 /// This many short records always fit, even on a full disk, so that the next start finds a block
 /// for its first file. Each start takes one block more.
 const LAST_HEADROOM: u64 = (BLOCK + HEAD).div_ceil(SHORT);
@@ -56,193 +54,334 @@ const HEADROOM_SHARE: u64 = 32;
 /// It is at least this many bytes, or all of the headroom if that is less.
 const SMALL_HEADROOM: u64 = 32 * 1024;
 
-/// If there is no space for a whole file, at least this share of one is taken at a time, and at
+/// If there is no space for a whole file, this share of one is taken at a time, and at
 /// least [`MIN_PIECE`] bytes or, if that is less, a quarter of a file, so that a full disk does not have
 /// many small files.
 const MIN_PIECE_SHARE: u64 = 32;
 const MIN_PIECE: u64 = 64 * 1024;
 
+/// The size of a file is halved until this many files fit in the space that the binlog can use.
+const MIN_FILES: u64 = 64;
+/// At most this many gaps, so that their records are a small part of a file.
+const MOST_GAPS: u64 = 32;
+/// More than a full record has besides the body: fields, the name of the tube, and the record of its key.
+const MAX_RECORD_HEAD: u64 = BLOCK;
+
 /// Space is freed when there was no job for this time.
 const DRAINED_PAUSE: Nanos = Nanos::from_secs(1);
 
-impl Reservation {
-    /// Returns the space for a short record of a job that exists.
-    pub fn update(files: &Files) -> Reservation {
-        let delete_records = files.segments().delete_records();
-        let min_headroom = min_headroom(files);
-        Reservation { len: SHORT, delete_records, min_headroom: min_headroom - min_headroom / 4 }
-    }
-
-    /// Returns the space for a record of `len` bytes that may use the headroom of compaction: a moved
-    /// record, that of a flush, or that of a hold.
-    pub fn from_headroom(files: &Files, len: u64) -> Reservation {
-        Reservation { len, delete_records: files.segments().delete_records(), min_headroom: 0 }
+impl Space {
+    pub fn new(policy: &Policy) -> Space {
+        Space {
+            file_size: policy.file_size.into(),
+            capacity: policy.max_bytes,
+            is_limit_lifted: false,
+            is_full: false,
+            has_failed_to_grow: false,
+            was_short: false,
+            began_short: false,
+            full_error: None,
+            log: RefusalLog::default(),
+            retry_at: Nanos::ZERO,
+        }
     }
 }
 
-impl Space {
+impl Binlog {
     // ---- The first space ----
+
+    /// Takes over the files that replay has read: each is truncated to its records and synced. None of them is the
+    /// current one yet.
+    fn open_files(&mut self) {
+        let most = u64::from(self.policy.file_size / 2).saturating_sub(HEAD) / SHORT;
+        self.files.most_gaps = usize::try_from(most.min(MOST_GAPS)).unwrap_or_default();
+        self.files.leave_in_order = self.disk.progress().is_some();
+        self.files.gaps.forget_before(self.files.oldest_number());
+        self.files.current = self.files.list.len();
+        for index in 0..self.files.current {
+            self.truncate(index);
+            // The server that wrote it may have ended before its last sync.
+            self.sync_old(self.files.list[index].number);
+        }
+        self.files.recount();
+        self.choose_file_size();
+    }
 
     /// Creates the first file of this start, and more for the deletes of all jobs. When there is
     /// too little space for that, the newest old file is continued if it is intact. So a start
     /// needs no more space than the server had when it ended. A limit that is lower than at an earlier start
     /// is exceeded, so that deletes work.
-    pub fn begin(&mut self, writer: &mut Writer, removal: &mut Removal) -> io::Result<()> {
-        let number = writer.files_mut().remove_unused()?;
-        let records = writer.files().segments().delete_records();
+    pub(super) fn begin_files(&mut self) -> io::Result<()> {
+        self.open_files();
+        let number = self.remove_unused()?;
+        let records = self.files.delete_records();
         let mut may_reopen = true;
-        while !writer.files().has_current() || writer.files().room() < records {
-            let Err(error) = self.begin_piece(writer, number) else { continue };
-            let now = writer.now();
-            let files = writer.files_mut();
+        while !self.files.has_current() || self.room() < records {
+            let begun = if self.files.has_current() {
+                self.grow(BLOCK)
+            } else {
+                self.create(number, BLOCK).map(|()| self.begin_file())
+            };
+            let Err(error) = begun else { continue };
             if !is_want_of_space(&error) {
                 return Err(error);
             }
-            files.count_free();
+            self.files.count_free(self.sync.begun);
             if std::mem::take(&mut may_reopen) {
-                while files.has_current() {
-                    files.remove_newest()?;
+                while self.files.has_current() {
+                    self.remove_newest()?;
                 }
-                writer.drop_batch();
-                self.reopen_newest(writer);
-            } else if files.last_number() < LAST_NUMBER
-                && files.closed_count() > 1
-                && removal.next(files, now) == Some(0)
+                self.batch.clear();
+                self.reopen_newest();
+            } else if self.files.last_number() < LAST_NUMBER
+                && self.files.current > 1
+                && self.next_to_remove() == Some(0)
             {
                 // The newest old file knows which ids were given out, and is kept. After the highest
                 // number a removal would not help.
-                removal.remove(files, 0, now);
-            } else if files.exceeded_limit().is_some() && files.lift_limit(true) {
+                self.remove(0);
+            } else if self.exceeds_limit() && !self.space.is_limit_lifted {
                 // The next attempt fails only if the disk itself has no space.
-            } else if !files.has_current() {
+                self.space.is_limit_lifted = true;
+            } else if !self.files.has_current() {
                 return Err(error);
             } else {
                 warn!(
                     "no space in binlog.{} for the deletes of all jobs: {error}; only {} of {records} \
                      records of deletes fit until there is",
-                    files.last_number(),
-                    files.room()
+                    self.files.last_number(),
+                    self.room()
                 );
-                self.began_short = true;
+                self.space.began_short = true;
                 break;
             }
         }
-        writer.files_mut().lift_limit(false);
-        let files = writer.files();
-        if let Some(limit) = files.exceeded_limit() {
+        self.space.is_limit_lifted = false;
+        if self.exceeds_limit() {
             warn!(
-                "the binlog takes {} bytes, more than --binlog-limit {limit}; refusing puts until it \
+                "the binlog takes {} bytes, more than --binlog-limit {}; refusing puts until it \
                  takes less",
-                files.disk_bytes()
+                self.files.sums.disk_bytes, self.policy.max_bytes
             );
         }
-        writer.sync();
+        self.sync();
         Ok(())
     }
 
-    /// Creates the first file, with this number, or takes more space after it.
-    fn begin_piece(&mut self, writer: &mut Writer, number: FileNumber) -> io::Result<()> {
-        let files = writer.files_mut();
-        let whole = files.file_size();
-        if files.has_current() {
-            return self.try_pieces(whole, BLOCK, |piece| files.grow(piece));
+    /// Removes the newest files as long as they have no record, to use their space again. Returns
+    /// the number of the next file.
+    fn remove_unused(&mut self) -> io::Result<FileNumber> {
+        let next = self.files.last_number() + 1;
+        while self.files.list.back().is_some_and(File::is_unused) {
+            self.remove_newest()?;
         }
-        self.try_pieces(whole, BLOCK, |piece| files.create(number, piece))?;
-        writer.begin_file();
-        Ok(())
+        // There must be no gap in the numbers.
+        let is_empty = self.files.list.is_empty();
+        Ok(if is_empty { next } else { self.files.last_number() + 1 })
     }
 
-    /// Makes the newest old file the current one, if that is possible.
-    fn reopen_newest(&mut self, writer: &mut Writer) {
-        let files = writer.files_mut();
-        let Some(nonce) = files.reopenable() else { return };
-        let whole = files.file_size();
-        let lengthened = self.try_pieces(whole, BLOCK, |piece| files.lengthen(piece));
+    /// Makes the newest closed file the current one if records can be appended to it, and it can be lengthened:
+    /// it is intact, was written by this server, and is shorter than `-s` sets. Nothing is behind its last
+    /// record, because it was truncated there and synced.
+    fn reopen_newest(&mut self) {
+        let Some(newest) = self.files.list.back() else { return };
+        let can_grow = newest.size < self.policy.file_size.into();
+        let is_reopenable = !newest.is_damaged && newest.used == newest.size && can_grow;
+        let Some(nonce) = newest.nonce.filter(|_| is_reopenable) else { return };
         // The rest of its last block is always there.
-        if lengthened.or_else(|_| files.lengthen(1)).is_ok() {
-            writer.reopen(nonce);
+        let lengthened = self.try_sizes(BLOCK, Binlog::lengthen);
+        if lengthened.or_else(|_| self.lengthen(1)).is_ok() {
+            self.nonce = nonce;
+            self.files.current -= 1;
+            self.files.list[self.files.current].free_since = None;
+            self.files.recount();
         }
+    }
+
+    // ---- Sizes ----
+
+    /// Measures the disk. Returns how many bytes more all files can take.
+    pub(super) fn measure_space(&mut self) -> u64 {
+        let free = self.disk.free_bytes().unwrap_or(u64::MAX);
+        let taken = self.files.sums.disk_bytes;
+        self.space.capacity = taken.saturating_add(free).min(self.policy.max_bytes);
+        self.space.capacity.saturating_sub(taken)
+    }
+
+    /// Chooses the size of the next files. When the disk becomes full, a file with jobs can be removed only
+    /// after its jobs were copied, so it should be a small part of the disk.
+    fn choose_file_size(&mut self) {
+        self.measure_space();
+        let (most, capacity) = (u64::from(self.policy.file_size), self.space.capacity);
+        let least = u64::from(self.policy.max_body_len) + MAX_RECORD_HEAD;
+        // By halves, so that it does not change with every block that other programs write.
+        let mut size = most;
+        while size > capacity / MIN_FILES && size / 2 >= least {
+            size /= 2;
+        }
+        self.space.file_size = size.next_multiple_of(BLOCK).min(most);
+    }
+
+    /// Returns how many bytes of records fit in a whole file.
+    fn whole_len(&self) -> u64 {
+        self.space.file_size.saturating_sub(self.files.sums.head_len)
+    }
+
+    /// Returns the headroom beyond a whole file, in bytes: another whole file, so that a file can be moved on
+    /// a full disk, but at most a quarter of the live bytes.
+    pub(super) fn more_headroom(&self) -> u64 {
+        self.whole_len().min(self.files.live_bytes / 4)
+    }
+
+    /// Returns for how many short records there should be room in addition to the deletes of all
+    /// jobs: a whole file, and up to one more if there are many jobs.
+    fn headroom(&self) -> u64 {
+        (self.whole_len() + self.more_headroom()) / SHORT
+    }
+
+    /// Returns the headroom at which puts are refused when there is no space for a whole file. On a
+    /// small disk it is smaller, because such a disk could otherwise take few jobs or none.
+    fn min_headroom(&self) -> u64 {
+        let bytes = (self.files.sums.disk_bytes / HEADROOM_SHARE).max(SMALL_HEADROOM);
+        self.headroom().min(bytes / SHORT)
+    }
+
+    /// Returns how many short records fit in the current file and the prepared ones.
+    pub(super) fn room(&self) -> u64 {
+        self.files.current().left() / SHORT + self.files.sums.prepared_room
+    }
+
+    /// Returns how many short records fit behind a record of `len` bytes, or `None` if that
+    /// record does not fit.
+    fn room_behind(&self, len: u64) -> Option<u64> {
+        let mut room = self.files.sums.prepared_room;
+        if let Some(left) = self.files.current().left().checked_sub(len) {
+            return Some(left / SHORT + room);
+        }
+        if len > self.whole_len() {
+            // The current file will be lengthened.
+            return Some(room);
+        }
+        // Files that are too short are passed over. Only on a full disk there are any.
+        for next in self.files.prepared() {
+            room -= self.files.fresh_room(next);
+            if let Some(left) = next.size.checked_sub(self.files.sums.head_len + len) {
+                return Some(left / SHORT + room);
+            }
+        }
+        None
+    }
+
+    /// Returns how many bytes of records compaction can write to the files that exist.
+    pub(super) fn room_for_moves(&self) -> u64 {
+        self.room().saturating_sub(self.files.delete_records() + LAST_HEADROOM) * SHORT
+    }
+
+    /// Returns three times the live bytes and two files.
+    fn bound(&self) -> u64 {
+        3 * self.files.live_bytes + 2 * self.space.file_size
+    }
+
+    /// Returns whether all files together take more than that. Free ones do not count.
+    pub(super) fn takes_too_much(&self) -> bool {
+        self.files.sums.disk_bytes - self.files.sums.free_bytes > self.bound()
+    }
+
+    /// Returns whether all files, with the free ones, are within the bound, and the disk is not full.
+    pub(super) fn is_within_bound(&self) -> bool {
+        self.files.sums.disk_bytes <= self.bound() && !self.space.is_full
+    }
+
+    /// Returns whether one more file would exceed the bound on all files, on a disk that is not full.
+    fn is_at_bound(&self) -> bool {
+        !self.space.is_full && self.files.sums.disk_bytes + self.space.file_size > self.bound()
+    }
+
+    /// Returns whether the disk is full, or had no space for two more files when it was measured last.
+    pub(super) fn is_nearly_full(&self) -> bool {
+        let more = self.files.sums.disk_bytes.saturating_add(2 * self.space.file_size);
+        self.space.is_full || more > self.space.capacity
+    }
+
+    /// Returns whether all files take more than the limit: it was higher at an earlier start, or there was none.
+    fn exceeds_limit(&self) -> bool {
+        self.files.sums.disk_bytes > self.policy.max_bytes
+    }
+
+    /// Returns whether no put has space, however short it is: it would exceed a limit, or the disk refuses it.
+    fn refuses_all_puts(&self) -> bool {
+        self.disk.refuses_puts() || self.exceeds_limit()
+    }
+
+    /// Returns whether puts are refused for want of space.
+    pub(super) fn refuses_puts(&self) -> bool {
+        self.refuses_all_puts() || (self.space.is_full && self.space.log.is_refusing())
     }
 
     // ---- Reserving ----
 
-    /// Reserves memory and space for a new job with a full record of `len` bytes, and for its delete,
-    /// which takes `own_delete_records` short records.
-    pub fn reserve_put(
+    /// Reserves space for a new job with records of `len` bytes, and for its delete, which takes
+    /// `own_delete_records` short records.
+    pub(super) fn reserve_for_put(
         &mut self,
-        writer: &mut Writer,
-        removal: &mut Removal,
         len: u64,
         own_delete_records: u64,
     ) -> Result<(), NoSpace> {
-        writer.files_mut().try_reserve_job()?;
-        let files = writer.files();
-        if refuses_all_puts(files) {
+        if self.refuses_all_puts() {
             return Err(NoSpace::Space);
         }
-        let delete_records = files.segments().delete_records() + own_delete_records;
-        let need = Reservation { len, delete_records, min_headroom: min_headroom(files) };
-        let reserved = self.reserve(writer, removal, need);
-        self.log_refusal(writer, reserved.is_ok());
+        let delete_records = self.files.delete_records() + own_delete_records;
+        let reserved = self.reserve(len, delete_records, self.min_headroom());
+        self.log_refusal(reserved.is_ok());
         reserved
+    }
+
+    /// Reserves space for a short record of a job that exists.
+    pub fn reserve_update(&mut self) -> Result<(), NoSpace> {
+        let min_headroom = self.min_headroom();
+        self.reserve(SHORT, self.files.delete_records(), min_headroom - min_headroom / 4)
+    }
+
+    /// Reserves space for a record of `len` bytes that may use the headroom of compaction: a moved
+    /// record, that of a flush, or that of a hold.
+    pub(super) fn reserve_from_headroom(&mut self, len: u64) -> Result<(), NoSpace> {
+        self.reserve(len, self.files.delete_records(), 0)
+    }
+
+    /// Reserves space for a record of `len` bytes. There must be room behind it for these short records of
+    /// deletes and, when the disk has no more space, for `min_headroom` further ones.
+    fn reserve(&mut self, len: u64, delete_records: u64, min_headroom: u64) -> Result<(), NoSpace> {
+        loop {
+            let room = self.room_behind(len).and_then(|room| room.checked_sub(delete_records));
+            let has = |headroom: u64| room.is_some_and(|room| room >= headroom);
+            let headroom = self.headroom();
+            // While old files are about to be removed, less headroom is better than more files.
+            let quarter = headroom / 4;
+            let is_enough = has(headroom + LAST_HEADROOM)
+                || (has(quarter + LAST_HEADROOM.min(quarter) / 2) && self.is_at_bound());
+            if is_enough || !self.prepare() {
+                let fits = is_enough || has(min_headroom + LAST_HEADROOM);
+                return if fits { self.ensure_fits(len) } else { Err(NoSpace::Space) };
+            }
+        }
     }
 
     /// Reserves space for the records of a delete, and makes sure that the first one fits in the
     /// current file. The space exists since the put; only a server that was started on a full disk may
     /// lack it.
-    pub fn reserve_delete(
-        &mut self,
-        writer: &mut Writer,
-        removal: &mut Removal,
-        records: u64,
-    ) -> Result<(), NoSpace> {
-        while writer.files().room() < records {
-            if !self.prepare(writer, removal) {
+    pub(super) fn reserve_short(&mut self, records: u64) -> Result<(), NoSpace> {
+        while self.room() < records {
+            if !self.prepare() {
                 return Err(NoSpace::Space);
             }
         }
-        self.ensure_fits(writer, SHORT)
+        self.ensure_fits(SHORT)
     }
 
-    /// Reserves space for a record.
-    pub fn reserve(
-        &mut self,
-        writer: &mut Writer,
-        removal: &mut Removal,
-        need: Reservation,
-    ) -> Result<(), NoSpace> {
-        loop {
-            let files = writer.files();
-            let room = files.room_behind(need.len);
-            let has =
-                |headroom: u64| room.is_some_and(|room| room >= need.delete_records + headroom);
-            // While old files are about to be removed, less headroom is better than more files.
-            let quarter = headroom(files) / 4;
-            let is_enough = has(headroom(files) + LAST_HEADROOM)
-                || (is_at_bound(files) && has(quarter + LAST_HEADROOM.min(quarter) / 2));
-            if !is_enough && self.prepare(writer, removal) {
-                continue;
-            }
-            let fits = is_enough || has(need.min_headroom + LAST_HEADROOM);
-            return if fits { self.ensure_fits(writer, need.len) } else { Err(NoSpace::Space) };
-        }
-    }
-
-    /// Returns how many bytes of full records compaction could write, in the files that exist and in those for
-    /// which there is space.
-    pub fn most_to_move(&self, files: &mut Files) -> u64 {
-        room_for_moves(files).saturating_add(files.measure_space())
-    }
-
-    /// Takes space until `live_bytes` of full records fit in newer files. Returns `false` if they cannot.
-    pub fn make_room_for(
-        &mut self,
-        writer: &mut Writer,
-        removal: &mut Removal,
-        live_bytes: u64,
-    ) -> bool {
-        while room_for_moves(writer.files()) < live_bytes {
-            if !self.prepare(writer, removal) {
+    /// Takes space until `bytes` of moved records fit in newer files. Returns `false` if they cannot.
+    pub(super) fn make_room_for_moves(&mut self, bytes: u64) -> bool {
+        while self.room_for_moves() < bytes {
+            if !self.prepare() {
                 return false;
             }
         }
@@ -250,16 +389,16 @@ impl Space {
     }
 
     /// Makes sure that the next record, of `len` bytes, fits in the current file.
-    fn ensure_fits(&mut self, writer: &mut Writer, len: u64) -> Result<(), NoSpace> {
-        if len > writer.files().current().left() && len > writer.files().whole_len() {
-            return writer.files_mut().lengthen_for(len).map_err(|error| {
-                let number = writer.files().current().number;
-                self.note_full(writer.files_mut(), number, error);
+    fn ensure_fits(&mut self, len: u64) -> Result<(), NoSpace> {
+        let File { number, used, .. } = *self.files.current();
+        if len > self.files.current().left() && len > self.whole_len() {
+            return self.resize(self.files.current, used + len).map_err(|error| {
+                self.note_full(number, error);
                 NoSpace::Space
             });
         }
-        while writer.files().current().left() < len {
-            writer.advance();
+        while self.files.current().left() < len {
+            self.advance();
         }
         Ok(())
     }
@@ -267,91 +406,152 @@ impl Space {
     // ---- Taking space ----
 
     /// Takes space ahead of need. Returns `false` when there is none.
-    fn prepare(&mut self, writer: &mut Writer, removal: &mut Removal) -> bool {
-        if self.has_failed_to_grow || writer.files().disk().has_failed() {
+    fn prepare(&mut self) -> bool {
+        if self.space.has_failed_to_grow || self.has_failed() {
             return false;
         }
-        let now = writer.now();
-        let mut grown = self.prepare_piece(writer.files_mut());
-        if grown.is_err() && removal.next(writer.files(), now).is_some() {
-            removal.remove_some(writer, false, now);
-            grown = self.prepare_piece(writer.files_mut());
+        let mut grown = self.grow(self.min_piece());
+        if grown.is_err() && self.next_to_remove().is_some() {
+            self.remove_some(false);
+            grown = self.grow(self.min_piece());
         }
-        let files = writer.files_mut();
-        match grown {
-            Ok(()) => {
-                files.set_full(false);
-                true
-            }
-            Err(error) => {
-                self.has_failed_to_grow = true;
-                self.note_full(files, files.last_number() + 1, error);
-                false
-            }
+        if let Err(error) = grown {
+            self.space.has_failed_to_grow = true;
+            self.note_full(self.files.last_number() + 1, error);
+            return false;
         }
-    }
-
-    /// Takes a whole file, or the largest piece for which there is space.
-    fn prepare_piece(&mut self, files: &mut Files) -> io::Result<()> {
-        let least = self.min_piece(files);
-        // A disk that was full a moment ago probably still is.
-        let first = if files.is_full() { least } else { files.file_size() };
-        self.try_pieces(first, least, |piece| files.grow(piece))
-    }
-
-    /// Calls `take` with ever smaller sizes until there is space for one.
-    fn try_pieces(
-        &mut self,
-        first: u64,
-        least: u64,
-        mut take: impl FnMut(u64) -> io::Result<()>,
-    ) -> io::Result<()> {
-        let mut piece = first;
-        loop {
-            match take(piece) {
-                Err(error) if piece > least && is_want_of_space(&error) => {
-                    self.was_short = true;
-                    piece = (piece / 2).next_multiple_of(BLOCK).max(least);
-                }
-                done => return done,
-            }
-        }
+        self.space.is_full = false;
+        true
     }
 
     /// Returns the size of the smallest piece that is taken.
-    fn min_piece(&self, files: &Files) -> u64 {
-        if self.began_short {
+    fn min_piece(&self) -> u64 {
+        if self.space.began_short {
             return BLOCK;
         }
-        let whole = files.file_size();
+        let whole = self.space.file_size;
         let piece = (whole / MIN_PIECE_SHARE).max(MIN_PIECE.min(whole / 4));
         piece.next_multiple_of(BLOCK).min(whole)
     }
 
+    /// Lengthens the newest file if it is shorter than a whole one, or creates a file: by as much as a whole one,
+    /// or by `least` bytes if there is too little space for that.
+    fn grow(&mut self, least: u64) -> io::Result<()> {
+        let number = self.files.last_number() + 1;
+        match self.files.list.back() {
+            Some(newest) if newest.size < self.space.file_size => {
+                self.try_sizes(least, Binlog::lengthen)
+            }
+            Some(_) | None => self.create(number, least),
+        }
+    }
+
+    /// Calls `take` with the size of a whole file, and if there is no space for it with `least`. A disk that was
+    /// full a moment ago probably still is.
+    fn try_sizes(
+        &mut self,
+        least: u64,
+        take: impl Fn(&mut Binlog, u64) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let whole = self.space.file_size;
+        if !self.space.is_full {
+            match take(self, whole) {
+                Err(error) if least < whole && is_want_of_space(&error) => {
+                    self.space.was_short = true;
+                }
+                done => return done,
+            }
+        }
+        take(self, least.min(whole))
+    }
+
+    /// Creates a prepared file, or the current one if there is none, of the size of a whole one or of `least`
+    /// bytes.
+    fn create(&mut self, number: FileNumber, least: u64) -> io::Result<()> {
+        if number > LAST_NUMBER {
+            let message = "the highest file number is used";
+            return Err(io::Error::new(io::ErrorKind::StorageFull, message));
+        }
+        self.files.try_reserve_file().map_err(|_| io::ErrorKind::OutOfMemory)?;
+        self.try_sizes(least, |binlog, size| {
+            binlog.check_limit(0, size)?;
+            binlog.disk.create(number, size)?;
+            binlog.files.push(File::new(number, size, VERSION_LEN as u64));
+            Ok(())
+        })?;
+        let written = self.disk.write(number, 0, &VERSION);
+        self.keep_error(written, || format!("cannot write binlog.{number}"));
+        self.disk.close(number);
+        self.sync.has_new_names = true;
+        self.files.recount();
+        debug!(
+            "binlog.{number}: created, {} bytes",
+            self.files.list.back().map_or(0, |it| it.size)
+        );
+        self.choose_file_size();
+        Ok(())
+    }
+
+    /// Lengthens the newest file by up to `piece` bytes, but not beyond the size of a whole one or the end of
+    /// its last block. It is the current file or a prepared one or, at the start, the closed one that is
+    /// reopened.
+    fn lengthen(&mut self, piece: u64) -> io::Result<()> {
+        let index = self.files.list.len() - 1;
+        let old = self.files.list[index].size;
+        let longest = self.space.file_size.max(on_disk(old));
+        self.resize(index, (old + piece).next_multiple_of(BLOCK).min(longest))
+    }
+
+    /// Lengthens a file.
+    fn resize(&mut self, index: usize, size: u64) -> io::Result<()> {
+        let File { number, size: old, .. } = self.files.list[index];
+        self.check_limit(old, size)?;
+        let extended = self.disk.extend(number, size);
+        if index > self.files.current {
+            self.disk.close(number);
+        }
+        extended?;
+        self.files.list[index].size = size;
+        self.files.recount();
+        debug!("binlog.{number}: lengthened from {old} to {size} bytes");
+        Ok(())
+    }
+
+    /// Fails if all files together would take too much with a file that grows from `old` to `new`
+    /// bytes, and after an error of the disk.
+    fn check_limit(&self, old: u64, new: u64) -> io::Result<()> {
+        if let Some(failure) = &self.failure {
+            return Err(io::Error::new(io::ErrorKind::StorageFull, failure.to_string()));
+        }
+        let taken = self.files.sums.disk_bytes + (on_disk(new) - on_disk(old));
+        if taken <= self.policy.max_bytes || self.space.is_limit_lifted {
+            return Ok(());
+        }
+        let message = format!("--binlog-limit {} is reached", self.policy.max_bytes);
+        Err(io::Error::new(io::ErrorKind::QuotaExceeded, message))
+    }
+
     /// Notes that a file could not be created or lengthened. Unless that is for want of space, the
     /// disk fails.
-    fn note_full(&mut self, files: &mut Files, number: FileNumber, error: io::Error) {
+    fn note_full(&mut self, number: FileNumber, error: io::Error) {
         if !is_want_of_space(&error) {
             let what = || format!("cannot create or lengthen binlog.{number}");
-            return files.disk_mut().latch_error(Err(error), what);
+            return self.keep_error(Err(error), what);
         }
-        files.set_full(true);
-        self.full_error = Some((number, error));
+        self.space.is_full = true;
+        self.space.full_error = Some((number, error));
     }
 
     /// Logs that puts are refused for want of space, or accepted again.
-    fn log_refusal(&mut self, writer: &Writer, is_accepted: bool) {
+    fn log_refusal(&mut self, is_accepted: bool) {
         if is_accepted {
-            if self.log.accepted(writer.now()) {
+            if self.space.log.accepted(self.now) {
                 warn!("there is space again: accepting puts");
             }
-            return;
-        }
-        let Some((number, error)) = &self.full_error else { return };
-        if writer.files().disk().has_failed() {
-            return;
-        }
-        if let Some(earlier) = self.log.refused(writer.now()) {
+        } else if let Some((number, error)) = &self.space.full_error
+            && self.failure.is_none()
+            && let Some(earlier) = self.space.log.refused(self.now)
+        {
             let times = if earlier == 0 {
                 String::new()
             } else {
@@ -361,124 +561,110 @@ impl Space {
         }
     }
 
-    /// Returns whether puts are refused for want of space.
-    pub fn is_full(&self, files: &Files) -> bool {
-        refuses_all_puts(files) || (files.is_full() && self.log.is_refusing())
-    }
-
     // ---- Freeing space ----
 
-    /// Begins an iteration: space may be there again.
-    pub fn begin_iteration(&mut self) {
-        self.has_failed_to_grow = false;
+    /// Truncates a file to its records. Without space or permission for that the file stays
+    /// longer, which is harmless. Any other error means that the disk fails.
+    pub(super) fn truncate(&mut self, index: usize) {
+        let File { number, size, used, is_damaged, .. } = self.files.list[index];
+        if size == used || is_damaged || self.has_failed() {
+            return;
+        }
+        match self.disk.truncate(number, used) {
+            Ok(()) => {
+                self.files.list[index].size = used;
+                self.files.recount();
+            }
+            Err(error) if is_want_of_space(&error) => {
+                debug!("cannot truncate binlog.{number}: {error}; it stays longer");
+            }
+            Err(error) => {
+                self.keep_error(Err(error), || format!("cannot truncate binlog.{number}"))
+            }
+        }
     }
 
-    /// Returns when [`Space::rewind`] is due. There must have been no job for a while, or the next
+    /// Returns when [`Binlog::rewind`] is due. There must have been no job for a while, or the next
     /// job would need again what was freed.
-    pub fn drained_due(&self, writer: &Writer) -> Option<Nanos> {
-        let files = writer.files();
-        let is_too_much = files.prepared().len() > 0 || self.is_worn(files);
-        let is_drained = files.segments().job_count() == 0 && is_too_much;
-        is_drained.then(|| self.retry_at.max(writer.recorded_at() + DRAINED_PAUSE))
+    pub(super) fn drained_due(&self) -> Option<Nanos> {
+        let is_too_much = self.files.prepared().len() > 0 || self.is_worn();
+        let is_drained = self.files.job_count() == 0 && is_too_much;
+        is_drained.then(|| self.space.retry_at.max(self.recorded_at + DRAINED_PAUSE))
     }
 
     /// Frees the space of all files but one, which is nearly empty. There must be no job.
-    pub fn rewind(&mut self, writer: &mut Writer) {
-        if self.is_worn(writer.files()) {
-            if let Err(error) = self.prepare_next(writer.files_mut()) {
-                let files = writer.files_mut();
-                self.note_full(files, files.last_number() + 1, error);
-                self.retry_at = writer.now() + RETRY_PAUSE;
+    pub(super) fn rewind(&mut self) {
+        if self.is_worn() {
+            if self.files.prepared().len() == 0
+                && let Err(error) = self.create(self.files.last_number() + 1, self.min_piece())
+            {
+                self.note_full(self.files.last_number() + 1, error);
+                self.space.retry_at = self.now + RETRY_PAUSE;
                 return;
             }
-            writer.advance();
+            self.advance();
         }
-        self.remove_all_prepared(writer);
-    }
-
-    fn prepare_next(&mut self, files: &mut Files) -> io::Result<()> {
-        if files.prepared().len() > 0 {
-            return Ok(());
-        }
-        let (first, least) = (files.file_size(), self.min_piece(files));
-        self.try_pieces(first, least, |piece| files.create(files.last_number() + 1, piece))
+        self.remove_all_prepared();
     }
 
     /// Returns whether a drained binlog needs another file: half of the current one is used, or an
     /// eighth on a disk that once had no space for a whole one.
-    fn is_worn(&self, files: &Files) -> bool {
-        let part = if self.was_short { 8 } else { 2 };
-        files.current().used > files.file_size() / part
+    fn is_worn(&self) -> bool {
+        let part = if self.space.was_short { 8 } else { 2 };
+        self.files.current().used > self.space.file_size / part
     }
 
     /// Removes all prepared files.
-    pub fn remove_all_prepared(&mut self, writer: &mut Writer) {
-        while writer.files().prepared().len() > 0 && self.remove_prepared(writer) {}
+    pub(super) fn remove_all_prepared(&mut self) {
+        while self.files.prepared().len() > 0 && self.remove_newest().is_ok() {}
     }
 
     /// Removes a prepared file if there are several and the rest has enough room. When most live
     /// records are gone, fewer prepared files suffice.
-    pub fn remove_excess(&mut self, writer: &mut Writer) {
-        let files = writer.files();
-        let may_try = !files.disk().has_failed() && self.retry_at <= writer.now();
-        if files.prepared().len() < 2 || !files.takes_too_much() || !may_try {
+    pub(super) fn remove_excess(&mut self) {
+        let may_try = !self.has_failed() && self.space.retry_at <= self.now;
+        if self.files.prepared().len() < 2 || !self.takes_too_much() || !may_try {
             return;
         }
         // More than what a reservation takes space for at the bound. Otherwise the file would be
         // created again.
-        let least = files.segments().delete_records() + headroom(files) / 4 + LAST_HEADROOM;
-        if files.room() - files.prepared().next_back().map_or(0, |last| files.fresh_room(last))
-            >= least
-        {
-            self.remove_prepared(writer);
+        let least = self.files.delete_records() + self.headroom() / 4 + LAST_HEADROOM;
+        let newest = self.files.prepared().next_back();
+        if self.room() - newest.map_or(0, |newest| self.files.fresh_room(newest)) >= least {
+            let _ = self.remove_newest();
         }
     }
 
-    /// Removes the newest prepared file. Returns `false` if that failed; it is tried again later.
-    fn remove_prepared(&mut self, writer: &mut Writer) -> bool {
-        let number = writer.files().last_number();
-        let removed = writer.files_mut().remove_newest();
-        if let Err(error) = &removed {
-            self.retry_at = writer.now() + RETRY_PAUSE;
+    /// Removes the newest file, which must be a prepared one or, at the start, one without a record. If that
+    /// fails, it is tried again later. A file that a power cut brings back has no record, so the directory need
+    /// not be synced.
+    fn remove_newest(&mut self) -> io::Result<()> {
+        let number = self.files.last_number();
+        if let Err(error) = self.disk.remove(number) {
+            self.space.retry_at = self.now + RETRY_PAUSE;
             debug!("cannot remove binlog.{number}: {error}; retrying in 60 s");
+            return Err(error);
         }
-        removed.is_ok()
+        self.space.is_full = false;
+        self.files.remove_file(self.files.list.len() - 1);
+        Ok(())
     }
 
     /// Panics unless there is room for the deletes of all jobs.
-    pub fn check(&self, files: &Files) {
-        let (room, records) = (files.room(), files.segments().delete_records());
+    pub(super) fn check_space(&self) {
+        let (room, records) = (self.room(), self.files.delete_records());
         assert!(
-            room >= records || self.began_short,
+            room >= records || self.space.began_short,
             "there is room for {room} short records, but the deletes of all jobs need {records}"
         );
     }
 }
 
-/// Returns for how many short records there should be room in addition to the deletes of all
-/// jobs: a whole file, and up to one more if there are many jobs ([`Files::more_headroom`]).
-fn headroom(files: &Files) -> u64 {
-    (files.whole_len() + files.more_headroom()) / SHORT
-}
-
-/// Returns the headroom at which puts are refused when there is no space for a whole file. On a
-/// small disk it is smaller, because such a disk could otherwise take few jobs or none.
-fn min_headroom(files: &Files) -> u64 {
-    let bytes = (files.disk_bytes() / HEADROOM_SHARE).max(SMALL_HEADROOM);
-    headroom(files).min(bytes / SHORT)
-}
-
-/// Returns whether no put has space, however short it is: it would exceed a limit, or the disk refuses it.
-fn refuses_all_puts(files: &Files) -> bool {
-    files.disk().refuses_puts() || files.exceeded_limit().is_some()
-}
-
-/// Returns whether one more file would exceed the bound on all files, on a disk that is not full.
-fn is_at_bound(files: &Files) -> bool {
-    !files.is_full() && files.disk_bytes() + files.file_size() > files.bound()
-}
-
-/// Returns how many bytes of records compaction can write to the files that exist.
-fn room_for_moves(files: &Files) -> u64 {
-    files.room().saturating_sub(files.segments().delete_records() + LAST_HEADROOM) * SHORT
+/// Returns whether an error of the disk passes when space is freed or permission is given.
+fn is_want_of_space(error: &io::Error) -> bool {
+    use io::ErrorKind::{FileTooLarge, OutOfMemory, PermissionDenied, QuotaExceeded, StorageFull};
+    matches!(
+        error.kind(),
+        StorageFull | QuotaExceeded | FileTooLarge | OutOfMemory | PermissionDenied
+    )
 }

@@ -1,15 +1,28 @@
-//! Syncs records, and knows which files have records that are not synced.
+//! Syncs records and the names of files, removes free files, and stops at the first error of the disk.
 //!
-//! A closed file with such records stays open until the next sync begins. With an interval between
+//! A kernel reports a failed write or sync once, and a later sync may succeed although data is
+//! lost. So the first error of a write, sync or truncation is kept: after it nothing is created,
+//! written, synced, truncated, renamed or removed, and [`Binlog::commit`] returns it.
+//!
+//! A closed file with unsynced records stays open until the next sync begins. With an interval between
 //! syncs, the disk is asked early to start writing, so that the sync itself is short. A disk that can
 //! sync in the background then does so, one sync at a time.
 //!
-//! A free file may be removed once the records that have made it free are synced.
+//! A record in an older file must never outlive the record that supersedes it. So a free file is removed
+//! only when a sync has ended that began after the last record that has made it free, after the record of the
+//! gap that it leaves, and after the removal of the file before: otherwise a power cut could bring that one
+//! back alone.
+//!
+//! The disk frees the space of removed files step by step, one step an iteration, because freeing
+//! a large file at once takes milliseconds.
 
-use super::disk::FileNumber;
-use super::files::{BLOCK, Files};
-use super::segments::Segment;
+use super::disk::{FileNumber, SyncError};
+use super::files::{BLOCK, File};
+use super::{Binlog, IoFailed};
+use crate::engine::limits::Limits;
 use crate::engine::time::Nanos;
+use log::{debug, warn};
+use std::io;
 
 /// The moment at which records are made to survive a power cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,18 +35,27 @@ pub enum Syncing {
     Never,
 }
 
-/// The policy, and what is not synced yet.
+/// What is not synced yet, and what waits for that.
 #[derive(Debug)]
 pub struct SyncState {
-    policy: Syncing,
     /// The moment of the oldest record that is not synced.
-    unsynced_since: Option<Nanos>,
+    pub unsynced_since: Option<Nanos>,
+    /// Names of files have changed since the last sync was begun.
+    pub has_new_names: bool,
     /// The file, and the offset up to which it was synced, or announced to be
     /// ([`Disk::will_sync`](super::disk::Disk::will_sync)).
     announced: (FileNumber, u64),
     /// Closed files with records that are not synced, and for which no sync was begun.
     unsynced_closed: Vec<FileNumber>,
-    has_background_sync: bool,
+    /// How many syncs of all records and names were begun, and the number of the last one that has ended.
+    pub begun: u64,
+    ended: u64,
+    /// The number of syncs that were begun before the last removal of a file.
+    removed_at: u64,
+    /// The moment of the next attempt, after a file could not be removed.
+    remove_at: Nanos,
+    /// The disk has not freed the space of all removed files.
+    is_truncating: bool,
 }
 
 /// At most this many closed files stay open for the next sync.
@@ -46,37 +68,71 @@ const LONG_SYNC: u64 = 128 * 1024;
 /// interval before.
 const SYNC_MARGIN: Nanos = Nanos::from_millis(5);
 
-impl SyncState {
-    /// Returns the state of a binlog without records.
-    pub fn new(policy: Syncing) -> SyncState {
+/// A file of at most this many bytes is small.
+const SMALL_FILE: u64 = 1024 * 1024;
+
+/// The pause before a file is tried again whose gap could not be recorded for want of space.
+const NO_ROOM_PAUSE: Nanos = Nanos::from_secs(1);
+
+/// The pause before a failed removal is tried again.
+pub const RETRY_PAUSE: Nanos = Nanos::from_secs(60);
+
+impl Default for SyncState {
+    /// Returns the state at the start. The server before may have been killed after a change of names, and files
+    /// that it has removed may still take space.
+    fn default() -> SyncState {
         SyncState {
-            policy,
             unsynced_since: None,
+            has_new_names: true,
             announced: (0, 0),
             unsynced_closed: Vec::new(),
-            has_background_sync: false,
+            begun: 1,
+            ended: 1,
+            removed_at: 1,
+            remove_at: Nanos::ZERO,
+            is_truncating: true,
+        }
+    }
+}
+
+impl SyncState {
+    /// Returns whether there is a background sync. When it has ended, the loop is woken.
+    fn is_in_background(&self) -> bool {
+        self.ended < self.begun
+    }
+}
+
+impl Binlog {
+    // ---- Errors ----
+
+    /// Returns the first error of the disk, if there was one.
+    pub(super) fn status(&self) -> Result<(), IoFailed> {
+        self.failure.clone().map_or(Ok(()), Err)
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        self.failure.is_some()
+    }
+
+    /// Keeps the error of `done`, if it is the first; `what` describes what was tried.
+    pub(super) fn keep_error(&mut self, done: io::Result<()>, what: impl FnOnce() -> String) {
+        if let Err(error) = done {
+            self.failure.get_or_insert_with(|| IoFailed(format!("{}: {error}", what())));
         }
     }
 
-    /// Returns whether each iteration with records ends in a sync.
-    pub fn is_each_iteration(&self) -> bool {
-        self.policy == Syncing::EachIteration
-    }
+    // ---- Syncs ----
 
-    fn is_enabled(&self) -> bool {
-        self.policy != Syncing::Never
-    }
-
-    /// Notes that a record was made at `now`.
-    pub fn note_record(&mut self, now: Nanos) {
-        self.unsynced_since.get_or_insert(now);
+    /// Returns whether each commit with records ends in a sync.
+    pub fn syncs_each_iteration(&self) -> bool {
+        self.policy.syncing == Syncing::EachIteration
     }
 
     /// Returns when the next sync is due, or `None` if there is nothing to sync, or if there is a background
     /// sync.
-    pub fn due(&self) -> Option<Nanos> {
-        let since = self.unsynced_since.filter(|_| !self.has_background_sync())?;
-        match self.policy {
+    pub(super) fn sync_due(&self) -> Option<Nanos> {
+        let since = self.sync.unsynced_since.filter(|_| !self.sync.is_in_background())?;
+        match self.policy.syncing {
             Syncing::EachIteration => Some(since),
             Syncing::Within(span) => {
                 let quarter = Nanos::from_nanos(span.as_nanos() / 4);
@@ -86,123 +142,228 @@ impl SyncState {
         }
     }
 
-    /// Returns whether there is a background sync. When it has ended, the loop is woken.
-    pub fn has_background_sync(&self) -> bool {
-        self.has_background_sync
-    }
-
     /// Asks the disk to start writing if many bytes wait for a sync that is not due yet.
-    pub fn announce_if_long(&mut self, files: &mut Files) {
-        let is_due_later = matches!(self.policy, Syncing::Within(_));
-        let Segment { number, used, .. } = *files.current();
-        let (announced_in, announced) = self.announced;
+    pub(super) fn announce_if_long(&mut self) {
+        let File { number, used, .. } = *self.files.current();
+        let (announced_in, announced) = self.sync.announced;
         let announced = if announced_in == number { announced } else { 0 };
         // The last block will be written again.
         let end = used - used % BLOCK;
-        if is_due_later && end.saturating_sub(announced) >= LONG_SYNC && !files.disk().has_failed()
-        {
-            files.disk_mut().will_sync(number, announced, end - announced);
-            self.announced = (number, end);
+        let is_long = end.saturating_sub(announced) >= LONG_SYNC;
+        if is_long && matches!(self.policy.syncing, Syncing::Within(_)) && !self.has_failed() {
+            self.disk.will_sync(number, announced, end - announced);
+            self.sync.announced = (number, end);
         }
     }
 
-    /// Syncs the names of files, and all files with records that are not synced: in the background, if the
-    /// disk can and replies do not wait for it. Then only one is begun at a time.
-    pub fn request(&mut self, files: &mut Files) {
-        if self.has_background_sync() {
+    /// Syncs the names of files, and all files with records that are not synced: in the background if
+    /// `may_wait` and replies do not wait for it. Then only one is begun at a time.
+    pub(super) fn begin_sync(&mut self, may_wait: bool) {
+        if self.sync.is_in_background() {
             return;
         }
-        let Segment { number, used, .. } = *files.current();
-        let has_records = self.unsynced_since.is_some();
-        let is_needed = has_records || files.disk().has_changed_names();
-        let may_be_in_background = is_needed && matches!(self.policy, Syncing::Within(_));
-        if has_records {
-            self.unsynced_closed.push(number);
+        let in_background = may_wait && matches!(self.policy.syncing, Syncing::Within(_));
+        self.files.count_free(self.sync.begun);
+        self.sync.begun += 1;
+        let has_records = self.sync.unsynced_since.take().is_some();
+        let with_names = std::mem::take(&mut self.sync.has_new_names);
+        // Their memory is used again.
+        let mut files = std::mem::take(&mut self.sync.unsynced_closed);
+        let closed = files.len();
+        // At the start there may be no current file any more.
+        if has_records
+            && let Some(&File { number, used, .. }) = self.files.list.get(self.files.current)
+        {
+            files.push(number);
+            self.sync.announced = (number, used);
         }
-        let is_begun = may_be_in_background && files.disk_mut().begin_sync(&self.unsynced_closed);
-        if has_records {
-            self.unsynced_closed.pop();
+        let is_wanted = self.policy.syncing != Syncing::Never && (has_records || with_names);
+        if is_wanted && !self.has_failed() {
+            self.disk.begin_sync(&files, with_names, in_background);
+            files.iter().take(closed).for_each(|&number| self.disk.close(number));
+            self.end_sync(!in_background);
+        } else {
+            self.sync.ended = self.sync.begun;
         }
-        if !is_begun {
-            return self.sync(files);
-        }
-        for number in self.unsynced_closed.drain(..) {
-            files.disk_mut().raw().close(number);
-        }
-        self.unsynced_since = None;
-        self.announced = (number, used);
-        self.has_background_sync = true;
-        files.note_sync_begun();
+        files.clear();
+        self.sync.unsynced_closed = files;
     }
 
-    /// Takes the result of the background sync, if it has ended. Waits for its end if it `must_wait`.
-    pub fn poll(&mut self, files: &mut Files, must_wait: bool) {
-        if self.has_background_sync && files.disk_mut().poll_sync(must_wait) {
-            self.has_background_sync = false;
-            files.note_sync_ended();
+    /// Notes the end of the sync that was begun. Waits for it if it `must_wait`.
+    pub(super) fn end_sync(&mut self, must_wait: bool) {
+        if !self.sync.is_in_background() {
+            return;
+        }
+        let Some(result) = self.disk.finished_sync(must_wait) else { return };
+        self.sync.ended = self.sync.begun;
+        if let Err(SyncError { file, error }) = result {
+            self.keep_error(Err(error), || match file {
+                Some(number) => format!("cannot sync binlog.{number}"),
+                None => "cannot sync the directory".to_owned(),
+            });
         }
     }
 
-    /// Syncs the names of files, and all files with records that are not synced, and waits for that.
-    pub fn sync(&mut self, files: &mut Files) {
-        self.poll(files, true);
-        files.note_sync_begun();
-        files.disk_mut().sync_names();
-        if self.unsynced_since.take().is_some() && self.is_enabled() && !files.disk().has_failed() {
-            self.sync_files(files);
-        }
-        files.note_sync_ended();
+    /// Writes the batch, syncs all records and names, and waits for that.
+    pub(super) fn sync(&mut self) {
+        self.write_batch();
+        self.end_sync(true);
+        self.begin_sync(false);
     }
 
-    fn sync_files(&mut self, files: &mut Files) {
-        for number in self.unsynced_closed.drain(..) {
-            files.disk_mut().sync(number);
-            files.disk_mut().raw().close(number);
+    /// Syncs a file of an earlier start.
+    pub(super) fn sync_old(&mut self, number: FileNumber) {
+        if self.policy.syncing != Syncing::Never && !self.has_failed() {
+            self.disk.begin_sync(&[number], false, false);
+            self.sync.begun += 1;
+            self.end_sync(true);
         }
-        let Segment { number, used, .. } = *files.current();
-        files.disk_mut().sync(number);
-        self.announced = (number, used);
+        self.disk.close(number);
     }
 
     /// Closes the current file, now or after the next sync. It will not be written any more.
-    pub fn close_current(&mut self, files: &mut Files) {
-        if self.unsynced_closed.len() == MAX_UNSYNCED_CLOSED {
-            self.request(files);
+    pub(super) fn close_current(&mut self) {
+        if self.sync.unsynced_closed.len() == MAX_UNSYNCED_CLOSED {
+            self.begin_sync(true);
         }
-        if self.unsynced_closed.len() == MAX_UNSYNCED_CLOSED {
-            self.sync(files);
+        if self.sync.unsynced_closed.len() == MAX_UNSYNCED_CLOSED {
+            self.sync();
         }
-        let number = files.current().number;
-        if self.unsynced_since.is_some() && self.is_enabled() {
-            self.unsynced_closed.push(number);
+        let number = self.files.current().number;
+        if self.sync.unsynced_since.is_some() && self.policy.syncing != Syncing::Never {
+            self.sync.unsynced_closed.push(number);
         } else {
-            files.disk_mut().raw().close(number);
+            self.disk.close(number);
         }
     }
 
+    // ---- Removal ----
+
+    /// Returns when the next commit has something to remove or to free. During a background sync only what was
+    /// synced before can be removed.
+    pub(super) fn removal_due(&self) -> Option<Nanos> {
+        if self.sync.is_truncating {
+            return Some(self.now);
+        }
+        let first = self.files.first_free()?;
+        let is_removable = self.may_remove(first) || !self.sync.is_in_background();
+        is_removable.then_some(self.sync.remove_at)
+    }
+
+    /// Returns the file that can be removed now, perhaps after a sync.
+    pub(super) fn next_to_remove(&self) -> Option<usize> {
+        let may_try = self.sync.remove_at <= self.now && !self.has_failed();
+        self.files.first_free().filter(|_| may_try)
+    }
+
+    /// Returns whether a free file may be removed: what has made it free is synced, and so is the removal of
+    /// the file before.
+    fn may_remove(&self, index: usize) -> bool {
+        let is_free =
+            self.files.list[index].free_since.is_some_and(|since| since < self.sync.ended);
+        is_free && self.sync.removed_at < self.sync.ended && !self.has_failed()
+    }
+
+    /// Removes free files after a commit, and frees space of removed ones. It waits until the space of earlier
+    /// ones is freed, unless the disk is full.
+    pub(super) fn removal_step(&mut self) {
+        let is_due = self.space.is_full || !self.sync.is_truncating;
+        if is_due && self.next_to_remove().is_some() {
+            // Beyond the bound the commit waits for the sync, so that files cannot be written faster than
+            // they are removed.
+            self.remove_some(self.is_within_bound());
+        }
+    }
+
+    /// Removes free files, as many as one iteration has time for. First it syncs what
+    /// must be synced. If it `may_wait`, it only begins that sync, and a later commit removes the files.
+    pub(super) fn remove_some(&mut self, may_wait: bool) {
+        let Some(first) = self.files.first_free() else { return };
+        let is_small = self.files.list[first].size <= SMALL_FILE;
+        let Limits { removals_per_commit, small_removals_per_commit, .. } = self.policy.limits;
+        for _ in 0..if is_small { small_removals_per_commit } else { removals_per_commit } {
+            let Some(index) = self.next_to_remove() else { return };
+            if !self.record_gap(index) {
+                self.sync.remove_at = self.now + NO_ROOM_PAUSE;
+                return;
+            }
+            if !self.may_remove(index) && may_wait {
+                self.write_batch();
+                self.begin_sync(true);
+            } else if !self.may_remove(index) {
+                self.sync();
+            }
+            if !self.may_remove(index) {
+                return;
+            }
+            self.remove(index);
+        }
+    }
+
+    /// Removes all files that can be removed without the record of a gap.
+    pub(super) fn remove_all_free(&mut self) {
+        while let Some(index) = self.next_to_remove().filter(|&it| self.files.is_recorded_gap(it)) {
+            self.remove(index);
+        }
+        self.sync.is_truncating = true;
+    }
+
+    /// Removes a free file; a damaged one is renamed instead. If that fails, no newer one is removed before it.
+    pub(super) fn remove(&mut self, index: usize) {
+        let File { number, is_damaged, free_since, .. } = self.files.list[index];
+        assert!(free_since.is_some(), "binlog.{number} is needed or written");
+        if self.sync.removed_at >= self.sync.ended {
+            self.sync();
+        }
+        if self.has_failed() {
+            return;
+        }
+        let removed = if is_damaged { self.set_aside(number) } else { self.disk.remove(number) };
+        if let Err(error) = removed {
+            self.sync.remove_at = self.now + RETRY_PAUSE;
+            warn!("cannot remove binlog.{number}, which has no jobs: {error}; retrying in 60 s");
+            return;
+        }
+        debug!("binlog.{number}: removed");
+        self.sync.has_new_names = true;
+        self.sync.removed_at = self.sync.begun;
+        self.space.is_full = false;
+        self.files.remove_file(index);
+    }
+
+    fn set_aside(&mut self, number: FileNumber) -> io::Result<()> {
+        match self.disk.quarantine(number) {
+            Ok(name) => warn!("binlog.{number}: damaged; renamed to {name}"),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                warn!("binlog.{number}: damaged, and it was removed by someone else");
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Frees some space of removed files.
+    pub(super) fn truncate_step(&mut self) {
+        self.sync.is_truncating = self.disk.truncate_step();
+    }
+
+    // ---- Checking ----
+
     /// Checks that the files to be synced exist, and that something is to be synced if `must_sync`.
-    pub fn check(&self, files: &Files, must_sync: bool) {
+    pub(super) fn check_sync(&self, must_sync: bool) {
+        let SyncState { unsynced_since, announced, unsynced_closed: closed, .. } = &self.sync;
         assert!(
-            !must_sync || self.unsynced_since.is_some(),
+            !must_sync || unsynced_since.is_some(),
             "records wait to be written, but nothing is to be synced"
         );
-        let Segment { number: current, used, .. } = *files.current();
-        let (announced_in, announced) = self.announced;
-        assert!(
-            announced_in < current || (announced_in == current && announced <= used),
-            "a sync of binlog.{announced_in} was announced up to {announced}: binlog.{current} ends at \
-             {used}"
-        );
-        let closed = &self.unsynced_closed;
-        let oldest = files.segments()[0].number;
-        let numbers = closed.iter().copied().chain([current]);
-        assert!(
-            numbers.is_sorted_by(|before, after| before < after)
-                && closed.first().is_none_or(|&first| first >= oldest),
-            "{closed:?} are to be synced, from binlog.{oldest} to before binlog.{current}"
-        );
-        let is_wanted = self.is_enabled()
-            && (self.unsynced_since.is_some() || files.disk().has_failed())
+        let File { number, used, .. } = *self.files.current();
+        assert!(*announced <= (number, used), "a sync was announced up to {announced:?}");
+        let numbers = closed.iter().copied().chain([number]);
+        let is_sorted = numbers.clone().is_sorted_by(|before, after| before < after);
+        let are_there = numbers.min() >= Some(self.files.oldest_number());
+        assert!(is_sorted && are_there, "{closed:?} are to be synced, before binlog.{number}");
+        let is_wanted = self.policy.syncing != Syncing::Never
+            && (unsynced_since.is_some() || self.has_failed())
             && closed.len() <= MAX_UNSYNCED_CLOSED;
         assert!(closed.is_empty() || is_wanted, "{closed:?} are kept to be synced, but never are");
     }

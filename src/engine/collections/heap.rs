@@ -109,21 +109,17 @@ impl<E: Entry> Heap<E> {
 
     /// Returns the first `count` entries, in order. The cost depends on `count` only.
     pub fn first_entries(&self, count: usize, store: &E::Store) -> Vec<E> {
-        let mut first = Vec::with_capacity(count.min(self.len()));
-        // Entries whose parents were taken, with their indexes.
-        let mut candidates = Vec::from_iter(self.first().map(|entry| (0_usize, entry)));
-        while first.len() < count && !candidates.is_empty() {
-            let mut least = 0;
-            for at in 1..candidates.len() {
-                if candidates[at].1.is_before(candidates[least].1, store) {
-                    least = at;
-                }
-            }
-            let (index, entry) = candidates.swap_remove(least);
-            first.push(entry);
-            let children = index * CHILDREN + 1..=index * CHILDREN + CHILDREN;
-            let children = children.take_while(|&child| child < self.len());
-            candidates.extend(children.map(|child| (child, self.entry(child))));
+        let (mut first, len) = (Vec::new(), self.len());
+        // The indexes of entries whose parents were taken.
+        let mut candidates = Vec::from_iter((len > 0).then_some(0));
+        let is_before = |a: usize, b: usize| self.entry(a).is_before(self.entry(b), store);
+        while first.len() < count
+            && let Some(least) =
+                candidates.iter().copied().reduce(|a, b| if is_before(b, a) { b } else { a })
+        {
+            first.push(self.entry(least));
+            candidates.retain(|&index| index != least);
+            candidates.extend((least * CHILDREN + 1..).take(CHILDREN).filter(|&child| child < len));
         }
         first
     }

@@ -10,8 +10,10 @@
 use crate::engine::keys::NIL;
 use std::fmt;
 
-/// The keys of the two neighbours of an entry in a list; [`NIL`] at either end.
+/// The keys of the two neighbours of an entry in a list; [`NIL`] at either end. Packed, so that an enum
+/// with links takes 9 bytes and not 12.
 #[derive(Clone, Copy, Debug)]
+#[repr(Rust, packed)]
 pub struct Links {
     previous: u32,
     next: u32,
@@ -41,8 +43,7 @@ pub trait Linked<const LIST: usize = 0> {
     /// Returns the links of the entry under `key`, which is in a list.
     fn links(&self, key: u32) -> Links;
 
-    /// Replaces the links of the entry under `key`.
-    fn set_links(&mut self, key: u32, links: Links);
+    fn links_mut(&mut self, key: u32) -> &mut Links;
 }
 
 /// The ends of a list whose links are in a [`Linked`] store.
@@ -70,45 +71,35 @@ impl<const LIST: usize> List<LIST> {
 
     /// Returns the key that was added first.
     pub fn front(&self) -> Option<u32> {
-        (self.head != NIL).then_some(self.head)
+        some(self.head)
     }
 
     /// Returns the key that was added last.
     pub fn back(&self) -> Option<u32> {
-        (self.tail != NIL).then_some(self.tail)
+        some(self.tail)
     }
 
     /// Appends `key`, which must be in no list with these links.
     pub fn push_back<S: Linked<LIST>>(&mut self, store: &mut S, key: u32) {
-        let links = self.link_back(store, key);
-        store.set_links(key, links);
-    }
-
-    /// As [`List::push_back`], but returns the links of `key`, which the caller stores.
-    pub fn link_back<S: Linked<LIST>>(&mut self, store: &mut S, key: u32) -> Links {
         let previous = std::mem::replace(&mut self.tail, key);
+        *store.links_mut(key) = Links { previous, next: NIL };
         match previous {
             NIL => self.head = key,
-            previous => store.set_links(previous, Links { next: key, ..store.links(previous) }),
+            previous => store.links_mut(previous).next = key,
         }
         self.len += 1;
-        Links { previous, next: NIL }
     }
 
     /// Removes `key`, which must be in this list.
     pub fn remove<S: Linked<LIST>>(&mut self, store: &mut S, key: u32) {
-        self.unlink(store, store.links(key));
-    }
-
-    /// Removes the entry with these links, which must be in this list.
-    pub fn unlink<S: Linked<LIST>>(&mut self, store: &mut S, Links { previous, next }: Links) {
+        let Links { previous, next } = store.links(key);
         match previous {
             NIL => self.head = next,
-            previous => store.set_links(previous, Links { next, ..store.links(previous) }),
+            previous => store.links_mut(previous).next = next,
         }
         match next {
             NIL => self.tail = previous,
-            next => store.set_links(next, Links { previous, ..store.links(next) }),
+            next => store.links_mut(next).previous = previous,
         }
         self.len -= 1;
     }
@@ -121,14 +112,14 @@ impl<const LIST: usize> List<LIST> {
             return;
         }
         let Links { previous, next } = store.links(key);
-        store.set_links(last, Links { previous, next });
+        *store.links_mut(last) = Links { previous, next };
         match previous {
             NIL => self.head = last,
-            previous => store.set_links(previous, Links { next: last, ..store.links(previous) }),
+            previous => store.links_mut(previous).next = last,
         }
         match next {
             NIL => self.tail = last,
-            next => store.set_links(next, Links { previous: last, ..store.links(next) }),
+            next => store.links_mut(next).previous = last,
         }
     }
 
@@ -141,8 +132,7 @@ impl<const LIST: usize> List<LIST> {
 
     /// Returns the key after `key`, which must be in this list.
     pub fn after<S: Linked<LIST>>(&self, store: &S, key: u32) -> Option<u32> {
-        let next = store.links(key).next;
-        (next != NIL).then_some(next)
+        some(store.links(key).next)
     }
 
     /// Returns the keys from front to back.
@@ -150,7 +140,6 @@ impl<const LIST: usize> List<LIST> {
         &self,
         store: &'a S,
     ) -> impl Iterator<Item = u32> + Clone + 'a {
-        let some = |key: u32| (key != NIL).then_some(key);
         std::iter::successors(some(self.head), move |&key| some(store.links(key).next))
     }
 
@@ -178,6 +167,10 @@ impl<const LIST: usize> List<LIST> {
     }
 }
 
+fn some(key: u32) -> Option<u32> {
+    (key != NIL).then_some(key)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -187,8 +180,8 @@ mod tests {
         fn links(&self, key: u32) -> Links {
             self[key as usize]
         }
-        fn set_links(&mut self, key: u32, links: Links) {
-            self[key as usize] = links;
+        fn links_mut(&mut self, key: u32) -> &mut Links {
+            &mut self[key as usize]
         }
     }
 

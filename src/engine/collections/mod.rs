@@ -8,21 +8,17 @@
 //! | file | owns |
 //! |---|---|
 //! | [`slab`] | entries under keys, in pages that are mapped and unmapped |
-//! | [`secondary_map`] | entries under the keys of another slab |
-//! | [`hash_index`] | a hash index that is never rebuilt; a slab with such an index |
-//! | [`job_index`] | keys of jobs by id, in blocks of eight ids |
+//! | [`chains`] | a slab with a hash index that is never rebuilt |
 //! | [`list`] | a linked list with its links inside the entries |
 //! | [`heap`] | a heap with removal by index |
 //! | [`ordered`] | entries by rank: a run of those that come in order, and a heap |
-//! | [`wheel`] | a timer wheel |
+//! | [`timers`] | timers, in a heap |
 //! | [`histogram`] | counts of durations by bound |
 
-pub mod hash_index;
+pub mod chains;
 pub mod heap;
 pub mod histogram;
-pub mod job_index;
 pub mod list;
 pub mod ordered;
-pub mod secondary_map;
 pub mod slab;
-pub mod wheel;
+pub mod timers;

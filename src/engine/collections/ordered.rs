@@ -12,22 +12,48 @@
 
 use super::heap::{Entry, Heap};
 use super::list::{Linked, Links, List};
-use std::cmp::Ordering;
 use std::collections::TryReserveError;
 use std::fmt;
 
 /// An entry of an [`Ordered`]. The links of an object have its index while it is in the heap.
-pub trait Ranked: Entry<Store: Linked> {
+pub trait Ranked: Copy + fmt::Debug {
+    /// The objects.
+    type Store: Linked;
+
     /// Returns the entry of the object `key`, with its present rank.
     fn of(key: u32, store: &Self::Store) -> Self;
 
     fn key(self) -> u32;
 
-    /// Returns whether a run whose last entry is `last` can be continued with this one.
-    fn follows(self, last: Self, store: &Self::Store) -> bool;
+    /// Returns whether this entry comes before `other`.
+    fn precedes(self, other: Self, store: &Self::Store) -> bool;
 
-    /// Stores the links of an object that is in the run now.
-    fn set_links(key: u32, links: Links, store: &mut Self::Store);
+    /// Returns whether a run whose last entry is `last` can be continued with this one.
+    fn follows(self, last: Self, store: &Self::Store) -> bool {
+        last.precedes(self, store)
+    }
+
+    /// Stores the index in the heap with the object.
+    fn store_index(self, index: u32, store: &mut Self::Store) {
+        *store.links_mut(self.key()) = Links::at_index(index);
+    }
+}
+
+impl<E: Ranked> Entry for E {
+    type Store = E::Store;
+
+    #[inline]
+    fn is_before(self, other: E, store: &E::Store) -> bool {
+        self.precedes(other, store)
+    }
+
+    fn set_index(self, index: u32, store: &mut E::Store) {
+        self.store_index(index, store);
+    }
+
+    fn index(self, store: &E::Store) -> Option<u32> {
+        store.links(self.key()).index()
+    }
 }
 
 /// Entries in the order of their ranks.
@@ -53,7 +79,7 @@ impl<E: Ranked> Ordered<E> {
     pub fn first(&self, store: &E::Store) -> Option<u32> {
         match (self.run.front(), self.heap.first()) {
             (run, None) => run,
-            (Some(run), Some(least)) if !least.is_before(E::of(run, store), store) => Some(run),
+            (Some(run), Some(least)) if !least.precedes(E::of(run, store), store) => Some(run),
             (_, Some(least)) => Some(least.key()),
         }
     }
@@ -69,8 +95,7 @@ impl<E: Ranked> Ordered<E> {
     pub fn insert(&mut self, key: u32, may_grow: bool, store: &mut E::Store) -> bool {
         let follows = |last| E::of(key, store).follows(E::of(last, store), store);
         if self.run.back().is_none_or(follows) {
-            let links = self.run.link_back(store, key);
-            E::set_links(key, links, store);
+            self.run.push_back(store, key);
             return true;
         }
         let has_room = self.heap.has_room() || (may_grow && self.heap.try_reserve_one().is_ok());
@@ -83,9 +108,8 @@ impl<E: Ranked> Ordered<E> {
     /// Removes the object `key`, which must be here.
     #[inline]
     pub fn remove(&mut self, key: u32, store: &mut E::Store) {
-        let links = store.links(key);
-        match links.index() {
-            None => self.run.unlink(store, links),
+        match store.links(key).index() {
+            None => self.run.remove(store, key),
             Some(index) => {
                 let removed = self.heap.remove(index, store).key();
                 assert_eq!(removed, key, "the heap index of a job belongs to another job");
@@ -117,11 +141,8 @@ impl<E: Ranked> Ordered<E> {
     pub fn first_keys(&self, count: usize, store: &E::Store) -> impl Iterator<Item = u32> + use<E> {
         let mut first = self.heap.first_entries(count, store);
         first.extend(self.run.iter(store).take(count).map(|key| E::of(key, store)));
-        first.sort_by(|a, b| match (a.is_before(*b, store), b.is_before(*a, store)) {
-            (true, _) => Ordering::Less,
-            (false, true) => Ordering::Greater,
-            (false, false) => Ordering::Equal,
-        });
+        // No two entries have the same rank.
+        first.sort_by(|a, b| b.precedes(*a, store).cmp(&a.precedes(*b, store)));
         first.into_iter().take(count).map(E::key)
     }
 
@@ -142,7 +163,7 @@ impl<E: Ranked> Ordered<E> {
         self.heap.check(store, what);
         for entry in self.heap.iter() {
             let now = E::of(entry.key(), store);
-            let is_same = !entry.is_before(now, store) && !now.is_before(entry, store);
+            let is_same = !entry.precedes(now, store) && !now.precedes(entry, store);
             assert!(is_same, "{what}: {entry:?} is in the heap, and the job has {now:?}");
             each(entry.key());
         }
@@ -165,28 +186,14 @@ mod tests {
             self[key as usize].1
         }
 
-        fn set_links(&mut self, key: u32, links: Links) {
-            self[key as usize].1 = links;
-        }
-    }
-
-    impl Entry for Item {
-        type Store = Store;
-
-        fn is_before(self, other: Item, _: &Store) -> bool {
-            (self.0, self.1) < (other.0, other.1)
-        }
-
-        fn set_index(self, index: u32, store: &mut Store) {
-            store[self.1 as usize].1 = Links::at_index(index);
-        }
-
-        fn index(self, store: &Store) -> Option<u32> {
-            store[self.1 as usize].1.index()
+        fn links_mut(&mut self, key: u32) -> &mut Links {
+            &mut self[key as usize].1
         }
     }
 
     impl Ranked for Item {
+        type Store = Store;
+
         fn of(key: u32, store: &Store) -> Item {
             Item(store[key as usize].0, key)
         }
@@ -195,12 +202,8 @@ mod tests {
             self.1
         }
 
-        fn follows(self, last: Item, store: &Store) -> bool {
-            last.is_before(self, store)
-        }
-
-        fn set_links(key: u32, links: Links, store: &mut Store) {
-            store[key as usize].1 = links;
+        fn precedes(self, other: Item, _: &Store) -> bool {
+            (self.0, self.1) < (other.0, other.1)
         }
     }
 

@@ -7,8 +7,8 @@
 //! of 63 ns.
 //!
 //! A page is mapped when all others are full, and unmapped when its last entry is removed. Entries
-//! are never moved. [`SlotAllocator`] records which slots of which pages are used; it has no memory
-//! for the entries. [`PagedSlab`] and the bodies of jobs have their pages next to it.
+//! are never moved. [`Slots`] records which slots of which pages are used; it has no memory for the
+//! entries. [`PagedSlab`] and the bodies of jobs have their pages next to it.
 //!
 //! ```text
 //! number of a slot    | page ............ | slot in its page |
@@ -20,7 +20,6 @@
 //!
 //! Slabs are for jobs, tubes, watches and bodies. Sockets are in a `slab::Slab` of the event loop.
 
-use super::list::{Linked, Links, List};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::Key;
 use std::collections::TryReserveError;
@@ -29,9 +28,12 @@ use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};
 
 /// Entries of type `T` under keys of type `K`. The key of a removed entry is reused.
+///
+/// The slab chooses the keys, or its owner does: [`PagedSlab::try_insert`] adds an entry under the
+/// key of another slab. One slab has entries of one kind only.
 #[derive(Debug)]
 pub struct PagedSlab<K, T> {
-    slots: SlotAllocator,
+    slots: Slots,
     /// The capacity of each is that of a whole page, or 0 while the page is unmapped.
     pages: Vec<Vec<Option<T>>>,
     /// The number of slots of mapped pages up to the highest that was ever used in each.
@@ -41,35 +43,29 @@ pub struct PagedSlab<K, T> {
 
 impl<K, T> Default for PagedSlab<K, T> {
     fn default() -> PagedSlab<K, T> {
-        PagedSlab {
-            slots: SlotAllocator::new(Self::PAGE_BITS),
-            pages: Vec::new(),
-            touched: 0,
-            keys: PhantomData,
-        }
+        let slots = Slots::new(page_bits(size_of::<Option<T>>()));
+        PagedSlab { slots, pages: Vec::new(), touched: 0, keys: PhantomData }
     }
 }
 
-impl<K, T> PagedSlab<K, T> {
+impl<K: Key, T> PagedSlab<K, T> {
+    // As in `Slots`, with a constant instead of a field: shifts by a constant are faster.
     const PAGE_BITS: u32 = page_bits(size_of::<Option<T>>());
-}
+    const PAGE_LEN: usize = 1 << Self::PAGE_BITS;
 
-impl<K, T> PagedSlab<K, T> {
     /// Returns a slab whose keys have numbers below `2^31 - 1`.
     pub fn with_31_bits() -> PagedSlab<K, T> {
         let mut slab = PagedSlab::default();
         slab.slots.pages_max /= 2;
         slab
     }
-}
 
-impl<K: Key, T> PagedSlab<K, T> {
     pub fn len(&self) -> usize {
-        self.slots.len()
+        self.slots.len
     }
 
     pub fn is_empty(&self) -> bool {
-        self.slots.is_empty()
+        self.len() == 0
     }
 
     /// Returns the memory of the entries and of the vacant slots between them, in bytes.
@@ -78,18 +74,24 @@ impl<K: Key, T> PagedSlab<K, T> {
     }
 
     pub fn get(&self, key: K) -> Option<&T> {
-        let key = key.number();
-        self.pages.get(Self::page_of(key))?.get(Self::slot_of(key))?.as_ref()
+        let (page, slot) = Self::position(key);
+        self.pages.get(page)?.get(slot)?.as_ref()
     }
 
     pub fn get_mut(&mut self, key: K) -> Option<&mut T> {
-        let key = key.number();
-        self.pages.get_mut(Self::page_of(key))?.get_mut(Self::slot_of(key))?.as_mut()
+        let (page, slot) = Self::position(key);
+        self.pages.get_mut(page)?.get_mut(slot)?.as_mut()
     }
 
     /// Ensures that the next [`PagedSlab::insert`] allocates nothing.
     pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
-        self.slots.try_reserve_one(&mut self.pages, 1 << Self::PAGE_BITS)
+        self.slots.try_reserve_one(&mut self.pages, |page| page.try_reserve_exact(Self::PAGE_LEN))
+    }
+
+    /// Returns the key of the next inserted entry, after [`PagedSlab::try_reserve_one`].
+    pub fn next_key(&self) -> K {
+        let (page, slot) = self.slots.next();
+        K::from_number(self.slots.number(page, slot))
     }
 
     /// Adds `entry` and returns its key.
@@ -97,55 +99,49 @@ impl<K: Key, T> PagedSlab<K, T> {
     /// # Panics
     /// [`PagedSlab::try_reserve_one`] has not succeeded since the last insertion.
     pub fn insert(&mut self, entry: T) -> K {
-        let number = self.slots.alloc();
-        let page = &mut self.pages[Self::page_of(number)];
-        match page.get_mut(Self::slot_of(number)) {
-            Some(slot) => *slot = Some(entry),
-            // A page fills from its start.
-            None => {
-                page.push(Some(entry));
-                self.touched += 1;
-            }
+        let key = K::from_number(self.slots.alloc());
+        self.write(key, entry);
+        key
+    }
+
+    /// Ensures that [`PagedSlab::try_insert`] under `key` succeeds.
+    pub fn try_reserve(&mut self, key: K) -> Result<(), TryReserveError> {
+        let (page, _) = Self::position(key);
+        let map = |page: &mut Vec<Option<T>>| page.try_reserve_exact(Self::PAGE_LEN);
+        self.slots.try_map_page(page, &mut self.pages, map)
+    }
+
+    /// Adds `entry` under `key`, which must have no entry.
+    pub fn try_insert(&mut self, key: K, entry: T) -> Result<(), TryReserveError> {
+        self.try_reserve(key)?;
+        let (page, slot) = Self::position(key);
+        self.slots.take(page, slot);
+        self.write(key, entry);
+        Ok(())
+    }
+
+    fn write(&mut self, key: K, entry: T) {
+        let (page, slot) = Self::position(key);
+        let page = &mut self.pages[page];
+        if slot >= page.len() {
+            self.touched += slot + 1 - page.len();
+            page.resize_with(slot, || None);
+            page.push(Some(entry));
+        } else {
+            page[slot] = Some(entry);
         }
-        K::from_number(number)
     }
 
     /// Removes and returns the entry under `key`. Unmaps its page if that becomes empty and another one has
     /// vacant slots.
     pub fn remove(&mut self, key: K) -> Option<T> {
-        let removed = self.take(key)?;
-        if let Some(page) = self.slots.free(key.number()) {
-            self.free_page(page);
+        let (page, slot) = Self::position(key);
+        let removed = self.pages.get_mut(page)?.get_mut(slot)?.take()?;
+        if self.slots.free(key.number()) {
+            self.slots.unmap(page);
+            self.touched -= std::mem::take(&mut self.pages[page]).len();
         }
         Some(removed)
-    }
-
-    /// As [`PagedSlab::remove`], but unmaps no page: the vacant slot can be used without a reservation
-    /// until [`PagedSlab::unmap_surplus`] is called.
-    pub fn remove_keeping_page(&mut self, key: K) -> Option<T> {
-        let removed = self.take(key)?;
-        self.slots.free_keeping_page(key.number());
-        Some(removed)
-    }
-
-    /// Unmaps pages without entries. One or two of them stay.
-    pub fn unmap_surplus(&mut self) {
-        while self.slots.empty_count() > 1
-            && let Some(page) = self.slots.unmap_empty()
-        {
-            self.free_page(page);
-        }
-    }
-
-    /// Empties the slot of `key`, which stays used.
-    fn take(&mut self, key: K) -> Option<T> {
-        let page = self.pages.get_mut(Self::page_of(key.number()))?;
-        page.get_mut(Self::slot_of(key.number()))?.take()
-    }
-
-    /// Frees the memory of a page that was unmapped.
-    fn free_page(&mut self, page: usize) {
-        self.touched -= std::mem::take(&mut self.pages[page]).len();
     }
 
     /// Returns all entries in the order of their keys.
@@ -155,8 +151,7 @@ impl<K: Key, T> PagedSlab<K, T> {
 
     /// Returns the entries of a page in the order of their keys. An entry stays in its page.
     pub fn in_page(&self, page: usize) -> impl Iterator<Item = (K, &T)> + '_ {
-        let first = u32::try_from(page << Self::PAGE_BITS).expect("keys are numbers of 32 bits");
-        let entries = (first..).zip(&self.pages[page]);
+        let entries = (to_u32(page << Self::PAGE_BITS)..).zip(&self.pages[page]);
         entries.filter_map(|(number, it)| Some((K::from_number(number), it.as_ref()?)))
     }
 
@@ -165,52 +160,36 @@ impl<K: Key, T> PagedSlab<K, T> {
         self.pages.len()
     }
 
+    /// Returns a number that is higher than that of each key.
+    pub fn numbers_end(&self) -> usize {
+        self.pages.len() << Self::PAGE_BITS
+    }
+
     /// Checks that the used slots have entries, and no others, and that mapped pages have memory,
     /// and no others.
     ///
     /// # Panics
     /// An invariant is broken. `what` names the slab in the message.
     pub fn check(&self, what: fmt::Arguments<'_>) {
-        self.slots.check(what);
-        assert_eq!(
-            self.pages.len(),
-            self.slots.page_count(),
-            "{what}: pages of memory, and pages of slots"
-        );
+        self.slots.check(self.pages.iter().map(Vec::capacity), Self::PAGE_LEN, what);
         let touched = self.pages.iter().map(Vec::len).sum::<usize>();
         assert_eq!(self.touched, touched, "{what}: stored and real number of touched slots");
         for (page, entries) in self.pages.iter().enumerate() {
-            let mut count = 0;
-            for (word, slots) in entries.chunks(u64::BITS as usize).enumerate() {
-                let has_entry =
-                    |bits, (bit, it): (usize, &Option<T>)| bits | u64::from(it.is_some()) << bit;
-                let present = slots.iter().enumerate().fold(0, has_entry);
-                let wrong = present ^ self.slots.used_bits(page, word);
-                assert!(
-                    wrong == 0,
-                    "{what}: slot {} of page {page} is used without an entry, or vacant with one",
-                    word * u64::BITS as usize + wrong.trailing_zeros() as usize
-                );
-                count += present.count_ones() as usize;
-            }
-            let used = self.slots.used_in(page);
-            assert_eq!(used.unwrap_or(0), count, "{what}: used slots and entries of page {page}");
-            let has_memory = entries.capacity() >= 1 << Self::PAGE_BITS;
+            let is_right =
+                |(slot, it): (usize, &Option<T>)| it.is_some() == self.slots.is_used_in(page, slot);
+            let all_right = entries.iter().enumerate().all(is_right);
             assert!(
-                has_memory == used.is_some() && (has_memory || entries.capacity() == 0),
-                "{what}: page {page} has memory for {} entries, and {used:?} used slots",
-                entries.capacity()
+                all_right,
+                "{what}: a used slot of page {page} without an entry, or the reverse"
             );
+            let used = entries.iter().flatten().count();
+            assert_eq!(used, self.slots.used_in(page), "{what}: entries of page {page}");
         }
     }
 
-    // As in `SlotAllocator`, with a constant instead of a field: shifts by a constant are faster.
-    fn page_of(number: u32) -> usize {
-        (number >> Self::PAGE_BITS) as usize
-    }
-
-    fn slot_of(number: u32) -> usize {
-        number as usize & ((1 << Self::PAGE_BITS) - 1)
+    fn position(key: K) -> (usize, usize) {
+        let number = key.number();
+        ((number >> Self::PAGE_BITS) as usize, number as usize & (Self::PAGE_LEN - 1))
     }
 }
 
@@ -228,36 +207,32 @@ impl<K: Key, T> IndexMut<K> for PagedSlab<K, T> {
     }
 }
 
-const NO_ENTRY: &str = "no entry for this key";
+pub(super) const NO_ENTRY: &str = "no entry for this key";
 
 /// A record of the used slots, in pages of a power of two.
 #[derive(Debug)]
-pub struct SlotAllocator {
+pub struct Slots {
     page_bits: u32,
     /// The number of pages whose slots all have numbers below [`NIL`](crate::engine::keys::NIL).
     pages_max: usize,
-    pages: PageTable,
-    /// Mapped pages with vacant slots. The front page is filled first.
-    partial: List,
-    /// The numbers of mapped pages without used slots, except for pages in `partial`.
-    empty: Vec<u32>,
-    /// The numbers of pages without memory.
-    unmapped: Vec<u32>,
+    /// The vacant slots of each page. Without memory while the page is unmapped.
+    vacant: Vec<Bits>,
+    /// Mapped pages with vacant slots, except for those in `empty`. The first is filled first.
+    partial: Bits,
+    /// Pages without used slots that the owner of the memory keeps for later: [`Slots::set_aside`].
+    empty: Bits,
+    /// Pages without memory.
+    unmapped: Bits,
     len: usize,
 }
 
-#[derive(Debug)]
-struct PageTable(Vec<Page>);
-
-#[derive(Debug)]
-struct Page {
-    /// A bit for each vacant slot. Empty while the page is unmapped.
-    vacant: Vec<u64>,
-    /// All words of `vacant` before this one are zero.
-    first_word: u32,
-    used: u32,
-    /// The links of `partial`.
-    links: Links,
+/// A set of small numbers.
+#[derive(Debug, Default)]
+struct Bits {
+    words: Vec<u64>,
+    /// The first word that is not zero, or the number of words.
+    first_word: usize,
+    len: usize,
 }
 
 /// The least size of a page, in bytes; most pages have less than twice as many. From this size on
@@ -270,28 +245,19 @@ pub const fn page_bits(width: usize) -> u32 {
     PAGE_BYTES.div_ceil(width).next_power_of_two().ilog2()
 }
 
-impl SlotAllocator {
-    /// Returns an allocator of pages of `1 << page_bits` slots.
-    pub fn new(page_bits: u32) -> SlotAllocator {
-        SlotAllocator {
+impl Slots {
+    /// Returns a record of pages of `1 << page_bits` slots.
+    pub fn new(page_bits: u32) -> Slots {
+        Slots {
             page_bits,
             // The page with the highest number has the slot `NIL`.
             pages_max: (1 << (u32::BITS - page_bits)) - 1,
-            pages: PageTable(Vec::new()),
-            partial: List::default(),
-            empty: Vec::new(),
-            unmapped: Vec::new(),
+            vacant: Vec::new(),
+            partial: Bits::default(),
+            empty: Bits::default(),
+            unmapped: Bits::default(),
             len: 0,
         }
-    }
-
-    /// Returns the number of used slots.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
     }
 
     /// Returns the number of slots in a page.
@@ -299,292 +265,269 @@ impl SlotAllocator {
         1 << self.page_bits
     }
 
-    /// Returns the page of a slot.
-    pub fn page_of(&self, number: u32) -> usize {
-        (number >> self.page_bits) as usize
+    /// Returns the page of a slot, and its index in the page.
+    pub fn position(&self, number: u32) -> (usize, usize) {
+        ((number >> self.page_bits) as usize, number as usize & (self.page_len() - 1))
     }
 
-    /// Returns the index of a slot in its page.
-    pub fn slot_of(&self, number: u32) -> usize {
-        number as usize & (self.page_len() - 1)
-    }
-
-    /// Ensures that the next [`SlotAllocator::alloc`] finds a slot with memory. `memory` has a
-    /// vector for each page. If a page is mapped, its vector reserves capacity for `page_len`
-    /// elements.
-    pub fn try_reserve_one<E>(
+    /// Ensures that the next [`Slots::alloc`] finds a slot with memory. `pages` has the memory of each page.
+    /// If a page is mapped, `map` allocates it.
+    pub fn try_reserve_one<P: Default>(
         &mut self,
-        memory: &mut Vec<Vec<E>>,
-        page_len: usize,
+        pages: &mut Vec<P>,
+        map: impl FnOnce(&mut P) -> Result<(), TryReserveError>,
     ) -> Result<(), TryReserveError> {
-        if !self.partial.is_empty() || !self.empty.is_empty() {
+        if self.next_page().is_some() {
             return Ok(());
         }
-        headroom::leave(Headroom::Quarter, || self.map_page(memory, page_len))
+        let number = self.unmapped.first().unwrap_or(self.vacant.len());
+        self.try_map_page(number, pages, map)
     }
 
-    fn map_page<E>(
+    /// Maps a page, unless it has memory.
+    fn try_map_page<P: Default>(
         &mut self,
-        memory: &mut Vec<Vec<E>>,
-        page_len: usize,
+        number: usize,
+        pages: &mut Vec<P>,
+        map: impl FnOnce(&mut P) -> Result<(), TryReserveError>,
     ) -> Result<(), TryReserveError> {
-        if self.unmapped.is_empty() {
-            if self.pages.0.len() == self.pages_max {
-                return capacity_overflow();
-            }
-            self.pages.0.try_reserve(1)?;
-            memory.try_reserve(1)?;
-            // Freeing a slot and unmapping a page must not allocate, so both lists have capacity
-            // for all pages.
-            self.empty.try_reserve(self.pages.0.len() + 1)?;
-            self.unmapped.try_reserve(self.pages.0.len() + 1)?;
-            self.unmapped.push(to_u32(self.pages.0.len()));
-            let page = Page { vacant: Vec::new(), first_word: 0, used: 0, links: Links::LOOSE };
-            self.pages.0.push(page);
-            memory.push(Vec::new());
+        if self.is_mapped(number) {
+            return Ok(());
         }
-        let number = *self.unmapped.last().expect("an unmapped page was just pushed");
-        let words = self.page_len().div_ceil(u64::BITS as usize);
-        let all_vacant = self.all_vacant();
-        let page = &mut self.pages.0[number as usize];
-        page.vacant.try_reserve_exact(words)?;
-        memory[number as usize].try_reserve_exact(page_len)?;
-        page.vacant.resize(words, all_vacant);
-        page.first_word = 0;
-        self.unmapped.pop();
-        self.empty.push(number);
-        Ok(())
-    }
-
-    /// Returns a word of vacant slots. A page may have fewer slots than a word has bits.
-    fn all_vacant(&self) -> u64 {
-        if self.page_len() < u64::BITS as usize { (1 << self.page_len()) - 1 } else { u64::MAX }
+        headroom::leave(Headroom::Quarter, || {
+            while self.vacant.len() <= number {
+                let new = self.vacant.len();
+                if new == self.pages_max {
+                    return capacity_overflow();
+                }
+                self.vacant.try_reserve(1)?;
+                pages.try_reserve(1)?;
+                // Freeing a slot and unmapping a page must not allocate.
+                for set in [&mut self.partial, &mut self.empty, &mut self.unmapped] {
+                    set.try_grow(new + 1)?;
+                }
+                self.vacant.push(Bits::default());
+                pages.push(P::default());
+                self.unmapped.add(new);
+            }
+            let vacant = Bits::try_full(self.page_len())?;
+            map(&mut pages[number])?;
+            self.vacant[number] = vacant;
+            self.unmapped.remove(number);
+            self.partial.add(number);
+            Ok(())
+        })
     }
 
     /// Returns the number of a vacant slot, which is used from now on.
     ///
     /// # Panics
-    /// [`SlotAllocator::try_reserve_one`] has not succeeded since the last allocation.
+    /// [`Slots::try_reserve_one`] has not succeeded since the last allocation.
     pub fn alloc(&mut self) -> u32 {
-        let number = self.partial.front().unwrap_or_else(|| {
-            let number = self.empty.pop().expect("a slot was reserved");
-            self.partial.push_back(&mut self.pages, number);
-            number
-        });
-        let page = &mut self.pages.0[number as usize];
-        let mut word = page.first_word as usize;
-        while page.vacant[word] == 0 {
-            word += 1;
+        let (page, slot) = self.next();
+        if self.partial.len == 0 {
+            self.empty.remove(page);
+            self.partial.add(page);
         }
-        let bit = page.vacant[word].trailing_zeros();
-        page.vacant[word] &= page.vacant[word] - 1;
-        page.first_word = to_u32(word);
-        page.used += 1;
-        if page.used == 1 << self.page_bits {
-            self.partial.remove(&mut self.pages, number);
-        }
-        self.len += 1;
-        number << self.page_bits | to_u32(word) << u64::BITS.ilog2() | bit
+        self.take(page, slot);
+        self.number(page, slot)
     }
 
-    /// Frees a used slot. If its page becomes empty and is not the only one with vacant slots,
-    /// unmaps and returns that page: the caller must free its memory.
-    pub fn free(&mut self, number: u32) -> Option<usize> {
-        let (page, was_full, is_empty) = self.clear(number);
-        if !was_full && !is_empty {
-            return None;
+    /// Returns the page and the index of the slot that [`Slots::alloc`] returns next.
+    fn next(&self) -> (usize, usize) {
+        let page = self.next_page().expect("a slot was reserved");
+        (page, self.vacant[page].first().expect("the page has a vacant slot"))
+    }
+
+    fn number(&self, page: usize, slot: usize) -> u32 {
+        to_u32(page << self.page_bits | slot)
+    }
+
+    /// Uses a vacant slot of a partial page.
+    fn take(&mut self, page: usize, slot: usize) {
+        self.vacant[page].remove(slot);
+        self.len += 1;
+        if self.vacant[page].len == 0 {
+            self.partial.remove(page);
         }
-        if was_full {
-            self.partial.push_back(&mut self.pages, page);
+    }
+
+    /// Frees a used slot. Returns whether its page is now empty, and another partial one is there.
+    pub fn free(&mut self, number: u32) -> bool {
+        let (page, slot) = self.position(number);
+        let vacant = &mut self.vacant[page];
+        vacant.add(slot);
+        self.len -= 1;
+        let vacant = vacant.len;
+        if vacant == 1 {
+            self.partial.add(page);
         }
         // One page with vacant slots stays mapped, so that a queue of few jobs allocates nothing.
-        if !is_empty || self.partial.len() == 1 {
-            return None;
+        vacant == self.page_len() && self.partial.len > 1
+    }
+
+    /// Keeps a partial page for later if it is empty. Returns whether it is.
+    pub fn set_aside(&mut self, page: usize) -> bool {
+        let is_empty = self.used_in(page) == 0;
+        if is_empty {
+            self.partial.remove(page);
+            self.empty.add(page);
         }
-        self.partial.remove(&mut self.pages, page);
-        self.empty.push(page);
-        self.unmap_empty()
+        is_empty
     }
 
-    /// Frees a used slot. Its page stays mapped, even if it becomes empty.
-    pub fn free_keeping_page(&mut self, number: u32) {
-        match self.clear(number) {
-            (page, true, false) => self.partial.push_back(&mut self.pages, page),
-            (page, true, true) => self.empty.push(page),
-            (page, false, true) => {
-                self.partial.remove(&mut self.pages, page);
-                self.empty.push(page);
-            }
-            (_, false, false) => {}
-        }
-    }
-
-    /// Marks a slot as vacant. Returns its page, whether the page was full, and whether it is now
-    /// empty.
-    fn clear(&mut self, number: u32) -> (u32, bool, bool) {
-        let (page_number, slot) = (number >> self.page_bits, number % (1 << self.page_bits));
-        let page = &mut self.pages.0[page_number as usize];
-        let word = slot / u64::BITS;
-        page.vacant[word as usize] |= 1 << (slot % u64::BITS);
-        page.first_word = page.first_word.min(word);
-        let was_full = page.used == 1 << self.page_bits;
-        page.used -= 1;
-        self.len -= 1;
-        (page_number, was_full, page.used == 0)
-    }
-
-    /// Returns the number of mapped pages without used slots, except for one that may be partial.
+    /// Returns the number of pages that are set aside.
     pub fn empty_count(&self) -> usize {
-        self.empty.len()
+        self.empty.len
     }
 
-    /// Unmaps and returns a page without used slots: the caller must free its memory.
+    /// Unmaps and returns a page that is set aside, the last one, or else a partial one without used
+    /// slots: the caller must free its memory.
     pub fn unmap_empty(&mut self) -> Option<usize> {
-        let number = match self.empty.pop() {
-            Some(number) => number,
-            None => {
-                let first = self.partial.front()?;
-                if self.pages.0[first as usize].used > 0 {
-                    return None;
-                }
-                self.partial.remove(&mut self.pages, first);
-                first
+        let page = match self.empty.last() {
+            Some(last) => {
+                self.empty.remove(last);
+                self.partial.add(last);
+                last
             }
+            None => self.partial.first().filter(|&first| self.used_in(first) == 0)?,
         };
-        self.pages.0[number as usize].vacant = Vec::new();
-        self.unmapped.push(number);
-        Some(number as usize)
+        self.unmap(page);
+        Some(page)
     }
 
-    /// Returns the page of the next allocation, and the number of its used slots. Returns `None` if
-    /// that page must be mapped first.
-    pub fn next_page(&self) -> Option<(usize, usize)> {
-        let number = self.partial.front().or_else(|| self.empty.last().copied())? as usize;
-        Some((number, self.pages.0[number].used as usize))
+    /// Unmaps a partial page without used slots: the caller must free its memory.
+    pub fn unmap(&mut self, page: usize) {
+        self.vacant[page] = Bits::default();
+        self.partial.remove(page);
+        self.unmapped.add(page);
+    }
+
+    /// Returns the page of the next allocation. Returns `None` if that page must be mapped first.
+    pub fn next_page(&self) -> Option<usize> {
+        self.partial.first().or_else(|| self.empty.first())
+    }
+
+    /// Returns the number of used slots of a page.
+    pub fn used_in(&self, page: usize) -> usize {
+        if self.is_mapped(page) { self.page_len() - self.vacant[page].len } else { 0 }
+    }
+
+    fn is_mapped(&self, page: usize) -> bool {
+        self.vacant.get(page).is_some_and(|vacant| !vacant.words.is_empty())
     }
 
     // ---- Checking ----
 
-    /// Returns the number of pages, mapped or not.
-    pub fn page_count(&self) -> usize {
-        self.pages.0.len()
-    }
-
-    /// Returns the number of used slots of a page, or `None` while the page is unmapped.
-    pub fn used_in(&self, page: usize) -> Option<usize> {
-        let page = &self.pages.0[page];
-        (!page.vacant.is_empty()).then_some(page.used as usize)
-    }
-
-    /// Returns a bit for each used slot of 64 adjacent ones.
-    fn used_bits(&self, page: usize, word: usize) -> u64 {
-        self.pages.0[page].vacant.get(word).map_or(0, |vacant| !vacant & self.all_vacant())
-    }
-
     /// Returns the numbers of all used slots.
     pub fn used_slots(&self) -> impl Iterator<Item = u32> + '_ {
-        (0..).zip(&self.pages.0).flat_map(move |(page, it)| {
-            let words = (0..).step_by(u64::BITS as usize).zip(&it.vacant);
-            let bits = words.flat_map(|(first, vacant)| bits(!vacant).map(move |bit| first | bit));
-            bits.take(it.used as usize).map(move |slot: u32| page << self.page_bits | slot)
+        (0..self.vacant.len()).flat_map(move |page| {
+            let used = (0..self.page_len()).filter(move |&slot| self.is_used_in(page, slot));
+            used.take(self.used_in(page)).map(move |slot| self.number(page, slot))
         })
     }
 
     /// Returns whether the slot with this number exists and is used.
     pub fn is_used(&self, number: u32) -> bool {
-        let (page, slot) = (self.page_of(number), self.slot_of(number));
-        page < self.page_count()
-            && self.used_bits(page, slot / u64::BITS as usize) >> (slot % u64::BITS as usize) & 1
-                != 0
+        let (page, slot) = self.position(number);
+        self.is_used_in(page, slot)
     }
 
-    /// Checks the stored counts, and that each page is in the right list.
+    fn is_used_in(&self, page: usize, slot: usize) -> bool {
+        self.is_mapped(page) && !self.vacant[page].has(slot)
+    }
+
+    /// Checks the sets, that each page is in the right one, and that mapped pages, and no others, have this
+    /// capacity.
     ///
     /// # Panics
-    /// An invariant is broken. `what` names the allocator in the message.
-    pub fn check(&self, what: fmt::Arguments<'_>) {
-        let (mut len, mut partial, mut empty, mut unmapped) = (0, 0, 0, 0);
-        for (number, page) in self.pages.0.iter().enumerate() {
-            len += page.used as usize;
-            if page.vacant.is_empty() {
-                unmapped += 1;
-                assert_eq!(page.used, 0, "{what}: used slots of the unmapped page {number}");
-                continue;
-            }
-            page.check(self.page_len(), number, what);
-            let is_empty = page.used == 0 && self.empty.contains(&to_u32(number));
-            partial += u32::from(!is_empty && (page.used as usize) < self.page_len());
-            empty += usize::from(is_empty);
+    /// An invariant is broken. `what` names the slots in the message.
+    pub fn check(
+        &self,
+        capacities: impl ExactSizeIterator<Item = usize>,
+        capacity: usize,
+        what: fmt::Arguments<'_>,
+    ) {
+        assert_eq!(self.vacant.len(), capacities.len(), "{what}: pages of slots, and of memory");
+        let sets = [&self.unmapped, &self.empty, &self.partial];
+        sets.into_iter().chain(&self.vacant).for_each(|set| set.check(what));
+        for (page, found) in capacities.enumerate() {
+            let (is_mapped, used) = (self.is_mapped(page), self.used_in(page));
+            let [is_unmapped, is_empty, is_partial] = sets.map(|set| set.has(page));
+            assert_eq!(is_unmapped, !is_mapped, "{what}: stored and real absence of page {page}");
+            assert!(!is_empty || used == 0, "{what}: {used} used slots of the empty page {page}");
+            let expected = is_mapped && !is_empty && used < self.page_len();
+            assert_eq!(is_partial, expected, "{what}: is page {page}, with {used} slots, partial");
+            let has_memory = if is_mapped { found >= capacity } else { found == 0 };
+            assert!(has_memory, "{what}: page {page} has a capacity of {found}");
         }
+        let len = (0..self.vacant.len()).map(|page| self.used_in(page)).sum::<usize>();
         assert_eq!(self.len, len, "{what}: stored and real number of used slots");
-        assert_eq!(self.partial.len(), partial, "{what}: listed and real partial pages");
-        assert_eq!(self.empty.len(), empty, "{what}: listed and real empty pages");
-        let is_empty = |number: &u32| self.used_in(*number as usize) == Some(0);
-        assert!(self.empty.iter().all(is_empty), "{what}: a page of {:?} is not empty", self.empty);
-        self.partial.check(&self.pages, what, |number| {
-            let page = &self.pages.0[number as usize];
-            let is_partial = !page.vacant.is_empty() && (page.used as usize) < self.page_len();
-            assert!(
-                is_partial,
-                "{what}: page {number} is listed as partial, but has no vacant slot"
-            );
-        });
-        assert_eq!(self.unmapped.len(), unmapped, "{what}: listed and real unmapped pages");
-        for (index, number) in self.unmapped.iter().enumerate() {
-            let is_unmapped = self.pages.0[*number as usize].vacant.is_empty();
-            let is_repeated = self.unmapped[..index].contains(number);
-            assert!(
-                is_unmapped && !is_repeated,
-                "{what}: page {number} is listed as unmapped twice, or is mapped"
-            );
+    }
+}
+
+impl Bits {
+    /// Returns the numbers below `end`, a power of two.
+    fn try_full(end: usize) -> Result<Bits, TryReserveError> {
+        let mut words = Vec::new();
+        words.try_reserve_exact(end.div_ceil(WORD))?;
+        words.resize(end.div_ceil(WORD), if end < WORD { (1 << end) - 1 } else { u64::MAX });
+        Ok(Bits { words, first_word: 0, len: end })
+    }
+
+    /// Makes room for the numbers below `end`.
+    fn try_grow(&mut self, end: usize) -> Result<(), TryReserveError> {
+        if end > self.words.len() * WORD {
+            self.words.try_reserve(1)?;
+            self.words.push(0);
+            self.skip_zeros();
+        }
+        Ok(())
+    }
+
+    fn has(&self, number: usize) -> bool {
+        self.words[number / WORD] >> (number % WORD) & 1 != 0
+    }
+
+    /// Adds a number, which must be new.
+    fn add(&mut self, number: usize) {
+        self.words[number / WORD] |= 1 << (number % WORD);
+        self.first_word = self.first_word.min(number / WORD);
+        self.len += 1;
+    }
+
+    /// Removes a number, which must be here.
+    fn remove(&mut self, number: usize) {
+        self.words[number / WORD] &= !(1 << (number % WORD));
+        self.len -= 1;
+        self.skip_zeros();
+    }
+
+    fn skip_zeros(&mut self) {
+        while self.words.get(self.first_word) == Some(&0) {
+            self.first_word += 1;
         }
     }
-}
 
-impl Page {
-    fn check(&self, page_len: usize, number: usize, what: fmt::Arguments<'_>) {
-        let words = page_len.div_ceil(u64::BITS as usize);
-        assert_eq!(self.vacant.len(), words, "{what}: words of page {number}");
-        let bits_beyond = to_u32(words * u64::BITS as usize - page_len);
-        let used = self.vacant.chunks(16).map(count_zeros).sum::<u32>() - bits_beyond;
-        assert_eq!(
-            self.used, used,
-            "{what}: stored and real number of used slots of page {number}"
-        );
-        let before = &self.vacant[..self.first_word as usize];
-        let is_first = before.iter().all(|&word| word == 0);
-        assert!(
-            is_first,
-            "{what}: page {number} has a vacant slot before word {}",
-            self.first_word
-        );
+    fn first(&self) -> Option<usize> {
+        let word = self.words.get(self.first_word)?;
+        Some(self.first_word * WORD + word.trailing_zeros() as usize)
+    }
+
+    fn last(&self) -> Option<usize> {
+        let word = self.words.iter().rposition(|&word| word != 0)?;
+        Some(word * WORD + self.words[word].ilog2() as usize)
+    }
+
+    fn check(&self, what: fmt::Arguments<'_>) {
+        let len = self.words.iter().map(|word| word.count_ones() as usize).sum::<usize>();
+        assert_eq!(self.len, len, "{what}: stored and real length of a set");
+        let first = self.words.iter().take_while(|&&word| word == 0).count();
+        assert_eq!(self.first_word, first, "{what}: stored and real first word of a set");
     }
 }
 
-/// Returns the positions of the set bits, lowest first.
-fn bits(mut word: u64) -> impl Iterator<Item = u32> {
-    std::iter::from_fn(move || {
-        let bit = (word != 0).then(|| word.trailing_zeros());
-        word &= word.wrapping_sub(1);
-        bit
-    })
-}
-
-/// Returns the number of zero bits. Most slots are vacant, so words of ones are skipped together.
-fn count_zeros(words: &[u64]) -> u32 {
-    let all = words.iter().fold(u64::MAX, |all, word| all & word);
-    if all == u64::MAX { 0 } else { words.iter().map(|word| word.count_zeros()).sum() }
-}
-
-impl Linked for PageTable {
-    fn links(&self, key: u32) -> Links {
-        self.0[key as usize].links
-    }
-
-    fn set_links(&mut self, key: u32, links: Links) {
-        self.0[key as usize].links = links;
-    }
-}
+const WORD: usize = u64::BITS as usize;
 
 fn to_u32(number: usize) -> u32 {
     u32::try_from(number).expect("the numbers of slots have 32 bits")
@@ -599,75 +542,80 @@ pub fn capacity_overflow() -> Result<(), TryReserveError> {
 mod tests {
     use super::*;
     use crate::engine::keys::JobKey;
-    use std::collections::{BTreeMap, BTreeSet};
+    use std::collections::BTreeMap;
+    use std::collections::btree_map::Entry;
 
-    fn alloc(slots: &mut SlotAllocator, memory: &mut Vec<Vec<u8>>) -> u32 {
-        slots.try_reserve_one(memory, 10).expect("the test has memory");
-        slots.alloc()
+    type TestSlab = PagedSlab<JobKey, [u64; 256]>;
+    const PAGE_LEN: u64 = 1 << page_bits(256 * 8 + 8);
+
+    fn insert(slab: &mut TestSlab, entry: u64) -> JobKey {
+        slab.try_reserve_one().expect("the test has memory");
+        slab.insert([entry; 256])
     }
 
     #[test]
-    fn random_operations_match_a_btree_set() {
-        let mut random = fastrand::Rng::with_seed(5);
-        let mut slots = SlotAllocator::new(7);
-        let mut model: BTreeSet<u32> = BTreeSet::new();
-        let mut memory = Vec::new();
-        for step in 0..100_000_u32 {
-            let filling = (step / 10_000) % 2 == 0;
-            if random.u8(..10) < if filling { 8 } else { 2 } {
-                let number = alloc(&mut slots, &mut memory);
-                assert!(memory[slots.page_of(number)].capacity() >= 10);
-                assert!(model.insert(number), "slot {number} is allocated twice");
-            } else if let Some(number) = random.choice(model.iter().copied()) {
-                model.remove(&number);
-                if let Some(page) = slots.free(number) {
-                    memory[page] = Vec::new();
-                    assert!(model.iter().all(|&number| slots.page_of(number) != page));
+    fn random_operations_match_a_btree_map() {
+        for is_chosen in [false, true] {
+            let mut random = fastrand::Rng::with_seed(5);
+            let mut slab = TestSlab::default();
+            let mut model = BTreeMap::new();
+            for step in 0..50_000_u64 {
+                let filling = (step / 10_000) % 2 == 0;
+                let key = JobKey::from_number(random.u32(..6_000));
+                if random.u8(..10) >= if filling { 8 } else { 2 } {
+                    assert_eq!(slab.remove(key).map(|entry| entry[0]), model.remove(&key));
+                } else if !is_chosen {
+                    assert_eq!(model.insert(insert(&mut slab, step), step), None);
+                } else if let Entry::Vacant(vacant) = model.entry(key) {
+                    slab.try_insert(key, [step; 256]).expect("the test has memory");
+                    vacant.insert(step);
+                }
+                let key = JobKey::from_number(random.u32(..6_000));
+                assert_eq!(slab.get(key).map(|entry| entry[9]), model.get(&key).copied());
+                assert_eq!(slab.get_mut(key).map(|entry| entry[9]), model.get(&key).copied());
+                assert_eq!(slab.len(), model.len());
+                if step % 64 == 0 {
+                    slab.check(format_args!("step {step}"));
+                    assert!(slab.iter().map(|(key, entry)| (key, entry[9])).eq(model.clone()));
+                    let used: Vec<u32> = slab.slots.used_slots().collect();
+                    assert!(used.iter().copied().eq(model.keys().map(|key| key.number())));
                 }
             }
-            assert_eq!(slots.len(), model.len());
-            slots.check(format_args!("step {step}"));
-            let number = random.u32(..40_000);
-            assert_eq!(slots.is_used(number), model.contains(&number));
-            if step % 1_000 == 0 {
-                let mut used: Vec<u32> = slots.used_slots().collect();
-                used.sort_unstable();
-                assert!(used.iter().eq(&model));
-            }
+            model.keys().for_each(|&key| assert!(slab.remove(key).is_some()));
+            slab.check(format_args!("the empty slab"));
+            let mapped = slab.pages.iter().filter(|page| page.capacity() > 0).count();
+            assert_eq!((mapped, slab.len()), (1, 0), "pages with memory, and entries");
         }
     }
 
     #[test]
-    fn a_page_fills_from_its_start_and_is_unmapped_when_empty() {
-        let mut slots = SlotAllocator::new(6);
-        let mut memory = Vec::new();
-        let numbers: Vec<u32> = (0..64 * 4).map(|_| alloc(&mut slots, &mut memory)).collect();
-        assert!(numbers.iter().copied().eq(0..64 * 4));
-        slots.free(5);
-        slots.free(3);
-        assert_eq!((slots.alloc(), slots.alloc()), (3, 5));
-        let unmapped = numbers.iter().filter_map(|&number| slots.free(number)).count();
-        assert_eq!((slots.len(), unmapped), (0, 3));
+    fn a_page_fills_from_its_start() {
+        let mut slab = TestSlab::default();
+        for number in 0..3 * PAGE_LEN {
+            assert_eq!(u64::from(insert(&mut slab, number).number()), number);
+        }
+        for number in [5, 3] {
+            slab.remove(JobKey::from_number(number));
+        }
+        assert_eq!([0; 2].map(|entry| insert(&mut slab, entry).number()), [3, 5]);
     }
 
     #[test]
-    fn without_free_numbers_allocation_fails_until_a_page_is_empty() {
+    fn without_free_numbers_allocation_fails_until_a_slot_is_free() {
         for page_bits in [6, 17, 31] {
-            let numbers = (SlotAllocator::new(page_bits).pages_max as u64) << page_bits;
+            let numbers = (Slots::new(page_bits).pages_max as u64) << page_bits;
             let largest = u64::from(u32::MAX);
             assert!(numbers < largest && numbers + (1 << page_bits) > largest, "{page_bits}");
         }
-        let slots = PagedSlab::<JobKey, u64>::with_31_bits().slots;
-        let numbers = (slots.pages_max as u64) << slots.page_bits;
-        assert_eq!(numbers + slots.page_len() as u64, 1 << 31);
-        let mut slots = SlotAllocator { pages_max: 2, ..SlotAllocator::new(6) };
-        let mut memory = Vec::new();
-        let numbers: Vec<u32> = (0..128).map(|_| alloc(&mut slots, &mut memory)).collect();
-        assert!(slots.try_reserve_one(&mut memory, 10).is_err());
-        slots.check(format_args!("full"));
-        assert!(numbers.iter().take(64).all(|&number| slots.free(number).is_none()));
-        assert!(numbers.iter().take(64).all(|&number| alloc(&mut slots, &mut memory) == number));
-        assert!(slots.try_reserve_one(&mut memory, 10).is_err());
+        let mut slab = TestSlab::with_31_bits();
+        let numbers = (slab.slots.pages_max as u64) << slab.slots.page_bits;
+        assert_eq!(numbers + PAGE_LEN, 1 << 31);
+        slab.slots.pages_max = 2;
+        (0..2 * PAGE_LEN).for_each(|entry| _ = insert(&mut slab, entry));
+        assert!(slab.try_reserve_one().is_err());
+        slab.check(format_args!("the full slab"));
+        slab.remove(JobKey::from_number(7));
+        assert_eq!(insert(&mut slab, 0).number(), 7);
     }
 
     #[test]
@@ -676,54 +624,5 @@ mod tests {
             let bytes = width << page_bits(width);
             assert!((PAGE_BYTES..=4 * PAGE_BYTES).contains(&bytes), "{width}: {bytes}");
         }
-    }
-
-    type TestPages = PagedSlab<JobKey, [u64; 256]>;
-
-    fn insert(pages: &mut TestPages, entry: u64) -> JobKey {
-        pages.try_reserve_one().expect("the test has memory");
-        pages.insert([entry; 256])
-    }
-
-    #[test]
-    fn random_operations_match_a_btree_map() {
-        let mut random = fastrand::Rng::with_seed(5);
-        let mut pages = TestPages::default();
-        let mut model = BTreeMap::new();
-        for step in 0..100_000_u64 {
-            let filling = (step / 10_000) % 2 == 0;
-            if random.u8(..10) < if filling { 8 } else { 2 } {
-                let key = insert(&mut pages, step);
-                assert_eq!(model.insert(key, step), None);
-            } else {
-                let key = JobKey::from_number(random.u32(..6_000));
-                assert_eq!(pages.remove(key).map(|entry| entry[0]), model.remove(&key));
-            }
-            let key = JobKey::from_number(random.u32(..6_000));
-            assert_eq!(pages.get(key).map(|entry| entry[9]), model.get(&key).copied());
-            assert_eq!(pages.get_mut(key).map(|entry| entry[9]), model.get(&key).copied());
-            assert_eq!(pages.len(), model.len());
-            if step % 64 == 0 {
-                pages.check(format_args!("step {step}"));
-                assert!(pages.iter().map(|(key, entry)| (key, entry[9])).eq(model.clone()));
-            }
-        }
-    }
-
-    #[test]
-    fn empty_pages_are_freed_and_reused() {
-        const PAGE_LEN: u64 = 1 << TestPages::PAGE_BITS;
-        let mut pages = TestPages::default();
-        let keys: Vec<JobKey> = (0..PAGE_LEN * 4).map(|entry| insert(&mut pages, entry)).collect();
-        for &key in &keys {
-            pages.remove(key);
-        }
-        assert!(pages.is_empty());
-        let allocated =
-            |pages: &TestPages| pages.pages.iter().filter(|page| page.capacity() > 0).count();
-        assert_eq!(allocated(&pages), 1);
-        let again: Vec<JobKey> = keys.iter().map(|_| insert(&mut pages, 0)).collect();
-        assert_eq!(allocated(&pages), 4);
-        assert!(again.iter().all(|&key| u64::from(key.number()) < PAGE_LEN * 4));
     }
 }

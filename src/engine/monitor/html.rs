@@ -4,13 +4,11 @@
 //! allows only them, by their hashes, so that no text of a client can become script. All text of
 //! clients is escaped by [`Escaped`] or percent-encoded.
 
-use super::history::{History, INTERVAL, Point, SAMPLES};
-use super::table::push;
-use super::url::Encoded;
-use super::value::{Rate, Readable, Value};
+use super::http_conn::View;
+use super::measurements::{INTERVAL, Point, SAMPLES};
+use super::table::{Column, Readable, Value, push};
 use crate::engine::protocol::stats::{self, ProcessInfo};
-use crate::engine::server::View;
-use crate::engine::time::Nanos;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use std::fmt::{self, Display};
 
 /// The style of the page.
@@ -53,18 +51,10 @@ impl Display for Escaped<'_> {
     }
 }
 
-/// Returns the path of a tube's page, relative to that of the server. Browsers remove the parts `.`
-/// and `..` from a path, so tubes of these names have none.
-pub fn tube_link(name: &str) -> Option<impl Display> {
-    (name != "." && name != "..").then_some(TubeLink(name))
-}
-
-struct TubeLink<'t>(&'t str);
-
-impl Display for TubeLink<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "tube/{}", Encoded(self.0))
-    }
+/// Displays text, percent-encoded, as a part of a path or as a value of a query.
+pub fn percent_encoded(text: &str) -> impl Display {
+    const ENCODED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+    utf8_percent_encode(text, &ENCODED)
 }
 
 /// Writes the page up to its first heading. `subject` is a tube, or the server if empty.
@@ -89,20 +79,22 @@ const ICON: &str = "%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16
     %3Cpath d='M8 15V6M8 9C3 9 2 6 2 3c4 0 6 2 6 6Zm0-3c0-3 2-5 6-5 0 3-1 6-6 6Z' \
     fill='%23177a45' stroke='%23177a45'/%3E%3C/svg%3E";
 
-/// Writes the name of the server, its version and its process.
-pub fn write_identity(view: &View<'_>, text: &mut String) {
-    let ProcessInfo { hostname, pid, started_at, .. } = view.server.process;
+/// Returns the name of the server, its version and its process.
+pub fn identity(view: &View<'_>, host: impl Display) -> String {
+    let ProcessInfo { pid, started_at, .. } = view.server.process;
     let uptime = Readable(Value::Span(view.now.since(*started_at)));
-    let (protocol, version, host) = (stats::VERSION, env!("CARGO_PKG_VERSION"), Escaped(hostname));
+    let (protocol, version) = (stats::VERSION, env!("CARGO_PKG_VERSION"));
+    format!(
+        "beanstalkd {protocol} (beanstalkd-server {version}), process {pid} on {host}, up {uptime}"
+    )
+}
+
+/// Writes what is above the values.
+pub fn write_identity(view: &View<'_>, text: &mut String) {
+    let identity = identity(view, Escaped(&view.server.process.hostname));
     let draining =
         if view.server.is_draining { " <strong>draining: puts are rejected</strong>" } else { "" };
-    push(
-        text,
-        format_args!(
-            "<p id=server>beanstalkd {protocol} (beanstalkd-server {version}), process {pid} on \
-             {host}, up {uptime}{draining}</p>\n<p role=status></p>\n"
-        ),
-    );
+    push(text, format_args!("<p id=server>{identity}{draining}</p>\n<p role=status></p>\n"));
 }
 
 /// Writes the script, which is last, so that all elements exist when it runs.
@@ -112,84 +104,66 @@ pub fn write_end(text: &mut String) {
 
 // ---- Plots ----
 
-/// One of the two lines of a plot.
-struct Line {
-    class: &'static str,
-    title: &'static str,
-    value: fn(&Point) -> Value,
-}
-
-/// The plots of the last ten minutes.
-const PLOTS: [[Line; 2]; PLOT_COUNT] = [
-    [
-        Line { class: "a", title: "ready", value: |point| Value::Count(point.ready) },
-        Line { class: "b", title: "reserved", value: |point| Value::Count(point.reserved) },
-    ],
-    [
-        Line { class: "a", title: "puts/s", value: |point| Value::Rate(Some(point.puts)) },
-        Line { class: "b", title: "deletes/s", value: |point| Value::Rate(Some(point.deletes)) },
-    ],
+/// The values of a point. Each two after the first are the lines of a plot.
+pub const POINT: [Column<Point>; 1 + 2 * PLOTS] = [
+    ("seconds_ago", "", |point| Value::Span(point.age)),
+    ("ready", "ready", |point| Value::Count(point.ready)),
+    ("reserved", "reserved", |point| Value::Count(point.reserved)),
+    ("puts_per_second", "puts/s", |point| Value::Rate(Some(point.rates.puts))),
+    ("deletes_per_second", "deletes/s", |point| Value::Rate(Some(point.rates.deletes))),
 ];
 
 /// The number of plots.
-pub const PLOT_COUNT: usize = 2;
+pub const PLOTS: usize = 2;
 
 /// The width and the height of a plot, in units of its `viewBox`.
 const WIDTH: u64 = 600;
 const HEIGHT: u64 = 100;
 
-/// Writes the plot with this index. The first one opens the element around all plots, the last one
-/// closes it.
-pub fn write_plot(index: usize, history: &History, now: Nanos, text: &mut String) {
+/// Writes the plot of the last ten minutes with this index. The first one opens the element around all
+/// plots, the last one closes it.
+pub fn write_plot(index: usize, view: &View<'_>, text: &mut String) {
     if index == 0 {
         text.push_str("<div id=plots>\n");
     }
-    let lines = &PLOTS[index];
-    let values = history.points(now).flat_map(|point| lines.each_ref().map(|l| (l.value)(&point)));
-    let highest = values.max_by_key(|value| magnitude(*value));
-    let top = highest.map_or(1, magnitude).max(1);
+    let lines = || ["a", "b"].into_iter().zip(&POINT[1 + 2 * index..]);
+    let points = || view.measurements.points(view.now);
+    let highest = points().flat_map(|point| lines().map(move |(_, (_, _, value))| value(&point)));
+    let highest = highest.max_by_key(|value| value.number());
+    let top = highest.and_then(Value::number).unwrap_or(0).max(1);
     text.push_str("<figure><figcaption>");
-    for Line { class, title, .. } in lines {
+    for (class, (_, title, _)) in lines() {
         push(text, format_args!("<span class={class}>{title}</span> "));
     }
     if let Some(highest) = highest {
         push(text, format_args!("<span>highest {}</span>", Readable(highest)));
     }
+    let (title, other) = (POINT[1 + 2 * index].1, POINT[2 + 2 * index].1);
     push(
         text,
         format_args!(
             "</figcaption>\n<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" preserveAspectRatio=none \
-             role=img aria-label=\"{} and {} in the last 10 minutes\">",
-            lines[0].title, lines[1].title
+             role=img aria-label=\"{title} and {other} in the last 10 minutes\">"
         ),
     );
-    for Line { class, value, .. } in lines {
+    for (class, (_, _, value)) in lines() {
         push(text, format_args!("<polyline class={class} points=\""));
-        for point in history.points(now) {
-            let x = WIDTH.saturating_sub(WIDTH * point.age.whole_secs() / SHOWN.whole_secs());
-            let height = magnitude(value(&point)).saturating_mul(HEIGHT * 10) / top;
-            let y = HEIGHT * 10 - height;
+        for point in points() {
+            let x = WIDTH.saturating_sub(WIDTH * point.age.whole_secs() / SHOWN_SECS);
+            let number = value(&point).number().unwrap_or(0);
+            let y = HEIGHT * 10 - number.saturating_mul(HEIGHT * 10) / top;
             push(text, format_args!("{x},{}.{} ", y / 10, y % 10));
         }
         text.push_str("\"/>");
     }
     text.push_str("</svg>\n<p><span>10 minutes ago</span><span>now</span></p></figure>\n");
-    if index + 1 == PLOT_COUNT {
+    if index + 1 == PLOTS {
         text.push_str("</div>\n");
     }
 }
 
 /// The time that the plots show.
-#[expect(clippy::cast_possible_truncation, reason = "600 seconds")]
-const SHOWN: Nanos = Nanos::from_secs((SAMPLES as u64 - 1) as u32 * INTERVAL.whole_secs() as u32);
-
-/// Returns a number that is proportional to the value, for the height of a point.
-fn magnitude(value: Value) -> u64 {
-    match value {
-        Value::Rate(rate) => rate.map_or(0, Rate::tenths),
-        Value::Id(_) | Value::Count(_) | Value::Bytes(_) | Value::Span(_) => value.rank(),
-    }
-}
+const SHOWN_SECS: u64 = (SAMPLES as u64 - 1) * INTERVAL.whole_secs();
 
 #[cfg(test)]
 mod tests {

@@ -1,10 +1,11 @@
-//! Parses HTTP request heads and writes response heads (RFC 9112).
+//! Parses HTTP request heads and writes response heads (RFC 9112), and selects the media type of the
+//! status page by the `Accept` fields of a request (RFC 9110, section 12.5.1).
 //!
 //! Each connection has one request, and request bodies are ignored. Paths and their content are in
 //! [`http_conn`](super::http_conn).
 
-use super::accept::MediaType;
-use std::fmt;
+use percent_encoding::percent_decode_str;
+use std::fmt::Display;
 
 /// The maximum length of a request head, in bytes.
 pub const HEAD_MAX: usize = 4096;
@@ -26,47 +27,37 @@ pub struct Request<'h> {
     pub takes_chunks: bool,
 }
 
-/// The status of a response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
-    Ok,
-    BadRequest,
-    NotFound,
-    MethodNotAllowed,
-    HeadTooLarge,
-    ServiceUnavailable,
-}
+/// The status of a response, and its body: a line for people who use a browser.
+pub type Answer = (&'static str, &'static str);
 
-/// The framing of a response body.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Length {
-    /// The length in bytes is in the head.
-    Bytes(usize),
-    /// The body is chunked.
-    Chunks,
-    /// The end of the body is the end of the connection.
-    UntilClose,
-}
+pub const OK: &str = "200 OK";
+pub const UNAVAILABLE: &str = "503 Service Unavailable";
+const METHOD_NOT_ALLOWED: &str = "405 Method Not Allowed";
+const BAD_REQUEST: Answer = ("400 Bad Request", "The request is not valid HTTP/1.0 or HTTP/1.1.\n");
+const HEAD_TOO_LARGE: Answer = (
+    "431 Request Header Fields Too Large",
+    "The request head is longer than 4096 bytes or has more than 64 fields.\n",
+);
 
-/// Returns the request at the start of `bytes`, `None` while its head is incomplete, or the status
-/// for an invalid request.
-pub fn parse(bytes: &[u8]) -> Result<Option<Request<'_>>, Status> {
+/// Returns the request at the start of `bytes`, `None` while its head is incomplete, or the answer to an
+/// invalid request.
+pub fn parse(bytes: &[u8]) -> Result<Option<Request<'_>>, Answer> {
     let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
     let mut head = httparse::Request::new(&mut fields);
     match head.parse(&bytes[..bytes.len().min(HEAD_MAX)]) {
         Ok(httparse::Status::Complete(_)) => {}
         Ok(httparse::Status::Partial) if bytes.len() < HEAD_MAX => return Ok(None),
         Ok(httparse::Status::Partial) | Err(httparse::Error::TooManyHeaders) => {
-            return Err(Status::HeadTooLarge);
+            return Err(HEAD_TOO_LARGE);
         }
-        Err(_) => return Err(Status::BadRequest),
+        Err(_) => return Err(BAD_REQUEST),
     }
     let head_only = match head.method {
         Some("GET") => false,
         Some("HEAD") => true,
-        _ => return Err(Status::MethodNotAllowed),
+        _ => return Err((METHOD_NOT_ALLOWED, "The methods are GET and HEAD.\n")),
     };
-    let target = head.path.ok_or(Status::BadRequest)?;
+    let target = head.path.ok_or(BAD_REQUEST)?;
     // Requests to a proxy have an absolute target (RFC 9112, section 3.2.2).
     let target = target
         .strip_prefix("http://")
@@ -78,42 +69,87 @@ pub fn parse(bytes: &[u8]) -> Result<Option<Request<'_>>, Status> {
     Ok(Some(Request { path, query, media_type, head_only, takes_chunks }))
 }
 
-/// Returns a response head. The connection closes after the response.
-pub fn head(status: Status, media_type: &str, length: Length) -> String {
-    head_with(status, media_type, length, "")
-}
-
-/// Returns a response head with more header fields: whole lines with CR LF.
-pub fn head_with(status: Status, media_type: &str, length: Length, fields: &str) -> String {
-    let (code, phrase) = status.code_and_phrase();
-    let allow = if status == Status::MethodNotAllowed { "Allow: GET, HEAD\r\n" } else { "" };
+/// Returns a response head. `framing` and `fields` are whole lines. The connection closes after the
+/// response.
+pub fn head(status: &str, media_type: &str, framing: impl Display, fields: &str) -> String {
+    let allow = if status == METHOD_NOT_ALLOWED { "Allow: GET, HEAD\r\n" } else { "" };
     format!(
-        "HTTP/1.1 {code} {phrase}\r\nContent-Type: {media_type}\r\n{length}{allow}\
-         {fields}Cache-Control: no-store\r\nConnection: close\r\n\r\n"
+        "HTTP/1.1 {status}\r\nContent-Type: {media_type}\r\n{framing}{allow}{fields}\
+         Cache-Control: no-store\r\nConnection: close\r\n\r\n"
     )
 }
 
-impl Status {
-    fn code_and_phrase(self) -> (u16, &'static str) {
+/// Returns the value of a field of a query, as an HTML form sends it: `+` is a space.
+pub fn query_value(query: &str, name: &str) -> Option<String> {
+    let mut fields = query.split('&').filter_map(|field| field.split_once('='));
+    let (_, value) = fields.find(|&(other, _)| other == name)?;
+    Some(percent_decode_str(&value.replace('+', " ")).decode_utf8_lossy().into_owned())
+}
+
+/// The media types of the status page. Of types with equal quality the first is sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MediaType {
+    #[default]
+    Html,
+    Text,
+    Json,
+}
+
+impl MediaType {
+    /// Returns the value of the field `Content-Type`.
+    pub fn name(self) -> &'static str {
         match self {
-            Status::Ok => (200, "OK"),
-            Status::BadRequest => (400, "Bad Request"),
-            Status::NotFound => (404, "Not Found"),
-            Status::MethodNotAllowed => (405, "Method Not Allowed"),
-            Status::HeadTooLarge => (431, "Request Header Fields Too Large"),
-            Status::ServiceUnavailable => (503, "Service Unavailable"),
+            MediaType::Html => "text/html; charset=utf-8",
+            MediaType::Text => "text/plain; charset=utf-8",
+            MediaType::Json => "application/json",
         }
+    }
+
+    /// Returns the media ranges that match this type, the most specific last.
+    fn ranges(self) -> [&'static str; 3] {
+        match self {
+            MediaType::Html => ["*/*", "text/*", "text/html"],
+            MediaType::Text => ["*/*", "text/*", "text/plain"],
+            MediaType::Json => ["*/*", "application/*", "application/json"],
+        }
+    }
+
+    /// Returns the type that a client with these `Accept` fields prefers. If it accepts none of
+    /// them, it gets HTML: section 12.5.1 allows a response that ignores the field.
+    fn preferred<'h>(fields: impl Iterator<Item = &'h [u8]> + Clone) -> MediaType {
+        let mut preferred = (0, MediaType::default());
+        for media_type in [MediaType::Html, MediaType::Text, MediaType::Json] {
+            let quality = media_type.quality(fields.clone());
+            if quality > preferred.0 {
+                preferred = (quality, media_type);
+            }
+        }
+        preferred.1
+    }
+
+    /// Returns the quality of this type in thousandths: that of the most specific range that matches it.
+    fn quality<'h>(self, fields: impl Iterator<Item = &'h [u8]>) -> u16 {
+        let ranges = fields.filter_map(|field| std::str::from_utf8(field).ok());
+        let matching = ranges.flat_map(|field| field.split(',')).filter_map(|range| {
+            let mut parts = range.split(';').map(str::trim);
+            let name = parts.next()?;
+            let specificity =
+                self.ranges().iter().position(|own| own.eq_ignore_ascii_case(name))?;
+            let quality = parts.find_map(|part| part.strip_prefix(['q', 'Q'])?.strip_prefix('='));
+            Some((specificity, quality.map_or(1_000, thousandths)))
+        });
+        matching.max_by_key(|&(specificity, _)| specificity).map_or(0, |(_, quality)| quality)
     }
 }
 
-/// Displays the header field of this framing.
-impl fmt::Display for Length {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Length::Bytes(count) => write!(f, "Content-Length: {count}\r\n"),
-            Length::Chunks => f.write_str("Transfer-Encoding: chunked\r\n"),
-            Length::UntilClose => Ok(()),
-        }
+/// Parses a quality such as `0.25`. An invalid one counts as 0.
+fn thousandths(quality: &str) -> u16 {
+    let (whole, decimals) = quality.split_once('.').unwrap_or((quality, ""));
+    let is_number = decimals.len() <= 3 && decimals.bytes().all(|byte| byte.is_ascii_digit());
+    match (whole, is_number) {
+        ("1", true) => 1_000,
+        ("0", true) => format!("{decimals:0<3}").parse().unwrap_or(0),
+        _ => 0,
     }
 }
 
@@ -141,29 +177,60 @@ mod tests {
     }
 
     #[test]
-    fn invalid_requests_return_a_status() {
-        for (bytes, status) in [
-            (
-                &b"POST /metrics HTTP/1.1\r\nContent-Length: 1\r\n\r\nx"[..],
-                Status::MethodNotAllowed,
-            ),
-            (b"GET /metrics HTTP/2.0\r\n\r\n", Status::BadRequest),
-            (b"put 0 0 9 1\r\na\r\n", Status::BadRequest),
-            (b"\x16\x03\x01", Status::BadRequest),
-        ] {
-            assert_eq!(parse(bytes), Err(status), "{}", bytes.escape_ascii());
+    fn invalid_requests_have_an_answer() {
+        let status = |bytes: &[u8]| parse(bytes).expect_err("it is invalid").0;
+        let post = b"POST /metrics HTTP/1.1\r\nContent-Length: 1\r\n\r\nx";
+        assert_eq!(status(post), METHOD_NOT_ALLOWED);
+        for bytes in
+            [&b"GET /metrics HTTP/2.0\r\n\r\n"[..], b"put 0 0 9 1\r\na\r\n", b"\x16\x03\x01"]
+        {
+            assert_eq!(parse(bytes), Err(BAD_REQUEST), "{}", bytes.escape_ascii());
         }
         let long = [b"GET /", &[b'x'; HEAD_MAX][..]].concat();
-        assert_eq!(parse(&long), Err(Status::HeadTooLarge));
+        assert_eq!(parse(&long), Err(HEAD_TOO_LARGE));
         let lines = [b"GET /metrics HTTP/1.1\r\n", &b"a: b\r\n".repeat(65)[..], b"\r\n"].concat();
-        assert_eq!(parse(&lines), Err(Status::HeadTooLarge));
+        assert_eq!(parse(&lines), Err(HEAD_TOO_LARGE));
     }
 
     #[test]
-    fn a_head_has_status_length_and_allowed_methods() {
-        let head = head(Status::MethodNotAllowed, "text/plain", Length::Bytes(7));
-        assert!(head.starts_with("HTTP/1.1 405 Method Not Allowed\r\n"));
-        assert!(head.contains("\r\nContent-Length: 7\r\nAllow: GET, HEAD\r\n"));
-        assert!(head.ends_with("\r\nConnection: close\r\n\r\n"));
+    fn a_query_has_named_values() {
+        let query = "sort=-ready&filter=a%2Bb+c%26&filter=later&empty=&cut=%4&odd=%zz%41";
+        assert_eq!(query_value(query, "sort").as_deref(), Some("-ready"));
+        assert_eq!(query_value(query, "filter").as_deref(), Some("a+b c&"));
+        assert_eq!(query_value(query, "empty").as_deref(), Some(""));
+        assert_eq!(query_value(query, "cut").as_deref(), Some("%4"));
+        assert_eq!(query_value(query, "odd").as_deref(), Some("%zzA"));
+        assert_eq!(query_value(query, "a"), None);
+        assert_eq!(query_value("", ""), None);
+    }
+
+    #[test]
+    fn the_preferred_type_is_sent() {
+        let browser = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8";
+        for (accept, expected) in [
+            (&[][..], MediaType::Html),
+            (&["*/*"], MediaType::Html),
+            (&[browser], MediaType::Html),
+            (&["text/*"], MediaType::Html),
+            (&["text/plain"], MediaType::Text),
+            (&["Text/Plain;charset=utf-8"], MediaType::Text),
+            (&["application/json"], MediaType::Json),
+            (&["application/*, text/plain;q=0.5"], MediaType::Json),
+            (&["text/html;q=0.5, text/plain ; q=0.75"], MediaType::Text),
+            (&["text/html;q=0.5", "application/json;q=0.6"], MediaType::Json),
+            (&["text/html;q=0, */*;q=0.1"], MediaType::Text),
+            (&["*/*;q=0.9, text/html;q=0.1"], MediaType::Text),
+            (&["text/plain;q=2, text/html;q=0.001"], MediaType::Html),
+            (&["text/plain;q=0.1234, application/json;q=0.1"], MediaType::Json),
+            (&["image/png"], MediaType::Html),
+            (&["text/plain;q=0"], MediaType::Html),
+            (&["text"], MediaType::Html),
+            (&[",;/,"], MediaType::Html),
+        ] {
+            let fields = accept.iter().map(|field| field.as_bytes());
+            assert_eq!(MediaType::preferred(fields), expected, "{accept:?}");
+        }
+        let invalid: [&[u8]; 2] = [b"\xff", b"text/plain"];
+        assert_eq!(MediaType::preferred(invalid.into_iter()), MediaType::Text);
     }
 }

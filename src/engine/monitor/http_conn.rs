@@ -6,17 +6,19 @@
 //! complete request is evicted at once, and a connection with a response after 2 s.
 
 use super::html;
-use super::http::{self, HEAD_MAX, Length, Request, Status};
+use super::http::{self, Answer, HEAD_MAX, OK, Request, UNAVAILABLE};
 use super::measurements::Measurements;
-use super::metrics::{LONGEST_SAMPLE, Page, STANDBY_METRICS};
+use super::metrics::{LONGEST_SAMPLE, MetricsPage, STANDBY_METRICS};
 use super::status_page::StatusPage;
 use super::tube_page::TubePage;
-use super::url;
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::server::{Server, View};
-use crate::engine::text;
+use crate::engine::protocol::stats::ServerStats;
+use crate::engine::queue::Queue;
+use crate::engine::server::Observed;
 use crate::engine::time::Nanos;
+use percent_encoding::percent_decode_str;
 use std::collections::TryReserveError;
+use std::fmt;
 
 /// One HTTP connection.
 #[derive(Debug)]
@@ -40,22 +42,43 @@ enum Phase {
     /// The request head is incomplete.
     ReadingRequest,
     /// A page is made and sent slice by slice.
-    Streaming { page: Box<AnyPage>, in_chunks: bool },
+    Streaming { page: Box<dyn Page>, in_chunks: bool },
     /// The last bytes of the response are sent.
     Sending,
     /// Received bytes are dropped until the client closes. Closing with unread bytes resets the
     /// connection, and the client could lose the response.
     Lingering,
-    /// The socket must be closed.
-    Done,
 }
 
-/// A page that is being made.
-#[derive(Debug)]
-enum AnyPage {
-    Metrics(Page),
-    Status(StatusPage),
-    Tube(TubePage),
+/// A page that is made in slices, at most one in each iteration of the loop: its work and its length are
+/// not bounded.
+pub trait Page {
+    /// Does the work of the next slice, and appends its text, if any, to `text`. Returns whether the page
+    /// is complete.
+    fn write_slice(&mut self, view: &View<'_>, text: &mut String) -> Result<bool, TryReserveError>;
+}
+
+/// With `Debug` as a supertrait the output of all pages would be a part of the program.
+impl fmt::Debug for dyn Page {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Page")
+    }
+}
+
+/// What the pages show.
+pub struct View<'a> {
+    pub server: ServerStats<'a>,
+    pub queue: &'a Queue,
+    pub conns: &'a dyn Observed,
+    pub measurements: &'a Measurements,
+    pub now: Nanos,
+}
+
+impl<'a> View<'a> {
+    fn of(conns: &'a dyn Observed, measurements: &'a Measurements, now: Nanos) -> View<'a> {
+        let store = conns.store();
+        View { server: store.stats(), queue: &store.queue, conns, measurements, now }
+    }
 }
 
 /// The state that responses describe.
@@ -66,7 +89,7 @@ pub enum ServerState<'a> {
     /// Another server of the cluster leads, and this one accepts no clients.
     StandingBy,
     /// The server serves clients.
-    Serving(&'a Server, &'a Measurements),
+    Serving(&'a dyn Observed, &'a Measurements),
 }
 
 /// For the complete request head.
@@ -84,6 +107,15 @@ const EVICTION_AGE: Nanos = Nanos::from_secs(2);
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// The media type of all other responses.
 const TEXT_TYPE: &str = "text/plain; charset=utf-8";
+
+const NOT_FOUND: &str = "404 Not Found";
+const UNKNOWN_PATH: Answer =
+    (NOT_FOUND, "The paths are /, /tube/NAME, /metrics, /healthz and /readyz.\n");
+
+/// A placeholder for the length of a chunk, which is replaced when the length is known.
+const CHUNK_HEAD: &str = "00000000\r\n";
+/// The length of the bytes around a chunk that may be the last one.
+const CHUNK_FRAME: usize = CHUNK_HEAD.len() + "\r\n0\r\n\r\n".len();
 
 impl HttpConn {
     /// Returns a connection that was accepted at `now`. Its metrics page has at most `tubes_max`
@@ -121,18 +153,16 @@ impl HttpConn {
                 self.head = head;
                 return Ok(());
             }
-            Ok(Some(request)) => self.respond_to(request, state),
-            Err(status) => self.respond(status, explanation(status), false),
+            Ok(Some(request)) => self.respond_to(request, state, now),
+            Err((status, text)) => self.respond(status, TEXT_TYPE, text, false),
         }
         self.deadline = now + WRITE_TIMEOUT;
         Ok(())
     }
 
-    /// Handles the end of the input: the client sends no more bytes.
-    pub fn end_input(&mut self) {
-        if matches!(self.phase, Phase::ReadingRequest | Phase::Lingering) {
-            self.phase = Phase::Done;
-        }
+    /// Handles the end of the input. Returns whether the socket must be closed.
+    pub fn end_input(&self) -> bool {
+        matches!(self.phase, Phase::ReadingRequest | Phase::Lingering)
     }
 
     /// Removes the first `count` bytes of [`HttpConn::to_send`], which were sent.
@@ -166,19 +196,9 @@ impl HttpConn {
         matches!(self.phase, Phase::Lingering)
     }
 
-    /// Returns whether the socket must be closed.
-    pub fn is_done(&self) -> bool {
-        matches!(self.phase, Phase::Done)
-    }
-
     /// Returns when the current phase or the whole connection times out.
     pub fn deadline(&self) -> Nanos {
         self.deadline.min(self.opened_at + TOTAL_TIMEOUT)
-    }
-
-    /// Returns whether the deadline has passed.
-    pub fn is_expired(&self, now: Nanos) -> bool {
-        self.deadline() <= now
     }
 
     /// Returns the time from which the connection can be evicted at the connection limit.
@@ -186,86 +206,76 @@ impl HttpConn {
     pub fn evictable_at(&self) -> Nanos {
         match self.phase {
             Phase::ReadingRequest => Nanos::ZERO,
-            Phase::Lingering | Phase::Done => Nanos::ONE,
+            Phase::Lingering => Nanos::ONE,
             Phase::Streaming { .. } | Phase::Sending => self.opened_at + EVICTION_AGE,
         }
     }
 
     // ---- Responses ----
 
-    fn respond_to(&mut self, request: Request<'_>, state: ServerState<'_>) {
-        let Request { path, query, media_type, head_only, .. } = request;
-        let (status, text) = match (path, state) {
-            ("/healthz", _) => (Status::Ok, "ok\n"),
-            ("/readyz" | "/metrics" | "/", ServerState::Starting) => {
-                (Status::ServiceUnavailable, STARTING)
+    fn respond_to(&mut self, request: Request<'_>, state: ServerState<'_>, now: Nanos) {
+        let Request { path, query, media_type, .. } = request;
+        let tube = path.strip_prefix("/tube/");
+        let is_known = tube.is_some() || ["/", "/metrics", "/readyz"].contains(&path);
+        let (status, text) = match state {
+            _ if path == "/healthz" => (OK, "ok\n"),
+            _ if !is_known => UNKNOWN_PATH,
+            ServerState::Starting => (UNAVAILABLE, "reading the binlog\n"),
+            ServerState::StandingBy if path == "/metrics" => {
+                return self.respond(OK, METRICS_TYPE, STANDBY_METRICS, request.head_only);
             }
-            ("/metrics", ServerState::StandingBy) => {
-                return self.respond_with(Status::Ok, METRICS_TYPE, STANDBY_METRICS, head_only);
-            }
-            ("/readyz" | "/", ServerState::StandingBy) => (Status::ServiceUnavailable, STANDING_BY),
-            ("/readyz", ServerState::Serving(server, _)) if server.is_draining() => {
-                (Status::ServiceUnavailable, "draining\n")
-            }
-            ("/readyz", ServerState::Serving(server, _)) if server.is_stalled() => {
-                (Status::ServiceUnavailable, "changes are not stored\n")
-            }
-            ("/readyz", ServerState::Serving(..)) => (Status::Ok, "ok\n"),
-            ("/metrics", ServerState::Serving(..)) => {
-                let head = |length| http::head(Status::Ok, METRICS_TYPE, length);
-                return self.start_page(AnyPage::Metrics(Page::new(self.tubes_max)), request, head);
-            }
-            ("/", ServerState::Serving(..)) => {
-                let page = StatusPage::new(media_type, query);
-                return self.start_status_page(AnyPage::Status(page), request);
-            }
-            (path, state) => match (path.strip_prefix(TUBE_PREFIX), state) {
-                (Some(_), ServerState::Starting) => (Status::ServiceUnavailable, STARTING),
-                (Some(_), ServerState::StandingBy) => (Status::ServiceUnavailable, STANDING_BY),
-                (Some(name), ServerState::Serving(server, _)) => {
-                    let name = url::decode(name);
-                    if let Some(name) = existing_tube(&name, server) {
-                        let page = TubePage::new(media_type, name);
-                        return self.start_status_page(AnyPage::Tube(page), request);
-                    }
-                    (Status::NotFound, "There is no such tube.\n")
+            ServerState::StandingBy => (UNAVAILABLE, "standing by\n"),
+            ServerState::Serving(server, measurements) => match (path, tube) {
+                ("/metrics", _) => {
+                    let page = Box::new(MetricsPage::new(self.tubes_max));
+                    return self.start_page(page, request, METRICS_TYPE, "");
                 }
-                (None, _) => (Status::NotFound, explanation(Status::NotFound)),
+                ("/readyz", _) if server.store().is_draining => (UNAVAILABLE, "draining\n"),
+                ("/readyz", _) if server.store().is_stalled() => {
+                    (UNAVAILABLE, "changes are not stored\n")
+                }
+                ("/readyz", _) => (OK, "ok\n"),
+                (_, None) => {
+                    let view = View::of(server, measurements, now);
+                    let page = Box::new(StatusPage::new(media_type, query, &view));
+                    return self.start_page(page, request, media_type.name(), html::HEADER_FIELDS);
+                }
+                (_, Some(name)) => match percent_decode_str(name).decode_utf8() {
+                    Ok(name) if server.store().queue.tubes.find(&name).is_some() => {
+                        let page = Box::new(TubePage::new(media_type, &name));
+                        let fields = html::HEADER_FIELDS;
+                        return self.start_page(page, request, media_type.name(), fields);
+                    }
+                    _ => (NOT_FOUND, "There is no such tube.\n"),
+                },
             },
         };
-        self.respond(status, text, head_only);
+        self.respond(status, TEXT_TYPE, text, request.head_only);
     }
 
-    fn respond(&mut self, status: Status, text: &str, head_only: bool) {
-        self.respond_with(status, TEXT_TYPE, text, head_only);
-    }
-
-    fn respond_with(&mut self, status: Status, media_type: &str, text: &str, head_only: bool) {
-        self.response = http::head(status, media_type, Length::Bytes(text.len()));
+    fn respond(&mut self, status: &str, media_type: &str, text: &str, head_only: bool) {
+        let framing = format_args!("Content-Length: {}\r\n", text.len());
+        self.response = http::head(status, media_type, framing, "");
         if !head_only {
             self.response.push_str(text);
         }
         self.phase = Phase::Sending;
     }
 
-    fn start_status_page(&mut self, page: AnyPage, request: Request<'_>) {
-        let name = request.media_type.name();
-        let head = |length| http::head_with(Status::Ok, name, length, html::HEADER_FIELDS);
-        self.start_page(page, request, head);
-    }
-
     fn start_page(
         &mut self,
-        page: AnyPage,
+        page: Box<dyn Page>,
         request: Request<'_>,
-        head: impl FnOnce(Length) -> String,
+        media_type: &str,
+        fields: &str,
     ) {
         let in_chunks = request.takes_chunks;
-        self.response = head(if in_chunks { Length::Chunks } else { Length::UntilClose });
-        self.phase = if request.head_only {
-            Phase::Sending
-        } else {
-            Phase::Streaming { page: Box::new(page), in_chunks }
+        // Without chunks the end of the page is the end of the connection.
+        let framing = if in_chunks { "Transfer-Encoding: chunked\r\n" } else { "" };
+        self.response = http::head(OK, media_type, framing, fields);
+        self.phase = match request.head_only {
+            true => Phase::Sending,
+            false => Phase::Streaming { page, in_chunks },
         };
     }
 
@@ -275,97 +285,42 @@ impl HttpConn {
         state: ServerState<'_>,
         now: Nanos,
     ) -> Result<(), TryReserveError> {
-        if !self.wants_slice() {
-            return Ok(());
-        }
+        let is_wanted = self.wants_slice();
         let (Phase::Streaming { page, in_chunks }, ServerState::Serving(server, measurements)) =
             (&mut self.phase, state)
         else {
             return Ok(());
         };
-        let slice_len = server.limits().metrics_per_page_slice_bytes;
-        let len = slice_len + LONGEST_SAMPLE + CHUNK_FRAME;
-        headroom::leave(Headroom::Quarter, || self.response.try_reserve(len))?;
-        if *in_chunks {
-            self.response.push_str(CHUNK_HEAD);
+        if !is_wanted {
+            return Ok(());
         }
-        let start = self.response.len();
-        self.deadline = now + WRITE_TIMEOUT;
-        let view = server.view(&measurements.iterations, now);
-        page.write_slice(&view, measurements, &mut self.response)?;
-        let written = self.response.len() - start;
-        let is_done = page.is_done();
+        let text = &mut self.response;
+        let slice_len = server.store().queue.limits.metrics_per_page_slice_bytes;
+        let len = slice_len + LONGEST_SAMPLE + CHUNK_FRAME;
+        headroom::leave(Headroom::Quarter, || text.try_reserve(len))?;
         if *in_chunks {
-            if written == 0 {
+            text.push_str(CHUNK_HEAD);
+        }
+        let start = text.len();
+        let view = View::of(server, measurements, now);
+        let is_done = page.write_slice(&view, text)?;
+        if *in_chunks {
+            match text.len() - start {
                 // A chunk without bytes would be the last one.
-                self.response.clear();
-            } else {
-                self.response.replace_range(..CHUNK_HEAD.len(), &format!("{written:08x}\r\n"));
-                self.response.push_str("\r\n");
+                0 => text.clear(),
+                len => {
+                    text.replace_range(..start, &format!("{len:08x}\r\n"));
+                    text.push_str("\r\n");
+                }
             }
             if is_done {
-                self.response.push_str("0\r\n\r\n");
+                text.push_str("0\r\n\r\n");
             }
         }
         if is_done {
             self.phase = Phase::Sending;
         }
+        self.deadline = now + WRITE_TIMEOUT;
         Ok(())
     }
 }
-
-impl AnyPage {
-    fn write_slice(
-        &mut self,
-        view: &View<'_>,
-        measurements: &Measurements,
-        text: &mut String,
-    ) -> Result<(), TryReserveError> {
-        match self {
-            AnyPage::Metrics(page) => page.write_slice(view, text),
-            AnyPage::Status(page) => page.write_slice(view, measurements, text),
-            AnyPage::Tube(page) => page.write_slice(view, measurements, text),
-        }
-    }
-
-    fn is_done(&self) -> bool {
-        match self {
-            AnyPage::Metrics(page) => page.is_done(),
-            AnyPage::Status(page) => page.is_done(),
-            AnyPage::Tube(page) => page.is_done(),
-        }
-    }
-}
-
-/// Returns the name of a tube that exists.
-fn existing_tube<'n>(name: &'n [u8], server: &Server) -> Option<&'n str> {
-    let name = std::str::from_utf8(name).ok().filter(|name| text::is_tube_name(name.as_bytes()))?;
-    server.has_tube(name).then_some(name)
-}
-
-/// The paths of the pages of tubes begin with this.
-const TUBE_PREFIX: &str = "/tube/";
-
-/// The body of a response while the server starts.
-const STARTING: &str = "reading the binlog\n";
-
-/// The body of a response while another server leads.
-const STANDING_BY: &str = "standing by\n";
-
-/// Returns the body of an error response, for people who use a browser.
-fn explanation(status: Status) -> &'static str {
-    match status {
-        Status::BadRequest => "The request is not valid HTTP/1.0 or HTTP/1.1.\n",
-        Status::NotFound => "The paths are /, /tube/NAME, /metrics, /healthz and /readyz.\n",
-        Status::MethodNotAllowed => "The methods are GET and HEAD.\n",
-        Status::HeadTooLarge => {
-            "The request head is longer than 4096 bytes or has more than 64 fields.\n"
-        }
-        Status::Ok | Status::ServiceUnavailable => "",
-    }
-}
-
-/// A placeholder for the length of a chunk, which is replaced when the length is known.
-const CHUNK_HEAD: &str = "00000000\r\n";
-/// The length of the bytes around a chunk that may be the last one.
-const CHUNK_FRAME: usize = CHUNK_HEAD.len() + "\r\n0\r\n\r\n".len();

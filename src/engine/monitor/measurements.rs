@@ -1,45 +1,188 @@
-//! Measurements that a server with `--metrics` takes while it runs, and when each is due.
+//! What a server with `--metrics` measures while it runs: the durations of iterations, its counts of the last
+//! ten minutes, and the rates of each tube.
+//!
+//! The server keeps them, so that the plots of the status page are complete when a browser opens it. All
+//! have a fixed size: 121 samples of the server, taken every 5 s, and one sample of each of 32,768 tubes, in
+//! 1.75 MiB. Other tubes have no rates.
 
-use super::history::{History, INTERVAL};
-use super::tube_rates::RateSamples;
+use super::table::Rate;
 use crate::engine::collections::histogram::Histogram;
-use crate::engine::server::Server;
+use crate::engine::headroom::{self, Headroom};
+use crate::engine::keys::{Key, TubeKey};
+use crate::engine::queue::tube::Tube;
+use crate::engine::queue::{Queue, Totals};
+use crate::engine::server::Observed;
 use crate::engine::time::Nanos;
+use std::collections::{TryReserveError, VecDeque};
 
 /// The measurements that pages show in addition to the state of the server.
 #[derive(Debug, Default)]
 pub struct Measurements {
     /// The durations of loop iterations.
     pub iterations: Histogram,
-    /// The counts of the last ten minutes.
-    pub history: History,
-    /// The puts and deletes per second of each tube.
-    pub tube_rates: RateSamples,
-    /// The time of the next sample of the server.
+    /// The samples of the server, the oldest first.
+    history: VecDeque<Sample>,
+    /// The time of the next one.
     sample_due: Nanos,
+    /// The last sample of each tube, by the number of its key. The list grows without moving.
+    tubes: Vec<TubeSample>,
+    /// The number of tubes that are left in the round of samples. The last one is sampled first,
+    /// because it takes the place of a tube that is removed.
+    tubes_left: usize,
 }
+
+/// The counts of the queue at one time.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    at: Nanos,
+    ready: u64,
+    reserved: u64,
+    /// The number of jobs in all states.
+    jobs: u64,
+    /// The number of puts since the start.
+    puts: u64,
+}
+
+/// A point of the plots: counts at its time, and rates since the point before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Point {
+    pub age: Nanos,
+    pub ready: u64,
+    pub reserved: u64,
+    pub rates: Rates,
+}
+
+/// The rates of puts and deletes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rates {
+    pub puts: Rate,
+    pub deletes: Rate,
+}
+
+/// The counts of a tube at one time.
+#[derive(Clone, Debug, Default)]
+struct TubeSample {
+    at: Nanos,
+    puts: u64,
+    deletes: u64,
+    /// A hash of the name: the key of a removed tube is given to a new one.
+    name_hash: u32,
+    /// `None` after the first sample of a tube.
+    rates: Option<Rates>,
+}
+
+/// The time between two samples.
+pub const INTERVAL: Nanos = Nanos::from_secs(5);
+/// The number of samples: one more than intervals in ten minutes.
+pub const SAMPLES: usize = 121;
+/// The number of tubes that are sampled.
+const TUBES: usize = 32_768;
 
 impl Measurements {
     /// Returns when [`Measurements::update`] has something to do.
     pub fn next_due(&self) -> Nanos {
-        if self.tube_rates.is_complete() { self.sample_due } else { Nanos::ZERO }
+        if self.tubes_left == 0 { self.sample_due } else { Nanos::ZERO }
     }
 
     /// Takes the sample of the server if it is due, and samples the next tubes. Without memory there is
     /// no history, and tubes that cannot be sampled have no rates or keep their last ones.
-    pub fn update(&mut self, server: &Server, now: Nanos) {
-        let queue = server.view(&self.iterations, now).queue;
+    pub fn update(&mut self, server: &dyn Observed, now: Nanos) {
+        let queue = &server.store().queue;
         if self.sample_due <= now {
-            let _ = self.history.sample(queue, now);
-            if self.tube_rates.is_complete() {
-                self.tube_rates.begin_round(&queue.tubes);
+            let _ = self.sample(queue, now);
+            if self.tubes_left == 0 {
+                self.tubes_left = queue.tubes.len();
             }
             let next = self.sample_due + INTERVAL;
             // After a pause of the process the samples that were due then are skipped.
             self.sample_due = if next > now { next } else { now + INTERVAL };
         }
-        if !self.tube_rates.is_complete() {
-            let _ = self.tube_rates.sample_slice(queue, now);
-        }
+        // After an error the round has ended.
+        let end = std::mem::take(&mut self.tubes_left).min(queue.tubes.len());
+        self.tubes_left = self.sample_tubes(queue, end, now).unwrap_or(0);
     }
+
+    /// Adds a sample of the server, in place of the oldest one if there are [`SAMPLES`].
+    fn sample(&mut self, queue: &Queue, now: Nanos) -> Result<(), TryReserveError> {
+        headroom::leave(Headroom::Half, || {
+            self.history.try_reserve_exact(SAMPLES - self.history.len())
+        })?;
+        if self.history.len() == SAMPLES {
+            self.history.pop_front();
+        }
+        let Totals { ready, reserved, delayed, buried, total_jobs: puts, .. } = queue.totals;
+        let jobs = ready + reserved + delayed + buried;
+        self.history.push_back(Sample { at: now, ready, reserved, jobs, puts });
+        Ok(())
+    }
+
+    /// Samples the last of the first `end` tubes. Returns the number of those that are left.
+    fn sample_tubes(
+        &mut self,
+        queue: &Queue,
+        end: usize,
+        now: Nanos,
+    ) -> Result<usize, TryReserveError> {
+        let start = end.saturating_sub(queue.limits.rates_per_iteration);
+        for key in (start..end).map(|index| queue.tubes.at(index)) {
+            let number = key.number() as usize;
+            if number >= TUBES {
+                continue;
+            }
+            if number >= self.tubes.len() {
+                // What is not written yet takes no memory.
+                let missing = TUBES - self.tubes.len();
+                headroom::leave(Headroom::Half, || self.tubes.try_reserve_exact(missing))?;
+                self.tubes.resize(number + 1, TubeSample::default());
+            }
+            self.tubes[number].update(&queue.tubes[key], now);
+        }
+        Ok(start)
+    }
+
+    /// Returns the points of the plots at `now`, the oldest first: one fewer than samples.
+    pub fn points(&self, now: Nanos) -> impl Iterator<Item = Point> + '_ {
+        self.history.iter().zip(self.history.iter().skip(1)).map(move |(before, sample)| {
+            let puts = sample.puts - before.puts;
+            // A job that was put and does not exist any more was deleted.
+            let deletes = (before.jobs + puts).saturating_sub(sample.jobs);
+            let age = now.since(sample.at);
+            let rates = Rates::of(puts, deletes, sample.at.since(before.at));
+            Point { age, ready: sample.ready, reserved: sample.reserved, rates }
+        })
+    }
+
+    /// Returns the rates of a tube, if it was sampled twice.
+    pub fn tube_rates(&self, key: TubeKey, tube: &Tube) -> Option<Rates> {
+        self.tubes.get(key.number() as usize).filter(|sample| sample.is_of(tube))?.rates
+    }
+}
+
+impl Rates {
+    fn of(puts: u64, deletes: u64, span: Nanos) -> Rates {
+        Rates { puts: Rate::of(puts, span), deletes: Rate::of(deletes, span) }
+    }
+}
+
+impl TubeSample {
+    fn update(&mut self, tube: &Tube, now: Nanos) {
+        let (puts, deletes, name_hash) = (tube.total_jobs, tube.deletes, name_hash(tube));
+        let span = now.since(self.at);
+        let is_second = self.is_of(tube);
+        let rates = is_second.then(|| Rates::of(puts - self.puts, deletes - self.deletes, span));
+        *self = TubeSample { at: now, puts, deletes, name_hash, rates };
+    }
+
+    /// Returns whether this is a sample of `tube`. Counts never fall, so a tube with lower ones was
+    /// removed and created again.
+    fn is_of(&self, tube: &Tube) -> bool {
+        self.at > Nanos::ZERO
+            && self.name_hash == name_hash(tube)
+            && self.puts <= tube.total_jobs
+            && self.deletes <= tube.deletes
+    }
+}
+
+fn name_hash(tube: &Tube) -> u32 {
+    crc32fast::hash(tube.name.as_bytes())
 }

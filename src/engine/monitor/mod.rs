@@ -8,24 +8,17 @@
 //! | [`metrics`] | the metrics page, written in slices |
 //! | [`status_page`] | the status page of the server, written in slices |
 //! | [`tube_page`] | the status page of one tube |
-//! | [`tube_scan`] | a scan of all tubes in slices, and the values of a tube |
+//! | [`tube_scan`] | the values of a tube, and a scan of all tubes in slices |
 //! | [`reserved_scan`] | the reserved jobs of a tube that time out first |
 //! | [`ranking`] | the tubes that the status page shows, and their order |
-//! | [`table`] | tables in HTML, text and JSON |
-//! | [`value`] | values for people and for programs |
+//! | [`table`] | values, and tables of them in HTML, text and JSON |
 //! | [`html`] | the HTML around the values: style, script, plots |
 //! | [`measurements`] | what is measured while the server runs, and when |
-//! | [`history`] | the counts of the last ten minutes |
-//! | [`tube_rates`] | puts and deletes per second of each tube |
-//! | [`accept`] | selects the media type of a response |
-//! | [`url`] | percent-encoding |
-//! | [`http`] | request and response heads |
+//! | [`http`] | requests, the media types that they accept, and response heads |
 //! | [`http_conn`] | the state machine of one HTTP connection |
 //!
 //! The folder `page` has the style and the script of the status page.
 
-pub mod accept;
-pub mod history;
 pub mod html;
 pub mod http;
 pub mod http_conn;
@@ -36,7 +29,4 @@ pub mod reserved_scan;
 pub mod status_page;
 pub mod table;
 pub mod tube_page;
-pub mod tube_rates;
 pub mod tube_scan;
-pub mod url;
-pub mod value;

@@ -42,31 +42,25 @@ impl ReservedScan {
                 return Ok(false);
             }
             budget -= 1;
-            let Some(client) = queue.clients.get(ConnKey::from_index(self.conn)) else {
-                self.next_conn();
-                continue;
-            };
-            let reserved = client.reserved();
-            let left = self.left.unwrap_or(reserved.len()).min(reserved.len());
-            let start = left - left.min(budget);
-            budget -= left - start;
-            for entry in reserved.slice(start..left) {
-                let job = &queue.jobs[entry.job];
-                if job.tube == tube && !queue.is_flushed(job) {
-                    self.add((entry.deadline, job.id), count);
+            let mut start = 0;
+            if let Some(client) = queue.clients.get(ConnKey::from_index(self.conn)) {
+                let reserved = client.reserved();
+                let left = self.left.unwrap_or(reserved.len()).min(reserved.len());
+                start = left - left.min(budget);
+                budget -= left - start;
+                for entry in reserved.slice(start..left) {
+                    let job = &queue.jobs[entry.job];
+                    if job.tube == tube && !queue.is_flushed(job) {
+                        self.add((entry.deadline, job.id), count);
+                    }
                 }
             }
-            self.left = Some(start);
-            if start == 0 {
-                self.next_conn();
-            }
+            (self.conn, self.left) = match start {
+                0 => (self.conn + 1, None),
+                _ => (self.conn, Some(start)),
+            };
         }
         Ok(true)
-    }
-
-    fn next_conn(&mut self) {
-        self.conn += 1;
-        self.left = None;
     }
 
     fn add(&mut self, job: (Nanos, u64), count: usize) {

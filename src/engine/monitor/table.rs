@@ -1,19 +1,129 @@
-//! Tables and lists of values in the three formats of the status page: HTML, columns of text, and
-//! JSON. It knows nothing of tubes and jobs.
+//! Values, and tables and lists of them, in the three formats of the status page: HTML, columns of text,
+//! and JSON. It knows nothing of tubes and jobs.
+//!
+//! People read `12,345`, `2h 5m` and `0.4`. Programs read plain numbers; durations are in seconds.
 
-use super::value::{JsonNumber, Readable, Value};
-use std::fmt::{self, Write};
+use crate::engine::time::Nanos;
+use std::fmt::{self, Display, Write};
 
-/// A column of a table, or a named value of a list.
-#[derive(Debug)]
-pub struct Column<R> {
-    /// The name in JSON and in URLs.
-    pub key: &'static str,
-    /// The name for people.
-    pub title: &'static str,
-    /// Returns the value of a row.
-    pub value: fn(&R) -> Value,
+/// A column of a table, or a named value of a list: its name in JSON and in URLs, its title for people,
+/// and the value of a row.
+pub type Column<R> = (&'static str, &'static str, fn(&R) -> Value);
+
+/// A value of the server, of a tube or of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Value {
+    /// An id or a priority, which people read without groups of digits.
+    Id(u64),
+    Count(u64),
+    Bytes(u64),
+    Span(Nanos),
+    /// `None` until two samples were taken.
+    Rate(Option<Rate>),
 }
+
+/// A rate, in tenths of an event per second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Rate(pub u64);
+
+/// Displays a value for people.
+#[derive(Clone, Copy, Debug)]
+pub struct Readable(pub Value);
+
+/// Displays a value as a JSON number or `null`.
+#[derive(Clone, Copy, Debug)]
+pub struct JsonNumber(pub Value);
+
+impl Rate {
+    /// Returns the rate of `count` events in `span`, rounded to a tenth.
+    pub fn of(count: u64, span: Nanos) -> Rate {
+        const TENTHS: u64 = 10_000_000_000;
+        let nanos = span.as_nanos().max(1);
+        // More than 1.8 billion events saturate. A division of 128 bits would be slow.
+        Rate(count.saturating_mul(TENTHS).saturating_add(nanos / 2) / nanos)
+    }
+}
+
+impl Value {
+    /// Returns the number by which values of one variant compare; `None` for an unknown rate.
+    pub fn number(self) -> Option<u64> {
+        match self {
+            Value::Id(count) | Value::Count(count) | Value::Bytes(count) => Some(count),
+            Value::Span(span) => Some(span.as_nanos()),
+            Value::Rate(rate) => rate.map(|Rate(tenths)| tenths),
+        }
+    }
+}
+
+impl Display for Readable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Value::Id(id) => write!(f, "{id}"),
+            Value::Count(count) => write_grouped(count, f),
+            Value::Bytes(bytes) => write_bytes(bytes, f),
+            Value::Span(span) => write_span(span, f),
+            Value::Rate(None) => f.write_str("-"),
+            Value::Rate(Some(Rate(0))) => f.write_str("0"),
+            Value::Rate(Some(Rate(tenths @ 1..100))) => write_tenths(tenths, f),
+            Value::Rate(Some(Rate(tenths))) => write_grouped((tenths + 5) / 10, f),
+        }
+    }
+}
+
+impl Display for JsonNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Value::Id(count) | Value::Count(count) | Value::Bytes(count) => write!(f, "{count}"),
+            Value::Span(span) => {
+                write!(f, "{}.{:03}", span.whole_secs(), span.as_nanos() / 1_000_000 % 1_000)
+            }
+            Value::Rate(None) => f.write_str("null"),
+            Value::Rate(Some(Rate(tenths))) => write_tenths(tenths, f),
+        }
+    }
+}
+
+fn write_tenths(tenths: u64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    write!(f, "{}.{}", tenths / 10, tenths % 10)
+}
+
+/// Writes a number in groups of three digits.
+fn write_grouped(number: u64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    if number < 1_000 {
+        return write!(f, "{number}");
+    }
+    write_grouped(number / 1_000, f)?;
+    write!(f, ",{:03}", number % 1_000)
+}
+
+/// Writes a size in the largest unit of which it has at least one, rounded down.
+fn write_bytes(bytes: u64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    // Each unit is 10 bits.
+    let Some(unit) = (bytes.max(1).ilog2() / 10).checked_sub(1) else {
+        return write!(f, "{bytes} B");
+    };
+    let tenths = (u128::from(bytes) * 10) >> (10 * (unit + 1));
+    let unit = UNITS[unit as usize];
+    match tenths {
+        0..100 => write!(f, "{}.{} {unit}", tenths / 10, tenths % 10),
+        _ => write!(f, "{} {unit}", tenths / 10),
+    }
+}
+
+/// Writes the two largest units of a duration.
+fn write_span(span: Nanos, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let secs = span.whole_secs();
+    let (minutes, hours, days) = (secs / 60, secs / 3_600, secs / 86_400);
+    match secs {
+        0..60 => write!(f, "{secs}s"),
+        60..3_600 => write!(f, "{minutes}m {}s", secs % 60),
+        3_600..86_400 => write!(f, "{hours}h {}m", minutes % 60),
+        _ => write!(f, "{days}d {}h", hours % 24),
+    }
+}
+
+// ---- Tables and lists ----
 
 /// Appends formatted text.
 pub fn push(text: &mut String, arguments: fmt::Arguments<'_>) {
@@ -22,53 +132,46 @@ pub fn push(text: &mut String, arguments: fmt::Arguments<'_>) {
 
 /// Writes the cells of a row, except the one with its name.
 pub fn write_html_cells<R>(columns: &[Column<R>], row: &R, text: &mut String) {
-    for column in columns {
-        let value = (column.value)(row);
+    for (_, _, value) in columns {
+        let value = value(row);
         // Zeros are dim.
-        match value.is_zero() {
-            true => push(text, format_args!("<td><i>{}</i>", Readable(value))),
-            false => push(text, format_args!("<td>{}", Readable(value))),
+        match value.number() {
+            Some(0) => push(text, format_args!("<td><i>{}</i>", Readable(value))),
+            _ => push(text, format_args!("<td>{}", Readable(value))),
         }
     }
 }
 
 /// Writes values with their names.
 pub fn write_html_list<R>(columns: &[Column<R>], row: &R, text: &mut String) {
-    for Column { title, value, .. } in columns {
-        let value = Readable(value(row));
-        push(text, format_args!("<div><dt>{title}<dd>{value}</div>\n"));
+    for (_, title, value) in columns {
+        push(text, format_args!("<div><dt>{title}<dd>{}</div>\n", Readable(value(row))));
     }
 }
 
-/// Writes the line of titles. The first column has `width` characters.
-pub fn write_text_head<R>(columns: &[Column<R>], first: &str, width: usize, text: &mut String) {
-    push(text, format_args!("{first:width$}"));
-    for column in columns {
-        push(text, format_args!(" {:>1$}", column.title, column.text_width()));
+/// Writes the line of titles, after `first` with the title of the names.
+pub fn write_text_head<R>(columns: &[Column<R>], first: &str, text: &mut String) {
+    text.push_str(first);
+    for (_, title, _) in columns {
+        push(text, format_args!(" {title:>8}"));
     }
     text.push('\n');
 }
 
-/// Writes the line of a row.
-pub fn write_text_row<R>(
-    columns: &[Column<R>],
-    first: &str,
-    width: usize,
-    row: &R,
-    text: &mut String,
-) {
-    push(text, format_args!("{first:width$}"));
-    for column in columns {
-        // Padding needs the whole text of the value.
-        let value = Readable((column.value)(row)).to_string();
-        push(text, format_args!(" {value:>0$}", column.text_width()));
+/// Writes the line of a row, after `first` with its name.
+pub fn write_text_row<R>(columns: &[Column<R>], first: &str, row: &R, text: &mut String) {
+    text.push_str(first);
+    for (_, title, value) in columns {
+        // Most values fit into 8 characters. Padding needs the whole text of the value.
+        let (width, value) = (title.len().max(8), Readable(value(row)).to_string());
+        push(text, format_args!(" {value:>width$}"));
     }
     text.push('\n');
 }
 
 /// Writes values with their names on one line.
 pub fn write_text_list<R>(columns: &[Column<R>], row: &R, text: &mut String) {
-    for (index, Column { title, value, .. }) in columns.iter().enumerate() {
+    for (index, (_, title, value)) in columns.iter().enumerate() {
         let separator = if index == 0 { "" } else { ", " };
         push(text, format_args!("{separator}{title} {}", Readable(value(row))));
     }
@@ -77,20 +180,47 @@ pub fn write_text_list<R>(columns: &[Column<R>], row: &R, text: &mut String) {
 
 /// Writes the members of an object, without the braces.
 pub fn write_json_members<R>(columns: &[Column<R>], row: &R, text: &mut String) {
-    for (index, Column { key, value, .. }) in columns.iter().enumerate() {
+    for (index, (key, _, value)) in columns.iter().enumerate() {
         let separator = if index == 0 { "" } else { "," };
         push(text, format_args!("{separator}\"{key}\":{}", JsonNumber(value(row))));
     }
 }
 
-impl<R> Column<R> {
-    /// Returns a column.
-    pub const fn new(key: &'static str, title: &'static str, value: fn(&R) -> Value) -> Column<R> {
-        Column { key, title, value }
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    /// Returns the width in characters: that of the title, and at least 8, which most values fit into.
-    fn text_width(&self) -> usize {
-        self.title.len().max(8)
+    #[test]
+    fn values_are_displayed_for_people_and_for_programs() {
+        let rate = |count, secs| Value::Rate(Some(Rate::of(count, Nanos::from_secs(secs))));
+        for (value, text, json) in [
+            (Value::Count(0), "0", "0"),
+            (Value::Count(1_234_007), "1,234,007", "1234007"),
+            (Value::Id(1_234_007), "1234007", "1234007"),
+            (Value::Bytes(0), "0 B", "0"),
+            (Value::Bytes(1_023), "1023 B", "1023"),
+            (Value::Bytes(1_024), "1.0 KiB", "1024"),
+            (Value::Bytes(1_536), "1.5 KiB", "1536"),
+            (Value::Bytes(1_048_575), "1023 KiB", "1048575"),
+            (Value::Bytes(52_428_800), "50 MiB", "52428800"),
+            (Value::Bytes(u64::MAX), "15 EiB", "18446744073709551615"),
+            (Value::Span(Nanos::ZERO), "0s", "0.000"),
+            (Value::Span(Nanos::from_millis(59_999)), "59s", "59.999"),
+            (Value::Span(Nanos::from_secs(3_599)), "59m 59s", "3599.000"),
+            (Value::Span(Nanos::from_secs(7_500)), "2h 5m", "7500.000"),
+            (Value::Span(Nanos::from_secs(90_000)), "1d 1h", "90000.000"),
+            (Value::Rate(None), "-", "null"),
+            (rate(0, 5), "0", "0.0"),
+            (rate(2, 5), "0.4", "0.4"),
+            (rate(1, 3), "0.3", "0.3"),
+            (rate(62, 5), "12", "12.4"),
+            (rate(5_000_000, 5), "1,000,000", "1000000.0"),
+        ] {
+            assert_eq!(Readable(value).to_string(), text);
+            assert_eq!(JsonNumber(value).to_string(), json);
+        }
+        assert_eq!(Rate::of(u64::MAX, Nanos::ZERO), Rate(u64::MAX));
+        assert!(Rate::of(1_800_000_000, Nanos::from_secs(5)) >= Rate(3_600_000_000));
+        assert!(Value::Rate(None).number() < rate(0, 5).number());
     }
 }

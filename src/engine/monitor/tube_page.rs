@@ -1,24 +1,20 @@
 //! The page of one tube: its values, and the first jobs in each state; as HTML, as columns of text,
 //! and as JSON. It never shows the bodies of jobs.
 //!
-//! The page is made in slices, at most one in each iteration of the loop. A tube that is removed
-//! between two slices is shown as it was before.
+//! A tube that is removed between two slices is shown as it was before.
 
-use super::accept::MediaType;
 use super::html::{self, Escaped};
-use super::measurements::Measurements;
-use super::ranking::TubeRow;
+use super::http::MediaType;
+use super::http_conn::{Page, View};
 use super::reserved_scan::ReservedScan;
-use super::table::{self, Column, push};
-use super::tube_scan::Cursor;
-use super::value::Value;
+use super::table::{self, Column, Value, push};
+use super::tube_scan::{self, Cursor, TubeStats};
 use crate::engine::binlog::record::Counts;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{JobKey, Key, TubeKey};
 use crate::engine::protocol::stats;
 use crate::engine::queue::Queue;
 use crate::engine::queue::job::Job;
-use crate::engine::server::View;
 use crate::engine::text::JsonText;
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
@@ -29,8 +25,7 @@ pub struct TubePage {
     media_type: MediaType,
     name: String,
     stage: Stage,
-    values: TubeRow,
-    columns: &'static [Column<TubeRow>],
+    values: TubeStats,
     jobs: Vec<JobRow>,
 }
 
@@ -42,34 +37,7 @@ enum Stage {
     Jobs(ReservedScan),
     /// Writes the whole page.
     Write,
-    Done,
 }
-
-/// The last one is shown only with a body cache.
-const TUBE_COLUMNS: [Column<TubeRow>; 16] = [
-    Column::new("ready", "ready", |tube| Value::Count(tube.stats.ready)),
-    Column::new("urgent", "urgent", |tube| Value::Count(tube.stats.urgent)),
-    Column::new("reserved", "reserved", |tube| Value::Count(tube.stats.reserved)),
-    Column::new("delayed", "delayed", |tube| Value::Count(tube.stats.delayed)),
-    Column::new("buried", "buried", |tube| Value::Count(tube.stats.buried)),
-    Column::new("waiting", "waiting", |tube| Value::Count(tube.stats.waiting)),
-    Column::new("watching", "watching", |tube| Value::Count(tube.stats.watching)),
-    Column::new("using", "using", |tube| Value::Count(tube.stats.using)),
-    Column::new("pause_left_seconds", "paused", |tube| Value::Span(tube.stats.pause_left)),
-    Column::new("oldest_ready_seconds", "oldest ready", |tube| {
-        Value::Span(tube.stats.oldest_ready_age)
-    }),
-    Column::new("puts_per_second", "puts/s", |tube| {
-        Value::Rate(tube.rates.map(|rates| rates.puts))
-    }),
-    Column::new("deletes_per_second", "deletes/s", |tube| {
-        Value::Rate(tube.rates.map(|rates| rates.deletes))
-    }),
-    Column::new("puts", "puts", |tube| Value::Count(tube.stats.total_jobs)),
-    Column::new("deletes", "deletes", |tube| Value::Count(tube.stats.deletes)),
-    Column::new("pauses", "pauses", |tube| Value::Count(tube.stats.pauses)),
-    Column::new("cold", "cold", |tube| Value::Count(tube.stats.cold)),
-];
 
 /// The values of a job that the page shows.
 #[derive(Debug)]
@@ -86,26 +54,26 @@ struct JobRow {
 }
 
 const JOB_COLUMNS: [Column<JobRow>; 12] = [
-    Column::new("id", "id", |job| Value::Id(job.id)),
-    Column::new("pri", "pri", |job| Value::Id(job.pri.into())),
-    Column::new("age_seconds", "age", |job| Value::Span(job.age)),
-    Column::new("delay_seconds", "delay", |job| Value::Span(job.delay)),
-    Column::new("ttr_seconds", "ttr", |job| Value::Span(job.ttr)),
-    Column::new("time_left_seconds", "time left", |job| Value::Span(job.time_left)),
-    Column::new("bytes", "bytes", |job| Value::Count(job.body_len.into())),
-    Column::new("reserves", "reserves", |job| Value::Count(job.counts.reserves.into())),
-    Column::new("timeouts", "timeouts", |job| Value::Count(job.counts.timeouts.into())),
-    Column::new("releases", "releases", |job| Value::Count(job.counts.releases.into())),
-    Column::new("buries", "buries", |job| Value::Count(job.counts.buries.into())),
-    Column::new("kicks", "kicks", |job| Value::Count(job.counts.kicks.into())),
+    ("id", "id", |job| Value::Id(job.id)),
+    ("pri", "pri", |job| Value::Id(job.pri.into())),
+    ("age_seconds", "age", |job| Value::Span(job.age)),
+    ("delay_seconds", "delay", |job| Value::Span(job.delay)),
+    ("ttr_seconds", "ttr", |job| Value::Span(job.ttr)),
+    ("time_left_seconds", "time left", |job| Value::Span(job.time_left)),
+    ("bytes", "bytes", |job| Value::Count(job.body_len.into())),
+    ("reserves", "reserves", |job| Value::Count(job.counts.reserves.into())),
+    ("timeouts", "timeouts", |job| Value::Count(job.counts.timeouts.into())),
+    ("releases", "releases", |job| Value::Count(job.counts.releases.into())),
+    ("buries", "buries", |job| Value::Count(job.counts.buries.into())),
+    ("kicks", "kicks", |job| Value::Count(job.counts.kicks.into())),
 ];
 
 /// The number of jobs of each state that are shown, so that the page is made in one slice.
 const JOBS_PER_STATE: usize = 10;
 /// The number of states of jobs.
 const STATES: usize = 4;
-/// The width of the states in a table of text.
-const STATE_WIDTH: usize = "reserved".len();
+/// The number of values on the first line of text.
+const FIRST_LINE: usize = 8;
 
 impl TubePage {
     /// Returns the page of the tube with this name.
@@ -114,67 +82,46 @@ impl TubePage {
             media_type,
             name: name.to_owned(),
             stage: Stage::Scan(None),
-            values: TubeRow::default(),
-            columns: &TUBE_COLUMNS,
+            values: TubeStats::default(),
             jobs: Vec::new(),
         }
     }
+}
 
-    /// Returns whether the page is complete.
-    pub fn is_done(&self) -> bool {
-        matches!(self.stage, Stage::Done)
-    }
-
-    /// Does the work of the next slice, and appends its text, if any, to `text`.
-    pub fn write_slice(
-        &mut self,
-        view: &View<'_>,
-        measurements: &Measurements,
-        text: &mut String,
-    ) -> Result<(), TryReserveError> {
+impl Page for TubePage {
+    fn write_slice(&mut self, view: &View<'_>, text: &mut String) -> Result<bool, TryReserveError> {
         let tube = view.queue.tubes.find(&self.name);
-        match (std::mem::replace(&mut self.stage, Stage::Write), tube) {
-            (Stage::Scan(cursor), Some(tube)) => self.scan(cursor, tube, view, measurements),
-            (Stage::Jobs(mut scan), Some(tube)) => {
-                if scan.advance(view.queue, tube, JOBS_PER_STATE)? {
-                    self.collect_jobs(&scan, tube, view)?;
+        self.stage = match (std::mem::replace(&mut self.stage, Stage::Write), tube) {
+            (Stage::Scan(cursor), Some(key)) => {
+                let current = cursor.filter(|cursor| cursor.tube == key);
+                let mut current = current.unwrap_or_else(|| Cursor::at(key, view));
+                if current.advance(view, &mut view.queue.limits.jobs_per_page_slice.clone()) {
+                    self.values = current.stats;
+                    self.values.rates = view.measurements.tube_rates(key, &view.queue.tubes[key]);
+                    Stage::Jobs(ReservedScan::default())
                 } else {
-                    self.stage = Stage::Jobs(scan);
+                    Stage::Scan(Some(current))
                 }
             }
-            (Stage::Scan(_) | Stage::Jobs(_), None) => {}
+            (Stage::Jobs(mut scan), Some(key)) => {
+                if scan.advance(view.queue, key, JOBS_PER_STATE)? {
+                    self.collect_jobs(&scan, key, view)?;
+                    Stage::Write
+                } else {
+                    Stage::Jobs(scan)
+                }
+            }
+            (Stage::Scan(_) | Stage::Jobs(_), None) => Stage::Write,
             (Stage::Write, _) => {
                 self.write(view, text);
-                self.stage = Stage::Done;
+                return Ok(true);
             }
-            (Stage::Done, _) => self.stage = Stage::Done,
-        }
-        Ok(())
+        };
+        Ok(false)
     }
+}
 
-    // ---- Collecting ----
-
-    fn scan(
-        &mut self,
-        cursor: Option<Cursor>,
-        key: TubeKey,
-        view: &View<'_>,
-        measurements: &Measurements,
-    ) {
-        let tube = &view.queue.tubes[key];
-        let current = cursor.filter(|cursor| cursor.tube == key);
-        let mut current = current.unwrap_or_else(|| Cursor::at(key, tube, view.now));
-        if !current.advance(view, &mut view.queue.limits.jobs_per_page_slice.clone()) {
-            self.stage = Stage::Scan(Some(current));
-            return;
-        }
-        let rates = measurements.tube_rates.get(key, tube);
-        self.values = TubeRow { stats: current.stats, rates };
-        let has_cache = view.queue.body_cache.limit.is_some();
-        self.columns = &TUBE_COLUMNS[..TUBE_COLUMNS.len() - usize::from(!has_cache)];
-        self.stage = Stage::Jobs(ReservedScan::default());
-    }
-
+impl TubePage {
     fn collect_jobs(
         &mut self,
         reserved: &ReservedScan,
@@ -197,23 +144,22 @@ impl TubePage {
         Ok(())
     }
 
-    // ---- Writing ----
-
     fn write(&self, view: &View<'_>, text: &mut String) {
+        let columns = tube_scan::columns(true, view);
         match self.media_type {
-            MediaType::Html => self.write_html(view, text),
-            MediaType::Text => self.write_text(text),
-            MediaType::Json => self.write_json(text),
+            MediaType::Html => self.write_html(&columns, view, text),
+            MediaType::Text => self.write_text(&columns, text),
+            MediaType::Json => self.write_json(&columns, text),
         }
     }
 
-    fn write_html(&self, view: &View<'_>, text: &mut String) {
+    fn write_html(&self, columns: &[Column<TubeStats>], view: &View<'_>, text: &mut String) {
         html::write_head(&self.name, view, text);
         let name = Escaped(&self.name);
         push(text, format_args!("<h1>{name}</h1>\n<p><a href=\"../\">All tubes</a></p>\n"));
         html::write_identity(view, text);
         text.push_str("<dl id=tube>\n");
-        table::write_html_list(self.columns, &self.values, text);
+        table::write_html_list(columns, &self.values, text);
         push(
             text,
             format_args!(
@@ -221,8 +167,8 @@ impl TubePage {
                  <div class=scroll><table id=jobs><thead><tr><th scope=col>state"
             ),
         );
-        for column in &JOB_COLUMNS {
-            push(text, format_args!("<th scope=col>{}", column.title));
+        for (_, title, _) in &JOB_COLUMNS {
+            push(text, format_args!("<th scope=col>{title}"));
         }
         text.push_str("<tbody>\n");
         for job in &self.jobs {
@@ -230,29 +176,27 @@ impl TubePage {
             table::write_html_cells(&JOB_COLUMNS, job, text);
             text.push('\n');
         }
-        text.push_str("</table></div>\n<p id=none>");
-        if self.jobs.is_empty() {
-            text.push_str("There are no jobs.");
-        }
-        text.push_str("</p>\n");
+        let none = if self.jobs.is_empty() { "There are no jobs." } else { "" };
+        push(text, format_args!("</table></div>\n<p id=none>{none}</p>\n"));
         html::write_end(text);
     }
 
-    fn write_text(&self, text: &mut String) {
+    fn write_text(&self, columns: &[Column<TubeStats>], text: &mut String) {
         push(text, format_args!("tube {}\n", self.name));
-        let (jobs, others) = self.columns.split_at(TUBE_COLUMNS.len() / 2);
+        let (jobs, others) = columns.split_at(FIRST_LINE);
         table::write_text_list(jobs, &self.values, text);
         table::write_text_list(others, &self.values, text);
         text.push('\n');
-        table::write_text_head(&JOB_COLUMNS, "state", STATE_WIDTH, text);
+        // The longest state has 8 characters.
+        table::write_text_head(&JOB_COLUMNS, "state   ", text);
         for job in &self.jobs {
-            table::write_text_row(&JOB_COLUMNS, job.state, STATE_WIDTH, job, text);
+            table::write_text_row(&JOB_COLUMNS, &format!("{:8}", job.state), job, text);
         }
     }
 
-    fn write_json(&self, text: &mut String) {
+    fn write_json(&self, columns: &[Column<TubeStats>], text: &mut String) {
         push(text, format_args!("{{\"name\":\"{}\",", JsonText(&self.name)));
-        table::write_json_members(self.columns, &self.values, text);
+        table::write_json_members(columns, &self.values, text);
         text.push_str(",\n\"jobs\":[");
         for (index, job) in self.jobs.iter().enumerate() {
             let separator = if index == 0 { "" } else { "," };

@@ -1,46 +1,19 @@
-//! Scans all tubes in slices, for the metrics page and the status page, and collects the values of
-//! each.
+//! The values of tubes, and a scan of all tubes in slices that collects them, for the metrics page and the
+//! status page.
 //!
 //! A scan knows nothing of the pages. A slice has a budget, so that it takes well below 0.1 ms for any
 //! number of tubes and jobs. Tubes are added and removed between two slices.
 
+use super::http_conn::View;
+use super::measurements::Rates;
+use super::table::{Column, Value};
+use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{JobKey, Key, TubeKey};
 use crate::engine::queue::tube::{Tube, Tubes};
-use crate::engine::server::View;
 use crate::engine::time::Nanos;
-
-/// A scan of all tubes, from the last to the first. When a tube is removed, the last one takes its
-/// index: that one was scanned before.
-#[derive(Debug)]
-pub struct TubeScan {
-    /// The number of tubes to scan.
-    left: usize,
-    /// The position in the last of these tubes.
-    cursor: Option<Cursor>,
-}
-
-/// The result of a step of a scan.
-#[derive(Debug)]
-pub enum ScanStep {
-    /// The values of the next tube, without its name.
-    Tube { index: usize, key: TubeKey, stats: TubeStats },
-    /// The budget is used up.
-    Unfinished,
-    /// All tubes were scanned.
-    Done,
-}
-
-/// A position in the scan of one tube.
-#[derive(Debug)]
-pub struct Cursor {
-    pub tube: TubeKey,
-    pub stats: TubeStats,
-    /// The number of ready jobs out of order to scan, from the last index to the first. When the first entry is
-    /// removed, the last one moves forward: that one was scanned before.
-    ready_left: usize,
-    /// The number of waiters to scan, in the same order.
-    waiters_left: usize,
-}
+use std::cmp::Ordering;
+use std::collections::TryReserveError;
+use std::ops::Range;
 
 /// The values of a tube.
 #[derive(Debug, Default)]
@@ -63,6 +36,75 @@ pub struct TubeStats {
     pub pause: Nanos,
     pub pause_left: Nanos,
     pub oldest_ready_age: Nanos,
+    /// `None` until the tube was sampled twice.
+    pub rates: Option<Rates>,
+}
+
+/// The columns of the status page to the right of the name.
+const COLUMNS: [Column<TubeStats>; 16] = [
+    ("ready", "ready", |tube| Value::Count(tube.ready)),
+    ("urgent", "urgent", |tube| Value::Count(tube.urgent)),
+    ("reserved", "reserved", |tube| Value::Count(tube.reserved)),
+    ("delayed", "delayed", |tube| Value::Count(tube.delayed)),
+    ("buried", "buried", |tube| Value::Count(tube.buried)),
+    ("waiting", "waiting", |tube| Value::Count(tube.waiting)),
+    ("watching", "watching", |tube| Value::Count(tube.watching)),
+    ("using", "using", |tube| Value::Count(tube.using)),
+    ("pause_left_seconds", "paused", |tube| Value::Span(tube.pause_left)),
+    ("oldest_ready_seconds", "oldest ready", |tube| Value::Span(tube.oldest_ready_age)),
+    ("puts_per_second", "puts/s", |tube| Value::Rate(tube.rates.map(|rates| rates.puts))),
+    ("deletes_per_second", "deletes/s", |tube| Value::Rate(tube.rates.map(|rates| rates.deletes))),
+    ("puts", "puts", |tube| Value::Count(tube.total_jobs)),
+    ("deletes", "deletes", |tube| Value::Count(tube.deletes)),
+    ("pauses", "pauses", |tube| Value::Count(tube.pauses)),
+    ("cold", "cold", |tube| Value::Count(tube.cold)),
+];
+
+/// The columns that are only on the page of the tube.
+const ON_TUBE_PAGE: [&str; 5] = ["watching", "using", "puts", "deletes", "pauses"];
+
+/// Returns the columns of a tube: those of its own page, or those of the table of all tubes. Without a body
+/// cache no job is cold.
+pub fn columns(is_tube_page: bool, view: &View<'_>) -> Vec<Column<TubeStats>> {
+    let has_cache = view.queue.body_cache.limit.is_some();
+    let is_shown = |&(key, _, _): &Column<TubeStats>| {
+        (is_tube_page || !ON_TUBE_PAGE.contains(&key)) && (has_cache || key != "cold")
+    };
+    COLUMNS.into_iter().filter(is_shown).collect()
+}
+
+/// Sorts tubes. Sorting is compiled once for all orders.
+pub fn sort(tubes: &mut [TubeStats], order: &dyn Fn(&TubeStats, &TubeStats) -> Ordering) {
+    tubes.sort_unstable_by(order);
+}
+
+/// Removes duplicates: a tube that moved to a lower index during the scan was scanned twice. Sorts the tubes
+/// by their names.
+pub fn dedup(tubes: &mut Vec<TubeStats>) {
+    sort(tubes, &|a, b| a.name.cmp(&b.name));
+    tubes.dedup_by(|a, b| a.name == b.name);
+}
+
+/// A scan of all tubes, from the last to the first. When a tube is removed, the last one takes its
+/// index: that one was scanned before.
+#[derive(Debug)]
+pub struct TubeScan {
+    /// The number of tubes to scan.
+    left: usize,
+    /// The position in the last of these tubes.
+    cursor: Option<Cursor>,
+}
+
+/// A position in the scan of one tube.
+#[derive(Debug)]
+pub struct Cursor {
+    pub tube: TubeKey,
+    pub stats: TubeStats,
+    /// The number of ready jobs out of order to scan, from the last index to the first. When the first entry is
+    /// removed, the last one moves forward: that one was scanned before.
+    ready_left: usize,
+    /// The number of waiters to scan, in the same order.
+    waiters_left: usize,
 }
 
 /// The costs of scanning one of each, in units of about 10 ns.
@@ -76,48 +118,50 @@ impl TubeScan {
         TubeScan { left: tubes.len(), cursor: None }
     }
 
-    /// Scans until the values of a tube whose name `is_wanted` are complete, and subtracts the cost
-    /// from `budget`.
-    pub fn step(
+    /// Scans tubes until the budget of a slice is used up, and calls `found` with the index, the key and
+    /// the values of each tube whose name `is_wanted`. Returns whether all tubes were scanned.
+    pub fn advance(
         &mut self,
         view: &View<'_>,
-        budget: &mut usize,
         is_wanted: impl Fn(&str) -> bool,
-    ) -> ScanStep {
+        mut found: impl FnMut(usize, TubeKey, TubeStats) -> Result<(), TryReserveError>,
+    ) -> Result<bool, TryReserveError> {
         let tubes = &view.queue.tubes;
-        while *budget > 0 {
+        let mut budget = view.queue.limits.jobs_per_page_slice;
+        while budget > 0 {
             self.left = self.left.min(tubes.len());
-            let Some(index) = self.left.checked_sub(1) else { return ScanStep::Done };
+            let Some(index) = self.left.checked_sub(1) else { return Ok(true) };
             let key = tubes.at(index);
-            let tube = &tubes[key];
             // Since the last slice another tube may have taken this index.
             let mut cursor = match self.cursor.take().filter(|cursor| cursor.tube == key) {
                 Some(cursor) => cursor,
                 None => {
-                    *budget = budget.saturating_sub(TUBE_COST);
-                    if !is_wanted(&tube.name) {
+                    budget = budget.saturating_sub(TUBE_COST);
+                    if !is_wanted(&tubes[key].name) {
                         self.left = index;
                         continue;
                     }
-                    Cursor::at(key, tube, view.now)
+                    Cursor::at(key, view)
                 }
             };
-            if cursor.advance(view, budget) {
+            if cursor.advance(view, &mut budget) {
                 self.left = index;
-                return ScanStep::Tube { index, key, stats: cursor.stats };
+                found(index, key, cursor.stats)?;
+            } else {
+                self.cursor = Some(cursor);
             }
-            self.cursor = Some(cursor);
         }
-        ScanStep::Unfinished
+        Ok(false)
     }
 }
 
 impl Cursor {
     /// Returns a position before the first job and waiter of a tube.
-    pub fn at(key: TubeKey, tube: &Tube, now: Nanos) -> Cursor {
+    pub fn at(key: TubeKey, view: &View<'_>) -> Cursor {
+        let tube = &view.queue.tubes[key];
         Cursor {
             tube: key,
-            stats: TubeStats::of(tube, now),
+            stats: TubeStats::of(tube, view.now),
             ready_left: tube.ready.heap().len(),
             waiters_left: tube.waiters.len(),
         }
@@ -128,28 +172,29 @@ impl Cursor {
     pub fn advance(&mut self, view: &View<'_>, budget: &mut usize) -> bool {
         let tube = &view.queue.tubes[self.tube];
         let ready_heap = tube.ready.heap();
-        self.ready_left = self.ready_left.min(ready_heap.len());
-        let ready = self.ready_left.min(budget.div_ceil(READY_COST));
+        let part = next_part(&mut self.ready_left, ready_heap.len(), READY_COST, budget);
         // The first job of a run is its oldest.
         let run = tube.ready.first_of_run().map(JobKey::from_number);
-        let others = ready_heap.slice(self.ready_left - ready..self.ready_left);
         let created_at = |key| view.queue.jobs[key].created_at;
-        if let Some(oldest) = others.map(|entry| entry.job).chain(run).map(created_at).min() {
+        let scanned = ready_heap.slice(part).map(|entry| entry.job).chain(run);
+        if let Some(oldest) = scanned.map(created_at).min() {
             let age = view.now.since(oldest);
             self.stats.oldest_ready_age = self.stats.oldest_ready_age.max(age);
         }
-        self.ready_left -= ready;
-        *budget = budget.saturating_sub(ready * READY_COST);
-
-        self.waiters_left = self.waiters_left.min(tube.waiters.len());
-        let waiters = self.waiters_left.min(budget.div_ceil(WAITER_COST));
-        let waiting = tube.waiters.slice(self.waiters_left - waiters..self.waiters_left);
-        let waiting = waiting.filter(|&waiter| view.queue.is_waiting(waiter)).count();
-        self.stats.waiting += waiting as u64;
-        self.waiters_left -= waiters;
-        *budget = budget.saturating_sub(waiters * WAITER_COST);
+        let part = next_part(&mut self.waiters_left, tube.waiters.len(), WAITER_COST, budget);
+        let waiting = tube.waiters.slice(part).filter(|&waiter| view.queue.is_waiting(waiter));
+        self.stats.waiting += waiting.count() as u64;
         self.ready_left == 0 && self.waiters_left == 0
     }
+}
+
+/// Returns the next indices to scan of a list with `len` entries of which `left` are not scanned yet, and
+/// subtracts their cost from `budget`.
+fn next_part(left: &mut usize, len: usize, cost: usize, budget: &mut usize) -> Range<usize> {
+    let end = len.min(*left);
+    *left = end - end.min(budget.div_ceil(cost));
+    *budget = budget.saturating_sub((end - *left) * cost);
+    *left..end
 }
 
 impl TubeStats {
@@ -157,7 +202,6 @@ impl TubeStats {
     fn of(tube: &Tube, now: Nanos) -> TubeStats {
         let pause = tube.pause.as_deref();
         TubeStats {
-            name: String::new(),
             ready: tube.ready.len() as u64,
             reserved: tube.reserved.into(),
             delayed: tube.delayed_count() as u64,
@@ -170,41 +214,36 @@ impl TubeStats {
             cold: tube.cold.into(),
             using: tube.using.into(),
             watching: tube.watching.into(),
-            waiting: 0,
             pause: pause.map_or(Nanos::ZERO, |pause| Nanos::from_secs(pause.secs)),
             pause_left: pause.map_or(Nanos::ZERO, |pause| pause.until.since(now)),
-            oldest_ready_age: Nanos::ZERO,
+            ..TubeStats::default()
         }
     }
 
+    /// Sets the name.
+    pub fn named(mut self, name: &str) -> Result<TubeStats, TryReserveError> {
+        headroom::leave(Headroom::ThreeQuarters, || self.name.try_reserve_exact(name.len()))?;
+        self.name.push_str(name);
+        Ok(self)
+    }
+
     /// Adds the counts of `other`, and keeps the longer of each duration.
-    pub fn add(&mut self, other: TubeStats) {
-        let TubeStats { ready, reserved, delayed, buried, urgent, .. } = other;
-        let TubeStats { total_jobs, deletes, pauses, using, watching, waiting, .. } = other;
-        let TubeStats {
-            name: _,
-            buried_after_returns,
-            cold,
-            pause,
-            pause_left,
-            oldest_ready_age,
-            ..
-        } = other;
-        self.ready += ready;
-        self.reserved += reserved;
-        self.delayed += delayed;
-        self.buried += buried;
-        self.urgent += urgent;
-        self.total_jobs += total_jobs;
-        self.deletes += deletes;
-        self.pauses += pauses;
-        self.buried_after_returns += buried_after_returns;
-        self.cold += cold;
-        self.using += using;
-        self.watching += watching;
-        self.waiting += waiting;
-        self.pause = self.pause.max(pause);
-        self.pause_left = self.pause_left.max(pause_left);
-        self.oldest_ready_age = self.oldest_ready_age.max(oldest_ready_age);
+    pub fn add(&mut self, other: &TubeStats) {
+        self.ready += other.ready;
+        self.reserved += other.reserved;
+        self.delayed += other.delayed;
+        self.buried += other.buried;
+        self.urgent += other.urgent;
+        self.total_jobs += other.total_jobs;
+        self.deletes += other.deletes;
+        self.pauses += other.pauses;
+        self.buried_after_returns += other.buried_after_returns;
+        self.cold += other.cold;
+        self.using += other.using;
+        self.watching += other.watching;
+        self.waiting += other.waiting;
+        self.pause = self.pause.max(other.pause);
+        self.pause_left = self.pause_left.max(other.pause_left);
+        self.oldest_ready_age = self.oldest_ready_age.max(other.oldest_ready_age);
     }
 }

@@ -132,6 +132,13 @@ impl Output {
         self.0.as_ref().map_or(0, |pending| pending[0].text.len())
     }
 
+    /// Returns about how many bytes were copied to make it.
+    pub fn cost(&self) -> usize {
+        const SHARED_PER_COPIED: usize = 16;
+        let shared = self.0.as_ref().map_or(0, |pending| pending[0].parts_len);
+        self.text_len() + shared / SHARED_PER_COPIED
+    }
+
     /// Returns whether all bytes were sent.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

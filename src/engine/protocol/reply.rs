@@ -1,223 +1,182 @@
 //! All replies of the protocol, and their bytes.
 
-use super::command::Rejection;
 use super::output::{Output, Pool};
+use crate::engine::binlog::NoSpace;
+use crate::engine::keys::{JobKey, TubeKey};
+use crate::engine::queue::Queue;
 use crate::engine::queue::body::Bodies;
 use crate::engine::queue::listing::ListText;
 use crate::engine::queue::read_body::BodyRef;
 use crate::engine::queue::unique::{Hit, HitState};
-use crate::engine::text;
-use crate::engine::text::CR_LF;
+use crate::engine::text::{self, CR_LF};
 use std::collections::TryReserveError;
 use std::rc::Rc;
 
-/// A reply. The variants are named after the first words of the protocol.
-#[derive(Clone, Copy, Debug)]
-pub enum Reply<'a> {
-    Inserted {
-        id: u64,
-    },
-    /// The reply to a put whose key a job has already.
-    InsertedBefore(Hit),
-    Using {
-        tube: &'a str,
-    },
-    Reserved {
-        id: u64,
-        body: BodyRef<'a>,
-    },
-    Found {
-        id: u64,
-        body: BodyRef<'a>,
-    },
-    Watching {
-        count: usize,
-    },
-    Kicked {
-        count: u32,
-    },
-    /// The head of the reply to `reserve-batch`. `count` replies `Reserved` follow.
-    ReservedBatch {
-        count: usize,
-    },
-    /// The head of the reply to `peek-batch`. `count` replies `Found` follow.
-    FoundBatch {
-        count: usize,
-        next: u64,
-    },
-    DeletedBatch {
-        deleted: usize,
-        not_found: usize,
-    },
-    TouchedAll {
-        count: usize,
-    },
-    Flushed {
-        count: u64,
-    },
-    /// The reply to `kick-job`.
-    KickedJob,
-    /// A YAML document: the reply to the `stats` and `list` commands.
-    Document {
-        text: &'a str,
-    },
-    /// A long YAML list. Its last bytes are the CR LF of the reply.
-    LongList {
-        text: &'a Rc<ListText>,
-    },
-    Deleted,
-    Released,
-    Buried,
-    Touched,
-    Paused,
-    TimedOut,
-    DeadlineSoon,
-    NotFound,
-    NotIgnored,
+/// What a handler returns. A refusal is one byte, so that `?` costs nothing.
+pub type Answer = Result<Reply, Word>;
+
+/// A reply that is one line, always the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
     BadFormat,
-    UnknownCommand,
+    Buried,
+    DeadlineSoon,
+    Deleted,
+    Draining,
     ExpectedCrLf,
     JobTooBig,
-    Draining,
+    KickedJob,
+    NotFound,
+    NotIgnored,
     OutOfMemory,
+    Paused,
+    Released,
+    TimedOut,
+    Touched,
+    UnknownCommand,
 }
 
-/// The number of bytes of a large body that are shared in the time in which one byte is copied.
-const SHARED_PER_COPIED: usize = 16;
+#[derive(Debug)]
+pub enum Reply {
+    /// None now: the connection is doing something, or is closing.
+    Later,
+    Word(Word),
+    /// A word and a number, as in `INSERTED 1`.
+    Number(&'static str, u64),
+    /// A word and two numbers, as in `DELETED_BATCH 1 0`.
+    Numbers(&'static str, u64, u64),
+    InsertedBefore(Hit),
+    Using(TubeKey),
+    /// `FOUND` or `RESERVED` with the body of a job.
+    Job(JobWord, JobKey),
+    Document(String),
+    LongList(Rc<ListText>),
+}
 
-impl Reply<'_> {
-    /// Returns the approximate cost of the reply, in copied bytes.
-    pub fn cost(self) -> usize {
-        if let Reply::Reserved { body, .. } | Reply::Found { body, .. } = self {
-            let len = body.full_len() as usize;
-            if body.is_large() { len / SHARED_PER_COPIED } else { len }
-        } else if let Reply::Document { text } = self {
-            text.len()
-        } else if let Reply::LongList { text } = self {
-            text.len() / SHARED_PER_COPIED
-        } else {
-            0
+/// The word before the body of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JobWord {
+    Found,
+    Reserved,
+}
+
+impl From<Word> for Reply {
+    fn from(word: Word) -> Reply {
+        Reply::Word(word)
+    }
+}
+
+impl From<TryReserveError> for Word {
+    fn from(_: TryReserveError) -> Word {
+        Word::OutOfMemory
+    }
+}
+
+impl From<NoSpace> for Word {
+    fn from(_: NoSpace) -> Word {
+        Word::OutOfMemory
+    }
+}
+
+impl Word {
+    fn line(self) -> &'static [u8] {
+        match self {
+            Word::BadFormat => b"BAD_FORMAT\r\n",
+            Word::Buried => b"BURIED\r\n",
+            Word::DeadlineSoon => b"DEADLINE_SOON\r\n",
+            Word::Deleted => b"DELETED\r\n",
+            Word::Draining => b"DRAINING\r\n",
+            Word::ExpectedCrLf => b"EXPECTED_CRLF\r\n",
+            Word::JobTooBig => b"JOB_TOO_BIG\r\n",
+            Word::KickedJob => b"KICKED\r\n",
+            Word::NotFound => b"NOT_FOUND\r\n",
+            Word::NotIgnored => b"NOT_IGNORED\r\n",
+            Word::OutOfMemory => b"OUT_OF_MEMORY\r\n",
+            Word::Paused => b"PAUSED\r\n",
+            Word::Released => b"RELEASED\r\n",
+            Word::TimedOut => b"TIMED_OUT\r\n",
+            Word::Touched => b"TOUCHED\r\n",
+            Word::UnknownCommand => b"UNKNOWN_COMMAND\r\n",
         }
     }
+}
 
-    /// Appends the bytes of this reply to `output`. After an error part of the reply may be in
-    /// `output`.
+impl JobWord {
+    fn text(self) -> &'static str {
+        match self {
+            JobWord::Found => "FOUND ",
+            JobWord::Reserved => "RESERVED ",
+        }
+    }
+}
+
+impl Reply {
+    /// Appends the reply to the output. After an error a part of it may be there.
+    #[inline]
     pub fn write(
-        self,
+        &self,
         output: &mut Output,
         pool: &mut Pool,
-        bodies: &mut Bodies,
+        queue: &mut Queue,
     ) -> Result<(), TryReserveError> {
-        let mut out = Writer { output, pool };
         match self {
-            Reply::Inserted { id } => out.word_and_number("INSERTED ", id),
-            Reply::InsertedBefore(hit) => out.hit(hit),
-            Reply::Using { tube } => {
-                out.line("USING ")?;
-                out.push(tube.as_bytes())?;
-                out.push(CR_LF)
+            Reply::Later => Ok(()),
+            Reply::Word(word) => output.push(word.line(), pool),
+            Reply::Number(word, number) => {
+                output.push(Line::new().number(*number).word(word).bytes(), pool)
             }
-            Reply::Reserved { id, body } => out.job("RESERVED ", id, body, bodies),
-            Reply::Found { id, body } => out.job("FOUND ", id, body, bodies),
-            Reply::Watching { count } => out.word_and_number("WATCHING ", count as u64),
-            Reply::Kicked { count } => out.word_and_number("KICKED ", u64::from(count)),
-            Reply::ReservedBatch { count } => out.word_and_number("RESERVED_BATCH ", count as u64),
-            Reply::FoundBatch { count, next } => {
-                out.word_and_numbers("FOUND_BATCH ", count as u64, next)
+            Reply::Numbers(word, first, second) => output.push(
+                Line::new().number(*second).word(" ").number(*first).word(word).bytes(),
+                pool,
+            ),
+            Reply::InsertedBefore(hit) => output.push(hit_line(*hit).bytes(), pool),
+            Reply::Using(tube) => {
+                output.push(b"USING ", pool)?;
+                output.push(queue.tubes[*tube].name.as_bytes(), pool)?;
+                output.push(CR_LF, pool)
             }
-            Reply::DeletedBatch { deleted, not_found } => {
-                out.word_and_numbers("DELETED_BATCH ", deleted as u64, not_found as u64)
+            Reply::Job(word, key) => {
+                let Queue { jobs, bodies, .. } = queue;
+                let job = &jobs[*key];
+                write_job(*word, job.id, BodyRef::Stored(&job.body), output, pool, bodies)
             }
-            Reply::TouchedAll { count } => out.word_and_number("TOUCHED_ALL ", count as u64),
-            Reply::Flushed { count } => out.word_and_number("FLUSHED ", count),
-            Reply::LongList { text } => {
-                out.word_and_number("OK ", (text.len() - CR_LF.len()) as u64)?;
+            Reply::LongList(text) => {
+                let len = (text.len() - CR_LF.len()) as u64;
+                output.push(Line::new().number(len).word("OK ").bytes(), pool)?;
                 output.push_list(text, pool)
             }
-            Reply::Document { text } => {
-                out.word_and_number("OK ", text.len() as u64)?;
-                out.push(text.as_bytes())?;
-                out.push(CR_LF)
+            Reply::Document(text) => {
+                output.push(Line::new().number(text.len() as u64).word("OK ").bytes(), pool)?;
+                output.push(text.as_bytes(), pool)?;
+                output.push(CR_LF, pool)
             }
-            Reply::KickedJob => out.line("KICKED\r\n"),
-            Reply::Deleted => out.line("DELETED\r\n"),
-            Reply::Released => out.line("RELEASED\r\n"),
-            Reply::Buried => out.line("BURIED\r\n"),
-            Reply::Touched => out.line("TOUCHED\r\n"),
-            Reply::Paused => out.line("PAUSED\r\n"),
-            Reply::TimedOut => out.line("TIMED_OUT\r\n"),
-            Reply::DeadlineSoon => out.line("DEADLINE_SOON\r\n"),
-            Reply::NotFound => out.line("NOT_FOUND\r\n"),
-            Reply::NotIgnored => out.line("NOT_IGNORED\r\n"),
-            Reply::BadFormat => out.line("BAD_FORMAT\r\n"),
-            Reply::UnknownCommand => out.line("UNKNOWN_COMMAND\r\n"),
-            Reply::ExpectedCrLf => out.line("EXPECTED_CRLF\r\n"),
-            Reply::JobTooBig => out.line("JOB_TOO_BIG\r\n"),
-            Reply::Draining => out.line("DRAINING\r\n"),
-            Reply::OutOfMemory => out.line("OUT_OF_MEMORY\r\n"),
         }
     }
 }
 
-impl From<Rejection> for Reply<'_> {
-    fn from(rejection: Rejection) -> Self {
-        match rejection {
-            Rejection::BadFormat => Reply::BadFormat,
-            Rejection::UnknownCommand => Reply::UnknownCommand,
-        }
-    }
+/// Appends a job with its body.
+pub fn write_job(
+    word: JobWord,
+    id: u64,
+    body: BodyRef<'_>,
+    output: &mut Output,
+    pool: &mut Pool,
+    bodies: &mut Bodies,
+) -> Result<(), TryReserveError> {
+    let len = body.content_len() as u64;
+    output.push(Line::new().number(len).word(" ").number(id).word(word.text()).bytes(), pool)?;
+    output.push_body(body, pool, bodies)
 }
 
-struct Writer<'a> {
-    output: &'a mut Output,
-    pool: &'a mut Pool,
-}
-
-impl Writer<'_> {
-    fn line(&mut self, line: &'static str) -> Result<(), TryReserveError> {
-        self.push(line.as_bytes())
-    }
-
-    fn word_and_number(&mut self, word: &'static str, number: u64) -> Result<(), TryReserveError> {
-        self.push(Line::new().number(number).word(word).bytes())
-    }
-
-    // The compiler inlines a function into every command only if it has one caller.
-    #[inline(always)]
-    fn word_and_numbers(
-        &mut self,
-        word: &'static str,
-        first: u64,
-        second: u64,
-    ) -> Result<(), TryReserveError> {
-        self.push(Line::new().number(second).word(" ").number(first).word(word).bytes())
-    }
-
-    fn hit(&mut self, hit: Hit) -> Result<(), TryReserveError> {
-        let state = match hit.state {
-            HitState::Ready => " READY",
-            HitState::Reserved => " RESERVED",
-            HitState::Delayed => " DELAYED",
-            HitState::Buried => " BURIED",
-            HitState::Deleted => " DELETED",
-        };
-        self.push(Line::new().word(state).number(hit.id).word("INSERTED ").bytes())
-    }
-
-    fn job(
-        &mut self,
-        word: &'static str,
-        id: u64,
-        body: BodyRef<'_>,
-        bodies: &mut Bodies,
-    ) -> Result<(), TryReserveError> {
-        self.word_and_numbers(word, id, body.content_len() as u64)?;
-        self.output.push_body(body, self.pool, bodies)
-    }
-
-    fn push(&mut self, bytes: &[u8]) -> Result<(), TryReserveError> {
-        self.output.push(bytes, self.pool)
-    }
+fn hit_line(hit: Hit) -> Line {
+    let state = match hit.state {
+        HitState::Ready => " READY",
+        HitState::Reserved => " RESERVED",
+        HitState::Delayed => " DELAYED",
+        HitState::Buried => " BURIED",
+        HitState::Deleted => " DELETED",
+    };
+    Line::new().word(state).number(hit.id).word("INSERTED ")
 }
 
 /// The maximum length of a [`Line`] in bytes. `DELETED_BATCH`, two numbers of 20 digits, two spaces

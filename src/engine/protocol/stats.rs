@@ -3,8 +3,8 @@
 //! Keys, order and quotes of the lines are part of the protocol, since clients compare whole
 //! documents. beanstalkd-protocol(7) describes each line. Counting is done elsewhere.
 
-use super::command::Counter;
 use crate::engine::binlog::record::Counts;
+use crate::engine::commands::{COMMANDS, Counted};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::JobKey;
 use crate::engine::queue::job::{Job, State};
@@ -52,8 +52,8 @@ pub struct ProcessorTime {
 pub struct ServerStats<'a> {
     /// Properties of the process.
     pub process: &'a ProcessInfo,
-    /// The number of commands, by [`Counter`].
-    pub commands: &'a [u64; Counter::COUNT],
+    /// The number of each of [`COMMANDS`].
+    pub commands: &'a [u64; COMMANDS.len()],
     /// The maximum size of a body, in bytes.
     pub max_job_size: u32,
     /// The size of a binlog file, in bytes.
@@ -192,7 +192,8 @@ pub fn state_name(job: &Job) -> &'static str {
 }
 
 /// Returns the document of `stats-job`.
-pub fn job(job: &Job, queue: &Queue, now: Nanos) -> String {
+pub fn job(key: JobKey, queue: &Queue, now: Nanos) -> String {
+    let job = &queue.jobs[key];
     let Counts { reserves, timeouts, releases, buries, kicks } = queue.jobs.counts(job);
     let mut yaml = Yaml::new();
     yaml.line("id", job.id)
@@ -203,7 +204,7 @@ pub fn job(job: &Job, queue: &Queue, now: Nanos) -> String {
         .line("delay", job.delay_secs)
         .line("ttr", job.ttr_secs)
         .line("time-left", queue.time_left(job, now).whole_secs())
-        .line("file", queue.file_of(job))
+        .line("file", queue.file_of(key))
         .line("reserves", reserves)
         .line("timeouts", timeouts)
         .line("releases", releases)
@@ -270,9 +271,11 @@ fn current_jobs(yaml: &mut Yaml, totals: &Totals) {
         .line("current-jobs-buried", totals.buried);
 }
 
-fn commands(yaml: &mut Yaml, counts: &[u64; Counter::COUNT]) {
-    for (name, count) in Counter::NAMES.iter().zip(counts).take(Counter::IN_STATS) {
-        writeln!(yaml.0, "cmd-{name}: {count}").expect(STRING_WRITE);
+fn commands(yaml: &mut Yaml, counts: &[u64]) {
+    for (command, count) in COMMANDS.iter().zip(counts) {
+        if command.counted == Counted::InStats {
+            writeln!(yaml.0, "cmd-{}: {count}", command.name()).expect(STRING_WRITE);
+        }
     }
 }
 

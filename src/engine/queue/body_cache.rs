@@ -17,8 +17,8 @@ use super::job::{Job, Jobs, State, Target};
 use super::read_body::{Grant, ReadBodies, ReadBody};
 use super::tube::Tube;
 use crate::engine::binlog::disk::FileNumber;
+use crate::engine::binlog::files;
 use crate::engine::binlog::reads::{Place, RecordRead};
-use crate::engine::binlog::segments;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::keys::{ConnKey, JobKey, Key, TubeKey};
 use crate::engine::time::Nanos;
@@ -166,7 +166,7 @@ impl Queue {
         let full_len = u32::try_from(bytes.len()).expect("a body has at most 2^30 bytes");
         let with_it = self.body_cache.warm_bytes + u64::from(full_len);
         if self.body_cache.limit.is_some_and(|limit| with_it > limit)
-            && segments::is_known_offset(offset)
+            && files::is_known_offset(offset)
         {
             self.count_cold(tube, full_len);
             return Ok(Body::cold(full_len));
@@ -238,7 +238,7 @@ impl Queue {
         let job = &mut self.jobs[key];
         let full_len = job.body.full_len();
         let tube = job.tube;
-        if job.body.is_cold() || !binlog.has_place(self.unique.log_of(job.log)) {
+        if job.body.is_cold() || !binlog.has_place(key) {
             return;
         }
         let body = std::mem::replace(&mut job.body, Body::cold(full_len));
@@ -313,8 +313,7 @@ impl Queue {
     fn place_of(&self, key: JobKey) -> Place {
         let job = &self.jobs[key];
         let binlog = self.binlog.as_ref().expect("a cold body is in the binlog");
-        let log = self.unique.log_of(job.log);
-        let place = binlog.place(log, &self.tubes[job.tube].name, job.body.full_len());
+        let place = binlog.place(key, &self.tubes[job.tube].name, job.body.full_len());
         place.expect("the body was made cold because its place is known")
     }
 
@@ -400,7 +399,7 @@ impl Queue {
         }
         match job.state {
             State::Buried(_) => return,
-            State::Reserved { by, .. } if by != conn => return,
+            State::Reserved(_) if job.state.holder() != Some(conn) => return,
             State::Detached
             | State::Ready { .. }
             | State::Delayed(_)
@@ -419,11 +418,11 @@ impl Queue {
     /// Begins to read ahead the bodies of the next jobs of a tube.
     pub fn read_ahead(&mut self, tube: TubeKey) {
         let (Some(binlog), tube) = (&mut self.binlog, &self.tubes[tube]) else { return };
-        for job in tube.ready.first_keys(AHEAD, &self.jobs) {
-            let job = &self.jobs[JobKey::from_number(job)];
+        for key in tube.ready.first_keys(AHEAD, &self.jobs) {
+            let key = JobKey::from_number(key);
+            let job = &self.jobs[key];
             if job.body.is_cold()
-                && let Some(place) =
-                    binlog.place(self.unique.log_of(job.log), &tube.name, job.body.full_len())
+                && let Some(place) = binlog.place(key, &tube.name, job.body.full_len())
             {
                 binlog.read_ahead(place);
             }
@@ -465,7 +464,7 @@ impl Queue {
                 None
             }
             Err(error) => {
-                binlog.postpone_moves();
+                binlog.set_blocked(true);
                 if self.body_cache.unmoved.replace(place.file) != Some(place.file) {
                     let id = self.jobs[key].id;
                     warn!(
@@ -498,18 +497,17 @@ impl Queue {
         error!("{place}: the record of job {id} cannot be read: {cause}; the job is lost");
         self.body_cache.stats.failures += 1;
         let Some(binlog) = &mut self.binlog else { return };
-        let log = self.unique.log_of(self.jobs[key].log);
-        binlog.note_damage(log);
+        binlog.note_damage(key);
         // Without space for the record, the job is lost again at the next start.
-        if binlog.reserve_delete(false).is_err() {
-            return binlog.postpone_moves();
+        if binlog.reserve_delete(None).is_err() {
+            return binlog.set_blocked(true);
         }
         self.detach(key);
         let job = self.jobs.remove(key);
-        if let Some(unique) = job.log.unique() {
-            self.unique.remove(unique, key);
+        if let Some(unique) = job.unique() {
+            self.unique.remove(unique);
         }
-        self.record_end(&job, log, None);
+        self.record_end(key, &job, None, None);
         let tube = job.tube;
         self.freed_pages += usize::from(self.drop_job(job));
         self.remove_tube_if_idle(tube);

@@ -331,7 +331,7 @@ mod tests {
         // Few jobs, many jobs with close ids, and many jobs with ids that are far apart.
         for (count, gap, most_steps) in [(300, 3, 1), (12_000, 2, 9), (12_000, 60, 9)] {
             let mut random = fastrand::Rng::with_seed(5);
-            let mut queue = Queue::new(Limits::DEFAULT, NOW);
+            let mut queue = Queue::new(Limits::DEFAULT);
             fill(&mut queue, &mut random, count, gap);
             let mut max_steps = 0;
             for (tube, state) in ["few", "many"].into_iter().flat_map(|it| STATES.map(|s| (it, s)))
@@ -361,7 +361,7 @@ mod tests {
     #[test]
     fn a_job_that_stays_is_in_exactly_one_page() {
         let mut random = fastrand::Rng::with_seed(6);
-        let mut queue = Queue::new(Limits::DEFAULT, NOW);
+        let mut queue = Queue::new(Limits::DEFAULT);
         fill(&mut queue, &mut random, 12_000, 60);
         let mut staying: BTreeSet<u64> = ids(&queue, "many").into_keys().collect();
         let (mut found, mut after, mut changes) = (Vec::new(), 0, 0);

@@ -30,6 +30,14 @@ pub enum CountedEvent {
     Kick,
 }
 
+const EVENTS: [CountedEvent; 5] = [
+    CountedEvent::Reserve,
+    CountedEvent::Timeout,
+    CountedEvent::Release,
+    CountedEvent::Bury,
+    CountedEvent::Kick,
+];
+
 /// The counts of jobs that do not fit in [`JobCounts`].
 #[derive(Debug)]
 pub struct LargeCounts(PagedSlab<LargeCountsKey, Counts>);
@@ -49,9 +57,8 @@ impl Default for LargeCounts {
 impl JobCounts {
     /// Returns these counts if they fit.
     fn pack(counts: Counts) -> Option<JobCounts> {
-        let Counts { reserves, timeouts, releases, buries, kicks } = counts;
-        let add = |packed, count| (count <= MAX_SMALL).then_some(packed << BITS | count);
-        [kicks, buries, releases, timeouts, reserves].into_iter().try_fold(0, add).map(JobCounts)
+        let add = |packed, &count| (count <= MAX_SMALL).then_some(packed << BITS | count);
+        in_order(counts).iter().rev().try_fold(0, add).map(JobCounts)
     }
 
     fn large_key(&self) -> Option<LargeCountsKey> {
@@ -59,19 +66,22 @@ impl JobCounts {
     }
 }
 
+/// Returns the counts in the order of [`CountedEvent`].
+fn in_order(counts: Counts) -> [u32; 5] {
+    let Counts { reserves, timeouts, releases, buries, kicks } = counts;
+    [reserves, timeouts, releases, buries, kicks]
+}
+
+fn from_order([reserves, timeouts, releases, buries, kicks]: [u32; 5]) -> Counts {
+    Counts { reserves, timeouts, releases, buries, kicks }
+}
+
 impl LargeCounts {
     /// Returns the counts of a job.
     pub fn get(&self, counts: &JobCounts) -> Counts {
-        if let Some(key) = counts.large_key() {
-            return self.0[key];
-        }
-        let count = |event| counts.0 >> shift(event) & MAX_SMALL;
-        Counts {
-            reserves: count(CountedEvent::Reserve),
-            timeouts: count(CountedEvent::Timeout),
-            releases: count(CountedEvent::Release),
-            buries: count(CountedEvent::Bury),
-            kicks: count(CountedEvent::Kick),
+        match counts.large_key() {
+            Some(key) => self.0[key],
+            None => from_order(EVENTS.map(|event| counts.0 >> shift(event) & MAX_SMALL)),
         }
     }
 
@@ -104,16 +114,10 @@ impl LargeCounts {
 
     #[cold]
     fn count_large(&mut self, counts: &mut JobCounts, event: CountedEvent) {
-        let mut new = self.get(counts);
-        let count = match event {
-            CountedEvent::Reserve => &mut new.reserves,
-            CountedEvent::Timeout => &mut new.timeouts,
-            CountedEvent::Release => &mut new.releases,
-            CountedEvent::Bury => &mut new.buries,
-            CountedEvent::Kick => &mut new.kicks,
-        };
+        let mut new = in_order(self.get(counts));
+        let count = &mut new[event as usize];
         *count = count.wrapping_add(1);
-        self.set(counts, new);
+        self.set(counts, from_order(new));
     }
 
     /// Removes the counts of a job that is gone.
@@ -149,19 +153,6 @@ fn shift(event: CountedEvent) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const EVENTS: [CountedEvent; 5] = [
-        CountedEvent::Reserve,
-        CountedEvent::Timeout,
-        CountedEvent::Release,
-        CountedEvent::Bury,
-        CountedEvent::Kick,
-    ];
-
-    fn in_order(counts: Counts) -> [u32; 5] {
-        let Counts { reserves, timeouts, releases, buries, kicks } = counts;
-        [reserves, timeouts, releases, buries, kicks]
-    }
 
     #[test]
     fn each_count_grows_by_itself() {

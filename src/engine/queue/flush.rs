@@ -9,7 +9,7 @@
 //! Flushed jobs that connections had reserved stay in the heaps of these connections until they are
 //! found there.
 
-use super::job::{DelayedEntry, Job, ReadyEntry, State};
+use super::job::{DelayedEntry, Holder, Job, ReadyEntry, State};
 use super::{Queue, WORK_PER_PAGE};
 use crate::engine::binlog::NoSpace;
 use crate::engine::collections::list::List;
@@ -19,7 +19,7 @@ use crate::engine::keys::{ConnKey, JobKey, Key, TubeKey};
 use crate::engine::time::Nanos;
 use std::collections::VecDeque;
 
-pub use crate::engine::binlog::record::FlushKind;
+pub use crate::engine::binlog::record::{Decision, FlushKind};
 
 /// All flushes whose jobs are not freed yet, the oldest first.
 #[derive(Debug, Default)]
@@ -46,14 +46,7 @@ pub(super) struct Flush {
     decision: Decision,
     /// The epochs of these jobs, by which a flushed job finds its flush.
     epoch: u8,
-    buried_epoch: u8,
-}
-
-/// What a flush deletes, and when it was decided: at this moment the jobs were deleted.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Decision {
-    pub kind: FlushKind,
-    pub decided_at: Nanos,
+    buried_epoch: u64,
 }
 
 /// A tube has at most this many flushes whose jobs are not freed: an epoch has 256 values, and each of
@@ -81,7 +74,7 @@ impl Queue {
         }
         let tube = &self.tubes[job.tube];
         let is_buried = matches!(job.state, State::Buried(_));
-        job.epoch != tube.epoch || (is_buried && job.buried_epoch != tube.buried_epoch)
+        job.epoch != tube.epoch || (is_buried && job.buried_epoch() != tube.buried_epoch)
     }
 
     /// Flushes a tube. Returns the number of deleted jobs, or `None` if jobs are left to be freed: then
@@ -125,7 +118,7 @@ impl Queue {
             buried_epoch: tube.buried_epoch,
         };
         match kind {
-            FlushKind::Buried => tube.buried_epoch = tube.buried_epoch.wrapping_add(1),
+            FlushKind::Buried => tube.buried_epoch += 1,
             FlushKind::All => {
                 tube.epoch = tube.epoch.wrapping_add(1);
                 flush.ready = std::mem::take(&mut tube.ready);
@@ -241,7 +234,7 @@ impl Queue {
     /// Frees a flushed job that a connection has reserved.
     pub(super) fn free_flushed_reserved(&mut self, key: JobKey, work_left: &mut usize, now: Nanos) {
         let job = &self.jobs[key];
-        let State::Reserved { by, index } = job.state else {
+        let State::Reserved(Holder { by, index }) = job.state else {
             unreachable!("a flushed job among reserved ones is in another state")
         };
         let (tube, epoch) = (job.tube, job.epoch);
@@ -265,7 +258,7 @@ impl Queue {
                 && flush.epoch == job.epoch
                 && match flush.decision.kind {
                     FlushKind::All => true,
-                    FlushKind::Buried => is_buried && flush.buried_epoch == job.buried_epoch,
+                    FlushKind::Buried => is_buried && flush.buried_epoch == job.buried_epoch(),
                 }
         });
         flush.expect("a flushed job belongs to a flush").decision.decided_at
@@ -282,7 +275,7 @@ impl Queue {
         let mapped_before = self.mapped_bytes();
         self.jobs[key].state = State::Detached;
         let job = self.jobs.remove(key);
-        self.record_flushed(key, &job, decision, now);
+        self.record_delete(key, &job, Some(decision), now);
         let frees_page = self.drop_job(job);
         let freed = mapped_before.saturating_sub(self.mapped_bytes()).div_ceil(PAGE_BYTES as u64);
         let pages = usize::from(frees_page) + usize::try_from(freed).unwrap_or(usize::MAX);
@@ -379,7 +372,7 @@ mod tests {
     fn flushed_jobs_are_gone_at_once_and_others_stay() {
         for seed in 0..12 {
             let mut random = fastrand::Rng::with_seed(seed);
-            let mut queue = Queue::new(Limits::DEFAULT, NOW);
+            let mut queue = Queue::new(Limits::DEFAULT);
             let mut conns: Vec<ConnKey> = (0..4).map(|at| connect(&mut queue, at)).collect();
             // The tube of each job, and whether it is buried.
             let mut model: BTreeMap<u64, (&str, bool)> = BTreeMap::new();
@@ -451,7 +444,7 @@ mod tests {
 
     #[test]
     fn the_deadline_of_a_flushed_job_does_not_count() {
-        let mut queue = Queue::new(Limits::DEFAULT, NOW);
+        let mut queue = Queue::new(Limits::DEFAULT);
         let (worker, other) = (connect(&mut queue, 0), connect(&mut queue, 1));
         for id in 1..=1_000 {
             put(&mut queue, id, "a", 0);
@@ -474,7 +467,7 @@ mod tests {
     #[test]
     fn a_tube_has_a_bounded_number_of_flushes() {
         let limits = Limits { first_flush_work: 1, ..Limits::DEFAULT };
-        let mut queue = Queue::new(limits, NOW);
+        let mut queue = Queue::new(limits);
         let conn = connect(&mut queue, 0);
         let mut id = 0;
         for round in 0..=u64::from(MAX_PENDING) {
@@ -497,7 +490,7 @@ mod tests {
     #[test]
     fn small_flushes_during_a_large_one_bring_no_job_back() {
         for kind in [FlushKind::All, FlushKind::Buried] {
-            let mut queue = Queue::new(Limits::DEFAULT, NOW);
+            let mut queue = Queue::new(Limits::DEFAULT);
             let conn = connect(&mut queue, 0);
             let add = |queue: &mut Queue, id| {
                 put(queue, id, "a", 0);

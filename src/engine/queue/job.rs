@@ -6,15 +6,17 @@
 use super::body::Body;
 use super::counts::{CountedEvent, JobCounts, LargeCounts};
 use crate::engine::binlog::record::Counts;
+use crate::engine::collections::chains::{HashSlab, Hashed, mix_blocks};
 use crate::engine::collections::heap::Entry;
-use crate::engine::collections::job_index::JobIndex;
 use crate::engine::collections::list::{Linked, Links};
 use crate::engine::collections::ordered::Ranked;
 use crate::engine::collections::slab::PagedSlab;
-use crate::engine::keys::{ConnKey, Either, EitherKey, JobKey, Key, LogKey, TubeKey, UniqueKey};
+use crate::engine::keys::{ConnKey, JobKey, Key, TubeKey, UniqueKey};
 use crate::engine::time::Nanos;
+use std::cell::Cell;
 use std::collections::TryReserveError;
-use std::ops::{Index, IndexMut};
+use std::fmt;
+use std::ops::{Deref, DerefMut};
 
 #[derive(Debug)]
 pub struct Job {
@@ -31,67 +33,22 @@ pub struct Job {
     /// How often the job was reserved, timed out, released, buried and kicked: see [`Jobs::counts`].
     pub counts: JobCounts,
     pub created_at: Nanos,
-    /// The end of the delay, while it is delayed or postponed.
+    /// The end of the delay, while it is delayed or postponed; see [`Job::buried_epoch`].
     pub due: Nanos,
     pub state: State,
     pub body: Body,
-    /// The job's entry in the binlog, or its key, which has that entry.
-    pub log: LogRef,
+    /// Its key if it is a unique job, or [`UniqueKey::NONE`]: see [`Job::unique`].
+    pub key: UniqueKey,
     /// The epoch of its tube when the job was put.
     pub epoch: u8,
-    /// The epoch of the buried jobs of its tube when it was last buried.
-    pub buried_epoch: u8,
     /// The number of times that it came back since it was put or kicked: its TTR ran out, or the
     /// connection that had reserved it closed.
     pub returns: u16,
+    /// The next job in its chain of [`Jobs::find`].
+    next: Cell<u32>,
 }
 
 const _: () = assert!(size_of::<Option<Job>>() == 72, "a slot for a job has 72 bytes");
-
-/// Refers to the entry of a job in the binlog, or to the key of a unique job, which has that entry. So a
-/// job without a key takes no memory for one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LogRef(EitherKey<LogKey, UniqueKey>);
-
-/// The target of a [`LogRef`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LogTarget {
-    /// The entry in the binlog; [`LogKey::NONE`] without a binlog.
-    Entry(LogKey),
-    Unique(UniqueKey),
-}
-
-impl LogRef {
-    /// Returns a reference to no entry, because there is no binlog.
-    pub fn none() -> LogRef {
-        LogKey::NONE.into()
-    }
-
-    /// Returns what it refers to.
-    pub fn target(self) -> LogTarget {
-        match self.0.split() {
-            Either::First(log) => LogTarget::Entry(log),
-            Either::Second(unique) => LogTarget::Unique(unique),
-        }
-    }
-
-    /// Returns the key of the job, if it has one.
-    pub fn unique(self) -> Option<UniqueKey> {
-        self.0.second()
-    }
-}
-
-impl From<LogKey> for LogRef {
-    fn from(key: LogKey) -> LogRef {
-        LogRef(EitherKey::from_first(key))
-    }
-}
-
-impl From<UniqueKey> for LogRef {
-    fn from(key: UniqueKey) -> LogRef {
-        LogRef(EitherKey::from_second(key))
-    }
-}
 
 /// The state of a job, with its links or its index among the jobs of that state.
 #[derive(Clone, Copy, Debug)]
@@ -106,9 +63,25 @@ pub enum State {
     /// clients it is delayed.
     Postponed(Links),
     /// In the heap of reserved jobs of a connection.
-    Reserved { by: ConnKey, index: u32 },
+    Reserved(Holder),
     /// In the list of buried jobs of its tube.
     Buried(Links),
+}
+
+impl State {
+    /// Returns the connection that has reserved the job.
+    pub fn holder(self) -> Option<ConnKey> {
+        let State::Reserved(Holder { by, .. }) = self else { return None };
+        Some(by)
+    }
+}
+
+/// The connection that has reserved a job, and the index in its heap. Packed, as [`Links`] are.
+#[derive(Clone, Copy, Debug)]
+#[repr(Rust, packed)]
+pub struct Holder {
+    pub by: ConnKey,
+    pub index: u32,
 }
 
 /// The state to which a job is moved.
@@ -125,20 +98,54 @@ pub enum Target {
 /// The order of ready jobs: the lowest priority first, then the lowest id.
 pub type Rank = (u32, u64);
 
-/// A ready job of a tube. The id is only in the job, so that an entry has 8 bytes.
+/// A ready or delayed job of a tube. The id, which decides between equal ranks, is only in the job: an entry
+/// has 8 bytes with a priority, and 12 with a time.
 #[derive(Clone, Copy, Debug)]
-pub struct ReadyEntry {
-    pri: u32,
+#[repr(Rust, packed(4))]
+pub struct TubeEntry<R> {
+    rank: R,
     pub job: JobKey,
 }
 
-/// A delayed job of a tube: the first due first, then the lowest id. Without gaps it takes 12 bytes
-/// instead of 16.
-#[derive(Clone, Copy, Debug)]
-#[repr(Rust, packed(4))]
-pub struct DelayedEntry {
-    due: Nanos,
-    job: JobKey,
+/// Ready jobs: the lowest priority first, then the lowest id.
+pub type ReadyEntry = TubeEntry<u32>;
+/// Delayed jobs: the first due first, then the lowest id.
+pub type DelayedEntry = TubeEntry<Nanos>;
+
+/// The number that decides about the order of jobs in one state.
+pub trait OrderedBy: Copy + Ord + fmt::Debug {
+    /// All jobs of a run have the same rank.
+    const IS_EQUAL_IN_RUNS: bool;
+
+    fn of(job: &Job) -> Self;
+
+    /// Returns the state of the jobs.
+    fn state(links: Links) -> State;
+}
+
+impl OrderedBy for u32 {
+    /// So a job with a high priority does not end a run for others, and the first is the oldest.
+    const IS_EQUAL_IN_RUNS: bool = true;
+
+    fn of(job: &Job) -> u32 {
+        job.pri
+    }
+
+    fn state(links: Links) -> State {
+        State::Ready(links)
+    }
+}
+
+impl OrderedBy for Nanos {
+    const IS_EQUAL_IN_RUNS: bool = false;
+
+    fn of(job: &Job) -> Nanos {
+        job.due
+    }
+
+    fn state(links: Links) -> State {
+        State::Delayed(links)
+    }
 }
 
 /// A reserved job in the heap of its connection: the first deadline first, then the first reserved.
@@ -152,10 +159,9 @@ pub struct ReservedEntry {
 }
 
 /// All jobs.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Jobs {
-    pages: PagedSlab<JobKey, Job>,
-    ids: JobIndex,
+    by_id: HashSlab<JobKey, Job>,
     large_counts: LargeCounts,
     /// The highest id of a job that was ever inserted.
     highest_id: u64,
@@ -175,11 +181,22 @@ impl Job {
             due: Nanos::ZERO,
             state: State::Detached,
             body,
-            log: LogRef::none(),
+            key: UniqueKey::NONE,
             epoch: 0,
-            buried_epoch: 0,
             returns: 0,
+            next: Cell::default(),
         }
+    }
+
+    /// Returns its key, if it is a unique job.
+    pub fn unique(&self) -> Option<UniqueKey> {
+        (self.key != UniqueKey::NONE).then_some(self.key)
+    }
+
+    /// Returns the epoch of the buried jobs of its tube when it was buried. A buried job has no delay, so
+    /// `due` has it.
+    pub fn buried_epoch(&self) -> u64 {
+        self.due.as_nanos()
     }
 
     /// Returns the rank among ready jobs.
@@ -204,28 +221,15 @@ pub struct JobParams {
     pub ttr_secs: u32,
 }
 
-impl Default for Jobs {
-    fn default() -> Jobs {
-        Jobs {
-            // The binlog stores job keys in an `EitherKey`, which has 31 bits for a number.
-            pages: PagedSlab::with_31_bits(),
-            ids: JobIndex::default(),
-            large_counts: LargeCounts::default(),
-            highest_id: 0,
-        }
-    }
-}
-
 impl Jobs {
     /// Returns the job with this id.
     pub fn find(&self, id: u64) -> Option<JobKey> {
-        self.ids.find(id).map(JobKey::from_number)
+        self.by_id.find_by(mix_blocks(id), |job| job.id == id)
     }
 
     /// Ensures that the next [`Jobs::insert`] needs no memory.
     pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
-        self.pages.try_reserve_one()?;
-        self.ids.try_reserve_one()
+        self.by_id.try_reserve_one()
     }
 
     /// Adds a job with a new id, and returns its key.
@@ -233,11 +237,8 @@ impl Jobs {
     /// # Panics
     /// [`Jobs::try_reserve_one`] was not called before, or failed.
     pub fn insert(&mut self, job: Job) -> JobKey {
-        let id = job.id;
-        self.highest_id = self.highest_id.max(id);
-        let key = self.pages.insert(job);
-        self.ids.insert(id, key.number());
-        key
+        self.highest_id = self.highest_id.max(job.id);
+        self.by_id.insert(job)
     }
 
     /// Removes a detached job. The caller then removes its counts with [`Jobs::drop_counts`].
@@ -245,9 +246,8 @@ impl Jobs {
     /// # Panics
     /// The job is not detached, or there is no job for this key.
     pub fn remove(&mut self, key: JobKey) -> Job {
-        let job = self.pages.remove(key).expect("no job for this key");
+        let job = self.by_id.remove(key);
         assert!(matches!(job.state, State::Detached), "removed job {}: {:?}", job.id, job.state);
-        self.ids.remove(job.id);
         job
     }
 
@@ -259,12 +259,12 @@ impl Jobs {
     /// Counts an event of a job.
     #[inline]
     pub fn count_event(&mut self, key: JobKey, event: CountedEvent) {
-        self.large_counts.count_event(&mut self.pages[key].counts, event);
+        self.large_counts.count_event(&mut self.by_id[key].counts, event);
     }
 
     /// Changes the counts of a job.
     pub fn set_counts(&mut self, key: JobKey, counts: Counts) {
-        self.large_counts.set(&mut self.pages[key].counts, counts);
+        self.large_counts.set(&mut self.by_id[key].counts, counts);
     }
 
     /// Drops the counts of a job that was removed.
@@ -272,45 +272,21 @@ impl Jobs {
         self.large_counts.remove(counts);
     }
 
-    pub fn len(&self) -> usize {
-        self.pages.len()
-    }
-
-    pub fn get(&self, key: JobKey) -> Option<&Job> {
-        self.pages.get(key)
-    }
-
-    /// Returns the memory of the jobs in bytes, with their heap entries and index, without their
-    /// bodies.
+    /// Returns the memory of the jobs in bytes, with their heap entries, chains and large counts, without
+    /// their bodies.
     pub fn taken_bytes(&self) -> u64 {
         let entries = self.len() * size_of::<ReadyEntry>();
-        self.page_bytes() + entries as u64
+        self.by_id.taken_bytes() + self.large_counts.taken_bytes() + entries as u64
     }
 
-    /// Returns the memory of the jobs, of their index and of large counts in bytes.
+    /// Returns the memory of the pages of jobs and of large counts, in bytes.
     pub fn page_bytes(&self) -> u64 {
-        self.pages.taken_bytes() + self.ids.taken_bytes() + self.large_counts.taken_bytes()
+        self.by_id.page_bytes() + self.large_counts.taken_bytes()
     }
 
-    /// The memory of one job in bytes, without its id in the index: eight ids share one block.
-    const BYTES_OF_A_JOB: u64 = (size_of::<Job>() + size_of::<ReadyEntry>()) as u64;
-
-    /// The memory of one job in bytes if it is the first in its block of ids.
-    pub const MOST_BYTES_OF_A_JOB: u64 = Jobs::BYTES_OF_A_JOB + JobIndex::MAX_BYTES_PER_ID;
-
-    pub fn iter(&self) -> impl Iterator<Item = (JobKey, &Job)> + '_ {
-        self.pages.iter()
-    }
-
-    /// Returns the jobs in a memory page. A job stays in its page.
-    pub fn in_page(&self, page: usize) -> impl Iterator<Item = (JobKey, &Job)> + '_ {
-        self.pages.in_page(page)
-    }
-
-    /// Returns the number of memory pages.
-    pub fn page_count(&self) -> usize {
-        self.pages.page_count()
-    }
+    /// The most memory that one more job takes, in bytes.
+    pub const MOST_BYTES_OF_A_JOB: u64 =
+        HashSlab::<JobKey, Job>::MOST_GROWTH + size_of::<ReadyEntry>() as u64;
 
     /// Returns the highest id of a job that was ever inserted.
     pub fn highest_id(&self) -> u64 {
@@ -322,11 +298,9 @@ impl Jobs {
     /// # Panics
     /// The check fails.
     pub fn check(&self) {
-        self.pages.check(format_args!("the jobs"));
-        self.ids.check();
+        self.by_id.check(format_args!("the jobs"));
         let counts = self.iter().map(|(_, job)| &job.counts);
         self.large_counts.check(counts, format_args!("the large counts"));
-        assert_eq!(self.len(), self.ids.count(), "jobs, and ids in the index");
         for (key, job) in self.iter() {
             let found = self.find(job.id);
             assert_eq!(found, Some(key), "key found for job {}, and its own", job.id);
@@ -335,17 +309,28 @@ impl Jobs {
     }
 }
 
-impl Index<JobKey> for Jobs {
-    type Output = Job;
+/// A job stays in its page of the slab.
+impl Deref for Jobs {
+    type Target = PagedSlab<JobKey, Job>;
 
-    fn index(&self, key: JobKey) -> &Job {
-        &self.pages[key]
+    fn deref(&self) -> &PagedSlab<JobKey, Job> {
+        &self.by_id
     }
 }
 
-impl IndexMut<JobKey> for Jobs {
-    fn index_mut(&mut self, key: JobKey) -> &mut Job {
-        &mut self.pages[key]
+impl DerefMut for Jobs {
+    fn deref_mut(&mut self) -> &mut PagedSlab<JobKey, Job> {
+        &mut self.by_id
+    }
+}
+
+impl Hashed for Job {
+    fn hash(&self) -> u32 {
+        mix_blocks(self.id)
+    }
+
+    fn next(&self) -> &Cell<u32> {
+        &self.next
     }
 }
 
@@ -354,93 +339,46 @@ impl Linked for Jobs {
     fn links(&self, key: u32) -> Links {
         match self[JobKey::from_number(key)].state {
             State::Ready(it) | State::Delayed(it) | State::Postponed(it) | State::Buried(it) => it,
-            State::Detached | State::Reserved { .. } => unreachable!("{NOT_LISTED}"),
+            State::Detached | State::Reserved(_) => unreachable!("{NOT_LISTED}"),
         }
     }
 
-    fn set_links(&mut self, key: u32, new: Links) {
+    fn links_mut(&mut self, key: u32) -> &mut Links {
         match &mut self[JobKey::from_number(key)].state {
-            State::Ready(it) | State::Delayed(it) | State::Postponed(it) | State::Buried(it) => {
-                *it = new;
-            }
-            State::Detached | State::Reserved { .. } => unreachable!("{NOT_LISTED}"),
+            State::Ready(it) | State::Delayed(it) | State::Postponed(it) | State::Buried(it) => it,
+            State::Detached | State::Reserved(_) => unreachable!("{NOT_LISTED}"),
         }
     }
 }
 
 const NOT_LISTED: &str = "a list has a job whose state has no list";
 
-impl Entry for ReadyEntry {
+impl<R: OrderedBy> Ranked for TubeEntry<R> {
     type Store = Jobs;
+
+    fn of(key: u32, jobs: &Jobs) -> TubeEntry<R> {
+        let job = JobKey::from_number(key);
+        TubeEntry { rank: R::of(&jobs[job]), job }
+    }
+
+    fn key(self) -> u32 {
+        self.job.number()
+    }
 
     #[inline]
-    fn is_before(self, other: ReadyEntry, jobs: &Jobs) -> bool {
-        self.pri < other.pri || (self.pri == other.pri && jobs[self.job].id < jobs[other.job].id)
+    fn precedes(self, other: TubeEntry<R>, jobs: &Jobs) -> bool {
+        let (rank, others) = (self.rank, other.rank);
+        rank < others || (rank == others && jobs[self.job].id < jobs[other.job].id)
     }
 
-    fn set_index(self, index: u32, jobs: &mut Jobs) {
-        Self::set_links(self.key(), Links::at_index(index), jobs);
+    fn follows(self, last: TubeEntry<R>, jobs: &Jobs) -> bool {
+        let (rank, before) = (self.rank, last.rank);
+        (rank == before || !R::IS_EQUAL_IN_RUNS) && last.precedes(self, jobs)
     }
 
-    fn index(self, jobs: &Jobs) -> Option<u32> {
-        jobs.links(self.job.number()).index()
-    }
-}
-
-impl Ranked for ReadyEntry {
-    fn of(key: u32, jobs: &Jobs) -> ReadyEntry {
-        let job = JobKey::from_number(key);
-        ReadyEntry { pri: jobs[job].pri, job }
-    }
-
-    fn key(self) -> u32 {
-        self.job.number()
-    }
-
-    /// All jobs of a run have the same priority. So a job with a high one does not end it for others,
-    /// and the first is the oldest.
-    fn follows(self, last: ReadyEntry, jobs: &Jobs) -> bool {
-        self.pri == last.pri && last.is_before(self, jobs)
-    }
-
-    fn set_links(key: u32, links: Links, jobs: &mut Jobs) {
-        jobs[JobKey::from_number(key)].state = State::Ready(links);
-    }
-}
-
-impl Entry for DelayedEntry {
-    type Store = Jobs;
-
-    fn is_before(self, other: DelayedEntry, jobs: &Jobs) -> bool {
-        let (due, others) = (self.due, other.due);
-        due < others || (due == others && jobs[self.job].id < jobs[other.job].id)
-    }
-
-    fn set_index(self, index: u32, jobs: &mut Jobs) {
-        Self::set_links(self.key(), Links::at_index(index), jobs);
-    }
-
-    fn index(self, jobs: &Jobs) -> Option<u32> {
-        jobs.links(self.job.number()).index()
-    }
-}
-
-impl Ranked for DelayedEntry {
-    fn of(key: u32, jobs: &Jobs) -> DelayedEntry {
-        let job = JobKey::from_number(key);
-        DelayedEntry { due: jobs[job].due, job }
-    }
-
-    fn key(self) -> u32 {
-        self.job.number()
-    }
-
-    fn follows(self, last: DelayedEntry, jobs: &Jobs) -> bool {
-        last.is_before(self, jobs)
-    }
-
-    fn set_links(key: u32, links: Links, jobs: &mut Jobs) {
-        jobs[JobKey::from_number(key)].state = State::Delayed(links);
+    /// A heap moves many entries: writing the state costs less than reading it first.
+    fn store_index(self, index: u32, jobs: &mut Jobs) {
+        jobs[self.job].state = R::state(Links::at_index(index));
     }
 }
 
@@ -452,13 +390,13 @@ impl Entry for ReservedEntry {
     }
 
     fn set_index(self, new: u32, jobs: &mut Jobs) {
-        if let State::Reserved { index, .. } = &mut jobs[self.job].state {
-            *index = new;
+        if let State::Reserved(holder) = &mut jobs[self.job].state {
+            holder.index = new;
         }
     }
 
     fn index(self, jobs: &Jobs) -> Option<u32> {
-        let State::Reserved { index, .. } = jobs[self.job].state else { return None };
-        Some(index)
+        let State::Reserved(holder) = jobs[self.job].state else { return None };
+        Some(holder.index)
     }
 }

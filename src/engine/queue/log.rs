@@ -13,14 +13,13 @@
 
 use super::Queue;
 use super::flush::Decision;
-use super::job::{Job, Jobs, LogRef, LogTarget, State, Target};
+use super::job::{Job, Jobs, State, Target};
 use super::unique::{NewKey, UniqueKeys};
 use crate::engine::binlog::disk::{FileNumber, Progress};
 use crate::engine::binlog::key_record::KeyRecord;
 use crate::engine::binlog::record::{self, Fields, FlushKind, Mark, RecordState};
-use crate::engine::binlog::segments::Owner;
-use crate::engine::binlog::{Binlog, BinlogStats, IoFailed, KeyNeeds, NoSpace};
-use crate::engine::keys::{JobKey, KeptKey, LogKey, TubeKey};
+use crate::engine::binlog::{Binlog, BinlogStats, IoFailed, NoSpace};
+use crate::engine::keys::{JobKey, KeptKey, Owner, TubeKey, UniqueKey};
 use crate::engine::time::{ClockOffset, Nanos};
 
 impl Queue {
@@ -47,8 +46,9 @@ impl Queue {
         unique: Option<&NewKey>,
     ) -> Result<(), NoSpace> {
         let Some(binlog) = &mut self.binlog else { return Ok(()) };
-        let key = unique.map(|unique| KeyNeeds { is_kept: unique.ttl_secs > 0 });
-        binlog.reserve_put(record::full_len(&self.tubes[tube].name, body_len), key)
+        let keeps_key = unique.map(|unique| unique.ttl_secs > 0);
+        let len = record::full_len(&self.tubes[tube].name, body_len);
+        binlog.reserve_put(self.jobs.next_key(), len, keeps_key)
     }
 
     /// Reserves space for the record of a release, bury or kick.
@@ -56,16 +56,13 @@ impl Queue {
         self.binlog.as_mut().map_or(Ok(()), Binlog::reserve_update)
     }
 
-    /// Reserves space for the records of a delete, and memory for a key that is kept.
-    pub(super) fn reserve_delete(&mut self, log: LogRef) -> Result<(), NoSpace> {
-        if log == LogRef::none() {
-            return Ok(());
-        }
-        let is_kept = self.unique.will_keep(log);
-        if is_kept {
-            self.unique.try_reserve_kept()?;
-        }
-        self.binlog.as_mut().map_or(Ok(()), |binlog| binlog.reserve_delete(is_kept))
+    /// Reserves space for the records of the delete of a job with this key, and memory if the key is kept.
+    pub(super) fn reserve_delete(&mut self, unique: Option<UniqueKey>) -> Result<(), NoSpace> {
+        let kept = match unique.filter(|&key| self.unique.will_keep(key)) {
+            Some(_) => Some(self.unique.try_reserve_kept()?),
+            None => None,
+        };
+        self.binlog.as_mut().map_or(Ok(()), |binlog| binlog.reserve_delete(kept))
     }
 
     /// Records a put. The job is sent to `to`.
@@ -75,19 +72,14 @@ impl Queue {
         let fields = fields(job, &self.jobs, target_state(to, binlog, now), self.clock_offset);
         let body = self.bodies.bytes(&job.body);
         let unique = self.unique.record_of(job);
-        let log = binlog.put(key, unique.as_ref(), &fields, &self.tubes[job.tube].name, body);
-        self.unique.set_log(&mut self.jobs[key], log);
+        binlog.put(key, unique.as_ref(), &fields, &self.tubes[job.tube].name, body);
     }
 
     /// Records a release, bury or kick. The job is sent to `to`.
     pub(super) fn record_update(&mut self, key: JobKey, to: Target, now: Nanos) {
         let Some(binlog) = &mut self.binlog else { return };
-        let job = &self.jobs[key];
         let state = target_state(to, binlog, now);
-        binlog.update(
-            self.unique.log_of(job.log),
-            &fields(job, &self.jobs, state, self.clock_offset),
-        );
+        binlog.update(key, &fields(&self.jobs[key], &self.jobs, state, self.clock_offset));
     }
 
     /// Reserves space for the record of a flush.
@@ -108,58 +100,52 @@ impl Queue {
     pub(super) fn record_hold(&mut self, key: JobKey, is_held: bool) -> Result<(), NoSpace> {
         let Some(binlog) = &mut self.binlog else { return Ok(()) };
         binlog.reserve_hold()?;
-        let job = &self.jobs[key];
-        let log = self.unique.log_of(job.log);
-        let state = (RecordState::Buried, binlog.buried_at(log));
+        let state = (RecordState::Buried, binlog.buried_at(key));
         let mark = if is_held { Mark::Held } else { Mark::None };
+        let job = &self.jobs[key];
         let fields = Fields { mark, ..fields(job, &self.jobs, state, self.clock_offset) };
-        binlog.hold(log, &fields);
+        binlog.hold(key, &fields);
         Ok(())
     }
 
-    /// Records the delete of a job that was removed, and ends its key.
-    pub(super) fn record_delete(&mut self, key: JobKey, job: &Job, now: Nanos) {
-        if job.log == LogRef::none() {
-            return;
-        }
-        match job.log.target() {
-            LogTarget::Entry(log) => self.record_end(job, log, None),
-            LogTarget::Unique(_) => self.end_unique(key, job, None, now),
-        }
-    }
-
-    /// Records the delete of a job that a flush has deleted, and ends its key.
-    pub(super) fn record_flushed(
+    /// Records the delete of a job that was removed, after [`Queue::reserve_delete`], and ends its key. A
+    /// flush has deleted the job before if `flushed_by` is not `None`.
+    pub(super) fn record_delete(
         &mut self,
         key: JobKey,
         job: &Job,
-        flushed_by: Decision,
+        flushed_by: Option<Decision>,
         now: Nanos,
     ) {
-        match job.log.target() {
-            LogTarget::Entry(log) => self.record_end(job, log, Some(flushed_by.kind)),
-            LogTarget::Unique(_) => self.end_unique(key, job, Some(flushed_by), now),
-        }
+        let unique = job.unique();
+        let kept = unique.and_then(|unique| self.end_unique(key, job, unique, flushed_by, now));
+        self.record_end(key, job, kept, flushed_by.map(|flush| flush.kind));
     }
 
-    /// Records the delete of a job whose key, if it had one, is not kept.
-    pub(super) fn record_end(&mut self, job: &Job, log: LogKey, flushed_by: Option<FlushKind>) {
+    /// Records the delete of a job whose key has ended, or is `kept`.
+    pub(super) fn record_end(
+        &mut self,
+        key: JobKey,
+        job: &Job,
+        kept: Option<KeptKey>,
+        flushed_by: Option<FlushKind>,
+    ) {
+        let kept = kept.map(|kept| (kept, self.kept_record(kept)));
         let Some(binlog) = &mut self.binlog else { return };
-        let fields = end_fields(job, &self.jobs, flushed_by, self.clock_offset);
-        if flushed_by.is_some() {
-            binlog.delete_flushed(log, &fields);
-        } else {
-            binlog.delete(log, &fields);
+        let mark = match flushed_by {
+            None => Mark::None,
+            Some(FlushKind::All) => Mark::Flushed,
+            Some(FlushKind::Buried) => Mark::FlushedBuried,
+        };
+        let deleted = (RecordState::Deleted, Nanos::ZERO);
+        let fields = Fields { mark, ..fields(job, &self.jobs, deleted, self.clock_offset) };
+        match kept {
+            Some((kept, record)) => {
+                binlog.delete_and_keep(key, kept, &record, &fields, flushed_by.is_some());
+            }
+            None if flushed_by.is_some() => binlog.delete_flushed(key, &fields),
+            None => binlog.delete(key, &fields),
         }
-    }
-
-    /// Records the delete of a job whose key is kept, after [`Queue::reserve_delete`].
-    pub(super) fn record_kept(&mut self, job: &Job, key: KeptKey, flushed_by: Option<FlushKind>) {
-        let kept = self.kept_record(key);
-        let log = self.unique.log_of_kept(key);
-        let Some(binlog) = &mut self.binlog else { return };
-        let fields = end_fields(job, &self.jobs, flushed_by, self.clock_offset);
-        binlog.delete_and_keep(log, key, &kept, &fields, flushed_by.is_some());
     }
 
     /// Returns the record of a kept key.
@@ -167,13 +153,6 @@ impl Queue {
         let record = self.unique.record_of_kept(key);
         let kept_until = record.kept_until.map(|until| until.to_wall_clock(self.clock_offset));
         KeyRecord { kept_until, ..record }
-    }
-
-    /// Forgets the entry of a kept key.
-    pub(super) fn forget_key(&mut self, log: LogKey) {
-        if let Some(binlog) = &mut self.binlog {
-            binlog.forget_key(log);
-        }
     }
 
     /// Writes the records of this iteration, and syncs them if a sync is due.
@@ -199,8 +178,8 @@ impl Queue {
     }
 
     /// Returns the number of the file that has the full record of a job, or 0 without a binlog.
-    pub fn file_of(&self, job: &Job) -> FileNumber {
-        self.binlog.as_ref().map_or(0, |binlog| binlog.file_of(self.unique.log_of(job.log)))
+    pub fn file_of(&self, job: JobKey) -> FileNumber {
+        self.binlog.as_ref().map_or(0, |binlog| binlog.file_of(job))
     }
 
     /// Returns the numbers of the binlog for `stats`.
@@ -234,44 +213,29 @@ impl Queue {
 
     /// Moves jobs to the current file, if that is due. Further ones are moved by the next calls.
     pub fn compact(&mut self) {
-        if self.binlog.is_none() {
-            return;
-        }
         let most = self.moved_bytes + self.limits.moved_at_once_bytes;
         while self.moved_bytes < most
-            && let Some((log, owner)) =
-                self.binlog.as_mut().and_then(|binlog| binlog.next_to_move())
-        {
+            && let Some(owner) = self.binlog.as_mut().and_then(Binlog::next_to_move)
             // A record after that of the flush would bring the job back.
-            if let Owner::Job(job) = owner
-                && self.is_flushed(&self.jobs[job])
-            {
-                break;
-            }
-            if !self.move_in_binlog(log, owner, false) {
-                break;
-            }
-        }
+            && !matches!(owner, Owner::Job(job) if self.is_flushed(&self.jobs[job]))
+            && self.move_in_binlog(owner, false)
+        {}
     }
 
     /// Writes the full records of these jobs again, or of as many as there is space for.
     pub(super) fn rewrite(&mut self, jobs: &[JobKey]) {
-        for &key in jobs {
-            let log = self.unique.log_of(self.jobs[key].log);
-            let reserved = self.binlog.as_mut().is_some_and(|binlog| binlog.reserve_move(log));
-            if reserved {
-                self.move_in_binlog(log, Owner::Job(key), true);
+        for owner in jobs.iter().copied().map(Owner::Job) {
+            if self.binlog.as_mut().is_some_and(|binlog| binlog.reserve_move(owner)) {
+                self.move_in_binlog(owner, true);
             }
         }
     }
 
     /// Moves all jobs out of damaged files, or as many as there is space for.
     pub(super) fn empty_damaged_files(&mut self) {
-        while let Some((log, owner)) =
-            self.binlog.as_mut().and_then(|binlog| binlog.next_in_damaged_file())
-        {
+        while let Some(owner) = self.binlog.as_mut().and_then(Binlog::next_in_damaged_file) {
             // A record that cannot be read is lost, or stays until the next start.
-            let is_moved = self.move_in_binlog(log, owner, true);
+            let is_moved = self.move_in_binlog(owner, true);
             let stays = matches!(owner, Owner::Job(job) if self.jobs.get(job).is_some());
             if !is_moved && stays {
                 break;
@@ -282,19 +246,19 @@ impl Queue {
     /// Writes the record of a job or of a kept key again. Returns `false` if that is not possible: the
     /// record must be read from the disk first, which is waited for only if it `may_wait`, or it cannot
     /// be read.
-    fn move_in_binlog(&mut self, log: LogKey, owner: Owner, may_wait: bool) -> bool {
+    fn move_in_binlog(&mut self, owner: Owner, may_wait: bool) -> bool {
         let moved = match owner {
-            Owner::Job(key) => self.move_job_in_binlog(log, key, may_wait),
+            Owner::Job(key) => self.move_job_in_binlog(key, may_wait),
             Owner::KeptKey(key) => {
                 let kept = self.kept_record(key);
-                self.binlog.as_mut().map(|binlog| binlog.move_kept_key(log, &kept))
+                self.binlog.as_mut().map(|binlog| binlog.move_kept_key(key, &kept))
             }
         };
         self.moved_bytes += usize::try_from(moved.unwrap_or(0)).unwrap_or(usize::MAX);
         moved.is_some()
     }
 
-    fn move_job_in_binlog(&mut self, log: LogKey, key: JobKey, may_wait: bool) -> Option<u64> {
+    fn move_job_in_binlog(&mut self, key: JobKey, may_wait: bool) -> Option<u64> {
         let cold = if self.jobs[key].body.is_cold() {
             Some(self.record_to_move(key, may_wait)?)
         } else {
@@ -303,13 +267,12 @@ impl Queue {
         let state = self.present_state(key);
         let binlog = self.binlog.as_mut()?;
         let job = &self.jobs[key];
-        assert_eq!(self.unique.log_of(job.log), log, "the entry in the binlog of job {}", job.id);
         let tube = &self.tubes[job.tube].name;
         let fields = fields(job, &self.jobs, state, self.clock_offset);
         let body = match &cold {
             None => self.bodies.bytes(&job.body),
             Some(record) => {
-                let place = binlog.place(log, tube, job.body.full_len());
+                let place = binlog.place(key, tube, job.body.full_len());
                 let place = place.expect("the record was just read there");
                 match record::body_of(record, place.layout, job.id) {
                     Ok(body) => body,
@@ -321,15 +284,14 @@ impl Queue {
             }
         };
         let unique = self.unique.record_of(job);
-        Some(binlog.move_to_current(log, unique.as_ref(), &fields, tube, body))
+        Some(binlog.move_to_current(key, unique.as_ref(), &fields, tube, body))
     }
 
     /// Returns the present state of a job for a record, and its moment.
     fn present_state(&self, key: JobKey) -> (RecordState, Nanos) {
         let job = &self.jobs[key];
         let due = || self.due(job).unwrap_or(Nanos::ZERO);
-        let log = self.unique.log_of(job.log);
-        let buried_at = || self.binlog.as_ref().map_or(Nanos::ZERO, |binlog| binlog.buried_at(log));
+        let buried_at = || self.binlog.as_ref().map_or(Nanos::ZERO, |binlog| binlog.buried_at(key));
         match job.state {
             State::Ready { .. } => (RecordState::Ready, Nanos::ZERO),
             State::Delayed(_) | State::Postponed(_) => (RecordState::Delayed, due()),
@@ -347,21 +309,6 @@ fn target_state(to: Target, binlog: &mut Binlog, now: Nanos) -> (RecordState, Na
         Target::Delayed { due } => (RecordState::Delayed, due),
         Target::Buried => (RecordState::Buried, binlog.next_burial(now)),
     }
-}
-
-/// Returns the fields of the record of a delete.
-fn end_fields(
-    job: &Job,
-    jobs: &Jobs,
-    flushed_by: Option<FlushKind>,
-    clock_offset: ClockOffset,
-) -> Fields {
-    let mark = match flushed_by {
-        None => Mark::None,
-        Some(FlushKind::All) => Mark::Flushed,
-        Some(FlushKind::Buried) => Mark::FlushedBuried,
-    };
-    Fields { mark, ..fields(job, jobs, (RecordState::Deleted, Nanos::ZERO), clock_offset) }
 }
 
 /// Returns the fields of a record. Moments of the engine are converted to wall-clock time.

@@ -66,8 +66,8 @@ pub mod waiters;
 use super::binlog::{Binlog, NoSpace};
 use super::collections::heap::Heap;
 use super::collections::list::Links;
-use super::collections::secondary_map::SecondaryMap;
-use super::collections::wheel::Wheel;
+use super::collections::slab::PagedSlab;
+use super::collections::timers::Timers;
 use super::headroom::{self, Headroom};
 use super::keys::{ConnKey, JobKey, Key, TimerKey, TubeKey};
 use super::limits::Limits;
@@ -77,7 +77,7 @@ use body_cache::BodyCache;
 use bury_after::BuryLog;
 use counts::CountedEvent;
 use flush::Flushes;
-use job::{Job, JobParams, Jobs, ReservedEntry, State, Target};
+use job::{Holder, Job, JobParams, Jobs, ReservedEntry, State, Target};
 use std::collections::{TryReserveError, VecDeque};
 use std::num::NonZero;
 use tube::{Pause, Tube, Tubes};
@@ -127,7 +127,7 @@ pub struct Queue {
     moved_bytes: usize,
     invalidated: usize,
     freed_pages: usize,
-    wheel: Wheel<TimerOwner>,
+    timers: Timers<TimerOwner>,
 }
 
 /// The reason for which a wait ended.
@@ -188,7 +188,7 @@ pub struct Totals {
 }
 
 /// The clients, by connection.
-pub type Clients = SecondaryMap<ConnKey, Client>;
+pub type Clients = PagedSlab<ConnKey, Client>;
 
 /// The part of a connection that the rules use.
 #[derive(Debug)]
@@ -248,7 +248,7 @@ const MAX_ORDERED_RELEASES: usize = 4096;
 
 impl Queue {
     /// Returns an empty queue with the `default` tube.
-    pub fn new(limits: Limits, now: Nanos) -> Queue {
+    pub fn new(limits: Limits) -> Queue {
         let mut queue = Queue {
             jobs: Jobs::default(),
             bodies: Bodies::default(),
@@ -275,7 +275,7 @@ impl Queue {
             moved_bytes: 0,
             invalidated: 0,
             freed_pages: 0,
-            wheel: Wheel::new(now),
+            timers: Timers::default(),
         };
         let default = queue.find_or_create_tube("default");
         assert_eq!(
@@ -290,7 +290,7 @@ impl Queue {
 
     /// Adds a connection, which uses and watches `default`, under a key that no connection has.
     pub fn connect(&mut self, conn: ConnKey) -> Result<(), TryReserveError> {
-        let timer = self.wheel.create(TimerOwner::Client(conn))?;
+        let timer = self.timers.create(TimerOwner::Client(conn))?;
         let client = Client {
             used: Tubes::DEFAULT,
             watching: Watching::default(),
@@ -301,11 +301,11 @@ impl Queue {
             is_overdue: false,
         };
         if let Err(no_memory) = self.clients.try_insert(conn, client) {
-            self.wheel.destroy(timer);
+            self.timers.destroy(timer);
             return Err(no_memory);
         }
         if let Err(no_memory) = self.add_watch(conn, Tubes::DEFAULT) {
-            self.wheel.destroy(timer);
+            self.timers.destroy(timer);
             self.clients.remove(conn);
             return Err(no_memory);
         }
@@ -340,12 +340,6 @@ impl Queue {
             self.closing.push_back(closing);
         }
         is_done
-    }
-
-    /// Reverts [`Queue::connect`].
-    pub fn undo_connect(&mut self, conn: ConnKey, now: Nanos) {
-        let mut closing = Closing { conn, release_order: Vec::new() };
-        self.close_step(&mut closing, &mut usize::MAX.clone(), now);
     }
 
     /// Releases more jobs and removes more watches of closed connections. Returns a connection that
@@ -407,7 +401,7 @@ impl Queue {
             // Between two steps the TTR may run out, and another client may delete the job.
             let is_reserved = |job: &JobKey| {
                 let state = self.jobs.get(*job).map(|job| job.state);
-                matches!(state, Some(State::Reserved { by, .. }) if by == conn)
+                state.and_then(State::holder) == Some(conn)
             };
             let job = closing.release_order.pop().filter(is_reserved).unwrap_or(soonest.job);
             if self.is_flushed(&self.jobs[job]) {
@@ -430,7 +424,7 @@ impl Queue {
     /// Removes a client that has no job, no watch and no wait.
     fn remove_client(&mut self, conn: ConnKey) {
         let client = self.clients.remove(conn).expect("no client for this connection");
-        self.wheel.destroy(client.timer);
+        self.timers.destroy(client.timer);
         self.tubes[client.used].using -= 1;
         self.remove_tube_if_idle(client.used);
     }
@@ -494,7 +488,7 @@ impl Queue {
             self.end_pause(key, &mut (self.limits.wakes_per_step * WORK_PER_WAKE), now);
         } else {
             tube.pause = Some(Box::new(Pause { secs, until }));
-            self.wheel.set_no_later_than(tube.timer, until);
+            self.timers.set_no_later_than(tube.timer, until);
         }
         true
     }
@@ -513,7 +507,7 @@ impl Queue {
             let tube = &mut self.tubes[key];
             tube.pause = pause;
             tube.pause.iter_mut().for_each(|pause| pause.until = now);
-            self.wheel.set_no_later_than(tube.timer, now);
+            self.timers.set_no_later_than(tube.timer, now);
         } else {
             self.invalidate(key);
         }
@@ -526,14 +520,14 @@ impl Queue {
             return Ok(tube);
         }
         // The timer stores its owner, and the owner its timer: the owner is set below.
-        let timer = self.wheel.create(TimerOwner::Tube(Tubes::DEFAULT))?;
+        let timer = self.timers.create(TimerOwner::Tube(Tubes::DEFAULT))?;
         match self.tubes.create(name, timer) {
             Ok(tube) => {
-                self.wheel.set_owner(timer, TimerOwner::Tube(tube));
+                self.timers.set_owner(timer, TimerOwner::Tube(tube));
                 Ok(tube)
             }
             Err(no_memory) => {
-                self.wheel.destroy(timer);
+                self.timers.destroy(timer);
                 Err(no_memory)
             }
         }
@@ -549,7 +543,7 @@ impl Queue {
 
     fn remove_tube_if_idle(&mut self, tube: TubeKey) {
         if let Some(timer) = self.tubes.remove_if_idle(tube) {
-            self.wheel.destroy(timer);
+            self.timers.destroy(timer);
         }
     }
 
@@ -685,15 +679,15 @@ impl Queue {
     #[inline(always)]
     pub fn delete_one(&mut self, conn: ConnKey, id: u64, now: Nanos) -> Outcome {
         let Some(key) = self.find(id) else { return Outcome::NotFound };
-        if matches!(self.jobs[key].state, State::Reserved { by, .. } if by != conn) {
+        if self.jobs[key].state.holder().is_some_and(|by| by != conn) {
             return Outcome::NotFound;
         }
-        if self.reserve_delete(self.jobs[key].log).is_err() {
+        if self.reserve_delete(self.jobs[key].unique()).is_err() {
             return Outcome::NoSpace;
         }
         self.detach(key);
         let job = self.jobs.remove(key);
-        self.record_delete(key, &job, now);
+        self.record_delete(key, &job, None, now);
         self.tubes[job.tube].deletes += 1;
         let tube = job.tube;
         self.freed_pages += usize::from(self.drop_job(job));
@@ -742,7 +736,7 @@ impl Queue {
     pub fn touch(&mut self, conn: ConnKey, id: u64, now: Nanos) -> bool {
         let Some(key) = self.find_reserved(conn, id) else { return false };
         let job = &self.jobs[key];
-        let State::Reserved { index, .. } = job.state else { return false };
+        let State::Reserved(Holder { index, .. }) = job.state else { return false };
         let deadline = now + Nanos::from_secs(job.ttr_secs);
         let reserved = &mut self.clients[conn].reserved;
         let entry = ReservedEntry { deadline, ..reserved.at(index) };
@@ -755,7 +749,7 @@ impl Queue {
     /// Stops the TTR of a reserved job, whose body the connection does not have yet. It begins with
     /// [`Queue::touch`].
     pub fn stop_ttr(&mut self, key: JobKey) {
-        let State::Reserved { by, index } = self.jobs[key].state else { return };
+        let State::Reserved(Holder { by, index }) = self.jobs[key].state else { return };
         let reserved = &mut self.clients[by].reserved;
         let entry = ReservedEntry { deadline: Nanos::NEVER, ..reserved.at(index) };
         reserved.replace(index, entry, &mut self.jobs);
@@ -834,21 +828,20 @@ impl Queue {
     /// Returns whether the connection has reserved the job `id`, whose key is or was `job`.
     pub fn is_reserved(&self, job: JobKey, id: u64, conn: ConnKey) -> bool {
         let job = self.jobs.get(job).filter(|job| job.id == id && !self.is_flushed(job));
-        job.is_some_and(|job| matches!(job.state, State::Reserved { by, .. } if by == conn))
+        job.and_then(|job| job.state.holder()) == Some(conn)
     }
 
     /// Returns the job `id` if the connection has reserved it.
     fn find_reserved(&self, conn: ConnKey, id: u64) -> Option<JobKey> {
         let job = self.find(id)?;
-        let is_own = matches!(self.jobs[job].state, State::Reserved { by, .. } if by == conn);
-        is_own.then_some(job)
+        (self.jobs[job].state.holder() == Some(conn)).then_some(job)
     }
 
     /// Returns the deadline of a reserved job or the end of a delay; `None` in other states, and while the
     /// disk reads the body for the connection that has reserved the job.
     pub fn due(&self, job: &Job) -> Option<Nanos> {
         match job.state {
-            State::Reserved { by, index } => {
+            State::Reserved(Holder { by, index }) => {
                 let deadline = self.clients[by].reserved.at(index).deadline;
                 Some(deadline).filter(|&deadline| deadline != Nanos::NEVER)
             }
@@ -905,7 +898,7 @@ impl Queue {
                 tube.postponed.remove(&mut self.jobs, key.number());
                 self.totals.delayed -= 1;
             }
-            State::Reserved { by, index } => {
+            State::Reserved(Holder { by, index }) => {
                 let removed = self.clients[by].reserved.remove(index, &mut self.jobs).job;
                 assert_eq!(removed, key, "the heap index of a job belongs to another job");
                 tube.reserved -= 1;
@@ -922,6 +915,7 @@ impl Queue {
     /// Makes a job ready and serves the waiters of its tube. Postpones it if there is no memory.
     fn make_ready(&mut self, key: JobKey, now: Nanos) {
         self.detach(key);
+        self.jobs[key].state = State::Ready(Links::LOOSE);
         let Job { pri, tube: tube_key, .. } = self.jobs[key];
         let tube = &mut self.tubes[tube_key];
         if !tube.ready.insert(key.number(), tube.postponed.is_empty(), &mut self.jobs) {
@@ -959,11 +953,12 @@ impl Queue {
         self.detach(key);
         let job = &mut self.jobs[key];
         job.due = due;
+        job.state = State::Delayed(Links::LOOSE);
         let tube = &mut self.tubes[job.tube];
         if !tube.delayed.insert(key.number(), tube.postponed.is_empty(), &mut self.jobs) {
             return self.postpone(key, due, now);
         }
-        self.wheel.set_no_later_than(tube.timer, due);
+        self.timers.set_no_later_than(tube.timer, due);
         self.totals.delayed += 1;
     }
 
@@ -975,7 +970,7 @@ impl Queue {
         job.state = State::Postponed(Links::LOOSE);
         let tube = &mut self.tubes[job.tube];
         tube.postponed.push_back(&mut self.jobs, key.number());
-        self.wheel.set_no_later_than(tube.timer, now + RETRY_AFTER);
+        self.timers.set_no_later_than(tube.timer, now + RETRY_AFTER);
         self.totals.delayed += 1;
     }
 
@@ -1000,11 +995,11 @@ impl Queue {
         }
     }
 
-    fn make_reserved(&mut self, key: JobKey, by: ConnKey, now: Nanos) {
+    pub fn make_reserved(&mut self, key: JobKey, by: ConnKey, now: Nanos) {
         self.detach(key);
         self.jobs.count_event(key, CountedEvent::Reserve);
         let job = &mut self.jobs[key];
-        job.state = State::Reserved { by, index: 0 };
+        job.state = State::Reserved(Holder { by, index: 0 });
         let deadline = now + Nanos::from_secs(job.ttr_secs);
         let entry = ReservedEntry { deadline, seq: self.next_reserve_seq, job: key };
         self.next_reserve_seq = self.next_reserve_seq.wrapping_add(1);
@@ -1019,7 +1014,7 @@ impl Queue {
         self.detach(key);
         let job = &mut self.jobs[key];
         let tube = &mut self.tubes[job.tube];
-        job.buried_epoch = tube.buried_epoch;
+        job.due = Nanos::from_nanos(tube.buried_epoch);
         job.state = State::Buried(Links::LOOSE);
         tube.buried.push_back(&mut self.jobs, key.number());
         self.totals.buried += 1;
@@ -1075,7 +1070,7 @@ impl Queue {
         let overdue = is_overdue.then_some(Nanos::ZERO);
         let ends = self.unique.next_end();
         // Measured: an array of them takes 70 instructions more in each iteration.
-        let moments = self.wheel.next_due().into_iter().chain(ends).chain(binlog);
+        let moments = self.timers.next_due().into_iter().chain(ends).chain(binlog);
         moments.chain(bodies).chain(overdue).min()
     }
 
@@ -1095,7 +1090,7 @@ impl Queue {
         self.is_late = false;
         self.forget_ended(now);
         for _ in 0..self.limits.timers_per_tick {
-            let Some(owner) = self.wheel.pop_due(now) else { break };
+            let Some(owner) = self.timers.pop_due(now) else { break };
             self.enqueue_overdue(owner, now);
         }
         self.run_overdue(|queue| queue.overdue_tubes.pop_front(), work, now);
@@ -1153,7 +1148,7 @@ impl Queue {
             overdue.push_back(owner);
             *is_overdue = true;
         } else {
-            self.wheel.set_no_later_than(timer, now);
+            self.timers.set_no_later_than(timer, now);
         }
     }
 
@@ -1184,7 +1179,7 @@ impl Queue {
                 self.is_late |= next + LATE < now;
                 self.enqueue_overdue(TimerOwner::Tube(key), now);
             }
-            Some(next) => self.wheel.set_no_later_than(tube.timer, next),
+            Some(next) => self.timers.set_no_later_than(tube.timer, next),
             None => {}
         }
     }
@@ -1241,7 +1236,7 @@ impl Queue {
         let warning = deadline.filter(|_| wait.is_some()).map(|it| it.before(SAFETY_MARGIN));
         let timeout = wait.map(|wait| wait.until).filter(|&until| until != Nanos::NEVER);
         if let Some(next) = deadline.into_iter().chain(warning).chain(timeout).min() {
-            self.wheel.set_no_later_than(client.timer, next.max(now));
+            self.timers.set_no_later_than(client.timer, next.max(now));
         }
     }
 }

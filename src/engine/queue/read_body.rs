@@ -66,6 +66,11 @@ const FREED_IN_STEPS: usize = 1024 * 1024;
 const FEW: usize = 64;
 
 impl ReadBody {
+    /// Returns whether replies share the body instead of copying it.
+    pub fn is_large(&self) -> bool {
+        self.full_len as usize >= LARGE
+    }
+
     /// Returns the bytes, with CR LF.
     pub fn bytes(&self) -> &[u8] {
         &self.record[self.record.len() - self.full_len as usize..]
@@ -103,6 +108,13 @@ impl BodyRef<'_> {
 impl Grant {
     pub fn class(&self) -> ReplyClass {
         self.class
+    }
+
+    /// Grants more memory.
+    pub fn extend(&mut self, bytes: u32) {
+        let granted = &self.memory.granted[self.class as usize];
+        granted.set(granted.get() + u64::from(bytes));
+        self.bytes += u64::from(bytes);
     }
 
     /// Takes these bytes out of the grant, or what is left of them.

@@ -78,7 +78,7 @@ mod tests {
     fn all_jobs_are_touched_in_steps_while_some_expire() {
         for seed in 0..20 {
             let mut random = fastrand::Rng::with_seed(seed);
-            let mut queue = Queue::new(Limits::DEFAULT, NOW);
+            let mut queue = Queue::new(Limits::DEFAULT);
             let conn = ConnKey::from_index(0);
             queue.connect(conn).unwrap();
             let tube = queue.tubes.find("default").unwrap();

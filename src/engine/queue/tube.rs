@@ -6,19 +6,22 @@
 
 use super::job::{DelayedEntry, Jobs, ReadyEntry};
 use super::waiters::{FRESHNESS, Waiter};
-use crate::engine::collections::hash_index::{HashSlab, Hashed, low_half, mix};
+use crate::engine::collections::chains::{HashSlab, Hashed, low_half, mix};
 use crate::engine::collections::heap::Heap;
 use crate::engine::collections::list::List;
 use crate::engine::collections::ordered::Ordered;
+use crate::engine::collections::slab::PagedSlab;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{ConnKey, JobKey, Key, TimerKey, TubeKey};
 use crate::engine::queue::listing::ListText;
 use crate::engine::text;
 use crate::engine::time::Nanos;
+use std::cell::Cell;
 use std::collections::TryReserveError;
 use std::hash::{BuildHasher, RandomState};
+use std::ops::{Deref, DerefMut};
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Tube {
     pub name: Box<str>,
     pub ready: Ordered<ReadyEntry>,
@@ -47,9 +50,9 @@ pub struct Tube {
     pub is_overdue: bool,
     /// Increases with each flush of all jobs, and wraps. A job with another epoch is flushed.
     pub epoch: u8,
-    /// Increases with each flush of the buried jobs, and wraps. A buried job with another epoch is
+    /// Increases with each flush of the buried jobs. A buried job with another epoch is
     /// flushed.
-    pub buried_epoch: u8,
+    pub buried_epoch: u64,
     /// The number of its jobs whose bodies are only in the binlog.
     pub cold: u32,
     /// The number of flushes whose jobs are not freed yet.
@@ -64,6 +67,8 @@ pub struct Tube {
     pub buried_after_returns: u64,
     /// Half of the hash of the name: as many bits as there can be tubes.
     hash: u32,
+    /// The next tube in its chain of [`Tubes::find`].
+    next: Cell<u32>,
     /// The index in [`Tubes::order`].
     list_index: u32,
 }
@@ -169,18 +174,6 @@ impl Tubes {
     /// The tube `default`, which always exists.
     pub const DEFAULT: TubeKey = TubeKey::FIRST;
 
-    pub fn len(&self) -> usize {
-        self.order.len()
-    }
-
-    pub fn get(&self, key: TubeKey) -> Option<&Tube> {
-        self.table.get(key)
-    }
-
-    pub fn get_mut(&mut self, key: TubeKey) -> Option<&mut Tube> {
-        self.table.get_mut(key)
-    }
-
     /// Returns the tube at this index in the order of `list-tubes`.
     pub fn at(&self, index: usize) -> TubeKey {
         self.order[index]
@@ -206,29 +199,10 @@ impl Tubes {
         headroom::leave(Headroom::Quarter, || self.order.try_reserve(1))?;
         let tube = Tube {
             name: text::try_boxed(name)?,
-            ready: Ordered::default(),
-            delayed: Ordered::default(),
-            postponed: List::default(),
-            buried: List::default(),
-            urgent: 0,
-            reserved: 0,
-            using: 0,
-            watching: 0,
-            waiters: Heap::default(),
-            clean: List::default(),
-            pause: None,
             timer,
-            is_overdue: false,
-            epoch: 0,
-            buried_epoch: 0,
-            cold: 0,
-            flushes: 0,
-            total_jobs: 0,
-            deletes: 0,
-            pauses: 0,
-            buried_after_returns: 0,
             hash: self.hash(name),
             list_index: u32::try_from(self.order.len()).expect("2^32 tubes or more"),
+            ..Tube::default()
         };
         let key = self.table.insert(tube);
         self.order.push(key);
@@ -306,7 +280,7 @@ impl Tubes {
     }
 
     /// Returns all tubes with their keys, in the order of `list-tubes`.
-    pub fn entries(&self) -> impl Iterator<Item = (TubeKey, &Tube)> + '_ {
+    pub fn entries(&self) -> impl Iterator<Item = (TubeKey, &Tube)> + Clone {
         self.order.iter().map(|&key| (key, &self[key]))
     }
 
@@ -316,7 +290,7 @@ impl Tubes {
     /// The check fails.
     pub fn check(&self) {
         self.table.check(format_args!("the tubes"));
-        assert_eq!(self.len(), self.table.len(), "tubes in list order, and tubes in the table");
+        assert_eq!(self.order.len(), self.len(), "tubes in list order, and tubes in the table");
         for (index, &key) in self.order.iter().enumerate() {
             let tube = self.get(key);
             let tube = tube.unwrap_or_else(|| panic!("no tube {key:?}, listed at {index}"));
@@ -330,26 +304,30 @@ impl Tubes {
 
     /// Returns all tubes in the order of `list-tubes`.
     pub fn iter(&self) -> impl Iterator<Item = &Tube> + Clone {
-        self.order.iter().map(|&key| &self[key])
+        self.entries().map(|(_, tube)| tube)
     }
 }
 
-impl std::ops::Index<TubeKey> for Tubes {
-    type Output = Tube;
+impl Deref for Tubes {
+    type Target = PagedSlab<TubeKey, Tube>;
 
-    fn index(&self, key: TubeKey) -> &Tube {
-        &self.table[key]
+    fn deref(&self) -> &PagedSlab<TubeKey, Tube> {
+        &self.table
     }
 }
 
-impl std::ops::IndexMut<TubeKey> for Tubes {
-    fn index_mut(&mut self, key: TubeKey) -> &mut Tube {
-        &mut self.table[key]
+impl DerefMut for Tubes {
+    fn deref_mut(&mut self) -> &mut PagedSlab<TubeKey, Tube> {
+        &mut self.table
     }
 }
 
 impl Hashed for Tube {
     fn hash(&self) -> u32 {
         self.hash
+    }
+
+    fn next(&self) -> &Cell<u32> {
+        &self.next
     }
 }

@@ -6,44 +6,41 @@
 //! kept. While it is in force, the same job is the reply to further puts.
 //!
 //! ```text
-//!   put                         delete, flush                       the TTL has passed
-//!   ---> hash -> job -> KeyOfJob -------------> hash -> Kept ----------------------------> gone
-//!                       digest, TTL                     digest, TTL, until, id of the job
+//!   put                  delete, flush                       the TTL has passed
+//!   ---> hash -> KeyOfJob -------------> hash -> Kept ----------------------------> gone
+//!                digest, TTL, job                digest, TTL, until, id of the job
 //! ```
 //!
 //! A flush decides at one moment, but frees the jobs later. Until then the index has a flushed job next
 //! to a new job with the same key. A search skips keys that are not in force.
 //!
-//! A key takes 24 bytes, of which the digest is 16, and 14 to 15 bytes in the index. A kept key takes 48
-//! bytes instead of 24, and 16 in a heap of all kept keys: the first ones are forgotten when their time has
+//! A key takes 36 bytes, of which the digest is 16. A kept key takes 52, and 16 in a heap of all kept keys:
+//! the first ones are forgotten when their time has
 //! passed, some in each tick. They have no timers, because a flush can end the time of a million keys at one
-//! moment, and all other timers would wait for them. A job without a key takes nothing: see [`LogRef`].
+//! moment, and all other timers would wait for them. A job without a key takes nothing.
 
 use super::Queue;
 use super::flush::Decision;
-use super::job::{Job, LogRef, LogTarget, State};
+use super::job::{Job, State};
 use crate::engine::binlog::key_record::KeyRecord;
-use crate::engine::binlog::record;
-use crate::engine::binlog::segments::Owner;
-use crate::engine::collections::hash_index::HashIndex;
+use crate::engine::binlog::record::SHORT_LEN;
+use crate::engine::collections::chains::{HashSlab, Hashed};
 use crate::engine::collections::heap::{Entry, Heap};
-use crate::engine::collections::slab::PagedSlab;
 use crate::engine::digest::{Digest, Secret};
-use crate::engine::keys::{Either, EitherKey, JobKey, KeptKey, Key, LogKey, UniqueKey};
+use crate::engine::keys::{JobKey, KeptKey, Owner, UniqueKey};
 use crate::engine::time::Nanos;
-use std::collections::TryReserveError;
+use std::cell::Cell;
+use std::collections::{BTreeSet, TryReserveError};
 use std::num::NonZero;
 
 /// The keys of jobs, and the kept keys of deleted jobs.
 #[derive(Debug)]
 pub struct UniqueKeys {
     /// The keys of jobs that are not freed.
-    of_jobs: PagedSlab<UniqueKey, KeyOfJob>,
-    kept: PagedSlab<KeptKey, Kept>,
+    of_jobs: HashSlab<UniqueKey, KeyOfJob>,
+    kept: HashSlab<KeptKey, Kept>,
     /// All kept keys, by their end.
     ends: Heap<KeptEntry>,
-    /// The [`Owner`]s of all keys, by digest.
-    index: HashIndex,
     secret: Secret,
     /// The number of puts that inserted no job, because their key was in force.
     hits: u64,
@@ -53,10 +50,11 @@ pub struct UniqueKeys {
 #[derive(Debug)]
 struct KeyOfJob {
     digest: Digest,
+    job: JobKey,
     /// For how many seconds the key is kept after the delete of its job.
     ttl_secs: u32,
-    /// The job's entry in the binlog, in the form of [`encode_log`].
-    log: NonZero<u32>,
+    /// The next key in its chain.
+    next: Cell<u32>,
 }
 
 /// The key of a deleted job.
@@ -67,10 +65,10 @@ struct Kept {
     until: Nanos,
     digest: Digest,
     ttl_secs: u32,
-    /// The entry of the key in the binlog; [`LogKey::NONE`] without a binlog.
-    log: LogKey,
     /// The index in [`UniqueKeys::ends`].
     index: u32,
+    /// The next key in its chain.
+    next: Cell<u32>,
 }
 
 /// A kept key in the heap of all of them.
@@ -81,23 +79,20 @@ struct KeptEntry {
 }
 
 impl Entry for KeptEntry {
-    type Store = PagedSlab<KeptKey, Kept>;
+    type Store = HashSlab<KeptKey, Kept>;
 
-    fn is_before(self, other: KeptEntry, _: &PagedSlab<KeptKey, Kept>) -> bool {
+    fn is_before(self, other: KeptEntry, _: &HashSlab<KeptKey, Kept>) -> bool {
         (self.until, self.key) < (other.until, other.key)
     }
 
-    fn set_index(self, index: u32, kept: &mut PagedSlab<KeptKey, Kept>) {
+    fn set_index(self, index: u32, kept: &mut HashSlab<KeptKey, Kept>) {
         kept[self.key].index = index;
     }
 
-    fn index(self, kept: &PagedSlab<KeptKey, Kept>) -> Option<u32> {
+    fn index(self, kept: &HashSlab<KeptKey, Kept>) -> Option<u32> {
         kept.get(self.key).filter(|kept| kept.until == self.until).map(|kept| kept.index)
     }
 }
-
-/// An [`Owner`] in the index.
-type OwnerKey = EitherKey<JobKey, KeptKey>;
 
 /// The key of a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,12 +123,19 @@ pub enum HitState {
 impl Queue {
     /// Returns the job that has this key in its tube, or had it and whose key is kept.
     pub fn find_unique(&self, digest: Digest, now: Nanos) -> Option<Hit> {
-        let mut hit = None;
-        self.find_other_owner(None, digest, |owner| {
-            hit = self.hit(owner, now);
-            hit.is_some()
-        })?;
-        hit
+        self.find_other(None, digest, now)
+    }
+
+    /// As [`Queue::find_unique`], but skips a job that was removed.
+    fn find_other(&self, removed: Option<JobKey>, digest: Digest, now: Nanos) -> Option<Hit> {
+        let UniqueKeys { of_jobs, kept, .. } = &self.unique;
+        let hit = |it: &KeyOfJob| if Some(it.job) == removed { None } else { self.hit(it, now) };
+        let is_hit = |it: &KeyOfJob| it.digest == digest && hit(it).is_some();
+        if let Some(key) = of_jobs.find_by(digest.hash(), is_hit) {
+            return hit(&of_jobs[key]);
+        }
+        let kept = &kept[self.unique.find_kept(digest)?];
+        hit_of_deleted(kept.id.get(), kept.until, now)
     }
 
     /// Counts a put that inserted no job because of its key.
@@ -141,119 +143,81 @@ impl Queue {
         self.unique.hits += 1;
     }
 
-    /// Returns the job of an owner if its key is in force.
-    fn hit(&self, owner: Owner, now: Nanos) -> Option<Hit> {
-        let kept = |id, until| (until > now).then_some(Hit { id, state: HitState::Deleted });
-        match owner {
-            Owner::KeptKey(key) => {
-                let Kept { id, until, .. } = self.unique.kept[key];
-                kept(id.get(), until)
+    /// Returns the job of a key that is in force.
+    fn hit(&self, key: &KeyOfJob, now: Nanos) -> Option<Hit> {
+        let job = &self.jobs[key.job];
+        if self.is_flushed(job) {
+            // Looking up the moment takes a time that grows with the number of flushes.
+            if key.ttl_secs == 0 {
+                return None;
             }
-            Owner::Job(key) => {
-                let job = &self.jobs[key];
-                if self.is_flushed(job) {
-                    let ttl_secs = self.unique.of_jobs[key_of(job)].ttl_secs;
-                    // Looking up the moment takes a time that grows with the number of flushes.
-                    if ttl_secs == 0 {
-                        return None;
-                    }
-                    return kept(job.id, self.flushed_at(job) + Nanos::from_secs(ttl_secs));
-                }
-                let state = match job.state {
-                    State::Ready { .. } => HitState::Ready,
-                    State::Reserved { .. } => HitState::Reserved,
-                    State::Delayed(_) | State::Postponed(_) => HitState::Delayed,
-                    State::Buried(_) => HitState::Buried,
-                    State::Detached => unreachable!("a put runs between two transitions"),
-                };
-                Some(Hit { id: job.id, state })
-            }
+            let until = self.flushed_at(job) + Nanos::from_secs(key.ttl_secs);
+            return hit_of_deleted(job.id, until, now);
         }
+        let state = match job.state {
+            State::Ready(_) => HitState::Ready,
+            State::Reserved(_) => HitState::Reserved,
+            State::Delayed(_) | State::Postponed(_) => HitState::Delayed,
+            State::Buried(_) => HitState::Buried,
+            State::Detached => unreachable!("a put runs between two transitions"),
+        };
+        Some(Hit { id: job.id, state })
     }
 
     /// Returns the owner of a key, in force or not.
     pub(super) fn find_owner(&self, digest: Digest) -> Option<Owner> {
-        self.find_other_owner(None, digest, |_| true)
-    }
-
-    /// Returns an owner of the key for which `matches` returns true. Skips `except`, which may be a job that
-    /// was removed.
-    fn find_other_owner(
-        &self,
-        except: Option<Owner>,
-        digest: Digest,
-        mut matches: impl FnMut(Owner) -> bool,
-    ) -> Option<Owner> {
-        let is_it = |number| {
-            let owner = from_number(number);
-            Some(owner) != except && self.digest_of(owner) == digest && matches(owner)
-        };
-        self.unique.index.find(digest.hash(), is_it).map(from_number)
-    }
-
-    fn digest_of(&self, owner: Owner) -> Digest {
-        match owner {
-            Owner::Job(job) => self.unique.of_jobs[key_of(&self.jobs[job])].digest,
-            Owner::KeptKey(kept) => self.unique.kept[kept].digest,
-        }
+        let UniqueKeys { of_jobs, .. } = &self.unique;
+        let of_job = of_jobs.find_by(digest.hash(), |it| it.digest == digest);
+        let owner = of_job.map(|key| Owner::Job(of_jobs[key].job));
+        owner.or_else(|| self.unique.find_kept(digest).map(Owner::KeptKey))
     }
 
     /// Gives a key to a new job, after [`UniqueKeys::try_reserve_one`]. The key must not be in force, and
     /// [`Queue::forget_expired`] must have been called for it.
     pub(super) fn add_unique(&mut self, key: JobKey, new: NewKey) {
-        let unique = self.unique.add_of_job(new, key, LogKey::NONE);
-        self.jobs[key].log = unique.into();
+        self.jobs[key].key = self.unique.add_of_job(new, key);
     }
 
     /// Forgets the kept key with this digest, if there is one. It must not be in force any more.
     pub(super) fn forget_expired(&mut self, digest: Digest) {
-        let is_kept = |owner| matches!(owner, Owner::KeptKey(_));
-        if !self.unique.kept.is_empty()
-            && let Some(Owner::KeptKey(expired)) = self.find_other_owner(None, digest, is_kept)
-        {
+        if let Some(expired) = self.unique.find_kept(digest) {
             self.forget_kept(expired);
         }
     }
 
-    /// Ends the key of a job that was removed from under `job_key`, and records the delete of the job. A
-    /// flush has deleted the job if `flushed_by` is not `None`.
+    /// Ends the key of a job that was removed from under `job_key`. Returns it if it is kept. A flush has
+    /// deleted the job if `flushed_by` is not `None`.
     pub(super) fn end_unique(
         &mut self,
         job_key: JobKey,
         job: &Job,
+        key: UniqueKey,
         flushed_by: Option<Decision>,
         now: Nanos,
-    ) {
-        let key = key_of(job);
+    ) -> Option<KeptKey> {
         let of_job = &self.unique.of_jobs[key];
-        let (digest, log) = (of_job.digest, of_job.log());
+        let digest = of_job.digest;
         let ended_at = flushed_by.map_or(now, |flush| flush.decided_at);
         let until = ended_at + Nanos::from_secs(of_job.ttl_secs);
         // Since the flush another job may have taken the key. Without space or memory it is not kept; a
         // delete has reserved both.
         let is_kept = of_job.ttl_secs > 0
             && until > now
-            && !(flushed_by.is_some() && self.has_other_owner(job_key, digest, now))
-            && self.reserve_delete(job.log).is_ok();
-        let kind = flushed_by.map(|flush| flush.kind);
+            && (flushed_by.is_none() || self.find_other(Some(job_key), digest, now).is_none())
+            && self.reserve_delete(Some(key)).is_ok();
         if !is_kept {
-            self.unique.remove(key, job_key);
-            return self.record_end(job, log, kind);
+            self.unique.remove(key);
+            return None;
         }
-        let kept = self.unique.keep(key, job_key, job.id, until);
-        self.record_kept(job, kept, kind);
-    }
-
-    /// Returns whether a key is in force with another owner than the job that was removed.
-    fn has_other_owner(&self, removed: JobKey, digest: Digest, now: Nanos) -> bool {
-        let is_in_force = |owner| self.hit(owner, now).is_some();
-        self.find_other_owner(Some(Owner::Job(removed)), digest, is_in_force).is_some()
+        Some(self.unique.keep(key, job.id, until))
     }
 
     /// Forgets a kept key.
     pub(super) fn forget_kept(&mut self, key: KeptKey) {
-        let log = self.unique.remove_kept(key);
-        self.forget_key(log);
+        self.unique.remove_kept(key);
+        if let Some(binlog) = &mut self.binlog {
+            binlog.forget_key(key);
+        }
     }
 
     /// Forgets kept keys whose time has passed, or the first of many.
@@ -270,28 +234,23 @@ impl Queue {
     /// Checks that each key is found, that each has at most one owner that is not flushed, and that keys and
     /// their jobs refer to each other.
     pub(super) fn check_unique(&self) {
-        let UniqueKeys { of_jobs, kept, ends, index, .. } = &self.unique;
+        let UniqueKeys { of_jobs, kept, ends, .. } = &self.unique;
         of_jobs.check(format_args!("the keys of jobs"));
         kept.check(format_args!("the kept keys"));
-        let mut all = Vec::new();
-        for (key, job) in self.jobs.iter() {
-            let Some(unique) = job.log.unique() else { continue };
-            all.push((Owner::Job(key), of_jobs[unique].digest, self.is_flushed(job)));
+        let mut digests: BTreeSet<[u32; 4]> = kept.iter().map(|(_, kept)| kept.digest.0).collect();
+        assert_eq!(digests.len(), kept.len(), "digests of kept keys, and kept keys");
+        for (key, KeyOfJob { job, digest, .. }) in of_jobs.iter() {
+            let job = &self.jobs[*job];
+            assert_eq!(job.unique(), Some(key), "the key of job {}, and its own", job.id);
+            let is_new = self.is_flushed(job) || digests.insert(digest.0);
+            assert!(is_new, "job {} and another owner have the same key", job.id);
         }
-        assert_eq!(of_jobs.len(), all.len(), "keys of jobs, and jobs with keys");
-        all.extend(kept.iter().map(|(key, it)| (Owner::KeptKey(key), it.digest, false)));
-        let numbers = all.iter().map(|&(owner, digest, _)| (digest.hash(), to_number(owner)));
-        index.check(numbers, format_args!("the index of keys"));
-        for (owner, digest, is_flushed) in all {
-            let is_current =
-                |other| !matches!(other, Owner::Job(job) if self.is_flushed(&self.jobs[job]));
-            let other = self.find_other_owner(Some(owner), digest, is_current);
-            assert!(is_flushed || other.is_none(), "{owner:?} and {other:?} have the same key");
-        }
+        let with_key = self.jobs.iter().filter(|(_, job)| job.unique().is_some());
+        assert_eq!(of_jobs.len(), with_key.count(), "keys of jobs, and jobs with keys");
         ends.check(kept, format_args!("the ends of kept keys"));
         assert_eq!(ends.len(), kept.len(), "kept keys with an end, and all of them");
-        for (key, Kept { id, log, .. }) in kept.iter() {
-            self.check_log(*log, Owner::KeptKey(key), id.get(), record::SHORT_LEN);
+        if let Some(binlog) = &self.binlog {
+            kept.iter().for_each(|(key, _)| binlog.check_entry(Owner::KeptKey(key), SHORT_LEN));
         }
     }
 }
@@ -300,11 +259,9 @@ impl Default for UniqueKeys {
     /// Returns no keys, and a random secret.
     fn default() -> UniqueKeys {
         UniqueKeys {
-            // `LogRef` and `OwnerKey` have 31 bits for a number.
-            of_jobs: PagedSlab::with_31_bits(),
-            kept: PagedSlab::with_31_bits(),
+            of_jobs: HashSlab::default(),
+            kept: HashSlab::default(),
             ends: Heap::default(),
-            index: HashIndex::default(),
             secret: Secret::random(),
             hits: 0,
         }
@@ -313,7 +270,7 @@ impl Default for UniqueKeys {
 
 impl UniqueKeys {
     /// The most memory that one more key of a job takes, in bytes.
-    pub const MOST_GROWTH_OF_A_KEY: u64 = size_of::<KeyOfJob>() as u64 + HashIndex::MOST_GROWTH;
+    pub const MOST_GROWTH_OF_A_KEY: u64 = HashSlab::<UniqueKey, KeyOfJob>::MOST_GROWTH;
 
     /// Returns the key of a put into this tube.
     pub fn new_key(&self, tube: &str, key: &[u8], ttl_secs: u32) -> NewKey {
@@ -332,25 +289,28 @@ impl UniqueKeys {
 
     /// Returns the memory of all keys, in bytes.
     pub fn taken_bytes(&self) -> u64 {
-        self.page_bytes() + self.index.taken_bytes()
+        self.of_jobs.taken_bytes() + self.kept.taken_bytes() + self.end_bytes()
     }
 
-    /// Returns the memory of all keys without their index, in bytes.
+    /// Returns the memory of all keys without their chains, in bytes.
     pub fn page_bytes(&self) -> u64 {
-        let ends = self.ends.len() * size_of::<KeptEntry>();
-        self.of_jobs.taken_bytes() + self.kept.taken_bytes() + ends as u64
+        self.of_jobs.page_bytes() + self.kept.page_bytes() + self.end_bytes()
+    }
+
+    fn end_bytes(&self) -> u64 {
+        (self.ends.len() * size_of::<KeptEntry>()) as u64
     }
 
     /// Ensures that one more job can have a key without allocating.
     pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
-        self.of_jobs.try_reserve_one()?;
-        self.index.try_reserve_one()
+        self.of_jobs.try_reserve_one()
     }
 
-    /// Ensures that the key of a job can be kept without allocating.
-    pub fn try_reserve_kept(&mut self) -> Result<(), TryReserveError> {
+    /// Ensures that the key of a job can be kept without allocating. Returns it.
+    pub fn try_reserve_kept(&mut self) -> Result<KeptKey, TryReserveError> {
         self.ends.try_reserve_one()?;
-        self.kept.try_reserve_one()
+        self.kept.try_reserve_one()?;
+        Ok(self.kept.next_key())
     }
 
     /// Returns when the time of the next kept key has passed.
@@ -359,29 +319,13 @@ impl UniqueKeys {
     }
 
     /// Returns whether the key of a job is kept after the delete of the job.
-    pub fn will_keep(&self, log: LogRef) -> bool {
-        log.unique().is_some_and(|key| self.of_jobs[key].ttl_secs > 0)
-    }
-
-    /// Returns the entry of a job in the binlog.
-    pub fn log_of(&self, log: LogRef) -> LogKey {
-        match log.target() {
-            LogTarget::Entry(log) => log,
-            LogTarget::Unique(key) => self.of_jobs[key].log(),
-        }
-    }
-
-    /// Changes the entry of a job in the binlog.
-    pub fn set_log(&mut self, job: &mut Job, log: LogKey) {
-        match job.log.target() {
-            LogTarget::Entry(_) => job.log = log.into(),
-            LogTarget::Unique(key) => self.of_jobs[key].log = encode_log(log),
-        }
+    pub fn will_keep(&self, key: UniqueKey) -> bool {
+        self.of_jobs[key].ttl_secs > 0
     }
 
     /// Returns the record of the key of a job, if it has one.
     pub fn record_of(&self, job: &Job) -> Option<KeyRecord> {
-        let &KeyOfJob { digest, ttl_secs, .. } = &self.of_jobs[job.log.unique()?];
+        let &KeyOfJob { digest, ttl_secs, .. } = &self.of_jobs[job.unique()?];
         let secret = self.secret;
         Some(KeyRecord { id: job.id, digest, secret, ttl_secs, kept_until: None })
     }
@@ -393,23 +337,19 @@ impl UniqueKeys {
         KeyRecord { id, digest, secret, ttl_secs, kept_until: Some(until) }
     }
 
-    /// Returns the entry of a kept key in the binlog.
-    pub fn log_of_kept(&self, key: KeptKey) -> LogKey {
-        self.kept[key].log
-    }
-
     /// Removes the key of a job.
-    pub fn remove(&mut self, key: UniqueKey, job_key: JobKey) {
-        let KeyOfJob { digest, .. } = self.of_jobs.remove(key).expect("a job refers to its key");
-        self.index.remove(digest.hash(), to_number(Owner::Job(job_key)));
+    pub fn remove(&mut self, key: UniqueKey) {
+        self.of_jobs.remove(key);
     }
 
-    /// Removes a kept key. Returns its entry in the binlog.
-    pub(super) fn remove_kept(&mut self, key: KeptKey) -> LogKey {
+    fn find_kept(&self, digest: Digest) -> Option<KeptKey> {
+        self.kept.find_by(digest.hash(), |kept| kept.digest == digest)
+    }
+
+    /// Removes a kept key.
+    pub(super) fn remove_kept(&mut self, key: KeptKey) {
         self.ends.remove(self.kept[key].index, &mut self.kept);
-        let kept = self.kept.remove(key).expect("its index was just read");
-        self.index.remove(kept.digest.hash(), to_number(Owner::KeptKey(key)));
-        kept.log
+        self.kept.remove(key);
     }
 
     // ---- Replay ----
@@ -427,25 +367,10 @@ impl UniqueKeys {
         of_jobs.chain(self.kept.iter().map(|(_, kept)| kept.digest)).next()
     }
 
-    /// Adds the key of a job with this entry in the binlog, after [`UniqueKeys::try_reserve_one`].
-    pub fn add_of_job(&mut self, new: NewKey, job_key: JobKey, log: LogKey) -> UniqueKey {
+    /// Adds the key of a job, after [`UniqueKeys::try_reserve_one`].
+    pub fn add_of_job(&mut self, new: NewKey, job: JobKey) -> UniqueKey {
         let NewKey { digest, ttl_secs } = new;
-        self.index.insert(digest.hash(), to_number(Owner::Job(job_key)));
-        self.of_jobs.insert(KeyOfJob { digest, ttl_secs, log: encode_log(log) })
-    }
-
-    /// Adds a kept key with the entry in the binlog that `add_log` makes, after
-    /// [`UniqueKeys::try_reserve_one`] and [`UniqueKeys::try_reserve_kept`].
-    pub(super) fn add_kept(
-        &mut self,
-        new: NewKey,
-        id: u64,
-        until: Nanos,
-        add_log: impl FnOnce(KeptKey) -> LogKey,
-    ) {
-        let key = self.insert_kept(new, id, until, LogKey::NONE);
-        self.kept[key].log = add_log(key);
-        self.index.insert(new.digest.hash(), to_number(Owner::KeptKey(key)));
+        self.of_jobs.insert(KeyOfJob { digest, job, ttl_secs, next: Cell::default() })
     }
 
     /// Keeps no key for longer than its TTL from now on.
@@ -466,60 +391,46 @@ impl UniqueKeys {
     }
 
     /// Keeps the key of a deleted job. The memory for that is reserved.
-    fn keep(&mut self, key: UniqueKey, job_key: JobKey, id: u64, until: Nanos) -> KeptKey {
-        let of_job = self.of_jobs.remove(key).expect("a job refers to its key");
-        let KeyOfJob { digest, ttl_secs, .. } = of_job;
-        let kept = self.insert_kept(NewKey { digest, ttl_secs }, id, until, of_job.log());
-        let numbers = [Owner::Job(job_key), Owner::KeptKey(kept)].map(to_number);
-        self.index.replace(digest.hash(), numbers[0], numbers[1]);
-        kept
+    fn keep(&mut self, key: UniqueKey, id: u64, until: Nanos) -> KeptKey {
+        let KeyOfJob { digest, ttl_secs, .. } = self.of_jobs.remove(key);
+        self.add_kept(NewKey { digest, ttl_secs }, id, until)
     }
 
-    fn insert_kept(&mut self, new: NewKey, id: u64, until: Nanos, log: LogKey) -> KeptKey {
+    /// Adds a kept key, after [`UniqueKeys::try_reserve_kept`].
+    pub(super) fn add_kept(&mut self, new: NewKey, id: u64, until: Nanos) -> KeptKey {
         let NewKey { digest, ttl_secs } = new;
         let id = NonZero::new(id).expect("no job has the id 0");
+        let next = Cell::default();
         // The heap sets the index.
-        let key = self.kept.insert(Kept { id, until, digest, ttl_secs, log, index: 0 });
+        let key = self.kept.insert(Kept { id, until, digest, ttl_secs, index: 0, next });
         self.ends.insert(KeptEntry { until, key }, &mut self.kept);
         key
     }
 }
 
-impl KeyOfJob {
-    /// Returns the job's entry in the binlog; [`LogKey::NONE`] without a binlog.
-    fn log(&self) -> LogKey {
-        LogKey::from_number(self.log.get() ^ HIGHEST_BIT)
+/// Returns the hit of a job whose key is kept, if that is in force.
+fn hit_of_deleted(id: u64, until: Nanos, now: Nanos) -> Option<Hit> {
+    (until > now).then_some(Hit { id, state: HitState::Deleted })
+}
+
+impl Hashed for KeyOfJob {
+    fn hash(&self) -> u32 {
+        self.digest.hash()
+    }
+
+    fn next(&self) -> &Cell<u32> {
+        &self.next
     }
 }
 
-/// Returns the key of an entry with the highest bit inverted: never 0, so that an `Option<KeyOfJob>` takes
-/// no more memory.
-fn encode_log(log: LogKey) -> NonZero<u32> {
-    NonZero::new(log.number() ^ HIGHEST_BIT).expect("keys of entries have 31 bits, or are NONE")
-}
-
-const HIGHEST_BIT: u32 = 1 << 31;
-
-/// Returns the number of an owner in the index.
-fn to_number(owner: Owner) -> u32 {
-    match owner {
-        Owner::Job(job) => OwnerKey::from_first(job),
-        Owner::KeptKey(kept) => OwnerKey::from_second(kept),
+impl Hashed for Kept {
+    fn hash(&self) -> u32 {
+        self.digest.hash()
     }
-    .number()
-}
 
-/// Returns the owner with this number in the index.
-fn from_number(number: u32) -> Owner {
-    match OwnerKey::from_number(number).split() {
-        Either::First(job) => Owner::Job(job),
-        Either::Second(kept) => Owner::KeptKey(kept),
+    fn next(&self) -> &Cell<u32> {
+        &self.next
     }
-}
-
-/// Returns the key of a job that has one.
-fn key_of(job: &Job) -> UniqueKey {
-    job.log.unique().expect("the index has only jobs with keys")
 }
 
 #[cfg(test)]
@@ -561,7 +472,7 @@ mod tests {
     fn keys_agree_with_a_map_under_random_steps() {
         for seed in 0..20 {
             let mut random = fastrand::Rng::with_seed(seed);
-            let mut queue = Queue::new(Limits::DEFAULT, NOW);
+            let mut queue = Queue::new(Limits::DEFAULT);
             let conn = connect(&mut queue);
             // The job of each key, and until when it is kept once the job is deleted.
             let mut model: BTreeMap<String, (u64, u32, Option<Nanos>)> = BTreeMap::new();
@@ -601,7 +512,7 @@ mod tests {
 
     #[test]
     fn a_flush_ends_keys_at_once_and_keeps_those_with_a_ttl() {
-        let mut queue = Queue::new(Limits::DEFAULT, NOW);
+        let mut queue = Queue::new(Limits::DEFAULT);
         let conn = connect(&mut queue);
         for id in 1..=MANY {
             let ttl = if id % 2 == 0 { 10 } else { 0 };
@@ -647,9 +558,9 @@ mod tests {
 
     #[test]
     fn a_key_takes_at_most_40_bytes() {
-        assert_eq!(size_of::<Option<KeyOfJob>>(), 24);
+        assert_eq!(size_of::<Option<KeyOfJob>>(), 32);
         assert_eq!(size_of::<Option<Kept>>(), 48);
-        let mut queue = Queue::new(Limits::DEFAULT, NOW);
+        let mut queue = Queue::new(Limits::DEFAULT);
         for id in 1..=10_000 {
             assert_eq!(put(&mut queue, id, &id.to_string(), 0, NOW), None);
         }

@@ -31,14 +31,16 @@
 use super::Queue;
 use super::job::Rank;
 use super::tube::Tube;
-use crate::engine::collections::hash_index::{HashSlab, Hashed};
+use crate::engine::collections::chains::{HashSlab, Hashed};
 use crate::engine::collections::heap::{Entry, Heap};
 use crate::engine::collections::list::{Linked, Links, List};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::NIL;
 use crate::engine::keys::{ConnKey, JobKey, Key, TubeKey, WatchKey};
 use crate::engine::time::Nanos;
+use std::cell::Cell;
 use std::collections::TryReserveError;
+use std::fmt;
 use std::num::NonZero;
 
 /// A connection's watch of a tube.
@@ -50,6 +52,8 @@ pub struct Watch {
     links: [Links; 3],
     /// Half of the hash: as many bits as there can be watches.
     hash: u32,
+    /// The next watch in its chain of [`Queue::find_watch`].
+    next: Cell<u32>,
     /// The index in the tube's waiters; [`NIL`] if not queued.
     waiter_index: u32,
     /// The index in the connection's best jobs; [`NIL`] if none is cached.
@@ -142,7 +146,7 @@ impl Queue {
     /// have all changed, so the search takes at most `steps_left` steps and subtracts them.
     // The compiler inlines a function into every command only if it has one caller.
     #[inline(always)]
-    pub(super) fn best_job(
+    pub fn best_job(
         &mut self,
         conn: ConnKey,
         steps_left: &mut usize,
@@ -281,6 +285,7 @@ impl Queue {
             tube,
             links: [Links::LOOSE; 3],
             hash: self.tubes[tube].hash_with(conn),
+            next: Cell::default(),
             waiter_index: NIL,
             best_index: NIL,
             is_dirty: true,
@@ -331,78 +336,60 @@ impl Queue {
         self.watches.check(format_args!("the watches"));
         // The lists and heaps are checked one by one. Two that exclude each other have together as
         // many entries as there are watches, so each watch is in one of them.
-        let (mut all, mut not_queued, mut dirty, mut cached) = (0, 0, 0, 0);
+        let (mut all, mut queueing, mut freshness, mut cached) = (0, 0, 0, 0);
         for (conn, client) in self.clients.iter() {
-            let watching = &client.watching;
-            self.check_watching(conn, watching);
-            all += watching.len();
-            not_queued += watching.not_queued.len() as usize;
-            dirty += watching.dirty.len() as usize;
-            cached += watching.best_jobs.as_ref().map_or(0, |best_jobs| best_jobs.len());
+            let (index, watching) = (conn.index(), &client.watching);
+            let Watching { all: own, not_queued, dirty, best_jobs, wait } = watching;
+            assert!(!own.is_empty(), "connection {index} watches no tube");
+            self.check_list(own, format_args!("the watches of {index}"), |key, watch| {
+                watch.conn == conn && self.find_watch(conn, watch.tube) == Some(key)
+            });
+            let what = format_args!("the watches of connection {index} that are not queued");
+            self.check_list(not_queued, what, |_, it| it.conn == conn && it.waiter_index == NIL);
+            let what = format_args!("the dirty watches of connection {index}");
+            self.check_list(dirty, what, |_, watch| watch.conn == conn && watch.is_dirty);
+            if let Some(best_jobs) = best_jobs {
+                let what = format_args!("the best jobs of connection {index}");
+                best_jobs.check(&self.watches, what);
+                let is_own = |best: BestJob| self.watches[best.watch].conn == conn;
+                assert!(best_jobs.iter().all(is_own), "{what} have one of another");
+                cached += best_jobs.len();
+            }
+            all += own.len();
+            queueing += not_queued.len() as usize;
+            freshness += dirty.len();
+            let Some(wait) = wait else { continue };
+            let is_queued = wait.seq < self.next_wait_seq && not_queued.is_empty();
+            assert!(is_queued, "connection {index} waits with {wait:?}: {watching:?}");
+            for tube in watching.tubes(&self.watches).map(|tube| &self.tubes[tube]) {
+                let best = tube.best_job(&self.jobs);
+                assert!(best.is_none(), "{index} waits, but tube {} has {best:?}", tube.name);
+            }
         }
-        let (mut queued, mut clean) = (0, 0);
         for (key, tube) in self.tubes.entries() {
             self.check_waiters(key, tube);
-            queued += tube.waiters.len();
-            clean += tube.clean.len() as usize;
+            queueing += tube.waiters.len();
+            freshness += tube.clean.len();
         }
         let len = self.watches.len();
-        assert_eq!(all, len, "watches in the lists of connections, and all watches");
-        assert_eq!(queued + not_queued, len, "queued and not queued watches, and all watches");
-        assert_eq!(clean + dirty, len, "clean and dirty watches, and all watches");
+        let stored = (all as usize, queueing, freshness as usize);
+        assert_eq!(stored, (len, len, len), "watches in lists and heaps, and all of them");
         let is_cached = |(_, watch): &(WatchKey, &Watch)| watch.best_index != NIL;
         let indexed = self.watches.iter().filter(is_cached).count();
         assert_eq!(cached, indexed, "cached best jobs, and watches with an index of one");
     }
 
-    fn check_watching(&self, conn: ConnKey, watching: &Watching) {
-        let index = conn.index();
-        let watch = |key| {
-            let found = self.watches.get(WatchKey::from_number(key));
-            found.unwrap_or_else(|| panic!("no watch {key}, which connection {index} lists"))
-        };
-        assert!(!watching.is_empty(), "connection {index} watches no tube");
-        let what = format_args!("the watches of connection {index}");
-        watching.all.check(&self.watches, what, |key| {
-            let Watch { conn: owner, tube, .. } = *watch(key);
-            let found = self.find_watch(owner, tube);
-            assert_eq!(owner, conn, "the connection of watch {key}, and the one that lists it");
-            let what = "the watch found by connection and tube, and the listed one";
-            assert_eq!(found, Some(WatchKey::from_number(key)), "{what}: {index}, {tube:?}");
+    fn check_list<const LIST: usize>(
+        &self,
+        list: &List<LIST>,
+        what: fmt::Arguments<'_>,
+        is_right: impl Fn(WatchKey, &Watch) -> bool,
+    ) {
+        list.check(&self.watches, what, |key| {
+            let key = WatchKey::from_number(key);
+            let watch = &self.watches[key];
+            assert!(is_right(key, watch), "{what} have {key:?}: {watch:?}");
         });
-        let what = format_args!("the watches of connection {index} that are not queued");
-        watching.not_queued.check(&self.watches, what, |key| {
-            let is_consistent = watch(key).conn == conn && watch(key).waiter_index == NIL;
-            assert!(is_consistent, "not queued by connection {index}: {:?}", watch(key));
-        });
-        let what = format_args!("the dirty watches of connection {index}");
-        watching.dirty.check(&self.watches, what, |key| {
-            let is_consistent = watch(key).conn == conn && watch(key).is_dirty;
-            assert!(is_consistent, "dirty for connection {index}: {:?}", watch(key));
-        });
-        if let Some(best_jobs) = &watching.best_jobs {
-            best_jobs.check(&self.watches, format_args!("the best jobs of connection {index}"));
-            for best in best_jobs.iter() {
-                let owner = self.watches[best.watch].conn;
-                assert_eq!(owner, conn, "the connection of {best:?}, and the one that caches it");
-            }
-        }
-        if let Some(wait) = watching.wait {
-            self.check_wait(conn, watching, wait);
-        }
-    }
-
-    fn check_wait(&self, conn: ConnKey, watching: &Watching, wait: Wait) {
-        let index = conn.index();
-        let (seq, next) = (wait.seq.0, self.next_wait_seq.0);
-        assert!(seq < next, "connection {index} waits with number {seq}, but {next} is the next");
-        let missing = watching.not_queued.len();
-        assert_eq!(missing, 0, "watches of the waiting connection {index} that are not queued");
-        for tube in watching.tubes(&self.watches) {
-            let Tube { name, .. } = &self.tubes[tube];
-            let best = self.tubes[tube].best_job(&self.jobs);
-            assert!(best.is_none(), "connection {index} waits, but tube {name} has {best:?}");
-        }
     }
 
     fn check_waiters(&self, key: TubeKey, tube: &Tube) {
@@ -410,24 +397,18 @@ impl Queue {
         waiters.check(&self.watches, format_args!("the waiters of tube {name}"));
         for waiter in waiters.iter() {
             let watch = &self.watches[waiter.watch];
-            assert_eq!(watch.tube, key, "the tube of {watch:?}, and the one that queues it");
             let wait = self.clients[watch.conn].watching.wait;
             let is_old =
-                wait.map_or(waiter.seq.0 < self.next_wait_seq.0, |wait| waiter.seq.0 <= wait.seq.0);
-            assert!(is_old, "tube {name} queues {waiter:?}, but its connection has {wait:?}");
+                wait.map_or(waiter.seq < self.next_wait_seq, |wait| waiter.seq <= wait.seq);
+            assert!(watch.tube == key && is_old, "tube {name} queues {waiter:?} for {wait:?}");
         }
-        let what = format_args!("the clean watches of tube {name}");
-        clean.check(&self.watches, what, |number| {
-            let watch = self.watches.get(WatchKey::from_number(number));
-            let watch = watch.unwrap_or_else(|| panic!("no watch {number}, clean in tube {name}"));
-            let is_consistent = watch.tube == key && !watch.is_dirty;
-            assert!(is_consistent, "clean watch {number} of tube {name}: {watch:?}");
+        let best = tube.best_job(&self.jobs).map(|job| self.jobs[job].rank());
+        let what = format_args!("the clean watches of tube {name}, which has {best:?}");
+        self.check_list(clean, what, |_, watch| {
             let best_jobs = self.clients[watch.conn].watching.best_jobs.as_ref();
             let cached = best_jobs.and_then(|best_jobs| best_jobs.get(watch.best_index));
-            let best = tube.best_job(&self.jobs).map(|job| self.jobs[job].rank());
-            let is_better =
-                best.is_some_and(|best| cached.is_none_or(|cached| best < cached.rank()));
-            assert!(!is_better, "tube {name} has {best:?}, better than the cached {cached:?}");
+            let is_better = |best| cached.is_none_or(|cached| best < cached.rank());
+            watch.tube == key && !watch.is_dirty && !best.is_some_and(is_better)
         });
     }
 }
@@ -499,6 +480,10 @@ impl Hashed for Watch {
     fn hash(&self) -> u32 {
         self.hash
     }
+
+    fn next(&self) -> &Cell<u32> {
+        &self.next
+    }
 }
 
 impl Entry for Waiter {
@@ -544,8 +529,8 @@ impl<const LIST: usize> Linked<LIST> for Watches {
         self[WatchKey::from_number(key)].links[LIST]
     }
 
-    fn set_links(&mut self, key: u32, links: Links) {
-        self[WatchKey::from_number(key)].links[LIST] = links;
+    fn links_mut(&mut self, key: u32) -> &mut Links {
+        &mut self[WatchKey::from_number(key)].links[LIST]
     }
 }
 
@@ -726,7 +711,7 @@ mod tests {
     #[test]
     fn watch_hashes_differ_between_servers() {
         let hashes = || {
-            let mut queue = Queue::new(Limits::DEFAULT, NOW);
+            let mut queue = Queue::new(Limits::DEFAULT);
             let conn = connect(&mut queue);
             TUBES.iter().for_each(|name| queue.watch(conn, name).unwrap());
             let watches = queue.watches.iter().map(|(_, watch)| watch.hash);
@@ -739,7 +724,7 @@ mod tests {
     fn workers_get_the_best_job_in_the_order_in_which_they_began_to_wait() {
         for seed in 0..30 {
             let mut random = fastrand::Rng::with_seed(seed);
-            let mut queue = Queue::new(Limits::DEFAULT, NOW);
+            let mut queue = Queue::new(Limits::DEFAULT);
             let mut model = Model::default();
             let mut last_id = 0;
             for round in 0..4_000 {

@@ -4,6 +4,7 @@
 //! Names and meanings are those of etcd. All requests but [`Node::grant`] may be sent again. A request
 //! that fails, or whose answer is not awaited any more, may nevertheless be carried out, also later.
 
+use super::membership::MembershipError;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -19,14 +20,13 @@ pub trait Etcd: Send + Sync {
 /// A connection to a node. All reads are linearizable.
 pub trait Node: Send + Sync {
     fn txn(&self, txn: Txn) -> Answer<TxnAnswer>;
-    fn range(&self, range: Range) -> Answer<Found>;
     fn grant(&self, ttl_secs: u32) -> Answer<Lease>;
     /// Renews a lease. An answer with a TTL of 0 is the failure [`NOT_FOUND`].
     fn keep_alive(&self, lease: i64) -> Answer<()>;
     fn revoke(&self, lease: i64) -> Answer<()>;
-    /// Watches a key from a revision on. The first answer is that the node watches it. The second one
-    /// comes after the key was deleted; its failure is that the node does not watch it any more.
-    fn watch(&self, key: String, from: i64) -> Answer<Answer<()>>;
+    /// Watches a key from a revision on, until it is deleted. The failure is that the node does not
+    /// watch it any more.
+    fn watch(&self, key: String, from: i64) -> Answer<()>;
     fn status(&self) -> Answer<Status>;
 }
 
@@ -41,23 +41,6 @@ pub struct Status {
     pub used_bytes: u64,
 }
 
-/// Why a node has refused a request, or could not be asked.
-#[derive(Clone, Debug)]
-pub struct Failure {
-    /// The code of gRPC, or `None` if the failure is one of the connection.
-    pub code: Option<i32>,
-    pub text: String,
-}
-
-/// The codes of gRPC for a wrong request, a lease that has ended, a missing right, a lack of space, a
-/// request that does not fit the state of etcd, and lost data.
-pub const INVALID_ARGUMENT: i32 = 3;
-pub const NOT_FOUND: i32 = 5;
-pub const PERMISSION_DENIED: i32 = 7;
-pub const RESOURCE_EXHAUSTED: i32 = 8;
-pub const FAILED_PRECONDITION: i32 = 9;
-pub const DATA_LOSS: i32 = 15;
-
 /// Carries out `then` if all comparisons hold, and `otherwise` if not.
 #[derive(Clone, Debug, Default)]
 pub struct Txn {
@@ -71,7 +54,7 @@ pub struct Txn {
 pub enum Compare {
     /// The key was created in this revision; 0 if it does not exist.
     Created(String, i64),
-    /// The last change of the key was in this revision.
+    /// The last change of the key was in this revision; 0 if it does not exist.
     Modified(String, i64),
     Exists(String),
 }
@@ -115,22 +98,12 @@ pub struct Pair {
     pub lease: i64,
 }
 
-/// The keys of a range, in their order.
-#[derive(Clone, Debug, Default)]
-pub struct Found {
-    /// The newest revision at the time of the answer.
-    pub revision: i64,
-    pub pairs: Vec<Pair>,
-    /// The limit has cut the answer.
-    pub more: bool,
-}
-
 #[derive(Clone, Debug)]
 pub struct TxnAnswer {
     pub succeeded: bool,
     /// The revision after the transaction.
     pub revision: i64,
-    /// What each operation has found; nothing if it was no [`Op::Get`].
+    /// The keys that each operation has found, in their order; none if it was no [`Op::Get`].
     pub found: Vec<Vec<Pair>>,
 }
 
@@ -141,33 +114,109 @@ pub struct Lease {
     pub ttl_secs: i64,
 }
 
+impl TxnAnswer {
+    /// Returns the key that the last operation has found.
+    pub fn into_pair(mut self) -> Option<Pair> {
+        self.found.pop()?.pop()
+    }
+}
+
 impl Op {
     pub fn get(key: String) -> Op {
-        Op::Get(Range::key(key))
+        Op::Get(Range { key, ..Range::default() })
     }
 
     pub fn put(key: String, value: impl Into<Vec<u8>>) -> Op {
         Op::Put { key, value: value.into(), lease: 0 }
     }
-
-    pub fn delete(key: String) -> Op {
-        Op::Delete { key, end: None }
-    }
 }
 
 impl Range {
-    pub fn key(key: String) -> Range {
-        Range { key, ..Range::default() }
-    }
-
-    pub fn until(key: String, end: String) -> Range {
-        Range { key, end: Some(end), ..Range::default() }
-    }
-
     /// Returns the keys that begin with a text that ends in a slash.
     pub fn below(key: String) -> Range {
         let end = key.strip_suffix('/').map(|start| format!("{start}0"));
         assert!(end.is_some(), "{key} does not end in a slash, which 0 follows");
         Range { key, end, ..Range::default() }
+    }
+}
+
+/// Why a request, or what it was for, has failed.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    pub kind: Kind,
+    pub text: String,
+}
+
+/// What helps after a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Another try. The one before may have succeeded.
+    Passing,
+    /// More space in etcd.
+    NoSpace,
+    /// A shorter request.
+    TooLarge,
+    /// Another start: the lease has ended, or another server leads.
+    Lost,
+    /// The operator.
+    Lasting,
+}
+
+/// The codes of gRPC for a wrong request, a lease that has ended, a missing right, a lack of space, a
+/// request that does not fit the state of etcd, and lost data.
+const INVALID_ARGUMENT: i32 = 3;
+pub const NOT_FOUND: i32 = 5;
+const PERMISSION_DENIED: i32 = 7;
+const RESOURCE_EXHAUSTED: i32 = 8;
+const FAILED_PRECONDITION: i32 = 9;
+const DATA_LOSS: i32 = 15;
+
+/// The variables of the environment that have the name and the password for etcd.
+pub const USER: &str = "BEANSTALKD_ETCD_USER";
+pub const PASSWORD: &str = "BEANSTALKD_ETCD_PASSWORD";
+
+impl Failure {
+    pub fn new(kind: Kind, text: impl Into<String>) -> Failure {
+        Failure { kind, text: text.into() }
+    }
+
+    /// Returns a failure with a code of gRPC, or one of the connection. etcd's texts count only where
+    /// answers with the same code differ.
+    pub fn of_code(code: Option<i32>, text: String) -> Failure {
+        let has = |part| text.contains(part);
+        // The TLS library's words for the alert of a node that does not accept the certificate.
+        let is_tls = ["invalid peer certificate", "received fatal alert", "certificate required"];
+        let kind = match code {
+            _ if is_tls.into_iter().any(has) => Kind::Lasting,
+            Some(NOT_FOUND) => Kind::Lost,
+            Some(RESOURCE_EXHAUSTED) if has("space exceeded") => Kind::NoSpace,
+            Some(INVALID_ARGUMENT | RESOURCE_EXHAUSTED)
+                if has("too large") || has("larger than max") =>
+            {
+                Kind::TooLarge
+            }
+            // The next connection has a new token.
+            Some(INVALID_ARGUMENT) if has("auth store is old") => Kind::Passing,
+            Some(INVALID_ARGUMENT | PERMISSION_DENIED | FAILED_PRECONDITION | DATA_LOSS) => {
+                Kind::Lasting
+            }
+            Some(_) | None => Kind::Passing,
+        };
+        if has("user name is empty") {
+            let text = format!("etcd wants authentication: set {USER} and {PASSWORD} ({text})");
+            return Failure { kind, text };
+        }
+        Failure { kind, text }
+    }
+}
+
+impl From<Failure> for MembershipError {
+    fn from(Failure { kind, text }: Failure) -> MembershipError {
+        match kind {
+            Kind::Lost => MembershipError::Lost(text),
+            Kind::Passing | Kind::NoSpace | Kind::TooLarge | Kind::Lasting => {
+                MembershipError::Refused(text)
+            }
+        }
     }
 }

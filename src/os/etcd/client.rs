@@ -1,11 +1,10 @@
 //! The real etcd: requests of [`super::api`] by the crate `etcd-client`.
 
 use super::api::{
-    Answer, Compare, Etcd, Failure, Found, Lease, NOT_FOUND, Node, Op, Pair, Range, Status, Txn,
-    TxnAnswer,
+    Answer, Compare, Etcd, Failure, Lease, NOT_FOUND, Node, Op, Pair, Range, Status, Txn, TxnAnswer,
 };
 use etcd_client::{
-    Client, CompareOp, ConnectOptions, DeleteOptions, Error, EventType, GetOptions, GetResponse,
+    Client, CompareOp, ConnectOptions, DeleteOptions, Error, EventType, GetOptions, KeyValue,
     PutOptions, ResponseHeader, TxnOp, TxnOpResponse, WatchOptions,
 };
 use std::sync::Arc;
@@ -25,28 +24,20 @@ impl Etcd for ConnectOptions {
 
 impl Node for Client {
     fn txn(&self, txn: Txn) -> Answer<TxnAnswer> {
-        let mut client = self.kv_client();
+        let mut client = self.kv_client().max_decoding_message_size(LONGEST_ANSWER);
         let ops = |ops: Vec<Op>| ops.into_iter().map(TxnOp::from).collect::<Vec<_>>();
         let when: Vec<_> = txn.when.into_iter().map(etcd_client::Compare::from).collect();
         let request = etcd_client::Txn::new().when(when).and_then(ops(txn.then));
         let request = request.or_else(ops(txn.otherwise));
         Box::pin(async move {
             let answer = client.txn(request).await?;
-            let found = answer.op_responses().into_iter().map(|response| match response {
-                TxnOpResponse::Get(got) => Found::from(got).pairs,
-                TxnOpResponse::Put(_) | TxnOpResponse::Delete(_) | TxnOpResponse::Txn(_) => {
-                    Vec::new()
-                }
+            let found = answer.op_responses().into_iter().map(|response| {
+                let TxnOpResponse::Get(mut got) = response else { return Vec::new() };
+                got.take_kvs().into_iter().map(Pair::from).collect()
             });
             let revision = answer.header().map_or(0, ResponseHeader::revision);
             Ok(TxnAnswer { succeeded: answer.succeeded(), revision, found: found.collect() })
         })
-    }
-
-    fn range(&self, range: Range) -> Answer<Found> {
-        let mut client = self.kv_client().max_decoding_message_size(LONGEST_ANSWER);
-        let options = options(&range);
-        Box::pin(async move { Ok(client.get(range.key, Some(options)).await?.into()) })
     }
 
     fn grant(&self, ttl_secs: u32) -> Answer<Lease> {
@@ -61,38 +52,26 @@ impl Node for Client {
     /// stream a late one could be taken for that of another request.
     fn keep_alive(&self, lease: i64) -> Answer<()> {
         let mut client = self.lease_client();
-        Box::pin(async move {
-            client.keep_alive(lease).await?;
-            Ok(())
-        })
+        Box::pin(async move { Ok(client.keep_alive(lease).await.map(drop)?) })
     }
 
     fn revoke(&self, lease: i64) -> Answer<()> {
         let mut client = self.lease_client();
-        Box::pin(async move {
-            client.revoke(lease).await?;
-            Ok(())
-        })
+        Box::pin(async move { Ok(client.revoke(lease).await.map(drop)?) })
     }
 
-    fn watch(&self, key: String, from: i64) -> Answer<Answer<()>> {
+    fn watch(&self, key: String, from: i64) -> Answer<()> {
         let mut client = self.watch_client();
         Box::pin(async move {
             let options = WatchOptions::new().with_start_revision(from);
             let mut changes = client.watch(key, Some(options)).await?;
-            let deletion: Answer<()> = Box::pin(async move {
-                while let Some(message) = changes.message().await? {
-                    if message.canceled() {
-                        break;
-                    }
-                    let mut kinds = message.events().iter().map(|event| event.event_type());
-                    if kinds.any(|kind| kind == EventType::Delete) {
-                        return Ok(());
-                    }
+            while let Some(message) = changes.message().await?.filter(|it| !it.canceled()) {
+                let mut kinds = message.events().iter().map(|event| event.event_type());
+                if kinds.any(|kind| kind == EventType::Delete) {
+                    return Ok(());
                 }
-                Err(Failure { code: None, text: "the node has ended a watch".to_owned() })
-            });
-            Ok(deletion)
+            }
+            Err(Failure::of_code(None, "the node has ended a watch".to_owned()))
         })
     }
 
@@ -101,22 +80,13 @@ impl Node for Client {
         Box::pin(async move {
             let status = client.status().await?;
             let bytes = |size| u64::try_from(size).unwrap_or(0);
-            let (db_bytes, used_bytes) =
-                (bytes(status.db_size()), bytes(status.raft_used_db_size()));
-            Ok(Status { version: status.version().to_owned(), db_bytes, used_bytes })
+            Ok(Status {
+                version: status.version().to_owned(),
+                db_bytes: bytes(status.db_size()),
+                used_bytes: bytes(status.raft_used_db_size()),
+            })
         })
     }
-}
-
-fn options(range: &Range) -> GetOptions {
-    let mut options = GetOptions::new().with_limit(range.limit).with_revision(range.revision);
-    if let Some(end) = &range.end {
-        options = options.with_range(end.as_str());
-    }
-    if range.keys_only {
-        options = options.with_keys_only();
-    }
-    options
 }
 
 impl From<Compare> for etcd_client::Compare {
@@ -133,28 +103,29 @@ impl From<Compare> for etcd_client::Compare {
 impl From<Op> for TxnOp {
     fn from(op: Op) -> TxnOp {
         match op {
-            Op::Get(range) => TxnOp::get(range.key.as_str(), Some(options(&range))),
+            Op::Get(Range { key, end, limit, revision, keys_only }) => {
+                let mut options = GetOptions::new().with_limit(limit).with_revision(revision);
+                if let Some(end) = end {
+                    options = options.with_range(end);
+                }
+                TxnOp::get(key, Some(if keys_only { options.with_keys_only() } else { options }))
+            }
             Op::Put { key, value, lease } => {
                 TxnOp::put(key, value, Some(PutOptions::new().with_lease(lease)))
             }
             Op::Delete { key, end } => {
-                let range = end.map(|end| DeleteOptions::new().with_range(end));
-                TxnOp::delete(key, range)
+                TxnOp::delete(key, end.map(|end| DeleteOptions::new().with_range(end)))
             }
         }
     }
 }
 
-impl From<GetResponse> for Found {
-    fn from(mut got: GetResponse) -> Found {
-        let revision = got.header().map_or(0, ResponseHeader::revision);
-        let pairs = got.take_kvs().into_iter().map(|pair| {
-            let (create_revision, mod_revision) = (pair.create_revision(), pair.mod_revision());
-            let lease = pair.lease();
-            let (key, value) = pair.into_key_value();
-            Pair { key, value, create_revision, mod_revision, lease }
-        });
-        Found { revision, pairs: pairs.collect(), more: got.more() }
+impl From<KeyValue> for Pair {
+    fn from(pair: KeyValue) -> Pair {
+        let (create_revision, mod_revision) = (pair.create_revision(), pair.mod_revision());
+        let lease = pair.lease();
+        let (key, value) = pair.into_key_value();
+        Pair { key, value, create_revision, mod_revision, lease }
     }
 }
 
@@ -178,6 +149,6 @@ impl From<Error> for Failure {
             }
             cause = error.source();
         }
-        Failure { code, text }
+        Failure::of_code(code, text)
     }
 }

@@ -5,43 +5,76 @@
 //! the next one grows, and one transaction serves many iterations. Several batches in flight would
 //! not help: measured with 4 KiB, one at a time takes 2.1 ms, and each of four takes 5.4 ms.
 
-use super::log::{Bytes, Change};
 use super::shared::Shared;
-use super::thread::Request;
 use crate::engine::binlog::disk::{Disk, FileNumber, Progress, RemoteStats};
 use crate::engine::time::Nanos;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
-use tokio::sync::mpsc::UnboundedSender;
+
+/// What the event loop wants of the thread.
+#[derive(Debug)]
+pub enum Request {
+    /// The numbers of all files.
+    List(Sender<io::Result<Vec<FileNumber>>>),
+    /// The bytes of a file.
+    Read(FileNumber, Sender<io::Result<Bytes>>),
+    /// Changes, and the number of the last one.
+    Store(Vec<Change>, u64),
+    /// The lease is given back, and the thread ends.
+    End(Sender<()>),
+}
+
+#[cfg(feature = "etcd")]
+pub type Requests = tokio::sync::mpsc::UnboundedSender<Request>;
+#[cfg(not(feature = "etcd"))]
+pub type Requests = Sender<Request>;
+
+/// The bytes of a file.
+pub type Bytes = Arc<Vec<u8>>;
+
+/// A change of the files.
+#[derive(Debug)]
+pub enum Change {
+    /// Adds bytes to the end of a file.
+    Append { file: FileNumber, offset: u64, bytes: Vec<u8> },
+    /// Removes a file.
+    Remove { file: FileNumber },
+    /// Shortens a file that an earlier leader wrote to this many bytes.
+    Truncate { file: FileNumber, size: u64 },
+    /// Copies the chunks of a file to other keys, and removes the file.
+    SetAside { file: FileNumber },
+    /// Ends an import: servers can use the binlog from now on.
+    EndImport,
+}
 
 /// A binlog in etcd.
 #[derive(Debug)]
 pub struct EtcdDisk {
     shared: Arc<Shared>,
-    requests: UnboundedSender<Request>,
+    requests: Requests,
+    /// The file that was read last.
+    file: Option<(FileNumber, Bytes)>,
+    /// The number of the first file that this server has begun.
+    begun: FileNumber,
     /// The first bytes of files that are not stored yet: a file is stored with its first record.
-    prepared: Vec<(FileNumber, Vec<u8>)>,
-    /// The lengths of files with their changes, as far as they are known.
-    lengths: BTreeMap<FileNumber, u64>,
+    prepared: BTreeMap<FileNumber, Vec<u8>>,
     /// Changes that are not handed over yet.
     changes: Vec<Change>,
     /// The bytes of these changes.
     gathered_bytes: usize,
-    /// Output is held back for at most this long.
-    patience: Nanos,
+    /// The number of changes that were made.
+    written: u64,
     /// Numbers of changes that are not acknowledged, with the times when they were made.
     made: VecDeque<(Nanos, u64)>,
+    /// Output is held back for at most this long.
+    patience: Nanos,
     /// The changes that are being stored: the number of the last one, their bytes, and the moment at which
     /// they were handed over.
     handed_over: u64,
     handed_over_bytes: usize,
     handed_over_at: Nanos,
-    /// The number of changes that were made.
-    written: u64,
-    /// The file that was read last.
-    file: Option<(FileNumber, Bytes)>,
 }
 
 /// When this many bytes are gathered, no further commands run: etcd stores some 15 to 60 MB/s.
@@ -53,63 +86,54 @@ const STALL: Nanos = Nanos::from_secs(1);
 const NOTE_INTERVAL: Nanos = Nanos::from_millis(100);
 
 impl EtcdDisk {
-    pub fn new(
-        shared: Arc<Shared>,
-        requests: UnboundedSender<Request>,
-        patience: Nanos,
-    ) -> EtcdDisk {
+    pub fn new(shared: Arc<Shared>, requests: Requests, patience: Nanos) -> EtcdDisk {
         EtcdDisk {
             shared,
             requests,
-            prepared: Vec::new(),
-            lengths: BTreeMap::new(),
+            file: None,
+            begun: FileNumber::MAX,
+            prepared: BTreeMap::new(),
             changes: Vec::new(),
             gathered_bytes: 0,
-            patience,
+            written: 0,
             made: VecDeque::new(),
+            patience,
             handed_over: 0,
             handed_over_bytes: 0,
             handed_over_at: Nanos::ZERO,
-            written: 0,
-            file: None,
         }
     }
 
     /// Waits for the answer to a request.
     fn ask<T>(&self, request: impl FnOnce(Sender<io::Result<T>>) -> Request) -> io::Result<T> {
-        let gone = || io::Error::other("the thread for etcd has ended");
         let (to, answer) = channel();
+        let gone = || io::Error::other("the thread for etcd has ended");
         self.requests.send(request(to)).map_err(|_| gone())?;
         answer.recv().map_err(|_| gone())?
     }
 
-    fn bytes(&mut self, number: FileNumber) -> io::Result<Bytes> {
-        if let Some((file, bytes)) = &self.file
-            && *file == number
-        {
-            return Ok(Bytes::clone(bytes));
+    fn bytes(&mut self, number: FileNumber) -> io::Result<&Bytes> {
+        if self.file.as_ref().is_none_or(|(file, _)| *file != number) {
+            self.file = None;
+            self.file = Some((number, self.ask(|to| Request::Read(number, to))?));
         }
-        self.file = None;
-        let bytes = self.ask(|to| Request::Read(number, to))?;
-        self.file = Some((number, Bytes::clone(&bytes)));
+        let (_, bytes) = self.file.as_ref().expect("it was just read");
         Ok(bytes)
     }
 
     /// Notes when changes were made, to a tenth of a second.
     fn note_changes(&mut self) {
-        let acknowledged = self.shared.state().acknowledged;
+        let (now, acknowledged) = (self.shared.now(), self.shared.state().acknowledged);
         self.made.retain(|(_, change)| *change > acknowledged);
-        if self.written == acknowledged {
-            return;
-        }
-        let now = self.shared.now();
         // Of those that are overdue the last one is enough.
         while self.made.get(1).is_some_and(|(at, _)| now.since(*at) > self.patience) {
             self.made.pop_front();
         }
+        if self.written == self.made.back().map_or(acknowledged, |&(_, change)| change) {
+            return;
+        }
         match self.made.back_mut() {
             Some((at, change)) if now.since(*at) < NOTE_INTERVAL => *change = self.written,
-            Some((_, change)) if *change == self.written => {}
             Some(_) | None => self.made.push_back((now, self.written)),
         }
     }
@@ -136,9 +160,7 @@ impl Disk for EtcdDisk {
     }
 
     fn size(&mut self, number: FileNumber) -> io::Result<u64> {
-        let size = self.bytes(number)?.len() as u64;
-        self.lengths.insert(number, size);
-        Ok(size)
+        Ok(self.bytes(number)?.len() as u64)
     }
 
     fn read(&mut self, number: FileNumber, offset: u64, bytes: &mut [u8]) -> io::Result<usize> {
@@ -151,7 +173,7 @@ impl Disk for EtcdDisk {
     }
 
     fn create(&mut self, number: FileNumber, _size: u64) -> io::Result<()> {
-        self.prepared.push((number, Vec::new()));
+        self.begun = self.begun.min(number);
         Ok(())
     }
 
@@ -162,13 +184,10 @@ impl Disk for EtcdDisk {
     fn write(&mut self, number: FileNumber, offset: u64, bytes: &[u8]) -> io::Result<()> {
         if offset == 0 {
             // The version, which is the same in all files.
-            let prepared = self.prepared.iter_mut().find(|(file, _)| *file == number);
-            let (_, head) = prepared.expect("only a file that was just created has no bytes");
-            head.extend_from_slice(bytes);
+            self.prepared.insert(number, bytes.to_vec());
             return Ok(());
         }
         self.gathered_bytes += bytes.len();
-        self.lengths.insert(number, offset + bytes.len() as u64);
         if let Some(Change::Append { file, offset: start, bytes: gathered }) =
             self.changes.last_mut()
             && *file == number
@@ -178,32 +197,16 @@ impl Disk for EtcdDisk {
             self.written += 1;
             return Ok(());
         }
-        let prepared = self.prepared.iter().position(|(file, _)| *file == number);
-        let (offset, bytes) = match prepared.map(|index| self.prepared.swap_remove(index).1) {
-            Some(head) => {
-                assert_eq!(head.len() as u64, offset, "a gap in binlog.{number}");
-                (0, [&head, bytes].concat())
-            }
-            None => (offset, bytes.to_vec()),
-        };
-        self.push(Change::Append { file: number, offset, bytes });
-        Ok(())
-    }
-
-    fn will_sync(&mut self, _number: FileNumber, _offset: u64, _len: u64) {}
-
-    fn sync(&mut self, _number: FileNumber) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn sync_directory(&mut self) -> io::Result<()> {
+        let mut stored = self.prepared.remove(&number).unwrap_or_default();
+        let start = if stored.is_empty() { offset } else { 0 };
+        stored.extend_from_slice(bytes);
+        self.push(Change::Append { file: number, offset: start, bytes: stored });
         Ok(())
     }
 
     fn truncate(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
         // Space that was only allocated is not stored.
-        if self.lengths.get(&number).is_none_or(|&length| length > size) {
-            self.lengths.insert(number, size);
+        if number < self.begun {
             self.push(Change::Truncate { file: number, size });
         }
         Ok(())
@@ -214,17 +217,10 @@ impl Disk for EtcdDisk {
     }
 
     fn remove(&mut self, number: FileNumber) -> io::Result<()> {
-        if let Some(index) = self.prepared.iter().position(|(file, _)| *file == number) {
-            self.prepared.swap_remove(index);
-            return Ok(());
+        if self.prepared.remove(&number).is_none() {
+            self.push(Change::Remove { file: number });
         }
-        self.lengths.remove(&number);
-        self.push(Change::Remove { file: number });
         Ok(())
-    }
-
-    fn truncate_step(&mut self) -> bool {
-        false
     }
 
     fn quarantine(&mut self, number: FileNumber) -> io::Result<String> {
@@ -268,9 +264,9 @@ impl Disk for EtcdDisk {
     }
 
     fn remote_stats(&self) -> Option<RemoteStats> {
-        let is_storing = self.is_storing();
+        let (is_storing, now) = (self.is_storing(), self.shared.now());
         let in_flight = if is_storing { self.handed_over_bytes } else { 0 };
-        let since = self.shared.now().since(self.handed_over_at);
+        let since = now.since(self.handed_over_at);
         let lease_left = self.shared.lease_left();
         let state = self.shared.state();
         Some(RemoteStats {
@@ -283,6 +279,7 @@ impl Disk for EtcdDisk {
     }
 }
 
+#[cfg(feature = "etcd")]
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -350,7 +347,6 @@ mod tests {
         disk.hand_over();
         assert_eq!(handed_over(&mut received), Some(("1:0=v7abc".to_owned(), 1)));
         let (mut disk, _, mut received) = self::disk();
-        disk.lengths.insert(1, 5);
         disk.truncate(1, 4).unwrap();
         disk.write(1, 4, b"x").unwrap();
         disk.quarantine(1).unwrap();

@@ -3,18 +3,19 @@
 //! ```text
 //! PREFIX/format                    the version of this layout, and the size of a file
 //! PREFIX/leader                    the name of the server that leads, with its lease
-//! PREFIX/file/00000003             the file's first chunk, and what else is known of it: [`Listed`]
+//! PREFIX/file/00000003             the file's first chunk, and what else is known of it: [`File`]
 //! PREFIX/log/000000000000002a      a chunk: file number, offset, bytes
 //! PREFIX/damaged/00000003/...2a    a chunk of a damaged file that was set aside
 //! ```
 //!
 //! Chunks are numbered over all files, without gaps: a chunk is added only if the one before it is
-//! there. The chunks of a file are those from its first one to the first one of the next file.
+//! there. Chunk 0 is there before the first one, without bytes. The chunks of a file are those from its
+//! first one to the first one of the next file, or to one without bytes.
 
 use crate::engine::binlog::disk::FileNumber;
 use std::hash::{BuildHasher, RandomState};
 
-/// The number of a chunk. The first one is 1.
+/// The number of a chunk.
 pub type ChunkNumber = u64;
 
 /// The keys of one binlog.
@@ -23,18 +24,22 @@ pub struct Keys {
     prefix: String,
 }
 
-/// The value of the key of a file.
+/// What is known of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct File {
     pub first: ChunkNumber,
-    /// A random number.
+    /// A random number. By it a file differs from one of the same chunks that was lost when etcd was
+    /// restored to an older state.
     pub nonce: u64,
-    /// The first chunk behind the file if the next file was removed. Without that it is the first chunk of
-    /// the next file.
-    pub end: ChunkNumber,
-    /// The number of its bytes. A leader cuts a batch that the one before has not completed.
+    /// The number of its bytes, or [`WHOLE`]. A leader cuts a batch that the one before has not
+    /// completed.
     pub size: u64,
+    /// The first chunk of the next file. It is not in the value.
+    pub end: ChunkNumber,
 }
+
+/// The size of a file that has all bytes of its chunks.
+pub const WHOLE: u64 = u64::MAX;
 
 /// A part of a file, as it is stored under one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,27 +136,26 @@ fn parse_number(value: &[u8]) -> Option<ChunkNumber> {
     ChunkNumber::from_str_radix(str::from_utf8(value).ok()?, 16).ok()
 }
 
-impl Listed {
-    /// Returns a new file. By the number it differs from a file of the same chunks that was lost when etcd
-    /// was restored to an older state.
-    pub fn new(first: ChunkNumber) -> Listed {
+impl File {
+    /// Returns a new file.
+    pub fn new(first: ChunkNumber) -> File {
         let nonce = RandomState::new().hash_one(first);
-        Listed { first, nonce, end: ChunkNumber::MAX, size: u64::MAX }
+        File { first, nonce, size: WHOLE, end: ChunkNumber::MAX }
     }
 
-    /// Returns the value of the key.
+    /// Returns the value of its key. Earlier versions had an end in the third number.
     pub fn encode(self) -> String {
-        let Listed { first, nonce, end, size } = self;
-        format!("{first:016x} {nonce:016x} {end:016x} {size:016x}")
+        let File { first, nonce, size, .. } = self;
+        format!("{first:016x} {nonce:016x} {:016x} {size:016x}", ChunkNumber::MAX)
     }
 
-    /// Returns what a value means. Earlier versions wrote only the first chunk.
-    pub fn decode(value: &[u8]) -> Option<Listed> {
+    /// Returns what a value means. The first version wrote only the first chunk.
+    pub fn decode(value: &[u8]) -> Option<File> {
         let mut numbers = value.split(|&byte| byte == b' ').map(parse_number);
         let first = numbers.next()??;
         let mut number = || numbers.next().unwrap_or(Some(u64::MAX));
-        let listed = Listed { first, nonce: number()?, end: number()?, size: number()? };
-        numbers.next().is_none().then_some(listed)
+        let (nonce, _, size) = (number()?, number()?, number()?);
+        numbers.next().is_none().then_some(File { first, nonce, size, end: ChunkNumber::MAX })
     }
 }
 
@@ -195,12 +199,12 @@ mod tests {
         ] {
             assert_eq!(parse_format(value.as_bytes()), None, "{value}");
         }
-        let listed = Listed { end: 9, size: 3, ..Listed::new(7) };
-        assert_eq!(Listed::decode(listed.encode().as_bytes()), Some(listed));
-        let of_first_version = Listed { nonce: u64::MAX, ..Listed::new(7) };
-        assert_eq!(Listed::decode(b"0000000000000007"), Some(of_first_version));
+        let file = File { size: 3, ..File::new(7) };
+        assert_eq!(File::decode(file.encode().as_bytes()), Some(file));
+        let of_first_version = File { nonce: u64::MAX, ..File::new(7) };
+        assert_eq!(File::decode(b"0000000000000007"), Some(of_first_version));
         for value in ["", "x", "7 x", "1 2 3 4 5"] {
-            assert_eq!(Listed::decode(value.as_bytes()), None, "{value}");
+            assert_eq!(File::decode(value.as_bytes()), None, "{value}");
         }
         let chunk = Chunk { file: 3, offset: 1 << 40, bytes: b"record" };
         let value = chunk.encode();

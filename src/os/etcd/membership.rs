@@ -2,13 +2,22 @@
 //!
 //! In a program without the feature `etcd` there is no membership, because options refuse a URL of etcd.
 
-#![cfg_attr(not(feature = "etcd"), expect(dead_code, reason = "there is no cluster without etcd"))]
-
+use super::disk::{EtcdDisk, Request, Requests};
+use super::shared::Shared;
+#[cfg(feature = "etcd")]
+use super::{keys::Keys, lease::Candidate, nodes::Nodes, thread};
+use crate::engine::time::Nanos;
 use crate::os::sys::machine;
+use mio::Waker;
 use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+#[cfg(feature = "etcd")]
+use {crate::os::sys::clock::monotonic, std::env};
 
 /// How to reach a binlog in etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,9 +59,10 @@ pub enum Duty {
 }
 
 /// The part of a server in its cluster.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Standing {
     /// It is not known yet whether another server leads.
+    #[default]
     Undecided,
     /// The server with this name leads.
     Standby(String),
@@ -129,148 +139,93 @@ impl fmt::Display for MembershipError {
     }
 }
 
-#[cfg(feature = "etcd")]
-pub use present::Membership;
+/// A server that leads, or waits until it can.
+#[derive(Debug)]
+pub struct Membership {
+    shared: Arc<Shared>,
+    requests: Requests,
+    lease_ttl: Nanos,
+    /// There is no membership without etcd.
+    #[cfg(not(feature = "etcd"))]
+    never: std::convert::Infallible,
+}
+
+/// The longest wait for the end of the lease. Without it the lease ends by itself.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[cfg(feature = "etcd")]
-mod present {
-    use super::{Duty, EtcdOptions, MembershipError, Standing};
-    use crate::engine::time::Nanos;
-    use crate::os::etcd::disk::EtcdDisk;
-    use crate::os::etcd::keys::Keys;
-    use crate::os::etcd::lease::Candidate;
-    use crate::os::etcd::nodes::Nodes;
-    use crate::os::etcd::shared::Shared;
-    use crate::os::etcd::thread::{self, Request};
-    use crate::os::sys::clock::monotonic;
-    use crate::os::sys::machine;
-    use mio::Waker;
-    use std::env;
-    use std::sync::Arc;
-    use std::sync::mpsc::channel;
-    use std::time::Duration;
-    use tokio::sync::mpsc::UnboundedSender;
-
-    /// A server that leads, or waits until it can.
-    #[derive(Debug)]
-    pub struct Membership {
-        shared: Arc<Shared>,
-        requests: UnboundedSender<Request>,
-        lease_ttl: Nanos,
+impl Membership {
+    /// Joins the servers with this URL.
+    pub fn join(etcd: &EtcdOptions, duty: Duty) -> Result<Membership, MembershipError> {
+        let [hostname, ..] = machine::uname();
+        let shared = Arc::new(Shared::new(monotonic));
+        let candidate = Candidate {
+            nodes: Nodes::new(etcd).map_err(MembershipError::Refused)?,
+            keys: Keys::new(&etcd.prefix),
+            shared: Arc::clone(&shared),
+            name: format!("{hostname}:{}", std::process::id()),
+            file_size: etcd.file_size,
+            ttl_secs: etcd.lease_ttl_secs,
+            quota: etcd.quota,
+            lease_file: env::var_os("RUNTIME_DIRECTORY")
+                .filter(|_| duty == Duty::Lead)
+                .and_then(|path| env::split_paths(&path).next())
+                .map(|path| path.join("lease")),
+            duty,
+        };
+        let requests = thread::start(candidate);
+        let requests = requests.map_err(|error| MembershipError::Refused(error.to_string()))?;
+        Ok(Membership { shared, requests, lease_ttl: Nanos::from_secs(etcd.lease_ttl_secs) })
     }
 
-    /// The longest wait for the end of the lease. Without it the lease ends by itself.
-    const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
-
-    impl Membership {
-        /// Joins the servers with this URL.
-        pub fn join(etcd: &EtcdOptions, duty: Duty) -> Result<Membership, MembershipError> {
-            let hostname = machine::uname().hostname;
-            let candidate = Candidate {
-                nodes: Nodes::new(etcd).map_err(MembershipError::Refused)?,
-                keys: Keys::new(&etcd.prefix),
-                shared: Arc::new(Shared::new(monotonic)),
-                name: format!("{hostname}:{}", std::process::id()),
-                file_size: etcd.file_size,
-                ttl_secs: etcd.lease_ttl_secs,
-                quota: etcd.quota,
-                lease_file: env::var_os("RUNTIME_DIRECTORY")
-                    .filter(|_| duty == Duty::Lead)
-                    .and_then(|path| env::split_paths(&path).next())
-                    .map(|path| path.join("lease")),
-                duty,
-            };
-            let shared = Arc::clone(&candidate.shared);
-            let requests = thread::start(candidate);
-            let requests = requests.map_err(|error| MembershipError::Refused(error.to_string()))?;
-            let lease_ttl = Nanos::from_secs(etcd.lease_ttl_secs);
-            Ok(Membership { shared, requests, lease_ttl })
-        }
-
-        /// Ends the lease of a process that was killed, so that the next server leads at once.
-        pub fn leave(etcd: &EtcdOptions, lease: i64) -> Result<(), MembershipError> {
-            let nodes = Nodes::new(etcd).map_err(MembershipError::Refused)?;
-            thread::revoke(nodes, lease).map_err(MembershipError::Refused)
-        }
-
-        /// Sets what wakes the caller when [`Membership::standing`] or the progress of the disk changes,
-        /// and wakes it.
-        pub fn set_waker(&self, waker: Waker) {
-            self.shared.set_waker(waker);
-        }
-
-        /// Returns the part of this server in the cluster.
-        pub fn standing(&self) -> Result<Standing, MembershipError> {
-            self.shared.standing()
-        }
-
-        /// Returns the files of the binlog.
-        pub fn disk(&self) -> EtcdDisk {
-            EtcdDisk::new(Arc::clone(&self.shared), self.requests.clone(), self.lease_ttl)
-        }
-
-        /// Ends an import, after all files were written: servers can use them from now on.
-        pub fn end_import(&self, disk: &mut EtcdDisk) {
-            disk.end_import();
-        }
-
-        /// Fails if no reply may leave any more.
-        pub fn check(&self) -> Result<(), MembershipError> {
-            self.shared.check()
-        }
-    }
-
-    /// Gives back the lease, so that the next server leads at once.
-    impl Drop for Membership {
-        fn drop(&mut self) {
-            let (done, wait) = channel();
-            if self.requests.send(Request::End(done)).is_ok() {
-                let _ = wait.recv_timeout(LEAVE_TIMEOUT);
-            }
-        }
+    /// Ends the lease of a process that was killed, so that the next server leads at once.
+    pub fn leave(etcd: &EtcdOptions, lease: i64) -> Result<(), MembershipError> {
+        let nodes = Nodes::new(etcd);
+        let left = nodes.and_then(|nodes| thread::revoke(nodes, lease));
+        left.map_err(MembershipError::Refused)
     }
 }
 
 #[cfg(not(feature = "etcd"))]
-pub use absent::Membership;
+impl Membership {
+    pub fn join(_: &EtcdOptions, _: Duty) -> Result<Membership, MembershipError> {
+        Err(MembershipError::Refused("this program was built without etcd".to_owned()))
+    }
 
-#[cfg(not(feature = "etcd"))]
-mod absent {
-    use super::{Duty, EtcdOptions, MembershipError, Standing};
-    use crate::os::disk::Directory;
-    use mio::Waker;
+    pub fn leave(_: &EtcdOptions, _: i64) -> Result<(), MembershipError> {
+        Ok(())
+    }
+}
 
-    /// A server that leads, or waits until it can.
-    #[derive(Debug)]
-    pub enum Membership {}
+impl Membership {
+    /// Sets what wakes the caller when [`Membership::standing`] or the progress of the disk changes,
+    /// and wakes it.
+    pub fn set_waker(&self, waker: Waker) {
+        self.shared.set_waker(waker);
+    }
 
-    impl Membership {
-        pub fn join(_: &EtcdOptions, _: Duty) -> Result<Membership, MembershipError> {
-            Err(MembershipError::Refused("this program was built without etcd".to_owned()))
-        }
+    /// Returns the part of this server in the cluster.
+    pub fn standing(&self) -> Result<Standing, MembershipError> {
+        self.shared.standing()
+    }
 
-        pub fn leave(_: &EtcdOptions, _: i64) -> Result<(), MembershipError> {
-            Ok(())
-        }
+    /// Fails if no reply may leave any more.
+    pub fn check(&self) -> Result<(), MembershipError> {
+        self.shared.check()
+    }
 
-        pub fn set_waker(&self, _: Waker) {
-            match *self {}
-        }
+    /// Returns the files of the binlog.
+    pub fn disk(&self) -> EtcdDisk {
+        EtcdDisk::new(Arc::clone(&self.shared), self.requests.clone(), self.lease_ttl)
+    }
+}
 
-        pub fn standing(&self) -> Result<Standing, MembershipError> {
-            match *self {}
-        }
-
-        pub fn disk(&self) -> Directory {
-            match *self {}
-        }
-
-        pub fn end_import(&self, _: &mut Directory) {
-            match *self {}
-        }
-
-        pub fn check(&self) -> Result<(), MembershipError> {
-            match *self {}
+/// Gives back the lease, so that the next server leads at once.
+impl Drop for Membership {
+    fn drop(&mut self) {
+        let (done, wait) = channel();
+        if self.requests.send(Request::End(done)).is_ok() {
+            let _ = wait.recv_timeout(LEAVE_TIMEOUT);
         }
     }
 }

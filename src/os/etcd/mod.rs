@@ -21,28 +21,28 @@
 //! | [`api`] | etcd's interface: the seam at which tests put a fake |
 //! | [`client`] | the real etcd behind it |
 //!
-//! Without the feature only [`membership`] is there.
+//! Without the feature there is only what the rest of the program names.
 
 #![allow(missing_docs, reason = "only tests see it from outside")]
 #![allow(rustdoc::broken_intra_doc_links, reason = "the feature leaves out some of the files")]
+#![cfg_attr(not(feature = "etcd"), expect(dead_code, reason = "there is no cluster without etcd"))]
+
+mod disk;
+mod membership;
+mod shared;
 
 #[cfg(feature = "etcd")]
 pub mod api;
 #[cfg(feature = "etcd")]
 mod client;
 #[cfg(feature = "etcd")]
-mod disk;
-#[cfg(feature = "etcd")]
 mod keys;
 #[cfg(feature = "etcd")]
 mod lease;
 #[cfg(feature = "etcd")]
 mod log;
-mod membership;
 #[cfg(feature = "etcd")]
 mod nodes;
-#[cfg(feature = "etcd")]
-mod shared;
 #[cfg(feature = "etcd")]
 mod thread;
 
@@ -52,10 +52,10 @@ pub use membership::{
 // For tests.
 #[cfg(feature = "etcd")]
 pub use {
-    disk::EtcdDisk,
+    disk::{EtcdDisk, Request},
     keys::Keys,
     lease::Candidate,
     nodes::Nodes,
     shared::Shared,
-    thread::{Request, serve},
+    thread::serve,
 };

@@ -3,10 +3,7 @@
 //! A request that failed may nevertheless have been carried out, or be carried out later. So the
 //! caller must be able to send it again.
 
-use super::api::{
-    Answer, DATA_LOSS, Etcd, FAILED_PRECONDITION, Failure, Found, INVALID_ARGUMENT, NOT_FOUND,
-    Node, PERMISSION_DENIED, RESOURCE_EXHAUSTED, Range,
-};
+use super::api::{Answer, Etcd, Failure, Kind, Node, Op, PASSWORD, Pair, Range, Txn, USER};
 use super::membership::EtcdOptions;
 use etcd_client::{Certificate, ConnectOptions, Identity, TlsOptions};
 use std::env;
@@ -15,6 +12,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::{sleep, timeout};
 
 /// The nodes, and a connection to one of them.
 #[derive(Clone)]
@@ -25,53 +23,22 @@ pub struct Nodes {
     timeout: Duration,
     /// The time for a connection.
     connect_timeout: Duration,
+    /// Why etcd may have closed a connection, which it does not report.
+    hint: &'static str,
     current: usize,
     node: Option<Arc<dyn Node>>,
-    tls: Tls,
     /// The number of nodes in a row that have refused a request.
     refusals: usize,
 }
 
-/// Whether connections are encrypted, and whether this server shows a certificate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Tls {
-    None,
-    WithoutIdentity,
-    WithIdentity,
-}
-
-/// Why something cannot be done.
-#[derive(Clone, Debug)]
-pub struct Error {
-    pub kind: Kind,
-    pub text: String,
-}
-
-/// What may help.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Another try. The one before may have succeeded.
-    Passing,
-    /// More space in etcd.
-    NoSpace,
-    /// A shorter request.
-    TooLarge,
-    /// Another start: the lease has ended, or another server leads.
-    Lost,
-    /// The operator.
-    Lasting,
-}
-
-/// A page may take longer than other answers.
+/// The pause before a request is made again.
+pub const RETRY_PAUSE: Duration = Duration::from_millis(100);
+/// A page of the log may take longer than other answers.
 const PAGE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A connection without an answer to a ping for this long is given up.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
-
 /// etcd takes 0.1 s and more of its time to check a password.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(2);
-
-const USER: &str = "BEANSTALKD_ETCD_USER";
-const PASSWORD: &str = "BEANSTALKD_ETCD_PASSWORD";
 
 impl Nodes {
     /// Reads the files for TLS, and the user and the password from the environment.
@@ -82,20 +49,16 @@ impl Nodes {
             .with_keep_alive(PING_INTERVAL, timeout)
             .with_keep_alive_while_idle(true)
             .with_require_leader(true);
-        let tls = match etcd.tls.as_ref().map(|files| files.identity.is_some()) {
-            None => Tls::None,
-            Some(false) => Tls::WithoutIdentity,
-            Some(true) => Tls::WithIdentity,
-        };
-        let scheme = if etcd.tls.is_some() { "https" } else { "http" };
+        let (mut scheme, mut hint) = ("http", " (etcd may want TLS: etcds://)");
         if let Some(files) = &etcd.tls {
             let authorities = Certificate::from_pem(read_pem(&files.authorities, "CERTIFICATE")?);
             let mut tls = TlsOptions::new().ca_certificate(authorities);
+            (scheme, hint) =
+                ("https", " (etcd may want a certificate: --etcd-cert and --etcd-key)");
             if let Some((certificate, key)) = &files.identity {
-                tls = tls.identity(Identity::from_pem(
-                    read_pem(certificate, "CERTIFICATE")?,
-                    read_pem(key, "PRIVATE KEY")?,
-                ));
+                let certificate = read_pem(certificate, "CERTIFICATE")?;
+                tls = tls.identity(Identity::from_pem(certificate, read_pem(key, "PRIVATE KEY")?));
+                hint = "";
             }
             options = options.with_tls(tls);
         }
@@ -115,7 +78,7 @@ impl Nodes {
         let addresses = etcd.nodes.iter().map(|node| format!("{scheme}://{node}")).collect();
         options = options.with_connect_timeout(connect_timeout);
         let nodes = Nodes::over(Arc::new(options), addresses, timeout);
-        Ok(Nodes { connect_timeout, tls, ..nodes })
+        Ok(Nodes { connect_timeout, hint, ..nodes })
     }
 
     /// Returns the nodes of an etcd with these addresses. A request may take `timeout`.
@@ -125,17 +88,11 @@ impl Nodes {
             addresses,
             timeout,
             connect_timeout: timeout,
+            hint: "",
             current: 0,
             node: None,
-            tls: Tls::None,
             refusals: 0,
         }
-    }
-
-    /// Returns the same nodes, to be asked over connections of their own and from the next node on.
-    pub fn asking_next(&self) -> Nodes {
-        let current = (self.current + 1) % self.addresses.len();
-        Nodes { current, node: None, ..self.clone() }
     }
 
     /// Returns how many nodes there are.
@@ -148,37 +105,42 @@ impl Nodes {
         self.timeout
     }
 
-    // ---- Requests ----
-
-    /// Reads keys with short values.
-    pub async fn get(&mut self, range: Range) -> Result<Found, Error> {
-        self.ask(|node| node.range(range)).await
-    }
-
-    /// Reads many keys, or long values, for which there is more time.
-    pub async fn get_page(&mut self, range: Range) -> Result<Found, Error> {
-        self.ask_within(self.timeout.max(PAGE_TIMEOUT), |node| node.range(range)).await
-    }
-
     /// Asks the next node from now on.
     pub fn next_node(&mut self) {
         self.node = None;
         self.current = (self.current + 1) % self.addresses.len();
     }
 
+    /// Reads a key. Also returns the newest revision.
+    pub async fn get(&mut self, key: String) -> Result<(Option<Pair>, i64), Failure> {
+        let txn = Txn { then: vec![Op::get(key)], ..Txn::default() };
+        let answer = self.ask(|node| node.txn(txn)).await?;
+        let revision = answer.revision;
+        Ok((answer.into_pair(), revision))
+    }
+
+    /// Reads a page of the log, for which there is more time than for other requests.
+    pub async fn page(&mut self, range: Range) -> Result<Vec<Pair>, Failure> {
+        let txn = Txn { then: vec![Op::Get(range)], ..Txn::default() };
+        let most = self.timeout.max(PAGE_TIMEOUT);
+        let mut answer = self.ask_within(most, |node| node.txn(txn)).await?;
+        Ok(answer.found.pop().unwrap_or_default())
+    }
+
     /// Sends a request, for which there is the time of a short one.
     pub async fn ask<T>(
         &mut self,
         request: impl FnOnce(&dyn Node) -> Answer<T>,
-    ) -> Result<T, Error> {
+    ) -> Result<T, Failure> {
         self.ask_within(self.timeout, request).await
     }
 
-    async fn ask_within<T>(
+    /// Sends a request, which may take this long.
+    pub async fn ask_within<T>(
         &mut self,
-        timeout: Duration,
+        most: Duration,
         request: impl FnOnce(&dyn Node) -> Answer<T>,
-    ) -> Result<T, Error> {
+    ) -> Result<T, Failure> {
         let answer = async {
             let node = match &self.node {
                 Some(node) => node,
@@ -187,78 +149,48 @@ impl Nodes {
                     self.node.insert(within(self.connect_timeout, connected).await?)
                 }
             };
-            within(timeout, request(&**node)).await
+            within(most, request(&**node)).await
         };
-        let mut error = match answer.await {
+        let mut failure = match answer.await {
             Ok(answer) => {
                 self.refusals = 0;
                 return Ok(answer);
             }
-            Err(error) => error,
+            Err(failure) => failure,
         };
-        let hint = if error.kind == Kind::Passing { self.hint(&error.text) } else { "" };
-        error.text = format!("{}: {}{hint}", self.addresses[self.current], error.text);
+        let is_closed =
+            ["connection closed", "broken pipe"].iter().any(|it| failure.text.contains(it));
+        let hint = if is_closed && failure.kind == Kind::Passing { self.hint } else { "" };
+        failure.text = format!("{}: {}{hint}", self.addresses[self.current], failure.text);
         // One node may have a wrong certificate, or an old one.
-        if error.kind == Kind::Lasting && self.refusals + 1 < self.addresses.len() {
+        if failure.kind == Kind::Lasting && self.refusals + 1 < self.count() {
             self.refusals += 1;
-            error.kind = Kind::Passing;
+            failure.kind = Kind::Passing;
         }
-        if error.kind == Kind::Passing {
+        if failure.kind == Kind::Passing {
             self.next_node();
         }
-        Err(error)
+        Err(failure)
     }
+}
 
-    /// Returns the likely reason why etcd has closed a connection, which it does not report.
-    fn hint(&self, text: &str) -> &'static str {
-        let is_closed = ["connection closed", "broken pipe"].iter().any(|what| text.contains(what));
-        match self.tls {
-            _ if !is_closed => "",
-            Tls::None => " (etcd may want TLS: etcds://)",
-            Tls::WithoutIdentity => " (etcd may want a certificate: --etcd-cert and --etcd-key)",
-            Tls::WithIdentity => "",
+/// Asks until the outcome is no passing failure, at most twice for each of these nodes.
+pub async fn ask_again<T>(
+    nodes: usize,
+    mut ask: impl AsyncFnMut() -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    for _ in 1..2 * nodes {
+        match ask().await {
+            Err(failure) if failure.kind == Kind::Passing => sleep(RETRY_PAUSE).await,
+            outcome => return outcome,
         }
     }
+    ask().await
 }
 
-async fn within<T>(timeout: Duration, answer: Answer<T>) -> Result<T, Error> {
-    match tokio::time::timeout(timeout, answer).await {
-        Ok(answer) => answer.map_err(Error::from),
-        Err(_) => Err(Error::new(Kind::Passing, format!("no answer in {timeout:?}"))),
-    }
-}
-
-impl Error {
-    pub fn new(kind: Kind, text: impl Into<String>) -> Error {
-        Error { kind, text: text.into() }
-    }
-}
-
-/// etcd's texts count only where answers with the same code differ.
-impl From<Failure> for Error {
-    fn from(Failure { code, text }: Failure) -> Error {
-        let has = |part| text.contains(part);
-        let is_too_large = || has("too large") || has("larger than max");
-        // The TLS library's words for the alert of a node that does not accept the certificate.
-        let is_tls = ["invalid peer certificate", "received fatal alert", "certificate required"];
-        let kind = match code {
-            _ if is_tls.into_iter().any(has) => Kind::Lasting,
-            Some(NOT_FOUND) => Kind::Lost,
-            Some(RESOURCE_EXHAUSTED) if has("space exceeded") => Kind::NoSpace,
-            Some(INVALID_ARGUMENT | RESOURCE_EXHAUSTED) if is_too_large() => Kind::TooLarge,
-            // The next connection has a new token.
-            Some(INVALID_ARGUMENT) if has("auth store is old") => Kind::Passing,
-            Some(INVALID_ARGUMENT | PERMISSION_DENIED | FAILED_PRECONDITION | DATA_LOSS) => {
-                Kind::Lasting
-            }
-            Some(_) | None => Kind::Passing,
-        };
-        if has("user name is empty") {
-            let text = format!("etcd wants authentication: set {USER} and {PASSWORD} ({text})");
-            return Error::new(kind, text);
-        }
-        Error::new(kind, text)
-    }
+async fn within<T>(most: Duration, answer: Answer<T>) -> Result<T, Failure> {
+    let late = |_| Failure::new(Kind::Passing, format!("no answer in {most:?}"));
+    timeout(most, answer).await.map_err(late)?
 }
 
 /// Reads a file in PEM format with a block of this kind.
@@ -269,12 +201,6 @@ fn read_pem(path: &Path, kind: &str) -> Result<Vec<u8>, String> {
         .lines()
         .any(|line| line.starts_with("-----BEGIN ") && line.contains(kind));
     if has_kind { Ok(text) } else { Err(wrong(&format_args!("there is no {kind} in it"))) }
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
 }
 
 impl fmt::Debug for Nodes {

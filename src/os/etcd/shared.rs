@@ -17,14 +17,19 @@ pub struct Shared {
 }
 
 /// The state. The lock is held for moments only.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct State {
-    /// The part of this server in the cluster.
-    pub standing: Result<Standing, MembershipError>,
+    standing: Standing,
+    /// Why this server is no member any more.
+    failure: Option<MembershipError>,
     /// The lease that this server has, or 0.
     pub lease: i64,
     /// No reply may leave after this moment of the clock.
     pub deadline: Nanos,
+    /// The revision in which this server has created the key of the leader.
+    pub leader: i64,
+    /// The revision of the last change of the log.
+    pub revision: i64,
     /// The number of the last change that is stored, with all before it.
     pub acknowledged: u64,
     /// etcd has no space for more.
@@ -40,18 +45,7 @@ pub struct State {
 
 impl Shared {
     pub fn new(clock: Clock) -> Shared {
-        let state = State {
-            standing: Ok(Standing::Undecided),
-            lease: 0,
-            deadline: Nanos::ZERO,
-            acknowledged: 0,
-            is_full: false,
-            is_nearly_full: false,
-            stored_bytes: 0,
-            transactions: Histogram::default(),
-            waker: None,
-        };
-        Shared { clock, state: Mutex::new(state) }
+        Shared { clock, state: Mutex::default() }
     }
 
     pub fn now(&self) -> Nanos {
@@ -64,15 +58,21 @@ impl Shared {
 
     /// Returns the part of this server in the cluster.
     pub fn standing(&self) -> Result<Standing, MembershipError> {
-        self.state().standing.clone()
+        let state = self.state();
+        state.failure.clone().map_or_else(|| Ok(state.standing.clone()), Err)
     }
 
-    /// Changes the part of this server, and wakes the event loop. An error stays.
-    pub fn set_standing(&self, standing: Result<Standing, MembershipError>) {
+    /// Changes the part of this server, and wakes the event loop.
+    pub fn set_standing(&self, standing: Standing) {
         let mut state = self.state();
-        if state.standing.is_ok() {
-            state.standing = standing;
-        }
+        state.standing = standing;
+        state.wake();
+    }
+
+    /// Ends the part of this server, and wakes the event loop. The first failure stays.
+    pub fn fail(&self, failure: MembershipError) {
+        let mut state = self.state();
+        state.failure.get_or_insert(failure);
         state.wake();
     }
 
@@ -86,7 +86,7 @@ impl Shared {
     pub fn check(&self) -> Result<(), MembershipError> {
         if self.standing().is_ok() && self.lease_left() == Nanos::ZERO {
             let reason = "the lease was not renewed in time".to_owned();
-            self.set_standing(Err(MembershipError::Lost(reason)));
+            self.fail(MembershipError::Lost(reason));
         }
         self.standing().map(drop)
     }

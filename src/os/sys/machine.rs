@@ -10,34 +10,18 @@ use std::mem::MaybeUninit;
 use std::net::Ipv4Addr;
 use std::os::fd::AsRawFd;
 
-/// The names that `uname` returns.
-#[derive(Clone, Debug)]
-pub struct Uname {
-    /// The name of the host.
-    pub hostname: String,
-    /// The version of the operating system.
-    pub version: String,
-    /// The kind of machine.
-    pub machine: String,
-}
-
-/// Returns the names of host, system and machine.
-pub fn uname() -> Uname {
+/// Returns the name of the host, the version of the operating system, and the kind of machine.
+pub fn uname() -> [String; 3] {
     let mut names = MaybeUninit::<libc::utsname>::zeroed();
     // SAFETY: the pointer is to a live `utsname`; all zeros is a valid one (empty strings).
     let names = unsafe {
         libc::uname(names.as_mut_ptr());
         names.assume_init()
     };
-    let text = |field: &[libc::c_char]| {
+    [names.nodename, names.version, names.machine].map(|field| {
         // SAFETY: the kernel ends each field with a zero byte within its array.
         unsafe { CStr::from_ptr(field.as_ptr()) }.to_string_lossy().into_owned()
-    };
-    Uname {
-        hostname: text(&names.nodename),
-        version: text(&names.version),
-        machine: text(&names.machine),
-    }
+    })
 }
 
 /// Returns 16 random hex digits, which no other instance has.
@@ -213,11 +197,12 @@ pub fn terminate_on_input(device: &File) -> io::Result<()> {
 
 /// Returns the name of the network interface with this number; the first one is 1.
 pub fn interface_name(index: u32) -> Option<String> {
-    let mut name = [0_u8; libc::IF_NAMESIZE];
-    // SAFETY: the pointer is to a live array of the size that this call needs.
-    let found = unsafe { libc::if_indextoname(index, name.as_mut_ptr().cast()) };
-    let name = CStr::from_bytes_until_nul(&name).ok().filter(|_| !found.is_null())?;
-    Some(name.to_string_lossy().into_owned())
+    let mut argument = interface_request("").ok()?;
+    argument.ifr_ifru.ifru_ifindex = libc::c_int::try_from(index).ok()?;
+    // SAFETY: this request reads the number of an `ifreq` and writes its name.
+    unsafe { control(libc::SIOCGIFNAME, &mut argument).ok()? };
+    let name = argument.ifr_name.map(|byte| byte.to_ne_bytes()[0]);
+    Some(CStr::from_bytes_until_nul(&name).ok()?.to_string_lossy().into_owned())
 }
 
 /// Sets the IPv4 address of an interface.
@@ -329,9 +314,15 @@ mod tests {
 
     #[test]
     fn each_instance_id_is_new() {
-        assert!(!uname().hostname.is_empty());
+        assert!(!uname()[0].is_empty());
         let id = instance_id().unwrap();
         assert!(id.len() == 16 && id.bytes().all(|digit| digit.is_ascii_hexdigit()));
         assert_ne!(id, instance_id().unwrap());
+    }
+
+    #[test]
+    fn interfaces_have_numbers() {
+        assert_eq!(interface_name(1).as_deref(), Some("lo"));
+        assert_eq!(interface_name(u32::MAX), None);
     }
 }

@@ -25,3 +25,12 @@ use std::io;
 fn check(result: impl Into<i64>) -> io::Result<()> {
     if result.into() < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
+
+/// Replaces a function of a static glibc, which parses `/proc/self/maps` with sscanf(3): 100 KB of the
+/// binary. Rust's runtime calls it for the end of the stack. Without that, an overflow of the stack still
+/// ends the process, but the runtime prints no message before.
+#[cfg(all(target_env = "gnu", target_feature = "crt-static"))]
+#[unsafe(no_mangle)]
+extern "C" fn pthread_getattr_np(_: libc::pthread_t, _: *mut libc::pthread_attr_t) -> libc::c_int {
+    libc::ENOSYS
+}

@@ -1,23 +1,13 @@
 //! Sockets inherited from a service manager, and the readiness of a socket.
 
-use std::ffi::OsString;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-
-/// Why inherited descriptors cannot be used.
-#[derive(Debug)]
-pub enum InheritedError {
-    /// The value of `LISTEN_FDS`, which is not a number of descriptors.
-    Count(OsString),
-    /// The descriptor that is not open.
-    NotOpen(RawFd),
-}
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// Returns the descriptors that a service manager has passed to this process, by the protocol of
 /// sd_listen_fds(3). The caller calls it once, before the process opens any descriptor.
 ///
 /// # Errors
-/// `LISTEN_PID` is this process, but its descriptors do not match `LISTEN_FDS`.
-pub fn inherited_sockets() -> Result<Vec<OwnedFd>, InheritedError> {
+/// `LISTEN_PID` is this process, but its descriptors do not match `LISTEN_FDS`. The message names the cause.
+pub fn inherited_sockets() -> Result<Vec<OwnedFd>, String> {
     const FIRST: RawFd = 3;
     let pid = std::env::var("LISTEN_PID").ok().and_then(|pid| pid.parse().ok());
     let Some(count) = std::env::var_os("LISTEN_FDS").filter(|_| pid == Some(std::process::id()))
@@ -26,12 +16,15 @@ pub fn inherited_sockets() -> Result<Vec<OwnedFd>, InheritedError> {
     };
     let number = count.to_str().and_then(|count| count.parse().ok());
     let Some(number) = number.filter(|&number: &RawFd| number >= 0) else {
-        return Err(InheritedError::Count(count));
+        return Err(format!(
+            "cannot listen on inherited descriptors: LISTEN_FDS={}: not a number of descriptors",
+            count.display()
+        ));
     };
     let range = FIRST..FIRST.saturating_add(number);
     // All are checked before any is taken, so that an error closes none of them.
     if let Some(closed) = range.clone().find(|&fd| !set_close_on_exec(fd)) {
-        return Err(InheritedError::NotOpen(closed));
+        return Err(format!("cannot listen on inherited descriptor {closed}: it is not open"));
     }
     // SAFETY: they are open, and LISTEN_PID shows that they were passed to this process. The caller
     // ensures that nothing else in the process owns a descriptor yet.
@@ -47,7 +40,7 @@ fn set_close_on_exec(fd: RawFd) -> bool {
 }
 
 /// Returns whether a socket has bytes to read, or a connection to accept.
-pub fn is_readable(socket: &impl AsRawFd) -> bool {
+pub fn is_readable(socket: BorrowedFd<'_>) -> bool {
     let mut poll = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: the pointer is to one live `pollfd`, and the timeout is a plain number.
     unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }

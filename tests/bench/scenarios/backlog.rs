@@ -1,43 +1,61 @@
 //! What a server keeps: connections, tubes, held jobs, millions of jobs, keys, jobs on disk. Their
 //! memory and space, what operations cost beside them, and what scrapes of them cost.
 
-use super::{Scenario, meanwhile, watch_all};
+use super::{CONSUME, Scenario, meanwhile, watch_all};
 use crate::client::Outcome;
 use crate::load::{Load, Step};
-use crate::probe::{Probe, Scrapes, scrape};
+use crate::probe::{Probe, scrape};
 use crate::report::Figures;
-use crate::server::{MIB, Server};
+use crate::server::{MIB, PATIENCE, Server};
 use fastrand::Rng;
 use std::thread;
 use std::time::{Duration, Instant};
 
 const MILLION: usize = 1_000_000;
+const TIME: Duration = Duration::from_secs(1);
+
+const EMPTY: &str =
+    "from start to the first reply, and resident memory of a server that has nothing to do";
+const TUBE_MEMORY: &str = "memory of a tube, with up to 100,000 watched by one connection";
+const KEYS: &str = "put of 64 bytes in front of a million jobs without keys and a million with keys, \
+    100 to a write and one by one (single): without a key, with a new one, and with one that another \
+    job has (hit); cpu us/op";
+const START_UP: &str = "from start to the first reply with a million live jobs of 150 bytes, whose \
+    files the kernel has in memory";
 
 pub fn all() -> Vec<Scenario> {
-    let empty_what = "resident memory of a server that has nothing to do";
     vec![
         one_of("delete", 1000),
         one_of("delete", 50_000),
         one_of("touch", 1000),
         one_of("touch", 50_000),
-        Scenario::new("empty", 3, empty_what, |server| {
-            server.connect(1).say("use default")?;
-            Ok(Figures::of("rss_kib", server.rss_bytes() / 1024.0))
-        }),
+        Scenario::new("empty", 3, EMPTY, empty),
         idle(),
-        tube_memory(),
+        Scenario::new("tube-memory", 1, TUBE_MEMORY, tube_memory),
         deep("deep-1m", MILLION, true),
         deep("deep-10m", 10 * MILLION, true),
         deep("deep-10m-in-order", 10 * MILLION, false),
         scraped("scrape-tubes", 10_000, 0, ""),
         scraped("scrape-all-tubes", 10_000, 0, "--metrics-tubes 20000"),
         scraped("scrape-jobs", 0, MILLION, ""),
-        keys(),
-        start_up(),
+        Scenario { needs_extensions: true, ..Scenario::new("keys-1m", 3, KEYS, keys) },
+        Scenario {
+            flags: "-b DIR -F".to_owned(),
+            ..Scenario::new("start-up", 3, START_UP, start_up)
+        },
         churn("churn", 20_000, 1024, 400_000, 1, 0),
         churn("compact-live", 200_000, 64, 600_000, 100, 0),
         churn("compact-mixed", 200_000, 64, 600_000, 100, 200),
     ]
+}
+
+fn empty(server: &mut Server) -> Outcome<Figures> {
+    server.terminate();
+    let start = Instant::now();
+    server.start_again()?;
+    server.connect(1).say("use default")?;
+    let start_ms = start.elapsed().as_secs_f64() * 1e3;
+    Ok(Figures::of([("start_ms", start_ms), ("rss_kib", server.rss_bytes() / 1024.0)]))
 }
 
 /// What it costs to delete or touch a job when one connection holds many.
@@ -62,7 +80,6 @@ fn one_of(verb: &'static str, held: usize) -> Scenario {
 fn idle() -> Scenario {
     const IDLE: usize = 10_000;
     const ACTIVE: usize = 50;
-    const TIME: Duration = Duration::from_secs(1);
     let what = "put, reserve, delete on 50 connections beside 10,000 idle ones";
     let scenario = Scenario::new("idle-10k", 3, what, |server| {
         let before_bytes = server.rss_bytes();
@@ -72,33 +89,27 @@ fn idle() -> Scenario {
         active.say("use default")?;
         let bytes_per_connection = (server.rss_bytes() - before_bytes) / (IDLE + ACTIVE) as f64;
         let measured = server.measure(|| active.run_for(&Load::cycle(), TIME))?;
-        let mut figures = measured.figures();
-        figures.add("bytes_per_connection", bytes_per_connection);
-        Ok(figures)
+        let memory = Figures::of([("bytes_per_connection", bytes_per_connection)]);
+        Ok(measured.figures().with("", memory))
     });
     Scenario { open_files: 10_500, ..scenario }
 }
 
 /// As many as it makes in some seconds: where each has to be looked for among all others,
 /// the last ones take longest.
-fn tube_memory() -> Scenario {
-    let what = "memory of a tube, with up to 100,000 watched by one connection";
-    Scenario::new("tube-memory", 1, what, |server| {
-        const MOST: usize = 100_000;
-        let mut keeper = server.connect(1);
-        let before_bytes = server.rss_bytes();
-        let load = Load { tubes: MOST, ..Load::of_jobs(&[&[Step::Watch]], MOST) };
-        let made = keeper.run_for(&load, server.patience / 2)?.replies as f64;
-        let mut figures = Figures::of("tubes", made);
-        figures.add("bytes_per_tube", (server.rss_bytes() - before_bytes) / made);
-        Ok(figures)
-    })
+fn tube_memory(server: &mut Server) -> Outcome<Figures> {
+    const MOST: usize = 100_000;
+    let mut keeper = server.connect(1);
+    let before_bytes = server.rss_bytes();
+    let load = Load { tubes: MOST, ..Load::of_jobs(&[&[Step::Watch]], MOST) };
+    let made = keeper.run_for(&load, PATIENCE / 2)?.replies as f64;
+    let bytes_per_tube = (server.rss_bytes() - before_bytes) / made;
+    Ok(Figures::of([("tubes", made), ("bytes_per_tube", bytes_per_tube)]))
 }
 
 // ---- Millions of jobs ----
 
 fn deep(name: &str, depth: usize, has_random_priorities: bool) -> Scenario {
-    const TIME: Duration = Duration::from_secs(1);
     const BESIDE_PROBE: [&str; 3] = ["stall_ms", "stall_with_noise_ms", "cpu_us_per_op"];
     let order = if has_random_priorities { "random priorities" } else { "one priority" };
     let what = format!(
@@ -106,28 +117,32 @@ fn deep(name: &str, depth: usize, has_random_priorities: bool) -> Scenario {
          drain, rest; stalls are of a probe beside filling and draining, and after the rest"
     );
     Scenario::new(name, 1, what, move |server| {
-        let (before_bytes, mut figures) = (server.rss_bytes(), Figures::default());
+        let before_bytes = server.rss_bytes();
         let fill = Load { has_random_priorities, ..Load::put(depth) };
         let filled = Probe::beside(server, "use default", || server.run(&fill))?;
-        let grown_bytes = server.rss_bytes() - before_bytes;
-        figures.append("fill_", filled.figures().only(&BESIDE_PROBE));
-        figures.add("bytes_per_job", grown_bytes / depth as f64);
+        let bytes_per_job = (server.rss_bytes() - before_bytes) / depth as f64;
         let mut pool = server.connect(10);
         pool.run_for(&Load::cycle(), TIME / 5)?;
-        figures.append("", server.measure(|| pool.run_for(&Load::cycle(), TIME))?.figures());
-        let drain = Load::of_jobs(&[&[Step::Reserve], &[Step::Delete]], depth);
+        let cycled = server.measure(|| pool.run_for(&Load::cycle(), TIME))?;
+        let drain = Load::of_jobs(CONSUME, depth);
         let drained = Probe::beside(server, "use default", || {
-            server.connect(1).run_for(&drain, 2 * server.patience)
+            server.connect(1).run_for(&drain, 2 * PATIENCE)
         })?;
-        figures.append("drain_", drained.figures().only(&BESIDE_PROBE));
-        figures.add("drained_percent", 100.0 * drained.run.deleted as f64 / depth as f64);
-        figures.add("peak_rss_mib", server.peak_rss_bytes() / MIB);
+        let drained_percent = 100.0 * drained.run.deleted as f64 / depth as f64;
+        let peak_rss_mib = server.peak_rss_bytes() / MIB;
+        let figures = Figures::default()
+            .with("fill_", filled.figures().only(&BESIDE_PROBE))
+            .with("", Figures::of([("bytes_per_job", bytes_per_job)]))
+            .with("", cycled.figures())
+            .with("drain_", drained.figures().only(&BESIDE_PROBE))
+            .with("drained_", Figures::of([("percent", drained_percent)]))
+            .with("peak_", Figures::of([("rss_mib", peak_rss_mib)]));
         // What a server does not get done in time stays undone; then there is nothing to report of
         // the memory that it gives back.
-        if drained.run.deleted == depth {
-            figures.append("rest_", rest(server)?);
+        if drained.run.deleted < depth {
+            return Ok(figures);
         }
-        Ok(figures)
+        Ok(figures.with("rest_", rest(server)?))
     })
 }
 
@@ -137,12 +152,10 @@ fn rest(server: &Server) -> Outcome<Figures> {
     const REST: Duration = Duration::from_secs(3);
     const AFTERMATH: Duration = Duration::from_millis(500);
     thread::sleep(REST);
-    let share = server.rss_bytes() / server.peak_rss_bytes();
+    let left_percent = 100.0 * server.rss_bytes() / server.peak_rss_bytes();
     let probe = Probe::start(server, "use default");
     thread::sleep(AFTERMATH);
-    let mut figures = probe.take_stalls()?;
-    figures.add("rss_left_percent", 100.0 * share);
-    Ok(figures)
+    Ok(probe.take_stalls()?.with("", Figures::of([("rss_left_percent", left_percent)])))
 }
 
 // ---- Scrapes ----
@@ -150,8 +163,6 @@ fn rest(server: &Server) -> Outcome<Figures> {
 /// The cost of scrapes without pause for the clients.
 fn scraped(name: &str, tubes: usize, jobs: usize, flags: &str) -> Scenario {
     const LATENCIES: [&str; 5] = ["ops_per_s", "p50_us", "p99_us", "p99.9_us", "max_us"];
-    /// Long enough that a thousandth of the operations are some.
-    const TIME: Duration = Duration::from_secs(1);
     let what = format!(
         "put, reserve, delete on 10 connections beside {tubes} tubes and {jobs} jobs; a second \
          without scrapes, and one (scraped) with one after the other; latencies are without the \
@@ -164,21 +175,20 @@ fn scraped(name: &str, tubes: usize, jobs: usize, flags: &str) -> Scenario {
         // Warms up.
         pool.run_for(&Load::cycle(), TIME / 10)?;
         let without = server.measure(|| pool.run_for(&Load::cycle(), TIME))?;
-        let mut scrapes = Scrapes::default();
-        let with = server.measure(|| {
-            let cycle = || pool.run_for(&Load::cycle(), TIME);
-            let (all_scrapes, run) = meanwhile(|is_over| scrape(server.metrics, is_over), cycle);
-            scrapes = all_scrapes;
-            run
-        })?;
-        let mut figures = without.figures().only(&LATENCIES);
-        figures.append("scraped_", with.figures().only(&LATENCIES));
+        let (scrapes, with) = meanwhile(
+            |is_over| scrape(server.metrics, is_over),
+            || server.measure(|| pool.run_for(&Load::cycle(), TIME)),
+        );
+        let with = with?;
         let cpu_us = with.cpu_us - with.ops * (without.cpu_us / without.ops);
         let pages = f64::from(scrapes.pages);
-        figures.add("page_kib", scrapes.bytes as f64 / pages / 1024.0);
-        figures.add("ms_per_scrape", scrapes.time.as_secs_f64() * 1e3 / pages);
-        figures.add("cpu_ms_per_scrape", cpu_us / 1e3 / pages);
-        Ok(figures)
+        let costs = Figures::of([
+            ("page_kib", scrapes.bytes as f64 / pages / 1024.0),
+            ("ms_per_scrape", scrapes.time.as_secs_f64() * 1e3 / pages),
+            ("cpu_ms_per_scrape", cpu_us / 1e3 / pages),
+        ]);
+        let scraped = with.figures().only(&LATENCIES);
+        Ok(without.figures().only(&LATENCIES).with("scraped_", scraped).with("", costs))
     };
     let flags = format!("--metrics METRICS {flags}");
     Scenario { flags, ..Scenario::new(name, 5, what, round) }
@@ -187,59 +197,45 @@ fn scraped(name: &str, tubes: usize, jobs: usize, flags: &str) -> Scenario {
 // ---- Jobs with keys ----
 
 /// The processor time of a put with a key, and the memory of a key.
-fn keys() -> Scenario {
-    let what = format!(
-        "put of 64 bytes in front of {MILLION} jobs without keys and {MILLION} with keys, 100 to a \
-         write and one by one (single): without a key, with a new one, and with one that another \
-         job has (hit); cpu us/op"
-    );
-    let round = |server: &mut Server| {
-        let mut pool = server.connect(1);
-        let mut put = |load: &Load| -> Outcome<f64> {
-            let measured = server.measure(|| pool.run(load))?;
-            Ok(measured.cpu_us / measured.ops)
-        };
-        let mut sizes = vec![server.rss_bytes()];
-        for first_key in [None, Some(0)] {
-            put(&Load { first_key, ..Load::put(MILLION) })?;
-            sizes.push(server.rss_bytes());
-        }
-        let grown_bytes = (sizes[2] - sizes[1]) - (sizes[1] - sizes[0]);
-        let mut figures = Figures::of("bytes_per_key", grown_bytes / MILLION as f64);
-        let mut first_new = MILLION;
-        for (prefix, jobs, batch) in [("", 200_000, 100), ("single_", 20_000, 1)] {
-            let mut cost = |first_key| put(&Load { first_key, batch, ..Load::put(jobs) });
-            let (plain, with_key, hit) = (cost(None)?, cost(Some(first_new))?, cost(Some(0))?);
-            first_new += jobs;
-            figures.append(prefix, Figures::of("no_key_us", plain));
-            figures.append(prefix, Figures::of("key_us", with_key));
-            figures.append(prefix, Figures::of("hit_us", hit));
-            figures.append(prefix, Figures::of("key_ratio", with_key / plain));
-        }
-        Ok(figures)
+fn keys(server: &mut Server) -> Outcome<Figures> {
+    let mut pool = server.connect(1);
+    let mut put = |load: &Load| -> Outcome<f64> {
+        let measured = server.measure(|| pool.run(load))?;
+        Ok(measured.cpu_us / measured.ops)
     };
-    Scenario { needs_extensions: true, ..Scenario::new("keys-1m", 3, what, round) }
+    let mut sizes = vec![server.rss_bytes()];
+    for first_key in [None, Some(0)] {
+        put(&Load { first_key, ..Load::put(MILLION) })?;
+        sizes.push(server.rss_bytes());
+    }
+    let grown_bytes = (sizes[2] - sizes[1]) - (sizes[1] - sizes[0]);
+    let mut figures = Figures::of([("bytes_per_key", grown_bytes / MILLION as f64)]);
+    let mut first_new = MILLION;
+    for (prefix, jobs, batch) in [("", 200_000, 100), ("single_", 20_000, 1)] {
+        let mut cost = |first_key| put(&Load { first_key, batch, ..Load::put(jobs) });
+        let (plain, with_key, hit) = (cost(None)?, cost(Some(first_new))?, cost(Some(0))?);
+        first_new += jobs;
+        let costs = [("no_key_us", plain), ("key_us", with_key), ("hit_us", hit)];
+        figures = figures.with(prefix, Figures::of(costs));
+        figures = figures.with(prefix, Figures::of([("key_ratio", with_key / plain)]));
+    }
+    Ok(figures)
 }
 
 // ---- Jobs on disk ----
 
 /// Each server reads what it has written itself.
-fn start_up() -> Scenario {
-    const JOBS: usize = 1_000_000;
-    let what = "from start to the first reply with a million live jobs of 150 bytes, \
-                whose files the kernel has in memory";
-    let round = |server: &mut Server| {
-        server.run(&Load { body_len: 150, ..Load::put(JOBS) })?;
-        server.terminate();
-        let start = Instant::now();
-        server.start_again()?;
-        server.connect(1).say("use default")?;
-        let mut figures = Figures::of("elapsed_ms", start.elapsed().as_secs_f64() * 1e3);
-        figures.add("cpu_ms", server.cpu_ns() as f64 / 1e6);
-        figures.add("binlog_mib", server.binlog_bytes() / MIB);
-        Ok(figures)
-    };
-    Scenario { flags: "-b DIR -F".to_owned(), ..Scenario::new("start-up", 3, what, round) }
+fn start_up(server: &mut Server) -> Outcome<Figures> {
+    server.run(&Load { body_len: 150, ..Load::put(MILLION) })?;
+    server.terminate();
+    let start = Instant::now();
+    server.start_again()?;
+    server.connect(1).say("use default")?;
+    Ok(Figures::of([
+        ("elapsed_ms", start.elapsed().as_secs_f64() * 1e3),
+        ("cpu_ms", server.cpu_ns() as f64 / 1e6),
+        ("binlog_mib", server.binlog_bytes() / MIB),
+    ]))
 }
 
 /// Jobs that stay (`live`), but for some that are `deleted`, while others come and go (`cycles`).
@@ -280,10 +276,11 @@ fn churn(
         // A put, a reserve and a delete; the reserve is not recorded.
         let needed_bytes = measured.ops / 3.0 * (put_bytes("default", body_len) + RECORD_BYTES);
         let live_bytes = live as f64 * put_bytes("long-lived", body_len);
-        let mut figures = Figures::of("written_per_needed", written_bytes / needed_bytes);
-        figures.add("kept_per_live", server.binlog_bytes() / live_bytes);
-        figures.append("", measured.figures());
-        Ok(figures)
+        let space = Figures::of([
+            ("written_per_needed", written_bytes / needed_bytes),
+            ("kept_per_live", server.binlog_bytes() / live_bytes),
+        ]);
+        Ok(space.with("", measured.figures()))
     };
     Scenario { flags: "-b DIR -f 50".to_owned(), ..Scenario::new(name, 1, what, round) }
 }

@@ -20,11 +20,9 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-// ---- Batches ----
-
 /// Each load with the number of its jobs; none where a load is left out.
 fn drains(name: &str, workers: usize, round_trip: Duration, jobs: [usize; 3]) -> Scenario {
-    const SINGLE: Writes = &[&[Step::ReserveWithin(0)], &[Step::Delete]];
+    const SINGLE: Writes = &[&[Step::ReserveNow], &[Step::Delete]];
     const BATCH: Writes = &[&[Step::ReserveBatch], &[Step::DeleteBatch]];
     let what = format!(
         "workers that reserve and delete jobs of 64 bytes: {workers}; time added to each round \
@@ -39,12 +37,13 @@ fn drains(name: &str, workers: usize, round_trip: Duration, jobs: [usize; 3]) ->
                 continue;
             }
             server.run(&Load::put(jobs))?;
-            let (mut pool, drain) =
-                (server.connect(workers), Load { batch, round_trip, ..Load::of(writes) });
+            let mut pool = server.connect(workers);
+            let drain = Load { batch, round_trip, ..Load::of(writes) };
             let mut measured = server.measure(|| pool.run(&drain))?;
             assert_eq!(measured.run.deleted, jobs);
             measured.ops = jobs as f64;
-            figures.append(prefix, measured.figures().only(&["cpu_us_per_op", "ops_per_s"]));
+            let costs = measured.figures().only(&["cpu_us_per_op", "ops_per_s"]);
+            figures = figures.with(prefix, costs);
         }
         Ok(figures)
     })
@@ -60,8 +59,8 @@ fn batch_of_tubes() -> Scenario {
     );
     let scenario = Scenario::new("batch-tubes", 3, what, |server| {
         let mut worker = watch_all(server, 1, TUBES)?;
-        let put = Load::of_jobs(&[&[Step::Use, Step::Put]], JOBS);
         // A random tube for each job: one `use` and one `put` to a write.
+        let put = Load::of_jobs(&[&[Step::Use, Step::Put]], JOBS);
         server.run(&Load { tubes: TUBES, batch: 1, ..put })?;
         let reserve = Load { batch: 1000, ..Load::of(&[&[Step::ReserveBatch]]) };
         let mut measured = Probe::beside(server, "use default", || worker.run(&reserve))?;
@@ -71,8 +70,6 @@ fn batch_of_tubes() -> Scenario {
     });
     Scenario { needs_extensions: true, ..scenario }
 }
-
-// ---- Lists ----
 
 fn list(name: &str, others: usize) -> Scenario {
     /// Put at even distances, so that their ids are far apart.
@@ -90,11 +87,9 @@ fn list(name: &str, others: usize) -> Scenario {
             pool.run(&Load::put(1))?;
             pool.say("use default")?;
         }
-        let mut figures = Figures::default();
-        let middle = format!("default any {FULL} {}", others / 2);
-        figures.append("few_", measure_list(server, "few any 100", FEW)?);
-        figures.append("full_", measure_list(server, &middle, FULL)?);
-        Ok(figures)
+        let few = measure_list(server, "few any 100", FEW)?;
+        let full = measure_list(server, &format!("default any {FULL} {}", others / 2), FULL)?;
+        Ok(Figures::default().with("few_", few).with("full_", full))
     };
     Scenario { needs_extensions: true, ..Scenario::new(name, 3, what, round) }
 }

@@ -7,13 +7,12 @@ mod steady;
 mod timers;
 
 use crate::client::{Outcome, Pool};
-use crate::load::{Load, Step};
+use crate::load::{Load, Step, Writes};
 use crate::report::Figures;
 use crate::server::Server;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-/// One thing to measure.
 pub struct Scenario {
     pub name: String,
     /// What is measured, in a sentence.
@@ -37,7 +36,7 @@ pub struct Scenario {
 }
 
 /// Prepares a fresh server, measures, and returns the figures.
-pub type Round = Box<dyn Fn(&mut Server) -> Outcome<Figures>>;
+type Round = Box<dyn Fn(&mut Server) -> Outcome<Figures>>;
 
 impl Scenario {
     fn new(
@@ -66,6 +65,8 @@ impl Scenario {
 pub fn all() -> Vec<Scenario> {
     [steady::all(), backlog::all(), timers::all(), many::all()].into_iter().flatten().collect()
 }
+
+const CONSUME: Writes = &[&[Step::Reserve], &[Step::Delete]];
 
 /// Opens connections that each watch this number of tubes.
 fn watch_all(server: &Server, connections: usize, tubes: usize) -> Outcome<Pool> {

@@ -2,18 +2,19 @@
 //! pipelined, with and without a binlog, beside many tubes, and by clients that come and go. The
 //! same loads count instructions.
 
-use super::{Scenario, watch_all};
+use super::{CONSUME, Scenario, watch_all};
 use crate::client::{Outcome, nanoseconds};
 use crate::harness::client::Client;
 use crate::load::{Load, Run, Step, Writes};
 use crate::probe::Probe;
 use crate::report::Figures;
-use crate::server::Server;
+use crate::server::{MIB, Server};
 use std::time::{Duration, Instant};
 
 /// A name, how many connections, and how many requests to a write.
 type Clients = (&'static str, usize, usize);
 const CLIENTS: [Clients; 3] = [("1", 1, 1), ("50", 50, 1), ("pipelined", 1, 100)];
+const MORE: [Clients; 2] = [("50-pipelined", 50, 100), ("400", 400, 1)];
 const USE: Writes = &[&[Step::Use]];
 /// A worker that watches all tubes.
 const WATCH: Writes = &[&[Step::Use, Step::Put], &[Step::Reserve], &[Step::Delete]];
@@ -46,7 +47,6 @@ pub fn all() -> Vec<Scenario> {
             all.push(steady(&format!("{prefix}-{tubes}"), connections, "", load));
         }
     }
-    const MORE: [Clients; 2] = [("50-pipelined", 50, 100), ("400", 400, 1)];
     for (promise, flags, more) in
         [("f0", "-f 0", &MORE[..]), ("f50", "-f 50", &[]), ("F", "-F", &[])]
     {
@@ -101,36 +101,26 @@ fn steady(name: &str, connections: usize, flags: &str, load: Load) -> Scenario {
         if is_worker {
             measured.ops /= WATCH.concat().len() as f64;
         }
-        let mut figures = measured.figures();
-        figures.add("rss_mib", server.rss_bytes() / crate::server::MIB);
-        Ok(figures)
+        let rss_mib = server.rss_bytes() / MIB;
+        Ok(measured.figures().with("", Figures::of([("rss_mib", rss_mib)])))
     };
-    Scenario {
-        flags: flags.to_owned(),
-        body_len,
-        is_traced: true,
-        ..Scenario::new(name, 5, what, round)
-    }
+    let scenario = Scenario::new(name, 5, what, round);
+    Scenario { flags: flags.to_owned(), body_len, is_traced: true, ..scenario }
 }
 
 fn describe(connections: usize, flags: &str, load: &Load) -> String {
     let Load { batch, body_len, .. } = load;
     let steps: Vec<String> = load.writes.concat().iter().map(|step| format!("{step:?}")).collect();
     let steps = steps.join(", ").to_lowercase();
-    let mut what = format!(
-        "{steps} of {body_len} bytes; connections: {connections}; requests to a write: {batch}"
-    );
-    if !flags.is_empty() {
-        what += &format!("; flags: {flags}");
-    }
-    what
+    let flags = if flags.is_empty() { String::new() } else { format!("; flags: {flags}") };
+    format!(
+        "{steps} of {body_len} bytes; connections: {connections}; requests to a write: {batch}{flags}"
+    )
 }
 
 /// Two runs, of which one is longer, so that starting, connecting and ending do not count. They
 /// are made only when asked for: in valgrind a server takes fifty times as long.
 fn instructions(name: &str, connections: usize, flags: &str, load: Load) -> Scenario {
-    const SHORT: usize = 1_000;
-    const LONG: usize = 10_000;
     let what = format!("{}; in valgrind", describe(connections, flags, &load));
     let round = move |server: &mut Server| {
         let mut count = |jobs| -> Outcome<(f64, f64)> {
@@ -140,8 +130,8 @@ fn instructions(name: &str, connections: usize, flags: &str, load: Load) -> Scen
             server.start_again()?;
             Ok(counted)
         };
-        let ((few, short), (many, long)) = (count(SHORT)?, count(LONG)?);
-        Ok(Figures::of("user_instructions_per_op", (long - short) / (many - few)))
+        let ((few, short), (many, long)) = (count(1_000)?, count(10_000)?);
+        Ok(Figures::of([("user_instructions_per_op", (long - short) / (many - few))]))
     };
     let scenario = Scenario::new(name, 1, what, round);
     Scenario { flags: flags.to_owned(), counts_instructions: true, ..scenario }
@@ -156,8 +146,7 @@ fn hand_off(name: &str, workers: usize, tubes: usize) -> Scenario {
     let round = move |server: &mut Server| {
         let mut pool = watch_all(server, 1 + workers, tubes)?;
         let producer: Writes = if tubes > 0 { &[&[Step::Use, Step::Put]] } else { &[&[Step::Put]] };
-        let load = Load::of(&[&[Step::Reserve], &[Step::Delete]]);
-        let load = Load { producer, tubes, is_logged: true, ..load };
+        let load = Load { producer, tubes, ..Load::of(CONSUME) };
         pool.run_for(&load, TIME / 3)?;
         let mut measured = Probe::beside(server, "use default", || {
             let mut run = pool.run_for(&load, TIME)?;
@@ -181,8 +170,7 @@ fn hand_off_times(run: &Run) -> Vec<u64> {
     run.reserved.iter().map(time).collect()
 }
 
-// ---- Clients that come and go ----
-
+/// Clients that come and go.
 fn short(name: &str, what: &str, jobs: usize, session: fn(&mut Client)) -> Scenario {
     const BODY_LEN: usize = 5;
     let what = format!("short-lived clients: connect, {what}, quit; an op is a session");

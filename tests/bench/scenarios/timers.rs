@@ -1,73 +1,38 @@
-//! Much that falls due at once, or must be done in one go: how long others wait meanwhile,
-//! whether it is done in time, and what a timer costs.
+//! Much that falls due at once, or must be done in one go: how long others wait meanwhile, and
+//! whether it is done in time.
 
-use super::{Scenario, meanwhile};
+use super::{CONSUME, Scenario, meanwhile};
 use crate::client::{Outcome, TooSlow};
 use crate::harness::client::Client;
-use crate::load::{Load, Run, Step, Writes};
+use crate::load::{Load, Run, Step};
 use crate::probe::Probe;
 use crate::report::Figures;
-use crate::server::Server;
-use std::collections::HashMap;
+use crate::server::{PATIENCE, Server};
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// As many jobs as a user of beanstalkd once wanted to delete.
 const FLUSHED: usize = 711_769;
-const TTRS: usize = 10_000;
 const MANY: usize = 100_000;
 
+const CONSUMED: &str = "a million delayed jobs due within five seconds, in bursts, and a consumer \
+    that pipelines; latencies, without the time in which server or client waited for a core, \
+    are of a client beside it that puts, reserves and deletes one by one";
+const TTRS: &str = "10,000 TTRs of one connection run out at once; it is silent until they have";
+const CLOSE: &str = "a connection that holds 100,000 jobs closes; until all are ready (visible)";
+const FLUSH: &str = "flush-tube of 711,769 jobs, until its reply (flush), and until a probe sees an \
+    empty tube (visible); single: the jobs are reserved and deleted, 100 to a write";
+
 pub fn all() -> Vec<Scenario> {
-    let consumed_what = "a million delayed jobs due within five seconds, in bursts, and a consumer \
-        that pipelines; latencies, without the time in which server or client waited for a core, \
-        are of a client beside it that puts, reserves and deletes one by one";
-    let silent_what = "200 jobs whose workers are silent, ttr 1: how many come to a waiting worker \
-        within 2 ms";
-    let ttrs_what = "10,000 TTRs of one connection run out at once; it is silent until they have";
-    let flush_what = format!(
-        "flush-tube of {FLUSHED} jobs, until its reply (flush), and until a probe sees an empty \
-         tube (visible); single: the jobs are reserved and deleted, 100 to a write"
-    );
-    let close_what = "a connection that holds 100,000 jobs closes; until all are ready (visible)";
-    let timers_what = "200 delayed jobs, one due every 5 ms; an op is a timer";
     vec![
         delayed("delayed-1m", 1_000_000, 0),
         delayed("delayed-busy", 300_000, 400),
-        Scenario::new("delayed-consumed", 1, consumed_what, |server| consumed(server)),
-        Scenario::new("ttrs-10k", 3, ttrs_what, |server| {
-            let mut pool = server.connect(1);
-            pool.run(&Load { ttr_s: 1, ..Load::put(TTRS) })?;
-            pool.run(&Load::reserve(TTRS))?;
-            let due = Instant::now() + Duration::from_secs(1);
-            at_once(server, Some(due), TTRS, || {
-                sleep_until(due + Duration::from_secs(1));
-                // C beanstalkd may notice only now.
-                pool.say("use default").map(|()| Figures::default())
-            })
-        }),
-        Scenario::new("kick-100k", 3, "kick of 100,000 buried jobs; until its reply", |server| {
-            const BURY: Writes = &[&[Step::Reserve], &[Step::Bury]];
-            let mut pool = server.connect(1);
-            pool.run(&Load::put(MANY))?;
-            pool.run(&Load::of_jobs(BURY, MANY))?;
-            at_once(server, None, MANY, || timed("kick_ms", || pool.say(&format!("kick {MANY}"))))
-        }),
-        Scenario::new("close-100k", 3, close_what, |server| {
-            let mut holder = server.connect(1);
-            holder.run(&Load::put_with_priorities(MANY))?;
-            holder.run(&Load::reserve(MANY))?;
-            at_once(server, None, MANY, || {
-                drop(holder);
-                Ok(Figures::default())
-            })
-        }),
-        Scenario::new("flush-712k", 3, flush_what, |server| flush(server)),
-        Scenario::new("silent-ttr", 1, silent_what, |server| silent(server)),
-        Scenario {
-            is_traced: true,
-            ..Scenario::new("timer-cost", 1, timers_what, |server| timers_cost(server))
-        },
+        Scenario::new("delayed-consumed", 1, CONSUMED, consumed),
+        Scenario::new("ttrs-10k", 3, TTRS, ttrs),
+        Scenario::new("kick-100k", 3, "kick of 100,000 buried jobs; until its reply", kick),
+        Scenario::new("close-100k", 3, CLOSE, close),
+        Scenario::new("flush-712k", 3, FLUSH, flush),
     ]
 }
 
@@ -85,14 +50,14 @@ fn at_once(
     /// What was put off is felt within this time.
     const AFTERMATH: Duration = Duration::from_secs(1);
     let probe = Probe::start(server, "stats-tube default");
-    probe.wait_for(server.patience, |_| true)?;
+    probe.wait_for(PATIENCE, |_| true)?;
     probe.take_stalls()?;
     let (waits, before_ns) = (server.waits(), server.cpu_ns());
     let (start, waited_before) = (Instant::now(), waits.total());
     let see = || {
         let is_done = Some(ready as u64);
-        let seen_at = probe
-            .wait_for(5 * server.patience, |reply| reply.value("current-jobs-ready") == is_done)?;
+        let seen_at =
+            probe.wait_for(5 * PATIENCE, |reply| reply.value("current-jobs-ready") == is_done)?;
         let noise = waits.total() - waited_before;
         Ok(match due {
             Some(due) => seen_at.saturating_duration_since(due),
@@ -100,24 +65,51 @@ fn at_once(
         })
     };
     let (acted, visible) = meanwhile(|_| act(), see);
-    let mut figures = acted?;
-    figures.add("visible_ms", milliseconds(visible?));
+    let (acted, visible_ms) = (acted?, milliseconds(visible?));
     // The kernel counts the processor time of a running process in steps of some milliseconds.
-    figures.add("cpu_ms", (server.cpu_ns() - before_ns) as f64 / 1e6);
+    let cpu_ms = (server.cpu_ns() - before_ns) as f64 / 1e6;
     thread::sleep(AFTERMATH);
-    figures.append("", probe.take_stalls()?);
-    Ok(figures)
+    let seen = Figures::of([("visible_ms", visible_ms), ("cpu_ms", cpu_ms)]);
+    Ok(acted.with("", seen).with("", probe.take_stalls()?))
 }
 
-/// The time of something, as a figure.
 fn timed(name: &str, act: impl FnOnce() -> Outcome<()>) -> Outcome<Figures> {
     let start = Instant::now();
-    act().map(|()| Figures::of(name, milliseconds(start.elapsed())))
+    act().map(|()| Figures::of([(name, milliseconds(start.elapsed()))]))
+}
+
+fn ttrs(server: &mut Server) -> Outcome<Figures> {
+    const JOBS: usize = 10_000;
+    let mut pool = server.connect(1);
+    pool.run(&Load { ttr_s: 1, ..Load::put(JOBS) })?;
+    pool.run(&Load::reserve(JOBS))?;
+    let due = Instant::now() + Duration::from_secs(1);
+    at_once(server, Some(due), JOBS, || {
+        sleep_until(due + Duration::from_secs(1));
+        // C beanstalkd may notice only now.
+        pool.say("use default").map(|()| Figures::default())
+    })
+}
+
+fn kick(server: &mut Server) -> Outcome<Figures> {
+    let mut pool = server.connect(1);
+    pool.run(&Load::put(MANY))?;
+    pool.run(&Load::of_jobs(&[&[Step::Reserve], &[Step::Bury]], MANY))?;
+    at_once(server, None, MANY, || timed("kick_ms", || pool.say(&format!("kick {MANY}"))))
+}
+
+fn close(server: &mut Server) -> Outcome<Figures> {
+    let mut holder = server.connect(1);
+    holder.run(&Load::put_with_priorities(MANY))?;
+    holder.run(&Load::reserve(MANY))?;
+    at_once(server, None, MANY, || {
+        drop(holder);
+        Ok(Figures::default())
+    })
 }
 
 /// With the command if the server has it, and one by one.
-fn flush(server: &Server) -> Outcome<Figures> {
-    const DRAIN: Writes = &[&[Step::Reserve], &[Step::Delete]];
+fn flush(server: &mut Server) -> Outcome<Figures> {
     let mut figures = Figures::default();
     if server.has_extensions {
         server.run(&Load::put(FLUSHED))?;
@@ -129,9 +121,8 @@ fn flush(server: &Server) -> Outcome<Figures> {
         figures = at_once(server, None, 0, || timed("flush_ms", flush))?;
     }
     server.run(&Load::put(FLUSHED))?;
-    let drain = || server.run(&Load::of_jobs(DRAIN, FLUSHED)).map(drop);
-    figures.append("single_", at_once(server, None, 0, || timed("ms", drain))?);
-    Ok(figures)
+    let drain = || server.run(&Load::of_jobs(CONSUME, FLUSHED)).map(drop);
+    Ok(figures.with("single_", at_once(server, None, 0, || timed("ms", drain))?))
 }
 
 fn milliseconds(duration: Duration) -> f64 {
@@ -166,9 +157,7 @@ fn delayed(name: &str, jobs: usize, busy: usize) -> Scenario {
         let wait = || at_once(server, Some(last_due), jobs, || Ok(Figures::default()));
         let (others, figures) = beside(server, busy, wait);
         others?;
-        let mut figures = figures?;
-        figures.add("fill_cpu_us_per_op", fill_us / jobs as f64);
-        Ok(figures)
+        Ok(figures?.with("", Figures::of([("fill_cpu_us_per_op", fill_us / jobs as f64)])))
     };
     Scenario { open_files: 500 + busy as u64, ..Scenario::new(name, 1, what, round) }
 }
@@ -194,7 +183,7 @@ fn beside<T>(server: &Server, clients: usize, act: impl FnOnce() -> T) -> (Outco
 
 /// The client is a thread of its own, so that it does not wait until the consumer has read its
 /// replies. A slow server does not get done with all jobs.
-fn consumed(server: &Server) -> Outcome<Figures> {
+fn consumed(server: &mut Server) -> Outcome<Figures> {
     const JOBS: usize = 1_000_000;
     /// The time in which delayed jobs come due. A whole number of seconds, as delays are.
     const WINDOW_S: u64 = 5;
@@ -208,12 +197,11 @@ fn consumed(server: &Server) -> Outcome<Figures> {
         let windows = (now - start).as_secs() / WINDOW_S;
         HORIZON_S.saturating_sub(windows * WINDOW_S)
     })?;
-    let due_from = start + Duration::from_secs(HORIZON_S);
     let mut consumer = server.connect(1);
     // One write deletes the last batch and reserves the next.
     let consume = Load::of_jobs(&[&[Step::Delete, Step::Reserve]], JOBS);
     let mut consumed = 0;
-    sleep_until(due_from);
+    sleep_until(start + Duration::from_secs(HORIZON_S));
     let measured = server.measure(|| {
         let (all, run) = beside(server, 1, || consumer.run_for(&consume, TIME));
         let (mut all, run) = (all?, Run { latencies: Vec::new(), ..run? });
@@ -221,9 +209,8 @@ fn consumed(server: &Server) -> Outcome<Figures> {
         all.append(run);
         Ok(all)
     })?;
-    let mut figures = Figures::of("jobs_per_s", consumed as f64 / measured.elapsed_s);
-    figures.append("", measured.figures());
-    Ok(figures)
+    let jobs_per_s = consumed as f64 / measured.elapsed_s;
+    Ok(Figures::of([("jobs_per_s", jobs_per_s)]).with("", measured.figures()))
 }
 
 /// Puts delayed jobs in bursts that begin at least so far apart; `delay_s` returns the delay of a
@@ -246,57 +233,4 @@ fn put_delayed(
         last_due = last_due.max(Instant::now() + Duration::from_secs(delay_s));
     }
     Ok(last_due)
-}
-
-/// Puts jobs with a delay, and measures while nothing happens but that they become ready.
-fn timers_cost(server: &Server) -> Outcome<Figures> {
-    const JOBS: u32 = 200;
-    const PERIOD: Duration = Duration::from_millis(5);
-    /// Longer than it takes to put them all.
-    const DELAY_S: u64 = 2;
-    let mut pool = server.connect(1);
-    let start = Instant::now();
-    for index in 0..JOBS {
-        pool.run(&Load { delay_s: DELAY_S, ..Load::put(1) })?;
-        sleep_until(start + PERIOD * (index + 1));
-    }
-    let end = start + Duration::from_secs(DELAY_S) + PERIOD * (JOBS + 1);
-    let measured = server.measure(|| {
-        sleep_until(end);
-        Ok(Run { replies: JOBS.into(), ..Run::default() })
-    })?;
-    Ok(measured.figures().only(&["cpu_us_per_op", "syscalls_per_op"]))
-}
-
-// ---- TTRs ----
-
-/// The silent workers.
-const WORKERS: usize = 200;
-
-fn silent(server: &Server) -> Outcome<Figures> {
-    const TTR: Duration = Duration::from_secs(1);
-    const ON_TIME: Duration = Duration::from_millis(2);
-    /// Spread, so that the TTRs end one after the other.
-    const PAUSE: Duration = Duration::from_millis(3);
-    server.run(&Load { ttr_s: 1, ..Load::put(WORKERS) })?;
-    let mut due = HashMap::new();
-    let mut workers = Vec::new();
-    for _ in 0..WORKERS {
-        let mut worker = server.connect(1);
-        worker.run(&Load::reserve(1))?;
-        due.extend(worker.take_held().iter().map(|&id| (id, Instant::now() + TTR)));
-        workers.push(worker);
-        thread::sleep(PAUSE);
-    }
-    // Until none has come for some seconds.
-    let rescue = Load::of(&[&[Step::ReserveWithin(2)], &[Step::Delete]]);
-    let rescued = server.run(&Load { is_logged: true, ..rescue })?.reserved;
-    let late = |&(id, came_at): &(u64, Instant)| came_at.saturating_duration_since(due[&id]);
-    let lateness: Vec<Duration> = rescued.iter().map(late).collect();
-    let on_time = lateness.iter().filter(|&&late| late <= ON_TIME).count();
-    let percent = |count: usize| 100.0 * count as f64 / WORKERS as f64;
-    let mut figures = Figures::of("on_time_percent", percent(on_time));
-    figures.add("handed_on_percent", percent(lateness.len()));
-    figures.add("worst_late_ms", milliseconds(lateness.into_iter().max().unwrap_or_default()));
-    Ok(figures)
 }

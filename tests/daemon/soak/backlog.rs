@@ -1,7 +1,7 @@
 //! A backlog larger than memory: jobs are put, the server is restarted, and workers drain them, while
 //! most bodies are only in the binlog. Every body must be right, and the memory bounded.
 
-use super::{Run, with_client_beside};
+use super::Run;
 use crate::harness::client::Client;
 use crate::harness::process::{Daemon, path_text};
 use crate::harness::request::{body_number, numbered_body, put};
@@ -44,7 +44,7 @@ pub(super) fn larger_than_memory(run: &Run) -> String {
     let restart = start.elapsed();
     check_memory(&daemon, jobs);
     drop_cache(directory.path());
-    let (((), waits), drain) = timed(|| with_client_beside(address, || drain_all(address, jobs)));
+    let (waits, drain) = timed(|| drain_beside(address, jobs));
     let peak = check_memory(&daemon, jobs);
     assert_eq!(client.stat("current-jobs-ready"), 0);
     daemon.stop();
@@ -128,4 +128,38 @@ fn drop_cache(directory: &Path) {
             fadvise(&file, 0, None, Advice::DontNeed).expect("it is a hint");
         }
     }
+}
+
+/// Drains the queue on threads of their own, while a client beside them puts, reserves and deletes one job
+/// after another. Returns its number of jobs and its waits in words.
+fn drain_beside(address: SocketAddr, jobs: u64) -> String {
+    const PAUSE: Duration = Duration::from_millis(1);
+    let mut client = Client::in_tube(address, "beside");
+    let mut waits = Vec::new();
+    thread::scope(|scope| {
+        let drain = scope.spawn(|| drain_all(address, jobs));
+        while waits.is_empty() || !drain.is_finished() {
+            let mut ask = |request: &[u8]| {
+                let (reply, wait) = timed(|| client.ask(request));
+                waits.push(wait);
+                reply
+            };
+            let id = ask(&put(0, 0, 60, b"beside")).inserted();
+            assert_eq!(ask(b"reserve\r\n").number("RESERVED"), Some(id));
+            assert_eq!(ask(format!("delete {id}\r\n").as_bytes()).line, "DELETED");
+            thread::sleep(PAUSE);
+        }
+    });
+    words(waits)
+}
+
+fn words(mut waits: Vec<Duration>) -> String {
+    waits.sort_unstable();
+    let [median, late, worst] =
+        [500, 999, 1000].map(|thousandth| waits[(waits.len() - 1) * thousandth / 1000]);
+    format!(
+        "a client beside had {} jobs and waited {median:.0?} at the median, {late:.0?} at p99.9, \
+         {worst:.0?} at most",
+        waits.len() / 3
+    )
 }

@@ -1,25 +1,18 @@
 //! The server at scale: many clients, jobs or seconds. `cargo test` plays one small round of each
 //! scenario, in which nothing depends on the speed of the machine. `make soak` plays each for its time,
-//! and prints what it measures.
+//! and prints what it measures. Scenarios with clients that work at random are in `cluster/soak.py`.
 
 mod backlog;
 mod connections;
-mod ledger;
 mod memory;
-mod session;
 mod timers;
-mod workers;
 
-use crate::harness::client::Client;
-use crate::harness::request::put;
+use crate::harness::process::{BEANSTALKD, command, text};
+use crate::harness::skip;
 use fastrand::Rng;
-use std::net::SocketAddr;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::str::FromStr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How much of a scenario is played.
 struct Run {
     /// Played for its time. Else it is one small round.
     is_whole: bool,
@@ -97,31 +90,31 @@ fn stopped() {
 /// Clients that connect, send something and leave.
 #[test]
 fn storms() {
-    play(20, |run| workers::play(run, &workers::STORMS));
+    play(20, |run| with_checker(run, "storms"));
 }
 
 /// 50 workers that crash at any point.
 #[test]
 fn workers() {
-    play(30, |run| workers::play(run, &workers::CRASH));
+    play(30, |run| with_checker(run, "workers"));
 }
 
 /// The same, and the server is killed.
 #[test]
 fn workers_killed() {
-    play(40, |run| workers::play(run, &workers::KILLED));
+    play(40, |run| with_checker(run, "workers-killed"));
 }
 
 /// Jobs, tubes and clients come and go, and memory stays.
 #[test]
 fn churn_plain() {
-    play(30, |run| workers::play(run, &workers::CHURN));
+    play(30, |run| with_checker(run, "churn-plain"));
 }
 
 /// The same with small binlog files.
 #[test]
 fn churn_binlog() {
-    play(30, |run| workers::play(run, &workers::CHURN_FILES));
+    play(30, |run| with_checker(run, "churn-binlog"));
 }
 
 /// 16 GB of jobs with 1 GiB of memory.
@@ -130,50 +123,16 @@ fn backlog() {
     play(400, backlog::larger_than_memory);
 }
 
-// ---- A client beside ----
-
-/// Puts, reserves and deletes one job after another in a tube of its own while `load` runs. Returns
-/// the result of the load, and the number of jobs and the waits of the client in words.
-fn with_client_beside<T>(address: SocketAddr, load: impl FnOnce() -> T) -> (T, String) {
-    let is_over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let beside = scope.spawn(|| work_beside(address, &is_over));
-        // The client must end if the load panics, too.
-        let result = catch_unwind(AssertUnwindSafe(load));
-        is_over.store(true, Ordering::Relaxed);
-        let waits = beside.join().expect("the client beside is served");
-        (result.unwrap_or_else(|panic| resume_unwind(panic)), words(waits))
-    })
-}
-
-fn work_beside(address: SocketAddr, is_over: &AtomicBool) -> Vec<Duration> {
-    const PAUSE: Duration = Duration::from_millis(1);
-    let mut client = Client::in_tube(address, "beside");
-    let mut waits = Vec::new();
-    loop {
-        let mut ask = |request: &[u8]| {
-            let start = Instant::now();
-            let reply = client.ask(request);
-            waits.push(start.elapsed());
-            reply
-        };
-        let id = ask(&put(0, 0, 60, b"beside")).inserted();
-        assert_eq!(ask(b"reserve\r\n").number("RESERVED"), Some(id));
-        assert_eq!(ask(format!("delete {id}\r\n").as_bytes()).line, "DELETED");
-        if is_over.load(Ordering::Relaxed) {
-            return waits;
-        }
-        std::thread::sleep(PAUSE);
-    }
-}
-
-fn words(mut waits: Vec<Duration>) -> String {
-    waits.sort_unstable();
-    let [median, late, worst] =
-        [500, 999, 1000].map(|thousandth| waits[(waits.len() - 1) * thousandth / 1000]);
-    format!(
-        "a client beside had {} jobs and waited {median:.0?} at the median, {late:.0?} at p99.9, \
-         {worst:.0?} at most",
-        waits.len() / 3
-    )
+/// Plays a scenario of `cluster/soak.py`, where the checker of clusters verifies what clients saw.
+fn with_checker(run: &Run, scenario: &str) -> String {
+    const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cluster/soak.py");
+    let (seed, seconds) = (run.seed.to_string(), run.lasts.as_secs_f64().to_string());
+    let arguments = ["-B", SCRIPT, BEANSTALKD, scenario, &seed, &seconds];
+    let Ok(output) = command("python3", arguments).output() else {
+        skip("python3 is not installed");
+        return String::new();
+    };
+    let figures = text(&output.stdout);
+    assert!(output.status.success(), "{figures}{}", text(&output.stderr));
+    figures.to_owned()
 }

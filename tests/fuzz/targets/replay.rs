@@ -5,9 +5,9 @@
 
 use super::program::{Program, Written};
 use super::{Bytes, check_log};
-use crate::harness::driver::{Nanos, ReplayError, START, Syncing};
+use crate::harness::driver::{Nanos, Options, ReplayError, START, Syncing};
 use crate::harness::fake_disk::{FakeDisk, Files};
-use crate::harness::instance::{Instance, Policy};
+use crate::harness::instance::Instance;
 use crate::harness::request::put;
 use crate::harness::yaml::{field, number};
 use beanstalkd::testing::inspect;
@@ -46,7 +46,7 @@ pub fn run(bytes: &[u8]) {
     };
     let file_size = [4096, 16_384, 65_536, 1 << 18][usize::from(mode >> 2) % 4];
     let case = Case {
-        policy: Policy::new(file_size, syncing),
+        options: Options::binlog(file_size, syncing),
         left: (more & FULL_DISK > 0).then(|| u64::from(more >> 4) * 4096),
         is_large,
         numbers_end: first > 7,
@@ -59,7 +59,7 @@ pub fn run(bytes: &[u8]) {
 /// The directory of a case.
 #[derive(Clone, Copy)]
 struct Case {
-    policy: Policy,
+    options: Options,
     /// The free space, if the disk is nearly full.
     left: Option<u64>,
     /// Bodies and gaps may be longer than a window of the reader, which costs time.
@@ -75,7 +75,7 @@ impl Case {
 
     /// Starts a server, unless no file number is left.
     fn restart(self, disk: &FakeDisk, now: Nanos) -> Option<Instance> {
-        match Instance::try_start(disk, self.policy, now) {
+        match Instance::try_start(disk, self.options, now) {
             Err(ReplayError::Begin(_)) if self.numbers_end => None,
             instance => Some(instance.unwrap()),
         }
@@ -85,8 +85,8 @@ impl Case {
 fn judge(files: &Files, case: Case, written: Option<&Written>) {
     let before = Inspection::of(files);
     let disk = FakeDisk::with_files(files);
-    disk.set_capacity(case.left.map(|left| disk.used() + left));
-    let mut server = match Instance::try_start(&disk, case.policy, START) {
+    disk.faults().capacity = case.left.map(|left| disk.used() + left);
+    let mut server = match Instance::try_start(&disk, case.options, START) {
         Ok(server) => server,
         Err(error) => {
             let lacks_space = matches!(error, ReplayError::Begin(_)) && case.may_lack_space();
@@ -121,7 +121,7 @@ fn judge(files: &Files, case: Case, written: Option<&Written>) {
     let has_set_aside = disk.live_files().keys().any(|name| name.ends_with(".damaged"));
     let is_right = has_set_aside == before.is_damaged || case.may_lack_space();
     assert!(is_right, "wrong files are set aside: {report}");
-    disk.set_capacity(None);
+    disk.faults().capacity = None;
     if let Some(mut again) = case.restart(&disk, now) {
         assert_same(&jobs, &read_jobs(&mut again, &ids), &before, case);
     }

@@ -1,7 +1,6 @@
 //! Properties of the engine that BEHAVIOUR.md does not give as one exact result: fairness, and the
 //! use of memory and of the disk.
 
-use super::super::event::BinlogSetup;
 use super::super::model::{ClientNumber, Flush, Job, SECOND};
 use super::{Failure, Simulation};
 
@@ -23,7 +22,7 @@ const MAX_ITERATIONS_LEFT_OUT: usize = 3;
 impl Simulation {
     /// Checks that each client got its share of the iteration.
     pub(super) fn check_clients(&mut self) -> Result<(), Failure> {
-        let syncs_always = self.setup.binlog.is_some_and(|binlog| binlog.sync_within == Some(0));
+        let syncs_always = self.setup.has_binlog() && self.setup.sync_within == Some(0);
         let max_commands = if syncs_always { MAX_COMMANDS_BEFORE_SYNC } else { MAX_COMMANDS };
         for (&client, socket) in &mut self.sockets {
             let commands = std::mem::take(&mut socket.commands);
@@ -93,14 +92,13 @@ impl Simulation {
         const LARGE_BODY: u32 = 65_535;
         /// The record of a key.
         const KEY_LEN: usize = 84;
-        let Some(BinlogSetup { file_size, .. }) = self.setup.binlog else { return Ok(()) };
+        let Some(file_size) = self.setup.file_size else { return Ok(()) };
         let used = self.disk.used_by_binlog();
-        if let Some(limit) = self.limit.filter(|&limit| limit < used) {
+        if let Some(limit) = self.setup.limit.filter(|&limit| limit < used) {
             return Err(format!("the binlog takes {used} bytes\n  expected: at most {limit}"));
         }
         // A file takes at least one record, and is at most a 64th of the limit.
-        let file_size =
-            self.limit.map_or(file_size.into(), |limit| (limit / 64).min(file_size.into()));
+        let file_size = self.setup.limit.map_or(file_size, |limit| (limit / 64).min(file_size));
         // Jobs are not moved while their bodies are read.
         if file_size < SMALL_FILE
             || self.setup.max_job_size > LARGE_BODY

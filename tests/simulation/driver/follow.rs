@@ -2,7 +2,7 @@
 
 use super::super::event::escape;
 use super::super::model::{ClientNumber, Due, Flush, Model, UNREAD_LIMIT};
-use super::{Failure, Nanos, Simulation, has_threads};
+use super::{Failure, Nanos, Simulation};
 use std::collections::BTreeSet;
 
 /// At most this many steps are tried to find the order of what was due at once.
@@ -77,8 +77,7 @@ impl Simulation {
     /// last reply may be that to a wait.
     pub(super) fn follow(&mut self, client: ClientNumber, is_read: bool) -> Result<(), Failure> {
         loop {
-            let known = self.model.clients[&client].output.len();
-            let seen = self.made(client).get(known..).unwrap_or_default();
+            let seen = self.unknown(client);
             let has_left = self.driver.has_commands_left(self.sockets[&client].client);
             let is_put_line = || {
                 let sends_put = self.model.clients[&client].sends_put_line();
@@ -86,8 +85,8 @@ impl Simulation {
             };
             if seen.is_empty() && !is_put_line() {
                 if self.driver.is_in_steps(self.sockets[&client].client) {
-                    let facts = self.facts();
-                    return self.model.step(client, self.now(), facts);
+                    let jobs = self.driver.facts().jobs();
+                    return self.model.step(client, self.now(), jobs);
                 }
                 if has_left {
                     return Ok(());
@@ -100,6 +99,7 @@ impl Simulation {
                 if seen.is_empty() || is_read {
                     return Ok(());
                 }
+                let known = self.model.clients[&client].output.len();
                 let why = if known >= UNREAD_LIMIT { "too much is unread" } else { "no command" };
                 return Err(format!("client {client}: a reply, but {why}\n  came: {}", cut(&seen)));
             }
@@ -139,7 +139,8 @@ impl Simulation {
                 self.model.order_buried(&self.driver.buried(&tube), last_seq);
             }
         }
-        self.follow_flushes()?;
+        self.follow_flushes(true);
+        self.check_flushes()?;
         self.follow_closes();
         self.compare()
     }
@@ -153,9 +154,9 @@ impl Simulation {
             // A worker that has waited for a batch has no reply yet.
             let has_more = |client: &ClientNumber| {
                 let is_in_steps = self.driver.is_in_steps(self.sockets[client].client);
-                self.has_more_output(*client) || is_in_steps && self.model.is_waiting(*client)
+                !self.unknown(*client).is_empty() || is_in_steps && self.model.is_waiting(*client)
             };
-            let is_same = self.facts() == self.model.jobs_in_states()
+            let is_same = self.driver.facts().jobs() == self.model.jobs_in_states()
                 && !self.model.clients.keys().any(has_more);
             if is_same && !is_over || !self.model.close_step(now) {
                 return;
@@ -164,24 +165,24 @@ impl Simulation {
         }
     }
 
-    /// Ends the flushes that the engine has ended in this tick: those with a reply, and those of
-    /// clients that have gone away. The engine frees the jobs of the oldest one first.
-    fn follow_flushes(&mut self) -> Result<(), Failure> {
+    /// Ends the flushes that the engine has ended: those with a reply, and in a tick those of clients that
+    /// have gone away. The engine frees the jobs of the oldest one first. A tick that ends a read of a body
+    /// also frees jobs.
+    fn follow_flushes(&mut self, in_tick: bool) {
         while let Some(Flush { client, tube, .. }) = self.model.flushes.first() {
             let is_over = match client {
-                Some(client) => self.has_more_output(*client),
-                // The engine deletes no job then.
-                None if self.driver.is_congested() => false,
+                Some(client) => !self.unknown(*client).is_empty(),
+                // The engine deletes no job on a congested disk.
+                None if self.driver.is_congested() || !in_tick => false,
                 // A tube that another client needs does not show it.
                 None => self.driver.next_due() != Some(Nanos::ZERO) || !self.driver.has_tube(tube),
             };
             if !is_over {
-                break;
+                return;
             }
             self.model.end_flush(0);
             self.iterations_of_flush = 0;
         }
-        self.check_flushes()
     }
 
     /// Searches for the model after all that is due, in an order that explains the replies.
@@ -215,34 +216,19 @@ impl Simulation {
         }
     }
 
-    /// Returns whether the engine has made replies to the client that the model does not know.
-    fn has_more_output(&self, client: ClientNumber) -> bool {
-        self.made(client).len() > self.model.clients[&client].output.len()
-    }
-
-    /// Ends the oldest flushes that have a reply. A tick that ends a read of a body also frees jobs.
-    fn follow_replies_to_flushes(&mut self) {
-        while let Some(Flush { client: Some(client), .. }) = self.model.flushes.first()
-            && self.has_more_output(*client)
-        {
-            self.model.end_flush(0);
-            self.iterations_of_flush = 0;
-        }
-    }
-
     /// Compares the replies to all clients and the facts, and keeps what has become of jobs.
     pub(super) fn compare(&mut self) -> Result<(), Failure> {
         self.end_reads();
         self.wait_for_bodies();
         self.follow_lists();
-        self.follow_replies_to_flushes();
+        self.follow_flushes(false);
         for (client, known) in &self.model.clients {
             if self.made(*client) != known.output {
                 return Err(difference(*client, &known.output, self.made(*client)));
             }
         }
         for change in self.model.changes.drain(..) {
-            if self.setup.binlog.is_some() {
+            if self.setup.has_binlog() {
                 self.journal.record(change);
             }
         }
@@ -265,7 +251,7 @@ impl Simulation {
     }
 
     fn reads_late(&self) -> bool {
-        has_threads(&self.setup)
+        self.setup.has_threads
     }
 
     /// Ends the lists of tubes that the engine has sent.
@@ -274,22 +260,15 @@ impl Simulation {
         let listing: Vec<ClientNumber> =
             self.model.clients.keys().filter(is_listing).copied().collect();
         for client in listing {
-            let known = self.model.clients[&client].output.len();
-            let seen = self.made(client)[known..].to_vec();
+            let seen = self.unknown(client).to_vec();
             if !seen.is_empty() {
                 self.model.run_next(client, self.now(), &seen);
             }
         }
     }
 
-    /// Returns how many jobs are ready, reserved, delayed and buried.
-    fn facts(&self) -> [u64; 4] {
-        let facts = self.driver.facts();
-        [facts.ready, facts.reserved, facts.delayed, facts.buried]
-    }
-
     fn compare_facts(&self) -> Result<(), Failure> {
-        let came = self.facts();
+        let came = self.driver.facts().jobs();
         let expected = self.model.jobs_in_states();
         if came != expected {
             return Err(format!(

@@ -4,7 +4,7 @@ use super::super::event::Crash;
 use super::super::journal::{End, FoundJob, Journal, Verdict};
 use super::super::model::{Job, JobKey, KeptKey, Model, SECOND};
 use super::super::request::command_named;
-use super::{Failure, Simulation, Syncs, TICK, disk, has_threads, nanos, options};
+use super::{Failure, Simulation, Syncs, TICK, nanos, options};
 use crate::harness::driver::{Client, Driver, End as EndOfClient, ReplayError};
 use crate::harness::reply::{Frame, frame};
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,7 @@ const DOWN_TIME: u64 = 2 * TICK;
 
 impl Simulation {
     pub(super) fn restart(&mut self) -> Result<(), Failure> {
-        if self.setup.binlog.is_none() {
+        if !self.setup.has_binlog() {
             return Ok(());
         }
         let starts = self.starts;
@@ -68,17 +68,18 @@ impl Simulation {
     }
 
     pub(super) fn crash(&mut self, crash: Crash) -> Result<(), Failure> {
-        if self.setup.binlog.is_none() {
+        if !self.setup.has_binlog() {
             return Ok(());
         }
         self.crash_to_come = None;
         self.had_disk_faults |= crash.flipped_bits > 0;
         let end = self.end(crash.power_cut);
         let flip_seed = crash.power_cut.unwrap_or(self.now());
-        self.disk = disk::after(&self.disk, crash, flip_seed);
-        self.disk.set_capacity(self.capacity);
+        let mut power_cut = crash.power_cut.map(fastrand::Rng::with_seed);
+        self.disk = self.disk.after_end(power_cut.as_mut());
+        self.disk.flip_bits(&mut fastrand::Rng::with_seed(flip_seed), crash.flipped_bits);
         // The inspector expects each reply at once.
-        disk::set_reads_late(&self.disk, false);
+        self.disk.hold_reads(false);
         self.sockets.clear();
         self.numbers.clear();
         self.iterations_of_flush = 0;
@@ -91,8 +92,9 @@ impl Simulation {
     fn start(&mut self, crash: Crash, end: End, now: u64) -> Result<(), Failure> {
         self.recover(now)?;
         let recovered = self.driver.recovered;
-        let mut inspector = Inspector::connect(&mut self.driver, Asked::default());
-        let mut jobs = judge(&self.journal, &mut inspector, end, crash.flipped_bits)?;
+        let mut inspector = Inspector::default();
+        inspector.connect(&mut self.driver);
+        let mut jobs = self.judge(&mut inspector, end, crash.flipped_bits)?;
         if recovered.jobs != jobs.count() {
             let count = jobs.count();
             return Err(format!("the server has {} jobs\n  expected: {count}", recovered.jobs));
@@ -104,20 +106,20 @@ impl Simulation {
         }
         // The model cannot know when these jobs were put or become due.
         for (id, found) in &jobs.unknown {
-            if inspector.delete(*id, found.tube()) != "DELETED" {
-                let asked = inspector.disconnect();
+            if inspector.delete(&mut self.driver, *id, found.tube()) != "DELETED" {
+                self.driver.end(inspector.client, EndOfClient::HangUp);
                 self.set_capacity(None);
                 // The next iteration tries to take space again.
                 let committed = self.driver.commit();
                 committed.map_err(|failure| format!("a commit at the start: {failure}"))?;
-                inspector = Inspector::connect(&mut self.driver, asked);
-                let reply = inspector.delete(*id, found.tube());
+                inspector.connect(&mut self.driver);
+                let reply = inspector.delete(&mut self.driver, *id, found.tube());
                 if reply != "DELETED" {
                     return Err(format!("job {id} cannot be deleted with space: {reply:?}"));
                 }
             }
         }
-        let tubes = inspector.driver.tubes();
+        let tubes = self.driver.tubes();
         let mut expected: BTreeSet<&str> =
             jobs.known.iter().map(|(_, possible)| &*possible[0].tube).collect();
         expected.insert("default");
@@ -127,7 +129,7 @@ impl Simulation {
         }
         // The keys of jobs may be lost, although the jobs are there.
         let is_damaged = crash.flipped_bits > 0 || end == End::PowerCut { synced_within: None };
-        let is_unsure = is_damaged || self.capacity.is_some();
+        let is_unsure = is_damaged || self.disk.faults().capacity.is_some();
         let kept_keys = kept_keys(&self.journal, &jobs, end, is_unsure, now);
         for (id, possible) in &mut jobs.known {
             let is_unsure = is_damaged || !self.journal.is_put_durable(*id, end);
@@ -139,8 +141,8 @@ impl Simulation {
         let mut model = self.model.restarted(restored.collect(), &names, id, now);
         let in_force = kept_keys.iter().filter(|key| key.until > now);
         model.kept_keys = in_force.cloned().collect();
-        inspector.add_to(&mut model);
-        inspector.disconnect();
+        inspector.add_to(&mut model, inspector.now(&self.driver));
+        self.driver.end(inspector.client, EndOfClient::HangUp);
         let committed = self.driver.commit();
         committed.map_err(|failure| format!("the first commit: {failure}"))?;
         let deleted: Vec<u64> = jobs.unknown.iter().map(|(id, _)| *id).collect();
@@ -148,27 +150,78 @@ impl Simulation {
         // What was read is stored already.
         self.commits = vec![0];
         let covered = 1;
-        self.syncs = Syncs { begun: self.disk.background_syncs().0, covered, ..Syncs::default() };
-        model.may_refuse_updates = self.capacity.is_some() || self.limit.is_some();
+        self.syncs =
+            Syncs { begun: self.disk.counts().background_syncs.0, covered, ..Syncs::default() };
+        model.may_refuse_updates = self.may_lack_space();
         // A damaged file cannot be continued: at the limit there may be no room for all deletes.
-        let is_short = self.limit.is_some() && crash.flipped_bits > 0;
-        model.may_refuse_deletes = self.capacity.is_some() || is_short;
+        let is_short = self.setup.limit.is_some() && crash.flipped_bits > 0;
+        model.may_refuse_deletes = self.has_capacity() || is_short;
         self.model = model;
-        disk::set_reads_late(&self.disk, has_threads(&self.setup));
+        self.disk.hold_reads(self.setup.has_threads);
         Ok(())
+    }
+
+    /// Compares all jobs with what may be there after such an end. Each flipped bit may have changed
+    /// one job, but not its tube or body, or have undone a flush.
+    fn judge(
+        &mut self,
+        inspector: &mut Inspector,
+        end: End,
+        flipped_bits: u32,
+    ) -> Result<Judged, Failure> {
+        let Simulation { journal, driver, .. } = self;
+        let now = driver.now.as_nanos();
+        let is_never_synced = end == End::PowerCut { synced_within: None };
+        let max_of_bits = flipped_bits as usize * journal.jobs_of_a_bit();
+        let max_wrong = if is_never_synced { usize::MAX } else { max_of_bits };
+        let ids = if max_wrong > 0 { journal.all_ids() } else { journal.candidates() };
+        let mut judged = Judged::default();
+        let mut wrong = Vec::new();
+        for id in ids {
+            let found = inspector.find(driver, id);
+            match journal.judge(id, found.as_ref(), end, now) {
+                Verdict::Expected(possible) => judged.known.push((id, possible)),
+                Verdict::Gone => {}
+                Verdict::Ambiguous => judged.unknown.extend(found.map(|found| (id, found))),
+                Verdict::Wrong(why) => {
+                    if let Some(found) = found {
+                        if !journal.is_intact(id, &found) {
+                            return Err(why);
+                        }
+                        judged.unknown.push((id, found));
+                    }
+                    wrong.push(why);
+                }
+            }
+        }
+        if max_wrong == 0 {
+            let ids: BTreeSet<u64> = judged
+                .known
+                .iter()
+                .map(|(id, _)| *id)
+                .chain(judged.unknown.iter().map(|(id, _)| *id))
+                .collect();
+            journal.check_flushes(&ids, end)?;
+        }
+        if wrong.len() > max_wrong {
+            return Err(format!(
+                "{} jobs are wrong after {flipped_bits} flipped bits; the first: {}",
+                wrong.len(),
+                wrong[0]
+            ));
+        }
+        Ok(judged)
     }
 
     /// Starts a server on the files of the disk. If it does not start on a full disk, it is started
     /// again with more space.
     fn recover(&mut self, now: u64) -> Result<(), Failure> {
-        let start = |it: &Simulation| {
-            Driver::start(options(&it.setup, it.limit), Some(it.disk.boxed()), nanos(now))
-        };
+        let start =
+            |it: &Simulation| Driver::start(options(&it.setup), Some(it.disk.boxed()), nanos(now));
         let mut driver = start(self);
-        let is_limited = self.capacity.is_some() || self.limit.is_some();
-        if matches!(driver, Err(ReplayError::Begin(_))) && is_limited {
+        if matches!(driver, Err(ReplayError::Begin(_))) && self.may_lack_space() {
             self.set_capacity(None);
-            self.limit = None;
+            self.setup.limit = None;
             driver = start(self);
         }
         self.driver = driver.map_err(|error| format!("the server does not start: {error}"))?;
@@ -190,56 +243,6 @@ impl Judged {
     fn count(&self) -> u64 {
         (self.known.len() + self.unknown.len()) as u64
     }
-}
-
-/// Compares all jobs with what may be there after such an end. Each flipped bit may have changed
-/// one job, but not its tube or body, or have undone a flush.
-fn judge(
-    journal: &Journal,
-    inspector: &mut Inspector<'_>,
-    end: End,
-    flipped_bits: u32,
-) -> Result<Judged, Failure> {
-    let is_never_synced = end == End::PowerCut { synced_within: None };
-    let max_of_bits = flipped_bits as usize * journal.jobs_of_a_bit();
-    let max_wrong = if is_never_synced { usize::MAX } else { max_of_bits };
-    let ids = if max_wrong > 0 { journal.all_ids() } else { journal.candidates() };
-    let mut judged = Judged::default();
-    let mut wrong = Vec::new();
-    for id in ids {
-        let found = inspector.find(id);
-        match journal.judge(id, found.as_ref(), end, inspector.now()) {
-            Verdict::Expected(possible) => judged.known.push((id, possible)),
-            Verdict::Gone => {}
-            Verdict::Ambiguous => judged.unknown.extend(found.map(|found| (id, found))),
-            Verdict::Wrong(why) => {
-                if let Some(found) = found {
-                    if !journal.is_intact(id, &found) {
-                        return Err(why);
-                    }
-                    judged.unknown.push((id, found));
-                }
-                wrong.push(why);
-            }
-        }
-    }
-    if max_wrong == 0 {
-        let ids: BTreeSet<u64> = judged
-            .known
-            .iter()
-            .map(|(id, _)| *id)
-            .chain(judged.unknown.iter().map(|(id, _)| *id))
-            .collect();
-        journal.check_flushes(&ids, end)?;
-    }
-    if wrong.len() > max_wrong {
-        return Err(format!(
-            "{} jobs are wrong after {flipped_bits} flipped bits; the first: {}",
-            wrong.len(),
-            wrong[0]
-        ));
-    }
-    Ok(judged)
 }
 
 /// Returns the keys that may be kept, now or after the clock is set back. Those of jobs that the
@@ -270,15 +273,9 @@ fn kept_keys(
 }
 
 /// Asks a server that has just started for its jobs, on a connection of its own.
-struct Inspector<'s> {
-    driver: &'s mut Driver,
-    client: Client,
-    asked: Asked,
-}
-
-/// What all inspectors of a start have asked.
 #[derive(Default)]
-struct Asked {
+struct Inspector {
+    client: Client,
     connections: u64,
     /// How often each command was given.
     commands: BTreeMap<&'static str, u64>,
@@ -286,58 +283,49 @@ struct Asked {
     deletes: BTreeMap<String, u64>,
 }
 
-impl Inspector<'_> {
-    fn connect(driver: &mut Driver, mut asked: Asked) -> Inspector<'_> {
-        let client = driver.connect();
-        asked.connections += 1;
-        Inspector { driver, client, asked }
-    }
-
-    fn now(&self) -> u64 {
-        self.driver.now.as_nanos()
+impl Inspector {
+    fn connect(&mut self, driver: &mut Driver) {
+        self.client = driver.connect();
+        self.connections += 1;
     }
 
     /// Returns the line of the reply, and its body or nothing.
-    fn ask(&mut self, line: &str) -> (String, Vec<u8>) {
+    fn ask(&mut self, driver: &mut Driver, line: &str) -> (String, Vec<u8>) {
         let word = line.split(' ').next().unwrap_or_default();
-        *self.asked.commands.entry(command_named(word).word).or_default() += 1;
-        let reply = self.driver.ask_at_once(self.client, format!("{line}\r\n"));
+        *self.commands.entry(command_named(word).word).or_default() += 1;
+        let reply = driver.ask_at_once(self.client, format!("{line}\r\n"));
         let Frame { line, body, .. } = frame(&reply).expect("the reply is whole");
         (String::from_utf8_lossy(line).into_owned(), body.unwrap_or_default().to_vec())
     }
 
-    fn commands(&self) -> u64 {
-        self.asked.commands.values().sum()
+    /// Returns the moment of the last command: each is a nanosecond later than the one before.
+    fn now(&self, driver: &Driver) -> u64 {
+        driver.now.as_nanos() + self.commands.values().sum::<u64>()
     }
 
-    fn find(&mut self, id: u64) -> Option<FoundJob> {
-        let (line, document) = self.ask(&format!("stats-job {id}"));
-        let at = self.now() + self.commands();
+    fn find(&mut self, driver: &mut Driver, id: u64) -> Option<FoundJob> {
+        let (line, document) = self.ask(driver, &format!("stats-job {id}"));
+        let at = self.now(driver);
         if line == "NOT_FOUND" {
             return None;
         }
         let text = String::from_utf8(document).expect("documents are text");
-        Some(FoundJob { text, body: self.ask(&format!("peek {id}")).1, at })
+        Some(FoundJob { text, body: self.ask(driver, &format!("peek {id}")).1, at })
     }
 
-    fn delete(&mut self, id: u64, tube: &str) -> String {
-        let (reply, _) = self.ask(&format!("delete {id}"));
-        let deletes = self.asked.deletes.entry(tube.to_owned()).or_default();
+    fn delete(&mut self, driver: &mut Driver, id: u64, tube: &str) -> String {
+        let (reply, _) = self.ask(driver, &format!("delete {id}"));
+        let deletes = self.deletes.entry(tube.to_owned()).or_default();
         *deletes += u64::from(reply == "DELETED");
         reply
     }
 
-    fn add_to(&self, model: &mut Model) {
-        model.total_connections = self.asked.connections;
-        model.counters.clone_from(&self.asked.commands);
-        model.last_command_at = self.now() + self.commands();
+    fn add_to(&self, model: &mut Model, now: u64) {
+        model.total_connections = self.connections;
+        model.counters.clone_from(&self.commands);
+        model.last_command_at = now;
         for tube in &mut model.tubes {
-            tube.deletes = self.asked.deletes.get(&*tube.name).copied().unwrap_or(0);
+            tube.deletes = self.deletes.get(&*tube.name).copied().unwrap_or(0);
         }
-    }
-
-    fn disconnect(self) -> Asked {
-        self.driver.end(self.client, EndOfClient::HangUp);
-        self.asked
     }
 }

@@ -2,7 +2,6 @@
 
 use super::super::request::{self, Argument, Arguments, Command, Malformed, PutTag};
 use super::input::Expects;
-use super::keys::JobKey;
 use super::replies::list;
 use super::{Call, ClientNumber, Counts, Job, Model, SECOND, State, Waiter};
 use std::rc::Rc;
@@ -63,7 +62,7 @@ impl Model {
     // ---- Put ----
 
     pub(super) fn begin_put(&mut self, call: &Call<'_>, put: &Arguments) {
-        if put.len > self.options.max_job_size {
+        if put.len > self.options.settings.max_job_size {
             self.client(call.by).expects = Expects::TooLargeBody { len: put.len as usize };
             return;
         }
@@ -79,17 +78,17 @@ impl Model {
 
     pub(super) fn finish_put(&mut self, call: &Call<'_>, id: u64, put: Arguments, bytes: &[u8]) {
         let Arguments { tube, pri, delay, ttr, tag, .. } = put;
-        let tag = if let PutTag::Tag(tag) = tag { Some(tag) } else { None };
+        let key = if let PutTag::Key(key) = tag { Some(key) } else { None };
         let Some(body) = bytes.strip_suffix(b"\r\n") else {
             return self.reply(call.by, "EXPECTED_CRLF");
         };
         if self.is_draining {
             return self.reply(call.by, "DRAINING");
         }
-        if let Some(tag) = &tag {
+        if let Some(key) = &key {
             let used = Rc::clone(&self.clients[&call.by].used);
             let name = tube.as_deref().unwrap_or(&used);
-            if let Some(reply) = self.find_key(call, name, &tag.key) {
+            if let Some(reply) = self.find_key(call, name, &key.key) {
                 return self.reply(call.by, &reply);
             }
         }
@@ -114,7 +113,7 @@ impl Model {
             counts: Counts::default(),
             returns: 0,
             is_age_unknown: false,
-            key: JobKey::new(tag.as_ref()),
+            key,
             changed: 0,
         };
         let index = self.jobs.partition_point(|other| other.id < id);

@@ -1,6 +1,5 @@
 //! Unique jobs, as EXTENSIONS.md describes them: whether a put with a key finds a job with this key.
 
-use super::super::request::Tag;
 use super::{Call, Job, Model, SECOND, State};
 use std::rc::Rc;
 
@@ -27,27 +26,14 @@ pub struct KeptKey {
     pub is_unsure: bool,
 }
 
-/// How a job that has or had some key is shown.
-struct Holder {
-    reply: String,
-    is_unsure: bool,
-}
-
-impl JobKey {
-    pub(super) fn new(tag: Option<&Tag>) -> Option<JobKey> {
-        let Tag { key, ttl } = tag?;
-        Some(JobKey { key: key.as_str().into(), ttl: *ttl, is_unsure: false })
-    }
-}
-
 impl Model {
     /// Returns the reply to a put if a job has its key already.
     pub(super) fn find_key(&mut self, call: &Call<'_>, tube: &str, key: &str) -> Option<String> {
         self.kept_keys.retain(|kept| kept.until > call.now);
         let holders = self.holders(tube, key);
-        let sure = holders.iter().find(|holder| !holder.is_unsure);
-        let seen = holders.iter().find(|holder| call.has_seen(&holder.reply));
-        let found = sure.or(seen).map(|holder| holder.reply.clone());
+        let sure = holders.iter().find(|(_, is_unsure)| !is_unsure);
+        let seen = holders.iter().find(|(reply, _)| call.has_seen(reply));
+        let found = sure.or(seen).map(|(reply, _)| reply.clone());
         if found.is_none() {
             // None of them has the key any more.
             for job in self.jobs.iter_mut().filter(|job| has_key(job, tube, key)) {
@@ -58,7 +44,8 @@ impl Model {
         found
     }
 
-    fn holders(&self, tube: &str, key: &str) -> Vec<Holder> {
+    /// Returns the replies for all jobs that have or had the key, and whether each is unsure.
+    fn holders(&self, tube: &str, key: &str) -> Vec<(String, bool)> {
         let jobs = self.jobs.iter().filter(|job| has_key(job, tube, key)).map(|job| {
             let state = match job.state {
                 State::Ready => "READY",
@@ -67,13 +54,10 @@ impl Model {
                 State::Buried { .. } => "BURIED",
             };
             let is_unsure = job.key.as_ref().is_some_and(|key| key.is_unsure);
-            Holder { reply: format!("INSERTED {} {state}", job.id), is_unsure }
+            (format!("INSERTED {} {state}", job.id), is_unsure)
         });
         let kept = self.kept_keys.iter().filter(|kept| (&*kept.tube, &*kept.key) == (tube, key));
-        let kept = kept.map(|kept| Holder {
-            reply: format!("INSERTED {} DELETED", kept.id),
-            is_unsure: kept.is_unsure,
-        });
+        let kept = kept.map(|kept| (format!("INSERTED {} DELETED", kept.id), kept.is_unsure));
         jobs.chain(kept).collect()
     }
 

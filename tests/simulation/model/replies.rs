@@ -54,7 +54,7 @@ impl Model {
     pub(super) fn stats_job(&mut self, call: &Call<'_>, it: &Arguments) {
         let id = it.ids[0];
         let Some(job) = self.find(id) else { return self.reply(call.by, "NOT_FOUND") };
-        let file = if self.options.has_binlog { call.seen_value("file") } else { 0 };
+        let file = if self.has_binlog { call.seen_value("file") } else { 0 };
         let text = job.document(call.now, file, || call.seen_value("age"));
         self.reply_document(call, &text);
     }
@@ -121,7 +121,7 @@ impl Model {
              rusage-utime: 0.000000\nrusage-stime: 0.000000\nuptime: {}\n",
             self.timeouts,
             self.total_jobs,
-            self.options.max_job_size,
+            self.options.settings.max_job_size,
             self.tubes.len(),
             self.clients.len(),
             clients().filter(|client| client.is_producer).count(),
@@ -132,24 +132,30 @@ impl Model {
         );
         for key in ["oldest-index", "current-index", "records-migrated", "records-written"] {
             let key = format!("binlog-{key}");
-            let value = if self.options.has_binlog { call.seen_value(&key) } else { 0 };
+            let value = if self.has_binlog { call.seen_value(&key) } else { 0 };
             text += &format!("{key}: {value}\n");
         }
         text += &format!(
             "binlog-max-size: {}\ndraining: {}\nid: 0123456789abcdef\nhostname: \"host\"\n\
              os: \"version\"\nplatform: \"machine\"\n",
-            self.options.binlog_file_size, self.is_draining
+            self.options.settings.binlog_file_size, self.is_draining
         );
         self.reply_document(call, &text);
     }
 
+    /// Returns how many jobs are ready, reserved, delayed and buried.
+    pub fn jobs_in_states(&self) -> [u64; 4] {
+        let [_, counts @ ..] = self.jobs_by_state(|_| true);
+        counts
+    }
+
     /// Returns how many jobs are urgent, ready, reserved, delayed and buried.
-    pub(super) fn jobs_by_state(&self, is_counted: impl Fn(&Job) -> bool) -> [usize; 5] {
+    pub(super) fn jobs_by_state(&self, is_counted: impl Fn(&Job) -> bool) -> [u64; 5] {
         let mut counts = [0; 5];
         for job in self.jobs.iter().filter(|job| is_counted(job)) {
             match job.state {
                 State::Ready => {
-                    counts[0] += usize::from(job.pri < 1024);
+                    counts[0] += u64::from(job.pri < 1024);
                     counts[1] += 1;
                 }
                 State::Reserved { .. } => counts[2] += 1,

@@ -1,16 +1,13 @@
 //! Replays the keys of unique jobs.
 //!
-//! The record of a key belongs to the record directly after it: to the full record of its job, or, if
-//! the key is kept, to the delete of its job. Alone it has no effect, unless it is a kept key whose job
-//! is gone: compaction has moved it. A key that two jobs have belongs to the second one: the first one is
-//! flushed, or the record of its delete is damaged.
+//! A key that two jobs have belongs to the second one: the first one is flushed, or the record of its
+//! delete is damaged.
 
 use super::ReplayState;
 use crate::engine::binlog::disk::FileNumber;
 use crate::engine::binlog::key_record::KeyRecord;
 use crate::engine::binlog::record::SHORT_LEN;
-use crate::engine::binlog::segments::Owner;
-use crate::engine::keys::JobKey;
+use crate::engine::keys::{JobKey, Owner, UniqueKey};
 use crate::engine::queue::job::Job;
 use crate::engine::queue::unique::NewKey;
 use log::warn;
@@ -20,20 +17,18 @@ use std::collections::TryReserveError;
 pub(super) const KEY_LEN: u64 = SHORT_LEN as u64;
 
 impl ReplayState<'_> {
-    /// Applies the record of a key: notes it for the next record, or keeps the key.
+    /// Applies the record of a key: keeps the key if its job is gone.
     pub(super) fn apply_key(
         &mut self,
         number: FileNumber,
-        record: KeyRecord,
+        record: &KeyRecord,
     ) -> Result<(), TryReserveError> {
-        self.note_id(record.id);
         if self.queue.unique.use_secret(record.secret) {
             self.forget_all_keys();
         }
-        if record.kept_until.is_some() && self.queue.jobs.find(record.id).is_none() {
-            return self.keep_key(number, &record);
+        if self.queue.jobs.find(record.id).is_none() {
+            return self.keep_key(number, record);
         }
-        self.key_before = Some((number, record));
         Ok(())
     }
 
@@ -46,7 +41,7 @@ impl ReplayState<'_> {
     ) -> Result<(), TryReserveError> {
         let KeyRecord { digest, ttl_secs, .. } = *record;
         self.to_rewrite.remove(&key);
-        let own = self.queue.jobs[key].log.unique().map(|_| Owner::Job(key));
+        let own = self.queue.jobs[key].unique().map(|_| Owner::Job(key));
         let owner = self.queue.find_owner(digest);
         if owner.is_some() && owner == own {
             return Ok(());
@@ -55,22 +50,18 @@ impl ReplayState<'_> {
             self.forget_key(other);
         }
         self.queue.unique.try_reserve_one()?;
-        let log = self.queue.unique.log_of(self.queue.jobs[key].log);
-        let unique = self.queue.unique.add_of_job(NewKey { digest, ttl_secs }, key, log);
-        self.queue.jobs[key].log = unique.into();
-        self.segments.set_keeping(log, ttl_secs > 0);
-        let len = u64::from(self.segments.entry(log).live_bytes()) + KEY_LEN;
-        self.segments.set_len(log, len);
+        self.queue.jobs[key].key = self.queue.unique.add_of_job(NewKey { digest, ttl_secs }, key);
+        let len = self.files.entry(Owner::Job(key)).live_bytes() + KEY_LEN;
+        self.files.set_key(key, len, ttl_secs > 0);
         Ok(())
     }
 
     /// Removes the entry and the key of a job that was removed from under `key`.
     pub(super) fn remove_job(&mut self, key: JobKey, job: &Job) {
-        let log = self.queue.unique.log_of(job.log);
-        if let Some(unique) = job.log.unique() {
-            self.queue.unique.remove(unique, key);
+        if let Some(unique) = job.unique() {
+            self.queue.unique.remove(unique);
         }
-        self.segments.remove_job(log);
+        self.files.remove(Owner::Job(key));
     }
 
     /// Keeps the key of a deleted job, if the record is that of a kept key, and no job has the key.
@@ -87,13 +78,10 @@ impl ReplayState<'_> {
             None => {}
         }
         self.queue.unique.try_reserve_one()?;
-        self.queue.unique.try_reserve_kept()?;
-        self.segments.try_reserve_one()?;
-        let new = NewKey { digest, ttl_secs };
-        let segments = &mut self.segments;
-        self.queue
-            .unique
-            .add_kept(new, id, until, |kept| segments.add_kept_key(kept, number, KEY_LEN));
+        let kept = Owner::KeptKey(self.queue.unique.try_reserve_kept()?);
+        self.files.try_reserve(kept)?;
+        self.queue.unique.add_kept(NewKey { digest, ttl_secs }, id, until);
+        self.files.add(kept, (number, 0), KEY_LEN, false);
         Ok(())
     }
 
@@ -111,20 +99,15 @@ impl ReplayState<'_> {
     fn forget_key(&mut self, owner: Owner) {
         match owner {
             Owner::Job(key) => {
-                let job = &mut self.queue.jobs[key];
-                let log = self.queue.unique.log_of(job.log);
-                if let Some(unique) = job.log.unique() {
-                    self.queue.unique.remove(unique, key);
-                }
-                job.log = log.into();
-                self.segments.set_keeping(log, false);
-                let len = u64::from(self.segments.entry(log).live_bytes()) - KEY_LEN;
-                self.segments.set_len(log, len);
+                let unique = std::mem::replace(&mut self.queue.jobs[key].key, UniqueKey::NONE);
+                self.queue.unique.remove(unique);
+                let len = self.files.entry(owner).live_bytes() - KEY_LEN;
+                self.files.set_key(key, len, false);
             }
             Owner::KeptKey(kept) => {
-                let log = self.queue.unique.remove_kept(kept);
-                self.segments.supersede(log);
-                self.segments.remove_job(log);
+                self.queue.unique.remove_kept(kept);
+                self.files.supersede(owner);
+                self.files.remove(owner);
             }
         }
     }

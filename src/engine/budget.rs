@@ -16,6 +16,9 @@ pub struct Budget {
     due_work: usize,
 }
 
+/// Units of work to read from a connection and to write to it.
+const WORK_PER_VISIT: usize = 16;
+
 impl Budget {
     /// Returns the budget before the first iteration.
     pub fn new(limits: &Limits) -> Budget {
@@ -48,9 +51,15 @@ impl Budget {
         self.left > 0
     }
 
-    /// Gives a whole share to the connection that is served next.
+    /// Gives a whole share to the connection that is visited, and charges the system calls of that.
     pub fn begin_share(&mut self) {
+        self.charge(WORK_PER_VISIT);
         self.share_left = self.share;
+    }
+
+    /// Ends the share of the connection that was visited last.
+    pub fn end_share(&mut self) {
+        self.share_left = 0;
     }
 
     /// Returns whether the connection may run another command.

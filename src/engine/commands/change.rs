@@ -1,0 +1,178 @@
+//! Commands that change jobs that exist, and tubes.
+
+use crate::engine::conn::{Conn, Doing, Steps};
+use crate::engine::headroom::{self, Headroom};
+use crate::engine::protocol::parse::Args;
+use crate::engine::protocol::reply::{Answer, Reply, Word};
+use crate::engine::queue::flush::{FlushKind, WORK_PER_FREE};
+use crate::engine::queue::touch::TouchAll;
+use crate::engine::queue::{Kick, Outcome};
+use crate::engine::store::Store;
+
+/// Units of work to delete a job of a batch, and to touch one.
+const WORK_PER_DELETE: usize = 12;
+const WORK_PER_TOUCH: usize = 2;
+
+impl Outcome {
+    /// Returns the answer of a command for one job.
+    fn answer(self, done: Word) -> Answer {
+        match self {
+            Outcome::Done => Ok(done.into()),
+            Outcome::NotFound => Err(Word::NotFound),
+            Outcome::NoSpace => Err(Word::OutOfMemory),
+        }
+    }
+}
+
+// ---- Jobs ----
+
+/// `delete <id>`
+pub fn delete(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
+    s.queue.delete(c.key, args.id(), s.now).answer(Word::Deleted)
+}
+
+/// `delete-batch <id> ...`
+pub fn delete_batch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
+    let (mut deleted, mut not_found) = (0, 0);
+    for id in args.rest {
+        match s.queue.delete_one(c.key, id, s.now) {
+            Outcome::Done => deleted += 1,
+            Outcome::NoSpace if deleted + not_found == 0 => return Err(Word::OutOfMemory),
+            Outcome::NotFound | Outcome::NoSpace => not_found += 1,
+        }
+    }
+    s.queue.compact();
+    s.budget.charge_share((deleted + not_found) * WORK_PER_DELETE);
+    Ok(Reply::Numbers("DELETED_BATCH ", deleted as u64, not_found as u64))
+}
+
+/// `release <id> <pri> <delay>`
+pub fn release(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
+    let (pri, delay_secs) = (args.number(1), args.number(2));
+    s.queue.release(c.key, args.id(), pri, delay_secs, s.now).answer(Word::Released)
+}
+
+/// `bury <id> <pri>`
+pub fn bury(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
+    s.queue.bury(c.key, args.id(), args.number(1), s.now).answer(Word::Buried)
+}
+
+/// `touch <id>`
+pub fn touch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
+    if s.queue.touch(c.key, args.id(), s.now) {
+        Ok(Word::Touched.into())
+    } else {
+        Err(Word::NotFound)
+    }
+}
+
+/// `touch-all`
+pub fn touch_all(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
+    let touch = TouchAll::new(s.now);
+    touch_all_step(c, s, touch)
+}
+
+/// Renews the deadlines of the next jobs.
+pub fn touch_all_step(c: &mut Conn, s: &mut Store, mut touch: TouchAll) -> Answer {
+    let most = s.queue.limits.jobs_per_touch_step;
+    let mut checks_left = most;
+    let is_done = s.queue.touch_all_step(c.key, &mut touch, &mut checks_left, s.now);
+    s.budget.charge_share((most - checks_left) * WORK_PER_TOUCH);
+    if is_done {
+        return Ok(Reply::Number("TOUCHED_ALL ", touch.touched as u64));
+    }
+    c.later(Steps::TouchAll(touch))
+}
+
+/// `kick <bound>`
+pub fn kick(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
+    let kick = s.queue.plan_kick(s.queue.clients[c.key].used, args.number(0));
+    kick_step(c, s, kick)
+}
+
+/// Kicks the next jobs.
+pub fn kick_step(c: &mut Conn, s: &mut Store, mut kick: Kick) -> Answer {
+    let before = kick.kicked;
+    let kicked = s.queue.kick(&mut kick, s.now);
+    s.budget.charge_share((kick.kicked - before) as usize);
+    kicked?;
+    if kick.left == 0 {
+        return Ok(Reply::Number("KICKED ", kick.kicked.into()));
+    }
+    c.later(Steps::Kick(kick))
+}
+
+/// `kick-job <id>`
+pub fn kick_job(_: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
+    s.queue.kick_job(args.id(), s.now).answer(Word::KickedJob)
+}
+
+// ---- Tubes ----
+
+/// Returns an error if there is no memory for more tubes and watches.
+fn ensure_room_for_tubes(s: &Store) -> Result<(), Word> {
+    if s.has_headroom(Headroom::ThreeQuarters) { Ok(()) } else { Err(Word::OutOfMemory) }
+}
+
+/// `use <tube>`
+pub fn use_tube(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
+    ensure_room_for_tubes(s)?;
+    headroom::leave(Headroom::ThreeQuarters, || s.queue.use_tube(c.key, args.tube))?;
+    Ok(Reply::Using(s.queue.clients[c.key].used))
+}
+
+/// `watch <tube>`
+pub fn watch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
+    s.queue.clients[c.key].watching.prepare_to_compare();
+    ensure_room_for_tubes(s)?;
+    headroom::leave(Headroom::ThreeQuarters, || s.queue.watch(c.key, args.tube))?;
+    Ok(watching(c, s))
+}
+
+/// `ignore <tube>`
+pub fn ignore(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
+    if s.queue.ignore(c.key, args.tube) { Ok(watching(c, s)) } else { Err(Word::NotIgnored) }
+}
+
+fn watching(c: &Conn, s: &Store) -> Reply {
+    Reply::Number("WATCHING ", s.queue.clients[c.key].watching.len() as u64)
+}
+
+/// `pause-tube <tube> <seconds>`
+pub fn pause_tube(_: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
+    let secs = args.number(0);
+    if args.tube.is_empty() {
+        return Err(Word::BadFormat);
+    }
+    if secs > 0 {
+        ensure_room_for_tubes(s)?;
+    }
+    if s.queue.pause(args.tube, secs, s.now) {
+        Ok(Word::Paused.into())
+    } else {
+        Err(Word::NotFound)
+    }
+}
+
+/// `flush-tube <tube>`
+pub fn flush_tube(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
+    flush(c, s, args.tube, FlushKind::All)
+}
+
+/// `flush-buried <tube>`
+pub fn flush_buried(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
+    flush(c, s, args.tube, FlushKind::Buried)
+}
+
+/// Deletes the jobs at once. The client gets its reply when all of them are freed.
+fn flush(c: &mut Conn, s: &mut Store, tube: &str, kind: FlushKind) -> Answer {
+    let tube = s.queue.tubes.find(tube).ok_or(Word::NotFound)?;
+    if let Some(count) = s.queue.flush(c.key, tube, kind, s.now)? {
+        let freed = usize::try_from(count).unwrap_or(usize::MAX);
+        s.budget.charge_share(freed.saturating_mul(WORK_PER_FREE));
+        return Ok(Reply::Number("FLUSHED ", count));
+    }
+    s.budget.charge_share(s.queue.limits.first_flush_work);
+    c.doing = Doing::Flush;
+    Ok(Reply::Later)
+}

@@ -1,0 +1,216 @@
+//! The commands that reserve jobs, from the search for a job to the reply with its body.
+//!
+//! ```text
+//! reserve -> search: a job  -> found -> reply, or Doing::Bodies while the disk reads the body
+//!              |     nothing -> Doing::Wait -> awaited (by a put, kick, release, the end of a delay ...)
+//!              `---- unfinished -> Steps::Reserve or Steps::FillBatch, the next step
+//! ```
+
+use super::pages::{Batch, fits_reply};
+use crate::engine::conn::{Conn, Doing, ReserveKind, Steps};
+use crate::engine::keys::JobKey;
+use crate::engine::protocol::parse::Args;
+use crate::engine::protocol::reply::{Answer, Reply, Word};
+use crate::engine::queue::waiters::{Search, Wait};
+use crate::engine::reads::{self, BodiesFor};
+use crate::engine::store::Store;
+use crate::engine::time::Nanos;
+use std::collections::TryReserveError;
+
+/// Checking this many watches is one unit of work.
+const WATCHES_PER_WORK: usize = 2;
+/// Units of work to reserve a job of a batch.
+const WORK_PER_JOB: usize = 12;
+
+/// `reserve`
+pub fn reserve(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
+    begin(c, s, Nanos::NEVER, ReserveKind::Job)
+}
+
+/// `reserve-with-timeout <seconds>`
+pub fn reserve_with_timeout(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
+    begin(c, s, s.now + Nanos::from_secs(args.number(0)), ReserveKind::Job)
+}
+
+/// `reserve-batch <count> [<seconds>]`
+pub fn reserve_batch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
+    let until = s.now + Nanos::from_secs(args.number(1));
+    begin(c, s, until, ReserveKind::Batch(args.count()))
+}
+
+/// `reserve-job <id>`
+pub fn reserve_job(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
+    s.queue.ensure_can_reserve(c.key)?;
+    let job = s.queue.find(args.id()).ok_or(Word::NotFound)?;
+    if !s.settings.can_hold(&s.queue.jobs[job].body) {
+        return Err(Word::OutOfMemory);
+    }
+    let job = s.queue.reserve_job(c.key, args.id(), s.now)?.ok_or(Word::NotFound)?;
+    s.queue.mark_worker(c.key);
+    reads::reply_job(c, s, job, BodiesFor::ReservedById)
+}
+
+fn begin(c: &mut Conn, s: &mut Store, until: Nanos, kind: ReserveKind) -> Answer {
+    s.queue.mark_worker(c.key);
+    // The job may also come while the connection waits, when it is too late to refuse it.
+    s.queue.ensure_can_reserve(c.key)?;
+    let seq = s.queue.next_wait_seq();
+    reserve_step(c, s, Wait { seq, until }, kind)
+}
+
+/// Reserves jobs, or begins to wait. With more than 2,048 watched tubes this takes several
+/// iterations; tubes that change between them are checked again.
+pub fn reserve_step(c: &mut Conn, s: &mut Store, wait: Wait, kind: ReserveKind) -> Answer {
+    let most = s.queue.limits.watches_per_step;
+    let mut steps_left = most;
+    let answer = reserve_or_wait(c, s, wait, kind, &mut steps_left);
+    charge_watches(s, most - steps_left);
+    answer
+}
+
+/// Charges the watches that a reserve has checked.
+fn charge_watches(s: &mut Store, steps: usize) {
+    // With one watch there is no step.
+    if steps > 0 {
+        let charged = steps.saturating_sub(s.queue.limits.free_steps);
+        s.budget.charge_share(charged / WATCHES_PER_WORK);
+    }
+}
+
+fn reserve_or_wait(
+    c: &mut Conn,
+    s: &mut Store,
+    wait: Wait,
+    kind: ReserveKind,
+    steps_left: &mut usize,
+) -> Answer {
+    match kind {
+        ReserveKind::Job => match s.queue.reserve(c.key, steps_left, s.now)? {
+            Search::Found(job) => {
+                return reads::reply_job(
+                    c,
+                    s,
+                    job,
+                    BodiesFor::Reserved { kind, until: wait.until },
+                );
+            }
+            Search::Unfinished => return c.later(Steps::Reserve(wait, kind)),
+            Search::Nothing => {}
+        },
+        ReserveKind::Batch(max) => {
+            let mut batch = Batch::new(max);
+            match (fill_batch(c, s, &mut batch, steps_left)?, batch.is_empty()) {
+                (true, true) => {}
+                (true, false) => return reply_batch(c, s, batch, wait.until),
+                (false, true) => return c.later(Steps::Reserve(wait, kind)),
+                (false, false) => return c.later(Steps::FillBatch(batch, wait.until)),
+            }
+        }
+    }
+    let mut tops_work = s.queue.limits.flushed_tops_work;
+    if !s.queue.free_flushed_tops(c.key, &mut tops_work, s.now) {
+        return c.later(Steps::Reserve(wait, kind));
+    }
+    if s.queue.is_deadline_soon(c.key, s.now) {
+        return Err(Word::DeadlineSoon);
+    }
+    if wait.until <= s.now || c.is_half_closed {
+        return Ok(kind.timeout_reply());
+    }
+    let waits = s.queue.wait(c.key, wait, steps_left, s.now)?;
+    if !waits {
+        return c.later(Steps::Reserve(wait, kind));
+    }
+    c.doing = Doing::Wait(kind, wait.until);
+    Ok(Reply::Later)
+}
+
+/// Replies to a connection that waited and was given a job.
+pub fn awaited(
+    c: &mut Conn,
+    s: &mut Store,
+    job: JobKey,
+    kind: ReserveKind,
+    until: Nanos,
+) -> Answer {
+    let ReserveKind::Batch(max) = kind else {
+        return reads::reply_job(c, s, job, BodiesFor::Reserved { kind, until });
+    };
+    let mut batch = Batch::new(max);
+    if batch.try_push(job, &s.queue.jobs[job]).is_err() {
+        c.fail(s);
+        return Ok(Reply::Later);
+    }
+    c.later(Steps::FillBatch(batch, until))
+}
+
+// ---- Batches ----
+
+/// Continues a batch that has some jobs.
+pub fn fill_batch_step(c: &mut Conn, s: &mut Store, mut batch: Batch, until: Nanos) -> Answer {
+    // Since the previous step a TTR may have run out, and a flush may have deleted a job.
+    batch.retain(&s.queue.jobs, |job, id| s.queue.is_reserved(job, id, c.key));
+    let most = s.queue.limits.watches_per_step;
+    let mut steps_left = most;
+    let filled = fill_batch(c, s, &mut batch, &mut steps_left);
+    charge_watches(s, most - steps_left);
+    if filled? { reply_batch(c, s, batch, until) } else { c.later(Steps::FillBatch(batch, until)) }
+}
+
+/// Reserves ready jobs and adds them to a batch, at most those of one step. Returns whether the batch
+/// is complete: it is full, or no further job is found, or there is no memory for one. On an error the
+/// batch is empty.
+fn fill_batch(
+    c: &mut Conn,
+    s: &mut Store,
+    batch: &mut Batch,
+    steps_left: &mut usize,
+) -> Result<bool, TryReserveError> {
+    let before = batch.jobs.len();
+    let most = before + s.queue.limits.jobs_per_reserve_step;
+    let mut is_complete = false;
+    while !is_complete && batch.jobs.len() < most {
+        match reserve_into_batch(c, s, batch, steps_left) {
+            Ok(Search::Found(_)) => is_complete = batch.is_full(),
+            Ok(Search::Unfinished) => break,
+            Ok(Search::Nothing) => is_complete = true,
+            Err(no_memory) if batch.is_empty() => return Err(no_memory),
+            Err(_) => is_complete = true,
+        }
+    }
+    s.budget.charge_share((batch.jobs.len() - before) * WORK_PER_JOB);
+    Ok(is_complete)
+}
+
+/// Reserves the best job and adds it to the batch, if there is room in the batch and memory for
+/// the reply.
+fn reserve_into_batch(
+    c: &mut Conn,
+    s: &mut Store,
+    batch: &mut Batch,
+    steps_left: &mut usize,
+) -> Result<Search, TryReserveError> {
+    s.queue.ensure_can_reserve(c.key)?;
+    let search = s.queue.best_job(c.key, steps_left)?;
+    if let Search::Found(job) = search {
+        if !fits_reply(s, batch, job) {
+            return Ok(Search::Nothing);
+        }
+        c.try_reserve_output(s, batch.size_with(&s.queue.jobs[job].body))?;
+        batch.try_push(job, &s.queue.jobs[job])?;
+        s.queue.make_reserved(job, c.key, s.now);
+    }
+    Ok(search)
+}
+
+/// Replies with the jobs of a batch, before or after the timeout ends.
+fn reply_batch(c: &mut Conn, s: &mut Store, batch: Batch, until: Nanos) -> Answer {
+    if c.try_reserve_output(s, batch.size).is_err() {
+        // The jobs become ready when the connection is closed.
+        c.fail(s);
+        return Ok(Reply::Later);
+    }
+    let kind = ReserveKind::Batch(batch.max());
+    let heading = Reply::Number("RESERVED_BATCH ", batch.jobs.len() as u64);
+    reads::reply_jobs(c, s, heading, batch.jobs, BodiesFor::Reserved { kind, until })
+}

@@ -1,0 +1,146 @@
+//! Commands that show something and change nothing: peeks, statistics, lists of tubes.
+//!
+//! A list of more than 1,024 tubes is made in steps. A long list of all tubes is shared by the
+//! connections that requested it ([`lists`](crate::engine::lists)).
+
+use crate::engine::conn::{Conn, Doing, Steps};
+use crate::engine::keys::{JobKey, WatchKey};
+use crate::engine::lists::{ensure_fits, names_per_step};
+use crate::engine::protocol::parse::Args;
+use crate::engine::protocol::reply::{Answer, Reply, Word};
+use crate::engine::protocol::stats;
+use crate::engine::queue::listing::ListText;
+use crate::engine::queue::tube::Tube;
+use crate::engine::reads::{self, BodiesFor};
+use crate::engine::store::Store;
+use std::rc::Rc;
+
+/// Listing this many tubes is one unit of work.
+const NAMES_PER_WORK: usize = 4;
+/// Counting this many waiters of a tube is one unit of work.
+const WAITERS_PER_WORK: usize = 8;
+
+// ---- Peeks ----
+
+/// `peek <id>`
+pub fn peek(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
+    let job = s.queue.find(args.id());
+    found(c, s, job)
+}
+
+/// `peek-ready`
+pub fn peek_ready(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
+    let job = used_tube(c, s).first_ready(&s.queue.jobs);
+    found(c, s, job)
+}
+
+/// `peek-delayed`
+pub fn peek_delayed(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
+    let job = used_tube(c, s).first_delayed(&s.queue.jobs);
+    found(c, s, job)
+}
+
+/// `peek-buried`
+pub fn peek_buried(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
+    let job = used_tube(c, s).first_buried();
+    found(c, s, job)
+}
+
+fn found(c: &mut Conn, s: &mut Store, job: Option<JobKey>) -> Answer {
+    reads::reply_job(c, s, job.ok_or(Word::NotFound)?, BodiesFor::Found)
+}
+
+fn used_tube<'s>(c: &Conn, s: &'s Store) -> &'s Tube {
+    &s.queue.tubes[s.queue.clients[c.key].used]
+}
+
+// ---- Statistics ----
+
+/// `stats`
+pub fn stats(_: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
+    Ok(Reply::Document(stats::server(&s.stats(), &s.queue, s.now)))
+}
+
+/// `stats-job <id>`
+pub fn stats_job(_: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
+    let job = s.queue.find(args.id()).ok_or(Word::NotFound)?;
+    Ok(Reply::Document(stats::job(job, &s.queue, s.now)))
+}
+
+/// `stats-tube <tube>`
+pub fn stats_tube(_: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
+    let tube = s.queue.tubes.find(args.tube).ok_or(Word::NotFound)?;
+    let text = stats::tube(&s.queue.tubes[tube], s.queue.count_waiting(tube), s.now);
+    // The count has checked each waiter.
+    s.budget.charge_share(s.queue.tubes[tube].waiters.len() / WAITERS_PER_WORK);
+    Ok(Reply::Document(text))
+}
+
+// ---- Lists of tubes ----
+
+/// `list-tube-used`
+pub fn list_tube_used(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
+    Ok(Reply::Using(s.queue.clients[c.key].used))
+}
+
+/// `list-tubes`
+pub fn list_tubes(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
+    let count = s.queue.tubes.len();
+    if count <= names_per_step(s) {
+        charge_names(s, count);
+        let names = s.queue.tubes.iter().map(|tube| &*tube.name);
+        return Ok(Reply::Document(stats::list(names)?));
+    }
+    ensure_fits(s, 0)?;
+    s.lists.request(c.key);
+    c.doing = Doing::ListTubes;
+    Ok(Reply::Later)
+}
+
+/// `list-tubes-watched`
+pub fn list_tubes_watched(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
+    let count = s.queue.clients[c.key].watching.len();
+    if count <= names_per_step(s) {
+        charge_names(s, count);
+        let queue = &s.queue;
+        let watched = queue.clients[c.key].watching.tubes(&queue.watches);
+        return Ok(Reply::Document(stats::list(watched.map(|tube| &*queue.tubes[tube].name))?));
+    }
+    ensure_fits(s, 0)?;
+    let text = ListText::new()?;
+    let first = s.queue.clients[c.key].watching.first_watch();
+    s.lists.incomplete_bytes += text.len() as u64;
+    c.later(Steps::ListWatched(text, first.expect("a connection watches a tube")))
+}
+
+/// Adds watched tubes to a long list.
+pub fn list_watched_step(
+    c: &mut Conn,
+    s: &mut Store,
+    mut text: ListText,
+    first: WatchKey,
+) -> Answer {
+    let names_per_step = s.queue.limits.names_per_list_step;
+    s.budget.charge_share(names_per_step / NAMES_PER_WORK);
+    s.lists.incomplete_bytes -= text.len() as u64;
+    let mut next = Some(first);
+    for _ in 0..names_per_step {
+        let Some(watch) = next else { break };
+        text.push_name(&s.queue.watched_tube(watch).name)?;
+        next = s.queue.clients[c.key].watching.watch_after(watch, &s.queue.watches);
+    }
+    ensure_fits(s, text.len() as u64)?;
+    if let Some(next) = next {
+        s.lists.incomplete_bytes += text.len() as u64;
+        return c.later(Steps::ListWatched(text, next));
+    }
+    text.finish()?;
+    let text = Rc::new(text);
+    s.lists.track(&text);
+    Ok(Reply::LongList(text))
+}
+
+fn charge_names(s: &mut Store, count: usize) {
+    let charged = count.saturating_sub(s.queue.limits.free_steps);
+    s.budget.charge_share(charged / NAMES_PER_WORK);
+}

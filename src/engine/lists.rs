@@ -1,0 +1,126 @@
+//! Long lists of tubes: the list of all tubes that several connections share, and the memory of all
+//! lists. [`commands::show`](super::commands::show) has the commands.
+
+use super::headroom::{self, Headroom};
+use super::keys::ConnKey;
+use super::limits::Limits;
+use super::protocol::reply::{Reply, Word};
+use super::queue::listing::ListText;
+use super::queue::tube::{Listed, Tubes};
+use super::store::{BUFFERS_DIVISOR, Store};
+use std::collections::TryReserveError;
+use std::rc::{Rc, Weak};
+
+/// The lists that are being made or sent.
+#[derive(Debug, Default)]
+pub struct Lists {
+    /// The connections that get the present list of all tubes, of which it is made or complete.
+    recipients: Vec<ConnKey>,
+    /// The present list of all tubes, when it is complete.
+    complete: Option<Rc<ListText>>,
+    /// The connections that requested a list since the present one was begun. They get the next one,
+    /// because a list must not be older than its request.
+    requested_by: Vec<ConnKey>,
+    /// All lists that some client has not read completely.
+    unread: Vec<Weak<ListText>>,
+    /// The bytes of lists of watched tubes that are being made.
+    pub incomplete_bytes: u64,
+}
+
+/// All long lists take at most this many bytes of memory, or a part of `--max-memory`.
+const MAX_LIST_BYTES: u64 = 64 * 1024 * 1024;
+
+impl Lists {
+    pub fn is_idle(&self) -> bool {
+        self.recipients.is_empty() && self.requested_by.is_empty()
+    }
+
+    fn try_reserve(&mut self) -> Result<(), TryReserveError> {
+        self.unread.try_reserve(1)?;
+        self.requested_by.try_reserve(1)
+    }
+
+    /// Adds a connection that requests a list, after [`ensure_fits`].
+    pub fn request(&mut self, key: ConnKey) {
+        self.requested_by.push(key);
+    }
+
+    /// Counts a complete list until it is sent, after [`ensure_fits`].
+    pub fn track(&mut self, text: &Rc<ListText>) {
+        self.unread.push(Rc::downgrade(text));
+    }
+
+    /// Returns the memory of all lists in bytes.
+    fn bytes(&mut self) -> u64 {
+        self.unread.retain(|text| text.strong_count() > 0);
+        let lens =
+            self.unread.iter().filter_map(|text| text.upgrade().map(|text| text.len() as u64));
+        lens.sum::<u64>() + self.incomplete_bytes
+    }
+
+    /// Forgets a connection.
+    pub fn remove(&mut self, key: ConnKey, tubes: &mut Tubes) {
+        self.recipients.retain(|&other| other != key);
+        self.requested_by.retain(|&other| other != key);
+        if self.recipients.is_empty() {
+            self.complete = None;
+            tubes.drop_listing();
+        }
+    }
+
+    /// Returns how often a connection has requested a list, for checks.
+    pub fn requests_of(&self, key: ConnKey) -> usize {
+        let requests = self.recipients.iter().chain(&self.requested_by);
+        requests.filter(|&&other| other == key).count()
+    }
+
+    /// Returns the next connection that gets its reply. With the last one the list is forgotten.
+    pub fn next_reply(&mut self) -> Option<(ConnKey, Reply)> {
+        let key = self.recipients.pop()?;
+        let is_last = self.recipients.is_empty();
+        let complete = if is_last { self.complete.take() } else { self.complete.clone() };
+        Some((key, complete.map_or(Word::OutOfMemory.into(), Reply::LongList)))
+    }
+}
+
+/// Returns the number of names that a list may have that is made at once.
+pub fn names_per_step(s: &Store) -> usize {
+    let Limits { names_per_crowded_list, names_per_list_step, .. } = s.queue.limits;
+    if s.is_crowded() { names_per_crowded_list } else { names_per_list_step }
+}
+
+/// Ensures that there is memory for a long list of which `own_bytes` are made.
+pub fn ensure_fits(s: &mut Store, own_bytes: u64) -> Result<(), Word> {
+    headroom::leave(Headroom::ThreeQuarters, || s.lists.try_reserve())?;
+    let max = MAX_LIST_BYTES.min(s.settings.max_memory_bytes / BUFFERS_DIVISOR);
+    let other_bytes = s.lists.bytes();
+    if other_bytes == 0 || other_bytes + own_bytes < max { Ok(()) } else { Err(Word::OutOfMemory) }
+}
+
+/// Adds tubes to the list of all tubes. Returns whether it is complete, or has failed: then
+/// [`Lists::next_reply`] returns who gets it.
+pub fn list_step(s: &mut Store) -> bool {
+    let Store { lists, queue, .. } = s;
+    if lists.is_idle() {
+        return false;
+    }
+    if lists.complete.is_none() {
+        if lists.recipients.is_empty() {
+            // The connections that requested a list until now get this one.
+            lists.recipients = std::mem::take(&mut lists.requested_by);
+            // Without memory for its beginning, `list_step` returns `NoMemory`.
+            let _ = queue.tubes.begin_listing();
+        }
+        let mut steps_left = queue.limits.names_per_list_step;
+        match queue.tubes.list_step(&mut steps_left) {
+            Listed::Unfinished => return false,
+            Listed::NoMemory => {}
+            Listed::Complete(text) => {
+                let text = Rc::new(text);
+                lists.track(&text);
+                lists.complete = Some(text);
+            }
+        }
+    }
+    true
+}

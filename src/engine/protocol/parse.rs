@@ -1,0 +1,474 @@
+//! Command lines: how long they may be, and their arguments.
+//!
+//! Parsing needs no jobs or connections. It accepts and rejects exactly the lines that C beanstalkd
+//! accepts and rejects, because clients depend on how it parses malformed lines. The only exceptions
+//! are the commands that C beanstalkd does not have, and the key of a unique job.
+
+use crate::engine::queue::browse::StateFilter;
+use crate::engine::text::{self, is_tube_name};
+
+/// The kind of one argument of a command, or of several that belong together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Argument {
+    /// The id of a job: 64 bits.
+    Id,
+    /// A number of 32 bits.
+    Number,
+    /// Seconds: 31 bits.
+    Seconds,
+    /// A number of jobs from 1 to [`BATCH_MAX`].
+    Count,
+    /// An id, or nothing for 0.
+    OptionalId,
+    /// Seconds, or nothing for 0.
+    OptionalSeconds,
+    /// The name of a tube, which is the rest of the line.
+    Name,
+    /// The name of a tube up to the next space.
+    Tube,
+    /// A state of jobs.
+    State,
+    /// A number as C's `strtoul` parses it.
+    Bound,
+    /// The name of a tube and seconds, as C beanstalkd parses them for `pause-tube`.
+    Pause,
+    /// Ids up to the end of the line.
+    Ids,
+    /// Nothing, or the key of a unique job, which the handler parses.
+    Tag,
+    /// Bytes that are ignored.
+    Anything,
+}
+
+/// The arguments of a command.
+#[derive(Clone, Copy, Debug)]
+pub struct Args<'a> {
+    numbers: [u64; 4],
+    /// The name of a tube; empty if the name for `pause-tube` is invalid, which is counted before it is
+    /// rejected.
+    pub tube: &'a str,
+    pub state: StateFilter,
+    /// The bytes after these, for [`Argument::Ids`] and [`Argument::Tag`].
+    pub rest: Rest<'a>,
+}
+
+/// The key of a unique job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UniqueTag<'a> {
+    /// As long as, and with the bytes of, the name of a tube.
+    pub key: &'a [u8],
+    /// For how many seconds the key is kept after the delete of the job.
+    pub ttl_secs: u32,
+}
+
+/// The maximum length of a command line with its CR LF, in bytes.
+pub const LINE_MAX: usize = 224;
+/// The maximum length of a `delete-batch` line with its CR LF, in bytes. A line with 1,000 ids of 20
+/// digits has 21,014.
+const DELETE_BATCH_LINE_MAX: usize = 21_015;
+/// The maximum length of a `put` or `put-in-tube` line with a tag, with its CR LF, in bytes. A line with
+/// a tube and a key of 200 bytes each and the largest numbers has 474.
+pub const TAGGED_LINE_MAX: usize = 512;
+/// The maximum number of jobs in a batch, or in a reply to `list-jobs` or `peek-batch`.
+pub const BATCH_MAX: usize = 1000;
+
+/// The word before the key of a unique job.
+const UNIQUE_WORD: &[u8] = b"idp:";
+
+/// Returns the maximum length of the line at the start of `input` with its CR LF, in bytes. A line of
+/// more than [`LINE_MAX`] is valid only if it [`may_be_long`].
+pub fn line_max(input: &[u8]) -> usize {
+    if input.starts_with(b"put") {
+        TAGGED_LINE_MAX
+    } else if input.starts_with(b"delete-batch ") {
+        DELETE_BATCH_LINE_MAX
+    } else {
+        LINE_MAX
+    }
+}
+
+/// Returns whether this line, without its CR LF, may have more than [`LINE_MAX`] bytes with it.
+#[cold]
+pub fn may_be_long(line: &[u8]) -> bool {
+    line.starts_with(b"delete-batch ") || has_tag(line).is_some()
+}
+
+/// Returns something if a line is a put with valid numbers and the beginning of a tag.
+fn has_tag(line: &[u8]) -> Option<()> {
+    let mut rest = match line.strip_prefix(b"put ") {
+        Some(rest) => Rest(rest),
+        None => {
+            let mut rest = Rest(line.strip_prefix(b"put-in-tube ")?);
+            rest.tube()?;
+            rest
+        }
+    };
+    for _ in ["pri", "delay", "ttr", "bytes"] {
+        rest.u32()?;
+    }
+    rest.skip_spaces();
+    rest.0.starts_with(UNIQUE_WORD).then_some(())
+}
+
+impl<'a> Args<'a> {
+    /// Parses the bytes after the word of a command. Returns `None` if they are not these arguments.
+    #[inline]
+    pub fn parse(kinds: &[Argument], line: &'a [u8]) -> Option<Args<'a>> {
+        let mut rest = Rest(line);
+        let mut args = Args { numbers: [0; 4], tube: "", state: StateFilter::Any, rest: Rest(b"") };
+        let mut numbers = args.numbers.iter_mut();
+        for kind in kinds {
+            let number = match kind {
+                Argument::Id => rest.u64()?,
+                Argument::Number => rest.u32()?.into(),
+                Argument::Seconds => rest.seconds()?.into(),
+                Argument::Count => rest.job_count()?,
+                Argument::OptionalId if rest.0.is_empty() => 0,
+                Argument::OptionalId => rest.u64()?,
+                Argument::OptionalSeconds if rest.0.is_empty() => 0,
+                Argument::OptionalSeconds => rest.seconds()?.into(),
+                Argument::Bound => rest.like_strtoul()?.into(),
+                Argument::Pause => {
+                    args.tube = rest.name_prefix()?;
+                    rest.u32()?.into()
+                }
+                Argument::Name => {
+                    args.tube = std::mem::take(&mut rest).name()?;
+                    continue;
+                }
+                Argument::Tube => {
+                    args.tube = rest.tube()?;
+                    continue;
+                }
+                Argument::State => {
+                    args.state = rest.state()?;
+                    continue;
+                }
+                Argument::Ids => {
+                    args.rest = std::mem::take(&mut rest).ids()?;
+                    continue;
+                }
+                Argument::Tag => {
+                    args.rest = std::mem::take(&mut rest).without_nul()?;
+                    continue;
+                }
+                Argument::Anything => {
+                    std::mem::take(&mut rest).without_nul()?;
+                    continue;
+                }
+            };
+            *numbers.next()? = number;
+        }
+        rest.0.is_empty().then_some(args)
+    }
+
+    /// Returns the id that is the first number.
+    pub fn id(&self) -> u64 {
+        self.numbers[0]
+    }
+
+    /// Returns the number at this index, of a kind with at most 32 bits.
+    #[expect(clippy::cast_possible_truncation, reason = "the kind of the argument has 32 bits")]
+    pub fn number(&self, index: usize) -> u32 {
+        self.numbers[index] as u32
+    }
+
+    /// Returns the number of jobs that is the first number.
+    pub fn count(&self) -> usize {
+        self.number(0) as usize
+    }
+
+    /// Returns the second number, which is an id.
+    pub fn second_id(&self) -> u64 {
+        self.numbers[1]
+    }
+}
+
+/// The bytes of a line that are not parsed yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rest<'a>(&'a [u8]);
+
+impl<'a> Rest<'a> {
+    pub fn is_empty(self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns the rest if it contains no NUL. A NUL anywhere in a line is BAD_FORMAT. No word, number or
+    /// name contains one, so only the bytes that are not parsed are searched for it.
+    fn without_nul(self) -> Option<Rest<'a>> {
+        text::find_byte(0, self.0).is_none().then_some(self)
+    }
+
+    fn name(self) -> Option<&'a str> {
+        // All bytes of a name are ASCII.
+        is_tube_name(self.0).then(|| str::from_utf8(self.0).ok()).flatten()
+    }
+
+    /// Parses any number of spaces, then the name of a tube up to the next space.
+    fn tube(&mut self) -> Option<&'a str> {
+        Rest(self.word()).name()
+    }
+
+    /// Parses any number of spaces, then the bytes up to the next space.
+    fn word(&mut self) -> &'a [u8] {
+        self.skip_spaces();
+        let end = text::find_byte(b' ', self.0).unwrap_or(self.0.len());
+        let (word, rest) = self.0.split_at(end);
+        self.0 = rest;
+        word
+    }
+
+    // Quirk: the space between the word and the name is optional; pinned by
+    // tests/conversations/prefix-matching.txt.
+    fn name_prefix(&mut self) -> Option<&'a str> {
+        self.skip_spaces();
+        let end = self.0.iter().position(|&byte| !text::is_name_byte(byte)).unwrap_or(self.0.len());
+        let (name, rest) = self.0.split_at(end);
+        self.0 = rest;
+        (!name.is_empty()).then(|| Rest(name).name().unwrap_or(""))
+    }
+
+    fn state(&mut self) -> Option<StateFilter> {
+        Some(match self.word() {
+            b"ready" => StateFilter::Ready,
+            b"reserved" => StateFilter::Reserved,
+            b"delayed" => StateFilter::Delayed,
+            b"buried" => StateFilter::Buried,
+            b"any" => StateFilter::Any,
+            _ => return None,
+        })
+    }
+
+    /// Parses any number of spaces, at least one, then `idp:<key>` or `idp:<key>:<ttl>`.
+    #[cold]
+    pub fn unique_tag(mut self) -> Option<UniqueTag<'a>> {
+        self.0.starts_with(b" ").then_some(())?;
+        self.skip_spaces();
+        let tag = self.0.strip_prefix(UNIQUE_WORD)?;
+        let (key, rest) = tag.split_at(text::name_prefix_len(tag)?);
+        let [b':', ttl @ ..] = rest else {
+            return rest.is_empty().then_some(UniqueTag { key, ttl_secs: 0 });
+        };
+        let mut ttl = Rest(ttl);
+        let ttl_secs = u32::try_from(ttl.digits()?).ok()?;
+        ttl.0.is_empty().then_some(UniqueTag { key, ttl_secs })
+    }
+
+    /// Returns the rest if it has ids up to its end. [`Rest::next`] returns each.
+    fn ids(self) -> Option<Rest<'a>> {
+        let mut rest = self;
+        let mut count = 0;
+        while !rest.0.is_empty() {
+            rest.u64()?;
+            count += 1;
+        }
+        (1..=BATCH_MAX).contains(&count).then_some(self)
+    }
+
+    fn job_count(&mut self) -> Option<u64> {
+        self.u64().filter(|count| (1..=BATCH_MAX as u64).contains(count))
+    }
+
+    fn seconds(&mut self) -> Option<u32> {
+        self.u32().filter(|&secs| i32::try_from(secs).is_ok())
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        u32::try_from(self.u64()?).ok()
+    }
+
+    /// Parses any number of spaces, then digits.
+    fn u64(&mut self) -> Option<u64> {
+        self.skip_spaces();
+        self.digits()
+    }
+
+    fn skip_spaces(&mut self) {
+        let mut len = 0;
+        while self.0.get(len) == Some(&b' ') {
+            len += 1;
+        }
+        self.0 = &self.0[len..];
+    }
+
+    /// Parses one or more digits, or returns `None` if the number overflows.
+    fn digits(&mut self) -> Option<u64> {
+        let [b'0'..=b'9', ..] = self.0 else { return None };
+        let mut number: u64 = 0;
+        while let [digit @ b'0'..=b'9', rest @ ..] = self.0 {
+            number = number.checked_mul(10)?.checked_add(u64::from(digit - b'0'))?;
+            self.0 = rest;
+        }
+        Some(number)
+    }
+
+    /// Parses a number like C's `strtoul`: white space, a sign, digits, then arbitrary bytes. The
+    /// number is truncated to 32 bits, as in C beanstalkd.
+    // Quirk: pinned by tests/conversations/kick-strtoul.txt.
+    #[expect(clippy::cast_possible_truncation, reason = "C beanstalkd truncates the number")]
+    fn like_strtoul(&mut self) -> Option<u32> {
+        const VERTICAL_TAB: u8 = 0x0b;
+        while let [b' ' | b'\t' | b'\n' | VERTICAL_TAB | b'\x0c' | b'\r', rest @ ..] = self.0 {
+            self.0 = rest;
+        }
+        let (negative, rest) = match self.0 {
+            [b'-', rest @ ..] => (true, rest),
+            [b'+', rest @ ..] => (false, rest),
+            rest => (false, rest),
+        };
+        *self = Rest(rest);
+        let number = self.digits()?;
+        std::mem::take(self).without_nul()?;
+        Some(if negative { number.wrapping_neg() } else { number } as u32)
+    }
+}
+
+impl Iterator for Rest<'_> {
+    type Item = u64;
+
+    fn next(&mut self) -> Option<u64> {
+        self.u64()
+    }
+}
+
+/// The length of the version at the end of the first line of an HTTP request, in bytes.
+const HTTP_VERSION_LEN: usize = b" HTTP/1.1".len();
+
+/// The last bytes of a line, which show whether it is the first line of an HTTP request.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LineTail([u8; HTTP_VERSION_LEN]);
+
+impl LineTail {
+    /// Appends `bytes` to the line.
+    pub fn add(&mut self, bytes: &[u8]) {
+        let added = &bytes[bytes.len().saturating_sub(HTTP_VERSION_LEN)..];
+        self.0.copy_within(added.len().., 0);
+        self.0[HTTP_VERSION_LEN - added.len()..].copy_from_slice(added);
+    }
+
+    /// Returns whether the line, which must not be a valid command, is the first line of an HTTP
+    /// request. A web page can make a browser send requests to hosts that only the browser can
+    /// reach. The lines after the first one would be executed as commands.
+    ///
+    /// Valid commands need no check. A page can choose the method, even a command word. The target
+    /// after it starts with `/` or `http:`, and the version follows: neither is a number, and
+    /// together they are no tube name. Only `quit` is valid with them, and closes the connection.
+    /// No browser sends `kick 1 HTTP/1.1`, which is a valid command as in C.
+    pub fn is_http(self) -> bool {
+        matches!(self.0, [b' ', b'H', b'T', b'T', b'P', b'/', b'0'..=b'9', b'.', b'0'..=b'9'])
+    }
+}
+
+impl From<&[u8]> for LineTail {
+    fn from(line: &[u8]) -> LineTail {
+        let mut tail = LineTail::default();
+        tail.add(line);
+        tail
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Argument::{Anything, Bound, Id, Name, Number, OptionalSeconds, Pause, Tag, Tube};
+
+    #[test]
+    fn arguments_are_those_of_c_beanstalkd() {
+        let put = [Number, Number, Number, Number, Tag];
+        let longest = "a".repeat(200);
+        let too_long = format!("{longest}a");
+        let good: &[(&[Argument], &str, [u64; 4], &str)] = &[
+            (&put, "1 2 3 4", [1, 2, 3, 4], ""),
+            (&put, "  1  2   3    4294967295 x", [1, 2, 3, 4_294_967_295], ""),
+            (&[Id], "18446744073709551615", [u64::MAX, 0, 0, 0], ""),
+            (&[Bound], " \t-1x", [4_294_967_295, 0, 0, 0], ""),
+            (&[Bound], "4294967297", [1, 0, 0, 0], ""),
+            (&[Argument::Count, OptionalSeconds], "1000", [1000, 0, 0, 0], ""),
+            (&[Argument::Count, OptionalSeconds], "1 2147483647", [1, 2_147_483_647, 0, 0], ""),
+            (&[Argument::Seconds, Anything], "5 x", [5, 0, 0, 0], ""),
+            (&[Pause], "a 5", [5, 0, 0, 0], "a"),
+            (&[Pause], "-a 5", [5, 0, 0, 0], ""),
+            (&[Name], &longest, [0; 4], &longest),
+            (&[Name], "az09-+/;.$_()", [0; 4], "az09-+/;.$_()"),
+            (&[Tube, Id], "  a 7", [7, 0, 0, 0], "a"),
+        ];
+        for (kinds, line, numbers, tube) in good {
+            let args = Args::parse(kinds, line.as_bytes()).unwrap_or_else(|| panic!("{line}"));
+            assert_eq!((args.numbers, args.tube), (*numbers, *tube), "{line}");
+        }
+        let bad: &[(&[Argument], &str)] = &[
+            (&put, "1 2 3"),
+            (&put, "4294967296 2 3 4"),
+            (&put, "-1 2 3 4"),
+            (&put, "1 +2 3 4"),
+            (&put, "1 2 3 4 x\0"),
+            (&[Id], "18446744073709551616"),
+            (&[Id], "1 "),
+            (&[Id], "\t1"),
+            (&[], "x"),
+            (&[Bound], "x"),
+            (&[Bound], "1\0"),
+            (&[Argument::Count, OptionalSeconds], "0"),
+            (&[Argument::Count, OptionalSeconds], "1001"),
+            (&[Argument::Count, OptionalSeconds], "1 2147483648"),
+            (&[Argument::Ids], ""),
+            (&[Argument::Ids], "1 x"),
+            (&[Anything], "\0"),
+            (&[Pause], " 5"),
+            (&[Pause], "a 5 "),
+            (&[Name], ""),
+            (&[Name], "-a"),
+            (&[Name], " a"),
+            (&[Name], "a b"),
+            (&[Name], "\u{e9}"),
+            (&[Name], &too_long),
+        ];
+        for (kinds, line) in bad {
+            assert!(Args::parse(kinds, line.as_bytes()).is_none(), "{}", line.escape_debug());
+        }
+    }
+
+    #[test]
+    fn the_tag_of_a_put_has_a_key_and_seconds() {
+        let longest = "k".repeat(200);
+        let (tag, too_long) = (format!(" idp:{longest}:5"), format!(" idp:{longest}k"));
+        for (tag, key, ttl_secs) in [
+            (" idp:a", "a", 0),
+            ("   idp:Az09-+/;.$_():007", "Az09-+/;.$_()", 7),
+            (" idp:a:4294967295", "a", u32::MAX),
+            (&tag, &longest, 5),
+        ] {
+            let expected = UniqueTag { key: key.as_bytes(), ttl_secs };
+            assert_eq!(Rest(tag.as_bytes()).unique_tag(), Some(expected), "{tag}");
+        }
+        let bad = "idp:a| | idp:| idp::5| idp:a:| idp:a: 5| idp:a:+5| idp:a:-1| idp:a:5x| \
+            idp:a:4294967296| idp:a:5:6| idp:-a| idp:a,b| idp:a | idp:a idp:b| idp: a| IDP:a| id:a| x";
+        for tag in bad.split('|').chain(["\tidp:a", &too_long]) {
+            assert_eq!(Rest(tag.as_bytes()).unique_tag(), None, "{tag}");
+        }
+    }
+
+    #[test]
+    fn only_a_put_with_a_tag_and_delete_batch_may_be_long() {
+        for line in [
+            "put 1 2 3 4 idp:a",
+            "put 1 2 3 4 idp:",
+            "put  1 2 3 0004   idp:-,",
+            "put-in-tube a 1 2 3 4 idp:a idp:b",
+            "delete-batch x",
+        ] {
+            assert!(may_be_long(line.as_bytes()), "{line}");
+        }
+        for line in [
+            "put 1 2 3 4 a idp:a",
+            "put 1 2 3 idp:a",
+            "put 1 2 3 4294967296 idp:a",
+            "put-in-tube -a 1 2 3 4 idp:a",
+            "puts 1 2 3 4 idp:a",
+            "put 1 2 3 4",
+            "use idp:a",
+        ] {
+            assert!(!may_be_long(line.as_bytes()), "{line}");
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! Replies with bodies of which some are only on the disk: what they want, and in which order.
+//!
+//! A client whose body must come from the disk waits for it, and only that client. Its next commands
+//! run after the reply.
+//!
+//! ```text
+//! waiting: small, large      until there is memory for all bodies of the reply, in order
+//!   -> turns                 each connection reads 64 KiB, then the next one does
+//!   -> begun                 at most 4 reads or 1 MiB are with the disk, in their order
+//!   -> the reply
+//! ```
+//!
+//! So a worker waits for 1 MiB, and for 64 KiB of each other connection, whatever those have asked for.
+//! At most one large reply has turns at a time. What is not begun is forgotten when its connection is
+//! closed. A body for which several connections wait is read once. The server continues the replies
+//! ([`server::reading`](super::server)), because it knows the connections.
+
+use super::binlog::reads::RecordRead;
+use super::conn::{Conn, Doing, ReserveKind};
+use super::headroom::{self, Headroom};
+use super::keys::{ConnKey, JobKey};
+use super::limits::Limits;
+use super::protocol::batch::ReplySize;
+use super::protocol::reply::{Answer, JobWord, MAX_LINE_LEN, Reply, Word};
+use super::queue::read_body::{Grant, ReadBody, ReplyClass};
+use super::store::Store;
+use super::time::Nanos;
+use std::collections::{TryReserveError, VecDeque};
+use std::rc::Rc;
+
+/// The connections that wait for bodies.
+#[derive(Debug, Default)]
+pub struct Reads {
+    /// Those for whose replies there was no memory yet, by class.
+    pub waiting: [VecDeque<ConnKey>; 2],
+    /// Those with bodies that are not with the disk, in the order of their turns.
+    pub turns: VecDeque<ConnKey>,
+    pub begun: VecDeque<Begun>,
+    /// The connection that waits for the disk with a large reply.
+    pub large: Option<ConnKey>,
+    /// For a class, no read begins before this moment: the last one had too little memory.
+    pub retry_at: [Option<Nanos>; 2],
+    /// A connection has begun to wait since the last look.
+    pub has_new: bool,
+    /// While replies wait for memory, connections that have taken nothing before this moment are closed.
+    pub stalled_at: Option<Nanos>,
+}
+
+/// A read that is with the disk.
+#[derive(Debug)]
+pub struct Begun {
+    pub job: JobKey,
+    pub read: RecordRead,
+    /// The connections, and the index of the body in their replies.
+    pub readers: Vec<(ConnKey, usize)>,
+}
+
+/// A reply whose bodies are not all in memory. It waits until there is memory for it, then for the disk.
+#[derive(Debug)]
+pub struct WantedBodies {
+    pub reply: BodiesFor,
+    pub bodies: Vec<WantedBody>,
+    pub class: ReplyClass,
+    /// The bytes of the cold bodies.
+    pub cold_bytes: u64,
+    /// The bytes of those that are copied to the output.
+    pub copied_bytes: usize,
+    /// The memory for the bodies that are not read yet, once there was enough for all.
+    pub grant: Option<Grant>,
+    /// All bodies before this one are read or with the disk.
+    pub next: usize,
+    /// The bodies that are with the disk.
+    pub reading: usize,
+    /// The connection is in the list of turns.
+    pub has_turn: bool,
+    /// The bytes that may be read for it in this turn.
+    pub turn_bytes: usize,
+    /// When the client has asked for them.
+    pub asked_at: Nanos,
+    /// The reply was not made at once.
+    pub has_waited: bool,
+}
+
+/// One of these bodies.
+#[derive(Debug)]
+pub struct WantedBody {
+    pub job: JobKey,
+    pub id: u64,
+    pub source: BodySource,
+}
+
+/// Where a reply gets a body from.
+#[derive(Debug)]
+pub enum BodySource {
+    /// From the job, if that is still there.
+    Job,
+    /// From its record, which must be read.
+    Disk,
+    Read(Rc<ReadBody>),
+    /// It cannot be read.
+    Nowhere,
+}
+
+/// The reply that has the bodies.
+#[derive(Clone, Copy, Debug)]
+pub enum BodiesFor {
+    /// To `peek` and its variants.
+    Found,
+    /// To `peek-batch`, with the id for the next page.
+    FoundBatch { next: u64 },
+    /// To `reserve-job`.
+    ReservedById,
+    /// To the other reserves. If no body can be read, they go on until their timeout ends.
+    Reserved { kind: ReserveKind, until: Nanos },
+}
+
+/// Units of work to read a body from the page cache.
+pub const WORK_PER_BODY: usize = 8;
+/// A reply with more cold bytes is large.
+const LARGE_REPLY: u64 = 256 * 1024;
+/// The memory of replies with cold bodies that clients have not read. `--max-memory` may leave less.
+const MOST_MEMORY: u64 = 16 * 1024 * 1024;
+/// Of what `--max-memory` leaves, replies may take this part.
+const MEMORY_DIVISOR: u64 = 4;
+
+impl BodiesFor {
+    /// Returns whether the client has reserved the jobs.
+    pub fn is_reserved(self) -> bool {
+        match self {
+            BodiesFor::Found | BodiesFor::FoundBatch { .. } => false,
+            BodiesFor::ReservedById | BodiesFor::Reserved { .. } => true,
+        }
+    }
+
+    pub fn word(self) -> JobWord {
+        if self.is_reserved() { JobWord::Reserved } else { JobWord::Found }
+    }
+}
+
+/// Replies with a job, now or when the disk has read its body.
+#[inline]
+pub fn reply_job(c: &mut Conn, s: &mut Store, job: JobKey, reply: BodiesFor) -> Answer {
+    let it = &s.queue.jobs[job];
+    if it.body.is_cold() {
+        let id = it.id;
+        return want(c, s, &[(job, id)], reply);
+    }
+    Ok(Reply::Job(reply.word(), job))
+}
+
+/// Replies with a line and these jobs, for which the output has room.
+pub fn reply_jobs(
+    c: &mut Conn,
+    s: &mut Store,
+    heading: Reply,
+    jobs: Vec<(JobKey, u64)>,
+    reply: BodiesFor,
+) -> Answer {
+    if jobs.iter().any(|&(job, _)| s.queue.jobs[job].body.is_cold()) {
+        return want(c, s, &jobs, reply);
+    }
+    let mut is_written = c.reply(s, &heading);
+    for (job, _) in jobs {
+        is_written = is_written && c.reply(s, &Reply::Job(reply.word(), job));
+    }
+    Ok(Reply::Later)
+}
+
+/// Begins to wait for the bodies of a reply. Their TTRs begin when the reply is made.
+#[cold]
+fn want(c: &mut Conn, s: &mut Store, jobs: &[(JobKey, u64)], reply: BodiesFor) -> Answer {
+    s.budget.charge_share(WORK_PER_BODY * jobs.len());
+    let mut wanted = WantedBodies {
+        reply,
+        bodies: Vec::new(),
+        class: ReplyClass::Small,
+        cold_bytes: 0,
+        copied_bytes: 0,
+        grant: None,
+        next: 0,
+        reading: 0,
+        has_turn: false,
+        turn_bytes: 0,
+        asked_at: s.moment(),
+        has_waited: false,
+    };
+    let has_room = headroom::leave(Headroom::Quarter, || wanted.bodies.try_reserve(jobs.len()));
+    let mut fits = has_room.is_ok();
+    for &(job, id) in jobs.iter().filter(|_| has_room.is_ok()) {
+        let body = &s.queue.jobs[job].body;
+        let source = if !body.is_cold() {
+            BodySource::Job
+        } else if let Some(read) = s.queue.body_cache.read_bodies.find(id) {
+            BodySource::Read(read)
+        } else {
+            fits &= s.settings.can_hold(body);
+            wanted.cold_bytes += u64::from(body.full_len());
+            wanted.copied_bytes += if body.is_large() { 0 } else { body.full_len() as usize };
+            BodySource::Disk
+        };
+        wanted.bodies.push(WantedBody { job, id, source });
+    }
+    if !fits {
+        return refuse(c, s, reply, jobs.iter().copied());
+    }
+    if wanted.cold_bytes > LARGE_REPLY {
+        wanted.class = ReplyClass::Large;
+    }
+    if reply.is_reserved() {
+        jobs.iter().for_each(|&(job, _)| s.queue.stop_ttr(job));
+    }
+    s.reads.waiting[wanted.class as usize].push_back(c.key);
+    s.reads.has_new = true;
+    c.doing = Doing::Bodies(Box::new(wanted));
+    Ok(Reply::Later)
+}
+
+/// Refuses a reply because there is no memory for the bodies. Jobs that were reserved for it are ready
+/// again.
+pub fn refuse(
+    c: &Conn,
+    s: &mut Store,
+    reply: BodiesFor,
+    jobs: impl Iterator<Item = (JobKey, u64)>,
+) -> Answer {
+    if reply.is_reserved() {
+        let now = s.moment();
+        jobs.for_each(|(job, id)| s.queue.give_back(c.key, job, id, now));
+    }
+    Err(Word::OutOfMemory)
+}
+
+impl Reads {
+    /// Ensures that one more connection can wait without further memory.
+    pub fn try_reserve(&mut self, connections: usize) -> Result<(), TryReserveError> {
+        for queue in self.waiting.iter_mut().chain([&mut self.turns]) {
+            queue.try_reserve(connections.saturating_sub(queue.len()))?;
+        }
+        Ok(())
+    }
+
+    /// Returns when reads are tried again that had too little memory, or clients are looked at that hold it.
+    pub fn next_due(&self) -> Option<Nanos> {
+        self.retry_at.into_iter().chain([self.stalled_at]).flatten().min()
+    }
+
+    /// Forgets a connection.
+    pub fn remove(&mut self, key: ConnKey) {
+        for queue in self.waiting.iter_mut().chain([&mut self.turns]) {
+            if let Some(index) = queue.iter().position(|&other| other == key) {
+                queue.remove(index);
+            }
+        }
+        for begun in &mut self.begun {
+            begun.readers.retain(|&(other, _)| other != key);
+        }
+        self.large.take_if(|large| *large == key);
+    }
+
+    /// Returns the bytes that are with the disk.
+    pub fn begun_bytes(&self) -> usize {
+        self.begun.iter().map(|begun| begun.read.place.len as usize).sum()
+    }
+
+    /// Checks that a connection that waits for bodies is where it will go on.
+    pub fn check(&self, key: ConnKey, wanted: &WantedBodies, limits: &Limits) {
+        let count = |queue: &VecDeque<ConnKey>| queue.iter().filter(|it| **it == key).count();
+        let waiting = count(&self.waiting[wanted.class as usize]);
+        let turns = count(&self.turns);
+        let readers = self.begun.iter().flat_map(|begun| &begun.readers);
+        let reading = readers.filter(|(other, _)| *other == key).count();
+        let is_started = wanted.grant.is_some();
+        let is_right = waiting == usize::from(!is_started)
+            && turns == usize::from(wanted.has_turn)
+            && wanted.has_turn == (is_started && wanted.next < wanted.bodies.len())
+            && reading == wanted.reading
+            && waiting + turns + reading > 0;
+        assert!(is_right, "{waiting} {turns} {reading} of {wanted:?}");
+        let Limits { reads_with_disk, bytes_with_disk, .. } = *limits;
+        let is_within =
+            self.begun.len() <= reads_with_disk && self.begun_bytes() <= bytes_with_disk;
+        assert!(self.begun.len() <= 1 || is_within, "too many reads are begun: {:?}", self.begun);
+    }
+}
+
+impl WantedBodies {
+    /// Waits for the next body together with these connections. Returns `false` if there is no memory for it.
+    pub fn join(&mut self, key: ConnKey, readers: &mut Vec<(ConnKey, usize)>) -> bool {
+        if headroom::leave(Headroom::Quarter, || readers.try_reserve(1)).is_err() {
+            return false;
+        }
+        readers.push((key, self.next));
+        (self.next, self.reading) = (self.next + 1, self.reading + 1);
+        true
+    }
+
+    /// Returns whether the replies of other clients leave memory for this one.
+    pub fn fits(&self, s: &Store) -> bool {
+        let memory = &s.queue.body_cache.read_bodies;
+        let granted = memory.granted(self.class);
+        if granted > 0 && self.is_crowded_out(s) {
+            return false;
+        }
+        let jobs = s.queue.job_bytes().saturating_sub(memory.all_granted());
+        let left = s.settings.max_memory_bytes.saturating_sub(jobs) / MEMORY_DIVISOR;
+        let most = left.min(MOST_MEMORY);
+        let fits = match self.class {
+            ReplyClass::Small => granted + self.cold_bytes <= most / 4,
+            // One that is too large for it waits until half of it is free.
+            ReplyClass::Large => {
+                let most = most / 4 * 3;
+                s.reads.large.is_none() && granted + self.cold_bytes.min(most / 2) <= most
+            }
+        };
+        fits || granted == 0
+    }
+
+    /// Returns whether unread replies leave no memory for the bodies that are copied to the output.
+    pub fn is_crowded_out(&self, s: &Store) -> bool {
+        self.copied_bytes > 0 && s.is_crowded_by(self.copied_bytes)
+    }
+
+    /// Returns the room that the reply needs in an output.
+    pub fn size(&self, s: &Store) -> ReplySize {
+        let mut size = ReplySize { text_len: MAX_LINE_LEN, parts: 0 };
+        for one in &self.bodies {
+            let body = match &one.source {
+                BodySource::Read(read) => Some((read.bytes().len(), read.is_large())),
+                BodySource::Job => {
+                    let body = s.queue.jobs.get(one.job).map(|job| &job.body);
+                    body.map(|body| (body.full_len() as usize, body.is_large()))
+                }
+                BodySource::Disk | BodySource::Nowhere => None,
+            };
+            let Some((len, is_large)) = body else { continue };
+            size.text_len += MAX_LINE_LEN + if is_large { 0 } else { len };
+            size.parts += usize::from(is_large);
+        }
+        size
+    }
+}

@@ -1,0 +1,207 @@
+//! A connection with its stream: bytes in and out.
+
+use crate::engine::conn::Conn;
+use crate::engine::limits::Limits;
+use crate::engine::store::Store;
+use crate::engine::time::Nanos;
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
+
+/// A connection with its stream, and what is known of the stream: an edge is reported once.
+#[derive(Debug)]
+pub struct Link<S> {
+    pub stream: S,
+    pub conn: Conn,
+    /// Reading may return bytes.
+    pub is_readable: bool,
+    /// Writing may accept bytes.
+    pub is_writable: bool,
+    /// The client has shut down its sending side, and the connection does not know it yet.
+    pub is_half_closed: bool,
+    /// The connection is gone: the client takes no reply.
+    pub is_hung_up: bool,
+    /// Reading continues after a short read, until `WouldBlock`: a half-close causes no new event, and a
+    /// read ends at urgent data and at descriptors sent over a Unix socket.
+    pub reads_to_the_end: bool,
+    /// It is in the list of connections to visit.
+    pub is_queued: bool,
+    /// Iterations since replies were last sent.
+    pub delayed_sends: u8,
+    /// It is in the list of connections for which there was no memory for replies.
+    pub is_stalled: bool,
+}
+
+/// What has changed on a stream.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Readiness {
+    /// Reading may return bytes.
+    pub is_readable: bool,
+    /// Writing may accept bytes.
+    pub is_writable: bool,
+    /// The client has shut down its sending side.
+    pub is_half_closed: bool,
+    /// The connection is gone.
+    pub is_hung_up: bool,
+    /// The end may be reached without another event.
+    pub reads_to_the_end: bool,
+}
+
+/// Reading this many bytes takes as long as one unit of work.
+const READ_PER_WORK: usize = 2048;
+/// Enough for eight replies with large bodies.
+const SLICES_PER_WRITE: usize = 16;
+
+impl<S> Link<S> {
+    pub fn new(stream: S, conn: Conn) -> Link<S> {
+        Link {
+            stream,
+            conn,
+            is_readable: false,
+            is_writable: true,
+            is_half_closed: false,
+            is_hung_up: false,
+            reads_to_the_end: false,
+            is_queued: false,
+            delayed_sends: 0,
+            is_stalled: false,
+        }
+    }
+
+    /// Remembers what has changed.
+    pub fn note(&mut self, readiness: Readiness) {
+        self.is_readable |= readiness.is_readable;
+        self.is_writable |= readiness.is_writable;
+        self.is_half_closed |= readiness.is_half_closed;
+        self.is_hung_up |= readiness.is_hung_up;
+        self.reads_to_the_end |= readiness.reads_to_the_end;
+    }
+
+    /// Returns whether there is more to do in the next iteration.
+    pub fn has_more(&self, s: &Store) -> bool {
+        let c = &self.conn;
+        (self.is_writable && c.output.sendable_len() > 0)
+            || (self.is_readable && c.can_read(s))
+            || (c.has_backlog && c.can_run(s))
+    }
+}
+
+impl<S: Read + Write> Link<S> {
+    /// Reads once, and once more into a large body, and runs what has come.
+    pub fn read(
+        &mut self,
+        s: &mut Store,
+        scratch: &mut [u8],
+        most: usize,
+        clock: &dyn Fn() -> Nanos,
+    ) -> io::Result<()> {
+        if !self.conn.sends_large_bodies {
+            return self.read_input(s, &mut scratch[..most], clock);
+        }
+        if !self.read_body(s, scratch, clock)? {
+            // Only the beginning of a large body passes through the scratch buffer.
+            let most = s.queue.limits.head_read_bytes.min(most);
+            self.read_input(s, &mut scratch[..most], clock)?;
+            self.read_body(s, scratch, clock)?;
+        }
+        Ok(())
+    }
+
+    fn read_input(
+        &mut self,
+        s: &mut Store,
+        scratch: &mut [u8],
+        clock: &dyn Fn() -> Nanos,
+    ) -> io::Result<()> {
+        let read = self.stream.read(scratch);
+        if let Some(count) = self.on_read(s, read, scratch.len())? {
+            s.clock = clock();
+            self.conn.receive(s, &scratch[..count]);
+        }
+        Ok(())
+    }
+
+    /// Reads into the large body that is arriving, and the bytes after it into the scratch buffer.
+    /// Returns `false` if no large body is arriving, or the stream is not readable.
+    fn read_body(
+        &mut self,
+        s: &mut Store,
+        scratch: &mut [u8],
+        clock: &dyn Fn() -> Nanos,
+    ) -> io::Result<bool> {
+        let Limits { body_read_bytes, head_read_bytes, .. } = s.queue.limits;
+        if !self.is_readable {
+            return Ok(false);
+        }
+        let Some(space) = self.conn.body_space(s, body_read_bytes) else { return Ok(false) };
+        let (in_body, behind) = (space.len(), &mut scratch[..head_read_bytes]);
+        let mut slices = [IoSliceMut::new(space), IoSliceMut::new(behind)];
+        let read = self.stream.read_vectored(&mut slices);
+        let Some(count) = self.on_read(s, read, in_body + head_read_bytes)? else {
+            return Ok(true);
+        };
+        s.clock = clock();
+        self.conn.receive_body(s, count.min(in_body));
+        if count > in_body {
+            self.conn.receive(s, &scratch[..count - in_body]);
+        }
+        Ok(true)
+    }
+
+    /// Handles the result of a read of up to `most` bytes. Returns how many bytes have arrived.
+    fn on_read(
+        &mut self,
+        s: &mut Store,
+        read: io::Result<usize>,
+        most: usize,
+    ) -> io::Result<Option<usize>> {
+        match read {
+            Ok(0) => {
+                self.is_readable = false;
+                self.conn.input_ended = true;
+                self.conn.half_close(s);
+            }
+            Ok(count) => {
+                self.is_readable = count == most || self.reads_to_the_end;
+                s.budget.charge(count / READ_PER_WORK);
+                return Ok(Some(count));
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => self.is_readable = false,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        Ok(None)
+    }
+
+    /// Writes what the kernel takes without waiting. Returns the number of bytes.
+    pub fn send(&mut self, s: &mut Store) -> io::Result<usize> {
+        if !self.is_writable {
+            return Ok(0);
+        }
+        let output = &self.conn.output;
+        // Most replies are text alone: one slice is enough, and many would have to be cleared first.
+        let (mut one, mut many);
+        let slices: &mut [IoSlice<'_>] = if output.has_parts() {
+            many = [IoSlice::new(&[]); SLICES_PER_WRITE];
+            &mut many
+        } else {
+            one = [IoSlice::new(&[])];
+            &mut one
+        };
+        let filled = output.next_slices(slices, &s.queue.bodies);
+        let written = match &slices[..filled] {
+            [] => return Ok(0),
+            // The plain call is cheaper.
+            [slice] => self.stream.write(slice),
+            slices => self.stream.write_vectored(slices),
+        };
+        match written {
+            Ok(count) => {
+                self.conn.sent(s, count);
+                return Ok(count);
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => self.is_writable = false,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        Ok(0)
+    }
+}

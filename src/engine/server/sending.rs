@@ -1,0 +1,129 @@
+//! The end of an iteration: replies are sent, and connections closed.
+//!
+//! Replies to a connection with more commands to run are sent once 16 KiB have gathered, or after 16
+//! iterations.
+
+use super::link::Link;
+use super::{Server, enqueue, link_of};
+use crate::engine::headroom::{self, Headroom};
+use crate::engine::keys::ConnKey;
+use std::io::{Read, Write};
+
+impl<S: Read + Write> Server<S> {
+    /// Sends the replies of this iteration, while `may_send` returns true, then closes connections. A
+    /// close may give jobs to waiting workers, whose replies wait for the next commit.
+    pub fn flush(&mut self, may_send: impl Fn() -> bool) {
+        let is_crowded = self.store.is_crowded();
+        let mut sent = 0;
+        let mut dirty = std::mem::take(&mut self.store.dirty);
+        for key in dirty.drain(..) {
+            // The process may have been stopped since the last reply.
+            if may_send() {
+                self.flush_one(key, is_crowded, &mut sent);
+            }
+        }
+        self.store.dirty = dirty;
+        if !self.store.is_crowded() {
+            self.wake_stalled();
+        }
+        if self.store.is_congested() {
+            self.mark_writable();
+            self.close_overdue();
+        }
+        let mut closing = std::mem::take(&mut self.closing);
+        for (key, why) in closing.drain(..) {
+            self.close(key, why.as_ref());
+        }
+        self.closing = closing;
+    }
+
+    /// Sends replies to one connection, unless it is worth waiting for more of them. Then enqueues the
+    /// connection if there is more to do.
+    fn flush_one(&mut self, key: ConnKey, is_crowded: bool, sent: &mut usize) {
+        let Server { links, store: s, ready, closing, stalled, is_stopping, .. } = self;
+        let Some(link) = link_of(links, key) else { return };
+        let is_overdue = link.conn.begin_flush(s);
+        let is_short = link.conn.output.len() < s.queue.limits.gathered_bytes;
+        let gathers = is_short && !*is_stopping && link.conn.has_backlog && link.conn.can_run(s);
+        let delays = gathers && link.delayed_sends < s.queue.limits.delayed_sends;
+        // Short replies wait for long ones to others only if there are many.
+        let most = s.queue.limits.sent_per_iteration_bytes * if is_short { 2 } else { 1 };
+        if delays || *sent >= most {
+            link.delayed_sends = link.delayed_sends.saturating_add(1);
+            return enqueue(link, ready);
+        }
+        link.delayed_sends = 0;
+        let can_close = closing.len() < closing.capacity()
+            || headroom::leave(Headroom::Quarter, || closing.try_reserve(1)).is_ok();
+        if !can_close {
+            // There is room in the list in the next iteration.
+            return enqueue(link, ready);
+        }
+        match link.send(s) {
+            Ok(count) => *sent += count,
+            Err(error) => return closing.push((key, Some(error))),
+        }
+        let may_stall = is_crowded && link.conn.output.sendable_len() > 0 && !link.is_stalled;
+        if may_stall && headroom::leave(Headroom::Quarter, || stalled.try_reserve(1)).is_ok() {
+            link.is_stalled = true;
+            stalled.push(key);
+        }
+        if is_overdue || link.conn.is_finished() {
+            closing.push((key, None));
+        } else if link.has_more(s) {
+            enqueue(link, ready);
+        }
+    }
+
+    /// Visits stalled connections again, some in each iteration, now that memory for replies is not
+    /// short. Some of them may have ended or been visited since.
+    fn wake_stalled(&mut self) {
+        let Server { links, store: s, ready, stalled, .. } = self;
+        let first = stalled.len().saturating_sub(s.queue.limits.stalled_per_iteration);
+        for key in stalled.drain(first..) {
+            if let Some(link) = link_of(links, key) {
+                link.is_stalled = false;
+                enqueue(link, ready);
+            }
+        }
+    }
+
+    /// Makes the next iteration flush connections that are not visited while the disk is congested.
+    fn mark_writable(&mut self) {
+        let Server { links, store: s, ready, .. } = self;
+        for &key in ready.iter() {
+            let Some(link) = link_of(links, key) else { continue };
+            if link.is_writable && link.conn.output.sendable_len() > 0 {
+                link.conn.mark_dirty(s);
+            }
+        }
+    }
+
+    /// Closes connections with commands to run, if none will run soon.
+    fn close_overdue(&mut self) {
+        let Server { links, store: s, ready, closing, .. } = self;
+        if !s.progress.is_some_and(|progress| progress.has_overdue()) {
+            return;
+        }
+        let has_reply = |link: &mut Link<S>| link.conn.output.sendable_len() > 0;
+        ready.retain(|&key| {
+            let keeps = link_of(links, key).is_some_and(has_reply)
+                || headroom::leave(Headroom::Quarter, || closing.try_reserve(1)).is_err();
+            if !keeps {
+                closing.push((key, None));
+            }
+            keeps
+        });
+    }
+
+    /// Flushes each connection that is ready: for a server that stops, and visits none any more.
+    pub fn flush_ready(&mut self, may_send: impl Fn() -> bool) {
+        for key in std::mem::take(&mut self.ready) {
+            if let Some(link) = link_of(&mut self.links, key) {
+                link.is_queued = false;
+                link.conn.mark_dirty(&mut self.store);
+            }
+        }
+        self.flush(may_send);
+    }
+}

@@ -1,0 +1,245 @@
+//! What all connections share: the queue with its rules, counters, and limits of work and memory.
+//!
+//! It knows connections only by key. What a command causes for another connection is noted here, and
+//! the server delivers it after the visit.
+
+use super::binlog::disk::Progress;
+use super::budget::Budget;
+use super::commands::COMMANDS;
+use super::headroom::Headroom;
+use super::keys::ConnKey;
+use super::limits::Limits;
+use super::lists::Lists;
+use super::protocol::output::Pool;
+use super::protocol::stats::{ProcessInfo, ServerStats};
+use super::queue::body::Body;
+use super::queue::{Queue, WORK_PER_WAKE};
+use super::reads::Reads;
+use super::time::Nanos;
+use log::warn;
+use std::num::NonZero;
+
+/// The settings of the operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The maximum length of a body in bytes, without CR LF.
+    pub max_job_size: u32,
+    /// The size of a binlog file in bytes.
+    pub binlog_file_size: u32,
+    /// The most bytes that the binlog may take.
+    pub max_binlog_bytes: u64,
+    /// Puts are refused while jobs take this much memory, in bytes.
+    pub max_memory_bytes: u64,
+    /// A job that came back this many times is buried; `None` for no limit.
+    pub bury_after: Option<NonZero<u16>>,
+    /// The bodies in memory may take this many bytes; the others are read back from the binlog. `None`:
+    /// all bodies are in memory.
+    pub body_cache_bytes: Option<u64>,
+}
+
+#[derive(Debug)]
+pub struct Store {
+    pub queue: Queue,
+    pub settings: Settings,
+    pub process: ProcessInfo,
+    /// How many of each command ran.
+    pub commands: [u64; COMMANDS.len()],
+    /// Clients since the start.
+    pub total_connections: u64,
+    /// Open connections.
+    pub connections: usize,
+    pub last_id: u64,
+    pub is_draining: bool,
+    pub budget: Budget,
+    /// The time of this visit or tick.
+    pub clock: Nanos,
+    /// The time of the command that runs, or ran last. Later for each command, so that jobs that one
+    /// read delays by the same time become ready in their order.
+    pub now: Nanos,
+    /// The cost of replies that is not charged yet: about the number of copied bytes.
+    pub reply_cost: usize,
+    /// Connections to flush at the end of the iteration, each once.
+    pub dirty: Vec<ConnKey>,
+    /// Connections with output that is held back.
+    pub held: Vec<ConnKey>,
+    /// Spare buffers of outputs.
+    pub pool: Pool,
+    /// The memory of unused input and unsent text of all connections, in bytes.
+    pub buffered_bytes: usize,
+    /// The connections are crowded when `buffered_bytes` reaches this.
+    buffer_limit: usize,
+    /// Lists of more than 1,024 tubes.
+    pub lists: Lists,
+    /// The number of pages of jobs that are being made in steps.
+    pub selections: usize,
+    /// The connections that wait for bodies from the disk.
+    pub reads: Reads,
+    /// How far a remote disk was at the end of the last commit. `None` for a local disk.
+    pub progress: Option<Progress>,
+    /// The time of the last warning that jobs take the maximum of memory.
+    memory_warned_at: Option<Nanos>,
+}
+
+/// A command is one unit of work, and so are this many bytes of its reply.
+const REPLY_COST_PER_WORK: usize = 128;
+/// Limits unused input and unsent text, and lists, to an eighth of `--max-memory` each.
+pub const BUFFERS_DIVISOR: u64 = 8;
+/// A client with this many unsent bytes does not read its replies: its commands do not run.
+const OUTPUT_LIMIT: usize = 256 * 1024;
+/// A warning that may recur with each put is logged at most once in this interval.
+const WARN_INTERVAL: Nanos = Nanos::from_secs(60);
+
+impl Settings {
+    /// The defaults of the command line.
+    pub const DEFAULT: Settings = Settings {
+        max_job_size: 65_535,
+        binlog_file_size: 10 * 1024 * 1024,
+        max_binlog_bytes: u64::MAX,
+        max_memory_bytes: u64::MAX,
+        bury_after: None,
+        body_cache_bytes: None,
+    };
+
+    /// Returns whether there can be memory for a body that is read back.
+    pub fn can_hold(&self, body: &Body) -> bool {
+        !body.is_cold() || u64::from(body.full_len()) <= self.max_memory_bytes
+    }
+}
+
+impl Store {
+    pub fn new(settings: Settings, limits: Limits, process: ProcessInfo, now: Nanos) -> Store {
+        let buffer_limit = settings.max_memory_bytes / BUFFERS_DIVISOR;
+        let mut queue = Queue::new(limits);
+        queue.bury_after = settings.bury_after;
+        queue.body_cache.limit = settings.body_cache_bytes;
+        Store {
+            queue,
+            settings,
+            process,
+            commands: [0; COMMANDS.len()],
+            total_connections: 0,
+            connections: 0,
+            last_id: 0,
+            is_draining: false,
+            budget: Budget::new(&limits),
+            clock: now,
+            now,
+            reply_cost: 0,
+            dirty: Vec::new(),
+            held: Vec::new(),
+            pool: Pool::default(),
+            buffered_bytes: 0,
+            buffer_limit: usize::try_from(buffer_limit).unwrap_or(usize::MAX),
+            lists: Lists::default(),
+            selections: 0,
+            reads: Reads::default(),
+            progress: None,
+            memory_warned_at: None,
+        }
+    }
+
+    /// Lets time pass until the next command. Returns the time of the last one.
+    pub fn begin_command(&mut self) -> Nanos {
+        let last = self.now;
+        self.now = self.clock.max(last + Nanos::ONE);
+        last
+    }
+
+    /// Returns the time of what happens outside of a command, which is not before the last one.
+    pub fn moment(&self) -> Nanos {
+        self.clock.max(self.now)
+    }
+
+    /// Charges a command, or a step of one. It has ended the waits of `woken` other connections.
+    pub fn charge_command(&mut self, woken: usize) {
+        let invalidation = self.queue.take_invalidation_work();
+        self.budget.charge(invalidation);
+        let work = self.take_reply_work() + woken * WORK_PER_WAKE + self.queue.take_work();
+        self.budget.charge_share(1 + work);
+    }
+
+    /// Returns the work of replies since the previous call.
+    pub fn take_reply_work(&mut self) -> usize {
+        std::mem::take(&mut self.reply_cost) / REPLY_COST_PER_WORK
+    }
+
+    // ---- Memory ----
+
+    /// Returns whether unused input and unsent text of all connections have reached their limit. Then at
+    /// most 1 KiB is read from each connection, and commands run only for clients that have read all
+    /// replies.
+    pub fn is_crowded(&self) -> bool {
+        self.buffered_bytes >= self.buffer_limit
+    }
+
+    /// Returns whether `text_len` more bytes of text exceed this limit. Without such input and text, one
+    /// reply may exceed it.
+    pub fn is_crowded_by(&self, text_len: usize) -> bool {
+        self.buffered_bytes > 0 && self.buffered_bytes.saturating_add(text_len) > self.buffer_limit
+    }
+
+    /// Returns the number of unsent bytes at which the commands of a connection stop running.
+    pub fn output_limit(&self) -> usize {
+        if self.is_crowded() { 1 } else { OUTPUT_LIMIT }
+    }
+
+    /// Returns whether at least this part of the memory that the process keeps in reserve is left.
+    pub fn has_headroom(&self, part: Headroom) -> bool {
+        (self.process.has_headroom)(part)
+    }
+
+    /// Returns whether a job with a body of this length fits into `--max-memory`.
+    pub fn has_memory_for(&mut self, full_len: usize, is_unique: bool) -> bool {
+        let limit = self.settings.max_memory_bytes;
+        // The default. Adding up the memory would take a twentieth of the time of a put.
+        if limit == u64::MAX {
+            return true;
+        }
+        // Pages that are kept for the next bodies are freed first.
+        loop {
+            let queue = &mut self.queue;
+            let taken = queue.job_bytes().saturating_add(queue.bytes_of_a_job(full_len, is_unique));
+            if taken <= limit {
+                return true;
+            }
+            if !queue.bodies.free_empty(taken - limit) {
+                break;
+            }
+        }
+        let taken = self.queue.job_bytes();
+        if self.memory_warned_at.is_none_or(|at| at + WARN_INTERVAL <= self.now) {
+            self.memory_warned_at = Some(self.now);
+            warn!(
+                "a put is answered OUT_OF_MEMORY: jobs, arriving bodies and unread replies take \
+                 {taken} bytes of memory, and {limit} are allowed"
+            );
+        }
+        false
+    }
+
+    /// Returns whether no connection is served because too many changes wait for a remote disk.
+    /// Timers and deadlines still have their effects.
+    pub fn is_congested(&self) -> bool {
+        self.progress.is_some_and(|progress| progress.is_congested)
+    }
+
+    /// Returns whether a remote disk does not acknowledge changes in time, so that clients should find
+    /// another server.
+    pub fn is_stalled(&self) -> bool {
+        self.progress.is_some_and(|progress| progress.is_stalled)
+    }
+
+    pub fn stats(&self) -> ServerStats<'_> {
+        let max_memory_bytes = self.settings.max_memory_bytes;
+        ServerStats {
+            process: &self.process,
+            commands: &self.commands,
+            max_job_size: self.settings.max_job_size,
+            binlog_file_size: self.settings.binlog_file_size,
+            max_memory_bytes: (max_memory_bytes < u64::MAX).then_some(max_memory_bytes),
+            connections: self.connections,
+            total_connections: self.total_connections,
+            is_draining: self.is_draining,
+        }
+    }
+}
