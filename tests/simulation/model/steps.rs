@@ -32,11 +32,12 @@ pub(super) struct Step {
 impl Model {
     /// The server has done a part of a command, and has more to do. `facts` are the jobs in each state.
     pub fn step(&mut self, number: ClientNumber, now: u64, facts: [u64; 4]) -> Result<(), String> {
-        // A client that was woken takes more jobs later than it gave its command.
-        self.last_command_at = now.max(self.last_command_at);
         let client = &self.clients[&number];
         if client.batch.is_none() && client.step.is_none() {
             self.begin_step(number, now)?;
+        } else {
+            // A client that was woken takes more jobs later than it gave its command.
+            self.last_command_at = now.max(self.last_command_at);
         }
         let [_, reserved, delayed, buried] = self.jobs_in_states();
         if self.clients[&number].batch.is_some() {
