@@ -267,6 +267,7 @@ fn a_job_is_ready_again_when_its_worker_that_waits_for_memory_is_reset() {
         first.put(vec![b'x'; 9_900_000]);
     }
     idle[0].send("peek 2\r\n");
+    idle[0].wait_for_reply();
     idle[1].send("peek 3\r\n");
     let mut worker = Client::connect(*address);
     worker.send("reserve\r\n");

@@ -108,6 +108,12 @@ impl Client {
         self.try_line().expect("the server replies")
     }
 
+    /// Waits until a part of a reply has come, and reads no more than that.
+    pub fn wait_for_reply(&mut self) {
+        let part = self.stream.fill_buf().expect("the server replies");
+        assert!(!part.is_empty(), "the server closes the connection");
+    }
+
     pub fn ask(&mut self, request: impl AsRef<[u8]>) -> Reply {
         self.send(request);
         self.reply()

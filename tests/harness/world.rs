@@ -1,12 +1,12 @@
 //! What a scripted or a random test plays into: one trait for the core, our binary, C beanstalkd, our
 //! binary on etcd, and the model.
 
-use super::PATIENCE;
 use super::client::unix;
 use super::driver::{Driver, End, Nanos, Options, START, Syncing, pass_until};
 use super::etcd::Etcd;
 use super::fake_disk::{FakeDisk, Files, RemoteSetup};
 use super::process::{Daemon, ON_LOOPBACK, connect_when_ready};
+use super::{PATIENCE, wait_until};
 use rustix::process::Signal;
 use socket2::{SockAddr, Socket};
 use std::io::{ErrorKind, Read, Write};
@@ -251,6 +251,12 @@ impl Process {
     fn socket(&mut self, client: Client) -> &mut Socket {
         self.clients[client].as_mut().expect("the client has not hung up")
     }
+
+    /// Waits until the server has done what has arrived. Otherwise a server that a busy machine delays
+    /// finds the commands of several clients at once, which C beanstalkd runs in any order.
+    fn settle(&self) {
+        wait_until("the server waits for an event", || self.daemon.is_asleep());
+    }
 }
 
 fn launch(program: &Program, arguments: &[String], directory: &Path) -> (Daemon, SockAddr) {
@@ -284,15 +290,18 @@ impl World for Process {
     fn send(&mut self, client: Client, bytes: &[u8]) {
         // If the server has closed the connection, the next read shows it.
         let _ = self.socket(client).write_all(bytes);
+        self.settle();
     }
 
     fn half_close(&mut self, client: Client) {
         let shut = self.socket(client).shutdown(Shutdown::Write);
         shut.expect("an open connection can be shut down");
+        self.settle();
     }
 
     fn hang_up(&mut self, client: Client) {
         self.clients[client] = None;
+        self.settle();
     }
 
     fn take(&mut self, client: Client, is_brief: bool) -> Option<Vec<u8>> {
@@ -320,6 +329,7 @@ impl World for Process {
     fn advance(&mut self, span: Duration) {
         std::thread::sleep(span);
         self.advanced += span;
+        self.settle();
     }
 
     fn restart(&mut self, how: Restart) {
