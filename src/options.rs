@@ -8,7 +8,7 @@ mod etcd;
 use crate::engine::binlog::Syncing;
 use crate::engine::store::Settings;
 use crate::engine::time::Nanos;
-use crate::os::listen::Address;
+use crate::os::listen::{Address, Port};
 use getopts::{Matches, ParsingStyle};
 use log::LevelFilter;
 use std::ffi::OsString;
@@ -60,7 +60,7 @@ pub struct Options {
     /// The limits of jobs, memory and binlog.
     pub settings: Settings,
     /// The address for clients.
-    pub listen: Endpoint,
+    pub listen: Address,
     /// A flag has set `listen`.
     pub names_address: bool,
     /// The user of the process after binding: a name, or numbers.
@@ -68,7 +68,7 @@ pub struct Options {
     /// The maximum number of connected clients.
     pub max_connections: usize,
     /// The address to serve metrics on; `None` means no metrics.
-    pub metrics: Option<Endpoint>,
+    pub metrics: Option<Address>,
     /// The maximum number of tubes with metrics of their own.
     pub metrics_tubes: usize,
     /// The verbosity of the log.
@@ -77,24 +77,6 @@ pub struct Options {
     pub log_format: LogFormat,
     /// Warnings about flags, for the log.
     pub warnings: Vec<String>,
-}
-
-/// An address to listen on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoint {
-    /// The address.
-    pub address: Address,
-    /// The port, if the address is no Unix socket.
-    pub port: Port,
-}
-
-/// A TCP port.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Port {
-    /// A number; 0 lets the kernel choose.
-    Number(u16),
-    /// The name of a service.
-    Service(String),
 }
 
 /// The format of log lines.
@@ -258,14 +240,13 @@ fn options(matches: &Matches) -> Result<Options, UsageError> {
         warnings.push(format!("-{flag} has no effect: the binlog is always compacted"));
     }
     let mode = socket_mode(matches)?;
-    let address = listen_address(matches, mode)?;
+    let listen = listen_address(matches, mode)?;
     let metrics = last(matches, "metrics").map(|text| metrics_address(&text, mode)).transpose()?;
-    let metrics_address = metrics.as_ref().map(|metrics| &metrics.address);
     let is_unix = |address: &Address| matches!(address, Address::Unix { .. });
-    if mode.is_some() && !is_unix(&address) && !metrics_address.is_some_and(is_unix) {
+    if mode.is_some() && !is_unix(&listen) && !metrics.as_ref().is_some_and(is_unix) {
         warnings.push("--socket-mode has no effect without a Unix socket".to_owned());
     }
-    if is_unix(&address) && metrics_address == Some(&address) {
+    if is_unix(&listen) && metrics.as_ref() == Some(&listen) {
         return wrong("--metrics and -l cannot have the same Unix socket");
     }
     let binlog = binlog_place(matches)?;
@@ -276,7 +257,6 @@ fn options(matches: &Matches) -> Result<Options, UsageError> {
     let binlog_file_size = file_size(matches, &mut warnings)?;
     let max_binlog_bytes = number(matches, "binlog-limit")?.unwrap_or(default_limit);
     let fsync = fsync(matches)?;
-    let listen = Endpoint { address, port: port(matches)? };
     Ok(Options {
         binlog,
         fsync,
@@ -342,36 +322,33 @@ fn port(matches: &Matches) -> Result<Port, UsageError> {
 }
 
 fn listen_address(matches: &Matches, mode: Option<u32>) -> Result<Address, UsageError> {
-    Ok(match last(matches, "l") {
-        None => Address::All,
-        Some(address) => match address.strip_prefix("unix:") {
-            Some("") => return wrong("-l unix: needs a path"),
-            Some(path) => Address::Unix { path: path.into(), mode },
-            None => Address::Host(address),
-        },
-    })
+    let (host, port) = (last(matches, "l"), port(matches)?);
+    match host.as_ref().and_then(|host| host.strip_prefix("unix:")) {
+        Some("") => wrong("-l unix: needs a path"),
+        Some(path) => Ok(Address::Unix { path: path.into(), mode }),
+        None => Ok(Address::Tcp { host, port }),
+    }
 }
 
-fn metrics_address(text: &str, mode: Option<u32>) -> Result<Endpoint, UsageError> {
+fn metrics_address(text: &str, mode: Option<u32>) -> Result<Address, UsageError> {
     let wrong = |what| UsageError(format!("--metrics {text}: {what}"));
     if let Some(path) = text.strip_prefix("unix:") {
         if path.is_empty() {
             return Err(wrong("unix: needs a path"));
         }
-        let address = Address::Unix { path: path.into(), mode };
-        return Ok(Endpoint { address, port: Port::Number(0) });
+        return Ok(Address::Unix { path: path.into(), mode });
     }
     let (host, port) = text.rsplit_once(':').ok_or_else(|| wrong("not ADDR:PORT or unix:PATH"))?;
     let port = plain_number(port).ok_or_else(|| wrong("the port is not a number in range"))?;
     let literal = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-    let address = match literal.unwrap_or(host) {
-        "" => Address::All,
+    let host = match literal.unwrap_or(host) {
+        "" => None,
         host if host.contains(':') && literal.is_none() => {
             return Err(wrong("an IPv6 address needs brackets, as in [::1]:9100"));
         }
-        host => Address::Host(host.to_owned()),
+        host => Some(host.to_owned()),
     };
-    Ok(Endpoint { address, port: Port::Number(port) })
+    Ok(Address::Tcp { host, port: Port::Number(port) })
 }
 
 fn socket_mode(matches: &Matches) -> Result<Option<u32>, UsageError> {
@@ -508,6 +485,10 @@ mod tests {
         Address::Unix { path: "/x".into(), mode }
     }
 
+    fn tcp(host: Option<&str>, port: u16) -> Address {
+        Address::Tcp { host: host.map(str::to_owned), port: Port::Number(port) }
+    }
+
     fn error_of(arguments: &[&str]) -> String {
         request(arguments).expect_err("these arguments are wrong").to_string()
     }
@@ -515,11 +496,7 @@ mod tests {
     #[test]
     fn defaults() {
         let options = options(&[]);
-        assert_eq!(options.listen.address, Address::All);
-        assert_eq!(
-            (options.listen.port, options.settings.max_job_size),
-            (Port::Number(11300), 65535)
-        );
+        assert_eq!((options.listen, options.settings.max_job_size), (tcp(None, 11300), 65535));
         assert_eq!(options.settings.binlog_file_size, 10_485_760);
         assert_eq!(options.fsync, Syncing::Within(Nanos::from_millis(50)));
         assert_eq!(options.log_level, LevelFilter::Warn);
@@ -534,10 +511,10 @@ mod tests {
 
     #[test]
     fn flags_cluster_and_take_their_argument_attached_or_apart() {
-        assert_eq!(options(&["-p12"]).listen.port, Port::Number(12));
-        assert_eq!(options(&["-p", "12"]).listen.port, Port::Number(12));
-        assert_eq!(options(&["--port=12"]).listen.port, Port::Number(12));
-        assert_eq!(options(&["--port", "12"]).listen.port, Port::Number(12));
+        assert_eq!(options(&["-p12"]).listen, tcp(None, 12));
+        assert_eq!(options(&["-p", "12"]).listen, tcp(None, 12));
+        assert_eq!(options(&["--port=12"]).listen, tcp(None, 12));
+        assert_eq!(options(&["--port", "12"]).listen, tcp(None, 12));
         assert_eq!(options(&["-VVV"]).log_level, LevelFilter::Trace);
         let clustered = options(&["-VFVu", "nobody"]);
         assert_eq!(clustered.log_level, LevelFilter::Debug);
@@ -547,18 +524,18 @@ mod tests {
 
     #[test]
     fn the_last_one_wins() {
-        assert_eq!(options(&["-p1", "-p", "2"]).listen.port, Port::Number(2));
-        assert_eq!(options(&["-l", "::1", "-lunix:/x"]).listen.address, unix(None));
+        assert_eq!(options(&["-p1", "-p", "2"]).listen, tcp(None, 2));
+        assert_eq!(options(&["-l", "::1", "-lunix:/x"]).listen, unix(None));
         let modes = ["-lunix:/x", "--socket-mode", "660", "--socket-mode=600"];
-        assert_eq!(options(&modes).listen.address, unix(Some(0o600)));
-        assert_eq!(options(&["-l", "localhost"]).listen.address, Address::Host("localhost".into()));
+        assert_eq!(options(&modes).listen, unix(Some(0o600)));
+        assert_eq!(options(&["-l", "localhost"]).listen, tcp(Some("localhost"), 11300));
     }
 
     #[test]
     fn the_mode_of_a_socket_is_octal() {
         for (text, mode) in [("0", 0), ("600", 0o600), ("0660", 0o660), ("777", 0o777)] {
             let options = options(&["--socket-mode", text, "-l", "unix:/x"]);
-            assert_eq!((options.listen.address, options.warnings.len()), (unix(Some(mode)), 0));
+            assert_eq!((options.listen, options.warnings.len()), (unix(Some(mode)), 0));
         }
         for text in ["", "+660", "-660", "668", "0x1ff", "0o660", "1000", "4755", "6 0", "u=rw"] {
             let error = error_of(&["-l", "unix:/x", "--socket-mode", text]);
@@ -570,8 +547,7 @@ mod tests {
         }
         assert_eq!(options(&["--socket-mode", "660"]).warnings.len(), 1);
         let both = options(&["--socket-mode", "660", "--metrics", "unix:/x"]);
-        let metrics = both.metrics.map(|metrics| metrics.address);
-        assert_eq!((metrics, both.warnings.len()), (Some(unix(Some(0o660))), 0));
+        assert_eq!((both.metrics, both.warnings.len()), (Some(unix(Some(0o660))), 0));
         let twice = error_of(&["-l", "unix:/x", "--metrics", "unix:/x"]);
         assert_eq!(twice, "--metrics and -l cannot have the same Unix socket");
     }
@@ -618,10 +594,11 @@ mod tests {
         assert_eq!(options(&["-s", "+4096"]).settings.binlog_file_size, 4096);
         assert_eq!(options(&["-s", "-1"]).settings.binlog_file_size, 4_294_963_200);
         for (text, number) in [("+21399", 21399), (" 21399", 21399), ("021399", 21399), ("-0", 0)] {
-            assert_eq!(options(&["-p", text]).listen.port, Port::Number(number), "{text:?}");
+            assert_eq!(options(&["-p", text]).listen, tcp(None, number), "{text:?}");
         }
         for name in ["http-alt", "21399x", "0x5397", "21399 "] {
-            assert_eq!(options(&["-p", name]).listen.port, Port::Service(name.to_owned()));
+            let port = Port::Service(name.to_owned());
+            assert_eq!(options(&["-p", name]).listen, Address::Tcp { host: None, port });
         }
     }
 
@@ -660,21 +637,11 @@ mod tests {
     #[test]
     fn metrics_have_an_address_and_a_port() {
         let metrics = |text| options(&["--metrics", text]).metrics.unwrap();
-        let host = |host: &str, port| Endpoint {
-            address: Address::Host(host.into()),
-            port: Port::Number(port),
-        };
-        assert_eq!(metrics("127.0.0.1:9100"), host("127.0.0.1", 9100));
-        assert_eq!(metrics("localhost:0"), host("localhost", 0));
-        assert_eq!(metrics("[::1]:9100"), host("::1", 9100));
-        assert_eq!(metrics(":9100"), Endpoint { address: Address::All, port: Port::Number(9100) });
-        assert_eq!(
-            metrics("unix:/x:9"),
-            Endpoint {
-                address: Address::Unix { path: "/x:9".into(), mode: None },
-                port: Port::Number(0)
-            }
-        );
+        assert_eq!(metrics("127.0.0.1:9100"), tcp(Some("127.0.0.1"), 9100));
+        assert_eq!(metrics("localhost:0"), tcp(Some("localhost"), 0));
+        assert_eq!(metrics("[::1]:9100"), tcp(Some("::1"), 9100));
+        assert_eq!(metrics(":9100"), tcp(None, 9100));
+        assert_eq!(metrics("unix:/x:9"), Address::Unix { path: "/x:9".into(), mode: None });
         for text in
             ["", "9100", "127.0.0.1", "127.0.0.1:", "127.0.0.1:+1", "x:65536", "::1:9100", "unix:"]
         {

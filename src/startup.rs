@@ -21,22 +21,22 @@ use crate::engine::monitor::http_conn::ServerState;
 use crate::engine::protocol::stats::ProcessInfo;
 use crate::engine::queue::replay::{Recovered, ReplayError};
 use crate::engine::server::Server;
-use crate::options::{BinlogPlace, Endpoint, EtcdOptions, Options, Port};
+use crate::options::{BinlogPlace, EtcdOptions, Options};
 use crate::os::disk::Directory;
 use crate::os::etcd::{Duty, Membership, MembershipError};
 use crate::os::event_loop::{EventLoop, LoopWakers};
 use crate::os::init::{self, Machine};
-use crate::os::listen::{self, Address, Listener};
+use crate::os::listen::{self, Address, Port};
 use crate::os::metrics_server::MetricsServer;
 use crate::os::monitor::Monitor;
 use crate::os::notify::Notifier;
 use crate::os::resolve;
-use crate::os::stream::Stream;
 use crate::os::sys::clock::Clock;
 use crate::os::sys::signals::{Signals, Stop};
 use crate::os::sys::user::{self, Identity};
 use crate::os::sys::{files, machine, memory, sockets};
 use log::{info, warn};
+use socket2::Socket;
 use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -148,7 +148,7 @@ fn serve(
     signals: Signals,
     mut monitor: Monitor,
     clock: Clock,
-    mut listeners: Vec<Listener>,
+    mut listeners: Vec<Socket>,
     directory: Option<Directory>,
 ) -> Result<Stop, Failure> {
     let facts = facts(&clock).map_err(Failure::of_system("get random bytes"))?;
@@ -226,8 +226,7 @@ fn check_sockets(
     options: &Options,
     has_inherited: bool,
 ) -> Result<(), Failure> {
-    let Endpoint { address, port } = &options.listen;
-    let is_low = matches!(port, Port::Number(1..1024)) && !matches!(address, Address::Unix { .. });
+    let is_low = matches!(options.listen, Address::Tcp { port: Port::Number(1..1024), .. });
     let why = if has_inherited {
         "socket activation lets clients connect to a server that stands by"
     } else if is_low && options.user.is_some() {
@@ -241,7 +240,7 @@ fn check_sockets(
 /// Recovers the jobs from the binlog. A stop signal ends that between two files, and leaves the files
 /// unchanged.
 fn recover(
-    server: &mut Server<Stream>,
+    server: &mut Server<Socket>,
     place: &dyn Display,
     disk: Box<dyn Disk>,
     syncing: Syncing,
@@ -301,45 +300,31 @@ fn cannot_listen(why: String) -> Failure {
 
 /// Opens sockets without taking anything from another server. Returns `None` for a Unix socket, which is
 /// opened once the binlog is locked.
-fn open_early(at: &Endpoint, user: Option<Identity>) -> Result<Option<Vec<Listener>>, Failure> {
-    match &at.address {
+fn open_early(at: &Address, user: Option<Identity>) -> Result<Option<Vec<Socket>>, Failure> {
+    match at {
         Address::Unix { path, .. } => {
             listen::check_unused(path).map(|()| None).map_err(cannot_listen)
         }
-        Address::All | Address::Host(_) => open(at, user).map(Some),
+        Address::Tcp { .. } => open(at, user).map(Some),
     }
 }
 
-fn open(at: &Endpoint, user: Option<Identity>) -> Result<Vec<Listener>, Failure> {
-    let port = match at.address {
-        Address::Unix { .. } => Ok(0),
-        Address::All | Address::Host(_) => port_number(&at.port),
-    };
-    port.and_then(|port| listen::open(&at.address, port, user)).map_err(cannot_listen)
+fn open(at: &Address, user: Option<Identity>) -> Result<Vec<Socket>, Failure> {
+    listen::open(at, user).map_err(cannot_listen)
 }
 
-fn port_number(port: &Port) -> Result<u16, String> {
-    match port {
-        Port::Number(number) => Ok(*number),
-        Port::Service(name) => resolve::port(name)
-            .map_err(|error| format!("cannot find the port of the service {name}: {error}")),
-    }
-}
-
-fn adopt(options: &Options, inherited: Vec<OwnedFd>) -> Result<Vec<Listener>, Failure> {
+fn adopt(options: &Options, inherited: Vec<OwnedFd>) -> Result<Vec<Socket>, Failure> {
     let inherited = listen::adopt(inherited).map_err(cannot_listen)?;
-    let Endpoint { address, port } = &options.listen;
-    let port = port_number(port).ok();
-    let is_there = |listener: &Listener| port.is_some_and(|port| listener.is_at(address, port));
+    let is_there = |listener| listen::is_at(listener, &options.listen);
     if options.names_address && !inherited.iter().any(is_there) {
         warn!("-l, -p and --socket-mode have no effect: the sockets are inherited");
     }
     Ok(inherited)
 }
 
-fn log_listeners(what: &str, listeners: &[Listener]) {
+fn log_listeners(what: &str, listeners: &[Socket]) {
     for listener in listeners {
-        info!("{what} {listener}");
+        info!("{what} {}", listen::name_of(listener));
     }
 }
 

@@ -17,7 +17,7 @@ pub use crate::engine::queue::replay::{Recovered, ReplayError};
 pub use crate::engine::server::{Observed, Readiness, Server};
 pub use crate::engine::store::Settings;
 pub use crate::engine::time::{ClockOffset, Nanos};
-pub use crate::os::listen::{self, Address};
+pub use crate::os::listen::{self, Address, Port};
 pub use crate::os::metrics_server::MetricsServer;
 
 /// The rules of a binlog in etcd, and the seam for another etcd below them.

@@ -12,13 +12,13 @@
 //!
 //! Each is logged as a warning, at most once in [`WARN_EVERY`].
 
-use super::listen::Listener;
-use super::stream::Stream;
+use super::listen;
 use super::sys::sockets;
 use crate::engine::time::Nanos;
 use log::{debug, warn};
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
+use socket2::{SockAddr, Socket};
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -47,7 +47,7 @@ pub struct Acceptor {
 
 #[derive(Debug)]
 struct ReadyListener {
-    listener: Listener,
+    socket: Socket,
     /// Accepting may return a connection.
     is_ready: bool,
 }
@@ -63,16 +63,16 @@ impl Acceptor {
     /// are accepted at once. `what` is the name of the connections in the log.
     pub fn new(
         what: &'static str,
-        listeners: Vec<Listener>,
+        listeners: Vec<Socket>,
         max_connections: usize,
         registry: &Registry,
         first_token: usize,
     ) -> io::Result<Acceptor> {
         for (index, listener) in listeners.iter().enumerate() {
-            let mut source = SourceFd(&listener.as_fd().as_raw_fd());
+            let mut source = SourceFd(&listener.as_raw_fd());
             registry.register(&mut source, Token(first_token - index), Interest::READABLE)?;
         }
-        let ready = |listener| ReadyListener { listener, is_ready: false };
+        let ready = |socket| ReadyListener { socket, is_ready: false };
         Ok(Acceptor {
             what,
             listeners: listeners.into_iter().map(ready).collect(),
@@ -116,12 +116,13 @@ impl Acceptor {
         self.next_due().is_some_and(|due| due <= now)
     }
 
-    /// Accepts a connection from the next ready listener, while `open` are open. Returns `None` if
-    /// no connection waits there, the next one has failed, or the connection limit is reached.
+    /// Accepts a connection from the next ready listener, while `open` are open, and returns it with the
+    /// address of the client. Returns `None` if no connection waits there, the next one has failed, or
+    /// the connection limit is reached.
     ///
     /// # Errors
     /// The system is short of descriptors or memory. The caller frees some, or backs off.
-    pub fn accept(&mut self, open: usize, now: Nanos) -> io::Result<Option<Stream>> {
+    pub fn accept(&mut self, open: usize, now: Nanos) -> io::Result<Option<(Socket, SockAddr)>> {
         if open >= self.max_connections {
             self.at_limit(open, now);
             return Ok(None);
@@ -133,11 +134,11 @@ impl Acceptor {
             return Ok(None);
         };
         self.next_listener = index + 1;
-        let ReadyListener { listener, is_ready } = &mut self.listeners[index];
-        match listener.accept() {
-            Ok(stream) => {
+        let ReadyListener { socket, is_ready } = &mut self.listeners[index];
+        match listen::accept(socket) {
+            Ok(accepted) => {
                 self.failures = 0;
-                Ok(Some(stream))
+                Ok(Some(accepted))
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 *is_ready = false;
@@ -163,7 +164,7 @@ impl Acceptor {
     /// Returns another descriptor of the first listener.
     pub fn try_clone_descriptor(&self) -> io::Result<OwnedFd> {
         let first = self.listeners.first().ok_or(ErrorKind::NotFound)?;
-        first.listener.as_fd().try_clone_to_owned()
+        first.socket.as_fd().try_clone_to_owned()
     }
 
     fn at_limit(&mut self, open: usize, now: Nanos) {
@@ -172,7 +173,7 @@ impl Acceptor {
             None => self.limit_check_at = Some(now + WARN_AFTER),
             Some(due) if due <= now => {
                 self.limit_check_at = None;
-                if self.listeners.iter().any(|it| sockets::is_readable(it.listener.as_fd())) {
+                if self.listeners.iter().any(|it| sockets::is_readable(it.socket.as_fd())) {
                     let why = "as many as --max-connections allows; others wait until one closes";
                     self.warn(format_args!("{open} are open, {why}"), now);
                 }

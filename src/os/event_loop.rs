@@ -20,9 +20,7 @@
 use super::acceptor::Acceptor;
 use super::disk_thread::DiskWaker;
 use super::etcd::{EXIT_LOST, Membership, MembershipError};
-use super::listen::Listener;
 use super::monitor::Monitor;
-use super::stream::Stream;
 use super::sys::clock::{self, Alarm, Clock};
 use super::sys::signals::{Signal, Signals, Stop};
 use crate::engine::binlog::IoFailed;
@@ -32,6 +30,7 @@ use crate::engine::time::Nanos;
 use log::info;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
+use socket2::Socket;
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
@@ -41,7 +40,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct EventLoop {
     poll: Poll,
-    server: Server<Stream>,
+    server: Server<Socket>,
     clock: Clock,
     alarm: Alarm,
     signals: Signals,
@@ -116,11 +115,11 @@ pub struct LoopWakers {
 impl EventLoop {
     /// Creates the loop, which serves at most `max_connections` clients at once.
     pub fn new(
-        server: Server<Stream>,
+        server: Server<Socket>,
         clock: Clock,
         signals: Signals,
         monitor: Monitor,
-        listeners: Vec<Listener>,
+        listeners: Vec<Socket>,
         max_connections: usize,
         LoopWakers { membership, disk }: LoopWakers,
     ) -> io::Result<EventLoop> {
@@ -302,18 +301,18 @@ impl EventLoop {
             return Err(ErrorKind::OutOfMemory.into());
         }
         match self.acceptor.accept(self.server.connection_count(), self.now)? {
-            Some(stream) => self.connect(stream),
+            Some((socket, client)) => self.connect(socket, client.is_unix()),
             None => Ok(()),
         }
     }
 
-    fn connect(&mut self, stream: Stream) -> io::Result<()> {
-        let (token, mut source) =
-            (Token(self.server.vacant_key().index()), SourceFd(&stream.as_raw_fd()));
+    /// Adds a connection. The end of a Unix socket may be reached without an event.
+    fn connect(&mut self, socket: Socket, is_unix: bool) -> io::Result<()> {
+        let token = Token(self.server.vacant_key().index());
+        let mut source = SourceFd(&socket.as_raw_fd());
         let interest = Interest::READABLE | Interest::WRITABLE | Interest::PRIORITY;
         self.poll.registry().register(&mut source, token, interest)?;
-        let reads_to_the_end = matches!(stream, Stream::Unix(_));
-        let connected = self.server.connect(stream, reads_to_the_end);
+        let connected = self.server.connect(socket, is_unix);
         connected.map(|_| ()).map_err(|_| ErrorKind::OutOfMemory.into())
     }
 }

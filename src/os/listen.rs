@@ -1,26 +1,28 @@
-//! Listening sockets: TCP, Unix, and those inherited from a service manager.
+//! Listening sockets: TCP, Unix, and those inherited from a service manager. Accepting a connection gives
+//! a socket that does not block.
 
 use super::resolve;
-use super::stream::Stream;
 use super::sys::files;
 use super::sys::user::{self, Identity};
-use mio::net::{TcpListener, UnixListener};
 use socket2::{Domain, SockAddr, Socket, Type};
-use std::fmt;
 use std::fs::OpenOptions;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// All addresses of the machine, IPv4 and IPv6.
-    All,
-    /// This address, or all addresses of this name.
-    Host(String),
+    /// TCP.
+    Tcp {
+        /// An address, or a name for all of its addresses; `None` means all addresses of the machine, IPv4
+        /// and IPv6.
+        host: Option<String>,
+        /// The port.
+        port: Port,
+    },
     /// A Unix socket.
     Unix {
         /// Its path.
@@ -30,50 +32,58 @@ pub enum Address {
     },
 }
 
-/// A listening socket.
-#[derive(Debug)]
-#[expect(missing_docs, reason = "each is named after its family")]
-pub enum Listener {
-    Tcp(TcpListener),
-    Unix(UnixListener),
+/// A TCP port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Port {
+    /// A number; 0 lets the kernel choose.
+    Number(u16),
+    /// The name of a service.
+    Service(String),
 }
 
 /// Thousands of clients may connect at the same time. A client that finds the backlog full retries
 /// only after a second.
 const BACKLOG: i32 = 4096;
 
-/// Opens all sockets for `address`. `port` is for TCP only, and 0 lets the kernel choose one. A Unix
-/// socket with a mode belongs to `user`, if there is one.
+/// Opens all sockets for `address`. A Unix socket with a mode belongs to `user`, if there is one.
 ///
 /// # Errors
 /// A message that names the address and the reason.
-pub fn open(address: &Address, port: u16, user: Option<Identity>) -> Result<Vec<Listener>, String> {
+pub fn open(address: &Address, user: Option<Identity>) -> Result<Vec<Socket>, String> {
     match address {
-        // One socket for IPv6 and IPv4, or one for IPv4 alone if the machine has no IPv6.
-        Address::All => match open_tcp((Ipv6Addr::UNSPECIFIED, port).into()) {
-            Err((_, true)) => open_tcp((Ipv4Addr::UNSPECIFIED, port).into()),
-            opened => opened,
-        }
-        .map_or_else(|(why, _)| Err(why), |listener| Ok(vec![listener])),
-        Address::Host(host) => open_host(host, port),
-        Address::Unix { path, mode } => open_unix(path, *mode, user).map(|listener| vec![listener]),
+        Address::Tcp { host, port } => open_tcp(host.as_deref(), port.number()?),
+        Address::Unix { path, mode } => open_unix(path, *mode, user).map(|socket| vec![socket]),
     }
 }
 
-fn open_host(host: &str, mut port: u16) -> Result<Vec<Listener>, String> {
-    // A literal address needs no resolver, whose files a minimal machine may lack.
-    let addresses = match host.parse() {
-        Ok(address) => vec![SocketAddr::new(address, port)],
-        Err(_) => resolve::addresses(host)
+impl Port {
+    fn number(&self) -> Result<u16, String> {
+        match self {
+            Port::Number(number) => Ok(*number),
+            Port::Service(name) => resolve::port(name)
+                .map_err(|error| format!("cannot find the port of the service {name}: {error}")),
+        }
+    }
+}
+
+fn open_tcp(host: Option<&str>, mut port: u16) -> Result<Vec<Socket>, String> {
+    let addresses: Vec<SocketAddr> = match host.map(|host| (host, host.parse())) {
+        // One socket for IPv6 and IPv4, or one for IPv4 alone if the machine has no IPv6.
+        None => vec![(Ipv6Addr::UNSPECIFIED, 0).into(), (Ipv4Addr::UNSPECIFIED, 0).into()],
+        // A literal address needs no resolver, whose files a minimal machine may lack.
+        Some((_, Ok(address))) => vec![SocketAddr::new(address, 0)],
+        Some((host, Err(_))) => resolve::addresses(host)
             .map_err(|error| format!("cannot find the address of {host}: {error}"))?,
     };
     let (mut listeners, mut not_here) = (Vec::new(), None);
     for mut address in addresses {
         address.set_port(port);
-        match open_tcp(address) {
+        match open_one(address) {
+            Ok(listener) if host.is_none() => return Ok(vec![listener]),
             Ok(listener) => {
                 // All addresses of a name share the port that is chosen for the first.
-                port = listener.port().unwrap_or(port);
+                let chosen = listener.local_addr().ok().and_then(|chosen| chosen.as_socket());
+                port = chosen.map_or(port, |chosen| chosen.port());
                 listeners.push(listener);
             }
             // A machine without IPv6 may have names with an IPv6 address.
@@ -88,7 +98,7 @@ fn open_host(host: &str, mut port: u16) -> Result<Vec<Listener>, String> {
 }
 
 /// Opens a socket. An error has whether the machine lacks the family of the address.
-fn open_tcp(address: SocketAddr) -> Result<Listener, (String, bool)> {
+fn open_one(address: SocketAddr) -> Result<Socket, (String, bool)> {
     let open = || {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
         socket.set_reuse_address(true)?;
@@ -98,7 +108,8 @@ fn open_tcp(address: SocketAddr) -> Result<Listener, (String, bool)> {
         }
         socket.bind(&address.into())?;
         socket.listen(BACKLOG)?;
-        Ok(Listener::Tcp(prepare_tcp(socket)?))
+        prepare_tcp(&socket)?;
+        Ok(socket)
     };
     open().map_err(|error: io::Error| {
         let is_missing =
@@ -109,14 +120,13 @@ fn open_tcp(address: SocketAddr) -> Result<Listener, (String, bool)> {
 
 /// Sets options that accepted sockets inherit: replies are not delayed, and connections whose other
 /// machine is gone end at last.
-fn prepare_tcp(socket: Socket) -> io::Result<TcpListener> {
+fn prepare_tcp(socket: &Socket) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
     socket.set_keepalive(true)?;
-    socket.set_nonblocking(true)?;
-    Ok(TcpListener::from_std(socket.into()))
+    socket.set_nonblocking(true)
 }
 
-fn open_unix(path: &Path, mode: Option<u32>, user: Option<Identity>) -> Result<Listener, String> {
+fn open_unix(path: &Path, mode: Option<u32>, user: Option<Identity>) -> Result<Socket, String> {
     let failed = |error: io::Error| format!("cannot listen on unix:{}: {error}", path.display());
     if has_stale_socket(path)? {
         std::fs::remove_file(path).map_err(failed)?;
@@ -136,7 +146,7 @@ fn open_unix(path: &Path, mode: Option<u32>, user: Option<Identity>) -> Result<L
         }
         socket.listen(BACKLOG)?;
         socket.set_nonblocking(true)?;
-        Ok(Listener::Unix(UnixListener::from_std(socket.into())))
+        Ok(socket)
     };
     open().map_err(failed)
 }
@@ -194,7 +204,7 @@ fn change_owner(path: &Path, to: Identity) -> io::Result<()> {
 }
 
 /// Adopts sockets from a service manager. Each must be a listening stream socket, TCP or Unix.
-pub fn adopt(descriptors: Vec<OwnedFd>) -> Result<Vec<Listener>, String> {
+pub fn adopt(descriptors: Vec<OwnedFd>) -> Result<Vec<Socket>, String> {
     let adopt = |descriptor: OwnedFd| {
         let number = descriptor.as_raw_fd();
         adopt_one(Socket::from(descriptor))
@@ -203,89 +213,61 @@ pub fn adopt(descriptors: Vec<OwnedFd>) -> Result<Vec<Listener>, String> {
     descriptors.into_iter().map(adopt).collect()
 }
 
-fn adopt_one(socket: Socket) -> io::Result<Listener> {
+fn adopt_one(socket: Socket) -> io::Result<Socket> {
     let address = socket.local_addr()?;
     if socket.r#type()? != Type::STREAM || !socket.is_listener()? {
         return Err(io::Error::other("not a listening stream socket"));
     }
     if address.as_socket().is_some() {
-        return prepare_tcp(socket).map(Listener::Tcp);
-    }
-    if address.domain() != Domain::UNIX {
+        prepare_tcp(&socket)?;
+    } else if address.domain() == Domain::UNIX {
+        socket.set_nonblocking(true)?;
+    } else {
         return Err(io::Error::other("neither a TCP nor a Unix socket"));
     }
-    socket.set_nonblocking(true)?;
-    Ok(Listener::Unix(UnixListener::from_std(socket.into())))
+    Ok(socket)
 }
 
-impl Listener {
-    /// Accepts the next connection; the error is `WouldBlock` if there is none.
-    pub fn accept(&self) -> io::Result<Stream> {
-        match self {
-            Listener::Tcp(listener) => {
-                let (stream, _) = listener.accept()?;
-                // A client may have connected to an inherited socket before the server was started, and
-                // before the socket had this option. If it cannot be set, replies are only later.
-                let _ = stream.set_nodelay(true);
-                Ok(Stream::Tcp(stream))
-            }
-            Listener::Unix(listener) => listener.accept().map(|(stream, _)| Stream::Unix(stream)),
-        }
+/// Accepts the next connection and returns it with the address of the client; the error is `WouldBlock` if
+/// there is none.
+pub fn accept(listener: &Socket) -> io::Result<(Socket, SockAddr)> {
+    let (socket, client) = listener.accept4(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK)?;
+    if !client.is_unix() {
+        // A client may have connected to an inherited socket before the server was started, and before
+        // the socket had this option. If it cannot be set, replies are only later.
+        let _ = socket.set_tcp_nodelay(true);
     }
+    Ok((socket, client))
+}
 
-    /// Returns whether this is a socket that [`open`] would open for `address`. Host names are not
-    /// resolved, and match no address.
-    pub fn is_at(&self, address: &Address, port: u16) -> bool {
-        let own = self.to_string();
-        match address {
-            Address::All => own == format!("[::]:{port}") || own == format!("0.0.0.0:{port}"),
-            Address::Host(host) => {
-                own == format!("{host}:{port}") || own == format!("[{host}]:{port}")
-            }
-            Address::Unix { path, .. } => own == format!("unix:{}", path.display()),
-        }
-    }
-
-    fn port(&self) -> Option<u16> {
-        match self {
-            Listener::Tcp(listener) => listener.local_addr().ok().map(|address| address.port()),
-            Listener::Unix(_) => None,
-        }
+/// Returns whether a socket is one that [`open`] would open for `address`. Host names are not resolved, and
+/// match no address.
+pub fn is_at(listener: &Socket, address: &Address) -> bool {
+    let own = name_of(listener);
+    match address {
+        Address::Tcp { host, port } => port.number().is_ok_and(|port| match host {
+            None => own == format!("[::]:{port}") || own == format!("0.0.0.0:{port}"),
+            Some(host) => own == format!("{host}:{port}") || own == format!("[{host}]:{port}"),
+        }),
+        Address::Unix { path, .. } => own == format!("unix:{}", path.display()),
     }
 }
 
-impl AsFd for Listener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Listener::Tcp(listener) => listener.as_fd(),
-            Listener::Unix(listener) => listener.as_fd(),
-        }
-    }
-}
-
-/// The address, as a client would name it.
-impl fmt::Display for Listener {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Listener::Tcp(listener) => match listener.local_addr() {
-                Ok(address) => write!(f, "{address}"),
-                Err(error) => write!(f, "an unknown address ({error})"),
-            },
-            Listener::Unix(listener) => match listener.local_addr() {
-                Ok(address) => match address.as_pathname() {
-                    Some(path) => write!(f, "unix:{}", path.display()),
-                    None => write!(f, "an unnamed Unix socket"),
-                },
-                Err(error) => write!(f, "an unknown Unix socket ({error})"),
-            },
-        }
+/// Returns the address of a listening socket, as a client would name it.
+pub fn name_of(listener: &Socket) -> String {
+    match listener.local_addr() {
+        Ok(address) => match (address.as_socket(), address.as_pathname()) {
+            (Some(address), _) => address.to_string(),
+            (None, Some(path)) => format!("unix:{}", path.display()),
+            (None, None) => "an unnamed Unix socket".to_owned(),
+        },
+        Err(error) => format!("an unknown address ({error})"),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use socket2::SockRef;
 
     #[test]
     fn a_connection_from_before_the_start_has_nodelay() {
@@ -293,18 +275,16 @@ mod tests {
         let address = inherited.local_addr().expect("it is bound");
         let _client = std::net::TcpStream::connect(address).expect("it listens");
         let listeners = adopt(vec![inherited.into()]).expect("it listens");
-        let Ok(Stream::Tcp(stream)) = listeners[0].accept() else { panic!("a client has come") };
-        assert_eq!(SockRef::from(&stream).tcp_nodelay().ok(), Some(true));
+        let (socket, _) = accept(&listeners[0]).expect("a client has come");
+        assert_eq!(socket.tcp_nodelay().ok(), Some(true));
     }
 
     #[test]
     fn accepted_sockets_inherit_nodelay_and_keepalive() {
-        let address = Address::Host("127.0.0.1".to_owned());
-        let listeners = open(&address, 0, None).expect("a port is free");
-        let port = listeners[0].port().expect("it is TCP");
-        let _client = std::net::TcpStream::connect(("127.0.0.1", port)).expect("it listens");
-        let Ok(Stream::Tcp(stream)) = listeners[0].accept() else { panic!("a client has come") };
-        let socket = SockRef::from(&stream);
+        let address = Address::Tcp { host: Some("127.0.0.1".to_owned()), port: Port::Number(0) };
+        let listeners = open(&address, None).expect("a port is free");
+        let _client = std::net::TcpStream::connect(name_of(&listeners[0])).expect("it listens");
+        let (socket, _) = accept(&listeners[0]).expect("a client has come");
         assert_eq!((socket.tcp_nodelay().ok(), socket.keepalive().ok()), (Some(true), Some(true)));
     }
 }

@@ -7,8 +7,6 @@
 //! bytes and the time.
 
 use super::acceptor::Acceptor;
-use super::listen::Listener;
-use super::stream::Stream;
 use crate::engine::monitor::http::HEAD_MAX;
 use crate::engine::monitor::http_conn::{HttpConn, ServerState};
 use crate::engine::time::Nanos;
@@ -16,7 +14,9 @@ use log::trace;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use slab::Slab;
+use socket2::Socket;
 use std::io::{self, ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ pub struct MetricsServer {
 struct HttpSocket {
     /// How many connections were accepted before.
     seq: u64,
-    stream: Stream,
+    stream: Socket,
     conn: HttpConn,
     is_readable: bool,
     is_writable: bool,
@@ -61,7 +61,7 @@ const FIRST_LISTENER: usize = usize::MAX - 1;
 
 impl MetricsServer {
     /// Serves these listeners. At most `tubes_max` tubes have metrics of their own.
-    pub fn new(listeners: Vec<Listener>, tubes_max: usize) -> io::Result<MetricsServer> {
+    pub fn new(listeners: Vec<Socket>, tubes_max: usize) -> io::Result<MetricsServer> {
         let poll = Poll::new()?;
         let events = Events::with_capacity(MAX_CONNS + listeners.len());
         let (what, registry) = ("metrics connections", poll.registry());
@@ -168,7 +168,7 @@ impl MetricsServer {
             }
             self.reserved_fds.pop();
             match self.acceptor.accept(self.conns.len(), now) {
-                Ok(Some(stream)) => self.connect(stream, state, now),
+                Ok(Some((stream, _))) => self.connect(stream, state, now),
                 Ok(None) => {}
                 // The connection that is evicted has a descriptor too.
                 Err(_) if self.evict(now) => {}
@@ -179,7 +179,7 @@ impl MetricsServer {
 
     /// Adds a connection. Its request is read at once, so that a connection without a request cannot
     /// evict it.
-    fn connect(&mut self, stream: Stream, state: ServerState<'_>, now: Nanos) {
+    fn connect(&mut self, stream: Socket, state: ServerState<'_>, now: Nanos) {
         if self.conns.len() == MAX_CONNS && !self.evict(now) {
             return;
         }
@@ -262,7 +262,7 @@ impl HttpSocket {
                 Ok(count) => {
                     self.conn.sent(count, now);
                     if self.conn.is_lingering() {
-                        self.stream.end_output()?;
+                        self.stream.shutdown(Shutdown::Write)?;
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => self.is_writable = false,

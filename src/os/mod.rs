@@ -5,7 +5,6 @@
 //! |---|---|
 //! | [`event_loop`] | polls, and calls the engine: one iteration after the other |
 //! | [`acceptor`] | accepting connections, its back-off and the connection limit |
-//! | [`stream`] | the bytes of one connection |
 //! | [`listen`] | opening listening sockets |
 //! | [`metrics_server`] | HTTP connections for metrics |
 //! | [`notify`] | messages to the service manager |
@@ -28,5 +27,4 @@ pub mod metrics_server;
 pub mod monitor;
 pub mod notify;
 pub mod resolve;
-pub mod stream;
 pub mod sys;

@@ -3,11 +3,11 @@
 
 use super::metrics_server::MetricsServer;
 use super::notify::{Notifier, Status};
-use super::stream::Stream;
 use crate::engine::monitor::http_conn::ServerState;
 use crate::engine::monitor::measurements::Measurements;
 use crate::engine::server::Server;
 use crate::engine::time::Nanos;
+use socket2::Socket;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -54,7 +54,7 @@ impl Monitor {
     ///
     /// # Errors
     /// Polling the metrics connections fails.
-    pub fn update(&mut self, server: &Server<Stream>, now: Nanos) -> io::Result<()> {
+    pub fn update(&mut self, server: &Server<Socket>, now: Nanos) -> io::Result<()> {
         self.notifier.update(now, || Status::Serving(server.summary()));
         let Some(metrics_server) = &mut self.metrics_server else { return Ok(()) };
         if self.measurements.next_due() <= now {

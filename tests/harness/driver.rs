@@ -14,8 +14,8 @@
 
 use beanstalkd::testing::{
     Address, ClockOffset, Command, ConnKey, Doing, HttpConn, JobKey, Key, Measurements,
-    MetricsServer, Observed, ProcessInfo, ProcessorTime, Readiness, Server, ServerState, inspect,
-    listen, refuse_growth,
+    MetricsServer, Observed, Port, ProcessInfo, ProcessorTime, Readiness, Server, ServerState,
+    inspect, listen, refuse_growth,
 };
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -735,10 +735,11 @@ impl HttpSockets {
     /// Listens at a Unix socket, and at a port of loopback, which is returned.
     pub fn open(path: PathBuf) -> (HttpSockets, SocketAddr) {
         let at_path = Address::Unix { path, mode: None };
-        let open = |address| listen::open(&address, 0, None).expect("it can listen");
+        let open = |address| listen::open(&address, None).expect("it can listen");
         let mut listeners = open(at_path);
-        listeners.extend(open(Address::Host("127.0.0.1".into())));
-        let port = listeners[1].to_string().parse().expect("it is an address");
+        let host = Some("127.0.0.1".to_owned());
+        listeners.extend(open(Address::Tcp { host, port: Port::Number(0) }));
+        let port = listen::name_of(&listeners[1]).parse().expect("it is an address");
         (HttpSockets(MetricsServer::new(listeners, 1000).expect("it can poll")), port)
     }
 
