@@ -240,8 +240,9 @@ impl Reads {
     }
 
     /// Returns when reads are tried again that had too little memory, or clients are looked at that hold it.
-    pub fn next_due(&self) -> Option<Nanos> {
-        self.retry_at.into_iter().chain([self.stalled_at]).flatten().min()
+    pub fn next_due(&self) -> Nanos {
+        let [small, large] = self.retry_at.map(|at| at.unwrap_or(Nanos::NEVER));
+        small.min(large).min(self.stalled_at.unwrap_or(Nanos::NEVER))
     }
 
     /// Forgets a connection.

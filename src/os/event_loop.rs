@@ -255,7 +255,10 @@ impl EventLoop {
         // There is no event when etcd does not acknowledge changes for some time.
         let is_waiting = self.membership.is_some() && !self.server.is_acknowledged();
         let look = is_waiting.then(|| self.now + LOOK_INTERVAL);
-        let next = self.server.next_due().into_iter().chain(due).chain(look).min()?;
+        let next = due.chain(look).fold(self.server.next_due(), Nanos::min);
+        if next == Nanos::NEVER {
+            return None;
+        }
         // The poll rounds up to milliseconds, so only a short wait needs the exact time.
         let now = if next.since(self.now) < SHORT_WAIT { self.read_clock() } else { self.now };
         let span = next.since(now);

@@ -574,7 +574,8 @@ impl Driver {
     /// Returns a moment that is not after the one when something is due.
     pub fn next_due(&self) -> Option<Nanos> {
         let sample = self.options.has_metrics.then(|| self.measurements.next_due());
-        self.server.next_due().into_iter().chain(sample).min()
+        let due = Some(self.server.next_due()).filter(|&due| due != Nanos::NEVER);
+        due.into_iter().chain(sample).min()
     }
 
     pub fn set_draining(&mut self, is_draining: bool) {

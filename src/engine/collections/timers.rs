@@ -73,15 +73,14 @@ impl<T: Copy + fmt::Debug> Timers<T> {
 
     /// Returns the owner of the first timer that has expired by `now`, and unsets that timer.
     pub fn pop_due(&mut self, now: Nanos) -> Option<T> {
-        self.next_due().filter(|&due| due <= now)?;
-        let first = self.heap.at(0);
+        let first = self.heap.first().filter(|first| first.at <= now)?;
         self.heap.replace(0, Timer { at: Nanos::NEVER, ..first }, &mut self.indexes);
         Some(first.owner)
     }
 
-    /// Returns the time of the first expiry; `None` if no timer is set.
-    pub fn next_due(&self) -> Option<Nanos> {
-        self.heap.first().map(|first| first.at).filter(|&at| at != Nanos::NEVER)
+    /// Returns the time of the first expiry; [`Nanos::NEVER`] if no timer is set.
+    pub fn next_due(&self) -> Nanos {
+        self.heap.first().map_or(Nanos::NEVER, |first| first.at)
     }
 
     // ---- Checking ----
@@ -168,7 +167,7 @@ mod tests {
                 assert_eq!(timers.get(key), (owner, at), "step {step}");
             });
             let first = model.values().map(|&(_, at)| at).min();
-            assert_eq!(timers.next_due(), first.filter(|&at| at != Nanos::NEVER));
+            assert_eq!(timers.next_due(), first.unwrap_or(Nanos::NEVER));
         }
     }
 }

@@ -76,9 +76,14 @@ impl BuryLog {
         self.buried <= MAX_LOGGED
     }
 
+    /// Returns when [`BuryLog::tick`] has something to do.
+    pub(super) fn next_due(&self) -> Nanos {
+        if self.buried > MAX_LOGGED { self.began_at + INTERVAL } else { Nanos::NEVER }
+    }
+
     /// Logs how many buried jobs were not logged, if the interval has passed.
     pub(super) fn tick(&mut self, now: Nanos) {
-        if self.buried > MAX_LOGGED && now >= self.began_at + INTERVAL {
+        if self.next_due() <= now {
             self.end_interval();
         }
     }

@@ -1060,18 +1060,23 @@ impl Queue {
     }
 
     /// Returns a time not after the one when [`Queue::tick`] or [`Queue::commit`] has something to
-    /// do.
-    pub fn next_due(&self) -> Option<Nanos> {
-        let binlog = self.binlog.as_ref().and_then(Binlog::next_due);
-        let bodies = self.bodies.next_due();
+    /// do; [`Nanos::NEVER`] if nothing is due.
+    pub fn next_due(&self) -> Nanos {
         let is_overdue = !self.overdue_tubes.is_empty()
             || !self.overdue_conns.is_empty()
             || (self.body_cache.is_due() && self.binlog.is_some());
-        let overdue = is_overdue.then_some(Nanos::ZERO);
-        let ends = self.unique.next_end();
-        // Measured: an array of them takes 70 instructions more in each iteration.
-        let moments = self.timers.next_due().into_iter().chain(ends).chain(binlog);
-        moments.chain(bodies).chain(overdue).min()
+        if is_overdue {
+            return Nanos::ZERO;
+        }
+        let binlog = self.binlog.as_ref().and_then(Binlog::next_due).unwrap_or(Nanos::NEVER);
+        let ends = self.unique.next_end().unwrap_or(Nanos::NEVER);
+        let memory = self.bodies.next_due().unwrap_or(Nanos::NEVER);
+        self.timers.next_due().min(ends).min(binlog).min(memory).min(self.bury_log.next_due())
+    }
+
+    /// Begins an iteration: connections that are closed in it have a budget of their own.
+    pub fn begin_iteration(&mut self) {
+        self.closing_work_left = self.limits.closing_work;
     }
 
     /// Does due work: at most `work` units for tubes, then `work` units for connections. Tubes come
@@ -1086,7 +1091,6 @@ impl Queue {
         self.evict_step();
         self.bodies.reap(self.limits.freed_per_tick_bytes, now);
         self.bury_log.tick(now);
-        self.closing_work_left = self.limits.closing_work;
         self.is_late = false;
         self.forget_ended(now);
         for _ in 0..self.limits.timers_per_tick {

@@ -549,7 +549,7 @@ mod tests {
         assert_eq!(put(&mut queue, 0, "2", 0, secs(14)), deleted(2));
         // The flush of the buried ones was earlier.
         assert_eq!(put(&mut queue, 4 * MANY, "102", 0, secs(12)), None);
-        while queue.next_due().is_some_and(|due| due <= secs(16)) {
+        while queue.next_due() <= secs(16) {
             queue.tick(usize::MAX, secs(16));
         }
         queue.check();

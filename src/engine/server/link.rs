@@ -112,8 +112,7 @@ impl<S: Read + Write> Link<S> {
         clock: &dyn Fn() -> Nanos,
     ) -> io::Result<()> {
         let read = self.stream.read(scratch);
-        if let Some(count) = self.on_read(s, read, scratch.len())? {
-            s.clock = clock();
+        if let Some(count) = self.on_read(s, read, scratch.len(), clock)? {
             self.conn.receive(s, &scratch[..count]);
         }
         Ok(())
@@ -135,10 +134,9 @@ impl<S: Read + Write> Link<S> {
         let (in_body, behind) = (space.len(), &mut scratch[..head_read_bytes]);
         let mut slices = [IoSliceMut::new(space), IoSliceMut::new(behind)];
         let read = self.stream.read_vectored(&mut slices);
-        let Some(count) = self.on_read(s, read, in_body + head_read_bytes)? else {
+        let Some(count) = self.on_read(s, read, in_body + head_read_bytes, clock)? else {
             return Ok(true);
         };
-        s.clock = clock();
         self.conn.receive_body(s, count.min(in_body));
         if count > in_body {
             self.conn.receive(s, &scratch[..count - in_body]);
@@ -152,14 +150,17 @@ impl<S: Read + Write> Link<S> {
         s: &mut Store,
         read: io::Result<usize>,
         most: usize,
+        clock: &dyn Fn() -> Nanos,
     ) -> io::Result<Option<usize>> {
         match read {
             Ok(0) => {
+                s.clock = clock();
                 self.is_readable = false;
                 self.conn.input_ended = true;
                 self.conn.half_close(s);
             }
             Ok(count) => {
+                s.clock = clock();
                 self.is_readable = count == most || self.reads_to_the_end;
                 s.budget.charge(count / READ_PER_WORK);
                 return Ok(Some(count));

@@ -67,7 +67,7 @@ pub struct Server<S> {
     ready: VecDeque<ConnKey>,
     to_visit: usize,
     /// Connections to close at the end of the iteration, with the error if there was one.
-    closing: Vec<(ConnKey, Option<io::Error>)>,
+    closing: VecDeque<(ConnKey, Option<io::Error>)>,
     /// Connections whose commands may have to wait until memory for replies is not short.
     stalled: Vec<ConnKey>,
     /// The bytes of the last read, of whatever connection. Longer than a read, because the system maps
@@ -112,7 +112,7 @@ impl<S> Server<S> {
             store: Store::new(settings, limits, process, now),
             ready: VecDeque::new(),
             to_visit: 0,
-            closing: Vec::with_capacity(FEW),
+            closing: VecDeque::with_capacity(FEW),
             stalled: Vec::new(),
             scratch: vec![0; scratch_len].into_boxed_slice(),
             read_len: read_bytes,
@@ -212,11 +212,6 @@ impl<S> Server<S> {
         }
     }
 
-    /// Returns the stream of a connection.
-    pub fn stream(&mut self, key: ConnKey) -> Option<&mut S> {
-        link_of(&mut self.links, key).map(|link| &mut link.stream)
-    }
-
     /// Closes a connection. Its key is free at once, or after some ticks if the connection has many jobs
     /// and watches to give back.
     pub fn close(&mut self, key: ConnKey, why: Option<&io::Error>) {
@@ -260,9 +255,13 @@ impl<S> Server<S> {
     pub fn begin(&mut self, now: Nanos) {
         let s = &mut self.store;
         s.clock = now;
+        s.queue.begin_iteration();
         self.to_visit = self.ready.len();
         s.budget.begin_iteration(self.to_visit, s.queue.is_late(), &s.queue.limits);
-        self.tick();
+        // The binlog counts iterations.
+        if s.queue.has_binlog() || self.next_due() <= now {
+            self.tick();
+        }
         let s = &mut self.store;
         s.budget.divide(self.to_visit, s.queue.syncs_each_iteration(), &s.queue.limits);
         self.read_len = if s.is_crowded() {
@@ -343,6 +342,9 @@ impl<S> Server<S> {
 
     /// Does the same after a visit, whose commands were charged for the waits that they ended.
     fn deliver_and_charge_share(&mut self) {
+        if self.store.queue.wait_results.is_empty() && !self.store.reads.has_new {
+            return;
+        }
         self.deliver();
         let work = self.store.take_reply_work();
         self.store.budget.charge_share(work);
@@ -424,15 +426,15 @@ impl<S> Server<S> {
         can_visit || !self.store.dirty.is_empty()
     }
 
-    /// Returns a time not after the one when [`Server::begin`] or [`Server::commit`] has something to do.
-    pub fn next_due(&self) -> Option<Nanos> {
+    /// Returns a time not after the one when [`Server::begin`] or [`Server::commit`] has something to do;
+    /// [`Nanos::NEVER`] if nothing is due.
+    pub fn next_due(&self) -> Nanos {
         let s = &self.store;
         let is_due = s.queue.closing().len() > 0
             || !s.lists.is_idle()
             || (s.queue.has_flushes() && !s.is_congested())
             || self.has_reads_due();
-        let immediate = is_due.then_some(Nanos::ZERO);
-        immediate.or_else(|| s.queue.next_due().into_iter().chain(s.reads.next_due()).min())
+        if is_due { Nanos::ZERO } else { s.queue.next_due().min(s.reads.next_due()) }
     }
 
     // ---- Settings and facts ----
@@ -574,13 +576,13 @@ impl<S: Read + Write> Server<S> {
         let Server { links, store: s, scratch, read_len, .. } = self;
         let Some(link) = link_of(links, key) else { return };
         link.is_queued = false;
-        s.clock = clock();
         s.budget.end_share();
         link.conn.mark_dirty(s);
         if std::mem::take(&mut link.is_half_closed) {
             link.conn.half_close(s);
         }
         if link.conn.has_backlog && link.conn.can_run(s) {
+            s.clock = clock();
             s.budget.begin_share();
             link.conn.resume(s);
         }
@@ -589,9 +591,11 @@ impl<S: Read + Write> Server<S> {
             s.budget.begin_share();
             read = link.read(s, scratch, *read_len, clock);
         }
+        let goes_on = link.conn.has_backlog || matches!(link.conn.doing, Doing::Bodies(_));
         self.deliver_and_charge_share();
         match read {
-            Ok(()) => self.go_on(key),
+            Ok(()) if goes_on => self.go_on(key),
+            Ok(()) => {}
             Err(error) => self.close(key, Some(&error)),
         }
     }

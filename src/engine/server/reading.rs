@@ -34,8 +34,12 @@ const PATIENCE: Nanos = Nanos::from_secs(10);
 impl<S> Server<S> {
     /// Returns whether a reply can be started, or what was read can be freed.
     pub(super) fn has_reads_due(&self) -> bool {
+        let waits = |class: ReplyClass| {
+            !self.store.reads.waiting[class as usize].is_empty()
+                && self.next_to_start(class).is_some()
+        };
         self.store.queue.body_cache.read_bodies.has_freed()
-            || ReplyClass::ALL.into_iter().any(|class| self.next_to_start(class).is_some())
+            || ReplyClass::ALL.into_iter().any(waits)
     }
 
     /// Begins further reads, if the time has come, and frees what was sent.

@@ -15,14 +15,13 @@ impl<S: Read + Write> Server<S> {
     pub fn flush(&mut self, may_send: impl Fn() -> bool) {
         let is_crowded = self.store.is_crowded();
         let mut sent = 0;
-        let mut dirty = std::mem::take(&mut self.store.dirty);
-        for key in dirty.drain(..) {
+        for at in 0..self.store.dirty.len() {
             // The process may have been stopped since the last reply.
             if may_send() {
-                self.flush_one(key, is_crowded, &mut sent);
+                self.flush_one(self.store.dirty[at], is_crowded, &mut sent);
             }
         }
-        self.store.dirty = dirty;
+        self.store.dirty.clear();
         if !self.store.is_crowded() {
             self.wake_stalled();
         }
@@ -30,11 +29,9 @@ impl<S: Read + Write> Server<S> {
             self.mark_writable();
             self.close_overdue();
         }
-        let mut closing = std::mem::take(&mut self.closing);
-        for (key, why) in closing.drain(..) {
+        while let Some((key, why)) = self.closing.pop_front() {
             self.close(key, why.as_ref());
         }
-        self.closing = closing;
     }
 
     /// Sends replies to one connection, unless it is worth waiting for more of them. Then enqueues the
@@ -61,7 +58,7 @@ impl<S: Read + Write> Server<S> {
         }
         match link.send(s) {
             Ok(count) => *sent += count,
-            Err(error) => return closing.push((key, Some(error))),
+            Err(error) => return closing.push_back((key, Some(error))),
         }
         let may_stall = is_crowded && link.conn.output.sendable_len() > 0 && !link.is_stalled;
         if may_stall && headroom::leave(Headroom::Quarter, || stalled.try_reserve(1)).is_ok() {
@@ -69,7 +66,7 @@ impl<S: Read + Write> Server<S> {
             stalled.push(key);
         }
         if is_overdue || link.conn.is_finished() {
-            closing.push((key, None));
+            closing.push_back((key, None));
         } else if link.has_more(s) {
             enqueue(link, ready);
         }
@@ -110,7 +107,7 @@ impl<S: Read + Write> Server<S> {
             let keeps = link_of(links, key).is_some_and(has_reply)
                 || headroom::leave(Headroom::Quarter, || closing.try_reserve(1)).is_err();
             if !keeps {
-                closing.push((key, None));
+                closing.push_back((key, None));
             }
             keeps
         });
