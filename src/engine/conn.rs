@@ -300,9 +300,7 @@ impl Conn {
     /// Removes the first `count` unsent bytes: the kernel has accepted them.
     #[inline]
     pub fn sent(&mut self, s: &mut Store, count: usize) {
-        let before = self.output.text_len();
         self.output.sent(count, &mut s.pool, &mut s.queue.bodies);
-        s.buffered_bytes -= before - self.output.text_len();
     }
 
     /// Returns whether the client has taken nothing, since the last call, of an output with bodies that
@@ -342,7 +340,7 @@ impl Conn {
         let used = self.run(s, input.unused());
         if !matches!(self.doing, Doing::Closing) {
             input.keep_last(input.len() - used);
-            s.buffered_bytes += input.capacity();
+            s.input_bytes += input.capacity();
             self.input = input;
         }
     }
@@ -465,8 +463,7 @@ impl Conn {
             | Doing::Steps(_)
             | Doing::Closing => {}
         }
-        s.buffered_bytes -= self.buffered_bytes();
-        self.input = Input::default();
+        drop(self.take_input(s));
         self.output.clear(&mut s.pool, &mut s.queue.bodies);
     }
 
@@ -529,9 +526,8 @@ impl Conn {
     /// Appends a reply to the output. Returns `false` if there is no memory: then the connection closes.
     #[inline]
     pub fn reply(&mut self, s: &mut Store, reply: &Reply) -> bool {
-        let before = (self.output.text_len(), self.output.cost());
         let written = reply.write(&mut self.output, &mut s.pool, &mut s.queue);
-        let is_written = self.replied(s, before, written);
+        let is_written = self.replied(s, written);
         if let Reply::Job(JobWord::Reserved, job) = reply {
             s.queue.after_reserve(*job);
         }
@@ -547,22 +543,14 @@ impl Conn {
         (job, id): (JobKey, u64),
         read: Option<&Rc<ReadBody>>,
     ) -> bool {
-        let before = (self.output.text_len(), self.output.cost());
         let Queue { jobs, bodies, .. } = &mut s.queue;
         let body = read.map_or_else(|| BodyRef::Stored(&jobs[job].body), BodyRef::Read);
         let written = write_job(word, id, body, &mut self.output, &mut s.pool, bodies);
-        self.replied(s, before, written)
+        self.replied(s, written)
     }
 
     #[inline]
-    fn replied(
-        &mut self,
-        s: &mut Store,
-        (text_before, cost_before): (usize, usize),
-        written: Result<(), TryReserveError>,
-    ) -> bool {
-        s.buffered_bytes += self.output.text_len() - text_before;
-        s.reply_cost += self.output.cost() - cost_before;
+    fn replied(&mut self, s: &mut Store, written: Result<(), TryReserveError>) -> bool {
         if written.is_err() {
             self.fail(s);
             return false;
@@ -582,21 +570,15 @@ impl Conn {
 
     // ---- Input ----
 
-    /// Returns the memory of the input and the output in bytes, without bodies and lists, which are
-    /// shared.
-    fn buffered_bytes(&self) -> usize {
-        self.input.capacity() + self.output.text_len()
-    }
-
     fn push_input(&mut self, s: &mut Store, bytes: &[u8]) -> Result<(), TryReserveError> {
         let before = self.input.capacity();
         let pushed = self.input.push(bytes);
-        s.buffered_bytes += self.input.capacity() - before;
+        s.input_bytes += self.input.capacity() - before;
         pushed
     }
 
     fn take_input(&mut self, s: &mut Store) -> Input {
-        s.buffered_bytes -= self.input.capacity();
+        s.input_bytes -= self.input.capacity();
         std::mem::take(&mut self.input)
     }
 
@@ -773,12 +755,13 @@ impl Conn {
         }
     }
 
-    /// Returns the memory that counts in [`Store::buffered_bytes`], and the large bodies that the connection
-    /// refers to, for the check of their sums.
-    pub fn check_parts(&self) -> (usize, impl Iterator<Item = &Body>) {
+    /// Returns the memory of its input and of its output, and the large bodies that the connection refers
+    /// to, for the check of their sums.
+    pub fn check_parts(&self) -> ([usize; 2], impl Iterator<Item = &Body>) {
         let large =
             if let Doing::LargeBody(large) = &self.doing { Some(&large.body) } else { None };
-        (self.buffered_bytes(), self.output.bodies().chain(large))
+        let buffered = [self.input.capacity(), self.output.text_len()];
+        (buffered, self.output.bodies().chain(large))
     }
 }
 

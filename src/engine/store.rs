@@ -56,17 +56,15 @@ pub struct Store {
     /// The time of the command that runs, or ran last. Later for each command, so that jobs that one
     /// read delays by the same time become ready in their order.
     pub now: Nanos,
-    /// The cost of replies that is not charged yet: about the number of copied bytes.
-    pub reply_cost: usize,
     /// Connections to flush at the end of the iteration, each once.
     pub dirty: Vec<ConnKey>,
     /// Connections with output that is held back.
     pub held: Vec<ConnKey>,
     /// Spare buffers of outputs.
     pub pool: Pool,
-    /// The memory of unused input and unsent text of all connections, in bytes.
-    pub buffered_bytes: usize,
-    /// The connections are crowded when `buffered_bytes` reaches this.
+    /// The memory of the unused input of all connections, in bytes.
+    pub input_bytes: usize,
+    /// The connections are crowded when [`Store::buffered_bytes`] reaches this.
     buffer_limit: usize,
     /// Lists of more than 1,024 tubes.
     pub lists: Lists,
@@ -124,11 +122,10 @@ impl Store {
             budget: Budget::new(&limits),
             clock: now,
             now,
-            reply_cost: 0,
             dirty: Vec::new(),
             held: Vec::new(),
             pool: Pool::default(),
-            buffered_bytes: 0,
+            input_bytes: 0,
             buffer_limit: usize::try_from(buffer_limit).unwrap_or(usize::MAX),
             lists: Lists::default(),
             selections: 0,
@@ -160,22 +157,28 @@ impl Store {
 
     /// Returns the work of replies since the previous call.
     pub fn take_reply_work(&mut self) -> usize {
-        std::mem::take(&mut self.reply_cost) / REPLY_COST_PER_WORK
+        self.pool.take_cost() / REPLY_COST_PER_WORK
     }
 
     // ---- Memory ----
+
+    /// Returns the memory of unused input and unsent text of all connections, in bytes.
+    fn buffered_bytes(&self) -> usize {
+        self.input_bytes + self.pool.text_len()
+    }
 
     /// Returns whether unused input and unsent text of all connections have reached their limit. Then at
     /// most 1 KiB is read from each connection, and commands run only for clients that have read all
     /// replies.
     pub fn is_crowded(&self) -> bool {
-        self.buffered_bytes >= self.buffer_limit
+        self.buffered_bytes() >= self.buffer_limit
     }
 
     /// Returns whether `text_len` more bytes of text exceed this limit. Without such input and text, one
     /// reply may exceed it.
     pub fn is_crowded_by(&self, text_len: usize) -> bool {
-        self.buffered_bytes > 0 && self.buffered_bytes.saturating_add(text_len) > self.buffer_limit
+        let buffered = self.buffered_bytes();
+        buffered > 0 && buffered.saturating_add(text_len) > self.buffer_limit
     }
 
     /// Returns the number of unsent bytes at which the commands of a connection stop running.

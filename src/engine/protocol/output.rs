@@ -113,9 +113,19 @@ impl Part {
     }
 }
 
-/// Buffers of completely sent outputs, for reuse.
+/// What all outputs share.
 #[derive(Debug, Default)]
-pub struct Pool(Vec<Boxed>);
+pub struct Pool {
+    /// Buffers of completely sent outputs, for reuse.
+    spare: Vec<Boxed>,
+    /// The lengths of all buffers in bytes, including sent bytes that were not removed yet.
+    text_len: usize,
+    /// The bytes that were copied, and a part of those that are shared, since they were charged last.
+    cost: usize,
+}
+
+/// Sharing this many bytes costs as much as copying one.
+const SHARED_PER_COPIED: usize = 16;
 
 /// The maximum number of bytes in one system call, so that a long output does not delay other
 /// clients.
@@ -130,13 +140,6 @@ impl Output {
     /// Returns the length of the buffer in bytes, including sent bytes that were not removed yet.
     pub fn text_len(&self) -> usize {
         self.0.as_ref().map_or(0, |pending| pending[0].text.len())
-    }
-
-    /// Returns about how many bytes were copied to make it.
-    pub fn cost(&self) -> usize {
-        const SHARED_PER_COPIED: usize = 16;
-        let shared = self.0.as_ref().map_or(0, |pending| pending[0].parts_len);
-        self.text_len() + shared / SHARED_PER_COPIED
     }
 
     /// Returns whether all bytes were sent.
@@ -193,6 +196,8 @@ impl Output {
             headroom::leave(Headroom::Quarter, || text.try_reserve(bytes.len()))?;
         }
         text.extend_from_slice(bytes);
+        pool.text_len += bytes.len();
+        pool.cost += bytes.len();
         Ok(())
     }
 
@@ -211,8 +216,9 @@ impl Output {
         }
         let pending = self.pending(pool)?;
         headroom::leave(Headroom::Quarter, || pending.parts.try_reserve(1))?;
-        pending.parts_len += body.full_len() as usize;
-        let at = pending.text.len();
+        let (len, at) = (body.full_len() as usize, pending.text.len());
+        pending.parts_len += len;
+        pool.cost += len / SHARED_PER_COPIED;
         let part = match body {
             BodyRef::Stored(body) => Part::Body(bodies.share(body)),
             BodyRef::Read(body) => Part::ReadBody(Rc::clone(body)),
@@ -231,6 +237,7 @@ impl Output {
         let pieces = list.piece_count();
         headroom::leave(Headroom::Quarter, || pending.parts.try_reserve(pieces))?;
         pending.parts_len += list.len();
+        pool.cost += list.len() / SHARED_PER_COPIED;
         let at = pending.text.len();
         for piece in 0..pieces {
             pending.parts.push_back(SharedPart { at, part: Part::List(Rc::clone(list), piece) });
@@ -294,7 +301,11 @@ impl Output {
     #[inline]
     pub fn sent(&mut self, count: usize, pool: &mut Pool, bodies: &mut Bodies) {
         match &mut self.0 {
-            Some(pending) if count < pending[0].len() => pending[0].sent(count, bodies),
+            Some(pending) if count < pending[0].len() => {
+                let before = pending[0].text.len();
+                pending[0].sent(count, bodies);
+                pool.text_len -= before - pending[0].text.len();
+            }
             _ => self.clear(pool, bodies),
         }
     }
@@ -469,8 +480,18 @@ impl Pool {
     const MAX_LEN: usize = 64;
     const MAX_TEXT_CAPACITY: usize = 16 * 1024;
 
+    /// Returns the lengths of the buffers of all outputs.
+    pub fn text_len(&self) -> usize {
+        self.text_len
+    }
+
+    /// Returns about how many bytes were copied since the previous call.
+    pub fn take_cost(&mut self) -> usize {
+        std::mem::take(&mut self.cost)
+    }
+
     fn alloc(&mut self) -> Result<Boxed, TryReserveError> {
-        if let Some(pending) = self.0.pop() {
+        if let Some(pending) = self.spare.pop() {
             return Ok(pending);
         }
         let mut pending = Vec::new();
@@ -484,8 +505,8 @@ impl Pool {
     /// # Panics
     /// An invariant is broken.
     pub fn check(&self) {
-        assert!(self.0.len() <= Pool::MAX_LEN, "the pool has {} buffers", self.0.len());
-        for pending in &self.0 {
+        assert!(self.spare.len() <= Pool::MAX_LEN, "the pool has {} buffers", self.spare.len());
+        for pending in &self.spare {
             let Pending { text, text_sent, parts, part_sent, parts_len, held } = &pending[0];
             assert!(held.is_none(), "a buffer of the pool is held back");
             assert!(text.is_empty() && parts.is_empty(), "a buffer of the pool has bytes");
@@ -500,7 +521,8 @@ impl Pool {
 
     fn free(&mut self, mut boxed: Boxed) {
         let pending = &mut boxed[0];
-        if pending.text.capacity() > Pool::MAX_TEXT_CAPACITY || self.0.len() == Pool::MAX_LEN {
+        self.text_len -= pending.text.len();
+        if pending.text.capacity() > Pool::MAX_TEXT_CAPACITY || self.spare.len() == Pool::MAX_LEN {
             return;
         }
         pending.text.clear();
@@ -510,7 +532,7 @@ impl Pool {
             pending.parts = VecDeque::new();
             (pending.part_sent, pending.parts_len) = (0, 0);
         }
-        self.0.push(boxed);
+        self.spare.push(boxed);
     }
 }
 
@@ -550,6 +572,7 @@ mod tests {
             assert_eq!(arrived.len() + output.len(), expected.len());
             output.check(format_args!("round {round}"));
             pool.check();
+            assert_eq!(pool.text_len(), output.text_len(), "round {round}");
             bodies.check(output.bodies().map(|body| (0, body)));
         }
         assert!(expected.starts_with(&arrived));
@@ -576,7 +599,7 @@ mod tests {
         output.push(b"TOUCHED\r\n", &mut pool).unwrap();
         output.sent(9, &mut pool, &mut bodies);
         assert!(output.0.is_none());
-        assert_eq!(pool.0.len(), 1);
+        assert_eq!((pool.spare.len(), pool.text_len()), (1, 0));
     }
 
     #[test]

@@ -411,6 +411,7 @@ impl Queue {
         if self.reserve_update().is_ok() {
             self.transition(key, Target::Buried, now);
         } else {
+            self.detach(key);
             self.attach(key, Target::Buried, now);
         }
     }

@@ -416,6 +416,7 @@ impl Queue {
     /// Makes a job ready and charges the work to `work_left`.
     fn make_ready_and_charge(&mut self, job: JobKey, work_left: &mut usize, now: Nanos) {
         let before = self.wait_results.len();
+        self.detach(job);
         self.make_ready(job, now);
         let wakes = self.wait_results.len() - before;
         *work_left = work_left.saturating_sub(WORK_PER_MOVE + wakes * WORK_PER_WAKE);
@@ -577,16 +578,17 @@ impl Queue {
             self.remove_tube_if_idle(key);
             return Err(no_space);
         }
-        self.tubes[key].total_jobs += 1;
+        let tube = &mut self.tubes[key];
+        tube.total_jobs += 1;
         self.totals.total_jobs += 1;
+        self.body_cache.add(body.full_len());
         let mut job = Job::new(id, key, params, body, now);
-        job.epoch = self.tubes[key].epoch;
-        self.body_cache.add(job.body.full_len());
+        job.epoch = tube.epoch;
+        let target = job.target(now);
         let job = self.jobs.insert(job);
         if let Some(unique) = unique {
             self.add_unique(job, *unique);
         }
-        let target = self.jobs[job].target(now);
         self.record_put(job, target, now);
         self.attach(job, target, now);
         if self.body_cache.is_full() {
@@ -628,22 +630,8 @@ impl Queue {
         steps_left: &mut usize,
         now: Nanos,
     ) -> Result<Search, TryReserveError> {
-        self.reserve_if(conn, steps_left, now, |_, _| Ok(true))
-    }
-
-    /// As [`Queue::reserve`], but reserves nothing if `accepts` returns false for the best job.
-    pub fn reserve_if(
-        &mut self,
-        conn: ConnKey,
-        steps_left: &mut usize,
-        now: Nanos,
-        accepts: impl FnOnce(JobKey, &Job) -> Result<bool, TryReserveError>,
-    ) -> Result<Search, TryReserveError> {
         let search = self.best_job(conn, steps_left)?;
         if let Search::Found(job) = search {
-            if !accepts(job, &self.jobs[job])? {
-                return Ok(Search::Nothing);
-            }
             self.make_reserved(job, conn, now);
         }
         Ok(search)
@@ -679,10 +667,11 @@ impl Queue {
     #[inline(always)]
     pub fn delete_one(&mut self, conn: ConnKey, id: u64, now: Nanos) -> Outcome {
         let Some(key) = self.find(id) else { return Outcome::NotFound };
-        if self.jobs[key].state.holder().is_some_and(|by| by != conn) {
+        let job = &self.jobs[key];
+        if job.state.holder().is_some_and(|by| by != conn) {
             return Outcome::NotFound;
         }
-        if self.reserve_delete(self.jobs[key].unique()).is_err() {
+        if self.reserve_delete(job.unique()).is_err() {
             return Outcome::NoSpace;
         }
         self.detach(key);
@@ -865,10 +854,11 @@ impl Queue {
     /// Records the new state of a job in the binlog and changes it.
     fn transition(&mut self, key: JobKey, target: Target, now: Nanos) {
         self.record_update(key, target, now);
+        self.detach(key);
         self.attach(key, target, now);
     }
 
-    /// Moves a job to the heap or list of its new state.
+    /// Adds a detached job to the heap or list of its new state.
     fn attach(&mut self, key: JobKey, target: Target, now: Nanos) {
         match target {
             Target::Ready => self.make_ready(key, now),
@@ -877,7 +867,7 @@ impl Queue {
         }
     }
 
-    /// Removes a job from the heap or list of its state.
+    /// Removes a job from the heap or list of its state, if it is in one.
     fn detach(&mut self, key: JobKey) {
         let Job { state, tube, pri, .. } = self.jobs[key];
         let tube = &mut self.tubes[tube];
@@ -912,29 +902,23 @@ impl Queue {
         self.jobs[key].state = State::Detached;
     }
 
-    /// Makes a job ready and serves the waiters of its tube. Postpones it if there is no memory.
+    /// Makes a detached job ready, and reserves it for the connection that has waited longest, if one
+    /// waits for it. Postpones it if there is no memory.
     fn make_ready(&mut self, key: JobKey, now: Nanos) {
-        self.detach(key);
-        self.jobs[key].state = State::Ready(Links::LOOSE);
-        let Job { pri, tube: tube_key, .. } = self.jobs[key];
+        let job = &mut self.jobs[key];
+        job.state = State::Ready(Links::LOOSE);
+        let (tube_key, urgent) = (job.tube, u32::from(job.pri < URGENT_BELOW));
         let tube = &mut self.tubes[tube_key];
         if !tube.ready.insert(key.number(), tube.postponed.is_empty(), &mut self.jobs) {
             return self.postpone(key, now, now);
         }
-        let urgent = u32::from(pri < URGENT_BELOW);
         tube.urgent += urgent;
         self.totals.urgent += u64::from(urgent);
         self.totals.ready += 1;
-
-        self.serve_waiters(tube_key, now);
-        if self.tubes[tube_key].best_job(&self.jobs) == Some(key) {
+        // Nobody waits while the tube has a job, so only the first one is of interest.
+        if tube.best_job(&self.jobs) == Some(key) && !self.serve_waiter(tube_key, now) {
             self.invalidate(tube_key);
         }
-    }
-
-    /// Reserves jobs of the tube for its waiters until there are no more jobs or no more waiters.
-    fn serve_waiters(&mut self, tube: TubeKey, now: Nanos) {
-        while self.serve_waiter(tube, now) {}
     }
 
     /// Reserves the best job of the tube for the connection that has waited longest. Returns
@@ -948,9 +932,8 @@ impl Queue {
         true
     }
 
-    /// Delays a job until `due`. Postpones it if there is no memory.
+    /// Delays a detached job until `due`. Postpones it if there is no memory.
     fn make_delayed(&mut self, key: JobKey, due: Nanos, now: Nanos) {
-        self.detach(key);
         let job = &mut self.jobs[key];
         job.due = due;
         job.state = State::Delayed(Links::LOOSE);
@@ -984,6 +967,7 @@ impl Queue {
                 may_grow && ready.try_reserve_one().is_ok() && delayed.try_reserve_one().is_ok();
             match self.jobs[key].due {
                 due if due > now => {
+                    self.detach(key);
                     self.make_delayed(key, due, now);
                     *work_left = work_left.saturating_sub(WORK_PER_MOVE);
                 }
@@ -1009,9 +993,8 @@ impl Queue {
         self.set_client_timer(by, now);
     }
 
-    /// Appends a job to the buried jobs of its tube.
+    /// Appends a detached job to the buried jobs of its tube.
     fn make_buried(&mut self, key: JobKey) {
-        self.detach(key);
         let job = &mut self.jobs[key];
         let tube = &mut self.tubes[job.tube];
         job.due = Nanos::from_nanos(tube.buried_epoch);

@@ -519,8 +519,9 @@ impl<S> Server<S> {
         let s = &self.store;
         let links = || self.links.iter().filter_map(|(_, link)| link.as_deref());
         s.queue.check_with(links().flat_map(|link| link.conn.check_parts().1));
-        let buffered_bytes = links().map(|link| link.conn.check_parts().0).sum::<usize>();
-        assert_eq!(s.buffered_bytes, buffered_bytes, "stored and actual bytes of buffers");
+        let sum = |part: usize| links().map(|link| link.conn.check_parts().0[part]).sum::<usize>();
+        assert_eq!(s.input_bytes, sum(0), "stored and actual bytes of inputs");
+        assert_eq!(s.pool.text_len(), sum(1), "stored and actual bytes of outputs");
         s.pool.check();
         assert_eq!(s.queue.wait_results.len(), 0, "wait results that were not delivered");
         assert_eq!(s.connections, links().count(), "stored and actual number of connections");
