@@ -550,6 +550,7 @@ impl Conn {
     }
 
     #[inline]
+    #[inline(always)]
     fn replied(&mut self, s: &mut Store, written: Result<(), TryReserveError>) -> bool {
         if written.is_err() {
             self.fail(s);

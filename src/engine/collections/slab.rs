@@ -323,6 +323,7 @@ impl Slots {
     ///
     /// # Panics
     /// [`Slots::try_reserve_one`] has not succeeded since the last allocation.
+    #[inline(always)]
     pub fn alloc(&mut self) -> u32 {
         let (page, slot) = self.next();
         if self.partial.len == 0 {
@@ -334,6 +335,7 @@ impl Slots {
     }
 
     /// Returns the page and the index of the slot that [`Slots::alloc`] returns next.
+    #[inline(always)]
     fn next(&self) -> (usize, usize) {
         let page = self.next_page().expect("a slot was reserved");
         (page, self.vacant[page].first().expect("the page has a vacant slot"))
@@ -344,6 +346,7 @@ impl Slots {
     }
 
     /// Uses a vacant slot of a partial page.
+    #[inline(always)]
     fn take(&mut self, page: usize, slot: usize) {
         self.vacant[page].remove(slot);
         self.len += 1;
@@ -353,6 +356,7 @@ impl Slots {
     }
 
     /// Frees a used slot. Returns whether its page is now empty, and another partial one is there.
+    #[inline(always)]
     pub fn free(&mut self, number: u32) -> bool {
         let (page, slot) = self.position(number);
         let vacant = &mut self.vacant[page];
@@ -509,6 +513,7 @@ impl Bits {
         }
     }
 
+    #[inline(always)]
     fn first(&self) -> Option<usize> {
         let word = self.words.get(self.first_word)?;
         Some(self.first_word * WORD + word.trailing_zeros() as usize)

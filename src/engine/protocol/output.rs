@@ -190,6 +190,7 @@ impl Output {
     }
 
     /// Appends `bytes`.
+    #[inline(always)]
     pub fn push(&mut self, bytes: &[u8], pool: &mut Pool) -> Result<(), TryReserveError> {
         let text = &mut self.pending(pool)?.text;
         if text.capacity() - text.len() < bytes.len() {
@@ -202,6 +203,7 @@ impl Output {
     }
 
     /// Appends a body with its CR LF. A large body is shared.
+    #[inline(always)]
     pub fn push_body(
         &mut self,
         body: BodyRef<'_>,
@@ -245,6 +247,7 @@ impl Output {
         Ok(())
     }
 
+    #[inline(always)]
     fn pending(&mut self, pool: &mut Pool) -> Result<&mut Pending, TryReserveError> {
         let pending = match &mut self.0 {
             Some(pending) => pending,

@@ -145,6 +145,7 @@ impl<S: Read + Write> Link<S> {
     }
 
     /// Handles the result of a read of up to `most` bytes. Returns how many bytes have arrived.
+    #[inline(always)]
     fn on_read(
         &mut self,
         s: &mut Store,
