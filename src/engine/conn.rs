@@ -550,7 +550,6 @@ impl Conn {
     }
 
     #[inline]
-    #[inline(always)]
     fn replied(&mut self, s: &mut Store, written: Result<(), TryReserveError>) -> bool {
         if written.is_err() {
             self.fail(s);
