@@ -29,13 +29,16 @@ impl Budget {
     /// Begins an iteration in which `ready` connections are to be served. `is_late` if due work was
     /// postponed.
     ///
-    /// Due work gets half of the units that clients used in the previous iteration. So it gets few
-    /// when iterations are short. It gets more when it is late, and most when no client is ready.
+    /// Due work gets half of the units that clients used in the previous iteration, or as many when it
+    /// is late. So it gets few when iterations are short. It gets most when no client is ready.
     pub fn begin_iteration(&mut self, ready: usize, is_late: bool, limits: &Limits) {
         let used = limits.iteration_work - self.left;
-        let least = if is_late { limits.least_late_due_work } else { limits.least_due_work };
-        let most = limits.most_due_work;
-        self.due_work = if ready == 0 { most } else { (used / 2).max(least).min(most) };
+        let wanted = match is_late {
+            _ if ready == 0 => limits.most_due_work,
+            true => used.max(limits.least_late_due_work),
+            false => (used / 2).max(limits.least_due_work),
+        };
+        self.due_work = wanted.min(limits.most_due_work);
         self.left = limits.iteration_work;
     }
 

@@ -170,7 +170,7 @@ impl Limits {
 
         most_due_work: 2048,
         least_due_work: 64,
-        least_late_due_work: 256,
+        least_late_due_work: 512,
         due_slice_work: 256,
         timers_per_tick: 1024,
         closing_work: 1024,
