@@ -76,9 +76,33 @@ fn time_of(script: &Script) -> Duration {
 }
 
 /// How conversations are played into the core.
-fn manners() -> [(&'static str, Manner); 6] {
+fn manners() -> [(&'static str, Manner); 7] {
     let default = Manner::DEFAULT;
     let bytewise = Limits { read_bytes: 1, ..Limits::DEFAULT };
+    // What can be done in several iterations is.
+    let in_steps = Limits {
+        shared_work: 1,
+        least_share_work: 1,
+        most_due_work: 1,
+        due_slice_work: 1,
+        timers_per_tick: 1,
+        closing_work: 1,
+        closing_slice_work: 1,
+        keys_forgotten_per_tick: 1,
+        free_steps: 0,
+        watches_per_step: 1,
+        jobs_per_reserve_step: 1,
+        jobs_per_kick_step: 1,
+        wakes_per_step: 1,
+        jobs_per_touch_step: 1,
+        names_per_list_step: 1,
+        lists_sent_per_tick: 1,
+        first_flush_work: 1,
+        jobs_compared_at_once: 1,
+        ids_looked_up_at_once: 1,
+        memory_pages_per_step: 1,
+        ..Limits::DEFAULT
+    };
     let with = |options| Manner { options, ..default };
     let cold = |disk| {
         let settings = Settings { body_cache_bytes: Some(0), ..Options::DEFAULT.settings };
@@ -87,6 +111,7 @@ fn manners() -> [(&'static str, Manner); 6] {
     [
         ("core", default),
         ("core-bytewise", with(Options { limits: bytewise, ..Options::DEFAULT })),
+        ("core-in-steps", with(Options { limits: in_steps, ..Options::DEFAULT })),
         ("core-slow-reader", Manner { room: 7, ..default }),
         ("core-late", Manner { disk: DiskKind::LateAcknowledgements, ..default }),
         ("core-cold", cold(DiskKind::Local)),

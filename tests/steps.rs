@@ -216,40 +216,6 @@ fn no_job_is_lost_while_memory_comes_and_goes() {
     }
 }
 
-/// However many watches a step checks, the batch has a job of each tube.
-#[test]
-fn a_batch_from_many_tubes_has_all_jobs() {
-    for watches_per_step in [1, 2, 3, 100] {
-        let limits = Limits { watches_per_step, ..Limits::DEFAULT };
-        let mut driver = Driver::new(Options { limits, ..Options::DEFAULT }, START);
-        let client = driver.connect();
-        for tube in 1..=5 {
-            driver.ask(client, format!("watch {tube}\r\nput-in-tube {tube} 0 0 9 0\r\n\r\n"));
-        }
-        let replies = driver.ask(client, "reserve-batch 9\r\n");
-        assert!(replies.starts_with("RESERVED_BATCH 5\r\n"), "{watches_per_step}: {replies}");
-    }
-}
-
-#[test]
-fn due_work_makes_progress_whatever_a_tick_allows() {
-    let least =
-        Limits { most_due_work: 1, due_slice_work: 1, timers_per_tick: 1, ..Limits::DEFAULT };
-    let mut driver = Driver::new(Options { limits: least, ..Options::DEFAULT }, START);
-    let [first, second] = [(); 2].map(|()| driver.connect());
-    driver.ask(first, "put 0 1 9 0\r\n\r\nput 0 1 9 0\r\n\r\n");
-    driver.ask(first, "put 0 0 1 0\r\n\r\nreserve\r\npause-tube default 1\r\n");
-    driver.ask(second, "reserve\r\n");
-    driver.now = driver.now + Nanos::from_millis(1_001);
-    for _ in 0..20 {
-        driver.receive(first, "list-tube-used\r\n");
-        driver.iterate();
-        driver.check();
-    }
-    let facts = driver.facts();
-    assert_eq!((facts.ready, facts.delayed, facts.reserved), (2, 0, 1));
-}
-
 /// Two bodies that arrive at the same time are not both stored if one of them fits.
 #[test]
 fn puts_above_the_limit_of_memory_are_refused_at_the_end_of_the_body() {
@@ -273,27 +239,6 @@ fn puts_above_the_limit_of_memory_are_refused_at_the_end_of_the_body() {
     assert!(driver.ask(second, rest).starts_with("INSERTED "));
     assert_eq!(driver.ask(first, rest), "OUT_OF_MEMORY\r\n");
     driver.check();
-}
-
-/// A worker gets the job that a put of another client has given it before the next command of that client.
-#[test]
-fn a_flush_behind_a_put_does_not_take_the_job_from_a_reply() {
-    for reserve in ["reserve\r\n", "reserve-batch 5 9\r\n"] {
-        for behind in ["", "put 0 0 9 1\r\ny\r\n"] {
-            let mut driver = Driver::new(Options::DEFAULT, START);
-            let [worker, producer] = driver.clients();
-            assert_eq!(driver.ask(worker, reserve), "");
-            let flush = format!("put 0 0 9 1\r\nx\r\nflush-tube default\r\n{behind}");
-            let replies = driver.ask(producer, flush);
-            assert!(replies.starts_with("INSERTED 1\r\nFLUSHED 1\r\n"), "{replies}");
-            let got = driver.take_text(worker);
-            if reserve == "reserve\r\n" {
-                assert_eq!(got, "RESERVED 1 1\r\nx\r\n");
-            }
-            assert!(!got.contains("RESERVED 2") || driver.facts().reserved == 1, "{got}");
-            driver.check();
-        }
-    }
 }
 
 /// A long list of tubes is shared, but not with a client that has asked since it was begun.
