@@ -26,6 +26,7 @@ use harness::etcd::{Etcd, beanstalkd_with_etcd};
 use harness::process;
 use harness::script::{self, Expectation, Inbox, Line, Script};
 use harness::world::{Client, Core, DiskKind, Manner, Process, Program, Restart, World};
+use harness::{cannot_test, skip};
 use libtest_mimic::{Arguments, Failed, Trial};
 use simulation::world::ModelWorld;
 use std::cmp::Reverse;
@@ -39,7 +40,7 @@ fn main() -> ExitCode {
     // Over sockets most of the time is spent waiting for time to pass: many do so at once, the longest
     // first.
     arguments.test_threads.get_or_insert(48);
-    let Ok(programs) = programs() else { return ExitCode::FAILURE };
+    let programs = programs();
 
     let mut trials = Vec::new();
     let mut scripts = script::all();
@@ -119,41 +120,31 @@ fn manners() -> [(&'static str, Manner); 7] {
     ]
 }
 
-/// Returns the programs that take part because they are installed. Prints which do not. An error means
-/// that one must take part and cannot.
-fn programs() -> Result<Vec<(&'static str, Program)>, ()> {
+/// Returns the programs that take part because they are installed.
+fn programs() -> Vec<(&'static str, Program)> {
     let mut programs = vec![("binary", Program::Ours), ("binary-cold", Program::Ours)];
-    let is_ci = std::env::var("CI").is_ok_and(|value| value == "true");
     let c_beanstalkd = process::c_beanstalkd();
     match c_beanstalkd.and_then(|path| Some((process::version_of(&path)?, path))) {
         Some((version, path)) => {
             eprintln!("C beanstalkd {version} at {} takes part", path.display());
             programs.push(("c", Program::C { path, version }));
         }
-        None if is_ci => {
-            eprintln!("C beanstalkd is not installed; the test fails, because CI is set");
-            return Err(());
-        }
-        None => eprintln!("SKIPPED: C beanstalkd is not installed, so nothing is played into it"),
+        None => skip("C beanstalkd is not installed, so nothing is played into it"),
     }
-    let missing = match beanstalkd_with_etcd() {
+    // In .ci/run, servers on etcd have a run of their own, which names their binary.
+    let skip_etcd =
+        if std::env::var_os("BEANSTALKD_ETCD_BINARY").is_some() { skip } else { cannot_test };
+    match beanstalkd_with_etcd() {
         Some(path) if Etcd::is_installed() => {
             eprintln!("{} takes part on etcd", path.display());
             programs.push(("etcd", Program::OnEtcd { path, etcd: Arc::default() }));
-            return Ok(programs);
         }
-        Some(_) => "etcd is not installed",
-        None => "no binary has support for etcd (make etcd)",
-    };
-    match (is_ci, std::env::var_os("BEANSTALKD_ETCD_BINARY")) {
-        (true, Some(_)) => {
-            eprintln!("no server on etcd: {missing}; the test fails, because CI is set");
-            return Err(());
+        Some(_) => skip_etcd("etcd is not installed, so nothing is played into a server on etcd"),
+        None => {
+            skip_etcd("no binary has support for etcd (make etcd), so nothing is played into one")
         }
-        (true, None) => eprintln!("servers on etcd have a run of their own, see .ci/run"),
-        (false, _) => eprintln!("SKIPPED: {missing}, so nothing is played into a server on etcd"),
     }
-    Ok(programs)
+    programs
 }
 
 fn play_in_virtual_time(script: &Script, manner: Manner) -> Result<(), Failed> {
@@ -163,15 +154,13 @@ fn play_in_virtual_time(script: &Script, manner: Manner) -> Result<(), Failed> {
         manner.disk = DiskKind::Local;
     }
     manner.options.settings = script.settings(manner.options.settings);
-    Play { world: Core::new(manner), hides_binlog, c_version: None, last_sent: String::new() }
-        .play(script)
+    Play::new(Core::new(manner), hides_binlog).play(script)
 }
 
 fn play_into_the_model(script: &Script) -> Result<(), Failed> {
     let settings = script.settings(Options::DEFAULT.settings);
     let world = ModelWorld::new(Options { settings, ..Options::DEFAULT });
-    let last_sent = String::new();
-    Play { world, hides_binlog: false, c_version: None, last_sent }.play(script)
+    Play::new(world, false).play(script)
 }
 
 /// Plays the script over sockets. In a script with time, a job may be expected not to be ready half a
@@ -190,16 +179,16 @@ fn play_in_real_time(script: &Script, program: &Program, is_cold: bool) -> Resul
     let hides_binlog = !script.has_binlog && (is_cold || matches!(program, Program::OnEtcd { .. }));
     let mut flags = script.options();
     flags.extend(is_cold.then_some(["--body-cache", "0"]).into_iter().flatten());
-    for _ in 1..TRIES {
-        let world = Process::new(program, &flags, has_binlog);
-        let mut play = Play { world, hides_binlog, c_version, last_sent: String::new() };
+    for tries in 1.. {
+        let mut play = Play::new(Process::new(program, &flags, has_binlog), hides_binlog);
+        play.c_version = c_version;
         let outcome = play.play(script);
-        if outcome.is_ok() || !has_time || play.world.delay() < MARGIN {
+        let is_late = has_time && play.world.delay() >= MARGIN;
+        if outcome.is_ok() || !is_late || tries == TRIES {
             return outcome;
         }
     }
-    let world = Process::new(program, &flags, has_binlog);
-    Play { world, hides_binlog, c_version, last_sent: String::new() }.play(script)
+    unreachable!("the last try returns")
 }
 
 /// A failure shows this many characters of what was sent last.
@@ -222,6 +211,10 @@ struct Named {
 }
 
 impl<W: World> Play<'_, W> {
+    fn new(world: W, hides_binlog: bool) -> Self {
+        Play { world, hides_binlog, c_version: None, last_sent: String::new() }
+    }
+
     /// Plays the script and compares what comes back.
     fn play(&mut self, script: &Script) -> Result<(), Failed> {
         let mut clients: BTreeMap<String, Named> = BTreeMap::new();
