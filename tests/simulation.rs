@@ -105,7 +105,7 @@ fn c_beanstalkd_replies_alike() {
     for seed in 0..10 {
         let mut generator = Generator::timeless(seed);
         let mut simulation = Simulation::new(generator.setup).unwrap();
-        let mut original = CBeanstalkd::start(&path, generator.setup);
+        let mut original = CBeanstalkd::start(path.clone(), generator.setup);
         for step in 0..STEPS / 3 {
             let event = generator.next(&simulation);
             if let Err(failure) = original.compare(&mut simulation, &event) {

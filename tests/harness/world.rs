@@ -289,6 +289,7 @@ fn launch(program: &Program, arguments: &[String], directory: &Path) -> (Daemon,
 impl World for Process {
     fn connect(&mut self) -> Client {
         self.clients.push(Some(connect_when_ready(&self.address)));
+        self.settle();
         self.clients.len() - 1
     }
 

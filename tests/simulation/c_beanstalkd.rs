@@ -4,20 +4,16 @@
 use super::driver::{Failure, Simulation};
 use super::event::{Event, Setup};
 use super::model::ClientNumber;
-use crate::harness::client::{Client, unix};
-use crate::harness::process::{Daemon, connect_when_ready};
 use crate::harness::reply::{Frame, frame};
-use socket2::SockAddr;
+use crate::harness::world::{Client, Process, Program, World};
 use std::collections::BTreeMap;
-use std::path::Path;
-use tempfile::TempDir;
+use std::path::PathBuf;
 
-/// Over a Unix socket: over TCP it delays the second reply to several commands by 40 ms.
+/// A world with C beanstalkd. It runs a command before it gets the next one.
 pub struct CBeanstalkd {
-    _daemon: Daemon,
-    address: SockAddr,
-    _directory: TempDir,
-    clients: BTreeMap<ClientNumber, Client>,
+    world: Process,
+    /// The clients, with bytes that were not compared yet.
+    clients: BTreeMap<ClientNumber, (Client, Vec<u8>)>,
 }
 
 /// Keys of documents that depend on the process, on time, or on C's own way of counting.
@@ -25,14 +21,10 @@ const NOT_COMPARED: &str = "age time-left pause-time-left uptime pid version rus
     rusage-stime id hostname os platform";
 
 impl CBeanstalkd {
-    pub fn start(path: &Path, setup: Setup) -> CBeanstalkd {
-        let directory = tempfile::tempdir().expect("there is space for a socket");
-        let address = directory.path().join("socket");
-        let (size, listen) =
-            (setup.max_job_size.to_string(), format!("unix:{}", address.display()));
-        let daemon = Daemon::start(path, &["-l", &listen, "-z", &size]);
-        let (address, clients) = (unix(&address), BTreeMap::new());
-        CBeanstalkd { _daemon: daemon, address, _directory: directory, clients }
+    pub fn start(path: PathBuf, setup: Setup) -> CBeanstalkd {
+        let program = Program::C { path, version: String::new() };
+        let world = Process::new(&program, &["-z", &setup.max_job_size.to_string()], false);
+        CBeanstalkd { world, clients: BTreeMap::new() }
     }
 
     /// Applies an event to both servers, and compares the replies.
@@ -40,16 +32,12 @@ impl CBeanstalkd {
         simulation.take_sent();
         simulation.apply(event)?;
         match event {
-            Event::Connect(client) if !self.clients.contains_key(client) => {
-                let socket = connect_when_ready(&self.address);
-                self.clients.insert(*client, Client::over(socket));
-                // Its first reply shows that C beanstalkd has accepted the connection.
-                let ask = Event::Send(*client, b"list-tube-used\r\n".to_vec());
-                return self.compare(simulation, &ask);
+            Event::Connect(number) if !self.clients.contains_key(number) => {
+                self.clients.insert(*number, (self.world.connect(), Vec::new()));
             }
-            Event::Send(client, bytes) => {
-                if let Some(other) = self.clients.get_mut(client) {
-                    other.try_send(bytes).map_err(|error| error.to_string())?;
+            Event::Send(number, bytes) => {
+                if let Some((client, _)) = self.clients.get(number) {
+                    self.world.send(*client, bytes);
                 }
             }
             _ => {}
@@ -57,53 +45,49 @@ impl CBeanstalkd {
         while simulation.driver.is_busy() {
             simulation.apply(&Event::EndIteration)?;
         }
-        for (client, sent) in simulation.take_sent() {
-            let other = self.clients.get_mut(&client).ok_or("C has no such client")?;
+        for (number, sent) in simulation.take_sent() {
             let mut sent = &sent[..];
             while !sent.is_empty() {
-                let Frame { line, body, len } = frame(sent).ok_or("a part of a reply is sent")?;
-                let line = String::from_utf8_lossy(line);
-                let ours = compared(&line, body.unwrap_or_default());
-                let reply = other.try_reply().map_err(|error| format!("{ours:?}, C: {error}"))?;
-                let theirs = compared(&reply.line, &reply.body);
-                sent = &sent[len..];
+                let ours = frame(sent).ok_or("a part of a reply is sent")?;
+                sent = &sent[ours.len..];
+                let theirs = self.reply(number)?;
+                let theirs = frame(&theirs).expect("it is a whole reply");
+                let [ours, theirs] = [ours, theirs].map(|reply| compared(&reply));
                 if ours != theirs {
-                    return Err(format!("client {client}: {}", difference(&ours, &theirs)));
+                    return Err(format!("client {number}: {}", difference(&ours, &theirs)));
                 }
             }
         }
-        self.compare_closed(simulation)?;
-        match event {
-            Event::Send(client, _) if simulation.model.is_waiting(*client) => {
-                self.settle(simulation)
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Lets C beanstalkd read the command of a client that waits, and so gets no reply: another
-    /// client's socket may still stand before it among those that epoll looks at, but only once.
-    fn settle(&mut self, simulation: &mut Simulation) -> Result<(), Failure> {
-        let asks = self.clients.keys().find(|client| !simulation.model.is_waiting(**client));
-        let ask = asks.map(|client| Event::Send(*client, b"list-tube-used\r\n".to_vec()));
-        ask.map_or(Ok(()), |ask| self.compare(simulation, &ask))
-    }
-
-    /// Checks that C beanstalkd has closed the connections that the simulation has closed.
-    fn compare_closed(&mut self, simulation: &Simulation) -> Result<(), Failure> {
+        // C beanstalkd has closed the connections that the simulation has closed.
         let open = simulation.clients();
-        let closed = self.clients.keys().find(|client| !open.contains(client)).copied();
-        let Some(client) = closed else { return Ok(()) };
-        let mut other = self.clients.remove(&client).expect("it was just found");
-        match other.rest() {
-            rest if rest.is_empty() => Ok(()),
-            rest => Err(format!("client {client} is closed, but C sends {rest:?}")),
+        while let Some(number) = self.clients.keys().copied().find(|it| !open.contains(it)) {
+            let (client, rest) = self.clients.remove(&number).expect("it was just found");
+            let more = self.world.take(client, false);
+            if more.is_some() || !rest.is_empty() {
+                return Err(format!("client {number} is closed, but C sends {more:?} {rest:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a whole reply.
+    fn reply(&mut self, number: ClientNumber) -> Result<Vec<u8>, Failure> {
+        let (client, received) = self.clients.get_mut(&number).ok_or("C has no such client")?;
+        loop {
+            if let Some(Frame { len, .. }) = frame(received) {
+                return Ok(received.drain(..len).collect());
+            }
+            match self.world.take(*client, false) {
+                Some(bytes) if !bytes.is_empty() => received.extend(bytes),
+                _ => return Err(format!("client {number}: C does not reply")),
+            }
         }
     }
 }
 
 /// Returns a reply without the keys that are not compared.
-fn compared(line: &str, body: &[u8]) -> String {
+fn compared(reply: &Frame<'_>) -> String {
+    let (line, body) = (String::from_utf8_lossy(reply.line), reply.body.unwrap_or_default());
     if !line.starts_with("OK ") {
         return format!("{line} {}", body.escape_ascii());
     }
